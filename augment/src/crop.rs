@@ -1,0 +1,134 @@
+//! Random-resized crops by torchvision's rule (`RandomResizedCrop.get_params`).
+
+use crate::ViewRng;
+
+/// A box in an image, in pixels from its top left corner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CropBox {
+    /// First column.
+    pub left_px: u32,
+    /// First row.
+    pub top_px: u32,
+    /// Columns, at least one.
+    pub width_px: u32,
+    /// Rows, at least one.
+    pub height_px: u32,
+}
+
+/// Tries before the centered fallback.
+const MAX_TRIES: usize = 10;
+
+/// Draws a box: area uniform in `scale` of the image's, aspect log-uniform in `ratio`; after ten
+/// boxes that do not fit, the largest centered one whose aspect lies within `ratio`.
+pub fn random_resized_crop(
+    rng: &mut ViewRng,
+    width_px: u32,
+    height_px: u32,
+    scale: [f64; 2],
+    ratio: [f64; 2],
+) -> CropBox {
+    // torchvision computes the logarithms of the ratio in f32.
+    let log_ratio = ratio.map(|r| f64::from((r as f32).ln()));
+    let area = f64::from(width_px) * f64::from(height_px);
+    for _ in 0..MAX_TRIES {
+        let target_area = area * rng.between(scale[0], scale[1]);
+        let aspect = rng.between(log_ratio[0], log_ratio[1]).exp();
+        let (w, h) = box_size(target_area, aspect);
+        if w > 0 && h > 0 && w <= width_px && h <= height_px {
+            let top_px = rng.below(height_px - h + 1);
+            let left_px = rng.below(width_px - w + 1);
+            return CropBox { left_px, top_px, width_px: w, height_px: h };
+        }
+    }
+    centered_fallback(width_px, height_px, ratio)
+}
+
+/// Sides of a box, rounded half to even as Python does.
+pub fn box_size(area: f64, aspect: f64) -> (u32, u32) {
+    let round = |x: f64| x.round_ties_even() as u32;
+    (round((area * aspect).sqrt()), round((area / aspect).sqrt()))
+}
+
+fn centered_fallback(width_px: u32, height_px: u32, ratio: [f64; 2]) -> CropBox {
+    let (w, h) = (f64::from(width_px), f64::from(height_px));
+    let in_ratio = w / h;
+    let (crop_w, crop_h) = if in_ratio < ratio[0] {
+        (width_px, (w / ratio[0]).round_ties_even() as u32)
+    } else if in_ratio > ratio[1] {
+        ((h * ratio[1]).round_ties_even() as u32, height_px)
+    } else {
+        (width_px, height_px)
+    };
+    let (crop_w, crop_h) = (crop_w.clamp(1, width_px), crop_h.clamp(1, height_px));
+    CropBox {
+        left_px: (width_px - crop_w) / 2,
+        top_px: (height_px - crop_h) / 2,
+        width_px: crop_w,
+        height_px: crop_h,
+    }
+}
+
+/// The largest centered square, for evaluation.
+pub fn center_square(width_px: u32, height_px: u32) -> CropBox {
+    let side = width_px.min(height_px);
+    CropBox {
+        left_px: (width_px - side) / 2,
+        top_px: (height_px - side) / 2,
+        width_px: side,
+        height_px: side,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SampleKey;
+    use crate::seed::Operation;
+    use proptest::prelude::*;
+
+    fn rng(sample: u64) -> ViewRng {
+        ViewRng::new(SampleKey { seed: 3, epoch: 0, sample, attempt: 0 }, 0, Operation::Crop)
+    }
+
+    const RATIO: [f64; 2] = [3.0 / 4.0, 4.0 / 3.0];
+
+    proptest! {
+        #[test]
+        fn boxes_lie_inside(sample: u64, w in 1u32..900, h in 1u32..900, low in 0.01f64..1.0) {
+            let b = random_resized_crop(&mut rng(sample), w, h, [low, 1.0], RATIO);
+            prop_assert!(b.width_px >= 1 && b.height_px >= 1);
+            prop_assert!(b.left_px + b.width_px <= w && b.top_px + b.height_px <= h);
+        }
+    }
+
+    /// In a large square image no try fails for small scales, so that the area is uniform: ten
+    /// bins, chi-square with nine degrees of freedom below its 99.9 % point.
+    #[test]
+    fn areas_are_uniform_and_aspects_symmetric() {
+        let n = 20_000;
+        let mut bins = [0.0f64; 10];
+        let mut log_aspect_sum = 0.0;
+        for sample in 0..n {
+            let b = random_resized_crop(&mut rng(sample), 2000, 2000, [0.1, 0.5], RATIO);
+            let share = f64::from(b.width_px) * f64::from(b.height_px) / 4e6;
+            bins[(((share - 0.1) / 0.4 * 10.0) as usize).min(9)] += 1.0;
+            log_aspect_sum += (f64::from(b.width_px) / f64::from(b.height_px)).ln();
+        }
+        let expected = n as f64 / 10.0;
+        let chi_square: f64 = bins.iter().map(|c| (c - expected).powi(2) / expected).sum();
+        assert!(chi_square < 27.9, "chi-square {chi_square}: {bins:?}");
+        assert!((log_aspect_sum / n as f64).abs() < 0.005);
+    }
+
+    #[test]
+    fn a_strip_falls_back_to_its_center() {
+        let b = random_resized_crop(&mut rng(0), 1000, 10, [0.9, 1.0], RATIO);
+        assert_eq!((b.width_px, b.height_px, b.left_px), (13, 10, 493));
+    }
+
+    #[test]
+    fn sides_round_half_to_even() {
+        assert_eq!(box_size(6.25, 1.0), (2, 2));
+        assert_eq!(box_size(12.25, 1.0), (4, 4));
+    }
+}

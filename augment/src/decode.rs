@@ -1,0 +1,176 @@
+//! Encoded bytes into 8-bit RGB.
+//!
+//! Rules for what is not 8-bit RGB: gray is copied into three channels; alpha is dropped, as
+//! Pillow's `convert("RGB")` does; 16-bit channels keep their high byte; CMYK and YCCK JPEGs are
+//! converted by the decoder; color profiles are ignored. EXIF orientation is left alone, as in
+//! the reference recipes, unless it is switched on.
+
+use std::io::Cursor;
+
+use image::{DynamicImage, ImageDecoder, ImageReader, metadata::Orientation};
+
+use crate::AugmentError;
+
+/// 8-bit RGB, rows from the top, three bytes a pixel.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Rgb8 {
+    /// Pixels of a row.
+    pub width_px: u32,
+    /// Rows.
+    pub height_px: u32,
+    /// `3 · width · height` bytes.
+    pub data: Vec<u8>,
+}
+
+/// What the decoder accepts and applies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DecodeRules {
+    /// Images with more pixels are refused by their header, before anything is allocated.
+    pub max_pixels: u64,
+    /// Whether EXIF orientation is applied.
+    pub apply_exif: bool,
+}
+
+impl Default for DecodeRules {
+    fn default() -> Self {
+        // Pillow warns of a decompression bomb at 89 megapixels.
+        Self { max_pixels: 89_478_485, apply_exif: false }
+    }
+}
+
+impl Rgb8 {
+    /// An image from its pixels.
+    ///
+    /// # Panics
+    /// If `data` is not `3 · width · height` bytes.
+    pub fn new(width_px: u32, height_px: u32, data: Vec<u8>) -> Self {
+        assert_eq!(data.len(), 3 * width_px as usize * height_px as usize, "three bytes a pixel");
+        Self { width_px, height_px, data }
+    }
+}
+
+/// Decodes JPEG, PNG or WebP, told apart by content, whatever the file was called.
+///
+/// # Errors
+/// [`AugmentError::TooManyPixels`] by the header alone; [`AugmentError::Decode`] for bytes that
+/// are damaged, cut off or of another format; [`AugmentError::Empty`] for an image without pixels.
+pub fn decode(bytes: &[u8], rules: &DecodeRules) -> Result<Rgb8, AugmentError> {
+    let broken = |error: image::ImageError| AugmentError::Decode(error.to_string());
+    let reader = ImageReader::new(Cursor::new(bytes))
+        .with_guessed_format()
+        .map_err(|error| AugmentError::Decode(error.to_string()))?;
+    let mut decoder = reader.into_decoder().map_err(broken)?;
+    let (width_px, height_px) = decoder.dimensions();
+    if u64::from(width_px) * u64::from(height_px) > rules.max_pixels {
+        return Err(AugmentError::TooManyPixels { width_px, height_px, max_pixels: rules.max_pixels });
+    }
+    if width_px == 0 || height_px == 0 {
+        return Err(AugmentError::Empty);
+    }
+    let orientation = match rules.apply_exif {
+        true => decoder.orientation().unwrap_or(Orientation::NoTransforms),
+        false => Orientation::NoTransforms,
+    };
+    let mut image = DynamicImage::from_decoder(decoder).map_err(broken)?;
+    image.apply_orientation(orientation);
+    Ok(to_rgb8(image))
+}
+
+fn to_rgb8(image: DynamicImage) -> Rgb8 {
+    let (width_px, height_px) = (image.width(), image.height());
+    let data = match image {
+        DynamicImage::ImageRgb8(rgb) => rgb.into_raw(),
+        DynamicImage::ImageLuma8(gray) => gray.into_raw().iter().flat_map(|v| [*v; 3]).collect(),
+        DynamicImage::ImageLumaA8(gray) => gray.as_raw().chunks_exact(2).flat_map(|p| [p[0]; 3]).collect(),
+        DynamicImage::ImageRgba8(rgba) => {
+            rgba.as_raw().chunks_exact(4).flat_map(|p| [p[0], p[1], p[2]]).collect()
+        }
+        DynamicImage::ImageLuma16(gray) => gray.as_raw().iter().flat_map(|v| [high_byte(*v); 3]).collect(),
+        DynamicImage::ImageLumaA16(gray) => {
+            gray.as_raw().chunks_exact(2).flat_map(|p| [high_byte(p[0]); 3]).collect()
+        }
+        DynamicImage::ImageRgb16(rgb) => rgb.as_raw().iter().map(|v| high_byte(*v)).collect(),
+        DynamicImage::ImageRgba16(rgba) => {
+            rgba.as_raw().chunks_exact(4).flat_map(|p| [p[0], p[1], p[2]].map(high_byte)).collect()
+        }
+        other => other.to_rgb8().into_raw(),
+    };
+    Rgb8 { width_px, height_px, data }
+}
+
+fn high_byte(value: u16) -> u8 {
+    (value >> 8) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use image::{ImageBuffer, ImageFormat, Luma, LumaA, Rgb, Rgba};
+    use proptest::prelude::*;
+
+    fn encode(image: DynamicImage, format: ImageFormat) -> Vec<u8> {
+        let mut bytes = Cursor::new(Vec::new());
+        image.write_to(&mut bytes, format).expect("in memory");
+        bytes.into_inner()
+    }
+
+    fn first_pixel(image: DynamicImage) -> [u8; 3] {
+        let rgb = decode(&encode(image, ImageFormat::Png), &DecodeRules::default()).expect("decoded");
+        [rgb.data[0], rgb.data[1], rgb.data[2]]
+    }
+
+    #[test]
+    fn every_pixel_format_becomes_rgb_by_the_stated_rule() {
+        let pixel = |image| first_pixel(image);
+        assert_eq!(pixel(ImageBuffer::from_pixel(2, 2, Luma([7u8])).into()), [7, 7, 7]);
+        assert_eq!(pixel(ImageBuffer::from_pixel(2, 2, LumaA([9u8, 0])).into()), [9, 9, 9]);
+        assert_eq!(pixel(ImageBuffer::from_pixel(2, 2, Rgba([1u8, 2, 3, 0])).into()), [1, 2, 3]);
+        assert_eq!(pixel(ImageBuffer::from_pixel(2, 2, Luma([0x12ffu16])).into()), [0x12; 3]);
+        assert_eq!(pixel(ImageBuffer::from_pixel(2, 2, Rgb([0x0180u16, 0x02ff, 0x0300])).into()), [1, 2, 3]);
+    }
+
+    #[test]
+    fn webp_and_jpeg_decode_too() {
+        let image = || DynamicImage::from(ImageBuffer::from_pixel(16, 8, Rgb([200u8, 100, 50])));
+        for format in [ImageFormat::Jpeg, ImageFormat::WebP] {
+            let rgb = decode(&encode(image(), format), &DecodeRules::default()).expect("decoded");
+            assert_eq!((rgb.width_px, rgb.height_px), (16, 8));
+            assert!(rgb.data[0].abs_diff(200) < 6 && rgb.data[2].abs_diff(50) < 6, "{:?}", &rgb.data[..3]);
+        }
+    }
+
+    /// A PNG whose header says 60,000 x 60,000: refused by the header, whatever follows.
+    #[test]
+    fn an_image_that_lies_about_its_size_is_refused_before_allocation() {
+        let mut png = encode(ImageBuffer::from_pixel(2, 2, Luma([7u8])).into(), ImageFormat::Png);
+        png[16..20].copy_from_slice(&60_000u32.to_be_bytes());
+        png[20..24].copy_from_slice(&60_000u32.to_be_bytes());
+        let crc = crc32(&png[12..29]);
+        png[29..33].copy_from_slice(&crc.to_be_bytes());
+        let error = decode(&png, &DecodeRules::default()).expect_err("too large").to_string();
+        assert!(error.contains("60000 x 60000"), "{error}");
+    }
+
+    fn crc32(bytes: &[u8]) -> u32 {
+        !bytes.iter().fold(!0u32, |mut crc, byte| {
+            crc ^= u32::from(*byte);
+            for _ in 0..8 {
+                crc = (crc >> 1) ^ (0xedb8_8320 & (crc & 1).wrapping_neg());
+            }
+            crc
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn damaged_images_never_panic(at in 0usize..600, value: u8, len in 0usize..700) {
+            let image = DynamicImage::from(ImageBuffer::from_fn(20, 20, |x, y| Rgb([x as u8 * 9, y as u8 * 7, 3u8])));
+            for format in [ImageFormat::Jpeg, ImageFormat::Png, ImageFormat::WebP] {
+                let mut bytes = encode(image.clone(), format);
+                if at < bytes.len() { bytes[at] = value; }
+                bytes.truncate(len);
+                let _ = decode(&bytes, &DecodeRules { max_pixels: 1 << 20, apply_exif: true });
+            }
+        }
+    }
+}

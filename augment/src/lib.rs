@@ -1,0 +1,25 @@
+//! One encoded image and one seed into augmented views.
+//!
+//! [`decode`] turns bytes into RGB, [`multicrop`] says which views a method wants of an image and
+//! draws them, [`seed`] is the counter RNG that makes every view a pure function of (run seed,
+//! epoch, sample, view, operation), and [`batch`] does all of it on N threads into ordered
+//! batches. Semantics are those of torchvision on Pillow 12, operation by operation.
+//!
+//! This crate knows nothing of files, shards, tensors or training.
+
+pub mod batch;
+pub mod blur;
+pub mod color;
+pub mod crop;
+pub mod decode;
+pub mod error;
+pub mod multicrop;
+pub mod resize;
+pub mod seed;
+pub mod solarize;
+
+pub use batch::{Batch, BatchPool, EncodedImage, PoolConfig, Source};
+pub use decode::{DecodeRules, Rgb8};
+pub use error::AugmentError;
+pub use multicrop::{CropSpec, MultiCrop, Views};
+pub use seed::{SampleKey, ViewRng};

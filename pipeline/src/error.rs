@@ -1,0 +1,143 @@
+//! Everything that can go wrong between a shard on disk and a sample in memory.
+
+use std::path::{Path, PathBuf};
+
+/// An error of the data path. Each variant names the shard, key or file it is about.
+#[derive(Debug, thiserror::Error)]
+pub enum PipelineError {
+    /// A file could not be opened, read or written.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was being done, as a verb: "open", "read", "write".
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// No file matches what the user named.
+    #[error("shard {} does not exist; check the path or the braces of the shard list", path.display())]
+    MissingShard {
+        /// The file that was looked for.
+        path: PathBuf,
+    },
+    /// The file is not a tar archive.
+    #[error("shard {} is not a tar file: {reason}", path.display())]
+    NotATar {
+        /// The shard.
+        path: PathBuf,
+        /// What was found instead.
+        reason: String,
+    },
+    /// The tar ends in the middle of a member.
+    #[error(
+        "shard {} is truncated: member {member} needs bytes up to {needed_bytes}, the file has \
+         {actual_bytes}; copy or write the shard again", path.display()
+    )]
+    Truncated {
+        /// The shard.
+        path: PathBuf,
+        /// Name of the member that is cut off.
+        member: String,
+        /// End of the member's data.
+        needed_bytes: u64,
+        /// Length of the file.
+        actual_bytes: u64,
+    },
+    /// Two members of one sample have the same extension.
+    #[error("shard {}: sample {key} has two members with extension {extension}", path.display())]
+    DuplicateMember {
+        /// The shard.
+        path: PathBuf,
+        /// Key of the sample.
+        key: String,
+        /// The extension that stands twice.
+        extension: String,
+    },
+    /// A sidecar index cannot be understood.
+    #[error("index {} is not usable: {reason}; delete it to have it built again", path.display())]
+    BadIndex {
+        /// The sidecar.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A shard list that cannot be expanded.
+    #[error("shard list {spec:?}: {reason}")]
+    BadUrl {
+        /// As the user wrote it.
+        spec: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The shards hold no sample with one of the wanted extensions.
+    #[error("no samples: {n_shards} shard(s) hold no member with extension {wanted}; first shard {first}")]
+    Empty {
+        /// How many shards were read.
+        n_shards: usize,
+        /// The extensions that make a sample usable.
+        wanted: String,
+        /// The first shard of the list.
+        first: String,
+    },
+    /// A sample has no member that holds an image.
+    #[error("shard {shard}, sample {key}: no member with extension {wanted}")]
+    MissingField {
+        /// The shard.
+        shard: String,
+        /// Key of the sample.
+        key: String,
+        /// The extensions that were looked for.
+        wanted: String,
+    },
+    /// Too many samples were bad.
+    #[error(
+        "{n_bad} of the first {n_seen} samples are unusable, above the limit of {max_rate_percent} %; \
+         last: shard {shard}, sample {key}: {reason}. See {} or raise data.max_bad_rate", ledger.display()
+    )]
+    TooManyBad {
+        /// Distinct bad samples.
+        n_bad: u64,
+        /// Samples asked for so far.
+        n_seen: u64,
+        /// The limit.
+        max_rate_percent: f64,
+        /// Shard of the last bad sample.
+        shard: String,
+        /// Key of the last bad sample.
+        key: String,
+        /// Why it is bad.
+        reason: String,
+        /// The ledger with all of them.
+        ledger: PathBuf,
+    },
+    /// Every sample of the data set is bad.
+    #[error("none of the {n_samples} samples is usable; see {}", ledger.display())]
+    AllBad {
+        /// Size of the data set.
+        n_samples: u64,
+        /// The ledger with the reasons.
+        ledger: PathBuf,
+    },
+    /// The batch does not divide by the ranks.
+    #[error("a global batch of {batch_size} samples does not divide by {world_size} ranks")]
+    UnevenShare {
+        /// Samples of a global batch.
+        batch_size: usize,
+        /// Number of ranks.
+        world_size: usize,
+    },
+    /// A shard writer was asked to overwrite something.
+    #[error("{} exists; choose another output folder or delete it", path.display())]
+    Exists {
+        /// The file that stands in the way.
+        path: PathBuf,
+    },
+}
+
+impl PipelineError {
+    /// An I/O error on `path` while doing `action`.
+    pub fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
+        Self::Io { action, path: path.to_path_buf(), source }
+    }
+}

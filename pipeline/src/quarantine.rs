@@ -1,0 +1,144 @@
+//! The ledger of bad samples: one JSON line each, once, and an error above a set rate.
+
+use std::collections::HashSet;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Dataset, PipelineError, SampleId};
+
+/// Below this many samples a rate means little, so that the limit is computed from this many.
+const RATE_FLOOR_SAMPLES: u64 = 1000;
+
+/// Bad samples of one run.
+#[derive(Debug)]
+pub struct Quarantine {
+    path: PathBuf,
+    max_rate: f64,
+    n_seen: AtomicU64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    file: Option<File>,
+    bad: HashSet<SampleId>,
+    written: HashSet<(String, String)>,
+}
+
+/// A line of the ledger.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LedgerRow {
+    /// The shard.
+    pub shard: String,
+    /// The sample's key.
+    pub key: String,
+    /// Where the sample starts in the shard.
+    pub offset_bytes: u64,
+    /// Why it cannot be used.
+    pub reason: String,
+}
+
+impl Quarantine {
+    /// The ledger at `path`, which is created with the first bad sample; lines of earlier runs
+    /// stay and are not written twice. Above `max_rate` (a fraction) reporting becomes an error.
+    ///
+    /// # Errors
+    /// [`PipelineError::Io`] when an existing ledger cannot be read.
+    pub fn open(path: &Path, max_rate: f64) -> Result<Self, PipelineError> {
+        let mut written = HashSet::new();
+        match File::open(path) {
+            Ok(file) => {
+                for line in BufReader::new(file).lines() {
+                    let line = line.map_err(|error| PipelineError::io("read", path, error))?;
+                    // A half-written last line of a killed run is no reason to stop.
+                    if let Ok(row) = serde_json::from_str::<LedgerRow>(&line) {
+                        written.insert((row.shard, row.key));
+                    }
+                }
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(PipelineError::io("read", path, error)),
+        }
+        Ok(Self {
+            path: path.to_path_buf(),
+            max_rate,
+            n_seen: AtomicU64::new(0),
+            state: Mutex::new(State { file: None, bad: HashSet::new(), written }),
+        })
+    }
+
+    /// Whether `id` was reported before.
+    pub fn is_bad(&self, id: SampleId) -> bool {
+        self.lock().bad.contains(&id)
+    }
+
+    /// Distinct bad samples of this run.
+    pub fn n_bad(&self) -> u64 {
+        self.lock().bad.len() as u64
+    }
+
+    /// Counts one more sample asked for.
+    pub fn count_seen(&self) {
+        self.n_seen.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Writes `id` into the ledger, unless it stands there already.
+    ///
+    /// # Errors
+    /// [`PipelineError::TooManyBad`] above the rate, [`PipelineError::Io`] when the ledger cannot
+    /// be written.
+    pub fn report(&self, dataset: &Dataset, id: SampleId, reason: &str) -> Result<(), PipelineError> {
+        let (shard, key, offset_bytes) = dataset.describe(id);
+        let mut state = self.lock();
+        if !state.bad.insert(id) {
+            return Ok(());
+        }
+        let n_bad = state.bad.len() as u64;
+        if state.written.insert((shard.clone(), key.clone())) {
+            let row =
+                LedgerRow { shard: shard.clone(), key: key.clone(), offset_bytes, reason: reason.into() };
+            self.write_row(&mut state, &row)?;
+        }
+        let n_seen = self.n_seen.load(Ordering::Relaxed);
+        if n_bad as f64 > self.max_rate * n_seen.max(RATE_FLOOR_SAMPLES) as f64 {
+            return Err(PipelineError::TooManyBad {
+                n_bad,
+                n_seen,
+                max_rate_percent: self.max_rate * 100.0,
+                shard,
+                key,
+                reason: reason.into(),
+                ledger: self.path.clone(),
+            });
+        }
+        Ok(())
+    }
+
+    /// The error for a data set of which nothing is usable.
+    pub fn all_bad(&self, n_samples: u64) -> PipelineError {
+        PipelineError::AllBad { n_samples, ledger: self.path.clone() }
+    }
+
+    fn write_row(&self, state: &mut State, row: &LedgerRow) -> Result<(), PipelineError> {
+        let io = |error| PipelineError::io("write", &self.path, error);
+        if state.file.is_none() {
+            state.file = Some(OpenOptions::new().create(true).append(true).open(&self.path).map_err(io)?);
+        }
+        let mut line = serde_json::to_vec(row).map_err(|error| io(error.into()))?;
+        line.push(b'\n');
+        match &mut state.file {
+            Some(file) => file.write_all(&line).map_err(io),
+            None => Ok(()),
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        // The sets stay valid if a holder panics: each is changed by a single insert.
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}

@@ -1,0 +1,83 @@
+//! Which positions of the stream a rank reads.
+//!
+//! Global batch `g` is positions `[g·B, (g+1)·B)`; rank `r` of `W` takes those with
+//! `p mod W = r`. `B` belongs to the recipe, not to the machine, so that the union over ranks is
+//! the same for every world size.
+
+use crate::PipelineError;
+
+/// The part of each global batch that one rank reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    /// This rank, below `world_size`.
+    pub rank: usize,
+    /// Number of ranks.
+    pub world_size: usize,
+    /// Samples of a global batch.
+    pub batch_size: usize,
+}
+
+impl Share {
+    /// The share of `rank`.
+    ///
+    /// # Errors
+    /// [`PipelineError::UnevenShare`] when the batch does not divide by the ranks.
+    pub fn new(rank: usize, world_size: usize, batch_size: usize) -> Result<Self, PipelineError> {
+        if world_size == 0 || rank >= world_size || batch_size == 0 || !batch_size.is_multiple_of(world_size)
+        {
+            return Err(PipelineError::UnevenShare { batch_size, world_size });
+        }
+        Ok(Self { rank, world_size, batch_size })
+    }
+
+    /// The whole of each batch, for one rank.
+    ///
+    /// # Errors
+    /// [`PipelineError::UnevenShare`] when the batch is empty.
+    pub fn solo(batch_size: usize) -> Result<Self, PipelineError> {
+        Self::new(0, 1, batch_size)
+    }
+
+    /// Samples of a batch that this rank reads.
+    pub fn len(&self) -> usize {
+        self.batch_size / self.world_size
+    }
+
+    /// Never true; a share has at least one sample.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Position of this rank's sample `slot` of global batch `batch`.
+    pub fn position(&self, batch: u64, slot: usize) -> u64 {
+        batch * self.batch_size as u64 + (slot * self.world_size + self.rank) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn shares_are_disjoint_and_cover_the_batch(world in 1usize..9, per_rank in 1usize..9, batch in 0u64..1000) {
+            let size = world * per_rank;
+            let mut positions: Vec<u64> = (0..world)
+                .flat_map(|rank| {
+                    let share = Share::new(rank, world, size).expect("divides");
+                    (0..share.len()).map(move |slot| share.position(batch, slot))
+                })
+                .collect();
+            positions.sort_unstable();
+            let expected: Vec<u64> = (batch * size as u64..(batch + 1) * size as u64).collect();
+            prop_assert_eq!(positions, expected);
+        }
+    }
+
+    #[test]
+    fn a_batch_that_does_not_divide_is_refused() {
+        let error = Share::new(0, 3, 8).expect_err("8 / 3").to_string();
+        assert!(error.contains('8') && error.contains('3'), "{error}");
+    }
+}

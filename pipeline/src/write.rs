@@ -1,0 +1,201 @@
+//! Samples into shards: USTAR archives with fixed times and owners, so that the same samples give
+//! the same bytes, each with its index beside it.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use crate::PipelineError;
+use crate::index::{IndexBuilder, ShardIndex};
+use crate::tar::split_key;
+
+/// When a shard is full. Whichever comes first counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShardLimits {
+    /// Samples of a shard.
+    pub max_samples: u64,
+    /// Bytes of a shard, headers and padding counted.
+    pub max_bytes: u64,
+}
+
+/// Writes `<folder>/<prefix>-000000.tar` and so on.
+pub struct ShardWriter {
+    folder: PathBuf,
+    prefix: String,
+    limits: ShardLimits,
+    current: Option<OpenShard>,
+    written: Vec<PathBuf>,
+    n_samples: u64,
+}
+
+struct OpenShard {
+    path: PathBuf,
+    builder: ::tar::Builder<BufWriter<File>>,
+    index: IndexBuilder,
+    n_samples: u64,
+    bytes: u64,
+}
+
+const BLOCK_BYTES: u64 = 512;
+
+impl ShardWriter {
+    /// A writer into `folder`, which is created.
+    ///
+    /// # Errors
+    /// [`PipelineError::Io`].
+    pub fn new(folder: &Path, prefix: &str, limits: ShardLimits) -> Result<Self, PipelineError> {
+        fs::create_dir_all(folder).map_err(|e| PipelineError::io("create folder", folder, e))?;
+        Ok(Self {
+            folder: folder.to_path_buf(),
+            prefix: prefix.to_string(),
+            limits,
+            current: None,
+            written: Vec::new(),
+            n_samples: 0,
+        })
+    }
+
+    /// Adds one sample: a key without dots, and its members as (extension, bytes).
+    ///
+    /// # Errors
+    /// [`PipelineError::Exists`] when a shard of that name is there already,
+    /// [`PipelineError::DuplicateMember`], [`PipelineError::Io`].
+    pub fn add(&mut self, key: &str, members: &[(&str, &[u8])]) -> Result<(), PipelineError> {
+        let sample_bytes: u64 = members
+            .iter()
+            .map(|(_, data)| BLOCK_BYTES + (data.len() as u64).next_multiple_of(BLOCK_BYTES))
+            .sum();
+        let full = self.current.as_ref().is_some_and(|shard| {
+            shard.n_samples >= self.limits.max_samples || shard.bytes + sample_bytes > self.limits.max_bytes
+        });
+        if full {
+            self.close_shard()?;
+        }
+        let mut shard = match self.current.take() {
+            Some(shard) => shard,
+            None => self.open_shard()?,
+        };
+        for (extension, data) in members {
+            shard.append(key, extension, data)?;
+        }
+        shard.n_samples += 1;
+        self.n_samples += 1;
+        self.current = Some(shard);
+        Ok(())
+    }
+
+    /// Samples added so far.
+    pub fn n_samples(&self) -> u64 {
+        self.n_samples
+    }
+
+    /// Closes the last shard and returns the paths of all.
+    ///
+    /// # Errors
+    /// [`PipelineError::Io`].
+    pub fn finish(mut self) -> Result<Vec<PathBuf>, PipelineError> {
+        self.close_shard()?;
+        Ok(self.written)
+    }
+
+    fn open_shard(&self) -> Result<OpenShard, PipelineError> {
+        let path = self.folder.join(format!("{}-{:06}.tar", self.prefix, self.written.len()));
+        let file = File::create_new(&path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::AlreadyExists => PipelineError::Exists { path: path.clone() },
+            _ => PipelineError::io("create", &path, error),
+        })?;
+        let builder = ::tar::Builder::new(BufWriter::with_capacity(1 << 20, file));
+        Ok(OpenShard { path, builder, index: IndexBuilder::new(), n_samples: 0, bytes: 2 * BLOCK_BYTES })
+    }
+
+    fn close_shard(&mut self) -> Result<(), PipelineError> {
+        let Some(shard) = self.current.take() else { return Ok(()) };
+        let io = |error| PipelineError::io("write", &shard.path, error);
+        let mut file = shard.builder.into_inner().map_err(io)?;
+        file.flush().map_err(io)?;
+        file.get_ref().sync_all().map_err(io)?;
+        let bytes = file.get_ref().metadata().map_err(io)?.len();
+        let index: ShardIndex = shard.index.finish(bytes);
+        index.save(&shard.path)?;
+        self.written.push(shard.path);
+        Ok(())
+    }
+}
+
+impl OpenShard {
+    fn append(&mut self, key: &str, extension: &str, data: &[u8]) -> Result<(), PipelineError> {
+        let name = format!("{key}.{extension}");
+        debug_assert_eq!(split_key(&name).map(|(k, _)| k), Some(key), "a key that reads back");
+        let io = |error| PipelineError::io("write", &self.path, error);
+        let mut header = ::tar::Header::new_ustar();
+        header.set_path(&name).map_err(io)?;
+        header.set_size(data.len() as u64);
+        header.set_mode(0o444);
+        header.set_mtime(0);
+        header.set_username("bigdata").map_err(io)?;
+        header.set_groupname("bigdata").map_err(io)?;
+        header.set_cksum();
+        self.builder.append(&header, data).map_err(io)?;
+        // `bytes` counts the two blocks that end a tar; one of them stands for this header here.
+        let offset_bytes = self.bytes - BLOCK_BYTES;
+        self.index.push(key, extension, offset_bytes, data.len() as u64).map_err(|_| {
+            PipelineError::DuplicateMember {
+                path: self.path.clone(),
+                key: key.to_string(),
+                extension: extension.to_string(),
+            }
+        })?;
+        self.bytes += BLOCK_BYTES + (data.len() as u64).next_multiple_of(BLOCK_BYTES);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(folder: &Path, limits: ShardLimits) -> Vec<PathBuf> {
+        let mut writer = ShardWriter::new(folder, "t", limits).expect("folder");
+        for i in 0..10u32 {
+            let image = vec![i as u8; 300 + 100 * i as usize];
+            writer
+                .add(&format!("{i:04}"), &[("jpg", &image), ("cls", i.to_string().as_bytes())])
+                .expect("added");
+        }
+        writer.finish().expect("finished")
+    }
+
+    #[test]
+    fn the_sidecar_equals_a_walk_over_the_headers() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let limits = ShardLimits { max_samples: 4, max_bytes: u64::MAX };
+        let paths = write(folder.path(), limits);
+        assert_eq!(paths.len(), 3);
+        for path in paths {
+            assert_eq!(ShardIndex::open(&path).expect("sidecar"), ShardIndex::build(&path).expect("walk"));
+        }
+    }
+
+    #[test]
+    fn the_same_samples_give_the_same_bytes_and_sizes_hold() {
+        let limits = ShardLimits { max_samples: u64::MAX, max_bytes: 8 << 10 };
+        let (a, b) = (tempfile::tempdir().expect("a"), tempfile::tempdir().expect("b"));
+        let (paths_a, paths_b) = (write(a.path(), limits), write(b.path(), limits));
+        assert!(paths_a.len() > 1);
+        for (a, b) in paths_a.iter().zip(&paths_b) {
+            let bytes = fs::read(a).expect("a");
+            assert!(bytes.len() as u64 <= limits.max_bytes, "{} bytes", bytes.len());
+            assert_eq!(bytes, fs::read(b).expect("b"));
+        }
+    }
+
+    #[test]
+    fn nothing_is_overwritten() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let limits = ShardLimits { max_samples: 100, max_bytes: u64::MAX };
+        write(folder.path(), limits);
+        let mut writer = ShardWriter::new(folder.path(), "t", limits).expect("folder");
+        let error = writer.add("0", &[("jpg", b"x")]).expect_err("exists").to_string();
+        assert!(error.contains("t-000000.tar"), "{error}");
+    }
+}
