@@ -91,7 +91,9 @@ fn matching_brace(text: &str) -> Option<usize> {
 }
 
 fn alternatives(body: &str) -> Result<Vec<String>, String> {
-    if let Some((first, last)) = body.split_once("..") {
+    if let Some((first, last)) = body.split_once("..")
+        && !body.contains(['{', ','])
+    {
         return range(first, last);
     }
     let mut choices = Vec::new();

@@ -1,0 +1,118 @@
+//! The DINO loss (Caron et al. 2021, equations 1 to 4).
+//!
+//! ```text
+//! P_t(v) = softmax((T_v - c) / τ_t)              v over the global views, no gradient
+//! loss   = 1/n · Σ_v Σ_{u≠v} mean_B H(P_t(v), softmax(S_u / τ_s))
+//! H(p,q) = -Σ_K p · log q                        n = number of pairs (v, u)
+//! c      ← m · c + (1 - m) · mean_{B,v} T_v
+//! ```
+//!
+//! The cross-entropy is linear in the target, so that each student view is scored once, against
+//! the sum of the teacher views that it is paired with.
+
+use burn::tensor::{Tensor, activation};
+
+/// Teacher probabilities of `logits` `[B, V, K]`, given `center` `[K]`.
+pub fn targets(logits: Tensor<3>, center: Tensor<1>, teacher_temp: f64) -> Tensor<3> {
+    activation::softmax((logits - center.unsqueeze()) / teacher_temp, 2)
+}
+
+/// The loss of groups of student logits `[B, V, K]` against `targets` `[B, V_t, K]`. The first
+/// `V_t` views of the first group are the views that the teacher saw.
+pub fn loss(student: &[Tensor<3>], targets: &Tensor<3>, student_temp: f64) -> Tensor<1> {
+    let [b, n_teacher, k] = targets.dims();
+    let all = targets.clone().sum_dim(1);
+    let mut total: Option<Tensor<1>> = None;
+    let mut n_pairs = 0;
+    for (i, logits) in student.iter().enumerate() {
+        let [_, v, _] = logits.dims();
+        let log_probs = activation::log_softmax(logits.clone() / student_temp, 2);
+        let wanted = match i {
+            0 => {
+                n_pairs += v * n_teacher - n_teacher;
+                others(&all, targets, v)
+            }
+            _ => {
+                n_pairs += v * n_teacher;
+                all.clone().expand([b, v, k])
+            }
+        };
+        let sum = -(log_probs * wanted.autodiff()).sum();
+        total = Some(match total {
+            Some(total) => total + sum,
+            None => sum,
+        });
+    }
+    // Every method has at least one group of views; an empty one was refused with the recipe.
+    total.expect("at least one group of student views") / (n_pairs * b) as f64
+}
+
+/// For each of `v` student views the sum of the teacher's other views, `[B, V, K]`.
+fn others(all: &Tensor<3>, targets: &Tensor<3>, v: usize) -> Tensor<3> {
+    let [b, n_teacher, k] = targets.dims();
+    let own = all.clone().expand([b, n_teacher, k]) - targets.clone();
+    match v - n_teacher {
+        0 => own,
+        rest => Tensor::cat(vec![own, all.clone().expand([b, rest, k])], 1),
+    }
+}
+
+/// Mean teacher logits over batch and views, `[K]`.
+pub fn batch_center(logits: Tensor<3>) -> Tensor<1> {
+    let [b, v, k] = logits.dims();
+    logits.reshape([b * v, k]).mean_dim(0).reshape([k])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::{Device, Distribution};
+
+    /// The double loop of the reference, in f64.
+    fn reference(student: &[Vec<f32>], teacher: &[Vec<f32>], center: &[f32], t_s: f64, t_t: f64) -> f64 {
+        let softmax = |row: &[f64]| {
+            let max = row.iter().copied().fold(f64::MIN, f64::max);
+            let sum: f64 = row.iter().map(|v| (v - max).exp()).sum();
+            row.iter().map(|v| (v - max).exp() / sum).collect::<Vec<_>>()
+        };
+        let (mut total, mut n) = (0.0, 0);
+        for (iv, t) in teacher.iter().enumerate() {
+            let t: Vec<f64> =
+                t.iter().zip(center).map(|(t, c)| (f64::from(*t) - f64::from(*c)) / t_t).collect();
+            let p = softmax(&t);
+            for (iu, s) in student.iter().enumerate() {
+                if iu == iv {
+                    continue;
+                }
+                let q = softmax(&s.iter().map(|s| f64::from(*s) / t_s).collect::<Vec<_>>());
+                total -= p.iter().zip(&q).map(|(p, q)| p * q.ln()).sum::<f64>();
+                n += 1;
+            }
+        }
+        total / f64::from(n)
+    }
+
+    #[test]
+    fn it_equals_the_double_loop() {
+        let device = Device::flex();
+        device.seed(1);
+        let (b, k) = (3, 11);
+        let random = |v| Tensor::<3>::random([b, v, k], Distribution::Normal(0.0, 1.0), &device);
+        let (global, local, teacher) = (random(2), random(4), random(2));
+        let center = Tensor::<1>::random([k], Distribution::Normal(0.0, 0.3), &device);
+        let row = |t: &Tensor<3>, b: usize, v: usize| {
+            t.clone().slice([b..b + 1, v..v + 1]).into_data().to_vec::<f32>().expect("f32")
+        };
+        let center_values = center.clone().into_data().to_vec::<f32>().expect("f32");
+        let mut expected = 0.0;
+        for i in 0..b {
+            let mut student: Vec<_> = (0..2).map(|v| row(&global, i, v)).collect();
+            student.extend((0..4).map(|v| row(&local, i, v)));
+            let teacher: Vec<_> = (0..2).map(|v| row(&teacher, i, v)).collect();
+            expected += reference(&student, &teacher, &center_values, 0.1, 0.04) / b as f64;
+        }
+        let p = targets(teacher, center, 0.04);
+        let got = loss(&[global.autodiff(), local.autodiff()], &p, 0.1).into_scalar::<f32>();
+        assert!((f64::from(got) - expected).abs() < 1e-4 * expected, "{got} {expected}");
+    }
+}

@@ -1,0 +1,3 @@
+//! Losses: pure functions of tensors.
+
+pub mod dino;

@@ -1,0 +1,158 @@
+//! DINO: self-distillation with no labels (Caron et al. 2021).
+//!
+//! ```text
+//! views  x_1, x_2 (global), x_3.. (local)
+//! S_u = head(student(x_u))  all views      T_v = head(teacher(x_v))  global views
+//! loss = loss::dino(S, softmax((T - c) / τ_t), τ_s)
+//! after the step: c ← m · c + (1 - m) · mean(T);   teacher ← λ · teacher + (1 - λ) · student
+//! ```
+
+use augment::MultiCrop;
+use burn::tensor::{Device, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
+
+use super::{Logits, Method, MethodLoss};
+use crate::head::{self, HeadSizes};
+use crate::loss::dino as loss;
+use crate::schedule::Knobs;
+use crate::shard::store::to_host;
+use crate::unit::Unit;
+
+/// DINO as a recipe writes it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DinoConfig {
+    /// Prototypes, K.
+    pub prototypes: usize,
+    /// Hidden channels of the head.
+    #[serde(default = "default_hidden")]
+    pub head_hidden: usize,
+    /// Channels between the head's MLP and its prototypes.
+    #[serde(default = "default_bottleneck")]
+    pub head_bottleneck: usize,
+    /// Temperature of the student's softmax.
+    #[serde(default = "default_student_temp")]
+    pub student_temp: f64,
+    /// Share of the old center that stays.
+    #[serde(default = "default_center_decay")]
+    pub center_decay: f64,
+}
+
+fn default_hidden() -> usize {
+    2048
+}
+
+fn default_bottleneck() -> usize {
+    256
+}
+
+fn default_student_temp() -> f64 {
+    0.1
+}
+
+fn default_center_decay() -> f64 {
+    0.9
+}
+
+impl DinoConfig {
+    /// Checks what the method relies on.
+    ///
+    /// # Errors
+    /// The key and what is wrong with it.
+    pub fn validate(&self) -> Result<(), String> {
+        let sizes = [
+            ("prototypes", self.prototypes),
+            ("head_hidden", self.head_hidden),
+            ("head_bottleneck", self.head_bottleneck),
+        ];
+        if let Some((key, value)) = sizes.iter().find(|(_, value)| *value < 2) {
+            return Err(format!("method.{key} is {value}, must be at least 2"));
+        }
+        if self.student_temp <= 0.0 {
+            return Err(format!("method.student_temp {} must be positive", self.student_temp));
+        }
+        if !(0.0..=1.0).contains(&self.center_decay) {
+            return Err(format!("method.center_decay {} must lie in 0..=1", self.center_decay));
+        }
+        Ok(())
+    }
+}
+
+pub(super) struct Dino {
+    config: DinoConfig,
+    multicrop: MultiCrop,
+    width: usize,
+    center: Vec<f32>,
+}
+
+impl Dino {
+    pub(super) fn new(config: DinoConfig, multicrop: MultiCrop, width: usize) -> Self {
+        let center = vec![0.0; config.prototypes];
+        Self { config, multicrop, width, center }
+    }
+
+    fn center_tensor(&self, device: &Device) -> Tensor<1> {
+        Tensor::from_data(TensorData::new(self.center.clone(), [self.center.len()]), device)
+    }
+}
+
+impl Method for Dino {
+    fn multicrop(&self) -> &MultiCrop {
+        &self.multicrop
+    }
+
+    fn head(&self) -> Vec<Box<dyn Unit>> {
+        head::units(HeadSizes {
+            input: self.width,
+            hidden: self.config.head_hidden,
+            bottleneck: self.config.head_bottleneck,
+            prototypes: self.config.prototypes,
+        })
+    }
+
+    fn loss(&self, student: &Logits, teacher: &Logits, knobs: &Knobs) -> MethodLoss {
+        let logits = teacher[0].clone();
+        let center = self.center_tensor(&logits.device());
+        let targets = loss::targets(logits.clone(), center, knobs.teacher_temp);
+        let mean = loss::batch_center(logits);
+        let gauges = vec![
+            ("health/teacher_entropy", mean_entropy(&targets)),
+            ("health/teacher_max_prob", f64::from(targets.clone().max_dim(2).mean().into_scalar::<f32>())),
+        ];
+        let loss = loss::loss(student, &targets, self.config.student_temp);
+        MethodLoss { loss, observed: to_host(mean), gauges }
+    }
+
+    fn after_step(&mut self, mean: &[f32]) {
+        let keep = self.config.center_decay as f32;
+        for (center, mean) in self.center.iter_mut().zip(mean) {
+            *center = *center * keep + mean * (1.0 - keep);
+        }
+    }
+
+    fn uninformed_loss(&self) -> Option<f64> {
+        Some((self.config.prototypes as f64).ln())
+    }
+
+    fn state(&self) -> Vec<(String, Vec<f32>)> {
+        vec![("center".into(), self.center.clone())]
+    }
+
+    fn load_state(&mut self, state: &[(String, Vec<f32>)]) -> Result<(), String> {
+        for (name, values) in state {
+            if name == "center" {
+                if values.len() != self.center.len() {
+                    return Err(format!("center has {} values, not {}", values.len(), self.center.len()));
+                }
+                self.center.clone_from(values);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Mean entropy of the rows of `probs` `[B, V, K]`, in nats.
+fn mean_entropy(probs: &Tensor<3>) -> f64 {
+    let logs = probs.clone().clamp_min(1e-30).log();
+    f64::from(-(probs.clone() * logs).sum_dim(2).mean().into_scalar::<f32>())
+}

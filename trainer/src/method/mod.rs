@@ -1,0 +1,90 @@
+//! Methods: what a run learns. Each owns its multi-crop, its head, its targets, its loss and what
+//! moves without gradients; none touches loader, optimizer, sharding or checkpoint.
+//!
+//! A new method is one file and one variant of [`MethodConfig`].
+
+mod dino;
+
+pub use dino::DinoConfig;
+
+use augment::MultiCrop;
+use burn::tensor::Tensor;
+use serde::{Deserialize, Serialize};
+
+use crate::schedule::Knobs;
+use crate::unit::Unit;
+
+/// Logits of a head by group, `[B, V, K]` each.
+pub type Logits = Vec<Tensor<3>>;
+
+/// Named numbers of a step, for the metrics row.
+pub type Gauges = Vec<(&'static str, f64)>;
+
+/// What a method says of a batch.
+pub struct MethodLoss {
+    /// Mean loss `[1]`, with its graph.
+    pub loss: Tensor<1>,
+    /// What [`Method::after_step`] needs of this batch.
+    pub observed: Vec<f32>,
+    /// What to report.
+    pub gauges: Gauges,
+}
+
+/// A self-supervised method.
+pub trait Method: Send + Sync {
+    /// The views it wants of each image.
+    fn multicrop(&self) -> &MultiCrop;
+
+    /// How many of the multi-crop's groups the teacher sees, from the first on.
+    fn n_teacher_groups(&self) -> usize {
+        1
+    }
+
+    /// The units of its head, which student and teacher have one of each.
+    fn head(&self) -> Vec<Box<dyn Unit>>;
+
+    /// Scores a batch.
+    fn loss(&self, student: &Logits, teacher: &Logits, knobs: &Knobs) -> MethodLoss;
+
+    /// Moves what moves without gradients, by what the accepted step's loss observed.
+    fn after_step(&mut self, observed: &[f32]);
+
+    /// The value that the loss has when the student knows nothing, if there is one.
+    fn uninformed_loss(&self) -> Option<f64>;
+
+    /// What a checkpoint must hold: names and values.
+    fn state(&self) -> Vec<(String, Vec<f32>)>;
+
+    /// Takes what a checkpoint held. Unknown names are ignored.
+    ///
+    /// # Errors
+    /// The name of a value of the wrong length.
+    fn load_state(&mut self, state: &[(String, Vec<f32>)]) -> Result<(), String>;
+}
+
+/// A method, as a recipe writes it under `[method]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "name", rename_all = "snake_case")]
+pub enum MethodConfig {
+    /// Self-distillation with no labels.
+    Dino(DinoConfig),
+}
+
+impl MethodConfig {
+    /// The method, for a backbone of `width` channels.
+    pub fn build(&self, multicrop: MultiCrop, width: usize) -> Box<dyn Method> {
+        match self {
+            Self::Dino(config) => Box::new(dino::Dino::new(config.clone(), multicrop, width)),
+        }
+    }
+
+    /// Checks what the method relies on.
+    ///
+    /// # Errors
+    /// The key and what is wrong with it.
+    pub fn validate(&self) -> Result<(), String> {
+        match self {
+            Self::Dino(config) => config.validate(),
+        }
+    }
+}

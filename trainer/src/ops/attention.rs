@@ -1,0 +1,209 @@
+//! Multi-head self-attention between the projections.
+//!
+//! ```text
+//! Q, K, V = split(qkv)                per image and head [N, D_h]
+//! P  = softmax(Q · Kᵀ / √D_h)         [N, N]
+//! y  = P · V
+//! gV = Pᵀ · g     gP = g · Vᵀ     gS = P ∘ (gP - rowsum(gP ∘ P)) / √D_h
+//! gQ = gS · K     gK = gSᵀ · Q
+//! ```
+//!
+//! `qkv` is what one linear layer gives, `[B, N, 3·H·D_h]`, with the order (q, k, v), head,
+//! channel in its last dimension, as in timm and DINO. The kernel reads heads by stride: nothing is
+//! permuted or copied.
+
+use std::sync::Arc;
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{Tensor, activation};
+use multiversion::multiversion;
+use rayon::prelude::*;
+
+use super::cpu::{Kernel, contiguous, dims, is_flex, run, slice, tensor};
+use super::gemm::{Mat, gemm};
+use super::math::exp;
+
+/// Attention of `n_heads` heads over `qkv` of `[B, N, 3·D]`; gives `[B, N, D]`.
+pub fn attention(qkv: Tensor<3>, n_heads: usize) -> Tensor<3> {
+    match is_flex(&qkv) {
+        true => run(Attention { n_heads }, [qkv.into()]),
+        false => plain(qkv, n_heads),
+    }
+}
+
+fn plain(qkv: Tensor<3>, n_heads: usize) -> Tensor<3> {
+    let [b, n, d3] = qkv.dims();
+    let (d, d_head) = (d3 / 3, d3 / 3 / n_heads);
+    // [B, N, 3, H, D_h] -> [3, B, H, N, D_h]
+    let parts = qkv.reshape([b, n, 3, n_heads, d_head]).permute([2, 0, 3, 1, 4]);
+    let part = |i: usize| parts.clone().slice([i..i + 1]).squeeze_dim::<4>(0);
+    let scores = part(0).matmul(part(1).swap_dims(2, 3)) * (d_head as f64).powf(-0.5);
+    activation::softmax(scores, 3).matmul(part(2)).swap_dims(1, 2).reshape([b, n, d])
+}
+
+#[derive(Debug, Clone)]
+struct Attention {
+    n_heads: usize,
+}
+
+/// The input and the attention weights `[B, H, N, N]`.
+type Saved = (FlexTensor, Arc<Vec<f32>>);
+
+/// Sizes of one call.
+#[derive(Clone, Copy)]
+struct Sizes {
+    n_tokens: usize,
+    n_heads: usize,
+    d_head: usize,
+}
+
+impl Sizes {
+    fn d(&self) -> usize {
+        self.n_heads * self.d_head
+    }
+
+    fn scale(&self) -> f32 {
+        (self.d_head as f32).powf(-0.5)
+    }
+
+    /// Q, K or V (`part` 0, 1, 2) of one head, in the rows of an image of `qkv`.
+    fn head<'a>(&self, image: &'a [f32], part: usize, head: usize) -> Mat<'a> {
+        Mat::rows(&image[part * self.d() + head * self.d_head..], 3 * self.d())
+    }
+}
+
+impl Kernel<1> for Attention {
+    type Saved = Saved;
+
+    fn forward(&self, [qkv]: &[FlexTensor; 1]) -> (FlexTensor, Saved) {
+        let [n_images, n_tokens, d3]: [usize; 3] = dims(qkv);
+        let (n_heads, d_head) = (self.n_heads, d3 / 3 / self.n_heads);
+        let sizes = Sizes { n_tokens, n_heads, d_head };
+        let qkv = contiguous(qkv);
+        let mut y = vec![0.0; n_images * n_tokens * sizes.d()];
+        let mut weights = vec![0.0; n_images * n_heads * n_tokens * n_tokens];
+        let images = slice(&qkv).par_chunks_exact(n_tokens * d3);
+        images
+            .zip(weights.par_chunks_exact_mut(n_heads * n_tokens * n_tokens))
+            .zip(y.par_chunks_exact_mut(n_tokens * sizes.d()))
+            .for_each(|((image, weights), y)| attend(sizes, image, weights, y));
+        (tensor(y, [n_images, n_tokens, sizes.d()]), (qkv, Arc::new(weights)))
+    }
+
+    fn backward(&self, (qkv, weights): Saved, grad: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
+        let [n_images, n_tokens, d]: [usize; 3] = dims(&grad);
+        let sizes = Sizes { n_tokens, n_heads: self.n_heads, d_head: d / self.n_heads };
+        let grad = contiguous(&grad);
+        let mut out = vec![0.0; n_images * n_tokens * 3 * d];
+        out.par_chunks_exact_mut(n_tokens * 3 * d)
+            .zip(slice(&qkv).par_chunks_exact(n_tokens * 3 * d))
+            .zip(slice(&grad).par_chunks_exact(n_tokens * d))
+            .zip(weights.par_chunks_exact(self.n_heads * n_tokens * n_tokens))
+            .for_each_init(Vec::new, |scratch, (((out, image), grad), weights)| {
+                attend_backward(sizes, image, weights, grad, out, scratch);
+            });
+        [Some(tensor(out, [n_images, n_tokens, 3 * d]))]
+    }
+}
+
+/// One image: `[N, 3·D]` to weights `[H, N, N]` and output `[N, D]`.
+fn attend(sizes: Sizes, image: &[f32], weights: &mut [f32], y: &mut [f32]) {
+    let (n, d_head) = (sizes.n_tokens, sizes.d_head);
+    for (head, weights) in weights.chunks_exact_mut(n * n).enumerate() {
+        let (q, k, v) = (sizes.head(image, 0, head), sizes.head(image, 1, head), sizes.head(image, 2, head));
+        gemm([n, d_head, n], sizes.scale(), q, k.t(), 0.0, weights, n);
+        softmax_rows(weights, n);
+        gemm([n, n, d_head], 1.0, Mat::rows(weights, n), v, 0.0, &mut y[head * d_head..], sizes.d());
+    }
+}
+
+fn attend_backward(
+    sizes: Sizes,
+    image: &[f32],
+    weights: &[f32],
+    grad: &[f32],
+    out: &mut [f32],
+    scratch: &mut Vec<f32>,
+) {
+    let (n, d, d_head) = (sizes.n_tokens, sizes.d(), sizes.d_head);
+    scratch.resize(n * n, 0.0);
+    for (head, weights) in weights.chunks_exact(n * n).enumerate() {
+        let (q, k, v) = (sizes.head(image, 0, head), sizes.head(image, 1, head), sizes.head(image, 2, head));
+        let g = Mat::rows(&grad[head * d_head..], d);
+        let p = Mat::rows(weights, n);
+        gemm([n, d_head, n], 1.0, g, v.t(), 0.0, scratch, n);
+        softmax_gradient(weights, scratch, n, sizes.scale());
+        let gs = Mat::rows(scratch, n);
+        let at = |part: usize| part * d + head * d_head;
+        gemm([n, n, d_head], 1.0, gs, k, 0.0, &mut out[at(0)..], 3 * d);
+        gemm([n, n, d_head], 1.0, gs.t(), q, 0.0, &mut out[at(1)..], 3 * d);
+        gemm([n, n, d_head], 1.0, p.t(), g, 0.0, &mut out[at(2)..], 3 * d);
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn softmax_rows(weights: &mut [f32], n: usize) {
+    for row in weights.chunks_exact_mut(n) {
+        let max = lanes(row, f32::NEG_INFINITY, |_, v| v, f32::max);
+        for value in row.iter_mut() {
+            *value = exp(*value - max);
+        }
+        let factor = 1.0 / lanes(row, 0.0, |_, v| v, |a, b| a + b);
+        for value in row.iter_mut() {
+            *value *= factor;
+        }
+    }
+}
+
+/// `grad` becomes `weights ∘ (grad - rowsum(grad ∘ weights)) · scale`.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn softmax_gradient(weights: &[f32], grad: &mut [f32], n: usize, scale: f32) {
+    for (weights, grad) in weights.chunks_exact(n).zip(grad.chunks_exact_mut(n)) {
+        let sum = lanes(grad, 0.0, |i, v| v * weights[i], |a, b| a + b);
+        for (grad, weight) in grad.iter_mut().zip(weights) {
+            *grad = weight * (*grad - sum) * scale;
+        }
+    }
+}
+
+/// Folds a row with sixteen running results, an order that vector instructions can follow.
+#[inline(always)]
+fn lanes(row: &[f32], start: f32, map: impl Fn(usize, f32) -> f32, fold: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut results = [start; 16];
+    let full = row.len() / 16 * 16;
+    for base in (0..full).step_by(16) {
+        for (lane, result) in results.iter_mut().enumerate() {
+            *result = fold(*result, map(base + lane, row[base + lane]));
+        }
+    }
+    let mut result = start;
+    for (i, value) in row.iter().enumerate().skip(full) {
+        result = fold(result, map(i, *value));
+    }
+    results.into_iter().fold(result, fold)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::twin::{assert_close, leaves};
+    use super::*;
+
+    #[test]
+    fn it_equals_its_twin_forwards_and_backwards() {
+        let qkv = leaves(&[[2, 21, 3 * 24]], 1).remove(0);
+        let (y, twin) = (attention(qkv.clone(), 3), plain(qkv.clone(), 3));
+        assert_close("forward", y.clone().inner(), twin.clone().inner(), 2e-6);
+        let gradient = |y: Tensor<3>| {
+            let grads = (y.clone() * y.inner().autodiff()).sum().backward();
+            qkv.grad(&grads).expect("a leaf")
+        };
+        assert_close("backward", gradient(y), gradient(twin), 5e-6);
+    }
+
+    #[test]
+    fn large_scores_do_not_overflow() {
+        let qkv = leaves(&[[1, 5, 3 * 8]], 2).remove(0) * 300.0;
+        let y = attention(qkv, 1).inner();
+        assert!(y.is_finite().all().into_scalar::<bool>());
+    }
+}

@@ -1,0 +1,80 @@
+//! The exact GELU (Hendrycks and Gimpel 2016).
+//!
+//! ```text
+//! y  = x · Φ(x)                Φ(x) = (1 + erf(x / √2)) / 2
+//! gx = g · (Φ(x) + x · φ(x))   φ(x) = exp(-x² / 2) / √(2π)
+//! ```
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{Tensor, activation};
+use multiversion::multiversion;
+
+use super::cpu::{Kernel, contiguous, is_flex, run, slice};
+use super::math::{erf, exp, over_rows};
+
+/// GELU of every element, `[..]` to `[..]`.
+pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    match is_flex(&x) {
+        true => run(Gelu, [x.into()]),
+        false => activation::gelu(x),
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Gelu;
+
+impl Kernel<1> for Gelu {
+    type Saved = FlexTensor;
+
+    fn forward(&self, [x]: &[FlexTensor; 1]) -> (FlexTensor, FlexTensor) {
+        let x = contiguous(x);
+        let mut y = vec![0.0; slice(&x).len()];
+        over_rows(&mut y, 1024, |row, out| forward(&slice(&x)[row * 1024..][..out.len()], out));
+        (like(&x, y), x)
+    }
+
+    fn backward(&self, x: FlexTensor, grad: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
+        let grad = contiguous(&grad);
+        let mut gx = slice(&grad).to_vec();
+        over_rows(&mut gx, 1024, |row, out| backward(&slice(&x)[row * 1024..][..out.len()], out));
+        [Some(like(&x, gx))]
+    }
+}
+
+fn like(tensor: &FlexTensor, data: Vec<f32>) -> FlexTensor {
+    FlexTensor::from_data(burn::tensor::TensorData::new(data, tensor.layout().shape().clone()))
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn forward(x: &[f32], y: &mut [f32]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y = x * 0.5 * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2));
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn backward(x: &[f32], grad: &mut [f32]) {
+    const INV_SQRT_TAU: f32 = 0.398_942_3;
+    for (grad, x) in grad.iter_mut().zip(x) {
+        let cdf = 0.5 * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2));
+        *grad *= cdf + x * INV_SQRT_TAU * exp(-0.5 * x * x);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::twin::{assert_close, leaves};
+    use super::*;
+
+    #[test]
+    fn it_equals_its_twin_forwards_and_backwards() {
+        let x = leaves(&[[7, 333]], 1).remove(0);
+        let (y, twin) = (gelu(x.clone() * 3.0), activation::gelu(x.clone() * 3.0));
+        assert_close("forward", y.clone().inner(), twin.clone().inner(), 1e-6);
+        let gradient = |y: Tensor<2>| {
+            let grads = (y.clone() * y.inner().autodiff()).sum().backward();
+            x.grad(&grads).expect("a leaf")
+        };
+        assert_close("backward", gradient(y), gradient(twin), 1e-6);
+    }
+}

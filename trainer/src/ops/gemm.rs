@@ -1,0 +1,95 @@
+//! Matrix products on strided slices: the one place that calls the `gemm` crate.
+
+/// A matrix inside a slice, by the distance between rows and between columns.
+#[derive(Clone, Copy)]
+pub(super) struct Mat<'a> {
+    pub data: &'a [f32],
+    pub row_stride: usize,
+    pub col_stride: usize,
+}
+
+impl<'a> Mat<'a> {
+    /// Rows one after another, `row_stride` apart.
+    pub(super) fn rows(data: &'a [f32], row_stride: usize) -> Self {
+        Self { data, row_stride, col_stride: 1 }
+    }
+
+    /// The transposed matrix; nothing moves.
+    pub(super) fn t(self) -> Self {
+        Self { data: self.data, row_stride: self.col_stride, col_stride: self.row_stride }
+    }
+}
+
+/// `out = keep · out + scale · a · b` for `a` of `[m, k]` and `b` of `[k, n]`; rows of `out` are
+/// `out_stride` apart. Threads are those of the rayon pool that calls, if the product is large.
+pub(super) fn gemm(
+    [m, k, n]: [usize; 3],
+    scale: f32,
+    a: Mat<'_>,
+    b: Mat<'_>,
+    keep: f32,
+    out: &mut [f32],
+    out_stride: usize,
+) {
+    if m == 0 || n == 0 {
+        return;
+    }
+    let fits = |rows: usize, cols: usize, mat: &Mat<'_>| {
+        rows == 0 || cols == 0 || (rows - 1) * mat.row_stride + (cols - 1) * mat.col_stride < mat.data.len()
+    };
+    assert!(fits(m, k, &a) && fits(k, n, &b), "matrices lie inside their slices");
+    assert!(n <= out_stride && (m - 1) * out_stride + n <= out.len(), "the output lies inside its slice");
+    let parallelism = match rayon::current_num_threads() {
+        1 => gemm::Parallelism::None,
+        _ => gemm::Parallelism::Rayon(0),
+    };
+    // SAFETY: the asserts above bound every element that strides and sizes can reach, `out` is a
+    // unique borrow, and f32 is one of the types that gemm accepts.
+    #[allow(unsafe_code)]
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            out.as_mut_ptr(),
+            1,
+            out_stride as isize,
+            keep != 0.0,
+            a.data.as_ptr(),
+            a.col_stride as isize,
+            a.row_stride as isize,
+            b.data.as_ptr(),
+            b.col_stride as isize,
+            b.row_stride as isize,
+            keep,
+            scale,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn products_equal_three_loops(m in 1usize..9, k in 1usize..9, n in 1usize..9, keep in 0u8..2) {
+            let a: Vec<f32> = (0..m * k).map(|i| (i as f32 * 0.7).sin()).collect();
+            let b_t: Vec<f32> = (0..n * k).map(|i| (i as f32 * 0.3).cos()).collect();
+            let mut out = vec![1.0; m * n];
+            let keep = f32::from(keep);
+            gemm([m, k, n], 2.0, Mat::rows(&a, k), Mat::rows(&b_t, k).t(), keep, &mut out, n);
+            for i in 0..m {
+                for j in 0..n {
+                    let sum: f32 = (0..k).map(|l| a[i * k + l] * b_t[j * k + l]).sum();
+                    prop_assert!((out[i * n + j] - (keep + 2.0 * sum)).abs() < 1e-4);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Layer normalisation over the last dimension (Ba et al. 2016).
+//!
+//! ```text
+//! x̂  = (x - mean(x)) · r          r = 1 / √(var(x) + ε), moments over D
+//! y  = x̂ · γ + β
+//! gx = r · (gγ - mean(gγ) - x̂ · mean(gγ · x̂))   with gγ = g · γ
+//! gγ = Σ_rows g · x̂               gβ = Σ_rows g
+//! ```
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::Tensor;
+use multiversion::multiversion;
+
+use super::cpu::{Kernel, contiguous, dims, is_flex, run, slice, tensor};
+use super::math::over_rows;
+
+/// Normalises `x` of `[B, N, D]` over `D`, with `gamma` and `beta` of `[D]`.
+pub fn layer_norm(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> Tensor<3> {
+    match is_flex(&x) {
+        true => run(LayerNorm { epsilon: epsilon as f32 }, [x.into(), gamma.into(), beta.into()]),
+        false => plain(x, gamma, beta, epsilon),
+    }
+}
+
+fn plain(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> Tensor<3> {
+    let (var, mean) = x.clone().var_mean_bias(2);
+    (x - mean) / (var + epsilon).sqrt() * gamma.unsqueeze() + beta.unsqueeze()
+}
+
+#[derive(Debug, Clone)]
+struct LayerNorm {
+    epsilon: f32,
+}
+
+/// Normalised rows `[B·N, D]`, their factors `[B·N]`, and γ.
+type Saved = (FlexTensor, FlexTensor, FlexTensor);
+
+impl Kernel<3> for LayerNorm {
+    type Saved = Saved;
+
+    fn forward(&self, [x, gamma, beta]: &[FlexTensor; 3]) -> (FlexTensor, Saved) {
+        let shape: [usize; 3] = dims(x);
+        let d = shape[2];
+        let (x, gamma, beta) = (contiguous(x), contiguous(gamma), contiguous(beta));
+        let n_rows = shape[0] * shape[1];
+        // One buffer for rows and factors, so that one split over threads serves both.
+        let mut kept = vec![0.0; n_rows * (d + 1)];
+        over_rows(&mut kept, d + 1, |first, rows| {
+            normalise(&slice(&x)[first * d..], rows, d, self.epsilon);
+        });
+        let mut y = vec![0.0; n_rows * d];
+        over_rows(&mut y, d, |first, rows| {
+            scale_shift(&kept[first * (d + 1)..], slice(&gamma), slice(&beta), rows);
+        });
+        let kept = tensor(kept, [n_rows, d + 1]);
+        (tensor(y, shape), (kept, gamma, beta))
+    }
+
+    fn backward(&self, saved: Saved, grad: FlexTensor, wanted: [bool; 3]) -> [Option<FlexTensor>; 3] {
+        let shape: [usize; 3] = dims(&grad);
+        let d = shape[2];
+        let (grad, (kept, gamma, _)) = (contiguous(&grad), saved);
+        let (grad, kept) = (slice(&grad), slice(&kept));
+        let gx = wanted[0].then(|| {
+            let mut gx = vec![0.0; grad.len()];
+            over_rows(&mut gx, d, |first, rows| {
+                input_gradient(&kept[first * (d + 1)..], slice(&gamma), &grad[first * d..], rows);
+            });
+            tensor(gx, shape)
+        });
+        let (mut g_gamma, mut g_beta) = (vec![0.0; d], vec![0.0; d]);
+        if wanted[1] || wanted[2] {
+            parameter_gradients(kept, grad, &mut g_gamma, &mut g_beta);
+        }
+        [gx, wanted[1].then(|| tensor(g_gamma, [d])), wanted[2].then(|| tensor(g_beta, [d]))]
+    }
+}
+
+/// Sums with sixteen running totals, an order that vector instructions can follow.
+#[inline(always)]
+fn sum(values: impl ExactSizeIterator<Item = f32>) -> f32 {
+    let mut totals = [0.0f32; 16];
+    for (i, value) in values.enumerate() {
+        totals[i % 16] += value;
+    }
+    totals.iter().sum()
+}
+
+/// The normalised row, then its factor, for every row of `kept`.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn normalise(x: &[f32], kept: &mut [f32], d: usize, epsilon: f32) {
+    for (row, kept) in x.chunks_exact(d).zip(kept.chunks_exact_mut(d + 1)) {
+        let mean = lane_sum(row, |v| v) / d as f32;
+        let variance = lane_sum(row, |v| (v - mean) * (v - mean)) / d as f32;
+        let factor = 1.0 / (variance + epsilon).sqrt();
+        for (out, value) in kept.iter_mut().zip(row) {
+            *out = (value - mean) * factor;
+        }
+        kept[d] = factor;
+    }
+}
+
+#[inline(always)]
+fn lane_sum(row: &[f32], f: impl Fn(f32) -> f32) -> f32 {
+    let mut totals = [0.0f32; 16];
+    let chunks = row.chunks_exact(16);
+    let rest = sum(chunks.remainder().iter().map(|v| f(*v)));
+    for chunk in chunks {
+        for (total, value) in totals.iter_mut().zip(chunk) {
+            *total += f(*value);
+        }
+    }
+    totals.iter().sum::<f32>() + rest
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn scale_shift(kept: &[f32], gamma: &[f32], beta: &[f32], y: &mut [f32]) {
+    let d = gamma.len();
+    for (row, y) in kept.chunks_exact(d + 1).zip(y.chunks_exact_mut(d)) {
+        for (((y, x), gamma), beta) in y.iter_mut().zip(row).zip(gamma).zip(beta) {
+            *y = x * gamma + beta;
+        }
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn input_gradient(kept: &[f32], gamma: &[f32], grad: &[f32], gx: &mut [f32]) {
+    let d = gamma.len();
+    for ((row, grad), gx) in kept.chunks_exact(d + 1).zip(grad.chunks_exact(d)).zip(gx.chunks_exact_mut(d)) {
+        for ((gx, grad), gamma) in gx.iter_mut().zip(grad).zip(gamma) {
+            *gx = grad * gamma;
+        }
+        let mean = lane_sum(gx, |v| v) / d as f32;
+        let projection = lane_dot(gx, &row[..d]) / d as f32;
+        for (gx, x) in gx.iter_mut().zip(row) {
+            *gx = (*gx - mean - x * projection) * row[d];
+        }
+    }
+}
+
+#[inline(always)]
+fn lane_dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut totals = [0.0f32; 16];
+    let (a16, b16) = (a.chunks_exact(16), b.chunks_exact(16));
+    let rest = sum(a16.remainder().iter().zip(b16.remainder()).map(|(a, b)| a * b));
+    for (a, b) in a16.zip(b16) {
+        for ((total, a), b) in totals.iter_mut().zip(a).zip(b) {
+            *total += a * b;
+        }
+    }
+    totals.iter().sum::<f32>() + rest
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn parameter_gradients(kept: &[f32], grad: &[f32], g_gamma: &mut [f32], g_beta: &mut [f32]) {
+    let d = g_gamma.len();
+    for (row, grad) in kept.chunks_exact(d + 1).zip(grad.chunks_exact(d)) {
+        for (((g_gamma, g_beta), grad), x) in g_gamma.iter_mut().zip(g_beta.iter_mut()).zip(grad).zip(row) {
+            *g_gamma += grad * x;
+            *g_beta += grad;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::twin::{assert_close, leaves};
+    use super::*;
+
+    #[test]
+    fn it_equals_its_twin_forwards_and_backwards() {
+        let x = leaves(&[[3, 5, 37]], 1).remove(0);
+        let weights = leaves(&[[37], [37]], 2);
+        let gradients = |y: Tensor<3>| {
+            let grads = (y.clone() * y.inner().autodiff().powf_scalar(2.0)).sum().backward();
+            let of = |w: &Tensor<1>| w.grad(&grads).expect("a leaf");
+            (x.grad(&grads).expect("a leaf"), of(&weights[0]), of(&weights[1]))
+        };
+        let run = |f: fn(Tensor<3>, Tensor<1>, Tensor<1>, f64) -> Tensor<3>| {
+            f(x.clone(), weights[0].clone(), weights[1].clone(), 1e-6)
+        };
+        let (y, twin) = (run(layer_norm), run(plain));
+        assert_close("forward", y.clone().inner(), twin.clone().inner(), 1e-6);
+        let (a, b) = (gradients(y), gradients(twin));
+        assert_close("input", a.0, b.0, 3e-6);
+        assert_close("gamma", a.1, b.1, 3e-6);
+        assert_close("beta", a.2, b.2, 3e-6);
+    }
+}

@@ -1,0 +1,152 @@
+//! Affine maps with PyTorch's weight layout.
+//!
+//! ```text
+//! y  = x · Wᵀ + b       x [.., D], W [O, D], b [O]
+//! gx = g · W            gW = gᵀ · x            gb = Σ_rows g
+//! ```
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::Tensor;
+use multiversion::multiversion;
+
+use super::cpu::{Kernel, contiguous, dims, is_flex, run, slice, tensor};
+use super::gemm::{Mat, gemm};
+
+/// `x · Wᵀ + b` for `x` of `[B, N, D]`, `weight` of `[O, D]`, `bias` of `[O]`.
+pub fn linear(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
+    let [b, n, d] = x.dims();
+    let [o, _] = weight.dims();
+    if is_flex(&x) {
+        return run(Linear, [x.into(), weight.into(), bias.into()]);
+    }
+    (x.reshape([b * n, d]).matmul(weight.transpose()) + bias.unsqueeze()).reshape([b, n, o])
+}
+
+/// `x · Wᵀ` for `x` of `[M, D]` and `weight` of `[O, D]`.
+pub fn matmul_transposed(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
+    match is_flex(&x) {
+        true => run(MatmulTransposed, [x.into(), weight.into()]),
+        false => x.matmul(weight.transpose()),
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Linear;
+
+impl Kernel<3> for Linear {
+    type Saved = (FlexTensor, FlexTensor);
+
+    fn forward(&self, [x, w, b]: &[FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
+        let [n_images, n_tokens, d]: [usize; 3] = dims(x);
+        let [o, _]: [usize; 2] = dims(w);
+        let (x, w, b) = (contiguous(x), contiguous(w), contiguous(b));
+        let m = n_images * n_tokens;
+        let mut y = Vec::with_capacity(m * o);
+        for _ in 0..m {
+            y.extend_from_slice(slice(&b));
+        }
+        gemm([m, d, o], 1.0, Mat::rows(slice(&x), d), Mat::rows(slice(&w), d).t(), 1.0, &mut y, o);
+        (tensor(y, [n_images, n_tokens, o]), (x, w))
+    }
+
+    fn backward(&self, (x, w): Self::Saved, grad: FlexTensor, wanted: [bool; 3]) -> [Option<FlexTensor>; 3] {
+        let [n_images, n_tokens, o]: [usize; 3] = dims(&grad);
+        let [_, d]: [usize; 2] = dims(&w);
+        let m = n_images * n_tokens;
+        let grad = contiguous(&grad);
+        let gx = wanted[0].then(|| tensor(times_weight(slice(&grad), slice(&w), [m, o, d]), dims::<3>(&x)));
+        let gw = wanted[1].then(|| tensor(weight_gradient(slice(&grad), slice(&x), [m, o, d]), [o, d]));
+        let gb = wanted[2].then(|| {
+            let mut sums = vec![0.0; o];
+            column_sums(slice(&grad), &mut sums);
+            tensor(sums, [o])
+        });
+        [gx, gw, gb]
+    }
+}
+
+#[derive(Debug, Clone)]
+struct MatmulTransposed;
+
+impl Kernel<2> for MatmulTransposed {
+    type Saved = (FlexTensor, FlexTensor);
+
+    fn forward(&self, [x, w]: &[FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
+        let ([m, d], [o, _]): ([usize; 2], [usize; 2]) = (dims(x), dims(w));
+        let (x, w) = (contiguous(x), contiguous(w));
+        let mut y = vec![0.0; m * o];
+        gemm([m, d, o], 1.0, Mat::rows(slice(&x), d), Mat::rows(slice(&w), d).t(), 0.0, &mut y, o);
+        (tensor(y, [m, o]), (x, w))
+    }
+
+    fn backward(&self, (x, w): Self::Saved, grad: FlexTensor, wanted: [bool; 2]) -> [Option<FlexTensor>; 2] {
+        let ([m, o], [_, d]): ([usize; 2], [usize; 2]) = (dims(&grad), dims(&w));
+        let grad = contiguous(&grad);
+        let gx = wanted[0].then(|| tensor(times_weight(slice(&grad), slice(&w), [m, o, d]), [m, d]));
+        let gw = wanted[1].then(|| tensor(weight_gradient(slice(&grad), slice(&x), [m, o, d]), [o, d]));
+        [gx, gw]
+    }
+}
+
+/// `g · W`: `[M, O] · [O, D]`.
+fn times_weight(grad: &[f32], weight: &[f32], [m, o, d]: [usize; 3]) -> Vec<f32> {
+    let mut gx = vec![0.0; m * d];
+    gemm([m, o, d], 1.0, Mat::rows(grad, o), Mat::rows(weight, d), 0.0, &mut gx, d);
+    gx
+}
+
+/// `gᵀ · x`: `[O, M] · [M, D]`.
+fn weight_gradient(grad: &[f32], x: &[f32], [m, o, d]: [usize; 3]) -> Vec<f32> {
+    let mut gw = vec![0.0; o * d];
+    gemm([o, m, d], 1.0, Mat::rows(grad, o).t(), Mat::rows(x, d), 0.0, &mut gw, d);
+    gw
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn column_sums(rows: &[f32], sums: &mut [f32]) {
+    for row in rows.chunks_exact(sums.len()) {
+        for (sum, value) in sums.iter_mut().zip(row) {
+            *sum += value;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::twin::{assert_close, leaves};
+    use super::*;
+
+    #[test]
+    fn it_equals_its_twin_forwards_and_backwards() {
+        let x = leaves(&[[3, 4, 19]], 1).remove(0);
+        let w = leaves(&[[11, 19]], 2).remove(0);
+        let b = leaves(&[[11]], 3).remove(0);
+        let y = linear(x.clone(), w.clone(), b.clone());
+        let twin = (x.clone().reshape([12, 19]).matmul(w.clone().transpose()) + b.clone().unsqueeze())
+            .reshape([3, 4, 11]);
+        assert_close("forward", y.clone().inner(), twin.clone().inner(), 1e-6);
+        let gradients = |y: Tensor<3>| {
+            let grads = (y.clone() * y.inner().autodiff()).sum().backward();
+            (x.grad(&grads).expect("leaf"), w.grad(&grads).expect("leaf"), b.grad(&grads).expect("leaf"))
+        };
+        let (a, t) = (gradients(y), gradients(twin));
+        assert_close("input", a.0, t.0, 2e-6);
+        assert_close("weight", a.1, t.1, 2e-6);
+        assert_close("bias", a.2, t.2, 2e-6);
+    }
+
+    #[test]
+    fn the_product_without_bias_equals_its_twin() {
+        let leaves = leaves(&[[6, 5], [9, 5]], 4);
+        let (x, w) = (leaves[0].clone(), leaves[1].clone());
+        let y = matmul_transposed(x.clone(), w.clone());
+        let twin = x.clone().matmul(w.clone().transpose());
+        let gradient = |y: Tensor<2>| {
+            let grads = (y.clone() * y.inner().autodiff()).sum().backward();
+            (x.grad(&grads).expect("leaf"), w.grad(&grads).expect("leaf"))
+        };
+        let (a, t) = (gradient(y), gradient(twin));
+        assert_close("input", a.0, t.0, 2e-6);
+        assert_close("weight", a.1, t.1, 2e-6);
+    }
+}

@@ -1,0 +1,47 @@
+//! The operations a transformer spends its time in, each with two bodies.
+//!
+//! On the CPU backend (Flex) an operation runs as one fused kernel with a hand-written backward
+//! pass, registered with Burn's autodiff as a single step; on any other device it is a composition
+//! of Burn's own operations. Both compute the same formula, which stands at the head of each file,
+//! and the tests compare them. What this buys: Burn's softmax and layer norm are a dozen passes
+//! over memory under autodiff, and copies of permuted tensors cost as much as the products between
+//! them.
+
+mod attention;
+mod cpu;
+mod gelu;
+mod gemm;
+mod layer_norm;
+mod linear;
+mod math;
+
+pub use attention::attention;
+pub use gelu::gelu;
+pub use layer_norm::layer_norm;
+pub use linear::{linear, matmul_transposed};
+
+#[cfg(test)]
+pub(crate) mod twin {
+    //! Compares an operation with its composition of Burn operations, forwards and backwards.
+
+    use burn::tensor::{Device, Distribution, Tensor};
+
+    /// Inputs for `shapes`, as leaves that want a gradient.
+    pub(crate) fn leaves<const D: usize>(shapes: &[[usize; D]], seed: u64) -> Vec<Tensor<D>> {
+        let device = Device::flex();
+        device.seed(seed);
+        shapes
+            .iter()
+            .map(|shape| {
+                Tensor::random(*shape, Distribution::Normal(0.0, 1.0), &device).autodiff().require_grad()
+            })
+            .collect()
+    }
+
+    /// Asserts that two tensors agree to `tolerance` of the largest value.
+    pub(crate) fn assert_close<const D: usize>(name: &str, a: Tensor<D>, b: Tensor<D>, tolerance: f32) {
+        let scale = b.clone().abs().max().into_scalar::<f32>().max(1e-6);
+        let worst = (a - b).abs().max().into_scalar::<f32>();
+        assert!(worst <= tolerance * scale, "{name}: {worst} against a scale of {scale}");
+    }
+}

@@ -1,0 +1,139 @@
+//! Schedules: pure functions from the step to the values that move during training.
+
+/// The values of one step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Knobs {
+    /// Learning rate.
+    pub lr: f64,
+    /// Weight decay.
+    pub weight_decay: f64,
+    /// Temperature of the teacher's softmax.
+    pub teacher_temp: f64,
+    /// Share of the old teacher that stays (EMA).
+    pub teacher_decay: f64,
+    /// Whether the last layer stays as it is.
+    pub freeze_last_layer: bool,
+}
+
+/// Linear from `start` to `peak` over `warmup_steps`, then half a cosine to `end` at `total_steps`.
+///
+/// As in DINO: step 0 has `start`, the first step after the warm-up has `peak`, and the last step
+/// lies one short of `end`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WarmupCosine {
+    /// Value of step 0.
+    pub start: f64,
+    /// Value after the warm-up.
+    pub peak: f64,
+    /// Value that the cosine tends to.
+    pub end: f64,
+    /// Steps of the warm-up.
+    pub warmup_steps: u64,
+    /// Steps of the run.
+    pub total_steps: u64,
+}
+
+impl WarmupCosine {
+    /// A cosine from `from` to `to` without warm-up.
+    pub fn cosine(from: f64, to: f64, total_steps: u64) -> Self {
+        Self { start: from, peak: from, end: to, warmup_steps: 0, total_steps }
+    }
+
+    /// The value at `step`.
+    pub fn at(&self, step: u64) -> f64 {
+        if step < self.warmup_steps {
+            // numpy's linspace, which includes its end.
+            let last = (self.warmup_steps - 1).max(1) as f64;
+            return self.start + (self.peak - self.start) * step as f64 / last;
+        }
+        let n = self.total_steps.saturating_sub(self.warmup_steps).max(1) as f64;
+        let done = ((step - self.warmup_steps) as f64 / n).min(1.0);
+        self.end + 0.5 * (self.peak - self.end) * (1.0 + (std::f64::consts::PI * done).cos())
+    }
+}
+
+/// Linear from `from` to `to` over `ramp_steps`, constant afterwards.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ramp {
+    /// Value of step 0.
+    pub from: f64,
+    /// Value from `ramp_steps` on.
+    pub to: f64,
+    /// Steps of the ramp.
+    pub ramp_steps: u64,
+}
+
+impl Ramp {
+    /// The value at `step`.
+    pub fn at(&self, step: u64) -> f64 {
+        if step >= self.ramp_steps {
+            return self.to;
+        }
+        self.from + (self.to - self.from) * step as f64 / self.ramp_steps as f64
+    }
+}
+
+/// All schedules of a run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Schedules {
+    /// Learning rate.
+    pub lr: WarmupCosine,
+    /// Weight decay.
+    pub weight_decay: WarmupCosine,
+    /// Teacher temperature.
+    pub teacher_temp: Ramp,
+    /// Teacher decay.
+    pub teacher_decay: WarmupCosine,
+    /// Steps during which the last layer is frozen.
+    pub freeze_last_layer_steps: u64,
+}
+
+impl Schedules {
+    /// The values of `step`.
+    pub fn at(&self, step: u64) -> Knobs {
+        Knobs {
+            lr: self.lr.at(step),
+            weight_decay: self.weight_decay.at(step),
+            teacher_temp: self.teacher_temp.at(step),
+            teacher_decay: self.teacher_decay.at(step),
+            freeze_last_layer: step < self.freeze_last_layer_steps,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Values of `cosine_scheduler(base_value=1, final_value=0.1, epochs=1, niter_per_ep=10,
+    /// warmup_epochs=0.4)` of the DINO repository, computed with numpy.
+    #[test]
+    fn it_equals_the_reference() {
+        let schedule = WarmupCosine { start: 0.0, peak: 1.0, end: 0.1, warmup_steps: 4, total_steps: 10 };
+        let expected = [
+            0.0,
+            1.0 / 3.0,
+            2.0 / 3.0,
+            1.0,
+            1.0,
+            0.939_711_431_702_997_5,
+            0.775,
+            0.55,
+            0.325_000_000_000_000_1,
+            0.160_288_568_297_002_58,
+        ];
+        for (step, expected) in expected.iter().enumerate() {
+            assert!((schedule.at(step as u64) - expected).abs() < 1e-12, "step {step}");
+        }
+    }
+
+    #[test]
+    fn ends_hold_beyond_the_run() {
+        let cosine = WarmupCosine::cosine(0.996, 1.0, 100);
+        assert_eq!(cosine.at(0), 0.996);
+        assert_eq!(cosine.at(100), 1.0);
+        assert_eq!(cosine.at(1000), 1.0);
+        let ramp = Ramp { from: 0.04, to: 0.07, ramp_steps: 3 };
+        assert_eq!((ramp.at(0), ramp.at(3), ramp.at(9)), (0.04, 0.07, 0.07));
+    }
+}
