@@ -1,15 +1,36 @@
-//! x
+//! Views into weights: backbones, methods, the unit-by-unit step, optimizer, checkpoints, telemetry.
+//!
+//! A recipe ([`config`]) resolves into a [`plan`]; [`run`](mod@run) reads batches ([`data`]) and takes
+//! steps ([`step`]). A network is a list of [`unit`]s whose parameters live in flat buffers
+//! ([`shard`]); [`tape`] takes one unit forwards and backwards. [`method`] says what is learned.
+//!
+//! This crate knows nothing of command lines or of evaluation, which it calls through [`probe`].
+
 pub mod backbone;
+pub mod checkpoint;
+pub mod config;
+pub mod data;
 pub mod error;
 pub mod head;
+pub mod health;
 pub mod init;
 pub mod loss;
 pub mod method;
+pub mod network;
 pub mod ops;
 pub mod optim;
+pub mod plan;
+pub mod probe;
+pub mod run;
 pub mod schedule;
 pub mod shard;
 pub mod step;
 pub mod tape;
+pub mod telemetry;
 pub mod unit;
 pub mod workers;
+
+pub use config::Recipe;
+pub use error::TrainError;
+pub use network::Network;
+pub use plan::Plan;

@@ -101,9 +101,9 @@ mod tests {
         let (global, local, teacher) = (random(2), random(4), random(2));
         let center = Tensor::<1>::random([k], Distribution::Normal(0.0, 0.3), &device);
         let row = |t: &Tensor<3>, b: usize, v: usize| {
-            t.clone().slice([b..b + 1, v..v + 1]).into_data().to_vec::<f32>().expect("f32")
+            t.clone().slice([b..b + 1, v..v + 1]).into_data().try_to_vec::<f32>().expect("f32")
         };
-        let center_values = center.clone().into_data().to_vec::<f32>().expect("f32");
+        let center_values = center.clone().into_data().try_to_vec::<f32>().expect("f32");
         let mut expected = 0.0;
         for i in 0..b {
             let mut student: Vec<_> = (0..2).map(|v| row(&global, i, v)).collect();

@@ -90,7 +90,7 @@ fn segments(layout: &UnitLayout, start: usize, len: usize) -> impl Iterator<Item
 /// Elements of a tensor on the host; without a copy when nothing else holds it.
 pub fn to_host(tensor: Tensor<1>) -> Vec<f32> {
     // Shards are f32 by construction.
-    tensor.into_data().into_vec::<f32>().expect("shards hold f32")
+    tensor.into_data().try_into_vec::<f32>().expect("shards hold f32")
 }
 
 /// Runs `f` on the elements of `tensor` in place.

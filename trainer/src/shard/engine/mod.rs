@@ -34,8 +34,8 @@ pub(crate) fn conformance(engine: &dyn Engine) {
         let shard: Vec<f32> = (0..n).map(|i| value(rank, i)).collect();
         let full = engine.all_gather(&Tensor::from_floats(shard.as_slice(), &Device::flex()));
         let expected: Vec<f32> = (0..world).flat_map(|r| (0..n).map(move |i| value(r, i))).collect();
-        assert_eq!(full.clone().into_data().to_vec::<f32>().expect("f32"), expected);
-        let part = engine.reduce_scatter(full).into_data().to_vec::<f32>().expect("f32");
+        assert_eq!(full.clone().into_data().try_to_vec::<f32>().expect("f32"), expected);
+        let part = engine.reduce_scatter(full).into_data().try_to_vec::<f32>().expect("f32");
         let expected: Vec<f32> = (0..n).map(|i| world as f32 * value(rank, i)).collect();
         assert_eq!(part, expected);
     }

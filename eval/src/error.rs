@@ -1,0 +1,41 @@
+//! What can go wrong while features are turned into numbers.
+
+use std::path::PathBuf;
+
+use pipeline::PipelineError;
+use trainer::TrainError;
+
+/// An error of evaluation.
+#[derive(Debug, thiserror::Error)]
+pub enum EvalError {
+    /// The data path failed.
+    #[error(transparent)]
+    Data(#[from] PipelineError),
+    /// The checkpoint or the network failed.
+    #[error(transparent)]
+    Train(#[from] TrainError),
+    /// No sample has a label.
+    #[error("none of the {n_samples} samples of the {split} shards has a label: probes need a .cls member")]
+    NoLabels {
+        /// "train" or "test".
+        split: &'static str,
+        /// Samples that were looked at.
+        n_samples: usize,
+    },
+    /// A picture could not be made.
+    #[error("cannot draw {}: {reason}", path.display())]
+    Picture {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A run's metrics cannot be read.
+    #[error("cannot read {}: {reason}", path.display())]
+    Metrics {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+}

@@ -1,0 +1,193 @@
+//! Samples of a data set into rows of features. The only file that sees a network.
+//!
+//! Images are resized so that their short side is `image_px · 256 / 224`, rounded, and cropped to
+//! the central square of `image_px`; images that are that size already are taken as they are.
+
+use augment::crop::{CropBox, center_square};
+use augment::decode::decode;
+use augment::multicrop::append_planes;
+use augment::resize::{BoxResizer, Interpolation};
+use augment::{DecodeRules, Rgb8};
+use pipeline::{Dataset, SampleId};
+use rayon::prelude::*;
+use trainer::Network;
+
+use crate::EvalError;
+
+/// Images that go through the network together.
+const BATCH: usize = 128;
+
+/// Rows of features with their labels.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct FeatureSet {
+    /// Channels of a row.
+    pub width: usize,
+    /// `[n, width]`, one row after another.
+    pub rows: Vec<f32>,
+    /// Class of each row.
+    pub labels: Vec<u32>,
+    /// The sample of each row.
+    pub ids: Vec<SampleId>,
+}
+
+/// Labelled images of a data set, ready for a network.
+#[derive(Debug, Clone, Default)]
+pub struct ImageSet {
+    /// Side of the images.
+    pub size_px: usize,
+    /// `[3, size, size]` bytes each.
+    pub images: Vec<Vec<u8>>,
+    /// Their classes.
+    pub labels: Vec<u32>,
+    /// Their samples.
+    pub ids: Vec<SampleId>,
+    /// Samples that were left out because they could not be decoded.
+    pub n_bad: usize,
+}
+
+impl ImageSet {
+    /// Loads the labelled samples of `dataset`; `split` names it in messages.
+    ///
+    /// # Errors
+    /// [`EvalError::NoLabels`] when none has a label, [`EvalError::Data`] when a shard fails.
+    pub fn load(dataset: &Dataset, size_px: usize, split: &'static str) -> Result<Self, EvalError> {
+        let load = |id: u64| -> Result<Option<Loaded>, EvalError> {
+            let sample = dataset.read(SampleId(id))?;
+            let Some(label) = sample.label else { return Ok(None) };
+            let image = decode(&sample.image, &DecodeRules::default())
+                .and_then(|image| square(&image, size_px as u32))
+                .ok();
+            Ok(Some((image, label, sample.id)))
+        };
+        let loaded: Result<Vec<_>, _> = (0..dataset.n_samples()).into_par_iter().map(load).collect();
+        let mut set = Self { size_px, ..Self::default() };
+        for (image, label, id) in loaded?.into_iter().flatten() {
+            match image {
+                Some(image) => {
+                    set.images.push(image);
+                    set.labels.push(label);
+                    set.ids.push(id);
+                }
+                None => set.n_bad += 1,
+            }
+        }
+        if set.images.is_empty() {
+            return Err(EvalError::NoLabels { split, n_samples: dataset.n_samples() as usize });
+        }
+        Ok(set)
+    }
+
+    /// Features of the network: the class token of the last norm.
+    pub fn features(&self, network: &Network) -> FeatureSet {
+        let width = network.model.width();
+        let mut rows = Vec::with_capacity(self.images.len() * width);
+        for batch in self.images.chunks(BATCH) {
+            let views: Vec<&[u8]> = batch.iter().map(Vec::as_slice).collect();
+            let tokens = network.tokens(&views, self.size_px);
+            let [b, _, d] = tokens.dims();
+            let class = tokens.slice([0..b, 0..1, 0..d]).reshape([b * d]);
+            rows.extend(trainer::shard::store::to_host(class));
+        }
+        self.with_rows(width, rows)
+    }
+
+    /// The pixels themselves, at most 32 a side, as features.
+    pub fn pixels(&self) -> FeatureSet {
+        let step = self.size_px.div_ceil(32);
+        let rows: Vec<f32> = self.images.par_iter().flat_map_iter(|image| pooled(image, self.size_px, step)).collect();
+        self.with_rows(rows.len() / self.images.len(), rows)
+    }
+
+    fn with_rows(&self, width: usize, rows: Vec<f32>) -> FeatureSet {
+        FeatureSet { width, rows, labels: self.labels.clone(), ids: self.ids.clone() }
+    }
+}
+
+type Loaded = (Option<Vec<u8>>, u32, SampleId);
+
+/// The central square of an image at `size_px`, as planes.
+fn square(image: &Rgb8, size_px: u32) -> Result<Vec<u8>, augment::AugmentError> {
+    let whole = CropBox { left_px: 0, top_px: 0, width_px: image.width_px, height_px: image.height_px };
+    let side = if image.width_px == size_px && image.height_px == size_px {
+        whole
+    } else {
+        let square = center_square(image.width_px, image.height_px);
+        // Cropping 224 of 256 is cropping 7/8 of the short side.
+        let kept = (f64::from(square.width_px) * 0.875).round().max(1.0) as u32;
+        let margin = (square.width_px - kept) / 2;
+        CropBox {
+            left_px: square.left_px + margin,
+            top_px: square.top_px + margin,
+            width_px: kept,
+            height_px: kept,
+        }
+    };
+    let mut out = Rgb8::default();
+    BoxResizer::default().resize(image, side, [size_px; 2], Interpolation::Bicubic, &mut out)?;
+    let mut planes = Vec::with_capacity(out.data.len());
+    append_planes(&out, &mut planes);
+    Ok(planes)
+}
+
+/// Means over squares of `step` pixels, centered around zero.
+fn pooled(planes: &[u8], size_px: usize, step: usize) -> Vec<f32> {
+    let n = size_px / step;
+    let mut out = Vec::with_capacity(3 * n * n);
+    for plane in planes.chunks_exact(size_px * size_px) {
+        for y in 0..n {
+            for x in 0..n {
+                let sum: u32 = (0..step)
+                    .flat_map(|dy| {
+                        let start = (y * step + dy) * size_px + x * step;
+                        plane[start..start + step].iter().map(|v| u32::from(*v))
+                    })
+                    .sum();
+                out.push(sum as f32 / (step * step) as f32 / 127.5 - 1.0);
+            }
+        }
+    }
+    out
+}
+
+impl FeatureSet {
+    /// Number of rows.
+    pub fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// Whether there is no row.
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_empty()
+    }
+
+    /// Row `i`.
+    pub fn row(&self, i: usize) -> &[f32] {
+        &self.rows[i * self.width..(i + 1) * self.width]
+    }
+
+    /// The rows at unit length.
+    pub fn normalized(&self) -> Self {
+        let mut out = self.clone();
+        for row in out.rows.chunks_exact_mut(self.width) {
+            let norm = row.iter().map(|v| v * v).sum::<f32>().sqrt().max(1e-12);
+            row.iter_mut().for_each(|v| *v /= norm);
+        }
+        out
+    }
+
+    /// The rows whose number `keep` accepts.
+    pub fn select(&self, keep: impl Fn(usize) -> bool) -> Self {
+        let mut out = Self { width: self.width, ..Self::default() };
+        for i in (0..self.len()).filter(|i| keep(*i)) {
+            out.rows.extend_from_slice(self.row(i));
+            out.labels.push(self.labels[i]);
+            out.ids.push(self.ids[i]);
+        }
+        out
+    }
+
+    /// One more than the largest class.
+    pub fn n_classes(&self) -> usize {
+        self.labels.iter().max().map_or(0, |label| *label as usize + 1)
+    }
+}

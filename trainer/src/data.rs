@@ -1,0 +1,103 @@
+//! The joint between `pipeline` and `augment`: samples of a rank's share into batches of views.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use augment::{AugmentError, BatchPool, DecodeRules, EncodedImage, PoolConfig, SampleKey, Source};
+use pipeline::{Cursor, Dataset, Item, Loader, LoaderConfig, Order, PipelineError, Quarantine, Share};
+
+use crate::plan::{Plan, or_cores};
+
+/// A [`Source`] that reads shards.
+pub struct ShardSource {
+    loader: Loader,
+    seed: u64,
+}
+
+/// A sample with its address.
+pub struct ShardImage {
+    item: Item,
+    seed: u64,
+}
+
+impl EncodedImage for ShardImage {
+    fn bytes(&self) -> &[u8] {
+        &self.item.sample.image
+    }
+
+    fn batch(&self) -> u64 {
+        self.item.batch
+    }
+
+    fn slot(&self) -> usize {
+        self.item.slot
+    }
+
+    fn key(&self) -> SampleKey {
+        SampleKey {
+            seed: self.seed,
+            epoch: self.item.epoch,
+            sample: self.item.sample.id.0,
+            attempt: self.item.attempt,
+        }
+    }
+
+    fn label(&self) -> Option<u32> {
+        self.item.sample.label
+    }
+}
+
+impl Source for ShardSource {
+    type Image = ShardImage;
+    type Error = PipelineError;
+
+    fn next_image(&self) -> Option<Result<ShardImage, PipelineError>> {
+        let item = self.loader.next_item()?;
+        Some(item.map(|item| ShardImage { item, seed: self.seed }))
+    }
+
+    fn substitute(&self, image: ShardImage, why: &AugmentError) -> Result<ShardImage, PipelineError> {
+        let item = self.loader.substitute(image.item, &why.to_string())?;
+        Ok(ShardImage { item, seed: self.seed })
+    }
+
+    fn finish_batch(&self, batch: u64) {
+        self.loader.finish_batch(batch);
+    }
+
+    fn close(&self) {
+        self.loader.close();
+    }
+}
+
+impl ShardSource {
+    /// What the reader threads have done.
+    pub fn loader(&self) -> &Loader {
+        &self.loader
+    }
+}
+
+/// Batches of `plan`'s run from `cursor` on, for one rank; bad samples go to `ledger`.
+///
+/// # Errors
+/// [`PipelineError`] when the batch does not divide or the ledger cannot be read.
+pub fn batches(
+    dataset: Arc<Dataset>,
+    plan: &Plan,
+    share: Share,
+    cursor: Cursor,
+    ledger: &Path,
+) -> Result<BatchPool<ShardSource>, PipelineError> {
+    let data = &plan.recipe.data;
+    let quarantine = Arc::new(Quarantine::open(ledger, data.max_bad_rate)?);
+    let order = Order::new(plan.recipe.seed, dataset.shard_sizes(), data.window_shards);
+    let loader = Loader::start(dataset, order, share, cursor, quarantine, LoaderConfig::default());
+    let config = PoolConfig {
+        n_threads: or_cores(plan.recipe.run.data_threads),
+        batch_len: share.len(),
+        first_batch: cursor.0,
+        rules: DecodeRules { max_pixels: data.max_pixels, apply_exif: data.apply_exif },
+    };
+    let source = Arc::new(ShardSource { loader, seed: plan.recipe.seed });
+    Ok(BatchPool::start(source, plan.multicrop(), config))
+}

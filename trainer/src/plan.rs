@@ -1,0 +1,161 @@
+//! The recipe resolved: every length in steps, every default filled in.
+
+use std::num::NonZero;
+
+use augment::MultiCrop;
+use serde::{Deserialize, Serialize};
+
+use crate::config::Recipe;
+use crate::error::TrainError;
+use crate::optim::AdamW;
+use crate::schedule::{Ramp, Schedules, WarmupCosine};
+use crate::step::StepConfig;
+
+/// A run, resolved against its data set.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// Samples of the data set.
+    pub n_samples: u64,
+    /// Steps of the run.
+    pub total_steps: u64,
+    /// Steps of the learning rate's warm-up.
+    pub warmup_steps: u64,
+    /// Steps of the teacher temperature's warm-up.
+    pub temp_warmup_steps: u64,
+    /// Steps during which the last layer is frozen.
+    pub freeze_last_layer_steps: u64,
+    /// The recipe as written.
+    pub recipe: Recipe,
+}
+
+impl Plan {
+    /// Resolves and checks `recipe` for a data set of `n_samples`.
+    ///
+    /// # Errors
+    /// [`TrainError::Recipe`] with the key and what is wrong with it.
+    pub fn resolve(recipe: Recipe, n_samples: u64) -> Result<Self, TrainError> {
+        let bad = |reason: String| TrainError::Recipe { recipe: recipe.name.clone(), reason };
+        recipe.model.validate().map_err(bad)?;
+        recipe.method.validate().map_err(bad)?;
+        let optim = &recipe.optim;
+        if optim.batch_size == 0 {
+            return Err(bad("optim.batch_size must be at least 1".into()));
+        }
+        if recipe.run.log_every_steps == 0 || recipe.run.checkpoint_every_steps == 0 {
+            return Err(bad("run.log_every_steps and run.checkpoint_every_steps must be at least 1".into()));
+        }
+        check_views(&recipe).map_err(bad)?;
+        let steps = |key: &str, duration: &crate::config::Duration, total| {
+            duration.steps(n_samples, optim.batch_size, total).map_err(|reason| bad(format!("{key}: {reason}")))
+        };
+        let total_steps = steps("optim.length", &optim.length, None)?;
+        if total_steps == 0 {
+            return Err(bad("optim.length is less than one step".into()));
+        }
+        let total = Some(total_steps);
+        Ok(Self {
+            n_samples,
+            total_steps,
+            warmup_steps: steps("optim.warmup", &optim.warmup, total)?,
+            temp_warmup_steps: steps("teacher.temp_warmup", &recipe.teacher.temp_warmup, total)?,
+            freeze_last_layer_steps: steps("optim.freeze_last_layer", &optim.freeze_last_layer, total)?,
+            recipe,
+        })
+    }
+
+    /// The schedules of the run.
+    pub fn schedules(&self) -> Schedules {
+        let (optim, teacher) = (&self.recipe.optim, &self.recipe.teacher);
+        let cosine = |ends: [f64; 2]| WarmupCosine::cosine(ends[0], ends[1], self.total_steps);
+        Schedules {
+            lr: WarmupCosine {
+                start: 0.0,
+                peak: optim.lr * optim.batch_size as f64 / 256.0,
+                end: optim.min_lr,
+                warmup_steps: self.warmup_steps,
+                total_steps: self.total_steps,
+            },
+            weight_decay: cosine(optim.weight_decay),
+            teacher_temp: Ramp {
+                from: teacher.temp[0],
+                to: teacher.temp[1],
+                ramp_steps: self.temp_warmup_steps,
+            },
+            teacher_decay: cosine(teacher.decay),
+            freeze_last_layer_steps: self.freeze_last_layer_steps,
+        }
+    }
+
+    /// The optimizer.
+    pub fn optimizer(&self) -> AdamW {
+        let optim = &self.recipe.optim;
+        AdamW { betas: optim.betas, clip_norm: optim.clip_norm, clip: optim.clip }
+    }
+
+    /// How steps are taken.
+    pub fn step_config(&self) -> StepConfig {
+        StepConfig {
+            seed: self.recipe.seed,
+            patch_px: self.recipe.model.patch_px(),
+            keep: self.recipe.run.keep.unwrap_or(usize::MAX),
+            n_workers: or_cores(self.recipe.run.workers),
+        }
+    }
+
+    /// The views of an image.
+    pub fn multicrop(&self) -> MultiCrop {
+        self.recipe.views.multicrop()
+    }
+
+    /// The first key in which the recipes differ, `[run]` aside, with both values.
+    pub fn difference(&self, other: &Self) -> Option<(String, String, String)> {
+        let flat = |plan: &Self| {
+            let mut flat = Vec::new();
+            if let Ok(table) = toml::Table::try_from(&plan.recipe) {
+                flatten("", &toml::Value::Table(table), &mut flat);
+            }
+            flat.retain(|(key, _)| !key.starts_with("run."));
+            flat.push(("n_samples".into(), plan.n_samples.to_string()));
+            flat
+        };
+        let (a, b) = (flat(self), flat(other));
+        let find = |key: &String, list: &[(String, String)]| {
+            list.iter().find(|(k, _)| k == key).map_or("absent".into(), |(_, value)| value.clone())
+        };
+        a.iter().chain(&b).map(|(key, _)| (key.clone(), find(key, &a), find(key, &b))).find(|(_, x, y)| x != y)
+    }
+}
+
+/// `n`, or the number of cores where it is 0.
+pub fn or_cores(n: usize) -> usize {
+    match n {
+        0 => std::thread::available_parallelism().map_or(1, NonZero::get),
+        n => n,
+    }
+}
+
+fn check_views(recipe: &Recipe) -> Result<(), String> {
+    let multicrop = recipe.views.multicrop();
+    multicrop.validate().map_err(|error| format!("views.{error}"))?;
+    let patch_px = recipe.model.patch_px() as u32;
+    if let Some(crop) = multicrop.crops.iter().find(|crop| !crop.size_px.is_multiple_of(patch_px)) {
+        return Err(format!("views: a view of {} px does not divide by model.patch_px {patch_px}", crop.size_px));
+    }
+    match multicrop.groups().first() {
+        Some(group) if group.n_views >= 2 => Ok(()),
+        _ => Err("views: the first size needs two views or more, one to predict the other".into()),
+    }
+}
+
+fn flatten(prefix: &str, value: &toml::Value, out: &mut Vec<(String, String)>) {
+    match value {
+        toml::Value::Table(table) => {
+            for (key, value) in table {
+                let key = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+                flatten(&key, value, out);
+            }
+        }
+        other => out.push((prefix.into(), other.to_string())),
+    }
+}
