@@ -1,1 +1,59 @@
-//! x
+//! The program `ocelli`: one file a verb. The only crate that parses flags, reads the environment,
+//! prints and exits.
+
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+mod exit;
+mod progress;
+mod recipes;
+mod synth;
+mod verb;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Self-supervised pretraining of vision models: from a folder of images to a scored backbone.
+#[derive(Parser)]
+#[command(name = "ocelli", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Make a data set, pretrain on it, probe the result: the whole job in a few minutes.
+    Quickstart(verb::quickstart::Args),
+    /// Make, check and list shards.
+    Shards(verb::shards::Args),
+    /// Pretrain a backbone on shards.
+    Pretrain(verb::pretrain::Args),
+    /// Score frozen features by k-NN and a linear probe.
+    Probe(verb::probe::Args),
+    /// Write a checkpoint's backbone as one safetensors file with timm's names.
+    Export(verb::export::Args),
+    /// Measure.
+    Bench(verb::bench::Args),
+}
+
+/// Runs the program on the process's arguments.
+pub fn main() -> ExitCode {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("OCELLI_LOG").unwrap_or_else(|_| "warn".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    let result = match Cli::parse().verb {
+        Verb::Quickstart(args) => verb::quickstart::run(&args),
+        Verb::Shards(args) => verb::shards::run(&args),
+        Verb::Pretrain(args) => verb::pretrain::run(&args),
+        Verb::Probe(args) => verb::probe::run(&args),
+        Verb::Export(args) => verb::export::run(&args),
+        Verb::Bench(args) => verb::bench::run(&args),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            exit::code_of(&error)
+        }
+    }
+}

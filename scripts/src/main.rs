@@ -1,1 +1,7 @@
-fn main() {}
+//! The program `ocelli`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    scripts::main()
+}

@@ -7,6 +7,7 @@
 //! This crate knows nothing of command lines or of evaluation, which it calls through [`probe`].
 
 pub mod backbone;
+pub mod bench;
 pub mod checkpoint;
 pub mod config;
 pub mod data;

@@ -1,0 +1,170 @@
+//! What people look at: the curves of a run, contact sheets, nearest neighbors.
+
+use std::path::Path;
+use std::sync::Once;
+
+use augment::multicrop::{MultiCrop, ViewMaker};
+use augment::{DecodeRules, SampleKey, decode};
+use pipeline::{Dataset, SampleId};
+use plotters::prelude::*;
+use plotters::style::register_font;
+
+use crate::EvalError;
+use crate::features::{FeatureSet, ImageSet};
+use crate::knn::neighbors;
+use crate::picture::{Tile, sheet};
+
+/// Rows of a contact sheet.
+const SHEET_IMAGES: u64 = 8;
+
+/// Side of a tile in the pictures.
+const TILE_PX: u32 = 72;
+
+/// Draws each of the first images of `dataset` with all of its views.
+///
+/// # Errors
+/// [`EvalError::Data`] or [`EvalError::Picture`].
+pub fn contact_sheet(
+    path: &Path,
+    dataset: &Dataset,
+    multicrop: &MultiCrop,
+    seed: u64,
+) -> Result<(), EvalError> {
+    let mut maker = ViewMaker::default();
+    let mut made = Vec::new();
+    for id in 0..dataset.n_samples().min(SHEET_IMAGES) {
+        let sample = dataset.read(SampleId(id))?;
+        let key = SampleKey { seed, epoch: 0, sample: id, attempt: 0 };
+        // A damaged image has no views to show; the run that follows reports it.
+        let Ok(image) = decode::decode(&sample.image, &DecodeRules::default()) else { continue };
+        let Ok(views) = maker.make(&image, multicrop, key) else { continue };
+        made.push(views);
+    }
+    let groups = multicrop.groups();
+    let rows: Vec<Vec<Tile<'_>>> = made
+        .iter()
+        .map(|views| {
+            let tiles = views.groups.iter().zip(&groups).flat_map(|(bytes, group)| {
+                let size_px = group.size_px as usize;
+                bytes.chunks_exact(3 * size_px * size_px).map(move |planes| Tile { planes, size_px, frame: None })
+            });
+            tiles.collect()
+        })
+        .collect();
+    sheet(path, &rows, TILE_PX.max(groups.first().map_or(0, |g| g.size_px.min(128))))
+}
+
+/// Draws a few test images, each with its nearest train images; green frames share its class.
+///
+/// # Errors
+/// [`EvalError::Picture`].
+pub fn neighbor_sheet(
+    path: &Path,
+    train: (&ImageSet, &FeatureSet),
+    test: (&ImageSet, &FeatureSet),
+) -> Result<(), EvalError> {
+    const N_NEIGHBORS: usize = 8;
+    let every = (test.1.len() / 10).max(1);
+    let queries = test.1.select(|i| i % every == 0 && i / every < 10).normalized();
+    let found = neighbors(&train.1.normalized(), &queries, N_NEIGHBORS);
+    let tile = |set: &ImageSet, i: usize, frame| {
+        // The set outlives the sheet; tiles borrow from it below.
+        (set.images[i].clone(), set.size_px, frame)
+    };
+    let rows: Vec<Vec<_>> = found
+        .iter()
+        .enumerate()
+        .map(|(row, near)| {
+            let mut tiles = vec![tile(test.0, row * every, None)];
+            tiles.extend(near.iter().map(|(i, _)| {
+                let same = train.1.labels[*i] == queries.labels[row];
+                tile(train.0, *i, Some(if same { [40, 160, 70] } else { [200, 50, 50] }))
+            }));
+            tiles
+        })
+        .collect();
+    let borrowed: Vec<Vec<Tile<'_>>> = rows
+        .iter()
+        .map(|row| {
+            row.iter().map(|(planes, size_px, frame)| Tile { planes, size_px: *size_px, frame: *frame }).collect()
+        })
+        .collect();
+    sheet(path, &borrowed, TILE_PX)
+}
+
+/// A curve: its name and its points (step, value).
+pub type Curve = (String, Vec<(f64, f64)>);
+
+/// Reads the named columns of a `metrics.jsonl`.
+///
+/// # Errors
+/// [`EvalError::Metrics`].
+pub fn read_curves(path: &Path, names: &[&str]) -> Result<Vec<Curve>, EvalError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| EvalError::Metrics { path: path.to_path_buf(), reason: error.to_string() })?;
+    let rows: Vec<serde_json::Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let curve = |name: &&str| {
+        let point = |row: &serde_json::Value| Some((row.get("step")?.as_f64()?, row.get(*name)?.as_f64()?));
+        ((*name).to_string(), rows.iter().filter_map(point).collect())
+    };
+    Ok(names.iter().map(curve).collect())
+}
+
+/// Draws curves below one another, each with its own scale.
+///
+/// # Errors
+/// [`EvalError::Picture`].
+pub fn draw_curves(path: &Path, curves: &[Curve]) -> Result<(), EvalError> {
+    static FONT: Once = Once::new();
+    FONT.call_once(|| {
+        // A second registration would only repeat the first; the font ships with the program.
+        let _ = register_font("sans-serif", FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT);
+    });
+    let curves: Vec<&Curve> = curves.iter().filter(|(_, points)| points.len() > 1).collect();
+    let failed = |reason: String| EvalError::Picture { path: path.to_path_buf(), reason };
+    let n_rows = curves.len().div_ceil(2).max(1);
+    let (width, height) = (1000, 260 * n_rows as u32);
+    let mut pixels = vec![255; 3 * width as usize * height as usize];
+    {
+        let area = BitMapBackend::with_buffer(&mut pixels, (width, height)).into_drawing_area();
+        for ((name, points), cell) in curves.iter().zip(area.split_evenly((n_rows, 2))) {
+            draw_curve(&cell, name, points).map_err(failed)?;
+        }
+        area.present().map_err(|error| failed(error.to_string()))?;
+    }
+    image::save_buffer(path, &pixels, width, height, image::ColorType::Rgb8)
+        .map_err(|error| failed(error.to_string()))
+}
+
+fn draw_curve(
+    cell: &DrawingArea<BitMapBackend<'_>, plotters::coord::Shift>,
+    name: &str,
+    points: &[(f64, f64)],
+) -> Result<(), String> {
+    let bounds = |of: fn(&(f64, f64)) -> f64| {
+        points.iter().map(of).fold((f64::MAX, f64::MIN), |(low, high), v| (low.min(v), high.max(v)))
+    };
+    let (first, last) = bounds(|p| p.0);
+    let (low, high) = bounds(|p| p.1);
+    let margin = (0.05 * (high - low)).max(1e-9);
+    let mut chart = ChartBuilder::on(cell)
+        .caption(name, ("sans-serif", 18))
+        .margin(10)
+        .x_label_area_size(28)
+        .y_label_area_size(56)
+        .build_cartesian_2d(first..last, low - margin..high + margin)
+        .map_err(|error| error.to_string())?;
+    chart
+        .configure_mesh()
+        .light_line_style(WHITE)
+        .x_labels(6)
+        .y_labels(5)
+        .x_desc("step")
+        .draw()
+        .map_err(|error| error.to_string())?;
+    let style = ShapeStyle::from(&RGBColor(30, 90, 180)).stroke_width(2);
+    chart
+        .draw_series(LineSeries::new(points.iter().copied(), style))
+        .map_err(|error| error.to_string())?;
+    Ok(())
+}

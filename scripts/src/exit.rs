@@ -1,0 +1,55 @@
+//! Exit codes: 0 done · 2 configuration · 3 data · 78 not finite · 143 preempted, checkpoint written.
+
+use std::process::ExitCode;
+
+use eval::EvalError;
+use pipeline::PipelineError;
+use trainer::TrainError;
+
+/// What the recipe, the flags or the work directory have wrong.
+const CONFIGURATION: u8 = 2;
+/// What the shards, the disk or a checkpoint have wrong.
+const DATA: u8 = 3;
+/// Loss or gradients were not finite too often.
+const NOT_FINITE: u8 = 78;
+/// Asked to stop; a checkpoint is written.
+pub(crate) const PREEMPTED: u8 = 143;
+
+/// The code that `error` ends the program with.
+pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
+    let code = error.chain().find_map(|cause| {
+        if let Some(error) = cause.downcast_ref::<TrainError>() {
+            return Some(of_train(error));
+        }
+        if let Some(error) = cause.downcast_ref::<PipelineError>() {
+            return Some(of_pipeline(error));
+        }
+        cause.downcast_ref::<EvalError>().map(|error| match error {
+            EvalError::Data(error) => of_pipeline(error),
+            EvalError::Train(error) => of_train(error),
+            EvalError::NoLabels { .. } | EvalError::Picture { .. } | EvalError::Metrics { .. } => DATA,
+        })
+    });
+    // What has no type of its own comes from the flags.
+    ExitCode::from(code.unwrap_or(CONFIGURATION))
+}
+
+fn of_train(error: &TrainError) -> u8 {
+    match error {
+        TrainError::Recipe { .. } | TrainError::OtherRecipe { .. } | TrainError::Augment(_) => CONFIGURATION,
+        TrainError::NotFinite { .. } => NOT_FINITE,
+        TrainError::Data(error) => of_pipeline(error),
+        TrainError::Io { .. }
+        | TrainError::CheckpointWrite { .. }
+        | TrainError::CheckpointRead { .. }
+        | TrainError::Probe { .. }
+        | TrainError::DataEnded => DATA,
+    }
+}
+
+fn of_pipeline(error: &PipelineError) -> u8 {
+    match error {
+        PipelineError::BadUrl { .. } | PipelineError::UnevenShare { .. } => CONFIGURATION,
+        _ => DATA,
+    }
+}

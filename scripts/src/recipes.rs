@@ -1,0 +1,24 @@
+//! Recipes by name or by file.
+
+use anyhow::{Context, bail};
+use trainer::Recipe;
+
+/// The recipes that ship with the program.
+const BUILT_IN: [(&str, &str); 3] = [
+    ("quickstart", include_str!("../recipes/quickstart.toml")),
+    ("dino_cifar", include_str!("../recipes/dino_cifar.toml")),
+    ("dino_vits16", include_str!("../recipes/dino_vits16.toml")),
+];
+
+/// The recipe called `name`, or in the file `name`, with `--set` entries applied.
+pub(crate) fn load(name: &str, overrides: &[String]) -> anyhow::Result<Recipe> {
+    if let Some((_, text)) = BUILT_IN.iter().find(|(built_in, _)| *built_in == name) {
+        return Ok(Recipe::parse(text, name, overrides)?);
+    }
+    if !std::path::Path::new(name).exists() {
+        let names: Vec<&str> = BUILT_IN.iter().map(|(name, _)| *name).collect();
+        bail!("there is no recipe {name}: neither a file nor one of {}", names.join(", "));
+    }
+    let text = std::fs::read_to_string(name).with_context(|| format!("cannot read recipe {name}"))?;
+    Ok(Recipe::parse(&text, name, overrides)?)
+}

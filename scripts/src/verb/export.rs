@@ -1,0 +1,27 @@
+//! `ocelli export`: a backbone as one safetensors file.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use trainer::Network;
+
+/// Flags of `export`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A run's work directory, or a checkpoint's folder.
+    #[arg(long)]
+    checkpoint: PathBuf,
+    /// The file to write.
+    #[arg(long)]
+    out: PathBuf,
+    /// Export the student instead of the teacher.
+    #[arg(long)]
+    student: bool,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let which = if args.student { "student" } else { "teacher" };
+    Network::open(&args.checkpoint, which, 1)?.export(&args.out)?;
+    println!("{which} written to {}", args.out.display());
+    Ok(ExitCode::SUCCESS)
+}

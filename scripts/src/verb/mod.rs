@@ -1,0 +1,9 @@
+//! The verbs, one file each.
+
+pub(crate) mod bench;
+pub(crate) mod export;
+pub(crate) mod pack;
+pub(crate) mod pretrain;
+pub(crate) mod probe;
+pub(crate) mod quickstart;
+pub(crate) mod shards;

@@ -1,0 +1,184 @@
+//! `ocelli shards pack`: a folder of images, or a CSV or JSONL list of them, into shards.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use augment::ViewRng;
+use pipeline::dataset::IMAGE_EXTENSIONS;
+use pipeline::write::{ShardLimits, ShardWriter};
+use serde_json::json;
+
+use super::shards::write_classes;
+use crate::progress::bar;
+
+/// Flags of `shards pack`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A folder (plain, or one sub-folder a class), or a .csv or .jsonl list with the columns
+    /// `path` and, if there are labels, `label`. Paths are relative to the list.
+    input: PathBuf,
+    /// Folder for the shards.
+    #[arg(long)]
+    out: PathBuf,
+    /// Name of the shards.
+    #[arg(long, default_value = "train")]
+    prefix: String,
+    /// Samples of a shard at the most.
+    #[arg(long, default_value_t = 10_000)]
+    samples_per_shard: u64,
+    /// Bytes of a shard at the most.
+    #[arg(long, default_value_t = 1 << 30)]
+    bytes_per_shard: u64,
+    /// Seed of the order in which samples are packed.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// End with one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// An image to pack.
+struct Entry {
+    path: PathBuf,
+    class: Option<String>,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let mut entries = entries(&args.input)?;
+    if entries.is_empty() {
+        bail!(pipeline::PipelineError::Empty {
+            n_shards: 0,
+            wanted: IMAGE_EXTENSIONS.join(", "),
+            first: args.input.display().to_string(),
+        });
+    }
+    let classes: Vec<String> =
+        entries.iter().filter_map(|e| e.class.clone()).collect::<BTreeSet<_>>().into_iter().collect();
+    shuffle(&mut entries, args.seed);
+    let limits = ShardLimits { max_samples: args.samples_per_shard.max(1), max_bytes: args.bytes_per_shard };
+    let mut writer = ShardWriter::new(&args.out, &args.prefix, limits)?;
+    let progress = bar(entries.len() as u64, "pack");
+    for (number, entry) in entries.iter().enumerate() {
+        let image =
+            std::fs::read(&entry.path).map_err(|e| pipeline::PipelineError::io("read", &entry.path, e))?;
+        let extension = extension(&entry.path).unwrap_or_default();
+        let label = entry.class.as_ref().and_then(|class| classes.binary_search(class).ok());
+        let label = label.map(|label| label.to_string());
+        let mut members: Vec<(&str, &[u8])> = vec![(&extension, &image)];
+        members.extend(label.iter().map(|label| ("cls", label.as_bytes())));
+        writer.add(&format!("{number:08}"), &members)?;
+        progress.inc(1);
+    }
+    progress.finish_and_clear();
+    if !classes.is_empty() {
+        write_classes(&args.out, &classes)?;
+    }
+    let n_samples = writer.n_samples();
+    let paths = writer.finish()?;
+    println!("{n_samples} samples of {} class(es) in {} shard(s):", classes.len(), paths.len());
+    println!("{}", shard_list(&args.out, &args.prefix, paths.len()));
+    if args.json {
+        println!("{}", json!({ "samples": n_samples, "classes": classes.len(), "shards": paths.len() }));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The shards as one list that other verbs understand.
+pub(crate) fn shard_list(folder: &Path, prefix: &str, n_shards: usize) -> String {
+    let range = match n_shards {
+        0 | 1 => "000000".to_string(),
+        n => format!("{{000000..{:06}}}", n - 1),
+    };
+    format!("{}/{prefix}-{range}.tar", folder.display())
+}
+
+fn shuffle(entries: &mut [Entry], seed: u64) {
+    /// Keeps this stream apart from all others.
+    const DOMAIN: u64 = 0x7061_636b_0000_0000;
+    let mut rng = ViewRng::from_words([seed, DOMAIN, 0, 0]);
+    for i in (1..entries.len()).rev() {
+        entries.swap(i, rng.below(i as u32 + 1) as usize);
+    }
+}
+
+fn entries(input: &Path) -> anyhow::Result<Vec<Entry>> {
+    match extension(input).as_deref() {
+        _ if input.is_dir() => folder(input),
+        Some("csv") => csv_list(input),
+        Some("jsonl") => jsonl_list(input),
+        _ if !input.exists() => bail!("{} does not exist", input.display()),
+        _ => bail!("{} is neither a folder nor a .csv or .jsonl list", input.display()),
+    }
+}
+
+/// Images below `root`, in the order of their paths. An image in a sub-folder has the name of the
+/// first folder below `root` as its class.
+fn folder(root: &Path) -> anyhow::Result<Vec<Entry>> {
+    let mut entries = Vec::new();
+    for file in walkdir::WalkDir::new(root).follow_links(true).sort_by_file_name() {
+        let path = file.with_context(|| format!("cannot read folder {}", root.display()))?.into_path();
+        if !path.is_file() || !is_image(&path) {
+            continue;
+        }
+        let below = path.strip_prefix(root)?;
+        let in_folder = below.components().count() > 1;
+        let class = below.components().next().filter(|_| in_folder);
+        let class = class.map(|part| part.as_os_str().to_string_lossy().into_owned());
+        entries.push(Entry { path, class });
+    }
+    Ok(entries)
+}
+
+fn csv_list(list: &Path) -> anyhow::Result<Vec<Entry>> {
+    let mut reader = csv::Reader::from_path(list).with_context(|| format!("cannot read {}", list.display()))?;
+    let headers = reader.headers()?.clone();
+    let column = |name: &str| headers.iter().position(|header| header.trim() == name);
+    let Some(path) = column("path") else { bail!("{} has no column `path`", list.display()) };
+    let label = column("label");
+    reader
+        .records()
+        .map(|record| {
+            let record = record.with_context(|| format!("in {}", list.display()))?;
+            let class = label.and_then(|at| record.get(at)).map(str::to_string);
+            Ok(Entry { path: beside(list, record.get(path).unwrap_or_default())?, class })
+        })
+        .collect()
+}
+
+fn jsonl_list(list: &Path) -> anyhow::Result<Vec<Entry>> {
+    let text = std::fs::read_to_string(list).with_context(|| format!("cannot read {}", list.display()))?;
+    text.lines()
+        .enumerate()
+        .filter(|(_, line)| !line.trim().is_empty())
+        .map(|(number, line)| {
+            let place = || format!("{}, line {}", list.display(), number + 1);
+            let row: serde_json::Value = serde_json::from_str(line).with_context(place)?;
+            let Some(path) = row["path"].as_str() else { bail!("{}: no text under `path`", place()) };
+            let class = match &row["label"] {
+                serde_json::Value::Null => None,
+                serde_json::Value::String(class) => Some(class.clone()),
+                other => Some(other.to_string()),
+            };
+            Ok(Entry { path: beside(list, path)?, class })
+        })
+        .collect()
+}
+
+/// A path of a list, relative to the list's folder; it must be an image.
+fn beside(list: &Path, path: &str) -> anyhow::Result<PathBuf> {
+    let path = list.parent().unwrap_or(Path::new("")).join(path);
+    if !is_image(&path) {
+        bail!("{}: {} is not a {} file", list.display(), path.display(), IMAGE_EXTENSIONS.join(", "));
+    }
+    Ok(path)
+}
+
+fn is_image(path: &Path) -> bool {
+    extension(path).is_some_and(|extension| IMAGE_EXTENSIONS.contains(&extension.as_str()))
+}
+
+fn extension(path: &Path) -> Option<String> {
+    path.extension().map(|extension| extension.to_string_lossy().to_lowercase())
+}

@@ -1,0 +1,94 @@
+//! `ocelli probe`: what a checkpoint's features are worth.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use eval::probe::{ProbeScores, Split};
+use pipeline::Dataset;
+use serde_json::{Value, json};
+use trainer::Network;
+use trainer::telemetry::Telemetry;
+
+/// Flags of `probe`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A run's work directory, a checkpoint's folder, or a file of `ocelli export`.
+    #[arg(long)]
+    checkpoint: PathBuf,
+    /// Labelled shards to fit on.
+    #[arg(long, num_args = 1.., required = true)]
+    train: Vec<String>,
+    /// Labelled shards to report on.
+    #[arg(long, num_args = 1.., required = true)]
+    test: Vec<String>,
+    /// Score the student instead of the teacher.
+    #[arg(long)]
+    student: bool,
+    /// Score a randomly initialised network and raw pixels too.
+    #[arg(long)]
+    baseline: bool,
+    /// Side of the images, in place of the model's.
+    #[arg(long)]
+    image_px: Option<usize>,
+    /// End with one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A table of scores by name.
+pub(crate) type Table = Vec<(&'static str, ProbeScores)>;
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let which = if args.student { "student" } else { "teacher" };
+    let network = Network::open(&args.checkpoint, which, 0)?;
+    let size_px = args.image_px.unwrap_or(network.model.image_px());
+    let split = Split::load(&Dataset::open(&args.train)?, &Dataset::open(&args.test)?, size_px)?;
+    let mut table: Table = vec![(which, split.score(&network))];
+    if args.baseline {
+        table.extend(baselines(&network, &split)?);
+    }
+    record(args, &table[0].1)?;
+    print_table(&table);
+    if args.json {
+        println!("{}", to_json(&table));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A random network of the same form, and pixels.
+pub(crate) fn baselines(network: &Network, split: &Split) -> anyhow::Result<Table> {
+    let random = Network::random(&network.model, 0, 0)?;
+    Ok(vec![("random init", split.score(&random)), ("pixels", split.score_pixels())])
+}
+
+/// Adds the scores to the run's TensorBoard and metrics, where the checkpoint belongs to a run.
+fn record(args: &Args, scores: &ProbeScores) -> anyhow::Result<()> {
+    let Some(workdir) = args.checkpoint.ancestors().find(|folder| folder.join("plan.toml").exists()) else {
+        return Ok(());
+    };
+    let step = trainer::checkpoint::Checkpoint::open(&args.checkpoint)?.manifest.step;
+    let mut row: Vec<(String, f64)> =
+        scores.knn.0.iter().map(|(k, accuracy)| (format!("probe/knn_{k}"), *accuracy)).collect();
+    row.extend(scores.linear.iter().map(|linear| ("probe/linear".to_string(), linear.accuracy)));
+    Ok(Telemetry::open(workdir, u64::MAX)?.write(step, &row)?)
+}
+
+/// Prints scores as people read them.
+pub(crate) fn print_table(table: &Table) {
+    println!("{:<14} {:>8} {:>8} {:>8} {:>8} {:>9}", "", "knn 10", "knn 20", "knn 100", "knn 200", "linear");
+    for (name, scores) in table {
+        let knn: Vec<String> = scores.knn.0.iter().map(|(_, accuracy)| format!("{accuracy:8.2}")).collect();
+        let linear = scores.linear.as_ref().map_or("-".into(), |linear| format!("{:.2}", linear.accuracy));
+        println!("{name:<14} {} {linear:>9}", knn.join(" "));
+    }
+}
+
+fn to_json(table: &Table) -> Value {
+    let entry = |(name, scores): &(&str, ProbeScores)| {
+        let knn: serde_json::Map<String, Value> =
+            scores.knn.0.iter().map(|(k, accuracy)| (k.to_string(), json!(accuracy))).collect();
+        let linear = scores.linear.as_ref().map(|linear| linear.accuracy);
+        (name.replace(' ', "_"), json!({ "knn": knn, "linear": linear }))
+    };
+    Value::Object(table.iter().map(entry).collect())
+}

@@ -1,0 +1,134 @@
+//! `ocelli quickstart`: the whole job on data that it makes itself.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::bail;
+use eval::probe::Split;
+use eval::report;
+use pipeline::Dataset;
+use serde_json::json;
+use trainer::Network;
+use trainer::run::Outcome;
+
+use super::pretrain::pretrain;
+use super::probe::{Table, baselines, print_table};
+use super::shards::{SynthArgs, synthesize};
+use crate::exit::PREEMPTED;
+use crate::recipes;
+
+/// Images to learn from and to report on.
+const N_TRAIN: u64 = 8000;
+const N_TEST: u64 = 2000;
+
+/// Curves of the picture.
+const CURVES: [&str; 6] = [
+    "train/loss",
+    "health/teacher_entropy",
+    "health/feature_std",
+    "health/effective_rank",
+    "knobs/lr",
+    "rate/images_per_s",
+];
+
+/// Flags of `quickstart`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Folder of the run.
+    #[arg(long, default_value = "runs/quickstart")]
+    workdir: PathBuf,
+    /// Seed of images and run.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Change a value of the recipe. May be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// End with one line of JSON: seconds, knn, linear, random_knn, random_linear, pixel_knn.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let start = Instant::now();
+    let mut recipe = recipes::load("quickstart", &args.overrides)?;
+    recipe.seed = args.seed;
+    let size_px = recipe.model.image_px();
+    let data = args.workdir.join("data");
+    let train = ensure_synth(args, &data, "train", N_TRAIN, 0)?;
+    let test = ensure_synth(args, &data, "test", N_TEST, 1)?;
+    recipe.data.shards = train.iter().map(|path| path.display().to_string()).collect();
+    let (train, test) = (Dataset::from_paths(&train)?, Dataset::from_paths(&test)?);
+
+    let sheet = args.workdir.join("views.png");
+    report::contact_sheet(&sheet, &train, &recipe.views.multicrop(), recipe.seed)?;
+    eprintln!("augmented views: {}", sheet.display());
+    let (_, outcome) = pretrain(recipe, &args.workdir, &mut [])?;
+    if outcome == Outcome::Stopped {
+        eprintln!("stopped as asked; the same command continues");
+        return Ok(ExitCode::from(PREEMPTED));
+    }
+
+    eprintln!("probing the teacher, a random network and raw pixels");
+    let network = Network::open(&args.workdir, "teacher", 0)?;
+    let split = Split::load(&train, &test, size_px)?;
+    let mut table: Table = vec![("teacher", split.score(&network))];
+    table.extend(baselines(&network, &split)?);
+    draw(args, &split, &network)?;
+    print_table(&table);
+    let seconds = start.elapsed().as_secs_f64();
+    println!("{seconds:.0} s; pictures and checkpoints in {}", args.workdir.display());
+    if args.json {
+        let linear = |i: usize| table[i].1.linear.as_ref().map(|linear| linear.accuracy);
+        let knn = |i: usize| table[i].1.knn.headline();
+        let line = json!({
+            "seconds": seconds,
+            "knn": knn(0),
+            "linear": linear(0),
+            "random_knn": knn(1),
+            "random_linear": linear(1),
+            "pixel_knn": knn(2),
+        });
+        println!("{line}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The shards of a split, made unless they are there. Train and test come from different seeds.
+fn ensure_synth(
+    args: &Args,
+    data: &std::path::Path,
+    prefix: &str,
+    count: u64,
+    stream: u64,
+) -> anyhow::Result<Vec<PathBuf>> {
+    let done = data.join(format!("{prefix}.done"));
+    if !done.exists() {
+        let folder = data.join(prefix);
+        if folder.exists() {
+            std::fs::remove_dir_all(&folder)?;
+        }
+        let seed = 2 * args.seed + stream;
+        let prefix = prefix.to_string();
+        synthesize(&SynthArgs { out: folder, count, seed, size_px: 48, prefix })?;
+        std::fs::write(&done, format!("seed {}\n", args.seed))?;
+    } else if std::fs::read_to_string(&done)?.trim() != format!("seed {}", args.seed) {
+        bail!("{} holds a set of another seed; choose another --workdir", data.display());
+    }
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(data.join(prefix))?
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "tar"))
+        .collect();
+    paths.sort();
+    Ok(paths)
+}
+
+fn draw(args: &Args, split: &Split, network: &Network) -> anyhow::Result<()> {
+    let curves = report::read_curves(&args.workdir.join("metrics.jsonl"), &CURVES)?;
+    report::draw_curves(&args.workdir.join("curves.png"), &curves)?;
+    let (train, test) = (split.train.features(network), split.test.features(network));
+    let path = args.workdir.join("neighbors.png");
+    report::neighbor_sheet(&path, (&split.train, &train), (&split.test, &test))?;
+    Ok(())
+}

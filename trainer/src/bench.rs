@@ -1,0 +1,187 @@
+//! What `ocelli bench step` measures: steps on noise, and the backbone against one whole graph.
+
+use std::time::Instant;
+
+use augment::{Batch, MultiCrop, ViewRng, Views};
+use burn::tensor::{Device, Tensor};
+
+use crate::backbone::Readout;
+use crate::plan::Plan;
+use crate::run::trainer_of;
+use crate::shard::engine::Solo;
+use crate::shard::store::UnitShard;
+use crate::step::{Phases, tokens_of};
+use crate::tape::Gathered;
+use crate::unit::{Draws, Leaves, Tokens};
+use crate::workers::Workers;
+
+/// Median times of the backbone's forward and backward pass, in milliseconds.
+#[derive(Debug, Clone, Copy)]
+pub struct BackboneTimes {
+    /// One autodiff graph over all units, one thread.
+    pub whole_graph_ms: f64,
+    /// Unit by unit, one thread, graphs kept.
+    pub kept_ms: f64,
+    /// Unit by unit, one thread, every unit run again on the way back.
+    pub recomputed_ms: f64,
+    /// Unit by unit on the plan's workers, graphs kept.
+    pub workers_ms: f64,
+}
+
+/// A batch of noise for `multicrop`.
+pub fn noise_batch(multicrop: &MultiCrop, n_samples: usize, seed: u64) -> Batch {
+    let mut rng = ViewRng::from_words([seed, 0x6e6f_6973_6500_0000, 0, 0]);
+    let mut views = || Views {
+        groups: multicrop
+            .groups()
+            .iter()
+            .map(|g| (0..g.n_views * 3 * (g.size_px * g.size_px) as usize).map(|_| rng.below(256) as u8).collect())
+            .collect(),
+    };
+    Batch {
+        index: 0,
+        samples: (0..n_samples).map(|_| views()).collect(),
+        labels: vec![None; n_samples],
+        sample_ids: (0..n_samples as u64).collect(),
+    }
+}
+
+/// Median times by phase over `repeats` training steps, after one that warms up.
+pub fn steps(plan: &Plan, repeats: usize) -> Phases {
+    let mut trainer = trainer_of(plan);
+    let batch = noise_batch(&plan.multicrop(), plan.recipe.optim.batch_size, 0);
+    let knobs = plan.schedules().at(plan.warmup_steps);
+    trainer.step(&batch, &knobs);
+    let all: Vec<Phases> = (0..repeats.max(1)).map(|_| trainer.step(&batch, &knobs).phases).collect();
+    let of = |f: fn(&Phases) -> f64| median(all.iter().map(f).collect());
+    Phases {
+        input_ms: of(|p| p.input_ms),
+        teacher_ms: of(|p| p.teacher_ms),
+        forward_ms: of(|p| p.forward_ms),
+        head_ms: of(|p| p.head_ms),
+        backward_ms: of(|p| p.backward_ms),
+        update_ms: of(|p| p.update_ms),
+    }
+}
+
+/// Times of the plan's backbone at its own image size. Variants take turns, so that what else the
+/// machine does falls on all of them.
+pub fn backbone(plan: &Plan, repeats: usize) -> BackboneTimes {
+    let bench = BackboneBench::new(plan);
+    let one = Workers::new(1);
+    let workers = Workers::new(plan.step_config().n_workers);
+    let mut times: [Vec<f64>; 4] = Default::default();
+    for repeat in 0..=repeats.max(1) {
+        let timed = [
+            time_ms(|| bench.whole_graph(&one)),
+            time_ms(|| bench.units(&one, true)),
+            time_ms(|| bench.units(&one, false)),
+            time_ms(|| bench.units(&workers, true)),
+        ];
+        // The first round warms caches and pools.
+        if repeat > 0 {
+            times.iter_mut().zip(timed).for_each(|(all, ms)| all.push(ms));
+        }
+    }
+    let [whole_graph_ms, kept_ms, recomputed_ms, workers_ms] = times.map(median);
+    BackboneTimes { whole_graph_ms, kept_ms, recomputed_ms, workers_ms }
+}
+
+/// A backbone with weights and one global view an image.
+pub struct BackboneBench {
+    units: Vec<Box<dyn crate::unit::Unit>>,
+    shards: Vec<UnitShard>,
+    images: Vec<Vec<u8>>,
+    size_px: usize,
+    patch_px: usize,
+}
+
+impl BackboneBench {
+    /// The backbone of `plan` on noise.
+    pub fn new(plan: &Plan) -> Self {
+        let model = &plan.recipe.model;
+        let units = model.units(Readout::All);
+        let shard = |unit: &Box<dyn crate::unit::Unit>| UnitShard::init(unit.as_ref(), 0, &Solo, &Device::flex());
+        let shards = units.iter().map(shard).collect();
+        let size_px = model.image_px();
+        let mut rng = ViewRng::from_words([0, 0x6e6f_6973_6500_0000, 1, 0]);
+        let mut image = || (0..3 * size_px * size_px).map(|_| rng.below(256) as u8).collect();
+        let images = (0..plan.recipe.optim.batch_size).map(|_| image()).collect();
+        Self { units, shards, images, size_px, patch_px: model.patch_px() }
+    }
+
+    fn input(&self, range: std::ops::Range<usize>) -> Vec<Tokens> {
+        let views: Vec<&[u8]> = self.images[range].iter().map(Vec::as_slice).collect();
+        vec![tokens_of(&views, self.size_px, self.patch_px, &Device::flex())]
+    }
+
+    /// Flat gradients of all units from one graph.
+    pub fn whole_graph(&self, one: &Workers) -> Vec<Tensor<1>> {
+        let run = || {
+            let mut groups = self.input(0..self.images.len());
+            groups.iter_mut().for_each(|tokens| tokens.x = tokens.x.clone().autodiff());
+            let mut leaves = Vec::new();
+            for (unit, shard) in self.units.iter().zip(&self.shards) {
+                let of_unit = Leaves::new(&shard.layout, &shard.student, true);
+                groups = unit.forward(&of_unit, groups, &Draws::default());
+                leaves.push(of_unit);
+            }
+            let grad = seed_gradient(&groups[0].x.clone().inner());
+            let mut grads = (groups[0].x.clone() * grad.autodiff()).sum().backward();
+            leaves.iter().map(|leaves| leaves.gradient(&mut grads)).collect::<Vec<_>>()
+        };
+        one.map(vec![()], |_, ()| run()).remove(0)
+    }
+
+    /// Flat gradients of all units, unit by unit.
+    pub fn units(&self, workers: &Workers, keep: bool) -> Vec<Tensor<1>> {
+        let n = self.images.len();
+        let ranges: Vec<_> = (0..workers.len()).map(|i| workers.slice(i, n)).filter(|r| !r.is_empty()).collect();
+        let mut slices = workers.map(ranges, |_, range| self.input(range));
+        let mut tape = Vec::new();
+        let gathered = |number: usize| {
+            let shard = &self.shards[number];
+            Gathered { unit: self.units[number].as_ref(), layout: &shard.layout, flat: &shard.student }
+        };
+        for number in 0..self.units.len() {
+            let results = workers.map(slices, |_, input| {
+                gathered(number).forward(input, &Draws::default(), keep, number > 0)
+            });
+            let (outputs, kept): (Vec<_>, Vec<_>) = results.into_iter().unzip();
+            slices = outputs;
+            tape.push(kept);
+        }
+        let mut grads: Vec<Vec<Tensor<3>>> =
+            slices.iter().map(|groups| vec![seed_gradient(&groups[0].x)]).collect();
+        let mut flats = Vec::new();
+        for number in (0..self.units.len()).rev() {
+            let inputs = tape.pop().unwrap_or_default().into_iter().zip(grads).collect();
+            let results = workers.map(inputs, |_, (kept, grad)| {
+                gathered(number).backward(kept, grad, &Draws::default(), number > 0)
+            });
+            let (next, flat): (Vec<_>, Vec<Tensor<1>>) = results.into_iter().unzip();
+            grads = next;
+            flats.extend(flat.into_iter().reduce(|sum, flat| sum + flat));
+        }
+        flats.reverse();
+        flats
+    }
+}
+
+/// A gradient that depends on the image alone, so that slices see what the whole batch sees.
+fn seed_gradient(y: &Tensor<3>) -> Tensor<3> {
+    y.clone().sin()
+}
+
+fn time_ms<T>(f: impl FnOnce() -> T) -> f64 {
+    let start = Instant::now();
+    let result = f();
+    let elapsed = start.elapsed().as_secs_f64() * 1e3;
+    drop(result);
+    elapsed
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
