@@ -94,7 +94,8 @@ impl ImageSet {
     /// The pixels themselves, at most 32 a side, as features.
     pub fn pixels(&self) -> FeatureSet {
         let step = self.size_px.div_ceil(32);
-        let rows: Vec<f32> = self.images.par_iter().flat_map_iter(|image| pooled(image, self.size_px, step)).collect();
+        let rows: Vec<f32> =
+            self.images.par_iter().flat_map_iter(|image| pooled(image, self.size_px, step)).collect();
         self.with_rows(rows.len() / self.images.len(), rows)
     }
 

@@ -34,8 +34,7 @@ impl KnnScores {
 pub fn neighbors(train: &FeatureSet, test: &FeatureSet, k: usize) -> Vec<Vec<(usize, f32)>> {
     let search = |row: usize| {
         let query = test.row(row);
-        let mut scored: Vec<(usize, f32)> =
-            (0..train.len()).map(|i| (i, dot(query, train.row(i)))).collect();
+        let mut scored: Vec<(usize, f32)> = (0..train.len()).map(|i| (i, dot(query, train.row(i)))).collect();
         let k = k.min(scored.len());
         // Ties go to the lower number, so that the result is one.
         let better = |a: &(usize, f32), b: &(usize, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));

@@ -102,7 +102,8 @@ struct Head {
 impl Head {
     fn train(set: &FeatureSet, n_classes: usize, rate: f32, seed: u64) -> Self {
         let width = set.width;
-        let mut head = Self { n_classes, width, weight: vec![0.0; n_classes * width], bias: vec![0.0; n_classes] };
+        let mut head =
+            Self { n_classes, width, weight: vec![0.0; n_classes * width], bias: vec![0.0; n_classes] };
         let mut velocity = vec![0.0f32; head.weight.len() + n_classes];
         let mut gradient = vec![0.0f32; velocity.len()];
         let mut order: Vec<usize> = (0..set.len()).collect();
@@ -161,7 +162,8 @@ impl Head {
     }
 
     fn accuracy(&self, set: &FeatureSet) -> f64 {
-        let correct = (0..set.len()).filter(|i| self.class_of(set.row(*i)) == set.labels[*i] as usize).count();
+        let correct =
+            (0..set.len()).filter(|i| self.class_of(set.row(*i)) == set.labels[*i] as usize).count();
         100.0 * correct as f64 / set.len().max(1) as f64
     }
 

@@ -50,7 +50,8 @@ fn draw(canvas: &mut RgbImage, tile: &Tile<'_>, [left, top]: [u32; 2], tile_px: 
     let plane = tile.size_px * tile.size_px;
     for y in 0..tile_px as usize {
         for x in 0..tile_px as usize {
-            let at = (y * tile.size_px / tile_px as usize) * tile.size_px + x * tile.size_px / tile_px as usize;
+            let at =
+                (y * tile.size_px / tile_px as usize) * tile.size_px + x * tile.size_px / tile_px as usize;
             let pixel = Rgb([tile.planes[at], tile.planes[plane + at], tile.planes[2 * plane + at]]);
             canvas.put_pixel(left + x as u32, top + y as u32, pixel);
         }

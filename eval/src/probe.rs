@@ -4,10 +4,10 @@ use pipeline::Dataset;
 use trainer::Network;
 use trainer::probe::Probe;
 
+use crate::EvalError;
 use crate::features::{FeatureSet, ImageSet};
 use crate::knn::{self, KnnScores};
 use crate::linear::{self, LinearScore};
-use crate::EvalError;
 
 /// Labelled images to fit on and to report on.
 #[derive(Debug, Clone)]
@@ -51,10 +51,7 @@ impl Split {
 }
 
 fn score(train: &FeatureSet, test: &FeatureSet, with_linear: bool) -> ProbeScores {
-    ProbeScores {
-        knn: knn::score(train, test),
-        linear: with_linear.then(|| linear::score(train, test, 0)),
-    }
+    ProbeScores { knn: knn::score(train, test), linear: with_linear.then(|| linear::score(train, test, 0)) }
 }
 
 /// The probe that a run calls every so many steps.

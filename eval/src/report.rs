@@ -46,7 +46,11 @@ pub fn contact_sheet(
         .map(|views| {
             let tiles = views.groups.iter().zip(&groups).flat_map(|(bytes, group)| {
                 let size_px = group.size_px as usize;
-                bytes.chunks_exact(3 * size_px * size_px).map(move |planes| Tile { planes, size_px, frame: None })
+                bytes.chunks_exact(3 * size_px * size_px).map(move |planes| Tile {
+                    planes,
+                    size_px,
+                    frame: None,
+                })
             });
             tiles.collect()
         })
@@ -86,7 +90,9 @@ pub fn neighbor_sheet(
     let borrowed: Vec<Vec<Tile<'_>>> = rows
         .iter()
         .map(|row| {
-            row.iter().map(|(planes, size_px, frame)| Tile { planes, size_px: *size_px, frame: *frame }).collect()
+            row.iter()
+                .map(|(planes, size_px, frame)| Tile { planes, size_px: *size_px, frame: *frame })
+                .collect()
         })
         .collect();
     sheet(path, &borrowed, TILE_PX)
@@ -102,7 +108,8 @@ pub type Curve = (String, Vec<(f64, f64)>);
 pub fn read_curves(path: &Path, names: &[&str]) -> Result<Vec<Curve>, EvalError> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| EvalError::Metrics { path: path.to_path_buf(), reason: error.to_string() })?;
-    let rows: Vec<serde_json::Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let rows: Vec<serde_json::Value> =
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let curve = |name: &&str| {
         let point = |row: &serde_json::Value| Some((row.get("step")?.as_f64()?, row.get(*name)?.as_f64()?));
         ((*name).to_string(), rows.iter().filter_map(point).collect())
@@ -163,8 +170,6 @@ fn draw_curve(
         .draw()
         .map_err(|error| error.to_string())?;
     let style = ShapeStyle::from(&RGBColor(30, 90, 180)).stroke_width(2);
-    chart
-        .draw_series(LineSeries::new(points.iter().copied(), style))
-        .map_err(|error| error.to_string())?;
+    chart.draw_series(LineSeries::new(points.iter().copied(), style)).map_err(|error| error.to_string())?;
     Ok(())
 }

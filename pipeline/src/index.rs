@@ -49,8 +49,11 @@ pub struct Member<'a> {
 struct Sidecar {
     version: u32,
     shard_bytes: u64,
-    samples: Vec<(String, Vec<(String, u64, u32)>)>,
+    samples: Vec<(String, Vec<SidecarMember>)>,
 }
+
+/// Extension, offset and length.
+type SidecarMember = (String, u64, u32);
 
 impl ShardIndex {
     /// Walks the headers of the shard at `path`.

@@ -61,8 +61,10 @@ impl Observer for RunProgress {
         let smooth = |old: f64, new: f64| if old == 0.0 { new } else { 0.95 * old + 0.05 * new };
         self.images_per_s = smooth(self.images_per_s, p.images_per_s);
         self.waiting = smooth(self.waiting, p.data_wait_ms);
-        let text =
-            format!("{:.0} images/s  loss {:.4}  data wait {:.0} ms", self.images_per_s, p.loss, self.waiting);
+        let text = format!(
+            "{:.0} images/s  loss {:.4}  data wait {:.0} ms",
+            self.images_per_s, p.loss, self.waiting
+        );
         self.bar.set_position(p.step);
         self.bar.set_message(text.clone());
         if self.bar.is_hidden() && (self.last_line.elapsed() > LINE_EVERY || p.step == p.total_steps) {
@@ -76,7 +78,8 @@ impl Observer for RunProgress {
 
     fn warned(&mut self, message: &str) {
         // A warning that stays true is said once, whatever step it names.
-        let what: String = message.split_once(": ").map_or(message, |(_, rest)| rest).chars().take(24).collect();
+        let what: String =
+            message.split_once(": ").map_or(message, |(_, rest)| rest).chars().take(24).collect();
         if self.warned.insert(what) {
             self.say(&format!("warning: {message}"));
         }

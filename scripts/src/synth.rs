@@ -49,9 +49,12 @@ struct Scene {
 
 impl Scene {
     fn draw(rng: &mut ViewRng) -> Self {
-        let mut color = |low: f64, high: f64| [(); 3].map(|()| rng.between(low, high));
-        let background = [color(0.0, 1.0), color(0.0, 1.0)];
-        let mut shape_color = color(0.0, 1.0);
+        let color = |rng: &mut ViewRng, low: f64, high: f64| [(); 3].map(|()| rng.between(low, high));
+        let background = color(rng, 0.1, 0.9);
+        // The two ends of the gradient are neighbors in color.
+        let background =
+            [background, background.map(|c| (c + 0.3 * (rng.between(-0.5, 0.5))).clamp(0.0, 1.0))];
+        let mut shape_color = color(rng, 0.0, 1.0);
         // A shape nobody can see has no class: its luma keeps away from the background's.
         let luma = |c: [f64; 3]| (c[0] + c[1] + c[2]) / 3.0;
         let behind = (luma(background[0]) + luma(background[1])) / 2.0;
@@ -59,16 +62,20 @@ impl Scene {
             let shift = if behind > 0.5 { -0.45 } else { 0.45 };
             shape_color = shape_color.map(|c| (0.5 * c + 0.5 * behind + shift).clamp(0.0, 1.0));
         }
-        let radius = rng.between(0.2, 0.38);
+        let radius = rng.between(0.26, 0.42);
         let room = 0.5 - radius * 0.8;
         let center = [0.5 + rng.between(-room, room), 0.5 + rng.between(-room, room)];
         let angle = rng.between(-0.5, 0.5);
         let direction = rng.between(0.0, std::f64::consts::TAU);
         let wave = rng.between(0.0, std::f64::consts::TAU);
         let frequency = rng.between(5.0, 40.0);
-        let blobs = (0..rng.below(5)).map(|_| {
+        let blobs = (0..rng.below(3)).map(|_| {
             let at = [rng.between(0.0, 1.0), rng.between(0.0, 1.0)];
-            (at, rng.between(0.02, 0.07), [rng.between(0.0, 1.0), rng.between(0.0, 1.0), rng.between(0.0, 1.0)])
+            (
+                at,
+                rng.between(0.02, 0.05),
+                [rng.between(0.0, 1.0), rng.between(0.0, 1.0), rng.between(0.0, 1.0)],
+            )
         });
         let blobs = blobs.collect();
         Self {
@@ -78,9 +85,14 @@ impl Scene {
             shape_color,
             background,
             gradient: [direction.cos(), direction.sin()],
-            texture: [wave.cos() * frequency, wave.sin() * frequency, rng.between(0.0, 0.12), rng.between(0.0, 6.0)],
+            texture: [
+                wave.cos() * frequency,
+                wave.sin() * frequency,
+                rng.between(0.0, 0.06),
+                rng.between(0.0, 6.0),
+            ],
             blobs,
-            noise: rng.between(0.0, 0.05),
+            noise: rng.between(0.0, 0.04),
         }
     }
 
@@ -99,7 +111,9 @@ impl Scene {
         let along = (at[0] - 0.5) * self.gradient[0] + (at[1] - 0.5) * self.gradient[1] + 0.5;
         let [fx, fy, depth, phase] = self.texture;
         let ripple = depth * (at[0] * fx + at[1] * fy + phase).sin();
-        std::array::from_fn(|c| self.background[0][c] * (1.0 - along) + self.background[1][c] * along + ripple)
+        std::array::from_fn(|c| {
+            self.background[0][c] * (1.0 - along) + self.background[1][c] * along + ripple
+        })
     }
 }
 

@@ -10,7 +10,8 @@ use crate::plan::Plan;
 use crate::run::trainer_of;
 use crate::shard::engine::Solo;
 use crate::shard::store::UnitShard;
-use crate::step::{Phases, tokens_of};
+use crate::slices::tokens_of;
+use crate::step::Phases;
 use crate::tape::Gathered;
 use crate::unit::{Draws, Leaves, Tokens};
 use crate::workers::Workers;
@@ -35,7 +36,9 @@ pub fn noise_batch(multicrop: &MultiCrop, n_samples: usize, seed: u64) -> Batch 
         groups: multicrop
             .groups()
             .iter()
-            .map(|g| (0..g.n_views * 3 * (g.size_px * g.size_px) as usize).map(|_| rng.below(256) as u8).collect())
+            .map(|g| {
+                (0..g.n_views * 3 * (g.size_px * g.size_px) as usize).map(|_| rng.below(256) as u8).collect()
+            })
             .collect(),
     };
     Batch {
@@ -101,8 +104,8 @@ impl BackboneBench {
     pub fn new(plan: &Plan) -> Self {
         let model = &plan.recipe.model;
         let units = model.units(Readout::All);
-        let shard = |unit: &Box<dyn crate::unit::Unit>| UnitShard::init(unit.as_ref(), 0, &Solo, &Device::flex());
-        let shards = units.iter().map(shard).collect();
+        let shards =
+            units.iter().map(|unit| UnitShard::init(unit.as_ref(), 0, &Solo, &Device::flex())).collect();
         let size_px = model.image_px();
         let mut rng = ViewRng::from_words([0, 0x6e6f_6973_6500_0000, 1, 0]);
         let mut image = || (0..3 * size_px * size_px).map(|_| rng.below(256) as u8).collect();
@@ -136,7 +139,8 @@ impl BackboneBench {
     /// Flat gradients of all units, unit by unit.
     pub fn units(&self, workers: &Workers, keep: bool) -> Vec<Tensor<1>> {
         let n = self.images.len();
-        let ranges: Vec<_> = (0..workers.len()).map(|i| workers.slice(i, n)).filter(|r| !r.is_empty()).collect();
+        let ranges: Vec<_> =
+            (0..workers.len()).map(|i| workers.slice(i, n)).filter(|r| !r.is_empty()).collect();
         let mut slices = workers.map(ranges, |_, range| self.input(range));
         let mut tape = Vec::new();
         let gathered = |number: usize| {
@@ -144,9 +148,8 @@ impl BackboneBench {
             Gathered { unit: self.units[number].as_ref(), layout: &shard.layout, flat: &shard.student }
         };
         for number in 0..self.units.len() {
-            let results = workers.map(slices, |_, input| {
-                gathered(number).forward(input, &Draws::default(), keep, number > 0)
-            });
+            let results = workers
+                .map(slices, |_, input| gathered(number).forward(input, &Draws::default(), keep, number > 0));
             let (outputs, kept): (Vec<_>, Vec<_>) = results.into_iter().unzip();
             slices = outputs;
             tape.push(kept);

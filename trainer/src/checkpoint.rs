@@ -95,7 +95,12 @@ fn buffer<'a>(shard: &'a mut UnitShard, name: &str) -> &'a mut Tensor<1> {
 ///
 /// # Errors
 /// [`TrainError::CheckpointWrite`]; earlier checkpoints are untouched then.
-pub fn save(folder: &Path, state: &mut TrainState, plan: &Plan, n_keep: usize) -> Result<PathBuf, TrainError> {
+pub fn save(
+    folder: &Path,
+    state: &mut TrainState,
+    plan: &Plan,
+    n_keep: usize,
+) -> Result<PathBuf, TrainError> {
     let target = folder.join(format!("step-{:010}", state.step));
     let temporary = folder.join(format!(".writing-{:010}", state.step));
     let write = |state: &mut TrainState| -> std::io::Result<()> {

@@ -17,7 +17,7 @@ use crate::unit::{Draws, Init, Leaves, ParamSpec, Tokens, Unit};
 const NORM_EPSILON: f64 = 1e-12;
 
 /// Sizes of a head.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HeadSizes {
     /// Channels of the backbone.
     pub input: usize,
@@ -27,6 +27,8 @@ pub struct HeadSizes {
     pub bottleneck: usize,
     /// Prototypes, K.
     pub prototypes: usize,
+    /// Deviation of initial weights of the MLP.
+    pub init_std: f32,
 }
 
 /// The two units of a head.
@@ -44,11 +46,11 @@ impl Unit for Mlp {
     }
 
     fn params(&self) -> Vec<ParamSpec> {
-        let HeadSizes { input, hidden, bottleneck, .. } = self.sizes;
+        let HeadSizes { input, hidden, bottleneck, init_std, .. } = self.sizes;
         [("0", hidden, input), ("2", hidden, hidden), ("4", bottleneck, hidden)]
             .into_iter()
             .flat_map(|(name, out, input)| {
-                let init = Init::TruncNormal(0.02);
+                let init = Init::TruncNormal(init_std);
                 [
                     ParamSpec::weight(format!("{name}.weight"), [out, input], init),
                     ParamSpec::vector(format!("{name}.bias"), out, 0.0),
@@ -58,7 +60,8 @@ impl Unit for Mlp {
     }
 
     fn forward(&self, leaves: &Leaves<'_>, groups: Vec<Tokens>, _: &Draws) -> Vec<Tokens> {
-        let layer = |x, i: &str| linear(x, leaves.get(&format!("{i}.weight")), leaves.get(&format!("{i}.bias")));
+        let layer =
+            |x, i: &str| linear(x, leaves.get(&format!("{i}.weight")), leaves.get(&format!("{i}.bias")));
         let mlp = |tokens: &Tokens| {
             let x = gelu(layer(tokens.x.clone(), "0"));
             let x = gelu(layer(x, "2"));

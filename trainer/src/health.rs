@@ -107,7 +107,8 @@ mod tests {
     #[test]
     fn each_collapse_is_said_in_words() {
         let healthy = FeatureHealth { std: 0.8, effective_rank: 30.0 };
-        let said = |loss, entropy, features| diagnose(100, 10, loss, Some(8.0), Some(entropy), features).join(" ");
+        let said =
+            |loss, entropy, features| diagnose(100, 10, loss, Some(8.0), Some(entropy), features).join(" ");
         assert_eq!(said(5.0, 4.0, healthy), "");
         assert!(said(7.99, 4.0, healthy).contains("does not learn"));
         assert!(said(6.0, 7.99, healthy).contains("uniform"));

@@ -25,6 +25,7 @@ pub mod probe;
 pub mod run;
 pub mod schedule;
 pub mod shard;
+mod slices;
 pub mod step;
 pub mod tape;
 pub mod telemetry;

@@ -12,7 +12,7 @@ use crate::error::TrainError;
 use crate::init::fill;
 use crate::plan::or_cores;
 use crate::shard::layout::UnitLayout;
-use crate::step::{join, tokens_of};
+use crate::slices::{join, tokens_of};
 use crate::tape::Gathered;
 use crate::unit::{Draws, Tokens, Unit};
 use crate::workers::Workers;
@@ -100,7 +100,11 @@ impl Network {
                 let name = layout.full_name(slot);
                 let found = values_of(&tensors, &name).map_err(bad)?;
                 if found.len() != slot.spec.numel() {
-                    return Err(bad(format!("{name} has {} elements, not {}", found.len(), slot.spec.numel())));
+                    return Err(bad(format!(
+                        "{name} has {} elements, not {}",
+                        found.len(),
+                        slot.spec.numel()
+                    )));
                 }
                 values[slot.range()].copy_from_slice(&found);
             }

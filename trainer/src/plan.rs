@@ -47,7 +47,9 @@ impl Plan {
         }
         check_views(&recipe).map_err(bad)?;
         let steps = |key: &str, duration: &crate::config::Duration, total| {
-            duration.steps(n_samples, optim.batch_size, total).map_err(|reason| bad(format!("{key}: {reason}")))
+            duration
+                .steps(n_samples, optim.batch_size, total)
+                .map_err(|reason| bad(format!("{key}: {reason}")))
         };
         let total_steps = steps("optim.length", &optim.length, None)?;
         if total_steps == 0 {
@@ -123,7 +125,10 @@ impl Plan {
         let find = |key: &String, list: &[(String, String)]| {
             list.iter().find(|(k, _)| k == key).map_or("absent".into(), |(_, value)| value.clone())
         };
-        a.iter().chain(&b).map(|(key, _)| (key.clone(), find(key, &a), find(key, &b))).find(|(_, x, y)| x != y)
+        a.iter()
+            .chain(&b)
+            .map(|(key, _)| (key.clone(), find(key, &a), find(key, &b)))
+            .find(|(_, x, y)| x != y)
     }
 }
 
@@ -140,7 +145,10 @@ fn check_views(recipe: &Recipe) -> Result<(), String> {
     multicrop.validate().map_err(|error| format!("views.{error}"))?;
     let patch_px = recipe.model.patch_px() as u32;
     if let Some(crop) = multicrop.crops.iter().find(|crop| !crop.size_px.is_multiple_of(patch_px)) {
-        return Err(format!("views: a view of {} px does not divide by model.patch_px {patch_px}", crop.size_px));
+        return Err(format!(
+            "views: a view of {} px does not divide by model.patch_px {patch_px}",
+            crop.size_px
+        ));
     }
     match multicrop.groups().first() {
         Some(group) if group.n_views >= 2 => Ok(()),

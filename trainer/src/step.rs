@@ -13,15 +13,15 @@ use std::ops::Range;
 use std::time::Instant;
 
 use augment::{Batch, ViewRng};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 
-use crate::backbone::patch_vectors;
 use crate::head::rows;
 use crate::method::{Gauges, Logits, Method};
 use crate::optim::{AdamW, ClipNorms};
 use crate::schedule::Knobs;
 use crate::shard::engine::Engine;
 use crate::shard::store::{UnitShard, to_host};
+use crate::slices::{Slices, join, logits, split, tokens_of};
 use crate::tape::{Gathered, Kept};
 use crate::unit::{Draws, Leaves, Tokens, Unit};
 use crate::workers::Workers;
@@ -114,9 +114,6 @@ struct Scored {
     gauges: Gauges,
 }
 
-/// Slices of a batch, one a worker: groups of patch vectors.
-type Slices = Vec<Vec<Tokens>>;
-
 impl Trainer {
     /// A fresh network.
     pub fn new(
@@ -173,8 +170,10 @@ impl Trainer {
     fn slices(&self, batch: &Batch) -> Slices {
         let groups = self.state.method.multicrop().groups();
         let n = batch.samples.len();
-        let ranges: Vec<Range<usize>> =
-            (0..self.workers.len()).map(|i| self.workers.slice(i, n)).filter(|range| !range.is_empty()).collect();
+        let ranges: Vec<Range<usize>> = (0..self.workers.len())
+            .map(|i| self.workers.slice(i, n))
+            .filter(|range| !range.is_empty())
+            .collect();
         self.workers.map(ranges, |_, range| {
             let samples = &batch.samples[range];
             groups
@@ -217,8 +216,7 @@ impl Trainer {
             let slot = (image * world + rank) as u64;
             [self.config.seed, DROP_PATH_DOMAIN ^ self.state.step, slot, unit as u64]
         };
-        let draw_unit = |(number, unit): (usize, &Box<dyn Unit>)| {
-            let p = unit.drop_path();
+        let draw_unit = |(number, p): (usize, f32)| {
             let draw_slice = |i: usize| {
                 let mut draws = Draws::default();
                 if p == 0.0 {
@@ -238,7 +236,7 @@ impl Trainer {
             };
             (0..slices.len()).map(draw_slice).collect()
         };
-        self.backbone.iter().enumerate().map(draw_unit).collect()
+        self.backbone.iter().map(|unit| unit.drop_path()).enumerate().map(draw_unit).collect()
     }
 
     /// The student's outputs by slice, and the tape by unit and slice.
@@ -249,9 +247,9 @@ impl Trainer {
             let flat = self.engine.all_gather(&shard.student);
             let gathered = Gathered { unit: unit.as_ref(), layout: &shard.layout, flat: &flat };
             let keep = number >= first_kept;
-            let results = self.workers.map(slices, |i, input| {
-                gathered.forward(input, &draws[number][i], keep, number > 0)
-            });
+            let results = self
+                .workers
+                .map(slices, |i, input| gathered.forward(input, &draws[number][i], keep, number > 0));
             let (outputs, kept) = results.into_iter().unzip();
             slices = outputs;
             tape.push(kept);
@@ -260,13 +258,7 @@ impl Trainer {
     }
 
     /// Loss, its gradient at the backbone's outputs, and those of the head's flat buffers.
-    fn heads_and_loss(
-        &self,
-        student: &[Tokens],
-        teacher: &Logits,
-        n_images: usize,
-        knobs: &Knobs,
-    ) -> Scored {
+    fn heads_and_loss(&self, student: &[Tokens], teacher: &Logits, n_images: usize, knobs: &Knobs) -> Scored {
         let shards = &self.state.shards[self.backbone.len()..];
         let flats: Vec<Tensor<1>> = shards.iter().map(|s| self.engine.all_gather(&s.student)).collect();
         let leaves: Vec<Leaves<'_>> =
@@ -300,9 +292,9 @@ impl Trainer {
             let gathered = Gathered { unit: unit.as_ref(), layout: &shard.layout, flat: &flat };
             let kept = tape.pop().unwrap_or_default();
             let inputs = kept.into_iter().zip(grads).collect();
-            let results = self.workers.map(inputs, |i, (kept, grad)| {
-                gathered.backward(kept, grad, &draws[number][i], number > 0)
-            });
+            let results = self
+                .workers
+                .map(inputs, |i, (kept, grad)| gathered.backward(kept, grad, &draws[number][i], number > 0));
             let (grad_inputs, flats): (Vec<_>, Vec<_>) = results.into_iter().unzip();
             grads = grad_inputs;
             let sum = flats.into_iter().reduce(|sum, flat| sum + flat);
@@ -313,7 +305,13 @@ impl Trainer {
     }
 
     /// Agrees on loss, norms and finiteness, then updates or skips.
-    fn update(&mut self, loss: f64, observed: &[f32], grads: Vec<Tensor<1>>, knobs: &Knobs) -> (f64, f64, bool) {
+    fn update(
+        &mut self,
+        loss: f64,
+        observed: &[f32],
+        grads: Vec<Tensor<1>>,
+        knobs: &Knobs,
+    ) -> (f64, f64, bool) {
         let world = self.engine.world_size() as f64;
         let grads: Vec<Vec<f32>> =
             grads.into_iter().map(|grad| to_host(self.engine.reduce_scatter(grad))).collect();
@@ -339,55 +337,6 @@ impl Trainer {
 
 /// Keeps drop-path streams apart from all others.
 const DROP_PATH_DOMAIN: u64 = 0x6472_6f70_0000_0000;
-
-/// Views as bytes into a group of patch vectors.
-pub fn tokens_of(views: &[&[u8]], size_px: usize, patch_px: usize, device: &Device) -> Tokens {
-    let (values, shape) = patch_vectors(views, size_px, patch_px);
-    Tokens { x: Tensor::from_data(TensorData::new(values, shape), device), grid: [size_px / patch_px; 2] }
-}
-
-/// Slices of groups into groups of the whole batch.
-pub fn join(slices: Slices) -> Vec<Tokens> {
-    let n_groups = slices.first().map_or(0, Vec::len);
-    (0..n_groups)
-        .map(|group| {
-            let parts = slices.iter().map(|slice| slice[group].x.clone()).collect();
-            slices[0][group].with(Tensor::cat(parts, 0))
-        })
-        .collect()
-}
-
-/// Whole-batch gradients into slices shaped like `slices`.
-fn split(slices: &Slices, groups: Vec<Tensor<3>>) -> Vec<Vec<Tensor<3>>> {
-    let mut starts = vec![0; groups.len()];
-    slices
-        .iter()
-        .map(|slice| {
-            slice
-                .iter()
-                .zip(&groups)
-                .zip(&mut starts)
-                .map(|((tokens, grad), start)| {
-                    let [b, _, _] = tokens.x.dims();
-                    let range = *start..*start + b;
-                    *start += b;
-                    grad.clone().slice([range])
-                })
-                .collect()
-        })
-        .collect()
-}
-
-/// `[B·V, 1, K]` tokens into logits `[B, V, K]`.
-fn logits(groups: Vec<Tokens>, n_images: usize) -> Logits {
-    groups
-        .into_iter()
-        .map(|tokens| {
-            let [rows, _, k] = tokens.x.dims();
-            tokens.x.reshape([n_images, rows / n_images, k])
-        })
-        .collect()
-}
 
 struct Clock(Instant);
 

@@ -138,9 +138,10 @@ impl<'a> Leaves<'a> {
     /// unit, which the conformance test of units finds.
     pub fn get<const D: usize>(&self, name: &str) -> Tensor<D> {
         let at = self.layout.position(name).unwrap_or_else(|| panic!("{} has no {name}", self.layout.name));
-        let shape: [usize; D] = self.layout.params[at].spec.shape.as_slice().try_into().unwrap_or_else(|_| {
-            panic!("{}.{name} has shape {:?}", self.layout.name, self.layout.params[at].spec.shape)
-        });
+        let shape: [usize; D] =
+            self.layout.params[at].spec.shape.as_slice().try_into().unwrap_or_else(|_| {
+                panic!("{}.{name} has shape {:?}", self.layout.name, self.layout.params[at].spec.shape)
+            });
         self.tensors[at].clone().reshape(shape)
     }
 

@@ -52,7 +52,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     recipe.run.workers = args.workers;
     // The data set's size only moves schedules, which a benchmark does not follow.
     let plan = Plan::resolve(recipe, 1 << 20)?;
-    if args.backbone { backbone(args, &plan) } else { step(args, &plan) }
+    if args.backbone {
+        backbone(args, &plan)
+    } else {
+        step(args, &plan)
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -67,7 +71,13 @@ fn step(args: &StepArgs, plan: &Plan) {
         ("student backward", phases.backward_ms),
         ("update", phases.update_ms),
     ];
-    println!("{}, batch {}, {} workers, median of {}", args.recipe, args.batch, or_cores(args.workers), args.repeats);
+    println!(
+        "{}, batch {}, {} workers, median of {}",
+        args.recipe,
+        args.batch,
+        or_cores(args.workers),
+        args.repeats
+    );
     for (name, ms) in rows {
         println!("{name:<18} {ms:9.1} ms {:5.1} %", 100.0 * ms / total);
     }
@@ -83,7 +93,10 @@ fn step(args: &StepArgs, plan: &Plan) {
 fn backbone(args: &StepArgs, plan: &Plan) {
     let times = trainer::bench::backbone(plan, args.repeats);
     let side = plan.recipe.model.image_px();
-    println!("{} backbone, {side} px, batch {}, forward and backward, median of {}", args.recipe, args.batch, args.repeats);
+    println!(
+        "{} backbone, {side} px, batch {}, forward and backward, median of {}",
+        args.recipe, args.batch, args.repeats
+    );
     println!("one graph, one thread            {:9.1} ms", times.whole_graph_ms);
     println!(
         "units, one thread, graphs kept   {:9.1} ms  {:.3} of one graph",

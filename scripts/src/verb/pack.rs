@@ -132,7 +132,8 @@ fn folder(root: &Path) -> anyhow::Result<Vec<Entry>> {
 }
 
 fn csv_list(list: &Path) -> anyhow::Result<Vec<Entry>> {
-    let mut reader = csv::Reader::from_path(list).with_context(|| format!("cannot read {}", list.display()))?;
+    let mut reader =
+        csv::Reader::from_path(list).with_context(|| format!("cannot read {}", list.display()))?;
     let headers = reader.headers()?.clone();
     let column = |name: &str| headers.iter().position(|header| header.trim() == name);
     let Some(path) = column("path") else { bail!("{} has no column `path`", list.display()) };

@@ -64,9 +64,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     if args.json {
         let seconds = start.elapsed().as_secs_f64();
-        println!("{}", serde_json::json!({ "steps": plan.total_steps, "seconds": seconds, "workdir": args.workdir }));
+        println!(
+            "{}",
+            serde_json::json!({ "steps": plan.total_steps, "seconds": seconds, "workdir": args.workdir })
+        );
     } else {
-        println!("{} steps taken; checkpoints in {}", plan.total_steps, args.workdir.join("checkpoints").display());
+        println!(
+            "{} steps taken; checkpoints in {}",
+            plan.total_steps,
+            args.workdir.join("checkpoints").display()
+        );
     }
     Ok(ExitCode::SUCCESS)
 }

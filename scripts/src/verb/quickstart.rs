@@ -18,10 +18,6 @@ use super::shards::{SynthArgs, synthesize};
 use crate::exit::PREEMPTED;
 use crate::recipes;
 
-/// Images to learn from and to report on.
-const N_TRAIN: u64 = 8000;
-const N_TEST: u64 = 2000;
-
 /// Curves of the picture.
 const CURVES: [&str; 6] = [
     "train/loss",
@@ -41,6 +37,12 @@ pub(crate) struct Args {
     /// Seed of images and run.
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Images to learn from.
+    #[arg(long, default_value_t = 8000)]
+    train_images: u64,
+    /// Images to report on.
+    #[arg(long, default_value_t = 2000)]
+    test_images: u64,
     /// Change a value of the recipe. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
@@ -55,8 +57,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     recipe.seed = args.seed;
     let size_px = recipe.model.image_px();
     let data = args.workdir.join("data");
-    let train = ensure_synth(args, &data, "train", N_TRAIN, 0)?;
-    let test = ensure_synth(args, &data, "test", N_TEST, 1)?;
+    let train = ensure_synth(args, &data, "train", args.train_images, size_px as u32, 0)?;
+    let test = ensure_synth(args, &data, "test", args.test_images, size_px as u32, 1)?;
     recipe.data.shards = train.iter().map(|path| path.display().to_string()).collect();
     let (train, test) = (Dataset::from_paths(&train)?, Dataset::from_paths(&test)?);
 
@@ -100,6 +102,7 @@ fn ensure_synth(
     data: &std::path::Path,
     prefix: &str,
     count: u64,
+    size_px: u32,
     stream: u64,
 ) -> anyhow::Result<Vec<PathBuf>> {
     let done = data.join(format!("{prefix}.done"));
@@ -110,7 +113,7 @@ fn ensure_synth(
         }
         let seed = 2 * args.seed + stream;
         let prefix = prefix.to_string();
-        synthesize(&SynthArgs { out: folder, count, seed, size_px: 48, prefix })?;
+        synthesize(&SynthArgs { out: folder, count, seed, size_px, prefix })?;
         std::fs::write(&done, format!("seed {}\n", args.seed))?;
     } else if std::fs::read_to_string(&done)?.trim() != format!("seed {}", args.seed) {
         bail!("{} holds a set of another seed; choose another --workdir", data.display());

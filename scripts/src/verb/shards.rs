@@ -116,7 +116,12 @@ pub(crate) fn synthesize(args: &SynthArgs) -> anyhow::Result<Vec<PathBuf>> {
 
 fn jpeg(pixels: &[u8], size_px: u32) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Cursor::new(Vec::new());
-    JpegEncoder::new_with_quality(&mut bytes, 92).write_image(pixels, size_px, size_px, ExtendedColorType::Rgb8)?;
+    JpegEncoder::new_with_quality(&mut bytes, 92).write_image(
+        pixels,
+        size_px,
+        size_px,
+        ExtendedColorType::Rgb8,
+    )?;
     Ok(bytes.into_inner())
 }
 
@@ -157,9 +162,16 @@ fn verify(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     progress.finish_and_clear();
     let (bytes, n_bad) = (bytes.into_inner(), n_bad.into_inner());
     let n_samples = dataset.n_samples();
-    println!("{} shard(s), {n_samples} samples, {:.1} MB of images, {n_bad} bad", paths.len(), bytes as f64 / 1e6);
+    println!(
+        "{} shard(s), {n_samples} samples, {:.1} MB of images, {n_bad} bad",
+        paths.len(),
+        bytes as f64 / 1e6
+    );
     if args.json {
-        println!("{}", json!({ "shards": paths.len(), "samples": n_samples, "image_bytes": bytes, "bad": n_bad }));
+        println!(
+            "{}",
+            json!({ "shards": paths.len(), "samples": n_samples, "image_bytes": bytes, "bad": n_bad })
+        );
     }
     Ok(if n_bad == 0 { ExitCode::SUCCESS } else { ExitCode::from(3) })
 }

@@ -66,8 +66,10 @@ mod tests {
     #[test]
     fn it_equals_pytorch() {
         let weights = axis(4, 2);
-        let values: Vec<f64> =
-            weights.chunks_exact(4).map(|row| row.iter().enumerate().map(|(i, w)| w * i as f64).sum()).collect();
+        let values: Vec<f64> = weights
+            .chunks_exact(4)
+            .map(|row| row.iter().enumerate().map(|(i, w)| w * i as f64).sum())
+            .collect();
         assert!((values[0] - 0.40625).abs() < 1e-12 && (values[1] - 2.59375).abs() < 1e-12, "{values:?}");
     }
 }

@@ -23,9 +23,6 @@ use crate::unit::{Draws, Init, Leaves, ParamSpec, Tokens, Unit};
 /// Epsilon of every layer norm, as in DINO and timm.
 const NORM_EPSILON: f64 = 1e-6;
 
-/// Deviation of initial weights.
-const WEIGHT_STD: f32 = 0.02;
-
 /// Mean and deviation of ImageNet's channels, in units of 0..=1; everyone's normalisation but
 /// SwAV's, which has a typing error in it.
 const IMAGE_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
@@ -54,6 +51,14 @@ pub struct VitConfig {
     /// Drop-path rate of the last block; earlier ones grow linearly towards it.
     #[serde(default)]
     pub drop_path: f32,
+    /// Deviation of initial weights. The usual 0.02 suits widths from 384 on; narrow networks
+    /// need about `1/√width`, or their branches start out too faint to matter.
+    #[serde(default = "default_init_std")]
+    pub init_std: f32,
+}
+
+fn default_init_std() -> f32 {
+    0.02
 }
 
 fn default_mlp_ratio() -> f64 {
@@ -166,9 +171,8 @@ impl Embed {
         let data = {
             // The map stays valid if a holder panics: an entry is inserted whole.
             let mut cache = self.resampling.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            let make = || {
-                TensorData::new(pos_embed::matrix(self.config.grid(), grid), [grid[0] * grid[1], n - 1])
-            };
+            let make =
+                || TensorData::new(pos_embed::matrix(self.config.grid(), grid), [grid[0] * grid[1], n - 1]);
             cache.entry(grid).or_insert_with(make).clone()
         };
         let matrix = Tensor::<2>::from_data(data, &patches.device());
@@ -187,8 +191,9 @@ impl Unit for Embed {
         let n = self.config.grid() * self.config.grid();
         // timm draws convolution weights like PyTorch: uniform in ±1/√fan_in.
         let bound = 1.0 / ((3 * p * p) as f32).sqrt();
-        let table = Init::TruncNormal(WEIGHT_STD);
-        let bias = ParamSpec { init: Init::Uniform(bound), ..ParamSpec::vector("patch_embed.proj.bias", d, 0.0) };
+        let table = Init::TruncNormal(self.config.init_std);
+        let bias =
+            ParamSpec { init: Init::Uniform(bound), ..ParamSpec::vector("patch_embed.proj.bias", d, 0.0) };
         vec![
             ParamSpec::weight("patch_embed.proj.weight", [d, 3, p, p], Init::Uniform(bound)),
             bias,
@@ -249,7 +254,7 @@ impl Unit for Block {
     fn params(&self) -> Vec<ParamSpec> {
         let (d, hidden) = (self.config.width, self.config.hidden());
         let weight = |name: &str, out, input| {
-            ParamSpec::weight(format!("{name}.weight"), [out, input], Init::TruncNormal(WEIGHT_STD))
+            ParamSpec::weight(format!("{name}.weight"), [out, input], Init::TruncNormal(self.config.init_std))
         };
         let bias = |name: &str, n| ParamSpec::vector(format!("{name}.bias"), n, 0.0);
         let gain = |name: &str| ParamSpec::vector(format!("{name}.weight"), d, 1.0);

@@ -30,6 +30,9 @@ pub struct DinoConfig {
     /// Channels between the head's MLP and its prototypes.
     #[serde(default = "default_bottleneck")]
     pub head_bottleneck: usize,
+    /// Deviation of the head's initial weights; see `model.init_std`.
+    #[serde(default = "default_head_init_std")]
+    pub head_init_std: f32,
     /// Temperature of the student's softmax.
     #[serde(default = "default_student_temp")]
     pub student_temp: f64,
@@ -44,6 +47,10 @@ fn default_hidden() -> usize {
 
 fn default_bottleneck() -> usize {
     256
+}
+
+fn default_head_init_std() -> f32 {
+    0.02
 }
 
 fn default_student_temp() -> f64 {
@@ -107,6 +114,7 @@ impl Method for Dino {
             hidden: self.config.head_hidden,
             bottleneck: self.config.head_bottleneck,
             prototypes: self.config.prototypes,
+            init_std: self.config.head_init_std,
         })
     }
 

@@ -1,0 +1,145 @@
+use std::process::Command;
+
+use crate::support::{World, fails, metrics, ok};
+
+#[test]
+fn a_missing_shard_is_named() {
+    let world = World::new(1);
+    let output = world.pretrain("run", &["--shards", "nowhere/x-{0..1}.tar"]);
+    assert!(fails(&output, 3).contains("nowhere/x-0.tar does not exist"));
+    let output = world.ocelli(&["shards", "verify", "nowhere/x-{0..1}.tar"]);
+    assert!(fails(&output, 3).contains("nowhere/x-0.tar does not exist"));
+}
+
+#[test]
+fn a_truncated_tar_names_the_member() {
+    let world = World::new(20);
+    let bytes = std::fs::read(world.shard()).unwrap();
+    std::fs::write(world.shard(), &bytes[..bytes.len() / 2]).unwrap();
+    let stderr = fails(&world.pretrain("run", &[]), 3);
+    assert!(
+        stderr.contains("train-000000.tar is truncated: member ") && stderr.contains("bytes"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn a_file_that_is_no_tar_is_named() {
+    let world = World::new(1);
+    std::fs::write(world.shard(), "not a tar at all ".repeat(100)).unwrap();
+    let stderr = fails(&world.pretrain("run", &[]), 3);
+    assert!(stderr.contains("train-000000.tar is not a tar file"), "{stderr}");
+}
+
+#[test]
+fn a_tar_without_images_says_so() {
+    let world = World::new(1);
+    let mut builder = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_size(1);
+    builder.append_data(&mut header, "a.txt", &b"x"[..]).unwrap();
+    std::fs::write(world.shard(), builder.into_inner().unwrap()).unwrap();
+    let stderr = fails(&world.pretrain("run", &[]), 3);
+    assert!(stderr.contains("no samples") && stderr.contains("jpg"), "{stderr}");
+    std::fs::create_dir(world.path("empty")).unwrap();
+    let args = ["shards", "pack", &world.text("empty"), "--out", &world.text("out")];
+    assert!(fails(&world.ocelli(&args), 3).contains("no samples"));
+}
+
+/// One image whose header announces 60,000 x 60,000 pixels: it is written into the ledger, replaced,
+/// and the run goes on; with a limit of zero bad samples the run stops and names it.
+#[test]
+fn an_image_that_lies_about_its_size_goes_to_the_ledger() {
+    let world = World::new(30);
+    let mut bytes = std::fs::read(world.shard()).unwrap();
+    let index = pipeline::index::ShardIndex::build(&world.shard()).unwrap();
+    let member = index.member(4, &["jpg"]).unwrap();
+    let image = &mut bytes[member.offset_bytes as usize..(member.offset_bytes + member.len_bytes) as usize];
+    // The frame header of a baseline JPEG: marker, length, precision, height, width.
+    let frame = image.windows(2).position(|w| w == [0xff, 0xc0]).unwrap();
+    image[frame + 5..frame + 9].copy_from_slice(&[0xea, 0x60, 0xea, 0x60]);
+    std::fs::write(world.shard(), bytes).unwrap();
+    ok(&world.pretrain("run", &[]));
+    let ledger = std::fs::read_to_string(world.path("run/quarantine.jsonl")).unwrap();
+    assert_eq!(ledger.lines().count(), 1);
+    assert!(ledger.contains("60000 x 60000") && ledger.contains("00000004"), "{ledger}");
+    let stderr = fails(&world.pretrain("strict", &["--set", "data.max_bad_rate=0.0"]), 3);
+    assert!(stderr.contains("sample 00000004") && stderr.contains("quarantine.jsonl"), "{stderr}");
+}
+
+#[test]
+fn a_misspelt_key_names_the_nearest_one() {
+    let world = World::new(1);
+    let recipe = std::fs::read_to_string(world.path("tiny.toml")).unwrap();
+    std::fs::write(world.path("tiny.toml"), recipe.replace("warmup =", "warmpu =")).unwrap();
+    let stderr = fails(&world.pretrain("run", &[]), 2);
+    assert!(stderr.contains("warmpu") && stderr.contains("did you mean `warmup`"), "{stderr}");
+    std::fs::write(world.path("tiny.toml"), recipe).unwrap();
+    let stderr = fails(&world.pretrain("run", &["--set", "model.widht=8"]), 2);
+    assert!(stderr.contains("did you mean `width`"), "{stderr}");
+    let output = world.ocelli(&["pretrain", "--recipe", "dino_vits61", "--workdir", "x"]);
+    assert!(fails(&output, 2).contains("dino_vits16"));
+}
+
+#[test]
+fn a_batch_that_does_not_divide_is_refused() {
+    let world = World::new(1);
+    assert!(fails(&world.pretrain("run", &["--set", "optim.batch_size=0"]), 2).contains("optim.batch_size"));
+    let stderr = fails(&world.pretrain("run", &["--set", "model.heads=3"]), 2);
+    assert!(stderr.contains("model.width 32 does not divide by model.heads 3"), "{stderr}");
+    let stderr = fails(&world.pretrain("run", &["--set", "model.patch_px=3"]), 2);
+    assert!(stderr.contains("model.patch_px 3"), "{stderr}");
+    let error = pipeline::Share::new(0, 3, 8).unwrap_err().to_string();
+    assert!(error.contains("8 samples does not divide by 3 ranks"), "{error}");
+}
+
+#[test]
+fn a_workdir_of_another_recipe_is_refused_and_untouched() {
+    let world = World::new(30);
+    ok(&world.pretrain("run", &[]));
+    let before = metrics(&world.path("run"));
+    let stderr = fails(&world.pretrain("run", &["--set", "optim.lr=0.5"]), 2);
+    assert!(stderr.contains("optim.lr is 0.01 there and 0.5 here"), "{stderr}");
+    assert_eq!(metrics(&world.path("run")), before);
+    // What does not change what is learned may change.
+    ok(&world.pretrain("run", &["--set", "run.log_every_steps=5"]));
+}
+
+/// A disk that is full while the second checkpoint is written, played by a limit on file size: the
+/// error names the checkpoint, the first one stays, and the run continues from it.
+#[test]
+fn a_full_disk_loses_nothing() {
+    let world = World::new(30);
+    let more = ["--set", "optim.length={steps=4}"];
+    ok(&world.pretrain("size", &more));
+    let file = world.path("size/checkpoints/step-0000000004/rank-00000.safetensors");
+    let blocks = std::fs::metadata(file).unwrap().len() / 1024 - 1;
+    let run = |limit: &str| {
+        let program = env!("CARGO_BIN_EXE_ocelli-under-test");
+        let args = world.pretrain_args("run", &[]);
+        let quoted: Vec<String> = args.iter().map(|a| format!("'{a}'")).collect();
+        let script = format!("trap '' XFSZ; {limit} exec '{program}' {}", quoted.join(" "));
+        Command::new("bash").args(["-c", &script]).output().unwrap()
+    };
+    let stderr = fails(&run(&format!("ulimit -f {blocks};")), 3);
+    assert!(stderr.contains("cannot write checkpoint") && stderr.contains("step-0000000004"), "{stderr}");
+    let left: Vec<_> = std::fs::read_dir(world.path("run/checkpoints")).unwrap().flatten().collect();
+    assert!(left.is_empty(), "{left:?}");
+    ok(&run(""));
+    assert_eq!(metrics(&world.path("run")).len(), 12);
+}
+
+#[test]
+fn a_run_whose_loss_is_not_finite_stops_with_78() {
+    let world = World::new(30);
+    let stderr = fails(&world.pretrain("run", &["--set", "teacher.temp=[1e-45,1e-45]"]), 78);
+    assert!(stderr.contains("not finite in 3 steps in a row"), "{stderr}");
+}
+
+#[test]
+fn a_folder_without_a_checkpoint_is_named() {
+    let world = World::new(1);
+    let shard = world.text("data/train-000000.tar");
+    let args = ["probe", "--checkpoint", &world.text("data"), "--train", &shard, "--test", &shard];
+    assert!(fails(&world.ocelli(&args), 3).contains("there is no checkpoint in it"));
+}

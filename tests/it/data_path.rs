@@ -1,0 +1,67 @@
+use std::sync::Arc;
+
+use pipeline::{Cursor, Dataset, Share};
+use trainer::data::batches;
+use trainer::{Plan, Recipe};
+
+use crate::support::{TINY, World};
+
+fn plan(threads: usize, n_samples: u64) -> Plan {
+    let recipe = Recipe::parse(TINY, "tiny", &[format!("run.data_threads={threads}")]).unwrap();
+    Plan::resolve(recipe, n_samples).unwrap()
+}
+
+/// Views of global batches `first..first + n`, gathered from all ranks into the order of positions.
+fn views(world: &World, ranks: usize, threads: usize, first: u64, n: u64) -> Vec<Vec<Vec<u8>>> {
+    let paths = [world.shard()];
+    let dataset = Arc::new(Dataset::from_paths(&paths).unwrap());
+    let plan = plan(threads, dataset.n_samples());
+    let mut global = vec![Vec::new(); (n * 8) as usize];
+    for rank in 0..ranks {
+        let share = Share::new(rank, ranks, 8).unwrap();
+        let ledger = world.path(&format!("ledger-{rank}"));
+        let mut pool = batches(Arc::clone(&dataset), &plan, share, Cursor(first), &ledger).unwrap();
+        for g in 0..n {
+            let batch = pool.next_batch().unwrap().unwrap();
+            assert_eq!(batch.index, first + g);
+            for (slot, sample) in batch.samples.into_iter().enumerate() {
+                global[(g * 8) as usize + slot * ranks + rank] = sample.groups;
+            }
+        }
+    }
+    global
+}
+
+#[test]
+fn batches_are_the_same_for_all_ranks_threads_and_restarts() {
+    let world = World::new(50);
+    let reference = views(&world, 1, 1, 0, 16);
+    assert!(reference.windows(2).all(|pair| pair[0] != pair[1]), "samples differ from one another");
+    for (ranks, threads) in [(1, 3), (1, 8), (2, 1), (2, 3), (4, 8)] {
+        assert_eq!(views(&world, ranks, threads, 0, 16), reference, "{ranks} ranks, {threads} threads");
+    }
+    for first in [1, 7, 15] {
+        let rest = views(&world, 2, 2, first, 16 - first);
+        assert_eq!(rest, reference[first as usize * 8..], "resumed at {first}");
+    }
+}
+
+/// Every fifth image is damaged: the rest of the stream does not move, each bad one stands in the
+/// ledger once, and substitutes are the same for all ranks and threads.
+#[test]
+fn bad_samples_are_replaced_alike_everywhere() {
+    let world = World::new(40);
+    let mut bytes = std::fs::read(world.shard()).unwrap();
+    let index = pipeline::index::ShardIndex::build(&world.shard()).unwrap();
+    for i in (0..40).step_by(5) {
+        let start = index.member(i, &["jpg"]).unwrap().offset_bytes as usize;
+        bytes[start..start + 64].fill(0);
+    }
+    std::fs::write(world.shard(), bytes).unwrap();
+    let reference = views(&world, 1, 1, 0, 10);
+    let ledger = std::fs::read_to_string(world.path("ledger-0")).unwrap();
+    assert_eq!(ledger.lines().count(), 8, "{ledger}");
+    assert_eq!(views(&world, 2, 3, 0, 10), reference);
+    let distinct: std::collections::HashSet<_> = reference.iter().collect();
+    assert_eq!(distinct.len(), reference.len(), "a substitute has views of its own");
+}

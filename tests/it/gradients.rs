@@ -1,0 +1,106 @@
+use burn::tensor::Tensor;
+use trainer::bench::{BackboneBench, noise_batch};
+use trainer::run::trainer_of;
+use trainer::shard::store::to_host;
+use trainer::workers::Workers;
+use trainer::{Plan, Recipe};
+
+use crate::support::TINY;
+
+fn plan(overrides: &[&str]) -> Plan {
+    let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
+    Plan::resolve(Recipe::parse(TINY, "tiny", &overrides).unwrap(), 1000).unwrap()
+}
+
+fn worst(a: Vec<Tensor<1>>, b: Vec<Tensor<1>>) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.into_iter()
+        .zip(b)
+        .map(|(a, b)| {
+            let (a, b) = (to_host(a), to_host(b));
+            let scale = b.iter().fold(0.0f32, |max, v| max.max(v.abs()));
+            assert!(scale > 0.0, "every unit has a gradient");
+            a.iter().zip(&b).fold(0.0f32, |max, (a, b)| max.max((a - b).abs())) / scale
+        })
+        .fold(0.0, f32::max)
+}
+
+/// Gate A: the vector-Jacobian product unit by unit equals one whole graph; with one worker and
+/// one size of views bit for bit, recomputed or kept.
+#[test]
+fn units_equal_one_graph() {
+    let bench = BackboneBench::new(&plan(&[]));
+    let one = Workers::new(1);
+    let whole = bench.whole_graph(&one);
+    assert_eq!(worst(bench.units(&one, true), whole.clone()), 0.0);
+    assert_eq!(worst(bench.units(&one, false), whole.clone()), 0.0);
+    assert!(worst(bench.units(&Workers::new(3), false), whole) < 1e-5);
+}
+
+fn losses(plan: &Plan, n: u64) -> Vec<f64> {
+    let mut trainer = trainer_of(plan);
+    let schedules = plan.schedules();
+    let step = |step| {
+        let batch = noise_batch(&plan.multicrop(), 8, step);
+        let report = trainer.step(&batch, &schedules.at(step));
+        assert!(report.finite);
+        report.loss
+    };
+    (0..n).map(step).collect()
+}
+
+/// Gate E: keeping graphs or recomputing, with drop-path, gives the same losses bit for bit.
+#[test]
+fn every_keep_trains_alike() {
+    let all = losses(&plan(&[]), 6);
+    for keep in ["run.keep=0", "run.keep=2"] {
+        assert_eq!(losses(&plan(&[keep]), 6), all, "{keep}");
+    }
+}
+
+#[test]
+fn workers_change_rounding_only() {
+    let two = losses(&plan(&[]), 4);
+    let one = losses(&plan(&["run.workers=1"]), 4);
+    for (a, b) in one.iter().zip(&two) {
+        assert!((a - b).abs() < 1e-4 * b.abs(), "{one:?} {two:?}");
+    }
+}
+
+/// A frozen last layer does not move; the rest of the network does.
+#[test]
+fn the_last_layer_is_frozen_at_first() {
+    let plan = plan(&[]);
+    let mut trainer = trainer_of(&plan);
+    let weights = |trainer: &trainer::step::Trainer, name: &str| {
+        let shard = trainer.state.shards.iter().find(|s| s.layout.name == name).unwrap();
+        to_host(shard.student.clone())
+    };
+    let (last, block) = (weights(&trainer, "head.last_layer"), weights(&trainer, "blocks.0"));
+    for step in 0..2 {
+        // The first step of the warm-up has a rate of zero.
+        let batch = noise_batch(&plan.multicrop(), 8, step);
+        trainer.step(&batch, &plan.schedules().at(step));
+    }
+    assert_eq!(weights(&trainer, "head.last_layer"), last);
+    assert_ne!(weights(&trainer, "blocks.0"), block);
+    trainer.step(&noise_batch(&plan.multicrop(), 8, 2), &plan.schedules().at(2));
+    assert_ne!(weights(&trainer, "head.last_layer"), last);
+}
+
+/// A step with a loss that is not finite leaves everything as it was.
+#[test]
+fn a_step_that_is_not_finite_is_skipped() {
+    let plan = plan(&[]);
+    let mut trainer = trainer_of(&plan);
+    let mut knobs = plan.schedules().at(5);
+    knobs.teacher_temp = 0.0;
+    let before: Vec<Vec<f32>> = trainer.state.shards.iter().map(|s| to_host(s.teacher.clone())).collect();
+    let state = trainer.state.method.state();
+    let report = trainer.step(&noise_batch(&plan.multicrop(), 8, 0), &knobs);
+    assert!(!report.finite);
+    let after: Vec<Vec<f32>> = trainer.state.shards.iter().map(|s| to_host(s.teacher.clone())).collect();
+    assert_eq!(before, after);
+    assert_eq!(trainer.state.method.state(), state);
+    assert_eq!(trainer.state.bad_steps, 1);
+}

@@ -1,0 +1,18 @@
+//! One binary for everything that spans crates.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+/// The arrows between crates.
+mod architecture;
+/// What the program says of bad input, and with which exit code.
+mod bad_input;
+/// The same batches whatever ranks, threads and restarts.
+mod data_path;
+/// Unit by unit against one graph.
+mod gradients;
+/// Killed and stopped runs continue bit for bit.
+mod resume;
+/// Folders of temporary data, tiny recipes and the program itself.
+mod support;
+/// The verbs, as a user calls them.
+mod verbs;

@@ -1,0 +1,71 @@
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::support::{World, metrics, ok};
+
+/// Starts a run of many steps and signals it once it has logged `rows` rows.
+fn interrupt(world: &World, workdir: &str, signal: &str, rows: usize) -> Option<i32> {
+    let more = ["--set", "optim.length={steps=400}"];
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ocelli-under-test"))
+        .args(world.pretrain_args(workdir, &more))
+        .stderr(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let path = world.path(workdir).join("metrics.jsonl");
+    let start = Instant::now();
+    while std::fs::read_to_string(&path).map_or(0, |text| text.lines().count()) < rows {
+        assert!(start.elapsed() < Duration::from_secs(120), "the run does not get on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
+    child.wait().unwrap().code()
+}
+
+#[test]
+fn a_killed_run_continues_bit_for_bit() {
+    let world = World::new(50);
+    let more = ["--set", "optim.length={steps=400}"];
+    ok(&world.pretrain("unbroken", &more));
+    let unbroken = metrics(&world.path("unbroken"));
+    assert_eq!(unbroken.len(), 400);
+    // Killed by no signal that can be caught, at three places between checkpoints.
+    for rows in [9, 30, 53] {
+        assert_eq!(interrupt(&world, "broken", "-9", rows), None);
+    }
+    let stderr = ok(&world.pretrain("broken", &more));
+    assert!(stderr.contains("continuing at step"), "{stderr}");
+    assert_eq!(metrics(&world.path("broken")), unbroken);
+    let checkpoint = |run: &str| {
+        std::fs::read(world.path(run).join("checkpoints/step-0000000400/rank-00000.safetensors")).unwrap()
+    };
+    assert!(checkpoint("broken") == checkpoint("unbroken"), "weights differ");
+}
+
+#[test]
+fn a_run_that_is_asked_to_stop_writes_a_checkpoint_and_says_143() {
+    let world = World::new(50);
+    for signal in ["-TERM", "-USR2"] {
+        let workdir = format!("run{signal}");
+        assert_eq!(interrupt(&world, &workdir, signal, 6), Some(143));
+        let rows = metrics(&world.path(&workdir)).len();
+        let newest = trainer::checkpoint::Checkpoint::open(&world.path(&workdir)).unwrap();
+        assert_eq!(newest.manifest.step as usize, rows, "the checkpoint is of the last step");
+    }
+}
+
+/// A damaged newest checkpoint is passed over for the one before.
+#[test]
+fn a_damaged_checkpoint_is_passed_over() {
+    let world = World::new(50);
+    ok(&world.pretrain("run", &[]));
+    let unbroken = metrics(&world.path("run"));
+    let newest = world.path("run").join("checkpoints/step-0000000012/rank-00000.safetensors");
+    let mut bytes = std::fs::read(&newest).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&newest, bytes).unwrap();
+    let stderr = ok(&world.pretrain("run", &[]));
+    assert!(stderr.contains("checksum") && stderr.contains("continuing at step 8"), "{stderr}");
+    assert_eq!(metrics(&world.path("run")), unbroken);
+}

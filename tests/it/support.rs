@@ -1,0 +1,131 @@
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use assert_cmd::Command;
+use tempfile::TempDir;
+
+/// A recipe that trains in seconds on 16-pixel images.
+pub(crate) const TINY: &str = r#"
+name = "tiny"
+seed = 3
+[model]
+arch = "vit"
+image_px = 16
+patch_px = 4
+width = 32
+depth = 2
+heads = 2
+drop_path = 0.1
+layer_scale = 0.5
+[method]
+name = "dino"
+prototypes = 64
+head_hidden = 32
+head_bottleneck = 16
+[views]
+preset = "dino"
+global_px = 16
+local_px = 8
+n_local = 2
+[optim]
+batch_size = 8
+length = { steps = 12 }
+lr = 1e-2
+warmup = { steps = 3 }
+freeze_last_layer = { steps = 2 }
+[teacher]
+decay = [0.99, 1.0]
+temp = [0.04, 0.07]
+temp_warmup = { percent = 50 }
+[run]
+log_every_steps = 1
+checkpoint_every_steps = 4
+workers = 2
+data_threads = 2
+"#;
+
+/// A folder with shards of procedural images and a tiny recipe.
+pub(crate) struct World {
+    pub(crate) folder: TempDir,
+}
+
+impl World {
+    /// `count` images in `train-*.tar`.
+    pub(crate) fn new(count: u64) -> Self {
+        let world = Self { folder: tempfile::tempdir().unwrap() };
+        std::fs::write(world.path("tiny.toml"), TINY).unwrap();
+        let count = count.to_string();
+        let out = world.text("data");
+        ok(&world.ocelli(&["shards", "synth", "--out", &out, "--count", &count, "--size-px", "20"]));
+        world
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn text(&self, name: &str) -> String {
+        self.path(name).display().to_string()
+    }
+
+    pub(crate) fn shard(&self) -> PathBuf {
+        self.path("data/train-000000.tar")
+    }
+
+    /// Runs the program.
+    pub(crate) fn ocelli(&self, args: &[&str]) -> Output {
+        program().args(args).output().unwrap()
+    }
+
+    /// Arguments of a tiny pretraining run in `workdir`, with more appended.
+    pub(crate) fn pretrain_args(&self, workdir: &str, more: &[&str]) -> Vec<String> {
+        let mut args: Vec<String> = vec![
+            "pretrain".into(),
+            "--recipe".into(),
+            self.text("tiny.toml"),
+            "--shards".into(),
+            self.text("data/train-000000.tar"),
+            "--workdir".into(),
+            self.text(workdir),
+        ];
+        args.extend(more.iter().map(ToString::to_string));
+        args
+    }
+
+    /// Runs a tiny pretraining run.
+    pub(crate) fn pretrain(&self, workdir: &str, more: &[&str]) -> Output {
+        program().args(self.pretrain_args(workdir, more)).output().unwrap()
+    }
+}
+
+/// The program, built with the tests.
+pub(crate) fn program() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_ocelli-under-test"))
+}
+
+/// Standard error of a run that must have succeeded.
+pub(crate) fn ok(output: &Output) -> String {
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "status {:?}: {stderr}", output.status.code());
+    stderr
+}
+
+/// Standard error of a run that must have failed with `code`, in one message without a backtrace.
+pub(crate) fn fails(output: &Output, code: i32) -> String {
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{stderr}");
+    assert_eq!(stderr.matches("error:").count(), 1, "{stderr}");
+    assert!(!stderr.contains("panicked") && !stderr.contains("backtrace"), "{stderr}");
+    stderr
+}
+
+/// Rows of metrics without the columns that hold times.
+pub(crate) fn metrics(workdir: &Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(workdir.join("metrics.jsonl")).unwrap();
+    let strip = |line: &str| {
+        let mut row: serde_json::Value = serde_json::from_str(line).unwrap();
+        row.as_object_mut().unwrap().retain(|key, _| !key.starts_with("time/") && !key.starts_with("rate/"));
+        row
+    };
+    text.lines().map(strip).collect()
+}

@@ -1,0 +1,185 @@
+use std::path::Path;
+
+use image::{ImageBuffer, Rgb};
+
+use crate::support::{World, fails, metrics, ok};
+
+fn save_image(path: &Path, color: u8) {
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    ImageBuffer::from_fn(24, 18, |x, y| Rgb([color, x as u8 * 9, y as u8 * 9])).save(path).unwrap();
+}
+
+fn json_of(output: &std::process::Output) -> serde_json::Value {
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    serde_json::from_str(text.lines().last().unwrap()).unwrap()
+}
+
+#[test]
+fn help_names_every_verb() {
+    let world = tempfile::tempdir().unwrap();
+    drop(world);
+    let output = crate::support::program().arg("--help").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    for verb in ["quickstart", "shards", "pretrain", "probe", "export", "bench"] {
+        assert!(text.contains(verb), "{text}");
+    }
+}
+
+#[test]
+fn packing_a_folder_of_classes_is_repeatable() {
+    let world = World::new(1);
+    for (i, name) in ["cats/a.b.jpg", "cats/b.png", "dogs/deep/c.webp", "dogs/d.JPG"].iter().enumerate() {
+        save_image(&world.path("images").join(name), 60 * i as u8);
+    }
+    let pack = |out: &str| {
+        let args = [
+            "shards",
+            "pack",
+            &world.text("images"),
+            "--out",
+            &world.text(out),
+            "--samples-per-shard",
+            "3",
+            "--json",
+        ];
+        let output = world.ocelli(&args);
+        ok(&output);
+        json_of(&output)
+    };
+    let report = pack("one");
+    assert_eq!(
+        (&report["samples"], &report["classes"], &report["shards"]),
+        (&4.into(), &2.into(), &2.into())
+    );
+    pack("two");
+    for file in ["train-000000.tar", "train-000001.tar", "train-000000.tar.idx.json", "classes.txt"] {
+        let read = |folder: &str| std::fs::read(world.path(folder).join(file)).unwrap();
+        assert_eq!(read("one"), read("two"), "{file}");
+    }
+    assert_eq!(std::fs::read_to_string(world.path("one/classes.txt")).unwrap(), "cats\ndogs\n");
+    let shards = format!("{}/train-{{000000..000001}}.tar", world.text("one"));
+    ok(&world.ocelli(&["shards", "verify", &shards]));
+    let listing = world.ocelli(&["shards", "ls", &shards]);
+    assert_eq!(String::from_utf8_lossy(&listing.stdout).lines().count(), 4);
+    // A second pack into the same folder must not overwrite.
+    let args = ["shards", "pack", &world.text("images"), "--out", &world.text("one")];
+    assert!(fails(&world.ocelli(&args), 3).contains("train-000000.tar exists"));
+}
+
+#[test]
+fn lists_pack_like_folders() {
+    let world = World::new(1);
+    save_image(&world.path("x/a.png"), 10);
+    save_image(&world.path("x/b.png"), 90);
+    std::fs::write(world.path("list.csv"), "path,label\nx/a.png,cat\nx/b.png,dog\n").unwrap();
+    std::fs::write(
+        world.path("list.jsonl"),
+        "{\"path\":\"x/a.png\",\"label\":\"cat\"}\n{\"path\":\"x/b.png\",\"label\":\"dog\"}\n",
+    )
+    .unwrap();
+    for (list, out) in [("list.csv", "csv"), ("list.jsonl", "jsonl")] {
+        ok(&world.ocelli(&["shards", "pack", &world.text(list), "--out", &world.text(out)]));
+    }
+    let read = |folder: &str| std::fs::read(world.path(folder).join("train-000000.tar")).unwrap();
+    assert_eq!(read("csv"), read("jsonl"));
+}
+
+#[test]
+fn a_run_is_probed_and_exported() {
+    let world = World::new(60);
+    let shard = world.text("data/train-000000.tar");
+    let probes = ["--probe-train", &shard, "--probe-test", &shard, "--set", "run.probe_every_steps=6"];
+    ok(&world.pretrain("run", &probes));
+    let rows = metrics(&world.path("run"));
+    assert!(rows[5]["probe/knn_20"].is_f64() && rows[11]["probe/linear"].is_f64(), "{:?}", rows[5]);
+    for name in
+        ["train/loss", "health/feature_std", "health/effective_rank", "health/teacher_entropy", "knobs/lr"]
+    {
+        assert!(rows.iter().all(|row| row[name].is_f64()), "{name}");
+    }
+    assert!(std::fs::read_dir(world.path("run/events")).unwrap().count() > 0);
+    let kept = std::fs::read_dir(world.path("run/checkpoints")).unwrap().flatten();
+    let kept = kept.filter(|e| e.file_name().to_string_lossy().starts_with("step-")).count();
+    assert_eq!(kept, 2, "old checkpoints are pruned");
+
+    let probe = |checkpoint: &str| {
+        let args = [
+            "probe",
+            "--checkpoint",
+            &world.text(checkpoint),
+            "--train",
+            &shard,
+            "--test",
+            &shard,
+            "--baseline",
+            "--json",
+        ];
+        let output = world.ocelli(&args);
+        ok(&output);
+        json_of(&output)
+    };
+    let of_run = probe("run");
+    assert_eq!(of_run["teacher"]["knn"]["20"], rows[11]["probe/knn_20"]);
+    assert!(of_run["random_init"]["linear"].is_f64() && of_run["pixels"]["knn"]["10"].is_f64());
+    ok(&world.ocelli(&[
+        "export",
+        "--checkpoint",
+        &world.text("run"),
+        "--out",
+        &world.text("vit.safetensors"),
+    ]));
+    assert_eq!(probe("vit.safetensors"), of_run, "the exported file holds the teacher");
+}
+
+#[test]
+fn the_benchmark_reports_every_phase() {
+    let world = World::new(1);
+    let recipe = world.text("tiny.toml");
+    let output =
+        world.ocelli(&["bench", "step", "--recipe", &recipe, "--batch", "4", "--repeats", "1", "--json"]);
+    ok(&output);
+    let report = json_of(&output);
+    let phases = report["phases_ms"].as_object().unwrap();
+    let sum: f64 = phases.values().map(|v| v.as_f64().unwrap()).sum();
+    assert!(phases.len() == 6 && (sum - report["step_ms"].as_f64().unwrap()).abs() < 1e-6);
+    let output =
+        world.ocelli(&["bench", "step", "--recipe", &recipe, "--backbone", "--repeats", "1", "--json"]);
+    assert!(json_of(&output)["kept_ms"].as_f64().unwrap() > 0.0);
+}
+
+/// The whole job with a run of a few steps, twice: the second finds everything done.
+#[test]
+fn quickstart_leaves_pictures_and_numbers() {
+    let world = World::new(1);
+    let run = || {
+        let output = world.ocelli(&[
+            "quickstart",
+            "--workdir",
+            &world.text("quick"),
+            "--json",
+            "--train-images",
+            "300",
+            "--test-images",
+            "100",
+            "--set",
+            "optim.length={steps=6}",
+            "--set",
+            "run.log_every_steps=1",
+            "--set",
+            "optim.batch_size=16",
+        ]);
+        ok(&output);
+        json_of(&output)
+    };
+    let first = run();
+    for key in ["seconds", "knn", "linear", "random_knn", "random_linear", "pixel_knn"] {
+        assert!(first[key].as_f64().is_some_and(|v| (0.0..=1000.0).contains(&v)), "{key}: {first}");
+    }
+    for picture in ["views.png", "curves.png", "neighbors.png"] {
+        let image = image::open(world.path("quick").join(picture)).unwrap().to_rgb8();
+        let distinct: std::collections::HashSet<_> = image.pixels().map(|p| p.0).collect();
+        assert!(distinct.len() > 50, "{picture} shows something");
+    }
+    let second = run();
+    assert_eq!((&first["knn"], &first["linear"]), (&second["knn"], &second["linear"]));
+}

@@ -1,0 +1,59 @@
+//! Between the whole batch and the workers' slices of it.
+
+use burn::tensor::{Device, Tensor, TensorData};
+
+use crate::backbone::patch_vectors;
+use crate::method::Logits;
+use crate::unit::Tokens;
+
+/// Slices of a batch, one a worker: groups of patch vectors, later of tokens.
+pub(crate) type Slices = Vec<Vec<Tokens>>;
+
+/// Views as bytes into a group of patch vectors.
+pub(crate) fn tokens_of(views: &[&[u8]], size_px: usize, patch_px: usize, device: &Device) -> Tokens {
+    let (values, shape) = patch_vectors(views, size_px, patch_px);
+    Tokens { x: Tensor::from_data(TensorData::new(values, shape), device), grid: [size_px / patch_px; 2] }
+}
+
+/// Slices of groups into groups of the whole batch.
+pub(crate) fn join(slices: Slices) -> Vec<Tokens> {
+    let n_groups = slices.first().map_or(0, Vec::len);
+    (0..n_groups)
+        .map(|group| {
+            let parts = slices.iter().map(|slice| slice[group].x.clone()).collect();
+            slices[0][group].with(Tensor::cat(parts, 0))
+        })
+        .collect()
+}
+
+/// Whole-batch gradients into slices shaped like `slices`.
+pub(crate) fn split(slices: &Slices, groups: Vec<Tensor<3>>) -> Vec<Vec<Tensor<3>>> {
+    let mut starts = vec![0; groups.len()];
+    slices
+        .iter()
+        .map(|slice| {
+            slice
+                .iter()
+                .zip(&groups)
+                .zip(&mut starts)
+                .map(|((tokens, grad), start)| {
+                    let [b, _, _] = tokens.x.dims();
+                    let range = *start..*start + b;
+                    *start += b;
+                    grad.clone().slice([range])
+                })
+                .collect()
+        })
+        .collect()
+}
+
+/// `[B·V, 1, K]` tokens into logits `[B, V, K]`.
+pub(crate) fn logits(groups: Vec<Tokens>, n_images: usize) -> Logits {
+    groups
+        .into_iter()
+        .map(|tokens| {
+            let [rows, _, k] = tokens.x.dims();
+            tokens.x.reshape([n_images, rows / n_images, k])
+        })
+        .collect()
+}
