@@ -1,0 +1,61 @@
+"""Makes tests/golden/augment/*.bin: what Pillow and torchvision do to one small image.
+
+Needs pillow<13, torchvision and numpy. Run at the root of the repository:
+
+    python scripts/golden/augment.py
+
+Each file is raw RGB, 37 x 29 unless its name says otherwise. `input.bin` is the image itself.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import PIL
+import torchvision
+import torchvision.transforms.functional as F
+from PIL import Image, ImageOps
+
+OUT = Path("tests/golden/augment")
+WIDTH, HEIGHT = 37, 29
+
+
+def image() -> Image.Image:
+    """Noise over gradients: every hue, black, white and gray occur."""
+    rng = np.random.default_rng(5)
+    y, x = np.mgrid[0:HEIGHT, 0:WIDTH]
+    smooth = np.stack([255 * x / WIDTH, 255 * y / HEIGHT, 255 * (x + y) / (WIDTH + HEIGHT)], -1)
+    pixels = np.clip(smooth + rng.normal(0, 60, smooth.shape), 0, 255).astype(np.uint8)
+    pixels[:4] = rng.integers(0, 256, (4, WIDTH, 1))
+    return Image.fromarray(pixels)
+
+
+def main() -> None:
+    assert int(PIL.__version__.split(".")[0]) < 13, "Pillow 13 resizes differently"
+    OUT.mkdir(parents=True, exist_ok=True)
+    src = image()
+    made = {
+        "input": src,
+        "brightness_0.7": F.adjust_brightness(src, 0.7),
+        "brightness_1.35": F.adjust_brightness(src, 1.35),
+        "contrast_0.6": F.adjust_contrast(src, 0.6),
+        "contrast_1.4": F.adjust_contrast(src, 1.4),
+        "saturation_0.8": F.adjust_saturation(src, 0.8),
+        "saturation_1.2": F.adjust_saturation(src, 1.2),
+        "hue_0.1": F.adjust_hue(src, 0.1),
+        "hue_-0.07": F.adjust_hue(src, -0.07),
+        "hue_0.37": F.adjust_hue(src, 0.37),
+        "gray": F.to_grayscale(src, 3),
+        "solarize": ImageOps.solarize(src, 128),
+        "blur_0.4": F.gaussian_blur(src, [9, 9], [0.4, 0.4]),
+        "blur_1.7": F.gaussian_blur(src, [9, 9], [1.7, 1.7]),
+        "resize_16x12": F.resized_crop(src, 3, 5, 22, 27, [12, 16], Image.BICUBIC),
+        "resize_40x40": F.resized_crop(src, 3, 5, 22, 27, [40, 40], Image.BICUBIC),
+    }
+    for name, result in made.items():
+        (OUT / f"{name}.bin").write_bytes(np.asarray(result.convert("RGB")).tobytes())
+    versions = f"pillow {PIL.__version__}, torchvision {torchvision.__version__}\n"
+    (OUT / "versions.txt").write_text(versions)
+
+
+if __name__ == "__main__":
+    main()
