@@ -17,6 +17,28 @@ pub fn targets(logits: Tensor<3>, center: Tensor<1>, teacher_temp: f64) -> Tenso
     activation::softmax((logits - center.unsqueeze()) / teacher_temp, 2)
 }
 
+/// Teacher probabilities of `logits` `[B, V, K]` by Sinkhorn and Knopp (Caron et al. 2020; DINOv2):
+/// rows are images' views and sum to one, and every prototype gets the same share of the batch.
+///
+/// ```text
+/// Q = exp((T - max T) / τ_t);  n_iterations times:  columns to sum B·V / K, then rows to sum 1
+/// ```
+pub fn sinkhorn_targets(logits: Tensor<3>, teacher_temp: f64, n_iterations: usize) -> Tensor<3> {
+    let [b, v, k] = logits.dims();
+    let rows = logits.reshape([b * v, k]);
+    // One maximum for all rows: the largest entry is 1, nothing overflows, and a row whose entries
+    // all vanish is kept from dividing by zero by the floor.
+    let max = rows.clone().max().reshape([1, 1]);
+    let mut q = ((rows - max) / teacher_temp).exp().clamp_min(1e-30);
+    for _ in 0..n_iterations {
+        let columns = q.clone().sum_dim(0) * (k as f64 / (b * v) as f64);
+        q = q / columns;
+        let sums = q.clone().sum_dim(1);
+        q = q / sums;
+    }
+    q.reshape([b, v, k])
+}
+
 /// The loss of groups of student logits `[B, V, K]` against `targets` `[B, V_t, K]`. The first
 /// `V_t` views of the first group are the views that the teacher saw.
 pub fn loss(student: &[Tensor<3>], targets: &Tensor<3>, student_temp: f64) -> Tensor<1> {
@@ -90,6 +112,21 @@ mod tests {
             }
         }
         total / f64::from(n)
+    }
+
+    /// Rows sum to one exactly, columns nearly to their equal share, and what a row prefers it keeps.
+    #[test]
+    fn sinkhorn_balances_the_prototypes() {
+        let device = Device::flex();
+        device.seed(2);
+        let logits = Tensor::<3>::random([32, 2, 8], Distribution::Normal(0.0, 1.0), &device);
+        // One prototype that everybody prefers: a softmax would give it nearly all.
+        let bias = Tensor::<1>::from_floats([3.0, 0., 0., 0., 0., 0., 0., 0.], &device);
+        let q = sinkhorn_targets(logits + bias.unsqueeze(), 0.5, 20).reshape([64, 8]);
+        let columns = q.clone().sum_dim(0).into_data().try_to_vec::<f32>().expect("f32");
+        let rows = q.sum_dim(1).into_data().try_to_vec::<f32>().expect("f32");
+        assert!(rows.iter().all(|sum| (sum - 1.0).abs() < 1e-5), "{rows:?}");
+        assert!(columns.iter().all(|sum| (sum - 8.0).abs() < 0.1), "{columns:?}");
     }
 
     #[test]

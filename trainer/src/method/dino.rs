@@ -3,7 +3,7 @@
 //! ```text
 //! views  x_1, x_2 (global), x_3.. (local)
 //! S_u = head(student(x_u))  all views      T_v = head(teacher(x_v))  global views
-//! loss = loss::dino(S, softmax((T - c) / τ_t), τ_s)
+//! loss = loss::dino(S, softmax((T - c) / τ_t), τ_s)        or sinkhorn(T / τ_t) as targets
 //! after the step: c ← m · c + (1 - m) · mean(T);   teacher ← λ · teacher + (1 - λ) · student
 //! ```
 
@@ -36,10 +36,28 @@ pub struct DinoConfig {
     /// Temperature of the student's softmax.
     #[serde(default = "default_student_temp")]
     pub student_temp: f64,
+    /// What keeps the teacher from giving everything to one prototype.
+    #[serde(default)]
+    pub centering: Centering,
     /// Share of the old center that stays.
     #[serde(default = "default_center_decay")]
     pub center_decay: f64,
 }
+
+/// How the teacher's outputs are balanced over prototypes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Centering {
+    /// A moving mean of the logits is subtracted: DINO.
+    #[default]
+    Mean,
+    /// Every batch is balanced by three iterations of Sinkhorn and Knopp: SwAV, DINOv2's long
+    /// recipes. Steadier than the mean where batches and runs are small.
+    Sinkhorn,
+}
+
+/// Iterations of [`Centering::Sinkhorn`], as in SwAV and DINOv2.
+const SINKHORN_ITERATIONS: usize = 3;
 
 fn default_hidden() -> usize {
     2048
@@ -120,8 +138,15 @@ impl Method for Dino {
 
     fn loss(&self, student: &Logits, teacher: &Logits, knobs: &Knobs) -> MethodLoss {
         let logits = teacher[0].clone();
-        let center = self.center_tensor(&logits.device());
-        let targets = loss::targets(logits.clone(), center, knobs.teacher_temp);
+        let targets = match self.config.centering {
+            Centering::Mean => {
+                let center = self.center_tensor(&logits.device());
+                loss::targets(logits.clone(), center, knobs.teacher_temp)
+            }
+            Centering::Sinkhorn => {
+                loss::sinkhorn_targets(logits.clone(), knobs.teacher_temp, SINKHORN_ITERATIONS)
+            }
+        };
         let mean = loss::batch_center(logits);
         let gauges = vec![
             ("health/teacher_entropy", mean_entropy(&targets)),
