@@ -1,7 +1,8 @@
 //! A procedural, labelled image set: ten shapes, drawn so that nothing but the shape tells the class.
 //!
-//! Colors, position, size, rotation, stroke and background vary independently of the class, and
-//! every image has clutter from the same distribution. Pixels are a pure function of (seed, number).
+//! Each image holds two to six stamps of its class's shape, each with a position, size, rotation and
+//! color of its own, on a ground of gradient, ripple and noise: all drawn independently of the class.
+//! Pixels are a pure function of (seed, number).
 
 use augment::ViewRng;
 
@@ -35,54 +36,33 @@ pub(crate) fn image(seed: u64, number: u64, size_px: u32) -> (u32, Vec<u8>) {
     (class, pixels)
 }
 
-struct Scene {
+/// One drawn shape: where, how large, how turned, in what color.
+struct Stamp {
     center: [f64; 2],
     radius: f64,
     rotation: [f64; 2],
-    shape_color: [f64; 3],
+    color: [f64; 3],
+}
+
+struct Scene {
+    stamps: Vec<Stamp>,
     background: [[f64; 3]; 2],
     gradient: [f64; 2],
     texture: [f64; 4],
-    blobs: Vec<([f64; 2], f64, [f64; 3])>,
     noise: f64,
 }
 
 impl Scene {
     fn draw(rng: &mut ViewRng) -> Self {
-        let color = |rng: &mut ViewRng, low: f64, high: f64| [(); 3].map(|()| rng.between(low, high));
-        let background = color(rng, 0.1, 0.9);
+        let background = draw_color(rng, 0.1, 0.9);
         // The two ends of the gradient are neighbors in color.
-        let background =
-            [background, background.map(|c| (c + 0.3 * (rng.between(-0.5, 0.5))).clamp(0.0, 1.0))];
-        let mut shape_color = color(rng, 0.0, 1.0);
-        // A shape nobody can see has no class: its luma keeps away from the background's.
-        let luma = |c: [f64; 3]| (c[0] + c[1] + c[2]) / 3.0;
+        let background = [background, background.map(|c| (c + 0.4 * rng.between(-0.5, 0.5)).clamp(0.0, 1.0))];
         let behind = (luma(background[0]) + luma(background[1])) / 2.0;
-        if (luma(shape_color) - behind).abs() < 0.3 {
-            let shift = if behind > 0.5 { -0.45 } else { 0.45 };
-            shape_color = shape_color.map(|c| (0.5 * c + 0.5 * behind + shift).clamp(0.0, 1.0));
-        }
-        let radius = rng.between(0.26, 0.42);
-        let room = 0.5 - radius * 0.8;
-        let center = [0.5 + rng.between(-room, room), 0.5 + rng.between(-room, room)];
-        let angle = rng.between(-0.5, 0.5);
         let direction = rng.between(0.0, std::f64::consts::TAU);
         let wave = rng.between(0.0, std::f64::consts::TAU);
         let frequency = rng.between(5.0, 40.0);
-        let blobs = (0..rng.below(3)).map(|_| {
-            let at = [rng.between(0.0, 1.0), rng.between(0.0, 1.0)];
-            (
-                at,
-                rng.between(0.02, 0.05),
-                [rng.between(0.0, 1.0), rng.between(0.0, 1.0), rng.between(0.0, 1.0)],
-            )
-        });
-        let blobs = blobs.collect();
         Self {
-            center,
-            radius,
-            rotation: [angle.cos(), angle.sin()],
-            shape_color,
+            stamps: draw_stamps(rng, behind),
             background,
             gradient: [direction.cos(), direction.sin()],
             texture: [
@@ -91,21 +71,17 @@ impl Scene {
                 rng.between(0.0, 0.06),
                 rng.between(0.0, 6.0),
             ],
-            blobs,
             noise: rng.between(0.0, 0.04),
         }
     }
 
     fn color(&self, class: u32, at: [f64; 2]) -> [f64; 3] {
-        let [dx, dy] = [(at[0] - self.center[0]) / self.radius, (at[1] - self.center[1]) / self.radius];
-        let [cos, sin] = self.rotation;
-        let local = [dx * cos + dy * sin, dy * cos - dx * sin];
-        if inside(class, local) {
-            return self.shape_color;
-        }
-        for (center, radius, color) in &self.blobs {
-            if (at[0] - center[0]).hypot(at[1] - center[1]) < *radius {
-                return *color;
+        for stamp in &self.stamps {
+            let [dx, dy] =
+                [(at[0] - stamp.center[0]) / stamp.radius, (at[1] - stamp.center[1]) / stamp.radius];
+            let [cos, sin] = stamp.rotation;
+            if inside(class, [dx * cos + dy * sin, dy * cos - dx * sin]) {
+                return stamp.color;
             }
         }
         let along = (at[0] - 0.5) * self.gradient[0] + (at[1] - 0.5) * self.gradient[1] + 0.5;
@@ -115,6 +91,46 @@ impl Scene {
             self.background[0][c] * (1.0 - along) + self.background[1][c] * along + ripple
         })
     }
+}
+
+/// Places that a stamp tries before it is left out.
+const TRIES: usize = 40;
+
+/// Shapes that do not touch, on a ground of luma `behind`.
+fn draw_stamps(rng: &mut ViewRng, behind: f64) -> Vec<Stamp> {
+    let wanted = 2 + rng.below(5) as usize;
+    let mut stamps: Vec<Stamp> = Vec::with_capacity(wanted);
+    let typical = rng.between(0.14, 0.24);
+    for _ in 0..TRIES {
+        if stamps.len() == wanted {
+            break;
+        }
+        let radius = typical * rng.between(0.8, 1.25);
+        let center = [rng.between(0.05, 0.95), rng.between(0.05, 0.95)];
+        let apart = |other: &Stamp| {
+            (center[0] - other.center[0]).hypot(center[1] - other.center[1]) > radius + other.radius
+        };
+        if !stamps.iter().all(apart) {
+            continue;
+        }
+        let angle = rng.between(0.0, std::f64::consts::TAU);
+        let mut color = draw_color(rng, 0.0, 1.0);
+        // A shape nobody can see has no class: its luma keeps away from the ground's.
+        if (luma(color) - behind).abs() < 0.3 {
+            let shift = if behind > 0.5 { -0.45 } else { 0.45 };
+            color = color.map(|c| (0.5 * c + 0.5 * behind + shift).clamp(0.0, 1.0));
+        }
+        stamps.push(Stamp { center, radius, rotation: [angle.cos(), angle.sin()], color });
+    }
+    stamps
+}
+
+fn draw_color(rng: &mut ViewRng, low: f64, high: f64) -> [f64; 3] {
+    [(); 3].map(|()| rng.between(low, high))
+}
+
+fn luma(color: [f64; 3]) -> f64 {
+    color.iter().sum::<f64>() / 3.0
 }
 
 /// Whether a point, in units of the shape's radius, lies in the shape.

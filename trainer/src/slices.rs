@@ -3,7 +3,6 @@
 use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::backbone::patch_vectors;
-use crate::method::Logits;
 use crate::unit::Tokens;
 
 /// Slices of a batch, one a worker: groups of patch vectors, later of tokens.
@@ -47,13 +46,11 @@ pub(crate) fn split(slices: &Slices, groups: Vec<Tensor<3>>) -> Vec<Vec<Tensor<3
         .collect()
 }
 
-/// `[B·V, 1, K]` tokens into logits `[B, V, K]`.
-pub(crate) fn logits(groups: Vec<Tokens>, n_images: usize) -> Logits {
-    groups
-        .into_iter()
-        .map(|tokens| {
-            let [rows, _, k] = tokens.x.dims();
-            tokens.x.reshape([n_images, rows / n_images, k])
-        })
-        .collect()
+/// Groups of one token a view, `[B·V, 1, K]`, into `[B, V, K]`.
+pub(crate) fn by_image(groups: &[Tokens], n_images: usize) -> Vec<Tensor<3>> {
+    let one = |tokens: &Tokens| {
+        let [rows, _, k] = tokens.x.dims();
+        tokens.x.clone().reshape([n_images, rows / n_images, k])
+    };
+    groups.iter().map(one).collect()
 }

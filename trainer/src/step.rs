@@ -16,12 +16,12 @@ use augment::{Batch, ViewRng};
 use burn::tensor::{Device, Tensor};
 
 use crate::head::rows;
-use crate::method::{Gauges, Logits, Method};
+use crate::method::{Gauges, Method, Outputs};
 use crate::optim::{AdamW, ClipNorms};
 use crate::schedule::Knobs;
 use crate::shard::engine::Engine;
 use crate::shard::store::{UnitShard, to_host};
-use crate::slices::{Slices, join, logits, split, tokens_of};
+use crate::slices::{Slices, by_image, join, split, tokens_of};
 use crate::tape::{Gathered, Kept};
 use crate::unit::{Draws, Leaves, Tokens, Unit};
 use crate::workers::Workers;
@@ -145,7 +145,7 @@ impl Trainer {
         let n_teacher_groups = self.state.method.n_teacher_groups();
         let teacher_input = slices.iter().map(|groups| groups[..n_teacher_groups].to_vec()).collect();
         let teacher = join(self.infer_backbone(teacher_input, |shard| &shard.teacher));
-        let teacher_logits = self.infer_head(&teacher, batch.samples.len());
+        let teacher_outputs = self.infer_head(&teacher, batch.samples.len());
         phases.teacher_ms = clock.lap_ms();
 
         let draws = self.draw(&slices, batch.samples.len());
@@ -153,7 +153,7 @@ impl Trainer {
         phases.forward_ms = clock.lap_ms();
 
         let student = join(outputs.clone());
-        let scored = self.heads_and_loss(&student, &teacher_logits, batch.samples.len(), knobs);
+        let scored = self.heads_and_loss(&student, &teacher_outputs, batch.samples.len(), knobs);
         phases.head_ms = clock.lap_ms();
 
         let mut grads = self.backward(tape, split(&outputs, scored.grad_output), &draws);
@@ -197,15 +197,15 @@ impl Trainer {
         slices
     }
 
-    /// The teacher's logits of whole-batch groups.
-    fn infer_head(&self, groups: &[Tokens], n_images: usize) -> Logits {
-        let mut groups = groups.to_vec();
+    /// The teacher's outputs for whole-batch groups of its embeddings.
+    fn infer_head(&self, embeddings: &[Tokens], n_images: usize) -> Outputs {
+        let mut groups = embeddings.to_vec();
         for (unit, shard) in self.head.iter().zip(&self.state.shards[self.backbone.len()..]) {
             let flat = self.engine.all_gather(&shard.teacher);
             let gathered = Gathered { unit: unit.as_ref(), layout: &shard.layout, flat: &flat };
             groups = gathered.infer(groups, &Draws::default());
         }
-        logits(groups, n_images)
+        Outputs { embeddings: by_image(embeddings, n_images), logits: by_image(&groups, n_images) }
     }
 
     /// Drop-path factors of every unit and slice: a pure function of (seed, step, unit, image).
@@ -258,7 +258,13 @@ impl Trainer {
     }
 
     /// Loss, its gradient at the backbone's outputs, and those of the head's flat buffers.
-    fn heads_and_loss(&self, student: &[Tokens], teacher: &Logits, n_images: usize, knobs: &Knobs) -> Scored {
+    fn heads_and_loss(
+        &self,
+        student: &[Tokens],
+        teacher: &Outputs,
+        n_images: usize,
+        knobs: &Knobs,
+    ) -> Scored {
         let shards = &self.state.shards[self.backbone.len()..];
         let flats: Vec<Tensor<1>> = shards.iter().map(|s| self.engine.all_gather(&s.student)).collect();
         let leaves: Vec<Leaves<'_>> =
@@ -269,7 +275,9 @@ impl Trainer {
         for (unit, leaves) in self.head.iter().zip(&leaves) {
             groups = unit.forward(leaves, groups, &Draws::default());
         }
-        let of_batch = self.state.method.loss(&logits(groups, n_images), teacher, knobs);
+        let student =
+            Outputs { embeddings: by_image(&inputs, n_images), logits: by_image(&groups, n_images) };
+        let of_batch = self.state.method.loss(&student, teacher, knobs);
         let loss = f64::from(of_batch.loss.clone().inner().into_scalar::<f32>());
         let mut grads = of_batch.loss.backward();
         let of_input = |t: &Tokens| t.x.grad_remove(&mut grads).expect("every group of views has a loss");

@@ -1,3 +1,4 @@
 //! Losses: pure functions of tensors.
 
 pub mod dino;
+pub mod koleo;

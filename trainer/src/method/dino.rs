@@ -4,6 +4,7 @@
 //! views  x_1, x_2 (global), x_3.. (local)
 //! S_u = head(student(x_u))  all views      T_v = head(teacher(x_v))  global views
 //! loss = loss::dino(S, softmax((T - c) / τ_t), τ_s)        or sinkhorn(T / τ_t) as targets
+//!      + w · loss::koleo(student(x_1), student(x_2))       w = 0 in the paper
 //! after the step: c ← m · c + (1 - m) · mean(T);   teacher ← λ · teacher + (1 - λ) · student
 //! ```
 
@@ -11,9 +12,10 @@ use augment::MultiCrop;
 use burn::tensor::{Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
-use super::{Logits, Method, MethodLoss};
+use super::{Method, MethodLoss, Outputs};
 use crate::head::{self, HeadSizes};
 use crate::loss::dino as loss;
+use crate::loss::koleo::koleo;
 use crate::schedule::Knobs;
 use crate::shard::store::to_host;
 use crate::unit::Unit;
@@ -42,6 +44,10 @@ pub struct DinoConfig {
     /// Share of the old center that stays.
     #[serde(default = "default_center_decay")]
     pub center_decay: f64,
+    /// Weight of the KoLeo regularizer on the student's global embeddings; 0 for none, as in DINO.
+    /// DINOv2 uses 0.1. It keeps short runs on few images from collapsing.
+    #[serde(default)]
+    pub koleo_weight: f64,
 }
 
 /// How the teacher's outputs are balanced over prototypes.
@@ -99,6 +105,9 @@ impl DinoConfig {
         if !(0.0..=1.0).contains(&self.center_decay) {
             return Err(format!("method.center_decay {} must lie in 0..=1", self.center_decay));
         }
+        if self.koleo_weight < 0.0 {
+            return Err(format!("method.koleo_weight {} must not be negative", self.koleo_weight));
+        }
         Ok(())
     }
 }
@@ -136,8 +145,8 @@ impl Method for Dino {
         })
     }
 
-    fn loss(&self, student: &Logits, teacher: &Logits, knobs: &Knobs) -> MethodLoss {
-        let logits = teacher[0].clone();
+    fn loss(&self, student: &Outputs, teacher: &Outputs, knobs: &Knobs) -> MethodLoss {
+        let logits = teacher.logits[0].clone();
         let targets = match self.config.centering {
             Centering::Mean => {
                 let center = self.center_tensor(&logits.device());
@@ -148,11 +157,17 @@ impl Method for Dino {
             }
         };
         let mean = loss::batch_center(logits);
-        let gauges = vec![
+        let mut gauges = vec![
             ("health/teacher_entropy", mean_entropy(&targets)),
             ("health/teacher_max_prob", f64::from(targets.clone().max_dim(2).mean().into_scalar::<f32>())),
         ];
-        let loss = loss::loss(student, &targets, self.config.student_temp);
+        let mut loss = loss::loss(&student.logits, &targets, self.config.student_temp);
+        if self.config.koleo_weight > 0.0 {
+            gauges.push(("train/dino_loss", f64::from(loss.clone().inner().into_scalar::<f32>())));
+            let spread = koleo(student.embeddings[0].clone());
+            gauges.push(("train/koleo_loss", f64::from(spread.clone().inner().into_scalar::<f32>())));
+            loss = loss + spread * self.config.koleo_weight;
+        }
         MethodLoss { loss, observed: to_host(mean), gauges }
     }
 

@@ -14,8 +14,14 @@ use serde::{Deserialize, Serialize};
 use crate::schedule::Knobs;
 use crate::unit::Unit;
 
-/// Logits of a head by group, `[B, V, K]` each.
-pub type Logits = Vec<Tensor<3>>;
+/// What a network gives for a batch, by group of views.
+#[derive(Debug, Clone)]
+pub struct Outputs {
+    /// What the backbone gives: class tokens `[B, V, D]`.
+    pub embeddings: Vec<Tensor<3>>,
+    /// What the head makes of them, `[B, V, K]`.
+    pub logits: Vec<Tensor<3>>,
+}
 
 /// Named numbers of a step, for the metrics row.
 pub type Gauges = Vec<(&'static str, f64)>;
@@ -44,7 +50,7 @@ pub trait Method: Send + Sync {
     fn head(&self) -> Vec<Box<dyn Unit>>;
 
     /// Scores a batch.
-    fn loss(&self, student: &Logits, teacher: &Logits, knobs: &Knobs) -> MethodLoss;
+    fn loss(&self, student: &Outputs, teacher: &Outputs, knobs: &Knobs) -> MethodLoss;
 
     /// Moves what moves without gradients, by what the accepted step's loss observed.
     fn after_step(&mut self, observed: &[f32]);
