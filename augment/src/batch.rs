@@ -5,15 +5,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
 
-use crate::decode::decode;
-use crate::multicrop::ViewMaker;
-use crate::{AugmentError, DecodeRules, MultiCrop, SampleKey, Views};
+use crate::decode::decode_into;
+use crate::stats::{Stage, StageStats, StageTimes};
+use crate::{AugmentError, DecodeRules, MultiCrop, Rgb8, SampleKey, ViewMaker, Views};
 
 /// An encoded image with its place in a batch.
 pub trait EncodedImage: Send + 'static {
@@ -78,24 +77,6 @@ pub struct PoolConfig {
     pub rules: DecodeRules,
 }
 
-/// Time spent so far, summed over threads.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct AugmentSnapshot {
-    /// Decoding.
-    pub decode: Duration,
-    /// Augmenting.
-    pub augment: Duration,
-    /// Images finished.
-    pub images: u64,
-}
-
-#[derive(Debug, Default)]
-struct AugmentStats {
-    decode_ns: AtomicU64,
-    augment_ns: AtomicU64,
-    images: AtomicU64,
-}
-
 /// A pool that turns a [`Source`] into ordered batches.
 pub struct BatchPool<S: Source> {
     source: Arc<S>,
@@ -103,7 +84,8 @@ pub struct BatchPool<S: Source> {
     open: BTreeMap<u64, OpenBatch>,
     next_batch: u64,
     batch_len: usize,
-    stats: Arc<AugmentStats>,
+    stats: Arc<StageStats>,
+    spare: Sender<Views>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -126,7 +108,8 @@ impl<S: Source> BatchPool<S> {
         // Unbounded, because the source bounds it: it opens a limited number of batches.
         let (sender, finished) = unbounded();
         let multicrop = Arc::new(multicrop);
-        let stats = Arc::new(AugmentStats::default());
+        let stats = Arc::new(StageStats::default());
+        let (spare, spares) = unbounded();
         let threads = (0..config.n_threads.max(1))
             .map(|_| {
                 let worker = Worker {
@@ -135,6 +118,8 @@ impl<S: Source> BatchPool<S> {
                     rules: config.rules,
                     stats: Arc::clone(&stats),
                     maker: ViewMaker::default(),
+                    decoded: Rgb8::default(),
+                    spares: spares.clone(),
                 };
                 let sender = sender.clone();
                 std::thread::spawn(move || worker.run(&sender))
@@ -147,6 +132,7 @@ impl<S: Source> BatchPool<S> {
             next_batch: config.first_batch,
             batch_len: config.batch_len,
             stats,
+            spare,
             threads,
         }
     }
@@ -173,14 +159,23 @@ impl<S: Source> BatchPool<S> {
         }
     }
 
-    /// Time spent so far.
-    pub fn stats(&self) -> AugmentSnapshot {
-        let ns = |counter: &AtomicU64| Duration::from_nanos(counter.load(Ordering::Relaxed));
-        AugmentSnapshot {
-            decode: ns(&self.stats.decode_ns),
-            augment: ns(&self.stats.augment_ns),
-            images: self.stats.images.load(Ordering::Relaxed),
+    /// Takes back the memory of a batch that is done with, so that the next views need none.
+    pub fn recycle(&self, batch: Batch) {
+        for views in batch.samples {
+            // Without threads there is nobody left to use it.
+            let _ = self.spare.send(views);
         }
+    }
+
+    /// Times by stage.
+    pub fn stats(&self) -> &StageStats {
+        &self.stats
+    }
+
+    /// Images that are finished and wait for the others of their batch, or for a taker.
+    pub fn n_waiting(&self) -> usize {
+        let placed: usize = self.open.values().map(|open| self.batch_len - open.missing).sum();
+        placed + self.finished.len()
     }
 
     /// The source, for its statistics.
@@ -216,19 +211,25 @@ impl<S: Source> Drop for BatchPool<S> {
     }
 }
 
-/// One thread's share of the work.
+/// One thread's share of the work, with the memory that it uses again for every image.
 struct Worker<S: Source> {
     source: Arc<S>,
     multicrop: Arc<MultiCrop>,
     rules: DecodeRules,
-    stats: Arc<AugmentStats>,
+    stats: Arc<StageStats>,
     maker: ViewMaker,
+    decoded: Rgb8,
+    spares: Receiver<Views>,
 }
 
 impl<S: Source> Worker<S> {
     fn run(mut self, sender: &Sender<Result<Finished, S::Error>>) {
-        while let Some(image) = self.source.next_image() {
-            let finished = image.and_then(|image| self.finish(image));
+        loop {
+            let start = Instant::now();
+            let Some(image) = self.source.next_image() else { return };
+            let mut times = StageTimes::default();
+            times.add(Stage::Wait, start.elapsed());
+            let finished = image.and_then(|image| self.finish(image, times));
             let failed = finished.is_err();
             if sender.send(finished).is_err() || failed {
                 return;
@@ -237,11 +238,12 @@ impl<S: Source> Worker<S> {
     }
 
     /// Turns an image, or the first usable substitute for it, into views.
-    fn finish(&mut self, mut image: S::Image) -> Result<Finished, S::Error> {
+    fn finish(&mut self, mut image: S::Image, mut times: StageTimes) -> Result<Finished, S::Error> {
+        let mut views = self.spares.try_recv().unwrap_or_default();
         loop {
-            match self.views(&image) {
-                Ok(views) => {
-                    self.stats.images.fetch_add(1, Ordering::Relaxed);
+            match self.views(&image, &mut views, &mut times) {
+                Ok(()) => {
+                    self.stats.record(&times, image.bytes().len());
                     return Ok(Finished {
                         batch: image.batch(),
                         slot: image.slot(),
@@ -255,13 +257,16 @@ impl<S: Source> Worker<S> {
         }
     }
 
-    fn views(&mut self, image: &S::Image) -> Result<Views, AugmentError> {
+    fn views(
+        &mut self,
+        image: &S::Image,
+        out: &mut Views,
+        times: &mut StageTimes,
+    ) -> Result<(), AugmentError> {
         let start = Instant::now();
-        let decoded = decode(image.bytes(), &self.rules);
-        let middle = Instant::now();
-        self.stats.decode_ns.fetch_add((middle - start).as_nanos() as u64, Ordering::Relaxed);
-        let views = self.maker.make(&decoded?, &self.multicrop, image.key());
-        self.stats.augment_ns.fetch_add(middle.elapsed().as_nanos() as u64, Ordering::Relaxed);
-        views
+        let decoded = decode_into(image.bytes(), &self.rules, &mut self.decoded);
+        times.add(Stage::Decode, start.elapsed());
+        decoded?;
+        self.maker.make_into(&self.decoded, &self.multicrop, image.key(), out, times)
     }
 }

@@ -3,7 +3,9 @@
 //! torchvision convolves with the 9 x 9 outer product; two passes of nine taps give the same up to
 //! the rounding of f32 before the last `round`, so that a byte may differ by one level.
 
-use crate::Rgb8;
+use multiversion::multiversion;
+
+use crate::Planes;
 
 /// Taps to either side of the center.
 const RADIUS: usize = 4;
@@ -12,7 +14,9 @@ const N_TAPS: usize = 2 * RADIUS + 1;
 /// Scratch memory of [`GaussianBlur::apply`].
 #[derive(Debug, Default)]
 pub struct GaussianBlur {
+    /// A plane after the pass along rows.
     rows: Vec<f32>,
+    /// One row with its reflected borders.
     padded: Vec<f32>,
 }
 
@@ -29,49 +33,69 @@ pub fn taps(sigma: f32) -> [f32; N_TAPS] {
 impl GaussianBlur {
     /// Blurs `image` in place. Sides shorter than five pixels cannot be reflected by four; there
     /// the border is reflected again.
-    pub fn apply(&mut self, image: &mut Rgb8, sigma: f32) {
+    pub fn apply(&mut self, image: &mut Planes, sigma: f32) {
         let taps = taps(sigma);
-        let (width, height) = (image.width_px as usize, image.height_px as usize);
-        let stride = 3 * width;
-        self.rows.clear();
-        self.rows.resize(height * stride, 0.0);
-        self.padded.clear();
-        self.padded.resize(stride + 6 * RADIUS, 0.0);
-        for (row, out) in image.data.chunks_exact(stride).zip(self.rows.chunks_exact_mut(stride)) {
-            pad_row(row, width, &mut self.padded);
-            convolve(&taps, out, |tap| &self.padded[3 * tap..3 * tap + stride]);
+        let width = image.width_px as usize;
+        image.channels_mut().into_iter().for_each(|plane| self.plane(plane, width, &taps));
+    }
+
+    fn plane(&mut self, plane: &mut [u8], width: usize, taps: &[f32; N_TAPS]) {
+        let height = plane.len() / width;
+        self.rows.resize(plane.len(), 0.0);
+        self.padded.resize(width + 2 * RADIUS, 0.0);
+        for (row, out) in plane.chunks_exact(width).zip(self.rows.chunks_exact_mut(width)) {
+            pad(row, &mut self.padded);
+            along_row(taps, &self.padded, out);
         }
-        // The padded row has done its work and serves as the sum of the second pass.
-        let sums = &mut self.padded[..stride];
-        for (y, out) in image.data.chunks_exact_mut(stride).enumerate() {
-            convolve(&taps, sums, |tap| {
+        for (y, out) in plane.chunks_exact_mut(width).enumerate() {
+            let rows: [&[f32]; N_TAPS] = std::array::from_fn(|tap| {
                 let row = reflect(y as isize + tap as isize - RADIUS as isize, height);
-                &self.rows[row * stride..(row + 1) * stride]
+                &self.rows[row * width..(row + 1) * width]
             });
-            for (byte, sum) in out.iter_mut().zip(sums.iter()) {
-                *byte = sum.round_ties_even() as u8;
-            }
+            across_rows(taps, &rows, out);
         }
     }
 }
 
-/// `out = Σ taps[k] · row(k)`, with the taps as the outer loop so that the inner one is a plain
-/// multiply-add over a row.
-fn convolve<'a>(taps: &[f32; N_TAPS], out: &mut [f32], row: impl Fn(usize) -> &'a [f32]) {
-    out.fill(0.0);
-    for (k, weight) in taps.iter().enumerate() {
-        for (sum, value) in out.iter_mut().zip(row(k)) {
-            *sum += weight * value;
-        }
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn along_row(taps: &[f32; N_TAPS], padded: &[f32], out: &mut [f32]) {
+    let n = out.len();
+    let shifted: [&[f32]; N_TAPS] = std::array::from_fn(|tap| &padded[tap..tap + n]);
+    for (x, out) in out.iter_mut().enumerate() {
+        *out = weighted_sum(taps, &shifted, x);
     }
 }
 
-fn pad_row(row: &[u8], width: usize, padded: &mut [f32]) {
-    for (x, out) in padded.chunks_exact_mut(3).enumerate() {
-        let from = 3 * reflect(x as isize - RADIUS as isize, width);
-        for (out, value) in out.iter_mut().zip(&row[from..from + 3]) {
-            *out = f32::from(*value);
-        }
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn across_rows(taps: &[f32; N_TAPS], rows: &[&[f32]; N_TAPS], out: &mut [u8]) {
+    // Adding 2^23 rounds half to even, as torch's `round` does, and leaves the integer in the low
+    // bits. The taps sum to one, so that nothing lies outside a byte.
+    const MAGIC: f32 = 8_388_608.0;
+    let n = out.len();
+    let rows = rows.map(|row| &row[..n]);
+    for (x, out) in out.iter_mut().enumerate() {
+        *out = (weighted_sum(taps, &rows, x) + MAGIC).to_bits() as u8;
+    }
+}
+
+#[inline(always)]
+fn weighted_sum(taps: &[f32; N_TAPS], rows: &[&[f32]; N_TAPS], x: usize) -> f32 {
+    let mut sum = 0.0;
+    for tap in 0..N_TAPS {
+        sum += taps[tap] * rows[tap][x];
+    }
+    sum
+}
+
+/// A row between its own reflections.
+fn pad(row: &[u8], padded: &mut [f32]) {
+    let width = row.len();
+    for (out, value) in padded[RADIUS..].iter_mut().zip(row) {
+        *out = f32::from(*value);
+    }
+    for x in 0..RADIUS {
+        padded[x] = f32::from(row[reflect(x as isize - RADIUS as isize, width)]);
+        padded[RADIUS + width + x] = f32::from(row[reflect((width + x) as isize, width)]);
     }
 }
 
@@ -93,7 +117,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_flat_image_stays_flat(value: u8, w in 1u32..20, h in 1u32..20, sigma in 0.1f32..2.0) {
-            let mut image = Rgb8::new(w, h, vec![value; (3 * w * h) as usize]);
+            let mut image = Planes { width_px: w, height_px: h, data: vec![value; (3 * w * h) as usize] };
             GaussianBlur::default().apply(&mut image, sigma);
             prop_assert!(image.data.iter().all(|v| *v == value));
         }
@@ -101,16 +125,16 @@ mod tests {
 
     #[test]
     fn an_impulse_becomes_the_kernel() {
-        let mut image = Rgb8::new(21, 21, vec![0; 3 * 21 * 21]);
-        let center = 3 * (10 * 21 + 10);
+        let mut image = Planes { width_px: 21, height_px: 21, data: vec![0; 3 * 21 * 21] };
+        let center = 10 * 21 + 10;
         image.data[center] = 255;
         GaussianBlur::default().apply(&mut image, 1.0);
         let taps = taps(1.0);
         for dx in 0..5 {
             let expected = (255.0 * taps[4] * taps[4 + dx]).round() as u8;
-            assert_eq!(image.data[center + 3 * dx], expected, "dx {dx}");
+            assert_eq!(image.data[center + dx], expected, "dx {dx}");
         }
-        assert_eq!(image.data[center + 1], 0, "channels do not mix");
+        assert_eq!(image.data[center + 21 * 21], 0, "channels do not mix");
     }
 
     #[test]

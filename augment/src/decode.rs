@@ -7,9 +7,9 @@
 
 use std::io::Cursor;
 
-use image::{DynamicImage, ImageDecoder, ImageReader, metadata::Orientation};
+use image::{DynamicImage, ImageDecoder, ImageReader, RgbImage, metadata::Orientation};
 
-use crate::AugmentError;
+use crate::{AugmentError, jpeg};
 
 /// 8-bit RGB, rows from the top, three bytes a pixel.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -55,25 +55,58 @@ impl Rgb8 {
 /// [`AugmentError::TooManyPixels`] by the header alone; [`AugmentError::Decode`] for bytes that
 /// are damaged, cut off or of another format; [`AugmentError::Empty`] for an image without pixels.
 pub fn decode(bytes: &[u8], rules: &DecodeRules) -> Result<Rgb8, AugmentError> {
+    let mut out = Rgb8::default();
+    decode_into(bytes, rules, &mut out)?;
+    Ok(out)
+}
+
+/// [`decode`] into memory that is there already.
+///
+/// # Errors
+/// As [`decode`]; `out` then holds nothing of use.
+pub fn decode_into(bytes: &[u8], rules: &DecodeRules, out: &mut Rgb8) -> Result<(), AugmentError> {
+    let orientation = if bytes.starts_with(&jpeg::MAGIC) {
+        jpeg::decode_into(bytes, rules, out)?
+    } else {
+        decode_other(bytes, rules, out)?
+    };
+    if orientation != Orientation::NoTransforms {
+        let buffer = RgbImage::from_raw(out.width_px, out.height_px, std::mem::take(&mut out.data));
+        let mut image = DynamicImage::ImageRgb8(buffer.ok_or(AugmentError::Empty)?);
+        image.apply_orientation(orientation);
+        *out = to_rgb8(image);
+    }
+    Ok(())
+}
+
+/// PNG and WebP.
+fn decode_other(bytes: &[u8], rules: &DecodeRules, out: &mut Rgb8) -> Result<Orientation, AugmentError> {
     let broken = |error: image::ImageError| AugmentError::Decode(error.to_string());
     let reader = ImageReader::new(Cursor::new(bytes))
         .with_guessed_format()
         .map_err(|error| AugmentError::Decode(error.to_string()))?;
     let mut decoder = reader.into_decoder().map_err(broken)?;
     let (width_px, height_px) = decoder.dimensions();
-    if u64::from(width_px) * u64::from(height_px) > rules.max_pixels {
-        return Err(AugmentError::TooManyPixels { width_px, height_px, max_pixels: rules.max_pixels });
-    }
-    if width_px == 0 || height_px == 0 {
-        return Err(AugmentError::Empty);
-    }
+    rules.check(width_px, height_px)?;
     let orientation = match rules.apply_exif {
         true => decoder.orientation().unwrap_or(Orientation::NoTransforms),
         false => Orientation::NoTransforms,
     };
-    let mut image = DynamicImage::from_decoder(decoder).map_err(broken)?;
-    image.apply_orientation(orientation);
-    Ok(to_rgb8(image))
+    *out = to_rgb8(DynamicImage::from_decoder(decoder).map_err(broken)?);
+    Ok(orientation)
+}
+
+impl DecodeRules {
+    /// Judges an image by its header.
+    pub(crate) fn check(&self, width_px: u32, height_px: u32) -> Result<(), AugmentError> {
+        if u64::from(width_px) * u64::from(height_px) > self.max_pixels {
+            return Err(AugmentError::TooManyPixels { width_px, height_px, max_pixels: self.max_pixels });
+        }
+        if width_px == 0 || height_px == 0 {
+            return Err(AugmentError::Empty);
+        }
+        Ok(())
+    }
 }
 
 fn to_rgb8(image: DynamicImage) -> Rgb8 {
@@ -136,6 +169,32 @@ mod tests {
             let rgb = decode(&encode(image(), format), &DecodeRules::default()).expect("decoded");
             assert_eq!((rgb.width_px, rgb.height_px), (16, 8));
             assert!(rgb.data[0].abs_diff(200) < 6 && rgb.data[2].abs_diff(50) < 6, "{:?}", &rgb.data[..3]);
+        }
+    }
+
+    /// zune-jpeg would fill the missing part with gray and call it decoded.
+    #[test]
+    fn a_jpeg_that_is_cut_off_is_an_error() {
+        let image = ImageBuffer::from_fn(64, 64, |x, y| Rgb([(x * y) as u8, x as u8 * 4, y as u8 * 4]));
+        let jpeg = encode(image.into(), ImageFormat::Jpeg);
+        assert!(decode(&jpeg, &DecodeRules::default()).is_ok());
+        for share in [0.4, 0.7, 0.95] {
+            let cut = &jpeg[..(jpeg.len() as f64 * share) as usize];
+            assert!(decode(cut, &DecodeRules::default()).is_err(), "{share}");
+        }
+    }
+
+    #[test]
+    fn memory_that_is_used_again_changes_nothing() {
+        let small = encode(
+            ImageBuffer::from_fn(9, 5, |x, y| Rgb([x as u8 * 20, y as u8 * 40, 3])).into(),
+            ImageFormat::Jpeg,
+        );
+        let large = encode(ImageBuffer::from_pixel(40, 40, Luma([90u8])).into(), ImageFormat::Jpeg);
+        let mut out = Rgb8::default();
+        for bytes in [&large, &small, &large] {
+            decode_into(bytes, &DecodeRules::default(), &mut out).expect("decoded");
+            assert_eq!(out, decode(bytes, &DecodeRules::default()).expect("decoded"));
         }
     }
 

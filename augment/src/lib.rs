@@ -9,17 +9,26 @@
 
 pub mod batch;
 pub mod blur;
+mod coefficients;
 pub mod color;
 pub mod crop;
 pub mod decode;
 pub mod error;
+pub mod facts;
+pub mod hue;
+mod jpeg;
 pub mod multicrop;
+pub mod planes;
 pub mod resize;
 pub mod seed;
 pub mod solarize;
+pub mod stats;
+pub mod views;
 
 pub use batch::{Batch, BatchPool, EncodedImage, PoolConfig, Source};
 pub use decode::{DecodeRules, Rgb8};
 pub use error::AugmentError;
-pub use multicrop::{CropSpec, MultiCrop, Views};
+pub use multicrop::{BlurRule, CropSpec, MultiCrop};
+pub use planes::Planes;
 pub use seed::{SampleKey, ViewRng};
+pub use views::{ViewMaker, Views};

@@ -1,21 +1,10 @@
-//! Which views a method wants of an image, and how they are made.
-//!
-//! ```text
-//! view = solarize(p) ∘ blur(p, σ) ∘ gray(p) ∘ jitter(p) ∘ flip(p) ∘ resize ∘ random box
-//! ```
+//! Which views a method wants of an image.
 
 use serde::{Deserialize, Serialize};
 
-use crate::blur::GaussianBlur;
-use crate::color::{self, Jitter};
-use crate::crop::random_resized_crop;
-use crate::resize::{BoxResizer, Interpolation};
-use crate::seed::Operation;
-use crate::solarize::solarize;
-use crate::{AugmentError, Rgb8, SampleKey, ViewRng};
-
-/// Aspect ratios of torchvision's random-resized crop.
-const RATIO: [f64; 2] = [3.0 / 4.0, 4.0 / 3.0];
+use crate::AugmentError;
+use crate::color::Jitter;
+use crate::resize::Interpolation;
 
 /// `count` views that are made alike. This is the form in which a recipe writes them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -53,6 +42,18 @@ pub struct MultiCrop {
     pub crops: Vec<CropSpec>,
 }
 
+/// Which probabilities of blur DINOv2's views have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BlurRule {
+    /// Those of the paper: 1.0 and 0.1 for the global views, 0.5 for the local ones.
+    #[default]
+    Paper,
+    /// Those that the released DINOv2 and DINOv3 models were trained with, whose code hands `1 - p`
+    /// on: 0.0, 0.9 and 0.5.
+    Released,
+}
+
 /// Size and number of the views of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupSpec {
@@ -62,21 +63,6 @@ pub struct GroupSpec {
     pub n_views: usize,
 }
 
-/// The views of one image, ready for the network.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Views {
-    /// One buffer a group: `[n_views, 3, size, size]` bytes, planes R, G, B.
-    pub groups: Vec<Vec<u8>>,
-}
-
-/// Makes views; owns the scratch memory of one thread.
-#[derive(Default)]
-pub struct ViewMaker {
-    resizer: BoxResizer,
-    blur: GaussianBlur,
-    view: Rgb8,
-}
-
 impl MultiCrop {
     /// DINO's (Caron et al. 2021, appendix): two global views and `n_local` local ones.
     pub fn dino(global_px: u32, local_px: u32, n_local: usize) -> Self {
@@ -84,8 +70,20 @@ impl MultiCrop {
     }
 
     /// DINOv2's (Oquab et al. 2023, table 16): as DINO's, with other scales.
-    pub fn dinov2(global_px: u32, local_px: u32, n_local: usize) -> Self {
-        Self::dino_family([0.32, 1.0], [0.05, 0.32], global_px, local_px, n_local)
+    pub fn dinov2(global_px: u32, local_px: u32, n_local: usize, blur: BlurRule) -> Self {
+        let mut multicrop = Self::dino_family([0.32, 1.0], [0.05, 0.32], global_px, local_px, n_local);
+        if blur == BlurRule::Released {
+            multicrop.crops.iter_mut().for_each(|crop| crop.blur_p = 1.0 - crop.blur_p);
+        }
+        multicrop
+    }
+
+    /// One random-resized crop and a flip: the loader of supervised training.
+    pub fn single(size_px: u32) -> Self {
+        let multicrop = Self::dino_family([0.08, 1.0], [0.05, 0.4], size_px, size_px, 0);
+        let none = Jitter { brightness: 0.0, contrast: 0.0, saturation: 0.0, hue: 0.0, p: 0.0 };
+        let plain = CropSpec { jitter: none, gray_p: 0.0, blur_p: 0.0, ..multicrop.crops[0].clone() };
+        Self { crops: vec![plain] }
     }
 
     fn dino_family(global: [f64; 2], local: [f64; 2], global_px: u32, local_px: u32, n_local: usize) -> Self {
@@ -154,7 +152,7 @@ impl MultiCrop {
         self.crops.iter().map(|crop| crop.count).sum()
     }
 
-    /// The groups, in the order of [`Views::groups`].
+    /// The groups, in the order of [`crate::Views::groups`].
     pub fn groups(&self) -> Vec<GroupSpec> {
         let mut groups: Vec<GroupSpec> = Vec::new();
         for crop in &self.crops {
@@ -167,140 +165,9 @@ impl MultiCrop {
     }
 }
 
-impl ViewMaker {
-    /// All views of `image` under `key`.
-    ///
-    /// # Errors
-    /// [`AugmentError::Empty`] for an image without pixels.
-    pub fn make(
-        &mut self,
-        image: &Rgb8,
-        multicrop: &MultiCrop,
-        key: SampleKey,
-    ) -> Result<Views, AugmentError> {
-        if image.data.is_empty() {
-            return Err(AugmentError::Empty);
-        }
-        let mut views = Views::default();
-        let mut size_px = 0;
-        let mut number = 0;
-        for crop in &multicrop.crops {
-            if crop.size_px != size_px || views.groups.is_empty() {
-                views.groups.push(Vec::new());
-                size_px = crop.size_px;
-            }
-            for _ in 0..crop.count {
-                self.augment(image, crop, key, number)?;
-                if let Some(group) = views.groups.last_mut() {
-                    append_planes(&self.view, group);
-                }
-                number += 1;
-            }
-        }
-        Ok(views)
-    }
-
-    /// View `number` of `image`, into `self.view`.
-    fn augment(
-        &mut self,
-        image: &Rgb8,
-        crop: &CropSpec,
-        key: SampleKey,
-        number: u32,
-    ) -> Result<(), AugmentError> {
-        let rng = |operation| ViewRng::new(key, number, operation);
-        let region = random_resized_crop(
-            &mut rng(Operation::Crop),
-            image.width_px,
-            image.height_px,
-            crop.scale,
-            RATIO,
-        );
-        let size = [crop.size_px; 2];
-        self.resizer.resize(image, region, size, crop.interpolation, &mut self.view)?;
-        if rng(Operation::Flip).chance(crop.flip_p) {
-            flip(&mut self.view);
-        }
-        let mut draws = rng(Operation::Jitter);
-        if draws.chance(crop.jitter.p) {
-            color::jitter(&mut self.view, &crop.jitter.draw(&mut draws));
-        }
-        if rng(Operation::Gray).chance(crop.gray_p) {
-            color::grayscale(&mut self.view);
-        }
-        let mut draws = rng(Operation::Blur);
-        if draws.chance(crop.blur_p) {
-            let sigma = draws.between(crop.blur_sigma[0], crop.blur_sigma[1]);
-            self.blur.apply(&mut self.view, sigma as f32);
-        }
-        if rng(Operation::Solarize).chance(crop.solarize_p) {
-            solarize(&mut self.view);
-        }
-        Ok(())
-    }
-}
-
-/// Mirrors each row.
-pub fn flip(image: &mut Rgb8) {
-    let width = image.width_px as usize;
-    for row in image.data.chunks_exact_mut(3 * width) {
-        for x in 0..width / 2 {
-            let (left, right) = row.split_at_mut(3 * (width - 1 - x));
-            left[3 * x..3 * x + 3].swap_with_slice(&mut right[..3]);
-        }
-    }
-}
-
-/// Appends the R, G and B planes of `image`.
-pub fn append_planes(image: &Rgb8, out: &mut Vec<u8>) {
-    for channel in 0..3 {
-        out.extend(image.data.chunks_exact(3).map(|pixel| pixel[channel]));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-
-    fn noise(width_px: u32, height_px: u32) -> Rgb8 {
-        let data =
-            (0..3 * width_px * height_px).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-        Rgb8::new(width_px, height_px, data)
-    }
-
-    proptest! {
-        #[test]
-        fn views_are_a_pure_function_of_the_key(sample: u64, epoch in 0u64..9, w in 1u32..60, h in 1u32..60) {
-            let (image, multicrop) = (noise(w, h), MultiCrop::dino(16, 8, 3));
-            let key = SampleKey { seed: 5, epoch, sample, attempt: 0 };
-            let fresh = ViewMaker::default().make(&image, &multicrop, key).expect("views");
-            let mut used = ViewMaker::default();
-            used.make(&noise(31, 17), &multicrop, SampleKey { sample: sample ^ 1, ..key }).expect("views");
-            prop_assert_eq!(&used.make(&image, &multicrop, key).expect("views"), &fresh);
-            let lengths: Vec<usize> = fresh.groups.iter().map(Vec::len).collect();
-            prop_assert_eq!(lengths, vec![2 * 3 * 256, 3 * 3 * 64]);
-        }
-    }
-
-    #[test]
-    fn views_of_an_image_differ_from_one_another() {
-        let multicrop = MultiCrop::dino(16, 8, 2);
-        let key = SampleKey { seed: 5, epoch: 0, sample: 0, attempt: 0 };
-        let views = ViewMaker::default().make(&noise(50, 40), &multicrop, key).expect("views");
-        let (first, second) = views.groups[0].split_at(3 * 256);
-        assert_ne!(first, second);
-    }
-
-    #[test]
-    fn a_flip_twice_is_the_image() {
-        let image = noise(7, 3);
-        let mut flipped = image.clone();
-        flip(&mut flipped);
-        assert_eq!(flipped.data[..3], image.data[18..21]);
-        flip(&mut flipped);
-        assert_eq!(flipped, image);
-    }
 
     #[test]
     fn a_value_out_of_range_is_named() {

@@ -1,12 +1,18 @@
 //! Pillow's `ImageOps.solarize`.
 
-use crate::Rgb8;
+use multiversion::multiversion;
+
+use crate::Planes;
 
 /// Inverts what is at or above 128.
-pub fn solarize(image: &mut Rgb8) {
-    for value in &mut image.data {
-        if *value >= 128 {
-            *value = 255 - *value;
-        }
+pub fn solarize(image: &mut Planes) {
+    invert_bright(&mut image.data);
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn invert_bright(data: &mut [u8]) {
+    for value in data {
+        // 255 - v is smaller than v exactly from 128 on.
+        *value = (*value).min(255 - *value);
     }
 }

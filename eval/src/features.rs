@@ -5,9 +5,8 @@
 
 use augment::crop::{CropBox, center_square};
 use augment::decode::decode;
-use augment::multicrop::append_planes;
 use augment::resize::{BoxResizer, Interpolation};
-use augment::{DecodeRules, Rgb8};
+use augment::{DecodeRules, Planes, Rgb8};
 use pipeline::{Dataset, SampleId};
 use rayon::prelude::*;
 use trainer::Network;
@@ -123,11 +122,9 @@ fn square(image: &Rgb8, size_px: u32) -> Result<Vec<u8>, augment::AugmentError> 
             height_px: kept,
         }
     };
-    let mut out = Rgb8::default();
+    let mut out = Planes::default();
     BoxResizer::default().resize(image, side, [size_px; 2], Interpolation::Bicubic, &mut out)?;
-    let mut planes = Vec::with_capacity(out.data.len());
-    append_planes(&out, &mut planes);
-    Ok(planes)
+    Ok(out.data)
 }
 
 /// Means over squares of `step` pixels, centered around zero.

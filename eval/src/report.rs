@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Once;
 
-use augment::multicrop::{MultiCrop, ViewMaker};
 use augment::{DecodeRules, SampleKey, decode};
+use augment::{MultiCrop, ViewMaker};
 use pipeline::{Dataset, SampleId};
 use plotters::prelude::*;
 use plotters::style::register_font;

@@ -3,14 +3,10 @@
 use std::path::PathBuf;
 
 use crate::PipelineError;
-use crate::index::ShardIndex;
-use crate::store::{LocalStore, Store};
+use crate::shard::Shard;
 
 /// Extensions that hold an image, in the order in which they are preferred.
 pub const IMAGE_EXTENSIONS: [&str; 4] = ["jpg", "jpeg", "png", "webp"];
-
-/// Extensions that hold a class number as text.
-const LABEL_EXTENSIONS: [&str; 2] = ["cls", "cls2"];
 
 /// A data set that is open for reading. Shared by threads.
 pub struct Dataset {
@@ -18,11 +14,6 @@ pub struct Dataset {
     /// Samples before each shard, in the order of the list.
     starts: Vec<u64>,
     n_samples: u64,
-}
-
-struct Shard {
-    store: Box<dyn Store>,
-    index: ShardIndex,
 }
 
 /// Number of a sample in its data set, in the order of the shard list. It names the sample for
@@ -62,21 +53,19 @@ impl Dataset {
         let mut starts = Vec::with_capacity(paths.len());
         let mut n_samples = 0;
         for path in paths {
-            let index = ShardIndex::open(path)?;
+            let shard = Shard::open(path)?;
             starts.push(n_samples);
-            n_samples += index.len() as u64;
-            shards.push(Shard { store: Box::new(LocalStore::open(path)?), index });
+            n_samples += shard.len() as u64;
+            shards.push(shard);
         }
         let dataset = Self { shards, starts, n_samples };
-        let any_image = dataset
-            .shards
-            .iter()
-            .any(|shard| (0..shard.index.len()).any(|i| shard.index.member(i, &IMAGE_EXTENSIONS).is_some()));
+        let any_image =
+            dataset.shards.iter().any(|shard| (0..shard.len()).any(|i| shard.image_bytes(i).is_some()));
         if !any_image {
             return Err(PipelineError::Empty {
                 n_shards: dataset.shards.len(),
                 wanted: IMAGE_EXTENSIONS.join(", "),
-                first: dataset.shards.first().map(|s| s.store.name()).unwrap_or_default(),
+                first: dataset.shards.first().map(Shard::name).unwrap_or_default(),
             });
         }
         Ok(dataset)
@@ -89,7 +78,7 @@ impl Dataset {
 
     /// Samples of each shard, in the order of the list.
     pub fn shard_sizes(&self) -> Vec<u64> {
-        self.shards.iter().map(|shard| shard.index.len() as u64).collect()
+        self.shards.iter().map(|shard| shard.len() as u64).collect()
     }
 
     /// The number of the sample at (`shard`, `sample`).
@@ -100,14 +89,13 @@ impl Dataset {
     /// Name of the shard that holds sample `id`, its key, and the offset of its first member.
     pub fn describe(&self, id: SampleId) -> (String, String, u64) {
         let (shard, i) = self.locate(id);
-        let offset = shard.index.members(i).next().map_or(0, |member| member.offset_bytes);
-        (shard.store.name(), shard.index.key(i).to_string(), offset)
+        (shard.name(), shard.key(i).to_string(), shard.offset_bytes(i))
     }
 
     /// Bytes that reading sample `id` will bring into memory.
     pub fn sample_bytes(&self, id: SampleId) -> u64 {
         let (shard, i) = self.locate(id);
-        shard.index.member(i, &IMAGE_EXTENSIONS).map_or(0, |member| member.len_bytes)
+        shard.image_bytes(i).unwrap_or(0)
     }
 
     /// Reads sample `id`.
@@ -117,14 +105,8 @@ impl Dataset {
     /// shard cannot be read.
     pub fn read(&self, id: SampleId) -> Result<Sample, PipelineError> {
         let (shard, i) = self.locate(id);
-        let member = shard.index.member(i, &IMAGE_EXTENSIONS).ok_or_else(|| PipelineError::MissingField {
-            shard: shard.store.name(),
-            key: shard.index.key(i).to_string(),
-            wanted: IMAGE_EXTENSIONS.join(", "),
-        })?;
-        let mut image = vec![0; member.len_bytes as usize];
-        shard.store.read_at(member.offset_bytes, &mut image)?;
-        Ok(Sample { id, key: shard.index.key(i).to_string(), image, label: self.label(id)? })
+        let image = shard.image(i)?;
+        Ok(Sample { id, key: shard.key(i).to_string(), image, label: shard.label(i)? })
     }
 
     /// The class of sample `id`, without its image.
@@ -133,11 +115,7 @@ impl Dataset {
     /// [`PipelineError::Io`] when the shard cannot be read.
     pub fn label(&self, id: SampleId) -> Result<Option<u32>, PipelineError> {
         let (shard, i) = self.locate(id);
-        let Some(member) = shard.index.member(i, &LABEL_EXTENSIONS) else { return Ok(None) };
-        // A class number has at most ten digits; anything longer is not one.
-        let mut text = vec![0; member.len_bytes.min(32) as usize];
-        shard.store.read_at(member.offset_bytes, &mut text)?;
-        Ok(std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse().ok()))
+        shard.label(i)
     }
 
     fn locate(&self, id: SampleId) -> (&Shard, usize) {

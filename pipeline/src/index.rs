@@ -13,8 +13,11 @@ use crate::tar::{list_members, split_key};
 
 const VERSION: u32 = 1;
 
-/// Where the samples of one shard lie. Strings sit in one arena, so that an index of a million
-/// samples stays small.
+/// Data of a member starts on a multiple of this, by the tar format.
+const BLOCK_BYTES: u64 = 512;
+
+/// Where the samples of one shard lie. Keys sit in one arena and members in columns, so that a
+/// sample of two members and a key of eight characters takes 36 bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ShardIndex {
     /// Length of the shard file when it was indexed.
@@ -22,15 +25,11 @@ pub struct ShardIndex {
     keys: String,
     key_ends: Vec<u32>,
     member_ends: Vec<u32>,
-    members: Vec<MemberEntry>,
+    /// Start of each member in blocks, which reaches 2 TiB.
+    member_blocks: Vec<u32>,
+    member_lens: Vec<u32>,
+    member_extensions: Vec<u16>,
     extensions: Vec<String>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct MemberEntry {
-    offset_bytes: u64,
-    len_bytes: u32,
-    extension: u16,
 }
 
 /// One member of a sample.
@@ -183,12 +182,20 @@ impl ShardIndex {
 
     /// Members of sample `i`, in the order of the tar.
     pub fn members(&self, i: usize) -> impl Iterator<Item = Member<'_>> {
-        let start = if i == 0 { 0 } else { self.member_ends[i - 1] as usize };
-        self.members[start..self.member_ends[i] as usize].iter().map(|entry| Member {
-            extension: &self.extensions[entry.extension as usize],
-            offset_bytes: entry.offset_bytes,
-            len_bytes: u64::from(entry.len_bytes),
+        let start = if i == 0 { 0 } else { self.member_ends[i - 1] };
+        (start as usize..self.member_ends[i] as usize).map(|at| Member {
+            extension: &self.extensions[usize::from(self.member_extensions[at])],
+            offset_bytes: u64::from(self.member_blocks[at]) * BLOCK_BYTES,
+            len_bytes: u64::from(self.member_lens[at]),
         })
+    }
+
+    /// Bytes that this index holds in memory.
+    pub fn memory_bytes(&self) -> usize {
+        self.keys.capacity()
+            + 4 * (self.key_ends.capacity() + self.member_ends.capacity())
+            + 4 * (self.member_blocks.capacity() + self.member_lens.capacity())
+            + 2 * self.member_extensions.capacity()
     }
 
     /// The member of sample `i` with the first of `extensions` that it has.
@@ -222,18 +229,24 @@ impl IndexBuilder {
         offset_bytes: u64,
         len_bytes: u64,
     ) -> Result<(), String> {
+        if !offset_bytes.is_multiple_of(BLOCK_BYTES) {
+            return Err(format!("offset {offset_bytes} is no multiple of {BLOCK_BYTES}"));
+        }
+        let block = u32::try_from(offset_bytes / BLOCK_BYTES).map_err(|_| "offset above 2 TiB")?;
+        let len = u32::try_from(len_bytes).map_err(|_| "member above 4 GiB")?;
         let same = self.open && self.index.key(self.index.len() - 1) == key;
         if !same {
             self.index.keys.push_str(key);
             self.index.key_ends.push(u32::try_from(self.index.keys.len()).map_err(|_| "keys above 4 GiB")?);
-            self.index.member_ends.push(self.index.members.len() as u32);
+            self.index.member_ends.push(self.index.member_lens.len() as u32);
             self.open = true;
         } else if self.index.members(self.index.len() - 1).any(|m| m.extension == extension) {
             return Err("the extension stands twice".into());
         }
-        let len_bytes = u32::try_from(len_bytes).map_err(|_| "member above 4 GiB")?;
         let extension = self.extension_id(extension)?;
-        self.index.members.push(MemberEntry { offset_bytes, len_bytes, extension });
+        self.index.member_blocks.push(block);
+        self.index.member_lens.push(len);
+        self.index.member_extensions.push(extension);
         if let Some(end) = self.index.member_ends.last_mut() {
             *end += 1;
         }
@@ -253,6 +266,12 @@ impl IndexBuilder {
     /// The finished index of a shard of `shard_bytes`.
     pub fn finish(mut self, shard_bytes: u64) -> ShardIndex {
         self.index.shard_bytes = shard_bytes;
+        self.index.keys.shrink_to_fit();
+        self.index.key_ends.shrink_to_fit();
+        self.index.member_ends.shrink_to_fit();
+        self.index.member_blocks.shrink_to_fit();
+        self.index.member_lens.shrink_to_fit();
+        self.index.member_extensions.shrink_to_fit();
         self.index
     }
 }
@@ -278,13 +297,33 @@ mod tests {
     fn an_extension_twice_in_a_sample_is_refused() {
         let mut builder = IndexBuilder::new();
         builder.push("a", "jpg", 0, 1).expect("first");
-        assert!(builder.push("a", "jpg", 5, 1).is_err());
+        assert!(builder.push("a", "jpg", 512, 1).is_err());
     }
 
     #[test]
     fn a_member_outside_the_shard_is_refused() {
-        let text = br#"{"version":1,"shard_bytes":100,"samples":[["a",[["jpg",90,11]]]]}"#;
+        let text = br#"{"version":1,"shard_bytes":100,"samples":[["a",[["jpg",0,101]]]]}"#;
         assert!(ShardIndex::parse(text).expect_err("outside").contains("outside"));
+    }
+
+    /// A million samples of two members stay below 40 MB.
+    #[test]
+    fn a_large_index_is_small() {
+        let mut builder = IndexBuilder::new();
+        for i in 0..20_000u64 {
+            for (member, extension) in ["jpg", "cls"].into_iter().enumerate() {
+                let offset = 512 + (2 * i + member as u64) * 1024;
+                builder.push(&format!("{i:08}"), extension, offset, 300).expect("valid");
+            }
+        }
+        let index = builder.finish(1 << 40);
+        assert_eq!(index.member(19_999, &["cls"]).map(|m| m.offset_bytes), Some(512 + 39_999 * 1024));
+        assert!(index.memory_bytes() * 50 < 40_000_000, "{} bytes", index.memory_bytes());
+    }
+
+    #[test]
+    fn a_member_off_its_block_is_refused() {
+        assert!(IndexBuilder::new().push("a", "jpg", 5, 1).is_err());
     }
 
     proptest! {
@@ -301,8 +340,8 @@ mod tests {
             let mut at = 512;
             for (i, len) in lens.iter().enumerate() {
                 builder.push(&format!("k{i}"), "jpg", at, *len).expect("valid");
-                builder.push(&format!("k{i}"), "cls", at + len, 1).expect("valid");
-                at += len + 1;
+                builder.push(&format!("k{i}"), "cls", at + 512, 1).expect("valid");
+                at += 1024;
             }
             std::fs::write(&shard, vec![0; at as usize]).expect("written");
             let index = builder.finish(at);

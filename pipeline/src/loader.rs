@@ -13,7 +13,7 @@ use std::time::Instant;
 use crossbeam::channel::{Receiver, Sender, unbounded};
 
 use crate::order::Place;
-use crate::stats::{ReadSnapshot, ReadStats};
+use crate::stats::ReadStats;
 use crate::{Cursor, Dataset, Order, PipelineError, Quarantine, Sample, Share};
 
 /// How much a loader may hold and how many threads read.
@@ -159,9 +159,14 @@ impl Loader {
         self.items.len()
     }
 
-    /// What the reader threads have done so far.
-    pub fn stats(&self) -> ReadSnapshot {
-        self.shared.stats.snapshot()
+    /// Share of the byte limit that is in use.
+    pub fn fill(&self) -> f64 {
+        self.shared.lock().bytes_in_flight as f64 / self.shared.max_bytes as f64
+    }
+
+    /// What the reader threads have done.
+    pub fn stats(&self) -> &ReadStats {
+        &self.shared.stats
     }
 
     /// Stops the reader threads; items that are read already can still be taken.

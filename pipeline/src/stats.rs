@@ -1,15 +1,24 @@
 //! Counters of the reading side, readable while it runs.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// What the reader threads have done so far.
-#[derive(Debug, Default)]
-pub struct ReadStats {
-    read_ns: AtomicU64,
-    wait_ns: AtomicU64,
-    bytes: AtomicU64,
-    samples: AtomicU64,
+use hdrhistogram::Histogram;
+
+/// Longest read that the histogram tells apart; what takes longer counts as this.
+const MAX_NS: u64 = 60_000_000_000;
+
+/// Significant digits of a percentile.
+const DIGITS: u8 = 2;
+
+/// What the reader threads have done since the last reset.
+#[derive(Debug)]
+pub struct ReadStats(Mutex<Totals>);
+
+#[derive(Debug)]
+struct Totals {
+    snapshot: ReadSnapshot,
+    reads: Histogram<u64>,
 }
 
 /// A reading of [`ReadStats`].
@@ -17,6 +26,10 @@ pub struct ReadStats {
 pub struct ReadSnapshot {
     /// Time spent in reads, summed over threads.
     pub read: Duration,
+    /// Median read.
+    pub read_p50: Duration,
+    /// 99th percentile of the reads.
+    pub read_p99: Duration,
     /// Time that threads waited for room, summed over threads.
     pub wait: Duration,
     /// Bytes of the members read.
@@ -25,24 +38,48 @@ pub struct ReadSnapshot {
     pub samples: u64,
 }
 
+impl Default for ReadStats {
+    fn default() -> Self {
+        Self(Mutex::new(Totals::new()))
+    }
+}
+
+impl Totals {
+    fn new() -> Self {
+        let reads = Histogram::new_with_bounds(1, MAX_NS, DIGITS).expect("bounds and digits are valid");
+        Self { snapshot: ReadSnapshot::default(), reads }
+    }
+}
+
 impl ReadStats {
     pub(crate) fn add_read(&self, start: Instant, bytes: u64) {
-        self.read_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.samples.fetch_add(1, Ordering::Relaxed);
+        let time = start.elapsed();
+        let mut totals = self.lock();
+        totals.snapshot.read += time;
+        totals.snapshot.bytes += bytes;
+        totals.snapshot.samples += 1;
+        totals.reads.saturating_record(time.as_nanos() as u64);
     }
 
     pub(crate) fn add_wait(&self, start: Instant) {
-        self.wait_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        let time = start.elapsed();
+        self.lock().snapshot.wait += time;
+    }
+
+    /// Forgets what was counted, for a measurement after a warm-up.
+    pub fn reset(&self) {
+        *self.lock() = Totals::new();
     }
 
     /// The counters now.
     pub fn snapshot(&self) -> ReadSnapshot {
-        ReadSnapshot {
-            read: Duration::from_nanos(self.read_ns.load(Ordering::Relaxed)),
-            wait: Duration::from_nanos(self.wait_ns.load(Ordering::Relaxed)),
-            bytes: self.bytes.load(Ordering::Relaxed),
-            samples: self.samples.load(Ordering::Relaxed),
-        }
+        let totals = self.lock();
+        let quantile = |q| Duration::from_nanos(totals.reads.value_at_quantile(q));
+        ReadSnapshot { read_p50: quantile(0.5), read_p99: quantile(0.99), ..totals.snapshot }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Totals> {
+        // Numbers stay valid if a holder panics.
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

@@ -23,13 +23,16 @@ pub struct ShardWriter {
     folder: PathBuf,
     prefix: String,
     limits: ShardLimits,
-    current: Option<OpenShard>,
+    current: Option<ShardFile>,
     written: Vec<PathBuf>,
     n_samples: u64,
 }
 
-struct OpenShard {
+/// One shard that is being written. It stands under a temporary name until [`ShardFile::finish`],
+/// so that a shard that has its name is whole.
+pub struct ShardFile {
     path: PathBuf,
+    temporary: PathBuf,
     builder: ::tar::Builder<BufWriter<File>>,
     index: IndexBuilder,
     n_samples: u64,
@@ -61,10 +64,7 @@ impl ShardWriter {
     /// [`PipelineError::Exists`] when a shard of that name is there already,
     /// [`PipelineError::DuplicateMember`], [`PipelineError::Io`].
     pub fn add(&mut self, key: &str, members: &[(&str, &[u8])]) -> Result<(), PipelineError> {
-        let sample_bytes: u64 = members
-            .iter()
-            .map(|(_, data)| BLOCK_BYTES + (data.len() as u64).next_multiple_of(BLOCK_BYTES))
-            .sum();
+        let sample_bytes: u64 = members.iter().map(|(_, data)| member_bytes(data)).sum();
         let full = self.current.as_ref().is_some_and(|shard| {
             shard.n_samples >= self.limits.max_samples || shard.bytes + sample_bytes > self.limits.max_bytes
         });
@@ -73,12 +73,12 @@ impl ShardWriter {
         }
         let mut shard = match self.current.take() {
             Some(shard) => shard,
-            None => self.open_shard()?,
+            None => {
+                let name = format!("{}-{:06}.tar", self.prefix, self.written.len());
+                ShardFile::create(&self.folder.join(name))?
+            }
         };
-        for (extension, data) in members {
-            shard.append(key, extension, data)?;
-        }
-        shard.n_samples += 1;
+        shard.add(key, members)?;
         self.n_samples += 1;
         self.current = Some(shard);
         Ok(())
@@ -98,35 +98,70 @@ impl ShardWriter {
         Ok(self.written)
     }
 
-    fn open_shard(&self) -> Result<OpenShard, PipelineError> {
-        let path = self.folder.join(format!("{}-{:06}.tar", self.prefix, self.written.len()));
-        let file = File::create_new(&path).map_err(|error| match error.kind() {
-            std::io::ErrorKind::AlreadyExists => PipelineError::Exists { path: path.clone() },
-            _ => PipelineError::io("create", &path, error),
-        })?;
-        let builder = ::tar::Builder::new(BufWriter::with_capacity(1 << 20, file));
-        Ok(OpenShard { path, builder, index: IndexBuilder::new(), n_samples: 0, bytes: 2 * BLOCK_BYTES })
-    }
-
     fn close_shard(&mut self) -> Result<(), PipelineError> {
-        let Some(shard) = self.current.take() else { return Ok(()) };
-        let io = |error| PipelineError::io("write", &shard.path, error);
-        let mut file = shard.builder.into_inner().map_err(io)?;
-        file.flush().map_err(io)?;
-        file.get_ref().sync_all().map_err(io)?;
-        let bytes = file.get_ref().metadata().map_err(io)?.len();
-        let index: ShardIndex = shard.index.finish(bytes);
-        index.save(&shard.path)?;
-        self.written.push(shard.path);
+        if let Some(shard) = self.current.take() {
+            self.written.push(shard.finish()?);
+        }
         Ok(())
     }
 }
 
-impl OpenShard {
+impl ShardFile {
+    /// A shard that will stand at `path`.
+    ///
+    /// # Errors
+    /// [`PipelineError::Exists`] when something stands there, [`PipelineError::Io`].
+    pub fn create(path: &Path) -> Result<Self, PipelineError> {
+        if path.exists() {
+            return Err(PipelineError::Exists { path: path.to_path_buf() });
+        }
+        let mut temporary = path.as_os_str().to_owned();
+        temporary.push(".tmp");
+        let temporary = PathBuf::from(temporary);
+        let file = File::create(&temporary).map_err(|e| PipelineError::io("create", &temporary, e))?;
+        Ok(Self {
+            path: path.to_path_buf(),
+            temporary,
+            builder: ::tar::Builder::new(BufWriter::with_capacity(1 << 20, file)),
+            index: IndexBuilder::new(),
+            n_samples: 0,
+            bytes: 2 * BLOCK_BYTES,
+        })
+    }
+
+    /// Adds one sample: a key without dots, and its members as (extension, bytes).
+    ///
+    /// # Errors
+    /// [`PipelineError::DuplicateMember`], [`PipelineError::Io`].
+    pub fn add(&mut self, key: &str, members: &[(&str, &[u8])]) -> Result<(), PipelineError> {
+        for (extension, data) in members {
+            self.append(key, extension, data)?;
+        }
+        self.n_samples += 1;
+        Ok(())
+    }
+
+    /// Ends the tar, writes its index, and gives both their names. The index comes first: a shard
+    /// with a name has one.
+    ///
+    /// # Errors
+    /// [`PipelineError::Io`].
+    pub fn finish(self) -> Result<PathBuf, PipelineError> {
+        let io = |error| PipelineError::io("write", &self.temporary, error);
+        let mut file = self.builder.into_inner().map_err(io)?;
+        file.flush().map_err(io)?;
+        file.get_ref().sync_all().map_err(io)?;
+        let bytes = file.get_ref().metadata().map_err(io)?.len();
+        let index: ShardIndex = self.index.finish(bytes);
+        index.save(&self.path)?;
+        fs::rename(&self.temporary, &self.path).map_err(|e| PipelineError::io("rename", &self.path, e))?;
+        Ok(self.path)
+    }
+
     fn append(&mut self, key: &str, extension: &str, data: &[u8]) -> Result<(), PipelineError> {
         let name = format!("{key}.{extension}");
         debug_assert_eq!(split_key(&name).map(|(k, _)| k), Some(key), "a key that reads back");
-        let io = |error| PipelineError::io("write", &self.path, error);
+        let io = |error| PipelineError::io("write", &self.temporary, error);
         let mut header = ::tar::Header::new_ustar();
         header.set_path(&name).map_err(io)?;
         header.set_size(data.len() as u64);
@@ -145,9 +180,14 @@ impl OpenShard {
                 extension: extension.to_string(),
             }
         })?;
-        self.bytes += BLOCK_BYTES + (data.len() as u64).next_multiple_of(BLOCK_BYTES);
+        self.bytes += member_bytes(data);
         Ok(())
     }
+}
+
+/// Header, data and padding of a member.
+fn member_bytes(data: &[u8]) -> u64 {
+    BLOCK_BYTES + (data.len() as u64).next_multiple_of(BLOCK_BYTES)
 }
 
 #[cfg(test)]
@@ -187,6 +227,19 @@ mod tests {
             assert!(bytes.len() as u64 <= limits.max_bytes, "{} bytes", bytes.len());
             assert_eq!(bytes, fs::read(b).expect("b"));
         }
+    }
+
+    /// What a killed writer left behind is no shard, and does not stand in the way of the next.
+    #[test]
+    fn a_shard_that_was_not_finished_has_no_name() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("t-000000.tar");
+        let mut file = ShardFile::create(&path).expect("created");
+        file.add("0", &[("jpg", b"x")]).expect("added");
+        drop(file);
+        assert!(!path.exists());
+        write(folder.path(), ShardLimits { max_samples: 100, max_bytes: u64::MAX });
+        assert_eq!(ShardIndex::open(&path).expect("sidecar").len(), 10);
     }
 
     #[test]

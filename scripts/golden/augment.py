@@ -17,6 +17,8 @@ from PIL import Image, ImageOps
 
 OUT = Path("tests/golden/augment")
 WIDTH, HEIGHT = 37, 29
+# Of a crop of 27 x 22: shrunk, grown, both, to one pixel, unchanged, beyond a vector's length.
+SIZES = [(16, 12), (40, 40), (1, 1), (3, 50), (27, 22), (27, 9), (13, 22), (70, 5), (65, 67), (9, 7)]
 
 
 def image() -> Image.Image:
@@ -48,9 +50,10 @@ def main() -> None:
         "solarize": ImageOps.solarize(src, 128),
         "blur_0.4": F.gaussian_blur(src, [9, 9], [0.4, 0.4]),
         "blur_1.7": F.gaussian_blur(src, [9, 9], [1.7, 1.7]),
-        "resize_16x12": F.resized_crop(src, 3, 5, 22, 27, [12, 16], Image.BICUBIC),
-        "resize_40x40": F.resized_crop(src, 3, 5, 22, 27, [40, 40], Image.BICUBIC),
     }
+    for name, filter_ in (("bicubic", Image.BICUBIC), ("bilinear", Image.BILINEAR)):
+        for w, h in SIZES:
+            made[f"{name}_{w}x{h}"] = F.resized_crop(src, 3, 5, 22, 27, [h, w], filter_)
     for name, result in made.items():
         (OUT / f"{name}.bin").write_bytes(np.asarray(result.convert("RGB")).tobytes())
     versions = f"pillow {PIL.__version__}, torchvision {torchvision.__version__}\n"

@@ -1,6 +1,6 @@
 //! The recipe as written: a TOML file whose unknown keys are errors.
 
-use augment::{CropSpec, MultiCrop};
+use augment::{BlurRule, CropSpec, MultiCrop};
 use serde::{Deserialize, Serialize};
 
 use crate::backbone::ModelConfig;
@@ -71,7 +71,7 @@ pub enum ViewsConfig {
     /// DINO's.
     Dino(PresetSizes),
     /// DINOv2's.
-    Dinov2(PresetSizes),
+    Dinov2(Dinov2Views),
     /// As listed.
     Custom(CustomViews),
 }
@@ -88,6 +88,21 @@ pub struct PresetSizes {
     pub n_local: usize,
 }
 
+/// Sizes of DINOv2's views, and its blur.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Dinov2Views {
+    /// Side of the two global views.
+    pub global_px: u32,
+    /// Side of the local views.
+    pub local_px: u32,
+    /// Local views.
+    pub n_local: usize,
+    /// Probabilities of blur: the paper's, or those of the released models.
+    #[serde(default)]
+    pub blur: BlurRule,
+}
+
 /// Views one by one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -101,7 +116,7 @@ impl ViewsConfig {
     pub fn multicrop(&self) -> MultiCrop {
         match self {
             Self::Dino(s) => MultiCrop::dino(s.global_px, s.local_px, s.n_local),
-            Self::Dinov2(s) => MultiCrop::dinov2(s.global_px, s.local_px, s.n_local),
+            Self::Dinov2(s) => MultiCrop::dinov2(s.global_px, s.local_px, s.n_local, s.blur),
             Self::Custom(views) => MultiCrop { crops: views.crops.clone() },
         }
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use augment::{AugmentError, BatchPool, DecodeRules, EncodedImage, PoolConfig, SampleKey, Source};
+use augment::{AugmentError, BatchPool, DecodeRules, EncodedImage, MultiCrop, PoolConfig, SampleKey, Source};
 use pipeline::{Cursor, Dataset, Item, Loader, LoaderConfig, Order, PipelineError, Quarantine, Share};
 
 use crate::plan::{Plan, or_cores};
@@ -77,6 +77,23 @@ impl ShardSource {
     }
 }
 
+/// What a stream of batches is made of.
+#[derive(Debug, Clone)]
+pub struct StreamConfig {
+    /// The views of an image.
+    pub multicrop: MultiCrop,
+    /// Seed of the order and of the views.
+    pub seed: u64,
+    /// Shards whose samples are permuted together.
+    pub window_shards: usize,
+    /// Threads that decode and augment.
+    pub n_threads: usize,
+    /// What the decoder accepts.
+    pub rules: DecodeRules,
+    /// What the readers may hold.
+    pub loader: LoaderConfig,
+}
+
 /// Batches of `plan`'s run from `cursor` on, for one rank; bad samples go to `ledger`.
 ///
 /// # Errors
@@ -89,15 +106,34 @@ pub fn batches(
     ledger: &Path,
 ) -> Result<BatchPool<ShardSource>, PipelineError> {
     let data = &plan.recipe.data;
-    let quarantine = Arc::new(Quarantine::open(ledger, data.max_bad_rate)?);
-    let order = Order::new(plan.recipe.seed, dataset.shard_sizes(), data.window_shards);
-    let loader = Loader::start(dataset, order, share, cursor, quarantine, LoaderConfig::default());
-    let config = PoolConfig {
+    let config = StreamConfig {
+        multicrop: plan.multicrop(),
+        seed: plan.recipe.seed,
+        window_shards: data.window_shards,
         n_threads: or_cores(plan.recipe.run.data_threads),
+        rules: DecodeRules { max_pixels: data.max_pixels, apply_exif: data.apply_exif },
+        loader: LoaderConfig::default(),
+    };
+    let quarantine = Quarantine::open(ledger, data.max_bad_rate)?;
+    Ok(stream(dataset, config, share, cursor, Arc::new(quarantine)))
+}
+
+/// Batches of a stream from `cursor` on, for one rank.
+pub fn stream(
+    dataset: Arc<Dataset>,
+    config: StreamConfig,
+    share: Share,
+    cursor: Cursor,
+    quarantine: Arc<Quarantine>,
+) -> BatchPool<ShardSource> {
+    let order = Order::new(config.seed, dataset.shard_sizes(), config.window_shards);
+    let loader = Loader::start(dataset, order, share, cursor, quarantine, config.loader);
+    let pool = PoolConfig {
+        n_threads: config.n_threads,
         batch_len: share.len(),
         first_batch: cursor.0,
-        rules: DecodeRules { max_pixels: data.max_pixels, apply_exif: data.apply_exif },
+        rules: config.rules,
     };
-    let source = Arc::new(ShardSource { loader, seed: plan.recipe.seed });
-    Ok(BatchPool::start(source, plan.multicrop(), config))
+    let source = Arc::new(ShardSource { loader, seed: config.seed });
+    BatchPool::start(source, config.multicrop, pool)
 }

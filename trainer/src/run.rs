@@ -14,6 +14,7 @@ use crate::checkpoint::{self, Checkpoint};
 use crate::data::batches;
 use crate::error::TrainError;
 use crate::health;
+use crate::method::MATCH_LOSS;
 use crate::network::Network;
 use crate::plan::Plan;
 use crate::probe::Probe;
@@ -98,6 +99,7 @@ pub fn run(
         let data_wait_ms = start.elapsed().as_secs_f64() * 1e3;
         let knobs = schedules.at(step);
         let report = trainer.step(&batch, &knobs);
+        pool.recycle(batch);
         let seconds = start.elapsed().as_secs_f64();
         let images_per_s = share.batch_size as f64 / seconds;
         let done = step + 1;
@@ -225,7 +227,9 @@ fn warn_of_collapse(
     let grace_steps = plan.warmup_steps.max(plan.total_steps / 10);
     let uninformed = trainer.state.method.uninformed_loss();
     let entropy = value("health/teacher_entropy");
-    for warning in health::diagnose(step, grace_steps, report.loss, uninformed, entropy, health) {
+    // What a method adds to its loss has no say in whether the student follows the teacher.
+    let loss = value(MATCH_LOSS).unwrap_or(report.loss);
+    for warning in health::diagnose(step, grace_steps, loss, uninformed, entropy, health) {
         observer.warned(&format!("step {step}: {warning}"));
     }
 }

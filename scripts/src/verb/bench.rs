@@ -1,11 +1,8 @@
-//! `ocelli bench`: where a step's time goes.
+//! `ocelli bench`: where the time of a step and of the loader goes.
 
 use std::process::ExitCode;
 
-use serde_json::json;
-use trainer::plan::{Plan, or_cores};
-
-use crate::recipes;
+use super::{bench_loader, bench_step};
 
 /// Flags of `bench`.
 #[derive(clap::Args)]
@@ -17,105 +14,14 @@ pub(crate) struct Args {
 #[derive(clap::Subcommand)]
 enum Verb {
     /// Training steps on noise, by phase; and the backbone alone, unit by unit against one graph.
-    Step(StepArgs),
-}
-
-#[derive(clap::Args)]
-struct StepArgs {
-    /// A recipe's name or file.
-    #[arg(long, default_value = "dino_vits16")]
-    recipe: String,
-    /// Images of a step.
-    #[arg(long, default_value_t = 4)]
-    batch: usize,
-    /// Timed repeats, after one that warms up.
-    #[arg(long, default_value_t = 5)]
-    repeats: usize,
-    /// Worker threads; 0 for one a core.
-    #[arg(long, default_value_t = 0)]
-    workers: usize,
-    /// Only the backbone's forward and backward on one global view an image.
-    #[arg(long)]
-    backbone: bool,
-    /// Change a value of the recipe. May be repeated.
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    overrides: Vec<String>,
-    /// End with one line of JSON.
-    #[arg(long)]
-    json: bool,
+    Step(bench_step::Args),
+    /// The data path alone, by stage: read, decode, augment.
+    Loader(bench_loader::Args),
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let Verb::Step(args) = &args.verb;
-    let mut recipe = recipes::load(&args.recipe, &args.overrides)?;
-    recipe.optim.batch_size = args.batch;
-    recipe.run.workers = args.workers;
-    // The data set's size only moves schedules, which a benchmark does not follow.
-    let plan = Plan::resolve(recipe, 1 << 20)?;
-    if args.backbone {
-        backbone(args, &plan)
-    } else {
-        step(args, &plan)
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-fn step(args: &StepArgs, plan: &Plan) {
-    let phases = trainer::bench::steps(plan, args.repeats);
-    let total = phases.total_ms();
-    let rows = [
-        ("input", phases.input_ms),
-        ("teacher", phases.teacher_ms),
-        ("student forward", phases.forward_ms),
-        ("heads and loss", phases.head_ms),
-        ("student backward", phases.backward_ms),
-        ("update", phases.update_ms),
-    ];
-    println!(
-        "{}, batch {}, {} workers, median of {}",
-        args.recipe,
-        args.batch,
-        or_cores(args.workers),
-        args.repeats
-    );
-    for (name, ms) in rows {
-        println!("{name:<18} {ms:9.1} ms {:5.1} %", 100.0 * ms / total);
-    }
-    let rate = 1e3 * args.batch as f64 / total;
-    println!("{:<18} {total:9.1} ms  {rate:.2} images/s", "step");
-    if args.json {
-        let phases: serde_json::Map<String, serde_json::Value> =
-            rows.into_iter().map(|(name, ms)| (name.replace(' ', "_"), json!(ms))).collect();
-        println!("{}", json!({ "images_per_s": rate, "step_ms": total, "phases_ms": phases }));
-    }
-}
-
-fn backbone(args: &StepArgs, plan: &Plan) {
-    let times = trainer::bench::backbone(plan, args.repeats);
-    let side = plan.recipe.model.image_px();
-    println!(
-        "{} backbone, {side} px, batch {}, forward and backward, median of {}",
-        args.recipe, args.batch, args.repeats
-    );
-    println!("one graph, one thread            {:9.1} ms", times.whole_graph_ms);
-    println!(
-        "units, one thread, graphs kept   {:9.1} ms  {:.3} of one graph",
-        times.kept_ms,
-        times.kept_ms / times.whole_graph_ms
-    );
-    println!(
-        "units, one thread, recomputed    {:9.1} ms  {:.3} of one graph",
-        times.recomputed_ms,
-        times.recomputed_ms / times.whole_graph_ms
-    );
-    println!("units, {} workers, graphs kept    {:9.1} ms", or_cores(args.workers), times.workers_ms);
-    if args.json {
-        let line = json!({
-            "whole_graph_ms": times.whole_graph_ms,
-            "kept_ms": times.kept_ms,
-            "recomputed_ms": times.recomputed_ms,
-            "workers_ms": times.workers_ms,
-        });
-        println!("{line}");
+    match &args.verb {
+        Verb::Step(args) => bench_step::run(args),
+        Verb::Loader(args) => bench_loader::run(args),
     }
 }

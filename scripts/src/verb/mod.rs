@@ -1,6 +1,8 @@
 //! The verbs, one file each.
 
 pub(crate) mod bench;
+pub(crate) mod bench_loader;
+pub(crate) mod bench_step;
 pub(crate) mod export;
 pub(crate) mod pack;
 pub(crate) mod pretrain;

@@ -106,6 +106,7 @@ fn ensure_synth(
     stream: u64,
 ) -> anyhow::Result<Vec<PathBuf>> {
     let done = data.join(format!("{prefix}.done"));
+    let holds = format!("{count} images of {size_px} px, seed {}", args.seed);
     if !done.exists() {
         let folder = data.join(prefix);
         if folder.exists() {
@@ -114,9 +115,12 @@ fn ensure_synth(
         let seed = 2 * args.seed + stream;
         let prefix = prefix.to_string();
         synthesize(&SynthArgs { out: folder, count, seed, size_px, prefix })?;
-        std::fs::write(&done, format!("seed {}\n", args.seed))?;
-    } else if std::fs::read_to_string(&done)?.trim() != format!("seed {}", args.seed) {
-        bail!("{} holds a set of another seed; choose another --workdir", data.display());
+        std::fs::write(&done, &holds)?;
+    } else {
+        let there = std::fs::read_to_string(&done)?;
+        if there != holds {
+            bail!("{} holds {there}, not {holds}; choose another --workdir", data.display());
+        }
     }
     let mut paths: Vec<PathBuf> = std::fs::read_dir(data.join(prefix))?
         .flatten()

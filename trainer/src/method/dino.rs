@@ -12,7 +12,7 @@ use augment::MultiCrop;
 use burn::tensor::{Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
-use super::{Method, MethodLoss, Outputs};
+use super::{MATCH_LOSS, Method, MethodLoss, Outputs};
 use crate::head::{self, HeadSizes};
 use crate::loss::dino as loss;
 use crate::loss::koleo::koleo;
@@ -163,7 +163,7 @@ impl Method for Dino {
         ];
         let mut loss = loss::loss(&student.logits, &targets, self.config.student_temp);
         if self.config.koleo_weight > 0.0 {
-            gauges.push(("train/dino_loss", f64::from(loss.clone().inner().into_scalar::<f32>())));
+            gauges.push((MATCH_LOSS, f64::from(loss.clone().inner().into_scalar::<f32>())));
             let spread = koleo(student.embeddings[0].clone());
             gauges.push(("train/koleo_loss", f64::from(spread.clone().inner().into_scalar::<f32>())));
             loss = loss + spread * self.config.koleo_weight;

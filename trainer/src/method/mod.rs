@@ -23,6 +23,10 @@ pub struct Outputs {
     pub logits: Vec<Tensor<3>>,
 }
 
+/// Gauge of the part of the loss in which the student follows the teacher. A method whose loss has
+/// no other part leaves it out.
+pub const MATCH_LOSS: &str = "train/match_loss";
+
 /// Named numbers of a step, for the metrics row.
 pub type Gauges = Vec<(&'static str, f64)>;
 
@@ -55,7 +59,7 @@ pub trait Method: Send + Sync {
     /// Moves what moves without gradients, by what the accepted step's loss observed.
     fn after_step(&mut self, observed: &[f32]);
 
-    /// The value that the loss has when the student knows nothing, if there is one.
+    /// The value that [`MATCH_LOSS`] has when the student knows nothing, if there is one.
     fn uninformed_loss(&self) -> Option<f64>;
 
     /// What a checkpoint must hold: names and values.

@@ -1,0 +1,95 @@
+//! The weights of a resize along one side, as Pillow's `precompute_coeffs` rounds them.
+
+use crate::resize::Interpolation;
+
+/// Fraction bits of a weight: 32 less the 8 of a byte and 2 for the overshoot of the filter.
+pub(crate) const FRACTION_BITS: u32 = 32 - 8 - 2;
+
+/// For each output: which inputs it reads, and their weights in fixed point.
+#[derive(Debug, Default)]
+pub(crate) struct Coefficients {
+    /// First input and number of inputs.
+    bounds: Vec<(usize, usize)>,
+    /// `stride` weights an output, the unused ones zero.
+    weights: Vec<i32>,
+    stride: usize,
+    scratch: Vec<f64>,
+}
+
+impl Coefficients {
+    /// The table from `n_in` to `n_out` pixels.
+    pub(crate) fn set(&mut self, n_in: usize, n_out: usize, interpolation: Interpolation) {
+        let (filter, radius): (fn(f64) -> f64, f64) = match interpolation {
+            Interpolation::Bicubic => (bicubic, 2.0),
+            Interpolation::Bilinear => (bilinear, 1.0),
+        };
+        let scale = n_in as f64 / n_out as f64;
+        let filter_scale = scale.max(1.0);
+        let support = radius * filter_scale;
+        self.stride = support.ceil() as usize * 2 + 1;
+        self.bounds.clear();
+        self.weights.clear();
+        self.weights.resize(n_out * self.stride, 0);
+        for (x, weights) in self.weights.chunks_exact_mut(self.stride).enumerate() {
+            let center = (x as f64 + 0.5) * scale;
+            // `as usize` truncates, and takes what is negative to zero, as Pillow does.
+            let first = (center - support + 0.5) as usize;
+            let last = ((center + support + 0.5) as usize).min(n_in);
+            let inverse = 1.0 / filter_scale;
+            self.scratch.clear();
+            self.scratch.extend((first..last).map(|i| filter((i as f64 - center + 0.5) * inverse)));
+            let sum: f64 = self.scratch.iter().sum();
+            for (weight, value) in weights.iter_mut().zip(&self.scratch) {
+                let value = if sum == 0.0 { *value } else { value / sum };
+                *weight = (value * f64::from(1 << FRACTION_BITS)).round() as i32;
+            }
+            self.bounds.push((first, last - first));
+        }
+    }
+
+    /// First input of output `x`, and the weights from there on.
+    #[inline(always)]
+    pub(crate) fn of(&self, x: usize) -> (usize, &[i32]) {
+        let (first, n) = self.bounds[x];
+        (first, &self.weights[x * self.stride..][..n])
+    }
+}
+
+/// Keys' cubic with a = -0.5.
+fn bicubic(x: f64) -> f64 {
+    const A: f64 = -0.5;
+    let x = x.abs();
+    if x < 1.0 {
+        ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0
+    } else if x < 2.0 {
+        (((x - 5.0) * x + 8.0) * x - 4.0) * A
+    } else {
+        0.0
+    }
+}
+
+fn bilinear(x: f64) -> f64 {
+    (1.0 - x.abs()).max(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Every output reads inputs that exist, and its weights sum to one up to their rounding.
+        #[test]
+        fn weights_sum_to_one(n_in in 1usize..700, n_out in 1usize..300, cubic: bool) {
+            let interpolation = if cubic { Interpolation::Bicubic } else { Interpolation::Bilinear };
+            let mut table = Coefficients::default();
+            table.set(n_in, n_out, interpolation);
+            for x in 0..n_out {
+                let (first, weights) = table.of(x);
+                prop_assert!(!weights.is_empty() && first + weights.len() <= n_in);
+                let sum: i32 = weights.iter().sum();
+                prop_assert!((sum - (1 << FRACTION_BITS)).unsigned_abs() as usize <= weights.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! What an image says of itself by its header alone.
+
+use std::io::Cursor;
+
+use image::metadata::Orientation;
+use image::{ColorType, ImageDecoder, ImageFormat, ImageReader};
+
+use crate::{AugmentError, jpeg};
+
+/// How colors are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ColorKind {
+    /// Three channels.
+    Rgb,
+    /// One channel, with alpha or without.
+    Gray,
+    /// Three channels and alpha.
+    Rgba,
+    /// Four inks.
+    Cmyk,
+}
+
+/// An image by its header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Facts {
+    /// `jpeg`, `png` or `webp`.
+    pub format: &'static str,
+    /// Pixels of a row.
+    pub width_px: u32,
+    /// Rows.
+    pub height_px: u32,
+    /// How colors are stored.
+    pub color: ColorKind,
+    /// Whether a JPEG comes in several scans, which decode two to three times slower than one.
+    pub progressive: bool,
+    /// Whether EXIF says that the picture stands otherwise than its pixels.
+    pub turned: bool,
+}
+
+/// Reads a header.
+///
+/// # Errors
+/// [`AugmentError::Decode`] for bytes that are no JPEG, PNG or WebP, or whose header is damaged.
+pub fn facts(bytes: &[u8]) -> Result<Facts, AugmentError> {
+    if bytes.starts_with(&jpeg::MAGIC) {
+        return jpeg::facts(bytes);
+    }
+    let broken = |reason: String| AugmentError::Decode(reason);
+    let reader = ImageReader::new(Cursor::new(bytes))
+        .with_guessed_format()
+        .map_err(|error| broken(error.to_string()))?;
+    let format = match reader.format() {
+        Some(ImageFormat::Png) => "png",
+        Some(ImageFormat::WebP) => "webp",
+        _ => return Err(broken("neither JPEG nor PNG nor WebP".into())),
+    };
+    let mut decoder = reader.into_decoder().map_err(|error| broken(error.to_string()))?;
+    let (width_px, height_px) = decoder.dimensions();
+    let color = match decoder.color_type() {
+        ColorType::L8 | ColorType::L16 | ColorType::La8 | ColorType::La16 => ColorKind::Gray,
+        ColorType::Rgba8 | ColorType::Rgba16 | ColorType::Rgba32F => ColorKind::Rgba,
+        _ => ColorKind::Rgb,
+    };
+    let turned = decoder.orientation().is_ok_and(|orientation| orientation != Orientation::NoTransforms);
+    Ok(Facts { format, width_px, height_px, color, progressive: false, turned })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use image::{DynamicImage, ImageBuffer, Luma, Rgba};
+    use proptest::prelude::*;
+
+    #[test]
+    fn headers_say_format_size_and_color() {
+        let encode = |image: DynamicImage, format| {
+            let mut bytes = Cursor::new(Vec::new());
+            image.write_to(&mut bytes, format).expect("in memory");
+            bytes.into_inner()
+        };
+        let gray: DynamicImage = ImageBuffer::from_pixel(12, 7, Luma([9u8])).into();
+        let found = facts(&encode(gray, ImageFormat::Jpeg)).expect("a header");
+        assert_eq!((found.format, found.width_px, found.height_px), ("jpeg", 12, 7));
+        assert_eq!((found.color, found.progressive, found.turned), (ColorKind::Gray, false, false));
+        let clear: DynamicImage = ImageBuffer::from_pixel(3, 4, Rgba([9u8, 9, 9, 0])).into();
+        let found = facts(&encode(clear, ImageFormat::Png)).expect("a header");
+        assert_eq!((found.format, found.width_px, found.color), ("png", 3, ColorKind::Rgba));
+        assert!(facts(b"GIF89a").is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_answered_without_a_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..200), jpeg: bool) {
+            if jpeg && bytes.len() > 4 { bytes[..4].copy_from_slice(&[0xff, 0xd8, 0xff, 0xc2]); }
+            let _ = facts(&bytes);
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! How long each stage of an image takes, readable while the pool runs.
+
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+/// Longest time that a histogram tells apart; what takes longer counts as this.
+const MAX_NS: u64 = 60_000_000_000;
+
+/// Significant digits of a percentile.
+const DIGITS: u8 = 2;
+
+/// What a thread does with an image, in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Waits for encoded bytes.
+    Wait,
+    /// Decodes them.
+    Decode,
+    /// Crops and resizes, all views.
+    Resize,
+    /// Jitter and grayscale, all views.
+    Color,
+    /// Blur, all views.
+    Blur,
+    /// Random draws, flip, solarize, and the copy into the batch.
+    Other,
+}
+
+/// All stages with their names.
+pub const STAGES: [(Stage, &str); 6] = [
+    (Stage::Wait, "wait for bytes"),
+    (Stage::Decode, "decode"),
+    (Stage::Resize, "crop and resize"),
+    (Stage::Color, "color"),
+    (Stage::Blur, "blur"),
+    (Stage::Other, "other"),
+];
+
+/// Times of one image by stage.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StageTimes([Duration; STAGES.len()]);
+
+/// Times of all images since the last reset.
+#[derive(Debug)]
+pub struct StageStats(Mutex<Totals>);
+
+#[derive(Debug)]
+struct Totals {
+    images: u64,
+    bytes: u64,
+    total: StageTimes,
+    histograms: Vec<Histogram<u64>>,
+}
+
+/// A reading of [`StageStats`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct StageSnapshot {
+    /// Images finished.
+    pub images: u64,
+    /// Their encoded bytes.
+    pub bytes: u64,
+    /// Every stage, in order.
+    pub stages: Vec<StageReading>,
+}
+
+/// One stage of a [`StageSnapshot`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct StageReading {
+    /// Its name.
+    pub name: &'static str,
+    /// Time of all images, summed over threads.
+    pub total: Duration,
+    /// Median of an image.
+    pub p50: Duration,
+    /// 99th percentile of an image.
+    pub p99: Duration,
+}
+
+impl StageTimes {
+    /// Adds to a stage.
+    pub fn add(&mut self, stage: Stage, time: Duration) {
+        self.0[stage as usize] += time;
+    }
+}
+
+impl Default for StageStats {
+    fn default() -> Self {
+        Self(Mutex::new(Totals::new()))
+    }
+}
+
+impl Totals {
+    fn new() -> Self {
+        let histogram =
+            || Histogram::new_with_bounds(1, MAX_NS, DIGITS).expect("bounds and digits are valid");
+        let histograms = STAGES.iter().map(|_| histogram()).collect();
+        Self { images: 0, bytes: 0, total: StageTimes::default(), histograms }
+    }
+}
+
+impl StageStats {
+    /// Counts an image of `bytes` encoded bytes.
+    pub fn record(&self, times: &StageTimes, bytes: usize) {
+        let mut totals = self.lock();
+        totals.images += 1;
+        totals.bytes += bytes as u64;
+        for ((stage, _), time) in STAGES.iter().zip(times.0) {
+            totals.total.add(*stage, time);
+            totals.histograms[*stage as usize].saturating_record(time.as_nanos() as u64);
+        }
+    }
+
+    /// Forgets what was counted, for a measurement after a warm-up.
+    pub fn reset(&self) {
+        *self.lock() = Totals::new();
+    }
+
+    /// What was counted since the last reset.
+    pub fn snapshot(&self) -> StageSnapshot {
+        let totals = self.lock();
+        let stages = STAGES.iter().map(|(stage, name)| {
+            let histogram = &totals.histograms[*stage as usize];
+            let quantile = |q| Duration::from_nanos(histogram.value_at_quantile(q));
+            StageReading {
+                name,
+                total: totals.total.0[*stage as usize],
+                p50: quantile(0.5),
+                p99: quantile(0.99),
+            }
+        });
+        StageSnapshot { images: totals.images, bytes: totals.bytes, stages: stages.collect() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Totals> {
+        // Numbers stay valid if a holder panics.
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_and_totals_are_those_of_the_images() {
+        let stats = StageStats::default();
+        let image = |ms| {
+            let mut times = StageTimes::default();
+            times.add(Stage::Decode, Duration::from_millis(ms));
+            times
+        };
+        stats.record(&image(1000), 7);
+        stats.reset();
+        (1..=100).for_each(|ms| stats.record(&image(ms), 10));
+        let snapshot = stats.snapshot();
+        assert_eq!((snapshot.images, snapshot.bytes), (100, 1000));
+        let decode = &snapshot.stages[Stage::Decode as usize];
+        assert_eq!(decode.total, Duration::from_millis(5050));
+        assert!(
+            decode.p50.as_millis().abs_diff(50) <= 1 && decode.p99.as_millis().abs_diff(99) <= 1,
+            "{decode:?}"
+        );
+        assert!(snapshot.stages[Stage::Blur as usize].total.is_zero());
+    }
+}

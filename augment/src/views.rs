@@ -1,0 +1,175 @@
+//! How the views of an image are made.
+//!
+//! ```text
+//! view = solarize(p) ∘ blur(p, σ) ∘ gray(p) ∘ jitter(p) ∘ flip(p) ∘ resize ∘ random box
+//! ```
+
+use std::time::Instant;
+
+use crate::blur::GaussianBlur;
+use crate::color;
+use crate::crop::random_resized_crop;
+use crate::resize::BoxResizer;
+use crate::seed::Operation;
+use crate::solarize::solarize;
+use crate::stats::{Stage, StageTimes};
+use crate::{AugmentError, CropSpec, MultiCrop, Planes, Rgb8, SampleKey, ViewRng};
+
+/// Aspect ratios of torchvision's random-resized crop.
+const RATIO: [f64; 2] = [3.0 / 4.0, 4.0 / 3.0];
+
+/// The views of one image, ready for the network.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Views {
+    /// One buffer a group: `[n_views, 3, size, size]` bytes, planes R, G, B.
+    pub groups: Vec<Vec<u8>>,
+}
+
+/// Makes views; owns the scratch memory of one thread.
+#[derive(Default)]
+pub struct ViewMaker {
+    resizer: BoxResizer,
+    blur: GaussianBlur,
+    view: Planes,
+}
+
+impl ViewMaker {
+    /// All views of `image` under `key`.
+    ///
+    /// # Errors
+    /// [`AugmentError::Empty`] for an image without pixels.
+    pub fn make(
+        &mut self,
+        image: &Rgb8,
+        multicrop: &MultiCrop,
+        key: SampleKey,
+    ) -> Result<Views, AugmentError> {
+        let mut views = Views::default();
+        self.make_into(image, multicrop, key, &mut views, &mut StageTimes::default())?;
+        Ok(views)
+    }
+
+    /// [`ViewMaker::make`] into memory that is there already; adds to `times`.
+    ///
+    /// # Errors
+    /// As [`ViewMaker::make`].
+    pub fn make_into(
+        &mut self,
+        image: &Rgb8,
+        multicrop: &MultiCrop,
+        key: SampleKey,
+        views: &mut Views,
+        times: &mut StageTimes,
+    ) -> Result<(), AugmentError> {
+        if image.data.is_empty() {
+            return Err(AugmentError::Empty);
+        }
+        views.groups.resize_with(multicrop.groups().len(), Vec::new);
+        views.groups.iter_mut().for_each(Vec::clear);
+        let mut number = 0;
+        let mut crops = multicrop.crops.iter().peekable();
+        for group in &mut views.groups {
+            while let Some(crop) = crops.next() {
+                for _ in 0..crop.count {
+                    let mut clock = Clock { last: Instant::now(), times: &mut *times };
+                    self.augment(image, crop, key, number, &mut clock)?;
+                    group.extend_from_slice(&self.view.data);
+                    clock.lap(Stage::Other);
+                    number += 1;
+                }
+                if crops.peek().is_none_or(|next| next.size_px != crop.size_px) {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// View `number` of `image`, into `self.view`.
+    fn augment(
+        &mut self,
+        image: &Rgb8,
+        crop: &CropSpec,
+        key: SampleKey,
+        number: u32,
+        clock: &mut Clock<'_>,
+    ) -> Result<(), AugmentError> {
+        let rng = |operation| ViewRng::new(key, number, operation);
+        let (w, h) = (image.width_px, image.height_px);
+        let region = random_resized_crop(&mut rng(Operation::Crop), w, h, crop.scale, RATIO);
+        clock.lap(Stage::Other);
+        self.resizer.resize(image, region, [crop.size_px; 2], crop.interpolation, &mut self.view)?;
+        clock.lap(Stage::Resize);
+        if rng(Operation::Flip).chance(crop.flip_p) {
+            self.view.flip();
+        }
+        clock.lap(Stage::Other);
+        let mut draws = rng(Operation::Jitter);
+        if draws.chance(crop.jitter.p) {
+            color::jitter(&mut self.view, &crop.jitter.draw(&mut draws));
+        }
+        if rng(Operation::Gray).chance(crop.gray_p) {
+            color::grayscale(&mut self.view);
+        }
+        clock.lap(Stage::Color);
+        let mut draws = rng(Operation::Blur);
+        if draws.chance(crop.blur_p) {
+            let sigma = draws.between(crop.blur_sigma[0], crop.blur_sigma[1]);
+            self.blur.apply(&mut self.view, sigma as f32);
+        }
+        clock.lap(Stage::Blur);
+        if rng(Operation::Solarize).chance(crop.solarize_p) {
+            solarize(&mut self.view);
+        }
+        Ok(())
+    }
+}
+
+/// Gives the time since the last lap to a stage.
+struct Clock<'a> {
+    last: Instant,
+    times: &'a mut StageTimes,
+}
+
+impl Clock<'_> {
+    fn lap(&mut self, stage: Stage) {
+        let now = Instant::now();
+        self.times.add(stage, now - self.last);
+        self.last = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn noise(width_px: u32, height_px: u32) -> Rgb8 {
+        let data =
+            (0..3 * width_px * height_px).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        Rgb8::new(width_px, height_px, data)
+    }
+
+    proptest! {
+        #[test]
+        fn views_are_a_pure_function_of_the_key(sample: u64, epoch in 0u64..9, w in 1u32..60, h in 1u32..60) {
+            let (image, multicrop) = (noise(w, h), MultiCrop::dino(16, 8, 3));
+            let key = SampleKey { seed: 5, epoch, sample, attempt: 0 };
+            let fresh = ViewMaker::default().make(&image, &multicrop, key).expect("views");
+            let mut used = ViewMaker::default();
+            used.make(&noise(31, 17), &multicrop, SampleKey { sample: sample ^ 1, ..key }).expect("views");
+            prop_assert_eq!(&used.make(&image, &multicrop, key).expect("views"), &fresh);
+            let lengths: Vec<usize> = fresh.groups.iter().map(Vec::len).collect();
+            prop_assert_eq!(lengths, vec![2 * 3 * 256, 3 * 3 * 64]);
+        }
+    }
+
+    #[test]
+    fn views_of_an_image_differ_from_one_another() {
+        let multicrop = MultiCrop::dino(16, 8, 2);
+        let key = SampleKey { seed: 5, epoch: 0, sample: 0, attempt: 0 };
+        let views = ViewMaker::default().make(&noise(50, 40), &multicrop, key).expect("views");
+        let (first, second) = views.groups[0].split_at(3 * 256);
+        assert_ne!(first, second);
+    }
+}
