@@ -4,6 +4,7 @@
 //! image never leaves that core's cache.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -263,10 +264,16 @@ impl<S: Source> Worker<S> {
         out: &mut Views,
         times: &mut StageTimes,
     ) -> Result<(), AugmentError> {
-        let start = Instant::now();
-        let decoded = decode_into(image.bytes(), &self.rules, &mut self.decoded);
-        times.add(Stage::Decode, start.elapsed());
-        decoded?;
-        self.maker.make_into(&self.decoded, &self.multicrop, image.key(), out, times)
+        // A panic in a decoder is one bad sample. Without this the thread would be gone, its slot
+        // never filled, and the run would wait for ever. What the scratch memory then holds does not
+        // matter: every image writes it anew.
+        catch_unwind(AssertUnwindSafe(|| {
+            let start = Instant::now();
+            let decoded = decode_into(image.bytes(), &self.rules, &mut self.decoded);
+            times.add(Stage::Decode, start.elapsed());
+            decoded?;
+            self.maker.make_into(&self.decoded, &self.multicrop, image.key(), out, times)
+        }))
+        .unwrap_or_else(|_| Err(AugmentError::Decode("the decoder panicked".into())))
     }
 }

@@ -13,6 +13,8 @@ use crate::{AugmentError, DecodeRules, Rgb8};
 /// How every JPEG starts.
 pub(crate) const MAGIC: [u8; 2] = [0xff, 0xd8];
 
+type Decoder<'a> = JpegDecoder<ZCursor<&'a [u8]>>;
+
 /// Marker that opens the pixels.
 const START_OF_SCAN: u8 = 0xda;
 
@@ -54,7 +56,7 @@ pub(crate) fn facts(bytes: &[u8]) -> Result<Facts, AugmentError> {
 }
 
 /// A decoder that has read the header, and the size that it found there.
-fn open(bytes: &[u8]) -> Result<(JpegDecoder<ZCursor<&[u8]>>, u32, u32), AugmentError> {
+fn open(bytes: &[u8]) -> Result<(Decoder<'_>, u32, u32), AugmentError> {
     let options = DecoderOptions::default()
         .jpeg_set_out_colorspace(ColorSpace::RGB)
         .set_strict_mode(false)
@@ -66,7 +68,7 @@ fn open(bytes: &[u8]) -> Result<(JpegDecoder<ZCursor<&[u8]>>, u32, u32), Augment
     Ok((decoder, width as u32, height as u32))
 }
 
-fn orientation(decoder: &JpegDecoder<ZCursor<&[u8]>>) -> Orientation {
+fn orientation(decoder: &Decoder<'_>) -> Orientation {
     let exif = decoder.exif().and_then(|exif| Orientation::from_exif_chunk(exif));
     exif.unwrap_or(Orientation::NoTransforms)
 }

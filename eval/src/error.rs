@@ -22,6 +22,25 @@ pub enum EvalError {
         /// Samples that were looked at.
         n_samples: usize,
     },
+    /// No labelled image can be decoded.
+    #[error(
+        "none of the {n_samples} labelled images of the {split} shards can be decoded; `ocelli shards verify` \
+         says why"
+    )]
+    NoImages {
+        /// "train" or "test".
+        split: &'static str,
+        /// Labelled samples.
+        n_samples: usize,
+    },
+    /// The images do not fit the network.
+    #[error("images of {image_px} px do not divide by the network's patches of {patch_px} px")]
+    ImageSize {
+        /// Side of the images.
+        image_px: usize,
+        /// Side of a patch.
+        patch_px: usize,
+    },
     /// A picture could not be made.
     #[error("cannot draw {}: {reason}", path.display())]
     Picture {

@@ -3,6 +3,9 @@
 //! Images are resized so that their short side is `image_px · 256 / 224`, rounded, and cropped to
 //! the central square of `image_px`; images that are that size already are taken as they are.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use augment::crop::{CropBox, center_square};
 use augment::decode::decode;
 use augment::resize::{BoxResizer, Interpolation};
@@ -27,83 +30,110 @@ pub struct FeatureSet {
     pub labels: Vec<u32>,
     /// The sample of each row.
     pub ids: Vec<SampleId>,
-}
-
-/// Labelled images of a data set, ready for a network.
-#[derive(Debug, Clone, Default)]
-pub struct ImageSet {
-    /// Side of the images.
-    pub size_px: usize,
-    /// `[3, size, size]` bytes each.
-    pub images: Vec<Vec<u8>>,
-    /// Their classes.
-    pub labels: Vec<u32>,
-    /// Their samples.
-    pub ids: Vec<SampleId>,
-    /// Samples that were left out because they could not be decoded.
+    /// Labelled samples that have no row because their image cannot be decoded.
     pub n_bad: usize,
 }
 
+/// Labelled samples of a data set. Images are decoded block by block when they are needed, so that a
+/// set may be larger than memory.
+#[derive(Debug, Clone)]
+pub struct ImageSet {
+    /// Side at which images are seen.
+    pub size_px: usize,
+    dataset: Arc<Dataset>,
+    split: &'static str,
+    /// Labelled samples with their classes.
+    samples: Vec<(SampleId, u32)>,
+}
+
 impl ImageSet {
-    /// Loads the labelled samples of `dataset`; `split` names it in messages.
+    /// The labelled samples of `dataset`; `split` names it in messages.
     ///
     /// # Errors
     /// [`EvalError::NoLabels`] when none has a label, [`EvalError::Data`] when a shard fails.
-    pub fn load(dataset: &Dataset, size_px: usize, split: &'static str) -> Result<Self, EvalError> {
-        let load = |id: u64| -> Result<Option<Loaded>, EvalError> {
-            let sample = dataset.read(SampleId(id))?;
-            let Some(label) = sample.label else { return Ok(None) };
-            let image = decode(&sample.image, &DecodeRules::default())
-                .and_then(|image| square(&image, size_px as u32))
-                .ok();
-            Ok(Some((image, label, sample.id)))
+    pub fn open(dataset: Arc<Dataset>, size_px: usize, split: &'static str) -> Result<Self, EvalError> {
+        let label = |id: u64| -> Result<_, EvalError> {
+            let id = SampleId(id);
+            Ok(dataset.label(id)?.map(|label| (id, label)))
         };
-        let loaded: Result<Vec<_>, _> = (0..dataset.n_samples()).into_par_iter().map(load).collect();
-        let mut set = Self { size_px, ..Self::default() };
-        for (image, label, id) in loaded?.into_iter().flatten() {
-            match image {
-                Some(image) => {
-                    set.images.push(image);
-                    set.labels.push(label);
-                    set.ids.push(id);
-                }
-                None => set.n_bad += 1,
-            }
-        }
-        if set.images.is_empty() {
+        let labels: Result<Vec<_>, _> = (0..dataset.n_samples()).into_par_iter().map(label).collect();
+        let samples: Vec<_> = labels?.into_iter().flatten().collect();
+        if samples.is_empty() {
             return Err(EvalError::NoLabels { split, n_samples: dataset.n_samples() as usize });
         }
-        Ok(set)
+        Ok(Self { size_px, dataset, split, samples })
+    }
+
+    /// The classes that occur.
+    pub fn classes(&self) -> BTreeSet<u32> {
+        self.samples.iter().map(|(_, label)| *label).collect()
+    }
+
+    /// Numbers the classes by their place in `classes`, which holds all that occur.
+    pub fn renumber(&mut self, classes: &[u32]) {
+        for (_, label) in &mut self.samples {
+            *label = classes.partition_point(|class| *class < *label) as u32;
+        }
+    }
+
+    /// One image as `[3, size, size]` bytes; `None` if it cannot be read or decoded.
+    pub fn image(&self, id: SampleId) -> Option<Vec<u8>> {
+        let sample = self.dataset.read(id).ok()?;
+        let image = decode(&sample.image, &DecodeRules::default()).ok()?;
+        square(&image, self.size_px as u32).ok()
     }
 
     /// Features of the network: the class token of the last norm.
-    pub fn features(&self, network: &Network) -> FeatureSet {
+    ///
+    /// # Errors
+    /// [`EvalError::NoImages`] when no image can be decoded.
+    pub fn features(&self, network: &Network) -> Result<FeatureSet, EvalError> {
         let width = network.model.width();
-        let mut rows = Vec::with_capacity(self.images.len() * width);
-        for batch in self.images.chunks(BATCH) {
-            let views: Vec<&[u8]> = batch.iter().map(Vec::as_slice).collect();
+        self.rows_of(width, |images| {
+            let views: Vec<&[u8]> = images.iter().map(Vec::as_slice).collect();
             let tokens = network.tokens(&views, self.size_px);
             let [b, _, d] = tokens.dims();
-            let class = tokens.slice([0..b, 0..1, 0..d]).reshape([b * d]);
-            rows.extend(trainer::shard::store::to_host(class));
-        }
-        self.with_rows(width, rows)
+            trainer::shard::store::to_host(tokens.slice([0..b, 0..1, 0..d]).reshape([b * d]))
+        })
     }
 
     /// The pixels themselves, at most 32 a side, as features.
-    pub fn pixels(&self) -> FeatureSet {
+    ///
+    /// # Errors
+    /// As [`ImageSet::features`].
+    pub fn pixels(&self) -> Result<FeatureSet, EvalError> {
         let step = self.size_px.div_ceil(32);
-        let rows: Vec<f32> =
-            self.images.par_iter().flat_map_iter(|image| pooled(image, self.size_px, step)).collect();
-        self.with_rows(rows.len() / self.images.len(), rows)
+        let width = 3 * (self.size_px / step).pow(2);
+        self.rows_of(width, |images| {
+            images.par_iter().flat_map_iter(|image| pooled(image, self.size_px, step)).collect()
+        })
     }
 
-    fn with_rows(&self, width: usize, rows: Vec<f32>) -> FeatureSet {
-        FeatureSet { width, rows, labels: self.labels.clone(), ids: self.ids.clone() }
+    fn rows_of(&self, width: usize, rows: impl Fn(&[Vec<u8>]) -> Vec<f32>) -> Result<FeatureSet, EvalError> {
+        let mut set = FeatureSet { width, ..FeatureSet::default() };
+        for block in self.samples.chunks(BATCH) {
+            let decoded: Vec<_> = block.par_iter().map(|(id, _)| self.image(*id)).collect();
+            let mut images = Vec::with_capacity(block.len());
+            for ((id, label), image) in block.iter().zip(decoded) {
+                match image {
+                    Some(image) => {
+                        images.push(image);
+                        set.ids.push(*id);
+                        set.labels.push(*label);
+                    }
+                    None => set.n_bad += 1,
+                }
+            }
+            if !images.is_empty() {
+                set.rows.extend(rows(&images));
+            }
+        }
+        if set.is_empty() {
+            return Err(EvalError::NoImages { split: self.split, n_samples: self.samples.len() });
+        }
+        Ok(set)
     }
 }
-
-type Loaded = (Option<Vec<u8>>, u32, SampleId);
 
 /// The central square of an image at `size_px`, as planes.
 fn square(image: &Rgb8, size_px: u32) -> Result<Vec<u8>, augment::AugmentError> {

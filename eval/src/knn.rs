@@ -97,6 +97,7 @@ mod tests {
             rows: rows.iter().flat_map(|(row, _)| *row).collect(),
             labels: rows.iter().map(|(_, label)| *label).collect(),
             ids: (0..rows.len() as u64).map(SampleId).collect(),
+            n_bad: 0,
         }
     }
 

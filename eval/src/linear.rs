@@ -200,10 +200,11 @@ mod tests {
     fn it_learns_what_is_separable_and_not_what_is_noise() {
         let (train, test) = (classes(600, 1), classes(300, 2));
         assert!(score(&train, &test, 0).accuracy > 97.0);
-        let mut shuffled = train.clone();
-        shuffled.labels.rotate_left(1);
-        let mut noise = test;
-        noise.labels.iter_mut().enumerate().for_each(|(i, label)| *label = (i as u32 / 7) % 3);
-        assert!(score(&shuffled, &noise, 0).accuracy < 60.0);
+        // Labels that say nothing of the rows leave a probe at chance, on true labels too.
+        let mut shuffled = train;
+        let mut rng = ViewRng::from_words([9, 0, 0, 0]);
+        shuffled.labels.iter_mut().for_each(|label| *label = rng.below(3));
+        let accuracy = score(&shuffled, &test, 0).accuracy;
+        assert!(accuracy < 70.0, "{accuracy}");
     }
 }

@@ -1,5 +1,7 @@
 //! Both probes on one pair of image sets.
 
+use std::sync::Arc;
+
 use pipeline::Dataset;
 use trainer::Network;
 use trainer::probe::Probe;
@@ -25,33 +27,51 @@ pub struct ProbeScores {
     pub knn: KnnScores,
     /// Linear probe; `None` where only neighbors were asked for.
     pub linear: Option<LinearScore>,
+    /// Labelled images of both sets that could not be decoded and are not part of the numbers.
+    pub n_bad: usize,
 }
 
 impl Split {
-    /// Loads both sets at `size_px`.
+    /// Both sets, seen at `size_px`. Classes are numbered by those that occur in either.
     ///
     /// # Errors
-    /// As [`ImageSet::load`].
-    pub fn load(train: &Dataset, test: &Dataset, size_px: usize) -> Result<Self, EvalError> {
-        Ok(Self {
-            train: ImageSet::load(train, size_px, "train")?,
-            test: ImageSet::load(test, size_px, "test")?,
-        })
+    /// As [`ImageSet::open`].
+    pub fn open(train: Arc<Dataset>, test: Arc<Dataset>, size_px: usize) -> Result<Self, EvalError> {
+        let mut train = ImageSet::open(train, size_px, "train")?;
+        let mut test = ImageSet::open(test, size_px, "test")?;
+        let classes: Vec<u32> = train.classes().union(&test.classes()).copied().collect();
+        train.renumber(&classes);
+        test.renumber(&classes);
+        Ok(Self { train, test })
     }
 
     /// Both probes on a network's features.
-    pub fn score(&self, network: &Network) -> ProbeScores {
-        score(&self.train.features(network), &self.test.features(network), true)
+    ///
+    /// # Errors
+    /// [`EvalError::ImageSize`], or as [`ImageSet::features`].
+    pub fn score(&self, network: &Network) -> Result<ProbeScores, EvalError> {
+        let (image_px, patch_px) = (self.train.size_px, network.model.patch_px());
+        if image_px == 0 || !image_px.is_multiple_of(patch_px) {
+            return Err(EvalError::ImageSize { image_px, patch_px });
+        }
+        Ok(score(&self.train.features(network)?, &self.test.features(network)?, true))
     }
 
     /// Nearest neighbors on pixels.
-    pub fn score_pixels(&self) -> ProbeScores {
-        score(&self.train.pixels(), &self.test.pixels(), false)
+    ///
+    /// # Errors
+    /// As [`ImageSet::pixels`].
+    pub fn score_pixels(&self) -> Result<ProbeScores, EvalError> {
+        Ok(score(&self.train.pixels()?, &self.test.pixels()?, false))
     }
 }
 
 fn score(train: &FeatureSet, test: &FeatureSet, with_linear: bool) -> ProbeScores {
-    ProbeScores { knn: knn::score(train, test), linear: with_linear.then(|| linear::score(train, test, 0)) }
+    ProbeScores {
+        knn: knn::score(train, test),
+        linear: with_linear.then(|| linear::score(train, test, 0)),
+        n_bad: train.n_bad + test.n_bad,
+    }
 }
 
 /// The probe that a run calls every so many steps.
@@ -63,7 +83,7 @@ impl Probe for InTraining {
     }
 
     fn run(&mut self, network: &Network) -> Result<Vec<(String, f64)>, String> {
-        let scores = self.0.score(network);
+        let scores = self.0.score(network).map_err(|error| error.to_string())?;
         let mut numbers: Vec<(String, f64)> =
             scores.knn.0.iter().map(|(k, accuracy)| (format!("knn_{k}"), *accuracy)).collect();
         numbers.extend(scores.linear.map(|linear| ("linear".to_string(), linear.accuracy)));

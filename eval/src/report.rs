@@ -71,18 +71,18 @@ pub fn neighbor_sheet(
     let every = (test.1.len() / 10).max(1);
     let queries = test.1.select(|i| i % every == 0 && i / every < 10).normalized();
     let found = neighbors(&train.1.normalized(), &queries, N_NEIGHBORS);
-    let tile = |set: &ImageSet, i: usize, frame| {
-        // The set outlives the sheet; tiles borrow from it below.
-        (set.images[i].clone(), set.size_px, frame)
+    let tile = |(set, features): (&ImageSet, &FeatureSet), i: usize, frame| {
+        let black = || vec![0; 3 * set.size_px * set.size_px];
+        (set.image(features.ids[i]).unwrap_or_else(black), set.size_px, frame)
     };
     let rows: Vec<Vec<_>> = found
         .iter()
         .enumerate()
         .map(|(row, near)| {
-            let mut tiles = vec![tile(test.0, row * every, None)];
+            let mut tiles = vec![tile(test, row * every, None)];
             tiles.extend(near.iter().map(|(i, _)| {
                 let same = train.1.labels[*i] == queries.labels[row];
-                tile(train.0, *i, Some(if same { [40, 160, 70] } else { [200, 50, 50] }))
+                tile(train, *i, Some(if same { [40, 160, 70] } else { [200, 50, 50] }))
             }));
             tiles
         })

@@ -44,15 +44,15 @@ pub enum PipelineError {
         /// Length of the file.
         actual_bytes: u64,
     },
-    /// Two members of one sample have the same extension.
-    #[error("shard {}: sample {key} has two members with extension {extension}", path.display())]
-    DuplicateMember {
+    /// A member cannot be part of its sample.
+    #[error("shard {}, member {member}: {reason}", path.display())]
+    BadMember {
         /// The shard.
         path: PathBuf,
-        /// Key of the sample.
-        key: String,
-        /// The extension that stands twice.
-        extension: String,
+        /// Name of the member.
+        member: String,
+        /// Why: its extension stands twice in the sample, or it is too large for the index.
+        reason: String,
     },
     /// A sidecar index cannot be understood.
     #[error("index {} is not usable: {reason}; delete it to have it built again", path.display())]

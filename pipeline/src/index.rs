@@ -58,21 +58,19 @@ impl ShardIndex {
     /// Walks the headers of the shard at `path`.
     ///
     /// # Errors
-    /// As [`list_members`]; [`PipelineError::DuplicateMember`] when a sample has an extension twice.
+    /// As [`list_members`]; [`PipelineError::BadMember`] when a sample has an extension twice.
     pub fn build(path: &Path) -> Result<Self, PipelineError> {
         let members = list_members(path)?;
         let shard_bytes = fs::metadata(path).map_err(|e| PipelineError::io("read", path, e))?.len();
         let mut index = IndexBuilder::new();
         for member in &members {
             let Some((key, extension)) = split_key(&member.name) else { continue };
-            let duplicate = |extension| PipelineError::DuplicateMember {
+            let bad = |reason| PipelineError::BadMember {
                 path: path.to_path_buf(),
-                key: key.to_string(),
-                extension,
+                member: member.name.clone(),
+                reason,
             };
-            index
-                .push(key, &extension, member.offset_bytes, member.len_bytes)
-                .map_err(|_| duplicate(extension.clone()))?;
+            index.push(key, &extension, member.offset_bytes, member.len_bytes).map_err(bad)?;
         }
         Ok(index.finish(shard_bytes))
     }
@@ -105,8 +103,18 @@ impl ShardIndex {
             Self::parse(&text).map_err(|reason| PipelineError::BadIndex { path: sidecar.clone(), reason })?;
         if index.shard_bytes != actual_bytes {
             // The sidecar describes another file: one that was cut off, or one that was rewritten.
-            // Walking the headers tells which, and names the member where it breaks.
-            return Self::build(path);
+            // Walking the headers names the member where it breaks.
+            let found = Self::build(path)?;
+            if actual_bytes < index.shard_bytes && found.len() < index.len() {
+                // It was cut between two members, which no header tells.
+                return Err(PipelineError::Truncated {
+                    path: path.to_path_buf(),
+                    member: index.key(found.len()).to_string(),
+                    needed_bytes: index.shard_bytes,
+                    actual_bytes,
+                });
+            }
+            return Ok(found);
         }
         Ok(index)
     }

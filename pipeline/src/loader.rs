@@ -77,7 +77,10 @@ struct Gate {
     /// First batch that may not be read yet.
     batch_limit: u64,
     bytes_in_flight: u64,
+    /// Nothing more is read: a read has failed, or nobody wants it.
     closed: bool,
+    /// Nobody wants what was read.
+    abandoned: bool,
 }
 
 /// Bytes of one item, given back when it is dropped.
@@ -104,6 +107,7 @@ impl Loader {
             batch_limit: cursor.0 + prefetch_batches,
             bytes_in_flight: 0,
             closed: false,
+            abandoned: false,
         };
         let shared = Arc::new(Shared {
             dataset,
@@ -131,7 +135,11 @@ impl Loader {
     ///
     /// Any number of threads may call this.
     pub fn next_item(&self) -> Option<Result<Item, PipelineError>> {
-        self.items.recv().ok()
+        let item = self.items.recv().ok()?;
+        // Whoever closes wants to leave, and not to wait until all that was read is decoded. The
+        // lock is let go first: an item that is dropped takes it to give its bytes back.
+        let abandoned = self.shared.lock().abandoned;
+        if abandoned { None } else { Some(item) }
     }
 
     /// Reports that `item` cannot be used and reads its substitute: the next sample of the
@@ -169,9 +177,11 @@ impl Loader {
         &self.shared.stats
     }
 
-    /// Stops the reader threads; items that are read already can still be taken.
+    /// Stops the reader threads; nothing more can be taken.
     pub fn close(&self) {
-        self.shared.lock().closed = true;
+        let mut gate = self.shared.lock();
+        (gate.closed, gate.abandoned) = (true, true);
+        drop(gate);
         self.shared.changed.notify_all();
     }
 }

@@ -126,10 +126,16 @@ impl Quarantine {
 
     fn write_row(&self, state: &mut State, row: &LedgerRow) -> Result<(), PipelineError> {
         let io = |error| PipelineError::io("write", &self.path, error);
+        let mut line = Vec::new();
         if state.file.is_none() {
             state.file = Some(OpenOptions::new().create(true).append(true).open(&self.path).map_err(io)?);
+            // A run that was killed may have left half a line.
+            let text = std::fs::read(&self.path).map_err(io)?;
+            if text.last().is_some_and(|byte| *byte != b'\n') {
+                line.push(b'\n');
+            }
         }
-        let mut line = serde_json::to_vec(row).map_err(|error| io(error.into()))?;
+        serde_json::to_writer(&mut line, row).map_err(|error| io(error.into()))?;
         line.push(b'\n');
         match &mut state.file {
             Some(file) => file.write_all(&line).map_err(io),

@@ -62,7 +62,7 @@ impl ShardWriter {
     ///
     /// # Errors
     /// [`PipelineError::Exists`] when a shard of that name is there already,
-    /// [`PipelineError::DuplicateMember`], [`PipelineError::Io`].
+    /// [`PipelineError::BadMember`], [`PipelineError::Io`].
     pub fn add(&mut self, key: &str, members: &[(&str, &[u8])]) -> Result<(), PipelineError> {
         let sample_bytes: u64 = members.iter().map(|(_, data)| member_bytes(data)).sum();
         let full = self.current.as_ref().is_some_and(|shard| {
@@ -132,7 +132,7 @@ impl ShardFile {
     /// Adds one sample: a key without dots, and its members as (extension, bytes).
     ///
     /// # Errors
-    /// [`PipelineError::DuplicateMember`], [`PipelineError::Io`].
+    /// [`PipelineError::BadMember`], [`PipelineError::Io`].
     pub fn add(&mut self, key: &str, members: &[(&str, &[u8])]) -> Result<(), PipelineError> {
         for (extension, data) in members {
             self.append(key, extension, data)?;
@@ -173,13 +173,8 @@ impl ShardFile {
         self.builder.append(&header, data).map_err(io)?;
         // `bytes` counts the two blocks that end a tar; one of them stands for this header here.
         let offset_bytes = self.bytes - BLOCK_BYTES;
-        self.index.push(key, extension, offset_bytes, data.len() as u64).map_err(|_| {
-            PipelineError::DuplicateMember {
-                path: self.path.clone(),
-                key: key.to_string(),
-                extension: extension.to_string(),
-            }
-        })?;
+        let bad = |reason| PipelineError::BadMember { path: self.path.clone(), member: name.clone(), reason };
+        self.index.push(key, extension, offset_bytes, data.len() as u64).map_err(bad)?;
         self.bytes += member_bytes(data);
         Ok(())
     }

@@ -24,10 +24,17 @@ pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
         if let Some(error) = cause.downcast_ref::<PipelineError>() {
             return Some(of_pipeline(error));
         }
+        if cause.is::<std::io::Error>() || cause.is::<csv::Error>() {
+            return Some(DATA);
+        }
         cause.downcast_ref::<EvalError>().map(|error| match error {
             EvalError::Data(error) => of_pipeline(error),
             EvalError::Train(error) => of_train(error),
-            EvalError::NoLabels { .. } | EvalError::Picture { .. } | EvalError::Metrics { .. } => DATA,
+            EvalError::ImageSize { .. } => CONFIGURATION,
+            EvalError::NoLabels { .. }
+            | EvalError::NoImages { .. }
+            | EvalError::Picture { .. }
+            | EvalError::Metrics { .. } => DATA,
         })
     });
     // What has no type of its own comes from the flags.

@@ -138,9 +138,7 @@ impl BackboneBench {
 
     /// Flat gradients of all units, unit by unit.
     pub fn units(&self, workers: &Workers, keep: bool) -> Vec<Tensor<1>> {
-        let n = self.images.len();
-        let ranges: Vec<_> =
-            (0..workers.len()).map(|i| workers.slice(i, n)).filter(|r| !r.is_empty()).collect();
+        let ranges = workers.slices(self.images.len());
         let mut slices = workers.map(ranges, |_, range| self.input(range));
         let mut tape = Vec::new();
         let gathered = |number: usize| {

@@ -29,6 +29,9 @@ pub struct Manifest {
     pub version: u32,
     /// Steps taken; also the next global batch.
     pub step: u64,
+    /// Steps skipped in a row just before.
+    #[serde(default)]
+    pub bad_steps: u32,
     /// Ranks that wrote it.
     pub world_size: usize,
     /// The run.
@@ -112,9 +115,7 @@ pub fn save(
         write_synced(&temporary.join(MANIFEST), &serde_json::to_vec_pretty(&manifest)?)?;
         remove_if_there(&target)?;
         fs::rename(&temporary, &target)?;
-        let pointer = folder.join(".latest");
-        write_synced(&pointer, format!("step-{:010}\n", state.step).as_bytes())?;
-        fs::rename(&pointer, folder.join(LATEST))?;
+        replace_file(&folder.join(LATEST), format!("step-{:010}\n", state.step).as_bytes())?;
         File::open(folder)?.sync_all()
     };
     write(state).map_err(|source| {
@@ -183,6 +184,7 @@ fn manifest_of(state: &TrainState, plan: &Plan, files: Vec<FileEntry>) -> Manife
     Manifest {
         version: 1,
         step: state.step,
+        bad_steps: state.bad_steps,
         world_size: 1,
         plan: plan.clone(),
         units: state.shards.iter().map(unit).collect(),
@@ -202,11 +204,16 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     /// Opens the checkpoint in `path`: a step's folder, a folder of checkpoints, or a work
-    /// directory; of the latter two the newest that is whole.
+    /// directory; of the latter two the newest that is whole. The file `latest` stands for the
+    /// step that it names.
     ///
     /// # Errors
     /// [`TrainError::CheckpointRead`].
     pub fn open(path: &Path) -> Result<Self, TrainError> {
+        if path.is_file() && path.file_name().is_some_and(|name| name == LATEST) {
+            let step = fs::read_to_string(path).map_err(|error| unusable(path, error))?;
+            return Self::read(&path.with_file_name(step.trim()));
+        }
         if path.join(MANIFEST).exists() {
             return Self::read(path);
         }
@@ -284,6 +291,7 @@ impl Checkpoint {
             .collect();
         state.method.load_state(&values.map_err(bad)?).map_err(bad)?;
         state.step = self.manifest.step;
+        state.bad_steps = self.manifest.bad_steps;
         Ok(())
     }
 
@@ -318,10 +326,15 @@ fn steps_in(folder: &Path) -> Vec<PathBuf> {
     let mut steps: Vec<PathBuf> = entries
         .flatten()
         .map(|entry| entry.path())
-        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("step-")))
+        .filter(|path| path.file_name().is_some_and(|name| is_step(&name.to_string_lossy())))
         .collect();
     steps.sort();
     steps
+}
+
+/// `step-` and ten digits: a folder that a user has renamed is the user's.
+fn is_step(name: &str) -> bool {
+    name.strip_prefix("step-").is_some_and(|n| n.len() == 10 && n.bytes().all(|b| b.is_ascii_digit()))
 }
 
 fn prune(folder: &Path, n_keep: usize) {
@@ -338,6 +351,19 @@ fn remove_if_there(path: &Path) -> std::io::Result<()> {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
+}
+
+/// Writes `path` through a temporary file beside it: a reader, or a run that is killed, finds the
+/// old content or the new.
+///
+/// # Errors
+/// Those of the file system.
+pub fn replace_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".tmp");
+    let temporary = PathBuf::from(temporary);
+    write_synced(&temporary, bytes)?;
+    fs::rename(&temporary, path)
 }
 
 fn write_synced(path: &Path, bytes: &[u8]) -> std::io::Result<()> {

@@ -77,7 +77,11 @@ impl Network {
     /// # Errors
     /// [`TrainError::CheckpointRead`].
     pub fn open(path: &Path, which: &str, n_workers: usize) -> Result<Self, TrainError> {
-        if path.is_file() {
+        if path.is_file() && path.file_name().is_none_or(|name| name != "latest") {
+            if which != "teacher" {
+                let reason = format!("an exported file holds one network; it cannot give the {which}");
+                return Err(TrainError::CheckpointRead { path: path.to_path_buf(), reason });
+            }
             return Self::open_export(path, n_workers);
         }
         let checkpoint = Checkpoint::open(path)?;
@@ -134,11 +138,7 @@ impl Network {
 
     /// Normalised tokens of images `[3, size, size]` as bytes: `[B, 1 + N, D]`, class token first.
     pub fn tokens(&self, images: &[&[u8]], size_px: usize) -> Tensor<3> {
-        let ranges: Vec<_> = (0..self.workers.len())
-            .map(|i| self.workers.slice(i, images.len()))
-            .filter(|range| !range.is_empty())
-            .collect();
-        let slices: Vec<Vec<Tokens>> = self.workers.map(ranges, |_, range| {
+        let slices: Vec<Vec<Tokens>> = self.workers.map(self.workers.slices(images.len()), |_, range| {
             let mut groups = vec![tokens_of(&images[range], size_px, self.model.patch_px(), &self.device)];
             for ((unit, layout), flat) in self.units.iter().zip(&self.layouts).zip(&self.flats) {
                 groups = Gathered { unit: unit.as_ref(), layout, flat }.infer(groups, &Draws::default());

@@ -5,7 +5,7 @@ use std::num::NonZero;
 use augment::MultiCrop;
 use serde::{Deserialize, Serialize};
 
-use crate::config::Recipe;
+use crate::config::{Dinov2Views, PresetSizes, Recipe, ViewsConfig};
 use crate::error::TrainError;
 use crate::optim::AdamW;
 use crate::schedule::{Ramp, Schedules, WarmupCosine};
@@ -25,6 +25,8 @@ pub struct Plan {
     pub temp_warmup_steps: u64,
     /// Steps during which the last layer is frozen.
     pub freeze_last_layer_steps: u64,
+    /// Worker threads: the order in which their gradients are summed is part of the result.
+    pub n_workers: usize,
     /// The recipe as written.
     pub recipe: Recipe,
 }
@@ -45,6 +47,7 @@ impl Plan {
         if recipe.run.log_every_steps == 0 || recipe.run.checkpoint_every_steps == 0 {
             return Err(bad("run.log_every_steps and run.checkpoint_every_steps must be at least 1".into()));
         }
+        check_values(&recipe).map_err(bad)?;
         check_views(&recipe).map_err(bad)?;
         let steps = |key: &str, duration: &crate::config::Duration, total| {
             duration
@@ -62,6 +65,7 @@ impl Plan {
             warmup_steps: steps("optim.warmup", &optim.warmup, total)?,
             temp_warmup_steps: steps("teacher.temp_warmup", &recipe.teacher.temp_warmup, total)?,
             freeze_last_layer_steps: steps("optim.freeze_last_layer", &optim.freeze_last_layer, total)?,
+            n_workers: or_cores(recipe.run.workers),
             recipe,
         })
     }
@@ -101,7 +105,7 @@ impl Plan {
             seed: self.recipe.seed,
             patch_px: self.recipe.model.patch_px(),
             keep: self.recipe.run.keep.unwrap_or(usize::MAX),
-            n_workers: or_cores(self.recipe.run.workers),
+            n_workers: self.n_workers,
         }
     }
 
@@ -140,8 +144,43 @@ pub fn or_cores(n: usize) -> usize {
     }
 }
 
+/// Values that would do harm without a word: a negative clip norm turns every gradient round.
+fn check_values(recipe: &Recipe) -> Result<(), String> {
+    let (optim, teacher) = (&recipe.optim, &recipe.teacher);
+    let within = |key: &str, value: f64, low: f64, high: f64| {
+        if value >= low && value <= high {
+            return Ok(());
+        }
+        Err(format!("{key} is {value} and must lie in {low}..={high}"))
+    };
+    const MOST: f64 = 1e6;
+    within("optim.lr", optim.lr, 0.0, MOST)?;
+    within("optim.min_lr", optim.min_lr, 0.0, MOST)?;
+    within("optim.clip_norm (0 for none)", optim.clip_norm, 0.0, MOST)?;
+    within("data.max_bad_rate", recipe.data.max_bad_rate, 0.0, 1.0)?;
+    within("run.workers (0 for one a core)", recipe.run.workers as f64, 0.0, 4096.0)?;
+    within("run.data_threads (0 for one a core)", recipe.run.data_threads as f64, 0.0, 4096.0)?;
+    for i in 0..2 {
+        within("optim.betas", optim.betas[i], 0.0, 1.0 - 1e-9)?;
+        within("optim.weight_decay", optim.weight_decay[i], 0.0, MOST)?;
+        within("teacher.decay", teacher.decay[i], 0.0, 1.0)?;
+        within("teacher.temp", teacher.temp[i], f64::MIN_POSITIVE, MOST)?;
+    }
+    Ok(())
+}
+
 fn check_views(recipe: &Recipe) -> Result<(), String> {
     let multicrop = recipe.views.multicrop();
+    if let ViewsConfig::Dino(PresetSizes { global_px, local_px, n_local })
+    | ViewsConfig::Dinov2(Dinov2Views { global_px, local_px, n_local, .. }) = &recipe.views
+        && global_px == local_px
+        && *n_local > 0
+    {
+        return Err(format!(
+            "views.local_px equals views.global_px, {global_px}: the teacher sees all views of the first size, \
+             so that local ones need another"
+        ));
+    }
     multicrop.validate().map_err(|error| format!("views.{error}"))?;
     let patch_px = recipe.model.patch_px() as u32;
     if let Some(crop) = multicrop.crops.iter().find(|crop| !crop.size_px.is_multiple_of(patch_px)) {

@@ -10,7 +10,7 @@ use burn::tensor::Device;
 use pipeline::{Cursor, Dataset, Share};
 
 use crate::backbone::Readout;
-use crate::checkpoint::{self, Checkpoint};
+use crate::checkpoint::{self, Checkpoint, replace_file};
 use crate::data::batches;
 use crate::error::TrainError;
 use crate::health;
@@ -76,7 +76,7 @@ pub fn run(
     probes: &mut [Box<dyn Probe>],
     observer: &mut dyn Observer,
 ) -> Result<Outcome, TrainError> {
-    claim(workdir, plan)?;
+    let plan = &claim(workdir, plan, observer)?;
     let mut trainer = trainer_of(plan);
     let folder = workdir.join("checkpoints");
     if let Some(found) = Checkpoint::newest(&folder)? {
@@ -117,9 +117,8 @@ pub fn run(
             }
         }
         let last = done == plan.total_steps;
-        let probing = !probes.is_empty()
-            && settings.probe_every_steps > 0
-            && (done.is_multiple_of(settings.probe_every_steps) || last);
+        let every = settings.probe_every_steps;
+        let probing = !probes.is_empty() && (last || (every > 0 && done.is_multiple_of(every)));
         if done.is_multiple_of(settings.log_every_steps) || last || probing {
             let timing = [
                 ("time/data_wait_ms", data_wait_ms),
@@ -156,26 +155,44 @@ pub fn trainer_of(plan: &Plan) -> Trainer {
 /// # Errors
 /// None in practice.
 pub fn teacher_of(trainer: &Trainer, plan: &Plan) -> Result<Network, TrainError> {
-    Network::new(&plan.recipe.model, plan.recipe.run.workers, |layout| {
+    Network::new(&plan.recipe.model, plan.n_workers, |layout| {
         let shard = trainer.state.shards.iter().find(|shard| shard.layout.name == layout.name);
         let shard = shard.ok_or(TrainError::DataEnded)?;
         Ok(to_host(shard.teacher.clone()))
     })
 }
 
-/// Makes `workdir`, or checks that it belongs to this plan.
-fn claim(workdir: &Path, plan: &Plan) -> Result<(), TrainError> {
+/// Makes `workdir`, or checks that it belongs to this plan. Returns the plan to follow: where the
+/// recipe leaves the number of workers open, a run goes on with the number that it started with.
+fn claim(workdir: &Path, plan: &Plan, observer: &mut dyn Observer) -> Result<Plan, TrainError> {
     fs::create_dir_all(workdir).map_err(|error| TrainError::io("create folder", workdir, error))?;
     let path: PathBuf = workdir.join("plan.toml");
     let unreadable = |reason: String| TrainError::Recipe { recipe: path.display().to_string(), reason };
-    if let Ok(text) = fs::read_to_string(&path) {
-        let there: Plan = toml::from_str(&text).map_err(|error| unreadable(error.to_string()))?;
-        if let Some((key, there, here)) = there.difference(plan) {
+    let mut plan = plan.clone();
+    let before = match fs::read_to_string(&path) {
+        Ok(text) => Some(text),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) => return Err(TrainError::io("read", &path, error)),
+    };
+    if let Some(text) = &before {
+        let there: Plan = toml::from_str(text).map_err(|error| unreadable(error.to_string()))?;
+        if let Some((key, there, here)) = there.difference(&plan) {
             return Err(TrainError::OtherRecipe { workdir: workdir.to_path_buf(), key, there, here });
         }
+        if plan.recipe.run.workers == 0 {
+            plan.n_workers = there.n_workers;
+        } else if plan.n_workers != there.n_workers {
+            observer.warned(&format!(
+                "the run was started with {} workers and goes on with {}: its last bits will differ",
+                there.n_workers, plan.n_workers
+            ));
+        }
     }
-    let text = toml::to_string_pretty(plan).map_err(|error| unreadable(error.to_string()))?;
-    fs::write(&path, text).map_err(|error| TrainError::io("write", &path, error))
+    let text = toml::to_string_pretty(&plan).map_err(|error| unreadable(error.to_string()))?;
+    if before.as_ref() != Some(&text) {
+        replace_file(&path, text.as_bytes()).map_err(|error| TrainError::io("write", &path, error))?;
+    }
+    Ok(plan)
 }
 
 fn row_of(

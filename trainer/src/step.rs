@@ -148,7 +148,7 @@ impl Trainer {
         let teacher_outputs = self.infer_head(&teacher, batch.samples.len());
         phases.teacher_ms = clock.lap_ms();
 
-        let draws = self.draw(&slices, batch.samples.len());
+        let draws = self.draw(batch.samples.len());
         let (outputs, tape) = self.forward(slices, &draws);
         phases.forward_ms = clock.lap_ms();
 
@@ -169,12 +169,7 @@ impl Trainer {
     /// Each worker's images as patch vectors.
     fn slices(&self, batch: &Batch) -> Slices {
         let groups = self.state.method.multicrop().groups();
-        let n = batch.samples.len();
-        let ranges: Vec<Range<usize>> = (0..self.workers.len())
-            .map(|i| self.workers.slice(i, n))
-            .filter(|range| !range.is_empty())
-            .collect();
-        self.workers.map(ranges, |_, range| {
+        self.workers.map(self.workers.slices(batch.samples.len()), |_, range| {
             let samples = &batch.samples[range];
             groups
                 .iter()
@@ -209,7 +204,7 @@ impl Trainer {
     }
 
     /// Drop-path factors of every unit and slice: a pure function of (seed, step, unit, image).
-    fn draw(&self, slices: &Slices, n_images: usize) -> Vec<Vec<Draws>> {
+    fn draw(&self, n_images: usize) -> Vec<Vec<Draws>> {
         let groups = self.state.method.multicrop().groups();
         let (rank, world) = (self.engine.rank(), self.engine.world_size());
         let address = |unit: usize, image: usize| {
@@ -217,13 +212,13 @@ impl Trainer {
             [self.config.seed, DROP_PATH_DOMAIN ^ self.state.step, slot, unit as u64]
         };
         let draw_unit = |(number, p): (usize, f32)| {
-            let draw_slice = |i: usize| {
+            let draw_slice = |images: Range<usize>| {
                 let mut draws = Draws::default();
                 if p == 0.0 {
                     return draws;
                 }
                 draws.drop_path = vec![[Vec::new(), Vec::new()]; groups.len()];
-                for image in self.workers.slice(i, n_images) {
+                for image in images {
                     let mut rng = ViewRng::from_words(address(number, image));
                     for (group, branches) in groups.iter().zip(&mut draws.drop_path) {
                         for factors in branches {
@@ -234,7 +229,7 @@ impl Trainer {
                 }
                 draws
             };
-            (0..slices.len()).map(draw_slice).collect()
+            self.workers.slices(n_images).into_iter().map(draw_slice).collect()
         };
         self.backbone.iter().map(|unit| unit.drop_path()).enumerate().map(draw_unit).collect()
     }

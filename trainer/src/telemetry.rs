@@ -1,24 +1,31 @@
 //! What a run writes of itself: one JSON row a logged step, and TensorBoard events beside it.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
+use protobuf::Message;
 use serde_json::{Map, Value};
-use tensorboard_rs::summary_writer::SummaryWriter;
+use tensorboard_proto::event::Event;
+use tensorboard_rs::record_writer::RecordWriter;
+use tensorboard_rs::summary;
 
+use crate::checkpoint::replace_file;
 use crate::error::TrainError;
 
 /// Writer of `metrics.jsonl` and of the events.
 pub struct Telemetry {
     path: PathBuf,
     file: File,
-    events: SummaryWriter,
+    events_path: PathBuf,
+    events: RecordWriter<File>,
 }
 
 impl Telemetry {
-    /// Opens the files of `workdir`. Rows from `next_step` on, which a killed run may have left
-    /// beyond its last checkpoint, are taken out: they will be written again.
+    /// Opens the files of `workdir` for a run that goes on at `next_step`. Rows from there on, which
+    /// a killed run may have left beyond its last checkpoint, are taken out: they will be written
+    /// again.
     ///
     /// # Errors
     /// [`TrainError::Io`].
@@ -32,16 +39,40 @@ impl Telemetry {
                     .is_some_and(|step| step < next_step)
             };
             let kept: String = text.lines().filter(before).flat_map(|line| [line, "\n"]).collect();
-            fs::write(&path, kept).map_err(|error| TrainError::io("write", &path, error))?;
+            if kept != text {
+                let written = replace_file(&path, kept.as_bytes());
+                written.map_err(|error| TrainError::io("write", &path, error))?;
+            }
         }
+        Self::append(workdir)
+    }
+
+    /// Opens the files of `workdir` to add to them, whoever else does.
+    ///
+    /// # Errors
+    /// [`TrainError::Io`].
+    pub fn append(workdir: &Path) -> Result<Self, TrainError> {
+        let path = workdir.join("metrics.jsonl");
         let file = OpenOptions::new()
             .create(true)
             .append(true)
             .open(&path)
             .map_err(|error| TrainError::io("open", &path, error))?;
-        let events = workdir.join("events");
-        fs::create_dir_all(&events).map_err(|error| TrainError::io("create folder", &events, error))?;
-        Ok(Self { path, file, events: SummaryWriter::new(&events) })
+        let folder = workdir.join("events");
+        fs::create_dir_all(&folder).map_err(|error| TrainError::io("create folder", &folder, error))?;
+        let now = now();
+        let name = format!("events.out.tfevents.{:010}.ocelli.{}.0", now as u64, std::process::id());
+        let events_path = folder.join(name);
+        let open = || -> io::Result<RecordWriter<File>> {
+            let mut events = RecordWriter::new(File::create(&events_path)?);
+            let mut version = Event::new();
+            version.set_wall_time(now);
+            version.set_file_version("brain.Event:2".into());
+            events.write(&version.write_to_bytes().map_err(io::Error::other)?)?;
+            Ok(events)
+        };
+        let events = open().map_err(|error| TrainError::io("write", &events_path, error))?;
+        Ok(Self { path, file, events_path, events })
     }
 
     /// Writes one row.
@@ -54,11 +85,24 @@ impl Telemetry {
         for (name, value) in values {
             // JSON has no NaN; null is what readers expect in its place.
             row.insert(name.clone(), serde_json::Number::from_f64(*value).map_or(Value::Null, Value::Number));
-            self.events.add_scalar(name, *value as f32, step as usize);
+            let event = self.scalar(step, name, *value);
+            event.map_err(|error| TrainError::io("write", &self.events_path, error))?;
         }
         let mut line = Value::Object(row).to_string();
         line.push('\n');
-        self.events.flush();
         self.file.write_all(line.as_bytes()).map_err(|error| TrainError::io("write", &self.path, error))
     }
+
+    fn scalar(&mut self, step: u64, name: &str, value: f64) -> io::Result<()> {
+        let mut event = Event::new();
+        event.set_wall_time(now());
+        event.set_step(step as i64);
+        event.set_summary(summary::scalar(name, value as f32));
+        self.events.write(&event.write_to_bytes().map_err(io::Error::other)?)
+    }
+}
+
+/// Seconds since 1970.
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }

@@ -37,10 +37,10 @@ impl Workers {
         self.pools.is_empty()
     }
 
-    /// The part of `n` items that worker `i` takes. Parts differ by one item at most.
-    pub fn slice(&self, i: usize, n: usize) -> Range<usize> {
-        let workers = self.len();
-        i * n / workers..(i + 1) * n / workers
+    /// The parts of `n` items, one for each worker that gets any. They differ by one item at most.
+    pub fn slices(&self, n: usize) -> Vec<Range<usize>> {
+        let parts = self.len().min(n);
+        (0..parts).map(|i| i * n / parts..(i + 1) * n / parts).collect()
     }
 
     /// Gives each worker one of `inputs` and waits for all; results are in order.
@@ -77,8 +77,8 @@ mod tests {
     #[test]
     fn slices_cover_and_results_are_in_order() {
         let workers = Workers::new(3);
-        let slices: Vec<_> = (0..3).map(|i| workers.slice(i, 8)).collect();
-        assert_eq!(slices, [0..2, 2..5, 5..8]);
+        assert_eq!(workers.slices(8), [0..2, 2..5, 5..8]);
+        assert_eq!(workers.slices(2), [0..1, 1..2], "nobody gets nothing");
         let doubled = workers.map(vec![1, 2, 3], |i, x| (i, 2 * x, rayon::current_num_threads()));
         assert_eq!(doubled, [(0, 2, 1), (1, 4, 1), (2, 6, 1)]);
         assert_eq!(workers.map(vec![5], |_, x| x), [5]);

@@ -77,6 +77,10 @@ struct Row {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let preset = ["dino", "dinov2", "single", "read"].contains(&args.recipe.as_str());
+    if preset && !args.overrides.is_empty() {
+        bail!("--set changes a recipe, and {} is none", args.recipe);
+    }
     let dataset = Arc::new(Dataset::open(&args.shards)?);
     let measured = match args.recipe.as_str() {
         "read" => read_only(args, dataset)?,

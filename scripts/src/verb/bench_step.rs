@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use serde_json::json;
-use trainer::plan::{Plan, or_cores};
+use trainer::Plan;
 
 use crate::recipes;
 
@@ -13,15 +13,15 @@ pub(crate) struct Args {
     /// A recipe's name or file.
     #[arg(long, default_value = "dino_vits16")]
     recipe: String,
-    /// Images of a step.
-    #[arg(long, default_value_t = 4)]
-    batch: usize,
+    /// Images of a step; 4 unless --set optim.batch_size says otherwise.
+    #[arg(long)]
+    batch: Option<usize>,
     /// Timed repeats, after one that warms up.
     #[arg(long, default_value_t = 5)]
     repeats: usize,
     /// Worker threads; 0 for one a core.
-    #[arg(long, default_value_t = 0)]
-    workers: usize,
+    #[arg(long)]
+    workers: Option<usize>,
     /// Only the backbone's forward and backward on one global view an image.
     #[arg(long)]
     backbone: bool,
@@ -35,8 +35,13 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut recipe = recipes::load(&args.recipe, &args.overrides)?;
-    recipe.optim.batch_size = args.batch;
-    recipe.run.workers = args.workers;
+    let set = |key: &str| args.overrides.iter().any(|entry| entry.starts_with(key));
+    if let Some(batch) = args.batch.or((!set("optim.batch_size")).then_some(4)) {
+        recipe.optim.batch_size = batch;
+    }
+    if let Some(workers) = args.workers {
+        recipe.run.workers = workers;
+    }
     // The data set's size only moves schedules, which a benchmark does not follow.
     let plan = Plan::resolve(recipe, 1 << 20)?;
     if args.backbone {
@@ -60,15 +65,12 @@ fn step(args: &Args, plan: &Plan) {
     ];
     println!(
         "{}, batch {}, {} workers, median of {}",
-        args.recipe,
-        args.batch,
-        or_cores(args.workers),
-        args.repeats
+        args.recipe, plan.recipe.optim.batch_size, plan.n_workers, args.repeats
     );
     for (name, ms) in rows {
         println!("{name:<18} {ms:9.1} ms {:5.1} %", 100.0 * ms / total);
     }
-    let rate = 1e3 * args.batch as f64 / total;
+    let rate = 1e3 * plan.recipe.optim.batch_size as f64 / total;
     println!("{:<18} {total:9.1} ms  {rate:.2} images/s", "step");
     if args.json {
         let phases: serde_json::Map<String, serde_json::Value> =
@@ -82,7 +84,7 @@ fn backbone(args: &Args, plan: &Plan) {
     let side = plan.recipe.model.image_px();
     println!(
         "{} backbone, {side} px, batch {}, forward and backward, median of {}",
-        args.recipe, args.batch, args.repeats
+        args.recipe, plan.recipe.optim.batch_size, args.repeats
     );
     println!("one graph, one thread            {:9.1} ms", times.whole_graph_ms);
     println!(
@@ -95,7 +97,7 @@ fn backbone(args: &Args, plan: &Plan) {
         times.recomputed_ms,
         times.recomputed_ms / times.whole_graph_ms
     );
-    println!("units, {} workers, graphs kept    {:9.1} ms", or_cores(args.workers), times.workers_ms);
+    println!("units, {} workers, graphs kept    {:9.1} ms", plan.n_workers, times.workers_ms);
     if args.json {
         let line = json!({
             "whole_graph_ms": times.whole_graph_ms,

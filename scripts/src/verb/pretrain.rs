@@ -30,7 +30,8 @@ pub(crate) struct Args {
     /// Shards to learn from, in place of the recipe's: `train-{000000..000009}.tar`.
     #[arg(long, num_args = 1..)]
     shards: Vec<String>,
-    /// Labelled shards that the in-training probe fits on (see run.probe_every_steps).
+    /// Labelled shards that the in-training probe fits on: at the end, and every
+    /// run.probe_every_steps steps.
     #[arg(long, num_args = 1.., requires = "probe_test")]
     probe_train: Vec<String>,
     /// Labelled shards that the in-training probe reports on.
@@ -39,7 +40,7 @@ pub(crate) struct Args {
     /// Change a value of the recipe: `--set optim.batch_size=32`. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// End with one line of JSON: step, seconds, loss.
+    /// End with one line of JSON: steps, seconds, workdir.
     #[arg(long)]
     json: bool,
 }
@@ -49,15 +50,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if !args.shards.is_empty() {
         recipe.data.shards.clone_from(&args.shards);
     }
-    let mut probes: Vec<Box<dyn Probe>> = Vec::new();
-    if !args.probe_train.is_empty() {
-        let open = |specs: &[String]| Dataset::open(specs);
-        let size_px = recipe.model.image_px();
-        let split = Split::load(&open(&args.probe_train)?, &open(&args.probe_test)?, size_px)?;
-        probes.push(Box::new(InTraining(split)));
+    if args.probe_train.is_empty() && recipe.run.probe_every_steps > 0 {
+        bail!("run.probe_every_steps is set: say what to probe on, with --probe-train and --probe-test");
     }
     let start = Instant::now();
-    let (plan, outcome) = pretrain(recipe, &args.workdir, &mut probes)?;
+    let (plan, outcome) = pretrain(recipe, &args.workdir, |plan| probes(args, plan))?;
     if outcome == Outcome::Stopped {
         eprintln!("stopped as asked; a checkpoint is written: the same command continues");
         return Ok(ExitCode::from(PREEMPTED));
@@ -78,26 +75,47 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Trains `recipe` in `workdir`, with signals and a progress bar.
+/// The probes that the flags ask for.
+fn probes(args: &Args, plan: &Plan) -> anyhow::Result<Vec<Box<dyn Probe>>> {
+    if args.probe_train.is_empty() {
+        return Ok(Vec::new());
+    }
+    let open = |specs: &[String]| Dataset::open(specs).map(Arc::new);
+    let size_px = plan.recipe.model.image_px();
+    let split = Split::open(open(&args.probe_train)?, open(&args.probe_test)?, size_px)?;
+    Ok(vec![Box::new(InTraining(split))])
+}
+
+/// Trains `recipe` in `workdir`, with signals and a progress bar. The recipe is checked before
+/// `probes` is called.
 pub(crate) fn pretrain(
     recipe: Recipe,
     workdir: &Path,
-    probes: &mut [Box<dyn Probe>],
+    probes: impl FnOnce(&Plan) -> anyhow::Result<Vec<Box<dyn Probe>>>,
 ) -> anyhow::Result<(Plan, Outcome)> {
     if recipe.data.shards.is_empty() {
         bail!("no shards: give --shards, or data.shards in the recipe");
     }
     let dataset = Arc::new(Dataset::open(&recipe.data.shards)?);
     let plan = Plan::resolve(recipe, dataset.n_samples())?;
+    let mut probes = probes(&plan)?;
     let stop = Arc::new(AtomicBool::new(false));
+    let mut hooks = Vec::new();
     for signal in [SIGTERM, SIGUSR2, SIGINT] {
         // A second interrupt from the keyboard ends the program at once.
         if signal == SIGINT {
-            signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))?;
+            hooks.push(signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))?);
         }
-        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+        hooks.push(signal_hook::flag::register(signal, Arc::clone(&stop))?);
     }
     let mut progress = RunProgress::new();
-    let outcome = train(&plan, dataset, workdir, &stop, probes, &mut progress)?;
-    Ok((plan, outcome))
+    let outcome = train(&plan, dataset, workdir, &stop, &mut probes, &mut progress);
+    // What comes after training has nothing to save: there a signal does what it always does.
+    for hook in hooks {
+        signal_hook::low_level::unregister(hook);
+    }
+    for signal in [SIGTERM, SIGUSR2, SIGINT] {
+        signal_hook::flag::register_conditional_default(signal, Arc::new(AtomicBool::new(true)))?;
+    }
+    Ok((plan, outcome?))
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use eval::probe::{ProbeScores, Split};
 use pipeline::Dataset;
@@ -42,13 +43,19 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let which = if args.student { "student" } else { "teacher" };
     let network = Network::open(&args.checkpoint, which, 0)?;
     let size_px = args.image_px.unwrap_or(network.model.image_px());
-    let split = Split::load(&Dataset::open(&args.train)?, &Dataset::open(&args.test)?, size_px)?;
-    let mut table: Table = vec![(which, split.score(&network))];
+    let open = |specs: &[String]| Dataset::open(specs).map(Arc::new);
+    let split = Split::open(open(&args.train)?, open(&args.test)?, size_px)?;
+    let mut table: Table = vec![(which, split.score(&network)?)];
     if args.baseline {
         table.extend(baselines(&network, &split)?);
     }
-    record(args, &table[0].1)?;
     print_table(&table);
+    if table[0].1.n_bad > 0 {
+        println!("{} labelled images could not be decoded and do not count", table[0].1.n_bad);
+    }
+    if let Err(error) = record(args, which, &table[0].1) {
+        eprintln!("warning: the scores are not written into the run: {error:#}");
+    }
     if args.json {
         println!("{}", to_json(&table));
     }
@@ -58,19 +65,25 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 /// A random network of the same form, and pixels.
 pub(crate) fn baselines(network: &Network, split: &Split) -> anyhow::Result<Table> {
     let random = Network::random(&network.model, 0, 0)?;
-    Ok(vec![("random init", split.score(&random)), ("pixels", split.score_pixels())])
+    Ok(vec![("random init", split.score(&random)?), ("pixels", split.score_pixels()?)])
 }
 
-/// Adds the scores to the run's TensorBoard and metrics, where the checkpoint belongs to a run.
-fn record(args: &Args, scores: &ProbeScores) -> anyhow::Result<()> {
+/// Adds the scores to the run's TensorBoard and metrics, where the checkpoint belongs to a run: in
+/// the row of the step that the checkpoint follows, as a probe within the run would.
+fn record(args: &Args, which: &str, scores: &ProbeScores) -> anyhow::Result<()> {
     let Some(workdir) = args.checkpoint.ancestors().find(|folder| folder.join("plan.toml").exists()) else {
         return Ok(());
     };
+    let is_export = args.checkpoint.extension().is_some_and(|extension| extension == "safetensors");
+    if is_export {
+        return Ok(());
+    }
     let step = trainer::checkpoint::Checkpoint::open(&args.checkpoint)?.manifest.step;
+    let prefix = if which == "student" { "probe_student" } else { "probe" };
     let mut row: Vec<(String, f64)> =
-        scores.knn.0.iter().map(|(k, accuracy)| (format!("probe/knn_{k}"), *accuracy)).collect();
-    row.extend(scores.linear.iter().map(|linear| ("probe/linear".to_string(), linear.accuracy)));
-    Ok(Telemetry::open(workdir, u64::MAX)?.write(step, &row)?)
+        scores.knn.0.iter().map(|(k, accuracy)| (format!("{prefix}/knn_{k}"), *accuracy)).collect();
+    row.extend(scores.linear.iter().map(|linear| (format!("{prefix}/linear"), linear.accuracy)));
+    Ok(Telemetry::append(workdir)?.write(step.saturating_sub(1), &row)?)
 }
 
 /// Prints scores as people read them.

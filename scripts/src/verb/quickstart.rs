@@ -1,7 +1,8 @@
 //! `ocelli quickstart`: the whole job on data that it makes itself.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::bail;
@@ -9,8 +10,8 @@ use eval::probe::Split;
 use eval::report;
 use pipeline::Dataset;
 use serde_json::json;
-use trainer::Network;
 use trainer::run::Outcome;
+use trainer::{Network, Plan};
 
 use super::pretrain::pretrain;
 use super::probe::{Table, baselines, print_table};
@@ -35,8 +36,8 @@ pub(crate) struct Args {
     #[arg(long, default_value = "runs/quickstart")]
     workdir: PathBuf,
     /// Seed of images and run.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
+    #[arg(long)]
+    seed: Option<u64>,
     /// Images to learn from.
     #[arg(long, default_value_t = 8000)]
     train_images: u64,
@@ -54,18 +55,28 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     let mut recipe = recipes::load("quickstart", &args.overrides)?;
-    recipe.seed = args.seed;
+    let seed = args.seed.unwrap_or(recipe.seed);
+    recipe.seed = seed;
+    // What the recipe has wrong is said before anything is made.
+    Plan::resolve(recipe.clone(), args.train_images)?;
     let size_px = recipe.model.image_px();
     let data = args.workdir.join("data");
-    let train = ensure_synth(args, &data, "train", args.train_images, size_px as u32, 0)?;
-    let test = ensure_synth(args, &data, "test", args.test_images, size_px as u32, 1)?;
+    let set = |prefix: &str, count, stream| {
+        let prefix = prefix.to_string();
+        let seed = 2 * seed + stream;
+        ensure_synth(
+            &data,
+            SynthArgs { out: data.join(&prefix), count, seed, size_px: size_px as u32, prefix },
+        )
+    };
+    let (train, test) = (set("train", args.train_images, 0)?, set("test", args.test_images, 1)?);
     recipe.data.shards = train.iter().map(|path| path.display().to_string()).collect();
-    let (train, test) = (Dataset::from_paths(&train)?, Dataset::from_paths(&test)?);
+    let (train, test) = (Arc::new(Dataset::from_paths(&train)?), Arc::new(Dataset::from_paths(&test)?));
 
     let sheet = args.workdir.join("views.png");
     report::contact_sheet(&sheet, &train, &recipe.views.multicrop(), recipe.seed)?;
     eprintln!("augmented views: {}", sheet.display());
-    let (_, outcome) = pretrain(recipe, &args.workdir, &mut [])?;
+    let (_, outcome) = pretrain(recipe, &args.workdir, |_| Ok(Vec::new()))?;
     if outcome == Outcome::Stopped {
         eprintln!("stopped as asked; the same command continues");
         return Ok(ExitCode::from(PREEMPTED));
@@ -73,8 +84,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
     eprintln!("probing the teacher, a random network and raw pixels");
     let network = Network::open(&args.workdir, "teacher", 0)?;
-    let split = Split::load(&train, &test, size_px)?;
-    let mut table: Table = vec![("teacher", split.score(&network))];
+    let split = Split::open(train, test, size_px)?;
+    let mut table: Table = vec![("teacher", split.score(&network)?)];
     table.extend(baselines(&network, &split)?);
     draw(args, &split, &network)?;
     print_table(&table);
@@ -97,32 +108,22 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 /// The shards of a split, made unless they are there. Train and test come from different seeds.
-fn ensure_synth(
-    args: &Args,
-    data: &std::path::Path,
-    prefix: &str,
-    count: u64,
-    size_px: u32,
-    stream: u64,
-) -> anyhow::Result<Vec<PathBuf>> {
-    let done = data.join(format!("{prefix}.done"));
-    let holds = format!("{count} images of {size_px} px, seed {}", args.seed);
+fn ensure_synth(data: &Path, set: SynthArgs) -> anyhow::Result<Vec<PathBuf>> {
+    let done = data.join(format!("{}.done", set.prefix));
+    let holds = format!("{} images of {} px, seed {}", set.count, set.size_px, set.seed);
     if !done.exists() {
-        let folder = data.join(prefix);
-        if folder.exists() {
-            std::fs::remove_dir_all(&folder)?;
+        if set.out.exists() {
+            std::fs::remove_dir_all(&set.out)?;
         }
-        let seed = 2 * args.seed + stream;
-        let prefix = prefix.to_string();
-        synthesize(&SynthArgs { out: folder, count, seed, size_px, prefix })?;
+        synthesize(&set)?;
         std::fs::write(&done, &holds)?;
     } else {
         let there = std::fs::read_to_string(&done)?;
         if there != holds {
-            bail!("{} holds {there}, not {holds}; choose another --workdir", data.display());
+            bail!("{} holds {there}, not {holds}; choose another --workdir", set.out.display());
         }
     }
-    let mut paths: Vec<PathBuf> = std::fs::read_dir(data.join(prefix))?
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(&set.out)?
         .flatten()
         .map(|entry| entry.path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "tar"))
@@ -134,7 +135,7 @@ fn ensure_synth(
 fn draw(args: &Args, split: &Split, network: &Network) -> anyhow::Result<()> {
     let curves = report::read_curves(&args.workdir.join("metrics.jsonl"), &CURVES)?;
     report::draw_curves(&args.workdir.join("curves.png"), &curves)?;
-    let (train, test) = (split.train.features(network), split.test.features(network));
+    let (train, test) = (split.train.features(network)?, split.test.features(network)?);
     let path = args.workdir.join("neighbors.png");
     report::neighbor_sheet(&path, (&split.train, &train), (&split.test, &test))?;
     Ok(())

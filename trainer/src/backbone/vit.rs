@@ -93,6 +93,9 @@ impl VitConfig {
         if !(0.0..1.0).contains(&self.drop_path) {
             return Err(format!("model.drop_path {} must lie in 0..1", self.drop_path));
         }
+        if !(0.0..=1.0).contains(&self.init_std) {
+            return Err(format!("model.init_std {} must lie in 0..=1", self.init_std));
+        }
         if self.hidden() == 0 {
             return Err(format!("model.mlp_ratio {} leaves no hidden channel", self.mlp_ratio));
         }

@@ -99,13 +99,16 @@ impl DinoConfig {
         if let Some((key, value)) = sizes.iter().find(|(_, value)| *value < 2) {
             return Err(format!("method.{key} is {value}, must be at least 2"));
         }
-        if self.student_temp <= 0.0 {
+        if !(self.student_temp > 0.0 && self.student_temp.is_finite()) {
             return Err(format!("method.student_temp {} must be positive", self.student_temp));
+        }
+        if !(0.0..=1.0).contains(&self.head_init_std) {
+            return Err(format!("method.head_init_std {} must lie in 0..=1", self.head_init_std));
         }
         if !(0.0..=1.0).contains(&self.center_decay) {
             return Err(format!("method.center_decay {} must lie in 0..=1", self.center_decay));
         }
-        if self.koleo_weight < 0.0 {
+        if !(self.koleo_weight >= 0.0 && self.koleo_weight.is_finite()) {
             return Err(format!("method.koleo_weight {} must not be negative", self.koleo_weight));
         }
         Ok(())
