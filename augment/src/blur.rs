@@ -11,12 +11,15 @@ use crate::Planes;
 const RADIUS: usize = 4;
 const N_TAPS: usize = 2 * RADIUS + 1;
 
+/// Pixels whose sums are kept in registers. It divides 96 and 224.
+const BLOCK: usize = 32;
+
 /// Scratch memory of [`GaussianBlur::apply`].
 #[derive(Debug, Default)]
 pub struct GaussianBlur {
-    /// A plane after the pass along rows.
+    /// A plane after the pass along rows, each padded to whole blocks, between its reflections.
     rows: Vec<f32>,
-    /// One row with its reflected borders.
+    /// One row between its reflections, padded likewise.
     padded: Vec<f32>,
 }
 
@@ -41,50 +44,60 @@ impl GaussianBlur {
 
     fn plane(&mut self, plane: &mut [u8], width: usize, taps: &[f32; N_TAPS]) {
         let height = plane.len() / width;
-        self.rows.resize(plane.len(), 0.0);
-        self.padded.resize(width + 2 * RADIUS, 0.0);
-        for (row, out) in plane.chunks_exact(width).zip(self.rows.chunks_exact_mut(width)) {
+        let stride = width.next_multiple_of(BLOCK);
+        self.rows.resize((height + 2 * RADIUS) * stride, 0.0);
+        self.padded.resize(stride + 2 * RADIUS, 0.0);
+        for (row, out) in plane.chunks_exact(width).zip(self.rows.chunks_exact_mut(stride).skip(RADIUS)) {
             pad(row, &mut self.padded);
             along_row(taps, &self.padded, out);
         }
+        for y in (0..RADIUS).chain(RADIUS + height..height + 2 * RADIUS) {
+            let from = (RADIUS + reflect(y as isize - RADIUS as isize, height)) * stride;
+            self.rows.copy_within(from..from + stride, y * stride);
+        }
         for (y, out) in plane.chunks_exact_mut(width).enumerate() {
-            let rows: [&[f32]; N_TAPS] = std::array::from_fn(|tap| {
-                let row = reflect(y as isize + tap as isize - RADIUS as isize, height);
-                &self.rows[row * width..(row + 1) * width]
-            });
-            across_rows(taps, &rows, out);
+            across_rows(taps, &self.rows[y * stride..(y + N_TAPS) * stride], stride, out);
         }
     }
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-fn along_row(taps: &[f32; N_TAPS], padded: &[f32], out: &mut [f32]) {
-    let n = out.len();
-    let shifted: [&[f32]; N_TAPS] = std::array::from_fn(|tap| &padded[tap..tap + n]);
-    for (x, out) in out.iter_mut().enumerate() {
-        *out = weighted_sum(taps, &shifted, x);
+fn along_row(taps: &[f32], padded: &[f32], out: &mut [f32]) {
+    for (number, out) in out.chunks_exact_mut(BLOCK).enumerate() {
+        let mut sums = [0.0f32; BLOCK];
+        for (tap, weight) in taps.iter().enumerate() {
+            add_weighted(&mut sums, *weight, &padded[number * BLOCK + tap..]);
+        }
+        out.copy_from_slice(&sums);
     }
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-fn across_rows(taps: &[f32; N_TAPS], rows: &[&[f32]; N_TAPS], out: &mut [u8]) {
+fn across_rows(taps: &[f32], rows: &[f32], stride: usize, out: &mut [u8]) {
     // Adding 2^23 rounds half to even, as torch's `round` does, and leaves the integer in the low
     // bits. The taps sum to one, so that nothing lies outside a byte.
     const MAGIC: f32 = 8_388_608.0;
-    let n = out.len();
-    let rows = rows.map(|row| &row[..n]);
-    for (x, out) in out.iter_mut().enumerate() {
-        *out = (weighted_sum(taps, &rows, x) + MAGIC).to_bits() as u8;
+    for (number, out) in out.chunks_mut(BLOCK).enumerate() {
+        let mut sums = [0.0f32; BLOCK];
+        for (row, weight) in rows.chunks_exact(stride).zip(taps) {
+            add_weighted(&mut sums, *weight, &row[number * BLOCK..]);
+        }
+        // Plain loops, because `map` of an array is not inlined into code for wider vectors.
+        let mut bytes = [0; BLOCK];
+        for (byte, sum) in bytes.iter_mut().zip(&sums) {
+            *byte = (*sum + MAGIC).to_bits() as u8;
+        }
+        out.copy_from_slice(&bytes[..out.len()]);
     }
 }
 
+/// Adds `weight` times the first block of `row`. Rows are padded to whole blocks.
 #[inline(always)]
-fn weighted_sum(taps: &[f32; N_TAPS], rows: &[&[f32]; N_TAPS], x: usize) -> f32 {
-    let mut sum = 0.0;
-    for tap in 0..N_TAPS {
-        sum += taps[tap] * rows[tap][x];
+fn add_weighted(sums: &mut [f32; BLOCK], weight: f32, row: &[f32]) {
+    let Some(row) = row.first_chunk::<BLOCK>() else { return };
+    for (sum, value) in sums.iter_mut().zip(row) {
+        *sum += weight * value;
     }
-    sum
 }
 
 /// A row between its own reflections.

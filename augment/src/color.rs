@@ -130,12 +130,24 @@ fn luma(r: u8, g: u8, b: u8) -> u8 {
     ((u32::from(r) * 19595 + u32::from(g) * 38470 + u32::from(b) * 7471 + 0x8000) >> 16) as u8
 }
 
-/// `degenerate + factor · (value - degenerate)` in f32, truncated. `as u8` clamps what lies
-/// outside, which for factors in `[0, 1]` is nothing.
+/// `degenerate + factor · (value - degenerate)` in f32, clamped to a byte and truncated. For factors
+/// in `[0, 1]` there is nothing to clamp.
 #[inline(always)]
 fn blend(degenerate: u8, value: u8, factor: f32) -> u8 {
     let difference = (i32::from(value) - i32::from(degenerate)) as f32;
-    (f32::from(degenerate) + factor * difference) as u8
+    let blended = f32::from(degenerate) + factor * difference;
+    floor(blended.max(0.0).min(255.0)) as u8
+}
+
+/// ⌊x⌋ for `x` in `0..2^22`. Casts from f32 saturate, and compilers turn loops of them into scalar
+/// code; this is additions and a comparison.
+#[inline(always)]
+pub(crate) fn floor(x: f32) -> i32 {
+    // Adding 2^23 rounds to the nearest integer, which the low bits of the sum then hold.
+    const MAGIC: f32 = 8_388_608.0;
+    let sum = x + MAGIC;
+    let nearest = sum.to_bits() as i32 - MAGIC.to_bits() as i32;
+    nearest - i32::from(sum - MAGIC > x)
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@
 use multiversion::multiversion;
 
 use crate::Planes;
+use crate::color::floor;
 
 /// torchvision's `adjust_hue` on a Pillow image: shifts the 8-bit hue by `shift · 255`, truncated.
 pub fn hue(image: &mut Planes, shift: f64) {
@@ -37,6 +38,7 @@ fn shift_planes(r: &mut [u8], g: &mut [u8], b: &mut [u8], shift: i32) {
     }
 }
 
+/// Selections are sums of products with 0 and 1: a branch would keep the loop scalar.
 #[inline(always)]
 fn rgb_to_hsv([r, g, b]: [i32; 3]) -> [i32; 3] {
     let (max, min) = (r.max(g).max(b), r.min(g).min(b));
@@ -44,17 +46,16 @@ fn rgb_to_hsv([r, g, b]: [i32; 3]) -> [i32; 3] {
     // Gray has no range and black no maximum: there one divides by one, and s = 0 makes the rest
     // irrelevant.
     let a = (max - mid) as f32 / range.max(1) as f32;
-    let (offset, sign) = if r == max {
-        if b == min { (1.0, -1.0) } else { (-1.0, 1.0) }
-    } else if g == max {
-        if b == min { (1.0, 1.0) } else { (3.0, -1.0) }
-    } else if r == min {
-        (3.0, 1.0)
-    } else {
-        (5.0, -1.0)
-    };
-    let turn = (offset + sign * a) / 6.0;
-    let h = if turn < 0.0 { turn + 1.0 } else { turn };
+    let r_is_max = i32::from(r == max);
+    let g_is_max = i32::from(g == max) & (1 - r_is_max);
+    let b_is_max = 1 - r_is_max - g_is_max;
+    let (r_is_min, b_is_min) = (i32::from(r == min), i32::from(b == min));
+    // 1 - a or a - 1;  1 + a or 3 - a;  3 + a or 5 - a.
+    let offset =
+        r_is_max * (2 * b_is_min - 1) + g_is_max * (3 - 2 * b_is_min) + b_is_max * (5 - 2 * r_is_min);
+    let sign = r_is_max * (1 - 2 * b_is_min) + g_is_max * (2 * b_is_min - 1) + b_is_max * (2 * r_is_min - 1);
+    let turn = (offset as f32 + sign as f32 * a) / 6.0;
+    let h = turn + i32::from(turn < 0.0) as f32;
     [floor_255(h), floor_255(range as f32 / max.max(1) as f32), max]
 }
 
@@ -65,21 +66,17 @@ fn hsv_to_rgb([h, s, v]: [i32; 3]) -> [i32; 3] {
     let m = 2 * h - 85 * i;
     let p = v * (255 - s) + 128;
     let p = (p + (p >> 8)) >> 8;
-    let m = if i & 1 == 1 { m } else { 85 - m };
+    let odd = i & 1;
+    let m = odd * m + (1 - odd) * (85 - m);
     // Below 2^23, so that f32 holds it.
-    let x = (v * (21_675 - s * m)) as f32 * (1.0 / 21_675.0) + 0.5;
-    let x = i32::from(x as u8);
-    let pick = |i_of_v: [i32; 3], i_of_x: [i32; 3]| {
-        let is = |set: [i32; 3]| (i == set[0]) | (i == set[1]) | (i == set[2]);
-        if is(i_of_v) {
-            v
-        } else if is(i_of_x) {
-            x
-        } else {
-            p
-        }
-    };
-    [pick([0, 5, 6], [1, 4, 4]), pick([1, 2, 2], [0, 3, 6]), pick([3, 4, 4], [2, 5, 5])]
+    let x = floor((v * (21_675 - s * m)) as f32 * (1.0 / 21_675.0) + 0.5);
+    let is = |n: i32| i32::from(i == n);
+    let pick = |is_v: i32, is_x: i32| p + is_v * (v - p) + is_x * (x - p);
+    [
+        pick(is(0) + is(5) + is(6), is(1) + is(4)),
+        pick(is(1) + is(2), is(0) + is(3) + is(6)),
+        pick(is(3) + is(4), is(2) + is(5)),
+    ]
 }
 
 /// ⌊255 · q⌋ of the real product, for `q` in `[0, 1]`. The product of two f32 would round up to an

@@ -19,6 +19,9 @@ use crate::{AugmentError, Planes, Rgb8};
 /// Rows that go through the first pass together, one a lane.
 const LANES: usize = 16;
 
+/// Bytes of a row that are turned together.
+const TILE: usize = 16;
+
 /// Output columns that the second pass sums at a time, in registers.
 const COLUMNS: usize = 64;
 
@@ -112,11 +115,20 @@ impl BoxResizer {
 /// Turns a band: byte `j` of row `lane` goes to `[j, lane]`.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn turn(rows: &[&[u8]; LANES], band: &mut [u8]) {
-    let n = band.len() / LANES;
-    let rows = rows.map(|row| &row[..n]);
-    for (j, out) in band.chunks_exact_mut(LANES).enumerate() {
-        for (out, row) in out.iter_mut().zip(&rows) {
-            *out = row[j];
+    for (number, out) in band.chunks_mut(TILE * LANES).enumerate() {
+        for (lane, row) in rows.iter().enumerate() {
+            let row = &row[number * TILE..];
+            if let (Some(row), Some(out)) =
+                (row.first_chunk::<TILE>(), out.first_chunk_mut::<{ TILE * LANES }>())
+            {
+                for (j, byte) in row.iter().enumerate() {
+                    out[j * LANES + lane] = *byte;
+                }
+            } else {
+                for (out, byte) in out.chunks_exact_mut(LANES).zip(row) {
+                    out[lane] = *byte;
+                }
+            }
         }
     }
 }
@@ -134,9 +146,8 @@ fn narrow_band(band: &[u8], channel: usize, table: &Coefficients, out: &mut [u8]
                 *sum += i32::from(*value) * weight;
             }
         }
-        let bytes = sums.map(to_byte);
-        for (row, byte) in out.chunks_exact_mut(width).zip(bytes) {
-            row[x] = byte;
+        for (row, sum) in out.chunks_exact_mut(width).zip(sums) {
+            row[x] = to_byte(sum);
         }
     }
 }
