@@ -136,7 +136,7 @@ fn luma(r: u8, g: u8, b: u8) -> u8 {
 fn blend(degenerate: u8, value: u8, factor: f32) -> u8 {
     let difference = (i32::from(value) - i32::from(degenerate)) as f32;
     let blended = f32::from(degenerate) + factor * difference;
-    floor(blended.max(0.0).min(255.0)) as u8
+    floor(blended.clamp(0.0, 255.0)) as u8
 }
 
 /// ⌊x⌋ for `x` in `0..2^22`. Casts from f32 saturate, and compilers turn loops of them into scalar

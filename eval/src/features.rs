@@ -136,7 +136,7 @@ impl ImageSet {
 }
 
 /// The central square of an image at `size_px`, as planes.
-fn square(image: &Rgb8, size_px: u32) -> Result<Vec<u8>, augment::AugmentError> {
+pub(crate) fn square(image: &Rgb8, size_px: u32) -> Result<Vec<u8>, augment::AugmentError> {
     let whole = CropBox { left_px: 0, top_px: 0, width_px: image.width_px, height_px: image.height_px };
     let side = if image.width_px == size_px && image.height_px == size_px {
         whole

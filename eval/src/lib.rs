@@ -5,6 +5,7 @@
 
 pub mod error;
 pub mod features;
+pub mod histogram;
 pub mod knn;
 pub mod linear;
 pub mod picture;

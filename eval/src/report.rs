@@ -10,17 +10,17 @@ use plotters::prelude::*;
 use plotters::style::register_font;
 
 use crate::EvalError;
-use crate::features::{FeatureSet, ImageSet};
+use crate::features::{FeatureSet, ImageSet, square};
 use crate::knn::neighbors;
 use crate::picture::{Tile, sheet};
 
-/// Rows of a contact sheet.
-const SHEET_IMAGES: u64 = 8;
+/// Columns of a sheet of thumbnails.
+const SHEET_COLUMNS: usize = 12;
 
 /// Side of a tile in the pictures.
 const TILE_PX: u32 = 72;
 
-/// Draws each of the first images of `dataset` with all of its views.
+/// Draws `count` images, spread evenly over `dataset`, each with all of its views in a row.
 ///
 /// # Errors
 /// [`EvalError::Data`] or [`EvalError::Picture`].
@@ -29,10 +29,11 @@ pub fn contact_sheet(
     dataset: &Dataset,
     multicrop: &MultiCrop,
     seed: u64,
+    count: u64,
 ) -> Result<(), EvalError> {
     let mut maker = ViewMaker::default();
     let mut made = Vec::new();
-    for id in 0..dataset.n_samples().min(SHEET_IMAGES) {
+    for id in spread(dataset, count) {
         let sample = dataset.read(SampleId(id))?;
         let key = SampleKey { seed, epoch: 0, sample: id, attempt: 0 };
         // A damaged image has no views to show; the run that follows reports it.
@@ -56,6 +57,36 @@ pub fn contact_sheet(
         })
         .collect();
     sheet(path, &rows, TILE_PX.max(groups.first().map_or(0, |g| g.size_px.min(128))))
+}
+
+/// Draws `count` images, spread evenly over `dataset`: the central square of each.
+///
+/// # Errors
+/// [`EvalError::Data`] or [`EvalError::Picture`].
+pub fn thumbnails(path: &Path, dataset: &Dataset, count: u64) -> Result<(), EvalError> {
+    let mut made = Vec::new();
+    for id in spread(dataset, count) {
+        let Ok(sample) = dataset.read(SampleId(id)) else { continue };
+        let image = decode::decode(&sample.image, &DecodeRules::default());
+        if let Ok(planes) = image.and_then(|image| square(&image, TILE_PX)) {
+            made.push(planes);
+        }
+    }
+    let rows: Vec<Vec<Tile<'_>>> = made
+        .chunks(SHEET_COLUMNS)
+        .map(|row| {
+            let tiles = row.iter();
+            tiles.map(|planes| Tile { planes, size_px: TILE_PX as usize, frame: None }).collect()
+        })
+        .collect();
+    sheet(path, &rows, TILE_PX)
+}
+
+/// `count` sample numbers, or all where there are fewer.
+fn spread(dataset: &Dataset, count: u64) -> impl Iterator<Item = u64> {
+    let n = dataset.n_samples();
+    let count = count.min(n).max(1);
+    (0..count).map(move |i| i * n / count)
 }
 
 /// Draws a few test images, each with its nearest train images; green frames share its class.
@@ -122,25 +153,35 @@ pub fn read_curves(path: &Path, names: &[&str]) -> Result<Vec<Curve>, EvalError>
 /// # Errors
 /// [`EvalError::Picture`].
 pub fn draw_curves(path: &Path, curves: &[Curve]) -> Result<(), EvalError> {
-    static FONT: Once = Once::new();
-    FONT.call_once(|| {
-        // A second registration would only repeat the first; the font ships with the program.
-        let _ = register_font("sans-serif", FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT);
-    });
     let curves: Vec<&Curve> = curves.iter().filter(|(_, points)| points.len() > 1).collect();
     let failed = |reason: String| EvalError::Picture { path: path.to_path_buf(), reason };
     let n_rows = curves.len().div_ceil(2).max(1);
-    let (width, height) = (1000, 260 * n_rows as u32);
-    let mut pixels = vec![255; 3 * width as usize * height as usize];
+    let (mut pixels, size) = canvas(n_rows);
     {
-        let area = BitMapBackend::with_buffer(&mut pixels, (width, height)).into_drawing_area();
+        let area = BitMapBackend::with_buffer(&mut pixels, size).into_drawing_area();
         for ((name, points), cell) in curves.iter().zip(area.split_evenly((n_rows, 2))) {
             draw_curve(&cell, name, points).map_err(failed)?;
         }
         area.present().map_err(|error| failed(error.to_string()))?;
     }
-    image::save_buffer(path, &pixels, width, height, image::ColorType::Rgb8)
-        .map_err(|error| failed(error.to_string()))
+    save(path, &pixels, size)
+}
+
+/// White pixels for `n_rows` rows of charts, their size, and a font to write on them with.
+pub(crate) fn canvas(n_rows: usize) -> (Vec<u8>, (u32, u32)) {
+    static FONT: Once = Once::new();
+    FONT.call_once(|| {
+        // A second registration would only repeat the first; the font ships with the program.
+        let _ = register_font("sans-serif", FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT);
+    });
+    let (width, height) = (1000, 260 * n_rows as u32);
+    (vec![255; 3 * width as usize * height as usize], (width, height))
+}
+
+/// Writes a chart as a PNG.
+pub(crate) fn save(path: &Path, pixels: &[u8], (width, height): (u32, u32)) -> Result<(), EvalError> {
+    image::save_buffer(path, pixels, width, height, image::ColorType::Rgb8)
+        .map_err(|error| EvalError::Picture { path: path.to_path_buf(), reason: error.to_string() })
 }
 
 fn draw_curve(

@@ -23,9 +23,20 @@ pub struct ShardWriter {
     folder: PathBuf,
     prefix: String,
     limits: ShardLimits,
-    current: Option<ShardFile>,
+    /// Whether shards that are there stay, instead of being an error.
+    resume: bool,
+    current: Option<Current>,
     written: Vec<PathBuf>,
     n_samples: u64,
+}
+
+/// The shard that samples go to.
+struct Current {
+    path: PathBuf,
+    /// `None` for one that an earlier run has written.
+    file: Option<ShardFile>,
+    n_samples: u64,
+    bytes: u64,
 }
 
 /// One shard that is being written. It stands under a temporary name until [`ShardFile::finish`],
@@ -35,7 +46,6 @@ pub struct ShardFile {
     temporary: PathBuf,
     builder: ::tar::Builder<BufWriter<File>>,
     index: IndexBuilder,
-    n_samples: u64,
     bytes: u64,
 }
 
@@ -52,10 +62,20 @@ impl ShardWriter {
             folder: folder.to_path_buf(),
             prefix: prefix.to_string(),
             limits,
+            resume: false,
             current: None,
             written: Vec::new(),
             n_samples: 0,
         })
+    }
+
+    /// A writer that goes on where an earlier one was stopped. It must get the same samples in the
+    /// same order: the shards that are there are counted and not written again.
+    ///
+    /// # Errors
+    /// [`PipelineError::Io`].
+    pub fn resume(folder: &Path, prefix: &str, limits: ShardLimits) -> Result<Self, PipelineError> {
+        Ok(Self { resume: true, ..Self::new(folder, prefix, limits)? })
     }
 
     /// Adds one sample: a key without dots, and its members as (extension, bytes).
@@ -73,12 +93,13 @@ impl ShardWriter {
         }
         let mut shard = match self.current.take() {
             Some(shard) => shard,
-            None => {
-                let name = format!("{}-{:06}.tar", self.prefix, self.written.len());
-                ShardFile::create(&self.folder.join(name))?
-            }
+            None => self.open_shard()?,
         };
-        shard.add(key, members)?;
+        if let Some(file) = &mut shard.file {
+            file.add(key, members)?;
+        }
+        shard.n_samples += 1;
+        shard.bytes += sample_bytes;
         self.n_samples += 1;
         self.current = Some(shard);
         Ok(())
@@ -98,9 +119,19 @@ impl ShardWriter {
         Ok(self.written)
     }
 
+    fn open_shard(&self) -> Result<Current, PipelineError> {
+        let path = self.folder.join(format!("{}-{:06}.tar", self.prefix, self.written.len()));
+        let there = self.resume && path.exists();
+        let file = if there { None } else { Some(ShardFile::create(&path)?) };
+        Ok(Current { path, file, n_samples: 0, bytes: 2 * BLOCK_BYTES })
+    }
+
     fn close_shard(&mut self) -> Result<(), PipelineError> {
         if let Some(shard) = self.current.take() {
-            self.written.push(shard.finish()?);
+            if let Some(file) = shard.file {
+                file.finish()?;
+            }
+            self.written.push(shard.path);
         }
         Ok(())
     }
@@ -124,7 +155,6 @@ impl ShardFile {
             temporary,
             builder: ::tar::Builder::new(BufWriter::with_capacity(1 << 20, file)),
             index: IndexBuilder::new(),
-            n_samples: 0,
             bytes: 2 * BLOCK_BYTES,
         })
     }
@@ -137,7 +167,6 @@ impl ShardFile {
         for (extension, data) in members {
             self.append(key, extension, data)?;
         }
-        self.n_samples += 1;
         Ok(())
     }
 
@@ -221,6 +250,26 @@ mod tests {
             let bytes = fs::read(a).expect("a");
             assert!(bytes.len() as u64 <= limits.max_bytes, "{} bytes", bytes.len());
             assert_eq!(bytes, fs::read(b).expect("b"));
+        }
+    }
+
+    #[test]
+    fn a_writer_that_goes_on_writes_what_is_missing() {
+        let (whole, part) = (tempfile::tempdir().expect("a"), tempfile::tempdir().expect("b"));
+        let limits = ShardLimits { max_samples: 4, max_bytes: u64::MAX };
+        write(whole.path(), limits);
+        write(part.path(), limits);
+        fs::remove_file(part.path().join("t-000001.tar")).expect("removed");
+        let mut writer = ShardWriter::resume(part.path(), "t", limits).expect("folder");
+        for i in 0..10u32 {
+            let image = vec![i as u8; 300 + 100 * i as usize];
+            let label = i.to_string();
+            writer.add(&format!("{i:04}"), &[("jpg", &image), ("cls", label.as_bytes())]).expect("added");
+        }
+        assert_eq!(writer.finish().expect("finished").len(), 3);
+        for name in ["t-000000.tar", "t-000001.tar", "t-000002.tar"] {
+            let read = |folder: &Path| fs::read(folder.join(name)).expect(name);
+            assert_eq!(read(whole.path()), read(part.path()), "{name}");
         }
     }
 

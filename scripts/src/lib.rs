@@ -6,6 +6,7 @@
 mod exit;
 mod progress;
 mod recipes;
+mod rewrite;
 mod synth;
 mod verb;
 

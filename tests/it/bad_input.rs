@@ -93,6 +93,38 @@ fn a_batch_that_does_not_divide_is_refused() {
     assert!(error.contains("8 samples does not divide by 3 ranks"), "{error}");
 }
 
+/// Values that would otherwise do silent harm: a negative clip norm turns the gradient round.
+#[test]
+fn values_out_of_range_name_their_key() {
+    let world = World::new(1);
+    for (set, key) in [
+        ("optim.clip_norm=-1.0", "optim.clip_norm"),
+        ("optim.betas=[0.9,1.0]", "optim.betas"),
+        ("optim.lr=nan", "optim.lr"),
+        ("teacher.temp=[-0.04,-0.04]", "teacher.temp"),
+        ("data.max_bad_rate=nan", "data.max_bad_rate"),
+        ("model.init_std=inf", "model.init_std"),
+        ("run.workers=1000000", "run.workers"),
+        ("views.local_px=16", "views.local_px"),
+    ] {
+        let stderr = fails(&world.pretrain("run", &["--set", set]), 2);
+        assert!(stderr.contains(key), "{set}: {stderr}");
+    }
+    assert!(!world.path("run").exists(), "nothing is made for a recipe that is refused");
+}
+
+/// A tar that was cut exactly between two members is whole by its headers; its sidecar knows.
+#[test]
+fn a_tar_cut_between_members_is_noticed() {
+    let world = World::new(30);
+    let index = pipeline::index::ShardIndex::open(&world.shard()).unwrap();
+    let cut = index.members(20).next().unwrap().offset_bytes - 512;
+    std::fs::File::options().write(true).open(world.shard()).unwrap().set_len(cut).unwrap();
+    let stderr = fails(&world.pretrain("run", &[]), 3);
+    assert!(stderr.contains("truncated") && stderr.contains("00000020"), "{stderr}");
+    fails(&world.ocelli(&["shards", "verify", &world.text("data/train-000000.tar")]), 3);
+}
+
 #[test]
 fn a_workdir_of_another_recipe_is_refused_and_untouched() {
     let world = World::new(30);

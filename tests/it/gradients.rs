@@ -58,6 +58,15 @@ fn every_keep_trains_alike() {
     }
 }
 
+/// Fewer images than workers: some get none, and the drop-path factors still fit.
+#[test]
+fn more_workers_than_images_train() {
+    let plan = plan(&["run.workers=3", "model.drop_path=0.5"]);
+    let mut trainer = trainer_of(&plan);
+    let batch = noise_batch(&plan.multicrop(), 2, 0);
+    assert!(trainer.step(&batch, &plan.schedules().at(0)).finite);
+}
+
 #[test]
 fn workers_change_rounding_only() {
     let two = losses(&plan(&[]), 4);

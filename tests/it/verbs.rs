@@ -84,6 +84,58 @@ fn lists_pack_like_folders() {
     assert_eq!(read("csv"), read("jsonl"));
 }
 
+/// Train and test must number their classes alike, whichever of them occur.
+#[test]
+fn classes_are_numbered_by_a_list_that_is_given() {
+    let world = World::new(1);
+    for (i, name) in
+        ["train/cat/a.png", "train/dog/b.png", "train/owl/c.png", "test/owl/d.png"].iter().enumerate()
+    {
+        save_image(&world.path(name), 50 * i as u8);
+    }
+    let pack = |input: &str, out: &str, more: &[&str]| {
+        let mut args = vec!["shards", "pack", input, "--out", out];
+        args.extend(more);
+        world.ocelli(&args)
+    };
+    let labels = |folder: &str| -> Vec<Option<u32>> {
+        let shard = pipeline::Shard::open(&world.path(folder).join("train-000000.tar")).unwrap();
+        (0..shard.len()).map(|i| shard.label(i).unwrap()).collect()
+    };
+    ok(&pack(&world.text("train"), &world.text("a"), &[]));
+    let list = world.text("a/classes.txt");
+    ok(&pack(&world.text("test"), &world.text("b"), &["--classes", &list]));
+    assert_eq!(labels("b"), [Some(2)]);
+    let stderr = fails(&pack(&world.text("test"), &world.text("a"), &["--prefix", "test"]), 2);
+    assert!(stderr.contains("holds other classes") && stderr.contains("--classes"), "{stderr}");
+    let stderr =
+        fails(&pack(&world.text("train"), &world.text("c"), &["--classes", &world.text("tiny.toml")]), 2);
+    assert!(stderr.contains("does not stand in the list"), "{stderr}");
+    // Numbers stay what they are, and an empty cell is no label.
+    let list = "path,label\ntrain/cat/a.png,10\ntrain/dog/b.png,9\ntest/owl/d.png,\n";
+    std::fs::write(world.path("numbers.csv"), list).unwrap();
+    ok(&pack(&world.text("numbers.csv"), &world.text("n"), &[]));
+    let mut found = labels("n");
+    found.sort();
+    assert_eq!(found, [None, Some(9), Some(10)]);
+}
+
+#[test]
+fn the_loader_is_measured_by_stage() {
+    let world = World::new(60);
+    let shard = world.text("data/train-000000.tar");
+    for recipe in ["single", "read"] {
+        let args =
+            ["bench", "loader", &shard, "--recipe", recipe, "--seconds", "0.3", "--batch", "8", "--json"];
+        let output = world.ocelli(&args);
+        ok(&output);
+        let report = json_of(&output);
+        assert!(report["images_per_s"].as_f64().unwrap() > 10.0, "{report}");
+        assert!(report["mb_per_s"].as_f64().unwrap() > 0.0, "{report}");
+        assert_eq!(report["stages"]["decode"]["p99_ms"].is_f64(), recipe == "single", "{report}");
+    }
+}
+
 #[test]
 fn a_run_is_probed_and_exported() {
     let world = World::new(60);

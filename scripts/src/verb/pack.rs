@@ -31,6 +31,10 @@ pub(crate) struct Args {
     /// Bytes of a shard at the most.
     #[arg(long, default_value_t = 1 << 30)]
     bytes_per_shard: u64,
+    /// Number classes by this list, one name a line: the classes.txt of another pack. Without it,
+    /// labels that are all numbers stay as they are, and names are numbered in alphabetical order.
+    #[arg(long)]
+    classes: Option<PathBuf>,
     /// Seed of the order in which samples are packed.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -54,8 +58,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             first: args.input.display().to_string(),
         });
     }
-    let classes: Vec<String> =
-        entries.iter().filter_map(|e| e.class.clone()).collect::<BTreeSet<_>>().into_iter().collect();
+    let classes = Classes::of(args, &entries)?;
     shuffle(&mut entries, args.seed);
     let limits = ShardLimits { max_samples: args.samples_per_shard.max(1), max_bytes: args.bytes_per_shard };
     let mut writer = ShardWriter::new(&args.out, &args.prefix, limits)?;
@@ -64,7 +67,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let image =
             std::fs::read(&entry.path).map_err(|e| pipeline::PipelineError::io("read", &entry.path, e))?;
         let extension = extension(&entry.path).unwrap_or_default();
-        let label = entry.class.as_ref().and_then(|class| classes.binary_search(class).ok());
+        let label = entry.class.as_ref().map(|class| classes.number(class)).transpose()?;
         let label = label.map(|label| label.to_string());
         let mut members: Vec<(&str, &[u8])> = vec![(&extension, &image)];
         members.extend(label.iter().map(|label| ("cls", label.as_bytes())));
@@ -72,17 +75,60 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         progress.inc(1);
     }
     progress.finish_and_clear();
-    if !classes.is_empty() {
-        write_classes(&args.out, &classes)?;
+    if let Classes::Named(names) = &classes {
+        write_classes(&args.out, names)?;
     }
     let n_samples = writer.n_samples();
     let paths = writer.finish()?;
-    println!("{n_samples} samples of {} class(es) in {} shard(s):", classes.len(), paths.len());
+    let n_classes = entries.iter().filter_map(|e| e.class.as_ref()).collect::<BTreeSet<_>>().len();
+    println!("{n_samples} samples of {n_classes} class(es) in {} shard(s):", paths.len());
     println!("{}", shard_list(&args.out, &args.prefix, paths.len()));
     if args.json {
-        println!("{}", json!({ "samples": n_samples, "classes": classes.len(), "shards": paths.len() }));
+        println!("{}", json!({ "samples": n_samples, "classes": n_classes, "shards": paths.len() }));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// How labels become numbers.
+enum Classes {
+    /// They are numbers.
+    Numbers,
+    /// By the place in a list of names.
+    Named(Vec<String>),
+}
+
+impl Classes {
+    fn of(args: &Args, entries: &[Entry]) -> anyhow::Result<Self> {
+        let found: BTreeSet<&String> = entries.iter().filter_map(|entry| entry.class.as_ref()).collect();
+        let path = args.out.join("classes.txt");
+        let read = |path: &Path| -> anyhow::Result<Vec<String>> {
+            let text = std::fs::read_to_string(path)
+                .with_context(|| format!("cannot read the classes in {}", path.display()))?;
+            Ok(text.lines().map(str::to_string).collect())
+        };
+        let names = match &args.classes {
+            Some(list) => read(list)?,
+            None if found.iter().all(|class| class.parse::<u32>().is_ok()) => return Ok(Self::Numbers),
+            None => found.into_iter().cloned().collect(),
+        };
+        if path.exists() && read(&path)? != names {
+            bail!(
+                "{} holds other classes; give --classes {} to number by it, or another --out",
+                path.display(),
+                path.display()
+            );
+        }
+        Ok(Self::Named(names))
+    }
+
+    fn number(&self, class: &str) -> anyhow::Result<usize> {
+        match self {
+            Self::Numbers => Ok(class.parse()?),
+            Self::Named(names) => names.iter().position(|name| name == class).with_context(|| {
+                format!("class {class:?} does not stand in the list of classes ({} names)", names.len())
+            }),
+        }
+    }
 }
 
 /// The shards as one list that other verbs understand.
@@ -142,7 +188,8 @@ fn csv_list(list: &Path) -> anyhow::Result<Vec<Entry>> {
         .records()
         .map(|record| {
             let record = record.with_context(|| format!("in {}", list.display()))?;
-            let class = label.and_then(|at| record.get(at)).map(str::to_string);
+            let class = label.and_then(|at| record.get(at)).map(str::trim).filter(|class| !class.is_empty());
+            let class = class.map(str::to_string);
             Ok(Entry { path: beside(list, record.get(path).unwrap_or_default())?, class })
         })
         .collect()

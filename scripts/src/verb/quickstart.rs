@@ -19,6 +19,9 @@ use super::shards::{SynthArgs, synthesize};
 use crate::exit::PREEMPTED;
 use crate::recipes;
 
+/// Images on the contact sheet.
+const SHEET_IMAGES: u64 = 8;
+
 /// Curves of the picture.
 const CURVES: [&str; 6] = [
     "train/loss",
@@ -74,7 +77,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (train, test) = (Arc::new(Dataset::from_paths(&train)?), Arc::new(Dataset::from_paths(&test)?));
 
     let sheet = args.workdir.join("views.png");
-    report::contact_sheet(&sheet, &train, &recipe.views.multicrop(), recipe.seed)?;
+    report::contact_sheet(&sheet, &train, &recipe.views.multicrop(), recipe.seed, SHEET_IMAGES)?;
     eprintln!("augmented views: {}", sheet.display());
     let (_, outcome) = pretrain(recipe, &args.workdir, |_| Ok(Vec::new()))?;
     if outcome == Outcome::Stopped {

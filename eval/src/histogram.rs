@@ -1,0 +1,83 @@
+//! Distributions as a picture.
+
+use std::path::Path;
+
+use plotters::prelude::*;
+
+use crate::EvalError;
+use crate::report::{canvas, save};
+
+/// Bars of a distribution.
+const N_BINS: usize = 40;
+
+/// A name and its values.
+pub type Histogram = (String, Vec<f64>);
+
+/// Draws the distributions side by side, two in a row.
+///
+/// # Errors
+/// [`EvalError::Picture`].
+pub fn draw_histograms(path: &Path, histograms: &[Histogram]) -> Result<(), EvalError> {
+    let failed = |reason: String| EvalError::Picture { path: path.to_path_buf(), reason };
+    let n_rows = histograms.len().div_ceil(2).max(1);
+    let (mut pixels, size) = canvas(n_rows);
+    {
+        let area = BitMapBackend::with_buffer(&mut pixels, size).into_drawing_area();
+        for (histogram, cell) in histograms.iter().zip(area.split_evenly((n_rows, 2))) {
+            draw(&cell, histogram).map_err(failed)?;
+        }
+        area.present().map_err(|error| failed(error.to_string()))?;
+    }
+    save(path, &pixels, size)
+}
+
+fn draw(
+    cell: &DrawingArea<BitMapBackend<'_>, plotters::coord::Shift>,
+    (name, values): &Histogram,
+) -> Result<(), String> {
+    let (low, high) = values.iter().fold((f64::MAX, f64::MIN), |(l, h), v| (l.min(*v), h.max(*v)));
+    // All values alike, or none, still make a picture.
+    let (low, high) = if low < high { (low, high) } else { (low.min(1e9) - 0.5, low.min(1e9) + 0.5) };
+    let width = (high - low) / N_BINS as f64;
+    let mut counts = [0u32; N_BINS];
+    for value in values {
+        counts[(((value - low) / width) as usize).min(N_BINS - 1)] += 1;
+    }
+    let top = counts.iter().max().copied().unwrap_or(0).max(1);
+    let mut chart = ChartBuilder::on(cell)
+        .caption(name, ("sans-serif", 18))
+        .margin(10)
+        .x_label_area_size(28)
+        .y_label_area_size(56)
+        .build_cartesian_2d(low..high, 0..top + top / 20 + 1)
+        .map_err(|error| error.to_string())?;
+    chart
+        .configure_mesh()
+        .light_line_style(WHITE)
+        .x_labels(6)
+        .y_labels(5)
+        .draw()
+        .map_err(|error| error.to_string())?;
+    let bars = counts.iter().enumerate().map(|(i, count)| {
+        let left = low + i as f64 * width;
+        Rectangle::new([(left, 0), (left + 0.9 * width, *count)], RGBColor(30, 90, 180).filled())
+    });
+    chart.draw_series(bars).map_err(|error| error.to_string())?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_values_make_a_picture() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("h.png");
+        let values = [vec![], vec![3.0; 5], (0..100).map(f64::from).collect()];
+        let histograms: Vec<Histogram> = values.map(|v| ("widths".to_string(), v)).into();
+        draw_histograms(&path, &histograms).expect("drawn");
+        let picture = image::open(&path).expect("a picture").to_rgb8();
+        assert!(picture.pixels().any(|p| p.0 == [30, 90, 180]), "there are bars");
+    }
+}

@@ -1,0 +1,254 @@
+//! Shards in, shards out, one for one: the loop under `shards resize`, `filter` and `dedup`.
+//!
+//! An output shard has the name of its input and gets it when it is whole. Those that have one
+//! already are passed over, so that a job that was stopped goes on where it was; `job.json` makes
+//! sure that it is the same job.
+
+use std::collections::HashSet;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use indicatif::ProgressBar;
+use pipeline::Shard;
+use pipeline::write::ShardFile;
+use rayon::prelude::*;
+use serde_json::{Value, json};
+
+use crate::progress::bar;
+
+/// Samples that are read, worked on by all cores and written before the next ones.
+const CHUNK: usize = 256;
+
+/// A sample of a shard.
+pub(crate) struct Item<'a> {
+    /// Its shard.
+    pub(crate) shard: &'a Shard,
+    /// Its place in the shard.
+    pub(crate) number: usize,
+    /// Its members: extension and bytes.
+    pub(crate) members: Vec<(String, Vec<u8>)>,
+}
+
+/// What becomes of a sample.
+pub(crate) enum Verdict {
+    /// It is written as it is.
+    Keep,
+    /// It is written with another image: extension and bytes.
+    Replace(&'static str, Vec<u8>),
+    /// It is left out, for this reason.
+    Drop(String),
+}
+
+/// What a job did.
+#[derive(Default)]
+pub(crate) struct Totals {
+    pub(crate) n_shards: u64,
+    pub(crate) n_shards_there: u64,
+    pub(crate) n_kept: u64,
+    pub(crate) n_replaced: u64,
+    pub(crate) n_dropped: u64,
+    pub(crate) bytes_in: u64,
+    pub(crate) bytes_out: u64,
+}
+
+/// Where a job writes, and what it is.
+pub(crate) struct Job<'a> {
+    /// Folder of the outputs.
+    pub(crate) out: &'a Path,
+    /// Name of the verb.
+    pub(crate) verb: &'static str,
+    /// Everything that decides what is written.
+    pub(crate) settings: Value,
+    /// Whether outputs that are there are made again.
+    pub(crate) overwrite: bool,
+}
+
+impl Item<'_> {
+    /// The image: extension and bytes.
+    pub(crate) fn image(&self) -> Option<&(String, Vec<u8>)> {
+        use pipeline::dataset::IMAGE_EXTENSIONS;
+        IMAGE_EXTENSIONS.iter().find_map(|wanted| self.members.iter().find(|(ext, _)| ext == wanted))
+    }
+
+    /// Its key.
+    pub(crate) fn key(&self) -> &str {
+        self.shard.key(self.number)
+    }
+}
+
+/// Passes every sample of `paths` through `judge`, on all cores, and writes what it says.
+pub(crate) fn rewrite(
+    paths: &[PathBuf],
+    job: &Job<'_>,
+    judge: impl Fn(&Item<'_>) -> Verdict + Sync,
+) -> anyhow::Result<Totals> {
+    check_names(paths)?;
+    claim(paths, job.out, job.verb, &job.settings, job.overwrite)?;
+    let mut totals = Totals::default();
+    let shards: Result<Vec<Shard>, _> = paths.iter().map(|path| Shard::open(path)).collect();
+    let shards = shards?;
+    let progress = bar(shards.iter().map(|shard| shard.len() as u64).sum(), job.verb);
+    for (shard, path) in shards.iter().zip(paths) {
+        let target = job.out.join(path.file_name().context("a shard has a file name")?);
+        if target.exists() && !job.overwrite {
+            totals.n_shards_there += 1;
+            progress.inc(shard.len() as u64);
+            continue;
+        }
+        if target.exists() {
+            fs::remove_file(&target)?;
+        }
+        one_shard(shard, &target, job, &judge, &mut totals, &progress)?;
+        totals.n_shards += 1;
+    }
+    progress.finish_and_clear();
+    Ok(totals)
+}
+
+fn one_shard(
+    shard: &Shard,
+    target: &Path,
+    job: &Job<'_>,
+    judge: &(impl Fn(&Item<'_>) -> Verdict + Sync),
+    totals: &mut Totals,
+    progress: &ProgressBar,
+) -> anyhow::Result<()> {
+    let mut writer = ShardFile::create(target)?;
+    let mut dropped = Vec::new();
+    for start in (0..shard.len()).step_by(CHUNK) {
+        let work = |number: usize| -> anyhow::Result<(Item<'_>, Verdict)> {
+            let item = Item { shard, number, members: shard.members(number)? };
+            let verdict = judge(&item);
+            Ok((item, verdict))
+        };
+        let chunk = start..shard.len().min(start + CHUNK);
+        let done: anyhow::Result<Vec<_>> = chunk.into_par_iter().map(work).collect();
+        for (mut item, verdict) in done? {
+            progress.inc(1);
+            totals.bytes_in += bytes_of(&item.members);
+            let members = match verdict {
+                Verdict::Drop(reason) => {
+                    totals.n_dropped += 1;
+                    dropped.push(json!({ "shard": shard.name(), "key": item.key(), "reason": reason }));
+                    continue;
+                }
+                Verdict::Keep => {
+                    totals.n_kept += 1;
+                    std::mem::take(&mut item.members)
+                }
+                Verdict::Replace(extension, bytes) => {
+                    totals.n_replaced += 1;
+                    replaced(&item, extension, bytes)
+                }
+            };
+            totals.bytes_out += bytes_of(&members);
+            let members: Vec<(&str, &[u8])> =
+                members.iter().map(|(ext, bytes)| (ext.as_str(), bytes.as_slice())).collect();
+            writer.add(item.key(), &members)?;
+        }
+    }
+    writer.finish()?;
+    note_dropped(job.out, &dropped)
+}
+
+fn bytes_of(members: &[(String, Vec<u8>)]) -> u64 {
+    members.iter().map(|(_, bytes)| bytes.len() as u64).sum()
+}
+
+/// The members of `item` with its image exchanged, in its place.
+fn replaced(item: &Item<'_>, extension: &str, bytes: Vec<u8>) -> Vec<(String, Vec<u8>)> {
+    let old = item.image().map(|(old, _)| old.clone()).unwrap_or_default();
+    let mut bytes = Some(bytes);
+    item.members
+        .iter()
+        .map(|(ext, data)| match bytes.take_if(|_| *ext == old) {
+            Some(new) => (extension.to_string(), new),
+            None => (ext.clone(), data.clone()),
+        })
+        .collect()
+}
+
+/// `dropped.jsonl`, a line for each sample that was left out.
+fn note_dropped(out: &Path, dropped: &[Value]) -> anyhow::Result<()> {
+    if dropped.is_empty() {
+        return Ok(());
+    }
+    let path = out.join("dropped.jsonl");
+    let mut file = OpenOptions::new().create(true).append(true).open(&path)?;
+    let text: String = dropped.iter().flat_map(|row| [row.to_string(), "\n".into()]).collect();
+    file.write_all(text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Makes the output folder, or checks that it belongs to this job.
+pub(crate) fn claim(
+    paths: &[PathBuf],
+    out: &Path,
+    verb: &str,
+    settings: &Value,
+    overwrite: bool,
+) -> anyhow::Result<()> {
+    fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
+    let real_out = out.canonicalize()?;
+    for path in paths {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        if folder.canonicalize().is_ok_and(|folder| folder == real_out) {
+            bail!("{} lies in the output folder; choose another --out", path.display());
+        }
+    }
+    let file = out.join("job.json");
+    let this = json!({ "verb": verb, "settings": settings });
+    if let Ok(text) = fs::read_to_string(&file)
+        && !overwrite
+    {
+        let there: Value =
+            serde_json::from_str(&text).with_context(|| format!("cannot read {}", file.display()))?;
+        if there != this {
+            bail!("{} holds another job: {there}; choose another --out", out.display());
+        }
+    }
+    fs::write(&file, format!("{this}\n")).with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// Outputs have the names of their inputs, which must differ.
+fn check_names(paths: &[PathBuf]) -> anyhow::Result<()> {
+    let mut names = HashSet::new();
+    match paths.iter().find(|path| !names.insert(path.file_name())) {
+        Some(path) => bail!("two shards have the name of {}; rewrite them into two folders", path.display()),
+        None => Ok(()),
+    }
+}
+
+impl Totals {
+    /// Says what was done.
+    pub(crate) fn print(&self, json: bool) {
+        let there = match self.n_shards_there {
+            0 => String::new(),
+            n => format!(", {n} there already"),
+        };
+        println!(
+            "{} shard(s) written{there}: {} samples as they were, {} changed, {} left out; {:.1} MB of {:.1} MB",
+            self.n_shards,
+            self.n_kept,
+            self.n_replaced,
+            self.n_dropped,
+            self.bytes_out as f64 / 1e6,
+            self.bytes_in as f64 / 1e6
+        );
+        if json {
+            println!(
+                "{}",
+                json!({
+                    "shards": self.n_shards,
+                    "shards_there": self.n_shards_there,
+                    "kept": self.n_kept,
+                    "changed": self.n_replaced,
+                    "dropped": self.n_dropped,
+                    "bytes_in": self.bytes_in,
+                    "bytes_out": self.bytes_out,
+                })
+            );
+        }
+    }
+}
