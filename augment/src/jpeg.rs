@@ -74,7 +74,8 @@ fn orientation(decoder: &Decoder<'_>) -> Orientation {
 }
 
 fn broken(error: &dyn std::fmt::Display) -> AugmentError {
-    AugmentError::Decode(error.to_string())
+    // Some of zune-jpeg's messages end in a line break.
+    AugmentError::Decode(error.to_string().trim().to_string())
 }
 
 /// Whether an end marker follows the start of the pixels. The headers may hold one of a thumbnail.

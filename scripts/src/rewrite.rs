@@ -51,6 +51,8 @@ pub(crate) struct Totals {
     pub(crate) n_dropped: u64,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
+    /// The list of what was left out, if anything was.
+    pub(crate) list: Option<PathBuf>,
 }
 
 /// Where a job writes, and what it is.
@@ -150,7 +152,10 @@ fn one_shard(
         }
     }
     writer.finish()?;
-    note_dropped(job.out, &dropped)
+    if !dropped.is_empty() {
+        totals.list = Some(note_dropped(job.out, &dropped)?);
+    }
+    Ok(())
 }
 
 fn bytes_of(members: &[(String, Vec<u8>)]) -> u64 {
@@ -171,14 +176,12 @@ fn replaced(item: &Item<'_>, extension: &str, bytes: Vec<u8>) -> Vec<(String, Ve
 }
 
 /// `dropped.jsonl`, a line for each sample that was left out.
-fn note_dropped(out: &Path, dropped: &[Value]) -> anyhow::Result<()> {
-    if dropped.is_empty() {
-        return Ok(());
-    }
+fn note_dropped(out: &Path, dropped: &[Value]) -> anyhow::Result<PathBuf> {
     let path = out.join("dropped.jsonl");
     let mut file = OpenOptions::new().create(true).append(true).open(&path)?;
     let text: String = dropped.iter().flat_map(|row| [row.to_string(), "\n".into()]).collect();
-    file.write_all(text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))
+    file.write_all(text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path)
 }
 
 /// Makes the output folder, or checks that it belongs to this job.
@@ -236,6 +239,9 @@ impl Totals {
             self.bytes_out as f64 / 1e6,
             self.bytes_in as f64 / 1e6
         );
+        if let Some(list) = &self.list {
+            println!("why they were left out: {}", list.display());
+        }
         if json {
             println!(
                 "{}",

@@ -12,6 +12,8 @@ mod data_path;
 mod golden;
 /// Unit by unit against one graph.
 mod gradients;
+/// Data preparation, as a user runs it.
+mod prep;
 /// Killed and stopped runs continue bit for bit.
 mod resume;
 /// Folders of temporary data, tiny recipes and the program itself.

@@ -48,9 +48,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         None => Verdict::Keep,
     })?;
     totals.print(args.json);
-    if totals.n_dropped > 0 {
-        println!("reasons: {}", args.out.join("dropped.jsonl").display());
-    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,0 +1,287 @@
+//! Data preparation as a user runs it.
+
+use std::io::Cursor;
+use std::path::Path;
+
+use image::codecs::jpeg::JpegEncoder;
+use image::{DynamicImage, ImageBuffer, ImageFormat, Rgb};
+use pipeline::Shard;
+use pipeline::write::ShardFile;
+use serde_json::Value;
+
+use crate::support::{World, fails, ok};
+
+fn json_of(output: &std::process::Output) -> Value {
+    ok(output);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    serde_json::from_str(text.lines().last().unwrap()).unwrap()
+}
+
+/// A picture that differs by `seed` in its large forms, not in its grain.
+fn picture(width: u32, height: u32, seed: u32) -> DynamicImage {
+    let wave = |v: f32, k: u32| (127.0 + 120.0 * (v * 6.0 + (seed * k) as f32).sin()) as u8;
+    ImageBuffer::from_fn(width, height, |x, y| {
+        let (u, v) = (x as f32 / width as f32, y as f32 / height as f32);
+        Rgb([wave(u * (1.0 + seed as f32), 3), wave(v * (2.0 + seed as f32), 5), wave(u + v, 7)])
+    })
+    .into()
+}
+
+fn jpeg(image: &DynamicImage, quality: u8) -> Vec<u8> {
+    let mut bytes = Cursor::new(Vec::new());
+    JpegEncoder::new_with_quality(&mut bytes, quality).encode_image(image).unwrap();
+    bytes.into_inner()
+}
+
+fn png(image: &DynamicImage) -> Vec<u8> {
+    let mut bytes = Cursor::new(Vec::new());
+    image.write_to(&mut bytes, ImageFormat::Png).unwrap();
+    bytes.into_inner()
+}
+
+fn write_shard(path: &Path, samples: &[(&str, &str, Vec<u8>)]) {
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let mut file = ShardFile::create(path).unwrap();
+    for (i, (key, extension, bytes)) in samples.iter().enumerate() {
+        let label = (i % 3).to_string();
+        file.add(key, &[(extension, bytes), ("cls", label.as_bytes())]).unwrap();
+    }
+    file.finish().unwrap();
+}
+
+fn keys(path: &Path) -> Vec<String> {
+    let shard = Shard::open(path).unwrap();
+    (0..shard.len()).map(|i| shard.key(i).to_string()).collect()
+}
+
+/// Two shards: two large images, a small one, a long one, a blank one and a corrupt one.
+fn mixed(world: &World) -> String {
+    let blank = DynamicImage::from(ImageBuffer::from_pixel(80, 80, Rgb([90u8, 90, 90])));
+    write_shard(
+        &world.path("in/a-000000.tar"),
+        &[
+            ("large", "jpg", jpeg(&picture(200, 120, 1), 90)),
+            ("small", "png", png(&picture(30, 20, 2))),
+            ("long", "jpg", jpeg(&picture(240, 40, 3), 90)),
+        ],
+    );
+    let mut corrupt = jpeg(&picture(90, 90, 4), 90);
+    corrupt.truncate(corrupt.len() * 3 / 4);
+    write_shard(
+        &world.path("in/a-000001.tar"),
+        &[
+            ("blank", "png", png(&blank)),
+            ("corrupt", "jpg", corrupt),
+            ("tall", "png", png(&picture(100, 300, 5))),
+        ],
+    );
+    format!("{}/a-{{000000..000001}}.tar", world.text("in"))
+}
+
+#[test]
+fn resizing_shrinks_what_is_large_and_leaves_the_rest() {
+    let world = World::new(1);
+    let shards = mixed(&world);
+    let out = world.text("out");
+    let run = |more: &[&str]| {
+        let mut args = vec!["shards", "resize", &shards, "--out", &out, "--short-side", "60", "--json"];
+        args.extend(more);
+        world.ocelli(&args)
+    };
+    let report = json_of(&run(&[]));
+    assert_eq!((&report["changed"], &report["kept"]), (&3.into(), &3.into()), "{report}");
+    let shard = Shard::open(&world.path("out/a-000000.tar")).unwrap();
+    let decoded = image::load_from_memory(&shard.image(0).unwrap()).unwrap();
+    assert_eq!((decoded.width(), decoded.height()), (100, 60));
+    assert_eq!(shard.label(0).unwrap(), Some(0), "the other members stay");
+    let before = Shard::open(&world.path("in/a-000000.tar")).unwrap();
+    assert_eq!(shard.members(1).unwrap(), before.members(1).unwrap(), "small images stay as they are");
+
+    // Stopped after the first shard: the second run makes what is missing, and nothing else.
+    std::fs::remove_file(world.path("out/a-000001.tar")).unwrap();
+    let report = json_of(&run(&[]));
+    assert_eq!((&report["shards"], &report["shards_there"]), (&1.into(), &1.into()));
+    let args = ["shards", "resize", &shards, "--out", &out, "--short-side", "50"];
+    assert!(fails(&world.ocelli(&args), 2).contains("holds another job"));
+    let args = ["shards", "resize", &shards, "--out", &world.text("in")];
+    assert!(fails(&world.ocelli(&args), 2).contains("lies in the output folder"));
+}
+
+#[test]
+fn filtering_leaves_out_what_is_flawed_and_says_why() {
+    let world = World::new(1);
+    let shards = mixed(&world);
+    let args = [
+        "shards",
+        "filter",
+        &shards,
+        "--out",
+        &world.text("out"),
+        "--min-side",
+        "35",
+        "--max-aspect",
+        "3",
+        "--min-deviation",
+        "2",
+        "--json",
+    ];
+    let report = json_of(&world.ocelli(&args));
+    assert_eq!((&report["kept"], &report["dropped"]), (&2.into(), &4.into()), "{report}");
+    assert_eq!(keys(&world.path("out/a-000000.tar")), ["large"]);
+    assert_eq!(keys(&world.path("out/a-000001.tar")), ["tall"]);
+    let text = std::fs::read_to_string(world.path("out/dropped.jsonl")).unwrap();
+    let reasons: Vec<(String, String)> = text
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        .map(|row| (row["key"].as_str().unwrap().into(), row["reason"].as_str().unwrap().into()))
+        .collect();
+    for (key, reason) in
+        [("small", "too small"), ("long", "too long"), ("blank", "blank"), ("corrupt", "cut off")]
+    {
+        assert!(reasons.iter().any(|(k, r)| k == key && r.contains(reason)), "{key}: {reasons:?}");
+    }
+}
+
+#[test]
+fn copies_are_found_within_a_set_and_against_another() {
+    let world = World::new(1);
+    let original = picture(160, 120, 1);
+    write_shard(
+        &world.path("in/t-000000.tar"),
+        &[
+            ("a", "jpg", jpeg(&original, 95)),
+            ("again", "jpg", jpeg(&original, 95)),
+            ("smaller", "jpg", jpeg(&original.thumbnail(80, 60), 60)),
+            ("other", "jpg", jpeg(&picture(160, 120, 2), 95)),
+            ("leak", "png", png(&picture(160, 120, 3))),
+        ],
+    );
+    write_shard(&world.path("in/test-000000.tar"), &[("x", "jpg", jpeg(&picture(160, 120, 3), 80))]);
+    let shard = world.text("in/t-000000.tar");
+    let against = world.text("in/test-000000.tar");
+    let args =
+        ["shards", "dedup", &shard, "--against", &against, "--out", &world.text("out"), "--remove", "--json"];
+    let report = json_of(&world.ocelli(&args));
+    assert_eq!((&report["exact"], &report["near"]), (&1.into(), &2.into()), "{report}");
+    assert_eq!(keys(&world.path("out/t-000000.tar")), ["a", "other"]);
+    let keep = std::fs::read_to_string(world.path("out/keep.txt")).unwrap();
+    assert_eq!(keep.lines().count(), 2);
+    // The list serves `subset` too.
+    let args =
+        ["shards", "subset", &shard, "--keys", &world.text("out/keep.txt"), "--out", &world.text("kept")];
+    ok(&world.ocelli(&args));
+    assert_eq!(keys(&world.path("kept/train-000000.tar")), ["a", "other"]);
+}
+
+#[test]
+fn statistics_name_what_a_set_consists_of() {
+    let world = World::new(1);
+    let shards = mixed(&world);
+    let picture = world.text("stats.png");
+    let report = json_of(&world.ocelli(&["shards", "stats", &shards, "--picture", &picture, "--json"]));
+    assert_eq!((&report["samples"], &report["bad"]), (&6.into(), &1.into()), "{report}");
+    assert_eq!((&report["formats"]["jpeg"], &report["formats"]["png"]), (&2.into(), &3.into()), "{report}");
+    assert_eq!((&report["width_px"]["max"], &report["height_px"]["max"]), (&240.0.into(), &300.0.into()));
+    assert!(report["predicted_images_per_s"].as_f64().unwrap() > 1.0);
+    assert!(image::open(&picture).is_ok());
+}
+
+/// Whatever way samples are grouped, each is there once, with its members as they were.
+#[test]
+fn regrouping_loses_and_changes_nothing() {
+    let world = World::new(50);
+    let shard = world.text("data/train-000000.tar");
+    let before = Shard::open(&world.shard()).unwrap();
+    let all = |folders: &[&str]| {
+        let mut found = Vec::new();
+        for folder in folders {
+            let mut paths: Vec<_> =
+                std::fs::read_dir(world.path(folder)).unwrap().flatten().map(|e| e.path()).collect();
+            paths.retain(|path| path.extension().is_some_and(|extension| extension == "tar"));
+            for path in paths {
+                let shard = Shard::open(&path).unwrap();
+                found.extend((0..shard.len()).map(|i| (shard.key(i).to_string(), shard.members(i).unwrap())));
+            }
+        }
+        found.sort();
+        found
+    };
+    let expected: Vec<_> =
+        (0..before.len()).map(|i| (before.key(i).to_string(), before.members(i).unwrap())).collect();
+    let out = world.text("rs");
+    let args =
+        ["shards", "reshard", &shard, "--out", &out, "--samples-per-shard", "8", "--shuffle", "3", "--json"];
+    assert_eq!(json_of(&world.ocelli(&args))["train"]["shards"], 7);
+    assert_eq!(all(&["rs"]), expected);
+    assert_ne!(keys(&world.path("rs/train-000000.tar"))[..2], ["00000000", "00000001"]);
+    std::fs::remove_file(world.path("rs/train-000003.tar")).unwrap();
+    ok(&world.ocelli(&args));
+    assert_eq!(all(&["rs"]), expected, "a job that was stopped goes on");
+
+    let args = ["shards", "split", &shard, "--out", &world.text("sp"), "--part", "a=3", "b=1", "--json"];
+    let report = json_of(&world.ocelli(&args));
+    assert_eq!(all(&["sp"]), expected);
+    assert!((8..22).contains(&report["b"]["samples"].as_u64().unwrap()), "{report}");
+
+    let args =
+        ["shards", "subset", &shard, "--out", &world.text("su"), "--count", "7", "--classes", "0,1,2,3,4"];
+    ok(&world.ocelli(&args));
+    assert_eq!(all(&["su"]).len(), 7);
+    let args = ["shards", "split", &shard, "--out", &world.text("bad"), "--part", "a"];
+    assert!(fails(&world.ocelli(&args), 2).contains("train=0.9"));
+    let both = format!("{shard}::{}", world.text("rs/train-000000.tar"));
+    let args = ["shards", "reshard", &both, "--out", &world.text("twice")];
+    assert!(fails(&world.ocelli(&args), 2).contains("--renumber"));
+}
+
+#[test]
+fn extraction_stays_inside_its_folder() {
+    let world = World::new(3);
+    let shard = world.text("data/train-000000.tar");
+    ok(&world.ocelli(&["shards", "extract", &shard, "--out", &world.text("x"), "--keys", "00000001"]));
+    let files: Vec<_> = std::fs::read_dir(world.path("x/train-000000")).unwrap().flatten().collect();
+    assert_eq!(files.len(), 2);
+    let again = world.ocelli(&["shards", "extract", &shard, "--out", &world.text("x")]);
+    assert!(fails(&again, 2).contains("--overwrite"));
+
+    // A member that climbs out, written by hand: tar libraries refuse to.
+    let mut header = tar::Header::new_ustar();
+    let name = b"../../escaped.txt";
+    header.as_old_mut().name[..name.len()].copy_from_slice(name);
+    header.set_size(1);
+    header.set_mode(0o644);
+    header.set_cksum();
+    let mut bytes = header.as_bytes().to_vec();
+    bytes.extend([b'x'; 1]);
+    bytes.resize(2048, 0);
+    std::fs::write(world.path("evil.tar"), bytes).unwrap();
+    let output =
+        world.ocelli(&["shards", "extract", &world.text("evil.tar"), "--out", &world.text("deep/y")]);
+    assert!(fails(&output, 2).contains("outside of the folder"));
+    assert!(!world.path("escaped.txt").exists() && !world.path("deep/escaped.txt").exists());
+}
+
+#[test]
+fn sheets_and_sidecars_are_made() {
+    let world = World::new(30);
+    let shard = world.text("data/train-000000.tar");
+    let sheet = world.text("sheet.png");
+    ok(&world.ocelli(&["shards", "contact-sheet", &shard, "--out", &sheet, "--count", "20"]));
+    let plain = image::open(&sheet).unwrap();
+    assert!(
+        fails(&world.ocelli(&["shards", "contact-sheet", &shard, "--out", &sheet]), 2)
+            .contains("--overwrite")
+    );
+    let recipe = world.text("tiny.toml");
+    let views = world.text("views.png");
+    let args = ["shards", "contact-sheet", &shard, "--out", &views, "--recipe", &recipe, "--count", "3"];
+    ok(&world.ocelli(&args));
+    assert_ne!(image::open(&views).unwrap().width(), plain.width());
+
+    let sidecar = pipeline::index::ShardIndex::sidecar_path(&world.shard());
+    let written = std::fs::read(&sidecar).unwrap();
+    std::fs::remove_file(&sidecar).unwrap();
+    assert_eq!(json_of(&world.ocelli(&["shards", "index", &shard, "--json"]))["indexed"], 1);
+    assert_eq!(std::fs::read(&sidecar).unwrap(), written, "the walk finds what the writer knew");
+    assert_eq!(json_of(&world.ocelli(&["shards", "index", &shard, "--json"]))["indexed"], 0);
+}
