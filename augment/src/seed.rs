@@ -92,10 +92,15 @@ impl ViewRng {
     /// A random order of the four jitter operations.
     pub fn permutation4(&mut self) -> [u8; 4] {
         let mut order = [0, 1, 2, 3];
-        for i in (1..4).rev() {
-            order.swap(i, self.below(i as u32 + 1) as usize);
-        }
+        self.shuffle(&mut order);
         order
+    }
+
+    /// Puts fewer than 2^32 `items` into a random order (Fisher and Yates).
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for i in (1..items.len()).rev() {
+            items.swap(i, self.below(i as u32 + 1) as usize);
+        }
     }
 }
 

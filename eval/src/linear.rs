@@ -111,9 +111,7 @@ impl Head {
         let mut step = 0;
         for epoch in 0..EPOCHS {
             let mut rng = ViewRng::from_words([seed, SHUFFLE_DOMAIN, epoch as u64, 0]);
-            for i in (1..order.len()).rev() {
-                order.swap(i, rng.below(i as u32 + 1) as usize);
-            }
+            rng.shuffle(&mut order);
             for batch in order.chunks(BATCH) {
                 gradient.fill(0.0);
                 for i in batch {

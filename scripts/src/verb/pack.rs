@@ -143,10 +143,7 @@ pub(crate) fn shard_list(folder: &Path, prefix: &str, n_shards: usize) -> String
 fn shuffle(entries: &mut [Entry], seed: u64) {
     /// Keeps this stream apart from all others.
     const DOMAIN: u64 = 0x7061_636b_0000_0000;
-    let mut rng = ViewRng::from_words([seed, DOMAIN, 0, 0]);
-    for i in (1..entries.len()).rev() {
-        entries.swap(i, rng.below(i as u32 + 1) as usize);
-    }
+    ViewRng::from_words([seed, DOMAIN, 0, 0]).shuffle(entries);
 }
 
 fn entries(input: &Path) -> anyhow::Result<Vec<Entry>> {

@@ -1,25 +1,26 @@
 //! `ocelli shards`: make, check and list shards.
 
-use std::io::Cursor;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Context;
-use augment::DecodeRules;
 use augment::decode::decode;
+use augment::{DecodeRules, Rgb8};
 use clap::Subcommand;
-use image::codecs::jpeg::JpegEncoder;
-use image::{ExtendedColorType, ImageEncoder};
 use pipeline::index::ShardIndex;
 use pipeline::write::{ShardLimits, ShardWriter};
 use pipeline::{Dataset, SampleId};
 use rayon::prelude::*;
 use serde_json::json;
 
+use super::prep::resize::jpeg;
 use super::{pack, prep};
 use crate::progress::bar;
 use crate::synth;
+
+/// Quality of procedural images.
+const JPEG_QUALITY: u8 = 92;
 
 /// Flags of `shards`.
 #[derive(clap::Args)]
@@ -131,7 +132,8 @@ pub(crate) fn synthesize(args: &SynthArgs) -> anyhow::Result<Vec<PathBuf>> {
             .into_par_iter()
             .map(|number| {
                 let (class, pixels) = synth::image(args.seed, number, args.size_px);
-                Ok((number, class, jpeg(&pixels, args.size_px)?))
+                let image = Rgb8::new(args.size_px, args.size_px, pixels);
+                Ok((number, class, jpeg(&image, JPEG_QUALITY)?))
             })
             .collect();
         for (number, class, bytes) in made? {
@@ -142,17 +144,6 @@ pub(crate) fn synthesize(args: &SynthArgs) -> anyhow::Result<Vec<PathBuf>> {
     progress.finish_and_clear();
     write_classes(&args.out, &synth::CLASSES.map(String::from))?;
     Ok(writer.finish()?)
-}
-
-fn jpeg(pixels: &[u8], size_px: u32) -> anyhow::Result<Vec<u8>> {
-    let mut bytes = Cursor::new(Vec::new());
-    JpegEncoder::new_with_quality(&mut bytes, 92).write_image(
-        pixels,
-        size_px,
-        size_px,
-        ExtendedColorType::Rgb8,
-    )?;
-    Ok(bytes.into_inner())
 }
 
 /// Writes `classes.txt`, one name a line in the order of the class numbers.

@@ -176,10 +176,7 @@ fn all(shards: &[Shard]) -> Vec<Place> {
 }
 
 fn shuffle<T>(items: &mut [T], seed: u64) {
-    let mut rng = ViewRng::from_words([seed, DOMAIN, 0, 0]);
-    for i in (1..items.len()).rev() {
-        items.swap(i, rng.below(i as u32 + 1) as usize);
-    }
+    ViewRng::from_words([seed, DOMAIN, 0, 0]).shuffle(items);
 }
 
 /// `train=0.9`
