@@ -41,6 +41,7 @@ pub struct ImageSet {
     /// Side at which images are seen.
     pub size_px: usize,
     dataset: Arc<Dataset>,
+    rules: DecodeRules,
     split: &'static str,
     /// Labelled samples with their classes.
     samples: Vec<(SampleId, u32)>,
@@ -51,7 +52,12 @@ impl ImageSet {
     ///
     /// # Errors
     /// [`EvalError::NoLabels`] when none has a label, [`EvalError::Data`] when a shard fails.
-    pub fn open(dataset: Arc<Dataset>, size_px: usize, split: &'static str) -> Result<Self, EvalError> {
+    pub fn open(
+        dataset: Arc<Dataset>,
+        size_px: usize,
+        rules: DecodeRules,
+        split: &'static str,
+    ) -> Result<Self, EvalError> {
         let label = |id: u64| -> Result<_, EvalError> {
             let id = SampleId(id);
             Ok(dataset.label(id)?.map(|label| (id, label)))
@@ -61,7 +67,7 @@ impl ImageSet {
         if samples.is_empty() {
             return Err(EvalError::NoLabels { split, n_samples: dataset.n_samples() as usize });
         }
-        Ok(Self { size_px, dataset, split, samples })
+        Ok(Self { size_px, dataset, rules, split, samples })
     }
 
     /// The classes that occur.
@@ -79,7 +85,7 @@ impl ImageSet {
     /// One image as `[3, size, size]` bytes; `None` if it cannot be read or decoded.
     pub fn image(&self, id: SampleId) -> Option<Vec<u8>> {
         let sample = self.dataset.read(id).ok()?;
-        let image = decode(&sample.image, &DecodeRules::default()).ok()?;
+        let image = decode(&sample.image, &self.rules).ok()?;
         square(&image, self.size_px as u32).ok()
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use augment::DecodeRules;
 use pipeline::Dataset;
 use trainer::Network;
 use trainer::probe::Probe;
@@ -32,13 +33,18 @@ pub struct ProbeScores {
 }
 
 impl Split {
-    /// Both sets, seen at `size_px`. Classes are numbered by those that occur in either.
+    /// Both sets, seen at `size_px` and decoded by `rules`. Classes are numbered by those that occur in either.
     ///
     /// # Errors
     /// As [`ImageSet::open`].
-    pub fn open(train: Arc<Dataset>, test: Arc<Dataset>, size_px: usize) -> Result<Self, EvalError> {
-        let mut train = ImageSet::open(train, size_px, "train")?;
-        let mut test = ImageSet::open(test, size_px, "test")?;
+    pub fn open(
+        train: Arc<Dataset>,
+        test: Arc<Dataset>,
+        size_px: usize,
+        rules: DecodeRules,
+    ) -> Result<Self, EvalError> {
+        let mut train = ImageSet::open(train, size_px, rules, "train")?;
+        let mut test = ImageSet::open(test, size_px, rules, "test")?;
         let classes: Vec<u32> = train.classes().union(&test.classes()).copied().collect();
         train.renumber(&classes);
         test.renumber(&classes);

@@ -1,6 +1,6 @@
 //! The recipe as written: a TOML file whose unknown keys are errors.
 
-use augment::{BlurRule, CropSpec, MultiCrop};
+use augment::{BlurRule, CropSpec, DecodeRules, MultiCrop};
 use serde::{Deserialize, Serialize};
 
 use crate::backbone::ModelConfig;
@@ -51,9 +51,16 @@ pub struct DataConfig {
     pub apply_exif: bool,
 }
 
+impl DataConfig {
+    /// What the decoder accepts and applies.
+    pub fn rules(&self) -> DecodeRules {
+        DecodeRules { max_pixels: self.max_pixels, apply_exif: self.apply_exif }
+    }
+}
+
 impl Default for DataConfig {
     fn default() -> Self {
-        let rules = augment::DecodeRules::default();
+        let rules = DecodeRules::default();
         Self {
             shards: Vec::new(),
             window_shards: 16,

@@ -111,7 +111,7 @@ pub fn batches(
         seed: plan.recipe.seed,
         window_shards: data.window_shards,
         n_threads: or_cores(plan.recipe.run.data_threads),
-        rules: DecodeRules { max_pixels: data.max_pixels, apply_exif: data.apply_exif },
+        rules: data.rules(),
         loader: LoaderConfig::default(),
     };
     let quarantine = Quarantine::open(ledger, data.max_bad_rate)?;

@@ -82,7 +82,8 @@ fn probes(args: &Args, plan: &Plan) -> anyhow::Result<Vec<Box<dyn Probe>>> {
     }
     let open = |specs: &[String]| Dataset::open(specs).map(Arc::new);
     let size_px = plan.recipe.model.image_px();
-    let split = Split::open(open(&args.probe_train)?, open(&args.probe_test)?, size_px)?;
+    let split =
+        Split::open(open(&args.probe_train)?, open(&args.probe_test)?, size_px, plan.recipe.data.rules())?;
     Ok(vec![Box::new(InTraining(split))])
 }
 

@@ -4,10 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use augment::DecodeRules;
 use eval::probe::{ProbeScores, Split};
 use pipeline::Dataset;
 use serde_json::{Value, json};
 use trainer::Network;
+use trainer::checkpoint::{Checkpoint, Manifest};
 use trainer::telemetry::Telemetry;
 
 /// Flags of `probe`.
@@ -43,8 +45,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let which = if args.student { "student" } else { "teacher" };
     let network = Network::open(&args.checkpoint, which, 0)?;
     let size_px = args.image_px.unwrap_or(network.model.image_px());
+    let plan = run_of(args).map(|run| run.plan);
+    let rules = plan.map_or_else(DecodeRules::default, |plan| plan.recipe.data.rules());
     let open = |specs: &[String]| Dataset::open(specs).map(Arc::new);
-    let split = Split::open(open(&args.train)?, open(&args.test)?, size_px)?;
+    let split = Split::open(open(&args.train)?, open(&args.test)?, size_px, rules)?;
     let mut table: Table = vec![(which, split.score(&network)?)];
     if args.baseline {
         table.extend(baselines(&network, &split)?);
@@ -68,22 +72,23 @@ pub(crate) fn baselines(network: &Network, split: &Split) -> anyhow::Result<Tabl
     Ok(vec![("random init", split.score(&random)?), ("pixels", split.score_pixels()?)])
 }
 
+/// What the checkpoint says of its run; an exported file says nothing.
+fn run_of(args: &Args) -> Option<Manifest> {
+    Checkpoint::open(&args.checkpoint).ok().map(|checkpoint| checkpoint.manifest)
+}
+
 /// Adds the scores to the run's TensorBoard and metrics, where the checkpoint belongs to a run: in
 /// the row of the step that the checkpoint follows, as a probe within the run would.
 fn record(args: &Args, which: &str, scores: &ProbeScores) -> anyhow::Result<()> {
     let Some(workdir) = args.checkpoint.ancestors().find(|folder| folder.join("plan.toml").exists()) else {
         return Ok(());
     };
-    let is_export = args.checkpoint.extension().is_some_and(|extension| extension == "safetensors");
-    if is_export {
-        return Ok(());
-    }
-    let step = trainer::checkpoint::Checkpoint::open(&args.checkpoint)?.manifest.step;
+    let Some(run) = run_of(args) else { return Ok(()) };
     let prefix = if which == "student" { "probe_student" } else { "probe" };
     let mut row: Vec<(String, f64)> =
         scores.knn.0.iter().map(|(k, accuracy)| (format!("{prefix}/knn_{k}"), *accuracy)).collect();
     row.extend(scores.linear.iter().map(|linear| (format!("{prefix}/linear"), linear.accuracy)));
-    Ok(Telemetry::append(workdir)?.write(step.saturating_sub(1), &row)?)
+    Ok(Telemetry::append(workdir)?.write(run.step.saturating_sub(1), &row)?)
 }
 
 /// Prints scores as people read them.

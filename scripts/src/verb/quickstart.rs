@@ -62,7 +62,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     recipe.seed = seed;
     // What the recipe has wrong is said before anything is made.
     Plan::resolve(recipe.clone(), args.train_images)?;
-    let size_px = recipe.model.image_px();
+    let (size_px, rules) = (recipe.model.image_px(), recipe.data.rules());
     let data = args.workdir.join("data");
     let set = |prefix: &str, count, stream| {
         let prefix = prefix.to_string();
@@ -87,7 +87,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
     eprintln!("probing the teacher, a random network and raw pixels");
     let network = Network::open(&args.workdir, "teacher", 0)?;
-    let split = Split::open(train, test, size_px)?;
+    let split = Split::open(train, test, size_px, rules)?;
     let mut table: Table = vec![("teacher", split.score(&network)?)];
     table.extend(baselines(&network, &split)?);
     draw(args, &split, &network)?;
