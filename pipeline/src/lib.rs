@@ -22,6 +22,7 @@ pub mod stats;
 pub mod store;
 pub mod tar;
 pub mod url;
+pub mod wids;
 pub mod write;
 
 pub use cursor::Cursor;

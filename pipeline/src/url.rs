@@ -1,4 +1,4 @@
-//! Shard lists as users write them: brace expansion, `::` lists and schemes.
+//! Shard lists as users write them: brace expansion, `::` lists, schemes, and `wids` index files.
 //!
 //! `data/train-{000000..000146}.tar::extra/{a,b}.tar` names 149 shards. The grammar is
 //! WebDataset's; remote schemes are refused by name until a store reads them.
@@ -14,7 +14,7 @@ const MAX_SHARDS: usize = 10_000_000;
 ///
 /// # Errors
 /// [`PipelineError::BadUrl`] for unbalanced braces, ranges that run backwards, an empty list or a
-/// scheme that this build does not read.
+/// scheme that this build does not read; for a `.json` file as [`crate::wids::shards`].
 pub fn expand(specs: &[String]) -> Result<Vec<PathBuf>, PipelineError> {
     let mut paths = Vec::new();
     for spec in specs {
@@ -23,7 +23,11 @@ pub fn expand(specs: &[String]) -> Result<Vec<PathBuf>, PipelineError> {
             let mut expanded = Vec::new();
             expand_braces(part, &mut expanded).map_err(bad)?;
             for url in expanded {
-                paths.push(local_path(&url).map_err(bad)?);
+                let path = local_path(&url).map_err(bad)?;
+                match path.extension() {
+                    Some(extension) if extension == "json" => paths.extend(crate::wids::shards(&path)?),
+                    _ => paths.push(path),
+                }
             }
             if paths.len() > MAX_SHARDS {
                 return Err(bad(format!("names more than {MAX_SHARDS} shards")));
@@ -36,7 +40,8 @@ pub fn expand(specs: &[String]) -> Result<Vec<PathBuf>, PipelineError> {
     Ok(paths)
 }
 
-fn local_path(url: &str) -> Result<PathBuf, String> {
+/// The path that a URL of this machine names.
+pub(crate) fn local_path(url: &str) -> Result<PathBuf, String> {
     if let Some(path) = url.strip_prefix("file://").or_else(|| url.strip_prefix("file:")) {
         return Ok(PathBuf::from(path));
     }
