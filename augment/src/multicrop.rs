@@ -169,6 +169,16 @@ impl MultiCrop {
 mod tests {
     use super::*;
 
+    /// The released models' code hands `1 - p` on for every view.
+    #[test]
+    fn released_blur_is_the_papers_turned_round() {
+        let blur = |rule| -> Vec<f32> {
+            MultiCrop::dinov2(224, 98, 8, rule).crops.iter().map(|crop| crop.blur_p).collect()
+        };
+        assert_eq!(blur(BlurRule::Paper), [1.0, 0.1, 0.5]);
+        assert_eq!(blur(BlurRule::Released), [0.0, 0.9, 0.5]);
+    }
+
     #[test]
     fn a_value_out_of_range_is_named() {
         let mut multicrop = MultiCrop::dino(16, 8, 2);

@@ -18,6 +18,8 @@ mod gradients;
 mod prep;
 /// Killed and stopped runs continue bit for bit.
 mod resume;
+/// A long run of the data path; slow.
+mod soak;
 /// Folders of temporary data, tiny recipes and the program itself.
 mod support;
 /// The verbs, as a user calls them.
