@@ -27,14 +27,9 @@ pub fn random_resized_crop(
     scale: [f64; 2],
     ratio: [f64; 2],
 ) -> CropBox {
-    // torchvision computes the logarithms of the ratio in f32.
-    let log_ratio = ratio.map(|r| f64::from((r as f32).ln()));
-    let area = f64::from(width_px) * f64::from(height_px);
     for _ in 0..MAX_TRIES {
-        let target_area = area * rng.between(scale[0], scale[1]);
-        let aspect = rng.between(log_ratio[0], log_ratio[1]).exp();
-        let (w, h) = box_size(target_area, aspect);
-        if w > 0 && h > 0 && w <= width_px && h <= height_px {
+        let uniforms = [unit(rng), unit(rng)];
+        if let Some((w, h)) = candidate(uniforms, width_px, height_px, scale, ratio) {
             let top_px = rng.below(height_px - h + 1);
             let left_px = rng.below(width_px - w + 1);
             return CropBox { left_px, top_px, width_px: w, height_px: h };
@@ -43,13 +38,37 @@ pub fn random_resized_crop(
     centered_fallback(width_px, height_px, ratio)
 }
 
+/// Uniform in `[0, 1)` with the 24 bits that torch draws for an f32.
+fn unit(rng: &mut ViewRng) -> f32 {
+    const STEPS: f64 = (1 << 24) as f64;
+    ((rng.between(0.0, 1.0) * STEPS).floor() / STEPS) as f32
+}
+
+/// Width and height of the box that two uniforms of `[0, 1)` name, if it fits the image. torch
+/// scales uniforms and takes logarithms and exponentials in f32, and the rest in f64.
+pub fn candidate(
+    [of_area, of_aspect]: [f32; 2],
+    width_px: u32,
+    height_px: u32,
+    scale: [f64; 2],
+    ratio: [f64; 2],
+) -> Option<(u32, u32)> {
+    let between = |u: f32, [low, high]: [f32; 2]| u * (high - low) + low;
+    let share = between(of_area, scale.map(|s| s as f32));
+    let aspect = between(of_aspect, ratio.map(|r| (r as f32).ln())).exp();
+    let area = f64::from(width_px) * f64::from(height_px);
+    let (w, h) = box_size(area * f64::from(share), f64::from(aspect));
+    (w > 0 && h > 0 && w <= width_px && h <= height_px).then_some((w, h))
+}
+
 /// Sides of a box, rounded half to even as Python does.
 pub fn box_size(area: f64, aspect: f64) -> (u32, u32) {
     let round = |x: f64| x.round_ties_even() as u32;
     (round((area * aspect).sqrt()), round((area / aspect).sqrt()))
 }
 
-fn centered_fallback(width_px: u32, height_px: u32, ratio: [f64; 2]) -> CropBox {
+/// The box of an image that no try fits.
+pub fn centered_fallback(width_px: u32, height_px: u32, ratio: [f64; 2]) -> CropBox {
     let (w, h) = (f64::from(width_px), f64::from(height_px));
     let in_ratio = w / h;
     let (crop_w, crop_h) = if in_ratio < ratio[0] {

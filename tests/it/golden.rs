@@ -1,6 +1,6 @@
 use augment::blur::GaussianBlur;
 use augment::color;
-use augment::crop::CropBox;
+use augment::crop::{CropBox, candidate, centered_fallback};
 use augment::hue::hue;
 use augment::resize::{BoxResizer, Interpolation};
 use augment::solarize::solarize;
@@ -43,6 +43,39 @@ fn color_operations_equal_pillow() {
         assert_eq!(n_different, 0, "{name}: {n_different} of {} bytes differ", theirs.len());
     }
 }
+
+/// The boxes of torchvision's `RandomResizedCrop.get_params`, given what it drew: sizes of accepted
+/// tries, tries that do not fit, and the centered fallback (`scripts/golden/crop.py`).
+#[test]
+fn crop_boxes_equal_torchvision() {
+    let text = String::from_utf8(
+        std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/golden/augment/crop_boxes.csv")).unwrap(),
+    )
+    .unwrap();
+    let (mut n_fallbacks, mut n_retries) = (0, 0);
+    for line in text.lines().skip(1) {
+        let fields: Vec<&str> = line.split(',').collect();
+        let int = |i: usize| fields[i].parse::<u32>().unwrap();
+        let (width, height) = (int(0), int(1));
+        let scale = [fields[2].parse().unwrap(), fields[3].parse().unwrap()];
+        let uniforms: Vec<f32> = fields[4].split(' ').map(|u| u.parse().unwrap()).collect();
+        let mut tries = uniforms.chunks_exact(2);
+        let fits = |pair: &[f32]| candidate([pair[0], pair[1]], width, height, scale, RATIO);
+        let accepted = tries.find_map(fits);
+        assert_eq!(tries.len(), 0, "the same try is accepted: {line}");
+        n_retries += usize::from(uniforms.len() > 2);
+        let size = accepted.unwrap_or_else(|| {
+            n_fallbacks += 1;
+            let whole = centered_fallback(width, height, RATIO);
+            assert_eq!((whole.top_px, whole.left_px), (int(6), int(7)), "{line}");
+            (whole.width_px, whole.height_px)
+        });
+        assert_eq!(size, (int(9), int(8)), "{line}");
+    }
+    assert!(n_fallbacks > 20 && n_retries > 50, "{n_fallbacks} fallbacks, {n_retries} retries");
+}
+
+const RATIO: [f64; 2] = [3.0 / 4.0, 4.0 / 3.0];
 
 fn largest_difference(ours: &[u8], theirs: &[u8]) -> u8 {
     assert_eq!(ours.len(), theirs.len());

@@ -74,5 +74,4 @@ fn a_long_stream_with_bad_samples_keeps_its_memory() {
     let lines = std::fs::read_to_string(&ledger).unwrap().lines().count() as u64;
     assert_eq!(lines, N_SAMPLES / 100, "a second pass adds nothing");
     assert!(late_mb < early_mb + 8.0, "{early_mb:.1} MB after a tenth, {late_mb:.1} MB at the end");
-    println!("{early_mb:.1} MB after a tenth, {late_mb:.1} MB at the end");
 }
