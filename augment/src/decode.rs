@@ -105,6 +105,10 @@ impl DecodeRules {
         if width_px == 0 || height_px == 0 {
             return Err(AugmentError::Empty);
         }
+        // No JPEG is longer, and a resize takes scratch memory by the sides, not by the area.
+        if width_px.max(height_px) > u32::from(u16::MAX) {
+            return Err(AugmentError::Decode(format!("{width_px} x {height_px} px: a side exceeds 65535")));
+        }
         Ok(())
     }
 }

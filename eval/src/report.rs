@@ -28,16 +28,17 @@ pub fn contact_sheet(
     path: &Path,
     dataset: &Dataset,
     multicrop: &MultiCrop,
+    rules: &DecodeRules,
     seed: u64,
     count: u64,
 ) -> Result<(), EvalError> {
     let mut maker = ViewMaker::default();
     let mut made = Vec::new();
     for id in spread(dataset, count) {
-        let sample = dataset.read(SampleId(id))?;
+        let Ok(sample) = dataset.read(SampleId(id)) else { continue };
         let key = SampleKey { seed, epoch: 0, sample: id, attempt: 0 };
         // A damaged image has no views to show; the run that follows reports it.
-        let Ok(image) = decode::decode(&sample.image, &DecodeRules::default()) else { continue };
+        let Ok(image) = decode::decode(&sample.image, rules) else { continue };
         let Ok(views) = maker.make(&image, multicrop, key) else { continue };
         made.push(views);
     }

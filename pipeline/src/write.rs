@@ -46,6 +46,7 @@ pub struct ShardFile {
     temporary: PathBuf,
     builder: ::tar::Builder<BufWriter<File>>,
     index: IndexBuilder,
+    last_key: Option<String>,
     bytes: u64,
 }
 
@@ -84,7 +85,8 @@ impl ShardWriter {
     /// [`PipelineError::Exists`] when a shard of that name is there already,
     /// [`PipelineError::BadMember`], [`PipelineError::Io`].
     pub fn add(&mut self, key: &str, members: &[(&str, &[u8])]) -> Result<(), PipelineError> {
-        let sample_bytes: u64 = members.iter().map(|(_, data)| member_bytes(data)).sum();
+        let sample_bytes: u64 =
+            members.iter().map(|(extension, data)| member_bytes(&name_of(key, extension), data)).sum();
         let full = self.current.as_ref().is_some_and(|shard| {
             shard.n_samples >= self.limits.max_samples || shard.bytes + sample_bytes > self.limits.max_bytes
         });
@@ -155,6 +157,7 @@ impl ShardFile {
             temporary,
             builder: ::tar::Builder::new(BufWriter::with_capacity(1 << 20, file)),
             index: IndexBuilder::new(),
+            last_key: None,
             bytes: 2 * BLOCK_BYTES,
         })
     }
@@ -164,9 +167,15 @@ impl ShardFile {
     /// # Errors
     /// [`PipelineError::BadMember`], [`PipelineError::Io`].
     pub fn add(&mut self, key: &str, members: &[(&str, &[u8])]) -> Result<(), PipelineError> {
+        if self.last_key.as_deref() == Some(key) {
+            let (path, member) = (self.path.clone(), key.to_string());
+            let reason = "the sample before it has the same key: both would be read as one".into();
+            return Err(PipelineError::BadMember { path, member, reason });
+        }
         for (extension, data) in members {
             self.append(key, extension, data)?;
         }
+        self.last_key = Some(key.to_string());
         Ok(())
     }
 
@@ -188,30 +197,45 @@ impl ShardFile {
     }
 
     fn append(&mut self, key: &str, extension: &str, data: &[u8]) -> Result<(), PipelineError> {
-        let name = format!("{key}.{extension}");
-        debug_assert_eq!(split_key(&name).map(|(k, _)| k), Some(key), "a key that reads back");
+        let name = name_of(key, extension);
+        let key = split_key(&name).map_or(key, |(key, _)| key);
         let io = |error| PipelineError::io("write", &self.temporary, error);
-        let mut header = ::tar::Header::new_ustar();
-        header.set_path(&name).map_err(io)?;
+        let mut header = match is_long(&name) {
+            true => ::tar::Header::new_gnu(),
+            false => ::tar::Header::new_ustar(),
+        };
         header.set_size(data.len() as u64);
         header.set_mode(0o444);
         header.set_mtime(0);
         header.set_username("bigdata").map_err(io)?;
         header.set_groupname("bigdata").map_err(io)?;
-        header.set_cksum();
-        self.builder.append(&header, data).map_err(io)?;
-        // `bytes` counts the two blocks that end a tar; one of them stands for this header here.
-        let offset_bytes = self.bytes - BLOCK_BYTES;
+        self.builder.append_data(&mut header, &name, data).map_err(io)?;
+        // `bytes` counts the two blocks that end a tar.
+        let end = self.bytes - 2 * BLOCK_BYTES + member_bytes(&name, data);
+        let offset_bytes = end - (data.len() as u64).next_multiple_of(BLOCK_BYTES);
         let bad = |reason| PipelineError::BadMember { path: self.path.clone(), member: name.clone(), reason };
         self.index.push(key, extension, offset_bytes, data.len() as u64).map_err(bad)?;
-        self.bytes += member_bytes(data);
+        self.bytes += member_bytes(&name, data);
         Ok(())
     }
 }
 
-/// Header, data and padding of a member.
-fn member_bytes(data: &[u8]) -> u64 {
-    BLOCK_BYTES + (data.len() as u64).next_multiple_of(BLOCK_BYTES)
+/// Name of a member. Some tools write `./a.jpg`, which is `a.jpg`.
+fn name_of(key: &str, extension: &str) -> String {
+    let key = key.split('/').filter(|part| !part.is_empty() && *part != ".").collect::<Vec<_>>().join("/");
+    format!("{key}.{extension}")
+}
+
+/// Whether a name does not fit a USTAR header and takes a GNU one before it.
+fn is_long(name: &str) -> bool {
+    ::tar::Header::new_ustar().set_path(name).is_err()
+}
+
+/// Headers, data and padding of a member.
+fn member_bytes(name: &str, data: &[u8]) -> u64 {
+    let padded = |len: usize| (len as u64).next_multiple_of(BLOCK_BYTES);
+    let long_name = if is_long(name) { BLOCK_BYTES + padded(name.len() + 1) } else { 0 };
+    long_name + BLOCK_BYTES + padded(data.len())
 }
 
 #[cfg(test)]
@@ -238,6 +262,23 @@ mod tests {
         for path in paths {
             assert_eq!(ShardIndex::open(&path).expect("sidecar"), ShardIndex::build(&path).expect("walk"));
         }
+    }
+
+    /// Names that other tools write: with `./`, and longer than USTAR holds.
+    #[test]
+    fn strange_names_are_written_as_they_are_read() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("s.tar");
+        let mut file = ShardFile::create(&path).expect("created");
+        let long = format!("{}/{}", "d".repeat(60), "k".repeat(180));
+        for key in ["./a", long.as_str(), "b"] {
+            file.add(key, &[("jpg", b"x"), ("cls", b"1")]).expect("added");
+        }
+        assert!(file.add("b", &[("png", b"x")]).is_err(), "two samples would become one");
+        file.finish().expect("finished");
+        let index = ShardIndex::open(&path).expect("sidecar");
+        assert_eq!(index, ShardIndex::build(&path).expect("walk"));
+        assert_eq!((index.key(0), index.key(1)), ("a", long.as_str()));
     }
 
     #[test]

@@ -5,8 +5,7 @@
 //! sure that it is the same job.
 
 use std::collections::HashSet;
-use std::fs::{self, OpenOptions};
-use std::io::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -15,6 +14,7 @@ use pipeline::Shard;
 use pipeline::write::ShardFile;
 use rayon::prelude::*;
 use serde_json::{Value, json};
+use trainer::checkpoint::replace_file;
 
 use crate::progress::bar;
 
@@ -63,7 +63,7 @@ pub(crate) struct Job<'a> {
     pub(crate) verb: &'static str,
     /// Everything that decides what is written.
     pub(crate) settings: Value,
-    /// Whether outputs that are there are made again.
+    /// Whether an earlier job that is there is taken away.
     pub(crate) overwrite: bool,
 }
 
@@ -94,25 +94,22 @@ pub(crate) fn rewrite(
     let progress = bar(shards.iter().map(|shard| shard.len() as u64).sum(), job.verb);
     for (shard, path) in shards.iter().zip(paths) {
         let target = job.out.join(path.file_name().context("a shard has a file name")?);
-        if target.exists() && !job.overwrite {
+        if target.exists() {
             totals.n_shards_there += 1;
             progress.inc(shard.len() as u64);
             continue;
         }
-        if target.exists() {
-            fs::remove_file(&target)?;
-        }
-        one_shard(shard, &target, job, &judge, &mut totals, &progress)?;
+        one_shard(shard, &target, &judge, &mut totals, &progress)?;
         totals.n_shards += 1;
     }
     progress.finish_and_clear();
+    totals.list = join_dropped(job.out, paths)?;
     Ok(totals)
 }
 
 fn one_shard(
     shard: &Shard,
     target: &Path,
-    job: &Job<'_>,
     judge: &(impl Fn(&Item<'_>) -> Verdict + Sync),
     totals: &mut Totals,
     progress: &ProgressBar,
@@ -151,10 +148,10 @@ fn one_shard(
             writer.add(item.key(), &members)?;
         }
     }
+    // The list comes first: a shard that has its name has its list.
+    let text: String = dropped.iter().flat_map(|row: &Value| [row.to_string(), "\n".into()]).collect();
+    replace_file(&dropped_of(target), text.as_bytes())?;
     writer.finish()?;
-    if !dropped.is_empty() {
-        totals.list = Some(note_dropped(job.out, &dropped)?);
-    }
     Ok(())
 }
 
@@ -175,16 +172,27 @@ fn replaced(item: &Item<'_>, extension: &str, bytes: Vec<u8>) -> Vec<(String, Ve
         .collect()
 }
 
-/// `dropped.jsonl`, a line for each sample that was left out.
-fn note_dropped(out: &Path, dropped: &[Value]) -> anyhow::Result<PathBuf> {
-    let path = out.join("dropped.jsonl");
-    let mut file = OpenOptions::new().create(true).append(true).open(&path)?;
-    let text: String = dropped.iter().flat_map(|row| [row.to_string(), "\n".into()]).collect();
-    file.write_all(text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(path)
+/// The list of what a shard lost, beside the shard.
+fn dropped_of(target: &Path) -> PathBuf {
+    target.with_extension("dropped.jsonl")
 }
 
-/// Makes the output folder, or checks that it belongs to this job.
+/// Joins the lists of all shards into `dropped.jsonl`.
+fn join_dropped(out: &Path, paths: &[PathBuf]) -> anyhow::Result<Option<PathBuf>> {
+    let mut text = String::new();
+    for name in paths.iter().filter_map(|path| path.file_name()) {
+        text.push_str(&fs::read_to_string(dropped_of(&out.join(name))).unwrap_or_default());
+    }
+    let list = out.join("dropped.jsonl");
+    if text.is_empty() {
+        return Ok(None);
+    }
+    replace_file(&list, text.as_bytes()).with_context(|| format!("cannot write {}", list.display()))?;
+    Ok(Some(list))
+}
+
+/// Makes the output folder, or checks that it belongs to this job: the same verb with the same
+/// settings on the same inputs. With `overwrite` what an earlier job has left there is taken away.
 pub(crate) fn claim(
     paths: &[PathBuf],
     out: &Path,
@@ -194,31 +202,62 @@ pub(crate) fn claim(
 ) -> anyhow::Result<()> {
     fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
     let real_out = out.canonicalize()?;
+    let mut inputs = Vec::new();
     for path in paths {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        if folder.canonicalize().is_ok_and(|folder| folder == real_out) {
+        let real = path.canonicalize().with_context(|| format!("cannot open {}", path.display()))?;
+        if real.parent() == Some(&real_out) {
             bail!("{} lies in the output folder; choose another --out", path.display());
         }
+        inputs.push(json!([real, fs::metadata(&real)?.len()]));
     }
     let file = out.join("job.json");
-    let this = json!({ "verb": verb, "settings": settings });
-    if let Ok(text) = fs::read_to_string(&file)
-        && !overwrite
-    {
-        let there: Value =
-            serde_json::from_str(&text).with_context(|| format!("cannot read {}", file.display()))?;
-        if there != this {
-            bail!("{} holds another job: {there}; choose another --out", out.display());
+    let this = json!({ "verb": verb, "settings": settings, "inputs": inputs });
+    match fs::read_to_string(&file) {
+        Ok(_) if overwrite => clear(out)?,
+        Ok(text) => {
+            let there: Value =
+                serde_json::from_str(&text).with_context(|| format!("cannot read {}", file.display()))?;
+            if there != this {
+                bail!(
+                    "{} holds another job ({}); choose another --out",
+                    out.display(),
+                    there["verb"].as_str().unwrap_or("unknown")
+                );
+            }
+            return Ok(());
         }
+        Err(_) if outputs(out)?.is_empty() => {}
+        Err(_) => bail!("{} holds shards that are not this job's; choose another --out", out.display()),
     }
-    fs::write(&file, format!("{this}\n")).with_context(|| format!("cannot write {}", file.display()))
+    replace_file(&file, format!("{this}\n").as_bytes())
+        .with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// Files in `out` with the names that jobs give.
+fn outputs(out: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    const ENDINGS: [&str; 4] = [".tar", ".tar.tmp", ".tar.idx.json", ".dropped.jsonl"];
+    let entries: std::io::Result<Vec<_>> = fs::read_dir(out)?.collect();
+    let mut paths: Vec<PathBuf> = entries?.into_iter().map(|entry| entry.path()).collect();
+    paths.retain(|path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        ENDINGS.iter().any(|ending| name.ends_with(ending))
+    });
+    Ok(paths)
+}
+
+/// Takes an earlier job away, its mark last.
+fn clear(out: &Path) -> anyhow::Result<()> {
+    for path in outputs(out)? {
+        fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+    }
+    fs::remove_file(out.join("job.json")).context("cannot remove job.json")
 }
 
 /// Outputs have the names of their inputs, which must differ.
-fn check_names(paths: &[PathBuf]) -> anyhow::Result<()> {
+pub(crate) fn check_names(paths: &[PathBuf]) -> anyhow::Result<()> {
     let mut names = HashSet::new();
     match paths.iter().find(|path| !names.insert(path.file_name())) {
-        Some(path) => bail!("two shards have the name of {}; rewrite them into two folders", path.display()),
+        Some(path) => bail!("two shards have the name of {}; use two folders", path.display()),
         None => Ok(()),
     }
 }

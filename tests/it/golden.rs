@@ -39,6 +39,7 @@ fn color_operations_equal_pillow() {
     ];
     for (name, ours) in cases {
         let theirs = golden(name);
+        assert_eq!(ours.len(), theirs.len(), "{name}");
         let n_different = ours.iter().zip(&theirs).filter(|(a, b)| a != b).count();
         assert_eq!(n_different, 0, "{name}: {n_different} of {} bytes differ", theirs.len());
     }

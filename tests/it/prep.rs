@@ -166,6 +166,10 @@ fn copies_are_found_within_a_set_and_against_another() {
     assert_eq!(keys(&world.path("out/t-000000.tar")), ["a", "other"]);
     let keep = std::fs::read_to_string(world.path("out/keep.txt")).unwrap();
     assert_eq!(keep.lines().count(), 2);
+    // Starting anew leaves no line twice.
+    ok(&world.ocelli(&[&args[..], &["--overwrite"]].concat()));
+    let dropped = std::fs::read_to_string(world.path("out/dropped.jsonl")).unwrap();
+    assert_eq!(dropped.lines().count(), 3);
     // The list serves `subset` too.
     let args =
         ["shards", "subset", &shard, "--keys", &world.text("out/keep.txt"), "--out", &world.text("kept")];
@@ -232,6 +236,14 @@ fn regrouping_loses_and_changes_nothing() {
     let both = format!("{shard}::{}", world.text("rs/train-000000.tar"));
     let args = ["shards", "reshard", &both, "--out", &world.text("twice")];
     assert!(fails(&world.ocelli(&args), 2).contains("--renumber"));
+    ok(&world.ocelli(&[&args[..], &["--renumber"]].concat()));
+    let args = ["shards", "split", &shard, "--out", &world.text("bad"), "--part", "a=1", "a=1"];
+    assert!(fails(&world.ocelli(&args), 2).contains("given twice"));
+    // A folder with shards of someone else is not this job's.
+    let args = ["shards", "reshard", &shard, "--out", &world.text("twice")];
+    assert!(fails(&world.ocelli(&args), 2).contains("holds another job"));
+    std::fs::remove_file(world.path("twice/job.json")).unwrap();
+    assert!(fails(&world.ocelli(&args), 2).contains("not this job's"));
 }
 
 #[test]
@@ -257,7 +269,7 @@ fn extraction_stays_inside_its_folder() {
     std::fs::write(world.path("evil.tar"), bytes).unwrap();
     let output =
         world.ocelli(&["shards", "extract", &world.text("evil.tar"), "--out", &world.text("deep/y")]);
-    assert!(fails(&output, 2).contains("outside of the folder"));
+    assert!(fails(&output, 3).contains("outside of the folder"));
     assert!(!world.path("escaped.txt").exists() && !world.path("deep/escaped.txt").exists());
 }
 

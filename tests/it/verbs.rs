@@ -199,6 +199,16 @@ fn the_benchmark_reports_every_phase() {
     assert!(json_of(&output)["kept_ms"].as_f64().unwrap() > 0.0);
 }
 
+/// A folder of the user's with the name of one of its own is left alone.
+#[test]
+fn quickstart_takes_nothing_away_that_is_not_its_own() {
+    let world = World::new(1);
+    save_image(&world.path("mine/data/train/photo.png"), 3);
+    let output = world.ocelli(&["quickstart", "--workdir", &world.text("mine")]);
+    assert!(fails(&output, 2).contains("is not quickstart's"));
+    assert!(world.path("mine/data/train/photo.png").exists());
+}
+
 /// The whole job with a run of a few steps, twice: the second finds everything done.
 #[test]
 fn quickstart_leaves_pictures_and_numbers() {

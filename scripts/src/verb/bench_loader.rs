@@ -90,13 +90,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn multicrop(args: &Args) -> anyhow::Result<MultiCrop> {
-    Ok(match args.recipe.as_str() {
+fn views(args: &Args) -> anyhow::Result<(MultiCrop, DecodeRules)> {
+    let multicrop = match args.recipe.as_str() {
         "dino" => MultiCrop::dino(224, 96, 8),
         "dinov2" => MultiCrop::dinov2(224, 96, 8, BlurRule::Paper),
         "single" => MultiCrop::single(224),
-        name => recipes::load(name, &args.overrides)?.views.multicrop(),
-    })
+        name => {
+            let recipe = recipes::load(name, &args.overrides)?;
+            return Ok((recipe.views.multicrop(), recipe.data.rules()));
+        }
+    };
+    Ok((multicrop, DecodeRules::default()))
 }
 
 /// A ledger of this process alone: a benchmark leaves nothing behind.
@@ -109,14 +113,8 @@ fn augmented(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
     let n_threads = or_cores(args.threads);
     let (quarantine, ledger) = quarantine()?;
     let loader = LoaderConfig::default();
-    let config = StreamConfig {
-        multicrop: multicrop(args)?,
-        seed: 0,
-        window_shards: 16,
-        n_threads,
-        rules: DecodeRules::default(),
-        loader,
-    };
+    let (multicrop, rules) = views(args)?;
+    let config = StreamConfig { multicrop, seed: 0, window_shards: 16, n_threads, rules, loader };
     config.multicrop.validate()?;
     let mut pool = stream(dataset, config, Share::solo(args.batch)?, Cursor(0), quarantine);
     let mut queues = Queues::default();

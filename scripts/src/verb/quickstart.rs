@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (train, test) = (Arc::new(Dataset::from_paths(&train)?), Arc::new(Dataset::from_paths(&test)?));
 
     let sheet = args.workdir.join("views.png");
-    report::contact_sheet(&sheet, &train, &recipe.views.multicrop(), recipe.seed, SHEET_IMAGES)?;
+    report::contact_sheet(&sheet, &train, &recipe.views.multicrop(), &rules, recipe.seed, SHEET_IMAGES)?;
     eprintln!("augmented views: {}", sheet.display());
     let (_, outcome) = pretrain(recipe, &args.workdir, |_| Ok(Vec::new()))?;
     if outcome == Outcome::Stopped {
@@ -115,11 +115,19 @@ fn ensure_synth(data: &Path, set: SynthArgs) -> anyhow::Result<Vec<PathBuf>> {
     let done = data.join(format!("{}.done", set.prefix));
     let holds = format!("{} images of {} px, seed {}", set.count, set.size_px, set.seed);
     if !done.exists() {
+        // Only what an earlier start of this verb has begun is taken away.
+        let begun = data.join(format!("{}.begun", set.prefix));
         if set.out.exists() {
+            if !begun.exists() {
+                bail!("{} exists and is not quickstart's; choose another --workdir", set.out.display());
+            }
             std::fs::remove_dir_all(&set.out)?;
         }
+        std::fs::create_dir_all(data)?;
+        std::fs::write(&begun, &holds)?;
         synthesize(&set)?;
         std::fs::write(&done, &holds)?;
+        std::fs::remove_file(&begun)?;
     } else {
         let there = std::fs::read_to_string(&done)?;
         if there != holds {

@@ -10,7 +10,6 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context;
 use augment::crop::CropBox;
 use augment::decode::decode;
 use augment::resize::{BoxResizer, Interpolation};
@@ -21,7 +20,7 @@ use serde_json::json;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::progress::bar;
-use crate::rewrite::{Job, Verdict, rewrite};
+use crate::rewrite::{Job, Verdict, claim, rewrite};
 
 /// Flags of `shards dedup`.
 #[derive(clap::Args)]
@@ -41,7 +40,7 @@ pub(crate) struct Args {
     /// Write the shards again without the copies, under their names.
     #[arg(long)]
     remove: bool,
-    /// Make shards again that are there already.
+    /// Start anew in a folder that holds another job of this kind, whose outputs are taken away.
     #[arg(long)]
     overwrite: bool,
     /// End with one line of JSON.
@@ -76,9 +75,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let against = if args.against.is_empty() { Vec::new() } else { pipeline::url::expand(&args.against)? };
     let shards: Result<Vec<Shard>, _> = against.iter().chain(&paths).map(|path| Shard::open(path)).collect();
     let shards = shards?;
+    let settings = json!({ "against": args.against, "max_distance": args.max_distance });
+    let job = Job { out: &args.out, verb: "dedup", settings, overwrite: args.overwrite };
+    claim(&paths, job.out, job.verb, &job.settings, job.overwrite)?;
     let entries = fingerprints(&shards)?;
     let copies = find(&entries, against.len(), args.max_distance);
-    std::fs::create_dir_all(&args.out).with_context(|| format!("cannot create {}", args.out.display()))?;
     write_lists(&args.out, &shards, &entries, &copies, against.len())?;
     let n_exact = copies.iter().filter(|copy| copy.distance.is_none()).count();
     let n_near = copies.len() - n_exact;
@@ -90,8 +91,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             .iter()
             .map(|copy| (shards[entries[copy.entry].shard].name(), entries[copy.entry].number))
             .collect();
-        let settings = json!({ "against": args.against, "max_distance": args.max_distance });
-        let job = Job { out: &args.out, verb: "dedup", settings, overwrite: args.overwrite };
+        // The folder is claimed already; claiming it again must not clear it.
+        let job = Job { overwrite: false, ..job };
         let totals = rewrite(&paths, &job, |item| match gone.contains(&(item.shard.name(), item.number)) {
             true => Verdict::Drop("a copy: see copies.jsonl".into()),
             false => Verdict::Keep,

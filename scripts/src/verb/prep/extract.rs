@@ -6,10 +6,11 @@ use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use pipeline::Shard;
+use pipeline::{PipelineError, Shard};
 use serde_json::json;
 
 use crate::progress::bar;
+use crate::rewrite::check_names;
 
 /// Flags of `shards extract`.
 #[derive(clap::Args)]
@@ -33,6 +34,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let paths = pipeline::url::expand(&args.shards)?;
+    check_names(&paths)?;
     let wanted: HashSet<&str> = args.keys.iter().map(String::as_str).collect();
     let progress = bar(paths.len() as u64, "extract");
     let (mut n_samples, mut n_files) = (0u64, 0u64);
@@ -41,8 +43,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let folder = args.out.join(path.file_stem().unwrap_or_default());
         for i in (0..shard.len()).filter(|i| wanted.is_empty() || wanted.contains(shard.key(*i))) {
             for (extension, bytes) in shard.members(i)? {
-                let target = inside(&folder, &format!("{}.{extension}", shard.key(i)))
-                    .with_context(|| format!("in shard {}", path.display()))?;
+                let target = inside(path, &folder, format!("{}.{extension}", shard.key(i)))?;
                 write(&target, &bytes, args.overwrite)?;
                 n_files += 1;
             }
@@ -61,13 +62,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// `name` below `folder`. A member's name is what someone else wrote: it must not lead out.
-fn inside(folder: &Path, name: &str) -> anyhow::Result<PathBuf> {
-    let path = Path::new(name);
-    if !path.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
-        bail!("member {name:?} would be written outside of the folder; the shard is not extracted");
+/// `member` below `folder`. A member's name is what someone else wrote: it must not lead out.
+fn inside(shard: &Path, folder: &Path, member: String) -> Result<PathBuf, PipelineError> {
+    let inside = |part| matches!(part, Component::Normal(_) | Component::CurDir);
+    if !Path::new(&member).components().all(inside) {
+        let reason = "it would be written outside of the folder".into();
+        return Err(PipelineError::BadMember { path: shard.to_path_buf(), member, reason });
     }
-    Ok(folder.join(path))
+    Ok(folder.join(member))
 }
 
 fn write(target: &Path, bytes: &[u8], overwrite: bool) -> anyhow::Result<()> {

@@ -27,7 +27,7 @@ pub(crate) struct Args {
     /// Smallest standard deviation of the gray levels that stays, of 255; 0 keeps blank images.
     #[arg(long, default_value_t = 0.0)]
     min_deviation: f64,
-    /// Make shards again that are there already.
+    /// Start anew in a folder that holds another job of this kind, whose outputs are taken away.
     #[arg(long)]
     overwrite: bool,
     /// End with one line of JSON.

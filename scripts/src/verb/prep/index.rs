@@ -26,8 +26,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let paths = pipeline::url::expand(&args.shards)?;
     let progress = bar(paths.len() as u64, "index");
     let one = |path: &std::path::PathBuf| -> anyhow::Result<(u64, u64)> {
-        let there = ShardIndex::sidecar_path(path).exists() && !args.overwrite;
-        let index = if there { ShardIndex::open(path)? } else { ShardIndex::build(path)? };
+        let index = if args.overwrite { ShardIndex::build(path)? } else { ShardIndex::open(path)? };
+        // A sidecar of another length was not believed, and is written again.
+        let sidecar = std::fs::read(ShardIndex::sidecar_path(path)).ok();
+        let there = !args.overwrite
+            && sidecar.and_then(|text| ShardIndex::parse(&text).ok()).is_some_and(|known| known == index);
         if !there {
             index.save(path)?;
         }

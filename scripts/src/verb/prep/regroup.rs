@@ -79,8 +79,8 @@ pub(crate) struct SubsetArgs {
     /// Seed of the draw.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Only the samples whose keys stand in this file, one a line; of lines with tabs the last field,
-    /// as in the keep.txt of `dedup`.
+    /// Only the samples that stand in this file: a line is a key, or shard, tab and key, as in the
+    /// keep.txt of `dedup`.
     #[arg(long)]
     keys: Option<PathBuf>,
     /// Only the samples of these classes.
@@ -112,6 +112,10 @@ pub(crate) fn split(args: &SplitArgs) -> anyhow::Result<ExitCode> {
     let (paths, shards) = open(&args.common)?;
     let shares: anyhow::Result<Vec<(String, f64)>> = args.parts.iter().map(|part| share(part)).collect();
     let shares = shares?;
+    let mut names = HashSet::new();
+    if let Some((name, _)) = shares.iter().find(|(name, _)| !names.insert(name)) {
+        bail!("--part {name} is given twice");
+    }
     let sum: f64 = shares.iter().map(|(_, share)| share).sum();
     let part_of = |place: &Place| {
         let key = shards[place.shard].key(place.number);
@@ -137,8 +141,13 @@ pub(crate) fn subset(args: &SubsetArgs) -> anyhow::Result<ExitCode> {
     if let Some(path) = &args.keys {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let keys: HashSet<&str> = text.lines().filter_map(|line| line.rsplit('\t').next()).collect();
-        places.retain(|place| keys.contains(shards[place.shard].key(place.number)));
+        // A line names a key, or a shard and a key: keys of different shards may be the same.
+        let lines: HashSet<&str> = text.lines().collect();
+        places.retain(|place| {
+            let shard = &shards[place.shard];
+            let key = shard.key(place.number);
+            lines.contains(key) || lines.contains(format!("{}\t{key}", shard.name()).as_str())
+        });
     }
     if !args.classes.is_empty() {
         let mut kept = Vec::new();
@@ -204,14 +213,17 @@ fn write(
 ) -> anyhow::Result<ExitCode> {
     settings["shards"] = json!(common.shards);
     settings["limits"] = json!([common.samples_per_shard, common.bytes_per_shard, common.renumber]);
-    claim(paths, &common.out, verb, &settings, false)?;
     let n_samples: usize = parts.iter().map(|(_, places)| places.len()).sum();
     if n_samples == 0 {
         bail!("no sample is left to write");
     }
+    if let Some((name, _)) = parts.iter().find(|(name, _)| !is_file_name(name)) {
+        bail!("{name:?} cannot be the name of shards");
+    }
     if !common.renumber {
         check_keys(shards, parts)?;
     }
+    claim(paths, &common.out, verb, &settings, false)?;
     let limits =
         ShardLimits { max_samples: common.samples_per_shard.max(1), max_bytes: common.bytes_per_shard };
     let progress = bar(n_samples as u64, verb);

@@ -26,7 +26,7 @@ pub(crate) struct Args {
     #[arg(long)]
     out: PathBuf,
     /// Short side in pixels; images whose short side is not longer stay as they are. Keep twice the
-    /// size of the largest view.
+    /// size of the largest view. 0 leaves all sizes as they are.
     #[arg(long, default_value_t = 512)]
     short_side: u32,
     /// Quality of the JPEGs that are written, 1 to 100.
@@ -38,7 +38,7 @@ pub(crate) struct Args {
     /// Turn images as their EXIF says; what is written has no EXIF.
     #[arg(long)]
     apply_exif: bool,
-    /// Make shards again that are there already.
+    /// Start anew in a folder that holds another job of this kind, whose outputs are taken away.
     #[arg(long)]
     overwrite: bool,
     /// End with one line of JSON.
@@ -65,14 +65,14 @@ fn resized(args: &Args, item: &Item<'_>) -> anyhow::Result<Verdict> {
     let (_, bytes) = item.image().context("no image")?;
     let facts = facts(bytes)?;
     let short = facts.width_px.min(facts.height_px);
-    let wanted =
-        short > args.short_side || (args.baseline && facts.progressive) || (args.apply_exif && facts.turned);
-    if !wanted || args.short_side == 0 {
+    let shrinks = args.short_side > 0 && short > args.short_side;
+    let wanted = shrinks || (args.baseline && facts.progressive) || (args.apply_exif && facts.turned);
+    if !wanted {
         return Ok(Verdict::Keep);
     }
     let rules = DecodeRules { apply_exif: args.apply_exif, ..DecodeRules::default() };
     let mut image = decode(bytes, &rules)?;
-    if short > args.short_side {
+    if shrinks {
         image = to_short_side(&image, args.short_side)?;
     }
     Ok(Verdict::Replace("jpg", jpeg(&image, args.quality)?))

@@ -41,7 +41,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     match &args.recipe {
         Some(name) => {
             let recipe = recipes::load(name, &[])?;
-            report::contact_sheet(&args.out, &dataset, &recipe.views.multicrop(), args.seed, args.count)?;
+            let (views, rules) = (recipe.views.multicrop(), recipe.data.rules());
+            report::contact_sheet(&args.out, &dataset, &views, &rules, args.seed, args.count)?;
         }
         None => report::thumbnails(&args.out, &dataset, args.count)?,
     }
