@@ -3,13 +3,12 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::PipelineError;
 use crate::tar::{list_members, split_key};
+use crate::{PipelineError, file};
 
 const VERSION: u32 = 1;
 
@@ -159,15 +158,10 @@ impl ShardIndex {
             })
             .collect();
         let sidecar = Sidecar { version: VERSION, shard_bytes: self.shard_bytes, samples };
-        let mut temporary = target.clone().into_os_string();
-        temporary.push(".tmp");
-        let temporary = PathBuf::from(temporary);
         let write = || -> std::io::Result<()> {
-            let mut file = std::io::BufWriter::new(fs::File::create(&temporary)?);
-            serde_json::to_writer(&mut file, &sidecar)?;
-            file.write_all(b"\n")?;
-            file.into_inner()?.sync_all()?;
-            fs::rename(&temporary, &target)
+            let mut text = serde_json::to_vec(&sidecar)?;
+            text.push(b'\n');
+            file::replace(&target, &text)
         };
         write().map_err(|error| PipelineError::io("write", &target, error))
     }

@@ -12,6 +12,7 @@
 pub mod cursor;
 pub mod dataset;
 pub mod error;
+pub mod file;
 pub mod index;
 pub mod loader;
 pub mod order;

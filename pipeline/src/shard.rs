@@ -1,6 +1,6 @@
 //! One shard that is open for reading: its bytes and its index.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::PipelineError;
 use crate::dataset::IMAGE_EXTENSIONS;
@@ -23,6 +23,14 @@ impl Shard {
     /// As [`ShardIndex::open`] and [`LocalStore::open`].
     pub fn open(path: &Path) -> Result<Self, PipelineError> {
         Ok(Self { index: ShardIndex::open(path)?, store: Box::new(LocalStore::open(path)?) })
+    }
+
+    /// Opens the shards at `paths`, in their order.
+    ///
+    /// # Errors
+    /// As [`Shard::open`].
+    pub fn open_all<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> Result<Vec<Self>, PipelineError> {
+        paths.into_iter().map(|path| Self::open(path)).collect()
     }
 
     /// Its name, for messages and ledgers.

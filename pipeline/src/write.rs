@@ -6,6 +6,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use crate::PipelineError;
+use crate::file::temporary;
 use crate::index::{IndexBuilder, ShardIndex};
 use crate::tar::split_key;
 
@@ -148,9 +149,7 @@ impl ShardFile {
         if path.exists() {
             return Err(PipelineError::Exists { path: path.to_path_buf() });
         }
-        let mut temporary = path.as_os_str().to_owned();
-        temporary.push(".tmp");
-        let temporary = PathBuf::from(temporary);
+        let temporary = temporary(path);
         let file = File::create(&temporary).map_err(|e| PipelineError::io("create", &temporary, e))?;
         Ok(Self {
             path: path.to_path_buf(),

@@ -10,16 +10,32 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use indicatif::ProgressBar;
-use pipeline::Shard;
 use pipeline::write::ShardFile;
+use pipeline::{Shard, file};
 use rayon::prelude::*;
 use serde_json::{Value, json};
-use trainer::checkpoint::replace_file;
 
 use crate::progress::bar;
 
 /// Samples that are read, worked on by all cores and written before the next ones.
 const CHUNK: usize = 256;
+
+/// Flags of every verb that rewrites shards.
+#[derive(clap::Args)]
+pub(crate) struct Flags {
+    /// Shard lists.
+    #[arg(required = true)]
+    pub(crate) shards: Vec<String>,
+    /// Folder for the shards, which keep their names, and for lists.
+    #[arg(long)]
+    pub(crate) out: PathBuf,
+    /// Start anew in a folder that holds another job of this kind, whose outputs are taken away.
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+    /// End with one line of JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// A sample of a shard.
 pub(crate) struct Item<'a> {
@@ -89,8 +105,7 @@ pub(crate) fn rewrite(
     check_names(paths)?;
     claim(paths, job.out, job.verb, &job.settings, job.overwrite)?;
     let mut totals = Totals::default();
-    let shards: Result<Vec<Shard>, _> = paths.iter().map(|path| Shard::open(path)).collect();
-    let shards = shards?;
+    let shards = Shard::open_all(paths)?;
     let progress = bar(shards.iter().map(|shard| shard.len() as u64).sum(), job.verb);
     for (shard, path) in shards.iter().zip(paths) {
         let target = job.out.join(path.file_name().context("a shard has a file name")?);
@@ -150,7 +165,7 @@ fn one_shard(
     }
     // The list comes first: a shard that has its name has its list.
     let text: String = dropped.iter().flat_map(|row: &Value| [row.to_string(), "\n".into()]).collect();
-    replace_file(&dropped_of(target), text.as_bytes())?;
+    file::replace(&dropped_of(target), text.as_bytes())?;
     writer.finish()?;
     Ok(())
 }
@@ -187,7 +202,7 @@ fn join_dropped(out: &Path, paths: &[PathBuf]) -> anyhow::Result<Option<PathBuf>
     if text.is_empty() {
         return Ok(None);
     }
-    replace_file(&list, text.as_bytes()).with_context(|| format!("cannot write {}", list.display()))?;
+    file::replace(&list, text.as_bytes()).with_context(|| format!("cannot write {}", list.display()))?;
     Ok(Some(list))
 }
 
@@ -210,13 +225,13 @@ pub(crate) fn claim(
         }
         inputs.push(json!([real, fs::metadata(&real)?.len()]));
     }
-    let file = out.join("job.json");
+    let mark = out.join("job.json");
     let this = json!({ "verb": verb, "settings": settings, "inputs": inputs });
-    match fs::read_to_string(&file) {
+    match fs::read_to_string(&mark) {
         Ok(_) if overwrite => clear(out)?,
         Ok(text) => {
             let there: Value =
-                serde_json::from_str(&text).with_context(|| format!("cannot read {}", file.display()))?;
+                serde_json::from_str(&text).with_context(|| format!("cannot read {}", mark.display()))?;
             if there != this {
                 bail!(
                     "{} holds another job ({}); choose another --out",
@@ -229,8 +244,8 @@ pub(crate) fn claim(
         Err(_) if outputs(out)?.is_empty() => {}
         Err(_) => bail!("{} holds shards that are not this job's; choose another --out", out.display()),
     }
-    replace_file(&file, format!("{this}\n").as_bytes())
-        .with_context(|| format!("cannot write {}", file.display()))
+    file::replace(&mark, format!("{this}\n").as_bytes())
+        .with_context(|| format!("cannot write {}", mark.display()))
 }
 
 /// Files in `out` with the names that jobs give.

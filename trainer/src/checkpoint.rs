@@ -9,6 +9,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, Tensor, TensorData};
+use pipeline::file;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
@@ -110,12 +111,12 @@ pub fn save(
         fs::create_dir_all(folder)?;
         remove_if_there(&temporary)?;
         fs::create_dir(&temporary)?;
-        let file = write_rank(&temporary, state)?;
-        let manifest = manifest_of(state, plan, vec![file]);
+        let rank_file = write_rank(&temporary, state)?;
+        let manifest = manifest_of(state, plan, vec![rank_file]);
         write_synced(&temporary.join(MANIFEST), &serde_json::to_vec_pretty(&manifest)?)?;
         remove_if_there(&target)?;
         fs::rename(&temporary, &target)?;
-        replace_file(&folder.join(LATEST), format!("step-{:010}\n", state.step).as_bytes())?;
+        file::replace(&folder.join(LATEST), format!("step-{:010}\n", state.step).as_bytes())?;
         File::open(folder)?.sync_all()
     };
     write(state).map_err(|source| {
@@ -351,19 +352,6 @@ fn remove_if_there(path: &Path) -> std::io::Result<()> {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
-}
-
-/// Writes `path` through a temporary file beside it: a reader, or a run that is killed, finds the
-/// old content or the new.
-///
-/// # Errors
-/// Those of the file system.
-pub fn replace_file(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".tmp");
-    let temporary = PathBuf::from(temporary);
-    write_synced(&temporary, bytes)?;
-    fs::rename(&temporary, path)
 }
 
 fn write_synced(path: &Path, bytes: &[u8]) -> std::io::Result<()> {

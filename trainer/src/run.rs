@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use burn::tensor::Device;
-use pipeline::{Cursor, Dataset, Share};
+use pipeline::{Cursor, Dataset, Share, file};
 
 use crate::backbone::Readout;
-use crate::checkpoint::{self, Checkpoint, replace_file};
+use crate::checkpoint::{self, Checkpoint};
 use crate::data::batches;
 use crate::error::TrainError;
 use crate::health;
@@ -190,7 +190,7 @@ fn claim(workdir: &Path, plan: &Plan, observer: &mut dyn Observer) -> Result<Pla
     }
     let text = toml::to_string_pretty(&plan).map_err(|error| unreadable(error.to_string()))?;
     if before.as_ref() != Some(&text) {
-        replace_file(&path, text.as_bytes()).map_err(|error| TrainError::io("write", &path, error))?;
+        file::replace(&path, text.as_bytes()).map_err(|error| TrainError::io("write", &path, error))?;
     }
     Ok(plan)
 }

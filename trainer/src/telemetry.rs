@@ -5,13 +5,13 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use pipeline::file;
 use protobuf::Message;
 use serde_json::{Map, Value};
 use tensorboard_proto::event::Event;
 use tensorboard_rs::record_writer::RecordWriter;
 use tensorboard_rs::summary;
 
-use crate::checkpoint::replace_file;
 use crate::error::TrainError;
 
 /// Writer of `metrics.jsonl` and of the events.
@@ -40,7 +40,7 @@ impl Telemetry {
             };
             let kept: String = text.lines().filter(before).flat_map(|line| [line, "\n"]).collect();
             if kept != text {
-                let written = replace_file(&path, kept.as_bytes());
+                let written = file::replace(&path, kept.as_bytes());
                 written.map_err(|error| TrainError::io("write", &path, error))?;
             }
         }

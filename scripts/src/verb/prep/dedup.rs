@@ -1,5 +1,5 @@
 //! `ocelli shards dedup`: exact copies by hash, near ones by a perceptual hash, within a set and
-//! against another one, such as the test set of a benchmark.
+//! against another one, such as the test set of a benchmark. Of copies the first one stays.
 //!
 //! The perceptual hash is the difference hash: the image at 9 x 8 gray pixels, one bit for each pair
 //! of neighbors in a row. Two images are near when their hashes differ in few bits.
@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use augment::crop::CropBox;
@@ -20,17 +20,13 @@ use serde_json::json;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::progress::bar;
-use crate::rewrite::{Job, Verdict, claim, rewrite};
+use crate::rewrite::{Flags, Job, Verdict, claim, rewrite};
 
 /// Flags of `shards dedup`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Shard lists. Of copies the first one stays.
-    #[arg(required = true)]
-    shards: Vec<String>,
-    /// Folder for the report, the list of what stays, and with --remove the shards.
-    #[arg(long)]
-    out: PathBuf,
+    #[command(flatten)]
+    flags: Flags,
     /// Samples near one of these shards are copies too: the test sets that must stay unseen.
     #[arg(long, num_args = 1..)]
     against: Vec<String>,
@@ -40,12 +36,6 @@ pub(crate) struct Args {
     /// Write the shards again without the copies, under their names.
     #[arg(long)]
     remove: bool,
-    /// Start anew in a folder that holds another job of this kind, whose outputs are taken away.
-    #[arg(long)]
-    overwrite: bool,
-    /// End with one line of JSON.
-    #[arg(long)]
-    json: bool,
 }
 
 /// What a sample is compared by.
@@ -71,21 +61,20 @@ struct Copy {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let paths = pipeline::url::expand(&args.shards)?;
+    let paths = pipeline::url::expand(&args.flags.shards)?;
     let against = if args.against.is_empty() { Vec::new() } else { pipeline::url::expand(&args.against)? };
-    let shards: Result<Vec<Shard>, _> = against.iter().chain(&paths).map(|path| Shard::open(path)).collect();
-    let shards = shards?;
+    let shards = Shard::open_all(against.iter().chain(&paths))?;
     let settings = json!({ "against": args.against, "max_distance": args.max_distance });
-    let job = Job { out: &args.out, verb: "dedup", settings, overwrite: args.overwrite };
+    let job = Job { out: &args.flags.out, verb: "dedup", settings, overwrite: args.flags.overwrite };
     claim(&paths, job.out, job.verb, &job.settings, job.overwrite)?;
     let entries = fingerprints(&shards)?;
     let copies = find(&entries, against.len(), args.max_distance);
-    write_lists(&args.out, &shards, &entries, &copies, against.len())?;
+    write_lists(&args.flags.out, &shards, &entries, &copies, against.len())?;
     let n_exact = copies.iter().filter(|copy| copy.distance.is_none()).count();
     let n_near = copies.len() - n_exact;
     let n_samples = entries.iter().filter(|entry| entry.shard >= against.len()).count();
     println!("{n_samples} samples: {n_exact} exact and {n_near} near copies");
-    println!("report: {}", args.out.join("copies.jsonl").display());
+    println!("report: {}", args.flags.out.join("copies.jsonl").display());
     if args.remove {
         let gone: HashSet<(String, usize)> = copies
             .iter()
@@ -99,7 +88,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         })?;
         totals.print(false);
     }
-    if args.json {
+    if args.flags.json {
         println!("{}", json!({ "samples": n_samples, "exact": n_exact, "near": n_near }));
     }
     Ok(ExitCode::SUCCESS)

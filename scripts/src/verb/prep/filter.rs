@@ -1,23 +1,18 @@
 //! `ocelli shards filter`: leaves out what is corrupt, too small, too long or blank.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use augment::decode::decode;
 use augment::{DecodeRules, Rgb8};
 use serde_json::json;
 
-use crate::rewrite::{Item, Job, Verdict, rewrite};
+use crate::rewrite::{Flags, Item, Job, Verdict, rewrite};
 
 /// Flags of `shards filter`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Shard lists.
-    #[arg(required = true)]
-    shards: Vec<String>,
-    /// Folder for the shards, which keep their names.
-    #[arg(long)]
-    out: PathBuf,
+    #[command(flatten)]
+    flags: Flags,
     /// Shortest side that stays, in pixels.
     #[arg(long, default_value_t = 0)]
     min_side: u32,
@@ -27,27 +22,21 @@ pub(crate) struct Args {
     /// Smallest standard deviation of the gray levels that stays, of 255; 0 keeps blank images.
     #[arg(long, default_value_t = 0.0)]
     min_deviation: f64,
-    /// Start anew in a folder that holds another job of this kind, whose outputs are taken away.
-    #[arg(long)]
-    overwrite: bool,
-    /// End with one line of JSON.
-    #[arg(long)]
-    json: bool,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let paths = pipeline::url::expand(&args.shards)?;
+    let paths = pipeline::url::expand(&args.flags.shards)?;
     let settings = json!({
         "min_side": args.min_side,
         "max_aspect": args.max_aspect.to_string(),
         "min_deviation": args.min_deviation,
     });
-    let job = Job { out: &args.out, verb: "filter", settings, overwrite: args.overwrite };
+    let job = Job { out: &args.flags.out, verb: "filter", settings, overwrite: args.flags.overwrite };
     let totals = rewrite(&paths, &job, |item| match flaw(args, item) {
         Some(reason) => Verdict::Drop(reason),
         None => Verdict::Keep,
     })?;
-    totals.print(args.json);
+    totals.print(args.flags.json);
     Ok(ExitCode::SUCCESS)
 }
 

@@ -175,8 +175,8 @@ pub(crate) fn subset(args: &SubsetArgs) -> anyhow::Result<ExitCode> {
 
 fn open(common: &Common) -> anyhow::Result<(Vec<PathBuf>, Vec<Shard>)> {
     let paths = pipeline::url::expand(&common.shards)?;
-    let shards: Result<Vec<Shard>, _> = paths.iter().map(|path| Shard::open(path)).collect();
-    Ok((paths, shards?))
+    let shards = Shard::open_all(&paths)?;
+    Ok((paths, shards))
 }
 
 fn all(shards: &[Shard]) -> Vec<Place> {

@@ -1,7 +1,6 @@
 //! `ocelli shards resize`: large images to a short side, progressive JPEGs to baseline.
 
 use std::io::Cursor;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -14,17 +13,13 @@ use image::codecs::jpeg::JpegEncoder;
 use image::{ExtendedColorType, ImageEncoder};
 use serde_json::json;
 
-use crate::rewrite::{Item, Job, Verdict, rewrite};
+use crate::rewrite::{Flags, Item, Job, Verdict, rewrite};
 
 /// Flags of `shards resize`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Shard lists.
-    #[arg(required = true)]
-    shards: Vec<String>,
-    /// Folder for the shards, which keep their names.
-    #[arg(long)]
-    out: PathBuf,
+    #[command(flatten)]
+    flags: Flags,
     /// Short side in pixels; images whose short side is not longer stay as they are. Keep twice the
     /// size of the largest view. 0 leaves all sizes as they are.
     #[arg(long, default_value_t = 512)]
@@ -38,26 +33,20 @@ pub(crate) struct Args {
     /// Turn images as their EXIF says; what is written has no EXIF.
     #[arg(long)]
     apply_exif: bool,
-    /// Start anew in a folder that holds another job of this kind, whose outputs are taken away.
-    #[arg(long)]
-    overwrite: bool,
-    /// End with one line of JSON.
-    #[arg(long)]
-    json: bool,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let paths = pipeline::url::expand(&args.shards)?;
+    let paths = pipeline::url::expand(&args.flags.shards)?;
     let settings = json!({
         "short_side": args.short_side,
         "quality": args.quality,
         "baseline": args.baseline,
         "apply_exif": args.apply_exif,
     });
-    let job = Job { out: &args.out, verb: "resize", settings, overwrite: args.overwrite };
+    let job = Job { out: &args.flags.out, verb: "resize", settings, overwrite: args.flags.overwrite };
     // An image that cannot be decoded stays: `filter` is what leaves images out.
     let totals = rewrite(&paths, &job, |item| resized(args, item).unwrap_or(Verdict::Keep))?;
-    totals.print(args.json);
+    totals.print(args.flags.json);
     Ok(ExitCode::SUCCESS)
 }
 

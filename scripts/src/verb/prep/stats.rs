@@ -69,8 +69,7 @@ struct Stats {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let paths = pipeline::url::expand(&args.shards)?;
-    let shards: Result<Vec<Shard>, _> = paths.iter().map(|path| Shard::open(path)).collect();
-    let shards = shards?;
+    let shards = Shard::open_all(&paths)?;
     let shard_bytes: Result<Vec<f64>, _> =
         paths.iter().map(|path| std::fs::metadata(path).map(|meta| meta.len() as f64 / 1e6)).collect();
     let shard_mb = shard_bytes?;
