@@ -1,9 +1,7 @@
 //! A list of shards with their indices: which samples there are, and their bytes on demand.
 
-use std::path::PathBuf;
-
-use crate::PipelineError;
 use crate::shard::Shard;
+use crate::{PipelineError, Storage};
 
 /// Extensions that hold an image, in the order in which they are preferred.
 pub const IMAGE_EXTENSIONS: [&str; 4] = ["jpg", "jpeg", "png", "webp"];
@@ -40,23 +38,20 @@ impl Dataset {
     /// # Errors
     /// Whatever is wrong with the list, a shard or an index; [`PipelineError::Empty`] when no
     /// shard holds an image.
-    pub fn open(specs: &[String]) -> Result<Self, PipelineError> {
-        Self::from_paths(&crate::url::expand(specs)?)
+    pub fn open(specs: &[String], storage: &Storage) -> Result<Self, PipelineError> {
+        Self::new(storage.open_all(&storage.sources(specs)?)?)
     }
 
-    /// Opens the shards at `paths`.
+    /// The samples of `shards`, in their order.
     ///
     /// # Errors
-    /// As [`Dataset::open`].
-    pub fn from_paths(paths: &[PathBuf]) -> Result<Self, PipelineError> {
-        let mut shards = Vec::with_capacity(paths.len());
-        let mut starts = Vec::with_capacity(paths.len());
+    /// [`PipelineError::Empty`].
+    pub fn new(shards: Vec<Shard>) -> Result<Self, PipelineError> {
+        let mut starts = Vec::with_capacity(shards.len());
         let mut n_samples = 0;
-        for path in paths {
-            let shard = Shard::open(path)?;
+        for shard in &shards {
             starts.push(n_samples);
             n_samples += shard.len() as u64;
-            shards.push(shard);
         }
         let dataset = Self { shards, starts, n_samples };
         let any_image =
@@ -79,6 +74,36 @@ impl Dataset {
     /// Samples of each shard, in the order of the list.
     pub fn shard_sizes(&self) -> Vec<u64> {
         self.shards.iter().map(|shard| shard.len() as u64).collect()
+    }
+
+    /// Has the shards with these numbers fetched in the background, in this order, where they are not
+    /// read where they stand.
+    pub fn prefetch(&self, shards: &[usize]) {
+        for shard in shards {
+            self.shards[*shard].prefetch();
+        }
+    }
+
+    /// Whether all shards are read where they stand.
+    pub fn is_local(&self) -> bool {
+        self.shards.iter().all(|shard| shard.cache_use().is_none())
+    }
+
+    /// Checks that the cache holds the window that is read and the one that is fetched, whichever they
+    /// are.
+    ///
+    /// # Errors
+    /// [`PipelineError::CacheTooSmall`].
+    pub fn check_cache(&self, window_shards: usize) -> Result<(), PipelineError> {
+        let mut uses: Vec<_> = self.shards.iter().filter_map(Shard::cache_use).collect();
+        uses.sort_unstable_by_key(|cached| std::cmp::Reverse(cached.len_bytes));
+        let needed_bytes = uses.iter().take(2 * window_shards.max(1)).map(|cached| cached.len_bytes).sum();
+        match uses.first() {
+            Some(cached) if cached.max_bytes < needed_bytes => {
+                Err(PipelineError::CacheTooSmall { needed_bytes, max_bytes: cached.max_bytes })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The number of the sample at (`shard`, `sample`).

@@ -127,6 +127,47 @@ pub enum PipelineError {
         /// Number of ranks.
         world_size: usize,
     },
+    /// A shard of elsewhere did not come.
+    #[error("cannot fetch {url}: {reason}")]
+    Fetch {
+        /// The shard, without secrets.
+        url: String,
+        /// What was tried and what happened.
+        reason: String,
+    },
+    /// What came is not what the index or the list promised.
+    #[error("shard {shard} is not the one that was indexed: {reason}; write its index again")]
+    OtherShard {
+        /// The shard.
+        shard: String,
+        /// In which way.
+        reason: String,
+    },
+    /// A member has other bytes than when it was indexed.
+    #[error(
+        "shard {shard}, sample {key}: its {extension} has changed since it was indexed; check the disk, \
+         or write the index again"
+    )]
+    Changed {
+        /// The shard.
+        shard: String,
+        /// Key of the sample.
+        key: String,
+        /// The member.
+        extension: String,
+    },
+    /// The cache cannot hold what must be there at the same time.
+    #[error(
+        "the cache of {:.1} GB is too small: {:.1} GB are needed at a time; make it larger, or read fewer \
+         shards together (data.window_shards)",
+        *max_bytes as f64 / 1e9, *needed_bytes as f64 / 1e9
+    )]
+    CacheTooSmall {
+        /// Bytes of a shard, or of two windows.
+        needed_bytes: u64,
+        /// The limit.
+        max_bytes: u64,
+    },
     /// A shard writer was asked to overwrite something.
     #[error("{} exists; choose another output folder or delete it", path.display())]
     Exists {
@@ -136,6 +177,17 @@ pub enum PipelineError {
 }
 
 impl PipelineError {
+    /// Whether it says that one sample cannot be used, and nothing of the others.
+    pub fn is_of_a_sample(&self) -> bool {
+        matches!(
+            self,
+            Self::MissingField { .. }
+                | Self::Changed { .. }
+                | Self::BadMember { .. }
+                | Self::Io { action: "read", .. }
+        )
+    }
+
     /// An I/O error on `path` while doing `action`.
     pub fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
         Self::Io { action, path: path.to_path_buf(), source }

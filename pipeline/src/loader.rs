@@ -6,11 +6,11 @@
 //! whoever assembles batches has a bounded number of them open. Both are taken in the order of
 //! positions, which is why neither can starve the batch that is waited for.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use crossbeam::channel::{Receiver, Sender, unbounded};
+use crossbeam::channel::{Receiver, Sender, bounded, select, unbounded};
 
 use crate::order::Place;
 use crate::stats::ReadStats;
@@ -54,6 +54,8 @@ pub struct Item {
 pub struct Loader {
     shared: Arc<Shared>,
     items: Receiver<Result<Item, PipelineError>>,
+    /// Ends when the loader is closed, while a thread may still wait for a server.
+    open: Receiver<()>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -68,6 +70,8 @@ struct Shared {
     stats: ReadStats,
     gate: Mutex<Gate>,
     changed: Condvar,
+    /// Dropped to close.
+    opened: Mutex<Option<Sender<()>>>,
 }
 
 #[derive(Debug)]
@@ -77,6 +81,8 @@ struct Gate {
     /// First batch that may not be read yet.
     batch_limit: u64,
     bytes_in_flight: u64,
+    /// First position of the window that is not fetched yet.
+    window_end: u64,
     /// Nothing more is read: a read has failed, or nobody wants it.
     closed: bool,
     /// Nobody wants what was read.
@@ -106,9 +112,11 @@ impl Loader {
             slot: 0,
             batch_limit: cursor.0 + prefetch_batches,
             bytes_in_flight: 0,
+            window_end: 0,
             closed: false,
             abandoned: false,
         };
+        let (opened, open) = bounded(0);
         let shared = Arc::new(Shared {
             dataset,
             order,
@@ -119,6 +127,7 @@ impl Loader {
             stats: ReadStats::default(),
             gate: Mutex::new(gate),
             changed: Condvar::new(),
+            opened: Mutex::new(Some(opened)),
         });
         // Unbounded, because the gate bounds it: an item in the channel holds its bytes.
         let (sender, items) = unbounded();
@@ -128,14 +137,17 @@ impl Loader {
                 std::thread::spawn(move || read_loop(&shared, &sender))
             })
             .collect();
-        Self { shared, items, threads }
+        Self { shared, items, open, threads }
     }
 
     /// The next item, about in order of positions; blocks. `None` once the loader is closed.
     ///
     /// Any number of threads may call this.
     pub fn next_item(&self) -> Option<Result<Item, PipelineError>> {
-        let item = self.items.recv().ok()?;
+        let item = select! {
+            recv(self.items) -> item => item.ok()?,
+            recv(self.open) -> _ => return None,
+        };
         // Whoever closes wants to leave, and not to wait until all that was read is decoded. The
         // lock is let go first: an item that is dropped takes it to give its bytes back.
         let abandoned = self.shared.lock().abandoned;
@@ -183,12 +195,18 @@ impl Loader {
         (gate.closed, gate.abandoned) = (true, true);
         drop(gate);
         self.shared.changed.notify_all();
+        self.shared.opened.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 }
 
 impl Drop for Loader {
     fn drop(&mut self) {
         self.close();
+        // A thread that waits for a server ends when that answers or is given up, and holds nothing
+        // that anyone waits for.
+        if !self.shared.dataset.is_local() {
+            return;
+        }
         for thread in self.threads.drain(..) {
             // A reader that panicked has already ended its channel; there is nothing to add here.
             let _ = thread.join();
@@ -206,7 +224,7 @@ impl Drop for Permit {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Gate> {
         // The gate holds plain numbers that stay valid if a holder panics.
-        self.gate.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn place(&self, batch: u64, slot: usize, attempt: u64) -> (Place, crate::SampleId) {
@@ -243,6 +261,12 @@ fn take_turn(shared: &Arc<Shared>) -> Option<(u64, usize, Permit)> {
             let bytes = shared.dataset.sample_bytes(shared.place(gate.batch, gate.slot, 0).1);
             if gate.bytes_in_flight == 0 || gate.bytes_in_flight + bytes <= shared.max_bytes {
                 let turn = (gate.batch, gate.slot);
+                let position = shared.share.position(turn.0, turn.1);
+                if position >= gate.window_end {
+                    let ahead = shared.order.ahead(position);
+                    gate.window_end = ahead.end;
+                    shared.dataset.prefetch(&ahead.shards);
+                }
                 gate.slot += 1;
                 if gate.slot == shared.share.len() {
                     (gate.batch, gate.slot) = (gate.batch + 1, 0);
@@ -253,7 +277,7 @@ fn take_turn(shared: &Arc<Shared>) -> Option<(u64, usize, Permit)> {
                 return Some((turn.0, turn.1, Permit { shared: Arc::clone(shared), bytes }));
             }
         }
-        gate = shared.changed.wait(gate).unwrap_or_else(|poisoned| poisoned.into_inner());
+        gate = shared.changed.wait(gate).unwrap_or_else(PoisonError::into_inner);
     }
 }
 
@@ -284,7 +308,11 @@ fn fetch(
                 });
                 return Ok(Item { batch, slot, epoch: place.epoch, attempt, sample, permit });
             }
-            Err(error) => shared.quarantine.report(&shared.dataset, id, &error.to_string())?,
+            Err(error) if error.is_of_a_sample() => {
+                shared.quarantine.report(&shared.dataset, id, &error.to_string())?;
+            }
+            // That a shard does not come is no fault of its samples.
+            Err(error) => return Err(error),
         }
     }
     Err(shared.quarantine.all_bad(n_samples))

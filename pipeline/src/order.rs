@@ -35,6 +35,15 @@ pub struct Place {
     pub sample: u64,
 }
 
+/// What will be read around a position.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ahead {
+    /// The first position after the window.
+    pub end: u64,
+    /// The shards of the window, then those of the next one.
+    pub shards: Vec<usize>,
+}
+
 #[derive(Debug)]
 struct EpochOrder {
     epoch: u64,
@@ -79,6 +88,26 @@ impl Order {
         let slot = window.shards.partition_point(|(_, before)| *before <= permuted) - 1;
         let (shard, before) = window.shards[slot];
         Place { epoch, shard, sample: permuted - before }
+    }
+
+    /// The window in which `position` lies and the one after it.
+    pub fn ahead(&self, position: u64) -> Ahead {
+        let (epoch, within) = (position / self.n_samples, position % self.n_samples);
+        let order = self.epoch(epoch);
+        let at = order.windows.partition_point(|window| window.range.end <= within);
+        let end = epoch * self.n_samples + order.windows[at].range.end;
+        let mut windows = vec![&order.windows[at]];
+        // The last window of an epoch is followed by the first of the next.
+        let following;
+        match order.windows.get(at + 1) {
+            Some(next) => windows.push(next),
+            None => {
+                following = self.build_epoch(epoch + 1);
+                windows.extend(following.windows.first());
+            }
+        }
+        let shards = windows.iter().flat_map(|window| window.shards.iter().map(|(shard, _)| *shard));
+        Ahead { end, shards: shards.collect() }
     }
 
     fn epoch(&self, epoch: u64) -> Arc<EpochOrder> {
@@ -153,7 +182,7 @@ fn bounded(random: u64, n: u64) -> u64 {
 }
 
 /// The finalizer of SplitMix64 (Steele, Lea and Flood 2014).
-fn mix(value: u64) -> u64 {
+pub(crate) fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -167,6 +196,25 @@ mod tests {
     use std::collections::HashSet;
 
     proptest! {
+        /// Whoever fetches what lies ahead has every shard before it is read.
+        #[test]
+        fn what_lies_ahead_comes(sizes in proptest::collection::vec(0u64..9, 1..9), window in 1usize..5, seed: u64) {
+            prop_assume!(sizes.iter().sum::<u64>() > 0);
+            let order = Order::new(seed, sizes, window);
+            let mut ahead = order.ahead(0);
+            let mut known: Vec<usize> = Vec::new();
+            for position in 0..3 * order.n_samples() {
+                if position >= ahead.end {
+                    known = ahead.shards;
+                    ahead = order.ahead(position);
+                }
+                let shard = order.place(position, 0).shard;
+                prop_assert!(ahead.shards.contains(&shard));
+                prop_assert!(known.is_empty() || known.contains(&shard), "it was not seen coming");
+                prop_assert!(ahead.shards.len() <= 2 * window && ahead.end > position);
+            }
+        }
+
         #[test]
         fn every_epoch_visits_every_sample_once(
             sizes in proptest::collection::vec(0u64..40, 1..12),

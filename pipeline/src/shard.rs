@@ -1,36 +1,52 @@
 //! One shard that is open for reading: its bytes and its index.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 
 use crate::PipelineError;
 use crate::dataset::IMAGE_EXTENSIONS;
-use crate::index::{Member, ShardIndex};
-use crate::store::{LocalStore, Store};
+use crate::index::{Member, ShardIndex, check_of};
+use crate::store::{CacheUse, LocalStore, Store};
 
 /// Extensions that hold a class number as text.
 const LABEL_EXTENSIONS: [&str; 2] = ["cls", "cls2"];
 
+/// A class number has at most ten digits; a longer member is none.
+const MAX_LABEL_BYTES: u64 = 32;
+
 /// A shard. Shared by threads.
 pub struct Shard {
-    store: Box<dyn Store>,
+    store: Arc<dyn Store>,
     index: ShardIndex,
 }
 
 impl Shard {
-    /// Opens the shard at `path`.
+    /// A shard of these bytes.
+    pub fn new(store: Arc<dyn Store>, index: ShardIndex) -> Self {
+        Self { store, index }
+    }
+
+    /// Opens the tar at `path`, on a disk of this machine. [`crate::Storage::open`] opens all others.
     ///
     /// # Errors
     /// As [`ShardIndex::open`] and [`LocalStore::open`].
     pub fn open(path: &Path) -> Result<Self, PipelineError> {
-        Ok(Self { index: ShardIndex::open(path)?, store: Box::new(LocalStore::open(path)?) })
+        Ok(Self { index: ShardIndex::open(path)?, store: Arc::new(LocalStore::open(path)?) })
     }
 
-    /// Opens the shards at `paths`, in their order.
-    ///
-    /// # Errors
-    /// As [`Shard::open`].
-    pub fn open_all<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> Result<Vec<Self>, PipelineError> {
-        paths.into_iter().map(|path| Self::open(path)).collect()
+    /// Where its samples lie.
+    pub fn index(&self) -> &ShardIndex {
+        &self.index
+    }
+
+    /// What it takes of a cache; `None` for one that is read where it stands.
+    pub fn cache_use(&self) -> Option<CacheUse> {
+        self.store.cache_use()
+    }
+
+    /// Has it fetched in the background, if it must be fetched at all.
+    pub fn prefetch(&self) {
+        Arc::clone(&self.store).prefetch();
     }
 
     /// Its name, for messages and ledgers.
@@ -66,40 +82,45 @@ impl Shard {
     /// The encoded image of sample `i`.
     ///
     /// # Errors
-    /// [`PipelineError::MissingField`] when it holds no image, [`PipelineError::Io`] when the
-    /// shard cannot be read.
+    /// [`PipelineError::MissingField`] when it holds no image, [`PipelineError::Changed`] when its bytes
+    /// are not those that were indexed, and those of the store.
     pub fn image(&self, i: usize) -> Result<Vec<u8>, PipelineError> {
         let member = self.index.member(i, &IMAGE_EXTENSIONS).ok_or_else(|| PipelineError::MissingField {
             shard: self.name(),
             key: self.key(i).to_string(),
             wanted: IMAGE_EXTENSIONS.join(", "),
         })?;
-        self.bytes_of(&member)
+        self.bytes_of(i, &member)
     }
 
     /// The class of sample `i`, where it has one.
     ///
     /// # Errors
-    /// [`PipelineError::Io`] when the shard cannot be read.
+    /// As [`Shard::image`].
     pub fn label(&self, i: usize) -> Result<Option<u32>, PipelineError> {
         let Some(member) = self.index.member(i, &LABEL_EXTENSIONS) else { return Ok(None) };
-        // A class number has at most ten digits; anything longer is not one.
-        let mut text = vec![0; member.len_bytes.min(32) as usize];
-        self.store.read_at(member.offset_bytes, &mut text)?;
+        if member.len_bytes > MAX_LABEL_BYTES {
+            return Ok(None);
+        }
+        let text = self.bytes_of(i, &member)?;
         Ok(std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse().ok()))
     }
 
     /// All members of sample `i` in the order of the tar: extension and bytes.
     ///
     /// # Errors
-    /// [`PipelineError::Io`] when the shard cannot be read.
+    /// As [`Shard::image`].
     pub fn members(&self, i: usize) -> Result<Vec<(String, Vec<u8>)>, PipelineError> {
-        self.index.members(i).map(|m| Ok((m.extension.to_string(), self.bytes_of(&m)?))).collect()
+        self.index.members(i).map(|m| Ok((m.extension.to_string(), self.bytes_of(i, &m)?))).collect()
     }
 
-    fn bytes_of(&self, member: &Member<'_>) -> Result<Vec<u8>, PipelineError> {
+    fn bytes_of(&self, i: usize, member: &Member<'_>) -> Result<Vec<u8>, PipelineError> {
         let mut bytes = vec![0; member.len_bytes as usize];
         self.store.read_at(member.offset_bytes, &mut bytes)?;
+        if member.check.is_some_and(|check| check != check_of(&bytes)) {
+            let (shard, key) = (self.name(), self.key(i).to_string());
+            return Err(PipelineError::Changed { shard, key, extension: member.extension.to_string() });
+        }
         Ok(bytes)
     }
 }

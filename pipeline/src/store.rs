@@ -1,11 +1,13 @@
-//! Where the bytes of a shard come from, behind one trait. Local files are read at offsets, by
-//! many threads at once, through one handle per shard.
+//! Where the bytes of a shard come from, behind one trait. Files are read at offsets, by many threads
+//! at once, through one handle per shard: that of the shard itself, or that of its copy in the cache.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::PipelineError;
+use crate::storage::{Source, Storage};
 
 /// Bytes of a shard, readable at any offset from any thread.
 pub trait Store: Send + Sync {
@@ -17,6 +19,23 @@ pub trait Store: Send + Sync {
 
     /// The shard's name, for messages and ledgers.
     fn name(&self) -> String;
+
+    /// What the shard takes of a cache; `None` for one that is read where it stands.
+    fn cache_use(&self) -> Option<CacheUse> {
+        None
+    }
+
+    /// Has the shard fetched in the background, if it must be fetched at all.
+    fn prefetch(self: Arc<Self>) {}
+}
+
+/// A shard's part of a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheUse {
+    /// Bytes of the shard.
+    pub len_bytes: u64,
+    /// Bytes that the cache may hold.
+    pub max_bytes: u64,
 }
 
 /// A shard on a local disk.
@@ -51,5 +70,43 @@ impl Store for LocalStore {
 
     fn name(&self) -> String {
         self.path.display().to_string()
+    }
+}
+
+/// A shard that is read from the cache, and fetched when it is not there.
+pub(crate) struct CachedStore {
+    pub(crate) storage: Storage,
+    pub(crate) source: Source,
+    /// Its name in the cache.
+    pub(crate) cache_name: String,
+    /// What its index says of it.
+    pub(crate) len_bytes: u64,
+    pub(crate) checksum: Option<u64>,
+}
+
+impl CachedStore {
+    /// The file in the cache.
+    pub(crate) fn file(&self) -> Result<Arc<File>, PipelineError> {
+        self.storage.file(&self.source, &self.cache_name, Some((self.len_bytes, self.checksum)))
+    }
+}
+
+impl Store for CachedStore {
+    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), PipelineError> {
+        self.file()?
+            .read_exact_at(buffer, offset_bytes)
+            .map_err(|error| PipelineError::io("read", self.name().as_ref(), error))
+    }
+
+    fn name(&self) -> String {
+        self.source.url.to_string()
+    }
+
+    fn cache_use(&self) -> Option<CacheUse> {
+        Some(CacheUse { len_bytes: self.len_bytes, max_bytes: self.storage.cache_bytes() })
+    }
+
+    fn prefetch(self: Arc<Self>) {
+        self.storage.clone().prefetch(self);
     }
 }

@@ -1,56 +1,190 @@
-//! Shard lists as users write them: brace expansion, `::` lists, schemes, and `wids` index files.
+//! Shard lists as users write them: brace expansion, `::` lists and schemes.
 //!
-//! `data/train-{000000..000146}.tar::extra/{a,b}.tar` names 149 shards. The grammar is
-//! WebDataset's; remote schemes are refused by name until a store reads them.
+//! `data/train-{000000..000146}.tar::s3://bucket/{a,b}.tar` names 149 shards. The grammar is
+//! WebDataset's.
 
-use std::path::PathBuf;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use url::Url;
 
 use crate::PipelineError;
 
 /// More shards than any real list has; a typing error such as `{0..99999999999}` stops here.
 const MAX_SHARDS: usize = 10_000_000;
 
-/// Expands shard lists into local paths, in the order written.
+/// Schemes of servers and stores.
+const REMOTE_SCHEMES: [&str; 5] = ["http", "https", "s3", "gs", "az"];
+
+/// Where a shard is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum ShardUrl {
+    /// On a disk of this machine.
+    File(PathBuf),
+    /// On a server or in a store: `http`, `https`, `s3`, `gs`, `az`.
+    Remote(Url),
+    /// What a shell command writes.
+    Pipe(String),
+}
+
+/// Expands shard lists, in the order written.
 ///
 /// # Errors
 /// [`PipelineError::BadUrl`] for unbalanced braces, ranges that run backwards, an empty list or a
-/// scheme that this build does not read; for a `.json` file as [`crate::wids::shards`].
-pub fn expand(specs: &[String]) -> Result<Vec<PathBuf>, PipelineError> {
-    let mut paths = Vec::new();
+/// scheme that is not known.
+pub fn expand(specs: &[String]) -> Result<Vec<ShardUrl>, PipelineError> {
+    let mut urls = Vec::new();
     for spec in specs {
         let bad = |reason: String| PipelineError::BadUrl { spec: spec.clone(), reason };
-        for part in spec.split("::").filter(|part| !part.is_empty()) {
+        for part in split_list(spec).into_iter().filter(|part| !part.is_empty()) {
             let mut expanded = Vec::new();
             expand_braces(part, &mut expanded).map_err(bad)?;
             for url in expanded {
-                let path = local_path(&url).map_err(bad)?;
-                match path.extension() {
-                    Some(extension) if extension == "json" => paths.extend(crate::wids::shards(&path)?),
-                    _ => paths.push(path),
-                }
+                urls.push(ShardUrl::parse(&url).map_err(bad)?);
             }
-            if paths.len() > MAX_SHARDS {
+            if urls.len() > MAX_SHARDS {
                 return Err(bad(format!("names more than {MAX_SHARDS} shards")));
             }
         }
     }
-    if paths.is_empty() {
+    if urls.is_empty() {
         return Err(PipelineError::BadUrl { spec: specs.join(" "), reason: "names no shard".into() });
     }
-    Ok(paths)
+    Ok(urls)
 }
 
-/// The path that a URL of this machine names.
-pub(crate) fn local_path(url: &str) -> Result<PathBuf, String> {
-    if let Some(path) = url.strip_prefix("file://").or_else(|| url.strip_prefix("file:")) {
-        return Ok(PathBuf::from(path));
-    }
-    match url.split_once(':') {
-        Some((scheme, _)) if scheme.len() > 1 && scheme.chars().all(|c| c.is_ascii_alphanumeric()) => {
-            Err(format!("scheme {scheme}: is not supported; copy the shards to a local folder"))
+impl ShardUrl {
+    /// Reads one URL, without braces and lists.
+    ///
+    /// # Errors
+    /// The reason in words.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if let Some(command) = text.strip_prefix("pipe:") {
+            return Ok(Self::Pipe(command.to_string()));
         }
-        _ => Ok(PathBuf::from(url)),
+        if let Some(path) = text.strip_prefix("file://").or_else(|| text.strip_prefix("file:")) {
+            return Ok(Self::File(PathBuf::from(path)));
+        }
+        match text.split_once(':') {
+            Some((scheme, _)) if REMOTE_SCHEMES.contains(&scheme) => {
+                let url = Url::parse(text).map_err(|error| error.to_string())?;
+                match url.host_str() {
+                    Some(host) if !host.is_empty() => Ok(Self::Remote(url)),
+                    _ => Err(format!("no host or bucket after {scheme}://")),
+                }
+            }
+            Some((scheme, _)) if scheme.len() > 1 && scheme.chars().all(|c| c.is_ascii_alphanumeric()) => {
+                Err(format!("scheme {scheme}: is not one of file, {}, pipe", REMOTE_SCHEMES.join(", ")))
+            }
+            _ => Ok(Self::File(PathBuf::from(text))),
+        }
     }
+
+    /// The last part of its path. A command has none that means anything.
+    pub fn file_name(&self) -> String {
+        match self {
+            Self::File(path) => path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            Self::Remote(url) => url.path().rsplit('/').next().unwrap_or_default().to_string(),
+            Self::Pipe(_) => "pipe".into(),
+        }
+    }
+
+    /// The name that a shard made from this one gets: what it has, but never compressed.
+    pub fn tar_name(&self) -> String {
+        let name = self.file_name();
+        let stem = [".tar.gz", ".tgz", ".tar"].iter().find_map(|ending| name.strip_suffix(ending));
+        format!("{}.tar", stem.unwrap_or(&name))
+    }
+
+    /// Whether its bytes are compressed, by its name.
+    pub fn is_gzip(&self) -> bool {
+        let name = self.file_name();
+        !matches!(self, Self::Pipe(_)) && (name.ends_with(".gz") || name.ends_with(".tgz"))
+    }
+
+    /// Whether it is a list of shards ([`crate::wids`]), by its name.
+    pub fn is_list(&self) -> bool {
+        !matches!(self, Self::Pipe(_)) && self.file_name().ends_with(".json")
+    }
+
+    /// The same place with `suffix` after its path.
+    pub(crate) fn with_suffix(&self, suffix: &str) -> Option<Self> {
+        match self {
+            Self::File(path) => {
+                let mut name = path.as_os_str().to_owned();
+                name.push(suffix);
+                Some(Self::File(PathBuf::from(name)))
+            }
+            Self::Remote(url) => {
+                let mut url = url.clone();
+                url.set_path(&format!("{}{suffix}", url.path()));
+                Some(Self::Remote(url))
+            }
+            Self::Pipe(_) => None,
+        }
+    }
+
+    /// What `reference` names in a list that stands here. A list comes from someone else: it cannot
+    /// name commands, and one from elsewhere cannot name files of this machine.
+    ///
+    /// # Errors
+    /// The reason in words.
+    pub(crate) fn join(&self, reference: &str) -> Result<Self, String> {
+        let absolute = match reference.split_once(':') {
+            Some((scheme, _)) => scheme.len() > 1,
+            None => false,
+        };
+        match (self, absolute.then(|| Self::parse(reference)).transpose()?) {
+            (_, Some(Self::Pipe(_))) => Err("a list cannot name commands".into()),
+            (Self::Remote(_), Some(Self::File(_))) => {
+                Err(format!("a list from elsewhere cannot name {reference}"))
+            }
+            (_, Some(url)) => Ok(url),
+            (Self::Remote(base), None) => base.join(reference).map(Self::Remote).map_err(|e| e.to_string()),
+            (Self::File(base), None) => {
+                Ok(Self::File(base.parent().unwrap_or(Path::new("")).join(reference)))
+            }
+            (Self::Pipe(_), None) => Err("a command has no folder".into()),
+        }
+    }
+}
+
+impl fmt::Display for ShardUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::Remote(url) => write!(f, "{}", redacted(url)),
+            Self::Pipe(command) => write!(f, "pipe:{command}"),
+        }
+    }
+}
+
+/// A URL for messages and ledgers: without a password, and without a query that is signed.
+pub(crate) fn redacted(url: &Url) -> String {
+    let mut url = url.clone();
+    // Neither can be set on a URL without a host, which has neither.
+    let _ = url.set_password(None);
+    let _ = url.set_username("");
+    let query = url.query().unwrap_or_default().to_ascii_lowercase();
+    if ["sig", "token", "key", "credential"].iter().any(|secret| query.contains(secret)) {
+        url.set_query(Some("…"));
+    }
+    url.to_string()
+}
+
+/// Splits at `::`, which also stands in hosts of version 6: `http://[::1]/a.tar`.
+fn split_list(spec: &str) -> Vec<&str> {
+    let (mut parts, mut start, mut at) = (Vec::new(), 0, 0);
+    while let Some(found) = spec[at..].find("::").map(|found| at + found) {
+        at = found + 2;
+        if spec[start..found].contains("://[") && !spec[start..found].contains(']') {
+            continue;
+        }
+        parts.push(&spec[start..found]);
+        start = at;
+    }
+    parts.push(&spec[start..]);
+    parts
 }
 
 /// Expands the first brace group of `text` and recurses into what follows.
@@ -148,11 +282,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn names(spec: &str) -> Vec<String> {
-        expand(&[spec.to_string()])
-            .expect("valid")
-            .into_iter()
-            .map(|path| path.display().to_string())
-            .collect()
+        expand(&[spec.to_string()]).expect("valid").into_iter().map(|url| url.to_string()).collect()
     }
 
     #[test]
@@ -161,6 +291,37 @@ mod tests {
         assert_eq!(names("{a,b}-{1..2}"), ["a-1", "a-2", "b-1", "b-2"]);
         assert_eq!(names("x.tar::{y,z{0..1}}.tar"), ["x.tar", "y.tar", "z0.tar", "z1.tar"]);
         assert_eq!(names("file:///tmp/a.tar"), ["/tmp/a.tar"]);
+        assert_eq!(
+            names("http://[::1]:80/{a,b}.tar::s3://bucket/c d.tar::pipe:cat x.tar"),
+            ["http://[::1]/a.tar", "http://[::1]/b.tar", "s3://bucket/c%20d.tar", "pipe:cat x.tar"]
+        );
+    }
+
+    #[test]
+    fn names_follow_the_path() {
+        let parse = |text| ShardUrl::parse(text).expect(text);
+        let url = parse("https://u:secret@host/a/b.tar.gz?x=1");
+        assert_eq!((url.file_name().as_str(), url.tar_name().as_str()), ("b.tar.gz", "b.tar"));
+        assert_eq!(url.to_string(), "https://host/a/b.tar.gz?x=1");
+        assert!(url.is_gzip() && !parse("b.tar").is_gzip() && parse("dir/index.json").is_list());
+        assert_eq!(url.with_suffix(".idx").expect("a place").to_string(), "https://host/a/b.tar.gz.idx?x=1");
+        let signed = parse("https://host/a.tar?X-Amz-Signature=0123&Expires=1");
+        assert!(!signed.to_string().contains("0123"), "{signed}");
+    }
+
+    /// Lists are other people's text.
+    #[test]
+    fn a_list_names_shards_and_nothing_else() {
+        let remote = ShardUrl::parse("https://host/set/index.json").expect("a URL");
+        let local = ShardUrl::parse("set/index.json").expect("a path");
+        let name = |list: &ShardUrl, text: &str| list.join(text).map(|url| url.to_string());
+        assert_eq!(name(&remote, "a.tar").as_deref(), Ok("https://host/set/a.tar"));
+        assert_eq!(name(&remote, "s3://bucket/a.tar").as_deref(), Ok("s3://bucket/a.tar"));
+        assert_eq!(name(&local, "../a.tar").as_deref(), Ok("set/../a.tar"));
+        for list in [&remote, &local] {
+            assert!(name(list, "pipe:rm -rf x").is_err());
+        }
+        assert!(name(&remote, "file:/etc/passwd").is_err());
     }
 
     #[test]
@@ -171,7 +332,9 @@ mod tests {
             ("{5..3}.tar", "backwards"),
             ("{a..3}.tar", "not a number"),
             ("{0..99999999999}.tar", "more than"),
-            ("s3://bucket/{0..3}.tar", "scheme s3"),
+            ("ftp://host/{0..3}.tar", "scheme ftp"),
+            ("s3:///a.tar", "no host or bucket"),
+            ("http://[::1/a.tar", "IPv6"),
             ("", "names no shard"),
         ] {
             let error = expand(&[spec.to_string()]).expect_err(spec).to_string();
@@ -181,8 +344,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_answered_without_a_panic(text in "[{},.0-9a-z:]{0,24}") {
-            let _ = expand(&[text]);
+        fn any_text_is_answered_without_a_panic(text in "(http://|s3://|pipe:|file:)?[{},.0-9a-z:/\\[\\]%@?#é]{0,24}") {
+            if let Ok(urls) = expand(&[text]) {
+                for url in urls {
+                    let _ = (url.to_string(), url.tar_name(), url.join("a.tar"));
+                }
+            }
         }
 
         #[test]

@@ -6,14 +6,15 @@
 //!  "datasets": [{"source_url": "other.json"}, {"shardlist": [...]}]}
 //! ```
 //!
-//! URLs are relative to `base`, or to the file. A shard whose length differs from `filesize` is an
-//! error; `md5sum` is not checked here.
-
-use std::path::{Path, PathBuf};
+//! URLs are relative to `base`, or to the file. A shard whose length differs from `filesize` or whose
+//! content differs from `md5sum` is an error: the length when it is opened, the content when it is
+//! fetched or verified.
 
 use serde::Deserialize;
 
 use crate::PipelineError;
+use crate::storage::Source;
+use crate::url::ShardUrl;
 
 /// Lists that name one another are followed this deep.
 const MAX_DEPTH: usize = 8;
@@ -33,6 +34,7 @@ struct Index {
 struct Entry {
     url: String,
     filesize: Option<u64>,
+    md5sum: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -42,52 +44,55 @@ struct Part {
     shardlist: Vec<Entry>,
 }
 
-/// The shards that the list at `path` names, in its order.
+/// The shards that the list at `list` names, in its order. `read` gets the text of a list.
 ///
 /// # Errors
-/// [`PipelineError::Io`] when it cannot be read, [`PipelineError::BadIndex`] when it is no such
-/// list or a shard has another length, [`PipelineError::MissingShard`].
-pub fn shards(path: &Path) -> Result<Vec<PathBuf>, PipelineError> {
+/// Those of `read`; [`PipelineError::BadIndex`] when the text is no such list.
+pub(crate) fn shards(
+    list: &ShardUrl,
+    read: &impl Fn(&ShardUrl) -> Result<Vec<u8>, PipelineError>,
+) -> Result<Vec<Source>, PipelineError> {
     let mut found = Vec::new();
-    collect(path, 0, &mut found)?;
+    collect(list, read, 0, &mut found)?;
     Ok(found)
 }
 
-fn collect(path: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), PipelineError> {
-    let bad = |reason: String| PipelineError::BadIndex { path: path.to_path_buf(), reason };
+fn collect(
+    list: &ShardUrl,
+    read: &impl Fn(&ShardUrl) -> Result<Vec<u8>, PipelineError>,
+    depth: usize,
+    found: &mut Vec<Source>,
+) -> Result<(), PipelineError> {
+    let bad = |reason: String| PipelineError::BadIndex { path: list.to_string().into(), reason };
     if depth > MAX_DEPTH {
         return Err(bad("its lists name one another in a circle".into()));
     }
-    let text = std::fs::read(path).map_err(|error| PipelineError::io("read", path, error))?;
-    let index: Index = serde_json::from_slice(&text).map_err(|error| bad(error.to_string()))?;
+    let index: Index = serde_json::from_slice(&read(list)?).map_err(|error| bad(error.to_string()))?;
     if index.kind != "wids-shard-index-v1" {
         return Err(bad(format!("its __kind__ is {:?}, not \"wids-shard-index-v1\"", index.kind)));
     }
-    let folder = path.parent().unwrap_or(Path::new(""));
-    let base = index.base.map_or_else(|| folder.to_path_buf(), |base| folder.join(base));
-    let add = |entry: &Entry, found: &mut Vec<PathBuf>| -> Result<(), PipelineError> {
-        let shard = crate::url::local_path(&entry.url).map_err(bad)?;
-        let shard = base.join(shard);
-        let Ok(meta) = std::fs::metadata(&shard) else {
-            return Err(PipelineError::MissingShard { path: shard });
-        };
-        if entry.filesize.is_some_and(|len| len != meta.len()) {
-            let (says, has) = (entry.filesize.unwrap_or_default(), meta.len());
-            return Err(bad(format!("it says that {} has {says} bytes, which has {has}", shard.display())));
-        }
-        found.push(shard);
-        Ok(())
+    let base = match &index.base {
+        // A base is a folder, with a slash at its end or without.
+        Some(base) => list.join(&format!("{}/", base.trim_end_matches('/'))).map_err(bad)?,
+        None => list.clone(),
     };
-    for entry in &index.shardlist {
-        add(entry, found)?;
-    }
-    for part in &index.datasets {
-        for entry in &part.shardlist {
-            add(entry, found)?;
+    let named = |url: &str| match (&index.base, &base) {
+        (Some(_), ShardUrl::File(folder)) => ShardUrl::File(folder.join("list")).join(url).map_err(bad),
+        _ => base.join(url).map_err(bad),
+    };
+    let parts = index.datasets.iter();
+    let lists = std::iter::once((&index.shardlist, None))
+        .chain(parts.map(|part| (&part.shardlist, part.source_url.as_deref())));
+    for (entries, source_url) in lists {
+        for entry in entries {
+            found.push(Source {
+                url: named(&entry.url)?,
+                len_bytes: entry.filesize,
+                md5: entry.md5sum.clone().filter(|sum| !sum.is_empty()),
+            });
         }
-        if let Some(source) = &part.source_url {
-            let source = crate::url::local_path(source).map_err(bad)?;
-            collect(&base.join(source), depth + 1, found)?;
+        if let Some(source_url) = source_url {
+            collect(&named(source_url)?, read, depth + 1, found)?;
         }
     }
     Ok(())
@@ -98,35 +103,57 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    #[test]
-    fn lists_nest_and_sizes_are_checked() {
-        let folder = tempfile::tempdir().expect("temporary folder");
-        let at = |name: &str| folder.path().join(name);
-        for (name, len) in [("a.tar", 10), ("b.tar", 20)] {
-            std::fs::write(at(name), vec![0; len]).expect("written");
-        }
-        let head = r#""__kind__":"wids-shard-index-v1","wids_version":1"#;
-        let write = |name: &str, rest: &str| {
-            std::fs::write(at(name), format!("{{{head},{rest}}}")).expect("written");
+    const HEAD: &str = r#""__kind__":"wids-shard-index-v1","wids_version":1"#;
+
+    /// The shards of `list` where each list of `lists` has the text that stands beside it.
+    fn shards_of(list: &str, lists: &[(&str, &str)]) -> Result<Vec<String>, PipelineError> {
+        let read = |url: &ShardUrl| {
+            let text = lists.iter().find(|(name, _)| *name == url.to_string());
+            let (_, rest) = text.ok_or(PipelineError::MissingShard { path: url.to_string().into() })?;
+            Ok(format!("{{{HEAD},{rest}}}").into_bytes())
         };
-        write("inner.json", r#""shardlist":[{"url":"b.tar","nsamples":1,"filesize":20}]"#);
-        write("outer.json", r#""shardlist":[{"url":"a.tar"}],"datasets":[{"source_url":"inner.json"}]"#);
-        assert_eq!(shards(&at("outer.json")).expect("a list"), [at("a.tar"), at("b.tar")]);
-        write("wrong.json", r#""shardlist":[{"url":"b.tar","filesize":21}]"#);
-        assert!(shards(&at("wrong.json")).expect_err("size").to_string().contains("21 bytes"));
-        write("circle.json", r#""datasets":[{"source_url":"circle.json"}]"#);
-        assert!(shards(&at("circle.json")).expect_err("circle").to_string().contains("circle"));
-        write("gone.json", r#""shardlist":[{"url":"c.tar"}]"#);
-        assert!(shards(&at("gone.json")).expect_err("gone").to_string().contains("c.tar"));
+        let found = shards(&ShardUrl::parse(list).expect("a URL"), &read)?;
+        Ok(found.into_iter().map(|source| source.url.to_string()).collect())
+    }
+
+    #[test]
+    fn lists_nest_and_stand_where_they_stand() {
+        let lists = [
+            ("d/outer.json", r#""shardlist":[{"url":"a.tar"}],"datasets":[{"source_url":"inner.json"}]"#),
+            ("d/inner.json", r#""base":"e","shardlist":[{"url":"b.tar","nsamples":1,"filesize":20}]"#),
+            ("https://h/d/x.json", r#""shardlist":[{"url":"a.tar"},{"url":"s3://bucket/b.tar"}]"#),
+            ("https://h/d/y.json", r#""base":"https://i/f","shardlist":[{"url":"a.tar"}]"#),
+        ];
+        assert_eq!(shards_of("d/outer.json", &lists).expect("a list"), ["d/a.tar", "d/e/b.tar"]);
+        let remote = shards_of("https://h/d/x.json", &lists).expect("a list");
+        assert_eq!(remote, ["https://h/d/a.tar", "s3://bucket/b.tar"]);
+        assert_eq!(shards_of("https://h/d/y.json", &lists).expect("a list"), ["https://i/f/a.tar"]);
+    }
+
+    #[test]
+    fn circles_commands_and_files_of_this_machine_are_refused() {
+        let lists = [
+            ("circle.json", r#""datasets":[{"source_url":"circle.json"}]"#),
+            ("command.json", r#""shardlist":[{"url":"pipe:rm x"}]"#),
+            ("https://h/x.json", r#""shardlist":[{"url":"file:///etc/passwd"}]"#),
+            ("https://h/y.json", r#""base":"file:///etc","shardlist":[{"url":"passwd"}]"#),
+        ];
+        for (list, reason) in [
+            ("circle.json", "circle"),
+            ("command.json", "commands"),
+            ("https://h/x.json", "cannot name file:"),
+            ("https://h/y.json", "cannot name file:"),
+        ] {
+            let error = shards_of(list, &lists).expect_err(list).to_string();
+            assert!(error.contains(reason), "{error}");
+        }
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_answered_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let folder = tempfile::tempdir().expect("temporary folder");
-            let path = folder.path().join("x.json");
-            std::fs::write(&path, bytes).expect("written");
-            let _ = shards(&path);
+            let list = ShardUrl::parse("x.json").expect("a path");
+            let _ = shards(&list, &|_: &ShardUrl| Ok(bytes.clone()));
         }
     }
 }

@@ -2,13 +2,15 @@
 //! the same bytes, each with its index beside it.
 
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use crate::PipelineError;
 use crate::file::temporary;
-use crate::index::{IndexBuilder, ShardIndex};
+use crate::index::{IndexBuilder, Member, check_of};
 use crate::tar::split_key;
+
+use xxhash_rust::xxh3::Xxh3;
 
 /// When a shard is full. Whichever comes first counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,10 +47,16 @@ struct Current {
 pub struct ShardFile {
     path: PathBuf,
     temporary: PathBuf,
-    builder: ::tar::Builder<BufWriter<File>>,
+    builder: ::tar::Builder<Hashed>,
     index: IndexBuilder,
     last_key: Option<String>,
     bytes: u64,
+}
+
+/// A file that hashes what is written to it.
+struct Hashed {
+    file: BufWriter<File>,
+    hash: Xxh3,
 }
 
 const BLOCK_BYTES: u64 = 512;
@@ -154,7 +162,10 @@ impl ShardFile {
         Ok(Self {
             path: path.to_path_buf(),
             temporary,
-            builder: ::tar::Builder::new(BufWriter::with_capacity(1 << 20, file)),
+            builder: ::tar::Builder::new(Hashed {
+                file: BufWriter::with_capacity(1 << 20, file),
+                hash: Xxh3::new(),
+            }),
             index: IndexBuilder::new(),
             last_key: None,
             bytes: 2 * BLOCK_BYTES,
@@ -185,11 +196,13 @@ impl ShardFile {
     /// [`PipelineError::Io`].
     pub fn finish(self) -> Result<PathBuf, PipelineError> {
         let io = |error| PipelineError::io("write", &self.temporary, error);
-        let mut file = self.builder.into_inner().map_err(io)?;
+        let Hashed { mut file, hash } = self.builder.into_inner().map_err(io)?;
         file.flush().map_err(io)?;
         file.get_ref().sync_all().map_err(io)?;
         let bytes = file.get_ref().metadata().map_err(io)?.len();
-        let index: ShardIndex = self.index.finish(bytes);
+        let bad = |reason| PipelineError::NotATar { path: self.path.clone(), reason };
+        let mut index = self.index.finish(bytes).map_err(bad)?;
+        index.checksum = Some(hash.digest());
         index.save(&self.path)?;
         fs::rename(&self.temporary, &self.path).map_err(|e| PipelineError::io("rename", &self.path, e))?;
         Ok(self.path)
@@ -213,9 +226,22 @@ impl ShardFile {
         let end = self.bytes - 2 * BLOCK_BYTES + member_bytes(&name, data);
         let offset_bytes = end - (data.len() as u64).next_multiple_of(BLOCK_BYTES);
         let bad = |reason| PipelineError::BadMember { path: self.path.clone(), member: name.clone(), reason };
-        self.index.push(key, extension, offset_bytes, data.len() as u64).map_err(bad)?;
+        let (len_bytes, check) = (data.len() as u64, Some(check_of(data)));
+        self.index.push(key, Member { extension, offset_bytes, len_bytes, check }).map_err(bad)?;
         self.bytes += member_bytes(&name, data);
         Ok(())
+    }
+}
+
+impl Write for Hashed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write_all(bytes)?;
+        self.hash.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
     }
 }
 
@@ -240,6 +266,7 @@ fn member_bytes(name: &str, data: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::index::ShardIndex;
 
     fn write(folder: &Path, limits: ShardLimits) -> Vec<PathBuf> {
         let mut writer = ShardWriter::new(folder, "t", limits).expect("folder");
@@ -259,7 +286,10 @@ mod tests {
         let paths = write(folder.path(), limits);
         assert_eq!(paths.len(), 3);
         for path in paths {
-            assert_eq!(ShardIndex::open(&path).expect("sidecar"), ShardIndex::build(&path).expect("walk"));
+            assert_eq!(
+                ShardIndex::open(&path).expect("sidecar"),
+                ShardIndex::build_checked(&path).expect("walk")
+            );
         }
     }
 
@@ -276,7 +306,7 @@ mod tests {
         assert!(file.add("b", &[("png", b"x")]).is_err(), "two samples would become one");
         file.finish().expect("finished");
         let index = ShardIndex::open(&path).expect("sidecar");
-        assert_eq!(index, ShardIndex::build(&path).expect("walk"));
+        assert_eq!(index, ShardIndex::build_checked(&path).expect("walk"));
         assert_eq!((index.key(0), index.key(1)), ("a", long.as_str()));
     }
 

@@ -7,6 +7,7 @@ mod exit;
 mod progress;
 mod recipes;
 mod rewrite;
+mod storage;
 mod synth;
 mod verb;
 
@@ -18,6 +19,8 @@ use clap::{Parser, Subcommand};
 #[derive(Parser)]
 #[command(name = "ocelli", version, max_term_width = 100)]
 struct Cli {
+    #[command(flatten)]
+    storage: storage::Flags,
     #[command(subcommand)]
     verb: Verb,
 }
@@ -45,13 +48,15 @@ pub fn main() -> ExitCode {
     // Every shard is an open file, and the usual limit is 1,024. Where it cannot be raised, the open
     // that fails says so.
     let _ = rlimit::increase_nofile_limit(u64::MAX);
-    let result = match Cli::parse().verb {
-        Verb::Quickstart(args) => verb::quickstart::run(&args),
-        Verb::Shards(args) => verb::shards::run(&args),
-        Verb::Pretrain(args) => verb::pretrain::run(&args),
-        Verb::Probe(args) => verb::probe::run(&args),
+    let cli = Cli::parse();
+    let storage = cli.storage.open();
+    let result = match cli.verb {
+        Verb::Quickstart(args) => verb::quickstart::run(&args, &storage),
+        Verb::Shards(args) => verb::shards::run(&args, &storage),
+        Verb::Pretrain(args) => verb::pretrain::run(&args, &storage),
+        Verb::Probe(args) => verb::probe::run(&args, &storage),
         Verb::Export(args) => verb::export::run(&args),
-        Verb::Bench(args) => verb::bench::run(&args),
+        Verb::Bench(args) => verb::bench::run(&args, &storage),
     };
     match result {
         Ok(code) => code,

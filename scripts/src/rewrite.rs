@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use indicatif::ProgressBar;
+use pipeline::url::ShardUrl;
 use pipeline::write::ShardFile;
-use pipeline::{Shard, file};
+use pipeline::{Shard, Source, Storage, file};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
@@ -96,19 +97,20 @@ impl Item<'_> {
     }
 }
 
-/// Passes every sample of `paths` through `judge`, on all cores, and writes what it says.
+/// Passes every sample of `sources` through `judge`, on all cores, and writes what it says.
 pub(crate) fn rewrite(
-    paths: &[PathBuf],
+    sources: &[Source],
+    storage: &Storage,
     job: &Job<'_>,
     judge: impl Fn(&Item<'_>) -> Verdict + Sync,
 ) -> anyhow::Result<Totals> {
-    check_names(paths)?;
-    claim(paths, job.out, job.verb, &job.settings, job.overwrite)?;
+    check_names(sources)?;
+    let shards = storage.open_all(sources)?;
+    claim(sources, &shards, job.out, job.verb, &job.settings, job.overwrite)?;
     let mut totals = Totals::default();
-    let shards = Shard::open_all(paths)?;
     let progress = bar(shards.iter().map(|shard| shard.len() as u64).sum(), job.verb);
-    for (shard, path) in shards.iter().zip(paths) {
-        let target = job.out.join(path.file_name().context("a shard has a file name")?);
+    for (shard, source) in shards.iter().zip(sources) {
+        let target = job.out.join(source.url.tar_name());
         if target.exists() {
             totals.n_shards_there += 1;
             progress.inc(shard.len() as u64);
@@ -118,7 +120,7 @@ pub(crate) fn rewrite(
         totals.n_shards += 1;
     }
     progress.finish_and_clear();
-    totals.list = join_dropped(job.out, paths)?;
+    totals.list = join_dropped(job.out, sources)?;
     Ok(totals)
 }
 
@@ -193,10 +195,10 @@ fn dropped_of(target: &Path) -> PathBuf {
 }
 
 /// Joins the lists of all shards into `dropped.jsonl`.
-fn join_dropped(out: &Path, paths: &[PathBuf]) -> anyhow::Result<Option<PathBuf>> {
+fn join_dropped(out: &Path, sources: &[Source]) -> anyhow::Result<Option<PathBuf>> {
     let mut text = String::new();
-    for name in paths.iter().filter_map(|path| path.file_name()) {
-        text.push_str(&fs::read_to_string(dropped_of(&out.join(name))).unwrap_or_default());
+    for source in sources {
+        text.push_str(&fs::read_to_string(dropped_of(&out.join(source.url.tar_name()))).unwrap_or_default());
     }
     let list = out.join("dropped.jsonl");
     if text.is_empty() {
@@ -209,7 +211,8 @@ fn join_dropped(out: &Path, paths: &[PathBuf]) -> anyhow::Result<Option<PathBuf>
 /// Makes the output folder, or checks that it belongs to this job: the same verb with the same
 /// settings on the same inputs. With `overwrite` what an earlier job has left there is taken away.
 pub(crate) fn claim(
-    paths: &[PathBuf],
+    sources: &[Source],
+    shards: &[Shard],
     out: &Path,
     verb: &str,
     settings: &Value,
@@ -218,12 +221,18 @@ pub(crate) fn claim(
     fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
     let real_out = out.canonicalize()?;
     let mut inputs = Vec::new();
-    for path in paths {
-        let real = path.canonicalize().with_context(|| format!("cannot open {}", path.display()))?;
-        if real.parent() == Some(&real_out) {
-            bail!("{} lies in the output folder; choose another --out", path.display());
-        }
-        inputs.push(json!([real, fs::metadata(&real)?.len()]));
+    for (source, shard) in sources.iter().zip(shards) {
+        let name = match &source.url {
+            ShardUrl::File(path) => {
+                let real = path.canonicalize().with_context(|| format!("cannot open {}", path.display()))?;
+                if real.parent() == Some(&real_out) {
+                    bail!("{} lies in the output folder; choose another --out", path.display());
+                }
+                real.display().to_string()
+            }
+            elsewhere => elsewhere.to_string(),
+        };
+        inputs.push(json!([name, shard.index().shard_bytes]));
     }
     let mark = out.join("job.json");
     let this = json!({ "verb": verb, "settings": settings, "inputs": inputs });
@@ -269,10 +278,10 @@ fn clear(out: &Path) -> anyhow::Result<()> {
 }
 
 /// Outputs have the names of their inputs, which must differ.
-pub(crate) fn check_names(paths: &[PathBuf]) -> anyhow::Result<()> {
+pub(crate) fn check_names(sources: &[Source]) -> anyhow::Result<()> {
     let mut names = HashSet::new();
-    match paths.iter().find(|path| !names.insert(path.file_name())) {
-        Some(path) => bail!("two shards have the name of {}; use two folders", path.display()),
+    match sources.iter().find(|source| !names.insert(source.url.tar_name())) {
+        Some(source) => bail!("two shards have the name of {}; use two folders", source.url),
         None => Ok(()),
     }
 }

@@ -97,7 +97,8 @@ pub struct StreamConfig {
 /// Batches of `plan`'s run from `cursor` on, for one rank; bad samples go to `ledger`.
 ///
 /// # Errors
-/// [`PipelineError`] when the batch does not divide or the ledger cannot be read.
+/// [`PipelineError`] when the batch does not divide, the ledger cannot be read, or the cache is too small
+/// for the windows.
 pub fn batches(
     dataset: Arc<Dataset>,
     plan: &Plan,
@@ -114,6 +115,7 @@ pub fn batches(
         rules: data.rules(),
         loader: LoaderConfig::default(),
     };
+    dataset.check_cache(data.window_shards)?;
     let quarantine = Quarantine::open(ledger, data.max_bad_rate)?;
     Ok(stream(dataset, config, share, cursor, Arc::new(quarantine)))
 }

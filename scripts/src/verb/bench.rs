@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use pipeline::Storage;
+
 use super::{bench_loader, bench_step};
 
 /// Flags of `bench`.
@@ -19,9 +21,9 @@ enum Verb {
     Loader(bench_loader::Args),
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     match &args.verb {
         Verb::Step(args) => bench_step::run(args),
-        Verb::Loader(args) => bench_loader::run(args),
+        Verb::Loader(args) => bench_loader::run(args, storage),
     }
 }

@@ -8,7 +8,7 @@ use anyhow::bail;
 use augment::stats::StageSnapshot;
 use augment::{BlurRule, DecodeRules, MultiCrop};
 use pipeline::stats::ReadSnapshot;
-use pipeline::{Cursor, Dataset, Loader, LoaderConfig, Order, Quarantine, Share};
+use pipeline::{Cursor, Dataset, Loader, LoaderConfig, Order, Quarantine, Share, Storage};
 use serde_json::json;
 use trainer::data::{StreamConfig, stream};
 use trainer::plan::or_cores;
@@ -76,12 +76,12 @@ struct Row {
     share: f64,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let preset = ["dino", "dinov2", "single", "read"].contains(&args.recipe.as_str());
     if preset && !args.overrides.is_empty() {
         bail!("--set changes a recipe, and {} is none", args.recipe);
     }
-    let dataset = Arc::new(Dataset::open(&args.shards)?);
+    let dataset = Arc::new(Dataset::open(&args.shards, storage)?);
     let measured = match args.recipe.as_str() {
         "read" => read_only(args, dataset)?,
         _ => augmented(args, dataset)?,

@@ -8,3 +8,4 @@ pub(crate) mod regroup;
 pub(crate) mod resize;
 pub(crate) mod sheet;
 pub(crate) mod stats;
+pub(crate) mod verify;

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use anyhow::bail;
 use eval::probe::{InTraining, Split};
-use pipeline::Dataset;
+use pipeline::{Dataset, Storage};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR2};
 use trainer::probe::Probe;
 use trainer::run::{Outcome, run as train};
@@ -45,7 +45,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let mut recipe = recipes::load(&args.recipe, &args.overrides)?;
     if !args.shards.is_empty() {
         recipe.data.shards.clone_from(&args.shards);
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         bail!("run.probe_every_steps is set: say what to probe on, with --probe-train and --probe-test");
     }
     let start = Instant::now();
-    let (plan, outcome) = pretrain(recipe, &args.workdir, |plan| probes(args, plan))?;
+    let (plan, outcome) = pretrain(recipe, &args.workdir, storage, |plan| probes(args, plan, storage))?;
     if outcome == Outcome::Stopped {
         eprintln!("stopped as asked; a checkpoint is written: the same command continues");
         return Ok(ExitCode::from(PREEMPTED));
@@ -76,11 +76,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 /// The probes that the flags ask for.
-fn probes(args: &Args, plan: &Plan) -> anyhow::Result<Vec<Box<dyn Probe>>> {
+fn probes(args: &Args, plan: &Plan, storage: &Storage) -> anyhow::Result<Vec<Box<dyn Probe>>> {
     if args.probe_train.is_empty() {
         return Ok(Vec::new());
     }
-    let open = |specs: &[String]| Dataset::open(specs).map(Arc::new);
+    let open = |specs: &[String]| Dataset::open(specs, storage).map(Arc::new);
     let size_px = plan.recipe.model.image_px();
     let split =
         Split::open(open(&args.probe_train)?, open(&args.probe_test)?, size_px, plan.recipe.data.rules())?;
@@ -92,12 +92,13 @@ fn probes(args: &Args, plan: &Plan) -> anyhow::Result<Vec<Box<dyn Probe>>> {
 pub(crate) fn pretrain(
     recipe: Recipe,
     workdir: &Path,
+    storage: &Storage,
     probes: impl FnOnce(&Plan) -> anyhow::Result<Vec<Box<dyn Probe>>>,
 ) -> anyhow::Result<(Plan, Outcome)> {
     if recipe.data.shards.is_empty() {
         bail!("no shards: give --shards, or data.shards in the recipe");
     }
-    let dataset = Arc::new(Dataset::open(&recipe.data.shards)?);
+    let dataset = Arc::new(Dataset::open(&recipe.data.shards, storage)?);
     let plan = Plan::resolve(recipe, dataset.n_samples())?;
     let mut probes = probes(&plan)?;
     let stop = Arc::new(AtomicBool::new(false));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use augment::DecodeRules;
 use eval::probe::{ProbeScores, Split};
-use pipeline::Dataset;
+use pipeline::{Dataset, Storage};
 use serde_json::{Value, json};
 use trainer::Network;
 use trainer::checkpoint::{Checkpoint, Manifest};
@@ -41,13 +41,13 @@ pub(crate) struct Args {
 /// A table of scores by name.
 pub(crate) type Table = Vec<(&'static str, ProbeScores)>;
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let which = if args.student { "student" } else { "teacher" };
     let network = Network::open(&args.checkpoint, which, 0)?;
     let size_px = args.image_px.unwrap_or(network.model.image_px());
     let plan = run_of(args).map(|run| run.plan);
     let rules = plan.map_or_else(DecodeRules::default, |plan| plan.recipe.data.rules());
-    let open = |specs: &[String]| Dataset::open(specs).map(Arc::new);
+    let open = |specs: &[String]| Dataset::open(specs, storage).map(Arc::new);
     let split = Split::open(open(&args.train)?, open(&args.test)?, size_px, rules)?;
     let mut table: Table = vec![(which, split.score(&network)?)];
     if args.baseline {

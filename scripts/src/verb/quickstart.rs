@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::bail;
 use eval::probe::Split;
 use eval::report;
-use pipeline::Dataset;
+use pipeline::{Dataset, Storage};
 use serde_json::json;
 use trainer::run::Outcome;
 use trainer::{Network, Plan};
@@ -55,7 +55,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     let mut recipe = recipes::load("quickstart", &args.overrides)?;
     let seed = args.seed.unwrap_or(recipe.seed);
@@ -73,13 +73,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         )
     };
     let (train, test) = (set("train", args.train_images, 0)?, set("test", args.test_images, 1)?);
-    recipe.data.shards = train.iter().map(|path| path.display().to_string()).collect();
-    let (train, test) = (Arc::new(Dataset::from_paths(&train)?), Arc::new(Dataset::from_paths(&test)?));
+    let names = |paths: &[PathBuf]| paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>();
+    recipe.data.shards = names(&train);
+    let open = |paths: &[PathBuf]| Dataset::open(&names(paths), storage).map(Arc::new);
+    let (train, test) = (open(&train)?, open(&test)?);
 
     let sheet = args.workdir.join("views.png");
     report::contact_sheet(&sheet, &train, &recipe.views.multicrop(), &rules, recipe.seed, SHEET_IMAGES)?;
     eprintln!("augmented views: {}", sheet.display());
-    let (_, outcome) = pretrain(recipe, &args.workdir, |_| Ok(Vec::new()))?;
+    let (_, outcome) = pretrain(recipe, &args.workdir, storage, |_| Ok(Vec::new()))?;
     if outcome == Outcome::Stopped {
         eprintln!("stopped as asked; the same command continues");
         return Ok(ExitCode::from(PREEMPTED));

@@ -2,17 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Context;
-use augment::decode::decode;
-use augment::{DecodeRules, Rgb8};
+use augment::Rgb8;
 use clap::Subcommand;
-use pipeline::index::ShardIndex;
+use pipeline::Storage;
 use pipeline::write::{ShardLimits, ShardWriter};
-use pipeline::{Dataset, SampleId};
 use rayon::prelude::*;
-use serde_json::json;
 
 use super::prep::resize::jpeg;
 use super::{pack, prep};
@@ -35,8 +31,8 @@ enum Verb {
     Pack(pack::Args),
     /// A procedural, labelled image set as shards.
     Synth(SynthArgs),
-    /// Read every sample, decode every image, compare the index with the tar.
-    Verify(VerifyArgs),
+    /// Read every byte, decode every image, compare index and checksums with the tar.
+    Verify(prep::verify::Args),
     /// List the samples of shards.
     Ls(LsArgs),
     /// Write index sidecars for shards that other tools made.
@@ -82,23 +78,13 @@ pub(crate) struct SynthArgs {
 }
 
 #[derive(clap::Args)]
-struct VerifyArgs {
-    /// Shard lists.
-    #[arg(required = true)]
-    shards: Vec<String>,
-    /// End with one line of JSON.
-    #[arg(long)]
-    json: bool,
-}
-
-#[derive(clap::Args)]
 struct LsArgs {
     /// Shard lists.
     #[arg(required = true)]
     shards: Vec<String>,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     match &args.verb {
         Verb::Pack(args) => pack::run(args),
         Verb::Synth(args) => {
@@ -106,18 +92,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             println!("{} images in {} shard(s) in {}", args.count, paths.len(), args.out.display());
             Ok(ExitCode::SUCCESS)
         }
-        Verb::Verify(args) => verify(args),
-        Verb::Ls(args) => list(args),
-        Verb::Index(args) => prep::index::run(args),
-        Verb::Stats(args) => prep::stats::run(args),
-        Verb::ContactSheet(args) => prep::sheet::run(args),
-        Verb::Resize(args) => prep::resize::run(args),
-        Verb::Filter(args) => prep::filter::run(args),
-        Verb::Dedup(args) => prep::dedup::run(args),
-        Verb::Reshard(args) => prep::regroup::reshard(args),
-        Verb::Split(args) => prep::regroup::split(args),
-        Verb::Subset(args) => prep::regroup::subset(args),
-        Verb::Extract(args) => prep::extract::run(args),
+        Verb::Verify(args) => prep::verify::run(args, storage),
+        Verb::Ls(args) => list(args, storage),
+        Verb::Index(args) => prep::index::run(args, storage),
+        Verb::Stats(args) => prep::stats::run(args, storage),
+        Verb::ContactSheet(args) => prep::sheet::run(args, storage),
+        Verb::Resize(args) => prep::resize::run(args, storage),
+        Verb::Filter(args) => prep::filter::run(args, storage),
+        Verb::Dedup(args) => prep::dedup::run(args, storage),
+        Verb::Reshard(args) => prep::regroup::reshard(args, storage),
+        Verb::Split(args) => prep::regroup::split(args, storage),
+        Verb::Subset(args) => prep::regroup::subset(args, storage),
+        Verb::Extract(args) => prep::extract::run(args, storage),
     }
 }
 
@@ -153,65 +139,15 @@ pub(crate) fn write_classes(folder: &Path, names: &[String]) -> anyhow::Result<(
     std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn verify(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
-    let paths = pipeline::url::expand(&args.shards)?;
-    for path in &paths {
-        let walked = ShardIndex::build(path)?;
-        let sidecar = ShardIndex::sidecar_path(path);
-        if sidecar.exists() {
-            let text =
-                std::fs::read(&sidecar).with_context(|| format!("cannot read {}", sidecar.display()))?;
-            let reason = match ShardIndex::parse(&text) {
-                Ok(index) if index == walked => continue,
-                Ok(_) => "it does not describe what the tar holds".into(),
-                Err(reason) => reason,
-            };
-            return Err(pipeline::PipelineError::BadIndex { path: sidecar, reason }.into());
-        }
-    }
-    let dataset = Dataset::from_paths(&paths)?;
-    let progress = bar(dataset.n_samples(), "verify");
-    let (bytes, n_bad) = (AtomicU64::new(0), AtomicU64::new(0));
-    let check = |id: u64| {
-        let id = SampleId(id);
-        let outcome = dataset.read(id).map_err(|error| error.to_string()).and_then(|sample| {
-            bytes.fetch_add(sample.image.len() as u64, Ordering::Relaxed);
-            decode(&sample.image, &DecodeRules::default()).map_err(|error| error.to_string())
-        });
-        if let Err(reason) = outcome {
-            let (shard, key, _) = dataset.describe(id);
-            progress.suspend(|| eprintln!("bad: shard {shard}, sample {key}: {reason}"));
-            n_bad.fetch_add(1, Ordering::Relaxed);
-        }
-        progress.inc(1);
-    };
-    (0..dataset.n_samples()).into_par_iter().for_each(check);
-    progress.finish_and_clear();
-    let (bytes, n_bad) = (bytes.into_inner(), n_bad.into_inner());
-    let n_samples = dataset.n_samples();
-    println!(
-        "{} shard(s), {n_samples} samples, {:.1} MB of images, {n_bad} bad",
-        paths.len(),
-        bytes as f64 / 1e6
-    );
-    if args.json {
-        println!(
-            "{}",
-            json!({ "shards": paths.len(), "samples": n_samples, "image_bytes": bytes, "bad": n_bad })
-        );
-    }
-    Ok(if n_bad == 0 { ExitCode::SUCCESS } else { ExitCode::from(3) })
-}
-
-fn list(args: &LsArgs) -> anyhow::Result<ExitCode> {
+fn list(args: &LsArgs, storage: &Storage) -> anyhow::Result<ExitCode> {
     use std::io::Write;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-    for path in pipeline::url::expand(&args.shards)? {
-        let index = ShardIndex::open(&path)?;
+    for shard in storage.open_all(&storage.sources(&args.shards)?)? {
+        let (name, index) = (shard.name(), shard.index());
         for i in 0..index.len() {
             let members: Vec<String> =
                 index.members(i).map(|m| format!("{}:{}", m.extension, m.len_bytes)).collect();
-            let line = writeln!(out, "{}\t{}\t{}", path.display(), index.key(i), members.join(" "));
+            let line = writeln!(out, "{name}\t{}\t{}", index.key(i), members.join(" "));
             // A reader that closes the pipe, such as `head`, has seen enough.
             if line.is_err() {
                 return Ok(ExitCode::SUCCESS);

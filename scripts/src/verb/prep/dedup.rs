@@ -14,7 +14,7 @@ use augment::crop::CropBox;
 use augment::decode::decode;
 use augment::resize::{BoxResizer, Interpolation};
 use augment::{DecodeRules, Planes, Rgb8};
-use pipeline::Shard;
+use pipeline::{Shard, Source, Storage};
 use rayon::prelude::*;
 use serde_json::json;
 use xxhash_rust::xxh3::xxh3_128;
@@ -60,13 +60,14 @@ struct Copy {
     distance: Option<u32>,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let paths = pipeline::url::expand(&args.flags.shards)?;
-    let against = if args.against.is_empty() { Vec::new() } else { pipeline::url::expand(&args.against)? };
-    let shards = Shard::open_all(against.iter().chain(&paths))?;
+pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
+    let sources = storage.sources(&args.flags.shards)?;
+    let against = if args.against.is_empty() { Vec::new() } else { storage.sources(&args.against)? };
+    let all: Vec<Source> = against.iter().chain(&sources).cloned().collect();
+    let shards = storage.open_all(&all)?;
     let settings = json!({ "against": args.against, "max_distance": args.max_distance });
     let job = Job { out: &args.flags.out, verb: "dedup", settings, overwrite: args.flags.overwrite };
-    claim(&paths, job.out, job.verb, &job.settings, job.overwrite)?;
+    claim(&sources, &shards[against.len()..], job.out, job.verb, &job.settings, job.overwrite)?;
     let entries = fingerprints(&shards)?;
     let copies = find(&entries, against.len(), args.max_distance);
     write_lists(&args.flags.out, &shards, &entries, &copies, against.len())?;
@@ -82,9 +83,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             .collect();
         // The folder is claimed already; claiming it again must not clear it.
         let job = Job { overwrite: false, ..job };
-        let totals = rewrite(&paths, &job, |item| match gone.contains(&(item.shard.name(), item.number)) {
-            true => Verdict::Drop("a copy: see copies.jsonl".into()),
-            false => Verdict::Keep,
+        let totals = rewrite(&sources, storage, &job, |item| {
+            match gone.contains(&(item.shard.name(), item.number)) {
+                true => Verdict::Drop("a copy: see copies.jsonl".into()),
+                false => Verdict::Keep,
+            }
         })?;
         totals.print(false);
     }

@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use pipeline::{PipelineError, Shard};
+use pipeline::{PipelineError, Shard, Storage};
 use serde_json::json;
 
 use crate::progress::bar;
@@ -32,18 +32,19 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let paths = pipeline::url::expand(&args.shards)?;
-    check_names(&paths)?;
+pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
+    let sources = storage.sources(&args.shards)?;
+    check_names(&sources)?;
     let wanted: HashSet<&str> = args.keys.iter().map(String::as_str).collect();
-    let progress = bar(paths.len() as u64, "extract");
+    let progress = bar(sources.len() as u64, "extract");
     let (mut n_samples, mut n_files) = (0u64, 0u64);
-    for path in &paths {
-        let shard = Shard::open(path)?;
-        let folder = args.out.join(path.file_stem().unwrap_or_default());
+    for source in &sources {
+        let shard = storage.open(source)?;
+        let name = source.url.tar_name();
+        let folder = args.out.join(name.strip_suffix(".tar").unwrap_or(&name));
         for i in (0..shard.len()).filter(|i| wanted.is_empty() || wanted.contains(shard.key(*i))) {
             for (extension, bytes) in shard.members(i)? {
-                let target = inside(path, &folder, format!("{}.{extension}", shard.key(i)))?;
+                let target = inside(&shard, &folder, format!("{}.{extension}", shard.key(i)))?;
                 write(&target, &bytes, args.overwrite)?;
                 n_files += 1;
             }
@@ -53,7 +54,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     progress.finish_and_clear();
     if n_samples == 0 && !wanted.is_empty() {
-        bail!("none of the {} keys stands in the {} shard(s)", wanted.len(), paths.len());
+        bail!("none of the {} keys stands in the {} shard(s)", wanted.len(), sources.len());
     }
     println!("{n_files} files of {n_samples} samples in {}", args.out.display());
     if args.json {
@@ -63,11 +64,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 /// `member` below `folder`. A member's name is what someone else wrote: it must not lead out.
-fn inside(shard: &Path, folder: &Path, member: String) -> Result<PathBuf, PipelineError> {
+fn inside(shard: &Shard, folder: &Path, member: String) -> Result<PathBuf, PipelineError> {
     let inside = |part| matches!(part, Component::Normal(_) | Component::CurDir);
     if !Path::new(&member).components().all(inside) {
         let reason = "it would be written outside of the folder".into();
-        return Err(PipelineError::BadMember { path: shard.to_path_buf(), member, reason });
+        return Err(PipelineError::BadMember { path: shard.name().into(), member, reason });
     }
     Ok(folder.join(member))
 }

@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use pipeline::Storage;
+
 use augment::decode::decode;
 use augment::{DecodeRules, Rgb8};
 use serde_json::json;
@@ -24,15 +26,15 @@ pub(crate) struct Args {
     min_deviation: f64,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let paths = pipeline::url::expand(&args.flags.shards)?;
+pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
+    let sources = storage.sources(&args.flags.shards)?;
     let settings = json!({
         "min_side": args.min_side,
         "max_aspect": args.max_aspect.to_string(),
         "min_deviation": args.min_deviation,
     });
     let job = Job { out: &args.flags.out, verb: "filter", settings, overwrite: args.flags.overwrite };
-    let totals = rewrite(&paths, &job, |item| match flaw(args, item) {
+    let totals = rewrite(&sources, storage, &job, |item| match flaw(args, item) {
         Some(reason) => Verdict::Drop(reason),
         None => Verdict::Keep,
     })?;

@@ -1,8 +1,10 @@
-//! `ocelli shards index`: sidecars for shards that other tools wrote.
+//! `ocelli shards index`: indices for shards that other tools wrote.
 
 use std::process::ExitCode;
 
 use pipeline::index::ShardIndex;
+use pipeline::url::ShardUrl;
+use pipeline::{Source, Storage};
 use rayon::prelude::*;
 use serde_json::json;
 
@@ -11,10 +13,13 @@ use crate::progress::bar;
 /// Flags of `shards index`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Shard lists.
+    /// Shard lists. The index of a shard on a disk is written beside it, others into the cache.
     #[arg(required = true)]
     shards: Vec<String>,
-    /// Make sidecars again that are there already.
+    /// Read shards on a disk as a whole, for checksums by which a change is noticed.
+    #[arg(long)]
+    checksums: bool,
+    /// Make indices again that are there already.
     #[arg(long)]
     overwrite: bool,
     /// End with one line of JSON.
@@ -22,27 +27,50 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let paths = pipeline::url::expand(&args.shards)?;
-    let progress = bar(paths.len() as u64, "index");
-    let one = |path: &std::path::PathBuf| -> anyhow::Result<(u64, u64)> {
-        let index = if args.overwrite { ShardIndex::build(path)? } else { ShardIndex::open(path)? };
-        // A sidecar of another length was not believed, and is written again.
-        let sidecar = std::fs::read(ShardIndex::sidecar_path(path)).ok();
-        let there = !args.overwrite
-            && sidecar.and_then(|text| ShardIndex::parse(&text).ok()).is_some_and(|known| known == index);
-        if !there {
-            index.save(path)?;
-        }
+pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
+    let sources = storage.sources(&args.shards)?;
+    let progress = bar(sources.len() as u64, "index");
+    let one = |source: &Source| -> anyhow::Result<(u64, u64)> {
+        let done = match &source.url {
+            ShardUrl::File(path) if source.is_read_in_place() => beside(args, path)?,
+            _ => in_cache(args, source, storage)?,
+        };
         progress.inc(1);
-        Ok((index.len() as u64, u64::from(!there)))
+        Ok(done)
     };
-    let done: anyhow::Result<Vec<_>> = paths.par_iter().map(one).collect();
+    let done: anyhow::Result<Vec<_>> = sources.par_iter().map(one).collect();
     progress.finish_and_clear();
     let (n_samples, n_written) = done?.iter().fold((0, 0), |(a, b), (n, written)| (a + n, b + written));
-    println!("{n_written} of {} shard(s) indexed, {n_samples} samples in all", paths.len());
+    println!("{n_written} of {} shard(s) indexed, {n_samples} samples in all", sources.len());
     if args.json {
-        println!("{}", json!({ "shards": paths.len(), "indexed": n_written, "samples": n_samples }));
+        println!("{}", json!({ "shards": sources.len(), "indexed": n_written, "samples": n_samples }));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Samples of the shard at `path`, and 1 if its index was written.
+fn beside(args: &Args, path: &std::path::Path) -> anyhow::Result<(u64, u64)> {
+    let known = if args.overwrite { None } else { ShardIndex::load(path).ok().flatten() };
+    let index = match known {
+        // A sidecar of another length was not believed, and is written again.
+        Some(known) if !args.checksums || known.checksum.is_some() => {
+            let index = ShardIndex::open(path)?;
+            if index == known {
+                return Ok((index.len() as u64, 0));
+            }
+            index
+        }
+        _ if args.checksums => ShardIndex::build_checked(path)?,
+        _ => ShardIndex::build(path)?,
+    };
+    index.save(path)?;
+    Ok((index.len() as u64, 1))
+}
+
+fn in_cache(args: &Args, source: &Source, storage: &Storage) -> anyhow::Result<(u64, u64)> {
+    if args.overwrite {
+        storage.forget(source)?;
+    }
+    let there = storage.has_index(source)?;
+    Ok((storage.open(source)?.len() as u64, u64::from(!there)))
 }

@@ -7,8 +7,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use augment::ViewRng;
-use pipeline::Shard;
 use pipeline::write::{ShardLimits, ShardWriter};
+use pipeline::{Shard, Source, Storage};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -98,18 +98,18 @@ struct Place {
 /// Keeps the streams of this file apart from all others.
 const DOMAIN: u64 = 0x7265_6772_6f75_7000;
 
-pub(crate) fn reshard(args: &ReshardArgs) -> anyhow::Result<ExitCode> {
-    let (paths, shards) = open(&args.common)?;
+pub(crate) fn reshard(args: &ReshardArgs, storage: &Storage) -> anyhow::Result<ExitCode> {
+    let (sources, shards) = open(&args.common, storage)?;
     let mut places = all(&shards);
     if let Some(seed) = args.shuffle {
         shuffle(&mut places, seed);
     }
     let settings = json!({ "prefix": args.prefix, "shuffle": args.shuffle });
-    write(&args.common, "reshard", settings, &paths, &shards, &[(args.prefix.clone(), places)])
+    write(&args.common, "reshard", settings, &sources, &shards, &[(args.prefix.clone(), places)])
 }
 
-pub(crate) fn split(args: &SplitArgs) -> anyhow::Result<ExitCode> {
-    let (paths, shards) = open(&args.common)?;
+pub(crate) fn split(args: &SplitArgs, storage: &Storage) -> anyhow::Result<ExitCode> {
+    let (sources, shards) = open(&args.common, storage)?;
     let shares: anyhow::Result<Vec<(String, f64)>> = args.parts.iter().map(|part| share(part)).collect();
     let shares = shares?;
     let mut names = HashSet::new();
@@ -132,11 +132,11 @@ pub(crate) fn split(args: &SplitArgs) -> anyhow::Result<ExitCode> {
         parts[part_of(&place)].1.push(place);
     }
     let settings = json!({ "parts": args.parts, "seed": args.seed });
-    write(&args.common, "split", settings, &paths, &shards, &parts)
+    write(&args.common, "split", settings, &sources, &shards, &parts)
 }
 
-pub(crate) fn subset(args: &SubsetArgs) -> anyhow::Result<ExitCode> {
-    let (paths, shards) = open(&args.common)?;
+pub(crate) fn subset(args: &SubsetArgs, storage: &Storage) -> anyhow::Result<ExitCode> {
+    let (sources, shards) = open(&args.common, storage)?;
     let mut places = all(&shards);
     if let Some(path) = &args.keys {
         let text =
@@ -170,13 +170,13 @@ pub(crate) fn subset(args: &SubsetArgs) -> anyhow::Result<ExitCode> {
         "prefix": args.prefix, "count": args.count, "seed": args.seed, "keys": args.keys,
         "classes": args.classes,
     });
-    write(&args.common, "subset", settings, &paths, &shards, &[(args.prefix.clone(), places)])
+    write(&args.common, "subset", settings, &sources, &shards, &[(args.prefix.clone(), places)])
 }
 
-fn open(common: &Common) -> anyhow::Result<(Vec<PathBuf>, Vec<Shard>)> {
-    let paths = pipeline::url::expand(&common.shards)?;
-    let shards = Shard::open_all(&paths)?;
-    Ok((paths, shards))
+fn open(common: &Common, storage: &Storage) -> anyhow::Result<(Vec<Source>, Vec<Shard>)> {
+    let sources = storage.sources(&common.shards)?;
+    let shards = storage.open_all(&sources)?;
+    Ok((sources, shards))
 }
 
 fn all(shards: &[Shard]) -> Vec<Place> {
@@ -207,7 +207,7 @@ fn write(
     common: &Common,
     verb: &'static str,
     mut settings: Value,
-    paths: &[PathBuf],
+    sources: &[Source],
     shards: &[Shard],
     parts: &[(String, Vec<Place>)],
 ) -> anyhow::Result<ExitCode> {
@@ -223,7 +223,7 @@ fn write(
     if !common.renumber {
         check_keys(shards, parts)?;
     }
-    claim(paths, &common.out, verb, &settings, false)?;
+    claim(sources, shards, &common.out, verb, &settings, false)?;
     let limits =
         ShardLimits { max_samples: common.samples_per_shard.max(1), max_bytes: common.bytes_per_shard };
     let progress = bar(n_samples as u64, verb);

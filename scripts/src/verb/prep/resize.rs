@@ -3,6 +3,8 @@
 use std::io::Cursor;
 use std::process::ExitCode;
 
+use pipeline::Storage;
+
 use anyhow::Context;
 use augment::decode::decode;
 use augment::facts::facts;
@@ -35,8 +37,8 @@ pub(crate) struct Args {
     apply_exif: bool,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let paths = pipeline::url::expand(&args.flags.shards)?;
+pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
+    let sources = storage.sources(&args.flags.shards)?;
     let settings = json!({
         "short_side": args.short_side,
         "quality": args.quality,
@@ -45,7 +47,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     });
     let job = Job { out: &args.flags.out, verb: "resize", settings, overwrite: args.flags.overwrite };
     // An image that cannot be decoded stays: `filter` is what leaves images out.
-    let totals = rewrite(&paths, &job, |item| resized(args, item).unwrap_or(Verdict::Keep))?;
+    let totals = rewrite(&sources, storage, &job, |item| resized(args, item).unwrap_or(Verdict::Keep))?;
     totals.print(args.flags.json);
     Ok(ExitCode::SUCCESS)
 }

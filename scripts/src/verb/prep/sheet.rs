@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use eval::report;
-use pipeline::Dataset;
+use pipeline::{Dataset, Storage};
 
 use crate::recipes;
 
@@ -33,11 +33,11 @@ pub(crate) struct Args {
     overwrite: bool,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     if args.out.exists() && !args.overwrite {
         bail!("{} exists; give --overwrite, or another --out", args.out.display());
     }
-    let dataset = Dataset::open(&args.shards)?;
+    let dataset = Dataset::open(&args.shards, storage)?;
     match &args.recipe {
         Some(name) => {
             let recipe = recipes::load(name, &[])?;

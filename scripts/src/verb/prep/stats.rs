@@ -9,7 +9,7 @@ use augment::decode::decode;
 use augment::facts::{ColorKind, Facts, facts};
 use augment::{BlurRule, DecodeRules, MultiCrop, SampleKey, ViewMaker};
 use eval::histogram::{Histogram, draw_histograms};
-use pipeline::Shard;
+use pipeline::{Shard, Storage};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
@@ -67,12 +67,9 @@ struct Stats {
     decode_s: f64,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let paths = pipeline::url::expand(&args.shards)?;
-    let shards = Shard::open_all(&paths)?;
-    let shard_bytes: Result<Vec<f64>, _> =
-        paths.iter().map(|path| std::fs::metadata(path).map(|meta| meta.len() as f64 / 1e6)).collect();
-    let shard_mb = shard_bytes?;
+pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
+    let shards = storage.open_all(&storage.sources(&args.shards)?)?;
+    let shard_mb: Vec<f64> = shards.iter().map(|shard| shard.index().shard_bytes as f64 / 1e6).collect();
     let progress = bar(shards.iter().map(|shard| shard.len() as u64).sum(), "stats");
     let mut stats = Stats::default();
     let mut hashes: HashMap<u128, u64> = HashMap::new();

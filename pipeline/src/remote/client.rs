@@ -1,0 +1,151 @@
+//! What speaks to servers: one runtime, one HTTP client and one client a bucket.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use object_store::ObjectStore;
+use object_store::path::Path;
+use tokio::runtime::Runtime;
+use url::Url;
+
+use super::fetch::{Failure, Origin, Sink, fetch};
+use super::http::HttpObject;
+use super::object::{StoredObject, open_store};
+use super::retry::RetryPolicy;
+
+/// Threads that wait for the network. What they receive is written by the threads that asked.
+const RUNTIME_THREADS: usize = 2;
+
+/// A client for everything that a URL can name. Shared by threads; its calls block.
+pub struct Client {
+    runtime: Runtime,
+    http: reqwest::Client,
+    stores: Mutex<HashMap<String, Arc<dyn ObjectStore>>>,
+    options: Vec<(String, String)>,
+    policy: RetryPolicy,
+    answered: AtomicBool,
+}
+
+/// Bytes in memory, up to a limit.
+struct Bounded {
+    bytes: Vec<u8>,
+    max_bytes: u64,
+}
+
+impl Client {
+    /// A client. `options` are the credentials of object stores, under the names of the usual
+    /// environment variables.
+    ///
+    /// # Errors
+    /// Those of the system: no thread can be started, or no certificates are installed.
+    pub fn new(options: Vec<(String, String)>, policy: RetryPolicy) -> io::Result<Self> {
+        // Fails where the program has chosen one already, which serves as well.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(RUNTIME_THREADS)
+            .thread_name("ocelli-net")
+            .enable_all()
+            .build()?;
+        let http = reqwest::Client::builder()
+            .user_agent(concat!("ocelli/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(Duration::from_secs(10).min(policy.stall))
+            .build()
+            .map_err(io::Error::other)?;
+        Ok(Self {
+            runtime,
+            http,
+            stores: Mutex::default(),
+            options,
+            policy,
+            answered: AtomicBool::new(false),
+        })
+    }
+
+    /// Fetches what `url` names into memory.
+    ///
+    /// # Errors
+    /// The reason in words: it is not there, it is larger than `max_bytes`, or it did not come.
+    pub fn get(&self, url: &Url, max_bytes: u64) -> Result<Vec<u8>, String> {
+        self.read(url, max_bytes).map_err(|failure| failure.to_string())
+    }
+
+    pub(crate) fn read(&self, url: &Url, max_bytes: u64) -> Result<Vec<u8>, Failure> {
+        let mut sink = Bounded { bytes: Vec::new(), max_bytes };
+        self.fetch(url, &mut sink)?;
+        Ok(sink.bytes)
+    }
+
+    /// Fetches what `url` names into `sink`, with retries.
+    pub(crate) fn fetch(&self, url: &Url, sink: &mut dyn Sink) -> Result<(), Failure> {
+        let origin = self.origin(url).map_err(Failure::Refused)?;
+        self.runtime.block_on(fetch(&origin, &self.policy, &self.answered, sink))
+    }
+
+    fn origin(&self, url: &Url) -> Result<Origin, String> {
+        if matches!(url.scheme(), "http" | "https") {
+            return Ok(Origin::Http(HttpObject { client: self.http.clone(), url: url.clone() }));
+        }
+        let bucket = url[..url::Position::BeforePath].to_string();
+        // A poisoned lock only means that another thread panicked between two plain inserts.
+        let mut stores = self.stores.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let store = match stores.get(&bucket) {
+            Some(store) => Arc::clone(store),
+            None => {
+                let store = open_store(url, &self.options)?;
+                stores.insert(bucket, Arc::clone(&store));
+                store
+            }
+        };
+        let path = Path::from_url_path(url.path()).map_err(|error| error.to_string())?;
+        Ok(Origin::Stored(StoredObject { store, url: url.clone(), path }))
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The options hold secrets.
+        f.debug_struct("Client").field("policy", &self.policy).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NotFound => write!(f, "there is no such object"),
+            Self::Denied(reason) | Self::Refused(reason) | Self::Passing(reason, _) => write!(f, "{reason}"),
+            Self::Changed => write!(f, "it changed while it was fetched"),
+            Self::Sink(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl Sink for Bounded {
+    fn restart(&mut self, total_bytes: Option<u64>) -> io::Result<()> {
+        self.bytes.clear();
+        self.check(total_bytes.unwrap_or(0))
+    }
+}
+
+impl Bounded {
+    fn check(&self, len_bytes: u64) -> io::Result<()> {
+        match len_bytes > self.max_bytes {
+            true => Err(io::Error::other(format!("it is larger than {} bytes", self.max_bytes))),
+            false => Ok(()),
+        }
+    }
+}
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.check((self.bytes.len() + bytes.len()) as u64)?;
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,163 @@
+//! One object from its first byte to its last, however often the connection breaks.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
+use tokio::time::{sleep, timeout};
+
+use super::http::HttpObject;
+use super::object::StoredObject;
+use super::retry::RetryPolicy;
+
+/// Where fetched bytes go.
+pub(crate) trait Sink: io::Write + Send {
+    /// Forgets what was written: the object comes from its start, `total_bytes` long if that is known.
+    fn restart(&mut self, total_bytes: Option<u64>) -> io::Result<()>;
+}
+
+/// Something that can be read from any byte on.
+pub(crate) enum Origin {
+    Http(HttpObject),
+    Stored(StoredObject),
+}
+
+/// An answer.
+pub(crate) struct Body {
+    /// Which byte of the object comes first: the one that was asked for, or 0.
+    pub(crate) start: u64,
+    /// Length of the whole object.
+    pub(crate) total_bytes: Option<u64>,
+    /// What names this version of the object, to ask for the rest of the same.
+    pub(crate) version: Option<String>,
+    pub(crate) chunks: BoxStream<'static, Result<Bytes, String>>,
+}
+
+/// Why an object did not come.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// There is no such object.
+    NotFound,
+    /// There may be one, but not for us.
+    Denied(String),
+    /// Asking again will not help.
+    Refused(String),
+    /// It is not the version any more whose rest was asked for.
+    Changed,
+    /// Asking again may help; not before this time if one was named.
+    Passing(String, Option<Duration>),
+    /// The sink failed.
+    Sink(io::Error),
+}
+
+impl Origin {
+    async fn open(&self, from: u64, version: Option<&str>) -> Result<Body, Failure> {
+        match self {
+            Self::Http(object) => object.open(from, version).await,
+            Self::Stored(object) => object.open(from, version).await,
+        }
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Self::Http(object) => object.name(),
+            Self::Stored(object) => object.name(),
+        }
+    }
+}
+
+/// How far a fetch has come.
+#[derive(Default)]
+struct Progress {
+    done_bytes: u64,
+    /// The furthest that any attempt came. Only what goes beyond it is a gain, so that a server that
+    /// always breaks at the same place cannot hold a fetch for ever.
+    furthest_bytes: u64,
+    total_bytes: Option<u64>,
+    version: Option<String>,
+}
+
+/// Fetches all of `origin` into `sink`. `answered` tells, and learns, whether anything from elsewhere
+/// has ever answered.
+pub(crate) async fn fetch(
+    origin: &Origin,
+    policy: &RetryPolicy,
+    answered: &AtomicBool,
+    sink: &mut dyn Sink,
+) -> Result<(), Failure> {
+    let mut progress = Progress::default();
+    let mut failures = 0;
+    loop {
+        let (reason, not_before) = match attempt(origin, policy, &mut progress, sink).await {
+            Ok(()) => {
+                answered.store(true, Ordering::Relaxed);
+                return Ok(());
+            }
+            Err(Failure::Passing(reason, not_before)) => (reason, not_before),
+            Err(Failure::Changed) => {
+                progress = Progress { furthest_bytes: progress.furthest_bytes, ..Progress::default() };
+                ("it changed while it was fetched".to_string(), None)
+            }
+            Err(failure) => return Err(failure),
+        };
+        if progress.done_bytes > progress.furthest_bytes {
+            progress.furthest_bytes = progress.done_bytes;
+            failures = 0;
+        }
+        if progress.furthest_bytes > 0 {
+            answered.store(true, Ordering::Relaxed);
+        }
+        failures += 1;
+        let first_contact =
+            if answered.load(Ordering::Relaxed) { u32::MAX } else { RetryPolicy::FIRST_CONTACT };
+        if failures > policy.max_failures.min(first_contact) {
+            return Err(Failure::Refused(format!("{reason} (tried {failures} times)")));
+        }
+        let wait = policy.wait(failures).max(not_before.unwrap_or_default().min(policy.longest_wait));
+        tracing::warn!(
+            "{}: {reason}; going on at byte {} in {:.1} s",
+            origin.name(),
+            progress.done_bytes,
+            wait.as_secs_f64()
+        );
+        sleep(wait).await;
+    }
+}
+
+async fn attempt(
+    origin: &Origin,
+    policy: &RetryPolicy,
+    progress: &mut Progress,
+    sink: &mut dyn Sink,
+) -> Result<(), Failure> {
+    let stalled = |_| Failure::Passing(format!("nothing came for {:?}", policy.stall), None);
+    let from = progress.done_bytes;
+    let asked = origin.open(from, progress.version.as_deref());
+    let mut body = timeout(policy.stall, asked).await.map_err(stalled)??;
+    if body.start == 0 {
+        sink.restart(body.total_bytes).map_err(Failure::Sink)?;
+        progress.done_bytes = 0;
+        progress.total_bytes = body.total_bytes;
+        progress.version = body.version;
+    } else if body.start != from {
+        let reason = format!("asked for byte {from}, it answered with byte {}", body.start);
+        return Err(Failure::Passing(reason, None));
+    } else if body.total_bytes != progress.total_bytes {
+        return Err(Failure::Changed);
+    }
+    while let Some(chunk) = timeout(policy.stall, body.chunks.next()).await.map_err(stalled)? {
+        let chunk = chunk.map_err(|reason| Failure::Passing(reason, None))?;
+        sink.write_all(&chunk).map_err(Failure::Sink)?;
+        progress.done_bytes += chunk.len() as u64;
+    }
+    match progress.total_bytes {
+        Some(total) if progress.done_bytes < total => Err(Failure::Passing(
+            format!("the connection ended after {} of {total} bytes", progress.done_bytes),
+            None,
+        )),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,123 @@
+//! `http://` and `https://`: a GET, continued by `Range` and `If-Range` (RFC 9110, sections 13 and 14).
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use reqwest::header::{
+    CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderMap, HeaderName, IF_RANGE, LAST_MODIFIED, RANGE, RETRY_AFTER,
+};
+use reqwest::{Client, Response, StatusCode};
+use url::Url;
+
+use super::fetch::{Body, Failure};
+use crate::url::redacted;
+
+/// An object that a web server has.
+pub(crate) struct HttpObject {
+    pub(crate) client: Client,
+    pub(crate) url: Url,
+}
+
+impl HttpObject {
+    pub(crate) fn name(&self) -> String {
+        redacted(&self.url)
+    }
+
+    pub(crate) async fn open(&self, from: u64, version: Option<&str>) -> Result<Body, Failure> {
+        let mut request = self.client.get(self.url.clone());
+        if from > 0 {
+            request = request.header(RANGE, format!("bytes={from}-"));
+            if let Some(version) = version {
+                request = request.header(IF_RANGE, version);
+            }
+        }
+        let response = request.send().await.map_err(|error| failure_of(&error))?;
+        body_of(response, from)
+    }
+}
+
+fn body_of(response: Response, from: u64) -> Result<Body, Failure> {
+    let headers = response.headers();
+    let (start, total_bytes) = match response.status() {
+        StatusCode::OK => (0, number(headers, &CONTENT_LENGTH)),
+        StatusCode::PARTIAL_CONTENT if from > 0 => content_range(headers)
+            .ok_or_else(|| Failure::Refused("it answered with a range that cannot be understood".into()))?,
+        StatusCode::RANGE_NOT_SATISFIABLE => return Err(Failure::Changed),
+        status => return Err(refusal(status, headers)),
+    };
+    let version = version_of(headers);
+    let chunks = response.bytes_stream().map(|chunk| chunk.map_err(|error| reason_of(&error))).boxed();
+    Ok(Body { start, total_bytes, version, chunks })
+}
+
+fn refusal(status: StatusCode, headers: &HeaderMap) -> Failure {
+    match status.as_u16() {
+        404 | 410 => Failure::NotFound,
+        401 | 403 => Failure::Denied(format!("it answered {status}")),
+        408 | 425 | 429 | 500.. => {
+            let not_before = number(headers, &RETRY_AFTER).map(Duration::from_secs);
+            Failure::Passing(format!("it answered {status}"), not_before)
+        }
+        _ => Failure::Refused(format!("it answered {status}")),
+    }
+}
+
+/// First byte and whole length of `bytes 5-9/10`.
+fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
+    let text = headers.get(CONTENT_RANGE)?.to_str().ok()?;
+    let (range, total) = text.trim().strip_prefix("bytes ")?.split_once('/')?;
+    let (first, _) = range.split_once('-')?;
+    let total = if total == "*" { None } else { Some(total.parse().ok()?) };
+    Some((first.parse().ok()?, total))
+}
+
+/// What `If-Range` may hold: a strong entity tag, or a date.
+fn version_of(headers: &HeaderMap) -> Option<String> {
+    let text = |name: &HeaderName| Some(headers.get(name)?.to_str().ok()?.to_string());
+    text(&ETAG).filter(|tag| !tag.starts_with("W/")).or_else(|| text(&LAST_MODIFIED))
+}
+
+fn number(headers: &HeaderMap, name: &HeaderName) -> Option<u64> {
+    headers.get(name)?.to_str().ok()?.parse().ok()
+}
+
+/// An error before the answer: a name that does not resolve, a port that refuses, a bad certificate.
+fn failure_of(error: &reqwest::Error) -> Failure {
+    match error.is_builder() || error.is_redirect() {
+        true => Failure::Refused(reason_of(error)),
+        false => Failure::Passing(reason_of(error), None),
+    }
+}
+
+/// The innermost cause says what happened; the outer ones repeat the URL.
+fn reason_of(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_and_versions_are_read_as_written() {
+        let mut headers = HeaderMap::new();
+        let mut set = |value: &'static str| {
+            headers.insert(CONTENT_RANGE, value.parse().expect("a header"));
+            content_range(&headers)
+        };
+        assert_eq!(set("bytes 5-9/10"), Some((5, Some(10))));
+        assert_eq!(set("bytes 5-9/*"), Some((5, None)));
+        for wrong in ["bytes */10", "5-9/10", "bytes 5-9", "bytes x-9/10", "bytes 5-9/ten"] {
+            assert_eq!(set(wrong), None, "{wrong}");
+        }
+        headers.insert(LAST_MODIFIED, "Sat, 21 Nov 2026 10:00:00 GMT".parse().expect("a header"));
+        headers.insert(ETAG, "W/\"weak\"".parse().expect("a header"));
+        assert_eq!(version_of(&headers).as_deref(), Some("Sat, 21 Nov 2026 10:00:00 GMT"));
+        headers.insert(ETAG, "\"strong\"".parse().expect("a header"));
+        assert_eq!(version_of(&headers).as_deref(), Some("\"strong\""));
+    }
+}

@@ -1,0 +1,86 @@
+//! `s3://`, `gs://` and `az://`, through `object_store`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::path::Path;
+use object_store::{ClientOptions, Error, GetOptions, GetRange, ObjectStore, RetryConfig};
+use url::Url;
+
+use super::fetch::{Body, Failure};
+use crate::url::redacted;
+
+/// The library's own retries serve its credentials; shards are continued by [`super::fetch`].
+const OWN_RETRIES: usize = 2;
+
+/// An object of a store.
+pub(crate) struct StoredObject {
+    pub(crate) store: Arc<dyn ObjectStore>,
+    pub(crate) url: Url,
+    pub(crate) path: Path,
+}
+
+impl StoredObject {
+    pub(crate) fn name(&self) -> String {
+        redacted(&self.url)
+    }
+
+    pub(crate) async fn open(&self, from: u64, version: Option<&str>) -> Result<Body, Failure> {
+        let options = GetOptions {
+            range: (from > 0).then_some(GetRange::Offset(from)),
+            if_match: version.filter(|_| from > 0).map(str::to_string),
+            ..GetOptions::default()
+        };
+        let answer = self.store.get_opts(&self.path, options).await.map_err(failure_of)?;
+        let (start, total_bytes) = (answer.range.start, Some(answer.meta.size));
+        let version = answer.meta.e_tag.clone();
+        let chunks = answer.into_stream().map(|chunk| chunk.map_err(|error| reason_of(&error))).boxed();
+        Ok(Body { start, total_bytes, version, chunks })
+    }
+}
+
+/// The store that `url` names, with credentials from `options`: pairs with the names of the usual
+/// environment variables (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`,
+/// `AZURE_STORAGE_ACCOUNT_NAME` …). Names that the store does not know are passed over.
+pub(crate) fn open_store(url: &Url, options: &[(String, String)]) -> Result<Arc<dyn ObjectStore>, String> {
+    // A shard takes as long as it takes; a connection that stalls is noticed by the fetch loop.
+    let client = ClientOptions::new().with_timeout_disabled().with_connect_timeout(Duration::from_secs(10));
+    let retry = RetryConfig { max_retries: OWN_RETRIES, ..RetryConfig::default() };
+    macro_rules! build {
+        ($builder:ty) => {{
+            let empty =
+                <$builder>::new().with_url(url.as_str()).with_client_options(client).with_retry(retry);
+            let with =
+                |builder: $builder, (name, value): &(String, String)| match name.to_ascii_lowercase().parse()
+                {
+                    Ok(key) => builder.with_config(key, value),
+                    Err(_) => builder,
+                };
+            options.iter().fold(empty, with).build().map(|store| Arc::new(store) as Arc<dyn ObjectStore>)
+        }};
+    }
+    let store = match url.scheme() {
+        "s3" => build!(AmazonS3Builder),
+        "gs" => build!(GoogleCloudStorageBuilder),
+        _ => build!(MicrosoftAzureBuilder),
+    };
+    store.map_err(|error| error.to_string())
+}
+
+fn failure_of(error: Error) -> Failure {
+    match error {
+        Error::NotFound { .. } => Failure::NotFound,
+        Error::Precondition { .. } => Failure::Changed,
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => Failure::Denied(reason_of(&error)),
+        Error::Generic { .. } => Failure::Passing(reason_of(&error), None),
+        error => Failure::Refused(reason_of(&error)),
+    }
+}
+
+fn reason_of(error: &Error) -> String {
+    error.to_string()
+}

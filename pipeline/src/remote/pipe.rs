@@ -1,0 +1,44 @@
+//! `pipe:COMMAND`: what a shell command writes.
+
+use std::io::{self, Read};
+use std::process::{Command, Stdio};
+
+use super::fetch::{Failure, Sink};
+
+/// Bytes of the command's messages that an error repeats, the last ones.
+const MESSAGE_BYTES: usize = 500;
+
+/// Runs `command` and sends what it writes to `sink`. Commands are those of the user: lists of shards
+/// cannot name any.
+pub(crate) fn run(command: &str, sink: &mut dyn Sink) -> Result<(), Failure> {
+    let refused = |error: io::Error| Failure::Refused(format!("the shell cannot be started: {error}"));
+    let mut child = Command::new("sh")
+        .args(["-c", command])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(refused)?;
+    let (Some(mut stdout), Some(mut stderr)) = (child.stdout.take(), child.stderr.take()) else {
+        return Err(Failure::Refused("the command has no output".into()));
+    };
+    let messages = std::thread::spawn(move || {
+        let mut kept = Vec::new();
+        let mut buffer = [0; 4096];
+        while let Ok(n @ 1..) = stderr.read(&mut buffer) {
+            kept.extend_from_slice(&buffer[..n]);
+            kept.drain(..kept.len().saturating_sub(MESSAGE_BYTES));
+        }
+        String::from_utf8_lossy(&kept).trim().to_string()
+    });
+    let copied = sink.restart(None).and_then(|()| io::copy(&mut stdout, sink));
+    // A command whose output nobody takes any more ends by itself.
+    drop(stdout);
+    let status = child.wait().map_err(refused)?;
+    let messages = messages.join().unwrap_or_default();
+    copied.map_err(Failure::Sink)?;
+    match status.success() {
+        true => Ok(()),
+        false => Err(Failure::Passing(format!("the command ended with {status}: {messages}"), None)),
+    }
+}

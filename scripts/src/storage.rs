@@ -1,0 +1,57 @@
+//! Flags and environment of the storage: where shards from elsewhere are kept, and credentials.
+
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use pipeline::remote::RetryPolicy;
+use pipeline::{Storage, StorageConfig};
+
+/// Beginnings of the names of variables that hold credentials and settings of object stores.
+const STORE_VARIABLES: [&str; 3] = ["AWS_", "GOOGLE_", "AZURE_"];
+
+/// Flags that every verb has.
+#[derive(clap::Args)]
+pub(crate) struct Flags {
+    /// Folder in which shards from elsewhere, and indices, are kept [default: ~/.cache/ocelli].
+    #[arg(long, env = "OCELLI_CACHE", global = true, value_name = "FOLDER", help_heading = "Cache")]
+    cache: Option<PathBuf>,
+    /// Gigabytes of shards that are kept at the most.
+    #[arg(
+        long,
+        env = "OCELLI_CACHE_GB",
+        global = true,
+        value_name = "GB",
+        default_value_t = 100.0,
+        help_heading = "Cache"
+    )]
+    cache_gb: f64,
+}
+
+impl Flags {
+    /// The storage that the flags and the environment describe.
+    pub(crate) fn open(&self) -> Storage {
+        let folder = self.cache.clone().unwrap_or_else(default_folder);
+        let options = std::env::vars()
+            .filter(|(name, _)| STORE_VARIABLES.iter().any(|beginning| name.starts_with(beginning)))
+            .collect();
+        Storage::new(StorageConfig {
+            cache_bytes: (self.cache_gb * 1e9) as u64,
+            options,
+            retry: RetryPolicy { jitter_seed: jitter_seed(), ..RetryPolicy::default() },
+            ..StorageConfig::new(folder)
+        })
+    }
+}
+
+fn default_folder() -> PathBuf {
+    let of_user = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let of_home = || std::env::home_dir().map(|home| home.join(".cache"));
+    of_user.or_else(of_home).unwrap_or_else(std::env::temp_dir).join("ocelli")
+}
+
+/// Differs between processes, on one machine and between machines. It decides how long to wait after a
+/// failure, and nothing else.
+pub(crate) fn jitter_seed() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::from(std::process::id()) << 32 ^ now.as_nanos() as u64
+}

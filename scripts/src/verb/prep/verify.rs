@@ -1,0 +1,69 @@
+//! `ocelli shards verify`: every byte, every member, every image.
+
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use augment::DecodeRules;
+use augment::decode::decode;
+use pipeline::{Dataset, SampleId, Storage};
+use rayon::prelude::*;
+use serde_json::json;
+
+use crate::progress::bar;
+
+/// Flags of `shards verify`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Shard lists.
+    #[arg(required = true)]
+    shards: Vec<String>,
+    /// End with one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
+    let sources = storage.sources(&args.shards)?;
+    let shards = storage.open_all(&sources)?;
+    let n_samples = shards.iter().map(|shard| shard.len() as u64).sum();
+    let progress = bar(n_samples, "verify");
+    for (source, shard) in sources.iter().zip(&shards) {
+        match storage.verify(source, shard) {
+            // Which of its samples have changed is said below.
+            Err(error @ pipeline::PipelineError::OtherShard { .. }) => {
+                progress.suspend(|| eprintln!("bad: {error}"));
+            }
+            checked => checked?,
+        }
+    }
+    let dataset = Dataset::new(shards)?;
+    let (bytes, n_bad) = (AtomicU64::new(0), AtomicU64::new(0));
+    let check = |id: u64| {
+        let id = SampleId(id);
+        let outcome = dataset.read(id).map_err(|error| error.to_string()).and_then(|sample| {
+            bytes.fetch_add(sample.image.len() as u64, Ordering::Relaxed);
+            decode(&sample.image, &DecodeRules::default()).map_err(|error| error.to_string())
+        });
+        if let Err(reason) = outcome {
+            let (shard, key, _) = dataset.describe(id);
+            progress.suspend(|| eprintln!("bad: shard {shard}, sample {key}: {reason}"));
+            n_bad.fetch_add(1, Ordering::Relaxed);
+        }
+        progress.inc(1);
+    };
+    (0..n_samples).into_par_iter().for_each(check);
+    progress.finish_and_clear();
+    let (bytes, n_bad) = (bytes.into_inner(), n_bad.into_inner());
+    println!(
+        "{} shard(s), {n_samples} samples, {:.1} MB of images, {n_bad} bad",
+        sources.len(),
+        bytes as f64 / 1e6
+    );
+    if args.json {
+        println!(
+            "{}",
+            json!({ "shards": sources.len(), "samples": n_samples, "image_bytes": bytes, "bad": n_bad })
+        );
+    }
+    Ok(if n_bad == 0 { ExitCode::SUCCESS } else { ExitCode::from(3) })
+}
