@@ -126,7 +126,7 @@ impl IndexBuilder {
         }
         let block = u32::try_from(member.offset_bytes / BLOCK_BYTES).map_err(|_| "offset above 2 TiB")?;
         let len = u32::try_from(member.len_bytes).map_err(|_| "member above 4 GiB")?;
-        if !self.open.as_ref().is_some_and(|(open, _)| open == key) {
+        if self.open.as_ref().is_none_or(|(open, _)| open != key) {
             self.close_sample()?;
         }
         let (_, extensions) = self.open.get_or_insert_with(|| (key.to_string(), Vec::new()));

@@ -1,16 +1,22 @@
 //! Shards that other tools wrote: see `scripts/golden/shards.py`.
 
 use augment::decode::decode;
-use pipeline::{Dataset, SampleId};
+use pipeline::{Dataset, SampleId, Storage, StorageConfig};
 
 use crate::support::{World, ok};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/shards");
 
+fn open(name: &str) -> Dataset {
+    let folder = tempfile::tempdir().unwrap();
+    let storage = Storage::new(StorageConfig::new(folder.path().join("cache")));
+    Dataset::open(&[format!("{FOLDER}/{name}")], &storage).unwrap()
+}
+
 /// webdataset's ShardWriter: keys with folders, several images a sample, members sorted.
 #[test]
 fn shards_of_webdataset_are_read() {
-    let dataset = Dataset::open(&[format!("{FOLDER}/webdataset-000000.tar")]).unwrap();
+    let dataset = open("webdataset-000000.tar");
     assert_eq!(dataset.n_samples(), 3);
     for i in 0..3u32 {
         let sample = dataset.read(SampleId(u64::from(i))).unwrap();
@@ -24,7 +30,7 @@ fn shards_of_webdataset_are_read() {
 /// img2dataset: captions and metadata beside the image, a failed download left out.
 #[test]
 fn shards_of_img2dataset_are_read() {
-    let dataset = Dataset::open(&[format!("{FOLDER}/00000.tar")]).unwrap();
+    let dataset = open("00000.tar");
     assert_eq!(dataset.n_samples(), 3);
     let sample = dataset.read(SampleId(2)).unwrap();
     assert_eq!((sample.key.as_str(), sample.label), ("000000002", None));
@@ -34,7 +40,7 @@ fn shards_of_img2dataset_are_read() {
 /// A wids index names both, relative to itself.
 #[test]
 fn an_index_of_wids_is_a_shard_list() {
-    let dataset = Dataset::open(&[format!("{FOLDER}/wids.json")]).unwrap();
+    let dataset = open("wids.json");
     assert_eq!(dataset.shard_sizes(), [3, 3]);
     let world = World::new(1);
     let list = world.ocelli(&["shards", "ls", &format!("{FOLDER}/wids.json")]);

@@ -18,8 +18,12 @@ mod gradients;
 mod prep;
 /// Killed and stopped runs continue bit for bit.
 mod resume;
+/// HTTP and S3 servers, faithful and not.
+mod servers;
 /// A long run of the data path; slow.
 mod soak;
+/// Shards from servers, stores, commands and compressed files.
+mod storage;
 /// Folders of temporary data, tiny recipes and the program itself.
 mod support;
 /// The verbs, as a user calls them.

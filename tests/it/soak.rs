@@ -7,7 +7,7 @@ use augment::{DecodeRules, MultiCrop};
 use image::codecs::jpeg::JpegEncoder;
 use image::{ImageBuffer, Rgb};
 use pipeline::write::{ShardLimits, ShardWriter};
-use pipeline::{Cursor, Dataset, LoaderConfig, Quarantine, Share};
+use pipeline::{Cursor, Dataset, LoaderConfig, Quarantine, Shard, Share};
 use trainer::data::{StreamConfig, stream};
 
 const N_SAMPLES: u64 = 100_000;
@@ -43,7 +43,8 @@ fn a_long_stream_with_bad_samples_keeps_its_memory() {
         let bytes = if i % 100 == 7 { &image[..image.len() / 2] } else { image.as_slice() };
         writer.add(&format!("{i:08}"), &[("jpg", bytes)]).unwrap();
     }
-    let dataset = Arc::new(Dataset::from_paths(&writer.finish().unwrap()).unwrap());
+    let shards: Vec<_> = writer.finish().unwrap().iter().map(|path| Shard::open(path).unwrap()).collect();
+    let dataset = Arc::new(Dataset::new(shards).unwrap());
     let ledger = folder.path().join("quarantine.jsonl");
     let quarantine = Arc::new(Quarantine::open(&ledger, 0.02).unwrap());
     let config = StreamConfig {

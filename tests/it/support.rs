@@ -1,7 +1,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::sync::Arc;
+use std::time::Duration;
 
 use assert_cmd::Command;
+use pipeline::{Dataset, RetryPolicy, Storage, StorageConfig};
 use tempfile::TempDir;
 
 /// A recipe that trains in seconds on 16-pixel images.
@@ -72,6 +75,28 @@ impl World {
         self.path("data/train-000000.tar")
     }
 
+    /// A storage with a cache in this folder, which waits for milliseconds where others wait for
+    /// seconds.
+    pub(crate) fn storage(&self) -> Storage {
+        Storage::new(self.storage_config())
+    }
+
+    pub(crate) fn storage_config(&self) -> StorageConfig {
+        let retry = RetryPolicy {
+            first_wait: Duration::from_millis(5),
+            longest_wait: Duration::from_millis(50),
+            stall: Duration::from_millis(500),
+            ..RetryPolicy::default()
+        };
+        StorageConfig { retry, ..StorageConfig::new(self.path("cache")) }
+    }
+
+    /// The shard as a data set.
+    pub(crate) fn dataset(&self) -> Arc<Dataset> {
+        let shards = [self.shard().display().to_string()];
+        Arc::new(Dataset::open(&shards, &self.storage()).unwrap())
+    }
+
     /// Runs the program.
     pub(crate) fn ocelli(&self, args: &[&str]) -> Output {
         program().args(args).output().unwrap()
@@ -100,7 +125,15 @@ impl World {
 
 /// The program, built with the tests.
 pub(crate) fn program() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_ocelli-under-test"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ocelli-under-test"));
+    // Not that of the user, and without the user's credentials.
+    command.env("OCELLI_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"));
+    for (name, _) in std::env::vars() {
+        if ["AWS_", "GOOGLE_", "AZURE_"].iter().any(|beginning| name.starts_with(beginning)) {
+            command.env_remove(name);
+        }
+    }
+    command
 }
 
 /// Standard error of a run that must have succeeded.

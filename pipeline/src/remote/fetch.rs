@@ -80,6 +80,15 @@ struct Progress {
     version: Option<String>,
 }
 
+impl Progress {
+    fn so_far(&self) -> String {
+        match self.total_bytes {
+            Some(total) => format!("{} of {total} bytes", self.done_bytes),
+            None => format!("{} bytes", self.done_bytes),
+        }
+    }
+}
+
 /// Fetches all of `origin` into `sink`. `answered` tells, and learns, whether anything from elsewhere
 /// has ever answered.
 pub(crate) async fn fetch(
@@ -149,15 +158,17 @@ async fn attempt(
         return Err(Failure::Changed);
     }
     while let Some(chunk) = timeout(policy.stall, body.chunks.next()).await.map_err(stalled)? {
-        let chunk = chunk.map_err(|reason| Failure::Passing(reason, None))?;
+        let chunk = chunk.map_err(|reason| {
+            let reason = format!("the connection broke after {}: {reason}", progress.so_far());
+            Failure::Passing(reason, None)
+        })?;
         sink.write_all(&chunk).map_err(Failure::Sink)?;
         progress.done_bytes += chunk.len() as u64;
     }
     match progress.total_bytes {
-        Some(total) if progress.done_bytes < total => Err(Failure::Passing(
-            format!("the connection ended after {} of {total} bytes", progress.done_bytes),
-            None,
-        )),
+        Some(total) if progress.done_bytes < total => {
+            Err(Failure::Passing(format!("the connection ended after {}", progress.so_far()), None))
+        }
         _ => Ok(()),
     }
 }

@@ -1,0 +1,164 @@
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use s3s::auth::SimpleAuth;
+use s3s::service::S3ServiceBuilder;
+use s3s_fs::FileSystem;
+
+/// What the server does wrong, for all of its files.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Faults {
+    /// Answers with these first, one a request.
+    pub(crate) statuses: Vec<u16>,
+    /// Closes the connection after so many bytes of a body.
+    pub(crate) drop_after: Option<usize>,
+    /// Sends nothing more after so many bytes of a body, for the first request of each file.
+    pub(crate) stall_after: Option<usize>,
+    /// Sends the whole file whatever the range.
+    pub(crate) ignores_ranges: bool,
+    /// Says neither length nor version.
+    pub(crate) says_nothing: bool,
+    /// Files are those of this folder from the second request on.
+    pub(crate) changes_to: Option<PathBuf>,
+}
+
+/// A web server of the files in a folder.
+pub(crate) struct WebServer {
+    address: SocketAddr,
+    state: Arc<State>,
+}
+
+struct State {
+    root: PathBuf,
+    faults: Mutex<Faults>,
+    /// Path and `Range` of each request.
+    requests: Mutex<Vec<(String, Option<String>)>>,
+}
+
+impl WebServer {
+    pub(crate) fn start(root: &Path, faults: Faults) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let state =
+            State { root: root.to_path_buf(), faults: Mutex::new(faults), requests: Mutex::default() };
+        let state = Arc::new(state);
+        let shared = Arc::clone(&state);
+        // Ends with the test process.
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let state = Arc::clone(&shared);
+                // A client that goes away is nothing to report.
+                std::thread::spawn(move || drop(answer(&state, stream)));
+            }
+        });
+        Self { address, state }
+    }
+
+    pub(crate) fn url(&self, name: &str) -> String {
+        format!("http://{}/{name}", self.address)
+    }
+
+    pub(crate) fn set(&self, faults: Faults) {
+        *self.state.faults.lock().unwrap() = faults;
+    }
+
+    /// `Range` of each request for `name`, in order.
+    pub(crate) fn ranges(&self, name: &str) -> Vec<Option<String>> {
+        let requests = self.state.requests.lock().unwrap();
+        requests.iter().filter(|(path, _)| path == name).map(|(_, range)| range.clone()).collect()
+    }
+}
+
+fn answer(state: &State, mut stream: TcpStream) -> std::io::Result<()> {
+    let (path, headers) = request(&stream)?;
+    let range = headers.get("range").cloned();
+    let mut requests = state.requests.lock().unwrap();
+    let n_before = requests.iter().filter(|(before, _)| *before == path).count();
+    requests.push((path.clone(), range.clone()));
+    drop(requests);
+    let mut guard = state.faults.lock().unwrap();
+    let status = if guard.statuses.is_empty() { None } else { Some(guard.statuses.remove(0)) };
+    let faults = guard.clone();
+    drop(guard);
+    if let Some(status) = status {
+        return write!(stream, "HTTP/1.1 {status} Fault\r\nretry-after: 0\r\ncontent-length: 0\r\n\r\n");
+    }
+    let Ok(mut bytes) = std::fs::read(state.root.join(&path)) else {
+        return write!(stream, "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n");
+    };
+    let mut version = "\"first\"";
+    if let Some(root) = faults.changes_to.filter(|_| n_before > 0) {
+        (bytes, version) = (std::fs::read(root.join(&path))?, "\"second\"");
+    }
+    let start: usize = match range.as_deref().and_then(|range| range.strip_prefix("bytes=")) {
+        _ if faults.ignores_ranges || headers.get("if-range").is_some_and(|wanted| wanted != version) => 0,
+        Some(range) => range.trim_end_matches('-').parse().unwrap(),
+        None => 0,
+    };
+    match start {
+        0 => write!(stream, "HTTP/1.1 200 OK\r\nconnection: close\r\n")?,
+        _ => {
+            let range = format!("bytes {start}-{}/{}", bytes.len() - 1, bytes.len());
+            write!(
+                stream,
+                "HTTP/1.1 206 Partial Content\r\nconnection: close\r\ncontent-range: {range}\r\n"
+            )?;
+        }
+    }
+    if !faults.says_nothing {
+        write!(stream, "content-length: {}\r\netag: {version}\r\n", bytes.len() - start)?;
+    }
+    write!(stream, "\r\n")?;
+    let stall = faults.stall_after.filter(|_| n_before == 0);
+    let end = bytes.len().min(start + faults.drop_after.or(stall).unwrap_or(usize::MAX - start));
+    stream.write_all(&bytes[start..end])?;
+    if stall.is_some() {
+        std::thread::sleep(Duration::from_secs(20));
+    }
+    Ok(())
+}
+
+/// Path and headers of a request.
+fn request(stream: &TcpStream) -> std::io::Result<(String, HashMap<String, String>)> {
+    let mut lines = BufReader::new(stream).lines();
+    let first = lines.next().unwrap_or_else(|| Ok(String::new()))?;
+    let path = first.split(' ').nth(1).unwrap_or("/").split('?').next().unwrap_or("/");
+    let mut headers = HashMap::new();
+    for line in lines {
+        let line = line?;
+        let Some((name, value)) = line.split_once(": ") else { break };
+        headers.insert(name.to_ascii_lowercase(), value.to_string());
+    }
+    Ok((path.trim_start_matches('/').to_string(), headers))
+}
+
+/// Key and secret of the S3 server.
+pub(crate) const S3_KEYS: [&str; 2] = ["a-key", "a-secret"];
+
+/// Starts an S3 server of the folders in `root`, its buckets, and returns its address.
+pub(crate) fn start_s3(root: &Path) -> String {
+    let mut service = S3ServiceBuilder::new(FileSystem::new(root).unwrap());
+    service.set_auth(SimpleAuth::from_single(S3_KEYS[0], S3_KEYS[1]));
+    let service = service.build();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        runtime.block_on(async move {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            let http = hyper_util::server::conn::auto::Builder::new(hyper_util::rt::TokioExecutor::new());
+            while let Ok((stream, _)) = listener.accept().await {
+                let connection =
+                    http.serve_connection(hyper_util::rt::TokioIo::new(stream), service.clone()).into_owned();
+                tokio::spawn(async move { drop(connection.await) });
+            }
+        });
+    });
+    format!("http://{address}")
+}
