@@ -59,6 +59,8 @@ fn an_image_that_lies_about_its_size_goes_to_the_ledger() {
     let frame = image.windows(2).position(|w| w == [0xff, 0xc0]).unwrap();
     image[frame + 5..frame + 9].copy_from_slice(&[0xea, 0x60, 0xea, 0x60]);
     std::fs::write(world.shard(), bytes).unwrap();
+    // It was indexed as it is: it is the decoder that must notice.
+    std::fs::remove_file(pipeline::index::ShardIndex::sidecar_path(&world.shard())).unwrap();
     ok(&world.pretrain("run", &[]));
     let ledger = std::fs::read_to_string(world.path("run/quarantine.jsonl")).unwrap();
     assert_eq!(ledger.lines().count(), 1);

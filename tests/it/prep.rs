@@ -294,6 +294,8 @@ fn sheets_and_sidecars_are_made() {
     let written = std::fs::read(&sidecar).unwrap();
     std::fs::remove_file(&sidecar).unwrap();
     assert_eq!(json_of(&world.ocelli(&["shards", "index", &shard, "--json"]))["indexed"], 1);
+    assert_ne!(std::fs::read(&sidecar).unwrap(), written, "a walk over the headers reads no bytes");
+    assert_eq!(json_of(&world.ocelli(&["shards", "index", &shard, "--checksums", "--json"]))["indexed"], 1);
     assert_eq!(std::fs::read(&sidecar).unwrap(), written, "the walk finds what the writer knew");
     assert_eq!(json_of(&world.ocelli(&["shards", "index", &shard, "--json"]))["indexed"], 0);
 }
