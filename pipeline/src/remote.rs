@@ -11,6 +11,6 @@ pub mod retry;
 
 mod client;
 
-pub use client::Client;
+pub use client::{Client, GetRules};
 pub(crate) use fetch::Sink;
 pub use retry::RetryPolicy;

@@ -4,6 +4,8 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod exit;
+mod host_queue;
+mod list;
 mod progress;
 mod recipes;
 mod rewrite;

@@ -106,7 +106,7 @@ pub(crate) fn rewrite(
 ) -> anyhow::Result<Totals> {
     check_names(sources)?;
     let shards = storage.open_all(sources)?;
-    claim(sources, &shards, job.out, job.verb, &job.settings, job.overwrite)?;
+    claim(inputs_of(sources, &shards, job.out)?, job.out, job.verb, &job.settings, job.overwrite)?;
     let mut totals = Totals::default();
     let progress = bar(shards.iter().map(|shard| shard.len() as u64).sum(), job.verb);
     for (shard, source) in shards.iter().zip(sources) {
@@ -208,24 +208,15 @@ fn join_dropped(out: &Path, sources: &[Source]) -> anyhow::Result<Option<PathBuf
     Ok(Some(list))
 }
 
-/// Makes the output folder, or checks that it belongs to this job: the same verb with the same
-/// settings on the same inputs. With `overwrite` what an earlier job has left there is taken away.
-pub(crate) fn claim(
-    sources: &[Source],
-    shards: &[Shard],
-    out: &Path,
-    verb: &str,
-    settings: &Value,
-    overwrite: bool,
-) -> anyhow::Result<()> {
-    fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
-    let real_out = out.canonicalize()?;
+/// What names the inputs of a job: where each shard is and how long.
+pub(crate) fn inputs_of(sources: &[Source], shards: &[Shard], out: &Path) -> anyhow::Result<Vec<Value>> {
+    let real_out = out.canonicalize().ok();
     let mut inputs = Vec::new();
     for (source, shard) in sources.iter().zip(shards) {
         let name = match &source.url {
             ShardUrl::File(path) => {
                 let real = path.canonicalize().with_context(|| format!("cannot open {}", path.display()))?;
-                if real.parent() == Some(&real_out) {
+                if real_out.is_some() && real.parent() == real_out.as_deref() {
                     bail!("{} lies in the output folder; choose another --out", path.display());
                 }
                 real.display().to_string()
@@ -234,6 +225,19 @@ pub(crate) fn claim(
         };
         inputs.push(json!([name, shard.index().shard_bytes]));
     }
+    Ok(inputs)
+}
+
+/// Makes the output folder, or checks that it belongs to this job: the same verb with the same
+/// settings on the same inputs. With `overwrite` what an earlier job has left there is taken away.
+pub(crate) fn claim(
+    inputs: Vec<Value>,
+    out: &Path,
+    verb: &str,
+    settings: &Value,
+    overwrite: bool,
+) -> anyhow::Result<()> {
+    fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
     let mark = out.join("job.json");
     let this = json!({ "verb": verb, "settings": settings, "inputs": inputs });
     match fs::read_to_string(&mark) {
@@ -259,7 +263,7 @@ pub(crate) fn claim(
 
 /// Files in `out` with the names that jobs give.
 fn outputs(out: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    const ENDINGS: [&str; 4] = [".tar", ".tar.tmp", ".tar.idx.json", ".dropped.jsonl"];
+    const ENDINGS: [&str; 5] = [".tar", ".tar.tmp", ".tar.idx.json", ".dropped.jsonl", ".failures.jsonl"];
     let entries: std::io::Result<Vec<_>> = fs::read_dir(out)?.collect();
     let mut paths: Vec<PathBuf> = entries?.into_iter().map(|entry| entry.path()).collect();
     paths.retain(|path| {

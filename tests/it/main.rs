@@ -14,6 +14,8 @@ mod foreign;
 mod golden;
 /// Unit by unit against one graph.
 mod gradients;
+/// Lists of URLs into shards.
+mod pack_urls;
 /// Data preparation, as a user runs it.
 mod prep;
 /// Killed and stopped runs continue bit for bit.

@@ -22,6 +22,8 @@ pub(crate) struct Faults {
     pub(crate) ignores_ranges: bool,
     /// Says neither length nor version.
     pub(crate) says_nothing: bool,
+    /// The owner of files with this in their name opts out.
+    pub(crate) opts_out: Option<&'static str>,
     /// Files are those of this folder from the second request on.
     pub(crate) changes_to: Option<PathBuf>,
 }
@@ -37,14 +39,20 @@ struct State {
     faults: Mutex<Faults>,
     /// Path and `Range` of each request.
     requests: Mutex<Vec<(String, Option<String>)>>,
+    /// Requests that are answered now, and the most there ever were.
+    active: Mutex<[usize; 2]>,
 }
 
 impl WebServer {
     pub(crate) fn start(root: &Path, faults: Faults) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let state =
-            State { root: root.to_path_buf(), faults: Mutex::new(faults), requests: Mutex::default() };
+        let state = State {
+            root: root.to_path_buf(),
+            faults: Mutex::new(faults),
+            requests: Mutex::default(),
+            active: Mutex::default(),
+        };
         let state = Arc::new(state);
         let shared = Arc::clone(&state);
         // Ends with the test process.
@@ -52,7 +60,14 @@ impl WebServer {
             for stream in listener.incoming().flatten() {
                 let state = Arc::clone(&shared);
                 // A client that goes away is nothing to report.
-                std::thread::spawn(move || drop(answer(&state, stream)));
+                std::thread::spawn(move || {
+                    let mut active = state.active.lock().unwrap();
+                    active[0] += 1;
+                    active[1] = active[1].max(active[0]);
+                    drop(active);
+                    drop(answer(&state, stream));
+                    state.active.lock().unwrap()[0] -= 1;
+                });
             }
         });
         Self { address, state }
@@ -64,6 +79,16 @@ impl WebServer {
 
     pub(crate) fn set(&self, faults: Faults) {
         *self.state.faults.lock().unwrap() = faults;
+    }
+
+    /// The most requests that were answered at a time.
+    pub(crate) fn most_at_a_time(&self) -> usize {
+        self.state.active.lock().unwrap()[1]
+    }
+
+    /// Requests so far.
+    pub(crate) fn n_requests(&self) -> usize {
+        self.state.requests.lock().unwrap().len()
     }
 
     /// `Range` of each request for `name`, in order.
@@ -111,6 +136,9 @@ fn answer(state: &State, mut stream: TcpStream) -> std::io::Result<()> {
     }
     if !faults.says_nothing {
         write!(stream, "content-length: {}\r\netag: {version}\r\n", bytes.len() - start)?;
+    }
+    if faults.opts_out.is_some_and(|word| path.contains(word)) {
+        write!(stream, "x-robots-tag: noai, noindex\r\n")?;
     }
     write!(stream, "\r\n")?;
     let stall = faults.stall_after.filter(|_| n_before == 0);

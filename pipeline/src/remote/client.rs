@@ -9,6 +9,7 @@ use std::time::Duration;
 use object_store::ObjectStore;
 use object_store::path::Path;
 use tokio::runtime::Runtime;
+use tokio::time::timeout;
 use url::Url;
 
 use super::fetch::{Failure, Origin, Sink, fetch};
@@ -27,6 +28,17 @@ pub struct Client {
     options: Vec<(String, String)>,
     policy: RetryPolicy,
     answered: AtomicBool,
+}
+
+/// What is asked of an answer that goes into memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GetRules {
+    /// Its length at the most.
+    pub max_bytes: u64,
+    /// The time that it may take with all retries.
+    pub timeout: Duration,
+    /// Whether an `X-Robots-Tag` that forbids indexing, or learning from it, is honored.
+    pub honors_opt_out: bool,
 }
 
 /// Bytes in memory, up to a limit.
@@ -64,14 +76,28 @@ impl Client {
         })
     }
 
-    /// Fetches what `url` names into memory.
+    /// Fetches what an `http` or `https` URL names into memory.
     ///
     /// # Errors
-    /// The reason in words: it is not there, it is larger than `max_bytes`, or it did not come.
-    pub fn get(&self, url: &Url, max_bytes: u64) -> Result<Vec<u8>, String> {
-        self.read(url, max_bytes).map_err(|failure| failure.to_string())
+    /// The reason in words: it is not there, it breaks one of the `rules`, or it did not come.
+    pub fn get(&self, url: &str, rules: &GetRules) -> Result<Vec<u8>, String> {
+        let url = Url::parse(url).map_err(|error| error.to_string())?;
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err(format!("scheme {}: is neither http nor https", url.scheme()));
+        }
+        let object = HttpObject { client: self.http.clone(), url, honors_opt_out: rules.honors_opt_out };
+        let mut sink = Bounded { bytes: Vec::new(), max_bytes: rules.max_bytes };
+        let origin = Origin::Http(object);
+        let fetched = fetch(&origin, &self.policy, &self.answered, &mut sink);
+        let fetched = self.runtime.block_on(async { timeout(rules.timeout, fetched).await });
+        match fetched {
+            Ok(Ok(())) => Ok(sink.bytes),
+            Ok(Err(failure)) => Err(failure.to_string()),
+            Err(_) => Err(format!("it took longer than {:?}", rules.timeout)),
+        }
     }
 
+    /// Fetches what `url` names into memory, up to a limit.
     pub(crate) fn read(&self, url: &Url, max_bytes: u64) -> Result<Vec<u8>, Failure> {
         let mut sink = Bounded { bytes: Vec::new(), max_bytes };
         self.fetch(url, &mut sink)?;
@@ -86,7 +112,8 @@ impl Client {
 
     fn origin(&self, url: &Url) -> Result<Origin, String> {
         if matches!(url.scheme(), "http" | "https") {
-            return Ok(Origin::Http(HttpObject { client: self.http.clone(), url: url.clone() }));
+            let (client, url) = (self.http.clone(), url.clone());
+            return Ok(Origin::Http(HttpObject { client, url, honors_opt_out: false }));
         }
         let bucket = url[..url::Position::BeforePath].to_string();
         // A poisoned lock only means that another thread panicked between two plain inserts.

@@ -126,12 +126,10 @@ pub(crate) async fn fetch(
             return Err(Failure::Refused(format!("{reason} (tried {failures} times)")));
         }
         let wait = policy.wait(failures).max(not_before.unwrap_or_default().min(policy.longest_wait));
-        tracing::warn!(
-            "{}: {reason}; going on at byte {} in {:.1} s",
-            origin.name(),
-            progress.done_bytes,
-            wait.as_secs_f64()
-        );
+        if policy.warns {
+            let (name, done_bytes, wait_s) = (origin.name(), progress.done_bytes, wait.as_secs_f64());
+            tracing::warn!("{name}: {reason}; going on at byte {done_bytes} in {wait_s:.1} s");
+        }
         sleep(wait).await;
     }
 }

@@ -16,7 +16,12 @@ use crate::url::redacted;
 pub(crate) struct HttpObject {
     pub(crate) client: Client,
     pub(crate) url: Url,
+    /// Whether an answer that forbids its use is refused.
+    pub(crate) honors_opt_out: bool,
 }
+
+/// Words of `X-Robots-Tag` by which an owner says no.
+const OPT_OUTS: [&str; 5] = ["noai", "noimageai", "noindex", "noimageindex", "none"];
 
 impl HttpObject {
     pub(crate) fn name(&self) -> String {
@@ -32,6 +37,11 @@ impl HttpObject {
             }
         }
         let response = request.send().await.map_err(|error| failure_of(&error))?;
+        if self.honors_opt_out
+            && let Some(word) = opt_out(response.headers())
+        {
+            return Err(Failure::Denied(format!("its owner opts out (X-Robots-Tag: {word})")));
+        }
         body_of(response, from)
     }
 }
@@ -48,6 +58,14 @@ fn body_of(response: Response, from: u64) -> Result<Body, Failure> {
     let version = version_of(headers);
     let chunks = response.bytes_stream().map(|chunk| chunk.map_err(|error| reason_of(&error))).boxed();
     Ok(Body { start, total_bytes, version, chunks })
+}
+
+/// A word that says no to everyone. One behind the name of a robot is for that robot.
+fn opt_out(headers: &HeaderMap) -> Option<&'static str> {
+    let tags = headers.get_all("x-robots-tag").iter().filter_map(|value| value.to_str().ok());
+    let words: Vec<String> =
+        tags.flat_map(|value| value.split(',')).map(|word| word.trim().to_ascii_lowercase()).collect();
+    OPT_OUTS.into_iter().find(|word| words.iter().any(|said| said == word))
 }
 
 fn refusal(status: StatusCode, headers: &HeaderMap) -> Failure {
@@ -114,6 +132,11 @@ mod tests {
         for wrong in ["bytes */10", "5-9/10", "bytes 5-9", "bytes x-9/10", "bytes 5-9/ten"] {
             assert_eq!(set(wrong), None, "{wrong}");
         }
+        assert_eq!(opt_out(&headers), None);
+        headers.append("x-robots-tag", "somebot: noindex, nofollow".parse().expect("a header"));
+        assert_eq!(opt_out(&headers), None);
+        headers.append("x-robots-tag", "all, NoAI".parse().expect("a header"));
+        assert_eq!(opt_out(&headers), Some("noai"));
         headers.insert(LAST_MODIFIED, "Sat, 21 Nov 2026 10:00:00 GMT".parse().expect("a header"));
         headers.insert(ETAG, "W/\"weak\"".parse().expect("a header"));
         assert_eq!(version_of(&headers).as_deref(), Some("Sat, 21 Nov 2026 10:00:00 GMT"));

@@ -18,6 +18,8 @@ pub struct RetryPolicy {
     pub stall: Duration,
     /// Differs between processes, so that those that failed together do not come back together.
     pub jitter_seed: u64,
+    /// Whether each failure is told as a warning. A job that keeps a list of failures need not.
+    pub warns: bool,
 }
 
 impl RetryPolicy {
@@ -43,6 +45,7 @@ impl Default for RetryPolicy {
             longest_wait: Duration::from_secs(30),
             stall: Duration::from_secs(30),
             jitter_seed: 0,
+            warns: true,
         }
     }
 }

@@ -5,6 +5,7 @@ pub(crate) mod bench_loader;
 pub(crate) mod bench_step;
 pub(crate) mod export;
 pub(crate) mod pack;
+mod pack_urls;
 pub(crate) mod prep;
 pub(crate) mod pretrain;
 pub(crate) mod probe;

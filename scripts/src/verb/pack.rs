@@ -1,4 +1,4 @@
-//! `ocelli shards pack`: a folder of images, or a CSV or JSONL list of them, into shards.
+//! `ocelli shards pack`: a folder of images, or a list of them, into shards.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,37 +10,41 @@ use pipeline::dataset::IMAGE_EXTENSIONS;
 use pipeline::write::{ShardLimits, ShardWriter};
 use serde_json::json;
 
+use super::pack_urls::{self, WebFlags};
 use super::shards::write_classes;
+use crate::list;
 use crate::progress::bar;
 
 /// Flags of `shards pack`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A folder (plain, or one sub-folder a class), or a .csv or .jsonl list with the columns
-    /// `path` and, if there are labels, `label`. Paths are relative to the list.
-    input: PathBuf,
+    /// A folder (plain, or one sub-folder a class), or a .csv, .tsv or .jsonl list with the columns
+    /// `path` and, if there are labels, `label`, or a .txt list. Paths are relative to the list.
+    pub(super) input: PathBuf,
     /// Folder for the shards.
     #[arg(long)]
-    out: PathBuf,
+    pub(super) out: PathBuf,
     /// Name of the shards.
     #[arg(long, default_value = "train")]
-    prefix: String,
+    pub(super) prefix: String,
     /// Samples of a shard at the most.
     #[arg(long, default_value_t = 10_000)]
-    samples_per_shard: u64,
-    /// Bytes of a shard at the most.
+    pub(super) samples_per_shard: u64,
+    /// Bytes of a shard at the most. With --urls the number of samples alone counts.
     #[arg(long, default_value_t = 1 << 30)]
-    bytes_per_shard: u64,
+    pub(super) bytes_per_shard: u64,
     /// Number classes by this list, one name a line: the classes.txt of another pack. Without it,
     /// labels that are all numbers stay as they are, and names are numbered in alphabetical order.
     #[arg(long)]
-    classes: Option<PathBuf>,
+    pub(super) classes: Option<PathBuf>,
     /// Seed of the order in which samples are packed.
     #[arg(long, default_value_t = 0)]
-    seed: u64,
+    pub(super) seed: u64,
     /// End with one line of JSON.
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) web: WebFlags,
 }
 
 /// An image to pack.
@@ -50,6 +54,9 @@ struct Entry {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    if args.web.urls {
+        return pack_urls::run(args);
+    }
     let mut entries = entries(&args.input)?;
     if entries.is_empty() {
         bail!(pipeline::PipelineError::Empty {
@@ -58,7 +65,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             first: args.input.display().to_string(),
         });
     }
-    let classes = Classes::of(args, &entries)?;
+    let classes = Classes::of(args, entries.iter().filter_map(|entry| entry.class.as_ref()))?;
     shuffle(&mut entries, args.seed);
     let limits = ShardLimits { max_samples: args.samples_per_shard.max(1), max_bytes: args.bytes_per_shard };
     let mut writer = ShardWriter::new(&args.out, &args.prefix, limits)?;
@@ -90,7 +97,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 /// How labels become numbers.
-enum Classes {
+pub(super) enum Classes {
     /// They are numbers.
     Numbers,
     /// By the place in a list of names.
@@ -98,8 +105,8 @@ enum Classes {
 }
 
 impl Classes {
-    fn of(args: &Args, entries: &[Entry]) -> anyhow::Result<Self> {
-        let found: BTreeSet<&String> = entries.iter().filter_map(|entry| entry.class.as_ref()).collect();
+    pub(super) fn of<'a>(args: &Args, labels: impl Iterator<Item = &'a String>) -> anyhow::Result<Self> {
+        let found: BTreeSet<&String> = labels.collect();
         let path = args.out.join("classes.txt");
         let read = |path: &Path| -> anyhow::Result<Vec<String>> {
             let text = std::fs::read_to_string(path)
@@ -121,7 +128,7 @@ impl Classes {
         Ok(Self::Named(names))
     }
 
-    fn number(&self, class: &str) -> anyhow::Result<usize> {
+    pub(super) fn number(&self, class: &str) -> anyhow::Result<usize> {
         match self {
             Self::Numbers => Ok(class.parse()?),
             Self::Named(names) => names.iter().position(|name| name == class).with_context(|| {
@@ -140,20 +147,24 @@ pub(crate) fn shard_list(folder: &Path, prefix: &str, n_shards: usize) -> String
     format!("{}/{prefix}-{range}.tar", folder.display())
 }
 
-fn shuffle(entries: &mut [Entry], seed: u64) {
+pub(super) fn shuffle<T>(entries: &mut [T], seed: u64) {
     /// Keeps this stream apart from all others.
     const DOMAIN: u64 = 0x7061_636b_0000_0000;
     ViewRng::from_words([seed, DOMAIN, 0, 0]).shuffle(entries);
 }
 
 fn entries(input: &Path) -> anyhow::Result<Vec<Entry>> {
-    match extension(input).as_deref() {
-        _ if input.is_dir() => folder(input),
-        Some("csv") => csv_list(input),
-        Some("jsonl") => jsonl_list(input),
-        _ if !input.exists() => bail!("{} does not exist", input.display()),
-        _ => bail!("{} is neither a folder nor a .csv or .jsonl list", input.display()),
+    if input.is_dir() {
+        return folder(input);
     }
+    if !input.exists() {
+        bail!("{} does not exist", input.display());
+    }
+    if !list::is_list(input) {
+        bail!("{} is neither a folder nor a .txt, .csv, .tsv or .jsonl list", input.display());
+    }
+    let rows = list::read(input, "path")?.into_iter();
+    rows.map(|row| Ok(Entry { path: beside(input, &row.target)?, class: row.label })).collect()
 }
 
 /// Images below `root`, in the order of their paths. An image in a sub-folder has the name of the
@@ -172,43 +183,6 @@ fn folder(root: &Path) -> anyhow::Result<Vec<Entry>> {
         entries.push(Entry { path, class });
     }
     Ok(entries)
-}
-
-fn csv_list(list: &Path) -> anyhow::Result<Vec<Entry>> {
-    let mut reader =
-        csv::Reader::from_path(list).with_context(|| format!("cannot read {}", list.display()))?;
-    let headers = reader.headers()?.clone();
-    let column = |name: &str| headers.iter().position(|header| header.trim() == name);
-    let Some(path) = column("path") else { bail!("{} has no column `path`", list.display()) };
-    let label = column("label");
-    reader
-        .records()
-        .map(|record| {
-            let record = record.with_context(|| format!("in {}", list.display()))?;
-            let class = label.and_then(|at| record.get(at)).map(str::trim).filter(|class| !class.is_empty());
-            let class = class.map(str::to_string);
-            Ok(Entry { path: beside(list, record.get(path).unwrap_or_default())?, class })
-        })
-        .collect()
-}
-
-fn jsonl_list(list: &Path) -> anyhow::Result<Vec<Entry>> {
-    let text = std::fs::read_to_string(list).with_context(|| format!("cannot read {}", list.display()))?;
-    text.lines()
-        .enumerate()
-        .filter(|(_, line)| !line.trim().is_empty())
-        .map(|(number, line)| {
-            let place = || format!("{}, line {}", list.display(), number + 1);
-            let row: serde_json::Value = serde_json::from_str(line).with_context(place)?;
-            let Some(path) = row["path"].as_str() else { bail!("{}: no text under `path`", place()) };
-            let class = match &row["label"] {
-                serde_json::Value::Null => None,
-                serde_json::Value::String(class) => Some(class.clone()),
-                other => Some(other.to_string()),
-            };
-            Ok(Entry { path: beside(list, path)?, class })
-        })
-        .collect()
 }
 
 /// A path of a list, relative to the list's folder; it must be an image.

@@ -20,7 +20,7 @@ use serde_json::json;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::progress::bar;
-use crate::rewrite::{Flags, Job, Verdict, claim, rewrite};
+use crate::rewrite::{Flags, Job, Verdict, claim, inputs_of, rewrite};
 
 /// Flags of `shards dedup`.
 #[derive(clap::Args)]
@@ -67,7 +67,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let shards = storage.open_all(&all)?;
     let settings = json!({ "against": args.against, "max_distance": args.max_distance });
     let job = Job { out: &args.flags.out, verb: "dedup", settings, overwrite: args.flags.overwrite };
-    claim(&sources, &shards[against.len()..], job.out, job.verb, &job.settings, job.overwrite)?;
+    let inputs = inputs_of(&sources, &shards[against.len()..], job.out)?;
+    claim(inputs, job.out, job.verb, &job.settings, job.overwrite)?;
     let entries = fingerprints(&shards)?;
     let copies = find(&entries, against.len(), args.max_distance);
     write_lists(&args.flags.out, &shards, &entries, &copies, against.len())?;

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::progress::bar;
-use crate::rewrite::claim;
+use crate::rewrite::{claim, inputs_of};
 
 /// What the three have in common.
 #[derive(clap::Args)]
@@ -223,7 +223,7 @@ fn write(
     if !common.renumber {
         check_keys(shards, parts)?;
     }
-    claim(sources, shards, &common.out, verb, &settings, false)?;
+    claim(inputs_of(sources, shards, &common.out)?, &common.out, verb, &settings, false)?;
     let limits =
         ShardLimits { max_samples: common.samples_per_shard.max(1), max_bytes: common.bytes_per_shard };
     let progress = bar(n_samples as u64, verb);

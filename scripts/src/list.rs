@@ -1,0 +1,86 @@
+//! Lists of images as users have them: one a line, CSV, TSV or JSON lines.
+
+use std::path::Path;
+
+use anyhow::{Context, bail};
+
+/// A line of a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Row {
+    /// Path or URL.
+    pub(crate) target: String,
+    /// Class, where there is one.
+    pub(crate) label: Option<String>,
+    /// Text that goes with the image, where there is one.
+    pub(crate) caption: Option<String>,
+}
+
+/// Whether `path` has the name of a list.
+pub(crate) fn is_list(path: &Path) -> bool {
+    matches!(extension(path).as_deref(), Some("txt" | "csv" | "tsv" | "jsonl"))
+}
+
+/// Reads the list at `path`. Its column `target` says which images, `label` and `caption` are taken
+/// where they are; a `.txt` list has nothing else.
+pub(crate) fn read(path: &Path, target: &str) -> anyhow::Result<Vec<Row>> {
+    match extension(path).as_deref() {
+        Some("csv") => table(path, b',', target),
+        Some("tsv") => table(path, b'\t', target),
+        Some("jsonl") => json_lines(path, target),
+        _ => {
+            let lines = text(path)?;
+            let rows = lines.lines().map(str::trim).filter(|line| !line.is_empty());
+            Ok(rows.map(|line| Row { target: line.to_string(), label: None, caption: None }).collect())
+        }
+    }
+}
+
+fn extension(path: &Path) -> Option<String> {
+    path.extension().map(|extension| extension.to_string_lossy().to_lowercase())
+}
+
+fn text(path: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+fn table(path: &Path, delimiter: u8, target: &str) -> anyhow::Result<Vec<Row>> {
+    let mut reader = csv::ReaderBuilder::new()
+        .delimiter(delimiter)
+        .from_path(path)
+        .with_context(|| format!("cannot read {}", path.display()))?;
+    let headers = reader.headers()?.clone();
+    let column = |name: &str| headers.iter().position(|header| header.trim() == name);
+    let Some(target_column) = column(target) else {
+        bail!("{} has no column `{target}`", path.display());
+    };
+    let (label, caption) = (column("label"), column("caption"));
+    reader
+        .records()
+        .map(|record| {
+            let record = record.with_context(|| format!("in {}", path.display()))?;
+            let cell = |column: Option<usize>| {
+                let cell = column.and_then(|at| record.get(at)).map(str::trim);
+                cell.filter(|cell| !cell.is_empty()).map(str::to_string)
+            };
+            let target = cell(Some(target_column)).unwrap_or_default();
+            Ok(Row { target, label: cell(label), caption: cell(caption) })
+        })
+        .collect()
+}
+
+fn json_lines(path: &Path, target: &str) -> anyhow::Result<Vec<Row>> {
+    let lines = text(path)?;
+    let rows = lines.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    rows.map(|(number, line)| {
+        let place = || format!("{}, line {}", path.display(), number + 1);
+        let row: serde_json::Value = serde_json::from_str(line).with_context(place)?;
+        let Some(image) = row[target].as_str() else { bail!("{}: no text under `{target}`", place()) };
+        let cell = |name: &str| match &row[name] {
+            serde_json::Value::Null => None,
+            serde_json::Value::String(text) => Some(text.clone()),
+            other => Some(other.to_string()),
+        };
+        Ok(Row { target: image.to_string(), label: cell("label"), caption: cell("caption") })
+    })
+    .collect()
+}

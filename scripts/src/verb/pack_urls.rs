@@ -1,0 +1,296 @@
+//! `ocelli shards pack --urls`: a list of image URLs into shards.
+//!
+//! Shard `k` holds those of rows `[k·n, (k+1)·n)` that came and can be decoded, in the order in which
+//! they came; the key of a sample is the number of its row in the order of `--seed`. Beside it stands the list of those that did
+//! not, with reasons, in a form that can be packed again. A job that was stopped goes on with the shards
+//! that are not there.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use augment::DecodeRules;
+use augment::decode::decode;
+use augment::facts::facts;
+use pipeline::file;
+use pipeline::remote::{Client, GetRules, RetryPolicy};
+use pipeline::write::ShardFile;
+use serde_json::{Value, json};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::pack::{Args, Classes, shard_list, shuffle};
+use super::shards::write_classes;
+use crate::host_queue::HostQueue;
+use crate::list::{self, Row};
+use crate::progress::bar;
+use crate::rewrite::claim;
+use crate::storage::jitter_seed;
+
+/// Shards that may be open at a time: a slow server holds its shard open, not all work up.
+const OPEN_SHARDS: usize = 4;
+
+/// Flags of a pack from the web.
+#[derive(clap::Args)]
+pub(crate) struct WebFlags {
+    /// The list holds URLs, in the column `url`: fetch them. `label` and `caption` are kept where they
+    /// are there.
+    #[arg(long, help_heading = "From the web")]
+    pub(super) urls: bool,
+    /// Images that are fetched at a time.
+    #[arg(long, default_value_t = 64, requires = "urls", help_heading = "From the web")]
+    connections: usize,
+    /// Images that are fetched from one server at a time.
+    #[arg(long, default_value_t = 8, requires = "urls", help_heading = "From the web")]
+    per_host: usize,
+    /// Attempts after the first one.
+    #[arg(long, default_value_t = 2, requires = "urls", help_heading = "From the web")]
+    retries: u32,
+    /// Seconds that an image may take, with all attempts.
+    #[arg(long, default_value_t = 60, requires = "urls", help_heading = "From the web")]
+    timeout_s: u64,
+    /// Megabytes that an image may have.
+    #[arg(long, default_value_t = 50, requires = "urls", help_heading = "From the web")]
+    max_mb: u64,
+    /// Fetch images whose owners forbid it by an X-Robots-Tag (noai, noimageai, noindex, noimageindex).
+    #[arg(long, requires = "urls", help_heading = "From the web")]
+    ignore_opt_out: bool,
+    /// Start anew in a folder that holds another pack, whose outputs are taken away.
+    #[arg(long, requires = "urls", help_heading = "From the web")]
+    overwrite: bool,
+}
+
+/// A row that came.
+struct Fetched {
+    extension: &'static str,
+    image: Vec<u8>,
+    width_px: u32,
+    height_px: u32,
+}
+
+/// A shard that is being written.
+struct Open {
+    file: ShardFile,
+    failures: Vec<Value>,
+    n_left: usize,
+}
+
+/// What became of the rows.
+#[derive(Default)]
+struct Totals {
+    n_fetched: u64,
+    n_failed: u64,
+    bytes: u64,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    if !list::is_list(&args.input) {
+        bail!("{} is no .txt, .csv, .tsv or .jsonl list of URLs", args.input.display());
+    }
+    let mut rows = list::read(&args.input, "url")?;
+    if rows.is_empty() {
+        bail!("{} holds no URL", args.input.display());
+    }
+    let classes = Classes::of(args, rows.iter().filter_map(|row| row.label.as_ref()))?;
+    // A label without a number is an error before anything is fetched.
+    rows.iter().filter_map(|row| row.label.as_ref()).try_for_each(|label| classes.number(label).map(drop))?;
+    shuffle(&mut rows, args.seed);
+    let text = fs::read(&args.input).with_context(|| format!("cannot read {}", args.input.display()))?;
+    let settings = json!({
+        "prefix": args.prefix,
+        "samples_per_shard": args.samples_per_shard,
+        "seed": args.seed,
+        "max_mb": args.web.max_mb,
+        "ignore_opt_out": args.web.ignore_opt_out,
+    });
+    let inputs = vec![json!(format!("{:016x}", xxh3_64(&text)))];
+    claim(inputs, &args.out, "pack --urls", &settings, args.web.overwrite)?;
+    let start = Instant::now();
+    let totals = fetch_all(args, &rows, &classes)?;
+    if let Classes::Named(names) = &classes {
+        write_classes(&args.out, names)?;
+    }
+    finish(args, rows.len(), &totals, start.elapsed())
+}
+
+/// Fetches the rows of all shards that are not there.
+fn fetch_all(args: &Args, rows: &[Row], classes: &Classes) -> anyhow::Result<Totals> {
+    let n = args.samples_per_shard.max(1) as usize;
+    let missing: Vec<usize> = (0..rows.len().div_ceil(n)).filter(|k| !tar_of(args, *k).exists()).collect();
+    let rows_of = |shard: usize| shard * n..rows.len().min((shard + 1) * n);
+    let urls: Vec<&str> = rows.iter().map(|row| row.target.as_str()).collect();
+    let waiting = missing.iter().flat_map(|shard| rows_of(*shard)).collect();
+    let queue = HostQueue::new(&urls, waiting, args.web.per_host);
+    queue.set_horizon(horizon(&missing, 0, n));
+    let client = client(args)?;
+    let progress = bar(missing.iter().map(|shard| rows_of(*shard).len() as u64).sum(), "pack");
+    let (sender, results) = crossbeam::channel::bounded(args.web.connections.max(1));
+    std::thread::scope(|scope| -> anyhow::Result<Totals> {
+        for _ in 0..args.web.connections.max(1) {
+            let (sender, queue, client) = (sender.clone(), &queue, &client);
+            scope.spawn(move || {
+                while let Some(turn) = queue.take() {
+                    let number = turn.item;
+                    let fetched = fetch(&rows[number].target, client, args);
+                    drop(turn);
+                    if sender.send((number, fetched)).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        let mut totals = Totals::default();
+        let mut open: BTreeMap<usize, Open> = BTreeMap::new();
+        let mut n_closed = 0;
+        let written = results.iter().try_for_each(|(number, fetched)| -> anyhow::Result<()> {
+            let shard = number / n;
+            let current = match open.entry(shard) {
+                std::collections::btree_map::Entry::Occupied(there) => there.into_mut(),
+                std::collections::btree_map::Entry::Vacant(new) => {
+                    let file = ShardFile::create(&tar_of(args, shard))?;
+                    new.insert(Open { file, failures: Vec::new(), n_left: rows_of(shard).len() })
+                }
+            };
+            current.add(number, &rows[number], fetched, classes, &mut totals)?;
+            progress.inc(1);
+            progress.set_message(format!("{} failed", totals.n_failed));
+            if current.n_left == 0
+                && let Some(done) = open.remove(&shard)
+            {
+                done.finish(&failures_of(args, shard))?;
+                n_closed += 1;
+                queue.set_horizon(horizon(&missing, n_closed, n));
+            }
+            Ok(())
+        });
+        if written.is_err() {
+            // Nobody takes the rest: threads that wait for a row are let go.
+            queue.close();
+        }
+        drop(results);
+        progress.finish_and_clear();
+        written.map(|()| totals)
+    })
+}
+
+/// The first row that may not be fetched while `n_closed` of the missing shards of `n` rows are written.
+fn horizon(missing: &[usize], n_closed: usize, n: usize) -> usize {
+    missing.get(n_closed + OPEN_SHARDS).map_or(usize::MAX, |shard| shard * n)
+}
+
+fn client(args: &Args) -> anyhow::Result<Client> {
+    let policy = RetryPolicy {
+        max_failures: args.web.retries,
+        first_wait: Duration::from_millis(250),
+        longest_wait: Duration::from_secs(10),
+        stall: Duration::from_secs(15),
+        jitter_seed: jitter_seed(),
+        warns: false,
+    };
+    Ok(Client::new(Vec::new(), policy)?)
+}
+
+fn fetch(url: &str, client: &Client, args: &Args) -> Result<Fetched, String> {
+    let rules = GetRules {
+        max_bytes: args.web.max_mb << 20,
+        timeout: Duration::from_secs(args.web.timeout_s.max(1)),
+        honors_opt_out: !args.web.ignore_opt_out,
+    };
+    let image = client.get(url, &rules)?;
+    let facts = facts(&image).map_err(|error| error.to_string())?;
+    decode(&image, &DecodeRules::default()).map_err(|error| error.to_string())?;
+    let extension = if facts.format == "jpeg" { "jpg" } else { facts.format };
+    Ok(Fetched { extension, image, width_px: facts.width_px, height_px: facts.height_px })
+}
+
+impl Open {
+    fn add(
+        &mut self,
+        number: usize,
+        row: &Row,
+        fetched: Result<Fetched, String>,
+        classes: &Classes,
+        totals: &mut Totals,
+    ) -> anyhow::Result<()> {
+        self.n_left -= 1;
+        let mut about = json!({ "url": row.target });
+        for (name, cell) in [("label", &row.label), ("caption", &row.caption)] {
+            if let Some(cell) = cell {
+                about[name] = json!(cell);
+            }
+        }
+        match fetched {
+            Err(reason) => {
+                totals.n_failed += 1;
+                about["reason"] = json!(reason);
+                self.failures.push(about);
+            }
+            Ok(fetched) => {
+                totals.n_fetched += 1;
+                totals.bytes += fetched.image.len() as u64;
+                (about["width"], about["height"]) = (json!(fetched.width_px), json!(fetched.height_px));
+                let about = about.to_string();
+                let label = row.label.as_ref().map(|label| classes.number(label)).transpose()?;
+                let label = label.map(|label| label.to_string());
+                let mut members: Vec<(&str, &[u8])> = vec![(fetched.extension, &fetched.image)];
+                members.extend(label.iter().map(|label| ("cls", label.as_bytes())));
+                members.extend(row.caption.iter().map(|caption| ("txt", caption.as_bytes())));
+                members.push(("json", about.as_bytes()));
+                self.file.add(&format!("{number:09}"), &members)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The list of failures comes first: a shard that has its name has its list.
+    fn finish(self, list: &Path) -> anyhow::Result<()> {
+        let text: String = self.failures.iter().flat_map(|row| [row.to_string(), "\n".into()]).collect();
+        file::replace(list, text.as_bytes()).with_context(|| format!("cannot write {}", list.display()))?;
+        self.file.finish()?;
+        Ok(())
+    }
+}
+
+fn tar_of(args: &Args, shard: usize) -> PathBuf {
+    args.out.join(format!("{}-{shard:06}.tar", args.prefix))
+}
+
+fn failures_of(args: &Args, shard: usize) -> PathBuf {
+    tar_of(args, shard).with_extension("failures.jsonl")
+}
+
+/// Joins the lists of failures and says what was done.
+fn finish(args: &Args, n_rows: usize, totals: &Totals, took: Duration) -> anyhow::Result<ExitCode> {
+    let n_shards = n_rows.div_ceil(args.samples_per_shard.max(1) as usize);
+    let lists = (0..n_shards).map(|shard| fs::read_to_string(failures_of(args, shard)).unwrap_or_default());
+    let failures: String = lists.collect();
+    let path = args.out.join("failures.jsonl");
+    file::replace(&path, failures.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
+    let seconds = took.as_secs_f64();
+    println!(
+        "{} images fetched, {} failed; {:.1} MB in {seconds:.1} s ({:.1} images/s)",
+        totals.n_fetched,
+        totals.n_failed,
+        totals.bytes as f64 / 1e6,
+        totals.n_fetched as f64 / seconds
+    );
+    println!("{}", shard_list(&args.out, &args.prefix, n_shards));
+    let n_failed = failures.lines().count();
+    if n_failed > 0 {
+        println!(
+            "{n_failed} of {n_rows} rows failed in all; reasons, and a list to try again: {}",
+            path.display()
+        );
+    }
+    if args.json {
+        let line = json!({
+            "fetched": totals.n_fetched, "failed": totals.n_failed, "failed_in_all": n_failed,
+            "rows": n_rows, "shards": n_shards,
+        });
+        println!("{line}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
