@@ -46,8 +46,11 @@ fn report(output: &Output) -> Value {
     serde_json::from_str(text.lines().last().unwrap()).unwrap()
 }
 
-/// Members of every sample, by URL.
-fn contents(folder: &Path) -> Vec<(String, Vec<(String, Vec<u8>)>)> {
+/// URL and members of a sample.
+type Content = (String, Vec<(String, Vec<u8>)>);
+
+/// All samples, by URL.
+fn contents(folder: &Path) -> Vec<Content> {
     let mut found = Vec::new();
     for k in 0..3 {
         let shard = Shard::open(&folder.join(format!("train-{k:06}.tar"))).unwrap();
