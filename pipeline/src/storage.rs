@@ -331,7 +331,7 @@ impl Storage {
                 }
                 // A store that does not show its list denies a name that it does not have.
                 Err(Failure::NotFound | Failure::Denied(_)) => {}
-                Err(failure) => return Err(failed(&beside, failure)),
+                Err(failure) => return Err(failed(&source.url, failure)),
             }
         }
         tracing::info!("{} has no index beside it: it is read once as a whole", source.url);

@@ -128,7 +128,10 @@ pub(crate) async fn fetch(
         let wait = policy.wait(failures).max(not_before.unwrap_or_default().min(policy.longest_wait));
         if policy.warns {
             let (name, done_bytes, wait_s) = (origin.name(), progress.done_bytes, wait.as_secs_f64());
-            tracing::warn!("{name}: {reason}; going on at byte {done_bytes} in {wait_s:.1} s");
+            match done_bytes {
+                0 => tracing::warn!("{name}: {reason}; again in {wait_s:.1} s"),
+                _ => tracing::warn!("{name}: {reason}; going on at byte {done_bytes} in {wait_s:.1} s"),
+            }
         }
         sleep(wait).await;
     }

@@ -17,6 +17,9 @@ use crate::url::redacted;
 /// The library's own retries serve its credentials; shards are continued by [`super::fetch`].
 const OWN_RETRIES: usize = 2;
 
+/// Where a machine of a cloud asks for its own credentials.
+const METADATA_SERVICE: &str = "169.254.169.254";
+
 /// An object of a store.
 pub(crate) struct StoredObject {
     pub(crate) store: Arc<dyn ObjectStore>,
@@ -82,5 +85,14 @@ fn failure_of(error: Error) -> Failure {
 }
 
 fn reason_of(error: &Error) -> String {
-    error.to_string()
+    let text = error.to_string();
+    if !text.contains(METADATA_SERVICE) {
+        return text;
+    }
+    // Without keys the library asks the machine's own cloud for some, and tells of that alone.
+    format!(
+        "no credentials: the environment has none (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, \
+         GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY; for what is public, AWS_SKIP_SIGNATURE, \
+         GOOGLE_SKIP_SIGNATURE or AZURE_SKIP_SIGNATURE = true), and this machine gives none: {text}"
+    )
 }

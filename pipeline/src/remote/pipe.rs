@@ -39,6 +39,9 @@ pub(crate) fn run(command: &str, sink: &mut dyn Sink) -> Result<(), Failure> {
     copied.map_err(Failure::Sink)?;
     match status.success() {
         true => Ok(()),
-        false => Err(Failure::Passing(format!("the command ended with {status}: {messages}"), None)),
+        false => {
+            let separator = if messages.is_empty() { "" } else { ": " };
+            Err(Failure::Passing(format!("the command ended with {status}{separator}{messages}"), None))
+        }
     }
 }
