@@ -8,6 +8,8 @@ mod architecture;
 mod bad_input;
 /// The same batches whatever ranks, threads and restarts.
 mod data_path;
+/// The shell examples, run as they stand.
+mod examples;
 /// Shards that other tools wrote.
 mod foreign;
 /// Pixels that Pillow and torchvision made.

@@ -4,6 +4,7 @@
 //! Whatever interrupts that, the checkpoints before it stay as they were. The manifest holds the
 //! layouts, and length and checksum of every file.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -163,7 +164,25 @@ pub fn to_safetensors(
         })
         .collect();
     let invalid = |error: safetensors::SafeTensorError| std::io::Error::other(error.to_string());
-    serialize(views.map_err(invalid)?, metadata).map_err(invalid)
+    let has_metadata = metadata.is_some();
+    let bytes = serialize(views.map_err(invalid)?, metadata).map_err(invalid)?;
+    if has_metadata { with_sorted_header(&bytes) } else { Ok(bytes) }
+}
+
+/// The library writes metadata in the order of a hash map, another one each time. The same weights are to
+/// be the same bytes.
+fn with_sorted_header(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
+    let invalid = || std::io::Error::other("the header cannot be read again");
+    let (len, rest) = bytes.split_first_chunk::<8>().ok_or_else(invalid)?;
+    let (header, data) = rest.split_at_checked(u64::from_le_bytes(*len) as usize).ok_or_else(invalid)?;
+    let mut header: BTreeMap<String, serde_json::Value> = serde_json::from_slice(header)?;
+    if let Some(metadata) = header.get_mut("__metadata__") {
+        metadata.sort_all_objects();
+    }
+    let mut header = serde_json::to_vec(&header)?;
+    // Data starts at a multiple of eight, after spaces, as the format recommends.
+    header.resize(header.len().next_multiple_of(8), b' ');
+    Ok([&(header.len() as u64).to_le_bytes()[..], &header, data].concat())
 }
 
 fn manifest_of(state: &TrainState, plan: &Plan, files: Vec<FileEntry>) -> Manifest {
