@@ -1,13 +1,14 @@
 //! A bounded folder of whole shards, shared by threads and processes.
 //!
 //! A shard is written as `<name>.part` under a lock and renamed when it is whole, so that a file with
-//! its name is one. When room is needed the shards that were longest unused go. Indices stay: they
-//! are small, and a run that starts again needs all of them.
+//! its name is one. When room is needed the shards that were longest unused go, and the handles on them,
+//! without which their bytes would stay on the disk. Indices stay: they are small, and a run that starts
+//! again needs all of them. Files that have not the names of a cache are never touched.
 
 use std::collections::HashMap;
 use std::fs::{self, File, TryLockError};
-use std::io::{self, ErrorKind, Seek, Write};
-use std::os::unix::fs::MetadataExt;
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -110,6 +111,13 @@ impl Cache {
         Ok(file)
     }
 
+    /// Closes what this process holds of a shard, so that the next reader opens it anew.
+    pub(crate) fn close(&self, name: &str) {
+        if let Some(slot) = lock(&self.slots).get(name) {
+            *lock(slot) = None;
+        }
+    }
+
     fn open_whole(&self, name: &str, expected_bytes: Option<u64>) -> Result<Option<File>, PipelineError> {
         let path = self.path(name);
         let io = |error| PipelineError::io("open", &path, error);
@@ -156,7 +164,9 @@ impl Cache {
             let _ = fs::remove_file(&part);
         }
         filled?;
-        File::open(&path).map_err(|error| PipelineError::io("open", &path, error))
+        // The handle stays, because another process may need the room at once; the lock has served.
+        let _ = filling.file.unlock();
+        Ok(filling.file)
     }
 
     /// Removes what was longest unused until `wanted_bytes` more fit. `part` is not counted.
@@ -166,33 +176,70 @@ impl Cache {
             return Err(io::Error::other(PipelineError::CacheTooSmall { needed_bytes, max_bytes }));
         }
         let _clearing = lock(&self.clearing);
-        let mut shards = Vec::new();
-        let mut sum_bytes = wanted_bytes;
-        for entry in fs::read_dir(&self.folder)? {
-            let path = entry?.path();
-            // Another process may remove what it lists.
-            let Ok(meta) = fs::metadata(&path) else { continue };
-            match path.extension().and_then(|extension| extension.to_str()) {
-                Some("tar") => shards.push((meta.modified()?, meta.len(), path)),
-                Some("part") if path != part && !remove_if_abandoned(&path) => {}
-                _ => continue,
-            }
-            sum_bytes += meta.len();
-        }
-        shards.sort();
+        let (shards, parts_bytes) = self.list(part)?;
+        let mut sum_bytes = shards.iter().map(|(_, len_bytes, _)| len_bytes).sum::<u64>() + parts_bytes;
+        // What others are fetching cannot be removed: it may stand beside this for as long as it takes.
         for (_, len_bytes, path) in shards {
-            if sum_bytes <= self.max_bytes {
+            if sum_bytes.saturating_add(wanted_bytes) <= self.max_bytes {
                 break;
             }
-            // One that is read just now stays readable through its handle.
-            match fs::remove_file(&path) {
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-                _ => sum_bytes -= len_bytes,
+            // What cannot be removed, because it is someone else's, is passed over.
+            if fs::remove_file(&path).is_ok() {
+                sum_bytes -= len_bytes;
             }
         }
-        // What others are fetching cannot be removed. It may stand beside this for as long as it takes.
+        self.close_removed();
         Ok(())
     }
+
+    /// Removes the shard that was longest unused. Whether there was one.
+    fn remove_oldest(&self, part: &Path) -> io::Result<bool> {
+        let _clearing = lock(&self.clearing);
+        let (shards, _) = self.list(part)?;
+        let removed = shards.iter().any(|(_, _, path)| fs::remove_file(path).is_ok());
+        self.close_removed();
+        Ok(removed)
+    }
+
+    /// Shards as (time of last use, bytes, path), the oldest first, and the bytes of what is being fetched
+    /// besides `part`.
+    #[allow(clippy::type_complexity)]
+    fn list(&self, part: &Path) -> io::Result<(Vec<(SystemTime, u64, PathBuf)>, u64)> {
+        let (mut shards, mut parts_bytes) = (Vec::new(), 0);
+        for entry in fs::read_dir(&self.folder)? {
+            let path = entry?.path();
+            // Another process may remove what is listed here.
+            let Ok(meta) = fs::symlink_metadata(&path) else { continue };
+            if !meta.is_file() || !has_cache_name(&path) {
+                continue;
+            }
+            match path.extension().and_then(|extension| extension.to_str()) {
+                Some("tar") => shards.push((meta.modified()?, meta.len(), path)),
+                Some("part") if path != part && !remove_if_abandoned(&path) => parts_bytes += meta.len(),
+                _ => {}
+            }
+        }
+        shards.sort();
+        Ok((shards, parts_bytes))
+    }
+
+    /// Closes the handles on shards that have no name any more, whoever removed them.
+    fn close_removed(&self) {
+        for slot in lock(&self.slots).values() {
+            // A slot that is locked is being fetched or looked at.
+            let Ok(mut held) = slot.try_lock() else { continue };
+            let gone = held.as_ref().is_some_and(|held| held.file.metadata().is_ok_and(|m| m.nlink() == 0));
+            if gone {
+                *held = None;
+            }
+        }
+    }
+}
+
+/// Whether a file has the name of a shard of a cache: 16 hexadecimal digits and a dash come first.
+fn has_cache_name(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+    name.get(16) == Some(&b'-') && name[..16].iter().all(u8::is_ascii_hexdigit)
 }
 
 impl Held {
@@ -216,6 +263,8 @@ impl Filling<'_> {
     fn finish(&mut self, path: &Path) -> Result<(), PipelineError> {
         let io = |error| PipelineError::io("write", path, error);
         self.file.set_len(self.len_bytes).map_err(io)?;
+        // A machine that loses its power must not leave a shard of zeros under its name.
+        self.file.sync_data().map_err(io)?;
         fs::rename(&self.part, path).map_err(io)
     }
 }
@@ -223,7 +272,6 @@ impl Filling<'_> {
 impl Sink for Filling<'_> {
     fn restart(&mut self, total_bytes: Option<u64>) -> io::Result<()> {
         self.file.set_len(0)?;
-        self.file.rewind()?;
         (self.hash, self.len_bytes) = (Xxh3::new(), 0);
         self.reserved_bytes = total_bytes.unwrap_or(0);
         self.cache.make_room(self.reserved_bytes, &self.part)?;
@@ -239,7 +287,13 @@ impl Write for Filling<'_> {
             self.reserved_bytes = end_bytes + STEP_BYTES.min(self.cache.max_bytes.saturating_sub(end_bytes));
             self.cache.make_room(self.reserved_bytes, &self.part)?;
         }
-        self.file.write_all(bytes)?;
+        while let Err(error) = self.file.write_all_at(bytes, self.len_bytes) {
+            // The disk may be smaller than the cache was promised.
+            let full = error.kind() == ErrorKind::StorageFull;
+            if !full || !self.cache.remove_oldest(&self.part)? {
+                return Err(io::Error::other(PipelineError::io("write", &self.part, error)));
+            }
+        }
         self.hash.update(bytes);
         self.len_bytes = end_bytes;
         Ok(bytes.len())
@@ -249,6 +303,9 @@ impl Write for Filling<'_> {
         self.file.flush()
     }
 }
+
+/// `ENOLCK` of Linux: a network file system without a lock server.
+const NO_LOCKS: i32 = 37;
 
 /// One of the fetches that may run at a time.
 struct Permit<'a>(&'a Cache);
@@ -274,10 +331,14 @@ impl Drop for Permit<'_> {
 /// Opens and locks a partial file; waits while another process writes it. What it holds is void.
 fn lock_part(part: &Path) -> io::Result<File> {
     loop {
-        let file = File::options().create(true).write(true).truncate(false).open(part)?;
+        let file = File::options().create(true).read(true).write(true).truncate(false).open(part)?;
         match file.lock() {
             // A file system without locks has one process for each cache, one hopes.
-            Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(file),
+            Err(error)
+                if error.kind() == ErrorKind::Unsupported || error.raw_os_error() == Some(NO_LOCKS) =>
+            {
+                return Ok(file);
+            }
             locked => locked?,
         }
         // Whoever had the lock before may have renamed or removed what was opened here.
@@ -292,7 +353,11 @@ fn lock_part(part: &Path) -> io::Result<File> {
 fn remove_if_abandoned(part: &Path) -> bool {
     let Ok(file) = File::options().write(true).open(part) else { return false };
     match file.try_lock() {
-        Ok(()) => fs::remove_file(part).is_ok(),
+        // Between opening and locking it may have become a shard, and another one have taken its name.
+        Ok(()) => {
+            let same = matches!((file.metadata(), fs::metadata(part)), (Ok(a), Ok(b)) if a.ino() == b.ino());
+            same && fs::remove_file(part).is_ok()
+        }
         Err(TryLockError::WouldBlock | TryLockError::Error(_)) => false,
     }
 }
@@ -314,9 +379,12 @@ mod tests {
         (folder, cache)
     }
 
+    fn name(number: u8) -> String {
+        format!("{number:016x}-s.tar")
+    }
+
     /// `name`, which is `len` times its number, fetched or not.
     fn get(cache: &Cache, number: u8, len: usize, fetched: &AtomicUsize) -> Vec<u8> {
-        let name = format!("{number}.tar");
         let fill = |filling: &mut Filling<'_>| {
             fetched.fetch_add(1, Ordering::SeqCst);
             let io = |error| PipelineError::io("write", Path::new("test"), error);
@@ -324,7 +392,7 @@ mod tests {
             filling.write_all(&vec![number; len]).map_err(io)
         };
         let mut bytes = Vec::new();
-        let file = cache.file(&name, Some(len as u64), fill).expect("fetched");
+        let file = cache.file(&name(number), Some(len as u64), fill).expect("fetched");
         let mut file = File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&*file)))
             .expect("reopened");
         file.read_to_end(&mut bytes).expect("read");
@@ -340,6 +408,14 @@ mod tests {
         names
     }
 
+    /// Files of the cache that this process has open.
+    fn n_open(cache: &Cache) -> usize {
+        let open = fs::read_dir("/proc/self/fd").expect("listed").flatten();
+        open.filter_map(|fd| fs::read_link(fd.path()).ok())
+            .filter(|path| path.starts_with(&cache.folder))
+            .count()
+    }
+
     #[test]
     fn the_longest_unused_goes_when_room_is_needed() {
         let (_folder, cache) = cache(250);
@@ -352,16 +428,17 @@ mod tests {
         let old = SystemTime::now() - Duration::from_secs(60);
         File::options()
             .write(true)
-            .open(cache.path("2.tar"))
+            .open(cache.path(&name(2)))
             .and_then(|f| f.set_modified(old))
             .expect("aged");
         get(&cache, 3, 100, &fetched);
-        assert_eq!(names(&cache), ["1.tar", "3.tar"]);
-        let too_large = cache.file("4.tar", None, |filling| {
+        assert_eq!(names(&cache), [name(1), name(3)]);
+        assert_eq!(n_open(&cache), 2, "what is removed is closed, or its bytes would stay");
+        let too_large = cache.file(&name(4), None, |filling| {
             filling.restart(Some(251)).map_err(|e| PipelineError::io("write", Path::new("test"), e))
         });
         assert!(too_large.is_err());
-        assert_eq!(names(&cache), ["1.tar", "3.tar"], "nothing was removed for what does not fit");
+        assert_eq!(names(&cache), [name(1), name(3)], "nothing was removed for what does not fit");
     }
 
     #[test]
@@ -381,18 +458,35 @@ mod tests {
     fn what_a_crash_left_is_replaced() {
         let (_folder, cache) = cache(1000);
         cache.create().expect("folder");
-        fs::write(cache.path("1.tar"), b"short").expect("written");
-        fs::write(cache.path("1.tar.part"), b"half").expect("written");
-        fs::write(cache.path("9.tar.part"), b"abandoned").expect("written");
+        fs::write(cache.path(&name(1)), b"short").expect("written");
+        fs::write(cache.path(&format!("{}.part", name(1))), b"half").expect("written");
+        fs::write(cache.path(&format!("{}.part", name(9))), b"abandoned").expect("written");
         let fetched = AtomicUsize::new(0);
         assert_eq!(get(&cache, 1, 300, &fetched), vec![1; 300]);
-        assert_eq!(names(&cache), ["1.tar"]);
+        assert_eq!(names(&cache), [name(1)]);
+    }
+
+    /// Someone points the cache at a folder of their own.
+    #[test]
+    fn files_of_others_stay() {
+        let (_folder, cache) = cache(150);
+        cache.create().expect("folder");
+        let theirs = ["imagenet-000000.tar", "movie.part", "0123456789abcdef-x.txt"];
+        for name in theirs {
+            fs::write(cache.path(name), vec![0; 1000]).expect("written");
+        }
+        fs::create_dir(cache.path("0123456789abcdef-folder.tar")).expect("created");
+        let fetched = AtomicUsize::new(0);
+        get(&cache, 1, 100, &fetched);
+        get(&cache, 2, 100, &fetched);
+        assert!(theirs.iter().all(|name| cache.path(name).exists()), "{:?}", names(&cache));
+        assert!(!cache.path(&name(1)).exists() && cache.path(&name(2)).exists());
     }
 
     #[test]
     fn a_failed_fetch_leaves_nothing() {
         let (_folder, cache) = cache(1000);
-        let failed = cache.file("1.tar", None, |filling| {
+        let failed = cache.file(&name(1), None, |filling| {
             filling.write_all(b"half").map_err(|e| PipelineError::io("write", Path::new("test"), e))?;
             Err(PipelineError::MissingShard { path: "x".into() })
         });

@@ -157,6 +157,35 @@ mod tests {
         }
     }
 
+    /// Links could name files of this machine, devices and folders hold no bytes.
+    #[test]
+    fn only_regular_files_are_members() {
+        use ::tar::EntryType;
+        let mut builder = ::tar::Builder::new(Vec::new());
+        for (name, kind) in [
+            ("soft.jpg", EntryType::Symlink),
+            ("hard.jpg", EntryType::Link),
+            ("char.jpg", EntryType::Char),
+            ("block.jpg", EntryType::Block),
+            ("pipe.jpg", EntryType::Fifo),
+            ("folder.jpg", EntryType::Directory),
+            ("real.jpg", EntryType::Regular),
+        ] {
+            let mut header = ::tar::Header::new_gnu();
+            header.set_entry_type(kind);
+            header.set_size(0);
+            header.set_mode(0o644);
+            if matches!(kind, EntryType::Symlink | EntryType::Link) {
+                header.set_link_name("/etc/passwd").expect("short");
+            }
+            builder.append_data(&mut header, name, &[][..]).expect("in memory");
+        }
+        let bytes = builder.into_inner().expect("in memory");
+        let members =
+            list_members_of(Cursor::new(&bytes), bytes.len() as u64, Path::new("t")).expect("valid");
+        assert_eq!(members.iter().map(|member| member.name.as_str()).collect::<Vec<_>>(), ["real.jpg"]);
+    }
+
     proptest! {
         #[test]
         fn damaged_bytes_never_panic(at in 0usize..2048, value: u8, len in 0usize..3000) {
