@@ -6,14 +6,18 @@
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Receiver, Sender, unbounded};
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
 use crate::decode::decode_into;
 use crate::stats::{Stage, StageStats, StageTimes};
 use crate::{AugmentError, DecodeRules, MultiCrop, Rgb8, SampleKey, ViewMaker, Views};
+
+/// How often whoever waits for a batch looks whether it is still wanted.
+const STOP_POLL: Duration = Duration::from_millis(100);
 
 /// An encoded image with its place in a batch.
 pub trait EncodedImage: Send + 'static {
@@ -143,6 +147,14 @@ impl<S: Source> BatchPool<S> {
     /// # Errors
     /// The source's, once; the pool ends with it.
     pub fn next_batch(&mut self) -> Option<Result<Batch, S::Error>> {
+        self.next_batch_unless(&AtomicBool::new(false))
+    }
+
+    /// As [`BatchPool::next_batch`], but gives up with `None` soon after `stop` is set.
+    ///
+    /// # Errors
+    /// As [`BatchPool::next_batch`].
+    pub fn next_batch_unless(&mut self, stop: &AtomicBool) -> Option<Result<Batch, S::Error>> {
         loop {
             let complete = self.open.get(&self.next_batch).is_some_and(|open| open.missing == 0);
             if complete && let Some(open) = self.open.remove(&self.next_batch) {
@@ -150,12 +162,14 @@ impl<S: Source> BatchPool<S> {
                 self.next_batch += 1;
                 return Some(Ok(open.batch));
             }
-            match self.finished.recv().ok()? {
-                Ok(finished) => self.place(finished),
-                Err(error) => {
+            match self.finished.recv_timeout(STOP_POLL) {
+                Ok(Ok(finished)) => self.place(finished),
+                Ok(Err(error)) => {
                     self.source.close();
                     return Some(Err(error));
                 }
+                Err(RecvTimeoutError::Timeout) if !stop.load(Ordering::Relaxed) => {}
+                Err(_) => return None,
             }
         }
     }

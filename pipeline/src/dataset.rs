@@ -97,7 +97,8 @@ impl Dataset {
     pub fn check_cache(&self, window_shards: usize) -> Result<(), PipelineError> {
         let mut uses: Vec<_> = self.shards.iter().filter_map(Shard::cache_use).collect();
         uses.sort_unstable_by_key(|cached| std::cmp::Reverse(cached.len_bytes));
-        let needed_bytes = uses.iter().take(2 * window_shards.max(1)).map(|cached| cached.len_bytes).sum();
+        let windows = uses.iter().take(window_shards.max(1).saturating_mul(2));
+        let needed_bytes = windows.fold(0u64, |sum, cached| sum.saturating_add(cached.len_bytes));
         match uses.first() {
             Some(cached) if cached.max_bytes < needed_bytes => {
                 Err(PipelineError::CacheTooSmall { needed_bytes, max_bytes: cached.max_bytes })

@@ -136,7 +136,10 @@ pub enum PipelineError {
         reason: String,
     },
     /// What came is not what the index or the list promised.
-    #[error("shard {shard} is not the one that was indexed: {reason}; write its index again")]
+    #[error(
+        "shard {shard} is not the one that was promised: {reason}. If it was replaced, `ocelli shards index \
+             --overwrite` reads its index anew"
+    )]
     OtherShard {
         /// The shard.
         shard: String,

@@ -8,6 +8,9 @@ use xxhash_rust::xxh3::xxh3_64;
 /// Data of a member starts on a multiple of this, by the tar format.
 const BLOCK_BYTES: u64 = 512;
 
+/// More members than any sample has. Names with a dot too early, such as `img.000001.jpg`, have all one key.
+const MAX_MEMBERS: usize = 1000;
+
 /// Where the samples of one shard lie. Keys sit in one arena and members in columns, and samples with
 /// the same list of extensions share it, so that a sample of two members and a key of eight
 /// characters takes 38 bytes.
@@ -132,6 +135,9 @@ impl IndexBuilder {
         let (_, extensions) = self.open.get_or_insert_with(|| (key.to_string(), Vec::new()));
         if extensions.iter().any(|extension| extension == member.extension) {
             return Err("the extension stands twice".into());
+        }
+        if extensions.len() == MAX_MEMBERS {
+            return Err(format!("more than {MAX_MEMBERS} members have the key {key}"));
         }
         extensions.push(member.extension.to_string());
         let first = self.index.member_lens.is_empty();

@@ -18,6 +18,7 @@ pub mod dataset;
 pub mod error;
 pub mod file;
 pub mod index;
+mod known;
 pub mod loader;
 pub mod order;
 pub mod quarantine;

@@ -58,15 +58,18 @@ pub(crate) fn receive<'c>(
         (transfer(&mut hashing), hashing.md5)
     };
     transferred.map_err(|failure| failed(&source.url, failure))?;
-    let found: Option<String> =
-        md5.map(|md5| md5.finalize().iter().map(|byte| format!("{byte:02x}")).collect());
-    match (found, &source.md5) {
+    match (md5.map(hex), &source.md5) {
         (Some(found), Some(says)) if !found.eq_ignore_ascii_case(says) => {
             let reason = format!("its list gives MD5 {says}, it has {found}");
             Err(PipelineError::OtherShard { shard: source.url.to_string(), reason })
         }
         _ => Ok(()),
     }
+}
+
+/// A digest in hexadecimal digits.
+pub(crate) fn hex(md5: Md5) -> String {
+    md5.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// What a failure to get `url` is to the user.
@@ -93,7 +96,7 @@ fn copy_file(path: &std::path::Path, sink: &mut dyn Sink) -> Result<(), Failure>
 fn run_command(command: &str, retry: &RetryPolicy, sink: &mut dyn Sink) -> Result<(), Failure> {
     for attempt in 1.. {
         match pipe::run(command, sink) {
-            Err(Failure::Passing(reason, _)) if attempt < COMMAND_ATTEMPTS => {
+            Err(Failure::Passing(reason)) if attempt < COMMAND_ATTEMPTS => {
                 let wait = retry.wait(attempt);
                 tracing::warn!("pipe:{command}: {reason}; again in {:.1} s", wait.as_secs_f64());
                 std::thread::sleep(wait);

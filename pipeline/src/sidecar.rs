@@ -9,15 +9,15 @@
 //! checks are left out where nobody has computed them.
 
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read};
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize, Serializer};
-use xxhash_rust::xxh3::Xxh3;
 
 use crate::index::{IndexBuilder, Member, ShardIndex, check_of};
-use crate::tar::{list_members, split_key};
+use crate::tar::{list_members_in, split_key};
+use crate::verify::hash;
 use crate::{PipelineError, file};
 
 const VERSION: u32 = 1;
@@ -40,44 +40,42 @@ impl ShardIndex {
     /// Walks the headers of the shard at `path`.
     ///
     /// # Errors
-    /// As [`list_members`]; [`PipelineError::BadMember`] when a sample has an extension twice.
+    /// As [`crate::tar::list_members`]; [`PipelineError::BadMember`] when a sample has an extension
+    /// twice.
     pub fn build(path: &Path) -> Result<Self, PipelineError> {
-        Self::walk(path, None)
+        Self::walk(&open(path)?, path, false)
     }
 
     /// As [`ShardIndex::build`], and reads the whole shard for its checksums.
     ///
     /// # Errors
-    /// As [`ShardIndex::build`], and [`PipelineError::Io`].
+    /// As [`ShardIndex::build`].
     pub fn build_checked(path: &Path) -> Result<Self, PipelineError> {
-        let mut file = File::open(path).map_err(|error| PipelineError::io("open", path, error))?;
-        let mut index = Self::walk(path, Some(&file))?;
-        let mut hash = Xxh3::new();
-        let mut buffer = vec![0; 1 << 20];
-        loop {
-            match file.read(&mut buffer).map_err(|error| PipelineError::io("read", path, error))? {
-                0 => break,
-                n => hash.update(&buffer[..n]),
-            }
-        }
-        index.checksum = Some(hash.digest());
+        Self::of_file(&open(path)?, path)
+    }
+
+    /// [`ShardIndex::build_checked`] of an open file; `path` is for messages only.
+    pub(crate) fn of_file(file: &File, path: &Path) -> Result<Self, PipelineError> {
+        let mut index = Self::walk(file, path, true)?;
+        let (checksum, _) = hash(file, false).map_err(|error| PipelineError::io("read", path, error))?;
+        index.checksum = Some(checksum);
         Ok(index)
     }
 
-    fn walk(path: &Path, checked: Option<&File>) -> Result<Self, PipelineError> {
-        let members = list_members(path)?;
-        let shard_bytes = fs::metadata(path).map_err(|e| PipelineError::io("read", path, e))?.len();
+    /// The index without checksums, or with those of members.
+    pub(crate) fn walk(file: &File, path: &Path, checked: bool) -> Result<Self, PipelineError> {
+        let io = |error| PipelineError::io("read", path, error);
+        let shard_bytes = file.metadata().map_err(io)?.len();
         let mut index = IndexBuilder::new();
-        for member in &members {
+        for member in &list_members_in(file, path)? {
             let Some((key, extension)) = split_key(&member.name) else { continue };
             let check = match checked {
-                Some(file) => {
+                true => {
                     let mut data = vec![0; member.len_bytes as usize];
-                    file.read_exact_at(&mut data, member.offset_bytes)
-                        .map_err(|error| PipelineError::io("read", path, error))?;
+                    file.read_exact_at(&mut data, member.offset_bytes).map_err(io)?;
                     Some(check_of(&data))
                 }
-                None => None,
+                false => None,
             };
             let (offset_bytes, len_bytes) = (member.offset_bytes, member.len_bytes);
             index.push(key, Member { extension: &extension, offset_bytes, len_bytes, check }).map_err(
@@ -195,6 +193,13 @@ impl ShardIndex {
         };
         write().map_err(|error| PipelineError::io("write", &target, error))
     }
+}
+
+fn open(path: &Path) -> Result<File, PipelineError> {
+    File::open(path).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => PipelineError::MissingShard { path: path.to_path_buf() },
+        _ => PipelineError::io("open", path, error),
+    })
 }
 
 impl Entry {

@@ -6,13 +6,11 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crossbeam::channel::{Sender, unbounded};
-use xxhash_rust::xxh3::xxh3_64;
 
 use crate::cache::{Cache, Filling};
 use crate::index::ShardIndex;
@@ -59,12 +57,12 @@ pub struct Source {
 /// Opens shards. Shared by threads; copies are the same storage.
 #[derive(Clone)]
 pub struct Storage {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
-struct Inner {
-    config: StorageConfig,
-    cache: Cache,
+pub(crate) struct Inner {
+    pub(crate) config: StorageConfig,
+    pub(crate) cache: Cache,
     client: OnceLock<Result<Client, String>>,
     prefetcher: Mutex<Option<Sender<Arc<CachedStore>>>>,
 }
@@ -131,10 +129,16 @@ impl Storage {
                 let reason = format!("its list says {says} bytes, it has {}", meta.len());
                 return Err(PipelineError::OtherShard { shard: source.url.to_string(), reason });
             }
-            return Ok(Shard::new(Arc::new(LocalStore::open(path)?), self.local_index(path)?));
+            return Ok(Shard::new(Arc::new(LocalStore::open(path)?), self.local_index(source, path)?));
         }
-        let name = cache_name(&source.url)?;
+        let name = self.cache_name(source)?;
         let index = self.cached_index(source, &name)?;
+        if let Some(says) = source.len_bytes.filter(|_| !source.url.is_gzip())
+            && says != index.shard_bytes
+        {
+            let reason = format!("its list says {says} bytes, it has {}", index.shard_bytes);
+            return Err(PipelineError::OtherShard { shard: source.url.to_string(), reason });
+        }
         let store = CachedStore {
             storage: self.clone(),
             source: source.clone(),
@@ -176,16 +180,22 @@ impl Storage {
         self.inner.cache.max_bytes()
     }
 
-    /// The tar of `shard`, which is `source` opened, on this machine; fetched if it is not there.
-    pub(crate) fn path_of(&self, source: &Source, shard: &Shard) -> Result<PathBuf, PipelineError> {
+    /// The tar of `shard`, which is `source` opened; fetched if it is not there.
+    pub(crate) fn file_of(&self, source: &Source, shard: &Shard) -> Result<Arc<File>, PipelineError> {
         match &source.url {
-            ShardUrl::File(path) if source.is_read_in_place() => Ok(path.clone()),
+            ShardUrl::File(path) if source.is_read_in_place() => {
+                File::open(path).map(Arc::new).map_err(|error| PipelineError::io("open", path, error))
+            }
             _ => {
-                let name = cache_name(&source.url)?;
-                self.file(source, &name, Some((shard.index().shard_bytes, shard.index().checksum)))?;
-                Ok(self.inner.cache.path(&name))
+                let name = self.cache_name(source)?;
+                self.file(source, &name, Some((shard.index().shard_bytes, shard.index().checksum)))
             }
         }
+    }
+
+    /// Closes what this process holds of a cached shard.
+    pub(crate) fn close(&self, cache_name: &str) {
+        self.inner.cache.close(cache_name);
     }
 
     /// Whether the cache holds the index of a shard.
@@ -198,7 +208,7 @@ impl Storage {
 
     /// Where the index of a shard is kept that has none beside it.
     pub(crate) fn kept_index_path(&self, source: &Source) -> Result<PathBuf, PipelineError> {
-        Ok(ShardIndex::sidecar_path(&self.inner.cache.path(&cache_name(&source.url)?)))
+        Ok(ShardIndex::sidecar_path(&self.inner.cache.path(&self.cache_name(source)?)))
     }
 
     /// Forgets the index that is kept for a shard, and the shard: the next [`Storage::open`] reads both
@@ -207,7 +217,7 @@ impl Storage {
     /// # Errors
     /// [`PipelineError::Io`].
     pub fn forget(&self, source: &Source) -> Result<(), PipelineError> {
-        let path = self.inner.cache.path(&cache_name(&source.url)?);
+        let path = self.inner.cache.path(&self.cache_name(source)?);
         for path in [ShardIndex::sidecar_path(&path), path] {
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -287,7 +297,7 @@ impl Storage {
     }
 
     /// A list or a sidecar, in memory.
-    fn read_text(&self, url: &ShardUrl) -> Result<Vec<u8>, Failure> {
+    pub(crate) fn read_text(&self, url: &ShardUrl) -> Result<Vec<u8>, Failure> {
         match url {
             ShardUrl::File(path) => fs::read(path).map_err(|error| match error.kind() {
                 io::ErrorKind::NotFound => Failure::NotFound,
@@ -297,67 +307,4 @@ impl Storage {
             ShardUrl::Pipe(_) => Err(Failure::NotFound),
         }
     }
-
-    /// The index of a tar on a disk: its sidecar, or one that an earlier start has kept, or a new one.
-    fn local_index(&self, path: &Path) -> Result<ShardIndex, PipelineError> {
-        if ShardIndex::sidecar_path(path).exists() {
-            return ShardIndex::open(path);
-        }
-        let kept = self.inner.cache.path(&cache_name(&ShardUrl::File(path.to_path_buf()))?);
-        if let Ok(Some(index)) = ShardIndex::load(&kept) {
-            return Ok(index);
-        }
-        let index = ShardIndex::build(path)?;
-        // Where nothing can be kept, the next start builds it again.
-        let _ = self.inner.cache.create().and_then(|()| index.save(&kept));
-        Ok(index)
-    }
-
-    /// The index of a shard that is read from the cache: the one that is kept there, the one beside the
-    /// shard, or a new one, for which the shard is fetched.
-    fn cached_index(&self, source: &Source, name: &str) -> Result<ShardIndex, PipelineError> {
-        let path = self.inner.cache.path(name);
-        if let Ok(Some(index)) = ShardIndex::load(&path) {
-            return Ok(index);
-        }
-        self.inner.cache.create()?;
-        if let Some(beside) = source.url.with_suffix(".idx.json") {
-            match self.read_text(&beside) {
-                Ok(text) => {
-                    let bad = |reason| PipelineError::BadIndex { path: beside.to_string().into(), reason };
-                    let index = ShardIndex::parse(&text).map_err(bad)?;
-                    index.save(&path)?;
-                    return Ok(index);
-                }
-                // A store that does not show its list denies a name that it does not have.
-                Err(Failure::NotFound | Failure::Denied(_)) => {}
-                Err(failure) => return Err(failed(&source.url, failure)),
-            }
-        }
-        tracing::info!("{} has no index beside it: it is read once as a whole", source.url);
-        self.file(source, name, None)?;
-        let index = ShardIndex::build_checked(&path)?;
-        index.save(&path)?;
-        Ok(index)
-    }
-}
-
-/// The name of a shard in the cache, and of its index. It holds what tells two shards apart: for a file
-/// its length and when it was written, so that one that was replaced is another.
-fn cache_name(url: &ShardUrl) -> Result<String, PipelineError> {
-    let identity = match url {
-        ShardUrl::File(path) => {
-            let whole = path.canonicalize().and_then(|whole| Ok((fs::metadata(&whole)?, whole)));
-            let (meta, whole) = whole.map_err(|error| match error.kind() {
-                io::ErrorKind::NotFound => PipelineError::MissingShard { path: path.clone() },
-                _ => PipelineError::io("open", path, error),
-            })?;
-            format!("{} {} {} {}", whole.display(), meta.len(), meta.mtime(), meta.mtime_nsec())
-        }
-        ShardUrl::Remote(url) => url.to_string(),
-        ShardUrl::Pipe(command) => command.clone(),
-    };
-    // A file system takes names of 255 bytes; the hash alone tells shards apart.
-    let name: String = url.tar_name().chars().rev().take(60).collect::<Vec<_>>().into_iter().rev().collect();
-    Ok(format!("{:016x}-{name}", xxh3_64(identity.as_bytes())))
 }

@@ -4,7 +4,8 @@
 //! extension, in lower case. Consecutive members with equal keys form a sample.
 
 use std::fs::File;
-use std::io::{BufReader, Read, Seek};
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::PipelineError;
@@ -49,8 +50,44 @@ pub fn list_members(path: &Path) -> Result<Vec<TarMember>, PipelineError> {
         std::io::ErrorKind::NotFound => PipelineError::MissingShard { path: path.to_path_buf() },
         _ => PipelineError::io("open", path, source),
     })?;
+    list_members_in(&file, path)
+}
+
+/// [`list_members`] of an open file, whose position is left alone; `path` is for messages only.
+///
+/// # Errors
+/// As [`list_members`].
+pub fn list_members_in(file: &File, path: &Path) -> Result<Vec<TarMember>, PipelineError> {
     let actual_bytes = file.metadata().map_err(|source| PipelineError::io("read", path, source))?.len();
-    list_members_of(BufReader::with_capacity(64 << 10, file), actual_bytes, path)
+    let reader = Positioned { file, at_bytes: 0, len_bytes: actual_bytes };
+    list_members_of(BufReader::with_capacity(64 << 10, reader), actual_bytes, path)
+}
+
+/// A position of its own in a file that others read too.
+struct Positioned<'a> {
+    file: &'a File,
+    at_bytes: u64,
+    len_bytes: u64,
+}
+
+impl Read for Positioned<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let n = self.file.read_at(buffer, self.at_bytes)?;
+        self.at_bytes += n as u64;
+        Ok(n)
+    }
+}
+
+impl Seek for Positioned<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let target = match to {
+            SeekFrom::Start(at) => Some(at),
+            SeekFrom::Current(by) => self.at_bytes.checked_add_signed(by),
+            SeekFrom::End(by) => self.len_bytes.checked_add_signed(by),
+        };
+        self.at_bytes = target.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        Ok(self.at_bytes)
+    }
 }
 
 /// [`list_members`] on any seekable source of known length; `path` is for messages only.

@@ -11,7 +11,7 @@ use url::Url;
 use crate::PipelineError;
 
 /// More shards than any real list has; a typing error such as `{0..99999999999}` stops here.
-const MAX_SHARDS: usize = 10_000_000;
+pub(crate) const MAX_SHARDS: usize = 10_000_000;
 
 /// Schemes of servers and stores.
 const REMOTE_SCHEMES: [&str; 5] = ["http", "https", "s3", "gs", "az"];
@@ -67,7 +67,11 @@ impl ShardUrl {
         }
         match text.split_once(':') {
             Some((scheme, _)) if REMOTE_SCHEMES.contains(&scheme) => {
-                let url = Url::parse(text).map_err(|error| error.to_string())?;
+                // The key of an object is taken as it is written; only servers have queries.
+                let escape = |text: &str| text.replace('%', "%25").replace('#', "%23").replace('?', "%3F");
+                let url =
+                    if scheme.starts_with("http") { Url::parse(text) } else { Url::parse(&escape(text)) };
+                let url = url.map_err(|error| error.to_string())?;
                 match url.host_str() {
                     Some(host) if !host.is_empty() => Ok(Self::Remote(url)),
                     _ => Err(format!("no host or bucket after {scheme}://")),
@@ -200,7 +204,11 @@ fn expand_braces(text: &str, out: &mut Vec<String>) -> Result<(), String> {
     let (head, body, tail) = (&text[..open], &text[open + 1..close], &text[close + 1..]);
     let mut tails = Vec::new();
     expand_braces(tail, &mut tails)?;
-    for choice in alternatives(body)? {
+    let choices = alternatives(body)?;
+    // A group of one is no group, as in the shell: `awk '{print $1}'`.
+    let literal = choices.len() == 1 && !body.contains("..");
+    for choice in choices {
+        let choice = if literal { format!("{{{choice}}}") } else { choice };
         for tail in &tails {
             if out.len() >= MAX_SHARDS {
                 return Err(format!("names more than {MAX_SHARDS} shards"));
@@ -291,6 +299,14 @@ mod tests {
         assert_eq!(names("{a,b}-{1..2}"), ["a-1", "a-2", "b-1", "b-2"]);
         assert_eq!(names("x.tar::{y,z{0..1}}.tar"), ["x.tar", "y.tar", "z0.tar", "z1.tar"]);
         assert_eq!(names("file:///tmp/a.tar"), ["/tmp/a.tar"]);
+        assert_eq!(
+            names("pipe:ls {a,b} | awk '{print $1}' > ${X}"),
+            ["pipe:ls a | awk '{print $1}' > ${X}", "pipe:ls b | awk '{print $1}' > ${X}"]
+        );
+        assert_eq!(names("{1..1}"), ["1"]);
+        let key = ShardUrl::parse("s3://b/a#1?x%20.tar").expect("a key");
+        let ShardUrl::Remote(url) = key else { panic!("{key}") };
+        assert_eq!(url.path(), "/a%231%3Fx%2520.tar");
         assert_eq!(
             names("http://[::1]:80/{a,b}.tar::s3://bucket/c d.tar::pipe:cat x.tar"),
             ["http://[::1]/a.tar", "http://[::1]/b.tar", "s3://bucket/c%20d.tar", "pipe:cat x.tar"]

@@ -1,21 +1,18 @@
 //! Whether a shard is what its index and its list say, read from its first byte to its last.
 
-use std::io::{self, Write};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
+use md5::{Digest, Md5};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::index::ShardIndex;
-use crate::receive::receive;
-use crate::remote::Sink;
-use crate::remote::fetch::Failure;
+use crate::receive::hex;
 use crate::storage::{Source, Storage};
 use crate::url::ShardUrl;
-use crate::{PipelineError, RetryPolicy, Shard};
-
-/// Hashes what passes and keeps nothing.
-#[derive(Default)]
-struct Hash(Xxh3);
+use crate::{PipelineError, Shard};
 
 impl Storage {
     /// Checks the members of `shard`, which is `source` opened, against the headers of the tar, and its
@@ -25,22 +22,24 @@ impl Storage {
     /// [`PipelineError::BadIndex`] when the members are others, [`PipelineError::OtherShard`] when the
     /// bytes are, and those of [`Storage::open`].
     pub fn verify(&self, source: &Source, shard: &Shard) -> Result<(), PipelineError> {
-        let path = self.path_of(source, shard)?;
-        if !ShardIndex::build(&path)?.has_members_of(shard.index()) {
+        let file = self.file_of(source, shard)?;
+        let name = PathBuf::from(shard.name());
+        if !ShardIndex::walk(&file, &name, false)?.has_members_of(shard.index()) {
             let reason = "it does not describe what the tar holds".into();
             return Err(PipelineError::BadIndex { path: self.index_of(source)?, reason });
         }
-        // A shard of the cache had the MD5 when it came.
-        let md5 = source.md5.clone().filter(|_| source.is_read_in_place());
-        let here = Source { url: ShardUrl::File(path), len_bytes: None, md5 };
-        let mut hash = Hash::default();
-        let no_client = || Err(Failure::Refused("a file needs no server".into()));
-        receive(&here, no_client, &RetryPolicy::default(), &mut hash)?;
-        match shard.index().checksum.is_some_and(|checksum| checksum != hash.0.digest()) {
-            true => {
-                let reason = "its checksum differs".into();
-                Err(PipelineError::OtherShard { shard: shard.name(), reason })
+        let other = |reason| PipelineError::OtherShard { shard: shard.name(), reason };
+        // The MD5 of a compressed shard is that of bytes that are gone.
+        let md5 = source.md5.as_ref().filter(|_| !source.url.is_gzip());
+        let (xxh3, found) = hash(&file, md5.is_some()).map_err(|e| PipelineError::io("read", &name, e))?;
+        match (md5, found) {
+            (Some(says), Some(found)) if !found.eq_ignore_ascii_case(says) => {
+                return Err(other(format!("its list gives MD5 {says}, it has {found}")));
             }
+            _ => {}
+        }
+        match shard.index().checksum.is_some_and(|checksum| checksum != xxh3) {
+            true => Err(other("its checksum differs".into())),
             false => Ok(()),
         }
     }
@@ -56,20 +55,20 @@ impl Storage {
     }
 }
 
-impl Sink for Hash {
-    fn restart(&mut self, _total_bytes: Option<u64>) -> io::Result<()> {
-        self.0 = Xxh3::new();
-        Ok(())
-    }
-}
-
-impl Write for Hash {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.update(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+/// XXH3-64 of a file, and its MD5 if that is wanted.
+pub(crate) fn hash(file: &File, wants_md5: bool) -> io::Result<(u64, Option<String>)> {
+    let (mut xxh3, mut md5) = (Xxh3::new(), wants_md5.then(Md5::new));
+    let mut buffer = vec![0; 1 << 20];
+    let mut at_bytes = 0;
+    loop {
+        let n = file.read_at(&mut buffer, at_bytes)?;
+        if n == 0 {
+            return Ok((xxh3.digest(), md5.map(hex)));
+        }
+        xxh3.update(&buffer[..n]);
+        if let Some(md5) = &mut md5 {
+            md5.update(&buffer[..n]);
+        }
+        at_bytes += n as u64;
     }
 }

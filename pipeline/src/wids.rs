@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use crate::PipelineError;
 use crate::storage::Source;
-use crate::url::ShardUrl;
+use crate::url::{MAX_SHARDS, ShardUrl};
 
 /// Lists that name one another are followed this deep.
 const MAX_DEPTH: usize = 8;
@@ -64,13 +64,14 @@ fn collect(
     found: &mut Vec<Source>,
 ) -> Result<(), PipelineError> {
     let bad = |reason: String| PipelineError::BadIndex { path: list.to_string().into(), reason };
-    if depth > MAX_DEPTH {
-        return Err(bad("its lists name one another in a circle".into()));
+    if depth > MAX_DEPTH || found.len() > MAX_SHARDS {
+        return Err(bad("its lists name one another in a circle, or too many shards".into()));
     }
-    let index: Index = serde_json::from_slice(&read(list)?).map_err(|error| bad(error.to_string()))?;
+    let mut index: Index = serde_json::from_slice(&read(list)?).map_err(|error| bad(error.to_string()))?;
     if index.kind != "wids-shard-index-v1" {
         return Err(bad(format!("its __kind__ is {:?}, not \"wids-shard-index-v1\"", index.kind)));
     }
+    index.base = index.base.filter(|base| !base.is_empty());
     let base = match &index.base {
         // A base is a folder, with a slash at its end or without.
         Some(base) => list.join(&format!("{}/", base.trim_end_matches('/'))).map_err(bad)?,

@@ -15,7 +15,9 @@ shift 2
 "$ocelli" shards pack "$list" --urls --out "$out/packed" --connections 64 --per-host 8
 # Half of what was not there yesterday is there today.
 if [ -s "$out/packed/failures.jsonl" ]; then
-    "$ocelli" shards pack "$out/packed/failures.jsonl" --urls --out "$out/again" --prefix again
+    classes=()
+    [ ! -e "$out/packed/classes.txt" ] || classes=(--classes "$out/packed/classes.txt")
+    "$ocelli" shards pack "$out/packed/failures.jsonl" --urls --out "$out/again" --prefix again "${classes[@]}"
 fi
 fetched=("$out"/packed/*.tar)
 [ ! -d "$out/again" ] || fetched+=("$out"/again/*.tar)

@@ -1,10 +1,7 @@
 //! Which URL is fetched next: in order, but never too many from one server at a time.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-
-/// Items that are looked at for one whose server is free.
-const LOOK_AHEAD: usize = 10_000;
 
 /// Numbers of URLs that wait. Shared by the threads that fetch.
 pub(crate) struct HostQueue<'a> {
@@ -14,13 +11,21 @@ pub(crate) struct HostQueue<'a> {
     changed: Condvar,
 }
 
+#[derive(Default)]
 struct State<'a> {
-    /// Nobody has taken these, in order.
-    waiting: VecDeque<usize>,
-    /// Fetches from each server.
-    active: HashMap<&'a str, usize>,
+    hosts: HashMap<&'a str, Host>,
+    /// Servers that are free, by the first item that waits for each.
+    free: BTreeSet<(usize, &'a str)>,
+    n_waiting: usize,
     /// First item that may not be taken yet.
     horizon: usize,
+}
+
+#[derive(Default)]
+struct Host {
+    /// Items that nobody has taken, in order.
+    waiting: VecDeque<usize>,
+    n_active: usize,
 }
 
 /// An item that is being fetched. Its server is free again when it is dropped.
@@ -32,8 +37,17 @@ pub(crate) struct Turn<'q, 'a> {
 
 impl<'a> HostQueue<'a> {
     /// A queue of the items `waiting`, with at most `per_host` fetches from a server.
-    pub(crate) fn new(urls: &'a [&'a str], waiting: VecDeque<usize>, per_host: usize) -> Self {
-        let state = State { waiting, active: HashMap::new(), horizon: usize::MAX };
+    pub(crate) fn new(
+        urls: &'a [&'a str],
+        waiting: impl IntoIterator<Item = usize>,
+        per_host: usize,
+    ) -> Self {
+        let mut state = State { horizon: usize::MAX, ..State::default() };
+        for item in waiting {
+            state.hosts.entry(host_of(urls[item])).or_default().waiting.push_back(item);
+            state.n_waiting += 1;
+        }
+        state.free = state.hosts.iter().map(|(name, host)| (host.waiting[0], *name)).collect();
         Self { urls, per_host: per_host.max(1), state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -45,7 +59,10 @@ impl<'a> HostQueue<'a> {
 
     /// Nothing more is taken.
     pub(crate) fn close(&self) {
-        self.lock().waiting.clear();
+        let mut state = self.lock();
+        state.n_waiting = 0;
+        state.free.clear();
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -53,15 +70,22 @@ impl<'a> HostQueue<'a> {
     pub(crate) fn take(&self) -> Option<Turn<'_, 'a>> {
         let mut state = self.lock();
         loop {
-            if state.waiting.is_empty() {
+            if state.n_waiting == 0 {
                 return None;
             }
-            let free = state.waiting.iter().take(LOOK_AHEAD).position(|item| {
-                let active = state.active.get(host_of(self.urls[*item]));
-                *item < state.horizon && active.is_none_or(|n| *n < self.per_host)
-            });
-            if let Some(item) = free.and_then(|at| state.waiting.remove(at)) {
-                *state.active.entry(host_of(self.urls[item])).or_default() += 1;
+            let first = state.free.first().copied().filter(|(item, _)| *item < state.horizon);
+            if let Some((item, name)) = first {
+                state.free.pop_first();
+                state.n_waiting -= 1;
+                if let Some(host) = state.hosts.get_mut(name) {
+                    host.waiting.pop_front();
+                    host.n_active += 1;
+                }
+                state.offer(name, self.per_host);
+                if state.n_waiting == 0 {
+                    // Those that still wait have nothing to wait for.
+                    self.changed.notify_all();
+                }
                 return Some(Turn { item, queue: self });
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -73,18 +97,27 @@ impl<'a> HostQueue<'a> {
     }
 }
 
+impl<'a> State<'a> {
+    /// Puts a server among those that are free, if it is and something waits for it.
+    fn offer(&mut self, name: &'a str, per_host: usize) {
+        let Some(host) = self.hosts.get(name).filter(|host| host.n_active < per_host) else { return };
+        // After `close` nothing is offered any more.
+        if let Some(item) = host.waiting.front().filter(|_| self.n_waiting > 0) {
+            self.free.insert((*item, name));
+        }
+    }
+}
+
 impl Drop for Turn<'_, '_> {
     fn drop(&mut self) {
-        let host = host_of(self.queue.urls[self.item]);
+        let name = host_of(self.queue.urls[self.item]);
         let mut state = self.queue.lock();
-        if let Some(n) = state.active.get_mut(host) {
-            *n -= 1;
-            if *n == 0 {
-                state.active.remove(host);
-            }
+        if let Some(host) = state.hosts.get_mut(name) {
+            host.n_active -= 1;
         }
+        state.offer(name, self.queue.per_host);
         drop(state);
-        self.queue.changed.notify_all();
+        self.queue.changed.notify_one();
     }
 }
 
@@ -101,7 +134,7 @@ mod tests {
     #[test]
     fn a_busy_server_is_passed_over_and_order_holds_otherwise() {
         let urls = ["http://a/1", "http://a/2", "http://a/3", "http://b/1", "c", "http://b?x"];
-        let queue = HostQueue::new(&urls, (0..6).collect(), 2);
+        let queue = HostQueue::new(&urls, 0..6, 2);
         queue.set_horizon(5);
         let item = |turn: &Option<Turn<'_, '_>>| turn.as_ref().expect("an item").item;
         let first = queue.take();
@@ -119,7 +152,7 @@ mod tests {
     #[test]
     fn threads_that_wait_are_let_go() {
         let urls = ["http://a/1", "http://a/2"];
-        let queue = HostQueue::new(&urls, (0..2).collect(), 1);
+        let queue = HostQueue::new(&urls, 0..2, 1);
         let first = queue.take();
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| queue.take().is_none());

@@ -135,8 +135,14 @@ fn one_shard(
     let mut dropped = Vec::new();
     for start in (0..shard.len()).step_by(CHUNK) {
         let work = |number: usize| -> anyhow::Result<(Item<'_>, Verdict)> {
-            let item = Item { shard, number, members: shard.members(number)? };
-            let verdict = judge(&item);
+            let (members, flaw) = match shard.members(number) {
+                Ok(members) => (members, None),
+                // One whose bytes are not those that were indexed. None of these jobs may copy it.
+                Err(error) if error.is_of_a_sample() => (Vec::new(), Some(Verdict::Drop(error.to_string()))),
+                Err(error) => return Err(error.into()),
+            };
+            let item = Item { shard, number, members };
+            let verdict = flaw.unwrap_or_else(|| judge(&item));
             Ok((item, verdict))
         };
         let chunk = start..shard.len().min(start + CHUNK);

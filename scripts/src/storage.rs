@@ -9,6 +9,13 @@ use pipeline::{Storage, StorageConfig};
 /// Beginnings of the names of variables that hold credentials and settings of object stores.
 const STORE_VARIABLES: [&str; 3] = ["AWS_", "GOOGLE_", "AZURE_"];
 
+/// Names that the tools of Azure have for what the library calls otherwise.
+const OTHER_NAMES: [(&str, &str); 3] = [
+    ("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT_NAME"),
+    ("AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY"),
+    ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY"),
+];
+
 /// Flags that every verb has.
 #[derive(clap::Args)]
 pub(crate) struct Flags {
@@ -31,8 +38,13 @@ impl Flags {
     /// The storage that the flags and the environment describe.
     pub(crate) fn open(&self) -> Storage {
         let folder = self.cache.clone().unwrap_or_else(default_folder);
-        let options = std::env::vars()
+        let options = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .filter(|(name, _)| STORE_VARIABLES.iter().any(|beginning| name.starts_with(beginning)))
+            .map(|(name, value)| match OTHER_NAMES.iter().find(|(other, _)| *other == name) {
+                Some((_, usual)) => (usual.to_string(), value),
+                None => (name, value),
+            })
             .collect();
         Storage::new(StorageConfig {
             cache_bytes: (self.cache_gb * 1e9) as u64,

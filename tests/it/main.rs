@@ -10,6 +10,8 @@ mod bad_input;
 mod data_path;
 /// The shell examples, run as they stand.
 mod examples;
+/// Shards from servers, stores and commands, over lines that break.
+mod fetch;
 /// Shards that other tools wrote.
 mod foreign;
 /// Pixels that Pillow and torchvision made.
@@ -26,7 +28,7 @@ mod resume;
 mod servers;
 /// A long run of the data path; slow.
 mod soak;
-/// Shards from servers, stores, commands and compressed files.
+/// The cache, compressed shards, checksums and promises.
 mod storage;
 /// Folders of temporary data, tiny recipes and the program itself.
 mod support;

@@ -113,10 +113,20 @@ fn a_pack_goes_on_and_failures_can_be_tried_again() {
     assert_eq!(contents(&world.path("out")), whole);
     assert!(fails(&pack(&world, &list, "out", &["--seed", "1"]), 2).contains("another job"));
 
+    // Only kind 1 has failed: it keeps its number if the retry is told the classes, as the program says.
+    let failures = fs::read_to_string(world.path("out/failures.jsonl")).unwrap().replace("kind 0", "kind 1");
+    fs::write(world.path("again.jsonl"), failures).unwrap();
     fs::copy(world.path("www/train-000000/00000000.jpg"), world.path("www/train-000000/gone-1.jpg")).unwrap();
-    let again = pack(&world, &world.text("out/failures.jsonl"), "again", &[]);
-    let said = report(&again);
+    let classes = ["--classes", &world.text("out/classes.txt")];
+    let said = report(&pack(&world, &world.text("again.jsonl"), "again", &classes));
     assert_eq!((&said["fetched"], &said["failed"]), (&1.into(), &2.into()));
+    let shard = Shard::open(&world.path("again/train-000000.tar")).unwrap();
+    assert_eq!(shard.label(0).unwrap(), Some(1));
+    // Another numbering in the same folder is another job, and starts anew if told so.
+    fs::write(world.path("other.txt"), "kind 2\nkind 1\nkind 0\n").unwrap();
+    let other = ["--classes", &world.text("other.txt")];
+    fails(&pack(&world, &list, "out", &other), 2);
+    assert_eq!(report(&pack(&world, &list, "out", &[&other[..], &["--overwrite"]].concat()))["fetched"], 21);
 }
 
 #[test]

@@ -22,6 +22,10 @@ pub(crate) struct Faults {
     pub(crate) ignores_ranges: bool,
     /// Says neither length nor version.
     pub(crate) says_nothing: bool,
+    /// Sends the rest of whatever it has now, whatever version is asked for.
+    pub(crate) ignores_versions: bool,
+    /// Answers every name that it does not have with a page.
+    pub(crate) has_a_page_for_all: bool,
     /// The owner of files with this in their name opts out.
     pub(crate) opts_out: Option<&'static str>,
     /// Files are those of this folder from the second request on.
@@ -65,8 +69,7 @@ impl WebServer {
                     active[0] += 1;
                     active[1] = active[1].max(active[0]);
                     drop(active);
-                    drop(answer(&state, stream));
-                    state.active.lock().unwrap()[0] -= 1;
+                    drop(answer(&state, stream, Active(&state)));
                 });
             }
         });
@@ -98,7 +101,17 @@ impl WebServer {
     }
 }
 
-fn answer(state: &State, mut stream: TcpStream) -> std::io::Result<()> {
+/// A request that is being answered. Dropped before the last bytes leave, because the client may ask again
+/// as soon as it has them.
+struct Active<'a>(&'a State);
+
+impl Drop for Active<'_> {
+    fn drop(&mut self) {
+        self.0.active.lock().unwrap()[0] -= 1;
+    }
+}
+
+fn answer(state: &State, mut stream: TcpStream, active: Active<'_>) -> std::io::Result<()> {
     let (path, headers) = request(&stream)?;
     let range = headers.get("range").cloned();
     let mut requests = state.requests.lock().unwrap();
@@ -110,9 +123,13 @@ fn answer(state: &State, mut stream: TcpStream) -> std::io::Result<()> {
     let faults = guard.clone();
     drop(guard);
     if let Some(status) = status {
+        drop(active);
         return write!(stream, "HTTP/1.1 {status} Fault\r\nretry-after: 0\r\ncontent-length: 0\r\n\r\n");
     }
-    let Ok(mut bytes) = std::fs::read(state.root.join(&path)) else {
+    let Ok(mut bytes) = std::fs::read(state.root.join(&path)).or_else(|error| {
+        if faults.has_a_page_for_all { Ok(b"<html>Hello</html>".to_vec()) } else { Err(error) }
+    }) else {
+        drop(active);
         return write!(stream, "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n");
     };
     let mut version = "\"first\"";
@@ -120,7 +137,8 @@ fn answer(state: &State, mut stream: TcpStream) -> std::io::Result<()> {
         (bytes, version) = (std::fs::read(root.join(&path))?, "\"second\"");
     }
     let start: usize = match range.as_deref().and_then(|range| range.strip_prefix("bytes=")) {
-        _ if faults.ignores_ranges || headers.get("if-range").is_some_and(|wanted| wanted != version) => 0,
+        _ if faults.ignores_ranges => 0,
+        _ if !faults.ignores_versions && headers.get("if-range").is_some_and(|v| v != version) => 0,
         Some(range) => range.trim_end_matches('-').parse().unwrap(),
         None => 0,
     };
@@ -143,7 +161,9 @@ fn answer(state: &State, mut stream: TcpStream) -> std::io::Result<()> {
     write!(stream, "\r\n")?;
     let stall = faults.stall_after.filter(|_| n_before == 0);
     let end = bytes.len().min(start + faults.drop_after.or(stall).unwrap_or(usize::MAX - start));
-    stream.write_all(&bytes[start..end])?;
+    stream.write_all(&bytes[start..end - 1])?;
+    drop(active);
+    stream.write_all(&bytes[end - 1..end])?;
     if stall.is_some() {
         std::thread::sleep(Duration::from_secs(20));
     }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use assert_cmd::Command;
-use pipeline::{Dataset, RetryPolicy, Storage, StorageConfig};
+use pipeline::index::ShardIndex;
+use pipeline::{Dataset, PipelineError, RetryPolicy, SampleId, Storage, StorageConfig};
 use tempfile::TempDir;
 
 /// A recipe that trains in seconds on 16-pixel images.
@@ -161,4 +162,30 @@ pub(crate) fn metrics(workdir: &Path) -> Vec<serde_json::Value> {
         row
     };
     text.lines().map(strip).collect()
+}
+
+/// Key, image and label of a sample.
+pub(crate) type Known = (String, Vec<u8>, Option<u32>);
+
+/// All samples.
+pub(crate) fn samples(dataset: &Dataset) -> Vec<Known> {
+    let all = (0..dataset.n_samples()).map(|id| dataset.read(SampleId(id)).unwrap());
+    all.map(|sample| (sample.key, sample.image, sample.label)).collect()
+}
+
+pub(crate) fn open(world: &World, spec: &str) -> Result<Dataset, PipelineError> {
+    Dataset::open(&[spec.to_string()], &world.storage())
+}
+
+/// Files in the cache that are shards.
+pub(crate) fn cached(world: &World) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(world.path("cache")).into_iter().flatten();
+    entries
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|e| e == "tar"))
+        .collect()
+}
+
+pub(crate) fn without_sidecar(world: &World) {
+    std::fs::remove_file(ShardIndex::sidecar_path(&world.shard())).unwrap();
 }

@@ -95,7 +95,18 @@ pub fn run(
     let settings = &plan.recipe.run;
     for step in first..plan.total_steps {
         let start = Instant::now();
-        let batch = pool.next_batch().ok_or(TrainError::DataEnded)??;
+        let batch = match pool.next_batch_unless(stop) {
+            Some(Ok(batch)) => batch,
+            // Data may take long to come, and may not come at all. What was learned is not lost.
+            ended => {
+                let saved = checkpoint::save(&folder, &mut trainer.state, plan, settings.keep_checkpoints);
+                return match ended {
+                    Some(Err(error)) => Err(error.into()),
+                    _ if stop.load(Ordering::Relaxed) => saved.map(|_| Outcome::Stopped),
+                    _ => Err(TrainError::DataEnded),
+                };
+            }
+        };
         let data_wait_ms = start.elapsed().as_secs_f64() * 1e3;
         let knobs = schedules.at(step);
         let report = trainer.step(&batch, &knobs);

@@ -142,7 +142,11 @@ impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::NotFound => write!(f, "there is no such object"),
-            Self::Denied(reason) | Self::Refused(reason) | Self::Passing(reason, _) => write!(f, "{reason}"),
+            Self::Denied(reason)
+            | Self::Answered(reason)
+            | Self::Refused(reason)
+            | Self::Passing(reason)
+            | Self::Busy(reason, _) => write!(f, "{reason}"),
             Self::Changed => write!(f, "it changed while it was fetched"),
             Self::Sink(error) => write!(f, "{error}"),
         }

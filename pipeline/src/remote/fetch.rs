@@ -43,12 +43,16 @@ pub(crate) enum Failure {
     NotFound,
     /// There may be one, but not for us.
     Denied(String),
-    /// Asking again will not help.
+    /// An answer after which asking again will not help.
+    Answered(String),
+    /// There is no answer, or none any more, and asking again will not help.
     Refused(String),
     /// It is not the version any more whose rest was asked for.
     Changed,
-    /// Asking again may help; not before this time if one was named.
-    Passing(String, Option<Duration>),
+    /// Asking again may help.
+    Passing(String),
+    /// A server that is there asks to come again; not before this time if it names one.
+    Busy(String, Option<Duration>),
     /// The sink failed.
     Sink(io::Error),
 }
@@ -105,7 +109,11 @@ pub(crate) async fn fetch(
                 answered.store(true, Ordering::Relaxed);
                 return Ok(());
             }
-            Err(Failure::Passing(reason, not_before)) => (reason, not_before),
+            Err(Failure::Passing(reason)) => (reason, None),
+            Err(Failure::Busy(reason, not_before)) => {
+                answered.store(true, Ordering::Relaxed);
+                (reason, not_before)
+            }
             Err(Failure::Changed) => {
                 progress = Progress { furthest_bytes: progress.furthest_bytes, ..Progress::default() };
                 ("it changed while it was fetched".to_string(), None)
@@ -120,9 +128,9 @@ pub(crate) async fn fetch(
             answered.store(true, Ordering::Relaxed);
         }
         failures += 1;
-        let first_contact =
-            if answered.load(Ordering::Relaxed) { u32::MAX } else { RetryPolicy::FIRST_CONTACT };
-        if failures > policy.max_failures.min(first_contact) {
+        let reached = answered.load(Ordering::Relaxed);
+        let limit = if reached { policy.max_failures } else { policy.max_first_failures };
+        if failures > limit {
             return Err(Failure::Refused(format!("{reason} (tried {failures} times)")));
         }
         let wait = policy.wait(failures).max(not_before.unwrap_or_default().min(policy.longest_wait));
@@ -137,14 +145,20 @@ pub(crate) async fn fetch(
     }
 }
 
+/// Whether both are known and not the same.
+fn differ<T: PartialEq>(a: &Option<T>, b: &Option<T>) -> bool {
+    matches!((a, b), (Some(a), Some(b)) if a != b)
+}
+
 async fn attempt(
     origin: &Origin,
     policy: &RetryPolicy,
     progress: &mut Progress,
     sink: &mut dyn Sink,
 ) -> Result<(), Failure> {
-    let stalled = |_| Failure::Passing(format!("nothing came for {:?}", policy.stall), None);
-    let from = progress.done_bytes;
+    let stalled = |_| Failure::Passing(format!("nothing came for {:?}", policy.stall));
+    // The rest of a version that has no name might be the rest of another one.
+    let from = if progress.version.is_some() { progress.done_bytes } else { 0 };
     let asked = origin.open(from, progress.version.as_deref());
     let mut body = timeout(policy.stall, asked).await.map_err(stalled)??;
     if body.start == 0 {
@@ -154,21 +168,23 @@ async fn attempt(
         progress.version = body.version;
     } else if body.start != from {
         let reason = format!("asked for byte {from}, it answered with byte {}", body.start);
-        return Err(Failure::Passing(reason, None));
-    } else if body.total_bytes != progress.total_bytes {
+        return Err(Failure::Passing(reason));
+    } else if differ(&body.total_bytes, &progress.total_bytes) || differ(&body.version, &progress.version) {
         return Err(Failure::Changed);
+    } else {
+        progress.total_bytes = body.total_bytes.or(progress.total_bytes);
     }
     while let Some(chunk) = timeout(policy.stall, body.chunks.next()).await.map_err(stalled)? {
         let chunk = chunk.map_err(|reason| {
             let reason = format!("the connection broke after {}: {reason}", progress.so_far());
-            Failure::Passing(reason, None)
+            Failure::Passing(reason)
         })?;
         sink.write_all(&chunk).map_err(Failure::Sink)?;
         progress.done_bytes += chunk.len() as u64;
     }
     match progress.total_bytes {
         Some(total) if progress.done_bytes < total => {
-            Err(Failure::Passing(format!("the connection ended after {}", progress.so_far()), None))
+            Err(Failure::Passing(format!("the connection ended after {}", progress.so_far())))
         }
         _ => Ok(()),
     }

@@ -38,6 +38,7 @@ impl HttpObject {
         }
         let response = request.send().await.map_err(|error| failure_of(&error))?;
         if self.honors_opt_out
+            && response.status().is_success()
             && let Some(word) = opt_out(response.headers())
         {
             return Err(Failure::Denied(format!("its owner opts out (X-Robots-Tag: {word})")));
@@ -51,7 +52,7 @@ fn body_of(response: Response, from: u64) -> Result<Body, Failure> {
     let (start, total_bytes) = match response.status() {
         StatusCode::OK => (0, number(headers, &CONTENT_LENGTH)),
         StatusCode::PARTIAL_CONTENT if from > 0 => content_range(headers)
-            .ok_or_else(|| Failure::Refused("it answered with a range that cannot be understood".into()))?,
+            .ok_or_else(|| Failure::Answered("it answered with a range that cannot be understood".into()))?,
         StatusCode::RANGE_NOT_SATISFIABLE => return Err(Failure::Changed),
         status => return Err(refusal(status, headers)),
     };
@@ -60,11 +61,14 @@ fn body_of(response: Response, from: u64) -> Result<Body, Failure> {
     Ok(Body { start, total_bytes, version, chunks })
 }
 
-/// A word that says no to everyone. One behind the name of a robot is for that robot.
+/// A word that says no to everyone. Those behind the name of a robot are for that robot.
 fn opt_out(headers: &HeaderMap) -> Option<&'static str> {
     let tags = headers.get_all("x-robots-tag").iter().filter_map(|value| value.to_str().ok());
-    let words: Vec<String> =
-        tags.flat_map(|value| value.split(',')).map(|word| word.trim().to_ascii_lowercase()).collect();
+    let for_everyone = tags.filter(|value| !value.contains(':'));
+    let words: Vec<String> = for_everyone
+        .flat_map(|value| value.split(','))
+        .map(|word| word.trim().to_ascii_lowercase())
+        .collect();
     OPT_OUTS.into_iter().find(|word| words.iter().any(|said| said == word))
 }
 
@@ -74,9 +78,9 @@ fn refusal(status: StatusCode, headers: &HeaderMap) -> Failure {
         401 | 403 => Failure::Denied(format!("it answered {status}")),
         408 | 425 | 429 | 500.. => {
             let not_before = number(headers, &RETRY_AFTER).map(Duration::from_secs);
-            Failure::Passing(format!("it answered {status}"), not_before)
+            Failure::Busy(format!("it answered {status}"), not_before)
         }
-        _ => Failure::Refused(format!("it answered {status}")),
+        _ => Failure::Answered(format!("it answered {status}")),
     }
 }
 
@@ -103,7 +107,7 @@ fn number(headers: &HeaderMap, name: &HeaderName) -> Option<u64> {
 fn failure_of(error: &reqwest::Error) -> Failure {
     match error.is_builder() || error.is_redirect() {
         true => Failure::Refused(reason_of(error)),
-        false => Failure::Passing(reason_of(error), None),
+        false => Failure::Passing(reason_of(error)),
     }
 }
 
@@ -133,7 +137,7 @@ mod tests {
             assert_eq!(set(wrong), None, "{wrong}");
         }
         assert_eq!(opt_out(&headers), None);
-        headers.append("x-robots-tag", "somebot: noindex, nofollow".parse().expect("a header"));
+        headers.append("x-robots-tag", "somebot: nofollow, noindex".parse().expect("a header"));
         assert_eq!(opt_out(&headers), None);
         headers.append("x-robots-tag", "all, NoAI".parse().expect("a header"));
         assert_eq!(opt_out(&headers), Some("noai"));

@@ -2,6 +2,7 @@
 
 use std::io::{self, Read};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use super::fetch::{Failure, Sink};
 
@@ -22,26 +23,28 @@ pub(crate) fn run(command: &str, sink: &mut dyn Sink) -> Result<(), Failure> {
     let (Some(mut stdout), Some(mut stderr)) = (child.stdout.take(), child.stderr.take()) else {
         return Err(Failure::Refused("the command has no output".into()));
     };
-    let messages = std::thread::spawn(move || {
+    let (sender, messages) = crossbeam::channel::bounded(1);
+    std::thread::spawn(move || {
         let mut kept = Vec::new();
         let mut buffer = [0; 4096];
         while let Ok(n @ 1..) = stderr.read(&mut buffer) {
             kept.extend_from_slice(&buffer[..n]);
             kept.drain(..kept.len().saturating_sub(MESSAGE_BYTES));
         }
-        String::from_utf8_lossy(&kept).trim().to_string()
+        sender.send(String::from_utf8_lossy(&kept).trim().to_string())
     });
     let copied = sink.restart(None).and_then(|()| io::copy(&mut stdout, sink));
     // A command whose output nobody takes any more ends by itself.
     drop(stdout);
     let status = child.wait().map_err(refused)?;
-    let messages = messages.join().unwrap_or_default();
+    // What the command left running in the background may hold on to its messages.
+    let messages = messages.recv_timeout(Duration::from_secs(1)).unwrap_or_default();
     copied.map_err(Failure::Sink)?;
     match status.success() {
         true => Ok(()),
         false => {
             let separator = if messages.is_empty() { "" } else { ": " };
-            Err(Failure::Passing(format!("the command ended with {status}{separator}{messages}"), None))
+            Err(Failure::Passing(format!("the command ended with {status}{separator}{messages}")))
         }
     }
 }

@@ -7,9 +7,10 @@ use crate::order::mix;
 /// What is done about failures that may pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RetryPolicy {
-    /// Failures in a row, without a byte gained, that are borne. Until the first byte from anywhere has
-    /// come the limit is [`RetryPolicy::FIRST_CONTACT`]: a mistyped host is no outage.
+    /// Failures in a row, without a byte gained, that are borne.
     pub max_failures: u32,
+    /// The same until anything from anywhere has answered: a mistyped host is no outage.
+    pub max_first_failures: u32,
     /// Wait after the first failure, on average three quarters of it; doubled with each further one.
     pub first_wait: Duration,
     /// The longest wait.
@@ -23,9 +24,6 @@ pub struct RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// Failures that are borne before anything has answered.
-    pub const FIRST_CONTACT: u32 = 3;
-
     /// The wait after failure number `failures`, counted from 1: between half and all of
     /// `first_wait · 2^(failures - 1)`, at most `longest_wait`.
     pub fn wait(&self, failures: u32) -> Duration {
@@ -41,6 +39,7 @@ impl Default for RetryPolicy {
     fn default() -> Self {
         Self {
             max_failures: 12,
+            max_first_failures: 3,
             first_wait: Duration::from_millis(500),
             longest_wait: Duration::from_secs(30),
             stall: Duration::from_secs(30),

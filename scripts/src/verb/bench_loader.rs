@@ -67,6 +67,9 @@ struct Queues {
     finished: f64,
 }
 
+/// Shards whose samples are permuted together, as recipes have it.
+const WINDOW_SHARDS: usize = 16;
+
 /// One line of the table.
 struct Row {
     name: &'static str,
@@ -82,6 +85,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         bail!("--set changes a recipe, and {} is none", args.recipe);
     }
     let dataset = Arc::new(Dataset::open(&args.shards, storage)?);
+    dataset.check_cache(WINDOW_SHARDS)?;
     let measured = match args.recipe.as_str() {
         "read" => read_only(args, dataset)?,
         _ => augmented(args, dataset)?,
@@ -114,7 +118,7 @@ fn augmented(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
     let (quarantine, ledger) = quarantine()?;
     let loader = LoaderConfig::default();
     let (multicrop, rules) = views(args)?;
-    let config = StreamConfig { multicrop, seed: 0, window_shards: 16, n_threads, rules, loader };
+    let config = StreamConfig { multicrop, seed: 0, window_shards: WINDOW_SHARDS, n_threads, rules, loader };
     config.multicrop.validate()?;
     let mut pool = stream(dataset, config, Share::solo(args.batch)?, Cursor(0), quarantine);
     let mut queues = Queues::default();

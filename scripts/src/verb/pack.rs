@@ -118,7 +118,7 @@ impl Classes {
             None if found.iter().all(|class| class.parse::<u32>().is_ok()) => return Ok(Self::Numbers),
             None => found.into_iter().cloned().collect(),
         };
-        if path.exists() && read(&path)? != names {
+        if path.exists() && !args.web.overwrite && read(&path)? != names {
             bail!(
                 "{} holds other classes; give --classes {} to number by it, or another --out",
                 path.display(),
@@ -126,6 +126,14 @@ impl Classes {
             );
         }
         Ok(Self::Named(names))
+    }
+
+    /// Names in the order of their numbers, where classes have names.
+    pub(super) fn names(&self) -> Option<&Vec<String>> {
+        match self {
+            Self::Numbers => None,
+            Self::Named(names) => Some(names),
+        }
     }
 
     pub(super) fn number(&self, class: &str) -> anyhow::Result<usize> {

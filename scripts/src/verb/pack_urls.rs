@@ -54,12 +54,12 @@ pub(crate) struct WebFlags {
     /// Megabytes that an image may have.
     #[arg(long, default_value_t = 50, requires = "urls", help_heading = "From the web")]
     max_mb: u64,
-    /// Fetch images whose owners forbid it by an X-Robots-Tag (noai, noimageai, noindex, noimageindex).
+    /// Fetch images whose owners forbid it by an X-Robots-Tag (noai, noimageai, noindex, noimageindex, none).
     #[arg(long, requires = "urls", help_heading = "From the web")]
     ignore_opt_out: bool,
     /// Start anew in a folder that holds another pack, whose outputs are taken away.
     #[arg(long, requires = "urls", help_heading = "From the web")]
-    overwrite: bool,
+    pub(super) overwrite: bool,
 }
 
 /// A row that came.
@@ -104,15 +104,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         "seed": args.seed,
         "max_mb": args.web.max_mb,
         "ignore_opt_out": args.web.ignore_opt_out,
+        // Another numbering of the classes is another job.
+        "classes": classes.names().map(|names| format!("{:016x}", xxh3_64(names.join("\n").as_bytes()))),
     });
     let inputs = vec![json!(format!("{:016x}", xxh3_64(&text)))];
     claim(inputs, &args.out, "pack --urls", &settings, args.web.overwrite)?;
-    let start = Instant::now();
-    let totals = fetch_all(args, &rows, &classes)?;
-    if let Classes::Named(names) = &classes {
+    if let Some(names) = classes.names() {
         write_classes(&args.out, names)?;
     }
-    finish(args, rows.len(), &totals, start.elapsed())
+    let start = Instant::now();
+    let totals = fetch_all(args, &rows, &classes)?;
+    finish(args, &classes, rows.len(), &totals, start.elapsed())
 }
 
 /// Fetches the rows of all shards that are not there.
@@ -121,7 +123,7 @@ fn fetch_all(args: &Args, rows: &[Row], classes: &Classes) -> anyhow::Result<Tot
     let missing: Vec<usize> = (0..rows.len().div_ceil(n)).filter(|k| !tar_of(args, *k).exists()).collect();
     let rows_of = |shard: usize| shard * n..rows.len().min((shard + 1) * n);
     let urls: Vec<&str> = rows.iter().map(|row| row.target.as_str()).collect();
-    let waiting = missing.iter().flat_map(|shard| rows_of(*shard)).collect();
+    let waiting = missing.iter().flat_map(|shard| rows_of(*shard));
     let queue = HostQueue::new(&urls, waiting, args.web.per_host);
     queue.set_horizon(horizon(&missing, 0, n));
     let client = client(args)?;
@@ -184,6 +186,8 @@ fn horizon(missing: &[usize], n_closed: usize, n: usize) -> usize {
 fn client(args: &Args) -> anyhow::Result<Client> {
     let policy = RetryPolicy {
         max_failures: args.web.retries,
+        // Each server is met for the first time.
+        max_first_failures: args.web.retries,
         first_wait: Duration::from_millis(250),
         longest_wait: Duration::from_secs(10),
         stall: Duration::from_secs(15),
@@ -263,7 +267,13 @@ fn failures_of(args: &Args, shard: usize) -> PathBuf {
 }
 
 /// Joins the lists of failures and says what was done.
-fn finish(args: &Args, n_rows: usize, totals: &Totals, took: Duration) -> anyhow::Result<ExitCode> {
+fn finish(
+    args: &Args,
+    classes: &Classes,
+    n_rows: usize,
+    totals: &Totals,
+    took: Duration,
+) -> anyhow::Result<ExitCode> {
     let n_shards = n_rows.div_ceil(args.samples_per_shard.max(1) as usize);
     let lists = (0..n_shards).map(|shard| fs::read_to_string(failures_of(args, shard)).unwrap_or_default());
     let failures: String = lists.collect();
@@ -280,10 +290,13 @@ fn finish(args: &Args, n_rows: usize, totals: &Totals, took: Duration) -> anyhow
     println!("{}", shard_list(&args.out, &args.prefix, n_shards));
     let n_failed = failures.lines().count();
     if n_failed > 0 {
-        println!(
-            "{n_failed} of {n_rows} rows failed in all; reasons, and a list to try again: {}",
-            path.display()
-        );
+        println!("{n_failed} of {n_rows} rows failed in all; reasons: {}", path.display());
+        // The list holds only some of the classes, which would be numbered otherwise.
+        let same_classes = match classes.names() {
+            Some(_) => format!(" --classes {}", args.out.join("classes.txt").display()),
+            None => String::new(),
+        };
+        println!("to try them again: ocelli shards pack {} --urls{same_classes} --out ...", path.display());
     }
     if args.json {
         let line = json!({

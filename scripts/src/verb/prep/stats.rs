@@ -97,11 +97,15 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 }
 
 fn found(shard: &Shard, i: usize) -> Result<Option<Found>, pipeline::PipelineError> {
-    let label = shard.label(i)?;
     if shard.image_bytes(i).is_none() {
         return Ok(None);
     }
-    let bytes = shard.image(i)?;
+    let read = shard.label(i).and_then(|label| Ok((label, shard.image(i)?)));
+    let (label, bytes) = match read {
+        // No bytes are no image: it is counted as one that cannot be read.
+        Err(error) if error.is_of_a_sample() => (None, Vec::new()),
+        read => read?,
+    };
     let start = Instant::now();
     let image = decode(&bytes, &DecodeRules::default()).ok();
     let decode_s = start.elapsed().as_secs_f64();

@@ -27,11 +27,13 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let shards = storage.open_all(&sources)?;
     let n_samples = shards.iter().map(|shard| shard.len() as u64).sum();
     let progress = bar(n_samples, "verify");
+    let mut n_bad_shards = 0u64;
     for (source, shard) in sources.iter().zip(&shards) {
         match storage.verify(source, shard) {
-            // Which of its samples have changed is said below.
+            // Which of its samples have changed is said below, if their images have.
             Err(error @ pipeline::PipelineError::OtherShard { .. }) => {
                 progress.suspend(|| eprintln!("bad: {error}"));
+                n_bad_shards += 1;
             }
             checked => checked?,
         }
@@ -55,15 +57,18 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     progress.finish_and_clear();
     let (bytes, n_bad) = (bytes.into_inner(), n_bad.into_inner());
     println!(
-        "{} shard(s), {n_samples} samples, {:.1} MB of images, {n_bad} bad",
+        "{} shard(s), {n_bad_shards} bad; {n_samples} samples, {:.1} MB of images, {n_bad} bad",
         sources.len(),
         bytes as f64 / 1e6
     );
     if args.json {
         println!(
             "{}",
-            json!({ "shards": sources.len(), "samples": n_samples, "image_bytes": bytes, "bad": n_bad })
+            json!({
+                "shards": sources.len(), "bad_shards": n_bad_shards,
+                "samples": n_samples, "image_bytes": bytes, "bad": n_bad,
+            })
         );
     }
-    Ok(if n_bad == 0 { ExitCode::SUCCESS } else { ExitCode::from(3) })
+    Ok(if n_bad + n_bad_shards == 0 { ExitCode::SUCCESS } else { ExitCode::from(3) })
 }
