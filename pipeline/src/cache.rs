@@ -47,6 +47,14 @@ struct Held {
     touched: Instant,
 }
 
+/// A shard in the folder. Ordered by the time of its last use.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Listed {
+    used: SystemTime,
+    len_bytes: u64,
+    path: PathBuf,
+}
+
 /// A shard that is being written into the cache.
 pub(crate) struct Filling<'a> {
     cache: &'a Cache,
@@ -177,15 +185,15 @@ impl Cache {
         }
         let _clearing = lock(&self.clearing);
         let (shards, parts_bytes) = self.list(part)?;
-        let mut sum_bytes = shards.iter().map(|(_, len_bytes, _)| len_bytes).sum::<u64>() + parts_bytes;
+        let mut sum_bytes = shards.iter().map(|shard| shard.len_bytes).sum::<u64>() + parts_bytes;
         // What others are fetching cannot be removed: it may stand beside this for as long as it takes.
-        for (_, len_bytes, path) in shards {
+        for shard in shards {
             if sum_bytes.saturating_add(wanted_bytes) <= self.max_bytes {
                 break;
             }
             // What cannot be removed, because it is someone else's, is passed over.
-            if fs::remove_file(&path).is_ok() {
-                sum_bytes -= len_bytes;
+            if fs::remove_file(&shard.path).is_ok() {
+                sum_bytes -= shard.len_bytes;
             }
         }
         self.close_removed();
@@ -196,15 +204,14 @@ impl Cache {
     fn remove_oldest(&self, part: &Path) -> io::Result<bool> {
         let _clearing = lock(&self.clearing);
         let (shards, _) = self.list(part)?;
-        let removed = shards.iter().any(|(_, _, path)| fs::remove_file(path).is_ok());
+        let removed = shards.iter().any(|shard| fs::remove_file(&shard.path).is_ok());
         self.close_removed();
         Ok(removed)
     }
 
-    /// Shards as (time of last use, bytes, path), the oldest first, and the bytes of what is being fetched
-    /// besides `part`.
-    #[allow(clippy::type_complexity)]
-    fn list(&self, part: &Path) -> io::Result<(Vec<(SystemTime, u64, PathBuf)>, u64)> {
+    /// The shards of the folder, the longest unused first, and the bytes of what is being fetched besides
+    /// `part`.
+    fn list(&self, part: &Path) -> io::Result<(Vec<Listed>, u64)> {
         let (mut shards, mut parts_bytes) = (Vec::new(), 0);
         for entry in fs::read_dir(&self.folder)? {
             let path = entry?.path();
@@ -214,7 +221,7 @@ impl Cache {
                 continue;
             }
             match path.extension().and_then(|extension| extension.to_str()) {
-                Some("tar") => shards.push((meta.modified()?, meta.len(), path)),
+                Some("tar") => shards.push(Listed { used: meta.modified()?, len_bytes: meta.len(), path }),
                 Some("part") if path != part && !remove_if_abandoned(&path) => parts_bytes += meta.len(),
                 _ => {}
             }

@@ -6,7 +6,9 @@
 //! that are not there.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -77,6 +79,20 @@ struct Open {
     n_left: usize,
 }
 
+/// Writes rows as they come, each into its shard.
+struct Writer<'a> {
+    args: &'a Args,
+    rows: &'a [Row],
+    classes: &'a Classes,
+    /// Rows of a shard.
+    n: usize,
+    /// Shards that are not there.
+    missing: Vec<usize>,
+    open: BTreeMap<usize, Open>,
+    n_closed: usize,
+    totals: Totals,
+}
+
 /// What became of the rows.
 #[derive(Default)]
 struct Totals {
@@ -119,18 +135,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// Fetches the rows of all shards that are not there.
 fn fetch_all(args: &Args, rows: &[Row], classes: &Classes) -> anyhow::Result<Totals> {
-    let n = args.samples_per_shard.max(1) as usize;
-    let missing: Vec<usize> = (0..rows.len().div_ceil(n)).filter(|k| !tar_of(args, *k).exists()).collect();
-    let rows_of = |shard: usize| shard * n..rows.len().min((shard + 1) * n);
+    let mut writer = Writer::new(args, rows, classes);
     let urls: Vec<&str> = rows.iter().map(|row| row.target.as_str()).collect();
-    let waiting = missing.iter().flat_map(|shard| rows_of(*shard));
+    let waiting: Vec<usize> = writer.missing.iter().flat_map(|shard| writer.rows_of(*shard)).collect();
+    let progress = bar(waiting.len() as u64, "pack");
     let queue = HostQueue::new(&urls, waiting, args.web.per_host);
-    queue.set_horizon(horizon(&missing, 0, n));
+    queue.set_horizon(writer.horizon());
     let client = client(args)?;
-    let progress = bar(missing.iter().map(|shard| rows_of(*shard).len() as u64).sum(), "pack");
-    let (sender, results) = crossbeam::channel::bounded(args.web.connections.max(1));
-    std::thread::scope(|scope| -> anyhow::Result<Totals> {
-        for _ in 0..args.web.connections.max(1) {
+    let n_threads = args.web.connections.max(1);
+    let (sender, results) = crossbeam::channel::bounded(n_threads);
+    std::thread::scope(|scope| -> anyhow::Result<()> {
+        for _ in 0..n_threads {
             let (sender, queue, client) = (sender.clone(), &queue, &client);
             scope.spawn(move || {
                 while let Some(turn) = queue.take() {
@@ -144,43 +159,21 @@ fn fetch_all(args: &Args, rows: &[Row], classes: &Classes) -> anyhow::Result<Tot
             });
         }
         drop(sender);
-        let mut totals = Totals::default();
-        let mut open: BTreeMap<usize, Open> = BTreeMap::new();
-        let mut n_closed = 0;
         let written = results.iter().try_for_each(|(number, fetched)| -> anyhow::Result<()> {
-            let shard = number / n;
-            let current = match open.entry(shard) {
-                std::collections::btree_map::Entry::Occupied(there) => there.into_mut(),
-                std::collections::btree_map::Entry::Vacant(new) => {
-                    let file = ShardFile::create(&tar_of(args, shard))?;
-                    new.insert(Open { file, failures: Vec::new(), n_left: rows_of(shard).len() })
-                }
-            };
-            current.add(number, &rows[number], fetched, classes, &mut totals)?;
-            progress.inc(1);
-            progress.set_message(format!("{} failed", totals.n_failed));
-            if current.n_left == 0
-                && let Some(done) = open.remove(&shard)
-            {
-                done.finish(&failures_of(args, shard))?;
-                n_closed += 1;
-                queue.set_horizon(horizon(&missing, n_closed, n));
+            if writer.add(number, fetched)? {
+                queue.set_horizon(writer.horizon());
             }
+            progress.inc(1);
+            progress.set_message(format!("{} failed", writer.totals.n_failed));
             Ok(())
         });
-        if written.is_err() {
-            // Nobody takes the rest: threads that wait for a row are let go.
-            queue.close();
-        }
+        // After an error nobody takes the rest: threads that wait for a row, or for a taker, are let go.
+        queue.close();
         drop(results);
-        progress.finish_and_clear();
-        written.map(|()| totals)
-    })
-}
-
-/// The first row that may not be fetched while `n_closed` of the missing shards of `n` rows are written.
-fn horizon(missing: &[usize], n_closed: usize, n: usize) -> usize {
-    missing.get(n_closed + OPEN_SHARDS).map_or(usize::MAX, |shard| shard * n)
+        written
+    })?;
+    progress.finish_and_clear();
+    Ok(writer.totals)
 }
 
 fn client(args: &Args) -> anyhow::Result<Client> {
@@ -210,45 +203,91 @@ fn fetch(url: &str, client: &Client, args: &Args) -> Result<Fetched, String> {
     Ok(Fetched { extension, image, width_px: facts.width_px, height_px: facts.height_px })
 }
 
-impl Open {
-    fn add(
-        &mut self,
-        number: usize,
-        row: &Row,
-        fetched: Result<Fetched, String>,
-        classes: &Classes,
-        totals: &mut Totals,
-    ) -> anyhow::Result<()> {
-        self.n_left -= 1;
-        let mut about = json!({ "url": row.target });
-        for (name, cell) in [("label", &row.label), ("caption", &row.caption)] {
-            if let Some(cell) = cell {
-                about[name] = json!(cell);
-            }
-        }
-        match fetched {
-            Err(reason) => {
-                totals.n_failed += 1;
-                about["reason"] = json!(reason);
-                self.failures.push(about);
-            }
-            Ok(fetched) => {
-                totals.n_fetched += 1;
-                totals.bytes += fetched.image.len() as u64;
-                (about["width"], about["height"]) = (json!(fetched.width_px), json!(fetched.height_px));
-                let about = about.to_string();
-                let label = row.label.as_ref().map(|label| classes.number(label)).transpose()?;
-                let label = label.map(|label| label.to_string());
-                let mut members: Vec<(&str, &[u8])> = vec![(fetched.extension, &fetched.image)];
-                members.extend(label.iter().map(|label| ("cls", label.as_bytes())));
-                members.extend(row.caption.iter().map(|caption| ("txt", caption.as_bytes())));
-                members.push(("json", about.as_bytes()));
-                self.file.add(&format!("{number:09}"), &members)?;
-            }
-        }
-        Ok(())
+impl<'a> Writer<'a> {
+    fn new(args: &'a Args, rows: &'a [Row], classes: &'a Classes) -> Self {
+        let n = args.samples_per_shard.max(1) as usize;
+        let missing = (0..rows.len().div_ceil(n)).filter(|shard| !tar_of(args, *shard).exists()).collect();
+        let (open, totals) = (BTreeMap::new(), Totals::default());
+        Self { args, rows, classes, n, missing, open, n_closed: 0, totals }
     }
 
+    fn rows_of(&self, shard: usize) -> Range<usize> {
+        shard * self.n..self.rows.len().min((shard + 1) * self.n)
+    }
+
+    /// The first row that may not be fetched yet.
+    fn horizon(&self) -> usize {
+        self.missing.get(self.n_closed + OPEN_SHARDS).map_or(usize::MAX, |shard| shard * self.n)
+    }
+
+    /// Writes what became of a row. Whether its shard is whole by it.
+    fn add(&mut self, number: usize, fetched: Result<Fetched, String>) -> anyhow::Result<bool> {
+        let shard = number / self.n;
+        let n_left = self.rows_of(shard).len();
+        let open = match self.open.entry(shard) {
+            Entry::Occupied(there) => there.into_mut(),
+            Entry::Vacant(new) => {
+                let file = ShardFile::create(&tar_of(self.args, shard))?;
+                new.insert(Open { file, failures: Vec::new(), n_left })
+            }
+        };
+        let row = &self.rows[number];
+        match fetched {
+            Err(reason) => {
+                self.totals.n_failed += 1;
+                let mut about = about(row);
+                about["reason"] = json!(reason);
+                open.failures.push(about);
+            }
+            Ok(fetched) => {
+                self.totals.n_fetched += 1;
+                self.totals.bytes += fetched.image.len() as u64;
+                write(&mut open.file, number, row, &fetched, self.classes)?;
+            }
+        }
+        open.n_left -= 1;
+        if open.n_left > 0 {
+            return Ok(false);
+        }
+        if let Some(done) = self.open.remove(&shard) {
+            done.finish(&failures_of(self.args, shard))?;
+        }
+        self.n_closed += 1;
+        Ok(true)
+    }
+}
+
+/// What a row says.
+fn about(row: &Row) -> Value {
+    let mut about = json!({ "url": row.target });
+    for (name, cell) in [("label", &row.label), ("caption", &row.caption)] {
+        if let Some(cell) = cell {
+            about[name] = json!(cell);
+        }
+    }
+    about
+}
+
+fn write(
+    file: &mut ShardFile,
+    number: usize,
+    row: &Row,
+    fetched: &Fetched,
+    classes: &Classes,
+) -> anyhow::Result<()> {
+    let mut about = about(row);
+    (about["width"], about["height"]) = (json!(fetched.width_px), json!(fetched.height_px));
+    let about = about.to_string();
+    let label = row.label.as_ref().map(|label| classes.number(label)).transpose()?;
+    let label = label.map(|label| label.to_string());
+    let mut members: Vec<(&str, &[u8])> = vec![(fetched.extension, &fetched.image)];
+    members.extend(label.iter().map(|label| ("cls", label.as_bytes())));
+    members.extend(row.caption.iter().map(|caption| ("txt", caption.as_bytes())));
+    members.push(("json", about.as_bytes()));
+    Ok(file.add(&format!("{number:09}"), &members)?)
+}
+
+impl Open {
     /// The list of failures comes first: a shard that has its name has its list.
     fn finish(self, list: &Path) -> anyhow::Result<()> {
         let text: String = self.failures.iter().flat_map(|row| [row.to_string(), "\n".into()]).collect();
