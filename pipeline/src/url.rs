@@ -11,7 +11,7 @@ use url::Url;
 use crate::PipelineError;
 
 /// More shards than any real list has; a typing error such as `{0..99999999999}` stops here.
-pub(crate) const MAX_SHARDS: usize = 10_000_000;
+pub(crate) const MAX_SHARDS: usize = 1_000_000;
 
 /// Schemes of servers and stores.
 const REMOTE_SCHEMES: [&str; 5] = ["http", "https", "s3", "gs", "az"];
