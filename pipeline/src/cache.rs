@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::PipelineError;
@@ -20,6 +22,9 @@ use crate::remote::Sink;
 
 /// How often a shard in use says so to other processes.
 const TOUCH_EVERY: Duration = Duration::from_secs(1);
+
+/// How often a fetch that waits for room looks for it.
+const ROOM_POLL: Duration = Duration::from_millis(100);
 
 /// Room that is made at a time for what does not say how long it is.
 const STEP_BYTES: u64 = 64 << 20;
@@ -119,10 +124,13 @@ impl Cache {
         Ok(file)
     }
 
-    /// Closes what this process holds of a shard, so that the next reader opens it anew.
-    pub(crate) fn close(&self, name: &str) {
-        if let Some(slot) = lock(&self.slots).get(name) {
-            *lock(slot) = None;
+    /// Closes a handle that failed, so that the next reader opens the shard anew. One that another thread
+    /// has opened since stays.
+    pub(crate) fn close(&self, name: &str, failed: &Arc<File>) {
+        // The map must not stay locked while the slot is waited for: whoever fetches into it needs the map.
+        let slot = lock(&self.slots).get(name).cloned();
+        if let Some(slot) = slot {
+            lock(&slot).take_if(|held| Arc::ptr_eq(&held.file, failed));
         }
     }
 
@@ -177,18 +185,47 @@ impl Cache {
         Ok(filling.file)
     }
 
-    /// Removes what was longest unused until `wanted_bytes` more fit. `part` is not counted.
-    fn make_room(&self, wanted_bytes: u64, part: &Path) -> io::Result<()> {
+    /// Gives `file` its length, with room in the cache and on the disk. Where other fetches leave none it
+    /// waits, if it may: those that have their room end.
+    fn reserve(&self, file: &File, len_bytes: u64, part: &Path, may_wait: bool) -> io::Result<()> {
+        loop {
+            let clearing = lock(&self.clearing);
+            let fits = self.make_room(len_bytes, part)?;
+            if fits || !may_wait {
+                match allocate(file, len_bytes) {
+                    // The disk may be smaller than the cache was promised.
+                    Err(error) if error.kind() == ErrorKind::StorageFull => {
+                        let (shards, parts_bytes) = self.list(part)?;
+                        let removed = shards.iter().any(|shard| fs::remove_file(&shard.path).is_ok());
+                        self.close_removed();
+                        if removed {
+                            continue;
+                        }
+                        if !may_wait || parts_bytes == 0 {
+                            return Err(error);
+                        }
+                        file.set_len(0)?;
+                    }
+                    allocated => return allocated,
+                }
+            }
+            drop(clearing);
+            std::thread::sleep(ROOM_POLL);
+        }
+    }
+
+    /// Removes what was longest unused until `wanted_bytes` more fit. `part` is not counted. False where
+    /// what others are fetching leaves no room. The caller holds `clearing`.
+    fn make_room(&self, wanted_bytes: u64, part: &Path) -> io::Result<bool> {
         if wanted_bytes > self.max_bytes {
             let (needed_bytes, max_bytes) = (wanted_bytes, self.max_bytes);
             return Err(io::Error::other(PipelineError::CacheTooSmall { needed_bytes, max_bytes }));
         }
-        let _clearing = lock(&self.clearing);
         let (shards, parts_bytes) = self.list(part)?;
         let mut sum_bytes = shards.iter().map(|shard| shard.len_bytes).sum::<u64>() + parts_bytes;
-        // What others are fetching cannot be removed: it may stand beside this for as long as it takes.
+        let fits = |sum_bytes: u64| sum_bytes.saturating_add(wanted_bytes) <= self.max_bytes;
         for shard in shards {
-            if sum_bytes.saturating_add(wanted_bytes) <= self.max_bytes {
+            if fits(sum_bytes) {
                 break;
             }
             // What cannot be removed, because it is someone else's, is passed over.
@@ -197,16 +234,7 @@ impl Cache {
             }
         }
         self.close_removed();
-        Ok(())
-    }
-
-    /// Removes the shard that was longest unused. Whether there was one.
-    fn remove_oldest(&self, part: &Path) -> io::Result<bool> {
-        let _clearing = lock(&self.clearing);
-        let (shards, _) = self.list(part)?;
-        let removed = shards.iter().any(|shard| fs::remove_file(&shard.path).is_ok());
-        self.close_removed();
-        Ok(removed)
+        Ok(fits(sum_bytes))
     }
 
     /// The shards of the folder, the longest unused first, and the bytes of what is being fetched besides
@@ -276,14 +304,22 @@ impl Filling<'_> {
     }
 }
 
+impl Filling<'_> {
+    fn reserve(&mut self, len_bytes: u64, may_wait: bool) -> io::Result<()> {
+        self.reserved_bytes = len_bytes;
+        let reserved = self.cache.reserve(&self.file, len_bytes, &self.part, may_wait);
+        reserved.map_err(|error| match error.kind() {
+            ErrorKind::StorageFull => io::Error::other(PipelineError::io("write", &self.part, error)),
+            _ => error,
+        })
+    }
+}
+
 impl Sink for Filling<'_> {
     fn restart(&mut self, total_bytes: Option<u64>) -> io::Result<()> {
         self.file.set_len(0)?;
         (self.hash, self.len_bytes) = (Xxh3::new(), 0);
-        self.reserved_bytes = total_bytes.unwrap_or(0);
-        self.cache.make_room(self.reserved_bytes, &self.part)?;
-        // The length is there at once, so that other processes count it.
-        self.file.set_len(self.reserved_bytes)
+        self.reserve(total_bytes.unwrap_or(0), true)
     }
 }
 
@@ -291,16 +327,12 @@ impl Write for Filling<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let end_bytes = self.len_bytes + bytes.len() as u64;
         if end_bytes > self.reserved_bytes {
-            self.reserved_bytes = end_bytes + STEP_BYTES.min(self.cache.max_bytes.saturating_sub(end_bytes));
-            self.cache.make_room(self.reserved_bytes, &self.part)?;
+            let step_bytes = STEP_BYTES.min(self.cache.max_bytes / 8);
+            let more = step_bytes.min(self.cache.max_bytes.saturating_sub(end_bytes));
+            // Two streams that do not say how long they are must not wait for one another.
+            self.reserve(end_bytes + more, false)?;
         }
-        while let Err(error) = self.file.write_all_at(bytes, self.len_bytes) {
-            // The disk may be smaller than the cache was promised.
-            let full = error.kind() == ErrorKind::StorageFull;
-            if !full || !self.cache.remove_oldest(&self.part)? {
-                return Err(io::Error::other(PipelineError::io("write", &self.part, error)));
-            }
-        }
+        self.file.write_all_at(bytes, self.len_bytes)?;
         self.hash.update(bytes);
         self.len_bytes = end_bytes;
         Ok(bytes.len())
@@ -313,6 +345,17 @@ impl Write for Filling<'_> {
 
 /// `ENOLCK` of Linux: a network file system without a lock server.
 const NO_LOCKS: i32 = 37;
+
+/// Gives a file its length and the blocks for it, where the file system can promise blocks.
+fn allocate(file: &File, len_bytes: u64) -> io::Result<()> {
+    if len_bytes == 0 {
+        return file.set_len(0);
+    }
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len_bytes) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => file.set_len(len_bytes),
+        allocated => Ok(allocated?),
+    }
+}
 
 /// One of the fetches that may run at a time.
 struct Permit<'a>(&'a Cache);
@@ -471,6 +514,45 @@ mod tests {
         let fetched = AtomicUsize::new(0);
         assert_eq!(get(&cache, 1, 300, &fetched), vec![1; 300]);
         assert_eq!(names(&cache), [name(1)]);
+    }
+
+    /// Two threads whose reads failed, while a third fetches: none waits for ever.
+    #[test]
+    fn handles_are_closed_while_others_fetch() {
+        let (_folder, cache) = cache(350);
+        let fetched = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for thread in 0..4u8 {
+                let (cache, fetched) = (&cache, &fetched);
+                scope.spawn(move || {
+                    for round in 0..50 {
+                        let number = (thread + round) % 5;
+                        get(cache, number, 100, fetched);
+                        let file = cache.file(&name(number), Some(100), |filling| {
+                            filling.restart(Some(100)).map_err(|e| PipelineError::io("x", Path::new("x"), e))
+                        });
+                        cache.close(&name(number), &file.expect("there or fetched"));
+                    }
+                });
+            }
+        });
+        assert!(names(&cache).len() <= 3, "{:?}", names(&cache));
+    }
+
+    /// Fetches at the same time that do not fit together: one waits for the other.
+    #[test]
+    fn fetches_wait_for_room() {
+        let (_folder, cache) = cache(250);
+        let fetched = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for number in 0..6 {
+                let (cache, fetched) = (&cache, &fetched);
+                scope.spawn(move || assert_eq!(get(cache, number, 100, fetched), vec![number; 100]));
+            }
+        });
+        let held: u64 =
+            names(&cache).iter().map(|name| fs::metadata(cache.path(name)).expect("there").len()).sum();
+        assert!(held <= 250, "{held} bytes");
     }
 
     /// Someone points the cache at a folder of their own.

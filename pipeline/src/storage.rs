@@ -193,9 +193,9 @@ impl Storage {
         }
     }
 
-    /// Closes what this process holds of a cached shard.
-    pub(crate) fn close(&self, cache_name: &str) {
-        self.inner.cache.close(cache_name);
+    /// Closes a handle on a cached shard that failed.
+    pub(crate) fn close(&self, cache_name: &str, failed: &Arc<File>) {
+        self.inner.cache.close(cache_name, failed);
     }
 
     /// Whether the cache holds the index of a shard.

@@ -93,11 +93,12 @@ impl CachedStore {
 
 impl Store for CachedStore {
     fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), PipelineError> {
-        if self.file()?.read_exact_at(buffer, offset_bytes).is_ok() {
+        let file = self.file()?;
+        if file.read_exact_at(buffer, offset_bytes).is_ok() {
             return Ok(());
         }
         // On a network file system another machine may have removed what is open here.
-        self.storage.close(&self.cache_name);
+        self.storage.close(&self.cache_name, &file);
         self.file()?
             .read_exact_at(buffer, offset_bytes)
             .map_err(|error| PipelineError::io("read the cached copy of", self.name().as_ref(), error))
