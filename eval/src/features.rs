@@ -82,17 +82,24 @@ impl ImageSet {
         }
     }
 
-    /// One image as `[3, size, size]` bytes; `None` if it cannot be read or decoded.
-    pub fn image(&self, id: SampleId) -> Option<Vec<u8>> {
-        let sample = self.dataset.read(id).ok()?;
-        let image = decode(&sample.image, &self.rules).ok()?;
-        square(&image, self.size_px as u32).ok()
+    /// One image as `[3, size, size]` bytes; `None` if the sample is bad.
+    ///
+    /// # Errors
+    /// [`EvalError::Data`] when its shard cannot be read: scores of what happens to be there are none.
+    pub fn image(&self, id: SampleId) -> Result<Option<Vec<u8>>, EvalError> {
+        let sample = match self.dataset.read(id) {
+            Err(error) if error.is_of_a_sample() => return Ok(None),
+            sample => sample?,
+        };
+        let image = decode(&sample.image, &self.rules);
+        Ok(image.and_then(|image| square(&image, self.size_px as u32)).ok())
     }
 
     /// Features of the network: the class token of the last norm.
     ///
     /// # Errors
-    /// [`EvalError::NoImages`] when no image can be decoded.
+    /// [`EvalError::NoImages`] when no image can be decoded, [`EvalError::Data`] when a shard cannot be
+    /// read.
     pub fn features(&self, network: &Network) -> Result<FeatureSet, EvalError> {
         let width = network.model.width();
         self.rows_of(width, |images| {
@@ -118,9 +125,10 @@ impl ImageSet {
     fn rows_of(&self, width: usize, rows: impl Fn(&[Vec<u8>]) -> Vec<f32>) -> Result<FeatureSet, EvalError> {
         let mut set = FeatureSet { width, ..FeatureSet::default() };
         for block in self.samples.chunks(BATCH) {
-            let decoded: Vec<_> = block.par_iter().map(|(id, _)| self.image(*id)).collect();
+            let decoded: Result<Vec<_>, EvalError> =
+                block.par_iter().map(|(id, _)| self.image(*id)).collect();
             let mut images = Vec::with_capacity(block.len());
-            for ((id, label), image) in block.iter().zip(decoded) {
+            for ((id, label), image) in block.iter().zip(decoded?) {
                 match image {
                     Some(image) => {
                         images.push(image);

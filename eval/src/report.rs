@@ -5,7 +5,7 @@ use std::sync::Once;
 
 use augment::{DecodeRules, SampleKey, decode};
 use augment::{MultiCrop, ViewMaker};
-use pipeline::{Dataset, SampleId};
+use pipeline::{Dataset, Sample, SampleId};
 use plotters::prelude::*;
 use plotters::style::register_font;
 
@@ -35,7 +35,7 @@ pub fn contact_sheet(
     let mut maker = ViewMaker::default();
     let mut made = Vec::new();
     for id in spread(dataset, count) {
-        let Ok(sample) = dataset.read(SampleId(id)) else { continue };
+        let Some(sample) = readable(dataset, SampleId(id))? else { continue };
         let key = SampleKey { seed, epoch: 0, sample: id, attempt: 0 };
         // A damaged image has no views to show; the run that follows reports it.
         let Ok(image) = decode::decode(&sample.image, rules) else { continue };
@@ -67,7 +67,7 @@ pub fn contact_sheet(
 pub fn thumbnails(path: &Path, dataset: &Dataset, count: u64) -> Result<(), EvalError> {
     let mut made = Vec::new();
     for id in spread(dataset, count) {
-        let Ok(sample) = dataset.read(SampleId(id)) else { continue };
+        let Some(sample) = readable(dataset, SampleId(id))? else { continue };
         let image = decode::decode(&sample.image, &DecodeRules::default());
         if let Ok(planes) = image.and_then(|image| square(&image, TILE_PX)) {
             made.push(planes);
@@ -81,6 +81,14 @@ pub fn thumbnails(path: &Path, dataset: &Dataset, count: u64) -> Result<(), Eval
         })
         .collect();
     sheet(path, &rows, TILE_PX)
+}
+
+/// A sample, unless it is bad.
+fn readable(dataset: &Dataset, id: SampleId) -> Result<Option<Sample>, EvalError> {
+    match dataset.read(id) {
+        Err(error) if error.is_of_a_sample() => Ok(None),
+        sample => Ok(Some(sample?)),
+    }
 }
 
 /// `count` sample numbers, or all where there are fewer.
@@ -105,7 +113,8 @@ pub fn neighbor_sheet(
     let found = neighbors(&train.1.normalized(), &queries, N_NEIGHBORS);
     let tile = |(set, features): (&ImageSet, &FeatureSet), i: usize, frame| {
         let black = || vec![0; 3 * set.size_px * set.size_px];
-        (set.image(features.ids[i]).unwrap_or_else(black), set.size_px, frame)
+        // Its features were made, so that only a picture would be missing.
+        (set.image(features.ids[i]).ok().flatten().unwrap_or_else(black), set.size_px, frame)
     };
     let rows: Vec<Vec<_>> = found
         .iter()

@@ -6,18 +6,17 @@
 //! again needs all of them. Files that have not the names of a cache are never touched.
 
 use std::collections::HashMap;
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use rustix::fs::FallocateFlags;
-use rustix::io::Errno;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::PipelineError;
+use crate::part::{allocate, lock_part, remove_if_abandoned};
 use crate::remote::Sink;
 
 /// How often a shard in use says so to other processes.
@@ -69,6 +68,8 @@ pub(crate) struct Filling<'a> {
     len_bytes: u64,
     /// Bytes that room was made for.
     reserved_bytes: u64,
+    /// Whether its length was told before it came.
+    length_told: bool,
 }
 
 impl Cache {
@@ -174,6 +175,7 @@ impl Cache {
             hash: Xxh3::new(),
             len_bytes: 0,
             reserved_bytes: 0,
+            length_told: false,
         };
         let filled = fill(&mut filling).and_then(|()| filling.finish(&path));
         if filled.is_err() {
@@ -295,6 +297,16 @@ impl Filling<'_> {
         (self.len_bytes, self.hash.digest())
     }
 
+    /// Whether all of a tar came, where that can be told: by its length, which the fetch has checked, or by
+    /// the two empty blocks at its end, which some writers leave out.
+    pub(crate) fn is_whole_tar(&self) -> bool {
+        let mut end = [1; 1024];
+        let start = self.len_bytes.checked_sub(end.len() as u64);
+        self.length_told
+            || (start.is_some_and(|start| self.file.read_exact_at(&mut end, start).is_ok())
+                && end == [0; 1024])
+    }
+
     fn finish(&mut self, path: &Path) -> Result<(), PipelineError> {
         let io = |error| PipelineError::io("write", path, error);
         self.file.set_len(self.len_bytes).map_err(io)?;
@@ -319,6 +331,7 @@ impl Sink for Filling<'_> {
     fn restart(&mut self, total_bytes: Option<u64>) -> io::Result<()> {
         self.file.set_len(0)?;
         (self.hash, self.len_bytes) = (Xxh3::new(), 0);
+        self.length_told = total_bytes.is_some();
         self.reserve(total_bytes.unwrap_or(0), true)
     }
 }
@@ -343,20 +356,6 @@ impl Write for Filling<'_> {
     }
 }
 
-/// `ENOLCK` of Linux: a network file system without a lock server.
-const NO_LOCKS: i32 = 37;
-
-/// Gives a file its length and the blocks for it, where the file system can promise blocks.
-fn allocate(file: &File, len_bytes: u64) -> io::Result<()> {
-    if len_bytes == 0 {
-        return file.set_len(0);
-    }
-    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len_bytes) {
-        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => file.set_len(len_bytes),
-        allocated => Ok(allocated?),
-    }
-}
-
 /// One of the fetches that may run at a time.
 struct Permit<'a>(&'a Cache);
 
@@ -375,40 +374,6 @@ impl Drop for Permit<'_> {
     fn drop(&mut self) {
         *lock(&self.0.permits) += 1;
         self.0.returned.notify_one();
-    }
-}
-
-/// Opens and locks a partial file; waits while another process writes it. What it holds is void.
-fn lock_part(part: &Path) -> io::Result<File> {
-    loop {
-        let file = File::options().create(true).read(true).write(true).truncate(false).open(part)?;
-        match file.lock() {
-            // A file system without locks has one process for each cache, one hopes.
-            Err(error)
-                if error.kind() == ErrorKind::Unsupported || error.raw_os_error() == Some(NO_LOCKS) =>
-            {
-                return Ok(file);
-            }
-            locked => locked?,
-        }
-        // Whoever had the lock before may have renamed or removed what was opened here.
-        match fs::metadata(part) {
-            Ok(meta) if meta.ino() == file.metadata()?.ino() => return Ok(file),
-            _ => continue,
-        }
-    }
-}
-
-/// Removes a partial file that no process writes any more.
-fn remove_if_abandoned(part: &Path) -> bool {
-    let Ok(file) = File::options().write(true).open(part) else { return false };
-    match file.try_lock() {
-        // Between opening and locking it may have become a shard, and another one have taken its name.
-        Ok(()) => {
-            let same = matches!((file.metadata(), fs::metadata(part)), (Ok(a), Ok(b)) if a.ino() == b.ino());
-            same && fs::remove_file(part).is_ok()
-        }
-        Err(TryLockError::WouldBlock | TryLockError::Error(_)) => false,
     }
 }
 

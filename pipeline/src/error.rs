@@ -136,10 +136,7 @@ pub enum PipelineError {
         reason: String,
     },
     /// What came is not what the index or the list promised.
-    #[error(
-        "shard {shard} is not the one that was promised: {reason}. If it was replaced, `ocelli shards index \
-             --overwrite` reads its index anew"
-    )]
+    #[error("shard {shard} is not the one that was promised: {reason}")]
     OtherShard {
         /// The shard.
         shard: String,
@@ -161,9 +158,9 @@ pub enum PipelineError {
     },
     /// The cache cannot hold what must be there at the same time.
     #[error(
-        "the cache of {:.1} GB is too small: {:.1} GB are needed at a time; make it larger, or read fewer \
-         shards together (data.window_shards)",
-        *max_bytes as f64 / 1e9, *needed_bytes as f64 / 1e9
+        "the cache of {:.0} MB (--cache-gb) is too small: {:.0} MB are needed at a time. Training needs two \
+         windows of data.window_shards shards, everything else one shard",
+        *max_bytes as f64 / 1e6, (*needed_bytes as f64 / 1e6).ceil()
     )]
     CacheTooSmall {
         /// Bytes of a shard, or of two windows.

@@ -1,9 +1,9 @@
 //! What the storage knows of a shard without reading it: its index, and the name under which the cache
 //! keeps both.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_64;
@@ -69,14 +69,7 @@ impl Storage {
     fn index_of_whole(&self, source: &Source, name: &str) -> Result<ShardIndex, PipelineError> {
         tracing::info!("{} has no index beside it: it is read once as a whole", source.url);
         let file = self.file(source, name, None)?;
-        let at = PathBuf::from(source.url.to_string());
-        let index = ShardIndex::of_file(&file, &at).and_then(|index| {
-            if ends_like_a_tar(&file) {
-                return Ok(index);
-            }
-            let reason = "it does not end with the empty blocks that end a tar: not all of it came".into();
-            Err(PipelineError::NotATar { path: at, reason })
-        });
+        let index = ShardIndex::of_file(&file, &PathBuf::from(source.url.to_string()));
         if index.is_err() {
             self.forget(source)?;
         }
@@ -121,12 +114,4 @@ impl Storage {
         let tail: String = name.chars().skip(name.chars().count().saturating_sub(60)).collect();
         Ok(format!("{:016x}-{tail}", xxh3_64(identity.as_bytes())))
     }
-}
-
-/// Whether a file ends with the two empty blocks that end a tar.
-fn ends_like_a_tar(file: &File) -> bool {
-    let mut end = [1; 1024];
-    let len_bytes = file.metadata().map_or(0, |meta| meta.len());
-    let start = len_bytes.checked_sub(end.len() as u64);
-    start.is_some_and(|start| file.read_exact_at(&mut end, start).is_ok()) && end == [0; 1024]
 }

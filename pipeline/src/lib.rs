@@ -21,6 +21,7 @@ pub mod index;
 mod known;
 pub mod loader;
 pub mod order;
+mod part;
 pub mod quarantine;
 mod receive;
 pub mod remote;

@@ -28,6 +28,9 @@ const MAX_TEXT_BYTES: u64 = 1 << 30;
 /// Shards that are opened at a time: what opening costs is waiting.
 const OPENERS: usize = 16;
 
+/// What a user can do about an index that does not fit any more.
+const REPLACED: &str = "if it was replaced, `ocelli shards index --overwrite` reads it anew";
+
 /// Where shards are kept and how they are fetched.
 #[derive(Debug, Clone)]
 pub struct StorageConfig {
@@ -145,6 +148,7 @@ impl Storage {
             cache_name: name,
             len_bytes: index.shard_bytes,
             checksum: index.checksum,
+            failure: Mutex::default(),
         };
         Ok(Shard::new(Arc::new(store), index))
     }
@@ -258,14 +262,24 @@ impl Storage {
         expected: Option<(u64, Option<u64>)>,
     ) -> Result<Arc<File>, PipelineError> {
         let check = |filling: &Filling<'_>| -> Result<(), PipelineError> {
-            let Some((expected_bytes, checksum)) = expected else { return Ok(()) };
+            let Some((expected_bytes, checksum)) = expected else {
+                // A compressed stream has a checksum of its own at its end.
+                if source.url.is_gzip() || filling.is_whole_tar() {
+                    return Ok(());
+                }
+                let reason = "it does not end as a tar does, and nothing said how long it is: perhaps not all \
+                              of it came";
+                return Err(PipelineError::Fetch { url: source.url.to_string(), reason: reason.into() });
+            };
             let (len_bytes, hash) = filling.written();
             let other = |reason| PipelineError::OtherShard { shard: source.url.to_string(), reason };
             if expected_bytes != len_bytes {
-                return Err(other(format!("it has {len_bytes} bytes, its index says {expected_bytes}")));
+                return Err(other(format!(
+                    "it has {len_bytes} bytes, its index says {expected_bytes}; {REPLACED}"
+                )));
             }
             match checksum.is_some_and(|checksum| checksum != hash) {
-                true => Err(other("its checksum differs".into())),
+                true => Err(other(format!("its checksum differs from its index; {REPLACED}"))),
                 false => Ok(()),
             }
         };

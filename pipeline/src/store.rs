@@ -4,7 +4,8 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::PipelineError;
 use crate::storage::{Source, Storage};
@@ -73,6 +74,9 @@ impl Store for LocalStore {
     }
 }
 
+/// Threads that wait for a shard together do not each try again what has just failed.
+const FAILURE_LASTS: Duration = Duration::from_secs(10);
+
 /// A shard that is read from the cache, and fetched when it is not there.
 pub(crate) struct CachedStore {
     pub(crate) storage: Storage,
@@ -82,12 +86,23 @@ pub(crate) struct CachedStore {
     /// What its index says of it.
     pub(crate) len_bytes: u64,
     pub(crate) checksum: Option<u64>,
+    /// When it last did not come, and why. Locked while it is fetched, so that others who want it wait.
+    pub(crate) failure: Mutex<Option<(Instant, String)>>,
 }
 
 impl CachedStore {
     /// The file in the cache.
     pub(crate) fn file(&self) -> Result<Arc<File>, PipelineError> {
-        self.storage.file(&self.source, &self.cache_name, Some((self.len_bytes, self.checksum)))
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, reason)) = failure.take_if(|(at, _)| at.elapsed() < FAILURE_LASTS) {
+            let (url, at) = (self.name(), Instant::now());
+            *failure = Some((at, reason.clone()));
+            return Err(PipelineError::Fetch { url, reason: format!("a moment ago: {reason}") });
+        }
+        let expected = Some((self.len_bytes, self.checksum));
+        self.storage.file(&self.source, &self.cache_name, expected).inspect_err(|error| {
+            *failure = Some((Instant::now(), error.to_string()));
+        })
     }
 }
 

@@ -66,11 +66,14 @@ impl ShardUrl {
             return Ok(Self::File(PathBuf::from(path)));
         }
         match text.split_once(':') {
-            Some((scheme, _)) if REMOTE_SCHEMES.contains(&scheme) => {
+            Some((scheme, _)) if REMOTE_SCHEMES.contains(&scheme.to_ascii_lowercase().as_str()) => {
                 // The key of an object is taken as it is written; only servers have queries.
                 let escape = |text: &str| text.replace('%', "%25").replace('#', "%23").replace('?', "%3F");
-                let url =
-                    if scheme.starts_with("http") { Url::parse(text) } else { Url::parse(&escape(text)) };
+                let url = if scheme.to_ascii_lowercase().starts_with("http") {
+                    Url::parse(text)
+                } else {
+                    Url::parse(&escape(text))
+                };
                 let url = url.map_err(|error| error.to_string())?;
                 match url.host_str() {
                     Some(host) if !host.is_empty() => Ok(Self::Remote(url)),
@@ -171,7 +174,7 @@ pub(crate) fn redacted(url: &Url) -> String {
     let _ = url.set_username("");
     let query = url.query().unwrap_or_default().to_ascii_lowercase();
     if ["sig", "token", "key", "credential"].iter().any(|secret| query.contains(secret)) {
-        url.set_query(Some("…"));
+        url.set_query(Some("REDACTED"));
     }
     url.to_string()
 }

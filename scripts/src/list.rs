@@ -40,7 +40,9 @@ fn extension(path: &Path) -> Option<String> {
 }
 
 fn text(path: &Path) -> anyhow::Result<String> {
-    std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    // Some editors put a byte order mark in front.
+    Ok(text.strip_prefix('\u{feff}').map(str::to_string).unwrap_or(text))
 }
 
 fn table(path: &Path, delimiter: u8, target: &str) -> anyhow::Result<Vec<Row>> {
@@ -51,7 +53,8 @@ fn table(path: &Path, delimiter: u8, target: &str) -> anyhow::Result<Vec<Row>> {
     let headers = reader.headers()?.clone();
     let column = |name: &str| headers.iter().position(|header| header.trim() == name);
     let Some(target_column) = column(target) else {
-        bail!("{} has no column `{target}`", path.display());
+        let there: Vec<&str> = headers.iter().collect();
+        bail!("{} has no column `{target}`; it has {}", path.display(), there.join(", "));
     };
     let (label, caption) = (column("label"), column("caption"));
     reader

@@ -202,7 +202,10 @@ fn what_is_no_shard_is_not_kept() {
     server.set(Faults { says_nothing: true, ..Faults::default() });
     let error = open(&world, &server.url("cut.tar")).unwrap_err().to_string();
     assert!(error.contains("not all of it came"), "{error}");
-    assert_eq!(cached(&world).len(), 2);
+    // Where the length was told and met, a tar without its end is one that its writer did not end.
+    server.set(Faults::default());
+    assert_eq!(open(&world, &server.url("cut.tar")).unwrap().n_samples(), 9);
+    assert_eq!(cached(&world).len(), 3);
 }
 
 /// A server that stops in the middle of training: a signal is heard, and nothing that was learned is lost.
@@ -229,8 +232,8 @@ fn a_run_that_waits_for_a_server_can_be_stopped() {
     let server = WebServer::start(&world.path("data"), Faults::default());
     let mut args = world.pretrain_args("run", &["--set", "data.window_shards=1"]);
     let shards = args.iter().position(|arg| arg == "--shards").unwrap() + 1;
-    args[shards] = format!("{}::{}", world.shard().display(), server.url("second-000000.tar"));
-    // Its index is known; the shard itself never comes.
+    args[shards] = format!("{}::{}", server.url("second-000000.tar"), world.shard().display());
+    // The second of the list is read first. The index of the other is known; the shard itself never comes.
     let cache = world.path("cache");
     let list = ["shards", "ls", &args[shards].clone()].map(String::from);
     ok(&program().args(list).env("OCELLI_CACHE", &cache).output().unwrap());
@@ -251,4 +254,41 @@ fn a_run_that_waits_for_a_server_can_be_stopped() {
     assert_eq!(child.wait().unwrap().code(), Some(143));
     assert!(stopping.elapsed().as_secs() < 5, "{:?}", stopping.elapsed());
     assert!(world.path("run/checkpoints/latest").exists());
+}
+
+/// A shard that is not what its index says is fetched twice and named once, whatever looks at it.
+#[test]
+fn a_replaced_shard_is_not_fetched_for_each_of_its_samples() {
+    let (world, other) = (World::new(40), World::new(39));
+    for verb in ["verify", "stats", "contact-sheet", "filter"] {
+        let server = WebServer::start(&world.path("data"), Faults::default());
+        let url = server.url("train-000000.tar");
+        let run =
+            |args: &[&str]| program().args(args).env("OCELLI_CACHE", world.path(verb)).output().unwrap();
+        ok(&run(&["shards", "index", &url]));
+        server.set(Faults { changes_to: Some(other.path("data")), ..Faults::default() });
+        // The first request of each file is that of the first version: one is made here.
+        ok(&program()
+            .args(["shards", "verify", &url])
+            .env("OCELLI_CACHE", world.path("once"))
+            .output()
+            .unwrap());
+        let before = server.ranges("train-000000.tar").len();
+        let out = world.text(&format!("out-{verb}.png"));
+        let mut args = vec!["shards", verb, &url];
+        if ["contact-sheet", "filter"].contains(&verb) {
+            args.extend(["--out", &out]);
+        }
+        let said = fails_or_counts(&run(&args));
+        assert!(said.contains("is not the one that was promised"), "{verb}: {said}");
+        assert!(server.ranges("train-000000.tar").len() - before <= 2, "{verb}");
+        fs::remove_dir_all(world.path("once")).unwrap();
+    }
+}
+
+/// What a verb said that ended with 3, whether it counts what is bad or stops at it.
+fn fails_or_counts(output: &std::process::Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    said
 }

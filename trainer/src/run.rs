@@ -93,16 +93,24 @@ pub fn run(
     let mut pool = batches(dataset, plan, share, Cursor(first), &ledger)?;
     let schedules = plan.schedules();
     let settings = &plan.recipe.run;
+    let mut saved_step = first;
     for step in first..plan.total_steps {
         let start = Instant::now();
         let batch = match pool.next_batch_unless(stop) {
             Some(Ok(batch)) => batch,
             // Data may take long to come, and may not come at all. What was learned is not lost.
             ended => {
-                let saved = checkpoint::save(&folder, &mut trainer.state, plan, settings.keep_checkpoints);
+                let saved = match trainer.state.step > saved_step {
+                    true => checkpoint::save(&folder, &mut trainer.state, plan, settings.keep_checkpoints)
+                        .map(drop),
+                    false => Ok(()),
+                };
+                if let Err(error) = &saved {
+                    observer.warned(&error.to_string());
+                }
                 return match ended {
                     Some(Err(error)) => Err(error.into()),
-                    _ if stop.load(Ordering::Relaxed) => saved.map(|_| Outcome::Stopped),
+                    _ if stop.load(Ordering::Relaxed) => saved.map(|()| Outcome::Stopped),
                     _ => Err(TrainError::DataEnded),
                 };
             }
@@ -146,6 +154,7 @@ pub fn run(
         let stopping = stop.load(Ordering::Relaxed);
         if done.is_multiple_of(settings.checkpoint_every_steps) || last || stopping {
             checkpoint::save(&folder, &mut trainer.state, plan, settings.keep_checkpoints)?;
+            saved_step = done;
         }
         if stopping && !last {
             return Ok(Outcome::Stopped);

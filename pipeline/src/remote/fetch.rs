@@ -138,6 +138,11 @@ pub(crate) async fn fetch(
             let (name, done_bytes, wait_s) = (origin.name(), progress.done_bytes, wait.as_secs_f64());
             match done_bytes {
                 0 => tracing::warn!("{name}: {reason}; again in {wait_s:.1} s"),
+                _ if progress.version.is_none() => {
+                    tracing::warn!(
+                        "{name}: {reason}; from the start in {wait_s:.1} s, because it names no version"
+                    );
+                }
                 _ => tracing::warn!("{name}: {reason}; going on at byte {done_bytes} in {wait_s:.1} s"),
             }
         }

@@ -51,10 +51,10 @@ pub(crate) struct WebFlags {
     #[arg(long, default_value_t = 2, requires = "urls", help_heading = "From the web")]
     retries: u32,
     /// Seconds that an image may take, with all attempts.
-    #[arg(long, default_value_t = 60, requires = "urls", help_heading = "From the web")]
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..), requires = "urls", help_heading = "From the web")]
     timeout_s: u64,
     /// Megabytes that an image may have.
-    #[arg(long, default_value_t = 50, requires = "urls", help_heading = "From the web")]
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..), requires = "urls", help_heading = "From the web")]
     max_mb: u64,
     /// Fetch images whose owners forbid it by an X-Robots-Tag (noai, noimageai, noindex, noimageindex, none).
     #[arg(long, requires = "urls", help_heading = "From the web")]
@@ -337,12 +337,18 @@ fn finish(
         };
         println!("to try them again: ocelli shards pack {} --urls{same_classes} --out ...", path.display());
     }
+    let n_there = n_rows as u64 - totals.n_fetched - totals.n_failed;
+    if n_there > 0 {
+        println!("{n_there} rows were done already");
+    }
     if args.json {
         let line = json!({
+            "rows_there": n_there,
             "fetched": totals.n_fetched, "failed": totals.n_failed, "failed_in_all": n_failed,
             "rows": n_rows, "shards": n_shards,
         });
         println!("{line}");
     }
-    Ok(ExitCode::SUCCESS)
+    // Some always fail; where nothing came there is no data set.
+    Ok(if n_failed == n_rows { ExitCode::from(3) } else { ExitCode::SUCCESS })
 }

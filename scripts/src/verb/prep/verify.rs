@@ -28,32 +28,44 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let n_samples = shards.iter().map(|shard| shard.len() as u64).sum();
     let progress = bar(n_samples, "verify");
     let mut n_bad_shards = 0u64;
-    for (source, shard) in sources.iter().zip(&shards) {
-        match storage.verify(source, shard) {
-            // Which of its samples have changed is said below, if their images have.
+    let mut readable = Vec::new();
+    for (source, shard) in sources.iter().zip(shards) {
+        match storage.verify(source, &shard) {
             Err(error @ pipeline::PipelineError::OtherShard { .. }) => {
                 progress.suspend(|| eprintln!("bad: {error}"));
                 n_bad_shards += 1;
+                // Which samples of a file have changed is said below. One from elsewhere is not kept.
+                if source.is_read_in_place() {
+                    readable.push(shard);
+                }
             }
-            checked => checked?,
+            Ok(()) => readable.push(shard),
+            Err(error) => return Err(error.into()),
         }
     }
-    let dataset = Dataset::new(shards)?;
+    let dataset = if readable.is_empty() { None } else { Some(Dataset::new(readable)?) };
     let (bytes, n_bad) = (AtomicU64::new(0), AtomicU64::new(0));
-    let check = |id: u64| {
+    let check = |dataset: &Dataset, id: u64| -> anyhow::Result<()> {
         let id = SampleId(id);
-        let outcome = dataset.read(id).map_err(|error| error.to_string()).and_then(|sample| {
-            bytes.fetch_add(sample.image.len() as u64, Ordering::Relaxed);
-            decode(&sample.image, &DecodeRules::default()).map_err(|error| error.to_string())
-        });
-        if let Err(reason) = outcome {
+        let flaw = match dataset.read(id) {
+            Ok(sample) => {
+                bytes.fetch_add(sample.image.len() as u64, Ordering::Relaxed);
+                decode(&sample.image, &DecodeRules::default()).err().map(|error| error.to_string())
+            }
+            Err(error) if error.is_of_a_sample() => Some(error.to_string()),
+            Err(error) => return Err(error.into()),
+        };
+        if let Some(reason) = flaw {
             let (shard, key, _) = dataset.describe(id);
             progress.suspend(|| eprintln!("bad: shard {shard}, sample {key}: {reason}"));
             n_bad.fetch_add(1, Ordering::Relaxed);
         }
         progress.inc(1);
+        Ok(())
     };
-    (0..n_samples).into_par_iter().for_each(check);
+    if let Some(dataset) = &dataset {
+        (0..dataset.n_samples()).into_par_iter().try_for_each(|id| check(dataset, id))?;
+    }
     progress.finish_and_clear();
     let (bytes, n_bad) = (bytes.into_inner(), n_bad.into_inner());
     println!(
