@@ -314,9 +314,7 @@ impl Filling<'_> {
         self.file.sync_data().map_err(io)?;
         fs::rename(&self.part, path).map_err(io)
     }
-}
 
-impl Filling<'_> {
     fn reserve(&mut self, len_bytes: u64, may_wait: bool) -> io::Result<()> {
         self.reserved_bytes = len_bytes;
         let reserved = self.cache.reserve(&self.file, len_bytes, &self.part, may_wait);

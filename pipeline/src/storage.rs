@@ -123,25 +123,26 @@ impl Storage {
     /// As [`ShardIndex::open`] and [`LocalStore::open`] for a tar on a disk; for others
     /// [`PipelineError::Fetch`], [`PipelineError::OtherShard`], and those of the cache.
     pub fn open(&self, source: &Source) -> Result<Shard, PipelineError> {
-        if let ShardUrl::File(path) = &source.url
-            && source.is_read_in_place()
-        {
-            if let (Some(says), Ok(meta)) = (source.len_bytes, fs::metadata(path))
-                && says != meta.len()
-            {
-                let reason = format!("its list says {says} bytes, it has {}", meta.len());
-                return Err(PipelineError::OtherShard { shard: source.url.to_string(), reason });
+        let shard = match &source.url {
+            ShardUrl::File(path) if source.is_read_in_place() => {
+                Shard::new(Arc::new(LocalStore::open(path)?), self.local_index(source, path)?)
             }
-            return Ok(Shard::new(Arc::new(LocalStore::open(path)?), self.local_index(source, path)?));
+            _ => self.open_cached(source)?,
+        };
+        // What a list says of a compressed shard is of bytes that are gone.
+        let (says, has) = (source.len_bytes.filter(|_| !source.url.is_gzip()), shard.index().shard_bytes);
+        match says {
+            Some(says) if says != has => {
+                let reason = format!("its list says {says} bytes, it has {has}");
+                Err(PipelineError::OtherShard { shard: source.url.to_string(), reason })
+            }
+            _ => Ok(shard),
         }
+    }
+
+    fn open_cached(&self, source: &Source) -> Result<Shard, PipelineError> {
         let name = self.cache_name(source)?;
         let index = self.cached_index(source, &name)?;
-        if let Some(says) = source.len_bytes.filter(|_| !source.url.is_gzip())
-            && says != index.shard_bytes
-        {
-            let reason = format!("its list says {says} bytes, it has {}", index.shard_bytes);
-            return Err(PipelineError::OtherShard { shard: source.url.to_string(), reason });
-        }
         let store = CachedStore {
             storage: self.clone(),
             source: source.clone(),

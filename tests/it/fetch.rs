@@ -279,7 +279,7 @@ fn a_replaced_shard_is_not_fetched_for_each_of_its_samples() {
         if ["contact-sheet", "filter"].contains(&verb) {
             args.extend(["--out", &out]);
         }
-        let said = fails_or_counts(&run(&args));
+        let said = ends_with_3(&run(&args));
         assert!(said.contains("is not the one that was promised"), "{verb}: {said}");
         assert!(server.ranges("train-000000.tar").len() - before <= 2, "{verb}");
         fs::remove_dir_all(world.path("once")).unwrap();
@@ -287,7 +287,7 @@ fn a_replaced_shard_is_not_fetched_for_each_of_its_samples() {
 }
 
 /// What a verb said that ended with 3, whether it counts what is bad or stops at it.
-fn fails_or_counts(output: &std::process::Output) -> String {
+fn ends_with_3(output: &std::process::Output) -> String {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(3), "{said}");
     said
