@@ -1,10 +1,12 @@
-//! Exit codes: 0 done · 2 configuration · 3 data · 78 not finite · 143 preempted, checkpoint written.
+//! Exit codes: 0 done · 2 configuration · 3 data · 78 not finite · 134 lost peer or deadline ·
+//! 143 preempted, checkpoint written.
 
 use std::process::ExitCode;
 
 use eval::EvalError;
 use pipeline::PipelineError;
 use trainer::TrainError;
+use trainer::shard::engine::EngineError;
 
 /// What the recipe, the flags or the work directory have wrong.
 const CONFIGURATION: u8 = 2;
@@ -12,6 +14,8 @@ const CONFIGURATION: u8 = 2;
 const DATA: u8 = 3;
 /// Loss or gradients were not finite too often.
 const NOT_FINITE: u8 = 78;
+/// Another rank is gone, or does not answer.
+const LOST_PEER: u8 = 134;
 /// Asked to stop; a checkpoint is written.
 pub(crate) const PREEMPTED: u8 = 143;
 
@@ -23,6 +27,9 @@ pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
         }
         if let Some(error) = cause.downcast_ref::<PipelineError>() {
             return Some(of_pipeline(error));
+        }
+        if let Some(error) = cause.downcast_ref::<EngineError>() {
+            return Some(of_engine(error));
         }
         if cause.is::<std::io::Error>() || cause.is::<csv::Error>() {
             return Some(DATA);
@@ -43,14 +50,29 @@ pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
 
 fn of_train(error: &TrainError) -> u8 {
     match error {
-        TrainError::Recipe { .. } | TrainError::OtherRecipe { .. } | TrainError::Augment(_) => CONFIGURATION,
+        TrainError::Recipe { .. }
+        | TrainError::OtherRecipe { .. }
+        | TrainError::RanksDiffer { .. }
+        | TrainError::Augment(_) => CONFIGURATION,
+        TrainError::Ranks(error) => of_engine(error),
         TrainError::NotFinite { .. } => NOT_FINITE,
         TrainError::Data(error) => of_pipeline(error),
         TrainError::Io { .. }
         | TrainError::CheckpointWrite { .. }
         | TrainError::CheckpointRead { .. }
         | TrainError::Probe { .. }
+        | TrainError::PeersFailed { .. }
         | TrainError::DataEnded => DATA,
+    }
+}
+
+fn of_engine(error: &EngineError) -> u8 {
+    match error {
+        EngineError::Unavailable { .. } => CONFIGURATION,
+        EngineError::PeerLost { .. }
+        | EngineError::Deadline { .. }
+        | EngineError::Lengths { .. }
+        | EngineError::Ended => LOST_PEER,
     }
 }
 

@@ -2,11 +2,14 @@
 //! prints and exits.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod exit;
 mod host_queue;
+mod launch;
 mod list;
 mod progress;
+mod ranks;
 mod recipes;
 mod rewrite;
 mod storage;

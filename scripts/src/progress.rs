@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use trainer::run::{Observer, Progress};
 
+use crate::launch::Launch;
+
 /// Seconds between lines where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(15);
 
@@ -25,12 +27,17 @@ pub(crate) struct RunProgress {
     waiting: f64,
     last_line: Instant,
     warned: std::collections::HashSet<String>,
+    rank: usize,
+    prefix: String,
 }
 
 impl RunProgress {
-    /// Nothing is shown before the run starts.
-    pub(crate) fn new() -> Self {
+    /// Nothing is shown before the run starts. Rank 0 shows what the run does; the others speak up only for
+    /// what is theirs.
+    pub(crate) fn new(launch: &Launch) -> Self {
         Self {
+            rank: launch.rank,
+            prefix: if launch.world_size > 1 { format!("rank {}: ", launch.rank) } else { String::new() },
             bar: ProgressBar::hidden(),
             images_per_s: 0.0,
             waiting: 0.0,
@@ -49,6 +56,9 @@ impl RunProgress {
 
 impl Observer for RunProgress {
     fn started(&mut self, step: u64, total_steps: u64) {
+        if self.rank > 0 {
+            return;
+        }
         if step > 0 {
             eprintln!("continuing at step {step} of {total_steps}");
         }
@@ -58,6 +68,9 @@ impl Observer for RunProgress {
     }
 
     fn stepped(&mut self, p: Progress) {
+        if self.rank > 0 {
+            return;
+        }
         let smooth = |old: f64, new: f64| if old == 0.0 { new } else { 0.95 * old + 0.05 * new };
         self.images_per_s = smooth(self.images_per_s, p.images_per_s);
         self.waiting = smooth(self.waiting, p.data_wait_ms);
@@ -81,7 +94,7 @@ impl Observer for RunProgress {
         let what: String =
             message.split_once(": ").map_or(message, |(_, rest)| rest).chars().take(24).collect();
         if self.warned.insert(what) {
-            self.say(&format!("warning: {message}"));
+            self.say(&format!("warning: {}{message}", self.prefix));
         }
     }
 

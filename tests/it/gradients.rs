@@ -1,6 +1,7 @@
 use burn::tensor::Tensor;
 use trainer::bench::{BackboneBench, noise_batch};
 use trainer::run::trainer_of;
+use trainer::shard::comm::Comm;
 use trainer::shard::store::to_host;
 use trainer::workers::Workers;
 use trainer::{Plan, Recipe};
@@ -38,11 +39,11 @@ fn units_equal_one_graph() {
 }
 
 fn losses(plan: &Plan, n: u64) -> Vec<f64> {
-    let mut trainer = trainer_of(plan);
+    let mut trainer = trainer_of(plan, Comm::solo());
     let schedules = plan.schedules();
     let step = |step| {
         let batch = noise_batch(&plan.multicrop(), 8, step);
-        let report = trainer.step(&batch, &schedules.at(step));
+        let report = trainer.step(&batch, &schedules.at(step)).unwrap();
         assert!(report.finite);
         report.loss
     };
@@ -62,9 +63,9 @@ fn every_keep_trains_alike() {
 #[test]
 fn more_workers_than_images_train() {
     let plan = plan(&["run.workers=3", "model.drop_path=0.5"]);
-    let mut trainer = trainer_of(&plan);
+    let mut trainer = trainer_of(&plan, Comm::solo());
     let batch = noise_batch(&plan.multicrop(), 2, 0);
-    assert!(trainer.step(&batch, &plan.schedules().at(0)).finite);
+    assert!(trainer.step(&batch, &plan.schedules().at(0)).unwrap().finite);
 }
 
 #[test]
@@ -80,7 +81,7 @@ fn workers_change_rounding_only() {
 #[test]
 fn the_last_layer_is_frozen_at_first() {
     let plan = plan(&[]);
-    let mut trainer = trainer_of(&plan);
+    let mut trainer = trainer_of(&plan, Comm::solo());
     let weights = |trainer: &trainer::step::Trainer, name: &str| {
         let shard = trainer.state.shards.iter().find(|s| s.layout.name == name).unwrap();
         to_host(shard.student.clone())
@@ -89,11 +90,11 @@ fn the_last_layer_is_frozen_at_first() {
     for step in 0..2 {
         // The first step of the warm-up has a rate of zero.
         let batch = noise_batch(&plan.multicrop(), 8, step);
-        trainer.step(&batch, &plan.schedules().at(step));
+        trainer.step(&batch, &plan.schedules().at(step)).unwrap();
     }
     assert_eq!(weights(&trainer, "head.last_layer"), last);
     assert_ne!(weights(&trainer, "blocks.0"), block);
-    trainer.step(&noise_batch(&plan.multicrop(), 8, 2), &plan.schedules().at(2));
+    trainer.step(&noise_batch(&plan.multicrop(), 8, 2), &plan.schedules().at(2)).unwrap();
     assert_ne!(weights(&trainer, "head.last_layer"), last);
 }
 
@@ -101,12 +102,12 @@ fn the_last_layer_is_frozen_at_first() {
 #[test]
 fn a_step_that_is_not_finite_is_skipped() {
     let plan = plan(&[]);
-    let mut trainer = trainer_of(&plan);
+    let mut trainer = trainer_of(&plan, Comm::solo());
     let mut knobs = plan.schedules().at(5);
     knobs.teacher_temp = 0.0;
     let before: Vec<Vec<f32>> = trainer.state.shards.iter().map(|s| to_host(s.teacher.clone())).collect();
     let state = trainer.state.method.state();
-    let report = trainer.step(&noise_batch(&plan.multicrop(), 8, 0), &knobs);
+    let report = trainer.step(&noise_batch(&plan.multicrop(), 8, 0), &knobs).unwrap();
     assert!(!report.finite);
     let after: Vec<Vec<f32>> = trainer.state.shards.iter().map(|s| to_host(s.teacher.clone())).collect();
     assert_eq!(before, after);

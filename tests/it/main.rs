@@ -22,6 +22,8 @@ mod gradients;
 mod pack_urls;
 /// Data preparation, as a user runs it.
 mod prep;
+/// Ranks as threads train as one rank does.
+mod ranks;
 /// Killed and stopped runs continue bit for bit.
 mod resume;
 /// HTTP and S3 servers, faithful and not.

@@ -8,7 +8,9 @@ use burn::tensor::{Device, Tensor};
 use crate::backbone::Readout;
 use crate::plan::Plan;
 use crate::run::trainer_of;
-use crate::shard::engine::Solo;
+use crate::shard::comm::Comm;
+use crate::shard::engine::EngineError;
+use crate::shard::mesh::Place;
 use crate::shard::store::UnitShard;
 use crate::slices::tokens_of;
 use crate::step::Phases;
@@ -50,21 +52,28 @@ pub fn noise_batch(multicrop: &MultiCrop, n_samples: usize, seed: u64) -> Batch 
 }
 
 /// Median times by phase over `repeats` training steps, after one that warms up.
-pub fn steps(plan: &Plan, repeats: usize) -> Phases {
-    let mut trainer = trainer_of(plan);
+///
+/// # Errors
+/// None in practice: one rank has nobody to lose.
+pub fn steps(plan: &Plan, repeats: usize) -> Result<Phases, EngineError> {
+    let mut trainer = trainer_of(plan, Comm::solo());
     let batch = noise_batch(&plan.multicrop(), plan.recipe.optim.batch_size, 0);
     let knobs = plan.schedules().at(plan.warmup_steps);
-    trainer.step(&batch, &knobs);
-    let all: Vec<Phases> = (0..repeats.max(1)).map(|_| trainer.step(&batch, &knobs).phases).collect();
+    trainer.step(&batch, &knobs)?;
+    let mut all = Vec::new();
+    for _ in 0..repeats.max(1) {
+        all.push(trainer.step(&batch, &knobs)?.phases);
+    }
     let of = |f: fn(&Phases) -> f64| median(all.iter().map(f).collect());
-    Phases {
+    Ok(Phases {
         input_ms: of(|p| p.input_ms),
         teacher_ms: of(|p| p.teacher_ms),
         forward_ms: of(|p| p.forward_ms),
         head_ms: of(|p| p.head_ms),
         backward_ms: of(|p| p.backward_ms),
         update_ms: of(|p| p.update_ms),
-    }
+        wait_ms: of(|p| p.wait_ms),
+    })
 }
 
 /// Times of the plan's backbone at its own image size. Variants take turns, so that what else the
@@ -104,8 +113,10 @@ impl BackboneBench {
     pub fn new(plan: &Plan) -> Self {
         let model = &plan.recipe.model;
         let units = model.units(Readout::All);
-        let shards =
-            units.iter().map(|unit| UnitShard::init(unit.as_ref(), 0, &Solo, &Device::flex())).collect();
+        let shards = units
+            .iter()
+            .map(|unit| UnitShard::init(unit.as_ref(), 0, Place::SOLO, &Device::flex()))
+            .collect();
         let size_px = model.image_px();
         let mut rng = ViewRng::from_words([0, 0x6e6f_6973_6500_0000, 1, 0]);
         let mut image = || (0..3 * size_px * size_px).map(|_| rng.below(256) as u8).collect();

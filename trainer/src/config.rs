@@ -7,6 +7,8 @@ use crate::backbone::ModelConfig;
 use crate::error::TrainError;
 use crate::method::MethodConfig;
 use crate::optim::ClipRule;
+use crate::shard::mesh::Sharding;
+use crate::shard::wire::Precision;
 
 /// A recipe.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -159,6 +161,14 @@ pub struct OptimConfig {
     /// How long the last layer stays as it is.
     #[serde(default = "default_freeze")]
     pub freeze_last_layer: Duration,
+    /// Parts that a global batch is cut into, over all ranks; 0 for one a rank. A rank takes its parts
+    /// one after another, in less memory than all at once. Sums follow the parts: with a number set here
+    /// 1, 2, 4 … ranks give the same bits.
+    #[serde(default)]
+    pub micro_batches: usize,
+    /// How weights and gradients travel between ranks.
+    #[serde(default)]
+    pub precision: Precision,
 }
 
 fn default_min_lr() -> f64 {
@@ -210,9 +220,23 @@ pub struct RunConfig {
     pub workers: usize,
     /// Threads that decode and augment; 0 for one a core.
     pub data_threads: usize,
-    /// Backbone units that keep their graph; absent for all.
+    /// Backbone units that keep their graph, from the last on; absent for all, or for one where weights
+    /// are cut over ranks (`shard = "full"`): the others run again on the way back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep: Option<usize>,
+    /// What is cut over ranks.
+    pub shard: Sharding,
+    /// Ranks that share a copy of the model; 0 for all. Fewer make replicas: less traffic between nodes
+    /// for more memory.
+    pub shard_group: usize,
+    /// Whether gradients are summed in an order of ours, which costs the same bytes and gives the same
+    /// bits on any number of ranks; else in the engine's.
+    pub exact_sums: bool,
+    /// Seconds after which a collective that does not end is given up.
+    pub deadline_s: u64,
+    /// Times that a run goes back to its last checkpoint after three steps that are not finite in a row,
+    /// to pass over the batches that they saw.
+    pub max_rollbacks: u64,
 }
 
 impl Default for RunConfig {
@@ -225,6 +249,11 @@ impl Default for RunConfig {
             workers: 0,
             data_threads: 0,
             keep: None,
+            shard: Sharding::Full,
+            shard_group: 0,
+            exact_sums: true,
+            deadline_s: 600,
+            max_rollbacks: 2,
         }
     }
 }

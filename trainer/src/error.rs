@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use augment::AugmentError;
 use pipeline::PipelineError;
 
+use crate::shard::engine::EngineError;
+
 /// An error of the trainer. Variants name the file, key or value they are about.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
@@ -34,6 +36,27 @@ pub enum TrainError {
     /// The data path failed.
     #[error(transparent)]
     Data(#[from] PipelineError),
+    /// Ranks have lost one another.
+    #[error(transparent)]
+    Ranks(#[from] EngineError),
+    /// Ranks do not agree on what they run.
+    #[error("rank {rank} differs from rank 0 in {what}: {theirs} there, {ours} on rank 0")]
+    RanksDiffer {
+        /// The rank.
+        rank: usize,
+        /// What differs.
+        what: String,
+        /// Its value on that rank.
+        theirs: String,
+        /// Its value on rank 0.
+        ours: String,
+    },
+    /// Another rank cannot go on, and has said why itself.
+    #[error("{n_ranks} of the other ranks cannot get their next batch; see their messages")]
+    PeersFailed {
+        /// How many.
+        n_ranks: usize,
+    },
     /// A multi-crop makes no sense.
     #[error(transparent)]
     Augment(#[from] AugmentError),

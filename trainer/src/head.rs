@@ -8,8 +8,6 @@
 //! The last layer is weight-normalised with its gain held at one, so that only directions of `V`
 //! matter; `|V|` divides the logits, which is cheaper than dividing `V`.
 
-use burn::tensor::Tensor;
-
 use crate::ops::{gelu, linear, matmul_transposed};
 use crate::unit::{Draws, Init, Leaves, ParamSpec, Tokens, Unit};
 
@@ -100,10 +98,4 @@ impl Unit for Prototypes {
         };
         groups.iter().map(project).collect()
     }
-}
-
-/// Rows of a group's tokens as a matrix `[B·V·N, D]`.
-pub fn rows(tokens: &Tokens) -> Tensor<2> {
-    let [b, n, d] = tokens.x.dims();
-    tokens.x.clone().reshape([b * n, d])
 }

@@ -6,12 +6,17 @@
 //!
 //! This crate knows nothing of command lines or of evaluation, which it calls through [`probe`].
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
 pub mod backbone;
 pub mod bench;
 pub mod checkpoint;
 pub mod config;
 pub mod data;
+mod drop_path;
 pub mod error;
+pub mod fault;
+pub mod fixed;
 pub mod head;
 pub mod health;
 pub mod init;
@@ -20,16 +25,23 @@ pub mod method;
 pub mod network;
 pub mod ops;
 pub mod optim;
+mod passes;
+pub mod peers;
 pub mod plan;
 pub mod probe;
+mod row;
 pub mod run;
+mod safetensors;
 pub mod schedule;
 pub mod shard;
 mod slices;
 pub mod step;
+mod straggler;
 pub mod tape;
 pub mod telemetry;
 pub mod unit;
+pub mod watch;
+mod workdir;
 pub mod workers;
 
 pub use config::Recipe;

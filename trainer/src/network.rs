@@ -3,14 +3,15 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use ::safetensors::tensor::SafeTensors;
 use burn::tensor::{Device, Tensor, TensorData};
-use safetensors::tensor::SafeTensors;
 
 use crate::backbone::{ModelConfig, Readout};
-use crate::checkpoint::{Checkpoint, to_safetensors, values_of};
+use crate::checkpoint::Checkpoint;
 use crate::error::TrainError;
 use crate::init::fill;
 use crate::plan::or_cores;
+use crate::safetensors::{to_safetensors, values_of};
 use crate::shard::layout::UnitLayout;
 use crate::slices::{join, tokens_of};
 use crate::tape::Gathered;
@@ -132,7 +133,7 @@ impl Network {
         let io = |error| TrainError::io("write", path, error);
         let model = serde_json::to_string(&self.model).map_err(|error| io(error.into()))?;
         let metadata = HashMap::from([(MODEL_KEY.to_string(), model), ("format".into(), "pt".into())]);
-        let bytes = to_safetensors(&tensors, Some(metadata)).map_err(io)?;
+        let bytes = to_safetensors(&tensors, metadata).map_err(io)?;
         std::fs::write(path, bytes).map_err(io)
     }
 

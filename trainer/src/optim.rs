@@ -11,7 +11,9 @@ use multiversion::multiversion;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
+use crate::fixed::Fixed;
 use crate::schedule::Knobs;
+use crate::shard::layout::ALIGNMENT;
 use crate::shard::store::{UnitShard, on_host, to_host};
 
 /// PyTorch's epsilon; Burn's default of 1e-5 is another optimizer.
@@ -44,14 +46,14 @@ pub struct AdamW {
 
 /// Squared gradient norms by clip group. Groups are numbered over all units.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ClipNorms {
+pub struct ClipNorms<T = f64> {
     /// Sum of squares of each group.
-    pub squares: Vec<f64>,
+    pub squares: Vec<T>,
     /// Group of each parameter, by unit.
     groups: Vec<Vec<usize>>,
 }
 
-impl ClipNorms {
+impl ClipNorms<Fixed> {
     /// This rank's part of the norms. `n_backbone` units from the first on are the backbone.
     pub fn of(rule: ClipRule, shards: &[UnitShard], grads: &[Vec<f32>], n_backbone: usize) -> Self {
         let mut n_groups = 0;
@@ -69,17 +71,35 @@ impl ClipNorms {
             })
             .collect();
         let n = groups.iter().flatten().max().map_or(0, |last| last + 1);
-        let mut squares = vec![0.0; n];
+        let mut squares = vec![Fixed::default(); n];
         for ((shard, grad), groups) in shards.iter().zip(grads).zip(&groups) {
             for segment in shard.segments() {
                 // The slot comes out of this very layout.
                 let param = shard.layout.position(&segment.slot.spec.name).unwrap_or_default();
-                squares[groups[param]] += sum_of_squares(&grad[segment.start..segment.end]);
+                let sum = &mut squares[groups[param]];
+                blocks(segment.start, segment.end, |range| sum.add(sum_of_squares(&grad[range])));
             }
         }
         Self { squares, groups }
     }
 
+    /// The norms of all ranks, whose squares are `squares`.
+    pub fn agreed(self, squares: &[f64]) -> ClipNorms {
+        ClipNorms { squares: squares.to_vec(), groups: self.groups }
+    }
+}
+
+/// Cuts `start..end` at multiples of [`ALIGNMENT`], of which the ends of a shard are one: whatever the
+/// number of ranks, the same elements are summed together.
+fn blocks(mut start: usize, end: usize, mut f: impl FnMut(std::ops::Range<usize>)) {
+    while start < end {
+        let next = ((start / ALIGNMENT + 1) * ALIGNMENT).min(end);
+        f(start..next);
+        start = next;
+    }
+}
+
+impl ClipNorms {
     /// Norm of all gradients together, before clipping.
     pub fn total(&self) -> f64 {
         self.squares.iter().sum::<f64>().sqrt()
@@ -179,17 +199,12 @@ fn average(teacher: &mut [f32], student: &[f32], decay: f32, rest: f32) {
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn sum_of_squares(values: &[f32]) -> f64 {
-    // f32 totals over short runs, f64 between them: fast and accurate to 1e-6.
-    let mut total = 0.0f64;
-    for run in values.chunks(4096) {
-        let mut lanes = [0.0f32; 16];
-        for chunk in run.chunks(16) {
-            for (lane, value) in lanes.iter_mut().zip(chunk) {
-                *lane += value * value;
-            }
+fn sum_of_squares(block: &[f32]) -> f64 {
+    let mut lanes = [0.0f64; 8];
+    for chunk in block.chunks(8) {
+        for (lane, value) in lanes.iter_mut().zip(chunk) {
+            *lane += f64::from(*value) * f64::from(*value);
         }
-        total += lanes.iter().map(|lane| f64::from(*lane)).sum::<f64>();
     }
-    total
+    lanes.iter().sum()
 }

@@ -9,6 +9,7 @@ use crate::config::{Dinov2Views, PresetSizes, Recipe, ViewsConfig};
 use crate::error::TrainError;
 use crate::optim::AdamW;
 use crate::schedule::{Ramp, Schedules, WarmupCosine};
+use crate::shard::mesh::{Place, Sharding};
 use crate::step::StepConfig;
 
 /// A run, resolved against its data set.
@@ -25,8 +26,11 @@ pub struct Plan {
     pub temp_warmup_steps: u64,
     /// Steps during which the last layer is frozen.
     pub freeze_last_layer_steps: u64,
-    /// Worker threads: the order in which their gradients are summed is part of the result.
+    /// Worker threads of a rank: the order in which their gradients are summed is part of the result.
     pub n_workers: usize,
+    /// Ranks.
+    #[serde(default = "one")]
+    pub world_size: usize,
     /// The recipe as written.
     pub recipe: Recipe,
 }
@@ -66,8 +70,54 @@ impl Plan {
             temp_warmup_steps: steps("teacher.temp_warmup", &recipe.teacher.temp_warmup, total)?,
             freeze_last_layer_steps: steps("optim.freeze_last_layer", &optim.freeze_last_layer, total)?,
             n_workers: or_cores(recipe.run.workers),
+            world_size: 1,
             recipe,
         })
+    }
+
+    /// The plan over `world_size` ranks, `n_local` of which share this machine.
+    ///
+    /// # Errors
+    /// [`TrainError::Recipe`] when batch, parts or groups do not divide.
+    pub fn over(mut self, world_size: usize, n_local: usize) -> Result<Self, TrainError> {
+        self.world_size = world_size;
+        if self.recipe.run.workers == 0 {
+            self.n_workers = (or_cores(0) / n_local.max(1)).max(1);
+        }
+        let bad = |reason: String| TrainError::Recipe { recipe: self.recipe.name.clone(), reason };
+        let n_parts = self.n_parts();
+        if !n_parts.is_multiple_of(world_size) {
+            return Err(bad(format!(
+                "optim.micro_batches {n_parts} is no multiple of {world_size} ranks: each takes as many"
+            )));
+        }
+        let batch_size = self.recipe.optim.batch_size;
+        if !batch_size.is_multiple_of(n_parts) {
+            return Err(bad(format!(
+                "optim.batch_size {batch_size} does not divide into {n_parts} parts, {} on each of {world_size} \
+                 ranks",
+                n_parts / world_size
+            )));
+        }
+        self.place(0).map_err(bad)?;
+        Ok(self)
+    }
+
+    /// Parts of a global batch, N.
+    pub fn n_parts(&self) -> usize {
+        match self.recipe.optim.micro_batches {
+            0 => self.world_size,
+            n => n,
+        }
+    }
+
+    /// Where `rank` stands.
+    ///
+    /// # Errors
+    /// In words, when groups do not divide the ranks.
+    pub fn place(&self, rank: usize) -> Result<Place, String> {
+        let run = &self.recipe.run;
+        Place::new(rank, self.world_size, run.shard, run.shard_group)
     }
 
     /// The schedules of the run.
@@ -104,9 +154,21 @@ impl Plan {
         StepConfig {
             seed: self.recipe.seed,
             patch_px: self.recipe.model.patch_px(),
-            keep: self.recipe.run.keep.unwrap_or(usize::MAX),
+            keep: self.recipe.run.keep.unwrap_or(match self.gathers() {
+                true => 1,
+                false => usize::MAX,
+            }),
             n_workers: self.n_workers,
+            n_parts: self.n_parts(),
+            sharding: self.recipe.run.shard,
+            precision: self.recipe.optim.precision,
         }
+    }
+
+    /// Whether weights must be gathered again on the way back, so that keeping graphs would keep all of them.
+    fn gathers(&self) -> bool {
+        let sharded = self.place(0).is_ok_and(|place| place.group_size > 1);
+        sharded && self.recipe.run.shard == Sharding::Full
     }
 
     /// The views of an image.
@@ -134,6 +196,10 @@ impl Plan {
             .map(|(key, _)| (key.clone(), find(key, &a), find(key, &b)))
             .find(|(_, x, y)| x != y)
     }
+}
+
+fn one() -> usize {
+    1
 }
 
 /// `n`, or the number of cores where it is 0.

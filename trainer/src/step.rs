@@ -3,33 +3,42 @@
 //! ```text
 //! teacher, no graph    for each unit: gather → forward the global views → drop
 //! student, forwards    for each unit: gather → forward all views → keep input (or graph) → drop
-//! heads and loss       ordinary autodiff on the whole batch → gradient at the backbone's output
+//! heads and loss       ordinary autodiff, part by part → gradient at the backbone's output
 //! student, backwards   for each unit from the last: gather → vector-Jacobian product → reduce
-//! one small reduce     squared norms by clip group, loss, finite flag
+//! one small reduce     squared norms by clip group, loss, gauges, votes
 //! local                clip, AdamW on the flat shards, teacher moves
 //! ```
+//!
+//! A rank's batch may be cut into parts, which go through a unit one after another while it is gathered:
+//! the memory of a unit's graph is that of a part, and weights and gradients travel once a step whatever
+//! the number of parts. The order of all gathers of a step is one list ([`Gathers`]), so that the next
+//! unit is on its way while one computes.
 
-use std::ops::Range;
 use std::time::Instant;
 
-use augment::{Batch, ViewRng};
+use augment::Batch;
 use burn::tensor::{Device, Tensor};
 
-use crate::head::rows;
-use crate::method::{Gauges, Method, Outputs};
+use crate::fixed::{Fixed, N_LIMBS};
+use crate::method::{Gauges, Method};
 use crate::optim::{AdamW, ClipNorms};
+use crate::passes::Scored;
 use crate::schedule::Knobs;
-use crate::shard::engine::Engine;
-use crate::shard::store::{UnitShard, to_host};
-use crate::slices::{Slices, by_image, join, split, tokens_of};
-use crate::tape::{Gathered, Kept};
-use crate::unit::{Draws, Leaves, Tokens, Unit};
+use crate::shard::comm::Comm;
+use crate::shard::engine::{EngineError, Reduction};
+use crate::shard::flow::{Gathers, Reductions};
+use crate::shard::mesh::{Place, Sharding};
+use crate::shard::store::UnitShard;
+use crate::shard::wire::{Precision, Wire};
+use crate::unit::{Tokens, Unit};
 use crate::workers::Workers;
 
 /// Everything that changes while a run trains.
 pub struct TrainState {
     /// Steps taken; the number of the next one.
     pub step: u64,
+    /// Global batches passed over after a rollback: the next batch is `step + skipped_batches`.
+    pub skipped_batches: u64,
     /// Steps in a row whose loss or gradient was not finite.
     pub bad_steps: u32,
     /// Backbone units, then head units.
@@ -42,13 +51,14 @@ pub struct TrainState {
 pub struct Trainer {
     /// What changes.
     pub state: TrainState,
-    backbone: Vec<Box<dyn Unit>>,
-    head: Vec<Box<dyn Unit>>,
-    engine: Box<dyn Engine>,
-    workers: Workers,
+    /// The line to the other ranks.
+    pub comm: Comm,
+    pub(crate) backbone: Vec<Box<dyn Unit>>,
+    pub(crate) head: Vec<Box<dyn Unit>>,
+    pub(crate) workers: Workers,
+    pub(crate) config: StepConfig,
+    pub(crate) device: Device,
     optimizer: AdamW,
-    config: StepConfig,
-    device: Device,
 }
 
 /// How steps are taken.
@@ -62,6 +72,12 @@ pub struct StepConfig {
     pub keep: usize,
     /// Worker threads.
     pub n_workers: usize,
+    /// Parts of a global batch, N; a multiple of the number of ranks.
+    pub n_parts: usize,
+    /// What is cut over ranks.
+    pub sharding: Sharding,
+    /// How weights and gradients travel.
+    pub precision: Precision,
 }
 
 /// Where a step's time went, in milliseconds.
@@ -79,6 +95,8 @@ pub struct Phases {
     pub backward_ms: f64,
     /// Norms, optimizer and teacher update.
     pub update_ms: f64,
+    /// Of all these, what was spent waiting for other ranks.
+    pub wait_ms: f64,
 }
 
 impl Phases {
@@ -88,10 +106,41 @@ impl Phases {
     }
 }
 
+/// What a rank has to say to the others at the end of a step; numbers of ranks once they have agreed.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Votes {
+    /// It was asked to stop.
+    pub stop: f64,
+    /// It cannot get its next batch.
+    pub no_data: f64,
+    /// Its part of the checkpoint that is being written is on disk.
+    pub saved: f64,
+    /// That part could not be written.
+    pub save_failed: f64,
+}
+
+/// A step whose gradients are known and whose update is not made.
+pub struct Gradients {
+    /// This rank's shards of the mean gradients, by unit.
+    shards: Vec<Vec<f32>>,
+    loss: Fixed,
+    observed: Vec<f32>,
+    gauges: Vec<(&'static str, Fixed)>,
+    embeddings: Vec<Tensor<2>>,
+    phases: Phases,
+}
+
+impl Gradients {
+    /// Makes every gradient a NaN: a drill for what follows.
+    pub fn poison(&mut self) {
+        self.shards.iter_mut().for_each(|shard| shard.fill(f32::NAN));
+    }
+}
+
 /// What a step says of itself.
 #[derive(Debug, Clone)]
 pub struct StepReport {
-    /// Mean loss of the batch.
+    /// Mean loss of the global batch.
     pub loss: f64,
     /// Norm of all gradients, before clipping.
     pub grad_norm: f64,
@@ -99,27 +148,20 @@ pub struct StepReport {
     pub finite: bool,
     /// Where the time went.
     pub phases: Phases,
-    /// The method's own numbers.
+    /// The method's own numbers, over the global batch.
     pub gauges: Gauges,
-    /// Teacher embeddings of the global views, `[B·V_t, D]`.
-    pub embeddings: Tensor<2>,
-}
-
-/// What heads and loss leave.
-struct Scored {
-    loss: f64,
-    grad_output: Vec<Tensor<3>>,
-    head_grads: Vec<Tensor<1>>,
-    observed: Vec<f32>,
-    gauges: Gauges,
+    /// Teacher embeddings of the global views by part, a row an image: `[B / N, V_t · D]`.
+    pub embeddings: Vec<Tensor<2>>,
+    /// What the ranks have said.
+    pub votes: Votes,
 }
 
 impl Trainer {
-    /// A fresh network.
+    /// A fresh network. All ranks call it.
     pub fn new(
         backbone: Vec<Box<dyn Unit>>,
         method: Box<dyn Method>,
-        engine: Box<dyn Engine>,
+        comm: Comm,
         optimizer: AdamW,
         config: StepConfig,
     ) -> Self {
@@ -128,218 +170,171 @@ impl Trainer {
         let shards = backbone
             .iter()
             .chain(&head)
-            .map(|unit| UnitShard::init(unit.as_ref(), config.seed, engine.as_ref(), &device))
+            .map(|unit| UnitShard::init(unit.as_ref(), config.seed, comm.place(), &device))
             .collect();
         let workers = Workers::new(config.n_workers);
-        let state = TrainState { step: 0, bad_steps: 0, shards, method };
-        Self { state, backbone, head, engine, workers, optimizer, config, device }
+        let state = TrainState { step: 0, skipped_batches: 0, bad_steps: 0, shards, method };
+        Self { state, comm, backbone, head, workers, config, device, optimizer }
     }
 
-    /// Takes one step on this rank's part of a batch.
-    pub fn step(&mut self, batch: &Batch, knobs: &Knobs) -> StepReport {
+    /// This rank's place among the others.
+    pub fn place(&self) -> Place {
+        self.comm.place()
+    }
+
+    /// Parts of the batch that this rank holds.
+    pub(crate) fn n_parts_here(&self) -> usize {
+        (self.config.n_parts / self.place().world_size).max(1)
+    }
+
+    /// Takes one step on this rank's share of a batch, by itself.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn step(&mut self, batch: &Batch, knobs: &Knobs) -> Result<StepReport, EngineError> {
+        let gradients = self.gradients(batch, knobs, &mut |_| {})?;
+        self.update(gradients, Votes::default(), knobs)
+    }
+
+    /// Forwards and backwards: everything up to the gradients. `entering` is told of each phase.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn gradients(
+        &self,
+        batch: &Batch,
+        knobs: &Knobs,
+        entering: &mut dyn FnMut(&'static str),
+    ) -> Result<Gradients, EngineError> {
+        let waited = self.comm.waited();
         let mut clock = Clock::start();
         let mut phases = Phases::default();
-        let slices = self.slices(batch);
+        let mut gathers = Gathers::new(&self.comm, self.gather_list());
+        let mut reductions = Reductions::new(&self.comm);
+        let parts = self.parts(batch);
         phases.input_ms = clock.lap_ms();
 
-        let n_teacher_groups = self.state.method.n_teacher_groups();
-        let teacher_input = slices.iter().map(|groups| groups[..n_teacher_groups].to_vec()).collect();
-        let teacher = join(self.infer_backbone(teacher_input, |shard| &shard.teacher));
-        let teacher_outputs = self.infer_head(&teacher, batch.samples.len());
+        entering("teacher");
+        let teacher = self.teacher(&parts, &mut gathers)?;
         phases.teacher_ms = clock.lap_ms();
 
+        entering("forward");
         let draws = self.draw(batch.samples.len());
-        let (outputs, tape) = self.forward(slices, &draws);
+        let (outputs, tape) = self.forward(parts, &draws, &mut gathers)?;
         phases.forward_ms = clock.lap_ms();
 
-        let student = join(outputs.clone());
-        let scored = self.heads_and_loss(&student, &teacher_outputs, batch.samples.len(), knobs);
+        entering("head");
+        let Scored { loss, grad_outputs, observed, gauges } =
+            self.heads_and_loss(&outputs, &teacher, knobs, &mut gathers, &mut reductions)?;
         phases.head_ms = clock.lap_ms();
 
-        let mut grads = self.backward(tape, split(&outputs, scored.grad_output), &draws);
-        grads.extend(scored.head_grads);
+        entering("backward");
+        self.backward(tape, grad_outputs, &draws, &mut gathers, &mut reductions)?;
+        let shards = self.in_layout_order(reductions.finish()?);
         phases.backward_ms = clock.lap_ms();
+        phases.wait_ms = (self.comm.waited() - waited).as_secs_f64() * 1e3;
 
-        let (loss, grad_norm, finite) = self.update(scored.loss, &scored.observed, grads, knobs);
-        phases.update_ms = clock.lap_ms();
-        let embeddings = rows(&teacher[0]);
-        StepReport { loss, grad_norm, finite, phases, gauges: scored.gauges, embeddings }
+        let embeddings = teacher.into_iter().map(|part| self.by_image(&part.tokens[0])).collect();
+        Ok(Gradients { shards, loss, observed, gauges, embeddings, phases })
     }
 
-    /// Each worker's images as patch vectors.
-    fn slices(&self, batch: &Batch) -> Slices {
-        let groups = self.state.method.multicrop().groups();
-        self.workers.map(self.workers.slices(batch.samples.len()), |_, range| {
-            let samples = &batch.samples[range];
-            groups
-                .iter()
-                .enumerate()
-                .map(|(i, group)| {
-                    let views: Vec<&[u8]> = samples.iter().map(|views| views.groups[i].as_slice()).collect();
-                    tokens_of(&views, group.size_px as usize, self.config.patch_px, &self.device)
-                })
-                .collect()
-        })
+    /// Class tokens of a part, a row an image.
+    fn by_image(&self, tokens: &Tokens) -> Tensor<2> {
+        let [rows, n, d] = tokens.x.dims();
+        let n_views = self.state.method.multicrop().groups()[0].n_views;
+        tokens.x.clone().reshape([rows / n_views, n_views * n * d])
     }
 
-    /// Backbone outputs of every slice with the weights that `of` chooses, without a graph.
-    fn infer_backbone(&self, mut slices: Slices, of: fn(&UnitShard) -> &Tensor<1>) -> Slices {
-        for (unit, shard) in self.backbone.iter().zip(&self.state.shards) {
-            let flat = self.engine.all_gather(of(shard));
-            let gathered = Gathered { unit: unit.as_ref(), layout: &shard.layout, flat: &flat };
-            slices = self.workers.map(slices, |_, input| gathered.infer(input, &Draws::default()));
-        }
-        slices
-    }
-
-    /// The teacher's outputs for whole-batch groups of its embeddings.
-    fn infer_head(&self, embeddings: &[Tokens], n_images: usize) -> Outputs {
-        let mut groups = embeddings.to_vec();
-        for (unit, shard) in self.head.iter().zip(&self.state.shards[self.backbone.len()..]) {
-            let flat = self.engine.all_gather(&shard.teacher);
-            let gathered = Gathered { unit: unit.as_ref(), layout: &shard.layout, flat: &flat };
-            groups = gathered.infer(groups, &Draws::default());
-        }
-        Outputs { embeddings: by_image(embeddings, n_images), logits: by_image(&groups, n_images) }
-    }
-
-    /// Drop-path factors of every unit and slice: a pure function of (seed, step, unit, image).
-    fn draw(&self, n_images: usize) -> Vec<Vec<Draws>> {
-        let groups = self.state.method.multicrop().groups();
-        let (rank, world) = (self.engine.rank(), self.engine.world_size());
-        let address = |unit: usize, image: usize| {
-            let slot = (image * world + rank) as u64;
-            [self.config.seed, DROP_PATH_DOMAIN ^ self.state.step, slot, unit as u64]
+    /// Every gather of a step, in order.
+    fn gather_list(&self) -> Vec<(&str, &Tensor<1>, Wire)> {
+        let n_backbone = self.backbone.len();
+        let (backbone, head) = self.state.shards.split_at(n_backbone);
+        let Precision { gather, head_gather, .. } = self.config.precision;
+        type Buffer = for<'s> fn(&'s UnitShard) -> &'s Tensor<1>;
+        let all = |of: Buffer| {
+            let backbone = backbone.iter().map(move |s| (s.layout.name.as_str(), of(s), gather));
+            let head = head.iter().map(move |s| (s.layout.name.as_str(), of(s), head_gather));
+            backbone.chain(head)
         };
-        let draw_unit = |(number, p): (usize, f32)| {
-            let draw_slice = |images: Range<usize>| {
-                let mut draws = Draws::default();
-                if p == 0.0 {
-                    return draws;
-                }
-                draws.drop_path = vec![[Vec::new(), Vec::new()]; groups.len()];
-                for image in images {
-                    let mut rng = ViewRng::from_words(address(number, image));
-                    for (group, branches) in groups.iter().zip(&mut draws.drop_path) {
-                        for factors in branches {
-                            let factor = |_| if rng.chance(p) { 0.0 } else { 1.0 / (1.0 - p) };
-                            factors.extend((0..group.n_views).map(factor));
-                        }
-                    }
-                }
-                draws
-            };
-            self.workers.slices(n_images).into_iter().map(draw_slice).collect()
-        };
-        self.backbone.iter().map(|unit| unit.drop_path()).enumerate().map(draw_unit).collect()
+        let again = backbone
+            .iter()
+            .enumerate()
+            .rev()
+            .filter(|(number, _)| !self.keeps_flat(*number))
+            .map(|(_, s)| (s.layout.name.as_str(), &s.student, gather));
+        all(|s| &s.teacher).chain(all(|s| &s.student)).chain(again).collect()
     }
 
-    /// The student's outputs by slice, and the tape by unit and slice.
-    fn forward(&self, mut slices: Slices, draws: &[Vec<Draws>]) -> (Slices, Vec<Vec<Kept<'_>>>) {
-        let mut tape = Vec::with_capacity(self.backbone.len());
-        let first_kept = self.backbone.len().saturating_sub(self.config.keep);
-        for (number, (unit, shard)) in self.backbone.iter().zip(&self.state.shards).enumerate() {
-            let flat = self.engine.all_gather(&shard.student);
-            let gathered = Gathered { unit: unit.as_ref(), layout: &shard.layout, flat: &flat };
-            let keep = number >= first_kept;
-            let results = self
-                .workers
-                .map(slices, |i, input| gathered.forward(input, &draws[number][i], keep, number > 0));
-            let (outputs, kept) = results.into_iter().unzip();
-            slices = outputs;
-            tape.push(kept);
+    /// Whether the gathered weights of backbone unit `number` stay until its backward pass.
+    pub(crate) fn keeps_flat(&self, number: usize) -> bool {
+        self.config.sharding == Sharding::Grad || self.keeps_graph(number)
+    }
+
+    /// Whether backbone unit `number` keeps its graph.
+    pub(crate) fn keeps_graph(&self, number: usize) -> bool {
+        number >= self.backbone.len().saturating_sub(self.config.keep)
+    }
+
+    /// Mean gradients by unit: they came head first, then the backbone from its end.
+    fn in_layout_order(&self, mut reduced: Vec<Vec<f32>>) -> Vec<Vec<f32>> {
+        let mut backbone = reduced.split_off(self.head.len());
+        backbone.reverse();
+        backbone.append(&mut reduced);
+        let n_parts = self.config.n_parts;
+        if n_parts > 1 {
+            let scale = 1.0 / n_parts as f32;
+            backbone.iter_mut().flatten().for_each(|grad| *grad *= scale);
         }
-        (slices, tape)
+        backbone
     }
 
-    /// Loss, its gradient at the backbone's outputs, and those of the head's flat buffers.
-    fn heads_and_loss(
-        &self,
-        student: &[Tokens],
-        teacher: &Outputs,
-        n_images: usize,
-        knobs: &Knobs,
-    ) -> Scored {
-        let shards = &self.state.shards[self.backbone.len()..];
-        let flats: Vec<Tensor<1>> = shards.iter().map(|s| self.engine.all_gather(&s.student)).collect();
-        let leaves: Vec<Leaves<'_>> =
-            shards.iter().zip(&flats).map(|(s, flat)| Leaves::new(&s.layout, flat, true)).collect();
-        let inputs: Vec<Tokens> =
-            student.iter().map(|t| t.with(t.x.clone().autodiff().require_grad())).collect();
-        let mut groups = inputs.clone();
-        for (unit, leaves) in self.head.iter().zip(&leaves) {
-            groups = unit.forward(leaves, groups, &Draws::default());
-        }
-        let student =
-            Outputs { embeddings: by_image(&inputs, n_images), logits: by_image(&groups, n_images) };
-        let of_batch = self.state.method.loss(&student, teacher, knobs);
-        let loss = f64::from(of_batch.loss.clone().inner().into_scalar::<f32>());
-        let mut grads = of_batch.loss.backward();
-        let of_input = |t: &Tokens| t.x.grad_remove(&mut grads).expect("every group of views has a loss");
-        let grad_output = inputs.iter().map(of_input).collect();
-        let head_grads = leaves.iter().map(|leaves| leaves.gradient(&mut grads)).collect();
-        Scored { loss, grad_output, head_grads, observed: of_batch.observed, gauges: of_batch.gauges }
-    }
-
-    /// Flat gradients of the backbone's units, summed over slices in order and over ranks.
-    fn backward(
-        &self,
-        mut tape: Vec<Vec<Kept<'_>>>,
-        mut grads: Vec<Vec<Tensor<3>>>,
-        draws: &[Vec<Draws>],
-    ) -> Vec<Tensor<1>> {
-        let mut flat_grads = Vec::with_capacity(tape.len());
-        for number in (0..self.backbone.len()).rev() {
-            let (unit, shard) = (&self.backbone[number], &self.state.shards[number]);
-            let flat = self.engine.all_gather(&shard.student);
-            let gathered = Gathered { unit: unit.as_ref(), layout: &shard.layout, flat: &flat };
-            let kept = tape.pop().unwrap_or_default();
-            let inputs = kept.into_iter().zip(grads).collect();
-            let results = self
-                .workers
-                .map(inputs, |i, (kept, grad)| gathered.backward(kept, grad, &draws[number][i], number > 0));
-            let (grad_inputs, flats): (Vec<_>, Vec<_>) = results.into_iter().unzip();
-            grads = grad_inputs;
-            let sum = flats.into_iter().reduce(|sum, flat| sum + flat);
-            flat_grads.push(sum.expect("a batch has at least one slice"));
-        }
-        flat_grads.reverse();
-        flat_grads
-    }
-
-    /// Agrees on loss, norms and finiteness, then updates or skips.
-    fn update(
+    /// Agrees with all ranks on loss, norms and finiteness, then updates or skips.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn update(
         &mut self,
-        loss: f64,
-        observed: &[f32],
-        grads: Vec<Tensor<1>>,
+        gradients: Gradients,
+        votes: Votes,
         knobs: &Knobs,
-    ) -> (f64, f64, bool) {
-        let world = self.engine.world_size() as f64;
-        let grads: Vec<Vec<f32>> =
-            grads.into_iter().map(|grad| to_host(self.engine.reduce_scatter(grad))).collect();
-        let mut norms = ClipNorms::of(self.optimizer.clip, &self.state.shards, &grads, self.backbone.len());
-        let mut shared = norms.squares.clone();
-        shared.push(loss / world);
-        self.engine.all_reduce(&mut shared);
+    ) -> Result<StepReport, EngineError> {
+        let Gradients { shards: grads, loss, observed, gauges, embeddings, mut phases } = gradients;
+        let waited = self.comm.waited();
+        let mut clock = Clock::start();
+        let norms = ClipNorms::of(self.optimizer.clip, &self.state.shards, &grads, self.backbone.len());
+        let mut sums = match self.place().replica() {
+            // Replicas hold the same shards, which count once.
+            0 => norms.squares.clone(),
+            _ => vec![Fixed::default(); norms.squares.len()],
+        };
+        sums.push(loss);
+        sums.extend(gauges.iter().map(|(_, value)| *value));
+        let mut shared: Vec<f64> = sums.into_iter().flat_map(Fixed::limbs).collect();
+        shared.extend([votes.stop, votes.no_data, votes.saved, votes.save_failed]);
+        let shared = self.comm.all_reduce("norms and votes", shared, Reduction::Sum)?;
+        let (limbs, counts) = shared.split_at(shared.len() - 4);
+        let numbers: Vec<f64> = limbs.chunks_exact(N_LIMBS).map(Fixed::from_limbs).collect();
+        let (squares, rest) = numbers.split_at(norms.squares.len());
+        let (loss, means) = (rest[0], &rest[1..]);
+        let gauges = gauges.iter().zip(means).map(|((name, _), mean)| (*name, *mean)).collect();
+
         // The sum of squares is finite only if every gradient is, on every rank.
-        let finite = shared.iter().all(|value| value.is_finite());
-        let loss = shared.pop().unwrap_or(f64::NAN);
-        norms.squares = shared;
+        let finite = loss.is_finite() && squares.iter().all(|square| square.is_finite());
+        let norms = norms.agreed(squares);
         if finite {
             self.optimizer.step(&mut self.state.shards, grads, &norms, knobs);
-            self.state.method.after_step(observed);
+            self.state.method.after_step(&observed);
             self.state.bad_steps = 0;
         } else {
             self.state.bad_steps += 1;
         }
         self.state.step += 1;
-        (loss, norms.total(), finite)
+        phases.update_ms = clock.lap_ms();
+        phases.wait_ms += (self.comm.waited() - waited).as_secs_f64() * 1e3;
+        let votes = Votes { stop: counts[0], no_data: counts[1], saved: counts[2], save_failed: counts[3] };
+        Ok(StepReport { loss, grad_norm: norms.total(), finite, phases, gauges, embeddings, votes })
     }
 }
-
-/// Keeps drop-path streams apart from all others.
-const DROP_PATH_DOMAIN: u64 = 0x6472_6f70_0000_0000;
 
 struct Clock(Instant);
 

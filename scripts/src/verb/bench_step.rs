@@ -45,15 +45,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     // The data set's size only moves schedules, which a benchmark does not follow.
     let plan = Plan::resolve(recipe, 1 << 20)?;
     if args.backbone {
-        backbone(args, &plan)
+        backbone(args, &plan);
     } else {
-        step(args, &plan)
+        step(args, &plan)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn step(args: &Args, plan: &Plan) {
-    let phases = trainer::bench::steps(plan, args.repeats);
+fn step(args: &Args, plan: &Plan) -> anyhow::Result<()> {
+    let phases = trainer::bench::steps(plan, args.repeats)?;
     let total = phases.total_ms();
     let rows = [
         ("input", phases.input_ms),
@@ -77,6 +77,7 @@ fn step(args: &Args, plan: &Plan) {
             rows.into_iter().map(|(name, ms)| (name.replace(' ', "_"), json!(ms))).collect();
         println!("{}", json!({ "images_per_s": rate, "step_ms": total, "phases_ms": phases }));
     }
+    Ok(())
 }
 
 fn backbone(args: &Args, plan: &Plan) {

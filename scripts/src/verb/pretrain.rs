@@ -10,13 +10,15 @@ use anyhow::bail;
 use eval::probe::{InTraining, Split};
 use pipeline::{Dataset, Storage};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR2};
+use trainer::fault::Fault;
 use trainer::probe::Probe;
-use trainer::run::{Outcome, run as train};
+use trainer::run::{Job, Outcome, run as train};
 use trainer::{Plan, Recipe};
 
 use crate::exit::PREEMPTED;
+use crate::launch::Launch;
 use crate::progress::RunProgress;
-use crate::recipes;
+use crate::{ranks, recipes};
 
 /// Flags of `pretrain`.
 #[derive(clap::Args)]
@@ -40,6 +42,10 @@ pub(crate) struct Args {
     /// Change a value of the recipe: `--set optim.batch_size=32`. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
+    /// A drill: `kill:rank=1,step=5,phase=backward`; also hang, slow, nan. Phases: teacher, forward, head,
+    /// backward, data, update, checkpoint.
+    #[arg(long, value_name = "WHAT:WHERE")]
+    inject_fault: Option<Fault>,
     /// End with one line of JSON: steps, seconds, workdir.
     #[arg(long)]
     json: bool,
@@ -54,10 +60,17 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         bail!("run.probe_every_steps is set: say what to probe on, with --probe-train and --probe-test");
     }
     let start = Instant::now();
-    let (plan, outcome) = pretrain(recipe, &args.workdir, storage, |plan| probes(args, plan, storage))?;
+    let launch = Launch::from_env()?;
+    let target = Target { workdir: &args.workdir, launch: &launch, fault: args.inject_fault.clone() };
+    let (plan, outcome) = pretrain(recipe, &target, storage, |plan| probes(args, plan, storage))?;
     if outcome == Outcome::Stopped {
-        eprintln!("stopped as asked; a checkpoint is written: the same command continues");
+        if launch.rank == 0 {
+            eprintln!("stopped as asked; a checkpoint is written: the same command continues");
+        }
         return Ok(ExitCode::from(PREEMPTED));
+    }
+    if launch.rank > 0 {
+        return Ok(ExitCode::SUCCESS);
     }
     if args.json {
         let seconds = start.elapsed().as_secs_f64();
@@ -87,11 +100,18 @@ fn probes(args: &Args, plan: &Plan, storage: &Storage) -> anyhow::Result<Vec<Box
     Ok(vec![Box::new(InTraining(split))])
 }
 
-/// Trains `recipe` in `workdir`, with signals and a progress bar. The recipe is checked before
+/// Where a run goes, and among whom.
+pub(crate) struct Target<'a> {
+    pub(crate) workdir: &'a Path,
+    pub(crate) launch: &'a Launch,
+    pub(crate) fault: Option<Fault>,
+}
+
+/// Trains `recipe` at `target`, with signals and a progress bar. The recipe is checked before
 /// `probes` is called.
 pub(crate) fn pretrain(
     recipe: Recipe,
-    workdir: &Path,
+    target: &Target<'_>,
     storage: &Storage,
     probes: impl FnOnce(&Plan) -> anyhow::Result<Vec<Box<dyn Probe>>>,
 ) -> anyhow::Result<(Plan, Outcome)> {
@@ -99,7 +119,9 @@ pub(crate) fn pretrain(
         bail!("no shards: give --shards, or data.shards in the recipe");
     }
     let dataset = Arc::new(Dataset::open(&recipe.data.shards, storage)?);
-    let plan = Plan::resolve(recipe, dataset.n_samples())?;
+    let launch = target.launch;
+    let n_local = launch.n_local.unwrap_or(1);
+    let plan = Plan::resolve(recipe, dataset.n_samples())?.over(launch.world_size, n_local)?;
     let mut probes = probes(&plan)?;
     let stop = Arc::new(AtomicBool::new(false));
     let mut hooks = Vec::new();
@@ -110,8 +132,10 @@ pub(crate) fn pretrain(
         }
         hooks.push(signal_hook::flag::register(signal, Arc::clone(&stop))?);
     }
-    let mut progress = RunProgress::new();
-    let outcome = train(&plan, dataset, workdir, &stop, &mut probes, &mut progress);
+    let mut progress = RunProgress::new(launch);
+    let comm = ranks::connect(launch, &plan)?;
+    let job = Job { plan: &plan, dataset, workdir: target.workdir, stop: &stop, fault: target.fault.clone() };
+    let outcome = train(&job, comm, &mut probes, &mut progress);
     // What comes after training has nothing to save: there a signal does what it always does.
     for hook in hooks {
         signal_hook::low_level::unregister(hook);

@@ -13,10 +13,11 @@ use serde_json::json;
 use trainer::run::Outcome;
 use trainer::{Network, Plan};
 
-use super::pretrain::pretrain;
+use super::pretrain::{Target, pretrain};
 use super::probe::{Table, baselines, print_table};
 use super::shards::{SynthArgs, synthesize};
 use crate::exit::PREEMPTED;
+use crate::launch::Launch;
 use crate::recipes;
 
 /// Images on the contact sheet.
@@ -81,7 +82,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let sheet = args.workdir.join("views.png");
     report::contact_sheet(&sheet, &train, &recipe.views.multicrop(), &rules, recipe.seed, SHEET_IMAGES)?;
     eprintln!("augmented views: {}", sheet.display());
-    let (_, outcome) = pretrain(recipe, &args.workdir, storage, |_| Ok(Vec::new()))?;
+    let target = Target { workdir: &args.workdir, launch: &Launch::ALONE, fault: None };
+    let (_, outcome) = pretrain(recipe, &target, storage, |_| Ok(Vec::new()))?;
     if outcome == Outcome::Stopped {
         eprintln!("stopped as asked; the same command continues");
         return Ok(ExitCode::from(PREEMPTED));

@@ -12,31 +12,49 @@
 
 use burn::tensor::{Tensor, activation};
 
+use crate::peers::Peers;
+use crate::shard::engine::EngineError;
+
 /// Teacher probabilities of `logits` `[B, V, K]`, given `center` `[K]`.
 pub fn targets(logits: Tensor<3>, center: Tensor<1>, teacher_temp: f64) -> Tensor<3> {
     activation::softmax((logits - center.unsqueeze()) / teacher_temp, 2)
 }
 
-/// Teacher probabilities of `logits` `[B, V, K]` by Sinkhorn and Knopp (Caron et al. 2020; DINOv2):
-/// rows are images' views and sum to one, and every prototype gets the same share of the batch.
+/// Teacher probabilities by Sinkhorn and Knopp (Caron et al. 2020; DINOv2): rows are images' views and sum
+/// to one, and every prototype gets the same share of the whole batch. `parts` are this rank's parts of it,
+/// `[B / N, V, K]` each.
 ///
 /// ```text
 /// Q = exp((T - max T) / τ_t);  n_iterations times:  columns to sum B·V / K, then rows to sum 1
 /// ```
-pub fn sinkhorn_targets(logits: Tensor<3>, teacher_temp: f64, n_iterations: usize) -> Tensor<3> {
-    let [b, v, k] = logits.dims();
-    let rows = logits.reshape([b * v, k]);
+///
+/// # Errors
+/// [`EngineError`].
+pub fn sinkhorn_targets(
+    parts: &[Tensor<3>],
+    teacher_temp: f64,
+    n_iterations: usize,
+    peers: Peers<'_>,
+) -> Result<Vec<Tensor<3>>, EngineError> {
+    let [b, v, k] = parts[0].dims();
+    let n_rows = b * v * peers.n_parts();
+    let max_of = |part: &Tensor<3>| f64::from(part.clone().max().into_scalar::<f32>());
     // One maximum for all rows: the largest entry is 1, nothing overflows, and a row whose entries
     // all vanish is kept from dividing by zero by the floor.
-    let max = rows.clone().max().reshape([1, 1]);
-    let mut q = ((rows - max) / teacher_temp).exp().clamp_min(1e-30);
+    let max = peers.max("sinkhorn", parts.iter().map(max_of).fold(f64::MIN, f64::max))?;
+    let start =
+        |part: &Tensor<3>| ((part.clone().reshape([b * v, k]) - max) / teacher_temp).exp().clamp_min(1e-30);
+    let mut parts: Vec<Tensor<2>> = parts.iter().map(start).collect();
     for _ in 0..n_iterations {
-        let columns = q.clone().sum_dim(0) * (k as f64 / (b * v) as f64);
-        q = q / columns;
-        let sums = q.clone().sum_dim(1);
-        q = q / sums;
+        let columns: Vec<Tensor<1>> = parts.iter().map(|q| q.clone().sum_dim(0).reshape([k])).collect();
+        let columns = peers.sum("sinkhorn", &columns)? * (k as f64 / n_rows as f64);
+        for q in &mut parts {
+            let balanced = q.clone() / columns.clone().unsqueeze();
+            let sums = balanced.clone().sum_dim(1);
+            *q = balanced / sums;
+        }
     }
-    q.reshape([b, v, k])
+    Ok(parts.into_iter().map(|q| q.reshape([b, v, k])).collect())
 }
 
 /// The loss of groups of student logits `[B, V, K]` against `targets` `[B, V_t, K]`. The first
@@ -79,15 +97,21 @@ fn others(all: &Tensor<3>, targets: &Tensor<3>, v: usize) -> Tensor<3> {
     }
 }
 
-/// Mean teacher logits over batch and views, `[K]`.
-pub fn batch_center(logits: Tensor<3>) -> Tensor<1> {
-    let [b, v, k] = logits.dims();
-    logits.reshape([b * v, k]).mean_dim(0).reshape([k])
+/// Mean teacher logits over the whole batch and its views, `[K]`, of which `parts` are this rank's.
+///
+/// # Errors
+/// [`EngineError`].
+pub fn batch_center(parts: &[Tensor<3>], peers: Peers<'_>) -> Result<Tensor<1>, EngineError> {
+    let [b, v, k] = parts[0].dims();
+    let sums: Vec<Tensor<1>> =
+        parts.iter().map(|part| part.clone().reshape([b * v, k]).sum_dim(0).reshape([k])).collect();
+    Ok(peers.sum("center", &sums)? / (b * v * peers.n_parts()) as f64)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shard::comm::Comm;
     use burn::tensor::{Device, Distribution};
 
     /// The double loop of the reference, in f64.
@@ -122,7 +146,10 @@ mod tests {
         let logits = Tensor::<3>::random([32, 2, 8], Distribution::Normal(0.0, 1.0), &device);
         // One prototype that everybody prefers: a softmax would give it nearly all.
         let bias = Tensor::<1>::from_floats([3.0, 0., 0., 0., 0., 0., 0., 0.], &device);
-        let q = sinkhorn_targets(logits + bias.unsqueeze(), 0.5, 20).reshape([64, 8]);
+        let comm = Comm::solo();
+        let logits = logits + bias.unsqueeze();
+        let q = sinkhorn_targets(&[logits], 0.5, 20, Peers::new(&comm, 1)).expect("one rank");
+        let q = q[0].clone().reshape([64, 8]);
         let columns = q.clone().sum_dim(0).into_data().try_to_vec::<f32>().expect("f32");
         let rows = q.sum_dim(1).into_data().try_to_vec::<f32>().expect("f32");
         assert!(rows.iter().all(|sum| (sum - 1.0).abs() < 1e-5), "{rows:?}");

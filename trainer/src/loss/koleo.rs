@@ -6,34 +6,91 @@
 //! koleo(x) = -1/B · Σᵢ log(|x̂ᵢ - x̂ₙ₍ᵢ₎| + ε)              ε = 1e-8
 //! ```
 
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor, TensorData};
 
 /// Keeps norms and the logarithm finite, as in DINOv2.
 const EPSILON: f64 = 1e-8;
 
-/// The regularizer summed over the views of `embeddings` `[B, V, D]`, each view among its own kind,
-/// `[1]`. It is zero for a batch of one, which has no neighbor.
-pub fn koleo(embeddings: Tensor<3>) -> Tensor<1> {
-    let [b, v, d] = embeddings.dims();
-    let view = |i: usize| embeddings.clone().slice([0..b, i..i + 1, 0..d]).reshape([b, d]);
-    if b < 2 {
-        return Tensor::zeros([1], &embeddings.device());
-    }
-    (1..v).fold(koleo_of_view(view(0)), |sum, i| sum + koleo_of_view(view(i)))
+/// Who is whose neighbor in a batch, for one kind of view.
+pub struct Neighbors {
+    /// Directions of all images, `[B, D]`, without a graph.
+    directions: Tensor<2>,
+    /// Nearest other image of each.
+    nearest: Vec<usize>,
 }
 
-fn koleo_of_view(x: Tensor<2>) -> Tensor<1> {
-    let [b, d] = x.dims();
+/// Rows of `x` `[B, D]` at length one.
+pub fn directions(x: Tensor<2>) -> Tensor<2> {
     let norm = (x.clone().powi_scalar(2).sum_dim(1) + EPSILON * EPSILON).sqrt();
-    let x = x / norm;
-    let plain = x.clone().inner();
-    let itself = Tensor::<2>::eye(b, &plain.device());
-    // Cosines lie in -1..=1, so that taking 3 from the diagonal keeps an image from choosing itself.
-    let nearest = (plain.clone().matmul(plain.transpose()) - itself * 3.0).argmax(1).reshape([b]);
-    let gap = x.clone() - x.select(0, nearest);
+    x / norm
+}
+
+impl Neighbors {
+    /// The neighbors among `directions` `[B, D]` of the whole batch, without a graph.
+    pub fn of(directions: Tensor<2>) -> Self {
+        let [b, _] = directions.dims();
+        let itself = Tensor::<2>::eye(b, &directions.device());
+        // Cosines lie in -1..=1, so that taking 3 from the diagonal keeps an image from choosing itself.
+        let cosines = directions.clone().matmul(directions.clone().transpose()) - itself * 3.0;
+        let nearest = cosines.argmax(1).reshape([b]).into_data().iter::<i64>().map(|i| i as usize).collect();
+        Self { directions, nearest }
+    }
+
+    /// The regularizer of one part of the batch, `[1]`: `x` `[b, D]` are the embeddings of the images at
+    /// `positions`, with a graph. Zero for a batch of one, which has no neighbor.
+    ///
+    /// Its value is the mean over the part. Its gradient is that of the sum over the whole batch, divided by
+    /// b: an image is also pushed by those elsewhere that have it for their neighbor.
+    pub fn koleo(&self, x: Tensor<2>, positions: &[usize]) -> Tensor<1> {
+        let [b, _] = x.dims();
+        if self.nearest.len() < 2 {
+            return Tensor::zeros([1], &x.device());
+        }
+        let x = directions(x);
+        let others = |of: &[usize]| self.directions.clone().select(0, self.indices(of)).autodiff();
+        let nearest: Vec<usize> = positions.iter().map(|position| self.nearest[*position]).collect();
+        let own = logs(x.clone() - others(&nearest)).sum();
+        let mut pushing = Vec::new();
+        let mut pushed = Vec::new();
+        for (row, position) in positions.iter().enumerate() {
+            let admirers = (0..self.nearest.len()).filter(|i| self.nearest[*i] == *position);
+            let before = pushing.len();
+            pushing.extend(admirers);
+            pushed.extend(std::iter::repeat_n(row, pushing.len() - before));
+        }
+        if pushing.is_empty() {
+            return -own / b as f64;
+        }
+        let push = logs(x.select(0, self.indices(&pushed)) - others(&pushing)).sum();
+        // The push counts where the neighbor's own term counts; here it only moves.
+        let push = push.clone() - push.inner().autodiff();
+        -(own + push) / b as f64
+    }
+
+    fn indices(&self, of: &[usize]) -> Tensor<1, Int> {
+        let indices: Vec<i64> = of.iter().map(|i| *i as i64).collect();
+        Tensor::from_data(TensorData::new(indices, [of.len()]), &self.directions.device())
+    }
+}
+
+/// Logarithms of the lengths of rows, `[M, D]` to `[M, 1]`.
+fn logs(gaps: Tensor<2>) -> Tensor<2> {
+    let [_, d] = gaps.dims();
     // The square root's slope is infinite at zero: duplicates are held off by ε before it.
-    let distance = (gap.powi_scalar(2).sum_dim(1) + d as f64 * EPSILON * EPSILON).sqrt();
-    -(distance + EPSILON).log().mean()
+    let distance = (gaps.powi_scalar(2).sum_dim(1) + d as f64 * EPSILON * EPSILON).sqrt();
+    (distance + EPSILON).log()
+}
+
+/// The regularizer of a whole batch, summed over the views of `embeddings` `[B, V, D]`, each view among
+/// its own kind, `[1]`.
+pub fn koleo(embeddings: Tensor<3>) -> Tensor<1> {
+    let [b, v, d] = embeddings.dims();
+    let positions: Vec<usize> = (0..b).collect();
+    let of_view = |i: usize| {
+        let x = embeddings.clone().slice([0..b, i..i + 1, 0..d]).reshape([b, d]);
+        Neighbors::of(directions(x.clone().inner())).koleo(x, &positions)
+    };
+    (1..v).fold(of_view(0), |sum, i| sum + of_view(i))
 }
 
 #[cfg(test)]

@@ -12,11 +12,13 @@ use augment::MultiCrop;
 use burn::tensor::{Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
-use super::{MATCH_LOSS, Method, MethodLoss, Outputs};
+use super::{MATCH_LOSS, Method, Outputs, PartLoss, Scoring};
 use crate::head::{self, HeadSizes};
 use crate::loss::dino as loss;
-use crate::loss::koleo::koleo;
+use crate::loss::koleo::{Neighbors, directions};
+use crate::peers::Peers;
 use crate::schedule::Knobs;
+use crate::shard::engine::EngineError;
 use crate::shard::store::to_host;
 use crate::unit::Unit;
 
@@ -148,30 +150,36 @@ impl Method for Dino {
         })
     }
 
-    fn loss(&self, student: &Outputs, teacher: &Outputs, knobs: &Knobs) -> MethodLoss {
-        let logits = teacher.logits[0].clone();
+    fn score(
+        &self,
+        teacher: &[Outputs],
+        student: &[Vec<Tensor<3>>],
+        knobs: &Knobs,
+        peers: Peers<'_>,
+    ) -> Result<Box<dyn Scoring>, EngineError> {
+        let logits: Vec<Tensor<3>> = teacher.iter().map(|part| part.logits[0].clone()).collect();
         let targets = match self.config.centering {
             Centering::Mean => {
-                let center = self.center_tensor(&logits.device());
-                loss::targets(logits.clone(), center, knobs.teacher_temp)
+                let center = self.center_tensor(&logits[0].device());
+                let of_part =
+                    |part: &Tensor<3>| loss::targets(part.clone(), center.clone(), knobs.teacher_temp);
+                logits.iter().map(of_part).collect()
             }
             Centering::Sinkhorn => {
-                loss::sinkhorn_targets(logits.clone(), knobs.teacher_temp, SINKHORN_ITERATIONS)
+                loss::sinkhorn_targets(&logits, knobs.teacher_temp, SINKHORN_ITERATIONS, peers)?
             }
         };
-        let mean = loss::batch_center(logits);
-        let mut gauges = vec![
-            ("health/teacher_entropy", mean_entropy(&targets)),
-            ("health/teacher_max_prob", f64::from(targets.clone().max_dim(2).mean().into_scalar::<f32>())),
-        ];
-        let mut loss = loss::loss(&student.logits, &targets, self.config.student_temp);
+        let mean = to_host(loss::batch_center(&logits, peers)?);
+        let mut neighbors = Vec::new();
         if self.config.koleo_weight > 0.0 {
-            gauges.push((MATCH_LOSS, f64::from(loss.clone().inner().into_scalar::<f32>())));
-            let spread = koleo(student.embeddings[0].clone());
-            gauges.push(("train/koleo_loss", f64::from(spread.clone().inner().into_scalar::<f32>())));
-            loss = loss + spread * self.config.koleo_weight;
+            let globals: Vec<&Tensor<3>> = student.iter().map(|groups| &groups[0]).collect();
+            neighbors = neighbors_of(&globals, peers)?;
         }
-        MethodLoss { loss, observed: to_host(mean), gauges }
+        let [b, _, _] = logits[0].dims();
+        let positions = |part| (0..b).map(|i| peers.position(part, i)).collect();
+        let positions = (0..logits.len()).map(positions).collect();
+        let (student_temp, koleo_weight) = (self.config.student_temp, self.config.koleo_weight);
+        Ok(Box::new(DinoScoring { targets, mean, neighbors, positions, student_temp, koleo_weight }))
     }
 
     fn after_step(&mut self, mean: &[f32]) {
@@ -200,6 +208,62 @@ impl Method for Dino {
         }
         Ok(())
     }
+}
+
+/// A batch under DINO's loss.
+struct DinoScoring {
+    /// Teacher probabilities by part, `[B / N, V, K]`.
+    targets: Vec<Tensor<3>>,
+    /// Mean teacher logits.
+    mean: Vec<f32>,
+    /// By global view; none where KoLeo has no weight.
+    neighbors: Vec<Neighbors>,
+    /// Positions in the batch of the images of each part.
+    positions: Vec<Vec<usize>>,
+    student_temp: f64,
+    koleo_weight: f64,
+}
+
+impl Scoring for DinoScoring {
+    fn loss(&self, part: usize, student: &Outputs) -> PartLoss {
+        let targets = &self.targets[part];
+        let mut gauges = vec![
+            ("health/teacher_entropy", mean_entropy(targets)),
+            ("health/teacher_max_prob", f64::from(targets.clone().max_dim(2).mean().into_scalar::<f32>())),
+        ];
+        let mut loss = loss::loss(&student.logits, targets, self.student_temp);
+        if self.koleo_weight > 0.0 {
+            gauges.push((MATCH_LOSS, f64::from(loss.clone().inner().into_scalar::<f32>())));
+            let globals = &student.embeddings[0];
+            let of_view = |(i, n): (usize, &Neighbors)| n.koleo(view(globals, i), &self.positions[part]);
+            let spread = self.neighbors.iter().enumerate().map(of_view).reduce(|sum, term| sum + term);
+            // The plan was refused without a global view.
+            let spread = spread.expect("at least one global view");
+            gauges.push(("train/koleo_loss", f64::from(spread.clone().inner().into_scalar::<f32>())));
+            loss = loss + spread * self.koleo_weight;
+        }
+        PartLoss { loss, gauges }
+    }
+
+    fn observed(&self) -> Vec<f32> {
+        self.mean.clone()
+    }
+}
+
+/// View `i` of embeddings `[B, V, D]`, `[B, D]`.
+fn view(embeddings: &Tensor<3>, i: usize) -> Tensor<2> {
+    let [b, _, d] = embeddings.dims();
+    embeddings.clone().slice([0..b, i..i + 1, 0..d]).reshape([b, d])
+}
+
+/// Neighbors over the whole batch for each view of `parts`, `[B / N, V, D]` each.
+fn neighbors_of(parts: &[&Tensor<3>], peers: Peers<'_>) -> Result<Vec<Neighbors>, EngineError> {
+    let [_, v, _] = parts[0].dims();
+    let of_view = |i: usize| {
+        let rows: Vec<Tensor<2>> = parts.iter().map(|part| directions(view(part, i))).collect();
+        Ok(Neighbors::of(peers.gather("neighbors", &rows)?))
+    };
+    (0..v).map(of_view).collect()
 }
 
 /// Mean entropy of the rows of `probs` `[B, V, K]`, in nats.

@@ -11,7 +11,9 @@ use augment::MultiCrop;
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
+use crate::peers::Peers;
 use crate::schedule::Knobs;
+use crate::shard::engine::EngineError;
 use crate::unit::Unit;
 
 /// What a network gives for a batch, by group of views.
@@ -30,14 +32,21 @@ pub const MATCH_LOSS: &str = "train/match_loss";
 /// Named numbers of a step, for the metrics row.
 pub type Gauges = Vec<(&'static str, f64)>;
 
-/// What a method says of a batch.
-pub struct MethodLoss {
-    /// Mean loss `[1]`, with its graph.
+/// What a method says of a part of a batch.
+pub struct PartLoss {
+    /// Mean loss of the part `[1]`, with its graph.
     pub loss: Tensor<1>,
-    /// What [`Method::after_step`] needs of this batch.
-    pub observed: Vec<f32>,
-    /// What to report.
+    /// What to report: means over the part.
     pub gauges: Gauges,
+}
+
+/// A batch that is being scored: what its parts share is known.
+pub trait Scoring {
+    /// Scores this rank's part `part`.
+    fn loss(&self, part: usize, student: &Outputs) -> PartLoss;
+
+    /// What [`Method::after_step`] needs of the whole batch: the same on all ranks.
+    fn observed(&self) -> Vec<f32>;
 }
 
 /// A self-supervised method.
@@ -53,8 +62,19 @@ pub trait Method: Send + Sync {
     /// The units of its head, which student and teacher have one of each.
     fn head(&self) -> Vec<Box<dyn Unit>>;
 
-    /// Scores a batch.
-    fn loss(&self, student: &Outputs, teacher: &Outputs, knobs: &Knobs) -> MethodLoss;
+    /// Starts to score a batch with what spans all of it: targets that are balanced over images, neighbors.
+    /// `teacher` and the student's embeddings `student` (by part, then by group, `[B / N, V, D]`, without a
+    /// graph) are of this rank's parts; `peers` knows the others.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    fn score(
+        &self,
+        teacher: &[Outputs],
+        student: &[Vec<Tensor<3>>],
+        knobs: &Knobs,
+        peers: Peers<'_>,
+    ) -> Result<Box<dyn Scoring>, EngineError>;
 
     /// Moves what moves without gradients, by what the accepted step's loss observed.
     fn after_step(&mut self, observed: &[f32]);

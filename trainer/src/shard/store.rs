@@ -1,9 +1,10 @@
 //! This rank's shards: master weights, the two Adam moments and the teacher, unit by unit.
 
+use burn::backend::Flex;
 use burn::tensor::{Device, Tensor, TensorData};
 
-use super::engine::Engine;
 use super::layout::{ParamSlot, UnitLayout};
+use super::mesh::Place;
 use crate::init::fill;
 use crate::unit::Unit;
 
@@ -41,9 +42,9 @@ pub struct Segment<'a> {
 impl UnitShard {
     /// A fresh shard: every parameter from (`seed`, its full name, element), moments zero, the
     /// teacher equal to the student.
-    pub fn init(unit: &dyn Unit, seed: u64, engine: &dyn Engine, device: &Device) -> Self {
-        let layout = UnitLayout::of(unit, engine.world_size());
-        let range = layout.shard(engine.rank(), engine.world_size());
+    pub fn init(unit: &dyn Unit, seed: u64, place: Place, device: &Device) -> Self {
+        let layout = UnitLayout::of(unit, place.group_size);
+        let range = layout.shard(place.shard(), place.group_size);
         let mut values = vec![0.0; range.len()];
         for segment in segments(&layout, range.start, range.len()) {
             let first = range.start + segment.start - segment.slot.offset;
@@ -91,6 +92,16 @@ fn segments(layout: &UnitLayout, start: usize, len: usize) -> impl Iterator<Item
 pub fn to_host(tensor: Tensor<1>) -> Vec<f32> {
     // Shards are f32 by construction.
     tensor.into_data().try_into_vec::<f32>().expect("shards hold f32")
+}
+
+/// Runs `f` on the elements of `tensor`: on the tensor's own memory where it has any.
+pub fn with_slice<R>(tensor: &Tensor<1>, f: impl FnOnce(&[f32]) -> R) -> R {
+    if let Ok(flex) = tensor.clone().try_into_primitive::<Flex>()
+        && let Some(values) = flex.as_slice::<f32>()
+    {
+        return f(values);
+    }
+    f(&to_host(tensor.clone()))
 }
 
 /// Runs `f` on the elements of `tensor` in place.

@@ -1,45 +1,145 @@
-//! Collectives over flat buffers. An engine is all that the trainer knows of other ranks.
+//! Collectives over flat host buffers: all that the trainer knows of other ranks.
+//!
+//! An engine is driven by one thread, in one order that is the same on all ranks
+//! ([`Comm`](super::comm::Comm)). Movement is bytes, whatever they mean; sums are f32 for gradients and
+//! f64 for the few numbers of a step. Lengths are the caller's duty and equal on all ranks.
 
+pub mod conformance;
+mod local;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod solo;
 
+pub use local::{Local, LocalGroup};
+#[cfg(feature = "mpi")]
+pub use mpi::{Mpi, library_version as mpi_version};
 pub use solo::Solo;
 
-use burn::tensor::Tensor;
+/// How [`Engine::all_reduce`] joins elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reduction {
+    /// Their sum.
+    Sum,
+    /// The largest.
+    Max,
+}
 
-/// A rank's view of the others. Buffers are one-dimensional; shards are equal in length.
-pub trait Engine: Send + Sync {
+/// A rank's view of the others. It lives and dies in one thread: MPI's handles may not leave theirs.
+pub trait Engine {
+    /// What moves the bytes, for people.
+    fn name(&self) -> &'static str;
+
     /// This rank.
     fn rank(&self) -> usize;
 
-    /// Number of ranks.
+    /// Number of ranks, W.
     fn world_size(&self) -> usize;
 
-    /// Every rank's `shard` of `[n]`, one after another, `[W·n]`.
-    fn all_gather(&self, shard: &Tensor<1>) -> Tensor<1>;
+    /// Every rank's `mine` of `[n]`, one after another, into `all` of `[W·n]`.
+    ///
+    /// # Errors
+    /// [`EngineError`], as of every operation.
+    fn all_gather(&mut self, mine: &[u8], all: &mut [u8]) -> Result<(), EngineError>;
 
-    /// This rank's part `[n]` of the sum over ranks of `full` of `[W·n]`.
-    fn reduce_scatter(&self, full: Tensor<1>) -> Tensor<1>;
+    /// Part `r` of `send` goes to rank `r`; part `r` of `receive` comes from rank `r`; `[W·n]` both.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    fn all_to_all(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), EngineError>;
 
-    /// Replaces each element by its sum over ranks.
-    fn all_reduce(&self, values: &mut [f64]);
+    /// This rank's part `[n]` of the sum over ranks of `full` of `[W·n]`, in the order of the engine.
+    /// For an order of ours see [`ordered`](super::ordered).
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    fn reduce_scatter(&mut self, full: &[f32], mine: &mut [f32]) -> Result<(), EngineError>;
+
+    /// Joins each element over ranks. All ranks get the same bits.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    fn all_reduce(&mut self, values: &mut [f64], reduction: Reduction) -> Result<(), EngineError>;
+
+    /// The bytes of `root`, on all ranks.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    fn broadcast(&mut self, bytes: &mut [u8], root: usize) -> Result<(), EngineError>;
+
+    /// An engine among the ranks that give the same `color`, in the order of `key`. All ranks call it.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    fn split(&mut self, color: usize, key: usize) -> Result<Box<dyn Engine>, EngineError>;
 }
 
-/// What every engine must do; each implementation's tests call this on every rank.
-#[cfg(test)]
-pub(crate) fn conformance(engine: &dyn Engine) {
-    use burn::tensor::Device;
-    let (rank, world) = (engine.rank(), engine.world_size());
-    for n in [1, 63, 64, 1000] {
-        let value = |r: usize, i: usize| (r * 10_000 + i) as f32;
-        let shard: Vec<f32> = (0..n).map(|i| value(rank, i)).collect();
-        let full = engine.all_gather(&Tensor::from_floats(shard.as_slice(), &Device::flex()));
-        let expected: Vec<f32> = (0..world).flat_map(|r| (0..n).map(move |i| value(r, i))).collect();
-        assert_eq!(full.clone().into_data().try_to_vec::<f32>().expect("f32"), expected);
-        let part = engine.reduce_scatter(full).into_data().try_to_vec::<f32>().expect("f32");
-        let expected: Vec<f32> = (0..n).map(|i| world as f32 * value(rank, i)).collect();
-        assert_eq!(part, expected);
+/// What can go wrong between ranks.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum EngineError {
+    /// A rank's process has ended, or its line is dead.
+    #[error("rank {rank} is lost ({how}) while this rank waits in {collective} of {unit} (number {number})")]
+    PeerLost {
+        /// The rank.
+        rank: usize,
+        /// How that is known.
+        how: String,
+        /// The collective that this rank is in.
+        collective: &'static str,
+        /// The unit, or what it is about.
+        unit: String,
+        /// Number of the collective since the start.
+        number: u64,
+    },
+    /// A collective took longer than the deadline.
+    #[error("{collective} of {unit} (number {number}) has not ended within {seconds} s: {suspects}")]
+    Deadline {
+        /// The collective.
+        collective: &'static str,
+        /// The unit, or what it is about.
+        unit: String,
+        /// Number of the collective since the start.
+        number: u64,
+        /// The deadline.
+        seconds: u64,
+        /// Which ranks are behind, and where.
+        suspects: String,
+    },
+    /// The engine cannot be had.
+    #[error("{engine}: {reason}")]
+    Unavailable {
+        /// Its name.
+        engine: &'static str,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// An operation was given buffers that do not fit one another: a bug in ocelli.
+    #[error(
+        "{operation}: buffers of {left} and {right} elements on {world_size} ranks; this is a bug in ocelli"
+    )]
+    Lengths {
+        /// The operation.
+        operation: &'static str,
+        /// One length.
+        left: usize,
+        /// The other.
+        right: usize,
+        /// Number of ranks.
+        world_size: usize,
+    },
+    /// The communication thread is gone.
+    #[error("the communication thread has ended")]
+    Ended,
+}
+
+/// Checks that `whole` is `world_size` parts of `part` elements.
+pub(crate) fn check_parts(
+    operation: &'static str,
+    part: usize,
+    whole: usize,
+    world_size: usize,
+) -> Result<(), EngineError> {
+    if part * world_size == whole {
+        return Ok(());
     }
-    let mut values = [rank as f64, 1.0];
-    engine.all_reduce(&mut values);
-    assert_eq!(values, [(0..world).sum::<usize>() as f64, world as f64]);
+    Err(EngineError::Lengths { operation, left: part, right: whole, world_size })
 }

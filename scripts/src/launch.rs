@@ -1,0 +1,224 @@
+//! Which rank this process is: from what the launcher has set, or alone.
+//!
+//! | launcher | variables |
+//! |---|---|
+//! | Open MPI's mpirun | `OMPI_COMM_WORLD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}` |
+//! | torchrun, or by hand | `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE` |
+//! | srun | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`, `SLURM_LOCALID`, `SLURM_STEP_TASKS_PER_NODE` |
+//! | MPICH's mpiexec, PMI | `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` |
+//! | a Kubernetes indexed job | `JOB_COMPLETION_INDEX` with `WORLD_SIZE` |
+//!
+//! Slurm often stands outside of one of the others, which then counts. An sbatch script by itself is one
+//! process whatever the number of tasks it asked for: only what `srun` sets is believed.
+
+use anyhow::{Context, bail};
+
+/// A process among others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Launch {
+    /// Who has started it, for people.
+    pub(crate) launcher: &'static str,
+    /// Its rank.
+    pub(crate) rank: usize,
+    /// Number of ranks.
+    pub(crate) world_size: usize,
+    /// Ranks on this machine, as far as that is known.
+    pub(crate) n_local: Option<usize>,
+}
+
+impl Launch {
+    /// One process.
+    pub(crate) const ALONE: Self = Self { launcher: "nobody", rank: 0, world_size: 1, n_local: Some(1) };
+
+    /// What the environment says.
+    pub(crate) fn from_env() -> anyhow::Result<Self> {
+        Self::from_variables(&|name| std::env::var(name).ok())
+    }
+
+    fn from_variables(get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Self> {
+        let families = FAMILIES.iter().map(|family| family.read(get));
+        let mut found: Vec<(Self, bool)> =
+            families.collect::<anyhow::Result<Vec<_>>>()?.into_iter().flatten().collect();
+        if let Some(index) = get("JOB_COMPLETION_INDEX") {
+            let index = number("JOB_COMPLETION_INDEX", &index)?;
+            match found.first() {
+                // mpirun inside of a pod numbers its own ranks.
+                Some((inner, _)) if inner.launcher != "torchrun" => {}
+                Some((by_hand, _)) if by_hand.rank != index => {
+                    bail!("RANK is {} and JOB_COMPLETION_INDEX {index}: which is it?", by_hand.rank)
+                }
+                Some(_) => {}
+                None => {
+                    let size = get("WORLD_SIZE").context(
+                        "JOB_COMPLETION_INDEX is set and WORLD_SIZE is not: set it to the job's completions, or to 1 \
+                         where every pod works for itself",
+                    )?;
+                    let rank = if size == "1" { 0 } else { index };
+                    found.push((Self::new("kubernetes", rank, number("WORLD_SIZE", &size)?, None)?, false));
+                }
+            }
+        }
+        let mut inner = found.iter().filter(|(_, is_outer)| !is_outer).map(|(launch, _)| launch);
+        let first = inner.next();
+        if let (Some(a), Some(b)) = (first, inner.next())
+            && (a.rank, a.world_size) != (b.rank, b.world_size)
+        {
+            bail!(
+                "{} says rank {} of {}, {} says rank {} of {}: start with one of them only",
+                a.launcher,
+                a.rank,
+                a.world_size,
+                b.launcher,
+                b.rank,
+                b.world_size
+            );
+        }
+        let chosen = first.or(found.first().map(|(launch, _)| launch));
+        Ok(chosen.cloned().unwrap_or(Self::ALONE))
+    }
+
+    fn new(
+        launcher: &'static str,
+        rank: usize,
+        world_size: usize,
+        n_local: Option<usize>,
+    ) -> anyhow::Result<Self> {
+        if rank >= world_size {
+            bail!("{launcher} says rank {rank} of {world_size}: ranks are counted from 0");
+        }
+        if let Some(n_local) = n_local
+            && (n_local == 0 || n_local > world_size)
+        {
+            bail!("{launcher} says {n_local} ranks on this machine, of {world_size} in all");
+        }
+        Ok(Self { launcher, rank, world_size, n_local })
+    }
+}
+
+/// The variables of one launcher.
+struct Family {
+    launcher: &'static str,
+    rank: &'static str,
+    size: &'static str,
+    n_local: &'static str,
+    /// Whether another launcher may run inside of it.
+    is_outer: bool,
+}
+
+const FAMILIES: [Family; 4] = [
+    Family {
+        launcher: "mpirun",
+        rank: "OMPI_COMM_WORLD_RANK",
+        size: "OMPI_COMM_WORLD_SIZE",
+        n_local: "OMPI_COMM_WORLD_LOCAL_SIZE",
+        is_outer: false,
+    },
+    Family {
+        launcher: "torchrun",
+        rank: "RANK",
+        size: "WORLD_SIZE",
+        n_local: "LOCAL_WORLD_SIZE",
+        is_outer: false,
+    },
+    Family {
+        launcher: "mpiexec",
+        rank: "PMI_RANK",
+        size: "PMI_SIZE",
+        n_local: "MPI_LOCALNRANKS",
+        is_outer: false,
+    },
+    Family {
+        launcher: "srun",
+        rank: "SLURM_PROCID",
+        size: "SLURM_STEP_NUM_TASKS",
+        n_local: "SLURM_STEP_TASKS_PER_NODE",
+        is_outer: true,
+    },
+];
+
+impl Family {
+    fn read(&self, get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Option<(Launch, bool)>> {
+        let (rank, size) = match (get(self.rank), get(self.size)) {
+            (Some(rank), Some(size)) => (number(self.rank, &rank)?, number(self.size, &size)?),
+            // A script of sbatch has the one without the other; a pod of an indexed job is told WORLD_SIZE alone.
+            (Some(_), None) if self.is_outer => return Ok(None),
+            (Some(_), None) => bail!("{} is set and {} is not", self.rank, self.size),
+            _ => return Ok(None),
+        };
+        // `2(x3),1`: two tasks on each of three nodes, one on the last. Only equal ones are believed.
+        let local = get(self.n_local).and_then(|text| text.split('(').next()?.parse().ok());
+        let n_local = local.filter(|_| !get(self.n_local).is_some_and(|text| text.contains(',')));
+        Ok(Some((Launch::new(self.launcher, rank, size, n_local)?, self.is_outer)))
+    }
+}
+
+fn number(name: &str, text: &str) -> anyhow::Result<usize> {
+    text.trim().parse().with_context(|| format!("{name} is {text:?}, which is no number"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    fn launch(variables: &[(&str, &str)]) -> anyhow::Result<Launch> {
+        let variables: HashMap<&str, &str> = variables.iter().copied().collect();
+        Launch::from_variables(&|name| variables.get(name).map(ToString::to_string))
+    }
+
+    fn ranks(variables: &[(&str, &str)]) -> (usize, usize) {
+        let launch = launch(variables).unwrap();
+        (launch.rank, launch.world_size)
+    }
+
+    #[test]
+    fn every_launcher_is_understood() {
+        assert_eq!(launch(&[]).unwrap(), Launch::ALONE);
+        assert_eq!(ranks(&[("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_SIZE", "4")]), (2, 4));
+        assert_eq!(ranks(&[("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")]), (1, 2));
+        assert_eq!(ranks(&[("PMI_RANK", "0"), ("PMI_SIZE", "3")]), (0, 3));
+        assert_eq!(ranks(&[("JOB_COMPLETION_INDEX", "3"), ("WORLD_SIZE", "8")]), (3, 8));
+        assert_eq!(ranks(&[("JOB_COMPLETION_INDEX", "3"), ("WORLD_SIZE", "1")]), (0, 1), "each for itself");
+        let slurm =
+            [("SLURM_PROCID", "5"), ("SLURM_STEP_NUM_TASKS", "8"), ("SLURM_STEP_TASKS_PER_NODE", "4(x2)")];
+        assert_eq!(launch(&slurm).unwrap().n_local, Some(4));
+        assert_eq!(ranks(&slurm), (5, 8));
+    }
+
+    /// The script of `#SBATCH --ntasks=8` is one process, though it is told of eight tasks.
+    #[test]
+    fn an_sbatch_script_is_alone_and_what_runs_inside_slurm_counts() {
+        assert_eq!(ranks(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")]), (0, 1));
+        let inside = [
+            ("SLURM_PROCID", "1"),
+            ("SLURM_STEP_NUM_TASKS", "2"),
+            ("OMPI_COMM_WORLD_RANK", "5"),
+            ("OMPI_COMM_WORLD_SIZE", "16"),
+        ];
+        assert_eq!(ranks(&inside), (5, 16));
+    }
+
+    #[test]
+    fn contradictions_are_errors() {
+        for (variables, word) in [
+            (&[("RANK", "4"), ("WORLD_SIZE", "4")][..], "counted from 0"),
+            (&[("RANK", "1")], "WORLD_SIZE is not"),
+            (&[("RANK", "x"), ("WORLD_SIZE", "4")], "no number"),
+            (&[("JOB_COMPLETION_INDEX", "1")], "WORLD_SIZE"),
+            (&[("JOB_COMPLETION_INDEX", "1"), ("RANK", "0"), ("WORLD_SIZE", "2")], "which is it"),
+            (&[("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "3")], "on this machine"),
+            (
+                &[
+                    ("RANK", "0"),
+                    ("WORLD_SIZE", "2"),
+                    ("OMPI_COMM_WORLD_RANK", "1"),
+                    ("OMPI_COMM_WORLD_SIZE", "2"),
+                ],
+                "one of them only",
+            ),
+        ] {
+            let error = format!("{:#}", launch(variables).unwrap_err());
+            assert!(error.contains(word), "{variables:?}: {error}");
+        }
+    }
+}

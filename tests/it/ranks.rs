@@ -1,0 +1,255 @@
+use std::time::Duration;
+
+use augment::Batch;
+use trainer::bench::noise_batch;
+use trainer::run::trainer_of;
+use trainer::shard::comm::{Comm, CommConfig};
+use trainer::shard::engine::{Engine, LocalGroup};
+use trainer::shard::mesh::{Place, Traffic};
+use trainer::shard::store::to_host;
+use trainer::step::Trainer;
+use trainer::{Plan, Recipe};
+
+use crate::support::TINY;
+
+/// Images of a global batch.
+const BATCH: usize = 8;
+
+fn plan(world_size: usize, overrides: &[&str]) -> Plan {
+    let defaults = ["run.workers=1", "optim.batch_size=8", "model.layer_scale=0.5"];
+    let overrides: Vec<String> = defaults.iter().chain(overrides).map(ToString::to_string).collect();
+    let recipe = Recipe::parse(TINY, "tiny", &overrides).unwrap();
+    Plan::resolve(recipe, 100).unwrap().over(world_size, world_size).unwrap()
+}
+
+/// The images of the global batch that fall to a rank.
+fn share_of(batch: Batch, place: Place) -> Batch {
+    let mine = |i: &usize| i % place.world_size == place.part();
+    let keep: Vec<usize> = (0..batch.samples.len()).filter(mine).collect();
+    let samples = batch.samples.into_iter().enumerate();
+    let samples = samples.filter(|(i, _)| keep.contains(i)).map(|(_, sample)| sample).collect();
+    Batch {
+        index: batch.index,
+        samples,
+        labels: vec![None; keep.len()],
+        sample_ids: keep.iter().map(|i| *i as u64).collect(),
+    }
+}
+
+/// Runs `f` on each of the plan's ranks, as a thread, and gives what they return by rank.
+fn on_ranks<R: Send>(plan: &Plan, f: impl Fn(Trainer) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let run = |engine: trainer::shard::engine::Local| {
+            let f = &f;
+            move || {
+                let place = plan.place(engine.rank()).unwrap();
+                let exact = plan.recipe.run.exact_sums;
+                let config = CommConfig { place, exact, deadline: Duration::from_secs(60) };
+                let factory = Box::new(move || Ok(Box::new(engine) as Box<dyn Engine>));
+                f(trainer_of(plan, Comm::start(config, factory).unwrap()))
+            }
+        };
+        let engines = LocalGroup::ranks(plan.world_size);
+        let threads: Vec<_> = engines.into_iter().map(|engine| scope.spawn(run(engine))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// What a run is compared by: losses and gauges of its steps, and all weights, moments and teachers.
+#[derive(Debug, Clone, PartialEq)]
+struct Trained {
+    losses: Vec<f64>,
+    gauges: Vec<f64>,
+    weights: Vec<f32>,
+    /// The first moments alone.
+    moments: Vec<f32>,
+}
+
+/// All four buffers of a rank's shards without padding: (unit, buffer, first element, values).
+fn shards_of(trainer: &Trainer) -> Vec<(usize, usize, usize, Vec<f32>)> {
+    let mut shards = Vec::new();
+    for (unit, shard) in trainer.state.shards.iter().enumerate() {
+        let buffers = [&shard.student, &shard.teacher, &shard.exp_avg, &shard.exp_avg_sq];
+        for (number, buffer) in buffers.into_iter().enumerate() {
+            let mut values = to_host(buffer.clone());
+            values.truncate(shard.layout.numel.saturating_sub(shard.start));
+            shards.push((unit, number, shard.start, values));
+        }
+    }
+    shards
+}
+
+/// The weights of a whole, from the shards of its ranks.
+fn assemble(mut shards: Vec<(usize, usize, usize, Vec<f32>)>) -> Vec<f32> {
+    shards.sort_by_key(|(unit, buffer, start, _)| (*unit, *buffer, *start));
+    // Replicas hold the same.
+    shards.dedup_by(|b, a| {
+        let same = (a.0, a.1, a.2) == (b.0, b.1, b.2);
+        assert!(!same || a.3 == b.3, "replicas differ");
+        same
+    });
+    shards.into_iter().flat_map(|(.., values)| values).collect()
+}
+
+fn train(plan: &Plan, n_steps: u64) -> Trained {
+    let schedules = plan.schedules();
+    let ranks = on_ranks(plan, |mut trainer| {
+        let place = trainer.place();
+        let (mut losses, mut gauges) = (Vec::new(), Vec::new());
+        for step in 0..n_steps {
+            let batch = share_of(noise_batch(&plan.multicrop(), BATCH, step), place);
+            let report = trainer.step(&batch, &schedules.at(step + 3)).unwrap();
+            assert!(report.finite);
+            losses.push(report.loss);
+            losses.push(report.grad_norm);
+            gauges.extend(report.gauges.iter().map(|(_, value)| *value));
+        }
+        (losses, gauges, shards_of(&trainer))
+    });
+    let (losses, gauges, _) = ranks[0].clone();
+    assert!(ranks.iter().all(|rank| rank.0 == losses && rank.1 == gauges), "ranks report the same");
+    let shards: Vec<_> = ranks.into_iter().flat_map(|rank| rank.2).collect();
+    let moments = shards.iter().filter(|shard| shard.1 == 2).cloned().collect();
+    Trained { losses, gauges, weights: assemble(shards), moments: assemble(moments) }
+}
+
+/// Largest difference, relative to the largest weight.
+fn worst(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let largest = a.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+    a.iter().zip(b).fold(0.0f32, |m, (a, b)| m.max((a - b).abs())) / largest
+}
+
+/// Everything that spans a batch at once.
+const STATISTICS: [&str; 3] =
+    ["method.centering=\"sinkhorn\"", "method.koleo_weight=0.1", "model.drop_path=0.3"];
+
+/// Gate C: every rank makes its slice, and the slices are the whole.
+#[test]
+fn initial_weights_do_not_depend_on_ranks() {
+    let weights = |world| {
+        let plan = plan(world, &["optim.batch_size=24"]);
+        assemble(on_ranks(&plan, |trainer| shards_of(&trainer)).into_iter().flatten().collect())
+    };
+    let one = weights(1);
+    for world in [2, 3, 4, 8] {
+        assert!(weights(world) == one, "{world} ranks");
+    }
+}
+
+/// Gates D and E: with a number of parts 1, 2 and 4 ranks, all modes of sharding, groups, and keeping or
+/// recomputing train to the same bits.
+#[test]
+fn ranks_and_modes_give_the_same_bits() {
+    for statistics in [&[][..], &STATISTICS] {
+        let run = |world, more: &[&str]| {
+            let overrides: Vec<&str> =
+                ["optim.micro_batches=4"].iter().chain(statistics).chain(more).copied().collect();
+            train(&plan(world, &overrides), 3)
+        };
+        let one = run(1, &[]);
+        assert!(one.weights.iter().all(|w| w.is_finite()));
+        for (world, more) in [
+            (1, &["run.keep=0"][..]),
+            (2, &[]),
+            (4, &[]),
+            (4, &["run.keep=0"]),
+            (4, &["run.keep=4"]),
+            (4, &["run.shard=\"grad\""]),
+            (4, &["run.shard=\"grad\"", "run.keep=1"]),
+            (2, &["run.shard=\"none\""]),
+            (4, &["run.shard=\"none\""]),
+            (4, &["run.shard_group=2"]),
+            (4, &["run.shard_group=2", "run.shard=\"grad\""]),
+        ] {
+            let other = run(world, more);
+            assert_eq!(other.losses, one.losses, "{world} ranks, {more:?}");
+            assert_eq!(other.gauges, one.gauges, "{world} ranks, {more:?}");
+            assert!(other.weights == one.weights, "{world} ranks, {more:?}: weights differ");
+        }
+    }
+}
+
+/// Three ranks, which no tree of twos fits: the same bits as one rank with three parts.
+#[test]
+fn an_odd_number_of_ranks_equals_its_parts() {
+    let overrides = [&["optim.micro_batches=3", "optim.batch_size=24"][..], &STATISTICS].concat();
+    let one = train_batch(&plan(1, &overrides), 24);
+    assert!(train_batch(&plan(3, &overrides), 24) == one);
+}
+
+fn train_batch(plan: &Plan, batch_size: usize) -> Vec<f32> {
+    let schedules = plan.schedules();
+    let ranks = on_ranks(plan, |mut trainer| {
+        for step in 0..2 {
+            let batch = share_of(noise_batch(&plan.multicrop(), batch_size, step), trainer.place());
+            trainer.step(&batch, &schedules.at(step + 3)).unwrap();
+        }
+        shards_of(&trainer)
+    });
+    assemble(ranks.into_iter().flatten().collect())
+}
+
+/// Gate D, the other half: ranks train like one rank on the whole batch at once, up to rounding; and sums
+/// in the engine's order like sums in ours.
+#[test]
+fn ranks_train_like_the_whole_batch() {
+    // AdamW turns rounding into steps of full size where gradients are nearly zero: the first moments, which
+    // are the gradients after one step, are what is compared.
+    let whole = train(&plan(1, &STATISTICS), 1);
+    for more in [&[][..], &["run.exact_sums=false"]] {
+        let four = train(&plan(4, &[&STATISTICS[..], more].concat()), 1);
+        assert!((four.losses[0] - whole.losses[0]).abs() < 1e-5 * whole.losses[0].abs());
+        assert!((four.losses[1] - whole.losses[1]).abs() < 1e-5 * whole.losses[1]);
+        assert!(worst(&four.moments, &whole.moments) < 1e-5, "{}", worst(&four.moments, &whole.moments));
+    }
+}
+
+/// Weights and gradients in bf16 on the wire: another run, but not by much.
+#[test]
+fn bf16_on_the_wire_trains_alike() {
+    let wire = ["optim.precision={gather=\"bf16\",reduce=\"bf16\"}"];
+    let exact = train(&plan(2, &[]), 3);
+    let rounded = train(&plan(2, &wire), 3);
+    assert_ne!(rounded.losses, exact.losses);
+    assert!((rounded.losses[4] - exact.losses[4]).abs() < 0.02 * exact.losses[4]);
+    // Gathered weights are rounded alike wherever they are gathered.
+    let gather = ["optim.precision={gather=\"bf16\"}", "optim.micro_batches=2"];
+    assert!(train(&plan(2, &gather), 3) == train(&plan(1, &gather), 3));
+}
+
+/// A rank receives what the formulas say, in one collective a unit and direction.
+#[test]
+fn traffic_is_what_the_formulas_say() {
+    let world = 4;
+    for (more, n_gathers, n_reduces) in [
+        // Teacher, student, and all but the last unit of the backbone again.
+        (&[][..], 2 * 6 + 3, 6),
+        (&["run.keep=0"], 2 * 6 + 4, 6),
+        (&["run.shard=\"grad\""], 2 * 6, 6),
+        (&["run.shard=\"none\""], 0, 6),
+    ] {
+        let plan = plan(world, more);
+        let traffic: Vec<(Traffic, Vec<u64>)> = on_ranks(&plan, |mut trainer| {
+            let batch = share_of(noise_batch(&plan.multicrop(), BATCH, 0), trainer.place());
+            trainer.step(&batch, &plan.schedules().at(3)).unwrap();
+            let units = trainer.state.shards.iter().map(|s| 4 * s.layout.padded as u64).collect();
+            (trainer.comm.traffic().unwrap(), units)
+        });
+        for (traffic, units) in traffic {
+            assert_eq!((traffic.n_gathers, traffic.n_reduces), (n_gathers, n_reduces), "{more:?}");
+            let all: u64 = units.iter().sum();
+            let received = |bytes: u64| bytes * (world as u64 - 1) / world as u64;
+            let backbone: u64 = units[..4].iter().sum();
+            let (gathered, reduced) = match n_gathers {
+                0 => (0, 2 * received(all)),
+                12 => (received(2 * all), received(all)),
+                15 => (received(2 * all + backbone - units[3]), received(all)),
+                _ => (received(2 * all + backbone), received(all)),
+            };
+            assert_eq!((traffic.gather_bytes, traffic.reduce_bytes), (gathered, reduced), "{more:?}");
+            // One sum of the center and one of norms and votes.
+            assert_eq!(traffic.n_small, 2, "{more:?}");
+        }
+    }
+}

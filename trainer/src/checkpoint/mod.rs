@@ -1,0 +1,137 @@
+//! Checkpoints: `checkpoints/step-0000001000/{manifest.json, rank-00000.safetensors, …}`.
+//!
+//! Every rank writes its own shards ([`write`](mod@write)) into a temporary folder; when all have, the
+//! manifest is written, the folder renamed and `latest` moved. Whatever interrupts that, the checkpoints
+//! before it stay as they were. The manifest holds the layouts, and length and checksums of every file, so
+//! that any number of ranks can read just the byte ranges that it needs ([`read`]).
+
+mod folder;
+mod read;
+mod reshard;
+mod write;
+
+pub use folder::prune;
+pub use read::{Checkpoint, resume};
+pub use reshard::{Piece, pieces};
+pub use write::{Saver, Snapshot};
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::TrainError;
+use crate::plan::Plan;
+use crate::shard::layout::UnitLayout;
+use crate::shard::store::UnitShard;
+
+/// Form of the checkpoints that this program writes and reads.
+const VERSION: u32 = 2;
+
+const MANIFEST: &str = "manifest.json";
+const LATEST: &str = "latest";
+
+/// The four buffers of a unit's shard, by their names in a file.
+const BUFFERS: [&str; 4] = ["student", "teacher", "exp_avg", "exp_avg_sq"];
+
+/// What a checkpoint says of itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// Form of the checkpoint.
+    pub version: u32,
+    /// Steps taken.
+    pub step: u64,
+    /// Batches passed over; the next global batch is `step + skipped_batches`.
+    #[serde(default)]
+    pub skipped_batches: u64,
+    /// Steps skipped in a row just before.
+    #[serde(default)]
+    pub bad_steps: u32,
+    /// Ranks of the run that wrote it.
+    pub world_size: usize,
+    /// The run.
+    pub plan: Plan,
+    /// Units in order.
+    pub units: Vec<UnitEntry>,
+    /// Names and lengths of the method's values, which the first file holds.
+    pub method: Vec<(String, usize)>,
+    /// One file a shard, in order.
+    pub files: Vec<FileEntry>,
+}
+
+/// A unit's buffer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UnitEntry {
+    /// Name of the unit.
+    pub name: String,
+    /// Elements of its parameters.
+    pub numel: usize,
+    /// Elements of its buffer: every file holds an equal part.
+    pub padded: usize,
+    /// Updates its moments have seen.
+    pub adam_steps: u64,
+    /// Its parameters.
+    pub params: Vec<ParamEntry>,
+}
+
+/// A parameter's place.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ParamEntry {
+    /// Name in exports.
+    pub name: String,
+    /// Dimensions.
+    pub shape: Vec<usize>,
+    /// First element in the unit's buffer.
+    pub offset: usize,
+}
+
+/// A file of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileEntry {
+    /// Its name in the folder.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
+    /// Length of a block; the last one may be shorter.
+    pub block_bytes: u64,
+    /// XXH3 of every block, so that parts can be checked without the rest.
+    pub xxh3: Vec<u64>,
+}
+
+impl UnitEntry {
+    /// What is to be said of a unit.
+    pub fn of(layout: &UnitLayout, adam_steps: u64) -> Self {
+        let param = |slot: &crate::shard::layout::ParamSlot| ParamEntry {
+            name: layout.full_name(slot),
+            shape: slot.spec.shape.clone(),
+            offset: slot.offset,
+        };
+        Self {
+            name: layout.name.clone(),
+            numel: layout.numel,
+            padded: layout.padded,
+            adam_steps,
+            params: layout.params.iter().map(param).collect(),
+        }
+    }
+}
+
+fn buffer<'a>(shard: &'a mut UnitShard, name: &str) -> &'a mut burn::tensor::Tensor<1> {
+    match name {
+        "student" => &mut shard.student,
+        "teacher" => &mut shard.teacher,
+        "exp_avg" => &mut shard.exp_avg,
+        _ => &mut shard.exp_avg_sq,
+    }
+}
+
+fn rank_file(shard: usize) -> String {
+    format!("rank-{shard:05}.safetensors")
+}
+
+fn unusable(path: &Path, reason: impl ToString) -> TrainError {
+    TrainError::CheckpointRead { path: path.to_path_buf(), reason: reason.to_string() }
+}

@@ -1,0 +1,313 @@
+//! Reading: whole checkpoints for evaluation, and the byte ranges of a rank for training.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use ::safetensors::tensor::{Dtype, Metadata};
+use burn::tensor::{Device, Tensor, TensorData};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{
+    BUFFERS, FileEntry, LATEST, MANIFEST, Manifest, UnitEntry, VERSION, buffer, folder, pieces, unusable,
+};
+use crate::error::TrainError;
+use crate::safetensors::from_le_bytes;
+use crate::shard::comm::Comm;
+use crate::shard::engine::Reduction;
+use crate::shard::layout::ALIGNMENT;
+use crate::step::TrainState;
+
+/// A checkpoint on disk.
+pub struct Checkpoint {
+    /// Its folder.
+    pub path: PathBuf,
+    /// What it says of itself.
+    pub manifest: Manifest,
+    files: Vec<ShardFile>,
+}
+
+/// One of its files: every block is checked before anything of it is used.
+struct ShardFile {
+    path: PathBuf,
+    file: File,
+    entry: FileEntry,
+    /// Bytes of tensors within the file, by name.
+    tensors: HashMap<String, Range<u64>>,
+    /// The block that was read last: tensors follow one another.
+    last_block: RefCell<Option<(usize, Vec<u8>)>>,
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint in `path`: a step's folder, a folder of checkpoints, or a work
+    /// directory; of the latter two the newest that is whole. The file `latest` stands for the
+    /// step that it names.
+    ///
+    /// # Errors
+    /// [`TrainError::CheckpointRead`].
+    pub fn open(path: &Path) -> Result<Self, TrainError> {
+        let whole = |path: &Path| Self::read(path).and_then(Self::verified);
+        if path.is_file() && path.file_name().is_some_and(|name| name == LATEST) {
+            let step = fs::read_to_string(path).map_err(|error| unusable(path, error))?;
+            return whole(&path.with_file_name(step.trim()));
+        }
+        if path.join(MANIFEST).exists() {
+            return whole(path);
+        }
+        for folder in [path.to_path_buf(), path.join("checkpoints")] {
+            if let Some(found) = Self::newest(&folder)? {
+                return Ok(found);
+            }
+        }
+        Err(unusable(path, "there is no checkpoint in it"))
+    }
+
+    /// The newest whole checkpoint under `folder`; damaged ones are passed over with a warning.
+    ///
+    /// # Errors
+    /// [`TrainError::CheckpointRead`] when there are checkpoints and none is whole.
+    pub fn newest(folder: &Path) -> Result<Option<Self>, TrainError> {
+        let mut last_error = None;
+        for path in folder::steps_in(folder).into_iter().rev() {
+            match Self::read(&path).and_then(Self::verified) {
+                Ok(checkpoint) => return Ok(Some(checkpoint)),
+                Err(error) => {
+                    tracing::warn!("{error}; trying the one before it");
+                    last_error = Some(error);
+                }
+            }
+        }
+        last_error.map_or(Ok(None), Err)
+    }
+
+    /// Opens the step's folder `path`: manifest, lengths and tables of contents. What is in the files is
+    /// checked as it is read.
+    ///
+    /// # Errors
+    /// [`TrainError::CheckpointRead`].
+    pub fn read(path: &Path) -> Result<Self, TrainError> {
+        let text = fs::read(path.join(MANIFEST)).map_err(|error| unusable(path, error))?;
+        let version: Option<u32> = serde_json::from_slice::<serde_json::Value>(&text)
+            .ok()
+            .and_then(|manifest| manifest.get("version")?.as_u64()?.try_into().ok());
+        if let Some(version) = version.filter(|version| *version != VERSION) {
+            let reason = format!("it has version {version}; this program reads version {VERSION}");
+            return Err(unusable(path, reason));
+        }
+        let manifest: Manifest = serde_json::from_slice(&text).map_err(|error| unusable(path, error))?;
+        if manifest.files.is_empty() {
+            return Err(unusable(path, "it lists no file"));
+        }
+        let n_files = manifest.files.len();
+        if let Some(unit) = manifest
+            .units
+            .iter()
+            .find(|unit| unit.padded == 0 || !unit.padded.is_multiple_of(n_files) || unit.numel > unit.padded)
+        {
+            return Err(unusable(path, format!("{} does not divide into {n_files} files", unit.name)));
+        }
+        let open = |entry: &FileEntry| ShardFile::open(path, entry.clone());
+        let files: Result<_, String> = manifest.files.iter().map(open).collect();
+        Ok(Self {
+            path: path.to_path_buf(),
+            files: files.map_err(|reason| unusable(path, reason))?,
+            manifest,
+        })
+    }
+
+    /// The same if every block of every file is as it was written.
+    fn verified(self) -> Result<Self, TrainError> {
+        for file in &self.files {
+            for block in 0..file.entry.xxh3.len() {
+                file.block(block).map_err(|reason| unusable(&self.path, reason))?;
+            }
+        }
+        Ok(self)
+    }
+
+    /// Elements `wanted` of the buffer `which` of `unit`; padding is zero.
+    fn elements(&self, which: &str, unit: &UnitEntry, wanted: Range<usize>) -> Result<Vec<f32>, String> {
+        let file_len = unit.padded / self.files.len();
+        let key = format!("{which}/{}", unit.name);
+        let mut values = vec![0.0; wanted.len()];
+        for piece in pieces(wanted, unit.numel, file_len) {
+            let bytes = self.files[piece.file].tensor(&key, file_len, piece.source)?;
+            values[piece.target].copy_from_slice(&from_le_bytes(&bytes));
+        }
+        Ok(values)
+    }
+
+    /// Fills `state`, whose shards are those of some rank of some number of ranks.
+    ///
+    /// # Errors
+    /// [`TrainError::CheckpointRead`] when something is missing, damaged or of another length.
+    pub fn restore(&self, state: &mut TrainState, device: &Device) -> Result<(), TrainError> {
+        let bad = |reason: String| unusable(&self.path, reason);
+        let n = self.manifest.units.len();
+        if state.shards.len() != n {
+            return Err(bad(format!("it has {n} units, the network has {}", state.shards.len())));
+        }
+        let mut restored = state.shards.clone();
+        for (shard, unit) in restored.iter_mut().zip(&self.manifest.units) {
+            let here = UnitEntry::of(&shard.layout, unit.adam_steps);
+            if (&here.name, here.numel, &here.params) != (&unit.name, unit.numel, &unit.params) {
+                return Err(bad(format!("{} is another unit than the network's {}", unit.name, here.name)));
+            }
+            let wanted = shard.start..shard.start + shard.len();
+            for name in BUFFERS {
+                let values = self.elements(name, unit, wanted.clone()).map_err(bad)?;
+                let len = values.len();
+                *buffer(shard, name) = Tensor::from_data(TensorData::new(values, [len]), device);
+            }
+            shard.adam_steps = unit.adam_steps;
+        }
+        let of_method = |(name, len): &(String, usize)| {
+            let bytes = self.files[0].tensor(&format!("method/{name}"), *len, 0..*len)?;
+            Ok((name.clone(), from_le_bytes(&bytes)))
+        };
+        let values: Result<Vec<_>, String> = self.manifest.method.iter().map(of_method).collect();
+        state.method.load_state(&values.map_err(bad)?).map_err(bad)?;
+        state.shards = restored;
+        state.step = self.manifest.step;
+        state.skipped_batches = self.manifest.skipped_batches;
+        state.bad_steps = self.manifest.bad_steps;
+        Ok(())
+    }
+
+    /// The buffer `which` (`teacher` or `student`) of unit `unit`, whole.
+    ///
+    /// # Errors
+    /// [`TrainError::CheckpointRead`] when there is none.
+    pub fn buffer(&self, which: &str, unit: &str) -> Result<Vec<f32>, TrainError> {
+        let bad = |reason: String| unusable(&self.path, reason);
+        let entry = self.manifest.units.iter().find(|entry| entry.name == unit);
+        let entry = entry.ok_or_else(|| bad(format!("it has no unit {unit}")))?;
+        self.elements(which, entry, 0..entry.numel.next_multiple_of(ALIGNMENT)).map_err(bad)
+    }
+}
+
+impl ShardFile {
+    fn open(folder: &Path, entry: FileEntry) -> Result<Self, String> {
+        let path = folder.join(&entry.name);
+        let file = File::open(&path).map_err(|error| format!("{}: {error}", entry.name))?;
+        let len = file.metadata().map_err(|error| format!("{}: {error}", entry.name))?.len();
+        if len != entry.bytes {
+            return Err(format!("{} has {len} bytes, the manifest says {}", entry.name, entry.bytes));
+        }
+        if entry.block_bytes == 0 || entry.xxh3.len() as u64 != entry.bytes.div_ceil(entry.block_bytes) {
+            return Err(format!("the manifest has not one checksum for each block of {}", entry.name));
+        }
+        let mut opened = Self { path, file, entry, tensors: HashMap::new(), last_block: RefCell::new(None) };
+        let n = opened.bytes(0..8)?;
+        // bytes() gives as many as were asked for.
+        let n = u64::from_le_bytes(n.try_into().expect("eight bytes"));
+        let header_end = n.checked_add(8).filter(|end| *end <= opened.entry.bytes);
+        let header_end = header_end.ok_or_else(|| opened.broken("its header is longer than the file"))?;
+        let header = opened.bytes(0..header_end)?;
+        let metadata: Metadata =
+            serde_json::from_slice(&header[8..]).map_err(|error| opened.broken(&error.to_string()))?;
+        if header_end + metadata.data_len() as u64 != opened.entry.bytes {
+            return Err(opened.broken("its tensors are not all of it"));
+        }
+        for (name, info) in metadata.tensors() {
+            if info.dtype == Dtype::F32 {
+                let (start, end) = info.data_offsets;
+                opened.tensors.insert(name, header_end + start as u64..header_end + end as u64);
+            }
+        }
+        Ok(opened)
+    }
+
+    fn broken(&self, reason: &str) -> String {
+        format!("{}: {reason}", self.entry.name)
+    }
+
+    /// Elements `range` of the tensor `key`, which has `len`.
+    fn tensor(&self, key: &str, len: usize, range: Range<usize>) -> Result<Vec<u8>, String> {
+        let bytes = self.tensors.get(key).ok_or_else(|| self.broken(&format!("it has no {key}")))?;
+        if bytes.end - bytes.start != 4 * len as u64 || bytes.end > self.entry.bytes {
+            let n = (bytes.end - bytes.start) / 4;
+            return Err(self.broken(&format!("{key} has {n} elements, not {len}")));
+        }
+        self.bytes(bytes.start + 4 * range.start as u64..bytes.start + 4 * range.end as u64)
+    }
+
+    /// Bytes `range` of the file, out of blocks that are as they were written.
+    fn bytes(&self, range: Range<u64>) -> Result<Vec<u8>, String> {
+        let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
+        let block_bytes = self.entry.block_bytes;
+        let mut at = range.start;
+        while at < range.end {
+            let number = at / block_bytes;
+            let start = number * block_bytes;
+            let end = range.end.min(start + block_bytes);
+            self.block(number as usize)?;
+            let block = self.last_block.borrow();
+            let part = block.as_ref().and_then(|(_, b)| b.get((at - start) as usize..(end - start) as usize));
+            bytes.extend_from_slice(part.ok_or_else(|| self.broken("it ends too early"))?);
+            at = end;
+        }
+        Ok(bytes)
+    }
+
+    /// Reads and checks block `number`, unless it is the last one that was.
+    fn block(&self, number: usize) -> Result<(), String> {
+        if self.last_block.borrow().as_ref().is_some_and(|(last, _)| *last == number) {
+            return Ok(());
+        }
+        let start = number as u64 * self.entry.block_bytes;
+        let len = self.entry.block_bytes.min(self.entry.bytes.saturating_sub(start));
+        let mut block = vec![0; len as usize];
+        let read = self.file.read_exact_at(&mut block, start);
+        read.map_err(|error| format!("{}: {error}", self.path.display()))?;
+        if self.entry.xxh3.get(number) != Some(&xxh3_64(&block)) {
+            return Err(format!("the checksum of {} does not fit at byte {start}", self.entry.name));
+        }
+        *self.last_block.borrow_mut() = Some((number, block));
+        Ok(())
+    }
+}
+
+/// Fills `state` from the newest checkpoint under `folder` that every rank can read its part of; those that
+/// one cannot are passed over by all, with a warning on rank 0. Returns its step. All ranks call it.
+///
+/// # Errors
+/// [`TrainError::CheckpointRead`] when there are checkpoints and none is whole; [`TrainError::Ranks`].
+pub fn resume(
+    folder: &Path,
+    state: &mut TrainState,
+    comm: &Comm,
+    device: &Device,
+    warn: &mut dyn FnMut(&str),
+) -> Result<Option<u64>, TrainError> {
+    // Rank 0's list counts: others may see a folder a moment later.
+    let names: Vec<String> = folder::steps_in(folder)
+        .iter()
+        .filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()))
+        .collect();
+    let names = comm.broadcast("checkpoints", names.join("\n").into_bytes())?;
+    let names = String::from_utf8_lossy(&names).into_owned();
+    let mut last_error = None;
+    for name in names.lines().rev() {
+        let path = folder.join(name);
+        let result = Checkpoint::read(&path).and_then(|found| found.restore(state, device));
+        let error = result.err().map(|error| error.to_string()).unwrap_or_default();
+        let failed =
+            comm.all_reduce("checkpoint", vec![f64::from(u8::from(!error.is_empty()))], Reduction::Max)?;
+        if failed[0] == 0.0 {
+            return Ok(Some(state.step));
+        }
+        let errors = comm.gather_bytes("checkpoint", error.into_bytes())?;
+        let error = errors.iter().enumerate().find(|(_, error)| !error.is_empty());
+        let reason = error.map_or_else(String::new, |(rank, error)| {
+            let error = String::from_utf8_lossy(error);
+            if errors.len() == 1 { error.into_owned() } else { format!("rank {rank}: {error}") }
+        });
+        warn(&format!("{reason}; trying the one before it"));
+        last_error = Some(unusable(&path, reason));
+    }
+    last_error.map_or(Ok(None), Err)
+}

@@ -1,0 +1,262 @@
+//! Writing while training goes on: a snapshot, a thread, and a vote of all ranks that theirs is done.
+//!
+//! A snapshot shares the tensors' memory; the optimizer copies what it changes, so that memory grows by at
+//! most one copy of the state while a file is being written. One checkpoint is in flight at a time.
+
+use std::borrow::Cow;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+
+use ::safetensors::tensor::{Dtype, View, serialize_to_file};
+use burn::tensor::{Device, Tensor};
+use pipeline::file;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{BUFFERS, FileEntry, LATEST, MANIFEST, Manifest, UnitEntry, VERSION, buffer, folder, rank_file};
+use crate::error::TrainError;
+use crate::plan::Plan;
+use crate::shard::mesh::Place;
+use crate::shard::store::with_slice;
+use crate::step::TrainState;
+
+/// Bytes of a block with a checksum of its own.
+const BLOCK_BYTES: usize = 4 << 20;
+
+/// A rank's part of a checkpoint, as it was at one step.
+pub struct Snapshot {
+    tensors: Vec<(String, Tensor<1>)>,
+    method: Vec<(String, Vec<f32>)>,
+    manifest: Manifest,
+}
+
+impl Snapshot {
+    /// What `state` is now.
+    pub fn of(state: &mut TrainState, plan: &Plan) -> Self {
+        let mut tensors = Vec::new();
+        for shard in &mut state.shards {
+            for name in BUFFERS {
+                tensors.push((format!("{name}/{}", shard.layout.name), buffer(shard, name).clone()));
+            }
+        }
+        let method = state.method.state();
+        let manifest = Manifest {
+            version: VERSION,
+            step: state.step,
+            skipped_batches: state.skipped_batches,
+            bad_steps: state.bad_steps,
+            world_size: plan.world_size,
+            plan: plan.clone(),
+            units: state.shards.iter().map(|s| UnitEntry::of(&s.layout, s.adam_steps)).collect(),
+            method: method.iter().map(|(name, values)| (name.clone(), values.len())).collect(),
+            files: Vec::new(),
+        };
+        Self { tensors, method, manifest }
+    }
+
+    /// Writes this rank's file, and beside it what the manifest will say of it.
+    fn write(self, temporary: &Path, place: Place) -> io::Result<()> {
+        fs::create_dir_all(temporary)?;
+        let name = rank_file(place.shard());
+        let path = temporary.join(&name);
+        let mut views: Vec<(String, Part)> =
+            self.tensors.into_iter().map(|(name, tensor)| (name, Part::of(tensor))).collect();
+        if place.shard() == 0 {
+            let of_method = |(name, values): (String, Vec<f32>)| {
+                (format!("method/{name}"), Part::of(Tensor::from_floats(values.as_slice(), &Device::flex())))
+            };
+            views.extend(self.method.into_iter().map(of_method));
+        }
+        let invalid = |error: ::safetensors::SafeTensorError| match error {
+            ::safetensors::SafeTensorError::IoError(error) => error,
+            other => io::Error::other(other.to_string()),
+        };
+        serialize_to_file(views, None, &path).map_err(invalid)?;
+        let file = File::open(&path)?;
+        file.sync_all()?;
+        let entry = checksums(file, name)?;
+        write_synced(&entry_path(temporary, place.shard()), &serde_json::to_vec(&entry)?)
+    }
+}
+
+/// A tensor on its way into a file.
+struct Part {
+    tensor: Tensor<1>,
+    shape: [usize; 1],
+}
+
+impl Part {
+    fn of(tensor: Tensor<1>) -> Self {
+        let shape = tensor.dims();
+        Self { tensor, shape }
+    }
+}
+
+impl View for Part {
+    fn dtype(&self) -> Dtype {
+        Dtype::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        with_slice(&self.tensor, |values| bytemuck::cast_slice(values).to_vec()).into()
+    }
+
+    fn data_len(&self) -> usize {
+        4 * self.shape[0]
+    }
+}
+
+/// Length and checksums of a file, read again as it will be read.
+fn checksums(mut file: File, name: String) -> io::Result<FileEntry> {
+    let mut entry = FileEntry { name, bytes: 0, block_bytes: BLOCK_BYTES as u64, xxh3: Vec::new() };
+    let mut block = vec![0; BLOCK_BYTES];
+    loop {
+        let mut len = 0;
+        while len < BLOCK_BYTES {
+            match file.read(&mut block[len..])? {
+                0 => break,
+                n => len += n,
+            }
+        }
+        if len == 0 {
+            return Ok(entry);
+        }
+        entry.bytes += len as u64;
+        entry.xxh3.push(xxh3_64(&block[..len]));
+    }
+}
+
+fn entry_path(folder: &Path, shard: usize) -> PathBuf {
+    folder.join(format!("rank-{shard:05}.json"))
+}
+
+/// Writes the checkpoints of a run, one at a time.
+pub struct Saver {
+    folder: PathBuf,
+    place: Place,
+    n_keep: usize,
+    in_flight: Option<InFlight>,
+}
+
+struct InFlight {
+    step: u64,
+    manifest: Manifest,
+    writing: Option<JoinHandle<io::Result<()>>>,
+    outcome: Option<io::Result<()>>,
+}
+
+impl InFlight {
+    fn join(&mut self) {
+        if let Some(writing) = self.writing.take() {
+            let died = |_| Err(io::Error::other("the writing thread has panicked"));
+            self.outcome = Some(writing.join().unwrap_or_else(died));
+        }
+    }
+}
+
+impl Saver {
+    /// A saver into `folder`, of which the newest `n_keep` are kept.
+    pub fn new(folder: &Path, place: Place, n_keep: usize) -> Self {
+        if place.rank == 0 {
+            folder::sweep(folder);
+        }
+        Self { folder: folder.to_path_buf(), place, n_keep, in_flight: None }
+    }
+
+    /// Whether a checkpoint is being written.
+    pub fn is_busy(&self) -> bool {
+        self.in_flight.is_some()
+    }
+
+    /// Starts to write `state`. All ranks call it at the same step, none while it is busy.
+    pub fn start(&mut self, state: &mut TrainState, plan: &Plan) {
+        let snapshot = Snapshot::of(state, plan);
+        let (step, manifest) = (state.step, snapshot.manifest.clone());
+        let (place, temporary) = (self.place, folder::temporary_of_step(&self.folder, step));
+        let write = move || snapshot.write(&temporary, place);
+        // Replicas have what the first of them writes.
+        let (writing, outcome) = match place.replica() {
+            0 => match std::thread::Builder::new().name("checkpoint".into()).spawn(write) {
+                Ok(writing) => (Some(writing), None),
+                Err(error) => (None, Some(Err(error))),
+            },
+            _ => (None, Some(Ok(()))),
+        };
+        self.in_flight = Some(InFlight { step, manifest, writing, outcome });
+    }
+
+    /// What this rank says of its part: written, failed, or neither.
+    pub fn vote(&mut self) -> (f64, f64) {
+        let Some(in_flight) = &mut self.in_flight else { return (0.0, 0.0) };
+        if in_flight.writing.as_ref().is_some_and(JoinHandle::is_finished) {
+            in_flight.join();
+        }
+        match &in_flight.outcome {
+            Some(Ok(())) => (1.0, 0.0),
+            Some(Err(_)) => (0.0, 1.0),
+            None => (0.0, 0.0),
+        }
+    }
+
+    /// Takes what all ranks have said: when all have written theirs, the checkpoint is made whole. Returns
+    /// its step then.
+    ///
+    /// # Errors
+    /// [`TrainError::CheckpointWrite`]; earlier checkpoints are untouched then.
+    pub fn agreed(&mut self, n_saved: f64, n_failed: f64) -> Result<Option<u64>, TrainError> {
+        if n_failed == 0.0 && n_saved < self.place.world_size as f64 {
+            return Ok(None);
+        }
+        let Some(InFlight { step, manifest, outcome, .. }) = self.in_flight.take() else { return Ok(None) };
+        let target = folder::of_step(&self.folder, step);
+        let result = match outcome {
+            _ if n_failed == 0.0 && self.place.rank == 0 => self.commit(step, manifest),
+            Some(Err(error)) => Err(error),
+            _ if n_failed > 0.0 => Err(io::Error::other("another rank could not write its part")),
+            _ => Ok(()),
+        };
+        result.map_err(|source| {
+            // Half a checkpoint is of no use, and the disk may be full; the error is what counts.
+            let _ = folder::remove_if_there(&folder::temporary_of_step(&self.folder, step));
+            TrainError::CheckpointWrite { path: target, source }
+        })?;
+        Ok(Some(step))
+    }
+
+    /// Waits until this rank's part is written or has failed.
+    pub fn wait_for_own(&mut self) -> (f64, f64) {
+        if let Some(in_flight) = &mut self.in_flight {
+            in_flight.join();
+        }
+        self.vote()
+    }
+
+    /// Manifest, name, `latest`: in this order.
+    fn commit(&self, step: u64, mut manifest: Manifest) -> io::Result<()> {
+        let (target, temporary) =
+            (folder::of_step(&self.folder, step), folder::temporary_of_step(&self.folder, step));
+        for shard in 0..self.place.group_size {
+            let path = entry_path(&temporary, shard);
+            manifest.files.push(serde_json::from_slice(&fs::read(&path)?)?);
+            fs::remove_file(&path)?;
+        }
+        write_synced(&temporary.join(MANIFEST), &serde_json::to_vec_pretty(&manifest)?)?;
+        folder::remove_if_there(&target)?;
+        fs::rename(&temporary, &target)?;
+        file::replace(&self.folder.join(LATEST), format!("step-{step:010}\n").as_bytes())?;
+        File::open(&self.folder)?.sync_all()?;
+        folder::prune(&self.folder, self.n_keep);
+        Ok(())
+    }
+}
+
+fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}

@@ -1,0 +1,109 @@
+//! Drills: a rank that dies, hangs, dawdles or computes nonsense, at a place of one's choice.
+//!
+//! Written as `kill:rank=1,step=5,phase=backward`. Phases are those of a step (`teacher`, `forward`, `head`,
+//! `backward`, `update`), `data` and `checkpoint`.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+/// What a rank is made to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Dies by SIGKILL.
+    Kill,
+    /// Never goes on.
+    Hang,
+    /// Waits for 300 ms, in this and every later step.
+    Slow,
+    /// Has gradients that are no numbers, for `steps` steps.
+    Nan,
+}
+
+/// A drill.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// What happens.
+    pub action: Action,
+    /// To which rank.
+    pub rank: usize,
+    /// In which step.
+    pub step: u64,
+    /// For how many steps, where that makes sense.
+    pub steps: u64,
+    /// On entering which phase.
+    pub phase: String,
+}
+
+/// How long a dawdling rank waits.
+const SLOW: Duration = Duration::from_millis(300);
+
+impl FromStr for Fault {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (action, places) = text.split_once(':').unwrap_or((text, ""));
+        let action = match action {
+            "kill" => Action::Kill,
+            "hang" => Action::Hang,
+            "slow" => Action::Slow,
+            "nan" => Action::Nan,
+            other => return Err(format!("{other} is none of kill, hang, slow, nan")),
+        };
+        let mut fault = Self { action, rank: 0, step: 0, steps: 1, phase: "forward".into() };
+        for place in places.split(',').filter(|place| !place.is_empty()) {
+            let (key, value) = place.split_once('=').ok_or_else(|| format!("{place} is not KEY=VALUE"))?;
+            let number = || value.parse::<u64>().map_err(|error| format!("{place}: {error}"));
+            match key {
+                "rank" => fault.rank = number()? as usize,
+                "step" => fault.step = number()?,
+                "steps" => fault.steps = number()?,
+                "phase" => fault.phase = value.to_string(),
+                other => return Err(format!("{other} is none of rank, step, steps, phase")),
+            }
+        }
+        Ok(fault)
+    }
+}
+
+impl Fault {
+    /// Happens, if `rank` enters `phase` of `step` where it should.
+    pub fn strike(&self, rank: usize, step: u64, phase: &str) {
+        if rank != self.rank || phase != self.phase || step < self.step {
+            return;
+        }
+        match self.action {
+            Action::Slow => std::thread::sleep(SLOW),
+            Action::Kill if step == self.step => {
+                // It returns only if there is no such process; this one is running.
+                let _ =
+                    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+            }
+            Action::Hang if step == self.step => loop {
+                std::thread::park();
+            },
+            _ => {}
+        }
+    }
+
+    /// Whether the gradients of `rank` in `step` are nonsense.
+    pub fn poisons(&self, rank: usize, step: u64) -> bool {
+        self.action == Action::Nan && rank == self.rank && (self.step..self.step + self.steps).contains(&step)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drills_are_written_in_words() {
+        let fault: Fault = "kill:rank=1,step=5,phase=backward".parse().unwrap();
+        assert_eq!((fault.action, fault.rank, fault.step), (Action::Kill, 1, 5));
+        assert_eq!(fault.phase, "backward");
+        let fault: Fault = "nan:step=3,steps=2".parse().unwrap();
+        assert!(fault.poisons(0, 4) && !fault.poisons(0, 5) && !fault.poisons(1, 4));
+        for bad in ["kil", "kill:rank", "kill:rank=x", "kill:where=1"] {
+            assert!(bad.parse::<Fault>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! The loop of one rank. What ranks must do alike is decided by what all of them have said: in the step's
+//! votes, or in a collective of its own.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use augment::{Batch, BatchPool};
+use burn::tensor::{Device, Tensor};
+use pipeline::{Cursor, Share};
+
+use super::{Job, Observer, Outcome, Progress, teacher_of, trainer_of};
+use crate::checkpoint::{self, Saver};
+use crate::data::{ShardSource, batches};
+use crate::error::TrainError;
+use crate::peers::Peers;
+use crate::plan::Plan;
+use crate::probe::Probe;
+use crate::row::{row_of, warn_of_collapse};
+use crate::schedule::{Knobs, Schedules};
+use crate::shard::comm::Comm;
+use crate::shard::engine::Reduction;
+use crate::step::{StepReport, Trainer, Votes};
+use crate::straggler::Stragglers;
+use crate::telemetry::Telemetry;
+use crate::watch::{Pulse, RankWatch};
+use crate::workdir;
+
+/// Steps in a row that may be skipped before the run goes back to its last checkpoint, or stops.
+const MAX_BAD_STEPS: u32 = 3;
+
+/// A run that is under way.
+pub(super) struct Run<'a> {
+    job: &'a Job<'a>,
+    plan: Plan,
+    schedules: Schedules,
+    trainer: Trainer,
+    saver: Saver,
+    pulse: Pulse,
+    telemetry: Option<Telemetry>,
+    stragglers: Stragglers,
+    pool: BatchPool<ShardSource>,
+    saved_step: u64,
+    n_rollbacks: u64,
+}
+
+/// What the next step has to work with.
+enum Next {
+    Batch(Batch),
+    /// The run was asked to stop while it waited.
+    Stopped,
+    Failed(TrainError),
+}
+
+impl<'a> Run<'a> {
+    /// Claims the work directory and goes to where the run stands. All ranks call it.
+    pub(super) fn open(
+        job: &'a Job<'a>,
+        comm: Comm,
+        observer: &mut dyn Observer,
+    ) -> Result<Self, TrainError> {
+        let plan = workdir::agree(job.workdir, job.plan, &comm, &mut |message| observer.warned(message))?;
+        let place = comm.place();
+        let beats = job.workdir.join("heartbeats");
+        let pulse = Pulse::start(&beats, place.rank, comm.recorder())?;
+        if place.world_size > 1 {
+            comm.set_watch(Arc::new(RankWatch::new(&beats, &comm)?));
+        }
+        let mut trainer = trainer_of(&plan, comm);
+        let folder = job.workdir.join("checkpoints");
+        let warn = &mut |message: &str| warn_on_first(place.rank, message, observer);
+        checkpoint::resume(&folder, &mut trainer.state, &trainer.comm, &Device::flex(), warn)?;
+        let saver = Saver::new(&folder, place, plan.recipe.run.keep_checkpoints);
+        let first = trainer.state.step;
+        observer.started(first, plan.total_steps);
+        let telemetry = (place.rank == 0).then(|| Telemetry::open(job.workdir, first)).transpose()?;
+        let pool = open_pool(job, &plan, &trainer)?;
+        Ok(Self {
+            schedules: plan.schedules(),
+            plan,
+            job,
+            trainer,
+            saver,
+            pulse,
+            telemetry,
+            stragglers: Stragglers::default(),
+            pool,
+            saved_step: first,
+            n_rollbacks: 0,
+        })
+    }
+
+    /// Takes the steps that are left.
+    pub(super) fn train(
+        mut self,
+        probes: &mut [Box<dyn Probe>],
+        observer: &mut dyn Observer,
+    ) -> Result<Outcome, TrainError> {
+        if self.trainer.state.step >= self.plan.total_steps {
+            self.trainer.comm.finish()?;
+            return Ok(Outcome::Finished);
+        }
+        let mut next = next_batch(&mut self.pool, self.job.stop);
+        let votes = self.votes(&next);
+        let said = vec![votes.stop, votes.no_data];
+        let said = self.trainer.comm.all_reduce("first batch", said, Reduction::Sum)?;
+        let mut agreed = Votes { stop: said[0], no_data: said[1], ..Votes::default() };
+        loop {
+            let batch = match next {
+                Next::Batch(batch) if agreed.stop == 0.0 && agreed.no_data == 0.0 => batch,
+                ended => return self.end_early(ended, agreed, observer),
+            };
+            let report;
+            (report, next) = self.step(batch, probes, observer)?;
+            agreed = report.votes;
+            if self.trainer.state.step == self.plan.total_steps {
+                self.save()?;
+                self.finish_saving()?;
+                self.trainer.comm.finish()?;
+                return Ok(Outcome::Finished);
+            }
+            if self.trainer.state.bad_steps >= MAX_BAD_STEPS {
+                self.roll_back(observer)?;
+                next = next_batch(&mut self.pool, self.job.stop);
+                // Whether others have a batch too is said after the step.
+                if let Next::Failed(error) = next {
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// One step with everything around it, and the next batch.
+    fn step(
+        &mut self,
+        batch: Batch,
+        probes: &mut [Box<dyn Probe>],
+        observer: &mut dyn Observer,
+    ) -> Result<(StepReport, Next), TrainError> {
+        let start = Instant::now();
+        let step = self.trainer.state.step;
+        let knobs = self.schedules.at(step);
+        let rank = self.trainer.place().rank;
+        let (pulse, fault) = (&self.pulse, &self.job.fault);
+        let enter = |phase: &'static str| {
+            pulse.enter(step, phase);
+            if let Some(fault) = fault {
+                fault.strike(rank, step, phase);
+            }
+        };
+        let mut gradients = self.trainer.gradients(&batch, &knobs, &mut |phase| enter(phase))?;
+        if fault.as_ref().is_some_and(|fault| fault.poisons(rank, step)) {
+            gradients.poison();
+        }
+        self.pool.recycle(batch);
+        // The next batch is asked for before ranks agree on this step, so that they agree on it as well.
+        enter("data");
+        let waiting = Instant::now();
+        let next = match step + 1 == self.plan.total_steps {
+            true => Next::Stopped,
+            false => next_batch(&mut self.pool, self.job.stop),
+        };
+        let data_wait_ms = waiting.elapsed().as_secs_f64() * 1e3;
+        enter("update");
+        let votes = self.votes(&next);
+        let report = self.trainer.update(gradients, votes, &knobs)?;
+        self.saver.agreed(report.votes.saved, report.votes.save_failed)?;
+        let seconds = start.elapsed().as_secs_f64();
+        self.tell(&report, seconds, data_wait_ms, observer);
+        self.log(&report, &knobs, seconds, data_wait_ms, probes, observer)?;
+        let done = self.trainer.state.step;
+        if done.is_multiple_of(self.plan.recipe.run.checkpoint_every_steps) && report.finite {
+            self.pulse.enter(step, "checkpoint");
+            if let Some(fault) = &self.job.fault {
+                fault.strike(rank, step, "checkpoint");
+            }
+            self.save()?;
+        }
+        Ok((report, next))
+    }
+
+    fn votes(&mut self, next: &Next) -> Votes {
+        let (saved, save_failed) = self.saver.vote();
+        let flag = |set: bool| f64::from(u8::from(set));
+        Votes {
+            stop: flag(self.job.stop.load(Ordering::Relaxed)),
+            no_data: flag(matches!(next, Next::Failed(_))),
+            saved,
+            save_failed,
+        }
+    }
+
+    /// Some rank was asked to stop or has no batch: what was learned is saved by all.
+    fn end_early(
+        mut self,
+        next: Next,
+        agreed: Votes,
+        observer: &mut dyn Observer,
+    ) -> Result<Outcome, TrainError> {
+        let saved = self.save().and_then(|()| self.finish_saving());
+        match next {
+            Next::Failed(error) => {
+                if let Err(error) = saved {
+                    observer.warned(&error.to_string());
+                }
+                // The others leave together with this one.
+                let _ = self.trainer.comm.finish();
+                Err(error)
+            }
+            _ if agreed.no_data > 0.0 => {
+                let _ = self.trainer.comm.finish();
+                Err(TrainError::PeersFailed { n_ranks: agreed.no_data as usize })
+            }
+            _ => {
+                saved?;
+                self.trainer.comm.finish()?;
+                Ok(Outcome::Stopped)
+            }
+        }
+    }
+
+    fn tell(&mut self, report: &StepReport, seconds: f64, data_wait_ms: f64, observer: &mut dyn Observer) {
+        let done = self.trainer.state.step;
+        observer.stepped(Progress {
+            step: done,
+            total_steps: self.plan.total_steps,
+            loss: report.loss,
+            images_per_s: self.plan.recipe.optim.batch_size as f64 / seconds,
+            data_wait_ms,
+        });
+        if !report.finite {
+            let message = format!("step {}: loss or gradient is not finite; the step is skipped", done - 1);
+            warn_on_first(self.trainer.place().rank, &message, observer);
+        }
+    }
+
+    /// Writes the row of the step, where one is due, with what ranks have to be asked for.
+    fn log(
+        &mut self,
+        report: &StepReport,
+        knobs: &Knobs,
+        seconds: f64,
+        data_wait_ms: f64,
+        probes: &mut [Box<dyn Probe>],
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        let done = self.trainer.state.step;
+        let settings = &self.plan.recipe.run;
+        let last = done == self.plan.total_steps;
+        let every = settings.probe_every_steps;
+        let probing = !probes.is_empty() && (last || (every > 0 && done.is_multiple_of(every)));
+        if !(done.is_multiple_of(settings.log_every_steps) || last || probing) {
+            return Ok(());
+        }
+        let step = done - 1;
+        let comm = &self.trainer.comm;
+        let peers = Peers::new(comm, report.embeddings.len());
+        let [_, width] = report.embeddings[0].dims();
+        let d = self.plan.recipe.model.width();
+        let images = peers.gather("embeddings", &report.embeddings)?;
+        let [b, _] = images.dims();
+        let embeddings: Tensor<2> = images.reshape([b * width / d, d]);
+        let busy_ms = report.phases.total_ms() - report.phases.wait_ms + data_wait_ms;
+        let slow = self.stragglers.look(comm, step, busy_ms, data_wait_ms)?;
+        let timing = [
+            ("time/data_wait_ms", data_wait_ms),
+            ("time/step_ms", seconds * 1e3),
+            ("rate/images_per_s", self.plan.recipe.optim.batch_size as f64 / seconds),
+        ];
+        let mut row = row_of(&self.plan, step, knobs, report, embeddings, &timing);
+        row.extend(slow.row);
+        if self.trainer.place().rank == 0 {
+            slow.warnings.iter().for_each(|message| observer.warned(message));
+            let method = self.trainer.state.method.as_ref();
+            warn_of_collapse(&self.plan, step, report, &row, method, &mut |m| observer.warned(m));
+        }
+        if probing {
+            self.pulse.enter(step, "probe");
+            row.extend(probe_all(&self.trainer, &self.plan, done, probes, observer)?);
+        }
+        match &mut self.telemetry {
+            Some(telemetry) => telemetry.write(step, &row),
+            None => Ok(()),
+        }
+    }
+
+    /// Starts to save, if there is something new; an earlier one is waited for.
+    fn save(&mut self) -> Result<(), TrainError> {
+        if self.saved_step == self.trainer.state.step {
+            return Ok(());
+        }
+        self.finish_saving()?;
+        self.saver.start(&mut self.trainer.state, &self.plan);
+        self.saved_step = self.trainer.state.step;
+        Ok(())
+    }
+
+    /// Waits until the checkpoint in flight is whole.
+    fn finish_saving(&mut self) -> Result<(), TrainError> {
+        if self.saver.is_busy() {
+            let (saved, failed) = self.saver.wait_for_own();
+            let said = self.trainer.comm.all_reduce("checkpoint", vec![saved, failed], Reduction::Sum)?;
+            self.saver.agreed(said[0], said[1])?;
+        }
+        Ok(())
+    }
+
+    /// Goes back to the newest checkpoint and passes over the batches since then.
+    fn roll_back(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        self.finish_saving()?;
+        let state = &mut self.trainer.state;
+        let (step, next_batch) = (state.step - 1, state.step + state.skipped_batches);
+        let too_often = TrainError::NotFinite { step, n_steps: MAX_BAD_STEPS };
+        if self.n_rollbacks == self.plan.recipe.run.max_rollbacks {
+            return Err(too_often);
+        }
+        let rank = self.trainer.comm.place().rank;
+        let folder = self.job.workdir.join("checkpoints");
+        let warn = &mut |message: &str| warn_on_first(rank, message, observer);
+        let found = checkpoint::resume(&folder, state, &self.trainer.comm, &Device::flex(), warn)?;
+        let Some(back_to) = found else { return Err(too_often) };
+        self.n_rollbacks += 1;
+        state.skipped_batches = next_batch - back_to;
+        state.bad_steps = 0;
+        self.saved_step = back_to;
+        warn_on_first(
+            rank,
+            &format!(
+                "step {step}: {MAX_BAD_STEPS} steps in a row were not finite; back to step {back_to}, past the \
+                 batches up to {}",
+                next_batch - 1
+            ),
+            observer,
+        );
+        if self.telemetry.is_some() {
+            self.telemetry = Some(Telemetry::open(self.job.workdir, back_to)?);
+        }
+        self.pool = open_pool(self.job, &self.plan, &self.trainer)?;
+        Ok(())
+    }
+}
+
+fn next_batch(pool: &mut BatchPool<ShardSource>, stop: &AtomicBool) -> Next {
+    match pool.next_batch_unless(stop) {
+        Some(Ok(batch)) => Next::Batch(batch),
+        Some(Err(error)) => Next::Failed(error.into()),
+        None if stop.load(Ordering::Relaxed) => Next::Stopped,
+        None => Next::Failed(TrainError::DataEnded),
+    }
+}
+
+/// Batches from where the state stands.
+fn open_pool(job: &Job<'_>, plan: &Plan, trainer: &Trainer) -> Result<BatchPool<ShardSource>, TrainError> {
+    let place = trainer.place();
+    let share = Share::new(place.part(), place.world_size, plan.recipe.optim.batch_size)?;
+    // Each rank notes what it has met; ranks on other machines could not append to one file.
+    let name = match place.rank {
+        0 => "quarantine.jsonl".to_string(),
+        rank => format!("quarantine-{rank:05}.jsonl"),
+    };
+    let cursor = Cursor(trainer.state.step + trainer.state.skipped_batches);
+    Ok(batches(Arc::clone(&job.dataset), plan, share, cursor, &job.workdir.join(name))?)
+}
+
+fn warn_on_first(rank: usize, message: &str, observer: &mut dyn Observer) {
+    if rank == 0 {
+        observer.warned(message);
+    }
+}
+
+fn probe_all(
+    trainer: &Trainer,
+    plan: &Plan,
+    step: u64,
+    probes: &mut [Box<dyn Probe>],
+    observer: &mut dyn Observer,
+) -> Result<Vec<(String, f64)>, TrainError> {
+    let mut row = Vec::new();
+    let Some(network) = teacher_of(trainer, plan)? else { return Ok(row) };
+    for probe in probes {
+        let name = probe.name().to_string();
+        let numbers =
+            probe.run(&network).map_err(|reason| TrainError::Probe { name: name.clone(), reason })?;
+        observer.probed(step, &name, &numbers);
+        row.extend(numbers.into_iter().map(|(key, value)| (format!("{name}/{key}"), value)));
+    }
+    Ok(row)
+}

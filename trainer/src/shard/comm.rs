@@ -1,0 +1,372 @@
+//! The communication thread: it owns the engines and runs collectives in the order in which they are
+//! submitted, which is the same on all ranks, while the trainer computes.
+//!
+//! At most one gather runs ahead of the one that is used, and at most two reductions are on their way
+//! ([`flow`](super::flow)). Gathered buffers come from a pool and go back to it when the last tensor that
+//! looks at them is dropped.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use burn::tensor::Tensor;
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
+
+use super::engine::{Engine, EngineError, Reduction};
+use super::mesh::{Mesh, Place, Traffic};
+use super::recorder::{Entry, Recorder};
+use super::slots::Slots;
+use super::store::with_slice;
+use super::wire::{self, Wire};
+
+/// How often a rank that waits looks whether the others live.
+const POLL: Duration = Duration::from_millis(100);
+
+/// Knows how the other ranks are.
+pub trait Watch: Send + Sync {
+    /// A rank that is known to be gone, and how that is known.
+    fn lost(&self) -> Option<(usize, String)>;
+
+    /// Who has not come to `here`, in words; `None` if all are merely busy with what may take long.
+    fn suspects(&self, here: &Entry) -> Option<String>;
+}
+
+/// How ranks talk.
+pub struct CommConfig {
+    /// This rank's place.
+    pub place: Place,
+    /// Whether sums are taken in an order of ours.
+    pub exact: bool,
+    /// How long a collective may take.
+    pub deadline: Duration,
+}
+
+/// Makes an engine in the communication thread.
+pub type EngineFactory = Box<dyn FnOnce() -> Result<Box<dyn Engine>, EngineError> + Send>;
+
+/// A rank's line to the others.
+pub struct Comm {
+    place: Place,
+    /// `None` for one rank, for which there is nothing to move.
+    queue: Option<Sender<Queued>>,
+    recorder: Arc<Recorder>,
+    watch: Mutex<Option<Arc<dyn Watch>>>,
+    deadline: Duration,
+    slots: Arc<Slots>,
+    waited_us: AtomicU64,
+    thread: Option<JoinHandle<()>>,
+}
+
+type Job = Box<dyn FnOnce(&mut Mesh) + Send>;
+
+struct Queued {
+    collective: &'static str,
+    unit: String,
+    job: Job,
+}
+
+/// The result of a collective that may still be running.
+pub enum Pending<R> {
+    /// There was nothing to move.
+    Ready(R),
+    /// The communication thread has it.
+    Queued(Receiver<Result<R, EngineError>>),
+}
+
+impl Comm {
+    /// One rank.
+    pub fn solo() -> Self {
+        Self {
+            place: Place::SOLO,
+            queue: None,
+            recorder: Arc::default(),
+            watch: Mutex::new(None),
+            deadline: Duration::MAX,
+            slots: Arc::default(),
+            waited_us: AtomicU64::new(0),
+            thread: None,
+        }
+    }
+
+    /// Starts the communication thread, which makes the engine itself. All ranks call it.
+    ///
+    /// # Errors
+    /// Those of `engine`, and [`EngineError`] when ranks do not meet.
+    pub fn start(config: CommConfig, engine: EngineFactory) -> Result<Self, EngineError> {
+        let CommConfig { place, exact, deadline } = config;
+        let (queue, jobs) = unbounded::<Queued>();
+        let (ready, is_ready) = bounded(1);
+        let recorder = Arc::<Recorder>::default();
+        let notes = Arc::clone(&recorder);
+        let run = move || {
+            let mesh = engine().and_then(|world| Mesh::new(world, place, exact));
+            let mut mesh = match mesh {
+                Ok(mesh) => mesh,
+                Err(error) => return drop(ready.send(Err(error))),
+            };
+            // A starter that has given up has no use for what comes.
+            let _ = ready.send(Ok(()));
+            for (number, Queued { collective, unit, job }) in (0..).zip(jobs) {
+                notes.begin(number, collective, &unit);
+                job(&mut mesh);
+                notes.end();
+            }
+        };
+        let thread = std::thread::Builder::new().name("comm".into()).spawn(run);
+        let thread = thread.map_err(|error| EngineError::Unavailable {
+            engine: "communication thread",
+            reason: error.to_string(),
+        })?;
+        is_ready.recv().map_err(|_| EngineError::Ended)??;
+        Ok(Self {
+            place,
+            queue: (place.world_size > 1).then_some(queue),
+            recorder,
+            deadline,
+            thread: Some(thread),
+            ..Self::solo()
+        })
+    }
+
+    /// This rank's place.
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
+    /// What the communication thread did last.
+    pub fn recorder(&self) -> Arc<Recorder> {
+        Arc::clone(&self.recorder)
+    }
+
+    /// Lets `watch` say who is missing when a collective does not end.
+    pub fn set_watch(&self, watch: Arc<dyn Watch>) {
+        *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = Some(watch);
+    }
+
+    /// Time that the trainer has waited for others, in all.
+    pub fn waited(&self) -> Duration {
+        Duration::from_micros(self.waited_us.load(Ordering::Relaxed))
+    }
+
+    /// Queues `run` behind what is queued.
+    fn submit<R: Send + 'static>(
+        &self,
+        collective: &'static str,
+        unit: &str,
+        run: impl FnOnce(&mut Mesh) -> Result<R, EngineError> + Send + 'static,
+    ) -> Pending<R> {
+        let (sender, result) = bounded(1);
+        if let Some(queue) = &self.queue {
+            // A rank that no longer waits for the result has given up on an error before.
+            let job: Job = Box::new(move |mesh| drop(sender.send(run(mesh))));
+            // A thread that has ended drops the job and its sender with it: the wait says so.
+            let _ = queue.send(Queued { collective, unit: unit.to_string(), job });
+        }
+        Pending::Queued(result)
+    }
+
+    /// Waits for a collective.
+    ///
+    /// # Errors
+    /// [`EngineError`]: its own, a lost rank, or the deadline.
+    pub fn wait<R>(&self, pending: Pending<R>) -> Result<R, EngineError> {
+        let result = match pending {
+            Pending::Ready(value) => return Ok(value),
+            Pending::Queued(result) => result,
+        };
+        let start = Instant::now();
+        let mut last = (u64::MAX, start);
+        let outcome = loop {
+            match result.recv_timeout(POLL) {
+                Ok(outcome) => break outcome,
+                Err(RecvTimeoutError::Disconnected) => break Err(EngineError::Ended),
+                Err(RecvTimeoutError::Timeout) => self.look_around(&mut last)?,
+            }
+        };
+        self.waited_us.fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
+        outcome
+    }
+
+    /// Whether somebody is gone, or the collective that runs is older than the deadline. `last` is the
+    /// collective that ran when this was asked before, and since when.
+    fn look_around(&self, last: &mut (u64, Instant)) -> Result<(), EngineError> {
+        let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(here) = self.recorder.newest() else { return Ok(()) };
+        if let Some((rank, how)) = watch.as_ref().and_then(|watch| watch.lost()) {
+            let Entry { collective, unit, number, .. } = here;
+            return Err(EngineError::PeerLost { rank, how, collective, unit, number });
+        }
+        if last.0 != here.number {
+            *last = (here.number, Instant::now());
+        }
+        if last.1.elapsed() < self.deadline {
+            return Ok(());
+        }
+        let suspects = match watch {
+            Some(watch) => watch.suspects(&here),
+            None => Some("no rank's heartbeat can be seen".into()),
+        };
+        let Some(suspects) = suspects else { return Ok(()) };
+        let Entry { collective, unit, number, .. } = here;
+        Err(EngineError::Deadline { collective, unit, number, seconds: self.deadline.as_secs(), suspects })
+    }
+
+    /// Queues a gather of the unit of which `shard` is this rank's part.
+    pub fn gather(&self, unit: &str, shard: &Tensor<1>, wire: Wire) -> Pending<Tensor<1>> {
+        if self.place.group_size == 1 {
+            return Pending::Ready(match wire {
+                Wire::F32 => shard.clone(),
+                Wire::Bf16 => rounded(shard, wire),
+            });
+        }
+        let (shard, slots, group_size) = (shard.clone(), Arc::clone(&self.slots), self.place.group_size);
+        self.submit("gather", unit, move |mesh| {
+            let device = shard.device();
+            with_slice(&shard, |mine| {
+                let mut slot = slots.take(mine.len() * group_size);
+                match wire {
+                    Wire::F32 => {
+                        let all = bytemuck::cast_slice_mut(slot.values());
+                        mesh.gather(bytemuck::cast_slice(mine), all)?;
+                    }
+                    Wire::Bf16 => {
+                        let mut bytes = Vec::new();
+                        wire::encode(mine, wire, &mut bytes);
+                        let mut all = vec![0; bytes.len() * group_size];
+                        mesh.gather(&bytes, &mut all)?;
+                        wire::decode(&all, wire, slot.values());
+                    }
+                }
+                Ok(slot.into_tensor(&device))
+            })
+        })
+    }
+
+    /// Queues the sum over ranks of the unit's gradient `full`, of which this rank gets its shard.
+    pub fn reduce(&self, unit: &str, full: Tensor<1>, wire: Wire) -> Pending<Vec<f32>> {
+        if self.place.world_size == 1 {
+            let full = if wire == Wire::F32 { full } else { rounded(&full, wire) };
+            return Pending::Ready(super::store::to_host(full));
+        }
+        self.submit("reduce", unit, move |mesh| with_slice(&full, |full| mesh.reduce(full, wire)))
+    }
+
+    /// The sum of `values` over ranks, in the order of their parts of the batch.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn sum(&self, what: &str, values: Vec<f32>) -> Result<Vec<f32>, EngineError> {
+        if self.queue.is_none() {
+            return Ok(values);
+        }
+        self.wait(self.submit("sum", what, move |mesh| mesh.sum(&values)))
+    }
+
+    /// Every rank's `values`, in the order of their parts of the batch.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn gather_parts(&self, what: &str, values: Vec<f32>) -> Result<Vec<Vec<f32>>, EngineError> {
+        if self.queue.is_none() {
+            return Ok(vec![values]);
+        }
+        self.wait(self.submit("gather", what, move |mesh| mesh.gather_parts(&values)))
+    }
+
+    /// Joins a few numbers over ranks; all ranks get the same bits.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn all_reduce(
+        &self,
+        what: &str,
+        mut values: Vec<f64>,
+        reduction: Reduction,
+    ) -> Result<Vec<f64>, EngineError> {
+        if self.queue.is_none() {
+            return Ok(values);
+        }
+        self.wait(self.submit("all_reduce", what, move |mesh| {
+            mesh.count_small(8 * values.len());
+            mesh.world().all_reduce(&mut values, reduction)?;
+            Ok(values)
+        }))
+    }
+
+    /// The bytes of rank 0, on all ranks.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn broadcast(&self, what: &str, bytes: Vec<u8>) -> Result<Vec<u8>, EngineError> {
+        if self.queue.is_none() {
+            return Ok(bytes);
+        }
+        self.wait(self.submit("broadcast", what, move |mesh| {
+            let mut len = (bytes.len() as u64).to_ne_bytes();
+            mesh.world().broadcast(&mut len, 0)?;
+            let mut bytes = bytes;
+            bytes.resize(u64::from_ne_bytes(len) as usize, 0);
+            mesh.world().broadcast(&mut bytes, 0)?;
+            Ok(bytes)
+        }))
+    }
+
+    /// Every rank's bytes, by rank.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn gather_bytes(&self, what: &str, mut bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, EngineError> {
+        if self.queue.is_none() {
+            return Ok(vec![bytes]);
+        }
+        self.wait(self.submit("gather", what, move |mesh| {
+            let world = mesh.world();
+            let mut lengths = vec![0u64; world.world_size()];
+            world.all_gather(&(bytes.len() as u64).to_ne_bytes(), bytemuck::cast_slice_mut(&mut lengths))?;
+            let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
+            bytes.resize(longest, 0);
+            let mut all = vec![0; longest * lengths.len()];
+            world.all_gather(&bytes, &mut all)?;
+            let part = |(rank, len): (usize, &u64)| all[rank * longest..][..*len as usize].to_vec();
+            Ok(lengths.iter().enumerate().map(part).collect())
+        }))
+    }
+
+    /// What has moved since the start.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn traffic(&self) -> Result<Traffic, EngineError> {
+        if self.queue.is_none() {
+            return Ok(Traffic::default());
+        }
+        self.wait(self.submit("look", "the counters", |mesh| Ok(mesh.traffic)))
+    }
+
+    /// Waits for all ranks and lets the engines go. Without it, as after an error, the thread is left as
+    /// it stands: it may never come out of its collective.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn finish(mut self) -> Result<(), EngineError> {
+        self.all_reduce("the end", Vec::new(), Reduction::Sum)?;
+        self.queue = None;
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Err(_)) => Err(EngineError::Ended),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What is left of `values` after a trip on `wire`.
+fn rounded(values: &Tensor<1>, wire: Wire) -> Tensor<1> {
+    let device = values.device();
+    let back = with_slice(values, |values| {
+        let (mut bytes, mut back) = (Vec::new(), vec![0.0; values.len()]);
+        wire::encode(values, wire, &mut bytes);
+        wire::decode(&bytes, wire, &mut back);
+        back
+    });
+    Tensor::from_floats(back.as_slice(), &device)
+}

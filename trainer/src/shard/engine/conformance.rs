@@ -1,0 +1,143 @@
+//! What every engine must do. Tests of each implementation call [`check`] on every rank, and so does
+//! `ocelli doctor` on the machine that it runs on.
+
+use super::{Engine, EngineError, Reduction};
+use crate::shard::ordered;
+use crate::shard::wire::{self, Wire};
+
+/// Elements a rank that the operations are tried with: none, fewer than ranks, odd, and more than a page.
+const LENGTHS: [usize; 6] = [0, 1, 3, 63, 64, 5001];
+
+/// An operation that gave something else than it should.
+#[derive(Debug, thiserror::Error)]
+pub enum Broken {
+    /// It failed.
+    #[error(transparent)]
+    Failed(#[from] EngineError),
+    /// It gave wrong numbers.
+    #[error("{engine}, rank {rank} of {world_size}: {operation} of {n} elements gives wrong numbers")]
+    Wrong {
+        /// Name of the engine.
+        engine: &'static str,
+        /// This rank.
+        rank: usize,
+        /// Number of ranks.
+        world_size: usize,
+        /// The operation.
+        operation: &'static str,
+        /// Elements a rank.
+        n: usize,
+    },
+}
+
+/// Tries every operation with every length, over all ranks and over halves of them.
+///
+/// # Errors
+/// The first operation that is broken.
+pub fn check(engine: &mut dyn Engine) -> Result<(), Broken> {
+    check_group(engine)?;
+    // Even and odd ranks, in reverse order: their groups work apart from one another and from the whole.
+    let (rank, world_size) = (engine.rank(), engine.world_size());
+    let mut half = engine.split(rank % 2, world_size - rank)?;
+    let expected = (world_size - rank % 2).div_ceil(2);
+    expect(half.as_ref(), "split", rank, half.world_size() == expected)?;
+    expect(half.as_ref(), "split", rank, half.rank() == expected - 1 - rank / 2)?;
+    check_group(half.as_mut())?;
+    let mut alone = engine.split(rank, 0)?;
+    check_group(alone.as_mut())?;
+    check_group(engine)
+}
+
+fn check_group(engine: &mut dyn Engine) -> Result<(), Broken> {
+    for n in LENGTHS {
+        movement(engine, n)?;
+        sums(engine, n)?;
+        ordered_sums(engine, n)?;
+    }
+    small(engine)
+}
+
+fn expect(engine: &dyn Engine, operation: &'static str, n: usize, holds: bool) -> Result<(), Broken> {
+    if holds {
+        return Ok(());
+    }
+    let (engine, rank, world_size) = (engine.name(), engine.rank(), engine.world_size());
+    Err(Broken::Wrong { engine, rank, world_size, operation, n })
+}
+
+/// A value that depends on who sends, to whom, and where it stands; small enough to be exact in bf16.
+fn value(from: usize, to: usize, i: usize) -> f32 {
+    ((from * 31 + to * 17 + i) % 256) as f32
+}
+
+fn movement(engine: &mut dyn Engine, n: usize) -> Result<(), Broken> {
+    let (rank, world_size) = (engine.rank(), engine.world_size());
+    for wire in [Wire::F32, Wire::Bf16] {
+        let of = |from: usize, to: usize| (0..n).map(move |i| value(from, to, i));
+        let encode = |values: Vec<f32>| {
+            let mut bytes = Vec::new();
+            wire::encode(&values, wire, &mut bytes);
+            bytes
+        };
+        let mine = encode(of(rank, 0).collect());
+        let mut all = vec![0; mine.len() * world_size];
+        engine.all_gather(&mine, &mut all)?;
+        let expected = encode((0..world_size).flat_map(|from| of(from, 0)).collect());
+        expect(engine, "all_gather", n, all == expected)?;
+
+        let send = encode((0..world_size).flat_map(|to| of(rank, to)).collect());
+        let mut receive = vec![0; send.len()];
+        engine.all_to_all(&send, &mut receive)?;
+        let expected = encode((0..world_size).flat_map(|from| of(from, rank)).collect());
+        expect(engine, "all_to_all", n, receive == expected)?;
+
+        let root = world_size - 1;
+        let mut bytes = if rank == root { encode(of(root, 1).collect()) } else { vec![7; mine.len()] };
+        engine.broadcast(&mut bytes, root)?;
+        expect(engine, "broadcast", n, bytes == encode(of(root, 1).collect()))?;
+    }
+    Ok(())
+}
+
+/// Sums of small integers are exact in any order.
+fn sums(engine: &mut dyn Engine, n: usize) -> Result<(), Broken> {
+    let (rank, world_size) = (engine.rank(), engine.world_size());
+    let full: Vec<f32> = (0..world_size).flat_map(|to| (0..n).map(move |i| value(rank, to, i))).collect();
+    let expected: Vec<f32> = (0..n).map(|i| (0..world_size).map(|from| value(from, rank, i)).sum()).collect();
+    let mut mine = vec![0.0; n];
+    engine.reduce_scatter(&full, &mut mine)?;
+    expect(engine, "reduce_scatter", n, mine == expected)?;
+    for wire in [Wire::F32, Wire::Bf16] {
+        let order: Vec<usize> = (0..world_size).collect();
+        let mine = ordered::reduce_scatter(engine, &full, wire, &order)?;
+        expect(engine, "reduce_scatter in order", n, mine == expected)?;
+    }
+    Ok(())
+}
+
+/// Sums whose last bits depend on the order, in the order that is ours.
+fn ordered_sums(engine: &mut dyn Engine, n: usize) -> Result<(), Broken> {
+    let (rank, world_size) = (engine.rank(), engine.world_size());
+    let real =
+        |from: usize, i: usize| ((from * 7919 + i * 104_729) as f32).sin() * 10f32.powi(from as i32 % 5);
+    let mine: Vec<f32> = (0..n).map(|i| real(rank, i)).collect();
+    let order: Vec<usize> = (0..world_size).rev().collect();
+    let sum = ordered::all_sum(engine, &mine, Wire::F32, &order)?;
+    let tree = |i: usize| ordered::fold(world_size, &mut |part| real(order[part], i), &|a, b| a + b);
+    let expected: Vec<f32> = (0..n).map(tree).collect();
+    expect(engine, "sum in order", n, sum == expected)
+}
+
+fn small(engine: &mut dyn Engine) -> Result<(), Broken> {
+    let (rank, world_size) = (engine.rank(), engine.world_size());
+    let mut values = [rank as f64, 1.0, -(rank as f64)];
+    engine.all_reduce(&mut values, Reduction::Sum)?;
+    let total = (0..world_size).sum::<usize>() as f64;
+    expect(engine, "all_reduce sum", 3, values == [total, world_size as f64, -total])?;
+    let mut values = [rank as f64, -(rank as f64)];
+    engine.all_reduce(&mut values, Reduction::Max)?;
+    expect(engine, "all_reduce max", 2, values == [world_size as f64 - 1.0, 0.0])?;
+    let mut nan = [if rank == 0 { f64::NAN } else { 1.0 }];
+    engine.all_reduce(&mut nan, Reduction::Sum)?;
+    expect(engine, "all_reduce of a NaN", 1, nan[0].is_nan())
+}

@@ -1,0 +1,91 @@
+//! What is on its way while a unit computes: the next gather, and the last reductions.
+
+use std::collections::VecDeque;
+
+use burn::tensor::Tensor;
+
+use super::comm::{Comm, Pending};
+use super::engine::EngineError;
+use super::wire::Wire;
+
+/// Reductions on their way.
+const REDUCE_SLOTS: usize = 2;
+
+/// The gathers of a step, in order: while one is used, the next is on its way.
+pub struct Gathers<'a> {
+    comm: &'a Comm,
+    rest: VecDeque<(&'a str, &'a Tensor<1>, Wire)>,
+    ahead: Option<Pending<Tensor<1>>>,
+}
+
+impl<'a> Gathers<'a> {
+    /// Starts with the first of `list`: unit, shard, and how it travels.
+    pub fn new(comm: &'a Comm, list: impl IntoIterator<Item = (&'a str, &'a Tensor<1>, Wire)>) -> Self {
+        let mut gathers = Self { comm, rest: list.into_iter().collect(), ahead: None };
+        gathers.submit_next();
+        gathers
+    }
+
+    fn submit_next(&mut self) {
+        let next = self.rest.pop_front();
+        self.ahead = next.map(|(unit, shard, wire)| self.comm.gather(unit, shard, wire));
+    }
+
+    /// The next unit's buffer, `[padded]`.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    ///
+    /// # Panics
+    /// If more are asked for than were listed: a bug in the step.
+    pub fn next_flat(&mut self) -> Result<Tensor<1>, EngineError> {
+        let pending = self.ahead.take().expect("the step lists every gather");
+        let flat = self.comm.wait(pending)?;
+        self.submit_next();
+        Ok(flat)
+    }
+}
+
+/// Reductions on their way, results in the order of submission.
+pub struct Reductions<'a> {
+    comm: &'a Comm,
+    pending: VecDeque<Pending<Vec<f32>>>,
+    done: Vec<Vec<f32>>,
+}
+
+impl<'a> Reductions<'a> {
+    /// None yet.
+    pub fn new(comm: &'a Comm) -> Self {
+        Self { comm, pending: VecDeque::new(), done: Vec::new() }
+    }
+
+    /// Submits one; waits first if too many are on their way.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn push(&mut self, unit: &str, full: Tensor<1>, wire: Wire) -> Result<(), EngineError> {
+        if self.pending.len() == REDUCE_SLOTS {
+            self.wait_for_one()?;
+        }
+        self.pending.push_back(self.comm.reduce(unit, full, wire));
+        Ok(())
+    }
+
+    fn wait_for_one(&mut self) -> Result<(), EngineError> {
+        if let Some(pending) = self.pending.pop_front() {
+            self.done.push(self.comm.wait(pending)?);
+        }
+        Ok(())
+    }
+
+    /// All shards.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn finish(mut self) -> Result<Vec<Vec<f32>>, EngineError> {
+        while !self.pending.is_empty() {
+            self.wait_for_one()?;
+        }
+        Ok(self.done)
+    }
+}

@@ -1,0 +1,275 @@
+//! Who shares a unit with whom: shard groups of S ranks, and R replicas of them.
+//!
+//! ```text
+//! W = S · R       rank = q · S + s        q: replica, s: place in the shard group
+//! none   S = 1    everything on every rank; gradients are summed over all
+//! grad   S = W    shards; the student's gathered weights are kept from forwards to backwards
+//! full   S = W    shards; weights are gathered again on the way back
+//! group  S < W    shards within neighboring ranks, sums over replicas
+//! ```
+
+use serde::{Deserialize, Serialize};
+
+use super::engine::{Engine, EngineError};
+use super::ordered;
+use super::wire::Wire;
+
+/// What is cut over ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sharding {
+    /// Nothing: every rank holds all of it (DDP).
+    None,
+    /// Master weights, moments, gradients and teacher; gathered weights stay until the backward pass
+    /// (ZeRO-2).
+    Grad,
+    /// The same, and gathered weights go as soon as a unit has run (ZeRO-3).
+    #[default]
+    Full,
+}
+
+/// A rank's place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// This rank.
+    pub rank: usize,
+    /// Number of ranks, W.
+    pub world_size: usize,
+    /// Ranks of a shard group, S.
+    pub group_size: usize,
+}
+
+impl Place {
+    /// One rank alone.
+    pub const SOLO: Self = Self { rank: 0, world_size: 1, group_size: 1 };
+
+    /// The place of `rank`; `group` ranks share a unit, or all with 0.
+    ///
+    /// # Errors
+    /// In words, when groups do not divide the ranks.
+    pub fn new(rank: usize, world_size: usize, sharding: Sharding, group: usize) -> Result<Self, String> {
+        let group_size = match (sharding, group) {
+            (Sharding::None, _) => 1,
+            (_, 0) => world_size,
+            (_, group) => group,
+        };
+        if !world_size.is_multiple_of(group_size) {
+            return Err(format!("run.shard_group {group_size} does not divide {world_size} ranks"));
+        }
+        Ok(Self { rank, world_size, group_size })
+    }
+
+    /// Place within the shard group, s: which shard this rank holds.
+    pub fn shard(&self) -> usize {
+        self.rank % self.group_size
+    }
+
+    /// Which copy of the shard it is, q.
+    pub fn replica(&self) -> usize {
+        self.rank / self.group_size
+    }
+
+    /// Copies of every shard, R.
+    pub fn n_replicas(&self) -> usize {
+        self.world_size / self.group_size
+    }
+
+    /// Which part of a global batch this rank takes: positions p with p mod W = part. Ranks are numbered
+    /// so that sums over a group and then over replicas are branches of one tree ([`ordered`]).
+    pub fn part(&self) -> usize {
+        self.shard() * self.n_replicas() + self.replica()
+    }
+
+    /// The ranks by [`Place::part`].
+    pub fn order(&self) -> Vec<usize> {
+        let (s, r) = (self.group_size, self.n_replicas());
+        (0..self.world_size).map(|part| (part % r) * s + part / r).collect()
+    }
+}
+
+/// The engines of a rank: all ranks, its shard group, its replicas.
+pub struct Mesh {
+    place: Place,
+    world: Box<dyn Engine>,
+    /// `None` where the group is one rank, or all.
+    group: Option<Box<dyn Engine>>,
+    replicas: Option<Box<dyn Engine>>,
+    /// Whether sums are taken in our order; else in the engine's.
+    exact: bool,
+    /// What has moved.
+    pub traffic: Traffic,
+}
+
+/// Bytes that a rank received from others, and how often.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Weights gathered.
+    pub gather_bytes: u64,
+    /// Collectives of that kind.
+    pub n_gathers: u64,
+    /// Gradients summed.
+    pub reduce_bytes: u64,
+    /// Collectives of that kind.
+    pub n_reduces: u64,
+    /// Everything else: statistics, norms, flags.
+    pub small_bytes: u64,
+    /// Collectives of that kind.
+    pub n_small: u64,
+}
+
+impl Mesh {
+    /// The engines of `place`, split off `world`. All ranks call it.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn new(mut world: Box<dyn Engine>, place: Place, exact: bool) -> Result<Self, EngineError> {
+        let split = |world: &mut Box<dyn Engine>, size: usize, color: usize, key: usize| match size == 1
+            || size == place.world_size
+        {
+            true => Ok(None),
+            false => world.split(color, key).map(Some),
+        };
+        let group = split(&mut world, place.group_size, place.replica(), place.shard())?;
+        let replicas = split(&mut world, place.n_replicas(), place.shard(), place.replica())?;
+        Ok(Self { place, world, group, replicas, exact, traffic: Traffic::default() })
+    }
+
+    /// All ranks.
+    pub fn world(&mut self) -> &mut dyn Engine {
+        self.world.as_mut()
+    }
+
+    fn group(&mut self) -> &mut dyn Engine {
+        self.group.as_deref_mut().unwrap_or(self.world.as_mut())
+    }
+
+    /// The buffer `[S·n]` of which this rank holds the shard `mine` of `[n]`, both as they travel.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn gather(&mut self, mine: &[u8], all: &mut [u8]) -> Result<(), EngineError> {
+        self.traffic.gather_bytes += (all.len() - mine.len()) as u64;
+        self.traffic.n_gathers += 1;
+        self.group().all_gather(mine, all)
+    }
+
+    /// This rank's shard of the sum over all ranks of `full` of `[S·n]`.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn reduce(&mut self, full: &[f32], wire: Wire) -> Result<Vec<f32>, EngineError> {
+        let Place { group_size, world_size, .. } = self.place;
+        let n = full.len() / group_size;
+        self.traffic.n_reduces += 1;
+        let mut mine = match group_size {
+            1 => full.to_vec(),
+            _ => {
+                self.traffic.reduce_bytes += ((full.len() - n) * wire.bytes()) as u64;
+                self.scatter(full, wire)?
+            }
+        };
+        if group_size < world_size {
+            let n_replicas = self.place.n_replicas();
+            let order: Vec<usize> = (0..n_replicas).collect();
+            let part = mine.len().div_ceil(n_replicas);
+            self.traffic.reduce_bytes += ((n_replicas - 1) * part * (wire.bytes() + 4)) as u64;
+            let replicas = self.replicas.as_deref_mut().unwrap_or(self.world.as_mut());
+            mine = ordered::all_sum(replicas, &mine, wire, &order)?;
+        }
+        Ok(mine)
+    }
+
+    fn scatter(&mut self, full: &[f32], wire: Wire) -> Result<Vec<f32>, EngineError> {
+        let group_size = self.place.group_size;
+        // Only f32 has a native sum: every engine would have its own idea of one in bf16.
+        if !self.exact && wire == Wire::F32 {
+            let mut mine = vec![0.0; full.len() / group_size];
+            self.group().reduce_scatter(full, &mut mine)?;
+            return Ok(mine);
+        }
+        let order: Vec<usize> = (0..group_size).collect();
+        ordered::reduce_scatter(self.group(), full, wire, &order)
+    }
+
+    /// The sum of `values` over all ranks, in the order of their parts of the batch.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn sum(&mut self, values: &[f32]) -> Result<Vec<f32>, EngineError> {
+        let order = self.place.order();
+        self.count_small(2 * 4 * values.len().div_ceil(order.len()) * (order.len() - 1));
+        ordered::all_sum(self.world.as_mut(), values, Wire::F32, &order)
+    }
+
+    /// Every rank's `values`, in the order of their parts of the batch.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn gather_parts(&mut self, values: &[f32]) -> Result<Vec<Vec<f32>>, EngineError> {
+        let order = self.place.order();
+        self.count_small(4 * values.len() * (order.len() - 1));
+        let mut all = vec![0.0; values.len() * order.len()];
+        self.world.all_gather(bytemuck::cast_slice(values), bytemuck::cast_slice_mut(&mut all))?;
+        let part = |rank: usize| all[rank * values.len()..(rank + 1) * values.len()].to_vec();
+        Ok(order.into_iter().map(part).collect())
+    }
+
+    /// Adds to the count of small collectives.
+    pub fn count_small(&mut self, bytes: usize) {
+        self.traffic.n_small += 1;
+        self.traffic.small_bytes += bytes as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::engine::LocalGroup;
+    use proptest::prelude::*;
+
+    #[test]
+    fn groups_must_divide() {
+        assert!(Place::new(0, 4, Sharding::Full, 3).unwrap_err().contains("3 does not divide 4"));
+        assert_eq!(Place::new(2, 4, Sharding::None, 3).unwrap().group_size, 1);
+    }
+
+    proptest! {
+        #[test]
+        fn parts_number_the_ranks(log_group in 0u32..4, log_replicas in 0u32..4) {
+            let (group, world) = (1 << log_group, 1usize << (log_group + log_replicas));
+            let order = Place::new(0, world, Sharding::Full, group).unwrap().order();
+            for (part, rank) in order.iter().enumerate() {
+                prop_assert_eq!(Place::new(*rank, world, Sharding::Full, group).unwrap().part(), part);
+            }
+        }
+    }
+
+    /// However ranks are grouped, the sums have the same bits.
+    #[test]
+    fn every_grouping_reduces_alike() {
+        let n = 128;
+        let part = |part: usize, i: usize| ((part * 7919 + i) as f32).sin() * 10f32.powi(part as i32 % 4);
+        let world = 8;
+        let expected: Vec<f32> =
+            (0..n).map(|i| ordered::fold(world, &mut |p| part(p, i), &|a, b| a + b)).collect();
+        for group in [1, 2, 4, 8] {
+            let shards: Vec<(usize, Vec<f32>)> = std::thread::scope(|scope| {
+                let run = |engine: crate::shard::engine::Local| {
+                    move || {
+                        let place = Place::new(engine.rank(), world, Sharding::Full, group).unwrap();
+                        let mut mesh = Mesh::new(Box::new(engine), place, true).unwrap();
+                        let full: Vec<f32> = (0..n).map(|i| part(place.part(), i)).collect();
+                        (place.shard(), mesh.reduce(&full, Wire::F32).unwrap())
+                    }
+                };
+                let threads: Vec<_> =
+                    LocalGroup::ranks(world).into_iter().map(|engine| scope.spawn(run(engine))).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            for (shard, values) in shards {
+                let len = n / group;
+                assert!(values == expected[shard * len..(shard + 1) * len], "groups of {group}");
+            }
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! How flat buffers travel: as f32, or rounded to bf16 for half the bytes.
+
+use half::bf16;
+use half::slice::HalfFloatSliceExt;
+use serde::{Deserialize, Serialize};
+
+/// Type of an element on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Wire {
+    /// As it is.
+    #[default]
+    F32,
+    /// Rounded to the nearest bf16.
+    Bf16,
+}
+
+impl Wire {
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+}
+
+/// How weights and gradients travel. Sums are taken in f32 whatever travels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Precision {
+    /// Gathered weights of the backbone, student and teacher.
+    pub gather: Wire,
+    /// Gradients of the backbone.
+    pub reduce: Wire,
+    /// Gathered weights of the head.
+    pub head_gather: Wire,
+    /// Gradients of the head: DINOv2 found 16 bits unstable there.
+    pub head_reduce: Wire,
+}
+
+/// Replaces `bytes` by `values` as they travel.
+pub fn encode(values: &[f32], wire: Wire, bytes: &mut Vec<u8>) {
+    bytes.clear();
+    match wire {
+        Wire::F32 => bytes.extend_from_slice(bytemuck::cast_slice(values)),
+        Wire::Bf16 => {
+            bytes.extend(values.iter().flat_map(|value| bf16::from_f32(*value).to_bits().to_ne_bytes()));
+        }
+    }
+}
+
+/// Fills `values` from what [`encode`] gave.
+///
+/// # Panics
+/// If the lengths do not fit.
+pub fn decode(bytes: &[u8], wire: Wire, values: &mut [f32]) {
+    assert_eq!(bytes.len(), values.len() * wire.bytes(), "bytes of every element");
+    match wire {
+        Wire::F32 => bytemuck::cast_slice_mut(values).copy_from_slice(bytes),
+        Wire::Bf16 => {
+            let halves: Vec<bf16> = bytes
+                .chunks_exact(2)
+                .map(|pair| bf16::from_bits(u16::from_ne_bytes([pair[0], pair[1]])))
+                .collect();
+            halves.convert_to_f32_slice(values);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bf16_keeps_eight_bits_and_f32_all() {
+        let values = [1.0, -0.333_333_34, 1e30, 0.0, f32::INFINITY];
+        let mut bytes = Vec::new();
+        let mut back = [0.0; 5];
+        encode(&values, Wire::F32, &mut bytes);
+        decode(&bytes, Wire::F32, &mut back);
+        assert_eq!(back, values);
+        encode(&values, Wire::Bf16, &mut bytes);
+        decode(&bytes, Wire::Bf16, &mut back);
+        for (value, back) in values.iter().zip(back) {
+            assert!(*value == back || ((value - back) / value).abs() < 1.0 / 256.0, "{value} {back}");
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! Which ranks live, and where they are: a heartbeat file of each, and the processes of this machine.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use pipeline::file;
+use serde::{Deserialize, Serialize};
+
+use crate::error::TrainError;
+use crate::shard::comm::{Comm, Watch};
+use crate::shard::recorder::{Entry, Recorder, now_s};
+
+/// Between heartbeats.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// A heartbeat older than this is one of a rank that is gone or stuck.
+const STALE_S: f64 = 15.0;
+
+/// What may take long without being wrong, and is not done by all ranks alike.
+const PATIENT_PHASES: [&str; 2] = ["probe", "data"];
+
+/// What a rank says of itself every second.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Heartbeat {
+    /// Who.
+    pub rank: usize,
+    /// On which machine.
+    pub host: String,
+    /// As which process.
+    pub pid: u32,
+    /// When, in seconds since 1970.
+    pub at_s: f64,
+    /// In which step.
+    pub step: u64,
+    /// In which phase of it.
+    pub phase: String,
+    /// The newest collective.
+    pub number: u64,
+    /// What it is.
+    pub collective: String,
+    /// The unit, or what it is about.
+    pub unit: String,
+}
+
+/// Where this rank is: set by the trainer, written by the heartbeat.
+#[derive(Debug, Default)]
+struct Here {
+    step: u64,
+    phase: &'static str,
+}
+
+/// This rank's heartbeat, which stops when it is dropped.
+pub struct Pulse {
+    here: Arc<Mutex<Here>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Pulse {
+    /// Starts to beat in `folder`.
+    ///
+    /// # Errors
+    /// [`TrainError::Io`] when the first beat cannot be written.
+    pub fn start(folder: &Path, rank: usize, recorder: Arc<Recorder>) -> Result<Self, TrainError> {
+        fs::create_dir_all(folder).map_err(|error| TrainError::io("create folder", folder, error))?;
+        let path = path_of(folder, rank);
+        let here = Arc::<Mutex<Here>>::default();
+        let stop = Arc::<AtomicBool>::default();
+        let (host, pid) = (host(), std::process::id());
+        let beat = {
+            let here = Arc::clone(&here);
+            let path = path.clone();
+            move || {
+                let Here { step, phase } = *here.lock().unwrap_or_else(PoisonError::into_inner);
+                let newest = recorder.newest();
+                let entry = newest.as_ref();
+                let beat = Heartbeat {
+                    rank,
+                    host: host.clone(),
+                    pid,
+                    at_s: now_s(),
+                    step,
+                    phase: phase.into(),
+                    number: entry.map_or(0, |entry| entry.number),
+                    collective: entry.map_or_else(String::new, |entry| entry.collective.into()),
+                    unit: entry.map_or_else(String::new, |entry| entry.unit.clone()),
+                };
+                file::replace(&path, &serde_json::to_vec(&beat)?)
+            }
+        };
+        beat().map_err(|error| TrainError::io("write", &path, error))?;
+        let stopped = Arc::clone(&stop);
+        let run = move || {
+            while !stopped.load(Ordering::Relaxed) {
+                std::thread::park_timeout(BEAT);
+                // A beat that is missed, as on a full disk, is what the others see; the run itself goes on.
+                let _ = beat();
+            }
+        };
+        let thread = std::thread::Builder::new().name("heartbeat".into()).spawn(run);
+        let thread = thread.map_err(|error| TrainError::io("start the heartbeat of", &path, error))?;
+        Ok(Self { here, stop, thread: Some(thread) })
+    }
+
+    /// Notes where this rank is.
+    pub fn enter(&self, step: u64, phase: &'static str) {
+        *self.here.lock().unwrap_or_else(PoisonError::into_inner) = Here { step, phase };
+    }
+}
+
+impl Drop for Pulse {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // Its panic would be its own end alone.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A process on some machine. Start times tell it from a later one with its number.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Process {
+    host: String,
+    pid: u32,
+    started: String,
+}
+
+/// The other ranks, as far as this one can see them.
+pub struct RankWatch {
+    rank: usize,
+    folder: PathBuf,
+    neighbors: Vec<(usize, Process)>,
+}
+
+impl RankWatch {
+    /// Tells the others which process this is. All ranks call it.
+    ///
+    /// # Errors
+    /// [`TrainError::Ranks`].
+    pub fn new(folder: &Path, comm: &Comm) -> Result<Self, TrainError> {
+        let rank = comm.place().rank;
+        let pid = std::process::id();
+        let me = Process { host: host(), pid, started: start_time(pid).unwrap_or_default() };
+        let all = comm.gather_bytes("processes", serde_json::to_vec(&me).unwrap_or_default())?;
+        let parse = |(rank, bytes): (usize, Vec<u8>)| Some((rank, serde_json::from_slice(&bytes).ok()?));
+        let here = |(other, process): &(usize, Process)| *other != rank && process.host == me.host;
+        let neighbors = all.into_iter().enumerate().filter_map(parse).filter(here).collect();
+        Ok(Self { rank, folder: folder.to_path_buf(), neighbors })
+    }
+
+    fn beats(&self) -> Vec<Heartbeat> {
+        let Ok(entries) = fs::read_dir(&self.folder) else { return Vec::new() };
+        let read = |path: PathBuf| serde_json::from_slice(&fs::read(path).ok()?).ok();
+        let mut beats: Vec<Heartbeat> = entries.flatten().filter_map(|entry| read(entry.path())).collect();
+        beats.sort_by_key(|beat| beat.rank);
+        beats
+    }
+}
+
+impl Watch for RankWatch {
+    fn lost(&self) -> Option<(usize, String)> {
+        let gone = |process: &Process| start_time(process.pid).as_deref() != Some(process.started.as_str());
+        let (rank, process) = self.neighbors.iter().find(|(_, process)| gone(process))?;
+        let beat = self.beats().into_iter().find(|beat| beat.rank == *rank && beat.pid == process.pid);
+        let last = beat.map_or_else(String::new, |beat| {
+            format!("; it was last seen in {} of step {}, at {}", beat.phase, beat.step, at(&beat))
+        });
+        Some((*rank, format!("process {} on {} has ended{last}", process.pid, process.host)))
+    }
+
+    fn suspects(&self, here: &Entry) -> Option<String> {
+        let beats = self.beats();
+        let behind = |beat: &&Heartbeat| beat.rank != self.rank && beat.number <= here.number;
+        let first = beats.iter().filter(behind).map(|beat| beat.number).min();
+        let suspects: Vec<&Heartbeat> =
+            beats.iter().filter(behind).filter(|beat| Some(beat.number) == first).collect();
+        let fresh = |beat: &Heartbeat| now_s() - beat.at_s < STALE_S;
+        if suspects.iter().any(|beat| fresh(beat) && PATIENT_PHASES.contains(&beat.phase.as_str())) {
+            return None;
+        }
+        let say = |beat: &&Heartbeat| {
+            format!(
+                "rank {} on {} has come to {} in {} of step {}, last heard of {:.0} s ago",
+                beat.rank,
+                beat.host,
+                at(beat),
+                beat.phase,
+                beat.step,
+                now_s() - beat.at_s
+            )
+        };
+        let said: Vec<String> = suspects.iter().take(4).map(say).collect();
+        Some(match said.as_slice() {
+            [] => "no other rank's heartbeat can be seen".into(),
+            said => said.join("; "),
+        })
+    }
+}
+
+fn at(beat: &Heartbeat) -> String {
+    match beat.collective.is_empty() {
+        true => "no collective".into(),
+        false => format!("{} of {} (number {})", beat.collective, beat.unit, beat.number),
+    }
+}
+
+fn path_of(folder: &Path, rank: usize) -> PathBuf {
+    folder.join(format!("rank-{rank:05}.json"))
+}
+
+/// Name of this machine.
+fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// When process `pid` started, in ticks since the machine did; `None` if there is none, or a dead one that
+/// nobody has asked after.
+fn start_time(pid: u32) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold anything; fields are counted from behind it.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    match fields.next()? {
+        "Z" | "X" => None,
+        _ => fields.nth(18).map(str::to_string),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_ends_is_seen_to_have_ended() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let process = |pid| Process { host: host(), pid, started: start_time(pid).unwrap() };
+        let folder = tempfile::tempdir().unwrap();
+        let watch = RankWatch {
+            rank: 0,
+            folder: folder.path().to_path_buf(),
+            neighbors: vec![(1, process(std::process::id())), (2, process(child.id()))],
+        };
+        assert_eq!(watch.lost(), None);
+        child.kill().unwrap();
+        while watch.lost().is_none() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(watch.lost().unwrap().0, 2, "even before anybody has waited for it");
+        child.wait().unwrap();
+        assert_eq!(watch.lost().unwrap().0, 2);
+    }
+
+    #[test]
+    fn who_is_behind_is_named_and_who_is_busy_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let beat = |rank: usize, number: u64, phase: &str| {
+            let beat = Heartbeat {
+                rank,
+                host: "node".into(),
+                pid: 1,
+                at_s: now_s(),
+                step: 7,
+                phase: phase.into(),
+                number,
+                collective: "gather".into(),
+                unit: "blocks.3".into(),
+            };
+            fs::write(path_of(folder.path(), rank), serde_json::to_vec(&beat).unwrap()).unwrap();
+        };
+        let watch = RankWatch { rank: 0, folder: folder.path().to_path_buf(), neighbors: Vec::new() };
+        let recorder = Recorder::default();
+        recorder.begin(40, "gather", "blocks.4");
+        let here = recorder.newest().unwrap();
+        beat(1, 40, "forward");
+        beat(2, 38, "backward");
+        let said = watch.suspects(&here).unwrap();
+        assert!(said.contains("rank 2") && said.contains("blocks.3") && !said.contains("rank 1"), "{said}");
+        beat(2, 38, "probe");
+        assert_eq!(watch.suspects(&here), None);
+    }
+}
