@@ -53,6 +53,7 @@ fn of_train(error: &TrainError) -> u8 {
         TrainError::Recipe { .. }
         | TrainError::OtherRecipe { .. }
         | TrainError::RanksDiffer { .. }
+        | TrainError::Busy { .. }
         | TrainError::Augment(_) => CONFIGURATION,
         TrainError::Ranks(error) => of_engine(error),
         TrainError::NotFinite { .. } => NOT_FINITE,
@@ -62,6 +63,7 @@ fn of_train(error: &TrainError) -> u8 {
         | TrainError::CheckpointRead { .. }
         | TrainError::Probe { .. }
         | TrainError::PeersFailed { .. }
+        | TrainError::NoUnit { .. }
         | TrainError::DataEnded => DATA,
     }
 }

@@ -73,6 +73,25 @@ impl Launch {
                 b.world_size
             );
         }
+        if let (Some(inner), Some((outer, _))) = (first, found.iter().find(|(_, is_outer)| *is_outer))
+            && inner.world_size == 1
+            && outer.world_size > 1
+        {
+            bail!(
+                "{} says {} ranks, {} says one: {} processes would each do the whole run; unset what {} has set",
+                outer.launcher,
+                outer.world_size,
+                inner.launcher,
+                outer.world_size,
+                inner.launcher
+            );
+        }
+        if found.is_empty()
+            && let Some(name) =
+                ["PMIX_RANK", "MV2_COMM_WORLD_RANK"].into_iter().find(|name| get(name).is_some())
+        {
+            bail!("{name} is set, and nothing that says how many ranks there are: set RANK and WORLD_SIZE");
+        }
         let chosen = first.or(found.first().map(|(launch, _)| launch));
         Ok(chosen.cloned().unwrap_or(Self::ALONE))
     }
@@ -203,6 +222,11 @@ mod tests {
         for (variables, word) in [
             (&[("RANK", "4"), ("WORLD_SIZE", "4")][..], "counted from 0"),
             (&[("RANK", "1")], "WORLD_SIZE is not"),
+            (&[("PMIX_RANK", "0")], "how many ranks"),
+            (
+                &[("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "8"), ("RANK", "0"), ("WORLD_SIZE", "1")],
+                "the whole run",
+            ),
             (&[("RANK", "x"), ("WORLD_SIZE", "4")], "no number"),
             (&[("JOB_COMPLETION_INDEX", "1")], "WORLD_SIZE"),
             (&[("JOB_COMPLETION_INDEX", "1"), ("RANK", "0"), ("WORLD_SIZE", "2")], "which is it"),

@@ -8,6 +8,7 @@ mod exit;
 mod host_queue;
 mod launch;
 mod list;
+mod machine;
 mod progress;
 mod ranks;
 mod recipes;
@@ -18,7 +19,13 @@ mod verb;
 
 use std::process::ExitCode;
 
+use peak_alloc::PeakAlloc;
+
 use clap::{Parser, Subcommand};
+
+/// Counts bytes, for `metrics.jsonl` and `bench shard`: two atomic additions an allocation.
+#[global_allocator]
+static MEMORY: PeakAlloc = PeakAlloc;
 
 /// Self-supervised pretraining of vision models: from a folder of images to a scored backbone.
 #[derive(Parser)]

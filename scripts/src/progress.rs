@@ -98,6 +98,10 @@ impl Observer for RunProgress {
         }
     }
 
+    fn happened(&mut self, message: &str) {
+        self.say(&format!("warning: {}{message}", self.prefix));
+    }
+
     fn probed(&mut self, step: u64, name: &str, numbers: &[(String, f64)]) {
         let numbers: Vec<String> = numbers.iter().map(|(key, value)| format!("{key} {value:.2}")).collect();
         self.say(&format!("step {step}: {name}: {}", numbers.join("  ")));

@@ -3,21 +3,34 @@
 use std::time::Duration;
 
 use anyhow::bail;
-use trainer::Plan;
+use trainer::TrainError;
+use trainer::config::RunConfig;
 use trainer::shard::comm::{Comm, CommConfig, EngineFactory};
+use trainer::shard::engine::Reduction;
+use trainer::shard::mesh::Place;
 
 use crate::launch::Launch;
 
-/// The line to the other ranks of `plan`'s run, which is over the ranks of `launch`.
-pub(crate) fn connect(launch: &Launch, plan: &Plan) -> anyhow::Result<Comm> {
-    if launch.world_size == 1 {
+/// The line to the other ranks of `launch`, in one group.
+pub(crate) fn connect(launch: &Launch, run: &RunConfig) -> anyhow::Result<Comm> {
+    let Launch { rank, world_size, .. } = *launch;
+    if world_size == 1 {
         return Ok(Comm::solo());
     }
-    let run = &plan.recipe.run;
-    // Plan::over has checked it.
-    let place = plan.place(launch.rank).map_err(anyhow::Error::msg)?;
+    let place = Place { rank, world_size, group_size: world_size };
     let config = CommConfig { place, exact: run.exact_sums, deadline: Duration::from_secs(run.deadline_s) };
     Ok(Comm::start(config, engine(launch.clone())?)?)
+}
+
+/// What this rank has opened, if all ranks have opened theirs. All ranks call it.
+pub(crate) fn all_ready<T>(comm: &Comm, opened: anyhow::Result<T>) -> anyhow::Result<T> {
+    let failed = f64::from(u8::from(opened.is_err()));
+    let n_failed = comm.all_reduce("what is opened", vec![failed], Reduction::Sum)?[0];
+    let opened = opened?;
+    if n_failed > 0.0 {
+        return Err(TrainError::PeersFailed { n_ranks: n_failed as usize }.into());
+    }
+    Ok(opened)
 }
 
 /// Makes the engine of `launch`, which may be one rank.

@@ -162,8 +162,9 @@ pub struct OptimConfig {
     #[serde(default = "default_freeze")]
     pub freeze_last_layer: Duration,
     /// Parts that a global batch is cut into, over all ranks; 0 for one a rank. A rank takes its parts
-    /// one after another, in less memory than all at once. Sums follow the parts: with a number set here
-    /// 1, 2, 4 … ranks give the same bits.
+    /// through a unit one after another: units that do not keep their graph need the memory of one part.
+    /// Sums follow the parts: with a number set here 1, 2, 4 … ranks give the same bits, as long as
+    /// gradients travel in f32.
     #[serde(default)]
     pub micro_batches: usize,
     /// How weights and gradients travel between ranks.
@@ -220,8 +221,8 @@ pub struct RunConfig {
     pub workers: usize,
     /// Threads that decode and augment; 0 for one a core.
     pub data_threads: usize,
-    /// Backbone units that keep their graph, from the last on; absent for all, or for one where weights
-    /// are cut over ranks (`shard = "full"`): the others run again on the way back.
+    /// Backbone units that keep their graph, from the last on: the others run again on the way back.
+    /// Absent for all, or for as many as fit where weights are cut over ranks (`shard = "full"`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep: Option<usize>,
     /// What is cut over ranks.

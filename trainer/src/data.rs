@@ -111,7 +111,7 @@ pub fn batches(
         multicrop: plan.multicrop(),
         seed: plan.recipe.seed,
         window_shards: data.window_shards,
-        n_threads: or_cores(plan.recipe.run.data_threads),
+        n_threads: or_cores(plan.n_data_threads),
         rules: data.rules(),
         loader: LoaderConfig::default(),
     };

@@ -51,8 +51,20 @@ pub enum TrainError {
         /// Its value on rank 0.
         ours: String,
     },
+    /// A weight is missing from what was gathered.
+    #[error("the network has no unit {unit}; this is a bug in ocelli")]
+    NoUnit {
+        /// Name of the unit.
+        unit: String,
+    },
+    /// Another run works in the same folder.
+    #[error("another run is at work in {}", workdir.display())]
+    Busy {
+        /// The work directory.
+        workdir: PathBuf,
+    },
     /// Another rank cannot go on, and has said why itself.
-    #[error("{n_ranks} of the other ranks cannot get their next batch; see their messages")]
+    #[error("{n_ranks} of the other ranks cannot go on; see their messages")]
     PeersFailed {
         /// How many.
         n_ranks: usize,

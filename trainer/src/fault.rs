@@ -34,6 +34,9 @@ pub struct Fault {
     pub phase: String,
 }
 
+/// Phases of a step.
+const PHASES: [&str; 7] = ["teacher", "forward", "head", "backward", "data", "update", "checkpoint"];
+
 /// How long a dawdling rank waits.
 const SLOW: Duration = Duration::from_millis(300);
 
@@ -57,7 +60,8 @@ impl FromStr for Fault {
                 "rank" => fault.rank = number()? as usize,
                 "step" => fault.step = number()?,
                 "steps" => fault.steps = number()?,
-                "phase" => fault.phase = value.to_string(),
+                "phase" if PHASES.contains(&value) => fault.phase = value.to_string(),
+                "phase" => return Err(format!("{value} is none of {}", PHASES.join(", "))),
                 other => return Err(format!("{other} is none of rank, step, steps, phase")),
             }
         }
@@ -85,9 +89,11 @@ impl Fault {
         }
     }
 
-    /// Whether the gradients of `rank` in `step` are nonsense.
-    pub fn poisons(&self, rank: usize, step: u64) -> bool {
-        self.action == Action::Nan && rank == self.rank && (self.step..self.step + self.steps).contains(&step)
+    /// Whether the gradients that `rank` has of global batch `batch` are nonsense.
+    pub fn poisons(&self, rank: usize, batch: u64) -> bool {
+        self.action == Action::Nan
+            && rank == self.rank
+            && (self.step..self.step + self.steps).contains(&batch)
     }
 }
 
@@ -102,7 +108,7 @@ mod tests {
         assert_eq!(fault.phase, "backward");
         let fault: Fault = "nan:step=3,steps=2".parse().unwrap();
         assert!(fault.poisons(0, 4) && !fault.poisons(0, 5) && !fault.poisons(1, 4));
-        for bad in ["kil", "kill:rank", "kill:rank=x", "kill:where=1"] {
+        for bad in ["kil", "kill:rank", "kill:rank=x", "kill:where=1", "kill:phase=bakward"] {
             assert!(bad.parse::<Fault>().is_err(), "{bad}");
         }
     }

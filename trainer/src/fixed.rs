@@ -42,6 +42,11 @@ impl Fixed {
         self.n_bad += other.n_bad;
     }
 
+    /// Zero, with what did not fit.
+    pub fn only_bad(self) -> Self {
+        Self { value: 0, n_bad: self.n_bad }
+    }
+
     /// What travels: sums of these over ranks are the limbs of the sum.
     pub fn limbs(self) -> [f64; N_LIMBS] {
         let limb = |i: u32| (self.value >> (i * LIMB_BITS)) & i128::from(u32::MAX);

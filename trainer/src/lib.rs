@@ -10,11 +10,13 @@
 
 pub mod backbone;
 pub mod bench;
+pub mod bench_shard;
 pub mod checkpoint;
 pub mod config;
 pub mod data;
 mod drop_path;
 pub mod error;
+pub mod estimate;
 pub mod fault;
 pub mod fixed;
 pub mod head;

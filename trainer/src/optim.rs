@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::fixed::Fixed;
 use crate::schedule::Knobs;
 use crate::shard::layout::ALIGNMENT;
-use crate::shard::store::{UnitShard, on_host, to_host};
+use crate::shard::store::{UnitShard, on_host, with_slice};
 
 /// PyTorch's epsilon; Burn's default of 1e-5 is another optimizer.
 const EPSILON: f32 = 1e-8;
@@ -167,8 +167,10 @@ impl AdamW {
 }
 
 fn move_teacher(shard: &mut UnitShard, decay: f64) {
-    let student = to_host(shard.student.clone());
-    on_host(&mut shard.teacher, |teacher| average(teacher, &student, decay as f32, (1.0 - decay) as f32));
+    let UnitShard { student, teacher, .. } = shard;
+    with_slice(student, |student| {
+        on_host(teacher, |teacher| average(teacher, student, decay as f32, (1.0 - decay) as f32));
+    });
 }
 
 #[derive(Clone, Copy)]

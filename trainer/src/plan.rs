@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{Dinov2Views, PresetSizes, Recipe, ViewsConfig};
 use crate::error::TrainError;
+use crate::estimate::{Spread, keep_that_fits, of_plan};
 use crate::optim::AdamW;
 use crate::schedule::{Ramp, Schedules, WarmupCosine};
 use crate::shard::mesh::{Place, Sharding};
@@ -28,11 +29,26 @@ pub struct Plan {
     pub freeze_last_layer_steps: u64,
     /// Worker threads of a rank: the order in which their gradients are summed is part of the result.
     pub n_workers: usize,
+    /// Threads of a rank that decode and augment.
+    #[serde(default)]
+    pub n_data_threads: usize,
     /// Ranks.
     #[serde(default = "one")]
     pub world_size: usize,
+    /// Backbone units that keep their graph, from the last on. It changes no bit of the result.
+    #[serde(default = "all_units")]
+    pub keep: usize,
     /// The recipe as written.
     pub recipe: Recipe,
+}
+
+/// What a rank has to work with.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Room {
+    /// Cores.
+    pub n_cores: usize,
+    /// Bytes of memory.
+    pub bytes: f64,
 }
 
 impl Plan {
@@ -70,19 +86,25 @@ impl Plan {
             temp_warmup_steps: steps("teacher.temp_warmup", &recipe.teacher.temp_warmup, total)?,
             freeze_last_layer_steps: steps("optim.freeze_last_layer", &optim.freeze_last_layer, total)?,
             n_workers: or_cores(recipe.run.workers),
+            n_data_threads: or_cores(recipe.run.data_threads),
             world_size: 1,
+            keep: recipe.run.keep.unwrap_or(all_units()),
             recipe,
         })
     }
 
-    /// The plan over `world_size` ranks, `n_local` of which share this machine.
+    /// The plan over `world_size` ranks, each of which has `room`. Where weights are cut over ranks, or a rank
+    /// has several parts, and the recipe leaves it open, as many units keep their graph as fit.
     ///
     /// # Errors
     /// [`TrainError::Recipe`] when batch, parts or groups do not divide.
-    pub fn over(mut self, world_size: usize, n_local: usize) -> Result<Self, TrainError> {
+    pub fn over(mut self, world_size: usize, room: Room) -> Result<Self, TrainError> {
         self.world_size = world_size;
         if self.recipe.run.workers == 0 {
-            self.n_workers = (or_cores(0) / n_local.max(1)).max(1);
+            self.n_workers = room.n_cores.max(1);
+        }
+        if self.recipe.run.data_threads == 0 {
+            self.n_data_threads = room.n_cores.max(1);
         }
         let bad = |reason: String| TrainError::Recipe { recipe: self.recipe.name.clone(), reason };
         let n_parts = self.n_parts();
@@ -100,6 +122,9 @@ impl Plan {
             )));
         }
         self.place(0).map_err(bad)?;
+        if self.recipe.run.keep.is_none() && (self.gathers() || n_parts > world_size) {
+            self.keep = keep_that_fits(&of_plan(&self), &self.spread(), room.bytes).unwrap_or(0);
+        }
         Ok(self)
     }
 
@@ -154,14 +179,27 @@ impl Plan {
         StepConfig {
             seed: self.recipe.seed,
             patch_px: self.recipe.model.patch_px(),
-            keep: self.recipe.run.keep.unwrap_or(match self.gathers() {
-                true => 1,
-                false => usize::MAX,
-            }),
+            keep: self.keep,
             n_workers: self.n_workers,
             n_parts: self.n_parts(),
             sharding: self.recipe.run.shard,
             precision: self.recipe.optim.precision,
+        }
+    }
+
+    /// How the run is spread, for estimates.
+    pub fn spread(&self) -> Spread {
+        let step = self.step_config();
+        let rank_batch = self.recipe.optim.batch_size / self.world_size;
+        Spread {
+            world_size: self.world_size,
+            group_size: self.place(0).map_or(self.world_size, |place| place.group_size),
+            sharding: step.sharding,
+            keep: step.keep,
+            rank_batch,
+            rank_parts: (self.n_parts() / self.world_size).max(1),
+            workers: self.n_workers.min(rank_batch),
+            precision: step.precision,
         }
     }
 
@@ -200,6 +238,11 @@ impl Plan {
 
 fn one() -> usize {
     1
+}
+
+/// More than any network has.
+fn all_units() -> usize {
+    u32::MAX as usize
 }
 
 /// `n`, or the number of cores where it is 0.

@@ -9,9 +9,9 @@
 //! local                clip, AdamW on the flat shards, teacher moves
 //! ```
 //!
-//! A rank's batch may be cut into parts, which go through a unit one after another while it is gathered:
-//! the memory of a unit's graph is that of a part, and weights and gradients travel once a step whatever
-//! the number of parts. The order of all gathers of a step is one list ([`Gathers`]), so that the next
+//! A rank's batch may be cut into parts, which go through a unit one after another while it is gathered: a
+//! unit that runs again on the way back has the graph of one part at a time, and weights and gradients travel
+//! once a step whatever the number of parts. The order of all gathers of a step is one list ([`Gathers`]), so that the next
 //! unit is on its way while one computes.
 
 use std::time::Instant;
@@ -26,10 +26,10 @@ use crate::passes::Scored;
 use crate::schedule::Knobs;
 use crate::shard::comm::Comm;
 use crate::shard::engine::{EngineError, Reduction};
-use crate::shard::flow::{Gathers, Reductions};
+use crate::shard::flow::{Gathers, Reductions, Wanted};
 use crate::shard::mesh::{Place, Sharding};
 use crate::shard::store::UnitShard;
-use crate::shard::wire::{Precision, Wire};
+use crate::shard::wire::Precision;
 use crate::unit::{Tokens, Unit};
 use crate::workers::Workers;
 
@@ -246,27 +246,29 @@ impl Trainer {
     }
 
     /// Every gather of a step, in order.
-    fn gather_list(&self) -> Vec<(&str, &Tensor<1>, Wire)> {
+    fn gather_list(&self) -> Vec<Wanted<'_>> {
         let n_backbone = self.backbone.len();
-        let (backbone, head) = self.state.shards.split_at(n_backbone);
         let Precision { gather, head_gather, .. } = self.config.precision;
-        type Buffer = for<'s> fn(&'s UnitShard) -> &'s Tensor<1>;
-        let all = |of: Buffer| {
-            let backbone = backbone.iter().map(move |s| (s.layout.name.as_str(), of(s), gather));
-            let head = head.iter().map(move |s| (s.layout.name.as_str(), of(s), head_gather));
-            backbone.chain(head)
-        };
-        let again = backbone
-            .iter()
-            .enumerate()
-            .rev()
-            .filter(|(number, _)| !self.keeps_flat(*number))
-            .map(|(_, s)| (s.layout.name.as_str(), &s.student, gather));
-        all(|s| &s.teacher).chain(all(|s| &s.student)).chain(again).collect()
+        let shards = self.state.shards.iter().enumerate();
+        let teacher = shards.clone().map(|(number, s)| (number, s, &s.teacher, false));
+        let student = shards.clone().map(|(number, s)| (number, s, &s.student, self.keeps_flat(number)));
+        let again = shards.clone().take(n_backbone).rev();
+        let again = again.filter(|(number, _)| !self.keeps_flat(*number));
+        let again = again.map(|(number, s)| (number, s, &s.student, false));
+        let all = teacher.chain(student).chain(again);
+        let mut list = Vec::new();
+        for (number, s, shard, keep) in all {
+            let wire = if number < n_backbone { gather } else { head_gather };
+            list.push(Wanted { unit: &s.layout.name, shard, wire, keep });
+        }
+        list
     }
 
     /// Whether the gathered weights of backbone unit `number` stay until its backward pass.
     pub(crate) fn keeps_flat(&self, number: usize) -> bool {
+        if number >= self.backbone.len() {
+            return false;
+        }
         self.config.sharding == Sharding::Grad || self.keeps_graph(number)
     }
 
@@ -303,9 +305,9 @@ impl Trainer {
         let mut clock = Clock::start();
         let norms = ClipNorms::of(self.optimizer.clip, &self.state.shards, &grads, self.backbone.len());
         let mut sums = match self.place().replica() {
-            // Replicas hold the same shards, which count once.
+            // Replicas hold the same shards, which count once; what is no number counts wherever it is.
             0 => norms.squares.clone(),
-            _ => vec![Fixed::default(); norms.squares.len()],
+            _ => norms.squares.iter().map(|square| square.only_bad()).collect(),
         };
         sums.push(loss);
         sums.extend(gauges.iter().map(|(_, value)| *value));

@@ -3,7 +3,6 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use pipeline::file;
 use protobuf::Message;
@@ -13,6 +12,7 @@ use tensorboard_rs::record_writer::RecordWriter;
 use tensorboard_rs::summary;
 
 use crate::error::TrainError;
+use crate::shard::recorder::now_s;
 
 /// Writer of `metrics.jsonl` and of the events.
 pub struct Telemetry {
@@ -60,7 +60,7 @@ impl Telemetry {
             .map_err(|error| TrainError::io("open", &path, error))?;
         let folder = workdir.join("events");
         fs::create_dir_all(&folder).map_err(|error| TrainError::io("create folder", &folder, error))?;
-        let now = now();
+        let now = now_s();
         let name = format!("events.out.tfevents.{:010}.ocelli.{}.0", now as u64, std::process::id());
         let events_path = folder.join(name);
         let open = || -> io::Result<RecordWriter<File>> {
@@ -95,14 +95,9 @@ impl Telemetry {
 
     fn scalar(&mut self, step: u64, name: &str, value: f64) -> io::Result<()> {
         let mut event = Event::new();
-        event.set_wall_time(now());
+        event.set_wall_time(now_s());
         event.set_step(step as i64);
         event.set_summary(summary::scalar(name, value as f32));
         self.events.write(&event.write_to_bytes().map_err(io::Error::other)?)
     }
-}
-
-/// Seconds since 1970.
-fn now() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }

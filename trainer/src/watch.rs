@@ -11,7 +11,8 @@ use pipeline::file;
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
-use crate::shard::comm::{Comm, Watch};
+use crate::shard::comm::Comm;
+use crate::shard::patience::Watch;
 use crate::shard::recorder::{Entry, Recorder, now_s};
 
 /// Between heartbeats.
@@ -21,7 +22,7 @@ const BEAT: Duration = Duration::from_secs(1);
 const STALE_S: f64 = 15.0;
 
 /// What may take long without being wrong, and is not done by all ranks alike.
-const PATIENT_PHASES: [&str; 2] = ["probe", "data"];
+const PATIENT_PHASES: [&str; 3] = ["checkpoint", "data", "probe"];
 
 /// What a rank says of itself every second.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -45,6 +46,9 @@ pub struct Heartbeat {
     /// The unit, or what it is about.
     pub unit: String,
 }
+
+/// The phase of a rank that has left by itself: not the first to be blamed when ranks are missing.
+const LEFT: &str = "leaving";
 
 /// Where this rank is: set by the trainer, written by the heartbeat.
 #[derive(Debug, Default)]
@@ -74,7 +78,7 @@ impl Pulse {
         let beat = {
             let here = Arc::clone(&here);
             let path = path.clone();
-            move || {
+            move || -> std::io::Result<()> {
                 let Here { step, phase } = *here.lock().unwrap_or_else(PoisonError::into_inner);
                 let newest = recorder.newest();
                 let entry = newest.as_ref();
@@ -89,7 +93,10 @@ impl Pulse {
                     collective: entry.map_or_else(String::new, |entry| entry.collective.into()),
                     unit: entry.map_or_else(String::new, |entry| entry.unit.clone()),
                 };
-                file::replace(&path, &serde_json::to_vec(&beat)?)
+                // Unsynced: nobody needs it after a crash of the machine.
+                let temporary = file::temporary(&path);
+                fs::write(&temporary, serde_json::to_vec(&beat)?)?;
+                fs::rename(&temporary, &path)
             }
         };
         beat().map_err(|error| TrainError::io("write", &path, error))?;
@@ -100,6 +107,8 @@ impl Pulse {
                 // A beat that is missed, as on a full disk, is what the others see; the run itself goes on.
                 let _ = beat();
             }
+            // The last one, whatever came between.
+            let _ = beat();
         };
         let thread = std::thread::Builder::new().name("heartbeat".into()).spawn(run);
         let thread = thread.map_err(|error| TrainError::io("start the heartbeat of", &path, error))?;
@@ -114,6 +123,7 @@ impl Pulse {
 
 impl Drop for Pulse {
     fn drop(&mut self) {
+        self.here.lock().unwrap_or_else(PoisonError::into_inner).phase = LEFT;
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
@@ -124,18 +134,27 @@ impl Drop for Pulse {
 }
 
 /// A process on some machine. Start times tell it from a later one with its number.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct Process {
     host: String,
     pid: u32,
     started: String,
 }
 
+impl Process {
+    fn is_running(&self) -> bool {
+        start_time(self.pid).as_deref() == Some(self.started.as_str())
+    }
+}
+
 /// The other ranks, as far as this one can see them.
 pub struct RankWatch {
     rank: usize,
     folder: PathBuf,
-    neighbors: Vec<(usize, Process)>,
+    /// By rank.
+    processes: Vec<Process>,
+    /// Ranks whose processes this one can see.
+    neighbors: Vec<usize>,
 }
 
 impl RankWatch {
@@ -148,28 +167,49 @@ impl RankWatch {
         let pid = std::process::id();
         let me = Process { host: host(), pid, started: start_time(pid).unwrap_or_default() };
         let all = comm.gather_bytes("processes", serde_json::to_vec(&me).unwrap_or_default())?;
-        let parse = |(rank, bytes): (usize, Vec<u8>)| Some((rank, serde_json::from_slice(&bytes).ok()?));
-        let here = |(other, process): &(usize, Process)| *other != rank && process.host == me.host;
-        let neighbors = all.into_iter().enumerate().filter_map(parse).filter(here).collect();
-        Ok(Self { rank, folder: folder.to_path_buf(), neighbors })
+        let parse = |bytes: &Vec<u8>| serde_json::from_slice(bytes).unwrap_or_else(|_| Process::default());
+        let processes: Vec<Process> = all.iter().map(parse).collect();
+        // Containers may share a host's name and see none of one another's processes.
+        let seen = |other: &usize| {
+            *other != rank && processes[*other].host == me.host && processes[*other].is_running()
+        };
+        let neighbors = (0..processes.len()).filter(seen).collect();
+        Ok(Self { rank, folder: folder.to_path_buf(), processes, neighbors })
     }
 
+    /// The heartbeats of this run's ranks, by rank: an earlier run may have left others.
     fn beats(&self) -> Vec<Heartbeat> {
-        let Ok(entries) = fs::read_dir(&self.folder) else { return Vec::new() };
-        let read = |path: PathBuf| serde_json::from_slice(&fs::read(path).ok()?).ok();
-        let mut beats: Vec<Heartbeat> = entries.flatten().filter_map(|entry| read(entry.path())).collect();
-        beats.sort_by_key(|beat| beat.rank);
-        beats
+        let read = |rank: usize| -> Option<Heartbeat> {
+            let beat: Heartbeat =
+                serde_json::from_slice(&fs::read(path_of(&self.folder, rank)).ok()?).ok()?;
+            let process = &self.processes[rank];
+            ((beat.pid, &beat.host) == (process.pid, &process.host)).then_some(beat)
+        };
+        (0..self.processes.len()).filter_map(read).collect()
     }
 }
 
 impl Watch for RankWatch {
     fn lost(&self) -> Option<(usize, String)> {
-        let gone = |process: &Process| start_time(process.pid).as_deref() != Some(process.started.as_str());
-        let (rank, process) = self.neighbors.iter().find(|(_, process)| gone(process))?;
-        let beat = self.beats().into_iter().find(|beat| beat.rank == *rank && beat.pid == process.pid);
-        let last = beat.map_or_else(String::new, |beat| {
-            format!("; it was last seen in {} of step {}, at {}", beat.phase, beat.step, at(&beat))
+        let gone: Vec<usize> =
+            self.neighbors.iter().copied().filter(|rank| !self.processes[*rank].is_running()).collect();
+        if gone.is_empty() {
+            return None;
+        }
+        let beats = self.beats();
+        let beat_of = |rank: usize| beats.iter().find(|beat| beat.rank == rank);
+        // Those that have left may have left because of one that has not.
+        let first = gone.iter().find(|rank| beat_of(**rank).is_none_or(|beat| beat.phase != LEFT));
+        let rank = first.or(gone.first())?;
+        let process = &self.processes[*rank];
+        let last = beat_of(*rank).map_or_else(String::new, |beat| {
+            let age_s = now_s() - beat.at_s;
+            format!(
+                "; its last heartbeat, {age_s:.1} s ago: step {}, {}, {}",
+                beat.step,
+                beat.phase,
+                at(beat)
+            )
         });
         Some((*rank, format!("process {} on {} has ended{last}", process.pid, process.host)))
     }
@@ -243,7 +283,8 @@ mod tests {
         let watch = RankWatch {
             rank: 0,
             folder: folder.path().to_path_buf(),
-            neighbors: vec![(1, process(std::process::id())), (2, process(child.id()))],
+            processes: vec![Process::default(), process(std::process::id()), process(child.id())],
+            neighbors: vec![1, 2],
         };
         assert_eq!(watch.lost(), None);
         child.kill().unwrap();
@@ -272,14 +313,18 @@ mod tests {
             };
             fs::write(path_of(folder.path(), rank), serde_json::to_vec(&beat).unwrap()).unwrap();
         };
-        let watch = RankWatch { rank: 0, folder: folder.path().to_path_buf(), neighbors: Vec::new() };
+        let process = Process { host: "node".into(), pid: 1, started: String::new() };
+        let processes = vec![process; 3];
+        let watch = RankWatch { rank: 0, folder: folder.path().to_path_buf(), processes, neighbors: vec![] };
         let recorder = Recorder::default();
         recorder.begin(40, "gather", "blocks.4");
         let here = recorder.newest().unwrap();
         beat(1, 40, "forward");
         beat(2, 38, "backward");
+        beat(3, 2, "backward");
         let said = watch.suspects(&here).unwrap();
         assert!(said.contains("rank 2") && said.contains("blocks.3") && !said.contains("rank 1"), "{said}");
+        assert!(!said.contains("rank 3"), "which an earlier run has left: {said}");
         beat(2, 38, "probe");
         assert_eq!(watch.suspects(&here), None);
     }

@@ -1,6 +1,6 @@
 //! The folder of a run, and whose it is.
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use pipeline::file;
@@ -48,6 +48,21 @@ pub(crate) fn claim(workdir: &Path, plan: &Plan, warn: &mut dyn FnMut(&str)) -> 
         file::replace(&path, text.as_bytes()).map_err(|error| TrainError::io("write", &path, error))?;
     }
     Ok(plan)
+}
+
+/// Keeps other runs out of `workdir` for as long as the file is held. Nothing where the file system knows no
+/// locks.
+///
+/// # Errors
+/// [`TrainError::Busy`], [`TrainError::Io`].
+pub(crate) fn lock(workdir: &Path) -> Result<Option<File>, TrainError> {
+    let path = workdir.join(".lock");
+    let file = File::create(&path).map_err(|error| TrainError::io("create", &path, error))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Err(TrainError::Busy { workdir: workdir.to_path_buf() }),
+        Err(TryLockError::Error(_)) => Ok(None),
+    }
 }
 
 /// [`claim`] by rank 0 for all. All ranks call it.

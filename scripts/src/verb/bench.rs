@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use pipeline::Storage;
 
-use super::{bench_loader, bench_step};
+use super::{bench_loader, bench_shard, bench_step};
 
 /// Flags of `bench`.
 #[derive(clap::Args)]
@@ -17,6 +17,9 @@ pub(crate) struct Args {
 enum Verb {
     /// Training steps on noise, by phase; and the backbone alone, unit by unit against one graph.
     Step(bench_step::Args),
+    /// Modes of sharding on noise: memory against `ocelli plan`, bytes moved, images a second. Run it under
+    /// mpirun.
+    Shard(bench_shard::Args),
     /// The data path alone, by stage: read, decode, augment.
     Loader(bench_loader::Args),
 }
@@ -24,6 +27,7 @@ enum Verb {
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     match &args.verb {
         Verb::Step(args) => bench_step::run(args),
+        Verb::Shard(args) => bench_shard::run(args),
         Verb::Loader(args) => bench_loader::run(args, storage),
     }
 }

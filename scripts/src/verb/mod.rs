@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod bench_loader;
+pub(crate) mod bench_shard;
 pub(crate) mod bench_step;
 pub(crate) mod export;
 pub(crate) mod pack;

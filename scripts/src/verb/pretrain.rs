@@ -18,7 +18,7 @@ use trainer::{Plan, Recipe};
 use crate::exit::PREEMPTED;
 use crate::launch::Launch;
 use crate::progress::RunProgress;
-use crate::{ranks, recipes};
+use crate::{machine, ranks, recipes};
 
 /// Flags of `pretrain`.
 #[derive(clap::Args)]
@@ -118,11 +118,18 @@ pub(crate) fn pretrain(
     if recipe.data.shards.is_empty() {
         bail!("no shards: give --shards, or data.shards in the recipe");
     }
-    let dataset = Arc::new(Dataset::open(&recipe.data.shards, storage)?);
     let launch = target.launch;
-    let n_local = launch.n_local.unwrap_or(1);
-    let plan = Plan::resolve(recipe, dataset.n_samples())?.over(launch.world_size, n_local)?;
-    let mut probes = probes(&plan)?;
+    let mut comm = ranks::connect(launch, &recipe.run)?;
+    let open = || -> anyhow::Result<_> {
+        let dataset = Arc::new(Dataset::open(&recipe.data.shards, storage)?);
+        let plan = Plan::resolve(recipe, dataset.n_samples())?;
+        let plan = plan.over(launch.world_size, machine::room(launch.n_local.unwrap_or(1)))?;
+        let probes = probes(&plan)?;
+        Ok((dataset, plan, probes))
+    };
+    let (dataset, plan, mut probes) = ranks::all_ready(&comm, open())?;
+    let place = plan.place(launch.rank).map_err(anyhow::Error::msg)?;
+    comm.regroup(place, plan.recipe.run.exact_sums)?;
     let stop = Arc::new(AtomicBool::new(false));
     let mut hooks = Vec::new();
     for signal in [SIGTERM, SIGUSR2, SIGINT] {
@@ -133,7 +140,6 @@ pub(crate) fn pretrain(
         hooks.push(signal_hook::flag::register(signal, Arc::clone(&stop))?);
     }
     let mut progress = RunProgress::new(launch);
-    let comm = ranks::connect(launch, &plan)?;
     let job = Job { plan: &plan, dataset, workdir: target.workdir, stop: &stop, fault: target.fault.clone() };
     let outcome = train(&job, comm, &mut probes, &mut progress);
     // What comes after training has nothing to save: there a signal does what it always does.

@@ -21,9 +21,12 @@ pub(super) fn steps_in(folder: &Path) -> Vec<PathBuf> {
     entries(folder, is_step)
 }
 
-/// Keeps the newest `n_keep` checkpoints under `folder`.
-pub fn prune(folder: &Path, n_keep: usize) {
-    let steps = steps_in(folder);
+/// Keeps the newest `n_keep` checkpoints under `folder` up to that of `step`. Newer ones could not be read
+/// when this run started; they are in nobody's way, and do not count.
+pub fn prune(folder: &Path, step: u64, n_keep: usize) {
+    let mut steps = steps_in(folder);
+    let newest = of_step(folder, step);
+    steps.retain(|path| *path <= newest);
     for path in &steps[..steps.len().saturating_sub(n_keep.max(1))] {
         if let Err(error) = fs::remove_dir_all(path) {
             tracing::warn!("cannot remove the old checkpoint {}: {error}", path.display());

@@ -27,7 +27,8 @@ pub struct Checkpoint {
     pub path: PathBuf,
     /// What it says of itself.
     pub manifest: Manifest,
-    files: Vec<ShardFile>,
+    /// The file that was read last: what is wanted of one stands together.
+    open: RefCell<Option<(usize, ShardFile)>>,
 }
 
 /// One of its files: every block is checked before anything of it is used.
@@ -83,8 +84,7 @@ impl Checkpoint {
         last_error.map_or(Ok(None), Err)
     }
 
-    /// Opens the step's folder `path`: manifest, lengths and tables of contents. What is in the files is
-    /// checked as it is read.
+    /// Opens the step's folder `path` and reads its manifest. Files are opened and checked as they are read.
     ///
     /// # Errors
     /// [`TrainError::CheckpointRead`].
@@ -109,32 +109,43 @@ impl Checkpoint {
         {
             return Err(unusable(path, format!("{} does not divide into {n_files} files", unit.name)));
         }
-        let open = |entry: &FileEntry| ShardFile::open(path, entry.clone());
-        let files: Result<_, String> = manifest.files.iter().map(open).collect();
-        Ok(Self {
-            path: path.to_path_buf(),
-            files: files.map_err(|reason| unusable(path, reason))?,
-            manifest,
-        })
+        Ok(Self { path: path.to_path_buf(), manifest, open: RefCell::new(None) })
+    }
+
+    /// Runs `f` on file `number`.
+    fn with_file<R>(
+        &self,
+        number: usize,
+        f: impl FnOnce(&ShardFile) -> Result<R, String>,
+    ) -> Result<R, String> {
+        let mut open = self.open.borrow_mut();
+        if open.as_ref().is_none_or(|(last, _)| *last != number) {
+            let entry = self.manifest.files.get(number).ok_or("the manifest lists too few files")?;
+            *open = None;
+            *open = Some((number, ShardFile::open(&self.path, entry.clone())?));
+        }
+        match open.as_ref() {
+            Some((_, file)) => f(file),
+            None => Err("no file is open".into()),
+        }
     }
 
     /// The same if every block of every file is as it was written.
     fn verified(self) -> Result<Self, TrainError> {
-        for file in &self.files {
-            for block in 0..file.entry.xxh3.len() {
-                file.block(block).map_err(|reason| unusable(&self.path, reason))?;
-            }
+        for number in 0..self.manifest.files.len() {
+            let check = |file: &ShardFile| (0..file.entry.xxh3.len()).try_for_each(|block| file.block(block));
+            self.with_file(number, check).map_err(|reason| unusable(&self.path, reason))?;
         }
         Ok(self)
     }
 
     /// Elements `wanted` of the buffer `which` of `unit`; padding is zero.
     fn elements(&self, which: &str, unit: &UnitEntry, wanted: Range<usize>) -> Result<Vec<f32>, String> {
-        let file_len = unit.padded / self.files.len();
+        let file_len = unit.padded / self.manifest.files.len();
         let key = format!("{which}/{}", unit.name);
         let mut values = vec![0.0; wanted.len()];
         for piece in pieces(wanted, unit.numel, file_len) {
-            let bytes = self.files[piece.file].tensor(&key, file_len, piece.source)?;
+            let bytes = self.with_file(piece.file, |file| file.tensor(&key, file_len, piece.source))?;
             values[piece.target].copy_from_slice(&from_le_bytes(&bytes));
         }
         Ok(values)
@@ -165,7 +176,8 @@ impl Checkpoint {
             shard.adam_steps = unit.adam_steps;
         }
         let of_method = |(name, len): &(String, usize)| {
-            let bytes = self.files[0].tensor(&format!("method/{name}"), *len, 0..*len)?;
+            let key = format!("method/{name}");
+            let bytes = self.with_file(0, |file| file.tensor(&key, *len, 0..*len))?;
             Ok((name.clone(), from_le_bytes(&bytes)))
         };
         let values: Result<Vec<_>, String> = self.manifest.method.iter().map(of_method).collect();
@@ -294,7 +306,7 @@ pub fn resume(
     for name in names.lines().rev() {
         let path = folder.join(name);
         let result = Checkpoint::read(&path).and_then(|found| found.restore(state, device));
-        let error = result.err().map(|error| error.to_string()).unwrap_or_default();
+        let error = result.err().map(reason_of).unwrap_or_default();
         let failed =
             comm.all_reduce("checkpoint", vec![f64::from(u8::from(!error.is_empty()))], Reduction::Max)?;
         if failed[0] == 0.0 {
@@ -306,8 +318,17 @@ pub fn resume(
             let error = String::from_utf8_lossy(error);
             if errors.len() == 1 { error.into_owned() } else { format!("rank {rank}: {error}") }
         });
-        warn(&format!("{reason}; trying the one before it"));
-        last_error = Some(unusable(&path, reason));
+        let error = unusable(&path, reason);
+        warn(&format!("{error}; trying the one before it"));
+        last_error = Some(error);
     }
     last_error.map_or(Ok(None), Err)
+}
+
+/// What is wrong with a checkpoint, without its name.
+fn reason_of(error: TrainError) -> String {
+    match error {
+        TrainError::CheckpointRead { reason, .. } => reason,
+        other => other.to_string(),
+    }
 }

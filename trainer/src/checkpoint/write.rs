@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
@@ -73,10 +73,10 @@ impl Snapshot {
             other => io::Error::other(other.to_string()),
         };
         serialize_to_file(views, None, &path).map_err(invalid)?;
-        let file = File::open(&path)?;
-        file.sync_all()?;
-        let entry = checksums(file, name)?;
-        write_synced(&entry_path(temporary, place.shard()), &serde_json::to_vec(&entry)?)
+        let written = File::open(&path)?;
+        written.sync_all()?;
+        let entry = checksums(written, name)?;
+        file::write_synced(&entry_path(temporary, place.shard()), &serde_json::to_vec(&entry)?)
     }
 }
 
@@ -245,18 +245,12 @@ impl Saver {
             manifest.files.push(serde_json::from_slice(&fs::read(&path)?)?);
             fs::remove_file(&path)?;
         }
-        write_synced(&temporary.join(MANIFEST), &serde_json::to_vec_pretty(&manifest)?)?;
+        file::write_synced(&temporary.join(MANIFEST), &serde_json::to_vec_pretty(&manifest)?)?;
         folder::remove_if_there(&target)?;
         fs::rename(&temporary, &target)?;
         file::replace(&self.folder.join(LATEST), format!("step-{step:010}\n").as_bytes())?;
         File::open(&self.folder)?.sync_all()?;
-        folder::prune(&self.folder, self.n_keep);
+        folder::prune(&self.folder, step, self.n_keep);
         Ok(())
     }
-}
-
-fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = File::create(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
 }

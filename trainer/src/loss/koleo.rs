@@ -11,6 +11,9 @@ use burn::tensor::{Int, Tensor, TensorData};
 /// Keeps norms and the logarithm finite, as in DINOv2.
 const EPSILON: f64 = 1e-8;
 
+/// Images whose neighbors are looked for at a time: all at once would take B² numbers several times over.
+const ROWS: usize = 512;
+
 /// Who is whose neighbor in a batch, for one kind of view.
 pub struct Neighbors {
     /// Directions of all images, `[B, D]`, without a graph.
@@ -28,11 +31,19 @@ pub fn directions(x: Tensor<2>) -> Tensor<2> {
 impl Neighbors {
     /// The neighbors among `directions` `[B, D]` of the whole batch, without a graph.
     pub fn of(directions: Tensor<2>) -> Self {
-        let [b, _] = directions.dims();
-        let itself = Tensor::<2>::eye(b, &directions.device());
-        // Cosines lie in -1..=1, so that taking 3 from the diagonal keeps an image from choosing itself.
-        let cosines = directions.clone().matmul(directions.clone().transpose()) - itself * 3.0;
-        let nearest = cosines.argmax(1).reshape([b]).into_data().iter::<i64>().map(|i| i as usize).collect();
+        let [b, d] = directions.dims();
+        let all = directions.clone().transpose();
+        let mut nearest = Vec::with_capacity(b);
+        for start in (0..b).step_by(ROWS) {
+            let n = ROWS.min(b - start);
+            let mut itself = vec![0.0f32; n * b];
+            // Cosines lie in -1..=1, so that taking 3 keeps an image from choosing itself.
+            (0..n).for_each(|row| itself[row * b + start + row] = 3.0);
+            let itself = Tensor::<2>::from_data(TensorData::new(itself, [n, b]), &directions.device());
+            let rows = directions.clone().slice([start..start + n, 0..d]);
+            let chosen = (rows.matmul(all.clone()) - itself).argmax(1).reshape([n]).into_data();
+            nearest.extend(chosen.iter::<i64>().map(|i| i as usize));
+        }
         Self { directions, nearest }
     }
 
@@ -81,22 +92,22 @@ fn logs(gaps: Tensor<2>) -> Tensor<2> {
     (distance + EPSILON).log()
 }
 
-/// The regularizer of a whole batch, summed over the views of `embeddings` `[B, V, D]`, each view among
-/// its own kind, `[1]`.
-pub fn koleo(embeddings: Tensor<3>) -> Tensor<1> {
-    let [b, v, d] = embeddings.dims();
-    let positions: Vec<usize> = (0..b).collect();
-    let of_view = |i: usize| {
-        let x = embeddings.clone().slice([0..b, i..i + 1, 0..d]).reshape([b, d]);
-        Neighbors::of(directions(x.clone().inner())).koleo(x, &positions)
-    };
-    (1..v).fold(of_view(0), |sum, i| sum + of_view(i))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn::tensor::{Device, TensorData};
+    use burn::tensor::Device;
+
+    /// The regularizer of a whole batch, summed over the views of `embeddings` `[B, V, D]`, each view among
+    /// its own kind, `[1]`.
+    fn koleo(embeddings: Tensor<3>) -> Tensor<1> {
+        let [b, v, d] = embeddings.dims();
+        let positions: Vec<usize> = (0..b).collect();
+        let of_view = |i: usize| {
+            let x = embeddings.clone().slice([0..b, i..i + 1, 0..d]).reshape([b, d]);
+            Neighbors::of(directions(x.clone().inner())).koleo(x, &positions)
+        };
+        (1..v).fold(of_view(0), |sum, i| sum + of_view(i))
+    }
 
     fn of(values: &[f32], shape: [usize; 3]) -> Tensor<3> {
         Tensor::from_data(TensorData::new(values.to_vec(), shape), &Device::flex()).autodiff().require_grad()

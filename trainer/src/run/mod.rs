@@ -49,8 +49,10 @@ pub trait Observer {
     fn started(&mut self, step: u64, total_steps: u64);
     /// Called after every step.
     fn stepped(&mut self, progress: Progress);
-    /// Called with something that people should know.
+    /// Called with something that people should know once.
     fn warned(&mut self, message: &str);
+    /// Called with something that has happened, each time.
+    fn happened(&mut self, message: &str);
     /// Called after a probe.
     fn probed(&mut self, step: u64, name: &str, numbers: &[(String, f64)]);
 }
@@ -110,7 +112,7 @@ pub fn trainer_of(plan: &Plan, comm: Comm) -> Trainer {
 pub fn teacher_of(trainer: &Trainer, plan: &Plan) -> Result<Option<Network>, TrainError> {
     let mut flats = std::collections::HashMap::new();
     for shard in &trainer.state.shards[..trainer.backbone.len()] {
-        let pending = trainer.comm.gather(&shard.layout.name, &shard.teacher, Wire::F32);
+        let pending = trainer.comm.gather(&shard.layout.name, &shard.teacher, Wire::F32, false);
         let flat = trainer.comm.wait(pending)?;
         if trainer.place().rank == 0 {
             flats.insert(shard.layout.name.clone(), to_host(flat));
@@ -120,7 +122,7 @@ pub fn teacher_of(trainer: &Trainer, plan: &Plan) -> Result<Option<Network>, Tra
         return Ok(None);
     }
     let network = Network::new(&plan.recipe.model, plan.n_workers, |layout| {
-        flats.remove(&layout.name).ok_or(TrainError::DataEnded)
+        flats.remove(&layout.name).ok_or_else(|| TrainError::NoUnit { unit: layout.name.clone() })
     });
     network.map(Some)
 }

@@ -1,6 +1,7 @@
 //! The loop of one rank. What ranks must do alike is decided by what all of them have said: in the step's
 //! votes, or in a collective of its own.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -42,6 +43,8 @@ pub(super) struct Run<'a> {
     pool: BatchPool<ShardSource>,
     saved_step: u64,
     n_rollbacks: u64,
+    /// Rank 0's claim on the work directory.
+    _lock: Option<File>,
 }
 
 /// What the next step has to work with.
@@ -61,6 +64,7 @@ impl<'a> Run<'a> {
     ) -> Result<Self, TrainError> {
         let plan = workdir::agree(job.workdir, job.plan, &comm, &mut |message| observer.warned(message))?;
         let place = comm.place();
+        let lock = if place.rank == 0 { workdir::lock(job.workdir)? } else { None };
         let beats = job.workdir.join("heartbeats");
         let pulse = Pulse::start(&beats, place.rank, comm.recorder())?;
         if place.world_size > 1 {
@@ -87,6 +91,7 @@ impl<'a> Run<'a> {
             pool,
             saved_step: first,
             n_rollbacks: 0,
+            _lock: lock,
         })
     }
 
@@ -100,11 +105,7 @@ impl<'a> Run<'a> {
             self.trainer.comm.finish()?;
             return Ok(Outcome::Finished);
         }
-        let mut next = next_batch(&mut self.pool, self.job.stop);
-        let votes = self.votes(&next);
-        let said = vec![votes.stop, votes.no_data];
-        let said = self.trainer.comm.all_reduce("first batch", said, Reduction::Sum)?;
-        let mut agreed = Votes { stop: said[0], no_data: said[1], ..Votes::default() };
+        let (mut next, mut agreed) = self.first_batch()?;
         loop {
             let batch = match next {
                 Next::Batch(batch) if agreed.stop == 0.0 && agreed.no_data == 0.0 => batch,
@@ -119,15 +120,22 @@ impl<'a> Run<'a> {
                 self.trainer.comm.finish()?;
                 return Ok(Outcome::Finished);
             }
-            if self.trainer.state.bad_steps >= MAX_BAD_STEPS {
+            let goes_on = agreed.stop == 0.0 && agreed.no_data == 0.0;
+            if goes_on && self.trainer.state.bad_steps >= MAX_BAD_STEPS {
                 self.roll_back(observer)?;
-                next = next_batch(&mut self.pool, self.job.stop);
-                // Whether others have a batch too is said after the step.
-                if let Next::Failed(error) = next {
-                    return Err(error);
-                }
+                (next, agreed) = self.first_batch()?;
             }
         }
+    }
+
+    /// The first batch of a stream, and whether all ranks have theirs.
+    fn first_batch(&mut self) -> Result<(Next, Votes), TrainError> {
+        self.pulse.enter(self.trainer.state.step, "data");
+        let next = next_batch(&mut self.pool, self.job.stop);
+        let votes = self.votes(&next);
+        let said = vec![votes.stop, votes.no_data];
+        let said = self.trainer.comm.all_reduce("first batch", said, Reduction::Sum)?;
+        Ok((next, Votes { stop: said[0], no_data: said[1], ..Votes::default() }))
     }
 
     /// One step with everything around it, and the next batch.
@@ -149,7 +157,9 @@ impl<'a> Run<'a> {
             }
         };
         let mut gradients = self.trainer.gradients(&batch, &knobs, &mut |phase| enter(phase))?;
-        if fault.as_ref().is_some_and(|fault| fault.poisons(rank, step)) {
+        // By batch: a rollback passes over what it struck.
+        let number = step + self.trainer.state.skipped_batches;
+        if fault.as_ref().is_some_and(|fault| fault.poisons(rank, number)) {
             gradients.poison();
         }
         self.pool.recycle(batch);
@@ -230,7 +240,9 @@ impl<'a> Run<'a> {
         });
         if !report.finite {
             let message = format!("step {}: loss or gradient is not finite; the step is skipped", done - 1);
-            warn_on_first(self.trainer.place().rank, &message, observer);
+            if self.trainer.place().rank == 0 {
+                observer.happened(&message);
+            }
         }
     }
 
@@ -260,7 +272,7 @@ impl<'a> Run<'a> {
         let images = peers.gather("embeddings", &report.embeddings)?;
         let [b, _] = images.dims();
         let embeddings: Tensor<2> = images.reshape([b * width / d, d]);
-        let busy_ms = report.phases.total_ms() - report.phases.wait_ms + data_wait_ms;
+        let busy_ms = seconds * 1e3 - report.phases.wait_ms;
         let slow = self.stragglers.look(comm, step, busy_ms, data_wait_ms)?;
         let timing = [
             ("time/data_wait_ms", data_wait_ms),
@@ -298,6 +310,7 @@ impl<'a> Run<'a> {
     /// Waits until the checkpoint in flight is whole.
     fn finish_saving(&mut self) -> Result<(), TrainError> {
         if self.saver.is_busy() {
+            self.pulse.enter(self.trainer.state.step, "checkpoint");
             let (saved, failed) = self.saver.wait_for_own();
             let said = self.trainer.comm.all_reduce("checkpoint", vec![saved, failed], Reduction::Sum)?;
             self.saver.agreed(said[0], said[1])?;
@@ -323,15 +336,13 @@ impl<'a> Run<'a> {
         state.skipped_batches = next_batch - back_to;
         state.bad_steps = 0;
         self.saved_step = back_to;
-        warn_on_first(
-            rank,
-            &format!(
+        if rank == 0 {
+            observer.happened(&format!(
                 "step {step}: {MAX_BAD_STEPS} steps in a row were not finite; back to step {back_to}, past the \
                  batches up to {}",
                 next_batch - 1
-            ),
-            observer,
-        );
+            ));
+        }
         if self.telemetry.is_some() {
             self.telemetry = Some(Telemetry::open(self.job.workdir, back_to)?);
         }
@@ -364,7 +375,7 @@ fn open_pool(job: &Job<'_>, plan: &Plan, trainer: &Trainer) -> Result<BatchPool<
 
 fn warn_on_first(rank: usize, message: &str, observer: &mut dyn Observer) {
     if rank == 0 {
-        observer.warned(message);
+        observer.happened(message);
     }
 }
 

@@ -7,30 +7,18 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use burn::tensor::Tensor;
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
 use super::engine::{Engine, EngineError, Reduction};
 use super::mesh::{Mesh, Place, Traffic};
-use super::recorder::{Entry, Recorder};
+use super::patience::{POLL, Waiting, Watch};
+use super::recorder::Recorder;
 use super::slots::Slots;
 use super::store::with_slice;
 use super::wire::{self, Wire};
-
-/// How often a rank that waits looks whether the others live.
-const POLL: Duration = Duration::from_millis(100);
-
-/// Knows how the other ranks are.
-pub trait Watch: Send + Sync {
-    /// A rank that is known to be gone, and how that is known.
-    fn lost(&self) -> Option<(usize, String)>;
-
-    /// Who has not come to `here`, in words; `None` if all are merely busy with what may take long.
-    fn suspects(&self, here: &Entry) -> Option<String>;
-}
 
 /// How ranks talk.
 pub struct CommConfig {
@@ -55,7 +43,8 @@ pub struct Comm {
     deadline: Duration,
     slots: Arc<Slots>,
     waited_us: AtomicU64,
-    thread: Option<JoinHandle<()>>,
+    /// Closed when the thread has let its engines go.
+    ended: Option<Receiver<()>>,
 }
 
 type Job = Box<dyn FnOnce(&mut Mesh) + Send>;
@@ -85,7 +74,7 @@ impl Comm {
             deadline: Duration::MAX,
             slots: Arc::default(),
             waited_us: AtomicU64::new(0),
-            thread: None,
+            ended: None,
         }
     }
 
@@ -97,6 +86,7 @@ impl Comm {
         let CommConfig { place, exact, deadline } = config;
         let (queue, jobs) = unbounded::<Queued>();
         let (ready, is_ready) = bounded(1);
+        let (has_ended, ended) = bounded::<()>(0);
         let recorder = Arc::<Recorder>::default();
         let notes = Arc::clone(&recorder);
         let run = move || {
@@ -112,19 +102,30 @@ impl Comm {
                 job(&mut mesh);
                 notes.end();
             }
+            drop(mesh);
+            drop(has_ended);
         };
         let thread = std::thread::Builder::new().name("comm".into()).spawn(run);
-        let thread = thread.map_err(|error| EngineError::Unavailable {
+        thread.map_err(|error| EngineError::Unavailable {
             engine: "communication thread",
             reason: error.to_string(),
         })?;
-        is_ready.recv().map_err(|_| EngineError::Ended)??;
+        is_ready.recv_timeout(deadline).map_err(|error| match error {
+            RecvTimeoutError::Disconnected => EngineError::Ended,
+            RecvTimeoutError::Timeout => EngineError::Deadline {
+                collective: "start",
+                unit: "the engine".into(),
+                number: 0,
+                seconds: deadline.as_secs(),
+                suspects: "not all ranks have come".into(),
+            },
+        })??;
         Ok(Self {
             place,
             queue: (place.world_size > 1).then_some(queue),
             recorder,
             deadline,
-            thread: Some(thread),
+            ended: Some(ended),
             ..Self::solo()
         })
     }
@@ -175,52 +176,38 @@ impl Comm {
             Pending::Ready(value) => return Ok(value),
             Pending::Queued(result) => result,
         };
-        let start = Instant::now();
-        let mut last = (u64::MAX, start);
+        let mut waiting = Waiting::new(self.recorder.newest().map_or(0, |entry| entry.number));
+        let start = waiting.since;
         let outcome = loop {
             match result.recv_timeout(POLL) {
                 Ok(outcome) => break outcome,
                 Err(RecvTimeoutError::Disconnected) => break Err(EngineError::Ended),
-                Err(RecvTimeoutError::Timeout) => self.look_around(&mut last)?,
+                Err(RecvTimeoutError::Timeout) => self.look_around(&mut waiting)?,
             }
         };
         self.waited_us.fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
         outcome
     }
 
-    /// Whether somebody is gone, or the collective that runs is older than the deadline. `last` is the
-    /// collective that ran when this was asked before, and since when.
-    fn look_around(&self, last: &mut (u64, Instant)) -> Result<(), EngineError> {
+    fn look_around(&self, waiting: &mut Waiting) -> Result<(), EngineError> {
         let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let Some(here) = self.recorder.newest() else { return Ok(()) };
-        if let Some((rank, how)) = watch.as_ref().and_then(|watch| watch.lost()) {
-            let Entry { collective, unit, number, .. } = here;
-            return Err(EngineError::PeerLost { rank, how, collective, unit, number });
+        match self.recorder.newest() {
+            Some(here) => waiting.look(here, watch.as_deref(), self.deadline),
+            None => Ok(()),
         }
-        if last.0 != here.number {
-            *last = (here.number, Instant::now());
-        }
-        if last.1.elapsed() < self.deadline {
-            return Ok(());
-        }
-        let suspects = match watch {
-            Some(watch) => watch.suspects(&here),
-            None => Some("no rank's heartbeat can be seen".into()),
-        };
-        let Some(suspects) = suspects else { return Ok(()) };
-        let Entry { collective, unit, number, .. } = here;
-        Err(EngineError::Deadline { collective, unit, number, seconds: self.deadline.as_secs(), suspects })
     }
 
-    /// Queues a gather of the unit of which `shard` is this rank's part.
-    pub fn gather(&self, unit: &str, shard: &Tensor<1>, wire: Wire) -> Pending<Tensor<1>> {
+    /// Queues a gather of the unit of which `shard` is this rank's part. A result that is kept for long has
+    /// memory of its own; others share a few buffers.
+    pub fn gather(&self, unit: &str, shard: &Tensor<1>, wire: Wire, keep: bool) -> Pending<Tensor<1>> {
         if self.place.group_size == 1 {
             return Pending::Ready(match wire {
                 Wire::F32 => shard.clone(),
                 Wire::Bf16 => rounded(shard, wire),
             });
         }
-        let (shard, slots, group_size) = (shard.clone(), Arc::clone(&self.slots), self.place.group_size);
+        let slots = if keep { Arc::default() } else { Arc::clone(&self.slots) };
+        let (shard, group_size) = (shard.clone(), self.place.group_size);
         self.submit("gather", unit, move |mesh| {
             let device = shard.device();
             with_slice(&shard, |mine| {
@@ -333,6 +320,24 @@ impl Comm {
         }))
     }
 
+    /// Lets the buffers go that wait for the next gathers.
+    pub fn release_slots(&mut self) {
+        self.slots = Arc::default();
+    }
+
+    /// Groups the ranks in another way and starts to count anew. All ranks call it, with nothing on its way.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn regroup(&mut self, place: Place, exact: bool) -> Result<(), EngineError> {
+        if self.queue.is_some() {
+            self.wait(self.submit("regroup", "the ranks", move |mesh| mesh.regroup(place, exact)))?;
+            self.place = place;
+            self.release_slots();
+        }
+        Ok(())
+    }
+
     /// What has moved since the start.
     ///
     /// # Errors
@@ -350,10 +355,17 @@ impl Comm {
     /// # Errors
     /// [`EngineError`].
     pub fn finish(mut self) -> Result<(), EngineError> {
-        self.all_reduce("the end", Vec::new(), Reduction::Sum)?;
+        self.all_reduce("the end", vec![0.0], Reduction::Sum)?;
         self.queue = None;
-        match self.thread.take().map(JoinHandle::join) {
-            Some(Err(_)) => Err(EngineError::Ended),
+        // Letting MPI go waits for all ranks once more.
+        match self.ended.take().map(|ended| ended.recv_timeout(self.deadline)) {
+            Some(Err(RecvTimeoutError::Timeout)) => Err(EngineError::Deadline {
+                collective: "end",
+                unit: "the engine".into(),
+                number: self.recorder.newest().map_or(0, |entry| entry.number),
+                seconds: self.deadline.as_secs(),
+                suspects: "not all ranks have come".into(),
+            }),
             _ => Ok(()),
         }
     }

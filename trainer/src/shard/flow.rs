@@ -11,16 +11,28 @@ use super::wire::Wire;
 /// Reductions on their way.
 const REDUCE_SLOTS: usize = 2;
 
+/// A gather that is to come.
+pub struct Wanted<'a> {
+    /// Name of the unit.
+    pub unit: &'a str,
+    /// This rank's shard of it.
+    pub shard: &'a Tensor<1>,
+    /// How it travels.
+    pub wire: Wire,
+    /// Whether it stays for longer than its unit runs.
+    pub keep: bool,
+}
+
 /// The gathers of a step, in order: while one is used, the next is on its way.
 pub struct Gathers<'a> {
     comm: &'a Comm,
-    rest: VecDeque<(&'a str, &'a Tensor<1>, Wire)>,
+    rest: VecDeque<Wanted<'a>>,
     ahead: Option<Pending<Tensor<1>>>,
 }
 
 impl<'a> Gathers<'a> {
-    /// Starts with the first of `list`: unit, shard, and how it travels.
-    pub fn new(comm: &'a Comm, list: impl IntoIterator<Item = (&'a str, &'a Tensor<1>, Wire)>) -> Self {
+    /// Starts with the first of `list`.
+    pub fn new(comm: &'a Comm, list: impl IntoIterator<Item = Wanted<'a>>) -> Self {
         let mut gathers = Self { comm, rest: list.into_iter().collect(), ahead: None };
         gathers.submit_next();
         gathers
@@ -28,7 +40,7 @@ impl<'a> Gathers<'a> {
 
     fn submit_next(&mut self) {
         let next = self.rest.pop_front();
-        self.ahead = next.map(|(unit, shard, wire)| self.comm.gather(unit, shard, wire));
+        self.ahead = next.map(|next| self.comm.gather(next.unit, next.shard, next.wire, next.keep));
     }
 
     /// The next unit's buffer, `[padded]`.

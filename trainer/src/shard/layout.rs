@@ -1,6 +1,6 @@
 //! Which parameter sits where in a unit's flat buffer.
 //!
-//! Parameters are ordered by name; the end is padded so that the buffer divides by the world size
+//! Parameters are ordered by name; the end is padded so that the buffer divides by the ranks that share it
 //! with every shard a multiple of [`ALIGNMENT`] elements.
 
 use std::ops::Range;
@@ -40,9 +40,13 @@ impl ParamSlot {
 }
 
 impl UnitLayout {
-    /// The layout of `unit` over `world_size` ranks.
-    pub fn of(unit: &dyn Unit, world_size: usize) -> Self {
-        let mut specs = unit.params();
+    /// The layout of `unit` over a shard group of `group_size` ranks.
+    pub fn of(unit: &dyn Unit, group_size: usize) -> Self {
+        Self::of_specs(unit.name(), unit.params(), group_size)
+    }
+
+    /// The layout of a unit that has parameters `specs`.
+    pub fn of_specs(name: &str, mut specs: Vec<ParamSpec>, group_size: usize) -> Self {
         specs.sort_by(|a, b| a.name.cmp(&b.name));
         let mut offset = 0;
         let params = specs
@@ -53,8 +57,8 @@ impl UnitLayout {
                 slot
             })
             .collect();
-        let padded = offset.next_multiple_of(ALIGNMENT * world_size.max(1));
-        Self { name: unit.name().to_string(), params, numel: offset, padded }
+        let padded = offset.next_multiple_of(ALIGNMENT * group_size.max(1));
+        Self { name: name.to_string(), params, numel: offset, padded }
     }
 
     /// Number of the parameter `name`.
@@ -62,9 +66,9 @@ impl UnitLayout {
         self.params.binary_search_by(|slot| slot.spec.name.as_str().cmp(name)).ok()
     }
 
-    /// The elements that `rank` of `world_size` holds.
-    pub fn shard(&self, rank: usize, world_size: usize) -> Range<usize> {
-        let len = self.padded / world_size;
+    /// The elements that place `rank` of a group of `group_size` holds.
+    pub fn shard(&self, rank: usize, group_size: usize) -> Range<usize> {
+        let len = self.padded / group_size;
         rank * len..(rank + 1) * len
     }
 

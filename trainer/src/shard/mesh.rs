@@ -117,6 +117,29 @@ pub struct Traffic {
     pub n_small: u64,
 }
 
+impl Traffic {
+    /// What has moved since `before`.
+    pub fn since(self, before: Self) -> Self {
+        self.each(before, |now, before| now - before)
+    }
+
+    /// The `n`-th part.
+    pub fn over(self, n: u64) -> Self {
+        self.each(self, |now, _| now / n)
+    }
+
+    fn each(self, other: Self, f: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            gather_bytes: f(self.gather_bytes, other.gather_bytes),
+            n_gathers: f(self.n_gathers, other.n_gathers),
+            reduce_bytes: f(self.reduce_bytes, other.reduce_bytes),
+            n_reduces: f(self.n_reduces, other.n_reduces),
+            small_bytes: f(self.small_bytes, other.small_bytes),
+            n_small: f(self.n_small, other.n_small),
+        }
+    }
+}
+
 impl Mesh {
     /// The engines of `place`, split off `world`. All ranks call it.
     ///
@@ -132,6 +155,18 @@ impl Mesh {
         let group = split(&mut world, place.group_size, place.replica(), place.shard())?;
         let replicas = split(&mut world, place.n_replicas(), place.shard(), place.replica())?;
         Ok(Self { place, world, group, replicas, exact, traffic: Traffic::default() })
+    }
+
+    /// Groups the ranks in another way. All ranks call it.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn regroup(&mut self, place: Place, exact: bool) -> Result<(), EngineError> {
+        let Place { rank, world_size, .. } = place;
+        let world = self.world.split(0, rank)?;
+        debug_assert_eq!((world.rank(), world.world_size()), (rank, world_size));
+        *self = Self::new(world, place, exact)?;
+        Ok(())
     }
 
     /// All ranks.

@@ -6,6 +6,7 @@ pub mod flow;
 pub mod layout;
 pub mod mesh;
 pub mod ordered;
+pub mod patience;
 pub mod recorder;
 pub mod slots;
 pub mod store;

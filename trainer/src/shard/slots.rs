@@ -1,11 +1,11 @@
-//! Buffers for gathered units, used again and again: a known peak, and no page faults in steady state.
+//! Buffers for gathered units that pass, used again and again: fresh memory would cost page faults.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::{AllocationProperty, Bytes, DType, Device, Tensor, TensorData};
 
-/// Buffers that are kept while nobody uses them.
-const N_SPARE: usize = 2;
+/// Buffers that are kept while nobody uses them: the units of a head, the one that comes, the one that goes.
+const N_SPARE: usize = 4;
 
 /// A pool of buffers.
 #[derive(Debug, Default)]

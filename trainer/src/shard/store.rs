@@ -8,7 +8,7 @@ use super::mesh::Place;
 use crate::init::fill;
 use crate::unit::Unit;
 
-/// The shards of one unit, `[padded / W]` each.
+/// The shards of one unit, `[padded / S]` each.
 #[derive(Debug, Clone)]
 pub struct UnitShard {
     /// Where the parameters sit.

@@ -1,0 +1,43 @@
+//! What this machine has.
+
+use std::fs;
+
+use trainer::plan::{Room, or_cores};
+
+/// Bytes that programs may still take: what the kernel calls available, within the limit of the group of
+/// processes that this one runs in.
+pub(crate) fn available_bytes() -> Option<f64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let available = line.split_whitespace().next()?.parse::<f64>().ok()? * 1024.0;
+    Some(group_limit().map_or(available, |limit| limit.min(available)))
+}
+
+/// What is left of the limit of control groups, version 2.
+fn group_limit() -> Option<f64> {
+    let number = |name: &str| {
+        let text = fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?;
+        text.trim().parse::<f64>().ok()
+    };
+    Some((number("memory.max")? - number("memory.current")?).max(0.0))
+}
+
+/// What a rank has for itself when `n_local` share this machine. A fifth of the memory is left to the data
+/// path and to others.
+pub(crate) fn room(n_local: usize) -> Room {
+    let n_local = n_local.max(1);
+    // Cores that the launcher has given to this process alone are not shared.
+    let sharers = if is_bound() { 1 } else { n_local };
+    let bytes = available_bytes().map_or(f64::MAX, |bytes| 0.8 * bytes / n_local as f64);
+    Room { n_cores: (or_cores(0) / sharers).max(1), bytes }
+}
+
+/// Whether this process may use fewer cores than the one that started it: mpirun and srun bind their ranks.
+fn is_bound() -> bool {
+    let allowed = |process: &str| {
+        let text = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("Cpus_allowed:")).map(|mask| mask.trim().to_string())
+    };
+    let parent = std::os::unix::process::parent_id().to_string();
+    matches!((allowed("self"), allowed(&parent)), (Some(own), Some(parent)) if own != parent)
+}

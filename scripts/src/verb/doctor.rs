@@ -1,0 +1,159 @@
+//! `ocelli doctor`: what this machine has, and whether ranks reach one another.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use anyhow::bail;
+use trainer::plan::or_cores;
+use trainer::shard::engine::conformance;
+use trainer::shard::engine::{Engine, EngineError, Solo};
+
+use crate::launch::Launch;
+use crate::{machine, ranks};
+
+/// What is written to look how fast a disk is.
+const DISK_BYTES: usize = 64 << 20;
+
+/// Flags of `doctor`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Folder whose disk is looked at.
+    #[arg(long, default_value = ".")]
+    folder: PathBuf,
+    /// Only let ranks talk: every operation with odd lengths, then how fast large ones are. Run it under mpirun.
+    #[arg(long)]
+    fabric: bool,
+    /// Elements that one MPI call may move: small ones take the way of what is too long for one call.
+    #[arg(long, hide = true)]
+    max_count: Option<usize>,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let launch = Launch::from_env()?;
+    if !args.fabric && launch.rank == 0 {
+        println!("ocelli {}", env!("CARGO_PKG_VERSION"));
+        println!("cores          {} for this process{}", or_cores(0), machine::bound_note());
+        println!("memory         {}", available());
+        println!("disk           {}", disk(&args.folder));
+        println!("MPI            {}", mpi());
+        println!("NVIDIA driver  {}", found(&["libcuda.so.1", "libcuda.so"], "none: the CPU it is"));
+        println!("NCCL           {}", found(&["libnccl.so", "libnccl.so.2"], "none"));
+    }
+    if launch.rank == 0 {
+        println!("launcher       {}: {} rank(s)", launch.launcher, launch.world_size);
+    }
+    fabric(&launch, args.max_count)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn available() -> String {
+    match machine::available_bytes() {
+        Some(bytes) => format!("{:.1} GB available", bytes / 1e9),
+        None => "unknown: /proc/meminfo cannot be read".into(),
+    }
+}
+
+/// Writes a file that is synced, and takes it away.
+fn disk(folder: &Path) -> String {
+    let write = || -> std::io::Result<f64> {
+        let mut file = tempfile::tempfile_in(folder)?;
+        let block = vec![0x5a; 1 << 20];
+        let start = Instant::now();
+        for _ in 0..DISK_BYTES / block.len() {
+            file.write_all(&block)?;
+        }
+        file.sync_all()?;
+        Ok(DISK_BYTES as f64 / start.elapsed().as_secs_f64())
+    };
+    match write() {
+        Ok(rate) => format!("{}: {:.0} MB/s written and synced", folder.display(), rate / 1e6),
+        Err(error) => format!("{}: cannot be written: {error}", folder.display()),
+    }
+}
+
+/// What this build talks to, and what the machine could start it with.
+fn mpi() -> String {
+    let built = match library_version() {
+        Some(version) => format!("built in: {version}"),
+        None => "not built in (cargo build --release --features mpi)".to_string(),
+    };
+    let version = Command::new("mpirun").arg("--version").output().ok().filter(|output| output.status.success());
+    let launcher = version.and_then(|output| {
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.lines().find(|line| !line.is_empty()).map(str::to_string)
+    });
+    format!("{built}; {}", launcher.unwrap_or_else(|| "no mpirun on the path".into()))
+}
+
+#[cfg(feature = "mpi")]
+fn library_version() -> Option<String> {
+    let version = trainer::shard::engine::mpi_version();
+    Some(version.split(',').next().unwrap_or_default().to_string())
+}
+
+#[cfg(not(feature = "mpi"))]
+fn library_version() -> Option<String> {
+    None
+}
+
+/// The first library of `names` in the folders that the loader looks at.
+fn found(names: &[&str], none: &str) -> String {
+    let mut folders: Vec<PathBuf> =
+        std::env::var("LD_LIBRARY_PATH").unwrap_or_default().split(':').map(PathBuf::from).collect();
+    folders.extend(["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/local/cuda/lib64", "/usr/lib"].map(PathBuf::from));
+    let paths = names.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
+    paths.into_iter().find(|path| fs::exists(path).unwrap_or(false)).map_or(none.into(), |path| path.display().to_string())
+}
+
+/// Runs the conformance suite on the ranks of `launch`, and times what a step does most.
+fn fabric(launch: &Launch, max_count: Option<usize>) -> anyhow::Result<()> {
+    let mut engine: Box<dyn Engine> = match launch.world_size {
+        1 => Box::new(Solo),
+        _ => ranks::start(launch, max_count)?,
+    };
+    if let Err(error) = conformance::check(engine.as_mut()) {
+        bail!("rank {}: {error}", launch.rank);
+    }
+    let first = launch.rank == 0;
+    if first {
+        println!("fabric         {} on {} rank(s): every operation is right", engine.name(), launch.world_size);
+    }
+    if launch.world_size == 1 {
+        return Ok(());
+    }
+    for bytes in [4usize << 10, 256 << 10, 16 << 20] {
+        let (gather_ms, reduce_ms) = time(engine.as_mut(), bytes)?;
+        if first {
+            let moved = bytes as f64 * (launch.world_size - 1) as f64 / launch.world_size as f64;
+            println!(
+                "  {:>6} kB  gather {gather_ms:8.3} ms, {:6.2} GB/s   exchange {reduce_ms:8.3} ms, {:6.2} GB/s",
+                bytes >> 10,
+                moved / gather_ms / 1e6,
+                moved / reduce_ms / 1e6
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Median times of a gather and of an exchange of a buffer of `bytes`.
+fn time(engine: &mut dyn Engine, bytes: usize) -> Result<(f64, f64), EngineError> {
+    let world_size = engine.world_size();
+    let mine = vec![1u8; bytes / world_size];
+    let (mut all, mut received) = (vec![0u8; mine.len() * world_size], vec![0u8; mine.len() * world_size]);
+    let (mut gathers, mut exchanges) = (Vec::new(), Vec::new());
+    for _ in 0..9 {
+        let start = Instant::now();
+        engine.all_gather(&mine, &mut all)?;
+        let between = Instant::now();
+        engine.all_to_all(&all, &mut received)?;
+        gathers.push((between - start).as_secs_f64() * 1e3);
+        exchanges.push(between.elapsed().as_secs_f64() * 1e3);
+    }
+    gathers.sort_by(f64::total_cmp);
+    exchanges.sort_by(f64::total_cmp);
+    Ok((gathers[gathers.len() / 2], exchanges[exchanges.len() / 2]))
+}

@@ -1,0 +1,321 @@
+//! `ocelli plan`: what a run will need, before it is started.
+
+use std::process::ExitCode;
+
+use anyhow::bail;
+use serde_json::json;
+use trainer::Plan;
+use trainer::estimate::{
+    Fabric, ModelCost, PRESETS, Spread, goodput, keep_that_fits, memory, of_plan, preset, simulate, step_time,
+    traffic,
+};
+use trainer::shard::mesh::Sharding;
+use trainer::shard::wire::{Precision, Wire};
+
+use crate::{machine, recipes};
+
+const GB: f64 = 1e9;
+const HOUR_S: f64 = 3600.0;
+
+/// Flags of `plan`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A recipe's name or file.
+    #[arg(long, default_value = "dino_vits16", conflicts_with = "preset")]
+    recipe: String,
+    /// A model of the literature instead: vit-s, vit-b, vit-l, vit-h, vit-g, vit-7b, seer-rg10b.
+    #[arg(long)]
+    preset: Option<String>,
+    /// Ranks; several make a table.
+    #[arg(long, num_args = 1.., default_values_t = [1, 8, 64])]
+    ranks: Vec<usize>,
+    /// Ranks of a node.
+    #[arg(long, default_value_t = 8)]
+    ranks_per_node: usize,
+    /// Images of a step on one rank; the recipe's batch over the ranks where absent.
+    #[arg(long)]
+    rank_batch: Option<usize>,
+    /// Parts that these go in.
+    #[arg(long, default_value_t = 1)]
+    rank_parts: usize,
+    /// Worker threads of a rank: 1 where a device works on the whole.
+    #[arg(long, default_value_t = 1)]
+    workers: usize,
+    /// Memory of a rank, in GB; what this machine has for each rank where absent.
+    #[arg(long)]
+    memory_gb: Option<f64>,
+    /// Ranks of a shard group in the row `group`; a node's where absent.
+    #[arg(long)]
+    group: Option<usize>,
+    /// Backbone units that keep their graph; as many as fit where absent.
+    #[arg(long)]
+    keep: Option<usize>,
+    /// Gathered weights and gradients of the backbone travel as bf16.
+    #[arg(long)]
+    bf16: bool,
+    /// What a rank computes, in TFLOP/s.
+    #[arg(long, default_value_t = 400.0)]
+    tflops: f64,
+    /// Between ranks of a node, for each, in GB/s.
+    #[arg(long, default_value_t = 370.0)]
+    local_gb_s: f64,
+    /// Between nodes, for a node, in GB/s.
+    #[arg(long, default_value_t = 336.0)]
+    node_gb_s: f64,
+    /// A message within a node, in microseconds.
+    #[arg(long, default_value_t = 1.5)]
+    local_us: f64,
+    /// A message between nodes, in microseconds.
+    #[arg(long, default_value_t = 6.0)]
+    node_us: f64,
+    /// Mean time to a failure of one node, in hours. 1,024 GPUs in Kokolis et al. 2024 fail every 7.9 hours.
+    #[arg(long, default_value_t = 1011.0)]
+    node_mttf_h: f64,
+    /// What a rank writes to storage, in GB/s.
+    #[arg(long, default_value_t = 1.0)]
+    write_gb_s: f64,
+    /// Time from a failure to the next step, in seconds.
+    #[arg(long, default_value_t = 300.0)]
+    restart_s: f64,
+    /// Also make the layouts of all these ranks and read them on other numbers of ranks.
+    #[arg(long)]
+    simulate: bool,
+    /// Change a value of the recipe. May be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// End with one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// One way to spread a model over some ranks.
+struct Row {
+    mode: &'static str,
+    spread: Spread,
+    fits: bool,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let (model, batch) = model_of(args)?;
+    check(args)?;
+    let numel = |units: &[trainer::estimate::UnitCost]| units.iter().map(|unit| unit.numel).sum::<usize>();
+    println!(
+        "{}: backbone {:.1} M parameters in {} units, head {:.1} M in {}",
+        model.name,
+        numel(&model.backbone) as f64 / 1e6,
+        model.backbone.len(),
+        numel(&model.head) as f64 / 1e6,
+        model.head.len()
+    );
+    let limit = args.memory_gb.map_or_else(|| machine::room(args.ranks_per_node).bytes, |gb| gb * GB);
+    println!("memory of a rank: {:.1} GB; computing {} TFLOP/s", limit / GB, args.tflops);
+    println!(
+        "{:>6} {:<6} {:>5} {:>6} {:>7} {:>7} {:>7} {:>7} {:>7} {:>7} {:>8} {:>8} {:>8} {:>8} {:>8}",
+        "ranks", "mode", "group", "batch", "keep", "state", "grads", "gather", "activ.", "peak GB", "moved GB",
+        "compute", "ring", "tree", "step s"
+    );
+    let mut lines = Vec::new();
+    let mut any_fits = false;
+    for &world_size in &args.ranks {
+        let rank_batch = args.rank_batch.unwrap_or_else(|| batch.div_ceil(world_size));
+        for row in rows(args, &model, world_size, rank_batch, limit) {
+            any_fits |= row.fits;
+            lines.push(print_row(args, &model, &row));
+        }
+    }
+    print_goodput(args, &model);
+    if args.simulate {
+        print_simulation(args, &model)?;
+    }
+    if args.json {
+        println!("{}", json!({ "model": model.name, "parameters": model.numel(), "rows": lines }));
+    }
+    if !any_fits {
+        bail!("{}", what_would_fit(args, &model, batch, limit));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The model, and the images of a step over all ranks.
+fn model_of(args: &Args) -> anyhow::Result<(ModelCost, usize)> {
+    if let Some(name) = &args.preset {
+        let Some(model) = preset(name) else {
+            bail!("there is no preset {name}: it is one of {}", PRESETS.join(", "));
+        };
+        return Ok((model, 16 * args.ranks.iter().copied().max().unwrap_or(1)));
+    }
+    let recipe = recipes::load(&args.recipe, &args.overrides)?;
+    let batch = recipe.optim.batch_size;
+    // The data set's size only moves schedules.
+    Ok((of_plan(&Plan::resolve(recipe, 1 << 20)?), batch))
+}
+
+fn check(args: &Args) -> anyhow::Result<()> {
+    let positive = [
+        ("--tflops", args.tflops),
+        ("--local-gb-s", args.local_gb_s),
+        ("--node-gb-s", args.node_gb_s),
+        ("--node-mttf-h", args.node_mttf_h),
+        ("--write-gb-s", args.write_gb_s),
+    ];
+    if let Some((flag, value)) = positive.iter().find(|(_, value)| !(*value > 0.0 && value.is_finite())) {
+        bail!("{flag} is {value} and must be positive");
+    }
+    if args.ranks.contains(&0) || args.ranks_per_node == 0 || args.rank_parts == 0 || args.workers == 0 {
+        bail!("--ranks, --ranks-per-node, --rank-parts and --workers count from 1");
+    }
+    if args.rank_batch == Some(0) || args.group == Some(0) {
+        bail!("--rank-batch and --group count from 1");
+    }
+    Ok(())
+}
+
+/// The modes for `world_size` ranks. The rest of the settings is that of `args`.
+fn rows(args: &Args, model: &ModelCost, world_size: usize, rank_batch: usize, limit: f64) -> Vec<Row> {
+    let wire = if args.bf16 { Wire::Bf16 } else { Wire::F32 };
+    let precision = Precision { gather: wire, reduce: wire, ..Precision::default() };
+    let group = args.group.unwrap_or(args.ranks_per_node);
+    let mut modes = vec![("none", Sharding::None, 1)];
+    if world_size > 1 {
+        modes.push(("grad", Sharding::Grad, world_size));
+        modes.push(("full", Sharding::Full, world_size));
+        if group > 1 && group < world_size && world_size.is_multiple_of(group) {
+            modes.push(("group", Sharding::Full, group));
+        }
+    }
+    let row = |(mode, sharding, group_size)| {
+        let rank_parts = args.rank_parts.min(rank_batch);
+        let workers = args.workers.min(rank_batch);
+        let spread =
+            Spread { world_size, group_size, sharding, keep: 0, rank_batch, rank_parts, workers, precision };
+        let keep = args.keep.or_else(|| keep_that_fits(model, &spread, limit)).unwrap_or(0);
+        let spread = Spread { keep: keep.min(model.backbone.len()), ..spread };
+        Row { mode, spread, fits: memory(model, &spread).peak_bytes() <= limit }
+    };
+    modes.into_iter().map(row).collect()
+}
+
+fn fabric(args: &Args) -> Fabric {
+    Fabric {
+        ranks_per_node: args.ranks_per_node,
+        local_bytes_per_s: args.local_gb_s * GB,
+        node_bytes_per_s: args.node_gb_s * GB,
+        local_latency_s: args.local_us * 1e-6,
+        node_latency_s: args.node_us * 1e-6,
+        flops: args.tflops * 1e12,
+    }
+}
+
+fn print_row(args: &Args, model: &ModelCost, row: &Row) -> serde_json::Value {
+    let spread = &row.spread;
+    let (memory, moved) = (memory(model, spread), traffic(model, spread));
+    let time = step_time(model, spread, &fabric(args));
+    let moved_bytes = moved.gather_bytes + moved.reduce_bytes + moved.replica_bytes;
+    let keep = match spread.keep {
+        n if n == model.backbone.len() => "all".to_string(),
+        n => n.to_string(),
+    };
+    println!(
+        "{:>6} {:<6} {:>5} {:>6} {:>7} {:>7.2} {:>7.2} {:>7.2} {:>7.2} {:>7.2} {:>8.2} {:>8.3} {:>8.3} {:>8.3} {:>8.3}{}",
+        spread.world_size,
+        row.mode,
+        spread.group_size,
+        spread.rank_batch,
+        keep,
+        memory.state_bytes / GB,
+        memory.gradient_bytes / GB,
+        memory.gathered_bytes / GB,
+        (memory.activation_bytes + memory.input_bytes + memory.work_bytes) / GB,
+        memory.peak_bytes() / GB,
+        moved_bytes / GB,
+        time.compute_s,
+        time.ring_s,
+        time.tree_s,
+        time.step_s,
+        if row.fits { "" } else { "  does not fit" }
+    );
+    json!({
+        "ranks": spread.world_size,
+        "mode": row.mode,
+        "group": spread.group_size,
+        "rank_batch": spread.rank_batch,
+        "keep": spread.keep,
+        "fits": row.fits,
+        "state_bytes": memory.state_bytes,
+        "gradient_bytes": memory.gradient_bytes,
+        "gathered_bytes": memory.gathered_bytes,
+        "input_bytes": memory.input_bytes,
+        "activation_bytes": memory.activation_bytes,
+        "work_bytes": memory.work_bytes,
+        "peak_bytes": memory.peak_bytes(),
+        "gather_bytes": moved.gather_bytes,
+        "reduce_bytes": moved.reduce_bytes,
+        "replica_bytes": moved.replica_bytes,
+        "n_gathers": moved.n_gathers,
+        "n_reduces": moved.n_reduces,
+        "compute_s": time.compute_s,
+        "ring_s": time.ring_s,
+        "tree_s": time.tree_s,
+        "step_s": time.step_s,
+    })
+}
+
+fn print_goodput(args: &Args, model: &ModelCost) {
+    println!("checkpoints and failures, a node failing once in {:.0} h:", args.node_mttf_h);
+    for &world_size in &args.ranks {
+        let bytes = 16.0 * model.numel() as f64 / world_size as f64;
+        let n_nodes = world_size.div_ceil(args.ranks_per_node);
+        let good =
+            goodput(n_nodes, args.node_mttf_h * HOUR_S, bytes, args.write_gb_s * GB, args.restart_s);
+        println!(
+            "{world_size:>6} ranks: one failure in {:.1} h; {:.2} GB a rank, {:.1} s to write; best every {:.1} min; \
+             {:.1} % of the time counts",
+            good.mttf_s / HOUR_S,
+            bytes / GB,
+            good.write_s,
+            good.interval_s / 60.0,
+            100.0 * good.fraction
+        );
+    }
+}
+
+fn print_simulation(args: &Args, model: &ModelCost) -> anyhow::Result<()> {
+    let others: Vec<usize> = args.ranks.iter().copied().filter(|n| *n > 1).collect();
+    for &from in &others {
+        for &to in &others {
+            let simulation = simulate(model, from, to).map_err(anyhow::Error::msg)?;
+            println!(
+                "written by {from} ranks, read by {to}: at most {} reads from {} files a rank and buffer; manifest \
+                 {:.1} kB; {:.2} % padding; every element once ({:.0} ms here)",
+                simulation.max_reads,
+                simulation.max_files,
+                simulation.manifest_bytes as f64 / 1e3,
+                100.0 * simulation.padding,
+                1e3 * simulation.seconds
+            );
+        }
+    }
+    Ok(())
+}
+
+/// What would have to change for anything to fit.
+fn what_would_fit(args: &Args, model: &ModelCost, batch: usize, limit: f64) -> String {
+    let mut said = format!("nothing fits into {:.1} GB a rank.", limit / GB);
+    let largest = args.ranks.iter().copied().max().unwrap_or(1);
+    let rank_batch = |world: usize| args.rank_batch.unwrap_or_else(|| batch.div_ceil(world));
+    let fits = |world: usize, images: usize| {
+        rows(args, model, world, images, limit).iter().any(|row| row.fits)
+    };
+    let ranks = (0..14).map(|log| 1usize << log).find(|world| fits(*world, rank_batch(*world)));
+    if let Some(world) = ranks {
+        said += &format!(" {world} ranks would.");
+    }
+    if let Some(images) = (1..rank_batch(largest)).rev().find(|images| fits(largest, *images)) {
+        said += &format!(" {largest} ranks with {images} images each would.");
+    }
+    if let Some(row) = rows(args, model, largest, 1, limit).last() {
+        let least = memory(model, &Spread { keep: 0, ..row.spread }).peak_bytes();
+        said += &format!(" One image on each of {largest} ranks takes {:.1} GB.", least / GB);
+    }
+    said
+}

@@ -1,0 +1,83 @@
+//! Bytes of a rank, by item.
+
+use super::{ModelCost, Spread, UnitCost};
+use crate::shard::layout::ALIGNMENT;
+use crate::shard::mesh::Sharding;
+
+/// Bytes of an element in memory.
+const F32: f64 = 4.0;
+
+/// What a rank holds at the worst moment of a step.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Memory {
+    /// Shards of student, teacher and moments.
+    pub state_bytes: f64,
+    /// Shards of gradients.
+    pub gradient_bytes: f64,
+    /// Gathered units that are on their way or kept.
+    pub gathered_bytes: f64,
+    /// Pixels of a batch as the first unit takes them.
+    pub input_bytes: f64,
+    /// Inputs and graphs that stay until the backward pass.
+    pub activation_bytes: f64,
+    /// The graph that is worked on, and gradients of whole units before they are cut; in the worse of two
+    /// phases: the head, and the units' way back.
+    pub work_bytes: f64,
+}
+
+impl Memory {
+    /// What stays from step to step, and gradients: 20 · P / S.
+    pub fn persistent_bytes(&self) -> f64 {
+        self.state_bytes + self.gradient_bytes
+    }
+
+    /// All that is there at once. Gradient shards grow while graphs shrink: `work_bytes` has their part.
+    pub fn peak_bytes(&self) -> f64 {
+        self.state_bytes + self.gathered_bytes + self.input_bytes + self.activation_bytes + self.work_bytes
+    }
+}
+
+/// The memory of a rank.
+pub fn memory(model: &ModelCost, spread: &Spread) -> Memory {
+    let padded = |unit: &UnitCost| unit.numel.next_multiple_of(ALIGNMENT * spread.group_size) as f64;
+    let sum = |units: &[UnitCost]| units.iter().map(padded).sum::<f64>();
+    let largest = |units: &[UnitCost]| units.iter().map(padded).fold(0.0, f64::max);
+    let (head, n_backbone) = (sum(&model.head), model.backbone.len());
+    let shards = (sum(&model.backbone) + head) / spread.group_size as f64;
+    let first_kept = n_backbone.saturating_sub(spread.keep);
+    let (again, kept) = model.backbone.split_at(first_kept);
+    // The head is there as a whole while the next unit comes; elsewhere one unit while the next comes.
+    let passing = (head + largest(&model.backbone)).max(2.0 * largest(&model.backbone));
+    let gathered = match (spread.gathers(), spread.sharding) {
+        (false, _) => 0.0,
+        (true, Sharding::Grad) => sum(&model.backbone) + passing,
+        (true, _) => sum(kept) + passing,
+    };
+    let images = spread.rank_batch as f64;
+    let part = images / spread.rank_parts.max(1) as f64;
+    let inputs: f64 = again.iter().map(|unit| unit.input * images).sum();
+    let graphs: f64 = kept.iter().map(|unit| unit.graph * images).sum();
+    let head_graph: f64 = model.head.iter().map(|unit| unit.graph * part).sum();
+    // Gradients by parameter and in one piece; that of the prototypes is a sum of two.
+    let in_head = head_graph + 2.0 * head + largest(&model.head);
+    let live = again.iter().map(|unit| unit.graph * part).fold(0.0, f64::max);
+    // Every worker has the gradients of its slice, once by parameter and once in one piece.
+    let of_unit = 2.0 * spread.workers as f64 * largest(&model.backbone);
+    // At first the head's gradients are on their way, at last all shards are there.
+    let on_their_way = if spread.world_size > 1 { head + largest(&model.head) } else { head };
+    let backwards = live + of_unit + on_their_way.max(shards);
+    Memory {
+        state_bytes: 4.0 * F32 * shards,
+        gradient_bytes: F32 * shards,
+        gathered_bytes: F32 * gathered,
+        input_bytes: F32 * model.pixels * images,
+        activation_bytes: F32 * (inputs + graphs),
+        work_bytes: F32 * in_head.max(backwards),
+    }
+}
+
+/// The largest number of units that may keep their graph within `bytes`; `None` if not even none does.
+pub fn keep_that_fits(model: &ModelCost, spread: &Spread, bytes: f64) -> Option<usize> {
+    let fits = |keep: &usize| memory(model, &Spread { keep: *keep, ..*spread }).peak_bytes() <= bytes;
+    (0..=model.backbone.len()).rev().find(fits)
+}

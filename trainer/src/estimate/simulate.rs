@@ -1,0 +1,90 @@
+//! The layouts, manifest and reads of thousands of ranks, made by the code that makes them in a run, in one
+//! process without a tensor.
+
+use std::time::Instant;
+
+use super::ModelCost;
+use crate::checkpoint::{UnitEntry, pieces};
+use crate::shard::layout::UnitLayout;
+use crate::unit::{Init, ParamSpec};
+
+/// What a change of the number of ranks takes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Simulation {
+    /// Units.
+    pub n_units: usize,
+    /// Bytes of the manifest's table of units.
+    pub manifest_bytes: usize,
+    /// Runs of bytes that one rank reads, at most, of each of the four buffers.
+    pub max_reads: usize,
+    /// Files that one rank opens, at most.
+    pub max_files: usize,
+    /// Elements that are padding, of all.
+    pub padding: f64,
+    /// Time that all of it took here.
+    pub seconds: f64,
+}
+
+/// Cuts `model` over `from` ranks and reads it on `to`. Every element must be read exactly once.
+///
+/// # Errors
+/// In words, if one is not: a bug in ocelli.
+pub fn simulate(model: &ModelCost, from: usize, to: usize) -> Result<Simulation, String> {
+    let start = Instant::now();
+    let of_unit = |world: usize| {
+        move |unit: &super::UnitCost| {
+            let spec = ParamSpec::weight("weight", [unit.numel], Init::Constant(0.0));
+            UnitLayout::of_specs(&unit.name, vec![spec], world)
+        }
+    };
+    let written: Vec<UnitLayout> = model.units().map(of_unit(from)).collect();
+    let read: Vec<UnitLayout> = model.units().map(of_unit(to)).collect();
+    let entries: Vec<UnitEntry> = written.iter().map(|layout| UnitEntry::of(layout, 0)).collect();
+    let manifest_bytes = serde_json::to_vec(&entries).map_err(|error| error.to_string())?.len();
+    let (mut max_reads, mut max_files) = (0, 0);
+    let mut n_read = vec![0usize; entries.len()];
+    let mut ends = vec![0usize; entries.len()];
+    for rank in 0..to {
+        let (mut n_reads, mut files) = (0, std::collections::BTreeSet::new());
+        for (number, (entry, layout)) in entries.iter().zip(&read).enumerate() {
+            for piece in pieces(layout.shard(rank, to), entry.numel, entry.padded / from) {
+                let first = piece.file * (entry.padded / from) + piece.source.start;
+                if first != ends[number] || piece.source.len() != piece.target.len() {
+                    return Err(format!("{}: element {first} is not the next one", entry.name));
+                }
+                ends[number] = first + piece.source.len();
+                n_read[number] += piece.source.len();
+                n_reads += 1;
+                files.insert(piece.file);
+            }
+        }
+        max_reads = max_reads.max(n_reads);
+        max_files = max_files.max(files.len());
+    }
+    if let Some((entry, n)) = entries.iter().zip(&n_read).find(|(entry, n)| entry.numel != **n) {
+        return Err(format!("{}: {n} of {} elements are read", entry.name, entry.numel));
+    }
+    let (numel, padded) = read.iter().fold((0, 0), |sum, unit| (sum.0 + unit.numel, sum.1 + unit.padded));
+    Ok(Simulation {
+        n_units: entries.len(),
+        manifest_bytes,
+        max_reads,
+        max_files,
+        padding: (padded - numel) as f64 / padded as f64,
+        seconds: start.elapsed().as_secs_f64(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::estimate::preset;
+
+    #[test]
+    fn thousands_of_ranks_reshard() {
+        for (name, from, to) in [("vit-s", 1024, 4096), ("vit-7b", 4096, 1024), ("seer-rg10b", 1000, 4096)] {
+            let simulation = simulate(&preset(name).unwrap(), from, to).unwrap();
+            assert!(simulation.n_units > 10 && simulation.padding < 0.3, "{simulation:?}");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Traffic and time of a step, by the alpha-beta model: every message costs a latency, every byte its share
+//! of the bandwidth.
+
+use super::{ModelCost, Spread};
+use crate::shard::mesh::Sharding;
+use crate::shard::wire::Wire;
+
+/// What connects ranks, and what they compute with.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Fabric {
+    /// Ranks of a node.
+    pub ranks_per_node: usize,
+    /// Bytes a second between ranks of a node, for each.
+    pub local_bytes_per_s: f64,
+    /// Bytes a second between nodes, for a node.
+    pub node_bytes_per_s: f64,
+    /// Seconds of a message within a node.
+    pub local_latency_s: f64,
+    /// Seconds of a message between nodes.
+    pub node_latency_s: f64,
+    /// Floating-point operations a second of a rank.
+    pub flops: f64,
+}
+
+/// Bytes that a rank receives in a step, and in how many collectives.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Traffic {
+    /// Weights.
+    pub gather_bytes: f64,
+    /// Collectives of that kind.
+    pub n_gathers: usize,
+    /// Gradients within shard groups.
+    pub reduce_bytes: f64,
+    /// Collectives of that kind.
+    pub n_reduces: usize,
+    /// Gradients between replicas.
+    pub replica_bytes: f64,
+}
+
+/// The traffic of a step.
+pub fn traffic(model: &ModelCost, spread: &Spread) -> Traffic {
+    let precision = spread.precision;
+    let (groups, replicas) = (spread.group_size as f64, (spread.world_size / spread.group_size) as f64);
+    let bytes = |units: &[super::UnitCost], wire: Wire| -> f64 {
+        units.iter().map(|unit| (unit.numel * wire.bytes()) as f64).sum()
+    };
+    let (n_backbone, n_head) = (model.backbone.len(), model.head.len());
+    let again = match spread.sharding {
+        Sharding::Full => &model.backbone[..n_backbone.saturating_sub(spread.keep)],
+        _ => &[],
+    };
+    let gathered = 2.0 * bytes(&model.backbone, precision.gather)
+        + 2.0 * bytes(&model.head, precision.head_gather)
+        + bytes(again, precision.gather);
+    let reduced = bytes(&model.backbone, precision.reduce) + bytes(&model.head, precision.head_reduce);
+    let whole = bytes(&model.backbone, Wire::F32) + bytes(&model.head, Wire::F32);
+    let share = |n: f64| (n - 1.0) / n;
+    Traffic {
+        gather_bytes: gathered * share(groups),
+        n_gathers: if spread.gathers() { 2 * (n_backbone + n_head) + again.len() } else { 0 },
+        reduce_bytes: reduced * share(groups),
+        n_reduces: if spread.world_size > 1 { n_backbone + n_head } else { 0 },
+        replica_bytes: (reduced + whole) / groups * share(replicas),
+    }
+}
+
+/// Seconds of a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepTime {
+    /// Arithmetic.
+    pub compute_s: f64,
+    /// Collectives, with rings.
+    pub ring_s: f64,
+    /// Collectives, with trees: latency grows with the logarithm of the ranks.
+    pub tree_s: f64,
+    /// The step, with the better of the two: what does not overlap is the first gather and the last reduction.
+    pub step_s: f64,
+}
+
+/// The time of a step.
+pub fn step_time(model: &ModelCost, spread: &Spread, fabric: &Fabric) -> StepTime {
+    let images = spread.rank_batch as f64;
+    let again = &model.backbone[..model.backbone.len().saturating_sub(spread.keep)];
+    let once: f64 = model.units().map(|unit| unit.teacher_flops + 3.0 * unit.student_flops).sum();
+    let twice: f64 = again.iter().map(|unit| unit.student_flops).sum();
+    let compute_s = images * (once + twice) / fabric.flops;
+    let traffic = traffic(model, spread);
+    let within = |bytes: f64, size: usize, n: usize| collective(bytes, size, n, 1, fabric);
+    let (ring_a, tree_a) = within(traffic.gather_bytes, spread.group_size, traffic.n_gathers);
+    let (ring_b, tree_b) = within(traffic.reduce_bytes, spread.group_size, traffic.n_reduces);
+    let n_replicas = spread.world_size / spread.group_size;
+    // A replica's sum is two passes, of which neighbors in the group run one each at a time.
+    let (ring_c, tree_c) =
+        collective(traffic.replica_bytes, n_replicas, 2 * traffic.n_reduces, spread.group_size, fabric);
+    let (ring_s, tree_s) = (ring_a + ring_b + ring_c, tree_a + tree_b + tree_c);
+    let n = (traffic.n_gathers + traffic.n_reduces).max(1) as f64;
+    let best = ring_s.min(tree_s);
+    StepTime { compute_s, ring_s, tree_s, step_s: compute_s.max(best) + 2.0 * best / n }
+}
+
+/// Seconds of `n` collectives over `size` ranks, `stride` apart, in which each receives `bytes` in all: with
+/// rings and with trees.
+fn collective(bytes: f64, size: usize, n: usize, stride: usize, fabric: &Fabric) -> (f64, f64) {
+    if size < 2 || n == 0 {
+        return (0.0, 0.0);
+    }
+    let per_node = (fabric.ranks_per_node / stride).clamp(1, size);
+    let n_nodes = size.div_ceil(per_node);
+    let local_s = bytes / fabric.local_bytes_per_s;
+    // What crosses between nodes enters each node once for all of its ranks in the collective, and ranks of
+    // other groups on the node use the same lines.
+    let groups_on_node = fabric.ranks_per_node.div_ceil(per_node) as f64;
+    let share = (n_nodes - 1) as f64 / n_nodes as f64 / ((size - 1) as f64 / size as f64);
+    let node_s = if n_nodes > 1 { bytes * share * groups_on_node / fabric.node_bytes_per_s } else { 0.0 };
+    let local_s = if per_node > 1 { local_s } else { 0.0 };
+    let ring = (size - n_nodes) as f64 * fabric.local_latency_s + (n_nodes as f64) * fabric.node_latency_s;
+    let levels = |n: usize| (n as f64).log2().ceil();
+    let tree = levels(per_node) * fabric.local_latency_s + levels(n_nodes) * fabric.node_latency_s;
+    let moving = local_s.max(node_s);
+    (moving + n as f64 * ring, moving + n as f64 * tree)
+}
