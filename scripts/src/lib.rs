@@ -49,6 +49,10 @@ enum Verb {
     Probe(verb::probe::Args),
     /// Write a checkpoint's backbone as one safetensors file with timm's names.
     Export(verb::export::Args),
+    /// Memory, traffic, time and goodput of a run before it is started, for any number of ranks.
+    Plan(verb::plan::Args),
+    /// What this machine has, and whether ranks reach one another.
+    Doctor(verb::doctor::Args),
     /// Measure.
     Bench(verb::bench::Args),
 }
@@ -73,6 +77,8 @@ pub fn main() -> ExitCode {
         Verb::Pretrain(args) => verb::pretrain::run(&args, &storage),
         Verb::Probe(args) => verb::probe::run(&args, &storage),
         Verb::Export(args) => verb::export::run(&args),
+        Verb::Plan(args) => verb::plan::run(&args),
+        Verb::Doctor(args) => verb::doctor::run(&args),
         Verb::Bench(args) => verb::bench::run(&args, &storage),
     };
     match result {

@@ -32,6 +32,11 @@ pub(crate) fn room(n_local: usize) -> Room {
     Room { n_cores: (or_cores(0) / sharers).max(1), bytes }
 }
 
+/// A word on cores that are fewer than the machine's.
+pub(crate) fn bound_note() -> &'static str {
+    if is_bound() { ", to which its launcher has bound it" } else { "" }
+}
+
 /// Whether this process may use fewer cores than the one that started it: mpirun and srun bind their ranks.
 fn is_bound() -> bool {
     let allowed = |process: &str| {

@@ -6,7 +6,7 @@ use anyhow::bail;
 use trainer::TrainError;
 use trainer::config::RunConfig;
 use trainer::shard::comm::{Comm, CommConfig, EngineFactory};
-use trainer::shard::engine::Reduction;
+use trainer::shard::engine::{Engine, EngineError, Reduction};
 use trainer::shard::mesh::Place;
 
 use crate::launch::Launch;
@@ -33,10 +33,20 @@ pub(crate) fn all_ready<T>(comm: &Comm, opened: anyhow::Result<T>) -> anyhow::Re
     Ok(opened)
 }
 
-/// Makes the engine of `launch`, which may be one rank.
+/// Makes the engine of `launch`.
+fn engine(launch: Launch) -> anyhow::Result<EngineFactory> {
+    can_start(&launch)?;
+    Ok(Box::new(move || start_mpi(&launch, None)))
+}
+
+/// The engine of `launch`, in this thread; `max_count` as of `Mpi::with_max_count`.
+pub(crate) fn start(launch: &Launch, max_count: Option<usize>) -> anyhow::Result<Box<dyn Engine>> {
+    can_start(launch)?;
+    Ok(start_mpi(launch, max_count)?)
+}
+
 #[cfg(feature = "mpi")]
-pub(crate) fn engine(launch: Launch) -> anyhow::Result<EngineFactory> {
-    use trainer::shard::engine::{Engine, EngineError, Mpi};
+fn can_start(launch: &Launch) -> anyhow::Result<()> {
     if matches!(launch.launcher, "torchrun" | "kubernetes") {
         bail!(
             "{} says rank {} of {}, and this build knows MPI only: start it with mpirun or srun --mpi=pmix",
@@ -45,25 +55,35 @@ pub(crate) fn engine(launch: Launch) -> anyhow::Result<EngineFactory> {
             launch.world_size
         );
     }
-    let start = move || -> Result<Box<dyn Engine>, EngineError> {
-        let engine = Mpi::start()?;
-        let (rank, world_size) = (engine.rank(), engine.world_size());
-        if (rank, world_size) != (launch.rank, launch.world_size) {
-            let reason = format!(
-                "{} says rank {} of {}, MPI says {rank} of {world_size}: is this program built for the MPI that \
-                 starts it? With srun, say --mpi=pmix",
-                launch.launcher, launch.rank, launch.world_size
-            );
-            return Err(EngineError::Unavailable { engine: "mpi", reason });
-        }
-        Ok(Box::new(engine))
-    };
-    Ok(Box::new(start))
+    Ok(())
 }
 
-/// Without an engine between processes there is nothing to make.
+#[cfg(feature = "mpi")]
+fn start_mpi(launch: &Launch, max_count: Option<usize>) -> Result<Box<dyn Engine>, EngineError> {
+    let mut engine = trainer::shard::engine::Mpi::start()?;
+    if let Some(max_count) = max_count {
+        engine = engine.with_max_count(max_count);
+    }
+    let (rank, world_size) = (engine.rank(), engine.world_size());
+    if (rank, world_size) != (launch.rank, launch.world_size) {
+        let reason = format!(
+            "{} says rank {} of {}, MPI says {rank} of {world_size}: is this program built for the MPI that \
+             starts it? With srun, say --mpi=pmix",
+            launch.launcher, launch.rank, launch.world_size
+        );
+        return Err(EngineError::Unavailable { engine: "mpi", reason });
+    }
+    Ok(Box::new(engine))
+}
+
+/// Without an engine between processes there is nothing to start.
 #[cfg(not(feature = "mpi"))]
-pub(crate) fn engine(launch: Launch) -> anyhow::Result<EngineFactory> {
+fn start_mpi(_: &Launch, _: Option<usize>) -> Result<Box<dyn Engine>, EngineError> {
+    Err(EngineError::Unavailable { engine: "mpi", reason: "it is not built in".into() })
+}
+
+#[cfg(not(feature = "mpi"))]
+fn can_start(launch: &Launch) -> anyhow::Result<()> {
     bail!(
         "{} says rank {} of {}, and this build knows no MPI: build with `cargo build --release --features mpi`",
         launch.launcher,

@@ -18,8 +18,12 @@ mod foreign;
 mod golden;
 /// Unit by unit against one graph.
 mod gradients;
+/// Runs over processes, started by mpirun, and what becomes of them when one dies.
+mod mpi;
 /// Lists of URLs into shards.
 mod pack_urls;
+/// What a run will need, said before it is started.
+mod plan;
 /// Data preparation, as a user runs it.
 mod prep;
 /// Ranks as threads train as one rank does.

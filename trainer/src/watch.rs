@@ -45,6 +45,9 @@ pub struct Heartbeat {
     pub collective: String,
     /// The unit, or what it is about.
     pub unit: String,
+    /// Why it leaves, in its last heartbeat.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 /// The phase of a rank that has left by itself: not the first to be blamed when ranks are missing.
@@ -55,6 +58,7 @@ const LEFT: &str = "leaving";
 struct Here {
     step: u64,
     phase: &'static str,
+    reason: Option<String>,
 }
 
 /// This rank's heartbeat, which stops when it is dropped.
@@ -79,7 +83,10 @@ impl Pulse {
             let here = Arc::clone(&here);
             let path = path.clone();
             move || -> std::io::Result<()> {
-                let Here { step, phase } = *here.lock().unwrap_or_else(PoisonError::into_inner);
+                let (step, phase, reason) = {
+                    let here = here.lock().unwrap_or_else(PoisonError::into_inner);
+                    (here.step, here.phase, here.reason.clone())
+                };
                 let newest = recorder.newest();
                 let entry = newest.as_ref();
                 let beat = Heartbeat {
@@ -92,6 +99,7 @@ impl Pulse {
                     number: entry.map_or(0, |entry| entry.number),
                     collective: entry.map_or_else(String::new, |entry| entry.collective.into()),
                     unit: entry.map_or_else(String::new, |entry| entry.unit.clone()),
+                    reason,
                 };
                 // Unsynced: nobody needs it after a crash of the machine.
                 let temporary = file::temporary(&path);
@@ -117,7 +125,13 @@ impl Pulse {
 
     /// Notes where this rank is.
     pub fn enter(&self, step: u64, phase: &'static str) {
-        *self.here.lock().unwrap_or_else(PoisonError::into_inner) = Here { step, phase };
+        let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
+        (here.step, here.phase) = (step, phase);
+    }
+
+    /// Leaves the others a word on why this rank gives up.
+    pub fn give_up(&self, error: &TrainError) {
+        self.here.lock().unwrap_or_else(PoisonError::into_inner).reason = Some(error.to_string());
     }
 }
 
@@ -202,6 +216,9 @@ impl Watch for RankWatch {
         let first = gone.iter().find(|rank| beat_of(**rank).is_none_or(|beat| beat.phase != LEFT));
         let rank = first.or(gone.first())?;
         let process = &self.processes[*rank];
+        if let Some(reason) = beat_of(*rank).and_then(|beat| beat.reason.as_ref()) {
+            return Some((*rank, format!("it has given up: {reason}")));
+        }
         let last = beat_of(*rank).map_or_else(String::new, |beat| {
             let age_s = now_s() - beat.at_s;
             format!(
@@ -310,6 +327,7 @@ mod tests {
                 number,
                 collective: "gather".into(),
                 unit: "blocks.3".into(),
+                reason: None,
             };
             fs::write(path_of(folder.path(), rank), serde_json::to_vec(&beat).unwrap()).unwrap();
         };

@@ -80,7 +80,8 @@ fn mpi() -> String {
         Some(version) => format!("built in: {version}"),
         None => "not built in (cargo build --release --features mpi)".to_string(),
     };
-    let version = Command::new("mpirun").arg("--version").output().ok().filter(|output| output.status.success());
+    let version =
+        Command::new("mpirun").arg("--version").output().ok().filter(|output| output.status.success());
     let launcher = version.and_then(|output| {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         text.lines().find(|line| !line.is_empty()).map(str::to_string)
@@ -103,9 +104,14 @@ fn library_version() -> Option<String> {
 fn found(names: &[&str], none: &str) -> String {
     let mut folders: Vec<PathBuf> =
         std::env::var("LD_LIBRARY_PATH").unwrap_or_default().split(':').map(PathBuf::from).collect();
-    folders.extend(["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/local/cuda/lib64", "/usr/lib"].map(PathBuf::from));
+    folders.extend(
+        ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/local/cuda/lib64", "/usr/lib"].map(PathBuf::from),
+    );
     let paths = names.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
-    paths.into_iter().find(|path| fs::exists(path).unwrap_or(false)).map_or(none.into(), |path| path.display().to_string())
+    paths
+        .into_iter()
+        .find(|path| fs::exists(path).unwrap_or(false))
+        .map_or(none.into(), |path| path.display().to_string())
 }
 
 /// Runs the conformance suite on the ranks of `launch`, and times what a step does most.
@@ -119,7 +125,11 @@ fn fabric(launch: &Launch, max_count: Option<usize>) -> anyhow::Result<()> {
     }
     let first = launch.rank == 0;
     if first {
-        println!("fabric         {} on {} rank(s): every operation is right", engine.name(), launch.world_size);
+        println!(
+            "fabric         {} on {} rank(s): every operation is right",
+            engine.name(),
+            launch.world_size
+        );
     }
     if launch.world_size == 1 {
         return Ok(());

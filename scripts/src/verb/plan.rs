@@ -6,8 +6,8 @@ use anyhow::bail;
 use serde_json::json;
 use trainer::Plan;
 use trainer::estimate::{
-    Fabric, ModelCost, PRESETS, Spread, goodput, keep_that_fits, memory, of_plan, preset, simulate, step_time,
-    traffic,
+    Fabric, ModelCost, PRESETS, Spread, goodput, keep_that_fits, memory, of_plan, preset, simulate,
+    step_time, traffic,
 };
 use trainer::shard::mesh::Sharding;
 use trainer::shard::wire::{Precision, Wire};
@@ -111,8 +111,21 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     println!("memory of a rank: {:.1} GB; computing {} TFLOP/s", limit / GB, args.tflops);
     println!(
         "{:>6} {:<6} {:>5} {:>6} {:>7} {:>7} {:>7} {:>7} {:>7} {:>7} {:>8} {:>8} {:>8} {:>8} {:>8}",
-        "ranks", "mode", "group", "batch", "keep", "state", "grads", "gather", "activ.", "peak GB", "moved GB",
-        "compute", "ring", "tree", "step s"
+        "ranks",
+        "mode",
+        "group",
+        "batch",
+        "keep",
+        "state",
+        "grads",
+        "gather",
+        "activ.",
+        "peak GB",
+        "moved GB",
+        "compute",
+        "ring",
+        "tree",
+        "step s"
     );
     let mut lines = Vec::new();
     let mut any_fits = false;
@@ -265,8 +278,7 @@ fn print_goodput(args: &Args, model: &ModelCost) {
     for &world_size in &args.ranks {
         let bytes = 16.0 * model.numel() as f64 / world_size as f64;
         let n_nodes = world_size.div_ceil(args.ranks_per_node);
-        let good =
-            goodput(n_nodes, args.node_mttf_h * HOUR_S, bytes, args.write_gb_s * GB, args.restart_s);
+        let good = goodput(n_nodes, args.node_mttf_h * HOUR_S, bytes, args.write_gb_s * GB, args.restart_s);
         println!(
             "{world_size:>6} ranks: one failure in {:.1} h; {:.2} GB a rank, {:.1} s to write; best every {:.1} min; \
              {:.1} % of the time counts",
@@ -303,9 +315,8 @@ fn what_would_fit(args: &Args, model: &ModelCost, batch: usize, limit: f64) -> S
     let mut said = format!("nothing fits into {:.1} GB a rank.", limit / GB);
     let largest = args.ranks.iter().copied().max().unwrap_or(1);
     let rank_batch = |world: usize| args.rank_batch.unwrap_or_else(|| batch.div_ceil(world));
-    let fits = |world: usize, images: usize| {
-        rows(args, model, world, images, limit).iter().any(|row| row.fits)
-    };
+    let fits =
+        |world: usize, images: usize| rows(args, model, world, images, limit).iter().any(|row| row.fits);
     let ranks = (0..14).map(|log| 1usize << log).find(|world| fits(*world, rank_batch(*world)));
     if let Some(world) = ranks {
         said += &format!(" {world} ranks would.");
@@ -313,9 +324,11 @@ fn what_would_fit(args: &Args, model: &ModelCost, batch: usize, limit: f64) -> S
     if let Some(images) = (1..rank_batch(largest)).rev().find(|images| fits(largest, *images)) {
         said += &format!(" {largest} ranks with {images} images each would.");
     }
-    if let Some(row) = rows(args, model, largest, 1, limit).last() {
-        let least = memory(model, &Spread { keep: 0, ..row.spread }).peak_bytes();
-        said += &format!(" One image on each of {largest} ranks takes {:.1} GB.", least / GB);
-    }
+    let one = rows(args, model, largest, 1, limit);
+    let least = one.iter().map(|row| memory(model, &Spread { keep: 0, ..row.spread }).peak_bytes());
+    said += &format!(
+        " One image on each of {largest} ranks takes {:.1} GB.",
+        least.fold(f64::INFINITY, f64::min) / GB
+    );
     said
 }

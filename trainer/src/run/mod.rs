@@ -1,6 +1,7 @@
 //! A run: batches in, steps, metrics, checkpoints, probes out.
 
 mod rank;
+mod stream;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -3,16 +3,16 @@
 
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use augment::{Batch, BatchPool};
 use burn::tensor::{Device, Tensor};
-use pipeline::{Cursor, Share};
 
+use super::stream::{Next, next_batch, open_pool};
 use super::{Job, Observer, Outcome, Progress, teacher_of, trainer_of};
 use crate::checkpoint::{self, Saver};
-use crate::data::{ShardSource, batches};
+use crate::data::ShardSource;
 use crate::error::TrainError;
 use crate::peers::Peers;
 use crate::plan::Plan;
@@ -45,14 +45,6 @@ pub(super) struct Run<'a> {
     n_rollbacks: u64,
     /// Rank 0's claim on the work directory.
     _lock: Option<File>,
-}
-
-/// What the next step has to work with.
-enum Next {
-    Batch(Batch),
-    /// The run was asked to stop while it waited.
-    Stopped,
-    Failed(TrainError),
 }
 
 impl<'a> Run<'a> {
@@ -101,8 +93,20 @@ impl<'a> Run<'a> {
         probes: &mut [Box<dyn Probe>],
         observer: &mut dyn Observer,
     ) -> Result<Outcome, TrainError> {
+        let result = self.take_steps(probes, observer);
+        if let Err(error) = &result {
+            self.pulse.give_up(error);
+        }
+        result
+    }
+
+    fn take_steps(
+        &mut self,
+        probes: &mut [Box<dyn Probe>],
+        observer: &mut dyn Observer,
+    ) -> Result<Outcome, TrainError> {
         if self.trainer.state.step >= self.plan.total_steps {
-            self.trainer.comm.finish()?;
+            self.leave()?;
             return Ok(Outcome::Finished);
         }
         let (mut next, mut agreed) = self.first_batch()?;
@@ -117,7 +121,7 @@ impl<'a> Run<'a> {
             if self.trainer.state.step == self.plan.total_steps {
                 self.save()?;
                 self.finish_saving()?;
-                self.trainer.comm.finish()?;
+                self.leave()?;
                 return Ok(Outcome::Finished);
             }
             let goes_on = agreed.stop == 0.0 && agreed.no_data == 0.0;
@@ -202,7 +206,7 @@ impl<'a> Run<'a> {
 
     /// Some rank was asked to stop or has no batch: what was learned is saved by all.
     fn end_early(
-        mut self,
+        &mut self,
         next: Next,
         agreed: Votes,
         observer: &mut dyn Observer,
@@ -214,16 +218,16 @@ impl<'a> Run<'a> {
                     observer.warned(&error.to_string());
                 }
                 // The others leave together with this one.
-                let _ = self.trainer.comm.finish();
+                let _ = self.leave();
                 Err(error)
             }
             _ if agreed.no_data > 0.0 => {
-                let _ = self.trainer.comm.finish();
+                let _ = self.leave();
                 Err(TrainError::PeersFailed { n_ranks: agreed.no_data as usize })
             }
             _ => {
                 saved?;
-                self.trainer.comm.finish()?;
+                self.leave()?;
                 Ok(Outcome::Stopped)
             }
         }
@@ -318,6 +322,11 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
+    /// Leaves together with all other ranks.
+    fn leave(&mut self) -> Result<(), TrainError> {
+        Ok(std::mem::replace(&mut self.trainer.comm, Comm::solo()).finish()?)
+    }
+
     /// Goes back to the newest checkpoint and passes over the batches since then.
     fn roll_back(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         self.finish_saving()?;
@@ -349,28 +358,6 @@ impl<'a> Run<'a> {
         self.pool = open_pool(self.job, &self.plan, &self.trainer)?;
         Ok(())
     }
-}
-
-fn next_batch(pool: &mut BatchPool<ShardSource>, stop: &AtomicBool) -> Next {
-    match pool.next_batch_unless(stop) {
-        Some(Ok(batch)) => Next::Batch(batch),
-        Some(Err(error)) => Next::Failed(error.into()),
-        None if stop.load(Ordering::Relaxed) => Next::Stopped,
-        None => Next::Failed(TrainError::DataEnded),
-    }
-}
-
-/// Batches from where the state stands.
-fn open_pool(job: &Job<'_>, plan: &Plan, trainer: &Trainer) -> Result<BatchPool<ShardSource>, TrainError> {
-    let place = trainer.place();
-    let share = Share::new(place.part(), place.world_size, plan.recipe.optim.batch_size)?;
-    // Each rank notes what it has met; ranks on other machines could not append to one file.
-    let name = match place.rank {
-        0 => "quarantine.jsonl".to_string(),
-        rank => format!("quarantine-{rank:05}.jsonl"),
-    };
-    let cursor = Cursor(trainer.state.step + trainer.state.skipped_batches);
-    Ok(batches(Arc::clone(&job.dataset), plan, share, cursor, &job.workdir.join(name))?)
 }
 
 fn warn_on_first(rank: usize, message: &str, observer: &mut dyn Observer) {

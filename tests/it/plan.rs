@@ -1,0 +1,82 @@
+use crate::support::{fails, ok, program};
+
+fn plan(args: &[&str]) -> std::process::Output {
+    program().arg("plan").args(args).output().unwrap()
+}
+
+fn json(args: &[&str]) -> serde_json::Value {
+    let output = plan(&[args, &["--json"]].concat());
+    ok(&output);
+    let text = String::from_utf8(output.stdout).unwrap();
+    serde_json::from_str(text.lines().last().unwrap()).unwrap()
+}
+
+#[test]
+fn every_preset_has_a_table_to_4096_ranks() {
+    for preset in trainer::estimate::PRESETS {
+        let args = ["--preset", preset, "--ranks", "8", "64", "512", "4096", "--rank-batch", "1", "--bf16"];
+        let table = json(&[&args[..], &["--memory-gb", "200", "--simulate"]].concat());
+        let rows = table["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 3 + 3 * 4, "none, grad and full each, and groups beyond a node");
+        let parameters = table["parameters"].as_f64().unwrap();
+        for row in rows.iter().filter(|row| row["mode"] != "none") {
+            // 16 bytes a parameter without the gradient, over the group, plus padding.
+            let expected = 16.0 * parameters / row["group"].as_f64().unwrap();
+            let state = row["state_bytes"].as_f64().unwrap();
+            assert!(state >= expected && state < 1.02 * expected + 4e6, "{preset}: {row}");
+        }
+    }
+}
+
+/// The formulas of the reference: 6 bytes a parameter with shards of gradients, 8 with shards of all, at bf16
+/// without the teacher, which adds 2.
+#[test]
+fn traffic_follows_the_formulas() {
+    let args = ["--preset", "vit-7b", "--ranks", "4096", "--rank-batch", "1", "--bf16", "--keep", "0"];
+    let table = json(&[&args[..], &["--memory-gb", "200"]].concat());
+    let of = |mode: &str| {
+        let row = table["rows"].as_array().unwrap().iter().find(|row| row["mode"] == mode).unwrap().clone();
+        (row["gather_bytes"].as_f64().unwrap() + row["reduce_bytes"].as_f64().unwrap())
+            / table["parameters"].as_f64().unwrap()
+    };
+    assert!((of("grad") - 6.0).abs() < 0.1, "{}", of("grad"));
+    assert!((of("full") - 8.0).abs() < 0.1, "{}", of("full"));
+}
+
+#[test]
+fn what_cannot_fit_is_refused_with_what_would() {
+    let output = plan(&["--preset", "vit-7b", "--ranks", "2", "--memory-gb", "40", "--rank-batch", "2"]);
+    let stderr = fails(&output, 2);
+    assert!(stderr.contains("nothing fits into 40.0 GB"), "{stderr}");
+    assert!(stderr.contains("ranks would"), "{stderr}");
+    for bad in [&["--preset", "vit-x"][..], &["--ranks", "0"], &["--tflops", "0"], &["--group", "0"]] {
+        fails(&plan(bad), 2);
+    }
+}
+
+#[test]
+fn the_doctor_says_what_there_is() {
+    let output = program().arg("doctor").output().unwrap();
+    ok(&output);
+    let text = String::from_utf8(output.stdout).unwrap();
+    for word in ["cores", "memory", "disk", "MPI", "NCCL", "every operation is right"] {
+        assert!(text.contains(word), "{text}");
+    }
+}
+
+/// Ranks that a launcher announces and this program cannot be are an error, not one run each.
+#[test]
+fn ranks_without_an_engine_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |variables: &[(&str, &str)]| {
+        let workdir = folder.path().join("run").display().to_string();
+        let args = ["pretrain", "--recipe", "dino_cifar", "--shards", "none.tar", "--workdir", &workdir];
+        program().args(args).envs(variables.iter().copied()).output().unwrap()
+    };
+    let stderr = fails(&run(&[("RANK", "1"), ("WORLD_SIZE", "2")]), 2);
+    assert!(stderr.contains("rank 1 of 2"), "{stderr}");
+    let stderr = fails(&run(&[("JOB_COMPLETION_INDEX", "1")]), 2);
+    assert!(stderr.contains("WORLD_SIZE"), "{stderr}");
+    let stderr = fails(&run(&[("RANK", "2"), ("WORLD_SIZE", "2")]), 2);
+    assert!(stderr.contains("counted from 0"), "{stderr}");
+}
