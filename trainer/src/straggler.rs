@@ -7,7 +7,7 @@ use crate::shard::engine::EngineError;
 const LATE: f64 = 1.3;
 
 /// Differences below this are noise.
-const LEAST_MS: f64 = 5.0;
+const LEAST_MS: f64 = 50.0;
 
 /// Compares ranks at logged steps.
 #[derive(Debug, Default)]
