@@ -19,7 +19,17 @@ mod golden;
 /// Unit by unit against one graph.
 mod gradients;
 /// Runs over processes, started by mpirun, and what becomes of them when one dies.
+#[cfg(feature = "mpi")]
 mod mpi;
+/// What is not there without the feature `mpi`.
+#[cfg(not(feature = "mpi"))]
+mod mpi_left_out;
+/// Two nodes, and the cable between them.
+#[cfg(feature = "mpi")]
+mod mpi_nodes;
+/// mpirun, and what its ranks say.
+#[cfg(feature = "mpi")]
+mod mpirun;
 /// Lists of URLs into shards.
 mod pack_urls;
 /// What a run will need, said before it is started.

@@ -1,405 +1,239 @@
-//! Needs the feature `mpi`, and mpirun. Without the feature one test says what is left out.
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
-#[cfg(not(feature = "mpi"))]
-#[test]
-fn left_out() {
-    use std::io::Write;
-    // Past the test harness, which shows nothing of a test that passes.
-    let mut stderr = std::io::stderr();
-    writeln!(stderr, "left out: the tests under mpirun; add --features tests/mpi for them").unwrap();
+use trainer::checkpoint::Checkpoint;
+
+use crate::mpirun::{DEADLINE_S, Ranks, mpirun};
+use crate::support::{World, metrics, ok};
+
+/// Teacher and student of a run's newest checkpoint.
+fn weights(workdir: &Path) -> Vec<Vec<f32>> {
+    let checkpoint = Checkpoint::open(workdir).unwrap();
+    let units = checkpoint.manifest.units.clone();
+    let buffer = |which: &str| {
+        units.iter().map(|unit| checkpoint.buffer(which, &unit.name).unwrap()).collect::<Vec<_>>()
+    };
+    [buffer("student"), buffer("teacher")].concat()
 }
 
-#[cfg(feature = "mpi")]
-mod under_mpirun {
-    use std::path::Path;
-    use std::process::{Child, Command, Output, Stdio};
-    use std::time::{Duration, Instant};
+fn losses(workdir: &Path) -> Vec<f64> {
+    metrics(workdir).iter().map(|row| row["train/loss"].as_f64().unwrap()).collect()
+}
 
-    use trainer::checkpoint::Checkpoint;
+/// Rows without what names ranks.
+fn rows(workdir: &Path) -> Vec<serde_json::Value> {
+    let mut rows = metrics(workdir);
+    rows.iter_mut().for_each(|row| row.as_object_mut().unwrap().retain(|key, _| !key.starts_with("rank/")));
+    rows
+}
 
-    use crate::support::{World, metrics, ok};
-
-    /// Collectives are given up after this many seconds in tests that wait for it.
-    const DEADLINE_S: &str = "run.deadline_s=4";
-
-    /// Runs the program's `args` on `n` ranks. Each rank's standard error and exit code go to files in
-    /// `folder`: mpirun keeps neither apart.
-    fn mpirun(n: usize, folder: &Path, args: &[String]) -> Command {
-        let script = folder.join("rank.sh");
-        let text = "#!/bin/bash\nout=$1; shift\n\"$@\" 2> $out/stderr-$OMPI_COMM_WORLD_RANK\n\
-                    code=$?; echo $code > $out/code-$OMPI_COMM_WORLD_RANK; exit $code\n";
-        std::fs::write(&script, text).unwrap();
-        let mut command = Command::new("mpirun");
-        command
-            .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
-            .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-            .env_remove("OCELLI_CACHE")
-            // A rank that dies does not take the others with it: they are to find out by themselves.
-            .args(["--oversubscribe", "--enable-recovery", "-n", &n.to_string(), "bash"])
-            .arg(&script)
-            .arg(folder)
-            .arg(env!("CARGO_BIN_EXE_ocelli-under-test"))
-            .args(args);
-        command
-    }
-
-    struct Ranks<'w> {
-        world: &'w World,
-        overrides: Vec<String>,
-    }
-
-    impl<'w> Ranks<'w> {
-        /// Runs of 12 steps of 24 images in 12 parts: the same on 1, 2, 3 and 4 ranks.
-        fn new(world: &'w World, more: &[&str]) -> Self {
-            let usual = ["run.workers=1", "optim.batch_size=24", "optim.micro_batches=12"];
-            let overrides = usual.iter().chain(more).map(ToString::to_string).collect();
-            Self { world, overrides }
-        }
-
-        fn args(&self, workdir: &str, more: &[&str]) -> Vec<String> {
-            let mut args = self.world.pretrain_args(workdir, more);
-            args.extend(self.overrides.iter().flat_map(|entry| ["--set".to_string(), entry.clone()]));
-            args
-        }
-
-        fn run(&self, n: usize, workdir: &str, more: &[&str]) -> Output {
-            mpirun(n, self.world.folder.path(), &self.args(workdir, more)).output().unwrap()
-        }
-
-        fn start(&self, n: usize, workdir: &str, more: &[&str]) -> Child {
-            let mut command = mpirun(n, self.world.folder.path(), &self.args(workdir, more));
-            command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
-        }
-
-        fn stderr(&self, rank: usize) -> String {
-            std::fs::read_to_string(self.world.path(&format!("stderr-{rank}"))).unwrap()
-        }
-
-        fn code(&self, rank: usize) -> i32 {
-            let text = std::fs::read_to_string(self.world.path(&format!("code-{rank}"))).unwrap();
-            text.trim().parse().unwrap()
+#[test]
+fn mpi_conforms() {
+    let folder = tempfile::tempdir().unwrap();
+    for n in 2..=4 {
+        for more in [&[][..], &["--max-count", "2000"]] {
+            let args: Vec<String> =
+                ["doctor", "--fabric"].iter().chain(more).map(ToString::to_string).collect();
+            let output = mpirun(n, folder.path(), &args).output().unwrap();
+            ok(&output);
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(text.contains(&format!("mpi on {n} rank(s): every operation is right")), "{text}");
         }
     }
+}
 
-    /// Teacher and student of a run's newest checkpoint.
-    fn weights(workdir: &Path) -> Vec<Vec<f32>> {
-        let checkpoint = Checkpoint::open(workdir).unwrap();
-        let units = checkpoint.manifest.units.clone();
-        let buffer = |which: &str| {
-            units.iter().map(|unit| checkpoint.buffer(which, &unit.name).unwrap()).collect::<Vec<_>>()
-        };
-        [buffer("student"), buffer("teacher")].concat()
+/// One, two and four processes, in every mode: the same metrics and the same weights, bit for bit.
+#[test]
+fn processes_train_to_the_same_bits() {
+    let world = World::new(60);
+    let ranks = Ranks::new(&world, &["optim.batch_size=8", "optim.micro_batches=4"]);
+    ok(&ranks.run(1, "one", &[]));
+    let (expected, expected_weights) = (rows(&world.path("one")), weights(&world.path("one")));
+    assert_eq!(expected.len(), 12);
+    for (n, workdir, more) in [
+        (2, "full2", &[][..]),
+        (4, "full4", &["--set", "run.keep=0"]),
+        (4, "group4", &["--set", "run.shard_group=2"]),
+        (4, "none4", &["--set", "run.shard=\"none\""]),
+    ] {
+        ok(&ranks.run(n, workdir, more));
+        assert_eq!(rows(&world.path(workdir)), expected, "{workdir}");
+        assert!(weights(&world.path(workdir)) == expected_weights, "{workdir}: weights differ");
     }
+    // Every rank has written its own shards, and nobody else's.
+    let manifest = Checkpoint::open(&world.path("full4")).unwrap().manifest;
+    assert_eq!((manifest.world_size, manifest.files.len()), (4, 4));
+    assert_eq!(Checkpoint::open(&world.path("none4")).unwrap().manifest.files.len(), 1);
+}
 
-    fn losses(workdir: &Path) -> Vec<f64> {
-        metrics(workdir).iter().map(|row| row["train/loss"].as_f64().unwrap()).collect()
-    }
-
-    /// Rows without what names ranks.
-    fn rows(workdir: &Path) -> Vec<serde_json::Value> {
-        let mut rows = metrics(workdir);
-        rows.iter_mut()
-            .for_each(|row| row.as_object_mut().unwrap().retain(|key, _| !key.starts_with("rank/")));
-        rows
-    }
-
-    #[test]
-    fn mpi_conforms() {
-        let folder = tempfile::tempdir().unwrap();
-        for n in 2..=4 {
-            for more in [&[][..], &["--max-count", "2000"]] {
-                let args: Vec<String> =
-                    ["doctor", "--fabric"].iter().chain(more).map(ToString::to_string).collect();
-                let output = mpirun(n, folder.path(), &args).output().unwrap();
-                ok(&output);
-                let text = String::from_utf8_lossy(&output.stdout).into_owned();
-                assert!(text.contains(&format!("mpi on {n} rank(s): every operation is right")), "{text}");
-            }
-        }
-    }
-
-    /// One, two and four processes, in every mode: the same metrics and the same weights, bit for bit.
-    #[test]
-    fn processes_train_to_the_same_bits() {
-        let world = World::new(60);
-        let ranks = Ranks::new(&world, &["optim.batch_size=8", "optim.micro_batches=4"]);
-        ok(&ranks.run(1, "one", &[]));
-        let (expected, expected_weights) = (rows(&world.path("one")), weights(&world.path("one")));
-        assert_eq!(expected.len(), 12);
-        for (n, workdir, more) in [
-            (2, "full2", &[][..]),
-            (4, "full4", &["--set", "run.keep=0"]),
-            (4, "group4", &["--set", "run.shard_group=2"]),
-            (4, "none4", &["--set", "run.shard=\"none\""]),
-        ] {
-            ok(&ranks.run(n, workdir, more));
-            assert_eq!(rows(&world.path(workdir)), expected, "{workdir}");
-            assert!(weights(&world.path(workdir)) == expected_weights, "{workdir}: weights differ");
-        }
-        // Every rank has written its own shards, and nobody else's.
-        let manifest = Checkpoint::open(&world.path("full4")).unwrap().manifest;
-        assert_eq!((manifest.world_size, manifest.files.len()), (4, 4));
-        assert_eq!(Checkpoint::open(&world.path("none4")).unwrap().manifest.files.len(), 1);
-    }
-
-    /// Killed at every phase on three ranks, gone on with two, killed again, finished on four: the losses of
-    /// a run that nothing happened to.
-    #[test]
-    fn a_killed_rank_is_named_and_the_run_goes_on_with_others() {
-        let world = World::new(60);
-        let ranks = Ranks::new(&world, &["run.checkpoint_every_steps=2"]);
-        ok(&ranks.run(1, "unbroken", &[]));
-        let unbroken = losses(&world.path("unbroken"));
-        let phases = ["teacher", "forward", "head", "backward", "data", "update", "checkpoint"];
-        for (i, phase) in phases.iter().enumerate() {
-            let n = [3, 2, 4][i % 3];
-            // A step that ends with a checkpoint, so that each drill is past the last one.
-            let fault = format!("kill:rank=1,step={},phase={phase}", 2 * i.min(4) + 3);
-            let start = Instant::now();
-            ranks.run(n, "broken", &["--inject-fault", &fault]);
-            assert!(start.elapsed() < Duration::from_secs(20), "{phase}: {:?}", start.elapsed());
-            assert_eq!(ranks.code(1), 137, "{phase}");
-            for rank in (0..n).filter(|rank| *rank != 1) {
-                let stderr = ranks.stderr(rank);
-                assert_eq!(ranks.code(rank), 134, "{phase}, rank {rank}: {stderr}");
-                assert!(stderr.contains("rank 1 is lost"), "{phase}, rank {rank}: {stderr}");
-                assert!(stderr.contains("waits in") && stderr.contains("(number "), "{stderr}");
-                let flight = world.path(&format!("broken/flight/rank-{rank:05}.jsonl"));
-                let text = std::fs::read_to_string(flight).unwrap();
-                assert!(text.lines().last().unwrap().contains("\"took_ms\":null"), "{text}");
-            }
-        }
-        ok(&ranks.run(4, "broken", &[]));
-        let broken = losses(&world.path("broken"));
-        assert_eq!(broken.len(), unbroken.len());
-        for (a, b) in broken.iter().zip(&unbroken) {
-            assert!((a - b).abs() < 1e-4 * b.abs(), "{broken:?}\n{unbroken:?}");
-        }
-    }
-
-    /// A rank that hangs ends the run within the deadline, and is named with the place that it has come to.
-    #[test]
-    fn a_hanging_rank_is_named_within_the_deadline() {
-        let world = World::new(60);
-        let ranks = Ranks::new(&world, &[DEADLINE_S]);
-        let mut child = ranks.start(3, "run", &["--inject-fault", "hang:rank=2,step=3,phase=backward"]);
+/// Killed at every phase on three ranks, gone on with two, killed again, finished on four: the losses of
+/// a run that nothing happened to.
+#[test]
+fn a_killed_rank_is_named_and_the_run_goes_on_with_others() {
+    let world = World::new(60);
+    let ranks = Ranks::new(&world, &["run.checkpoint_every_steps=2"]);
+    ok(&ranks.run(1, "unbroken", &[]));
+    let unbroken = losses(&world.path("unbroken"));
+    let phases = ["teacher", "forward", "head", "backward", "data", "update", "checkpoint"];
+    for (i, phase) in phases.iter().enumerate() {
+        let n = [3, 2, 4][i % 3];
+        // A step that ends with a checkpoint, so that each drill is past the last one.
+        let fault = format!("kill:rank=1,step={},phase={phase}", 2 * i.min(4) + 3);
         let start = Instant::now();
-        while !world.path("code-0").exists() || !world.path("code-1").exists() {
-            assert!(start.elapsed() < Duration::from_secs(30), "nobody gives up");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        for rank in [0, 1] {
+        ranks.run(n, "broken", &["--inject-fault", &fault]);
+        assert!(start.elapsed() < Duration::from_secs(20), "{phase}: {:?}", start.elapsed());
+        assert_eq!(ranks.code(1), 137, "{phase}");
+        for rank in (0..n).filter(|rank| *rank != 1) {
             let stderr = ranks.stderr(rank);
-            assert_eq!(ranks.code(rank), 134, "{stderr}");
-            assert!(stderr.contains("rank 2 on") && stderr.contains("in backward of step 3"), "{stderr}");
-        }
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
-
-    /// One rank is asked to stop: all write the same checkpoint and say so.
-    #[test]
-    fn a_signal_on_one_rank_stops_all_at_one_step() {
-        let world = World::new(60);
-        let ranks = Ranks::new(&world, &["optim.length={steps=100000}"]);
-        for (signal, rank) in [("-TERM", 1), ("-USR2", 2)] {
-            let workdir = format!("run{signal}");
-            let mut child = ranks.start(3, &workdir, &[]);
-            let metrics_path = world.path(&workdir).join("metrics.jsonl");
-            let start = Instant::now();
-            while std::fs::read_to_string(&metrics_path).map_or(0, |text| text.lines().count()) < 5 {
-                assert!(start.elapsed() < Duration::from_secs(60), "the run does not get on");
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            let beat = world.path(&workdir).join(format!("heartbeats/rank-{rank:05}.json"));
-            let beat: serde_json::Value = serde_json::from_slice(&std::fs::read(beat).unwrap()).unwrap();
-            Command::new("kill").args([signal, &beat["pid"].to_string()]).status().unwrap();
-            child.wait().unwrap();
-            for rank in 0..3 {
-                assert_eq!(ranks.code(rank), 143, "{signal}: {}", ranks.stderr(rank));
-            }
-            let newest = Checkpoint::open(&world.path(&workdir)).unwrap();
-            assert_eq!(newest.manifest.step as usize, losses(&world.path(&workdir)).len());
+            assert_eq!(ranks.code(rank), 134, "{phase}, rank {rank}: {stderr}");
+            assert!(stderr.contains("rank 1 is lost"), "{phase}, rank {rank}: {stderr}");
+            assert!(stderr.contains("waits in") && stderr.contains("(number "), "{stderr}");
+            let flight = world.path(&format!("broken/flight/rank-{rank:05}.jsonl"));
+            let text = std::fs::read_to_string(flight).unwrap();
+            assert!(text.lines().last().unwrap().contains("\"took_ms\":null"), "{text}");
         }
     }
-
-    /// A NaN on one rank is skipped by all; three in a row go back to the last checkpoint and past the batches.
-    #[test]
-    fn a_nan_on_one_rank_is_skipped_and_three_roll_back() {
-        let world = World::new(60);
-        for shard in ["run.shard=\"full\"", "run.shard=\"none\""] {
-            let ranks = Ranks::new(&world, &[shard]);
-            let name = &shard[11..15];
-            ok(&ranks.run(2, &format!("one-{name}"), &["--inject-fault", "nan:rank=1,step=6"]));
-            let rows = metrics(&world.path(&format!("one-{name}")));
-            let finite: Vec<f64> = rows.iter().map(|row| row["train/finite"].as_f64().unwrap()).collect();
-            assert_eq!(finite.iter().position(|f| *f == 0.0), Some(6), "{finite:?}");
-            assert_eq!(finite.iter().sum::<f64>(), 11.0);
-        }
-        let ranks = Ranks::new(&world, &[]);
-        ok(&ranks.run(2, "three", &["--inject-fault", "nan:rank=1,step=5,steps=3"]));
-        assert!(ranks.stderr(0).contains("back to step 4, past the batches up to 7"), "{}", ranks.stderr(0));
-        let manifest = Checkpoint::open(&world.path("three")).unwrap().manifest;
-        assert_eq!((manifest.step, manifest.skipped_batches), (12, 4));
-        assert!(losses(&world.path("three")).iter().all(|loss| loss.is_finite()));
-        // And the same without a checkpoint to go back to.
-        ranks.run(2, "early", &["--inject-fault", "nan:rank=0,step=0,steps=3"]);
-        assert_eq!((ranks.code(0), ranks.code(1)), (78, 78));
+    ok(&ranks.run(4, "broken", &[]));
+    let broken = losses(&world.path("broken"));
+    assert_eq!(broken.len(), unbroken.len());
+    for (a, b) in broken.iter().zip(&unbroken) {
+        assert!((a - b).abs() < 1e-4 * b.abs(), "{broken:?}\n{unbroken:?}");
     }
+}
 
-    /// A rank with another recipe, or without data, ends all of them with its reason.
-    #[test]
-    fn ranks_that_cannot_start_end_all() {
-        let world = World::new(60);
-        let ranks = Ranks::new(&world, &["optim.batch_size=8", "optim.micro_batches=0"]);
-        ranks.run(3, "uneven", &[]);
-        assert!((0..3).all(|rank| ranks.code(rank) == 2), "{}", ranks.stderr(0));
-        assert!(ranks.stderr(1).contains("does not divide"), "{}", ranks.stderr(1));
-        let script = "if [ $OMPI_COMM_WORLD_RANK = 1 ]; then x='--set optim.lr=0.5'; fi; exec \"$@\" $x";
-        let mut args: Vec<String> = vec!["-c".into(), script.into(), "bash".into()];
-        args.push(env!("CARGO_BIN_EXE_ocelli-under-test").into());
-        args.extend(ranks.args("differ", &["--set", "run.workers=1"]));
-        let output = Command::new("mpirun")
-            .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
-            .args(["--oversubscribe", "--enable-recovery", "-n", "2", "bash"])
-            .args(args)
-            .output()
-            .unwrap();
-        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(stderr.contains("rank 1 differs from rank 0 in optim.lr: 0.5 there"), "{stderr}");
+/// A rank that hangs ends the run within the deadline, and is named with the place that it has come to.
+#[test]
+fn a_hanging_rank_is_named_within_the_deadline() {
+    let world = World::new(60);
+    let ranks = Ranks::new(&world, &[DEADLINE_S]);
+    let mut child = ranks.start(3, "run", &["--inject-fault", "hang:rank=2,step=3,phase=backward"]);
+    let start = Instant::now();
+    while !world.path("code-0").exists() || !world.path("code-1").exists() {
+        assert!(start.elapsed() < Duration::from_secs(30), "nobody gives up");
+        std::thread::sleep(Duration::from_millis(50));
     }
-
-    /// A slow rank is named.
-    #[test]
-    fn a_straggler_is_named() {
-        let world = World::new(60);
-        let ranks = Ranks::new(&world, &["optim.length={steps=5}"]);
-        ok(&ranks.run(2, "run", &["--inject-fault", "slow:rank=1,step=2,phase=data"]));
-        assert!(ranks.stderr(0).contains("rank 1 holds the others up"), "{}", ranks.stderr(0));
+    for rank in [0, 1] {
+        let stderr = ranks.stderr(rank);
+        assert_eq!(ranks.code(rank), 134, "{stderr}");
+        assert!(stderr.contains("rank 2 on") && stderr.contains("in backward of step 3"), "{stderr}");
     }
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
 
-    /// Four ranks train, within a limit on their memory, what one rank cannot; and what each of them holds is
-    /// what `plan` says.
-    #[test]
-    fn shards_fit_where_a_whole_does_not() {
-        let world = World::new(60);
-        let bench = |limit_kb: u64, shard: &str| {
-            // 68 million parameters: 16 bytes each are 1.1 GB, a third of what a whole takes at its worst.
-            let tiny = world.text("tiny.toml");
-            let mut args = vec!["bench", "shard", "--as-set", "--json", "--repeats", "1", "--recipe", &tiny];
-            let sizes = ["method.head_hidden=8192", "optim.batch_size=4", "run.workers=1", shard];
-            args.extend(sizes.iter().flat_map(|entry| ["--set", entry]));
-            let script = format!("ulimit -d {limit_kb}; exec \"$@\"");
-            Command::new("mpirun")
-                .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
-                .args(["--oversubscribe", "-n", "4", "bash", "-c", &script, "bash"])
-                .arg(env!("CARGO_BIN_EXE_ocelli-under-test"))
-                .args(args)
-                .output()
-                .unwrap()
-        };
-        let limit_kb = 1_600_000;
-        let output = bench(limit_kb, "run.shard=\"full\"");
-        ok(&output);
-        let text = String::from_utf8(output.stdout).unwrap();
-        let row: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
-        let number = |key: &str| row["modes"][0][key].as_f64().unwrap();
-        let (state, planned) = (number("state_bytes"), number("planned_state_bytes"));
-        assert!((state - planned).abs() < 0.02 * planned, "state {state}, planned {planned}");
-        let (peak, planned) = (number("peak_bytes"), number("planned_peak_bytes"));
-        assert!((peak - planned).abs() < 0.1 * planned, "peak {peak}, planned {planned}");
-        let whole = bench(limit_kb, "run.shard=\"none\"");
-        assert!(!whole.status.success(), "the limit does not bind");
-        assert!(String::from_utf8_lossy(&whole.stderr).contains("memory allocation"), "{whole:?}");
-    }
-
-    /// Two nodes, as two network namespaces joined by a cable that is cut. Needs root.
-    #[test]
-    fn a_cut_cable_ends_both_nodes_within_the_deadline() {
-        let Some(nodes) = Nodes::new() else {
-            use std::io::Write;
-            writeln!(std::io::stderr(), "left out: two nodes; network namespaces need root").unwrap();
-            return;
-        };
-        let world = World::new(60);
-        let ranks = Ranks::new(&world, &[DEADLINE_S, "optim.length={steps=100000}"]);
-        let agent = world.path("agent.sh");
-        std::fs::write(&agent, "#!/bin/bash\nshift\nexec ip netns exec ocelli-b sh -c \"$*\"\n").unwrap();
-        Command::new("chmod").args(["+x", &agent.display().to_string()]).status().unwrap();
-        let folder = world.folder.path();
-        let inner = mpirun(2, folder, &ranks.args("run", &[]));
-        let mut child = Command::new("ip")
-            .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
-            .args(["netns", "exec", "ocelli-a", "mpirun", "--host", "10.77.0.1,10.77.0.2", "--mca"])
-            .args(["plm_rsh_agent", &agent.display().to_string(), "--mca", "btl", "tcp,self", "--mca"])
-            .args(["btl_tcp_if_include", "10.77.0.0/24", "--mca", "oob_tcp_if_include", "10.77.0.0/24"])
-            .args(inner.get_args())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let metrics_path = world.path("run/metrics.jsonl");
+/// One rank is asked to stop: all write the same checkpoint and say so.
+#[test]
+fn a_signal_on_one_rank_stops_all_at_one_step() {
+    let world = World::new(60);
+    let ranks = Ranks::new(&world, &["optim.length={steps=100000}"]);
+    for (signal, rank) in [("-TERM", 1), ("-USR2", 2)] {
+        let workdir = format!("run{signal}");
+        let mut child = ranks.start(3, &workdir, &[]);
+        let metrics_path = world.path(&workdir).join("metrics.jsonl");
         let start = Instant::now();
         while std::fs::read_to_string(&metrics_path).map_or(0, |text| text.lines().count()) < 5 {
             assert!(start.elapsed() < Duration::from_secs(60), "the run does not get on");
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(5));
         }
-        nodes.cut();
-        let cut = Instant::now();
-        while !(world.path("code-0").exists() && world.path("code-1").exists()) {
-            assert!(cut.elapsed() < Duration::from_secs(60), "a node hangs");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        for rank in 0..2 {
-            let stderr = ranks.stderr(rank);
-            assert_eq!(ranks.code(rank), 134, "{stderr}");
-            assert!(stderr.contains("has not ended within"), "{stderr}");
-        }
-        child.kill().unwrap();
+        let beat = world.path(&workdir).join(format!("heartbeats/rank-{rank:05}.json"));
+        let beat: serde_json::Value = serde_json::from_slice(&std::fs::read(beat).unwrap()).unwrap();
+        Command::new("kill").args([signal, &beat["pid"].to_string()]).status().unwrap();
         child.wait().unwrap();
-        assert!(Checkpoint::open(&world.path("run")).is_ok());
+        for rank in 0..3 {
+            assert_eq!(ranks.code(rank), 143, "{signal}: {}", ranks.stderr(rank));
+        }
+        let newest = Checkpoint::open(&world.path(&workdir)).unwrap();
+        assert_eq!(newest.manifest.step as usize, losses(&world.path(&workdir)).len());
     }
+}
 
-    /// Two network namespaces, joined.
-    struct Nodes;
-
-    impl Nodes {
-        fn new() -> Option<Self> {
-            let nodes = Self;
-            nodes.remove();
-            let steps = [
-                "netns add ocelli-a",
-                "netns add ocelli-b",
-                "link add ocelli-va netns ocelli-a type veth peer name ocelli-vb netns ocelli-b",
-                "-n ocelli-a addr add 10.77.0.1/24 dev ocelli-va",
-                "-n ocelli-b addr add 10.77.0.2/24 dev ocelli-vb",
-                "-n ocelli-a link set ocelli-va up",
-                "-n ocelli-b link set ocelli-vb up",
-                "-n ocelli-a link set lo up",
-                "-n ocelli-b link set lo up",
-            ];
-            steps.iter().all(|step| Self::ip(step)).then_some(nodes)
-        }
-
-        fn ip(arguments: &str) -> bool {
-            let mut command = Command::new("ip");
-            command.args(arguments.split(' ')).stdout(Stdio::null()).stderr(Stdio::null());
-            command.status().is_ok_and(|status| status.success())
-        }
-
-        fn cut(&self) {
-            assert!(Self::ip("-n ocelli-b link set ocelli-vb down"));
-        }
-
-        fn remove(&self) {
-            Self::ip("netns del ocelli-a");
-            Self::ip("netns del ocelli-b");
-        }
+/// A NaN on one rank is skipped by all; three in a row go back to the last checkpoint and past the batches.
+#[test]
+fn a_nan_on_one_rank_is_skipped_and_three_roll_back() {
+    let world = World::new(60);
+    for shard in ["run.shard=\"full\"", "run.shard=\"none\""] {
+        let ranks = Ranks::new(&world, &[shard]);
+        let name = &shard[11..15];
+        ok(&ranks.run(2, &format!("one-{name}"), &["--inject-fault", "nan:rank=1,step=6"]));
+        let rows = metrics(&world.path(&format!("one-{name}")));
+        let finite: Vec<f64> = rows.iter().map(|row| row["train/finite"].as_f64().unwrap()).collect();
+        assert_eq!(finite.iter().position(|f| *f == 0.0), Some(6), "{finite:?}");
+        assert_eq!(finite.iter().sum::<f64>(), 11.0);
     }
+    let ranks = Ranks::new(&world, &[]);
+    ok(&ranks.run(2, "three", &["--inject-fault", "nan:rank=1,step=5,steps=3"]));
+    assert!(ranks.stderr(0).contains("back to step 4, past the batches up to 7"), "{}", ranks.stderr(0));
+    let manifest = Checkpoint::open(&world.path("three")).unwrap().manifest;
+    assert_eq!((manifest.step, manifest.skipped_batches), (12, 4));
+    assert!(losses(&world.path("three")).iter().all(|loss| loss.is_finite()));
+    // And the same without a checkpoint to go back to.
+    ranks.run(2, "early", &["--inject-fault", "nan:rank=0,step=0,steps=3"]);
+    assert_eq!((ranks.code(0), ranks.code(1)), (78, 78));
+}
 
-    impl Drop for Nodes {
-        fn drop(&mut self) {
-            self.remove();
-        }
-    }
+/// A rank with another recipe, or without data, ends all of them with its reason.
+#[test]
+fn ranks_that_cannot_start_end_all() {
+    let world = World::new(60);
+    let ranks = Ranks::new(&world, &["optim.batch_size=8", "optim.micro_batches=0"]);
+    ranks.run(3, "uneven", &[]);
+    assert!((0..3).all(|rank| ranks.code(rank) == 2), "{}", ranks.stderr(0));
+    assert!(ranks.stderr(1).contains("does not divide"), "{}", ranks.stderr(1));
+    let script = "if [ $OMPI_COMM_WORLD_RANK = 1 ]; then x='--set optim.lr=0.5'; fi; exec \"$@\" $x";
+    let mut args: Vec<String> = vec!["-c".into(), script.into(), "bash".into()];
+    args.push(env!("CARGO_BIN_EXE_ocelli-under-test").into());
+    args.extend(ranks.args("differ", &["--set", "run.workers=1"]));
+    let output = Command::new("mpirun")
+        .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
+        .args(["--oversubscribe", "--enable-recovery", "-n", "2", "bash"])
+        .args(args)
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(stderr.contains("rank 1 differs from rank 0 in optim.lr: 0.5 there"), "{stderr}");
+}
+
+/// A slow rank is named.
+#[test]
+fn a_straggler_is_named() {
+    let world = World::new(60);
+    let ranks = Ranks::new(&world, &["optim.length={steps=5}"]);
+    ok(&ranks.run(2, "run", &["--inject-fault", "slow:rank=1,step=2,phase=data"]));
+    assert!(ranks.stderr(0).contains("rank 1 holds the others up"), "{}", ranks.stderr(0));
+}
+
+/// Four ranks train, within a limit on their memory, what one rank cannot; and what each of them holds is
+/// what `plan` says.
+#[test]
+fn shards_fit_where_a_whole_does_not() {
+    let world = World::new(60);
+    let bench = |limit_kb: u64, shard: &str| {
+        // 68 million parameters: 16 bytes each are 1.1 GB, a third of what a whole takes at its worst.
+        let tiny = world.text("tiny.toml");
+        let mut args = vec!["bench", "shard", "--as-set", "--json", "--repeats", "1", "--recipe", &tiny];
+        let sizes = ["method.head_hidden=8192", "optim.batch_size=4", "run.workers=1", shard];
+        args.extend(sizes.iter().flat_map(|entry| ["--set", entry]));
+        let script = format!("ulimit -d {limit_kb}; exec \"$@\"");
+        Command::new("mpirun")
+            .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
+            .args(["--oversubscribe", "-n", "4", "bash", "-c", &script, "bash"])
+            .arg(env!("CARGO_BIN_EXE_ocelli-under-test"))
+            .args(args)
+            .output()
+            .unwrap()
+    };
+    let limit_kb = 1_600_000;
+    let output = bench(limit_kb, "run.shard=\"full\"");
+    ok(&output);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let row: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    let number = |key: &str| row["modes"][0][key].as_f64().unwrap();
+    let (state, planned) = (number("state_bytes"), number("planned_state_bytes"));
+    assert!((state - planned).abs() < 0.02 * planned, "state {state}, planned {planned}");
+    let (peak, planned) = (number("peak_bytes"), number("planned_peak_bytes"));
+    assert!((peak - planned).abs() < 0.1 * planned, "peak {peak}, planned {planned}");
+    let whole = bench(limit_kb, "run.shard=\"none\"");
+    assert!(!whole.status.success(), "the limit does not bind");
+    assert!(String::from_utf8_lossy(&whole.stderr).contains("memory allocation"), "{whole:?}");
 }

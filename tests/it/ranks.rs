@@ -1,11 +1,14 @@
+use std::path::Path;
 use std::time::Duration;
 
+use burn::tensor::Device;
 use trainer::bench::noise_batch;
 use trainer::bench_shard::share_of;
+use trainer::checkpoint::{Saver, resume};
 use trainer::plan::Room;
 use trainer::run::trainer_of;
 use trainer::shard::comm::{Comm, CommConfig};
-use trainer::shard::engine::{Engine, LocalGroup};
+use trainer::shard::engine::{Engine, LocalGroup, Reduction};
 use trainer::shard::mesh::Traffic;
 use trainer::shard::store::to_host;
 use trainer::step::Trainer;
@@ -241,4 +244,98 @@ fn traffic_is_what_the_formulas_say() {
             assert_eq!(traffic.n_small, 2, "{more:?}");
         }
     }
+}
+
+/// Writes a checkpoint of all ranks and waits until it is whole.
+fn save(trainer: &mut Trainer, plan: &Plan, saver: &mut Saver) {
+    saver.start(&mut trainer.state, plan);
+    let (saved, failed) = saver.wait_for_own();
+    let said = trainer.comm.all_reduce("saved", vec![saved, failed], Reduction::Sum).unwrap();
+    saver.agreed(said[0], said[1]).unwrap();
+    // Nobody reads before rank 0 has renamed.
+    trainer.comm.all_reduce("renamed", vec![0.0], Reduction::Sum).unwrap();
+}
+
+fn load(trainer: &mut Trainer, folder: &Path) -> (Option<u64>, Vec<String>) {
+    let mut warnings = Vec::new();
+    let warn = &mut |message: &str| warnings.push(message.to_string());
+    let step = resume(folder, &mut trainer.state, &trainer.comm, &Device::flex(), warn).unwrap();
+    (step, warnings)
+}
+
+fn files(folder: &Path, step: u64) -> Vec<Vec<u8>> {
+    let folder = folder.join(format!("step-{step:010}"));
+    let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|e| e == "safetensors"));
+    paths.sort();
+    paths.into_iter().map(|path| std::fs::read(path).unwrap()).collect()
+}
+
+fn step(trainer: &mut Trainer, plan: &Plan) -> f64 {
+    let number = trainer.state.step;
+    let batch = share_of(noise_batch(&plan.multicrop(), 24, number), trainer.place());
+    trainer.step(&batch, &plan.schedules().at(number + 3)).unwrap().loss
+}
+
+/// Gate F: four ranks write, three read and write, four read and write: the same bytes, and the same next loss.
+#[test]
+fn checkpoints_change_the_number_of_ranks_without_a_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let [first, second, third] = ["a", "b", "c"].map(|name| folder.path().join(name));
+    let overrides = ["optim.batch_size=24", "optim.micro_batches=12", "method.koleo_weight=0.1"];
+    let (four, three) = (plan(4, &overrides), plan(3, &overrides));
+    let expected = on_ranks(&four, |mut trainer| {
+        step(&mut trainer, &four);
+        step(&mut trainer, &four);
+        let mut saver = Saver::new(&first, trainer.place(), 10);
+        save(&mut trainer, &four, &mut saver);
+        step(&mut trainer, &four)
+    });
+    let on_three = on_ranks(&three, |mut trainer| {
+        assert_eq!(load(&mut trainer, &first), (Some(2), Vec::new()));
+        let mut saver = Saver::new(&second, trainer.place(), 10);
+        save(&mut trainer, &three, &mut saver);
+        step(&mut trainer, &three)
+    });
+    let again = on_ranks(&four, |mut trainer| {
+        assert_eq!(load(&mut trainer, &second), (Some(2), Vec::new()));
+        let mut saver = Saver::new(&third, trainer.place(), 10);
+        save(&mut trainer, &four, &mut saver);
+        step(&mut trainer, &four)
+    });
+    assert_eq!((files(&first, 2).len(), files(&second, 2).len()), (4, 3));
+    assert!(files(&first, 2) == files(&third, 2), "bytes differ");
+    assert_eq!(again, expected);
+    assert!((on_three[0] - expected[0]).abs() < 1e-6 * expected[0], "{on_three:?} {expected:?}");
+}
+
+/// One rank's file is damaged: all ranks go back to the checkpoint before, and the warning names the rank.
+#[test]
+fn a_file_that_one_rank_cannot_read_sends_all_to_the_one_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let four = plan(4, &["optim.batch_size=24"]);
+    on_ranks(&four, |mut trainer| {
+        let mut saver = Saver::new(path, trainer.place(), 10);
+        for _ in 0..2 {
+            step(&mut trainer, &four);
+            save(&mut trainer, &four, &mut saver);
+        }
+    });
+    let damaged = path.join("step-0000000002/rank-00002.safetensors");
+    let mut bytes = std::fs::read(&damaged).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&damaged, bytes).unwrap();
+    let loaded = on_ranks(&four, |mut trainer| (load(&mut trainer, path), trainer.state.step));
+    for ((found, warnings), step) in loaded {
+        assert_eq!((found, step), (Some(1), 1));
+        assert!(warnings[0].contains("rank 2: the checksum of rank-00002"), "{warnings:?}");
+    }
+    // A checkpoint whose file is gone is no better.
+    std::fs::remove_file(path.join("step-0000000001/rank-00003.safetensors")).unwrap();
+    let errors = on_ranks(&four, |mut trainer| {
+        resume(path, &mut trainer.state, &trainer.comm, &Device::flex(), &mut |_| {}).unwrap_err().to_string()
+    });
+    assert!(errors.iter().all(|error| error.contains("rank 3: rank-00003")), "{errors:?}");
 }

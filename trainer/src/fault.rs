@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(fault.phase, "backward");
         let fault: Fault = "nan:step=3,steps=2".parse().unwrap();
         assert!(fault.poisons(0, 4) && !fault.poisons(0, 5) && !fault.poisons(1, 4));
-        for bad in ["kil", "kill:rank", "kill:rank=x", "kill:where=1", "kill:phase=bakward"] {
+        for bad in ["kil", "kill:rank", "kill:rank=x", "kill:where=1", "kill:phase=back"] {
             assert!(bad.parse::<Fault>().is_err(), "{bad}");
         }
     }

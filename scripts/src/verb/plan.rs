@@ -119,7 +119,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         "state",
         "grads",
         "gather",
-        "activ.",
+        "graphs",
         "peak GB",
         "moved GB",
         "compute",

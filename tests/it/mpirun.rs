@@ -1,0 +1,66 @@
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use crate::support::World;
+
+/// Collectives are given up after this many seconds in tests that wait for it.
+pub(crate) const DEADLINE_S: &str = "run.deadline_s=4";
+
+/// Runs the program's `args` on `n` ranks. Each rank's standard error and exit code go to files in
+/// `folder`: mpirun keeps neither apart.
+pub(crate) fn mpirun(n: usize, folder: &Path, args: &[String]) -> Command {
+    let script = folder.join("rank.sh");
+    let text = "#!/bin/bash\nout=$1; shift\n\"$@\" 2> $out/stderr-$OMPI_COMM_WORLD_RANK\n\
+                code=$?; echo $code > $out/code-$OMPI_COMM_WORLD_RANK; exit $code\n";
+    std::fs::write(&script, text).unwrap();
+    let mut command = Command::new("mpirun");
+    command
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        .env_remove("OCELLI_CACHE")
+        // A rank that dies does not take the others with it: they are to find out by themselves.
+        .args(["--oversubscribe", "--enable-recovery", "-n", &n.to_string(), "bash"])
+        .arg(&script)
+        .arg(folder)
+        .arg(env!("CARGO_BIN_EXE_ocelli-under-test"))
+        .args(args);
+    command
+}
+
+pub(crate) struct Ranks<'w> {
+    world: &'w World,
+    overrides: Vec<String>,
+}
+
+impl<'w> Ranks<'w> {
+    /// Runs of 12 steps of 24 images in 12 parts: the same on 1, 2, 3 and 4 ranks.
+    pub(crate) fn new(world: &'w World, more: &[&str]) -> Self {
+        let usual = ["run.workers=1", "optim.batch_size=24", "optim.micro_batches=12"];
+        let overrides = usual.iter().chain(more).map(ToString::to_string).collect();
+        Self { world, overrides }
+    }
+
+    pub(crate) fn args(&self, workdir: &str, more: &[&str]) -> Vec<String> {
+        let mut args = self.world.pretrain_args(workdir, more);
+        args.extend(self.overrides.iter().flat_map(|entry| ["--set".to_string(), entry.clone()]));
+        args
+    }
+
+    pub(crate) fn run(&self, n: usize, workdir: &str, more: &[&str]) -> Output {
+        mpirun(n, self.world.folder.path(), &self.args(workdir, more)).output().unwrap()
+    }
+
+    pub(crate) fn start(&self, n: usize, workdir: &str, more: &[&str]) -> Child {
+        let mut command = mpirun(n, self.world.folder.path(), &self.args(workdir, more));
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    }
+
+    pub(crate) fn stderr(&self, rank: usize) -> String {
+        std::fs::read_to_string(self.world.path(&format!("stderr-{rank}"))).unwrap()
+    }
+
+    pub(crate) fn code(&self, rank: usize) -> i32 {
+        let text = std::fs::read_to_string(self.world.path(&format!("code-{rank}"))).unwrap();
+        text.trim().parse().unwrap()
+    }
+}
