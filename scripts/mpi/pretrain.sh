@@ -19,6 +19,10 @@ options=(-n "$ranks")
 options+=(--mca mpi_yield_when_idle 1)
 # Ranks divide the cores among themselves; mpirun would bind each to one core.
 options+=(--bind-to none)
+# A rank that dies is for the others to name: mpirun would end them within a second.
+options+=(--enable-recovery)
+# The same second is what mpirun gives ranks that it is told to end, which want to write a checkpoint.
+options+=(--mca odls_base_sigkill_timeout 300)
 [ -n "${HOSTFILE:-}" ] && options+=(--hostfile "$HOSTFILE")
 [ -z "${HOSTFILE:-}" ] && options+=(--oversubscribe)
 

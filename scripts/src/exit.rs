@@ -71,6 +71,7 @@ fn of_train(error: &TrainError) -> u8 {
 fn of_engine(error: &EngineError) -> u8 {
     match error {
         EngineError::Unavailable { .. } => CONFIGURATION,
+        EngineError::PeerFailed { .. } => DATA,
         EngineError::PeerLost { .. }
         | EngineError::Deadline { .. }
         | EngineError::Lengths { .. }

@@ -1,6 +1,7 @@
 //! What this machine has.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use trainer::plan::{Room, or_cores};
 
@@ -13,13 +14,24 @@ pub(crate) fn available_bytes() -> Option<f64> {
     Some(group_limit().map_or(available, |limit| limit.min(available)))
 }
 
-/// What is left of the limit of control groups, version 2.
+/// What is left of the limits of the control groups, version 2, that this process is in. Cached files count as
+/// used there, and give way.
 fn group_limit() -> Option<f64> {
-    let number = |name: &str| {
-        let text = fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?;
-        text.trim().parse::<f64>().ok()
-    };
-    Some((number("memory.max")? - number("memory.current")?).max(0.0))
+    let text = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let own = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let mut groups = vec![PathBuf::from("/sys/fs/cgroup")];
+    for part in own.split('/').filter(|part| !part.is_empty()) {
+        groups.push(groups[groups.len() - 1].join(part));
+    }
+    groups.iter().filter_map(|group| left_in(group)).reduce(f64::min)
+}
+
+fn left_in(group: &Path) -> Option<f64> {
+    let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<f64>().ok();
+    let (limit, used) = (number("memory.max")?, number("memory.current")?);
+    let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
+    let cached = stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.parse::<f64>().ok());
+    Some((limit - used + cached.unwrap_or(0.0)).max(0.0))
 }
 
 /// What a rank has for itself when `n_local` share this machine. A fifth of the memory is left to the data

@@ -74,8 +74,9 @@ impl Observer for RunProgress {
         let smooth = |old: f64, new: f64| if old == 0.0 { new } else { 0.95 * old + 0.05 * new };
         self.images_per_s = smooth(self.images_per_s, p.images_per_s);
         self.waiting = smooth(self.waiting, p.data_wait_ms);
+        let digits = usize::from(self.images_per_s < 10.0);
         let text = format!(
-            "{:.0} images/s  loss {:.4}  data wait {:.0} ms",
+            "{:.digits$} images/s  loss {:.4}  data wait {:.0} ms",
             self.images_per_s, p.loss, self.waiting
         );
         self.bar.set_position(p.step);

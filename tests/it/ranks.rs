@@ -246,6 +246,14 @@ fn traffic_is_what_the_formulas_say() {
     }
 }
 
+/// A saver on each rank. Rank 0's takes away what others have begun, which is why a run has all of them before
+/// any starts to write.
+fn saver_of(trainer: &Trainer, folder: &Path) -> Saver {
+    let saver = Saver::new(folder, trainer.place(), 10);
+    trainer.comm.all_reduce("savers", vec![0.0], Reduction::Sum).unwrap();
+    saver
+}
+
 /// Writes a checkpoint of all ranks and waits until it is whole.
 fn save(trainer: &mut Trainer, plan: &Plan, saver: &mut Saver) {
     saver.start(&mut trainer.state, plan);
@@ -259,7 +267,7 @@ fn save(trainer: &mut Trainer, plan: &Plan, saver: &mut Saver) {
 fn load(trainer: &mut Trainer, folder: &Path) -> (Option<u64>, Vec<String>) {
     let mut warnings = Vec::new();
     let warn = &mut |message: &str| warnings.push(message.to_string());
-    let step = resume(folder, &mut trainer.state, &trainer.comm, &Device::flex(), warn).unwrap();
+    let step = resume(folder, u64::MAX, &mut trainer.state, &trainer.comm, &Device::flex(), warn).unwrap();
     (step, warnings)
 }
 
@@ -287,19 +295,19 @@ fn checkpoints_change_the_number_of_ranks_without_a_trace() {
     let expected = on_ranks(&four, |mut trainer| {
         step(&mut trainer, &four);
         step(&mut trainer, &four);
-        let mut saver = Saver::new(&first, trainer.place(), 10);
+        let mut saver = saver_of(&trainer, &first);
         save(&mut trainer, &four, &mut saver);
         step(&mut trainer, &four)
     });
     let on_three = on_ranks(&three, |mut trainer| {
         assert_eq!(load(&mut trainer, &first), (Some(2), Vec::new()));
-        let mut saver = Saver::new(&second, trainer.place(), 10);
+        let mut saver = saver_of(&trainer, &second);
         save(&mut trainer, &three, &mut saver);
         step(&mut trainer, &three)
     });
     let again = on_ranks(&four, |mut trainer| {
         assert_eq!(load(&mut trainer, &second), (Some(2), Vec::new()));
-        let mut saver = Saver::new(&third, trainer.place(), 10);
+        let mut saver = saver_of(&trainer, &third);
         save(&mut trainer, &four, &mut saver);
         step(&mut trainer, &four)
     });
@@ -316,7 +324,7 @@ fn a_file_that_one_rank_cannot_read_sends_all_to_the_one_before() {
     let path = folder.path();
     let four = plan(4, &["optim.batch_size=24"]);
     on_ranks(&four, |mut trainer| {
-        let mut saver = Saver::new(path, trainer.place(), 10);
+        let mut saver = saver_of(&trainer, path);
         for _ in 0..2 {
             step(&mut trainer, &four);
             save(&mut trainer, &four, &mut saver);
@@ -335,7 +343,9 @@ fn a_file_that_one_rank_cannot_read_sends_all_to_the_one_before() {
     // A checkpoint whose file is gone is no better.
     std::fs::remove_file(path.join("step-0000000001/rank-00003.safetensors")).unwrap();
     let errors = on_ranks(&four, |mut trainer| {
-        resume(path, &mut trainer.state, &trainer.comm, &Device::flex(), &mut |_| {}).unwrap_err().to_string()
+        resume(path, u64::MAX, &mut trainer.state, &trainer.comm, &Device::flex(), &mut |_| {})
+            .unwrap_err()
+            .to_string()
     });
     assert!(errors.iter().all(|error| error.contains("rank 3: rank-00003")), "{errors:?}");
 }

@@ -40,6 +40,12 @@ fn a_killed_run_continues_bit_for_bit() {
         std::fs::read(world.path(run).join("checkpoints/step-0000000400/rank-00000.safetensors")).unwrap()
     };
     assert!(checkpoint("broken") == checkpoint("unbroken"), "weights differ");
+    // Whoever may read the manifest may read the weights.
+    let mode = |name: &str| {
+        let path = world.path("broken").join("checkpoints/step-0000000400").join(name);
+        std::fs::metadata(path).unwrap().permissions()
+    };
+    assert_eq!(mode("rank-00000.safetensors"), mode("manifest.json"));
 }
 
 #[test]

@@ -222,7 +222,7 @@ pub struct RunConfig {
     /// Threads that decode and augment; 0 for one a core.
     pub data_threads: usize,
     /// Backbone units that keep their graph, from the last on: the others run again on the way back.
-    /// Absent for all, or for as many as fit where weights are cut over ranks (`shard = "full"`).
+    /// Absent for as many as fit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep: Option<usize>,
     /// What is cut over ranks.

@@ -10,7 +10,7 @@ use crate::error::TrainError;
 use crate::estimate::{Spread, keep_that_fits, of_plan};
 use crate::optim::AdamW;
 use crate::schedule::{Ramp, Schedules, WarmupCosine};
-use crate::shard::mesh::{Place, Sharding};
+use crate::shard::mesh::Place;
 use crate::step::StepConfig;
 
 /// A run, resolved against its data set.
@@ -93,8 +93,8 @@ impl Plan {
         })
     }
 
-    /// The plan over `world_size` ranks, each of which has `room`. Where weights are cut over ranks, or a rank
-    /// has several parts, and the recipe leaves it open, as many units keep their graph as fit.
+    /// The plan over `world_size` ranks, each of which has `room`. Where the recipe leaves it open, as many
+    /// units keep their graph as fit.
     ///
     /// # Errors
     /// [`TrainError::Recipe`] when batch, parts or groups do not divide.
@@ -122,7 +122,7 @@ impl Plan {
             )));
         }
         self.place(0).map_err(bad)?;
-        if self.recipe.run.keep.is_none() && (self.gathers() || n_parts > world_size) {
+        if self.recipe.run.keep.is_none() {
             self.keep = keep_that_fits(&of_plan(&self), &self.spread(), room.bytes).unwrap_or(0);
         }
         Ok(self)
@@ -201,12 +201,6 @@ impl Plan {
             workers: self.n_workers.min(rank_batch),
             precision: step.precision,
         }
-    }
-
-    /// Whether weights must be gathered again on the way back, so that keeping graphs would keep all of them.
-    fn gathers(&self) -> bool {
-        let sharded = self.place(0).is_ok_and(|place| place.group_size > 1);
-        sharded && self.recipe.run.shard == Sharding::Full
     }
 
     /// The views of an image.

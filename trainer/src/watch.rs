@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
 use crate::shard::comm::Comm;
-use crate::shard::patience::Watch;
+use crate::shard::patience::{Lost, Watch};
 use crate::shard::recorder::{Entry, Recorder, now_s};
 
 /// Between heartbeats.
@@ -48,6 +48,9 @@ pub struct Heartbeat {
     /// Why it leaves, in its last heartbeat.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Whether the reason is its own, and not the loss of another rank.
+    #[serde(default)]
+    pub by_itself: bool,
 }
 
 /// The phase of a rank that has left by itself: not the first to be blamed when ranks are missing.
@@ -59,6 +62,7 @@ struct Here {
     step: u64,
     phase: &'static str,
     reason: Option<String>,
+    by_itself: bool,
 }
 
 /// This rank's heartbeat, which stops when it is dropped.
@@ -83,9 +87,9 @@ impl Pulse {
             let here = Arc::clone(&here);
             let path = path.clone();
             move || -> std::io::Result<()> {
-                let (step, phase, reason) = {
+                let (step, phase, reason, by_itself) = {
                     let here = here.lock().unwrap_or_else(PoisonError::into_inner);
-                    (here.step, here.phase, here.reason.clone())
+                    (here.step, here.phase, here.reason.clone(), here.by_itself)
                 };
                 let newest = recorder.newest();
                 let entry = newest.as_ref();
@@ -100,6 +104,7 @@ impl Pulse {
                     collective: entry.map_or_else(String::new, |entry| entry.collective.into()),
                     unit: entry.map_or_else(String::new, |entry| entry.unit.clone()),
                     reason,
+                    by_itself,
                 };
                 // Unsynced: nobody needs it after a crash of the machine.
                 let temporary = file::temporary(&path);
@@ -131,7 +136,9 @@ impl Pulse {
 
     /// Leaves the others a word on why this rank gives up.
     pub fn give_up(&self, error: &TrainError) {
-        self.here.lock().unwrap_or_else(PoisonError::into_inner).reason = Some(error.to_string());
+        let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
+        here.reason = Some(error.to_string());
+        here.by_itself = !matches!(error, TrainError::Ranks(_));
     }
 }
 
@@ -204,7 +211,7 @@ impl RankWatch {
 }
 
 impl Watch for RankWatch {
-    fn lost(&self) -> Option<(usize, String)> {
+    fn lost(&self) -> Option<Lost> {
         let gone: Vec<usize> =
             self.neighbors.iter().copied().filter(|rank| !self.processes[*rank].is_running()).collect();
         if gone.is_empty() {
@@ -214,12 +221,15 @@ impl Watch for RankWatch {
         let beat_of = |rank: usize| beats.iter().find(|beat| beat.rank == rank);
         // Those that have left may have left because of one that has not.
         let first = gone.iter().find(|rank| beat_of(**rank).is_none_or(|beat| beat.phase != LEFT));
-        let rank = first.or(gone.first())?;
-        let process = &self.processes[*rank];
-        if let Some(reason) = beat_of(*rank).and_then(|beat| beat.reason.as_ref()) {
-            return Some((*rank, format!("it has given up: {reason}")));
+        let rank = *first.or(gone.first())?;
+        let process = &self.processes[rank];
+        if let Some(beat) = beat_of(rank)
+            && let Some(reason) = &beat.reason
+        {
+            let how = if beat.by_itself { reason.clone() } else { format!("it has given up: {reason}") };
+            return Some(Lost { rank, how, by_itself: beat.by_itself });
         }
-        let last = beat_of(*rank).map_or_else(String::new, |beat| {
+        let last = beat_of(rank).map_or_else(String::new, |beat| {
             let age_s = now_s() - beat.at_s;
             format!(
                 "; its last heartbeat, {age_s:.1} s ago: step {}, {}, {}",
@@ -228,7 +238,8 @@ impl Watch for RankWatch {
                 at(beat)
             )
         });
-        Some((*rank, format!("process {} on {} has ended{last}", process.pid, process.host)))
+        let how = format!("process {} on {} has ended{last}", process.pid, process.host);
+        Some(Lost { rank, how, by_itself: false })
     }
 
     fn suspects(&self, here: &Entry) -> Option<String> {
@@ -308,9 +319,9 @@ mod tests {
         while watch.lost().is_none() {
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert_eq!(watch.lost().unwrap().0, 2, "even before anybody has waited for it");
+        assert_eq!(watch.lost().unwrap().rank, 2, "even before anybody has waited for it");
         child.wait().unwrap();
-        assert_eq!(watch.lost().unwrap().0, 2);
+        assert_eq!(watch.lost().unwrap().rank, 2);
     }
 
     #[test]
@@ -328,6 +339,7 @@ mod tests {
                 collective: "gather".into(),
                 unit: "blocks.3".into(),
                 reason: None,
+                by_itself: false,
             };
             fs::write(path_of(folder.path(), rank), serde_json::to_vec(&beat).unwrap()).unwrap();
         };

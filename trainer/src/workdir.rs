@@ -12,8 +12,7 @@ use crate::shard::engine::Reduction;
 
 /// Makes `workdir`, or checks that it belongs to this plan. Returns the plan to follow: where the
 /// recipe leaves the number of workers open, a run goes on with the number that it started with.
-pub(crate) fn claim(workdir: &Path, plan: &Plan, warn: &mut dyn FnMut(&str)) -> Result<Plan, TrainError> {
-    fs::create_dir_all(workdir).map_err(|error| TrainError::io("create folder", workdir, error))?;
+fn claim(workdir: &Path, plan: &Plan, warn: &mut dyn FnMut(&str)) -> Result<Plan, TrainError> {
     let path: PathBuf = workdir.join("plan.toml");
     let unreadable = |reason: String| TrainError::Recipe { recipe: path.display().to_string(), reason };
     let mut plan = plan.clone();
@@ -55,7 +54,8 @@ pub(crate) fn claim(workdir: &Path, plan: &Plan, warn: &mut dyn FnMut(&str)) -> 
 ///
 /// # Errors
 /// [`TrainError::Busy`], [`TrainError::Io`].
-pub(crate) fn lock(workdir: &Path) -> Result<Option<File>, TrainError> {
+fn lock(workdir: &Path) -> Result<Option<File>, TrainError> {
+    fs::create_dir_all(workdir).map_err(|error| TrainError::io("create folder", workdir, error))?;
     let path = workdir.join(".lock");
     let file = File::create(&path).map_err(|error| TrainError::io("create", &path, error))?;
     match file.try_lock() {
@@ -65,20 +65,24 @@ pub(crate) fn lock(workdir: &Path) -> Result<Option<File>, TrainError> {
     }
 }
 
-/// [`claim`] by rank 0 for all. All ranks call it.
+/// [`lock`] and [`claim`] by rank 0 for all. All ranks call it. The lock holds as long as the file does.
 ///
 /// # Errors
-/// Those of [`claim`] on rank 0; [`TrainError::RanksDiffer`] where a rank was given another recipe or sees
+/// Those of both on rank 0; [`TrainError::RanksDiffer`] where a rank was given another recipe or sees
 /// other data; [`TrainError::PeersFailed`] where another rank has failed.
 pub(crate) fn agree(
     workdir: &Path,
     plan: &Plan,
     comm: &Comm,
     warn: &mut dyn FnMut(&str),
-) -> Result<Plan, TrainError> {
+) -> Result<(Plan, Option<File>), TrainError> {
     let rank = comm.place().rank;
+    let mut take = |plan: &Plan| {
+        let lock = lock(workdir)?;
+        Ok((claim(workdir, plan, warn)?, lock))
+    };
     if comm.place().world_size == 1 {
-        return claim(workdir, plan, warn);
+        return take(plan);
     }
     let write = |plan: &Plan| toml::to_string(plan).unwrap_or_default().into_bytes();
     let read = |bytes: &[u8]| -> Option<Plan> { toml::from_str(std::str::from_utf8(bytes).ok()?).ok() };
@@ -92,11 +96,11 @@ pub(crate) fn agree(
     if n_differ > 0 {
         return Err(TrainError::PeersFailed { n_ranks: n_differ });
     }
-    let claimed = (rank == 0).then(|| claim(workdir, &asked, warn));
-    let text = claimed.as_ref().and_then(|plan| plan.as_ref().ok()).map(write).unwrap_or_default();
-    let text = comm.broadcast("plan", text)?;
-    match claimed {
-        Some(claimed) => claimed,
-        None => read(&text).ok_or(TrainError::PeersFailed { n_ranks: 1 }),
+    let taken = (rank == 0).then(|| take(&asked));
+    let text = taken.as_ref().and_then(|taken| taken.as_ref().ok()).map(|(plan, _)| write(plan));
+    let text = comm.broadcast("plan", text.unwrap_or_default())?;
+    match taken {
+        Some(taken) => taken,
+        None => Ok((read(&text).ok_or(TrainError::PeersFailed { n_ranks: 1 })?, None)),
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use trainer::plan::or_cores;
@@ -26,6 +26,9 @@ pub(crate) struct Args {
     /// Only let ranks talk: every operation with odd lengths, then how fast large ones are. Run it under mpirun.
     #[arg(long)]
     fabric: bool,
+    /// Seconds after which ranks that do not answer are given up.
+    #[arg(long, default_value_t = 120)]
+    deadline_s: u64,
     /// Elements that one MPI call may move: small ones take the way of what is too long for one call.
     #[arg(long, hide = true)]
     max_count: Option<usize>,
@@ -45,7 +48,25 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if launch.rank == 0 {
         println!("launcher       {}: {} rank(s)", launch.launcher, launch.world_size);
     }
-    fabric(&launch, args.max_count)?;
+    // In a thread of its own: ranks that do not come leave it waiting for ever.
+    let (done, is_done) = std::sync::mpsc::channel();
+    let (rank, max_count) = (launch.rank, args.max_count);
+    std::thread::spawn(move || done.send(fabric(&launch, max_count)));
+    match is_done.recv_timeout(Duration::from_secs(args.deadline_s)) {
+        Ok(result) => result?,
+        Err(_) => {
+            let suspects = format!("rank {rank} waits for others that do not come, or cannot reach them");
+            let (collective, unit) = ("the fabric's test", "the ranks".to_string());
+            return Err(EngineError::Deadline {
+                collective,
+                unit,
+                number: 0,
+                seconds: args.deadline_s,
+                suspects,
+            }
+            .into());
+        }
+    }
     Ok(ExitCode::SUCCESS)
 }
 

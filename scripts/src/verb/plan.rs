@@ -4,13 +4,13 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use serde_json::json;
-use trainer::Plan;
 use trainer::estimate::{
     Fabric, ModelCost, PRESETS, Spread, goodput, keep_that_fits, memory, of_plan, preset, simulate,
     step_time, traffic,
 };
 use trainer::shard::mesh::Sharding;
 use trainer::shard::wire::{Precision, Wire};
+use trainer::{Plan, Recipe};
 
 use crate::{machine, recipes};
 
@@ -35,19 +35,19 @@ pub(crate) struct Args {
     /// Images of a step on one rank; the recipe's batch over the ranks where absent.
     #[arg(long)]
     rank_batch: Option<usize>,
-    /// Parts that these go in.
-    #[arg(long, default_value_t = 1)]
-    rank_parts: usize,
+    /// Parts that these go in; what the recipe's optim.micro_batches gives where absent.
+    #[arg(long)]
+    rank_parts: Option<usize>,
     /// Worker threads of a rank: 1 where a device works on the whole.
     #[arg(long, default_value_t = 1)]
     workers: usize,
     /// Memory of a rank, in GB; what this machine has for each rank where absent.
     #[arg(long)]
     memory_gb: Option<f64>,
-    /// Ranks of a shard group in the row `group`; a node's where absent.
+    /// Ranks of a shard group in the row `group`; the recipe's, or a node's, where absent.
     #[arg(long)]
     group: Option<usize>,
-    /// Backbone units that keep their graph; as many as fit where absent.
+    /// Backbone units that keep their graph; the recipe's, or as many as fit, where absent.
     #[arg(long)]
     keep: Option<usize>,
     /// Gathered weights and gradients of the backbone travel as bf16.
@@ -96,8 +96,8 @@ struct Row {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let (model, batch) = model_of(args)?;
     check(args)?;
+    let Asked { model, batch, recipe } = asked(args)?;
     let numel = |units: &[trainer::estimate::UnitCost]| units.iter().map(|unit| unit.numel).sum::<usize>();
     println!(
         "{}: backbone {:.1} M parameters in {} units, head {:.1} M in {}",
@@ -109,6 +109,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     );
     let limit = args.memory_gb.map_or_else(|| machine::room(args.ranks_per_node).bytes, |gb| gb * GB);
     println!("memory of a rank: {:.1} GB; computing {} TFLOP/s", limit / GB, args.tflops);
+    println!("GB of a rank; beyond the peak there must be room for the state once more, while it is saved");
     println!(
         "{:>6} {:<6} {:>5} {:>6} {:>7} {:>7} {:>7} {:>7} {:>7} {:>7} {:>8} {:>8} {:>8} {:>8} {:>8}",
         "ranks",
@@ -131,7 +132,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut any_fits = false;
     for &world_size in &args.ranks {
         let rank_batch = args.rank_batch.unwrap_or_else(|| batch.div_ceil(world_size));
-        for row in rows(args, &model, world_size, rank_batch, limit) {
+        for row in rows(args, &model, recipe.as_ref(), world_size, rank_batch, limit) {
             any_fits |= row.fits;
             lines.push(print_row(args, &model, &row));
         }
@@ -144,23 +145,31 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         println!("{}", json!({ "model": model.name, "parameters": model.numel(), "rows": lines }));
     }
     if !any_fits {
-        bail!("{}", what_would_fit(args, &model, batch, limit));
+        bail!("{}", what_would_fit(args, &model, recipe.as_ref(), batch, limit));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The model, and the images of a step over all ranks.
-fn model_of(args: &Args) -> anyhow::Result<(ModelCost, usize)> {
+/// What is asked about.
+struct Asked {
+    model: ModelCost,
+    /// Images of a step over all ranks.
+    batch: usize,
+    recipe: Option<Recipe>,
+}
+
+fn asked(args: &Args) -> anyhow::Result<Asked> {
     if let Some(name) = &args.preset {
         let Some(model) = preset(name) else {
             bail!("there is no preset {name}: it is one of {}", PRESETS.join(", "));
         };
-        return Ok((model, 16 * args.ranks.iter().copied().max().unwrap_or(1)));
+        let batch = 16 * args.ranks.iter().copied().max().unwrap_or(1);
+        return Ok(Asked { model, batch, recipe: None });
     }
     let recipe = recipes::load(&args.recipe, &args.overrides)?;
-    let batch = recipe.optim.batch_size;
     // The data set's size only moves schedules.
-    Ok((of_plan(&Plan::resolve(recipe, 1 << 20)?), batch))
+    let model = of_plan(&Plan::resolve(recipe.clone(), 1 << 20)?);
+    Ok(Asked { model, batch: recipe.optim.batch_size, recipe: Some(recipe) })
 }
 
 fn check(args: &Args) -> anyhow::Result<()> {
@@ -174,7 +183,8 @@ fn check(args: &Args) -> anyhow::Result<()> {
     if let Some((flag, value)) = positive.iter().find(|(_, value)| !(*value > 0.0 && value.is_finite())) {
         bail!("{flag} is {value} and must be positive");
     }
-    if args.ranks.contains(&0) || args.ranks_per_node == 0 || args.rank_parts == 0 || args.workers == 0 {
+    if args.ranks.contains(&0) || args.ranks_per_node == 0 || args.rank_parts == Some(0) || args.workers == 0
+    {
         bail!("--ranks, --ranks-per-node, --rank-parts and --workers count from 1");
     }
     if args.rank_batch == Some(0) || args.group == Some(0) {
@@ -183,11 +193,24 @@ fn check(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The modes for `world_size` ranks. The rest of the settings is that of `args`.
-fn rows(args: &Args, model: &ModelCost, world_size: usize, rank_batch: usize, limit: f64) -> Vec<Row> {
-    let wire = if args.bf16 { Wire::Bf16 } else { Wire::F32 };
-    let precision = Precision { gather: wire, reduce: wire, ..Precision::default() };
-    let group = args.group.unwrap_or(args.ranks_per_node);
+/// The modes for `world_size` ranks. The rest is what `args` says, or else `recipe`.
+fn rows(
+    args: &Args,
+    model: &ModelCost,
+    recipe: Option<&Recipe>,
+    world_size: usize,
+    rank_batch: usize,
+    limit: f64,
+) -> Vec<Row> {
+    let mut precision = recipe.map_or_else(Precision::default, |recipe| recipe.optim.precision);
+    if args.bf16 {
+        (precision.gather, precision.reduce) = (Wire::Bf16, Wire::Bf16);
+    }
+    let set_group = recipe.map(|recipe| recipe.run.shard_group).filter(|group| *group > 0);
+    let group = args.group.or(set_group).unwrap_or(args.ranks_per_node);
+    let set_parts = recipe.map_or(1, |recipe| recipe.optim.micro_batches / world_size);
+    let rank_parts = args.rank_parts.unwrap_or(set_parts).clamp(1, rank_batch);
+    let set_keep = args.keep.or(recipe.and_then(|recipe| recipe.run.keep));
     let mut modes = vec![("none", Sharding::None, 1)];
     if world_size > 1 {
         modes.push(("grad", Sharding::Grad, world_size));
@@ -197,13 +220,12 @@ fn rows(args: &Args, model: &ModelCost, world_size: usize, rank_batch: usize, li
         }
     }
     let row = |(mode, sharding, group_size)| {
-        let rank_parts = args.rank_parts.min(rank_batch);
         let workers = args.workers.min(rank_batch);
         let spread =
             Spread { world_size, group_size, sharding, keep: 0, rank_batch, rank_parts, workers, precision };
-        let keep = args.keep.or_else(|| keep_that_fits(model, &spread, limit)).unwrap_or(0);
+        let keep = set_keep.or_else(|| keep_that_fits(model, &spread, limit)).unwrap_or(0);
         let spread = Spread { keep: keep.min(model.backbone.len()), ..spread };
-        Row { mode, spread, fits: memory(model, &spread).peak_bytes() <= limit }
+        Row { mode, spread, fits: memory(model, &spread).needed_bytes() <= limit }
     };
     modes.into_iter().map(row).collect()
 }
@@ -261,6 +283,7 @@ fn print_row(args: &Args, model: &ModelCost, row: &Row) -> serde_json::Value {
         "activation_bytes": memory.activation_bytes,
         "work_bytes": memory.work_bytes,
         "peak_bytes": memory.peak_bytes(),
+        "checkpoint_bytes": memory.checkpoint_bytes,
         "gather_bytes": moved.gather_bytes,
         "reduce_bytes": moved.reduce_bytes,
         "replica_bytes": moved.replica_bytes,
@@ -311,12 +334,19 @@ fn print_simulation(args: &Args, model: &ModelCost) -> anyhow::Result<()> {
 }
 
 /// What would have to change for anything to fit.
-fn what_would_fit(args: &Args, model: &ModelCost, batch: usize, limit: f64) -> String {
+fn what_would_fit(
+    args: &Args,
+    model: &ModelCost,
+    recipe: Option<&Recipe>,
+    batch: usize,
+    limit: f64,
+) -> String {
     let mut said = format!("nothing fits into {:.1} GB a rank.", limit / GB);
     let largest = args.ranks.iter().copied().max().unwrap_or(1);
     let rank_batch = |world: usize| args.rank_batch.unwrap_or_else(|| batch.div_ceil(world));
-    let fits =
-        |world: usize, images: usize| rows(args, model, world, images, limit).iter().any(|row| row.fits);
+    let fits = |world: usize, images: usize| {
+        rows(args, model, recipe, world, images, limit).iter().any(|row| row.fits)
+    };
     let ranks = (0..14).map(|log| 1usize << log).find(|world| fits(*world, rank_batch(*world)));
     if let Some(world) = ranks {
         said += &format!(" {world} ranks would.");
@@ -324,8 +354,8 @@ fn what_would_fit(args: &Args, model: &ModelCost, batch: usize, limit: f64) -> S
     if let Some(images) = (1..rank_batch(largest)).rev().find(|images| fits(largest, *images)) {
         said += &format!(" {largest} ranks with {images} images each would.");
     }
-    let one = rows(args, model, largest, 1, limit);
-    let least = one.iter().map(|row| memory(model, &Spread { keep: 0, ..row.spread }).peak_bytes());
+    let one = rows(args, model, recipe, largest, 1, limit);
+    let least = one.iter().map(|row| memory(model, &Spread { keep: 0, ..row.spread }).needed_bytes());
     said += &format!(
         " One image on each of {largest} ranks takes {:.1} GB.",
         least.fold(f64::INFINITY, f64::min) / GB

@@ -283,21 +283,25 @@ impl ShardFile {
     }
 }
 
-/// Fills `state` from the newest checkpoint under `folder` that every rank can read its part of; those that
+/// Fills `state` from the newest checkpoint under `folder`, of step `newest` or before, that every rank can
+/// read its part of; those that
 /// one cannot are passed over by all, with a warning on rank 0. Returns its step. All ranks call it.
 ///
 /// # Errors
 /// [`TrainError::CheckpointRead`] when there are checkpoints and none is whole; [`TrainError::Ranks`].
 pub fn resume(
     folder: &Path,
+    newest: u64,
     state: &mut TrainState,
     comm: &Comm,
     device: &Device,
     warn: &mut dyn FnMut(&str),
 ) -> Result<Option<u64>, TrainError> {
     // Rank 0's list counts: others may see a folder a moment later.
+    let last = folder::of_step(folder, newest);
     let names: Vec<String> = folder::steps_in(folder)
         .iter()
+        .filter(|path| newest == u64::MAX || **path <= last)
         .filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()))
         .collect();
     let names = comm.broadcast("checkpoints", names.join("\n").into_bytes())?;

@@ -76,7 +76,10 @@ impl Snapshot {
         let written = File::open(&path)?;
         written.sync_all()?;
         let entry = checksums(written, name)?;
-        file::write_synced(&entry_path(temporary, place.shard()), &serde_json::to_vec(&entry)?)
+        let entry_path = entry_path(temporary, place.shard());
+        file::write_synced(&entry_path, &serde_json::to_vec(&entry)?)?;
+        // The library makes files that only their owner can read.
+        fs::set_permissions(&path, fs::metadata(&entry_path)?.permissions())
     }
 }
 
@@ -160,7 +163,8 @@ impl InFlight {
 }
 
 impl Saver {
-    /// A saver into `folder`, of which the newest `n_keep` are kept.
+    /// A saver into `folder`, of which the newest `n_keep` are kept. Rank 0's takes away what a killed run has
+    /// begun: ranks must have met once more before any of them saves.
     pub fn new(folder: &Path, place: Place, n_keep: usize) -> Self {
         if place.rank == 0 {
             folder::sweep(folder);
@@ -242,7 +246,13 @@ impl Saver {
             (folder::of_step(&self.folder, step), folder::temporary_of_step(&self.folder, step));
         for shard in 0..self.place.group_size {
             let path = entry_path(&temporary, shard);
-            manifest.files.push(serde_json::from_slice(&fs::read(&path)?)?);
+            let entry: FileEntry = serde_json::from_slice(&fs::read(&path)?)?;
+            let bytes = fs::metadata(temporary.join(&entry.name))?.len();
+            if bytes != entry.bytes {
+                let reason = format!("{} has {bytes} bytes, {} were written", entry.name, entry.bytes);
+                return Err(io::Error::other(reason));
+            }
+            manifest.files.push(entry);
             fs::remove_file(&path)?;
         }
         file::write_synced(&temporary.join(MANIFEST), &serde_json::to_vec_pretty(&manifest)?)?;

@@ -23,6 +23,8 @@ pub struct Memory {
     /// The graph that is worked on, and gradients of whole units before they are cut; in the worse of two
     /// phases: the head, and the units' way back.
     pub work_bytes: f64,
+    /// Copies of the state while a checkpoint is written: the optimizer changes what is being saved.
+    pub checkpoint_bytes: f64,
 }
 
 impl Memory {
@@ -31,7 +33,12 @@ impl Memory {
         self.state_bytes + self.gradient_bytes
     }
 
-    /// All that is there at once. Gradient shards grow while graphs shrink: `work_bytes` has their part.
+    /// What must be there: the peak of a step during which a checkpoint is written.
+    pub fn needed_bytes(&self) -> f64 {
+        self.peak_bytes() + self.checkpoint_bytes
+    }
+
+    /// All that is there at once in a step. Gradient shards grow while graphs shrink: `work_bytes` has their part.
     pub fn peak_bytes(&self) -> f64 {
         self.state_bytes + self.gathered_bytes + self.input_bytes + self.activation_bytes + self.work_bytes
     }
@@ -43,7 +50,8 @@ pub fn memory(model: &ModelCost, spread: &Spread) -> Memory {
     let sum = |units: &[UnitCost]| units.iter().map(padded).sum::<f64>();
     let largest = |units: &[UnitCost]| units.iter().map(padded).fold(0.0, f64::max);
     let (head, n_backbone) = (sum(&model.head), model.backbone.len());
-    let shards = (sum(&model.backbone) + head) / spread.group_size as f64;
+    let group = spread.group_size as f64;
+    let shards = (sum(&model.backbone) + head) / group;
     let first_kept = n_backbone.saturating_sub(spread.keep);
     let (again, kept) = model.backbone.split_at(first_kept);
     // The head is there as a whole while the next unit comes; elsewhere one unit while the next comes.
@@ -73,11 +81,12 @@ pub fn memory(model: &ModelCost, spread: &Spread) -> Memory {
         input_bytes: F32 * model.pixels * images,
         activation_bytes: F32 * (inputs + graphs),
         work_bytes: F32 * in_head.max(backwards),
+        checkpoint_bytes: F32 * (4.0 * shards + largest(&model.backbone).max(largest(&model.head)) / group),
     }
 }
 
 /// The largest number of units that may keep their graph within `bytes`; `None` if not even none does.
 pub fn keep_that_fits(model: &ModelCost, spread: &Spread, bytes: f64) -> Option<usize> {
-    let fits = |keep: &usize| memory(model, &Spread { keep: *keep, ..*spread }).peak_bytes() <= bytes;
+    let fits = |keep: &usize| memory(model, &Spread { keep: *keep, ..*spread }).needed_bytes() <= bytes;
     (0..=model.backbone.len()).rev().find(fits)
 }

@@ -56,8 +56,8 @@ pub(super) struct ViewCounts {
 /// Channels that a block's graph holds for each token, beside the attention weights: its input, both norms
 /// in and out, queries, keys and values, what attention and both branches give, and the hidden layer before
 /// and after its GELU. Measured with `ocelli bench shard`.
-fn graph_channels(width: f64, hidden: f64) -> f64 {
-    9.0 * width + 2.0 * hidden
+fn graph_channels(width: f64, hidden: f64, hidden_products: f64) -> f64 {
+    9.0 * width + hidden_products * hidden
 }
 
 /// The costs of a transformer's units. `hidden_products` is the number of matrices of the MLP: two, or three
@@ -78,7 +78,7 @@ pub(super) fn vit_units(
     let block = |n: f64, _: f64| {
         n * (2.0 * 4.0 * width * width + 2.0 * hidden_products * width * hidden + 4.0 * n * width)
     };
-    let graph = |n: f64, heads: f64| n * (graph_channels(width, hidden) + heads * n);
+    let graph = |n: f64, heads: f64| n * (graph_channels(width, hidden, hidden_products) + heads * n);
     let patch = (3 * config.patch_px * config.patch_px) as f64;
     let embed = |n: f64, _: f64| 2.0 * n * patch * width;
     let all_tokens = sum(&|n, _| n, false);

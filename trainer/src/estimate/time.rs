@@ -2,6 +2,7 @@
 //! of the bandwidth.
 
 use super::{ModelCost, Spread};
+use crate::shard::layout::ALIGNMENT;
 use crate::shard::mesh::Sharding;
 use crate::shard::wire::Wire;
 
@@ -42,7 +43,8 @@ pub fn traffic(model: &ModelCost, spread: &Spread) -> Traffic {
     let precision = spread.precision;
     let (groups, replicas) = (spread.group_size as f64, (spread.world_size / spread.group_size) as f64);
     let bytes = |units: &[super::UnitCost], wire: Wire| -> f64 {
-        units.iter().map(|unit| (unit.numel * wire.bytes()) as f64).sum()
+        let padded = |unit: &super::UnitCost| unit.numel.next_multiple_of(ALIGNMENT * spread.group_size);
+        units.iter().map(|unit| (padded(unit) * wire.bytes()) as f64).sum()
     };
     let (n_backbone, n_head) = (model.backbone.len(), model.head.len());
     let again = match spread.sharding {

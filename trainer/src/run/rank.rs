@@ -54,9 +54,9 @@ impl<'a> Run<'a> {
         comm: Comm,
         observer: &mut dyn Observer,
     ) -> Result<Self, TrainError> {
-        let plan = workdir::agree(job.workdir, job.plan, &comm, &mut |message| observer.warned(message))?;
+        let warn = &mut |message: &str| observer.warned(message);
+        let (plan, lock) = workdir::agree(job.workdir, job.plan, &comm, warn)?;
         let place = comm.place();
-        let lock = if place.rank == 0 { workdir::lock(job.workdir)? } else { None };
         let beats = job.workdir.join("heartbeats");
         let pulse = Pulse::start(&beats, place.rank, comm.recorder())?;
         if place.world_size > 1 {
@@ -65,7 +65,7 @@ impl<'a> Run<'a> {
         let mut trainer = trainer_of(&plan, comm);
         let folder = job.workdir.join("checkpoints");
         let warn = &mut |message: &str| warn_on_first(place.rank, message, observer);
-        checkpoint::resume(&folder, &mut trainer.state, &trainer.comm, &Device::flex(), warn)?;
+        checkpoint::resume(&folder, u64::MAX, &mut trainer.state, &trainer.comm, &Device::flex(), warn)?;
         let saver = Saver::new(&folder, place, plan.recipe.run.keep_checkpoints);
         let first = trainer.state.step;
         observer.started(first, plan.total_steps);
@@ -339,7 +339,8 @@ impl<'a> Run<'a> {
         let rank = self.trainer.comm.place().rank;
         let folder = self.job.workdir.join("checkpoints");
         let warn = &mut |message: &str| warn_on_first(rank, message, observer);
-        let found = checkpoint::resume(&folder, state, &self.trainer.comm, &Device::flex(), warn)?;
+        let newest = state.step;
+        let found = checkpoint::resume(&folder, newest, state, &self.trainer.comm, &Device::flex(), warn)?;
         let Some(back_to) = found else { return Err(too_often) };
         self.n_rollbacks += 1;
         state.skipped_batches = next_batch - back_to;

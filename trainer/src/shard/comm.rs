@@ -20,6 +20,9 @@ use super::slots::Slots;
 use super::store::with_slice;
 use super::wire::{self, Wire};
 
+/// Ranks may take this long to start, whatever the deadline of collectives.
+const START: Duration = Duration::from_secs(120);
+
 /// How ranks talk.
 pub struct CommConfig {
     /// This rank's place.
@@ -110,13 +113,13 @@ impl Comm {
             engine: "communication thread",
             reason: error.to_string(),
         })?;
-        is_ready.recv_timeout(deadline).map_err(|error| match error {
+        is_ready.recv_timeout(deadline.max(START)).map_err(|error| match error {
             RecvTimeoutError::Disconnected => EngineError::Ended,
             RecvTimeoutError::Timeout => EngineError::Deadline {
                 collective: "start",
                 unit: "the engine".into(),
                 number: 0,
-                seconds: deadline.as_secs(),
+                seconds: deadline.max(START).as_secs(),
                 suspects: "not all ranks have come".into(),
             },
         })??;

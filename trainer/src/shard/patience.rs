@@ -14,10 +14,21 @@ const PATIENCE: u32 = 6;
 /// Between two looks at heartbeats, once the deadline has passed.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
+/// A rank that is gone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lost {
+    /// Which.
+    pub rank: usize,
+    /// How that is known, or what it said.
+    pub how: String,
+    /// Whether it has left for a reason of its own.
+    pub by_itself: bool,
+}
+
 /// Knows how the other ranks are.
 pub trait Watch: Send + Sync {
-    /// A rank that is known to be gone, and how that is known.
-    fn lost(&self) -> Option<(usize, String)>;
+    /// A rank that is known to be gone.
+    fn lost(&self) -> Option<Lost>;
 
     /// Who has not come to `here`, in words; `None` if all are merely busy with what may take long.
     fn suspects(&self, here: &Entry) -> Option<String>;
@@ -43,9 +54,12 @@ impl Waiting {
         watch: Option<&dyn Watch>,
         deadline: Duration,
     ) -> Result<(), EngineError> {
-        if let Some((rank, how)) = watch.and_then(|watch| watch.lost()) {
+        if let Some(Lost { rank, how, by_itself }) = watch.and_then(|watch| watch.lost()) {
             let Entry { collective, unit, number, .. } = here;
-            return Err(EngineError::PeerLost { rank, how, collective, unit, number });
+            return Err(match by_itself {
+                true => EngineError::PeerFailed { rank, reason: how },
+                false => EngineError::PeerLost { rank, how, collective, unit, number },
+            });
         }
         if self.number != here.number {
             *self = Self::new(here.number);

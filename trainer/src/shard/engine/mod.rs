@@ -90,6 +90,14 @@ pub enum EngineError {
         /// Number of the collective since the start.
         number: u64,
     },
+    /// A rank has given up for a reason of its own, which starting again would not change.
+    #[error("rank {rank} has given up: {reason}")]
+    PeerFailed {
+        /// The rank.
+        rank: usize,
+        /// What it said.
+        reason: String,
+    },
     /// A collective took longer than the deadline.
     #[error("{collective} of {unit} (number {number}) has not ended within {seconds} s: {suspects}")]
     Deadline {
