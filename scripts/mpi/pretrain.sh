@@ -19,10 +19,8 @@ options=(-n "$ranks")
 options+=(--mca mpi_yield_when_idle 1)
 # Ranks divide the cores among themselves; mpirun would bind each to one core.
 options+=(--bind-to none)
-# A rank that dies is for the others to name: mpirun would end them within a second.
-options+=(--enable-recovery)
-# The same second is what mpirun gives ranks that it is told to end, which want to write a checkpoint.
-options+=(--mca odls_base_sigkill_timeout 300)
+# To stop a run, send USR2 to mpirun, which hands it on: all ranks write a checkpoint and end with 143. On TERM
+# mpirun gives them one second. (Not --enable-recovery: mpirun says 0 then, whatever happened.)
 [ -n "${HOSTFILE:-}" ] && options+=(--hostfile "$HOSTFILE")
 [ -z "${HOSTFILE:-}" ] && options+=(--oversubscribe)
 

@@ -54,6 +54,11 @@ impl RunProgress {
     }
 }
 
+/// Numbers change from one warning to the next that means the same.
+fn is_word(c: &char) -> bool {
+    !c.is_ascii_digit() && *c != '.'
+}
+
 impl Observer for RunProgress {
     fn started(&mut self, step: u64, total_steps: u64) {
         if self.rank > 0 {
@@ -92,8 +97,13 @@ impl Observer for RunProgress {
 
     fn warned(&mut self, message: &str) {
         // A warning that stays true is said once, whatever step it names.
-        let what: String =
-            message.split_once(": ").map_or(message, |(_, rest)| rest).chars().take(24).collect();
+        let what: String = message
+            .split_once(": ")
+            .map_or(message, |(_, rest)| rest)
+            .chars()
+            .filter(is_word)
+            .take(24)
+            .collect();
         if self.warned.insert(what) {
             self.say(&format!("warning: {}{message}", self.prefix));
         }
