@@ -29,9 +29,11 @@ for restart in $(seq 0 "$MAX_RESTARTS"); do
     code=$?
     # 143 is a stop that somebody has asked for; 2, 3 and 78 would only come again.
     case $code in
-        134 | 137 | 139) echo "exit code $code; starting again ($((restart + 1)) of at most $MAX_RESTARTS)" >&2 ;;
+        134 | 137 | 139) ;;
         *) exit "$code" ;;
     esac
+    [ "$restart" -eq "$MAX_RESTARTS" ] && break
+    echo "exit code $code; starting again ($((restart + 1)) of at most $MAX_RESTARTS)" >&2
     sleep 5
 done
 exit "$code"
