@@ -234,12 +234,12 @@ impl Trainer {
         phases.backward_ms = clock.lap_ms();
         phases.wait_ms = (self.comm.waited() - waited).as_secs_f64() * 1e3;
 
-        let embeddings = teacher.into_iter().map(|part| self.by_image(&part.tokens[0])).collect();
+        let embeddings = teacher.into_iter().map(|part| self.image_rows(&part.tokens[0])).collect();
         Ok(Gradients { shards, loss, observed, gauges, embeddings, phases })
     }
 
     /// Class tokens of a part, a row an image.
-    fn by_image(&self, tokens: &Tokens) -> Tensor<2> {
+    fn image_rows(&self, tokens: &Tokens) -> Tensor<2> {
         let [rows, n, d] = tokens.x.dims();
         let n_views = self.state.method.multicrop().groups()[0].n_views;
         tokens.x.clone().reshape([rows / n_views, n_views * n * d])
