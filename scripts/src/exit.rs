@@ -74,6 +74,7 @@ fn of_engine(error: &EngineError) -> u8 {
         EngineError::PeerFailed { .. } => DATA,
         EngineError::PeerLost { .. }
         | EngineError::Deadline { .. }
+        | EngineError::Failed { .. }
         | EngineError::Lengths { .. }
         | EngineError::Ended => LOST_PEER,
     }

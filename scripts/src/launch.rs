@@ -24,11 +24,14 @@ pub(crate) struct Launch {
     pub(crate) world_size: usize,
     /// Ranks on this machine, as far as that is known.
     pub(crate) n_local: Option<usize>,
+    /// Its place among the ranks of this machine, from 0.
+    pub(crate) local_rank: usize,
 }
 
 impl Launch {
     /// One process.
-    pub(crate) const ALONE: Self = Self { launcher: "nobody", rank: 0, world_size: 1, n_local: Some(1) };
+    pub(crate) const ALONE: Self =
+        Self { launcher: "nobody", rank: 0, world_size: 1, n_local: Some(1), local_rank: 0 };
 
     /// What the environment says.
     pub(crate) fn from_env() -> anyhow::Result<Self> {
@@ -54,7 +57,9 @@ impl Launch {
                          where every pod works for itself",
                     )?;
                     let rank = if size == "1" { 0 } else { index };
-                    found.push((Self::new("kubernetes", rank, number("WORLD_SIZE", &size)?, None)?, false));
+                    // Every pod counts its own devices.
+                    let local = [None, Some(0)];
+                    found.push((Self::new("kubernetes", rank, number("WORLD_SIZE", &size)?, local)?, false));
                 }
             }
         }
@@ -100,7 +105,7 @@ impl Launch {
         launcher: &'static str,
         rank: usize,
         world_size: usize,
-        n_local: Option<usize>,
+        [n_local, local_rank]: [Option<usize>; 2],
     ) -> anyhow::Result<Self> {
         if rank >= world_size {
             bail!("{launcher} says rank {rank} of {world_size}: ranks are counted from 0");
@@ -110,7 +115,14 @@ impl Launch {
         {
             bail!("{launcher} says {n_local} ranks on this machine, of {world_size} in all");
         }
-        Ok(Self { launcher, rank, world_size, n_local })
+        // Launchers that do not say it fill one machine after another.
+        let local_rank = local_rank.unwrap_or_else(|| rank % n_local.unwrap_or(world_size));
+        if let Some(n_local) = n_local
+            && local_rank >= n_local
+        {
+            bail!("{launcher} says local rank {local_rank} of {n_local}: they are counted from 0");
+        }
+        Ok(Self { launcher, rank, world_size, n_local, local_rank })
     }
 }
 
@@ -120,6 +132,7 @@ struct Family {
     rank: &'static str,
     size: &'static str,
     n_local: &'static str,
+    local_rank: &'static str,
     /// Whether another launcher may run inside of it.
     is_outer: bool,
 }
@@ -130,6 +143,7 @@ const FAMILIES: [Family; 4] = [
         rank: "OMPI_COMM_WORLD_RANK",
         size: "OMPI_COMM_WORLD_SIZE",
         n_local: "OMPI_COMM_WORLD_LOCAL_SIZE",
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
         is_outer: false,
     },
     Family {
@@ -137,6 +151,7 @@ const FAMILIES: [Family; 4] = [
         rank: "RANK",
         size: "WORLD_SIZE",
         n_local: "LOCAL_WORLD_SIZE",
+        local_rank: "LOCAL_RANK",
         is_outer: false,
     },
     Family {
@@ -144,6 +159,7 @@ const FAMILIES: [Family; 4] = [
         rank: "PMI_RANK",
         size: "PMI_SIZE",
         n_local: "MPI_LOCALNRANKS",
+        local_rank: "MPI_LOCALRANKID",
         is_outer: false,
     },
     Family {
@@ -151,6 +167,7 @@ const FAMILIES: [Family; 4] = [
         rank: "SLURM_PROCID",
         size: "SLURM_STEP_NUM_TASKS",
         n_local: "SLURM_STEP_TASKS_PER_NODE",
+        local_rank: "SLURM_LOCALID",
         is_outer: true,
     },
 ];
@@ -167,7 +184,8 @@ impl Family {
         // `2(x3),1`: two tasks on each of three nodes, one on the last. Only equal ones are believed.
         let local = get(self.n_local).and_then(|text| text.split('(').next()?.parse().ok());
         let n_local = local.filter(|_| !get(self.n_local).is_some_and(|text| text.contains(',')));
-        Ok(Some((Launch::new(self.launcher, rank, size, n_local)?, self.is_outer)))
+        let local_rank = get(self.local_rank).map(|text| number(self.local_rank, &text)).transpose()?;
+        Ok(Some((Launch::new(self.launcher, rank, size, [n_local, local_rank])?, self.is_outer)))
     }
 }
 
@@ -202,6 +220,10 @@ mod tests {
             [("SLURM_PROCID", "5"), ("SLURM_STEP_NUM_TASKS", "8"), ("SLURM_STEP_TASKS_PER_NODE", "4(x2)")];
         assert_eq!(launch(&slurm).unwrap().n_local, Some(4));
         assert_eq!(ranks(&slurm), (5, 8));
+        assert_eq!(launch(&slurm).unwrap().local_rank, 1, "the second node's second");
+        let said = [("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "3")];
+        assert_eq!(launch(&said).unwrap().local_rank, 3);
+        assert_eq!(launch(&[("JOB_COMPLETION_INDEX", "3"), ("WORLD_SIZE", "8")]).unwrap().local_rank, 0);
     }
 
     /// The script of `#SBATCH --ntasks=8` is one process, though it is told of eight tasks.
@@ -228,6 +250,10 @@ mod tests {
                 "the whole run",
             ),
             (&[("RANK", "x"), ("WORLD_SIZE", "4")], "no number"),
+            (
+                &[("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2"), ("LOCAL_RANK", "2")],
+                "local rank 2",
+            ),
             (&[("JOB_COMPLETION_INDEX", "1")], "WORLD_SIZE"),
             (&[("JOB_COMPLETION_INDEX", "1"), ("RANK", "0"), ("WORLD_SIZE", "2")], "which is it"),
             (&[("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "3")], "on this machine"),

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use trainer::device::{DeviceKind, Opened};
 use trainer::plan::{Room, or_cores};
 
 /// Bytes that programs may still take: what the kernel calls available, within the limit of the group of
@@ -34,14 +35,17 @@ fn left_in(group: &Path) -> Option<f64> {
     Some((limit - used + cached.unwrap_or(0.0)).max(0.0))
 }
 
-/// What a rank has for itself when `n_local` share this machine. A fifth of the memory is left to the data
-/// path and to others.
-pub(crate) fn room(n_local: usize) -> Room {
+/// What a rank has for itself on `device` when `n_local` share this machine. A fifth of the memory is left to
+/// the data path and to others.
+pub(crate) fn room(n_local: usize, device: &Opened) -> Room {
     let n_local = n_local.max(1);
     // Cores that the launcher has given to this process alone are not shared.
     let sharers = if is_bound() { 1 } else { n_local };
-    let bytes = available_bytes().map_or(f64::MAX, |bytes| 0.8 * bytes / n_local as f64);
-    Room { n_cores: (or_cores(0) / sharers).max(1), bytes }
+    let n_cores = (or_cores(0) / sharers).max(1);
+    let own = device.free_bytes.map(|bytes| 0.8 * bytes as f64);
+    let shared = || available_bytes().map_or(f64::MAX, |bytes| 0.8 * bytes / n_local as f64);
+    let n_workers = if device.kind == DeviceKind::Cpu { n_cores } else { 1 };
+    Room { n_cores, n_workers, bytes: own.unwrap_or_else(shared) }
 }
 
 /// A word on cores that are fewer than the machine's.

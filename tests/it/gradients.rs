@@ -1,4 +1,4 @@
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use trainer::bench::{BackboneBench, noise_batch};
 use trainer::run::trainer_of;
 use trainer::shard::comm::Comm;
@@ -30,7 +30,7 @@ fn worst(a: Vec<Tensor<1>>, b: Vec<Tensor<1>>) -> f32 {
 /// one size of views bit for bit, recomputed or kept.
 #[test]
 fn units_equal_one_graph() {
-    let bench = BackboneBench::new(&plan(&[]));
+    let bench = BackboneBench::new(&plan(&[]), &Device::flex());
     let one = Workers::new(1);
     let whole = bench.whole_graph(&one);
     assert_eq!(worst(bench.units(&one, true), whole.clone()), 0.0);
@@ -39,7 +39,7 @@ fn units_equal_one_graph() {
 }
 
 fn losses(plan: &Plan, n: u64) -> Vec<f64> {
-    let mut trainer = trainer_of(plan, Comm::solo());
+    let mut trainer = trainer_of(plan, Comm::solo(), &Device::flex());
     let schedules = plan.schedules();
     let step = |step| {
         let batch = noise_batch(&plan.multicrop(), 8, step);
@@ -63,7 +63,7 @@ fn every_keep_trains_alike() {
 #[test]
 fn more_workers_than_images_train() {
     let plan = plan(&["run.workers=3", "model.drop_path=0.5"]);
-    let mut trainer = trainer_of(&plan, Comm::solo());
+    let mut trainer = trainer_of(&plan, Comm::solo(), &Device::flex());
     let batch = noise_batch(&plan.multicrop(), 2, 0);
     assert!(trainer.step(&batch, &plan.schedules().at(0)).unwrap().finite);
 }
@@ -81,7 +81,7 @@ fn workers_change_rounding_only() {
 #[test]
 fn the_last_layer_is_frozen_at_first() {
     let plan = plan(&[]);
-    let mut trainer = trainer_of(&plan, Comm::solo());
+    let mut trainer = trainer_of(&plan, Comm::solo(), &Device::flex());
     let weights = |trainer: &trainer::step::Trainer, name: &str| {
         let shard = trainer.state.shards.iter().find(|s| s.layout.name == name).unwrap();
         to_host(shard.student.clone())
@@ -102,7 +102,7 @@ fn the_last_layer_is_frozen_at_first() {
 #[test]
 fn a_step_that_is_not_finite_is_skipped() {
     let plan = plan(&[]);
-    let mut trainer = trainer_of(&plan, Comm::solo());
+    let mut trainer = trainer_of(&plan, Comm::solo(), &Device::flex());
     let mut knobs = plan.schedules().at(5);
     knobs.teacher_temp = 0.0;
     let before: Vec<Vec<f32>> = trainer.state.shards.iter().map(|s| to_host(s.teacher.clone())).collect();

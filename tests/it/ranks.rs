@@ -8,7 +8,7 @@ use trainer::checkpoint::{Saver, resume};
 use trainer::plan::Room;
 use trainer::run::trainer_of;
 use trainer::shard::comm::{Comm, CommConfig};
-use trainer::shard::engine::{Engine, LocalGroup, Reduction};
+use trainer::shard::engine::{Engine, Local, LocalGroup, Reduction};
 use trainer::shard::mesh::Traffic;
 use trainer::shard::store::to_host;
 use trainer::step::Trainer;
@@ -23,23 +23,29 @@ fn plan(world_size: usize, overrides: &[&str]) -> Plan {
     let defaults = ["run.workers=1", "optim.batch_size=8", "model.layer_scale=0.5"];
     let overrides: Vec<String> = defaults.iter().chain(overrides).map(ToString::to_string).collect();
     let recipe = Recipe::parse(TINY, "tiny", &overrides).unwrap();
-    Plan::resolve(recipe, 100).unwrap().over(world_size, Room { n_cores: 1, bytes: f64::MAX }).unwrap()
+    Plan::resolve(recipe, 100)
+        .unwrap()
+        .over(world_size, Room { n_cores: 1, n_workers: 1, bytes: f64::MAX })
+        .unwrap()
 }
 
 /// Runs `f` on each of the plan's ranks, as a thread, and gives what they return by rank.
 fn on_ranks<R: Send>(plan: &Plan, f: impl Fn(Trainer) -> R + Sync) -> Vec<R> {
+    on_engines(plan, LocalGroup::ranks(plan.world_size), f)
+}
+
+fn on_engines<R: Send>(plan: &Plan, engines: Vec<Local>, f: impl Fn(Trainer) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
-        let run = |engine: trainer::shard::engine::Local| {
+        let run = |engine: Local| {
             let f = &f;
             move || {
                 let place = plan.place(engine.rank()).unwrap();
                 let exact = plan.recipe.run.exact_sums;
                 let config = CommConfig { place, exact, deadline: Duration::from_secs(60) };
                 let factory = Box::new(move || Ok(Box::new(engine) as Box<dyn Engine>));
-                f(trainer_of(plan, Comm::start(config, factory).unwrap()))
+                f(trainer_of(plan, Comm::start(config, factory).unwrap(), &Device::flex()))
             }
         };
-        let engines = LocalGroup::ranks(plan.world_size);
         let threads: Vec<_> = engines.into_iter().map(|engine| scope.spawn(run(engine))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
@@ -82,8 +88,12 @@ fn assemble(mut shards: Vec<(usize, usize, usize, Vec<f32>)>) -> Vec<f32> {
 }
 
 fn train(plan: &Plan, n_steps: u64) -> Trained {
+    train_on(plan, LocalGroup::ranks(plan.world_size), n_steps)
+}
+
+fn train_on(plan: &Plan, engines: Vec<Local>, n_steps: u64) -> Trained {
     let schedules = plan.schedules();
-    let ranks = on_ranks(plan, |mut trainer| {
+    let ranks = on_engines(plan, engines, |mut trainer| {
         let place = trainer.place();
         let (mut losses, mut gauges) = (Vec::new(), Vec::new());
         for step in 0..n_steps {
@@ -157,6 +167,43 @@ fn ranks_and_modes_give_the_same_bits() {
             assert_eq!(other.gauges, one.gauges, "{world} ranks, {more:?}");
             assert!(other.weights == one.weights, "{world} ranks, {more:?}: weights differ");
         }
+    }
+}
+
+/// An engine that takes tensors where they lie, as NCCL does, is given the same sums in the same order, by the
+/// same number of collectives and bytes, as one that takes the host's buffers.
+#[test]
+fn tensors_and_buffers_travel_alike() {
+    const BF16: &str = "optim.precision={ gather = \"bf16\", reduce = \"bf16\" }";
+    for more in [
+        &[][..],
+        &["run.keep=0"],
+        &["run.shard=\"none\""],
+        &["run.shard=\"grad\""],
+        &["run.shard_group=2"],
+        &["run.exact_sums=false"],
+        &["run.shard_group=2", "run.exact_sums=false"],
+        &[BF16],
+        &[BF16, "run.shard_group=2"],
+        &[BF16, "run.shard=\"none\""],
+    ] {
+        let plan = plan(4, &[&STATISTICS[..], more].concat());
+        let buffers = train(&plan, 2);
+        let engines = LocalGroup::ranks(4).into_iter().map(Local::with_tensors).collect();
+        assert!(train_on(&plan, engines, 2) == buffers, "{more:?}");
+        let traffic = |engines| on_engines(&plan, engines, step_traffic(&plan));
+        let engines = LocalGroup::ranks(4).into_iter().map(Local::with_tensors).collect();
+        assert_eq!(traffic(engines), traffic(LocalGroup::ranks(4)), "{more:?}");
+    }
+}
+
+/// What a rank receives in a step.
+fn step_traffic(plan: &Plan) -> impl Fn(Trainer) -> Traffic + Sync {
+    |mut trainer| {
+        let batch = share_of(noise_batch(&plan.multicrop(), BATCH, 0), trainer.place());
+        let before = trainer.comm.traffic().unwrap();
+        trainer.step(&batch, &plan.schedules().at(3)).unwrap();
+        trainer.comm.traffic().unwrap().since(before)
     }
 }
 

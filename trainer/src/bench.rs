@@ -55,8 +55,8 @@ pub fn noise_batch(multicrop: &MultiCrop, n_samples: usize, seed: u64) -> Batch 
 ///
 /// # Errors
 /// None in practice: one rank has nobody to lose.
-pub fn steps(plan: &Plan, repeats: usize) -> Result<Phases, EngineError> {
-    let mut trainer = trainer_of(plan, Comm::solo());
+pub fn steps(plan: &Plan, repeats: usize, device: &Device) -> Result<Phases, EngineError> {
+    let mut trainer = trainer_of(plan, Comm::solo(), device);
     let batch = noise_batch(&plan.multicrop(), plan.recipe.optim.batch_size, 0);
     let knobs = plan.schedules().at(plan.warmup_steps);
     trainer.step(&batch, &knobs)?;
@@ -78,8 +78,8 @@ pub fn steps(plan: &Plan, repeats: usize) -> Result<Phases, EngineError> {
 
 /// Times of the plan's backbone at its own image size. Variants take turns, so that what else the
 /// machine does falls on all of them.
-pub fn backbone(plan: &Plan, repeats: usize) -> BackboneTimes {
-    let bench = BackboneBench::new(plan);
+pub fn backbone(plan: &Plan, repeats: usize, device: &Device) -> BackboneTimes {
+    let bench = BackboneBench::new(plan, device);
     let one = Workers::new(1);
     let workers = Workers::new(plan.step_config().n_workers);
     let mut times: [Vec<f64>; 4] = Default::default();
@@ -106,27 +106,26 @@ pub struct BackboneBench {
     images: Vec<Vec<u8>>,
     size_px: usize,
     patch_px: usize,
+    device: Device,
 }
 
 impl BackboneBench {
-    /// The backbone of `plan` on noise.
-    pub fn new(plan: &Plan) -> Self {
+    /// The backbone of `plan` on noise, on `device`.
+    pub fn new(plan: &Plan, device: &Device) -> Self {
         let model = &plan.recipe.model;
         let units = model.units(Readout::All);
-        let shards = units
-            .iter()
-            .map(|unit| UnitShard::init(unit.as_ref(), 0, Place::SOLO, &Device::flex()))
-            .collect();
+        let shards =
+            units.iter().map(|unit| UnitShard::init(unit.as_ref(), 0, Place::SOLO, device)).collect();
         let size_px = model.image_px();
         let mut rng = ViewRng::from_words([0, 0x6e6f_6973_6500_0000, 1, 0]);
         let mut image = || (0..3 * size_px * size_px).map(|_| rng.below(256) as u8).collect();
         let images = (0..plan.recipe.optim.batch_size).map(|_| image()).collect();
-        Self { units, shards, images, size_px, patch_px: model.patch_px() }
+        Self { units, shards, images, size_px, patch_px: model.patch_px(), device: device.clone() }
     }
 
     fn input(&self, range: std::ops::Range<usize>) -> Vec<Tokens> {
         let views: Vec<&[u8]> = self.images[range].iter().map(Vec::as_slice).collect();
-        vec![tokens_of(&views, self.size_px, self.patch_px, &Device::flex())]
+        vec![tokens_of(&views, self.size_px, self.patch_px, &self.device)]
     }
 
     /// Flat gradients of all units from one graph.

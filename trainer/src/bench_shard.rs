@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use augment::Batch;
+use burn::tensor::Device;
 
 use crate::bench::noise_batch;
 use crate::error::TrainError;
@@ -52,13 +53,14 @@ pub fn run(
     mut comm: Comm,
     repeats: usize,
     memory: &dyn MemoryGauge,
+    device: &Device,
 ) -> Result<(ShardBench, Comm), TrainError> {
     let bad = |reason| TrainError::Recipe { recipe: plan.recipe.name.clone(), reason };
     let place = plan.place(comm.place().rank).map_err(bad)?;
     comm.regroup(place, plan.recipe.run.exact_sums)?;
     let batch = share_of(noise_batch(&plan.multicrop(), plan.recipe.optim.batch_size, 0), place);
     let before = memory.bytes();
-    let mut trainer = trainer_of(plan, comm);
+    let mut trainer = trainer_of(plan, comm, device);
     let knobs = plan.schedules().at(plan.warmup_steps);
     let mut report = trainer.step(&batch, &knobs)?;
     memory.reset_peak();

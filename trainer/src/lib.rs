@@ -14,6 +14,7 @@ pub mod bench_shard;
 pub mod checkpoint;
 pub mod config;
 pub mod data;
+pub mod device;
 mod drop_path;
 pub mod error;
 pub mod estimate;

@@ -33,16 +33,16 @@ pub struct Network {
 }
 
 impl Network {
-    /// A network whose units have the flat buffers that `flat` gives.
+    /// A network on `device` whose units have the flat buffers that `flat` gives.
     ///
     /// # Errors
     /// Those of `flat`.
     pub fn new(
         model: &ModelConfig,
         n_workers: usize,
+        device: &Device,
         mut flat: impl FnMut(&UnitLayout) -> Result<Vec<f32>, TrainError>,
     ) -> Result<Self, TrainError> {
-        let device = Device::flex();
         let units = model.units(Readout::All);
         let layouts: Vec<UnitLayout> = units.iter().map(|unit| UnitLayout::of(unit.as_ref(), 1)).collect();
         let flats: Result<Vec<_>, _> = layouts
@@ -50,20 +50,27 @@ impl Network {
             .map(|layout| {
                 flat(layout).map(|values| {
                     let len = values.len();
-                    Tensor::from_data(TensorData::new(values, [len]), &device)
+                    Tensor::from_data(TensorData::new(values, [len]), device)
                 })
             })
             .collect();
-        let workers = Workers::new(or_cores(n_workers));
-        Ok(Self { model: model.clone(), units, layouts, flats: flats?, workers, device })
+        // A GPU is kept busy by one thread.
+        let n_workers = if *device == Device::flex() { or_cores(n_workers) } else { 1 };
+        let workers = Workers::new(n_workers);
+        Ok(Self { model: model.clone(), units, layouts, flats: flats?, workers, device: device.clone() })
     }
 
     /// The network as `seed` initialises it.
     ///
     /// # Errors
     /// None in practice; the signature is that of [`Network::new`].
-    pub fn random(model: &ModelConfig, seed: u64, n_workers: usize) -> Result<Self, TrainError> {
-        Self::new(model, n_workers, |layout| {
+    pub fn random(
+        model: &ModelConfig,
+        seed: u64,
+        n_workers: usize,
+        device: &Device,
+    ) -> Result<Self, TrainError> {
+        Self::new(model, n_workers, device, |layout| {
             let mut values = vec![0.0; layout.padded];
             for slot in &layout.params {
                 fill(slot.spec.init, seed, &layout.full_name(slot), 0, &mut values[slot.range()]);
@@ -77,20 +84,20 @@ impl Network {
     ///
     /// # Errors
     /// [`TrainError::CheckpointRead`].
-    pub fn open(path: &Path, which: &str, n_workers: usize) -> Result<Self, TrainError> {
+    pub fn open(path: &Path, which: &str, n_workers: usize, device: &Device) -> Result<Self, TrainError> {
         if path.is_file() && path.file_name().is_none_or(|name| name != "latest") {
             if which != "teacher" {
                 let reason = format!("an exported file holds one network; it cannot give the {which}");
                 return Err(TrainError::CheckpointRead { path: path.to_path_buf(), reason });
             }
-            return Self::open_export(path, n_workers);
+            return Self::open_export(path, n_workers, device);
         }
         let checkpoint = Checkpoint::open(path)?;
         let model = &checkpoint.manifest.plan.recipe.model;
-        Self::new(model, n_workers, |layout| checkpoint.buffer(which, &layout.name))
+        Self::new(model, n_workers, device, |layout| checkpoint.buffer(which, &layout.name))
     }
 
-    fn open_export(path: &Path, n_workers: usize) -> Result<Self, TrainError> {
+    fn open_export(path: &Path, n_workers: usize, device: &Device) -> Result<Self, TrainError> {
         let bad = |reason: String| TrainError::CheckpointRead { path: path.to_path_buf(), reason };
         let bytes = std::fs::read(path).map_err(|error| bad(error.to_string()))?;
         let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|error| bad(error.to_string()))?;
@@ -99,7 +106,7 @@ impl Network {
         })?;
         let model: ModelConfig = serde_json::from_str(text).map_err(|error| bad(error.to_string()))?;
         let tensors = SafeTensors::deserialize(&bytes).map_err(|error| bad(error.to_string()))?;
-        Self::new(&model, n_workers, |layout| {
+        Self::new(&model, n_workers, device, |layout| {
             let mut values = vec![0.0; layout.padded];
             for slot in &layout.params {
                 let name = layout.full_name(slot);

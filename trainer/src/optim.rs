@@ -7,31 +7,21 @@
 //! θ_T ← d θ_T + (1 - d) θ
 //! ```
 
-use multiversion::multiversion;
-use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
+mod clip;
+mod host;
+mod tensors;
 
-use crate::fixed::Fixed;
+use rayon::prelude::*;
+
+pub use self::clip::{ClipNorms, ClipRule};
+
+use burn::tensor::Tensor;
+
 use crate::schedule::Knobs;
-use crate::shard::layout::ALIGNMENT;
-use crate::shard::store::{UnitShard, on_host, with_slice};
+use crate::shard::store::{UnitShard, is_host};
 
 /// PyTorch's epsilon; Burn's default of 1e-5 is another optimizer.
 const EPSILON: f32 = 1e-8;
-
-/// Keeps the clip factor finite, as in DINO.
-const CLIP_EPSILON: f64 = 1e-6;
-
-/// What shares a clip norm.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ClipRule {
-    /// Every parameter tensor by itself: DINO.
-    #[default]
-    PerTensor,
-    /// Backbone and head: DINOv2.
-    PerModule,
-}
 
 /// AdamW's constants.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -44,136 +34,8 @@ pub struct AdamW {
     pub clip: ClipRule,
 }
 
-/// Squared gradient norms by clip group. Groups are numbered over all units.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ClipNorms<T = f64> {
-    /// Sum of squares of each group.
-    pub squares: Vec<T>,
-    /// Group of each parameter, by unit.
-    groups: Vec<Vec<usize>>,
-}
-
-impl ClipNorms<Fixed> {
-    /// This rank's part of the norms. `n_backbone` units from the first on are the backbone.
-    pub fn of(rule: ClipRule, shards: &[UnitShard], grads: &[Vec<f32>], n_backbone: usize) -> Self {
-        let mut n_groups = 0;
-        let groups: Vec<Vec<usize>> = shards
-            .iter()
-            .enumerate()
-            .map(|(unit, shard)| {
-                let group = |param: usize| match rule {
-                    ClipRule::PerTensor => n_groups + param,
-                    ClipRule::PerModule => usize::from(unit >= n_backbone),
-                };
-                let groups = (0..shard.layout.params.len()).map(group).collect();
-                n_groups += shard.layout.params.len();
-                groups
-            })
-            .collect();
-        let n = groups.iter().flatten().max().map_or(0, |last| last + 1);
-        let mut squares = vec![Fixed::default(); n];
-        for ((shard, grad), groups) in shards.iter().zip(grads).zip(&groups) {
-            for segment in shard.segments() {
-                // The slot comes out of this very layout.
-                let param = shard.layout.position(&segment.slot.spec.name).unwrap_or_default();
-                let sum = &mut squares[groups[param]];
-                blocks(segment.start, segment.end, |range| sum.add(sum_of_squares(&grad[range])));
-            }
-        }
-        Self { squares, groups }
-    }
-
-    /// The norms of all ranks, whose squares are `squares`.
-    pub fn agreed(self, squares: &[f64]) -> ClipNorms {
-        ClipNorms { squares: squares.to_vec(), groups: self.groups }
-    }
-}
-
-/// Cuts `start..end` at multiples of [`ALIGNMENT`], of which the ends of a shard are one: whatever the
-/// number of ranks, the same elements are summed together.
-fn blocks(mut start: usize, end: usize, mut f: impl FnMut(std::ops::Range<usize>)) {
-    while start < end {
-        let next = ((start / ALIGNMENT + 1) * ALIGNMENT).min(end);
-        f(start..next);
-        start = next;
-    }
-}
-
-impl ClipNorms {
-    /// Norm of all gradients together, before clipping.
-    pub fn total(&self) -> f64 {
-        self.squares.iter().sum::<f64>().sqrt()
-    }
-
-    fn factor(&self, unit: usize, param: usize, clip_norm: f64) -> f32 {
-        if clip_norm == 0.0 {
-            return 1.0;
-        }
-        let norm = self.squares[self.groups[unit][param]].sqrt();
-        (clip_norm / (norm + CLIP_EPSILON)).min(1.0) as f32
-    }
-}
-
-impl AdamW {
-    /// Updates every shard and its teacher. `grads` are this rank's parts of the mean gradients.
-    pub fn step(&self, shards: &mut [UnitShard], grads: Vec<Vec<f32>>, norms: &ClipNorms, knobs: &Knobs) {
-        shards.par_iter_mut().zip(grads).enumerate().for_each(|(unit, (shard, grad))| {
-            let frozen = knobs.freeze_last_layer && shard.layout.params.iter().any(|p| p.spec.last_layer);
-            if !frozen {
-                shard.adam_steps += 1;
-                self.update(shard, &grad, unit, norms, knobs);
-            }
-            move_teacher(shard, knobs.teacher_decay);
-        });
-    }
-
-    fn update(&self, shard: &mut UnitShard, grad: &[f32], unit: usize, norms: &ClipNorms, knobs: &Knobs) {
-        let t = shard.adam_steps as i32;
-        let [beta1, beta2] = self.betas;
-        let segments: Vec<(std::ops::Range<usize>, Constants)> = shard
-            .segments()
-            .map(|segment| {
-                let param = shard.layout.position(&segment.slot.spec.name).unwrap_or_default();
-                let decay = if segment.slot.spec.decay { knobs.lr * knobs.weight_decay } else { 0.0 };
-                let constants = Constants {
-                    keep: (1.0 - decay) as f32,
-                    clip: norms.factor(unit, param, self.clip_norm),
-                    beta1: beta1 as f32,
-                    beta2: beta2 as f32,
-                    rate: (knobs.lr / (1.0 - beta1.powi(t))) as f32,
-                    root: (1.0 / (1.0 - beta2.powi(t)).sqrt()) as f32,
-                };
-                (segment.start..segment.end, constants)
-            })
-            .collect();
-        let UnitShard { student, exp_avg, exp_avg_sq, .. } = shard;
-        on_host(student, |student| {
-            on_host(exp_avg, |m| {
-                on_host(exp_avg_sq, |v| {
-                    for (range, constants) in segments {
-                        let part = range.clone();
-                        adam(
-                            constants,
-                            &mut student[part.clone()],
-                            &mut m[part.clone()],
-                            &mut v[part],
-                            &grad[range],
-                        );
-                    }
-                });
-            });
-        });
-    }
-}
-
-fn move_teacher(shard: &mut UnitShard, decay: f64) {
-    let UnitShard { student, teacher, .. } = shard;
-    with_slice(student, |student| {
-        on_host(teacher, |teacher| average(teacher, student, decay as f32, (1.0 - decay) as f32));
-    });
-}
-
-#[derive(Clone, Copy)]
+/// The numbers of one update of one parameter.
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct Constants {
     keep: f32,
     clip: f32,
@@ -183,30 +45,116 @@ struct Constants {
     root: f32,
 }
 
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn adam(c: Constants, param: &mut [f32], m: &mut [f32], v: &mut [f32], grad: &[f32]) {
-    for (((param, m), v), grad) in param.iter_mut().zip(m).zip(v).zip(grad) {
-        let g = grad * c.clip;
-        *m = c.beta1 * *m + (1.0 - c.beta1) * g;
-        *v = c.beta2 * *v + (1.0 - c.beta2) * g * g;
-        *param = *param * c.keep - c.rate * *m / (v.sqrt() * c.root + EPSILON);
-    }
-}
+/// The numbers of one update of a shard, by ranges of it.
+type Segments = Vec<(std::ops::Range<usize>, Constants)>;
 
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn average(teacher: &mut [f32], student: &[f32], decay: f32, rest: f32) {
-    for (teacher, student) in teacher.iter_mut().zip(student) {
-        *teacher = decay * *teacher + rest * student;
-    }
-}
-
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn sum_of_squares(block: &[f32]) -> f64 {
-    let mut lanes = [0.0f64; 8];
-    for chunk in block.chunks(8) {
-        for (lane, value) in lanes.iter_mut().zip(chunk) {
-            *lane += f64::from(*value) * f64::from(*value);
+impl AdamW {
+    /// Updates every shard and its teacher. `grads` are this rank's parts of the mean gradients.
+    pub fn step(&self, shards: &mut [UnitShard], grads: Vec<Tensor<1>>, norms: &ClipNorms, knobs: &Knobs) {
+        let update = |(unit, (shard, grad)): (usize, (&mut UnitShard, Tensor<1>))| {
+            let on_host = is_host(&shard.student);
+            let frozen = knobs.freeze_last_layer && shard.layout.params.iter().any(|p| p.spec.last_layer);
+            if !frozen {
+                shard.adam_steps += 1;
+                let segments = self.segments(shard, unit, norms, knobs);
+                match on_host {
+                    true => host::update(shard, &grad, segments),
+                    false => tensors::update(shard, grad, segments),
+                }
+            }
+            match on_host {
+                true => host::move_teacher(shard, knobs.teacher_decay),
+                false => tensors::move_teacher(shard, knobs.teacher_decay),
+            }
+        };
+        // A device has one queue, which several threads would only make them wait for.
+        match shards.first().is_some_and(|shard| is_host(&shard.student)) {
+            true => shards.par_iter_mut().zip(grads).enumerate().for_each(update),
+            false => shards.iter_mut().zip(grads).enumerate().for_each(update),
         }
     }
-    lanes.iter().sum()
+
+    fn segments(&self, shard: &UnitShard, unit: usize, norms: &ClipNorms, knobs: &Knobs) -> Segments {
+        let t = shard.adam_steps as i32;
+        let [beta1, beta2] = self.betas;
+        let constants = |segment: crate::shard::store::Segment<'_>| {
+            let decay = if segment.slot.spec.decay { knobs.lr * knobs.weight_decay } else { 0.0 };
+            let constants = Constants {
+                keep: (1.0 - decay) as f32,
+                clip: norms.factor(unit, segment.param, self.clip_norm),
+                beta1: beta1 as f32,
+                beta2: beta2 as f32,
+                rate: (knobs.lr / (1.0 - beta1.powi(t))) as f32,
+                root: (1.0 / (1.0 - beta2.powi(t)).sqrt()) as f32,
+            };
+            (segment.start..segment.end, constants)
+        };
+        shard.segments().map(constants).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, Distribution};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::shard::layout::UnitLayout;
+    use crate::shard::mesh::Place;
+    use crate::shard::store::to_host;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(16))]
+
+        /// Both ways of updating are one formula: on the host in one pass, and by tensor operations.
+        #[test]
+        fn tensors_are_updated_like_slices(seed in 0u64..1000, clip_norm in 0.0..2.0f64, rank in 0usize..3) {
+            let device = Device::flex();
+            device.seed(seed);
+            let head = crate::head::units(crate::head::HeadSizes {
+                input: 8, hidden: 12, bottleneck: 6, prototypes: 20, init_std: 0.1,
+            });
+            let place = Place { rank, world_size: 3, group_size: 3 };
+            let optimizer = AdamW { betas: [0.9, 0.99], clip_norm, clip: ClipRule::PerTensor };
+            let knobs = Knobs {
+                lr: 0.01, weight_decay: 0.1, teacher_decay: 0.9, teacher_temp: 0.1, freeze_last_layer: false,
+            };
+            for unit in &head {
+                let mut here = UnitShard::init(unit.as_ref(), seed, place, &device);
+                let mut there = here.clone();
+                prop_assert_eq!(UnitLayout::of(unit.as_ref(), 3).padded / 3, here.len());
+                for _ in 0..3 {
+                    let grad = Tensor::<1>::random([here.len()], Distribution::Normal(0.0, 1.0), &device);
+                    // What pads a unit has no gradient.
+                    let n_real = here.segments().last().map_or(0, |segment| segment.end);
+                    let is_real: Vec<f32> = (0..here.len()).map(|i| f32::from(u8::from(i < n_real))).collect();
+                    let grad = grad * Tensor::<1>::from_floats(is_real.as_slice(), &device);
+                    let shards = [here.clone()];
+                    let norms = ClipNorms::of(ClipRule::PerTensor, &shards, &[grad.clone()], 0);
+                    let squares: Vec<f64> =
+                        norms.squares.iter().map(|s| crate::fixed::Fixed::from_limbs(&s.limbs())).collect();
+                    let by_device = clip::on_device_for_tests(&shards, &[grad.clone()]);
+                    for (a, b) in squares.iter().zip(by_device) {
+                        prop_assert!((a - b).abs() <= 1e-5 * a.abs(), "{} {}", a, b);
+                    }
+                    let norms = norms.agreed(&squares);
+                    here.adam_steps += 1;
+                    there.adam_steps += 1;
+                    let segments = optimizer.segments(&here, 0, &norms, &knobs);
+                    host::update(&mut here, &grad, segments.clone());
+                    host::move_teacher(&mut here, knobs.teacher_decay);
+                    tensors::update(&mut there, grad, segments);
+                    tensors::move_teacher(&mut there, knobs.teacher_decay);
+                }
+                for (a, b) in [
+                    (&here.student, &there.student), (&here.teacher, &there.teacher),
+                    (&here.exp_avg, &there.exp_avg), (&here.exp_avg_sq, &there.exp_avg_sq),
+                ] {
+                    for (a, b) in to_host(a.clone()).iter().zip(to_host(b.clone())) {
+                        prop_assert!((a - b).abs() <= 1e-6 + 1e-5 * a.abs(), "{} {}", a, b);
+                    }
+                }
+            }
+        }
+    }
 }

@@ -47,7 +47,9 @@ pub struct Plan {
 pub struct Room {
     /// Cores.
     pub n_cores: usize,
-    /// Bytes of memory.
+    /// Threads that compute: one for each core, or one that keeps a GPU busy.
+    pub n_workers: usize,
+    /// Bytes of memory where it computes.
     pub bytes: f64,
 }
 
@@ -101,7 +103,7 @@ impl Plan {
     pub fn over(mut self, world_size: usize, room: Room) -> Result<Self, TrainError> {
         self.world_size = world_size;
         if self.recipe.run.workers == 0 {
-            self.n_workers = room.n_cores.max(1);
+            self.n_workers = room.n_workers.max(1);
         }
         if self.recipe.run.data_threads == 0 {
             self.n_data_threads = room.n_cores.max(1);

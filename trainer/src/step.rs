@@ -122,7 +122,7 @@ pub struct Votes {
 /// A step whose gradients are known and whose update is not made.
 pub struct Gradients {
     /// This rank's shards of the mean gradients, by unit.
-    shards: Vec<Vec<f32>>,
+    shards: Vec<Tensor<1>>,
     loss: Fixed,
     observed: Vec<f32>,
     gauges: Vec<(&'static str, Fixed)>,
@@ -133,7 +133,7 @@ pub struct Gradients {
 impl Gradients {
     /// Makes every gradient a NaN: a drill for what follows.
     pub fn poison(&mut self) {
-        self.shards.iter_mut().for_each(|shard| shard.fill(f32::NAN));
+        self.shards.iter_mut().for_each(|shard| *shard = shard.full_like(f32::NAN));
     }
 }
 
@@ -164,8 +164,8 @@ impl Trainer {
         comm: Comm,
         optimizer: AdamW,
         config: StepConfig,
+        device: Device,
     ) -> Self {
-        let device = Device::flex();
         let head = method.head();
         let shards = backbone
             .iter()
@@ -209,7 +209,7 @@ impl Trainer {
         let waited = self.comm.waited();
         let mut clock = Clock::start();
         let mut phases = Phases::default();
-        let mut gathers = Gathers::new(&self.comm, self.gather_list());
+        let mut gathers = Gathers::new(&self.comm, self.gather_list())?;
         let mut reductions = Reductions::new(&self.comm);
         let parts = self.parts(batch);
         phases.input_ms = clock.lap_ms();
@@ -278,14 +278,14 @@ impl Trainer {
     }
 
     /// Mean gradients by unit: they came head first, then the backbone from its end.
-    fn in_layout_order(&self, mut reduced: Vec<Vec<f32>>) -> Vec<Vec<f32>> {
+    fn in_layout_order(&self, mut reduced: Vec<Tensor<1>>) -> Vec<Tensor<1>> {
         let mut backbone = reduced.split_off(self.head.len());
         backbone.reverse();
         backbone.append(&mut reduced);
         let n_parts = self.config.n_parts;
         if n_parts > 1 {
             let scale = 1.0 / n_parts as f32;
-            backbone.iter_mut().flatten().for_each(|grad| *grad *= scale);
+            return backbone.into_iter().map(|grad| grad * scale).collect();
         }
         backbone
     }

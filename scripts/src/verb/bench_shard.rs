@@ -7,7 +7,7 @@ use trainer::Plan;
 use trainer::bench_shard::{MemoryGauge, ShardBench, run as bench};
 
 use crate::launch::Launch;
-use crate::{MEMORY, machine, ranks, recipes};
+use crate::{MEMORY, compute, machine, ranks, recipes};
 
 /// Modes that are compared, as a recipe would set them.
 const MODES: [(&str, &[&str]); 5] = [
@@ -36,6 +36,8 @@ pub(crate) struct Args {
     /// Change a value of the recipe. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
+    #[command(flatten)]
+    compute: compute::Flags,
     /// End with one line of JSON.
     #[arg(long)]
     json: bool,
@@ -60,6 +62,7 @@ impl MemoryGauge for Heap {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let launch = Launch::from_env()?;
+    let device = args.compute.open(&launch)?;
     let plan_of = |more: &[&str]| -> anyhow::Result<Plan> {
         let more = more.iter().map(ToString::to_string);
         let overrides: Vec<String> = args.overrides.iter().cloned().chain(more).collect();
@@ -70,7 +73,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
         // The data set's size only moves schedules, which a benchmark does not follow.
         let n_local = launch.n_local.unwrap_or(1);
-        Ok(Plan::resolve(recipe, 1 << 20)?.over(launch.world_size, machine::room(n_local))?)
+        Ok(Plan::resolve(recipe, 1 << 20)?.over(launch.world_size, machine::room(n_local, &device))?)
     };
     let modes: Vec<(&str, Plan)> = match args.as_set {
         true => vec![("as set", plan_of(&[])?)],
@@ -78,7 +81,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             MODES.into_iter().map(|(name, more)| Ok((name, plan_of(more)?))).collect::<anyhow::Result<_>>()?
         }
     };
-    let mut comm = ranks::connect(&launch, &modes[0].1.recipe.run)?;
+    let mut comm = ranks::connect(&launch, &modes[0].1.recipe.run, &device, args.compute.engine)?;
     if launch.rank == 0 {
         let plan = &modes[0].1;
         println!(
@@ -93,7 +96,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut rows = Vec::new();
     for (name, plan) in &modes {
         let measured;
-        (measured, comm) = bench(plan, comm, args.repeats, &Heap)?;
+        (measured, comm) = bench(plan, comm, args.repeats, &Heap, &device.device)?;
         if launch.rank == 0 {
             print_row(name, &measured);
             rows.push(json_of(name, plan, &measured));

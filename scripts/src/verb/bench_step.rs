@@ -4,8 +4,10 @@ use std::process::ExitCode;
 
 use serde_json::json;
 use trainer::Plan;
+use trainer::device::Opened;
 
-use crate::recipes;
+use crate::compute::DeviceFlag;
+use crate::{machine, recipes};
 
 /// Flags of `bench step`.
 #[derive(clap::Args)]
@@ -25,6 +27,8 @@ pub(crate) struct Args {
     /// Only the backbone's forward and backward on one global view an image.
     #[arg(long)]
     backbone: bool,
+    #[command(flatten)]
+    device: DeviceFlag,
     /// Change a value of the recipe. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
@@ -44,16 +48,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     // The data set's size only moves schedules, which a benchmark does not follow.
     let plan = Plan::resolve(recipe, 1 << 20)?;
+    let device = args.device.open()?;
+    let plan = plan.over(1, machine::room(1, &device))?;
     if args.backbone {
-        backbone(args, &plan);
+        backbone(args, &plan, &device);
     } else {
-        step(args, &plan)?;
+        step(args, &plan, &device)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn step(args: &Args, plan: &Plan) -> anyhow::Result<()> {
-    let phases = trainer::bench::steps(plan, args.repeats)?;
+fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
+    let phases = trainer::bench::steps(plan, args.repeats, &device.device)?;
     let total = phases.total_ms();
     let rows = [
         ("input", phases.input_ms),
@@ -80,8 +86,8 @@ fn step(args: &Args, plan: &Plan) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn backbone(args: &Args, plan: &Plan) {
-    let times = trainer::bench::backbone(plan, args.repeats);
+fn backbone(args: &Args, plan: &Plan, device: &Opened) {
+    let times = trainer::bench::backbone(plan, args.repeats, &device.device);
     let side = plan.recipe.model.image_px();
     println!(
         "{} backbone, {side} px, batch {}, forward and backward, median of {}",

@@ -7,12 +7,14 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
+use trainer::device::{DeviceChoice, DeviceError, Opened};
 use trainer::plan::or_cores;
 use trainer::shard::engine::conformance;
 use trainer::shard::engine::{Engine, EngineError, Solo};
 
 use crate::launch::Launch;
-use crate::{machine, ranks};
+use crate::ranks::EngineChoice;
+use crate::{compute, machine, ranks};
 
 /// What is written to look how fast a disk is.
 const DISK_BYTES: usize = 64 << 20;
@@ -23,6 +25,8 @@ pub(crate) struct Args {
     /// Folder whose disk is looked at.
     #[arg(long, default_value = ".")]
     folder: PathBuf,
+    #[command(flatten)]
+    compute: compute::Flags,
     /// Only let ranks talk: every operation with odd lengths, then how fast large ones are. Run it under mpirun.
     #[arg(long)]
     fabric: bool,
@@ -43,15 +47,20 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         println!("disk           {}", disk(&args.folder));
         println!("MPI            {}", mpi());
         println!("NVIDIA driver  {}", found(&["libcuda.so.1", "libcuda.so"], "none: the CPU it is"));
-        println!("NCCL           {}", found(&["libnccl.so", "libnccl.so.2"], "none"));
+        println!("CUDA           {}", cuda());
+        println!("NCCL           {}", nccl());
     }
     if launch.rank == 0 {
         println!("launcher       {}: {} rank(s)", launch.launcher, launch.world_size);
     }
+    let device = args.compute.open(&launch)?;
+    if !args.fabric && launch.rank == 0 {
+        println!("device         {}", device.name);
+    }
     // In a thread of its own: ranks that do not come leave it waiting for ever.
     let (done, is_done) = std::sync::mpsc::channel();
-    let (rank, max_count) = (launch.rank, args.max_count);
-    std::thread::spawn(move || done.send(fabric(&launch, max_count)));
+    let (rank, max_count, choice) = (launch.rank, args.max_count, args.compute.engine);
+    std::thread::spawn(move || done.send(fabric(&launch, &device, choice, max_count)));
     match is_done.recv_timeout(Duration::from_secs(args.deadline_s)) {
         Ok(result) => result?,
         Err(_) => {
@@ -121,6 +130,28 @@ fn library_version() -> Option<String> {
     None
 }
 
+/// What this build could compute on.
+fn cuda() -> String {
+    match DeviceChoice::Cuda(None).open(0) {
+        Ok(opened) => format!("built in: {}", opened.name),
+        Err(error @ DeviceError::NotBuilt { .. }) => format!("not built in: {error}"),
+        Err(error) => format!("built in: {error}"),
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn nccl() -> String {
+    match trainer::shard::engine::nccl_version() {
+        Ok(version) => format!("built in: {version}"),
+        Err(reason) => format!("built in: {reason}"),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn nccl() -> String {
+    found(&["libnccl.so", "libnccl.so.2"], "none")
+}
+
 /// The first library of `names` in the folders that the loader looks at.
 fn found(names: &[&str], none: &str) -> String {
     let mut folders: Vec<PathBuf> =
@@ -136,12 +167,17 @@ fn found(names: &[&str], none: &str) -> String {
 }
 
 /// Runs the conformance suite on the ranks of `launch`, and times what a step does most.
-fn fabric(launch: &Launch, max_count: Option<usize>) -> anyhow::Result<()> {
-    let mut engine: Box<dyn Engine> = match launch.world_size {
-        1 => Box::new(Solo),
-        _ => ranks::start(launch, max_count)?,
+fn fabric(
+    launch: &Launch,
+    device: &Opened,
+    choice: EngineChoice,
+    max_count: Option<usize>,
+) -> anyhow::Result<()> {
+    let mut engine: Box<dyn Engine> = match (launch.world_size, choice) {
+        (1, EngineChoice::Auto) => Box::new(Solo),
+        _ => ranks::start(launch, device, choice, max_count)?,
     };
-    if let Err(error) = conformance::check(engine.as_mut()) {
+    if let Err(error) = conformance::check(engine.as_mut(), &device.device) {
         bail!("rank {}: {error}", launch.rank);
     }
     let first = launch.rank == 0;

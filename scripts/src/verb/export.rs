@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use trainer::Network;
+use trainer::device::Opened;
 
 /// Flags of `export`.
 #[derive(clap::Args)]
@@ -21,7 +22,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let which = if args.student { "student" } else { "teacher" };
-    Network::open(&args.checkpoint, which, 1)?.export(&args.out)?;
+    Network::open(&args.checkpoint, which, 1, &Opened::cpu().device)?.export(&args.out)?;
     println!("{which} written to {}", args.out.display());
     Ok(ExitCode::SUCCESS)
 }

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use serde_json::json;
+use trainer::device::Opened;
 use trainer::estimate::{
     Fabric, ModelCost, PRESETS, Spread, goodput, keep_that_fits, memory, of_plan, preset, simulate,
     step_time, traffic,
@@ -107,7 +108,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         numel(&model.head) as f64 / 1e6,
         model.head.len()
     );
-    let limit = args.memory_gb.map_or_else(|| machine::room(args.ranks_per_node).bytes, |gb| gb * GB);
+    let limit =
+        args.memory_gb.map_or_else(|| machine::room(args.ranks_per_node, &Opened::cpu()).bytes, |gb| gb * GB);
     println!("memory of a rank: {:.1} GB; computing {} TFLOP/s", limit / GB, args.tflops);
     println!("GB of a rank; beyond the peak there must be room for the state once more, while it is saved");
     println!(

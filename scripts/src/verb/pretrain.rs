@@ -18,7 +18,7 @@ use trainer::{Plan, Recipe};
 use crate::exit::PREEMPTED;
 use crate::launch::Launch;
 use crate::progress::RunProgress;
-use crate::{machine, ranks, recipes};
+use crate::{compute, machine, ranks, recipes};
 
 /// Flags of `pretrain`.
 #[derive(clap::Args)]
@@ -42,6 +42,8 @@ pub(crate) struct Args {
     /// Change a value of the recipe: `--set optim.batch_size=32`. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
+    #[command(flatten)]
+    compute: compute::Flags,
     /// A drill: `kill:rank=1,step=5,phase=backward`; also hang, slow, nan. Phases: teacher, forward, head,
     /// backward, data, update, checkpoint.
     #[arg(long, value_name = "WHAT:WHERE")]
@@ -61,7 +63,12 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     }
     let start = Instant::now();
     let launch = Launch::from_env()?;
-    let target = Target { workdir: &args.workdir, launch: &launch, fault: args.inject_fault.clone() };
+    let target = Target {
+        workdir: &args.workdir,
+        launch: &launch,
+        compute: args.compute.clone(),
+        fault: args.inject_fault.clone(),
+    };
     let (plan, outcome) = pretrain(recipe, &target, storage, |plan| probes(args, plan, storage))?;
     if outcome == Outcome::Stopped {
         if launch.rank == 0 {
@@ -104,6 +111,7 @@ fn probes(args: &Args, plan: &Plan, storage: &Storage) -> anyhow::Result<Vec<Box
 pub(crate) struct Target<'a> {
     pub(crate) workdir: &'a Path,
     pub(crate) launch: &'a Launch,
+    pub(crate) compute: compute::Flags,
     pub(crate) fault: Option<Fault>,
 }
 
@@ -119,11 +127,12 @@ pub(crate) fn pretrain(
         bail!("no shards: give --shards, or data.shards in the recipe");
     }
     let launch = target.launch;
-    let mut comm = ranks::connect(launch, &recipe.run)?;
+    let device = target.compute.open(launch)?;
+    let mut comm = ranks::connect(launch, &recipe.run, &device, target.compute.engine)?;
     let open = || -> anyhow::Result<_> {
         let dataset = Arc::new(Dataset::open(&recipe.data.shards, storage)?);
         let plan = Plan::resolve(recipe, dataset.n_samples())?;
-        let plan = plan.over(launch.world_size, machine::room(launch.n_local.unwrap_or(1)))?;
+        let plan = plan.over(launch.world_size, machine::room(launch.n_local.unwrap_or(1), &device))?;
         let probes = probes(&plan)?;
         Ok((dataset, plan, probes))
     };
@@ -140,7 +149,14 @@ pub(crate) fn pretrain(
         hooks.push(signal_hook::flag::register(signal, Arc::clone(&stop))?);
     }
     let mut progress = RunProgress::new(launch);
-    let job = Job { plan: &plan, dataset, workdir: target.workdir, stop: &stop, fault: target.fault.clone() };
+    let job = Job {
+        plan: &plan,
+        dataset,
+        workdir: target.workdir,
+        stop: &stop,
+        device: device.device,
+        fault: target.fault.clone(),
+    };
     let outcome = train(&job, comm, &mut probes, &mut progress);
     // What comes after training has nothing to save: there a signal does what it always does.
     for hook in hooks {

@@ -10,7 +10,10 @@ use pipeline::{Dataset, Storage};
 use serde_json::{Value, json};
 use trainer::Network;
 use trainer::checkpoint::{Checkpoint, Manifest};
+use trainer::device::Device;
 use trainer::telemetry::Telemetry;
+
+use crate::compute::DeviceFlag;
 
 /// Flags of `probe`.
 #[derive(clap::Args)]
@@ -33,6 +36,8 @@ pub(crate) struct Args {
     /// Side of the images, in place of the model's.
     #[arg(long)]
     image_px: Option<usize>,
+    #[command(flatten)]
+    device: DeviceFlag,
     /// End with one line of JSON.
     #[arg(long)]
     json: bool,
@@ -43,7 +48,8 @@ pub(crate) type Table = Vec<(&'static str, ProbeScores)>;
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let which = if args.student { "student" } else { "teacher" };
-    let network = Network::open(&args.checkpoint, which, 0)?;
+    let device = args.device.open()?.device;
+    let network = Network::open(&args.checkpoint, which, 0, &device)?;
     let size_px = args.image_px.unwrap_or(network.model.image_px());
     let plan = run_of(args).map(|run| run.plan);
     let rules = plan.map_or_else(DecodeRules::default, |plan| plan.recipe.data.rules());
@@ -51,7 +57,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let split = Split::open(open(&args.train)?, open(&args.test)?, size_px, rules)?;
     let mut table: Table = vec![(which, split.score(&network)?)];
     if args.baseline {
-        table.extend(baselines(&network, &split)?);
+        table.extend(baselines(&network, &split, &device)?);
     }
     print_table(&table);
     if table[0].1.n_bad > 0 {
@@ -67,8 +73,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 }
 
 /// A random network of the same form, and pixels.
-pub(crate) fn baselines(network: &Network, split: &Split) -> anyhow::Result<Table> {
-    let random = Network::random(&network.model, 0, 0)?;
+pub(crate) fn baselines(network: &Network, split: &Split, device: &Device) -> anyhow::Result<Table> {
+    let random = Network::random(&network.model, 0, 0, device)?;
     Ok(vec![("random init", split.score(&random)?), ("pixels", split.score_pixels()?)])
 }
 

@@ -18,7 +18,7 @@ use super::probe::{Table, baselines, print_table};
 use super::shards::{SynthArgs, synthesize};
 use crate::exit::PREEMPTED;
 use crate::launch::Launch;
-use crate::recipes;
+use crate::{compute, recipes};
 
 /// Images on the contact sheet.
 const SHEET_IMAGES: u64 = 8;
@@ -48,6 +48,8 @@ pub(crate) struct Args {
     /// Images to report on.
     #[arg(long, default_value_t = 2000)]
     test_images: u64,
+    #[command(flatten)]
+    compute: compute::Flags,
     /// Change a value of the recipe. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
@@ -82,18 +84,20 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let sheet = args.workdir.join("views.png");
     report::contact_sheet(&sheet, &train, &recipe.views.multicrop(), &rules, recipe.seed, SHEET_IMAGES)?;
     eprintln!("augmented views: {}", sheet.display());
-    let target = Target { workdir: &args.workdir, launch: &Launch::ALONE, fault: None };
+    let target =
+        Target { workdir: &args.workdir, launch: &Launch::ALONE, compute: args.compute.clone(), fault: None };
     let (_, outcome) = pretrain(recipe, &target, storage, |_| Ok(Vec::new()))?;
     if outcome == Outcome::Stopped {
         eprintln!("stopped as asked; the same command continues");
         return Ok(ExitCode::from(PREEMPTED));
     }
 
+    let device = args.compute.device.open(0)?.device;
     eprintln!("probing the teacher, a random network and raw pixels");
-    let network = Network::open(&args.workdir, "teacher", 0)?;
+    let network = Network::open(&args.workdir, "teacher", 0, &device)?;
     let split = Split::open(train, test, size_px, rules)?;
     let mut table: Table = vec![("teacher", split.score(&network)?)];
-    table.extend(baselines(&network, &split)?);
+    table.extend(baselines(&network, &split, &device)?);
     draw(args, &split, &network)?;
     print_table(&table);
     let seconds = start.elapsed().as_secs_f64();

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use burn::tensor::Device;
 use pipeline::Dataset;
 
 use crate::backbone::Readout;
@@ -68,6 +69,8 @@ pub struct Job<'a> {
     pub workdir: &'a Path,
     /// Set by whoever wants the run to stop, on any rank.
     pub stop: &'a AtomicBool,
+    /// What this rank computes on.
+    pub device: Device,
     /// A drill.
     pub fault: Option<Fault>,
 }
@@ -99,11 +102,18 @@ pub fn run(
     result
 }
 
-/// The network under training that `plan` describes, at step zero.
-pub fn trainer_of(plan: &Plan, comm: Comm) -> Trainer {
+/// The network under training that `plan` describes, at step zero, on `device`.
+pub fn trainer_of(plan: &Plan, comm: Comm, device: &Device) -> Trainer {
     let model = &plan.recipe.model;
     let method = plan.recipe.method.build(plan.multicrop(), model.width());
-    Trainer::new(model.units(Readout::Class), method, comm, plan.optimizer(), plan.step_config())
+    Trainer::new(
+        model.units(Readout::Class),
+        method,
+        comm,
+        plan.optimizer(),
+        plan.step_config(),
+        device.clone(),
+    )
 }
 
 /// The teacher's backbone, as evaluation sees it, on rank 0. All ranks call it.
@@ -113,7 +123,7 @@ pub fn trainer_of(plan: &Plan, comm: Comm) -> Trainer {
 pub fn teacher_of(trainer: &Trainer, plan: &Plan) -> Result<Option<Network>, TrainError> {
     let mut flats = std::collections::HashMap::new();
     for shard in &trainer.state.shards[..trainer.backbone.len()] {
-        let pending = trainer.comm.gather(&shard.layout.name, &shard.teacher, Wire::F32, false);
+        let pending = trainer.comm.gather(&shard.layout.name, &shard.teacher, Wire::F32, false)?;
         let flat = trainer.comm.wait(pending)?;
         if trainer.place().rank == 0 {
             flats.insert(shard.layout.name.clone(), to_host(flat));
@@ -122,7 +132,7 @@ pub fn teacher_of(trainer: &Trainer, plan: &Plan) -> Result<Option<Network>, Tra
     if trainer.place().rank != 0 {
         return Ok(None);
     }
-    let network = Network::new(&plan.recipe.model, plan.n_workers, |layout| {
+    let network = Network::new(&plan.recipe.model, plan.n_workers, &trainer.device, |layout| {
         flats.remove(&layout.name).ok_or_else(|| TrainError::NoUnit { unit: layout.name.clone() })
     });
     network.map(Some)

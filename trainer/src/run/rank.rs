@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use augment::{Batch, BatchPool};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 
 use super::stream::{Next, next_batch, open_pool};
 use super::{Job, Observer, Outcome, Progress, teacher_of, trainer_of};
@@ -62,10 +62,10 @@ impl<'a> Run<'a> {
         if place.world_size > 1 {
             comm.set_watch(Arc::new(RankWatch::new(&beats, &comm)?));
         }
-        let mut trainer = trainer_of(&plan, comm);
+        let mut trainer = trainer_of(&plan, comm, &job.device);
         let folder = job.workdir.join("checkpoints");
         let warn = &mut |message: &str| warn_on_first(place.rank, message, observer);
-        checkpoint::resume(&folder, u64::MAX, &mut trainer.state, &trainer.comm, &Device::flex(), warn)?;
+        checkpoint::resume(&folder, u64::MAX, &mut trainer.state, &trainer.comm, &job.device, warn)?;
         let saver = Saver::new(&folder, place, plan.recipe.run.keep_checkpoints);
         let first = trainer.state.step;
         observer.started(first, plan.total_steps);
@@ -340,7 +340,7 @@ impl<'a> Run<'a> {
         let folder = self.job.workdir.join("checkpoints");
         let warn = &mut |message: &str| warn_on_first(rank, message, observer);
         let newest = state.step;
-        let found = checkpoint::resume(&folder, newest, state, &self.trainer.comm, &Device::flex(), warn)?;
+        let found = checkpoint::resume(&folder, newest, state, &self.trainer.comm, &self.job.device, warn)?;
         let Some(back_to) = found else { return Err(too_often) };
         self.n_rollbacks += 1;
         state.skipped_batches = next_batch - back_to;

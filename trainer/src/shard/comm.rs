@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use burn::tensor::Tensor;
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
 use super::engine::{Engine, EngineError, Reduction};
@@ -17,8 +16,6 @@ use super::mesh::{Mesh, Place, Traffic};
 use super::patience::{POLL, Waiting, Watch};
 use super::recorder::Recorder;
 use super::slots::Slots;
-use super::store::with_slice;
-use super::wire::{self, Wire};
 
 /// Ranks may take this long to start, whatever the deadline of collectives.
 const START: Duration = Duration::from_secs(120);
@@ -39,12 +36,15 @@ pub type EngineFactory = Box<dyn FnOnce() -> Result<Box<dyn Engine>, EngineError
 /// A rank's line to the others.
 pub struct Comm {
     place: Place,
+    pub(super) exact: bool,
+    /// Whether the engine is given tensors where they lie.
+    pub(super) takes_tensors: bool,
     /// `None` for one rank, for which there is nothing to move.
     queue: Option<Sender<Queued>>,
     recorder: Arc<Recorder>,
     watch: Mutex<Option<Arc<dyn Watch>>>,
     deadline: Duration,
-    slots: Arc<Slots>,
+    pub(super) slots: Arc<Slots>,
     waited_us: AtomicU64,
     /// Closed when the thread has let its engines go.
     ended: Option<Receiver<()>>,
@@ -71,6 +71,8 @@ impl Comm {
     pub fn solo() -> Self {
         Self {
             place: Place::SOLO,
+            exact: true,
+            takes_tensors: false,
             queue: None,
             recorder: Arc::default(),
             watch: Mutex::new(None),
@@ -99,7 +101,7 @@ impl Comm {
                 Err(error) => return drop(ready.send(Err(error))),
             };
             // A starter that has given up has no use for what comes.
-            let _ = ready.send(Ok(()));
+            let _ = ready.send(Ok(mesh.world().takes_tensors()));
             for (number, Queued { collective, unit, job }) in (0..).zip(jobs) {
                 notes.begin(number, collective, &unit);
                 job(&mut mesh);
@@ -113,7 +115,7 @@ impl Comm {
             engine: "communication thread",
             reason: error.to_string(),
         })?;
-        is_ready.recv_timeout(deadline.max(START)).map_err(|error| match error {
+        let takes_tensors = is_ready.recv_timeout(deadline.max(START)).map_err(|error| match error {
             RecvTimeoutError::Disconnected => EngineError::Ended,
             RecvTimeoutError::Timeout => EngineError::Deadline {
                 collective: "start",
@@ -125,6 +127,8 @@ impl Comm {
         })??;
         Ok(Self {
             place,
+            exact,
+            takes_tensors,
             queue: (place.world_size > 1).then_some(queue),
             recorder,
             deadline,
@@ -154,7 +158,7 @@ impl Comm {
     }
 
     /// Queues `run` behind what is queued.
-    fn submit<R: Send + 'static>(
+    pub(super) fn submit<R: Send + 'static>(
         &self,
         collective: &'static str,
         unit: &str,
@@ -198,48 +202,6 @@ impl Comm {
             Some(here) => waiting.look(here, watch.as_deref(), self.deadline),
             None => Ok(()),
         }
-    }
-
-    /// Queues a gather of the unit of which `shard` is this rank's part. A result that is kept for long has
-    /// memory of its own; others share a few buffers.
-    pub fn gather(&self, unit: &str, shard: &Tensor<1>, wire: Wire, keep: bool) -> Pending<Tensor<1>> {
-        if self.place.group_size == 1 {
-            return Pending::Ready(match wire {
-                Wire::F32 => shard.clone(),
-                Wire::Bf16 => rounded(shard, wire),
-            });
-        }
-        let slots = if keep { Arc::default() } else { Arc::clone(&self.slots) };
-        let (shard, group_size) = (shard.clone(), self.place.group_size);
-        self.submit("gather", unit, move |mesh| {
-            let device = shard.device();
-            with_slice(&shard, |mine| {
-                let mut slot = slots.take(mine.len() * group_size);
-                match wire {
-                    Wire::F32 => {
-                        let all = bytemuck::cast_slice_mut(slot.values());
-                        mesh.gather(bytemuck::cast_slice(mine), all)?;
-                    }
-                    Wire::Bf16 => {
-                        let mut bytes = Vec::new();
-                        wire::encode(mine, wire, &mut bytes);
-                        let mut all = vec![0; bytes.len() * group_size];
-                        mesh.gather(&bytes, &mut all)?;
-                        wire::decode(&all, wire, slot.values());
-                    }
-                }
-                Ok(slot.into_tensor(&device))
-            })
-        })
-    }
-
-    /// Queues the sum over ranks of the unit's gradient `full`, of which this rank gets its shard.
-    pub fn reduce(&self, unit: &str, full: Tensor<1>, wire: Wire) -> Pending<Vec<f32>> {
-        if self.place.world_size == 1 {
-            let full = if wire == Wire::F32 { full } else { rounded(&full, wire) };
-            return Pending::Ready(super::store::to_host(full));
-        }
-        self.submit("reduce", unit, move |mesh| with_slice(&full, |full| mesh.reduce(full, wire)))
     }
 
     /// The sum of `values` over ranks, in the order of their parts of the batch.
@@ -336,6 +298,7 @@ impl Comm {
         if self.queue.is_some() {
             self.wait(self.submit("regroup", "the ranks", move |mesh| mesh.regroup(place, exact)))?;
             self.place = place;
+            self.exact = exact;
             self.release_slots();
         }
         Ok(())
@@ -372,16 +335,4 @@ impl Comm {
             _ => Ok(()),
         }
     }
-}
-
-/// What is left of `values` after a trip on `wire`.
-fn rounded(values: &Tensor<1>, wire: Wire) -> Tensor<1> {
-    let device = values.device();
-    let back = with_slice(values, |values| {
-        let (mut bytes, mut back) = (Vec::new(), vec![0.0; values.len()]);
-        wire::encode(values, wire, &mut bytes);
-        wire::decode(&bytes, wire, &mut back);
-        back
-    });
-    Tensor::from_floats(back.as_slice(), &device)
 }

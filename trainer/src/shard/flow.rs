@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use super::comm::{Comm, Pending};
 use super::engine::EngineError;
@@ -32,15 +32,19 @@ pub struct Gathers<'a> {
 
 impl<'a> Gathers<'a> {
     /// Starts with the first of `list`.
-    pub fn new(comm: &'a Comm, list: impl IntoIterator<Item = Wanted<'a>>) -> Self {
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn new(comm: &'a Comm, list: impl IntoIterator<Item = Wanted<'a>>) -> Result<Self, EngineError> {
         let mut gathers = Self { comm, rest: list.into_iter().collect(), ahead: None };
-        gathers.submit_next();
-        gathers
+        gathers.submit_next()?;
+        Ok(gathers)
     }
 
-    fn submit_next(&mut self) {
-        let next = self.rest.pop_front();
-        self.ahead = next.map(|next| self.comm.gather(next.unit, next.shard, next.wire, next.keep));
+    fn submit_next(&mut self) -> Result<(), EngineError> {
+        let submit = |next: Wanted<'_>| self.comm.gather(next.unit, next.shard, next.wire, next.keep);
+        self.ahead = self.rest.pop_front().map(submit).transpose()?;
+        Ok(())
     }
 
     /// The next unit's buffer, `[padded]`.
@@ -53,16 +57,17 @@ impl<'a> Gathers<'a> {
     pub fn next_flat(&mut self) -> Result<Tensor<1>, EngineError> {
         let pending = self.ahead.take().expect("the step lists every gather");
         let flat = self.comm.wait(pending)?;
-        self.submit_next();
-        Ok(flat)
+        self.submit_next()?;
+        // What came as bf16 computes in f32.
+        Ok(flat.cast(DType::F32))
     }
 }
 
 /// Reductions on their way, results in the order of submission.
 pub struct Reductions<'a> {
     comm: &'a Comm,
-    pending: VecDeque<Pending<Vec<f32>>>,
-    done: Vec<Vec<f32>>,
+    pending: VecDeque<Pending<Tensor<1>>>,
+    done: Vec<Tensor<1>>,
 }
 
 impl<'a> Reductions<'a> {
@@ -79,7 +84,7 @@ impl<'a> Reductions<'a> {
         if self.pending.len() == REDUCE_SLOTS {
             self.wait_for_one()?;
         }
-        self.pending.push_back(self.comm.reduce(unit, full, wire));
+        self.pending.push_back(self.comm.reduce(unit, full, wire)?);
         Ok(())
     }
 
@@ -94,7 +99,7 @@ impl<'a> Reductions<'a> {
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn finish(mut self) -> Result<Vec<Vec<f32>>, EngineError> {
+    pub fn finish(mut self) -> Result<Vec<Tensor<1>>, EngineError> {
         while !self.pending.is_empty() {
             self.wait_for_one()?;
         }

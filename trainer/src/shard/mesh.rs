@@ -8,9 +8,10 @@
 //! group  S < W    shards within neighboring ranks, sums over replicas
 //! ```
 
+use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
-use super::engine::{Engine, EngineError};
+use super::engine::{Engine, EngineError, Transfer};
 use super::ordered;
 use super::wire::Wire;
 
@@ -214,10 +215,87 @@ impl Mesh {
         Ok(mine)
     }
 
+    /// [`Mesh::gather`] of tensors.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn gather_tensor(&mut self, mut shard: Transfer) -> Result<Tensor<1>, EngineError> {
+        let [n, all] = shard.lengths();
+        self.traffic.gather_bytes += ((all - n) * shard.element_bytes()) as u64;
+        self.traffic.n_gathers += 1;
+        self.group().all_gather_tensor(&mut shard)?;
+        Ok(shard.received())
+    }
+
+    /// The transfer that [`Mesh::reduce_tensor`] begins with, for ranks of `place`.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn transfer_of(
+        full: Tensor<1>,
+        wire: Wire,
+        place: Place,
+        exact: bool,
+        device_memory: bool,
+    ) -> Result<Transfer, EngineError> {
+        let [len] = full.dims();
+        if place.group_size == 1 {
+            return replica_transfer(full, wire, place, device_memory);
+        }
+        match native_sum(wire, exact) {
+            true => Transfer::new(full, len / place.group_size, device_memory),
+            false => Transfer::new(full.cast(wire.dtype()), len, device_memory),
+        }
+    }
+
+    /// [`Mesh::reduce`] of a tensor of `len` elements, of which `first` is the first transfer.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn reduce_tensor(
+        &mut self,
+        mut first: Transfer,
+        len: usize,
+        wire: Wire,
+    ) -> Result<Tensor<1>, EngineError> {
+        let place = self.place;
+        let n = len / place.group_size;
+        self.traffic.n_reduces += 1;
+        if place.group_size > 1 {
+            self.traffic.reduce_bytes += ((len - n) * wire.bytes()) as u64;
+            let mine = match native_sum(wire, self.exact) {
+                true => {
+                    self.group().reduce_scatter_tensor(&mut first)?;
+                    first.received()
+                }
+                false => {
+                    self.group().all_to_all_tensor(&mut first)?;
+                    let order: Vec<usize> = (0..place.group_size).collect();
+                    ordered::sum_of_parts(first.received(), &order)
+                }
+            };
+            if place.group_size == place.world_size {
+                return Ok(mine);
+            }
+            first = replica_transfer(mine, wire, place, self.world.takes_tensors())?;
+        }
+        let [padded, _] = first.lengths();
+        let n_replicas = place.n_replicas();
+        let part = padded / n_replicas;
+        self.traffic.reduce_bytes += ((n_replicas - 1) * part * (wire.bytes() + 4)) as u64;
+        let takes_tensors = self.world.takes_tensors();
+        let replicas = self.replicas.as_deref_mut().unwrap_or(self.world.as_mut());
+        replicas.all_to_all_tensor(&mut first)?;
+        let order: Vec<usize> = (0..n_replicas).collect();
+        let sum = ordered::sum_of_parts(first.received(), &order);
+        let mut sum = Transfer::new(sum, padded, takes_tensors)?;
+        replicas.all_gather_tensor(&mut sum)?;
+        Ok(sum.received().narrow(0, 0, n))
+    }
+
     fn scatter(&mut self, full: &[f32], wire: Wire) -> Result<Vec<f32>, EngineError> {
         let group_size = self.place.group_size;
-        // Only f32 has a native sum: every engine would have its own idea of one in bf16.
-        if !self.exact && wire == Wire::F32 {
+        if native_sum(wire, self.exact) {
             let mut mine = vec![0.0; full.len() / group_size];
             self.group().reduce_scatter(full, &mut mine)?;
             return Ok(mine);
@@ -254,6 +332,31 @@ impl Mesh {
         self.traffic.n_small += 1;
         self.traffic.small_bytes += bytes as u64;
     }
+}
+
+/// Whether the engine may sum as it likes. Only f32 has a native sum: every engine would have its own idea of
+/// one in bf16.
+fn native_sum(wire: Wire, exact: bool) -> bool {
+    !exact && wire == Wire::F32
+}
+
+/// The exchange of `mine` of `[n]` among replicas, padded to a part for each.
+fn replica_transfer(
+    mine: Tensor<1>,
+    wire: Wire,
+    place: Place,
+    device_memory: bool,
+) -> Result<Transfer, EngineError> {
+    let [n] = mine.dims();
+    let padded = n.next_multiple_of(place.n_replicas());
+    let mine = match padded - n {
+        0 => mine,
+        missing => {
+            let zeros = Tensor::zeros([missing], &mine.device());
+            Tensor::cat(vec![mine, zeros], 0)
+        }
+    };
+    Transfer::new(mine.cast(wire.dtype()), padded, device_memory)
 }
 
 #[cfg(test)]

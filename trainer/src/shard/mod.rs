@@ -5,6 +5,7 @@ pub mod engine;
 pub mod flow;
 pub mod layout;
 pub mod mesh;
+mod movement;
 pub mod ordered;
 pub mod patience;
 pub mod recorder;

@@ -9,6 +9,8 @@
 //! `r, r + W, …`. With N a power of two, what a rank sums by itself is therefore one branch of this tree,
 //! and what is left to sum over ranks is the tree above it: 1, 2, 4 … N ranks give the same bits.
 
+use burn::tensor::{DType, Tensor};
+
 use super::engine::{Engine, EngineError, check_parts};
 use super::wire::{self, Wire};
 
@@ -83,6 +85,15 @@ pub fn reduce_scatter(
     let mut mine = vec![0.0; n];
     sum_into(world_size, &|i| &received[order[i] * n..(order[i] + 1) * n], &mut mine);
     Ok(mine)
+}
+
+/// The sum of the parts that the ranks have sent, `received` of `[W·n]`, where it lies: `[n]` in f32, with the
+/// bits of [`reduce_scatter`].
+pub fn sum_of_parts(received: Tensor<1>, order: &[usize]) -> Tensor<1> {
+    let [len] = received.dims();
+    let n = len / order.len();
+    let mut part = |i: usize| received.clone().narrow(0, order[i] * n, n).cast(DType::F32);
+    fold(order.len(), &mut part, &|a, b| a + b)
 }
 
 fn exchange(engine: &mut dyn Engine, full: &[f32], wire: Wire) -> Result<Vec<f32>, EngineError> {

@@ -33,6 +33,8 @@ pub struct UnitShard {
 pub struct Segment<'a> {
     /// The parameter.
     pub slot: &'a ParamSlot,
+    /// Its number within the unit.
+    pub param: usize,
     /// First element within the shard.
     pub start: usize,
     /// One past the last.
@@ -81,10 +83,10 @@ impl UnitShard {
 }
 
 fn segments(layout: &UnitLayout, start: usize, len: usize) -> impl Iterator<Item = Segment<'_>> {
-    layout.params.iter().filter_map(move |slot| {
+    layout.params.iter().enumerate().filter_map(move |(param, slot)| {
         let range = slot.range();
         let (from, to) = (range.start.max(start), range.end.min(start + len));
-        (from < to).then(|| Segment { slot, start: from - start, end: to - start })
+        (from < to).then(|| Segment { slot, param, start: from - start, end: to - start })
     })
 }
 
@@ -92,6 +94,11 @@ fn segments(layout: &UnitLayout, start: usize, len: usize) -> impl Iterator<Item
 pub fn to_host(tensor: Tensor<1>) -> Vec<f32> {
     // Shards are f32 by construction.
     tensor.into_data().try_into_vec::<f32>().expect("shards hold f32")
+}
+
+/// Whether `tensor` lies in the host's memory.
+pub fn is_host(tensor: &Tensor<1>) -> bool {
+    tensor.clone().try_into_primitive::<Flex>().is_ok()
 }
 
 /// Runs `f` on the elements of `tensor`: on the tensor's own memory where it has any.

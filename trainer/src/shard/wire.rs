@@ -1,5 +1,6 @@
 //! How flat buffers travel: as f32, or rounded to bf16 for half the bytes.
 
+use burn::tensor::DType;
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,14 @@ impl Wire {
         match self {
             Self::F32 => 4,
             Self::Bf16 => 2,
+        }
+    }
+
+    /// Type of a tensor that travels as it is.
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::Bf16 => DType::BF16,
         }
     }
 }

@@ -1,8 +1,11 @@
 //! What every engine must do. Tests of each implementation call [`check`] on every rank, and so does
 //! `ocelli doctor` on the machine that it runs on.
 
-use super::{Engine, EngineError, Reduction};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+
+use super::{Engine, EngineError, Reduction, Transfer};
 use crate::shard::ordered;
+use crate::shard::store::to_host;
 use crate::shard::wire::{self, Wire};
 
 /// Elements a rank that the operations are tried with: none, fewer than ranks, odd, and more than a page.
@@ -30,29 +33,33 @@ pub enum Broken {
     },
 }
 
-/// Tries every operation with every length, over all ranks and over halves of them.
+/// Tries every operation with every length, over all ranks and over halves of them; those on tensors with
+/// tensors on `device`.
 ///
 /// # Errors
 /// The first operation that is broken.
-pub fn check(engine: &mut dyn Engine) -> Result<(), Broken> {
-    check_group(engine)?;
+pub fn check(engine: &mut dyn Engine, device: &Device) -> Result<(), Broken> {
+    check_group(engine, device)?;
     // Even and odd ranks, in reverse order: their groups work apart from one another and from the whole.
     let (rank, world_size) = (engine.rank(), engine.world_size());
     let mut half = engine.split(rank % 2, world_size - rank)?;
     let expected = (world_size - rank % 2).div_ceil(2);
     expect(half.as_ref(), "split", rank, half.world_size() == expected)?;
     expect(half.as_ref(), "split", rank, half.rank() == expected - 1 - rank / 2)?;
-    check_group(half.as_mut())?;
+    check_group(half.as_mut(), device)?;
     let mut alone = engine.split(rank, 0)?;
-    check_group(alone.as_mut())?;
-    check_group(engine)
+    check_group(alone.as_mut(), device)?;
+    check_group(engine, device)
 }
 
-fn check_group(engine: &mut dyn Engine) -> Result<(), Broken> {
+fn check_group(engine: &mut dyn Engine, device: &Device) -> Result<(), Broken> {
     for n in LENGTHS {
         movement(engine, n)?;
         sums(engine, n)?;
         ordered_sums(engine, n)?;
+        if n > 0 {
+            on_tensors(engine, n, device)?;
+        }
     }
     small(engine)
 }
@@ -111,6 +118,39 @@ fn sums(engine: &mut dyn Engine, n: usize) -> Result<(), Broken> {
         let order: Vec<usize> = (0..world_size).collect();
         let mine = ordered::reduce_scatter(engine, &full, wire, &order)?;
         expect(engine, "reduce_scatter in order", n, mine == expected)?;
+    }
+    Ok(())
+}
+
+/// The same where tensors lie. Tensors are never empty: no unit is.
+fn on_tensors(engine: &mut dyn Engine, n: usize, device: &Device) -> Result<(), Broken> {
+    let (rank, world_size) = (engine.rank(), engine.world_size());
+    let takes_tensors = engine.takes_tensors();
+    let tensor = |values: Vec<f32>, wire: Wire| {
+        let len = values.len();
+        Tensor::<1>::from_data(TensorData::new(values, [len]), device).cast(wire.dtype())
+    };
+    for wire in [Wire::F32, Wire::Bf16] {
+        let mine = tensor((0..n).map(|i| value(rank, 0, i)).collect(), wire);
+        let mut transfer = Transfer::new(mine, n * world_size, takes_tensors)?;
+        engine.all_gather_tensor(&mut transfer)?;
+        let all = to_host(transfer.received().cast(DType::F32));
+        let expected = (0..world_size).flat_map(|from| (0..n).map(move |i| value(from, 0, i)));
+        expect(engine, "all_gather of a tensor", n, all.into_iter().eq(expected))?;
+
+        let to_each = || (0..world_size).flat_map(|to| (0..n).map(move |i| value(rank, to, i))).collect();
+        let mut transfer = Transfer::new(tensor(to_each(), wire), n * world_size, takes_tensors)?;
+        engine.all_to_all_tensor(&mut transfer)?;
+        let received = to_host(transfer.received().cast(DType::F32));
+        let expected = (0..world_size).flat_map(|from| (0..n).map(move |i| value(from, rank, i)));
+        expect(engine, "all_to_all of a tensor", n, received.into_iter().eq(expected))?;
+        if wire == Wire::F32 {
+            let mut transfer = Transfer::new(tensor(to_each(), wire), n, takes_tensors)?;
+            engine.reduce_scatter_tensor(&mut transfer)?;
+            let mine = to_host(transfer.received());
+            let expected = (0..n).map(|i| (0..world_size).map(|from| value(from, rank, i)).sum::<f32>());
+            expect(engine, "reduce_scatter of a tensor", n, mine.into_iter().eq(expected))?;
+        }
     }
     Ok(())
 }

@@ -39,13 +39,15 @@ pub struct Local {
     rank: usize,
     group: Arc<LocalGroup>,
     n_operations: u64,
+    takes_tensors: bool,
 }
 
 impl LocalGroup {
     /// One engine for each of `world_size` ranks.
     pub fn ranks(world_size: usize) -> Vec<Local> {
         let group = Arc::new(Self { world_size, ..Self::default() });
-        (0..world_size).map(|rank| Local { rank, group: Arc::clone(&group), n_operations: 0 }).collect()
+        let rank = |rank| Local { rank, group: Arc::clone(&group), n_operations: 0, takes_tensors: false };
+        (0..world_size).map(rank).collect()
     }
 
     /// A rank that panics holds no invariant half done: rounds change in single statements.
@@ -55,6 +57,12 @@ impl LocalGroup {
 }
 
 impl Local {
+    /// Asks for tensors, as an engine on device memory would: for tests of what such an engine is given.
+    pub fn with_tensors(mut self) -> Self {
+        self.takes_tensors = true;
+        self
+    }
+
     /// Puts `message` down and gives everybody's, by rank, with the groups that a split opens.
     fn exchange(
         &mut self,
@@ -190,6 +198,10 @@ impl Engine for Local {
         Ok(())
     }
 
+    fn takes_tensors(&self) -> bool {
+        self.takes_tensors
+    }
+
     fn split(&mut self, color: usize, key: usize) -> Result<Box<dyn Engine>, EngineError> {
         let (all, groups) = self.exchange("split", Message { bytes: Vec::new(), split: [color, key] })?;
         let mut members: Vec<[usize; 2]> = all
@@ -202,7 +214,7 @@ impl Engine for Local {
         // This rank is among those of its own color, and the round has opened a group for each color.
         let rank = members.iter().position(|[_, rank]| *rank == self.rank).unwrap_or_default();
         let group = Arc::clone(&groups[&color]);
-        Ok(Box::new(Self { rank, group, n_operations: 0 }))
+        Ok(Box::new(Self { rank, group, n_operations: 0, takes_tensors: self.takes_tensors }))
     }
 }
 
@@ -216,7 +228,9 @@ mod tests {
         for world_size in 1..=5 {
             std::thread::scope(|scope| {
                 for mut engine in LocalGroup::ranks(world_size) {
-                    scope.spawn(move || conformance::check(&mut engine).unwrap());
+                    scope.spawn(move || {
+                        conformance::check(&mut engine, &burn::tensor::Device::flex()).unwrap()
+                    });
                 }
             });
         }

@@ -1,19 +1,33 @@
-//! Collectives over flat host buffers: all that the trainer knows of other ranks.
+//! Collectives over flat buffers: all that the trainer knows of other ranks.
 //!
 //! An engine is driven by one thread, in one order that is the same on all ranks
 //! ([`Comm`](super::comm::Comm)). Movement is bytes, whatever they mean; sums are f32 for gradients and
 //! f64 for the few numbers of a step. Lengths are the caller's duty and equal on all ranks.
+//!
+//! Every operation works on host memory. Those that move weights and gradients exist for tensors as well
+//! ([`Transfer`]): an engine that knows device memory runs them where the tensors lie, and any other by way of
+//! the host.
 
 pub mod conformance;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod local;
 #[cfg(feature = "mpi")]
 mod mpi;
+#[cfg(feature = "cuda")]
+mod nccl;
+mod rendezvous;
 mod solo;
+mod transfer;
 
 pub use local::{Local, LocalGroup};
 #[cfg(feature = "mpi")]
 pub use mpi::{Mpi, library_version as mpi_version};
+#[cfg(feature = "cuda")]
+pub use nccl::{Nccl, library_version as nccl_version, new_id as new_nccl_id};
+pub use rendezvous::Rendezvous;
 pub use solo::Solo;
+pub use transfer::Transfer;
 
 /// How [`Engine::all_reduce`] joins elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +85,37 @@ pub trait Engine {
     /// # Errors
     /// [`EngineError`].
     fn split(&mut self, color: usize, key: usize) -> Result<Box<dyn Engine>, EngineError>;
+
+    /// Whether tensors are best given to it as they are, with transfers on device memory.
+    fn takes_tensors(&self) -> bool {
+        false
+    }
+
+    /// [`Engine::all_gather`] of tensors.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    fn all_gather_tensor(&mut self, transfer: &mut Transfer) -> Result<(), EngineError> {
+        transfer.by_host(|mine, all| self.all_gather(mine, all))
+    }
+
+    /// [`Engine::all_to_all`] of tensors.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    fn all_to_all_tensor(&mut self, transfer: &mut Transfer) -> Result<(), EngineError> {
+        transfer.by_host(|send, receive| self.all_to_all(send, receive))
+    }
+
+    /// [`Engine::reduce_scatter`] of f32 tensors.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    fn reduce_scatter_tensor(&mut self, transfer: &mut Transfer) -> Result<(), EngineError> {
+        transfer.by_host(|full, mine| {
+            self.reduce_scatter(bytemuck::cast_slice(full), bytemuck::cast_slice_mut(mine))
+        })
+    }
 }
 
 /// What can go wrong between ranks.
@@ -111,6 +156,16 @@ pub enum EngineError {
         seconds: u64,
         /// Which ranks are behind, and where.
         suspects: String,
+    },
+    /// The engine's library reports an error.
+    #[error("{engine}: {operation} failed: {reason}")]
+    Failed {
+        /// Its name.
+        engine: &'static str,
+        /// What was asked of it.
+        operation: &'static str,
+        /// What it said.
+        reason: String,
     },
     /// The engine cannot be had.
     #[error("{engine}: {reason}")]

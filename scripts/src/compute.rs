@@ -1,0 +1,50 @@
+//! What to compute on and what to talk over: the flags that several verbs share.
+
+use trainer::device::{DeviceChoice, DeviceKind, Opened};
+
+use crate::launch::Launch;
+use crate::ranks::EngineChoice;
+
+/// The flags.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct Flags {
+    /// auto, cpu, cuda, cuda:1 or wgpu. `auto` takes the GPU of the local rank where there is one, else the CPU.
+    #[arg(long, default_value = "auto")]
+    pub(crate) device: DeviceChoice,
+    /// What ranks talk over: auto, mpi or nccl. `auto` takes NCCL where every rank has a GPU of its own.
+    #[arg(long, default_value = "auto")]
+    pub(crate) engine: EngineChoice,
+}
+
+/// The flag of verbs that no ranks run.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct DeviceFlag {
+    /// auto, cpu, cuda, cuda:1 or wgpu. `auto` takes a GPU where there is one, else the CPU.
+    #[arg(long, default_value = "auto")]
+    device: DeviceChoice,
+}
+
+impl Flags {
+    /// The device of this rank. What is no CPU is said.
+    pub(crate) fn open(&self, launch: &Launch) -> anyhow::Result<Opened> {
+        open(self.device, launch)
+    }
+}
+
+impl DeviceFlag {
+    /// The device. What is no CPU is said.
+    pub(crate) fn open(&self) -> anyhow::Result<Opened> {
+        open(self.device, &Launch::ALONE)
+    }
+}
+
+fn open(choice: DeviceChoice, launch: &Launch) -> anyhow::Result<Opened> {
+    let opened = choice.open(launch.local_rank)?;
+    if opened.kind != DeviceKind::Cpu {
+        match launch.world_size {
+            1 => eprintln!("on {}", opened.name),
+            _ => eprintln!("rank {} on {}", launch.rank, opened.name),
+        }
+    }
+    Ok(opened)
+}

@@ -1,0 +1,161 @@
+//! Clip norms: the length of gradients, by group.
+//!
+//! ```text
+//! n_G = √ Σ_{g in G} g²        clipped: g · min(1, c / (n_G + ε))      ε = 1e-6, as in DINO
+//! ```
+
+use burn::tensor::Tensor;
+use multiversion::multiversion;
+use serde::{Deserialize, Serialize};
+
+use crate::fixed::Fixed;
+use crate::shard::layout::ALIGNMENT;
+use crate::shard::store::{UnitShard, is_host, to_host, with_slice};
+
+/// Keeps the clip factor finite, as in DINO.
+const CLIP_EPSILON: f64 = 1e-6;
+
+/// What shares a clip norm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ClipRule {
+    /// Every parameter tensor by itself: DINO.
+    #[default]
+    PerTensor,
+    /// Backbone and head: DINOv2.
+    PerModule,
+}
+
+/// Squared gradient norms by clip group. Groups are numbered over all units.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClipNorms<T = f64> {
+    /// Sum of squares of each group.
+    pub squares: Vec<T>,
+    /// Group of each parameter, by unit.
+    groups: Vec<Vec<usize>>,
+}
+
+impl ClipNorms<Fixed> {
+    /// This rank's part of the norms. `n_backbone` units from the first on are the backbone.
+    pub fn of(rule: ClipRule, shards: &[UnitShard], grads: &[Tensor<1>], n_backbone: usize) -> Self {
+        let mut n_groups = 0;
+        let groups: Vec<Vec<usize>> = shards
+            .iter()
+            .enumerate()
+            .map(|(unit, shard)| {
+                let group = |param: usize| match rule {
+                    ClipRule::PerTensor => n_groups + param,
+                    ClipRule::PerModule => usize::from(unit >= n_backbone),
+                };
+                let groups = (0..shard.layout.params.len()).map(group).collect();
+                n_groups += shard.layout.params.len();
+                groups
+            })
+            .collect();
+        let n = groups.iter().flatten().max().map_or(0, |last| last + 1);
+        let mut squares = vec![Fixed::default(); n];
+        let host = grads.iter().all(is_host);
+        let add = if host { add_on_host } else { add_on_device };
+        add(shards, grads, &groups, &mut squares);
+        Self { squares, groups }
+    }
+
+    /// The norms of all ranks, whose squares are `squares`.
+    pub fn agreed(self, squares: &[f64]) -> ClipNorms {
+        ClipNorms { squares: squares.to_vec(), groups: self.groups }
+    }
+}
+
+/// Adds the squares of `grads` to those of their groups.
+fn add_on_host(shards: &[UnitShard], grads: &[Tensor<1>], groups: &[Vec<usize>], squares: &mut [Fixed]) {
+    for ((shard, grad), groups) in shards.iter().zip(grads).zip(groups) {
+        with_slice(grad, |grad| {
+            for segment in shard.segments() {
+                let sum = &mut squares[groups[segment.param]];
+                blocks(segment.start, segment.end, |range| sum.add(sum_of_squares(&grad[range])));
+            }
+        });
+    }
+}
+
+/// The same where the gradients lie, with one trip to the host for all of them.
+fn add_on_device(shards: &[UnitShard], grads: &[Tensor<1>], groups: &[Vec<usize>], squares: &mut [Fixed]) {
+    let mut sums = Vec::new();
+    let mut of_group = Vec::new();
+    for ((shard, grad), groups) in shards.iter().zip(grads).zip(groups) {
+        let runs =
+            joined(shard.segments().map(|segment| (segment.start..segment.end, groups[segment.param])));
+        for (range, group) in runs {
+            let part = grad.clone().slice([range]);
+            sums.push((part.clone() * part).sum());
+            of_group.push(group);
+        }
+    }
+    if sums.is_empty() {
+        // Nothing but padding.
+        return;
+    }
+    for (group, sum) in of_group.into_iter().zip(to_host(Tensor::cat(sums, 0))) {
+        squares[group].add(f64::from(sum));
+    }
+}
+
+/// Neighboring ranges with equal values as one.
+pub(super) fn joined<T: PartialEq>(
+    ranges: impl Iterator<Item = (std::ops::Range<usize>, T)>,
+) -> Vec<(std::ops::Range<usize>, T)> {
+    let mut runs: Vec<(std::ops::Range<usize>, T)> = Vec::new();
+    for (range, value) in ranges {
+        match runs.last_mut() {
+            Some((run, of_run)) if run.end == range.start && *of_run == value => run.end = range.end,
+            _ => runs.push((range, value)),
+        }
+    }
+    runs
+}
+
+/// Cuts `start..end` at multiples of [`ALIGNMENT`], of which the ends of a shard are one: whatever the
+/// number of ranks, the same elements are summed together.
+fn blocks(mut start: usize, end: usize, mut f: impl FnMut(std::ops::Range<usize>)) {
+    while start < end {
+        let next = ((start / ALIGNMENT + 1) * ALIGNMENT).min(end);
+        f(start..next);
+        start = next;
+    }
+}
+
+impl ClipNorms {
+    /// Norm of all gradients together, before clipping.
+    pub fn total(&self) -> f64 {
+        self.squares.iter().sum::<f64>().sqrt()
+    }
+
+    /// What gradients of a parameter are multiplied with.
+    pub(super) fn factor(&self, unit: usize, param: usize, clip_norm: f64) -> f32 {
+        if clip_norm == 0.0 {
+            return 1.0;
+        }
+        let norm = self.squares[self.groups[unit][param]].sqrt();
+        (clip_norm / (norm + CLIP_EPSILON)).min(1.0) as f32
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn sum_of_squares(block: &[f32]) -> f64 {
+    let mut lanes = [0.0f64; 8];
+    for chunk in block.chunks(8) {
+        for (lane, value) in lanes.iter_mut().zip(chunk) {
+            *lane += f64::from(*value) * f64::from(*value);
+        }
+    }
+    lanes.iter().sum()
+}
+
+/// The squares of one unit's groups by the other way.
+#[cfg(test)]
+pub(super) fn on_device_for_tests(shards: &[UnitShard], grads: &[Tensor<1>]) -> Vec<f64> {
+    let n = shards[0].layout.params.len();
+    let mut squares = vec![Fixed::default(); n];
+    add_on_device(shards, grads, &[(0..n).collect()], &mut squares);
+    squares.iter().map(|square| Fixed::from_limbs(&square.limbs())).collect()
+}
