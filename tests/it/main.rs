@@ -18,6 +18,8 @@ mod foreign;
 mod golden;
 /// Unit by unit against one graph.
 mod gradients;
+/// The scripts that start ranks without a launcher.
+mod launchers;
 /// Runs over processes, started by mpirun, and what becomes of them when one dies.
 #[cfg(feature = "mpi")]
 mod mpi;

@@ -194,6 +194,29 @@ fn ranks_that_cannot_start_end_all() {
     assert!(stderr.contains("rank 1 differs from rank 0 in optim.lr: 0.5 there"), "{stderr}");
 }
 
+/// What fails on one rank alone, here the first one's probe, ends all at once, with a checkpoint.
+#[test]
+fn a_probe_that_fails_ends_all_with_a_checkpoint() {
+    let world = World::new(60);
+    let broken = world.path("broken.tar");
+    let mut tar = tar::Builder::new(std::fs::File::create(&broken).unwrap());
+    for (name, bytes) in [("0.jpg", &b"no image"[..]), ("0.cls", b"1")] {
+        let mut header = tar::Header::new_ustar();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o644);
+        tar.append_data(&mut header, name, bytes).unwrap();
+    }
+    tar.into_inner().unwrap();
+    let ranks = Ranks::new(&world, &["run.probe_every_steps=3"]);
+    let broken = broken.to_str().unwrap();
+    ranks.run(2, "run", &["--probe-train", broken, "--probe-test", broken]);
+    assert_eq!((ranks.code(0), ranks.code(1)), (3, 3), "{}\n{}", ranks.stderr(0), ranks.stderr(1));
+    assert!(ranks.stderr(0).contains("probe"), "{}", ranks.stderr(0));
+    assert!(ranks.stderr(1).contains("1 of the other ranks cannot go on"), "{}", ranks.stderr(1));
+    // The probe follows step 3; the vote is that of the step after it.
+    assert_eq!(Checkpoint::open(&world.path("run")).unwrap().manifest.step, 4);
+}
+
 /// A slow rank is named.
 #[test]
 fn a_straggler_is_named() {

@@ -76,7 +76,7 @@ pub fn run(
     let loss = report.loss;
     let peak = memory.peak_bytes().saturating_sub(before) as f64;
     drop(report);
-    trainer.comm.release_slots();
+    trainer.comm.release_buffers();
     let state = memory.bytes().saturating_sub(before) as f64;
     let mine = vec![state, peak, median(steps_ms), median(waits_ms)];
     let worst = trainer.comm.all_reduce("figures", mine, Reduction::Max)?;

@@ -230,6 +230,9 @@ pub struct RunConfig {
     /// Ranks that share a copy of the model; 0 for all. Fewer make replicas: less traffic between nodes
     /// for more memory.
     pub shard_group: usize,
+    /// Whether master weights, moments and teacher stay in the host's memory while a GPU computes, which gets
+    /// weights unit by unit.
+    pub offload: bool,
     /// Whether gradients are summed in an order of ours, which costs the same bytes and gives the same
     /// bits on any number of ranks; else in the engine's.
     pub exact_sums: bool,
@@ -252,6 +255,7 @@ impl Default for RunConfig {
             keep: None,
             shard: Sharding::Full,
             shard_group: 0,
+            offload: false,
             exact_sums: true,
             deadline_s: 600,
             max_rollbacks: 2,

@@ -130,10 +130,10 @@ mod tests {
                     let is_real: Vec<f32> = (0..here.len()).map(|i| f32::from(u8::from(i < n_real))).collect();
                     let grad = grad * Tensor::<1>::from_floats(is_real.as_slice(), &device);
                     let shards = [here.clone()];
-                    let norms = ClipNorms::of(ClipRule::PerTensor, &shards, &[grad.clone()], 0);
+                    let norms = ClipNorms::of(ClipRule::PerTensor, &shards, std::slice::from_ref(&grad), 0);
                     let squares: Vec<f64> =
                         norms.squares.iter().map(|s| crate::fixed::Fixed::from_limbs(&s.limbs())).collect();
-                    let by_device = clip::on_device_for_tests(&shards, &[grad.clone()]);
+                    let by_device = clip::on_device_for_tests(&shards, std::slice::from_ref(&grad));
                     for (a, b) in squares.iter().zip(by_device) {
                         prop_assert!((a - b).abs() <= 1e-5 * a.abs(), "{} {}", a, b);
                     }

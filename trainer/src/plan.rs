@@ -185,6 +185,7 @@ impl Plan {
             n_workers: self.n_workers,
             n_parts: self.n_parts(),
             sharding: self.recipe.run.shard,
+            offload: self.recipe.run.offload,
             precision: self.recipe.optim.precision,
         }
     }

@@ -58,6 +58,7 @@ pub struct Trainer {
     pub(crate) workers: Workers,
     pub(crate) config: StepConfig,
     pub(crate) device: Device,
+    state_device: Device,
     optimizer: AdamW,
 }
 
@@ -76,6 +77,8 @@ pub struct StepConfig {
     pub n_parts: usize,
     /// What is cut over ranks.
     pub sharding: Sharding,
+    /// Whether the shards lie in the host's memory, whatever computes.
+    pub offload: bool,
     /// How weights and gradients travel.
     pub precision: Precision,
 }
@@ -111,8 +114,8 @@ impl Phases {
 pub struct Votes {
     /// It was asked to stop.
     pub stop: f64,
-    /// It cannot get its next batch.
-    pub no_data: f64,
+    /// It cannot go on: it has no batch, or what only this rank does has failed.
+    pub failed: f64,
     /// Its part of the checkpoint that is being written is on disk.
     pub saved: f64,
     /// That part could not be written.
@@ -167,14 +170,20 @@ impl Trainer {
         device: Device,
     ) -> Self {
         let head = method.head();
+        let state_device = if config.offload { Device::flex() } else { device.clone() };
         let shards = backbone
             .iter()
             .chain(&head)
-            .map(|unit| UnitShard::init(unit.as_ref(), config.seed, comm.place(), &device))
+            .map(|unit| UnitShard::init(unit.as_ref(), config.seed, comm.place(), &state_device))
             .collect();
         let workers = Workers::new(config.n_workers);
         let state = TrainState { step: 0, skipped_batches: 0, bad_steps: 0, shards, method };
-        Self { state, comm, backbone, head, workers, config, device, optimizer }
+        Self { state, comm, backbone, head, workers, config, device, state_device, optimizer }
+    }
+
+    /// Where weights, moments and teacher lie.
+    pub fn state_device(&self) -> &Device {
+        &self.state_device
     }
 
     /// This rank's place among the others.
@@ -209,7 +218,7 @@ impl Trainer {
         let waited = self.comm.waited();
         let mut clock = Clock::start();
         let mut phases = Phases::default();
-        let mut gathers = Gathers::new(&self.comm, self.gather_list())?;
+        let mut gathers = Gathers::new(&self.comm, self.gather_list(), &self.device)?;
         let mut reductions = Reductions::new(&self.comm);
         let parts = self.parts(batch);
         phases.input_ms = clock.lap_ms();
@@ -283,11 +292,9 @@ impl Trainer {
         backbone.reverse();
         backbone.append(&mut reduced);
         let n_parts = self.config.n_parts;
-        if n_parts > 1 {
-            let scale = 1.0 / n_parts as f32;
-            return backbone.into_iter().map(|grad| grad * scale).collect();
-        }
-        backbone
+        let scale = 1.0 / n_parts as f32;
+        let mean = |grad: Tensor<1>| if n_parts > 1 { grad * scale } else { grad };
+        backbone.into_iter().map(|grad| mean(grad).to_device(&self.state_device)).collect()
     }
 
     /// Agrees with all ranks on loss, norms and finiteness, then updates or skips.
@@ -312,7 +319,7 @@ impl Trainer {
         sums.push(loss);
         sums.extend(gauges.iter().map(|(_, value)| *value));
         let mut shared: Vec<f64> = sums.into_iter().flat_map(Fixed::limbs).collect();
-        shared.extend([votes.stop, votes.no_data, votes.saved, votes.save_failed]);
+        shared.extend([votes.stop, votes.failed, votes.saved, votes.save_failed]);
         let shared = self.comm.all_reduce("norms and votes", shared, Reduction::Sum)?;
         let (limbs, counts) = shared.split_at(shared.len() - 4);
         let numbers: Vec<f64> = limbs.chunks_exact(N_LIMBS).map(Fixed::from_limbs).collect();
@@ -333,7 +340,7 @@ impl Trainer {
         self.state.step += 1;
         phases.update_ms = clock.lap_ms();
         phases.wait_ms += (self.comm.waited() - waited).as_secs_f64() * 1e3;
-        let votes = Votes { stop: counts[0], no_data: counts[1], saved: counts[2], save_failed: counts[3] };
+        let votes = Votes { stop: counts[0], failed: counts[1], saved: counts[2], save_failed: counts[3] };
         Ok(StepReport { loss, grad_norm: norms.total(), finite, phases, gauges, embeddings, votes })
     }
 }

@@ -4,12 +4,13 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use trainer::device::{DeviceChoice, DeviceError, Opened};
 use trainer::plan::or_cores;
-use trainer::shard::engine::conformance;
+use trainer::shard::engine::conformance::{self, Trial};
 use trainer::shard::engine::{Engine, EngineError, Solo};
 
 use crate::launch::Launch;
@@ -60,11 +61,19 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     // In a thread of its own: ranks that do not come leave it waiting for ever.
     let (done, is_done) = std::sync::mpsc::channel();
     let (rank, max_count, choice) = (launch.rank, args.max_count, args.compute.engine);
-    std::thread::spawn(move || done.send(fabric(&launch, &device, choice, max_count)));
+    let last = Arc::new(Mutex::new(None));
+    let passed = Arc::clone(&last);
+    std::thread::spawn(move || done.send(fabric(&launch, &device, choice, max_count, &passed)));
     match is_done.recv_timeout(Duration::from_secs(args.deadline_s)) {
         Ok(result) => result?,
         Err(_) => {
-            let suspects = format!("rank {rank} waits for others that do not come, or cannot reach them");
+            let last = *last.lock().unwrap_or_else(PoisonError::into_inner);
+            let suspects = match last {
+                None => format!("rank {rank} waits for others that do not come, or cannot reach them"),
+                Some((operation, n)) => {
+                    format!("rank {rank} waits in what follows {operation} of {n} elements")
+                }
+            };
             let (collective, unit) = ("the fabric's test", "the ranks".to_string());
             return Err(EngineError::Deadline {
                 collective,
@@ -172,12 +181,17 @@ fn fabric(
     device: &Opened,
     choice: EngineChoice,
     max_count: Option<usize>,
+    last: &Mutex<Option<(&'static str, usize)>>,
 ) -> anyhow::Result<()> {
     let mut engine: Box<dyn Engine> = match (launch.world_size, choice) {
         (1, EngineChoice::Auto) => Box::new(Solo),
         _ => ranks::start(launch, device, choice, max_count)?,
     };
-    if let Err(error) = conformance::check(engine.as_mut(), &device.device) {
+    let mut passed = |operation, n| {
+        *last.lock().unwrap_or_else(PoisonError::into_inner) = Some((operation, n));
+    };
+    let mut trial = Trial { device: &device.device, passed: &mut passed };
+    if let Err(error) = conformance::check(engine.as_mut(), &mut trial) {
         bail!("rank {}: {error}", launch.rank);
     }
     let first = launch.rank == 0;

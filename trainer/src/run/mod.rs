@@ -123,7 +123,8 @@ pub fn trainer_of(plan: &Plan, comm: Comm, device: &Device) -> Trainer {
 pub fn teacher_of(trainer: &Trainer, plan: &Plan) -> Result<Option<Network>, TrainError> {
     let mut flats = std::collections::HashMap::new();
     for shard in &trainer.state.shards[..trainer.backbone.len()] {
-        let pending = trainer.comm.gather(&shard.layout.name, &shard.teacher, Wire::F32, false)?;
+        let mine = shard.teacher.clone().to_device(&trainer.device);
+        let pending = trainer.comm.gather(&shard.layout.name, &mine, Wire::F32, false)?;
         let flat = trainer.comm.wait(pending)?;
         if trainer.place().rank == 0 {
             flats.insert(shard.layout.name.clone(), to_host(flat));

@@ -43,6 +43,8 @@ pub(super) struct Run<'a> {
     pool: BatchPool<ShardSource>,
     saved_step: u64,
     n_rollbacks: u64,
+    /// What has failed on this rank alone since the last vote: all leave together, with a checkpoint.
+    failure: Option<TrainError>,
     /// Rank 0's claim on the work directory.
     _lock: Option<File>,
 }
@@ -65,7 +67,8 @@ impl<'a> Run<'a> {
         let mut trainer = trainer_of(&plan, comm, &job.device);
         let folder = job.workdir.join("checkpoints");
         let warn = &mut |message: &str| warn_on_first(place.rank, message, observer);
-        checkpoint::resume(&folder, u64::MAX, &mut trainer.state, &trainer.comm, &job.device, warn)?;
+        let state_device = trainer.state_device().clone();
+        checkpoint::resume(&folder, u64::MAX, &mut trainer.state, &trainer.comm, &state_device, warn)?;
         let saver = Saver::new(&folder, place, plan.recipe.run.keep_checkpoints);
         let first = trainer.state.step;
         observer.started(first, plan.total_steps);
@@ -83,6 +86,7 @@ impl<'a> Run<'a> {
             pool,
             saved_step: first,
             n_rollbacks: 0,
+            failure: None,
             _lock: lock,
         })
     }
@@ -112,7 +116,7 @@ impl<'a> Run<'a> {
         let (mut next, mut agreed) = self.first_batch()?;
         loop {
             let batch = match next {
-                Next::Batch(batch) if agreed.stop == 0.0 && agreed.no_data == 0.0 => batch,
+                Next::Batch(batch) if agreed.stop == 0.0 && agreed.failed == 0.0 => batch,
                 ended => return self.end_early(ended, agreed, observer),
             };
             let report;
@@ -122,9 +126,9 @@ impl<'a> Run<'a> {
                 self.save()?;
                 self.finish_saving()?;
                 self.leave()?;
-                return Ok(Outcome::Finished);
+                return self.failure.take().map_or(Ok(Outcome::Finished), Err);
             }
-            let goes_on = agreed.stop == 0.0 && agreed.no_data == 0.0;
+            let goes_on = agreed.stop == 0.0 && agreed.failed == 0.0;
             if goes_on && self.trainer.state.bad_steps >= MAX_BAD_STEPS {
                 self.roll_back(observer)?;
                 (next, agreed) = self.first_batch()?;
@@ -137,9 +141,9 @@ impl<'a> Run<'a> {
         self.pulse.enter(self.trainer.state.step, "data");
         let next = next_batch(&mut self.pool, self.job.stop);
         let votes = self.votes(&next);
-        let said = vec![votes.stop, votes.no_data];
+        let said = vec![votes.stop, votes.failed];
         let said = self.trainer.comm.all_reduce("first batch", said, Reduction::Sum)?;
-        Ok((next, Votes { stop: said[0], no_data: said[1], ..Votes::default() }))
+        Ok((next, Votes { stop: said[0], failed: said[1], ..Votes::default() }))
     }
 
     /// One step with everything around it, and the next batch.
@@ -181,7 +185,13 @@ impl<'a> Run<'a> {
         self.saver.agreed(report.votes.saved, report.votes.save_failed)?;
         let seconds = start.elapsed().as_secs_f64();
         self.tell(&report, seconds, data_wait_ms, observer);
-        self.log(&report, &knobs, seconds, data_wait_ms, probes, observer)?;
+        if let Err(error) = self.log(&report, &knobs, seconds, data_wait_ms, probes, observer) {
+            // Ranks that have lost one another cannot vote, and one alone has nobody to tell.
+            if matches!(error, TrainError::Ranks(_)) || self.trainer.place().world_size == 1 {
+                return Err(error);
+            }
+            self.failure = Some(error);
+        }
         let done = self.trainer.state.step;
         if done.is_multiple_of(self.plan.recipe.run.checkpoint_every_steps) && report.finite {
             self.pulse.enter(step, "checkpoint");
@@ -198,7 +208,7 @@ impl<'a> Run<'a> {
         let flag = |set: bool| f64::from(u8::from(set));
         Votes {
             stop: flag(self.job.stop.load(Ordering::Relaxed)),
-            no_data: flag(matches!(next, Next::Failed(_))),
+            failed: flag(matches!(next, Next::Failed(_)) || self.failure.is_some()),
             saved,
             save_failed,
         }
@@ -212,6 +222,7 @@ impl<'a> Run<'a> {
         observer: &mut dyn Observer,
     ) -> Result<Outcome, TrainError> {
         let saved = self.save().and_then(|()| self.finish_saving());
+        let next = self.failure.take().map_or(next, Next::Failed);
         match next {
             Next::Failed(error) => {
                 if let Err(error) = saved {
@@ -221,9 +232,9 @@ impl<'a> Run<'a> {
                 let _ = self.leave();
                 Err(error)
             }
-            _ if agreed.no_data > 0.0 => {
+            _ if agreed.failed > 0.0 => {
                 let _ = self.leave();
-                Err(TrainError::PeersFailed { n_ranks: agreed.no_data as usize })
+                Err(TrainError::PeersFailed { n_ranks: agreed.failed as usize })
             }
             _ => {
                 saved?;
@@ -330,6 +341,7 @@ impl<'a> Run<'a> {
     /// Goes back to the newest checkpoint and passes over the batches since then.
     fn roll_back(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         self.finish_saving()?;
+        let state_device = self.trainer.state_device().clone();
         let state = &mut self.trainer.state;
         let (step, next_batch) = (state.step - 1, state.step + state.skipped_batches);
         let too_often = TrainError::NotFinite { step, n_steps: MAX_BAD_STEPS };
@@ -340,7 +352,7 @@ impl<'a> Run<'a> {
         let folder = self.job.workdir.join("checkpoints");
         let warn = &mut |message: &str| warn_on_first(rank, message, observer);
         let newest = state.step;
-        let found = checkpoint::resume(&folder, newest, state, &self.trainer.comm, &self.job.device, warn)?;
+        let found = checkpoint::resume(&folder, newest, state, &self.trainer.comm, &state_device, warn)?;
         let Some(back_to) = found else { return Err(too_often) };
         self.n_rollbacks += 1;
         state.skipped_batches = next_batch - back_to;

@@ -94,8 +94,10 @@ impl Comm {
         let (has_ended, ended) = bounded::<()>(0);
         let recorder = Arc::<Recorder>::default();
         let notes = Arc::clone(&recorder);
+        let slots = Arc::<Slots>::default();
+        let of_mesh = Arc::clone(&slots);
         let run = move || {
-            let mesh = engine().and_then(|world| Mesh::new(world, place, exact));
+            let mesh = engine().and_then(|world| Mesh::new(world, place, exact, of_mesh));
             let mut mesh = match mesh {
                 Ok(mesh) => mesh,
                 Err(error) => return drop(ready.send(Err(error))),
@@ -132,6 +134,7 @@ impl Comm {
             queue: (place.world_size > 1).then_some(queue),
             recorder,
             deadline,
+            slots,
             ended: Some(ended),
             ..Self::solo()
         })
@@ -285,9 +288,9 @@ impl Comm {
         }))
     }
 
-    /// Lets the buffers go that wait for the next gathers.
-    pub fn release_slots(&mut self) {
-        self.slots = Arc::default();
+    /// Lets the buffers go that wait for the next gathers and sums.
+    pub fn release_buffers(&self) {
+        self.slots.clear();
     }
 
     /// Groups the ranks in another way and starts to count anew. All ranks call it, with nothing on its way.
@@ -299,7 +302,7 @@ impl Comm {
             self.wait(self.submit("regroup", "the ranks", move |mesh| mesh.regroup(place, exact)))?;
             self.place = place;
             self.exact = exact;
-            self.release_slots();
+            self.slots.clear();
         }
         Ok(())
     }

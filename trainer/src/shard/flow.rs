@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 use super::comm::{Comm, Pending};
 use super::engine::EngineError;
@@ -26,23 +26,35 @@ pub struct Wanted<'a> {
 /// The gathers of a step, in order: while one is used, the next is on its way.
 pub struct Gathers<'a> {
     comm: &'a Comm,
+    device: &'a Device,
     rest: VecDeque<Wanted<'a>>,
     ahead: Option<Pending<Tensor<1>>>,
 }
 
 impl<'a> Gathers<'a> {
-    /// Starts with the first of `list`.
+    /// Starts with the first of `list`; what is gathered comes to `device`.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn new(comm: &'a Comm, list: impl IntoIterator<Item = Wanted<'a>>) -> Result<Self, EngineError> {
-        let mut gathers = Self { comm, rest: list.into_iter().collect(), ahead: None };
+    pub fn new(
+        comm: &'a Comm,
+        list: impl IntoIterator<Item = Wanted<'a>>,
+        device: &'a Device,
+    ) -> Result<Self, EngineError> {
+        let mut gathers = Self { comm, device, rest: list.into_iter().collect(), ahead: None };
         gathers.submit_next()?;
         Ok(gathers)
     }
 
     fn submit_next(&mut self) -> Result<(), EngineError> {
-        let submit = |next: Wanted<'_>| self.comm.gather(next.unit, next.shard, next.wire, next.keep);
+        let submit = |next: Wanted<'_>| {
+            // What an engine on device memory sends must lie there.
+            let shard = match self.comm.takes_tensors {
+                true => next.shard.clone().to_device(self.device),
+                false => next.shard.clone(),
+            };
+            self.comm.gather(next.unit, &shard, next.wire, next.keep)
+        };
         self.ahead = self.rest.pop_front().map(submit).transpose()?;
         Ok(())
     }
@@ -59,7 +71,7 @@ impl<'a> Gathers<'a> {
         let flat = self.comm.wait(pending)?;
         self.submit_next()?;
         // What came as bf16 computes in f32.
-        Ok(flat.cast(DType::F32))
+        Ok(flat.to_device(self.device).cast(DType::F32))
     }
 }
 

@@ -8,11 +8,14 @@
 //! group  S < W    shards within neighboring ranks, sums over replicas
 //! ```
 
+use std::sync::Arc;
+
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
 use super::engine::{Engine, EngineError, Transfer};
 use super::ordered;
+use super::slots::Slots;
 use super::wire::Wire;
 
 /// What is cut over ranks.
@@ -97,6 +100,7 @@ pub struct Mesh {
     replicas: Option<Box<dyn Engine>>,
     /// Whether sums are taken in our order; else in the engine's.
     exact: bool,
+    slots: Arc<Slots>,
     /// What has moved.
     pub traffic: Traffic,
 }
@@ -146,7 +150,12 @@ impl Mesh {
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn new(mut world: Box<dyn Engine>, place: Place, exact: bool) -> Result<Self, EngineError> {
+    pub fn new(
+        mut world: Box<dyn Engine>,
+        place: Place,
+        exact: bool,
+        slots: Arc<Slots>,
+    ) -> Result<Self, EngineError> {
         let split = |world: &mut Box<dyn Engine>, size: usize, color: usize, key: usize| match size == 1
             || size == place.world_size
         {
@@ -155,7 +164,7 @@ impl Mesh {
         };
         let group = split(&mut world, place.group_size, place.replica(), place.shard())?;
         let replicas = split(&mut world, place.n_replicas(), place.shard(), place.replica())?;
-        Ok(Self { place, world, group, replicas, exact, traffic: Traffic::default() })
+        Ok(Self { place, world, group, replicas, exact, slots, traffic: Traffic::default() })
     }
 
     /// Groups the ranks in another way. All ranks call it.
@@ -166,8 +175,13 @@ impl Mesh {
         let Place { rank, world_size, .. } = place;
         let world = self.world.split(0, rank)?;
         debug_assert_eq!((world.rank(), world.world_size()), (rank, world_size));
-        *self = Self::new(world, place, exact)?;
+        *self = Self::new(world, place, exact, Arc::clone(&self.slots))?;
         Ok(())
+    }
+
+    /// Buffers for what passes.
+    pub fn slots(&self) -> &Arc<Slots> {
+        &self.slots
     }
 
     /// All ranks.
@@ -210,7 +224,7 @@ impl Mesh {
             let part = mine.len().div_ceil(n_replicas);
             self.traffic.reduce_bytes += ((n_replicas - 1) * part * (wire.bytes() + 4)) as u64;
             let replicas = self.replicas.as_deref_mut().unwrap_or(self.world.as_mut());
-            mine = ordered::all_sum(replicas, &mine, wire, &order)?;
+            mine = ordered::all_sum(replicas, &mine, wire, &order, &self.slots)?;
         }
         Ok(mine)
     }
@@ -301,7 +315,9 @@ impl Mesh {
             return Ok(mine);
         }
         let order: Vec<usize> = (0..group_size).collect();
-        ordered::reduce_scatter(self.group(), full, wire, &order)
+        let Self { group, world, slots, .. } = self;
+        let group = group.as_deref_mut().unwrap_or(world.as_mut());
+        ordered::reduce_scatter(group, full, wire, &order, slots)
     }
 
     /// The sum of `values` over all ranks, in the order of their parts of the batch.
@@ -311,7 +327,7 @@ impl Mesh {
     pub fn sum(&mut self, values: &[f32]) -> Result<Vec<f32>, EngineError> {
         let order = self.place.order();
         self.count_small(2 * 4 * values.len().div_ceil(order.len()) * (order.len() - 1));
-        ordered::all_sum(self.world.as_mut(), values, Wire::F32, &order)
+        ordered::all_sum(self.world.as_mut(), values, Wire::F32, &order, &self.slots)
     }
 
     /// Every rank's `values`, in the order of their parts of the batch.
@@ -395,7 +411,7 @@ mod tests {
                 let run = |engine: crate::shard::engine::Local| {
                     move || {
                         let place = Place::new(engine.rank(), world, Sharding::Full, group).unwrap();
-                        let mut mesh = Mesh::new(Box::new(engine), place, true).unwrap();
+                        let mut mesh = Mesh::new(Box::new(engine), place, true, Arc::default()).unwrap();
                         let full: Vec<f32> = (0..n).map(|i| part(place.part(), i)).collect();
                         (place.shard(), mesh.reduce(&full, Wire::F32).unwrap())
                     }

@@ -44,11 +44,12 @@ impl Comm {
                         mesh.gather(bytemuck::cast_slice(mine), all)?;
                     }
                     Wire::Bf16 => {
-                        let mut bytes = Vec::new();
-                        wire::encode(mine, wire, &mut bytes);
-                        let mut all = vec![0; bytes.len() * group_size];
-                        mesh.gather(&bytes, &mut all)?;
-                        wire::decode(&all, wire, slot.values());
+                        let n_bytes = mine.len() * wire.bytes();
+                        let mut sent = mesh.slots().take(n_bytes.div_ceil(4));
+                        let mut all = mesh.slots().take((n_bytes * group_size).div_ceil(4));
+                        wire::encode(mine, wire, sent.bytes(n_bytes));
+                        mesh.gather(sent.bytes(n_bytes), all.bytes(n_bytes * group_size))?;
+                        wire::decode(all.bytes(n_bytes * group_size), wire, slot.values());
                     }
                 }
                 Ok(slot.into_tensor(&device))

@@ -1,4 +1,5 @@
-//! Buffers for gathered units that pass, used again and again: fresh memory would cost page faults.
+//! Buffers for what passes, gathered units and gradients on their way, used again and again: fresh memory would
+//! cost page faults.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -38,10 +39,22 @@ impl Slots {
     }
 }
 
+impl Slots {
+    /// Lets go what nobody uses.
+    pub fn clear(&self) {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
 impl Slot {
     /// Its elements.
     pub fn values(&mut self) -> &mut [f32] {
         &mut self.values
+    }
+
+    /// Its first `n` bytes.
+    pub fn bytes(&mut self, n: usize) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.values)[..n]
     }
 
     /// A tensor that looks at the buffer, without a copy.

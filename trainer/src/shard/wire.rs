@@ -2,7 +2,6 @@
 
 use burn::tensor::DType;
 use half::bf16;
-use half::slice::HalfFloatSliceExt;
 use serde::{Deserialize, Serialize};
 
 /// Type of an element on the wire.
@@ -48,13 +47,18 @@ pub struct Precision {
     pub head_reduce: Wire,
 }
 
-/// Replaces `bytes` by `values` as they travel.
-pub fn encode(values: &[f32], wire: Wire, bytes: &mut Vec<u8>) {
-    bytes.clear();
+/// Fills `bytes` with `values` as they travel.
+///
+/// # Panics
+/// If the lengths do not fit.
+pub fn encode(values: &[f32], wire: Wire, bytes: &mut [u8]) {
+    assert_eq!(bytes.len(), values.len() * wire.bytes(), "bytes of every element");
     match wire {
-        Wire::F32 => bytes.extend_from_slice(bytemuck::cast_slice(values)),
+        Wire::F32 => bytes.copy_from_slice(bytemuck::cast_slice(values)),
         Wire::Bf16 => {
-            bytes.extend(values.iter().flat_map(|value| bf16::from_f32(*value).to_bits().to_ne_bytes()));
+            for (pair, value) in bytes.chunks_exact_mut(2).zip(values) {
+                pair.copy_from_slice(&bf16::from_f32(*value).to_bits().to_ne_bytes());
+            }
         }
     }
 }
@@ -68,11 +72,9 @@ pub fn decode(bytes: &[u8], wire: Wire, values: &mut [f32]) {
     match wire {
         Wire::F32 => bytemuck::cast_slice_mut(values).copy_from_slice(bytes),
         Wire::Bf16 => {
-            let halves: Vec<bf16> = bytes
-                .chunks_exact(2)
-                .map(|pair| bf16::from_bits(u16::from_ne_bytes([pair[0], pair[1]])))
-                .collect();
-            halves.convert_to_f32_slice(values);
+            for (value, pair) in values.iter_mut().zip(bytes.chunks_exact(2)) {
+                *value = bf16::from_bits(u16::from_ne_bytes([pair[0], pair[1]])).to_f32();
+            }
         }
     }
 }
@@ -84,13 +86,13 @@ mod tests {
     #[test]
     fn bf16_keeps_eight_bits_and_f32_all() {
         let values = [1.0, -0.333_333_34, 1e30, 0.0, f32::INFINITY];
-        let mut bytes = Vec::new();
+        let mut bytes = vec![0; 20];
         let mut back = [0.0; 5];
         encode(&values, Wire::F32, &mut bytes);
         decode(&bytes, Wire::F32, &mut back);
         assert_eq!(back, values);
-        encode(&values, Wire::Bf16, &mut bytes);
-        decode(&bytes, Wire::Bf16, &mut back);
+        encode(&values, Wire::Bf16, &mut bytes[..10]);
+        decode(&bytes[..10], Wire::Bf16, &mut back);
         for (value, back) in values.iter().zip(back) {
             assert!(*value == back || ((value - back) / value).abs() < 1.0 / 256.0, "{value} {back}");
         }

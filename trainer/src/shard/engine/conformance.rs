@@ -1,6 +1,8 @@
 //! What every engine must do. Tests of each implementation call [`check`] on every rank, and so does
 //! `ocelli doctor` on the machine that it runs on.
 
+use std::sync::Arc;
+
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::{Engine, EngineError, Reduction, Transfer};
@@ -33,39 +35,54 @@ pub enum Broken {
     },
 }
 
-/// Tries every operation with every length, over all ranks and over halves of them; those on tensors with
-/// tensors on `device`.
+/// What a check is made with.
+pub struct Trial<'a> {
+    /// Where tensors lie.
+    pub device: &'a Device,
+    /// Is told of every operation that was right, with its elements a rank: what does not end comes after the
+    /// last of them.
+    pub passed: &'a mut dyn FnMut(&'static str, usize),
+}
+
+/// Tries every operation with every length, over all ranks and over halves of them.
 ///
 /// # Errors
 /// The first operation that is broken.
-pub fn check(engine: &mut dyn Engine, device: &Device) -> Result<(), Broken> {
-    check_group(engine, device)?;
+pub fn check(engine: &mut dyn Engine, trial: &mut Trial<'_>) -> Result<(), Broken> {
+    check_group(engine, trial)?;
     // Even and odd ranks, in reverse order: their groups work apart from one another and from the whole.
     let (rank, world_size) = (engine.rank(), engine.world_size());
     let mut half = engine.split(rank % 2, world_size - rank)?;
     let expected = (world_size - rank % 2).div_ceil(2);
-    expect(half.as_ref(), "split", rank, half.world_size() == expected)?;
-    expect(half.as_ref(), "split", rank, half.rank() == expected - 1 - rank / 2)?;
-    check_group(half.as_mut(), device)?;
+    expect(half.as_ref(), trial, "split", rank, half.world_size() == expected)?;
+    expect(half.as_ref(), trial, "split", rank, half.rank() == expected - 1 - rank / 2)?;
+    check_group(half.as_mut(), trial)?;
     let mut alone = engine.split(rank, 0)?;
-    check_group(alone.as_mut(), device)?;
-    check_group(engine, device)
+    check_group(alone.as_mut(), trial)?;
+    check_group(engine, trial)
 }
 
-fn check_group(engine: &mut dyn Engine, device: &Device) -> Result<(), Broken> {
+fn check_group(engine: &mut dyn Engine, trial: &mut Trial<'_>) -> Result<(), Broken> {
     for n in LENGTHS {
-        movement(engine, n)?;
-        sums(engine, n)?;
-        ordered_sums(engine, n)?;
+        movement(engine, n, trial)?;
+        sums(engine, n, trial)?;
+        ordered_sums(engine, n, trial)?;
         if n > 0 {
-            on_tensors(engine, n, device)?;
+            on_tensors(engine, n, trial)?;
         }
     }
-    small(engine)
+    small(engine, trial)
 }
 
-fn expect(engine: &dyn Engine, operation: &'static str, n: usize, holds: bool) -> Result<(), Broken> {
+fn expect(
+    engine: &dyn Engine,
+    trial: &mut Trial<'_>,
+    operation: &'static str,
+    n: usize,
+    holds: bool,
+) -> Result<(), Broken> {
     if holds {
+        (trial.passed)(operation, n);
         return Ok(());
     }
     let (engine, rank, world_size) = (engine.name(), engine.rank(), engine.world_size());
@@ -77,12 +94,18 @@ fn value(from: usize, to: usize, i: usize) -> f32 {
     ((from * 31 + to * 17 + i) % 256) as f32
 }
 
-fn movement(engine: &mut dyn Engine, n: usize) -> Result<(), Broken> {
+/// [`check`] on the host's tensors, with nobody told.
+#[cfg(test)]
+pub(super) fn check_on_host(engine: &mut dyn Engine) -> Result<(), Broken> {
+    check(engine, &mut Trial { device: &Device::flex(), passed: &mut |_, _| {} })
+}
+
+fn movement(engine: &mut dyn Engine, n: usize, trial: &mut Trial<'_>) -> Result<(), Broken> {
     let (rank, world_size) = (engine.rank(), engine.world_size());
     for wire in [Wire::F32, Wire::Bf16] {
         let of = |from: usize, to: usize| (0..n).map(move |i| value(from, to, i));
         let encode = |values: Vec<f32>| {
-            let mut bytes = Vec::new();
+            let mut bytes = vec![0; values.len() * wire.bytes()];
             wire::encode(&values, wire, &mut bytes);
             bytes
         };
@@ -90,45 +113,45 @@ fn movement(engine: &mut dyn Engine, n: usize) -> Result<(), Broken> {
         let mut all = vec![0; mine.len() * world_size];
         engine.all_gather(&mine, &mut all)?;
         let expected = encode((0..world_size).flat_map(|from| of(from, 0)).collect());
-        expect(engine, "all_gather", n, all == expected)?;
+        expect(engine, trial, "all_gather", n, all == expected)?;
 
         let send = encode((0..world_size).flat_map(|to| of(rank, to)).collect());
         let mut receive = vec![0; send.len()];
         engine.all_to_all(&send, &mut receive)?;
         let expected = encode((0..world_size).flat_map(|from| of(from, rank)).collect());
-        expect(engine, "all_to_all", n, receive == expected)?;
+        expect(engine, trial, "all_to_all", n, receive == expected)?;
 
         let root = world_size - 1;
         let mut bytes = if rank == root { encode(of(root, 1).collect()) } else { vec![7; mine.len()] };
         engine.broadcast(&mut bytes, root)?;
-        expect(engine, "broadcast", n, bytes == encode(of(root, 1).collect()))?;
+        expect(engine, trial, "broadcast", n, bytes == encode(of(root, 1).collect()))?;
     }
     Ok(())
 }
 
 /// Sums of small integers are exact in any order.
-fn sums(engine: &mut dyn Engine, n: usize) -> Result<(), Broken> {
+fn sums(engine: &mut dyn Engine, n: usize, trial: &mut Trial<'_>) -> Result<(), Broken> {
     let (rank, world_size) = (engine.rank(), engine.world_size());
     let full: Vec<f32> = (0..world_size).flat_map(|to| (0..n).map(move |i| value(rank, to, i))).collect();
     let expected: Vec<f32> = (0..n).map(|i| (0..world_size).map(|from| value(from, rank, i)).sum()).collect();
     let mut mine = vec![0.0; n];
     engine.reduce_scatter(&full, &mut mine)?;
-    expect(engine, "reduce_scatter", n, mine == expected)?;
+    expect(engine, trial, "reduce_scatter", n, mine == expected)?;
     for wire in [Wire::F32, Wire::Bf16] {
         let order: Vec<usize> = (0..world_size).collect();
-        let mine = ordered::reduce_scatter(engine, &full, wire, &order)?;
-        expect(engine, "reduce_scatter in order", n, mine == expected)?;
+        let mine = ordered::reduce_scatter(engine, &full, wire, &order, &Arc::default())?;
+        expect(engine, trial, "reduce_scatter in order", n, mine == expected)?;
     }
     Ok(())
 }
 
 /// The same where tensors lie. Tensors are never empty: no unit is.
-fn on_tensors(engine: &mut dyn Engine, n: usize, device: &Device) -> Result<(), Broken> {
+fn on_tensors(engine: &mut dyn Engine, n: usize, trial: &mut Trial<'_>) -> Result<(), Broken> {
     let (rank, world_size) = (engine.rank(), engine.world_size());
-    let takes_tensors = engine.takes_tensors();
+    let (takes_tensors, device) = (engine.takes_tensors(), trial.device.clone());
     let tensor = |values: Vec<f32>, wire: Wire| {
         let len = values.len();
-        Tensor::<1>::from_data(TensorData::new(values, [len]), device).cast(wire.dtype())
+        Tensor::<1>::from_data(TensorData::new(values, [len]), &device).cast(wire.dtype())
     };
     for wire in [Wire::F32, Wire::Bf16] {
         let mine = tensor((0..n).map(|i| value(rank, 0, i)).collect(), wire);
@@ -136,48 +159,48 @@ fn on_tensors(engine: &mut dyn Engine, n: usize, device: &Device) -> Result<(), 
         engine.all_gather_tensor(&mut transfer)?;
         let all = to_host(transfer.received().cast(DType::F32));
         let expected = (0..world_size).flat_map(|from| (0..n).map(move |i| value(from, 0, i)));
-        expect(engine, "all_gather of a tensor", n, all.into_iter().eq(expected))?;
+        expect(engine, trial, "all_gather of a tensor", n, all.into_iter().eq(expected))?;
 
         let to_each = || (0..world_size).flat_map(|to| (0..n).map(move |i| value(rank, to, i))).collect();
         let mut transfer = Transfer::new(tensor(to_each(), wire), n * world_size, takes_tensors)?;
         engine.all_to_all_tensor(&mut transfer)?;
         let received = to_host(transfer.received().cast(DType::F32));
         let expected = (0..world_size).flat_map(|from| (0..n).map(move |i| value(from, rank, i)));
-        expect(engine, "all_to_all of a tensor", n, received.into_iter().eq(expected))?;
+        expect(engine, trial, "all_to_all of a tensor", n, received.into_iter().eq(expected))?;
         if wire == Wire::F32 {
             let mut transfer = Transfer::new(tensor(to_each(), wire), n, takes_tensors)?;
             engine.reduce_scatter_tensor(&mut transfer)?;
             let mine = to_host(transfer.received());
             let expected = (0..n).map(|i| (0..world_size).map(|from| value(from, rank, i)).sum::<f32>());
-            expect(engine, "reduce_scatter of a tensor", n, mine.into_iter().eq(expected))?;
+            expect(engine, trial, "reduce_scatter of a tensor", n, mine.into_iter().eq(expected))?;
         }
     }
     Ok(())
 }
 
 /// Sums whose last bits depend on the order, in the order that is ours.
-fn ordered_sums(engine: &mut dyn Engine, n: usize) -> Result<(), Broken> {
+fn ordered_sums(engine: &mut dyn Engine, n: usize, trial: &mut Trial<'_>) -> Result<(), Broken> {
     let (rank, world_size) = (engine.rank(), engine.world_size());
     let real =
         |from: usize, i: usize| ((from * 7919 + i * 104_729) as f32).sin() * 10f32.powi(from as i32 % 5);
     let mine: Vec<f32> = (0..n).map(|i| real(rank, i)).collect();
     let order: Vec<usize> = (0..world_size).rev().collect();
-    let sum = ordered::all_sum(engine, &mine, Wire::F32, &order)?;
+    let sum = ordered::all_sum(engine, &mine, Wire::F32, &order, &Arc::default())?;
     let tree = |i: usize| ordered::fold(world_size, &mut |part| real(order[part], i), &|a, b| a + b);
     let expected: Vec<f32> = (0..n).map(tree).collect();
-    expect(engine, "sum in order", n, sum == expected)
+    expect(engine, trial, "sum in order", n, sum == expected)
 }
 
-fn small(engine: &mut dyn Engine) -> Result<(), Broken> {
+fn small(engine: &mut dyn Engine, trial: &mut Trial<'_>) -> Result<(), Broken> {
     let (rank, world_size) = (engine.rank(), engine.world_size());
     let mut values = [rank as f64, 1.0, -(rank as f64)];
     engine.all_reduce(&mut values, Reduction::Sum)?;
     let total = (0..world_size).sum::<usize>() as f64;
-    expect(engine, "all_reduce sum", 3, values == [total, world_size as f64, -total])?;
+    expect(engine, trial, "all_reduce sum", 3, values == [total, world_size as f64, -total])?;
     let mut values = [rank as f64, -(rank as f64)];
     engine.all_reduce(&mut values, Reduction::Max)?;
-    expect(engine, "all_reduce max", 2, values == [world_size as f64 - 1.0, 0.0])?;
+    expect(engine, trial, "all_reduce max", 2, values == [world_size as f64 - 1.0, 0.0])?;
     let mut nan = [if rank == 0 { f64::NAN } else { 1.0 }];
     engine.all_reduce(&mut nan, Reduction::Sum)?;
-    expect(engine, "all_reduce of a NaN", 1, nan[0].is_nan())
+    expect(engine, trial, "all_reduce of a NaN", 1, nan[0].is_nan())
 }

@@ -1,0 +1,40 @@
+#!/bin/bash
+# One rank for each GPU of this machine, which meet those of other machines over NCCL. Where torchrun is
+# installed, `torchrun --no-python --nproc-per-node 8 ocelli pretrain …` does the same; this needs a shell only.
+#
+#   N_NODES=2 NODE=0 MASTER_ADDR=node0 MASTER_PORT=29500 \
+#       scripts/nccl/node.sh pretrain --recipe dino_vits16 --shards 'train-{000000..000128}.tar' --workdir /runs/a
+#
+# NODE counts the machines from 0, and is the index of the pod in an indexed job of Kubernetes. GPUS says how
+# many ranks to start; all GPUs otherwise. OCELLI names the program, built with `--features cuda`.
+#
+# TERM and USR2 are handed on: all ranks write one checkpoint. The exit code is 0 if all ranks say so, else one
+# below 128, which is for people, before one that says to try again.
+
+set -u
+OCELLI=${OCELLI:-ocelli}
+N_NODES=${N_NODES:-1}
+NODE=${NODE:-${JOB_COMPLETION_INDEX:-0}}
+GPUS=${GPUS:-$(nvidia-smi --list-gpus | wc -l)}
+[ "$GPUS" -gt 0 ] || { echo "error: no GPU, and GPUS is not set" >&2; exit 2; }
+export MASTER_ADDR=${MASTER_ADDR:-localhost} MASTER_PORT=${MASTER_PORT:-29500}
+export WORLD_SIZE=$((N_NODES * GPUS)) LOCAL_WORLD_SIZE=$GPUS
+# The index counts pods, and ranks are what counts from here on.
+unset JOB_COMPLETION_INDEX
+
+ranks=()
+for ((i = 0; i < GPUS; i++)); do
+    RANK=$((NODE * GPUS + i)) LOCAL_RANK=$i "$OCELLI" "$@" &
+    ranks+=($!)
+done
+trap 'kill -USR2 "${ranks[@]}" 2>/dev/null' TERM USR2
+
+code=0
+for rank in "${ranks[@]}"; do
+    # A signal ends `wait` early, with the rank still there.
+    while wait "$rank"; ended=$?; kill -0 "$rank" 2>/dev/null; do :; done
+    if [ "$code" -eq 0 ] || { [ "$code" -ge 128 ] && [ "$ended" -gt 0 ] && [ "$ended" -lt 128 ]; }; then
+        code=$ended
+    fi
+done
+exit "$code"

@@ -1,0 +1,67 @@
+use std::process::{Command, Output, Stdio};
+
+use crate::support::World;
+
+/// Starts the script with a program of ours in the place of ocelli.
+fn node(world: &World, program: &str, environment: &[(&str, &str)]) -> Command {
+    use std::os::unix::fs::PermissionsExt;
+    let path = world.path("program.sh");
+    std::fs::write(&path, format!("#!/bin/bash\n{program}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let script = format!("{}/../scripts/nccl/node.sh", env!("CARGO_MANIFEST_DIR"));
+    let mut command = Command::new("bash");
+    command.args([&script, "pretrain", "--workdir", "a b"]).env("OCELLI", path).env("GPUS", "3");
+    command.envs(environment.iter().copied());
+    command
+}
+
+fn code(output: &Output) -> i32 {
+    output.status.code().unwrap()
+}
+
+/// Ranks are numbered over machines, and each is told its GPU and where to meet.
+#[test]
+fn every_gpu_gets_a_rank() {
+    let world = World::new(1);
+    let say = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT \
+               ${JOB_COMPLETION_INDEX-none} $# \"$3\"";
+    let pod = [("JOB_COMPLETION_INDEX", "1"), ("N_NODES", "2"), ("MASTER_ADDR", "node0")];
+    let output = node(&world, say, &pod).output().unwrap();
+    assert_eq!(code(&output), 0);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(
+        lines,
+        [
+            "3 6 0 3 node0:29500 none 3 a b",
+            "4 6 1 3 node0:29500 none 3 a b",
+            "5 6 2 3 node0:29500 none 3 a b"
+        ]
+    );
+}
+
+/// What people must look at goes before what may be tried again.
+#[test]
+fn the_worst_exit_code_is_that_of_the_machine() {
+    let world = World::new(1);
+    for (codes, wanted) in [("0 0 0", 0), ("0 134 0", 134), ("134 3 143", 3), ("143 143 143", 143)] {
+        let program = format!("codes=({codes}); exit ${{codes[$RANK]}}");
+        assert_eq!(code(&node(&world, &program, &[]).output().unwrap()), wanted, "{codes}");
+    }
+}
+
+#[test]
+fn a_signal_reaches_every_rank() {
+    let world = World::new(1);
+    let program =
+        format!("trap 'exit 143' USR2; touch {}/up-$RANK; while :; do sleep 0.05; done", world.text("."));
+    let mut child = node(&world, &program, &[]).stderr(Stdio::null()).spawn().unwrap();
+    let start = std::time::Instant::now();
+    while !(0..3).all(|rank| world.path(&format!("up-{rank}")).exists()) {
+        assert!(start.elapsed().as_secs() < 20, "the ranks do not start");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+}
