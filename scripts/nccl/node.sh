@@ -8,7 +8,7 @@
 # NODE counts the machines from 0, and is the index of the pod in an indexed job of Kubernetes. GPUS says how
 # many ranks to start; all GPUs otherwise. OCELLI names the program, built with `--features cuda`.
 #
-# TERM and USR2 are handed on: all ranks write one checkpoint. The exit code is 0 if all ranks say so, else one
+# TERM, USR2 and an interrupt are handed on as USR2: all ranks write one checkpoint. The exit code is 0 if all ranks say so, else one
 # below 128, which is for people, before one that says to try again.
 
 set -u
@@ -23,11 +23,12 @@ export WORLD_SIZE=$((N_NODES * GPUS)) LOCAL_WORLD_SIZE=$GPUS
 unset JOB_COMPLETION_INDEX
 
 ranks=()
+# Before the first rank starts; what a script starts with & does not hear the keyboard.
+trap '[ ${#ranks[@]} -eq 0 ] || kill -USR2 "${ranks[@]}" 2>/dev/null' TERM USR2 INT
 for ((i = 0; i < GPUS; i++)); do
     RANK=$((NODE * GPUS + i)) LOCAL_RANK=$i "$OCELLI" "$@" &
     ranks+=($!)
 done
-trap 'kill -USR2 "${ranks[@]}" 2>/dev/null' TERM USR2
 
 code=0
 for rank in "${ranks[@]}"; do

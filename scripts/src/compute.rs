@@ -1,6 +1,8 @@
 //! What to compute on and what to talk over: the flags that several verbs share.
 
-use trainer::device::{DeviceChoice, DeviceKind, Opened};
+use anyhow::bail;
+use trainer::Plan;
+use trainer::device::{DeviceChoice, DeviceError, DeviceKind, Opened, cuda_devices};
 
 use crate::launch::Launch;
 use crate::ranks::EngineChoice;
@@ -8,7 +10,7 @@ use crate::ranks::EngineChoice;
 /// The flags.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Flags {
-    /// auto, cpu, cuda, cuda:1 or wgpu. `auto` takes the GPU of the local rank where there is one, else the CPU.
+    /// auto, cpu, cuda, cuda:1 or wgpu. `auto` takes the NVIDIA GPU of the local rank where there is one, else the CPU.
     #[arg(long, default_value = "auto")]
     pub(crate) device: DeviceChoice,
     /// What ranks talk over: auto, mpi or nccl. `auto` takes NCCL where every rank has a GPU of its own.
@@ -19,7 +21,7 @@ pub(crate) struct Flags {
 /// The flag of verbs that no ranks run.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct DeviceFlag {
-    /// auto, cpu, cuda, cuda:1 or wgpu. `auto` takes a GPU where there is one, else the CPU.
+    /// auto, cpu, cuda, cuda:1 or wgpu. `auto` takes an NVIDIA GPU where there is one, else the CPU.
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
 }
@@ -38,8 +40,24 @@ impl DeviceFlag {
     }
 }
 
+/// Checks that `device` knows what `plan` computes in.
+pub(crate) fn check(plan: &Plan, device: &Opened) -> anyhow::Result<()> {
+    let arithmetic = plan.recipe.optim.precision.compute;
+    if device.device.supports_dtype(arithmetic.dtype()) {
+        return Ok(());
+    }
+    bail!("{} does not compute in {arithmetic:?}: set optim.precision.compute to another", device.name)
+}
+
 fn open(choice: DeviceChoice, launch: &Launch) -> anyhow::Result<Opened> {
     let opened = choice.open(launch.local_rank)?;
+    if choice == DeviceChoice::Auto
+        && opened.kind == DeviceKind::Cpu
+        && let Err(error) = cuda_devices()
+        && !matches!(error, DeviceError::NotBuilt { .. })
+    {
+        eprintln!("on the CPU: {error}");
+    }
     if opened.kind != DeviceKind::Cpu {
         match launch.world_size {
             1 => eprintln!("on {}", opened.name),

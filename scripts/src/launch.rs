@@ -47,6 +47,8 @@ impl Launch {
             match found.first() {
                 // mpirun inside of a pod numbers its own ranks.
                 Some((inner, _)) if inner.launcher != "torchrun" => {}
+                // torchrun starts several in a pod, and numbers them itself.
+                Some((by_hand, _)) if by_hand.n_local.is_some_and(|n_local| n_local > 1) => {}
                 Some((by_hand, _)) if by_hand.rank != index => {
                     bail!("RANK is {} and JOB_COMPLETION_INDEX {index}: which is it?", by_hand.rank)
                 }
@@ -220,6 +222,9 @@ mod tests {
             [("SLURM_PROCID", "5"), ("SLURM_STEP_NUM_TASKS", "8"), ("SLURM_STEP_TASKS_PER_NODE", "4(x2)")];
         assert_eq!(launch(&slurm).unwrap().n_local, Some(4));
         assert_eq!(ranks(&slurm), (5, 8));
+        let in_pod =
+            [("JOB_COMPLETION_INDEX", "1"), ("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_WORLD_SIZE", "4")];
+        assert_eq!(ranks(&in_pod), (5, 8), "the second of the second pod");
         assert_eq!(launch(&slurm).unwrap().local_rank, 1, "the second node's second");
         let said = [("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "3")];
         assert_eq!(launch(&said).unwrap().local_rank, 3);

@@ -35,14 +35,14 @@ fn left_in(group: &Path) -> Option<f64> {
     Some((limit - used + cached.unwrap_or(0.0)).max(0.0))
 }
 
-/// What a rank has for itself on `device` when `n_local` share this machine. A fifth of the memory is left to
-/// the data path and to others.
-pub(crate) fn room(n_local: usize, device: &Opened) -> Room {
+/// What a rank has for itself when `n_local` share this machine and `n_sharers` its `device`. A fifth of the memory
+/// is left to the data path and to others.
+pub(crate) fn room(n_local: usize, n_sharers: usize, device: &Opened) -> Room {
     let n_local = n_local.max(1);
     // Cores that the launcher has given to this process alone are not shared.
     let sharers = if is_bound() { 1 } else { n_local };
     let n_cores = (or_cores(0) / sharers).max(1);
-    let own = device.free_bytes.map(|bytes| 0.8 * bytes as f64);
+    let own = device.free_bytes.map(|bytes| 0.8 * bytes as f64 / n_sharers.max(1) as f64);
     let shared = || available_bytes().map_or(f64::MAX, |bytes| 0.8 * bytes / n_local as f64);
     let n_workers = if device.kind == DeviceKind::Cpu { n_cores } else { 1 };
     Room { n_cores, n_workers, bytes: own.unwrap_or_else(shared) }

@@ -4,6 +4,9 @@
 //! |---|---|---|
 //! | mpi | as MPI has arranged | mpirun, srun --mpi=pmix |
 //! | nccl | over MPI, where it has started them and is built in; else at MASTER_ADDR:MASTER_PORT | anything |
+//!
+//! Over MPI ranks tell one another what they compute on first: `auto` takes NCCL only where all have it and each a
+//! GPU of its own.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -12,8 +15,8 @@ use anyhow::bail;
 use trainer::TrainError;
 use trainer::config::RunConfig;
 use trainer::device::{DeviceKind, Opened};
-use trainer::shard::comm::{Comm, CommConfig, EngineFactory};
-use trainer::shard::engine::{Engine, EngineError, Reduction};
+use trainer::shard::comm::{Comm, CommConfig, START};
+use trainer::shard::engine::{Comer, Engine, EngineError, Reduction, Rendezvous};
 use trainer::shard::mesh::Place;
 
 use crate::launch::Launch;
@@ -48,15 +51,23 @@ pub(crate) fn connect(
     launch: &Launch,
     run: &RunConfig,
     device: &Opened,
-    engine: EngineChoice,
+    choice: EngineChoice,
 ) -> anyhow::Result<Comm> {
     let Launch { rank, world_size, .. } = *launch;
-    if world_size == 1 && engine == EngineChoice::Auto {
+    if world_size == 1 && choice == EngineChoice::Auto {
         return Ok(Comm::solo());
     }
     let place = Place { rank, world_size, group_size: world_size };
-    let config = CommConfig { place, exact: run.exact_sums, deadline: Duration::from_secs(run.deadline_s) };
-    Ok(Comm::start(config, factory(launch, device, engine, None)?)?)
+    let deadline = Duration::from_secs(run.deadline_s);
+    let config = CommConfig { place, exact: run.exact_sums, deadline };
+    let wish = Wish::new(launch, device, choice, deadline)?;
+    Ok(Comm::start(config, Box::new(move || wish.start(None)))?)
+}
+
+/// How many ranks compute on the device of this one, itself among them. All ranks call it.
+pub(crate) fn n_sharers(comm: &Comm, device: &Opened) -> anyhow::Result<usize> {
+    let ids = comm.gather_bytes("devices", device.id.to_vec())?;
+    Ok(ids.iter().filter(|id| **id == device.id).count().max(1))
 }
 
 /// What this rank has opened, if all ranks have opened theirs. All ranks call it.
@@ -74,50 +85,130 @@ pub(crate) fn all_ready<T>(comm: &Comm, opened: anyhow::Result<T>) -> anyhow::Re
 pub(crate) fn start(
     launch: &Launch,
     device: &Opened,
-    engine: EngineChoice,
+    choice: EngineChoice,
+    deadline: Duration,
     max_count: Option<usize>,
 ) -> anyhow::Result<Box<dyn Engine>> {
-    Ok(factory(launch, device, engine, max_count)?()?)
+    Ok(Wish::new(launch, device, choice, deadline)?.start(max_count)?)
 }
 
-/// Makes the engine of `launch`.
-fn factory(
-    launch: &Launch,
-    device: &Opened,
-    engine: EngineChoice,
-    max_count: Option<usize>,
-) -> anyhow::Result<EngineFactory> {
-    let launch = launch.clone();
-    let nccl_device = match (engine, device.kind) {
-        (EngineChoice::Mpi, _) | (EngineChoice::Auto, DeviceKind::Cpu | DeviceKind::Wgpu) => None,
-        // NCCL takes a GPU for one rank only.
-        (EngineChoice::Auto, DeviceKind::Cuda(_)) if shares_gpu(&launch) => None,
-        (EngineChoice::Auto | EngineChoice::Nccl, DeviceKind::Cuda(number)) => Some(number),
-        (EngineChoice::Nccl, DeviceKind::Cpu | DeviceKind::Wgpu) => {
-            bail!("--engine nccl needs --device cuda, and rank {} computes on {}", launch.rank, device.name)
+/// What a rank could talk over, before the others have been asked.
+struct Wish {
+    launch: Launch,
+    choice: EngineChoice,
+    /// Number of the GPU, where NCCL may be used.
+    nccl: Option<usize>,
+    device: Opened,
+    deadline: Duration,
+}
+
+impl Wish {
+    fn new(
+        launch: &Launch,
+        device: &Opened,
+        choice: EngineChoice,
+        deadline: Duration,
+    ) -> anyhow::Result<Self> {
+        let nccl = match (choice, device.kind) {
+            (EngineChoice::Mpi, _) | (EngineChoice::Auto, DeviceKind::Cpu | DeviceKind::Wgpu) => None,
+            (EngineChoice::Auto | EngineChoice::Nccl, DeviceKind::Cuda(number)) => Some(number),
+            (EngineChoice::Nccl, DeviceKind::Cpu | DeviceKind::Wgpu) => {
+                bail!(
+                    "--engine nccl needs --device cuda, and rank {} computes on {}",
+                    launch.rank,
+                    device.name
+                )
+            }
+        };
+        if nccl.is_none() || is_of_mpi(launch) && choice != EngineChoice::Nccl {
+            can_start_mpi(launch)?;
         }
-    };
-    if let Some(number) = nccl_device {
-        return Ok(Box::new(move || nccl::start(&launch, number)));
+        let deadline = deadline.max(START).saturating_sub(Duration::from_secs(10));
+        Ok(Self { launch: launch.clone(), choice, nccl, device: device.clone(), deadline })
     }
-    can_start_mpi(&launch)?;
-    Ok(Box::new(move || start_mpi(&launch, max_count)))
+
+    /// Makes the engine. All ranks call it, each in the thread that will own it.
+    fn start(self, max_count: Option<usize>) -> Result<Box<dyn Engine>, EngineError> {
+        if let Some(number) = self.nccl {
+            // Before ranks meet: one that lacks the library must not leave the others waiting.
+            match nccl::check(number) {
+                Ok(()) => {}
+                Err(error) if self.choice == EngineChoice::Nccl || !can_agree(&self.launch) => {
+                    return Err(error);
+                }
+                Err(_) => return self.agree(false, max_count),
+            }
+        }
+        match can_agree(&self.launch) {
+            true => {
+                let can_nccl = self.nccl.is_some();
+                self.agree(can_nccl, max_count)
+            }
+            false => match self.nccl {
+                Some(number) => self.meet(number),
+                None => start_mpi(&self.launch, max_count),
+            },
+        }
+    }
+
+    /// Over MPI, ranks tell one another what they could talk over: NCCL only where all can, each on a GPU of its own.
+    fn agree(self, can_nccl: bool, max_count: Option<usize>) -> Result<Box<dyn Engine>, EngineError> {
+        let mut mpi = start_mpi(&self.launch, max_count)?;
+        let kind = match self.device.kind {
+            DeviceKind::Cpu => 0,
+            DeviceKind::Cuda(_) => 1,
+            DeviceKind::Wgpu => 2,
+        };
+        let mut mine = vec![u8::from(can_nccl), kind];
+        mine.extend(self.device.id);
+        let mut said = vec![0; mine.len() * self.launch.world_size];
+        mpi.all_gather(&mine, &mut said)?;
+        let said: Vec<&[u8]> = said.chunks_exact(mine.len()).collect();
+        if let Some(other) = said.iter().position(|theirs| theirs[1] != said[0][1]) {
+            let names = ["the CPU", "an NVIDIA GPU", "another GPU"];
+            let name = |rank: usize| names[usize::from(said[rank][1]).min(2)];
+            let reason =
+                format!("rank 0 computes on {}, rank {other} on {}; say --device", name(0), name(other));
+            return Err(EngineError::Unavailable { engine: "ranks", reason });
+        }
+        let distinct: std::collections::BTreeSet<&[u8]> = said.iter().map(|theirs| &theirs[2..]).collect();
+        let own_gpus = distinct.len() == said.len();
+        let all_can = said.iter().all(|theirs| theirs[0] == 1);
+        match (self.choice, self.nccl) {
+            (EngineChoice::Nccl, _) if !own_gpus => Err(EngineError::Unavailable {
+                engine: "nccl",
+                reason: "two ranks have the same GPU, which NCCL does not take; say --engine mpi".into(),
+            }),
+            (_, Some(number)) if all_can && own_gpus => nccl::over_mpi(&self.launch, mpi.as_mut(), number),
+            _ => Ok(mpi),
+        }
+    }
+
+    /// Ranks that MPI has not started meet where the launcher says.
+    fn meet(self, number: usize) -> Result<Box<dyn Engine>, EngineError> {
+        if self.launch.world_size == 1 {
+            return nccl::start(&self.launch, number, nccl::new_id()?);
+        }
+        let rendezvous = rendezvous(&self.launch, self.deadline)?;
+        let Launch { rank, world_size, .. } = self.launch;
+        let comer = Comer { rank, world_size, device: self.device.id };
+        let id = rendezvous.share(comer, nccl::new_id)?;
+        nccl::start(&self.launch, number, id)
+    }
 }
 
-/// Whether this machine has fewer GPUs than ranks.
-#[cfg(feature = "cuda")]
-fn shares_gpu(launch: &Launch) -> bool {
-    launch.n_local.is_some_and(|n_local| trainer::device::n_cuda_devices() < n_local)
-}
-
-#[cfg(not(feature = "cuda"))]
-fn shares_gpu(_: &Launch) -> bool {
-    false
-}
-
-/// Whether MPI has started the ranks of `launch`, so that they can meet over it.
+/// Whether MPI has started the ranks of `launch`. Of srun that is so where it was told to speak its language.
 fn is_of_mpi(launch: &Launch) -> bool {
-    !matches!(launch.launcher, "torchrun" | "kubernetes")
+    match launch.launcher {
+        "mpirun" | "mpiexec" => true,
+        "srun" => std::env::var_os("PMIX_RANK").is_some(),
+        _ => false,
+    }
+}
+
+/// Whether ranks can ask one another over MPI what to talk over.
+fn can_agree(launch: &Launch) -> bool {
+    cfg!(feature = "mpi") && is_of_mpi(launch)
 }
 
 #[cfg(feature = "mpi")]
@@ -180,39 +271,30 @@ mod nccl {
     use super::{Engine, EngineError, Launch};
     use trainer::shard::engine::{Nccl, new_nccl_id};
 
-    /// Ranks meet, and join a communicator on the GPU `number`.
-    pub(super) fn start(launch: &Launch, number: usize) -> Result<Box<dyn Engine>, EngineError> {
-        let bytes = share(launch, || new_nccl_id().map(Vec::from))?;
-        let id = bytes.try_into().map_err(|_| EngineError::Unavailable {
+    pub(super) fn check(number: usize) -> Result<(), EngineError> {
+        Nccl::check(number)
+    }
+
+    pub(super) fn new_id() -> Result<Vec<u8>, EngineError> {
+        new_nccl_id().map(Vec::from)
+    }
+
+    /// Joins the communicator of `id` on the GPU `number`.
+    pub(super) fn start(launch: &Launch, number: usize, id: Vec<u8>) -> Result<Box<dyn Engine>, EngineError> {
+        let id = id.try_into().map_err(|_| EngineError::Unavailable {
             engine: "nccl",
             reason: "rank 0 has sent something else than an id".into(),
         })?;
         Ok(Box::new(Nccl::start(id, launch.rank, launch.world_size, number)?))
     }
 
-    /// The bytes that rank 0 makes, on all ranks.
-    fn share(
+    /// Ranks meet over MPI, which is then left: it is not asked for anything else.
+    pub(super) fn over_mpi(
         launch: &Launch,
-        make: impl FnOnce() -> Result<Vec<u8>, EngineError>,
-    ) -> Result<Vec<u8>, EngineError> {
-        if launch.world_size == 1 {
-            return make();
-        }
-        #[cfg(feature = "mpi")]
-        if super::is_of_mpi(launch) {
-            return over_mpi(launch, make);
-        }
-        super::rendezvous(launch)?.share(launch.rank, launch.world_size, make)
-    }
-
-    /// MPI is left again: it is not asked for anything else.
-    #[cfg(feature = "mpi")]
-    fn over_mpi(
-        launch: &Launch,
-        make: impl FnOnce() -> Result<Vec<u8>, EngineError>,
-    ) -> Result<Vec<u8>, EngineError> {
-        let mut mpi = super::start_mpi(launch, None)?;
-        let made = if launch.rank == 0 { make().map(Some) } else { Ok(None) };
+        mpi: &mut dyn Engine,
+        number: usize,
+    ) -> Result<Box<dyn Engine>, EngineError> {
+        let made = if launch.rank == 0 { new_id().map(Some) } else { Ok(None) };
         // The length is zero where rank 0 has failed, so that nobody waits for what does not come.
         let mut len = [0u8; 8];
         if let Ok(Some(bytes)) = &made {
@@ -222,39 +304,53 @@ mod nccl {
         let mut bytes = made?.unwrap_or_default();
         bytes.resize(u64::from_ne_bytes(len) as usize, 0);
         mpi.broadcast(&mut bytes, 0)?;
-        Ok(bytes)
+        start(launch, number, bytes)
     }
 }
 
+/// No build without CUDA gets here: it knows no such device.
 #[cfg(not(feature = "cuda"))]
 mod nccl {
     use super::{Engine, EngineError, Launch};
 
-    /// No build without CUDA gets here: it knows no such device.
-    pub(super) fn start(_: &Launch, _: usize) -> Result<Box<dyn Engine>, EngineError> {
+    fn left_out<T>() -> Result<T, EngineError> {
         Err(EngineError::Unavailable { engine: "nccl", reason: "it is not built in".into() })
+    }
+
+    pub(super) fn check(_: usize) -> Result<(), EngineError> {
+        left_out()
+    }
+
+    pub(super) fn new_id() -> Result<Vec<u8>, EngineError> {
+        left_out()
+    }
+
+    pub(super) fn start(_: &Launch, _: usize, _: Vec<u8>) -> Result<Box<dyn Engine>, EngineError> {
+        left_out()
+    }
+
+    pub(super) fn over_mpi(_: &Launch, _: &mut dyn Engine, _: usize) -> Result<Box<dyn Engine>, EngineError> {
+        left_out()
     }
 }
 
 /// Where ranks meet that MPI has not started: rank 0's address, as torchrun and its like say it.
-#[cfg(feature = "cuda")]
-fn rendezvous(launch: &Launch) -> Result<trainer::shard::engine::Rendezvous, EngineError> {
-    let unset = |name: &str| EngineError::Unavailable {
-        engine: "rendezvous",
-        reason: format!(
-            "{} says rank {} of {}, and {name} is not set: set MASTER_ADDR to the machine of rank 0 and \
-             MASTER_PORT to a free port there, on all ranks",
-            launch.launcher, launch.rank, launch.world_size
-        ),
+fn rendezvous(launch: &Launch, deadline: Duration) -> Result<Rendezvous, EngineError> {
+    let wrong = |reason: String| EngineError::Unavailable { engine: "rendezvous", reason };
+    let get = |name: &str| {
+        std::env::var(name).map_err(|_| {
+            wrong(format!(
+                "{} says rank {} of {}, and {name} is not set: set MASTER_ADDR to the machine of rank 0 and \
+                 MASTER_PORT to a free port there, on all ranks",
+                launch.launcher, launch.rank, launch.world_size
+            ))
+        })
     };
-    let get = |name: &str| std::env::var(name).map_err(|_| unset(name));
     let (host, port) = (get("MASTER_ADDR")?, get("MASTER_PORT")?);
-    let port: u16 = port.trim().parse().map_err(|_| EngineError::Unavailable {
-        engine: "rendezvous",
-        reason: format!("MASTER_PORT is {port:?}, which is no port"),
-    })?;
+    let port: u16 =
+        port.trim().parse().map_err(|_| wrong(format!("MASTER_PORT is {port:?}, which is no port")))?;
     // torchrun's own store listens on the port that it hands out.
     let taken = std::env::var("TORCHELASTIC_USE_AGENT_STORE").is_ok_and(|value| value == "True");
     let port = if taken { port.wrapping_add(1) } else { port };
-    Ok(trainer::shard::engine::Rendezvous { host, port, deadline: Duration::from_secs(100) })
+    Ok(Rendezvous { host, port, deadline })
 }

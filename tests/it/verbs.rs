@@ -191,12 +191,33 @@ fn the_benchmark_reports_every_phase() {
         world.ocelli(&["bench", "step", "--recipe", &recipe, "--batch", "4", "--repeats", "1", "--json"]);
     ok(&output);
     let report = json_of(&output);
+    let number = |key: &str| report[key].as_f64().unwrap();
     let phases = report["phases_ms"].as_object().unwrap();
-    let sum: f64 = phases.values().map(|v| v.as_f64().unwrap()).sum();
-    assert!(phases.len() == 6 && (sum - report["step_ms"].as_f64().unwrap()).abs() < 1e-6);
+    assert!(phases.len() == 6 && phases.values().all(|ms| ms.as_f64().unwrap() > 0.0), "{phases:?}");
+    assert!((number("images_per_s") - 4e3 / number("step_ms")).abs() < 1e-6);
+    assert!(number("tflops") > 0.0 && number("matrix_peak_tflops") > 0.0 && number("memory_bytes") > 0.0);
     let output =
         world.ocelli(&["bench", "step", "--recipe", &recipe, "--backbone", "--repeats", "1", "--json"]);
     assert!(json_of(&output)["kept_ms"].as_f64().unwrap() > 0.0);
+}
+
+/// The CPU beside itself has nothing to differ in; a device that is not there is named.
+#[test]
+fn a_device_is_held_against_the_cpu() {
+    let world = World::new(1);
+    let recipe = world.text("tiny.toml");
+    let device = |name: &str| {
+        world.ocelli(&["bench", "device", "--recipe", &recipe, "--steps", "2", "--json", "--device", name])
+    };
+    let output = device("cpu");
+    ok(&output);
+    let report = json_of(&output);
+    assert_eq!(report["differences"]["gradients"].as_f64(), Some(0.0));
+    assert_eq!(report["losses"].as_array().unwrap().len(), 2);
+    assert!(fails(&device("gpu"), 2).contains("cuda:1"));
+    if cfg!(not(feature = "wgpu")) {
+        assert!(fails(&device("wgpu"), 2).contains("--features wgpu"));
+    }
 }
 
 /// A folder of the user's with the name of one of its own is left alone.

@@ -3,20 +3,25 @@
 use std::time::Instant;
 
 use augment::{Batch, MultiCrop, ViewRng, Views};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Distribution, Tensor};
 
 use crate::backbone::Readout;
+use crate::estimate;
 use crate::plan::Plan;
 use crate::run::trainer_of;
 use crate::shard::comm::Comm;
 use crate::shard::engine::EngineError;
 use crate::shard::mesh::Place;
 use crate::shard::store::UnitShard;
+use crate::shard::wire::Arithmetic;
 use crate::slices::tokens_of;
 use crate::step::Phases;
 use crate::tape::Gathered;
 use crate::unit::{Draws, Leaves, Tokens};
 use crate::workers::Workers;
+
+/// Products that are timed together.
+const MATRIX_PRODUCTS: usize = 4;
 
 /// Median times of the backbone's forward and backward pass, in milliseconds.
 #[derive(Debug, Clone, Copy)]
@@ -51,21 +56,45 @@ pub fn noise_batch(multicrop: &MultiCrop, n_samples: usize, seed: u64) -> Batch 
     }
 }
 
-/// Median times by phase over `repeats` training steps, after one that warms up.
+/// What steps take.
+#[derive(Debug, Clone, Copy)]
+pub struct StepBench {
+    /// Median times by phase, in steps whose phases wait for the device.
+    pub phases: Phases,
+    /// Mean time of steps one after another, in milliseconds.
+    pub step_ms: f64,
+    /// Floating-point operations of a step's matrix products: what must be done, and with what is done twice.
+    pub flops: [f64; 2],
+    /// Bytes that the device's allocator holds, which it does not give back; `None` for the host.
+    pub reserved_bytes: Option<u64>,
+}
+
+/// Takes `repeats` steps by phase and as many one after another, after two that warm up.
 ///
 /// # Errors
 /// None in practice: one rank has nobody to lose.
-pub fn steps(plan: &Plan, repeats: usize, device: &Device) -> Result<Phases, EngineError> {
+pub fn steps(plan: &Plan, repeats: usize, device: &Device) -> Result<StepBench, EngineError> {
     let mut trainer = trainer_of(plan, Comm::solo(), device);
     let batch = noise_batch(&plan.multicrop(), plan.recipe.optim.batch_size, 0);
     let knobs = plan.schedules().at(plan.warmup_steps);
+    let repeats = repeats.max(1);
     trainer.step(&batch, &knobs)?;
+    trainer.time_phases(true);
     let mut all = Vec::new();
-    for _ in 0..repeats.max(1) {
+    for _ in 0..repeats {
         all.push(trainer.step(&batch, &knobs)?.phases);
     }
+    trainer.time_phases(false);
+    trainer.step(&batch, &knobs)?;
+    let _ = device.sync();
+    let start = Instant::now();
+    for _ in 0..repeats {
+        trainer.step(&batch, &knobs)?;
+    }
+    let _ = device.sync();
+    let step_ms = start.elapsed().as_secs_f64() * 1e3 / repeats as f64;
     let of = |f: fn(&Phases) -> f64| median(all.iter().map(f).collect());
-    Ok(Phases {
+    let phases = Phases {
         input_ms: of(|p| p.input_ms),
         teacher_ms: of(|p| p.teacher_ms),
         forward_ms: of(|p| p.forward_ms),
@@ -73,7 +102,32 @@ pub fn steps(plan: &Plan, repeats: usize, device: &Device) -> Result<Phases, Eng
         backward_ms: of(|p| p.backward_ms),
         update_ms: of(|p| p.update_ms),
         wait_ms: of(|p| p.wait_ms),
-    })
+    };
+    let flops = estimate::step_flops(&estimate::of_plan(plan), &plan.spread());
+    let reserved_bytes = device.memory_pool_usage().map(|usage| usage.bytes_reserved);
+    Ok(StepBench { phases, step_ms, flops, reserved_bytes })
+}
+
+/// Floating-point operations a second of the best of a few products of two square matrices of side `n`.
+pub fn matrix_peak(device: &Device, n: usize, arithmetic: Arithmetic) -> f64 {
+    let random = |seed| {
+        device.seed(seed);
+        Tensor::<2>::random([n, n], Distribution::Normal(0.0, 1.0), device).cast(arithmetic.dtype())
+    };
+    let (a, b) = (random(1), random(2));
+    let mut best = f64::INFINITY;
+    for _ in 0..6 {
+        let start = Instant::now();
+        let mut product = a.clone().matmul(b.clone());
+        for _ in 1..MATRIX_PRODUCTS {
+            // Each waits for the one before, and none can be left out.
+            product = product.matmul(b.clone());
+        }
+        let _ = device.sync();
+        drop(product);
+        best = best.min(start.elapsed().as_secs_f64() / MATRIX_PRODUCTS as f64);
+    }
+    2.0 * (n as f64).powi(3) / best
 }
 
 /// Times of the plan's backbone at its own image size. Variants take turns, so that what else the
@@ -85,10 +139,10 @@ pub fn backbone(plan: &Plan, repeats: usize, device: &Device) -> BackboneTimes {
     let mut times: [Vec<f64>; 4] = Default::default();
     for repeat in 0..=repeats.max(1) {
         let timed = [
-            time_ms(|| bench.whole_graph(&one)),
-            time_ms(|| bench.units(&one, true)),
-            time_ms(|| bench.units(&one, false)),
-            time_ms(|| bench.units(&workers, true)),
+            time_ms(&bench.device, || bench.whole_graph(&one)),
+            time_ms(&bench.device, || bench.units(&one, true)),
+            time_ms(&bench.device, || bench.units(&one, false)),
+            time_ms(&bench.device, || bench.units(&workers, true)),
         ];
         // The first round warms caches and pools.
         if repeat > 0 {
@@ -125,7 +179,7 @@ impl BackboneBench {
 
     fn input(&self, range: std::ops::Range<usize>) -> Vec<Tokens> {
         let views: Vec<&[u8]> = self.images[range].iter().map(Vec::as_slice).collect();
-        vec![tokens_of(&views, self.size_px, self.patch_px, &self.device)]
+        vec![tokens_of(&views, self.size_px, self.patch_px, &self.device, DType::F32)]
     }
 
     /// Flat gradients of all units from one graph.
@@ -184,9 +238,10 @@ fn seed_gradient(y: &Tensor<3>) -> Tensor<3> {
     y.clone().sin()
 }
 
-fn time_ms<T>(f: impl FnOnce() -> T) -> f64 {
+fn time_ms<T>(device: &Device, f: impl FnOnce() -> T) -> f64 {
     let start = Instant::now();
     let result = f();
+    let _ = device.sync();
     let elapsed = start.elapsed().as_secs_f64() * 1e3;
     drop(result);
     elapsed

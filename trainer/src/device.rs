@@ -7,7 +7,7 @@ pub use burn::tensor::Device;
 /// A device as people name it: `auto`, `cpu`, `cuda`, `cuda:1`, `wgpu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeviceChoice {
-    /// The GPU of the local rank where this build knows GPUs and finds one, else the CPU.
+    /// The NVIDIA GPU of the local rank where this build knows such and finds one, else the CPU.
     #[default]
     Auto,
     /// The CPU.
@@ -29,6 +29,8 @@ pub struct Opened {
     pub name: String,
     /// Bytes of its own memory that are free; `None` where it shares the host's, or does not say.
     pub free_bytes: Option<u64>,
+    /// Tells a GPU from all others, on this machine and elsewhere; zeros for what has no such number.
+    pub id: [u8; 16],
 }
 
 /// Kinds of devices.
@@ -114,7 +116,13 @@ impl DeviceChoice {
 impl Opened {
     /// The CPU.
     pub fn cpu() -> Self {
-        Self { device: Device::flex(), kind: DeviceKind::Cpu, name: "cpu".into(), free_bytes: None }
+        Self {
+            device: Device::flex(),
+            kind: DeviceKind::Cpu,
+            name: "cpu".into(),
+            free_bytes: None,
+            id: [0; 16],
+        }
     }
 }
 
@@ -133,8 +141,12 @@ fn number_of(
     }
 }
 
+/// Names of the NVIDIA GPUs that this process sees.
+///
+/// # Errors
+/// [`DeviceError`].
 #[cfg(feature = "cuda")]
-fn cuda(asked: Option<usize>, local_rank: usize) -> Result<Opened, DeviceError> {
+pub fn cuda_devices() -> Result<Vec<String>, DeviceError> {
     use cudarc::driver::{result, sys};
     let none = |reason: String| DeviceError::None { kind: "cuda", reason };
     // SAFETY: looks for files only.
@@ -145,32 +157,41 @@ fn cuda(asked: Option<usize>, local_rank: usize) -> Result<Opened, DeviceError> 
     }
     let failed = |error: result::DriverError| none(format!("NVIDIA's driver says: {error}"));
     result::init().map_err(failed)?;
-    let n_devices = result::device::get_count().map_err(failed)? as usize;
+    let n_devices = result::device::get_count().map_err(failed)?;
     if n_devices == 0 {
         return Err(none("the driver is there and sees no GPU; is CUDA_VISIBLE_DEVICES set?".into()));
     }
-    let number = number_of("cuda", asked, local_rank, n_devices)?;
-    let handle = result::device::get(number as i32).map_err(failed)?;
-    let name = result::device::get_name(handle).map_err(failed)?;
-    // SAFETY: the device is one that the driver has just given; its context stays as long as the process.
-    #[allow(unsafe_code)]
-    let free_bytes = unsafe {
-        let context = result::primary_ctx::retain(handle).map_err(failed)?;
-        result::ctx::set_current(context).map_err(failed)?;
-        result::mem_get_info().ok().map(|(free, _)| free as u64)
-    };
+    (0..n_devices)
+        .map(|number| result::device::get(number).and_then(result::device::get_name).map_err(failed))
+        .collect()
+}
+
+/// Without CUDA there are none.
+///
+/// # Errors
+/// [`DeviceError::NotBuilt`].
+#[cfg(not(feature = "cuda"))]
+pub fn cuda_devices() -> Result<Vec<String>, DeviceError> {
+    Err(DeviceError::NotBuilt { kind: "cuda" })
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(asked: Option<usize>, local_rank: usize) -> Result<Opened, DeviceError> {
+    use cudarc::driver::result;
+    let names = cuda_devices()?;
+    let number = number_of("cuda", asked, local_rank, names.len())?;
+    let reason = |reason: String| DeviceError::None { kind: "cuda", reason };
+    crate::shard::engine::enter_cuda(number).map_err(|error| reason(error.to_string()))?;
+    let uuid = result::device::get(number as i32).and_then(result::device::get_uuid);
+    let uuid = uuid.map_err(|error| reason(format!("cuda:{number}: {error}")))?;
     Ok(Opened {
         device: Device::cuda(number),
         kind: DeviceKind::Cuda(number),
-        name: format!("cuda:{number}, {name}"),
-        free_bytes,
+        name: format!("cuda:{number}, {}", names[number]),
+        free_bytes: result::mem_get_info().ok().map(|(free, _)| free as u64),
+        // The C header says char, which is signed on some machines.
+        id: uuid.bytes.map(|byte| byte as u8),
     })
-}
-
-/// NVIDIA GPUs that this process sees.
-#[cfg(feature = "cuda")]
-pub fn n_cuda_devices() -> usize {
-    cuda(None, 0).map_or(0, |_| cudarc::driver::result::device::get_count().map_or(0, |n| n as usize))
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -189,7 +210,13 @@ fn wgpu(asked: Option<usize>, local_rank: usize) -> Result<Opened, DeviceError> 
     let number = number_of("wgpu", asked, local_rank, devices.len())?;
     let device = devices[number].clone();
     let name = device.identity().map_or_else(|| "a GPU".to_string(), |identity| identity.name);
-    Ok(Opened { device, kind: DeviceKind::Wgpu, name: format!("wgpu:{number}, {name}"), free_bytes: None })
+    Ok(Opened {
+        device,
+        kind: DeviceKind::Wgpu,
+        name: format!("wgpu:{number}, {name}"),
+        free_bytes: None,
+        id: [0; 16],
+    })
 }
 
 #[cfg(not(feature = "wgpu"))]

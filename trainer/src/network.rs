@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use ::safetensors::tensor::SafeTensors;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use crate::backbone::{ModelConfig, Readout};
 use crate::checkpoint::Checkpoint;
@@ -147,7 +147,8 @@ impl Network {
     /// Normalised tokens of images `[3, size, size]` as bytes: `[B, 1 + N, D]`, class token first.
     pub fn tokens(&self, images: &[&[u8]], size_px: usize) -> Tensor<3> {
         let slices: Vec<Vec<Tokens>> = self.workers.map(self.workers.slices(images.len()), |_, range| {
-            let mut groups = vec![tokens_of(&images[range], size_px, self.model.patch_px(), &self.device)];
+            let (patch_px, device) = (self.model.patch_px(), &self.device);
+            let mut groups = vec![tokens_of(&images[range], size_px, patch_px, device, DType::F32)];
             for ((unit, layout), flat) in self.units.iter().zip(&self.layouts).zip(&self.flats) {
                 groups = Gathered { unit: unit.as_ref(), layout, flat }.infer(groups, &Draws::default());
             }

@@ -11,7 +11,7 @@ use crate::schedule::Knobs;
 use crate::shard::engine::EngineError;
 use crate::shard::flow::{Gathers, Reductions};
 use crate::shard::ordered;
-use crate::slices::{Slices, by_image, join, split, tokens_of};
+use crate::slices::{Slices, by_image, in_f32, join, split, tokens_of};
 use crate::step::Trainer;
 use crate::tape::{Gathered, Kept};
 use crate::unit::{Draws, Leaves, Tokens};
@@ -73,7 +73,8 @@ impl Trainer {
             let of_group = |(i, size_px): (usize, &usize)| {
                 let views: Vec<&[u8]> =
                     images.iter().map(|image| batch.samples[*image].groups[i].as_slice()).collect();
-                tokens_of(&views, *size_px, self.config.patch_px, &self.device)
+                let dtype = self.config.precision.compute.dtype();
+                tokens_of(&views, *size_px, self.config.patch_px, &self.device, dtype)
             };
             sizes.iter().enumerate().map(of_group).collect()
         };
@@ -116,7 +117,7 @@ impl Trainer {
                 *slices = self.workers.map(inputs, |_, input| gathered.infer(input, &Draws::default()));
             }
         }
-        let tokens: Vec<Vec<Tokens>> = parts.into_iter().map(join).collect();
+        let tokens: Vec<Vec<Tokens>> = parts.into_iter().map(|part| in_f32(join(part))).collect();
         let mut heads = tokens.clone();
         for (unit, shard) in self.head.iter().zip(&self.state.shards[self.backbone.len()..]) {
             let flat = gathers.next_flat()?;
@@ -180,7 +181,7 @@ impl Trainer {
         for _ in shards {
             flats.push(gathers.next_flat()?);
         }
-        let students: Vec<Vec<Tokens>> = parts.iter().map(|slices| join(slices.clone())).collect();
+        let students: Vec<Vec<Tokens>> = parts.iter().map(|slices| in_f32(join(slices.clone()))).collect();
         let n_images = self.n_images_of(&students[0]);
         let embeddings: Vec<_> = students.iter().map(|student| by_image(student, n_images)).collect();
         let taught: Vec<Outputs> = teacher.iter().map(|part| part.outputs.clone()).collect();

@@ -203,6 +203,7 @@ impl Plan {
             rank_parts: (self.n_parts() / self.world_size).max(1),
             workers: self.n_workers.min(rank_batch),
             precision: step.precision,
+            offload: step.offload,
         }
     }
 

@@ -1,17 +1,36 @@
 //! Between the whole batch and the workers' slices of it.
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 
-use crate::backbone::patch_vectors;
+use crate::backbone::{patch_vectors, patch_vectors_on};
 use crate::unit::Tokens;
 
 /// Slices of a batch, one a worker: groups of patch vectors, later of tokens.
 pub(crate) type Slices = Vec<Vec<Tokens>>;
 
-/// Views as bytes into a group of patch vectors.
-pub(crate) fn tokens_of(views: &[&[u8]], size_px: usize, patch_px: usize, device: &Device) -> Tokens {
-    let (values, shape) = patch_vectors(views, size_px, patch_px);
-    Tokens { x: Tensor::from_data(TensorData::new(values, shape), device), grid: [size_px / patch_px; 2] }
+/// Views as bytes, `[n, 3, size, size]`, into a group of normalised patch vectors of `dtype`. A GPU is sent the
+/// bytes, a quarter of what they become, where it knows such a type.
+pub(crate) fn tokens_of(
+    views: &[&[u8]],
+    size_px: usize,
+    patch_px: usize,
+    device: &Device,
+    dtype: DType,
+) -> Tokens {
+    let by_device = *device != Device::flex() && device.supports_dtype(DType::U8);
+    let x = match by_device {
+        true => patch_vectors_on(device, views, size_px, patch_px),
+        false => {
+            let (values, shape) = patch_vectors(views, size_px, patch_px);
+            Tensor::from_data(TensorData::new(values, shape), device)
+        }
+    };
+    Tokens { x: x.cast(dtype), grid: [size_px / patch_px; 2] }
+}
+
+/// The same tokens in f32.
+pub(crate) fn in_f32(groups: Vec<Tokens>) -> Vec<Tokens> {
+    groups.iter().map(|tokens| tokens.with(tokens.x.clone().cast(DType::F32))).collect()
 }
 
 /// Slices of groups into groups of the whole batch.

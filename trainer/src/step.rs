@@ -14,15 +14,15 @@
 //! once a step whatever the number of parts. The order of all gathers of a step is one list ([`Gathers`]), so that the next
 //! unit is on its way while one computes.
 
-use std::time::Instant;
-
 use augment::Batch;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 use crate::fixed::{Fixed, N_LIMBS};
 use crate::method::{Gauges, Method};
 use crate::optim::{AdamW, ClipNorms};
 use crate::passes::Scored;
+use crate::phases::Clock;
+pub use crate::phases::Phases;
 use crate::schedule::Knobs;
 use crate::shard::comm::Comm;
 use crate::shard::engine::{EngineError, Reduction};
@@ -59,6 +59,8 @@ pub struct Trainer {
     pub(crate) config: StepConfig,
     pub(crate) device: Device,
     state_device: Device,
+    /// What is waited for at the end of every phase.
+    timed: Option<Device>,
     optimizer: AdamW,
 }
 
@@ -81,32 +83,6 @@ pub struct StepConfig {
     pub offload: bool,
     /// How weights and gradients travel.
     pub precision: Precision,
-}
-
-/// Where a step's time went, in milliseconds.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Phases {
-    /// Bytes to patch vectors.
-    pub input_ms: f64,
-    /// Teacher forward.
-    pub teacher_ms: f64,
-    /// Student forward.
-    pub forward_ms: f64,
-    /// Heads and loss, forwards and backwards.
-    pub head_ms: f64,
-    /// Student backward.
-    pub backward_ms: f64,
-    /// Norms, optimizer and teacher update.
-    pub update_ms: f64,
-    /// Of all these, what was spent waiting for other ranks.
-    pub wait_ms: f64,
-}
-
-impl Phases {
-    /// The whole step.
-    pub fn total_ms(&self) -> f64 {
-        self.input_ms + self.teacher_ms + self.forward_ms + self.head_ms + self.backward_ms + self.update_ms
-    }
 }
 
 /// What a rank has to say to the others at the end of a step; numbers of ranks once they have agreed.
@@ -134,6 +110,21 @@ pub struct Gradients {
 }
 
 impl Gradients {
+    /// This rank's part of the loss.
+    pub fn loss(&self) -> f64 {
+        Fixed::from_limbs(&self.loss.limbs())
+    }
+
+    /// This rank's shards of the mean gradients, by unit.
+    pub fn shards(&self) -> &[Tensor<1>] {
+        &self.shards
+    }
+
+    /// Teacher embeddings, as in [`StepReport::embeddings`].
+    pub fn embeddings(&self) -> &[Tensor<2>] {
+        &self.embeddings
+    }
+
     /// Makes every gradient a NaN: a drill for what follows.
     pub fn poison(&mut self) {
         self.shards.iter_mut().for_each(|shard| *shard = shard.full_like(f32::NAN));
@@ -178,7 +169,13 @@ impl Trainer {
             .collect();
         let workers = Workers::new(config.n_workers);
         let state = TrainState { step: 0, skipped_batches: 0, bad_steps: 0, shards, method };
-        Self { state, comm, backbone, head, workers, config, device, state_device, optimizer }
+        Self { state, comm, backbone, head, workers, config, device, state_device, timed: None, optimizer }
+    }
+
+    /// Lets every phase end when the device has done what it was asked, so that phases tell how long it took and
+    /// not how long asking took: for measurements.
+    pub fn time_phases(&mut self, yes: bool) {
+        self.timed = yes.then(|| self.device.clone());
     }
 
     /// Where weights, moments and teacher lie.
@@ -216,7 +213,7 @@ impl Trainer {
         entering: &mut dyn FnMut(&'static str),
     ) -> Result<Gradients, EngineError> {
         let waited = self.comm.waited();
-        let mut clock = Clock::start();
+        let mut clock = Clock::start(self.timed.clone());
         let mut phases = Phases::default();
         let mut gathers = Gathers::new(&self.comm, self.gather_list(), &self.device)?;
         let mut reductions = Reductions::new(&self.comm);
@@ -232,6 +229,7 @@ impl Trainer {
         let (outputs, tape) = self.forward(parts, &draws, &mut gathers)?;
         phases.forward_ms = clock.lap_ms();
 
+        self.settle()?;
         entering("head");
         let Scored { loss, grad_outputs, observed, gauges } =
             self.heads_and_loss(&outputs, &teacher, knobs, &mut gathers, &mut reductions)?;
@@ -247,6 +245,16 @@ impl Trainer {
         Ok(Gradients { shards, loss, observed, gauges, embeddings, phases })
     }
 
+    /// Waits for the device where its numbers are read next, so that what has gone wrong on it is an error; reading
+    /// would panic.
+    fn settle(&self) -> Result<(), EngineError> {
+        self.device.sync().map_err(|error| EngineError::Failed {
+            engine: "device",
+            operation: "computing",
+            reason: error.to_string(),
+        })
+    }
+
     /// Class tokens of a part, a row an image.
     fn image_rows(&self, tokens: &Tokens) -> Tensor<2> {
         let [rows, n, d] = tokens.x.dims();
@@ -257,7 +265,7 @@ impl Trainer {
     /// Every gather of a step, in order.
     fn gather_list(&self) -> Vec<Wanted<'_>> {
         let n_backbone = self.backbone.len();
-        let Precision { gather, head_gather, .. } = self.config.precision;
+        let Precision { compute, gather, head_gather, .. } = self.config.precision;
         let shards = self.state.shards.iter().enumerate();
         let teacher = shards.clone().map(|(number, s)| (number, s, &s.teacher, false));
         let student = shards.clone().map(|(number, s)| (number, s, &s.student, self.keeps_flat(number)));
@@ -267,8 +275,11 @@ impl Trainer {
         let all = teacher.chain(student).chain(again);
         let mut list = Vec::new();
         for (number, s, shard, keep) in all {
-            let wire = if number < n_backbone { gather } else { head_gather };
-            list.push(Wanted { unit: &s.layout.name, shard, wire, keep });
+            let (wire, dtype) = match number < n_backbone {
+                true => (gather, compute.dtype()),
+                false => (head_gather, DType::F32),
+            };
+            list.push(Wanted { unit: &s.layout.name, shard, wire, keep, dtype });
         }
         list
     }
@@ -308,8 +319,9 @@ impl Trainer {
         knobs: &Knobs,
     ) -> Result<StepReport, EngineError> {
         let Gradients { shards: grads, loss, observed, gauges, embeddings, mut phases } = gradients;
+        self.settle()?;
         let waited = self.comm.waited();
-        let mut clock = Clock::start();
+        let mut clock = Clock::start(self.timed.clone());
         let norms = ClipNorms::of(self.optimizer.clip, &self.state.shards, &grads, self.backbone.len());
         let mut sums = match self.place().replica() {
             // Replicas hold the same shards, which count once; what is no number counts wherever it is.
@@ -342,20 +354,5 @@ impl Trainer {
         phases.wait_ms += (self.comm.waited() - waited).as_secs_f64() * 1e3;
         let votes = Votes { stop: counts[0], failed: counts[1], saved: counts[2], save_failed: counts[3] };
         Ok(StepReport { loss, grad_norm: norms.total(), finite, phases, gauges, embeddings, votes })
-    }
-}
-
-struct Clock(Instant);
-
-impl Clock {
-    fn start() -> Self {
-        Self(Instant::now())
-    }
-
-    fn lap_ms(&mut self) -> f64 {
-        let now = Instant::now();
-        let elapsed = now - self.0;
-        self.0 = now;
-        elapsed.as_secs_f64() * 1e3
     }
 }

@@ -72,7 +72,11 @@ impl<'a> Gathered<'a, '_> {
         let seed = output
             .into_iter()
             .zip(grad_output)
-            .map(|(tokens, grad)| (tokens.x * grad.autodiff()).sum())
+            .map(|(tokens, grad)| {
+                let grad = grad.cast(tokens.x.dtype());
+                // A sum of many numbers in bf16 would be its own rounding; only its gradient counts.
+                (tokens.x * grad.autodiff()).sum()
+            })
             .reduce(|total, term| total + term)
             .expect("a unit has at least one group of tokens");
         let mut grads = seed.backward();

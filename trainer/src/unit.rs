@@ -14,7 +14,7 @@
 //! Everything random inside a unit is an argument ([`Draws`]), so that the second forward pass
 //! equals the first.
 
-use burn::tensor::{Gradients, Tensor};
+use burn::tensor::{DType, Gradients, Tensor};
 
 use crate::shard::layout::UnitLayout;
 
@@ -109,7 +109,7 @@ impl Draws {
         let [b, _, _] = x.dims();
         let Some(branches) = self.drop_path.get(group) else { return x };
         let factors = Tensor::<1>::from_floats(branches[branch].as_slice(), &x.device().inner());
-        let factors = factors.reshape([b, 1, 1]);
+        let factors = factors.reshape([b, 1, 1]).cast(x.dtype());
         if x.is_autodiff() { x * factors.autodiff() } else { x * factors }
     }
 }
@@ -145,7 +145,7 @@ impl<'a> Leaves<'a> {
         self.tensors[at].clone().reshape(shape)
     }
 
-    /// The gradients of all parameters as one flat buffer of `[padded]`; zeros where there is none.
+    /// The gradients of all parameters as one flat buffer of `[padded]` in f32; zeros where there is none.
     pub fn gradient(&self, grads: &mut Gradients) -> Tensor<1> {
         let device = self.tensors[0].device().inner();
         let mut parts: Vec<Tensor<1>> = self
@@ -154,7 +154,8 @@ impl<'a> Leaves<'a> {
             .iter()
             .zip(&self.tensors)
             .map(|(param, leaf)| {
-                leaf.grad_remove(grads).unwrap_or_else(|| Tensor::zeros([param.spec.numel()], &device))
+                let grad = leaf.grad_remove(grads).map(|grad| grad.cast(DType::F32));
+                grad.unwrap_or_else(|| Tensor::zeros([param.spec.numel()], &device))
             })
             .collect();
         let padding = self.layout.padded - self.layout.numel;

@@ -63,6 +63,9 @@ impl MemoryGauge for Heap {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let launch = Launch::from_env()?;
     let device = args.compute.open(&launch)?;
+    let run = recipes::load(&args.recipe, &args.overrides)?.run;
+    let mut comm = ranks::connect(&launch, &run, &device, args.compute.engine)?;
+    let n_sharers = ranks::n_sharers(&comm, &device)?;
     let plan_of = |more: &[&str]| -> anyhow::Result<Plan> {
         let more = more.iter().map(ToString::to_string);
         let overrides: Vec<String> = args.overrides.iter().cloned().chain(more).collect();
@@ -73,7 +76,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
         // The data set's size only moves schedules, which a benchmark does not follow.
         let n_local = launch.n_local.unwrap_or(1);
-        Ok(Plan::resolve(recipe, 1 << 20)?.over(launch.world_size, machine::room(n_local, &device))?)
+        Ok(Plan::resolve(recipe, 1 << 20)?
+            .over(launch.world_size, machine::room(n_local, n_sharers, &device))?)
     };
     let modes: Vec<(&str, Plan)> = match args.as_set {
         true => vec![("as set", plan_of(&[])?)],
@@ -81,7 +85,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             MODES.into_iter().map(|(name, more)| Ok((name, plan_of(more)?))).collect::<anyhow::Result<_>>()?
         }
     };
-    let mut comm = ranks::connect(&launch, &modes[0].1.recipe.run, &device, args.compute.engine)?;
     if launch.rank == 0 {
         let plan = &modes[0].1;
         println!(

@@ -4,10 +4,11 @@ use std::process::ExitCode;
 
 use serde_json::json;
 use trainer::Plan;
-use trainer::device::Opened;
+use trainer::bench::StepBench;
+use trainer::device::{DeviceKind, Opened};
 
 use crate::compute::DeviceFlag;
-use crate::{machine, recipes};
+use crate::{MEMORY, compute, machine, recipes};
 
 /// Flags of `bench step`.
 #[derive(clap::Args)]
@@ -24,6 +25,9 @@ pub(crate) struct Args {
     /// Worker threads; 0 for one a core.
     #[arg(long)]
     workers: Option<usize>,
+    /// Side of the matrices whose product is the measure of the device; 8192 on a GPU, 1024 on the CPU.
+    #[arg(long)]
+    matrix: Option<usize>,
     /// Only the backbone's forward and backward on one global view an image.
     #[arg(long)]
     backbone: bool,
@@ -49,7 +53,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     // The data set's size only moves schedules, which a benchmark does not follow.
     let plan = Plan::resolve(recipe, 1 << 20)?;
     let device = args.device.open()?;
-    let plan = plan.over(1, machine::room(1, &device))?;
+    let plan = plan.over(1, machine::room(1, 1, &device))?;
+    compute::check(&plan, &device)?;
     if args.backbone {
         backbone(args, &plan, &device);
     } else {
@@ -59,7 +64,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
-    let phases = trainer::bench::steps(plan, args.repeats, &device.device)?;
+    let StepBench { phases, step_ms, flops: [needed, done], reserved_bytes } =
+        trainer::bench::steps(plan, args.repeats, &device.device)?;
     let total = phases.total_ms();
     let rows = [
         ("input", phases.input_ms),
@@ -69,19 +75,51 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
         ("student backward", phases.backward_ms),
         ("update", phases.update_ms),
     ];
+    let batch_size = plan.recipe.optim.batch_size;
     println!(
-        "{}, batch {}, {} workers, median of {}",
-        args.recipe, plan.recipe.optim.batch_size, plan.n_workers, args.repeats
+        "{}, batch {batch_size}, {} on {}, median of {}",
+        args.recipe,
+        match device.kind {
+            DeviceKind::Cpu => format!("{} workers", plan.n_workers),
+            DeviceKind::Cuda(_) | DeviceKind::Wgpu => "one thread".into(),
+        },
+        device.name,
+        args.repeats
     );
     for (name, ms) in rows {
         println!("{name:<18} {ms:9.1} ms {:5.1} %", 100.0 * ms / total);
     }
-    let rate = 1e3 * plan.recipe.optim.batch_size as f64 / total;
-    println!("{:<18} {total:9.1} ms  {rate:.2} images/s", "step");
+    let rate = 1e3 * batch_size as f64 / step_ms;
+    println!("{:<18} {total:9.1} ms", "phases, in turn");
+    println!("{:<18} {step_ms:9.1} ms  {rate:.2} images/s", "step");
+    let arithmetic = plan.recipe.optim.precision.compute;
+    let side = if device.kind == DeviceKind::Cpu { 1024 } else { 8192 };
+    let peak = trainer::bench::matrix_peak(&device.device, args.matrix.unwrap_or(side), arithmetic);
+    let achieved = needed / (step_ms / 1e3);
+    println!(
+        "{:<18} {:9.3} TFLOP/s, {:.1} % of {:.3} for one large product; {:.2} operations for each needed",
+        "matrix products",
+        achieved / 1e12,
+        100.0 * achieved / peak,
+        peak / 1e12,
+        done / needed
+    );
+    // The host's own peak, where that is where it computes.
+    let memory = reserved_bytes.unwrap_or(MEMORY.peak_usage() as u64);
+    println!("{:<18} {:9.2} GB", "memory", memory as f64 / 1e9);
     if args.json {
         let phases: serde_json::Map<String, serde_json::Value> =
             rows.into_iter().map(|(name, ms)| (name.replace(' ', "_"), json!(ms))).collect();
-        println!("{}", json!({ "images_per_s": rate, "step_ms": total, "phases_ms": phases }));
+        let line = json!({
+            "images_per_s": rate,
+            "step_ms": step_ms,
+            "phases_ms": phases,
+            "tflops": achieved / 1e12,
+            "matrix_peak_tflops": peak / 1e12,
+            "memory_bytes": memory,
+            "device": device.name,
+        });
+        println!("{line}");
     }
     Ok(())
 }

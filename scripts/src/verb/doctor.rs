@@ -4,13 +4,14 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use trainer::device::{DeviceChoice, DeviceError, Opened};
+use trainer::device::{Device, DeviceError, Opened, cuda_devices};
 use trainer::plan::or_cores;
-use trainer::shard::engine::conformance::{self, Trial};
+use trainer::shard::engine::conformance::{self, Broken, Trial};
 use trainer::shard::engine::{Engine, EngineError, Solo};
 
 use crate::launch::Launch;
@@ -63,10 +64,28 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (rank, max_count, choice) = (launch.rank, args.max_count, args.compute.engine);
     let last = Arc::new(Mutex::new(None));
     let passed = Arc::clone(&last);
-    std::thread::spawn(move || done.send(fabric(&launch, &device, choice, max_count, &passed)));
-    match is_done.recv_timeout(Duration::from_secs(args.deadline_s)) {
+    let deadline = Duration::from_secs(args.deadline_s);
+    std::thread::spawn(move || {
+        let engine = match (launch.world_size, choice) {
+            (1, EngineChoice::Auto) => Ok(Box::new(Solo) as Box<dyn Engine>),
+            _ => ranks::start(&launch, &device, choice, deadline, max_count),
+        };
+        let mut engine = match engine {
+            Ok(engine) => engine,
+            Err(error) => return drop(done.send(Err(error))),
+        };
+        let tested = fabric(&launch, &device, engine.as_mut(), &passed);
+        // To let an engine go may wait for the others, who have no reason to come when something was wrong.
+        if tested.is_ok() {
+            drop(engine);
+            return drop(done.send(tested));
+        }
+        let _ = done.send(tested);
+    });
+    match is_done.recv_timeout(deadline) {
         Ok(result) => result?,
-        Err(_) => {
+        Err(RecvTimeoutError::Disconnected) => bail!("the test of the fabric has panicked; see above"),
+        Err(RecvTimeoutError::Timeout) => {
             let last = *last.lock().unwrap_or_else(PoisonError::into_inner);
             let suspects = match last {
                 None => format!("rank {rank} waits for others that do not come, or cannot reach them"),
@@ -141,8 +160,8 @@ fn library_version() -> Option<String> {
 
 /// What this build could compute on.
 fn cuda() -> String {
-    match DeviceChoice::Cuda(None).open(0) {
-        Ok(opened) => format!("built in: {}", opened.name),
+    match cuda_devices() {
+        Ok(names) => format!("built in: {}", names.join(", ")),
         Err(error @ DeviceError::NotBuilt { .. }) => format!("not built in: {error}"),
         Err(error) => format!("built in: {error}"),
     }
@@ -179,20 +198,20 @@ fn found(names: &[&str], none: &str) -> String {
 fn fabric(
     launch: &Launch,
     device: &Opened,
-    choice: EngineChoice,
-    max_count: Option<usize>,
+    engine: &mut dyn Engine,
     last: &Mutex<Option<(&'static str, usize)>>,
 ) -> anyhow::Result<()> {
-    let mut engine: Box<dyn Engine> = match (launch.world_size, choice) {
-        (1, EngineChoice::Auto) => Box::new(Solo),
-        _ => ranks::start(launch, device, choice, max_count)?,
-    };
     let mut passed = |operation, n| {
         *last.lock().unwrap_or_else(PoisonError::into_inner) = Some((operation, n));
     };
     let mut trial = Trial { device: &device.device, passed: &mut passed };
-    if let Err(error) = conformance::check(engine.as_mut(), &mut trial) {
-        bail!("rank {}: {error}", launch.rank);
+    match conformance::check(engine, &mut trial) {
+        Ok(()) => {}
+        // With its own type, which the exit code is made of.
+        Err(Broken::Failed(error)) => {
+            return Err(anyhow::Error::new(error).context(format!("rank {}", launch.rank)));
+        }
+        Err(error @ Broken::Wrong { .. }) => bail!("rank {}: {error}", launch.rank),
     }
     let first = launch.rank == 0;
     if first {
@@ -206,7 +225,7 @@ fn fabric(
         return Ok(());
     }
     for bytes in [4usize << 10, 256 << 10, 16 << 20] {
-        let (gather_ms, reduce_ms) = time(engine.as_mut(), bytes)?;
+        let (gather_ms, reduce_ms) = time(engine, &device.device, bytes)?;
         if first {
             let moved = bytes as f64 * (launch.world_size - 1) as f64 / launch.world_size as f64;
             println!(
@@ -220,17 +239,15 @@ fn fabric(
     Ok(())
 }
 
-/// Median times of a gather and of an exchange of a buffer of `bytes`.
-fn time(engine: &mut dyn Engine, bytes: usize) -> Result<(f64, f64), EngineError> {
-    let world_size = engine.world_size();
-    let mine = vec![1u8; bytes / world_size];
-    let (mut all, mut received) = (vec![0u8; mine.len() * world_size], vec![0u8; mine.len() * world_size]);
+/// Median times of a gather and of an exchange of a buffer of `bytes`, where the engine takes it from.
+fn time(engine: &mut dyn Engine, device: &Device, bytes: usize) -> Result<(f64, f64), EngineError> {
+    let mut pair = conformance::Pair::new(engine, device, bytes)?;
     let (mut gathers, mut exchanges) = (Vec::new(), Vec::new());
     for _ in 0..9 {
         let start = Instant::now();
-        engine.all_gather(&mine, &mut all)?;
+        pair.gather(engine)?;
         let between = Instant::now();
-        engine.all_to_all(&all, &mut received)?;
+        pair.exchange(engine)?;
         gathers.push((between - start).as_secs_f64() * 1e3);
         exchanges.push(between.elapsed().as_secs_f64() * 1e3);
     }

@@ -1,6 +1,7 @@
 //! The verbs, one file each.
 
 pub(crate) mod bench;
+pub(crate) mod bench_device;
 pub(crate) mod bench_loader;
 pub(crate) mod bench_shard;
 pub(crate) mod bench_step;

@@ -108,8 +108,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         numel(&model.head) as f64 / 1e6,
         model.head.len()
     );
-    let limit =
-        args.memory_gb.map_or_else(|| machine::room(args.ranks_per_node, &Opened::cpu()).bytes, |gb| gb * GB);
+    let limit = args
+        .memory_gb
+        .map_or_else(|| machine::room(args.ranks_per_node, 1, &Opened::cpu()).bytes, |gb| gb * GB);
     println!("memory of a rank: {:.1} GB; computing {} TFLOP/s", limit / GB, args.tflops);
     println!("GB of a rank; beyond the peak there must be room for the state once more, while it is saved");
     println!(
@@ -223,8 +224,17 @@ fn rows(
     }
     let row = |(mode, sharding, group_size)| {
         let workers = args.workers.min(rank_batch);
-        let spread =
-            Spread { world_size, group_size, sharding, keep: 0, rank_batch, rank_parts, workers, precision };
+        let spread = Spread {
+            world_size,
+            group_size,
+            sharding,
+            keep: 0,
+            rank_batch,
+            rank_parts,
+            workers,
+            precision,
+            offload: false,
+        };
         let keep = set_keep.or_else(|| keep_that_fits(model, &spread, limit)).unwrap_or(0);
         let spread = Spread { keep: keep.min(model.backbone.len()), ..spread };
         Row { mode, spread, fits: memory(model, &spread).needed_bytes() <= limit }

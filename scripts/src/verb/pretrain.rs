@@ -10,6 +10,7 @@ use anyhow::bail;
 use eval::probe::{InTraining, Split};
 use pipeline::{Dataset, Storage};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR2};
+use trainer::device::DeviceKind;
 use trainer::fault::Fault;
 use trainer::probe::Probe;
 use trainer::run::{Job, Outcome, run as train};
@@ -129,10 +130,16 @@ pub(crate) fn pretrain(
     let launch = target.launch;
     let device = target.compute.open(launch)?;
     let mut comm = ranks::connect(launch, &recipe.run, &device, target.compute.engine)?;
+    let n_sharers = ranks::n_sharers(&comm, &device)?;
+    let mut recipe = recipe;
+    // Without a GPU the host's memory is where everything lies.
+    recipe.run.offload &= device.kind != DeviceKind::Cpu;
     let open = || -> anyhow::Result<_> {
         let dataset = Arc::new(Dataset::open(&recipe.data.shards, storage)?);
         let plan = Plan::resolve(recipe, dataset.n_samples())?;
-        let plan = plan.over(launch.world_size, machine::room(launch.n_local.unwrap_or(1), &device))?;
+        let plan =
+            plan.over(launch.world_size, machine::room(launch.n_local.unwrap_or(1), n_sharers, &device))?;
+        compute::check(&plan, &device)?;
         let probes = probes(&plan)?;
         Ok((dataset, plan, probes))
     };

@@ -2,10 +2,12 @@
 //!
 //! A new backbone is one file and one variant of [`ModelConfig`].
 
+mod patches;
 mod pos_embed;
 pub mod vit;
 
-pub use vit::{VitConfig, patch_vectors};
+pub use patches::{patch_vectors, patch_vectors_on};
+pub use vit::VitConfig;
 
 use serde::{Deserialize, Serialize};
 

@@ -23,11 +23,6 @@ use crate::unit::{Draws, Init, Leaves, ParamSpec, Tokens, Unit};
 /// Epsilon of every layer norm, as in DINO and timm.
 const NORM_EPSILON: f64 = 1e-6;
 
-/// Mean and deviation of ImageNet's channels, in units of 0..=1; everyone's normalisation but
-/// SwAV's, which has a typing error in it.
-const IMAGE_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
-const IMAGE_STD: [f32; 3] = [0.229, 0.224, 0.225];
-
 /// A vision transformer, as a recipe writes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -127,29 +122,6 @@ pub(super) fn units(config: &VitConfig, readout: Readout) -> Vec<Box<dyn Unit>> 
     units
 }
 
-/// Views as bytes, `[n, 3, size, size]`, into normalised patch vectors `[n, N, 3·p·p]`, with the
-/// channels of a vector in the order of a convolution's weight: color, row, column.
-pub fn patch_vectors(views: &[&[u8]], size_px: usize, patch_px: usize) -> (Vec<f32>, [usize; 3]) {
-    let grid = size_px / patch_px;
-    let plane = size_px * size_px;
-    let n_views: usize = views.iter().map(|bytes| bytes.len() / (3 * plane)).sum();
-    let mut out = Vec::with_capacity(n_views * grid * grid * 3 * patch_px * patch_px);
-    for view in views.iter().flat_map(|bytes| bytes.chunks_exact(3 * plane)) {
-        for patch in 0..grid * grid {
-            let corner = (patch / grid) * patch_px * size_px + (patch % grid) * patch_px;
-            for (channel, (mean, std)) in IMAGE_MEAN.into_iter().zip(IMAGE_STD).enumerate() {
-                let (scale, shift) = (1.0 / (255.0 * std), mean / std);
-                for row in 0..patch_px {
-                    let start = channel * plane + corner + row * size_px;
-                    let bytes = &view[start..start + patch_px];
-                    out.extend(bytes.iter().map(|byte| f32::from(*byte) * scale - shift));
-                }
-            }
-        }
-    }
-    (out, [n_views, grid * grid, 3 * patch_px * patch_px])
-}
-
 /// Patch projection, class token and position embedding.
 struct Embed {
     config: VitConfig,
@@ -178,7 +150,7 @@ impl Embed {
                 || TensorData::new(pos_embed::matrix(self.config.grid(), grid), [grid[0] * grid[1], n - 1]);
             cache.entry(grid).or_insert_with(make).clone()
         };
-        let matrix = Tensor::<2>::from_data(data, &patches.device());
+        let matrix = Tensor::<2>::from_data(data, &patches.device()).cast(patches.dtype());
         let patches = matrix.matmul(patches).reshape([1, grid[0] * grid[1], d]);
         Tensor::cat(vec![class, patches], 1)
     }

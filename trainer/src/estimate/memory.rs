@@ -10,7 +10,7 @@ const F32: f64 = 4.0;
 /// What a rank holds at the worst moment of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Memory {
-    /// Shards of student, teacher and moments.
+    /// Shards of student, teacher and moments; none where they are left to the host.
     pub state_bytes: f64,
     /// Shards of gradients.
     pub gradient_bytes: f64,
@@ -74,14 +74,17 @@ pub fn memory(model: &ModelCost, spread: &Spread) -> Memory {
     // At first the head's gradients are on their way, at last all shards are there.
     let on_their_way = if spread.world_size > 1 { head + largest(&model.head) } else { head };
     let backwards = live + of_unit + on_their_way.max(shards);
+    let here = if spread.offload { 0.0 } else { 1.0 };
     Memory {
-        state_bytes: 4.0 * F32 * shards,
+        state_bytes: here * 4.0 * F32 * shards,
         gradient_bytes: F32 * shards,
         gathered_bytes: F32 * gathered,
         input_bytes: F32 * model.pixels * images,
         activation_bytes: F32 * (inputs + graphs),
         work_bytes: F32 * in_head.max(backwards),
-        checkpoint_bytes: F32 * (4.0 * shards + largest(&model.backbone).max(largest(&model.head)) / group),
+        checkpoint_bytes: here
+            * F32
+            * (4.0 * shards + largest(&model.backbone).max(largest(&model.head)) / group),
     }
 }
 

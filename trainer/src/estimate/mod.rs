@@ -20,7 +20,7 @@ pub use memory::{Memory, keep_that_fits, memory};
 pub use model::{ModelCost, UnitCost, of_plan};
 pub use presets::{PRESETS, preset};
 pub use simulate::{Simulation, simulate};
-pub use time::{Fabric, StepTime, Traffic, step_time, traffic};
+pub use time::{Fabric, StepTime, Traffic, step_flops, step_time, traffic};
 
 use crate::shard::mesh::Sharding;
 use crate::shard::wire::Precision;
@@ -44,11 +44,13 @@ pub struct Spread {
     pub workers: usize,
     /// How weights and gradients travel.
     pub precision: Precision,
+    /// Whether weights, moments and teacher lie in the host's memory, and units come to a GPU.
+    pub offload: bool,
 }
 
 impl Spread {
     /// Whether weights are gathered at all.
     fn gathers(&self) -> bool {
-        self.group_size > 1
+        self.group_size > 1 || self.offload
     }
 }

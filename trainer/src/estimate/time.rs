@@ -79,13 +79,19 @@ pub struct StepTime {
     pub step_s: f64,
 }
 
-/// The time of a step.
-pub fn step_time(model: &ModelCost, spread: &Spread, fabric: &Fabric) -> StepTime {
+/// Floating-point operations of matrix products in a step of one rank: what must be done, and what is done when
+/// units that keep no graph run again.
+pub fn step_flops(model: &ModelCost, spread: &Spread) -> [f64; 2] {
     let images = spread.rank_batch as f64;
     let again = &model.backbone[..model.backbone.len().saturating_sub(spread.keep)];
     let once: f64 = model.units().map(|unit| unit.teacher_flops + 3.0 * unit.student_flops).sum();
     let twice: f64 = again.iter().map(|unit| unit.student_flops).sum();
-    let compute_s = images * (once + twice) / fabric.flops;
+    [images * once, images * (once + twice)]
+}
+
+/// The time of a step.
+pub fn step_time(model: &ModelCost, spread: &Spread, fabric: &Fabric) -> StepTime {
+    let compute_s = step_flops(model, spread)[1] / fabric.flops;
     let traffic = traffic(model, spread);
     let within = |bytes: f64, size: usize, n: usize| collective(bytes, size, n, 1, fabric);
     let (ring_a, tree_a) = within(traffic.gather_bytes, spread.group_size, traffic.n_gathers);

@@ -15,7 +15,7 @@
 use std::sync::Arc;
 
 use burn::backend::flex::FlexTensor;
-use burn::tensor::{Tensor, activation};
+use burn::tensor::{DType, Tensor, activation};
 use multiversion::multiversion;
 use rayon::prelude::*;
 
@@ -31,14 +31,16 @@ pub fn attention(qkv: Tensor<3>, n_heads: usize) -> Tensor<3> {
     }
 }
 
+/// Products in the type of `qkv`, the softmax in f32.
 fn plain(qkv: Tensor<3>, n_heads: usize) -> Tensor<3> {
     let [b, n, d3] = qkv.dims();
-    let (d, d_head) = (d3 / 3, d3 / 3 / n_heads);
+    let (d, d_head, dtype) = (d3 / 3, d3 / 3 / n_heads, qkv.dtype());
     // [B, N, 3, H, D_h] -> [3, B, H, N, D_h]
     let parts = qkv.reshape([b, n, 3, n_heads, d_head]).permute([2, 0, 3, 1, 4]);
     let part = |i: usize| parts.clone().narrow(0, i, 1).squeeze_dim::<4>(0);
-    let scores = part(0).matmul(part(1).swap_dims(2, 3)) * (d_head as f64).powf(-0.5);
-    activation::softmax(scores, 3).matmul(part(2)).swap_dims(1, 2).reshape([b, n, d])
+    let scores = part(0).matmul(part(1).swap_dims(2, 3)).cast(DType::F32) * (d_head as f64).powf(-0.5);
+    let weights = activation::softmax(scores, 3).cast(dtype);
+    weights.matmul(part(2)).swap_dims(1, 2).reshape([b, n, d])
 }
 
 #[derive(Debug, Clone)]

@@ -8,7 +8,7 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Autodiff, Flex};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 
 /// A kernel with `N` tensor inputs and one output.
 pub(super) trait Kernel<const N: usize>: Clone + Debug + Send + 'static {
@@ -22,8 +22,11 @@ pub(super) trait Kernel<const N: usize>: Clone + Debug + Send + 'static {
     fn backward(&self, saved: Self::Saved, grad: FlexTensor, wanted: [bool; N]) -> [Option<FlexTensor>; N];
 }
 
-/// Whether `tensor` lives on the Flex backend, with or without autodiff.
+/// Whether `tensor` is f32 and lives on the Flex backend, with or without autodiff.
 pub(super) fn is_flex<const D: usize>(tensor: &Tensor<D>) -> bool {
+    if tensor.dtype() != DType::F32 {
+        return false;
+    }
     match tensor.is_autodiff() {
         true => tensor.clone().try_into_primitive::<Autodiff<Flex>>().is_ok(),
         false => tensor.clone().try_into_primitive::<Flex>().is_ok(),

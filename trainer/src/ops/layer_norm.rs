@@ -8,7 +8,7 @@
 //! ```
 
 use burn::backend::flex::FlexTensor;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use multiversion::multiversion;
 
 use super::cpu::{Kernel, contiguous, dims, is_flex, run, slice, tensor};
@@ -22,9 +22,12 @@ pub fn layer_norm(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64)
     }
 }
 
+/// In f32 whatever comes and goes.
 fn plain(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> Tensor<3> {
+    let dtype = x.dtype();
+    let [x, gamma, beta] = [x, gamma.unsqueeze(), beta.unsqueeze()].map(|t: Tensor<3>| t.cast(DType::F32));
     let (var, mean) = x.clone().var_mean_bias(2);
-    (x - mean) / (var + epsilon).sqrt() * gamma.unsqueeze() + beta.unsqueeze()
+    ((x - mean) / (var + epsilon).sqrt() * gamma + beta).cast(dtype)
 }
 
 #[derive(Debug, Clone)]

@@ -186,11 +186,11 @@ impl<'a> Run<'a> {
         let seconds = start.elapsed().as_secs_f64();
         self.tell(&report, seconds, data_wait_ms, observer);
         if let Err(error) = self.log(&report, &knobs, seconds, data_wait_ms, probes, observer) {
-            // Ranks that have lost one another cannot vote, and one alone has nobody to tell.
-            if matches!(error, TrainError::Ranks(_)) || self.trainer.place().world_size == 1 {
-                return Err(error);
+            match error {
+                // Ranks that have lost one another cannot vote.
+                TrainError::Ranks(_) => return Err(error),
+                error => self.failure = Some(error),
             }
-            self.failure = Some(error);
         }
         let done = self.trainer.state.step;
         if done.is_multiple_of(self.plan.recipe.run.checkpoint_every_steps) && report.finite {

@@ -5,9 +5,9 @@
 //! ([`flow`](super::flow)). Gathered buffers come from a pool and go back to it when the last tensor that
 //! looks at them is dropped.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
@@ -18,7 +18,10 @@ use super::recorder::Recorder;
 use super::slots::Slots;
 
 /// Ranks may take this long to start, whatever the deadline of collectives.
-const START: Duration = Duration::from_secs(120);
+pub const START: Duration = Duration::from_secs(120);
+
+/// How long an engine may take to leave a collective that nobody waits for any more.
+const LEAVE: Duration = Duration::from_secs(2);
 
 /// How ranks talk.
 pub struct CommConfig {
@@ -46,6 +49,10 @@ pub struct Comm {
     deadline: Duration,
     pub(super) slots: Arc<Slots>,
     waited_us: AtomicU64,
+    /// Time that the thread has waited for this rank's own device.
+    settled_us: Arc<AtomicU64>,
+    /// Set when this rank waits for no collective any more.
+    given_up: Arc<AtomicBool>,
     /// Closed when the thread has let its engines go.
     ended: Option<Receiver<()>>,
 }
@@ -55,6 +62,7 @@ type Job = Box<dyn FnOnce(&mut Mesh) + Send>;
 struct Queued {
     collective: &'static str,
     unit: String,
+    on_tensors: bool,
     job: Job,
 }
 
@@ -79,6 +87,8 @@ impl Comm {
             deadline: Duration::MAX,
             slots: Arc::default(),
             waited_us: AtomicU64::new(0),
+            settled_us: Arc::default(),
+            given_up: Arc::default(),
             ended: None,
         }
     }
@@ -96,15 +106,27 @@ impl Comm {
         let notes = Arc::clone(&recorder);
         let slots = Arc::<Slots>::default();
         let of_mesh = Arc::clone(&slots);
+        let (settled_us, given_up) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
+        let (settled, watched) = (Arc::clone(&settled_us), Arc::clone(&given_up));
         let run = move || {
-            let mesh = engine().and_then(|world| Mesh::new(world, place, exact, of_mesh));
+            let mesh = engine().and_then(|mut world| {
+                world.watch(watched);
+                Mesh::new(world, place, exact, of_mesh)
+            });
             let mut mesh = match mesh {
                 Ok(mesh) => mesh,
                 Err(error) => return drop(ready.send(Err(error))),
             };
             // A starter that has given up has no use for what comes.
             let _ = ready.send(Ok(mesh.world().takes_tensors()));
-            for (number, Queued { collective, unit, job }) in (0..).zip(jobs) {
+            for (number, Queued { collective, unit, on_tensors, job }) in (0..).zip(jobs) {
+                if on_tensors {
+                    // Before it is noted: a device that hangs keeps its rank behind the others, which shows who it is.
+                    // What has gone wrong on the device is said again by the collective.
+                    let start = Instant::now();
+                    let _ = mesh.world().settle();
+                    settled.fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
+                }
                 notes.begin(number, collective, &unit);
                 job(&mut mesh);
                 notes.end();
@@ -131,10 +153,13 @@ impl Comm {
             place,
             exact,
             takes_tensors,
-            queue: (place.world_size > 1).then_some(queue),
+            // One rank has nothing to move, but an engine on device memory may be tried with it.
+            queue: (place.world_size > 1 || takes_tensors).then_some(queue),
             recorder,
             deadline,
             slots,
+            settled_us,
+            given_up,
             ended: Some(ended),
             ..Self::solo()
         })
@@ -172,7 +197,8 @@ impl Comm {
             // A rank that no longer waits for the result has given up on an error before.
             let job: Job = Box::new(move |mesh| drop(sender.send(run(mesh))));
             // A thread that has ended drops the job and its sender with it: the wait says so.
-            let _ = queue.send(Queued { collective, unit: unit.to_string(), job });
+            let on_tensors = self.takes_tensors;
+            let _ = queue.send(Queued { collective, unit: unit.to_string(), on_tensors, job });
         }
         Pending::Queued(result)
     }
@@ -187,15 +213,26 @@ impl Comm {
             Pending::Queued(result) => result,
         };
         let mut waiting = Waiting::new(self.recorder.newest().map_or(0, |entry| entry.number));
-        let start = waiting.since;
+        let (start, settled_us) = (waiting.since, self.settled_us.load(Ordering::Relaxed));
         let outcome = loop {
             match result.recv_timeout(POLL) {
                 Ok(outcome) => break outcome,
                 Err(RecvTimeoutError::Disconnected) => break Err(EngineError::Ended),
-                Err(RecvTimeoutError::Timeout) => self.look_around(&mut waiting)?,
+                Err(RecvTimeoutError::Timeout) => {
+                    if let Err(error) = self.look_around(&mut waiting) {
+                        self.given_up.store(true, Ordering::Relaxed);
+                        // The engine that can leaves its collective, so that the device is free when the process ends.
+                        if self.takes_tensors {
+                            let _ = result.recv_timeout(LEAVE);
+                        }
+                        return Err(error);
+                    }
+                }
             }
         };
-        self.waited_us.fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
+        let own_us = self.settled_us.load(Ordering::Relaxed) - settled_us;
+        let waited_us = (start.elapsed().as_micros() as u64).saturating_sub(own_us);
+        self.waited_us.fetch_add(waited_us, Ordering::Relaxed);
         outcome
     }
 

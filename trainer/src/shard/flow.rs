@@ -21,6 +21,8 @@ pub struct Wanted<'a> {
     pub wire: Wire,
     /// Whether it stays for longer than its unit runs.
     pub keep: bool,
+    /// What its unit computes in.
+    pub dtype: DType,
 }
 
 /// The gathers of a step, in order: while one is used, the next is on its way.
@@ -28,7 +30,7 @@ pub struct Gathers<'a> {
     comm: &'a Comm,
     device: &'a Device,
     rest: VecDeque<Wanted<'a>>,
-    ahead: Option<Pending<Tensor<1>>>,
+    ahead: Option<(Pending<Tensor<1>>, DType)>,
 }
 
 impl<'a> Gathers<'a> {
@@ -53,7 +55,8 @@ impl<'a> Gathers<'a> {
                 true => next.shard.clone().to_device(self.device),
                 false => next.shard.clone(),
             };
-            self.comm.gather(next.unit, &shard, next.wire, next.keep)
+            let pending = self.comm.gather(next.unit, &shard, next.wire, next.keep)?;
+            Ok((pending, next.dtype))
         };
         self.ahead = self.rest.pop_front().map(submit).transpose()?;
         Ok(())
@@ -67,11 +70,10 @@ impl<'a> Gathers<'a> {
     /// # Panics
     /// If more are asked for than were listed: a bug in the step.
     pub fn next_flat(&mut self) -> Result<Tensor<1>, EngineError> {
-        let pending = self.ahead.take().expect("the step lists every gather");
+        let (pending, dtype) = self.ahead.take().expect("the step lists every gather");
         let flat = self.comm.wait(pending)?;
         self.submit_next()?;
-        // What came as bf16 computes in f32.
-        Ok(flat.to_device(self.device).cast(DType::F32))
+        Ok(flat.to_device(self.device).cast(dtype))
     }
 }
 

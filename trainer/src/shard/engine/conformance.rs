@@ -62,6 +62,57 @@ pub fn check(engine: &mut dyn Engine, trial: &mut Trial<'_>) -> Result<(), Broke
     check_group(engine, trial)
 }
 
+/// What the fabric is timed with: a gather and an exchange of one buffer, in the host's memory or, for an engine that
+/// takes tensors, on the device.
+pub enum Pair {
+    /// What a rank gives, and what it gets.
+    Host(Vec<u8>, Vec<u8>),
+    /// A gather and an exchange.
+    Tensors(Box<[Transfer; 2]>),
+}
+
+impl Pair {
+    /// Buffers of `bytes` in all.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn new(engine: &dyn Engine, device: &Device, bytes: usize) -> Result<Self, EngineError> {
+        let world_size = engine.world_size();
+        let n = (bytes / 4 / world_size).max(1);
+        if !engine.takes_tensors() {
+            return Ok(Self::Host(vec![1; 4 * n], vec![0; 4 * n * world_size]));
+        }
+        let send = |n: usize| Tensor::<1>::ones([n], device);
+        let gather = Transfer::new(send(n), n * world_size, true)?;
+        Ok(Self::Tensors(Box::new([gather, Transfer::new(send(n * world_size), n * world_size, true)?])))
+    }
+
+    /// Gathers.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn gather(&mut self, engine: &mut dyn Engine) -> Result<(), EngineError> {
+        match self {
+            Self::Host(mine, all) => engine.all_gather(mine, all),
+            Self::Tensors(transfers) => engine.all_gather_tensor(&mut transfers[0]),
+        }
+    }
+
+    /// Exchanges.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn exchange(&mut self, engine: &mut dyn Engine) -> Result<(), EngineError> {
+        match self {
+            Self::Host(_, all) => {
+                let mut received = vec![0; all.len()];
+                engine.all_to_all(all, &mut received)
+            }
+            Self::Tensors(transfers) => engine.all_to_all_tensor(&mut transfers[1]),
+        }
+    }
+}
+
 fn check_group(engine: &mut dyn Engine, trial: &mut Trial<'_>) -> Result<(), Broken> {
     for n in LENGTHS {
         movement(engine, n, trial)?;

@@ -11,8 +11,9 @@
 //! after NCCL   the collective's own stream is waited for before anybody is told that it has ended
 //! ```
 //!
-//! What is queued between the first and the last of these runs beside the collective: it cannot touch the two
-//! tensors, which the transfer alone holds.
+//! What is queued between the first and the last of these runs beside the collective. It cannot write to what is
+//! sent, which the transfer holds as well, and a tensor that has two holders is never changed in place; and nobody
+//! else knows what is received.
 
 #![allow(unsafe_code)]
 
@@ -52,22 +53,37 @@ impl Memory {
     }
 }
 
-/// Whether `tensor` lies on a CUDA device.
+/// Whether `tensor` lies on a CUDA device. All of CubeCL's devices have one type of tensor; the service behind it
+/// tells them apart.
 pub(super) fn is_cuda(tensor: &Tensor<1>) -> bool {
-    tensor.clone().try_into_primitive::<Cuda>().is_ok()
+    let service = std::any::TypeId::of::<Server>();
+    tensor.clone().try_into_primitive::<Cuda>().is_ok_and(|cube| cube.client.service_id().service == service)
 }
 
 fn pinned(tensor: &Tensor<1>) -> Result<ManagedResource<Resource>, EngineError> {
-    let failed = |reason: String| EngineError::Unavailable { engine: "nccl", reason };
+    let failed = |reason: String| EngineError::Failed { engine: "nccl", operation: "pinning memory", reason };
     let cube = tensor
         .clone()
         .try_into_primitive::<Cuda>()
         .map_err(|_| failed("the tensor does not lie on a CUDA device".into()))?;
-    cube.client.get_resource::<Server>(cube.handle.clone()).map_err(|error| failed(format!("{error:?}")))
+    let n_bytes = (cube.meta.shape()[0] * cube.dtype.size()) as u64;
+    if cube.meta.strides()[0] != 1 && cube.meta.shape()[0] > 1 {
+        return Err(failed("its elements do not lie one after another; this is a bug in ocelli".into()));
+    }
+    // What an earlier launch has broken is said here.
+    let resource = cube.client.get_resource::<Server>(cube.handle.clone());
+    let resource = resource.map_err(|error| failed(format!("{error:?}")))?;
+    if resource.resource().size < n_bytes {
+        return Err(failed(format!(
+            "{} bytes for {n_bytes}; this is a bug in ocelli",
+            resource.resource().size
+        )));
+    }
+    Ok(resource)
 }
 
 /// Makes the context that Burn computes in the one of this thread.
-pub(super) fn enter(device: usize) -> Result<(), EngineError> {
+pub(crate) fn enter(device: usize) -> Result<(), EngineError> {
     let failed = |error: result::DriverError| EngineError::Unavailable {
         engine: "nccl",
         reason: format!("cuda:{device} cannot be used: {error}"),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::{Engine, EngineError, Reduction, check_parts};
+use super::{Engine, EngineError, Reduction, check_parts, members_of};
 
 /// The meeting place of a group of ranks.
 #[derive(Debug, Default)]
@@ -204,15 +204,10 @@ impl Engine for Local {
 
     fn split(&mut self, color: usize, key: usize) -> Result<Box<dyn Engine>, EngineError> {
         let (all, groups) = self.exchange("split", Message { bytes: Vec::new(), split: [color, key] })?;
-        let mut members: Vec<[usize; 2]> = all
-            .iter()
-            .enumerate()
-            .filter(|(_, message)| message.split[0] == color)
-            .map(|(rank, message)| [message.split[1], rank])
-            .collect();
-        members.sort_unstable();
+        let said: Vec<[u64; 2]> = all.iter().map(|message| message.split.map(|n| n as u64)).collect();
         // This rank is among those of its own color, and the round has opened a group for each color.
-        let rank = members.iter().position(|[_, rank]| *rank == self.rank).unwrap_or_default();
+        let members = members_of(&said, color as u64);
+        let rank = members.iter().position(|member| *member == self.rank).unwrap_or_default();
         let group = Arc::clone(&groups[&color]);
         Ok(Box::new(Self { rank, group, n_operations: 0, takes_tensors: self.takes_tensors }))
     }

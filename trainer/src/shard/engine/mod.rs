@@ -20,14 +20,19 @@ mod rendezvous;
 mod solo;
 mod transfer;
 
+#[cfg(feature = "cuda")]
+pub(crate) use cuda::enter as enter_cuda;
 pub use local::{Local, LocalGroup};
 #[cfg(feature = "mpi")]
 pub use mpi::{Mpi, library_version as mpi_version};
 #[cfg(feature = "cuda")]
 pub use nccl::{Nccl, library_version as nccl_version, new_id as new_nccl_id};
-pub use rendezvous::Rendezvous;
+pub use rendezvous::{Comer, Rendezvous};
 pub use solo::Solo;
 pub use transfer::Transfer;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// How [`Engine::all_reduce`] joins elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,6 +90,18 @@ pub trait Engine {
     /// # Errors
     /// [`EngineError`].
     fn split(&mut self, color: usize, key: usize) -> Result<Box<dyn Engine>, EngineError>;
+
+    /// Lets it leave a collective that does not end once `given_up` is set, with an error.
+    fn watch(&mut self, _given_up: Arc<AtomicBool>) {}
+
+    /// Waits until what has been asked of the device has run: before collectives on tensors, so that a rank's own
+    /// work does not look like waiting for others.
+    ///
+    /// # Errors
+    /// [`EngineError::Failed`].
+    fn settle(&mut self) -> Result<(), EngineError> {
+        Ok(())
+    }
 
     /// Whether tensors are best given to it as they are, with transfers on device memory.
     fn takes_tensors(&self) -> bool {
@@ -192,6 +209,14 @@ pub enum EngineError {
     /// The communication thread is gone.
     #[error("the communication thread has ended")]
     Ended,
+}
+
+/// The ranks that have given `color`, in the order of their keys; `said` is every rank's color and key.
+pub(crate) fn members_of(said: &[[u64; 2]], color: u64) -> Vec<usize> {
+    let of_color = said.iter().enumerate().filter(|(_, [theirs, _])| *theirs == color);
+    let mut members: Vec<(u64, usize)> = of_color.map(|(rank, [_, key])| (*key, rank)).collect();
+    members.sort_unstable();
+    members.into_iter().map(|(_, rank)| rank).collect()
 }
 
 /// Checks that `whole` is `world_size` parts of `part` elements.

@@ -2,18 +2,24 @@
 //!
 //! The library is loaded when the program runs. Tensors are moved where they lie ([`cuda`]); what lies on the
 //! host goes over a piece of device memory. A collective that does not end is not waited for blindly: the
-//! communicator is asked for errors meanwhile, and given up with the first.
+//! communicator is asked for errors meanwhile, which it knows of what goes over a network. Of a rank on the same
+//! machine that has died it knows nothing: there the waiting thread finds out, and sets a flag.
 
 #![allow(unsafe_code)]
 
+mod calls;
+
 use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{result as driver, sys as cuda_sys};
 use cudarc::nccl::{result, sys};
 
+use self::calls::{exchange, failed, gather, said, sum_parts};
 use super::cuda::{self, Memory, Scratch, driver_failed};
-use super::{Engine, EngineError, Reduction, Transfer, check_parts};
+use super::{Engine, EngineError, Reduction, Transfer, check_parts, members_of};
 
 /// What ranks of one communicator have in common.
 pub(super) const ID_BYTES: usize = 128;
@@ -25,6 +31,7 @@ const REST: Duration = Duration::from_micros(50);
 
 /// A rank of an NCCL communicator.
 pub struct Nccl {
+    /// Null when it has been given up.
     communicator: sys::ncclComm_t,
     stream: cuda_sys::CUstream,
     rank: usize,
@@ -32,8 +39,8 @@ pub struct Nccl {
     device: usize,
     send: Scratch,
     receive: Scratch,
-    /// An operation has failed: the communicator can only be given up.
-    broken: bool,
+    /// Set when nobody waits for collectives any more.
+    given_up: Arc<AtomicBool>,
 }
 
 /// Version of the library, as 2.27.3; why it cannot be loaded otherwise.
@@ -49,7 +56,7 @@ pub fn library_version() -> Result<String, String> {
                 .into(),
         );
     }
-    let version = result::get_nccl_version().map_err(|error| format!("{error:?}"))?;
+    let version = result::get_nccl_version().map_err(|error| said(&error))?;
     // 2.9 and later: major · 10⁴ + minor · 10² + patch.
     Ok(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
 }
@@ -60,36 +67,40 @@ pub fn library_version() -> Result<String, String> {
 /// [`EngineError::Unavailable`].
 pub fn new_id() -> Result<[u8; ID_BYTES], EngineError> {
     library_version().map_err(|reason| EngineError::Unavailable { engine: "nccl", reason })?;
-    let id = result::get_uniqueid().map_err(|error| EngineError::Unavailable {
-        engine: "nccl",
-        reason: format!("no id for a communicator: {error:?}"),
-    })?;
+    let id = result::get_uniqueid().map_err(|error| failed("making an id for ranks to meet", &error))?;
     // The C header says char, which is signed on some machines.
     Ok(id.internal.map(|byte| byte as u8))
 }
 
 impl Nccl {
-    /// Joins the communicator of `id` on the GPU number `device`. All ranks call it, each on a GPU of its own.
+    /// Whether this process could join a communicator on the GPU number `device`: asked before ranks meet, so that
+    /// one that cannot does not leave the others waiting.
     ///
     /// # Errors
     /// [`EngineError::Unavailable`].
+    pub fn check(device: usize) -> Result<(), EngineError> {
+        library_version().map_err(|reason| EngineError::Unavailable { engine: "nccl", reason })?;
+        cuda::enter(device)
+    }
+
+    /// Joins the communicator of `id` on the GPU number `device`. All ranks call it, each on a GPU of its own.
+    ///
+    /// # Errors
+    /// [`EngineError`].
     pub fn start(
         id: [u8; ID_BYTES],
         rank: usize,
         world_size: usize,
         device: usize,
     ) -> Result<Self, EngineError> {
-        let unavailable = |reason: String| EngineError::Unavailable { engine: "nccl", reason };
-        library_version().map_err(unavailable)?;
-        cuda::enter(device)?;
+        Self::check(device)?;
         let stream = driver::stream::create(driver::stream::StreamKind::NonBlocking)
-            .map_err(|error| unavailable(error.to_string()))?;
+            .map_err(|error| driver_failed("making a stream", error))?;
         let id = sys::ncclUniqueId { internal: id.map(|byte| byte as _) };
         let mut communicator = std::ptr::null_mut();
         // SAFETY: the pointer is to a local that outlives the call; a context is current.
-        unsafe { result::comm_init_rank(&mut communicator, world_size as i32, id, rank as i32) }.map_err(
-            |error| unavailable(format!("rank {rank} of {world_size} on cuda:{device}: {error:?}")),
-        )?;
+        unsafe { result::comm_init_rank(&mut communicator, world_size as i32, id, rank as i32) }
+            .map_err(|error| failed("joining the other ranks", &error))?;
         Ok(Self {
             communicator,
             stream,
@@ -98,23 +109,35 @@ impl Nccl {
             device,
             send: Scratch::default(),
             receive: Scratch::default(),
-            broken: false,
+            given_up: Arc::default(),
         })
     }
 
-    /// Runs `launch` on the engine's stream behind everything on the device, and waits for its end.
+    /// Runs `launch` on the engine's stream, and waits for its end. With an error the communicator is given up
+    /// before anything that it may still write to is.
     fn run(
         &mut self,
         operation: &'static str,
         launch: impl FnOnce(sys::ncclComm_t, sys::cudaStream_t) -> Result<(), result::NcclError>,
     ) -> Result<(), EngineError> {
-        let ended = cuda::wait_for_context()
-            .and_then(|()| {
-                launch(self.communicator, self.stream.cast()).map_err(|error| failed(operation, error))
-            })
+        if self.communicator.is_null() {
+            let reason = "the communicator was given up after an earlier error".into();
+            return Err(EngineError::Failed { engine: "nccl", operation, reason });
+        }
+        let ended = launch(self.communicator, self.stream.cast())
+            .map_err(|error| failed(operation, &error))
             .and_then(|()| self.wait(operation));
-        self.broken |= ended.is_err();
+        if ended.is_err() {
+            self.abort();
+        }
         ended
+    }
+
+    /// Takes the communicator's kernels off the device.
+    fn abort(&mut self) {
+        // SAFETY: the communicator is this engine's own, and is not used again.
+        unsafe { sys::ncclCommAbort(self.communicator) };
+        self.communicator = std::ptr::null_mut();
     }
 
     fn wait(&self, operation: &'static str) -> Result<(), EngineError> {
@@ -130,12 +153,16 @@ impl Nccl {
                 std::hint::spin_loop();
                 continue;
             }
+            if self.given_up.load(Ordering::Relaxed) {
+                let reason = "other ranks are lost".into();
+                return Err(EngineError::Failed { engine: "nccl", operation, reason });
+            }
             let mut state = sys::ncclResult_t::ncclSuccess;
             // SAFETY: the communicator is alive, the pointer is to a local.
             let asked = unsafe { sys::ncclCommGetAsyncError(self.communicator, &mut state) };
             for result in [asked, state] {
                 if result != sys::ncclResult_t::ncclSuccess && result != sys::ncclResult_t::ncclInProgress {
-                    return Err(failed(operation, result::NcclError(result)));
+                    return Err(failed(operation, &result::NcclError(result)));
                 }
             }
             std::thread::sleep(REST);
@@ -179,61 +206,9 @@ impl Nccl {
             return Ok(());
         }
         let (from, to) = (memory.send(), memory.receive());
+        self.settle()?;
         self.run(operation, |communicator, stream| launch(from, to, communicator, stream))
     }
-}
-
-/// `n` bytes from each to each.
-fn exchange(
-    (from, to): (u64, u64),
-    n: usize,
-    world_size: usize,
-    communicator: sys::ncclComm_t,
-    stream: sys::cudaStream_t,
-) -> Result<(), result::NcclError> {
-    result::group_start()?;
-    for peer in 0..world_size {
-        let offset = (peer * n) as u64;
-        let byte = sys::ncclDataType_t::ncclUint8;
-        // SAFETY: both buffers hold `world_size` parts of `n` bytes, and live until the group has run.
-        unsafe {
-            result::send((from + offset) as *const c_void, n, byte, peer as i32, communicator, stream)?;
-            result::recv((to + offset) as *mut c_void, n, byte, peer as i32, communicator, stream)?;
-        }
-    }
-    result::group_end().map(drop)
-}
-
-/// `n` bytes of each to all.
-fn gather(
-    (from, to): (u64, u64),
-    n: usize,
-    communicator: sys::ncclComm_t,
-    stream: sys::cudaStream_t,
-) -> Result<(), result::NcclError> {
-    let byte = sys::ncclDataType_t::ncclUint8;
-    // SAFETY: `from` has `n` bytes and `to` as many of every rank; both live until the stream has been waited for.
-    unsafe { result::all_gather(from as *const c_void, to as *mut c_void, n, byte, communicator, stream) }
-        .map(drop)
-}
-
-/// `n` elements of the sum for each.
-fn sum_parts(
-    (from, to): (u64, u64),
-    n: usize,
-    communicator: sys::ncclComm_t,
-    stream: sys::cudaStream_t,
-) -> Result<(), result::NcclError> {
-    let (float, sum) = (sys::ncclDataType_t::ncclFloat32, sys::ncclRedOp_t::ncclSum);
-    // SAFETY: `from` has `n` floats for every rank and `to` has `n`; both live until the stream has been waited for.
-    unsafe {
-        result::reduce_scatter(from as *const c_void, to as *mut c_void, n, float, sum, communicator, stream)
-    }
-    .map(drop)
-}
-
-fn failed(operation: &'static str, error: result::NcclError) -> EngineError {
-    EngineError::Failed { engine: "nccl", operation, reason: format!("{error:?}") }
 }
 
 impl Engine for Nccl {
@@ -299,21 +274,31 @@ impl Engine for Nccl {
         let mut said = vec![[0u64; 2]; self.world_size];
         let mine = [color as u64, key as u64];
         self.all_gather(bytemuck::cast_slice(&mine), bytemuck::cast_slice_mut(&mut said))?;
-        let mut members: Vec<(u64, usize)> = said
-            .iter()
-            .enumerate()
-            .filter(|(_, [theirs, _])| *theirs == color as u64)
-            .map(|(rank, [_, key])| (*key, rank))
-            .collect();
-        members.sort_unstable();
+        let members = members_of(&said, color as u64);
         // This rank is among those of its own color.
-        let rank = members.iter().position(|(_, rank)| *rank == self.rank).unwrap_or_default();
-        let id = if rank == 0 { new_id()? } else { [0; ID_BYTES] };
+        let rank = members.iter().position(|member| *member == self.rank).unwrap_or_default();
+        // A leader that has none sends zeros, so that nobody waits for what does not come.
+        let made = if rank == 0 { new_id() } else { Ok([0; ID_BYTES]) };
         let mut ids = vec![0; ID_BYTES * self.world_size];
-        self.all_gather(&id, &mut ids)?;
+        self.all_gather(made.as_ref().unwrap_or(&[0; ID_BYTES]), &mut ids)?;
+        made?;
         let mut id = [0; ID_BYTES];
-        id.copy_from_slice(&ids[members[0].1 * ID_BYTES..][..ID_BYTES]);
-        Ok(Box::new(Self::start(id, rank, members.len(), self.device)?))
+        id.copy_from_slice(&ids[members[0] * ID_BYTES..][..ID_BYTES]);
+        if id == [0; ID_BYTES] {
+            let reason = format!("rank {} could not make an id for its group", members[0]);
+            return Err(EngineError::Failed { engine: "nccl", operation: "split", reason });
+        }
+        let mut part = Self::start(id, rank, members.len(), self.device)?;
+        part.given_up = Arc::clone(&self.given_up);
+        Ok(Box::new(part))
+    }
+
+    fn watch(&mut self, given_up: Arc<AtomicBool>) {
+        self.given_up = given_up;
+    }
+
+    fn settle(&mut self) -> Result<(), EngineError> {
+        cuda::wait_for_context()
     }
 
     fn takes_tensors(&self) -> bool {
@@ -351,10 +336,9 @@ impl Drop for Nccl {
         // SAFETY: communicator and stream are this engine's own and are not used again. Nothing can be done about
         // an error here.
         unsafe {
-            match self.broken {
-                true => sys::ncclCommAbort(self.communicator),
-                false => sys::ncclCommDestroy(self.communicator),
-            };
+            if !self.communicator.is_null() {
+                sys::ncclCommDestroy(self.communicator);
+            }
             let _ = driver::stream::destroy(self.stream);
         }
     }

@@ -1,8 +1,9 @@
 //! One message from rank 0 to every other rank over TCP, for engines whose ranks need one to meet.
 //!
 //! ```text
-//! rank r → rank 0   "ocelli" 0 1 | W as u32 | r as u32          little endian
-//! rank 0 → rank r   length as u32 | message                     when all W - 1 have come
+//! rank r → rank 0   "ocelli" 0 2 | W as u32 | r as u32 | its device, 16 bytes      little endian
+//! rank 0 → rank r   1 | length as u32 | message                 when all W - 1 have come, or
+//!                   0 | length as u32 | why ranks do not meet
 //! ```
 //!
 //! Ranks come in any order and try again until rank 0 listens. Whoever says something else is sent away.
@@ -13,7 +14,9 @@ use std::time::{Duration, Instant};
 
 use super::EngineError;
 
-const MAGIC: [u8; 8] = *b"ocelli\0\x01";
+const MAGIC: [u8; 8] = *b"ocelli\0\x02";
+/// Bytes of a hello.
+const HELLO_BYTES: usize = 32;
 /// How long one that has come may take to say who it is.
 const HELLO: Duration = Duration::from_secs(5);
 /// Between two tries.
@@ -32,99 +35,151 @@ pub struct Rendezvous {
     pub deadline: Duration,
 }
 
+/// Who comes.
+#[derive(Debug, Clone, Copy)]
+pub struct Comer {
+    /// Its rank.
+    pub rank: usize,
+    /// Number of ranks.
+    pub world_size: usize,
+    /// What it computes on, of which every rank must have its own.
+    pub device: [u8; 16],
+}
+
 impl Rendezvous {
-    /// The message of rank 0, on all of `world_size` ranks; `message` makes it on rank 0.
+    /// The message of rank 0, on all ranks; `message` makes it on rank 0.
     ///
     /// # Errors
-    /// [`EngineError::Unavailable`] with the ranks that have not come, or why rank 0 cannot be reached; those
-    /// of `message`.
+    /// [`EngineError::Failed`] with the ranks that have not come, or why rank 0 cannot be reached;
+    /// [`EngineError::Unavailable`] when what ranks say of themselves does not fit; those of `message`.
     pub fn share(
         &self,
-        rank: usize,
-        world_size: usize,
+        comer: Comer,
         message: impl FnOnce() -> Result<Vec<u8>, EngineError>,
     ) -> Result<Vec<u8>, EngineError> {
-        match rank {
+        match comer.rank {
             0 => {
                 let message = message()?;
-                self.serve(world_size, &message)?;
+                self.serve(comer, &message)?;
                 Ok(message)
             }
-            rank => self.ask(rank, world_size),
+            _ => self.ask(comer),
         }
     }
 
-    fn failed(&self, reason: String) -> EngineError {
+    fn failed(&self, reason: &str) -> EngineError {
+        let Self { host, port, .. } = self;
+        let reason = format!("{host}:{port}: {reason}");
+        EngineError::Failed { engine: "rendezvous", operation: "meeting", reason }
+    }
+
+    fn contradiction(&self, reason: &str) -> EngineError {
         let Self { host, port, .. } = self;
         EngineError::Unavailable { engine: "rendezvous", reason: format!("{host}:{port}: {reason}") }
     }
 
-    fn serve(&self, world_size: usize, message: &[u8]) -> Result<(), EngineError> {
+    fn serve(&self, own: Comer, message: &[u8]) -> Result<(), EngineError> {
         // On every address: the name that others know may stand for one that this machine does not have.
         let listener = TcpListener::bind(("0.0.0.0", self.port))
             .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-            .map_err(|error| self.failed(format!("rank 0 cannot listen there: {error}")))?;
-        let start = Instant::now();
-        let mut come: Vec<Option<TcpStream>> = (1..world_size).map(|_| None).collect();
-        while come.iter().any(Option::is_none) {
-            match listener.accept() {
-                Ok((stream, _)) => match hello(&stream, world_size) {
-                    Ok(rank) if come[rank - 1].is_none() => come[rank - 1] = Some(stream),
-                    Ok(rank) => {
-                        return Err(self.failed(format!("two processes say that they are rank {rank}")));
-                    }
-                    Err(Some(reason)) => return Err(self.failed(reason)),
-                    Err(None) => {}
-                },
-                Err(_) if start.elapsed() > self.deadline => {
-                    let missing = (1..world_size).filter(|rank| come[rank - 1].is_none());
-                    let missing: Vec<String> = missing.map(|rank| rank.to_string()).collect();
-                    let seconds = self.deadline.as_secs();
-                    return Err(self.failed(format!(
-                        "after {seconds} s these ranks have not come: {}",
-                        missing.join(", ")
-                    )));
-                }
-                Err(_) => std::thread::sleep(RETRY / 10),
+            .map_err(|error| self.failed(&format!("rank 0 cannot listen there: {error}")))?;
+        let mut come: Vec<(Comer, TcpStream)> = Vec::new();
+        let met = self.receive(own, &listener, &mut come);
+        let (flag, text) = match &met {
+            Ok(()) => (1, message),
+            Err((_, reason)) => (0, reason.as_bytes()),
+        };
+        let mut packet = vec![flag];
+        packet.extend((text.len() as u32).to_le_bytes());
+        packet.extend_from_slice(text);
+        for (comer, stream) in &mut come {
+            let sent = stream.write_all(&packet);
+            if met.is_ok() {
+                sent.map_err(|error| self.failed(&format!("rank {} is gone: {error}", comer.rank)))?;
             }
         }
-        for (index, stream) in come.iter_mut().flatten().enumerate() {
-            let mut packet = (message.len() as u32).to_le_bytes().to_vec();
-            packet.extend_from_slice(message);
-            stream
-                .write_all(&packet)
-                .map_err(|error| self.failed(format!("rank {} is gone: {error}", index + 1)))?;
+        met.map_err(|(is_contradiction, reason)| match is_contradiction {
+            true => self.contradiction(&reason),
+            false => self.failed(&reason),
+        })
+    }
+
+    /// Receives all other ranks, or says what is wrong and whether trying again would change it.
+    fn receive(
+        &self,
+        own: Comer,
+        listener: &TcpListener,
+        come: &mut Vec<(Comer, TcpStream)>,
+    ) -> Result<(), (bool, String)> {
+        let start = Instant::now();
+        while come.len() + 1 < own.world_size {
+            if start.elapsed() > self.deadline {
+                let here = |rank: &usize| come.iter().any(|(comer, _)| comer.rank == *rank);
+                let missing = (1..own.world_size).filter(|rank| !here(rank));
+                let missing: Vec<String> = missing.map(|rank| rank.to_string()).collect();
+                let seconds = self.deadline.as_secs();
+                return Err((
+                    false,
+                    format!("after {seconds} s these ranks have not come: {}", missing.join(", ")),
+                ));
+            }
+            let Ok((stream, _)) = listener.accept() else {
+                std::thread::sleep(RETRY / 10);
+                continue;
+            };
+            let Some(comer) = hello(&stream) else { continue };
+            let Comer { rank, world_size, device } = comer;
+            let wrong = if world_size != own.world_size || rank == 0 || rank >= own.world_size {
+                Some(format!(
+                    "a process says that it is rank {rank} of {world_size}, and there are {}",
+                    own.world_size
+                ))
+            } else if come.iter().any(|(other, _)| other.rank == rank) {
+                Some(format!("two processes say that they are rank {rank}"))
+            } else {
+                let mut others = come.iter().map(|(comer, _)| comer).chain([&own]);
+                let same = others.find(|other| other.device == device);
+                same.map(|other| format!("ranks {} and {rank} have the same GPU", other.rank.min(rank)))
+            };
+            come.push((comer, stream));
+            if let Some(reason) = wrong {
+                return Err((true, reason));
+            }
         }
         Ok(())
     }
 
-    fn ask(&self, rank: usize, world_size: usize) -> Result<Vec<u8>, EngineError> {
+    fn ask(&self, comer: Comer) -> Result<Vec<u8>, EngineError> {
         let start = Instant::now();
         let mut stream = loop {
             match self.connect() {
                 Ok(stream) => break stream,
                 Err(error) if start.elapsed() > self.deadline => {
-                    return Err(self.failed(format!("rank 0 cannot be reached: {error}")));
+                    return Err(self.failed(&format!("rank 0 cannot be reached: {error}")));
                 }
                 Err(_) => std::thread::sleep(RETRY),
             }
         };
-        let left = self.deadline.saturating_sub(start.elapsed()).max(HELLO);
-        let gone = |error: std::io::Error| self.failed(format!("rank 0 does not answer: {error}"));
-        stream.set_read_timeout(Some(left)).map_err(gone)?;
+        // Rank 0 may have begun to wait later, and says itself who is missing.
+        let gone = |error: std::io::Error| self.failed(&format!("rank 0 does not answer: {error}"));
+        stream.set_read_timeout(Some(self.deadline + HELLO)).map_err(gone)?;
         let mut packet = MAGIC.to_vec();
-        packet.extend((world_size as u32).to_le_bytes());
-        packet.extend((rank as u32).to_le_bytes());
+        packet.extend((comer.world_size as u32).to_le_bytes());
+        packet.extend((comer.rank as u32).to_le_bytes());
+        packet.extend(comer.device);
         stream.write_all(&packet).map_err(gone)?;
-        let mut len = [0; 4];
-        stream.read_exact(&mut len).map_err(gone)?;
-        let len = u32::from_le_bytes(len) as usize;
-        if len > MAX_BYTES {
-            return Err(self.failed(format!("something else than rank 0 answers: {len} bytes")));
+        let mut head = [0; 5];
+        stream.read_exact(&mut head).map_err(gone)?;
+        let len = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
+        if head[0] > 1 || len > MAX_BYTES {
+            return Err(self.contradiction("something else than rank 0 answers there"));
         }
         let mut message = vec![0; len];
         stream.read_exact(&mut message).map_err(gone)?;
-        Ok(message)
+        match head[0] {
+            1 => Ok(message),
+            _ => Err(self.failed(&format!("rank 0 says: {}", String::from_utf8_lossy(&message)))),
+        }
     }
 
     fn connect(&self) -> std::io::Result<TcpStream> {
@@ -140,23 +195,19 @@ impl Rendezvous {
 }
 
 /// Who has come; `None` for one that is no rank of ours.
-fn hello(mut stream: &TcpStream, world_size: usize) -> Result<usize, Option<String>> {
-    let mut packet = [0; 16];
+fn hello(mut stream: &TcpStream) -> Option<Comer> {
+    let mut packet = [0; HELLO_BYTES];
     let read = stream
         .set_nonblocking(false)
         .and_then(|()| stream.set_read_timeout(Some(HELLO)))
         .and_then(|()| stream.read_exact(&mut packet));
     if read.is_err() || packet[..8] != MAGIC {
-        return Err(None);
+        return None;
     }
     let number = |at: usize| u32::from_le_bytes([packet[at], packet[at + 1], packet[at + 2], packet[at + 3]]);
-    let (theirs, rank) = (number(8) as usize, number(12) as usize);
-    if theirs != world_size || rank == 0 || rank >= world_size {
-        return Err(Some(format!(
-            "a process says that it is rank {rank} of {theirs}, and there are {world_size} ranks"
-        )));
-    }
-    Ok(rank)
+    let mut device = [0; 16];
+    device.copy_from_slice(&packet[16..]);
+    Some(Comer { rank: number(12) as usize, world_size: number(8) as usize, device })
 }
 
 #[cfg(test)]
@@ -173,6 +224,10 @@ mod tests {
         Ok((0..128).collect())
     }
 
+    fn comer(rank: usize, world_size: usize) -> Comer {
+        Comer { rank, world_size, device: [rank as u8; 16] }
+    }
+
     #[test]
     fn everybody_gets_the_message_of_rank_0() {
         let meeting = rendezvous(Duration::from_secs(20));
@@ -184,13 +239,13 @@ mod tests {
                     if rank == 0 {
                         std::thread::sleep(Duration::from_millis(150));
                     }
-                    meeting.share(rank, 4, message).unwrap()
+                    meeting.share(comer(rank, 4), message).unwrap()
                 }
             };
             let stray = scope.spawn(|| {
                 loop {
                     if let Ok(mut stream) = meeting.connect() {
-                        return stream.write_all(b"GET / HTTP/1.1\r\n\r\n");
+                        return stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
                     }
                 }
             });
@@ -203,26 +258,37 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_come_is_named() {
+    fn who_does_not_come_is_named_by_all() {
         let meeting = rendezvous(Duration::from_millis(400));
-        let error = std::thread::scope(|scope| {
-            scope.spawn(|| meeting.share(2, 4, message));
-            meeting.share(0, 4, message).unwrap_err().to_string()
+        std::thread::scope(|scope| {
+            let here = scope.spawn(|| meeting.share(comer(2, 4), message).unwrap_err().to_string());
+            let error = meeting.share(comer(0, 4), message).unwrap_err();
+            assert!(matches!(error, EngineError::Failed { .. }), "trying again may help: {error}");
+            assert!(error.to_string().contains("have not come: 1, 3"), "{error}");
+            let here = here.join().unwrap();
+            assert!(here.contains("rank 0 says") && here.contains("1, 3"), "{here}");
         });
-        assert!(error.contains("have not come: 1, 3"), "{error}");
-        let error = meeting.share(1, 2, message).unwrap_err().to_string();
+        let error = meeting.share(comer(1, 2), message).unwrap_err().to_string();
         assert!(error.contains("rank 0 cannot be reached"), "{error}");
     }
 
     #[test]
-    fn contradictions_are_errors() {
-        for (rank, world_size, words) in [(1, 3, "there are 2 ranks"), (5, 2, "rank 5 of 2")] {
+    fn contradictions_are_errors_on_both_sides() {
+        let same = Comer { device: [0; 16], ..comer(1, 2) };
+        for (other, words) in [
+            (comer(1, 3), "there are 2"),
+            (comer(5, 2), "rank 5 of 2"),
+            (same, "ranks 0 and 1 have the same GPU"),
+        ] {
             let meeting = rendezvous(Duration::from_secs(5));
-            let error = std::thread::scope(|scope| {
-                scope.spawn(|| meeting.share(rank, world_size, message));
-                meeting.share(0, 2, message).unwrap_err().to_string()
+            std::thread::scope(|scope| {
+                let there = scope.spawn(|| meeting.share(other, message).unwrap_err().to_string());
+                let error = meeting.share(comer(0, 2), message).unwrap_err();
+                assert!(matches!(error, EngineError::Unavailable { .. }), "it stays as it is: {error}");
+                assert!(error.to_string().contains(words), "{error}");
+                let there = there.join().unwrap();
+                assert!(there.contains(words), "{there}");
             });
-            assert!(error.contains(words), "{error}");
         }
     }
 }

@@ -90,7 +90,7 @@ impl Transfer {
     /// What has been received.
     ///
     /// # Panics
-    /// If no collective has run: a bug in the mesh.
+    /// If no collective has run, where that can be told: a bug in the mesh.
     pub fn received(self) -> Tensor<1> {
         self.receive.expect("the collective has run")
     }

@@ -1,0 +1,95 @@
+use trainer::bench::noise_batch;
+use trainer::bench_shard::share_of;
+use trainer::shard::engine::{Local, LocalGroup};
+use trainer::shard::mesh::Traffic;
+use trainer::step::Trainer;
+
+use trainer::Plan;
+
+use crate::ranks::{BATCH, STATISTICS, on_engines, plan, train, train_on, worst};
+
+/// An engine that takes tensors where they lie, as NCCL does, is given the same sums in the same order, by the
+/// same number of collectives and bytes, as one that takes the host's buffers.
+#[test]
+fn tensors_and_buffers_travel_alike() {
+    const BF16: &str = "optim.precision={ gather = \"bf16\", reduce = \"bf16\" }";
+    for more in [
+        &[][..],
+        &["run.keep=0"],
+        &["run.shard=\"none\""],
+        &["run.shard=\"grad\""],
+        &["run.shard_group=2"],
+        &["run.exact_sums=false"],
+        &["run.shard_group=2", "run.exact_sums=false"],
+        &[BF16],
+        &[BF16, "run.shard_group=2"],
+        &[BF16, "run.shard=\"none\""],
+    ] {
+        let plan = plan(4, &[&STATISTICS[..], more].concat());
+        let buffers = train(&plan, 2);
+        let engines = LocalGroup::ranks(4).into_iter().map(Local::with_tensors).collect();
+        assert!(train_on(&plan, engines, 2) == buffers, "{more:?}");
+        let traffic = |engines| on_engines(&plan, engines, step_traffic(&plan));
+        let engines = LocalGroup::ranks(4).into_iter().map(Local::with_tensors).collect();
+        assert_eq!(traffic(engines), traffic(LocalGroup::ranks(4)), "{more:?}");
+    }
+    // One rank that talks to itself, as a GPU without others can be tried.
+    for more in [&[][..], &[BF16], &["run.exact_sums=false"]] {
+        let plan = plan(1, more);
+        let itself = LocalGroup::ranks(1).into_iter().map(Local::with_tensors).collect();
+        assert!(train_on(&plan, itself, 2) == train(&plan, 2), "{more:?}");
+    }
+}
+
+/// What a rank receives in a step.
+fn step_traffic(plan: &Plan) -> impl Fn(Trainer) -> Traffic + Sync {
+    |mut trainer| {
+        let batch = share_of(noise_batch(&plan.multicrop(), BATCH, 0), trainer.place());
+        let before = trainer.comm.traffic().unwrap();
+        trainer.step(&batch, &plan.schedules().at(3)).unwrap();
+        trainer.comm.traffic().unwrap().since(before)
+    }
+}
+
+/// Units that compute in bf16: nearly the gradients of f32, the same bits on any number of ranks and whatever is
+/// kept, and weights that stay f32.
+#[test]
+fn bf16_computes_nearly_what_f32_does() {
+    const BF16: &str = "optim.precision={ compute = \"bf16\" }";
+    let run = |world, more: &[&str], n_steps| {
+        let overrides = [&["optim.micro_batches=2"][..], &STATISTICS, more].concat();
+        train(&plan(world, &overrides), n_steps)
+    };
+    let (f32s, bf16s) = (run(1, &[], 1), run(1, &[BF16], 1));
+    assert_ne!(f32s.losses, bf16s.losses, "it is something else that is computed");
+    assert!(
+        (f32s.losses[0] - bf16s.losses[0]).abs() < 2e-2 * f32s.losses[0],
+        "{:?}",
+        (f32s.losses, bf16s.losses)
+    );
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+    let (a, b) = (&f32s.moments, &bf16s.moments);
+    let cosine = dot(a, b) / (dot(a, a) * dot(b, b)).sqrt();
+    assert!(cosine > 0.99, "{cosine}");
+    // Weights that were rounded to bf16 would have no lower bits.
+    assert!(bf16s.weights.iter().any(|w| w.to_bits() & 0xffff != 0));
+    let one = run(1, &[BF16], 2);
+    for (world, more) in [(1, &[BF16, "run.keep=0"][..]), (2, &[BF16]), (2, &[BF16, "run.keep=0"])] {
+        assert!(run(world, more, 2) == one, "{world} ranks, {more:?}");
+    }
+}
+
+/// Weights and gradients in bf16 on the wire: another run, but not by much.
+#[test]
+fn bf16_on_the_wire_trains_alike() {
+    let wire = ["optim.precision={gather=\"bf16\",reduce=\"bf16\"}"];
+    let exact = train(&plan(2, &[]), 1);
+    let rounded = train(&plan(2, &wire), 1);
+    assert_ne!(rounded.losses, exact.losses);
+    assert!((rounded.losses[1] - exact.losses[1]).abs() < 0.01 * exact.losses[1], "gradient norms");
+    assert!(worst(&rounded.moments, &exact.moments) < 0.02);
+    assert!(worst(&rounded.moments, &exact.moments) > 1e-5, "nothing was rounded");
+    // Gathered weights are rounded alike wherever they are gathered.
+    let gather = ["optim.precision={gather=\"bf16\"}", "optim.micro_batches=2"];
+    assert!(train(&plan(2, &gather), 3) == train(&plan(1, &gather), 3));
+}
