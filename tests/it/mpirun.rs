@@ -1,5 +1,6 @@
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use crate::support::World;
 
@@ -47,7 +48,18 @@ impl<'w> Ranks<'w> {
     }
 
     pub(crate) fn run(&self, n: usize, workdir: &str, more: &[&str]) -> Output {
-        mpirun(n, self.world.folder.path(), &self.args(workdir, more)).output().unwrap()
+        let code = |rank: usize| self.world.path(&format!("code-{rank}"));
+        (0..n).for_each(|rank| drop(std::fs::remove_file(code(rank))));
+        let mut command = mpirun(n, self.world.folder.path(), &self.args(workdir, more));
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // Open MPI 4.1's mpirun sometimes stays when all of its ranks have ended with errors.
+        let mut n_looks = 0;
+        while n_looks < 100 && child.try_wait().unwrap().is_none() {
+            std::thread::sleep(Duration::from_millis(50));
+            n_looks += u32::from((0..n).all(|rank| code(rank).exists()));
+        }
+        let _ = child.kill();
+        child.wait_with_output().unwrap()
     }
 
     pub(crate) fn start(&self, n: usize, workdir: &str, more: &[&str]) -> Child {

@@ -338,6 +338,13 @@ impl<'a> Run<'a> {
         Ok(std::mem::replace(&mut self.trainer.comm, Comm::solo()).finish()?)
     }
 
+    /// Ends with an error that all ranks have found alike.
+    fn end_together<T>(&mut self, error: TrainError) -> Result<T, TrainError> {
+        // Launchers are easier on ranks that have taken leave of one another.
+        let _ = self.leave();
+        Err(error)
+    }
+
     /// Goes back to the newest checkpoint and passes over the batches since then.
     fn roll_back(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         self.finish_saving()?;
@@ -346,14 +353,14 @@ impl<'a> Run<'a> {
         let (step, next_batch) = (state.step - 1, state.step + state.skipped_batches);
         let too_often = TrainError::NotFinite { step, n_steps: MAX_BAD_STEPS };
         if self.n_rollbacks == self.plan.recipe.run.max_rollbacks {
-            return Err(too_often);
+            return self.end_together(too_often);
         }
         let rank = self.trainer.comm.place().rank;
         let folder = self.job.workdir.join("checkpoints");
         let warn = &mut |message: &str| warn_on_first(rank, message, observer);
         let newest = state.step;
         let found = checkpoint::resume(&folder, newest, state, &self.trainer.comm, &state_device, warn)?;
-        let Some(back_to) = found else { return Err(too_often) };
+        let Some(back_to) = found else { return self.end_together(too_often) };
         self.n_rollbacks += 1;
         state.skipped_batches = next_batch - back_to;
         state.bad_steps = 0;
