@@ -3,6 +3,7 @@
 use anyhow::bail;
 use trainer::Plan;
 use trainer::device::{DeviceChoice, DeviceError, DeviceKind, Opened, cuda_devices};
+use trainer::shard::wire::{Precision, Wire};
 
 use crate::launch::Launch;
 use crate::ranks::EngineChoice;
@@ -40,13 +41,16 @@ impl DeviceFlag {
     }
 }
 
-/// Checks that `device` knows what `plan` computes in.
+/// Checks that `device` knows the types that `plan` computes and travels in.
 pub(crate) fn check(plan: &Plan, device: &Opened) -> anyhow::Result<()> {
-    let arithmetic = plan.recipe.optim.precision.compute;
-    if device.device.supports_dtype(arithmetic.dtype()) {
-        return Ok(());
+    let Precision { compute, gather, reduce, head_gather, head_reduce } = plan.recipe.optim.precision;
+    let types = [gather, reduce, head_gather, head_reduce].map(Wire::dtype);
+    for dtype in [&types[..], &[compute.dtype()]].concat() {
+        if !device.device.supports_dtype(dtype) {
+            bail!("{} does not know {}: set optim.precision to something else", device.name, dtype.name());
+        }
     }
-    bail!("{} does not compute in {arithmetic:?}: set optim.precision.compute to another", device.name)
+    Ok(())
 }
 
 fn open(choice: DeviceChoice, launch: &Launch) -> anyhow::Result<Opened> {

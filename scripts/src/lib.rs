@@ -72,6 +72,7 @@ pub fn main() -> ExitCode {
     let _ = rlimit::increase_nofile_limit(u64::MAX);
     let cli = Cli::parse();
     let storage = cli.storage.open();
+    trainer::device::keep_tuning(&cli.storage.folder().join("gpu"));
     let result = match cli.verb {
         Verb::Quickstart(args) => verb::quickstart::run(&args, &storage),
         Verb::Shards(args) => verb::shards::run(&args, &storage),

@@ -19,7 +19,8 @@ const OTHER_NAMES: [(&str, &str); 3] = [
 /// Flags that every verb has.
 #[derive(clap::Args)]
 pub(crate) struct Flags {
-    /// Folder in which shards from elsewhere, and indices, are kept [default: ~/.cache/ocelli].
+    /// Folder in which shards from elsewhere, indices, and what is known of a GPU are kept [default:
+    /// ~/.cache/ocelli].
     #[arg(long, env = "OCELLI_CACHE", global = true, value_name = "FOLDER", help_heading = "Cache")]
     cache: Option<PathBuf>,
     /// Gigabytes of shards that are kept at the most.
@@ -35,9 +36,14 @@ pub(crate) struct Flags {
 }
 
 impl Flags {
+    /// Folder of what is kept.
+    pub(crate) fn folder(&self) -> PathBuf {
+        self.cache.clone().unwrap_or_else(default_folder)
+    }
+
     /// The storage that the flags and the environment describe.
     pub(crate) fn open(&self) -> Storage {
-        let folder = self.cache.clone().unwrap_or_else(default_folder);
+        let folder = self.folder();
         let options = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .filter(|(name, _)| STORE_VARIABLES.iter().any(|beginning| name.starts_with(beginning)))

@@ -16,6 +16,9 @@ mod fetch;
 mod foreign;
 /// Pixels that Pillow and torchvision made.
 mod golden;
+/// A GPU, or a software one, beside the CPU.
+#[cfg(feature = "wgpu")]
+mod gpu;
 /// Unit by unit against one graph.
 mod gradients;
 /// The scripts that start ranks without a launcher.

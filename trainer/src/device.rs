@@ -126,6 +126,22 @@ impl Opened {
     }
 }
 
+/// Keeps what is found out about a GPU, which kernels are the fastest for which sizes, in `folder`, so that another
+/// start need not find it out again. To be called before a GPU is used.
+#[cfg(feature = "cube")]
+pub fn keep_tuning(folder: &std::path::Path) {
+    use cubecl::config::cache::CacheConfig;
+    use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
+    let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
+    config.environment.path = CacheConfig::Directory(folder.to_path_buf());
+    // It is set already where a GPU has been used before.
+    CubeClRuntimeConfig::try_set(config);
+}
+
+/// Without GPUs there is nothing to keep.
+#[cfg(not(feature = "cube"))]
+pub fn keep_tuning(_: &std::path::Path) {}
+
 /// Which of `n_devices` the `local_rank`-th process takes.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn number_of(

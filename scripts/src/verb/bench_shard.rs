@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use serde_json::json;
 use trainer::Plan;
 use trainer::bench_shard::{MemoryGauge, ShardBench, run as bench};
+use trainer::device::{Device, DeviceKind};
 
 use crate::launch::Launch;
 use crate::{MEMORY, compute, machine, ranks, recipes};
@@ -60,6 +61,23 @@ impl MemoryGauge for Heap {
     }
 }
 
+/// The allocator of a GPU, as far as it tells: what is in use, and what it has ever held.
+struct Pool<'a>(&'a Device);
+
+impl MemoryGauge for Pool<'_> {
+    fn bytes(&self) -> usize {
+        self.0.memory_pool_usage().map_or(0, |usage| usage.bytes_in_use as usize)
+    }
+
+    fn peak_bytes(&self) -> usize {
+        self.0.memory_pool_usage().map_or(0, |usage| usage.bytes_reserved as usize)
+    }
+
+    fn reset_peak(&self) {
+        self.0.memory_cleanup();
+    }
+}
+
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let launch = Launch::from_env()?;
     let device = args.compute.open(&launch)?;
@@ -96,10 +114,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             "MB of a rank", "state", "plan", "peak", "plan", "received", "calls", "wait", "step", "loss"
         );
     }
+    let pool = Pool(&device.device);
+    let memory: &dyn MemoryGauge = if device.kind == DeviceKind::Cpu { &Heap } else { &pool };
     let mut rows = Vec::new();
     for (name, plan) in &modes {
         let measured;
-        (measured, comm) = bench(plan, comm, args.repeats, &Heap, &device.device)?;
+        (measured, comm) = bench(plan, comm, args.repeats, memory, &device.device)?;
         if launch.rank == 0 {
             print_row(name, &measured);
             rows.push(json_of(name, plan, &measured));

@@ -1,0 +1,180 @@
+#!/bin/bash
+# What is to be known of a machine with an NVIDIA GPU, in one command below nine minutes: is what it computes right,
+# how fast is a step beside PyTorch's, where does the time go; one table at the end.
+#
+#   OCELLI=target/release/ocelli scripts/bench/gpu.sh OUT
+#
+# OCELLI names the program, built elsewhere with `--features cuda`; OCELLI_MPI, if set, one built with `--features
+# cuda,mpi`, for two processes on one GPU. Needs CUDA's headers and NVRTC; PyTorch and timm for the other side, which is
+# left out without them. BUDGET_S is what all of it may take; what no longer fits is left out, and said so.
+# In OUT: log.txt, one file of JSON for each benchmark, kernels.txt, table.md.
+
+set -u
+OUT=${1:?a folder for the results}
+OCELLI=$(realpath "${OCELLI:-target/release/ocelli}")
+BUDGET_S=${BUDGET_S:-530}
+HERE=$(cd "$(dirname "$0")" && pwd)
+MODELS=${MODELS-s b l}
+DEVICE=${DEVICE:-cuda}
+PROFILED=${PROFILED:-dino_vits16}
+mkdir -p "$OUT"
+OUT=$(realpath "$OUT")
+WORK=$(mktemp -d)
+trap 'rm -rf "$WORK"' EXIT
+export OUT OCELLI HERE WORK DEVICE PROFILED
+set -o pipefail
+exec > >(tee "$OUT/log.txt") 2>&1
+start=$SECONDS
+export OCELLI_CACHE=$WORK/cache
+
+# CUDA's headers, for kernels that are compiled when they are first used; and NCCL under the name it is looked for by.
+if [ -z "${CUDA_PATH:-}" ] && command -v nvcc >/dev/null; then
+    CUDA_PATH=$(dirname "$(dirname "$(realpath "$(command -v nvcc)")")")
+    export CUDA_PATH
+fi
+mkdir -p "$WORK/lib"
+for package in nvidia.nccl nvidia.cuda_nvrtc nvidia.cu13; do
+    for folder in $(python3 -c "import $package; print(*$package.__path__)" 2>/dev/null); do
+        for library in "$folder"/lib/libnccl.so.* "$folder"/lib/libnvrtc.so.*; do
+            [ -e "$library" ] || continue
+            name=$(basename "$library")
+            ln -sf "$library" "$WORK/lib/$name"
+            ln -sf "$library" "$WORK/lib/${name%%.so*}.so"
+        done
+    done
+done
+export LD_LIBRARY_PATH=$WORK/lib:${LD_LIBRARY_PATH:-}
+
+left() { echo $((BUDGET_S - (SECONDS - start))); }
+
+# say NAME SECONDS COMMAND…: runs it within what is left, and notes how it ended.
+results=()
+say() {
+    local name=$1 limit=$2 began=$SECONDS code
+    shift 2
+    [ "$(left)" -lt "$limit" ] && limit=$(left)
+    echo "== $name"
+    if [ "$limit" -lt 5 ]; then
+        results+=("$name|left out: no time")
+        return 1
+    fi
+    case $(type -t "$1") in
+        # A function of ours runs in a shell of its own, which timeout can end.
+        function) export -f "$1"; timeout "$limit" bash -o pipefail -c '"$@"' "$1" "$@" ;;
+        *) timeout "$limit" "$@" ;;
+    esac
+    code=$?
+    case $code in
+        0) results+=("$name|right, $((SECONDS - began)) s") ;;
+        124) results+=("$name|NOT ENDED within $limit s") ;;
+        *) results+=("$name|WRONG, exit code $code") ;;
+    esac
+    return "$code"
+}
+
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null || echo "no nvidia-smi"
+"$OCELLI" --version
+
+# Correctness.
+say "doctor" 60 "$OCELLI" doctor --device "$DEVICE" --folder "$WORK"
+say "f32 beside the CPU" 90 "$OCELLI" bench device --device "$DEVICE" --recipe quickstart --batch 8
+say "f32 beside the CPU, ViT-S/16" 120 "$OCELLI" bench device --device "$DEVICE" --recipe dino_vits16 --batch 2 --steps 5
+say "bf16 beside the CPU" 90 "$OCELLI" bench device --device "$DEVICE" --recipe quickstart --batch 8 \
+    --set 'optim.precision={compute="bf16"}'
+say "NCCL on one rank: every operation" 60 "$OCELLI" doctor --fabric --device "$DEVICE" --engine nccl
+
+# One rank that talks to itself over NCCL, bit for bit one that talks to nobody.
+itself() {
+    local loss engine
+    for engine in auto nccl; do
+        loss=$("$OCELLI" bench shard --as-set --device "$DEVICE" --engine "$engine" --recipe quickstart --batch 16 --repeats 4 \
+            --json | tail -1 | grep -o '"loss":[^,}]*') || return 1
+        echo "$engine $loss"
+        echo "$loss" >> "$WORK/losses"
+    done
+    [ "$(sort -u "$WORK/losses" | wc -l)" = 1 ]
+}
+say "NCCL on one rank: a step's bits" 90 itself
+
+# Five steps, killed within the fourth and gone on with, beside five that were not.
+resumed() {
+    local run shard=$WORK/data/train-000000.tar
+    "$OCELLI" shards synth --out "$WORK/data" --count 64 --size-px 48 >/dev/null || return 1
+    run=("$OCELLI" pretrain --recipe quickstart --device "$DEVICE" --shards "$shard" --set optim.batch_size=16
+        --set 'optim.length={steps=5}' --set 'optim.warmup={steps=1}' --set run.log_every_steps=1
+        --set run.checkpoint_every_steps=2)
+    "${run[@]}" --workdir "$WORK/whole" || return 1
+    "${run[@]}" --workdir "$WORK/broken" --inject-fault kill:rank=0,step=3,phase=backward && return 1
+    "${run[@]}" --workdir "$WORK/broken" || return 1
+    grep -o '"train/loss":[^,}]*' "$WORK/whole/metrics.jsonl" > "$WORK/a"
+    grep -o '"train/loss":[^,}]*' "$WORK/broken/metrics.jsonl" > "$WORK/b"
+    paste "$WORK/a" "$WORK/b"
+    [ "$(wc -l < "$WORK/a")" = 5 ] && cmp "$WORK/a" "$WORK/b"
+}
+say "five steps, killed and resumed" 120 resumed
+
+# Two processes on one GPU, whose collectives go over the host, beside one: two parts each way.
+two() {
+    local losses ranks
+    for ranks in 1 2; do
+        losses=$(mpirun --allow-run-as-root --oversubscribe -n "$ranks" "$OCELLI_MPI" bench shard --as-set --device "$DEVICE" \
+            --engine mpi --recipe quickstart --batch 16 --set optim.micro_batches=2 --repeats 4 --json |
+            tail -1 | grep -o '"loss":[^,}]*') || return 1
+        echo "$ranks $losses"
+        echo "${losses#*:}" >> "$WORK/two"
+    done
+    awk 'NR == 1 { a = $1 } NR == 2 { d = a - $1; if (d < 0) d = -d; exit !(d <= 1e-3 * a) }' "$WORK/two"
+}
+if [ -n "${OCELLI_MPI:-}" ] && command -v mpirun >/dev/null; then
+    say "two processes on one GPU over MPI" 90 two
+else
+    results+=("two processes on one GPU over MPI|left out: no MPI")
+fi
+
+# Speed. Ours twice: the first start finds out which kernels are the fastest, the second knows.
+size() {
+    case $1 in
+        s) echo "384 12 6 vit_small_patch16_224 64" ;;
+        b) echo "768 12 12 vit_base_patch16_224 64" ;;
+        l) echo "1024 24 16 vit_large_patch16_224 32" ;;
+    esac
+}
+for model in $MODELS; do
+    read -r width depth heads timm batch <<< "$(size "$model")"
+    export model width depth heads timm batch
+    bench() {
+        "$OCELLI" bench step --device "$DEVICE" --recipe dino_vits16 --batch "$batch" --repeats 5 --json \
+            --set "model.width=$width" --set "model.depth=$depth" --set "model.heads=$heads" \
+            --set 'optim.precision={compute="bf16"}' | tee "$WORK/last" &&
+            tail -1 "$WORK/last" > "$OUT/ocelli-$model.json"
+    }
+    say "ocelli, $timm, first start" 120 bench && say "ocelli, $timm" 60 bench
+    for how in "" --compile; do
+        export how
+        peer() {
+            python3 "$HERE/peer_dino.py" --model "$timm" --batch "$batch" --repeats 5 $how | tee "$WORK/last" &&
+                tail -1 "$WORK/last" > "$OUT/torch${how}-$model.json"
+        }
+        if python3 -c 'import torch, timm' 2>/dev/null; then
+            say "PyTorch$how, $timm" 120 peer
+        else
+            results+=("PyTorch$how, $timm|left out: no torch or no timm")
+        fi
+    done
+done
+
+# Where the time of our step goes, by kernel: CubeCL times every launch, which makes the step itself slower.
+profile() {
+    # Read from the folder that the program is started in.
+    printf '[profiling]\nlogger = { level = "medium", file = "%s" }\n' "$WORK/kernels.log" > "$WORK/cubecl.toml"
+    (cd "$WORK" && "$OCELLI" bench step --device "$DEVICE" --recipe "$PROFILED" --batch 64 --repeats 2 --matrix 256 \
+        --set 'optim.precision={compute="bf16"}' > /dev/null) &&
+        python3 "$HERE/gpu_table.py" kernels "$WORK/kernels.log" | tee "$OUT/kernels.txt"
+}
+say "our step by kernel" 90 profile
+
+echo
+printf '%s\n' "${results[@]}" > "$WORK/results"
+python3 "$HERE/gpu_table.py" table "$OUT" "$WORK/results" | tee "$OUT/table.md"
+echo "$((SECONDS - start)) s"
+! grep -q 'WRONG\|NOT ENDED' "$WORK/results"
