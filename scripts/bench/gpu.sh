@@ -2,16 +2,16 @@
 # What is to be known of a machine with an NVIDIA GPU, in one command below nine minutes: is what it computes right,
 # how fast is a step beside PyTorch's, where does the time go; one table at the end.
 #
-#   OCELLI=target/release/ocelli scripts/bench/gpu.sh OUT
+#   OCELLI=target/cuda/release/ocelli scripts/bench/gpu.sh OUT
 #
-# OCELLI names the program, built elsewhere with `--features cuda`; OCELLI_MPI, if set, one built with `--features
+# OCELLI names the program, built elsewhere with `--features cuda` (stripped and compressed it travels in 25 MB); OCELLI_MPI, if set, one built with `--features
 # cuda,mpi`, for two processes on one GPU. Needs CUDA's headers and NVRTC; PyTorch and timm for the other side, which is
 # left out without them. BUDGET_S is what all of it may take; what no longer fits is left out, and said so.
-# In OUT: log.txt, one file of JSON for each benchmark, kernels.txt, table.md.
+# In OUT: log.txt, results.json, kernels.txt, table.md.
 
 set -u
 OUT=${1:?a folder for the results}
-OCELLI=$(realpath "${OCELLI:-target/release/ocelli}")
+OCELLI=$(realpath "${OCELLI:-target/cuda/release/ocelli}")
 BUDGET_S=${BUDGET_S:-530}
 HERE=$(cd "$(dirname "$0")" && pwd)
 MODELS=${MODELS-s b l}
@@ -33,16 +33,23 @@ if [ -z "${CUDA_PATH:-}" ] && command -v nvcc >/dev/null; then
     export CUDA_PATH
 fi
 mkdir -p "$WORK/lib"
-for package in nvidia.nccl nvidia.cuda_nvrtc nvidia.cu13; do
-    for folder in $(python3 -c "import $package; print(*$package.__path__)" 2>/dev/null); do
-        for library in "$folder"/lib/libnccl.so.* "$folder"/lib/libnvrtc.so.*; do
+link() {
+    local folder library name
+    for folder in $(timeout 20 python3 -c "import $1; print(*$1.__path__)" 2>/dev/null); do
+        for library in "$folder"/lib/$2*.so.*; do
             [ -e "$library" ] || continue
             name=$(basename "$library")
             ln -sf "$library" "$WORK/lib/$name"
             ln -sf "$library" "$WORK/lib/${name%%.so*}.so"
         done
     done
-done
+}
+link nvidia.nccl libnccl
+# The toolkit's own compiler fits its headers; a package's is for machines that have none.
+if ! ls "${CUDA_PATH:-/usr/local/cuda}"/lib64/libnvrtc.so* >/dev/null 2>&1; then
+    link nvidia.cuda_nvrtc libnvrtc
+    link nvidia.cu13 libnvrtc
+fi
 export LD_LIBRARY_PATH=$WORK/lib:${LD_LIBRARY_PATH:-}
 
 left() { echo $((BUDGET_S - (SECONDS - start))); }
@@ -60,13 +67,13 @@ say() {
     fi
     case $(type -t "$1") in
         # A function of ours runs in a shell of its own, which timeout can end.
-        function) export -f "$1"; timeout "$limit" bash -o pipefail -c '"$@"' "$1" "$@" ;;
-        *) timeout "$limit" "$@" ;;
+        function) export -f "$1"; timeout -s KILL "$limit" bash -o pipefail -c '"$@"' "$1" "$@" ;;
+        *) timeout -s KILL "$limit" "$@" ;;
     esac
     code=$?
     case $code in
         0) results+=("$name|right, $((SECONDS - began)) s") ;;
-        124) results+=("$name|NOT ENDED within $limit s") ;;
+        124 | 137) results+=("$name|NOT ENDED within $limit s") ;;
         *) results+=("$name|WRONG, exit code $code") ;;
     esac
     return "$code"
@@ -78,6 +85,62 @@ nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>
 # Correctness.
 say "doctor" 60 "$OCELLI" doctor --device "$DEVICE" --folder "$WORK"
 say "f32 beside the CPU" 90 "$OCELLI" bench device --device "$DEVICE" --recipe quickstart --batch 8
+
+# Speed.
+has_peer=no
+! timeout 60 python3 -c 'import torch, timm' 2>/dev/null || has_peer=yes
+size() {
+    case $1 in
+        s) echo "384 12 6 vit_small_patch16_224 64" ;;
+        b) echo "768 12 12 vit_base_patch16_224 64" ;;
+        l) echo "1024 24 16 vit_large_patch16_224 32" ;;
+    esac
+}
+measure() {
+    model=$1
+    read -r width depth heads timm batch <<< "$(size "$model")"
+    export model width depth heads timm batch
+    bench() {
+        "$OCELLI" bench step --device "$DEVICE" --recipe dino_vits16 --batch "$batch" --repeats 5 --json \
+            --set "model.width=$width" --set "model.depth=$depth" --set "model.heads=$heads" \
+            --set "run.keep=$keep" --set 'optim.precision={compute="bf16"}' | tee "$WORK/last" &&
+            tail -1 "$WORK/last" > "$WORK/ocelli-$model.json"
+    }
+    # The first start finds out which kernels are the fastest, the second knows. Without graphs it needs less memory.
+    keep=100000
+    export keep
+    say "ocelli, $timm, first start" 120 bench
+    if ! say "ocelli, $timm" 60 bench; then
+        keep=0
+        say "ocelli, $timm, no graph kept" 60 bench
+    fi
+    for how in "" --compile; do
+        export how
+        peer() {
+            python3 "$HERE/peer_dino.py" --model "$timm" --batch "$batch" --repeats 5 --tf32 $how | tee "$WORK/last" &&
+                tail -1 "$WORK/last" > "$WORK/torch${how}-$model.json"
+        }
+        if [ "$has_peer" = yes ]; then
+            say "PyTorch$how, $timm" 120 peer
+        else
+            results+=("PyTorch$how, $timm|left out: no torch or no timm")
+        fi
+    done
+}
+read -r model others <<< "$MODELS"
+[ -z "$model" ] || measure "$model"
+
+# Where the time of our step goes, by kernel: CubeCL times every launch, which makes the step itself slower.
+profile() {
+    # Read from the folder that the program is started in.
+    printf '[profiling]\nlogger = { level = "medium", file = "%s" }\n' "$WORK/kernels.log" > "$WORK/cubecl.toml"
+    (cd "$WORK" && "$OCELLI" bench step --device "$DEVICE" --recipe "$PROFILED" --batch 64 --repeats 2 --matrix 256 \
+        --set 'optim.precision={compute="bf16"}' > /dev/null) &&
+        python3 "$HERE/gpu_table.py" kernels "$WORK/kernels.log" | tee "$OUT/kernels.txt"
+}
+say "our step by kernel" 90 profile
+
+# What is less likely to be wrong, and the larger models, in what time is left.
 say "f32 beside the CPU, ViT-S/16" 120 "$OCELLI" bench device --device "$DEVICE" --recipe dino_vits16 --batch 2 --steps 5
 say "bf16 beside the CPU" 90 "$OCELLI" bench device --device "$DEVICE" --recipe quickstart --batch 8 \
     --set 'optim.precision={compute="bf16"}'
@@ -130,51 +193,12 @@ if [ -n "${OCELLI_MPI:-}" ] && command -v mpirun >/dev/null; then
 else
     results+=("two processes on one GPU over MPI|left out: no MPI")
 fi
-
-# Speed. Ours twice: the first start finds out which kernels are the fastest, the second knows.
-size() {
-    case $1 in
-        s) echo "384 12 6 vit_small_patch16_224 64" ;;
-        b) echo "768 12 12 vit_base_patch16_224 64" ;;
-        l) echo "1024 24 16 vit_large_patch16_224 32" ;;
-    esac
-}
-for model in $MODELS; do
-    read -r width depth heads timm batch <<< "$(size "$model")"
-    export model width depth heads timm batch
-    bench() {
-        "$OCELLI" bench step --device "$DEVICE" --recipe dino_vits16 --batch "$batch" --repeats 5 --json \
-            --set "model.width=$width" --set "model.depth=$depth" --set "model.heads=$heads" \
-            --set 'optim.precision={compute="bf16"}' | tee "$WORK/last" &&
-            tail -1 "$WORK/last" > "$OUT/ocelli-$model.json"
-    }
-    say "ocelli, $timm, first start" 120 bench && say "ocelli, $timm" 60 bench
-    for how in "" --compile; do
-        export how
-        peer() {
-            python3 "$HERE/peer_dino.py" --model "$timm" --batch "$batch" --repeats 5 $how | tee "$WORK/last" &&
-                tail -1 "$WORK/last" > "$OUT/torch${how}-$model.json"
-        }
-        if python3 -c 'import torch, timm' 2>/dev/null; then
-            say "PyTorch$how, $timm" 120 peer
-        else
-            results+=("PyTorch$how, $timm|left out: no torch or no timm")
-        fi
-    done
+for model in ${others:-}; do
+    measure "$model"
 done
-
-# Where the time of our step goes, by kernel: CubeCL times every launch, which makes the step itself slower.
-profile() {
-    # Read from the folder that the program is started in.
-    printf '[profiling]\nlogger = { level = "medium", file = "%s" }\n' "$WORK/kernels.log" > "$WORK/cubecl.toml"
-    (cd "$WORK" && "$OCELLI" bench step --device "$DEVICE" --recipe "$PROFILED" --batch 64 --repeats 2 --matrix 256 \
-        --set 'optim.precision={compute="bf16"}' > /dev/null) &&
-        python3 "$HERE/gpu_table.py" kernels "$WORK/kernels.log" | tee "$OUT/kernels.txt"
-}
-say "our step by kernel" 90 profile
 
 echo
 printf '%s\n' "${results[@]}" > "$WORK/results"
-python3 "$HERE/gpu_table.py" table "$OUT" "$WORK/results" | tee "$OUT/table.md"
+python3 "$HERE/gpu_table.py" table "$WORK" "$WORK/results" "$OUT/results.json" | tee "$OUT/table.md"
 echo "$((SECONDS - start)) s"
 ! grep -q 'WRONG\|NOT ENDED' "$WORK/results"

@@ -1,6 +1,6 @@
 """What gpu.sh has found, as one table in Markdown; and CubeCL's log of launches, summed by kernel.
 
-    python scripts/bench/gpu_table.py table FOLDER RESULTS
+    python scripts/bench/gpu_table.py table FOLDER RESULTS JSON
     python scripts/bench/gpu_table.py kernels LOG
 """
 
@@ -23,8 +23,9 @@ def load(path):
         return None
 
 
-def table(folder, results):
+def table(folder, results, out):
     found = {(p, m): load(folder / f"{p}-{m}.json") for p in PROGRAMS for m in MODELS}
+    out.write_text(json.dumps({f"{p}-{m}": report for (p, m), report in found.items() if report}, indent=1))
     devices = {report["device"] for report in found.values() if report}
     torches = {report["torch"] for report in found.values() if report and "torch" in report}
     print(f"{datetime.date.today()}: {', '.join(sorted(devices)) or 'nothing measured'}; torch {', '.join(torches) or '-'}\n")
@@ -32,7 +33,7 @@ def table(folder, results):
     for line in results.read_text().splitlines():
         name, _, how = line.partition("|")
         print(f"| {name} | {how} |")
-    print("\n| DINO step, 2 views of 224 and 8 of 96, bf16 | images/s | ms | TFLOP/s | of a large product | memory, GB |")
+    print("\n| DINO step, 2 views of 224 and 8 of 96, bf16 (PyTorch: autocast, f32 residuals) | images/s | ms | TFLOP/s | of a large product | memory, GB |")
     print("|---|---|---|---|---|---|")
     for model, what in MODELS.items():
         for program, name in PROGRAMS.items():

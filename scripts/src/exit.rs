@@ -1,4 +1,4 @@
-//! Exit codes: 0 done · 2 configuration · 3 data · 78 not finite · 134 lost peer or deadline ·
+//! Exit codes: 0 done · 1 a check has failed · 2 configuration · 3 data · 78 not finite · 134 lost peer or deadline ·
 //! 143 preempted, checkpoint written.
 
 use std::process::ExitCode;
@@ -8,6 +8,8 @@ use pipeline::PipelineError;
 use trainer::TrainError;
 use trainer::shard::engine::EngineError;
 
+/// What was to be checked is not as it should be.
+pub(crate) const CHECK_FAILED: u8 = 1;
 /// What the recipe, the flags or the work directory have wrong.
 const CONFIGURATION: u8 = 2;
 /// What the shards, the disk or a checkpoint have wrong.

@@ -60,7 +60,7 @@ pub(crate) fn connect(
     let place = Place { rank, world_size, group_size: world_size };
     let deadline = Duration::from_secs(run.deadline_s);
     let config = CommConfig { place, exact: run.exact_sums, deadline };
-    let wish = Wish::new(launch, device, choice, deadline)?;
+    let wish = Wish::new(launch, device, choice, deadline.max(START))?;
     Ok(Comm::start(config, Box::new(move || wish.start(None)))?)
 }
 
@@ -120,34 +120,32 @@ impl Wish {
                 )
             }
         };
-        if nccl.is_none() || is_of_mpi(launch) && choice != EngineChoice::Nccl {
+        if nccl.is_none() {
             can_start_mpi(launch)?;
         }
-        let deadline = deadline.max(START).saturating_sub(Duration::from_secs(10));
+        // Sooner than whoever waits for the engine, so that the ranks that are missing are named.
+        let deadline = deadline.saturating_sub(Duration::from_secs(10)).max(Duration::from_secs(5));
         Ok(Self { launch: launch.clone(), choice, nccl, device: device.clone(), deadline })
     }
 
     /// Makes the engine. All ranks call it, each in the thread that will own it.
     fn start(self, max_count: Option<usize>) -> Result<Box<dyn Engine>, EngineError> {
-        if let Some(number) = self.nccl {
-            // Before ranks meet: one that lacks the library must not leave the others waiting.
-            match nccl::check(number) {
-                Ok(()) => {}
-                Err(error) if self.choice == EngineChoice::Nccl || !can_agree(&self.launch) => {
-                    return Err(error);
-                }
-                Err(_) => return self.agree(false, max_count),
-            }
+        // Before ranks meet: one that lacks the library must not leave the others waiting.
+        let checked = self.nccl.map(nccl::check).transpose();
+        if can_agree(&self.launch) {
+            let can_nccl = self.nccl.is_some() && checked.is_ok();
+            let choice = self.choice;
+            let engine = self.agree(can_nccl, max_count);
+            // A rank that cannot knows better why than that it cannot.
+            return engine.map_err(|error| match (choice, checked) {
+                (EngineChoice::Nccl, Err(own)) => own,
+                _ => error,
+            });
         }
-        match can_agree(&self.launch) {
-            true => {
-                let can_nccl = self.nccl.is_some();
-                self.agree(can_nccl, max_count)
-            }
-            false => match self.nccl {
-                Some(number) => self.meet(number),
-                None => start_mpi(&self.launch, max_count),
-            },
+        checked?;
+        match self.nccl {
+            Some(number) => self.meet(number),
+            None => start_mpi(&self.launch, max_count),
         }
     }
 
@@ -174,12 +172,23 @@ impl Wish {
         let distinct: std::collections::BTreeSet<&[u8]> = said.iter().map(|theirs| &theirs[2..]).collect();
         let own_gpus = distinct.len() == said.len();
         let all_can = said.iter().all(|theirs| theirs[0] == 1);
+        let refused = |reason: String| Err(EngineError::Unavailable { engine: "nccl", reason });
         match (self.choice, self.nccl) {
-            (EngineChoice::Nccl, _) if !own_gpus => Err(EngineError::Unavailable {
-                engine: "nccl",
-                reason: "two ranks have the same GPU, which NCCL does not take; say --engine mpi".into(),
-            }),
-            (_, Some(number)) if all_can && own_gpus => nccl::over_mpi(&self.launch, mpi.as_mut(), number),
+            (_, Some(number)) if all_can && own_gpus => {
+                let made = nccl::over_mpi(&self.launch, mpi.as_mut(), number);
+                if made.is_err() {
+                    // To leave MPI is to wait for the others, who wait for this rank.
+                    std::mem::forget(mpi);
+                }
+                made
+            }
+            (EngineChoice::Nccl, _) if all_can => {
+                refused("two ranks have the same GPU, which NCCL does not take; say --engine mpi".into())
+            }
+            (EngineChoice::Nccl, _) => {
+                let rank = said.iter().position(|theirs| theirs[0] == 0).unwrap_or_default();
+                refused(format!("rank {rank} cannot use it; see its message"))
+            }
             _ => Ok(mpi),
         }
     }

@@ -51,7 +51,10 @@ impl<'w> Ranks<'w> {
         let code = |rank: usize| self.world.path(&format!("code-{rank}"));
         (0..n).for_each(|rank| drop(std::fs::remove_file(code(rank))));
         let mut command = mpirun(n, self.world.folder.path(), &self.args(workdir, more));
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // Into files: a pipe that nobody reads would stop it.
+        let file = |name: &str| std::fs::File::create(self.world.path(name)).unwrap();
+        let (stdout, stderr) = (file("mpirun-stdout"), file("mpirun-stderr"));
+        let mut child = command.stdout(stdout).stderr(stderr).spawn().unwrap();
         // Open MPI 4.1's mpirun sometimes stays when all of its ranks have ended with errors.
         let mut n_looks = 0;
         while n_looks < 100 && child.try_wait().unwrap().is_none() {
@@ -59,7 +62,9 @@ impl<'w> Ranks<'w> {
             n_looks += u32::from((0..n).all(|rank| code(rank).exists()));
         }
         let _ = child.kill();
-        child.wait_with_output().unwrap()
+        let status = child.wait().unwrap();
+        let said = |name: &str| std::fs::read(self.world.path(name)).unwrap();
+        Output { status, stdout: said("mpirun-stdout"), stderr: said("mpirun-stderr") }
     }
 
     pub(crate) fn start(&self, n: usize, workdir: &str, more: &[&str]) -> Child {

@@ -29,6 +29,13 @@ impl Comparison {
     pub fn worst_gradient(&self) -> f64 {
         self.gradients.iter().map(|(_, difference)| *difference).fold(0.0, f64::max)
     }
+
+    /// The largest of the differences of the steps' losses; infinite where one is no number.
+    pub fn worst_step(&self) -> f64 {
+        let relative = |[here, there]: &[f64; 2]| (here - there).abs() / here.abs();
+        let finite = |gap: f64| if gap.is_finite() { gap } else { f64::INFINITY };
+        self.steps.iter().map(relative).map(finite).fold(0.0, f64::max)
+    }
 }
 
 /// Compares `device` with the CPU, over `n_steps` steps of `plan` on noise.
@@ -92,5 +99,8 @@ mod tests {
         assert_eq!(difference(vec![1.0, -2.0], vec![1.0, -2.0]), 0.0);
         assert_eq!(difference(vec![1.0, -2.0], vec![1.5, -2.0]), 0.25);
         assert_eq!(difference(vec![1.0], vec![f32::NAN]), f64::INFINITY);
+        let comparison = |steps| Comparison { embeddings: 0.0, loss: 0.0, gradients: Vec::new(), steps };
+        assert_eq!(comparison(vec![[2.0, 2.0], [2.0, 1.0]]).worst_step(), 0.5);
+        assert_eq!(comparison(vec![[2.0, f64::NAN], [2.0, 2.0]]).worst_step(), f64::INFINITY);
     }
 }

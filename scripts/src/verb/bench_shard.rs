@@ -92,6 +92,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         if let Some(batch) = args.batch.or((!set).then_some(8)) {
             recipe.optim.batch_size = batch;
         }
+        recipe.run.offload &= device.kind != DeviceKind::Cpu;
         // The data set's size only moves schedules, which a benchmark does not follow.
         let n_local = launch.n_local.unwrap_or(1);
         Ok(Plan::resolve(recipe, 1 << 20)?
@@ -114,6 +115,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             "MB of a rank", "state", "plan", "peak", "plan", "received", "calls", "wait", "step", "loss"
         );
     }
+    compute::check(&modes[0].1, &device)?;
     let pool = Pool(&device.device);
     let memory: &dyn MemoryGauge = if device.kind == DeviceKind::Cpu { &Heap } else { &pool };
     let mut rows = Vec::new();

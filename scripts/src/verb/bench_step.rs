@@ -42,6 +42,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let device = args.device.open()?;
     let mut recipe = recipes::load(&args.recipe, &args.overrides)?;
     let set = |key: &str| args.overrides.iter().any(|entry| entry.starts_with(key));
     if let Some(batch) = args.batch.or((!set("optim.batch_size")).then_some(4)) {
@@ -51,8 +52,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         recipe.run.workers = workers;
     }
     // The data set's size only moves schedules, which a benchmark does not follow.
+    recipe.run.offload &= device.kind != DeviceKind::Cpu;
     let plan = Plan::resolve(recipe, 1 << 20)?;
-    let device = args.device.open()?;
     let plan = plan.over(1, machine::room(1, 1, &device))?;
     compute::check(&plan, &device)?;
     if args.backbone {

@@ -67,7 +67,8 @@ pub fn memory(model: &ModelCost, spread: &Spread) -> Memory {
     let graphs: f64 = kept.iter().map(|unit| unit.graph * images).sum();
     let head_graph: f64 = model.head.iter().map(|unit| unit.graph * part).sum();
     // Gradients by parameter and in one piece; that of the prototypes is a sum of two.
-    let in_head = head_graph + 2.0 * head + largest(&model.head);
+    let prototypes = model.head.last().map_or(0.0, padded);
+    let in_head = head_graph + 2.0 * head + prototypes;
     let live = again.iter().map(|unit| unit.graph * part).fold(0.0, f64::max);
     // Every worker has the gradients of its slice, once by parameter and once in one piece.
     let of_unit = 2.0 * spread.workers as f64 * largest(&model.backbone);

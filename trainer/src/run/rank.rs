@@ -1,6 +1,8 @@
 //! The loop of one rank. What ranks must do alike is decided by what all of them have said: in the step's
 //! votes, or in a collective of its own.
 
+mod ending;
+
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -125,8 +127,7 @@ impl<'a> Run<'a> {
             if self.trainer.state.step == self.plan.total_steps {
                 self.save()?;
                 self.finish_saving()?;
-                self.leave()?;
-                return self.failure.take().map_or(Ok(Outcome::Finished), Err);
+                return self.finish();
             }
             let goes_on = agreed.stop == 0.0 && agreed.failed == 0.0;
             if goes_on && self.trainer.state.bad_steps >= MAX_BAD_STEPS {
@@ -211,36 +212,6 @@ impl<'a> Run<'a> {
             failed: flag(matches!(next, Next::Failed(_)) || self.failure.is_some()),
             saved,
             save_failed,
-        }
-    }
-
-    /// Some rank was asked to stop or has no batch: what was learned is saved by all.
-    fn end_early(
-        &mut self,
-        next: Next,
-        agreed: Votes,
-        observer: &mut dyn Observer,
-    ) -> Result<Outcome, TrainError> {
-        let saved = self.save().and_then(|()| self.finish_saving());
-        let next = self.failure.take().map_or(next, Next::Failed);
-        match next {
-            Next::Failed(error) => {
-                if let Err(error) = saved {
-                    observer.warned(&error.to_string());
-                }
-                // The others leave together with this one.
-                let _ = self.leave();
-                Err(error)
-            }
-            _ if agreed.failed > 0.0 => {
-                let _ = self.leave();
-                Err(TrainError::PeersFailed { n_ranks: agreed.failed as usize })
-            }
-            _ => {
-                saved?;
-                self.leave()?;
-                Ok(Outcome::Stopped)
-            }
         }
     }
 
@@ -331,18 +302,6 @@ impl<'a> Run<'a> {
             self.saver.agreed(said[0], said[1])?;
         }
         Ok(())
-    }
-
-    /// Leaves together with all other ranks.
-    fn leave(&mut self) -> Result<(), TrainError> {
-        Ok(std::mem::replace(&mut self.trainer.comm, Comm::solo()).finish()?)
-    }
-
-    /// Ends with an error that all ranks have found alike.
-    fn end_together<T>(&mut self, error: TrainError) -> Result<T, TrainError> {
-        // Launchers are easier on ranks that have taken leave of one another.
-        let _ = self.leave();
-        Err(error)
     }
 
     /// Goes back to the newest checkpoint and passes over the batches since then.

@@ -240,7 +240,15 @@ impl Comm {
         let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).clone();
         match self.recorder.newest() {
             Some(here) => waiting.look(here, watch.as_deref(), self.deadline),
-            None => Ok(()),
+            None if waiting.since.elapsed() < self.deadline.max(START) => Ok(()),
+            // Not even the first has begun: this rank's own device hangs.
+            None => Err(EngineError::Deadline {
+                collective: "start",
+                unit: "this rank's device".into(),
+                number: 0,
+                seconds: self.deadline.max(START).as_secs(),
+                suspects: "it has not done what it was asked before the first collective".into(),
+            }),
         }
     }
 

@@ -224,7 +224,7 @@ impl Mesh {
             let part = mine.len().div_ceil(n_replicas);
             self.traffic.reduce_bytes += ((n_replicas - 1) * part * (wire.bytes() + 4)) as u64;
             let replicas = self.replicas.as_deref_mut().unwrap_or(self.world.as_mut());
-            mine = ordered::all_sum(replicas, &mine, wire, &order, &self.slots)?;
+            mine = ordered::all_sum(replicas, &mine, wire, &order, &own_buffers())?;
         }
         Ok(mine)
     }
@@ -315,9 +315,9 @@ impl Mesh {
             return Ok(mine);
         }
         let order: Vec<usize> = (0..group_size).collect();
-        let Self { group, world, slots, .. } = self;
+        let Self { group, world, .. } = self;
         let group = group.as_deref_mut().unwrap_or(world.as_mut());
-        ordered::reduce_scatter(group, full, wire, &order, slots)
+        ordered::reduce_scatter(group, full, wire, &order, &own_buffers())
     }
 
     /// The sum of `values` over all ranks, in the order of their parts of the batch.
@@ -327,7 +327,7 @@ impl Mesh {
     pub fn sum(&mut self, values: &[f32]) -> Result<Vec<f32>, EngineError> {
         let order = self.place.order();
         self.count_small(2 * 4 * values.len().div_ceil(order.len()) * (order.len() - 1));
-        ordered::all_sum(self.world.as_mut(), values, Wire::F32, &order, &self.slots)
+        ordered::all_sum(self.world.as_mut(), values, Wire::F32, &order, &own_buffers())
     }
 
     /// Every rank's `values`, in the order of their parts of the batch.
@@ -354,6 +354,11 @@ impl Mesh {
 /// one in bf16.
 fn native_sum(wire: Wire, exact: bool) -> bool {
     !exact && wire == Wire::F32
+}
+
+/// Buffers of a sum. The pool's are the gathers': which of them are free depends on time, and the peak of a step would.
+fn own_buffers() -> Arc<Slots> {
+    Arc::default()
 }
 
 /// The exchange of `mine` of `[n]` among replicas, padded to a part for each.

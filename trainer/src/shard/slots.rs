@@ -1,5 +1,4 @@
-//! Buffers for what passes, gathered units and gradients on their way, used again and again: fresh memory would
-//! cost page faults.
+//! Buffers for gathered units that pass, used again and again: fresh memory would cost page faults.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,6 +6,9 @@ use burn::tensor::{AllocationProperty, Bytes, DType, Device, Tensor, TensorData}
 
 /// Buffers that are kept while nobody uses them: the units of a head, the one that comes, the one that goes.
 const N_SPARE: usize = 4;
+
+/// Times what is needed.
+const TOO_LARGE: usize = 3;
 
 /// A pool of buffers.
 #[derive(Debug, Default)]
@@ -24,16 +26,12 @@ impl Slots {
     /// A buffer of `len` elements, of any content.
     pub fn take(self: &Arc<Self>, len: usize) -> Slot {
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
-        // The smallest that is large enough; else the largest, which grows.
+        // The smallest that is large enough, and not so large that a unit of its size would miss it: then the peak of a
+        // step does not depend on which buffer happens to be free. Growing would copy what nobody reads.
         spare.sort_by_key(Vec::capacity);
-        let fits = spare.iter().position(|values| values.capacity() >= len);
-        let index = fits.unwrap_or(spare.len().saturating_sub(1));
-        let mut values = if spare.is_empty() { Vec::new() } else { spare.swap_remove(index) };
+        let fits = spare.iter().position(|values| (len..=TOO_LARGE * len).contains(&values.capacity()));
+        let mut values = fits.map_or_else(|| Vec::with_capacity(len), |index| spare.swap_remove(index));
         drop(spare);
-        if values.capacity() < len {
-            // Growing would copy what nobody reads.
-            values = Vec::with_capacity(len);
-        }
         values.resize(len, 0.0);
         Slot { values, slots: Arc::clone(self) }
     }

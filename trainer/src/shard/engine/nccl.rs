@@ -184,8 +184,9 @@ impl Nccl {
         let copying = |error| driver_failed("copying to or from the device", error);
         let from = self.send.at_least(size_of_val(send))?;
         let to = self.receive.at_least(size_of_val(receive))?;
-        // SAFETY: both pieces are as long as the slices, and both copies end before the calls return.
-        unsafe { driver::memcpy_htod_sync(from, send) }.map_err(copying)?;
+        // SAFETY: both pieces are as long as the slices. On the stream of the collective, which is so behind the copy;
+        // the slice is borrowed until that has been waited for. The copy back ends before its call returns.
+        unsafe { driver::memcpy_htod_async(from, send, self.stream) }.map_err(copying)?;
         self.run(operation, |communicator, stream| launch(from, to, communicator, stream))?;
         unsafe { driver::memcpy_dtoh_sync(receive, to) }.map_err(copying)
     }
