@@ -22,3 +22,18 @@ pub(crate) fn load(name: &str, overrides: &[String]) -> anyhow::Result<Recipe> {
     let text = std::fs::read_to_string(name).with_context(|| format!("cannot read recipe {name}"))?;
     Ok(Recipe::parse(&text, name, overrides)?)
 }
+
+/// The same for a benchmark: with `batch` images a step, or as `overrides` say, or `usual`.
+pub(crate) fn load_for_bench(
+    name: &str,
+    overrides: &[String],
+    batch: Option<usize>,
+    usual: usize,
+) -> anyhow::Result<Recipe> {
+    let mut recipe = load(name, overrides)?;
+    let is_set = overrides.iter().any(|entry| entry.starts_with("optim.batch_size"));
+    if let Some(batch) = batch.or((!is_set).then_some(usual)) {
+        recipe.optim.batch_size = batch;
+    }
+    Ok(recipe)
+}

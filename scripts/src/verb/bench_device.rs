@@ -52,11 +52,7 @@ impl Tolerance {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let mut recipe = recipes::load(&args.recipe, &args.overrides)?;
-    let set = args.overrides.iter().any(|entry| entry.starts_with("optim.batch_size"));
-    if let Some(batch) = args.batch.or((!set).then_some(4)) {
-        recipe.optim.batch_size = batch;
-    }
+    let recipe = recipes::load_for_bench(&args.recipe, &args.overrides, args.batch, 4)?;
     let plan = Plan::resolve(recipe, 1 << 20)?;
     let device = args.device.open()?;
     compute::check(&plan, &device)?;

@@ -87,11 +87,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let plan_of = |more: &[&str]| -> anyhow::Result<Plan> {
         let more = more.iter().map(ToString::to_string);
         let overrides: Vec<String> = args.overrides.iter().cloned().chain(more).collect();
-        let mut recipe = recipes::load(&args.recipe, &overrides)?;
-        let set = args.overrides.iter().any(|entry| entry.starts_with("optim.batch_size"));
-        if let Some(batch) = args.batch.or((!set).then_some(8)) {
-            recipe.optim.batch_size = batch;
-        }
+        let mut recipe = recipes::load_for_bench(&args.recipe, &overrides, args.batch, 8)?;
         recipe.run.offload &= device.kind != DeviceKind::Cpu;
         // The data set's size only moves schedules, which a benchmark does not follow.
         let n_local = launch.n_local.unwrap_or(1);

@@ -43,11 +43,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let device = args.device.open()?;
-    let mut recipe = recipes::load(&args.recipe, &args.overrides)?;
-    let set = |key: &str| args.overrides.iter().any(|entry| entry.starts_with(key));
-    if let Some(batch) = args.batch.or((!set("optim.batch_size")).then_some(4)) {
-        recipe.optim.batch_size = batch;
-    }
+    let mut recipe = recipes::load_for_bench(&args.recipe, &args.overrides, args.batch, 4)?;
     if let Some(workers) = args.workers {
         recipe.run.workers = workers;
     }

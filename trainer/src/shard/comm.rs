@@ -104,14 +104,12 @@ impl Comm {
         let (has_ended, ended) = bounded::<()>(0);
         let recorder = Arc::<Recorder>::default();
         let notes = Arc::clone(&recorder);
-        let slots = Arc::<Slots>::default();
-        let of_mesh = Arc::clone(&slots);
         let (settled_us, given_up) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
         let (settled, watched) = (Arc::clone(&settled_us), Arc::clone(&given_up));
         let run = move || {
             let mesh = engine().and_then(|mut world| {
                 world.watch(watched);
-                Mesh::new(world, place, exact, of_mesh)
+                Mesh::new(world, place, exact)
             });
             let mut mesh = match mesh {
                 Ok(mesh) => mesh,
@@ -157,7 +155,6 @@ impl Comm {
             queue: (place.world_size > 1 || takes_tensors).then_some(queue),
             recorder,
             deadline,
-            slots,
             settled_us,
             given_up,
             ended: Some(ended),
@@ -333,7 +330,7 @@ impl Comm {
         }))
     }
 
-    /// Lets the buffers go that wait for the next gathers and sums.
+    /// Lets the buffers go that wait for the next gathers.
     pub fn release_buffers(&self) {
         self.slots.clear();
     }

@@ -8,14 +8,11 @@
 //! group  S < W    shards within neighboring ranks, sums over replicas
 //! ```
 
-use std::sync::Arc;
-
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
 use super::engine::{Engine, EngineError, Transfer};
 use super::ordered;
-use super::slots::Slots;
 use super::wire::Wire;
 
 /// What is cut over ranks.
@@ -100,7 +97,6 @@ pub struct Mesh {
     replicas: Option<Box<dyn Engine>>,
     /// Whether sums are taken in our order; else in the engine's.
     exact: bool,
-    slots: Arc<Slots>,
     /// What has moved.
     pub traffic: Traffic,
 }
@@ -150,12 +146,7 @@ impl Mesh {
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn new(
-        mut world: Box<dyn Engine>,
-        place: Place,
-        exact: bool,
-        slots: Arc<Slots>,
-    ) -> Result<Self, EngineError> {
+    pub fn new(mut world: Box<dyn Engine>, place: Place, exact: bool) -> Result<Self, EngineError> {
         let split = |world: &mut Box<dyn Engine>, size: usize, color: usize, key: usize| match size == 1
             || size == place.world_size
         {
@@ -164,7 +155,7 @@ impl Mesh {
         };
         let group = split(&mut world, place.group_size, place.replica(), place.shard())?;
         let replicas = split(&mut world, place.n_replicas(), place.shard(), place.replica())?;
-        Ok(Self { place, world, group, replicas, exact, slots, traffic: Traffic::default() })
+        Ok(Self { place, world, group, replicas, exact, traffic: Traffic::default() })
     }
 
     /// Groups the ranks in another way. All ranks call it.
@@ -175,13 +166,8 @@ impl Mesh {
         let Place { rank, world_size, .. } = place;
         let world = self.world.split(0, rank)?;
         debug_assert_eq!((world.rank(), world.world_size()), (rank, world_size));
-        *self = Self::new(world, place, exact, Arc::clone(&self.slots))?;
+        *self = Self::new(world, place, exact)?;
         Ok(())
-    }
-
-    /// Buffers for what passes.
-    pub fn slots(&self) -> &Arc<Slots> {
-        &self.slots
     }
 
     /// All ranks.
@@ -224,7 +210,7 @@ impl Mesh {
             let part = mine.len().div_ceil(n_replicas);
             self.traffic.reduce_bytes += ((n_replicas - 1) * part * (wire.bytes() + 4)) as u64;
             let replicas = self.replicas.as_deref_mut().unwrap_or(self.world.as_mut());
-            mine = ordered::all_sum(replicas, &mine, wire, &order, &own_buffers())?;
+            mine = ordered::all_sum(replicas, &mine, wire, &order)?;
         }
         Ok(mine)
     }
@@ -317,7 +303,7 @@ impl Mesh {
         let order: Vec<usize> = (0..group_size).collect();
         let Self { group, world, .. } = self;
         let group = group.as_deref_mut().unwrap_or(world.as_mut());
-        ordered::reduce_scatter(group, full, wire, &order, &own_buffers())
+        ordered::reduce_scatter(group, full, wire, &order)
     }
 
     /// The sum of `values` over all ranks, in the order of their parts of the batch.
@@ -327,7 +313,7 @@ impl Mesh {
     pub fn sum(&mut self, values: &[f32]) -> Result<Vec<f32>, EngineError> {
         let order = self.place.order();
         self.count_small(2 * 4 * values.len().div_ceil(order.len()) * (order.len() - 1));
-        ordered::all_sum(self.world.as_mut(), values, Wire::F32, &order, &own_buffers())
+        ordered::all_sum(self.world.as_mut(), values, Wire::F32, &order)
     }
 
     /// Every rank's `values`, in the order of their parts of the batch.
@@ -354,11 +340,6 @@ impl Mesh {
 /// one in bf16.
 fn native_sum(wire: Wire, exact: bool) -> bool {
     !exact && wire == Wire::F32
-}
-
-/// Buffers of a sum. The pool's are the gathers': which of them are free depends on time, and the peak of a step would.
-fn own_buffers() -> Arc<Slots> {
-    Arc::default()
 }
 
 /// The exchange of `mine` of `[n]` among replicas, padded to a part for each.
@@ -416,7 +397,7 @@ mod tests {
                 let run = |engine: crate::shard::engine::Local| {
                     move || {
                         let place = Place::new(engine.rank(), world, Sharding::Full, group).unwrap();
-                        let mut mesh = Mesh::new(Box::new(engine), place, true, Arc::default()).unwrap();
+                        let mut mesh = Mesh::new(Box::new(engine), place, true).unwrap();
                         let full: Vec<f32> = (0..n).map(|i| part(place.part(), i)).collect();
                         (place.shard(), mesh.reduce(&full, Wire::F32).unwrap())
                     }

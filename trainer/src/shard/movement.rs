@@ -45,8 +45,8 @@ impl Comm {
                     }
                     Wire::Bf16 => {
                         let n_bytes = mine.len() * wire.bytes();
-                        let mut sent = mesh.slots().take(n_bytes.div_ceil(4));
-                        let mut all = mesh.slots().take((n_bytes * group_size).div_ceil(4));
+                        let mut sent = slots.take(n_bytes.div_ceil(4));
+                        let mut all = slots.take((n_bytes * group_size).div_ceil(4));
                         wire::encode(mine, wire, sent.bytes(n_bytes));
                         mesh.gather(sent.bytes(n_bytes), all.bytes(n_bytes * group_size))?;
                         wire::decode(all.bytes(n_bytes * group_size), wire, slot.values());

@@ -9,12 +9,9 @@
 //! `r, r + W, …`. With N a power of two, what a rank sums by itself is therefore one branch of this tree,
 //! and what is left to sum over ranks is the tree above it: 1, 2, 4 … N ranks give the same bits.
 
-use std::sync::Arc;
-
 use burn::tensor::{DType, Tensor};
 
 use super::engine::{Engine, EngineError, check_parts};
-use super::slots::{Slot, Slots};
 use super::wire::{self, Wire};
 
 /// Elements that are summed together: they stay in the first-level cache.
@@ -80,12 +77,10 @@ pub fn reduce_scatter(
     full: &[f32],
     wire: Wire,
     order: &[usize],
-    slots: &Arc<Slots>,
 ) -> Result<Vec<f32>, EngineError> {
     let world_size = engine.world_size();
     check_parts("reduce_scatter in order", full.len() / world_size, full.len(), world_size)?;
-    let mut received = exchange(engine, full, wire, slots)?;
-    let received: &[f32] = received.values();
+    let received = exchange(engine, full, wire)?;
     let n = full.len() / world_size;
     let mut mine = vec![0.0; n];
     sum_into(world_size, &|i| &received[order[i] * n..(order[i] + 1) * n], &mut mine);
@@ -101,23 +96,18 @@ pub fn sum_of_parts(received: Tensor<1>, order: &[usize]) -> Tensor<1> {
     fold(order.len(), &mut part, &|a, b| a + b)
 }
 
-fn exchange(
-    engine: &mut dyn Engine,
-    full: &[f32],
-    wire: Wire,
-    slots: &Arc<Slots>,
-) -> Result<Slot, EngineError> {
-    let mut received = slots.take(full.len());
+fn exchange(engine: &mut dyn Engine, full: &[f32], wire: Wire) -> Result<Vec<f32>, EngineError> {
+    let mut received = vec![0.0; full.len()];
     match wire {
         Wire::F32 => {
-            engine.all_to_all(bytemuck::cast_slice(full), bytemuck::cast_slice_mut(received.values()))?;
+            engine.all_to_all(bytemuck::cast_slice(full), bytemuck::cast_slice_mut(&mut received))?;
         }
         Wire::Bf16 => {
             let n_bytes = full.len() * wire.bytes();
-            let (mut sent, mut bytes) = (slots.take(n_bytes.div_ceil(4)), slots.take(n_bytes.div_ceil(4)));
-            wire::encode(full, wire, sent.bytes(n_bytes));
-            engine.all_to_all(sent.bytes(n_bytes), bytes.bytes(n_bytes))?;
-            wire::decode(bytes.bytes(n_bytes), wire, received.values());
+            let (mut sent, mut bytes) = (vec![0; n_bytes], vec![0; n_bytes]);
+            wire::encode(full, wire, &mut sent);
+            engine.all_to_all(&sent, &mut bytes)?;
+            wire::decode(&bytes, wire, &mut received);
         }
     }
     Ok(received)
@@ -133,12 +123,11 @@ pub fn all_sum(
     values: &[f32],
     wire: Wire,
     order: &[usize],
-    slots: &Arc<Slots>,
 ) -> Result<Vec<f32>, EngineError> {
     let world_size = engine.world_size();
     let mut full = values.to_vec();
     full.resize(values.len().next_multiple_of(world_size), 0.0);
-    let mine = reduce_scatter(engine, &full, wire, order, slots)?;
+    let mine = reduce_scatter(engine, &full, wire, order)?;
     engine.all_gather(bytemuck::cast_slice(&mine), bytemuck::cast_slice_mut(&mut full))?;
     full.truncate(values.len());
     Ok(full)

@@ -1,8 +1,6 @@
 //! What every engine must do. Tests of each implementation call [`check`] on every rank, and so does
 //! `ocelli doctor` on the machine that it runs on.
 
-use std::sync::Arc;
-
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::{Engine, EngineError, Reduction, Transfer};
@@ -190,7 +188,7 @@ fn sums(engine: &mut dyn Engine, n: usize, trial: &mut Trial<'_>) -> Result<(), 
     expect(engine, trial, "reduce_scatter", n, mine == expected)?;
     for wire in [Wire::F32, Wire::Bf16] {
         let order: Vec<usize> = (0..world_size).collect();
-        let mine = ordered::reduce_scatter(engine, &full, wire, &order, &Arc::default())?;
+        let mine = ordered::reduce_scatter(engine, &full, wire, &order)?;
         expect(engine, trial, "reduce_scatter in order", n, mine == expected)?;
     }
     Ok(())
@@ -236,7 +234,7 @@ fn ordered_sums(engine: &mut dyn Engine, n: usize, trial: &mut Trial<'_>) -> Res
         |from: usize, i: usize| ((from * 7919 + i * 104_729) as f32).sin() * 10f32.powi(from as i32 % 5);
     let mine: Vec<f32> = (0..n).map(|i| real(rank, i)).collect();
     let order: Vec<usize> = (0..world_size).rev().collect();
-    let sum = ordered::all_sum(engine, &mine, Wire::F32, &order, &Arc::default())?;
+    let sum = ordered::all_sum(engine, &mine, Wire::F32, &order)?;
     let tree = |i: usize| ordered::fold(world_size, &mut |part| real(order[part], i), &|a, b| a + b);
     let expected: Vec<f32> = (0..n).map(tree).collect();
     expect(engine, trial, "sum in order", n, sum == expected)
