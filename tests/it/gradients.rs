@@ -1,5 +1,6 @@
 use burn::tensor::{Device, Tensor};
 use trainer::bench::{BackboneBench, noise_batch};
+use trainer::input::Uploads;
 use trainer::run::trainer_of;
 use trainer::shard::comm::Comm;
 use trainer::shard::store::to_host;
@@ -56,6 +57,27 @@ fn every_keep_trains_alike() {
     let all = losses(&plan(&[]), 6);
     for keep in ["run.keep=0", "run.keep=2"] {
         assert_eq!(losses(&plan(&[keep]), 6), all, "{keep}");
+    }
+}
+
+/// A batch that the upload thread has sent gives the gradients of one that is here, bit for bit, in the order of
+/// asking; one that nobody waits for holds nobody up.
+#[test]
+fn batches_that_are_sent_train_like_batches_that_are_here() {
+    let plan = plan(&["run.workers=1", "optim.micro_batches=2"]);
+    let trainer = trainer_of(&plan, Comm::solo(), &Device::flex());
+    let knobs = plan.schedules().at(3);
+    let batches = [0, 1, 2].map(|seed| noise_batch(&plan.multicrop(), 8, seed));
+    let uploads = Uploads::start(trainer.uplink());
+    let mut on_their_way = batches.clone().map(|batch| uploads.push(batch)).into_iter();
+    drop(on_their_way.next());
+    for (batch, upload) in batches[1..].iter().zip(on_their_way) {
+        let (back, sent) = upload.wait().unwrap();
+        assert!(back == *batch);
+        let there = trainer.gradients_of_sent(sent, &knobs, &mut |_| {}).unwrap();
+        let here = trainer.gradients(batch, &knobs, &mut |_| {}).unwrap();
+        assert_eq!(there.loss(), here.loss());
+        assert_eq!(worst(there.shards().to_vec(), here.shards().to_vec()), 0.0);
     }
 }
 

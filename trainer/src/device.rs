@@ -4,6 +4,8 @@ use std::str::FromStr;
 
 pub use burn::tensor::Device;
 
+use crate::shard::engine::EngineError;
+
 /// A device as people name it: `auto`, `cpu`, `cuda`, `cuda:1`, `wgpu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeviceChoice {
@@ -124,6 +126,15 @@ impl Opened {
             id: [0; 16],
         }
     }
+}
+
+/// Waits for a device before its numbers are read, so that what has gone wrong on it is an error; reading would panic.
+pub(crate) fn settle(device: &Device) -> Result<(), EngineError> {
+    device.sync().map_err(|error| EngineError::Failed {
+        engine: "device",
+        operation: "computing",
+        reason: error.to_string(),
+    })
 }
 
 /// Keeps what is found out about a GPU, which kernels are the fastest for which sizes, in `folder`, so that another

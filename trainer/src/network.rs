@@ -55,8 +55,7 @@ impl Network {
             })
             .collect();
         // A GPU is kept busy by one thread.
-        let n_workers = if *device == Device::flex() { or_cores(n_workers) } else { 1 };
-        let workers = Workers::new(n_workers);
+        let workers = Workers::on(device, or_cores(n_workers));
         Ok(Self { model: model.clone(), units, layouts, flats: flats?, workers, device: device.clone() })
     }
 

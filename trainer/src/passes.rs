@@ -4,8 +4,9 @@ use augment::Batch;
 use burn::tensor::Tensor;
 
 use crate::drop_path;
-use crate::fixed::Fixed;
+use crate::input::Uplink;
 use crate::method::Outputs;
+use crate::numbers::Numbers;
 use crate::peers::Peers;
 use crate::schedule::Knobs;
 use crate::shard::engine::EngineError;
@@ -26,13 +27,11 @@ pub(crate) struct Taught {
 
 /// What heads and loss leave.
 pub(crate) struct Scored {
-    /// This rank's part of the mean over all parts.
-    pub(crate) loss: Fixed,
+    /// This rank's part of loss and gauges.
+    pub(crate) numbers: Numbers,
     /// Gradients at the backbone's outputs, by part and slice.
     pub(crate) grad_outputs: Vec<Vec<Vec<Tensor<3>>>>,
-    pub(crate) observed: Vec<f32>,
-    /// Likewise.
-    pub(crate) gauges: Vec<(&'static str, Fixed)>,
+    pub(crate) observed: Tensor<1>,
 }
 
 /// Draws by unit, part and slice.
@@ -65,10 +64,20 @@ impl Trainer {
         (0..self.n_parts_here()).map(of_part).collect()
     }
 
+    /// How this rank's shares of batches get to its device.
+    pub fn uplink(&self) -> Uplink {
+        let groups = self.state.method.multicrop().groups();
+        Uplink {
+            sizes_px: groups.iter().map(|group| group.size_px as usize).collect(),
+            patch_px: self.config.patch_px,
+            n_parts: self.n_parts_here(),
+            device: self.device.clone(),
+        }
+    }
+
     /// Patch vectors of every part and slice.
     pub(crate) fn parts(&self, batch: &Batch) -> Vec<Slices> {
-        let groups = self.state.method.multicrop().groups();
-        let sizes: Vec<usize> = groups.iter().map(|group| group.size_px as usize).collect();
+        let sizes = self.uplink().sizes_px;
         let of_slice = |images: Vec<usize>| {
             let of_group = |(i, size_px): (usize, &usize)| {
                 let views: Vec<&[u8]> =
@@ -188,8 +197,7 @@ impl Trainer {
         let peers = Peers::new(&self.comm, parts.len());
         let scoring = self.state.method.score(&taught, &embeddings, knobs, peers)?;
         let mut grad_outputs: Vec<_> = parts.iter().map(|_| Vec::new()).collect();
-        let (mut loss, mut gauges) = (Fixed::default(), Vec::new());
-        let n_parts = peers.n_parts() as f64;
+        let mut numbers = Numbers::new(peers.n_parts());
         let mut score = |part: usize| {
             let leaves: Vec<Leaves<'_>> =
                 shards.iter().zip(&flats).map(|(s, flat)| Leaves::new(&s.layout, flat, true)).collect();
@@ -202,10 +210,7 @@ impl Trainer {
             let student =
                 Outputs { embeddings: by_image(&inputs, n_images), logits: by_image(&groups, n_images) };
             let of_part = scoring.loss(part, &student);
-            loss.add(f64::from(of_part.loss.clone().inner().into_scalar::<f32>()) / n_parts);
-            for (name, value) in of_part.gauges {
-                add_to(&mut gauges, name, value / n_parts);
-            }
+            numbers.add(of_part.loss.clone().inner(), of_part.gauges);
             let mut grads = of_part.loss.backward();
             let of_input = |t: &Tokens| t.x.grad_remove(&mut grads).expect("every group of views has a loss");
             grad_outputs[part] = split(&parts[part], inputs.iter().map(of_input).collect());
@@ -216,7 +221,7 @@ impl Trainer {
         for (shard, grad) in shards.iter().zip(grads) {
             reductions.push(&shard.layout.name, grad, self.config.precision.head_reduce)?;
         }
-        Ok(Scored { loss, grad_outputs, observed: scoring.observed(), gauges })
+        Ok(Scored { numbers, grad_outputs, observed: scoring.observed() })
     }
 
     /// Sends the flat gradients of the backbone's units on their way, from the last unit on: summed over
@@ -254,13 +259,5 @@ impl Trainer {
             reductions.push(&shard.layout.name, sum, self.config.precision.reduce)?;
         }
         Ok(())
-    }
-}
-
-/// Adds to the sum of the gauge `name`.
-fn add_to(gauges: &mut Vec<(&'static str, Fixed)>, name: &'static str, value: f64) {
-    match gauges.iter_mut().find(|(known, _)| *known == name) {
-        Some((_, sum)) => sum.add(value),
-        None => gauges.push((name, Fixed::new(value))),
     }
 }

@@ -6,6 +6,7 @@
 
 use burn::tensor::{Tensor, TensorData};
 
+use crate::device::settle;
 use crate::shard::comm::Comm;
 use crate::shard::engine::{EngineError, Reduction};
 use crate::shard::ordered;
@@ -45,17 +46,26 @@ impl<'a> Peers<'a> {
             return Ok(here);
         }
         let device = here.device();
+        settle(&device)?;
         let sum = self.comm.sum(what, to_host(here))?;
         let len = sum.len();
         Ok(Tensor::from_data(TensorData::new(sum, [len]), &device))
     }
 
-    /// The largest of the numbers of all parts; `here` is the largest of this rank's.
+    /// The largest of the numbers of all parts, `[1]`; `parts` are this rank's.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn max(&self, what: &str, here: f64) -> Result<f64, EngineError> {
-        Ok(self.comm.all_reduce(what, vec![here], Reduction::Max)?.first().copied().unwrap_or(here))
+    pub fn max(&self, what: &str, parts: Vec<Tensor<1>>) -> Result<Tensor<1>, EngineError> {
+        let here = Tensor::cat(parts, 0).max();
+        if self.comm.place().world_size == 1 {
+            return Ok(here);
+        }
+        let device = here.device();
+        settle(&device)?;
+        let here = to_host(here).into_iter().map(f64::from).collect();
+        let max = self.comm.all_reduce(what, here, Reduction::Max)?;
+        Ok(Tensor::from_data(TensorData::from([max[0] as f32]), &device))
     }
 
     /// Rows of all parts in the order of the global batch, `[B, D]`; `parts` are this rank's, `[B / N, D]`
@@ -66,6 +76,10 @@ impl<'a> Peers<'a> {
     pub fn gather(&self, what: &str, parts: &[Tensor<2>]) -> Result<Tensor<2>, EngineError> {
         let [b, d] = parts[0].dims();
         let device = parts[0].device();
+        if self.comm.place().world_size == 1 {
+            return Ok(Tensor::stack::<3>(parts.to_vec(), 1).reshape([b * self.n_here, d]));
+        }
+        settle(&device)?;
         let here: Vec<f32> = parts.iter().flat_map(|part| to_host(part.clone().reshape([b * d]))).collect();
         let ranks = self.comm.gather_parts(what, here)?;
         let n_ranks = ranks.len();

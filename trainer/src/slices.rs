@@ -1,15 +1,14 @@
 //! Between the whole batch and the workers' slices of it.
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor};
 
-use crate::backbone::{patch_vectors, patch_vectors_on};
+use crate::input::SentViews;
 use crate::unit::Tokens;
 
 /// Slices of a batch, one a worker: groups of patch vectors, later of tokens.
 pub(crate) type Slices = Vec<Vec<Tokens>>;
 
-/// Views as bytes, `[n, 3, size, size]`, into a group of normalised patch vectors of `dtype`. A GPU is sent the
-/// bytes, a quarter of what they become, where it knows such a type.
+/// Views as bytes, `[n, 3, size, size]`, into a group of normalised patch vectors of `dtype`.
 pub(crate) fn tokens_of(
     views: &[&[u8]],
     size_px: usize,
@@ -17,15 +16,7 @@ pub(crate) fn tokens_of(
     device: &Device,
     dtype: DType,
 ) -> Tokens {
-    let by_device = *device != Device::flex() && device.supports_dtype(DType::U8);
-    let x = match by_device {
-        true => patch_vectors_on(device, views, size_px, patch_px),
-        false => {
-            let (values, shape) = patch_vectors(views, size_px, patch_px);
-            Tensor::from_data(TensorData::new(values, shape), device)
-        }
-    };
-    Tokens { x: x.cast(dtype), grid: [size_px / patch_px; 2] }
+    SentViews::new(views, size_px, patch_px, device).tokens(size_px, patch_px, dtype)
 }
 
 /// The same tokens in f32.

@@ -17,8 +17,11 @@
 use augment::Batch;
 use burn::tensor::{DType, Device, Tensor};
 
+use crate::device::settle;
 use crate::fixed::{Fixed, N_LIMBS};
+use crate::input::Sent;
 use crate::method::{Gauges, Method};
+use crate::numbers::Numbers;
 use crate::optim::{AdamW, ClipNorms};
 use crate::passes::Scored;
 use crate::phases::Clock;
@@ -28,8 +31,9 @@ use crate::shard::comm::Comm;
 use crate::shard::engine::{EngineError, Reduction};
 use crate::shard::flow::{Gathers, Reductions, Wanted};
 use crate::shard::mesh::{Place, Sharding};
-use crate::shard::store::UnitShard;
+use crate::shard::store::{UnitShard, to_host};
 use crate::shard::wire::Precision;
+use crate::slices::Slices;
 use crate::unit::{Tokens, Unit};
 use crate::workers::Workers;
 
@@ -102,9 +106,8 @@ pub struct Votes {
 pub struct Gradients {
     /// This rank's shards of the mean gradients, by unit.
     shards: Vec<Tensor<1>>,
-    loss: Fixed,
-    observed: Vec<f32>,
-    gauges: Vec<(&'static str, Fixed)>,
+    numbers: Numbers,
+    observed: Tensor<1>,
     embeddings: Vec<Tensor<2>>,
     phases: Phases,
 }
@@ -112,7 +115,7 @@ pub struct Gradients {
 impl Gradients {
     /// This rank's part of the loss.
     pub fn loss(&self) -> f64 {
-        Fixed::from_limbs(&self.loss.limbs())
+        Fixed::from_limbs(&self.numbers.read().0.limbs())
     }
 
     /// This rank's shards of the mean gradients, by unit.
@@ -167,7 +170,7 @@ impl Trainer {
             .chain(&head)
             .map(|unit| UnitShard::init(unit.as_ref(), config.seed, comm.place(), &state_device))
             .collect();
-        let workers = Workers::new(config.n_workers);
+        let workers = Workers::on(&device, config.n_workers);
         let state = TrainState { step: 0, skipped_batches: 0, bad_steps: 0, shards, method };
         Self { state, comm, backbone, head, workers, config, device, state_device, timed: None, optimizer }
     }
@@ -212,12 +215,36 @@ impl Trainer {
         knobs: &Knobs,
         entering: &mut dyn FnMut(&'static str),
     ) -> Result<Gradients, EngineError> {
+        self.gradients_of(batch.samples.len(), || self.parts(batch), knobs, entering)
+    }
+
+    /// [`Trainer::gradients`] of a batch that has been sent to the device.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn gradients_of_sent(
+        &self,
+        sent: Sent,
+        knobs: &Knobs,
+        entering: &mut dyn FnMut(&'static str),
+    ) -> Result<Gradients, EngineError> {
+        let dtype = self.config.precision.compute.dtype();
+        self.gradients_of(sent.n_images, || self.uplink().parts(sent, dtype), knobs, entering)
+    }
+
+    fn gradients_of(
+        &self,
+        n_images: usize,
+        parts: impl FnOnce() -> Vec<Slices>,
+        knobs: &Knobs,
+        entering: &mut dyn FnMut(&'static str),
+    ) -> Result<Gradients, EngineError> {
         let waited = self.comm.waited();
         let mut clock = Clock::start(self.timed.clone());
         let mut phases = Phases::default();
         let mut gathers = Gathers::new(&self.comm, self.gather_list(), &self.device)?;
         let mut reductions = Reductions::new(&self.comm);
-        let parts = self.parts(batch);
+        let parts = parts();
         phases.input_ms = clock.lap_ms();
 
         entering("teacher");
@@ -225,13 +252,12 @@ impl Trainer {
         phases.teacher_ms = clock.lap_ms();
 
         entering("forward");
-        let draws = self.draw(batch.samples.len());
+        let draws = self.draw(n_images);
         let (outputs, tape) = self.forward(parts, &draws, &mut gathers)?;
         phases.forward_ms = clock.lap_ms();
 
-        self.settle()?;
         entering("head");
-        let Scored { loss, grad_outputs, observed, gauges } =
+        let Scored { numbers, grad_outputs, observed } =
             self.heads_and_loss(&outputs, &teacher, knobs, &mut gathers, &mut reductions)?;
         phases.head_ms = clock.lap_ms();
 
@@ -242,17 +268,7 @@ impl Trainer {
         phases.wait_ms = (self.comm.waited() - waited).as_secs_f64() * 1e3;
 
         let embeddings = teacher.into_iter().map(|part| self.image_rows(&part.tokens[0])).collect();
-        Ok(Gradients { shards, loss, observed, gauges, embeddings, phases })
-    }
-
-    /// Waits for the device where its numbers are read next, so that what has gone wrong on it is an error; reading
-    /// would panic.
-    fn settle(&self) -> Result<(), EngineError> {
-        self.device.sync().map_err(|error| EngineError::Failed {
-            engine: "device",
-            operation: "computing",
-            reason: error.to_string(),
-        })
+        Ok(Gradients { shards, numbers, observed, embeddings, phases })
     }
 
     /// Class tokens of a part, a row an image.
@@ -318,8 +334,9 @@ impl Trainer {
         votes: Votes,
         knobs: &Knobs,
     ) -> Result<StepReport, EngineError> {
-        let Gradients { shards: grads, loss, observed, gauges, embeddings, mut phases } = gradients;
-        self.settle()?;
+        let Gradients { shards: grads, numbers, observed, embeddings, mut phases } = gradients;
+        settle(&self.device)?;
+        let (loss, gauges) = numbers.read();
         let waited = self.comm.waited();
         let mut clock = Clock::start(self.timed.clone());
         let norms = ClipNorms::of(self.optimizer.clip, &self.state.shards, &grads, self.backbone.len());
@@ -344,7 +361,7 @@ impl Trainer {
         let norms = norms.agreed(squares);
         if finite {
             self.optimizer.step(&mut self.state.shards, grads, &norms, knobs);
-            self.state.method.after_step(&observed);
+            self.state.method.after_step(&to_host(observed));
             self.state.bad_steps = 0;
         } else {
             self.state.bad_steps += 1;

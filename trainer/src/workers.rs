@@ -5,15 +5,26 @@
 
 use std::ops::Range;
 
+use burn::tensor::Device;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 /// Worker threads of a rank. Each is a rayon pool of one, so that operations inside it neither
 /// split nor wait.
 pub struct Workers {
+    /// Empty where the thread that calls does the work.
     pools: Vec<ThreadPool>,
 }
 
 impl Workers {
+    /// `n` workers for the CPU. What launches kernels on another device is the thread that calls: CubeCL has a queue
+    /// for every thread, and one queue need not wait for another.
+    pub fn on(device: &Device, n: usize) -> Self {
+        match *device == Device::flex() {
+            true => Self::new(n),
+            false => Self { pools: Vec::new() },
+        }
+    }
+
     /// `n` workers, at least one.
     pub fn new(n: usize) -> Self {
         let pool = |i| {
@@ -27,9 +38,9 @@ impl Workers {
         Self { pools: (0..n.max(1)).map(pool).collect() }
     }
 
-    /// Number of workers.
+    /// Number of workers, with the thread that calls where there is no other.
     pub fn len(&self) -> usize {
-        self.pools.len()
+        self.pools.len().max(1)
     }
 
     /// Never true.
@@ -49,6 +60,9 @@ impl Workers {
     /// If `task` panics, or there are more inputs than workers.
     pub fn map<I: Send, R: Send>(&self, inputs: Vec<I>, task: impl Fn(usize, I) -> R + Sync) -> Vec<R> {
         assert!(inputs.len() <= self.len(), "one input a worker");
+        if self.pools.is_empty() {
+            return inputs.into_iter().enumerate().map(|(i, input)| task(i, input)).collect();
+        }
         let mut results: Vec<Option<R>> = inputs.iter().map(|_| None).collect();
         let jobs: Vec<_> = inputs.into_iter().zip(results.iter_mut()).enumerate().collect();
         run_each(&self.pools, jobs, &|(i, (input, result))| *result = Some(task(i, input)));

@@ -6,7 +6,7 @@ mod patches;
 mod pos_embed;
 pub mod vit;
 
-pub use patches::{patch_vectors, patch_vectors_on};
+pub use patches::{bytes_on, normalised_patches, patch_vectors};
 pub use vit::VitConfig;
 
 use serde::{Deserialize, Serialize};

@@ -34,23 +34,25 @@ pub fn patch_vectors(views: &[&[u8]], size_px: usize, patch_px: usize) -> (Vec<f
     (out, [n_views, grid * grid, 3 * patch_px * patch_px])
 }
 
-/// [`patch_vectors`] by operations of `device`, `[n, N, 3·p·p]` in f32.
-pub fn patch_vectors_on(device: &Device, views: &[&[u8]], size_px: usize, patch_px: usize) -> Tensor<3> {
-    let (grid, p) = (size_px / patch_px, patch_px);
+/// The bytes of `views` on `device`, `[n, 3, size, size]`.
+pub fn bytes_on(device: &Device, views: &[&[u8]], size_px: usize) -> Tensor<4, Int> {
     let bytes = views.concat();
     let n = bytes.len() / (3 * size_px * size_px);
-    let data = TensorData::new(bytes, [n, 3, size_px, size_px]);
-    let x = Tensor::<4, Int>::from_data(data, (device, DType::U8)).cast(FloatDType::F32);
+    Tensor::from_data(TensorData::new(bytes, [n, 3, size_px, size_px]), (device, DType::U8))
+}
+
+/// [`patch_vectors`] of [`bytes_on`] a device, by its operations: `[n, N, 3·p·p]` in f32.
+pub fn normalised_patches(bytes: Tensor<4, Int>, patch_px: usize) -> Tensor<3> {
+    let [n, _, size_px, _] = bytes.dims();
+    let (grid, p, device) = (size_px / patch_px, patch_px, bytes.device());
     let by_channel =
-        |f: fn(usize) -> f32| Tensor::<1>::from_floats([f(0), f(1), f(2)], device).reshape([1, 3, 1, 1]);
+        |f: fn(usize) -> f32| Tensor::<1>::from_floats([f(0), f(1), f(2)], &device).reshape([1, 3, 1, 1]);
     let scale = by_channel(|channel| 1.0 / (255.0 * IMAGE_STD[channel]));
     let shift = by_channel(|channel| IMAGE_MEAN[channel] / IMAGE_STD[channel]);
+    let x = bytes.cast(FloatDType::F32) * scale - shift;
     // [n, 3, rows of patches, row, columns of patches, column] -> [n, patches, color, row, column]
-    (x * scale - shift).reshape([n, 3, grid, p, grid, p]).permute([0, 2, 4, 1, 3, 5]).reshape([
-        n,
-        grid * grid,
-        3 * p * p,
-    ])
+    let x = x.reshape([n, 3, grid, p, grid, p]).permute([0, 2, 4, 1, 3, 5]);
+    x.reshape([n, grid * grid, 3 * p * p])
 }
 
 #[cfg(test)]
@@ -64,7 +66,7 @@ mod tests {
         let bytes: Vec<u8> = (0..2 * 3 * size_px * size_px).map(|i| (i * 37 % 256) as u8).collect();
         let (a, b) = bytes.split_at(bytes.len() / 2);
         let device = Device::flex();
-        let there = patch_vectors_on(&device, &[a, b], size_px, patch_px);
+        let there = normalised_patches(bytes_on(&device, &[a, b], size_px), patch_px);
         let (here, shape) = patch_vectors(&[a, b], size_px, patch_px);
         assert_eq!(there.dims(), shape);
         let there = there.into_data().try_to_vec::<f32>().unwrap();

@@ -38,12 +38,13 @@ pub fn sinkhorn_targets(
 ) -> Result<Vec<Tensor<3>>, EngineError> {
     let [b, v, k] = parts[0].dims();
     let n_rows = b * v * peers.n_parts();
-    let max_of = |part: &Tensor<3>| f64::from(part.clone().max().into_scalar::<f32>());
     // One maximum for all rows: the largest entry is 1, nothing overflows, and a row whose entries
     // all vanish is kept from dividing by zero by the floor.
-    let max = peers.max("sinkhorn", parts.iter().map(max_of).fold(f64::MIN, f64::max))?;
-    let start =
-        |part: &Tensor<3>| ((part.clone().reshape([b * v, k]) - max) / teacher_temp).exp().clamp_min(1e-30);
+    let largest: Vec<Tensor<1>> = parts.iter().map(|part| part.clone().max()).collect();
+    let max = peers.max("sinkhorn", largest)?.unsqueeze::<2>();
+    let start = |part: &Tensor<3>| {
+        ((part.clone().reshape([b * v, k]) - max.clone()) / teacher_temp).exp().clamp_min(1e-30)
+    };
     let mut parts: Vec<Tensor<2>> = parts.iter().map(start).collect();
     for _ in 0..n_iterations {
         let columns: Vec<Tensor<1>> = parts.iter().map(|q| q.clone().sum_dim(0).reshape([k])).collect();

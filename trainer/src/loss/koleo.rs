@@ -8,6 +8,9 @@
 
 use burn::tensor::{Int, Tensor, TensorData};
 
+use crate::device::settle;
+use crate::shard::engine::EngineError;
+
 /// Keeps norms and the logarithm finite, as in DINOv2.
 const EPSILON: f64 = 1e-8;
 
@@ -30,7 +33,11 @@ pub fn directions(x: Tensor<2>) -> Tensor<2> {
 
 impl Neighbors {
     /// The neighbors among `directions` `[B, D]` of the whole batch, without a graph.
-    pub fn of(directions: Tensor<2>) -> Self {
+    ///
+    /// # Errors
+    /// [`EngineError::Failed`] when the device has failed, which is waited for.
+    pub fn of(directions: Tensor<2>) -> Result<Self, EngineError> {
+        settle(&directions.device())?;
         let [b, d] = directions.dims();
         let all = directions.clone().transpose();
         let mut nearest = Vec::with_capacity(b);
@@ -44,7 +51,7 @@ impl Neighbors {
             let chosen = (rows.matmul(all.clone()) - itself).argmax(1).reshape([n]).into_data();
             nearest.extend(chosen.iter::<i64>().map(|i| i as usize));
         }
-        Self { directions, nearest }
+        Ok(Self { directions, nearest })
     }
 
     /// The regularizer of one part of the batch, `[1]`: `x` `[b, D]` are the embeddings of the images at
@@ -104,7 +111,7 @@ mod tests {
         let positions: Vec<usize> = (0..b).collect();
         let of_view = |i: usize| {
             let x = embeddings.clone().slice([0..b, i..i + 1, 0..d]).reshape([b, d]);
-            Neighbors::of(directions(x.clone().inner())).koleo(x, &positions)
+            Neighbors::of(directions(x.clone().inner())).unwrap().koleo(x, &positions)
         };
         (1..v).fold(of_view(0), |sum, i| sum + of_view(i))
     }

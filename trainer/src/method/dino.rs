@@ -19,7 +19,6 @@ use crate::loss::koleo::{Neighbors, directions};
 use crate::peers::Peers;
 use crate::schedule::Knobs;
 use crate::shard::engine::EngineError;
-use crate::shard::store::to_host;
 use crate::unit::Unit;
 
 /// DINO as a recipe writes it.
@@ -169,7 +168,7 @@ impl Method for Dino {
                 loss::sinkhorn_targets(&logits, knobs.teacher_temp, SINKHORN_ITERATIONS, peers)?
             }
         };
-        let mean = to_host(loss::batch_center(&logits, peers)?);
+        let mean = loss::batch_center(&logits, peers)?;
         let mut neighbors = Vec::new();
         if self.config.koleo_weight > 0.0 {
             let globals: Vec<&Tensor<3>> = student.iter().map(|groups| &groups[0]).collect();
@@ -214,8 +213,8 @@ impl Method for Dino {
 struct DinoScoring {
     /// Teacher probabilities by part, `[B / N, V, K]`.
     targets: Vec<Tensor<3>>,
-    /// Mean teacher logits.
-    mean: Vec<f32>,
+    /// Mean teacher logits, `[K]`.
+    mean: Tensor<1>,
     /// By global view; none where KoLeo has no weight.
     neighbors: Vec<Neighbors>,
     /// Positions in the batch of the images of each part.
@@ -229,23 +228,23 @@ impl Scoring for DinoScoring {
         let targets = &self.targets[part];
         let mut gauges = vec![
             ("health/teacher_entropy", mean_entropy(targets)),
-            ("health/teacher_max_prob", f64::from(targets.clone().max_dim(2).mean().into_scalar::<f32>())),
+            ("health/teacher_max_prob", targets.clone().max_dim(2).mean()),
         ];
         let mut loss = loss::loss(&student.logits, targets, self.student_temp);
         if self.koleo_weight > 0.0 {
-            gauges.push((MATCH_LOSS, f64::from(loss.clone().inner().into_scalar::<f32>())));
+            gauges.push((MATCH_LOSS, loss.clone().inner()));
             let globals = &student.embeddings[0];
             let of_view = |(i, n): (usize, &Neighbors)| n.koleo(view(globals, i), &self.positions[part]);
             let spread = self.neighbors.iter().enumerate().map(of_view).reduce(|sum, term| sum + term);
             // The plan was refused without a global view.
             let spread = spread.expect("at least one global view");
-            gauges.push(("train/koleo_loss", f64::from(spread.clone().inner().into_scalar::<f32>())));
+            gauges.push(("train/koleo_loss", spread.clone().inner()));
             loss = loss + spread * self.koleo_weight;
         }
         PartLoss { loss, gauges }
     }
 
-    fn observed(&self) -> Vec<f32> {
+    fn observed(&self) -> Tensor<1> {
         self.mean.clone()
     }
 }
@@ -261,13 +260,13 @@ fn neighbors_of(parts: &[&Tensor<3>], peers: Peers<'_>) -> Result<Vec<Neighbors>
     let [_, v, _] = parts[0].dims();
     let of_view = |i: usize| {
         let rows: Vec<Tensor<2>> = parts.iter().map(|part| directions(view(part, i))).collect();
-        Ok(Neighbors::of(peers.gather("neighbors", &rows)?))
+        Neighbors::of(peers.gather("neighbors", &rows)?)
     };
     (0..v).map(of_view).collect()
 }
 
-/// Mean entropy of the rows of `probs` `[B, V, K]`, in nats.
-fn mean_entropy(probs: &Tensor<3>) -> f64 {
+/// Mean entropy of the rows of `probs` `[B, V, K]`, in nats, `[1]`.
+fn mean_entropy(probs: &Tensor<3>) -> Tensor<1> {
     let logs = probs.clone().clamp_min(1e-30).log();
-    f64::from(-(probs.clone() * logs).sum_dim(2).mean().into_scalar::<f32>())
+    -(probs.clone() * logs).sum_dim(2).mean()
 }

@@ -36,8 +36,9 @@ pub type Gauges = Vec<(&'static str, f64)>;
 pub struct PartLoss {
     /// Mean loss of the part `[1]`, with its graph.
     pub loss: Tensor<1>,
-    /// What to report: means over the part.
-    pub gauges: Gauges,
+    /// What to report, `[1]` each without a graph: means over the part. They stay on the device, which is asked for
+    /// them when it has nothing else to do.
+    pub gauges: Vec<(&'static str, Tensor<1>)>,
 }
 
 /// A batch that is being scored: what its parts share is known.
@@ -45,8 +46,8 @@ pub trait Scoring {
     /// Scores this rank's part `part`.
     fn loss(&self, part: usize, student: &Outputs) -> PartLoss;
 
-    /// What [`Method::after_step`] needs of the whole batch: the same on all ranks.
-    fn observed(&self) -> Vec<f32>;
+    /// What [`Method::after_step`] needs of the whole batch, `[n]`: the same on all ranks.
+    fn observed(&self) -> Tensor<1>;
 }
 
 /// A self-supervised method.

@@ -8,13 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use augment::{Batch, BatchPool};
 use burn::tensor::Tensor;
 
-use super::stream::{Next, next_batch, open_pool};
+use super::stream::{Arrival, Next, Stream};
 use super::{Job, Observer, Outcome, Progress, teacher_of, trainer_of};
 use crate::checkpoint::{self, Saver};
-use crate::data::ShardSource;
 use crate::error::TrainError;
 use crate::peers::Peers;
 use crate::plan::Plan;
@@ -42,7 +40,7 @@ pub(super) struct Run<'a> {
     pulse: Pulse,
     telemetry: Option<Telemetry>,
     stragglers: Stragglers,
-    pool: BatchPool<ShardSource>,
+    stream: Stream,
     saved_step: u64,
     n_rollbacks: u64,
     /// What has failed on this rank alone since the last vote: all leave together, with a checkpoint.
@@ -75,7 +73,7 @@ impl<'a> Run<'a> {
         let first = trainer.state.step;
         observer.started(first, plan.total_steps);
         let telemetry = (place.rank == 0).then(|| Telemetry::open(job.workdir, first)).transpose()?;
-        let pool = open_pool(job, &plan, &trainer)?;
+        let stream = Stream::open(job, &plan, &trainer)?;
         Ok(Self {
             schedules: plan.schedules(),
             plan,
@@ -85,7 +83,7 @@ impl<'a> Run<'a> {
             pulse,
             telemetry,
             stragglers: Stragglers::default(),
-            pool,
+            stream,
             saved_step: first,
             n_rollbacks: 0,
             failure: None,
@@ -140,7 +138,7 @@ impl<'a> Run<'a> {
     /// The first batch of a stream, and whether all ranks have theirs.
     fn first_batch(&mut self) -> Result<(Next, Votes), TrainError> {
         self.pulse.enter(self.trainer.state.step, "data");
-        let next = next_batch(&mut self.pool, self.job.stop);
+        let next = self.stream.next(self.job.stop);
         let votes = self.votes(&next);
         let said = vec![votes.stop, votes.failed];
         let said = self.trainer.comm.all_reduce("first batch", said, Reduction::Sum)?;
@@ -150,7 +148,7 @@ impl<'a> Run<'a> {
     /// One step with everything around it, and the next batch.
     fn step(
         &mut self,
-        batch: Batch,
+        batch: Arrival,
         probes: &mut [Box<dyn Probe>],
         observer: &mut dyn Observer,
     ) -> Result<(StepReport, Next), TrainError> {
@@ -165,21 +163,21 @@ impl<'a> Run<'a> {
                 fault.strike(rank, step, phase);
             }
         };
-        let mut gradients = self.trainer.gradients(&batch, &knobs, &mut |phase| enter(phase))?;
+        let computed = self.stream.gradients(batch, &self.trainer, &knobs, &mut |phase| enter(phase));
+        let (mut gradients, upload_wait_ms) = computed?;
         // By batch: a rollback passes over what it struck.
         let number = step + self.trainer.state.skipped_batches;
         if fault.as_ref().is_some_and(|fault| fault.poisons(rank, number)) {
             gradients.poison();
         }
-        self.pool.recycle(batch);
         // The next batch is asked for before ranks agree on this step, so that they agree on it as well.
         enter("data");
         let waiting = Instant::now();
         let next = match step + 1 == self.plan.total_steps {
             true => Next::Stopped,
-            false => next_batch(&mut self.pool, self.job.stop),
+            false => self.stream.next(self.job.stop),
         };
-        let data_wait_ms = waiting.elapsed().as_secs_f64() * 1e3;
+        let data_wait_ms = waiting.elapsed().as_secs_f64() * 1e3 + upload_wait_ms;
         enter("update");
         let votes = self.votes(&next);
         let report = self.trainer.update(gradients, votes, &knobs)?;
@@ -334,7 +332,7 @@ impl<'a> Run<'a> {
         if self.telemetry.is_some() {
             self.telemetry = Some(Telemetry::open(self.job.workdir, back_to)?);
         }
-        self.pool = open_pool(self.job, &self.plan, &self.trainer)?;
+        self.stream = Stream::open(self.job, &self.plan, &self.trainer)?;
         Ok(())
     }
 }

@@ -2,40 +2,89 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use augment::{Batch, BatchPool};
+use burn::tensor::Device;
 use pipeline::{Cursor, Share};
 
 use super::Job;
 use crate::data::{ShardSource, batches};
 use crate::error::TrainError;
+use crate::input::{Upload, Uploads};
 use crate::plan::Plan;
-use crate::step::Trainer;
+use crate::schedule::Knobs;
+use crate::shard::engine::EngineError;
+use crate::step::{Gradients, Trainer};
 
 /// What the next step has to work with.
 pub(super) enum Next {
-    Batch(Batch),
+    Batch(Arrival),
     /// The run was asked to stop while it waited.
     Stopped,
     Failed(TrainError),
 }
 
-/// Waits for the next batch, or until the run is asked to stop.
-pub(super) fn next_batch(pool: &mut BatchPool<ShardSource>, stop: &AtomicBool) -> Next {
-    match pool.next_batch_unless(stop) {
-        Some(Ok(batch)) => Next::Batch(batch),
-        Some(Err(error)) => Next::Failed(error.into()),
-        None if stop.load(Ordering::Relaxed) => Next::Stopped,
-        None => Next::Failed(TrainError::DataEnded),
+/// A batch that is there, or on its way to the device.
+pub(super) enum Arrival {
+    Here(Batch),
+    Sent(Upload),
+}
+
+/// The batches of one rank.
+pub(super) struct Stream {
+    pool: BatchPool<ShardSource>,
+    /// Where it computes on another device than the CPU.
+    uploads: Option<Uploads>,
+}
+
+impl Stream {
+    /// Batches from where the state stands.
+    pub(super) fn open(job: &Job<'_>, plan: &Plan, trainer: &Trainer) -> Result<Self, TrainError> {
+        let uploads = (job.device != Device::flex()).then(|| Uploads::start(trainer.uplink()));
+        Ok(Self { pool: open_pool(job, plan, trainer)?, uploads })
+    }
+
+    /// Waits for the next batch, or until the run is asked to stop.
+    pub(super) fn next(&mut self, stop: &AtomicBool) -> Next {
+        match self.pool.next_batch_unless(stop) {
+            Some(Ok(batch)) => Next::Batch(match &self.uploads {
+                Some(uploads) => Arrival::Sent(uploads.push(batch)),
+                None => Arrival::Here(batch),
+            }),
+            Some(Err(error)) => Next::Failed(error.into()),
+            None if stop.load(Ordering::Relaxed) => Next::Stopped,
+            None => Next::Failed(TrainError::DataEnded),
+        }
+    }
+
+    /// Forwards and backwards on a batch, whose memory is then used again; and the milliseconds that were spent
+    /// waiting for it to be sent.
+    pub(super) fn gradients(
+        &self,
+        arrival: Arrival,
+        trainer: &Trainer,
+        knobs: &Knobs,
+        entering: &mut dyn FnMut(&'static str),
+    ) -> Result<(Gradients, f64), EngineError> {
+        match arrival {
+            Arrival::Here(batch) => {
+                let gradients = trainer.gradients(&batch, knobs, entering)?;
+                self.pool.recycle(batch);
+                Ok((gradients, 0.0))
+            }
+            Arrival::Sent(upload) => {
+                let waiting = Instant::now();
+                let (batch, sent) = upload.wait()?;
+                let waited_ms = waiting.elapsed().as_secs_f64() * 1e3;
+                self.pool.recycle(batch);
+                Ok((trainer.gradients_of_sent(sent, knobs, entering)?, waited_ms))
+            }
+        }
     }
 }
 
-/// Batches from where the state stands.
-pub(super) fn open_pool(
-    job: &Job<'_>,
-    plan: &Plan,
-    trainer: &Trainer,
-) -> Result<BatchPool<ShardSource>, TrainError> {
+fn open_pool(job: &Job<'_>, plan: &Plan, trainer: &Trainer) -> Result<BatchPool<ShardSource>, TrainError> {
     let place = trainer.place();
     let share = Share::new(place.part(), place.world_size, plan.recipe.optim.batch_size)?;
     // Each rank notes what it has met; ranks on other machines could not append to one file.
