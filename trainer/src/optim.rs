@@ -8,6 +8,8 @@
 //! ```
 
 mod clip;
+#[cfg(feature = "cube")]
+mod cube;
 mod host;
 mod tensors;
 
@@ -54,17 +56,18 @@ impl AdamW {
         let update = |(unit, (shard, grad)): (usize, (&mut UnitShard, Tensor<1>))| {
             let on_host = is_host(&shard.student);
             let frozen = knobs.freeze_last_layer && shard.layout.params.iter().any(|p| p.spec.last_layer);
-            if !frozen {
+            let decay = knobs.teacher_decay;
+            let segments = (!frozen).then(|| {
                 shard.adam_steps += 1;
-                let segments = self.segments(shard, unit, norms, knobs);
-                match on_host {
-                    true => host::update(shard, &grad, segments),
-                    false => tensors::update(shard, grad, segments),
-                }
-            }
-            match on_host {
-                true => host::move_teacher(shard, knobs.teacher_decay),
-                false => tensors::move_teacher(shard, knobs.teacher_decay),
+                self.segments(shard, unit, norms, knobs)
+            });
+            match (on_host, segments) {
+                (true, Some(segments)) => host::update(shard, &grad, segments, decay),
+                (true, None) => host::move_teacher(shard, decay),
+                #[cfg(feature = "cube")]
+                (false, Some(segments)) if cube::is_cube(&grad) => cube::update(shard, grad, segments, decay),
+                (false, Some(segments)) => tensors::update(shard, grad, segments, decay),
+                (false, None) => tensors::move_teacher(shard, decay),
             }
         };
         // A device has one queue, which several threads would only make them wait for.
@@ -99,61 +102,83 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::ops::twin::devices;
     use crate::shard::layout::UnitLayout;
     use crate::shard::mesh::Place;
     use crate::shard::store::to_host;
 
+    /// The update that `device` makes by tensors or by a kernel.
+    fn update_there(shard: &mut UnitShard, grad: Tensor<1>, segments: Segments, decay: f64) {
+        #[cfg(feature = "cube")]
+        if cube::is_cube(&grad) {
+            return cube::update(shard, grad, segments, decay);
+        }
+        tensors::update(shard, grad, segments, decay);
+    }
+
+    /// A unit's updates on the host and on `device`, and the norms of both; a shard that somebody holds stays as it is.
+    fn check(unit: &dyn crate::unit::Unit, seed: u64, clip_norm: f64, place: Place, device: &Device) {
+        let optimizer = AdamW { betas: [0.9, 0.99], clip_norm, clip: ClipRule::PerTensor };
+        let knobs = Knobs {
+            lr: 0.01,
+            weight_decay: 0.1,
+            teacher_decay: 0.9,
+            teacher_temp: 0.1,
+            freeze_last_layer: false,
+        };
+        let mut here = UnitShard::init(unit, seed, place, &Device::flex());
+        let mut there = UnitShard::init(unit, seed, place, device);
+        assert_eq!(UnitLayout::of(unit, 3).padded / 3, here.len());
+        // What pads a unit has no gradient.
+        let n_real = here.segments().last().map_or(0, |segment| segment.end);
+        let is_real: Vec<f32> = (0..here.len()).map(|i| f32::from(u8::from(i < n_real))).collect();
+        let is_real = Tensor::<1>::from_floats(is_real.as_slice(), &Device::flex());
+        for step in 0..3 {
+            Device::flex().seed(seed + step);
+            let normal = Distribution::Normal(0.0, 1.0);
+            let grad = Tensor::<1>::random([here.len()], normal, &Device::flex()) * is_real.clone();
+            let sent = grad.clone().to_device(device);
+            let shards = [here.clone()];
+            let norms = ClipNorms::of(ClipRule::PerTensor, &shards, std::slice::from_ref(&grad), 0);
+            let squares: Vec<f64> =
+                norms.squares.iter().map(|s| crate::fixed::Fixed::from_limbs(&s.limbs())).collect();
+            let by_device = clip::on_device_for_tests(&shards, std::slice::from_ref(&sent));
+            for (a, b) in squares.iter().zip(by_device) {
+                assert!((a - b).abs() <= 1e-5 * a.abs(), "{a} {b}");
+            }
+            let norms = norms.agreed(&squares);
+            here.adam_steps += 1;
+            there.adam_steps += 1;
+            let segments = optimizer.segments(&here, 0, &norms, &knobs);
+            host::update(&mut here, &grad, segments.clone(), knobs.teacher_decay);
+            let (held, before) = (there.student.clone(), to_host(there.student.clone()));
+            update_there(&mut there, sent, segments, knobs.teacher_decay);
+            assert_eq!(to_host(held), before);
+        }
+        for (a, b) in [
+            (&here.student, &there.student),
+            (&here.teacher, &there.teacher),
+            (&here.exp_avg, &there.exp_avg),
+            (&here.exp_avg_sq, &there.exp_avg_sq),
+        ] {
+            for (a, b) in to_host(a.clone()).iter().zip(to_host(b.clone())) {
+                assert!((a - b).abs() <= 1e-6 + 1e-5 * a.abs(), "{a} {b}");
+            }
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(16))]
 
-        /// Both ways of updating are one formula: on the host in one pass, and by tensor operations.
+        /// All ways of updating are one formula: on the host in one pass, by tensor operations, by a kernel.
         #[test]
-        fn tensors_are_updated_like_slices(seed in 0u64..1000, clip_norm in 0.0..2.0f64, rank in 0usize..3) {
-            let device = Device::flex();
-            device.seed(seed);
+        fn every_device_updates_like_the_host(seed in 0u64..1000, clip_norm in 0.0..2.0f64, rank in 0usize..3) {
             let head = crate::head::units(crate::head::HeadSizes {
                 input: 8, hidden: 12, bottleneck: 6, prototypes: 20, init_std: 0.1,
             });
             let place = Place { rank, world_size: 3, group_size: 3 };
-            let optimizer = AdamW { betas: [0.9, 0.99], clip_norm, clip: ClipRule::PerTensor };
-            let knobs = Knobs {
-                lr: 0.01, weight_decay: 0.1, teacher_decay: 0.9, teacher_temp: 0.1, freeze_last_layer: false,
-            };
-            for unit in &head {
-                let mut here = UnitShard::init(unit.as_ref(), seed, place, &device);
-                let mut there = here.clone();
-                prop_assert_eq!(UnitLayout::of(unit.as_ref(), 3).padded / 3, here.len());
-                for _ in 0..3 {
-                    let grad = Tensor::<1>::random([here.len()], Distribution::Normal(0.0, 1.0), &device);
-                    // What pads a unit has no gradient.
-                    let n_real = here.segments().last().map_or(0, |segment| segment.end);
-                    let is_real: Vec<f32> = (0..here.len()).map(|i| f32::from(u8::from(i < n_real))).collect();
-                    let grad = grad * Tensor::<1>::from_floats(is_real.as_slice(), &device);
-                    let shards = [here.clone()];
-                    let norms = ClipNorms::of(ClipRule::PerTensor, &shards, std::slice::from_ref(&grad), 0);
-                    let squares: Vec<f64> =
-                        norms.squares.iter().map(|s| crate::fixed::Fixed::from_limbs(&s.limbs())).collect();
-                    let by_device = clip::on_device_for_tests(&shards, std::slice::from_ref(&grad));
-                    for (a, b) in squares.iter().zip(by_device) {
-                        prop_assert!((a - b).abs() <= 1e-5 * a.abs(), "{} {}", a, b);
-                    }
-                    let norms = norms.agreed(&squares);
-                    here.adam_steps += 1;
-                    there.adam_steps += 1;
-                    let segments = optimizer.segments(&here, 0, &norms, &knobs);
-                    host::update(&mut here, &grad, segments.clone());
-                    host::move_teacher(&mut here, knobs.teacher_decay);
-                    tensors::update(&mut there, grad, segments);
-                    tensors::move_teacher(&mut there, knobs.teacher_decay);
-                }
-                for (a, b) in [
-                    (&here.student, &there.student), (&here.teacher, &there.teacher),
-                    (&here.exp_avg, &there.exp_avg), (&here.exp_avg_sq, &there.exp_avg_sq),
-                ] {
-                    for (a, b) in to_host(a.clone()).iter().zip(to_host(b.clone())) {
-                        prop_assert!((a - b).abs() <= 1e-6 + 1e-5 * a.abs(), "{} {}", a, b);
-                    }
-                }
+            for (unit, device) in head.iter().flat_map(|unit| devices().into_iter().map(move |d| (unit, d))) {
+                check(unit.as_ref(), seed, clip_norm, place, &device);
             }
         }
     }

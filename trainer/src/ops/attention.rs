@@ -14,17 +14,25 @@
 
 use std::sync::Arc;
 
+use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Tensor, activation};
 use multiversion::multiversion;
 use rayon::prelude::*;
 
-use super::cpu::{Kernel, contiguous, dims, is_flex, run, slice, tensor};
+use super::bridge::{Kernel, run};
+use super::cpu::{contiguous, dims, is_flex, slice, tensor};
+#[cfg(feature = "cube")]
+use super::cube;
 use super::gemm::{Mat, gemm};
 use super::math::exp;
 
 /// Attention of `n_heads` heads over `qkv` of `[B, N, 3·D]`; gives `[B, N, D]`.
 pub fn attention(qkv: Tensor<3>, n_heads: usize) -> Tensor<3> {
+    #[cfg(feature = "cube")]
+    if cube::is_cube(&qkv) {
+        return run(cube::Attention { n_heads }, [qkv.into()]);
+    }
     match is_flex(&qkv) {
         true => run(Attention { n_heads }, [qkv.into()]),
         false => plain(qkv, n_heads),
@@ -74,7 +82,7 @@ impl Sizes {
     }
 }
 
-impl Kernel<1> for Attention {
+impl Kernel<Flex, 1> for Attention {
     type Saved = Saved;
 
     fn forward(&self, [qkv]: &[FlexTensor; 1]) -> (FlexTensor, Saved) {
@@ -187,12 +195,23 @@ fn lanes(row: &[f32], start: f32, map: impl Fn(usize, f32) -> f32, fold: impl Fn
 
 #[cfg(test)]
 mod tests {
-    use super::super::twin::{assert_close, leaves};
+    use burn::tensor::Device;
+
+    use super::super::twin::{assert_close, devices, leaves};
     use super::*;
 
+    /// Numbers of tokens that are multiples of eight and that are not, one token, rows of more than a plane's lanes.
     #[test]
     fn it_equals_its_twin_forwards_and_backwards() {
-        let qkv = leaves(&[[2, 21, 3 * 24]], 1).remove(0);
+        for device in devices() {
+            [[2, 21, 24], [3, 16, 48], [1, 1, 24], [1, 197, 96]]
+                .iter()
+                .for_each(|shape| check(&device, *shape));
+        }
+    }
+
+    fn check(device: &Device, [b, n, d]: [usize; 3]) {
+        let qkv = leaves(device, &[[b, n, 3 * d]], 1).remove(0);
         let (y, twin) = (attention(qkv.clone(), 3), plain(qkv.clone(), 3));
         assert_close("forward", y.clone().inner(), twin.clone().inner(), 2e-6);
         let gradient = |y: Tensor<3>| {
@@ -204,8 +223,10 @@ mod tests {
 
     #[test]
     fn large_scores_do_not_overflow() {
-        let qkv = leaves(&[[1, 5, 3 * 8]], 2).remove(0) * 300.0;
-        let y = attention(qkv, 1).inner();
-        assert!(y.is_finite().all().into_scalar::<bool>());
+        for device in devices() {
+            let qkv = leaves(&device, &[[1, 5, 3 * 8]], 2).remove(0) * 300.0;
+            let y = attention(qkv, 1).inner();
+            assert!(y.is_finite().all().into_scalar::<bool>());
+        }
     }
 }

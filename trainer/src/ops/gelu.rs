@@ -5,15 +5,23 @@
 //! gx = g · (Φ(x) + x · φ(x))   φ(x) = exp(-x² / 2) / √(2π)
 //! ```
 
+use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Tensor};
 use multiversion::multiversion;
 
-use super::cpu::{Kernel, contiguous, is_flex, run, slice};
+use super::bridge::{Kernel, run};
+use super::cpu::{contiguous, is_flex, slice};
+#[cfg(feature = "cube")]
+use super::cube;
 use super::math::{erf, exp, over_rows};
 
 /// GELU of every element, `[..]` to `[..]`.
 pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    #[cfg(feature = "cube")]
+    if cube::is_cube(&x) {
+        return run(cube::Gelu, [x.into()]);
+    }
     match is_flex(&x) {
         true => run(Gelu, [x.into()]),
         false => plain(x),
@@ -32,7 +40,7 @@ fn plain<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 #[derive(Debug, Clone)]
 struct Gelu;
 
-impl Kernel<1> for Gelu {
+impl Kernel<Flex, 1> for Gelu {
     type Saved = FlexTensor;
 
     fn forward(&self, [x]: &[FlexTensor; 1]) -> (FlexTensor, FlexTensor) {
@@ -72,18 +80,20 @@ fn backward(x: &[f32], grad: &mut [f32]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::twin::{assert_close, leaves};
+    use super::super::twin::{assert_close, devices, leaves};
     use super::*;
 
     #[test]
     fn it_equals_its_twin_forwards_and_backwards() {
-        let x = leaves(&[[7, 333]], 1).remove(0);
-        let (y, twin) = (gelu(x.clone() * 3.0), plain(x.clone() * 3.0));
-        assert_close("forward", y.clone().inner(), twin.clone().inner(), 1e-6);
-        let gradient = |y: Tensor<2>| {
-            let grads = (y.clone() * y.inner().autodiff()).sum().backward();
-            x.grad(&grads).expect("a leaf")
-        };
-        assert_close("backward", gradient(y), gradient(twin), 1e-6);
+        for (device, shape) in devices().iter().flat_map(|device| [[7, 333], [70, 96]].map(|s| (device, s))) {
+            let x = leaves(device, &[shape], 1).remove(0);
+            let (y, twin) = (gelu(x.clone() * 3.0), plain(x.clone() * 3.0));
+            assert_close("forward", y.clone().inner(), twin.clone().inner(), 1e-6);
+            let gradient = |y: Tensor<2>| {
+                let grads = (y.clone() * y.inner().autodiff()).sum().backward();
+                x.grad(&grads).expect("a leaf")
+            };
+            assert_close("backward", gradient(y), gradient(twin), 1e-6);
+        }
     }
 }

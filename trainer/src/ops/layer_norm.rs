@@ -7,15 +7,23 @@
 //! gγ = Σ_rows g · x̂               gβ = Σ_rows g
 //! ```
 
+use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Tensor};
 use multiversion::multiversion;
 
-use super::cpu::{Kernel, contiguous, dims, is_flex, run, slice, tensor};
+use super::bridge::{Kernel, run};
+use super::cpu::{contiguous, dims, is_flex, slice, tensor};
+#[cfg(feature = "cube")]
+use super::cube;
 use super::math::over_rows;
 
 /// Normalises `x` of `[B, N, D]` over `D`, with `gamma` and `beta` of `[D]`.
 pub fn layer_norm(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> Tensor<3> {
+    #[cfg(feature = "cube")]
+    if cube::is_cube(&x) {
+        return run(cube::LayerNorm { epsilon: epsilon as f32 }, [x.into(), gamma.into(), beta.into()]);
+    }
     match is_flex(&x) {
         true => run(LayerNorm { epsilon: epsilon as f32 }, [x.into(), gamma.into(), beta.into()]),
         false => plain(x, gamma, beta, epsilon),
@@ -38,7 +46,7 @@ struct LayerNorm {
 /// Normalised rows `[B·N, D]`, their factors `[B·N]`, and γ.
 type Saved = (FlexTensor, FlexTensor, FlexTensor);
 
-impl Kernel<3> for LayerNorm {
+impl Kernel<Flex, 3> for LayerNorm {
     type Saved = Saved;
 
     fn forward(&self, [x, gamma, beta]: &[FlexTensor; 3]) -> (FlexTensor, Saved) {
@@ -167,13 +175,22 @@ fn parameter_gradients(kept: &[f32], grad: &[f32], g_gamma: &mut [f32], g_beta: 
 
 #[cfg(test)]
 mod tests {
-    use super::super::twin::{assert_close, leaves};
+    use burn::tensor::Device;
+
+    use super::super::twin::{assert_close, devices, leaves};
     use super::*;
 
+    /// Odd widths, whole vectors, more rows than a block adds up.
     #[test]
     fn it_equals_its_twin_forwards_and_backwards() {
-        let x = leaves(&[[3, 5, 37]], 1).remove(0);
-        let weights = leaves(&[[37], [37]], 2);
+        for device in devices() {
+            [[3, 5, 37], [3, 47, 64], [2, 33, 384]].iter().for_each(|shape| check(&device, *shape));
+        }
+    }
+
+    fn check(device: &Device, shape: [usize; 3]) {
+        let x = leaves(device, &[shape], 1).remove(0);
+        let weights = leaves(device, &[[shape[2]], [shape[2]]], 2);
         let gradients = |y: Tensor<3>| {
             let grads = (y.clone() * y.inner().autodiff().powf_scalar(2.0)).sum().backward();
             let of = |w: &Tensor<1>| w.grad(&grads).expect("a leaf");

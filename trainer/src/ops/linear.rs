@@ -5,11 +5,13 @@
 //! gx = g · W            gW = gᵀ · x            gb = Σ_rows g
 //! ```
 
+use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
 use multiversion::multiversion;
 
-use super::cpu::{Kernel, contiguous, dims, is_flex, run, slice, tensor};
+use super::bridge::{Kernel, run};
+use super::cpu::{contiguous, dims, is_flex, slice, tensor};
 use super::gemm::{Mat, gemm};
 
 /// `x · Wᵀ + b` for `x` of `[B, N, D]`, `weight` of `[O, D]`, `bias` of `[O]`.
@@ -33,7 +35,7 @@ pub fn matmul_transposed(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
 #[derive(Debug, Clone)]
 struct Linear;
 
-impl Kernel<3> for Linear {
+impl Kernel<Flex, 3> for Linear {
     type Saved = (FlexTensor, FlexTensor);
 
     fn forward(&self, [x, w, b]: &[FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
@@ -68,7 +70,7 @@ impl Kernel<3> for Linear {
 #[derive(Debug, Clone)]
 struct MatmulTransposed;
 
-impl Kernel<2> for MatmulTransposed {
+impl Kernel<Flex, 2> for MatmulTransposed {
     type Saved = (FlexTensor, FlexTensor);
 
     fn forward(&self, [x, w]: &[FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
@@ -113,14 +115,16 @@ fn column_sums(rows: &[f32], sums: &mut [f32]) {
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::Device;
+
     use super::super::twin::{assert_close, leaves};
     use super::*;
 
     #[test]
     fn it_equals_its_twin_forwards_and_backwards() {
-        let x = leaves(&[[3, 4, 19]], 1).remove(0);
-        let w = leaves(&[[11, 19]], 2).remove(0);
-        let b = leaves(&[[11]], 3).remove(0);
+        let x = leaves(&Device::flex(), &[[3, 4, 19]], 1).remove(0);
+        let w = leaves(&Device::flex(), &[[11, 19]], 2).remove(0);
+        let b = leaves(&Device::flex(), &[[11]], 3).remove(0);
         let y = linear(x.clone(), w.clone(), b.clone());
         let twin = (x.clone().reshape([12, 19]).matmul(w.clone().transpose()) + b.clone().unsqueeze())
             .reshape([3, 4, 11]);
@@ -137,7 +141,7 @@ mod tests {
 
     #[test]
     fn the_product_without_bias_equals_its_twin() {
-        let leaves = leaves(&[[6, 5], [9, 5]], 4);
+        let leaves = leaves(&Device::flex(), &[[6, 5], [9, 5]], 4);
         let (x, w) = (leaves[0].clone(), leaves[1].clone());
         let y = matmul_transposed(x.clone(), w.clone());
         let twin = x.clone().matmul(w.clone().transpose());

@@ -8,7 +8,10 @@
 //! them.
 
 mod attention;
+mod bridge;
 mod cpu;
+#[cfg(feature = "cube")]
+mod cube;
 mod gelu;
 mod gemm;
 mod layer_norm;
@@ -26,14 +29,30 @@ pub(crate) mod twin {
 
     use burn::tensor::{Device, Distribution, Tensor};
 
+    /// The CPU, and what the features of this build bring.
+    pub(crate) fn devices() -> Vec<Device> {
+        #[allow(unused_mut)]
+        let mut devices = vec![Device::flex()];
+        #[cfg(feature = "wgpu")]
+        devices.push(Device::wgpu(Default::default()));
+        #[cfg(feature = "cuda")]
+        if crate::device::cuda_devices().is_ok_and(|found| !found.is_empty()) {
+            devices.push(Device::cuda(0));
+        }
+        devices
+    }
+
     /// Inputs for `shapes`, as leaves that want a gradient.
-    pub(crate) fn leaves<const D: usize>(shapes: &[[usize; D]], seed: u64) -> Vec<Tensor<D>> {
-        let device = Device::flex();
+    pub(crate) fn leaves<const D: usize>(
+        device: &Device,
+        shapes: &[[usize; D]],
+        seed: u64,
+    ) -> Vec<Tensor<D>> {
         device.seed(seed);
         shapes
             .iter()
             .map(|shape| {
-                Tensor::random(*shape, Distribution::Normal(0.0, 1.0), &device).autodiff().require_grad()
+                Tensor::random(*shape, Distribution::Normal(0.0, 1.0), device).autodiff().require_grad()
             })
             .collect()
     }

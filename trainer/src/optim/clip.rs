@@ -4,6 +4,8 @@
 //! n_G = √ Σ_{g in G} g²        clipped: g · min(1, c / (n_G + ε))      ε = 1e-6, as in DINO
 //! ```
 
+use std::ops::Range;
+
 use burn::tensor::Tensor;
 use multiversion::multiversion;
 use serde::{Deserialize, Serialize};
@@ -81,30 +83,44 @@ fn add_on_host(shards: &[UnitShard], grads: &[Tensor<1>], groups: &[Vec<usize>],
 /// The same where the gradients lie, with one trip to the host for all of them.
 fn add_on_device(shards: &[UnitShard], grads: &[Tensor<1>], groups: &[Vec<usize>], squares: &mut [Fixed]) {
     let mut sums = Vec::new();
-    let mut of_group = Vec::new();
+    let mut of_sum = Vec::new();
     for ((shard, grad), groups) in shards.iter().zip(grads).zip(groups) {
-        let runs =
-            joined(shard.segments().map(|segment| (segment.start..segment.end, groups[segment.param])));
-        for (range, group) in runs {
-            let part = grad.clone().slice([range]);
-            sums.push((part.clone() * part).sum());
-            of_group.push(group);
+        let of_param = shard.segments().map(|segment| (segment.start..segment.end, groups[segment.param]));
+        let (ranges, of_range): (Vec<_>, Vec<_>) = joined(of_param).into_iter().unzip();
+        if ranges.is_empty() {
+            // Nothing but padding.
+            continue;
         }
+        let (of_unit, range_of_sum) = range_squares(grad, &ranges);
+        sums.push(of_unit);
+        of_sum.extend(range_of_sum.into_iter().map(|range| of_range[range]));
     }
     if sums.is_empty() {
-        // Nothing but padding.
         return;
     }
-    for (group, sum) in of_group.into_iter().zip(to_host(Tensor::cat(sums, 0))) {
+    for (group, sum) in of_sum.into_iter().zip(to_host(Tensor::cat(sums, 0))) {
         squares[group].add(f64::from(sum));
     }
 }
 
+/// Sums of squares over parts of `ranges`, on the device, and the range of each part.
+fn range_squares(grad: &Tensor<1>, ranges: &[Range<usize>]) -> (Tensor<1>, Vec<usize>) {
+    #[cfg(feature = "cube")]
+    if super::cube::is_cube(grad) {
+        return super::cube::squares(grad, ranges);
+    }
+    let square = |range: &Range<usize>| {
+        let part = grad.clone().slice([range.clone()]);
+        (part.clone() * part).sum()
+    };
+    (Tensor::cat(ranges.iter().map(square).collect(), 0), (0..ranges.len()).collect())
+}
+
 /// Neighboring ranges with equal values as one.
 pub(super) fn joined<T: PartialEq>(
-    ranges: impl Iterator<Item = (std::ops::Range<usize>, T)>,
-) -> Vec<(std::ops::Range<usize>, T)> {
-    let mut runs: Vec<(std::ops::Range<usize>, T)> = Vec::new();
+    ranges: impl Iterator<Item = (Range<usize>, T)>,
+) -> Vec<(Range<usize>, T)> {
+    let mut runs: Vec<(Range<usize>, T)> = Vec::new();
     for (range, value) in ranges {
         match runs.last_mut() {
             Some((run, of_run)) if run.end == range.start && *of_run == value => run.end = range.end,
@@ -116,7 +132,7 @@ pub(super) fn joined<T: PartialEq>(
 
 /// Cuts `start..end` at multiples of [`ALIGNMENT`], of which the ends of a shard are one: whatever the
 /// number of ranks, the same elements are summed together.
-fn blocks(mut start: usize, end: usize, mut f: impl FnMut(std::ops::Range<usize>)) {
+fn blocks(mut start: usize, end: usize, mut f: impl FnMut(Range<usize>)) {
     while start < end {
         let next = ((start / ALIGNMENT + 1) * ALIGNMENT).min(end);
         f(start..next);

@@ -6,8 +6,8 @@ use multiversion::multiversion;
 use super::{Constants, EPSILON, Segments};
 use crate::shard::store::{UnitShard, on_host, with_slice};
 
-/// AdamW on `shard`, given this rank's part of the mean gradient.
-pub(super) fn update(shard: &mut UnitShard, grad: &Tensor<1>, segments: Segments) {
+/// AdamW on `shard`, given this rank's part of the mean gradient; then the teacher follows.
+pub(super) fn update(shard: &mut UnitShard, grad: &Tensor<1>, segments: Segments, teacher_decay: f64) {
     let UnitShard { student, exp_avg, exp_avg_sq, .. } = shard;
     with_slice(grad, |grad| {
         on_host(student, |student| {
@@ -27,6 +27,7 @@ pub(super) fn update(shard: &mut UnitShard, grad: &Tensor<1>, segments: Segments
             });
         });
     });
+    move_teacher(shard, teacher_decay);
 }
 
 /// The teacher follows.

@@ -6,8 +6,8 @@ use super::clip::joined;
 use super::{Constants, EPSILON, Segments};
 use crate::shard::store::UnitShard;
 
-/// AdamW on `shard`, given this rank's part of the mean gradient.
-pub(super) fn update(shard: &mut UnitShard, grad: Tensor<1>, segments: Segments) {
+/// AdamW on `shard`, given this rank's part of the mean gradient; then the teacher follows.
+pub(super) fn update(shard: &mut UnitShard, grad: Tensor<1>, segments: Segments, teacher_decay: f64) {
     // Of a unit with parameters there is a segment; all have the same rates.
     let Some(&(_, Constants { beta1, beta2, rate, root, .. })) = segments.first() else { return };
     let grad = scaled(grad, &segments, |constants| constants.clip);
@@ -15,6 +15,7 @@ pub(super) fn update(shard: &mut UnitShard, grad: Tensor<1>, segments: Segments)
     shard.exp_avg_sq = shard.exp_avg_sq.clone() * beta2 + grad.clone() * grad * (1.0 - beta2);
     let step = shard.exp_avg.clone() * rate / (shard.exp_avg_sq.clone().sqrt() * root + EPSILON);
     shard.student = scaled(shard.student.clone(), &segments, |constants| constants.keep) - step;
+    move_teacher(shard, teacher_decay);
 }
 
 /// The teacher follows.

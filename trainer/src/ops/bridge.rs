@@ -1,0 +1,119 @@
+//! The bridge between kernels of our own and Burn's autodiff, on any backend.
+
+use std::fmt::Debug;
+
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Autodiff, Backend, DispatchKindConversion, DispatchTensor};
+use burn::tensor::Tensor;
+
+/// A kernel on backend `B` with `N` tensor inputs and one output.
+pub(super) trait Kernel<B: Backend, const N: usize>: Clone + Debug + Send + 'static {
+    /// What the backward pass needs.
+    type Saved: Clone + Debug + Send + 'static;
+
+    /// The output, and what to keep.
+    fn forward(&self, inputs: &[FloatTensor<B>; N]) -> (FloatTensor<B>, Self::Saved);
+
+    /// Gradients of the inputs that are wanted, given that of the output.
+    fn backward(
+        &self,
+        saved: Self::Saved,
+        grad: FloatTensor<B>,
+        wanted: [bool; N],
+    ) -> [Option<FloatTensor<B>>; N];
+}
+
+/// A backend that tensors can be taken to, with and without autodiff.
+pub(super) trait Home: Backend {
+    /// The primitive of a tensor that lives here, under autodiff or not.
+    fn take<const D: usize>(tensor: Tensor<D>) -> Option<Input<Self>>;
+    /// A tensor without autodiff.
+    fn give<const D: usize>(primitive: FloatTensor<Self>) -> Tensor<D>;
+    /// A tensor under autodiff.
+    fn give_tracked<const D: usize>(primitive: Tracked<Self>) -> Tensor<D>;
+}
+
+impl<B: Backend> Home for B
+where
+    DispatchTensor: DispatchKindConversion<B> + DispatchKindConversion<Autodiff<B>>,
+{
+    fn take<const D: usize>(tensor: Tensor<D>) -> Option<Input<B>> {
+        match tensor.is_autodiff() {
+            true => tensor.try_into_primitive::<Autodiff<B>>().ok().map(Input::Tracked),
+            false => tensor.try_into_primitive::<B>().ok().map(Input::Plain),
+        }
+    }
+
+    fn give<const D: usize>(primitive: FloatTensor<B>) -> Tensor<D> {
+        Tensor::from_primitive::<B>(primitive)
+    }
+
+    fn give_tracked<const D: usize>(primitive: Tracked<B>) -> Tensor<D> {
+        Tensor::from_primitive::<Autodiff<B>>(primitive)
+    }
+}
+
+/// A tensor of backend `B` under autodiff.
+pub(super) type Tracked<B> = FloatTensor<Autodiff<B>>;
+
+/// A tensor on its way into a kernel.
+pub(super) enum Input<B: Backend> {
+    Plain(FloatTensor<B>),
+    Tracked(Tracked<B>),
+}
+
+impl<B: Home, const D: usize> From<Tensor<D>> for Input<B> {
+    fn from(tensor: Tensor<D>) -> Self {
+        B::take(tensor).expect("callers ask where a tensor lives before they build inputs")
+    }
+}
+
+/// Runs `kernel`, as one autodiff step if any input is under autodiff.
+pub(super) fn run<B: Home, K: Kernel<B, N>, const N: usize, const D: usize>(
+    kernel: K,
+    inputs: [Input<B>; N],
+) -> Tensor<D> {
+    if inputs.iter().all(|input| matches!(input, Input::Plain(_))) {
+        let inputs = inputs.map(|input| match input {
+            Input::Plain(tensor) => tensor,
+            Input::Tracked(tensor) => tensor.into_primitive(),
+        });
+        return B::give(kernel.forward(&inputs).0);
+    }
+    let tracked = inputs.map(|input| match input {
+        Input::Tracked(tensor) => tensor,
+        Input::Plain(tensor) => Tracked::<B>::new(tensor),
+    });
+    let nodes = tracked.each_ref().map(|tensor| tensor.node());
+    let primitives = tracked.map(|tensor| tensor.into_primitive());
+    let (output, saved) = kernel.forward(&primitives);
+    let step = KernelStep(std::marker::PhantomData::<K>);
+    let prepared = step.prepare::<NoCheckpointing>(nodes).compute_bound().stateful();
+    B::give_tracked(match prepared {
+        OpsKind::Tracked(prepared) => prepared.finish((kernel, saved), output),
+        OpsKind::UnTracked(prepared) => prepared.finish(output),
+    })
+}
+
+#[derive(Debug)]
+struct KernelStep<K>(std::marker::PhantomData<K>);
+
+impl<B: Backend, K: Kernel<B, N>, const N: usize> Backward<B, N> for KernelStep<K> {
+    type State = (K, K::Saved);
+
+    fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = grads.consume::<B>(&ops.node);
+        let (kernel, saved) = ops.state;
+        let wanted = ops.parents.each_ref().map(Option::is_some);
+        let input_grads = kernel.backward(saved, grad, wanted);
+        for (parent, grad) in ops.parents.iter().zip(input_grads) {
+            if let (Some(parent), Some(grad)) = (parent, grad) {
+                grads.register::<B>(parent.id, grad);
+            }
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Lanes: the units of a cube that work on one row.
+
+use cubecl::client::Client;
+use cubecl::ir::features::Plane;
+use cubecl::prelude::*;
+
+/// Rows of a cube.
+const ROWS: u32 = 4;
+
+/// How the units of a cube are shared out over rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Lanes {
+    /// Units a row.
+    pub(super) n: usize,
+    /// Whether a row's units are one plane, which adds up by itself.
+    pub(super) planes: bool,
+}
+
+impl Lanes {
+    /// A plane a row where the device has planes of one size.
+    pub(super) fn of(client: &Client) -> Self {
+        let hardware = &client.properties().hardware;
+        let one_size = hardware.plane_size_min == hardware.plane_size_max && hardware.plane_size_min > 1;
+        match client.properties().features.plane.contains(Plane::Ops) && one_size {
+            true => Self { n: hardware.plane_size_max as usize, planes: true },
+            false => Self { n: 32, planes: false },
+        }
+    }
+
+    /// Units of a cube: lanes × rows.
+    pub(super) fn dim(self) -> CubeDim {
+        CubeDim::new_2d(self.n as u32, ROWS)
+    }
+
+    /// Cubes for `n_rows`.
+    pub(super) fn n_cubes(n_rows: usize) -> usize {
+        n_rows.div_ceil(ROWS as usize)
+    }
+}
+
+/// The row of this unit.
+#[cube]
+pub(super) fn row() -> usize {
+    CUBE_POS * CUBE_DIM_Y as usize + UNIT_POS_Y as usize
+}
+
+/// The sum over the lanes of a row, known to all of them. All units of a cube call it.
+#[cube]
+pub(super) fn sum(value: f32, #[comptime] lanes: Lanes) -> f32 {
+    if comptime!(lanes.planes) {
+        plane_sum(value)
+    } else {
+        let shared = spread(value, lanes);
+        let mut total = 0.0f32;
+        for lane in 0..comptime!(lanes.n) {
+            total += shared[UNIT_POS_Y as usize * comptime!(lanes.n) + lane];
+        }
+        sync_cube();
+        total
+    }
+}
+
+/// The largest over the lanes of a row, likewise.
+#[cube]
+pub(super) fn largest(value: f32, #[comptime] lanes: Lanes) -> f32 {
+    if comptime!(lanes.planes) {
+        plane_max(value)
+    } else {
+        let shared = spread(value, lanes);
+        let mut best = shared[UNIT_POS_Y as usize * comptime!(lanes.n)];
+        for lane in 1..comptime!(lanes.n) {
+            best = max(best, shared[UNIT_POS_Y as usize * comptime!(lanes.n) + lane]);
+        }
+        sync_cube();
+        best
+    }
+}
+
+/// What every unit of the cube has, in shared memory.
+#[cube]
+fn spread(value: f32, #[comptime] lanes: Lanes) -> Shared<[f32]> {
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(lanes.n * ROWS as usize));
+    shared[UNIT_POS as usize] = value;
+    sync_cube();
+    shared
+}

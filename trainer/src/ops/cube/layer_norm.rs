@@ -1,0 +1,254 @@
+//! [`layer_norm`](crate::ops::layer_norm): a row's lanes find its moments; columns of the parameters' gradients are added up
+//! in blocks of rows, in one order always.
+
+use burn::backend::ops::FloatTensorOps;
+use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::super::bridge::Kernel;
+use super::lanes::{self, Lanes};
+use super::{Rows, elem, empty, one_unit_each, spread, vector_size};
+
+/// Rows that are added up together.
+const BLOCK: usize = 128;
+
+/// Runs forwards and backwards.
+#[derive(Debug, Clone)]
+pub(in crate::ops) struct LayerNorm {
+    pub(in crate::ops) epsilon: f32,
+}
+
+/// The input, means and factors `[rows, 2]`, and γ.
+type Saved = (CubeTensor, CubeTensor, CubeTensor);
+
+impl Kernel<CubeBackend, 3> for LayerNorm {
+    type Saved = Saved;
+
+    fn forward(&self, [x, gamma, beta]: &[CubeTensor; 3]) -> (CubeTensor, Saved) {
+        let (x, gamma, beta) = (Rows::of(x), Rows::of(gamma), Rows::of(beta));
+        let y = x.empty_like(x.tensor.dtype);
+        let moments = empty(&x.tensor, [x.n_rows, 2], DType::F32);
+        let n = vector_size(&[&x, &y, &gamma, &beta]);
+        let client = &x.tensor.client;
+        let lanes = Lanes::of(client);
+        layer_norm_forward::launch(
+            client,
+            spread(client, Lanes::n_cubes(x.n_rows)),
+            lanes.dim(),
+            n,
+            x.arg(),
+            gamma.arg(),
+            beta.arg(),
+            y.arg(),
+            moments.clone().into_buffer_arg(),
+            x.stride / n,
+            y.stride / n,
+            x.n_rows,
+            self.epsilon,
+            x.d / n,
+            lanes,
+            elem(&x.tensor),
+            elem(&gamma.tensor),
+        );
+        (y.tensor, (x.tensor, moments, gamma.tensor))
+    }
+
+    fn backward(&self, saved: Saved, grad: CubeTensor, wanted: [bool; 3]) -> [Option<CubeTensor>; 3] {
+        let (x, moments, gamma) = saved;
+        let (x, grad, gamma) = (Rows::of(&x), Rows::of(&grad), Rows::of(&gamma));
+        let gx = wanted[0].then(|| input_gradient(&x, &moments, &gamma, &grad));
+        if !(wanted[1] || wanted[2]) {
+            return [gx, None, None];
+        }
+        let sums = parameter_gradients(&x, &moments, &grad);
+        let part = |i: usize| {
+            let row = CubeBackend::float_slice(sums.clone(), &[(i..i + 1).into(), (0..x.d).into()]);
+            let row = CubeBackend::float_reshape(row, [x.d].into());
+            CubeBackend::float_cast(row, float_type(gamma.tensor.dtype))
+        };
+        [gx, wanted[1].then(|| part(0)), wanted[2].then(|| part(1))]
+    }
+}
+
+fn float_type(dtype: DType) -> burn::tensor::FloatDType {
+    dtype.into()
+}
+
+fn input_gradient(x: &Rows, moments: &CubeTensor, gamma: &Rows, grad: &Rows) -> CubeTensor {
+    let gx = x.empty_like(x.tensor.dtype);
+    let n = vector_size(&[x, grad, &gx, gamma]);
+    let client = &x.tensor.client;
+    let lanes = Lanes::of(client);
+    layer_norm_backward::launch(
+        client,
+        spread(client, Lanes::n_cubes(x.n_rows)),
+        lanes.dim(),
+        n,
+        x.arg(),
+        moments.clone().into_buffer_arg(),
+        gamma.arg(),
+        grad.arg(),
+        gx.arg(),
+        x.stride / n,
+        grad.stride / n,
+        gx.stride / n,
+        x.n_rows,
+        x.d / n,
+        lanes,
+        elem(&x.tensor),
+        elem(&gamma.tensor),
+    );
+    gx.tensor
+}
+
+/// gγ and gβ, `[2, D]` in f32.
+fn parameter_gradients(x: &Rows, moments: &CubeTensor, grad: &Rows) -> CubeTensor {
+    let n_blocks = x.n_rows.div_ceil(BLOCK);
+    let partial = Rows::new(empty(&x.tensor, [n_blocks, 2, x.d], DType::F32));
+    let n = vector_size(&[x, grad, &partial]);
+    let client = &x.tensor.client;
+    let (count, dim) = one_unit_each(client, n_blocks * x.d / n);
+    layer_norm_sums::launch(
+        client,
+        count,
+        dim,
+        n,
+        x.arg(),
+        moments.clone().into_buffer_arg(),
+        grad.arg(),
+        partial.arg(),
+        x.stride / n,
+        grad.stride / n,
+        x.n_rows,
+        x.d / n,
+        elem(&x.tensor),
+    );
+    let sums = CubeBackend::float_sum_dim(partial.tensor, 0);
+    CubeBackend::float_reshape(sums, [2, x.d].into())
+}
+
+#[cube(launch)]
+fn layer_norm_forward<F: Float, G: Float, N: Size>(
+    x: &[Vector<F, N>],
+    gamma: &[Vector<G, N>],
+    beta: &[Vector<G, N>],
+    y: &mut [Vector<F, N>],
+    moments: &mut [f32],
+    x_stride: usize,
+    y_stride: usize,
+    n_rows: usize,
+    epsilon: f32,
+    #[comptime] n_vectors: usize,
+    #[comptime] lanes: Lanes,
+    #[define(F)] _dtype: ElemType,
+    #[define(G)] _parameters: ElemType,
+) {
+    let row = lanes::row();
+    let lane = UNIT_POS_X as usize;
+    let d = f32::cast_from(n_vectors * N::value());
+    // Rows beyond the last work on the last one: all units take part in sums.
+    let from = min(row, n_rows - 1) * x_stride;
+
+    let mut total = Vector::<f32, N>::new(0.0f32);
+    for i in range_stepped(lane, n_vectors, comptime!(lanes.n)) {
+        total += Vector::cast_from(x[from + i]);
+    }
+    let mean = lanes::sum(total.vector_sum(), lanes) / d;
+
+    let mut squares = Vector::<f32, N>::new(0.0f32);
+    for i in range_stepped(lane, n_vectors, comptime!(lanes.n)) {
+        let centred = Vector::<f32, N>::cast_from(x[from + i]) - Vector::new(mean);
+        squares += centred * centred;
+    }
+    let factor = 1.0f32 / (lanes::sum(squares.vector_sum(), lanes) / d + epsilon).sqrt();
+
+    if row < n_rows {
+        for i in range_stepped(lane, n_vectors, comptime!(lanes.n)) {
+            let unit = (Vector::<f32, N>::cast_from(x[from + i]) - Vector::new(mean)) * Vector::new(factor);
+            let scaled = unit * Vector::cast_from(gamma[i]) + Vector::cast_from(beta[i]);
+            y[row * y_stride + i] = Vector::cast_from(scaled);
+        }
+        if lane == 0 {
+            moments[2 * row] = mean;
+            moments[2 * row + 1] = factor;
+        }
+    }
+}
+
+#[cube(launch)]
+fn layer_norm_backward<F: Float, G: Float, N: Size>(
+    x: &[Vector<F, N>],
+    moments: &[f32],
+    gamma: &[Vector<G, N>],
+    grad: &[Vector<F, N>],
+    gx: &mut [Vector<F, N>],
+    x_stride: usize,
+    grad_stride: usize,
+    gx_stride: usize,
+    n_rows: usize,
+    #[comptime] n_vectors: usize,
+    #[comptime] lanes: Lanes,
+    #[define(F)] _dtype: ElemType,
+    #[define(G)] _parameters: ElemType,
+) {
+    let row = lanes::row();
+    let lane = UNIT_POS_X as usize;
+    let d = f32::cast_from(n_vectors * N::value());
+    let read = min(row, n_rows - 1);
+    let (mean, factor) = (moments[2 * read], moments[2 * read + 1]);
+
+    let mut total = Vector::<f32, N>::new(0.0f32);
+    let mut along = Vector::<f32, N>::new(0.0f32);
+    for i in range_stepped(lane, n_vectors, comptime!(lanes.n)) {
+        let unit =
+            (Vector::<f32, N>::cast_from(x[read * x_stride + i]) - Vector::new(mean)) * Vector::new(factor);
+        let g = Vector::<f32, N>::cast_from(grad[read * grad_stride + i]) * Vector::cast_from(gamma[i]);
+        total += g;
+        along += g * unit;
+    }
+    let total = lanes::sum(total.vector_sum(), lanes) / d;
+    let along = lanes::sum(along.vector_sum(), lanes) / d;
+
+    if row < n_rows {
+        for i in range_stepped(lane, n_vectors, comptime!(lanes.n)) {
+            let unit = (Vector::<f32, N>::cast_from(x[row * x_stride + i]) - Vector::new(mean))
+                * Vector::new(factor);
+            let g = Vector::<f32, N>::cast_from(grad[row * grad_stride + i]) * Vector::cast_from(gamma[i]);
+            let gx_ = (g - Vector::new(total) - unit * Vector::new(along)) * Vector::new(factor);
+            gx[row * gx_stride + i] = Vector::cast_from(gx_);
+        }
+    }
+}
+
+/// Sums of g · x̂ and of g over blocks of rows: a unit has some columns of one block.
+#[cube(launch)]
+fn layer_norm_sums<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    moments: &[f32],
+    grad: &[Vector<F, N>],
+    sums: &mut [Vector<f32, N>],
+    x_stride: usize,
+    grad_stride: usize,
+    n_rows: usize,
+    #[comptime] n_vectors: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let (block, column) = (ABSOLUTE_POS / n_vectors, ABSOLUTE_POS % n_vectors);
+    let first = block * BLOCK;
+    if first < n_rows {
+        let mut of_gamma = Vector::<f32, N>::new(0.0f32);
+        let mut of_beta = Vector::<f32, N>::new(0.0f32);
+        for row in first..min(first + BLOCK, n_rows) {
+            let centred =
+                Vector::<f32, N>::cast_from(x[row * x_stride + column]) - Vector::new(moments[2 * row]);
+            let g = Vector::<f32, N>::cast_from(grad[row * grad_stride + column]);
+            of_gamma += g * centred * Vector::new(moments[2 * row + 1]);
+            of_beta += g;
+        }
+        sums[2 * block * n_vectors + column] = of_gamma;
+        sums[(2 * block + 1) * n_vectors + column] = of_beta;
+    }
+}

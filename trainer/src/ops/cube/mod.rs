@@ -1,0 +1,184 @@
+//! Kernels in CubeCL for the devices that it compiles for, one file each, with its formula; the body of Burn operations
+//! beside it in the file above is what tests compare it with.
+//!
+//! All of them read and write f32, bf16 or f16 and compute in f32. Rows may lie further apart than they are long:
+//! CUDA's allocations are padded that way.
+
+mod attention;
+mod gelu;
+mod heads;
+mod lanes;
+mod layer_norm;
+mod softmax;
+
+use burn::backend::TensorMetadata;
+use burn::tensor::{DType, Shape, Tensor};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, empty_device_dtype};
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::bridge::Home;
+
+pub(super) use self::attention::Attention;
+pub(super) use self::gelu::Gelu;
+pub(super) use self::layer_norm::LayerNorm;
+
+/// Whether a kernel here can take `tensor`.
+pub(super) fn is_cube<const D: usize>(tensor: &Tensor<D>) -> bool {
+    matches!(tensor.dtype(), DType::F32 | DType::BF16 | DType::F16)
+        && CubeBackend::take(tensor.clone()).is_some()
+}
+
+/// The type of a tensor's elements, as kernels are compiled for it.
+fn elem(tensor: &CubeTensor) -> ElemType {
+    burn::backend::cubecl::dtype_to_elem_type(tensor.dtype)
+}
+
+/// A tensor as rows of its last dimension, equally far apart.
+#[derive(Debug, Clone)]
+struct Rows {
+    tensor: CubeTensor,
+    n_rows: usize,
+    /// Length of a row.
+    d: usize,
+    /// Elements from a row's begin to the next one's.
+    stride: usize,
+}
+
+impl Rows {
+    /// Copies the tensor only if its rows are not equally far apart.
+    fn of(tensor: &CubeTensor) -> Self {
+        let tensor = tensor.clone();
+        Self::new(match equally_spaced(&tensor) {
+            true => tensor,
+            false => into_contiguous(tensor),
+        })
+    }
+
+    fn new(tensor: CubeTensor) -> Self {
+        let (shape, rank) = (tensor.meta.shape(), tensor.meta.num_dims());
+        let (n, d) = (shape.num_elements(), shape[rank - 1]);
+        let stride = if rank > 1 { tensor.meta.strides()[rank - 2] } else { d };
+        Self { n_rows: n / d.max(1), d, stride, tensor }
+    }
+
+    /// Rows like these, of another type, not yet written.
+    fn empty_like(&self, dtype: DType) -> Self {
+        let CubeTensor { client, device, .. } = &self.tensor;
+        Self::new(empty_device_dtype(client.clone(), device.clone(), self.tensor.shape(), dtype))
+    }
+
+    /// What a kernel takes.
+    fn arg(&self) -> BufferArg {
+        self.tensor.clone().into_buffer_arg()
+    }
+}
+
+fn equally_spaced(tensor: &CubeTensor) -> bool {
+    let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
+    let rank = tensor.meta.num_dims();
+    let outer =
+        (0..rank.saturating_sub(2)).all(|i| strides[i] == strides[i + 1] * shape[i + 1] || shape[i] == 1);
+    !tensor.meta.is_tiled()
+        && strides[rank - 1] == 1
+        && outer
+        && (rank < 2 || strides[rank - 2] >= shape[rank - 1])
+}
+
+/// A tensor in one piece, not yet written.
+fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
+}
+
+/// Elements that a unit reads at once from rows of these: the most that all of them allow.
+fn vector_size(rows: &[&Rows]) -> usize {
+    let of = |rows: &&Rows| {
+        let divides = |n: &usize| rows.d.is_multiple_of(*n) && rows.stride.is_multiple_of(*n);
+        let sizes = rows.tensor.client.io_optimized_vector_sizes(rows.tensor.dtype.size());
+        sizes.filter(divides).max().unwrap_or(1)
+    };
+    rows.iter().map(of).min().unwrap_or(1)
+}
+
+/// Launches that give one unit to each of `n_units`.
+fn one_unit_each(client: &Client, n_units: usize) -> (CubeCount, CubeDim) {
+    let dim = CubeDim::new_1d(256.min(client.properties().hardware.max_units_per_cube));
+    let n_cubes = n_units.div_ceil(dim.num_elems() as usize);
+    (spread(client, n_cubes), dim)
+}
+
+/// A count of cubes within what each dimension may have.
+fn spread(client: &Client, n_cubes: usize) -> CubeCount {
+    let (max, _, _) = client.properties().hardware.max_cube_count;
+    let (n_cubes, max) = (n_cubes as u32, max.max(1));
+    match n_cubes <= max {
+        true => CubeCount::Static(n_cubes, 1, 1),
+        false => CubeCount::Static(max, n_cubes.div_ceil(max), 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::twin::{assert_close, devices, leaves};
+    use super::super::{attention, gelu, layer_norm};
+    use super::*;
+
+    /// Output and input's gradient of `op`, in f32.
+    fn results(op: impl Fn(Tensor<3>) -> Tensor<3>, x: &Tensor<3>, dtype: DType) -> [Tensor<3>; 2] {
+        let y = op(x.clone().cast(dtype));
+        assert_eq!(y.dtype(), dtype);
+        let y = y.cast(DType::F32);
+        let grads = (y.clone() * y.clone().inner().powi_scalar(2).autodiff()).sum().backward();
+        [y.inner(), x.grad(&grads).expect("a leaf")]
+    }
+
+    /// In types of 16 bits every operation gives what it gives in f32, rounded.
+    #[test]
+    fn types_of_16_bits_are_those_of_32_rounded() {
+        for (device, (dtype, tolerance)) in devices()
+            .into_iter()
+            .flat_map(|d| [(DType::F16, 4e-3), (DType::BF16, 3e-2)].map(|t| (d.clone(), t)))
+        {
+            if device == burn::tensor::Device::flex() || !device.supports_dtype(dtype) {
+                continue;
+            }
+            let x = leaves(&device, &[[2, 21, 72]], 1).remove(0);
+            // Rounded beforehand, so that both begin with the same numbers.
+            let x = x.inner().cast(dtype).cast(DType::F32).autodiff().require_grad();
+            let gain = |dtype| Tensor::<1>::ones([72], &device).autodiff().cast(dtype);
+            let norm = |x: Tensor<3>| layer_norm(x.clone(), gain(x.dtype()), gain(x.dtype()), 1e-6);
+            let ops: [(&str, &dyn Fn(Tensor<3>) -> Tensor<3>); 3] =
+                [("gelu", &gelu), ("layer norm", &norm), ("attention", &|x| attention(x, 3))];
+            for (name, op) in ops {
+                let [y, gx] = results(op, &x, dtype);
+                let [y32, gx32] = results(op, &x, DType::F32);
+                assert_close(name, y, y32, tolerance);
+                assert_close(name, gx, gx32, tolerance);
+            }
+        }
+    }
+
+    /// Rows that lie further apart than they are long are read where they are; others are copied.
+    #[test]
+    fn rows_are_found_in_padded_tensors_and_in_slices() {
+        for device in devices() {
+            let x = leaves(&device, &[[4, 6, 10]], 3).remove(0).inner();
+            if !is_cube(&x) {
+                continue;
+            }
+            let padded = x.clone().slice([0..4, 0..6, 0..7]);
+            let swapped = x.clone().swap_dims(0, 1);
+            for part in
+                [padded, swapped.clone(), swapped.swap_dims(1, 2), x.clone().slice([1..3, 2..5, 3..9])]
+            {
+                let expected = gelu(part.clone().to_device(&burn::tensor::Device::flex()));
+                let got = gelu(part).to_device(&burn::tensor::Device::flex());
+                assert_close("part", got, expected, 1e-6);
+            }
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! The update and the norms on a device, in one pass over a shard each: [`super::tensors`] is the same in Burn's own
+//! operations, of which there are two dozen, each a pass of its own.
+
+use burn::backend::TensorMetadata;
+use burn::tensor::{DType, Shape, Tensor, TensorData};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::{Constants, EPSILON, Segments};
+use crate::shard::store::UnitShard;
+
+/// Elements whose squares are added up by one cube.
+const BLOCK: usize = 8192;
+
+/// Units of a cube that adds up.
+const UNITS: usize = 128;
+
+/// Whether the kernels here can take `tensor`.
+pub(super) fn is_cube(tensor: &Tensor<1>) -> bool {
+    tensor.clone().try_into_primitive::<CubeBackend>().is_ok()
+}
+
+/// AdamW on `shard`, given this rank's part of the mean gradient; then the teacher follows.
+pub(super) fn update(shard: &mut UnitShard, grad: Tensor<1>, mut segments: Segments, teacher_decay: f64) {
+    // Of a unit with parameters there is a segment; all have the same rates.
+    let Some(&(_, constants)) = segments.first() else { return };
+    let Constants { beta1, beta2, rate, root, .. } = constants;
+    let (n, device) = (shard.len(), grad.device());
+    let end = segments.last().map_or(0, |(range, _)| range.end);
+    // The padding after the last parameter stays zero.
+    segments.push((end..n, Constants { keep: 1.0, clip: 1.0, ..constants }));
+    let ends: Vec<i32> = segments.iter().map(|(range, _)| range.end as i32).collect();
+    let factors: Vec<f32> =
+        segments.iter().flat_map(|(_, constants)| [constants.keep, constants.clip]).collect();
+    let ends = Tensor::<1, burn::tensor::Int>::from_data(TensorData::from(&ends[..]), (&device, DType::I32));
+    let factors = Tensor::<1>::from_data(TensorData::from(&factors[..]), &device);
+
+    let UnitShard { student, exp_avg, exp_avg_sq, teacher, .. } = shard;
+    let own = |tensor: &mut Tensor<1>| owned(std::mem::replace(tensor, grad.clone()));
+    let [theta, m, v, followed] = [own(student), own(exp_avg), own(exp_avg_sq), own(teacher)];
+    let client = &theta.client;
+    let dim = CubeDim::new_1d(256.min(client.properties().hardware.max_units_per_cube));
+    let count = CubeCount::Static(n.div_ceil(dim.num_elems() as usize) as u32, 1, 1);
+    adam_w::launch(
+        client,
+        count,
+        dim,
+        primitive(grad.clone()).into_buffer_arg(),
+        int_primitive(ends).into_buffer_arg(),
+        primitive(factors).into_buffer_arg(),
+        theta.clone().into_buffer_arg(),
+        m.clone().into_buffer_arg(),
+        v.clone().into_buffer_arg(),
+        followed.clone().into_buffer_arg(),
+        n,
+        beta1,
+        beta2,
+        rate,
+        root,
+        teacher_decay as f32,
+        (1.0 - teacher_decay) as f32,
+    );
+    let give = Tensor::from_primitive::<CubeBackend>;
+    (*student, *exp_avg, *exp_avg_sq, *teacher) = (give(theta), give(m), give(v), give(followed));
+}
+
+/// Sums of squares of blocks of `ranges`, on the device, and the range of each.
+pub(super) fn squares(grad: &Tensor<1>, ranges: &[std::ops::Range<usize>]) -> (Tensor<1>, Vec<usize>) {
+    let (mut bounds, mut of_range) = (Vec::new(), Vec::new());
+    for (number, range) in ranges.iter().enumerate() {
+        for start in range.clone().step_by(BLOCK) {
+            bounds.extend([start as i32, (start + BLOCK).min(range.end) as i32]);
+            of_range.push(number);
+        }
+    }
+    let bounds = TensorData::from(&bounds[..]);
+    let bounds = Tensor::<1, burn::tensor::Int>::from_data(bounds, (&grad.device(), DType::I32));
+    let grad = primitive(grad.clone());
+    let client = &grad.client.clone();
+    let shape = Shape::from([of_range.len()]);
+    let sums = empty_device_contiguous_dtype(client.clone(), grad.device(), shape, DType::F32);
+    sum_squares::launch(
+        client,
+        CubeCount::Static(of_range.len() as u32, 1, 1),
+        CubeDim::new_1d(UNITS as u32),
+        grad.into_buffer_arg(),
+        int_primitive(bounds).into_buffer_arg(),
+        sums.clone().into_buffer_arg(),
+    );
+    (Tensor::from_primitive::<CubeBackend>(sums), of_range)
+}
+
+fn primitive(tensor: Tensor<1>) -> CubeTensor {
+    tensor.try_into_primitive::<CubeBackend>().expect("callers ask is_cube before")
+}
+
+fn int_primitive(tensor: Tensor<1, burn::tensor::Int>) -> CubeTensor {
+    tensor.try_into_primitive::<CubeBackend>().expect("it was made on the device of a tensor that is_cube")
+}
+
+/// A tensor to write to: itself, or a copy when somebody else, a checkpoint perhaps, still reads it.
+fn owned(tensor: Tensor<1>) -> CubeTensor {
+    let tensor = primitive(tensor);
+    match tensor.can_mut() {
+        true => tensor,
+        false => tensor.copy(),
+    }
+}
+
+#[cube(launch)]
+#[allow(clippy::too_many_arguments)]
+fn adam_w(
+    grad: &[f32],
+    ends: &[i32],
+    factors: &[f32],
+    student: &mut [f32],
+    exp_avg: &mut [f32],
+    exp_avg_sq: &mut [f32],
+    teacher: &mut [f32],
+    n: usize,
+    beta1: f32,
+    beta2: f32,
+    rate: f32,
+    root: f32,
+    decay: f32,
+    rest: f32,
+) {
+    let i = ABSOLUTE_POS;
+    if i < n {
+        let mut segment = 0usize;
+        while ends[segment] <= i as i32 {
+            segment += 1;
+        }
+        let g = grad[i] * factors[2 * segment + 1];
+        let m = beta1 * exp_avg[i] + (1.0f32 - beta1) * g;
+        let v = beta2 * exp_avg_sq[i] + (1.0f32 - beta2) * g * g;
+        let theta = student[i] * factors[2 * segment] - rate * m / (v.sqrt() * root + EPSILON);
+        exp_avg[i] = m;
+        exp_avg_sq[i] = v;
+        student[i] = theta;
+        teacher[i] = decay * teacher[i] + rest * theta;
+    }
+}
+
+/// A cube adds up the squares of one block, always in one order.
+#[cube(launch)]
+fn sum_squares(grad: &[f32], bounds: &[i32], sums: &mut [f32]) {
+    let block = CUBE_POS;
+    let mut shared = Shared::<[f32]>::new_slice(UNITS);
+    let mut total = 0.0f32;
+    for i in
+        range_stepped(bounds[2 * block] as usize + UNIT_POS as usize, bounds[2 * block + 1] as usize, UNITS)
+    {
+        total += grad[i] * grad[i];
+    }
+    shared[UNIT_POS as usize] = total;
+    sync_cube();
+    if UNIT_POS == 0 {
+        let mut sum = 0.0f32;
+        for unit in 0..UNITS {
+            sum += shared[unit];
+        }
+        sums[block] = sum;
+    }
+}
