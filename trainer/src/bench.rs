@@ -121,7 +121,7 @@ fn whole_steps_ms(
         }
         return Ok(start.elapsed().as_secs_f64() * 1e3 / repeats as f64);
     }
-    let uploads = Uploads::start(trainer.uplink());
+    let uploads = Uploads::start(trainer.uplink())?;
     let mut upload = uploads.push(batch);
     for repeat in 0..=repeats {
         if repeat == 1 {

@@ -53,6 +53,7 @@ pub fn compare(plan: &Plan, device: &Device, n_steps: u64) -> Result<Comparison,
     let first = batch(0);
     let [here, there] = [0, 1].map(|i| trainers[i].gradients(&first, &knobs, &mut |_| {}));
     let (here, there) = (here?, there?);
+    let loss = here.loss()?;
     let embeddings =
         here.embeddings().iter().zip(there.embeddings()).map(|(a, b)| difference(flat(a), flat(b)));
     let names = trainers[0].state.shards.iter().map(|shard| shard.layout.name.clone());
@@ -61,7 +62,7 @@ pub fn compare(plan: &Plan, device: &Device, n_steps: u64) -> Result<Comparison,
         .map(|(name, (a, b))| (name, difference(to_host(a.clone()), to_host(b.clone()))));
     let mut comparison = Comparison {
         embeddings: embeddings.fold(0.0, f64::max),
-        loss: (here.loss() - there.loss()).abs() / here.loss().abs(),
+        loss: (loss - there.loss()?).abs() / loss.abs(),
         gradients: gradients.collect(),
         steps: Vec::new(),
     };

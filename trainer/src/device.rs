@@ -3,6 +3,7 @@
 use std::str::FromStr;
 
 pub use burn::tensor::Device;
+use burn::tensor::Tensor;
 
 use crate::shard::engine::EngineError;
 
@@ -128,13 +129,15 @@ impl Opened {
     }
 }
 
-/// Waits for a device before its numbers are read, so that what has gone wrong on it is an error; reading would panic.
-pub(crate) fn settle(device: &Device) -> Result<(), EngineError> {
-    device.sync().map_err(|error| EngineError::Failed {
-        engine: "device",
-        operation: "computing",
-        reason: error.to_string(),
-    })
+/// Numbers of a tensor, for which the device is waited. What has gone wrong on it until then is an error.
+pub(crate) fn read_back(tensor: Tensor<1>) -> Result<Vec<f32>, EngineError> {
+    let data = tensor.try_into_data().map_err(|error| failed(&error))?;
+    data.try_into_vec::<f32>().map_err(|error| failed(&error))
+}
+
+/// What has gone wrong on a device.
+pub(crate) fn failed(error: &impl ToString) -> EngineError {
+    EngineError::Failed { engine: "device", operation: "computing", reason: error.to_string() }
 }
 
 /// Keeps what is found out about a GPU, which kernels are the fastest for which sizes, in `folder`, so that another

@@ -1,8 +1,8 @@
 //! Views on their way to what computes.
 //!
 //! The CPU computes where a batch lies. A device is sent its next batch by a thread of its own while it computes on
-//! the one before: the host copies beside the launches of the step, and as CubeCL has a stream for every thread,
-//! the transfer runs beside the kernels.
+//! the one before, behind whose launches the host copies it. CubeCL has a stream for every thread, so that the
+//! transfer need not wait for those kernels either.
 //!
 //! ```text
 //! step's thread   … backward(k) queued · batch k+1 handed over · norms, update(k) · waits for k+1 · teacher(k+1) …
@@ -16,6 +16,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use crossbeam::channel::{Receiver, Sender, bounded};
 
 use crate::backbone::{bytes_on, normalised_patches, patch_vectors};
+use crate::device;
 use crate::shard::engine::EngineError;
 use crate::slices::Slices;
 use crate::unit::Tokens;
@@ -95,7 +96,10 @@ impl Uplink {
 }
 
 /// A batch to send, and whom to tell.
-type Order = (Batch, Sender<(Batch, Sent)>);
+type Order = (Batch, Sender<Delivery>);
+
+/// A batch whose memory on the host is free again, and what the device has of it.
+type Delivery = Result<(Batch, Sent), EngineError>;
 
 /// The thread that sends batches. It ends with what it was given to do.
 pub struct Uploads {
@@ -104,23 +108,31 @@ pub struct Uploads {
 }
 
 /// A batch on its way.
-pub struct Upload(Receiver<(Batch, Sent)>);
+pub struct Upload(Receiver<Delivery>);
 
 impl Uploads {
     /// Starts the thread.
-    pub fn start(uplink: Uplink) -> Self {
+    ///
+    /// # Errors
+    /// [`EngineError::Unavailable`] when the process is out of threads.
+    pub fn start(uplink: Uplink) -> Result<Self, EngineError> {
         let (batches, taken) = bounded::<Order>(1);
         let run = move || {
             for (batch, done) in taken {
                 let sent = uplink.send(&batch);
+                // CubeCL collects what it is asked to do; without this nothing would leave before the step's own
+                // thread waits for the device.
+                let arrived = uplink.device.sync().map_err(|error| device::failed(&error));
                 // Nobody waits for what was sent before a rollback.
-                let _ = done.send((batch, sent));
+                let _ = done.send(arrived.map(|()| (batch, sent)));
             }
         };
         let thread = std::thread::Builder::new().name("upload".into()).spawn(run);
-        // Starting a thread fails only when the process is out of them.
-        let thread = Some(thread.expect("a thread can be started"));
-        Self { batches: Some(batches), thread }
+        let thread = thread.map_err(|error| EngineError::Unavailable {
+            engine: "device",
+            reason: format!("no thread to send batches: {error}"),
+        })?;
+        Ok(Self { batches: Some(batches), thread: Some(thread) })
     }
 
     /// Sends a batch on its way.
@@ -135,16 +147,17 @@ impl Uploads {
 }
 
 impl Upload {
-    /// Waits until the batch has been handed to the device; gives back its memory on the host as well.
+    /// Waits until the batch is on the device; gives back its memory on the host as well.
     ///
     /// # Errors
     /// [`EngineError::Failed`] when it could not be sent.
     pub fn wait(self) -> Result<(Batch, Sent), EngineError> {
-        self.0.recv().map_err(|_| EngineError::Failed {
+        let panicked = || EngineError::Failed {
             engine: "device",
             operation: "sending a batch",
             reason: "the thread that sends has failed".into(),
-        })
+        };
+        self.0.recv().unwrap_or_else(|_| Err(panicked()))
     }
 }
 

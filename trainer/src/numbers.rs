@@ -3,8 +3,12 @@
 
 use burn::tensor::Tensor;
 
+use crate::device::read_back;
 use crate::fixed::Fixed;
-use crate::shard::store::to_host;
+use crate::shard::engine::EngineError;
+
+/// Gauges as sums that have no order.
+pub(crate) type FixedGauges = Vec<(&'static str, Fixed)>;
 
 /// What a rank's parts say of a step.
 #[derive(Debug, Clone)]
@@ -31,14 +35,17 @@ impl Numbers {
     }
 
     /// This rank's part of the means over all parts: of the loss and of the gauges. One trip to the device.
-    pub(crate) fn read(&self) -> (Fixed, Vec<(&'static str, Fixed)>) {
+    ///
+    /// # Errors
+    /// [`EngineError::Failed`] when the device has failed.
+    pub(crate) fn read(&self) -> Result<(Fixed, FixedGauges), EngineError> {
         let mut sums = vec![Fixed::default(); 1 + self.names.len()];
-        let values = to_host(Tensor::cat(self.values.clone(), 0));
+        let values = read_back(Tensor::cat(self.values.clone(), 0))?;
         for part in values.chunks_exact(sums.len()) {
             for (sum, value) in sums.iter_mut().zip(part) {
                 sum.add(f64::from(*value) / self.n_parts as f64);
             }
         }
-        (sums[0], self.names.iter().copied().zip(sums[1..].iter().copied()).collect())
+        Ok((sums[0], self.names.iter().copied().zip(sums[1..].iter().copied()).collect()))
     }
 }

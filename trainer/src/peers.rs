@@ -6,11 +6,10 @@
 
 use burn::tensor::{Tensor, TensorData};
 
-use crate::device::settle;
+use crate::device::read_back;
 use crate::shard::comm::Comm;
 use crate::shard::engine::{EngineError, Reduction};
 use crate::shard::ordered;
-use crate::shard::store::to_host;
 
 /// The parts of a batch, as one rank sees them.
 #[derive(Clone, Copy)]
@@ -46,8 +45,7 @@ impl<'a> Peers<'a> {
             return Ok(here);
         }
         let device = here.device();
-        settle(&device)?;
-        let sum = self.comm.sum(what, to_host(here))?;
+        let sum = self.comm.sum(what, read_back(here)?)?;
         let len = sum.len();
         Ok(Tensor::from_data(TensorData::new(sum, [len]), &device))
     }
@@ -62,8 +60,7 @@ impl<'a> Peers<'a> {
             return Ok(here);
         }
         let device = here.device();
-        settle(&device)?;
-        let here = to_host(here).into_iter().map(f64::from).collect();
+        let here = read_back(here)?.into_iter().map(f64::from).collect();
         let max = self.comm.all_reduce(what, here, Reduction::Max)?;
         Ok(Tensor::from_data(TensorData::from([max[0] as f32]), &device))
     }
@@ -79,8 +76,8 @@ impl<'a> Peers<'a> {
         if self.comm.place().world_size == 1 {
             return Ok(Tensor::stack::<3>(parts.to_vec(), 1).reshape([b * self.n_here, d]));
         }
-        settle(&device)?;
-        let here: Vec<f32> = parts.iter().flat_map(|part| to_host(part.clone().reshape([b * d]))).collect();
+        let flat = parts.iter().map(|part| part.clone().reshape([b * d])).collect();
+        let here = read_back(Tensor::cat(flat, 0))?;
         let ranks = self.comm.gather_parts(what, here)?;
         let n_ranks = ranks.len();
         let mut rows = Vec::with_capacity(b * self.n_parts() * d);

@@ -17,7 +17,7 @@
 use augment::Batch;
 use burn::tensor::{DType, Device, Tensor};
 
-use crate::device::settle;
+use crate::device::read_back;
 use crate::fixed::{Fixed, N_LIMBS};
 use crate::input::Sent;
 use crate::method::{Gauges, Method};
@@ -31,7 +31,7 @@ use crate::shard::comm::Comm;
 use crate::shard::engine::{EngineError, Reduction};
 use crate::shard::flow::{Gathers, Reductions, Wanted};
 use crate::shard::mesh::{Place, Sharding};
-use crate::shard::store::{UnitShard, to_host};
+use crate::shard::store::UnitShard;
 use crate::shard::wire::Precision;
 use crate::slices::Slices;
 use crate::unit::{Tokens, Unit};
@@ -114,8 +114,11 @@ pub struct Gradients {
 
 impl Gradients {
     /// This rank's part of the loss.
-    pub fn loss(&self) -> f64 {
-        Fixed::from_limbs(&self.numbers.read().0.limbs())
+    ///
+    /// # Errors
+    /// [`EngineError::Failed`] when the device has failed.
+    pub fn loss(&self) -> Result<f64, EngineError> {
+        Ok(Fixed::from_limbs(&self.numbers.read()?.0.limbs()))
     }
 
     /// This rank's shards of the mean gradients, by unit.
@@ -335,11 +338,12 @@ impl Trainer {
         knobs: &Knobs,
     ) -> Result<StepReport, EngineError> {
         let Gradients { shards: grads, numbers, observed, embeddings, mut phases } = gradients;
-        settle(&self.device)?;
-        let (loss, gauges) = numbers.read();
+        let (loss, gauges) = numbers.read()?;
+        // Read before the optimizer is launched, which would be waited for.
+        let observed = read_back(observed)?;
         let waited = self.comm.waited();
         let mut clock = Clock::start(self.timed.clone());
-        let norms = ClipNorms::of(self.optimizer.clip, &self.state.shards, &grads, self.backbone.len());
+        let norms = ClipNorms::of(self.optimizer.clip, &self.state.shards, &grads, self.backbone.len())?;
         let mut sums = match self.place().replica() {
             // Replicas hold the same shards, which count once; what is no number counts wherever it is.
             0 => norms.squares.clone(),
@@ -361,7 +365,7 @@ impl Trainer {
         let norms = norms.agreed(squares);
         if finite {
             self.optimizer.step(&mut self.state.shards, grads, &norms, knobs);
-            self.state.method.after_step(&to_host(observed));
+            self.state.method.after_step(&observed);
             self.state.bad_steps = 0;
         } else {
             self.state.bad_steps += 1;

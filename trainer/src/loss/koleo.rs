@@ -8,7 +8,7 @@
 
 use burn::tensor::{Int, Tensor, TensorData};
 
-use crate::device::settle;
+use crate::device::failed;
 use crate::shard::engine::EngineError;
 
 /// Keeps norms and the logarithm finite, as in DINOv2.
@@ -35,9 +35,8 @@ impl Neighbors {
     /// The neighbors among `directions` `[B, D]` of the whole batch, without a graph.
     ///
     /// # Errors
-    /// [`EngineError::Failed`] when the device has failed, which is waited for.
+    /// [`EngineError::Failed`] when the device has failed.
     pub fn of(directions: Tensor<2>) -> Result<Self, EngineError> {
-        settle(&directions.device())?;
         let [b, d] = directions.dims();
         let all = directions.clone().transpose();
         let mut nearest = Vec::with_capacity(b);
@@ -48,7 +47,8 @@ impl Neighbors {
             (0..n).for_each(|row| itself[row * b + start + row] = 3.0);
             let itself = Tensor::<2>::from_data(TensorData::new(itself, [n, b]), &directions.device());
             let rows = directions.clone().slice([start..start + n, 0..d]);
-            let chosen = (rows.matmul(all.clone()) - itself).argmax(1).reshape([n]).into_data();
+            let chosen = (rows.matmul(all.clone()) - itself).argmax(1).reshape([n]).try_into_data();
+            let chosen = chosen.map_err(|error| failed(&error))?;
             nearest.extend(chosen.iter::<i64>().map(|i| i as usize));
         }
         Ok(Self { directions, nearest })

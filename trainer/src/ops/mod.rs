@@ -11,7 +11,7 @@ mod attention;
 mod bridge;
 mod cpu;
 #[cfg(feature = "cube")]
-mod cube;
+pub(crate) mod cube;
 mod gelu;
 mod gemm;
 mod layer_norm;

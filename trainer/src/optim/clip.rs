@@ -10,9 +10,11 @@ use burn::tensor::Tensor;
 use multiversion::multiversion;
 use serde::{Deserialize, Serialize};
 
+use crate::device::read_back;
 use crate::fixed::Fixed;
+use crate::shard::engine::EngineError;
 use crate::shard::layout::ALIGNMENT;
-use crate::shard::store::{UnitShard, is_host, to_host, with_slice};
+use crate::shard::store::{UnitShard, is_host, with_slice};
 
 /// Keeps the clip factor finite, as in DINO.
 const CLIP_EPSILON: f64 = 1e-6;
@@ -39,7 +41,15 @@ pub struct ClipNorms<T = f64> {
 
 impl ClipNorms<Fixed> {
     /// This rank's part of the norms. `n_backbone` units from the first on are the backbone.
-    pub fn of(rule: ClipRule, shards: &[UnitShard], grads: &[Tensor<1>], n_backbone: usize) -> Self {
+    ///
+    /// # Errors
+    /// [`EngineError::Failed`] when the device of the gradients has failed.
+    pub fn of(
+        rule: ClipRule,
+        shards: &[UnitShard],
+        grads: &[Tensor<1>],
+        n_backbone: usize,
+    ) -> Result<Self, EngineError> {
         let mut n_groups = 0;
         let groups: Vec<Vec<usize>> = shards
             .iter()
@@ -56,10 +66,11 @@ impl ClipNorms<Fixed> {
             .collect();
         let n = groups.iter().flatten().max().map_or(0, |last| last + 1);
         let mut squares = vec![Fixed::default(); n];
-        let host = grads.iter().all(is_host);
-        let add = if host { add_on_host } else { add_on_device };
-        add(shards, grads, &groups, &mut squares);
-        Self { squares, groups }
+        match grads.iter().all(is_host) {
+            true => add_on_host(shards, grads, &groups, &mut squares),
+            false => add_on_device(shards, grads, &groups, &mut squares)?,
+        }
+        Ok(Self { squares, groups })
     }
 
     /// The norms of all ranks, whose squares are `squares`.
@@ -81,7 +92,12 @@ fn add_on_host(shards: &[UnitShard], grads: &[Tensor<1>], groups: &[Vec<usize>],
 }
 
 /// The same where the gradients lie, with one trip to the host for all of them.
-fn add_on_device(shards: &[UnitShard], grads: &[Tensor<1>], groups: &[Vec<usize>], squares: &mut [Fixed]) {
+fn add_on_device(
+    shards: &[UnitShard],
+    grads: &[Tensor<1>],
+    groups: &[Vec<usize>],
+    squares: &mut [Fixed],
+) -> Result<(), EngineError> {
     let mut sums = Vec::new();
     let mut of_sum = Vec::new();
     for ((shard, grad), groups) in shards.iter().zip(grads).zip(groups) {
@@ -96,11 +112,12 @@ fn add_on_device(shards: &[UnitShard], grads: &[Tensor<1>], groups: &[Vec<usize>
         of_sum.extend(range_of_sum.into_iter().map(|range| of_range[range]));
     }
     if sums.is_empty() {
-        return;
+        return Ok(());
     }
-    for (group, sum) in of_sum.into_iter().zip(to_host(Tensor::cat(sums, 0))) {
+    for (group, sum) in of_sum.into_iter().zip(read_back(Tensor::cat(sums, 0))?) {
         squares[group].add(f64::from(sum));
     }
+    Ok(())
 }
 
 /// Sums of squares over parts of `ranges`, on the device, and the range of each part.
@@ -172,6 +189,6 @@ fn sum_of_squares(block: &[f32]) -> f64 {
 pub(super) fn on_device_for_tests(shards: &[UnitShard], grads: &[Tensor<1>]) -> Vec<f64> {
     let n = shards[0].layout.params.len();
     let mut squares = vec![Fixed::default(); n];
-    add_on_device(shards, grads, &[(0..n).collect()], &mut squares);
+    add_on_device(shards, grads, &[(0..n).collect()], &mut squares).expect("the device works");
     squares.iter().map(|square| Fixed::from_limbs(&square.limbs())).collect()
 }

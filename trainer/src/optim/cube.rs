@@ -1,14 +1,16 @@
 //! The update and the norms on a device, in one pass over a shard each: [`super::tensors`] is the same in Burn's own
 //! operations, of which there are two dozen, each a pass of its own.
+//!
+//! New numbers go to new memory: CubeCL orders threads by when memory was given out, so that what has been written in
+//! place would not be waited for by the threads that send shards or write checkpoints.
 
-use burn::backend::TensorMetadata;
-use burn::tensor::{DType, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 use burn_cubecl::CubeBackend;
-use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{Constants, EPSILON, Segments};
+use crate::ops::cube::{empty, one_unit_each, spread};
 use crate::shard::store::UnitShard;
 
 /// Elements whose squares are added up by one cube.
@@ -38,22 +40,27 @@ pub(super) fn update(shard: &mut UnitShard, grad: Tensor<1>, mut segments: Segme
     let factors = Tensor::<1>::from_data(TensorData::from(&factors[..]), &device);
 
     let UnitShard { student, exp_avg, exp_avg_sq, teacher, .. } = shard;
-    let own = |tensor: &mut Tensor<1>| owned(std::mem::replace(tensor, grad.clone()));
-    let [theta, m, v, followed] = [own(student), own(exp_avg), own(exp_avg_sq), own(teacher)];
-    let client = &theta.client;
-    let dim = CubeDim::new_1d(256.min(client.properties().hardware.max_units_per_cube));
-    let count = CubeCount::Static(n.div_ceil(dim.num_elems() as usize) as u32, 1, 1);
+    let before = [&*student, exp_avg, exp_avg_sq, teacher].map(|tensor| primitive(tensor.clone()));
+    let client = before[0].client.clone();
+    let after = [(); 4].map(|()| empty(&before[0], [n], DType::F32));
+    let (count, dim) = one_unit_each(&client, n);
+    let args = |tensors: &[CubeTensor; 4]| tensors.clone().map(CubeTensor::into_buffer_arg);
+    let ([theta, m, v, followed], [to_theta, to_m, to_v, to_followed]) = (args(&before), args(&after));
     adam_w::launch(
-        client,
+        &client,
         count,
         dim,
-        primitive(grad.clone()).into_buffer_arg(),
+        primitive(grad).into_buffer_arg(),
         int_primitive(ends).into_buffer_arg(),
         primitive(factors).into_buffer_arg(),
-        theta.clone().into_buffer_arg(),
-        m.clone().into_buffer_arg(),
-        v.clone().into_buffer_arg(),
-        followed.clone().into_buffer_arg(),
+        theta,
+        m,
+        v,
+        followed,
+        to_theta,
+        to_m,
+        to_v,
+        to_followed,
         n,
         beta1,
         beta2,
@@ -62,8 +69,7 @@ pub(super) fn update(shard: &mut UnitShard, grad: Tensor<1>, mut segments: Segme
         teacher_decay as f32,
         (1.0 - teacher_decay) as f32,
     );
-    let give = Tensor::from_primitive::<CubeBackend>;
-    (*student, *exp_avg, *exp_avg_sq, *teacher) = (give(theta), give(m), give(v), give(followed));
+    [*student, *exp_avg, *exp_avg_sq, *teacher] = after.map(Tensor::from_primitive::<CubeBackend>);
 }
 
 /// Sums of squares of blocks of `ranges`, on the device, and the range of each.
@@ -79,11 +85,10 @@ pub(super) fn squares(grad: &Tensor<1>, ranges: &[std::ops::Range<usize>]) -> (T
     let bounds = Tensor::<1, burn::tensor::Int>::from_data(bounds, (&grad.device(), DType::I32));
     let grad = primitive(grad.clone());
     let client = &grad.client.clone();
-    let shape = Shape::from([of_range.len()]);
-    let sums = empty_device_contiguous_dtype(client.clone(), grad.device(), shape, DType::F32);
+    let sums = empty(&grad, [of_range.len()], DType::F32);
     sum_squares::launch(
         client,
-        CubeCount::Static(of_range.len() as u32, 1, 1),
+        spread(client, of_range.len()),
         CubeDim::new_1d(UNITS as u32),
         grad.into_buffer_arg(),
         int_primitive(bounds).into_buffer_arg(),
@@ -100,25 +105,20 @@ fn int_primitive(tensor: Tensor<1, burn::tensor::Int>) -> CubeTensor {
     tensor.try_into_primitive::<CubeBackend>().expect("it was made on the device of a tensor that is_cube")
 }
 
-/// A tensor to write to: itself, or a copy when somebody else, a checkpoint perhaps, still reads it.
-fn owned(tensor: Tensor<1>) -> CubeTensor {
-    let tensor = primitive(tensor);
-    match tensor.can_mut() {
-        true => tensor,
-        false => tensor.copy(),
-    }
-}
-
 #[cube(launch)]
 #[allow(clippy::too_many_arguments)]
 fn adam_w(
     grad: &[f32],
     ends: &[i32],
     factors: &[f32],
-    student: &mut [f32],
-    exp_avg: &mut [f32],
-    exp_avg_sq: &mut [f32],
-    teacher: &mut [f32],
+    student: &[f32],
+    exp_avg: &[f32],
+    exp_avg_sq: &[f32],
+    teacher: &[f32],
+    to_student: &mut [f32],
+    to_exp_avg: &mut [f32],
+    to_exp_avg_sq: &mut [f32],
+    to_teacher: &mut [f32],
     n: usize,
     beta1: f32,
     beta2: f32,
@@ -137,10 +137,10 @@ fn adam_w(
         let m = beta1 * exp_avg[i] + (1.0f32 - beta1) * g;
         let v = beta2 * exp_avg_sq[i] + (1.0f32 - beta2) * g * g;
         let theta = student[i] * factors[2 * segment] - rate * m / (v.sqrt() * root + EPSILON);
-        exp_avg[i] = m;
-        exp_avg_sq[i] = v;
-        student[i] = theta;
-        teacher[i] = decay * teacher[i] + rest * theta;
+        to_exp_avg[i] = m;
+        to_exp_avg_sq[i] = v;
+        to_student[i] = theta;
+        to_teacher[i] = decay * teacher[i] + rest * theta;
     }
 }
 
@@ -148,6 +148,9 @@ fn adam_w(
 #[cube(launch)]
 fn sum_squares(grad: &[f32], bounds: &[i32], sums: &mut [f32]) {
     let block = CUBE_POS;
+    if block >= sums.len() {
+        terminate!();
+    }
     let mut shared = Shared::<[f32]>::new_slice(UNITS);
     let mut total = 0.0f32;
     for i in

@@ -42,6 +42,7 @@ impl Stream {
     /// Batches from where the state stands.
     pub(super) fn open(job: &Job<'_>, plan: &Plan, trainer: &Trainer) -> Result<Self, TrainError> {
         let uploads = (job.device != Device::flex()).then(|| Uploads::start(trainer.uplink()));
+        let uploads = uploads.transpose()?;
         Ok(Self { pool: open_pool(job, plan, trainer)?, uploads })
     }
 

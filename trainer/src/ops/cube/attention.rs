@@ -36,7 +36,7 @@ impl Kernel<CubeBackend, 1> for Attention {
         let qkv = Rows::of(qkv);
         let [q, k, v] = [0, 1, 2].map(|part| split(&qkv, part, sizes));
         let weights = softmax(product(q, transposed(k)), scale(sizes), sizes.n_tokens);
-        let y = Rows::new(empty(&qkv.tensor, [sizes.n_images, sizes.n_tokens, sizes.d()], qkv.tensor.dtype));
+        let y = Rows::of(&empty(&qkv.tensor, [sizes.n_images, sizes.n_tokens, sizes.d()], qkv.tensor.dtype));
         merge(&product(weights.clone(), v), &y, 0, sizes);
         (y.tensor, (qkv.tensor, weights))
     }
@@ -45,7 +45,7 @@ impl Kernel<CubeBackend, 1> for Attention {
         let sizes = self.sizes(&qkv, 3);
         let (qkv, grad) = (Rows::of(&qkv), Rows::of(&grad));
         let out =
-            Rows::new(empty(&qkv.tensor, [sizes.n_images, sizes.n_tokens, 3 * sizes.d()], qkv.tensor.dtype));
+            Rows::of(&empty(&qkv.tensor, [sizes.n_images, sizes.n_tokens, 3 * sizes.d()], qkv.tensor.dtype));
         let g = split(&grad, 0, sizes);
         merge(&product(transposed(weights.clone()), g.clone()), &out, 2, sizes);
         let of_weights = product(g, transposed(split(&qkv, 2, sizes)));

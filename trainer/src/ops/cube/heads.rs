@@ -54,7 +54,7 @@ impl Grid {
 /// The heads of part `part`, `[B, H, M, D_h]`, of `tokens` of `[B, N, P·H·D_h]`.
 pub(super) fn split(tokens: &Rows, part: usize, sizes: Sizes) -> CubeTensor {
     let shape = [sizes.n_images, sizes.n_heads, sizes.padded(), sizes.d_head];
-    let heads = Rows::new(empty(&tokens.tensor, shape, tokens.tensor.dtype));
+    let heads = Rows::of(&empty(&tokens.tensor, shape, tokens.tensor.dtype));
     let n = vector_size(&[&heads, tokens]);
     let client = &tokens.tensor.client;
     let (count, dim) = one_unit_each(client, heads.n_rows * heads.d / n);

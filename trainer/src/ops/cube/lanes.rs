@@ -17,11 +17,13 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    /// A plane a row where the device has planes of one size.
+    /// A plane a row where the device has planes of one size, and where they can be told to meet: lanes have gone
+    /// through loops of unequal lengths before they add up.
     pub(super) fn of(client: &Client) -> Self {
         let hardware = &client.properties().hardware;
         let one_size = hardware.plane_size_min == hardware.plane_size_max && hardware.plane_size_min > 1;
-        match client.properties().features.plane.contains(Plane::Ops) && one_size {
+        let has = |feature| client.properties().features.plane.contains(feature);
+        match has(Plane::Ops) && has(Plane::Sync) && one_size {
             true => Self { n: hardware.plane_size_max as usize, planes: true },
             false => Self { n: 32, planes: false },
         }
@@ -48,6 +50,7 @@ pub(super) fn row() -> usize {
 #[cube]
 pub(super) fn sum(value: f32, #[comptime] lanes: Lanes) -> f32 {
     if comptime!(lanes.planes) {
+        sync_plane();
         plane_sum(value)
     } else {
         let shared = spread(value, lanes);
@@ -64,6 +67,7 @@ pub(super) fn sum(value: f32, #[comptime] lanes: Lanes) -> f32 {
 #[cube]
 pub(super) fn largest(value: f32, #[comptime] lanes: Lanes) -> f32 {
     if comptime!(lanes.planes) {
+        sync_plane();
         plane_max(value)
     } else {
         let shared = spread(value, lanes);

@@ -1,5 +1,5 @@
 //! [`layer_norm`](crate::ops::layer_norm): a row's lanes find its moments; columns of the parameters' gradients are added up
-//! in blocks of rows, in one order always.
+//! in blocks of rows.
 
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::DType;
@@ -13,7 +13,7 @@ use super::lanes::{self, Lanes};
 use super::{Rows, elem, empty, one_unit_each, spread, vector_size};
 
 /// Rows that are added up together.
-const BLOCK: usize = 128;
+const BLOCK: usize = 64;
 
 /// Runs forwards and backwards.
 #[derive(Debug, Clone)]
@@ -107,8 +107,9 @@ fn input_gradient(x: &Rows, moments: &CubeTensor, gamma: &Rows, grad: &Rows) -> 
 /// gγ and gβ, `[2, D]` in f32.
 fn parameter_gradients(x: &Rows, moments: &CubeTensor, grad: &Rows) -> CubeTensor {
     let n_blocks = x.n_rows.div_ceil(BLOCK);
-    let partial = Rows::new(empty(&x.tensor, [n_blocks, 2, x.d], DType::F32));
-    let n = vector_size(&[x, grad, &partial]);
+    let partial = Rows::of(&empty(&x.tensor, [n_blocks, 2, x.d], DType::F32));
+    // Four bytes each: wider reads would leave too few units.
+    let n = vector_size(&[x, grad, &partial]).min((4 / x.tensor.dtype.size()).max(1));
     let client = &x.tensor.client;
     let (count, dim) = one_unit_each(client, n_blocks * x.d / n);
     layer_norm_sums::launch(

@@ -52,24 +52,25 @@ struct Rows {
 impl Rows {
     /// Copies the tensor only if its rows are not equally far apart.
     fn of(tensor: &CubeTensor) -> Self {
-        let tensor = tensor.clone();
-        Self::new(match equally_spaced(&tensor) {
-            true => tensor,
-            false => into_contiguous(tensor),
-        })
+        match row_stride(tensor) {
+            Some(stride) => Self::spaced(tensor.clone(), stride),
+            None => {
+                let d = tensor.meta.shape()[tensor.meta.num_dims() - 1];
+                Self::spaced(into_contiguous(tensor.clone()), d)
+            }
+        }
     }
 
-    fn new(tensor: CubeTensor) -> Self {
+    fn spaced(tensor: CubeTensor, stride: usize) -> Self {
         let (shape, rank) = (tensor.meta.shape(), tensor.meta.num_dims());
         let (n, d) = (shape.num_elements(), shape[rank - 1]);
-        let stride = if rank > 1 { tensor.meta.strides()[rank - 2] } else { d };
         Self { n_rows: n / d.max(1), d, stride, tensor }
     }
 
     /// Rows like these, of another type, not yet written.
     fn empty_like(&self, dtype: DType) -> Self {
         let CubeTensor { client, device, .. } = &self.tensor;
-        Self::new(empty_device_dtype(client.clone(), device.clone(), self.tensor.shape(), dtype))
+        Self::of(&empty_device_dtype(client.clone(), device.clone(), self.tensor.shape(), dtype))
     }
 
     /// What a kernel takes.
@@ -78,19 +79,21 @@ impl Rows {
     }
 }
 
-fn equally_spaced(tensor: &CubeTensor) -> bool {
-    let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
-    let rank = tensor.meta.num_dims();
-    let outer =
-        (0..rank.saturating_sub(2)).all(|i| strides[i] == strides[i + 1] * shape[i + 1] || shape[i] == 1);
-    !tensor.meta.is_tiled()
-        && strides[rank - 1] == 1
-        && outer
-        && (rank < 2 || strides[rank - 2] >= shape[rank - 1])
+/// Elements from a row's begin to the next one's, if all are equally far apart and in one piece each.
+fn row_stride(tensor: &CubeTensor) -> Option<usize> {
+    let dims = tensor.meta.shape().iter().zip(tensor.meta.strides().iter());
+    // The stride of a dimension of one says nothing.
+    let mut dims = dims.map(|(len, stride)| (*len, *stride)).collect::<Vec<_>>();
+    let (d, step) = dims.pop()?;
+    dims.retain(|(len, _)| *len > 1);
+    let whole = !tensor.meta.is_tiled() && (step == 1 || d == 1);
+    let nested = dims.windows(2).all(|pair| pair[0].1 == pair[1].1 * pair[1].0);
+    let stride = dims.last().map_or(d, |(_, stride)| *stride);
+    (whole && nested && stride >= d).then_some(stride)
 }
 
 /// A tensor in one piece, not yet written.
-fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
+pub(crate) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
 }
 
@@ -105,14 +108,14 @@ fn vector_size(rows: &[&Rows]) -> usize {
 }
 
 /// Launches that give one unit to each of `n_units`.
-fn one_unit_each(client: &Client, n_units: usize) -> (CubeCount, CubeDim) {
+pub(crate) fn one_unit_each(client: &Client, n_units: usize) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new_1d(256.min(client.properties().hardware.max_units_per_cube));
     let n_cubes = n_units.div_ceil(dim.num_elems() as usize);
     (spread(client, n_cubes), dim)
 }
 
 /// A count of cubes within what each dimension may have.
-fn spread(client: &Client, n_cubes: usize) -> CubeCount {
+pub(crate) fn spread(client: &Client, n_cubes: usize) -> CubeCount {
     let (max, _, _) = client.properties().hardware.max_cube_count;
     let (n_cubes, max) = (n_cubes as u32, max.max(1));
     match n_cubes <= max {
@@ -162,22 +165,44 @@ mod tests {
         }
     }
 
-    /// Rows that lie further apart than they are long are read where they are; others are copied.
+    /// Rows that lie further apart than they are long are read where they are; others are copied, and none is mixed up.
     #[test]
     fn rows_are_found_in_padded_tensors_and_in_slices() {
+        let cpu = burn::tensor::Device::flex();
         for device in devices() {
-            let x = leaves(&device, &[[4, 6, 10]], 3).remove(0).inner();
+            let x = leaves(&device, &[[4, 6, 128]], 3).remove(0).inner();
             if !is_cube(&x) {
                 continue;
             }
-            let padded = x.clone().slice([0..4, 0..6, 0..7]);
+            // A view, because it ends where a device's vectors begin.
+            let padded = x.clone().slice([0..4, 0..6, 0..64]);
+            let primitive = padded.clone().try_into_primitive::<CubeBackend>().unwrap();
+            assert_eq!(Rows::of(&primitive).stride, 128);
             let swapped = x.clone().swap_dims(0, 1);
-            for part in
-                [padded, swapped.clone(), swapped.swap_dims(1, 2), x.clone().slice([1..3, 2..5, 3..9])]
-            {
-                let expected = gelu(part.clone().to_device(&burn::tensor::Device::flex()));
-                let got = gelu(part).to_device(&burn::tensor::Device::flex());
-                assert_close("part", got, expected, 1e-6);
+            let one = x.clone().slice([0..1, 0..6, 0..128]).swap_dims(0, 1);
+            let cut = x.clone().slice([1..3, 2..5, 3..9]);
+            for part in [padded, swapped.clone(), swapped.swap_dims(1, 2), one, cut] {
+                let there = part.clone().to_device(&cpu);
+                assert_close("gelu", gelu(part.clone()).to_device(&cpu), gelu(there.clone()), 1e-6);
+                let [_, _, d] = part.dims();
+                let norm = |x: Tensor<3>| {
+                    let (gain, shift) = (Tensor::ones([d], &x.device()), Tensor::zeros([d], &x.device()));
+                    layer_norm(x, gain, shift, 1e-6)
+                };
+                assert_close("layer norm", norm(part).to_device(&cpu), norm(there), 1e-5);
+            }
+        }
+    }
+
+    /// More cubes than a dimension takes.
+    #[test]
+    fn cubes_are_spread_over_dimensions() {
+        for device in devices() {
+            let n = 65_537 * 256 + 3;
+            let x = Tensor::<1>::ones([n], &device);
+            if is_cube(&x) {
+                let y = gelu(x.reshape([1, n])).sum().into_scalar::<f32>();
+                assert!((y / n as f32 - 0.841_345).abs() < 1e-3, "{y}");
             }
         }
     }
