@@ -12,15 +12,24 @@ use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
 use super::cpu::{contiguous, dims, is_flex, slice, tensor};
+#[cfg(feature = "cube")]
+use super::cube;
 use super::gemm::{Mat, gemm};
 
 /// `x · Wᵀ + b` for `x` of `[B, N, D]`, `weight` of `[O, D]`, `bias` of `[O]`.
 pub fn linear(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
-    let [b, n, d] = x.dims();
-    let [o, _] = weight.dims();
-    if is_flex(&x) {
-        return run(Linear, [x.into(), weight.into(), bias.into()]);
+    #[cfg(feature = "cube")]
+    if cube::is_cube(&x) {
+        return run(cube::Linear, [x.into(), weight.into(), bias.into()]);
     }
+    match is_flex(&x) {
+        true => run(Linear, [x.into(), weight.into(), bias.into()]),
+        false => plain(x, weight, bias),
+    }
+}
+
+fn plain(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
+    let ([b, n, d], [o, _]) = (x.dims(), weight.dims());
     (x.reshape([b * n, d]).matmul(weight.transpose()) + bias.unsqueeze()).reshape([b, n, o])
 }
 
@@ -117,21 +126,27 @@ fn column_sums(rows: &[f32], sums: &mut [f32]) {
 mod tests {
     use burn::tensor::Device;
 
-    use super::super::twin::{assert_close, leaves};
+    use super::super::twin::{assert_close, devices, leaves};
     use super::*;
 
+    /// Few rows, and more than a block adds up.
     #[test]
     fn it_equals_its_twin_forwards_and_backwards() {
-        let x = leaves(&Device::flex(), &[[3, 4, 19]], 1).remove(0);
-        let w = leaves(&Device::flex(), &[[11, 19]], 2).remove(0);
-        let b = leaves(&Device::flex(), &[[11]], 3).remove(0);
-        let y = linear(x.clone(), w.clone(), b.clone());
-        let twin = (x.clone().reshape([12, 19]).matmul(w.clone().transpose()) + b.clone().unsqueeze())
-            .reshape([3, 4, 11]);
+        for device in devices() {
+            [[3, 4, 19, 11], [2, 83, 32, 24]].iter().for_each(|sizes| check(&device, *sizes));
+        }
+    }
+
+    fn check(device: &Device, [b, n, d, o]: [usize; 4]) {
+        let x = leaves(device, &[[b, n, d]], 1).remove(0);
+        let w = leaves(device, &[[o, d]], 2).remove(0);
+        let bias = leaves(device, &[[o]], 3).remove(0);
+        let y = linear(x.clone(), w.clone(), bias.clone());
+        let twin = plain(x.clone(), w.clone(), bias.clone());
         assert_close("forward", y.clone().inner(), twin.clone().inner(), 1e-6);
         let gradients = |y: Tensor<3>| {
             let grads = (y.clone() * y.inner().autodiff()).sum().backward();
-            (x.grad(&grads).expect("leaf"), w.grad(&grads).expect("leaf"), b.grad(&grads).expect("leaf"))
+            (x.grad(&grads).expect("leaf"), w.grad(&grads).expect("leaf"), bias.grad(&grads).expect("leaf"))
         };
         let (a, t) = (gradients(y), gradients(twin));
         assert_close("input", a.0, t.0, 2e-6);

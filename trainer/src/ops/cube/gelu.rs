@@ -17,7 +17,7 @@ impl Kernel<CubeBackend, 1> for Gelu {
 
     fn forward(&self, [x]: &[CubeTensor; 1]) -> (CubeTensor, CubeTensor) {
         let rows = Rows::of(x);
-        let y = rows.empty_like(x.dtype);
+        let y = rows.empty_like();
         let n = vector_size(&[&rows, &y]);
         let client = &x.client;
         let (count, dim) = one_unit_each(client, rows.n_rows * rows.d / n);
@@ -40,7 +40,7 @@ impl Kernel<CubeBackend, 1> for Gelu {
 
     fn backward(&self, x: CubeTensor, grad: CubeTensor, _: [bool; 1]) -> [Option<CubeTensor>; 1] {
         let (x, grad) = (Rows::of(&x), Rows::of(&grad));
-        let gx = x.empty_like(x.tensor.dtype);
+        let gx = x.empty_like();
         let n = vector_size(&[&x, &grad, &gx]);
         let client = &x.tensor.client;
         let (count, dim) = one_unit_each(client, x.n_rows * x.d / n);

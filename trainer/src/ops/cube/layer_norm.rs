@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 
 use super::super::bridge::Kernel;
 use super::lanes::{self, Lanes};
-use super::{Rows, elem, empty, one_unit_each, spread, vector_size};
+use super::{Rows, cast, elem, empty, one_unit_each, spread, vector_size};
 
 /// Rows that are added up together.
 const BLOCK: usize = 64;
@@ -29,7 +29,7 @@ impl Kernel<CubeBackend, 3> for LayerNorm {
 
     fn forward(&self, [x, gamma, beta]: &[CubeTensor; 3]) -> (CubeTensor, Saved) {
         let (x, gamma, beta) = (Rows::of(x), Rows::of(gamma), Rows::of(beta));
-        let y = x.empty_like(x.tensor.dtype);
+        let y = x.empty_like();
         let moments = empty(&x.tensor, [x.n_rows, 2], DType::F32);
         let n = vector_size(&[&x, &y, &gamma, &beta]);
         let client = &x.tensor.client;
@@ -67,18 +67,14 @@ impl Kernel<CubeBackend, 3> for LayerNorm {
         let part = |i: usize| {
             let row = CubeBackend::float_slice(sums.clone(), &[(i..i + 1).into(), (0..x.d).into()]);
             let row = CubeBackend::float_reshape(row, [x.d].into());
-            CubeBackend::float_cast(row, float_type(gamma.tensor.dtype))
+            cast(row, gamma.tensor.dtype)
         };
         [gx, wanted[1].then(|| part(0)), wanted[2].then(|| part(1))]
     }
 }
 
-fn float_type(dtype: DType) -> burn::tensor::FloatDType {
-    dtype.into()
-}
-
 fn input_gradient(x: &Rows, moments: &CubeTensor, gamma: &Rows, grad: &Rows) -> CubeTensor {
-    let gx = x.empty_like(x.tensor.dtype);
+    let gx = x.empty_like();
     let n = vector_size(&[x, grad, &gx, gamma]);
     let client = &x.tensor.client;
     let lanes = Lanes::of(client);

@@ -9,13 +9,15 @@ mod gelu;
 mod heads;
 mod lanes;
 mod layer_norm;
+mod linear;
 mod softmax;
 
 use burn::backend::TensorMetadata;
+use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{DType, Shape, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, empty_device_dtype};
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
@@ -26,6 +28,7 @@ use super::bridge::Home;
 pub(super) use self::attention::Attention;
 pub(super) use self::gelu::Gelu;
 pub(super) use self::layer_norm::LayerNorm;
+pub(super) use self::linear::Linear;
 
 /// Whether a kernel here can take `tensor`.
 pub(super) fn is_cube<const D: usize>(tensor: &Tensor<D>) -> bool {
@@ -67,10 +70,9 @@ impl Rows {
         Self { n_rows: n / d.max(1), d, stride, tensor }
     }
 
-    /// Rows like these, of another type, not yet written.
-    fn empty_like(&self, dtype: DType) -> Self {
-        let CubeTensor { client, device, .. } = &self.tensor;
-        Self::of(&empty_device_dtype(client.clone(), device.clone(), self.tensor.shape(), dtype))
+    /// Rows like these, in one piece and not yet written.
+    fn empty_like(&self) -> Self {
+        Self::of(&empty(&self.tensor, self.tensor.shape(), self.tensor.dtype))
     }
 
     /// What a kernel takes.
@@ -95,6 +97,10 @@ fn row_stride(tensor: &CubeTensor) -> Option<usize> {
 /// A tensor in one piece, not yet written.
 pub(crate) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
+}
+
+fn cast(tensor: CubeTensor, dtype: DType) -> CubeTensor {
+    CubeBackend::float_cast(tensor, dtype.into())
 }
 
 /// Elements that a unit reads at once from rows of these: the most that all of them allow.

@@ -17,7 +17,7 @@ use super::{Rows, elem, spread, vector_size};
 /// P from S.
 pub(super) fn softmax(scores: CubeTensor, scale: f32, n_valid: usize) -> CubeTensor {
     let scores = Rows::of(&scores);
-    let weights = scores.empty_like(scores.tensor.dtype);
+    let weights = scores.empty_like();
     let n = vector_size(&[&scores, &weights]);
     let client = &scores.tensor.client;
     let lanes = Lanes::of(client);
@@ -43,7 +43,7 @@ pub(super) fn softmax(scores: CubeTensor, scale: f32, n_valid: usize) -> CubeTen
 /// gS from P and gP.
 pub(super) fn softmax_gradient(weights: &CubeTensor, grad: CubeTensor, scale: f32) -> CubeTensor {
     let (weights, grad) = (Rows::of(weights), Rows::of(&grad));
-    let out = weights.empty_like(weights.tensor.dtype);
+    let out = weights.empty_like();
     let n = vector_size(&[&weights, &grad, &out]);
     let client = &weights.tensor.client;
     let lanes = Lanes::of(client);

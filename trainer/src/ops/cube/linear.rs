@@ -1,0 +1,105 @@
+//! [`linear`](crate::ops::linear): the device's own matrix products, on rows wherever they lie. Burn's operations
+//! copy padded rows when they take images and tokens for one dimension.
+
+use burn::backend::ops::FloatTensorOps;
+use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+use cubecl::zspace::metadata::Metadata;
+
+use super::super::bridge::Kernel;
+use super::{Rows, cast, elem, empty, one_unit_each, vector_size};
+
+/// Rows that are added up together.
+const BLOCK: usize = 64;
+
+/// Runs forwards and backwards.
+#[derive(Debug, Clone)]
+pub(in crate::ops) struct Linear;
+
+impl Kernel<CubeBackend, 3> for Linear {
+    /// The input, and W.
+    type Saved = (CubeTensor, CubeTensor);
+
+    fn forward(&self, [x, weight, bias]: &[CubeTensor; 3]) -> (CubeTensor, Self::Saved) {
+        let (shape, o) = (x.meta.shape(), weight.meta.shape()[0]);
+        let product = CubeBackend::float_matmul(matrix(x), transposed(weight.clone()));
+        let y = CubeBackend::float_add(product, CubeBackend::float_reshape(bias.clone(), [1, o].into()));
+        let y = CubeBackend::float_reshape(y, [shape[0], shape[1], o].into());
+        (y, (x.clone(), weight.clone()))
+    }
+
+    fn backward(
+        &self,
+        (x, weight): Self::Saved,
+        grad: CubeTensor,
+        wanted: [bool; 3],
+    ) -> [Option<CubeTensor>; 3] {
+        let g = matrix(&grad);
+        let gx = wanted[0].then(|| {
+            let gx = CubeBackend::float_matmul(g.clone(), weight.clone());
+            CubeBackend::float_reshape(gx, x.meta.shape().clone())
+        });
+        let gw = wanted[1].then(|| CubeBackend::float_matmul(transposed(g.clone()), matrix(&x)));
+        let gb = wanted[2].then(|| cast(column_sums(&grad), weight.dtype));
+        [gx, gw, gb]
+    }
+}
+
+/// Rows as a matrix, `[rows, D]`.
+fn matrix(tensor: &CubeTensor) -> CubeTensor {
+    let Rows { mut tensor, n_rows, d, stride } = Rows::of(tensor);
+    *tensor.meta = Metadata::new([n_rows, d], [stride, 1]);
+    tensor
+}
+
+fn transposed(matrix: CubeTensor) -> CubeTensor {
+    CubeBackend::float_swap_dims(matrix, 0, 1)
+}
+
+/// The sum of all rows, `[D]` in f32: first of blocks of them.
+fn column_sums(tensor: &CubeTensor) -> CubeTensor {
+    let rows = Rows::of(tensor);
+    let n_blocks = rows.n_rows.div_ceil(BLOCK);
+    let partial = Rows::of(&empty(tensor, [n_blocks, rows.d], DType::F32));
+    // Four bytes each: wider reads would leave too few units.
+    let n = vector_size(&[&rows, &partial]).min((4 / tensor.dtype.size()).max(1));
+    let client = &tensor.client;
+    let (count, dim) = one_unit_each(client, n_blocks * rows.d / n);
+    block_sums::launch(
+        client,
+        count,
+        dim,
+        n,
+        rows.arg(),
+        partial.arg(),
+        rows.stride / n,
+        rows.n_rows,
+        rows.d / n,
+        elem(tensor),
+    );
+    CubeBackend::float_reshape(CubeBackend::float_sum_dim(partial.tensor, 0), [rows.d].into())
+}
+
+/// Sums of blocks of rows: a unit has some columns of one block.
+#[cube(launch)]
+fn block_sums<F: Float, N: Size>(
+    rows: &[Vector<F, N>],
+    sums: &mut [Vector<f32, N>],
+    stride: usize,
+    n_rows: usize,
+    #[comptime] n_vectors: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let (block, column) = (ABSOLUTE_POS / n_vectors, ABSOLUTE_POS % n_vectors);
+    let first = block * BLOCK;
+    if first < n_rows {
+        let mut total = Vector::<f32, N>::new(0.0f32);
+        for row in first..min(first + BLOCK, n_rows) {
+            total += Vector::cast_from(rows[row * stride + column]);
+        }
+        sums[block * n_vectors + column] = total;
+    }
+}
