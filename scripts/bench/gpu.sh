@@ -4,9 +4,9 @@
 #
 #   OCELLI=target/cuda/release/ocelli scripts/bench/gpu.sh OUT
 #
-# OCELLI names the program, built elsewhere with `--features cuda` (stripped and compressed it travels in 25 MB); OCELLI_MPI, if set, one built with `--features
-# cuda,mpi`, for two processes on one GPU. Needs CUDA's headers and NVRTC; PyTorch and timm for the other side, which is
-# left out without them. BUDGET_S is what all of it may take; what no longer fits is left out, and said so.
+# OCELLI names the program, built elsewhere with `--features cuda` (`strip` and `zstd -19` make 25 MB of it, to be
+# unpacked there); OCELLI_MPI, if set, one built with `--features cuda,mpi`, for two processes on one GPU. Needs CUDA's
+# headers and NVRTC; PyTorch and timm for the other side, which is left out without them. BUDGET_S is what all of it may take; what no longer fits is left out, and said so.
 # In OUT: log.txt, results.json, kernels.txt, table.md.
 
 set -u
@@ -50,7 +50,7 @@ if ! ls "${CUDA_PATH:-/usr/local/cuda}"/lib64/libnvrtc.so* >/dev/null 2>&1; then
     link nvidia.cuda_nvrtc libnvrtc
     link nvidia.cu13 libnvrtc
 fi
-export LD_LIBRARY_PATH=$WORK/lib:${LD_LIBRARY_PATH:-}
+export LD_LIBRARY_PATH=$WORK/lib:${CUDA_PATH:-/usr/local/cuda}/lib64:${LD_LIBRARY_PATH:-}
 
 left() { echo $((BUDGET_S - (SECONDS - start))); }
 
@@ -79,12 +79,15 @@ say() {
     return "$code"
 }
 
+[ -x "$OCELLI" ] || { echo "no program at $OCELLI"; exit 2; }
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null || echo "no nvidia-smi"
 "$OCELLI" --version
 
 # Correctness.
 say "doctor" 60 "$OCELLI" doctor --device "$DEVICE" --folder "$WORK"
-say "f32 beside the CPU" 90 "$OCELLI" bench device --device "$DEVICE" --recipe quickstart --batch 8
+# Without KoLeo, whose choice of neighbors turns over with a rounding while embeddings are nearly alike.
+say "f32 beside the CPU" 120 "$OCELLI" bench device --device "$DEVICE" --recipe quickstart --batch 8 \
+    --set method.koleo_weight=0
 
 # Speed.
 has_peer=no
@@ -109,7 +112,7 @@ measure() {
     # The first start finds out which kernels are the fastest, the second knows. Without graphs it needs less memory.
     keep=100000
     export keep
-    say "ocelli, $timm, first start" 120 bench
+    say "ocelli, $timm, first start" 150 bench
     if ! say "ocelli, $timm" 60 bench; then
         keep=0
         say "ocelli, $timm, no graph kept" 60 bench
@@ -143,7 +146,7 @@ say "our step by kernel" 90 profile
 # What is less likely to be wrong, and the larger models, in what time is left.
 say "f32 beside the CPU, ViT-S/16" 120 "$OCELLI" bench device --device "$DEVICE" --recipe dino_vits16 --batch 2 --steps 5
 say "bf16 beside the CPU" 90 "$OCELLI" bench device --device "$DEVICE" --recipe quickstart --batch 8 \
-    --set 'optim.precision={compute="bf16"}'
+    --set method.koleo_weight=0 --set 'optim.precision={compute="bf16"}'
 say "NCCL on one rank: every operation" 60 "$OCELLI" doctor --fabric --device "$DEVICE" --engine nccl
 
 # One rank that talks to itself over NCCL, bit for bit one that talks to nobody.
@@ -167,8 +170,10 @@ resumed() {
         --set 'optim.length={steps=5}' --set 'optim.warmup={steps=1}' --set run.log_every_steps=1
         --set run.checkpoint_every_steps=2)
     "${run[@]}" --workdir "$WORK/whole" || return 1
-    "${run[@]}" --workdir "$WORK/broken" --inject-fault kill:rank=0,step=3,phase=backward && return 1
-    "${run[@]}" --workdir "$WORK/broken" || return 1
+    "${run[@]}" --workdir "$WORK/broken" --inject-fault kill:rank=0,step=3,phase=backward
+    [ $? = 137 ] || return 1
+    "${run[@]}" --workdir "$WORK/broken" 2>&1 | tee "$WORK/again" || return 1
+    grep 'from step 2\|at step 2' "$WORK/again" || return 1
     grep -o '"train/loss":[^,}]*' "$WORK/whole/metrics.jsonl" > "$WORK/a"
     grep -o '"train/loss":[^,}]*' "$WORK/broken/metrics.jsonl" > "$WORK/b"
     paste "$WORK/a" "$WORK/b"
@@ -201,4 +206,5 @@ echo
 printf '%s\n' "${results[@]}" > "$WORK/results"
 python3 "$HERE/gpu_table.py" table "$WORK" "$WORK/results" "$OUT/results.json" | tee "$OUT/table.md"
 echo "$((SECONDS - start)) s"
-! grep -q 'WRONG\|NOT ENDED' "$WORK/results"
+# What PyTorch does not end is no fault of ours.
+! grep -v '^PyTorch' "$WORK/results" | grep -q 'WRONG\|NOT ENDED'

@@ -2,7 +2,7 @@
 
 use anyhow::bail;
 use trainer::Plan;
-use trainer::device::{DeviceChoice, DeviceError, DeviceKind, Opened, cuda_devices};
+use trainer::device::{DeviceChoice, DeviceError, DeviceKind, Opened};
 use trainer::shard::wire::{Precision, Wire};
 
 use crate::launch::Launch;
@@ -55,12 +55,10 @@ pub(crate) fn check(plan: &Plan, device: &Opened) -> anyhow::Result<()> {
 
 fn open(choice: DeviceChoice, launch: &Launch) -> anyhow::Result<Opened> {
     let opened = choice.open(launch.local_rank)?;
-    if choice == DeviceChoice::Auto
-        && opened.kind == DeviceKind::Cpu
-        && let Err(error) = cuda_devices()
-        && !matches!(error, DeviceError::NotBuilt { .. })
-    {
-        eprintln!("on the CPU: {error}");
+    match &opened.instead_of {
+        // Of a build for CPUs nobody expects anything else.
+        None | Some(DeviceError::NotBuilt { .. }) => {}
+        Some(error) => eprintln!("on the CPU: {error}"),
     }
     if opened.kind != DeviceKind::Cpu {
         match launch.world_size {

@@ -67,8 +67,8 @@ pub struct StepBench {
     pub step_ms: f64,
     /// Floating-point operations of a step's matrix products: what must be done, and with what is done twice.
     pub flops: [f64; 2],
-    /// Bytes that the device's allocator holds, which it does not give back; `None` for the host.
-    pub reserved_bytes: Option<u64>,
+    /// The most bytes that the device's pools have held, scratch of tuning among them; `None` for the host.
+    pub peak_bytes: Option<u64>,
 }
 
 /// Takes `repeats` steps by phase and as many one after another, after two that warm up.
@@ -99,8 +99,10 @@ pub fn steps(plan: &Plan, repeats: usize, device: &Device) -> Result<StepBench, 
         wait_ms: of(|p| p.wait_ms),
     };
     let flops = estimate::step_flops(&estimate::of_plan(plan), &plan.spread());
-    let reserved_bytes = device.memory_pool_usage().map(|usage| usage.bytes_reserved);
-    Ok(StepBench { phases, step_ms, flops, reserved_bytes })
+    let pools = device.memory_pool_report();
+    let peak = pools.map(|pools| pools.iter().map(|pool| pool.page_size * pool.pages_peak).sum());
+    let held = device.memory_pool_usage().map(|usage| usage.bytes_reserved);
+    Ok(StepBench { phases, step_ms, flops, peak_bytes: held.max(peak) })
 }
 
 /// Mean time of steps one after another, as a run takes them: a device is sent the next batch while it computes.

@@ -34,6 +34,8 @@ pub struct Opened {
     pub free_bytes: Option<u64>,
     /// Tells a GPU from all others, on this machine and elsewhere; zeros for what has no such number.
     pub id: [u8; 16],
+    /// Why this is the CPU, where any device would have done.
+    pub instead_of: Option<DeviceError>,
 }
 
 /// Kinds of devices.
@@ -105,10 +107,11 @@ impl DeviceChoice {
     /// The device for the process that is the `local_rank`-th of its machine. Several ranks may share one.
     ///
     /// # Errors
-    /// [`DeviceError`]; of [`DeviceChoice::Auto`] none.
+    /// [`DeviceError`]; of [`DeviceChoice::Auto`] none: it takes the CPU, whose `instead_of` says why.
     pub fn open(self, local_rank: usize) -> Result<Opened, DeviceError> {
         match self {
-            Self::Auto => Ok(cuda(None, local_rank).unwrap_or_else(|_| Opened::cpu())),
+            Self::Auto => Ok(cuda(None, local_rank)
+                .unwrap_or_else(|error| Opened { instead_of: Some(error), ..Opened::cpu() })),
             Self::Cpu => Ok(Opened::cpu()),
             Self::Cuda(number) => cuda(number, local_rank),
             Self::Wgpu(number) => wgpu(number, local_rank),
@@ -125,6 +128,7 @@ impl Opened {
             name: "cpu".into(),
             free_bytes: None,
             id: [0; 16],
+            instead_of: None,
         }
     }
 }
@@ -140,14 +144,15 @@ pub(crate) fn failed(error: &impl ToString) -> EngineError {
     EngineError::Failed { engine: "device", operation: "computing", reason: error.to_string() }
 }
 
-/// Keeps what is found out about a GPU, which kernels are the fastest for which sizes, in `folder`, so that another
-/// start need not find it out again. To be called before a GPU is used.
+/// Keeps what is found out about a GPU, which kernels are the fastest for which sizes, and the compiled kernels in
+/// `folder`, so that another start need not do it again. To be called before a GPU is used.
 #[cfg(feature = "cube")]
 pub fn keep_tuning(folder: &std::path::Path) {
     use cubecl::config::cache::CacheConfig;
     use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
     let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
     config.environment.path = CacheConfig::Directory(folder.to_path_buf());
+    config.compilation.cache = true;
     // It is set already where a GPU has been used before.
     CubeClRuntimeConfig::try_set(config);
 }
@@ -211,6 +216,13 @@ fn cuda(asked: Option<usize>, local_rank: usize) -> Result<Opened, DeviceError> 
     let names = cuda_devices()?;
     let number = number_of("cuda", asked, local_rank, names.len())?;
     let reason = |reason: String| DeviceError::None { kind: "cuda", reason };
+    // Without them the first kernel would be a panic in a thread of CubeCL's.
+    let toolkit = cubecl::cuda::install::cuda_path();
+    let headers = toolkit.unwrap_or_else(|| "/usr/local/cuda".into()).join("include/cuda_fp16.h");
+    if !headers.exists() {
+        let why = "kernels are compiled when they are first used, and need CUDA's headers: set CUDA_PATH";
+        return Err(reason(format!("{} is not there; {why}", headers.display())));
+    }
     crate::shard::engine::enter_cuda(number).map_err(|error| reason(error.to_string()))?;
     let uuid = result::device::get(number as i32).and_then(result::device::get_uuid);
     let uuid = uuid.map_err(|error| reason(format!("cuda:{number}: {error}")))?;
@@ -221,6 +233,7 @@ fn cuda(asked: Option<usize>, local_rank: usize) -> Result<Opened, DeviceError> 
         free_bytes: result::mem_get_info().ok().map(|(free, _)| free as u64),
         // The C header says char, which is signed on some machines.
         id: uuid.bytes.map(|byte| byte as u8),
+        instead_of: None,
     })
 }
 
@@ -246,6 +259,7 @@ fn wgpu(asked: Option<usize>, local_rank: usize) -> Result<Opened, DeviceError> 
         name: format!("wgpu:{number}, {name}"),
         free_bytes: None,
         id: [0; 16],
+        instead_of: None,
     })
 }
 

@@ -1,8 +1,8 @@
 //! Views on their way to what computes.
 //!
-//! The CPU computes where a batch lies. A device is sent its next batch by a thread of its own while it computes on
-//! the one before, behind whose launches the host copies it. CubeCL has a stream for every thread, so that the
-//! transfer need not wait for those kernels either.
+//! The CPU computes where a batch lies. A device is sent its next batch by a thread of its own, once all kernels of the
+//! one before are queued, so that the host's copies and the transfer fall into the time that the device is busy with
+//! them. CubeCL has a stream for every thread, so that the transfer does not queue up behind those kernels.
 //!
 //! ```text
 //! step's thread   … backward(k) queued · batch k+1 handed over · norms, update(k) · waits for k+1 · teacher(k+1) …

@@ -5,7 +5,8 @@ use std::time::Instant;
 use burn::tensor::Device;
 
 /// Where a step's time went, in milliseconds of the host: a GPU works behind it, and is waited for where numbers
-/// come back: in the update, and in the head where ranks exchange them or KoLeo looks for neighbors. [`Trainer::time_phases`](crate::step::Trainer::time_phases) makes them the device's.
+/// come back: in the update, and in the head where ranks exchange them or KoLeo looks for neighbors.
+/// [`Trainer::time_phases`](crate::step::Trainer::time_phases) makes them the device's.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Phases {
     /// Bytes to patch vectors.

@@ -338,11 +338,11 @@ impl Trainer {
         knobs: &Knobs,
     ) -> Result<StepReport, EngineError> {
         let Gradients { shards: grads, numbers, observed, embeddings, mut phases } = gradients;
+        let waited = self.comm.waited();
+        let mut clock = Clock::start(self.timed.clone());
         let (loss, gauges) = numbers.read()?;
         // Read before the optimizer is launched, which would be waited for.
         let observed = read_back(observed)?;
-        let waited = self.comm.waited();
-        let mut clock = Clock::start(self.timed.clone());
         let norms = ClipNorms::of(self.optimizer.clip, &self.state.shards, &grads, self.backbone.len())?;
         let mut sums = match self.place().replica() {
             // Replicas hold the same shards, which count once; what is no number counts wherever it is.

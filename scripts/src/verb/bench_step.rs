@@ -61,7 +61,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
-    let StepBench { phases, step_ms, flops: [needed, done], reserved_bytes } =
+    let StepBench { phases, step_ms, flops: [needed, done], peak_bytes } =
         trainer::bench::steps(plan, args.repeats, &device.device)?;
     let total = phases.total_ms();
     let rows = [
@@ -74,7 +74,7 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
     ];
     let batch_size = plan.recipe.optim.batch_size;
     println!(
-        "{}, batch {batch_size}, {} on {}, median of {}",
+        "{}, batch {batch_size}, {} on {}: phases are medians, the step a mean of {}",
         args.recipe,
         match device.kind {
             DeviceKind::Cpu => format!("{} workers", plan.n_workers),
@@ -102,8 +102,8 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
         done / needed
     );
     // The host's own peak, where that is where it computes.
-    let memory = reserved_bytes.unwrap_or(MEMORY.peak_usage() as u64);
-    println!("{:<18} {:9.2} GB", "memory", memory as f64 / 1e9);
+    let memory = peak_bytes.unwrap_or(MEMORY.peak_usage() as u64);
+    println!("{:<18} {:9.2} GB", "memory, peak", memory as f64 / 1e9);
     if args.json {
         let phases: serde_json::Map<String, serde_json::Value> =
             rows.into_iter().map(|(name, ms)| (name.replace(' ', "_"), json!(ms))).collect();
@@ -115,6 +115,7 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
             "matrix_peak_tflops": peak / 1e12,
             "memory_bytes": memory,
             "device": device.name,
+            "graphs_kept": plan.keep,
         });
         println!("{line}");
     }

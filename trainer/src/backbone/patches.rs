@@ -38,7 +38,10 @@ pub fn patch_vectors(views: &[&[u8]], size_px: usize, patch_px: usize) -> (Vec<f
 pub fn bytes_on(device: &Device, views: &[&[u8]], size_px: usize) -> Tensor<4, Int> {
     let bytes = views.concat();
     let n = bytes.len() / (3 * size_px * size_px);
-    Tensor::from_data(TensorData::new(bytes, [n, 3, size_px, size_px]), (device, DType::U8))
+    let len = bytes.len();
+    // As one row: CUDA's allocator pads rows, which then are copied one by one.
+    let flat = Tensor::<1, Int>::from_data(TensorData::new(bytes, [len]), (device, DType::U8));
+    flat.reshape([n, 3, size_px, size_px])
 }
 
 /// [`patch_vectors`] of [`bytes_on`] a device, by its operations: `[n, N, 3·p·p]` in f32.

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! `qkv` is what one linear layer gives, `[B, N, 3·H·D_h]`, with the order (q, k, v), head,
-//! channel in its last dimension, as in timm and DINO. The kernel reads heads by stride: nothing is
+//! channel in its last dimension, as in timm and DINO. The CPU kernel reads heads by stride: nothing is
 //! permuted or copied.
 
 use std::sync::Arc;

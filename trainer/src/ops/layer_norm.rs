@@ -3,7 +3,7 @@
 //! ```text
 //! x̂  = (x - mean(x)) · r          r = 1 / √(var(x) + ε), moments over D
 //! y  = x̂ · γ + β
-//! gx = r · (gγ - mean(gγ) - x̂ · mean(gγ · x̂))   with gγ = g · γ
+//! gx = r · (h - mean(h) - x̂ · mean(h · x̂))   with h = g · γ
 //! gγ = Σ_rows g · x̂               gβ = Σ_rows g
 //! ```
 

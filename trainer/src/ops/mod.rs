@@ -1,8 +1,8 @@
-//! The operations a transformer spends its time in, each with two bodies.
+//! The operations a transformer spends its time in, each with three bodies.
 //!
-//! On the CPU backend (Flex) an operation runs as one fused kernel with a hand-written backward
-//! pass, registered with Burn's autodiff as a single step; on any other device it is a composition
-//! of Burn's own operations. Both compute the same formula, which stands at the head of each file,
+//! On the CPU backend (Flex) and on GPUs ([`cube`]) an operation runs as a kernel with a hand-written backward
+//! pass, registered with Burn's autodiff as a single step; `plain` is a composition
+//! of Burn's own operations. All compute the same formula, which stands at the head of each file,
 //! and the tests compare them. What this buys: Burn's softmax and layer norm are a dozen passes
 //! over memory under autodiff, and copies of permuted tensors cost as much as the products between
 //! them.

@@ -1,6 +1,12 @@
 //! The update and the norms on a device, in one pass over a shard each: [`super::tensors`] is the same in Burn's own
 //! operations, of which there are two dozen, each a pass of its own.
 //!
+//! ```text
+//! θ, m, v, θ_T, g  [n] f32      ends[s] one past segment s, keep[s] and clip[s] its factors
+//! m ← β₁ m + (1 - β₁) c g       v ← β₂ v + (1 - β₂) c² g²       c = clip[s]
+//! θ ← keep[s] · θ - rate · m / (root · √v + ε)      θ_T ← d θ_T + (1 - d) θ
+//! ```
+//!
 //! New numbers go to new memory: CubeCL orders threads by when memory was given out, so that what has been written in
 //! place would not be waited for by the threads that send shards or write checkpoints.
 

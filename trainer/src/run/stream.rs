@@ -75,6 +75,7 @@ impl Stream {
                 Ok((gradients, 0.0))
             }
             Arrival::Sent(upload) => {
+                entering("upload");
                 let waiting = Instant::now();
                 let (batch, sent) = upload.wait()?;
                 let waited_ms = waiting.elapsed().as_secs_f64() * 1e3;

@@ -1,5 +1,12 @@
 //! [`attention`](crate::ops::attention): the device's own matrix products, on heads whose tokens are padded to a
 //! multiple of eight, and one pass over the scores each way between them.
+//!
+//! ```text
+//! Q, K, V = split(qkv)              [B, N, 3·H·D_h] to [B, H, M, D_h]     M = N, up to a multiple of 8
+//! P  = softmax(Q · Kᵀ / √D_h)       [B, H, M, M], zero in columns N.. ;   y = merge(P · V)   [B, N, H·D_h]
+//! gV = Pᵀ · g     gP = g · Vᵀ       gS = P ∘ (gP - rowsum(gP ∘ P)) / √D_h
+//! gQ = gS · K     gK = gSᵀ · Q
+//! ```
 
 use burn::backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;

@@ -1,4 +1,8 @@
 //! [`gelu`](crate::ops::gelu) in one pass each way.
+//!
+//! ```text
+//! y = x · Φ(x)      gx = g · (Φ(x) + x · φ(x))      elements of [.., D], the rows any distance apart
+//! ```
 
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;

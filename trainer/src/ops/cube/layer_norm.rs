@@ -1,5 +1,12 @@
 //! [`layer_norm`](crate::ops::layer_norm): a row's lanes find its moments; columns of the parameters' gradients are added up
 //! in blocks of rows.
+//!
+//! ```text
+//! x̂  = (x - mean(x)) · r        r = 1 / √(var(x) + ε)         x, y [.., D]   moments [rows, 2]: mean and r
+//! y  = x̂ · γ + β
+//! gx = r · (h - mean(h) - x̂ · mean(h · x̂))                   h = g · γ
+//! gγ = Σ_rows g · x̂             gβ = Σ_rows g                 [D]
+//! ```
 
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::DType;

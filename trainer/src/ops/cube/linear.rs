@@ -1,5 +1,10 @@
 //! [`linear`](crate::ops::linear): the device's own matrix products, on rows wherever they lie. Burn's operations
 //! copy padded rows when they take images and tokens for one dimension.
+//!
+//! ```text
+//! y  = x · Wᵀ + b     x [B, N, D]   W [O, D]   b [O]   y [B, N, O]
+//! gx = g · W          gW = gᵀ · x   gb = Σ_rows g, in f32
+//! ```
 
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::DType;
