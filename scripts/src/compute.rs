@@ -7,6 +7,7 @@ use trainer::shard::wire::{Precision, Wire};
 
 use crate::launch::Launch;
 use crate::ranks::EngineChoice;
+use crate::said::say;
 
 /// The flags.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -58,12 +59,12 @@ fn open(choice: DeviceChoice, launch: &Launch) -> anyhow::Result<Opened> {
     match &opened.instead_of {
         // Of a build for CPUs nobody expects anything else.
         None | Some(DeviceError::NotBuilt { .. }) => {}
-        Some(error) => eprintln!("on the CPU: {error}"),
+        Some(error) => say(format!("on the CPU: {error}")),
     }
     if opened.kind != DeviceKind::Cpu {
         match launch.world_size {
-            1 => eprintln!("on {}", opened.name),
-            _ => eprintln!("rank {} on {}", launch.rank, opened.name),
+            1 => say(format!("on {}", opened.name)),
+            _ => say(format!("rank {} on {}", launch.rank, opened.name)),
         }
     }
     Ok(opened)

@@ -14,6 +14,7 @@ mod progress;
 mod ranks;
 mod recipes;
 mod rewrite;
+mod said;
 mod storage;
 mod synth;
 mod verb;
@@ -86,7 +87,7 @@ pub fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            said::say(format!("error: {error:#}"));
             exit::code_of(&error)
         }
     }

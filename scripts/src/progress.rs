@@ -6,6 +6,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use trainer::run::{Observer, Progress};
 
 use crate::launch::Launch;
+use crate::said::say;
 
 /// Seconds between lines where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(15);
@@ -48,7 +49,7 @@ impl RunProgress {
 
     fn say(&self, line: &str) {
         match self.bar.is_hidden() {
-            true => eprintln!("{line}"),
+            true => say(line),
             false => self.bar.println(line),
         }
     }
@@ -65,7 +66,7 @@ impl Observer for RunProgress {
             return;
         }
         if step > 0 {
-            eprintln!("continuing at step {step} of {total_steps}");
+            say(format!("continuing at step {step} of {total_steps}"));
         }
         self.bar = bar(total_steps, "pretrain");
         self.bar.set_position(step);
@@ -88,7 +89,7 @@ impl Observer for RunProgress {
         self.bar.set_message(text.clone());
         if self.bar.is_hidden() && (self.last_line.elapsed() > LINE_EVERY || p.step == p.total_steps) {
             self.last_line = Instant::now();
-            eprintln!("step {}/{}  {text}", p.step, p.total_steps);
+            say(format!("step {}/{}  {text}", p.step, p.total_steps));
         }
         if p.step == p.total_steps {
             self.bar.finish();
