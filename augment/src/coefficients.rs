@@ -1,6 +1,17 @@
 //! The weights of a resize along one side, as Pillow's `precompute_coeffs` rounds them.
 
-use crate::resize::Interpolation;
+use serde::{Deserialize, Serialize};
+
+/// Interpolation of a resize.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Interpolation {
+    /// Catmull-Rom (a = -0.5), always antialiased: the DINO family.
+    #[default]
+    Bicubic,
+    /// Triangle filter: SwAV, SimCLR, MoCo.
+    Bilinear,
+}
 
 /// Fraction bits of a weight: 32 less the 8 of a byte and 2 for the overshoot of the filter.
 pub(crate) const FRACTION_BITS: u32 = 32 - 8 - 2;

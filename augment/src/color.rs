@@ -5,7 +5,7 @@
 
 use multiversion::multiversion;
 
-use crate::hue::hue;
+use crate::hue::{floor, hue};
 use crate::{Planes, ViewRng};
 
 /// Strengths of the color jitter: factors come from `[1 - x, 1 + x]`, the hue shift from `[-x, x]`.
@@ -137,17 +137,6 @@ fn blend(degenerate: u8, value: u8, factor: f32) -> u8 {
     let difference = (i32::from(value) - i32::from(degenerate)) as f32;
     let blended = f32::from(degenerate) + factor * difference;
     floor(blended.clamp(0.0, 255.0)) as u8
-}
-
-/// ⌊x⌋ for `x` in `0..2^22`. Casts from f32 saturate, and compilers turn loops of them into scalar
-/// code; this is additions and a comparison.
-#[inline(always)]
-pub(crate) fn floor(x: f32) -> i32 {
-    // Adding 2^23 rounds to the nearest integer, which the low bits of the sum then hold.
-    const MAGIC: f32 = 8_388_608.0;
-    let sum = x + MAGIC;
-    let nearest = sum.to_bits() as i32 - MAGIC.to_bits() as i32;
-    nearest - i32::from(sum - MAGIC > x)
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@
 
 use std::io::Cursor;
 
-use image::{DynamicImage, ImageDecoder, ImageReader, RgbImage, metadata::Orientation};
+use image::metadata::Orientation;
+use image::{DynamicImage, ImageDecoder, ImageReader, RgbImage};
 
 use crate::{AugmentError, jpeg};
 

@@ -43,7 +43,7 @@ pub struct Facts {
 /// [`AugmentError::Decode`] for bytes that are no JPEG, PNG or WebP, or whose header is damaged.
 pub fn facts(bytes: &[u8]) -> Result<Facts, AugmentError> {
     if bytes.starts_with(&jpeg::MAGIC) {
-        return jpeg::facts(bytes);
+        return of_jpeg(bytes);
     }
     let broken = |reason: String| AugmentError::Decode(reason);
     let reader = ImageReader::new(Cursor::new(bytes))
@@ -63,6 +63,23 @@ pub fn facts(bytes: &[u8]) -> Result<Facts, AugmentError> {
     };
     let turned = decoder.orientation().is_ok_and(|orientation| orientation != Orientation::NoTransforms);
     Ok(Facts { format, width_px, height_px, color, progressive: false, turned })
+}
+
+fn of_jpeg(bytes: &[u8]) -> Result<Facts, AugmentError> {
+    let header = jpeg::header(bytes)?;
+    let color = match (header.is_gray, header.is_cmyk) {
+        (true, _) => ColorKind::Gray,
+        (_, true) => ColorKind::Cmyk,
+        _ => ColorKind::Rgb,
+    };
+    Ok(Facts {
+        format: "jpeg",
+        width_px: header.width_px,
+        height_px: header.height_px,
+        color,
+        progressive: header.progressive,
+        turned: header.turned,
+    })
 }
 
 #[cfg(test)]

@@ -20,7 +20,6 @@
 use multiversion::multiversion;
 
 use crate::Planes;
-use crate::color::floor;
 
 /// torchvision's `adjust_hue` on a Pillow image: shifts the 8-bit hue by `shift · 255`, truncated.
 pub fn hue(image: &mut Planes, shift: f64) {
@@ -91,6 +90,17 @@ fn floor_255(q: f32) -> i32 {
     let high = f32::from_bits(q.to_bits() & 0xffff_f000);
     let excess = (high * 255.0 - nearest) + (q - high) * 255.0;
     (sum.to_bits() as i32 - MAGIC.to_bits() as i32) - i32::from(excess < 0.0)
+}
+
+/// ⌊x⌋ for `x` in `0..2^22`. Casts from f32 saturate, and compilers turn loops of them into scalar
+/// code; this is additions and a comparison.
+#[inline(always)]
+pub(crate) fn floor(x: f32) -> i32 {
+    // Adding 2^23 rounds to the nearest integer, which the low bits of the sum then hold.
+    const MAGIC: f32 = 8_388_608.0;
+    let sum = x + MAGIC;
+    let nearest = sum.to_bits() as i32 - MAGIC.to_bits() as i32;
+    nearest - i32::from(sum - MAGIC > x)
 }
 
 #[cfg(test)]

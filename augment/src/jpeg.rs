@@ -7,7 +7,6 @@ use zune_jpeg::zune_core::bytestream::ZCursor;
 use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
 
-use crate::facts::{ColorKind, Facts};
 use crate::{AugmentError, DecodeRules, Rgb8};
 
 /// How every JPEG starts.
@@ -23,6 +22,18 @@ const PROGRESSIVE_FRAMES: [u8; 2] = [0xc2, 0xca];
 
 /// Marker that ends an image.
 const END_OF_IMAGE: [u8; 2] = [0xff, 0xd9];
+
+/// What the header says.
+pub(crate) struct Header {
+    pub(crate) width_px: u32,
+    pub(crate) height_px: u32,
+    pub(crate) is_gray: bool,
+    pub(crate) is_cmyk: bool,
+    /// Whether the pixels come in several scans.
+    pub(crate) progressive: bool,
+    /// Whether EXIF says that the picture stands otherwise than its pixels.
+    pub(crate) turned: bool,
+}
 
 /// Decodes to RGB, whatever the color space, and returns the orientation that `rules` ask to apply.
 pub(crate) fn decode_into(
@@ -42,17 +53,17 @@ pub(crate) fn decode_into(
     Ok(if rules.apply_exif { orientation(&decoder) } else { Orientation::NoTransforms })
 }
 
-/// What the header says.
-pub(crate) fn facts(bytes: &[u8]) -> Result<Facts, AugmentError> {
+/// Reads the header.
+pub(crate) fn header(bytes: &[u8]) -> Result<Header, AugmentError> {
     let (decoder, width_px, height_px) = open(bytes)?;
-    let color = match decoder.input_colorspace() {
-        Some(ColorSpace::Luma) => ColorKind::Gray,
-        Some(ColorSpace::CMYK | ColorSpace::YCCK) => ColorKind::Cmyk,
-        _ => ColorKind::Rgb,
-    };
-    let progressive = segments(bytes).any(|(marker, _)| PROGRESSIVE_FRAMES.contains(&marker));
-    let turned = orientation(&decoder) != Orientation::NoTransforms;
-    Ok(Facts { format: "jpeg", width_px, height_px, color, progressive, turned })
+    Ok(Header {
+        width_px,
+        height_px,
+        is_gray: decoder.input_colorspace() == Some(ColorSpace::Luma),
+        is_cmyk: matches!(decoder.input_colorspace(), Some(ColorSpace::CMYK | ColorSpace::YCCK)),
+        progressive: segments(bytes).any(|(marker, _)| PROGRESSIVE_FRAMES.contains(&marker)),
+        turned: orientation(&decoder) != Orientation::NoTransforms,
+    })
 }
 
 /// A decoder that has read the header, and the size that it found there.

@@ -26,6 +26,7 @@ pub mod stats;
 pub mod views;
 
 pub use batch::{Batch, BatchPool, EncodedImage, PoolConfig, Source};
+pub use coefficients::Interpolation;
 pub use decode::{DecodeRules, Rgb8};
 pub use error::AugmentError;
 pub use multicrop::{BlurRule, CropSpec, MultiCrop};

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::AugmentError;
+use crate::coefficients::Interpolation;
 use crate::color::Jitter;
-use crate::resize::Interpolation;
 
 /// `count` views that are made alike. This is the form in which a recipe writes them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -9,12 +9,10 @@
 //! Pillow 13 takes the columns first where an image shrinks more in height than in width. The
 //! filter clamps at the edges of the crop, as it does when torchvision crops first.
 
-use multiversion::multiversion;
-use serde::{Deserialize, Serialize};
-
-use crate::coefficients::{Coefficients, FRACTION_BITS};
+use crate::coefficients::{Coefficients, FRACTION_BITS, Interpolation};
 use crate::crop::CropBox;
 use crate::{AugmentError, Planes, Rgb8};
+use multiversion::multiversion;
 
 /// Rows that go through the first pass together, one a lane.
 const LANES: usize = 16;
@@ -24,17 +22,6 @@ const TILE: usize = 16;
 
 /// Output columns that the second pass sums at a time, in registers.
 const COLUMNS: usize = 64;
-
-/// Interpolation of a resize.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Interpolation {
-    /// Catmull-Rom (a = -0.5), always antialiased: the DINO family.
-    #[default]
-    Bicubic,
-    /// Triangle filter: SwAV, SimCLR, MoCo.
-    Bilinear,
-}
 
 /// Resizes boxes of images and keeps its scratch memory between calls.
 #[derive(Debug, Default)]

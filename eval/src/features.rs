@@ -6,9 +6,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use augment::Interpolation;
 use augment::crop::{CropBox, center_square};
 use augment::decode::decode;
-use augment::resize::{BoxResizer, Interpolation};
+use augment::resize::BoxResizer;
 use augment::{DecodeRules, Planes, Rgb8};
 use pipeline::{Dataset, SampleId};
 use rayon::prelude::*;
@@ -106,7 +107,7 @@ impl ImageSet {
             let views: Vec<&[u8]> = images.iter().map(Vec::as_slice).collect();
             let tokens = network.tokens(&views, self.size_px);
             let [b, _, d] = tokens.dims();
-            trainer::shard::store::to_host(tokens.slice([0..b, 0..1, 0..d]).reshape([b * d]))
+            trainer::device::host::to_host(tokens.slice([0..b, 0..1, 0..d]).reshape([b * d]))
         })
     }
 

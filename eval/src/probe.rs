@@ -5,12 +5,14 @@ use std::sync::Arc;
 use augment::DecodeRules;
 use pipeline::Dataset;
 use trainer::Network;
-use trainer::probe::Probe;
+use trainer::network::probe::Probe;
 
 use crate::EvalError;
 use crate::features::{FeatureSet, ImageSet};
-use crate::knn::{self, KnnScores};
-use crate::linear::{self, LinearScore};
+use crate::knn;
+use crate::knn::KnnScores;
+use crate::linear;
+use crate::linear::LinearScore;
 
 /// Labelled images to fit on and to report on.
 #[derive(Debug, Clone)]

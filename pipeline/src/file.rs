@@ -1,7 +1,9 @@
 //! Files that are replaced as a whole.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::fs::File;
+use std::io;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -109,7 +109,7 @@ impl ShardUrl {
         !matches!(self, Self::Pipe(_)) && (name.ends_with(".gz") || name.ends_with(".tgz"))
     }
 
-    /// Whether it is a list of shards ([`crate::wids`]), by its name.
+    /// Whether it is a list of shards ([`crate::storage::wids`]), by its name.
     pub fn is_list(&self) -> bool {
         !matches!(self, Self::Pipe(_)) && self.file_name().ends_with(".json")
     }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use eval::EvalError;
 use pipeline::PipelineError;
 use trainer::TrainError;
-use trainer::shard::engine::EngineError;
+use trainer::comm::engine::EngineError;
 
 /// What was to be checked is not as it should be.
 pub(crate) const CHECK_FAILED: u8 = 1;
@@ -77,6 +77,7 @@ fn of_engine(error: &EngineError) -> u8 {
         EngineError::PeerLost { .. }
         | EngineError::Deadline { .. }
         | EngineError::Failed { .. }
+        | EngineError::Device(_)
         | EngineError::Lengths { .. }
         | EngineError::Ended => LOST_PEER,
     }

@@ -4,30 +4,22 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-mod compute;
+mod cluster;
+mod console;
 mod exit;
-mod host_queue;
-mod launch;
-mod list;
-mod machine;
-mod progress;
-mod ranks;
+mod memory;
 mod recipes;
-mod rewrite;
-mod said;
+mod shards;
 mod storage;
-mod synth;
 mod verb;
 
 use std::process::ExitCode;
 
-use peak_alloc::PeakAlloc;
-
 use clap::{Parser, Subcommand};
-
-/// Counts bytes, for `metrics.jsonl` and `bench shard`: two atomic additions an allocation.
-#[global_allocator]
-static MEMORY: PeakAlloc = PeakAlloc;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Self-supervised pretraining of vision models: from a folder of images to a scored backbone.
 #[derive(Parser)]
@@ -61,13 +53,11 @@ enum Verb {
 
 /// Runs the program on the process's arguments.
 pub fn main() -> ExitCode {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("OCELLI_LOG").unwrap_or_else(|_| "warn".into());
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_target(false)
-        .without_time()
-        .init();
+    let asked = std::env::var("OCELLI_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
+    let filter = asked.unwrap_or_else(|| Targets::new().with_default(LevelFilter::WARN));
+    let lines =
+        tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false).without_time();
+    tracing_subscriber::registry().with(lines.with_filter(filter)).init();
     // Every shard is an open file, and the usual limit is 1,024. Where it cannot be raised, the open
     // that fails says so.
     let _ = rlimit::increase_nofile_limit(u64::MAX);
@@ -87,7 +77,7 @@ pub fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            said::say(format!("error: {error:#}"));
+            console::say(format!("error: {error:#}"));
             exit::code_of(&error)
         }
     }

@@ -1,5 +1,9 @@
-use std::collections::BTreeMap;
+//! What ARCHITECTURE.md draws: arrows between crates, folders and files, and the size of things.
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+
+use crate::sources::{Crate, File, circle};
 
 /// Which members each member may depend on, as ARCHITECTURE.md draws it.
 const ARROWS: [(&str, &[&str]); 6] = [
@@ -10,6 +14,29 @@ const ARROWS: [(&str, &[&str]); 6] = [
     ("scripts", &["pipeline", "augment", "trainer", "eval"]),
     ("tests", &["pipeline", "augment", "trainer", "eval", "scripts"]),
 ];
+
+/// Folders of the trainer, each with those that it may use.
+const FOLDERS: [(&str, &[&str]); 13] = [
+    ("device", &[]),
+    ("ops", &["device"]),
+    ("comm", &["device"]),
+    ("model", &["device", "ops"]),
+    ("optim", &["device", "ops", "comm", "model"]),
+    ("method", &["device", "ops", "comm", "model"]),
+    ("step", &["device", "ops", "comm", "model", "optim", "method"]),
+    ("estimate", &["comm", "model", "method", "step"]),
+    ("recipe", &["device", "comm", "model", "optim", "method", "step", "estimate"]),
+    ("checkpoint", &["device", "comm", "model", "optim", "method", "step", "recipe"]),
+    ("network", &["device", "comm", "model", "step", "recipe", "checkpoint"]),
+    ("run", &["device", "comm", "model", "method", "step", "recipe", "checkpoint", "network"]),
+    ("bench", &["device", "comm", "model", "method", "optim", "step", "recipe", "estimate"]),
+];
+
+/// Lines that a file may have without its tests.
+const MAX_FILE_LINES: usize = 400;
+
+/// Lines that a function may have.
+const MAX_FUNCTION_LINES: usize = 60;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
@@ -28,6 +55,12 @@ fn dependencies(member: &str) -> Vec<String> {
         .collect()
 }
 
+/// The crates that have rooms: all but this one.
+fn crates() -> Vec<Crate> {
+    let libraries = ARROWS.iter().map(|(member, _)| *member).filter(|member| *member != "tests");
+    libraries.map(|member| Crate::read(member, &root().join(member).join("src"))).collect()
+}
+
 #[test]
 fn members_are_as_drawn() {
     let workspace = manifest(&root().join("Cargo.toml"));
@@ -37,7 +70,7 @@ fn members_are_as_drawn() {
 }
 
 #[test]
-fn arrows_run_one_way() {
+fn arrows_between_crates_run_one_way() {
     let allowed: BTreeMap<&str, &[&str]> = ARROWS.into_iter().collect();
     for (member, targets) in &allowed {
         for dependency in dependencies(member).iter().filter(|d| allowed.contains_key(d.as_str())) {
@@ -53,48 +86,136 @@ fn the_data_path_knows_nothing_of_tensors() {
     }
 }
 
-/// Lines of a file that are not in its test module, which stands last.
-fn lines_without_tests(text: &str) -> usize {
-    text.split("#[cfg(test)]\nmod ").next().unwrap().lines().count()
+#[test]
+fn no_file_uses_itself_by_way_of_others() {
+    for krate in crates() {
+        let edges = krate.uses_between_files();
+        assert!(krate.files.len() < 8 || edges.len() > 8, "{} has no uses to speak of", krate.name);
+        assert_eq!(circle(&edges), None, "a circle of files in {}", krate.name);
+    }
+}
+
+#[test]
+fn no_folder_uses_itself_by_way_of_others() {
+    for krate in crates() {
+        let folder = |file: &str| file.split_once('/').map(|(folder, _)| folder.to_string());
+        let mut edges = BTreeMap::<String, BTreeSet<String>>::new();
+        for (from, targets) in krate.uses_between_files() {
+            // A file at the root is a room of its own.
+            let from_room = folder(&from).unwrap_or(from);
+            for to in targets {
+                let to_room = folder(&to).unwrap_or(to);
+                if from_room != to_room {
+                    edges.entry(from_room.clone()).or_default().insert(to_room);
+                }
+            }
+        }
+        assert_eq!(circle(&edges), None, "a circle of folders in {}", krate.name);
+    }
+}
+
+/// Folders of the trainer stand in the order that ARCHITECTURE.md draws.
+#[test]
+fn arrows_between_the_trainers_folders_are_as_drawn() {
+    let trainer = Crate::read("trainer", &root().join("trainer/src"));
+    let allowed: BTreeMap<&str, &[&str]> = FOLDERS.into_iter().collect();
+    let mut seen = BTreeSet::new();
+    for (from, targets) in trainer.uses_between_files() {
+        let Some((from, _)) = from.split_once('/') else { continue };
+        let may = allowed.get(from).unwrap_or_else(|| panic!("the folder {from} is not drawn"));
+        for to in targets.iter().filter_map(|to| Some(to.split_once('/')?.0)).filter(|to| *to != from) {
+            assert!(may.contains(&to), "{from} must not use {to}");
+            seen.insert((from.to_string(), to.to_string()));
+        }
+    }
+    for (from, targets) in FOLDERS {
+        for to in targets {
+            assert!(
+                seen.contains(&(from.into(), (*to).into())),
+                "{from} does not use {to}: take the arrow out"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_root_of_the_trainer_holds_nothing_but_its_table_of_contents() {
+    let trainer = Crate::read("trainer", &root().join("trainer/src"));
+    let at_root: Vec<&str> =
+        trainer.files.iter().map(|file| file.path.as_str()).filter(|path| !path.contains('/')).collect();
+    assert_eq!(at_root, ["error.rs", "lib.rs", "schedule.rs"]);
+}
+
+/// A type that is defined here has its methods in one file.
+#[test]
+fn the_impl_of_a_type_is_in_one_file() {
+    for krate in crates() {
+        let mut files = BTreeMap::<&str, BTreeSet<&str>>::new();
+        for file in &krate.files {
+            for name in &file.inherent_impls {
+                files.entry(name).or_default().insert(&file.path);
+            }
+        }
+        let spread: Vec<_> = files.iter().filter(|(_, files)| files.len() > 1).collect();
+        // Types of the same name in different files are not one type.
+        let spread: Vec<_> = spread.into_iter().filter(|(name, _)| krate.n_definitions(name) < 2).collect();
+        assert!(spread.is_empty(), "{}: {spread:?}", krate.name);
+    }
 }
 
 #[test]
 fn files_have_at_most_400_lines_without_tests() {
     let mut checked = 0;
-    for (member, _) in ARROWS {
-        let mut folders = vec![root().join(member)];
-        while let Some(folder) = folders.pop() {
-            for entry in std::fs::read_dir(folder).unwrap().flatten() {
-                let path = entry.path();
-                if path.is_dir() {
-                    folders.push(path);
-                } else if path.extension().is_some_and(|e| e == "rs") {
-                    let n = lines_without_tests(&std::fs::read_to_string(&path).unwrap());
-                    assert!(n <= 400, "{} has {n} lines", path.display());
-                    checked += 1;
-                }
-            }
+    for file in crates().iter().flat_map(|krate| &krate.files) {
+        assert!(file.n_lines <= MAX_FILE_LINES, "{} has {} lines", file.path, file.n_lines);
+        checked += 1;
+    }
+    let tests = Crate::read("tests", &root().join("tests/it"));
+    for file in &tests.files {
+        assert!(file.n_lines <= MAX_FILE_LINES, "tests/it/{} has {} lines", file.path, file.n_lines);
+    }
+    assert!(checked > 150, "only {checked} files found");
+}
+
+#[test]
+fn functions_fit_a_screen() {
+    let long = |file: &File| -> Vec<String> {
+        let all = file.functions.iter().filter(|(_, n_lines)| *n_lines > MAX_FUNCTION_LINES);
+        all.map(|(name, n_lines)| format!("{}: {name} has {n_lines} lines", file.path)).collect()
+    };
+    let long: Vec<String> = crates().iter().flat_map(|krate| &krate.files).flat_map(long).collect();
+    assert!(long.is_empty(), "{long:#?}");
+}
+
+/// What is public is for others: a module that only its own crate uses is not.
+#[test]
+fn public_modules_are_used_elsewhere() {
+    let crates = crates();
+    let tests = Crate::read("tests", &root().join("tests/it"));
+    let fuzz = Crate::read("fuzz", &root().join("tests/fuzz/fuzz_targets"));
+    for krate in crates.iter().filter(|krate| krate.name != "scripts") {
+        let foreign: BTreeSet<&str> = crates
+            .iter()
+            .chain([&tests, &fuzz])
+            .filter(|other| other.name != krate.name)
+            .flat_map(|other| &other.files)
+            .flat_map(|file| file.paths.iter().map(String::as_str))
+            .collect();
+        for module in krate.public_modules() {
+            let inside = format!("{module}::");
+            let used = foreign.iter().any(|path| *path == module || path.starts_with(&inside));
+            assert!(used, "{module} is public, and nobody else uses it");
         }
     }
-    assert!(checked > 50, "only {checked} files found");
 }
 
 /// Only the program prints.
 #[test]
 fn libraries_do_not_print() {
-    for member in ["pipeline", "augment", "trainer", "eval"] {
-        let mut folders = vec![root().join(member).join("src")];
-        while let Some(folder) = folders.pop() {
-            for entry in std::fs::read_dir(folder).unwrap().flatten() {
-                let path = entry.path();
-                if path.is_dir() {
-                    folders.push(path);
-                    continue;
-                }
-                let text = std::fs::read_to_string(&path).unwrap();
-                for word in ["println!", "eprintln!", "process::exit", "env::var"] {
-                    assert!(!text.contains(word), "{} contains {word}", path.display());
-                }
+    for krate in crates().iter().filter(|krate| krate.name != "scripts") {
+        for file in &krate.files {
+            for word in ["println!", "eprintln!", "process::exit", "env::var"] {
+                assert!(!file.text.contains(word), "{}: {} contains {word}", krate.name, file.path);
             }
         }
     }

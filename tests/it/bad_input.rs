@@ -1,6 +1,7 @@
 use std::process::Command;
 
 use crate::support::{World, fails, metrics, ok};
+use pipeline::shard::sidecar;
 
 #[test]
 fn a_missing_shard_is_named() {
@@ -52,7 +53,7 @@ fn a_tar_without_images_says_so() {
 fn an_image_that_lies_about_its_size_goes_to_the_ledger() {
     let world = World::new(30);
     let mut bytes = std::fs::read(world.shard()).unwrap();
-    let index = pipeline::index::ShardIndex::build(&world.shard()).unwrap();
+    let index = sidecar::build(&world.shard()).unwrap();
     let member = index.member(4, &["jpg"]).unwrap();
     let image = &mut bytes[member.offset_bytes as usize..(member.offset_bytes + member.len_bytes) as usize];
     // The frame header of a baseline JPEG: marker, length, precision, height, width.
@@ -60,7 +61,7 @@ fn an_image_that_lies_about_its_size_goes_to_the_ledger() {
     image[frame + 5..frame + 9].copy_from_slice(&[0xea, 0x60, 0xea, 0x60]);
     std::fs::write(world.shard(), bytes).unwrap();
     // It was indexed as it is: it is the decoder that must notice.
-    std::fs::remove_file(pipeline::index::ShardIndex::sidecar_path(&world.shard())).unwrap();
+    std::fs::remove_file(sidecar::path_of(&world.shard())).unwrap();
     ok(&world.pretrain("run", &[]));
     let ledger = std::fs::read_to_string(world.path("run/quarantine.jsonl")).unwrap();
     assert_eq!(ledger.lines().count(), 1);
@@ -119,7 +120,7 @@ fn values_out_of_range_name_their_key() {
 #[test]
 fn a_tar_cut_between_members_is_noticed() {
     let world = World::new(30);
-    let index = pipeline::index::ShardIndex::open(&world.shard()).unwrap();
+    let index = sidecar::open(&world.shard()).unwrap();
     let cut = index.members(20).next().unwrap().offset_bytes - 512;
     std::fs::File::options().write(true).open(world.shard()).unwrap().set_len(cut).unwrap();
     let stderr = fails(&world.pretrain("run", &[]), 3);

@@ -1,10 +1,11 @@
 use std::sync::Arc;
 
 use pipeline::{Cursor, Share};
-use trainer::data::batches;
+use trainer::run::data::batches;
 use trainer::{Plan, Recipe};
 
 use crate::support::{TINY, World};
+use pipeline::shard::sidecar;
 
 fn plan(threads: usize, n_samples: u64) -> Plan {
     let recipe = Recipe::parse(TINY, "tiny", &[format!("run.data_threads={threads}")]).unwrap();
@@ -53,7 +54,7 @@ fn batches_are_the_same_for_all_ranks_threads_and_restarts() {
 fn bad_samples_are_replaced_alike_everywhere() {
     let world = World::new(40);
     let mut bytes = std::fs::read(world.shard()).unwrap();
-    let index = pipeline::index::ShardIndex::build(&world.shard()).unwrap();
+    let index = sidecar::build(&world.shard()).unwrap();
     for i in (0..40).step_by(5) {
         let start = index.member(i, &["jpg"]).unwrap().offset_bytes as usize;
         bytes[start..start + 64].fill(0);

@@ -1,10 +1,10 @@
 use std::fs;
 
-use pipeline::index::ShardIndex;
 use pipeline::{Dataset, SampleId, StorageConfig};
 
 use crate::servers::{Faults, S3_KEYS, WebServer, start_s3};
 use crate::support::{World, cached, fails, ok, open, program, samples, without_sidecar};
+use pipeline::shard::sidecar;
 
 /// Every fault of the server, with a sidecar beside the shard and without.
 #[test]
@@ -196,7 +196,7 @@ fn what_is_no_shard_is_not_kept() {
     assert_eq!(samples(&open(&world, &server.url("later.tar")).unwrap()), expected);
 
     // Cut between two members, with no length said: whole members, and yet not all of them.
-    let index = ShardIndex::build(&world.shard()).unwrap();
+    let index = sidecar::build(&world.shard()).unwrap();
     let end = index.members(9).next().unwrap().offset_bytes as usize - 512;
     fs::write(world.path("data/cut.tar"), &fs::read(world.shard()).unwrap()[..end]).unwrap();
     server.set(Faults { says_nothing: true, ..Faults::default() });

@@ -1,8 +1,9 @@
+use augment::Interpolation;
 use augment::blur::GaussianBlur;
 use augment::color;
 use augment::crop::{CropBox, candidate, centered_fallback};
 use augment::hue::hue;
-use augment::resize::{BoxResizer, Interpolation};
+use augment::resize::BoxResizer;
 use augment::solarize::solarize;
 use augment::{Planes, Rgb8};
 

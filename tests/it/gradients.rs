@@ -1,10 +1,11 @@
-use burn::tensor::{Device, Tensor};
-use trainer::bench::{BackboneBench, noise_batch};
-use trainer::input::Uploads;
-use trainer::run::trainer_of;
-use trainer::shard::comm::Comm;
-use trainer::shard::store::to_host;
-use trainer::workers::Workers;
+use burn_tensor::{Device, Tensor};
+use trainer::bench::backbone::BackboneBench;
+use trainer::bench::noise::noise_batch;
+use trainer::comm::communicator::Comm;
+use trainer::device::host::to_host;
+use trainer::device::workers::Workers;
+use trainer::recipe::plan::trainer_of;
+use trainer::step::upload::Uploads;
 use trainer::{Plan, Recipe};
 
 use crate::support::TINY;

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
-/// The arrows between crates.
+/// The arrows between crates, folders and files.
 mod architecture;
 /// What the program says of bad input, and with which exit code.
 mod bad_input;
@@ -49,6 +49,8 @@ mod resume;
 mod servers;
 /// A long run of the data path; slow.
 mod soak;
+/// Source files, parsed.
+mod sources;
 /// The cache, compressed shards, checksums and promises.
 mod storage;
 /// Folders of temporary data, tiny recipes and the program itself.

@@ -6,10 +6,11 @@ use std::path::Path;
 use image::codecs::jpeg::JpegEncoder;
 use image::{DynamicImage, ImageBuffer, ImageFormat, Rgb};
 use pipeline::Shard;
-use pipeline::write::ShardFile;
+use pipeline::shard::write::ShardFile;
 use serde_json::Value;
 
 use crate::support::{World, fails, ok};
+use pipeline::shard::sidecar;
 
 fn json_of(output: &std::process::Output) -> Value {
     ok(output);
@@ -290,7 +291,7 @@ fn sheets_and_sidecars_are_made() {
     ok(&world.ocelli(&args));
     assert_ne!(image::open(&views).unwrap().width(), plain.width());
 
-    let sidecar = pipeline::index::ShardIndex::sidecar_path(&world.shard());
+    let sidecar = sidecar::path_of(&world.shard());
     let written = std::fs::read(&sidecar).unwrap();
     std::fs::remove_file(&sidecar).unwrap();
     assert_eq!(json_of(&world.ocelli(&["shards", "index", &shard, "--json"]))["indexed"], 1);

@@ -1,16 +1,16 @@
 use std::path::Path;
 use std::time::Duration;
 
-use burn::tensor::Device;
-use trainer::bench::noise_batch;
-use trainer::bench_shard::share_of;
+use burn_tensor::Device;
+use trainer::bench::noise::noise_batch;
+use trainer::bench::shard::share_of;
 use trainer::checkpoint::{Saver, resume};
-use trainer::plan::Room;
-use trainer::run::trainer_of;
-use trainer::shard::comm::{Comm, CommConfig};
-use trainer::shard::engine::{Engine, Local, LocalGroup, Reduction};
-use trainer::shard::mesh::Traffic;
-use trainer::shard::store::to_host;
+use trainer::comm::communicator::{Comm, CommConfig};
+use trainer::comm::engine::{Engine, Local, LocalGroup, Reduction};
+use trainer::comm::mesh::Traffic;
+use trainer::device::host::to_host;
+use trainer::recipe::plan::Room;
+use trainer::recipe::plan::trainer_of;
 use trainer::step::Trainer;
 use trainer::{Plan, Recipe};
 

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use augment::{DecodeRules, MultiCrop};
 use image::codecs::jpeg::JpegEncoder;
 use image::{ImageBuffer, Rgb};
-use pipeline::write::{ShardLimits, ShardWriter};
+use pipeline::shard::write::{ShardLimits, ShardWriter};
 use pipeline::{Cursor, Dataset, LoaderConfig, Quarantine, Shard, Share};
-use trainer::data::{StreamConfig, stream};
+use trainer::run::data::{StreamConfig, stream};
 
 const N_SAMPLES: u64 = 100_000;
 const BATCH: usize = 100;

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use pipeline::index::ShardIndex;
 use pipeline::{Cursor, Dataset, PipelineError, SampleId, Share, StorageConfig};
-use trainer::data::batches;
+use trainer::run::data::batches;
 use trainer::{Plan, Recipe};
 
 use crate::servers::{Faults, WebServer};
 use crate::support::{TINY, World, cached, ok, open, program, samples, without_sidecar};
+use pipeline::shard::sidecar;
 
 /// A compressed shard on a disk and on a server, and one that is damaged.
 #[test]
@@ -106,7 +106,7 @@ fn an_index_that_was_built_is_kept() {
 fn a_shard_that_changes_under_the_reader_is_noticed() {
     let world = World::new(40);
     let dataset = world.dataset();
-    let index = ShardIndex::open(&world.shard()).unwrap();
+    let index = sidecar::open(&world.shard()).unwrap();
     let at = index.member(7, &["jpg"]).unwrap().offset_bytes + 100;
     let file = fs::File::options().read(true).write(true).open(world.shard()).unwrap();
     let mut byte = [0];
@@ -190,7 +190,7 @@ fn verify_reads_every_byte() {
     ok(&world.ocelli(&["shards", "verify", &shard]));
     let mut bytes = fs::read(world.shard()).unwrap();
     // Padding behind the first label.
-    let label = ShardIndex::open(&world.shard()).unwrap().member(0, &["cls"]).unwrap().offset_bytes as usize;
+    let label = sidecar::open(&world.shard()).unwrap().member(0, &["cls"]).unwrap().offset_bytes as usize;
     bytes[label + 300] = 1;
     fs::write(world.shard(), bytes).unwrap();
     let output = world.ocelli(&["shards", "verify", &shard, "--json"]);
@@ -205,7 +205,7 @@ fn verify_reads_every_byte() {
 fn a_damaged_sample_stops_no_preparation() {
     let world = World::new(20);
     let shard = world.shard().display().to_string();
-    let index = ShardIndex::open(&world.shard()).unwrap();
+    let index = sidecar::open(&world.shard()).unwrap();
     let mut bytes = fs::read(world.shard()).unwrap();
     bytes[index.member(3, &["jpg"]).unwrap().offset_bytes as usize + 50] ^= 1;
     fs::write(world.shard(), bytes).unwrap();

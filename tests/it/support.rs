@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use assert_cmd::Command;
-use pipeline::index::ShardIndex;
+use pipeline::shard::sidecar;
 use pipeline::{Dataset, PipelineError, RetryPolicy, SampleId, Storage, StorageConfig};
 use tempfile::TempDir;
 
@@ -187,5 +187,5 @@ pub(crate) fn cached(world: &World) -> Vec<PathBuf> {
 }
 
 pub(crate) fn without_sidecar(world: &World) {
-    std::fs::remove_file(ShardIndex::sidecar_path(&world.shard())).unwrap();
+    std::fs::remove_file(sidecar::path_of(&world.shard())).unwrap();
 }

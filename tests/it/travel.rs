@@ -1,7 +1,7 @@
-use trainer::bench::noise_batch;
-use trainer::bench_shard::share_of;
-use trainer::shard::engine::{Local, LocalGroup};
-use trainer::shard::mesh::Traffic;
+use trainer::bench::noise::noise_batch;
+use trainer::bench::shard::share_of;
+use trainer::comm::engine::{Local, LocalGroup};
+use trainer::comm::mesh::Traffic;
 use trainer::step::Trainer;
 
 use trainer::Plan;

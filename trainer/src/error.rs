@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use augment::AugmentError;
 use pipeline::PipelineError;
 
-use crate::shard::engine::EngineError;
+use crate::comm::engine::EngineError;
 
 /// An error of the trainer. Variants name the file, key or value they are about.
 #[derive(Debug, thiserror::Error)]

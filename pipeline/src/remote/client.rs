@@ -12,7 +12,8 @@ use tokio::runtime::Runtime;
 use tokio::time::timeout;
 use url::Url;
 
-use super::fetch::{Failure, Origin, Sink, fetch};
+use super::body::{Failure, Sink};
+use super::fetch::{Origin, fetch};
 use super::http::HttpObject;
 use super::object::{StoredObject, open_store};
 use super::retry::RetryPolicy;
@@ -135,21 +136,6 @@ impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // The options hold secrets.
         f.debug_struct("Client").field("policy", &self.policy).finish_non_exhaustive()
-    }
-}
-
-impl std::fmt::Display for Failure {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::NotFound => write!(f, "there is no such object"),
-            Self::Denied(reason)
-            | Self::Answered(reason)
-            | Self::Refused(reason)
-            | Self::Passing(reason)
-            | Self::Busy(reason, _) => write!(f, "{reason}"),
-            Self::Changed => write!(f, "it changed while it was fetched"),
-            Self::Sink(error) => write!(f, "{error}"),
-        }
     }
 }
 

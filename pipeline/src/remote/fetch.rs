@@ -1,60 +1,19 @@
 //! One object from its first byte to its last, however often the connection breaks.
 
-use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::StreamExt;
-use futures_util::stream::BoxStream;
 use tokio::time::{sleep, timeout};
 
+use super::body::{Body, Failure, Sink};
 use super::http::HttpObject;
 use super::object::StoredObject;
 use super::retry::RetryPolicy;
-
-/// Where fetched bytes go.
-pub(crate) trait Sink: io::Write + Send {
-    /// Forgets what was written: the object comes from its start, `total_bytes` long if that is known.
-    fn restart(&mut self, total_bytes: Option<u64>) -> io::Result<()>;
-}
 
 /// Something that can be read from any byte on.
 pub(crate) enum Origin {
     Http(HttpObject),
     Stored(StoredObject),
-}
-
-/// An answer.
-pub(crate) struct Body {
-    /// Which byte of the object comes first: the one that was asked for, or 0.
-    pub(crate) start: u64,
-    /// Length of the whole object.
-    pub(crate) total_bytes: Option<u64>,
-    /// What names this version of the object, to ask for the rest of the same.
-    pub(crate) version: Option<String>,
-    pub(crate) chunks: BoxStream<'static, Result<Bytes, String>>,
-}
-
-/// Why an object did not come.
-#[derive(Debug)]
-pub(crate) enum Failure {
-    /// There is no such object.
-    NotFound,
-    /// There may be one, but not for us.
-    Denied(String),
-    /// An answer after which asking again will not help.
-    Answered(String),
-    /// There is no answer, or none any more, and asking again will not help.
-    Refused(String),
-    /// It is not the version any more whose rest was asked for.
-    Changed,
-    /// Asking again may help.
-    Passing(String),
-    /// A server that is there asks to come again; not before this time if it names one.
-    Busy(String, Option<Duration>),
-    /// The sink failed.
-    Sink(io::Error),
 }
 
 impl Origin {

@@ -9,7 +9,7 @@ use reqwest::header::{
 use reqwest::{Client, Response, StatusCode};
 use url::Url;
 
-use super::fetch::{Body, Failure};
+use super::body::{Body, Failure};
 use crate::url::redacted;
 
 /// An object that a web server has.

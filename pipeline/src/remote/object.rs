@@ -11,7 +11,7 @@ use object_store::path::Path;
 use object_store::{ClientOptions, Error, GetOptions, GetRange, ObjectStore, RetryConfig};
 use url::Url;
 
-use super::fetch::{Body, Failure};
+use super::body::{Body, Failure};
 use crate::url::redacted;
 
 /// The library's own retries serve its credentials; shards are continued by [`super::fetch`].

@@ -1,10 +1,11 @@
 //! `pipe:COMMAND`: what a shell command writes.
 
-use std::io::{self, Read};
+use std::io;
+use std::io::Read;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use super::fetch::{Failure, Sink};
+use super::body::{Failure, Sink};
 
 /// Bytes of the command's messages that an error repeats, the last ones.
 const MESSAGE_BYTES: usize = 500;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::order::mix;
+use crate::hash::mix;
 
 /// What is done about failures that may pass.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,14 +9,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
+use trainer::comm::engine::conformance;
+use trainer::comm::engine::conformance::{Broken, Trial};
+use trainer::comm::engine::{Engine, EngineError, Solo};
+use trainer::device::workers::or_cores;
 use trainer::device::{Device, DeviceError, Opened, cuda_devices};
-use trainer::plan::or_cores;
-use trainer::shard::engine::conformance::{self, Broken, Trial};
-use trainer::shard::engine::{Engine, EngineError, Solo};
 
-use crate::launch::Launch;
-use crate::ranks::EngineChoice;
-use crate::{compute, machine, ranks};
+use crate::cluster::launch::Launch;
+use crate::cluster::ranks::EngineChoice;
+use crate::cluster::{compute, machine, ranks};
 
 /// What is written to look how fast a disk is.
 const DISK_BYTES: usize = 64 << 20;
@@ -149,7 +150,7 @@ fn mpi() -> String {
 
 #[cfg(feature = "mpi")]
 fn library_version() -> Option<String> {
-    let version = trainer::shard::engine::mpi_version();
+    let version = trainer::comm::engine::mpi_version();
     Some(version.split(',').next().unwrap_or_default().to_string())
 }
 
@@ -169,7 +170,7 @@ fn cuda() -> String {
 
 #[cfg(feature = "cuda")]
 fn nccl() -> String {
-    match trainer::shard::engine::nccl_version() {
+    match trainer::comm::engine::nccl_version() {
         Ok(version) => format!("built in: {version}"),
         Err(reason) => format!("built in: {reason}"),
     }

@@ -4,16 +4,18 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use serde_json::json;
+use trainer::comm::topology::Sharding;
+use trainer::comm::wire::Wire;
 use trainer::device::Opened;
 use trainer::estimate::{
     Fabric, ModelCost, PRESETS, Spread, goodput, keep_that_fits, memory, of_plan, preset, simulate,
     step_time, traffic,
 };
-use trainer::shard::mesh::Sharding;
-use trainer::shard::wire::{Precision, Wire};
+use trainer::step::precision::Precision;
 use trainer::{Plan, Recipe};
 
-use crate::{machine, recipes};
+use crate::cluster::machine;
+use crate::recipes;
 
 const GB: f64 = 1e9;
 const HOUR_S: f64 = 3600.0;

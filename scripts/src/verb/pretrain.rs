@@ -11,15 +11,16 @@ use eval::probe::{InTraining, Split};
 use pipeline::{Dataset, Storage};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR2};
 use trainer::device::DeviceKind;
-use trainer::fault::Fault;
-use trainer::probe::Probe;
+use trainer::network::probe::Probe;
+use trainer::run::fault::Fault;
 use trainer::run::{Job, Outcome, run as train};
 use trainer::{Plan, Recipe};
 
+use crate::cluster::launch::Launch;
+use crate::cluster::{compute, machine, ranks};
+use crate::console::RunProgress;
 use crate::exit::PREEMPTED;
-use crate::launch::Launch;
-use crate::progress::RunProgress;
-use crate::{compute, machine, ranks, recipes};
+use crate::recipes;
 
 /// Flags of `pretrain`.
 #[derive(clap::Args)]
@@ -155,7 +156,7 @@ pub(crate) fn pretrain(
         }
         hooks.push(signal_hook::flag::register(signal, Arc::clone(&stop))?);
     }
-    let mut progress = RunProgress::new(launch);
+    let mut progress = RunProgress::new(launch.rank, launch.world_size);
     let job = Job {
         plan: &plan,
         dataset,

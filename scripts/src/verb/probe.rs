@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use trainer::Network;
 use trainer::checkpoint::{Checkpoint, Manifest};
 use trainer::device::Device;
-use trainer::telemetry::Telemetry;
+use trainer::run::telemetry::Telemetry;
 
-use crate::compute::DeviceFlag;
+use crate::cluster::compute::DeviceFlag;
 
 /// Flags of `probe`.
 #[derive(clap::Args)]

@@ -15,10 +15,11 @@ use trainer::{Network, Plan};
 
 use super::pretrain::{Target, pretrain};
 use super::probe::{Table, baselines, print_table};
-use super::shards::{SynthArgs, synthesize};
+use super::shards::synth::{SynthArgs, synthesize};
+use crate::cluster::compute;
+use crate::cluster::launch::Launch;
 use crate::exit::PREEMPTED;
-use crate::launch::Launch;
-use crate::{compute, recipes};
+use crate::recipes;
 
 /// Images on the contact sheet.
 const SHEET_IMAGES: u64 = 8;

@@ -3,10 +3,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pipeline::index::ShardIndex;
+use pipeline::shard::sidecar;
+use pipeline::shard::index::ShardIndex;
 
 fuzz_target!(|data: &[u8]| {
-    if let Ok(index) = ShardIndex::parse(data) {
+    if let Ok(index) = sidecar::parse(data) {
         for i in 0..index.len() {
             let _ = index.key(i);
             for member in index.members(i) {

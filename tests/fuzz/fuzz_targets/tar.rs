@@ -6,7 +6,7 @@ use std::io::Cursor;
 use std::path::Path;
 
 use libfuzzer_sys::fuzz_target;
-use pipeline::tar::{list_members_of, split_key};
+use pipeline::shard::tar::{list_members_of, split_key};
 
 fuzz_target!(|data: &[u8]| {
     if let Ok(members) = list_members_of(Cursor::new(data), data.len() as u64, Path::new("fuzz")) {

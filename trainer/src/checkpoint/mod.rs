@@ -8,6 +8,7 @@
 mod folder;
 mod read;
 mod reshard;
+pub(crate) mod safetensors;
 mod write;
 
 pub use folder::prune;
@@ -20,9 +21,9 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
-use crate::plan::Plan;
-use crate::shard::layout::UnitLayout;
-use crate::shard::store::UnitShard;
+use crate::model::layout::UnitLayout;
+use crate::optim::state::UnitShard;
+use crate::recipe::plan::Plan;
 
 /// Form of the checkpoints that this program writes and reads.
 const VERSION: u32 = 2;
@@ -104,7 +105,7 @@ pub struct FileEntry {
 impl UnitEntry {
     /// What is to be said of a unit.
     pub fn of(layout: &UnitLayout, adam_steps: u64) -> Self {
-        let param = |slot: &crate::shard::layout::ParamSlot| ParamEntry {
+        let param = |slot: &crate::model::layout::ParamSlot| ParamEntry {
             name: layout.full_name(slot),
             shape: slot.spec.shape.clone(),
             offset: slot.offset,
@@ -119,7 +120,7 @@ impl UnitEntry {
     }
 }
 
-fn buffer<'a>(shard: &'a mut UnitShard, name: &str) -> &'a mut burn::tensor::Tensor<1> {
+fn buffer<'a>(shard: &'a mut UnitShard, name: &str) -> &'a mut burn_tensor::Tensor<1> {
     match name {
         "student" => &mut shard.student,
         "teacher" => &mut shard.teacher,

@@ -2,23 +2,24 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs;
+use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use ::safetensors::tensor::{Dtype, Metadata};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn_tensor::{Device, Tensor, TensorData};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::safetensors::from_le_bytes;
 use super::{
     BUFFERS, FileEntry, LATEST, MANIFEST, Manifest, UnitEntry, VERSION, buffer, folder, pieces, unusable,
 };
+use crate::comm::communicator::Comm;
+use crate::comm::engine::Reduction;
 use crate::error::TrainError;
-use crate::safetensors::from_le_bytes;
-use crate::shard::comm::Comm;
-use crate::shard::engine::Reduction;
-use crate::shard::layout::ALIGNMENT;
+use crate::model::layout::ALIGNMENT;
 use crate::step::TrainState;
 
 /// A checkpoint on disk.

@@ -4,21 +4,23 @@
 //! most one copy of the state while a file is being written. One checkpoint is in flight at a time.
 
 use std::borrow::Cow;
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::fs::File;
+use std::io;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
 use ::safetensors::tensor::{Dtype, View, serialize_to_file};
-use burn::tensor::{Device, Tensor};
+use burn_tensor::{Device, Tensor};
 use pipeline::file;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{BUFFERS, FileEntry, LATEST, MANIFEST, Manifest, UnitEntry, VERSION, buffer, folder, rank_file};
+use crate::comm::topology::Place;
+use crate::device::host::with_slice;
 use crate::error::TrainError;
-use crate::plan::Plan;
-use crate::shard::mesh::Place;
-use crate::shard::store::with_slice;
+use crate::recipe::plan::Plan;
 use crate::step::TrainState;
 
 /// Bytes of a block with a checksum of its own.

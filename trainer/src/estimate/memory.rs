@@ -1,8 +1,8 @@
 //! Bytes of a rank, by item.
 
 use super::{ModelCost, Spread, UnitCost};
-use crate::shard::layout::ALIGNMENT;
-use crate::shard::mesh::Sharding;
+use crate::comm::topology::Sharding;
+use crate::model::layout::ALIGNMENT;
 
 /// Bytes of an element in memory.
 const F32: f64 = 4.0;

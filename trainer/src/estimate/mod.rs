@@ -22,8 +22,8 @@ pub use presets::{PRESETS, preset};
 pub use simulate::{Simulation, simulate};
 pub use time::{Fabric, StepTime, Traffic, step_flops, step_time, traffic};
 
-use crate::shard::mesh::Sharding;
-use crate::shard::wire::Precision;
+use crate::comm::topology::Sharding;
+use crate::step::precision::Precision;
 
 /// How a model is spread.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,8 +1,8 @@
 //! What a model costs, unit by unit.
 
-use crate::backbone::{ModelConfig, Readout, VitConfig};
-use crate::plan::Plan;
-use crate::unit::Unit;
+use crate::model::backbone::{ModelConfig, Readout, VitConfig};
+use crate::model::unit::Unit;
+use crate::recipe::plan::Plan;
 
 /// A unit's size, and its cost for one image with all of its views.
 #[derive(Debug, Clone, PartialEq)]

@@ -5,8 +5,8 @@
 
 use super::model::{ViewCounts, head_units, vit_units};
 use super::{ModelCost, UnitCost};
-use crate::backbone::VitConfig;
-use crate::head::{HeadSizes, units as dino_head};
+use crate::model::backbone::VitConfig;
+use crate::model::head::{HeadSizes, units as dino_head};
 
 /// Names of the presets.
 pub const PRESETS: [&str; 7] = ["vit-s", "vit-b", "vit-l", "vit-h", "vit-g", "vit-7b", "seer-rg10b"];

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use super::ModelCost;
 use crate::checkpoint::{UnitEntry, pieces};
-use crate::shard::layout::UnitLayout;
-use crate::unit::{Init, ParamSpec};
+use crate::model::layout::UnitLayout;
+use crate::model::params::{Init, ParamSpec};
 
 /// What a change of the number of ranks takes.
 #[derive(Debug, Clone, Copy, PartialEq)]

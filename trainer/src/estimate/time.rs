@@ -2,9 +2,9 @@
 //! of the bandwidth.
 
 use super::{ModelCost, Spread};
-use crate::shard::layout::ALIGNMENT;
-use crate::shard::mesh::Sharding;
-use crate::shard::wire::Wire;
+use crate::comm::topology::Sharding;
+use crate::comm::wire::Wire;
+use crate::model::layout::ALIGNMENT;
 
 /// What connects ranks, and what they compute with.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -9,17 +9,18 @@
 //! ```
 
 use augment::MultiCrop;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn_tensor::{Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
+use super::loss::dino as loss;
+use super::loss::koleo::{Neighbors, directions};
 use super::{MATCH_LOSS, Method, Outputs, PartLoss, Scoring};
-use crate::head::{self, HeadSizes};
-use crate::loss::dino as loss;
-use crate::loss::koleo::{Neighbors, directions};
-use crate::peers::Peers;
+use crate::comm::engine::EngineError;
+use crate::comm::peers::Peers;
+use crate::model::head;
+use crate::model::head::HeadSizes;
+use crate::model::unit::Unit;
 use crate::schedule::Knobs;
-use crate::shard::engine::EngineError;
-use crate::unit::Unit;
 
 /// DINO as a recipe writes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -4,17 +4,18 @@
 //! A new method is one file and one variant of [`MethodConfig`].
 
 mod dino;
+pub mod loss;
 
 pub use dino::DinoConfig;
 
 use augment::MultiCrop;
-use burn::tensor::Tensor;
+use burn_tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
-use crate::peers::Peers;
+use crate::comm::engine::EngineError;
+use crate::comm::peers::Peers;
+use crate::model::unit::Unit;
 use crate::schedule::Knobs;
-use crate::shard::engine::EngineError;
-use crate::unit::Unit;
 
 /// What a network gives for a batch, by group of views.
 #[derive(Debug, Clone)]

@@ -14,9 +14,9 @@
 
 use std::sync::Arc;
 
-use burn::backend::Flex;
-use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, Tensor, activation};
+use burn_flex::Flex;
+use burn_flex::FlexTensor;
+use burn_tensor::{DType, Tensor, activation};
 use multiversion::multiversion;
 use rayon::prelude::*;
 
@@ -195,10 +195,10 @@ fn lanes(row: &[f32], start: f32, map: impl Fn(usize, f32) -> f32, fold: impl Fn
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::Device;
+    use burn_tensor::Device;
 
-    use super::super::twin::{assert_close, devices, leaves};
     use super::*;
+    use crate::ops::twin::{assert_close, devices, leaves};
 
     /// Numbers of tokens that are multiples of eight and that are not, one token, rows of more than a plane's lanes.
     #[test]

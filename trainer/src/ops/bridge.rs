@@ -2,13 +2,15 @@
 
 use std::fmt::Debug;
 
-use burn::backend::autodiff::checkpoint::base::Checkpointer;
-use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
-use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, Backend, DispatchKindConversion, DispatchTensor};
-use burn::tensor::Tensor;
+use burn_backend::Backend;
+use burn_backend::tensor::FloatTensor;
+use burn_dispatch::backends::Autodiff;
+use burn_dispatch::backends::autodiff::checkpoint::base::Checkpointer;
+use burn_dispatch::backends::autodiff::checkpoint::strategy::NoCheckpointing;
+use burn_dispatch::backends::autodiff::grads::Gradients;
+use burn_dispatch::backends::autodiff::ops::{Backward, Ops, OpsKind};
+use burn_dispatch::{DispatchKindConversion, DispatchTensor};
+use burn_tensor::Tensor;
 
 /// A kernel on backend `B` with `N` tensor inputs and one output.
 pub(super) trait Kernel<B: Backend, const N: usize>: Clone + Debug + Send + 'static {

@@ -1,8 +1,8 @@
 //! Flex tensors as slices.
 
-use burn::backend::Flex;
-use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, Tensor, TensorData};
+use burn_flex::Flex;
+use burn_flex::FlexTensor;
+use burn_tensor::{DType, Tensor, TensorData};
 
 use super::bridge::Home;
 

@@ -5,9 +5,9 @@
 //! gx = g · (Φ(x) + x · φ(x))   φ(x) = exp(-x² / 2) / √(2π)
 //! ```
 
-use burn::backend::Flex;
-use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, Tensor};
+use burn_flex::Flex;
+use burn_flex::FlexTensor;
+use burn_tensor::{DType, Tensor};
 use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
@@ -59,7 +59,7 @@ impl Kernel<Flex, 1> for Gelu {
 }
 
 fn like(tensor: &FlexTensor, data: Vec<f32>) -> FlexTensor {
-    FlexTensor::from_data(burn::tensor::TensorData::new(data, tensor.layout().shape().clone()))
+    FlexTensor::from_data(burn_tensor::TensorData::new(data, tensor.layout().shape().clone()))
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
@@ -80,8 +80,8 @@ fn backward(x: &[f32], grad: &mut [f32]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::twin::{assert_close, devices, leaves};
     use super::*;
+    use crate::ops::twin::{assert_close, devices, leaves};
 
     #[test]
     fn it_equals_its_twin_forwards_and_backwards() {

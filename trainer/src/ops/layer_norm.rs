@@ -7,9 +7,9 @@
 //! gγ = Σ_rows g · x̂               gβ = Σ_rows g
 //! ```
 
-use burn::backend::Flex;
-use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, Tensor};
+use burn_flex::Flex;
+use burn_flex::FlexTensor;
+use burn_tensor::{DType, Tensor};
 use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
@@ -175,7 +175,7 @@ fn parameter_gradients(kept: &[f32], grad: &[f32], g_gamma: &mut [f32], g_beta: 
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::Device;
+    use burn_tensor::Device;
 
     use super::super::twin::{assert_close, devices, leaves};
     use super::*;

@@ -5,9 +5,9 @@
 //! gx = g · W            gW = gᵀ · x            gb = Σ_rows g
 //! ```
 
-use burn::backend::Flex;
-use burn::backend::flex::FlexTensor;
-use burn::tensor::Tensor;
+use burn_flex::Flex;
+use burn_flex::FlexTensor;
+use burn_tensor::Tensor;
 use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
@@ -124,10 +124,10 @@ fn column_sums(rows: &[f32], sums: &mut [f32]) {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::Device;
+    use burn_tensor::Device;
 
-    use super::super::twin::{assert_close, devices, leaves};
     use super::*;
+    use crate::ops::twin::{assert_close, devices, leaves};
 
     /// Few rows, and more than a block adds up.
     #[test]

@@ -27,7 +27,7 @@ pub use linear::{linear, matmul_transposed};
 pub(crate) mod twin {
     //! Compares an operation with its composition of Burn operations, forwards and backwards.
 
-    use burn::tensor::{Device, Distribution, Tensor};
+    use burn_tensor::{Device, Distribution, Tensor};
 
     /// The CPU, and what the features of this build bring.
     pub(crate) fn devices() -> Vec<Device> {

@@ -6,15 +6,16 @@
 
 use std::ops::Range;
 
-use burn::tensor::Tensor;
+use burn_tensor::Tensor;
 use multiversion::multiversion;
 use serde::{Deserialize, Serialize};
 
-use crate::device::read_back;
-use crate::fixed::Fixed;
-use crate::shard::engine::EngineError;
-use crate::shard::layout::ALIGNMENT;
-use crate::shard::store::{UnitShard, is_host, with_slice};
+use super::state::UnitShard;
+use crate::comm::engine::EngineError;
+use crate::comm::fixed::Fixed;
+use crate::device::host::{is_host, with_slice};
+use crate::device::readback::read_back;
+use crate::model::layout::ALIGNMENT;
 
 /// Keeps the clip factor finite, as in DINO.
 const CLIP_EPSILON: f64 = 1e-6;

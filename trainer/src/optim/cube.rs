@@ -10,14 +10,14 @@
 //! New numbers go to new memory: CubeCL orders threads by when memory was given out, so that what has been written in
 //! place would not be waited for by the threads that send shards or write checkpoints.
 
-use burn::tensor::{DType, Tensor, TensorData};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
+use burn_tensor::{DType, Tensor, TensorData};
 use cubecl::prelude::*;
 
+use super::state::UnitShard;
 use super::{Constants, EPSILON, Segments};
 use crate::ops::cube::{empty, one_unit_each, spread};
-use crate::shard::store::UnitShard;
 
 /// Elements whose squares are added up by one cube.
 const BLOCK: usize = 8192;
@@ -42,7 +42,7 @@ pub(super) fn update(shard: &mut UnitShard, grad: Tensor<1>, mut segments: Segme
     let ends: Vec<i32> = segments.iter().map(|(range, _)| range.end as i32).collect();
     let factors: Vec<f32> =
         segments.iter().flat_map(|(_, constants)| [constants.keep, constants.clip]).collect();
-    let ends = Tensor::<1, burn::tensor::Int>::from_data(TensorData::from(&ends[..]), (&device, DType::I32));
+    let ends = Tensor::<1, burn_tensor::Int>::from_data(TensorData::from(&ends[..]), (&device, DType::I32));
     let factors = Tensor::<1>::from_data(TensorData::from(&factors[..]), &device);
 
     let UnitShard { student, exp_avg, exp_avg_sq, teacher, .. } = shard;
@@ -88,7 +88,7 @@ pub(super) fn squares(grad: &Tensor<1>, ranges: &[std::ops::Range<usize>]) -> (T
         }
     }
     let bounds = TensorData::from(&bounds[..]);
-    let bounds = Tensor::<1, burn::tensor::Int>::from_data(bounds, (&grad.device(), DType::I32));
+    let bounds = Tensor::<1, burn_tensor::Int>::from_data(bounds, (&grad.device(), DType::I32));
     let grad = primitive(grad.clone());
     let client = &grad.client.clone();
     let sums = empty(&grad, [of_range.len()], DType::F32);
@@ -107,7 +107,7 @@ fn primitive(tensor: Tensor<1>) -> CubeTensor {
     tensor.try_into_primitive::<CubeBackend>().expect("callers ask is_cube before")
 }
 
-fn int_primitive(tensor: Tensor<1, burn::tensor::Int>) -> CubeTensor {
+fn int_primitive(tensor: Tensor<1, burn_tensor::Int>) -> CubeTensor {
     tensor.try_into_primitive::<CubeBackend>().expect("it was made on the device of a tensor that is_cube")
 }
 

@@ -1,10 +1,11 @@
 //! The update on the host's memory, in one pass.
 
-use burn::tensor::Tensor;
+use burn_tensor::Tensor;
 use multiversion::multiversion;
 
+use super::state::UnitShard;
 use super::{Constants, EPSILON, Segments};
-use crate::shard::store::{UnitShard, on_host, with_slice};
+use crate::device::host::{on_host, with_slice};
 
 /// AdamW on `shard`, given this rank's part of the mean gradient; then the teacher follows.
 pub(super) fn update(shard: &mut UnitShard, grad: &Tensor<1>, segments: Segments, teacher_decay: f64) {

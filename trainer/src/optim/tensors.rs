@@ -1,10 +1,10 @@
 //! The update by tensor operations, on whatever device the shards lie.
 
-use burn::tensor::Tensor;
+use burn_tensor::Tensor;
 
 use super::clip::joined;
+use super::state::UnitShard;
 use super::{Constants, EPSILON, Segments};
-use crate::shard::store::UnitShard;
 
 /// AdamW on `shard`, given this rank's part of the mean gradient; then the teacher follows.
 pub(super) fn update(shard: &mut UnitShard, grad: Tensor<1>, segments: Segments, teacher_decay: f64) {

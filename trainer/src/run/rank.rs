@@ -1,31 +1,24 @@
 //! The loop of one rank. What ranks must do alike is decided by what all of them have said: in the step's
 //! votes, or in a collective of its own.
 
-mod ending;
-
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use burn::tensor::Tensor;
-
+use super::heartbeat::{Pulse, RankWatch};
+use super::job::{Job, Observer, Outcome};
+use super::journal::{Journal, StepTime};
 use super::stream::{Arrival, Next, Stream};
-use super::{Job, Observer, Outcome, Progress, teacher_of, trainer_of};
+use super::workdir;
 use crate::checkpoint::{self, Saver};
+use crate::comm::communicator::Comm;
+use crate::comm::engine::Reduction;
 use crate::error::TrainError;
-use crate::peers::Peers;
-use crate::plan::Plan;
-use crate::probe::Probe;
-use crate::row::{row_of, warn_of_collapse};
-use crate::schedule::{Knobs, Schedules};
-use crate::shard::comm::Comm;
-use crate::shard::engine::Reduction;
+use crate::network::probe::Probe;
+use crate::recipe::plan::{Plan, trainer_of};
+use crate::schedule::Schedules;
 use crate::step::{StepReport, Trainer, Votes};
-use crate::straggler::Stragglers;
-use crate::telemetry::Telemetry;
-use crate::watch::{Pulse, RankWatch};
-use crate::workdir;
 
 /// Steps in a row that may be skipped before the run goes back to its last checkpoint, or stops.
 const MAX_BAD_STEPS: u32 = 3;
@@ -38,8 +31,7 @@ pub(super) struct Run<'a> {
     trainer: Trainer,
     saver: Saver,
     pulse: Pulse,
-    telemetry: Option<Telemetry>,
-    stragglers: Stragglers,
+    journal: Journal,
     stream: Stream,
     saved_step: u64,
     n_rollbacks: u64,
@@ -72,7 +64,7 @@ impl<'a> Run<'a> {
         let saver = Saver::new(&folder, place, plan.recipe.run.keep_checkpoints);
         let first = trainer.state.step;
         observer.started(first, plan.total_steps);
-        let telemetry = (place.rank == 0).then(|| Telemetry::open(job.workdir, first)).transpose()?;
+        let journal = Journal::open(job.workdir, place.rank, first)?;
         let stream = Stream::open(job, &plan, &trainer)?;
         Ok(Self {
             schedules: plan.schedules(),
@@ -81,8 +73,7 @@ impl<'a> Run<'a> {
             trainer,
             saver,
             pulse,
-            telemetry,
-            stragglers: Stragglers::default(),
+            journal,
             stream,
             saved_step: first,
             n_rollbacks: 0,
@@ -182,9 +173,10 @@ impl<'a> Run<'a> {
         let votes = self.votes(&next);
         let report = self.trainer.update(gradients, votes, &knobs)?;
         self.saver.agreed(report.votes.saved, report.votes.save_failed)?;
-        let seconds = start.elapsed().as_secs_f64();
-        self.tell(&report, seconds, data_wait_ms, observer);
-        if let Err(error) = self.log(&report, &knobs, seconds, data_wait_ms, probes, observer) {
+        let time = StepTime { seconds: start.elapsed().as_secs_f64(), data_wait_ms };
+        let Self { journal, trainer, plan, pulse, .. } = self;
+        journal.tell(trainer, plan, &report, time, observer);
+        if let Err(error) = journal.log(trainer, plan, &report, &knobs, time, probes, pulse, observer) {
             match error {
                 // Ranks that have lost one another cannot vote.
                 TrainError::Ranks(_) => return Err(error),
@@ -210,73 +202,6 @@ impl<'a> Run<'a> {
             failed: flag(matches!(next, Next::Failed(_)) || self.failure.is_some()),
             saved,
             save_failed,
-        }
-    }
-
-    fn tell(&mut self, report: &StepReport, seconds: f64, data_wait_ms: f64, observer: &mut dyn Observer) {
-        let done = self.trainer.state.step;
-        observer.stepped(Progress {
-            step: done,
-            total_steps: self.plan.total_steps,
-            loss: report.loss,
-            images_per_s: self.plan.recipe.optim.batch_size as f64 / seconds,
-            data_wait_ms,
-        });
-        if !report.finite {
-            let message = format!("step {}: loss or gradient is not finite; the step is skipped", done - 1);
-            if self.trainer.place().rank == 0 {
-                observer.happened(&message);
-            }
-        }
-    }
-
-    /// Writes the row of the step, where one is due, with what ranks have to be asked for.
-    fn log(
-        &mut self,
-        report: &StepReport,
-        knobs: &Knobs,
-        seconds: f64,
-        data_wait_ms: f64,
-        probes: &mut [Box<dyn Probe>],
-        observer: &mut dyn Observer,
-    ) -> Result<(), TrainError> {
-        let done = self.trainer.state.step;
-        let settings = &self.plan.recipe.run;
-        let last = done == self.plan.total_steps;
-        let every = settings.probe_every_steps;
-        let probing = !probes.is_empty() && (last || (every > 0 && done.is_multiple_of(every)));
-        if !(done.is_multiple_of(settings.log_every_steps) || last || probing) {
-            return Ok(());
-        }
-        let step = done - 1;
-        let comm = &self.trainer.comm;
-        let peers = Peers::new(comm, report.embeddings.len());
-        let [_, width] = report.embeddings[0].dims();
-        let d = self.plan.recipe.model.width();
-        let images = peers.gather("embeddings", &report.embeddings)?;
-        let [b, _] = images.dims();
-        let embeddings: Tensor<2> = images.reshape([b * width / d, d]);
-        let busy_ms = seconds * 1e3 - report.phases.wait_ms;
-        let slow = self.stragglers.look(comm, step, busy_ms, data_wait_ms)?;
-        let timing = [
-            ("time/data_wait_ms", data_wait_ms),
-            ("time/step_ms", seconds * 1e3),
-            ("rate/images_per_s", self.plan.recipe.optim.batch_size as f64 / seconds),
-        ];
-        let mut row = row_of(&self.plan, step, knobs, report, embeddings, &timing);
-        row.extend(slow.row);
-        if self.trainer.place().rank == 0 {
-            slow.warnings.iter().for_each(|message| observer.warned(message));
-            let method = self.trainer.state.method.as_ref();
-            warn_of_collapse(&self.plan, step, report, &row, method, &mut |m| observer.warned(m));
-        }
-        if probing {
-            self.pulse.enter(step, "probe");
-            row.extend(probe_all(&self.trainer, &self.plan, done, probes, observer)?);
-        }
-        match &mut self.telemetry {
-            Some(telemetry) => telemetry.write(step, &row),
-            None => Ok(()),
         }
     }
 
@@ -329,11 +254,63 @@ impl<'a> Run<'a> {
                 next_batch - 1
             ));
         }
-        if self.telemetry.is_some() {
-            self.telemetry = Some(Telemetry::open(self.job.workdir, back_to)?);
-        }
+        self.journal.go_back(self.job.workdir, back_to)?;
         self.stream = Stream::open(self.job, &self.plan, &self.trainer)?;
         Ok(())
+    }
+
+    /// Some rank was asked to stop or has no batch: what was learned is saved by all.
+    fn end_early(
+        &mut self,
+        next: Next,
+        agreed: Votes,
+        observer: &mut dyn Observer,
+    ) -> Result<Outcome, TrainError> {
+        let saved = self.save().and_then(|()| self.finish_saving());
+        let next = self.failure.take().map_or(next, Next::Failed);
+        match next {
+            Next::Failed(error) => {
+                if let Err(error) = saved {
+                    observer.warned(&error.to_string());
+                }
+                // The others leave together with this one.
+                let _ = self.leave();
+                Err(error)
+            }
+            _ if agreed.failed > 0.0 => {
+                let _ = self.leave();
+                Err(TrainError::PeersFailed { n_ranks: agreed.failed as usize })
+            }
+            _ => {
+                saved?;
+                self.leave()?;
+                Ok(Outcome::Stopped)
+            }
+        }
+    }
+
+    /// Leaves together with all other ranks.
+    fn leave(&mut self) -> Result<(), TrainError> {
+        Ok(std::mem::replace(&mut self.trainer.comm, Comm::solo()).finish()?)
+    }
+
+    /// All steps are taken: what has failed since the last vote is told before ranks part.
+    fn finish(&mut self) -> Result<Outcome, TrainError> {
+        let failed = f64::from(u8::from(self.failure.is_some()));
+        let n_failed = self.trainer.comm.all_reduce("the last word", vec![failed], Reduction::Sum)?[0];
+        self.leave()?;
+        match self.failure.take() {
+            Some(error) => Err(error),
+            None if n_failed > 0.0 => Err(TrainError::PeersFailed { n_ranks: n_failed as usize }),
+            None => Ok(Outcome::Finished),
+        }
+    }
+
+    /// Ends with an error that all ranks have found alike.
+    fn end_together<T>(&mut self, error: TrainError) -> Result<T, TrainError> {
+        // Launchers are easier on ranks that have taken leave of one another.
+        let _ = self.leave();
+        Err(error)
     }
 }
 
@@ -341,23 +318,4 @@ fn warn_on_first(rank: usize, message: &str, observer: &mut dyn Observer) {
     if rank == 0 {
         observer.happened(message);
     }
-}
-
-fn probe_all(
-    trainer: &Trainer,
-    plan: &Plan,
-    step: u64,
-    probes: &mut [Box<dyn Probe>],
-    observer: &mut dyn Observer,
-) -> Result<Vec<(String, f64)>, TrainError> {
-    let mut row = Vec::new();
-    let Some(network) = teacher_of(trainer, plan)? else { return Ok(row) };
-    for probe in probes {
-        let name = probe.name().to_string();
-        let numbers =
-            probe.run(&network).map_err(|reason| TrainError::Probe { name: name.clone(), reason })?;
-        observer.probed(step, &name, &numbers);
-        row.extend(numbers.into_iter().map(|(key, value)| (format!("{name}/{key}"), value)));
-    }
-    Ok(row)
 }

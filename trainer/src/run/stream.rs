@@ -5,16 +5,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use augment::{Batch, BatchPool};
-use burn::tensor::Device;
+use burn_tensor::Device;
 use pipeline::{Cursor, Share};
 
-use super::Job;
-use crate::data::{ShardSource, batches};
+use super::data::{ShardSource, batches};
+use super::job::Job;
+use crate::comm::engine::EngineError;
 use crate::error::TrainError;
-use crate::input::{Upload, Uploads};
-use crate::plan::Plan;
+use crate::recipe::plan::Plan;
 use crate::schedule::Knobs;
-use crate::shard::engine::EngineError;
+use crate::step::upload::{Upload, Uploads};
 use crate::step::{Gradients, Trainer};
 
 /// What the next step has to work with.

@@ -8,14 +8,14 @@
 //! gQ = gS · K     gK = gSᵀ · Q
 //! ```
 
-use burn::backend::ops::FloatTensorOps;
+use burn_backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::super::bridge::Kernel;
 use super::heads::{Sizes, merge, split};
 use super::softmax::{softmax, softmax_gradient};
 use super::{Rows, empty};
+use crate::ops::bridge::Kernel;
 
 /// Runs forwards and backwards.
 #[derive(Debug, Clone)]

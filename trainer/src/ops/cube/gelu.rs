@@ -9,8 +9,8 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::super::bridge::Kernel;
 use super::{Rows, elem, one_unit_each, vector_size};
+use crate::ops::bridge::Kernel;
 
 /// Runs forwards and backwards.
 #[derive(Debug, Clone)]

@@ -8,16 +8,17 @@
 //! gγ = Σ_rows g · x̂             gβ = Σ_rows g                 [D]
 //! ```
 
-use burn::backend::ops::FloatTensorOps;
-use burn::tensor::DType;
+use burn_backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
+use burn_tensor::DType;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::super::bridge::Kernel;
-use super::lanes::{self, Lanes};
+use super::lanes;
+use super::lanes::Lanes;
 use super::{Rows, cast, elem, empty, one_unit_each, spread, vector_size};
+use crate::ops::bridge::Kernel;
 
 /// Rows that are added up together.
 const BLOCK: usize = 64;

@@ -6,16 +6,16 @@
 //! gx = g · W          gW = gᵀ · x   gb = Σ_rows g, in f32
 //! ```
 
-use burn::backend::ops::FloatTensorOps;
-use burn::tensor::DType;
+use burn_backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
+use burn_tensor::DType;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl::zspace::metadata::Metadata;
 
-use super::super::bridge::Kernel;
 use super::{Rows, cast, elem, empty, one_unit_each, vector_size};
+use crate::ops::bridge::Kernel;
 
 /// Rows that are added up together.
 const BLOCK: usize = 64;

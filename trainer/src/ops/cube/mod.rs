@@ -12,13 +12,13 @@ mod layer_norm;
 mod linear;
 mod softmax;
 
-use burn::backend::TensorMetadata;
-use burn::backend::ops::FloatTensorOps;
-use burn::tensor::{DType, Shape, Tensor};
+use burn_backend::TensorMetadata;
+use burn_backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
+use burn_tensor::{DType, Shape, Tensor};
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
@@ -38,7 +38,7 @@ pub(super) fn is_cube<const D: usize>(tensor: &Tensor<D>) -> bool {
 
 /// The type of a tensor's elements, as kernels are compiled for it.
 fn elem(tensor: &CubeTensor) -> ElemType {
-    burn::backend::cubecl::dtype_to_elem_type(tensor.dtype)
+    burn_backend::cubecl::dtype_to_elem_type(tensor.dtype)
 }
 
 /// A tensor as rows of its last dimension, equally far apart.
@@ -132,9 +132,9 @@ pub(crate) fn spread(client: &Client, n_cubes: usize) -> CubeCount {
 
 #[cfg(test)]
 mod tests {
-    use super::super::twin::{assert_close, devices, leaves};
-    use super::super::{attention, gelu, layer_norm};
     use super::*;
+    use crate::ops::twin::{assert_close, devices, leaves};
+    use crate::ops::{attention, gelu, layer_norm};
 
     /// Output and input's gradient of `op`, in f32.
     fn results(op: impl Fn(Tensor<3>) -> Tensor<3>, x: &Tensor<3>, dtype: DType) -> [Tensor<3>; 2] {
@@ -152,7 +152,7 @@ mod tests {
             .into_iter()
             .flat_map(|d| [(DType::F16, 4e-3), (DType::BF16, 3e-2)].map(|t| (d.clone(), t)))
         {
-            if device == burn::tensor::Device::flex() || !device.supports_dtype(dtype) {
+            if device == burn_tensor::Device::flex() || !device.supports_dtype(dtype) {
                 continue;
             }
             let x = leaves(&device, &[[2, 21, 72]], 1).remove(0);
@@ -174,7 +174,7 @@ mod tests {
     /// Rows that lie further apart than they are long are read where they are; others are copied, and none is mixed up.
     #[test]
     fn rows_are_found_in_padded_tensors_and_in_slices() {
-        let cpu = burn::tensor::Device::flex();
+        let cpu = burn_tensor::Device::flex();
         for device in devices() {
             let x = leaves(&device, &[[4, 6, 128]], 3).remove(0).inner();
             if !is_cube(&x) {

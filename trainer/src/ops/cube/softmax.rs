@@ -11,7 +11,8 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::lanes::{self, Lanes};
+use super::lanes;
+use super::lanes::Lanes;
 use super::{Rows, elem, spread, vector_size};
 
 /// P from S.

@@ -1,0 +1,326 @@
+//! Reader threads: positions of a rank's share, in order, into samples in memory.
+//!
+//! Two limits hold the threads back. Bytes: encoded images in flight stay below `max_bytes`,
+//! counted from the read to the drop of the [`Item`]. Batches: nothing is read beyond
+//! `prefetch_batches` ahead of the last batch that [`Loader::finish_batch`] reported, so that
+//! whoever assembles batches has a bounded number of them open. Both are taken in the order of
+//! positions, which is why neither can starve the batch that is waited for.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use crossbeam::channel::{Receiver, Sender, bounded, select, unbounded};
+
+use super::order::Place;
+use super::stats::ReadStats;
+use crate::{Cursor, Dataset, Order, PipelineError, Quarantine, Sample, Share};
+
+/// How much a loader may hold and how many threads read.
+#[derive(Debug, Clone, Copy)]
+pub struct LoaderConfig {
+    /// Reader threads.
+    pub n_threads: usize,
+    /// Encoded bytes in flight; one sample larger than this still passes, alone.
+    pub max_bytes: u64,
+    /// Global batches that may be open at once.
+    pub prefetch_batches: u64,
+}
+
+impl Default for LoaderConfig {
+    fn default() -> Self {
+        Self { n_threads: 2, max_bytes: 128 << 20, prefetch_batches: 3 }
+    }
+}
+
+/// A sample on its way to its slot in a batch.
+#[derive(Debug)]
+pub struct Item {
+    /// Global batch.
+    pub batch: u64,
+    /// Slot in this rank's part of the batch.
+    pub slot: usize,
+    /// Pass over the data.
+    pub epoch: u64,
+    /// Zero for the sample that the order names, `k` for its `k`-th substitute.
+    pub attempt: u64,
+    /// The sample.
+    pub sample: Sample,
+    permit: Permit,
+}
+
+/// Reads ahead on threads until it is dropped.
+#[derive(Debug)]
+pub struct Loader {
+    shared: Arc<Shared>,
+    items: Receiver<Result<Item, PipelineError>>,
+    /// Ends when the loader is closed, while a thread may still wait for a server.
+    open: Receiver<()>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    dataset: Arc<Dataset>,
+    order: Order,
+    share: Share,
+    quarantine: Arc<Quarantine>,
+    max_bytes: u64,
+    prefetch_batches: u64,
+    stats: ReadStats,
+    gate: Mutex<Gate>,
+    changed: Condvar,
+    /// Dropped to close.
+    opened: Mutex<Option<Sender<()>>>,
+}
+
+#[derive(Debug)]
+struct Gate {
+    batch: u64,
+    slot: usize,
+    /// First batch that may not be read yet.
+    batch_limit: u64,
+    bytes_in_flight: u64,
+    /// First position of the window that is not fetched yet.
+    window_end: u64,
+    /// Nothing more is read: a read has failed, or nobody wants it.
+    closed: bool,
+    /// Nobody wants what was read.
+    abandoned: bool,
+}
+
+/// Bytes of one item, given back when it is dropped.
+#[derive(Debug)]
+struct Permit {
+    shared: Arc<Shared>,
+    bytes: u64,
+}
+
+impl Loader {
+    /// Starts reading at `cursor`.
+    pub fn start(
+        dataset: Arc<Dataset>,
+        order: Order,
+        share: Share,
+        cursor: Cursor,
+        quarantine: Arc<Quarantine>,
+        config: LoaderConfig,
+    ) -> Self {
+        let prefetch_batches = config.prefetch_batches.max(1);
+        let gate = Gate {
+            batch: cursor.0,
+            slot: 0,
+            batch_limit: cursor.0 + prefetch_batches,
+            bytes_in_flight: 0,
+            window_end: 0,
+            closed: false,
+            abandoned: false,
+        };
+        let (opened, open) = bounded(0);
+        let shared = Arc::new(Shared {
+            dataset,
+            order,
+            share,
+            quarantine,
+            max_bytes: config.max_bytes,
+            prefetch_batches,
+            stats: ReadStats::default(),
+            gate: Mutex::new(gate),
+            changed: Condvar::new(),
+            opened: Mutex::new(Some(opened)),
+        });
+        // Unbounded, because the gate bounds it: an item in the channel holds its bytes.
+        let (sender, items) = unbounded();
+        let threads = (0..config.n_threads.max(1))
+            .map(|_| {
+                let (shared, sender) = (Arc::clone(&shared), sender.clone());
+                std::thread::spawn(move || read_loop(&shared, &sender))
+            })
+            .collect();
+        Self { shared, items, open, threads }
+    }
+
+    /// The next item, about in order of positions; blocks. `None` once the loader is closed.
+    ///
+    /// Any number of threads may call this.
+    pub fn next_item(&self) -> Option<Result<Item, PipelineError>> {
+        let item = select! {
+            recv(self.items) -> item => item.ok()?,
+            recv(self.open) -> _ => return None,
+        };
+        // Whoever closes wants to leave, and not to wait until all that was read is decoded. The
+        // lock is let go first: an item that is dropped takes it to give its bytes back.
+        let abandoned = self.shared.lock().abandoned;
+        if abandoned { None } else { Some(item) }
+    }
+
+    /// Reports that `item` cannot be used and reads its substitute: the next sample of the
+    /// permutation that is not known to be bad.
+    ///
+    /// # Errors
+    /// [`PipelineError::TooManyBad`], [`PipelineError::AllBad`], or an error of the ledger.
+    pub fn substitute(&self, item: Item, reason: &str) -> Result<Item, PipelineError> {
+        self.shared.quarantine.report(&self.shared.dataset, item.sample.id, reason)?;
+        let (batch, slot, next) = (item.batch, item.slot, item.attempt + 1);
+        drop(item);
+        fetch(&self.shared, batch, slot, next, None)
+    }
+
+    /// Tells that `batch` has left: one more batch may be read ahead.
+    pub fn finish_batch(&self, batch: u64) {
+        let mut gate = self.shared.lock();
+        gate.batch_limit = gate.batch_limit.max(batch + 1 + self.shared.prefetch_batches);
+        drop(gate);
+        self.shared.changed.notify_all();
+    }
+
+    /// Items that are read and wait for a taker.
+    pub fn queue_len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Share of the byte limit that is in use.
+    pub fn fill(&self) -> f64 {
+        self.shared.lock().bytes_in_flight as f64 / self.shared.max_bytes as f64
+    }
+
+    /// What the reader threads have done.
+    pub fn stats(&self) -> &ReadStats {
+        &self.shared.stats
+    }
+
+    /// Stops the reader threads; nothing more can be taken.
+    pub fn close(&self) {
+        let mut gate = self.shared.lock();
+        (gate.closed, gate.abandoned) = (true, true);
+        drop(gate);
+        self.shared.changed.notify_all();
+        self.shared.opened.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        self.close();
+        // A thread that waits for a server ends when that answers or is given up, and holds nothing
+        // that anyone waits for.
+        if !self.shared.dataset.is_local() {
+            return;
+        }
+        for thread in self.threads.drain(..) {
+            // A reader that panicked has already ended its channel; there is nothing to add here.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.shared.lock().bytes_in_flight -= self.bytes;
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Gate> {
+        // The gate holds plain numbers that stay valid if a holder panics.
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn place(&self, batch: u64, slot: usize, attempt: u64) -> (Place, crate::SampleId) {
+        let place = self.order.place(self.share.position(batch, slot), attempt);
+        (place, self.dataset.id(place.shard, place.sample))
+    }
+}
+
+fn read_loop(shared: &Arc<Shared>, sender: &Sender<Result<Item, PipelineError>>) {
+    while let Some((batch, slot, permit)) = take_turn(shared) {
+        shared.quarantine.count_seen();
+        let result = fetch(shared, batch, slot, 0, Some(permit));
+        let failed = result.is_err();
+        if sender.send(result).is_err() {
+            return;
+        }
+        if failed {
+            shared.lock().closed = true;
+            shared.changed.notify_all();
+            return;
+        }
+    }
+}
+
+/// Waits until the next slot may be read and charges its bytes. `None` once closed.
+fn take_turn(shared: &Arc<Shared>) -> Option<(u64, usize, Permit)> {
+    let start = Instant::now();
+    let mut gate = shared.lock();
+    loop {
+        if gate.closed {
+            return None;
+        }
+        if gate.batch < gate.batch_limit {
+            let bytes = shared.dataset.sample_bytes(shared.place(gate.batch, gate.slot, 0).1);
+            if gate.bytes_in_flight == 0 || gate.bytes_in_flight + bytes <= shared.max_bytes {
+                let turn = (gate.batch, gate.slot);
+                let position = shared.share.position(turn.0, turn.1);
+                if position >= gate.window_end {
+                    let ahead = shared.order.ahead(position);
+                    gate.window_end = ahead.end;
+                    shared.dataset.prefetch(&ahead.shards);
+                }
+                gate.slot += 1;
+                if gate.slot == shared.share.len() {
+                    (gate.batch, gate.slot) = (gate.batch + 1, 0);
+                }
+                gate.bytes_in_flight += bytes;
+                drop(gate);
+                shared.stats.add_wait(start);
+                return Some((turn.0, turn.1, Permit { shared: Arc::clone(shared), bytes }));
+            }
+        }
+        gate = shared.changed.wait(gate).unwrap_or_else(PoisonError::into_inner);
+    }
+}
+
+/// Reads the sample of a slot, passing over bad ones from `attempt` on.
+fn fetch(
+    shared: &Arc<Shared>,
+    batch: u64,
+    slot: usize,
+    first_attempt: u64,
+    permit: Option<Permit>,
+) -> Result<Item, PipelineError> {
+    let n_samples = shared.dataset.n_samples();
+    for attempt in first_attempt..first_attempt + n_samples {
+        let (place, id) = shared.place(batch, slot, attempt);
+        if shared.quarantine.is_bad(id) {
+            continue;
+        }
+        let start = Instant::now();
+        match shared.dataset.read(id) {
+            Ok(sample) => {
+                shared.stats.add_read(start, sample.image.len() as u64);
+                // A substitute was not waited for: it replaces one that is gone, so that at most
+                // one sample a thread exceeds the limit.
+                let permit = permit.unwrap_or_else(|| {
+                    let bytes = sample.image.len() as u64;
+                    shared.lock().bytes_in_flight += bytes;
+                    Permit { shared: Arc::clone(shared), bytes }
+                });
+                return Ok(Item { batch, slot, epoch: place.epoch, attempt, sample, permit });
+            }
+            Err(error) if error.is_of_a_sample() => {
+                shared.quarantine.report(&shared.dataset, id, &error.to_string())?;
+            }
+            // That a shard does not come is no fault of its samples.
+            Err(error) => return Err(error),
+        }
+    }
+    Err(shared.quarantine.all_bad(n_samples))
+}
+
+impl Item {
+    /// Encoded bytes that this item holds against the loader's limit.
+    pub fn charged_bytes(&self) -> u64 {
+        self.permit.bytes
+    }
+}

@@ -1,0 +1,239 @@
+//! The index of a shard in memory: for every sample its key and, for every member, extension, offset
+//! and length, and what its bytes must hash to where that is known. [`crate::shard::sidecar`] keeps it on disk.
+
+use std::collections::HashMap;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Data of a member starts on a multiple of this, by the tar format.
+const BLOCK_BYTES: u64 = 512;
+
+/// More members than any sample has. Names with a dot too early, such as `img.000001.jpg`, have all one key.
+const MAX_MEMBERS: usize = 1000;
+
+/// Where the samples of one shard lie. Keys sit in one arena and members in columns, and samples with
+/// the same list of extensions share it, so that a sample of two members and a key of eight
+/// characters takes 38 bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ShardIndex {
+    /// Length of the shard file when it was indexed.
+    pub shard_bytes: u64,
+    /// XXH3-64 of the whole file, where it is known.
+    pub checksum: Option<u64>,
+    keys: String,
+    key_ends: Vec<u32>,
+    member_ends: Vec<u32>,
+    /// Which of `layouts` a sample has.
+    sample_layouts: Vec<u16>,
+    /// Extensions of a sample's members, in the order of the tar.
+    layouts: Vec<Vec<String>>,
+    /// Start of each member in blocks, which reaches 2 TiB.
+    member_blocks: Vec<u32>,
+    member_lens: Vec<u32>,
+    /// [`check_of`] each member; empty where they are not known.
+    member_checks: Vec<u16>,
+}
+
+/// One member of a sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Member<'a> {
+    /// In lower case, without the leading dot: `jpg`, `cls`, `seg.png`.
+    pub extension: &'a str,
+    /// Start of its data in the shard.
+    pub offset_bytes: u64,
+    /// Length of its data.
+    pub len_bytes: u64,
+    /// [`check_of`] its data, where it is known.
+    pub check: Option<u16>,
+}
+
+/// The low 16 bits of the XXH3-64 of a member's data. Enough to notice that a shard is not the one
+/// that was indexed: a change of `n` samples goes unseen with probability 2^(-16 n).
+pub fn check_of(data: &[u8]) -> u16 {
+    xxh3_64(data) as u16
+}
+
+impl ShardIndex {
+    /// Number of samples.
+    pub fn len(&self) -> usize {
+        self.key_ends.len()
+    }
+
+    /// Whether the shard holds no sample.
+    pub fn is_empty(&self) -> bool {
+        self.key_ends.is_empty()
+    }
+
+    /// Key of sample `i`.
+    pub fn key(&self, i: usize) -> &str {
+        let start = if i == 0 { 0 } else { self.key_ends[i - 1] as usize };
+        &self.keys[start..self.key_ends[i] as usize]
+    }
+
+    /// Whether both hold the same samples at the same places of a shard of the same length. Checksums are
+    /// not compared.
+    pub fn has_members_of(&self, other: &Self) -> bool {
+        let bare = |index: &Self| Self { checksum: None, member_checks: Vec::new(), ..index.clone() };
+        bare(self) == bare(other)
+    }
+
+    /// Members of sample `i`, in the order of the tar.
+    pub fn members(&self, i: usize) -> impl Iterator<Item = Member<'_>> {
+        let start = if i == 0 { 0 } else { self.member_ends[i - 1] as usize };
+        let extensions = &self.layouts[usize::from(self.sample_layouts[i])];
+        extensions.iter().zip(start..).map(|(extension, at)| Member {
+            extension,
+            offset_bytes: u64::from(self.member_blocks[at]) * BLOCK_BYTES,
+            len_bytes: u64::from(self.member_lens[at]),
+            check: self.member_checks.get(at).copied(),
+        })
+    }
+
+    /// Bytes that this index holds in memory.
+    pub fn memory_bytes(&self) -> usize {
+        self.keys.capacity()
+            + 4 * (self.key_ends.capacity() + self.member_ends.capacity())
+            + 4 * (self.member_blocks.capacity() + self.member_lens.capacity())
+            + 2 * (self.sample_layouts.capacity() + self.member_checks.capacity())
+    }
+
+    /// The member of sample `i` with the first of `extensions` that it has.
+    pub fn member(&self, i: usize, extensions: &[&str]) -> Option<Member<'_>> {
+        extensions.iter().find_map(|wanted| self.members(i).find(|m| m.extension == *wanted))
+    }
+}
+
+/// Groups members into samples as they come.
+#[derive(Debug, Default)]
+pub struct IndexBuilder {
+    index: ShardIndex,
+    layout_ids: HashMap<Vec<String>, u16>,
+    /// Key and extensions of the sample that may go on.
+    open: Option<(String, Vec<String>)>,
+}
+
+impl IndexBuilder {
+    /// An empty one.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a member; one with the key of the member before it joins that sample. Either all
+    /// members come with a check or none.
+    ///
+    /// # Errors
+    /// The reason in words: an extension twice in one sample, or a size the index cannot hold.
+    pub fn push(&mut self, key: &str, member: Member<'_>) -> Result<(), String> {
+        if !member.offset_bytes.is_multiple_of(BLOCK_BYTES) {
+            return Err(format!("offset {} is no multiple of {BLOCK_BYTES}", member.offset_bytes));
+        }
+        let block = u32::try_from(member.offset_bytes / BLOCK_BYTES).map_err(|_| "offset above 2 TiB")?;
+        let len = u32::try_from(member.len_bytes).map_err(|_| "member above 4 GiB")?;
+        if self.open.as_ref().is_none_or(|(open, _)| open != key) {
+            self.close_sample()?;
+        }
+        let (_, extensions) = self.open.get_or_insert_with(|| (key.to_string(), Vec::new()));
+        if extensions.iter().any(|extension| extension == member.extension) {
+            return Err("the extension stands twice".into());
+        }
+        if extensions.len() == MAX_MEMBERS {
+            return Err(format!("more than {MAX_MEMBERS} members have the key {key}"));
+        }
+        extensions.push(member.extension.to_string());
+        let first = self.index.member_lens.is_empty();
+        if !first && member.check.is_none() != self.index.member_checks.is_empty() {
+            return Err("some members have a check and some have none".into());
+        }
+        self.index.member_blocks.push(block);
+        self.index.member_lens.push(len);
+        self.index.member_checks.extend(member.check);
+        Ok(())
+    }
+
+    /// The finished index of a shard of `shard_bytes`.
+    ///
+    /// # Errors
+    /// As [`IndexBuilder::push`].
+    pub fn finish(mut self, shard_bytes: u64) -> Result<ShardIndex, String> {
+        self.close_sample()?;
+        self.index.shard_bytes = shard_bytes;
+        self.index.keys.shrink_to_fit();
+        self.index.key_ends.shrink_to_fit();
+        self.index.member_ends.shrink_to_fit();
+        self.index.sample_layouts.shrink_to_fit();
+        self.index.member_blocks.shrink_to_fit();
+        self.index.member_lens.shrink_to_fit();
+        self.index.member_checks.shrink_to_fit();
+        Ok(self.index)
+    }
+
+    fn close_sample(&mut self) -> Result<(), String> {
+        let Some((key, extensions)) = self.open.take() else { return Ok(()) };
+        let layout = match self.layout_ids.get(&extensions) {
+            Some(layout) => *layout,
+            None => {
+                let layout = u16::try_from(self.index.layouts.len())
+                    .map_err(|_| "more than 65,536 different lists of extensions")?;
+                self.index.layouts.push(extensions.clone());
+                self.layout_ids.insert(extensions, layout);
+                layout
+            }
+        };
+        self.index.keys.push_str(&key);
+        self.index.key_ends.push(u32::try_from(self.index.keys.len()).map_err(|_| "keys above 4 GiB")?);
+        self.index.member_ends.push(self.index.member_lens.len() as u32);
+        self.index.sample_layouts.push(layout);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(extension: &str, offset_bytes: u64) -> Member<'_> {
+        Member { extension, offset_bytes, len_bytes: 300, check: None }
+    }
+
+    #[test]
+    fn consecutive_members_group_and_others_do_not() {
+        let mut builder = IndexBuilder::new();
+        for (key, ext) in [("a", "jpg"), ("a", "cls"), ("b", "jpg"), ("a", "jpg")] {
+            builder.push(key, member(ext, 0)).expect("valid");
+        }
+        let index = builder.finish(10).expect("valid");
+        assert_eq!(index.len(), 3);
+        assert_eq!(index.member(0, &["png", "cls"]).map(|m| m.extension), Some("cls"));
+        assert_eq!(index.members(1).count(), 1);
+        assert_eq!(index.key(2), "a");
+    }
+
+    #[test]
+    fn an_extension_twice_in_a_sample_is_refused() {
+        let mut builder = IndexBuilder::new();
+        builder.push("a", member("jpg", 0)).expect("first");
+        assert!(builder.push("a", member("jpg", 512)).is_err());
+    }
+
+    /// A million samples of two members stay below 40 MB, checks included.
+    #[test]
+    fn a_large_index_is_small() {
+        let mut builder = IndexBuilder::new();
+        for i in 0..20_000u64 {
+            for (number, extension) in ["jpg", "cls"].into_iter().enumerate() {
+                let offset = 512 + (2 * i + number as u64) * 1024;
+                let member = Member { check: Some(7), ..member(extension, offset) };
+                builder.push(&format!("{i:08}"), member).expect("valid");
+            }
+        }
+        let index = builder.finish(1 << 40).expect("valid");
+        let last = index.member(19_999, &["cls"]).expect("there");
+        assert_eq!((last.offset_bytes, last.check), (512 + 39_999 * 1024, Some(7)));
+        assert!(index.memory_bytes() * 50 < 40_000_000, "{} bytes", index.memory_bytes());
+    }
+
+    #[test]
+    fn a_member_off_its_block_is_refused() {
+        assert!(IndexBuilder::new().push("a", member("jpg", 5)).is_err());
+    }
+}

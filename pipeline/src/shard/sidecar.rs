@@ -1,0 +1,271 @@
+//! The index of a shard on disk: `<shard>.idx.json` beside it.
+//!
+//! ```json
+//! {"version": 1, "shard_bytes": 30720, "xxh3": "0f3a…16 digits…",
+//!  "samples": [["000001", [["jpg", 512, 2311, 40961], ["cls", 3584, 1, 77]]]]}
+//! ```
+//!
+//! A member is extension, offset, length and check ([`check_of`]). `xxh3`, of the whole file, and the
+//! checks are left out where nobody has computed them.
+
+use std::fs;
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize, Serializer};
+
+use super::index::{IndexBuilder, Member, ShardIndex, check_of};
+use super::tar::{list_members_in, split_key};
+use crate::{PipelineError, file, hash};
+
+const VERSION: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Sidecar {
+    version: u32,
+    shard_bytes: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    xxh3: Option<String>,
+    samples: Vec<(String, Vec<Entry>)>,
+}
+
+/// Extension, offset, length, check.
+#[derive(Deserialize)]
+struct Entry(String, u64, u32, #[serde(default)] Option<u16>);
+
+/// Walks the headers of the shard at `path`.
+///
+/// # Errors
+/// As [`crate::shard::tar::list_members`]; [`PipelineError::BadMember`] when a sample has an extension
+/// twice.
+pub fn build(path: &Path) -> Result<ShardIndex, PipelineError> {
+    walk(&open_shard(path)?, path, false)
+}
+
+/// As [`build`], and reads the whole shard for its checksums.
+///
+/// # Errors
+/// As [`build`].
+pub fn build_checked(path: &Path) -> Result<ShardIndex, PipelineError> {
+    of_file(&open_shard(path)?, path)
+}
+
+/// [`build_checked`] of an open file; `path` is for messages only.
+pub(crate) fn of_file(file: &File, path: &Path) -> Result<ShardIndex, PipelineError> {
+    let mut index = walk(file, path, true)?;
+    let (checksum, _) = hash::of_file(file, false).map_err(|error| PipelineError::io("read", path, error))?;
+    index.checksum = Some(checksum);
+    Ok(index)
+}
+
+/// The index without checksums, or with those of members.
+pub(crate) fn walk(file: &File, path: &Path, checked: bool) -> Result<ShardIndex, PipelineError> {
+    let io = |error| PipelineError::io("read", path, error);
+    let shard_bytes = file.metadata().map_err(io)?.len();
+    let mut index = IndexBuilder::new();
+    for member in &list_members_in(file, path)? {
+        let Some((key, extension)) = split_key(&member.name) else { continue };
+        let check = match checked {
+            true => {
+                let mut data = vec![0; member.len_bytes as usize];
+                file.read_exact_at(&mut data, member.offset_bytes).map_err(io)?;
+                Some(check_of(&data))
+            }
+            false => None,
+        };
+        let (offset_bytes, len_bytes) = (member.offset_bytes, member.len_bytes);
+        index.push(key, Member { extension: &extension, offset_bytes, len_bytes, check }).map_err(
+            |reason| PipelineError::BadMember {
+                path: path.to_path_buf(),
+                member: member.name.clone(),
+                reason,
+            },
+        )?;
+    }
+    index.finish(shard_bytes).map_err(|reason| PipelineError::NotATar { path: path.to_path_buf(), reason })
+}
+
+/// The sidecar's name for the shard at `path`.
+pub fn path_of(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".idx.json");
+    PathBuf::from(name)
+}
+
+/// Reads the sidecar of the shard at `path` if there is one and it fits the shard's length,
+/// else builds the index.
+///
+/// # Errors
+/// [`PipelineError::BadIndex`] for a sidecar that cannot be parsed or points outside the
+/// shard; otherwise as [`build`].
+pub fn open(path: &Path) -> Result<ShardIndex, PipelineError> {
+    let Some(index) = load(path)? else { return build(path) };
+    let actual_bytes = match fs::metadata(path) {
+        Ok(meta) => meta.len(),
+        Err(_) => return Err(PipelineError::MissingShard { path: path.to_path_buf() }),
+    };
+    if index.shard_bytes != actual_bytes {
+        // The sidecar describes another file: one that was cut off, or one that was rewritten.
+        // Walking the headers names the member where it breaks.
+        let found = build(path)?;
+        if actual_bytes < index.shard_bytes && found.len() < index.len() {
+            // It was cut between two members, which no header tells.
+            return Err(PipelineError::Truncated {
+                path: path.to_path_buf(),
+                member: index.key(found.len()).to_string(),
+                needed_bytes: index.shard_bytes,
+                actual_bytes,
+            });
+        }
+        return Ok(found);
+    }
+    Ok(index)
+}
+
+/// Reads the sidecar of the shard at `path`, whether the shard is there or not. `None` where
+/// there is no sidecar.
+///
+/// # Errors
+/// [`PipelineError::BadIndex`], [`PipelineError::Io`].
+pub fn load(path: &Path) -> Result<Option<ShardIndex>, PipelineError> {
+    let sidecar = path_of(path);
+    let text = match fs::read(&sidecar) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(PipelineError::io("read", &sidecar, error)),
+    };
+    parse(&text).map(Some).map_err(|reason| PipelineError::BadIndex { path: sidecar, reason })
+}
+
+/// Parses a sidecar. Never panics, whatever the bytes.
+///
+/// # Errors
+/// The reason in words.
+pub fn parse(text: &[u8]) -> Result<ShardIndex, String> {
+    let sidecar: Sidecar = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    if sidecar.version != VERSION {
+        return Err(format!("version {} is not {VERSION}", sidecar.version));
+    }
+    let mut index = IndexBuilder::new();
+    for (key, members) in &sidecar.samples {
+        for entry in members {
+            let member = entry.member();
+            let end = member.offset_bytes.checked_add(member.len_bytes);
+            if end.is_none_or(|end| end > sidecar.shard_bytes) {
+                return Err(format!("sample {key}, member {} lies outside the shard", member.extension));
+            }
+            index
+                .push(key, member)
+                .map_err(|reason| format!("sample {key}, member {}: {reason}", member.extension))?;
+        }
+    }
+    let mut index = index.finish(sidecar.shard_bytes)?;
+    index.checksum = match sidecar.xxh3 {
+        Some(digits) => {
+            Some(u64::from_str_radix(&digits, 16).map_err(|_| format!("xxh3 {digits:?} is no hash"))?)
+        }
+        None => None,
+    };
+    Ok(index)
+}
+
+/// Writes the sidecar of the shard at `path`, through a temporary file.
+///
+/// # Errors
+/// [`PipelineError::Io`].
+pub fn save(index: &ShardIndex, path: &Path) -> Result<(), PipelineError> {
+    let target = path_of(path);
+    let samples = (0..index.len())
+        .map(|i| (index.key(i).to_string(), index.members(i).map(Entry::of).collect()))
+        .collect();
+    let xxh3 = index.checksum.map(|checksum| format!("{checksum:016x}"));
+    let sidecar = Sidecar { version: VERSION, shard_bytes: index.shard_bytes, xxh3, samples };
+    let write = || -> std::io::Result<()> {
+        let mut text = serde_json::to_vec(&sidecar)?;
+        text.push(b'\n');
+        file::replace(&target, &text)
+    };
+    write().map_err(|error| PipelineError::io("write", &target, error))
+}
+fn open_shard(path: &Path) -> Result<File, PipelineError> {
+    File::open(path).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => PipelineError::MissingShard { path: path.to_path_buf() },
+        _ => PipelineError::io("open", path, error),
+    })
+}
+
+impl Entry {
+    fn of(member: Member<'_>) -> Self {
+        Self(member.extension.to_string(), member.offset_bytes, member.len_bytes as u32, member.check)
+    }
+
+    fn member(&self) -> Member<'_> {
+        let Self(extension, offset_bytes, len, check) = self;
+        Member { extension, offset_bytes: *offset_bytes, len_bytes: u64::from(*len), check: *check }
+    }
+}
+
+impl Serialize for Entry {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self(extension, offset_bytes, len, check) = self;
+        match check {
+            Some(check) => (extension, offset_bytes, len, check).serialize(serializer),
+            None => (extension, offset_bytes, len).serialize(serializer),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_member_outside_the_shard_is_refused() {
+        let text = br#"{"version":1,"shard_bytes":100,"samples":[["a",[["jpg",0,101]]]]}"#;
+        assert!(parse(text).expect_err("outside").contains("outside"));
+    }
+
+    /// Sidecars of before there were checksums, and of both kinds mixed, which nobody writes.
+    #[test]
+    fn checks_are_there_for_all_members_or_for_none() {
+        let plain = br#"{"version":1,"shard_bytes":2000,"samples":[["a",[["jpg",512,1]]]]}"#;
+        let index = parse(plain).expect("no checks");
+        assert_eq!((index.checksum, index.members(0).next().and_then(|m| m.check)), (None, None));
+        let mixed = br#"{"version":1,"shard_bytes":2000,"samples":[["a",[["jpg",512,1,7],["cls",1024,1]]]]}"#;
+        assert!(parse(mixed).is_err());
+        let hash = br#"{"version":1,"shard_bytes":2000,"xxh3":"zz","samples":[]}"#;
+        assert!(parse(hash).expect_err("no hash").contains("zz"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_sidecar_bytes_are_answered_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse(&bytes);
+        }
+
+        #[test]
+        fn a_sidecar_survives_the_disk(lens in proptest::collection::vec(1u64..500, 1..20), checked: bool) {
+            let folder = tempfile::tempdir().expect("temporary folder");
+            let shard = folder.path().join("s.tar");
+            let mut builder = IndexBuilder::new();
+            let mut at = 512;
+            for (i, len) in lens.iter().enumerate() {
+                let check = checked.then_some(i as u16 * 7);
+                for (extension, len_bytes) in [("jpg", *len), ("cls", 1)] {
+                    let member = Member { extension, offset_bytes: at, len_bytes, check };
+                    builder.push(&format!("k{i}"), member).expect("valid");
+                    at += 512;
+                }
+            }
+            std::fs::write(&shard, vec![0; at as usize]).expect("written");
+            let mut index = builder.finish(at).expect("valid");
+            index.checksum = checked.then_some(at);
+            save(&index, &shard).expect("saved");
+            prop_assert_eq!(open(&shard).expect("opened"), index);
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Tar members and WebDataset's rule for grouping them into samples.
+//!
+//! The key of a member is its path up to the first dot of the base name; the rest is the
+//! extension, in lower case. Consecutive members with equal keys form a sample.
+
+use std::fs::File;
+use std::io;
+use std::io::{BufReader, Read, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use crate::PipelineError;
+
+/// One regular file inside a shard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TarMember {
+    /// Path inside the tar.
+    pub name: String,
+    /// Where its data starts, in bytes from the start of the shard.
+    pub offset_bytes: u64,
+    /// Length of its data.
+    pub len_bytes: u64,
+}
+
+/// Splits a member's path into key and extension; `None` where WebDataset skips the member.
+///
+/// Skipped are names without a dot, names that start with a dot, and paths with a part of the
+/// form `__name__`.
+pub fn split_key(name: &str) -> Option<(&str, String)> {
+    let reserved = |part: &str| part.len() > 4 && part.starts_with("__") && part.ends_with("__");
+    if name.split('/').any(reserved) {
+        return None;
+    }
+    let base = name.rfind('/').map_or(0, |slash| slash + 1);
+    let dot = name[base..].find('.')? + base;
+    if dot == base {
+        return None;
+    }
+    Some((&name[..dot], name[dot + 1..].to_lowercase()))
+}
+
+/// Reads the headers of a shard and lists its regular files in order.
+///
+/// Links, devices and folders are passed over. Long names in GNU and PAX form are understood.
+///
+/// # Errors
+/// [`PipelineError::NotATar`] when a header does not check, [`PipelineError::Truncated`] when a
+/// member's data runs past the end of the file.
+pub fn list_members(path: &Path) -> Result<Vec<TarMember>, PipelineError> {
+    let file = File::open(path).map_err(|source| match source.kind() {
+        std::io::ErrorKind::NotFound => PipelineError::MissingShard { path: path.to_path_buf() },
+        _ => PipelineError::io("open", path, source),
+    })?;
+    list_members_in(&file, path)
+}
+
+/// [`list_members`] of an open file, whose position is left alone; `path` is for messages only.
+///
+/// # Errors
+/// As [`list_members`].
+pub fn list_members_in(file: &File, path: &Path) -> Result<Vec<TarMember>, PipelineError> {
+    let actual_bytes = file.metadata().map_err(|source| PipelineError::io("read", path, source))?.len();
+    let reader = Positioned { file, at_bytes: 0, len_bytes: actual_bytes };
+    list_members_of(BufReader::with_capacity(64 << 10, reader), actual_bytes, path)
+}
+
+/// A position of its own in a file that others read too.
+struct Positioned<'a> {
+    file: &'a File,
+    at_bytes: u64,
+    len_bytes: u64,
+}
+
+impl Read for Positioned<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let n = self.file.read_at(buffer, self.at_bytes)?;
+        self.at_bytes += n as u64;
+        Ok(n)
+    }
+}
+
+impl Seek for Positioned<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let target = match to {
+            SeekFrom::Start(at) => Some(at),
+            SeekFrom::Current(by) => self.at_bytes.checked_add_signed(by),
+            SeekFrom::End(by) => self.len_bytes.checked_add_signed(by),
+        };
+        self.at_bytes = target.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        Ok(self.at_bytes)
+    }
+}
+
+/// [`list_members`] on any seekable source of known length; `path` is for messages only.
+///
+/// # Errors
+/// As [`list_members`].
+pub fn list_members_of(
+    reader: impl Read + Seek,
+    actual_bytes: u64,
+    path: &Path,
+) -> Result<Vec<TarMember>, PipelineError> {
+    let mut archive = ::tar::Archive::new(reader);
+    let not_a_tar = |reason: String| PipelineError::NotATar { path: path.to_path_buf(), reason };
+    let mut members: Vec<TarMember> = Vec::new();
+    let entries = archive.entries_with_seek().map_err(|error| not_a_tar(error.to_string()))?;
+    for entry in entries {
+        let entry = entry.map_err(|error| match members.last() {
+            Some(last) => cut_off(path, last, actual_bytes, &error),
+            None => not_a_tar(error.to_string()),
+        })?;
+        if !entry.header().entry_type().is_file() {
+            continue;
+        }
+        let member = TarMember {
+            name: String::from_utf8_lossy(&entry.path_bytes()).into_owned(),
+            offset_bytes: entry.raw_file_position(),
+            len_bytes: entry.size(),
+        };
+        let end = member.offset_bytes.saturating_add(member.len_bytes);
+        if end > actual_bytes {
+            return Err(PipelineError::Truncated {
+                path: path.to_path_buf(),
+                member: member.name,
+                needed_bytes: end,
+                actual_bytes,
+            });
+        }
+        members.push(member);
+    }
+    if members.is_empty() && actual_bytes < 512 {
+        return Err(not_a_tar(format!("it has {actual_bytes} bytes, less than one header")));
+    }
+    Ok(members)
+}
+
+/// A header after `last` could not be read: the file ends early, or something else stands there.
+fn cut_off(path: &Path, last: &TarMember, actual_bytes: u64, error: &std::io::Error) -> PipelineError {
+    let header_end = (last.offset_bytes + last.len_bytes).next_multiple_of(512) + 512;
+    if header_end > actual_bytes {
+        return PipelineError::Truncated {
+            path: path.to_path_buf(),
+            member: format!("after {}", last.name),
+            needed_bytes: header_end,
+            actual_bytes,
+        };
+    }
+    PipelineError::NotATar {
+        path: path.to_path_buf(),
+        reason: format!("the header after {} is damaged: {error}", last.name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::io::Cursor;
+
+    #[test]
+    fn keys_follow_webdataset() {
+        let split = |name| split_key(name).map(|(key, ext)| (key.to_string(), ext));
+        let some = |key: &str, ext: &str| Some((key.to_string(), ext.to_string()));
+        assert_eq!(split("a/b/0001.seg.PNG"), some("a/b/0001", "seg.png"));
+        assert_eq!(split("a.b/c.jpg"), some("a.b/c", "jpg"));
+        assert_eq!(split("noext"), None);
+        assert_eq!(split("dir/.hidden"), None);
+        assert_eq!(split("__meta__/x.jpg"), None);
+        assert_eq!(split("a/__meta__"), None);
+        assert_eq!(split("____.jpg"), some("____", "jpg"));
+    }
+
+    fn tar_of(names: &[&str]) -> Vec<u8> {
+        let mut builder = ::tar::Builder::new(Vec::new());
+        for name in names {
+            let mut header = ::tar::Header::new_gnu();
+            header.set_size(name.len() as u64);
+            header.set_mode(0o444);
+            builder.append_data(&mut header, name, name.as_bytes()).expect("in memory");
+        }
+        builder.into_inner().expect("in memory")
+    }
+
+    #[test]
+    fn long_names_and_offsets_are_right() {
+        let long = format!("{}/x.jpg", "d".repeat(180));
+        let bytes = tar_of(&["a.jpg", &long]);
+        let members =
+            list_members_of(Cursor::new(&bytes), bytes.len() as u64, Path::new("t")).expect("valid");
+        assert_eq!(members.len(), 2);
+        for member in members {
+            let start = member.offset_bytes as usize;
+            let data = &bytes[start..start + member.len_bytes as usize];
+            assert_eq!(data, member.name.as_bytes());
+        }
+    }
+
+    /// Links could name files of this machine, devices and folders hold no bytes.
+    #[test]
+    fn only_regular_files_are_members() {
+        use ::tar::EntryType;
+        let mut builder = ::tar::Builder::new(Vec::new());
+        for (name, kind) in [
+            ("soft.jpg", EntryType::Symlink),
+            ("hard.jpg", EntryType::Link),
+            ("char.jpg", EntryType::Char),
+            ("block.jpg", EntryType::Block),
+            ("pipe.jpg", EntryType::Fifo),
+            ("folder.jpg", EntryType::Directory),
+            ("real.jpg", EntryType::Regular),
+        ] {
+            let mut header = ::tar::Header::new_gnu();
+            header.set_entry_type(kind);
+            header.set_size(0);
+            header.set_mode(0o644);
+            if matches!(kind, EntryType::Symlink | EntryType::Link) {
+                header.set_link_name("/etc/passwd").expect("short");
+            }
+            builder.append_data(&mut header, name, &[][..]).expect("in memory");
+        }
+        let bytes = builder.into_inner().expect("in memory");
+        let members =
+            list_members_of(Cursor::new(&bytes), bytes.len() as u64, Path::new("t")).expect("valid");
+        assert_eq!(members.iter().map(|member| member.name.as_str()).collect::<Vec<_>>(), ["real.jpg"]);
+    }
+
+    proptest! {
+        #[test]
+        fn damaged_bytes_never_panic(at in 0usize..2048, value: u8, len in 0usize..3000) {
+            let mut bytes = tar_of(&["a.jpg", "b.jpg"]);
+            if at < bytes.len() { bytes[at] = value; }
+            bytes.truncate(len);
+            let _ = list_members_of(Cursor::new(&bytes), bytes.len() as u64, Path::new("t"));
+        }
+    }
+}

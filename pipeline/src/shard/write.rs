@@ -1,0 +1,367 @@
+//! Samples into shards: USTAR archives with fixed times and owners, so that the same samples give
+//! the same bytes, each with its index beside it.
+
+use std::fs;
+use std::fs::File;
+use std::io;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use super::index::{IndexBuilder, Member, check_of};
+use super::tar::split_key;
+use crate::PipelineError;
+use crate::file::temporary;
+
+use crate::shard::sidecar;
+use xxhash_rust::xxh3::Xxh3;
+
+/// When a shard is full. Whichever comes first counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShardLimits {
+    /// Samples of a shard.
+    pub max_samples: u64,
+    /// Bytes of a shard, headers and padding counted.
+    pub max_bytes: u64,
+}
+
+/// Writes `<folder>/<prefix>-000000.tar` and so on.
+pub struct ShardWriter {
+    folder: PathBuf,
+    prefix: String,
+    limits: ShardLimits,
+    /// Whether shards that are there stay, instead of being an error.
+    resume: bool,
+    current: Option<Current>,
+    written: Vec<PathBuf>,
+    n_samples: u64,
+}
+
+/// The shard that samples go to.
+struct Current {
+    path: PathBuf,
+    /// `None` for one that an earlier run has written.
+    file: Option<ShardFile>,
+    n_samples: u64,
+    bytes: u64,
+}
+
+/// One shard that is being written. It stands under a temporary name until [`ShardFile::finish`],
+/// so that a shard that has its name is whole.
+pub struct ShardFile {
+    path: PathBuf,
+    temporary: PathBuf,
+    builder: ::tar::Builder<Hashed>,
+    index: IndexBuilder,
+    last_key: Option<String>,
+    bytes: u64,
+}
+
+/// A file that hashes what is written to it.
+struct Hashed {
+    file: BufWriter<File>,
+    hash: Xxh3,
+}
+
+const BLOCK_BYTES: u64 = 512;
+
+impl ShardWriter {
+    /// A writer into `folder`, which is created.
+    ///
+    /// # Errors
+    /// [`PipelineError::Io`].
+    pub fn new(folder: &Path, prefix: &str, limits: ShardLimits) -> Result<Self, PipelineError> {
+        fs::create_dir_all(folder).map_err(|e| PipelineError::io("create folder", folder, e))?;
+        Ok(Self {
+            folder: folder.to_path_buf(),
+            prefix: prefix.to_string(),
+            limits,
+            resume: false,
+            current: None,
+            written: Vec::new(),
+            n_samples: 0,
+        })
+    }
+
+    /// A writer that goes on where an earlier one was stopped. It must get the same samples in the
+    /// same order: the shards that are there are counted and not written again.
+    ///
+    /// # Errors
+    /// [`PipelineError::Io`].
+    pub fn resume(folder: &Path, prefix: &str, limits: ShardLimits) -> Result<Self, PipelineError> {
+        Ok(Self { resume: true, ..Self::new(folder, prefix, limits)? })
+    }
+
+    /// Adds one sample: a key without dots, and its members as (extension, bytes).
+    ///
+    /// # Errors
+    /// [`PipelineError::Exists`] when a shard of that name is there already,
+    /// [`PipelineError::BadMember`], [`PipelineError::Io`].
+    pub fn add(&mut self, key: &str, members: &[(&str, &[u8])]) -> Result<(), PipelineError> {
+        let sample_bytes: u64 =
+            members.iter().map(|(extension, data)| member_bytes(&name_of(key, extension), data)).sum();
+        let full = self.current.as_ref().is_some_and(|shard| {
+            shard.n_samples >= self.limits.max_samples || shard.bytes + sample_bytes > self.limits.max_bytes
+        });
+        if full {
+            self.close_shard()?;
+        }
+        let mut shard = match self.current.take() {
+            Some(shard) => shard,
+            None => self.open_shard()?,
+        };
+        if let Some(file) = &mut shard.file {
+            file.add(key, members)?;
+        }
+        shard.n_samples += 1;
+        shard.bytes += sample_bytes;
+        self.n_samples += 1;
+        self.current = Some(shard);
+        Ok(())
+    }
+
+    /// Samples added so far.
+    pub fn n_samples(&self) -> u64 {
+        self.n_samples
+    }
+
+    /// Closes the last shard and returns the paths of all.
+    ///
+    /// # Errors
+    /// [`PipelineError::Io`].
+    pub fn finish(mut self) -> Result<Vec<PathBuf>, PipelineError> {
+        self.close_shard()?;
+        Ok(self.written)
+    }
+
+    fn open_shard(&self) -> Result<Current, PipelineError> {
+        let path = self.folder.join(format!("{}-{:06}.tar", self.prefix, self.written.len()));
+        let there = self.resume && path.exists();
+        let file = if there { None } else { Some(ShardFile::create(&path)?) };
+        Ok(Current { path, file, n_samples: 0, bytes: 2 * BLOCK_BYTES })
+    }
+
+    fn close_shard(&mut self) -> Result<(), PipelineError> {
+        if let Some(shard) = self.current.take() {
+            if let Some(file) = shard.file {
+                file.finish()?;
+            }
+            self.written.push(shard.path);
+        }
+        Ok(())
+    }
+}
+
+impl ShardFile {
+    /// A shard that will stand at `path`.
+    ///
+    /// # Errors
+    /// [`PipelineError::Exists`] when something stands there, [`PipelineError::Io`].
+    pub fn create(path: &Path) -> Result<Self, PipelineError> {
+        if path.exists() {
+            return Err(PipelineError::Exists { path: path.to_path_buf() });
+        }
+        let temporary = temporary(path);
+        let file = File::create(&temporary).map_err(|e| PipelineError::io("create", &temporary, e))?;
+        Ok(Self {
+            path: path.to_path_buf(),
+            temporary,
+            builder: ::tar::Builder::new(Hashed {
+                file: BufWriter::with_capacity(1 << 20, file),
+                hash: Xxh3::new(),
+            }),
+            index: IndexBuilder::new(),
+            last_key: None,
+            bytes: 2 * BLOCK_BYTES,
+        })
+    }
+
+    /// Adds one sample: a key without dots, and its members as (extension, bytes).
+    ///
+    /// # Errors
+    /// [`PipelineError::BadMember`], [`PipelineError::Io`].
+    pub fn add(&mut self, key: &str, members: &[(&str, &[u8])]) -> Result<(), PipelineError> {
+        if self.last_key.as_deref() == Some(key) {
+            let (path, member) = (self.path.clone(), key.to_string());
+            let reason = "the sample before it has the same key: both would be read as one".into();
+            return Err(PipelineError::BadMember { path, member, reason });
+        }
+        for (extension, data) in members {
+            self.append(key, extension, data)?;
+        }
+        self.last_key = Some(key.to_string());
+        Ok(())
+    }
+
+    /// Ends the tar, writes its index, and gives both their names. The index comes first: a shard
+    /// with a name has one.
+    ///
+    /// # Errors
+    /// [`PipelineError::Io`].
+    pub fn finish(self) -> Result<PathBuf, PipelineError> {
+        let io = |error| PipelineError::io("write", &self.temporary, error);
+        let Hashed { mut file, hash } = self.builder.into_inner().map_err(io)?;
+        file.flush().map_err(io)?;
+        file.get_ref().sync_all().map_err(io)?;
+        let bytes = file.get_ref().metadata().map_err(io)?.len();
+        let bad = |reason| PipelineError::NotATar { path: self.path.clone(), reason };
+        let mut index = self.index.finish(bytes).map_err(bad)?;
+        index.checksum = Some(hash.digest());
+        sidecar::save(&index, &self.path)?;
+        fs::rename(&self.temporary, &self.path).map_err(|e| PipelineError::io("rename", &self.path, e))?;
+        Ok(self.path)
+    }
+
+    fn append(&mut self, key: &str, extension: &str, data: &[u8]) -> Result<(), PipelineError> {
+        let name = name_of(key, extension);
+        let key = split_key(&name).map_or(key, |(key, _)| key);
+        let io = |error| PipelineError::io("write", &self.temporary, error);
+        let mut header = match is_long(&name) {
+            true => ::tar::Header::new_gnu(),
+            false => ::tar::Header::new_ustar(),
+        };
+        header.set_size(data.len() as u64);
+        header.set_mode(0o444);
+        header.set_mtime(0);
+        header.set_username("bigdata").map_err(io)?;
+        header.set_groupname("bigdata").map_err(io)?;
+        self.builder.append_data(&mut header, &name, data).map_err(io)?;
+        // `bytes` counts the two blocks that end a tar.
+        let end = self.bytes - 2 * BLOCK_BYTES + member_bytes(&name, data);
+        let offset_bytes = end - (data.len() as u64).next_multiple_of(BLOCK_BYTES);
+        let bad = |reason| PipelineError::BadMember { path: self.path.clone(), member: name.clone(), reason };
+        let (len_bytes, check) = (data.len() as u64, Some(check_of(data)));
+        self.index.push(key, Member { extension, offset_bytes, len_bytes, check }).map_err(bad)?;
+        self.bytes += member_bytes(&name, data);
+        Ok(())
+    }
+}
+
+impl Write for Hashed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write_all(bytes)?;
+        self.hash.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// Name of a member. Some tools write `./a.jpg`, which is `a.jpg`.
+fn name_of(key: &str, extension: &str) -> String {
+    let key = key.split('/').filter(|part| !part.is_empty() && *part != ".").collect::<Vec<_>>().join("/");
+    format!("{key}.{extension}")
+}
+
+/// Whether a name does not fit a USTAR header and takes a GNU one before it.
+fn is_long(name: &str) -> bool {
+    ::tar::Header::new_ustar().set_path(name).is_err()
+}
+
+/// Headers, data and padding of a member.
+fn member_bytes(name: &str, data: &[u8]) -> u64 {
+    let padded = |len: usize| (len as u64).next_multiple_of(BLOCK_BYTES);
+    let long_name = if is_long(name) { BLOCK_BYTES + padded(name.len() + 1) } else { 0 };
+    long_name + BLOCK_BYTES + padded(data.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(folder: &Path, limits: ShardLimits) -> Vec<PathBuf> {
+        let mut writer = ShardWriter::new(folder, "t", limits).expect("folder");
+        for i in 0..10u32 {
+            let image = vec![i as u8; 300 + 100 * i as usize];
+            writer
+                .add(&format!("{i:04}"), &[("jpg", &image), ("cls", i.to_string().as_bytes())])
+                .expect("added");
+        }
+        writer.finish().expect("finished")
+    }
+
+    #[test]
+    fn the_sidecar_equals_a_walk_over_the_headers() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let limits = ShardLimits { max_samples: 4, max_bytes: u64::MAX };
+        let paths = write(folder.path(), limits);
+        assert_eq!(paths.len(), 3);
+        for path in paths {
+            assert_eq!(sidecar::open(&path).expect("sidecar"), sidecar::build_checked(&path).expect("walk"));
+        }
+    }
+
+    /// Names that other tools write: with `./`, and longer than USTAR holds.
+    #[test]
+    fn strange_names_are_written_as_they_are_read() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("s.tar");
+        let mut file = ShardFile::create(&path).expect("created");
+        let long = format!("{}/{}", "d".repeat(60), "k".repeat(180));
+        for key in ["./a", long.as_str(), "b"] {
+            file.add(key, &[("jpg", b"x"), ("cls", b"1")]).expect("added");
+        }
+        assert!(file.add("b", &[("png", b"x")]).is_err(), "two samples would become one");
+        file.finish().expect("finished");
+        let index = sidecar::open(&path).expect("sidecar");
+        assert_eq!(index, sidecar::build_checked(&path).expect("walk"));
+        assert_eq!((index.key(0), index.key(1)), ("a", long.as_str()));
+    }
+
+    #[test]
+    fn the_same_samples_give_the_same_bytes_and_sizes_hold() {
+        let limits = ShardLimits { max_samples: u64::MAX, max_bytes: 8 << 10 };
+        let (a, b) = (tempfile::tempdir().expect("a"), tempfile::tempdir().expect("b"));
+        let (paths_a, paths_b) = (write(a.path(), limits), write(b.path(), limits));
+        assert!(paths_a.len() > 1);
+        for (a, b) in paths_a.iter().zip(&paths_b) {
+            let bytes = fs::read(a).expect("a");
+            assert!(bytes.len() as u64 <= limits.max_bytes, "{} bytes", bytes.len());
+            assert_eq!(bytes, fs::read(b).expect("b"));
+        }
+    }
+
+    #[test]
+    fn a_writer_that_goes_on_writes_what_is_missing() {
+        let (whole, part) = (tempfile::tempdir().expect("a"), tempfile::tempdir().expect("b"));
+        let limits = ShardLimits { max_samples: 4, max_bytes: u64::MAX };
+        write(whole.path(), limits);
+        write(part.path(), limits);
+        fs::remove_file(part.path().join("t-000001.tar")).expect("removed");
+        let mut writer = ShardWriter::resume(part.path(), "t", limits).expect("folder");
+        for i in 0..10u32 {
+            let image = vec![i as u8; 300 + 100 * i as usize];
+            let label = i.to_string();
+            writer.add(&format!("{i:04}"), &[("jpg", &image), ("cls", label.as_bytes())]).expect("added");
+        }
+        assert_eq!(writer.finish().expect("finished").len(), 3);
+        for name in ["t-000000.tar", "t-000001.tar", "t-000002.tar"] {
+            let read = |folder: &Path| fs::read(folder.join(name)).expect(name);
+            assert_eq!(read(whole.path()), read(part.path()), "{name}");
+        }
+    }
+
+    /// What a killed writer left behind is no shard, and does not stand in the way of the next.
+    #[test]
+    fn a_shard_that_was_not_finished_has_no_name() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("t-000000.tar");
+        let mut file = ShardFile::create(&path).expect("created");
+        file.add("0", &[("jpg", b"x")]).expect("added");
+        drop(file);
+        assert!(!path.exists());
+        write(folder.path(), ShardLimits { max_samples: 100, max_bytes: u64::MAX });
+        assert_eq!(sidecar::open(&path).expect("sidecar").len(), 10);
+    }
+
+    #[test]
+    fn nothing_is_overwritten() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let limits = ShardLimits { max_samples: 100, max_bytes: u64::MAX };
+        write(folder.path(), limits);
+        let mut writer = ShardWriter::new(folder.path(), "t", limits).expect("folder");
+        let error = writer.add("0", &[("jpg", b"x")]).expect_err("exists").to_string();
+        assert!(error.contains("t-000000.tar"), "{error}");
+    }
+}

@@ -1,0 +1,550 @@
+//! A bounded folder of whole shards, shared by threads and processes.
+//!
+//! A shard is written as `<name>.part` under a lock and renamed when it is whole, so that a file with
+//! its name is one. When room is needed the shards that were longest unused go, and the handles on them,
+//! without which their bytes would stay on the disk. Indices stay: they are small, and a run that starts
+//! again needs all of them. Files that have not the names of a cache are never touched.
+
+use std::collections::HashMap;
+use std::fs;
+use std::fs::File;
+use std::io;
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::part::{allocate, lock_part, remove_if_abandoned};
+use crate::PipelineError;
+use crate::remote::Sink;
+
+/// How often a shard in use says so to other processes.
+const TOUCH_EVERY: Duration = Duration::from_secs(1);
+
+/// How often a fetch that waits for room looks for it.
+const ROOM_POLL: Duration = Duration::from_millis(100);
+
+/// Room that is made at a time for what does not say how long it is.
+const STEP_BYTES: u64 = 64 << 20;
+
+/// The cache.
+#[derive(Debug)]
+pub(crate) struct Cache {
+    folder: PathBuf,
+    max_bytes: u64,
+    slots: Mutex<HashMap<String, Arc<Slot>>>,
+    /// Held while room is made, so that two threads do not clear for the same bytes.
+    clearing: Mutex<()>,
+    /// Fetches that may still start.
+    permits: Mutex<usize>,
+    returned: Condvar,
+}
+
+/// A shard of the cache, as this process knows it. Locked while it is fetched: whoever needs it too
+/// waits.
+type Slot = Mutex<Option<Held>>;
+
+#[derive(Debug)]
+struct Held {
+    file: Arc<File>,
+    touched: Instant,
+}
+
+/// A shard in the folder. Ordered by the time of its last use.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Listed {
+    used: SystemTime,
+    len_bytes: u64,
+    path: PathBuf,
+}
+
+/// A shard that is being written into the cache.
+pub(crate) struct Filling<'a> {
+    cache: &'a Cache,
+    part: PathBuf,
+    file: File,
+    hash: Xxh3,
+    len_bytes: u64,
+    /// Bytes that room was made for.
+    reserved_bytes: u64,
+    /// Whether its length was told before it came.
+    length_told: bool,
+}
+
+impl Cache {
+    pub(crate) fn new(folder: PathBuf, max_bytes: u64, n_fetches: usize) -> Self {
+        Self {
+            folder,
+            max_bytes,
+            slots: Mutex::default(),
+            clearing: Mutex::default(),
+            permits: Mutex::new(n_fetches.max(1)),
+            returned: Condvar::new(),
+        }
+    }
+
+    /// Bytes that it may hold.
+    pub(crate) fn max_bytes(&self) -> u64 {
+        self.max_bytes
+    }
+
+    /// Where the shard `name` stands when it is there.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// Makes the folder, where indices are kept too.
+    pub(crate) fn create(&self) -> Result<(), PipelineError> {
+        fs::create_dir_all(&self.folder).map_err(|e| PipelineError::io("create folder", &self.folder, e))
+    }
+
+    /// The shard `name`, by `fill` if it is not there. One that has not `expected_bytes` is fetched
+    /// again: a machine that lost its power leaves such files.
+    pub(crate) fn file(
+        &self,
+        name: &str,
+        expected_bytes: Option<u64>,
+        fill: impl FnOnce(&mut Filling<'_>) -> Result<(), PipelineError>,
+    ) -> Result<Arc<File>, PipelineError> {
+        let slot = Arc::clone(lock(&self.slots).entry(name.to_string()).or_default());
+        let mut held = lock(&slot);
+        if let Some(shard) = held.as_mut()
+            && shard.still_there(&self.path(name))
+        {
+            return Ok(Arc::clone(&shard.file));
+        }
+        // Room is made for what is to come, not kept by what is gone.
+        *held = None;
+        let file = match self.open_whole(name, expected_bytes)? {
+            Some(file) => file,
+            None => self.fetch(name, expected_bytes, fill)?,
+        };
+        let file = Arc::new(file);
+        *held = Some(Held { file: Arc::clone(&file), touched: Instant::now() });
+        Ok(file)
+    }
+
+    /// Closes a handle that failed, so that the next reader opens the shard anew. One that another thread
+    /// has opened since stays.
+    pub(crate) fn close(&self, name: &str, failed: &Arc<File>) {
+        // The map must not stay locked while the slot is waited for: whoever fetches into it needs the map.
+        let slot = lock(&self.slots).get(name).cloned();
+        if let Some(slot) = slot {
+            lock(&slot).take_if(|held| Arc::ptr_eq(&held.file, failed));
+        }
+    }
+
+    fn open_whole(&self, name: &str, expected_bytes: Option<u64>) -> Result<Option<File>, PipelineError> {
+        let path = self.path(name);
+        let io = |error| PipelineError::io("open", &path, error);
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(io(error)),
+        };
+        if expected_bytes.is_some_and(|expected| file.metadata().is_ok_and(|meta| meta.len() != expected)) {
+            fs::remove_file(&path).map_err(|error| PipelineError::io("remove", &path, error))?;
+            return Ok(None);
+        }
+        // Where the time cannot be set, as on a folder of someone else, the oldest goes first.
+        let _ = file.set_modified(SystemTime::now());
+        Ok(Some(file))
+    }
+
+    fn fetch(
+        &self,
+        name: &str,
+        expected_bytes: Option<u64>,
+        fill: impl FnOnce(&mut Filling<'_>) -> Result<(), PipelineError>,
+    ) -> Result<File, PipelineError> {
+        self.create()?;
+        let _permit = Permit::take(self);
+        let path = self.path(name);
+        let part = self.folder.join(format!("{name}.part"));
+        let file = lock_part(&part).map_err(|error| PipelineError::io("write", &part, error))?;
+        // Another process may have fetched it while this one waited for the lock.
+        if let Some(there) = self.open_whole(name, expected_bytes)? {
+            let _ = fs::remove_file(&part);
+            return Ok(there);
+        }
+        let mut filling = Filling {
+            cache: self,
+            part: part.clone(),
+            file,
+            hash: Xxh3::new(),
+            len_bytes: 0,
+            reserved_bytes: 0,
+            length_told: false,
+        };
+        let filled = fill(&mut filling).and_then(|()| filling.finish(&path));
+        if filled.is_err() {
+            let _ = fs::remove_file(&part);
+        }
+        filled?;
+        // The handle stays, because another process may need the room at once; the lock has served.
+        let _ = filling.file.unlock();
+        Ok(filling.file)
+    }
+
+    /// Gives `file` its length, with room in the cache and on the disk. Where other fetches leave none it
+    /// waits, if it may: those that have their room end.
+    fn reserve(&self, file: &File, len_bytes: u64, part: &Path, may_wait: bool) -> io::Result<()> {
+        loop {
+            let clearing = lock(&self.clearing);
+            let fits = self.make_room(len_bytes, part)?;
+            if fits || !may_wait {
+                match allocate(file, len_bytes) {
+                    // The disk may be smaller than the cache was promised.
+                    Err(error) if error.kind() == ErrorKind::StorageFull => {
+                        let (shards, parts_bytes) = self.list(part)?;
+                        let removed = shards.iter().any(|shard| fs::remove_file(&shard.path).is_ok());
+                        self.close_removed();
+                        if removed {
+                            continue;
+                        }
+                        if !may_wait || parts_bytes == 0 {
+                            return Err(error);
+                        }
+                        file.set_len(0)?;
+                    }
+                    allocated => return allocated,
+                }
+            }
+            drop(clearing);
+            std::thread::sleep(ROOM_POLL);
+        }
+    }
+
+    /// Removes what was longest unused until `wanted_bytes` more fit. `part` is not counted. False where
+    /// what others are fetching leaves no room. The caller holds `clearing`.
+    fn make_room(&self, wanted_bytes: u64, part: &Path) -> io::Result<bool> {
+        if wanted_bytes > self.max_bytes {
+            let (needed_bytes, max_bytes) = (wanted_bytes, self.max_bytes);
+            return Err(io::Error::other(PipelineError::CacheTooSmall { needed_bytes, max_bytes }));
+        }
+        let (shards, parts_bytes) = self.list(part)?;
+        let mut sum_bytes = shards.iter().map(|shard| shard.len_bytes).sum::<u64>() + parts_bytes;
+        let fits = |sum_bytes: u64| sum_bytes.saturating_add(wanted_bytes) <= self.max_bytes;
+        for shard in shards {
+            if fits(sum_bytes) {
+                break;
+            }
+            // What cannot be removed, because it is someone else's, is passed over.
+            if fs::remove_file(&shard.path).is_ok() {
+                sum_bytes -= shard.len_bytes;
+            }
+        }
+        self.close_removed();
+        Ok(fits(sum_bytes))
+    }
+
+    /// The shards of the folder, the longest unused first, and the bytes of what is being fetched besides
+    /// `part`.
+    fn list(&self, part: &Path) -> io::Result<(Vec<Listed>, u64)> {
+        let (mut shards, mut parts_bytes) = (Vec::new(), 0);
+        for entry in fs::read_dir(&self.folder)? {
+            let path = entry?.path();
+            // Another process may remove what is listed here.
+            let Ok(meta) = fs::symlink_metadata(&path) else { continue };
+            if !meta.is_file() || !has_cache_name(&path) {
+                continue;
+            }
+            match path.extension().and_then(|extension| extension.to_str()) {
+                Some("tar") => shards.push(Listed { used: meta.modified()?, len_bytes: meta.len(), path }),
+                Some("part") if path != part && !remove_if_abandoned(&path) => parts_bytes += meta.len(),
+                _ => {}
+            }
+        }
+        shards.sort();
+        Ok((shards, parts_bytes))
+    }
+
+    /// Closes the handles on shards that have no name any more, whoever removed them.
+    fn close_removed(&self) {
+        for slot in lock(&self.slots).values() {
+            // A slot that is locked is being fetched or looked at.
+            let Ok(mut held) = slot.try_lock() else { continue };
+            let gone = held.as_ref().is_some_and(|held| held.file.metadata().is_ok_and(|m| m.nlink() == 0));
+            if gone {
+                *held = None;
+            }
+        }
+    }
+}
+
+/// Whether a file has the name of a shard of a cache: 16 hexadecimal digits and a dash come first.
+fn has_cache_name(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+    name.get(16) == Some(&b'-') && name[..16].iter().all(u8::is_ascii_hexdigit)
+}
+
+impl Held {
+    /// Whether the file still has its name, looked up now and then; says that it is in use.
+    fn still_there(&mut self, path: &Path) -> bool {
+        if self.touched.elapsed() < TOUCH_EVERY {
+            return true;
+        }
+        self.touched = Instant::now();
+        let _ = self.file.set_modified(SystemTime::now());
+        matches!((self.file.metadata(), fs::metadata(path)), (Ok(a), Ok(b)) if a.ino() == b.ino())
+    }
+}
+
+impl Filling<'_> {
+    /// Length and XXH3-64 of what was written.
+    pub(crate) fn written(&self) -> (u64, u64) {
+        (self.len_bytes, self.hash.digest())
+    }
+
+    /// Whether all of a tar came, where that can be told: by its length, which the fetch has checked, or by
+    /// the two empty blocks at its end, which some writers leave out.
+    pub(crate) fn is_whole_tar(&self) -> bool {
+        let mut end = [1; 1024];
+        let start = self.len_bytes.checked_sub(end.len() as u64);
+        self.length_told
+            || (start.is_some_and(|start| self.file.read_exact_at(&mut end, start).is_ok())
+                && end == [0; 1024])
+    }
+
+    fn finish(&mut self, path: &Path) -> Result<(), PipelineError> {
+        let io = |error| PipelineError::io("write", path, error);
+        self.file.set_len(self.len_bytes).map_err(io)?;
+        // A machine that loses its power must not leave a shard of zeros under its name.
+        self.file.sync_data().map_err(io)?;
+        fs::rename(&self.part, path).map_err(io)
+    }
+
+    fn reserve(&mut self, len_bytes: u64, may_wait: bool) -> io::Result<()> {
+        self.reserved_bytes = len_bytes;
+        let reserved = self.cache.reserve(&self.file, len_bytes, &self.part, may_wait);
+        reserved.map_err(|error| match error.kind() {
+            ErrorKind::StorageFull => io::Error::other(PipelineError::io("write", &self.part, error)),
+            _ => error,
+        })
+    }
+}
+
+impl Sink for Filling<'_> {
+    fn restart(&mut self, total_bytes: Option<u64>) -> io::Result<()> {
+        self.file.set_len(0)?;
+        (self.hash, self.len_bytes) = (Xxh3::new(), 0);
+        self.length_told = total_bytes.is_some();
+        self.reserve(total_bytes.unwrap_or(0), true)
+    }
+}
+
+impl Write for Filling<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let end_bytes = self.len_bytes + bytes.len() as u64;
+        if end_bytes > self.reserved_bytes {
+            let step_bytes = STEP_BYTES.min(self.cache.max_bytes / 8);
+            let more = step_bytes.min(self.cache.max_bytes.saturating_sub(end_bytes));
+            // Two streams that do not say how long they are must not wait for one another.
+            self.reserve(end_bytes + more, false)?;
+        }
+        self.file.write_all_at(bytes, self.len_bytes)?;
+        self.hash.update(bytes);
+        self.len_bytes = end_bytes;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// One of the fetches that may run at a time.
+struct Permit<'a>(&'a Cache);
+
+impl<'a> Permit<'a> {
+    fn take(cache: &'a Cache) -> Self {
+        let mut permits = lock(&cache.permits);
+        while *permits == 0 {
+            permits = cache.returned.wait(permits).unwrap_or_else(PoisonError::into_inner);
+        }
+        *permits -= 1;
+        Self(cache)
+    }
+}
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.permits) += 1;
+        self.0.returned.notify_one();
+    }
+}
+
+/// Locks; what these locks guard stays valid if a holder panics.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    fn cache(max_bytes: u64) -> (tempfile::TempDir, Cache) {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let cache = Cache::new(folder.path().join("cache"), max_bytes, 2);
+        (folder, cache)
+    }
+
+    fn name(number: u8) -> String {
+        format!("{number:016x}-s.tar")
+    }
+
+    /// `name`, which is `len` times its number, fetched or not.
+    fn get(cache: &Cache, number: u8, len: usize, fetched: &AtomicUsize) -> Vec<u8> {
+        let fill = |filling: &mut Filling<'_>| {
+            fetched.fetch_add(1, Ordering::SeqCst);
+            let io = |error| PipelineError::io("write", Path::new("test"), error);
+            filling.restart(Some(len as u64)).map_err(io)?;
+            filling.write_all(&vec![number; len]).map_err(io)
+        };
+        let mut bytes = Vec::new();
+        let file = cache.file(&name(number), Some(len as u64), fill).expect("fetched");
+        let mut file = File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&*file)))
+            .expect("reopened");
+        file.read_to_end(&mut bytes).expect("read");
+        bytes
+    }
+
+    fn names(cache: &Cache) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(&cache.folder)
+            .expect("listed")
+            .map(|entry| entry.expect("entry").file_name().to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// Files of the cache that this process has open.
+    fn n_open(cache: &Cache) -> usize {
+        let open = fs::read_dir("/proc/self/fd").expect("listed").flatten();
+        open.filter_map(|fd| fs::read_link(fd.path()).ok())
+            .filter(|path| path.starts_with(&cache.folder))
+            .count()
+    }
+
+    #[test]
+    fn the_longest_unused_goes_when_room_is_needed() {
+        let (_folder, cache) = cache(250);
+        let fetched = AtomicUsize::new(0);
+        for number in [1, 2, 1] {
+            assert_eq!(get(&cache, number, 100, &fetched), vec![number; 100]);
+        }
+        assert_eq!(fetched.load(Ordering::SeqCst), 2);
+        // 1 was fetched first, but used last.
+        let old = SystemTime::now() - Duration::from_secs(60);
+        File::options()
+            .write(true)
+            .open(cache.path(&name(2)))
+            .and_then(|f| f.set_modified(old))
+            .expect("aged");
+        get(&cache, 3, 100, &fetched);
+        assert_eq!(names(&cache), [name(1), name(3)]);
+        assert_eq!(n_open(&cache), 2, "what is removed is closed, or its bytes would stay");
+        let too_large = cache.file(&name(4), None, |filling| {
+            filling.restart(Some(251)).map_err(|e| PipelineError::io("write", Path::new("test"), e))
+        });
+        assert!(too_large.is_err());
+        assert_eq!(names(&cache), [name(1), name(3)], "nothing was removed for what does not fit");
+    }
+
+    #[test]
+    fn threads_that_need_the_same_fetch_it_once() {
+        let (_folder, cache) = cache(1000);
+        let fetched = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| assert_eq!(get(&cache, 7, 500, &fetched).len(), 500));
+            }
+        });
+        assert_eq!(fetched.load(Ordering::SeqCst), 1);
+    }
+
+    /// A partial file of a process that was killed, and a whole one of another length.
+    #[test]
+    fn what_a_crash_left_is_replaced() {
+        let (_folder, cache) = cache(1000);
+        cache.create().expect("folder");
+        fs::write(cache.path(&name(1)), b"short").expect("written");
+        fs::write(cache.path(&format!("{}.part", name(1))), b"half").expect("written");
+        fs::write(cache.path(&format!("{}.part", name(9))), b"abandoned").expect("written");
+        let fetched = AtomicUsize::new(0);
+        assert_eq!(get(&cache, 1, 300, &fetched), vec![1; 300]);
+        assert_eq!(names(&cache), [name(1)]);
+    }
+
+    /// Two threads whose reads failed, while a third fetches: none waits for ever.
+    #[test]
+    fn handles_are_closed_while_others_fetch() {
+        let (_folder, cache) = cache(350);
+        let fetched = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for thread in 0..4u8 {
+                let (cache, fetched) = (&cache, &fetched);
+                scope.spawn(move || {
+                    for round in 0..50 {
+                        let number = (thread + round) % 5;
+                        get(cache, number, 100, fetched);
+                        let file = cache.file(&name(number), Some(100), |filling| {
+                            filling.restart(Some(100)).map_err(|e| PipelineError::io("x", Path::new("x"), e))
+                        });
+                        cache.close(&name(number), &file.expect("there or fetched"));
+                    }
+                });
+            }
+        });
+        assert!(names(&cache).len() <= 3, "{:?}", names(&cache));
+    }
+
+    /// Fetches at the same time that do not fit together: one waits for the other.
+    #[test]
+    fn fetches_wait_for_room() {
+        let (_folder, cache) = cache(250);
+        let fetched = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for number in 0..6 {
+                let (cache, fetched) = (&cache, &fetched);
+                scope.spawn(move || assert_eq!(get(cache, number, 100, fetched), vec![number; 100]));
+            }
+        });
+        let held: u64 =
+            names(&cache).iter().map(|name| fs::metadata(cache.path(name)).expect("there").len()).sum();
+        assert!(held <= 250, "{held} bytes");
+    }
+
+    /// Someone points the cache at a folder of their own.
+    #[test]
+    fn files_of_others_stay() {
+        let (_folder, cache) = cache(150);
+        cache.create().expect("folder");
+        let theirs = ["imagenet-000000.tar", "movie.part", "0123456789abcdef-x.txt"];
+        for name in theirs {
+            fs::write(cache.path(name), vec![0; 1000]).expect("written");
+        }
+        fs::create_dir(cache.path("0123456789abcdef-folder.tar")).expect("created");
+        let fetched = AtomicUsize::new(0);
+        get(&cache, 1, 100, &fetched);
+        get(&cache, 2, 100, &fetched);
+        assert!(theirs.iter().all(|name| cache.path(name).exists()), "{:?}", names(&cache));
+        assert!(!cache.path(&name(1)).exists() && cache.path(&name(2)).exists());
+    }
+
+    #[test]
+    fn a_failed_fetch_leaves_nothing() {
+        let (_folder, cache) = cache(1000);
+        let failed = cache.file(&name(1), None, |filling| {
+            filling.write_all(b"half").map_err(|e| PipelineError::io("write", Path::new("test"), e))?;
+            Err(PipelineError::MissingShard { path: "x".into() })
+        });
+        assert!(failed.is_err());
+        assert!(names(&cache).is_empty());
+    }
+}

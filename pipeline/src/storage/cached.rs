@@ -1,0 +1,73 @@
+//! A shard that is read from the cache.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::fetcher::Fetcher;
+use crate::PipelineError;
+use crate::shard::store::{CacheUse, Store};
+use crate::source::Source;
+
+/// Threads that wait for a shard together do not each try again what has just failed.
+const FAILURE_LASTS: Duration = Duration::from_secs(10);
+
+/// A shard that is read from the cache, and fetched when it is not there.
+pub(super) struct CachedStore {
+    pub(super) fetcher: Fetcher,
+    pub(super) source: Source,
+    /// Its name in the cache.
+    pub(super) cache_name: String,
+    /// What its index says of it.
+    pub(super) len_bytes: u64,
+    pub(super) checksum: Option<u64>,
+    /// When it last did not come, and why. Locked while it is fetched, so that others who want it wait.
+    pub(super) failure: Mutex<Option<(Instant, String)>>,
+}
+
+impl CachedStore {
+    /// The file in the cache.
+    pub(super) fn file(&self) -> Result<Arc<File>, PipelineError> {
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, reason)) = failure.take_if(|(at, _)| at.elapsed() < FAILURE_LASTS) {
+            let (url, at) = (self.name(), Instant::now());
+            *failure = Some((at, reason.clone()));
+            return Err(PipelineError::Fetch { url, reason: format!("a moment ago: {reason}") });
+        }
+        let expected = Some((self.len_bytes, self.checksum));
+        self.fetcher.file(&self.source, &self.cache_name, expected).inspect_err(|error| {
+            *failure = Some((Instant::now(), error.to_string()));
+        })
+    }
+}
+
+impl Store for CachedStore {
+    fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), PipelineError> {
+        let file = self.file()?;
+        if file.read_exact_at(buffer, offset_bytes).is_ok() {
+            return Ok(());
+        }
+        // On a network file system another machine may have removed what is open here.
+        self.fetcher.close(&self.cache_name, &file);
+        self.file()?
+            .read_exact_at(buffer, offset_bytes)
+            .map_err(|error| PipelineError::io("read the cached copy of", self.name().as_ref(), error))
+    }
+
+    fn name(&self) -> String {
+        self.source.url.to_string()
+    }
+
+    fn cache_use(&self) -> Option<CacheUse> {
+        Some(CacheUse { len_bytes: self.len_bytes, max_bytes: self.fetcher.cache().max_bytes() })
+    }
+
+    fn prefetch(self: Arc<Self>) {
+        let fetcher = self.fetcher.clone();
+        fetcher.prefetch(Box::new(move || {
+            // Whoever needs the shard will try again, and tell.
+            let _ = self.file();
+        }));
+    }
+}

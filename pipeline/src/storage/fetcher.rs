@@ -1,0 +1,171 @@
+//! Whole shards and small texts from wherever they are: shards into the cache, texts into memory.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use crossbeam::channel::{Sender, unbounded};
+
+use super::cache::{Cache, Filling};
+use super::config::StorageConfig;
+use super::name::cache_name;
+use super::receive::receive;
+use crate::PipelineError;
+use crate::remote::Client;
+use crate::remote::body::Failure;
+use crate::shard::sidecar;
+use crate::source::Source;
+use crate::url::ShardUrl;
+
+/// A list of shards, or the index of one, is never larger.
+const MAX_TEXT_BYTES: u64 = 1 << 30;
+
+/// What a user can do about an index that does not fit any more.
+const REPLACED: &str = "if it was replaced, `ocelli shards index --overwrite` reads it anew";
+
+/// Fetches. Shared by threads; copies are the same fetcher.
+#[derive(Clone)]
+pub(super) struct Fetcher {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    config: StorageConfig,
+    cache: Cache,
+    client: OnceLock<Result<Client, String>>,
+    prefetcher: Mutex<Option<Sender<Job>>>,
+}
+
+/// A shard to have in the cache before it is needed.
+type Job = Box<dyn FnOnce() + Send>;
+
+impl Fetcher {
+    /// A fetcher. Nothing is touched until it is needed.
+    pub(super) fn new(config: StorageConfig) -> Self {
+        let cache = Cache::new(config.cache_folder.clone(), config.cache_bytes, config.n_fetches);
+        let inner = Inner { config, cache, client: OnceLock::new(), prefetcher: Mutex::default() };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// The folder of whole shards and indices.
+    pub(super) fn cache(&self) -> &Cache {
+        &self.inner.cache
+    }
+
+    /// The name of a shard in the cache, and of its index.
+    ///
+    /// # Errors
+    /// [`PipelineError::MissingShard`], [`PipelineError::Io`].
+    pub(super) fn cache_name(&self, source: &Source) -> Result<String, PipelineError> {
+        cache_name(source, &self.inner.config.options)
+    }
+
+    /// Where the index of a shard is kept that has none beside it.
+    pub(super) fn kept_index_path(&self, source: &Source) -> Result<PathBuf, PipelineError> {
+        Ok(sidecar::path_of(&self.inner.cache.path(&self.cache_name(source)?)))
+    }
+
+    /// The cached file of a shard, fetched if it is not there. `expected` is the length and the checksum
+    /// that its index gives.
+    pub(super) fn file(
+        &self,
+        source: &Source,
+        name: &str,
+        expected: Option<(u64, Option<u64>)>,
+    ) -> Result<Arc<File>, PipelineError> {
+        let check = |filling: &Filling<'_>| -> Result<(), PipelineError> {
+            let Some((expected_bytes, checksum)) = expected else {
+                // A compressed stream has a checksum of its own at its end.
+                if source.url.is_gzip() || filling.is_whole_tar() {
+                    return Ok(());
+                }
+                let reason = "it does not end as a tar does, and nothing said how long it is: perhaps not all \
+                              of it came";
+                return Err(PipelineError::Fetch { url: source.url.to_string(), reason: reason.into() });
+            };
+            let (len_bytes, hash) = filling.written();
+            let other = |reason| PipelineError::OtherShard { shard: source.url.to_string(), reason };
+            if expected_bytes != len_bytes {
+                return Err(other(format!(
+                    "it has {len_bytes} bytes, its index says {expected_bytes}; {REPLACED}"
+                )));
+            }
+            match checksum.is_some_and(|checksum| checksum != hash) {
+                true => Err(other(format!("its checksum differs from its index; {REPLACED}"))),
+                false => Ok(()),
+            }
+        };
+        self.inner.cache.file(name, expected.map(|(expected_bytes, _)| expected_bytes), |filling| {
+            let mut fill = || -> Result<(), PipelineError> {
+                receive(source, || self.client(), &self.inner.config.retry, filling)?;
+                check(filling)
+            };
+            match fill() {
+                Err(error @ PipelineError::OtherShard { .. }) => {
+                    tracing::warn!("{error}; fetching it once more");
+                    fill()
+                }
+                filled => filled,
+            }
+        })
+    }
+
+    /// Closes a handle on a cached shard that failed.
+    pub(super) fn close(&self, cache_name: &str, failed: &Arc<File>) {
+        self.inner.cache.close(cache_name, failed);
+    }
+
+    /// Forgets the index that is kept for a shard, and the shard: the next start reads both again. What stands beside the shard stays.
+    ///
+    /// # Errors
+    /// [`PipelineError::Io`].
+    pub(super) fn forget(&self, source: &Source) -> Result<(), PipelineError> {
+        let path = self.inner.cache.path(&self.cache_name(source)?);
+        for path in [sidecar::path_of(&path), path] {
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(PipelineError::io("remove", &path, error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs `job`, which brings a shard into the cache, on a thread of its own, after those that were asked for
+    /// before.
+    pub(super) fn prefetch(&self, job: Job) {
+        let mut prefetcher = self.inner.prefetcher.lock().unwrap_or_else(PoisonError::into_inner);
+        let sender = prefetcher.get_or_insert_with(|| {
+            let (sender, jobs) = unbounded::<Job>();
+            for _ in 0..self.inner.config.n_fetches.max(1) {
+                let jobs = jobs.clone();
+                std::thread::spawn(move || jobs.into_iter().for_each(|job| job()));
+            }
+            sender
+        });
+        // The threads end with the fetcher, which holds the sender.
+        let _ = sender.send(job);
+    }
+
+    /// A list or a sidecar, in memory.
+    pub(super) fn read_text(&self, url: &ShardUrl) -> Result<Vec<u8>, Failure> {
+        match url {
+            ShardUrl::File(path) => fs::read(path).map_err(|error| match error.kind() {
+                io::ErrorKind::NotFound => Failure::NotFound,
+                _ => Failure::Sink(error),
+            }),
+            ShardUrl::Remote(url) => self.client()?.read(url, MAX_TEXT_BYTES),
+            ShardUrl::Pipe(_) => Err(Failure::NotFound),
+        }
+    }
+
+    fn client(&self) -> Result<&Client, Failure> {
+        let config = &self.inner.config;
+        let made = self.inner.client.get_or_init(|| {
+            Client::new(config.options.clone(), config.retry.clone()).map_err(|error| error.to_string())
+        });
+        made.as_ref().map_err(|reason| Failure::Refused(reason.clone()))
+    }
+}

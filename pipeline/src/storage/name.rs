@@ -1,0 +1,51 @@
+//! The names of shards in the cache.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::PipelineError;
+use crate::source::Source;
+use crate::url::ShardUrl;
+
+/// The name of a shard in the cache, and of its index. It holds what tells two shards apart; `options` are the
+/// settings of object stores.
+pub(super) fn cache_name(source: &Source, options: &[(String, String)]) -> Result<String, PipelineError> {
+    let mut identity = match &source.url {
+        // A file that was written anew is another one.
+        ShardUrl::File(path) => {
+            let whole = path.canonicalize().and_then(|whole| Ok((fs::metadata(&whole)?, whole)));
+            let (meta, whole) = whole.map_err(|error| match error.kind() {
+                io::ErrorKind::NotFound => PipelineError::MissingShard { path: path.clone() },
+                _ => PipelineError::io("open", path, error),
+            })?;
+            format!("{} {} {} {}", whole.display(), meta.len(), meta.mtime(), meta.mtime_nsec())
+        }
+        // A bucket belongs to an endpoint and an account.
+        ShardUrl::Remote(url) => {
+            let places = options.iter().filter(|(name, _)| {
+                let name = name.to_ascii_uppercase();
+                ["ENDPOINT", "ACCOUNT_NAME", "BASE_URL"].iter().any(|part| name.contains(part))
+            });
+            let stored = !matches!(url.scheme(), "http" | "https");
+            let mut places: Vec<String> =
+                places.filter(|_| stored).map(|(name, value)| format!(" {name}={value}")).collect();
+            places.sort();
+            format!("{url}{}", places.concat())
+        }
+        // A command depends on where it is run.
+        ShardUrl::Pipe(command) => {
+            format!("{} {command}", std::env::current_dir().unwrap_or_default().display())
+        }
+    };
+    // A promise is checked when a shard comes: one that came without is another one.
+    if let Some(md5) = source.md5.as_ref().filter(|_| !source.is_read_in_place()) {
+        identity += &format!(" {md5}");
+    }
+    // A file system takes names of 255 bytes; the hash alone tells shards apart.
+    let name = source.url.tar_name();
+    let tail: String = name.chars().skip(name.chars().count().saturating_sub(60)).collect();
+    Ok(format!("{:016x}-{tail}", xxh3_64(identity.as_bytes())))
+}

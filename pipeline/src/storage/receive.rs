@@ -1,0 +1,163 @@
+//! A shard's bytes, from wherever they are, unpacked and checked, into a sink.
+
+use std::fs::File;
+use std::io;
+use std::io::Write;
+
+use flate2::write::MultiGzDecoder;
+use md5::{Digest, Md5};
+
+use crate::PipelineError;
+use crate::hash::hex;
+use crate::remote::body::Failure;
+use crate::remote::{Client, RetryPolicy, Sink, pipe};
+use crate::source::Source;
+use crate::url::ShardUrl;
+
+/// Times a command is run before its failure counts.
+const COMMAND_ATTEMPTS: u32 = 3;
+
+/// Compressed bytes that are unpacked at a time. They become a thousand times as many at the most.
+const PIECE_BYTES: usize = 16 << 10;
+
+/// Hashes what passes, where a hash is wanted.
+struct Hashing<'a> {
+    sink: &'a mut dyn Sink,
+    md5: Option<Md5>,
+}
+
+/// Decompresses what passes.
+struct Unpacking<'a> {
+    sink: &'a mut dyn Sink,
+    decoder: MultiGzDecoder<Vec<u8>>,
+}
+
+/// Sends the tar that `source` names to `sink`. `client` is asked for only if it is needed.
+///
+/// # Errors
+/// [`PipelineError::MissingShard`], [`PipelineError::Fetch`]; [`PipelineError::OtherShard`] where it has
+/// not the MD5 that its list gives; what the sink says.
+pub(crate) fn receive<'c>(
+    source: &Source,
+    client: impl Fn() -> Result<&'c Client, Failure>,
+    retry: &RetryPolicy,
+    sink: &mut dyn Sink,
+) -> Result<(), PipelineError> {
+    let transfer = |sink: &mut dyn Sink| match &source.url {
+        ShardUrl::File(path) => copy_file(path, sink),
+        ShardUrl::Remote(url) => client()?.fetch(url, sink),
+        ShardUrl::Pipe(command) => run_command(command, retry, sink),
+    };
+    let md5 = source.md5.as_ref().map(|_| Md5::new());
+    let (transferred, md5) = if source.url.is_gzip() {
+        let mut unpacking = Unpacking { sink, decoder: MultiGzDecoder::new(Vec::new()) };
+        let mut hashing = Hashing { sink: &mut unpacking, md5 };
+        let transferred = transfer(&mut hashing);
+        let md5 = hashing.md5;
+        (transferred.and_then(|()| unpacking.finish().map_err(Failure::Sink)), md5)
+    } else {
+        let mut hashing = Hashing { sink, md5 };
+        (transfer(&mut hashing), hashing.md5)
+    };
+    transferred.map_err(|failure| failed(&source.url, failure))?;
+    match (md5.map(hex), &source.md5) {
+        (Some(found), Some(says)) if !found.eq_ignore_ascii_case(says) => {
+            let reason = format!("its list gives MD5 {says}, it has {found}");
+            Err(PipelineError::OtherShard { shard: source.url.to_string(), reason })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What a failure to get `url` is to the user.
+pub(crate) fn failed(url: &ShardUrl, failure: Failure) -> PipelineError {
+    let url = url.to_string();
+    match failure {
+        Failure::NotFound => PipelineError::MissingShard { path: url.into() },
+        Failure::Sink(error) => match error.downcast::<PipelineError>() {
+            Ok(error) => error,
+            Err(error) => PipelineError::io("copy", url.as_ref(), error),
+        },
+        failure => PipelineError::Fetch { url, reason: failure.to_string() },
+    }
+}
+
+fn copy_file(path: &std::path::Path, sink: &mut dyn Sink) -> Result<(), Failure> {
+    let mut file = File::open(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Failure::NotFound,
+        _ => Failure::Sink(error),
+    })?;
+    sink.restart(None).and_then(|()| io::copy(&mut file, sink)).map(|_| ()).map_err(Failure::Sink)
+}
+
+fn run_command(command: &str, retry: &RetryPolicy, sink: &mut dyn Sink) -> Result<(), Failure> {
+    for attempt in 1.. {
+        match pipe::run(command, sink) {
+            Err(Failure::Passing(reason)) if attempt < COMMAND_ATTEMPTS => {
+                let wait = retry.wait(attempt);
+                tracing::warn!("pipe:{command}: {reason}; again in {:.1} s", wait.as_secs_f64());
+                std::thread::sleep(wait);
+            }
+            ended => return ended,
+        }
+    }
+    unreachable!("the last attempt returns")
+}
+
+impl Write for Hashing<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.sink.write_all(bytes)?;
+        if let Some(md5) = &mut self.md5 {
+            md5.update(bytes);
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.sink.flush()
+    }
+}
+
+impl Sink for Hashing<'_> {
+    fn restart(&mut self, total_bytes: Option<u64>) -> io::Result<()> {
+        self.md5 = self.md5.as_ref().map(|_| Md5::new());
+        self.sink.restart(total_bytes)
+    }
+}
+
+impl Unpacking<'_> {
+    /// Checks the end of the stream, which holds a checksum of its own.
+    fn finish(&mut self) -> io::Result<()> {
+        self.decoder.try_finish()?;
+        self.hand_on()
+    }
+
+    fn hand_on(&mut self) -> io::Result<()> {
+        let unpacked = self.decoder.get_mut();
+        self.sink.write_all(unpacked)?;
+        unpacked.clear();
+        Ok(())
+    }
+}
+
+impl Write for Unpacking<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        for piece in bytes.chunks(PIECE_BYTES) {
+            self.decoder.write_all(piece)?;
+            self.hand_on()?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.sink.flush()
+    }
+}
+
+impl Sink for Unpacking<'_> {
+    /// How long it will be unpacked is not known.
+    fn restart(&mut self, _packed_bytes: Option<u64>) -> io::Result<()> {
+        self.decoder = MultiGzDecoder::new(Vec::new());
+        self.sink.restart(None)
+    }
+}

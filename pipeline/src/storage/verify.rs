@@ -1,0 +1,42 @@
+//! Whether a shard is what its index and its list say, read from its first byte to its last.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use crate::shard::Shard;
+use crate::shard::sidecar;
+use crate::source::Source;
+use crate::{PipelineError, hash};
+
+/// Checks the members of `shard`, which is `source` opened and has the bytes of `file`, against the headers of the
+/// tar, and its bytes against the checksums that its index, which stands at `index_path`, and its list give.
+///
+/// # Errors
+/// [`PipelineError::BadIndex`] when the members are others, [`PipelineError::OtherShard`] when the bytes are.
+pub(super) fn verify(
+    source: &Source,
+    shard: &Shard,
+    file: &File,
+    index_path: &Path,
+) -> Result<(), PipelineError> {
+    let name = PathBuf::from(shard.name());
+    if !sidecar::walk(file, &name, false)?.has_members_of(shard.index()) {
+        let reason = "it does not describe what the tar holds".into();
+        return Err(PipelineError::BadIndex { path: index_path.to_path_buf(), reason });
+    }
+    let other = |reason| PipelineError::OtherShard { shard: shard.name(), reason };
+    // The MD5 of a compressed shard is that of bytes that are gone.
+    let md5 = source.md5.as_ref().filter(|_| !source.url.is_gzip());
+    let (xxh3, found) =
+        hash::of_file(file, md5.is_some()).map_err(|e| PipelineError::io("read", &name, e))?;
+    match (md5, found) {
+        (Some(says), Some(found)) if !found.eq_ignore_ascii_case(says) => {
+            return Err(other(format!("its list gives MD5 {says}, it has {found}")));
+        }
+        _ => {}
+    }
+    match shard.index().checksum.is_some_and(|checksum| checksum != xxh3) {
+        true => Err(other("its checksum differs".into())),
+        false => Ok(()),
+    }
+}

@@ -1,0 +1,65 @@
+//! What this machine has.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use trainer::device::workers::or_cores;
+use trainer::device::{DeviceKind, Opened};
+use trainer::recipe::plan::Room;
+
+/// Bytes that programs may still take: what the kernel calls available, within the limit of the group of
+/// processes that this one runs in.
+pub(crate) fn available_bytes() -> Option<f64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let available = line.split_whitespace().next()?.parse::<f64>().ok()? * 1024.0;
+    Some(group_limit().map_or(available, |limit| limit.min(available)))
+}
+
+/// What is left of the limits of the control groups, version 2, that this process is in. Cached files count as
+/// used there, and give way.
+fn group_limit() -> Option<f64> {
+    let text = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let own = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let mut groups = vec![PathBuf::from("/sys/fs/cgroup")];
+    for part in own.split('/').filter(|part| !part.is_empty()) {
+        groups.push(groups[groups.len() - 1].join(part));
+    }
+    groups.iter().filter_map(|group| left_in(group)).reduce(f64::min)
+}
+
+fn left_in(group: &Path) -> Option<f64> {
+    let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<f64>().ok();
+    let (limit, used) = (number("memory.max")?, number("memory.current")?);
+    let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
+    let cached = stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.parse::<f64>().ok());
+    Some((limit - used + cached.unwrap_or(0.0)).max(0.0))
+}
+
+/// What a rank has for itself when `n_local` share this machine and `n_sharers` its `device`. A fifth of the memory
+/// is left to the data path and to others.
+pub(crate) fn room(n_local: usize, n_sharers: usize, device: &Opened) -> Room {
+    let n_local = n_local.max(1);
+    // Cores that the launcher has given to this process alone are not shared.
+    let sharers = if is_bound() { 1 } else { n_local };
+    let n_cores = (or_cores(0) / sharers).max(1);
+    let own = device.free_bytes.map(|bytes| 0.8 * bytes as f64 / n_sharers.max(1) as f64);
+    let shared = || available_bytes().map_or(f64::MAX, |bytes| 0.8 * bytes / n_local as f64);
+    let n_workers = if device.kind == DeviceKind::Cpu { n_cores } else { 1 };
+    Room { n_cores, n_workers, bytes: own.unwrap_or_else(shared) }
+}
+
+/// A word on cores that are fewer than the machine's.
+pub(crate) fn bound_note() -> &'static str {
+    if is_bound() { ", to which its launcher has bound it" } else { "" }
+}
+
+/// Whether this process may use fewer cores than the one that started it: mpirun and srun bind their ranks.
+fn is_bound() -> bool {
+    let allowed = |process: &str| {
+        let text = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("Cpus_allowed:")).map(|mask| mask.trim().to_string())
+    };
+    let parent = std::os::unix::process::parent_id().to_string();
+    matches!((allowed("self"), allowed(&parent)), (Some(own), Some(parent)) if own != parent)
+}

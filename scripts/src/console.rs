@@ -1,0 +1,125 @@
+//! What people are told beside the output: lines, and progress in a terminal.
+
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use trainer::run::{Observer, Progress};
+
+/// Seconds between lines where there is no terminal.
+const LINE_EVERY: Duration = Duration::from_secs(15);
+
+/// Writes a line to stderr in one piece, so that what ranks say at the same time stays in lines.
+pub(crate) fn say(line: impl Into<String>) {
+    let mut line = line.into();
+    line.push('\n');
+    eprint!("{line}");
+}
+
+/// A bar of `total` items called `what`; hidden where standard error is no terminal.
+pub(crate) fn bar(total: u64, what: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template("{prefix} [{bar:32}] {pos}/{len} {per_sec} eta {eta} {msg}");
+    let bar = ProgressBar::new(total).with_prefix(what.to_string());
+    match style {
+        Ok(style) => bar.with_style(style.progress_chars("=> ")),
+        Err(_) => bar,
+    }
+}
+
+/// Shows a run.
+pub(crate) struct RunProgress {
+    bar: ProgressBar,
+    images_per_s: f64,
+    waiting: f64,
+    last_line: Instant,
+    warned: std::collections::HashSet<String>,
+    rank: usize,
+    prefix: String,
+}
+
+impl RunProgress {
+    /// Nothing is shown before the run starts. Rank 0 shows what the run does; the others speak up only for
+    /// what is theirs.
+    pub(crate) fn new(rank: usize, world_size: usize) -> Self {
+        Self {
+            rank,
+            prefix: if world_size > 1 { format!("rank {rank}: ") } else { String::new() },
+            bar: ProgressBar::hidden(),
+            images_per_s: 0.0,
+            waiting: 0.0,
+            last_line: Instant::now(),
+            warned: std::collections::HashSet::new(),
+        }
+    }
+
+    fn say(&self, line: &str) {
+        match self.bar.is_hidden() {
+            true => say(line),
+            false => self.bar.println(line),
+        }
+    }
+}
+
+/// Numbers change from one warning to the next that means the same.
+fn is_word(c: &char) -> bool {
+    !c.is_ascii_digit() && *c != '.'
+}
+
+impl Observer for RunProgress {
+    fn started(&mut self, step: u64, total_steps: u64) {
+        if self.rank > 0 {
+            return;
+        }
+        if step > 0 {
+            say(format!("continuing at step {step} of {total_steps}"));
+        }
+        self.bar = bar(total_steps, "pretrain");
+        self.bar.set_position(step);
+        self.bar.reset_eta();
+    }
+
+    fn stepped(&mut self, p: Progress) {
+        if self.rank > 0 {
+            return;
+        }
+        let smooth = |old: f64, new: f64| if old == 0.0 { new } else { 0.95 * old + 0.05 * new };
+        self.images_per_s = smooth(self.images_per_s, p.images_per_s);
+        self.waiting = smooth(self.waiting, p.data_wait_ms);
+        let digits = usize::from(self.images_per_s < 10.0);
+        let text = format!(
+            "{:.digits$} images/s  loss {:.4}  data wait {:.0} ms",
+            self.images_per_s, p.loss, self.waiting
+        );
+        self.bar.set_position(p.step);
+        self.bar.set_message(text.clone());
+        if self.bar.is_hidden() && (self.last_line.elapsed() > LINE_EVERY || p.step == p.total_steps) {
+            self.last_line = Instant::now();
+            say(format!("step {}/{}  {text}", p.step, p.total_steps));
+        }
+        if p.step == p.total_steps {
+            self.bar.finish();
+        }
+    }
+
+    fn warned(&mut self, message: &str) {
+        // A warning that stays true is said once, whatever step it names.
+        let what: String = message
+            .split_once(": ")
+            .map_or(message, |(_, rest)| rest)
+            .chars()
+            .filter(is_word)
+            .take(24)
+            .collect();
+        if self.warned.insert(what) {
+            self.say(&format!("warning: {}{message}", self.prefix));
+        }
+    }
+
+    fn happened(&mut self, message: &str) {
+        self.say(&format!("warning: {}{message}", self.prefix));
+    }
+
+    fn probed(&mut self, step: u64, name: &str, numbers: &[(String, f64)]) {
+        let numbers: Vec<String> = numbers.iter().map(|(key, value)| format!("{key} {value:.2}")).collect();
+        self.say(&format!("step {step}: {name}: {}", numbers.join("  ")));
+    }
+}

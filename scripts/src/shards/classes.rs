@@ -1,0 +1,71 @@
+//! Class names and their numbers.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+
+/// How labels become numbers.
+pub(crate) enum Classes {
+    /// They are numbers.
+    Numbers,
+    /// By the place in a list of names.
+    Named(Vec<String>),
+}
+
+impl Classes {
+    /// Numbers for `labels`: those of the list of names at `list`, if one is given. `out` is the folder of the
+    /// shards, which may hold other classes only if `overwrite` is set.
+    pub(crate) fn of<'a>(
+        list: Option<&Path>,
+        out: &Path,
+        overwrite: bool,
+        labels: impl Iterator<Item = &'a String>,
+    ) -> anyhow::Result<Self> {
+        let found: BTreeSet<&String> = labels.collect();
+        let path = out.join("classes.txt");
+        let read = |path: &Path| -> anyhow::Result<Vec<String>> {
+            let text = std::fs::read_to_string(path)
+                .with_context(|| format!("cannot read the classes in {}", path.display()))?;
+            Ok(text.lines().map(str::to_string).collect())
+        };
+        let names = match list {
+            Some(list) => read(list)?,
+            None if found.iter().all(|class| class.parse::<u32>().is_ok()) => return Ok(Self::Numbers),
+            None => found.into_iter().cloned().collect(),
+        };
+        if path.exists() && !overwrite && read(&path)? != names {
+            bail!(
+                "{} holds other classes; give --classes {} to number by it, or another --out",
+                path.display(),
+                path.display()
+            );
+        }
+        Ok(Self::Named(names))
+    }
+
+    /// Names in the order of their numbers, where classes have names.
+    pub(crate) fn names(&self) -> Option<&Vec<String>> {
+        match self {
+            Self::Numbers => None,
+            Self::Named(names) => Some(names),
+        }
+    }
+
+    /// The number of `class`.
+    pub(crate) fn number(&self, class: &str) -> anyhow::Result<usize> {
+        match self {
+            Self::Numbers => Ok(class.parse()?),
+            Self::Named(names) => names.iter().position(|name| name == class).with_context(|| {
+                format!("class {class:?} does not stand in the list of classes ({} names)", names.len())
+            }),
+        }
+    }
+}
+
+/// Writes `classes.txt`, one name a line in the order of the class numbers.
+pub(crate) fn write_classes(folder: &Path, names: &[String]) -> anyhow::Result<()> {
+    let path = folder.join("classes.txt");
+    let text: String = names.iter().flat_map(|name| [name.as_str(), "\n"]).collect();
+    std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,10 @@
+//! Samples into shards: lists, labels, names, encodings, and jobs that rewrite shards.
+
+pub(crate) mod classes;
+pub(crate) mod encode;
+pub(crate) mod host_queue;
+pub(crate) mod list;
+pub(crate) mod names;
+pub(crate) mod order;
+pub(crate) mod rewrite;
+pub(crate) mod synth;

@@ -1,0 +1,333 @@
+//! Shards in, shards out, one for one: the loop under `shards resize`, `filter` and `dedup`.
+//!
+//! An output shard has the name of its input and gets it when it is whole. Those that have one
+//! already are passed over, so that a job that was stopped goes on where it was; `job.json` makes
+//! sure that it is the same job.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use indicatif::ProgressBar;
+use pipeline::shard::write::ShardFile;
+use pipeline::url::ShardUrl;
+use pipeline::{Shard, Source, Storage, file};
+use rayon::prelude::*;
+use serde_json::{Value, json};
+
+use crate::console::bar;
+
+/// Samples that are read, worked on by all cores and written before the next ones.
+const CHUNK: usize = 256;
+
+/// Flags of every verb that rewrites shards.
+#[derive(clap::Args)]
+pub(crate) struct Flags {
+    /// Shard lists.
+    #[arg(required = true)]
+    pub(crate) shards: Vec<String>,
+    /// Folder for the shards, which keep their names, and for lists.
+    #[arg(long)]
+    pub(crate) out: PathBuf,
+    /// Start anew in a folder that holds another job of this kind, whose outputs are taken away.
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+    /// End with one line of JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A sample of a shard.
+pub(crate) struct Item<'a> {
+    /// Its shard.
+    pub(crate) shard: &'a Shard,
+    /// Its place in the shard.
+    pub(crate) number: usize,
+    /// Its members: extension and bytes.
+    pub(crate) members: Vec<(String, Vec<u8>)>,
+}
+
+/// What becomes of a sample.
+pub(crate) enum Verdict {
+    /// It is written as it is.
+    Keep,
+    /// It is written with another image: extension and bytes.
+    Replace(&'static str, Vec<u8>),
+    /// It is left out, for this reason.
+    Drop(String),
+}
+
+/// What a job did.
+#[derive(Default)]
+pub(crate) struct Totals {
+    pub(crate) n_shards: u64,
+    pub(crate) n_shards_there: u64,
+    pub(crate) n_kept: u64,
+    pub(crate) n_replaced: u64,
+    pub(crate) n_dropped: u64,
+    pub(crate) bytes_in: u64,
+    pub(crate) bytes_out: u64,
+    /// The list of what was left out, if anything was.
+    pub(crate) list: Option<PathBuf>,
+}
+
+/// Where a job writes, and what it is.
+pub(crate) struct Job<'a> {
+    /// Folder of the outputs.
+    pub(crate) out: &'a Path,
+    /// Name of the verb.
+    pub(crate) verb: &'static str,
+    /// Everything that decides what is written.
+    pub(crate) settings: Value,
+    /// Whether an earlier job that is there is taken away.
+    pub(crate) overwrite: bool,
+}
+
+impl Item<'_> {
+    /// The image: extension and bytes.
+    pub(crate) fn image(&self) -> Option<&(String, Vec<u8>)> {
+        use pipeline::shard::IMAGE_EXTENSIONS;
+        IMAGE_EXTENSIONS.iter().find_map(|wanted| self.members.iter().find(|(ext, _)| ext == wanted))
+    }
+
+    /// Its key.
+    pub(crate) fn key(&self) -> &str {
+        self.shard.key(self.number)
+    }
+}
+
+/// Passes every sample of `sources` through `judge`, on all cores, and writes what it says.
+pub(crate) fn rewrite(
+    sources: &[Source],
+    storage: &Storage,
+    job: &Job<'_>,
+    judge: impl Fn(&Item<'_>) -> Verdict + Sync,
+) -> anyhow::Result<Totals> {
+    check_names(sources)?;
+    let shards = storage.open_all(sources)?;
+    claim(inputs_of(sources, &shards, job.out)?, job.out, job.verb, &job.settings, job.overwrite)?;
+    let mut totals = Totals::default();
+    let progress = bar(shards.iter().map(|shard| shard.len() as u64).sum(), job.verb);
+    for (shard, source) in shards.iter().zip(sources) {
+        let target = job.out.join(source.url.tar_name());
+        if target.exists() {
+            totals.n_shards_there += 1;
+            progress.inc(shard.len() as u64);
+            continue;
+        }
+        one_shard(shard, &target, &judge, &mut totals, &progress)?;
+        totals.n_shards += 1;
+    }
+    progress.finish_and_clear();
+    totals.list = join_dropped(job.out, sources)?;
+    Ok(totals)
+}
+
+fn one_shard(
+    shard: &Shard,
+    target: &Path,
+    judge: &(impl Fn(&Item<'_>) -> Verdict + Sync),
+    totals: &mut Totals,
+    progress: &ProgressBar,
+) -> anyhow::Result<()> {
+    let mut writer = ShardFile::create(target)?;
+    let mut dropped = Vec::new();
+    for start in (0..shard.len()).step_by(CHUNK) {
+        let work = |number: usize| -> anyhow::Result<(Item<'_>, Verdict)> {
+            let (members, flaw) = match shard.members(number) {
+                Ok(members) => (members, None),
+                // One whose bytes are not those that were indexed. None of these jobs may copy it.
+                Err(error) if error.is_of_a_sample() => (Vec::new(), Some(Verdict::Drop(error.to_string()))),
+                Err(error) => return Err(error.into()),
+            };
+            let item = Item { shard, number, members };
+            let verdict = flaw.unwrap_or_else(|| judge(&item));
+            Ok((item, verdict))
+        };
+        let chunk = start..shard.len().min(start + CHUNK);
+        let done: anyhow::Result<Vec<_>> = chunk.into_par_iter().map(work).collect();
+        for (mut item, verdict) in done? {
+            progress.inc(1);
+            totals.bytes_in += bytes_of(&item.members);
+            let members = match verdict {
+                Verdict::Drop(reason) => {
+                    totals.n_dropped += 1;
+                    dropped.push(json!({ "shard": shard.name(), "key": item.key(), "reason": reason }));
+                    continue;
+                }
+                Verdict::Keep => {
+                    totals.n_kept += 1;
+                    std::mem::take(&mut item.members)
+                }
+                Verdict::Replace(extension, bytes) => {
+                    totals.n_replaced += 1;
+                    replaced(&item, extension, bytes)
+                }
+            };
+            totals.bytes_out += bytes_of(&members);
+            let members: Vec<(&str, &[u8])> =
+                members.iter().map(|(ext, bytes)| (ext.as_str(), bytes.as_slice())).collect();
+            writer.add(item.key(), &members)?;
+        }
+    }
+    // The list comes first: a shard that has its name has its list.
+    let text: String = dropped.iter().flat_map(|row: &Value| [row.to_string(), "\n".into()]).collect();
+    file::replace(&dropped_of(target), text.as_bytes())?;
+    writer.finish()?;
+    Ok(())
+}
+
+fn bytes_of(members: &[(String, Vec<u8>)]) -> u64 {
+    members.iter().map(|(_, bytes)| bytes.len() as u64).sum()
+}
+
+/// The members of `item` with its image exchanged, in its place.
+fn replaced(item: &Item<'_>, extension: &str, bytes: Vec<u8>) -> Vec<(String, Vec<u8>)> {
+    let old = item.image().map(|(old, _)| old.clone()).unwrap_or_default();
+    let mut bytes = Some(bytes);
+    item.members
+        .iter()
+        .map(|(ext, data)| match bytes.take_if(|_| *ext == old) {
+            Some(new) => (extension.to_string(), new),
+            None => (ext.clone(), data.clone()),
+        })
+        .collect()
+}
+
+/// The list of what a shard lost, beside the shard.
+fn dropped_of(target: &Path) -> PathBuf {
+    target.with_extension("dropped.jsonl")
+}
+
+/// Joins the lists of all shards into `dropped.jsonl`.
+fn join_dropped(out: &Path, sources: &[Source]) -> anyhow::Result<Option<PathBuf>> {
+    let mut text = String::new();
+    for source in sources {
+        text.push_str(&fs::read_to_string(dropped_of(&out.join(source.url.tar_name()))).unwrap_or_default());
+    }
+    let list = out.join("dropped.jsonl");
+    if text.is_empty() {
+        return Ok(None);
+    }
+    file::replace(&list, text.as_bytes()).with_context(|| format!("cannot write {}", list.display()))?;
+    Ok(Some(list))
+}
+
+/// What names the inputs of a job: where each shard is and how long.
+pub(crate) fn inputs_of(sources: &[Source], shards: &[Shard], out: &Path) -> anyhow::Result<Vec<Value>> {
+    let real_out = out.canonicalize().ok();
+    let mut inputs = Vec::new();
+    for (source, shard) in sources.iter().zip(shards) {
+        let name = match &source.url {
+            ShardUrl::File(path) => {
+                let real = path.canonicalize().with_context(|| format!("cannot open {}", path.display()))?;
+                if real_out.is_some() && real.parent() == real_out.as_deref() {
+                    bail!("{} lies in the output folder; choose another --out", path.display());
+                }
+                real.display().to_string()
+            }
+            elsewhere => elsewhere.to_string(),
+        };
+        inputs.push(json!([name, shard.index().shard_bytes]));
+    }
+    Ok(inputs)
+}
+
+/// Makes the output folder, or checks that it belongs to this job: the same verb with the same
+/// settings on the same inputs. With `overwrite` what an earlier job has left there is taken away.
+pub(crate) fn claim(
+    inputs: Vec<Value>,
+    out: &Path,
+    verb: &str,
+    settings: &Value,
+    overwrite: bool,
+) -> anyhow::Result<()> {
+    fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
+    let mark = out.join("job.json");
+    let this = json!({ "verb": verb, "settings": settings, "inputs": inputs });
+    match fs::read_to_string(&mark) {
+        Ok(_) if overwrite => clear(out)?,
+        Ok(text) => {
+            let there: Value =
+                serde_json::from_str(&text).with_context(|| format!("cannot read {}", mark.display()))?;
+            if there != this {
+                bail!(
+                    "{} holds another job ({}); choose another --out",
+                    out.display(),
+                    there["verb"].as_str().unwrap_or("unknown")
+                );
+            }
+            return Ok(());
+        }
+        Err(_) if outputs(out)?.is_empty() => {}
+        Err(_) => bail!("{} holds shards that are not this job's; choose another --out", out.display()),
+    }
+    file::replace(&mark, format!("{this}\n").as_bytes())
+        .with_context(|| format!("cannot write {}", mark.display()))
+}
+
+/// Files in `out` with the names that jobs give.
+fn outputs(out: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    const ENDINGS: [&str; 5] = [".tar", ".tar.tmp", ".tar.idx.json", ".dropped.jsonl", ".failures.jsonl"];
+    let entries: std::io::Result<Vec<_>> = fs::read_dir(out)?.collect();
+    let mut paths: Vec<PathBuf> = entries?.into_iter().map(|entry| entry.path()).collect();
+    paths.retain(|path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        ENDINGS.iter().any(|ending| name.ends_with(ending))
+    });
+    Ok(paths)
+}
+
+/// Takes an earlier job away, its mark last.
+fn clear(out: &Path) -> anyhow::Result<()> {
+    for path in outputs(out)? {
+        fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+    }
+    fs::remove_file(out.join("job.json")).context("cannot remove job.json")
+}
+
+/// Outputs have the names of their inputs, which must differ.
+pub(crate) fn check_names(sources: &[Source]) -> anyhow::Result<()> {
+    let mut names = HashSet::new();
+    match sources.iter().find(|source| !names.insert(source.url.tar_name())) {
+        Some(source) => bail!("two shards have the name of {}; use two folders", source.url),
+        None => Ok(()),
+    }
+}
+
+impl Totals {
+    /// Says what was done.
+    pub(crate) fn print(&self, json: bool) {
+        let there = match self.n_shards_there {
+            0 => String::new(),
+            n => format!(", {n} there already"),
+        };
+        println!(
+            "{} shard(s) written{there}: {} samples as they were, {} changed, {} left out; {:.1} MB of {:.1} MB",
+            self.n_shards,
+            self.n_kept,
+            self.n_replaced,
+            self.n_dropped,
+            self.bytes_out as f64 / 1e6,
+            self.bytes_in as f64 / 1e6
+        );
+        if let Some(list) = &self.list {
+            println!("why they were left out: {}", list.display());
+        }
+        if json {
+            println!(
+                "{}",
+                json!({
+                    "shards": self.n_shards,
+                    "shards_there": self.n_shards_there,
+                    "kept": self.n_kept,
+                    "changed": self.n_replaced,
+                    "dropped": self.n_dropped,
+                    "bytes_in": self.bytes_in,
+                    "bytes_out": self.bytes_out,
+                })
+            );
+        }
+    }
+}

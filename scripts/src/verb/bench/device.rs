@@ -1,0 +1,94 @@
+//! `ocelli bench device`: whether a device computes what the CPU does.
+
+use std::process::ExitCode;
+
+use serde_json::json;
+use trainer::Plan;
+use trainer::bench::compare::compare;
+use trainer::step::precision::Arithmetic;
+
+use crate::cluster::compute;
+use crate::cluster::compute::DeviceFlag;
+use crate::exit::CHECK_FAILED;
+use crate::recipes;
+
+/// Flags of `bench device`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A recipe's name or file.
+    #[arg(long, default_value = "quickstart")]
+    recipe: String,
+    /// Images of a step; 4 unless --set optim.batch_size says otherwise.
+    #[arg(long)]
+    batch: Option<usize>,
+    /// Steps whose losses are compared.
+    #[arg(long, default_value_t = 5)]
+    steps: u64,
+    #[command(flatten)]
+    device: DeviceFlag,
+    /// Change a value of the recipe. May be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// End with one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Largest differences that are no fault: rounding in another order, and on tensor cores.
+struct Tolerance {
+    embeddings: f64,
+    loss: f64,
+    gradients: f64,
+    steps: f64,
+}
+
+impl Tolerance {
+    fn of(arithmetic: Arithmetic) -> Self {
+        match arithmetic {
+            // Products may round their factors to 10 bits and more (TF32).
+            Arithmetic::F32 => Self { embeddings: 1e-2, loss: 1e-3, gradients: 2e-2, steps: 1e-2 },
+            Arithmetic::Bf16 => Self { embeddings: 5e-2, loss: 1e-2, gradients: 2e-1, steps: 5e-2 },
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let recipe = recipes::load_for_bench(&args.recipe, &args.overrides, args.batch, 4)?;
+    let plan = Plan::resolve(recipe, 1 << 20)?;
+    let device = args.device.open()?;
+    compute::check(&plan, &device)?;
+    let tolerance = Tolerance::of(plan.recipe.optim.precision.compute);
+    let found = compare(&plan, &device.device, args.steps)?;
+    println!("{}, batch {}: {} beside the CPU", args.recipe, plan.recipe.optim.batch_size, device.name);
+    let rows = [
+        ("teacher embeddings", found.embeddings, tolerance.embeddings),
+        ("loss", found.loss, tolerance.loss),
+        ("gradients", found.worst_gradient(), tolerance.gradients),
+        ("losses of steps", found.worst_step(), tolerance.steps),
+    ];
+    let mut n_wrong = 0;
+    for (name, difference, most) in rows {
+        // What is no number is wrong as well.
+        let right = difference <= most;
+        n_wrong += usize::from(!right);
+        println!(
+            "{name:<20} {difference:9.2e}  of at most {most:.0e}  {}",
+            if right { "right" } else { "WRONG" }
+        );
+    }
+    if n_wrong > 0 {
+        for (unit, difference) in &found.gradients {
+            println!("  {unit:<18} {difference:9.2e}");
+        }
+    }
+    if args.json {
+        let rows: serde_json::Map<String, serde_json::Value> =
+            rows.iter().map(|(name, difference, _)| (name.replace(' ', "_"), json!(difference))).collect();
+        println!("{}", json!({ "device": device.name, "differences": rows, "losses": found.steps }));
+    }
+    if n_wrong > 0 {
+        eprintln!("error: {} does not compute what the CPU does", device.name);
+        return Ok(ExitCode::from(CHECK_FAILED));
+    }
+    Ok(ExitCode::SUCCESS)
+}

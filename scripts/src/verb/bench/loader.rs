@@ -1,0 +1,319 @@
+//! `ocelli bench loader`: how fast the data path alone is, and what holds it back.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use augment::stats::StageSnapshot;
+use augment::{BlurRule, DecodeRules, MultiCrop};
+use pipeline::read::stats::ReadSnapshot;
+use pipeline::{Cursor, Dataset, Loader, LoaderConfig, Order, Quarantine, Share, Storage};
+use serde_json::json;
+use trainer::device::workers::or_cores;
+use trainer::run::data::{StreamConfig, stream};
+
+use crate::recipes;
+
+/// Flags of `bench loader`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Shards to read.
+    #[arg(required = true)]
+    shards: Vec<String>,
+    /// What to make of an image: dino or dinov2 (2 views of 224 px and 8 of 96), single (one of
+    /// 224, flipped or not), read (nothing), or a recipe's name or file.
+    #[arg(long, default_value = "dinov2")]
+    recipe: String,
+    /// Threads that decode and augment; 0 for one a core.
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+    /// Seconds to measure, after a warm-up of a fifth of them.
+    #[arg(long, default_value_t = 10.0)]
+    seconds: f64,
+    /// Images of a batch.
+    #[arg(long, default_value_t = 64)]
+    batch: usize,
+    /// Change a value of the recipe. May be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// End with one line of JSON: images_per_s, mb_per_s, stages.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a run of the loader came to.
+struct Measured {
+    wall: Duration,
+    n_threads: usize,
+    images: u64,
+    bytes: u64,
+    read: ReadSnapshot,
+    /// Threads that read.
+    n_readers: usize,
+    /// Stages of the augmenting threads; `None` where nothing is decoded.
+    augment: Option<StageSnapshot>,
+    /// Means over batches.
+    queues: Queues,
+}
+
+#[derive(Default)]
+struct Queues {
+    /// Share of the byte limit that is in use.
+    bytes: f64,
+    /// Images that are read and wait for a thread.
+    read: f64,
+    /// Images that are finished and wait for their batch or its taker.
+    finished: f64,
+}
+
+/// Shards whose samples are permuted together, as recipes have it.
+const WINDOW_SHARDS: usize = 16;
+
+/// One line of the table.
+struct Row {
+    name: &'static str,
+    p50: Duration,
+    p99: Duration,
+    /// Of the time of the threads that do it.
+    share: f64,
+}
+
+pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
+    let preset = ["dino", "dinov2", "single", "read"].contains(&args.recipe.as_str());
+    if preset && !args.overrides.is_empty() {
+        bail!("--set changes a recipe, and {} is none", args.recipe);
+    }
+    let dataset = Arc::new(Dataset::open(&args.shards, storage)?);
+    dataset.check_cache(WINDOW_SHARDS)?;
+    let measured = match args.recipe.as_str() {
+        "read" => read_only(args, dataset)?,
+        _ => augmented(args, dataset)?,
+    };
+    print(args, &measured);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn views(args: &Args) -> anyhow::Result<(MultiCrop, DecodeRules)> {
+    let multicrop = match args.recipe.as_str() {
+        "dino" => MultiCrop::dino(224, 96, 8),
+        "dinov2" => MultiCrop::dinov2(224, 96, 8, BlurRule::Paper),
+        "single" => MultiCrop::single(224),
+        name => {
+            let recipe = recipes::load(name, &args.overrides)?;
+            return Ok((recipe.views.multicrop(), recipe.data.rules()));
+        }
+    };
+    Ok((multicrop, DecodeRules::default()))
+}
+
+/// A ledger of this process alone: a benchmark leaves nothing behind.
+fn quarantine() -> anyhow::Result<(Arc<Quarantine>, std::path::PathBuf)> {
+    let path = std::env::temp_dir().join(format!("ocelli-bench-{}.jsonl", std::process::id()));
+    Ok((Arc::new(Quarantine::open(&path, 1.0)?), path))
+}
+
+fn augmented(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
+    let n_threads = or_cores(args.threads);
+    let (quarantine, ledger) = quarantine()?;
+    let loader = LoaderConfig::default();
+    let (multicrop, rules) = views(args)?;
+    let config = StreamConfig { multicrop, seed: 0, window_shards: WINDOW_SHARDS, n_threads, rules, loader };
+    config.multicrop.validate()?;
+    let mut pool = stream(dataset, config, Share::solo(args.batch)?, Cursor(0), quarantine);
+    let mut queues = Queues::default();
+    let mut n_batches = 0u64;
+    let mut start = Instant::now();
+    let mut warm = false;
+    loop {
+        let Some(batch) = pool.next_batch() else { bail!("the shards ended") };
+        pool.recycle(batch?);
+        if !warm && start.elapsed().as_secs_f64() >= args.seconds / 5.0 {
+            warm = true;
+            pool.stats().reset();
+            pool.source().loader().stats().reset();
+            start = Instant::now();
+            continue;
+        }
+        if warm {
+            n_batches += 1;
+            queues.bytes += pool.source().loader().fill();
+            queues.read += pool.source().loader().queue_len() as f64;
+            queues.finished += pool.n_waiting() as f64;
+        }
+        if warm && start.elapsed().as_secs_f64() >= args.seconds {
+            break;
+        }
+    }
+    let wall = start.elapsed();
+    let augment = pool.stats().snapshot();
+    let read = pool.source().loader().stats().snapshot();
+    drop(pool);
+    // Without bad samples there is no ledger.
+    let _ = std::fs::remove_file(ledger);
+    let n = n_batches.max(1) as f64;
+    Ok(Measured {
+        wall,
+        n_threads,
+        images: augment.images,
+        bytes: augment.bytes,
+        read,
+        n_readers: loader.n_threads,
+        augment: Some(augment),
+        queues: Queues { bytes: queues.bytes / n, read: queues.read / n, finished: queues.finished / n },
+    })
+}
+
+fn read_only(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
+    let n_threads = or_cores(args.threads);
+    let (quarantine, ledger) = quarantine()?;
+    let order = Order::new(0, dataset.shard_sizes(), 16);
+    let share = Share::solo(args.batch)?;
+    let config = LoaderConfig { n_threads, ..LoaderConfig::default() };
+    let loader = Loader::start(dataset, order, share, Cursor(0), quarantine, config);
+    let mut taken = vec![0usize; 1];
+    let mut first_open = 0u64;
+    let mut start = Instant::now();
+    let mut warm = false;
+    let mut queues = Queues::default();
+    let mut n = 0u64;
+    while !warm || start.elapsed().as_secs_f64() < args.seconds {
+        let Some(item) = loader.next_item() else { bail!("the shards ended") };
+        let batch = (item?.batch - first_open) as usize;
+        taken.resize(taken.len().max(batch + 1), 0);
+        taken[batch] += 1;
+        while taken.first() == Some(&args.batch) {
+            taken.remove(0);
+            loader.finish_batch(first_open);
+            first_open += 1;
+        }
+        if !warm && start.elapsed().as_secs_f64() >= args.seconds / 5.0 {
+            warm = true;
+            loader.stats().reset();
+            start = Instant::now();
+        } else if warm && n.is_multiple_of(64) {
+            queues.bytes += loader.fill();
+            queues.read += loader.queue_len() as f64;
+        }
+        n += u64::from(warm);
+    }
+    let (wall, read) = (start.elapsed(), loader.stats().snapshot());
+    drop(loader);
+    let _ = std::fs::remove_file(ledger);
+    let sampled = n.div_ceil(64).max(1) as f64;
+    Ok(Measured {
+        wall,
+        n_threads,
+        images: n,
+        bytes: read.bytes,
+        read,
+        n_readers: n_threads,
+        augment: None,
+        queues: Queues { bytes: queues.bytes / sampled, read: queues.read / sampled, finished: 0.0 },
+    })
+}
+
+impl Measured {
+    fn images_per_s(&self) -> f64 {
+        self.images as f64 / self.wall.as_secs_f64()
+    }
+
+    fn mb_per_s(&self) -> f64 {
+        self.bytes as f64 / 1e6 / self.wall.as_secs_f64()
+    }
+
+    fn rows(&self) -> Vec<Row> {
+        let share = |total: Duration, n: usize| total.as_secs_f64() / (self.wall.as_secs_f64() * n as f64);
+        let read = Row {
+            name: "read",
+            p50: self.read.read_p50,
+            p99: self.read.read_p99,
+            share: share(self.read.read, self.n_readers),
+        };
+        let stages = self.augment.iter().flat_map(|augment| &augment.stages).map(|stage| Row {
+            name: stage.name,
+            p50: stage.p50,
+            p99: stage.p99,
+            share: share(stage.total, self.n_threads),
+        });
+        std::iter::once(read).chain(stages).collect()
+    }
+
+    /// One sentence that names what limits.
+    fn verdict(&self) -> String {
+        let percent = |share: f64| 100.0 * share;
+        let rows = self.rows();
+        let waiting = rows.iter().find(|row| row.name == "wait for bytes").map_or(0.0, |row| row.share);
+        if self.augment.is_none() {
+            return format!(
+                "{} threads read, {:.0} % of their time in reads; the rest waits for the taker.",
+                self.n_readers,
+                percent(rows[0].share)
+            );
+        }
+        if waiting > 0.2 {
+            return format!(
+                "Reading limits: the threads wait {:.0} % of their time for bytes; a faster disk or more readers \
+                 would help.",
+                percent(waiting)
+            );
+        }
+        let busiest = rows[2..].iter().max_by(|a, b| a.share.total_cmp(&b.share));
+        let (name, share) = busiest.map_or(("nothing", 0.0), |row| (row.name, row.share));
+        format!(
+            "The cores limit: {} threads wait {:.0} % of their time for bytes, and {name} takes the most, {:.0} %.",
+            self.n_threads,
+            percent(waiting),
+            percent(share)
+        )
+    }
+}
+
+fn print(args: &Args, measured: &Measured) {
+    let rows = measured.rows();
+    println!(
+        "{}, {} threads, {:.1} s: {:.1} images/s, {:.1} MB/s",
+        args.recipe,
+        measured.n_threads,
+        measured.wall.as_secs_f64(),
+        measured.images_per_s(),
+        measured.mb_per_s()
+    );
+    println!("{:<16} {:>9} {:>9} {:>8}", "an image", "p50 ms", "p99 ms", "share");
+    for row in &rows {
+        let ms = |d: Duration| d.as_secs_f64() * 1e3;
+        println!("{:<16} {:9.3} {:9.3} {:6.1} %", row.name, ms(row.p50), ms(row.p99), 100.0 * row.share);
+    }
+    println!(
+        "queues: {:.1} images read, {:.1} finished, {:.1} % of the byte limit",
+        measured.queues.read,
+        measured.queues.finished,
+        100.0 * measured.queues.bytes
+    );
+    println!("{}", measured.verdict());
+    if args.json {
+        let stages: serde_json::Map<String, serde_json::Value> = rows
+            .iter()
+            .map(|row| {
+                let numbers = json!({
+                    "p50_ms": row.p50.as_secs_f64() * 1e3,
+                    "p99_ms": row.p99.as_secs_f64() * 1e3,
+                    "share": row.share,
+                });
+                (row.name.replace(' ', "_"), numbers)
+            })
+            .collect();
+        let line = json!({
+            "images_per_s": measured.images_per_s(),
+            "mb_per_s": measured.mb_per_s(),
+            "stages": stages,
+            "queues": {
+                "read": measured.queues.read,
+                "finished": measured.queues.finished,
+                "bytes_share": measured.queues.bytes,
+            },
+            "limit": measured.verdict(),
+        });
+        println!("{line}");
+    }
+}

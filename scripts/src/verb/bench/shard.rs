@@ -1,0 +1,169 @@
+//! `ocelli bench shard`: what each mode of sharding costs and moves, beside what `ocelli plan` says.
+
+use std::process::ExitCode;
+
+use serde_json::json;
+use trainer::Plan;
+use trainer::bench::shard::{MemoryGauge, ShardBench, run as bench};
+use trainer::device::{Device, DeviceKind};
+
+use crate::cluster::launch::Launch;
+use crate::cluster::{compute, machine, ranks};
+use crate::memory::MEMORY;
+use crate::recipes;
+
+/// Modes that are compared, as a recipe would set them.
+const MODES: [(&str, &[&str]); 5] = [
+    ("none", &["run.shard=\"none\""]),
+    ("grad", &["run.shard=\"grad\""]),
+    ("full, all graphs kept", &["run.shard=\"full\"", "run.keep=100000"]),
+    ("full, one graph kept", &["run.shard=\"full\"", "run.keep=1"]),
+    ("full, none kept", &["run.shard=\"full\"", "run.keep=0"]),
+];
+
+/// Flags of `bench shard`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A recipe's name or file.
+    #[arg(long, default_value = "dino_vits16")]
+    recipe: String,
+    /// Images of a step, over all ranks; 8 unless --set optim.batch_size says otherwise.
+    #[arg(long)]
+    batch: Option<usize>,
+    /// Timed repeats, after one that warms up.
+    #[arg(long, default_value_t = 3)]
+    repeats: usize,
+    /// Only the mode that the recipe and --set ask for.
+    #[arg(long)]
+    as_set: bool,
+    /// Change a value of the recipe. May be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    #[command(flatten)]
+    compute: compute::Flags,
+    /// End with one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The program's own allocator.
+pub(crate) struct Heap;
+
+impl MemoryGauge for Heap {
+    fn bytes(&self) -> usize {
+        MEMORY.current_usage()
+    }
+
+    fn peak_bytes(&self) -> usize {
+        MEMORY.peak_usage()
+    }
+
+    fn reset_peak(&self) {
+        MEMORY.reset_peak_usage();
+    }
+}
+
+/// The allocator of a GPU, as far as it tells: what is in use, and what it has ever held.
+struct Pool<'a>(&'a Device);
+
+impl MemoryGauge for Pool<'_> {
+    fn bytes(&self) -> usize {
+        self.0.memory_pool_usage().map_or(0, |usage| usage.bytes_in_use as usize)
+    }
+
+    fn peak_bytes(&self) -> usize {
+        self.0.memory_pool_usage().map_or(0, |usage| usage.bytes_reserved as usize)
+    }
+
+    fn reset_peak(&self) {
+        self.0.memory_cleanup();
+    }
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let launch = Launch::from_env()?;
+    let device = args.compute.open(&launch)?;
+    let run = recipes::load(&args.recipe, &args.overrides)?.run;
+    let mut comm = ranks::connect(&launch, &run, &device, args.compute.engine)?;
+    let n_sharers = ranks::n_sharers(&comm, &device)?;
+    let plan_of = |more: &[&str]| -> anyhow::Result<Plan> {
+        let more = more.iter().map(ToString::to_string);
+        let overrides: Vec<String> = args.overrides.iter().cloned().chain(more).collect();
+        let mut recipe = recipes::load_for_bench(&args.recipe, &overrides, args.batch, 8)?;
+        recipe.run.offload &= device.kind != DeviceKind::Cpu;
+        // The data set's size only moves schedules, which a benchmark does not follow.
+        let n_local = launch.n_local.unwrap_or(1);
+        Ok(Plan::resolve(recipe, 1 << 20)?
+            .over(launch.world_size, machine::room(n_local, n_sharers, &device))?)
+    };
+    let modes: Vec<(&str, Plan)> = match args.as_set {
+        true => vec![("as set", plan_of(&[])?)],
+        false => {
+            MODES.into_iter().map(|(name, more)| Ok((name, plan_of(more)?))).collect::<anyhow::Result<_>>()?
+        }
+    };
+    if launch.rank == 0 {
+        let plan = &modes[0].1;
+        println!(
+            "{}, batch {}, {} ranks of {} workers, median of {}",
+            args.recipe, plan.recipe.optim.batch_size, launch.world_size, plan.n_workers, args.repeats
+        );
+        println!(
+            "{:<22} {:>9} {:>8} {:>9} {:>8} {:>9} {:>8} {:>6} {:>9} {:>10}",
+            "MB of a rank", "state", "plan", "peak", "plan", "received", "calls", "wait", "step", "loss"
+        );
+    }
+    compute::check(&modes[0].1, &device)?;
+    let pool = Pool(&device.device);
+    let memory: &dyn MemoryGauge = if device.kind == DeviceKind::Cpu { &Heap } else { &pool };
+    let mut rows = Vec::new();
+    for (name, plan) in &modes {
+        let measured;
+        (measured, comm) = bench(plan, comm, args.repeats, memory, &device.device)?;
+        if launch.rank == 0 {
+            print_row(name, &measured);
+            rows.push(json_of(name, plan, &measured));
+        }
+    }
+    comm.finish()?;
+    if args.json && launch.rank == 0 {
+        println!("{}", json!({ "ranks": launch.world_size, "modes": rows }));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print_row(name: &str, bench: &ShardBench) {
+    let mb = |bytes: f64| bytes / 1e6;
+    let traffic = bench.traffic;
+    println!(
+        "{name:<22} {:>9.1} {:>8.1} {:>9.1} {:>8.1} {:>9.1} {:>8} {:>5.0}% {:>6.0} ms {:>10.4}",
+        mb(bench.state_bytes),
+        mb(bench.planned.state_bytes),
+        mb(bench.peak_bytes),
+        mb(bench.planned.peak_bytes()),
+        mb((traffic.gather_bytes + traffic.reduce_bytes + traffic.small_bytes) as f64),
+        traffic.n_gathers + traffic.n_reduces + traffic.n_small,
+        100.0 * bench.wait_ms / bench.step_ms,
+        bench.step_ms,
+        bench.loss,
+    );
+}
+
+fn json_of(name: &str, plan: &Plan, bench: &ShardBench) -> serde_json::Value {
+    json!({
+        "mode": name,
+        "state_bytes": bench.state_bytes,
+        "planned_state_bytes": bench.planned.state_bytes,
+        "peak_bytes": bench.peak_bytes,
+        "planned_peak_bytes": bench.planned.peak_bytes(),
+        "gather_bytes": bench.traffic.gather_bytes,
+        "n_gathers": bench.traffic.n_gathers,
+        "reduce_bytes": bench.traffic.reduce_bytes,
+        "n_reduces": bench.traffic.n_reduces,
+        "small_bytes": bench.traffic.small_bytes,
+        "step_ms": bench.step_ms,
+        "wait_ms": bench.wait_ms,
+        "images_per_s": 1e3 * plan.recipe.optim.batch_size as f64 / bench.step_ms,
+        "loss": bench.loss,
+    })
+}

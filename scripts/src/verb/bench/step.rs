@@ -1,0 +1,155 @@
+//! `ocelli bench step`: where a step's time goes.
+
+use std::process::ExitCode;
+
+use serde_json::json;
+use trainer::Plan;
+use trainer::bench::step::StepBench;
+use trainer::device::{DeviceKind, Opened};
+
+use crate::cluster::compute::DeviceFlag;
+use crate::cluster::{compute, machine};
+use crate::memory::MEMORY;
+use crate::recipes;
+
+/// Flags of `bench step`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A recipe's name or file.
+    #[arg(long, default_value = "dino_vits16")]
+    recipe: String,
+    /// Images of a step; 4 unless --set optim.batch_size says otherwise.
+    #[arg(long)]
+    batch: Option<usize>,
+    /// Timed repeats, after one that warms up.
+    #[arg(long, default_value_t = 5)]
+    repeats: usize,
+    /// Worker threads; 0 for one a core.
+    #[arg(long)]
+    workers: Option<usize>,
+    /// Side of the matrices whose product is the measure of the device; 8192 on a GPU, 1024 on the CPU.
+    #[arg(long)]
+    matrix: Option<usize>,
+    /// Only the backbone's forward and backward on one global view an image.
+    #[arg(long)]
+    backbone: bool,
+    #[command(flatten)]
+    device: DeviceFlag,
+    /// Change a value of the recipe. May be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// End with one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let device = args.device.open()?;
+    let mut recipe = recipes::load_for_bench(&args.recipe, &args.overrides, args.batch, 4)?;
+    if let Some(workers) = args.workers {
+        recipe.run.workers = workers;
+    }
+    // The data set's size only moves schedules, which a benchmark does not follow.
+    recipe.run.offload &= device.kind != DeviceKind::Cpu;
+    let plan = Plan::resolve(recipe, 1 << 20)?;
+    let plan = plan.over(1, machine::room(1, 1, &device))?;
+    compute::check(&plan, &device)?;
+    if args.backbone {
+        backbone(args, &plan, &device);
+    } else {
+        step(args, &plan, &device)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
+    let StepBench { phases, step_ms, flops: [needed, done], peak_bytes } =
+        trainer::bench::step::steps(plan, args.repeats, &device.device)?;
+    let total = phases.total_ms();
+    let rows = [
+        ("input", phases.input_ms),
+        ("teacher", phases.teacher_ms),
+        ("student forward", phases.forward_ms),
+        ("heads and loss", phases.head_ms),
+        ("student backward", phases.backward_ms),
+        ("update", phases.update_ms),
+    ];
+    let batch_size = plan.recipe.optim.batch_size;
+    println!(
+        "{}, batch {batch_size}, {} on {}: phases are medians, the step a mean of {}",
+        args.recipe,
+        match device.kind {
+            DeviceKind::Cpu => format!("{} workers", plan.n_workers),
+            DeviceKind::Cuda(_) | DeviceKind::Wgpu => "one thread".into(),
+        },
+        device.name,
+        args.repeats
+    );
+    for (name, ms) in rows {
+        println!("{name:<18} {ms:9.1} ms {:5.1} %", 100.0 * ms / total);
+    }
+    let rate = 1e3 * batch_size as f64 / step_ms;
+    println!("{:<18} {total:9.1} ms", "phases, in turn");
+    println!("{:<18} {step_ms:9.1} ms  {rate:.2} images/s", "step");
+    let arithmetic = plan.recipe.optim.precision.compute;
+    let side = if device.kind == DeviceKind::Cpu { 1024 } else { 8192 };
+    let peak = trainer::bench::step::matrix_peak(&device.device, args.matrix.unwrap_or(side), arithmetic);
+    let achieved = needed / (step_ms / 1e3);
+    println!(
+        "{:<18} {:9.3} TFLOP/s, {:.1} % of {:.3} for one large product; {:.2} operations for each needed",
+        "matrix products",
+        achieved / 1e12,
+        100.0 * achieved / peak,
+        peak / 1e12,
+        done / needed
+    );
+    // The host's own peak, where that is where it computes.
+    let memory = peak_bytes.unwrap_or(MEMORY.peak_usage() as u64);
+    println!("{:<18} {:9.2} GB", "memory, peak", memory as f64 / 1e9);
+    if args.json {
+        let phases: serde_json::Map<String, serde_json::Value> =
+            rows.into_iter().map(|(name, ms)| (name.replace(' ', "_"), json!(ms))).collect();
+        let line = json!({
+            "images_per_s": rate,
+            "step_ms": step_ms,
+            "phases_ms": phases,
+            "tflops": achieved / 1e12,
+            "matrix_peak_tflops": peak / 1e12,
+            "memory_bytes": memory,
+            "device": device.name,
+            "graphs_kept": plan.keep,
+        });
+        println!("{line}");
+    }
+    Ok(())
+}
+
+fn backbone(args: &Args, plan: &Plan, device: &Opened) {
+    let times = trainer::bench::backbone::backbone(plan, args.repeats, &device.device);
+    let side = plan.recipe.model.image_px();
+    println!(
+        "{} backbone, {side} px, batch {}, forward and backward, median of {}",
+        args.recipe, plan.recipe.optim.batch_size, args.repeats
+    );
+    println!("one graph, one thread            {:9.1} ms", times.whole_graph_ms);
+    println!(
+        "units, one thread, graphs kept   {:9.1} ms  {:.3} of one graph",
+        times.kept_ms,
+        times.kept_ms / times.whole_graph_ms
+    );
+    println!(
+        "units, one thread, recomputed    {:9.1} ms  {:.3} of one graph",
+        times.recomputed_ms,
+        times.recomputed_ms / times.whole_graph_ms
+    );
+    println!("units, {} workers, graphs kept    {:9.1} ms", plan.n_workers, times.workers_ms);
+    if args.json {
+        let line = json!({
+            "whole_graph_ms": times.whole_graph_ms,
+            "kept_ms": times.kept_ms,
+            "recomputed_ms": times.recomputed_ms,
+            "workers_ms": times.workers_ms,
+        });
+        println!("{line}");
+    }
+}

@@ -1,0 +1,244 @@
+//! `ocelli shards dedup`: exact copies by hash, near ones by a perceptual hash, within a set and
+//! against another one, such as the test set of a benchmark. Of copies the first one stays.
+//!
+//! The perceptual hash is the difference hash: the image at 9 x 8 gray pixels, one bit for each pair
+//! of neighbors in a row. Two images are near when their hashes differ in few bits.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use augment::Interpolation;
+use augment::crop::CropBox;
+use augment::decode::decode;
+use augment::resize::BoxResizer;
+use augment::{DecodeRules, Planes, Rgb8};
+use pipeline::{Shard, Source, Storage};
+use rayon::prelude::*;
+use serde_json::json;
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::console::bar;
+use crate::shards::rewrite::{Flags, Job, Verdict, claim, inputs_of, rewrite};
+
+/// Flags of `shards dedup`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    flags: Flags,
+    /// Samples near one of these shards are copies too: the test sets that must stay unseen.
+    #[arg(long, num_args = 1..)]
+    against: Vec<String>,
+    /// Bits of 64 in which near images may differ; 0 finds exact copies only.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=10))]
+    max_distance: u32,
+    /// Write the shards again without the copies, under their names.
+    #[arg(long)]
+    remove: bool,
+}
+
+/// What a sample is compared by.
+#[derive(Clone, Copy)]
+struct Print {
+    content: u128,
+    /// `None` for images too flat to be told apart.
+    difference: Option<u64>,
+}
+
+/// A sample and where it stands.
+struct Entry {
+    shard: usize,
+    number: usize,
+    print: Print,
+}
+
+/// A copy, what it is a copy of, and by how many bits they differ; `None` for exact ones.
+struct Copy {
+    entry: usize,
+    of: usize,
+    distance: Option<u32>,
+}
+
+pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
+    let sources = storage.sources(&args.flags.shards)?;
+    let against = if args.against.is_empty() { Vec::new() } else { storage.sources(&args.against)? };
+    let all: Vec<Source> = against.iter().chain(&sources).cloned().collect();
+    let shards = storage.open_all(&all)?;
+    let settings = json!({ "against": args.against, "max_distance": args.max_distance });
+    let job = Job { out: &args.flags.out, verb: "dedup", settings, overwrite: args.flags.overwrite };
+    let inputs = inputs_of(&sources, &shards[against.len()..], job.out)?;
+    claim(inputs, job.out, job.verb, &job.settings, job.overwrite)?;
+    let entries = fingerprints(&shards)?;
+    let copies = find(&entries, against.len(), args.max_distance);
+    write_lists(&args.flags.out, &shards, &entries, &copies, against.len())?;
+    let n_exact = copies.iter().filter(|copy| copy.distance.is_none()).count();
+    let n_near = copies.len() - n_exact;
+    let n_samples = entries.iter().filter(|entry| entry.shard >= against.len()).count();
+    println!("{n_samples} samples: {n_exact} exact and {n_near} near copies");
+    println!("report: {}", args.flags.out.join("copies.jsonl").display());
+    if args.remove {
+        let gone: HashSet<(String, usize)> = copies
+            .iter()
+            .map(|copy| (shards[entries[copy.entry].shard].name(), entries[copy.entry].number))
+            .collect();
+        // The folder is claimed already; claiming it again must not clear it.
+        let job = Job { overwrite: false, ..job };
+        let totals = rewrite(&sources, storage, &job, |item| {
+            match gone.contains(&(item.shard.name(), item.number)) {
+                true => Verdict::Drop("a copy: see copies.jsonl".into()),
+                false => Verdict::Keep,
+            }
+        })?;
+        totals.print(false);
+    }
+    if args.flags.json {
+        println!("{}", json!({ "samples": n_samples, "exact": n_exact, "near": n_near }));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn fingerprints(shards: &[Shard]) -> anyhow::Result<Vec<Entry>> {
+    let progress = bar(shards.iter().map(|shard| shard.len() as u64).sum(), "dedup");
+    let mut entries = Vec::new();
+    for (number_of_shard, shard) in shards.iter().enumerate() {
+        let look = |number: usize| -> anyhow::Result<Option<Entry>> {
+            progress.inc(1);
+            if shard.image_bytes(number).is_none() {
+                return Ok(None);
+            }
+            let bytes = match shard.image(number) {
+                Err(error) if error.is_of_a_sample() => return Ok(None),
+                bytes => bytes?,
+            };
+            let image = decode(&bytes, &DecodeRules::default()).ok();
+            let difference = image.and_then(|image| difference_hash(&image));
+            let print = Print { content: xxh3_128(&bytes), difference };
+            Ok(Some(Entry { shard: number_of_shard, number, print }))
+        };
+        let found: anyhow::Result<Vec<_>> = (0..shard.len()).into_par_iter().map(look).collect();
+        entries.extend(found?.into_iter().flatten());
+    }
+    progress.finish_and_clear();
+    Ok(entries)
+}
+
+/// The difference hash; `None` where nearly all neighbors are alike, as in a blank image, because
+/// such images would all be copies of one another.
+fn difference_hash(image: &Rgb8) -> Option<u64> {
+    const MIN_ONES: u32 = 6;
+    let whole = CropBox { left_px: 0, top_px: 0, width_px: image.width_px, height_px: image.height_px };
+    let mut small = Planes::default();
+    BoxResizer::default().resize(image, whole, [9, 8], Interpolation::Bilinear, &mut small).ok()?;
+    let [r, g, b] = small.channels();
+    let gray: Vec<u16> =
+        r.iter().zip(g).zip(b).map(|((r, g), b)| u16::from(*r) + u16::from(*g) + u16::from(*b)).collect();
+    let bits = gray.chunks_exact(9).flat_map(|row| row.windows(2).map(|pair| pair[0] > pair[1]));
+    let hash = bits.fold(0u64, |hash, bit| hash << 1 | u64::from(bit));
+    (MIN_ONES..=64 - MIN_ONES).contains(&hash.count_ones()).then_some(hash)
+}
+
+/// Copies in the order of the samples. Each is compared with those that stay, so that a chain of
+/// near images does not swallow ones that are far apart. Samples of the first `n_against` shards
+/// always stay.
+fn find(entries: &[Entry], n_against: usize, max_distance: u32) -> Vec<Copy> {
+    // Hashes that differ in d bits agree in one of d + 1 bands.
+    let n_bands = max_distance + 1;
+    let band = |hash: u64, i: u32| {
+        let (low, high) = (64 * i / n_bands, 64 * (i + 1) / n_bands);
+        let width = high - low;
+        (i, (hash >> low) & (u64::MAX >> (64 - width)))
+    };
+    let mut contents: HashMap<u128, usize> = HashMap::new();
+    let mut bands: HashMap<(u32, u64), Vec<usize>> = HashMap::new();
+    let mut copies = Vec::new();
+    for (number, entry) in entries.iter().enumerate() {
+        let of_others = entry.shard >= n_against;
+        if let Some(of) = contents.get(&entry.print.content).filter(|_| of_others) {
+            copies.push(Copy { entry: number, of: *of, distance: None });
+            continue;
+        }
+        let near = entry.print.difference.filter(|_| max_distance > 0).and_then(|hash| {
+            let candidates = (0..n_bands).filter_map(|i| bands.get(&band(hash, i))).flatten();
+            let distances = candidates.filter_map(|of| {
+                let distance = (entries[*of].print.difference? ^ hash).count_ones();
+                (distance <= max_distance).then_some((distance, *of))
+            });
+            distances.min()
+        });
+        if let Some((distance, of)) = near.filter(|_| of_others) {
+            copies.push(Copy { entry: number, of, distance: Some(distance) });
+            continue;
+        }
+        contents.entry(entry.print.content).or_insert(number);
+        if let Some(hash) = entry.print.difference {
+            (0..n_bands).for_each(|i| bands.entry(band(hash, i)).or_default().push(number));
+        }
+    }
+    copies
+}
+
+/// `copies.jsonl` and `keep.txt`: shard and key of every sample that stays.
+fn write_lists(
+    out: &Path,
+    shards: &[Shard],
+    entries: &[Entry],
+    copies: &[Copy],
+    n_against: usize,
+) -> anyhow::Result<()> {
+    let name =
+        |entry: &Entry| (shards[entry.shard].name(), shards[entry.shard].key(entry.number).to_string());
+    let mut report = BufWriter::new(File::create(out.join("copies.jsonl"))?);
+    for copy in copies {
+        let ((shard, key), (of_shard, of_key)) = (name(&entries[copy.entry]), name(&entries[copy.of]));
+        let row = json!({
+            "shard": shard, "key": key, "of_shard": of_shard, "of_key": of_key, "distance": copy.distance,
+        });
+        writeln!(report, "{row}")?;
+    }
+    report.flush()?;
+    let gone: HashSet<usize> = copies.iter().map(|copy| copy.entry).collect();
+    let mut keep = BufWriter::new(File::create(out.join("keep.txt"))?);
+    for (number, entry) in entries.iter().enumerate() {
+        if entry.shard >= n_against && !gone.contains(&number) {
+            let (shard, key) = name(entry);
+            writeln!(keep, "{shard}\t{key}")?;
+        }
+    }
+    Ok(keep.flush()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(shard: usize, content: u128, difference: u64) -> Entry {
+        Entry { shard, number: 0, print: Print { content, difference: Some(difference) } }
+    }
+
+    #[test]
+    fn copies_are_exact_near_or_of_the_other_set() {
+        const A: u64 = 0x0f0f_0f0f_0f0f_0f0f;
+        let entries = [
+            entry(0, 1, A),
+            // Exact, near by three bits that lie in three bands, and just too far.
+            entry(1, 1, A),
+            entry(1, 2, A ^ (1 | 1 << 20 | 1 << 40)),
+            entry(1, 3, A ^ 0b1111),
+            // Near to the one before: a chain that starts anew there.
+            entry(1, 4, A ^ 0b11111),
+        ];
+        let found: Vec<_> = find(&entries, 1, 3).iter().map(|c| (c.entry, c.of, c.distance)).collect();
+        assert_eq!(found, [(1, 0, None), (2, 0, Some(3)), (4, 3, Some(1))]);
+        let exact: Vec<_> = find(&entries, 1, 0).iter().map(|c| (c.entry, c.of, c.distance)).collect();
+        assert_eq!(exact, [(1, 0, None)]);
+    }
+
+    #[test]
+    fn blank_images_have_no_difference_hash() {
+        assert_eq!(difference_hash(&Rgb8::new(40, 30, vec![90; 3600])), None);
+        let data = (0..40 * 30).flat_map(|i| [(i * 37 % 251) as u8; 3]).collect();
+        assert!(difference_hash(&Rgb8::new(40, 30, data)).is_some());
+    }
+}

@@ -1,0 +1,84 @@
+//! `ocelli shards extract`: members of shards back into files.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use pipeline::{PipelineError, Shard, Storage};
+use serde_json::json;
+
+use crate::console::bar;
+use crate::shards::rewrite::check_names;
+
+/// Flags of `shards extract`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Shard lists.
+    #[arg(required = true)]
+    shards: Vec<String>,
+    /// Folder for the files, one sub-folder a shard.
+    #[arg(long)]
+    out: PathBuf,
+    /// Only the samples with these keys.
+    #[arg(long, num_args = 1..)]
+    keys: Vec<String>,
+    /// Write over files that are there.
+    #[arg(long)]
+    overwrite: bool,
+    /// End with one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
+    let sources = storage.sources(&args.shards)?;
+    check_names(&sources)?;
+    let wanted: HashSet<&str> = args.keys.iter().map(String::as_str).collect();
+    let progress = bar(sources.len() as u64, "extract");
+    let (mut n_samples, mut n_files) = (0u64, 0u64);
+    for source in &sources {
+        let shard = storage.open(source)?;
+        let name = source.url.tar_name();
+        let folder = args.out.join(name.strip_suffix(".tar").unwrap_or(&name));
+        for i in (0..shard.len()).filter(|i| wanted.is_empty() || wanted.contains(shard.key(*i))) {
+            for (extension, bytes) in shard.members(i)? {
+                let target = inside(&shard, &folder, format!("{}.{extension}", shard.key(i)))?;
+                write(&target, &bytes, args.overwrite)?;
+                n_files += 1;
+            }
+            n_samples += 1;
+        }
+        progress.inc(1);
+    }
+    progress.finish_and_clear();
+    if n_samples == 0 && !wanted.is_empty() {
+        bail!("none of the {} keys stands in the {} shard(s)", wanted.len(), sources.len());
+    }
+    println!("{n_files} files of {n_samples} samples in {}", args.out.display());
+    if args.json {
+        println!("{}", json!({ "samples": n_samples, "files": n_files }));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `member` below `folder`. A member's name is what someone else wrote: it must not lead out.
+fn inside(shard: &Shard, folder: &Path, member: String) -> Result<PathBuf, PipelineError> {
+    let inside = |part| matches!(part, Component::Normal(_) | Component::CurDir);
+    if !Path::new(&member).components().all(inside) {
+        let reason = "it would be written outside of the folder".into();
+        return Err(PipelineError::BadMember { path: shard.name().into(), member, reason });
+    }
+    Ok(folder.join(member))
+}
+
+fn write(target: &Path, bytes: &[u8], overwrite: bool) -> anyhow::Result<()> {
+    if target.exists() && !overwrite {
+        bail!("{} exists; give --overwrite, or another --out", target.display());
+    }
+    if let Some(folder) = target.parent() {
+        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    }
+    fs::write(target, bytes).with_context(|| format!("cannot write {}", target.display()))
+}

@@ -1,0 +1,76 @@
+//! `ocelli shards index`: indices for shards that other tools wrote.
+
+use std::process::ExitCode;
+
+use pipeline::url::ShardUrl;
+use pipeline::{Source, Storage};
+use rayon::prelude::*;
+use serde_json::json;
+
+use crate::console::bar;
+use pipeline::shard::sidecar;
+
+/// Flags of `shards index`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Shard lists. The index of a shard on a disk is written beside it, others into the cache.
+    #[arg(required = true)]
+    shards: Vec<String>,
+    /// Read shards on a disk as a whole, for checksums by which a change is noticed.
+    #[arg(long)]
+    checksums: bool,
+    /// Make indices again that are there already.
+    #[arg(long)]
+    overwrite: bool,
+    /// End with one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
+    let sources = storage.sources(&args.shards)?;
+    let progress = bar(sources.len() as u64, "index");
+    let one = |source: &Source| -> anyhow::Result<(u64, u64)> {
+        let done = match &source.url {
+            ShardUrl::File(path) if source.is_read_in_place() => beside(args, path)?,
+            _ => in_cache(args, source, storage)?,
+        };
+        progress.inc(1);
+        Ok(done)
+    };
+    let done: anyhow::Result<Vec<_>> = sources.par_iter().map(one).collect();
+    progress.finish_and_clear();
+    let (n_samples, n_written) = done?.iter().fold((0, 0), |(a, b), (n, written)| (a + n, b + written));
+    println!("{n_written} of {} shard(s) indexed, {n_samples} samples in all", sources.len());
+    if args.json {
+        println!("{}", json!({ "shards": sources.len(), "indexed": n_written, "samples": n_samples }));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Samples of the shard at `path`, and 1 if its index was written.
+fn beside(args: &Args, path: &std::path::Path) -> anyhow::Result<(u64, u64)> {
+    let known = if args.overwrite { None } else { sidecar::load(path).ok().flatten() };
+    let index = match known {
+        // A sidecar of another length was not believed, and is written again.
+        Some(known) if !args.checksums || known.checksum.is_some() => {
+            let index = sidecar::open(path)?;
+            if index == known {
+                return Ok((index.len() as u64, 0));
+            }
+            index
+        }
+        _ if args.checksums => sidecar::build_checked(path)?,
+        _ => sidecar::build(path)?,
+    };
+    sidecar::save(&index, path)?;
+    Ok((index.len() as u64, 1))
+}
+
+fn in_cache(args: &Args, source: &Source, storage: &Storage) -> anyhow::Result<(u64, u64)> {
+    if args.overwrite {
+        storage.forget(source)?;
+    }
+    let there = storage.has_index(source)?;
+    Ok((storage.open(source)?.len() as u64, u64::from(!there)))
+}

@@ -1,0 +1,31 @@
+//! `ocelli shards ls`: the samples of shards.
+
+use std::process::ExitCode;
+
+use pipeline::Storage;
+
+/// Flags of `shards ls`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Shard lists.
+    #[arg(required = true)]
+    shards: Vec<String>,
+}
+
+pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
+    use std::io::Write;
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    for shard in storage.open_all(&storage.sources(&args.shards)?)? {
+        let (name, index) = (shard.name(), shard.index());
+        for i in 0..index.len() {
+            let members: Vec<String> =
+                index.members(i).map(|m| format!("{}:{}", m.extension, m.len_bytes)).collect();
+            let line = writeln!(out, "{name}\t{}\t{}", index.key(i), members.join(" "));
+            // A reader that closes the pipe, such as `head`, has seen enough.
+            if line.is_err() {
+                return Ok(ExitCode::SUCCESS);
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

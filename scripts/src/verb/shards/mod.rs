@@ -1,0 +1,77 @@
+//! `ocelli shards`: make, check and list shards.
+
+mod dedup;
+mod extract;
+mod filter;
+mod index;
+mod ls;
+mod pack;
+mod regroup;
+mod resize;
+mod sheet;
+mod stats;
+pub(crate) mod synth;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use pipeline::Storage;
+
+/// Flags of `shards`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// A folder of images, or a list of them, into shards.
+    Pack(pack::Args),
+    /// A procedural, labelled image set as shards.
+    Synth(synth::SynthArgs),
+    /// Read every byte, decode every image, compare index and checksums with the tar.
+    Verify(verify::Args),
+    /// List the samples of shards.
+    Ls(ls::Args),
+    /// Write index sidecars for shards that other tools made.
+    Index(index::Args),
+    /// What the images are: sizes, formats, colors, duplicates, speed.
+    Stats(stats::Args),
+    /// Images on one picture, as they are or as a recipe's augmented views.
+    ContactSheet(sheet::Args),
+    /// Large images to a short side, progressive JPEGs to baseline.
+    Resize(resize::Args),
+    /// Leave out what is corrupt, too small, too long or blank.
+    Filter(filter::Args),
+    /// Find exact and near copies, within a set and against a test set.
+    Dedup(dedup::Args),
+    /// The same samples in shards of another size or order.
+    Reshard(regroup::ReshardArgs),
+    /// The samples in parts, by their keys.
+    Split(regroup::SplitArgs),
+    /// Some of the samples: a number, a list of keys, classes.
+    Subset(regroup::SubsetArgs),
+    /// Members back into files.
+    Extract(extract::Args),
+}
+
+pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
+    match &args.verb {
+        Verb::Pack(args) => pack::run(args),
+        Verb::Synth(args) => synth::run(args),
+        Verb::Verify(args) => verify::run(args, storage),
+        Verb::Ls(args) => ls::run(args, storage),
+        Verb::Index(args) => index::run(args, storage),
+        Verb::Stats(args) => stats::run(args, storage),
+        Verb::ContactSheet(args) => sheet::run(args, storage),
+        Verb::Resize(args) => resize::run(args, storage),
+        Verb::Filter(args) => filter::run(args, storage),
+        Verb::Dedup(args) => dedup::run(args, storage),
+        Verb::Reshard(args) => regroup::reshard(args, storage),
+        Verb::Split(args) => regroup::split(args, storage),
+        Verb::Subset(args) => regroup::subset(args, storage),
+        Verb::Extract(args) => extract::run(args, storage),
+    }
+}

@@ -1,0 +1,65 @@
+//! Flags of `shards pack`.
+
+use std::path::PathBuf;
+
+/// Flags of `shards pack`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A folder (plain, or one sub-folder a class), or a .csv, .tsv or .jsonl list with the columns
+    /// `path` and, if there are labels, `label`, or a .txt list. Paths are relative to the list.
+    pub(super) input: PathBuf,
+    /// Folder for the shards.
+    #[arg(long)]
+    pub(super) out: PathBuf,
+    /// Name of the shards.
+    #[arg(long, default_value = "train")]
+    pub(super) prefix: String,
+    /// Samples of a shard at the most.
+    #[arg(long, default_value_t = 10_000)]
+    pub(super) samples_per_shard: u64,
+    /// Bytes of a shard at the most. With --urls the number of samples alone counts.
+    #[arg(long, default_value_t = 1 << 30)]
+    pub(super) bytes_per_shard: u64,
+    /// Number classes by this list, one name a line: the classes.txt of another pack. Without it,
+    /// labels that are all numbers stay as they are, and names are numbered in alphabetical order.
+    #[arg(long)]
+    pub(super) classes: Option<PathBuf>,
+    /// Seed of the order in which samples are packed.
+    #[arg(long, default_value_t = 0)]
+    pub(super) seed: u64,
+    /// End with one line of JSON.
+    #[arg(long)]
+    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) web: WebFlags,
+}
+
+/// Flags of a pack from the web.
+#[derive(clap::Args)]
+pub(crate) struct WebFlags {
+    /// The list holds URLs, in the column `url`: fetch them. `label` and `caption` are kept where they
+    /// are there.
+    #[arg(long, help_heading = "From the web")]
+    pub(super) urls: bool,
+    /// Images that are fetched at a time.
+    #[arg(long, default_value_t = 64, requires = "urls", help_heading = "From the web")]
+    pub(super) connections: usize,
+    /// Images that are fetched from one server at a time.
+    #[arg(long, default_value_t = 8, requires = "urls", help_heading = "From the web")]
+    pub(super) per_host: usize,
+    /// Attempts after the first one.
+    #[arg(long, default_value_t = 2, requires = "urls", help_heading = "From the web")]
+    pub(super) retries: u32,
+    /// Seconds that an image may take, with all attempts.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..), requires = "urls", help_heading = "From the web")]
+    pub(super) timeout_s: u64,
+    /// Megabytes that an image may have.
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..), requires = "urls", help_heading = "From the web")]
+    pub(super) max_mb: u64,
+    /// Fetch images whose owners forbid it by an X-Robots-Tag (noai, noimageai, noindex, noimageindex, none).
+    #[arg(long, requires = "urls", help_heading = "From the web")]
+    pub(super) ignore_opt_out: bool,
+    /// Start anew in a folder that holds another pack, whose outputs are taken away.
+    #[arg(long, requires = "urls", help_heading = "From the web")]
+    pub(super) overwrite: bool,
+}

@@ -1,0 +1,333 @@
+//! `ocelli shards pack --urls`: a list of image URLs into shards.
+//!
+//! Shard `k` holds those of rows `[k·n, (k+1)·n)` that came and can be decoded, in the order in which
+//! they came; the key of a sample is the number of its row in the order of `--seed`. Beside it stands the list of those that did
+//! not, with reasons, in a form that can be packed again. A job that was stopped goes on with the shards
+//! that are not there.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use augment::DecodeRules;
+use augment::decode::decode;
+use augment::facts::facts;
+use pipeline::file;
+use pipeline::remote::{Client, GetRules, RetryPolicy};
+use pipeline::shard::write::ShardFile;
+use serde_json::{Value, json};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::flags::Args;
+use crate::console::bar;
+use crate::shards::classes::Classes;
+use crate::shards::classes::write_classes;
+use crate::shards::host_queue::HostQueue;
+use crate::shards::list;
+use crate::shards::list::Row;
+use crate::shards::names::shard_list;
+use crate::shards::order::shuffle;
+use crate::shards::rewrite::claim;
+use crate::storage::jitter_seed;
+
+/// Shards that may be open at a time: a slow server holds its shard open, not all work up.
+const OPEN_SHARDS: usize = 4;
+
+/// A row that came.
+struct Fetched {
+    extension: &'static str,
+    image: Vec<u8>,
+    width_px: u32,
+    height_px: u32,
+}
+
+/// A shard that is being written.
+struct Open {
+    file: ShardFile,
+    failures: Vec<Value>,
+    n_left: usize,
+}
+
+/// Writes rows as they come, each into its shard.
+struct Writer<'a> {
+    args: &'a Args,
+    rows: &'a [Row],
+    classes: &'a Classes,
+    /// Rows of a shard.
+    n: usize,
+    /// Shards that are not there.
+    missing: Vec<usize>,
+    open: BTreeMap<usize, Open>,
+    n_closed: usize,
+    totals: Totals,
+}
+
+/// What became of the rows.
+#[derive(Default)]
+struct Totals {
+    n_fetched: u64,
+    n_failed: u64,
+    bytes: u64,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    if !list::is_list(&args.input) {
+        bail!("{} is no .txt, .csv, .tsv or .jsonl list of URLs", args.input.display());
+    }
+    let mut rows = list::read(&args.input, "url")?;
+    if rows.is_empty() {
+        bail!("{} holds no URL", args.input.display());
+    }
+    let classes = Classes::of(
+        args.classes.as_deref(),
+        &args.out,
+        args.web.overwrite,
+        rows.iter().filter_map(|row| row.label.as_ref()),
+    )?;
+    // A label without a number is an error before anything is fetched.
+    rows.iter().filter_map(|row| row.label.as_ref()).try_for_each(|label| classes.number(label).map(drop))?;
+    shuffle(&mut rows, args.seed);
+    let text = fs::read(&args.input).with_context(|| format!("cannot read {}", args.input.display()))?;
+    let settings = json!({
+        "prefix": args.prefix,
+        "samples_per_shard": args.samples_per_shard,
+        "seed": args.seed,
+        "max_mb": args.web.max_mb,
+        "ignore_opt_out": args.web.ignore_opt_out,
+        // Another numbering of the classes is another job.
+        "classes": classes.names().map(|names| format!("{:016x}", xxh3_64(names.join("\n").as_bytes()))),
+    });
+    let inputs = vec![json!(format!("{:016x}", xxh3_64(&text)))];
+    claim(inputs, &args.out, "pack --urls", &settings, args.web.overwrite)?;
+    if let Some(names) = classes.names() {
+        write_classes(&args.out, names)?;
+    }
+    let start = Instant::now();
+    let totals = fetch_all(args, &rows, &classes)?;
+    finish(args, &classes, rows.len(), &totals, start.elapsed())
+}
+
+/// Fetches the rows of all shards that are not there.
+fn fetch_all(args: &Args, rows: &[Row], classes: &Classes) -> anyhow::Result<Totals> {
+    let mut writer = Writer::new(args, rows, classes);
+    let urls: Vec<&str> = rows.iter().map(|row| row.target.as_str()).collect();
+    let waiting: Vec<usize> = writer.missing.iter().flat_map(|shard| writer.rows_of(*shard)).collect();
+    let progress = bar(waiting.len() as u64, "pack");
+    let queue = HostQueue::new(&urls, waiting, args.web.per_host);
+    queue.set_horizon(writer.horizon());
+    let client = client(args)?;
+    let n_threads = args.web.connections.max(1);
+    let (sender, results) = crossbeam::channel::bounded(n_threads);
+    std::thread::scope(|scope| -> anyhow::Result<()> {
+        for _ in 0..n_threads {
+            let (sender, queue, client) = (sender.clone(), &queue, &client);
+            scope.spawn(move || {
+                while let Some(turn) = queue.take() {
+                    let number = turn.item;
+                    let fetched = fetch(&rows[number].target, client, args);
+                    drop(turn);
+                    if sender.send((number, fetched)).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        let written = results.iter().try_for_each(|(number, fetched)| -> anyhow::Result<()> {
+            if writer.add(number, fetched)? {
+                queue.set_horizon(writer.horizon());
+            }
+            progress.inc(1);
+            progress.set_message(format!("{} failed", writer.totals.n_failed));
+            Ok(())
+        });
+        // After an error nobody takes the rest: threads that wait for a row, or for a taker, are let go.
+        queue.close();
+        drop(results);
+        written
+    })?;
+    progress.finish_and_clear();
+    Ok(writer.totals)
+}
+
+fn client(args: &Args) -> anyhow::Result<Client> {
+    let policy = RetryPolicy {
+        max_failures: args.web.retries,
+        // Each server is met for the first time.
+        max_first_failures: args.web.retries,
+        first_wait: Duration::from_millis(250),
+        longest_wait: Duration::from_secs(10),
+        stall: Duration::from_secs(15),
+        jitter_seed: jitter_seed(),
+        warns: false,
+    };
+    Ok(Client::new(Vec::new(), policy)?)
+}
+
+fn fetch(url: &str, client: &Client, args: &Args) -> Result<Fetched, String> {
+    let rules = GetRules {
+        max_bytes: args.web.max_mb << 20,
+        timeout: Duration::from_secs(args.web.timeout_s.max(1)),
+        honors_opt_out: !args.web.ignore_opt_out,
+    };
+    let image = client.get(url, &rules)?;
+    let facts = facts(&image).map_err(|error| error.to_string())?;
+    decode(&image, &DecodeRules::default()).map_err(|error| error.to_string())?;
+    let extension = if facts.format == "jpeg" { "jpg" } else { facts.format };
+    Ok(Fetched { extension, image, width_px: facts.width_px, height_px: facts.height_px })
+}
+
+impl<'a> Writer<'a> {
+    fn new(args: &'a Args, rows: &'a [Row], classes: &'a Classes) -> Self {
+        let n = args.samples_per_shard.max(1) as usize;
+        let missing = (0..rows.len().div_ceil(n)).filter(|shard| !tar_of(args, *shard).exists()).collect();
+        let (open, totals) = (BTreeMap::new(), Totals::default());
+        Self { args, rows, classes, n, missing, open, n_closed: 0, totals }
+    }
+
+    fn rows_of(&self, shard: usize) -> Range<usize> {
+        shard * self.n..self.rows.len().min((shard + 1) * self.n)
+    }
+
+    /// The first row that may not be fetched yet.
+    fn horizon(&self) -> usize {
+        self.missing.get(self.n_closed + OPEN_SHARDS).map_or(usize::MAX, |shard| shard * self.n)
+    }
+
+    /// Writes what became of a row. Whether its shard is whole by it.
+    fn add(&mut self, number: usize, fetched: Result<Fetched, String>) -> anyhow::Result<bool> {
+        let shard = number / self.n;
+        let n_left = self.rows_of(shard).len();
+        let open = match self.open.entry(shard) {
+            Entry::Occupied(there) => there.into_mut(),
+            Entry::Vacant(new) => {
+                let file = ShardFile::create(&tar_of(self.args, shard))?;
+                new.insert(Open { file, failures: Vec::new(), n_left })
+            }
+        };
+        let row = &self.rows[number];
+        match fetched {
+            Err(reason) => {
+                self.totals.n_failed += 1;
+                let mut about = about(row);
+                about["reason"] = json!(reason);
+                open.failures.push(about);
+            }
+            Ok(fetched) => {
+                self.totals.n_fetched += 1;
+                self.totals.bytes += fetched.image.len() as u64;
+                write(&mut open.file, number, row, &fetched, self.classes)?;
+            }
+        }
+        open.n_left -= 1;
+        if open.n_left > 0 {
+            return Ok(false);
+        }
+        if let Some(done) = self.open.remove(&shard) {
+            done.finish(&failures_of(self.args, shard))?;
+        }
+        self.n_closed += 1;
+        Ok(true)
+    }
+}
+
+/// What a row says.
+fn about(row: &Row) -> Value {
+    let mut about = json!({ "url": row.target });
+    for (name, cell) in [("label", &row.label), ("caption", &row.caption)] {
+        if let Some(cell) = cell {
+            about[name] = json!(cell);
+        }
+    }
+    about
+}
+
+fn write(
+    file: &mut ShardFile,
+    number: usize,
+    row: &Row,
+    fetched: &Fetched,
+    classes: &Classes,
+) -> anyhow::Result<()> {
+    let mut about = about(row);
+    (about["width"], about["height"]) = (json!(fetched.width_px), json!(fetched.height_px));
+    let about = about.to_string();
+    let label = row.label.as_ref().map(|label| classes.number(label)).transpose()?;
+    let label = label.map(|label| label.to_string());
+    let mut members: Vec<(&str, &[u8])> = vec![(fetched.extension, &fetched.image)];
+    members.extend(label.iter().map(|label| ("cls", label.as_bytes())));
+    members.extend(row.caption.iter().map(|caption| ("txt", caption.as_bytes())));
+    members.push(("json", about.as_bytes()));
+    Ok(file.add(&format!("{number:09}"), &members)?)
+}
+
+impl Open {
+    /// The list of failures comes first: a shard that has its name has its list.
+    fn finish(self, list: &Path) -> anyhow::Result<()> {
+        let text: String = self.failures.iter().flat_map(|row| [row.to_string(), "\n".into()]).collect();
+        file::replace(list, text.as_bytes()).with_context(|| format!("cannot write {}", list.display()))?;
+        self.file.finish()?;
+        Ok(())
+    }
+}
+
+fn tar_of(args: &Args, shard: usize) -> PathBuf {
+    args.out.join(format!("{}-{shard:06}.tar", args.prefix))
+}
+
+fn failures_of(args: &Args, shard: usize) -> PathBuf {
+    tar_of(args, shard).with_extension("failures.jsonl")
+}
+
+/// Joins the lists of failures and says what was done.
+fn finish(
+    args: &Args,
+    classes: &Classes,
+    n_rows: usize,
+    totals: &Totals,
+    took: Duration,
+) -> anyhow::Result<ExitCode> {
+    let n_shards = n_rows.div_ceil(args.samples_per_shard.max(1) as usize);
+    let lists = (0..n_shards).map(|shard| fs::read_to_string(failures_of(args, shard)).unwrap_or_default());
+    let failures: String = lists.collect();
+    let path = args.out.join("failures.jsonl");
+    file::replace(&path, failures.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
+    let seconds = took.as_secs_f64();
+    println!(
+        "{} images fetched, {} failed; {:.1} MB in {seconds:.1} s ({:.1} images/s)",
+        totals.n_fetched,
+        totals.n_failed,
+        totals.bytes as f64 / 1e6,
+        totals.n_fetched as f64 / seconds
+    );
+    println!("{}", shard_list(&args.out, &args.prefix, n_shards));
+    let n_failed = failures.lines().count();
+    if n_failed > 0 {
+        println!("{n_failed} of {n_rows} rows failed in all; reasons: {}", path.display());
+        // The list holds only some of the classes, which would be numbered otherwise.
+        let same_classes = match classes.names() {
+            Some(_) => format!(" --classes {}", args.out.join("classes.txt").display()),
+            None => String::new(),
+        };
+        println!("to try them again: ocelli shards pack {} --urls{same_classes} --out ...", path.display());
+    }
+    let n_there = n_rows as u64 - totals.n_fetched - totals.n_failed;
+    if n_there > 0 {
+        println!("{n_there} rows were done already");
+    }
+    if args.json {
+        let line = json!({
+            "rows_there": n_there,
+            "fetched": totals.n_fetched, "failed": totals.n_failed, "failed_in_all": n_failed,
+            "rows": n_rows, "shards": n_shards,
+        });
+        println!("{line}");
+    }
+    // Some always fail; where nothing came there is no data set.
+    Ok(if n_failed == n_rows { ExitCode::from(3) } else { ExitCode::SUCCESS })
+}

@@ -1,0 +1,273 @@
+//! `ocelli shards reshard`, `split` and `subset`: the same samples in other shards, in parts, or some
+//! of them.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use augment::ViewRng;
+use pipeline::shard::write::{ShardLimits, ShardWriter};
+use pipeline::{Shard, Source, Storage};
+use serde_json::{Value, json};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::console::bar;
+use crate::shards::names::shard_list;
+use crate::shards::rewrite::{claim, inputs_of};
+
+/// What the three have in common.
+#[derive(clap::Args)]
+pub(crate) struct Common {
+    /// Shard lists.
+    #[arg(required = true)]
+    shards: Vec<String>,
+    /// Folder for the shards. A job that was stopped goes on there.
+    #[arg(long)]
+    out: PathBuf,
+    /// Samples of a shard at the most.
+    #[arg(long, default_value_t = 10_000)]
+    samples_per_shard: u64,
+    /// Bytes of a shard at the most.
+    #[arg(long, default_value_t = 1 << 30)]
+    bytes_per_shard: u64,
+    /// Give samples new keys, by number. Needed where keys of different shards are the same.
+    #[arg(long)]
+    renumber: bool,
+    /// End with one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Flags of `shards reshard`.
+#[derive(clap::Args)]
+pub(crate) struct ReshardArgs {
+    #[command(flatten)]
+    common: Common,
+    /// Name of the shards.
+    #[arg(long, default_value = "train")]
+    prefix: String,
+    /// Shuffle all samples by this seed; without it they keep their order.
+    #[arg(long)]
+    shuffle: Option<u64>,
+}
+
+/// Flags of `shards split`.
+#[derive(clap::Args)]
+pub(crate) struct SplitArgs {
+    #[command(flatten)]
+    common: Common,
+    /// Name and share of a part, as train=0.9; shares are relative. A sample's part depends on its
+    /// key and the seed alone, so that a set that grows keeps its parts.
+    #[arg(long = "part", required = true, num_args = 1..)]
+    parts: Vec<String>,
+    /// Seed of the parts.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+/// Flags of `shards subset`.
+#[derive(clap::Args)]
+pub(crate) struct SubsetArgs {
+    #[command(flatten)]
+    common: Common,
+    /// Name of the shards.
+    #[arg(long, default_value = "train")]
+    prefix: String,
+    /// This many samples, drawn by the seed.
+    #[arg(long)]
+    count: Option<usize>,
+    /// Seed of the draw.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Only the samples that stand in this file: a line is a key, or shard, tab and key, as in the
+    /// keep.txt of `dedup`.
+    #[arg(long)]
+    keys: Option<PathBuf>,
+    /// Only the samples of these classes.
+    #[arg(long, value_delimiter = ',')]
+    classes: Vec<u32>,
+}
+
+/// A sample by its place.
+#[derive(Clone, Copy)]
+struct Place {
+    shard: usize,
+    number: usize,
+}
+
+/// Keeps the streams of this file apart from all others.
+const DOMAIN: u64 = 0x7265_6772_6f75_7000;
+
+pub(crate) fn reshard(args: &ReshardArgs, storage: &Storage) -> anyhow::Result<ExitCode> {
+    let (sources, shards) = open(&args.common, storage)?;
+    let mut places = all(&shards);
+    if let Some(seed) = args.shuffle {
+        shuffle(&mut places, seed);
+    }
+    let settings = json!({ "prefix": args.prefix, "shuffle": args.shuffle });
+    write(&args.common, "reshard", settings, &sources, &shards, &[(args.prefix.clone(), places)])
+}
+
+pub(crate) fn split(args: &SplitArgs, storage: &Storage) -> anyhow::Result<ExitCode> {
+    let (sources, shards) = open(&args.common, storage)?;
+    let shares: anyhow::Result<Vec<(String, f64)>> = args.parts.iter().map(|part| share(part)).collect();
+    let shares = shares?;
+    let mut names = HashSet::new();
+    if let Some((name, _)) = shares.iter().find(|(name, _)| !names.insert(name)) {
+        bail!("--part {name} is given twice");
+    }
+    let sum: f64 = shares.iter().map(|(_, share)| share).sum();
+    let part_of = |place: &Place| {
+        let key = shards[place.shard].key(place.number);
+        let mut at = xxh3_64_with_seed(key.as_bytes(), args.seed) as f64 / 2f64.powi(64) * sum;
+        let fits = |(_, share): &(String, f64)| {
+            at -= share;
+            at < 0.0
+        };
+        shares.iter().position(fits).unwrap_or(shares.len() - 1)
+    };
+    let mut parts: Vec<(String, Vec<Place>)> =
+        shares.iter().map(|(name, _)| (name.clone(), Vec::new())).collect();
+    for place in all(&shards) {
+        parts[part_of(&place)].1.push(place);
+    }
+    let settings = json!({ "parts": args.parts, "seed": args.seed });
+    write(&args.common, "split", settings, &sources, &shards, &parts)
+}
+
+pub(crate) fn subset(args: &SubsetArgs, storage: &Storage) -> anyhow::Result<ExitCode> {
+    let (sources, shards) = open(&args.common, storage)?;
+    let mut places = all(&shards);
+    if let Some(path) = &args.keys {
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        // A line names a key, or a shard and a key: keys of different shards may be the same.
+        let lines: HashSet<&str> = text.lines().collect();
+        places.retain(|place| {
+            let shard = &shards[place.shard];
+            let key = shard.key(place.number);
+            lines.contains(key) || lines.contains(format!("{}\t{key}", shard.name()).as_str())
+        });
+    }
+    if !args.classes.is_empty() {
+        let mut kept = Vec::new();
+        for place in places {
+            let label = shards[place.shard].label(place.number)?;
+            if label.is_some_and(|label| args.classes.contains(&label)) {
+                kept.push(place);
+            }
+        }
+        places = kept;
+    }
+    if let Some(count) = args.count {
+        let mut drawn: Vec<usize> = (0..places.len()).collect();
+        shuffle(&mut drawn, args.seed);
+        drawn.truncate(count);
+        drawn.sort_unstable();
+        places = drawn.into_iter().map(|i| places[i]).collect();
+    }
+    let settings = json!({
+        "prefix": args.prefix, "count": args.count, "seed": args.seed, "keys": args.keys,
+        "classes": args.classes,
+    });
+    write(&args.common, "subset", settings, &sources, &shards, &[(args.prefix.clone(), places)])
+}
+
+fn open(common: &Common, storage: &Storage) -> anyhow::Result<(Vec<Source>, Vec<Shard>)> {
+    let sources = storage.sources(&common.shards)?;
+    let shards = storage.open_all(&sources)?;
+    Ok((sources, shards))
+}
+
+fn all(shards: &[Shard]) -> Vec<Place> {
+    let of_shard = |(shard, s): (usize, &Shard)| (0..s.len()).map(move |number| Place { shard, number });
+    shards.iter().enumerate().flat_map(of_shard).collect()
+}
+
+fn shuffle<T>(items: &mut [T], seed: u64) {
+    ViewRng::from_words([seed, DOMAIN, 0, 0]).shuffle(items);
+}
+
+/// `train=0.9`
+fn share(part: &str) -> anyhow::Result<(String, f64)> {
+    let parsed = part.split_once('=').and_then(|(name, share)| Some((name, share.parse::<f64>().ok()?)));
+    match parsed {
+        Some((name, share)) if share > 0.0 && share.is_finite() && is_file_name(name) => {
+            Ok((name.to_string(), share))
+        }
+        _ => bail!("--part {part}: a name and a share above 0 are needed, as in train=0.9"),
+    }
+}
+
+fn is_file_name(name: &str) -> bool {
+    !name.is_empty() && !name.contains(['/', '\\'])
+}
+
+fn write(
+    common: &Common,
+    verb: &'static str,
+    mut settings: Value,
+    sources: &[Source],
+    shards: &[Shard],
+    parts: &[(String, Vec<Place>)],
+) -> anyhow::Result<ExitCode> {
+    settings["shards"] = json!(common.shards);
+    settings["limits"] = json!([common.samples_per_shard, common.bytes_per_shard, common.renumber]);
+    let n_samples: usize = parts.iter().map(|(_, places)| places.len()).sum();
+    if n_samples == 0 {
+        bail!("no sample is left to write");
+    }
+    if let Some((name, _)) = parts.iter().find(|(name, _)| !is_file_name(name)) {
+        bail!("{name:?} cannot be the name of shards");
+    }
+    if !common.renumber {
+        check_keys(shards, parts)?;
+    }
+    claim(inputs_of(sources, shards, &common.out)?, &common.out, verb, &settings, false)?;
+    let limits =
+        ShardLimits { max_samples: common.samples_per_shard.max(1), max_bytes: common.bytes_per_shard };
+    let progress = bar(n_samples as u64, verb);
+    let mut report = BTreeMap::new();
+    for (prefix, places) in parts {
+        let mut writer = ShardWriter::resume(&common.out, prefix, limits)?;
+        for (number, place) in places.iter().enumerate() {
+            let shard = &shards[place.shard];
+            let members = shard.members(place.number)?;
+            let members: Vec<(&str, &[u8])> =
+                members.iter().map(|(ext, bytes)| (ext.as_str(), bytes.as_slice())).collect();
+            let renumbered = common.renumber.then(|| format!("{number:08}"));
+            writer.add(renumbered.as_deref().unwrap_or(shard.key(place.number)), &members)?;
+            progress.inc(1);
+        }
+        let n_shards = writer.finish()?.len();
+        report.insert(prefix.clone(), json!({ "samples": places.len(), "shards": n_shards }));
+    }
+    progress.finish_and_clear();
+    for (prefix, counts) in &report {
+        let n_shards = counts["shards"].as_u64().unwrap_or_default() as usize;
+        let list = shard_list(&common.out, prefix, n_shards);
+        println!("{} samples: {list}", counts["samples"]);
+    }
+    if common.json {
+        println!("{}", json!(report));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Two samples with one key that come to stand next to one another would become one sample.
+fn check_keys(shards: &[Shard], parts: &[(String, Vec<Place>)]) -> anyhow::Result<()> {
+    for (_, places) in parts {
+        let mut seen = HashSet::new();
+        for place in places {
+            let key = shards[place.shard].key(place.number);
+            if !seen.insert(key) {
+                bail!(
+                    "key {key} occurs twice, the second time in {}; give --renumber",
+                    shards[place.shard].name()
+                );
+            }
+        }
+    }
+    Ok(())
+}

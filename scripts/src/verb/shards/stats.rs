@@ -1,0 +1,283 @@
+//! `ocelli shards stats`: what a data set consists of, and how fast it will load.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use augment::decode::decode;
+use augment::facts::{ColorKind, Facts, facts};
+use augment::{BlurRule, DecodeRules, MultiCrop, SampleKey, ViewMaker};
+use eval::histogram::{Histogram, draw_histograms};
+use pipeline::{Shard, Storage};
+use rayon::prelude::*;
+use serde_json::{Value, json};
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::console::bar;
+
+/// Images whose views are timed for the prediction.
+const N_TIMED: usize = 64;
+
+/// Flags of `shards stats`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Shard lists.
+    #[arg(required = true)]
+    shards: Vec<String>,
+    /// Also draw the distributions of sizes into this PNG.
+    #[arg(long)]
+    picture: Option<PathBuf>,
+    /// End with one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What one sample adds.
+struct Found {
+    facts: Option<Facts>,
+    bytes: u64,
+    hash: u128,
+    /// Sums and sums of squares of each channel, and pixels.
+    sums: Option<([f64; 3], [f64; 3], f64)>,
+    decode_s: f64,
+    label: Option<u32>,
+}
+
+/// All samples.
+#[derive(Default)]
+struct Stats {
+    n_samples: u64,
+    n_no_image: u64,
+    n_bad: u64,
+    n_duplicates: u64,
+    labels: BTreeMap<u32, u64>,
+    n_unlabelled: u64,
+    formats: BTreeMap<&'static str, u64>,
+    n_progressive: u64,
+    n_turned: u64,
+    colors: BTreeMap<&'static str, u64>,
+    widths: Vec<f64>,
+    heights: Vec<f64>,
+    aspects: Vec<f64>,
+    sizes_kb: Vec<f64>,
+    sum: [f64; 3],
+    squares: [f64; 3],
+    n_pixels: f64,
+    decode_s: f64,
+}
+
+pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
+    let shards = storage.open_all(&storage.sources(&args.shards)?)?;
+    let shard_mb: Vec<f64> = shards.iter().map(|shard| shard.index().shard_bytes as f64 / 1e6).collect();
+    let progress = bar(shards.iter().map(|shard| shard.len() as u64).sum(), "stats");
+    let mut stats = Stats::default();
+    let mut hashes: HashMap<u128, u64> = HashMap::new();
+    for shard in &shards {
+        let look = |i: usize| {
+            progress.inc(1);
+            found(shard, i)
+        };
+        let found: Result<Vec<Option<Found>>, _> = (0..shard.len()).into_par_iter().map(look).collect();
+        for found in found? {
+            stats.add(found, &mut hashes);
+        }
+    }
+    progress.finish_and_clear();
+    let predicted = predicted_images_per_s(&shards);
+    print(&stats, &shard_mb, predicted);
+    if let Some(path) = &args.picture {
+        draw_histograms(path, &stats.histograms())?;
+        println!("picture: {}", path.display());
+    }
+    if args.json {
+        println!("{}", stats.to_json(&shard_mb, predicted));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn found(shard: &Shard, i: usize) -> Result<Option<Found>, pipeline::PipelineError> {
+    if shard.image_bytes(i).is_none() {
+        return Ok(None);
+    }
+    let read = shard.label(i).and_then(|label| Ok((label, shard.image(i)?)));
+    let (label, bytes) = match read {
+        // No bytes are no image: it is counted as one that cannot be read.
+        Err(error) if error.is_of_a_sample() => (None, Vec::new()),
+        read => read?,
+    };
+    let start = Instant::now();
+    let image = decode(&bytes, &DecodeRules::default()).ok();
+    let decode_s = start.elapsed().as_secs_f64();
+    let sums = image.map(|image| {
+        let (mut sum, mut squares) = ([0u64; 3], [0u64; 3]);
+        for pixel in image.data.chunks_exact(3) {
+            for c in 0..3 {
+                sum[c] += u64::from(pixel[c]);
+                squares[c] += u64::from(pixel[c]) * u64::from(pixel[c]);
+            }
+        }
+        let scaled = |sums: [u64; 3], by: f64| sums.map(|v| v as f64 / by);
+        (scaled(sum, 255.0), scaled(squares, 255.0 * 255.0), image.data.len() as f64 / 3.0)
+    });
+    let hash = xxh3_128(&bytes);
+    Ok(Some(Found { facts: facts(&bytes).ok(), bytes: bytes.len() as u64, hash, sums, decode_s, label }))
+}
+
+impl Stats {
+    fn add(&mut self, found: Option<Found>, hashes: &mut HashMap<u128, u64>) {
+        self.n_samples += 1;
+        let Some(found) = found else {
+            self.n_no_image += 1;
+            return;
+        };
+        match found.label {
+            Some(label) => *self.labels.entry(label).or_default() += 1,
+            None => self.n_unlabelled += 1,
+        }
+        let seen = hashes.entry(found.hash).or_default();
+        *seen += 1;
+        self.n_duplicates += u64::from(*seen > 1);
+        let (Some(facts), Some((sum, squares, n_pixels))) = (found.facts, found.sums) else {
+            self.n_bad += 1;
+            return;
+        };
+        *self.formats.entry(facts.format).or_default() += 1;
+        *self.colors.entry(color_name(facts.color)).or_default() += 1;
+        self.n_progressive += u64::from(facts.progressive);
+        self.n_turned += u64::from(facts.turned);
+        self.widths.push(f64::from(facts.width_px));
+        self.heights.push(f64::from(facts.height_px));
+        self.aspects.push(f64::from(facts.width_px) / f64::from(facts.height_px));
+        self.sizes_kb.push(found.bytes as f64 / 1e3);
+        for c in 0..3 {
+            self.sum[c] += sum[c];
+            self.squares[c] += squares[c];
+        }
+        self.n_pixels += n_pixels;
+        self.decode_s += found.decode_s;
+    }
+
+    /// Mean and deviation of the channels, of values in 0..1.
+    fn channels(&self) -> ([f64; 3], [f64; 3]) {
+        let mean = self.sum.map(|sum| sum / self.n_pixels.max(1.0));
+        let deviation = std::array::from_fn(|c| {
+            (self.squares[c] / self.n_pixels.max(1.0) - mean[c] * mean[c]).max(0.0).sqrt()
+        });
+        (mean, deviation)
+    }
+
+    fn histograms(&self) -> Vec<Histogram> {
+        [
+            ("width, pixels", &self.widths),
+            ("height, pixels", &self.heights),
+            ("width / height", &self.aspects),
+            ("encoded, kB", &self.sizes_kb),
+        ]
+        .map(|(name, values)| (name.to_string(), values.clone()))
+        .into()
+    }
+
+    fn to_json(&self, shard_mb: &[f64], predicted: f64) -> Value {
+        let (mean, deviation) = self.channels();
+        let quantiles = |values: &[f64]| {
+            let [low, p50, high] = quantiles(values);
+            json!({ "min": low, "p50": p50, "max": high })
+        };
+        json!({
+            "samples": self.n_samples,
+            "no_image": self.n_no_image,
+            "bad": self.n_bad,
+            "duplicates": self.n_duplicates,
+            "classes": self.labels.len(),
+            "unlabelled": self.n_unlabelled,
+            "formats": self.formats,
+            "colors": self.colors,
+            "progressive": self.n_progressive,
+            "exif_turned": self.n_turned,
+            "width_px": quantiles(&self.widths),
+            "height_px": quantiles(&self.heights),
+            "aspect": quantiles(&self.aspects),
+            "kb": quantiles(&self.sizes_kb),
+            "shard_mb": quantiles(shard_mb),
+            "mean": mean,
+            "std": deviation,
+            "predicted_images_per_s": predicted,
+        })
+    }
+}
+
+fn color_name(color: ColorKind) -> &'static str {
+    match color {
+        ColorKind::Rgb => "rgb",
+        ColorKind::Gray => "gray",
+        ColorKind::Rgba => "alpha",
+        ColorKind::Cmyk => "cmyk",
+    }
+}
+
+/// Smallest, median and largest value.
+fn quantiles(values: &[f64]) -> [f64; 3] {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let at =
+        |q: f64| sorted.get((q * sorted.len().saturating_sub(1) as f64) as usize).copied().unwrap_or(0.0);
+    [at(0.0), at(0.5), at(1.0)]
+}
+
+/// DINOv2's multi-crop on some images spread over the set, on one thread, times the cores.
+fn predicted_images_per_s(shards: &[Shard]) -> f64 {
+    let multicrop = MultiCrop::dinov2(224, 96, 8, BlurRule::Paper);
+    let mut maker = ViewMaker::default();
+    let n_samples: usize = shards.iter().map(Shard::len).sum();
+    let every = (n_samples / N_TIMED).max(1);
+    let all = shards.iter().flat_map(|shard| (0..shard.len()).map(move |i| (shard, i)));
+    let mut n_done = 0u32;
+    let mut seconds = 0.0;
+    for (number, (shard, i)) in all.enumerate().step_by(every).take(N_TIMED) {
+        let Ok(bytes) = shard.image(i) else { continue };
+        let start = Instant::now();
+        let key = SampleKey { seed: 0, epoch: 0, sample: number as u64, attempt: 0 };
+        let Ok(image) = decode(&bytes, &DecodeRules::default()) else { continue };
+        if maker.make(&image, &multicrop, key).is_ok() {
+            seconds += start.elapsed().as_secs_f64();
+            n_done += 1;
+        }
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+    if seconds > 0.0 { cores * f64::from(n_done) / seconds } else { 0.0 }
+}
+
+fn print(stats: &Stats, shard_mb: &[f64], predicted: f64) {
+    let line = |name: &str, values: &[f64], unit: &str| {
+        let [low, p50, high] = quantiles(values);
+        println!("{name:<16} {low:>10.1} {p50:>10.1} {high:>10.1}  {unit}");
+    };
+    println!("{:<16} {:>10} {:>10} {:>10}", "", "smallest", "median", "largest");
+    line("width", &stats.widths, "pixels");
+    line("height", &stats.heights, "pixels");
+    line("width / height", &stats.aspects, "");
+    line("encoded", &stats.sizes_kb, "kB");
+    line("shard", shard_mb, "MB");
+    let list = |counts: &BTreeMap<&str, u64>| {
+        counts.iter().map(|(name, n)| format!("{n} {name}")).collect::<Vec<_>>().join(", ")
+    };
+    println!(
+        "samples          {} in {} shard(s); {} without an image, {} corrupt, {} exact duplicates",
+        stats.n_samples,
+        shard_mb.len(),
+        stats.n_no_image,
+        stats.n_bad,
+        stats.n_duplicates
+    );
+    println!("classes          {}; {} samples without a label", stats.labels.len(), stats.n_unlabelled);
+    println!("formats          {}; {} progressive", list(&stats.formats), stats.n_progressive);
+    println!("colors           {}; {} turned by EXIF", list(&stats.colors), stats.n_turned);
+    let (mean, deviation) = stats.channels();
+    let three = |v: [f64; 3]| v.map(|v| format!("{v:.3}")).join(" ");
+    println!("channels         mean {}, deviation {}", three(mean), three(deviation));
+    println!(
+        "speed            {:.1} ms to decode an image; about {predicted:.0} images/s of DINOv2 multi-crop here",
+        1e3 * stats.decode_s / (stats.widths.len().max(1) as f64)
+    );
+}

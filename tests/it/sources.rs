@@ -1,0 +1,374 @@
+//! The source files of a crate, parsed: who uses whom, what is defined where, and how long it is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use syn::spanned::Spanned;
+use syn::visit::{self, Visit};
+
+/// A crate.
+pub(crate) struct Crate {
+    pub(crate) name: String,
+    /// By path.
+    pub(crate) files: Vec<File>,
+}
+
+/// A source file. Its tests are left out, but for `text`.
+pub(crate) struct File {
+    /// Below the folder of sources.
+    pub(crate) path: String,
+    /// Without the test module, which stands last.
+    pub(crate) text: String,
+    /// Lines of that.
+    pub(crate) n_lines: usize,
+    /// Path of its module: `trainer::comm::mesh`.
+    module: String,
+    /// Everything that it names by a path, from the crate on.
+    pub(crate) paths: BTreeSet<String>,
+    /// Names that it hands on: the name, and what it stands for.
+    exports: BTreeMap<String, String>,
+    /// Modules that it hands on as a whole: `pub use a::b::*`.
+    open_exports: Vec<String>,
+    definitions: BTreeSet<String>,
+    pub(crate) inherent_impls: BTreeSet<String>,
+    /// Names and lines of its functions.
+    pub(crate) functions: Vec<(String, usize)>,
+    public_modules: Vec<String>,
+}
+
+impl Crate {
+    /// Parses all files below `folder`.
+    pub(crate) fn read(name: &str, folder: &Path) -> Self {
+        let mut files = Vec::new();
+        let mut folders = vec![folder.to_path_buf()];
+        while let Some(next) = folders.pop() {
+            for entry in std::fs::read_dir(next).unwrap().flatten() {
+                let path = entry.path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if path.extension().is_some_and(|extension| extension == "rs") {
+                    let below = path.strip_prefix(folder).unwrap().to_str().unwrap().to_string();
+                    files.push(File::parse(name, below, &std::fs::read_to_string(&path).unwrap()));
+                }
+            }
+        }
+        files.sort_by(|a, b| a.path.cmp(&b.path));
+        Self { name: name.to_string(), files }
+    }
+
+    /// For each file the files whose definitions it names, whatever they are handed on by.
+    pub(crate) fn uses_between_files(&self) -> BTreeMap<String, BTreeSet<String>> {
+        let mut edges = BTreeMap::<String, BTreeSet<String>>::new();
+        for file in &self.files {
+            let targets = file.paths.iter().filter_map(|path| self.file_of(path));
+            let others: BTreeSet<String> =
+                targets.filter(|to| *to != file.path).map(str::to_string).collect();
+            edges.insert(file.path.clone(), others);
+        }
+        edges
+    }
+
+    /// Types of this name.
+    pub(crate) fn n_definitions(&self, name: &str) -> usize {
+        self.files.iter().filter(|file| file.definitions.contains(name)).count()
+    }
+
+    /// Paths of the modules that other crates can name.
+    pub(crate) fn public_modules(&self) -> Vec<String> {
+        let mut public = vec![self.name.clone()];
+        let mut next = 0;
+        while next < public.len() {
+            let module = public[next].clone();
+            let children = self.files.iter().filter(|file| file.module == module);
+            public.extend(children.flat_map(|file| &file.public_modules).cloned());
+            next += 1;
+        }
+        public.split_off(1)
+    }
+
+    /// The file that defines what `path` names, if it is of this crate.
+    fn file_of(&self, path: &str) -> Option<&str> {
+        let mut path = path.to_string();
+        // Names are handed on a few times at most.
+        for _ in 0..8 {
+            let (file, rest) = self.longest_module(&path)?;
+            let first = rest.split("::").next().unwrap_or_default();
+            if first.is_empty() || file.definitions.contains(first) {
+                return Some(&file.path);
+            }
+            match file.exports.get(first) {
+                Some(target) => path = format!("{target}{}", &rest[first.len()..]),
+                None => {
+                    let inside = |module: &&String| {
+                        let found = self.files.iter().find(|file| file.module == **module);
+                        found.is_some_and(|file| file.definitions.contains(first))
+                    };
+                    match file.open_exports.iter().find(inside) {
+                        Some(module) => path = format!("{module}::{rest}"),
+                        None => return Some(&file.path),
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// The file of the longest beginning of `path` that is a module, and the rest of the path.
+    fn longest_module<'a>(&self, path: &'a str) -> Option<(&File, &'a str)> {
+        let mut end = path.len();
+        loop {
+            if let Some(file) = self.files.iter().find(|file| file.module == path[..end]) {
+                return Some((file, path[end..].trim_start_matches("::")));
+            }
+            end = path[..end].rfind("::")?;
+        }
+    }
+}
+
+impl File {
+    fn parse(krate: &str, path: String, text: &str) -> Self {
+        let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap().to_string();
+        let mut parts: Vec<&str> = path.trim_end_matches(".rs").split('/').collect();
+        if matches!(parts.last(), Some(&("mod" | "lib" | "main"))) {
+            parts.pop();
+        }
+        parts.insert(0, krate);
+        let module = parts.join("::");
+        let mut file = Self {
+            n_lines: text.lines().count(),
+            module: module.clone(),
+            paths: BTreeSet::new(),
+            exports: BTreeMap::new(),
+            open_exports: Vec::new(),
+            definitions: BTreeSet::new(),
+            inherent_impls: BTreeSet::new(),
+            functions: Vec::new(),
+            public_modules: Vec::new(),
+            path,
+            text,
+        };
+        let parsed = syn::parse_file(&file.text).unwrap_or_else(|error| panic!("{}: {error}", file.path));
+        Reader { krate, module: vec![module], file: &mut file }.visit_file(&parsed);
+        file
+    }
+}
+
+/// Walks the syntax of a file.
+struct Reader<'a> {
+    krate: &'a str,
+    /// The module of the file, and those inside it that are open.
+    module: Vec<String>,
+    file: &'a mut File,
+}
+
+impl Reader<'_> {
+    fn here(&self) -> String {
+        self.module.join("::")
+    }
+
+    /// A path from the crate on; `None` for what belongs to no crate of this workspace.
+    fn absolute(&self, parts: &[String]) -> Option<String> {
+        let here = self.here();
+        let mut base: Vec<&str> = here.split("::").collect();
+        let mut rest = parts;
+        match parts.first()?.as_str() {
+            "crate" => (base, rest) = (vec![self.krate], &parts[1..]),
+            "self" => rest = &parts[1..],
+            "super" => {
+                while rest.first().is_some_and(|part| part == "super") {
+                    base.pop();
+                    rest = &rest[1..];
+                }
+            }
+            "pipeline" | "augment" | "trainer" | "eval" | "scripts" => base = Vec::new(),
+            // A module that is declared here.
+            first if self.file.public_modules.contains(&format!("{here}::{first}")) => {}
+            first if self.file.exports.contains_key(&format!("mod {first}")) => {}
+            _ => return None,
+        }
+        let mut all: Vec<&str> = base;
+        all.extend(rest.iter().map(String::as_str));
+        Some(all.join("::"))
+    }
+
+    fn tree(&mut self, tree: &syn::UseTree, before: &mut Vec<String>, exported: bool) {
+        match tree {
+            syn::UseTree::Path(path) => {
+                before.push(path.ident.to_string());
+                self.tree(&path.tree, before, exported);
+                before.pop();
+            }
+            syn::UseTree::Group(group) => {
+                group.items.iter().for_each(|item| self.tree(item, before, exported));
+            }
+            syn::UseTree::Name(name) => {
+                let name = name.ident.to_string();
+                self.leaf(before, &name, &name, exported);
+            }
+            syn::UseTree::Rename(rename) => {
+                self.leaf(before, &rename.ident.to_string(), &rename.rename.to_string(), exported);
+            }
+            syn::UseTree::Glob(_) => {
+                let Some(path) = self.absolute(before) else { return };
+                match exported {
+                    true => self.file.open_exports.push(path),
+                    false => {
+                        self.file.paths.insert(path);
+                    }
+                }
+            }
+        }
+    }
+
+    fn leaf(&mut self, before: &[String], name: &str, alias: &str, exported: bool) {
+        let mut parts = before.to_vec();
+        if name != "self" {
+            parts.push(name.to_string());
+        }
+        let Some(path) = self.absolute(&parts) else { return };
+        match exported {
+            true => {
+                self.file.exports.insert(alias.to_string(), path);
+            }
+            false => {
+                self.file.paths.insert(path);
+            }
+        }
+    }
+
+    fn function(&mut self, name: &syn::Ident, span: proc_macro2::Span) {
+        let n_lines = span.end().line - span.start().line + 1;
+        self.file.functions.push((name.to_string(), n_lines));
+    }
+
+    fn is_test(attributes: &[syn::Attribute]) -> bool {
+        let cfg = |attribute: &syn::Attribute| {
+            let syn::Meta::List(list) = &attribute.meta else { return false };
+            list.path.is_ident("cfg") && list.tokens.to_string() == "test"
+        };
+        attributes.iter().any(cfg)
+    }
+}
+
+impl<'ast> Visit<'ast> for Reader<'_> {
+    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
+        let exported = !matches!(item.vis, syn::Visibility::Inherited);
+        self.tree(&item.tree, &mut Vec::new(), exported);
+    }
+
+    fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
+        if Self::is_test(&item.attrs) {
+            return;
+        }
+        let path = format!("{}::{}", self.here(), item.ident);
+        match item.content {
+            None if matches!(item.vis, syn::Visibility::Public(_)) => self.file.public_modules.push(path),
+            None => {
+                self.file.exports.insert(format!("mod {}", item.ident), path);
+            }
+            Some(_) => {
+                self.module.push(item.ident.to_string());
+                visit::visit_item_mod(self, item);
+                self.module.pop();
+            }
+        }
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let parts: Vec<String> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+        if parts.len() > 1
+            && let Some(path) = self.absolute(&parts)
+        {
+            self.file.paths.insert(path);
+        }
+        visit::visit_path(self, path);
+    }
+
+    fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
+        if Self::is_test(&item.attrs) {
+            return;
+        }
+        self.file.definitions.insert(item.sig.ident.to_string());
+        self.function(&item.sig.ident, item.block.span());
+        visit::visit_item_fn(self, item);
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
+        self.function(&item.sig.ident, item.block.span());
+        visit::visit_impl_item_fn(self, item);
+    }
+
+    fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
+        if item.trait_.is_none()
+            && let syn::Type::Path(path) = &*item.self_ty
+            && let Some(last) = path.path.segments.last()
+        {
+            self.file.inherent_impls.insert(last.ident.to_string());
+        }
+        visit::visit_item_impl(self, item);
+    }
+
+    fn visit_item(&mut self, item: &'ast syn::Item) {
+        let name = match item {
+            syn::Item::Struct(item) => Some(&item.ident),
+            syn::Item::Enum(item) => Some(&item.ident),
+            syn::Item::Trait(item) => Some(&item.ident),
+            syn::Item::Type(item) => Some(&item.ident),
+            syn::Item::Const(item) => Some(&item.ident),
+            syn::Item::Static(item) => Some(&item.ident),
+            _ => None,
+        };
+        if let Some(name) = name {
+            self.file.definitions.insert(name.to_string());
+        }
+        visit::visit_item(self, item);
+    }
+}
+
+/// A circle in a graph, if there is one.
+pub(crate) fn circle(edges: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
+    let mut done = BTreeSet::new();
+    for start in edges.keys() {
+        let mut path = Vec::new();
+        if let Some(found) = walk(start, edges, &mut done, &mut path) {
+            return Some(found);
+        }
+    }
+    None
+}
+
+fn walk(
+    node: &str,
+    edges: &BTreeMap<String, BTreeSet<String>>,
+    done: &mut BTreeSet<String>,
+    path: &mut Vec<String>,
+) -> Option<Vec<String>> {
+    if let Some(start) = path.iter().position(|seen| seen == node) {
+        return Some(path[start..].to_vec());
+    }
+    if done.contains(node) {
+        return None;
+    }
+    path.push(node.to_string());
+    for next in edges.get(node).into_iter().flatten() {
+        if let Some(found) = walk(next, edges, done, path) {
+            return Some(found);
+        }
+    }
+    path.pop();
+    done.insert(node.to_string());
+    None
+}
+
+#[test]
+fn circles_are_found() {
+    let graph = |edges: &[(&str, &str)]| {
+        let mut graph = BTreeMap::<String, BTreeSet<String>>::new();
+        edges.iter().for_each(|(a, b)| {
+            graph.entry((*a).into()).or_default().insert((*b).into());
+        });
+        graph
+    };
+    assert_eq!(circle(&graph(&[("a", "b"), ("b", "c"), ("a", "c")])), None);
+    assert_eq!(circle(&graph(&[("a", "b"), ("b", "c"), ("c", "b")])), Some(vec!["b".into(), "c".into()]));
+}

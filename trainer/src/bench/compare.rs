@@ -1,0 +1,107 @@
+//! A device beside the CPU: is what it computes right?
+//!
+//! The same plan, weights and batch go through forwards, loss and backwards on both, and then through a few steps.
+
+use burn_tensor::{Device, Tensor};
+
+use super::noise::noise_batch;
+use crate::comm::communicator::Comm;
+use crate::device::host::to_host;
+use crate::error::TrainError;
+use crate::recipe::plan::Plan;
+use crate::recipe::plan::trainer_of;
+
+/// How far a device is from the CPU. Differences are relative to the largest number of the CPU's.
+#[derive(Debug, Clone)]
+pub struct Comparison {
+    /// Of the teacher's embeddings.
+    pub embeddings: f64,
+    /// Of the loss.
+    pub loss: f64,
+    /// Of the gradient, by unit.
+    pub gradients: Vec<(String, f64)>,
+    /// Losses of the steps: the CPU's and the device's.
+    pub steps: Vec<[f64; 2]>,
+}
+
+impl Comparison {
+    /// The largest of the gradients' differences.
+    pub fn worst_gradient(&self) -> f64 {
+        self.gradients.iter().map(|(_, difference)| *difference).fold(0.0, f64::max)
+    }
+
+    /// The largest of the differences of the steps' losses; infinite where one is no number.
+    pub fn worst_step(&self) -> f64 {
+        let relative = |[here, there]: &[f64; 2]| (here - there).abs() / here.abs();
+        let finite = |gap: f64| if gap.is_finite() { gap } else { f64::INFINITY };
+        self.steps.iter().map(relative).map(finite).fold(0.0, f64::max)
+    }
+}
+
+/// Compares `device` with the CPU, over `n_steps` steps of `plan` on noise.
+///
+/// # Errors
+/// None in practice: one rank has nobody to lose.
+pub fn compare(plan: &Plan, device: &Device, n_steps: u64) -> Result<Comparison, TrainError> {
+    let mut plan = plan.clone();
+    // The same order of sums on both.
+    plan.n_workers = 1;
+    let schedules = plan.schedules();
+    let batch = |number| noise_batch(&plan.multicrop(), plan.recipe.optim.batch_size, number);
+    let mut trainers = [&Device::flex(), device].map(|device| trainer_of(&plan, Comm::solo(), device));
+    let knobs = schedules.at(plan.warmup_steps);
+    let first = batch(0);
+    let [here, there] = [0, 1].map(|i| trainers[i].gradients(&first, &knobs, &mut |_| {}));
+    let (here, there) = (here?, there?);
+    let loss = here.loss()?;
+    let embeddings =
+        here.embeddings().iter().zip(there.embeddings()).map(|(a, b)| difference(flat(a), flat(b)));
+    let names = trainers[0].state.shards.iter().map(|shard| shard.layout.name.clone());
+    let gradients = names
+        .zip(here.shards().iter().zip(there.shards()))
+        .map(|(name, (a, b))| (name, difference(to_host(a.clone()), to_host(b.clone()))));
+    let mut comparison = Comparison {
+        embeddings: embeddings.fold(0.0, f64::max),
+        loss: (loss - there.loss()?).abs() / loss.abs(),
+        gradients: gradients.collect(),
+        steps: Vec::new(),
+    };
+    for number in 0..n_steps {
+        let knobs = schedules.at(plan.warmup_steps + number);
+        let batch = batch(number);
+        let [here, there] = [0, 1].map(|i| trainers[i].step(&batch, &knobs));
+        comparison.steps.push([here?.loss, there?.loss]);
+    }
+    Ok(comparison)
+}
+
+fn flat(rows: &Tensor<2>) -> Vec<f32> {
+    let [b, d] = rows.dims();
+    to_host(rows.clone().reshape([b * d]))
+}
+
+/// Largest difference of elements, relative to the largest of `a`; infinite where something is no number.
+fn difference(a: Vec<f32>, b: Vec<f32>) -> f64 {
+    let largest = a.iter().fold(0.0f32, |max, v| max.max(v.abs()));
+    let mut worst = 0.0f32;
+    for (a, b) in a.iter().zip(&b) {
+        let gap = (a - b).abs();
+        worst = if gap.is_nan() { f32::INFINITY } else { worst.max(gap) };
+    }
+    f64::from(worst) / f64::from(largest.max(f32::MIN_POSITIVE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_are_seen() {
+        assert_eq!(difference(vec![1.0, -2.0], vec![1.0, -2.0]), 0.0);
+        assert_eq!(difference(vec![1.0, -2.0], vec![1.5, -2.0]), 0.25);
+        assert_eq!(difference(vec![1.0], vec![f32::NAN]), f64::INFINITY);
+        let comparison = |steps| Comparison { embeddings: 0.0, loss: 0.0, gradients: Vec::new(), steps };
+        assert_eq!(comparison(vec![[2.0, 2.0], [2.0, 1.0]]).worst_step(), 0.5);
+        assert_eq!(comparison(vec![[2.0, f64::NAN], [2.0, 2.0]]).worst_step(), f64::INFINITY);
+    }
+}

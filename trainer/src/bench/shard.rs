@@ -1,0 +1,109 @@
+//! What `ocelli bench shard` measures: training steps over ranks, in one mode of sharding after another.
+
+use std::time::Instant;
+
+use augment::Batch;
+use burn_tensor::Device;
+
+use super::median;
+use super::noise::noise_batch;
+use crate::comm::communicator::Comm;
+use crate::comm::engine::Reduction;
+use crate::comm::mesh::Traffic;
+use crate::comm::topology::Place;
+use crate::error::TrainError;
+use crate::estimate;
+use crate::estimate::Memory;
+use crate::recipe::plan::Plan;
+use crate::recipe::plan::trainer_of;
+
+/// How much memory is in use.
+pub trait MemoryGauge {
+    /// Bytes that are allocated now.
+    fn bytes(&self) -> usize;
+    /// Most bytes that were, since the last [`MemoryGauge::reset_peak`].
+    fn peak_bytes(&self) -> usize;
+    /// Starts to look for a peak anew.
+    fn reset_peak(&self);
+}
+
+/// One mode's figures: of the rank that has the most, or over all.
+#[derive(Debug, Clone)]
+pub struct ShardBench {
+    /// Bytes of weights, moments and teacher that are there after a step, beyond those before the model was
+    /// made.
+    pub state_bytes: f64,
+    /// Most bytes in use during a step, beyond the same.
+    pub peak_bytes: f64,
+    /// What the plan says of both.
+    pub planned: Memory,
+    /// Bytes that a rank has received in a step, and how often.
+    pub traffic: Traffic,
+    /// Median time of a step, on the slowest rank.
+    pub step_ms: f64,
+    /// Median time that a rank waited for others.
+    pub wait_ms: f64,
+    /// Loss after the last step.
+    pub loss: f64,
+}
+
+/// Takes `repeats` steps, after one that warms up, on noise. Gives the line back.
+///
+/// # Errors
+/// [`TrainError`].
+pub fn run(
+    plan: &Plan,
+    mut comm: Comm,
+    repeats: usize,
+    memory: &dyn MemoryGauge,
+    device: &Device,
+) -> Result<(ShardBench, Comm), TrainError> {
+    let bad = |reason| TrainError::Recipe { recipe: plan.recipe.name.clone(), reason };
+    let place = plan.place(comm.place().rank).map_err(bad)?;
+    comm.regroup(place, plan.recipe.run.exact_sums)?;
+    let batch = share_of(noise_batch(&plan.multicrop(), plan.recipe.optim.batch_size, 0), place);
+    let before = memory.bytes();
+    let mut trainer = trainer_of(plan, comm, device);
+    let knobs = plan.schedules().at(plan.warmup_steps);
+    let mut report = trainer.step(&batch, &knobs)?;
+    memory.reset_peak();
+    let at_start = trainer.comm.traffic()?;
+    let (mut steps_ms, mut waits_ms) = (Vec::new(), Vec::new());
+    for _ in 0..repeats.max(1) {
+        let start = Instant::now();
+        report = trainer.step(&batch, &knobs)?;
+        steps_ms.push(start.elapsed().as_secs_f64() * 1e3);
+        waits_ms.push(report.phases.wait_ms);
+    }
+    let moved = trainer.comm.traffic()?.since(at_start).over(repeats.max(1) as u64);
+    let loss = report.loss;
+    let peak = memory.peak_bytes().saturating_sub(before) as f64;
+    drop(report);
+    trainer.comm.release_buffers();
+    let state = memory.bytes().saturating_sub(before) as f64;
+    let mine = vec![state, peak, median(steps_ms), median(waits_ms)];
+    let worst = trainer.comm.all_reduce("figures", mine, Reduction::Max)?;
+    let bench = ShardBench {
+        state_bytes: worst[0],
+        peak_bytes: worst[1],
+        planned: estimate::memory(&estimate::of_plan(plan), &plan.spread()),
+        traffic: moved,
+        step_ms: worst[2],
+        wait_ms: worst[3],
+        loss,
+    };
+    Ok((bench, trainer.comm))
+}
+
+/// The images of a global batch that fall to a rank.
+pub fn share_of(batch: Batch, place: Place) -> Batch {
+    let mine = |i: &usize| i % place.world_size == place.part();
+    let kept: Vec<usize> = (0..batch.samples.len()).filter(mine).collect();
+    let samples = batch.samples.into_iter().enumerate().filter(|(i, _)| mine(i));
+    Batch {
+        index: batch.index,
+        samples: samples.map(|(_, sample)| sample).collect(),
+        labels: vec![None; kept.len()],
+        sample_ids: kept.iter().map(|i| *i as u64).collect(),
+    }
+}

@@ -1,0 +1,124 @@
+//! What `ocelli bench step` measures: steps on noise.
+
+use std::time::Instant;
+
+use augment::Batch;
+use burn_tensor::{Device, Distribution, Tensor};
+
+use super::median;
+use super::noise::noise_batch;
+use crate::comm::communicator::Comm;
+use crate::comm::engine::EngineError;
+use crate::estimate;
+use crate::recipe::plan::Plan;
+use crate::recipe::plan::trainer_of;
+use crate::schedule::Knobs;
+use crate::step::precision::Arithmetic;
+use crate::step::upload::Uploads;
+use crate::step::{Phases, Trainer, Votes};
+
+/// Products that are timed together.
+const MATRIX_PRODUCTS: usize = 4;
+
+/// What steps take.
+#[derive(Debug, Clone, Copy)]
+pub struct StepBench {
+    /// Median times by phase, in steps whose phases wait for the device.
+    pub phases: Phases,
+    /// Mean time of steps one after another, in milliseconds.
+    pub step_ms: f64,
+    /// Floating-point operations of a step's matrix products: what must be done, and with what is done twice.
+    pub flops: [f64; 2],
+    /// The most bytes that the device's pools have held, scratch of tuning among them; `None` for the host.
+    pub peak_bytes: Option<u64>,
+}
+
+/// Takes `repeats` steps by phase and as many one after another, after two that warm up.
+///
+/// # Errors
+/// None in practice: one rank has nobody to lose.
+pub fn steps(plan: &Plan, repeats: usize, device: &Device) -> Result<StepBench, EngineError> {
+    let mut trainer = trainer_of(plan, Comm::solo(), device);
+    let batch = noise_batch(&plan.multicrop(), plan.recipe.optim.batch_size, 0);
+    let knobs = plan.schedules().at(plan.warmup_steps);
+    let repeats = repeats.max(1);
+    trainer.step(&batch, &knobs)?;
+    trainer.time_phases(true);
+    let mut all = Vec::new();
+    for _ in 0..repeats {
+        all.push(trainer.step(&batch, &knobs)?.phases);
+    }
+    trainer.time_phases(false);
+    let step_ms = whole_steps_ms(&mut trainer, batch, &knobs, repeats, device)?;
+    let of = |f: fn(&Phases) -> f64| median(all.iter().map(f).collect());
+    let phases = Phases {
+        input_ms: of(|p| p.input_ms),
+        teacher_ms: of(|p| p.teacher_ms),
+        forward_ms: of(|p| p.forward_ms),
+        head_ms: of(|p| p.head_ms),
+        backward_ms: of(|p| p.backward_ms),
+        update_ms: of(|p| p.update_ms),
+        wait_ms: of(|p| p.wait_ms),
+    };
+    let flops = estimate::step_flops(&estimate::of_plan(plan), &plan.spread());
+    let pools = device.memory_pool_report();
+    let peak = pools.map(|pools| pools.iter().map(|pool| pool.page_size * pool.pages_peak).sum());
+    let held = device.memory_pool_usage().map(|usage| usage.bytes_reserved);
+    Ok(StepBench { phases, step_ms, flops, peak_bytes: held.max(peak) })
+}
+
+/// Mean time of steps one after another, as a run takes them: a device is sent the next batch while it computes.
+fn whole_steps_ms(
+    trainer: &mut Trainer,
+    batch: Batch,
+    knobs: &Knobs,
+    repeats: usize,
+    device: &Device,
+) -> Result<f64, EngineError> {
+    let mut start = Instant::now();
+    if *device == Device::flex() {
+        for repeat in 0..=repeats {
+            if repeat == 1 {
+                start = Instant::now();
+            }
+            trainer.step(&batch, knobs)?;
+        }
+        return Ok(start.elapsed().as_secs_f64() * 1e3 / repeats as f64);
+    }
+    let uploads = Uploads::start(trainer.uplink())?;
+    let mut upload = uploads.push(batch);
+    for repeat in 0..=repeats {
+        if repeat == 1 {
+            let _ = device.sync();
+            start = Instant::now();
+        }
+        let (batch, sent) = upload.wait()?;
+        let gradients = trainer.gradients_of_sent(sent, knobs, &mut |_| {})?;
+        upload = uploads.push(batch);
+        trainer.update(gradients, Votes::default(), knobs)?;
+    }
+    let _ = device.sync();
+    Ok(start.elapsed().as_secs_f64() * 1e3 / repeats as f64)
+}
+
+/// Floating-point operations a second of the best of a few products of two square matrices of side `n`.
+pub fn matrix_peak(device: &Device, n: usize, arithmetic: Arithmetic) -> f64 {
+    let random = |seed| {
+        device.seed(seed);
+        Tensor::<2>::random([n, n], Distribution::Normal(0.0, 1.0), device).cast(arithmetic.dtype())
+    };
+    let (a, b) = (random(1), random(2));
+    let mut best = f64::INFINITY;
+    for _ in 0..6 {
+        let start = Instant::now();
+        let mut product = a.clone().matmul(b.clone());
+        for _ in 1..MATRIX_PRODUCTS {
+            // Each waits for the one before, and none can be left out.
+            product = product.matmul(b.clone());
+        }
+        let _ = device.sync();
+        drop(product);
+        best = best.min(start.elapsed().as_secs_f64() / MATRIX_PRODUCTS as f64);
+    }
+    2.0 * (n as f64).powi(3) / best
+}

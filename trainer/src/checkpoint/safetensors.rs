@@ -1,0 +1,57 @@
+//! Tensors of f32 in safetensors files.
+
+use std::collections::{BTreeMap, HashMap};
+
+use ::safetensors::SafeTensorError;
+use ::safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
+use burn_tensor::TensorData;
+
+/// f32 tensors as one safetensors file. The same tensors give the same bytes.
+///
+/// # Errors
+/// When the header cannot be written.
+pub(crate) fn to_safetensors(
+    tensors: &[(String, TensorData)],
+    metadata: HashMap<String, String>,
+) -> std::io::Result<Vec<u8>> {
+    let views: Result<Vec<_>, _> = tensors
+        .iter()
+        .map(|(name, data)| {
+            let shape = data.shape().iter().copied().collect();
+            TensorView::new(Dtype::F32, shape, data.as_bytes()).map(|view| (name.clone(), view))
+        })
+        .collect();
+    let invalid = |error: SafeTensorError| std::io::Error::other(error.to_string());
+    with_sorted_header(&serialize(views.map_err(invalid)?, Some(metadata)).map_err(invalid)?)
+}
+
+/// The library writes metadata in the order of a hash map, another one each time. The same weights are to
+/// be the same bytes.
+fn with_sorted_header(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
+    let invalid = || std::io::Error::other("the header cannot be read again");
+    let (len, rest) = bytes.split_first_chunk::<8>().ok_or_else(invalid)?;
+    let (header, data) = rest.split_at_checked(u64::from_le_bytes(*len) as usize).ok_or_else(invalid)?;
+    let mut header: BTreeMap<String, serde_json::Value> = serde_json::from_slice(header)?;
+    if let Some(metadata) = header.get_mut("__metadata__") {
+        metadata.sort_all_objects();
+    }
+    let mut header = serde_json::to_vec(&header)?;
+    // Data starts at a multiple of eight, after spaces, as the format recommends.
+    header.resize(header.len().next_multiple_of(8), b' ');
+    Ok([&(header.len() as u64).to_le_bytes()[..], &header, data].concat())
+}
+
+/// Values of a little-endian f32 tensor.
+pub(crate) fn values_of(tensors: &SafeTensors<'_>, key: &str) -> Result<Vec<f32>, String> {
+    let view = tensors.tensor(key).map_err(|error| format!("{key}: {error}"))?;
+    if view.dtype() != Dtype::F32 {
+        return Err(format!("{key} is {:?}, not F32", view.dtype()));
+    }
+    Ok(from_le_bytes(view.data()))
+}
+
+/// f32 values of little-endian bytes.
+pub(crate) fn from_le_bytes(bytes: &[u8]) -> Vec<f32> {
+    let word = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+    bytes.chunks_exact(4).map(word).collect()
+}

@@ -1,0 +1,325 @@
+//! Who shares a unit with whom: shard groups of S ranks, and R replicas of them.
+//!
+//! ```text
+//! W = S · R       rank = q · S + s        q: replica, s: place in the shard group
+//! none   S = 1    everything on every rank; gradients are summed over all
+//! grad   S = W    shards; the student's gathered weights are kept from forwards to backwards
+//! full   S = W    shards; weights are gathered again on the way back
+//! group  S < W    shards within neighboring ranks, sums over replicas
+//! ```
+
+use burn_tensor::Tensor;
+
+use super::engine::{Engine, EngineError, Transfer};
+use super::ordered;
+use super::topology::Place;
+use super::wire::Wire;
+
+/// The engines of a rank: all ranks, its shard group, its replicas.
+pub struct Mesh {
+    place: Place,
+    world: Box<dyn Engine>,
+    /// `None` where the group is one rank, or all.
+    group: Option<Box<dyn Engine>>,
+    replicas: Option<Box<dyn Engine>>,
+    /// Whether sums are taken in our order; else in the engine's.
+    exact: bool,
+    /// What has moved.
+    pub traffic: Traffic,
+}
+
+/// Bytes that a rank received from others, and how often.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Weights gathered.
+    pub gather_bytes: u64,
+    /// Collectives of that kind.
+    pub n_gathers: u64,
+    /// Gradients summed.
+    pub reduce_bytes: u64,
+    /// Collectives of that kind.
+    pub n_reduces: u64,
+    /// Everything else: statistics, norms, flags.
+    pub small_bytes: u64,
+    /// Collectives of that kind.
+    pub n_small: u64,
+}
+
+impl Traffic {
+    /// What has moved since `before`.
+    pub fn since(self, before: Self) -> Self {
+        self.each(before, |now, before| now - before)
+    }
+
+    /// The `n`-th part.
+    pub fn over(self, n: u64) -> Self {
+        self.each(self, |now, _| now / n)
+    }
+
+    fn each(self, other: Self, f: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            gather_bytes: f(self.gather_bytes, other.gather_bytes),
+            n_gathers: f(self.n_gathers, other.n_gathers),
+            reduce_bytes: f(self.reduce_bytes, other.reduce_bytes),
+            n_reduces: f(self.n_reduces, other.n_reduces),
+            small_bytes: f(self.small_bytes, other.small_bytes),
+            n_small: f(self.n_small, other.n_small),
+        }
+    }
+}
+
+impl Mesh {
+    /// The engines of `place`, split off `world`. All ranks call it.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn new(mut world: Box<dyn Engine>, place: Place, exact: bool) -> Result<Self, EngineError> {
+        let split = |world: &mut Box<dyn Engine>, size: usize, color: usize, key: usize| match size == 1
+            || size == place.world_size
+        {
+            true => Ok(None),
+            false => world.split(color, key).map(Some),
+        };
+        let group = split(&mut world, place.group_size, place.replica(), place.shard())?;
+        let replicas = split(&mut world, place.n_replicas(), place.shard(), place.replica())?;
+        Ok(Self { place, world, group, replicas, exact, traffic: Traffic::default() })
+    }
+
+    /// Groups the ranks in another way. All ranks call it.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn regroup(&mut self, place: Place, exact: bool) -> Result<(), EngineError> {
+        let Place { rank, world_size, .. } = place;
+        let world = self.world.split(0, rank)?;
+        debug_assert_eq!((world.rank(), world.world_size()), (rank, world_size));
+        *self = Self::new(world, place, exact)?;
+        Ok(())
+    }
+
+    /// All ranks.
+    pub fn world(&mut self) -> &mut dyn Engine {
+        self.world.as_mut()
+    }
+
+    fn group(&mut self) -> &mut dyn Engine {
+        self.group.as_deref_mut().unwrap_or(self.world.as_mut())
+    }
+
+    /// The buffer `[S·n]` of which this rank holds the shard `mine` of `[n]`, both as they travel.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn gather(&mut self, mine: &[u8], all: &mut [u8]) -> Result<(), EngineError> {
+        self.traffic.gather_bytes += (all.len() - mine.len()) as u64;
+        self.traffic.n_gathers += 1;
+        self.group().all_gather(mine, all)
+    }
+
+    /// This rank's shard of the sum over all ranks of `full` of `[S·n]`.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn reduce(&mut self, full: &[f32], wire: Wire) -> Result<Vec<f32>, EngineError> {
+        let Place { group_size, world_size, .. } = self.place;
+        let n = full.len() / group_size;
+        self.traffic.n_reduces += 1;
+        let mut mine = match group_size {
+            1 => full.to_vec(),
+            _ => {
+                self.traffic.reduce_bytes += ((full.len() - n) * wire.bytes()) as u64;
+                self.scatter(full, wire)?
+            }
+        };
+        if group_size < world_size {
+            let n_replicas = self.place.n_replicas();
+            let order: Vec<usize> = (0..n_replicas).collect();
+            let part = mine.len().div_ceil(n_replicas);
+            self.traffic.reduce_bytes += ((n_replicas - 1) * part * (wire.bytes() + 4)) as u64;
+            let replicas = self.replicas.as_deref_mut().unwrap_or(self.world.as_mut());
+            mine = ordered::all_sum(replicas, &mine, wire, &order)?;
+        }
+        Ok(mine)
+    }
+
+    /// [`Mesh::gather`] of tensors.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn gather_tensor(&mut self, mut shard: Transfer) -> Result<Tensor<1>, EngineError> {
+        let [n, all] = shard.lengths();
+        self.traffic.gather_bytes += ((all - n) * shard.element_bytes()) as u64;
+        self.traffic.n_gathers += 1;
+        self.group().all_gather_tensor(&mut shard)?;
+        Ok(shard.received())
+    }
+
+    /// The transfer that [`Mesh::reduce_tensor`] begins with, for ranks of `place`.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn transfer_of(
+        full: Tensor<1>,
+        wire: Wire,
+        place: Place,
+        exact: bool,
+        device_memory: bool,
+    ) -> Result<Transfer, EngineError> {
+        let [len] = full.dims();
+        if place.group_size == 1 {
+            return replica_transfer(full, wire, place, device_memory);
+        }
+        match native_sum(wire, exact) {
+            true => Transfer::new(full, len / place.group_size, device_memory),
+            false => Transfer::new(full.cast(wire.dtype()), len, device_memory),
+        }
+    }
+
+    /// [`Mesh::reduce`] of a tensor of `len` elements, of which `first` is the first transfer.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn reduce_tensor(
+        &mut self,
+        mut first: Transfer,
+        len: usize,
+        wire: Wire,
+    ) -> Result<Tensor<1>, EngineError> {
+        let place = self.place;
+        let n = len / place.group_size;
+        self.traffic.n_reduces += 1;
+        if place.group_size > 1 {
+            self.traffic.reduce_bytes += ((len - n) * wire.bytes()) as u64;
+            let mine = match native_sum(wire, self.exact) {
+                true => {
+                    self.group().reduce_scatter_tensor(&mut first)?;
+                    first.received()
+                }
+                false => {
+                    self.group().all_to_all_tensor(&mut first)?;
+                    let order: Vec<usize> = (0..place.group_size).collect();
+                    ordered::sum_of_parts(first.received(), &order)
+                }
+            };
+            if place.group_size == place.world_size {
+                return Ok(mine);
+            }
+            first = replica_transfer(mine, wire, place, self.world.takes_tensors())?;
+        }
+        let [padded, _] = first.lengths();
+        let n_replicas = place.n_replicas();
+        let part = padded / n_replicas;
+        self.traffic.reduce_bytes += ((n_replicas - 1) * part * (wire.bytes() + 4)) as u64;
+        let takes_tensors = self.world.takes_tensors();
+        let replicas = self.replicas.as_deref_mut().unwrap_or(self.world.as_mut());
+        replicas.all_to_all_tensor(&mut first)?;
+        let order: Vec<usize> = (0..n_replicas).collect();
+        let sum = ordered::sum_of_parts(first.received(), &order);
+        let mut sum = Transfer::new(sum, padded, takes_tensors)?;
+        replicas.all_gather_tensor(&mut sum)?;
+        Ok(sum.received().narrow(0, 0, n))
+    }
+
+    fn scatter(&mut self, full: &[f32], wire: Wire) -> Result<Vec<f32>, EngineError> {
+        let group_size = self.place.group_size;
+        if native_sum(wire, self.exact) {
+            let mut mine = vec![0.0; full.len() / group_size];
+            self.group().reduce_scatter(full, &mut mine)?;
+            return Ok(mine);
+        }
+        let order: Vec<usize> = (0..group_size).collect();
+        let Self { group, world, .. } = self;
+        let group = group.as_deref_mut().unwrap_or(world.as_mut());
+        ordered::reduce_scatter(group, full, wire, &order)
+    }
+
+    /// The sum of `values` over all ranks, in the order of their parts of the batch.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn sum(&mut self, values: &[f32]) -> Result<Vec<f32>, EngineError> {
+        let order = self.place.order();
+        self.count_small(2 * 4 * values.len().div_ceil(order.len()) * (order.len() - 1));
+        ordered::all_sum(self.world.as_mut(), values, Wire::F32, &order)
+    }
+
+    /// Every rank's `values`, in the order of their parts of the batch.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn gather_parts(&mut self, values: &[f32]) -> Result<Vec<Vec<f32>>, EngineError> {
+        let order = self.place.order();
+        self.count_small(4 * values.len() * (order.len() - 1));
+        let mut all = vec![0.0; values.len() * order.len()];
+        self.world.all_gather(bytemuck::cast_slice(values), bytemuck::cast_slice_mut(&mut all))?;
+        let part = |rank: usize| all[rank * values.len()..(rank + 1) * values.len()].to_vec();
+        Ok(order.into_iter().map(part).collect())
+    }
+
+    /// Adds to the count of small collectives.
+    pub fn count_small(&mut self, bytes: usize) {
+        self.traffic.n_small += 1;
+        self.traffic.small_bytes += bytes as u64;
+    }
+}
+
+/// Whether the engine may sum as it likes. Only f32 has a native sum: every engine would have its own idea of
+/// one in bf16.
+fn native_sum(wire: Wire, exact: bool) -> bool {
+    !exact && wire == Wire::F32
+}
+
+/// The exchange of `mine` of `[n]` among replicas, padded to a part for each.
+fn replica_transfer(
+    mine: Tensor<1>,
+    wire: Wire,
+    place: Place,
+    device_memory: bool,
+) -> Result<Transfer, EngineError> {
+    let [n] = mine.dims();
+    let padded = n.next_multiple_of(place.n_replicas());
+    let mine = match padded - n {
+        0 => mine,
+        missing => {
+            let zeros = Tensor::zeros([missing], &mine.device());
+            Tensor::cat(vec![mine, zeros], 0)
+        }
+    };
+    Transfer::new(mine.cast(wire.dtype()), padded, device_memory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::engine::LocalGroup;
+    use crate::comm::topology::Sharding;
+
+    /// However ranks are grouped, the sums have the same bits.
+    #[test]
+    fn every_grouping_reduces_alike() {
+        let n = 128;
+        let part = |part: usize, i: usize| ((part * 7919 + i) as f32).sin() * 10f32.powi(part as i32 % 4);
+        let world = 8;
+        let expected: Vec<f32> =
+            (0..n).map(|i| ordered::fold(world, &mut |p| part(p, i), &|a, b| a + b)).collect();
+        for group in [1, 2, 4, 8] {
+            let shards: Vec<(usize, Vec<f32>)> = std::thread::scope(|scope| {
+                let run = |engine: crate::comm::engine::Local| {
+                    move || {
+                        let place = Place::new(engine.rank(), world, Sharding::Full, group).unwrap();
+                        let mut mesh = Mesh::new(Box::new(engine), place, true).unwrap();
+                        let full: Vec<f32> = (0..n).map(|i| part(place.part(), i)).collect();
+                        (place.shard(), mesh.reduce(&full, Wire::F32).unwrap())
+                    }
+                };
+                let threads: Vec<_> =
+                    LocalGroup::ranks(world).into_iter().map(|engine| scope.spawn(run(engine))).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            for (shard, values) in shards {
+                let len = n / group;
+                assert!(values == expected[shard * len..(shard + 1) * len], "groups of {group}");
+            }
+        }
+    }
+}

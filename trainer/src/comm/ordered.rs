@@ -1,0 +1,175 @@
+//! Sums over parts in an order that does not depend on how the parts are spread over ranks.
+//!
+//! ```text
+//! sum of N parts = sum of the parts of even number + sum of the parts of odd number     N even
+//!                = part 0 + part 1 + … in sequence                                       N odd
+//! ```
+//!
+//! Position `p` of a global batch belongs to part `p mod N`, and rank `r` of `W` holds the parts
+//! `r, r + W, …`. With N a power of two, what a rank sums by itself is therefore one branch of this tree,
+//! and what is left to sum over ranks is the tree above it: 1, 2, 4 … N ranks give the same bits.
+
+use burn_tensor::{DType, Tensor};
+
+use super::engine::{Engine, EngineError, check_parts};
+use super::wire;
+use super::wire::Wire;
+
+/// Elements that are summed together: they stay in the first-level cache.
+const BLOCK: usize = 1024;
+
+/// Joins `part(0) … part(n - 1)` in this module's order, at most log₂ n results at a time. `n` is at least 1.
+pub fn fold<T>(n: usize, part: &mut impl FnMut(usize) -> T, add: &impl Fn(T, T) -> T) -> T {
+    branch(0, 1, n, part, add)
+}
+
+/// The parts `first, first + stride, …`, `n` of them.
+fn branch<T>(
+    first: usize,
+    stride: usize,
+    n: usize,
+    part: &mut impl FnMut(usize) -> T,
+    add: &impl Fn(T, T) -> T,
+) -> T {
+    if n > 1 && n.is_multiple_of(2) {
+        let even = branch(first, 2 * stride, n / 2, part, add);
+        let odd = branch(first + stride, 2 * stride, n / 2, part, add);
+        return add(even, odd);
+    }
+    let start = part(first);
+    (1..n).fold(start, |sum, i| {
+        let next = part(first + i * stride);
+        add(sum, next)
+    })
+}
+
+/// The numbers of the parts in the order in which [`fold`] asks for them.
+pub fn visits(n: usize) -> Vec<usize> {
+    let mut visits = Vec::with_capacity(n);
+    fold(n, &mut |part| visits.push(part), &|(), ()| ());
+    visits
+}
+
+/// The sum of `n` parts of `out.len()` elements, `parts(i)` giving part `i`.
+fn sum_into<'a>(n: usize, parts: &(impl Fn(usize) -> &'a [f32] + Sync), out: &mut [f32]) {
+    for (number, out) in out.chunks_mut(BLOCK).enumerate() {
+        let range = number * BLOCK..number * BLOCK + out.len();
+        let mut part = |i: usize| {
+            let mut block = [0.0f32; BLOCK];
+            block[..out.len()].copy_from_slice(&parts(i)[range.clone()]);
+            block
+        };
+        let add = |mut a: [f32; BLOCK], b: [f32; BLOCK]| {
+            a.iter_mut().zip(&b).for_each(|(a, b)| *a += b);
+            a
+        };
+        let sum = fold(n, &mut part, &add);
+        out.copy_from_slice(&sum[..out.len()]);
+    }
+}
+
+/// This rank's part `[n]` of the sum over ranks of `full` of `[W·n]`. Part `i` of the order is the rank
+/// `order[i]`. The same bytes move as in a ring; on a [`Wire::Bf16`] sums are still taken in f32.
+///
+/// # Errors
+/// [`EngineError`].
+pub fn reduce_scatter(
+    engine: &mut dyn Engine,
+    full: &[f32],
+    wire: Wire,
+    order: &[usize],
+) -> Result<Vec<f32>, EngineError> {
+    let world_size = engine.world_size();
+    check_parts("reduce_scatter in order", full.len() / world_size, full.len(), world_size)?;
+    let received = exchange(engine, full, wire)?;
+    let n = full.len() / world_size;
+    let mut mine = vec![0.0; n];
+    sum_into(world_size, &|i| &received[order[i] * n..(order[i] + 1) * n], &mut mine);
+    Ok(mine)
+}
+
+/// The sum of the parts that the ranks have sent, `received` of `[W·n]`, where it lies: `[n]` in f32, with the
+/// bits of [`reduce_scatter`].
+pub fn sum_of_parts(received: Tensor<1>, order: &[usize]) -> Tensor<1> {
+    let [len] = received.dims();
+    let n = len / order.len();
+    let mut part = |i: usize| received.clone().narrow(0, order[i] * n, n).cast(DType::F32);
+    fold(order.len(), &mut part, &|a, b| a + b)
+}
+
+fn exchange(engine: &mut dyn Engine, full: &[f32], wire: Wire) -> Result<Vec<f32>, EngineError> {
+    let mut received = vec![0.0; full.len()];
+    match wire {
+        Wire::F32 => {
+            engine.all_to_all(bytemuck::cast_slice(full), bytemuck::cast_slice_mut(&mut received))?;
+        }
+        Wire::Bf16 => {
+            let n_bytes = full.len() * wire.bytes();
+            let (mut sent, mut bytes) = (vec![0; n_bytes], vec![0; n_bytes]);
+            wire::encode(full, wire, &mut sent);
+            engine.all_to_all(&sent, &mut bytes)?;
+            wire::decode(&bytes, wire, &mut received);
+        }
+    }
+    Ok(received)
+}
+
+/// The sum over ranks of `values` of `[n]`, on all ranks. Part `i` of the order is the rank `order[i]`.
+/// Parts travel on `wire`, sums come back in f32.
+///
+/// # Errors
+/// [`EngineError`].
+pub fn all_sum(
+    engine: &mut dyn Engine,
+    values: &[f32],
+    wire: Wire,
+    order: &[usize],
+) -> Result<Vec<f32>, EngineError> {
+    let world_size = engine.world_size();
+    let mut full = values.to_vec();
+    full.resize(values.len().next_multiple_of(world_size), 0.0);
+    let mine = reduce_scatter(engine, &full, wire, order)?;
+    engine.all_gather(bytemuck::cast_slice(&mine), bytemuck::cast_slice_mut(&mut full))?;
+    full.truncate(values.len());
+    Ok(full)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// What ranks sum of their own parts, and then over ranks, is one and the same tree.
+        #[test]
+        fn any_number_of_ranks_gives_the_same_bits(log_parts in 0u32..6, seed in 0u64..1000) {
+            let n = 1usize << log_parts;
+            let part = |i: usize| ((seed as usize * 31 + i * 7919) as f32).sin() * 10f32.powi(i as i32 % 7);
+            let add = |a: f32, b: f32| a + b;
+            let whole = fold(n, &mut |i| part(i), &add);
+            for log_ranks in 0..=log_parts {
+                let world = 1usize << log_ranks;
+                let mut rank_sum = |rank: usize| fold(n / world, &mut |i| part(i * world + rank), &add);
+                prop_assert_eq!(fold(world, &mut rank_sum, &add).to_bits(), whole.to_bits());
+            }
+        }
+
+        #[test]
+        fn every_part_is_visited_once(n in 1usize..100) {
+            let mut seen = visits(n);
+            seen.sort_unstable();
+            prop_assert_eq!(seen, (0..n).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn blocks_do_not_show() {
+        let parts: Vec<Vec<f32>> =
+            (0..6).map(|p| (0..2500).map(|i| ((p * 2500 + i) as f32).sin()).collect()).collect();
+        let mut out = vec![0.0; 2500];
+        sum_into(6, &|i| parts[i].as_slice(), &mut out);
+        for (i, sum) in out.iter().enumerate() {
+            assert_eq!(*sum, fold(6, &mut |p| parts[p][i], &|a, b| a + b));
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! What is on its way while a unit computes: the next gather, and the last reductions.
+
+use std::collections::VecDeque;
+
+use burn_tensor::{DType, Device, Tensor};
+
+use super::communicator::{Comm, Pending};
+use super::engine::EngineError;
+use super::wire::Wire;
+
+/// Reductions on their way.
+const REDUCE_SLOTS: usize = 2;
+
+/// A gather that is to come.
+pub struct Wanted<'a> {
+    /// Name of the unit.
+    pub unit: &'a str,
+    /// This rank's shard of it.
+    pub shard: &'a Tensor<1>,
+    /// How it travels.
+    pub wire: Wire,
+    /// Whether it stays for longer than its unit runs.
+    pub keep: bool,
+    /// What its unit computes in.
+    pub dtype: DType,
+}
+
+/// The gathers of a step, in order: while one is used, the next is on its way.
+pub struct Gathers<'a> {
+    comm: &'a Comm,
+    device: &'a Device,
+    rest: VecDeque<Wanted<'a>>,
+    ahead: Option<(Pending<Tensor<1>>, DType)>,
+}
+
+impl<'a> Gathers<'a> {
+    /// Starts with the first of `list`; what is gathered comes to `device`.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn new(
+        comm: &'a Comm,
+        list: impl IntoIterator<Item = Wanted<'a>>,
+        device: &'a Device,
+    ) -> Result<Self, EngineError> {
+        let mut gathers = Self { comm, device, rest: list.into_iter().collect(), ahead: None };
+        gathers.submit_next()?;
+        Ok(gathers)
+    }
+
+    fn submit_next(&mut self) -> Result<(), EngineError> {
+        let submit = |next: Wanted<'_>| {
+            // What an engine on device memory sends must lie there.
+            let shard = match self.comm.takes_tensors {
+                true => next.shard.clone().to_device(self.device),
+                false => next.shard.clone(),
+            };
+            let pending = self.comm.gather(next.unit, &shard, next.wire, next.keep)?;
+            Ok::<_, EngineError>((pending, next.dtype))
+        };
+        self.ahead = self.rest.pop_front().map(submit).transpose()?;
+        Ok(())
+    }
+
+    /// The next unit's buffer, `[padded]`.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    ///
+    /// # Panics
+    /// If more are asked for than were listed: a bug in the step.
+    pub fn next_flat(&mut self) -> Result<Tensor<1>, EngineError> {
+        let (pending, dtype) = self.ahead.take().expect("the step lists every gather");
+        let flat = self.comm.wait(pending)?;
+        self.submit_next()?;
+        Ok(flat.to_device(self.device).cast(dtype))
+    }
+}
+
+/// Reductions on their way, results in the order of submission.
+pub struct Reductions<'a> {
+    comm: &'a Comm,
+    pending: VecDeque<Pending<Tensor<1>>>,
+    done: Vec<Tensor<1>>,
+}
+
+impl<'a> Reductions<'a> {
+    /// None yet.
+    pub fn new(comm: &'a Comm) -> Self {
+        Self { comm, pending: VecDeque::new(), done: Vec::new() }
+    }
+
+    /// Submits one; waits first if too many are on their way.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn push(&mut self, unit: &str, full: Tensor<1>, wire: Wire) -> Result<(), EngineError> {
+        if self.pending.len() == REDUCE_SLOTS {
+            self.wait_for_one()?;
+        }
+        self.pending.push_back(self.comm.reduce(unit, full, wire)?);
+        Ok(())
+    }
+
+    fn wait_for_one(&mut self) -> Result<(), EngineError> {
+        if let Some(pending) = self.pending.pop_front() {
+            self.done.push(self.comm.wait(pending)?);
+        }
+        Ok(())
+    }
+
+    /// All shards.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn finish(mut self) -> Result<Vec<Tensor<1>>, EngineError> {
+        while !self.pending.is_empty() {
+            self.wait_for_one()?;
+        }
+        Ok(self.done)
+    }
+}

@@ -1,0 +1,99 @@
+//! Who shares a unit with whom: shard groups of S ranks, and R replicas of them.
+
+use serde::{Deserialize, Serialize};
+
+/// What is cut over ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sharding {
+    /// Nothing: every rank holds all of it (DDP).
+    None,
+    /// Master weights, moments, gradients and teacher; gathered weights stay until the backward pass
+    /// (ZeRO-2).
+    Grad,
+    /// The same, and gathered weights go as soon as a unit has run (ZeRO-3).
+    #[default]
+    Full,
+}
+
+/// A rank's place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// This rank.
+    pub rank: usize,
+    /// Number of ranks, W.
+    pub world_size: usize,
+    /// Ranks of a shard group, S.
+    pub group_size: usize,
+}
+
+impl Place {
+    /// One rank alone.
+    pub const SOLO: Self = Self { rank: 0, world_size: 1, group_size: 1 };
+
+    /// The place of `rank`; `group` ranks share a unit, or all with 0.
+    ///
+    /// # Errors
+    /// In words, when groups do not divide the ranks.
+    pub fn new(rank: usize, world_size: usize, sharding: Sharding, group: usize) -> Result<Self, String> {
+        let group_size = match (sharding, group) {
+            (Sharding::None, _) => 1,
+            (_, 0) => world_size,
+            (_, group) => group,
+        };
+        if !world_size.is_multiple_of(group_size) {
+            return Err(format!("run.shard_group {group_size} does not divide {world_size} ranks"));
+        }
+        Ok(Self { rank, world_size, group_size })
+    }
+
+    /// Place within the shard group, s: which shard this rank holds.
+    pub fn shard(&self) -> usize {
+        self.rank % self.group_size
+    }
+
+    /// Which copy of the shard it is, q.
+    pub fn replica(&self) -> usize {
+        self.rank / self.group_size
+    }
+
+    /// Copies of every shard, R.
+    pub fn n_replicas(&self) -> usize {
+        self.world_size / self.group_size
+    }
+
+    /// Which part of a global batch this rank takes: positions p with p mod W = part. Ranks are numbered
+    /// so that sums over a group and then over replicas are branches of one tree ([`ordered`]).
+    pub fn part(&self) -> usize {
+        self.shard() * self.n_replicas() + self.replica()
+    }
+
+    /// The ranks by [`Place::part`].
+    pub fn order(&self) -> Vec<usize> {
+        let (s, r) = (self.group_size, self.n_replicas());
+        (0..self.world_size).map(|part| (part % r) * s + part / r).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn groups_must_divide() {
+        assert!(Place::new(0, 4, Sharding::Full, 3).unwrap_err().contains("3 does not divide 4"));
+        assert_eq!(Place::new(2, 4, Sharding::None, 3).unwrap().group_size, 1);
+    }
+
+    proptest! {
+        #[test]
+        fn parts_number_the_ranks(log_group in 0u32..4, log_replicas in 0u32..4) {
+            let (group, world) = (1 << log_group, 1usize << (log_group + log_replicas));
+            let order = Place::new(0, world, Sharding::Full, group).unwrap().order();
+            for (part, rank) in order.iter().enumerate() {
+                prop_assert_eq!(Place::new(*rank, world, Sharding::Full, group).unwrap().part(), part);
+            }
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! What a rank computes on.
+
+use std::str::FromStr;
+
+use burn_tensor::Device;
+
+/// A device as people name it: `auto`, `cpu`, `cuda`, `cuda:1`, `wgpu`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DeviceChoice {
+    /// The NVIDIA GPU of the local rank where this build knows such and finds one, else the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// An NVIDIA GPU: the one of this number, or of the local rank.
+    Cuda(Option<usize>),
+    /// A GPU over Vulkan, Metal or WebGPU: the one of this number, or of the local rank.
+    Wgpu(Option<usize>),
+}
+
+/// A device that is there.
+#[derive(Debug, Clone)]
+pub struct Opened {
+    /// What tensors are made on.
+    pub device: Device,
+    /// What kind it is.
+    pub kind: DeviceKind,
+    /// For people: `cuda:0, NVIDIA H200`.
+    pub name: String,
+    /// Bytes of its own memory that are free; `None` where it shares the host's, or does not say.
+    pub free_bytes: Option<u64>,
+    /// Tells a GPU from all others, on this machine and elsewhere; zeros for what has no such number.
+    pub id: [u8; 16],
+    /// Why this is the CPU, where any device would have done.
+    pub instead_of: Option<DeviceError>,
+}
+
+/// Kinds of devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// The host's cores and memory.
+    Cpu,
+    /// The NVIDIA GPU of this number.
+    Cuda(usize),
+    /// A GPU over Vulkan, Metal or WebGPU.
+    Wgpu,
+}
+
+/// A device that cannot be had.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// The text names no device.
+    #[error("{text:?} names no device: say auto, cpu, cuda, cuda:1 or wgpu")]
+    Unknown {
+        /// The text.
+        text: String,
+    },
+    /// The build does not know this kind.
+    #[error("this build knows no {kind}: build with `cargo build --release --features {kind}`")]
+    NotBuilt {
+        /// The kind, which is also the name of the feature.
+        kind: &'static str,
+    },
+    /// The machine has none.
+    #[error("no {kind} device: {reason}")]
+    None {
+        /// The kind.
+        kind: &'static str,
+        /// What was looked for, and what was found.
+        reason: String,
+    },
+    /// The machine has fewer.
+    #[error("{kind}:{number} was asked for, and there are {n_devices}, counted from 0")]
+    TooFew {
+        /// The kind.
+        kind: &'static str,
+        /// Which was asked for.
+        number: usize,
+        /// How many there are.
+        n_devices: usize,
+    },
+}
+
+impl FromStr for DeviceChoice {
+    type Err = DeviceError;
+
+    fn from_str(text: &str) -> Result<Self, DeviceError> {
+        let unknown = || DeviceError::Unknown { text: text.into() };
+        let (kind, number) = match text.split_once(':') {
+            Some((kind, number)) => (kind, Some(number.parse().map_err(|_| unknown())?)),
+            None => (text, None),
+        };
+        match (kind, number) {
+            ("auto", None) => Ok(Self::Auto),
+            ("cpu", None) => Ok(Self::Cpu),
+            ("cuda", number) => Ok(Self::Cuda(number)),
+            ("wgpu", number) => Ok(Self::Wgpu(number)),
+            _ => Err(unknown()),
+        }
+    }
+}
+
+impl DeviceChoice {
+    /// The device for the process that is the `local_rank`-th of its machine. Several ranks may share one.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; of [`DeviceChoice::Auto`] none: it takes the CPU, whose `instead_of` says why.
+    pub fn open(self, local_rank: usize) -> Result<Opened, DeviceError> {
+        match self {
+            Self::Auto => Ok(cuda(None, local_rank)
+                .unwrap_or_else(|error| Opened { instead_of: Some(error), ..Opened::cpu() })),
+            Self::Cpu => Ok(Opened::cpu()),
+            Self::Cuda(number) => cuda(number, local_rank),
+            Self::Wgpu(number) => wgpu(number, local_rank),
+        }
+    }
+}
+
+impl Opened {
+    /// The CPU.
+    pub fn cpu() -> Self {
+        Self {
+            device: Device::flex(),
+            kind: DeviceKind::Cpu,
+            name: "cpu".into(),
+            free_bytes: None,
+            id: [0; 16],
+            instead_of: None,
+        }
+    }
+}
+
+/// Which of `n_devices` the `local_rank`-th process takes.
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+fn number_of(
+    kind: &'static str,
+    asked: Option<usize>,
+    local_rank: usize,
+    n_devices: usize,
+) -> Result<usize, DeviceError> {
+    match asked {
+        Some(number) if number >= n_devices => Err(DeviceError::TooFew { kind, number, n_devices }),
+        Some(number) => Ok(number),
+        None => Ok(local_rank % n_devices),
+    }
+}
+
+/// Names of the NVIDIA GPUs that this process sees.
+///
+/// # Errors
+/// [`DeviceError`].
+#[cfg(feature = "cuda")]
+pub fn cuda_devices() -> Result<Vec<String>, DeviceError> {
+    use cudarc::driver::{result, sys};
+    let none = |reason: String| DeviceError::None { kind: "cuda", reason };
+    // SAFETY: looks for files only.
+    #[allow(unsafe_code)]
+    let has_driver = unsafe { sys::is_culib_present() };
+    if !has_driver {
+        return Err(none("libcuda.so, which comes with NVIDIA's driver, cannot be loaded".into()));
+    }
+    let failed = |error: result::DriverError| none(format!("NVIDIA's driver says: {error}"));
+    result::init().map_err(failed)?;
+    let n_devices = result::device::get_count().map_err(failed)?;
+    if n_devices == 0 {
+        return Err(none("the driver is there and sees no GPU; is CUDA_VISIBLE_DEVICES set?".into()));
+    }
+    (0..n_devices)
+        .map(|number| result::device::get(number).and_then(result::device::get_name).map_err(failed))
+        .collect()
+}
+
+/// Without CUDA there are none.
+///
+/// # Errors
+/// [`DeviceError::NotBuilt`].
+#[cfg(not(feature = "cuda"))]
+pub fn cuda_devices() -> Result<Vec<String>, DeviceError> {
+    Err(DeviceError::NotBuilt { kind: "cuda" })
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(asked: Option<usize>, local_rank: usize) -> Result<Opened, DeviceError> {
+    use cudarc::driver::result;
+    let names = cuda_devices()?;
+    let number = number_of("cuda", asked, local_rank, names.len())?;
+    let reason = |reason: String| DeviceError::None { kind: "cuda", reason };
+    // Without them the first kernel would be a panic in a thread of CubeCL's.
+    let toolkit = cubecl::cuda::install::cuda_path();
+    let headers = toolkit.unwrap_or_else(|| "/usr/local/cuda".into()).join("include/cuda_fp16.h");
+    if !headers.exists() {
+        let why = "kernels are compiled when they are first used, and need CUDA's headers: set CUDA_PATH";
+        return Err(reason(format!("{} is not there; {why}", headers.display())));
+    }
+    crate::comm::engine::enter_cuda(number).map_err(|error| reason(error.to_string()))?;
+    let uuid = result::device::get(number as i32).and_then(result::device::get_uuid);
+    let uuid = uuid.map_err(|error| reason(format!("cuda:{number}: {error}")))?;
+    Ok(Opened {
+        device: Device::cuda(number),
+        kind: DeviceKind::Cuda(number),
+        name: format!("cuda:{number}, {}", names[number]),
+        free_bytes: result::mem_get_info().ok().map(|(free, _)| free as u64),
+        // The C header says char, which is signed on some machines.
+        id: uuid.bytes.map(|byte| byte as u8),
+        instead_of: None,
+    })
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda(_: Option<usize>, _: usize) -> Result<Opened, DeviceError> {
+    Err(DeviceError::NotBuilt { kind: "cuda" })
+}
+
+#[cfg(feature = "wgpu")]
+fn wgpu(asked: Option<usize>, local_rank: usize) -> Result<Opened, DeviceError> {
+    use burn_tensor::DeviceType;
+    let devices: Vec<Device> = Device::enumerate(DeviceType::Wgpu).into_vec();
+    if devices.is_empty() {
+        let reason = "no driver for Vulkan or Metal is installed, or it sees no GPU".into();
+        return Err(DeviceError::None { kind: "wgpu", reason });
+    }
+    let number = number_of("wgpu", asked, local_rank, devices.len())?;
+    let device = devices[number].clone();
+    let name = device.identity().map_or_else(|| "a GPU".to_string(), |identity| identity.name);
+    Ok(Opened {
+        device,
+        kind: DeviceKind::Wgpu,
+        name: format!("wgpu:{number}, {name}"),
+        free_bytes: None,
+        id: [0; 16],
+        instead_of: None,
+    })
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn wgpu(_: Option<usize>, _: usize) -> Result<Opened, DeviceError> {
+    Err(DeviceError::NotBuilt { kind: "wgpu" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read() {
+        let read = |text: &str| text.parse::<DeviceChoice>();
+        assert_eq!(read("auto"), Ok(DeviceChoice::Auto));
+        assert_eq!(read("cpu"), Ok(DeviceChoice::Cpu));
+        assert_eq!(read("cuda"), Ok(DeviceChoice::Cuda(None)));
+        assert_eq!(read("cuda:3"), Ok(DeviceChoice::Cuda(Some(3))));
+        assert_eq!(read("wgpu:0"), Ok(DeviceChoice::Wgpu(Some(0))));
+        for text in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cpu:0", "auto:1"] {
+            assert!(read(text).unwrap_err().to_string().contains("cuda:1"), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_said_and_auto_takes_what_is() {
+        let opened = DeviceChoice::Auto.open(0).unwrap();
+        // A machine with a GPU and a build that knows it runs this test too.
+        if opened.kind == DeviceKind::Cpu {
+            let error = DeviceChoice::Cuda(None).open(0).unwrap_err().to_string();
+            assert!(error.contains("--features cuda") || error.contains("driver"), "{error}");
+        }
+        assert_eq!(DeviceChoice::Cpu.open(5).unwrap().name, "cpu");
+    }
+}

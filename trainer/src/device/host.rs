@@ -1,0 +1,36 @@
+//! Flat tensors whose elements lie in the host's memory.
+
+use burn_flex::Flex;
+use burn_tensor::{Tensor, TensorData};
+
+/// Elements of a tensor on the host; without a copy when nothing else holds it.
+pub fn to_host(tensor: Tensor<1>) -> Vec<f32> {
+    // Shards are f32 by construction.
+    tensor.into_data().try_into_vec::<f32>().expect("shards hold f32")
+}
+
+/// Whether `tensor` lies in the host's memory.
+pub fn is_host(tensor: &Tensor<1>) -> bool {
+    tensor.clone().try_into_primitive::<Flex>().is_ok()
+}
+
+/// Runs `f` on the elements of `tensor`: on the tensor's own memory where it has any.
+pub fn with_slice<R>(tensor: &Tensor<1>, f: impl FnOnce(&[f32]) -> R) -> R {
+    if let Ok(flex) = tensor.clone().try_into_primitive::<Flex>()
+        && let Some(values) = flex.as_slice::<f32>()
+    {
+        return f(values);
+    }
+    f(&to_host(tensor.clone()))
+}
+
+/// Runs `f` on the elements of `tensor` in place.
+pub fn on_host<R>(tensor: &mut Tensor<1>, f: impl FnOnce(&mut [f32]) -> R) -> R {
+    let device = tensor.device();
+    let taken = std::mem::replace(tensor, Tensor::zeros([1], &device));
+    let mut values = to_host(taken);
+    let result = f(&mut values);
+    let len = values.len();
+    *tensor = Tensor::from_data(TensorData::new(values, [len]), &device);
+    result
+}

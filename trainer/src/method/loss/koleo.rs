@@ -1,0 +1,158 @@
+//! The KoLeo regularizer (Sablayrolles et al. 2019; DINOv2, section 4): embeddings of a batch keep
+//! away from one another, so that they spread over the sphere.
+//!
+//! ```text
+//! x̂ᵢ = xᵢ / |xᵢ|      n(i) = argmax_{j≠i} x̂ᵢ · x̂ⱼ          no gradient through the choice
+//! koleo(x) = -1/B · Σᵢ log(|x̂ᵢ - x̂ₙ₍ᵢ₎| + ε)              ε = 1e-8
+//! ```
+
+use burn_tensor::{Int, Tensor, TensorData};
+
+use crate::comm::engine::EngineError;
+use crate::device::readback::failure;
+
+/// Keeps norms and the logarithm finite, as in DINOv2.
+const EPSILON: f64 = 1e-8;
+
+/// Images whose neighbors are looked for at a time: all at once would take B² numbers several times over.
+const ROWS: usize = 512;
+
+/// Who is whose neighbor in a batch, for one kind of view.
+pub struct Neighbors {
+    /// Directions of all images, `[B, D]`, without a graph.
+    directions: Tensor<2>,
+    /// Nearest other image of each.
+    nearest: Vec<usize>,
+}
+
+/// Rows of `x` `[B, D]` at length one.
+pub fn directions(x: Tensor<2>) -> Tensor<2> {
+    let norm = (x.clone().powi_scalar(2).sum_dim(1) + EPSILON * EPSILON).sqrt();
+    x / norm
+}
+
+impl Neighbors {
+    /// The neighbors among `directions` `[B, D]` of the whole batch, without a graph.
+    ///
+    /// # Errors
+    /// [`EngineError::Failed`] when the device has failed.
+    pub fn of(directions: Tensor<2>) -> Result<Self, EngineError> {
+        let [b, d] = directions.dims();
+        let all = directions.clone().transpose();
+        let mut nearest = Vec::with_capacity(b);
+        for start in (0..b).step_by(ROWS) {
+            let n = ROWS.min(b - start);
+            let mut itself = vec![0.0f32; n * b];
+            // Cosines lie in -1..=1, so that taking 3 keeps an image from choosing itself.
+            (0..n).for_each(|row| itself[row * b + start + row] = 3.0);
+            let itself = Tensor::<2>::from_data(TensorData::new(itself, [n, b]), &directions.device());
+            let rows = directions.clone().slice([start..start + n, 0..d]);
+            let chosen = (rows.matmul(all.clone()) - itself).argmax(1).reshape([n]).try_into_data();
+            let chosen = chosen.map_err(|error| failure(&error))?;
+            nearest.extend(chosen.iter::<i64>().map(|i| i as usize));
+        }
+        Ok(Self { directions, nearest })
+    }
+
+    /// The regularizer of one part of the batch, `[1]`: `x` `[b, D]` are the embeddings of the images at
+    /// `positions`, with a graph. Zero for a batch of one, which has no neighbor.
+    ///
+    /// Its value is the mean over the part. Its gradient is that of the sum over the whole batch, divided by
+    /// b: an image is also pushed by those elsewhere that have it for their neighbor.
+    pub fn koleo(&self, x: Tensor<2>, positions: &[usize]) -> Tensor<1> {
+        let [b, _] = x.dims();
+        if self.nearest.len() < 2 {
+            return Tensor::zeros([1], &x.device());
+        }
+        let x = directions(x);
+        let others = |of: &[usize]| self.directions.clone().select(0, self.indices(of)).autodiff();
+        let nearest: Vec<usize> = positions.iter().map(|position| self.nearest[*position]).collect();
+        let own = logs(x.clone() - others(&nearest)).sum();
+        let mut pushing = Vec::new();
+        let mut pushed = Vec::new();
+        for (row, position) in positions.iter().enumerate() {
+            let admirers = (0..self.nearest.len()).filter(|i| self.nearest[*i] == *position);
+            let before = pushing.len();
+            pushing.extend(admirers);
+            pushed.extend(std::iter::repeat_n(row, pushing.len() - before));
+        }
+        if pushing.is_empty() {
+            return -own / b as f64;
+        }
+        let push = logs(x.select(0, self.indices(&pushed)) - others(&pushing)).sum();
+        // The push counts where the neighbor's own term counts; here it only moves.
+        let push = push.clone() - push.inner().autodiff();
+        -(own + push) / b as f64
+    }
+
+    fn indices(&self, of: &[usize]) -> Tensor<1, Int> {
+        let indices: Vec<i64> = of.iter().map(|i| *i as i64).collect();
+        Tensor::from_data(TensorData::new(indices, [of.len()]), &self.directions.device())
+    }
+}
+
+/// Logarithms of the lengths of rows, `[M, D]` to `[M, 1]`.
+fn logs(gaps: Tensor<2>) -> Tensor<2> {
+    let [_, d] = gaps.dims();
+    // The square root's slope is infinite at zero: duplicates are held off by ε before it.
+    let distance = (gaps.powi_scalar(2).sum_dim(1) + d as f64 * EPSILON * EPSILON).sqrt();
+    (distance + EPSILON).log()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn_tensor::Device;
+
+    /// The regularizer of a whole batch, summed over the views of `embeddings` `[B, V, D]`, each view among
+    /// its own kind, `[1]`.
+    fn koleo(embeddings: Tensor<3>) -> Tensor<1> {
+        let [b, v, d] = embeddings.dims();
+        let positions: Vec<usize> = (0..b).collect();
+        let of_view = |i: usize| {
+            let x = embeddings.clone().slice([0..b, i..i + 1, 0..d]).reshape([b, d]);
+            Neighbors::of(directions(x.clone().inner())).unwrap().koleo(x, &positions)
+        };
+        (1..v).fold(of_view(0), |sum, i| sum + of_view(i))
+    }
+
+    fn of(values: &[f32], shape: [usize; 3]) -> Tensor<3> {
+        Tensor::from_data(TensorData::new(values.to_vec(), shape), &Device::flex()).autodiff().require_grad()
+    }
+
+    /// Four points of the circle, whose distances are known: 0 and 60 degrees are neighbors, 180
+    /// degrees and 210 as well.
+    #[test]
+    fn it_equals_the_formula() {
+        let at = |degrees: f32| [3.0 * degrees.to_radians().cos(), 3.0 * degrees.to_radians().sin()];
+        let points: Vec<f32> = [0.0, 60.0, 180.0, 210.0].into_iter().flat_map(at).collect();
+        let got = koleo(of(&points, [4, 1, 2])).into_scalar::<f32>();
+        let chord = |degrees: f64| 2.0 * (degrees.to_radians() / 2.0).sin();
+        let expected = -(2.0 * chord(60.0).ln() + 2.0 * chord(30.0).ln()) / 4.0;
+        assert!((f64::from(got) - expected).abs() < 1e-6, "{got} {expected}");
+    }
+
+    #[test]
+    fn views_are_scored_apart_and_summed() {
+        let values = [1.0, 0.0, 0.3, 0.2, 0.0, 1.0, -0.7, 0.1, 0.5, 0.6, 0.2, 0.9];
+        let x = of(&values, [3, 2, 2]);
+        let view = |i: usize| x.clone().slice([0..3, i..i + 1, 0..2]);
+        let both = koleo(x.clone()).into_scalar::<f32>();
+        let apart = koleo(view(0)).into_scalar::<f32>() + koleo(view(1)).into_scalar::<f32>();
+        assert!((both - apart).abs() < 1e-6);
+    }
+
+    /// Duplicates and a batch of one made the reference infinite or NaN (DINOv2's issue 143).
+    #[test]
+    fn duplicates_and_a_single_image_stay_finite() {
+        for x in [of(&[0.4, 0.2, 0.4, 0.2, 0.4, 0.2], [3, 1, 2]), of(&[1.0, 2.0], [1, 1, 2])] {
+            let loss = koleo(x.clone());
+            assert!(loss.clone().into_scalar::<f32>().is_finite());
+            if x.dims()[0] > 1 {
+                let grads = loss.backward();
+                let grad = x.grad(&grads).expect("a gradient").into_data().try_to_vec::<f32>().expect("f32");
+                assert!(grad.iter().all(|g| g.is_finite()), "{grad:?}");
+            }
+        }
+    }
+}

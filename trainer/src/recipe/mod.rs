@@ -1,0 +1,226 @@
+//! The recipe as written: a TOML file whose unknown keys are errors; and the plan that it resolves into.
+
+pub mod duration;
+mod parse;
+pub mod plan;
+pub mod views;
+
+use augment::DecodeRules;
+use serde::{Deserialize, Serialize};
+
+use duration::Duration;
+use views::ViewsConfig;
+
+use crate::comm::topology::Sharding;
+use crate::error::TrainError;
+use crate::method::MethodConfig;
+use crate::model::backbone::ModelConfig;
+use crate::optim::ClipRule;
+use crate::step::precision::Precision;
+
+/// A recipe.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recipe {
+    /// Its name, for people.
+    pub name: String,
+    /// Seed of everything random.
+    #[serde(default)]
+    pub seed: u64,
+    /// Where the samples come from.
+    #[serde(default)]
+    pub data: DataConfig,
+    /// The backbone.
+    pub model: ModelConfig,
+    /// What is learned.
+    pub method: MethodConfig,
+    /// The views of an image.
+    pub views: ViewsConfig,
+    /// How the student moves.
+    pub optim: OptimConfig,
+    /// How the teacher moves.
+    pub teacher: TeacherConfig,
+    /// What may differ between two starts of the same run.
+    #[serde(default)]
+    pub run: RunConfig,
+}
+
+impl Recipe {
+    /// Parses a recipe and applies `overrides` of the form `optim.lr=1e-3`. `origin` names it in
+    /// messages.
+    ///
+    /// # Errors
+    /// [`TrainError::Recipe`] with the key, and for an unknown key the nearest known one.
+    pub fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Self, TrainError> {
+        parse::from_toml(text, overrides)
+            .map_err(|reason| TrainError::Recipe { recipe: origin.into(), reason })
+    }
+}
+
+/// Shards and their order.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DataConfig {
+    /// Shard lists; `--shards` replaces them.
+    pub shards: Vec<String>,
+    /// Shards whose samples are permuted together.
+    pub window_shards: usize,
+    /// Share of unusable samples above which the run stops.
+    pub max_bad_rate: f64,
+    /// Images with more pixels are refused.
+    pub max_pixels: u64,
+    /// Whether EXIF orientation is applied.
+    pub apply_exif: bool,
+}
+
+impl DataConfig {
+    /// What the decoder accepts and applies.
+    pub fn rules(&self) -> DecodeRules {
+        DecodeRules { max_pixels: self.max_pixels, apply_exif: self.apply_exif }
+    }
+}
+
+impl Default for DataConfig {
+    fn default() -> Self {
+        let rules = DecodeRules::default();
+        Self {
+            shards: Vec::new(),
+            window_shards: 16,
+            max_bad_rate: 0.01,
+            max_pixels: rules.max_pixels,
+            apply_exif: rules.apply_exif,
+        }
+    }
+}
+
+/// The optimizer and the length of the run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OptimConfig {
+    /// Images of a step, over all ranks.
+    pub batch_size: usize,
+    /// Length of the run.
+    pub length: Duration,
+    /// Learning rate for 256 images; the run's is `lr · batch_size / 256`.
+    pub lr: f64,
+    /// What the learning rate falls to.
+    #[serde(default = "default_min_lr")]
+    pub min_lr: f64,
+    /// Warm-up of the learning rate.
+    pub warmup: Duration,
+    /// Weight decay at start and end.
+    #[serde(default = "default_weight_decay")]
+    pub weight_decay: [f64; 2],
+    /// Decay rates of Adam's moments.
+    #[serde(default = "default_betas")]
+    pub betas: [f64; 2],
+    /// Largest gradient norm of a clip group; 0 for none.
+    #[serde(default = "default_clip_norm")]
+    pub clip_norm: f64,
+    /// What a clip group is.
+    #[serde(default)]
+    pub clip: ClipRule,
+    /// How long the last layer stays as it is.
+    #[serde(default = "default_freeze")]
+    pub freeze_last_layer: Duration,
+    /// Parts that a global batch is cut into, over all ranks; 0 for one a rank. A rank takes its parts
+    /// through a unit one after another: units that do not keep their graph need the memory of one part.
+    /// Sums follow the parts: with a number set here 1, 2, 4 … ranks give the same bits, as long as
+    /// gradients travel in f32.
+    #[serde(default)]
+    pub micro_batches: usize,
+    /// How weights and gradients travel between ranks.
+    #[serde(default)]
+    pub precision: Precision,
+}
+
+fn default_min_lr() -> f64 {
+    1e-6
+}
+
+fn default_weight_decay() -> [f64; 2] {
+    [0.04, 0.4]
+}
+
+fn default_betas() -> [f64; 2] {
+    [0.9, 0.999]
+}
+
+fn default_clip_norm() -> f64 {
+    3.0
+}
+
+fn default_freeze() -> Duration {
+    Duration::Epochs(1.0)
+}
+
+/// The teacher.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TeacherConfig {
+    /// Share of the old teacher that stays, at start and end.
+    pub decay: [f64; 2],
+    /// Temperature of its softmax at start and after the warm-up.
+    pub temp: [f64; 2],
+    /// Warm-up of the temperature.
+    pub temp_warmup: Duration,
+}
+
+/// What does not change what is learned.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RunConfig {
+    /// Steps between rows of metrics.
+    pub log_every_steps: u64,
+    /// Steps between checkpoints.
+    pub checkpoint_every_steps: u64,
+    /// Checkpoints that are kept, the newest.
+    pub keep_checkpoints: usize,
+    /// Steps between probes; 0 for none.
+    pub probe_every_steps: u64,
+    /// Worker threads of the trainer; 0 for one a core. Another number changes the order of sums,
+    /// and with it the last bits.
+    pub workers: usize,
+    /// Threads that decode and augment; 0 for one a core.
+    pub data_threads: usize,
+    /// Backbone units that keep their graph, from the last on: the others run again on the way back.
+    /// Absent for as many as fit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keep: Option<usize>,
+    /// What is cut over ranks.
+    pub shard: Sharding,
+    /// Ranks that share a copy of the model; 0 for all. Fewer make replicas: less traffic between nodes
+    /// for more memory.
+    pub shard_group: usize,
+    /// Whether master weights, moments and teacher stay in the host's memory while a GPU computes, which gets
+    /// weights unit by unit.
+    pub offload: bool,
+    /// Whether gradients are summed in an order of ours, which costs the same bytes and gives the same
+    /// bits on any number of ranks; else in the engine's.
+    pub exact_sums: bool,
+    /// Seconds after which a collective that does not end is given up.
+    pub deadline_s: u64,
+    /// Times that a run goes back to its last checkpoint after three steps that are not finite in a row,
+    /// to pass over the batches that they saw.
+    pub max_rollbacks: u64,
+}
+
+impl Default for RunConfig {
+    fn default() -> Self {
+        Self {
+            log_every_steps: 10,
+            checkpoint_every_steps: 500,
+            keep_checkpoints: 2,
+            probe_every_steps: 0,
+            workers: 0,
+            data_threads: 0,
+            keep: None,
+            shard: Sharding::Full,
+            shard_group: 0,
+            offload: false,
+            exact_sums: true,
+            deadline_s: 600,
+            max_rollbacks: 2,
+        }
+    }
+}

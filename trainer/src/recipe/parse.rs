@@ -1,0 +1,71 @@
+//! TOML into any type, with `--set` overrides and messages that name the nearest known key.
+
+use serde::de::DeserializeOwned;
+
+/// Parses `text` and applies `overrides` of the form `optim.lr=1e-3`.
+///
+/// # Errors
+/// What is wrong, in words; for an unknown key with the nearest known one.
+pub(super) fn from_toml<T: DeserializeOwned>(text: &str, overrides: &[String]) -> Result<T, String> {
+    if overrides.is_empty() {
+        // Parsing the text itself, so that messages carry line numbers.
+        return toml::from_str(text).map_err(|error| explain(&error.to_string()));
+    }
+    let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
+    for entry in overrides {
+        set(&mut table, entry)?;
+    }
+    T::deserialize(table).map_err(|error| explain(&error.to_string()))
+}
+
+/// Sets one dotted key.
+fn set(table: &mut toml::Table, entry: &str) -> Result<(), String> {
+    let (path, value) = entry.split_once('=').ok_or(format!("--set {entry}: expected key=value"))?;
+    let parsed: toml::Table = format!("v = {value}")
+        .parse()
+        .or_else(|_| format!("v = {value:?}").parse())
+        .map_err(|error: toml::de::Error| format!("--set {entry}: {error}"))?;
+    let mut keys: Vec<&str> = path.trim().split('.').collect();
+    let last = keys.pop().unwrap_or_default();
+    let mut at = table;
+    for key in keys {
+        at = at
+            .entry(key)
+            .or_insert_with(|| toml::Table::new().into())
+            .as_table_mut()
+            .ok_or(format!("--set {entry}: {key} is not a section"))?;
+    }
+    if let Some(value) = parsed.get("v") {
+        at.insert(last.into(), value.clone());
+    }
+    Ok(())
+}
+
+/// Adds the nearest known key to serde's message on an unknown one.
+fn explain(message: &str) -> String {
+    let message = message.trim_end();
+    let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
+    let Some(list) = message.find("unknown field").or_else(|| message.find("unknown variant")) else {
+        return message.into();
+    };
+    let unknown = message[list..].split('`').nth(1).unwrap_or_default();
+    let nearest = quoted
+        .iter()
+        .filter(|known| **known != unknown)
+        .max_by(|a, b| strsim::jaro_winkler(a, unknown).total_cmp(&strsim::jaro_winkler(b, unknown)));
+    match nearest {
+        Some(nearest) => format!("{message}\nunknown key `{unknown}`: did you mean `{nearest}`?"),
+        None => message.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_misspelt_key_names_the_nearest() {
+        let message = explain("unknown field `warmpu`, expected one of `lr`, `warmup`, `betas`");
+        assert!(message.contains("did you mean `warmup`"), "{message}");
+    }
+}

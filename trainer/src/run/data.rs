@@ -1,0 +1,142 @@
+//! The joint between `pipeline` and `augment`: samples of a rank's share into batches of views.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use augment::{AugmentError, BatchPool, DecodeRules, EncodedImage, MultiCrop, PoolConfig, SampleKey, Source};
+use pipeline::{Cursor, Dataset, Item, Loader, LoaderConfig, Order, PipelineError, Quarantine, Share};
+
+use crate::device::workers::or_cores;
+use crate::recipe::plan::Plan;
+
+/// A [`Source`] that reads shards.
+pub struct ShardSource {
+    loader: Loader,
+    seed: u64,
+}
+
+/// A sample with its address.
+pub struct ShardImage {
+    item: Item,
+    seed: u64,
+}
+
+impl EncodedImage for ShardImage {
+    fn bytes(&self) -> &[u8] {
+        &self.item.sample.image
+    }
+
+    fn batch(&self) -> u64 {
+        self.item.batch
+    }
+
+    fn slot(&self) -> usize {
+        self.item.slot
+    }
+
+    fn key(&self) -> SampleKey {
+        SampleKey {
+            seed: self.seed,
+            epoch: self.item.epoch,
+            sample: self.item.sample.id.0,
+            attempt: self.item.attempt,
+        }
+    }
+
+    fn label(&self) -> Option<u32> {
+        self.item.sample.label
+    }
+}
+
+impl Source for ShardSource {
+    type Image = ShardImage;
+    type Error = PipelineError;
+
+    fn next_image(&self) -> Option<Result<ShardImage, PipelineError>> {
+        let item = self.loader.next_item()?;
+        Some(item.map(|item| ShardImage { item, seed: self.seed }))
+    }
+
+    fn substitute(&self, image: ShardImage, why: &AugmentError) -> Result<ShardImage, PipelineError> {
+        let item = self.loader.substitute(image.item, &why.to_string())?;
+        Ok(ShardImage { item, seed: self.seed })
+    }
+
+    fn finish_batch(&self, batch: u64) {
+        self.loader.finish_batch(batch);
+    }
+
+    fn close(&self) {
+        self.loader.close();
+    }
+}
+
+impl ShardSource {
+    /// What the reader threads have done.
+    pub fn loader(&self) -> &Loader {
+        &self.loader
+    }
+}
+
+/// What a stream of batches is made of.
+#[derive(Debug, Clone)]
+pub struct StreamConfig {
+    /// The views of an image.
+    pub multicrop: MultiCrop,
+    /// Seed of the order and of the views.
+    pub seed: u64,
+    /// Shards whose samples are permuted together.
+    pub window_shards: usize,
+    /// Threads that decode and augment.
+    pub n_threads: usize,
+    /// What the decoder accepts.
+    pub rules: DecodeRules,
+    /// What the readers may hold.
+    pub loader: LoaderConfig,
+}
+
+/// Batches of `plan`'s run from `cursor` on, for one rank; bad samples go to `ledger`.
+///
+/// # Errors
+/// [`PipelineError`] when the batch does not divide, the ledger cannot be read, or the cache is too small
+/// for the windows.
+pub fn batches(
+    dataset: Arc<Dataset>,
+    plan: &Plan,
+    share: Share,
+    cursor: Cursor,
+    ledger: &Path,
+) -> Result<BatchPool<ShardSource>, PipelineError> {
+    let data = &plan.recipe.data;
+    let config = StreamConfig {
+        multicrop: plan.multicrop(),
+        seed: plan.recipe.seed,
+        window_shards: data.window_shards,
+        n_threads: or_cores(plan.n_data_threads),
+        rules: data.rules(),
+        loader: LoaderConfig::default(),
+    };
+    dataset.check_cache(data.window_shards)?;
+    let quarantine = Quarantine::open(ledger, data.max_bad_rate)?;
+    Ok(stream(dataset, config, share, cursor, Arc::new(quarantine)))
+}
+
+/// Batches of a stream from `cursor` on, for one rank.
+pub fn stream(
+    dataset: Arc<Dataset>,
+    config: StreamConfig,
+    share: Share,
+    cursor: Cursor,
+    quarantine: Arc<Quarantine>,
+) -> BatchPool<ShardSource> {
+    let order = Order::new(config.seed, dataset.shard_sizes(), config.window_shards);
+    let loader = Loader::start(dataset, order, share, cursor, quarantine, config.loader);
+    let pool = PoolConfig {
+        n_threads: config.n_threads,
+        batch_len: share.len(),
+        first_batch: cursor.0,
+        rules: config.rules,
+    };
+    let source = Arc::new(ShardSource { loader, seed: config.seed });
+    BatchPool::start(source, config.multicrop, pool)
+}

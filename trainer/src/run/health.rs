@@ -1,0 +1,119 @@
+//! Gauges of collapse, and what they mean in plain words.
+
+use burn_tensor::Tensor;
+
+/// What the teacher's embeddings look like.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FeatureHealth {
+    /// Mean over channels of the deviation of L2-normalised embeddings, times √D: 1 for directions
+    /// spread evenly over the sphere, 0 when all embeddings are one.
+    pub std: f64,
+    /// Participation ratio of the covariance's spectrum, (Σλ)² / Σλ²: how many directions carry
+    /// the variance. At most the batch size, and at most D.
+    pub effective_rank: f64,
+}
+
+/// Measures embeddings `[M, D]`.
+pub fn features(embeddings: Tensor<2>) -> FeatureHealth {
+    let [m, d] = embeddings.dims();
+    let norm = (embeddings.clone().powi_scalar(2).sum_dim(1) + 1e-12).sqrt();
+    let unit = embeddings / norm;
+    let centered = unit.clone() - unit.mean_dim(0);
+    let variance = centered.clone().powi_scalar(2).mean_dim(0);
+    let std = f64::from(variance.sqrt().mean().into_scalar::<f32>()) * (d as f64).sqrt();
+    // tr(C) and tr(C²) are the same for the covariance and for the smaller of the Gram matrices.
+    let gram = match m < d {
+        true => centered.clone().matmul(centered.transpose()),
+        false => centered.clone().transpose().matmul(centered),
+    };
+    let squares = f64::from(gram.clone().powi_scalar(2).sum().into_scalar::<f32>());
+    let n = m.min(d);
+    let diagonal = gram.into_data().try_to_vec::<f32>().unwrap_or_default();
+    let trace: f64 = (0..n).map(|i| f64::from(diagonal[i * n + i])).sum();
+    let effective_rank = if squares > 0.0 { trace * trace / squares } else { 0.0 };
+    FeatureHealth { std, effective_rank }
+}
+
+/// What is wrong, if anything, in words for people. `uninformed` is the loss of a student that
+/// knows nothing; judgement starts after `step` has passed `grace_steps`.
+pub fn diagnose(
+    step: u64,
+    grace_steps: u64,
+    loss: f64,
+    uninformed: Option<f64>,
+    teacher_entropy: Option<f64>,
+    features: FeatureHealth,
+) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if step < grace_steps {
+        return warnings;
+    }
+    if let Some(uninformed) = uninformed {
+        if (loss - uninformed).abs() < 0.005 * uninformed {
+            warnings.push(format!(
+                "the loss {loss:.4} is still that of a student that knows nothing ({uninformed:.4}): it does not \
+                 learn; try a higher learning rate or a lower teacher temperature"
+            ));
+        }
+        if let Some(entropy) = teacher_entropy {
+            if entropy > 0.995 * uninformed {
+                warnings.push(
+                    "the teacher gives every prototype the same probability: collapse to uniform; lower the teacher \
+                     temperature"
+                        .into(),
+                );
+            } else if entropy < 0.01 && loss < 0.05 * uninformed {
+                warnings.push(
+                    "the teacher gives one prototype all probability and the student follows: collapse to one \
+                     output; raise the teacher temperature or slow the center down"
+                        .into(),
+                );
+            }
+        }
+    }
+    if features.std < 0.02 {
+        warnings.push(format!(
+            "all embeddings of a batch are nearly one vector (spread {:.4} of 1): the representation has collapsed",
+            features.std
+        ));
+    }
+    if features.effective_rank < 1.5 {
+        warnings.push(format!(
+            "the embeddings vary along {:.1} direction only: the representation is collapsing",
+            features.effective_rank
+        ));
+    }
+    warnings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn_tensor::{Device, Distribution};
+
+    #[test]
+    fn spread_embeddings_are_healthy_and_equal_ones_are_not() {
+        let device = Device::flex();
+        device.seed(0);
+        let noise = Tensor::<2>::random([256, 16], Distribution::Normal(0.0, 1.0), &device);
+        let spread = features(noise.clone());
+        assert!((spread.std - 1.0).abs() < 0.05 && spread.effective_rank > 13.0, "{spread:?}");
+        let one = features(Tensor::ones([256, 16], &device) + noise.clone() * 1e-3);
+        assert!(one.std < 0.02, "{one:?}");
+        let line = noise.slice([0..256, 0..1]).matmul(Tensor::ones([1, 16], &device));
+        assert!(features(line).effective_rank < 1.5);
+    }
+
+    #[test]
+    fn each_collapse_is_said_in_words() {
+        let healthy = FeatureHealth { std: 0.8, effective_rank: 30.0 };
+        let said =
+            |loss, entropy, features| diagnose(100, 10, loss, Some(8.0), Some(entropy), features).join(" ");
+        assert_eq!(said(5.0, 4.0, healthy), "");
+        assert!(said(7.99, 4.0, healthy).contains("does not learn"));
+        assert!(said(6.0, 7.99, healthy).contains("uniform"));
+        assert!(said(0.1, 0.001, healthy).contains("one output"));
+        assert!(said(5.0, 4.0, FeatureHealth { std: 0.001, effective_rank: 1.0 }).contains("collapsed"));
+        assert!(diagnose(5, 10, 8.0, Some(8.0), None, healthy).is_empty());
+    }
+}

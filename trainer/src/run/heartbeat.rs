@@ -1,0 +1,362 @@
+//! Which ranks live, and where they are: a heartbeat file of each, and the processes of this machine.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use pipeline::file;
+use serde::{Deserialize, Serialize};
+
+use super::clock::now_s;
+use crate::comm::communicator::Comm;
+use crate::comm::deadline::{Lost, Watch};
+use crate::comm::flight_recorder::{Entry, Recorder};
+use crate::error::TrainError;
+
+/// Between heartbeats.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// A heartbeat older than this is one of a rank that is gone or stuck.
+const STALE_S: f64 = 15.0;
+
+/// What may take long without being wrong, and is not done by all ranks alike.
+const PATIENT_PHASES: [&str; 3] = ["checkpoint", "data", "probe"];
+
+/// What a rank says of itself every second.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Heartbeat {
+    /// Who.
+    pub rank: usize,
+    /// On which machine.
+    pub host: String,
+    /// As which process.
+    pub pid: u32,
+    /// When, in seconds since 1970.
+    pub at_s: f64,
+    /// In which step.
+    pub step: u64,
+    /// In which phase of it.
+    pub phase: String,
+    /// The newest collective.
+    pub number: u64,
+    /// What it is.
+    pub collective: String,
+    /// The unit, or what it is about.
+    pub unit: String,
+    /// Why it leaves, in its last heartbeat.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Whether the reason is its own, and not the loss of another rank.
+    #[serde(default)]
+    pub by_itself: bool,
+}
+
+/// The phase of a rank that has left by itself: not the first to be blamed when ranks are missing.
+const LEFT: &str = "leaving";
+
+/// Where this rank is: set by the trainer, written by the heartbeat.
+#[derive(Debug, Default)]
+struct Here {
+    step: u64,
+    phase: &'static str,
+    reason: Option<String>,
+    by_itself: bool,
+}
+
+/// This rank's heartbeat, which stops when it is dropped.
+pub struct Pulse {
+    here: Arc<Mutex<Here>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Pulse {
+    /// Starts to beat in `folder`.
+    ///
+    /// # Errors
+    /// [`TrainError::Io`] when the first beat cannot be written.
+    pub fn start(folder: &Path, rank: usize, recorder: Arc<Recorder>) -> Result<Self, TrainError> {
+        fs::create_dir_all(folder).map_err(|error| TrainError::io("create folder", folder, error))?;
+        let path = path_of(folder, rank);
+        let here = Arc::<Mutex<Here>>::default();
+        let stop = Arc::<AtomicBool>::default();
+        let (host, pid) = (host(), std::process::id());
+        let beat = {
+            let here = Arc::clone(&here);
+            let path = path.clone();
+            move || -> std::io::Result<()> {
+                let (step, phase, reason, by_itself) = {
+                    let here = here.lock().unwrap_or_else(PoisonError::into_inner);
+                    (here.step, here.phase, here.reason.clone(), here.by_itself)
+                };
+                let newest = recorder.newest();
+                let entry = newest.as_ref();
+                let beat = Heartbeat {
+                    rank,
+                    host: host.clone(),
+                    pid,
+                    at_s: now_s(),
+                    step,
+                    phase: phase.into(),
+                    number: entry.map_or(0, |entry| entry.number),
+                    collective: entry.map_or_else(String::new, |entry| entry.collective.into()),
+                    unit: entry.map_or_else(String::new, |entry| entry.unit.clone()),
+                    reason,
+                    by_itself,
+                };
+                // Unsynced: nobody needs it after a crash of the machine.
+                let temporary = file::temporary(&path);
+                fs::write(&temporary, serde_json::to_vec(&beat)?)?;
+                fs::rename(&temporary, &path)
+            }
+        };
+        beat().map_err(|error| TrainError::io("write", &path, error))?;
+        let stopped = Arc::clone(&stop);
+        let run = move || {
+            while !stopped.load(Ordering::Relaxed) {
+                std::thread::park_timeout(BEAT);
+                // A beat that is missed, as on a full disk, is what the others see; the run itself goes on.
+                let _ = beat();
+            }
+            // The last one, whatever came between.
+            let _ = beat();
+        };
+        let thread = std::thread::Builder::new().name("heartbeat".into()).spawn(run);
+        let thread = thread.map_err(|error| TrainError::io("start the heartbeat of", &path, error))?;
+        Ok(Self { here, stop, thread: Some(thread) })
+    }
+
+    /// Notes where this rank is.
+    pub fn enter(&self, step: u64, phase: &'static str) {
+        let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
+        (here.step, here.phase) = (step, phase);
+    }
+
+    /// Leaves the others a word on why this rank gives up.
+    pub fn give_up(&self, error: &TrainError) {
+        let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
+        here.reason = Some(error.to_string());
+        here.by_itself = !matches!(error, TrainError::Ranks(_));
+    }
+}
+
+impl Drop for Pulse {
+    fn drop(&mut self) {
+        self.here.lock().unwrap_or_else(PoisonError::into_inner).phase = LEFT;
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // Its panic would be its own end alone.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A process on some machine. Start times tell it from a later one with its number.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+struct Process {
+    host: String,
+    pid: u32,
+    started: String,
+}
+
+impl Process {
+    fn is_running(&self) -> bool {
+        start_time(self.pid).as_deref() == Some(self.started.as_str())
+    }
+}
+
+/// The other ranks, as far as this one can see them.
+pub struct RankWatch {
+    rank: usize,
+    folder: PathBuf,
+    /// By rank.
+    processes: Vec<Process>,
+    /// Ranks whose processes this one can see.
+    neighbors: Vec<usize>,
+}
+
+impl RankWatch {
+    /// Tells the others which process this is. All ranks call it.
+    ///
+    /// # Errors
+    /// [`TrainError::Ranks`].
+    pub fn new(folder: &Path, comm: &Comm) -> Result<Self, TrainError> {
+        let rank = comm.place().rank;
+        let pid = std::process::id();
+        let me = Process { host: host(), pid, started: start_time(pid).unwrap_or_default() };
+        let all = comm.gather_bytes("processes", serde_json::to_vec(&me).unwrap_or_default())?;
+        let parse = |bytes: &Vec<u8>| serde_json::from_slice(bytes).unwrap_or_else(|_| Process::default());
+        let processes: Vec<Process> = all.iter().map(parse).collect();
+        // Containers may share a host's name and see none of one another's processes.
+        let seen = |other: &usize| {
+            *other != rank && processes[*other].host == me.host && processes[*other].is_running()
+        };
+        let neighbors = (0..processes.len()).filter(seen).collect();
+        Ok(Self { rank, folder: folder.to_path_buf(), processes, neighbors })
+    }
+
+    /// The heartbeats of this run's ranks, by rank: an earlier run may have left others.
+    fn beats(&self) -> Vec<Heartbeat> {
+        let read = |rank: usize| -> Option<Heartbeat> {
+            let beat: Heartbeat =
+                serde_json::from_slice(&fs::read(path_of(&self.folder, rank)).ok()?).ok()?;
+            let process = &self.processes[rank];
+            ((beat.pid, &beat.host) == (process.pid, &process.host)).then_some(beat)
+        };
+        (0..self.processes.len()).filter_map(read).collect()
+    }
+}
+
+impl Watch for RankWatch {
+    fn lost(&self) -> Option<Lost> {
+        let gone: Vec<usize> =
+            self.neighbors.iter().copied().filter(|rank| !self.processes[*rank].is_running()).collect();
+        if gone.is_empty() {
+            return None;
+        }
+        let beats = self.beats();
+        let beat_of = |rank: usize| beats.iter().find(|beat| beat.rank == rank);
+        // Those that have left may have left because of one that has not.
+        let first = gone.iter().find(|rank| beat_of(**rank).is_none_or(|beat| beat.phase != LEFT));
+        let rank = *first.or(gone.first())?;
+        let process = &self.processes[rank];
+        if let Some(beat) = beat_of(rank)
+            && let Some(reason) = &beat.reason
+        {
+            let how = if beat.by_itself { reason.clone() } else { format!("it has given up: {reason}") };
+            return Some(Lost { rank, how, by_itself: beat.by_itself });
+        }
+        let last = beat_of(rank).map_or_else(String::new, |beat| {
+            let age_s = now_s() - beat.at_s;
+            format!(
+                "; its last heartbeat, {age_s:.1} s ago: step {}, {}, {}",
+                beat.step,
+                beat.phase,
+                at(beat)
+            )
+        });
+        let how = format!("process {} on {} has ended{last}", process.pid, process.host);
+        Some(Lost { rank, how, by_itself: false })
+    }
+
+    fn suspects(&self, here: &Entry) -> Option<String> {
+        let beats = self.beats();
+        let behind = |beat: &&Heartbeat| beat.rank != self.rank && beat.number <= here.number;
+        let first = beats.iter().filter(behind).map(|beat| beat.number).min();
+        let suspects: Vec<&Heartbeat> =
+            beats.iter().filter(behind).filter(|beat| Some(beat.number) == first).collect();
+        let fresh = |beat: &Heartbeat| now_s() - beat.at_s < STALE_S;
+        if suspects.iter().any(|beat| fresh(beat) && PATIENT_PHASES.contains(&beat.phase.as_str())) {
+            return None;
+        }
+        let say = |beat: &&Heartbeat| {
+            format!(
+                "rank {} on {} has come to {} in {} of step {}, last heard of {:.0} s ago",
+                beat.rank,
+                beat.host,
+                at(beat),
+                beat.phase,
+                beat.step,
+                now_s() - beat.at_s
+            )
+        };
+        let said: Vec<String> = suspects.iter().take(4).map(say).collect();
+        Some(match said.as_slice() {
+            [] => "no other rank's heartbeat can be seen".into(),
+            said => said.join("; "),
+        })
+    }
+}
+
+fn at(beat: &Heartbeat) -> String {
+    match beat.collective.is_empty() {
+        true => "no collective".into(),
+        false => format!("{} of {} (number {})", beat.collective, beat.unit, beat.number),
+    }
+}
+
+fn path_of(folder: &Path, rank: usize) -> PathBuf {
+    folder.join(format!("rank-{rank:05}.json"))
+}
+
+/// Name of this machine.
+fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// When process `pid` started, in ticks since the machine did; `None` if there is none, or a dead one that
+/// nobody has asked after.
+fn start_time(pid: u32) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold anything; fields are counted from behind it.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    match fields.next()? {
+        "Z" | "X" => None,
+        _ => fields.nth(18).map(str::to_string),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_ends_is_seen_to_have_ended() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let process = |pid| Process { host: host(), pid, started: start_time(pid).unwrap() };
+        let folder = tempfile::tempdir().unwrap();
+        let watch = RankWatch {
+            rank: 0,
+            folder: folder.path().to_path_buf(),
+            processes: vec![Process::default(), process(std::process::id()), process(child.id())],
+            neighbors: vec![1, 2],
+        };
+        assert_eq!(watch.lost(), None);
+        child.kill().unwrap();
+        while watch.lost().is_none() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(watch.lost().unwrap().rank, 2, "even before anybody has waited for it");
+        child.wait().unwrap();
+        assert_eq!(watch.lost().unwrap().rank, 2);
+    }
+
+    #[test]
+    fn who_is_behind_is_named_and_who_is_busy_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let beat = |rank: usize, number: u64, phase: &str| {
+            let beat = Heartbeat {
+                rank,
+                host: "node".into(),
+                pid: 1,
+                at_s: now_s(),
+                step: 7,
+                phase: phase.into(),
+                number,
+                collective: "gather".into(),
+                unit: "blocks.3".into(),
+                reason: None,
+                by_itself: false,
+            };
+            fs::write(path_of(folder.path(), rank), serde_json::to_vec(&beat).unwrap()).unwrap();
+        };
+        let process = Process { host: "node".into(), pid: 1, started: String::new() };
+        let processes = vec![process; 3];
+        let watch = RankWatch { rank: 0, folder: folder.path().to_path_buf(), processes, neighbors: vec![] };
+        let recorder = Recorder::default();
+        recorder.begin(40, "gather", "blocks.4");
+        let here = recorder.newest().unwrap();
+        beat(1, 40, "forward");
+        beat(2, 38, "backward");
+        beat(3, 2, "backward");
+        let said = watch.suspects(&here).unwrap();
+        assert!(said.contains("rank 2") && said.contains("blocks.3") && !said.contains("rank 1"), "{said}");
+        assert!(!said.contains("rank 3"), "which an earlier run has left: {said}");
+        beat(2, 38, "probe");
+        assert_eq!(watch.suspects(&here), None);
+    }
+}

@@ -1,0 +1,150 @@
+//! What a run tells of its steps: the observer after each, a row of metrics where one is due, and probes.
+
+use std::path::Path;
+
+use burn_tensor::Tensor;
+
+use super::heartbeat::Pulse;
+use super::job::{Observer, Progress};
+use super::metrics::{row_of, warn_of_collapse};
+use super::straggler::Stragglers;
+use super::telemetry::Telemetry;
+use crate::comm::peers::Peers;
+use crate::error::TrainError;
+use crate::network::probe::Probe;
+use crate::network::teacher_of;
+use crate::recipe::plan::Plan;
+use crate::schedule::Knobs;
+use crate::step::{StepReport, Trainer};
+
+/// How long a step took.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StepTime {
+    /// All of it.
+    pub(super) seconds: f64,
+    /// Of that, waiting for a batch.
+    pub(super) data_wait_ms: f64,
+}
+
+/// The journal of a rank.
+pub(super) struct Journal {
+    /// Rank 0's.
+    telemetry: Option<Telemetry>,
+    stragglers: Stragglers,
+}
+
+impl Journal {
+    /// The journal of `rank` in `workdir`, for a run that goes on at `next_step`.
+    pub(super) fn open(workdir: &Path, rank: usize, next_step: u64) -> Result<Self, TrainError> {
+        let telemetry = (rank == 0).then(|| Telemetry::open(workdir, next_step)).transpose()?;
+        Ok(Self { telemetry, stragglers: Stragglers::default() })
+    }
+
+    /// Goes back to `next_step`: rows from there on will be written again.
+    pub(super) fn go_back(&mut self, workdir: &Path, next_step: u64) -> Result<(), TrainError> {
+        if self.telemetry.is_some() {
+            self.telemetry = Some(Telemetry::open(workdir, next_step)?);
+        }
+        Ok(())
+    }
+
+    /// Tells the observer of a step.
+    pub(super) fn tell(
+        &self,
+        trainer: &Trainer,
+        plan: &Plan,
+        report: &StepReport,
+        time: StepTime,
+        observer: &mut dyn Observer,
+    ) {
+        let done = trainer.state.step;
+        observer.stepped(Progress {
+            step: done,
+            total_steps: plan.total_steps,
+            loss: report.loss,
+            images_per_s: plan.recipe.optim.batch_size as f64 / time.seconds,
+            data_wait_ms: time.data_wait_ms,
+        });
+        if !report.finite && trainer.place().rank == 0 {
+            let step = done - 1;
+            observer.happened(&format!("step {step}: loss or gradient is not finite; the step is skipped"));
+        }
+    }
+
+    /// Writes the row of the step that `trainer` has just taken, where one is due, with what ranks have to be asked
+    /// for. All ranks call it.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn log(
+        &mut self,
+        trainer: &Trainer,
+        plan: &Plan,
+        report: &StepReport,
+        knobs: &Knobs,
+        time: StepTime,
+        probes: &mut [Box<dyn Probe>],
+        pulse: &Pulse,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        let done = trainer.state.step;
+        let settings = &plan.recipe.run;
+        let last = done == plan.total_steps;
+        let every = settings.probe_every_steps;
+        let probing = !probes.is_empty() && (last || (every > 0 && done.is_multiple_of(every)));
+        if !(done.is_multiple_of(settings.log_every_steps) || last || probing) {
+            return Ok(());
+        }
+        let step = done - 1;
+        let busy_ms = time.seconds * 1e3 - report.phases.wait_ms;
+        let embeddings = embeddings(trainer, plan, report)?;
+        let slow = self.stragglers.look(&trainer.comm, step, busy_ms, time.data_wait_ms)?;
+        let timing = [
+            ("time/data_wait_ms", time.data_wait_ms),
+            ("time/step_ms", time.seconds * 1e3),
+            ("rate/images_per_s", plan.recipe.optim.batch_size as f64 / time.seconds),
+        ];
+        let mut row = row_of(plan, step, knobs, report, embeddings, &timing);
+        row.extend(slow.row);
+        if trainer.place().rank == 0 {
+            slow.warnings.iter().for_each(|message| observer.warned(message));
+            let method = trainer.state.method.as_ref();
+            warn_of_collapse(plan, step, report, &row, method, &mut |m| observer.warned(m));
+        }
+        if probing {
+            pulse.enter(step, "probe");
+            row.extend(probe_all(trainer, plan, done, probes, observer)?);
+        }
+        match &mut self.telemetry {
+            Some(telemetry) => telemetry.write(step, &row),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The teacher's embeddings of the global batch, `[B·V, D]`.
+fn embeddings(trainer: &Trainer, plan: &Plan, report: &StepReport) -> Result<Tensor<2>, TrainError> {
+    let peers = Peers::new(&trainer.comm, report.embeddings.len());
+    let [_, width] = report.embeddings[0].dims();
+    let d = plan.recipe.model.width();
+    let images = peers.gather("embeddings", &report.embeddings)?;
+    let [b, _] = images.dims();
+    Ok(images.reshape([b * width / d, d]))
+}
+
+fn probe_all(
+    trainer: &Trainer,
+    plan: &Plan,
+    step: u64,
+    probes: &mut [Box<dyn Probe>],
+    observer: &mut dyn Observer,
+) -> Result<Vec<(String, f64)>, TrainError> {
+    let mut row = Vec::new();
+    let Some(network) = teacher_of(trainer, plan)? else { return Ok(row) };
+    for probe in probes {
+        let name = probe.name().to_string();
+        let numbers =
+            probe.run(&network).map_err(|reason| TrainError::Probe { name: name.clone(), reason })?;
+        observer.probed(step, &name, &numbers);
+        row.extend(numbers.into_iter().map(|(key, value)| (format!("{name}/{key}"), value)));
+    }
+    Ok(row)
+}

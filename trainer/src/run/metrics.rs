@@ -1,0 +1,69 @@
+//! A row of metrics, and what it warns of.
+
+use burn_tensor::Tensor;
+
+use super::health;
+use crate::method::{MATCH_LOSS, Method};
+use crate::recipe::plan::Plan;
+use crate::schedule::Knobs;
+use crate::step::StepReport;
+
+/// The row of a step. `embeddings` `[B·V, D]` are the teacher's of the global batch.
+pub(crate) fn row_of(
+    plan: &Plan,
+    step: u64,
+    knobs: &Knobs,
+    report: &StepReport,
+    embeddings: Tensor<2>,
+    timing: &[(&str, f64)],
+) -> Vec<(String, f64)> {
+    let samples = (step + 1) as f64 * plan.recipe.optim.batch_size as f64;
+    let health = health::features(embeddings);
+    let phases = &report.phases;
+    let mut row = vec![
+        ("train/loss", report.loss),
+        ("train/grad_norm", report.grad_norm),
+        ("train/finite", f64::from(u8::from(report.finite))),
+        ("train/epoch", samples / plan.n_samples as f64),
+        ("train/samples", samples),
+        ("knobs/lr", knobs.lr),
+        ("knobs/weight_decay", knobs.weight_decay),
+        ("knobs/teacher_temp", knobs.teacher_temp),
+        ("knobs/teacher_decay", knobs.teacher_decay),
+        ("health/feature_std", health.std),
+        ("health/effective_rank", health.effective_rank),
+        ("time/teacher_ms", phases.teacher_ms),
+        ("time/forward_ms", phases.forward_ms),
+        ("time/head_ms", phases.head_ms),
+        ("time/backward_ms", phases.backward_ms),
+        ("time/update_ms", phases.update_ms),
+        ("time/rank_wait_ms", phases.wait_ms),
+    ];
+    row.extend_from_slice(timing);
+    row.extend_from_slice(&report.gauges);
+    row.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+}
+
+/// Warns of what the row says of a collapse.
+pub(crate) fn warn_of_collapse(
+    plan: &Plan,
+    step: u64,
+    report: &StepReport,
+    row: &[(String, f64)],
+    method: &dyn Method,
+    warn: &mut dyn FnMut(&str),
+) {
+    let value = |name: &str| row.iter().find(|(key, _)| key == name).map(|(_, value)| *value);
+    let health = health::FeatureHealth {
+        std: value("health/feature_std").unwrap_or(1.0),
+        effective_rank: value("health/effective_rank").unwrap_or(f64::MAX),
+    };
+    let grace_steps = plan.warmup_steps.max(plan.total_steps / 10);
+    let uninformed = method.uninformed_loss();
+    let entropy = value("health/teacher_entropy");
+    // What a method adds to its loss has no say in whether the student follows the teacher.
+    let loss = value(MATCH_LOSS).unwrap_or(report.loss);
+    for warning in health::diagnose(step, grace_steps, loss, uninformed, entropy, health) {
+        warn(&format!("step {step}: {warning}"));
+    }
+}

@@ -1,0 +1,89 @@
+//! Which ranks hold the others up.
+
+use crate::comm::communicator::Comm;
+use crate::comm::engine::EngineError;
+
+/// A rank is late when it is busy for this many times as long as the median.
+const LATE: f64 = 1.3;
+
+/// Differences below this are noise.
+const LEAST_MS: f64 = 50.0;
+
+/// Compares ranks at logged steps.
+#[derive(Debug, Default)]
+pub(crate) struct Stragglers {
+    n_looks: u64,
+}
+
+/// What a comparison says.
+#[derive(Debug, Default)]
+pub(crate) struct Lateness {
+    /// For the metrics.
+    pub(crate) row: Vec<(String, f64)>,
+    /// For people.
+    pub(crate) warnings: Vec<String>,
+}
+
+impl Stragglers {
+    /// Compares how long ranks were busy in `step`, waiting for others aside. All ranks call it. The first
+    /// time is not judged: it holds what happens once.
+    pub(crate) fn look(
+        &mut self,
+        comm: &Comm,
+        step: u64,
+        busy_ms: f64,
+        data_wait_ms: f64,
+    ) -> Result<Lateness, EngineError> {
+        if comm.place().world_size == 1 {
+            return Ok(Lateness::default());
+        }
+        let parts = comm.gather_parts("step times", vec![busy_ms as f32, data_wait_ms as f32])?;
+        let order = comm.place().order();
+        let mut times: Vec<(usize, f64, f64)> = order
+            .iter()
+            .zip(&parts)
+            .map(|(rank, part)| (*rank, f64::from(part[0]), f64::from(part[1])))
+            .collect();
+        self.n_looks += 1;
+        let mut lateness = judge(step, &mut times);
+        if self.n_looks == 1 {
+            lateness.warnings.clear();
+        }
+        Ok(lateness)
+    }
+}
+
+fn judge(step: u64, times: &mut [(usize, f64, f64)]) -> Lateness {
+    times.sort_by(|a, b| a.1.total_cmp(&b.1));
+    // The lower of the two middle ones: of two ranks the faster sets the pace.
+    let median = times[(times.len() - 1) / 2].1;
+    let slowest = times[times.len() - 1];
+    let late = |(_, busy, _): &&(usize, f64, f64)| *busy > LATE * median && *busy > median + LEAST_MS;
+    let say = |(rank, busy, data): &(usize, f64, f64)| {
+        format!(
+            "step {step}: rank {rank} holds the others up: busy for {busy:.0} ms, {data:.0} of them waiting for \
+             data, where the median is {median:.0}"
+        )
+    };
+    Lateness {
+        row: vec![
+            ("rank/slowest".into(), slowest.0 as f64),
+            ("time/slowest_rank_ms".into(), slowest.1),
+            ("time/median_rank_ms".into(), median),
+        ],
+        warnings: times.iter().filter(late).map(say).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_rank_is_named_and_noise_is_not() {
+        let said = judge(7, &mut [(0, 100.0, 0.0), (1, 250.0, 140.0), (2, 110.0, 0.0), (3, 105.0, 1.0)]);
+        assert_eq!(said.warnings.len(), 1);
+        assert!(said.warnings[0].contains("rank 1") && said.warnings[0].contains("140"), "{said:?}");
+        assert!(judge(7, &mut [(0, 1.0, 0.0), (1, 2.0, 0.0)]).warnings.is_empty());
+    }
+}

@@ -1,0 +1,107 @@
+//! The folder of a run, and whose it is.
+
+use std::fs;
+use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
+
+use pipeline::file;
+
+use crate::comm::communicator::Comm;
+use crate::comm::engine::Reduction;
+use crate::error::TrainError;
+use crate::recipe::plan::Plan;
+
+/// Makes `workdir`, or checks that it belongs to this plan. Returns the plan to follow: where the
+/// recipe leaves the number of workers open, a run goes on with the number that it started with.
+fn claim(workdir: &Path, plan: &Plan, warn: &mut dyn FnMut(&str)) -> Result<Plan, TrainError> {
+    let path: PathBuf = workdir.join("plan.toml");
+    let unreadable = |reason: String| TrainError::Recipe { recipe: path.display().to_string(), reason };
+    let mut plan = plan.clone();
+    let before = match fs::read_to_string(&path) {
+        Ok(text) => Some(text),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) => return Err(TrainError::io("read", &path, error)),
+    };
+    if let Some(text) = &before {
+        let there: Plan = toml::from_str(text).map_err(|error| unreadable(error.to_string()))?;
+        if let Some((key, there, here)) = there.difference(&plan) {
+            return Err(TrainError::OtherRecipe { workdir: workdir.to_path_buf(), key, there, here });
+        }
+        if plan.recipe.run.workers == 0 && plan.world_size == there.world_size {
+            plan.n_workers = there.n_workers;
+        }
+        if plan.n_parts() != there.n_parts() {
+            warn(&format!(
+                "the run was started on {} ranks and goes on with {}: its last bits will differ, as sums follow \
+                 the ranks unless optim.micro_batches says otherwise",
+                there.world_size, plan.world_size
+            ));
+        } else if plan.n_workers != there.n_workers {
+            warn(&format!(
+                "the run was started with {} workers a rank and goes on with {}: its last bits will differ",
+                there.n_workers, plan.n_workers
+            ));
+        }
+    }
+    let text = toml::to_string_pretty(&plan).map_err(|error| unreadable(error.to_string()))?;
+    if before.as_ref() != Some(&text) {
+        file::replace(&path, text.as_bytes()).map_err(|error| TrainError::io("write", &path, error))?;
+    }
+    Ok(plan)
+}
+
+/// Keeps other runs out of `workdir` for as long as the file is held. Nothing where the file system knows no
+/// locks.
+///
+/// # Errors
+/// [`TrainError::Busy`], [`TrainError::Io`].
+fn lock(workdir: &Path) -> Result<Option<File>, TrainError> {
+    fs::create_dir_all(workdir).map_err(|error| TrainError::io("create folder", workdir, error))?;
+    let path = workdir.join(".lock");
+    let file = File::create(&path).map_err(|error| TrainError::io("create", &path, error))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Err(TrainError::Busy { workdir: workdir.to_path_buf() }),
+        Err(TryLockError::Error(_)) => Ok(None),
+    }
+}
+
+/// [`lock`] and [`claim`] by rank 0 for all. All ranks call it. The lock holds as long as the file does.
+///
+/// # Errors
+/// Those of both on rank 0; [`TrainError::RanksDiffer`] where a rank was given another recipe or sees
+/// other data; [`TrainError::PeersFailed`] where another rank has failed.
+pub(crate) fn agree(
+    workdir: &Path,
+    plan: &Plan,
+    comm: &Comm,
+    warn: &mut dyn FnMut(&str),
+) -> Result<(Plan, Option<File>), TrainError> {
+    let rank = comm.place().rank;
+    let mut take = |plan: &Plan| {
+        let lock = lock(workdir)?;
+        Ok((claim(workdir, plan, warn)?, lock))
+    };
+    if comm.place().world_size == 1 {
+        return take(plan);
+    }
+    let write = |plan: &Plan| toml::to_string(plan).unwrap_or_default().into_bytes();
+    let read = |bytes: &[u8]| -> Option<Plan> { toml::from_str(std::str::from_utf8(bytes).ok()?).ok() };
+    let asked = read(&comm.broadcast("plan", write(plan))?).ok_or(TrainError::PeersFailed { n_ranks: 1 })?;
+    let difference = plan.difference(&asked);
+    let differs = f64::from(u8::from(difference.is_some()));
+    let n_differ = comm.all_reduce("plan", vec![differs], Reduction::Sum)?[0] as usize;
+    if let Some((what, theirs, ours)) = difference {
+        return Err(TrainError::RanksDiffer { rank, what, theirs, ours });
+    }
+    if n_differ > 0 {
+        return Err(TrainError::PeersFailed { n_ranks: n_differ });
+    }
+    let taken = (rank == 0).then(|| take(&asked));
+    let text = taken.as_ref().and_then(|taken| taken.as_ref().ok()).map(|(plan, _)| write(plan));
+    let text = comm.broadcast("plan", text.unwrap_or_default())?;
+    match taken {
+        Some(taken) => taken,
+        None => Ok((read(&text).ok_or(TrainError::PeersFailed { n_ranks: 1 })?, None)),
+    }
+}

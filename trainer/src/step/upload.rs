@@ -1,0 +1,172 @@
+//! Views on their way to what computes.
+//!
+//! The CPU computes where a batch lies. A device is sent its next batch by a thread of its own, once all kernels of the
+//! one before are queued, so that the host's copies and the transfer fall into the time that the device is busy with
+//! them. CubeCL has a stream for every thread, so that the transfer does not queue up behind those kernels.
+//!
+//! ```text
+//! step's thread   … backward(k) queued · batch k+1 handed over · norms, update(k) · waits for k+1 · teacher(k+1) …
+//! upload's thread                        joins views, sends them
+//! ```
+
+use std::thread::JoinHandle;
+
+use augment::Batch;
+use burn_tensor::{DType, Device, Int, Tensor, TensorData};
+use crossbeam::channel::{Receiver, Sender, bounded};
+
+use super::batch::Slices;
+use crate::comm::engine::EngineError;
+use crate::device::readback::failure;
+use crate::model::features::Tokens;
+use crate::model::patches::{bytes_on, normalised_patches, patch_vectors};
+
+/// Views of one size, on the device.
+#[derive(Debug, Clone)]
+pub(crate) enum SentViews {
+    /// As bytes, `[n, 3, size, size]`.
+    Bytes(Tensor<4, Int>),
+    /// As normalised patch vectors, `[n, N, 3·p·p]` in f32: to a device that does not know bytes.
+    Vectors(Tensor<3>),
+}
+
+impl SentViews {
+    /// Sends `views`, each of them bytes of `[n, 3, size, size]`. A GPU is sent the bytes, a quarter of what they
+    /// become, where it knows such a type.
+    pub(crate) fn new(views: &[&[u8]], size_px: usize, patch_px: usize, device: &Device) -> Self {
+        match *device != Device::flex() && device.supports_dtype(DType::U8) {
+            true => Self::Bytes(bytes_on(device, views, size_px)),
+            false => {
+                let (values, shape) = patch_vectors(views, size_px, patch_px);
+                Self::Vectors(Tensor::from_data(TensorData::new(values, shape), device))
+            }
+        }
+    }
+
+    /// A group of normalised patch vectors of `dtype`.
+    pub(crate) fn tokens(self, size_px: usize, patch_px: usize, dtype: DType) -> Tokens {
+        let x = match self {
+            Self::Bytes(bytes) => normalised_patches(bytes, patch_px),
+            Self::Vectors(vectors) => vectors,
+        };
+        Tokens { x: x.cast(dtype), grid: [size_px / patch_px; 2] }
+    }
+}
+
+/// A rank's share of a batch on the device: groups of views by part.
+#[derive(Debug)]
+pub struct Sent {
+    pub(crate) n_images: usize,
+    parts: Vec<Vec<SentViews>>,
+}
+
+/// What is sent, and where to.
+#[derive(Debug, Clone)]
+pub struct Uplink {
+    /// Sides of the groups' views.
+    pub(crate) sizes_px: Vec<usize>,
+    pub(crate) patch_px: usize,
+    /// Parts of this rank's share.
+    pub(crate) n_parts: usize,
+    pub(crate) device: Device,
+}
+
+impl Uplink {
+    /// Sends this rank's share of a batch.
+    pub fn send(&self, batch: &Batch) -> Sent {
+        let of_part = |part: usize| {
+            let images = batch.samples.iter().skip(part).step_by(self.n_parts);
+            let of_group = |(group, size_px): (usize, &usize)| {
+                let views: Vec<&[u8]> =
+                    images.clone().map(|sample| sample.groups[group].as_slice()).collect();
+                SentViews::new(&views, *size_px, self.patch_px, &self.device)
+            };
+            self.sizes_px.iter().enumerate().map(of_group).collect()
+        };
+        Sent { n_images: batch.samples.len(), parts: (0..self.n_parts).map(of_part).collect() }
+    }
+
+    /// Patch vectors of `dtype` by part, each of one slice.
+    pub(crate) fn parts(&self, sent: Sent, dtype: DType) -> Vec<Slices> {
+        let tokens = |(views, size_px): (SentViews, &usize)| views.tokens(*size_px, self.patch_px, dtype);
+        let of_part =
+            |groups: Vec<SentViews>| vec![groups.into_iter().zip(&self.sizes_px).map(tokens).collect()];
+        sent.parts.into_iter().map(of_part).collect()
+    }
+}
+
+/// A batch to send, and whom to tell.
+type Order = (Batch, Sender<Delivery>);
+
+/// A batch whose memory on the host is free again, and what the device has of it.
+type Delivery = Result<(Batch, Sent), EngineError>;
+
+/// The thread that sends batches. It ends with what it was given to do.
+pub struct Uploads {
+    batches: Option<Sender<Order>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A batch on its way.
+pub struct Upload(Receiver<Delivery>);
+
+impl Uploads {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// [`EngineError::Unavailable`] when the process is out of threads.
+    pub fn start(uplink: Uplink) -> Result<Self, EngineError> {
+        let (batches, taken) = bounded::<Order>(1);
+        let run = move || {
+            for (batch, done) in taken {
+                let sent = uplink.send(&batch);
+                // CubeCL collects what it is asked to do; without this nothing would leave before the step's own
+                // thread waits for the device.
+                let arrived = uplink.device.sync().map_err(|error| failure(&error).into());
+                // Nobody waits for what was sent before a rollback.
+                let _ = done.send(arrived.map(|()| (batch, sent)));
+            }
+        };
+        let thread = std::thread::Builder::new().name("upload".into()).spawn(run);
+        let thread = thread.map_err(|error| EngineError::Unavailable {
+            engine: "device",
+            reason: format!("no thread to send batches: {error}"),
+        })?;
+        Ok(Self { batches: Some(batches), thread: Some(thread) })
+    }
+
+    /// Sends a batch on its way.
+    pub fn push(&self, batch: Batch) -> Upload {
+        let (done, sent) = bounded(1);
+        if let Some(batches) = &self.batches {
+            // A thread that has failed is noticed by who waits.
+            let _ = batches.send((batch, done));
+        }
+        Upload(sent)
+    }
+}
+
+impl Upload {
+    /// Waits until the batch is on the device; gives back its memory on the host as well.
+    ///
+    /// # Errors
+    /// [`EngineError::Failed`] when it could not be sent.
+    pub fn wait(self) -> Result<(Batch, Sent), EngineError> {
+        let panicked = || EngineError::Failed {
+            engine: "device",
+            operation: "sending a batch",
+            reason: "the thread that sends has failed".into(),
+        };
+        self.0.recv().unwrap_or_else(|_| Err(panicked()))
+    }
+}
+
+impl Drop for Uploads {
+    fn drop(&mut self) {
+        drop(self.batches.take());
+        if let Some(thread) = self.thread.take() {
+            // Its panic was told to who waited.
+            let _ = thread.join();
+        }
+    }
+}
