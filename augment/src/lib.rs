@@ -18,6 +18,7 @@ pub mod facts;
 pub mod hue;
 mod jpeg;
 pub mod multicrop;
+mod pixels;
 pub mod planes;
 pub mod resize;
 pub mod seed;
@@ -27,9 +28,9 @@ pub mod views;
 
 pub use batch::{Batch, BatchPool, EncodedImage, PoolConfig, Source};
 pub use coefficients::Interpolation;
-pub use decode::{DecodeRules, Rgb8};
 pub use error::AugmentError;
 pub use multicrop::{BlurRule, CropSpec, MultiCrop};
+pub use pixels::{DecodeRules, Rgb8};
 pub use planes::Planes;
 pub use seed::{SampleKey, ViewRng};
 pub use views::{ViewMaker, Views};

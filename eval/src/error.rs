@@ -34,12 +34,12 @@ pub enum EvalError {
         n_samples: usize,
     },
     /// The images do not fit the network.
-    #[error("images of {image_px} px do not divide by the network's patches of {patch_px} px")]
+    #[error("images of {image_px} px do not divide by the network's stride of {stride_px} px")]
     ImageSize {
         /// Side of the images.
         image_px: usize,
         /// Side of a patch.
-        patch_px: usize,
+        stride_px: usize,
     },
     /// A picture could not be made.
     #[error("cannot draw {}: {reason}", path.display())]

@@ -96,7 +96,7 @@ impl ImageSet {
         Ok(image.and_then(|image| square(&image, self.size_px as u32)).ok())
     }
 
-    /// Features of the network: the class token of the last norm.
+    /// Features of the network: one vector an image.
     ///
     /// # Errors
     /// [`EvalError::NoImages`] when no image can be decoded, [`EvalError::Data`] when a shard cannot be
@@ -105,9 +105,9 @@ impl ImageSet {
         let width = network.model.width();
         self.rows_of(width, |images| {
             let views: Vec<&[u8]> = images.iter().map(Vec::as_slice).collect();
-            let tokens = network.tokens(&views, self.size_px);
-            let [b, _, d] = tokens.dims();
-            trainer::device::host::to_host(tokens.slice([0..b, 0..1, 0..d]).reshape([b * d]))
+            let rows = network.embed(&views, self.size_px);
+            let [b, d] = rows.dims();
+            trainer::device::host::to_host(rows.reshape([b * d]))
         })
     }
 

@@ -58,9 +58,9 @@ impl Split {
     /// # Errors
     /// [`EvalError::ImageSize`], or as [`ImageSet::features`].
     pub fn score(&self, network: &Network) -> Result<ProbeScores, EvalError> {
-        let (image_px, patch_px) = (self.train.size_px, network.model.patch_px());
-        if image_px == 0 || !image_px.is_multiple_of(patch_px) {
-            return Err(EvalError::ImageSize { image_px, patch_px });
+        let (image_px, stride_px) = (self.train.size_px, network.model.stride_px());
+        if image_px == 0 || !image_px.is_multiple_of(stride_px) {
+            return Err(EvalError::ImageSize { image_px, stride_px });
         }
         Ok(score(&self.train.features(network)?, &self.test.features(network)?, true))
     }

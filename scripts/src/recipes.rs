@@ -4,10 +4,12 @@ use anyhow::{Context, bail};
 use trainer::Recipe;
 
 /// The recipes that ship with the program.
-const BUILT_IN: [(&str, &str); 3] = [
+const BUILT_IN: [(&str, &str); 5] = [
     ("quickstart", include_str!("../recipes/quickstart.toml")),
     ("dino_cifar", include_str!("../recipes/dino_cifar.toml")),
     ("dino_vits16", include_str!("../recipes/dino_vits16.toml")),
+    ("dino_vits16_boosted", include_str!("../recipes/dino_vits16_boosted.toml")),
+    ("dino_vits16_released", include_str!("../recipes/dino_vits16_released.toml")),
 ];
 
 /// The recipe called `name`, or in the file `name`, with `--set` entries applied.

@@ -74,7 +74,7 @@ fn an_image_that_lies_about_its_size_goes_to_the_ledger() {
 fn a_misspelt_key_names_the_nearest_one() {
     let world = World::new(1);
     let recipe = std::fs::read_to_string(world.path("tiny.toml")).unwrap();
-    std::fs::write(world.path("tiny.toml"), recipe.replace("warmup =", "warmpu =")).unwrap();
+    std::fs::write(world.path("tiny.toml"), recipe.replace("\nwarmup =", "\nwarmpu =")).unwrap();
     let stderr = fails(&world.pretrain("run", &[]), 2);
     assert!(stderr.contains("warmpu") && stderr.contains("did you mean `warmup`"), "{stderr}");
     std::fs::write(world.path("tiny.toml"), recipe).unwrap();
@@ -104,7 +104,7 @@ fn values_out_of_range_name_their_key() {
         ("optim.clip_norm=-1.0", "optim.clip_norm"),
         ("optim.betas=[0.9,1.0]", "optim.betas"),
         ("optim.lr=nan", "optim.lr"),
-        ("teacher.temp=[-0.04,-0.04]", "teacher.temp"),
+        ("method.teacher_temp=[-0.04,-0.04]", "method.teacher_temp"),
         ("data.max_bad_rate=nan", "data.max_bad_rate"),
         ("model.init_std=inf", "model.init_std"),
         ("run.workers=1000000", "run.workers"),
@@ -167,7 +167,7 @@ fn a_full_disk_loses_nothing() {
 #[test]
 fn a_run_whose_loss_is_not_finite_stops_with_78() {
     let world = World::new(30);
-    let stderr = fails(&world.pretrain("run", &["--set", "teacher.temp=[1e-45,1e-45]"]), 78);
+    let stderr = fails(&world.pretrain("run", &["--set", "method.teacher_temp=[1e-45,1e-45]"]), 78);
     assert!(stderr.contains("not finite in 3 steps in a row"), "{stderr}");
 }
 

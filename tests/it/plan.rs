@@ -19,9 +19,10 @@ fn every_preset_has_a_table_to_4096_ranks() {
         let rows = table["rows"].as_array().unwrap();
         assert_eq!(rows.len(), 3 + 3 * 4, "none, grad and full each, and groups beyond a node");
         let parameters = table["parameters"].as_f64().unwrap();
+        let followers = table["followers"].as_f64().unwrap();
         for row in rows.iter().filter(|row| row["mode"] != "none") {
-            // 16 bytes a parameter without the gradient, over the group, plus padding.
-            let expected = 16.0 * parameters / row["group"].as_f64().unwrap();
+            // Student, both moments and followers without the gradient, over the group, plus padding.
+            let expected = 4.0 * (3.0 + followers) * parameters / row["group"].as_f64().unwrap();
             let state = row["state_bytes"].as_f64().unwrap();
             assert!(state >= expected && state < 1.02 * expected + 4e6, "{preset}: {row}");
         }
@@ -29,7 +30,7 @@ fn every_preset_has_a_table_to_4096_ranks() {
 }
 
 /// The formulas of the reference: 6 bytes a parameter with shards of gradients, 8 with shards of all, at bf16
-/// without the teacher, which adds 2.
+/// without the teacher, which adds 2. Heads travel in f32: 12 bytes a parameter in both.
 #[test]
 fn traffic_follows_the_formulas() {
     let args = ["--preset", "vit-7b", "--ranks", "4096", "--rank-batch", "1", "--bf16", "--keep", "0"];
@@ -39,8 +40,10 @@ fn traffic_follows_the_formulas() {
         (row["gather_bytes"].as_f64().unwrap() + row["reduce_bytes"].as_f64().unwrap())
             / table["parameters"].as_f64().unwrap()
     };
-    assert!((of("grad") - 6.0).abs() < 0.1, "{}", of("grad"));
-    assert!((of("full") - 8.0).abs() < 0.1, "{}", of("full"));
+    let heads = table["head_parameters"].as_f64().unwrap() / table["parameters"].as_f64().unwrap();
+    let expected = |backbone: f64| backbone * (1.0 - heads) + 12.0 * heads;
+    assert!((of("grad") - expected(6.0)).abs() < 0.1, "{}", of("grad"));
+    assert!((of("full") - expected(8.0)).abs() < 0.1, "{}", of("full"));
 }
 
 #[test]

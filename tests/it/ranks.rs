@@ -10,7 +10,6 @@ use trainer::comm::engine::{Engine, Local, LocalGroup, Reduction};
 use trainer::comm::mesh::Traffic;
 use trainer::device::host::to_host;
 use trainer::recipe::plan::Room;
-use trainer::recipe::plan::trainer_of;
 use trainer::step::Trainer;
 use trainer::{Plan, Recipe};
 
@@ -43,11 +42,11 @@ pub(crate) fn on_engines<R: Send>(
         let run = |engine: Local| {
             let f = &f;
             move || {
-                let place = plan.place(engine.rank()).unwrap();
+                let topology = plan.topology(engine.rank()).unwrap();
                 let exact = plan.recipe.run.exact_sums;
-                let config = CommConfig { place, exact, deadline: Duration::from_secs(60) };
+                let config = CommConfig { topology, exact, deadline: Duration::from_secs(60) };
                 let factory = Box::new(move || Ok(Box::new(engine) as Box<dyn Engine>));
-                f(trainer_of(plan, Comm::start(config, factory).unwrap(), &Device::flex()))
+                f(plan.trainer(Comm::start(config, factory).unwrap(), &Device::flex()).unwrap())
             }
         };
         let threads: Vec<_> = engines.into_iter().map(|engine| scope.spawn(run(engine))).collect();
@@ -69,8 +68,7 @@ pub(crate) struct Trained {
 fn shards_of(trainer: &Trainer) -> Vec<(usize, usize, usize, Vec<f32>)> {
     let mut shards = Vec::new();
     for (unit, shard) in trainer.state.shards.iter().enumerate() {
-        let buffers = [&shard.student, &shard.teacher, &shard.exp_avg, &shard.exp_avg_sq];
-        for (number, buffer) in buffers.into_iter().enumerate() {
+        for (number, (_, buffer)) in shard.buffers().enumerate() {
             let mut values = to_host(buffer.clone());
             values.truncate(shard.layout.numel.saturating_sub(shard.start));
             shards.push((unit, number, shard.start, values));
@@ -98,10 +96,10 @@ pub(crate) fn train(plan: &Plan, n_steps: u64) -> Trained {
 pub(crate) fn train_on(plan: &Plan, engines: Vec<Local>, n_steps: u64) -> Trained {
     let schedules = plan.schedules();
     let ranks = on_engines(plan, engines, |mut trainer| {
-        let place = trainer.place();
+        let topology = trainer.topology();
         let (mut losses, mut gauges) = (Vec::new(), Vec::new());
         for step in 0..n_steps {
-            let batch = share_of(noise_batch(&plan.multicrop(), BATCH, step), place);
+            let batch = share_of(noise_batch(&plan.multicrop(), BATCH, step), topology);
             let report = trainer.step(&batch, &schedules.at(step + 3)).unwrap();
             assert!(report.finite);
             losses.push(report.loss);
@@ -141,7 +139,7 @@ fn initial_weights_do_not_depend_on_ranks() {
     }
 }
 
-/// Gates D and E: with a number of parts 1, 2 and 4 ranks, all modes of sharding, groups, and keeping or
+/// Gates D and E: with a number of micro-batches 1, 2 and 4 ranks, all modes of sharding, groups, and keeping or
 /// recomputing train to the same bits.
 #[test]
 fn ranks_and_modes_give_the_same_bits() {
@@ -174,9 +172,9 @@ fn ranks_and_modes_give_the_same_bits() {
     }
 }
 
-/// Three ranks, which no tree of twos fits: the same bits as one rank with three parts.
+/// Three ranks, which no tree of twos fits: the same bits as one rank with three micro-batches.
 #[test]
-fn an_odd_number_of_ranks_equals_its_parts() {
+fn an_odd_number_of_ranks_equals_its_micro_batches() {
     let overrides = [&["optim.micro_batches=3", "optim.batch_size=24"][..], &STATISTICS].concat();
     let one = train_batch(&plan(1, &overrides), 24);
     assert!(train_batch(&plan(3, &overrides), 24) == one);
@@ -186,7 +184,7 @@ fn train_batch(plan: &Plan, batch_size: usize) -> Vec<f32> {
     let schedules = plan.schedules();
     let ranks = on_ranks(plan, |mut trainer| {
         for step in 0..2 {
-            let batch = share_of(noise_batch(&plan.multicrop(), batch_size, step), trainer.place());
+            let batch = share_of(noise_batch(&plan.multicrop(), batch_size, step), trainer.topology());
             trainer.step(&batch, &schedules.at(step + 3)).unwrap();
         }
         shards_of(&trainer)
@@ -222,7 +220,7 @@ fn traffic_is_what_the_formulas_say() {
     ] {
         let plan = plan(world, more);
         let traffic: Vec<(Traffic, Vec<u64>)> = on_ranks(&plan, |mut trainer| {
-            let batch = share_of(noise_batch(&plan.multicrop(), BATCH, 0), trainer.place());
+            let batch = share_of(noise_batch(&plan.multicrop(), BATCH, 0), trainer.topology());
             trainer.step(&batch, &plan.schedules().at(3)).unwrap();
             let units = trainer.state.shards.iter().map(|s| 4 * s.layout.padded as u64).collect();
             (trainer.comm.traffic().unwrap(), units)
@@ -248,14 +246,14 @@ fn traffic_is_what_the_formulas_say() {
 /// A saver on each rank. Rank 0's takes away what others have begun, which is why a run has all of them before
 /// any starts to write.
 fn saver_of(trainer: &Trainer, folder: &Path) -> Saver {
-    let saver = Saver::new(folder, trainer.place(), 10);
+    let saver = Saver::new(folder, trainer.topology(), 10);
     trainer.comm.all_reduce("savers", vec![0.0], Reduction::Sum).unwrap();
     saver
 }
 
 /// Writes a checkpoint of all ranks and waits until it is whole.
 fn save(trainer: &mut Trainer, plan: &Plan, saver: &mut Saver) {
-    saver.start(&mut trainer.state, plan);
+    saver.start(&trainer.state, plan);
     let (saved, failed) = saver.wait_for_own();
     let said = trainer.comm.all_reduce("saved", vec![saved, failed], Reduction::Sum).unwrap();
     saver.agreed(said[0], said[1]).unwrap();
@@ -280,7 +278,7 @@ fn files(folder: &Path, step: u64) -> Vec<Vec<u8>> {
 
 fn step(trainer: &mut Trainer, plan: &Plan) -> f64 {
     let number = trainer.state.step;
-    let batch = share_of(noise_batch(&plan.multicrop(), 24, number), trainer.place());
+    let batch = share_of(noise_batch(&plan.multicrop(), 24, number), trainer.topology());
     trainer.step(&batch, &plan.schedules().at(number + 3)).unwrap().loss
 }
 

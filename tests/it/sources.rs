@@ -73,19 +73,6 @@ impl Crate {
         self.files.iter().filter(|file| file.definitions.contains(name)).count()
     }
 
-    /// Paths of the modules that other crates can name.
-    pub(crate) fn public_modules(&self) -> Vec<String> {
-        let mut public = vec![self.name.clone()];
-        let mut next = 0;
-        while next < public.len() {
-            let module = public[next].clone();
-            let children = self.files.iter().filter(|file| file.module == module);
-            public.extend(children.flat_map(|file| &file.public_modules).cloned());
-            next += 1;
-        }
-        public.split_off(1)
-    }
-
     /// The file that defines what `path` names, if it is of this crate.
     fn file_of(&self, path: &str) -> Option<&str> {
         let mut path = path.to_string();

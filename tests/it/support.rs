@@ -26,6 +26,9 @@ name = "dino"
 prototypes = 64
 head_hidden = 32
 head_bottleneck = 16
+freeze_last_layer = { steps = 2 }
+teacher_temp = [0.04, 0.07]
+teacher_temp_warmup = { percent = 50 }
 [views]
 preset = "dino"
 global_px = 16
@@ -36,11 +39,8 @@ batch_size = 8
 length = { steps = 12 }
 lr = 1e-2
 warmup = { steps = 3 }
-freeze_last_layer = { steps = 2 }
 [teacher]
 decay = [0.99, 1.0]
-temp = [0.04, 0.07]
-temp_warmup = { percent = 50 }
 [run]
 log_every_steps = 1
 checkpoint_every_steps = 4

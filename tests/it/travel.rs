@@ -44,7 +44,7 @@ fn tensors_and_buffers_travel_alike() {
 /// What a rank receives in a step.
 fn step_traffic(plan: &Plan) -> impl Fn(Trainer) -> Traffic + Sync {
     |mut trainer| {
-        let batch = share_of(noise_batch(&plan.multicrop(), BATCH, 0), trainer.place());
+        let batch = share_of(noise_batch(&plan.multicrop(), BATCH, 0), trainer.topology());
         let before = trainer.comm.traffic().unwrap();
         trainer.step(&batch, &plan.schedules().at(3)).unwrap();
         trainer.comm.traffic().unwrap().since(before)

@@ -7,6 +7,8 @@
 pub mod bench;
 pub mod checkpoint;
 pub mod comm;
+#[cfg(test)]
+mod conformance;
 pub mod device;
 pub mod error;
 pub mod estimate;

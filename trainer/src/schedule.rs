@@ -1,19 +1,6 @@
-//! Schedules: pure functions from the step to the values that move during training.
+//! Lengths, and schedules: pure functions from the step to the values that move during training.
 
-/// The values of one step.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Knobs {
-    /// Learning rate.
-    pub lr: f64,
-    /// Weight decay.
-    pub weight_decay: f64,
-    /// Temperature of the teacher's softmax.
-    pub teacher_temp: f64,
-    /// Share of the old teacher that stays (EMA).
-    pub teacher_decay: f64,
-    /// Whether the last layer stays as it is.
-    pub freeze_last_layer: bool,
-}
+use serde::{Deserialize, Serialize};
 
 /// Linear from `start` to `peak` over `warmup_steps`, then half a cosine to `end` at `total_steps`.
 ///
@@ -73,31 +60,99 @@ impl Ramp {
     }
 }
 
-/// All schedules of a run.
+/// The values of one step that belong to no method.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Knobs {
+    /// The step.
+    pub step: u64,
+    /// Learning rate.
+    pub lr: f64,
+    /// Weight decay.
+    pub weight_decay: f64,
+    /// Share of its old weights that a follower keeps which averages the student.
+    pub teacher_decay: f64,
+}
+
+/// All schedules of a run that belong to no method.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Schedules {
     /// Learning rate.
     pub lr: WarmupCosine,
     /// Weight decay.
     pub weight_decay: WarmupCosine,
-    /// Teacher temperature.
-    pub teacher_temp: Ramp,
-    /// Teacher decay.
+    /// Decay of the teacher.
     pub teacher_decay: WarmupCosine,
-    /// Steps during which the last layer is frozen.
-    pub freeze_last_layer_steps: u64,
 }
 
 impl Schedules {
     /// The values of `step`.
     pub fn at(&self, step: u64) -> Knobs {
         Knobs {
+            step,
             lr: self.lr.at(step),
             weight_decay: self.weight_decay.at(step),
-            teacher_temp: self.teacher_temp.at(step),
             teacher_decay: self.teacher_decay.at(step),
-            freeze_last_layer: step < self.freeze_last_layer_steps,
         }
+    }
+}
+
+/// A length in the unit that suits: `{ epochs = 10 }`, `{ steps = 500 }`, `{ samples = 1e6 }` or
+/// `{ percent = 5 }` of the run.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Duration {
+    /// Updates.
+    Steps(u64),
+    /// Passes over the data.
+    Epochs(f64),
+    /// Images.
+    Samples(f64),
+    /// Of the run's length.
+    Percent(f64),
+}
+
+impl Duration {
+    /// In steps, rounded to the nearest; `total_steps` is `None` for the run's own length.
+    ///
+    /// # Errors
+    /// What makes no sense, in words.
+    pub fn steps(&self, n_samples: u64, batch_size: usize, total_steps: Option<u64>) -> Result<u64, String> {
+        let batch = batch_size as f64;
+        let steps = match *self {
+            Self::Steps(steps) => steps as f64,
+            Self::Epochs(epochs) => epochs * n_samples as f64 / batch,
+            Self::Samples(samples) => samples / batch,
+            Self::Percent(percent) => match total_steps {
+                Some(total) => total as f64 * percent / 100.0,
+                None => return Err("the length of the run cannot be a percentage of itself".into()),
+            },
+        };
+        if !(0.0..1e15).contains(&steps) {
+            return Err(format!("{self:?} is {steps} steps"));
+        }
+        Ok(steps.round() as u64)
+    }
+}
+
+/// How long a run is, for what is given in epochs or percent.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RunLength {
+    /// Samples of the data set.
+    pub n_samples: u64,
+    /// Images of a step.
+    pub batch_size: usize,
+    /// Steps of the run.
+    pub total_steps: u64,
+}
+
+impl RunLength {
+    /// `duration` in steps; `key` names it in messages.
+    ///
+    /// # Errors
+    /// The key, and what makes no sense.
+    pub fn steps(&self, key: &str, duration: &Duration) -> Result<u64, String> {
+        let steps = duration.steps(self.n_samples, self.batch_size, Some(self.total_steps));
+        steps.map_err(|reason| format!("{key}: {reason}"))
     }
 }
 
@@ -135,5 +190,26 @@ mod tests {
         assert_eq!(cosine.at(1000), 1.0);
         let ramp = Ramp { from: 0.04, to: 0.07, ramp_steps: 3 };
         assert_eq!((ramp.at(0), ramp.at(3), ramp.at(9)), (0.04, 0.07, 0.07));
+    }
+
+    #[test]
+    fn durations_turn_into_steps() {
+        let steps = |d: Duration| d.steps(10_000, 100, Some(1000));
+        assert_eq!(steps(Duration::Epochs(2.5)), Ok(250));
+        assert_eq!(steps(Duration::Samples(1e4)), Ok(100));
+        assert_eq!(steps(Duration::Percent(10.0)), Ok(100));
+        assert!(Duration::Percent(1.0).steps(1, 1, None).is_err());
+        assert!(Duration::Epochs(-1.0).steps(1, 1, None).is_err());
+    }
+
+    #[test]
+    fn a_duration_has_one_unit() {
+        #[derive(Deserialize, Debug)]
+        struct Wrap {
+            #[allow(dead_code)]
+            d: Duration,
+        }
+        assert!(toml::from_str::<Wrap>("d = { epochs = 1, steps = 2 }").is_err());
+        assert!(toml::from_str::<Wrap>("d = { epochs = 1 }").is_ok());
     }
 }

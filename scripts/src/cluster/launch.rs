@@ -65,40 +65,7 @@ impl Launch {
                 }
             }
         }
-        let mut inner = found.iter().filter(|(_, is_outer)| !is_outer).map(|(launch, _)| launch);
-        let first = inner.next();
-        if let (Some(a), Some(b)) = (first, inner.next())
-            && (a.rank, a.world_size) != (b.rank, b.world_size)
-        {
-            bail!(
-                "{} says rank {} of {}, {} says rank {} of {}: start with one of them only",
-                a.launcher,
-                a.rank,
-                a.world_size,
-                b.launcher,
-                b.rank,
-                b.world_size
-            );
-        }
-        if let (Some(inner), Some((outer, _))) = (first, found.iter().find(|(_, is_outer)| *is_outer))
-            && inner.world_size == 1
-            && outer.world_size > 1
-        {
-            bail!(
-                "{} says {} ranks, {} says one: {} processes would each do the whole run; unset what {} has set",
-                outer.launcher,
-                outer.world_size,
-                inner.launcher,
-                outer.world_size,
-                inner.launcher
-            );
-        }
-        if found.is_empty()
-            && let Some(name) =
-                ["PMIX_RANK", "MV2_COMM_WORLD_RANK"].into_iter().find(|name| get(name).is_some())
-        {
-            bail!("{name} is set, and nothing that says how many ranks there are: set RANK and WORLD_SIZE");
-        }
+        let first = agreed(&found, get)?;
         let chosen = first.or(found.first().map(|(launch, _)| launch));
         Ok(chosen.cloned().unwrap_or(Self::ALONE))
     }
@@ -193,6 +160,47 @@ impl Family {
 
 fn number(name: &str, text: &str) -> anyhow::Result<usize> {
     text.trim().parse().with_context(|| format!("{name} is {text:?}, which is no number"))
+}
+
+/// The first launcher that is not an outer one, if those that have left variables agree with one another.
+fn agreed<'f>(
+    found: &'f [(Launch, bool)],
+    get: &dyn Fn(&str) -> Option<String>,
+) -> anyhow::Result<Option<&'f Launch>> {
+    let mut inner = found.iter().filter(|(_, is_outer)| !is_outer).map(|(launch, _)| launch);
+    let first = inner.next();
+    if let (Some(a), Some(b)) = (first, inner.next())
+        && (a.rank, a.world_size) != (b.rank, b.world_size)
+    {
+        bail!(
+            "{} says rank {} of {}, {} says rank {} of {}: start with one of them only",
+            a.launcher,
+            a.rank,
+            a.world_size,
+            b.launcher,
+            b.rank,
+            b.world_size
+        );
+    }
+    if let (Some(inner), Some((outer, _))) = (first, found.iter().find(|(_, is_outer)| *is_outer))
+        && inner.world_size == 1
+        && outer.world_size > 1
+    {
+        bail!(
+            "{} says {} ranks, {} says one: {} processes would each do the whole run; unset what {} has set",
+            outer.launcher,
+            outer.world_size,
+            inner.launcher,
+            outer.world_size,
+            inner.launcher
+        );
+    }
+    if found.is_empty()
+        && let Some(name) = ["PMIX_RANK", "MV2_COMM_WORLD_RANK"].into_iter().find(|name| get(name).is_some())
+    {
+        bail!("{name} is set, and nothing that says how many ranks there are: set RANK and WORLD_SIZE");
+    }
+    Ok(first)
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use anyhow::bail;
 use trainer::TrainError;
 use trainer::comm::communicator::{Comm, CommConfig, START};
 use trainer::comm::engine::{Comer, Engine, EngineError, Reduction, Rendezvous};
-use trainer::comm::topology::Place;
+use trainer::comm::topology::Topology;
 use trainer::device::{DeviceKind, Opened};
 use trainer::recipe::RunConfig;
 
@@ -57,9 +57,9 @@ pub(crate) fn connect(
     if world_size == 1 && choice == EngineChoice::Auto {
         return Ok(Comm::solo());
     }
-    let place = Place { rank, world_size, group_size: world_size };
+    let topology = Topology { rank, world_size, group_size: world_size };
     let deadline = Duration::from_secs(run.deadline_s);
-    let config = CommConfig { place, exact: run.exact_sums, deadline };
+    let config = CommConfig { topology, exact: run.exact_sums, deadline };
     let wish = Wish::new(launch, device, choice, deadline.max(START))?;
     Ok(Comm::start(config, Box::new(move || wish.start(None)))?)
 }

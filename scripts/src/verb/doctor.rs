@@ -44,14 +44,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let launch = Launch::from_env()?;
     if !args.fabric && launch.rank == 0 {
-        println!("ocelli {}", env!("CARGO_PKG_VERSION"));
-        println!("cores          {} for this process{}", or_cores(0), machine::bound_note());
-        println!("memory         {}", available());
-        println!("disk           {}", disk(&args.folder));
-        println!("MPI            {}", mpi());
-        println!("NVIDIA driver  {}", found(&["libcuda.so.1", "libcuda.so"], "none: the CPU it is"));
-        println!("CUDA           {}", cuda());
-        println!("NCCL           {}", nccl());
+        print_machine(&args.folder);
     }
     if launch.rank == 0 {
         println!("launcher       {}: {} rank(s)", launch.launcher, launch.world_size);
@@ -106,6 +99,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What this machine has.
+fn print_machine(folder: &Path) {
+    println!("ocelli {}", env!("CARGO_PKG_VERSION"));
+    println!("cores          {} for this process{}", or_cores(0), machine::bound_note());
+    println!("memory         {}", available());
+    println!("disk           {}", disk(folder));
+    println!("MPI            {}", mpi());
+    println!("NVIDIA driver  {}", found(&["libcuda.so.1", "libcuda.so"], "none: the CPU it is"));
+    println!("CUDA           {}", cuda());
+    println!("NCCL           {}", nccl());
 }
 
 fn available() -> String {

@@ -38,9 +38,9 @@ pub(crate) struct Args {
     /// Images of a step on one rank; the recipe's batch over the ranks where absent.
     #[arg(long)]
     rank_batch: Option<usize>,
-    /// Parts that these go in; what the recipe's optim.micro_batches gives where absent.
-    #[arg(long)]
-    rank_parts: Option<usize>,
+    /// Micro-batches that these images go in; what the recipe's optim.micro_batches gives where absent.
+    #[arg(long, alias = "rank-parts")]
+    rank_micro_batches: Option<usize>,
     /// Worker threads of a rank: 1 where a device works on the whole.
     #[arg(long, default_value_t = 1)]
     workers: usize,
@@ -147,7 +147,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         print_simulation(args, &model)?;
     }
     if args.json {
-        println!("{}", json!({ "model": model.name, "parameters": model.numel(), "rows": lines }));
+        let head: usize = model.head.iter().map(|unit| unit.numel).sum();
+        let line = json!({ "model": model.name, "parameters": model.numel(), "head_parameters": head,
+            "followers": model.n_followers, "rows": lines });
+        println!("{line}");
     }
     if !any_fits {
         bail!("{}", what_would_fit(args, &model, recipe.as_ref(), batch, limit));
@@ -173,7 +176,7 @@ fn asked(args: &Args) -> anyhow::Result<Asked> {
     }
     let recipe = recipes::load(&args.recipe, &args.overrides)?;
     // The data set's size only moves schedules.
-    let model = of_plan(&Plan::resolve(recipe.clone(), 1 << 20)?);
+    let model = of_plan(&Plan::resolve(recipe.clone(), 1 << 20)?)?;
     Ok(Asked { model, batch: recipe.optim.batch_size, recipe: Some(recipe) })
 }
 
@@ -188,9 +191,12 @@ fn check(args: &Args) -> anyhow::Result<()> {
     if let Some((flag, value)) = positive.iter().find(|(_, value)| !(*value > 0.0 && value.is_finite())) {
         bail!("{flag} is {value} and must be positive");
     }
-    if args.ranks.contains(&0) || args.ranks_per_node == 0 || args.rank_parts == Some(0) || args.workers == 0
+    if args.ranks.contains(&0)
+        || args.ranks_per_node == 0
+        || args.rank_micro_batches == Some(0)
+        || args.workers == 0
     {
-        bail!("--ranks, --ranks-per-node, --rank-parts and --workers count from 1");
+        bail!("--ranks, --ranks-per-node, --rank-micro-batches and --workers count from 1");
     }
     if args.rank_batch == Some(0) || args.group == Some(0) {
         bail!("--rank-batch and --group count from 1");
@@ -213,8 +219,8 @@ fn rows(
     }
     let set_group = recipe.map(|recipe| recipe.run.shard_group).filter(|group| *group > 0);
     let group = args.group.or(set_group).unwrap_or(args.ranks_per_node);
-    let set_parts = recipe.map_or(1, |recipe| recipe.optim.micro_batches / world_size);
-    let rank_parts = args.rank_parts.unwrap_or(set_parts).clamp(1, rank_batch);
+    let set_micro_batches = recipe.map_or(1, |recipe| recipe.optim.micro_batches / world_size);
+    let rank_micro_batches = args.rank_micro_batches.unwrap_or(set_micro_batches).clamp(1, rank_batch);
     let set_keep = args.keep.or(recipe.and_then(|recipe| recipe.run.keep));
     let mut modes = vec![("none", Sharding::None, 1)];
     if world_size > 1 {
@@ -232,7 +238,7 @@ fn rows(
             sharding,
             keep: 0,
             rank_batch,
-            rank_parts,
+            rank_micro_batches,
             workers,
             precision,
             offload: false,

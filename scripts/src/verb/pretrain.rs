@@ -11,6 +11,7 @@ use eval::probe::{InTraining, Split};
 use pipeline::{Dataset, Storage};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR2};
 use trainer::device::DeviceKind;
+use trainer::estimate::fit;
 use trainer::network::probe::Probe;
 use trainer::run::fault::Fault;
 use trainer::run::{Job, Outcome, run as train};
@@ -25,7 +26,7 @@ use crate::recipes;
 /// Flags of `pretrain`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A recipe's name (quickstart, dino_cifar, dino_vits16) or file.
+    /// A recipe's name (quickstart, dino_cifar, dino_vits16, dino_vits16_boosted, dino_vits16_released) or file.
     #[arg(long)]
     recipe: String,
     /// Where plan, metrics and checkpoints go. A run that is there already is continued.
@@ -138,15 +139,15 @@ pub(crate) fn pretrain(
     let open = || -> anyhow::Result<_> {
         let dataset = Arc::new(Dataset::open(&recipe.data.shards, storage)?);
         let plan = Plan::resolve(recipe, dataset.n_samples())?;
-        let plan =
-            plan.over(launch.world_size, machine::room(launch.n_local.unwrap_or(1), n_sharers, &device))?;
+        let room = machine::room(launch.n_local.unwrap_or(1), n_sharers, &device);
+        let plan = fit(plan.over(launch.world_size, room)?, room)?;
         compute::check(&plan, &device)?;
         let probes = probes(&plan)?;
         Ok((dataset, plan, probes))
     };
     let (dataset, plan, mut probes) = ranks::all_ready(&comm, open())?;
-    let place = plan.place(launch.rank).map_err(anyhow::Error::msg)?;
-    comm.regroup(place, plan.recipe.run.exact_sums)?;
+    let topology = plan.topology(launch.rank).map_err(anyhow::Error::msg)?;
+    comm.regroup(topology, plan.recipe.run.exact_sums)?;
     let stop = Arc::new(AtomicBool::new(false));
     let mut hooks = Vec::new();
     for signal in [SIGTERM, SIGUSR2, SIGINT] {

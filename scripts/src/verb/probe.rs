@@ -74,7 +74,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 
 /// A random network of the same form, and pixels.
 pub(crate) fn baselines(network: &Network, split: &Split, device: &Device) -> anyhow::Result<Table> {
-    let random = Network::random(&network.model, 0, 0, device)?;
+    let random = Network::random(&network.model, network.normalization, 0, 0, device)?;
     Ok(vec![("random init", split.score(&random)?), ("pixels", split.score_pixels()?)])
 }
 

@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let seed = args.seed.unwrap_or(recipe.seed);
     recipe.seed = seed;
     // What the recipe has wrong is said before anything is made.
-    Plan::resolve(recipe.clone(), args.train_images)?;
+    let views = Plan::resolve(recipe.clone(), args.train_images)?.multicrop();
     let (size_px, rules) = (recipe.model.image_px(), recipe.data.rules());
     let data = args.workdir.join("data");
     let set = |prefix: &str, count, stream| {
@@ -83,7 +83,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let (train, test) = (open(&train)?, open(&test)?);
 
     let sheet = args.workdir.join("views.png");
-    report::contact_sheet(&sheet, &train, &recipe.views.multicrop(), &rules, recipe.seed, SHEET_IMAGES)?;
+    report::contact_sheet(&sheet, &train, &views, &rules, recipe.seed, SHEET_IMAGES)?;
     eprintln!("augmented views: {}", sheet.display());
     let target =
         Target { workdir: &args.workdir, launch: &Launch::ALONE, compute: args.compute.clone(), fault: None };

@@ -9,7 +9,6 @@ use crate::comm::communicator::Comm;
 use crate::device::host::to_host;
 use crate::error::TrainError;
 use crate::recipe::plan::Plan;
-use crate::recipe::plan::trainer_of;
 
 /// How far a device is from the CPU. Differences are relative to the largest number of the CPU's.
 #[derive(Debug, Clone)]
@@ -48,7 +47,8 @@ pub fn compare(plan: &Plan, device: &Device, n_steps: u64) -> Result<Comparison,
     plan.n_workers = 1;
     let schedules = plan.schedules();
     let batch = |number| noise_batch(&plan.multicrop(), plan.recipe.optim.batch_size, number);
-    let mut trainers = [&Device::flex(), device].map(|device| trainer_of(&plan, Comm::solo(), device));
+    let trainer = |device: &Device| plan.trainer(Comm::solo(), device);
+    let mut trainers = [trainer(&Device::flex())?, trainer(device)?];
     let knobs = schedules.at(plan.warmup_steps);
     let first = batch(0);
     let [here, there] = [0, 1].map(|i| trainers[i].gradients(&first, &knobs, &mut |_| {}));

@@ -10,12 +10,11 @@ use super::noise::noise_batch;
 use crate::comm::communicator::Comm;
 use crate::comm::engine::Reduction;
 use crate::comm::mesh::Traffic;
-use crate::comm::topology::Place;
+use crate::comm::topology::Topology;
 use crate::error::TrainError;
-use crate::estimate;
 use crate::estimate::Memory;
+use crate::estimate::{self, Spread};
 use crate::recipe::plan::Plan;
-use crate::recipe::plan::trainer_of;
 
 /// How much memory is in use.
 pub trait MemoryGauge {
@@ -59,11 +58,11 @@ pub fn run(
     device: &Device,
 ) -> Result<(ShardBench, Comm), TrainError> {
     let bad = |reason| TrainError::Recipe { recipe: plan.recipe.name.clone(), reason };
-    let place = plan.place(comm.place().rank).map_err(bad)?;
-    comm.regroup(place, plan.recipe.run.exact_sums)?;
-    let batch = share_of(noise_batch(&plan.multicrop(), plan.recipe.optim.batch_size, 0), place);
+    let topology = plan.topology(comm.topology().rank).map_err(bad)?;
+    comm.regroup(topology, plan.recipe.run.exact_sums)?;
+    let batch = share_of(noise_batch(&plan.multicrop(), plan.recipe.optim.batch_size, 0), topology);
     let before = memory.bytes();
-    let mut trainer = trainer_of(plan, comm, device);
+    let mut trainer = plan.trainer(comm, device)?;
     let knobs = plan.schedules().at(plan.warmup_steps);
     let mut report = trainer.step(&batch, &knobs)?;
     memory.reset_peak();
@@ -86,7 +85,7 @@ pub fn run(
     let bench = ShardBench {
         state_bytes: worst[0],
         peak_bytes: worst[1],
-        planned: estimate::memory(&estimate::of_plan(plan), &plan.spread()),
+        planned: estimate::memory(&estimate::of_plan(plan)?, &Spread::of(plan)),
         traffic: moved,
         step_ms: worst[2],
         wait_ms: worst[3],
@@ -96,8 +95,8 @@ pub fn run(
 }
 
 /// The images of a global batch that fall to a rank.
-pub fn share_of(batch: Batch, place: Place) -> Batch {
-    let mine = |i: &usize| i % place.world_size == place.part();
+pub fn share_of(batch: Batch, topology: Topology) -> Batch {
+    let mine = |i: &usize| i % topology.world_size == topology.data_rank();
     let kept: Vec<usize> = (0..batch.samples.len()).filter(mine).collect();
     let samples = batch.samples.into_iter().enumerate().filter(|(i, _)| mine(i));
     Batch {

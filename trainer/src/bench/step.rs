@@ -9,9 +9,9 @@ use super::median;
 use super::noise::noise_batch;
 use crate::comm::communicator::Comm;
 use crate::comm::engine::EngineError;
-use crate::estimate;
+use crate::error::TrainError;
+use crate::estimate::{self, Spread};
 use crate::recipe::plan::Plan;
-use crate::recipe::plan::trainer_of;
 use crate::schedule::Knobs;
 use crate::step::precision::Arithmetic;
 use crate::step::upload::Uploads;
@@ -36,9 +36,9 @@ pub struct StepBench {
 /// Takes `repeats` steps by phase and as many one after another, after two that warm up.
 ///
 /// # Errors
-/// None in practice: one rank has nobody to lose.
-pub fn steps(plan: &Plan, repeats: usize, device: &Device) -> Result<StepBench, EngineError> {
-    let mut trainer = trainer_of(plan, Comm::solo(), device);
+/// [`TrainError::Recipe`] for a plan that makes no sense.
+pub fn steps(plan: &Plan, repeats: usize, device: &Device) -> Result<StepBench, TrainError> {
+    let mut trainer = plan.trainer(Comm::solo(), device)?;
     let batch = noise_batch(&plan.multicrop(), plan.recipe.optim.batch_size, 0);
     let knobs = plan.schedules().at(plan.warmup_steps);
     let repeats = repeats.max(1);
@@ -60,7 +60,7 @@ pub fn steps(plan: &Plan, repeats: usize, device: &Device) -> Result<StepBench, 
         update_ms: of(|p| p.update_ms),
         wait_ms: of(|p| p.wait_ms),
     };
-    let flops = estimate::step_flops(&estimate::of_plan(plan), &plan.spread());
+    let flops = estimate::step_flops(&estimate::of_plan(plan)?, &Spread::of(plan));
     let pools = device.memory_pool_report();
     let peak = pools.map(|pools| pools.iter().map(|pool| pool.page_size * pool.pages_peak).sum());
     let held = device.memory_pool_usage().map(|usage| usage.bytes_reserved);

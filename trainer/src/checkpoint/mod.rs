@@ -22,17 +22,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
 use crate::model::layout::UnitLayout;
-use crate::optim::state::UnitShard;
 use crate::recipe::plan::Plan;
 
 /// Form of the checkpoints that this program writes and reads.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 const MANIFEST: &str = "manifest.json";
 const LATEST: &str = "latest";
-
-/// The four buffers of a unit's shard, by their names in a file.
-const BUFFERS: [&str; 4] = ["student", "teacher", "exp_avg", "exp_avg_sq"];
 
 /// What a checkpoint says of itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -71,12 +67,12 @@ pub struct UnitEntry {
     /// Elements of its buffer: every file holds an equal part.
     pub padded: usize,
     /// Updates its moments have seen.
-    pub adam_steps: u64,
+    pub n_updates: u64,
     /// Its parameters.
     pub params: Vec<ParamEntry>,
 }
 
-/// A parameter's place.
+/// A parameter's topology.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ParamEntry {
@@ -104,7 +100,7 @@ pub struct FileEntry {
 
 impl UnitEntry {
     /// What is to be said of a unit.
-    pub fn of(layout: &UnitLayout, adam_steps: u64) -> Self {
+    pub fn of(layout: &UnitLayout, n_updates: u64) -> Self {
         let param = |slot: &crate::model::layout::ParamSlot| ParamEntry {
             name: layout.full_name(slot),
             shape: slot.spec.shape.clone(),
@@ -114,18 +110,9 @@ impl UnitEntry {
             name: layout.name.clone(),
             numel: layout.numel,
             padded: layout.padded,
-            adam_steps,
+            n_updates,
             params: layout.params.iter().map(param).collect(),
         }
-    }
-}
-
-fn buffer<'a>(shard: &'a mut UnitShard, name: &str) -> &'a mut burn_tensor::Tensor<1> {
-    match name {
-        "student" => &mut shard.student,
-        "teacher" => &mut shard.teacher,
-        "exp_avg" => &mut shard.exp_avg,
-        _ => &mut shard.exp_avg_sq,
     }
 }
 

@@ -13,9 +13,7 @@ use burn_tensor::{Device, Tensor, TensorData};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::safetensors::from_le_bytes;
-use super::{
-    BUFFERS, FileEntry, LATEST, MANIFEST, Manifest, UnitEntry, VERSION, buffer, folder, pieces, unusable,
-};
+use super::{FileEntry, LATEST, MANIFEST, Manifest, UnitEntry, VERSION, folder, pieces, unusable};
 use crate::comm::communicator::Comm;
 use crate::comm::engine::Reduction;
 use crate::error::TrainError;
@@ -95,7 +93,10 @@ impl Checkpoint {
             .ok()
             .and_then(|manifest| manifest.get("version")?.as_u64()?.try_into().ok());
         if let Some(version) = version.filter(|version| *version != VERSION) {
-            let reason = format!("it has version {version}; this program reads version {VERSION}");
+            let reason = format!(
+                "it has version {version}, and this program reads version {VERSION}: finish the run with the release \
+                 that started it, or start anew in another folder"
+            );
             return Err(unusable(path, reason));
         }
         let manifest: Manifest = serde_json::from_slice(&text).map_err(|error| unusable(path, error))?;
@@ -164,17 +165,17 @@ impl Checkpoint {
         }
         let mut restored = state.shards.clone();
         for (shard, unit) in restored.iter_mut().zip(&self.manifest.units) {
-            let here = UnitEntry::of(&shard.layout, unit.adam_steps);
+            let here = UnitEntry::of(&shard.layout, unit.n_updates);
             if (&here.name, here.numel, &here.params) != (&unit.name, unit.numel, &unit.params) {
                 return Err(bad(format!("{} is another unit than the network's {}", unit.name, here.name)));
             }
             let wanted = shard.start..shard.start + shard.len();
-            for name in BUFFERS {
+            for (name, buffer) in shard.buffers_mut() {
                 let values = self.elements(name, unit, wanted.clone()).map_err(bad)?;
                 let len = values.len();
-                *buffer(shard, name) = Tensor::from_data(TensorData::new(values, [len]), device);
+                *buffer = Tensor::from_data(TensorData::new(values, [len]), device);
             }
-            shard.adam_steps = unit.adam_steps;
+            shard.n_updates = unit.n_updates;
         }
         let of_method = |(name, len): &(String, usize)| {
             let key = format!("method/{name}");

@@ -16,8 +16,8 @@ use burn_tensor::{Device, Tensor};
 use pipeline::file;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{BUFFERS, FileEntry, LATEST, MANIFEST, Manifest, UnitEntry, VERSION, buffer, folder, rank_file};
-use crate::comm::topology::Place;
+use super::{FileEntry, LATEST, MANIFEST, Manifest, UnitEntry, VERSION, folder, rank_file};
+use crate::comm::topology::Topology;
 use crate::device::host::with_slice;
 use crate::error::TrainError;
 use crate::recipe::plan::Plan;
@@ -35,12 +35,13 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// What `state` is now.
-    pub fn of(state: &mut TrainState, plan: &Plan) -> Self {
+    pub fn of(state: &TrainState, plan: &Plan) -> Self {
         let mut tensors = Vec::new();
-        for shard in &mut state.shards {
-            for name in BUFFERS {
-                tensors.push((format!("{name}/{}", shard.layout.name), buffer(shard, name).clone()));
-            }
+        for shard in &state.shards {
+            let named = |(name, values): (&str, &Tensor<1>)| {
+                (format!("{name}/{}", shard.layout.name), values.clone())
+            };
+            tensors.extend(shard.buffers().map(named));
         }
         let method = state.method.state();
         let manifest = Manifest {
@@ -50,7 +51,7 @@ impl Snapshot {
             bad_steps: state.bad_steps,
             world_size: plan.world_size,
             plan: plan.clone(),
-            units: state.shards.iter().map(|s| UnitEntry::of(&s.layout, s.adam_steps)).collect(),
+            units: state.shards.iter().map(|s| UnitEntry::of(&s.layout, s.n_updates)).collect(),
             method: method.iter().map(|(name, values)| (name.clone(), values.len())).collect(),
             files: Vec::new(),
         };
@@ -58,15 +59,18 @@ impl Snapshot {
     }
 
     /// Writes this rank's file, and beside it what the manifest will say of it.
-    fn write(self, temporary: &Path, place: Place) -> io::Result<()> {
+    fn write(self, temporary: &Path, topology: Topology) -> io::Result<()> {
         fs::create_dir_all(temporary)?;
-        let name = rank_file(place.shard());
+        let name = rank_file(topology.shard());
         let path = temporary.join(&name);
-        let mut views: Vec<(String, Part)> =
-            self.tensors.into_iter().map(|(name, tensor)| (name, Part::of(tensor))).collect();
-        if place.shard() == 0 {
+        let mut views: Vec<(String, Stored)> =
+            self.tensors.into_iter().map(|(name, tensor)| (name, Stored::of(tensor))).collect();
+        if topology.shard() == 0 {
             let of_method = |(name, values): (String, Vec<f32>)| {
-                (format!("method/{name}"), Part::of(Tensor::from_floats(values.as_slice(), &Device::flex())))
+                (
+                    format!("method/{name}"),
+                    Stored::of(Tensor::from_floats(values.as_slice(), &Device::flex())),
+                )
             };
             views.extend(self.method.into_iter().map(of_method));
         }
@@ -78,7 +82,7 @@ impl Snapshot {
         let written = File::open(&path)?;
         written.sync_all()?;
         let entry = checksums(written, name)?;
-        let entry_path = entry_path(temporary, place.shard());
+        let entry_path = entry_path(temporary, topology.shard());
         file::write_synced(&entry_path, &serde_json::to_vec(&entry)?)?;
         // The library makes files that only their owner can read.
         fs::set_permissions(&path, fs::metadata(&entry_path)?.permissions())
@@ -86,19 +90,19 @@ impl Snapshot {
 }
 
 /// A tensor on its way into a file.
-struct Part {
+struct Stored {
     tensor: Tensor<1>,
     shape: [usize; 1],
 }
 
-impl Part {
+impl Stored {
     fn of(tensor: Tensor<1>) -> Self {
         let shape = tensor.dims();
         Self { tensor, shape }
     }
 }
 
-impl View for Part {
+impl View for Stored {
     fn dtype(&self) -> Dtype {
         Dtype::F32
     }
@@ -143,7 +147,7 @@ fn entry_path(folder: &Path, shard: usize) -> PathBuf {
 /// Writes the checkpoints of a run, one at a time.
 pub struct Saver {
     folder: PathBuf,
-    place: Place,
+    topology: Topology,
     n_keep: usize,
     in_flight: Option<InFlight>,
 }
@@ -167,11 +171,11 @@ impl InFlight {
 impl Saver {
     /// A saver into `folder`, of which the newest `n_keep` are kept. Rank 0's takes away what a killed run has
     /// begun: ranks must have met once more before any of them saves.
-    pub fn new(folder: &Path, place: Place, n_keep: usize) -> Self {
-        if place.rank == 0 {
+    pub fn new(folder: &Path, topology: Topology, n_keep: usize) -> Self {
+        if topology.rank == 0 {
             folder::sweep(folder);
         }
-        Self { folder: folder.to_path_buf(), place, n_keep, in_flight: None }
+        Self { folder: folder.to_path_buf(), topology, n_keep, in_flight: None }
     }
 
     /// Whether a checkpoint is being written.
@@ -180,13 +184,13 @@ impl Saver {
     }
 
     /// Starts to write `state`. All ranks call it at the same step, none while it is busy.
-    pub fn start(&mut self, state: &mut TrainState, plan: &Plan) {
+    pub fn start(&mut self, state: &TrainState, plan: &Plan) {
         let snapshot = Snapshot::of(state, plan);
         let (step, manifest) = (state.step, snapshot.manifest.clone());
-        let (place, temporary) = (self.place, folder::temporary_of_step(&self.folder, step));
-        let write = move || snapshot.write(&temporary, place);
+        let (topology, temporary) = (self.topology, folder::temporary_of_step(&self.folder, step));
+        let write = move || snapshot.write(&temporary, topology);
         // Replicas have what the first of them writes.
-        let (writing, outcome) = match place.replica() {
+        let (writing, outcome) = match topology.replica() {
             0 => match std::thread::Builder::new().name("checkpoint".into()).spawn(write) {
                 Ok(writing) => (Some(writing), None),
                 Err(error) => (None, Some(Err(error))),
@@ -215,13 +219,13 @@ impl Saver {
     /// # Errors
     /// [`TrainError::CheckpointWrite`]; earlier checkpoints are untouched then.
     pub fn agreed(&mut self, n_saved: f64, n_failed: f64) -> Result<Option<u64>, TrainError> {
-        if n_failed == 0.0 && n_saved < self.place.world_size as f64 {
+        if n_failed == 0.0 && n_saved < self.topology.world_size as f64 {
             return Ok(None);
         }
         let Some(InFlight { step, manifest, outcome, .. }) = self.in_flight.take() else { return Ok(None) };
         let target = folder::of_step(&self.folder, step);
         let result = match outcome {
-            _ if n_failed == 0.0 && self.place.rank == 0 => self.commit(step, manifest),
+            _ if n_failed == 0.0 && self.topology.rank == 0 => self.commit(step, manifest),
             Some(Err(error)) => Err(error),
             _ if n_failed > 0.0 => Err(io::Error::other("another rank could not write its part")),
             _ => Ok(()),
@@ -246,7 +250,7 @@ impl Saver {
     fn commit(&self, step: u64, mut manifest: Manifest) -> io::Result<()> {
         let (target, temporary) =
             (folder::of_step(&self.folder, step), folder::temporary_of_step(&self.folder, step));
-        for shard in 0..self.place.group_size {
+        for shard in 0..self.topology.group_size {
             let path = entry_path(&temporary, shard);
             let entry: FileEntry = serde_json::from_slice(&fs::read(&path)?)?;
             let bytes = fs::metadata(temporary.join(&entry.name))?.len();

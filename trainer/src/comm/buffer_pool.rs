@@ -12,19 +12,19 @@ const TOO_LARGE: usize = 3;
 
 /// A pool of buffers.
 #[derive(Debug, Default)]
-pub struct Slots {
+pub struct BufferPool {
     spare: Mutex<Vec<Vec<f32>>>,
 }
 
 /// A buffer out of a pool, which it goes back to.
-pub struct Slot {
+pub struct PooledBuffer {
     values: Vec<f32>,
-    slots: Arc<Slots>,
+    pool: Arc<BufferPool>,
 }
 
-impl Slots {
+impl BufferPool {
     /// A buffer of `len` elements, of any content.
-    pub fn take(self: &Arc<Self>, len: usize) -> Slot {
+    pub fn take(self: &Arc<Self>, len: usize) -> PooledBuffer {
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         // The smallest that is large enough, and not so large that a unit of its size would miss it: then the peak of a
         // step does not depend on which buffer happens to be free. Growing would copy what nobody reads.
@@ -33,18 +33,18 @@ impl Slots {
         let mut values = fits.map_or_else(|| Vec::with_capacity(len), |index| spare.swap_remove(index));
         drop(spare);
         values.resize(len, 0.0);
-        Slot { values, slots: Arc::clone(self) }
+        PooledBuffer { values, pool: Arc::clone(self) }
     }
 }
 
-impl Slots {
+impl BufferPool {
     /// Lets go what nobody uses.
     pub fn clear(&self) {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 
-impl Slot {
+impl PooledBuffer {
     /// Its elements.
     pub fn values(&mut self) -> &mut [f32] {
         &mut self.values
@@ -63,15 +63,15 @@ impl Slot {
     }
 }
 
-impl AsRef<[u8]> for Slot {
+impl AsRef<[u8]> for PooledBuffer {
     fn as_ref(&self) -> &[u8] {
         bytemuck::cast_slice(&self.values)
     }
 }
 
-impl Drop for Slot {
+impl Drop for PooledBuffer {
     fn drop(&mut self) {
-        let mut spare = self.slots.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spare = self.pool.spare.lock().unwrap_or_else(PoisonError::into_inner);
         spare.push(std::mem::take(&mut self.values));
         if spare.len() > N_SPARE {
             spare.sort_by_key(Vec::capacity);
@@ -86,16 +86,16 @@ mod tests {
 
     #[test]
     fn a_buffer_comes_back_when_the_last_tensor_goes() {
-        let slots = Arc::new(Slots::default());
-        let mut slot = slots.take(100);
-        slot.values().iter_mut().enumerate().for_each(|(i, value)| *value = i as f32);
-        let address = slot.values().as_ptr();
-        let tensor = slot.into_tensor(&Device::flex());
+        let pool = Arc::new(BufferPool::default());
+        let mut buffer = pool.take(100);
+        buffer.values().iter_mut().enumerate().for_each(|(i, value)| *value = i as f32);
+        let address = buffer.values().as_ptr();
+        let tensor = buffer.into_tensor(&Device::flex());
         let part = tensor.clone().narrow(0, 10, 10);
         drop(tensor);
-        assert!(slots.spare.lock().unwrap().is_empty(), "a slice still looks at it");
+        assert!(pool.spare.lock().unwrap().is_empty(), "a slice still looks at it");
         assert_eq!(part.into_data().try_to_vec::<f32>().unwrap()[0], 10.0);
-        let mut again = slots.take(50);
+        let mut again = pool.take(50);
         assert_eq!(again.values().as_ptr(), address, "it is used again");
         assert_eq!(again.values().len(), 50);
     }

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
-use super::buffer_pool::Slots;
+use super::buffer_pool::BufferPool;
 use super::deadline::{POLL, Waiting, Watch};
 use super::engine::{Engine, EngineError, Reduction};
-use super::flight_recorder::Recorder;
+use super::flight_recorder::FlightRecorder;
 use super::mesh::{Mesh, Traffic};
-use super::topology::Place;
+use super::topology::Topology;
 
 /// Ranks may take this long to start, whatever the deadline of collectives.
 pub const START: Duration = Duration::from_secs(120);
@@ -26,8 +26,8 @@ const LEAVE: Duration = Duration::from_secs(2);
 
 /// How ranks talk.
 pub struct CommConfig {
-    /// This rank's place.
-    pub place: Place,
+    /// This rank's topology.
+    pub topology: Topology,
     /// Whether sums are taken in an order of ours.
     pub exact: bool,
     /// How long a collective may take.
@@ -39,16 +39,16 @@ pub type EngineFactory = Box<dyn FnOnce() -> Result<Box<dyn Engine>, EngineError
 
 /// A rank's line to the others.
 pub struct Comm {
-    place: Place,
+    topology: Topology,
     pub(super) exact: bool,
     /// Whether the engine is given tensors where they lie.
     pub(super) takes_tensors: bool,
     /// `None` for one rank, for which there is nothing to move.
     queue: Option<Sender<Queued>>,
-    recorder: Arc<Recorder>,
+    recorder: Arc<FlightRecorder>,
     watch: Mutex<Option<Arc<dyn Watch>>>,
     deadline: Duration,
-    pub(super) slots: Arc<Slots>,
+    pub(super) buffers: Arc<BufferPool>,
     waited_us: AtomicU64,
     /// Time that the thread has waited for this rank's own device.
     settled_us: Arc<AtomicU64>,
@@ -79,14 +79,14 @@ impl Comm {
     /// One rank.
     pub fn solo() -> Self {
         Self {
-            place: Place::SOLO,
+            topology: Topology::SOLO,
             exact: true,
             takes_tensors: false,
             queue: None,
             recorder: Arc::default(),
             watch: Mutex::new(None),
             deadline: Duration::MAX,
-            slots: Arc::default(),
+            buffers: Arc::default(),
             waited_us: AtomicU64::new(0),
             settled_us: Arc::default(),
             given_up: Arc::default(),
@@ -99,18 +99,18 @@ impl Comm {
     /// # Errors
     /// Those of `engine`, and [`EngineError`] when ranks do not meet.
     pub fn start(config: CommConfig, engine: EngineFactory) -> Result<Self, EngineError> {
-        let CommConfig { place, exact, deadline } = config;
+        let CommConfig { topology, exact, deadline } = config;
         let (queue, jobs) = unbounded::<Queued>();
         let (ready, is_ready) = bounded(1);
         let (has_ended, ended) = bounded::<()>(0);
-        let recorder = Arc::<Recorder>::default();
+        let recorder = Arc::<FlightRecorder>::default();
         let notes = Arc::clone(&recorder);
         let (settled_us, given_up) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
         let (settled, watched) = (Arc::clone(&settled_us), Arc::clone(&given_up));
         let run = move || {
             let mesh = engine().and_then(|mut world| {
                 world.watch(watched);
-                Mesh::new(world, place, exact)
+                Mesh::new(world, topology, exact)
             });
             let mut mesh = match mesh {
                 Ok(mesh) => mesh,
@@ -138,22 +138,14 @@ impl Comm {
             engine: "communication thread",
             reason: error.to_string(),
         })?;
-        let takes_tensors = is_ready.recv_timeout(deadline.max(START)).map_err(|error| match error {
-            RecvTimeoutError::Disconnected => EngineError::Ended,
-            RecvTimeoutError::Timeout => EngineError::Deadline {
-                collective: "start",
-                unit: "the engine".into(),
-                number: 0,
-                seconds: deadline.max(START).as_secs(),
-                suspects: "not all ranks have come".into(),
-            },
-        })??;
+        let takes_tensors =
+            is_ready.recv_timeout(deadline.max(START)).map_err(|e| not_started(e, deadline))??;
         Ok(Self {
-            place,
+            topology,
             exact,
             takes_tensors,
             // One rank has nothing to move, but an engine on device memory may be tried with it.
-            queue: (place.world_size > 1 || takes_tensors).then_some(queue),
+            queue: (topology.world_size > 1 || takes_tensors).then_some(queue),
             recorder,
             deadline,
             settled_us,
@@ -163,13 +155,13 @@ impl Comm {
         })
     }
 
-    /// This rank's place.
-    pub fn place(&self) -> Place {
-        self.place
+    /// This rank's topology.
+    pub fn topology(&self) -> Topology {
+        self.topology
     }
 
     /// What the communication thread did last.
-    pub fn recorder(&self) -> Arc<Recorder> {
+    pub fn recorder(&self) -> Arc<FlightRecorder> {
         Arc::clone(&self.recorder)
     }
 
@@ -333,19 +325,19 @@ impl Comm {
 
     /// Lets the buffers go that wait for the next gathers.
     pub fn release_buffers(&self) {
-        self.slots.clear();
+        self.buffers.clear();
     }
 
     /// Groups the ranks in another way and starts to count anew. All ranks call it, with nothing on its way.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn regroup(&mut self, place: Place, exact: bool) -> Result<(), EngineError> {
+    pub fn regroup(&mut self, topology: Topology, exact: bool) -> Result<(), EngineError> {
         if self.queue.is_some() {
-            self.wait(self.submit("regroup", "the ranks", move |mesh| mesh.regroup(place, exact)))?;
-            self.place = place;
+            self.wait(self.submit("regroup", "the ranks", move |mesh| mesh.regroup(topology, exact)))?;
+            self.topology = topology;
             self.exact = exact;
-            self.slots.clear();
+            self.buffers.clear();
         }
         Ok(())
     }
@@ -380,5 +372,19 @@ impl Comm {
             }),
             _ => Ok(()),
         }
+    }
+}
+
+/// Why the engine is not there.
+fn not_started(error: RecvTimeoutError, deadline: Duration) -> EngineError {
+    match error {
+        RecvTimeoutError::Disconnected => EngineError::Ended,
+        RecvTimeoutError::Timeout => EngineError::Deadline {
+            collective: "start",
+            unit: "the engine".into(),
+            number: 0,
+            seconds: deadline.max(START).as_secs(),
+            suspects: "not all ranks have come".into(),
+        },
     }
 }

@@ -26,11 +26,11 @@ pub struct Entry {
 
 /// A ring of the last collectives.
 #[derive(Debug, Default)]
-pub struct Recorder {
+pub struct FlightRecorder {
     entries: Mutex<VecDeque<Entry>>,
 }
 
-impl Recorder {
+impl FlightRecorder {
     /// Notes that `collective` of `unit` begins.
     pub fn begin(&self, number: u64, collective: &'static str, unit: &str) {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn it_remembers_the_last_and_what_has_not_ended() {
-        let recorder = Recorder::default();
+        let recorder = FlightRecorder::default();
         for number in 0..600 {
             recorder.begin(number, "gather", "blocks.0");
             if number < 599 {

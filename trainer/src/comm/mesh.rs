@@ -12,12 +12,12 @@ use burn_tensor::Tensor;
 
 use super::engine::{Engine, EngineError, Transfer};
 use super::ordered;
-use super::topology::Place;
+use super::topology::Topology;
 use super::wire::Wire;
 
 /// The engines of a rank: all ranks, its shard group, its replicas.
 pub struct Mesh {
-    place: Place,
+    topology: Topology,
     world: Box<dyn Engine>,
     /// `None` where the group is one rank, or all.
     group: Option<Box<dyn Engine>>,
@@ -73,27 +73,27 @@ impl Mesh {
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn new(mut world: Box<dyn Engine>, place: Place, exact: bool) -> Result<Self, EngineError> {
+    pub fn new(mut world: Box<dyn Engine>, topology: Topology, exact: bool) -> Result<Self, EngineError> {
         let split = |world: &mut Box<dyn Engine>, size: usize, color: usize, key: usize| match size == 1
-            || size == place.world_size
+            || size == topology.world_size
         {
             true => Ok(None),
             false => world.split(color, key).map(Some),
         };
-        let group = split(&mut world, place.group_size, place.replica(), place.shard())?;
-        let replicas = split(&mut world, place.n_replicas(), place.shard(), place.replica())?;
-        Ok(Self { place, world, group, replicas, exact, traffic: Traffic::default() })
+        let group = split(&mut world, topology.group_size, topology.replica(), topology.shard())?;
+        let replicas = split(&mut world, topology.n_replicas(), topology.shard(), topology.replica())?;
+        Ok(Self { topology, world, group, replicas, exact, traffic: Traffic::default() })
     }
 
     /// Groups the ranks in another way. All ranks call it.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn regroup(&mut self, place: Place, exact: bool) -> Result<(), EngineError> {
-        let Place { rank, world_size, .. } = place;
+    pub fn regroup(&mut self, topology: Topology, exact: bool) -> Result<(), EngineError> {
+        let Topology { rank, world_size, .. } = topology;
         let world = self.world.split(0, rank)?;
         debug_assert_eq!((world.rank(), world.world_size()), (rank, world_size));
-        *self = Self::new(world, place, exact)?;
+        *self = Self::new(world, topology, exact)?;
         Ok(())
     }
 
@@ -121,7 +121,7 @@ impl Mesh {
     /// # Errors
     /// [`EngineError`].
     pub fn reduce(&mut self, full: &[f32], wire: Wire) -> Result<Vec<f32>, EngineError> {
-        let Place { group_size, world_size, .. } = self.place;
+        let Topology { group_size, world_size, .. } = self.topology;
         let n = full.len() / group_size;
         self.traffic.n_reduces += 1;
         let mut mine = match group_size {
@@ -132,7 +132,7 @@ impl Mesh {
             }
         };
         if group_size < world_size {
-            let n_replicas = self.place.n_replicas();
+            let n_replicas = self.topology.n_replicas();
             let order: Vec<usize> = (0..n_replicas).collect();
             let part = mine.len().div_ceil(n_replicas);
             self.traffic.reduce_bytes += ((n_replicas - 1) * part * (wire.bytes() + 4)) as u64;
@@ -161,16 +161,16 @@ impl Mesh {
     pub fn transfer_of(
         full: Tensor<1>,
         wire: Wire,
-        place: Place,
+        topology: Topology,
         exact: bool,
         device_memory: bool,
     ) -> Result<Transfer, EngineError> {
         let [len] = full.dims();
-        if place.group_size == 1 {
-            return replica_transfer(full, wire, place, device_memory);
+        if topology.group_size == 1 {
+            return replica_transfer(full, wire, topology, device_memory);
         }
         match native_sum(wire, exact) {
-            true => Transfer::new(full, len / place.group_size, device_memory),
+            true => Transfer::new(full, len / topology.group_size, device_memory),
             false => Transfer::new(full.cast(wire.dtype()), len, device_memory),
         }
     }
@@ -185,10 +185,10 @@ impl Mesh {
         len: usize,
         wire: Wire,
     ) -> Result<Tensor<1>, EngineError> {
-        let place = self.place;
-        let n = len / place.group_size;
+        let topology = self.topology;
+        let n = len / topology.group_size;
         self.traffic.n_reduces += 1;
-        if place.group_size > 1 {
+        if topology.group_size > 1 {
             self.traffic.reduce_bytes += ((len - n) * wire.bytes()) as u64;
             let mine = match native_sum(wire, self.exact) {
                 true => {
@@ -197,17 +197,17 @@ impl Mesh {
                 }
                 false => {
                     self.group().all_to_all_tensor(&mut first)?;
-                    let order: Vec<usize> = (0..place.group_size).collect();
+                    let order: Vec<usize> = (0..topology.group_size).collect();
                     ordered::sum_of_parts(first.received(), &order)
                 }
             };
-            if place.group_size == place.world_size {
+            if topology.group_size == topology.world_size {
                 return Ok(mine);
             }
-            first = replica_transfer(mine, wire, place, self.world.takes_tensors())?;
+            first = replica_transfer(mine, wire, topology, self.world.takes_tensors())?;
         }
         let [padded, _] = first.lengths();
-        let n_replicas = place.n_replicas();
+        let n_replicas = topology.n_replicas();
         let part = padded / n_replicas;
         self.traffic.reduce_bytes += ((n_replicas - 1) * part * (wire.bytes() + 4)) as u64;
         let takes_tensors = self.world.takes_tensors();
@@ -221,7 +221,7 @@ impl Mesh {
     }
 
     fn scatter(&mut self, full: &[f32], wire: Wire) -> Result<Vec<f32>, EngineError> {
-        let group_size = self.place.group_size;
+        let group_size = self.topology.group_size;
         if native_sum(wire, self.exact) {
             let mut mine = vec![0.0; full.len() / group_size];
             self.group().reduce_scatter(full, &mut mine)?;
@@ -238,7 +238,7 @@ impl Mesh {
     /// # Errors
     /// [`EngineError`].
     pub fn sum(&mut self, values: &[f32]) -> Result<Vec<f32>, EngineError> {
-        let order = self.place.order();
+        let order = self.topology.by_data_rank();
         self.count_small(2 * 4 * values.len().div_ceil(order.len()) * (order.len() - 1));
         ordered::all_sum(self.world.as_mut(), values, Wire::F32, &order)
     }
@@ -248,7 +248,7 @@ impl Mesh {
     /// # Errors
     /// [`EngineError`].
     pub fn gather_parts(&mut self, values: &[f32]) -> Result<Vec<Vec<f32>>, EngineError> {
-        let order = self.place.order();
+        let order = self.topology.by_data_rank();
         self.count_small(4 * values.len() * (order.len() - 1));
         let mut all = vec![0.0; values.len() * order.len()];
         self.world.all_gather(bytemuck::cast_slice(values), bytemuck::cast_slice_mut(&mut all))?;
@@ -273,11 +273,11 @@ fn native_sum(wire: Wire, exact: bool) -> bool {
 fn replica_transfer(
     mine: Tensor<1>,
     wire: Wire,
-    place: Place,
+    topology: Topology,
     device_memory: bool,
 ) -> Result<Transfer, EngineError> {
     let [n] = mine.dims();
-    let padded = n.next_multiple_of(place.n_replicas());
+    let padded = n.next_multiple_of(topology.n_replicas());
     let mine = match padded - n {
         0 => mine,
         missing => {
@@ -306,10 +306,10 @@ mod tests {
             let shards: Vec<(usize, Vec<f32>)> = std::thread::scope(|scope| {
                 let run = |engine: crate::comm::engine::Local| {
                     move || {
-                        let place = Place::new(engine.rank(), world, Sharding::Full, group).unwrap();
-                        let mut mesh = Mesh::new(Box::new(engine), place, true).unwrap();
-                        let full: Vec<f32> = (0..n).map(|i| part(place.part(), i)).collect();
-                        (place.shard(), mesh.reduce(&full, Wire::F32).unwrap())
+                        let topology = Topology::new(engine.rank(), world, Sharding::Full, group).unwrap();
+                        let mut mesh = Mesh::new(Box::new(engine), topology, true).unwrap();
+                        let full: Vec<f32> = (0..n).map(|i| part(topology.data_rank(), i)).collect();
+                        (topology.shard(), mesh.reduce(&full, Wire::F32).unwrap())
                     }
                 };
                 let threads: Vec<_> =

@@ -1,7 +1,7 @@
 //! How ranks talk: engines, the communication thread, and collectives over flat buffers.
 
 pub mod buffer_pool;
-mod collectives;
+pub(crate) mod collectives;
 pub mod communicator;
 pub mod deadline;
 pub mod engine;

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use burn_tensor::{DType, Device, Tensor};
 
+use super::collectives;
 use super::communicator::{Comm, Pending};
 use super::engine::EngineError;
 use super::wire::Wire;
@@ -20,9 +21,7 @@ pub struct Wanted<'a> {
     /// How it travels.
     pub wire: Wire,
     /// Whether it stays for longer than its unit runs.
-    pub keep: bool,
-    /// What its unit computes in.
-    pub dtype: DType,
+    pub stays: bool,
 }
 
 /// The gathers of a step, in order: while one is used, the next is on its way.
@@ -30,7 +29,7 @@ pub struct Gathers<'a> {
     comm: &'a Comm,
     device: &'a Device,
     rest: VecDeque<Wanted<'a>>,
-    ahead: Option<(Pending<Tensor<1>>, DType)>,
+    ahead: Option<Pending<Tensor<1>>>,
 }
 
 impl<'a> Gathers<'a> {
@@ -55,8 +54,7 @@ impl<'a> Gathers<'a> {
                 true => next.shard.clone().to_device(self.device),
                 false => next.shard.clone(),
             };
-            let pending = self.comm.gather(next.unit, &shard, next.wire, next.keep)?;
-            Ok::<_, EngineError>((pending, next.dtype))
+            collectives::gather(self.comm, next.unit, &shard, next.wire, next.stays)
         };
         self.ahead = self.rest.pop_front().map(submit).transpose()?;
         Ok(())
@@ -70,10 +68,12 @@ impl<'a> Gathers<'a> {
     /// # Panics
     /// If more are asked for than were listed: a bug in the step.
     pub fn next_flat(&mut self) -> Result<Tensor<1>, EngineError> {
-        let (pending, dtype) = self.ahead.take().expect("the step lists every gather");
+        let pending = self.ahead.take().expect("the step lists every gather");
         let flat = self.comm.wait(pending)?;
         self.submit_next()?;
-        Ok(flat.to_device(self.device).cast(dtype))
+        let flat = flat.to_device(self.device);
+        // Leaves are f32, whatever weights travel in: gradients of several uses are added up in it.
+        Ok(if flat.dtype() == DType::F32 { flat } else { flat.cast(DType::F32) })
     }
 }
 
@@ -98,7 +98,7 @@ impl<'a> Reductions<'a> {
         if self.pending.len() == REDUCE_SLOTS {
             self.wait_for_one()?;
         }
-        self.pending.push_back(self.comm.reduce(unit, full, wire)?);
+        self.pending.push_back(collectives::reduce(self.comm, unit, full, wire)?);
         Ok(())
     }
 

@@ -16,9 +16,9 @@ pub enum Sharding {
     Full,
 }
 
-/// A rank's place.
+/// A rank among the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct Topology {
     /// This rank.
     pub rank: usize,
     /// Number of ranks, W.
@@ -27,11 +27,11 @@ pub struct Place {
     pub group_size: usize,
 }
 
-impl Place {
+impl Topology {
     /// One rank alone.
     pub const SOLO: Self = Self { rank: 0, world_size: 1, group_size: 1 };
 
-    /// The place of `rank`; `group` ranks share a unit, or all with 0.
+    /// The topology as `rank` sees it; `group` ranks share a unit, or all with 0.
     ///
     /// # Errors
     /// In words, when groups do not divide the ranks.
@@ -62,16 +62,16 @@ impl Place {
         self.world_size / self.group_size
     }
 
-    /// Which part of a global batch this rank takes: positions p with p mod W = part. Ranks are numbered
-    /// so that sums over a group and then over replicas are branches of one tree ([`ordered`]).
-    pub fn part(&self) -> usize {
+    /// Which share of a global batch this rank takes: positions p with p mod W = data rank. Ranks are numbered
+    /// so that sums over a group and then over replicas are branches of one tree ([`super::ordered`]).
+    pub fn data_rank(&self) -> usize {
         self.shard() * self.n_replicas() + self.replica()
     }
 
-    /// The ranks by [`Place::part`].
-    pub fn order(&self) -> Vec<usize> {
+    /// The ranks in the order of their data ranks.
+    pub fn by_data_rank(&self) -> Vec<usize> {
         let (s, r) = (self.group_size, self.n_replicas());
-        (0..self.world_size).map(|part| (part % r) * s + part / r).collect()
+        (0..self.world_size).map(|data_rank| (data_rank % r) * s + data_rank / r).collect()
     }
 }
 
@@ -82,17 +82,17 @@ mod tests {
 
     #[test]
     fn groups_must_divide() {
-        assert!(Place::new(0, 4, Sharding::Full, 3).unwrap_err().contains("3 does not divide 4"));
-        assert_eq!(Place::new(2, 4, Sharding::None, 3).unwrap().group_size, 1);
+        assert!(Topology::new(0, 4, Sharding::Full, 3).unwrap_err().contains("3 does not divide 4"));
+        assert_eq!(Topology::new(2, 4, Sharding::None, 3).unwrap().group_size, 1);
     }
 
     proptest! {
         #[test]
         fn parts_number_the_ranks(log_group in 0u32..4, log_replicas in 0u32..4) {
             let (group, world) = (1 << log_group, 1usize << (log_group + log_replicas));
-            let order = Place::new(0, world, Sharding::Full, group).unwrap().order();
+            let order = Topology::new(0, world, Sharding::Full, group).unwrap().by_data_rank();
             for (part, rank) in order.iter().enumerate() {
-                prop_assert_eq!(Place::new(*rank, world, Sharding::Full, group).unwrap().part(), part);
+                prop_assert_eq!(Topology::new(*rank, world, Sharding::Full, group).unwrap().data_rank(), part);
             }
         }
     }

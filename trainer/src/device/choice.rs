@@ -192,7 +192,8 @@ fn cuda(asked: Option<usize>, local_rank: usize) -> Result<Opened, DeviceError> 
         let why = "kernels are compiled when they are first used, and need CUDA's headers: set CUDA_PATH";
         return Err(reason(format!("{} is not there; {why}", headers.display())));
     }
-    crate::comm::engine::enter_cuda(number).map_err(|error| reason(error.to_string()))?;
+    super::context::enter(number)
+        .map_err(|error| reason(format!("cuda:{number} cannot be used: {error}")))?;
     let uuid = result::device::get(number as i32).and_then(result::device::get_uuid);
     let uuid = uuid.map_err(|error| reason(format!("cuda:{number}: {error}")))?;
     Ok(Opened {

@@ -2,6 +2,7 @@
 
 use burn_flex::Flex;
 use burn_tensor::{Tensor, TensorData};
+use multiversion::multiversion;
 
 /// Elements of a tensor on the host; without a copy when nothing else holds it.
 pub fn to_host(tensor: Tensor<1>) -> Vec<f32> {
@@ -33,4 +34,29 @@ pub fn on_host<R>(tensor: &mut Tensor<1>, f: impl FnOnce(&mut [f32]) -> R) -> R 
     let len = values.len();
     *tensor = Tensor::from_data(TensorData::new(values, [len]), &device);
     result
+}
+
+/// The sum of two flat tensors of one length, in the memory of the first where nobody else holds it.
+pub fn add(mut a: Tensor<1>, b: Tensor<1>) -> Tensor<1> {
+    if !(is_host(&a) && is_host(&b)) {
+        return a + b;
+    }
+    with_slice(&b, |b| on_host(&mut a, |a| add_slices(a, b)));
+    a
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn add_slices(a: &mut [f32], b: &[f32]) {
+    for (a, b) in a.iter_mut().zip(b) {
+        *a += b;
+    }
+}
+
+/// A flat tensor times a number, in its own memory where nobody else holds it.
+pub fn scale(mut a: Tensor<1>, factor: f32) -> Tensor<1> {
+    if !is_host(&a) {
+        return a * factor;
+    }
+    on_host(&mut a, |a| a.iter_mut().for_each(|value| *value *= factor));
+    a
 }

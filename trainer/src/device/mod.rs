@@ -1,6 +1,8 @@
 //! What a rank computes on: the CPU's cores, or a GPU.
 
 mod choice;
+#[cfg(feature = "cuda")]
+pub(crate) mod context;
 pub mod host;
 pub(crate) mod readback;
 mod tuning;

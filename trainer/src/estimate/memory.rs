@@ -1,8 +1,9 @@
 //! Bytes of a rank, by item.
 
-use super::{ModelCost, Spread, UnitCost};
+use super::{ModelCost, Spread, UnitCost, of_plan};
 use crate::comm::topology::Sharding;
 use crate::model::layout::ALIGNMENT;
+use crate::recipe::plan::{Plan, Room};
 
 /// Bytes of an element in memory.
 const F32: f64 = 4.0;
@@ -10,7 +11,7 @@ const F32: f64 = 4.0;
 /// What a rank holds at the worst moment of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Memory {
-    /// Shards of student, teacher and moments; none where they are left to the host.
+    /// Shards of student, followers and moments; none where they are left to the host.
     pub state_bytes: f64,
     /// Shards of gradients.
     pub gradient_bytes: f64,
@@ -28,11 +29,6 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// What stays from step to step, and gradients: 20 · P / S.
-    pub fn persistent_bytes(&self) -> f64 {
-        self.state_bytes + self.gradient_bytes
-    }
-
     /// What must be there: the peak of a step during which a checkpoint is written.
     pub fn needed_bytes(&self) -> f64 {
         self.peak_bytes() + self.checkpoint_bytes
@@ -62,22 +58,24 @@ pub fn memory(model: &ModelCost, spread: &Spread) -> Memory {
         (true, _) => sum(kept) + passing,
     };
     let images = spread.rank_batch as f64;
-    let part = images / spread.rank_parts.max(1) as f64;
+    let micro_batch = images / spread.rank_micro_batches.max(1) as f64;
     let inputs: f64 = again.iter().map(|unit| unit.input * images).sum();
     let graphs: f64 = kept.iter().map(|unit| unit.graph * images).sum();
-    let head_graph: f64 = model.head.iter().map(|unit| unit.graph * part).sum();
+    let head_graph: f64 = model.head.iter().map(|unit| unit.graph * micro_batch).sum();
     // Gradients by parameter and in one piece; that of the prototypes is a sum of two.
     let prototypes = model.head.last().map_or(0.0, padded);
     let in_head = head_graph + 2.0 * head + prototypes;
-    let live = again.iter().map(|unit| unit.graph * part).fold(0.0, f64::max);
+    let live = again.iter().map(|unit| unit.graph * micro_batch).fold(0.0, f64::max);
     // Every worker has the gradients of its slice, once by parameter and once in one piece.
     let of_unit = 2.0 * spread.workers as f64 * largest(&model.backbone);
     // At first the head's gradients are on their way, at last all shards are there.
     let on_their_way = if spread.world_size > 1 { head + largest(&model.head) } else { head };
     let backwards = live + of_unit + on_their_way.max(shards);
+    // Student, both moments, followers.
+    let copies = 3.0 + model.n_followers as f64;
     let here = if spread.offload { 0.0 } else { 1.0 };
     Memory {
-        state_bytes: here * 4.0 * F32 * shards,
+        state_bytes: here * copies * F32 * shards,
         gradient_bytes: F32 * shards,
         gathered_bytes: F32 * gathered,
         input_bytes: F32 * model.pixels * images,
@@ -85,11 +83,23 @@ pub fn memory(model: &ModelCost, spread: &Spread) -> Memory {
         work_bytes: F32 * in_head.max(backwards),
         checkpoint_bytes: here
             * F32
-            * (4.0 * shards + largest(&model.backbone).max(largest(&model.head)) / group),
+            * (copies * shards + largest(&model.backbone).max(largest(&model.head)) / group),
     }
 }
 
-/// The largest number of units that may keep their graph within `bytes`; `None` if not even none does.
+/// The plan with as many units that keep their graph as fit into `room`, where its recipe leaves that open.
+///
+/// # Errors
+/// [`TrainError::Recipe`](crate::TrainError::Recipe) when the method cannot be built.
+pub fn fit(mut plan: Plan, room: Room) -> Result<Plan, crate::TrainError> {
+    if plan.recipe.run.keep.is_none() {
+        plan.keep = keep_that_fits(&of_plan(&plan)?, &Spread::of(&plan), room.bytes).unwrap_or(0);
+    }
+    Ok(plan)
+}
+
+/// The largest number of units that can keep their graph within `bytes` of a rank's memory; none where even 0 does
+/// not fit.
 pub fn keep_that_fits(model: &ModelCost, spread: &Spread, bytes: f64) -> Option<usize> {
     let fits = |keep: &usize| memory(model, &Spread { keep: *keep, ..*spread }).needed_bytes() <= bytes;
     (0..=model.backbone.len()).rev().find(fits)

@@ -34,7 +34,7 @@ pub fn simulate(model: &ModelCost, from: usize, to: usize) -> Result<Simulation,
     let of_unit = |world: usize| {
         move |unit: &super::UnitCost| {
             let spec = ParamSpec::weight("weight", [unit.numel], Init::Constant(0.0));
-            UnitLayout::of_specs(&unit.name, vec![spec], world)
+            UnitLayout::new(&unit.name, vec![spec], world)
         }
     };
     let written: Vec<UnitLayout> = model.units().map(of_unit(from)).collect();

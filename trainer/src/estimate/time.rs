@@ -51,15 +51,20 @@ pub fn traffic(model: &ModelCost, spread: &Spread) -> Traffic {
         Sharding::Full => &model.backbone[..n_backbone.saturating_sub(spread.keep)],
         _ => &[],
     };
-    let gathered = 2.0 * bytes(&model.backbone, precision.gather)
-        + 2.0 * bytes(&model.head, precision.head_gather)
+    let copies = 1.0 + model.n_followers as f64;
+    let gathered = copies * bytes(&model.backbone, precision.gather)
+        + copies * bytes(&model.head, precision.head_gather)
         + bytes(again, precision.gather);
     let reduced = bytes(&model.backbone, precision.reduce) + bytes(&model.head, precision.head_reduce);
     let whole = bytes(&model.backbone, Wire::F32) + bytes(&model.head, Wire::F32);
     let share = |n: f64| (n - 1.0) / n;
     Traffic {
         gather_bytes: gathered * share(groups),
-        n_gathers: if spread.gathers() { 2 * (n_backbone + n_head) + again.len() } else { 0 },
+        n_gathers: if spread.gathers() {
+            (1 + model.n_followers) * (n_backbone + n_head) + again.len()
+        } else {
+            0
+        },
         reduce_bytes: reduced * share(groups),
         n_reduces: if spread.world_size > 1 { n_backbone + n_head } else { 0 },
         replica_bytes: (reduced + whole) / groups * share(replicas),
@@ -84,7 +89,7 @@ pub struct StepTime {
 pub fn step_flops(model: &ModelCost, spread: &Spread) -> [f64; 2] {
     let images = spread.rank_batch as f64;
     let again = &model.backbone[..model.backbone.len().saturating_sub(spread.keep)];
-    let once: f64 = model.units().map(|unit| unit.teacher_flops + 3.0 * unit.student_flops).sum();
+    let once: f64 = model.units().map(|unit| unit.follower_flops + 3.0 * unit.student_flops).sum();
     let twice: f64 = again.iter().map(|unit| unit.student_flops).sum();
     [images * once, images * (once + twice)]
 }

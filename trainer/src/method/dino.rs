@@ -3,8 +3,9 @@
 //! ```text
 //! views  x_1, x_2 (global), x_3.. (local)
 //! S_u = head(student(x_u))  all views      T_v = head(teacher(x_v))  global views
-//! loss = loss::dino(S, softmax((T - c) / τ_t), τ_s)        or sinkhorn(T / τ_t) as targets
-//!      + w · loss::koleo(student(x_1), student(x_2))       w = 0 in the paper
+//! P_v = softmax((T_v - c) / τ_t)           or sinkhorn(T / τ_t), over the whole batch
+//! loss = mean over v, u≠v of H(P_v, softmax(S_u / τ_s))
+//!      + w · koleo(student(x_1), student(x_2))       w = 0 in the paper
 //! after the step: c ← m · c + (1 - m) · mean(T);   teacher ← λ · teacher + (1 - λ) · student
 //! ```
 
@@ -12,20 +13,33 @@ use augment::MultiCrop;
 use burn_tensor::{Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
-use super::loss::dino as loss;
+use super::loss::center::batch_mean;
+use super::loss::cross_entropy::between_views;
 use super::loss::koleo::{Neighbors, directions};
-use super::{MATCH_LOSS, Method, Outputs, PartLoss, Scoring};
+use super::loss::sinkhorn;
+use super::{
+    BatchLoss, BatchOutputs, Follower, Gauges, MATCH_LOSS, Method, MethodContext, MethodRecipe,
+    MicroBatchLoss, Moves,
+};
 use crate::comm::engine::EngineError;
 use crate::comm::peers::Peers;
-use crate::model::head;
-use crate::model::head::HeadSizes;
-use crate::model::unit::Unit;
-use crate::schedule::Knobs;
+use crate::model::features::Outputs;
+use crate::model::head::mlp::Mlp;
+use crate::model::head::prototypes::Prototypes;
+use crate::model::head::{Head, On, Reads};
+use crate::ops::{sharpness, softmax_rows};
+use crate::schedule::{Duration, Ramp};
+
+/// Name of the head.
+const HEAD: &str = "head";
+
+/// Iterations of [`Centering::Sinkhorn`], as in SwAV and DINOv2.
+const SINKHORN_ITERATIONS: usize = 3;
 
 /// DINO as a recipe writes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct DinoConfig {
+pub struct Config {
     /// Prototypes, K.
     pub prototypes: usize,
     /// Hidden channels of the head.
@@ -37,9 +51,20 @@ pub struct DinoConfig {
     /// Deviation of the head's initial weights; see `model.init_std`.
     #[serde(default = "default_head_init_std")]
     pub head_init_std: f32,
+    /// Whether the rows of the last layer keep length one. DINO's released small models and its longest runs train
+    /// the lengths as well, and so does DINOv2.
+    #[serde(default = "default_norm_last_layer")]
+    pub norm_last_layer: bool,
+    /// How long the last layer stays as it is.
+    #[serde(default = "default_freeze")]
+    pub freeze_last_layer: Duration,
     /// Temperature of the student's softmax.
     #[serde(default = "default_student_temp")]
     pub student_temp: f64,
+    /// Temperature of the teacher's softmax at the start, and after its warm-up.
+    pub teacher_temp: [f64; 2],
+    /// Warm-up of the teacher's temperature.
+    pub teacher_temp_warmup: Duration,
     /// What keeps the teacher from giving everything to one prototype.
     #[serde(default)]
     pub centering: Centering,
@@ -50,6 +75,10 @@ pub struct DinoConfig {
     /// DINOv2 uses 0.1. It keeps short runs on few images from collapsing.
     #[serde(default)]
     pub koleo_weight: f64,
+    /// Images among which KoLeo looks for neighbors: so many that follow one another in the batch; 0 for the whole
+    /// batch. DINOv2's code looks among the images of one GPU.
+    #[serde(default)]
+    pub koleo_group: usize,
 }
 
 /// How the teacher's outputs are balanced over prototypes.
@@ -64,9 +93,6 @@ pub enum Centering {
     Sinkhorn,
 }
 
-/// Iterations of [`Centering::Sinkhorn`], as in SwAV and DINOv2.
-const SINKHORN_ITERATIONS: usize = 3;
-
 fn default_hidden() -> usize {
     2048
 }
@@ -79,6 +105,14 @@ fn default_head_init_std() -> f32 {
     0.02
 }
 
+fn default_norm_last_layer() -> bool {
+    true
+}
+
+fn default_freeze() -> Duration {
+    Duration::Epochs(1.0)
+}
+
 fn default_student_temp() -> f64 {
     0.1
 }
@@ -87,12 +121,8 @@ fn default_center_decay() -> f64 {
     0.9
 }
 
-impl DinoConfig {
-    /// Checks what the method relies on.
-    ///
-    /// # Errors
-    /// The key and what is wrong with it.
-    pub fn validate(&self) -> Result<(), String> {
+impl Config {
+    fn validate(&self, cx: &MethodContext) -> Result<(), String> {
         let sizes = [
             ("prototypes", self.prototypes),
             ("head_hidden", self.head_hidden),
@@ -101,92 +131,174 @@ impl DinoConfig {
         if let Some((key, value)) = sizes.iter().find(|(_, value)| *value < 2) {
             return Err(format!("method.{key} is {value}, must be at least 2"));
         }
-        if !(self.student_temp > 0.0 && self.student_temp.is_finite()) {
-            return Err(format!("method.student_temp {} must be positive", self.student_temp));
+        let temperatures = [self.student_temp, self.teacher_temp[0], self.teacher_temp[1]];
+        if let Some(value) = temperatures.iter().find(|value| !(**value > 0.0 && **value <= 1e3)) {
+            return Err(format!(
+                "method.student_temp and method.teacher_temp must lie above 0 and not above 1000, not at {value}"
+            ));
         }
-        if !(0.0..=1.0).contains(&self.head_init_std) {
-            return Err(format!("method.head_init_std {} must lie in 0..=1", self.head_init_std));
+        let shares = [
+            ("head_init_std", f64::from(self.head_init_std), 1.0),
+            ("center_decay", self.center_decay, 1.0),
+            ("koleo_weight", self.koleo_weight, 1e6),
+        ];
+        if let Some((key, value, most)) =
+            shares.iter().find(|(_, value, most)| !(0.0..=*most).contains(value))
+        {
+            return Err(format!("method.{key} is {value} and must lie in 0..={most}"));
         }
-        if !(0.0..=1.0).contains(&self.center_decay) {
-            return Err(format!("method.center_decay {} must lie in 0..=1", self.center_decay));
+        let batch_size = cx.length.batch_size;
+        if self.koleo_group == 1 || (self.koleo_group > 0 && !batch_size.is_multiple_of(self.koleo_group)) {
+            return Err(format!(
+                "method.koleo_group {} must be 0, or at least 2 and divide optim.batch_size {batch_size}",
+                self.koleo_group
+            ));
         }
-        if !(self.koleo_weight >= 0.0 && self.koleo_weight.is_finite()) {
-            return Err(format!("method.koleo_weight {} must not be negative", self.koleo_weight));
+        match cx.views.groups().first() {
+            Some(group) if group.n_views >= 2 => Ok(()),
+            _ => Err("views: the first size needs two views or more, one to predict the other".into()),
         }
-        Ok(())
     }
 }
 
-pub(super) struct Dino {
-    config: DinoConfig,
-    multicrop: MultiCrop,
+impl MethodRecipe for Config {
+    fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
+        self.validate(cx)?;
+        let ramp_steps = cx.length.steps("method.teacher_temp_warmup", &self.teacher_temp_warmup)?;
+        Ok(Box::new(Dino {
+            teacher_temp: Ramp { from: self.teacher_temp[0], to: self.teacher_temp[1], ramp_steps },
+            frozen_steps: cx.length.steps("method.freeze_last_layer", &self.freeze_last_layer)?,
+            center: vec![0.0; self.prototypes],
+            config: self.clone(),
+            views: cx.views.clone(),
+            width: cx.width,
+        }))
+    }
+
+    #[cfg(test)]
+    fn examples() -> Vec<(Self, MultiCrop)> {
+        let mean = Self {
+            prototypes: 24,
+            head_hidden: 16,
+            head_bottleneck: 8,
+            head_init_std: 0.3,
+            norm_last_layer: true,
+            freeze_last_layer: Duration::Steps(0),
+            student_temp: 0.1,
+            teacher_temp: [0.04, 0.07],
+            teacher_temp_warmup: Duration::Steps(4),
+            centering: Centering::Mean,
+            center_decay: 0.9,
+            koleo_weight: 0.0,
+            koleo_group: 0,
+        };
+        let sinkhorn = Self {
+            centering: Centering::Sinkhorn,
+            norm_last_layer: false,
+            koleo_weight: 0.1,
+            koleo_group: 4,
+            ..mean.clone()
+        };
+        let views = MultiCrop::dino(16, 8, 3);
+        vec![(mean, views.clone()), (sinkhorn, views)]
+    }
+}
+
+struct Dino {
+    config: Config,
+    views: MultiCrop,
     width: usize,
+    teacher_temp: Ramp,
+    frozen_steps: u64,
     center: Vec<f32>,
 }
 
 impl Dino {
-    pub(super) fn new(config: DinoConfig, multicrop: MultiCrop, width: usize) -> Self {
-        let center = vec![0.0; config.prototypes];
-        Self { config, multicrop, width, center }
-    }
-
     fn center_tensor(&self, device: &Device) -> Tensor<1> {
         Tensor::from_data(TensorData::new(self.center.clone(), [self.center.len()]), device)
+    }
+
+    /// Neighbors over the whole batch for each global view; none where KoLeo has no weight.
+    fn neighbors(&self, student: &[Outputs], peers: Peers<'_>) -> Result<Vec<Neighbors>, EngineError> {
+        if self.config.koleo_weight == 0.0 {
+            return Ok(Vec::new());
+        }
+        let globals: Vec<Tensor<3>> = student.iter().map(|outputs| outputs.pooled(0)).collect();
+        let [_, v, _] = globals[0].dims();
+        let of_view = |i: usize| {
+            let rows: Vec<Tensor<2>> = globals.iter().map(|all| directions(view(all, i))).collect();
+            let all = peers.gather("neighbors", &rows)?;
+            let [batch_size, _] = all.dims();
+            let group = if self.config.koleo_group == 0 { batch_size } else { self.config.koleo_group };
+            Neighbors::of(all, group)
+        };
+        (0..v).map(of_view).collect()
     }
 }
 
 impl Method for Dino {
-    fn multicrop(&self) -> &MultiCrop {
-        &self.multicrop
+    fn views(&self) -> &MultiCrop {
+        &self.views
     }
 
-    fn head(&self) -> Vec<Box<dyn Unit>> {
-        head::units(HeadSizes {
+    fn followers(&self) -> Vec<Follower> {
+        vec![Follower { name: "teacher", sees: vec![0], moves: Moves::Average }]
+    }
+
+    fn heads(&self) -> Vec<Head> {
+        let mlp = Mlp {
+            name: "head.mlp".into(),
             input: self.width,
             hidden: self.config.head_hidden,
-            bottleneck: self.config.head_bottleneck,
-            prototypes: self.config.prototypes,
+            output: self.config.head_bottleneck,
             init_std: self.config.head_init_std,
-        })
+        };
+        let prototypes = Prototypes {
+            name: "head.last_layer".into(),
+            input: self.config.head_bottleneck,
+            count: self.config.prototypes,
+            trains_gain: !self.config.norm_last_layer,
+            frozen_steps: self.frozen_steps,
+        };
+        let units = vec![Box::new(mlp) as _, Box::new(prototypes) as _];
+        vec![Head { name: HEAD, reads: Reads::Pooled, on: On::Both, units }]
     }
 
-    fn score(
+    fn prepare(
         &self,
-        teacher: &[Outputs],
-        student: &[Vec<Tensor<3>>],
-        knobs: &Knobs,
+        batch: &BatchOutputs<'_>,
+        step: u64,
         peers: Peers<'_>,
-    ) -> Result<Box<dyn Scoring>, EngineError> {
-        let logits: Vec<Tensor<3>> = teacher.iter().map(|part| part.logits[0].clone()).collect();
+    ) -> Result<Box<dyn BatchLoss>, EngineError> {
+        let temperature = self.teacher_temp.at(step);
+        let logits: Vec<Tensor<3>> =
+            batch.followers[0].iter().map(|teacher| teacher.head(HEAD)[0].clone()).collect();
         let targets = match self.config.centering {
             Centering::Mean => {
                 let center = self.center_tensor(&logits[0].device());
-                let of_part =
-                    |part: &Tensor<3>| loss::targets(part.clone(), center.clone(), knobs.teacher_temp);
-                logits.iter().map(of_part).collect()
+                let of = |logits: &Tensor<3>| softmax_rows(logits.clone(), Some(center.clone()), temperature);
+                logits.iter().map(of).collect()
             }
-            Centering::Sinkhorn => {
-                loss::sinkhorn_targets(&logits, knobs.teacher_temp, SINKHORN_ITERATIONS, peers)?
-            }
+            Centering::Sinkhorn => sinkhorn::targets(&logits, temperature, SINKHORN_ITERATIONS, peers)?,
         };
-        let mean = loss::batch_center(&logits, peers)?;
-        let mut neighbors = Vec::new();
-        if self.config.koleo_weight > 0.0 {
-            let globals: Vec<&Tensor<3>> = student.iter().map(|groups| &groups[0]).collect();
-            neighbors = neighbors_of(&globals, peers)?;
-        }
+        let mean = batch_mean(&logits, peers)?;
+        let neighbors = self.neighbors(batch.student, peers)?;
         let [b, _, _] = logits[0].dims();
-        let positions = |part| (0..b).map(|i| peers.position(part, i)).collect();
+        let positions = |number| (0..b).map(|i| peers.position(number, i)).collect();
         let positions = (0..logits.len()).map(positions).collect();
         let (student_temp, koleo_weight) = (self.config.student_temp, self.config.koleo_weight);
-        Ok(Box::new(DinoScoring { targets, mean, neighbors, positions, student_temp, koleo_weight }))
+        Ok(Box::new(DinoLoss { targets, mean, neighbors, positions, student_temp, koleo_weight }))
     }
 
     fn after_step(&mut self, mean: &[f32]) {
-        let keep = self.config.center_decay as f32;
+        let stays = self.config.center_decay as f32;
         for (center, mean) in self.center.iter_mut().zip(mean) {
-            *center = *center * keep + mean * (1.0 - keep);
+            *center = *center * stays + mean * (1.0 - stays);
         }
+    }
+
+    fn knobs(&self, step: u64) -> Gauges {
+        vec![("knobs/teacher_temp", self.teacher_temp.at(step))]
     }
 
     fn uninformed_loss(&self) -> Option<f64> {
@@ -211,38 +323,33 @@ impl Method for Dino {
 }
 
 /// A batch under DINO's loss.
-struct DinoScoring {
-    /// Teacher probabilities by part, `[B / N, V, K]`.
+struct DinoLoss {
+    /// Teacher probabilities by micro-batch, `[B, V, K]`.
     targets: Vec<Tensor<3>>,
     /// Mean teacher logits, `[K]`.
     mean: Tensor<1>,
     /// By global view; none where KoLeo has no weight.
     neighbors: Vec<Neighbors>,
-    /// Positions in the batch of the images of each part.
+    /// Positions in the batch of the images of each micro-batch.
     positions: Vec<Vec<usize>>,
     student_temp: f64,
     koleo_weight: f64,
 }
 
-impl Scoring for DinoScoring {
-    fn loss(&self, part: usize, student: &Outputs) -> PartLoss {
-        let targets = &self.targets[part];
-        let mut gauges = vec![
-            ("health/teacher_entropy", mean_entropy(targets)),
-            ("health/teacher_max_prob", targets.clone().max_dim(2).mean()),
-        ];
-        let mut loss = loss::loss(&student.logits, targets, self.student_temp);
-        if self.koleo_weight > 0.0 {
+impl BatchLoss for DinoLoss {
+    fn of(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
+        let targets = &self.targets[number];
+        let [entropy, max_prob] = sharpness(targets);
+        let mut gauges = vec![("health/teacher_entropy", entropy), ("health/teacher_max_prob", max_prob)];
+        let mut loss = between_views(student.head(HEAD), targets, self.student_temp);
+        let globals = student.pooled(0);
+        let of_view = |(i, n): (usize, &Neighbors)| n.koleo(view(&globals, i), &self.positions[number]);
+        if let Some(spread) = self.neighbors.iter().enumerate().map(of_view).reduce(|sum, term| sum + term) {
             gauges.push((MATCH_LOSS, loss.clone().inner()));
-            let globals = &student.embeddings[0];
-            let of_view = |(i, n): (usize, &Neighbors)| n.koleo(view(globals, i), &self.positions[part]);
-            let spread = self.neighbors.iter().enumerate().map(of_view).reduce(|sum, term| sum + term);
-            // The plan was refused without a global view.
-            let spread = spread.expect("at least one global view");
             gauges.push(("train/koleo_loss", spread.clone().inner()));
             loss = loss + spread * self.koleo_weight;
         }
-        PartLoss { loss, gauges }
+        MicroBatchLoss { loss, gauges }
     }
 
     fn observed(&self) -> Tensor<1> {
@@ -254,20 +361,4 @@ impl Scoring for DinoScoring {
 fn view(embeddings: &Tensor<3>, i: usize) -> Tensor<2> {
     let [b, _, d] = embeddings.dims();
     embeddings.clone().slice([0..b, i..i + 1, 0..d]).reshape([b, d])
-}
-
-/// Neighbors over the whole batch for each view of `parts`, `[B / N, V, D]` each.
-fn neighbors_of(parts: &[&Tensor<3>], peers: Peers<'_>) -> Result<Vec<Neighbors>, EngineError> {
-    let [_, v, _] = parts[0].dims();
-    let of_view = |i: usize| {
-        let rows: Vec<Tensor<2>> = parts.iter().map(|part| directions(view(part, i))).collect();
-        Neighbors::of(peers.gather("neighbors", &rows)?)
-    };
-    (0..v).map(of_view).collect()
-}
-
-/// Mean entropy of the rows of `probs` `[B, V, K]`, in nats, `[1]`.
-fn mean_entropy(probs: &Tensor<3>) -> Tensor<1> {
-    let logs = probs.clone().clamp_min(1e-30).log();
-    -(probs.clone() * logs).sum_dim(2).mean()
 }

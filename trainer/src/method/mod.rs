@@ -1,85 +1,84 @@
-//! Methods: what a run learns. Each owns its multi-crop, its head, its targets, its loss and what
+//! Methods: what a run learns. Each owns its views, its heads, its targets, its loss and what
 //! moves without gradients; none touches loader, optimizer, sharding or checkpoint.
 //!
-//! A new method is one file and one variant of [`MethodConfig`].
+//! A new method is one file, with a `Config` that is a [`MethodRecipe`], and one line in `registry`.
 
 mod dino;
-pub mod loss;
+pub(crate) mod loss;
+mod registry;
+#[cfg(test)]
+mod toy;
+mod views;
 
-pub use dino::DinoConfig;
+pub use registry::MethodConfig;
+pub use views::ViewsConfig;
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
-use serde::{Deserialize, Serialize};
 
 use crate::comm::engine::EngineError;
 use crate::comm::peers::Peers;
-use crate::model::unit::Unit;
-use crate::schedule::Knobs;
+use crate::model::features::Outputs;
+use crate::model::head::Head;
+use crate::model::unit::StatSets;
+use crate::schedule::RunLength;
 
-/// What a network gives for a batch, by group of views.
-#[derive(Debug, Clone)]
-pub struct Outputs {
-    /// What the backbone gives: class tokens `[B, V, D]`.
-    pub embeddings: Vec<Tensor<3>>,
-    /// What the head makes of them, `[B, V, K]`.
-    pub logits: Vec<Tensor<3>>,
-}
-
-/// Gauge of the part of the loss in which the student follows the teacher. A method whose loss has
+/// Gauge of the part of the loss in which the student follows a teacher. A method whose loss has
 /// no other part leaves it out.
 pub const MATCH_LOSS: &str = "train/match_loss";
 
 /// Named numbers of a step, for the metrics row.
 pub type Gauges = Vec<(&'static str, f64)>;
 
-/// What a method says of a part of a batch.
-pub struct PartLoss {
-    /// Mean loss of the part `[1]`, with its graph.
-    pub loss: Tensor<1>,
-    /// What to report, `[1]` each without a graph: means over the part. They stay on the device, which is asked for
-    /// them when it has nothing else to do.
-    pub gauges: Vec<(&'static str, Tensor<1>)>,
-}
-
-/// A batch that is being scored: what its parts share is known.
-pub trait Scoring {
-    /// Scores this rank's part `part`.
-    fn loss(&self, part: usize, student: &Outputs) -> PartLoss;
-
-    /// What [`Method::after_step`] needs of the whole batch, `[n]`: the same on all ranks.
-    fn observed(&self) -> Tensor<1>;
-}
-
 /// A self-supervised method.
 pub trait Method: Send + Sync {
-    /// The views it wants of each image.
-    fn multicrop(&self) -> &MultiCrop;
+    /// The views that it wants of each image.
+    fn views(&self) -> &MultiCrop;
 
-    /// How many of the multi-crop's groups the teacher sees, from the first on.
-    fn n_teacher_groups(&self) -> usize {
-        1
+    /// Which sizes of views the student sees.
+    fn student_sees(&self) -> Vec<usize> {
+        (0..self.views().groups().len()).collect()
     }
 
-    /// The units of its head, which student and teacher have one of each.
-    fn head(&self) -> Vec<Box<dyn Unit>>;
+    /// Networks of the student's kind that follow it without a gradient.
+    fn followers(&self) -> Vec<Follower> {
+        Vec::new()
+    }
 
-    /// Starts to score a batch with what spans all of it: targets that are balanced over images, neighbors.
-    /// `teacher` and the student's embeddings `student` (by part, then by group, `[B / N, V, D]`, without a
-    /// graph) are of this rank's parts; `peers` knows the others.
+    /// Its heads; one that reads another comes after it.
+    fn heads(&self) -> Vec<Head>;
+
+    /// Which sizes of views share statistics over the batch.
+    fn stat_sets(&self) -> StatSets {
+        StatSets::per_size(self.views().groups().len())
+    }
+
+    /// Whether [`Method::prepare`] wants to see what the student's heads give, at the price of a second pass through
+    /// them.
+    fn prepares_with_heads(&self) -> bool {
+        false
+    }
+
+    /// Finds out what the loss of each micro-batch needs of the whole batch: targets that are balanced over images,
+    /// neighbors. `peers` knows the micro-batches of other ranks.
     ///
     /// # Errors
     /// [`EngineError`].
-    fn score(
+    fn prepare(
         &self,
-        teacher: &[Outputs],
-        student: &[Vec<Tensor<3>>],
-        knobs: &Knobs,
+        batch: &BatchOutputs<'_>,
+        step: u64,
         peers: Peers<'_>,
-    ) -> Result<Box<dyn Scoring>, EngineError>;
+    ) -> Result<Box<dyn BatchLoss>, EngineError>;
 
     /// Moves what moves without gradients, by what the accepted step's loss observed.
     fn after_step(&mut self, observed: &[f32]);
+
+    /// What it turns as training goes on, for the metrics row: temperatures and the like.
+    fn knobs(&self, step: u64) -> Gauges {
+        let _ = step;
+        Vec::new()
+    }
 
     /// The value that [`MATCH_LOSS`] has when the student knows nothing, if there is one.
     fn uninformed_loss(&self) -> Option<f64>;
@@ -94,29 +93,90 @@ pub trait Method: Send + Sync {
     fn load_state(&mut self, state: &[(String, Vec<f32>)]) -> Result<(), String>;
 }
 
-/// A method, as a recipe writes it under `[method]`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "name", rename_all = "snake_case")]
-pub enum MethodConfig {
-    /// Self-distillation with no labels.
-    Dino(DinoConfig),
+/// A network that follows the student.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Follower {
+    /// Its name: that of its weights in checkpoints and in metrics.
+    pub name: &'static str,
+    /// Which sizes of views it sees.
+    pub sees: Vec<usize>,
+    /// How it moves.
+    pub moves: Moves,
 }
 
-impl MethodConfig {
-    /// The method, for a backbone of `width` channels.
-    pub fn build(&self, multicrop: MultiCrop, width: usize) -> Box<dyn Method> {
+/// How a follower moves after each step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moves {
+    /// As a moving average of the student, by the decay of the recipe's `[teacher]`.
+    Average,
+    /// To the student's weights, every so many steps.
+    Snapshot {
+        /// Between two of them.
+        every_steps: u64,
+    },
+}
+
+impl Moves {
+    /// The share of the old weights that stays when the step before `next_step` has been taken; `decay` is the
+    /// recipe's.
+    pub fn decay(self, next_step: u64, decay: f64) -> f64 {
         match self {
-            Self::Dino(config) => Box::new(dino::Dino::new(config.clone(), multicrop, width)),
+            Self::Average => decay,
+            Self::Snapshot { every_steps } if next_step.is_multiple_of(every_steps) => 0.0,
+            Self::Snapshot { .. } => 1.0,
         }
     }
+}
 
-    /// Checks what the method relies on.
+/// What the networks give for this rank's micro-batches, without a graph.
+pub struct BatchOutputs<'a> {
+    /// The student, by micro-batch; without heads unless [`Method::prepares_with_heads`].
+    pub student: &'a [Outputs],
+    /// The followers in their order, by micro-batch.
+    pub followers: &'a [Vec<Outputs>],
+}
+
+/// The loss of a batch of which what spans all of it is known.
+pub trait BatchLoss {
+    /// The loss of this rank's micro-batch `number`.
+    fn of(&self, number: usize, student: &Outputs) -> MicroBatchLoss;
+
+    /// What [`Method::after_step`] needs of the whole batch, `[n]`: the same on all ranks.
+    fn observed(&self) -> Tensor<1>;
+}
+
+/// What a method says of a micro-batch.
+pub struct MicroBatchLoss {
+    /// Mean loss of the micro-batch `[1]`, with its graph.
+    pub loss: Tensor<1>,
+    /// What to report, `[1]` each without a graph: means over the micro-batch. They stay on the device, which is
+    /// asked for them when it has nothing else to do.
+    pub gauges: Vec<(&'static str, Tensor<1>)>,
+}
+
+/// What a recipe writes under `[method]` for one method.
+pub trait MethodRecipe {
+    /// The method.
     ///
     /// # Errors
-    /// The key and what is wrong with it.
-    pub fn validate(&self) -> Result<(), String> {
-        match self {
-            Self::Dino(config) => config.validate(),
-        }
-    }
+    /// The key and what is wrong with it, the views among them.
+    fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String>;
+
+    /// Small ones that between them use everything that the method can do, each with its views, for the conformance
+    /// tests.
+    #[cfg(test)]
+    fn examples() -> Vec<(Self, MultiCrop)>
+    where
+        Self: Sized;
+}
+
+/// What a method is built for.
+#[derive(Debug, Clone)]
+pub struct MethodContext {
+    /// The views of an image.
+    pub views: MultiCrop,
+    /// Channels of the backbone's features.
+    pub width: usize,
+    /// How long the run is.
+    pub length: RunLength,
 }

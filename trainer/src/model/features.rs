@@ -1,19 +1,89 @@
-//! What units hand on to one another.
+//! What units hand on to one another, and what a network gives.
 
-use burn_tensor::Tensor;
+use std::collections::BTreeMap;
 
-/// A group of token sequences of one size.
+use burn_tensor::{DType, Tensor};
+
+/// Features of the views of one size.
 #[derive(Debug, Clone)]
-pub struct Tokens {
-    /// `[B·V, N, D]`, views of an image next to one another.
+pub struct Features {
+    /// `[B·V, P + N, D]`: views of an image next to one another. P tokens without a place, such as a class token,
+    /// come first, then the N cells of the grid, row by row.
     pub x: Tensor<3>,
-    /// Rows and columns of the patch grid that the sequences come from.
+    /// Tokens without a place, P.
+    pub n_prefix: usize,
+    /// Rows and columns of the grid.
     pub grid: [usize; 2],
 }
 
-impl Tokens {
-    /// The same grid with other tokens.
+/// What a network gives for a micro-batch.
+#[derive(Debug, Clone)]
+pub struct Outputs {
+    /// Images, B.
+    pub n_images: usize,
+    /// What the backbone gives, by size of view.
+    pub features: Vec<Features>,
+    /// What each head makes of it, by size of view, `[B, V, K]`.
+    pub heads: BTreeMap<&'static str, Vec<Tensor<3>>>,
+}
+
+impl Features {
+    /// The same place with other numbers.
     pub fn with(&self, x: Tensor<3>) -> Self {
-        Self { x, grid: self.grid }
+        Self { x, n_prefix: self.n_prefix, grid: self.grid }
     }
+
+    /// One vector a view: the first token without a place, or the mean of all cells where there is none.
+    /// `[B·V, 1, D]`.
+    pub fn pooled(&self) -> Self {
+        let [b, n, d] = self.x.dims();
+        let x = match (self.n_prefix, n) {
+            (_, 1) => self.x.clone(),
+            (0, _) => self.x.clone().mean_dim(1),
+            _ => self.x.clone().slice([0..b, 0..1, 0..d]),
+        };
+        Self { x, n_prefix: 1, grid: [0, 0] }
+    }
+
+    /// The cells of the grid alone, `[B·V, N, D]`.
+    pub fn patches(&self) -> Self {
+        let [b, n, d] = self.x.dims();
+        Self { x: self.x.clone().slice([0..b, self.n_prefix..n, 0..d]), n_prefix: 0, grid: self.grid }
+    }
+
+    /// The same numbers in f32.
+    pub fn in_f32(&self) -> Self {
+        match self.x.dtype() {
+            DType::F32 => self.clone(),
+            _ => self.with(self.x.clone().cast(DType::F32)),
+        }
+    }
+}
+
+impl Outputs {
+    /// One vector a view of size `group`, `[B, V, D]`.
+    pub fn pooled(&self, group: usize) -> Tensor<3> {
+        by_image(&self.features[group].pooled(), self.n_images)
+    }
+
+    /// Embeddings of the first size of views, a row an image, `[B, V · D]`.
+    pub fn image_rows(&self) -> Tensor<2> {
+        let pooled = self.pooled(0);
+        let [b, v, d] = pooled.dims();
+        pooled.reshape([b, v * d])
+    }
+
+    /// What the head `name` gives, by size of view, `[B, V, K]`.
+    ///
+    /// # Panics
+    /// If there is no such head: a bug in the method, which lists its heads itself.
+    pub fn head(&self, name: &str) -> &[Tensor<3>] {
+        self.heads.get(name).unwrap_or_else(|| panic!("the method has no head {name}"))
+    }
+}
+
+/// One token a view, `[B·V, 1, K]`, into `[B, V, K]`; more than one are taken as if they were views.
+pub fn by_image(features: &Features, n_images: usize) -> Tensor<3> {
+    let [rows, n, k] = features.x.dims();
+    features.x.clone().reshape([n_images, rows * n / n_images, k])
 }

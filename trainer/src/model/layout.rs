@@ -6,7 +6,6 @@
 use std::ops::Range;
 
 use super::params::ParamSpec;
-use super::unit::Unit;
 
 /// Elements of which every shard is a multiple: 256 bytes of f32.
 pub const ALIGNMENT: usize = 64;
@@ -41,13 +40,8 @@ impl ParamSlot {
 }
 
 impl UnitLayout {
-    /// The layout of `unit` over a shard group of `group_size` ranks.
-    pub fn of(unit: &dyn Unit, group_size: usize) -> Self {
-        Self::of_specs(unit.name(), unit.params(), group_size)
-    }
-
-    /// The layout of a unit that has parameters `specs`.
-    pub fn of_specs(name: &str, mut specs: Vec<ParamSpec>, group_size: usize) -> Self {
+    /// The layout of the unit `name` that has parameters `specs`, over a shard group of `group_size` ranks.
+    pub fn new(name: &str, mut specs: Vec<ParamSpec>, group_size: usize) -> Self {
         specs.sort_by(|a, b| a.name.cmp(&b.name));
         let mut offset = 0;
         let params = specs
@@ -90,29 +84,8 @@ impl UnitLayout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::features::Tokens;
-    use crate::model::leaves::Leaves;
     use crate::model::params::Init;
-    use crate::model::unit::Draws;
     use proptest::prelude::*;
-
-    struct Fake(Vec<usize>);
-
-    impl Unit for Fake {
-        fn name(&self) -> &str {
-            "fake"
-        }
-        fn params(&self) -> Vec<ParamSpec> {
-            self.0
-                .iter()
-                .enumerate()
-                .map(|(i, n)| ParamSpec::weight(format!("p{i}"), [*n], Init::Constant(0.0)))
-                .collect()
-        }
-        fn forward(&self, _: &Leaves<'_>, groups: Vec<Tokens>, _: &Draws) -> Vec<Tokens> {
-            groups
-        }
-    }
 
     proptest! {
         #[test]
@@ -120,7 +93,8 @@ mod tests {
             sizes in proptest::collection::vec(1usize..300, 1..12),
             world in 1usize..9,
         ) {
-            let layout = UnitLayout::of(&Fake(sizes.clone()), world);
+            let specs = sizes.iter().enumerate().map(|(i, n)| ParamSpec::weight(format!("p{i}"), [*n], Init::Constant(0.0)));
+            let layout = UnitLayout::new("unit", specs.collect(), world);
             prop_assert_eq!(layout.numel, sizes.iter().sum::<usize>());
             let mut end = 0;
             for slot in &layout.params {

@@ -9,10 +9,25 @@ pub struct ParamSpec {
     pub shape: Vec<usize>,
     /// How it starts.
     pub init: Init,
+    /// What moves it.
+    pub role: Role,
+    /// Its learning rate over the run's.
+    pub lr_scale: f64,
     /// Whether weight decay applies.
     pub decay: bool,
-    /// Whether it belongs to the layer that is frozen during the first epochs.
-    pub last_layer: bool,
+    /// Steps at the beginning of a run during which it stays as it is. All parameters of a unit have the same.
+    pub frozen_steps: u64,
+}
+
+/// What moves a parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// The optimizer: a matrix, kernel or table.
+    Weight,
+    /// The optimizer: a bias, gain or other vector.
+    Vector,
+    /// Observation: running statistics, which have no gradient.
+    Running,
 }
 
 /// How a parameter starts.
@@ -29,13 +44,26 @@ pub enum Init {
 impl ParamSpec {
     /// A weight that is decayed.
     pub fn weight(name: impl Into<String>, shape: impl Into<Vec<usize>>, init: Init) -> Self {
-        Self { name: name.into(), shape: shape.into(), init, decay: true, last_layer: false }
+        Self {
+            name: name.into(),
+            shape: shape.into(),
+            init,
+            role: Role::Weight,
+            lr_scale: 1.0,
+            decay: true,
+            frozen_steps: 0,
+        }
     }
 
     /// A bias, gain or other vector that is not decayed.
     pub fn vector(name: impl Into<String>, len: usize, value: f32) -> Self {
-        let init = Init::Constant(value);
-        Self { name: name.into(), shape: vec![len], init, decay: false, last_layer: false }
+        let weight = Self::weight(name, [len], Init::Constant(value));
+        Self { role: Role::Vector, decay: false, ..weight }
+    }
+
+    /// Statistics that follow what is observed.
+    pub fn running(name: impl Into<String>, len: usize, value: f32) -> Self {
+        Self { role: Role::Running, ..Self::vector(name, len, value) }
     }
 
     /// Number of elements.

@@ -1,37 +1,89 @@
-//! Views as bytes into normalised patch vectors, with the channels of a vector in the order of a convolution's
-//! weight: color, row, column.
+//! Views as bytes into normalised vectors of cells of pixels, with the channels of a vector in the order of a
+//! convolution's weight: color, row, column.
 //!
 //! ```text
 //! [n, 3, size, size] bytes → [n, N, 3·p·p]        (byte / 255 - mean) / std by color
 //! ```
 
 use burn_tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
 
-/// Mean and deviation of ImageNet's channels, in units of 0..=1; everyone's normalisation but
-/// SwAV's, which has a typing error in it.
-const IMAGE_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
-const IMAGE_STD: [f32; 3] = [0.229, 0.224, 0.225];
+use super::features::Features;
 
-/// The vectors of `views`, and their shape, on the host.
-pub fn patch_vectors(views: &[&[u8]], size_px: usize, patch_px: usize) -> (Vec<f32>, [usize; 3]) {
-    let grid = size_px / patch_px;
-    let plane = size_px * size_px;
-    let n_views: usize = views.iter().map(|bytes| bytes.len() / (3 * plane)).sum();
-    let mut out = Vec::with_capacity(n_views * grid * grid * 3 * patch_px * patch_px);
-    for view in views.iter().flat_map(|bytes| bytes.chunks_exact(3 * plane)) {
-        for patch in 0..grid * grid {
-            let corner = (patch / grid) * patch_px * size_px + (patch % grid) * patch_px;
-            for (channel, (mean, std)) in IMAGE_MEAN.into_iter().zip(IMAGE_STD).enumerate() {
-                let (scale, shift) = (1.0 / (255.0 * std), mean / std);
-                for row in 0..patch_px {
-                    let start = channel * plane + corner + row * size_px;
-                    let bytes = &view[start..start + patch_px];
-                    out.extend(bytes.iter().map(|byte| f32::from(*byte) * scale - shift));
+/// Mean and deviation by color, in units of 0..=1.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Normalization {
+    /// Mean.
+    pub mean: [f32; 3],
+    /// Deviation.
+    pub std: [f32; 3],
+}
+
+impl Default for Normalization {
+    /// ImageNet's, which nearly everybody uses.
+    fn default() -> Self {
+        Self { mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225] }
+    }
+}
+
+/// How pixels reach the first unit of a network.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PixelInput {
+    /// Side of a cell.
+    pub grain_px: usize,
+    /// What is subtracted and divided by.
+    pub normalization: Normalization,
+}
+
+impl PixelInput {
+    /// The vectors of `views`, and their shape, on the host.
+    pub fn vectors(&self, views: &[&[u8]], size_px: usize) -> (Vec<f32>, [usize; 3]) {
+        let Normalization { mean, std } = self.normalization;
+        let (p, grid, plane) = (self.grain_px, size_px / self.grain_px, size_px * size_px);
+        let n_views: usize = views.iter().map(|bytes| bytes.len() / (3 * plane)).sum();
+        let mut out = Vec::with_capacity(n_views * grid * grid * 3 * p * p);
+        for view in views.iter().flat_map(|bytes| bytes.chunks_exact(3 * plane)) {
+            for cell in 0..grid * grid {
+                let corner = (cell / grid) * p * size_px + (cell % grid) * p;
+                for (channel, (mean, std)) in mean.into_iter().zip(std).enumerate() {
+                    let (scale, shift) = (1.0 / (255.0 * std), mean / std);
+                    for row in 0..p {
+                        let start = channel * plane + corner + row * size_px;
+                        out.extend(
+                            view[start..start + p].iter().map(|byte| f32::from(*byte) * scale - shift),
+                        );
+                    }
                 }
             }
         }
+        (out, [n_views, grid * grid, 3 * p * p])
     }
-    (out, [n_views, grid * grid, 3 * patch_px * patch_px])
+
+    /// [`PixelInput::vectors`] of `bytes` on their device, by its operations: `[n, N, 3·p·p]` in f32.
+    pub fn vectors_there(&self, bytes: Tensor<4, Int>) -> Tensor<3> {
+        let Normalization { mean, std } = self.normalization;
+        let [n, _, size_px, _] = bytes.dims();
+        let (grid, p, device) = (size_px / self.grain_px, self.grain_px, bytes.device());
+        let by_channel = |values: [f32; 3]| Tensor::<1>::from_floats(values, &device).reshape([1, 3, 1, 1]);
+        let scale = by_channel(std.map(|std| 1.0 / (255.0 * std)));
+        let shift = by_channel([0, 1, 2].map(|channel| mean[channel] / std[channel]));
+        let x = bytes.cast(FloatDType::F32) * scale - shift;
+        // [n, 3, rows of cells, row, columns of cells, column] -> [n, cells, color, row, column]
+        let x = x.reshape([n, 3, grid, p, grid, p]).permute([0, 2, 4, 1, 3, 5]);
+        x.reshape([n, grid * grid, 3 * p * p])
+    }
+
+    /// The input of a network for `views` of `size_px`, on `device`.
+    pub fn features(&self, views: &[&[u8]], size_px: usize, device: &Device) -> Features {
+        let (values, shape) = self.vectors(views, size_px);
+        self.placed(Tensor::from_data(TensorData::new(values, shape), device), size_px)
+    }
+
+    /// Vectors `[n, N, 3·p·p]` of views of `size_px` with their grid.
+    pub fn placed(&self, x: Tensor<3>, size_px: usize) -> Features {
+        Features { x, n_prefix: 0, grid: [size_px / self.grain_px; 2] }
+    }
 }
 
 /// The bytes of `views` on `device`, `[n, 3, size, size]`.
@@ -44,20 +96,6 @@ pub fn bytes_on(device: &Device, views: &[&[u8]], size_px: usize) -> Tensor<4, I
     flat.reshape([n, 3, size_px, size_px])
 }
 
-/// [`patch_vectors`] of [`bytes_on`] a device, by its operations: `[n, N, 3·p·p]` in f32.
-pub fn normalised_patches(bytes: Tensor<4, Int>, patch_px: usize) -> Tensor<3> {
-    let [n, _, size_px, _] = bytes.dims();
-    let (grid, p, device) = (size_px / patch_px, patch_px, bytes.device());
-    let by_channel =
-        |f: fn(usize) -> f32| Tensor::<1>::from_floats([f(0), f(1), f(2)], &device).reshape([1, 3, 1, 1]);
-    let scale = by_channel(|channel| 1.0 / (255.0 * IMAGE_STD[channel]));
-    let shift = by_channel(|channel| IMAGE_MEAN[channel] / IMAGE_STD[channel]);
-    let x = bytes.cast(FloatDType::F32) * scale - shift;
-    // [n, 3, rows of patches, row, columns of patches, column] -> [n, patches, color, row, column]
-    let x = x.reshape([n, 3, grid, p, grid, p]).permute([0, 2, 4, 1, 3, 5]);
-    x.reshape([n, grid * grid, 3 * p * p])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -66,12 +104,13 @@ mod tests {
     /// What a GPU makes of bytes is what the host makes of them.
     #[test]
     fn patch_vectors_are_the_same_by_device() {
-        let (size_px, patch_px) = (12, 4);
+        let size_px = 12;
+        let input = PixelInput { grain_px: 4, normalization: Normalization::default() };
         let bytes: Vec<u8> = (0..2 * 3 * size_px * size_px).map(|i| (i * 37 % 256) as u8).collect();
         let (a, b) = bytes.split_at(bytes.len() / 2);
-        let (here, shape) = patch_vectors(&[a, b], size_px, patch_px);
+        let (here, shape) = input.vectors(&[a, b], size_px);
         for device in devices().iter().filter(|device| device.supports_dtype(DType::U8)) {
-            let there = normalised_patches(bytes_on(device, &[a, b], size_px), patch_px);
+            let there = input.vectors_there(bytes_on(device, &[a, b], size_px));
             assert_eq!(there.dims(), shape);
             let there = there.into_data().try_to_vec::<f32>().unwrap();
             assert!(here.iter().zip(&there).all(|(a, b)| (a - b).abs() < 1e-6));

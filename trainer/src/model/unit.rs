@@ -5,18 +5,23 @@
 //! buffer. That is what makes the three passes of a step one piece of code:
 //!
 //! ```text
-//! teacher             y = f(slices of θ_T, x)
+//! follower            y = f(slices of θ_F, x)
 //! student, forwards   y = f(slices of θ_S, x)                         x is kept
 //! student, backwards  y = f(leaves of θ_S, leaf x);  (y · g).sum().backward()
 //!                     gives the gradient of x, which is the next g, and of every parameter
 //! ```
 //!
+//! **Stages** are the grain of synchrony. What a unit needs to know of the whole batch, it asks for between two
+//! stages: each stage gives local sums, and the next one gets their totals over all slices, micro-batches and ranks.
+//! The totals are leaves like the input, so that the gradient passes through them ([`crate::step`]).
+//!
 //! Everything random inside a unit is an argument ([`Draws`]), so that the second forward pass
-//! equals the first.
+//! equals the first. `conformance::units` holds every unit to all of this.
 
-use burn_tensor::Tensor;
+use burn_tensor::{DType, Tensor};
 
-use super::features::Tokens;
+use super::features::Features;
+use super::layout::UnitLayout;
 use super::leaves::Leaves;
 use super::params::ParamSpec;
 
@@ -28,13 +33,124 @@ pub trait Unit: Send + Sync {
     /// The parameters, with names relative to the unit.
     fn params(&self) -> Vec<ParamSpec>;
 
-    /// Maps each group of tokens; sizes may change, the number of groups may not.
-    fn forward(&self, leaves: &Leaves<'_>, groups: Vec<Tokens>, draws: &Draws) -> Vec<Tokens>;
+    /// Stages, of which all but the last give sums.
+    fn n_stages(&self) -> usize {
+        1
+    }
+
+    /// Takes each group of features through stage `stage`; sizes may change, the number of groups may not.
+    fn forward(&self, stage: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput;
 
     /// Probability with which each branch of the unit is dropped while training.
     fn drop_path(&self) -> f32 {
         0.0
     }
+
+    /// What the forward pass takes for one image with views of these shapes, and the shapes that it gives.
+    fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>);
+
+    /// New values of running parameters, by name, given the totals that each stage but the first was given. Called
+    /// once for every step.
+    fn observe(&self, totals: &[Vec<Tensor<1>>], cx: &Context<'_>) -> Vec<(String, Tensor<1>)> {
+        let _ = (totals, cx);
+        Vec::new()
+    }
+
+    /// The layout of its flat buffer over a shard group of `group_size` ranks.
+    fn layout(&self, group_size: usize) -> UnitLayout {
+        UnitLayout::new(self.name(), self.params(), group_size)
+    }
+}
+
+/// What a unit is given beside its input.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    /// The parameters.
+    pub leaves: &'a Leaves<'a>,
+    /// What was drawn.
+    pub draws: &'a Draws,
+    /// Totals of the sums of the stage before, by set of statistics; of the first stage and in evaluation none.
+    pub totals: &'a [Tensor<1>],
+    /// Which groups share a set of statistics.
+    pub sets: &'a StatSets,
+    /// What matrix products are computed in.
+    pub compute: DType,
+}
+
+impl Context<'_> {
+    /// The parameter `name` for a matrix product.
+    pub fn weight<const D: usize>(&self, name: &str) -> Tensor<D> {
+        self.rounded(self.leaves.get(name))
+    }
+
+    /// `x` in what matrix products are computed in.
+    pub fn rounded<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        if x.dtype() == self.compute { x } else { x.cast(self.compute) }
+    }
+}
+
+/// What a stage gives.
+pub struct StageOutput {
+    /// By group.
+    pub features: Vec<Features>,
+    /// Local sums by set of statistics, for the next stage; of the last stage none.
+    pub sums: Vec<Tensor<1>>,
+}
+
+impl From<Vec<Features>> for StageOutput {
+    fn from(features: Vec<Features>) -> Self {
+        Self { features, sums: Vec::new() }
+    }
+}
+
+/// Which groups of views share a set of statistics over the batch: by group, the number of its set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StatSets(pub Vec<usize>);
+
+impl StatSets {
+    /// A set for each size of view.
+    pub fn per_size(n_groups: usize) -> Self {
+        Self((0..n_groups).collect())
+    }
+}
+
+/// Features of one image's views of one size, by their dimensions alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupShape {
+    /// Views of the image.
+    pub n_views: usize,
+    /// Tokens without a place.
+    pub n_prefix: usize,
+    /// Rows and columns of the grid.
+    pub grid: [usize; 2],
+    /// Channels.
+    pub width: usize,
+}
+
+impl GroupShape {
+    /// Tokens of a view.
+    pub fn n_tokens(&self) -> usize {
+        self.n_prefix + self.grid[0] * self.grid[1]
+    }
+
+    /// Tokens of all views.
+    pub fn n_rows(&self) -> usize {
+        self.n_views * self.n_tokens()
+    }
+
+    /// One token a view.
+    pub fn pooled(&self) -> Self {
+        Self { n_prefix: 1, grid: [0, 0], ..*self }
+    }
+}
+
+/// What a forward pass takes for one image.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Cost {
+    /// Multiply-adds of matrix products, times two.
+    pub flops: f64,
+    /// Elements that the graph holds until the backward pass.
+    pub graph: f64,
 }
 
 /// Drawn randomness of one unit in one step.
@@ -46,12 +162,8 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// `x` with the branch's sequences dropped or scaled, `[B·V, N, D]`.
-    pub fn apply(&self, x: Tensor<3>, group: usize, branch: usize) -> Tensor<3> {
-        let [b, _, _] = x.dims();
-        let Some(branches) = self.drop_path.get(group) else { return x };
-        let factors = Tensor::<1>::from_floats(branches[branch].as_slice(), &x.device().inner());
-        let factors = factors.reshape([b, 1, 1]).cast(x.dtype());
-        if x.is_autodiff() { x * factors.autodiff() } else { x * factors }
+    /// The factors of a branch, one for each of the B·V sequences of `group`.
+    pub fn factors(&self, group: usize, branch: usize) -> Option<&[f32]> {
+        self.drop_path.get(group).map(|branches| branches[branch].as_slice())
     }
 }

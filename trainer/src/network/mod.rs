@@ -10,28 +10,31 @@ use burn_tensor::{DType, Device, Tensor, TensorData};
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::safetensors::{to_safetensors, values_of};
-use crate::comm::wire::Wire;
 use crate::device::host::to_host;
-use crate::device::workers::Workers;
-use crate::device::workers::or_cores;
+use crate::device::workers::{Workers, or_cores};
 use crate::error::TrainError;
 use crate::model::backbone::{ModelConfig, Readout};
-use crate::model::features::Tokens;
+use crate::model::features::Features;
 use crate::model::init::fill;
 use crate::model::layout::UnitLayout;
-use crate::model::unit::{Draws, Unit};
+use crate::model::leaves::Leaves;
+use crate::model::patches::{Normalization, PixelInput};
+use crate::model::unit::{Context, Draws, StatSets, Unit};
 use crate::recipe::plan::Plan;
 use crate::step::Trainer;
-use crate::step::batch::{join, tokens_of};
-use crate::step::tape::Gathered;
 
 /// Key of the backbone's description in an exported file.
 const MODEL_KEY: &str = "ocelli.model";
+
+/// Key of the normalization of colors in an exported file.
+const NORMALIZATION_KEY: &str = "ocelli.normalization";
 
 /// A backbone with its weights.
 pub struct Network {
     /// What it is.
     pub model: ModelConfig,
+    /// What its pixels are normalised with.
+    pub normalization: Normalization,
     units: Vec<Box<dyn Unit>>,
     layouts: Vec<UnitLayout>,
     flats: Vec<Tensor<1>>,
@@ -46,12 +49,13 @@ impl Network {
     /// Those of `flat`.
     pub fn new(
         model: &ModelConfig,
+        normalization: Normalization,
         n_workers: usize,
         device: &Device,
         mut flat: impl FnMut(&UnitLayout) -> Result<Vec<f32>, TrainError>,
     ) -> Result<Self, TrainError> {
         let units = model.units(Readout::All);
-        let layouts: Vec<UnitLayout> = units.iter().map(|unit| UnitLayout::of(unit.as_ref(), 1)).collect();
+        let layouts: Vec<UnitLayout> = units.iter().map(|unit| unit.layout(1)).collect();
         let flats: Result<Vec<_>, _> = layouts
             .iter()
             .map(|layout| {
@@ -63,7 +67,8 @@ impl Network {
             .collect();
         // A GPU is kept busy by one thread.
         let workers = Workers::on(device, or_cores(n_workers));
-        Ok(Self { model: model.clone(), units, layouts, flats: flats?, workers, device: device.clone() })
+        let (model, device) = (model.clone(), device.clone());
+        Ok(Self { model, normalization, units, layouts, flats: flats?, workers, device })
     }
 
     /// The network as `seed` initialises it.
@@ -72,11 +77,12 @@ impl Network {
     /// None in practice; the signature is that of [`Network::new`].
     pub fn random(
         model: &ModelConfig,
+        normalization: Normalization,
         seed: u64,
         n_workers: usize,
         device: &Device,
     ) -> Result<Self, TrainError> {
-        Self::new(model, n_workers, device, |layout| {
+        Self::new(model, normalization, n_workers, device, |layout| {
             let mut values = vec![0.0; layout.padded];
             for slot in &layout.params {
                 fill(slot.spec.init, seed, &layout.full_name(slot), 0, &mut values[slot.range()]);
@@ -85,7 +91,7 @@ impl Network {
         })
     }
 
-    /// The teacher or the student (`which`) of a checkpoint folder, or the network of an exported
+    /// The student or a follower (`which`: `student`, `teacher`) of a checkpoint folder, or the network of an exported
     /// safetensors file.
     ///
     /// # Errors
@@ -99,20 +105,27 @@ impl Network {
             return Self::open_export(path, n_workers, device);
         }
         let checkpoint = Checkpoint::open(path)?;
-        let model = &checkpoint.manifest.plan.recipe.model;
-        Self::new(model, n_workers, device, |layout| checkpoint.buffer(which, &layout.name))
+        let recipe = &checkpoint.manifest.plan.recipe;
+        let normalization = recipe.data.normalization;
+        let flat = |layout: &UnitLayout| checkpoint.buffer(which, &layout.name);
+        Self::new(&recipe.model, normalization, n_workers, device, flat)
     }
 
     fn open_export(path: &Path, n_workers: usize, device: &Device) -> Result<Self, TrainError> {
         let bad = |reason: String| TrainError::CheckpointRead { path: path.to_path_buf(), reason };
         let bytes = std::fs::read(path).map_err(|error| bad(error.to_string()))?;
         let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|error| bad(error.to_string()))?;
-        let text = header.metadata().as_ref().and_then(|m| m.get(MODEL_KEY)).ok_or_else(|| {
+        let entry = |key: &str| header.metadata().as_ref().and_then(|metadata| metadata.get(key));
+        let text = entry(MODEL_KEY).ok_or_else(|| {
             bad(format!("it has no {MODEL_KEY} entry: only files of `ocelli export` can be read"))
         })?;
         let model: ModelConfig = serde_json::from_str(text).map_err(|error| bad(error.to_string()))?;
+        model.validate().map_err(bad)?;
+        // Files from before version 0.2 do not say: there was only one.
+        let normalization = entry(NORMALIZATION_KEY).map(|text| serde_json::from_str(text)).transpose();
+        let normalization = normalization.map_err(|error| bad(error.to_string()))?.unwrap_or_default();
         let tensors = SafeTensors::deserialize(&bytes).map_err(|error| bad(error.to_string()))?;
-        Self::new(&model, n_workers, device, |layout| {
+        Self::new(&model, normalization, n_workers, device, |layout| {
             let mut values = vec![0.0; layout.padded];
             for slot in &layout.params {
                 let name = layout.full_name(slot);
@@ -137,7 +150,7 @@ impl Network {
     pub fn export(&self, path: &Path) -> Result<(), TrainError> {
         let mut tensors = Vec::new();
         for (layout, flat) in self.layouts.iter().zip(&self.flats) {
-            let values = crate::device::host::to_host(flat.clone());
+            let values = to_host(flat.clone());
             for slot in &layout.params {
                 let data = TensorData::new(values[slot.range()].to_vec(), slot.spec.shape.clone());
                 tensors.push((layout.full_name(slot), data));
@@ -145,43 +158,67 @@ impl Network {
         }
         let io = |error| TrainError::io("write", path, error);
         let model = serde_json::to_string(&self.model).map_err(|error| io(error.into()))?;
-        let metadata = HashMap::from([(MODEL_KEY.to_string(), model), ("format".into(), "pt".into())]);
+        let normalization = serde_json::to_string(&self.normalization).map_err(|error| io(error.into()))?;
+        let metadata = HashMap::from([
+            (MODEL_KEY.to_string(), model),
+            (NORMALIZATION_KEY.to_string(), normalization),
+            ("format".into(), "pt".into()),
+        ]);
         let bytes = to_safetensors(&tensors, metadata).map_err(io)?;
         std::fs::write(path, bytes).map_err(io)
     }
 
-    /// Normalised tokens of images `[3, size, size]` as bytes: `[B, 1 + N, D]`, class token first.
-    pub fn tokens(&self, images: &[&[u8]], size_px: usize) -> Tensor<3> {
-        let slices: Vec<Vec<Tokens>> = self.workers.map(self.workers.slices(images.len()), |_, range| {
-            let (patch_px, device) = (self.model.patch_px(), &self.device);
-            let mut groups = vec![tokens_of(&images[range], size_px, patch_px, device, DType::F32)];
+    /// One vector for each of `images`, `[3, size, size]` as bytes: `[B, D]`.
+    pub fn embed(&self, images: &[&[u8]], size_px: usize) -> Tensor<2> {
+        let x = self.features(images, size_px).pooled().x;
+        let [b, _, d] = x.dims();
+        x.reshape([b, d])
+    }
+
+    /// All features of `images`, `[3, size, size]` as bytes.
+    pub fn features(&self, images: &[&[u8]], size_px: usize) -> Features {
+        let input = PixelInput { grain_px: self.model.grain_px(), normalization: self.normalization };
+        let slices = self.workers.map(self.workers.slices(images.len()), |_, range| {
+            let mut groups = vec![input.features(&images[range], size_px, &self.device)];
             for ((unit, layout), flat) in self.units.iter().zip(&self.layouts).zip(&self.flats) {
-                groups = Gathered { unit: unit.as_ref(), layout, flat }.infer(groups, &Draws::default());
+                groups = evaluated(unit.as_ref(), &Leaves::new(layout, flat, false), groups);
             }
-            groups
+            groups.remove(0)
         });
-        join(slices).remove(0).x
+        let all = slices.iter().map(|slice: &Features| slice.x.clone()).collect();
+        slices[0].with(Tensor::cat(all, 0))
     }
 }
 
-/// The teacher's backbone, as evaluation sees it, on rank 0. All ranks call it.
+/// `groups` through all stages of `unit`, each image by itself: statistics are the running ones.
+fn evaluated(unit: &dyn Unit, leaves: &Leaves<'_>, mut groups: Vec<Features>) -> Vec<Features> {
+    let (draws, sets) = (Draws::default(), StatSets::per_size(groups.len()));
+    let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 };
+    for stage in 0..unit.n_stages() {
+        groups = unit.forward(stage, groups, &cx).features;
+    }
+    groups
+}
+
+/// The backbone as evaluation sees it, on rank 0: the first follower's, or the student's where none follows. All ranks
+/// call it.
 ///
 /// # Errors
 /// [`TrainError::Ranks`].
-pub fn teacher_of(trainer: &Trainer, plan: &Plan) -> Result<Option<Network>, TrainError> {
+pub(crate) fn evaluated_network(trainer: &Trainer, plan: &Plan) -> Result<Option<Network>, TrainError> {
     let mut flats = HashMap::new();
-    for shard in &trainer.state.shards[..trainer.backbone.len()] {
-        let mine = shard.teacher.clone().to_device(&trainer.device);
-        let pending = trainer.comm.gather(&shard.layout.name, &mine, Wire::F32, false)?;
-        let flat = trainer.comm.wait(pending)?;
-        if trainer.place().rank == 0 {
+    for shard in &trainer.state.shards[..trainer.backbone().len()] {
+        let mine = shard.followers.first().map_or(&shard.student, |follower| &follower.values);
+        let flat = trainer.gather_whole(&shard.layout.name, mine)?;
+        if trainer.topology().rank == 0 {
             flats.insert(shard.layout.name.clone(), to_host(flat));
         }
     }
-    if trainer.place().rank != 0 {
+    if trainer.topology().rank != 0 {
         return Ok(None);
     }
-    let network = Network::new(&plan.recipe.model, plan.n_workers, &trainer.device, |layout| {
+    let (model, normalization) = (&plan.recipe.model, plan.recipe.data.normalization);
+    let network = Network::new(model, normalization, plan.n_workers, trainer.device(), |layout| {
         flats.remove(&layout.name).ok_or_else(|| TrainError::NoUnit { unit: layout.name.clone() })
     });
     network.map(Some)

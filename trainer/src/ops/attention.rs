@@ -39,14 +39,15 @@ pub fn attention(qkv: Tensor<3>, n_heads: usize) -> Tensor<3> {
     }
 }
 
-/// Products in the type of `qkv`, the softmax in f32.
+/// Scores and softmax in f32, the product with V in the type of `qkv`.
 fn plain(qkv: Tensor<3>, n_heads: usize) -> Tensor<3> {
     let [b, n, d3] = qkv.dims();
     let (d, d_head, dtype) = (d3 / 3, d3 / 3 / n_heads, qkv.dtype());
     // [B, N, 3, H, D_h] -> [3, B, H, N, D_h]
     let parts = qkv.reshape([b, n, 3, n_heads, d_head]).permute([2, 0, 3, 1, 4]);
     let part = |i: usize| parts.clone().narrow(0, i, 1).squeeze_dim::<4>(0);
-    let scores = part(0).matmul(part(1).swap_dims(2, 3)).cast(DType::F32) * (d_head as f64).powf(-0.5);
+    let [q, k] = [0, 1].map(|i| part(i).cast(DType::F32));
+    let scores = q.matmul(k.swap_dims(2, 3)) * (d_head as f64).powf(-0.5);
     let weights = activation::softmax(scores, 3).cast(dtype);
     weights.matmul(part(2)).swap_dims(1, 2).reshape([b, n, d])
 }

@@ -1,8 +1,12 @@
 //! Flex tensors as slices.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use burn_flex::Flex;
 use burn_flex::FlexTensor;
 use burn_tensor::{DType, Tensor, TensorData};
+
+use multiversion::multiversion;
 
 use super::bridge::Home;
 
@@ -35,4 +39,33 @@ pub(super) fn dims<const D: usize>(tensor: &FlexTensor) -> [usize; D] {
 /// A tensor from its elements.
 pub(super) fn tensor<const D: usize>(data: Vec<f32>, shape: [usize; D]) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(data, shape))
+}
+
+/// A tensor of the shape of `tensor` from its elements.
+pub(super) fn like(tensor: &FlexTensor, data: Vec<f32>) -> FlexTensor {
+    FlexTensor::from_data(TensorData::new(data, tensor.layout().shape().clone()))
+}
+
+/// A gradient on its way from the end of a branch to its norm.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Link(Arc<Mutex<Option<FlexTensor>>>);
+
+impl Link {
+    /// Leaves a gradient for whoever takes it.
+    pub(super) fn leave(&self, grad: FlexTensor) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(grad);
+    }
+
+    /// The gradient that was left, if any was.
+    pub(super) fn take(&self) -> Option<FlexTensor> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// `y += b`.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+pub(super) fn add(y: &mut [f32], b: &[f32]) {
+    for (y, b) in y.iter_mut().zip(b) {
+        *y += b;
+    }
 }

@@ -11,7 +11,7 @@ use burn_tensor::{DType, Tensor};
 use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
-use super::cpu::{contiguous, is_flex, slice};
+use super::cpu::{contiguous, is_flex, like, slice};
 #[cfg(feature = "cube")]
 use super::cube;
 use super::math::{erf, exp, over_rows};
@@ -45,21 +45,18 @@ impl Kernel<Flex, 1> for Gelu {
 
     fn forward(&self, [x]: &[FlexTensor; 1]) -> (FlexTensor, FlexTensor) {
         let x = contiguous(x);
-        let mut y = vec![0.0; slice(&x).len()];
-        over_rows(&mut y, 1024, |row, out| forward(&slice(&x)[row * 1024..][..out.len()], out));
+        let values = slice(&x);
+        let mut y = vec![0.0; values.len()];
+        over_rows(&mut y, 1024, |row, out| forward(&values[row * 1024..][..out.len()], out));
         (like(&x, y), x)
     }
 
     fn backward(&self, x: FlexTensor, grad: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
         let grad = contiguous(&grad);
-        let mut gx = slice(&grad).to_vec();
-        over_rows(&mut gx, 1024, |row, out| backward(&slice(&x)[row * 1024..][..out.len()], out));
+        let (values, mut gx) = (slice(&x), slice(&grad).to_vec());
+        over_rows(&mut gx, 1024, |row, out| backward(&values[row * 1024..][..out.len()], out));
         [Some(like(&x, gx))]
     }
-}
-
-fn like(tensor: &FlexTensor, data: Vec<f32>) -> FlexTensor {
-    FlexTensor::from_data(burn_tensor::TensorData::new(data, tensor.layout().shape().clone()))
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]

@@ -34,6 +34,8 @@ pub(super) fn gemm(
     if m == 0 || n == 0 {
         return;
     }
+    #[cfg(test)]
+    count::add(2.0 * (m * k * n) as f64);
     let fits = |rows: usize, cols: usize, mat: &Mat<'_>| {
         rows == 0 || cols == 0 || (rows - 1) * mat.row_stride + (cols - 1) * mat.col_stride < mat.data.len()
     };
@@ -68,6 +70,27 @@ pub(super) fn gemm(
             false,
             parallelism,
         );
+    }
+}
+
+/// Counts the operations of this thread's products, for the tests of costs.
+#[cfg(test)]
+pub(crate) mod count {
+    use std::cell::Cell;
+
+    thread_local! {
+        static FLOPS: Cell<f64> = const { Cell::new(0.0) };
+    }
+
+    pub(super) fn add(flops: f64) {
+        FLOPS.set(FLOPS.get() + flops);
+    }
+
+    /// The operations of the products in `f`.
+    pub(crate) fn flops_of<R>(f: impl FnOnce() -> R) -> f64 {
+        let before = FLOPS.get();
+        f();
+        FLOPS.get() - before
     }
 }
 

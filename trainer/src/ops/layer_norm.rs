@@ -13,10 +13,10 @@ use burn_tensor::{DType, Tensor};
 use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
-use super::cpu::{contiguous, dims, is_flex, slice, tensor};
+use super::cpu::{Link, add, contiguous, dims, is_flex, slice, tensor};
 #[cfg(feature = "cube")]
 use super::cube;
-use super::math::over_rows;
+use super::math::{lane_dot, lane_sum, over_rows};
 
 /// Normalises `x` of `[B, N, D]` over `D`, with `gamma` and `beta` of `[D]`.
 pub fn layer_norm(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> Tensor<3> {
@@ -25,9 +25,24 @@ pub fn layer_norm(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64)
         return run(cube::LayerNorm { epsilon: epsilon as f32 }, [x.into(), gamma.into(), beta.into()]);
     }
     match is_flex(&x) {
-        true => run(LayerNorm { epsilon: epsilon as f32 }, [x.into(), gamma.into(), beta.into()]),
+        true => {
+            let kernel = LayerNorm { epsilon: epsilon as f32, link: None };
+            run(kernel, [x.into(), gamma.into(), beta.into()])
+        }
         false => plain(x, gamma, beta, epsilon),
     }
+}
+
+/// [`layer_norm`] on the CPU, whose gradient of `x` gets what has been left in `link` until then.
+pub(super) fn with_link(
+    x: Tensor<3>,
+    gamma: Tensor<1>,
+    beta: Tensor<1>,
+    epsilon: f64,
+    link: Link,
+) -> Tensor<3> {
+    let kernel = LayerNorm { epsilon: epsilon as f32, link: Some(link) };
+    run(kernel, [x.into(), gamma.into(), beta.into()])
 }
 
 /// In f32 whatever comes and goes.
@@ -41,6 +56,7 @@ fn plain(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> Tenso
 #[derive(Debug, Clone)]
 struct LayerNorm {
     epsilon: f32,
+    link: Option<Link>,
 }
 
 /// Normalised rows `[B·N, D]`, their factors `[B·N]`, and γ.
@@ -72,10 +88,14 @@ impl Kernel<Flex, 3> for LayerNorm {
         let d = shape[2];
         let (grad, (kept, gamma, _)) = (contiguous(&grad), saved);
         let (grad, kept) = (slice(&grad), slice(&kept));
+        let around = self.link.as_ref().and_then(Link::take).map(|around| contiguous(&around));
         let gx = wanted[0].then(|| {
             let mut gx = vec![0.0; grad.len()];
             over_rows(&mut gx, d, |first, rows| {
                 input_gradient(&kept[first * (d + 1)..], slice(&gamma), &grad[first * d..], rows);
+                if let Some(around) = &around {
+                    add(rows, &slice(around)[first * d..]);
+                }
             });
             tensor(gx, shape)
         });
@@ -85,16 +105,6 @@ impl Kernel<Flex, 3> for LayerNorm {
         }
         [gx, wanted[1].then(|| tensor(g_gamma, [d])), wanted[2].then(|| tensor(g_beta, [d]))]
     }
-}
-
-/// Sums with sixteen running totals, an order that vector instructions can follow.
-#[inline(always)]
-fn sum(values: impl ExactSizeIterator<Item = f32>) -> f32 {
-    let mut totals = [0.0f32; 16];
-    for (i, value) in values.enumerate() {
-        totals[i % 16] += value;
-    }
-    totals.iter().sum()
 }
 
 /// The normalised row, then its factor, for every row of `kept`.
@@ -109,19 +119,6 @@ fn normalise(x: &[f32], kept: &mut [f32], d: usize, epsilon: f32) {
         }
         kept[d] = factor;
     }
-}
-
-#[inline(always)]
-fn lane_sum(row: &[f32], f: impl Fn(f32) -> f32) -> f32 {
-    let mut totals = [0.0f32; 16];
-    let chunks = row.chunks_exact(16);
-    let rest = sum(chunks.remainder().iter().map(|v| f(*v)));
-    for chunk in chunks {
-        for (total, value) in totals.iter_mut().zip(chunk) {
-            *total += f(*value);
-        }
-    }
-    totals.iter().sum::<f32>() + rest
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
@@ -149,19 +146,6 @@ fn input_gradient(kept: &[f32], gamma: &[f32], grad: &[f32], gx: &mut [f32]) {
     }
 }
 
-#[inline(always)]
-fn lane_dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut totals = [0.0f32; 16];
-    let (a16, b16) = (a.chunks_exact(16), b.chunks_exact(16));
-    let rest = sum(a16.remainder().iter().zip(b16.remainder()).map(|(a, b)| a * b));
-    for (a, b) in a16.zip(b16) {
-        for ((total, a), b) in totals.iter_mut().zip(a).zip(b) {
-            *total += a * b;
-        }
-    }
-    totals.iter().sum::<f32>() + rest
-}
-
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
 fn parameter_gradients(kept: &[f32], grad: &[f32], g_gamma: &mut [f32], g_beta: &mut [f32]) {
     let d = g_gamma.len();
@@ -177,8 +161,8 @@ fn parameter_gradients(kept: &[f32], grad: &[f32], g_gamma: &mut [f32], g_beta: 
 mod tests {
     use burn_tensor::Device;
 
-    use super::super::twin::{assert_close, devices, leaves};
     use super::*;
+    use crate::ops::twin::{assert_close, devices, leaves};
 
     /// Odd widths, whole vectors, more rows than a block adds up.
     #[test]

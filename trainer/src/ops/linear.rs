@@ -34,7 +34,7 @@ fn plain(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
 }
 
 /// `x · Wᵀ` for `x` of `[M, D]` and `weight` of `[O, D]`.
-pub fn matmul_transposed(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
+pub(super) fn matmul_transposed(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     match is_flex(&x) {
         true => run(MatmulTransposed, [x.into(), weight.into()]),
         false => x.matmul(weight.transpose()),
@@ -52,10 +52,7 @@ impl Kernel<Flex, 3> for Linear {
         let [o, _]: [usize; 2] = dims(w);
         let (x, w, b) = (contiguous(x), contiguous(w), contiguous(b));
         let m = n_images * n_tokens;
-        let mut y = Vec::with_capacity(m * o);
-        for _ in 0..m {
-            y.extend_from_slice(slice(&b));
-        }
+        let mut y = slice(&b).repeat(m);
         gemm([m, d, o], 1.0, Mat::rows(slice(&x), d), Mat::rows(slice(&w), d).t(), 1.0, &mut y, o);
         (tensor(y, [n_images, n_tokens, o]), (x, w))
     }

@@ -45,6 +45,58 @@ pub(super) fn erf(x: f32) -> f32 {
     x * p / q
 }
 
+/// Sums with sixteen running totals, an order that vector instructions can follow.
+#[inline(always)]
+fn sum(values: impl ExactSizeIterator<Item = f32>) -> f32 {
+    let mut totals = [0.0f32; 16];
+    for (i, value) in values.enumerate() {
+        totals[i % 16] += value;
+    }
+    totals.iter().sum()
+}
+
+/// The sum of `f` over `row`, in sixteen lanes.
+#[inline(always)]
+pub(super) fn lane_sum(row: &[f32], f: impl Fn(f32) -> f32) -> f32 {
+    let mut totals = [0.0f32; 16];
+    let chunks = row.chunks_exact(16);
+    let rest = sum(chunks.remainder().iter().map(|v| f(*v)));
+    for chunk in chunks {
+        for (total, value) in totals.iter_mut().zip(chunk) {
+            *total += f(*value);
+        }
+    }
+    totals.iter().sum::<f32>() + rest
+}
+
+/// The dot product of two rows, in sixteen lanes.
+#[inline(always)]
+pub(super) fn lane_dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut totals = [0.0f32; 16];
+    let (a16, b16) = (a.chunks_exact(16), b.chunks_exact(16));
+    let rest = sum(a16.remainder().iter().zip(b16.remainder()).map(|(a, b)| a * b));
+    for (a, b) in a16.zip(b16) {
+        for ((total, a), b) in totals.iter_mut().zip(a).zip(b) {
+            *total += a * b;
+        }
+    }
+    totals.iter().sum::<f32>() + rest
+}
+
+/// The largest number of `row`, in sixteen lanes; negative infinity of none.
+#[inline(always)]
+pub(super) fn lane_max(row: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    let chunks = row.chunks_exact(16);
+    let rest = chunks.remainder().iter().fold(f32::NEG_INFINITY, |max, v| max.max(*v));
+    for chunk in chunks {
+        for (lane, value) in lanes.iter_mut().zip(chunk) {
+            *lane = if *value > *lane { *value } else { *lane };
+        }
+    }
+    lanes.iter().fold(rest, |max, v| max.max(*v))
+}
+
 /// Splits the rows of `out` over the threads of the rayon pool that calls; `body` gets the number
 /// of its first row and its rows. With one thread it is one call.
 pub(super) fn over_rows(out: &mut [f32], row_len: usize, body: impl Fn(usize, &mut [f32]) + Sync) {

@@ -1,4 +1,4 @@
-//! The operations a transformer spends its time in, each with three bodies.
+//! The operations that training spends its time in, each with several bodies.
 //!
 //! On the CPU backend (Flex) and on GPUs ([`cube`]) an operation runs as a kernel with a hand-written backward
 //! pass, registered with Burn's autodiff as a single step; `plain` is a composition
@@ -10,6 +10,7 @@
 mod attention;
 mod bridge;
 mod cpu;
+mod cross_entropy;
 #[cfg(feature = "cube")]
 pub(crate) mod cube;
 mod gelu;
@@ -17,11 +18,29 @@ mod gemm;
 mod layer_norm;
 mod linear;
 mod math;
+mod probs;
+mod residual;
+mod seed;
+mod sequence;
+mod shared;
+mod unit_rows;
+mod weight_norm;
 
 pub use attention::attention;
+pub use cross_entropy::{Pairs, cross_entropy};
 pub use gelu::gelu;
 pub use layer_norm::layer_norm;
-pub use linear::{linear, matmul_transposed};
+pub use linear::linear;
+pub use probs::{balanced, column_sums, exp_rows, largest, sharpness, softmax_rows};
+pub use residual::{Skip, branch};
+pub use seed::seed;
+pub use sequence::sequence;
+pub use shared::SharedGradient;
+pub use unit_rows::unit_rows;
+pub use weight_norm::weight_norm_linear;
+
+#[cfg(test)]
+pub(crate) use gemm::count::flops_of;
 
 #[cfg(test)]
 pub(crate) mod twin {

@@ -10,6 +10,7 @@ use burn_tensor::Tensor;
 use multiversion::multiversion;
 use serde::{Deserialize, Serialize};
 
+use super::runs::joined;
 use super::state::UnitShard;
 use crate::comm::engine::EngineError;
 use crate::comm::fixed::Fixed;
@@ -27,7 +28,7 @@ pub enum ClipRule {
     /// Every parameter tensor by itself: DINO.
     #[default]
     PerTensor,
-    /// Backbone and head: DINOv2.
+    /// The backbone, and each head: DINOv2.
     PerModule,
 }
 
@@ -41,15 +42,15 @@ pub struct ClipNorms<T = f64> {
 }
 
 impl ClipNorms<Fixed> {
-    /// This rank's part of the norms. `n_backbone` units from the first on are the backbone.
+    /// This rank's share of the norms; `modules` has the number of each unit's module.
     ///
     /// # Errors
-    /// [`EngineError::Failed`] when the device of the gradients has failed.
+    /// [`EngineError::Device`] when the device of the gradients has failed.
     pub fn of(
         rule: ClipRule,
         shards: &[UnitShard],
         grads: &[Tensor<1>],
-        n_backbone: usize,
+        modules: &[usize],
     ) -> Result<Self, EngineError> {
         let mut n_groups = 0;
         let groups: Vec<Vec<usize>> = shards
@@ -58,7 +59,7 @@ impl ClipNorms<Fixed> {
             .map(|(unit, shard)| {
                 let group = |param: usize| match rule {
                     ClipRule::PerTensor => n_groups + param,
-                    ClipRule::PerModule => usize::from(unit >= n_backbone),
+                    ClipRule::PerModule => modules[unit],
                 };
                 let groups = (0..shard.layout.params.len()).map(group).collect();
                 n_groups += shard.layout.params.len();
@@ -132,20 +133,6 @@ fn range_squares(grad: &Tensor<1>, ranges: &[Range<usize>]) -> (Tensor<1>, Vec<u
         (part.clone() * part).sum()
     };
     (Tensor::cat(ranges.iter().map(square).collect(), 0), (0..ranges.len()).collect())
-}
-
-/// Neighboring ranges with equal values as one.
-pub(super) fn joined<T: PartialEq>(
-    ranges: impl Iterator<Item = (Range<usize>, T)>,
-) -> Vec<(Range<usize>, T)> {
-    let mut runs: Vec<(Range<usize>, T)> = Vec::new();
-    for (range, value) in ranges {
-        match runs.last_mut() {
-            Some((run, of_run)) if run.end == range.start && *of_run == value => run.end = range.end,
-            _ => runs.push((range, value)),
-        }
-    }
-    runs
 }
 
 /// Cuts `start..end` at multiples of [`ALIGNMENT`], of which the ends of a shard are one: whatever the

@@ -2,9 +2,9 @@
 //! operations, of which there are two dozen, each a pass of its own.
 //!
 //! ```text
-//! θ, m, v, θ_T, g  [n] f32      ends[s] one past segment s, keep[s] and clip[s] its factors
+//! θ, m, v, θ_F, g  [n] f32      ends[s] one past segment s; shrink[s], clip[s] and rate[s] its factors
 //! m ← β₁ m + (1 - β₁) c g       v ← β₂ v + (1 - β₂) c² g²       c = clip[s]
-//! θ ← keep[s] · θ - rate · m / (root · √v + ε)      θ_T ← d θ_T + (1 - d) θ
+//! θ ← shrink[s] · θ - rate[s] · m / (root · √v + ε)      θ_F ← d θ_F + (1 - d) θ
 //! ```
 //!
 //! New numbers go to new memory: CubeCL orders threads by when memory was given out, so that what has been written in
@@ -16,7 +16,7 @@ use burn_tensor::{DType, Tensor, TensorData};
 use cubecl::prelude::*;
 
 use super::state::UnitShard;
-use super::{Constants, EPSILON, Segments};
+use super::update::{Constants, EPSILON, Update, decay_of};
 use crate::ops::cube::{empty, one_unit_each, spread};
 
 /// Elements whose squares are added up by one cube.
@@ -30,23 +30,32 @@ pub(super) fn is_cube(tensor: &Tensor<1>) -> bool {
     tensor.clone().try_into_primitive::<CubeBackend>().is_ok()
 }
 
-/// AdamW on `shard`, given this rank's part of the mean gradient; then the teacher follows.
-pub(super) fn update(shard: &mut UnitShard, grad: Tensor<1>, mut segments: Segments, teacher_decay: f64) {
-    // Of a unit with parameters there is a segment; all have the same rates.
-    let Some(&(_, constants)) = segments.first() else { return };
-    let Constants { beta1, beta2, rate, root, .. } = constants;
+/// AdamW on `shard`, given this rank's shard of the mean gradient; then the followers follow, the first of them in the
+/// same pass if it averages.
+pub(super) fn update(
+    shard: &mut UnitShard,
+    grad: Tensor<1>,
+    mut update: Update,
+    decays: &[(&'static str, f64)],
+) {
+    // AdamW::MOMENTS are two. Of a unit with parameters there is a segment; all have the same decay rates.
+    let ([m, v], Some(&(_, constants))) = (shard.moments.as_slice(), update.first()) else { return };
+    let Constants { beta1, beta2, root, .. } = constants;
     let (n, device) = (shard.len(), grad.device());
-    let end = segments.last().map_or(0, |(range, _)| range.end);
+    let end = update.last().map_or(0, |(range, _)| range.end);
     // The padding after the last parameter stays zero.
-    segments.push((end..n, Constants { keep: 1.0, clip: 1.0, ..constants }));
-    let ends: Vec<i32> = segments.iter().map(|(range, _)| range.end as i32).collect();
-    let factors: Vec<f32> =
-        segments.iter().flat_map(|(_, constants)| [constants.keep, constants.clip]).collect();
+    update.push((end..n, Constants { shrink: 1.0, clip: 1.0, ..constants }));
+    let ends: Vec<i32> = update.iter().map(|(range, _)| range.end as i32).collect();
+    let factors: Vec<f32> = update.iter().flat_map(|(_, c)| [c.shrink, c.clip, c.rate]).collect();
     let ends = Tensor::<1, burn_tensor::Int>::from_data(TensorData::from(&ends[..]), (&device, DType::I32));
     let factors = Tensor::<1>::from_data(TensorData::from(&factors[..]), &device);
 
-    let UnitShard { student, exp_avg, exp_avg_sq, teacher, .. } = shard;
-    let before = [&*student, exp_avg, exp_avg_sq, teacher].map(|tensor| primitive(tensor.clone()));
+    // Without a follower the kernel averages the student with itself.
+    let (followed, decay) = match shard.followers.first() {
+        Some(follower) => (&follower.values, decay_of(decays, follower.name)),
+        None => (&shard.student, 0.0),
+    };
+    let before = [&shard.student, &m.values, &v.values, followed].map(|tensor| primitive(tensor.clone()));
     let client = before[0].client.clone();
     let after = [(); 4].map(|()| empty(&before[0], [n], DType::F32));
     let (count, dim) = one_unit_each(&client, n);
@@ -70,12 +79,19 @@ pub(super) fn update(shard: &mut UnitShard, grad: Tensor<1>, mut segments: Segme
         n,
         beta1,
         beta2,
-        rate,
         root,
-        teacher_decay as f32,
-        (1.0 - teacher_decay) as f32,
+        decay as f32,
+        (1.0 - decay) as f32,
     );
-    [*student, *exp_avg, *exp_avg_sq, *teacher] = after.map(Tensor::from_primitive::<CubeBackend>);
+    let [student, m, v, followed] = after.map(Tensor::from_primitive::<CubeBackend>);
+    shard.student = student;
+    (shard.moments[0].values, shard.moments[1].values) = (m, v);
+    if let Some((first, rest)) = shard.followers.split_first_mut() {
+        first.values = followed;
+        rest.iter_mut().for_each(|follower| {
+            super::tensors::follow_one(follower, &shard.student, decay_of(decays, follower.name));
+        });
+    }
 }
 
 /// Sums of squares of blocks of `ranges`, on the device, and the range of each.
@@ -128,7 +144,6 @@ fn adam_w(
     n: usize,
     beta1: f32,
     beta2: f32,
-    rate: f32,
     root: f32,
     decay: f32,
     rest: f32,
@@ -139,10 +154,11 @@ fn adam_w(
         while ends[segment] <= i as i32 {
             segment += 1;
         }
-        let g = grad[i] * factors[2 * segment + 1];
+        let g = grad[i] * factors[3 * segment + 1];
         let m = beta1 * exp_avg[i] + (1.0f32 - beta1) * g;
         let v = beta2 * exp_avg_sq[i] + (1.0f32 - beta2) * g * g;
-        let theta = student[i] * factors[2 * segment] - rate * m / (v.sqrt() * root + EPSILON);
+        let theta =
+            student[i] * factors[3 * segment] - factors[3 * segment + 2] * m / (v.sqrt() * root + EPSILON);
         to_exp_avg[i] = m;
         to_exp_avg_sq[i] = v;
         to_student[i] = theta;

@@ -4,39 +4,43 @@ use burn_tensor::Tensor;
 use multiversion::multiversion;
 
 use super::state::UnitShard;
-use super::{Constants, EPSILON, Segments};
+use super::update::{Constants, EPSILON, Update, decay_of};
 use crate::device::host::{on_host, with_slice};
 
-/// AdamW on `shard`, given this rank's part of the mean gradient; then the teacher follows.
-pub(super) fn update(shard: &mut UnitShard, grad: &Tensor<1>, segments: Segments, teacher_decay: f64) {
-    let UnitShard { student, exp_avg, exp_avg_sq, .. } = shard;
+/// AdamW on `shard`, given this rank's shard of the mean gradient.
+pub(super) fn update(shard: &mut UnitShard, grad: &Tensor<1>, update: Update) {
+    let UnitShard { student, moments, .. } = shard;
+    // AdamW::MOMENTS are two.
+    let [m, v] = moments.as_mut_slice() else { return };
     with_slice(grad, |grad| {
         on_host(student, |student| {
-            on_host(exp_avg, |m| {
-                on_host(exp_avg_sq, |v| {
-                    for (range, constants) in segments {
-                        let part = range.clone();
-                        adam(
-                            constants,
-                            &mut student[part.clone()],
-                            &mut m[part.clone()],
-                            &mut v[part],
-                            &grad[range],
-                        );
+            on_host(&mut m.values, |m| {
+                on_host(&mut v.values, |v| {
+                    for (range, constants) in update {
+                        let [student, m, v] =
+                            [&mut *student, &mut *m, &mut *v].map(|values| &mut values[range.clone()]);
+                        adam(constants, student, m, v, &grad[range]);
                     }
                 });
             });
         });
     });
-    move_teacher(shard, teacher_decay);
 }
 
-/// The teacher follows.
-pub(super) fn move_teacher(shard: &mut UnitShard, decay: f64) {
-    let UnitShard { student, teacher, .. } = shard;
-    with_slice(student, |student| {
-        on_host(teacher, |teacher| average(teacher, student, decay as f32, (1.0 - decay) as f32));
-    });
+/// The followers follow.
+pub(super) fn follow(shard: &mut UnitShard, decays: &[(&'static str, f64)]) {
+    let UnitShard { student, followers, .. } = shard;
+    for follower in followers {
+        let decay = decay_of(decays, follower.name);
+        match decay {
+            1.0 => {}
+            0.0 => follower.values = student.clone(),
+            _ => with_slice(student, |student| {
+                let rest = (1.0 - decay) as f32;
+                on_host(&mut follower.values, |values| average(values, student, decay as f32, rest));
+            }),
+        }
+    }
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
@@ -45,13 +49,13 @@ fn adam(c: Constants, param: &mut [f32], m: &mut [f32], v: &mut [f32], grad: &[f
         let g = grad * c.clip;
         *m = c.beta1 * *m + (1.0 - c.beta1) * g;
         *v = c.beta2 * *v + (1.0 - c.beta2) * g * g;
-        *param = *param * c.keep - c.rate * *m / (v.sqrt() * c.root + EPSILON);
+        *param = *param * c.shrink - c.rate * *m / (v.sqrt() * c.root + EPSILON);
     }
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn average(teacher: &mut [f32], student: &[f32], decay: f32, rest: f32) {
-    for (teacher, student) in teacher.iter_mut().zip(student) {
-        *teacher = decay * *teacher + rest * student;
+fn average(follower: &mut [f32], student: &[f32], decay: f32, rest: f32) {
+    for (follower, student) in follower.iter_mut().zip(student) {
+        *follower = decay * *follower + rest * student;
     }
 }

@@ -1,8 +1,8 @@
-//! This rank's shards: master weights, the two Adam moments and the teacher, unit by unit.
+//! This rank's shards: master weights, what the optimizer keeps beside them, and the followers, unit by unit.
 
 use burn_tensor::{Device, Tensor, TensorData};
 
-use crate::comm::topology::Place;
+use crate::comm::topology::Topology;
 use crate::model::init::fill;
 use crate::model::layout::{ParamSlot, UnitLayout};
 use crate::model::unit::Unit;
@@ -16,18 +16,25 @@ pub struct UnitShard {
     pub start: usize,
     /// Master weights of the student.
     pub student: Tensor<1>,
-    /// The teacher's weights.
-    pub teacher: Tensor<1>,
-    /// First Adam moment.
-    pub exp_avg: Tensor<1>,
-    /// Second Adam moment.
-    pub exp_avg_sq: Tensor<1>,
+    /// Weights of the followers that have this unit.
+    pub followers: Vec<Buffer>,
+    /// What the optimizer keeps.
+    pub moments: Vec<Buffer>,
     /// Updates that the moments have seen. Frozen steps do not count, as in PyTorch, where a
     /// parameter without gradient has no step.
-    pub adam_steps: u64,
+    pub n_updates: u64,
 }
 
-/// A parameter's part in a shard.
+/// A shard beside the student's.
+#[derive(Debug, Clone)]
+pub struct Buffer {
+    /// Its name in checkpoints.
+    pub name: &'static str,
+    /// Its elements.
+    pub values: Tensor<1>,
+}
+
+/// A parameter's elements in a shard.
 #[derive(Debug, Clone, Copy)]
 pub struct Segment<'a> {
     /// The parameter.
@@ -40,27 +47,37 @@ pub struct Segment<'a> {
     pub end: usize,
 }
 
+/// Name of the student's weights in checkpoints.
+pub const STUDENT: &str = "student";
+
 impl UnitShard {
-    /// A fresh shard: every parameter from (`seed`, its full name, element), moments zero, the
-    /// teacher equal to the student.
-    pub fn init(unit: &dyn Unit, seed: u64, place: Place, device: &Device) -> Self {
-        let layout = UnitLayout::of(unit, place.group_size);
-        let range = layout.shard(place.shard(), place.group_size);
+    /// A fresh shard: every parameter from (`seed`, its full name, element), `moments` zero, `followers` equal to the
+    /// student.
+    pub fn init(
+        unit: &dyn Unit,
+        seed: u64,
+        topology: Topology,
+        followers: &[&'static str],
+        moments: &[&'static str],
+        device: &Device,
+    ) -> Self {
+        let layout = unit.layout(topology.group_size);
+        let range = layout.shard(topology.shard(), topology.group_size);
         let mut values = vec![0.0; range.len()];
         for segment in segments(&layout, range.start, range.len()) {
             let first = range.start + segment.start - segment.slot.offset;
             let name = layout.full_name(segment.slot);
             fill(segment.slot.spec.init, seed, &name, first, &mut values[segment.start..segment.end]);
         }
-        let zeros = || Tensor::zeros([range.len()], device);
         let student = Tensor::from_data(TensorData::new(values, [range.len()]), device);
+        let follower = |name: &&'static str| Buffer { name, values: student.clone() };
+        let moment = |name: &&'static str| Buffer { name, values: Tensor::zeros([range.len()], device) };
         Self {
             start: range.start,
-            teacher: student.clone(),
+            followers: followers.iter().map(follower).collect(),
+            moments: moments.iter().map(moment).collect(),
             student,
-            exp_avg: zeros(),
-            exp_avg_sq: zeros(),
-            adam_steps: 0,
+            n_updates: 0,
             layout,
         }
     }
@@ -78,6 +95,24 @@ impl UnitShard {
     /// Whether the shard has no element, which a unit with parameters never gives.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The weights of the follower `name`, if it has this unit.
+    pub fn follower(&self, name: &str) -> Option<&Tensor<1>> {
+        self.followers.iter().find(|buffer| buffer.name == name).map(|buffer| &buffer.values)
+    }
+
+    /// All buffers by their names in checkpoints: student, followers, moments.
+    pub fn buffers(&self) -> impl Iterator<Item = (&'static str, &Tensor<1>)> {
+        let beside = self.followers.iter().chain(&self.moments);
+        std::iter::once((STUDENT, &self.student)).chain(beside.map(|buffer| (buffer.name, &buffer.values)))
+    }
+
+    /// All buffers by their names, to be filled.
+    pub fn buffers_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut Tensor<1>)> {
+        let beside = self.followers.iter_mut().chain(&mut self.moments);
+        std::iter::once((STUDENT, &mut self.student))
+            .chain(beside.map(|buffer| (buffer.name, &mut buffer.values)))
     }
 }
 

@@ -1,21 +1,18 @@
 //! The recipe as written: a TOML file whose unknown keys are errors; and the plan that it resolves into.
 
-pub mod duration;
 mod parse;
 pub mod plan;
-pub mod views;
 
 use augment::DecodeRules;
 use serde::{Deserialize, Serialize};
 
-use duration::Duration;
-use views::ViewsConfig;
-
 use crate::comm::topology::Sharding;
 use crate::error::TrainError;
-use crate::method::MethodConfig;
+use crate::method::{MethodConfig, ViewsConfig};
 use crate::model::backbone::ModelConfig;
+use crate::model::patches::Normalization;
 use crate::optim::ClipRule;
+use crate::schedule::Duration;
 use crate::step::precision::Precision;
 
 /// A recipe.
@@ -38,8 +35,9 @@ pub struct Recipe {
     pub views: ViewsConfig,
     /// How the student moves.
     pub optim: OptimConfig,
-    /// How the teacher moves.
-    pub teacher: TeacherConfig,
+    /// How a teacher moves: there exactly where the method has one that averages the student.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub teacher: Option<TeacherConfig>,
     /// What may differ between two starts of the same run.
     #[serde(default)]
     pub run: RunConfig,
@@ -71,6 +69,8 @@ pub struct DataConfig {
     pub max_pixels: u64,
     /// Whether EXIF orientation is applied.
     pub apply_exif: bool,
+    /// What is subtracted from colors, and what they are divided by.
+    pub normalization: Normalization,
 }
 
 impl DataConfig {
@@ -89,6 +89,7 @@ impl Default for DataConfig {
             max_bad_rate: 0.01,
             max_pixels: rules.max_pixels,
             apply_exif: rules.apply_exif,
+            normalization: Normalization::default(),
         }
     }
 }
@@ -101,8 +102,11 @@ pub struct OptimConfig {
     pub batch_size: usize,
     /// Length of the run.
     pub length: Duration,
-    /// Learning rate for 256 images; the run's is `lr · batch_size / 256`.
+    /// Learning rate for 256 images.
     pub lr: f64,
+    /// How the rate of the run follows its batch size.
+    #[serde(default)]
+    pub lr_scaling: LrScaling,
     /// What the learning rate falls to.
     #[serde(default = "default_min_lr")]
     pub min_lr: f64,
@@ -120,12 +124,9 @@ pub struct OptimConfig {
     /// What a clip group is.
     #[serde(default)]
     pub clip: ClipRule,
-    /// How long the last layer stays as it is.
-    #[serde(default = "default_freeze")]
-    pub freeze_last_layer: Duration,
-    /// Parts that a global batch is cut into, over all ranks; 0 for one a rank. A rank takes its parts
-    /// through a unit one after another: units that do not keep their graph need the memory of one part.
-    /// Sums follow the parts: with a number set here 1, 2, 4 … ranks give the same bits, as long as
+    /// Micro-batches that a global batch is cut into, over all ranks; 0 for one a rank. A rank takes its own
+    /// through a unit one after another: units that do not keep their graph need the memory of one.
+    /// Sums follow the micro-batches: with a number set here 1, 2, 4 … ranks give the same bits, as long as
     /// gradients travel in f32.
     #[serde(default)]
     pub micro_batches: usize,
@@ -150,8 +151,29 @@ fn default_clip_norm() -> f64 {
     3.0
 }
 
-fn default_freeze() -> Duration {
-    Duration::Epochs(1.0)
+/// A rule for the learning rate of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LrScaling {
+    /// `lr · batch_size / 256` (Goyal et al. 2017).
+    #[default]
+    Linear,
+    /// `lr · √(batch_size / 256)`.
+    Sqrt,
+    /// `lr` whatever the batch.
+    Fixed,
+}
+
+impl LrScaling {
+    /// The rate of a run over `optim.lr`.
+    pub fn factor(self, batch_size: usize) -> f64 {
+        let ratio = batch_size as f64 / 256.0;
+        match self {
+            Self::Linear => ratio,
+            Self::Sqrt => ratio.sqrt(),
+            Self::Fixed => 1.0,
+        }
+    }
 }
 
 /// The teacher.
@@ -160,10 +182,6 @@ fn default_freeze() -> Duration {
 pub struct TeacherConfig {
     /// Share of the old teacher that stays, at start and end.
     pub decay: [f64; 2],
-    /// Temperature of its softmax at start and after the warm-up.
-    pub temp: [f64; 2],
-    /// Warm-up of the temperature.
-    pub temp_warmup: Duration,
 }
 
 /// What does not change what is learned.

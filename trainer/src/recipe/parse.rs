@@ -41,7 +41,14 @@ fn set(table: &mut toml::Table, entry: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Adds the nearest known key to serde's message on an unknown one.
+/// Keys that have another place since version 0.2.
+const MOVED: [(&str, &str); 3] = [
+    ("freeze_last_layer", "optim.freeze_last_layer is method.freeze_last_layer now"),
+    ("temp", "teacher.temp is method.teacher_temp now"),
+    ("temp_warmup", "teacher.temp_warmup is method.teacher_temp_warmup now"),
+];
+
+/// Adds to serde's message on an unknown key where it has gone, or the nearest known one.
 fn explain(message: &str) -> String {
     let message = message.trim_end();
     let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
@@ -49,6 +56,9 @@ fn explain(message: &str) -> String {
         return message.into();
     };
     let unknown = message[list..].split('`').nth(1).unwrap_or_default();
+    if let Some((_, now)) = MOVED.iter().find(|(key, _)| *key == unknown) {
+        return format!("{message}\n{now}");
+    }
     let nearest = quoted
         .iter()
         .filter(|known| **known != unknown)
@@ -67,5 +77,11 @@ mod tests {
     fn a_misspelt_key_names_the_nearest() {
         let message = explain("unknown field `warmpu`, expected one of `lr`, `warmup`, `betas`");
         assert!(message.contains("did you mean `warmup`"), "{message}");
+    }
+
+    #[test]
+    fn a_key_that_has_moved_says_where_to() {
+        let message = explain("unknown field `temp_warmup`, expected `decay`");
+        assert!(message.contains("method.teacher_temp_warmup"), "{message}");
     }
 }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::clock::now_s;
 use crate::comm::communicator::Comm;
 use crate::comm::deadline::{Lost, Watch};
-use crate::comm::flight_recorder::{Entry, Recorder};
+use crate::comm::flight_recorder::{Entry, FlightRecorder};
 use crate::error::TrainError;
 
 /// Between heartbeats.
@@ -78,7 +78,7 @@ impl Pulse {
     ///
     /// # Errors
     /// [`TrainError::Io`] when the first beat cannot be written.
-    pub fn start(folder: &Path, rank: usize, recorder: Arc<Recorder>) -> Result<Self, TrainError> {
+    pub fn start(folder: &Path, rank: usize, recorder: Arc<FlightRecorder>) -> Result<Self, TrainError> {
         fs::create_dir_all(folder).map_err(|error| TrainError::io("create folder", folder, error))?;
         let path = path_of(folder, rank);
         let here = Arc::<Mutex<Here>>::default();
@@ -185,7 +185,7 @@ impl RankWatch {
     /// # Errors
     /// [`TrainError::Ranks`].
     pub fn new(folder: &Path, comm: &Comm) -> Result<Self, TrainError> {
-        let rank = comm.place().rank;
+        let rank = comm.topology().rank;
         let pid = std::process::id();
         let me = Process { host: host(), pid, started: start_time(pid).unwrap_or_default() };
         let all = comm.gather_bytes("processes", serde_json::to_vec(&me).unwrap_or_default())?;
@@ -347,7 +347,7 @@ mod tests {
         let process = Process { host: "node".into(), pid: 1, started: String::new() };
         let processes = vec![process; 3];
         let watch = RankWatch { rank: 0, folder: folder.path().to_path_buf(), processes, neighbors: vec![] };
-        let recorder = Recorder::default();
+        let recorder = FlightRecorder::default();
         recorder.begin(40, "gather", "blocks.4");
         let here = recorder.newest().unwrap();
         beat(1, 40, "forward");

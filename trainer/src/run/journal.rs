@@ -11,8 +11,8 @@ use super::straggler::Stragglers;
 use super::telemetry::Telemetry;
 use crate::comm::peers::Peers;
 use crate::error::TrainError;
+use crate::network::evaluated_network;
 use crate::network::probe::Probe;
-use crate::network::teacher_of;
 use crate::recipe::plan::Plan;
 use crate::schedule::Knobs;
 use crate::step::{StepReport, Trainer};
@@ -65,7 +65,7 @@ impl Journal {
             images_per_s: plan.recipe.optim.batch_size as f64 / time.seconds,
             data_wait_ms: time.data_wait_ms,
         });
-        if !report.finite && trainer.place().rank == 0 {
+        if !report.finite && trainer.topology().rank == 0 {
             let step = done - 1;
             observer.happened(&format!("step {step}: loss or gradient is not finite; the step is skipped"));
         }
@@ -102,11 +102,11 @@ impl Journal {
             ("time/step_ms", time.seconds * 1e3),
             ("rate/images_per_s", plan.recipe.optim.batch_size as f64 / time.seconds),
         ];
-        let mut row = row_of(plan, step, knobs, report, embeddings, &timing);
+        let method = trainer.state.method.as_ref();
+        let mut row = row_of(plan, step, knobs, report, embeddings, &timing, method);
         row.extend(slow.row);
-        if trainer.place().rank == 0 {
+        if trainer.topology().rank == 0 {
             slow.warnings.iter().for_each(|message| observer.warned(message));
-            let method = trainer.state.method.as_ref();
             warn_of_collapse(plan, step, report, &row, method, &mut |m| observer.warned(m));
         }
         if probing {
@@ -120,7 +120,7 @@ impl Journal {
     }
 }
 
-/// The teacher's embeddings of the global batch, `[B·V, D]`.
+/// Embeddings of the global batch, `[B·V, D]`.
 fn embeddings(trainer: &Trainer, plan: &Plan, report: &StepReport) -> Result<Tensor<2>, TrainError> {
     let peers = Peers::new(&trainer.comm, report.embeddings.len());
     let [_, width] = report.embeddings[0].dims();
@@ -138,7 +138,7 @@ fn probe_all(
     observer: &mut dyn Observer,
 ) -> Result<Vec<(String, f64)>, TrainError> {
     let mut row = Vec::new();
-    let Some(network) = teacher_of(trainer, plan)? else { return Ok(row) };
+    let Some(network) = evaluated_network(trainer, plan)? else { return Ok(row) };
     for probe in probes {
         let name = probe.name().to_string();
         let numbers =

@@ -8,14 +8,15 @@ use crate::recipe::plan::Plan;
 use crate::schedule::Knobs;
 use crate::step::StepReport;
 
-/// The row of a step. `embeddings` `[B·V, D]` are the teacher's of the global batch.
+/// The row of a step. `embeddings` `[B·V, D]` are those of the global batch.
 pub(crate) fn row_of(
     plan: &Plan,
     step: u64,
     knobs: &Knobs,
     report: &StepReport,
     embeddings: Tensor<2>,
-    timing: &[(&str, f64)],
+    timing: &[(&'static str, f64)],
+    method: &dyn Method,
 ) -> Vec<(String, f64)> {
     let samples = (step + 1) as f64 * plan.recipe.optim.batch_size as f64;
     let health = health::features(embeddings);
@@ -28,8 +29,6 @@ pub(crate) fn row_of(
         ("train/samples", samples),
         ("knobs/lr", knobs.lr),
         ("knobs/weight_decay", knobs.weight_decay),
-        ("knobs/teacher_temp", knobs.teacher_temp),
-        ("knobs/teacher_decay", knobs.teacher_decay),
         ("health/feature_std", health.std),
         ("health/effective_rank", health.effective_rank),
         ("time/teacher_ms", phases.teacher_ms),
@@ -39,6 +38,10 @@ pub(crate) fn row_of(
         ("time/update_ms", phases.update_ms),
         ("time/rank_wait_ms", phases.wait_ms),
     ];
+    if plan.recipe.teacher.is_some() {
+        row.push(("knobs/teacher_decay", knobs.teacher_decay));
+    }
+    row.extend(method.knobs(step));
     row.extend_from_slice(timing);
     row.extend_from_slice(&report.gauges);
     row.into_iter().map(|(name, value)| (name.to_string(), value)).collect()

@@ -31,7 +31,7 @@ pub fn run(
     probes: &mut [Box<dyn Probe>],
     observer: &mut dyn Observer,
 ) -> Result<Outcome, TrainError> {
-    let (rank, recorder) = (comm.place().rank, comm.recorder());
+    let (rank, recorder) = (comm.topology().rank, comm.recorder());
     let result = rank::Run::open(job, comm, observer).and_then(|run| run.train(probes, observer));
     if let Err(TrainError::Ranks(_)) = &result {
         let folder = job.workdir.join("flight");

@@ -16,7 +16,7 @@ use crate::comm::communicator::Comm;
 use crate::comm::engine::Reduction;
 use crate::error::TrainError;
 use crate::network::probe::Probe;
-use crate::recipe::plan::{Plan, trainer_of};
+use crate::recipe::plan::Plan;
 use crate::schedule::Schedules;
 use crate::step::{StepReport, Trainer, Votes};
 
@@ -50,21 +50,21 @@ impl<'a> Run<'a> {
     ) -> Result<Self, TrainError> {
         let warn = &mut |message: &str| observer.warned(message);
         let (plan, lock) = workdir::agree(job.workdir, job.plan, &comm, warn)?;
-        let place = comm.place();
+        let topology = comm.topology();
         let beats = job.workdir.join("heartbeats");
-        let pulse = Pulse::start(&beats, place.rank, comm.recorder())?;
-        if place.world_size > 1 {
+        let pulse = Pulse::start(&beats, topology.rank, comm.recorder())?;
+        if topology.world_size > 1 {
             comm.set_watch(Arc::new(RankWatch::new(&beats, &comm)?));
         }
-        let mut trainer = trainer_of(&plan, comm, &job.device);
+        let mut trainer = plan.trainer(comm, &job.device)?;
         let folder = job.workdir.join("checkpoints");
-        let warn = &mut |message: &str| warn_on_first(place.rank, message, observer);
+        let warn = &mut |message: &str| warn_on_first(topology.rank, message, observer);
         let state_device = trainer.state_device().clone();
         checkpoint::resume(&folder, u64::MAX, &mut trainer.state, &trainer.comm, &state_device, warn)?;
-        let saver = Saver::new(&folder, place, plan.recipe.run.keep_checkpoints);
+        let saver = Saver::new(&folder, topology, plan.recipe.run.keep_checkpoints);
         let first = trainer.state.step;
         observer.started(first, plan.total_steps);
-        let journal = Journal::open(job.workdir, place.rank, first)?;
+        let journal = Journal::open(job.workdir, topology.rank, first)?;
         let stream = Stream::open(job, &plan, &trainer)?;
         Ok(Self {
             schedules: plan.schedules(),
@@ -146,7 +146,7 @@ impl<'a> Run<'a> {
         let start = Instant::now();
         let step = self.trainer.state.step;
         let knobs = self.schedules.at(step);
-        let rank = self.trainer.place().rank;
+        let rank = self.trainer.topology().rank;
         let (pulse, fault) = (&self.pulse, &self.job.fault);
         let enter = |phase: &'static str| {
             pulse.enter(step, phase);
@@ -211,7 +211,7 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         self.finish_saving()?;
-        self.saver.start(&mut self.trainer.state, &self.plan);
+        self.saver.start(&self.trainer.state, &self.plan);
         self.saved_step = self.trainer.state.step;
         Ok(())
     }
@@ -237,7 +237,7 @@ impl<'a> Run<'a> {
         if self.n_rollbacks == self.plan.recipe.run.max_rollbacks {
             return self.end_together(too_often);
         }
-        let rank = self.trainer.comm.place().rank;
+        let rank = self.trainer.comm.topology().rank;
         let folder = self.job.workdir.join("checkpoints");
         let warn = &mut |message: &str| warn_on_first(rank, message, observer);
         let newest = state.step;

@@ -34,11 +34,11 @@ impl Stragglers {
         busy_ms: f64,
         data_wait_ms: f64,
     ) -> Result<Lateness, EngineError> {
-        if comm.place().world_size == 1 {
+        if comm.topology().world_size == 1 {
             return Ok(Lateness::default());
         }
         let parts = comm.gather_parts("step times", vec![busy_ms as f32, data_wait_ms as f32])?;
-        let order = comm.place().order();
+        let order = comm.topology().by_data_rank();
         let mut times: Vec<(usize, f64, f64)> = order
             .iter()
             .zip(&parts)

@@ -87,10 +87,10 @@ impl Stream {
 }
 
 fn open_pool(job: &Job<'_>, plan: &Plan, trainer: &Trainer) -> Result<BatchPool<ShardSource>, TrainError> {
-    let place = trainer.place();
-    let share = Share::new(place.part(), place.world_size, plan.recipe.optim.batch_size)?;
+    let topology = trainer.topology();
+    let share = Share::new(topology.data_rank(), topology.world_size, plan.recipe.optim.batch_size)?;
     // Each rank notes what it has met; ranks on other machines could not append to one file.
-    let name = match place.rank {
+    let name = match topology.rank {
         0 => "quarantine.jsonl".to_string(),
         rank => format!("quarantine-{rank:05}.jsonl"),
     };

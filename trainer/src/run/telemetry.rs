@@ -85,7 +85,7 @@ impl Telemetry {
         let mut row = Map::new();
         row.insert("step".into(), step.into());
         for (name, value) in values {
-            // JSON has no NaN; null is what readers expect in its place.
+            // JSON has no NaN; null is what readers expect in its topology.
             row.insert(name.clone(), serde_json::Number::from_f64(*value).map_or(Value::Null, Value::Number));
             let event = self.scalar(step, name, *value);
             event.map_err(|error| TrainError::io("write", &self.events_path, error))?;

@@ -30,7 +30,7 @@ fn claim(workdir: &Path, plan: &Plan, warn: &mut dyn FnMut(&str)) -> Result<Plan
         if plan.recipe.run.workers == 0 && plan.world_size == there.world_size {
             plan.n_workers = there.n_workers;
         }
-        if plan.n_parts() != there.n_parts() {
+        if plan.n_micro_batches() != there.n_micro_batches() {
             warn(&format!(
                 "the run was started on {} ranks and goes on with {}: its last bits will differ, as sums follow \
                  the ranks unless optim.micro_batches says otherwise",
@@ -77,12 +77,12 @@ pub(crate) fn agree(
     comm: &Comm,
     warn: &mut dyn FnMut(&str),
 ) -> Result<(Plan, Option<File>), TrainError> {
-    let rank = comm.place().rank;
+    let rank = comm.topology().rank;
     let mut take = |plan: &Plan| {
         let lock = lock(workdir)?;
         Ok((claim(workdir, plan, warn)?, lock))
     };
-    if comm.place().world_size == 1 {
+    if comm.topology().world_size == 1 {
         return take(plan);
     }
     let write = |plan: &Plan| toml::to_string(plan).unwrap_or_default().into_bytes();

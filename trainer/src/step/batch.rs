@@ -1,66 +1,84 @@
-//! Between the whole batch and the workers' slices of it.
+//! A rank's share of a batch: micro-batches, and the slices of each that workers take.
 
-use burn_tensor::{DType, Device, Tensor};
+use burn_tensor::Tensor;
 
-use super::upload::SentViews;
-use crate::model::features::Tokens;
+use crate::comm::topology::Topology;
+use crate::device::workers::Workers;
+use crate::model::features::Features;
 
-/// Slices of a batch, one a worker: groups of patch vectors, later of tokens.
-pub(crate) type Slices = Vec<Vec<Tokens>>;
+/// Features of some images, by size of view.
+pub(crate) type Groups = Vec<Features>;
 
-/// Views as bytes, `[n, 3, size, size]`, into a group of normalised patch vectors of `dtype`.
-pub(crate) fn tokens_of(
-    views: &[&[u8]],
-    size_px: usize,
-    patch_px: usize,
-    device: &Device,
-    dtype: DType,
-) -> Tokens {
-    SentViews::new(views, size_px, patch_px, device).tokens(size_px, patch_px, dtype)
+/// Gradients of [`Groups`].
+pub(crate) type GroupGrads = Vec<Tensor<3>>;
+
+/// A micro-batch: one slice a worker.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct MicroBatch {
+    /// In the order of their images.
+    pub(crate) slices: Vec<Groups>,
 }
 
-/// The same tokens in f32.
-pub(crate) fn in_f32(groups: Vec<Tokens>) -> Vec<Tokens> {
-    groups.iter().map(|tokens| tokens.with(tokens.x.clone().cast(DType::F32))).collect()
+/// How the images of a rank's share are spread over micro-batches.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Share {
+    /// Micro-batches of this rank.
+    pub(crate) n_micro_batches: usize,
+    pub(crate) topology: Topology,
 }
 
-/// Slices of groups into groups of the whole batch.
-pub(crate) fn join(slices: Slices) -> Vec<Tokens> {
-    let n_groups = slices.first().map_or(0, Vec::len);
-    (0..n_groups)
-        .map(|group| {
-            let parts = slices.iter().map(|slice| slice[group].x.clone()).collect();
-            slices[0][group].with(Tensor::cat(parts, 0))
-        })
-        .collect()
+impl MicroBatch {
+    /// The sizes of views with these numbers.
+    pub(crate) fn seen(&self, sizes: &[usize]) -> Self {
+        let of_slice = |groups: &Groups| sizes.iter().map(|size| groups[*size].clone()).collect();
+        Self { slices: self.slices.iter().map(of_slice).collect() }
+    }
+
+    /// The whole micro-batch.
+    pub(crate) fn joined(&self) -> Groups {
+        let n_groups = self.slices.first().map_or(0, Vec::len);
+        let join = |group: usize| {
+            let all = self.slices.iter().map(|slice| slice[group].x.clone()).collect();
+            self.slices[0][group].with(Tensor::cat(all, 0))
+        };
+        (0..n_groups).map(join).collect()
+    }
+
+    /// Gradients of the whole micro-batch, by slice.
+    pub(crate) fn sliced(&self, grads: GroupGrads) -> Vec<GroupGrads> {
+        let mut starts = vec![0; grads.len()];
+        let of_slice = |groups: &Groups| {
+            let cut = |((features, grad), start): ((&Features, &Tensor<3>), &mut usize)| {
+                let [b, _, _] = features.x.dims();
+                let range = *start..*start + b;
+                *start += b;
+                grad.clone().slice([range])
+            };
+            groups.iter().zip(&grads).zip(&mut starts).map(cut).collect()
+        };
+        self.slices.iter().map(of_slice).collect()
+    }
 }
 
-/// Whole-batch gradients into slices shaped like `slices`.
-pub(crate) fn split(slices: &Slices, groups: Vec<Tensor<3>>) -> Vec<Vec<Tensor<3>>> {
-    let mut starts = vec![0; groups.len()];
-    slices
-        .iter()
-        .map(|slice| {
-            slice
-                .iter()
-                .zip(&groups)
-                .zip(&mut starts)
-                .map(|((tokens, grad), start)| {
-                    let [b, _, _] = tokens.x.dims();
-                    let range = *start..*start + b;
-                    *start += b;
-                    grad.clone().slice([range])
-                })
-                .collect()
-        })
-        .collect()
-}
+impl Share {
+    /// Images of micro-batch `number` among the `n_images` of this rank: every n-th, so that the micro-batches of all
+    /// ranks together are every N-th of the global batch.
+    pub(crate) fn images(&self, number: usize, n_images: usize) -> Vec<usize> {
+        (number..n_images).step_by(self.n_micro_batches).collect()
+    }
 
-/// Groups of one token a view, `[B·V, 1, K]`, into `[B, V, K]`.
-pub(crate) fn by_image(groups: &[Tokens], n_images: usize) -> Vec<Tensor<3>> {
-    let one = |tokens: &Tokens| {
-        let [rows, _, k] = tokens.x.dims();
-        tokens.x.clone().reshape([n_images, rows / n_images, k])
-    };
-    groups.iter().map(one).collect()
+    /// The images of each micro-batch, by the slices that `workers` take.
+    pub(crate) fn slices(&self, workers: &Workers, n_images: usize) -> Vec<Vec<Vec<usize>>> {
+        let of_batch = |number| {
+            let images = self.images(number, n_images);
+            let ranges = workers.slices(images.len());
+            ranges.into_iter().map(|range| images[range].to_vec()).collect()
+        };
+        (0..self.n_micro_batches).map(of_batch).collect()
+    }
+
+    /// Position of this rank's image `image` in the global batch.
+    pub(crate) fn position(&self, image: usize) -> u64 {
+        (image * self.topology.world_size + self.topology.data_rank()) as u64
+    }
 }

@@ -11,7 +11,7 @@ use burn_tensor::Device;
 pub struct Phases {
     /// Bytes to patch vectors.
     pub input_ms: f64,
-    /// Teacher forward.
+    /// Followers, forwards.
     pub teacher_ms: f64,
     /// Student forward.
     pub forward_ms: f64,

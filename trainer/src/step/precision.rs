@@ -13,7 +13,7 @@ pub enum Arithmetic {
     /// f32.
     #[default]
     F32,
-    /// bf16: weights are rounded once a unit, when they have been gathered.
+    /// bf16: weights and what they are multiplied with are rounded; the residual stream, norms, scores and softmax are f32.
     Bf16,
 }
 

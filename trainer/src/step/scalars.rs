@@ -10,23 +10,23 @@ use crate::device::readback::read_back;
 /// Gauges as sums that have no order.
 pub(crate) type FixedGauges = Vec<(&'static str, Fixed)>;
 
-/// What a rank's parts say of a step.
+/// What a rank's micro-batches say of a step.
 #[derive(Debug, Clone)]
-pub(crate) struct Numbers {
-    /// Parts of the global batch.
-    n_parts: usize,
-    /// Of each part the loss, then the gauges.
+pub(crate) struct Scalars {
+    /// Micro-batches of the global batch.
+    n_micro_batches: usize,
+    /// Of each micro-batch the loss, then the gauges.
     values: Vec<Tensor<1>>,
     names: Vec<&'static str>,
 }
 
-impl Numbers {
-    /// Of a batch of `n_parts`.
-    pub(crate) fn new(n_parts: usize) -> Self {
-        Self { n_parts, values: Vec::new(), names: Vec::new() }
+impl Scalars {
+    /// Of a batch of `n_micro_batches`.
+    pub(crate) fn new(n_micro_batches: usize) -> Self {
+        Self { n_micro_batches, values: Vec::new(), names: Vec::new() }
     }
 
-    /// What a part says: its loss and its gauges, `[1]` each and the same ones for all parts.
+    /// What a micro-batch says: its loss and its gauges, `[1]` each and the same ones for all.
     pub(crate) fn add(&mut self, loss: Tensor<1>, gauges: Vec<(&'static str, Tensor<1>)>) {
         let (names, values): (Vec<_>, Vec<_>) = gauges.into_iter().unzip();
         self.names = names;
@@ -34,16 +34,16 @@ impl Numbers {
         self.values.extend(values);
     }
 
-    /// This rank's part of the means over all parts: of the loss and of the gauges. One trip to the device.
+    /// This rank's share of the means over all micro-batches: of the loss and of the gauges. One trip to the device.
     ///
     /// # Errors
-    /// [`EngineError::Failed`] when the device has failed.
+    /// [`EngineError::Device`] when the device has failed.
     pub(crate) fn read(&self) -> Result<(Fixed, FixedGauges), EngineError> {
         let mut sums = vec![Fixed::default(); 1 + self.names.len()];
         let values = read_back(Tensor::cat(self.values.clone(), 0))?;
-        for part in values.chunks_exact(sums.len()) {
-            for (sum, value) in sums.iter_mut().zip(part) {
-                sum.add(f64::from(*value) / self.n_parts as f64);
+        for of_batch in values.chunks_exact(sums.len()) {
+            for (sum, value) in sums.iter_mut().zip(of_batch) {
+                sum.add(f64::from(*value) / self.n_micro_batches as f64);
             }
         }
         Ok((sums[0], self.names.iter().copied().zip(sums[1..].iter().copied()).collect()))

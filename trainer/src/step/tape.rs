@@ -1,105 +1,144 @@
-//! One unit forwards and backwards on one slice of the batch.
+//! One stage of a unit forwards and backwards on one slice of a micro-batch.
 
-use burn_tensor::Tensor;
+use burn_tensor::{DType, Tensor};
 
-use crate::model::features::Tokens;
+use super::batch::{GroupGrads, Groups};
 use crate::model::layout::UnitLayout;
 use crate::model::leaves::Leaves;
-use crate::model::unit::{Draws, Unit};
+use crate::model::unit::{Context, Draws, StageOutput, StatSets, Unit};
+use crate::ops::seed;
 
-/// What is left of a unit's forward pass for its backward pass.
-pub enum Kept<'a> {
-    /// The input alone; the unit runs again.
-    Input(Vec<Tokens>),
-    /// The graph from input and parameters to output.
-    Graph {
-        /// Leaves that want a gradient.
-        input: Vec<Tokens>,
-        /// The parameters.
-        leaves: Leaves<'a>,
-        /// Tracked outputs.
-        output: Vec<Tokens>,
-    },
+/// What is left of a forward pass for the backward pass.
+pub(crate) enum Kept<'a> {
+    /// The input alone; the stage runs again.
+    Input(Groups),
+    /// The graph from input, totals and parameters to output.
+    Graph(Box<Graph<'a>>),
+}
+
+/// A stage's graph.
+pub(crate) struct Graph<'a> {
+    /// Leaves that want a gradient.
+    input: Groups,
+    /// Leaves.
+    totals: Vec<Tensor<1>>,
+    /// The parameters.
+    leaves: Leaves<'a>,
+    /// Tracked.
+    output: StageOutput,
+}
+
+/// What a stage is given beside its input.
+#[derive(Clone, Copy)]
+pub(crate) struct Beside<'s> {
+    /// Which stage it is.
+    pub(crate) stage: usize,
+    pub(crate) draws: &'s Draws,
+    /// Totals of the stage before.
+    pub(crate) totals: &'s [Tensor<1>],
+    pub(crate) sets: &'s StatSets,
+    pub(crate) compute: DType,
+}
+
+/// Gradients at what a stage gives.
+pub(crate) struct OutputGrads<'g> {
+    pub(crate) features: GroupGrads,
+    /// Of its sums: the same for all slices.
+    pub(crate) sums: &'g [Tensor<1>],
+}
+
+/// Gradients at what a stage is given.
+pub(crate) struct InputGrads {
+    /// Of the input; none if it is not wanted.
+    pub(crate) features: GroupGrads,
+    /// Of the totals, by set.
+    pub(crate) totals: Vec<Tensor<1>>,
+    /// Of the flat buffer of parameters, `[padded]`.
+    pub(crate) flat: Tensor<1>,
 }
 
 /// A unit with its layout and its gathered parameters.
 #[derive(Clone, Copy)]
-pub struct Gathered<'a, 'f> {
+pub(crate) struct Gathered<'a, 'f> {
     /// The computation.
-    pub unit: &'a dyn Unit,
+    pub(crate) unit: &'a dyn Unit,
     /// Where its parameters sit.
-    pub layout: &'a UnitLayout,
+    pub(crate) layout: &'a UnitLayout,
     /// All of its parameters, `[padded]`.
-    pub flat: &'f Tensor<1>,
+    pub(crate) flat: &'f Tensor<1>,
 }
 
 impl<'a> Gathered<'a, '_> {
-    /// Output without a graph.
-    pub fn infer(&self, input: Vec<Tokens>, draws: &Draws) -> Vec<Tokens> {
-        self.unit.forward(&Leaves::new(self.layout, self.flat, false), input, draws)
+    /// The output without a graph.
+    pub(crate) fn infer(&self, input: Groups, beside: Beside<'_>) -> StageOutput {
+        let leaves = Leaves::new(self.layout, self.flat, false);
+        self.unit.forward(beside.stage, input, &context(&leaves, beside, beside.totals))
     }
 
-    /// Output, and what [`Gathered::backward`] needs: with `keep` the graph, else the input.
-    pub fn forward(
+    /// The output, and what [`Gathered::backward`] needs: with `keeps_graph` the graph, else the input.
+    pub(crate) fn forward(
         &self,
-        input: Vec<Tokens>,
-        draws: &Draws,
-        keep: bool,
+        input: Groups,
+        beside: Beside<'_>,
+        keeps_graph: bool,
         wants_input: bool,
-    ) -> (Vec<Tokens>, Kept<'a>) {
-        if !keep {
-            return (self.infer(input.clone(), draws), Kept::Input(input));
+    ) -> (StageOutput, Kept<'a>) {
+        if !keeps_graph {
+            return (self.infer(input.clone(), beside), Kept::Input(input));
         }
-        let kept = self.graph(input, draws, wants_input);
-        let Kept::Graph { output, .. } = &kept else { unreachable!("graph() keeps a graph") };
-        let plain = output.iter().map(|tokens| tokens.with(tokens.x.clone().inner())).collect();
-        (plain, kept)
+        let graph = self.graph(input, beside, wants_input);
+        let features =
+            graph.output.features.iter().map(|group| group.with(group.x.clone().inner())).collect();
+        let sums = graph.output.sums.iter().map(|sum| sum.clone().inner()).collect();
+        (StageOutput { features, sums }, Kept::Graph(Box::new(graph)))
     }
 
-    /// The vector-Jacobian product: gradients of the input, if wanted, and of the flat buffer,
-    /// given those of the output.
-    pub fn backward(
+    /// The vector-Jacobian product: gradients of what the stage was given, from those of what it gave.
+    pub(crate) fn backward(
         &self,
         kept: Kept<'a>,
-        grad_output: Vec<Tensor<3>>,
-        draws: &Draws,
+        grads: OutputGrads<'_>,
+        beside: Beside<'_>,
         wants_input: bool,
-    ) -> (Vec<Tensor<3>>, Tensor<1>) {
-        let kept = match kept {
-            Kept::Input(input) => self.graph(input, draws, wants_input),
-            graph => graph,
+    ) -> InputGrads {
+        let Graph { input, totals, leaves, output } = match kept {
+            Kept::Input(input) => self.graph(input, beside, wants_input),
+            Kept::Graph(graph) => *graph,
         };
-        let Kept::Graph { input, leaves, output } = kept else { unreachable!("graph() keeps a graph") };
-        // Backward starts from ones: the sum of y · g has g as the gradient of y.
-        let seed = output
-            .into_iter()
-            .zip(grad_output)
-            .map(|(tokens, grad)| {
-                let grad = grad.cast(tokens.x.dtype());
-                // A sum of many numbers in bf16 would be its own rounding; only its gradient counts.
-                (tokens.x * grad.autodiff()).sum()
-            })
-            .reduce(|total, term| total + term)
-            .expect("a unit has at least one group of tokens");
-        let mut grads = seed.backward();
-        let grad_input = match wants_input {
+        let of_features = output.features.into_iter().zip(grads.features);
+        let of_features = of_features.map(|(group, grad)| seed(group.x.clone(), grad.cast(group.x.dtype())));
+        let of_sums = output.sums.into_iter().zip(grads.sums).map(|(sum, grad)| seed(sum, grad.clone()));
+        let start = of_features.chain(of_sums).reduce(|total, term| total + term);
+        // A multi-crop without views was refused with the recipe.
+        let mut grads = start.expect("a unit has at least one group of views").backward();
+        let zeros_like = |x: &Tensor<3>| x.clone().inner().zeros_like();
+        let features = match wants_input {
             true => input
                 .iter()
-                .map(|tokens| tokens.x.grad_remove(&mut grads).expect("the input is a leaf of the graph"))
+                .map(|group| group.x.grad_remove(&mut grads).unwrap_or_else(|| zeros_like(&group.x)))
                 .collect(),
             false => Vec::new(),
         };
-        (grad_input, leaves.gradient(&mut grads))
+        let totals = totals
+            .iter()
+            .map(|total| total.grad_remove(&mut grads).unwrap_or_else(|| total.clone().inner().zeros_like()));
+        InputGrads { features, totals: totals.collect(), flat: leaves.gradient(&mut grads) }
     }
 
-    fn graph(&self, input: Vec<Tokens>, draws: &Draws, wants_input: bool) -> Kept<'a> {
-        let leaf = |tokens: Tokens| {
-            let x = tokens.x.clone().autodiff();
-            tokens.with(if wants_input { x.require_grad() } else { x })
+    fn graph(&self, input: Groups, beside: Beside<'_>, wants_input: bool) -> Graph<'a> {
+        let leaf = |x: Tensor<3>| {
+            let x = x.autodiff();
+            if wants_input { x.require_grad() } else { x }
         };
-        let input: Vec<Tokens> = input.into_iter().map(leaf).collect();
+        let input: Groups = input.into_iter().map(|group| group.with(leaf(group.x.clone()))).collect();
+        let totals: Vec<Tensor<1>> =
+            beside.totals.iter().map(|total| total.clone().autodiff().require_grad()).collect();
         let leaves = Leaves::new(self.layout, self.flat, true);
-        let output = self.unit.forward(&leaves, input.clone(), draws);
-        Kept::Graph { input, leaves, output }
+        let output = self.unit.forward(beside.stage, input.clone(), &context(&leaves, beside, &totals));
+        Graph { input, totals, leaves, output }
     }
+}
+
+fn context<'c>(leaves: &'c Leaves<'c>, beside: Beside<'c>, totals: &'c [Tensor<1>]) -> Context<'c> {
+    Context { leaves, draws: beside.draws, totals, sets: beside.sets, compute: beside.compute }
 }

@@ -12,52 +12,29 @@
 use std::thread::JoinHandle;
 
 use augment::Batch;
-use burn_tensor::{DType, Device, Int, Tensor, TensorData};
+use burn_tensor::{DType, Device, Int, Tensor};
 use crossbeam::channel::{Receiver, Sender, bounded};
 
-use super::batch::Slices;
+use super::batch::MicroBatch;
 use crate::comm::engine::EngineError;
 use crate::device::readback::failure;
-use crate::model::features::Tokens;
-use crate::model::patches::{bytes_on, normalised_patches, patch_vectors};
+use crate::device::workers::Workers;
+use crate::model::patches::{PixelInput, bytes_on};
 
 /// Views of one size, on the device.
 #[derive(Debug, Clone)]
-pub(crate) enum SentViews {
+enum SentViews {
     /// As bytes, `[n, 3, size, size]`.
     Bytes(Tensor<4, Int>),
-    /// As normalised patch vectors, `[n, N, 3·p·p]` in f32: to a device that does not know bytes.
+    /// As normalised vectors, `[n, N, 3·p·p]` in f32: to a device that does not know bytes.
     Vectors(Tensor<3>),
 }
 
-impl SentViews {
-    /// Sends `views`, each of them bytes of `[n, 3, size, size]`. A GPU is sent the bytes, a quarter of what they
-    /// become, where it knows such a type.
-    pub(crate) fn new(views: &[&[u8]], size_px: usize, patch_px: usize, device: &Device) -> Self {
-        match *device != Device::flex() && device.supports_dtype(DType::U8) {
-            true => Self::Bytes(bytes_on(device, views, size_px)),
-            false => {
-                let (values, shape) = patch_vectors(views, size_px, patch_px);
-                Self::Vectors(Tensor::from_data(TensorData::new(values, shape), device))
-            }
-        }
-    }
-
-    /// A group of normalised patch vectors of `dtype`.
-    pub(crate) fn tokens(self, size_px: usize, patch_px: usize, dtype: DType) -> Tokens {
-        let x = match self {
-            Self::Bytes(bytes) => normalised_patches(bytes, patch_px),
-            Self::Vectors(vectors) => vectors,
-        };
-        Tokens { x: x.cast(dtype), grid: [size_px / patch_px; 2] }
-    }
-}
-
-/// A rank's share of a batch on the device: groups of views by part.
+/// A rank's share of a batch on the device: groups of views by micro-batch.
 #[derive(Debug)]
 pub struct Sent {
     pub(crate) n_images: usize,
-    parts: Vec<Vec<SentViews>>,
+    batches: Vec<Vec<SentViews>>,
 }
 
 /// What is sent, and where to.
@@ -65,33 +42,68 @@ pub struct Sent {
 pub struct Uplink {
     /// Sides of the groups' views.
     pub(crate) sizes_px: Vec<usize>,
-    pub(crate) patch_px: usize,
-    /// Parts of this rank's share.
-    pub(crate) n_parts: usize,
+    pub(crate) input: PixelInput,
+    /// Micro-batches of this rank's share.
+    pub(crate) n_micro_batches: usize,
     pub(crate) device: Device,
 }
 
 impl Uplink {
     /// Sends this rank's share of a batch.
     pub fn send(&self, batch: &Batch) -> Sent {
-        let of_part = |part: usize| {
-            let images = batch.samples.iter().skip(part).step_by(self.n_parts);
+        let of_batch = |number: usize| {
+            let images = batch.samples.iter().skip(number).step_by(self.n_micro_batches);
             let of_group = |(group, size_px): (usize, &usize)| {
                 let views: Vec<&[u8]> =
                     images.clone().map(|sample| sample.groups[group].as_slice()).collect();
-                SentViews::new(&views, *size_px, self.patch_px, &self.device)
+                self.send_views(&views, *size_px)
             };
             self.sizes_px.iter().enumerate().map(of_group).collect()
         };
-        Sent { n_images: batch.samples.len(), parts: (0..self.n_parts).map(of_part).collect() }
+        let batches = (0..self.n_micro_batches).map(of_batch).collect();
+        Sent { n_images: batch.samples.len(), batches }
     }
 
-    /// Patch vectors of `dtype` by part, each of one slice.
-    pub(crate) fn parts(&self, sent: Sent, dtype: DType) -> Vec<Slices> {
-        let tokens = |(views, size_px): (SentViews, &usize)| views.tokens(*size_px, self.patch_px, dtype);
-        let of_part =
-            |groups: Vec<SentViews>| vec![groups.into_iter().zip(&self.sizes_px).map(tokens).collect()];
-        sent.parts.into_iter().map(of_part).collect()
+    /// The micro-batches of a batch that is here, by the images of their slices.
+    pub(crate) fn here(
+        &self,
+        batch: &Batch,
+        slices: Vec<Vec<Vec<usize>>>,
+        workers: &Workers,
+    ) -> Vec<MicroBatch> {
+        let of_slice = |images: Vec<usize>| {
+            let of_group = |(group, size_px): (usize, &usize)| {
+                let views: Vec<&[u8]> =
+                    images.iter().map(|image| batch.samples[*image].groups[group].as_slice()).collect();
+                self.input.features(&views, *size_px, &self.device)
+            };
+            self.sizes_px.iter().enumerate().map(of_group).collect()
+        };
+        let of_batch = |slices| MicroBatch { slices: workers.map(slices, |_, images| of_slice(images)) };
+        slices.into_iter().map(of_batch).collect()
+    }
+
+    /// A GPU is sent the bytes, a quarter of what they become, where it knows such a type.
+    fn send_views(&self, views: &[&[u8]], size_px: usize) -> SentViews {
+        match self.device != Device::flex() && self.device.supports_dtype(DType::U8) {
+            true => SentViews::Bytes(bytes_on(&self.device, views, size_px)),
+            false => SentViews::Vectors(self.input.features(views, size_px, &self.device).x),
+        }
+    }
+
+    /// The micro-batches of what was sent, each of one slice.
+    pub(crate) fn micro_batches(&self, sent: Sent) -> Vec<MicroBatch> {
+        let features = |(views, size_px): (SentViews, &usize)| {
+            let x = match views {
+                SentViews::Bytes(bytes) => self.input.vectors_there(bytes),
+                SentViews::Vectors(vectors) => vectors,
+            };
+            self.input.placed(x, *size_px)
+        };
+        let of_batch = |groups: Vec<SentViews>| MicroBatch {
+            slices: vec![groups.into_iter().zip(&self.sizes_px).map(features).collect()],
+        };
+        sent.batches.into_iter().map(of_batch).collect()
     }
 }
 

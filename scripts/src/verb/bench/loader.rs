@@ -101,7 +101,7 @@ fn views(args: &Args) -> anyhow::Result<(MultiCrop, DecodeRules)> {
         "single" => MultiCrop::single(224),
         name => {
             let recipe = recipes::load(name, &args.overrides)?;
-            return Ok((recipe.views.multicrop(), recipe.data.rules()));
+            return Ok((recipe.views.multicrop().map_err(anyhow::Error::msg)?, recipe.data.rules()));
         }
     };
     Ok((multicrop, DecodeRules::default()))

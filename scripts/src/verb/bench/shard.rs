@@ -6,6 +6,7 @@ use serde_json::json;
 use trainer::Plan;
 use trainer::bench::shard::{MemoryGauge, ShardBench, run as bench};
 use trainer::device::{Device, DeviceKind};
+use trainer::estimate::fit;
 
 use crate::cluster::launch::Launch;
 use crate::cluster::{compute, machine, ranks};
@@ -93,8 +94,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         recipe.run.offload &= device.kind != DeviceKind::Cpu;
         // The data set's size only moves schedules, which a benchmark does not follow.
         let n_local = launch.n_local.unwrap_or(1);
-        Ok(Plan::resolve(recipe, 1 << 20)?
-            .over(launch.world_size, machine::room(n_local, n_sharers, &device))?)
+        let room = machine::room(n_local, n_sharers, &device);
+        Ok(fit(Plan::resolve(recipe, 1 << 20)?.over(launch.world_size, room)?, room)?)
     };
     let modes: Vec<(&str, Plan)> = match args.as_set {
         true => vec![("as set", plan_of(&[])?)],

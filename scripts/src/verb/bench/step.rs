@@ -6,6 +6,7 @@ use serde_json::json;
 use trainer::Plan;
 use trainer::bench::step::StepBench;
 use trainer::device::{DeviceKind, Opened};
+use trainer::estimate::fit;
 
 use crate::cluster::compute::DeviceFlag;
 use crate::cluster::{compute, machine};
@@ -52,10 +53,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     // The data set's size only moves schedules, which a benchmark does not follow.
     recipe.run.offload &= device.kind != DeviceKind::Cpu;
     let plan = Plan::resolve(recipe, 1 << 20)?;
-    let plan = plan.over(1, machine::room(1, 1, &device))?;
+    let room = machine::room(1, 1, &device);
+    let plan = fit(plan.over(1, room)?, room)?;
     compute::check(&plan, &device)?;
     if args.backbone {
-        backbone(args, &plan, &device);
+        backbone(args, &plan, &device)?;
     } else {
         step(args, &plan, &device)?;
     }
@@ -65,7 +67,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
     let StepBench { phases, step_ms, flops: [needed, done], peak_bytes } =
         trainer::bench::step::steps(plan, args.repeats, &device.device)?;
-    let total = phases.total_ms();
+    let (total, batch_size) = (phases.total_ms(), plan.recipe.optim.batch_size);
     let rows = [
         ("input", phases.input_ms),
         ("teacher", phases.teacher_ms),
@@ -74,7 +76,6 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
         ("student backward", phases.backward_ms),
         ("update", phases.update_ms),
     ];
-    let batch_size = plan.recipe.optim.batch_size;
     println!(
         "{}, batch {batch_size}, {} on {}: phases are medians, the step a mean of {}",
         args.recipe,
@@ -124,8 +125,8 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn backbone(args: &Args, plan: &Plan, device: &Opened) {
-    let times = trainer::bench::backbone::backbone(plan, args.repeats, &device.device);
+fn backbone(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
+    let times = trainer::bench::backbone::backbone(plan, args.repeats, &device.device)?;
     let side = plan.recipe.model.image_px();
     println!(
         "{} backbone, {side} px, batch {}, forward and backward, median of {}",
@@ -152,4 +153,5 @@ fn backbone(args: &Args, plan: &Plan, device: &Opened) {
         });
         println!("{line}");
     }
+    Ok(())
 }

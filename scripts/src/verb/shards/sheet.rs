@@ -41,7 +41,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     match &args.recipe {
         Some(name) => {
             let recipe = recipes::load(name, &[])?;
-            let (views, rules) = (recipe.views.multicrop(), recipe.data.rules());
+            let views = recipe.views.multicrop().map_err(anyhow::Error::msg)?;
+            let rules = recipe.data.rules();
             report::contact_sheet(&args.out, &dataset, &views, &rules, args.seed, args.count)?;
         }
         None => report::thumbnails(&args.out, &dataset, args.count)?,

@@ -74,13 +74,10 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         bytes as f64 / 1e6
     );
     if args.json {
-        println!(
-            "{}",
-            json!({
-                "shards": sources.len(), "bad_shards": n_bad_shards,
-                "samples": n_samples, "image_bytes": bytes, "bad": n_bad,
-            })
-        );
+        let n_shards = sources.len();
+        let line = json!({ "shards": n_shards, "bad_shards": n_bad_shards, "samples": n_samples,
+            "image_bytes": bytes, "bad": n_bad });
+        println!("{line}");
     }
     Ok(if n_bad + n_bad_shards == 0 { ExitCode::SUCCESS } else { ExitCode::from(3) })
 }

@@ -82,22 +82,6 @@ fn pinned(tensor: &Tensor<1>) -> Result<ManagedResource<Resource>, EngineError> 
     Ok(resource)
 }
 
-/// Makes the context that Burn computes in the one of this thread.
-pub(crate) fn enter(device: usize) -> Result<(), EngineError> {
-    let failed = |error: result::DriverError| EngineError::Unavailable {
-        engine: "nccl",
-        reason: format!("cuda:{device} cannot be used: {error}"),
-    };
-    result::init().map_err(failed)?;
-    let device = result::device::get(device as i32).map_err(failed)?;
-    // SAFETY: `device` is what the driver has just given. The context is never released: it lives as long as
-    // the process, as Burn's own does.
-    unsafe {
-        let context = result::primary_ctx::retain(device).map_err(failed)?;
-        result::ctx::set_current(context).map_err(failed)
-    }
-}
-
 /// Waits until everything in the context of this thread has run.
 pub(super) fn wait_for_context() -> Result<(), EngineError> {
     result::ctx::synchronize().map_err(|error| driver_failed("waiting for the device", error))

@@ -20,8 +20,6 @@ mod rendezvous;
 mod solo;
 mod transfer;
 
-#[cfg(feature = "cuda")]
-pub(crate) use cuda::enter as enter_cuda;
 pub use local::{Local, LocalGroup};
 #[cfg(feature = "mpi")]
 pub use mpi::{Mpi, library_version as mpi_version};

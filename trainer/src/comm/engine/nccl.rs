@@ -21,6 +21,7 @@ use self::calls::{exchange, failed, gather, said, sum_parts};
 use super::cuda;
 use super::cuda::{Memory, Scratch, driver_failed};
 use super::{Engine, EngineError, Reduction, Transfer, check_parts, members_of};
+use crate::device::context;
 
 /// What ranks of one communicator have in common.
 pub(super) const ID_BYTES: usize = 128;
@@ -81,7 +82,10 @@ impl Nccl {
     /// [`EngineError::Unavailable`].
     pub fn check(device: usize) -> Result<(), EngineError> {
         library_version().map_err(|reason| EngineError::Unavailable { engine: "nccl", reason })?;
-        cuda::enter(device)
+        context::enter(device).map_err(|error| EngineError::Unavailable {
+            engine: "nccl",
+            reason: format!("cuda:{device} cannot be used: {error}"),
+        })
     }
 
     /// Joins the communicator of `id` on the GPU number `device`. All ranks call it, each on a GPU of its own.

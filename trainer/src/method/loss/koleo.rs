@@ -5,6 +5,8 @@
 //! x̂ᵢ = xᵢ / |xᵢ|      n(i) = argmax_{j≠i} x̂ᵢ · x̂ⱼ          no gradient through the choice
 //! koleo(x) = -1/B · Σᵢ log(|x̂ᵢ - x̂ₙ₍ᵢ₎| + ε)              ε = 1e-8
 //! ```
+//!
+//! Neighbors are looked for in the whole batch, or in groups of images that follow one another in it.
 
 use burn_tensor::{Int, Tensor, TensorData};
 
@@ -18,50 +20,56 @@ const EPSILON: f64 = 1e-8;
 const ROWS: usize = 512;
 
 /// Who is whose neighbor in a batch, for one kind of view.
-pub struct Neighbors {
+pub(crate) struct Neighbors {
     /// Directions of all images, `[B, D]`, without a graph.
     directions: Tensor<2>,
     /// Nearest other image of each.
     nearest: Vec<usize>,
+    /// Images that are looked for together.
+    group_size: usize,
 }
 
 /// Rows of `x` `[B, D]` at length one.
-pub fn directions(x: Tensor<2>) -> Tensor<2> {
+pub(crate) fn directions(x: Tensor<2>) -> Tensor<2> {
     let norm = (x.clone().powi_scalar(2).sum_dim(1) + EPSILON * EPSILON).sqrt();
     x / norm
 }
 
 impl Neighbors {
-    /// The neighbors among `directions` `[B, D]` of the whole batch, without a graph.
+    /// The neighbors among `directions` `[B, D]` of the whole batch, without a graph, where only images of the same
+    /// `group_size` that follow one another are neighbors.
     ///
     /// # Errors
-    /// [`EngineError::Failed`] when the device has failed.
-    pub fn of(directions: Tensor<2>) -> Result<Self, EngineError> {
+    /// [`EngineError::Device`] when the device has failed.
+    pub(crate) fn of(directions: Tensor<2>, group_size: usize) -> Result<Self, EngineError> {
         let [b, d] = directions.dims();
-        let all = directions.clone().transpose();
         let mut nearest = Vec::with_capacity(b);
-        for start in (0..b).step_by(ROWS) {
-            let n = ROWS.min(b - start);
-            let mut itself = vec![0.0f32; n * b];
-            // Cosines lie in -1..=1, so that taking 3 keeps an image from choosing itself.
-            (0..n).for_each(|row| itself[row * b + start + row] = 3.0);
-            let itself = Tensor::<2>::from_data(TensorData::new(itself, [n, b]), &directions.device());
-            let rows = directions.clone().slice([start..start + n, 0..d]);
-            let chosen = (rows.matmul(all.clone()) - itself).argmax(1).reshape([n]).try_into_data();
-            let chosen = chosen.map_err(|error| failure(&error))?;
-            nearest.extend(chosen.iter::<i64>().map(|i| i as usize));
+        for group in (0..b).step_by(group_size) {
+            let size = group_size.min(b - group);
+            let all = directions.clone().slice([group..group + size, 0..d]).transpose();
+            for start in (group..group + size).step_by(ROWS) {
+                let n = ROWS.min(group + size - start);
+                let mut itself = vec![0.0f32; n * size];
+                // Cosines lie in -1..=1, so that taking 3 keeps an image from choosing itself.
+                (0..n).for_each(|row| itself[row * size + start - group + row] = 3.0);
+                let itself = Tensor::<2>::from_data(TensorData::new(itself, [n, size]), &directions.device());
+                let rows = directions.clone().slice([start..start + n, 0..d]);
+                let chosen = (rows.matmul(all.clone()) - itself).argmax(1).reshape([n]).try_into_data();
+                let chosen = chosen.map_err(|error| failure(&error))?;
+                nearest.extend(chosen.iter::<i64>().map(|i| group + i as usize));
+            }
         }
-        Ok(Self { directions, nearest })
+        Ok(Self { directions, nearest, group_size })
     }
 
-    /// The regularizer of one part of the batch, `[1]`: `x` `[b, D]` are the embeddings of the images at
-    /// `positions`, with a graph. Zero for a batch of one, which has no neighbor.
+    /// The regularizer of one micro-batch, `[1]`: `x` `[b, D]` are the embeddings of the images at
+    /// `positions`, with a graph. Zero in groups of one, which have no neighbor.
     ///
-    /// Its value is the mean over the part. Its gradient is that of the sum over the whole batch, divided by
+    /// Its value is the mean over the micro-batch. Its gradient is that of the sum over the whole batch, divided by
     /// b: an image is also pushed by those elsewhere that have it for their neighbor.
-    pub fn koleo(&self, x: Tensor<2>, positions: &[usize]) -> Tensor<1> {
+    pub(crate) fn koleo(&self, x: Tensor<2>, positions: &[usize]) -> Tensor<1> {
         let [b, _] = x.dims();
-        if self.nearest.len() < 2 {
+        if self.nearest.len() < 2 || self.group_size < 2 {
             return Tensor::zeros([1], &x.device());
         }
         let x = directions(x);
@@ -111,7 +119,7 @@ mod tests {
         let positions: Vec<usize> = (0..b).collect();
         let of_view = |i: usize| {
             let x = embeddings.clone().slice([0..b, i..i + 1, 0..d]).reshape([b, d]);
-            Neighbors::of(directions(x.clone().inner())).unwrap().koleo(x, &positions)
+            Neighbors::of(directions(x.clone().inner()), b).unwrap().koleo(x, &positions)
         };
         (1..v).fold(of_view(0), |sum, i| sum + of_view(i))
     }
@@ -140,6 +148,22 @@ mod tests {
         let both = koleo(x.clone()).into_scalar::<f32>();
         let apart = koleo(view(0)).into_scalar::<f32>() + koleo(view(1)).into_scalar::<f32>();
         assert!((both - apart).abs() < 1e-6);
+    }
+
+    /// Groups look among themselves: the sum over groups is that of batches of their own.
+    #[test]
+    fn groups_are_batches_of_their_own() {
+        let values = [1.0, 0.0, 0.3, 0.2, 0.0, 1.0, -0.7, 0.1, 0.5, 0.6, 0.2, 0.9];
+        let x = of(&values, [6, 1, 2]).reshape([6, 2]);
+        let positions: Vec<usize> = (0..6).collect();
+        let grouped = Neighbors::of(directions(x.clone().inner()), 3).unwrap().koleo(x.clone(), &positions);
+        let apart: f32 = [0, 3]
+            .map(|start| {
+                koleo(x.clone().slice([start..start + 3, 0..2]).reshape([3, 1, 2])).into_scalar::<f32>()
+            })
+            .iter()
+            .sum();
+        assert!((grouped.into_scalar::<f32>() - apart / 2.0).abs() < 1e-6);
     }
 
     /// Duplicates and a batch of one made the reference infinite or NaN (DINOv2's issue 143).

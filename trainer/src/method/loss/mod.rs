@@ -1,4 +1,7 @@
-//! Losses: pure functions of tensors.
+//! Losses: pure functions of tensors. What they need of the rest of a batch comes through
+//! [`Peers`](crate::comm::peers::Peers).
 
-pub mod dino;
-pub mod koleo;
+pub(crate) mod center;
+pub(crate) mod cross_entropy;
+pub(crate) mod koleo;
+pub(crate) mod sinkhorn;

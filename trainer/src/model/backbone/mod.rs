@@ -1,69 +1,53 @@
-//! Backbones: lists of units from patch vectors to normalised tokens.
+//! Backbones: lists of units from pixels to features.
 //!
-//! A new backbone is one file and one variant of [`ModelConfig`].
+//! A new backbone is one file, with a `Config` that is a [`BackboneConfig`], and one line in `registry`.
 
 mod pos_embed;
-pub mod vit;
+mod registry;
+#[cfg(test)]
+mod toy;
+mod vit;
 
-pub use vit::VitConfig;
-
-use serde::{Deserialize, Serialize};
+pub use registry::ModelConfig;
 
 use super::unit::Unit;
 
-/// A backbone, as a recipe writes it under `[model]`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "arch", rename_all = "snake_case")]
-pub enum ModelConfig {
-    /// Vision transformer.
-    Vit(VitConfig),
-}
-
-/// Which tokens leave the backbone.
+/// Which features leave a backbone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Readout {
-    /// The class token alone, `[B·V, 1, D]`.
-    Class,
-    /// Class token and patch tokens, `[B·V, 1 + N, D]`.
+    /// One vector a view is enough, `[B·V, 1, D]`.
+    Pooled,
+    /// All tokens, `[B·V, P + N, D]`.
     All,
 }
 
-impl ModelConfig {
-    /// The units from patch vectors to tokens.
-    pub fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>> {
-        match self {
-            Self::Vit(config) => vit::units(config, readout),
-        }
-    }
-
+/// What a recipe writes under `[model]` for one kind of backbone.
+pub trait BackboneConfig {
     /// Checks what the units rely on.
     ///
     /// # Errors
     /// The key and what is wrong with it.
-    pub fn validate(&self) -> Result<(), String> {
-        match self {
-            Self::Vit(config) => config.validate(),
-        }
-    }
+    fn validate(&self) -> Result<(), String>;
 
-    /// Channels of the tokens.
-    pub fn width(&self) -> usize {
-        match self {
-            Self::Vit(config) => config.width,
-        }
-    }
+    /// The units, of which the first takes cells of `grain_px` × `grain_px` pixels as vectors `[B·V, N, 3·p·p]`
+    /// ([`super::patches`]).
+    fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>>;
 
-    /// Side of a patch, of which every view's side is a multiple.
-    pub fn patch_px(&self) -> usize {
-        match self {
-            Self::Vit(config) => config.patch_px,
-        }
-    }
+    /// Channels of the features.
+    fn width(&self) -> usize;
 
-    /// Side of the images that the backbone is made for.
-    pub fn image_px(&self) -> usize {
-        match self {
-            Self::Vit(config) => config.image_px,
-        }
-    }
+    /// Side of a cell of the input.
+    fn grain_px(&self) -> usize;
+
+    /// Side of what a cell of the output stands for, of which every view's side is a multiple.
+    fn stride_px(&self) -> usize;
+
+    /// Side of the images that it is made for.
+    fn image_px(&self) -> usize;
+
+    /// Small ones that between them use everything that the backbone can do, for the conformance tests.
+    #[cfg(test)]
+    fn examples() -> Vec<Self>
+    where
+        Self: Sized;
 }

@@ -3,9 +3,10 @@
 //! The weights are PyTorch's `interpolate(mode="bicubic", align_corners=False)` (a = -0.75, edges
 //! clamped, no antialiasing). As a matrix product they are differentiable and cost nothing.
 
-/// Row-major `[to_h · to_w, from · from]` such that `matrix · embedding` resamples a square grid.
-pub(super) fn matrix(from: usize, [to_h, to_w]: [usize; 2]) -> Vec<f32> {
-    let (rows, cols) = (axis(from, to_h), axis(from, to_w));
+/// Row-major `[to_h · to_w, from · from]` such that `matrix · embedding` resamples a square grid. `offset` is added
+/// to the number of cells wanted when the scale is computed, and to nothing else.
+pub(super) fn matrix(from: usize, [to_h, to_w]: [usize; 2], offset: f64) -> Vec<f32> {
+    let (rows, cols) = (axis(from, to_h, offset), axis(from, to_w, offset));
     let mut out = vec![0.0; to_h * to_w * from * from];
     for (y, row) in rows.chunks_exact(from).enumerate() {
         for (x, col) in cols.chunks_exact(from).enumerate() {
@@ -21,9 +22,9 @@ pub(super) fn matrix(from: usize, [to_h, to_w]: [usize; 2]) -> Vec<f32> {
 }
 
 /// Row-major `[to, from]` weights along one axis.
-fn axis(from: usize, to: usize) -> Vec<f64> {
+fn axis(from: usize, to: usize, offset: f64) -> Vec<f64> {
     let mut weights = vec![0.0; to * from];
-    let scale = from as f64 / to as f64;
+    let scale = from as f64 / (to as f64 + offset);
     for (i, row) in weights.chunks_exact_mut(from).enumerate() {
         let source = (i as f64 + 0.5) * scale - 0.5;
         let floor = source.floor();
@@ -54,7 +55,7 @@ mod tests {
 
     #[test]
     fn the_same_grid_is_the_identity() {
-        let identity = matrix(3, [3, 3]);
+        let identity = matrix(3, [3, 3], 0.0);
         for (i, value) in identity.iter().enumerate() {
             let expected = if i / 9 == i % 9 { 1.0 } else { 0.0 };
             assert!((value - expected).abs() < 1e-12, "{i}: {value}");
@@ -65,7 +66,7 @@ mod tests {
     /// `.contiguous(), size=(2, 2), mode="bicubic")` gives rows 0.40625 and 2.59375.
     #[test]
     fn it_equals_pytorch() {
-        let weights = axis(4, 2);
+        let weights = axis(4, 2, 0.0);
         let values: Vec<f64> = weights
             .chunks_exact(4)
             .map(|row| row.iter().enumerate().map(|(i, w)| w * i as f64).sum())

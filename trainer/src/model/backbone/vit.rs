@@ -3,7 +3,7 @@
 //! ```text
 //! patches [B, N, 3p²]  → embed: x = [cls; patches · Wᵀ + b] + pos       [B, 1+N, D]
 //! block:  x ← x + drop(ls₁ · attention(norm₁(x)))
-//!         x ← x + drop(ls₂ · W₂ gelu(W₁ norm₂(x)))
+//!         x ← x + drop(ls₂ · W₂ gelu(W₁ norm₂(x)))     x in f32, branches in what the run computes in
 //! norm:   y = norm(x), all tokens or the class token
 //! ```
 //!
@@ -16,12 +16,12 @@ use std::sync::Mutex;
 use burn_tensor::{Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
-use super::{Readout, pos_embed};
-use crate::model::features::Tokens;
+use super::{BackboneConfig, Readout, pos_embed};
+use crate::model::features::Features;
 use crate::model::leaves::Leaves;
 use crate::model::params::{Init, ParamSpec};
-use crate::model::unit::{Draws, Unit};
-use crate::ops::{attention, gelu, layer_norm, linear};
+use crate::model::unit::{Context, Cost, GroupShape, StageOutput, Unit};
+use crate::ops::{attention, branch, gelu, layer_norm, linear, sequence};
 
 /// Epsilon of every layer norm, as in DINO and timm.
 const NORM_EPSILON: f64 = 1e-6;
@@ -29,7 +29,7 @@ const NORM_EPSILON: f64 = 1e-6;
 /// A vision transformer, as a recipe writes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct VitConfig {
+pub struct Config {
     /// Side of the images that the position embedding is made for.
     pub image_px: usize,
     /// Side of a patch.
@@ -49,6 +49,10 @@ pub struct VitConfig {
     /// Drop-path rate of the last block; earlier ones grow linearly towards it.
     #[serde(default)]
     pub drop_path: f32,
+    /// What is added to the cells of another grid before the position embedding is resampled: 0.1 in DINO's and
+    /// DINOv2's code, which matters for weights that were trained with it.
+    #[serde(default)]
+    pub pos_offset: f64,
     /// Deviation of initial weights. The usual 0.02 suits widths from 384 on; narrow networks
     /// need about `1/√width`, or their branches start out too faint to matter.
     #[serde(default = "default_init_std")]
@@ -63,12 +67,19 @@ fn default_mlp_ratio() -> f64 {
     4.0
 }
 
-impl VitConfig {
-    /// Checks what the units rely on.
-    ///
-    /// # Errors
-    /// The key and what is wrong with it.
-    pub fn validate(&self) -> Result<(), String> {
+impl Config {
+    /// Cells along a side of the images that the position embedding is made for.
+    fn grid(&self) -> usize {
+        self.image_px / self.patch_px
+    }
+
+    fn hidden(&self) -> usize {
+        (self.mlp_ratio * self.width as f64) as usize
+    }
+}
+
+impl BackboneConfig for Config {
+    fn validate(&self) -> Result<(), String> {
         let sizes = [
             ("image_px", self.image_px),
             ("patch_px", self.patch_px),
@@ -100,40 +111,65 @@ impl VitConfig {
         Ok(())
     }
 
-    /// Side of the grid that the position embedding is made for.
-    pub fn grid(&self) -> usize {
-        self.image_px / self.patch_px
+    fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>> {
+        let mut units: Vec<Box<dyn Unit>> = vec![Box::new(Embed::new(self))];
+        for i in 0..self.depth {
+            let share = i as f32 / (self.depth - 1).max(1) as f32;
+            units.push(Box::new(Block {
+                name: format!("blocks.{i}"),
+                config: self.clone(),
+                drop_path: self.drop_path * share,
+            }));
+        }
+        units.push(Box::new(Norm { width: self.width, readout }));
+        units
     }
 
-    fn hidden(&self) -> usize {
-        (self.mlp_ratio * self.width as f64) as usize
+    fn width(&self) -> usize {
+        self.width
     }
-}
 
-/// The units of a transformer.
-pub(super) fn units(config: &VitConfig, readout: Readout) -> Vec<Box<dyn Unit>> {
-    let mut units: Vec<Box<dyn Unit>> = vec![Box::new(Embed::new(config))];
-    for i in 0..config.depth {
-        let share = i as f32 / (config.depth - 1).max(1) as f32;
-        units.push(Box::new(Block {
-            name: format!("blocks.{i}"),
-            config: config.clone(),
-            drop_path: config.drop_path * share,
-        }));
+    fn grain_px(&self) -> usize {
+        self.patch_px
     }
-    units.push(Box::new(Norm { width: config.width, readout }));
-    units
+
+    fn stride_px(&self) -> usize {
+        self.patch_px
+    }
+
+    fn image_px(&self) -> usize {
+        self.image_px
+    }
+
+    #[cfg(test)]
+    fn examples() -> Vec<Self> {
+        let plain = Self {
+            image_px: 16,
+            patch_px: 4,
+            width: 12,
+            depth: 2,
+            heads: 2,
+            mlp_ratio: 2.0,
+            layer_scale: None,
+            drop_path: 0.0,
+            init_std: 0.2,
+            pos_offset: 0.0,
+        };
+        let full =
+            Self { layer_scale: Some(0.5), drop_path: 0.3, pos_offset: 0.1, depth: 3, ..plain.clone() };
+        vec![plain, full]
+    }
 }
 
 /// Patch projection, class token and position embedding.
 struct Embed {
-    config: VitConfig,
+    config: Config,
     /// Interpolation matrices by grid; a run sees two or three grids.
     resampling: Mutex<HashMap<[usize; 2], TensorData>>,
 }
 
 impl Embed {
-    fn new(config: &VitConfig) -> Self {
+    fn new(config: &Config) -> Self {
         Self { config: config.clone(), resampling: Mutex::new(HashMap::new()) }
     }
 
@@ -149,8 +185,12 @@ impl Embed {
         let data = {
             // The map stays valid if a holder panics: an entry is inserted whole.
             let mut cache = self.resampling.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            let make =
-                || TensorData::new(pos_embed::matrix(self.config.grid(), grid), [grid[0] * grid[1], n - 1]);
+            let make = || {
+                TensorData::new(
+                    pos_embed::matrix(self.config.grid(), grid, self.config.pos_offset),
+                    [grid[0] * grid[1], n - 1],
+                )
+            };
             cache.entry(grid).or_insert_with(make).clone()
         };
         let matrix = Tensor::<2>::from_data(data, &patches.device()).cast(patches.dtype());
@@ -180,47 +220,61 @@ impl Unit for Embed {
         ]
     }
 
-    fn forward(&self, leaves: &Leaves<'_>, groups: Vec<Tokens>, _: &Draws) -> Vec<Tokens> {
+    fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
         let (d, p) = (self.config.width, self.config.patch_px);
-        let embed = |tokens: &Tokens| {
-            let [b, _, _] = tokens.x.dims();
-            let weight = leaves.get::<4>("patch_embed.proj.weight").reshape([d, 3 * p * p]);
-            let patches = linear(tokens.x.clone(), weight, leaves.get("patch_embed.proj.bias"));
-            let class = leaves.get::<3>("cls_token").expand([b, 1, d]);
-            let positions = self.positions(leaves, tokens.grid);
-            tokens.with(Tensor::cat(vec![class, patches], 1) + positions)
+        let embed = |group: &Features| {
+            let weight = cx.weight::<4>("patch_embed.proj.weight").reshape([d, 3 * p * p]);
+            let patches = linear(cx.rounded(group.x.clone()), weight, cx.weight("patch_embed.proj.bias"));
+            let positions = self.positions(cx.leaves, group.grid);
+            let x = sequence(cx.leaves.get("cls_token"), patches, positions);
+            Features { x, n_prefix: 1, grid: group.grid }
         };
-        groups.iter().map(embed).collect()
+        groups.iter().map(embed).collect::<Vec<_>>().into()
+    }
+
+    fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
+        let (width, p) = (self.config.width, self.config.patch_px);
+        let of_group = |group: &GroupShape| GroupShape { n_prefix: 1, width, ..*group };
+        let outputs: Vec<GroupShape> = groups.iter().map(of_group).collect();
+        let patches: usize = groups.iter().map(GroupShape::n_rows).sum();
+        let tokens: usize = outputs.iter().map(GroupShape::n_rows).sum();
+        let flops = 2.0 * patches as f64 * (3 * p * p * width) as f64;
+        (Cost { flops, graph: 2.0 * (tokens * width) as f64 }, outputs)
     }
 }
 
+/// Attention and MLP, each behind a norm and around a residual.
 struct Block {
     name: String,
-    config: VitConfig,
+    config: Config,
     drop_path: f32,
 }
 
 impl Block {
-    fn attend(&self, leaves: &Leaves<'_>, x: Tensor<3>) -> Tensor<3> {
-        let x = layer_norm(x, leaves.get("norm1.weight"), leaves.get("norm1.bias"), NORM_EPSILON);
-        let qkv = linear(x, leaves.get("attn.qkv.weight"), leaves.get("attn.qkv.bias"));
+    fn attend(&self, cx: &Context<'_>, x: Tensor<3>) -> Tensor<3> {
+        let qkv = linear(cx.rounded(x), cx.weight("attn.qkv.weight"), cx.weight("attn.qkv.bias"));
         let x = attention(qkv, self.config.heads);
-        let x = linear(x, leaves.get("attn.proj.weight"), leaves.get("attn.proj.bias"));
-        self.scale(leaves, "ls1.gamma", x)
+        linear(x, cx.weight("attn.proj.weight"), cx.weight("attn.proj.bias"))
     }
 
-    fn mlp(&self, leaves: &Leaves<'_>, x: Tensor<3>) -> Tensor<3> {
-        let x = layer_norm(x, leaves.get("norm2.weight"), leaves.get("norm2.bias"), NORM_EPSILON);
-        let x = gelu(linear(x, leaves.get("mlp.fc1.weight"), leaves.get("mlp.fc1.bias")));
-        let x = linear(x, leaves.get("mlp.fc2.weight"), leaves.get("mlp.fc2.bias"));
-        self.scale(leaves, "ls2.gamma", x)
+    fn mlp(&self, cx: &Context<'_>, x: Tensor<3>) -> Tensor<3> {
+        let x = gelu(linear(cx.rounded(x), cx.weight("mlp.fc1.weight"), cx.weight("mlp.fc1.bias")));
+        linear(x, cx.weight("mlp.fc2.weight"), cx.weight("mlp.fc2.bias"))
     }
 
-    fn scale(&self, leaves: &Leaves<'_>, name: &str, x: Tensor<3>) -> Tensor<3> {
-        match self.config.layer_scale {
-            Some(_) => x * leaves.get::<1>(name).unsqueeze(),
-            None => x,
-        }
+    /// `x` with the residual branch `number`, which is `f`, of `[B·V, N, D]`.
+    fn residual(
+        &self,
+        cx: &Context<'_>,
+        [group, number]: [usize; 2],
+        x: Tensor<3>,
+        f: impl FnOnce(&Self, &Context<'_>, Tensor<3>) -> Tensor<3>,
+    ) -> Tensor<3> {
+        let name = |part: &str| format!("norm{}.{part}", number + 1);
+        let (gain, bias) = (cx.leaves.get(&name("weight")), cx.leaves.get(&name("bias")));
+        let (h, skip) = branch(x, gain, bias, NORM_EPSILON);
+        let scale = self.config.layer_scale.map(|_| cx.leaves.get(&format!("ls{}.gamma", number + 1)));
+        skip.join(f(self, cx, h), scale, cx.draws.factors(group, number))
     }
 }
 
@@ -256,15 +310,29 @@ impl Unit for Block {
         params
     }
 
-    fn forward(&self, leaves: &Leaves<'_>, groups: Vec<Tokens>, draws: &Draws) -> Vec<Tokens> {
-        let block = |(group, tokens): (usize, Tokens)| {
-            let grid = tokens.grid;
-            let x = tokens.x;
-            let x = x.clone() + draws.apply(self.attend(leaves, x), group, 0);
-            let x = x.clone() + draws.apply(self.mlp(leaves, x), group, 1);
-            Tokens { x, grid }
+    fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
+        let block = |(group, features): (usize, Features)| {
+            let x = self.residual(cx, [group, 0], features.x.clone(), Self::attend);
+            features.with(self.residual(cx, [group, 1], x, Self::mlp))
         };
-        groups.into_iter().enumerate().map(block).collect()
+        groups.into_iter().enumerate().map(block).collect::<Vec<_>>().into()
+    }
+
+    /// A graph holds for each token, beside the attention weights: the input, both norms in and out, queries, keys
+    /// and values, what attention and both branches give, and the hidden layer before and after its GELU. Measured
+    /// with `ocelli bench shard`.
+    fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
+        let (width, hidden) = (self.config.width as f64, self.config.mlp_ratio * self.config.width as f64);
+        let of_group = |group: &GroupShape| {
+            let (rows, n) = (group.n_rows() as f64, group.n_tokens() as f64);
+            let flops = rows * (8.0 * width * width + 4.0 * width * hidden + 4.0 * n * width);
+            let graph = rows * (9.0 * width + 2.0 * hidden + self.config.heads as f64 * n);
+            Cost { flops, graph }
+        };
+        let costs = groups.iter().map(of_group);
+        let sum =
+            costs.fold(Cost::default(), |a, b| Cost { flops: a.flops + b.flops, graph: a.graph + b.graph });
+        (sum, groups.to_vec())
     }
 
     fn drop_path(&self) -> f32 {
@@ -287,15 +355,24 @@ impl Unit for Norm {
         vec![ParamSpec::vector("weight", self.width, 1.0), ParamSpec::vector("bias", self.width, 0.0)]
     }
 
-    fn forward(&self, leaves: &Leaves<'_>, groups: Vec<Tokens>, _: &Draws) -> Vec<Tokens> {
-        let norm = |tokens: &Tokens| {
-            let [b, _, d] = tokens.x.dims();
-            let x = match self.readout {
-                Readout::Class => tokens.x.clone().slice([0..b, 0..1, 0..d]),
-                Readout::All => tokens.x.clone(),
+    fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
+        let norm = |group: &Features| {
+            let read = match self.readout {
+                Readout::Pooled => group.pooled(),
+                Readout::All => group.clone(),
             };
-            tokens.with(layer_norm(x, leaves.get("weight"), leaves.get("bias"), NORM_EPSILON))
+            let (gain, bias) = (cx.leaves.get("weight"), cx.leaves.get("bias"));
+            read.with(layer_norm(read.x.clone(), gain, bias, NORM_EPSILON))
         };
-        groups.iter().map(norm).collect()
+        groups.iter().map(norm).collect::<Vec<_>>().into()
+    }
+
+    fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
+        let read = |group: &GroupShape| match self.readout {
+            Readout::Pooled => group.pooled(),
+            Readout::All => *group,
+        };
+        let graph = groups.iter().map(|group| (group.n_rows() * self.width) as f64).sum();
+        (Cost { flops: 0.0, graph }, groups.iter().map(read).collect())
     }
 }

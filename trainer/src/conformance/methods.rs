@@ -1,0 +1,156 @@
+//! Methods on every backbone: the same run on any number of ranks, however graphs are kept and wherever it was cut off.
+
+use std::path::Path;
+use std::time::Duration;
+
+use burn_tensor::Device;
+
+use super::{batch, pair, plans};
+use crate::Plan;
+use crate::bench::shard::share_of;
+use crate::checkpoint::{Saver, resume};
+use crate::comm::communicator::{Comm, CommConfig};
+use crate::comm::engine::{Engine, Local, LocalGroup, Reduction};
+use crate::device::host::to_host;
+use crate::recipe::plan::Room;
+use crate::step::Trainer;
+
+/// What a run leaves: losses and gauges by step, and every buffer.
+#[derive(Debug, Clone, PartialEq)]
+struct Trained {
+    reports: Vec<f64>,
+    /// Unit, buffer, values without padding.
+    buffers: Vec<(String, &'static str, Vec<f32>)>,
+    state: Vec<(String, Vec<f32>)>,
+}
+
+/// Runs `f` on each rank, as a thread.
+fn on_ranks<R: Send>(plan: &Plan, world_size: usize, f: impl Fn(&Plan, Trainer) -> R + Sync) -> Vec<R> {
+    let room = Room { n_cores: 1, n_workers: 1, bytes: f64::MAX };
+    let plan = plan.clone().over(world_size, room).unwrap();
+    let run = |engine: Local| {
+        let topology = plan.topology(engine.rank()).unwrap();
+        let config = CommConfig { topology, exact: true, deadline: Duration::from_secs(60) };
+        let comm = Comm::start(config, Box::new(move || Ok(Box::new(engine) as Box<dyn Engine>))).unwrap();
+        f(&plan, plan.trainer(comm, &Device::flex()).unwrap())
+    };
+    std::thread::scope(|scope| {
+        let run = &run;
+        let threads: Vec<_> = LocalGroup::ranks(world_size)
+            .into_iter()
+            .map(|engine| scope.spawn(move || run(engine)))
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn take(plan: &Plan, trainer: &mut Trainer, n_steps: u64) -> Vec<f64> {
+    let mut reports = Vec::new();
+    for _ in 0..n_steps {
+        let step = trainer.state.step;
+        let share = share_of(batch(plan, step), trainer.topology());
+        let report = trainer.step(&share, &plan.schedules().at(step + 3)).unwrap();
+        assert!(report.finite, "{}", pair(plan));
+        reports.extend([report.loss, report.grad_norm]);
+        reports.extend(report.gauges.iter().map(|(_, value)| *value));
+    }
+    reports
+}
+
+/// Joins what ranks say, which agree on all but their shards.
+fn joined(ranks: Vec<(Vec<f64>, Trainer)>) -> Trained {
+    let (first, trainer) = &ranks[0];
+    let mut buffers = Vec::new();
+    for (unit, shard) in trainer.state.shards.iter().enumerate() {
+        for (number, (name, _)) in shard.buffers().enumerate() {
+            let mut values = Vec::new();
+            for (_, trainer) in &ranks {
+                let (_, own) = trainer.state.shards[unit].buffers().nth(number).unwrap();
+                values.extend(to_host(own.clone()));
+            }
+            values.truncate(shard.layout.numel);
+            buffers.push((shard.layout.name.clone(), name, values));
+        }
+    }
+    assert!(ranks.iter().all(|(reports, _)| reports == first), "ranks report the same");
+    Trained { reports: first.clone(), buffers, state: trainer.state.method.state() }
+}
+
+fn train(plan: &Plan, world_size: usize, n_steps: u64) -> Trained {
+    joined(on_ranks(plan, world_size, |plan, mut trainer| (take(plan, &mut trainer, n_steps), trainer)))
+}
+
+#[test]
+fn ranks_and_kept_graphs_give_the_same_bits() {
+    let recomputed = plans(&["run.keep=0"]);
+    for (plan, recomputed) in plans(&[]).iter().zip(&recomputed) {
+        let one = train(plan, 1, 3);
+        for world_size in [2, 4] {
+            assert!(train(plan, world_size, 3) == one, "{world_size} ranks: {}", pair(plan));
+        }
+        assert!(train(recomputed, 1, 3) == one, "recomputed: {}", pair(plan));
+        assert!(train(recomputed, 2, 3) == one, "recomputed on 2 ranks: {}", pair(plan));
+    }
+}
+
+/// One micro-batch of the whole batch, and four: the same gradients up to rounding. The first moments after one step
+/// are the gradients; AdamW would turn rounding into steps of full size where they are nearly zero.
+#[test]
+fn micro_batches_change_rounding_only() {
+    let whole = plans(&["optim.micro_batches=1"]);
+    for (plan, whole) in plans(&[]).iter().zip(&whole) {
+        let (four, one) = (train(plan, 1, 1), train(whole, 1, 1));
+        for (a, b) in four.reports.iter().zip(&one.reports) {
+            assert!((a - b).abs() <= 1e-5 * b.abs(), "{}: {a} {b}", pair(plan));
+        }
+        let first_moments = |run: &Trained| -> Vec<Vec<f32>> {
+            run.buffers
+                .iter()
+                .filter(|(_, name, _)| *name == "exp_avg")
+                .map(|(.., values)| values.clone())
+                .collect()
+        };
+        for (a, b) in first_moments(&four).iter().zip(first_moments(&one)) {
+            let largest = b.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+            let worst = a.iter().zip(&b).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+            assert!(worst <= 2e-5 * largest, "{}: {worst} of {largest}", pair(plan));
+        }
+    }
+}
+
+fn save(trainer: &Trainer, plan: &Plan, folder: &Path) {
+    let mut saver = Saver::new(folder, trainer.topology(), 10);
+    // Rank 0 takes away what others have begun, so that all savers are there before any writes.
+    trainer.comm.all_reduce("savers", vec![0.0], Reduction::Sum).unwrap();
+    saver.start(&trainer.state, plan);
+    let (saved, failed) = saver.wait_for_own();
+    let said = trainer.comm.all_reduce("saved", vec![saved, failed], Reduction::Sum).unwrap();
+    saver.agreed(said[0], said[1]).unwrap();
+    trainer.comm.all_reduce("renamed", vec![0.0], Reduction::Sum).unwrap();
+}
+
+/// A run that is cut off after two steps and goes on from its checkpoint, on another number of ranks too, is the run
+/// that was not.
+#[test]
+fn a_run_that_is_cut_off_goes_on() {
+    for plan in plans(&[]) {
+        let folder = tempfile::tempdir().unwrap();
+        let all = train(&plan, 1, 4);
+        let first = on_ranks(&plan, 2, |plan, mut trainer| {
+            let reports = take(plan, &mut trainer, 2);
+            save(&trainer, plan, folder.path());
+            reports
+        });
+        for world_size in [1, 2, 4] {
+            let rest = joined(on_ranks(&plan, world_size, |plan, mut trainer| {
+                let (state, comm) = (&mut trainer.state, &trainer.comm);
+                let mut warn = |warning: &str| panic!("{warning}");
+                let step = resume(folder.path(), u64::MAX, state, comm, &Device::flex(), &mut warn).unwrap();
+                assert_eq!(step, Some(2));
+                (take(plan, &mut trainer, 2), trainer)
+            }));
+            assert_eq!([&first[0][..], &rest.reports[..]].concat(), all.reports, "{}", pair(&plan));
+            assert!(rest.buffers == all.buffers && rest.state == all.state, "{}", pair(&plan));
+        }
+    }
+}

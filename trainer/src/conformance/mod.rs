@@ -1,0 +1,67 @@
+//! What every backbone and every method must hold. They join by their `examples`, in all pairs.
+
+mod methods;
+mod step;
+mod units;
+
+use augment::Batch;
+
+use crate::bench::noise::noise_batch;
+use crate::method::MethodConfig;
+use crate::model::backbone::ModelConfig;
+use crate::{Plan, Recipe};
+
+/// Images of a global batch.
+const BATCH: usize = 8;
+
+/// What the plans share; `[model]`, `[method]` and `[views]` are replaced.
+const BASE: &str = r#"
+name = "conformance"
+seed = 3
+[model]
+arch = "toy"
+width = 6
+[method]
+name = "toy"
+scores = 5
+[views]
+preset = "dino"
+global_px = 16
+local_px = 8
+n_local = 2
+[optim]
+batch_size = 8
+micro_batches = 4
+length = { steps = 12 }
+lr = 1e-2
+warmup = { steps = 3 }
+[teacher]
+decay = [0.9, 1.0]
+[run]
+workers = 1
+"#;
+
+/// A plan for each pair of a backbone and a method, with `overrides`, as resolved.
+fn plans(overrides: &[&str]) -> Vec<Plan> {
+    let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
+    let base = Recipe::parse(BASE, "conformance", &overrides).unwrap();
+    let mut plans = Vec::new();
+    for model in ModelConfig::examples() {
+        for (method, views) in MethodConfig::examples() {
+            let model = model.clone();
+            let recipe = Recipe { model, method, views: views.into(), ..base.clone() };
+            plans.push(Plan::resolve(recipe, 100).unwrap());
+        }
+    }
+    plans
+}
+
+/// What fails, in words.
+fn pair(plan: &Plan) -> String {
+    format!("{:?} on {:?}", plan.recipe.method, plan.recipe.model)
+}
+
+/// The global batch of `step`.
+fn batch(plan: &Plan, step: u64) -> Batch {
+    noise_batch(&plan.multicrop(), BATCH, step)
+}

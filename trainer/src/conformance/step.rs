@@ -1,0 +1,206 @@
+//! The step itself: [`Trainer::gradients`] against one whole autodiff graph that knows no slices, no tape, no order
+//! of gathers and no reductions.
+
+use std::collections::BTreeMap;
+
+use augment::Batch;
+use burn_tensor::{DType, Device, Tensor};
+
+use super::{BATCH, batch, pair, plans};
+use crate::comm::communicator::Comm;
+use crate::comm::peers::Peers;
+use crate::device::host::to_host;
+use crate::method::{BatchOutputs, Method};
+use crate::model::backbone::Readout;
+use crate::model::drop_path::Drawing;
+use crate::model::features::{Features, Outputs, by_image};
+use crate::model::head::{Head, On, Reads};
+use crate::model::leaves::Leaves;
+use crate::model::unit::{Context, Draws, StatSets, Unit};
+use crate::optim::state::UnitShard;
+use crate::step::Trainer;
+use crate::{Plan, schedule::Knobs};
+
+/// A network whose batch goes through at once.
+struct Whole<'a> {
+    plan: &'a Plan,
+    backbone: Vec<Box<dyn Unit>>,
+    heads: Vec<Head>,
+    method: Box<dyn Method>,
+    shards: &'a [UnitShard],
+    step: u64,
+}
+
+impl Whole<'_> {
+    /// Images in the order of their micro-batches.
+    fn images(&self) -> Vec<usize> {
+        let n = self.plan.n_micro_batches();
+        (0..n).flat_map(|number| (number..BATCH).step_by(n)).collect()
+    }
+
+    fn input(&self, batch: &Batch, sizes: &[usize]) -> Vec<Features> {
+        let groups = self.method.views().groups();
+        let of_size = |size: &usize| {
+            let views: Vec<&[u8]> =
+                self.images().iter().map(|image| batch.samples[*image].groups[*size].as_slice()).collect();
+            let size_px = groups[*size].size_px as usize;
+            self.plan.pixel_input().features(&views, size_px, &Device::flex())
+        };
+        sizes.iter().map(of_size).collect()
+    }
+
+    /// Features and heads of the views of `sizes` for the parameters `leaves`, a tensor for the whole batch each.
+    fn outputs(
+        &self,
+        input: Vec<Features>,
+        sizes: &[usize],
+        leaves: &[Leaves<'_>],
+        draws: bool,
+        on: On,
+    ) -> Outputs {
+        let all = self.method.stat_sets();
+        let sets = StatSets(sizes.iter().map(|size| all.0[*size]).collect());
+        let views = self.method.views().groups();
+        let drawing = Drawing {
+            seed: self.plan.recipe.seed,
+            step: self.step,
+            n_views: sizes.iter().map(|size| views[*size].n_views).collect(),
+        };
+        let mut groups = input;
+        for (number, (unit, leaves)) in self.backbone.iter().zip(leaves).enumerate() {
+            let positions = self.images().into_iter().map(|image| image as u64);
+            let drawn = match draws {
+                true => drawing.draw(number, unit.drop_path(), positions),
+                false => Draws::default(),
+            };
+            let mut totals = Vec::new();
+            for stage in 0..unit.n_stages() {
+                let cx = Context { leaves, draws: &drawn, totals: &totals, sets: &sets, compute: DType::F32 };
+                let given = unit.forward(stage, groups, &cx);
+                (groups, totals) = (given.features, given.sums);
+            }
+        }
+        let mut heads: BTreeMap<&'static str, Vec<Features>> = BTreeMap::new();
+        let mut leaves = leaves[self.backbone.len()..].iter();
+        for head in &self.heads {
+            let leaves: Vec<&Leaves<'_>> = leaves.by_ref().take(head.units.len()).collect();
+            if on == On::Both && head.on == On::Student {
+                continue;
+            }
+            let mut given: Vec<Features> = match head.reads {
+                Reads::Pooled => groups.iter().map(Features::pooled).collect(),
+                Reads::Patches => groups.iter().map(Features::patches).collect(),
+                Reads::Head(name) => heads[name].clone(),
+            };
+            for (unit, leaves) in head.units.iter().zip(leaves) {
+                let (draws, sets) = (Draws::default(), StatSets::per_size(given.len()));
+                let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 };
+                given = unit.forward(0, given, &cx).features;
+            }
+            heads.insert(head.name, given);
+        }
+        let by_view = |groups: Vec<Features>| groups.iter().map(|group| by_image(group, BATCH)).collect();
+        let heads = heads.into_iter().map(|(name, groups)| (name, by_view(groups))).collect();
+        Outputs { n_images: BATCH, features: groups, heads }
+    }
+
+    /// The outputs of each micro-batch.
+    fn cut(&self, whole: &Outputs) -> Vec<Outputs> {
+        let n = self.plan.n_micro_batches();
+        let rows = |x: &Tensor<3>, number: usize| {
+            let [b, _, _] = x.dims();
+            x.clone().slice(number * b / n..(number + 1) * b / n)
+        };
+        let of_number = |number: usize| Outputs {
+            n_images: BATCH / n,
+            features: whole.features.iter().map(|group| group.with(rows(&group.x, number))).collect(),
+            heads: whole
+                .heads
+                .iter()
+                .map(|(name, sizes)| (*name, sizes.iter().map(|x| rows(x, number)).collect()))
+                .collect(),
+        };
+        (0..n).map(of_number).collect()
+    }
+
+    /// Mean loss of the batch, and the gradients of all units.
+    fn gradients(&self, batch: &Batch, knobs: &Knobs) -> (f64, Vec<Tensor<1>>) {
+        let comm = Comm::solo();
+        let follow = |follower: crate::method::Follower| {
+            // Units of the student alone are passed over.
+            let weights = |shard: &UnitShard| shard.follower(follower.name).unwrap_or(&shard.student).clone();
+            let leaves: Vec<_> =
+                self.shards.iter().map(|shard| Leaves::new(&shard.layout, &weights(shard), false)).collect();
+            let input = self.input(batch, &follower.sees);
+            self.cut(&self.outputs(input, &follower.sees, &leaves, false, On::Both))
+        };
+        let followers: Vec<_> = self.method.followers().into_iter().map(follow).collect();
+        let sees = self.method.student_sees();
+        let student = |track| {
+            let shards = self.shards.iter();
+            let leaves: Vec<_> =
+                shards.map(|shard| Leaves::new(&shard.layout, &shard.student, track)).collect();
+            let mut input = self.input(batch, &sees);
+            if track {
+                input.iter_mut().for_each(|group| group.x = group.x.clone().autodiff());
+            }
+            let outputs = self.outputs(input, &sees, &leaves, true, On::Student);
+            (leaves, self.cut(&outputs))
+        };
+        let (_, plain) = student(false);
+        let (leaves, tracked) = student(true);
+        let outputs = BatchOutputs { student: &plain, followers: &followers };
+        let peers = Peers::new(&comm, self.plan.n_micro_batches());
+        let prepared = self.method.prepare(&outputs, knobs.step, peers).unwrap();
+        let losses = tracked.iter().enumerate().map(|(number, outputs)| prepared.of(number, outputs).loss);
+        let loss = losses.reduce(|a, b| a + b).unwrap() / self.plan.n_micro_batches() as f64;
+        let value = f64::from(loss.clone().inner().into_scalar::<f32>());
+        let mut grads = loss.backward();
+        (value, leaves.iter().map(|leaves| leaves.gradient(&mut grads)).collect())
+    }
+}
+
+fn check(plan: &Plan, number: u64) {
+    let mut trainer: Trainer = plan.trainer(Comm::solo(), &Device::flex()).unwrap();
+    // A step ahead the followers are no longer the student.
+    trainer.step(&batch(plan, 0), &plan.schedules().at(number - 1)).unwrap();
+    let knobs = plan.schedules().at(number);
+    let batch = batch(plan, number);
+    let given = trainer.gradients(&batch, &knobs, &mut |_| {}).unwrap();
+    let mut method = plan.method().unwrap();
+    method.load_state(&trainer.state.method.state()).unwrap();
+    let whole = Whole {
+        plan,
+        backbone: plan.recipe.model.units(Readout::All),
+        heads: method.heads(),
+        method,
+        shards: &trainer.state.shards,
+        step: trainer.state.step,
+    };
+    let (loss, grads) = whole.gradients(&batch, &knobs);
+    let of_step = given.loss().unwrap();
+    assert!((of_step - loss).abs() <= 1e-5 * loss.abs(), "{}: loss {of_step}, {loss}", pair(plan));
+    for ((shard, given), expected) in trainer.state.shards.iter().zip(given.shards()).zip(grads) {
+        let (given, expected) = (to_host(given.clone()), to_host(expected));
+        let largest = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+        let worst = given.iter().zip(&expected).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+        assert!(largest > 0.0, "{}: {} has no gradient", pair(plan), shard.layout.name);
+        assert!(worst <= 1e-4 * largest, "{}: {}: {worst} of {largest}", pair(plan), shard.layout.name);
+    }
+}
+
+/// One batch, several micro-batches, graphs kept and recomputed, on one worker and on two.
+#[test]
+fn gradients_equal_one_whole_graph() {
+    for overrides in [
+        &["optim.micro_batches=1"][..],
+        &["optim.micro_batches=1", "run.workers=2", "run.keep=0"],
+        &["optim.micro_batches=4"],
+        &["optim.micro_batches=4", "run.workers=2"],
+        &["optim.micro_batches=4", "run.keep=1"],
+    ] {
+        for plan in plans(overrides) {
+            check(&plan, 5);
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Units, one by one: those of every backbone, and those of every method's heads behind each of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use burn_tensor::{DType, Device, Distribution, Tensor};
+
+use super::{BATCH, batch, pair, plans};
+use crate::Plan;
+use crate::comm::communicator::Comm;
+use crate::comm::topology::Topology;
+use crate::device::host::to_host;
+use crate::device::workers::Workers;
+use crate::model::backbone::Readout;
+use crate::model::features::Features;
+use crate::model::head::Reads;
+use crate::model::leaves::Leaves;
+use crate::model::params::Role;
+use crate::model::unit::{Context, Draws, GroupShape, StatSets, Unit};
+use crate::ops::flops_of;
+use crate::optim::state::UnitShard;
+use crate::step::whole::BackbonePass;
+
+/// Units that follow one another, with weights, and what the first of them is given.
+struct Chain {
+    units: Vec<Box<dyn Unit>>,
+    shards: Vec<UnitShard>,
+    input: Features,
+}
+
+impl Chain {
+    fn new(units: Vec<Box<dyn Unit>>, input: Features) -> Self {
+        let device = Device::flex();
+        let of_units = units.iter().map(AsRef::as_ref);
+        let shards = of_units
+            .map(|unit: &dyn Unit| UnitShard::init(unit, 1, Topology::SOLO, &[], &[], &device))
+            .collect();
+        Self { units, shards, input }
+    }
+
+    /// What it gives with these weights.
+    fn output(&self, flats: &[Tensor<1>]) -> Features {
+        let (draws, sets) = (Draws::default(), StatSets::per_size(1));
+        let mut groups = vec![self.input.clone()];
+        for ((unit, shard), flat) in self.units.iter().zip(&self.shards).zip(flats) {
+            let leaves = Leaves::new(&shard.layout, flat, false);
+            let mut totals = Vec::new();
+            for stage in 0..unit.n_stages() {
+                let cx = Context {
+                    leaves: &leaves,
+                    draws: &draws,
+                    totals: &totals,
+                    sets: &sets,
+                    compute: DType::F32,
+                };
+                let given = unit.forward(stage, groups, &cx);
+                (groups, totals) = (given.features, given.sums);
+            }
+        }
+        groups.remove(0)
+    }
+
+    fn weights(&self) -> Vec<Tensor<1>> {
+        self.shards.iter().map(|shard| shard.student.clone()).collect()
+    }
+
+    /// Flat gradients of Σ -cos(output), whose gradient at the output is its sine.
+    fn gradients(&self, keeps_graph: bool) -> Vec<Vec<f32>> {
+        let (workers, comm) = (Workers::new(1), Comm::solo());
+        let pass = BackbonePass { units: &self.units, shards: &self.shards, workers: &workers, comm: &comm };
+        let slices = vec![vec![self.input.clone()]];
+        let flats = pass.gradients(slices, keeps_graph, |y| y.clone().sin()).unwrap();
+        flats.into_iter().map(to_host).collect()
+    }
+
+    fn loss(&self, flats: &[Tensor<1>]) -> f64 {
+        to_host(self.output(flats).x.flatten::<1>(0, 2)).into_iter().map(|y| -f64::from(y).cos()).sum()
+    }
+}
+
+/// The backbone of `plan` on views of each size, then its heads.
+fn chains(plan: &Plan) -> Vec<Chain> {
+    let device = Device::flex();
+    let (input, batch) = (plan.pixel_input(), batch(plan, 0));
+    let mut chains = Vec::new();
+    let mut features = None;
+    for (size, group) in plan.multicrop().groups().iter().enumerate() {
+        let views: Vec<&[u8]> = batch.samples.iter().map(|sample| sample.groups[size].as_slice()).collect();
+        let pixels = input.features(&views, group.size_px as usize, &device);
+        let chain = Chain::new(plan.recipe.model.units(Readout::All), pixels);
+        features.get_or_insert(chain.output(&chain.weights()));
+        chains.push(chain);
+    }
+    let features = features.unwrap();
+    let mut given: BTreeMap<&str, Features> = BTreeMap::new();
+    for head in plan.method().unwrap().heads() {
+        let input = match head.reads {
+            Reads::Pooled => features.pooled(),
+            Reads::Patches => features.patches(),
+            Reads::Head(name) => given[name].clone(),
+        };
+        let chain = Chain::new(head.units, input);
+        given.insert(head.name, chain.output(&chain.weights()));
+        chains.push(chain);
+    }
+    chains
+}
+
+#[test]
+fn names_are_unique() {
+    for plan in plans(&[]) {
+        let (mut units, mut params) = (BTreeSet::new(), BTreeSet::new());
+        let heads = plan.method().unwrap().heads();
+        let backbone = plan.recipe.model.units(Readout::All);
+        for unit in backbone.iter().chain(heads.iter().flat_map(|head| &head.units)) {
+            assert!(units.insert(unit.name().to_string()), "{}: two units {}", pair(&plan), unit.name());
+            let layout = unit.layout(1);
+            for slot in &layout.params {
+                let name = layout.full_name(slot);
+                assert!(params.insert(name.clone()), "{}: two parameters {name}", pair(&plan));
+            }
+        }
+    }
+}
+
+/// Every parameter that is trained has a gradient, and no other has one.
+#[test]
+fn all_parameters_are_used() {
+    for plan in plans(&[]) {
+        for chain in chains(&plan) {
+            for (shard, grad) in chain.shards.iter().zip(chain.gradients(true)) {
+                for slot in &shard.layout.params {
+                    let moved = grad[slot.range()].iter().any(|value| *value != 0.0);
+                    let name = shard.layout.full_name(slot);
+                    assert_eq!(moved, slot.spec.role != Role::Running, "{}: {name}", pair(&plan));
+                }
+                assert!(grad.iter().all(|value| value.is_finite()));
+            }
+        }
+    }
+}
+
+#[test]
+fn recomputing_equals_keeping() {
+    for plan in plans(&[]) {
+        for chain in chains(&plan) {
+            assert_eq!(chain.gradients(false), chain.gradients(true), "{}", pair(&plan));
+        }
+    }
+}
+
+/// Slope of the loss along a random direction of each parameter, by central differences.
+#[test]
+fn gradients_equal_finite_differences() {
+    const STEP: f32 = 2e-3;
+    // Of a sum of some thousand cosines in f32, over two steps.
+    const ROUNDING: f64 = 2e-2;
+    let device = Device::flex();
+    device.seed(5);
+    for plan in plans(&[]) {
+        for chain in chains(&plan) {
+            let (weights, grads) = (chain.weights(), chain.gradients(true));
+            for (number, shard) in chain.shards.iter().enumerate() {
+                for slot in shard.layout.params.iter().filter(|slot| slot.spec.role != Role::Running) {
+                    let signs =
+                        Tensor::<1>::random([slot.spec.numel()], Distribution::Uniform(-1.0, 1.0), &device);
+                    let signs: Vec<f32> = to_host(signs).into_iter().map(f32::signum).collect();
+                    let at = |step: f32| {
+                        let mut values = to_host(weights[number].clone());
+                        values[slot.range()].iter_mut().zip(&signs).for_each(|(w, sign)| *w += step * sign);
+                        let mut weights = weights.clone();
+                        weights[number] = Tensor::from_floats(values.as_slice(), &device);
+                        chain.loss(&weights)
+                    };
+                    let slope = (at(STEP) - at(-STEP)) / f64::from(2.0 * STEP);
+                    let grad = &grads[number][slot.range()];
+                    let expected: f64 = grad.iter().zip(&signs).map(|(g, s)| f64::from(g * s)).sum();
+                    let norm = grad.iter().map(|g| f64::from(g * g)).sum::<f64>().sqrt();
+                    let name = shard.layout.full_name(slot);
+                    assert!(
+                        (slope - expected).abs() <= 0.02 * norm + ROUNDING,
+                        "{}: {name}: slope {slope}, gradient {expected} of norm {norm}",
+                        pair(&plan)
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// What units say of their products and shapes is what they do.
+#[test]
+fn costs_are_what_is_counted() {
+    for plan in plans(&[]) {
+        for chain in chains(&plan) {
+            let [rows, tokens, width] = chain.input.x.dims();
+            let mut shapes = vec![GroupShape {
+                n_views: rows / BATCH,
+                n_prefix: chain.input.n_prefix,
+                grid: chain.input.grid,
+                width,
+            }];
+            assert_eq!(shapes[0].n_tokens().max(1), tokens);
+            let mut flops = 0.0;
+            for unit in &chain.units {
+                let (cost, next) = unit.cost(&shapes);
+                flops += cost.flops * BATCH as f64;
+                shapes = next;
+            }
+            let weights = chain.weights();
+            // On one thread, which counts for itself.
+            let count = |_, ()| {
+                let mut output = None;
+                let flops = flops_of(|| output = Some(chain.output(&weights)));
+                (flops, output)
+            };
+            let (counted, output) = Workers::new(1).map(vec![()], count).remove(0);
+            assert!((flops - counted).abs() <= 1e-9 * counted, "{}: {flops}, {counted}", pair(&plan));
+            let [rows, tokens, width] = output.unwrap().x.dims();
+            let given = [shapes[0].n_views * BATCH, shapes[0].n_tokens(), shapes[0].width];
+            assert_eq!(given, [rows, tokens, width], "{}", pair(&plan));
+        }
+    }
+}

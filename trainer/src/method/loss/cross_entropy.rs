@@ -1,0 +1,87 @@
+//! Cross-entropy between views (Caron et al. 2021, equations 2 and 3).
+//!
+//! ```text
+//! loss   = 1/n · Σ_v Σ_{u≠v} mean_B H(P_v, softmax(S_u / τ))       v over the teacher's views, u over the student's
+//! H(p,q) = -Σ_K p · log q                                          n = number of pairs (v, u)
+//! ```
+//!
+//! The cross-entropy is linear in the target, so that each student view is scored once, against
+//! the sum of the teacher views that it is paired with.
+
+use burn_tensor::Tensor;
+
+use crate::ops::{Pairs, cross_entropy};
+
+/// The loss of groups of student logits `[B, V, K]` against `targets` `[B, V_t, K]`, `[1]`. The first
+/// `V_t` views of the first group are the views that the teacher saw.
+pub(crate) fn between_views(student: &[Tensor<3>], targets: &Tensor<3>, temperature: f64) -> Tensor<1> {
+    let [b, n_teacher, _] = targets.dims();
+    let mut n_pairs = 0;
+    let of_group = |(i, logits): (usize, &Tensor<3>)| {
+        let [_, v, _] = logits.dims();
+        let (pairs, n) = match i {
+            0 => (Pairs::Others, v * n_teacher - n_teacher),
+            _ => (Pairs::All, v * n_teacher),
+        };
+        n_pairs += n;
+        cross_entropy(logits.clone(), targets.clone(), pairs, temperature)
+    };
+    let total = student.iter().enumerate().map(of_group).reduce(|total, sum| total + sum);
+    // Every method has at least one group of views; an empty one was refused with the recipe.
+    total.expect("at least one group of student views") / (n_pairs * b) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::softmax_rows;
+    use burn_tensor::{Device, Distribution};
+
+    /// The double loop of the reference, in f64.
+    fn reference(student: &[Vec<f32>], teacher: &[Vec<f32>], center: &[f32], t_s: f64, t_t: f64) -> f64 {
+        let softmax = |row: &[f64]| {
+            let max = row.iter().copied().fold(f64::MIN, f64::max);
+            let sum: f64 = row.iter().map(|v| (v - max).exp()).sum();
+            row.iter().map(|v| (v - max).exp() / sum).collect::<Vec<_>>()
+        };
+        let (mut total, mut n) = (0.0, 0);
+        for (iv, t) in teacher.iter().enumerate() {
+            let t: Vec<f64> =
+                t.iter().zip(center).map(|(t, c)| (f64::from(*t) - f64::from(*c)) / t_t).collect();
+            let p = softmax(&t);
+            for (iu, s) in student.iter().enumerate() {
+                if iu == iv {
+                    continue;
+                }
+                let q = softmax(&s.iter().map(|s| f64::from(*s) / t_s).collect::<Vec<_>>());
+                total -= p.iter().zip(&q).map(|(p, q)| p * q.ln()).sum::<f64>();
+                n += 1;
+            }
+        }
+        total / f64::from(n)
+    }
+
+    #[test]
+    fn it_equals_the_double_loop() {
+        let device = Device::flex();
+        device.seed(1);
+        let (b, k) = (3, 11);
+        let random = |v| Tensor::<3>::random([b, v, k], Distribution::Normal(0.0, 1.0), &device);
+        let (global, local, teacher) = (random(2), random(4), random(2));
+        let center = Tensor::<1>::random([k], Distribution::Normal(0.0, 0.3), &device);
+        let row = |t: &Tensor<3>, b: usize, v: usize| {
+            t.clone().slice([b..b + 1, v..v + 1]).into_data().try_to_vec::<f32>().expect("f32")
+        };
+        let center_values = center.clone().into_data().try_to_vec::<f32>().expect("f32");
+        let mut expected = 0.0;
+        for i in 0..b {
+            let mut student: Vec<_> = (0..2).map(|v| row(&global, i, v)).collect();
+            student.extend((0..4).map(|v| row(&local, i, v)));
+            let teacher: Vec<_> = (0..2).map(|v| row(&teacher, i, v)).collect();
+            expected += reference(&student, &teacher, &center_values, 0.1, 0.04) / b as f64;
+        }
+        let p = softmax_rows(teacher, Some(center), 0.04);
+        let got = between_views(&[global.autodiff(), local.autodiff()], &p, 0.1).into_scalar::<f32>();
+        assert!((f64::from(got) - expected).abs() < 1e-4 * expected, "{got} {expected}");
+    }
+}

@@ -1,0 +1,50 @@
+//! All methods, by the names that recipes have for them.
+
+use serde::{Deserialize, Serialize};
+
+#[cfg(test)]
+use super::toy;
+use super::{Method, MethodContext, MethodRecipe, dino};
+
+/// Declares [`MethodConfig`] with a variant for each method: its documentation, its name and its module.
+macro_rules! methods {
+    ($($(#[doc = $doc:expr])* $(#[cfg($cfg:meta)])? $name:ident => $module:ident,)*) => {
+        /// A method, as a recipe writes it under `[method]`.
+        #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+        #[serde(tag = "name", rename_all = "snake_case")]
+        pub enum MethodConfig {
+            $($(#[doc = $doc])* $(#[cfg($cfg)])? $name($module::Config),)*
+        }
+
+        impl MethodConfig {
+            /// The method.
+            ///
+            /// # Errors
+            /// The key and what is wrong with it.
+            pub fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
+                match self {
+                    $($(#[cfg($cfg)])? Self::$name(config) => config.build(cx),)*
+                }
+            }
+
+            /// Small methods of every kind, each with its views.
+            #[cfg(test)]
+            pub(crate) fn examples() -> Vec<(Self, augment::MultiCrop)> {
+                let mut all = Vec::new();
+                $(
+                    $(#[cfg($cfg)])?
+                    all.extend($module::Config::examples().into_iter().map(|(c, views)| (Self::$name(c), views)));
+                )*
+                all
+            }
+        }
+    };
+}
+
+methods! {
+    /// Self-distillation with no labels.
+    Dino => dino,
+    /// Prediction of what another view gets: for tests.
+    #[cfg(test)]
+    Toy => toy,
+}

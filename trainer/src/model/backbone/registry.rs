@@ -1,0 +1,80 @@
+//! All backbones, by the names that recipes have for them.
+
+use serde::{Deserialize, Serialize};
+
+use super::{BackboneConfig, Readout, vit};
+use crate::model::unit::Unit;
+
+/// Declares [`ModelConfig`] with a variant for each backbone: its documentation, its name and its module.
+macro_rules! backbones {
+    ($($(#[doc = $doc:expr])* $(#[cfg($cfg:meta)])? $name:ident => $module:ident,)*) => {
+        /// A backbone, as a recipe writes it under `[model]`.
+        #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+        #[serde(tag = "arch", rename_all = "snake_case")]
+        pub enum ModelConfig {
+            $($(#[doc = $doc])* $(#[cfg($cfg)])? $name($module::Config),)*
+        }
+
+        impl ModelConfig {
+            fn config(&self) -> &dyn BackboneConfig {
+                match self {
+                    $($(#[cfg($cfg)])? Self::$name(config) => config,)*
+                }
+            }
+
+            /// Small backbones of every kind.
+            #[cfg(test)]
+            pub(crate) fn examples() -> Vec<Self> {
+                let mut all = Vec::new();
+                $($(#[cfg($cfg)])? all.extend($module::Config::examples().into_iter().map(Self::$name));)*
+                all
+            }
+        }
+    };
+}
+
+backbones! {
+    /// Vision transformer.
+    Vit => vit,
+    /// Convolution without a kernel and batch normalization: for tests.
+    #[cfg(test)]
+    Toy => toy,
+}
+
+#[cfg(test)]
+use super::toy;
+
+impl ModelConfig {
+    /// Checks what the units rely on.
+    ///
+    /// # Errors
+    /// The key and what is wrong with it.
+    pub fn validate(&self) -> Result<(), String> {
+        self.config().validate()
+    }
+
+    /// The units from pixels to features.
+    pub fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>> {
+        self.config().units(readout)
+    }
+
+    /// Channels of the features.
+    pub fn width(&self) -> usize {
+        self.config().width()
+    }
+
+    /// Side of a cell of the input, in which pixels reach the first unit.
+    pub fn grain_px(&self) -> usize {
+        self.config().grain_px()
+    }
+
+    /// Side of what a cell of the output stands for, of which every view's side is a multiple.
+    pub fn stride_px(&self) -> usize {
+        self.config().stride_px()
+    }
+
+    /// Side of the images that the backbone is made for.
+    pub fn image_px(&self) -> usize {
+        self.config().image_px()
+    }
+}

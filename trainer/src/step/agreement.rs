@@ -1,0 +1,61 @@
+//! What ranks agree on at the end of a step, in one small all-reduce: loss, gauges, norms and votes.
+
+use crate::comm::communicator::Comm;
+use crate::comm::engine::{EngineError, Reduction};
+use crate::comm::fixed::{Fixed, N_LIMBS};
+use crate::method::Gauges;
+
+/// What a rank has to say to the others at the end of a step; numbers of ranks once they have agreed.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Votes {
+    /// It was asked to stop.
+    pub stop: f64,
+    /// It cannot go on: it has no batch, or what only this rank does has failed.
+    pub failed: f64,
+    /// Its share of the checkpoint that is being written is on disk.
+    pub saved: f64,
+    /// That share could not be written.
+    pub save_failed: f64,
+}
+
+/// What all ranks know.
+pub(super) struct Agreed {
+    pub(super) loss: f64,
+    pub(super) gauges: Gauges,
+    /// Squared gradient norms by clip group.
+    pub(super) squares: Vec<f64>,
+    pub(super) votes: Votes,
+}
+
+impl Agreed {
+    /// Whether loss and gradients are finite on all ranks: a sum of squares is finite only if every gradient is.
+    pub(super) fn is_finite(&self) -> bool {
+        self.loss.is_finite() && self.squares.iter().all(|square| square.is_finite())
+    }
+}
+
+/// Adds up what ranks have. Replicas hold the same shards, whose squares count once; a gradient that is not finite
+/// counts on every rank.
+pub(super) fn agree(
+    comm: &Comm,
+    squares: &[Fixed],
+    loss: Fixed,
+    gauges: &[(&'static str, Fixed)],
+    votes: Votes,
+) -> Result<Agreed, EngineError> {
+    let mut sums: Vec<Fixed> = match comm.topology().replica() {
+        0 => squares.to_vec(),
+        _ => squares.iter().map(|square| square.only_bad()).collect(),
+    };
+    sums.push(loss);
+    sums.extend(gauges.iter().map(|(_, value)| *value));
+    let mut shared: Vec<f64> = sums.into_iter().flat_map(Fixed::limbs).collect();
+    shared.extend([votes.stop, votes.failed, votes.saved, votes.save_failed]);
+    let shared = comm.all_reduce("norms and votes", shared, Reduction::Sum)?;
+    let (limbs, counts) = shared.split_at(shared.len() - 4);
+    let numbers: Vec<f64> = limbs.chunks_exact(N_LIMBS).map(Fixed::from_limbs).collect();
+    let (squares, rest) = numbers.split_at(squares.len());
+    let gauges = gauges.iter().zip(&rest[1..]).map(|((name, _), mean)| (*name, *mean)).collect();
+    let votes = Votes { stop: counts[0], failed: counts[1], saved: counts[2], save_failed: counts[3] };
+    Ok(Agreed { loss: rest[0], gauges, squares: squares.to_vec(), votes })
+}

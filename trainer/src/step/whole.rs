@@ -1,0 +1,56 @@
+//! The passes of a step over a backbone alone, from features to the gradients that a given gradient at the end makes.
+
+use burn_tensor::{DType, Tensor};
+
+use super::batch::{Groups, MicroBatch};
+use super::pass::Passes;
+use super::tape::Gathered;
+use crate::comm::communicator::Comm;
+use crate::comm::engine::EngineError;
+use crate::device::workers::Workers;
+use crate::model::unit::{Draws, StatSets, Unit};
+use crate::optim::state::UnitShard;
+
+/// A backbone on one rank.
+pub(crate) struct BackbonePass<'a> {
+    pub(crate) units: &'a [Box<dyn Unit>],
+    pub(crate) shards: &'a [UnitShard],
+    pub(crate) workers: &'a Workers,
+    pub(crate) comm: &'a Comm,
+}
+
+impl BackbonePass<'_> {
+    /// Flat gradients of all units for one micro-batch, `slices` of it, where `at_end` makes of the features `[B, N, D]`
+    /// of the first size of views the gradient there.
+    pub(crate) fn gradients(
+        &self,
+        slices: Vec<Groups>,
+        keeps_graph: bool,
+        at_end: fn(&Tensor<3>) -> Tensor<3>,
+    ) -> Result<Vec<Tensor<1>>, EngineError> {
+        let sets = StatSets::per_size(slices[0].len());
+        let passes = Passes { comm: self.comm, workers: self.workers, sets: &sets, compute: DType::F32 };
+        let draws = vec![vec![Draws::default(); slices.len()]];
+        let gathered = |number: usize| {
+            let shard = &self.shards[number];
+            Gathered { unit: self.units[number].as_ref(), layout: &shard.layout, flat: &shard.student }
+        };
+        let mut batches = vec![MicroBatch { slices }];
+        let mut tape = Vec::new();
+        for number in 0..self.units.len() {
+            let of_unit;
+            (batches, of_unit) =
+                passes.forward(gathered(number), batches, &draws, keeps_graph, number > 0)?;
+            tape.push(of_unit);
+        }
+        let mut grads = vec![batches[0].slices.iter().map(|groups| vec![at_end(&groups[0].x)]).collect()];
+        let mut flats = Vec::new();
+        for (number, of_unit) in tape.into_iter().enumerate().rev() {
+            let flat;
+            (grads, flat) = passes.backward(gathered(number), of_unit, grads, &draws, number > 0)?;
+            flats.push(flat);
+        }
+        flats.reverse();
+        Ok(flats)
+    }
+}
