@@ -12,14 +12,15 @@ use burn_flex::{Flex, FlexTensor};
 use burn_tensor::Tensor;
 
 use super::bridge::{Home, Kernel, run};
-use super::cpu::{add, contiguous, is_flex, slice, tensor};
+use super::cpu::{add, contiguous, is_flex, slice};
 
 /// The gradients that have come back to a tensor.
 #[derive(Debug, Clone, Default)]
 pub struct SharedGradient(Sum);
 
-/// In place, so that no more than the sum and its next term are there at once.
-type Sum = Arc<Mutex<Option<Vec<f32>>>>;
+/// The first gradient, to which the others are added where it lies. Gradients wait for the end of the backward pass: a
+/// copy would be one more on top of them all.
+type Sum = Arc<Mutex<Option<FlexTensor>>>;
 
 impl SharedGradient {
     /// `x` for one more use. Where its gradient is added up here, [`SharedGradient::take`] has it after the backward
@@ -33,9 +34,7 @@ impl SharedGradient {
 
     /// The sum, if any gradient came back to here.
     pub fn take(&self) -> Option<Tensor<1>> {
-        let sum = self.0.lock().unwrap_or_else(PoisonError::into_inner).take()?;
-        let len = sum.len();
-        Some(Flex::give(tensor(sum, [len])))
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take().map(Flex::give)
     }
 }
 
@@ -55,8 +54,9 @@ impl Kernel<Flex, 1> for Use {
         let grad = contiguous(&grad);
         let mut sum = self.sum.lock().unwrap_or_else(PoisonError::into_inner);
         match sum.as_mut() {
-            Some(sum) => add(sum, slice(&grad)),
-            None => *sum = Some(slice(&grad).to_vec()),
+            // The elements of a contiguous tensor are the first of its storage, which is copied if others have it too.
+            Some(sum) => add(sum.storage_mut(), slice(&grad)),
+            None => *sum = Some(grad),
         }
         [None]
     }
