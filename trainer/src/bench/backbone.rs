@@ -134,3 +134,35 @@ impl BackboneBench {
 fn start_gradient(y: &Tensor<3>) -> Tensor<3> {
     y.clone().sin()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::plans;
+    use crate::device::host::to_host;
+
+    fn worst(a: Vec<Tensor<1>>, b: Vec<Tensor<1>>) -> f32 {
+        assert_eq!(a.len(), b.len());
+        let of_unit = |(a, b): (Tensor<1>, Tensor<1>)| {
+            let (a, b) = (to_host(a), to_host(b));
+            let scale = b.iter().fold(0.0f32, |max, v| max.max(v.abs()));
+            assert!(scale > 0.0, "every unit has a gradient");
+            a.iter().zip(&b).fold(0.0f32, |max, (a, b)| max.max((a - b).abs())) / scale
+        };
+        a.into_iter().zip(b).map(of_unit).fold(0.0, f32::max)
+    }
+
+    /// The vector-Jacobian product unit by unit equals one whole graph; with one worker and one size of views bit
+    /// for bit, recomputed or kept.
+    #[test]
+    fn units_equal_one_graph() {
+        for plan in plans(&[]) {
+            let bench = BackboneBench::new(&plan, &Device::flex());
+            let one = Workers::new(1);
+            let whole = bench.whole_graph(&one).unwrap();
+            assert_eq!(worst(bench.units(&one, true).unwrap(), whole.clone()), 0.0);
+            assert_eq!(worst(bench.units(&one, false).unwrap(), whole.clone()), 0.0);
+            assert!(worst(bench.units(&Workers::new(3), false).unwrap(), whole) < 1e-5);
+        }
+    }
+}

@@ -42,7 +42,7 @@ workers = 1
 "#;
 
 /// A plan for each pair of a backbone and a method, with `overrides`, as resolved.
-fn plans(overrides: &[&str]) -> Vec<Plan> {
+pub(crate) fn plans(overrides: &[&str]) -> Vec<Plan> {
     let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
     let base = Recipe::parse(BASE, "conformance", &overrides).unwrap();
     let mut plans = Vec::new();
