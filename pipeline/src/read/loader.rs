@@ -46,7 +46,8 @@ pub struct Item {
     pub attempt: u64,
     /// The sample.
     pub sample: Sample,
-    permit: Permit,
+    /// Its bytes count against the limit until the item goes.
+    _permit: Permit,
 }
 
 /// Reads ahead on threads until it is dropped.
@@ -306,7 +307,7 @@ fn fetch(
                     shared.lock().bytes_in_flight += bytes;
                     Permit { shared: Arc::clone(shared), bytes }
                 });
-                return Ok(Item { batch, slot, epoch: place.epoch, attempt, sample, permit });
+                return Ok(Item { batch, slot, epoch: place.epoch, attempt, sample, _permit: permit });
             }
             Err(error) if error.is_of_a_sample() => {
                 shared.quarantine.report(&shared.dataset, id, &error.to_string())?;
@@ -316,11 +317,4 @@ fn fetch(
         }
     }
     Err(shared.quarantine.all_bad(n_samples))
-}
-
-impl Item {
-    /// Encoded bytes that this item holds against the loader's limit.
-    pub fn charged_bytes(&self) -> u64 {
-        self.permit.bytes
-    }
 }

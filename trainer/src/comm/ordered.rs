@@ -1,11 +1,12 @@
-//! Sums over parts in an order that does not depend on how the parts are spread over ranks.
+//! Sums over the micro-batches of a batch in an order that does not depend on how these are spread over ranks. What one
+//! of them gives is a part of the sum.
 //!
 //! ```text
 //! sum of N parts = sum of the parts of even number + sum of the parts of odd number     N even
 //!                = part 0 + part 1 + … in sequence                                       N odd
 //! ```
 //!
-//! Position `p` of a global batch belongs to part `p mod N`, and rank `r` of `W` holds the parts
+//! Position `p` of a global batch belongs to micro-batch `p mod N`, and rank `r` of `W` holds those numbered
 //! `r, r + W, …`. With N a power of two, what a rank sums by itself is therefore one branch of this tree,
 //! and what is left to sum over ranks is the tree above it: 1, 2, 4 … N ranks give the same bits.
 

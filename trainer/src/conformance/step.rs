@@ -58,8 +58,7 @@ impl Whole<'_> {
         draws: bool,
         on: On,
     ) -> Outputs {
-        let all = self.method.stat_sets();
-        let sets = StatSets(sizes.iter().map(|size| all.0[*size]).collect());
+        let sets = self.method.stat_sets().of(sizes);
         let views = self.method.views().groups();
         let drawing = Drawing {
             seed: self.plan.recipe.seed,

@@ -112,6 +112,11 @@ impl StatSets {
     pub fn per_size(n_groups: usize) -> Self {
         Self((0..n_groups).collect())
     }
+
+    /// Those of the sizes of views with these numbers.
+    pub fn of(&self, sizes: &[usize]) -> Self {
+        Self(sizes.iter().map(|size| self.0[*size]).collect())
+    }
 }
 
 /// Features of one image's views of one size, by their dimensions alone.

@@ -52,7 +52,7 @@ impl<'a> Networks<'a> {
         n_images: usize,
     ) -> Result<Vec<Outputs>, EngineError> {
         let mut seen: Vec<MicroBatch> = batches.iter().map(|batch| batch.seen(&follower.sees)).collect();
-        let sets = StatSets(follower.sees.iter().map(|size| passes.sets.0[*size]).collect());
+        let sets = passes.sets.of(&follower.sees);
         let passes = Passes { sets: &sets, ..passes };
         for number in 0..self.net.backbone.len() {
             let flat = gathers.next_flat()?;

@@ -171,7 +171,7 @@ impl Trainer {
         let mut reductions = Reductions::new(&self.comm);
         let batches = batches();
         let sees = self.state.method.student_sees();
-        let of_student = StatSets(sees.iter().map(|size| self.sets.0[*size]).collect());
+        let of_student = self.sets.of(&sees);
         let n_each = n_images / self.config.share(self.topology()).n_micro_batches;
         phases.input_ms = clock.lap_ms();
 
