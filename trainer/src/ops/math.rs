@@ -72,12 +72,23 @@ pub(super) fn lane_sum(row: &[f32], f: impl Fn(f32) -> f32) -> f32 {
 /// The dot product of two rows, in sixteen lanes.
 #[inline(always)]
 pub(super) fn lane_dot(a: &[f32], b: &[f32]) -> f32 {
+    lane_sum_of_pairs(a, b, |a, b| a * b)
+}
+
+/// The square of the distance between two rows, in sixteen lanes.
+#[inline(always)]
+pub(super) fn lane_squared_distance(a: &[f32], b: &[f32]) -> f32 {
+    lane_sum_of_pairs(a, b, |a, b| (a - b) * (a - b))
+}
+
+#[inline(always)]
+fn lane_sum_of_pairs(a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> f32) -> f32 {
     let mut totals = [0.0f32; 16];
     let (a16, b16) = (a.chunks_exact(16), b.chunks_exact(16));
-    let rest = sum(a16.remainder().iter().zip(b16.remainder()).map(|(a, b)| a * b));
+    let rest = sum(a16.remainder().iter().zip(b16.remainder()).map(|(a, b)| f(*a, *b)));
     for (a, b) in a16.zip(b16) {
         for ((total, a), b) in totals.iter_mut().zip(a).zip(b) {
-            *total += a * b;
+            *total += f(*a, *b);
         }
     }
     totals.iter().sum::<f32>() + rest

@@ -8,10 +8,11 @@
 //!
 //! Neighbors are looked for in the whole batch, or in groups of images that follow one another in it.
 
-use burn_tensor::{Int, Tensor, TensorData};
+use burn_tensor::{Tensor, TensorData};
 
 use crate::comm::engine::EngineError;
 use crate::device::readback::failure;
+use crate::ops::{log_distances, unit_rows};
 
 /// Keeps norms and the logarithm finite, as in DINOv2.
 const EPSILON: f64 = 1e-8;
@@ -31,8 +32,7 @@ pub(crate) struct Neighbors {
 
 /// Rows of `x` `[B, D]` at length one.
 pub(crate) fn directions(x: Tensor<2>) -> Tensor<2> {
-    let norm = (x.clone().powi_scalar(2).sum_dim(1) + EPSILON * EPSILON).sqrt();
-    x / norm
+    unit_rows(x, EPSILON * EPSILON)
 }
 
 impl Neighbors {
@@ -72,39 +72,19 @@ impl Neighbors {
         if self.nearest.len() < 2 || self.group_size < 2 {
             return Tensor::zeros([1], &x.device());
         }
-        let x = directions(x);
-        let others = |of: &[usize]| self.directions.clone().select(0, self.indices(of)).autodiff();
-        let nearest: Vec<usize> = positions.iter().map(|position| self.nearest[*position]).collect();
-        let own = logs(x.clone() - others(&nearest)).sum();
-        let mut pushing = Vec::new();
-        let mut pushed = Vec::new();
+        let mut pairs: Vec<[usize; 2]> =
+            positions.iter().enumerate().map(|(row, position)| [row, self.nearest[*position]]).collect();
         for (row, position) in positions.iter().enumerate() {
             let admirers = (0..self.nearest.len()).filter(|i| self.nearest[*i] == *position);
-            let before = pushing.len();
-            pushing.extend(admirers);
-            pushed.extend(std::iter::repeat_n(row, pushing.len() - before));
+            pairs.extend(admirers.map(|i| [row, i]));
         }
-        if pushing.is_empty() {
-            return -own / b as f64;
-        }
-        let push = logs(x.select(0, self.indices(&pushed)) - others(&pushing)).sum();
-        // The push counts where the neighbor's own term counts; here it only moves.
-        let push = push.clone() - push.inner().autodiff();
-        -(own + push) / b as f64
+        let logs = log_distances(directions(x), self.directions.clone(), pairs, EPSILON);
+        // The value is that of the own terms. The pushes count where the neighbors' own terms count; here they move.
+        let values = logs.clone().inner();
+        let own = values.clone().slice([0..b]).sum().autodiff();
+        let still = values.sum().autodiff();
+        -(own + (logs.sum() - still)) / b as f64
     }
-
-    fn indices(&self, of: &[usize]) -> Tensor<1, Int> {
-        let indices: Vec<i64> = of.iter().map(|i| *i as i64).collect();
-        Tensor::from_data(TensorData::new(indices, [of.len()]), &self.directions.device())
-    }
-}
-
-/// Logarithms of the lengths of rows, `[M, D]` to `[M, 1]`.
-fn logs(gaps: Tensor<2>) -> Tensor<2> {
-    let [_, d] = gaps.dims();
-    // The square root's slope is infinite at zero: duplicates are held off by ε before it.
-    let distance = (gaps.powi_scalar(2).sum_dim(1) + d as f64 * EPSILON * EPSILON).sqrt();
-    (distance + EPSILON).log()
 }
 
 #[cfg(test)]
