@@ -86,11 +86,11 @@ impl Sizes {
 impl Kernel<Flex, 1> for Attention {
     type Saved = Saved;
 
-    fn forward(&self, [qkv]: &[FlexTensor; 1]) -> (FlexTensor, Saved) {
-        let [n_images, n_tokens, d3]: [usize; 3] = dims(qkv);
+    fn forward(&self, [qkv]: [FlexTensor; 1]) -> (FlexTensor, Saved) {
+        let [n_images, n_tokens, d3]: [usize; 3] = dims(&qkv);
         let (n_heads, d_head) = (self.n_heads, d3 / 3 / self.n_heads);
         let sizes = Sizes { n_tokens, n_heads, d_head };
-        let qkv = contiguous(qkv);
+        let qkv = contiguous(&qkv);
         let mut y = vec![0.0; n_images * n_tokens * sizes.d()];
         let mut weights = vec![0.0; n_images * n_heads * n_tokens * n_tokens];
         let images = slice(&qkv).par_chunks_exact(n_tokens * d3);

@@ -18,7 +18,7 @@ pub(super) trait Kernel<B: Backend, const N: usize>: Clone + Debug + Send + 'sta
     type Saved: Clone + Debug + Send + 'static;
 
     /// The output, and what to keep.
-    fn forward(&self, inputs: &[FloatTensor<B>; N]) -> (FloatTensor<B>, Self::Saved);
+    fn forward(&self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, Self::Saved);
 
     /// Gradients of the inputs that are wanted, given that of the output.
     fn backward(
@@ -84,7 +84,7 @@ pub(super) fn run<B: Home, K: Kernel<B, N>, const N: usize, const D: usize>(
             Input::Plain(tensor) => tensor,
             Input::Tracked(tensor) => tensor.into_primitive(),
         });
-        return B::give(kernel.forward(&inputs).0);
+        return B::give(kernel.forward(inputs).0);
     }
     let tracked = inputs.map(|input| match input {
         Input::Tracked(tensor) => tensor,
@@ -92,7 +92,7 @@ pub(super) fn run<B: Home, K: Kernel<B, N>, const N: usize, const D: usize>(
     });
     let nodes = tracked.each_ref().map(|tensor| tensor.node());
     let primitives = tracked.map(|tensor| tensor.into_primitive());
-    let (output, saved) = kernel.forward(&primitives);
+    let (output, saved) = kernel.forward(primitives);
     let step = KernelStep(std::marker::PhantomData::<K>);
     let prepared = step.prepare::<NoCheckpointing>(nodes).compute_bound().stateful();
     B::give_tracked(match prepared {

@@ -31,6 +31,20 @@ pub(super) fn slice(tensor: &FlexTensor) -> &[f32] {
     tensor.as_slice::<f32>().expect("kernels see contiguous f32 tensors")
 }
 
+/// The tensor with its elements in one piece that nobody else holds.
+pub(super) fn owned(tensor: FlexTensor) -> FlexTensor {
+    match tensor.is_unique() && tensor.as_slice::<f32>().is_some() {
+        true => tensor,
+        false => like(&tensor, slice(&contiguous(&tensor)).to_vec()),
+    }
+}
+
+/// The elements of an [`owned`] tensor.
+pub(super) fn slice_mut(tensor: &mut FlexTensor) -> &mut [f32] {
+    let (start, end) = tensor.layout().contiguous_offsets().expect("kernels see contiguous f32 tensors");
+    &mut tensor.storage_mut()[start..end]
+}
+
 /// Dimensions of a tensor.
 pub(super) fn dims<const D: usize>(tensor: &FlexTensor) -> [usize; D] {
     std::array::from_fn(|i| tensor.layout().shape()[i])

@@ -60,9 +60,9 @@ impl Kernel<Flex, 2> for CrossEntropy {
     /// Logits and targets.
     type Saved = [FlexTensor; 2];
 
-    fn forward(&self, [logits, targets]: &[FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
-        let ([b, v, k], [_, u, _]): ([usize; 3], [usize; 3]) = (dims(logits), dims(targets));
-        let (logits, targets) = (contiguous(logits), contiguous(targets));
+    fn forward(&self, [logits, targets]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
+        let ([b, v, k], [_, u, _]): ([usize; 3], [usize; 3]) = (dims(&logits), dims(&targets));
+        let (logits, targets) = (contiguous(&logits), contiguous(&targets));
         let (rows, paired) = (slice(&logits), slice(&targets));
         let mut losses = vec![0.0; b * v];
         over_rows(&mut losses, 1, |first, losses| {

@@ -11,7 +11,7 @@ use burn_tensor::{DType, Tensor};
 use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
-use super::cpu::{contiguous, is_flex, like, slice};
+use super::cpu::{contiguous, is_flex, like, owned, slice, slice_mut};
 #[cfg(feature = "cube")]
 use super::cube;
 use super::math::{erf, exp, over_rows};
@@ -43,8 +43,8 @@ struct Gelu;
 impl Kernel<Flex, 1> for Gelu {
     type Saved = FlexTensor;
 
-    fn forward(&self, [x]: &[FlexTensor; 1]) -> (FlexTensor, FlexTensor) {
-        let x = contiguous(x);
+    fn forward(&self, [x]: [FlexTensor; 1]) -> (FlexTensor, FlexTensor) {
+        let x = contiguous(&x);
         let values = slice(&x);
         let mut y = vec![0.0; values.len()];
         over_rows(&mut y, 1024, |row, out| forward(&values[row * 1024..][..out.len()], out));
@@ -52,10 +52,9 @@ impl Kernel<Flex, 1> for Gelu {
     }
 
     fn backward(&self, x: FlexTensor, grad: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
-        let grad = contiguous(&grad);
-        let (values, mut gx) = (slice(&x), slice(&grad).to_vec());
-        over_rows(&mut gx, 1024, |row, out| backward(&values[row * 1024..][..out.len()], out));
-        [Some(like(&x, gx))]
+        let (values, mut gx) = (slice(&x), owned(grad));
+        over_rows(slice_mut(&mut gx), 1024, |row, out| backward(&values[row * 1024..][..out.len()], out));
+        [Some(gx)]
     }
 }
 

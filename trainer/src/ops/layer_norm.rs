@@ -65,10 +65,10 @@ type Saved = (FlexTensor, FlexTensor, FlexTensor);
 impl Kernel<Flex, 3> for LayerNorm {
     type Saved = Saved;
 
-    fn forward(&self, [x, gamma, beta]: &[FlexTensor; 3]) -> (FlexTensor, Saved) {
-        let shape: [usize; 3] = dims(x);
+    fn forward(&self, [x, gamma, beta]: [FlexTensor; 3]) -> (FlexTensor, Saved) {
+        let shape: [usize; 3] = dims(&x);
         let d = shape[2];
-        let (x, gamma, beta) = (contiguous(x), contiguous(gamma), contiguous(beta));
+        let (x, gamma, beta) = (contiguous(&x), contiguous(&gamma), contiguous(&beta));
         let n_rows = shape[0] * shape[1];
         // One buffer for rows and factors, so that one split over threads serves both.
         let mut kept = vec![0.0; n_rows * (d + 1)];

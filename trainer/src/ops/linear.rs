@@ -47,10 +47,10 @@ struct Linear;
 impl Kernel<Flex, 3> for Linear {
     type Saved = (FlexTensor, FlexTensor);
 
-    fn forward(&self, [x, w, b]: &[FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
-        let [n_images, n_tokens, d]: [usize; 3] = dims(x);
-        let [o, _]: [usize; 2] = dims(w);
-        let (x, w, b) = (contiguous(x), contiguous(w), contiguous(b));
+    fn forward(&self, [x, w, b]: [FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
+        let [n_images, n_tokens, d]: [usize; 3] = dims(&x);
+        let [o, _]: [usize; 2] = dims(&w);
+        let (x, w, b) = (contiguous(&x), contiguous(&w), contiguous(&b));
         let m = n_images * n_tokens;
         let mut y = slice(&b).repeat(m);
         gemm([m, d, o], 1.0, Mat::rows(slice(&x), d), Mat::rows(slice(&w), d).t(), 1.0, &mut y, o);
@@ -79,9 +79,9 @@ struct MatmulTransposed;
 impl Kernel<Flex, 2> for MatmulTransposed {
     type Saved = (FlexTensor, FlexTensor);
 
-    fn forward(&self, [x, w]: &[FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
-        let ([m, d], [o, _]): ([usize; 2], [usize; 2]) = (dims(x), dims(w));
-        let (x, w) = (contiguous(x), contiguous(w));
+    fn forward(&self, [x, w]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
+        let ([m, d], [o, _]): ([usize; 2], [usize; 2]) = (dims(&x), dims(&w));
+        let (x, w) = (contiguous(&x), contiguous(&w));
         let mut y = vec![0.0; m * o];
         gemm([m, d, o], 1.0, Mat::rows(slice(&x), d), Mat::rows(slice(&w), d).t(), 0.0, &mut y, o);
         (tensor(y, [m, o]), (x, w))

@@ -46,9 +46,9 @@ impl Kernel<Flex, 2> for LogDistances {
     /// x, z, and the distances.
     type Saved = [FlexTensor; 3];
 
-    fn forward(&self, [x, z]: &[FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
-        let [_, d]: [usize; 2] = dims(x);
-        let (x, z) = (contiguous(x), contiguous(z));
+    fn forward(&self, [x, z]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
+        let [_, d]: [usize; 2] = dims(&x);
+        let (x, z) = (contiguous(&x), contiguous(&z));
         let distances = distances(slice(&x), slice(&z), &self.pairs, d, self.epsilon);
         let logs = distances.iter().map(|distance| (distance + self.epsilon).ln()).collect();
         let n = self.pairs.len();

@@ -15,7 +15,7 @@ use burn_tensor::Tensor;
 use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
-use super::cpu::{Link, add, contiguous, dims, is_flex, slice, tensor};
+use super::cpu::{Link, add, contiguous, dims, is_flex, owned, slice, slice_mut, tensor};
 use super::layer_norm::{self, layer_norm};
 use super::math::over_rows;
 
@@ -85,34 +85,34 @@ impl Join {
         self.factors.as_ref().map_or(1.0, |factors| factors[sequence])
     }
 
-    /// `x` with `add(sequence, y, b)` done to every sequence.
+    /// `into` with `join(factor, into, other)` done to every sequence.
     fn sum(
         &self,
-        x: &FlexTensor,
-        b: &FlexTensor,
-        add: impl Fn(f32, &mut [f32], &[f32]) + Sync,
+        into: FlexTensor,
+        other: &FlexTensor,
+        join: impl Fn(f32, &mut [f32], &[f32]) + Sync,
     ) -> FlexTensor {
-        let shape: [usize; 3] = dims(b);
-        let (x, b) = (contiguous(x), contiguous(b));
-        let len = shape[1] * shape[2];
-        let (mut y, b) = (slice(&x).to_vec(), slice(&b));
-        over_rows(&mut y, len, |first, rows| {
-            let sequences = rows.chunks_mut(len).zip(b[first * len..].chunks(len));
-            for (i, (y, b)) in sequences.enumerate() {
-                add(self.factor(first + i), y, b);
+        let [_, n, d]: [usize; 3] = dims(&into);
+        let (mut sum, other) = (owned(into), contiguous(other));
+        let (len, other) = (n * d, slice(&other));
+        over_rows(slice_mut(&mut sum), len, |first, rows| {
+            let sequences = rows.chunks_mut(len).zip(other[first * len..].chunks(len));
+            for (i, (sum, other)) in sequences.enumerate() {
+                join(self.factor(first + i), sum, other);
             }
         });
-        tensor(y, shape)
+        sum
     }
 }
 
 impl Kernel<Flex, 2> for Join {
     type Saved = ();
 
-    fn forward(&self, [x, b]: &[FlexTensor; 2]) -> (FlexTensor, ()) {
+    fn forward(&self, [x, b]: [FlexTensor; 2]) -> (FlexTensor, ()) {
+        // Nobody else holds what the branch gives: the sum can lie where it lies.
         let y = match &self.factors {
-            Some(_) => self.sum(x, b, |factor, y, b| add_scaled(y, b, factor)),
-            None => self.sum(x, b, |_, y, b| add(y, b)),
+            Some(_) => self.sum(b, &x, |factor, b, x| scale_and_add(b, x, factor)),
+            None => self.sum(b, &x, |_, b, x| add(b, x)),
         };
         (y, ())
     }
@@ -131,11 +131,11 @@ impl Kernel<Flex, 3> for Join {
     /// The branch, and γ.
     type Saved = [FlexTensor; 2];
 
-    fn forward(&self, [x, b, gamma]: &[FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
-        let gamma = contiguous(gamma);
+    fn forward(&self, [x, b, gamma]: [FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
+        let gamma = contiguous(&gamma);
         let channels = slice(&gamma);
-        let y = self.sum(x, b, |factor, y, b| add_channels(y, b, channels, factor));
-        (y, [contiguous(b), gamma])
+        let y = self.sum(x, &b, |factor, y, b| add_channels(y, b, channels, factor));
+        (y, [contiguous(&b), gamma])
     }
 
     fn backward(
@@ -172,19 +172,19 @@ impl Kernel<Flex, 3> for Join {
 fn scaled(grad: &FlexTensor, factors: &[f32]) -> FlexTensor {
     let shape: [usize; 3] = dims(grad);
     let row_len = shape[1] * shape[2];
-    let mut out = slice(&contiguous(grad)).to_vec();
-    over_rows(&mut out, row_len, |first, rows| {
+    let mut out = owned(grad.clone());
+    over_rows(slice_mut(&mut out), row_len, |first, rows| {
         for (row, factor) in rows.chunks_mut(row_len).zip(&factors[first..]) {
             scale(row, *factor);
         }
     });
-    tensor(out, shape)
+    out
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn add_scaled(y: &mut [f32], b: &[f32], factor: f32) {
-    for (y, b) in y.iter_mut().zip(b) {
-        *y += b * factor;
+fn scale_and_add(b: &mut [f32], x: &[f32], factor: f32) {
+    for (b, x) in b.iter_mut().zip(x) {
+        *b = x + *b * factor;
     }
 }
 

@@ -30,7 +30,7 @@ struct Seed {
 impl Kernel<Flex, 1> for Seed {
     type Saved = ();
 
-    fn forward(&self, _: &[FlexTensor; 1]) -> (FlexTensor, ()) {
+    fn forward(&self, _: [FlexTensor; 1]) -> (FlexTensor, ()) {
         (tensor(vec![0.0], [1]), ())
     }
 

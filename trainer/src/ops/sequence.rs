@@ -32,9 +32,10 @@ impl Kernel<Flex, 3> for Sequence {
     /// Elements of the prefix, and of the whole sequence.
     type Saved = [usize; 2];
 
-    fn forward(&self, [prefix, patches, positions]: &[FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
-        let ([_, p, _], [b, n, d]): ([usize; 3], [usize; 3]) = (dims(prefix), dims(patches));
-        let (prefix, patches, positions) = (contiguous(prefix), contiguous(patches), contiguous(positions));
+    fn forward(&self, [prefix, patches, positions]: [FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
+        let ([_, p, _], [b, n, d]): ([usize; 3], [usize; 3]) = (dims(&prefix), dims(&patches));
+        let (prefix, patches, positions) =
+            (contiguous(&prefix), contiguous(&patches), contiguous(&positions));
         let mut y = Vec::with_capacity(b * (p + n) * d);
         let (prefix, positions) = (slice(&prefix), slice(&positions));
         for patches in slice(&patches).chunks_exact(n * d) {

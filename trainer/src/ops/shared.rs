@@ -12,7 +12,7 @@ use burn_flex::{Flex, FlexTensor};
 use burn_tensor::Tensor;
 
 use super::bridge::{Home, Kernel, run};
-use super::cpu::{add, contiguous, is_flex, slice};
+use super::cpu::{add, contiguous, is_flex, owned, slice, slice_mut};
 
 /// The gradients that have come back to a tensor.
 #[derive(Debug, Clone, Default)]
@@ -46,17 +46,15 @@ struct Use {
 impl Kernel<Flex, 1> for Use {
     type Saved = ();
 
-    fn forward(&self, [x]: &[FlexTensor; 1]) -> (FlexTensor, ()) {
+    fn forward(&self, [x]: [FlexTensor; 1]) -> (FlexTensor, ()) {
         (x.clone(), ())
     }
 
     fn backward(&self, (): (), grad: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
-        let grad = contiguous(&grad);
         let mut sum = self.sum.lock().unwrap_or_else(PoisonError::into_inner);
         match sum.as_mut() {
-            // The elements of a contiguous tensor are the first of its storage, which is copied if others have it too.
-            Some(sum) => add(sum.storage_mut(), slice(&grad)),
-            None => *sum = Some(grad),
+            Some(sum) => add(slice_mut(sum), slice(&contiguous(&grad))),
+            None => *sum = Some(owned(grad)),
         }
         [None]
     }
@@ -73,7 +71,10 @@ mod tests {
         for device in devices() {
             let x = leaves(&device, &[[15]], 1).remove(0);
             let uses = |get: &dyn Fn() -> Tensor<1>| {
-                (gelu(get().unsqueeze::<3>()).sum() + (get() * get()).sum()).backward()
+                // Gradients of what is put together are views into one buffer.
+                let pair = Tensor::cat(vec![get(), get() * 2.0], 0);
+                (gelu(get().unsqueeze::<3>()).sum() + (get() * get()).sum() + pair.powi_scalar(3).sum())
+                    .backward()
             };
             let shared = SharedGradient::default();
             let grads = uses(&|| shared.of(&x));

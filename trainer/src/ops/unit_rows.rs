@@ -35,9 +35,9 @@ impl Kernel<Flex, 1> for UnitRows {
     /// The rows, and the factor of each behind it: `[M, D + 1]`.
     type Saved = FlexTensor;
 
-    fn forward(&self, [x]: &[FlexTensor; 1]) -> (FlexTensor, FlexTensor) {
-        let [m, d]: [usize; 2] = dims(x);
-        let x = contiguous(x);
+    fn forward(&self, [x]: [FlexTensor; 1]) -> (FlexTensor, FlexTensor) {
+        let [m, d]: [usize; 2] = dims(&x);
+        let x = contiguous(&x);
         let mut kept = vec![0.0; m * (d + 1)];
         over_rows(&mut kept, d + 1, |first, rows| forward(&slice(&x)[first * d..], rows, d, self.epsilon));
         let y = kept.chunks_exact(d + 1).flat_map(|row| &row[..d]).copied().collect();

@@ -37,9 +37,9 @@ impl Kernel<Flex, 3> for WeightNorm {
     /// x, v, gain, the factors c, and y.
     type Saved = [FlexTensor; 5];
 
-    fn forward(&self, [x, v, gain]: &[FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
-        let ([m, d], [k, _]): ([usize; 2], [usize; 2]) = (dims(x), dims(v));
-        let (x, v, gain) = (contiguous(x), contiguous(v), contiguous(gain));
+    fn forward(&self, [x, v, gain]: [FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
+        let ([m, d], [k, _]): ([usize; 2], [usize; 2]) = (dims(&x), dims(&v));
+        let (x, v, gain) = (contiguous(&x), contiguous(&v), contiguous(&gain));
         let (mut factors, lengths, rows) = (vec![0.0; k], slice(&gain), slice(&v));
         over_rows(&mut factors, 1, |first, factors| {
             inverse_lengths(&rows[first * d..], &lengths[first..], factors, d);

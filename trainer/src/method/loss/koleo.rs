@@ -81,7 +81,7 @@ impl Neighbors {
         let logs = log_distances(directions(x), self.directions.clone(), pairs, EPSILON);
         // The value is that of the own terms. The pushes count where the neighbors' own terms count; here they move.
         let values = logs.clone().inner();
-        let own = values.clone().slice([0..b]).sum().autodiff();
+        let own = values.clone().slice(0..b).sum().autodiff();
         let still = values.sum().autodiff();
         -(own + (logs.sum() - still)) / b as f64
     }

@@ -19,8 +19,8 @@ pub(in crate::ops) struct Gelu;
 impl Kernel<CubeBackend, 1> for Gelu {
     type Saved = CubeTensor;
 
-    fn forward(&self, [x]: &[CubeTensor; 1]) -> (CubeTensor, CubeTensor) {
-        let rows = Rows::of(x);
+    fn forward(&self, [x]: [CubeTensor; 1]) -> (CubeTensor, CubeTensor) {
+        let rows = Rows::of(&x);
         let y = rows.empty_like();
         let n = vector_size(&[&rows, &y]);
         let client = &x.client;
@@ -37,7 +37,7 @@ impl Kernel<CubeBackend, 1> for Gelu {
             strides[1],
             rows.n_rows,
             rows.d / n,
-            elem(x),
+            elem(&x),
         );
         (y.tensor, rows.tensor)
     }

@@ -35,8 +35,8 @@ type Saved = (CubeTensor, CubeTensor, CubeTensor);
 impl Kernel<CubeBackend, 3> for LayerNorm {
     type Saved = Saved;
 
-    fn forward(&self, [x, gamma, beta]: &[CubeTensor; 3]) -> (CubeTensor, Saved) {
-        let (x, gamma, beta) = (Rows::of(x), Rows::of(gamma), Rows::of(beta));
+    fn forward(&self, [x, gamma, beta]: [CubeTensor; 3]) -> (CubeTensor, Saved) {
+        let (x, gamma, beta) = (Rows::of(&x), Rows::of(&gamma), Rows::of(&beta));
         let y = x.empty_like();
         let moments = empty(&x.tensor, [x.n_rows, 2], DType::F32);
         let n = vector_size(&[&x, &y, &gamma, &beta]);

@@ -28,9 +28,9 @@ impl Kernel<CubeBackend, 3> for Linear {
     /// The input, and W.
     type Saved = (CubeTensor, CubeTensor);
 
-    fn forward(&self, [x, weight, bias]: &[CubeTensor; 3]) -> (CubeTensor, Self::Saved) {
+    fn forward(&self, [x, weight, bias]: [CubeTensor; 3]) -> (CubeTensor, Self::Saved) {
         let (shape, o) = (x.meta.shape(), weight.meta.shape()[0]);
-        let product = CubeBackend::float_matmul(matrix(x), transposed(weight.clone()));
+        let product = CubeBackend::float_matmul(matrix(&x), transposed(weight.clone()));
         let y = CubeBackend::float_add(product, CubeBackend::float_reshape(bias.clone(), [1, o].into()));
         let y = CubeBackend::float_reshape(y, [shape[0], shape[1], o].into());
         (y, (x.clone(), weight.clone()))
