@@ -7,24 +7,24 @@
 //!
 //! This crate knows nothing of files, shards, tensors or training.
 
-pub mod batch;
+pub(crate) mod batch;
 pub mod blur;
 mod coefficients;
 pub mod color;
 pub mod crop;
 pub mod decode;
-pub mod error;
+pub(crate) mod error;
 pub mod facts;
 pub mod hue;
 mod jpeg;
-pub mod multicrop;
+pub(crate) mod multicrop;
 mod pixels;
-pub mod planes;
+pub(crate) mod planes;
 pub mod resize;
-pub mod seed;
+pub(crate) mod seed;
 pub mod solarize;
 pub mod stats;
-pub mod views;
+pub(crate) mod views;
 
 pub use batch::{Batch, BatchPool, EncodedImage, PoolConfig, Source};
 pub use coefficients::Interpolation;

@@ -9,10 +9,10 @@ use rayon::prelude::*;
 use crate::features::FeatureSet;
 
 /// Numbers of neighbors that are scored.
-pub const NEIGHBORS: [usize; 4] = [10, 20, 100, 200];
+pub(crate) const NEIGHBORS: [usize; 4] = [10, 20, 100, 200];
 
 /// Temperature of the votes.
-pub const TEMPERATURE: f32 = 0.07;
+pub(crate) const TEMPERATURE: f32 = 0.07;
 
 /// Accuracy in percent for each of [`NEIGHBORS`].
 #[derive(Debug, Clone, PartialEq)]
@@ -31,7 +31,7 @@ impl KnnScores {
 }
 
 /// The `k` rows of `train` most similar to each row of `test`, best first; both normalised.
-pub fn neighbors(train: &FeatureSet, test: &FeatureSet, k: usize) -> Vec<Vec<(usize, f32)>> {
+pub(crate) fn neighbors(train: &FeatureSet, test: &FeatureSet, k: usize) -> Vec<Vec<(usize, f32)>> {
     let search = |row: usize| {
         let query = test.row(row);
         let mut scored: Vec<(usize, f32)> = (0..train.len()).map(|i| (i, dot(query, train.row(i)))).collect();
@@ -49,7 +49,7 @@ pub fn neighbors(train: &FeatureSet, test: &FeatureSet, k: usize) -> Vec<Vec<(us
 }
 
 /// Scores `test` by its neighbors in `train`.
-pub fn score(train: &FeatureSet, test: &FeatureSet) -> KnnScores {
+pub(crate) fn score(train: &FeatureSet, test: &FeatureSet) -> KnnScores {
     let (train, test) = (train.normalized(), test.normalized());
     let n_classes = train.n_classes().max(test.n_classes());
     let found = neighbors(&train, &test, NEIGHBORS[NEIGHBORS.len() - 1]);

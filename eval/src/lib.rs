@@ -3,12 +3,12 @@
 //! [`features`] is the only module that sees a network; [`knn`] and [`linear`] see rows of numbers.
 //! [`probe`] puts them together, for the verb and for a run that wants to know how it is doing.
 
-pub mod error;
-pub mod features;
+pub(crate) mod error;
+pub(crate) mod features;
 pub mod histogram;
-pub mod knn;
-pub mod linear;
-pub mod picture;
+pub(crate) mod knn;
+pub(crate) mod linear;
+pub(crate) mod picture;
 pub mod probe;
 pub mod report;
 

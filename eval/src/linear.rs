@@ -12,7 +12,7 @@ use rayon::prelude::*;
 use crate::features::FeatureSet;
 
 /// The grid of learning rates.
-pub const RATES: [f32; 7] = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0];
+pub(crate) const RATES: [f32; 7] = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0];
 
 const EPOCHS: usize = 30;
 const BATCH: usize = 128;
@@ -30,7 +30,7 @@ pub struct LinearScore {
 }
 
 /// Trains on `train`, reports on `test`. `seed` orders the mini-batches.
-pub fn score(train: &FeatureSet, test: &FeatureSet, seed: u64) -> LinearScore {
+pub(crate) fn score(train: &FeatureSet, test: &FeatureSet, seed: u64) -> LinearScore {
     let n_classes = train.n_classes().max(test.n_classes());
     let scaling = Scaling::of(train);
     let (train, test) = (scaling.apply(train), scaling.apply(test));

@@ -10,7 +10,7 @@ use crate::EvalError;
 const GAP_PX: u32 = 4;
 
 /// One tile: planes `[3, size, size]` of bytes, and its frame.
-pub struct Tile<'a> {
+pub(crate) struct Tile<'a> {
     /// R, G and B planes.
     pub planes: &'a [u8],
     /// Side of the image.
@@ -23,7 +23,7 @@ pub struct Tile<'a> {
 ///
 /// # Errors
 /// [`EvalError::Picture`].
-pub fn sheet(path: &Path, rows: &[Vec<Tile<'_>>], tile_px: u32) -> Result<(), EvalError> {
+pub(crate) fn sheet(path: &Path, rows: &[Vec<Tile<'_>>], tile_px: u32) -> Result<(), EvalError> {
     let n_columns = rows.iter().map(Vec::len).max().unwrap_or(0) as u32;
     let pitch = tile_px + GAP_PX;
     let (width, height) = (n_columns * pitch + GAP_PX, rows.len() as u32 * pitch + GAP_PX);

@@ -12,14 +12,14 @@
 //!
 //! This crate knows nothing of images, tensors or training.
 
-pub mod error;
+pub(crate) mod error;
 pub mod file;
 mod hash;
 pub mod read;
 pub mod remote;
 pub mod shard;
 mod source;
-pub mod storage;
+pub(crate) mod storage;
 pub mod url;
 
 pub use error::PipelineError;

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use crate::sources::{Crate, File, circle};
+use crate::graph::circle;
+use crate::sources::{Crate, File};
 
 /// Which members each member may depend on, as ARCHITECTURE.md draws it.
 const ARROWS: [(&str, &[&str]); 6] = [
@@ -33,7 +34,10 @@ const FOLDERS: [(&str, &[&str]); 13] = [
 ];
 
 /// Compiled for tests alone, which may use everything.
-const FOR_TESTS: &str = "conformance";
+const FOR_TESTS: [&str; 2] = ["conformance", "golden"];
+
+/// Where methods and backbones may be named: the published models that `ocelli plan` knows.
+const PRESETS: &str = "estimate/presets.rs";
 
 /// Lines that a file may have without its tests.
 const MAX_FILE_LINES: usize = 400;
@@ -124,7 +128,9 @@ fn arrows_between_the_trainers_folders_are_as_drawn() {
     let allowed: BTreeMap<&str, &[&str]> = FOLDERS.into_iter().collect();
     let mut seen = BTreeSet::new();
     for (from, targets) in trainer.uses_between_files() {
-        let Some((from, _)) = from.split_once('/').filter(|(from, _)| *from != FOR_TESTS) else { continue };
+        let Some((from, _)) = from.split_once('/').filter(|(from, _)| !FOR_TESTS.contains(from)) else {
+            continue;
+        };
         let may = allowed.get(from).unwrap_or_else(|| panic!("the folder {from} is not drawn"));
         for to in targets.iter().filter_map(|to| Some(to.split_once('/')?.0)).filter(|to| *to != from) {
             assert!(may.contains(&to), "{from} must not use {to}");
@@ -200,4 +206,57 @@ fn libraries_do_not_print() {
             }
         }
     }
+}
+
+/// What is public is there for another crate.
+#[test]
+fn public_modules_are_used_elsewhere() {
+    let tests = Crate::read("tests", &root().join("tests/it"));
+    let all = crates();
+    let mut unused = Vec::new();
+    for krate in all.iter().filter(|krate| krate.name != "scripts") {
+        let others = all.iter().chain([&tests]).filter(|other| other.name != krate.name);
+        let paths: BTreeSet<&String> =
+            others.flat_map(|other| &other.files).flat_map(|file| &file.paths).collect();
+        let inside = |module: &String| {
+            paths.iter().any(|path| format!("{path}::").starts_with(&format!("{module}::")))
+        };
+        unused.extend(krate.public_modules().filter(|module| !inside(module)).cloned());
+    }
+    assert!(unused.is_empty(), "used by their own crate alone: {unused:#?}");
+}
+
+/// Methods and backbones are listed in a registry, and known by name to their own folder alone.
+#[test]
+fn generic_code_names_no_method_and_no_backbone() {
+    let listed = |registry: &str| -> Vec<String> {
+        let text = std::fs::read_to_string(root().join("trainer/src").join(registry)).unwrap();
+        let modules = text.lines().filter_map(|line| line.trim().split_once(" => ")?.1.strip_suffix(','));
+        let names: Vec<String> = modules.filter(|name| *name != "toy").map(str::to_string).collect();
+        assert!(
+            !names.is_empty() && names.iter().all(|name| name.chars().all(char::is_alphanumeric)),
+            "{names:?}"
+        );
+        names
+    };
+    let rooms = [
+        ("method/", listed("method/registry.rs")),
+        ("model/backbone/", listed("model/backbone/registry.rs")),
+    ];
+    for krate in crates().iter().filter(|krate| ["trainer", "eval"].contains(&krate.name.as_str())) {
+        for file in krate.files.iter().filter(|file| file.path != PRESETS) {
+            if FOR_TESTS.iter().any(|folder| file.path.starts_with(folder)) {
+                continue;
+            }
+            for (room, names) in rooms.iter().filter(|(room, _)| !file.path.starts_with(room)) {
+                let named = file.words.iter().find(|word| names.iter().any(|name| word.starts_with(name)));
+                assert_eq!(named, None, "{} is none of {room}", file.path);
+            }
+        }
+    }
+    assert!(
+        rooms
+            .iter()
+            .all(|(room, _)| crates().iter().flat_map(|k| &k.files).any(|f| f.path.starts_with(room)))
+    );
 }

@@ -21,6 +21,7 @@ mod golden;
 mod gpu;
 /// Unit by unit against one graph.
 mod gradients;
+mod graph;
 /// The scripts that start ranks without a launcher.
 mod launchers;
 /// Runs over processes, started by mpirun, and what becomes of them when one dies.

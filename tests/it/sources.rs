@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 
@@ -33,6 +34,8 @@ pub(crate) struct File {
     pub(crate) inherent_impls: BTreeSet<String>,
     /// Names and lines of its functions.
     pub(crate) functions: Vec<(String, usize)>,
+    /// Words of its names and of its text in quotes, in lower case; comments are left out.
+    pub(crate) words: BTreeSet<String>,
     public_modules: Vec<String>,
 }
 
@@ -66,6 +69,11 @@ impl Crate {
             edges.insert(file.path.clone(), others);
         }
         edges
+    }
+
+    /// Its public modules.
+    pub(crate) fn public_modules(&self) -> impl Iterator<Item = &String> {
+        self.files.iter().flat_map(|file| &file.public_modules)
     }
 
     /// Types of this name.
@@ -130,13 +138,47 @@ impl File {
             definitions: BTreeSet::new(),
             inherent_impls: BTreeSet::new(),
             functions: Vec::new(),
+            words: BTreeSet::new(),
             public_modules: Vec::new(),
             path,
             text,
         };
         let parsed = syn::parse_file(&file.text).unwrap_or_else(|error| panic!("{}: {error}", file.path));
         Reader { krate, module: vec![module], file: &mut file }.visit_file(&parsed);
+        words(file.text.parse().unwrap(), &mut file.words);
         file
+    }
+}
+
+/// Collects the words of names and literals: those of `DinoLoss` and `"dino_loss"` are `dino` and `loss`.
+fn words(tokens: TokenStream, found: &mut BTreeSet<String>) {
+    for token in tokens {
+        match token {
+            TokenTree::Group(group) => {
+                let is_doc =
+                    matches!(group.stream().into_iter().next(), Some(TokenTree::Ident(i)) if i == "doc");
+                if group.delimiter() != Delimiter::Bracket || !is_doc {
+                    words(group.stream(), found);
+                }
+            }
+            TokenTree::Ident(ident) => split(&ident.to_string(), found),
+            TokenTree::Literal(literal) => split(&literal.to_string(), found),
+            TokenTree::Punct(_) => {}
+        }
+    }
+}
+
+fn split(text: &str, found: &mut BTreeSet<String>) {
+    let mut word = String::new();
+    let mut last = ' ';
+    for c in text.chars().chain([' ']) {
+        if !c.is_alphanumeric() || (c.is_uppercase() && last.is_lowercase()) {
+            found.insert(std::mem::take(&mut word));
+        }
+        if c.is_alphanumeric() {
+            word.extend(c.to_lowercase());
+        }
+        last = c;
     }
 }
 
@@ -310,52 +352,4 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         }
         visit::visit_item(self, item);
     }
-}
-
-/// A circle in a graph, if there is one.
-pub(crate) fn circle(edges: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
-    let mut done = BTreeSet::new();
-    for start in edges.keys() {
-        let mut path = Vec::new();
-        if let Some(found) = walk(start, edges, &mut done, &mut path) {
-            return Some(found);
-        }
-    }
-    None
-}
-
-fn walk(
-    node: &str,
-    edges: &BTreeMap<String, BTreeSet<String>>,
-    done: &mut BTreeSet<String>,
-    path: &mut Vec<String>,
-) -> Option<Vec<String>> {
-    if let Some(start) = path.iter().position(|seen| seen == node) {
-        return Some(path[start..].to_vec());
-    }
-    if done.contains(node) {
-        return None;
-    }
-    path.push(node.to_string());
-    for next in edges.get(node).into_iter().flatten() {
-        if let Some(found) = walk(next, edges, done, path) {
-            return Some(found);
-        }
-    }
-    path.pop();
-    done.insert(node.to_string());
-    None
-}
-
-#[test]
-fn circles_are_found() {
-    let graph = |edges: &[(&str, &str)]| {
-        let mut graph = BTreeMap::<String, BTreeSet<String>>::new();
-        edges.iter().for_each(|(a, b)| {
-            graph.entry((*a).into()).or_default().insert((*b).into());
-        });
-        graph
-    };
-    assert_eq!(circle(&graph(&[("a", "b"), ("b", "c"), ("a", "c")])), None);
-    assert_eq!(circle(&graph(&[("a", "b"), ("b", "c"), ("c", "b")])), Some(vec!["b".into(), "c".into()]));
 }

@@ -10,16 +10,18 @@ pub mod comm;
 #[cfg(test)]
 mod conformance;
 pub mod device;
-pub mod error;
+pub(crate) mod error;
 pub mod estimate;
-pub mod method;
-pub mod model;
+#[cfg(test)]
+mod golden;
+pub(crate) mod method;
+pub(crate) mod model;
 pub mod network;
-pub mod ops;
-pub mod optim;
+pub(crate) mod ops;
+pub(crate) mod optim;
 pub mod recipe;
 pub mod run;
-pub mod schedule;
+pub(crate) mod schedule;
 pub mod step;
 
 pub use error::TrainError;

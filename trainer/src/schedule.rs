@@ -41,7 +41,7 @@ impl WarmupCosine {
 
 /// Linear from `from` to `to` over `ramp_steps`, constant afterwards.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Ramp {
+pub(crate) struct Ramp {
     /// Value of step 0.
     pub from: f64,
     /// Value from `ramp_steps` on.
@@ -52,7 +52,7 @@ pub struct Ramp {
 
 impl Ramp {
     /// The value at `step`.
-    pub fn at(&self, step: u64) -> f64 {
+    pub(crate) fn at(&self, step: u64) -> f64 {
         if step >= self.ramp_steps {
             return self.to;
         }

@@ -1,9 +1,9 @@
 //! Samples in a defined order: which sample stands at which position, and the threads that read them.
 
-pub mod cursor;
-pub mod dataset;
-pub mod loader;
-pub mod order;
-pub mod quarantine;
-pub mod share;
+pub(crate) mod cursor;
+pub(crate) mod dataset;
+pub(crate) mod loader;
+pub(crate) mod order;
+pub(crate) mod quarantine;
+pub(crate) mod share;
 pub mod stats;

@@ -32,7 +32,7 @@ struct State {
 
 /// A line of the ledger.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LedgerRow {
+pub(crate) struct LedgerRow {
     /// The shard.
     pub shard: String,
     /// The sample's key.

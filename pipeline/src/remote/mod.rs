@@ -8,7 +8,7 @@ pub(crate) mod fetch;
 pub(crate) mod http;
 pub(crate) mod object;
 pub(crate) mod pipe;
-pub mod retry;
+pub(crate) mod retry;
 
 mod client;
 

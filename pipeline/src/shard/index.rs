@@ -49,7 +49,7 @@ pub struct Member<'a> {
 
 /// The low 16 bits of the XXH3-64 of a member's data. Enough to notice that a shard is not the one
 /// that was indexed: a change of `n` samples goes unseen with probability 2^(-16 n).
-pub fn check_of(data: &[u8]) -> u16 {
+pub(crate) fn check_of(data: &[u8]) -> u16 {
     xxh3_64(data) as u16
 }
 
@@ -105,7 +105,7 @@ impl ShardIndex {
 
 /// Groups members into samples as they come.
 #[derive(Debug, Default)]
-pub struct IndexBuilder {
+pub(crate) struct IndexBuilder {
     index: ShardIndex,
     layout_ids: HashMap<Vec<String>, u16>,
     /// Key and extensions of the sample that may go on.
@@ -114,7 +114,7 @@ pub struct IndexBuilder {
 
 impl IndexBuilder {
     /// An empty one.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::default()
     }
 
@@ -123,7 +123,7 @@ impl IndexBuilder {
     ///
     /// # Errors
     /// The reason in words: an extension twice in one sample, or a size the index cannot hold.
-    pub fn push(&mut self, key: &str, member: Member<'_>) -> Result<(), String> {
+    pub(crate) fn push(&mut self, key: &str, member: Member<'_>) -> Result<(), String> {
         if !member.offset_bytes.is_multiple_of(BLOCK_BYTES) {
             return Err(format!("offset {} is no multiple of {BLOCK_BYTES}", member.offset_bytes));
         }
@@ -154,7 +154,7 @@ impl IndexBuilder {
     ///
     /// # Errors
     /// As [`IndexBuilder::push`].
-    pub fn finish(mut self, shard_bytes: u64) -> Result<ShardIndex, String> {
+    pub(crate) fn finish(mut self, shard_bytes: u64) -> Result<ShardIndex, String> {
         self.close_sample()?;
         self.index.shard_bytes = shard_bytes;
         self.index.keys.shrink_to_fit();

@@ -1,9 +1,9 @@
 //! One shard that is open for reading: its bytes and its index.
 
-pub mod index;
+pub(crate) mod index;
 pub mod sidecar;
-pub mod store;
-pub mod tar;
+pub(crate) mod store;
+pub(crate) mod tar;
 pub mod write;
 
 use std::path::Path;

@@ -39,7 +39,7 @@ struct Entry(String, u64, u32, #[serde(default)] Option<u16>);
 /// Walks the headers of the shard at `path`.
 ///
 /// # Errors
-/// As [`crate::shard::tar::list_members`]; [`PipelineError::BadMember`] when a sample has an extension
+/// As [`crate::shard::tar::list_members_in`]; [`PipelineError::BadMember`] when a sample has an extension
 /// twice.
 pub fn build(path: &Path) -> Result<ShardIndex, PipelineError> {
     walk(&open_shard(path)?, path, false)

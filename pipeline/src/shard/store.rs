@@ -39,7 +39,7 @@ pub struct CacheUse {
 
 /// A shard on a local disk.
 #[derive(Debug)]
-pub struct LocalStore {
+pub(crate) struct LocalStore {
     path: PathBuf,
     file: File,
 }
@@ -49,7 +49,7 @@ impl LocalStore {
     ///
     /// # Errors
     /// [`PipelineError::MissingShard`] or [`PipelineError::Io`].
-    pub fn open(path: &Path) -> Result<Self, PipelineError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, PipelineError> {
         match File::open(path) {
             Ok(file) => Ok(Self { path: path.to_path_buf(), file }),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {

@@ -13,7 +13,7 @@ use crate::PipelineError;
 
 /// One regular file inside a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TarMember {
+pub(crate) struct TarMember {
     /// Path inside the tar.
     pub name: String,
     /// Where its data starts, in bytes from the start of the shard.
@@ -26,7 +26,7 @@ pub struct TarMember {
 ///
 /// Skipped are names without a dot, names that start with a dot, and paths with a part of the
 /// form `__name__`.
-pub fn split_key(name: &str) -> Option<(&str, String)> {
+pub(crate) fn split_key(name: &str) -> Option<(&str, String)> {
     let reserved = |part: &str| part.len() > 4 && part.starts_with("__") && part.ends_with("__");
     if name.split('/').any(reserved) {
         return None;
@@ -39,26 +39,15 @@ pub fn split_key(name: &str) -> Option<(&str, String)> {
     Some((&name[..dot], name[dot + 1..].to_lowercase()))
 }
 
-/// Reads the headers of a shard and lists its regular files in order.
+/// Reads the headers of a shard, whose position is left alone, and lists its regular files in order. `path` is for
+/// messages only.
 ///
 /// Links, devices and folders are passed over. Long names in GNU and PAX form are understood.
 ///
 /// # Errors
 /// [`PipelineError::NotATar`] when a header does not check, [`PipelineError::Truncated`] when a
 /// member's data runs past the end of the file.
-pub fn list_members(path: &Path) -> Result<Vec<TarMember>, PipelineError> {
-    let file = File::open(path).map_err(|source| match source.kind() {
-        std::io::ErrorKind::NotFound => PipelineError::MissingShard { path: path.to_path_buf() },
-        _ => PipelineError::io("open", path, source),
-    })?;
-    list_members_in(&file, path)
-}
-
-/// [`list_members`] of an open file, whose position is left alone; `path` is for messages only.
-///
-/// # Errors
-/// As [`list_members`].
-pub fn list_members_in(file: &File, path: &Path) -> Result<Vec<TarMember>, PipelineError> {
+pub(crate) fn list_members_in(file: &File, path: &Path) -> Result<Vec<TarMember>, PipelineError> {
     let actual_bytes = file.metadata().map_err(|source| PipelineError::io("read", path, source))?.len();
     let reader = Positioned { file, at_bytes: 0, len_bytes: actual_bytes };
     list_members_of(BufReader::with_capacity(64 << 10, reader), actual_bytes, path)
@@ -91,11 +80,11 @@ impl Seek for Positioned<'_> {
     }
 }
 
-/// [`list_members`] on any seekable source of known length; `path` is for messages only.
+/// [`list_members_in`] for any source of known length.
 ///
 /// # Errors
-/// As [`list_members`].
-pub fn list_members_of(
+/// As [`list_members_in`].
+pub(crate) fn list_members_of(
     reader: impl Read + Seek,
     actual_bytes: u64,
     path: &Path,

@@ -12,19 +12,19 @@ const TOO_LARGE: usize = 3;
 
 /// A pool of buffers.
 #[derive(Debug, Default)]
-pub struct BufferPool {
+pub(crate) struct BufferPool {
     spare: Mutex<Vec<Vec<f32>>>,
 }
 
 /// A buffer out of a pool, which it goes back to.
-pub struct PooledBuffer {
+pub(crate) struct PooledBuffer {
     values: Vec<f32>,
     pool: Arc<BufferPool>,
 }
 
 impl BufferPool {
     /// A buffer of `len` elements, of any content.
-    pub fn take(self: &Arc<Self>, len: usize) -> PooledBuffer {
+    pub(crate) fn take(self: &Arc<Self>, len: usize) -> PooledBuffer {
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         // The smallest that is large enough, and not so large that a unit of its size would miss it: then the peak of a
         // step does not depend on which buffer happens to be free. Growing would copy what nobody reads.
@@ -39,24 +39,24 @@ impl BufferPool {
 
 impl BufferPool {
     /// Lets go what nobody uses.
-    pub fn clear(&self) {
+    pub(crate) fn clear(&self) {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 
 impl PooledBuffer {
     /// Its elements.
-    pub fn values(&mut self) -> &mut [f32] {
+    pub(crate) fn values(&mut self) -> &mut [f32] {
         &mut self.values
     }
 
     /// Its first `n` bytes.
-    pub fn bytes(&mut self, n: usize) -> &mut [u8] {
+    pub(crate) fn bytes(&mut self, n: usize) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.values)[..n]
     }
 
     /// A tensor that looks at the buffer, without a copy.
-    pub fn into_tensor(self, device: &Device) -> Tensor<1> {
+    pub(crate) fn into_tensor(self, device: &Device) -> Tensor<1> {
         let len = self.values.len();
         let bytes = Bytes::from_shared(bytes::Bytes::from_owner(self), AllocationProperty::Other);
         Tensor::from_data(TensorData::from_bytes(bytes, [len], DType::F32), device)

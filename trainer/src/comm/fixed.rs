@@ -11,7 +11,7 @@ const FRACTION_BITS: i32 = 64;
 const LIMB_BITS: u32 = 32;
 
 /// Numbers that a [`Fixed`] travels as.
-pub const N_LIMBS: usize = 5;
+pub(crate) const N_LIMBS: usize = 5;
 
 /// A number that adds up exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -20,7 +20,7 @@ use super::wire::Wire;
 const BLOCK: usize = 1024;
 
 /// Joins `part(0) … part(n - 1)` in this module's order, at most log₂ n results at a time. `n` is at least 1.
-pub fn fold<T>(n: usize, part: &mut impl FnMut(usize) -> T, add: &impl Fn(T, T) -> T) -> T {
+pub(crate) fn fold<T>(n: usize, part: &mut impl FnMut(usize) -> T, add: &impl Fn(T, T) -> T) -> T {
     branch(0, 1, n, part, add)
 }
 
@@ -42,13 +42,6 @@ fn branch<T>(
         let next = part(first + i * stride);
         add(sum, next)
     })
-}
-
-/// The numbers of the parts in the order in which [`fold`] asks for them.
-pub fn visits(n: usize) -> Vec<usize> {
-    let mut visits = Vec::with_capacity(n);
-    fold(n, &mut |part| visits.push(part), &|(), ()| ());
-    visits
 }
 
 /// The sum of `n` parts of `out.len()` elements, `parts(i)` giving part `i`.
@@ -74,7 +67,7 @@ fn sum_into<'a>(n: usize, parts: &(impl Fn(usize) -> &'a [f32] + Sync), out: &mu
 ///
 /// # Errors
 /// [`EngineError`].
-pub fn reduce_scatter(
+pub(crate) fn reduce_scatter(
     engine: &mut dyn Engine,
     full: &[f32],
     wire: Wire,
@@ -91,7 +84,7 @@ pub fn reduce_scatter(
 
 /// The sum of the parts that the ranks have sent, `received` of `[W·n]`, where it lies: `[n]` in f32, with the
 /// bits of [`reduce_scatter`].
-pub fn sum_of_parts(received: Tensor<1>, order: &[usize]) -> Tensor<1> {
+pub(crate) fn sum_of_parts(received: Tensor<1>, order: &[usize]) -> Tensor<1> {
     let [len] = received.dims();
     let n = len / order.len();
     let mut part = |i: usize| received.clone().narrow(0, order[i] * n, n).cast(DType::F32);
@@ -120,7 +113,7 @@ fn exchange(engine: &mut dyn Engine, full: &[f32], wire: Wire) -> Result<Vec<f32
 ///
 /// # Errors
 /// [`EngineError`].
-pub fn all_sum(
+pub(crate) fn all_sum(
     engine: &mut dyn Engine,
     values: &[f32],
     wire: Wire,
@@ -157,7 +150,8 @@ mod tests {
 
         #[test]
         fn every_part_is_visited_once(n in 1usize..100) {
-            let mut seen = visits(n);
+            let mut seen = Vec::new();
+            fold(n, &mut |part| seen.push(part), &|(), ()| ());
             seen.sort_unstable();
             prop_assert_eq!(seen, (0..n).collect::<Vec<_>>());
         }

@@ -13,7 +13,7 @@ use super::wire::Wire;
 const REDUCE_SLOTS: usize = 2;
 
 /// A gather that is to come.
-pub struct Wanted<'a> {
+pub(crate) struct Wanted<'a> {
     /// Name of the unit.
     pub unit: &'a str,
     /// This rank's shard of it.
@@ -25,7 +25,7 @@ pub struct Wanted<'a> {
 }
 
 /// The gathers of a step, in order: while one is used, the next is on its way.
-pub struct Gathers<'a> {
+pub(crate) struct Gathers<'a> {
     comm: &'a Comm,
     device: &'a Device,
     rest: VecDeque<Wanted<'a>>,
@@ -37,7 +37,7 @@ impl<'a> Gathers<'a> {
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn new(
+    pub(crate) fn new(
         comm: &'a Comm,
         list: impl IntoIterator<Item = Wanted<'a>>,
         device: &'a Device,
@@ -67,7 +67,7 @@ impl<'a> Gathers<'a> {
     ///
     /// # Panics
     /// If more are asked for than were listed: a bug in the step.
-    pub fn next_flat(&mut self) -> Result<Tensor<1>, EngineError> {
+    pub(crate) fn next_flat(&mut self) -> Result<Tensor<1>, EngineError> {
         let pending = self.ahead.take().expect("the step lists every gather");
         let flat = self.comm.wait(pending)?;
         self.submit_next()?;
@@ -78,7 +78,7 @@ impl<'a> Gathers<'a> {
 }
 
 /// Reductions on their way, results in the order of submission.
-pub struct Reductions<'a> {
+pub(crate) struct Reductions<'a> {
     comm: &'a Comm,
     pending: VecDeque<Pending<Tensor<1>>>,
     done: Vec<Tensor<1>>,
@@ -86,7 +86,7 @@ pub struct Reductions<'a> {
 
 impl<'a> Reductions<'a> {
     /// None yet.
-    pub fn new(comm: &'a Comm) -> Self {
+    pub(crate) fn new(comm: &'a Comm) -> Self {
         Self { comm, pending: VecDeque::new(), done: Vec::new() }
     }
 
@@ -94,7 +94,7 @@ impl<'a> Reductions<'a> {
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn push(&mut self, unit: &str, full: Tensor<1>, wire: Wire) -> Result<(), EngineError> {
+    pub(crate) fn push(&mut self, unit: &str, full: Tensor<1>, wire: Wire) -> Result<(), EngineError> {
         if self.pending.len() == REDUCE_SLOTS {
             self.wait_for_one()?;
         }
@@ -113,7 +113,7 @@ impl<'a> Reductions<'a> {
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn finish(mut self) -> Result<Vec<Tensor<1>>, EngineError> {
+    pub(crate) fn finish(mut self) -> Result<Vec<Tensor<1>>, EngineError> {
         while !self.pending.is_empty() {
             self.wait_for_one()?;
         }

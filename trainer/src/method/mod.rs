@@ -10,8 +10,8 @@ mod registry;
 mod toy;
 mod views;
 
-pub use registry::MethodConfig;
-pub use views::ViewsConfig;
+pub(crate) use registry::MethodConfig;
+pub(crate) use views::ViewsConfig;
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
@@ -25,10 +25,10 @@ use crate::schedule::RunLength;
 
 /// Gauge of the part of the loss in which the student follows a teacher. A method whose loss has
 /// no other part leaves it out.
-pub const MATCH_LOSS: &str = "train/match_loss";
+pub(crate) const MATCH_LOSS: &str = "train/match_loss";
 
 /// Named numbers of a step, for the metrics row.
-pub type Gauges = Vec<(&'static str, f64)>;
+pub(crate) type Gauges = Vec<(&'static str, f64)>;
 
 /// A self-supervised method.
 pub trait Method: Send + Sync {
@@ -155,7 +155,7 @@ pub struct MicroBatchLoss {
 }
 
 /// What a recipe writes under `[method]` for one method.
-pub trait MethodRecipe {
+pub(crate) trait MethodRecipe {
     /// The method.
     ///
     /// # Errors

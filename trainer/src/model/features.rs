@@ -83,7 +83,7 @@ impl Outputs {
 }
 
 /// One token a view, `[B·V, 1, K]`, into `[B, V, K]`; more than one are taken as if they were views.
-pub fn by_image(features: &Features, n_images: usize) -> Tensor<3> {
+pub(crate) fn by_image(features: &Features, n_images: usize) -> Tensor<3> {
     let [rows, n, k] = features.x.dims();
     features.x.clone().reshape([n_images, rows * n / n_images, k])
 }

@@ -10,7 +10,7 @@ use super::params::Init;
 const CHUNK: usize = 1024;
 
 /// Fills `out` with elements `first..first + out.len()` of parameter `name`.
-pub fn fill(init: Init, seed: u64, name: &str, first: usize, out: &mut [f32]) {
+pub(crate) fn fill(init: Init, seed: u64, name: &str, first: usize, out: &mut [f32]) {
     if let Init::Constant(value) = init {
         return out.fill(value);
     }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::params::ParamSpec;
 
 /// Elements of which every shard is a multiple: 256 bytes of f32.
-pub const ALIGNMENT: usize = 64;
+pub(crate) const ALIGNMENT: usize = 64;
 
 /// The flat buffer of one unit.
 #[derive(Debug, Clone, PartialEq)]

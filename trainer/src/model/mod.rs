@@ -1,12 +1,12 @@
 //! Networks: units, their parameters, backbones and heads.
 
-pub mod backbone;
+pub(crate) mod backbone;
 pub(crate) mod drop_path;
-pub mod features;
-pub mod head;
-pub mod init;
-pub mod layout;
-pub mod leaves;
-pub mod params;
-pub mod patches;
-pub mod unit;
+pub(crate) mod features;
+pub(crate) mod head;
+pub(crate) mod init;
+pub(crate) mod layout;
+pub(crate) mod leaves;
+pub(crate) mod params;
+pub(crate) mod patches;
+pub(crate) mod unit;

@@ -87,7 +87,7 @@ impl PixelInput {
 }
 
 /// The bytes of `views` on `device`, `[n, 3, size, size]`.
-pub fn bytes_on(device: &Device, views: &[&[u8]], size_px: usize) -> Tensor<4, Int> {
+pub(crate) fn bytes_on(device: &Device, views: &[&[u8]], size_px: usize) -> Tensor<4, Int> {
     let bytes = views.concat();
     let n = bytes.len() / (3 * size_px * size_px);
     let len = bytes.len();

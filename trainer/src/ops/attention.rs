@@ -28,7 +28,7 @@ use super::gemm::{Mat, gemm};
 use super::math::exp;
 
 /// Attention of `n_heads` heads over `qkv` of `[B, N, 3·D]`; gives `[B, N, D]`.
-pub fn attention(qkv: Tensor<3>, n_heads: usize) -> Tensor<3> {
+pub(crate) fn attention(qkv: Tensor<3>, n_heads: usize) -> Tensor<3> {
     #[cfg(feature = "cube")]
     if cube::is_cube(&qkv) {
         return run(cube::Attention { n_heads }, [qkv.into()]);

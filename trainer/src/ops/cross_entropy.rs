@@ -17,7 +17,7 @@ use super::math::{exp, lane_max, lane_sum, over_rows};
 
 /// With whom a view is paired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pairs {
+pub(crate) enum Pairs {
     /// With every target.
     All,
     /// With every target but that of its own number.
@@ -25,7 +25,12 @@ pub enum Pairs {
 }
 
 /// The sum over all pairs, `[1]`, for `logits` of `[B, V, K]` and `targets` of `[B, U, K]` without a graph.
-pub fn cross_entropy(logits: Tensor<3>, targets: Tensor<3>, pairs: Pairs, temperature: f64) -> Tensor<1> {
+pub(crate) fn cross_entropy(
+    logits: Tensor<3>,
+    targets: Tensor<3>,
+    pairs: Pairs,
+    temperature: f64,
+) -> Tensor<1> {
     if is_flex(&logits) && is_flex(&targets) {
         let kernel = CrossEntropy { pairs, inverse: (1.0 / temperature) as f32 };
         return run(kernel, [logits.into(), targets.into()]);

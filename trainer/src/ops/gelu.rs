@@ -17,7 +17,7 @@ use super::cube;
 use super::math::{erf, exp, over_rows};
 
 /// GELU of every element, `[..]` to `[..]`.
-pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+pub(crate) fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     #[cfg(feature = "cube")]
     if cube::is_cube(&x) {
         return run(cube::Gelu, [x.into()]);

@@ -19,7 +19,7 @@ use super::cube;
 use super::math::{lane_dot, lane_sum, over_rows};
 
 /// Normalises `x` of `[B, N, D]` over `D`, with `gamma` and `beta` of `[D]`.
-pub fn layer_norm(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> Tensor<3> {
+pub(crate) fn layer_norm(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> Tensor<3> {
     #[cfg(feature = "cube")]
     if cube::is_cube(&x) {
         return run(cube::LayerNorm { epsilon: epsilon as f32 }, [x.into(), gamma.into(), beta.into()]);

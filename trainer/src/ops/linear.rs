@@ -17,7 +17,7 @@ use super::cube;
 use super::gemm::{Mat, gemm};
 
 /// `x · Wᵀ + b` for `x` of `[B, N, D]`, `weight` of `[O, D]`, `bias` of `[O]`.
-pub fn linear(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
+pub(crate) fn linear(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
     #[cfg(feature = "cube")]
     if cube::is_cube(&x) {
         return run(cube::Linear, [x.into(), weight.into(), bias.into()]);

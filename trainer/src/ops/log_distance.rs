@@ -16,7 +16,7 @@ use super::cpu::{contiguous, dims, is_flex, slice, tensor};
 use super::math::lane_squared_distance;
 
 /// The logarithms for `pairs` of a row of `x` and a row of `z`, `[P]`. `z` has no gradient.
-pub fn log_distances(x: Tensor<2>, z: Tensor<2>, pairs: Vec<[usize; 2]>, epsilon: f64) -> Tensor<1> {
+pub(crate) fn log_distances(x: Tensor<2>, z: Tensor<2>, pairs: Vec<[usize; 2]>, epsilon: f64) -> Tensor<1> {
     match is_flex(&x) {
         true => run(LogDistances { pairs, epsilon: epsilon as f32 }, [x.into(), z.into()]),
         false => plain(x, z, pairs, epsilon),

@@ -27,19 +27,19 @@ mod shared;
 mod unit_rows;
 mod weight_norm;
 
-pub use attention::attention;
-pub use cross_entropy::{Pairs, cross_entropy};
-pub use gelu::gelu;
-pub use layer_norm::layer_norm;
-pub use linear::linear;
-pub use log_distance::log_distances;
-pub use probs::{balanced, column_sums, exp_rows, largest, sharpness, softmax_rows};
-pub use residual::{Skip, branch};
-pub use seed::seed;
-pub use sequence::sequence;
-pub use shared::SharedGradient;
-pub use unit_rows::unit_rows;
-pub use weight_norm::weight_norm_linear;
+pub(crate) use attention::attention;
+pub(crate) use cross_entropy::{Pairs, cross_entropy};
+pub(crate) use gelu::gelu;
+pub(crate) use layer_norm::layer_norm;
+pub(crate) use linear::linear;
+pub(crate) use log_distance::log_distances;
+pub(crate) use probs::{balanced, column_sums, exp_rows, largest, sharpness, softmax_rows};
+pub(crate) use residual::branch;
+pub(crate) use seed::seed;
+pub(crate) use sequence::sequence;
+pub(crate) use shared::SharedGradient;
+pub(crate) use unit_rows::unit_rows;
+pub(crate) use weight_norm::weight_norm_linear;
 
 #[cfg(test)]
 pub(crate) use gemm::count::flops_of;

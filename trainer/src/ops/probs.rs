@@ -16,7 +16,7 @@ use super::cpu::{add, contiguous, is_flex, slice, tensor};
 use super::math::{exp, lane_max, lane_sum, over_rows};
 
 /// `softmax((x - center) / temperature)` over the last dimension of `x` `[B, V, K]`.
-pub fn softmax_rows(x: Tensor<3>, center: Option<Tensor<1>>, temperature: f64) -> Tensor<3> {
+pub(crate) fn softmax_rows(x: Tensor<3>, center: Option<Tensor<1>>, temperature: f64) -> Tensor<3> {
     let (dims, inverse) = (x.dims(), (1.0 / temperature) as f32);
     match (host(&x), center.as_ref().map(host)) {
         (Some(x), None) => softmax_on_host(x, None, inverse, dims),
@@ -32,7 +32,7 @@ pub fn softmax_rows(x: Tensor<3>, center: Option<Tensor<1>>, temperature: f64) -
 }
 
 /// Sums over all but the last dimension of `x` `[B, V, K]`, `[K]`.
-pub fn column_sums(x: Tensor<3>) -> Tensor<1> {
+pub(crate) fn column_sums(x: Tensor<3>) -> Tensor<1> {
     let [b, v, k] = x.dims();
     match host(&x) {
         Some(x) => {
@@ -45,7 +45,7 @@ pub fn column_sums(x: Tensor<3>) -> Tensor<1> {
 }
 
 /// The largest element, `[1]`.
-pub fn largest(x: Tensor<3>) -> Tensor<1> {
+pub(crate) fn largest(x: Tensor<3>) -> Tensor<1> {
     match host(&x) {
         Some(x) => Flex::give(tensor(vec![row_max(slice(&x))], [1])),
         None => x.max(),
@@ -53,7 +53,7 @@ pub fn largest(x: Tensor<3>) -> Tensor<1> {
 }
 
 /// `max(exp((x - max) / temperature), floor)` of every element of `x` `[B, V, K]`; `max` is `[1]`.
-pub fn exp_rows(x: Tensor<3>, max: Tensor<1>, temperature: f64, floor: f32) -> Tensor<3> {
+pub(crate) fn exp_rows(x: Tensor<3>, max: Tensor<1>, temperature: f64, floor: f32) -> Tensor<3> {
     let dims = x.dims();
     match (host(&x), host(&max)) {
         (Some(x), Some(max)) => {
@@ -67,7 +67,7 @@ pub fn exp_rows(x: Tensor<3>, max: Tensor<1>, temperature: f64, floor: f32) -> T
 }
 
 /// Rows of `q` `[B, V, K]` with column `k` divided by `columns[k]`, and then scaled to sum one.
-pub fn balanced(q: Tensor<3>, columns: Tensor<1>) -> Tensor<3> {
+pub(crate) fn balanced(q: Tensor<3>, columns: Tensor<1>) -> Tensor<3> {
     let dims = q.dims();
     match (host(&q), host(&columns)) {
         (Some(q), Some(columns)) => {
@@ -84,7 +84,7 @@ pub fn balanced(q: Tensor<3>, columns: Tensor<1>) -> Tensor<3> {
 }
 
 /// Mean entropy in nats and mean largest probability of the rows of `probs` `[B, V, K]`, `[1]` each.
-pub fn sharpness(probs: &Tensor<3>) -> [Tensor<1>; 2] {
+pub(crate) fn sharpness(probs: &Tensor<3>) -> [Tensor<1>; 2] {
     let [b, v, k] = probs.dims();
     match host(probs) {
         Some(probs) => {

@@ -20,14 +20,14 @@ use super::layer_norm::{self, layer_norm};
 use super::math::over_rows;
 
 /// The way around a branch.
-pub struct Skip {
+pub(crate) struct Skip {
     x: Tensor<3>,
     /// Where the end leaves its gradient for the norm; `None` where autodiff adds it up.
     link: Option<Link>,
 }
 
 /// Begins a branch: the normalised `x` of `[B, N, D]`, and the way around it.
-pub fn branch(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> (Tensor<3>, Skip) {
+pub(crate) fn branch(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> (Tensor<3>, Skip) {
     if !is_flex(&x) {
         return (layer_norm(x.clone(), gamma, beta, epsilon), Skip { x, link: None });
     }
@@ -40,7 +40,7 @@ pub fn branch(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> 
 impl Skip {
     /// Ends the branch with `b` of `[B, N, D]`. `gamma` scales channels (LayerScale); `factors` has one number for
     /// each of the B sequences.
-    pub fn join(self, b: Tensor<3>, gamma: Option<Tensor<1>>, factors: Option<&[f32]>) -> Tensor<3> {
+    pub(crate) fn join(self, b: Tensor<3>, gamma: Option<Tensor<1>>, factors: Option<&[f32]>) -> Tensor<3> {
         let b = b.cast(self.x.dtype());
         let Some(link) = self.link else { return plain(self.x, b, gamma, factors) };
         let kernel = Join { factors: factors.map(Arc::from), link };

@@ -13,7 +13,7 @@ use super::bridge::{Kernel, run};
 use super::cpu::{is_flex, tensor};
 
 /// A number whose gradient at `y` is `g`; its value means nothing.
-pub fn seed<const D: usize>(y: Tensor<D>, g: Tensor<D>) -> Tensor<1> {
+pub(crate) fn seed<const D: usize>(y: Tensor<D>, g: Tensor<D>) -> Tensor<1> {
     if is_flex(&y) && is_flex(&g) {
         // Both are f32 tensors of Flex: the conversion that is_flex tries has just worked.
         let g = g.try_into_primitive::<Flex>().expect("a tensor of Flex");

@@ -12,7 +12,7 @@ use super::bridge::{Kernel, run};
 use super::cpu::{add, contiguous, dims, is_flex, slice, tensor};
 
 /// The sequences, in f32.
-pub fn sequence(prefix: Tensor<3>, patches: Tensor<3>, positions: Tensor<3>) -> Tensor<3> {
+pub(crate) fn sequence(prefix: Tensor<3>, patches: Tensor<3>, positions: Tensor<3>) -> Tensor<3> {
     let patches = if patches.dtype() == DType::F32 { patches } else { patches.cast(DType::F32) };
     match is_flex(&patches) {
         true => run(Sequence, [prefix.into(), patches.into(), positions.into()]),

@@ -16,7 +16,7 @@ use super::cpu::{add, contiguous, is_flex, owned, slice, slice_mut};
 
 /// The gradients that have come back to a tensor.
 #[derive(Debug, Clone, Default)]
-pub struct SharedGradient(Sum);
+pub(crate) struct SharedGradient(Sum);
 
 /// The first gradient, to which the others are added where it lies. Gradients wait for the end of the backward pass: a
 /// copy would be one more on top of them all.
@@ -25,7 +25,7 @@ type Sum = Arc<Mutex<Option<FlexTensor>>>;
 impl SharedGradient {
     /// `x` for one more use. Where its gradient is added up here, [`SharedGradient::take`] has it after the backward
     /// pass; elsewhere the gradients of autodiff have it.
-    pub fn of(&self, x: &Tensor<1>) -> Tensor<1> {
+    pub(crate) fn of(&self, x: &Tensor<1>) -> Tensor<1> {
         if is_flex(x) && x.is_autodiff() {
             return run(Use { sum: Arc::clone(&self.0) }, [x.clone().into()]);
         }
@@ -33,7 +33,7 @@ impl SharedGradient {
     }
 
     /// The sum, if any gradient came back to here.
-    pub fn take(&self) -> Option<Tensor<1>> {
+    pub(crate) fn take(&self) -> Option<Tensor<1>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take().map(Flex::give)
     }
 }

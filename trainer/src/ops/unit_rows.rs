@@ -14,7 +14,7 @@ use super::cpu::{contiguous, dims, is_flex, slice, tensor};
 use super::math::{lane_dot, over_rows};
 
 /// The rows of `x` at length one; `epsilon` keeps a row of zeros finite.
-pub fn unit_rows(x: Tensor<2>, epsilon: f64) -> Tensor<2> {
+pub(crate) fn unit_rows(x: Tensor<2>, epsilon: f64) -> Tensor<2> {
     match is_flex(&x) {
         true => run(UnitRows { epsilon: epsilon as f32 }, [x.into()]),
         false => plain(x, epsilon),

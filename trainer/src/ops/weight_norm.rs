@@ -17,7 +17,7 @@ use super::linear::matmul_transposed;
 use super::math::{lane_dot, over_rows};
 
 /// `x · (gain ⊙ v / |v|)ᵀ`. No row of `v` may be zero, no `gain` either where it has a gradient.
-pub fn weight_norm_linear(x: Tensor<2>, v: Tensor<2>, gain: Tensor<1>) -> Tensor<2> {
+pub(crate) fn weight_norm_linear(x: Tensor<2>, v: Tensor<2>, gain: Tensor<1>) -> Tensor<2> {
     match is_flex(&x) {
         true => run(WeightNorm, [x.into(), v.into(), gain.into()]),
         false => plain(x, v, gain),

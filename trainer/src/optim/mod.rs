@@ -6,9 +6,9 @@ mod clip;
 mod cube;
 mod host;
 mod runs;
-pub mod state;
+pub(crate) mod state;
 mod tensors;
 mod update;
 
-pub use self::adamw::AdamW;
-pub use self::clip::{ClipNorms, ClipRule};
+pub(crate) use self::adamw::AdamW;
+pub(crate) use self::clip::{ClipNorms, ClipRule};

@@ -48,7 +48,7 @@ pub struct Segment<'a> {
 }
 
 /// Name of the student's weights in checkpoints.
-pub const STUDENT: &str = "student";
+pub(crate) const STUDENT: &str = "student";
 
 impl UnitShard {
     /// A fresh shard: every parameter from (`seed`, its full name, element), `moments` zero, `followers` equal to the

@@ -4,7 +4,7 @@ use burn_tensor::Tensor;
 
 /// What the teacher's embeddings look like.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct FeatureHealth {
+pub(crate) struct FeatureHealth {
     /// Mean over channels of the deviation of L2-normalised embeddings, times √D: 1 for directions
     /// spread evenly over the sphere, 0 when all embeddings are one.
     pub std: f64,
@@ -14,7 +14,7 @@ pub struct FeatureHealth {
 }
 
 /// Measures embeddings `[M, D]`.
-pub fn features(embeddings: Tensor<2>) -> FeatureHealth {
+pub(crate) fn features(embeddings: Tensor<2>) -> FeatureHealth {
     let [m, d] = embeddings.dims();
     let norm = (embeddings.clone().powi_scalar(2).sum_dim(1) + 1e-12).sqrt();
     let unit = embeddings / norm;
@@ -36,7 +36,7 @@ pub fn features(embeddings: Tensor<2>) -> FeatureHealth {
 
 /// What is wrong, if anything, in words for people. `uninformed` is the loss of a student that
 /// knows nothing; judgement starts after `step` has passed `grace_steps`.
-pub fn diagnose(
+pub(crate) fn diagnose(
     step: u64,
     grace_steps: u64,
     loss: f64,

@@ -27,7 +27,7 @@ const PATIENT_PHASES: [&str; 3] = ["checkpoint", "data", "probe"];
 
 /// What a rank says of itself every second.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Heartbeat {
+pub(crate) struct Heartbeat {
     /// Who.
     pub rank: usize,
     /// On which machine.
@@ -67,7 +67,7 @@ struct Here {
 }
 
 /// This rank's heartbeat, which stops when it is dropped.
-pub struct Pulse {
+pub(crate) struct Pulse {
     here: Arc<Mutex<Here>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -78,7 +78,11 @@ impl Pulse {
     ///
     /// # Errors
     /// [`TrainError::Io`] when the first beat cannot be written.
-    pub fn start(folder: &Path, rank: usize, recorder: Arc<FlightRecorder>) -> Result<Self, TrainError> {
+    pub(crate) fn start(
+        folder: &Path,
+        rank: usize,
+        recorder: Arc<FlightRecorder>,
+    ) -> Result<Self, TrainError> {
         fs::create_dir_all(folder).map_err(|error| TrainError::io("create folder", folder, error))?;
         let path = path_of(folder, rank);
         let here = Arc::<Mutex<Here>>::default();
@@ -130,13 +134,13 @@ impl Pulse {
     }
 
     /// Notes where this rank is.
-    pub fn enter(&self, step: u64, phase: &'static str) {
+    pub(crate) fn enter(&self, step: u64, phase: &'static str) {
         let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
         (here.step, here.phase) = (step, phase);
     }
 
     /// Leaves the others a word on why this rank gives up.
-    pub fn give_up(&self, error: &TrainError) {
+    pub(crate) fn give_up(&self, error: &TrainError) {
         let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
         here.reason = Some(error.to_string());
         here.by_itself = !matches!(error, TrainError::Ranks(_));
@@ -170,7 +174,7 @@ impl Process {
 }
 
 /// The other ranks, as far as this one can see them.
-pub struct RankWatch {
+pub(crate) struct RankWatch {
     rank: usize,
     folder: PathBuf,
     /// By rank.
@@ -184,7 +188,7 @@ impl RankWatch {
     ///
     /// # Errors
     /// [`TrainError::Ranks`].
-    pub fn new(folder: &Path, comm: &Comm) -> Result<Self, TrainError> {
+    pub(crate) fn new(folder: &Path, comm: &Comm) -> Result<Self, TrainError> {
         let rank = comm.topology().rank;
         let pid = std::process::id();
         let me = Process { host: host(), pid, started: start_time(pid).unwrap_or_default() };

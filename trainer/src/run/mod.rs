@@ -3,8 +3,8 @@
 mod clock;
 pub mod data;
 pub mod fault;
-pub mod health;
-pub mod heartbeat;
+pub(crate) mod health;
+pub(crate) mod heartbeat;
 mod job;
 mod journal;
 mod metrics;

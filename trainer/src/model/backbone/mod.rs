@@ -8,7 +8,7 @@ mod registry;
 mod toy;
 mod vit;
 
-pub use registry::ModelConfig;
+pub(crate) use registry::ModelConfig;
 
 use super::unit::Unit;
 
@@ -22,7 +22,7 @@ pub enum Readout {
 }
 
 /// What a recipe writes under `[model]` for one kind of backbone.
-pub trait BackboneConfig {
+pub(crate) trait BackboneConfig {
     /// Checks what the units rely on.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use crate::model::unit::{Context, Cost, GroupShape, StageOutput, Unit};
 use crate::ops::{gelu, linear};
 
 /// The projection.
-pub struct Mlp {
+pub(crate) struct Mlp {
     /// Name of the unit.
     pub name: String,
     /// Channels that come.

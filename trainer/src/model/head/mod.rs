@@ -1,7 +1,7 @@
 //! Heads: what a method puts behind a backbone.
 
-pub mod mlp;
-pub mod prototypes;
+pub(crate) mod mlp;
+pub(crate) mod prototypes;
 
 use super::unit::Unit;
 

@@ -18,7 +18,7 @@ use crate::ops::{unit_rows, weight_norm_linear};
 const NORM_EPSILON: f64 = 1e-12;
 
 /// The layer.
-pub struct Prototypes {
+pub(crate) struct Prototypes {
     /// Name of the unit.
     pub name: String,
     /// Channels that come.

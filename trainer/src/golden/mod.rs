@@ -1,0 +1,79 @@
+//! What PyTorch computes of the same numbers (`scripts/golden/training.py`, in f64), beside what is computed here.
+
+mod network;
+mod objectives;
+mod optimizer;
+mod run;
+
+use burn_tensor::{Device, Tensor, TensorData};
+use safetensors::{Dtype, SafeTensors};
+
+use crate::device::host::to_host;
+use crate::optim::state::UnitShard;
+
+/// A file of golden tensors.
+struct Golden(Vec<u8>);
+
+impl Golden {
+    fn open(name: &str) -> Self {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/training");
+        Self(std::fs::read(format!("{folder}/{name}.safetensors")).unwrap())
+    }
+
+    fn view<R>(&self, name: &str, f: impl FnOnce(Dtype, &[usize], &[u8]) -> R) -> R {
+        let all = SafeTensors::deserialize(&self.0).unwrap();
+        let tensor = all.tensor(name).unwrap_or_else(|_| panic!("no golden {name}"));
+        f(tensor.dtype(), tensor.shape(), tensor.data())
+    }
+
+    fn values(&self, name: &str) -> Vec<f32> {
+        self.view(name, |dtype, _, bytes| {
+            assert_eq!(dtype, Dtype::F32, "{name}");
+            bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect()
+        })
+    }
+
+    fn bytes(&self, name: &str) -> Vec<u8> {
+        self.view(name, |dtype, _, bytes| {
+            assert_eq!(dtype, Dtype::U8, "{name}");
+            bytes.to_vec()
+        })
+    }
+
+    fn tensor<const D: usize>(&self, name: &str) -> Tensor<D> {
+        let shape: [usize; D] = self.view(name, |_, shape, _| shape.try_into().unwrap());
+        Tensor::from_data(TensorData::new(self.values(name), shape), &Device::flex())
+    }
+
+    /// Fills the buffers of a shard of one rank with `prefix` and the names of its parameters.
+    fn flat(&self, prefix: &str, shard: &UnitShard) -> Tensor<1> {
+        let mut flat = vec![0.0; shard.layout.padded];
+        for slot in &shard.layout.params {
+            let values = self.values(&format!("{prefix}.{}", shard.layout.full_name(slot)));
+            flat[slot.range()].copy_from_slice(&values);
+        }
+        Tensor::from_floats(flat.as_slice(), &Device::flex())
+    }
+
+    /// Asserts that each parameter of the unit's `flat` buffer is within `tolerance` of the golden one's largest value.
+    fn assert_params(&self, prefix: &str, shard: &UnitShard, flat: &Tensor<1>, tolerance: f32) {
+        let flat = to_host(flat.clone());
+        for slot in &shard.layout.params {
+            let name = format!("{prefix}.{}", shard.layout.full_name(slot));
+            assert_near(&name, &flat[slot.range()], &self.values(&name), tolerance);
+        }
+    }
+
+    fn assert_tensor<const D: usize>(&self, name: &str, ours: Tensor<D>, tolerance: f32) {
+        assert_eq!(ours.dims().to_vec(), self.view(name, |_, shape, _| shape.to_vec()), "{name}");
+        assert_near(name, &to_host(ours.reshape([-1])), &self.values(name), tolerance);
+    }
+}
+
+fn assert_near(name: &str, ours: &[f32], golden: &[f32], tolerance: f32) {
+    assert_eq!(ours.len(), golden.len(), "{name}");
+    let largest = golden.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+    let worst = ours.iter().zip(golden).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+    assert!(largest > 0.0, "{name} is zero");
+    assert!(worst <= tolerance * largest, "{name}: {worst} of {largest}");
+}

@@ -1,0 +1,90 @@
+//! Backbone and head, forwards and backwards.
+
+use burn_tensor::{DType, Device};
+
+use super::Golden;
+use crate::comm::topology::Topology;
+use crate::model::backbone::{ModelConfig, Readout};
+use crate::model::features::Features;
+use crate::model::head::mlp::Mlp;
+use crate::model::head::prototypes::Prototypes;
+use crate::model::leaves::Leaves;
+use crate::model::patches::{Normalization, PixelInput};
+use crate::model::unit::{Context, Draws, StatSets, Unit};
+use crate::optim::state::UnitShard;
+
+/// Through a network.
+const TOLERANCE: f32 = 1e-5;
+
+fn shards(golden: &Golden, prefix: &str, units: &[Box<dyn Unit>]) -> Vec<UnitShard> {
+    let of_unit = |unit: &dyn Unit| {
+        let mut shard = UnitShard::init(unit, 0, Topology::SOLO, &[], &[], &Device::flex());
+        shard.student = golden.flat(prefix, &shard);
+        shard
+    };
+    units.iter().map(|unit| of_unit(unit.as_ref())).collect()
+}
+
+fn through(units: &[Box<dyn Unit>], leaves: &[Leaves<'_>], mut groups: Vec<Features>) -> Vec<Features> {
+    let (draws, sets) = (Draws::default(), StatSets::per_size(groups.len()));
+    for (unit, leaves) in units.iter().zip(leaves) {
+        let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 };
+        groups = unit.forward(0, groups, &cx).features;
+    }
+    groups
+}
+
+/// Three sizes of images: that of the position embedding, a smaller one and a larger one.
+#[test]
+fn the_vision_transformer_equals_timm() {
+    let golden = Golden::open("vit");
+    let base =
+        "arch = 'vit'\nimage_px = 16\npatch_px = 4\nwidth = 12\ndepth = 2\nheads = 2\nmlp_ratio = 2.0\n";
+    for (kind, more) in [("plain", ""), ("full", "layer_scale = 0.5\npos_offset = 0.1\n")] {
+        let model: ModelConfig = toml::from_str(&format!("{base}{more}")).unwrap();
+        let units = model.units(Readout::All);
+        let shards = shards(&golden, &format!("{kind}.param"), &units);
+        let leaves: Vec<_> =
+            shards.iter().map(|shard| Leaves::new(&shard.layout, &shard.student, true)).collect();
+        let input = PixelInput { grain_px: model.grain_px(), normalization: Normalization::default() };
+        let sizes = [16, 8, 24];
+        let of_size = |size: usize| {
+            let images = golden.bytes(&format!("{kind}.{size}.images"));
+            let features = input.features(&[&images], size, &Device::flex());
+            features.with(features.x.clone().autodiff())
+        };
+        let given = through(&units, &leaves, sizes.map(of_size).to_vec());
+        let mut total = None;
+        for (size, group) in sizes.iter().zip(given) {
+            golden.assert_tensor(&format!("{kind}.{size}.tokens"), group.x.clone().inner(), TOLERANCE);
+            let weights = golden.tensor::<3>(&format!("{kind}.{size}.weights")).autodiff();
+            let term = (group.x * weights).sum();
+            total = Some(total.map_or(term.clone(), |total| total + term));
+        }
+        let mut grads = total.unwrap().backward();
+        for (shard, leaves) in shards.iter().zip(&leaves) {
+            golden.assert_params(&format!("{kind}.grad"), shard, &leaves.gradient(&mut grads), TOLERANCE);
+        }
+    }
+}
+
+#[test]
+fn the_projection_head_equals_pytorch() {
+    let golden = Golden::open("head");
+    let mlp = Mlp { name: "mlp".into(), input: 12, hidden: 10, output: 6, init_std: 0.02 };
+    let last =
+        Prototypes { name: "last_layer".into(), input: 6, count: 16, trains_gain: true, frozen_steps: 0 };
+    let units: Vec<Box<dyn Unit>> = vec![Box::new(mlp), Box::new(last)];
+    let shards = shards(&golden, "param", &units);
+    let leaves: Vec<_> =
+        shards.iter().map(|shard| Leaves::new(&shard.layout, &shard.student, true)).collect();
+    let x = golden.tensor::<2>("x").autodiff().require_grad();
+    let input = Features { x: x.clone().unsqueeze_dim(1), n_prefix: 1, grid: [0, 0] };
+    let logits = through(&units, &leaves, vec![input]).remove(0).x.squeeze_dim::<2>(1);
+    golden.assert_tensor("logits", logits.clone().inner(), TOLERANCE);
+    let mut grads = (logits * golden.tensor::<2>("weights").autodiff()).sum().backward();
+    golden.assert_tensor("grad_x", x.grad(&grads).unwrap(), TOLERANCE);
+    for (shard, leaves) in shards.iter().zip(&leaves) {
+        golden.assert_params("grad", shard, &leaves.gradient(&mut grads), TOLERANCE);
+    }
+}

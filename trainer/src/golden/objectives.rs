@@ -1,0 +1,48 @@
+//! Losses and targets.
+
+use super::Golden;
+use crate::comm::communicator::Comm;
+use crate::comm::peers::Peers;
+use crate::method::loss::center::batch_mean;
+use crate::method::loss::cross_entropy::between_views;
+use crate::method::loss::koleo::{Neighbors, directions};
+use crate::method::loss::sinkhorn::targets;
+use crate::ops::softmax_rows;
+
+const TOLERANCE: f32 = 1e-5;
+
+#[test]
+fn cross_entropy_and_center_equal_pytorch() {
+    let golden = Golden::open("losses");
+    let teacher = golden.tensor::<3>("teacher");
+    let student: Vec<_> = ["student_0", "student_1"]
+        .map(|name| golden.tensor::<3>(name).autodiff().require_grad())
+        .into_iter()
+        .collect();
+    let probabilities = softmax_rows(teacher.clone(), Some(golden.tensor("center")), 0.04);
+    let loss = between_views(&student, &probabilities, 0.1);
+    assert!((loss.clone().into_scalar::<f32>() - golden.values("loss")[0]).abs() < TOLERANCE);
+    let grads = loss.backward();
+    golden.assert_tensor("grad_0", student[0].grad(&grads).unwrap(), TOLERANCE);
+    golden.assert_tensor("grad_1", student[1].grad(&grads).unwrap(), TOLERANCE);
+    let comm = Comm::solo();
+    golden.assert_tensor("mean", batch_mean(&[teacher], Peers::new(&comm, 1)).unwrap(), TOLERANCE);
+}
+
+#[test]
+fn sinkhorn_equals_pytorch() {
+    let (golden, comm) = (Golden::open("losses"), Comm::solo());
+    let given = targets(&[golden.tensor("teacher")], 0.07, 3, Peers::new(&comm, 1)).unwrap().remove(0);
+    golden.assert_tensor("sinkhorn", given, TOLERANCE);
+}
+
+#[test]
+fn koleo_equals_pytorch() {
+    let golden = Golden::open("losses");
+    let x = golden.tensor::<2>("embeddings").autodiff().require_grad();
+    let [b, _] = x.dims();
+    let neighbors = Neighbors::of(directions(x.clone().inner()), b).unwrap();
+    let loss = neighbors.koleo(x.clone(), &(0..b).collect::<Vec<_>>());
+    assert!((loss.clone().into_scalar::<f32>() - golden.values("koleo")[0]).abs() < TOLERANCE);
+    golden.assert_tensor("koleo_grad", x.grad(&loss.backward()).unwrap(), TOLERANCE);
+}
