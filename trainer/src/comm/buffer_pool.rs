@@ -7,7 +7,7 @@ use burn_tensor::{AllocationProperty, Bytes, DType, Device, Tensor, TensorData};
 /// Buffers that are kept while nobody uses them: the units of a head, the one that comes, the one that goes.
 const N_SPARE: usize = 4;
 
-/// Times what is needed.
+/// A spare buffer this many times as large as needed is left for a unit of its size.
 const TOO_LARGE: usize = 3;
 
 /// A pool of buffers.
@@ -48,11 +48,6 @@ impl PooledBuffer {
     /// Its elements.
     pub(crate) fn values(&mut self) -> &mut [f32] {
         &mut self.values
-    }
-
-    /// Its first `n` bytes.
-    pub(crate) fn bytes(&mut self, n: usize) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.values)[..n]
     }
 
     /// A tensor that looks at the buffer, without a copy.

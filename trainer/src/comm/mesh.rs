@@ -106,59 +106,23 @@ impl Mesh {
         self.group.as_deref_mut().unwrap_or(self.world.as_mut())
     }
 
-    /// The buffer `[S·n]` of which this rank holds the shard `mine` of `[n]`, both as they travel.
+    /// The buffer `[S·n]` of which this rank sends the shard `[n]`.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn gather(&mut self, mine: &[u8], all: &mut [u8]) -> Result<(), EngineError> {
-        self.traffic.gather_bytes += (all.len() - mine.len()) as u64;
-        self.traffic.n_gathers += 1;
-        self.group().all_gather(mine, all)
-    }
-
-    /// This rank's shard of the sum over all ranks of `full` of `[S·n]`.
-    ///
-    /// # Errors
-    /// [`EngineError`].
-    pub fn reduce(&mut self, full: &[f32], wire: Wire) -> Result<Vec<f32>, EngineError> {
-        let Topology { group_size, world_size, .. } = self.topology;
-        let n = full.len() / group_size;
-        self.traffic.n_reduces += 1;
-        let mut mine = match group_size {
-            1 => full.to_vec(),
-            _ => {
-                self.traffic.reduce_bytes += ((full.len() - n) * wire.bytes()) as u64;
-                self.scatter(full, wire)?
-            }
-        };
-        if group_size < world_size {
-            let n_replicas = self.topology.n_replicas();
-            let order: Vec<usize> = (0..n_replicas).collect();
-            let part = mine.len().div_ceil(n_replicas);
-            self.traffic.reduce_bytes += ((n_replicas - 1) * part * (wire.bytes() + 4)) as u64;
-            let replicas = self.replicas.as_deref_mut().unwrap_or(self.world.as_mut());
-            mine = ordered::all_sum(replicas, &mine, wire, &order)?;
-        }
-        Ok(mine)
-    }
-
-    /// [`Mesh::gather`] of tensors.
-    ///
-    /// # Errors
-    /// [`EngineError`].
-    pub fn gather_tensor(&mut self, mut shard: Transfer) -> Result<Tensor<1>, EngineError> {
+    pub(crate) fn gather(&mut self, mut shard: Transfer) -> Result<Tensor<1>, EngineError> {
         let [n, all] = shard.lengths();
-        self.traffic.gather_bytes += ((all - n) * shard.element_bytes()) as u64;
+        self.traffic.gather_bytes += ((all - n) * shard.wire().bytes()) as u64;
         self.traffic.n_gathers += 1;
         self.group().all_gather_tensor(&mut shard)?;
         Ok(shard.received())
     }
 
-    /// The transfer that [`Mesh::reduce_tensor`] begins with, for ranks of `place`.
+    /// The transfer that [`Mesh::reduce`] of `full` of `[S·n]` begins with.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn transfer_of(
+    pub(crate) fn transfer_of(
         full: Tensor<1>,
         wire: Wire,
         topology: Topology,
@@ -169,23 +133,17 @@ impl Mesh {
         if topology.group_size == 1 {
             return replica_transfer(full, wire, topology, device_memory);
         }
-        match native_sum(wire, exact) {
-            true => Transfer::new(full, len / topology.group_size, device_memory),
-            false => Transfer::new(full.cast(wire.dtype()), len, device_memory),
-        }
+        let n_receive = if native_sum(wire, exact) { len / topology.group_size } else { len };
+        Transfer::new(full, n_receive, wire, device_memory)
     }
 
-    /// [`Mesh::reduce`] of a tensor of `len` elements, of which `first` is the first transfer.
+    /// This rank's shard of the sum over all ranks of a buffer of `len` elements, of which `first` is the first
+    /// transfer.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn reduce_tensor(
-        &mut self,
-        mut first: Transfer,
-        len: usize,
-        wire: Wire,
-    ) -> Result<Tensor<1>, EngineError> {
-        let topology = self.topology;
+    pub(crate) fn reduce(&mut self, mut first: Transfer, len: usize) -> Result<Tensor<1>, EngineError> {
+        let (topology, wire) = (self.topology, first.wire());
         let n = len / topology.group_size;
         self.traffic.n_reduces += 1;
         if topology.group_size > 1 {
@@ -206,31 +164,24 @@ impl Mesh {
             }
             first = replica_transfer(mine, wire, topology, self.world.takes_tensors())?;
         }
-        let [padded, _] = first.lengths();
-        let n_replicas = topology.n_replicas();
-        let part = padded / n_replicas;
-        self.traffic.reduce_bytes += ((n_replicas - 1) * part * (wire.bytes() + 4)) as u64;
-        let takes_tensors = self.world.takes_tensors();
-        let replicas = self.replicas.as_deref_mut().unwrap_or(self.world.as_mut());
-        replicas.all_to_all_tensor(&mut first)?;
-        let order: Vec<usize> = (0..n_replicas).collect();
-        let sum = ordered::sum_of_parts(first.received(), &order);
-        let mut sum = Transfer::new(sum, padded, takes_tensors)?;
-        replicas.all_gather_tensor(&mut sum)?;
-        Ok(sum.received().narrow(0, 0, n))
+        self.over_replicas(first, n)
     }
 
-    fn scatter(&mut self, full: &[f32], wire: Wire) -> Result<Vec<f32>, EngineError> {
-        let group_size = self.topology.group_size;
-        if native_sum(wire, self.exact) {
-            let mut mine = vec![0.0; full.len() / group_size];
-            self.group().reduce_scatter(full, &mut mine)?;
-            return Ok(mine);
-        }
-        let order: Vec<usize> = (0..group_size).collect();
-        let Self { group, world, .. } = self;
-        let group = group.as_deref_mut().unwrap_or(world.as_mut());
-        ordered::reduce_scatter(group, full, wire, &order)
+    /// The sum over replicas of the shards of `n` elements that `exchange` sends, in f32 on the way back.
+    fn over_replicas(&mut self, mut exchange: Transfer, n: usize) -> Result<Tensor<1>, EngineError> {
+        let [padded, _] = exchange.lengths();
+        let n_replicas = self.topology.n_replicas();
+        let (part, n_bytes) = (padded / n_replicas, exchange.wire().bytes() + Wire::F32.bytes());
+        self.traffic.reduce_bytes += ((n_replicas - 1) * part * n_bytes) as u64;
+        let takes_tensors = self.world.takes_tensors();
+        let replicas = self.replicas.as_deref_mut().unwrap_or(self.world.as_mut());
+        replicas.all_to_all_tensor(&mut exchange)?;
+        let order: Vec<usize> = (0..n_replicas).collect();
+        let sum = ordered::sum_of_parts(exchange.received(), &order);
+        let mut sum = Transfer::new(sum, padded, Wire::F32, takes_tensors)?;
+        replicas.all_gather_tensor(&mut sum)?;
+        let sum = sum.received();
+        Ok(if padded == n { sum } else { sum.narrow(0, 0, n) })
     }
 
     /// The sum of `values` over all ranks, in the order of their parts of the batch.
@@ -240,7 +191,7 @@ impl Mesh {
     pub fn sum(&mut self, values: &[f32]) -> Result<Vec<f32>, EngineError> {
         let order = self.topology.by_data_rank();
         self.count_small(2 * 4 * values.len().div_ceil(order.len()) * (order.len() - 1));
-        ordered::all_sum(self.world.as_mut(), values, Wire::F32, &order)
+        ordered::all_sum(self.world.as_mut(), values, &order)
     }
 
     /// Every rank's `values`, in the order of their parts of the batch.
@@ -285,14 +236,17 @@ fn replica_transfer(
             Tensor::cat(vec![mine, zeros], 0)
         }
     };
-    Transfer::new(mine.cast(wire.dtype()), padded, device_memory)
+    Transfer::new(mine, padded, wire, device_memory)
 }
 
 #[cfg(test)]
 mod tests {
+    use burn_tensor::Device;
+
     use super::*;
     use crate::comm::engine::LocalGroup;
     use crate::comm::topology::Sharding;
+    use crate::device::host::to_host;
 
     /// However ranks are grouped, the sums have the same bits.
     #[test]
@@ -309,7 +263,9 @@ mod tests {
                         let topology = Topology::new(engine.rank(), world, Sharding::Full, group).unwrap();
                         let mut mesh = Mesh::new(Box::new(engine), topology, true).unwrap();
                         let full: Vec<f32> = (0..n).map(|i| part(topology.data_rank(), i)).collect();
-                        (topology.shard(), mesh.reduce(&full, Wire::F32).unwrap())
+                        let full = Tensor::from_floats(full.as_slice(), &Device::flex());
+                        let first = Mesh::transfer_of(full, Wire::F32, topology, true, false).unwrap();
+                        (topology.shard(), to_host(mesh.reduce(first, n).unwrap()))
                     }
                 };
                 let threads: Vec<_> =

@@ -10,11 +10,10 @@
 //! `r, r + W, …`. With N a power of two, what a rank sums by itself is therefore one branch of this tree,
 //! and what is left to sum over ranks is the tree above it: 1, 2, 4 … N ranks give the same bits.
 
-use burn_tensor::{DType, Tensor};
+use burn_tensor::{DType, Tensor, TensorData};
 
-use super::engine::{Engine, EngineError, check_parts};
-use super::wire;
-use super::wire::Wire;
+use super::engine::{Engine, EngineError};
+use crate::device::host::{is_host, with_slice};
 
 /// Elements that are summed together: they stay in the first-level cache.
 const BLOCK: usize = 1024;
@@ -62,67 +61,41 @@ fn sum_into<'a>(n: usize, parts: &(impl Fn(usize) -> &'a [f32] + Sync), out: &mu
     }
 }
 
-/// This rank's part `[n]` of the sum over ranks of `full` of `[W·n]`. Part `i` of the order is the rank
-/// `order[i]`. The same bytes move as in a ring; on a [`Wire::Bf16`] sums are still taken in f32.
-///
-/// # Errors
-/// [`EngineError`].
-pub(crate) fn reduce_scatter(
-    engine: &mut dyn Engine,
-    full: &[f32],
-    wire: Wire,
-    order: &[usize],
-) -> Result<Vec<f32>, EngineError> {
-    let world_size = engine.world_size();
-    check_parts("reduce_scatter in order", full.len() / world_size, full.len(), world_size)?;
-    let received = exchange(engine, full, wire)?;
-    let n = full.len() / world_size;
-    let mut mine = vec![0.0; n];
-    sum_into(world_size, &|i| &received[order[i] * n..(order[i] + 1) * n], &mut mine);
-    Ok(mine)
-}
-
-/// The sum of the parts that the ranks have sent, `received` of `[W·n]`, where it lies: `[n]` in f32, with the
-/// bits of [`reduce_scatter`].
+/// The sum of the parts that ranks have sent, `received` of `[W·n]`: `[n]` in f32. Part `i` of the order is the rank
+/// `order[i]`.
 pub(crate) fn sum_of_parts(received: Tensor<1>, order: &[usize]) -> Tensor<1> {
     let [len] = received.dims();
     let n = len / order.len();
+    if is_host(&received) {
+        let sum = with_slice(&received, |parts| sum_of_slices(parts, order));
+        return Tensor::from_data(TensorData::new(sum, [n]), &received.device());
+    }
     let mut part = |i: usize| received.clone().narrow(0, order[i] * n, n).cast(DType::F32);
     fold(order.len(), &mut part, &|a, b| a + b)
 }
 
-fn exchange(engine: &mut dyn Engine, full: &[f32], wire: Wire) -> Result<Vec<f32>, EngineError> {
-    let mut received = vec![0.0; full.len()];
-    match wire {
-        Wire::F32 => {
-            engine.all_to_all(bytemuck::cast_slice(full), bytemuck::cast_slice_mut(&mut received))?;
-        }
-        Wire::Bf16 => {
-            let n_bytes = full.len() * wire.bytes();
-            let (mut sent, mut bytes) = (vec![0; n_bytes], vec![0; n_bytes]);
-            wire::encode(full, wire, &mut sent);
-            engine.all_to_all(&sent, &mut bytes)?;
-            wire::decode(&bytes, wire, &mut received);
-        }
-    }
-    Ok(received)
+fn sum_of_slices(parts: &[f32], order: &[usize]) -> Vec<f32> {
+    let n = parts.len() / order.len();
+    let mut sum = vec![0.0; n];
+    sum_into(order.len(), &|i| &parts[order[i] * n..(order[i] + 1) * n], &mut sum);
+    sum
 }
 
-/// The sum over ranks of `values` of `[n]`, on all ranks. Part `i` of the order is the rank `order[i]`.
-/// Parts travel on `wire`, sums come back in f32.
+/// The sum over ranks of `values` of `[n]`, on all ranks. Part `i` of the order is the rank `order[i]`. The same
+/// bytes move as in a ring.
 ///
 /// # Errors
 /// [`EngineError`].
 pub(crate) fn all_sum(
     engine: &mut dyn Engine,
     values: &[f32],
-    wire: Wire,
     order: &[usize],
 ) -> Result<Vec<f32>, EngineError> {
-    let world_size = engine.world_size();
     let mut full = values.to_vec();
-    full.resize(values.len().next_multiple_of(world_size), 0.0);
-    let mine = reduce_scatter(engine, &full, wire, order)?;
+    full.resize(values.len().next_multiple_of(engine.world_size()), 0.0);
+    let mut received = vec![0.0; full.len()];
+    engine.all_to_all(bytemuck::cast_slice(&full), bytemuck::cast_slice_mut(&mut received))?;
+    let mine = sum_of_slices(&received, order);
     engine.all_gather(bytemuck::cast_slice(&mine), bytemuck::cast_slice_mut(&mut full))?;
     full.truncate(values.len());
     Ok(full)

@@ -312,7 +312,7 @@ impl Engine for Nccl {
     }
 
     fn all_gather_tensor(&mut self, transfer: &mut Transfer) -> Result<(), EngineError> {
-        let ([mine, all], size) = (transfer.lengths(), transfer.element_bytes());
+        let ([mine, all], size) = (transfer.lengths(), transfer.wire().bytes());
         check_parts("all_gather", mine, all, self.world_size)?;
         self.on_tensors("all_gather", transfer, |from, to, communicator, stream| {
             gather((from, to), mine * size, communicator, stream)
@@ -320,7 +320,7 @@ impl Engine for Nccl {
     }
 
     fn all_to_all_tensor(&mut self, transfer: &mut Transfer) -> Result<(), EngineError> {
-        let ([send, receive], size) = (transfer.lengths(), transfer.element_bytes());
+        let ([send, receive], size) = (transfer.lengths(), transfer.wire().bytes());
         let (world_size, n) = (self.world_size, send / self.world_size);
         check_parts("all_to_all", n, receive, world_size)?;
         self.on_tensors("all_to_all", transfer, |from, to, communicator, stream| {

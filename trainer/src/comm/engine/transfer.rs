@@ -4,68 +4,74 @@
 //! of the device; the communication thread then runs it. That order is what an engine on device memory relies
 //! on.
 
-use burn_tensor::{Bytes, Tensor, TensorData};
-use bytemuck::Pod;
+use std::sync::Arc;
+
+use burn_tensor::{DType, Device, Tensor, TensorData};
 
 use super::EngineError;
+use crate::comm::buffer_pool::BufferPool;
+use crate::comm::wire::{self, Wire};
+use crate::device::host::with_slice;
 
 /// Two flat tensors of one collective.
 pub struct Transfer {
+    /// In f32; on a device whose addresses are known in the type that travels.
     send: Tensor<1>,
+    wire: Wire,
     /// Absent while an engine without access to device memory has not filled it.
     receive: Option<Tensor<1>>,
     n_receive: usize,
+    /// Where what comes by way of the host is received; absent for memory of its own.
+    buffers: Option<Arc<BufferPool>>,
     #[cfg(feature = "cuda")]
     pub(super) memory: Option<super::cuda::Memory>,
 }
 
 impl Transfer {
-    /// Sends `send` and receives `n_receive` elements of its type. For `device_memory` what lies on a CUDA device
-    /// is pinned to its address.
+    /// Sends `send`, in f32, as `wire` has it, and receives `n_receive` elements. For `device_memory` what lies on a
+    /// CUDA device is pinned to its address.
     ///
     /// # Errors
     /// [`EngineError::Unavailable`] when the addresses cannot be had.
-    pub fn new(send: Tensor<1>, n_receive: usize, device_memory: bool) -> Result<Self, EngineError> {
-        if !device_memory {
-            return Ok(Self::over_host(send, n_receive));
+    pub(crate) fn new(
+        send: Tensor<1>,
+        n_receive: usize,
+        wire: Wire,
+        device_memory: bool,
+    ) -> Result<Self, EngineError> {
+        #[cfg(feature = "cuda")]
+        if device_memory && super::cuda::is_cuda(&send) {
+            let send = send.cast(wire.dtype());
+            let receive = Tensor::<1>::empty([n_receive], (&send.device(), send.dtype()));
+            let memory = Some(super::cuda::Memory::of(&send, &receive)?);
+            return Ok(Self { send, wire, receive: Some(receive), n_receive, buffers: None, memory });
         }
-        Self::on_device(send, n_receive)
-    }
-
-    fn over_host(send: Tensor<1>, n_receive: usize) -> Self {
-        Self {
+        // No build without CUDA has an engine that reads device memory.
+        let _ = device_memory;
+        Ok(Self {
             send,
+            wire,
             receive: None,
             n_receive,
+            buffers: None,
             #[cfg(feature = "cuda")]
             memory: None,
-        }
+        })
     }
 
-    #[cfg(feature = "cuda")]
-    fn on_device(send: Tensor<1>, n_receive: usize) -> Result<Self, EngineError> {
-        if !super::cuda::is_cuda(&send) {
-            return Ok(Self::over_host(send, n_receive));
-        }
-        let receive = Tensor::<1>::empty([n_receive], (&send.device(), send.dtype()));
-        let memory = super::cuda::Memory::of(&send, &receive)?;
-        Ok(Self { send, receive: Some(receive), n_receive, memory: Some(memory) })
-    }
-
-    /// No build without CUDA has an engine that asks for it.
-    #[cfg(not(feature = "cuda"))]
-    fn on_device(send: Tensor<1>, n_receive: usize) -> Result<Self, EngineError> {
-        Ok(Self::over_host(send, n_receive))
+    /// Receives in a buffer out of `pool` what comes by way of the host.
+    pub(crate) fn into_pool(self, pool: Arc<BufferPool>) -> Self {
+        Self { buffers: Some(pool), ..self }
     }
 
     /// Elements sent and received.
-    pub fn lengths(&self) -> [usize; 2] {
+    pub(crate) fn lengths(&self) -> [usize; 2] {
         [self.send.dims()[0], self.n_receive]
     }
 
-    /// Bytes of an element.
-    pub fn element_bytes(&self) -> usize {
-        self.send.dtype().size()
+    /// What the elements are as they travel.
+    pub(crate) fn wire(&self) -> Wire {
+        self.wire
     }
 
     /// Runs `collective` on host buffers of what is sent and received.
@@ -76,32 +82,46 @@ impl Transfer {
         &mut self,
         collective: impl FnOnce(&[u8], &mut [u8]) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
-        let (device, dtype) = (self.send.device(), self.send.dtype());
-        let sent = self.send.clone().into_data();
-        let bytes = match self.element_bytes() {
-            2 => received::<u16>(self.n_receive, |bytes| collective(sent.as_bytes(), bytes))?,
-            _ => received::<u32>(self.n_receive, |bytes| collective(sent.as_bytes(), bytes))?,
+        let (device, wire) = (self.send.device(), self.wire);
+        let fill = |received: &mut [f32]| {
+            with_slice(&self.send.clone().cast(DType::F32), |values| match wire {
+                Wire::F32 => collective(bytemuck::cast_slice(values), bytemuck::cast_slice_mut(received)),
+                Wire::Bf16 => {
+                    let [mut sent, mut bytes] =
+                        [values.len(), received.len()].map(|n| vec![0; n * wire.bytes()]);
+                    wire::encode(values, wire, &mut sent);
+                    collective(&sent, &mut bytes)?;
+                    wire::decode(&bytes, wire, received);
+                    Ok(())
+                }
+            })
         };
-        let data = TensorData::from_bytes(bytes, [self.n_receive], dtype);
-        self.receive = Some(Tensor::from_data(data, (&device, dtype)));
+        self.receive = Some(filled(self.n_receive, self.buffers.as_ref(), &device, fill)?);
         Ok(())
     }
 
-    /// What has been received.
+    /// What has been received: in f32 by way of the host, else in the type that travels.
     ///
     /// # Panics
     /// If no collective has run, where that can be told: a bug in the mesh.
-    pub fn received(self) -> Tensor<1> {
+    pub(crate) fn received(self) -> Tensor<1> {
         self.receive.expect("the collective has run")
     }
 }
 
-/// `n` elements of the size of `W`, and aligned as it is, that `fill` has filled.
-fn received<W: Pod + Send + Sync>(
+/// A tensor of `n` elements that `fill` has filled, in a buffer out of a pool or in memory of its own.
+fn filled(
     n: usize,
-    fill: impl FnOnce(&mut [u8]) -> Result<(), EngineError>,
-) -> Result<Bytes, EngineError> {
-    let mut words = vec![W::zeroed(); n];
-    fill(bytemuck::cast_slice_mut(&mut words))?;
-    Ok(Bytes::from_elems(words))
+    buffers: Option<&Arc<BufferPool>>,
+    device: &Device,
+    fill: impl FnOnce(&mut [f32]) -> Result<(), EngineError>,
+) -> Result<Tensor<1>, EngineError> {
+    if let Some(pool) = buffers {
+        let mut buffer = pool.take(n);
+        fill(buffer.values())?;
+        return Ok(buffer.into_tensor(device));
+    }
+    let mut values = vec![0.0; n];
+    fill(&mut values)?;
+    Ok(Tensor::from_data(TensorData::new(values, [n]), device))
 }
