@@ -45,9 +45,9 @@ enum Verb {
     Export(verb::export::Args),
     /// Memory, traffic, time and goodput of a run before it is started, for any number of ranks.
     Plan(verb::plan::Args),
-    /// What this machine has, and whether ranks reach one another.
+    /// Report the hardware and libraries of this machine, and test communication between ranks.
     Doctor(verb::doctor::Args),
-    /// Measure.
+    /// Benchmark the training step, sharding, devices and the loader.
     Bench(verb::bench::Args),
 }
 

@@ -19,7 +19,7 @@ const OTHER_NAMES: [(&str, &str); 3] = [
 /// Flags that every verb has.
 #[derive(clap::Args)]
 pub(crate) struct Flags {
-    /// Folder in which shards from elsewhere, indices, and what is known of a GPU are kept [default:
+    /// Cache folder for remote shards, indices, and compiled and tuned GPU kernels [default:
     /// ~/.cache/ocelli].
     #[arg(long, env = "OCELLI_CACHE", global = true, value_name = "FOLDER", help_heading = "Cache")]
     cache: Option<PathBuf>,

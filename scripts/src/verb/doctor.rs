@@ -25,15 +25,15 @@ const DISK_BYTES: usize = 64 << 20;
 /// Flags of `doctor`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Folder whose disk is looked at.
+    /// Folder on the disk to test.
     #[arg(long, default_value = ".")]
     folder: PathBuf,
     #[command(flatten)]
     compute: compute::Flags,
-    /// Only let ranks talk: every operation with odd lengths, then how fast large ones are. Run it under mpirun.
+    /// Only test communication: every operation with odd lengths, then the speed of large ones. Run it under mpirun.
     #[arg(long)]
     fabric: bool,
-    /// Seconds after which ranks that do not answer are given up.
+    /// Seconds to wait for ranks that do not answer.
     #[arg(long, default_value_t = 120)]
     deadline_s: u64,
     /// Elements that one MPI call may move: small ones take the way of what is too long for one call.
@@ -84,7 +84,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             let suspects = match last {
                 None => format!("rank {rank} waits for others that do not come, or cannot reach them"),
                 Some((operation, n)) => {
-                    format!("rank {rank} waits in what follows {operation} of {n} elements")
+                    format!("rank {rank} waits in the test after {operation} of {n} elements")
                 }
             };
             let (collective, unit) = ("the fabric's test", "the ranks".to_string());
@@ -108,7 +108,7 @@ fn print_machine(folder: &Path) {
     println!("memory         {}", available());
     println!("disk           {}", disk(folder));
     println!("MPI            {}", mpi());
-    println!("NVIDIA driver  {}", found(&["libcuda.so.1", "libcuda.so"], "none: the CPU it is"));
+    println!("NVIDIA driver  {}", found(&["libcuda.so.1", "libcuda.so"], "none: the CPU will be used"));
     println!("CUDA           {}", cuda());
     println!("NCCL           {}", nccl());
 }

@@ -29,22 +29,22 @@ pub(crate) struct Args {
     /// A model of the literature instead: vit-s, vit-b, vit-l, vit-h, vit-g, vit-7b, seer-rg10b.
     #[arg(long)]
     preset: Option<String>,
-    /// Ranks; several make a table.
+    /// Numbers of ranks to compare.
     #[arg(long, num_args = 1.., default_values_t = [1, 8, 64])]
     ranks: Vec<usize>,
-    /// Ranks of a node.
+    /// Ranks per node.
     #[arg(long, default_value_t = 8)]
     ranks_per_node: usize,
-    /// Images of a step on one rank; the recipe's batch over the ranks where absent.
+    /// Images per rank and step [default: the recipe's batch size divided by the ranks].
     #[arg(long)]
     rank_batch: Option<usize>,
-    /// Micro-batches that these images go in; what the recipe's optim.micro_batches gives where absent.
+    /// Micro-batches per rank and step [default: from the recipe's optim.micro_batches].
     #[arg(long, alias = "rank-parts")]
     rank_micro_batches: Option<usize>,
-    /// Worker threads of a rank: 1 where a device works on the whole.
+    /// Worker threads per rank; 1 for a GPU.
     #[arg(long, default_value_t = 1)]
     workers: usize,
-    /// Memory of a rank, in GB; what this machine has for each rank where absent.
+    /// Memory per rank, in GB [default: this machine's memory per rank].
     #[arg(long)]
     memory_gb: Option<f64>,
     /// Ranks of a shard group in the row `group`; the recipe's, or a node's, where absent.
@@ -56,19 +56,19 @@ pub(crate) struct Args {
     /// Gathered weights and gradients of the backbone travel as bf16.
     #[arg(long)]
     bf16: bool,
-    /// What a rank computes, in TFLOP/s.
+    /// Compute throughput per rank, in TFLOP/s.
     #[arg(long, default_value_t = 400.0)]
     tflops: f64,
-    /// Between ranks of a node, for each, in GB/s.
+    /// Bandwidth within a node, per rank, in GB/s.
     #[arg(long, default_value_t = 370.0)]
     local_gb_s: f64,
-    /// Between nodes, for a node, in GB/s.
+    /// Bandwidth between nodes, per node, in GB/s.
     #[arg(long, default_value_t = 336.0)]
     node_gb_s: f64,
-    /// A message within a node, in microseconds.
+    /// Latency of a message within a node, in microseconds.
     #[arg(long, default_value_t = 1.5)]
     local_us: f64,
-    /// A message between nodes, in microseconds.
+    /// Latency of a message between nodes, in microseconds.
     #[arg(long, default_value_t = 6.0)]
     node_us: f64,
     /// Mean time to a failure of one node, in hours. 1,024 GPUs in Kokolis et al. 2024 fail every 7.9 hours.
@@ -80,7 +80,7 @@ pub(crate) struct Args {
     /// Time from a failure to the next step, in seconds.
     #[arg(long, default_value_t = 300.0)]
     restart_s: f64,
-    /// Also make the layouts of all these ranks and read them on other numbers of ranks.
+    /// Also simulate checkpoints: shard the model over each number of ranks and read it back on every other.
     #[arg(long)]
     simulate: bool,
     /// Change a value of the recipe. May be repeated.
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         .memory_gb
         .map_or_else(|| machine::room(args.ranks_per_node, 1, &Opened::cpu()).bytes, |gb| gb * GB);
     println!("memory of a rank: {:.1} GB; computing {} TFLOP/s", limit / GB, args.tflops);
-    println!("GB of a rank; beyond the peak there must be room for the state once more, while it is saved");
+    println!("GB per rank; saving a checkpoint needs memory for another copy of the state beyond the peak");
     println!(
         "{:>6} {:<6} {:>5} {:>6} {:>7} {:>7} {:>7} {:>7} {:>7} {:>7} {:>8} {:>8} {:>8} {:>8} {:>8}",
         "ranks",
@@ -323,8 +323,8 @@ fn print_goodput(args: &Args, model: &ModelCost) {
         let n_nodes = world_size.div_ceil(args.ranks_per_node);
         let good = goodput(n_nodes, args.node_mttf_h * HOUR_S, bytes, args.write_gb_s * GB, args.restart_s);
         println!(
-            "{world_size:>6} ranks: one failure in {:.1} h; {:.2} GB a rank, {:.1} s to write; best every {:.1} min; \
-             {:.1} % of the time counts",
+            "{world_size:>6} ranks: one failure in {:.1} h; {:.2} GB per rank, {:.1} s to write; best interval \
+             {:.1} min; goodput {:.1} %",
             good.mttf_s / HOUR_S,
             bytes / GB,
             good.write_s,

@@ -29,7 +29,7 @@ pub(crate) struct Args {
     /// A recipe's name (quickstart, dino_cifar, dino_vits16, dino_vits16_boosted, dino_vits16_released) or file.
     #[arg(long)]
     recipe: String,
-    /// Where plan, metrics and checkpoints go. A run that is there already is continued.
+    /// Folder for plan, metrics and checkpoints. A run that exists there is resumed.
     #[arg(long)]
     workdir: PathBuf,
     /// Shards to learn from, in place of the recipe's: `train-{000000..000009}.tar`.
@@ -47,7 +47,7 @@ pub(crate) struct Args {
     overrides: Vec<String>,
     #[command(flatten)]
     compute: compute::Flags,
-    /// A drill: `kill:rank=1,step=5,phase=backward`; also hang, slow, nan. Phases: teacher, forward, head,
+    /// Inject a fault: `kill:rank=1,step=5,phase=backward`; also hang, slow, nan. Phases: teacher, forward, head,
     /// backward, data, update, checkpoint.
     #[arg(long, value_name = "WHAT:WHERE")]
     inject_fault: Option<Fault>,

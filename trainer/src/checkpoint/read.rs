@@ -212,7 +212,7 @@ impl ShardFile {
             return Err(format!("{} has {len} bytes, the manifest says {}", entry.name, entry.bytes));
         }
         if entry.block_bytes == 0 || entry.xxh3.len() as u64 != entry.bytes.div_ceil(entry.block_bytes) {
-            return Err(format!("the manifest has not one checksum for each block of {}", entry.name));
+            return Err(format!("the manifest does not have one checksum per block of {}", entry.name));
         }
         let mut opened = Self { path, file, entry, tensors: HashMap::new(), last_block: RefCell::new(None) };
         let n = opened.bytes(0..8)?;

@@ -75,7 +75,7 @@ impl Waiting {
         };
         let suspects = match suspects {
             None if waited < deadline * PATIENCE => return Ok(()),
-            None => "all others are at what may take long, and it takes too long".into(),
+            None => "the ranks that are behind are in data, probe or checkpoint, which takes too long".into(),
             Some(suspects) => suspects,
         };
         let Entry { collective, unit, number, .. } = here;

@@ -50,13 +50,13 @@ pub enum DeviceKind {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// The text names no device.
-    #[error("{text:?} names no device: say auto, cpu, cuda, cuda:1 or wgpu")]
+    #[error("unknown device {text:?}: use auto, cpu, cuda, cuda:1 or wgpu")]
     Unknown {
         /// The text.
         text: String,
     },
     /// The build does not know this kind.
-    #[error("this build knows no {kind}: build with `cargo build --release --features {kind}`")]
+    #[error("this build has no {kind} support: build with `cargo build --release --features {kind}`")]
     NotBuilt {
         /// The kind, which is also the name of the feature.
         kind: &'static str,

@@ -1,5 +1,5 @@
-//! Methods: what a run learns. Each owns its views, its heads, its targets, its loss and what
-//! moves without gradients; none touches loader, optimizer, sharding or checkpoint.
+//! Self-supervised methods. Each owns its views, heads, targets, loss and any state that is updated
+//! without gradients; none touches loader, optimizer, sharding or checkpoint.
 //!
 //! A new method is one file, with a `Config` that is a [`MethodRecipe`], and one line in `registry`.
 
@@ -40,7 +40,7 @@ pub trait Method: Send + Sync {
         (0..self.views().groups().len()).collect()
     }
 
-    /// Networks of the student's kind that follow it without a gradient.
+    /// Copies of the student that follow it without gradients, such as an EMA teacher.
     fn followers(&self) -> Vec<Follower> {
         Vec::new()
     }
@@ -71,10 +71,10 @@ pub trait Method: Send + Sync {
         peers: Peers<'_>,
     ) -> Result<Box<dyn BatchLoss>, EngineError>;
 
-    /// Moves what moves without gradients, by what the accepted step's loss observed.
+    /// Updates state that has no gradient, such as a center, from what the loss of an accepted step observed.
     fn after_step(&mut self, observed: &[f32]);
 
-    /// What it turns as training goes on, for the metrics row: temperatures and the like.
+    /// Scheduled values, such as temperatures, for the metrics row.
     fn knobs(&self, step: u64) -> Gauges {
         let _ = step;
         Vec::new()
@@ -136,7 +136,7 @@ pub struct BatchOutputs<'a> {
     pub followers: &'a [Vec<Outputs>],
 }
 
-/// The loss of a batch of which what spans all of it is known.
+/// The loss of a batch, once everything that depends on the whole batch is known.
 pub trait BatchLoss {
     /// The loss of this rank's micro-batch `number`.
     fn of(&self, number: usize, student: &Outputs) -> MicroBatchLoss;

@@ -7,10 +7,10 @@ use burn_tensor::{DType, Tensor};
 /// Features of the views of one size.
 #[derive(Debug, Clone)]
 pub struct Features {
-    /// `[B·V, P + N, D]`: views of an image next to one another. P tokens without a place, such as a class token,
-    /// come first, then the N cells of the grid, row by row.
+    /// `[B·V, P + N, D]`: views of an image next to one another. P prefix tokens, such as a class token, come first,
+    /// then the N patch tokens of the grid, row by row.
     pub x: Tensor<3>,
-    /// Tokens without a place, P.
+    /// Prefix tokens, P.
     pub n_prefix: usize,
     /// Rows and columns of the grid.
     pub grid: [usize; 2],
@@ -33,8 +33,7 @@ impl Features {
         Self { x, n_prefix: self.n_prefix, grid: self.grid }
     }
 
-    /// One vector a view: the first token without a place, or the mean of all cells where there is none.
-    /// `[B·V, 1, D]`.
+    /// One vector per view, `[B·V, 1, D]`: the first prefix token, or the mean of the patch tokens if there is none.
     pub fn pooled(&self) -> Self {
         let [b, n, d] = self.x.dims();
         let x = match (self.n_prefix, n) {

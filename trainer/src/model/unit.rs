@@ -1,4 +1,4 @@
-//! The grain of sharding: a piece of network whose parameters live in one flat buffer.
+//! The unit of sharding: a part of a network whose parameters live in one flat buffer.
 //!
 //! A unit owns no tensor. It says which parameters it has ([`Unit::params`]) and what it computes
 //! from them ([`Unit::forward`]); the parameters come as [`Leaves`], slices of a gathered flat
@@ -11,9 +11,9 @@
 //!                     gives the gradient of x, which is the next g, and of every parameter
 //! ```
 //!
-//! **Stages** are the grain of synchrony. What a unit needs to know of the whole batch, it asks for between two
-//! stages: each stage gives local sums, and the next one gets their totals over all slices, micro-batches and ranks.
-//! The totals are leaves like the input, so that the gradient passes through them ([`crate::step`]).
+//! **Stages** are the points of synchronisation. A unit that needs statistics over the whole batch has several: each
+//! stage returns local sums, and the next one gets their totals over all slices, micro-batches and ranks. The totals
+//! are autodiff leaves like the input, so that gradients flow through them ([`crate::step`]).
 //!
 //! Everything random inside a unit is an argument ([`Draws`]), so that the second forward pass
 //! equals the first. `conformance::units` holds every unit to all of this.

@@ -35,7 +35,7 @@ pub struct Recipe {
     pub views: ViewsConfig,
     /// How the student moves.
     pub optim: OptimConfig,
-    /// How a teacher moves: there exactly where the method has one that averages the student.
+    /// The EMA teacher; present if and only if the method has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub teacher: Option<TeacherConfig>,
     /// What may differ between two starts of the same run.
@@ -124,10 +124,10 @@ pub struct OptimConfig {
     /// What a clip group is.
     #[serde(default)]
     pub clip: ClipRule,
-    /// Micro-batches that a global batch is cut into, over all ranks; 0 for one a rank. A rank takes its own
-    /// through a unit one after another: units that do not keep their graph need the memory of one.
-    /// Sums follow the micro-batches: with a number set here 1, 2, 4 … ranks give the same bits, as long as
-    /// gradients travel in f32.
+    /// Micro-batches in a global batch, over all ranks; 0 for one per rank. A rank takes its own through a
+    /// unit one after another: a unit that does not keep its graph needs activation memory for one only.
+    /// The order of sums depends on this number, not on the number of ranks: if it is set, 1, 2, 4 … ranks
+    /// give the same bits, as long as gradients are sent in f32.
     #[serde(default)]
     pub micro_batches: usize,
     /// How weights and gradients travel between ranks.
@@ -201,8 +201,8 @@ pub struct RunConfig {
     pub workers: usize,
     /// Threads that decode and augment; 0 for one a core.
     pub data_threads: usize,
-    /// Backbone units that keep their graph, from the last on: the others run again on the way back.
-    /// Absent for as many as fit.
+    /// Backbone units that keep their graph, counted from the last; the others are recomputed in the
+    /// backward pass. Absent for as many as fit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep: Option<usize>,
     /// What is cut over ranks.
@@ -213,13 +213,13 @@ pub struct RunConfig {
     /// Whether master weights, moments and teacher stay in the host's memory while a GPU computes, which gets
     /// weights unit by unit.
     pub offload: bool,
-    /// Whether gradients are summed in an order of ours, which costs the same bytes and gives the same
-    /// bits on any number of ranks; else in the engine's.
+    /// Whether gradients are summed in a fixed order, which costs the same traffic and gives the same
+    /// bits on any number of ranks; otherwise the engine chooses the order.
     pub exact_sums: bool,
-    /// Seconds after which a collective that does not end is given up.
+    /// Seconds after which a collective that has not finished is an error.
     pub deadline_s: u64,
-    /// Times that a run goes back to its last checkpoint after three steps that are not finite in a row,
-    /// to pass over the batches that they saw.
+    /// How often a run may return to its last checkpoint after three non-finite steps in a row and skip
+    /// the batches since then.
     pub max_rollbacks: u64,
 }
 

@@ -94,7 +94,7 @@ impl Plan {
         let stride_px = recipe.model.stride_px() as u32;
         if let Some(crop) = views.crops.iter().find(|crop| !crop.size_px.is_multiple_of(stride_px)) {
             return Err(bad(format!(
-                "views: a view of {} px does not divide by the {stride_px} px that a token of the model stands for",
+                "views: a view of {} px is not a multiple of the {stride_px} px that a token of the model covers",
                 crop.size_px
             )));
         }
@@ -128,7 +128,7 @@ impl Plan {
         let n = self.n_micro_batches();
         if !n.is_multiple_of(world_size) {
             return Err(self.bad(format!(
-                "optim.micro_batches {n} is no multiple of {world_size} ranks: each takes as many"
+                "optim.micro_batches {n} must be a multiple of the number of ranks, {world_size}"
             )));
         }
         let batch_size = self.recipe.optim.batch_size;

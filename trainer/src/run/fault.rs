@@ -50,7 +50,7 @@ impl FromStr for Fault {
             "hang" => Action::Hang,
             "slow" => Action::Slow,
             "nan" => Action::Nan,
-            other => return Err(format!("{other} is none of kill, hang, slow, nan")),
+            other => return Err(format!("unknown action {other}: use kill, hang, slow or nan")),
         };
         let mut fault = Self { action, rank: 0, step: 0, steps: 1, phase: "forward".into() };
         for place in places.split(',').filter(|place| !place.is_empty()) {
@@ -61,8 +61,8 @@ impl FromStr for Fault {
                 "step" => fault.step = number()?,
                 "steps" => fault.steps = number()?,
                 "phase" if PHASES.contains(&value) => fault.phase = value.to_string(),
-                "phase" => return Err(format!("{value} is none of {}", PHASES.join(", "))),
-                other => return Err(format!("{other} is none of rank, step, steps, phase")),
+                "phase" => return Err(format!("unknown phase {value}: use one of {}", PHASES.join(", "))),
+                other => return Err(format!("unknown key {other}: use rank, step, steps or phase")),
             }
         }
         Ok(fault)

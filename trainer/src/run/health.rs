@@ -51,7 +51,7 @@ pub(crate) fn diagnose(
     if let Some(uninformed) = uninformed {
         if (loss - uninformed).abs() < 0.005 * uninformed {
             warnings.push(format!(
-                "the loss {loss:.4} is still that of a student that knows nothing ({uninformed:.4}): it does not \
+                "the loss {loss:.4} is still at chance level ({uninformed:.4}): the student does not \
                  learn; try a higher learning rate or a lower teacher temperature"
             ));
         }

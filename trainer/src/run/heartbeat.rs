@@ -259,7 +259,7 @@ impl Watch for RankWatch {
         }
         let say = |beat: &&Heartbeat| {
             format!(
-                "rank {} on {} has come to {} in {} of step {}, last heard of {:.0} s ago",
+                "rank {} on {} has reached {} in {} of step {}, last heartbeat {:.0} s ago",
                 beat.rank,
                 beat.host,
                 at(beat),

@@ -32,13 +32,13 @@ fn claim(workdir: &Path, plan: &Plan, warn: &mut dyn FnMut(&str)) -> Result<Plan
         }
         if plan.n_micro_batches() != there.n_micro_batches() {
             warn(&format!(
-                "the run was started on {} ranks and goes on with {}: its last bits will differ, as sums follow \
-                 the ranks unless optim.micro_batches says otherwise",
+                "the run was started on {} ranks and continues on {}: results will differ by rounding, because the \
+                 order of sums depends on the number of ranks unless optim.micro_batches is set",
                 there.world_size, plan.world_size
             ));
         } else if plan.n_workers != there.n_workers {
             warn(&format!(
-                "the run was started with {} workers a rank and goes on with {}: its last bits will differ",
+                "the run was started with {} workers per rank and continues with {}: results will differ by rounding",
                 there.n_workers, plan.n_workers
             ));
         }

@@ -78,8 +78,8 @@ impl Trainer {
         Self { state, comm, net, workers, config, sets, device, state_device, timed: None, optimizer }
     }
 
-    /// Lets every phase end when the device has done what it was asked, so that phases tell how long it took and
-    /// not how long asking took: for measurements.
+    /// Makes every phase wait for the device at its end, so that phase times include the device's work and not only
+    /// the time to launch it: for benchmarks.
     pub fn time_phases(&mut self, yes: bool) {
         self.timed = yes.then(|| self.device.clone());
     }

@@ -1,8 +1,8 @@
-//! Views on their way to what computes.
+//! Upload of views to the device.
 //!
-//! The CPU computes where a batch lies. A device is sent its next batch by a thread of its own, once all kernels of the
-//! one before are queued, so that the host's copies and the transfer fall into the time that the device is busy with
-//! them. CubeCL has a stream for every thread, so that the transfer does not queue up behind those kernels.
+//! The CPU reads a batch in place. For another device, a separate thread uploads the next batch as soon as all kernels
+//! of the current one are queued, so that host copies and the transfer overlap with computation. CubeCL has one stream
+//! per thread, so the transfer does not queue up behind those kernels.
 //!
 //! ```text
 //! step's thread   … backward(k) queued · batch k+1 handed over · norms, update(k) · waits for k+1 · teacher(k+1) …

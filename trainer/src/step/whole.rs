@@ -20,8 +20,8 @@ pub(crate) struct BackbonePass<'a> {
 }
 
 impl BackbonePass<'_> {
-    /// Flat gradients of all units for one micro-batch, `slices` of it, where `at_end` makes of the features `[B, N, D]`
-    /// of the first size of views the gradient there.
+    /// Flat gradients of all units for one micro-batch, given as `slices`. `at_end` maps the output features
+    /// `[B, N, D]` of the first view size to the gradient with respect to them.
     pub(crate) fn gradients(
         &self,
         slices: Vec<Groups>,

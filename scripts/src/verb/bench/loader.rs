@@ -253,15 +253,15 @@ impl Measured {
         }
         if waiting > 0.2 {
             return format!(
-                "Reading limits: the threads wait {:.0} % of their time for bytes; a faster disk or more readers \
-                 would help.",
+                "Reading is the bottleneck: threads wait {:.0} % of their time for bytes; a faster disk or more \
+                 readers would help.",
                 percent(waiting)
             );
         }
         let busiest = rows[2..].iter().max_by(|a, b| a.share.total_cmp(&b.share));
         let (name, share) = busiest.map_or(("nothing", 0.0), |row| (row.name, row.share));
         format!(
-            "The cores limit: {} threads wait {:.0} % of their time for bytes, and {name} takes the most, {:.0} %.",
+            "The CPU is the bottleneck: {} threads wait {:.0} % of their time for bytes; {name} takes most, {:.0} %.",
             self.n_threads,
             percent(waiting),
             percent(share)

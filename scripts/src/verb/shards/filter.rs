@@ -15,13 +15,13 @@ use crate::shards::rewrite::{Flags, Item, Job, Verdict, rewrite};
 pub(crate) struct Args {
     #[command(flatten)]
     flags: Flags,
-    /// Shortest side that stays, in pixels.
+    /// Drop images whose short side is below this, in pixels.
     #[arg(long, default_value_t = 0)]
     min_side: u32,
-    /// Largest ratio of long to short side that stays.
+    /// Drop images whose ratio of long to short side is above this.
     #[arg(long, default_value_t = f64::INFINITY)]
     max_aspect: f64,
-    /// Smallest standard deviation of the gray levels that stays, of 255; 0 keeps blank images.
+    /// Drop images whose gray levels, 0 to 255, have a standard deviation below this; 0 keeps blank images.
     #[arg(long, default_value_t = 0.0)]
     min_deviation: f64,
 }

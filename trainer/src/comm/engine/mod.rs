@@ -91,7 +91,7 @@ pub trait Engine {
     /// [`EngineError`].
     fn split(&mut self, color: usize, key: usize) -> Result<Box<dyn Engine>, EngineError>;
 
-    /// Lets it leave a collective that does not end once `given_up` is set, with an error.
+    /// Makes a collective that does not end return an error once `given_up` is set.
     fn watch(&mut self, _given_up: Arc<AtomicBool>) {}
 
     /// Waits until what has been asked of the device has run: before collectives on tensors, so that a rank's own

@@ -53,8 +53,8 @@ pub fn library_version() -> Result<String, String> {
     // SAFETY: looks for files only.
     if !unsafe { sys::is_culib_present() } {
         return Err(
-            "libnccl.so cannot be loaded; where a package brings libnccl.so.2 alone, make a link to it \
-                    of that name in a folder of LD_LIBRARY_PATH"
+            "libnccl.so cannot be loaded; if only libnccl.so.2 is installed, add a link named libnccl.so \
+                    to it in a folder of LD_LIBRARY_PATH"
                 .into(),
         );
     }

@@ -5,7 +5,7 @@ pub(crate) mod prototypes;
 
 use super::unit::Unit;
 
-/// A head, which student and followers have one of each, or the student alone.
+/// A head. Either the student and every follower have one, or only the student.
 pub struct Head {
     /// Its name, which is unique within the method.
     pub name: &'static str,

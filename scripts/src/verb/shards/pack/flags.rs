@@ -59,7 +59,7 @@ pub(crate) struct WebFlags {
     /// Fetch images whose owners forbid it by an X-Robots-Tag (noai, noimageai, noindex, noimageindex, none).
     #[arg(long, requires = "urls", help_heading = "From the web")]
     pub(super) ignore_opt_out: bool,
-    /// Start anew in a folder that holds another pack, whose outputs are taken away.
+    /// Start over in a folder that holds the output of another pack, which is deleted.
     #[arg(long, requires = "urls", help_heading = "From the web")]
     pub(super) overwrite: bool,
 }
