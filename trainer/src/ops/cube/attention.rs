@@ -39,7 +39,7 @@ impl Kernel<CubeBackend, 1> for Attention {
     type Saved = Saved;
 
     fn forward(&self, [qkv]: [CubeTensor; 1]) -> (CubeTensor, Saved) {
-        let sizes = self.sizes(qkv, 3);
+        let sizes = self.sizes(&qkv, 3);
         let qkv = Rows::of(&qkv);
         let [q, k, v] = [0, 1, 2].map(|part| split(&qkv, part, sizes));
         let weights = softmax(product(q, transposed(k)), scale(sizes), sizes.n_tokens);
