@@ -64,7 +64,7 @@ pub fn of_plan(plan: &Plan) -> Result<ModelCost, TrainError> {
 
 /// The costs of `model` under `method`.
 fn of_parts(name: &str, model: &ModelConfig, method: &dyn Method) -> ModelCost {
-    let grain_px = model.grain_px();
+    let cell_px = model.cell_px();
     let shapes: Vec<GroupShape> = method
         .views()
         .groups()
@@ -72,8 +72,8 @@ fn of_parts(name: &str, model: &ModelConfig, method: &dyn Method) -> ModelCost {
         .map(|group| GroupShape {
             n_views: group.n_views,
             n_prefix: 0,
-            grid: [group.size_px as usize / grain_px; 2],
-            width: 3 * grain_px * grain_px,
+            grid: [group.size_px as usize / cell_px; 2],
+            width: 3 * cell_px * cell_px,
         })
         .collect();
     let seen = |sizes: &[usize]| -> Vec<GroupShape> { sizes.iter().map(|size| shapes[*size]).collect() };

@@ -46,7 +46,7 @@ fn the_vision_transformer_equals_timm() {
         let shards = shards(&golden, &format!("{kind}.param"), &units);
         let leaves: Vec<_> =
             shards.iter().map(|shard| Leaves::new(&shard.layout, &shard.student, true)).collect();
-        let input = PixelInput { grain_px: model.grain_px(), normalization: Normalization::default() };
+        let input = PixelInput { cell_px: model.cell_px(), normalization: Normalization::default() };
         let sizes = [16, 8, 24];
         let of_size = |size: usize| {
             let images = golden.bytes(&format!("{kind}.{size}.images"));

@@ -31,7 +31,7 @@ impl Default for Normalization {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PixelInput {
     /// Side of a cell.
-    pub grain_px: usize,
+    pub cell_px: usize,
     /// What is subtracted and divided by.
     pub normalization: Normalization,
 }
@@ -40,7 +40,7 @@ impl PixelInput {
     /// The vectors of `views`, and their shape, on the host.
     pub fn vectors(&self, views: &[&[u8]], size_px: usize) -> (Vec<f32>, [usize; 3]) {
         let Normalization { mean, std } = self.normalization;
-        let (p, grid, plane) = (self.grain_px, size_px / self.grain_px, size_px * size_px);
+        let (p, grid, plane) = (self.cell_px, size_px / self.cell_px, size_px * size_px);
         let n_views: usize = views.iter().map(|bytes| bytes.len() / (3 * plane)).sum();
         let mut out = Vec::with_capacity(n_views * grid * grid * 3 * p * p);
         for view in views.iter().flat_map(|bytes| bytes.chunks_exact(3 * plane)) {
@@ -64,7 +64,7 @@ impl PixelInput {
     pub fn vectors_there(&self, bytes: Tensor<4, Int>) -> Tensor<3> {
         let Normalization { mean, std } = self.normalization;
         let [n, _, size_px, _] = bytes.dims();
-        let (grid, p, device) = (size_px / self.grain_px, self.grain_px, bytes.device());
+        let (grid, p, device) = (size_px / self.cell_px, self.cell_px, bytes.device());
         let by_channel = |values: [f32; 3]| Tensor::<1>::from_floats(values, &device).reshape([1, 3, 1, 1]);
         let scale = by_channel(std.map(|std| 1.0 / (255.0 * std)));
         let shift = by_channel([0, 1, 2].map(|channel| mean[channel] / std[channel]));
@@ -82,7 +82,7 @@ impl PixelInput {
 
     /// Vectors `[n, N, 3·p·p]` of views of `size_px` with their grid.
     pub fn placed(&self, x: Tensor<3>, size_px: usize) -> Features {
-        Features { x, n_prefix: 0, grid: [size_px / self.grain_px; 2] }
+        Features { x, n_prefix: 0, grid: [size_px / self.cell_px; 2] }
     }
 }
 
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn patch_vectors_are_the_same_by_device() {
         let size_px = 12;
-        let input = PixelInput { grain_px: 4, normalization: Normalization::default() };
+        let input = PixelInput { cell_px: 4, normalization: Normalization::default() };
         let bytes: Vec<u8> = (0..2 * 3 * size_px * size_px).map(|i| (i * 37 % 256) as u8).collect();
         let (a, b) = bytes.split_at(bytes.len() / 2);
         let (here, shape) = input.vectors(&[a, b], size_px);

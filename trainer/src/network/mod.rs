@@ -177,7 +177,7 @@ impl Network {
 
     /// All features of `images`, `[3, size, size]` as bytes.
     pub fn features(&self, images: &[&[u8]], size_px: usize) -> Features {
-        let input = PixelInput { grain_px: self.model.grain_px(), normalization: self.normalization };
+        let input = PixelInput { cell_px: self.model.cell_px(), normalization: self.normalization };
         let slices = self.workers.map(self.workers.slices(images.len()), |_, range| {
             let mut groups = vec![input.features(&images[range], size_px, &self.device)];
             for ((unit, layout), flat) in self.units.iter().zip(&self.layouts).zip(&self.flats) {

@@ -207,7 +207,7 @@ impl Plan {
     /// How pixels reach the first unit.
     pub fn pixel_input(&self) -> PixelInput {
         let normalization = self.recipe.data.normalization;
-        PixelInput { grain_px: self.recipe.model.grain_px(), normalization }
+        PixelInput { cell_px: self.recipe.model.cell_px(), normalization }
     }
 
     /// The views of an image.

@@ -29,7 +29,7 @@ pub(crate) trait BackboneConfig {
     /// The key and what is wrong with it.
     fn validate(&self) -> Result<(), String>;
 
-    /// The units, of which the first takes cells of `grain_px` × `grain_px` pixels as vectors `[B·V, N, 3·p·p]`
+    /// The units, of which the first takes cells of `cell_px` × `cell_px` pixels as vectors `[B·V, N, 3·p·p]`
     /// ([`super::patches`]).
     fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>>;
 
@@ -37,7 +37,7 @@ pub(crate) trait BackboneConfig {
     fn width(&self) -> usize;
 
     /// Side of a cell of the input.
-    fn grain_px(&self) -> usize;
+    fn cell_px(&self) -> usize;
 
     /// Side of what a cell of the output stands for, of which every view's side is a multiple.
     fn stride_px(&self) -> usize;

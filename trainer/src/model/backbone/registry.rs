@@ -64,8 +64,8 @@ impl ModelConfig {
     }
 
     /// Side of a cell of the input, in which pixels reach the first unit.
-    pub fn grain_px(&self) -> usize {
-        self.config().grain_px()
+    pub fn cell_px(&self) -> usize {
+        self.config().cell_px()
     }
 
     /// Side of what a cell of the output stands for, of which every view's side is a multiple.

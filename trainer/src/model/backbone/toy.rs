@@ -46,7 +46,7 @@ impl BackboneConfig for Config {
         self.width
     }
 
-    fn grain_px(&self) -> usize {
+    fn cell_px(&self) -> usize {
         4
     }
 

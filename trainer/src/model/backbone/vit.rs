@@ -129,7 +129,7 @@ impl BackboneConfig for Config {
         self.width
     }
 
-    fn grain_px(&self) -> usize {
+    fn cell_px(&self) -> usize {
         self.patch_px
     }
 
