@@ -120,7 +120,7 @@ def spread(module: torch.nn.Module, generator: torch.Generator, std: float) -> N
         for name, p in module.named_parameters():
             around = 1.0 if "norm" in name and name.endswith("weight") or "weight_g" in name else 0.0
             fixed = "weight_g" in name and not p.requires_grad
-            p.copy_(torch.ones_like(p) if fixed else around + normal(generator, *p.shape, std=std))
+            p.copy_(torch.ones_like(p) if fixed else (around + normal(generator, *p.shape, std=std)).float().double())
 
 
 def prefixed(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

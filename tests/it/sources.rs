@@ -162,7 +162,11 @@ fn words(tokens: TokenStream, found: &mut BTreeSet<String>) {
                 }
             }
             TokenTree::Ident(ident) => split(&ident.to_string(), found),
-            TokenTree::Literal(literal) => split(&literal.to_string(), found),
+            TokenTree::Literal(literal) => {
+                if let syn::Lit::Str(text) = syn::Lit::new(literal) {
+                    split(&text.value(), found);
+                }
+            }
             TokenTree::Punct(_) => {}
         }
     }
@@ -180,6 +184,8 @@ fn split(text: &str, found: &mut BTreeSet<String>) {
         }
         last = c;
     }
+    // Names of mixed case are one word as well: `ViT`.
+    found.extend(text.split(|c: char| !c.is_alphanumeric()).map(str::to_lowercase));
 }
 
 /// Walks the syntax of a file.

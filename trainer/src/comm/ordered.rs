@@ -70,6 +70,13 @@ pub(crate) fn sum_of_parts(received: Tensor<1>, order: &[usize]) -> Tensor<1> {
         let sum = with_slice(&received, |parts| sum_of_slices(parts, order));
         return Tensor::from_data(TensorData::new(sum, [n]), &received.device());
     }
+    sum_of_tensors(&received, order)
+}
+
+/// [`sum_of_parts`] by the device's operations.
+fn sum_of_tensors(received: &Tensor<1>, order: &[usize]) -> Tensor<1> {
+    let [len] = received.dims();
+    let n = len / order.len();
     let mut part = |i: usize| received.clone().narrow(0, order[i] * n, n).cast(DType::F32);
     fold(order.len(), &mut part, &|a, b| a + b)
 }
@@ -103,8 +110,11 @@ pub(crate) fn all_sum(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use burn_tensor::Device;
     use proptest::prelude::*;
+
+    use super::*;
+    use crate::device::host::to_host;
 
     proptest! {
         /// What ranks sum of their own parts, and then over ranks, is one and the same tree.
@@ -127,6 +137,22 @@ mod tests {
             fold(n, &mut |part| seen.push(part), &|(), ()| ());
             seen.sort_unstable();
             prop_assert_eq!(seen, (0..n).collect::<Vec<_>>());
+        }
+    }
+
+    /// The device's operations and the loop over slices give the same bits, in any order.
+    #[test]
+    fn tensors_are_summed_as_slices_are() {
+        for world_size in 1..9 {
+            let parts: Vec<f32> =
+                (0..world_size * 37).map(|i| (i as f32).sin() * 10f32.powi(i % 5)).collect();
+            let parts = Tensor::<1>::from_floats(parts.as_slice(), &Device::flex());
+            let order: Vec<usize> = (0..world_size as usize).map(|i| i * 5 % world_size as usize).collect();
+            for dtype in [DType::F32, DType::BF16] {
+                let sent = parts.clone().cast(dtype);
+                let slices = sum_of_slices(&to_host(sent.clone().cast(DType::F32)), &order);
+                assert_eq!(to_host(sum_of_tensors(&sent, &order)), slices, "{world_size} ranks, {dtype:?}");
+            }
         }
     }
 

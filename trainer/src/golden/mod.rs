@@ -73,7 +73,8 @@ impl Golden {
 fn assert_near(name: &str, ours: &[f32], golden: &[f32], tolerance: f32) {
     assert_eq!(ours.len(), golden.len(), "{name}");
     let largest = golden.iter().fold(0.0f32, |most, value| most.max(value.abs()));
-    let worst = ours.iter().zip(golden).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
     assert!(largest > 0.0, "{name} is zero");
-    assert!(worst <= tolerance * largest, "{name}: {worst} of {largest}");
+    for (i, (a, b)) in ours.iter().zip(golden).enumerate() {
+        assert!((a - b).abs() <= tolerance * largest, "{name}[{i}]: {a} and {b}, of up to {largest}");
+    }
 }

@@ -112,7 +112,7 @@ impl Trainer {
     pub(crate) fn gather_whole(&self, unit: &str, mine: &Tensor<1>) -> Result<Tensor<1>, EngineError> {
         let pending =
             collectives::gather(&self.comm, unit, &mine.clone().to_device(&self.device), Wire::F32, false)?;
-        self.comm.wait(pending)
+        Ok(self.comm.wait(pending)?.to_device(&self.device))
     }
 
     /// Takes one step on this rank's share of a batch, by itself.

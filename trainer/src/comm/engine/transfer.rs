@@ -11,7 +11,7 @@ use burn_tensor::{DType, Device, Tensor, TensorData};
 use super::EngineError;
 use crate::comm::buffer_pool::BufferPool;
 use crate::comm::wire::{self, Wire};
-use crate::device::host::with_slice;
+use crate::device::host::{is_host, with_slice};
 
 /// Two flat tensors of one collective.
 pub struct Transfer {
@@ -48,6 +48,9 @@ impl Transfer {
         }
         // No build without CUDA has an engine that reads device memory.
         let _ = device_memory;
+        // The communication thread reads what lies on a device. CubeCL lets it wait for memory that was given out since
+        // it last looked, not for what has been written in place: a copy is such memory.
+        let send = if is_host(&send) { send } else { send.clone() * 1.0 };
         Ok(Self {
             send,
             wire,
@@ -82,7 +85,7 @@ impl Transfer {
         &mut self,
         collective: impl FnOnce(&[u8], &mut [u8]) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
-        let (device, wire) = (self.send.device(), self.wire);
+        let wire = self.wire;
         let fill = |received: &mut [f32]| {
             with_slice(&self.send.clone().cast(DType::F32), |values| match wire {
                 Wire::F32 => collective(bytemuck::cast_slice(values), bytemuck::cast_slice_mut(received)),
@@ -96,11 +99,11 @@ impl Transfer {
                 }
             })
         };
-        self.receive = Some(filled(self.n_receive, self.buffers.as_ref(), &device, fill)?);
+        self.receive = Some(filled(self.n_receive, self.buffers.as_ref(), fill)?);
         Ok(())
     }
 
-    /// What has been received: in f32 by way of the host, else in the type that travels.
+    /// What has been received: by way of the host in f32 and on the host, else on the device in the type that travels.
     ///
     /// # Panics
     /// If no collective has run, where that can be told: a bug in the mesh.
@@ -109,19 +112,18 @@ impl Transfer {
     }
 }
 
-/// A tensor of `n` elements that `fill` has filled, in a buffer out of a pool or in memory of its own.
+/// A tensor on the host of `n` elements that `fill` has filled, in a buffer out of a pool or in memory of its own.
 fn filled(
     n: usize,
     buffers: Option<&Arc<BufferPool>>,
-    device: &Device,
     fill: impl FnOnce(&mut [f32]) -> Result<(), EngineError>,
 ) -> Result<Tensor<1>, EngineError> {
     if let Some(pool) = buffers {
         let mut buffer = pool.take(n);
         fill(buffer.values())?;
-        return Ok(buffer.into_tensor(device));
+        return Ok(buffer.into_tensor(&Device::flex()));
     }
     let mut values = vec![0.0; n];
     fill(&mut values)?;
-    Ok(Tensor::from_data(TensorData::new(values, [n]), device))
+    Ok(Tensor::from_data(TensorData::new(values, [n]), &Device::flex()))
 }
