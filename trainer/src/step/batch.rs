@@ -12,6 +12,9 @@ pub(crate) type Groups = Vec<Features>;
 /// Gradients of [`Groups`].
 pub(crate) type GroupGrads = Vec<Tensor<3>>;
 
+/// Numbers of a micro-batch's images, by slice.
+pub(crate) type SlicedImages = Vec<Vec<usize>>;
+
 /// A micro-batch: one slice a worker.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct MicroBatch {
@@ -68,7 +71,7 @@ impl Share {
     }
 
     /// The images of each micro-batch, by the slices that `workers` take.
-    pub(crate) fn slices(&self, workers: &Workers, n_images: usize) -> Vec<Vec<Vec<usize>>> {
+    pub(crate) fn slices(&self, workers: &Workers, n_images: usize) -> Vec<SlicedImages> {
         let of_batch = |number| {
             let images = self.images(number, n_images);
             let ranges = workers.slices(images.len());

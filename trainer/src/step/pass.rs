@@ -34,6 +34,9 @@ pub(crate) type UnitDraws = Vec<Vec<Draws>>;
 /// Gradients of a micro-batch by slice.
 pub(crate) type SlicedGrads = Vec<GroupGrads>;
 
+/// Local sums of a micro-batch by slice and set of statistics.
+type SlicedSums = Vec<Vec<Tensor<1>>>;
+
 /// What a unit's backward pass needs.
 pub(crate) struct UnitTape<'a> {
     stages: Vec<StageTape<'a>>,
@@ -159,8 +162,8 @@ impl<'p> Passes<'p> {
         Beside { stage, draws, totals, sets: self.sets, compute: self.compute }
     }
 
-    /// Sums over slices, micro-batches and ranks, by set; `sums` are by micro-batch, slice and set.
-    fn totals(&self, unit: &str, sums: &[Vec<Vec<Tensor<1>>>]) -> Result<Vec<Tensor<1>>, EngineError> {
+    /// Sums over slices, micro-batches and ranks, by set; `sums` are by micro-batch.
+    fn totals(&self, unit: &str, sums: &[SlicedSums]) -> Result<Vec<Tensor<1>>, EngineError> {
         let n_sets = sums.first().and_then(|slices| slices.first()).map_or(0, Vec::len);
         let of_set = |set: usize| {
             let of_batch = |slices: &Vec<Vec<Tensor<1>>>| {
@@ -175,7 +178,7 @@ impl<'p> Passes<'p> {
 }
 
 /// Features and sums by slice.
-fn parted(outputs: Vec<StageOutput>) -> (Vec<Groups>, Vec<Vec<Tensor<1>>>) {
+fn parted(outputs: Vec<StageOutput>) -> (Vec<Groups>, SlicedSums) {
     outputs.into_iter().map(|output| (output.features, output.sums)).unzip()
 }
 

@@ -4,7 +4,7 @@ use augment::Batch;
 use burn_tensor::{Device, Tensor};
 
 use super::agreement::{Votes, agree};
-use super::batch::MicroBatch;
+use super::batch::{MicroBatch, SlicedImages};
 use super::config::StepConfig;
 use super::forward::{Networks, Observations};
 use super::loss::{Scored, Scoring};
@@ -242,7 +242,7 @@ impl Trainer {
     }
 
     /// The images of each micro-batch, by slice.
-    fn slices(&self, n_images: usize) -> Vec<Vec<Vec<usize>>> {
+    fn slices(&self, n_images: usize) -> Vec<SlicedImages> {
         self.config.share(self.topology()).slices(&self.workers, n_images)
     }
 

@@ -15,7 +15,7 @@ use augment::Batch;
 use burn_tensor::{DType, Device, Int, Tensor};
 use crossbeam::channel::{Receiver, Sender, bounded};
 
-use super::batch::MicroBatch;
+use super::batch::{MicroBatch, SlicedImages};
 use crate::comm::engine::EngineError;
 use crate::device::readback::failure;
 use crate::device::workers::Workers;
@@ -68,7 +68,7 @@ impl Uplink {
     pub(crate) fn here(
         &self,
         batch: &Batch,
-        slices: Vec<Vec<Vec<usize>>>,
+        slices: Vec<SlicedImages>,
         workers: &Workers,
     ) -> Vec<MicroBatch> {
         let of_slice = |images: Vec<usize>| {
