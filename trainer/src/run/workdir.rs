@@ -23,7 +23,14 @@ fn claim(workdir: &Path, plan: &Plan, warn: &mut dyn FnMut(&str)) -> Result<Plan
         Err(error) => return Err(TrainError::io("read", &path, error)),
     };
     if let Some(text) = &before {
-        let there: Plan = toml::from_str(text).map_err(|error| unreadable(error.to_string()))?;
+        let foreign = |error: toml::de::Error| {
+            unreadable(format!(
+                "this program cannot read it ({}): finish the run with the release that started it, or use another \
+                 folder",
+                error.message()
+            ))
+        };
+        let there: Plan = toml::from_str(text).map_err(foreign)?;
         if let Some((key, there, here)) = there.difference(&plan) {
             return Err(TrainError::OtherRecipe { workdir: workdir.to_path_buf(), key, there, here });
         }
@@ -103,5 +110,23 @@ pub(crate) fn agree(
     match taken {
         Some(taken) => taken,
         None => Ok((read(&text).ok_or(TrainError::PeersFailed { n_ranks: 1 })?, None)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_of_another_release_is_refused_in_one_line() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("plan.toml"), "freeze_last_layer_steps = 63\n").unwrap();
+        let plan = crate::conformance::plans(&[]).remove(0);
+        let error = claim(folder.path(), &plan, &mut |_| {}).unwrap_err().to_string();
+        assert!(
+            error.contains("freeze_last_layer_steps") && error.contains("the release that started it"),
+            "{error}"
+        );
+        assert!(!error.contains('\n'), "{error}");
     }
 }
