@@ -2,6 +2,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use burn_tensor::Device;
+use trainer::bench::compare::difference;
 use trainer::bench::noise::noise_batch;
 use trainer::bench::shard::share_of;
 use trainer::checkpoint::{Saver, resume};
@@ -115,13 +116,6 @@ pub(crate) fn train_on(plan: &Plan, engines: Vec<Local>, n_steps: u64) -> Traine
     Trained { losses, gauges, weights: assemble(shards), moments: assemble(moments) }
 }
 
-/// Largest difference, relative to the largest weight.
-pub(crate) fn worst(a: &[f32], b: &[f32]) -> f32 {
-    assert_eq!(a.len(), b.len());
-    let largest = a.iter().fold(0.0f32, |m, v| m.max(v.abs()));
-    a.iter().zip(b).fold(0.0f32, |m, (a, b)| m.max((a - b).abs())) / largest
-}
-
 /// Everything that spans a batch at once.
 pub(crate) const STATISTICS: [&str; 3] =
     ["method.centering=\"sinkhorn\"", "method.koleo_weight=0.1", "model.drop_path=0.3"];
@@ -203,7 +197,11 @@ fn ranks_train_like_the_whole_batch() {
         let four = train(&plan(4, &[&STATISTICS[..], more].concat()), 1);
         assert!((four.losses[0] - whole.losses[0]).abs() < 1e-5 * whole.losses[0].abs());
         assert!((four.losses[1] - whole.losses[1]).abs() < 1e-5 * whole.losses[1]);
-        assert!(worst(&four.moments, &whole.moments) < 1e-5, "{}", worst(&four.moments, &whole.moments));
+        assert!(
+            difference(&four.moments, &whole.moments) < 1e-5,
+            "{}",
+            difference(&four.moments, &whole.moments)
+        );
     }
 }
 

@@ -1,8 +1,9 @@
 //! Weights and gradients between ranks, and what is computed in bf16.
 
+use trainer::bench::compare::difference;
 use trainer::comm::engine::{Local, LocalGroup};
 
-use crate::ranks::{STATISTICS, plan, train, train_on, worst};
+use crate::ranks::{STATISTICS, plan, train, train_on};
 
 const BF16: &str = "optim.precision={ gather = \"bf16\", reduce = \"bf16\" }";
 
@@ -23,9 +24,9 @@ fn every_order_of_sums_and_every_type_trains_alike() {
         (&[BF16, "run.shard_group=2", "run.exact_sums=false"], 0.02),
     ] {
         let four = train(&plan(4, &[&four_micro_batches[..], more].concat()), 1);
-        let worst = worst(&four.moments, &one.moments);
+        let worst = difference(&four.moments, &one.moments);
         assert!(worst < tolerance, "{more:?}: {worst}");
-        assert!((four.losses[0] - one.losses[0]).abs() < f64::from(tolerance) * one.losses[0], "{more:?}");
+        assert!((four.losses[0] - one.losses[0]).abs() < tolerance * one.losses[0], "{more:?}");
     }
 }
 
@@ -75,8 +76,8 @@ fn bf16_on_the_wire_trains_alike() {
     let rounded = train(&plan(2, &wire), 1);
     assert_ne!(rounded.losses, exact.losses);
     assert!((rounded.losses[1] - exact.losses[1]).abs() < 0.01 * exact.losses[1], "gradient norms");
-    assert!(worst(&rounded.moments, &exact.moments) < 0.02);
-    assert!(worst(&rounded.moments, &exact.moments) > 1e-5, "nothing was rounded");
+    assert!(difference(&rounded.moments, &exact.moments) < 0.02);
+    assert!(difference(&rounded.moments, &exact.moments) > 1e-5, "nothing was rounded");
     // Gathered weights are rounded alike wherever they are gathered.
     let gather = ["optim.precision={gather=\"bf16\"}", "optim.micro_batches=2"];
     assert!(train(&plan(2, &gather), 3) == train(&plan(1, &gather), 3));

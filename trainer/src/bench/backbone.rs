@@ -138,18 +138,18 @@ fn start_gradient(y: &Tensor<3>) -> Tensor<3> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::compare::difference;
     use crate::conformance::plans;
     use crate::device::host::to_host;
 
-    fn worst(a: Vec<Tensor<1>>, b: Vec<Tensor<1>>) -> f32 {
+    fn worst(a: Vec<Tensor<1>>, b: Vec<Tensor<1>>) -> f64 {
         assert_eq!(a.len(), b.len());
         let of_unit = |(a, b): (Tensor<1>, Tensor<1>)| {
             let (a, b) = (to_host(a), to_host(b));
-            let scale = b.iter().fold(0.0f32, |max, v| max.max(v.abs()));
-            assert!(scale > 0.0, "every unit has a gradient");
-            a.iter().zip(&b).fold(0.0f32, |max, (a, b)| max.max((a - b).abs())) / scale
+            assert!(b.iter().any(|value| *value != 0.0), "every unit has a gradient");
+            difference(&b, &a)
         };
-        a.into_iter().zip(b).map(of_unit).fold(0.0, f32::max)
+        a.into_iter().zip(b).map(of_unit).fold(0.0, f64::max)
     }
 
     /// The vector-Jacobian product unit by unit equals one whole graph; with one worker and one size of views bit

@@ -55,11 +55,11 @@ pub fn compare(plan: &Plan, device: &Device, n_steps: u64) -> Result<Comparison,
     let (here, there) = (here?, there?);
     let loss = here.loss()?;
     let embeddings =
-        here.embeddings().iter().zip(there.embeddings()).map(|(a, b)| difference(flat(a), flat(b)));
+        here.embeddings().iter().zip(there.embeddings()).map(|(a, b)| difference(&flat(a), &flat(b)));
     let names = trainers[0].state.shards.iter().map(|shard| shard.layout.name.clone());
     let gradients = names
         .zip(here.shards().iter().zip(there.shards()))
-        .map(|(name, (a, b))| (name, difference(to_host(a.clone()), to_host(b.clone()))));
+        .map(|(name, (a, b))| (name, difference(&to_host(a.clone()), &to_host(b.clone()))));
     let mut comparison = Comparison {
         embeddings: embeddings.fold(0.0, f64::max),
         loss: (loss - there.loss()?).abs() / loss.abs(),
@@ -80,11 +80,15 @@ fn flat(rows: &Tensor<2>) -> Vec<f32> {
     to_host(rows.clone().reshape([b * d]))
 }
 
-/// Largest difference of elements, relative to the largest of `a`; infinite where something is no number.
-fn difference(a: Vec<f32>, b: Vec<f32>) -> f64 {
+/// Largest difference of elements, relative to the largest of `a`; infinite where something is not a number.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn difference(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len(), "elements to compare");
     let largest = a.iter().fold(0.0f32, |max, v| max.max(v.abs()));
     let mut worst = 0.0f32;
-    for (a, b) in a.iter().zip(&b) {
+    for (a, b) in a.iter().zip(b) {
         let gap = (a - b).abs();
         worst = if gap.is_nan() { f32::INFINITY } else { worst.max(gap) };
     }
@@ -97,9 +101,9 @@ mod tests {
 
     #[test]
     fn differences_are_seen() {
-        assert_eq!(difference(vec![1.0, -2.0], vec![1.0, -2.0]), 0.0);
-        assert_eq!(difference(vec![1.0, -2.0], vec![1.5, -2.0]), 0.25);
-        assert_eq!(difference(vec![1.0], vec![f32::NAN]), f64::INFINITY);
+        assert_eq!(difference(&[1.0, -2.0], &[1.0, -2.0]), 0.0);
+        assert_eq!(difference(&[1.0, -2.0], &[1.5, -2.0]), 0.25);
+        assert_eq!(difference(&[1.0], &[f32::NAN]), f64::INFINITY);
         let comparison = |steps| Comparison { embeddings: 0.0, loss: 0.0, gradients: Vec::new(), steps };
         assert_eq!(comparison(vec![[2.0, 2.0], [2.0, 1.0]]).worst_step(), 0.5);
         assert_eq!(comparison(vec![[2.0, f64::NAN], [2.0, 2.0]]).worst_step(), f64::INFINITY);

@@ -7,6 +7,7 @@ use augment::Batch;
 use burn_tensor::{DType, Device, Tensor};
 
 use super::{BATCH, batch, pair, plans};
+use crate::bench::compare::difference;
 use crate::comm::communicator::Comm;
 use crate::comm::peers::Peers;
 use crate::device::host::to_host;
@@ -181,10 +182,10 @@ fn check(plan: &Plan, number: u64) {
     assert!((of_step - loss).abs() <= 1e-5 * loss.abs(), "{}: loss {of_step}, {loss}", pair(plan));
     for ((shard, given), expected) in trainer.state.shards.iter().zip(given.shards()).zip(grads) {
         let (given, expected) = (to_host(given.clone()), to_host(expected));
-        let largest = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
-        let worst = given.iter().zip(&expected).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
-        assert!(largest > 0.0, "{}: {} has no gradient", pair(plan), shard.layout.name);
-        assert!(worst <= 1e-4 * largest, "{}: {}: {worst} of {largest}", pair(plan), shard.layout.name);
+        let unit = &shard.layout.name;
+        assert!(expected.iter().any(|value| *value != 0.0), "{}: {unit} has no gradient", pair(plan));
+        let worst = difference(&expected, &given);
+        assert!(worst <= 1e-4, "{}: {unit}: {worst} of the largest", pair(plan));
     }
 }
 
