@@ -8,18 +8,23 @@
 //! them.
 
 mod attention;
+mod batch_norm;
 mod bridge;
+mod conv;
 mod cpu;
 mod cross_entropy;
 #[cfg(feature = "cube")]
 pub(crate) mod cube;
+mod fork;
 mod gelu;
 mod gemm;
+mod grid_mean;
 mod layer_norm;
 mod linear;
 mod log_distance;
 mod math;
 mod probs;
+mod relu;
 mod residual;
 mod seed;
 mod sequence;
@@ -28,12 +33,17 @@ mod unit_rows;
 mod weight_norm;
 
 pub(crate) use attention::attention;
+pub(crate) use batch_norm::{Affine, moments, normalize};
+pub(crate) use conv::{Window, conv, max_pool};
 pub(crate) use cross_entropy::{Pairs, cross_entropy};
+pub(crate) use fork::fork;
 pub(crate) use gelu::gelu;
+pub(crate) use grid_mean::{grid_mean, scale_channels};
 pub(crate) use layer_norm::layer_norm;
 pub(crate) use linear::linear;
 pub(crate) use log_distance::log_distances;
 pub(crate) use probs::{balanced, column_sums, exp_rows, largest, sharpness, softmax_rows};
+pub(crate) use relu::relu;
 pub(crate) use residual::branch;
 pub(crate) use seed::seed;
 pub(crate) use sequence::sequence;

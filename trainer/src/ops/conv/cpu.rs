@@ -1,0 +1,213 @@
+//! Convolution on the CPU: windows side by side in a matrix, a block of them at a time, and matrix products.
+//!
+//! ```text
+//! X [M, T·C]  windows of x      W [T·C, O]       y = X · W      gW = Xᵀ · g
+//! gx = windows of g · W turned round            for a stride of one
+//! gx = Σ over windows of g · Wᵀ                 else
+//! ```
+//!
+//! for each group of channels; T taps, C and O channels of a group.
+
+use std::ops::Range;
+
+use super::geometry::Geometry;
+use crate::ops::gemm::{Mat, gemm};
+
+/// Elements of a block of windows, which lie in a core's cache.
+const BLOCK: usize = 1 << 18;
+
+/// Windows of a block at least: the weights are packed anew for every block.
+const LEAST_WINDOWS: usize = 256;
+
+/// Channels of a convolution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Channels {
+    /// That come.
+    pub input: usize,
+    /// That go.
+    pub output: usize,
+    /// Groups of both.
+    pub groups: usize,
+}
+
+impl Channels {
+    fn turned(self) -> Self {
+        Self { input: self.output, output: self.input, ..self }
+    }
+
+    /// Of a group: that come, and that go.
+    fn each(self) -> [usize; 2] {
+        [self.input / self.groups, self.output / self.groups]
+    }
+}
+
+/// `[O, C/G, T]` into `[G, T·C/G, O/G]`.
+pub(super) fn packed(weight: &[f32], channels: Channels, n_taps: usize) -> Vec<f32> {
+    let [c, o] = channels.each();
+    let mut packed = vec![0.0; weight.len()];
+    for (group, packed) in packed.chunks_exact_mut((n_taps * c * o).max(1)).enumerate() {
+        for (out, of_out) in weight[group * o * c * n_taps..].chunks_exact(c * n_taps).take(o).enumerate() {
+            for (input, taps) in of_out.chunks_exact(n_taps).enumerate() {
+                for (tap, value) in taps.iter().enumerate() {
+                    packed[(tap * c + input) * o + out] = *value;
+                }
+            }
+        }
+    }
+    packed
+}
+
+/// `[G, T·C/G, O/G]` into `[O, C/G, T]`.
+pub(super) fn unpacked(packed: &[f32], channels: Channels, n_taps: usize) -> Vec<f32> {
+    let [c, o] = channels.each();
+    let mut weight = vec![0.0; packed.len()];
+    for (group, packed) in packed.chunks_exact((n_taps * c * o).max(1)).enumerate() {
+        let of_group = weight[group * o * c * n_taps..].chunks_exact_mut(c * n_taps).take(o);
+        for (out, of_out) in of_group.enumerate() {
+            for (input, taps) in of_out.chunks_exact_mut(n_taps).enumerate() {
+                for (tap, value) in taps.iter_mut().enumerate() {
+                    *value = packed[(tap * c + input) * o + out];
+                }
+            }
+        }
+    }
+    weight
+}
+
+/// `[O, C/G, T]` into `[G, T·O/G, C/G]` with the taps in reverse: what a gradient of the output is convolved with.
+fn turned(weight: &[f32], channels: Channels, n_taps: usize) -> Vec<f32> {
+    let [c, o] = channels.each();
+    let mut turned = vec![0.0; weight.len()];
+    for (group, turned) in turned.chunks_exact_mut((n_taps * c * o).max(1)).enumerate() {
+        for (out, of_out) in weight[group * o * c * n_taps..].chunks_exact(c * n_taps).take(o).enumerate() {
+            for (input, taps) in of_out.chunks_exact(n_taps).enumerate() {
+                for (tap, value) in taps.iter().rev().enumerate() {
+                    turned[(tap * o + out) * c + input] = *value;
+                }
+            }
+        }
+    }
+    turned
+}
+
+/// The convolution of `x` with `packed` weights, `[M, O]`.
+pub(super) fn forward(x: &[f32], packed: &[f32], channels: Channels, geometry: &Geometry) -> Vec<f32> {
+    let [c, o] = channels.each();
+    let k = geometry.n_taps() * c;
+    let mut y = vec![0.0; geometry.n_windows() * channels.output];
+    in_blocks(x, channels, geometry, |group, windows, block| {
+        let m = windows.len();
+        let out = &mut y[windows.start * channels.output..windows.end * channels.output];
+        let weights = Mat::rows(&packed[group * k * o..(group + 1) * k * o], o);
+        gemm([m, k, o], 1.0, block, weights, 0.0, &mut out[group * o..], channels.output);
+    });
+    y
+}
+
+/// The gradient of packed weights, `[G, T·C/G, O/G]`, given that of the output, `[M, O]`.
+pub(super) fn weight_gradient(x: &[f32], grad: &[f32], channels: Channels, geometry: &Geometry) -> Vec<f32> {
+    let [c, o] = channels.each();
+    let k = geometry.n_taps() * c;
+    let mut gw = vec![0.0; k * channels.output];
+    in_blocks(x, channels, geometry, |group, windows, block| {
+        let m = windows.len();
+        let grad = &grad[windows.start * channels.output..windows.end * channels.output];
+        let grad = Mat::rows(&grad[group * o..], channels.output);
+        let keep = if windows.start == 0 { 0.0 } else { 1.0 };
+        gemm([k, m, o], 1.0, block.t(), grad, keep, &mut gw[group * k * o..(group + 1) * k * o], o);
+    });
+    gw
+}
+
+/// The gradient of the input, `[N, C]`, given that of the output and the weights as PyTorch stores them.
+pub(super) fn input_gradient(
+    grad: &[f32],
+    weight: &[f32],
+    channels: Channels,
+    geometry: &Geometry,
+) -> Vec<f32> {
+    if geometry.stride == 1 && (0..2).all(|axis| geometry.padding[axis] < geometry.kernel[axis]) {
+        let turned = turned(weight, channels, geometry.n_taps());
+        return forward(grad, &turned, channels.turned(), &geometry.turned());
+    }
+    let [c, o] = channels.each();
+    let k = geometry.n_taps() * c;
+    let packed = packed(weight, channels, geometry.n_taps());
+    let mut gx = vec![0.0; geometry.n_cells() * channels.input];
+    let mut block = Vec::new();
+    for windows in blocks(geometry, k) {
+        let grad = &grad[windows.start * channels.output..windows.end * channels.output];
+        for group in 0..channels.groups {
+            let m = windows.len();
+            block.resize(m * k, 0.0);
+            let weights = Mat::rows(&packed[group * k * o..(group + 1) * k * o], o).t();
+            gemm([m, o, k], 1.0, Mat::rows(&grad[group * o..], channels.output), weights, 0.0, &mut block, k);
+            geometry.for_each_row(windows.clone(), |window, tap, n| {
+                for i in 0..n {
+                    let from = window * k + (tap.number + i) * c;
+                    let to = (tap.cell + i) * channels.input + group * c;
+                    gx[to..to + c].iter_mut().zip(&block[from..from + c]).for_each(|(gx, g)| *gx += g);
+                }
+            });
+        }
+    }
+    gx
+}
+
+/// Ranges of windows of `k` elements each that fit a block.
+fn blocks(geometry: &Geometry, k: usize) -> impl Iterator<Item = Range<usize>> {
+    let (len, n) = ((BLOCK / k).max(LEAST_WINDOWS), geometry.n_windows());
+    (0..n).step_by(len).map(move |start| start..(start + len).min(n))
+}
+
+/// Calls `f` with each group of channels, each block of windows, and the matrix of these windows.
+fn in_blocks(
+    x: &[f32],
+    channels: Channels,
+    geometry: &Geometry,
+    mut f: impl FnMut(usize, Range<usize>, Mat<'_>),
+) {
+    let [c, _] = channels.each();
+    let k = geometry.n_taps() * c;
+    if geometry.is_pointwise() {
+        for group in 0..channels.groups {
+            f(group, 0..geometry.n_windows(), Mat::rows(&x[group * c..], channels.input));
+        }
+        return;
+    }
+    let mut block = Vec::new();
+    for windows in blocks(geometry, k) {
+        for group in 0..channels.groups {
+            block.resize(windows.len() * k, 0.0);
+            gather(x, channels, geometry, group, windows.clone(), &mut block);
+            f(group, windows.clone(), Mat::rows(&block, k));
+        }
+    }
+}
+
+/// Writes the `windows` of a group's channels side by side, zeros where they reach outside.
+fn gather(
+    x: &[f32],
+    channels: Channels,
+    geometry: &Geometry,
+    group: usize,
+    windows: Range<usize>,
+    block: &mut [f32],
+) {
+    let [c, _] = channels.each();
+    let k = geometry.n_taps() * c;
+    if geometry.padding != [0, 0] {
+        block.fill(0.0);
+    }
+    geometry.for_each_row(windows, |window, tap, n| {
+        let to = window * k + tap.number * c;
+        if channels.groups == 1 {
+            block[to..to + n * c].copy_from_slice(&x[tap.cell * c..(tap.cell + n) * c]);
+            return;
+        }
+        for i in 0..n {
+            let from = (tap.cell + i) * channels.input + group * c;
+            block[to + i * c..to + (i + 1) * c].copy_from_slice(&x[from..from + c]);
+        }
+    });
+}

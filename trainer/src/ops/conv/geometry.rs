@@ -1,0 +1,131 @@
+//! Where the windows of a convolution or pooling lie.
+
+use std::ops::Range;
+
+/// Windows over the grids of some images, with channels last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Geometry {
+    /// Images.
+    pub n_images: usize,
+    /// Rows and columns that come.
+    pub input: [usize; 2],
+    /// Rows and columns that go: one window each.
+    pub output: [usize; 2],
+    /// Rows and columns of a window.
+    pub kernel: [usize; 2],
+    /// Between two windows.
+    pub stride: usize,
+    /// Rows above and columns left of the input that windows reach.
+    pub padding: [usize; 2],
+}
+
+/// A cell of a window that lies inside the input.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tap {
+    /// Number of the cell in its window.
+    pub number: usize,
+    /// Number of the cell in the input, counted over all images.
+    pub cell: usize,
+}
+
+impl Geometry {
+    /// Windows of `kernel` over `n_images` grids of `input`, `stride` apart, with `padding` around the input.
+    ///
+    /// # Panics
+    /// If a window is larger than the padded input: grids are checked with the recipe.
+    pub(super) fn new(
+        n_images: usize,
+        input: [usize; 2],
+        kernel: [usize; 2],
+        stride: usize,
+        padding: usize,
+    ) -> Self {
+        let output = [0, 1].map(|axis| (input[axis] + 2 * padding - kernel[axis]) / stride + 1);
+        Self { n_images, input, output, kernel, stride, padding: [padding; 2] }
+    }
+
+    /// The windows whose convolution gives the gradient of this one's input, for a stride of one: the output is seen
+    /// through the kernel turned round.
+    pub(super) fn turned(&self) -> Self {
+        let padding = [0, 1].map(|axis| self.kernel[axis] - 1 - self.padding[axis]);
+        Self { input: self.output, output: self.input, padding, ..*self }
+    }
+
+    /// Windows of all images.
+    pub(super) fn n_windows(&self) -> usize {
+        self.n_images * self.output[0] * self.output[1]
+    }
+
+    /// Cells of all images.
+    pub(super) fn n_cells(&self) -> usize {
+        self.n_images * self.input[0] * self.input[1]
+    }
+
+    /// Cells of a window.
+    pub(super) fn n_taps(&self) -> usize {
+        self.kernel[0] * self.kernel[1]
+    }
+
+    /// Whether every window is one cell and every cell a window.
+    pub(super) fn is_pointwise(&self) -> bool {
+        self.kernel == [1, 1] && self.stride == 1 && self.padding == [0, 0]
+    }
+
+    /// Calls `row` for each row of each of the `windows`, in order, with the number of the window counted from the first
+    /// of them, the first tap of the row that lies inside the input, and how many do.
+    #[inline(always)]
+    pub(super) fn for_each_row(&self, windows: Range<usize>, mut row: impl FnMut(usize, Tap, usize)) {
+        let [height, width] = self.input;
+        let [_, n_columns] = self.output;
+        let per_image = self.output[0] * n_columns;
+        for (i, window) in windows.enumerate() {
+            let (image, within) = (window / per_image, window % per_image);
+            let top = (within / n_columns * self.stride) as isize - self.padding[0] as isize;
+            let left = (within % n_columns * self.stride) as isize - self.padding[1] as isize;
+            let first = (-left).max(0) as usize;
+            let last = (width as isize - left).clamp(0, self.kernel[1] as isize) as usize;
+            let n = last.saturating_sub(first);
+            for ky in 0..self.kernel[0] {
+                let y = top + ky as isize;
+                if y < 0 || y >= height as isize || n == 0 {
+                    continue;
+                }
+                let cell = (image * height + y as usize) * width + (left + first as isize) as usize;
+                row(i, Tap { number: ky * self.kernel[1] + first, cell }, n);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Every pair of a window and a cell of it inside the input, once.
+        #[test]
+        fn rows_are_the_taps_inside(
+            h in 1usize..6, w in 1usize..6, kh in 1usize..4, kw in 1usize..4, stride in 1usize..3, padding in 0usize..2,
+        ) {
+            prop_assume!(h + 2 * padding >= kh && w + 2 * padding >= kw);
+            let geometry = Geometry::new(2, [h, w], [kh, kw], stride, padding);
+            let mut found = Vec::new();
+            geometry.for_each_row(0..geometry.n_windows(), |window, tap, n| {
+                found.extend((0..n).map(|i| (window, tap.number + i, tap.cell + i)));
+            });
+            let mut expected = Vec::new();
+            for window in 0..geometry.n_windows() {
+                let [rows, columns] = geometry.output;
+                let (image, y, x) = (window / (rows * columns), window / columns % rows, window % columns);
+                for tap in 0..kh * kw {
+                    let (y, x) = (y * stride + tap / kw, x * stride + tap % kw);
+                    if (padding..h + padding).contains(&y) && (padding..w + padding).contains(&x) {
+                        expected.push((window, tap, (image * h + y - padding) * w + x - padding));
+                    }
+                }
+            }
+            prop_assert_eq!(found, expected);
+        }
+    }
+}
