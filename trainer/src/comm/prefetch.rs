@@ -43,11 +43,19 @@ impl<'a> Gathers<'a> {
         device: &'a Device,
     ) -> Result<Self, EngineError> {
         let mut gathers = Self { comm, device, rest: list.into_iter().collect(), ahead: None };
-        gathers.submit_next()?;
+        gathers.look_ahead()?;
         Ok(gathers)
     }
 
-    fn submit_next(&mut self) -> Result<(), EngineError> {
+    /// Sends for the next buffer, unless it is on its way. Statistics of the unit that computes go first: what is
+    /// submitted runs in order, and they are waited for.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub(crate) fn look_ahead(&mut self) -> Result<(), EngineError> {
+        if self.ahead.is_some() {
+            return Ok(());
+        }
         let submit = |next: Wanted<'_>| {
             // What an engine on device memory sends must lie there.
             let shard = match self.comm.takes_tensors {
@@ -60,7 +68,7 @@ impl<'a> Gathers<'a> {
         Ok(())
     }
 
-    /// The next unit's buffer, `[padded]`.
+    /// The next unit's buffer, `[padded]`. The one after it is not on its way before [`Gathers::look_ahead`].
     ///
     /// # Errors
     /// [`EngineError`].
@@ -68,9 +76,9 @@ impl<'a> Gathers<'a> {
     /// # Panics
     /// If more are asked for than were listed: a bug in the step.
     pub(crate) fn next_flat(&mut self) -> Result<Tensor<1>, EngineError> {
+        self.look_ahead()?;
         let pending = self.ahead.take().expect("the step lists every gather");
         let flat = self.comm.wait(pending)?;
-        self.submit_next()?;
         let flat = flat.to_device(self.device);
         // Leaves are f32, whatever weights travel in: gradients of several uses are added up in it.
         Ok(if flat.dtype() == DType::F32 { flat } else { flat.cast(DType::F32) })
@@ -80,6 +88,8 @@ impl<'a> Gathers<'a> {
 /// Reductions on their way, results in the order of submission.
 pub(crate) struct Reductions<'a> {
     comm: &'a Comm,
+    /// Units, gradients and how they travel, still to be submitted.
+    held: Vec<(&'a str, Tensor<1>, Wire)>,
     pending: VecDeque<Pending<Tensor<1>>>,
     done: Vec<Tensor<1>>,
 }
@@ -87,18 +97,25 @@ pub(crate) struct Reductions<'a> {
 impl<'a> Reductions<'a> {
     /// None yet.
     pub(crate) fn new(comm: &'a Comm) -> Self {
-        Self { comm, pending: VecDeque::new(), done: Vec::new() }
+        Self { comm, held: Vec::new(), pending: VecDeque::new(), done: Vec::new() }
     }
 
-    /// Submits one; waits first if too many are on their way.
+    /// Holds one until [`Reductions::release`].
+    pub(crate) fn push(&mut self, unit: &'a str, full: Tensor<1>, wire: Wire) {
+        self.held.push((unit, full, wire));
+    }
+
+    /// Submits what is held, after the statistics of the unit that computes; waits first if too many are on their way.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub(crate) fn push(&mut self, unit: &str, full: Tensor<1>, wire: Wire) -> Result<(), EngineError> {
-        if self.pending.len() == REDUCE_SLOTS {
-            self.wait_for_one()?;
+    pub(crate) fn release(&mut self) -> Result<(), EngineError> {
+        for (unit, full, wire) in std::mem::take(&mut self.held) {
+            if self.pending.len() == REDUCE_SLOTS {
+                self.wait_for_one()?;
+            }
+            self.pending.push_back(collectives::reduce(self.comm, unit, full, wire)?);
         }
-        self.pending.push_back(collectives::reduce(self.comm, unit, full, wire)?);
         Ok(())
     }
 
@@ -114,6 +131,7 @@ impl<'a> Reductions<'a> {
     /// # Errors
     /// [`EngineError`].
     pub(crate) fn finish(mut self) -> Result<Vec<Tensor<1>>, EngineError> {
+        self.release()?;
         while !self.pending.is_empty() {
             self.wait_for_one()?;
         }

@@ -73,12 +73,7 @@ impl Whole<'_> {
                 true => drawing.draw(number, unit.drop_path(), positions),
                 false => Draws::default(),
             };
-            let mut totals = Vec::new();
-            for stage in 0..unit.n_stages() {
-                let cx = Context { leaves, draws: &drawn, totals: &totals, sets: &sets, compute: DType::F32 };
-                let given = unit.forward(stage, groups, &cx);
-                (groups, totals) = (given.features, given.sums);
-            }
+            groups = through(unit.as_ref(), groups, leaves, &drawn, &sets);
         }
         let mut heads: BTreeMap<&'static str, Vec<Features>> = BTreeMap::new();
         let mut leaves = leaves[self.backbone.len()..].iter();
@@ -92,10 +87,9 @@ impl Whole<'_> {
                 Reads::Patches => groups.iter().map(Features::patches).collect(),
                 Reads::Head(name) => heads[name].clone(),
             };
+            let sets = self.method.head_stat_sets().of(sizes);
             for (unit, leaves) in head.units.iter().zip(leaves) {
-                let (draws, sets) = (Draws::default(), StatSets::per_size(given.len()));
-                let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 };
-                given = unit.forward(0, given, &cx).features;
+                given = through(unit.as_ref(), given, leaves, &Draws::default(), &sets);
             }
             heads.insert(head.name, given);
         }
@@ -158,6 +152,23 @@ impl Whole<'_> {
         let mut grads = loss.backward();
         (value, leaves.iter().map(|leaves| leaves.gradient(&mut grads)).collect())
     }
+}
+
+/// All stages of a unit: the sums of the whole batch are its totals.
+fn through(
+    unit: &dyn Unit,
+    mut groups: Vec<Features>,
+    leaves: &Leaves<'_>,
+    draws: &Draws,
+    sets: &StatSets,
+) -> Vec<Features> {
+    let mut totals = Vec::new();
+    for stage in 0..unit.n_stages() {
+        let cx = Context { leaves, draws, totals: &totals, sets, compute: DType::F32 };
+        let given = unit.forward(stage, groups, &cx);
+        (groups, totals) = (given.features, given.sums);
+    }
+    groups
 }
 
 fn check(plan: &Plan, number: u64) {

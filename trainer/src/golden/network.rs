@@ -79,7 +79,7 @@ fn the_projection_head_equals_pytorch() {
     let leaves: Vec<_> =
         shards.iter().map(|shard| Leaves::new(&shard.layout, &shard.student, true)).collect();
     let x = golden.tensor::<2>("x").autodiff().require_grad();
-    let input = Features { x: x.clone().unsqueeze_dim(1), n_prefix: 1, grid: [0, 0] };
+    let input = Features::vectors(x.clone().unsqueeze_dim(1));
     let logits = through(&units, &leaves, vec![input]).remove(0).x.squeeze_dim::<2>(1);
     golden.assert_tensor("logits", logits.clone().inner(), TOLERANCE);
     let mut grads = (logits * golden.tensor::<2>("weights").autodiff()).sum().backward();

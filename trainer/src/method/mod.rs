@@ -53,6 +53,11 @@ pub trait Method: Send + Sync {
         StatSets::per_size(self.views().groups().len())
     }
 
+    /// The same within heads.
+    fn head_stat_sets(&self) -> StatSets {
+        StatSets::joint(self.views().groups().len())
+    }
+
     /// Whether [`Method::prepare`] wants to see what the student's heads give, at the price of a second pass through
     /// them.
     fn prepares_with_heads(&self) -> bool {

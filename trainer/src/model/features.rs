@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use burn_tensor::{DType, Tensor};
+use burn_tensor::Tensor;
+
+use crate::ops::{grid_mean, in_f32};
 
 /// Features of the views of one size.
 #[derive(Debug, Clone)]
@@ -13,6 +15,17 @@ pub struct Features {
     /// Prefix tokens, P.
     pub n_prefix: usize,
     /// Rows and columns of the grid.
+    pub grid: [usize; 2],
+    /// What goes around the rest of a unit; between units nothing does.
+    pub skip: Option<Skip>,
+}
+
+/// Features that a stage of a unit leaves for a later one.
+#[derive(Debug, Clone)]
+pub struct Skip {
+    /// `[B·V, N, D]`.
+    pub x: Tensor<3>,
+    /// Rows and columns of its grid.
     pub grid: [usize; 2],
 }
 
@@ -28,34 +41,47 @@ pub struct Outputs {
 }
 
 impl Features {
-    /// The same place with other numbers.
+    /// The cells of `grid`, `[B·V, N, D]`.
+    pub fn on_grid(x: Tensor<3>, grid: [usize; 2]) -> Self {
+        Self { x, n_prefix: 0, grid, skip: None }
+    }
+
+    /// One vector per view, `[B·V, 1, D]`.
+    pub fn vectors(x: Tensor<3>) -> Self {
+        Self { x, n_prefix: 1, grid: [0, 0], skip: None }
+    }
+
+    /// The same place with other numbers, and nothing that goes around.
     pub fn with(&self, x: Tensor<3>) -> Self {
-        Self { x, n_prefix: self.n_prefix, grid: self.grid }
+        Self { x, n_prefix: self.n_prefix, grid: self.grid, skip: None }
+    }
+
+    /// The same with every tensor replaced by what `f` makes of it.
+    pub fn map(&self, mut f: impl FnMut(&Tensor<3>) -> Tensor<3>) -> Self {
+        let skip = self.skip.as_ref();
+        let around = skip.map(|skip| Skip { x: f(&skip.x), grid: skip.grid });
+        Self { skip: around, ..self.with(f(&self.x)) }
     }
 
     /// One vector per view, `[B·V, 1, D]`: the first prefix token, or the mean of the patch tokens if there is none.
     pub fn pooled(&self) -> Self {
         let [b, n, d] = self.x.dims();
-        let x = match (self.n_prefix, n) {
+        Self::vectors(match (self.n_prefix, n) {
             (_, 1) => self.x.clone(),
-            (0, _) => self.x.clone().mean_dim(1),
+            (0, _) => grid_mean(self.x.clone()),
             _ => self.x.clone().slice([0..b, 0..1, 0..d]),
-        };
-        Self { x, n_prefix: 1, grid: [0, 0] }
+        })
     }
 
     /// The cells of the grid alone, `[B·V, N, D]`.
     pub fn patches(&self) -> Self {
         let [b, n, d] = self.x.dims();
-        Self { x: self.x.clone().slice([0..b, self.n_prefix..n, 0..d]), n_prefix: 0, grid: self.grid }
+        Self::on_grid(self.x.clone().slice([0..b, self.n_prefix..n, 0..d]), self.grid)
     }
 
-    /// The same numbers in f32.
+    /// The same numbers in f32, if they have fewer bits.
     pub fn in_f32(&self) -> Self {
-        match self.x.dtype() {
-            DType::F32 => self.clone(),
-            _ => self.with(self.x.clone().cast(DType::F32)),
-        }
+        self.with(in_f32(self.x.clone()))
     }
 }
 

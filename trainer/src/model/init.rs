@@ -32,6 +32,7 @@ fn draw(init: Init, rng: &mut ViewRng) -> f32 {
     match init {
         Init::Constant(value) => value,
         Init::Uniform(bound) => rng.between(f64::from(-bound), f64::from(bound)) as f32,
+        Init::Normal(std) => rng.normal() * std,
         Init::TruncNormal(std) => loop {
             // timm cuts at ±2 in absolute terms, which for small deviations cuts nothing.
             let value = rng.normal() * std;

@@ -1,6 +1,7 @@
 //! Networks: units, their parameters, backbones and heads.
 
 pub(crate) mod backbone;
+pub(crate) mod batch_norm;
 pub(crate) mod drop_path;
 pub(crate) mod features;
 pub(crate) mod head;

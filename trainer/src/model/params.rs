@@ -35,6 +35,8 @@ pub enum Role {
 pub enum Init {
     /// All equal.
     Constant(f32),
+    /// Normal with this deviation.
+    Normal(f32),
     /// Normal with this deviation, cut at ±2 (absolute), as timm's `trunc_normal_`.
     TruncNormal(f32),
     /// Uniform in `±bound`.

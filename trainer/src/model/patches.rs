@@ -82,7 +82,7 @@ impl PixelInput {
 
     /// Vectors `[n, N, 3·p·p]` of views of `size_px` with their grid.
     pub fn placed(&self, x: Tensor<3>, size_px: usize) -> Features {
-        Features { x, n_prefix: 0, grid: [size_px / self.cell_px; 2] }
+        Features::on_grid(x, [size_px / self.cell_px; 2])
     }
 }
 

@@ -18,6 +18,9 @@
 //! Everything random inside a unit is an argument ([`Draws`]), so that the second forward pass
 //! equals the first. `conformance::units` holds every unit to all of this.
 
+use std::iter::Sum;
+use std::ops::Add;
+
 use burn_tensor::{DType, Tensor};
 
 use super::features::Features;
@@ -53,6 +56,13 @@ pub trait Unit: Send + Sync {
     /// once for every step.
     fn observe(&self, totals: &[Vec<Tensor<1>>], cx: &Context<'_>) -> Vec<(String, Tensor<1>)> {
         let _ = (totals, cx);
+        Vec::new()
+    }
+
+    /// New values of parameters before a step, by name: where a method keeps them on a surface, such as the sphere. The
+    /// optimizer goes on from them. Followers average them as they are.
+    fn constrain(&self, leaves: &Leaves<'_>) -> Vec<(String, Tensor<1>)> {
+        let _ = leaves;
         Vec::new()
     }
 
@@ -113,9 +123,32 @@ impl StatSets {
         Self((0..n_groups).collect())
     }
 
-    /// Those of the sizes of views with these numbers.
+    /// One set for all sizes of views.
+    pub fn joint(n_groups: usize) -> Self {
+        Self(vec![0; n_groups])
+    }
+
+    /// Those of the sizes of views with these numbers, numbered anew from zero.
     pub fn of(&self, sizes: &[usize]) -> Self {
-        Self(sizes.iter().map(|size| self.0[*size]).collect())
+        let sets: Vec<usize> = sizes.iter().map(|size| self.0[*size]).collect();
+        let mut distinct = sets.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        // Every one of the sets is among the distinct ones.
+        Self(sets.iter().map(|set| distinct.partition_point(|other| other < set)).collect())
+    }
+
+    /// Sums over the groups of each set, given those of the groups.
+    pub fn sums(&self, of_groups: Vec<Tensor<1>>) -> Vec<Tensor<1>> {
+        let n_sets = self.0.iter().max().map_or(0, |last| last + 1);
+        let mut sums: Vec<Option<Tensor<1>>> = vec![None; n_sets];
+        for (of_group, set) in of_groups.into_iter().zip(&self.0) {
+            sums[*set] = Some(match sums[*set].take() {
+                Some(sum) => sum + of_group,
+                None => of_group,
+            });
+        }
+        sums.into_iter().flatten().collect()
     }
 }
 
@@ -156,6 +189,20 @@ pub struct Cost {
     pub flops: f64,
     /// Elements that the graph holds until the backward pass.
     pub graph: f64,
+}
+
+impl Add for Cost {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { flops: self.flops + other.flops, graph: self.graph + other.graph }
+    }
+}
+
+impl Sum for Cost {
+    fn sum<I: Iterator<Item = Self>>(costs: I) -> Self {
+        costs.fold(Self::default(), Add::add)
+    }
 }
 
 /// Drawn randomness of one unit in one step.

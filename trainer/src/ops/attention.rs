@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use burn_flex::Flex;
 use burn_flex::FlexTensor;
-use burn_tensor::{DType, Tensor, activation};
+use burn_tensor::{Tensor, activation};
 use multiversion::multiversion;
 use rayon::prelude::*;
 
@@ -25,6 +25,7 @@ use super::cpu::{contiguous, dims, is_flex, slice, tensor};
 #[cfg(feature = "cube")]
 use super::cube;
 use super::gemm::{Mat, gemm};
+use super::in_f32;
 use super::math::exp;
 
 /// Attention of `n_heads` heads over `qkv` of `[B, N, 3·D]`; gives `[B, N, D]`.
@@ -46,7 +47,7 @@ fn plain(qkv: Tensor<3>, n_heads: usize) -> Tensor<3> {
     // [B, N, 3, H, D_h] -> [3, B, H, N, D_h]
     let parts = qkv.reshape([b, n, 3, n_heads, d_head]).permute([2, 0, 3, 1, 4]);
     let part = |i: usize| parts.clone().narrow(0, i, 1).squeeze_dim::<4>(0);
-    let [q, k] = [0, 1].map(|i| part(i).cast(DType::F32));
+    let [q, k] = [0, 1].map(|i| in_f32(part(i)));
     let scores = q.matmul(k.swap_dims(2, 3)) * (d_head as f64).powf(-0.5);
     let weights = activation::softmax(scores, 3).cast(dtype);
     weights.matmul(part(2)).swap_dims(1, 2).reshape([b, n, d])

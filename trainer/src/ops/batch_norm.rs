@@ -38,7 +38,7 @@ pub(crate) fn moments(x: Tensor<3>, guess: Tensor<1>) -> (Tensor<3>, Tensor<1>) 
 
 fn plain_moments(x: Tensor<3>, guess: Tensor<1>) -> Tensor<1> {
     let [b, n, c] = x.dims();
-    let count = Tensor::<1>::full([1], (b * n) as f32, &x.device().inner());
+    let count = Tensor::<1>::full([1], (b * n) as f32, &x.device().inner()).cast(x.dtype());
     let count = if x.is_autodiff() { count.autodiff() } else { count };
     let x = x.reshape([b * n, c]) - guess.unsqueeze();
     let columns = |x: Tensor<2>| x.sum_dim(0).reshape([c]);
@@ -163,7 +163,11 @@ struct Normalized {
 type NormalizeGradients = [Option<FlexTensor>; 5];
 
 impl Normalize {
-    fn of(&self, [x, mean, scale, shift]: [FlexTensor; 4], skip: Option<FlexTensor>) -> (FlexTensor, Normalized) {
+    fn of(
+        &self,
+        [x, mean, scale, shift]: [FlexTensor; 4],
+        skip: Option<FlexTensor>,
+    ) -> (FlexTensor, Normalized) {
         let shape: [usize; 3] = dims(&x);
         let [x, mean, scale, shift] = [x, mean, scale, shift].map(|tensor| contiguous(&tensor));
         let mut y = vec![0.0; shape.iter().product()];
@@ -195,7 +199,8 @@ impl Normalize {
             totals.iter_mut().zip(sums).for_each(|(total, sum)| *total += f64::from(sum));
         }
         let (of_scale, of_shift) = totals.split_at(c);
-        let of_mean = of_shift.iter().zip(slice(&scale)).map(|(sum, scale)| (-sum * f64::from(*scale)) as f32);
+        let of_mean =
+            of_shift.iter().zip(slice(&scale)).map(|(sum, scale)| (-sum * f64::from(*scale)) as f32);
         let narrow = |sums: &[f64]| tensor(sums.iter().map(|sum| *sum as f32).collect(), [c]);
         let of_mean = tensor(of_mean.collect(), [c]);
         [Some(gx), Some(of_mean), Some(narrow(of_scale)), Some(narrow(of_shift)), skip]
@@ -266,7 +271,8 @@ fn affine_gradients(grad: &mut [f32], x: &[f32], mean: &[f32], scale: &[f32], su
     let (of_scale, of_shift) = sums.split_at_mut(c);
     for (grad, x) in grad.chunks_exact_mut(c).zip(x.chunks_exact(c)) {
         let sums = of_scale.iter_mut().zip(of_shift.iter_mut());
-        for ((((g, x), mean), scale), (of_scale, of_shift)) in grad.iter_mut().zip(x).zip(mean).zip(scale).zip(sums)
+        for ((((g, x), mean), scale), (of_scale, of_shift)) in
+            grad.iter_mut().zip(x).zip(mean).zip(scale).zip(sums)
         {
             *of_scale += *g * (x - mean);
             *of_shift += *g;
@@ -320,7 +326,8 @@ mod tests {
             assert_close("forward", y.clone().inner(), twin.clone().inner(), 1e-6);
             let gradients = |y: Tensor<3>| {
                 let grads = (y.clone() * y.inner().autodiff()).sum().backward();
-                let maps: Vec<_> = both.iter().take(1 + usize::from(with_skip)).map(|x| x.grad(&grads)).collect();
+                let maps: Vec<_> =
+                    both.iter().take(1 + usize::from(with_skip)).map(|x| x.grad(&grads)).collect();
                 let vectors: Vec<_> = affine.iter().map(|x| x.grad(&grads).expect("leaf")).collect();
                 (maps, vectors)
             };

@@ -7,13 +7,14 @@
 
 use burn_flex::Flex;
 use burn_flex::FlexTensor;
-use burn_tensor::{DType, Tensor};
+use burn_tensor::Tensor;
 use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
 use super::cpu::{contiguous, is_flex, like, owned, slice, slice_mut};
 #[cfg(feature = "cube")]
 use super::cube;
+use super::in_f32;
 use super::math::{erf, exp, over_rows};
 
 /// GELU of every element, `[..]` to `[..]`.
@@ -28,11 +29,11 @@ pub(crate) fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     }
 }
 
-/// In f32 whatever comes and goes. Not Burn's own operation, whose backward pass is, but for Flex, that of the tanh
+/// In f32 at least, whatever comes and goes. Not Burn's own operation, whose backward pass is, but for Flex, that of the tanh
 /// approximation.
 fn plain<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     let dtype = x.dtype();
-    let x = x.cast(DType::F32);
+    let x = in_f32(x);
     let cdf = ((x.clone() * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0) * 0.5;
     (x * cdf).cast(dtype)
 }

@@ -143,7 +143,9 @@ mod tests {
             assert_close("input of the mean", a.expect("leaf"), t.expect("leaf"), 2e-6);
             let (y, twin) = (scale_channels(x.clone(), factors.clone()), x.clone() * factors.clone());
             assert_close("product", y.clone().inner(), twin.clone().inner(), 1e-6);
-            for (name, (a, t)) in ["input", "factors"].iter().zip(gradients(y).into_iter().zip(gradients(twin))) {
+            for (name, (a, t)) in
+                ["input", "factors"].iter().zip(gradients(y).into_iter().zip(gradients(twin)))
+            {
                 assert_close(name, a.expect("leaf"), t.expect("leaf"), 2e-6);
             }
         }

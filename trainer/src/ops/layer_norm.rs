@@ -9,7 +9,7 @@
 
 use burn_flex::Flex;
 use burn_flex::FlexTensor;
-use burn_tensor::{DType, Tensor};
+use burn_tensor::Tensor;
 use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
@@ -45,10 +45,10 @@ pub(super) fn with_link(
     run(kernel, [x.into(), gamma.into(), beta.into()])
 }
 
-/// In f32 whatever comes and goes.
+/// In the type of γ, whatever comes and goes.
 fn plain(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> Tensor<3> {
-    let dtype = x.dtype();
-    let [x, gamma, beta] = [x, gamma.unsqueeze(), beta.unsqueeze()].map(|t: Tensor<3>| t.cast(DType::F32));
+    let (dtype, wide) = (x.dtype(), gamma.dtype());
+    let [x, gamma, beta] = [x, gamma.unsqueeze(), beta.unsqueeze()].map(|t: Tensor<3>| t.cast(wide));
     let (var, mean) = x.clone().var_mean_bias(2);
     ((x - mean) / (var + epsilon).sqrt() * gamma + beta).cast(dtype)
 }

@@ -54,6 +54,16 @@ pub(crate) use weight_norm::weight_norm_linear;
 #[cfg(test)]
 pub(crate) use gemm::count::flops_of;
 
+use burn_tensor::{DType, Tensor};
+
+/// `x` in f32, if it has fewer bits. Tests compute in f64.
+pub(crate) fn in_f32<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    match x.dtype() {
+        DType::F32 | DType::F64 => x,
+        _ => x.cast(DType::F32),
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod twin {
     //! Compares an operation with its composition of Burn operations, forwards and backwards.

@@ -6,14 +6,15 @@
 //! ```
 
 use burn_flex::{Flex, FlexTensor};
-use burn_tensor::{DType, Tensor};
+use burn_tensor::Tensor;
 
 use super::bridge::{Kernel, run};
 use super::cpu::{add, contiguous, dims, is_flex, slice, tensor};
 
-/// The sequences, in f32.
+/// The sequences, in the type of the prefix.
 pub(crate) fn sequence(prefix: Tensor<3>, patches: Tensor<3>, positions: Tensor<3>) -> Tensor<3> {
-    let patches = if patches.dtype() == DType::F32 { patches } else { patches.cast(DType::F32) };
+    let dtype = prefix.dtype();
+    let patches = if patches.dtype() == dtype { patches } else { patches.cast(dtype) };
     match is_flex(&patches) {
         true => run(Sequence, [prefix.into(), patches.into(), positions.into()]),
         false => plain(prefix, patches, positions),

@@ -130,6 +130,10 @@ pub struct OptimConfig {
     /// give the same bits, as long as gradients are sent in f32.
     #[serde(default)]
     pub micro_batches: usize,
+    /// Groups of micro-batches that share statistics over the batch, such as those of batch normalisation; one for the
+    /// whole batch. With a micro-batch a rank, a group has so many ranks less.
+    #[serde(default = "default_stat_groups")]
+    pub stat_groups: usize,
     /// How weights and gradients travel between ranks.
     #[serde(default)]
     pub precision: Precision,
@@ -145,6 +149,10 @@ fn default_weight_decay() -> [f64; 2] {
 
 fn default_betas() -> [f64; 2] {
     [0.9, 0.999]
+}
+
+fn default_stat_groups() -> usize {
+    1
 }
 
 fn default_clip_norm() -> f64 {

@@ -198,6 +198,7 @@ impl Plan {
             n_kept_graphs: self.keep,
             n_workers: self.n_workers,
             n_micro_batches: self.n_micro_batches(),
+            n_stat_groups: self.recipe.optim.stat_groups,
             sharding: self.recipe.run.shard,
             offload: self.recipe.run.offload,
             precision: self.recipe.optim.precision,

@@ -10,7 +10,22 @@ use crate::model::features::Features;
 pub(crate) type Groups = Vec<Features>;
 
 /// Gradients of [`Groups`].
-pub(crate) type GroupGrads = Vec<Tensor<3>>;
+pub(crate) type GroupGrads = Vec<FeatureGrads>;
+
+/// Gradients of features.
+#[derive(Debug, Clone)]
+pub(crate) struct FeatureGrads {
+    /// Of the features themselves.
+    pub(crate) x: Tensor<3>,
+    /// Of what goes around, where something does.
+    pub(crate) skip: Option<Tensor<3>>,
+}
+
+impl From<Tensor<3>> for FeatureGrads {
+    fn from(x: Tensor<3>) -> Self {
+        Self { x, skip: None }
+    }
+}
 
 /// Numbers of a micro-batch's images, by slice.
 pub(crate) type SlicedImages = Vec<Vec<usize>>;
@@ -48,14 +63,14 @@ impl MicroBatch {
     }
 
     /// Gradients of the whole micro-batch, by slice.
-    pub(crate) fn sliced(&self, grads: GroupGrads) -> Vec<GroupGrads> {
+    pub(crate) fn sliced(&self, grads: Vec<Tensor<3>>) -> Vec<GroupGrads> {
         let mut starts = vec![0; grads.len()];
         let of_slice = |groups: &Groups| {
             let cut = |((features, grad), start): ((&Features, &Tensor<3>), &mut usize)| {
                 let [b, _, _] = features.x.dims();
                 let range = *start..*start + b;
                 *start += b;
-                grad.clone().slice([range])
+                grad.clone().slice([range]).into()
             };
             groups.iter().zip(&grads).zip(&mut starts).map(cut).collect()
         };

@@ -18,6 +18,8 @@ pub struct StepConfig {
     pub n_workers: usize,
     /// Micro-batches of a global batch, N; a multiple of the number of ranks.
     pub n_micro_batches: usize,
+    /// Groups of micro-batches that share statistics over the batch.
+    pub n_stat_groups: usize,
     /// What is cut over ranks.
     pub sharding: Sharding,
     /// Whether the shards lie in the host's memory, whatever computes.

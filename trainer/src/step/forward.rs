@@ -1,21 +1,20 @@
 //! The forward passes of a step: followers without a graph, the student with what the way back needs.
 
-use std::collections::BTreeMap;
-
-use burn_tensor::{DType, Tensor};
+use burn_tensor::Tensor;
 
 use super::batch::{Groups, MicroBatch};
+use super::heads::{Flats, GraphInput};
 use super::net::Net;
-use super::pass::{Passes, UnitDraws, UnitTape};
+use super::pass::{Passes, UnitDraws, UnitTape, over_groups};
 use super::tape::Gathered;
 use crate::comm::engine::EngineError;
 use crate::comm::prefetch::Gathers;
 use crate::method::Follower;
-use crate::model::features::{Outputs, by_image};
-use crate::model::head::{On, Reads};
+use crate::model::features::Outputs;
+use crate::model::head::On;
 use crate::model::leaves::Leaves;
-use crate::model::unit::{Context, Draws, StatSets};
-use crate::optim::state::UnitShard;
+use crate::model::unit::{Context, Draws};
+use crate::optim::state::{STUDENT, UnitShard};
 
 /// What a forward pass works with.
 #[derive(Clone, Copy)]
@@ -24,8 +23,24 @@ pub(super) struct Networks<'a> {
     pub(super) shards: &'a [UnitShard],
 }
 
-/// New values of running parameters: number of the unit, name of the parameter, values.
-pub(super) type Observations = Vec<(usize, String, Tensor<1>)>;
+/// A new value of a parameter that no gradient gives.
+pub(super) struct Observation {
+    /// Whose it is: name of the buffer, of the student or a follower.
+    pub(super) of: &'static str,
+    /// Number of the unit.
+    pub(super) unit: usize,
+    /// Name of the parameter.
+    pub(super) param: String,
+    /// Its values.
+    pub(super) values: Tensor<1>,
+}
+
+/// What followers give.
+pub(super) struct Followed {
+    /// By micro-batch.
+    pub(super) outputs: Vec<Outputs>,
+    pub(super) observations: Vec<Observation>,
+}
 
 /// The student's way through the backbone.
 pub(super) struct StudentPass<'a> {
@@ -33,35 +48,41 @@ pub(super) struct StudentPass<'a> {
     pub(super) batches: Vec<MicroBatch>,
     /// By unit, with the gathered weights where they stay.
     pub(super) tape: Vec<(UnitTape<'a>, Option<Tensor<1>>)>,
-    pub(super) observations: Observations,
+    pub(super) observations: Vec<Observation>,
 }
 
 impl<'a> Networks<'a> {
-    fn gathered<'f>(&self, number: usize, flat: &'f Tensor<1>) -> Gathered<'a, 'f> {
-        let unit = self.net.backbone[number].as_ref();
-        Gathered { unit, layout: &self.shards[number].layout, flat }
+    pub(super) fn gathered<'f>(&self, number: usize, flat: &'f Tensor<1>) -> Gathered<'a, 'f> {
+        Gathered { unit: self.net.unit(number), layout: &self.shards[number].layout, flat }
     }
 
-    /// What `follower` gives for the sizes of views that it sees, by micro-batch of `n_images`.
+    /// What `follower` gives for the sizes of views that it sees, by micro-batch of `n_images`. `head_sets` says which
+    /// sizes share statistics in heads.
     pub(super) fn follow(
         &self,
         follower: &Follower,
         batches: &[MicroBatch],
-        passes: Passes<'_>,
+        [passes, of_heads]: [Passes<'_>; 2],
         gathers: &mut Gathers<'_>,
         n_images: usize,
-    ) -> Result<Vec<Outputs>, EngineError> {
+    ) -> Result<Followed, EngineError> {
         let mut seen: Vec<MicroBatch> = batches.iter().map(|batch| batch.seen(&follower.sees)).collect();
-        let sets = passes.sets.of(&follower.sees);
+        let [sets, head_sets] = [passes, of_heads].map(|passes| passes.sets.of(&follower.sees));
         let passes = Passes { sets: &sets, ..passes };
+        let of_heads = Passes { sets: &head_sets, ..of_heads };
+        let mut observations = Vec::new();
         for number in 0..self.net.backbone.len() {
             let flat = gathers.next_flat()?;
-            seen = passes.infer(self.gathered(number, &flat), seen)?;
+            let unit = self.gathered(number, &flat);
+            let totals;
+            (seen, totals) = passes.infer(unit, seen, None, &mut || gathers.look_ahead())?;
+            let totals: Vec<_> = totals.iter().skip(1).map(over_groups).collect();
+            observations.extend(self.observed(number, unit, &totals, passes, follower.name));
         }
-        let features = seen.into_iter().map(|batch| in_f32(batch.joined())).collect();
-        let flats: Result<Vec<_>, _> =
-            (0..self.net.n_shared_head_units()).map(|_| gathers.next_flat()).collect();
-        Ok(self.outputs(features, &flats?, On::Both, n_images))
+        let flats = self.gather_heads(On::Both, gathers)?;
+        let inputs =
+            self.staged_by_follower(follower, &seen, &flats, of_heads, gathers, &mut observations)?;
+        Ok(Followed { outputs: self.outputs(inputs, &flats, On::Both, n_images), observations })
     }
 
     /// The student through the backbone. `keeps` says whether a unit keeps its graph and its gathered weights.
@@ -80,74 +101,45 @@ impl<'a> Networks<'a> {
             let unit = self.gathered(number, &flat);
             let keeps = keeps(number);
             let of_unit;
-            (batches, of_unit) = passes.forward(unit, batches, draws, keeps.graph, number > 0)?;
-            let leaves = Leaves::new(unit.layout, &flat, false);
-            let cx = Context {
-                leaves: &leaves,
-                draws: &Draws::default(),
-                totals: &[],
-                sets: passes.sets,
-                compute: passes.compute,
-            };
-            let observed = unit.unit.observe(&of_unit.totals(), &cx);
-            observations.extend(observed.into_iter().map(|(name, values)| (number, name, values)));
+            let clear = &mut || gathers.look_ahead();
+            (batches, of_unit) = passes.forward(unit, batches, draws, keeps.graph, number > 0, clear)?;
+            observations.extend(self.observed(number, unit, &of_unit.totals(), passes, STUDENT));
             tape.push((of_unit, keeps.weights.then_some(flat)));
         }
         Ok(StudentPass { batches, tape, observations })
     }
 
-    /// Features with what the heads make of them, without a graph. `flats` are the gathered weights of the heads' units,
-    /// of those that followers have too for [`On::Both`].
+    /// What unit `number` makes of the totals that its stages met.
+    pub(super) fn observed(
+        &self,
+        number: usize,
+        unit: Gathered<'_, '_>,
+        totals: &[Vec<Tensor<1>>],
+        passes: Passes<'_>,
+        of: &'static str,
+    ) -> Vec<Observation> {
+        let leaves = Leaves::new(unit.layout, unit.flat, false);
+        let draws = Draws::default();
+        let Passes { sets, compute, .. } = passes;
+        let cx = Context { leaves: &leaves, draws: &draws, totals: &[], sets, compute };
+        let observed = unit.unit.observe(totals, &cx).into_iter();
+        observed.map(|(param, values)| Observation { of, unit: number, param, values }).collect()
+    }
+
+    /// Features with what the heads make of them, without a graph.
     pub(super) fn outputs(
         &self,
-        features: Vec<Groups>,
-        flats: &[Tensor<1>],
+        inputs: Vec<GraphInput>,
+        flats: &Flats,
         of: On,
         n_images: usize,
     ) -> Vec<Outputs> {
         let leaves = self.leaves(flats, of, false);
-        let of_batch = |features: Groups| {
-            let heads = self.heads(&features, &leaves, of, n_images);
-            Outputs { n_images, features, heads }
+        let of_batch = |input: GraphInput| {
+            let heads = self.heads(&input, &leaves, of, n_images);
+            Outputs { n_images, features: input.features, heads }
         };
-        features.into_iter().map(of_batch).collect()
-    }
-
-    /// The parameters of the heads' units.
-    pub(super) fn leaves<'f>(&self, flats: &'f [Tensor<1>], of: On, track: bool) -> Vec<Leaves<'a>> {
-        let heads = self.net.units().filter(|unit| unit.module > 0);
-        let heads = heads.filter(|unit| of == On::Student || unit.on == On::Both);
-        heads
-            .zip(flats)
-            .map(|(unit, flat)| Leaves::new(&self.shards[unit.number].layout, flat, track))
-            .collect()
-    }
-
-    /// What the heads make of `features`, by name and size of view.
-    pub(super) fn heads(
-        &self,
-        features: &Groups,
-        leaves: &[Leaves<'_>],
-        of: On,
-        n_images: usize,
-    ) -> BTreeMap<&'static str, Vec<Tensor<3>>> {
-        let (draws, sets) = (Draws::default(), StatSets::per_size(features.len()));
-        let mut given = BTreeMap::<&'static str, Groups>::new();
-        let mut leaves = leaves.iter();
-        for head in self.net.heads.iter().filter(|head| of == On::Student || head.on == On::Both) {
-            let mut groups: Groups = match head.reads {
-                Reads::Pooled => features.iter().map(|group| group.pooled()).collect(),
-                Reads::Patches => features.iter().map(|group| group.patches()).collect(),
-                Reads::Head(name) => given.get(name).cloned().unwrap_or_default(),
-            };
-            for (unit, leaves) in head.units.iter().zip(leaves.by_ref()) {
-                let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 };
-                groups = unit.forward(0, groups, &cx).features;
-            }
-            given.insert(head.name, groups);
-        }
-        let by_view = |groups: Groups| groups.iter().map(|group| by_image(group, n_images)).collect();
-        given.into_iter().map(|(name, groups)| (name, by_view(groups))).collect()
+        inputs.into_iter().map(of_batch).collect()
     }
 }
 

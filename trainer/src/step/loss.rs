@@ -1,10 +1,13 @@
-//! Heads and loss of the student: one ordinary graph a micro-batch.
+//! Heads and loss of the student: one ordinary graph a micro-batch, behind the staged units of heads.
+
+use std::collections::BTreeMap;
 
 use burn_tensor::Tensor;
 
 use super::batch::{Groups, MicroBatch};
-use super::forward::{Networks, in_f32};
-use super::pass::SlicedGrads;
+use super::forward::{Networks, Observation};
+use super::heads::{Flats, GraphInput, StagedHead, graph_inputs};
+use super::pass::{Passes, SlicedGrads};
 use super::scalars::Scalars;
 use crate::comm::engine::EngineError;
 use crate::comm::ordered;
@@ -12,7 +15,7 @@ use crate::comm::peers::Peers;
 use crate::comm::prefetch::{Gathers, Reductions};
 use crate::comm::wire::Wire;
 use crate::device::host::add;
-use crate::method::{BatchOutputs, Method};
+use crate::method::{BatchLoss, BatchOutputs, Method};
 use crate::model::features::Outputs;
 use crate::model::head::On;
 
@@ -24,6 +27,8 @@ pub(super) struct Scored {
     pub(super) grads: Vec<SlicedGrads>,
     /// What the method wants to know after the step.
     pub(super) observed: Tensor<1>,
+    /// New values of heads' parameters.
+    pub(super) observations: Vec<Observation>,
     /// The student's features by micro-batch, without a graph.
     pub(super) student: Vec<Outputs>,
 }
@@ -33,6 +38,8 @@ pub(super) struct Scoring<'a> {
     pub(super) networks: Networks<'a>,
     pub(super) method: &'a dyn Method,
     pub(super) peers: Peers<'a>,
+    /// What takes micro-batches through staged units of heads.
+    pub(super) passes: Passes<'a>,
     pub(super) step: u64,
     /// Images of a micro-batch.
     pub(super) n_images: usize,
@@ -40,59 +47,110 @@ pub(super) struct Scoring<'a> {
     pub(super) wire: Wire,
 }
 
-impl Scoring<'_> {
+/// Gradients that a micro-batch's graph gives.
+struct GraphGrads {
+    /// At the backbone's outputs.
+    features: SlicedGrads,
+    /// At what staged units give, by head.
+    staged: Vec<SlicedGrads>,
+    /// Of the parameters in the graph, by number of the unit.
+    flats: Vec<Tensor<1>>,
+}
+
+impl<'a> Scoring<'a> {
     /// Loss, and its gradient at the backbone's outputs; gradients of the heads are on their way.
     pub(super) fn run(
         &self,
         batches: &[MicroBatch],
         followers: &[Vec<Outputs>],
         gathers: &mut Gathers<'_>,
-        reductions: &mut Reductions<'_>,
+        reductions: &mut Reductions<'a>,
     ) -> Result<Scored, EngineError> {
-        let shards = self.networks.net.head_shards(self.networks.shards);
-        let flats: Result<Vec<_>, _> = shards.iter().map(|_| gathers.next_flat()).collect();
-        let flats = flats?;
-        let features: Vec<Groups> = batches.iter().map(|batch| in_f32(batch.joined())).collect();
-        let student = self.plain(features.clone(), &flats);
+        let mut flats = self.networks.gather_heads(On::Student, gathers)?;
+        let mut observations = self.networks.constrain(&mut flats);
+        let heads =
+            self.networks.staged_by_student(batches, &flats, self.passes, gathers, &mut observations)?;
+        let inputs = graph_inputs(batches, &heads);
+        let student = self.plain(&inputs, &flats);
         let outputs = BatchOutputs { student: &student, followers };
         let loss = self.method.prepare(&outputs, self.step, self.peers)?;
-        let mut grads: Vec<SlicedGrads> = batches.iter().map(|_| Vec::new()).collect();
+        let mut grads: Vec<SlicedGrads> = vec![Vec::new(); batches.len()];
+        let mut staged: Vec<Vec<SlicedGrads>> = heads.iter().map(|_| grads.clone()).collect();
         let mut scalars = Scalars::new(self.peers.n_micro_batches());
         let mut score = |number: usize| {
-            let leaves = self.networks.leaves(&flats, On::Student, true);
-            let inputs: Groups =
-                features[number].iter().map(|g| g.with(g.x.clone().autodiff().require_grad())).collect();
-            let heads = self.networks.heads(&inputs, &leaves, On::Student, self.n_images);
-            let student = Outputs { n_images: self.n_images, features: inputs.clone(), heads };
-            let scored = loss.of(number, &student);
-            scalars.add(scored.loss.clone().inner(), scored.gauges);
-            drop(student);
-            let mut of_loss = scored.loss.backward();
-            let of_input =
-                |x: &Tensor<3>| x.grad_remove(&mut of_loss).unwrap_or_else(|| x.clone().inner().zeros_like());
-            let of_inputs = inputs.iter().map(|group| &group.x).map(of_input).collect();
-            grads[number] = batches[number].sliced(of_inputs);
-            leaves.iter().map(|leaves| leaves.gradient(&mut of_loss)).collect::<Vec<_>>()
+            let given =
+                self.graph(number, &inputs[number], &batches[number], &heads, &flats, &*loss, &mut scalars);
+            grads[number] = given.features;
+            staged.iter_mut().zip(given.staged).for_each(|(of_head, given)| of_head[number] = given);
+            given.flats
         };
         let sum =
             |a: Vec<Tensor<1>>, b: Vec<Tensor<1>>| a.into_iter().zip(b).map(|(a, b)| add(a, b)).collect();
-        let of_heads = ordered::fold(batches.len(), &mut score, &sum);
-        for (shard, grad) in shards.iter().zip(of_heads) {
-            reductions.push(&shard.layout.name, grad, self.wire)?;
+        let in_graph = self.networks.net.heads_of(On::Student).flat_map(|placed| placed.in_graph());
+        let of_graph = ordered::fold(batches.len(), &mut score, &sum);
+        let mut of_heads: BTreeMap<usize, Tensor<1>> = in_graph.zip(of_graph).collect();
+        for (head, at_end) in heads.into_iter().zip(staged) {
+            let (passes, at_features) = (self.passes, &mut grads);
+            let given =
+                self.networks.back_through_staged(head, at_end, batches, &flats, passes, at_features)?;
+            of_heads.extend(given);
         }
-        Ok(Scored { scalars, grads, observed: loss.observed(), student })
+        for (number, grad) in of_heads {
+            reductions.push(&self.networks.shards[number].layout.name, grad, self.wire);
+        }
+        Ok(Scored { scalars, grads, observed: loss.observed(), observations, student })
+    }
+
+    /// The graph of micro-batch `number`, there and back.
+    #[allow(clippy::too_many_arguments)]
+    fn graph(
+        &self,
+        number: usize,
+        input: &GraphInput,
+        batch: &MicroBatch,
+        heads: &[StagedHead<'_>],
+        flats: &Flats,
+        loss: &dyn BatchLoss,
+        scalars: &mut Scalars,
+    ) -> GraphGrads {
+        let leaves = self.networks.leaves(flats, On::Student, true);
+        let tracked = |groups: &Groups| -> Groups {
+            groups.iter().map(|group| group.map(|x| x.clone().autodiff().require_grad())).collect()
+        };
+        let input = GraphInput {
+            features: tracked(&input.features),
+            staged: input.staged.iter().map(|(name, groups)| (*name, tracked(groups))).collect(),
+        };
+        let of_heads = self.networks.heads(&input, &leaves, On::Student, self.n_images);
+        let student = Outputs { n_images: self.n_images, features: input.features.clone(), heads: of_heads };
+        let scored = loss.of(number, &student);
+        scalars.add(scored.loss.clone().inner(), scored.gauges);
+        drop(student);
+        let mut of_loss = scored.loss.backward();
+        let mut of_groups = |groups: &Groups| -> Vec<Tensor<3>> {
+            let of_input =
+                |x: &Tensor<3>| x.grad_remove(&mut of_loss).unwrap_or_else(|| x.clone().inner().zeros_like());
+            groups.iter().map(|group| &group.x).map(of_input).collect()
+        };
+        let features = batch.sliced(of_groups(&input.features));
+        let of_head = |head: &StagedHead<'_>| {
+            head.batches[number].sliced(of_groups(&input.staged[head.placed.head.name]))
+        };
+        let staged = heads.iter().map(of_head).collect();
+        let flats = leaves.values().map(|leaves| leaves.gradient(&mut of_loss)).collect();
+        GraphGrads { features, staged, flats }
     }
 
     /// The student's outputs without a graph, with heads where the method prepares its loss with them.
-    fn plain(&self, features: Vec<Groups>, flats: &[Tensor<1>]) -> Vec<Outputs> {
+    fn plain(&self, inputs: &[GraphInput], flats: &Flats) -> Vec<Outputs> {
         if self.method.prepares_with_heads() {
-            return self.networks.outputs(features, flats, On::Student, self.n_images);
+            return self.networks.outputs(inputs.to_vec(), flats, On::Student, self.n_images);
         }
-        let bare = |features| Outputs {
+        let bare = |input: &GraphInput| Outputs {
             n_images: self.n_images,
-            features,
-            heads: std::collections::BTreeMap::new(),
+            features: input.features.clone(),
+            heads: BTreeMap::new(),
         };
-        features.into_iter().map(bare).collect()
+        inputs.iter().map(bare).collect()
     }
 }

@@ -18,6 +18,7 @@ mod agreement;
 mod batch;
 mod config;
 mod forward;
+mod heads;
 mod loss;
 mod net;
 mod pass;

@@ -1,9 +1,8 @@
 //! The networks of a run: one list of units for student and followers, backbone first, then the heads.
 
 use crate::method::{Follower, Method};
-use crate::model::head::{Head, On};
+use crate::model::head::{Head, On, Reads};
 use crate::model::unit::Unit;
-use crate::optim::state::UnitShard;
 
 /// The networks.
 pub(crate) struct Net {
@@ -22,12 +21,32 @@ pub(crate) struct Numbered<'a> {
     pub(crate) on: On,
 }
 
+/// A head, and where its units are in the list.
+#[derive(Clone, Copy)]
+pub(crate) struct Placed<'a> {
+    pub(crate) head: &'a Head,
+    /// Number of its first unit.
+    pub(crate) first: usize,
+}
+
+impl Placed<'_> {
+    /// Numbers of the units that go through the passes of a step.
+    pub(crate) fn staged(&self) -> std::ops::Range<usize> {
+        self.first..self.first + self.head.n_staged()
+    }
+
+    /// Numbers of those in the graph of the loss.
+    pub(crate) fn in_graph(&self) -> std::ops::Range<usize> {
+        self.staged().end..self.first + self.head.units.len()
+    }
+}
+
 impl Net {
     pub(crate) fn new(backbone: Vec<Box<dyn Unit>>, method: &dyn Method) -> Self {
         let (heads, followers) = (method.heads(), method.followers());
-        let staged = heads.iter().flat_map(|head| &head.units).find(|unit| unit.n_stages() > 1);
-        // Heads are one graph a micro-batch. The conformance test of methods builds every one.
-        assert!(staged.is_none(), "a unit of a head has one stage");
+        let behind = heads.iter().find(|head| head.n_staged() > 0 && matches!(head.reads, Reads::Head(_)));
+        // The conformance test of methods builds every one.
+        assert!(behind.is_none(), "a head with statistics over the batch reads the backbone");
         Self { backbone, heads, followers }
     }
 
@@ -38,6 +57,11 @@ impl Net {
         let heads = heads.flat_map(|(i, head)| head.units.iter().map(move |unit| (unit, i + 1, head.on)));
         let numbered = backbone.chain(heads).enumerate();
         numbered.map(|(number, (unit, module, on))| Numbered { number, unit: unit.as_ref(), module, on })
+    }
+
+    /// Unit `number` of the list.
+    pub(crate) fn unit(&self, number: usize) -> &dyn Unit {
+        self.units().nth(number).expect("numbers come from the list").unit
     }
 
     /// Whether unit `number` belongs to the backbone.
@@ -53,13 +77,13 @@ impl Net {
         }
     }
 
-    /// Units of the heads that followers have.
-    pub(crate) fn n_shared_head_units(&self) -> usize {
-        self.heads.iter().filter(|head| head.on == On::Both).map(|head| head.units.len()).sum()
-    }
-
-    /// The shards of the heads' units.
-    pub(crate) fn head_shards<'s>(&self, shards: &'s [UnitShard]) -> &'s [UnitShard] {
-        &shards[self.backbone.len()..]
+    /// The heads that the student has, or the followers too.
+    pub(crate) fn heads_of(&self, of: On) -> impl Iterator<Item = Placed<'_>> {
+        let placed = self.heads.iter().scan(self.backbone.len(), |next, head| {
+            let first = *next;
+            *next += head.units.len();
+            Some(Placed { head, first })
+        });
+        placed.filter(move |placed| of == On::Student || placed.head.on == On::Both)
     }
 }

@@ -4,6 +4,9 @@
 //! Between two stages the local sums are totalled over slices in sequence, over micro-batches in the order of the tree
 //! ([`crate::comm::ordered`]) and over ranks; on the way back the gradients at the totals are added up in the same
 //! way, so that the vector-Jacobian product is that of the whole batch.
+//!
+//! A unit of several stages that does not keep its graph keeps its input and the totals, and runs again as a whole, for
+//! all micro-batches: no stage can go back before the next has done so for the whole batch.
 
 use burn_tensor::{DType, Tensor};
 
@@ -24,9 +27,14 @@ pub(crate) struct Passes<'p> {
     pub(crate) workers: &'p Workers,
     /// Which of the sizes of views that pass share statistics.
     pub(crate) sets: &'p StatSets,
+    /// Groups of micro-batches that share statistics: number `p` is in group `p mod G`.
+    pub(crate) n_stat_groups: usize,
     /// What matrix products are computed in.
     pub(crate) compute: DType,
 }
+
+/// Called when a unit has no more statistics to send, so that what can wait for them may follow.
+pub(crate) type Clear<'c> = &'c mut dyn FnMut() -> Result<(), EngineError>;
 
 /// Draws of a unit by micro-batch and slice.
 pub(crate) type UnitDraws = Vec<Vec<Draws>>;
@@ -37,27 +45,52 @@ pub(crate) type SlicedGrads = Vec<GroupGrads>;
 /// Local sums of a micro-batch by slice and set of statistics.
 type SlicedSums = Vec<Vec<Tensor<1>>>;
 
+/// Sums over the batch, by group of micro-batches and set of statistics; none before the first stage.
+type Totals = Vec<Vec<Tensor<1>>>;
+
 /// What a unit's backward pass needs.
-pub(crate) struct UnitTape<'a> {
-    stages: Vec<StageTape<'a>>,
+pub(crate) enum UnitTape<'a> {
+    /// What each stage has kept.
+    Stages(Vec<StageTape<'a>>),
+    /// What the unit was given: all of its stages run again.
+    Again {
+        /// By micro-batch.
+        input: Vec<MicroBatch>,
+        /// By stage.
+        totals: Vec<Totals>,
+    },
 }
 
-struct StageTape<'a> {
+/// What a stage's backward pass needs.
+pub(crate) struct StageTape<'a> {
     /// By micro-batch and slice.
     kept: Vec<Vec<Kept<'a>>>,
     /// What it was given of the whole batch.
-    totals: Vec<Tensor<1>>,
+    totals: Totals,
 }
 
 impl UnitTape<'_> {
-    /// The totals that each stage but the first was given.
+    /// The totals that each stage but the first was given, over all groups, by set.
     pub(crate) fn totals(&self) -> Vec<Vec<Tensor<1>>> {
-        self.stages.iter().skip(1).map(|stage| stage.totals.clone()).collect()
+        let all: Vec<&Totals> = match self {
+            Self::Stages(stages) => stages.iter().map(|stage| &stage.totals).collect(),
+            Self::Again { totals, .. } => totals.iter().collect(),
+        };
+        all.into_iter().skip(1).map(over_groups).collect()
     }
 }
 
+/// Sums over groups, by set.
+pub(crate) fn over_groups(totals: &Totals) -> Vec<Tensor<1>> {
+    let add = |sums: Vec<Tensor<1>>, group: Vec<Tensor<1>>| -> Vec<Tensor<1>> {
+        sums.into_iter().zip(group).map(|(sum, of_group)| sum + of_group).collect()
+    };
+    totals.iter().cloned().reduce(add).unwrap_or_default()
+}
+
 impl<'p> Passes<'p> {
-    /// Through all stages without a graph, and without a draw.
+    /// Through all stages without a graph; gives the totals that each stage was given as well. Without `draws` nothing
+    /// is dropped.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -65,22 +98,32 @@ impl<'p> Passes<'p> {
         &self,
         unit: Gathered<'_, '_>,
         mut batches: Vec<MicroBatch>,
-    ) -> Result<Vec<MicroBatch>, EngineError> {
-        let draws = Draws::default();
-        let mut totals = Vec::new();
+        draws: Option<&UnitDraws>,
+        clear: Clear<'_>,
+    ) -> Result<(Vec<MicroBatch>, Vec<Totals>), EngineError> {
+        let none = Draws::default();
+        let mut given = vec![Totals::new()];
         for stage in 0..unit.unit.n_stages() {
-            let beside = self.beside(stage, &draws, &totals);
+            if stage + 1 == unit.unit.n_stages() {
+                clear()?;
+            }
             let mut sums = Vec::with_capacity(batches.len());
-            for batch in &mut batches {
+            for (number, batch) in batches.iter_mut().enumerate() {
+                let totals = self.of_batch(&given[stage], number);
                 let inputs = std::mem::take(&mut batch.slices);
-                let outputs = self.workers.map(inputs, |_, input| unit.infer(input, beside));
+                let outputs = self.workers.map(inputs, |i, input| {
+                    let draws = draws.map_or(&none, |draws| &draws[number][i]);
+                    unit.infer(input, self.beside(stage, draws, totals))
+                });
                 let (slices, of_batch) = parted(outputs);
                 batch.slices = slices;
                 sums.push(of_batch);
             }
-            totals = self.totals(unit.unit.name(), &sums)?;
+            given.push(self.totals(unit.unit.name(), &sums)?);
         }
-        Ok(batches)
+        // The last stage has no sums.
+        given.pop();
+        Ok((batches, given))
     }
 
     /// Through all stages, with what the way back needs.
@@ -90,32 +133,58 @@ impl<'p> Passes<'p> {
     pub(crate) fn forward<'a>(
         &self,
         unit: Gathered<'a, '_>,
-        mut batches: Vec<MicroBatch>,
+        batches: Vec<MicroBatch>,
         draws: &UnitDraws,
         keeps_graph: bool,
         wants_input: bool,
+        clear: Clear<'_>,
     ) -> Result<(Vec<MicroBatch>, UnitTape<'a>), EngineError> {
+        if !keeps_graph && unit.unit.n_stages() > 1 {
+            let input = batches.clone();
+            let (batches, totals) = self.infer(unit, batches, Some(draws), clear)?;
+            return Ok((batches, UnitTape::Again { input, totals }));
+        }
+        let total = |_: usize, sums: &[SlicedSums]| self.totals(unit.unit.name(), sums);
+        let (batches, stages) =
+            self.stages(unit, batches, draws, [keeps_graph, wants_input], total, clear)?;
+        Ok((batches, UnitTape::Stages(stages)))
+    }
+
+    /// Through all stages; `total` gives the totals of a stage's sums.
+    fn stages<'a>(
+        &self,
+        unit: Gathered<'a, '_>,
+        mut batches: Vec<MicroBatch>,
+        draws: &UnitDraws,
+        [keeps_graph, wants_input]: [bool; 2],
+        mut total: impl FnMut(usize, &[SlicedSums]) -> Result<Totals, EngineError>,
+        clear: Clear<'_>,
+    ) -> Result<(Vec<MicroBatch>, Vec<StageTape<'a>>), EngineError> {
         let mut stages = Vec::with_capacity(unit.unit.n_stages());
-        let mut totals = Vec::new();
+        let mut totals = Totals::new();
         for stage in 0..unit.unit.n_stages() {
+            if stage + 1 == unit.unit.n_stages() {
+                clear()?;
+            }
             let (mut sums, mut kept) = (Vec::new(), Vec::new());
             // Before the first stage there may be nothing to differentiate by; after it there are parameters.
             let wants_input = wants_input || stage > 0;
-            for (batch, draws) in batches.iter_mut().zip(draws) {
+            for (number, (batch, draws)) in batches.iter_mut().zip(draws).enumerate() {
+                let of_batch = self.of_batch(&totals, number);
                 let inputs = std::mem::take(&mut batch.slices);
                 let results = self.workers.map(inputs, |i, input| {
-                    unit.forward(input, self.beside(stage, &draws[i], &totals), keeps_graph, wants_input)
+                    unit.forward(input, self.beside(stage, &draws[i], of_batch), keeps_graph, wants_input)
                 });
-                let (outputs, of_batch) = results.into_iter().unzip();
+                let (outputs, kept_of_batch) = results.into_iter().unzip();
                 let (slices, sums_of_batch) = parted(outputs);
                 batch.slices = slices;
                 sums.push(sums_of_batch);
-                kept.push(of_batch);
+                kept.push(kept_of_batch);
             }
-            let given = std::mem::replace(&mut totals, self.totals(unit.unit.name(), &sums)?);
+            let given = std::mem::replace(&mut totals, total(stage, &sums)?);
             stages.push(StageTape { kept, totals: given });
         }
-        Ok((batches, UnitTape { stages }))
+        Ok((batches, stages))
     }
 
     /// Back through all stages. Gives the gradients of the unit's input, if they are wanted, and the flat gradient of
@@ -130,18 +199,24 @@ impl<'p> Passes<'p> {
         mut grads: Vec<SlicedGrads>,
         draws: &UnitDraws,
         wants_input: bool,
+        clear: Clear<'_>,
     ) -> Result<(Vec<SlicedGrads>, Tensor<1>), EngineError> {
-        let mut at_sums: Vec<Tensor<1>> = Vec::new();
+        let mut at_sums = Totals::new();
         let mut flat: Option<Tensor<1>> = None;
-        for (stage, StageTape { mut kept, totals }) in tape.stages.into_iter().enumerate().rev() {
+        for (stage, tape) in self.replayed(unit, tape, draws, wants_input)?.into_iter().enumerate().rev() {
+            if stage == 0 {
+                clear()?;
+            }
+            let StageTape { mut kept, totals } = tape;
             let wants_input = wants_input || stage > 0;
             let mut at_totals = vec![Vec::new(); kept.len()];
             let mut run = |number: usize| {
                 let kept = std::mem::take(&mut kept[number]);
+                let (totals, sums) = (self.of_batch(&totals, number), self.of_batch(&at_sums, number));
                 let inputs = kept.into_iter().zip(std::mem::take(&mut grads[number])).collect();
                 let results = self.workers.map(inputs, |i, (kept, features)| {
-                    let grads = OutputGrads { features, sums: &at_sums };
-                    unit.backward(kept, grads, self.beside(stage, &draws[number][i], &totals), wants_input)
+                    let beside = self.beside(stage, &draws[number][i], totals);
+                    unit.backward(kept, OutputGrads { features, sums }, beside, wants_input)
                 });
                 let mut sum: Option<Tensor<1>> = None;
                 for InputGrads { features, totals, flat } in results {
@@ -158,22 +233,66 @@ impl<'p> Passes<'p> {
         Ok((grads, flat.expect("a unit has at least one stage")))
     }
 
+    /// The stages of `tape`; where only the unit's input was kept, they run again with the totals that they met.
+    fn replayed<'a>(
+        &self,
+        unit: Gathered<'a, '_>,
+        tape: UnitTape<'a>,
+        draws: &UnitDraws,
+        wants_input: bool,
+    ) -> Result<Vec<StageTape<'a>>, EngineError> {
+        let (input, totals) = match tape {
+            UnitTape::Stages(stages) => return Ok(stages),
+            UnitTape::Again { input, totals } => (input, totals),
+        };
+        let total = |stage: usize, _: &[SlicedSums]| Ok(totals.get(stage + 1).cloned().unwrap_or_default());
+        let (_, stages) = self.stages(unit, input, draws, [true, wants_input], total, &mut || Ok(()))?;
+        Ok(stages)
+    }
+
     fn beside<'s>(&'s self, stage: usize, draws: &'s Draws, totals: &'s [Tensor<1>]) -> Beside<'s> {
         Beside { stage, draws, totals, sets: self.sets, compute: self.compute }
     }
 
-    /// Sums over slices, micro-batches and ranks, by set; `sums` are by micro-batch.
-    fn totals(&self, unit: &str, sums: &[SlicedSums]) -> Result<Vec<Tensor<1>>, EngineError> {
-        let n_sets = sums.first().and_then(|slices| slices.first()).map_or(0, Vec::len);
-        let of_set = |set: usize| {
-            let of_batch = |slices: &Vec<Vec<Tensor<1>>>| {
-                let terms = slices.iter().map(|sets| sets[set].clone());
-                terms.reduce(|sum, term| sum + term).expect("a micro-batch has at least one slice")
-            };
-            let here: Vec<Tensor<1>> = sums.iter().map(of_batch).collect();
-            Peers::new(self.comm, here.len()).sum(unit, &here)
+    /// The group of this rank's micro-batch `number`.
+    fn stat_group(&self, number: usize) -> usize {
+        let topology = self.comm.topology();
+        (number * topology.world_size + topology.data_rank()) % self.n_stat_groups
+    }
+
+    /// What micro-batch `number` gets of `totals`.
+    fn of_batch<'t>(&self, totals: &'t Totals, number: usize) -> &'t [Tensor<1>] {
+        totals.get(self.stat_group(number)).map_or(&[], Vec::as_slice)
+    }
+
+    /// Sums over slices, micro-batches and ranks; `sums` are by micro-batch. All sets and groups travel together, so
+    /// that there is one collective: what belongs to another group is zero.
+    fn totals(&self, unit: &str, sums: &[SlicedSums]) -> Result<Totals, EngineError> {
+        let Some(first) = sums.first().and_then(|slices| slices.first()).filter(|sets| !sets.is_empty())
+        else {
+            return Ok(Totals::new());
         };
-        (0..n_sets).map(of_set).collect()
+        let lengths: Vec<usize> = first.iter().map(|sum| sum.dims()[0]).collect();
+        let len: usize = lengths.iter().sum();
+        let (n_groups, device) = (self.n_stat_groups, first[0].device());
+        let of_batch = |(number, slices): (usize, &SlicedSums)| {
+            let joined = slices.iter().map(|sets| Tensor::cat(sets.clone(), 0));
+            let sum = joined.reduce(|sum, term| sum + term).expect("a micro-batch has at least one slice");
+            let group = self.stat_group(number);
+            let zeros = |groups: usize| Tensor::<1>::zeros([groups * len], &device);
+            match n_groups {
+                1 => sum,
+                _ => Tensor::cat(vec![zeros(group), sum, zeros(n_groups - 1 - group)], 0),
+            }
+        };
+        let here: Vec<Tensor<1>> = sums.iter().enumerate().map(of_batch).collect();
+        let all = Peers::new(self.comm, here.len()).sum(unit, &here)?;
+        let mut start = 0;
+        let mut cut = |len: &usize| {
+            start += len;
+            all.clone().slice(start - len..start)
+        };
+        Ok((0..n_groups).map(|_| lengths.iter().map(&mut cut).collect()).collect())
     }
 }
 

@@ -3,7 +3,7 @@
 use burn_tensor::Tensor;
 
 use super::agreement::Votes;
-use super::forward::Observations;
+use super::forward::Observation;
 use super::phases::Phases;
 use super::scalars::Scalars;
 use crate::comm::engine::EngineError;
@@ -16,7 +16,7 @@ pub struct Gradients {
     pub(super) shards: Vec<Tensor<1>>,
     pub(super) scalars: Scalars,
     pub(super) observed: Tensor<1>,
-    pub(super) observations: Observations,
+    pub(super) observations: Vec<Observation>,
     pub(super) embeddings: Vec<Tensor<2>>,
     pub(super) phases: Phases,
 }

@@ -2,7 +2,8 @@
 
 use burn_tensor::{DType, Tensor};
 
-use super::batch::{GroupGrads, Groups};
+use super::batch::{FeatureGrads, GroupGrads, Groups};
+use crate::model::features::Features;
 use crate::model::layout::UnitLayout;
 use crate::model::leaves::Leaves;
 use crate::model::unit::{Context, Draws, StageOutput, StatSets, Unit};
@@ -87,8 +88,7 @@ impl<'a> Gathered<'a, '_> {
             return (self.infer(input.clone(), beside), Kept::Input(input));
         }
         let graph = self.graph(input, beside, wants_input);
-        let features =
-            graph.output.features.iter().map(|group| group.with(group.x.clone().inner())).collect();
+        let features = graph.output.features.iter().map(|group| group.map(|x| x.clone().inner())).collect();
         let sums = graph.output.sums.iter().map(|sum| sum.clone().inner()).collect();
         (StageOutput { features, sums }, Kept::Graph(Box::new(graph)))
     }
@@ -105,18 +105,22 @@ impl<'a> Gathered<'a, '_> {
             Kept::Input(input) => self.graph(input, beside, wants_input),
             Kept::Graph(graph) => *graph,
         };
-        let of_features = output.features.into_iter().zip(grads.features);
-        let of_features = of_features.map(|(group, grad)| seed(group.x.clone(), grad.cast(group.x.dtype())));
+        let of_features = output.features.into_iter().zip(grads.features).flat_map(|(group, grad)| {
+            let around = group.skip.zip(grad.skip).map(|(skip, grad)| seed(skip.x, grad));
+            std::iter::once(seed(group.x.clone(), grad.x.cast(group.x.dtype()))).chain(around)
+        });
         let of_sums = output.sums.into_iter().zip(grads.sums).map(|(sum, grad)| seed(sum, grad.clone()));
         let start = of_features.chain(of_sums).reduce(|total, term| total + term);
         // A multi-crop without views was refused with the recipe.
         let mut grads = start.expect("a unit has at least one group of views").backward();
-        let zeros_like = |x: &Tensor<3>| x.clone().inner().zeros_like();
+        let mut of_leaf =
+            |x: &Tensor<3>| x.grad_remove(&mut grads).unwrap_or_else(|| x.clone().inner().zeros_like());
+        let mut of_group = |group: &Features| {
+            let x = of_leaf(&group.x);
+            FeatureGrads { x, skip: group.skip.as_ref().map(|skip| of_leaf(&skip.x)) }
+        };
         let features = match wants_input {
-            true => input
-                .iter()
-                .map(|group| group.x.grad_remove(&mut grads).unwrap_or_else(|| zeros_like(&group.x)))
-                .collect(),
+            true => input.iter().map(&mut of_group).collect(),
             false => Vec::new(),
         };
         let totals = totals
@@ -130,7 +134,7 @@ impl<'a> Gathered<'a, '_> {
             let x = x.autodiff();
             if wants_input { x.require_grad() } else { x }
         };
-        let input: Groups = input.into_iter().map(|group| group.with(leaf(group.x.clone()))).collect();
+        let input: Groups = input.iter().map(|group| group.map(|x| leaf(x.clone()))).collect();
         let totals: Vec<Tensor<1>> =
             beside.totals.iter().map(|total| total.clone().autodiff().require_grad()).collect();
         let leaves = Leaves::new(self.layout, self.flat, true);

@@ -1,12 +1,12 @@
 //! A network under training on one rank, and the step that it takes.
 
 use augment::Batch;
-use burn_tensor::{Device, Tensor};
+use burn_tensor::{DType, Device, Tensor};
 
 use super::agreement::{Votes, agree};
 use super::batch::{MicroBatch, SlicedImages};
 use super::config::StepConfig;
-use super::forward::{Networks, Observations};
+use super::forward::{Networks, Observation};
 use super::loss::{Scored, Scoring};
 use super::net::Net;
 use super::pass::SlicedGrads;
@@ -31,7 +31,7 @@ use crate::method::Method;
 use crate::model::drop_path::Drawing;
 use crate::model::features::Outputs;
 use crate::model::unit::{StatSets, Unit};
-use crate::optim::state::UnitShard;
+use crate::optim::state::{STUDENT, UnitShard};
 use crate::optim::{AdamW, ClipNorms};
 use crate::schedule::Knobs;
 
@@ -45,6 +45,7 @@ pub struct Trainer {
     workers: Workers,
     config: StepConfig,
     sets: StatSets,
+    head_sets: StatSets,
     device: Device,
     state_device: Device,
     /// What is waited for at the end of every phase.
@@ -73,9 +74,21 @@ impl Trainer {
             })
             .collect();
         let workers = Workers::on(&device, config.n_workers);
-        let sets = method.stat_sets();
+        let (sets, head_sets) = (method.stat_sets(), method.head_stat_sets());
         let state = TrainState { step: 0, skipped_batches: 0, bad_steps: 0, shards, method };
-        Self { state, comm, net, workers, config, sets, device, state_device, timed: None, optimizer }
+        Self {
+            state,
+            comm,
+            net,
+            workers,
+            config,
+            sets,
+            head_sets,
+            device,
+            state_device,
+            timed: None,
+            optimizer,
+        }
     }
 
     /// Makes every phase wait for the device at its end, so that phase times include the device's work and not only
@@ -171,15 +184,18 @@ impl Trainer {
         let mut reductions = Reductions::new(&self.comm);
         let batches = batches();
         let sees = self.state.method.student_sees();
-        let of_student = self.sets.of(&sees);
+        let [of_student, of_heads] = [&self.sets, &self.head_sets].map(|sets| sets.of(&sees));
         let n_each = n_images / self.config.share(self.topology()).n_micro_batches;
         phases.input_ms = clock.lap_ms();
 
         entering("teacher");
-        let follow =
-            |follower| networks.follow(follower, &batches, self.passes(&self.sets), &mut gathers, n_each);
-        let followers: Result<Vec<_>, _> = self.net.followers.iter().map(follow).collect();
-        let followers = followers?;
+        let both = [self.passes(&self.sets), self.head_passes(&self.head_sets)];
+        let (mut followers, mut observations) = (Vec::new(), Vec::new());
+        for follower in &self.net.followers {
+            let followed = networks.follow(follower, &batches, both, &mut gathers, n_each)?;
+            followers.push(followed.outputs);
+            observations.extend(followed.observations);
+        }
         phases.teacher_ms = clock.lap_ms();
 
         entering("forward");
@@ -195,12 +211,14 @@ impl Trainer {
             networks,
             method: self.state.method.as_ref(),
             peers: Peers::new(&self.comm, self.config.share(self.topology()).n_micro_batches),
+            passes: self.head_passes(&of_heads),
             step: knobs.step,
             n_images: n_each,
             wire: self.config.precision.head_reduce,
         };
         let scored = scoring.run(&student.batches, &followers, &mut gathers, &mut reductions)?;
-        let Scored { scalars, grads, observed, student: outputs } = scored;
+        let Scored { scalars, grads, observed, observations: of_heads, student: outputs } = scored;
+        observations.extend(student.observations.into_iter().chain(of_heads));
         phases.head_ms = clock.lap_ms();
 
         entering("backward");
@@ -210,7 +228,6 @@ impl Trainer {
         phases.wait_ms = (self.comm.waited() - waited).as_secs_f64() * 1e3;
 
         let embeddings = followers.first().unwrap_or(&outputs).iter().map(Outputs::image_rows).collect();
-        let observations = student.observations;
         Ok(Gradients { shards, scalars, observed, observations, embeddings, phases })
     }
 
@@ -222,7 +239,7 @@ impl Trainer {
         draws: &[UnitDraws],
         passes: Passes<'_>,
         gathers: &mut Gathers<'_>,
-        reductions: &mut Reductions<'_>,
+        reductions: &mut Reductions<'a>,
     ) -> Result<(), EngineError> {
         for number in (0..self.net.backbone.len()).rev() {
             let shard = &self.state.shards[number];
@@ -235,10 +252,11 @@ impl Trainer {
             let unit = self.net.backbone[number].as_ref();
             let gathered = Gathered { unit, layout: &shard.layout, flat: &flat };
             let sum;
-            (grads, sum) = passes.backward(gathered, of_unit, grads, &draws[number], number > 0)?;
-            reductions.push(&shard.layout.name, sum, self.config.precision.reduce)?;
+            let clear = &mut || gathers.look_ahead().and_then(|()| reductions.release());
+            (grads, sum) = passes.backward(gathered, of_unit, grads, &draws[number], number > 0, clear)?;
+            reductions.push(&shard.layout.name, sum, self.config.precision.reduce);
         }
-        Ok(())
+        reductions.release()
     }
 
     /// The images of each micro-batch, by slice.
@@ -248,7 +266,13 @@ impl Trainer {
 
     fn passes<'p>(&'p self, sets: &'p StatSets) -> Passes<'p> {
         let compute = self.config.precision.compute.dtype();
-        Passes { comm: &self.comm, workers: &self.workers, sets, compute }
+        let n_stat_groups = self.config.n_stat_groups;
+        Passes { comm: &self.comm, workers: &self.workers, sets, n_stat_groups, compute }
+    }
+
+    /// Heads compute in f32.
+    fn head_passes<'p>(&'p self, sets: &'p StatSets) -> Passes<'p> {
+        Passes { compute: DType::F32, ..self.passes(sets) }
     }
 
     /// How this rank's shares of batches get to its device.
@@ -316,8 +340,12 @@ impl Trainer {
             let next_step = knobs.step + 1;
             let decay = |f: &crate::method::Follower| (f.name, f.moves.decay(next_step, knobs.teacher_decay));
             let decays: Vec<_> = self.net.followers.iter().map(decay).collect();
-            self.write(observations);
+            let (of_followers, of_student): (Vec<_>, Vec<_>) =
+                observations.into_iter().partition(|observation| observation.of != STUDENT);
+            self.write(of_student);
             self.optimizer.step(&mut self.state.shards, grads, &norms, knobs, &decays);
+            // Running statistics of a follower are its own: they are not averaged.
+            self.write(of_followers);
             self.state.method.after_step(&observed);
             self.state.bad_steps = 0;
         } else {
@@ -331,19 +359,21 @@ impl Trainer {
     }
 
     /// Writes what was observed into this rank's shards.
-    fn write(&mut self, observations: Observations) {
-        for (number, name, values) in observations {
-            let shard = &mut self.state.shards[number];
-            let found = shard.segments().find(|segment| segment.slot.spec.name == name);
+    fn write(&mut self, observations: Vec<Observation>) {
+        for Observation { of, unit, param, values } in observations {
+            let shard = &mut self.state.shards[unit];
+            let found = shard.segments().find(|segment| segment.slot.spec.name == param);
             let Some((start, end, first)) =
                 found.map(|s| (s.start, s.end, shard.start + s.start - s.slot.offset))
             else {
                 continue;
             };
             let values = host::to_host(values);
-            host::on_host(&mut shard.student, |student| {
-                student[start..end].copy_from_slice(&values[first..first + end - start]);
-            });
+            for (_, buffer) in shard.buffers_mut().filter(|(name, _)| *name == of) {
+                host::on_host(buffer, |buffer| {
+                    buffer[start..end].copy_from_slice(&values[first..first + end - start]);
+                });
+            }
         }
     }
 }

@@ -29,7 +29,14 @@ impl BackbonePass<'_> {
         at_end: fn(&Tensor<3>) -> Tensor<3>,
     ) -> Result<Vec<Tensor<1>>, EngineError> {
         let sets = StatSets::per_size(slices[0].len());
-        let passes = Passes { comm: self.comm, workers: self.workers, sets: &sets, compute: DType::F32 };
+        let passes = Passes {
+            comm: self.comm,
+            workers: self.workers,
+            sets: &sets,
+            n_stat_groups: 1,
+            compute: DType::F32,
+        };
+        let mut clear = || Ok(());
         let draws = vec![vec![Draws::default(); slices.len()]];
         let gathered = |number: usize| {
             let shard = &self.shards[number];
@@ -40,14 +47,16 @@ impl BackbonePass<'_> {
         for number in 0..self.units.len() {
             let of_unit;
             (batches, of_unit) =
-                passes.forward(gathered(number), batches, &draws, keeps_graph, number > 0)?;
+                passes.forward(gathered(number), batches, &draws, keeps_graph, number > 0, &mut clear)?;
             tape.push(of_unit);
         }
-        let mut grads = vec![batches[0].slices.iter().map(|groups| vec![at_end(&groups[0].x)]).collect()];
+        let mut grads =
+            vec![batches[0].slices.iter().map(|groups| vec![at_end(&groups[0].x).into()]).collect()];
         let mut flats = Vec::new();
         for (number, of_unit) in tape.into_iter().enumerate().rev() {
             let flat;
-            (grads, flat) = passes.backward(gathered(number), of_unit, grads, &draws, number > 0)?;
+            (grads, flat) =
+                passes.backward(gathered(number), of_unit, grads, &draws, number > 0, &mut clear)?;
             flats.push(flat);
         }
         flats.reverse();

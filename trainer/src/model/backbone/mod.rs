@@ -2,8 +2,12 @@
 //!
 //! A new backbone is one file, with a `Config` that is a [`BackboneConfig`], and one line in `registry`.
 
+mod convolution;
+mod excitation;
 mod pos_embed;
 mod registry;
+mod regnet;
+mod resnet;
 #[cfg(test)]
 mod toy;
 mod vit;

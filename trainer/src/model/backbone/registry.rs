@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{BackboneConfig, Readout, vit};
+use super::{BackboneConfig, Readout, regnet, resnet, vit};
 use crate::model::unit::Unit;
 
 /// Declares [`ModelConfig`] with a variant for each backbone: its documentation, its name and its module.
@@ -36,6 +36,10 @@ macro_rules! backbones {
 backbones! {
     /// Vision transformer.
     Vit => vit,
+    /// Residual network.
+    Resnet => resnet,
+    /// RegNetY.
+    RegnetY => regnet,
     /// Convolution without a kernel and batch normalization: for tests.
     #[cfg(test)]
     Toy => toy,

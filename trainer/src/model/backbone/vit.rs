@@ -227,7 +227,7 @@ impl Unit for Embed {
             let patches = linear(cx.rounded(group.x.clone()), weight, cx.weight("patch_embed.proj.bias"));
             let positions = self.positions(cx.leaves, group.grid);
             let x = sequence(cx.leaves.get("cls_token"), patches, positions);
-            Features { x, n_prefix: 1, grid: group.grid }
+            Features { n_prefix: 1, ..Features::on_grid(x, group.grid) }
         };
         groups.iter().map(embed).collect::<Vec<_>>().into()
     }
@@ -329,10 +329,7 @@ impl Unit for Block {
             let graph = rows * (9.0 * width + 2.0 * hidden + self.config.heads as f64 * n);
             Cost { flops, graph }
         };
-        let costs = groups.iter().map(of_group);
-        let sum =
-            costs.fold(Cost::default(), |a, b| Cost { flops: a.flops + b.flops, graph: a.graph + b.graph });
-        (sum, groups.to_vec())
+        (groups.iter().map(of_group).sum(), groups.to_vec())
     }
 
     fn drop_path(&self) -> f32 {

@@ -3,6 +3,7 @@
 pub(crate) mod mlp;
 pub(crate) mod prototypes;
 
+use super::features::Features;
 use super::unit::Unit;
 
 /// A head. Either the student and every follower have one, or only the student.
@@ -17,6 +18,14 @@ pub struct Head {
     pub units: Vec<Box<dyn Unit>>,
 }
 
+impl Head {
+    /// Units up to the last one that has several stages: those go through the passes of a step like a backbone's. What
+    /// follows is part of the loss's graph.
+    pub fn n_staged(&self) -> usize {
+        self.units.iter().rposition(|unit| unit.n_stages() > 1).map_or(0, |last| last + 1)
+    }
+}
+
 /// What a head reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reads {
@@ -26,6 +35,17 @@ pub enum Reads {
     Patches,
     /// What the head of this name gives, which comes before it.
     Head(&'static str),
+}
+
+impl Reads {
+    /// What a head that reads the backbone is given of `features`.
+    pub fn of_backbone(self, features: &Features) -> Option<Features> {
+        match self {
+            Self::Pooled => Some(features.pooled()),
+            Self::Patches => Some(features.patches()),
+            Self::Head(_) => None,
+        }
+    }
 }
 
 /// Who has a head.

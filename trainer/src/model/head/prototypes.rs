@@ -50,7 +50,7 @@ impl Unit for Prototypes {
         let directions = cx.weight::<2>("weight_v");
         let gain = match self.trains_gain {
             true => cx.weight::<2>("weight_g").reshape([self.count]),
-            false => Tensor::ones([self.count], &directions.device().inner()),
+            false => Tensor::<1>::ones([self.count], &directions.device().inner()).cast(directions.dtype()),
         };
         let project = |group: &Features| {
             let [b, n, d] = group.x.dims();

@@ -17,7 +17,12 @@ use crate::ops::cpu::{contiguous, dims, is_flex, slice, tensor};
 
 /// The largest of `x` of `[B, H·W, C]` in windows of `side` by `side` cells: `[B, H'·W', C]` and its grid. Padding is
 /// at most half a window, so that each has a cell inside.
-pub(crate) fn max_pool(x: Tensor<3>, grid: [usize; 2], side: usize, window: Window) -> (Tensor<3>, [usize; 2]) {
+pub(crate) fn max_pool(
+    x: Tensor<3>,
+    grid: [usize; 2],
+    side: usize,
+    window: Window,
+) -> (Tensor<3>, [usize; 2]) {
     let [b, _, _] = x.dims();
     let geometry = Geometry::new(b, grid, [side; 2], window.stride, window.padding);
     let y = match is_flex(&x) {

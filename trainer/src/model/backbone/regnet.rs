@@ -1,0 +1,264 @@
+//! RegNetY: residual networks whose widths come from a line (Radosavovic et al. 2020), with the names and shapes of
+//! torchvision. SEER is trained on these (Goyal et al. 2021 and 2022).
+//!
+//! ```text
+//! u_j = w₀ + wₐ j                         width of branch j on a line, j < d
+//! w_j = 8 · round(w₀ · wₘ^s_j / 8)        s_j = round(log(u_j / w₀) / log wₘ): branches of equal width are a stage
+//! branch   1×1 - 3×3 in groups of g channels - excitation - 1×1; the first of a stage halves the grid
+//! ```
+//!
+//! Widths are then rounded to a multiple of the group width, which is no larger than the width. The excitation squeezes to
+//! a quarter of the channels that come to the branch. The feature of a view is the mean over the last grid.
+
+use serde::{Deserialize, Serialize};
+
+use super::convolution::{Branch, Layer, Stem};
+use super::excitation::Excitation;
+use super::{BackboneConfig, Readout};
+use crate::model::batch_norm::BatchNorm;
+use crate::model::unit::Unit;
+
+/// Channels of the stem.
+const STEM_WIDTH: usize = 32;
+
+/// Channels of the excitation over those of the branch's input.
+const SQUEEZE: f64 = 0.25;
+
+/// Widths are multiples of it before groups are looked at.
+const QUANTUM: f64 = 8.0;
+
+/// A RegNetY, as a recipe writes it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Side of the images that it is made for.
+    pub image_px: usize,
+    /// One of the published sizes, or a design of one's own.
+    pub size: Size,
+}
+
+/// A size.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Size {
+    /// By the multiply-adds of an image of 224 px, or by its parameters.
+    Named(NamedSize),
+    /// By its line.
+    Design(Design),
+}
+
+/// The published sizes: from the paper, and from SEER.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum NamedSize {
+    #[serde(rename = "200mf")]
+    Mf200,
+    #[serde(rename = "400mf")]
+    Mf400,
+    #[serde(rename = "600mf")]
+    Mf600,
+    #[serde(rename = "800mf")]
+    Mf800,
+    #[serde(rename = "1_6gf")]
+    Gf1_6,
+    #[serde(rename = "3_2gf")]
+    Gf3_2,
+    #[serde(rename = "4gf")]
+    Gf4,
+    #[serde(rename = "6_4gf")]
+    Gf6_4,
+    #[serde(rename = "8gf")]
+    Gf8,
+    #[serde(rename = "12gf")]
+    Gf12,
+    #[serde(rename = "16gf")]
+    Gf16,
+    #[serde(rename = "32gf")]
+    Gf32,
+    #[serde(rename = "64gf")]
+    Gf64,
+    #[serde(rename = "128gf")]
+    Gf128,
+    #[serde(rename = "256gf")]
+    Gf256,
+    #[serde(rename = "10b")]
+    B10,
+}
+
+/// The line that widths come from.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Design {
+    /// Branches, d.
+    pub depth: usize,
+    /// Width at the beginning of the line, w₀.
+    pub w_0: usize,
+    /// Its slope, wₐ.
+    pub w_a: f64,
+    /// Factor between the widths of stages, wₘ.
+    pub w_m: f64,
+    /// Channels of a group, g.
+    pub group_width: usize,
+}
+
+impl NamedSize {
+    fn design(self) -> Design {
+        let (depth, w_0, w_a, w_m, group_width) = match self {
+            Self::Mf200 => (13, 24, 36.44, 2.49, 8),
+            Self::Mf400 => (16, 48, 27.89, 2.09, 8),
+            Self::Mf600 => (15, 48, 32.54, 2.32, 16),
+            Self::Mf800 => (14, 56, 38.84, 2.4, 16),
+            Self::Gf1_6 => (27, 48, 20.71, 2.65, 24),
+            Self::Gf3_2 => (21, 80, 42.63, 2.66, 24),
+            Self::Gf4 => (22, 96, 31.41, 2.24, 64),
+            Self::Gf6_4 => (25, 112, 33.22, 2.27, 72),
+            Self::Gf8 => (17, 192, 76.82, 2.19, 56),
+            Self::Gf12 => (19, 168, 73.36, 2.37, 112),
+            Self::Gf16 => (18, 200, 106.23, 2.48, 112),
+            Self::Gf32 => (20, 232, 115.89, 2.53, 232),
+            Self::Gf64 => (20, 352, 147.48, 2.4, 328),
+            Self::Gf128 => (27, 456, 160.83, 2.52, 264),
+            Self::Gf256 => (27, 640, 230.83, 2.53, 373),
+            Self::B10 => (27, 1744, 620.83, 2.52, 1010),
+        };
+        Design { depth, w_0, w_a, w_m, group_width }
+    }
+}
+
+/// A stage of the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stage {
+    width: usize,
+    depth: usize,
+    group_width: usize,
+}
+
+impl Design {
+    fn stages(&self) -> Vec<Stage> {
+        let w_0 = self.w_0 as f64;
+        let of_branch = |j: usize| {
+            let on_line = w_0 + self.w_a * j as f64;
+            let step = ((on_line / w_0).ln() / self.w_m.ln()).round_ties_even();
+            ((w_0 * self.w_m.powf(step) / QUANTUM).round_ties_even() * QUANTUM) as usize
+        };
+        let mut stages: Vec<Stage> = Vec::new();
+        for width in (0..self.depth).map(of_branch) {
+            match stages.last_mut() {
+                Some(stage) if stage.width == width => stage.depth += 1,
+                _ => stages.push(Stage { width, depth: 1, group_width: self.group_width }),
+            }
+        }
+        for stage in &mut stages {
+            stage.group_width = stage.group_width.min(stage.width);
+            stage.width = whole_groups(stage.width, stage.group_width);
+        }
+        stages
+    }
+}
+
+/// The multiple of `group_width` nearest to `width`, but not more than a tenth below it.
+fn whole_groups(width: usize, group_width: usize) -> usize {
+    let nearest = ((width + group_width / 2) / group_width * group_width).max(group_width);
+    if nearest * 10 < width * 9 { nearest + group_width } else { nearest }
+}
+
+impl Config {
+    fn stages(&self) -> Vec<Stage> {
+        match self.size {
+            Size::Named(size) => size.design().stages(),
+            Size::Design(design) => design.stages(),
+        }
+    }
+
+    /// Branch `number` of stage `stage_number`, of `input` channels.
+    fn branch(&self, stage_number: usize, number: usize, stage: Stage, input: usize) -> Branch {
+        let Stage { width, group_width, .. } = stage;
+        let stride = if number == 0 { 2 } else { 1 };
+        let layer = |part: &str, input, kernel, stride, groups| Layer {
+            conv: format!("{part}.0"),
+            norm: BatchNorm::new(format!("{part}.1"), width),
+            input,
+            kernel,
+            stride,
+            groups,
+        };
+        let squeezed = (SQUEEZE * input as f64).round_ties_even() as usize;
+        let shortcut = (number == 0).then(|| layer("proj", input, 1, stride, 1));
+        let block = stage_number + 1;
+        Branch {
+            name: format!("trunk_output.block{block}.block{block}-{number}"),
+            layers: vec![
+                layer("f.a", input, 1, 1, 1),
+                layer("f.b", width, 3, stride, width / group_width),
+                layer("f.c", width, 1, 1, 1),
+            ],
+            excitation: Some(Excitation { name: "f.se".into(), width, squeezed }),
+            shortcut,
+            pools: false,
+        }
+    }
+}
+
+impl BackboneConfig for Config {
+    fn validate(&self) -> Result<(), String> {
+        if self.image_px == 0 {
+            return Err("model.image_px must be at least 1".into());
+        }
+        let Size::Design(Design { depth, w_0, w_a, w_m, group_width }) = self.size else { return Ok(()) };
+        let line = w_a >= 0.0 && w_m > 1.0 && w_a.is_finite() && w_m.is_finite();
+        if depth == 0 || depth > 1000 || group_width == 0 || w_0 < QUANTUM as usize || !line {
+            return Err(
+                "model.size: depth must lie in 1..=1000, group_width be at least 1, w_0 at least 8, w_a at least 0 and \
+                 w_m more than 1"
+                    .into(),
+            );
+        }
+        Ok(())
+    }
+
+    fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>> {
+        let stages = self.stages();
+        let stem = Layer {
+            conv: "0".into(),
+            norm: BatchNorm::new("1", STEM_WIDTH),
+            input: 3,
+            kernel: 3,
+            stride: 2,
+            groups: 1,
+        };
+        let mut units: Vec<Box<dyn Unit>> = vec![Box::new(Stem { name: "stem", layer: stem, pools: false })];
+        let mut input = STEM_WIDTH;
+        for (stage_number, stage) in stages.iter().enumerate() {
+            for number in 0..stage.depth {
+                let last = stage_number + 1 == stages.len() && number + 1 == stage.depth;
+                let pools = last && readout == Readout::Pooled;
+                let branch = self.branch(stage_number, number, *stage, input);
+                units.push(Box::new(Branch { pools, ..branch }));
+                input = stage.width;
+            }
+        }
+        units
+    }
+
+    fn width(&self) -> usize {
+        self.stages().last().map_or(STEM_WIDTH, |stage| stage.width)
+    }
+
+    fn cell_px(&self) -> usize {
+        1
+    }
+
+    fn stride_px(&self) -> usize {
+        2 << self.stages().len()
+    }
+
+    fn image_px(&self) -> usize {
+        self.image_px
+    }
+
+    #[cfg(test)]
+    fn examples() -> Vec<Self> {
+        let design = Design { depth: 3, w_0: 8, w_a: 6.0, w_m: 2.0, group_width: 4 };
+        vec![Self { image_px: 16, size: Size::Design(design) }]
+    }
+}
