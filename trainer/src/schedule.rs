@@ -2,28 +2,42 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Linear from `start` to `peak` over `warmup_steps`, then half a cosine to `end` at `total_steps`.
+/// Linear from `start` to `peak` over `warmup_steps`, then to `end` at `total_steps` as `shape` says.
 ///
 /// As in DINO: step 0 has `start`, the first step after the warm-up has `peak`, and the last step
 /// lies one short of `end`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct WarmupCosine {
+pub struct Schedule {
     /// Value of step 0.
     pub start: f64,
     /// Value after the warm-up.
     pub peak: f64,
-    /// Value that the cosine tends to.
+    /// Value that it tends to.
     pub end: f64,
     /// Steps of the warm-up.
     pub warmup_steps: u64,
     /// Steps of the run.
     pub total_steps: u64,
+    /// How it falls after the warm-up.
+    pub shape: Shape,
 }
 
-impl WarmupCosine {
+/// How a schedule falls.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Shape {
+    /// Along half a cosine.
+    Cosine,
+    /// Not at all, and linearly over the last steps.
+    Constant {
+        /// Steps of the fall.
+        cooldown_steps: u64,
+    },
+}
+
+impl Schedule {
     /// A cosine from `from` to `to` without warm-up.
     pub fn cosine(from: f64, to: f64, total_steps: u64) -> Self {
-        Self { start: from, peak: from, end: to, warmup_steps: 0, total_steps }
+        Self { start: from, peak: from, end: to, warmup_steps: 0, total_steps, shape: Shape::Cosine }
     }
 
     /// The value at `step`.
@@ -33,9 +47,18 @@ impl WarmupCosine {
             let last = (self.warmup_steps - 1).max(1) as f64;
             return self.start + (self.peak - self.start) * step as f64 / last;
         }
-        let n = self.total_steps.saturating_sub(self.warmup_steps).max(1) as f64;
-        let done = ((step - self.warmup_steps) as f64 / n).min(1.0);
-        self.end + 0.5 * (self.peak - self.end) * (1.0 + (std::f64::consts::PI * done).cos())
+        let of = |steps: u64, all: u64| (steps as f64 / all.max(1) as f64).min(1.0);
+        match self.shape {
+            Shape::Cosine => {
+                let n = self.total_steps.saturating_sub(self.warmup_steps);
+                let done = of(step - self.warmup_steps, n);
+                self.end + 0.5 * (self.peak - self.end) * (1.0 + (std::f64::consts::PI * done).cos())
+            }
+            Shape::Constant { cooldown_steps } => {
+                let begins = self.total_steps.saturating_sub(cooldown_steps);
+                self.peak + (self.end - self.peak) * of(step.saturating_sub(begins), cooldown_steps)
+            }
+        }
     }
 }
 
@@ -77,11 +100,11 @@ pub struct Knobs {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Schedules {
     /// Learning rate.
-    pub lr: WarmupCosine,
+    pub lr: Schedule,
     /// Weight decay.
-    pub weight_decay: WarmupCosine,
+    pub weight_decay: Schedule,
     /// Decay of the teacher.
-    pub teacher_decay: WarmupCosine,
+    pub teacher_decay: Schedule,
 }
 
 impl Schedules {
@@ -164,7 +187,8 @@ mod tests {
     /// warmup_epochs=0.4)` of the DINO repository, computed with numpy.
     #[test]
     fn it_equals_the_reference() {
-        let schedule = WarmupCosine { start: 0.0, peak: 1.0, end: 0.1, warmup_steps: 4, total_steps: 10 };
+        let shape = Shape::Cosine;
+        let schedule = Schedule { start: 0.0, peak: 1.0, end: 0.1, warmup_steps: 4, total_steps: 10, shape };
         let expected = [
             0.0,
             1.0 / 3.0,
@@ -183,8 +207,16 @@ mod tests {
     }
 
     #[test]
+    fn a_constant_rate_cools_down() {
+        let shape = Shape::Constant { cooldown_steps: 4 };
+        let schedule = Schedule { start: 0.5, peak: 1.0, end: 0.0, warmup_steps: 2, total_steps: 10, shape };
+        let values: Vec<f64> = (0..12).map(|step| schedule.at(step)).collect();
+        assert_eq!(values, [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]);
+    }
+
+    #[test]
     fn ends_hold_beyond_the_run() {
-        let cosine = WarmupCosine::cosine(0.996, 1.0, 100);
+        let cosine = Schedule::cosine(0.996, 1.0, 100);
         assert_eq!(cosine.at(0), 0.996);
         assert_eq!(cosine.at(100), 1.0);
         assert_eq!(cosine.at(1000), 1.0);

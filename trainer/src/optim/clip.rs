@@ -42,7 +42,7 @@ pub struct ClipNorms<T = f64> {
 }
 
 impl ClipNorms<Fixed> {
-    /// This rank's share of the norms; `modules` has the number of each unit's module.
+    /// This rank's share of the norms of `grads`, or of whatever lies in their places; `modules` has the number of each unit's module.
     ///
     /// # Errors
     /// [`EngineError::Device`] when the device of the gradients has failed.
@@ -151,13 +151,17 @@ impl ClipNorms {
         self.squares.iter().sum::<f64>().sqrt()
     }
 
+    /// Norm of a parameter's gradient, or of its group's.
+    pub(super) fn length(&self, unit: usize, param: usize) -> f64 {
+        self.squares[self.groups[unit][param]].sqrt()
+    }
+
     /// What gradients of a parameter are multiplied with.
     pub(super) fn factor(&self, unit: usize, param: usize, clip_norm: f64) -> f32 {
         if clip_norm == 0.0 {
             return 1.0;
         }
-        let norm = self.squares[self.groups[unit][param]].sqrt();
-        (clip_norm / (norm + CLIP_EPSILON)).min(1.0) as f32
+        (clip_norm / (self.length(unit, param) + CLIP_EPSILON)).min(1.0) as f32
     }
 }
 

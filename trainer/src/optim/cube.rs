@@ -1,4 +1,4 @@
-//! The update and the norms on a device, in one pass over a shard each: [`super::tensors`] is the same in Burn's own
+//! The update and the norms on a device, in one pass over a shard each: [`super::adamw::on_tensors`] is the same in Burn's own
 //! operations, of which there are two dozen, each a pass of its own.
 //!
 //! ```text
@@ -16,7 +16,8 @@ use burn_tensor::{DType, Tensor, TensorData};
 use cubecl::prelude::*;
 
 use super::state::UnitShard;
-use super::update::{Constants, EPSILON, Update, decay_of};
+use super::adamw::{Constants, EPSILON, Update};
+use super::follow::{Decays, decay_of, follow_one};
 use crate::ops::cube::{empty, one_unit_each, spread};
 
 /// Elements whose squares are added up by one cube.
@@ -36,7 +37,7 @@ pub(super) fn update(
     shard: &mut UnitShard,
     grad: Tensor<1>,
     mut update: Update,
-    decays: &[(&'static str, f64)],
+    decays: &Decays<'_>,
 ) {
     // AdamW::MOMENTS are two. Of a unit with parameters there is a segment; all have the same decay rates.
     let ([m, v], Some(&(_, constants))) = (shard.moments.as_slice(), update.first()) else { return };
@@ -89,7 +90,7 @@ pub(super) fn update(
     if let Some((first, rest)) = shard.followers.split_first_mut() {
         first.values = followed;
         rest.iter_mut().for_each(|follower| {
-            super::tensors::follow_one(follower, &shard.student, decay_of(decays, follower.name));
+            follow_one(follower, &shard.student, decay_of(decays, follower.name));
         });
     }
 }

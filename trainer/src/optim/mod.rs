@@ -4,11 +4,13 @@ mod adamw;
 mod clip;
 #[cfg(feature = "cube")]
 mod cube;
-mod host;
+mod follow;
+mod optimizer;
 mod runs;
+mod sgd;
 pub(crate) mod state;
-mod tensors;
-mod update;
 
 pub(crate) use self::adamw::AdamW;
-pub(crate) use self::clip::{ClipNorms, ClipRule};
+pub(crate) use self::clip::ClipRule;
+pub(crate) use self::optimizer::{Optimizer, Rule};
+pub(crate) use self::sgd::{Adaptation, Sgd};

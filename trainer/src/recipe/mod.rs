@@ -102,25 +102,49 @@ pub struct OptimConfig {
     pub batch_size: usize,
     /// Length of the run.
     pub length: Duration,
+    /// How parameters move.
+    #[serde(default)]
+    pub algorithm: Algorithm,
     /// Learning rate for 256 images.
     pub lr: f64,
     /// How the rate of the run follows its batch size.
     #[serde(default)]
     pub lr_scaling: LrScaling,
-    /// What the learning rate falls to.
+    /// Learning rate of the first step of the warm-up, whatever the batch.
+    #[serde(default)]
+    pub start_lr: f64,
+    /// What the learning rate falls to, whatever the batch.
     #[serde(default = "default_min_lr")]
     pub min_lr: f64,
     /// Warm-up of the learning rate.
     pub warmup: Duration,
+    /// How the learning rate goes on after its warm-up.
+    #[serde(default)]
+    pub schedule: LrSchedule,
+    /// Last part of the run, over which a constant learning rate falls.
+    #[serde(default = "default_cooldown")]
+    pub cooldown: Duration,
     /// Weight decay at start and end.
     #[serde(default = "default_weight_decay")]
     pub weight_decay: [f64; 2],
-    /// Decay rates of Adam's moments.
+    /// Whether biases, gains and other vectors are decayed as well.
+    #[serde(default)]
+    pub decay_vectors: bool,
+    /// Decay rates of AdamW's moments.
     #[serde(default = "default_betas")]
     pub betas: [f64; 2],
-    /// Largest gradient norm of a clip group; 0 for none.
-    #[serde(default = "default_clip_norm")]
-    pub clip_norm: f64,
+    /// Momentum of all algorithms but AdamW.
+    #[serde(default = "default_momentum")]
+    pub momentum: f64,
+    /// Whether this momentum is Nesterov's.
+    #[serde(default)]
+    pub nesterov: bool,
+    /// How far LARS and LARC move a parameter over its length, at a rate of one.
+    #[serde(default = "default_trust")]
+    pub trust: f64,
+    /// Largest gradient norm of a clip group, 0 for none. Absent for 3 with AdamW and none with the others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clip_norm: Option<f64>,
     /// What a clip group is.
     #[serde(default)]
     pub clip: ClipRule,
@@ -155,8 +179,52 @@ fn default_stat_groups() -> usize {
     1
 }
 
-fn default_clip_norm() -> f64 {
-    3.0
+fn default_cooldown() -> Duration {
+    Duration::Steps(0)
+}
+
+fn default_momentum() -> f64 {
+    0.9
+}
+
+fn default_trust() -> f64 {
+    1e-3
+}
+
+impl OptimConfig {
+    /// Largest gradient norm of a clip group; 0 for none.
+    pub fn clip_norm(&self) -> f64 {
+        self.clip_norm.unwrap_or(match self.algorithm {
+            Algorithm::Adamw => 3.0,
+            Algorithm::Sgd | Algorithm::Lars | Algorithm::Larc => 0.0,
+        })
+    }
+}
+
+/// How parameters move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Algorithm {
+    /// By moments of the gradient, with weight decay apart (Loshchilov and Hutter 2019).
+    #[default]
+    Adamw,
+    /// Along the gradient, with momentum.
+    Sgd,
+    /// The same, with a rate for each parameter that is decayed (You et al. 2017).
+    Lars,
+    /// The same, with a rate for every parameter, as in NVIDIA's apex.
+    Larc,
+}
+
+/// How the learning rate goes on after its warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LrSchedule {
+    /// Down to the lowest along half a cosine.
+    #[default]
+    Cosine,
+    /// Not at all, but for `cooldown` at the end.
+    Constant,
 }
 
 /// A rule for the learning rate of a batch.

@@ -4,7 +4,7 @@ use augment::MultiCrop;
 use burn_tensor::Device;
 use serde::{Deserialize, Serialize};
 
-use super::Recipe;
+use super::{Algorithm, LrSchedule, Recipe};
 use crate::comm::communicator::Comm;
 use crate::comm::topology::Topology;
 use crate::device::workers::or_cores;
@@ -13,8 +13,8 @@ use crate::method::{Method, MethodContext, Moves};
 use crate::model::backbone::Readout;
 use crate::model::head::Reads;
 use crate::model::patches::PixelInput;
-use crate::optim::AdamW;
-use crate::schedule::{RunLength, Schedules, WarmupCosine};
+use crate::optim::{Adaptation, AdamW, Optimizer, Rule, Sgd};
+use crate::schedule::{RunLength, Schedule, Schedules, Shape};
 use crate::step::{StepConfig, Trainer};
 
 /// A run, resolved against its data set.
@@ -27,6 +27,8 @@ pub struct Plan {
     pub total_steps: u64,
     /// Steps of the learning rate's warm-up.
     pub warmup_steps: u64,
+    /// Steps over which a constant rate cools down at the end.
+    pub cooldown_steps: u64,
     /// Worker threads of a rank: the order in which their gradients are summed is part of the result.
     pub n_workers: usize,
     /// Threads of a rank that decode and augment.
@@ -71,6 +73,7 @@ impl Plan {
             n_samples,
             total_steps,
             warmup_steps: length.steps("optim.warmup", &optim.warmup).map_err(bad)?,
+            cooldown_steps: length.steps("optim.cooldown", &optim.cooldown).map_err(bad)?,
             n_workers: or_cores(recipe.run.workers),
             n_data_threads: or_cores(recipe.run.data_threads),
             world_size: 1,
@@ -169,14 +172,18 @@ impl Plan {
     /// The schedules of the run.
     pub fn schedules(&self) -> Schedules {
         let optim = &self.recipe.optim;
-        let cosine = |ends: [f64; 2]| WarmupCosine::cosine(ends[0], ends[1], self.total_steps);
+        let cosine = |ends: [f64; 2]| Schedule::cosine(ends[0], ends[1], self.total_steps);
         Schedules {
-            lr: WarmupCosine {
-                start: 0.0,
+            lr: Schedule {
+                start: optim.start_lr,
                 peak: optim.lr * optim.lr_scaling.factor(optim.batch_size),
                 end: optim.min_lr,
                 warmup_steps: self.warmup_steps,
                 total_steps: self.total_steps,
+                shape: match optim.schedule {
+                    LrSchedule::Cosine => Shape::Cosine,
+                    LrSchedule::Constant => Shape::Constant { cooldown_steps: self.cooldown_steps },
+                },
             },
             weight_decay: cosine(optim.weight_decay),
             // Without a teacher nobody asks.
@@ -185,9 +192,20 @@ impl Plan {
     }
 
     /// The optimizer.
-    pub fn optimizer(&self) -> AdamW {
+    pub fn optimizer(&self) -> Optimizer {
         let optim = &self.recipe.optim;
-        AdamW { betas: optim.betas, clip_norm: optim.clip_norm, clip: optim.clip }
+        let sgd = |adaptation| {
+            Rule::Sgd(Sgd { momentum: optim.momentum, nesterov: optim.nesterov, adaptation })
+        };
+        let by_layer = |all| sgd(Some(Adaptation { trust: optim.trust, all }));
+        let rule = match optim.algorithm {
+            Algorithm::Adamw => Rule::AdamW(AdamW { betas: optim.betas }),
+            Algorithm::Sgd => sgd(None),
+            Algorithm::Lars => by_layer(false),
+            Algorithm::Larc => by_layer(true),
+        };
+        let (clip_norm, clip) = (optim.clip_norm(), optim.clip);
+        Optimizer { rule, clip_norm, clip, decays_vectors: optim.decay_vectors }
     }
 
     /// How steps are taken.
@@ -283,7 +301,21 @@ fn check_values(recipe: &Recipe) -> Result<(), String> {
     }
     within("optim.lr", optim.lr, 0.0, MOST)?;
     within("optim.min_lr", optim.min_lr, 0.0, MOST)?;
-    within("optim.clip_norm (0 for none)", optim.clip_norm, 0.0, MOST)?;
+    within("optim.start_lr", optim.start_lr, 0.0, MOST)?;
+    within("optim.momentum", optim.momentum, 0.0, 1.0 - 1e-9)?;
+    within("optim.trust", optim.trust, 0.0, MOST)?;
+    within("optim.clip_norm (0 for none)", optim.clip_norm(), 0.0, MOST)?;
+    let by_layer = matches!(optim.algorithm, Algorithm::Lars | Algorithm::Larc);
+    if by_layer && optim.clip_norm() > 0.0 {
+        return Err(format!(
+            "optim.clip_norm {} does not go with lars and larc, whose rates do not depend on the length of a gradient: \
+             leave it out",
+            optim.clip_norm()
+        ));
+    }
+    if optim.stat_groups == 0 {
+        return Err("optim.stat_groups must be at least 1".into());
+    }
     within("data.max_bad_rate", recipe.data.max_bad_rate, 0.0, 1.0)?;
     within("run.workers (0 for one a core)", run.workers as f64, 0.0, 4096.0)?;
     within("run.data_threads (0 for one a core)", run.data_threads as f64, 0.0, 4096.0)?;

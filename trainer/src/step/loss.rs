@@ -27,7 +27,9 @@ pub(super) struct Scored {
     pub(super) grads: Vec<SlicedGrads>,
     /// What the method wants to know after the step.
     pub(super) observed: Tensor<1>,
-    /// New values of heads' parameters.
+    /// Where heads' parameters have been put before the step.
+    pub(super) constrained: Vec<Observation>,
+    /// New values of heads' running parameters.
     pub(super) observations: Vec<Observation>,
     /// The student's features by micro-batch, without a graph.
     pub(super) student: Vec<Outputs>,
@@ -67,7 +69,8 @@ impl<'a> Scoring<'a> {
         reductions: &mut Reductions<'a>,
     ) -> Result<Scored, EngineError> {
         let mut flats = self.networks.gather_heads(On::Student, gathers)?;
-        let mut observations = self.networks.constrain(&mut flats);
+        let constrained = self.networks.constrain(&mut flats);
+        let mut observations = Vec::new();
         let heads =
             self.networks.staged_by_student(batches, &flats, self.passes, gathers, &mut observations)?;
         let inputs = graph_inputs(batches, &heads);
@@ -98,7 +101,7 @@ impl<'a> Scoring<'a> {
         for (number, grad) in of_heads {
             reductions.push(&self.networks.shards[number].layout.name, grad, self.wire);
         }
-        Ok(Scored { scalars, grads, observed: loss.observed(), observations, student })
+        Ok(Scored { scalars, grads, observed: loss.observed(), constrained, observations, student })
     }
 
     /// The graph of micro-batch `number`, there and back.

@@ -16,6 +16,9 @@ pub struct Gradients {
     pub(super) shards: Vec<Tensor<1>>,
     pub(super) scalars: Scalars,
     pub(super) observed: Tensor<1>,
+    /// Where parameters have been put before the step.
+    pub(super) constrained: Vec<Observation>,
+    /// What the step's statistics make of running parameters.
     pub(super) observations: Vec<Observation>,
     pub(super) embeddings: Vec<Tensor<2>>,
     pub(super) phases: Phases,

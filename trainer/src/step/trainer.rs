@@ -32,7 +32,7 @@ use crate::model::drop_path::Drawing;
 use crate::model::features::Outputs;
 use crate::model::unit::{StatSets, Unit};
 use crate::optim::state::{STUDENT, UnitShard};
-use crate::optim::{AdamW, ClipNorms};
+use crate::optim::Optimizer;
 use crate::schedule::Knobs;
 
 /// A network under training on one rank.
@@ -50,7 +50,7 @@ pub struct Trainer {
     state_device: Device,
     /// What is waited for at the end of every phase.
     timed: Option<Device>,
-    optimizer: AdamW,
+    optimizer: Optimizer,
 }
 
 impl Trainer {
@@ -59,7 +59,7 @@ impl Trainer {
         backbone: Vec<Box<dyn Unit>>,
         method: Box<dyn Method>,
         comm: Comm,
-        optimizer: AdamW,
+        optimizer: Optimizer,
         config: StepConfig,
         device: Device,
     ) -> Self {
@@ -69,7 +69,7 @@ impl Trainer {
             .units()
             .map(|unit| {
                 let followers = net.followers_of(unit.on);
-                let (topology, moments) = (comm.topology(), &AdamW::MOMENTS);
+                let (topology, moments) = (comm.topology(), optimizer.moments());
                 UnitShard::init(unit.unit, config.seed, topology, &followers, moments, &state_device)
             })
             .collect();
@@ -217,7 +217,7 @@ impl Trainer {
             wire: self.config.precision.head_reduce,
         };
         let scored = scoring.run(&student.batches, &followers, &mut gathers, &mut reductions)?;
-        let Scored { scalars, grads, observed, observations: of_heads, student: outputs } = scored;
+        let Scored { scalars, grads, observed, constrained, observations: of_heads, student: outputs } = scored;
         observations.extend(student.observations.into_iter().chain(of_heads));
         phases.head_ms = clock.lap_ms();
 
@@ -228,7 +228,7 @@ impl Trainer {
         phases.wait_ms = (self.comm.waited() - waited).as_secs_f64() * 1e3;
 
         let embeddings = followers.first().unwrap_or(&outputs).iter().map(Outputs::image_rows).collect();
-        Ok(Gradients { shards, scalars, observed, observations, embeddings, phases })
+        Ok(Gradients { shards, scalars, observed, constrained, observations, embeddings, phases })
     }
 
     /// Sends the flat gradients of the backbone's units on their way, from the last unit on.
@@ -325,15 +325,17 @@ impl Trainer {
         votes: Votes,
         knobs: &Knobs,
     ) -> Result<StepReport, EngineError> {
-        let Gradients { shards: grads, scalars, observed, observations, embeddings, mut phases } = gradients;
+        let Gradients { shards: grads, scalars, observed, constrained, observations, embeddings, mut phases } =
+            gradients;
         let waited = self.comm.waited();
         let mut clock = Clock::start(self.timed.clone());
         let (loss, gauges) = scalars.read()?;
         // Read before the optimizer is launched, which would be waited for.
         let observed = read_back(observed)?;
         let modules: Vec<usize> = self.net.units().map(|unit| unit.module).collect();
-        let norms = ClipNorms::of(self.optimizer.clip, &self.state.shards, &grads, &modules)?;
-        let agreed = agree(&self.comm, &norms.squares, loss, &gauges, votes)?;
+        self.write(constrained);
+        let norms = self.optimizer.norms(&self.state.shards, &grads, &modules)?;
+        let agreed = agree(&self.comm, &norms.squares(), loss, &gauges, votes)?;
         let norms = norms.agreed(&agreed.squares);
         let finite = agreed.is_finite();
         if finite {

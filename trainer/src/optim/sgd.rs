@@ -1,0 +1,172 @@
+//! Stochastic gradient descent with momentum, as PyTorch has it, and rates by layer (LARS: You et al. 2017).
+//!
+//! ```text
+//! d = q · (c g + λ θ)        c the factor of clipping, λ = 0 where a parameter is not decayed
+//! b ← μ b + d
+//! θ ← θ - η b                or θ - η (d + μ b) with Nesterov's momentum
+//!
+//! q = 1, or by layer  q = t |θ| / (|g| + λ |θ| + ε)     q = 1 where either norm is zero; ε = 1e-8
+//! ```
+//!
+//! `lars` leaves biases, gains and other parameters that are not decayed at q = 1. `larc` takes every parameter; as in
+//! apex, one of which a norm is zero is not decayed.
+
+use std::ops::Range;
+
+use burn_tensor::Tensor;
+use multiversion::multiversion;
+
+use super::runs::scaled;
+use super::state::UnitShard;
+use crate::device::host::{on_host, with_slice};
+
+/// Keeps a rate finite.
+const EPSILON: f64 = 1e-8;
+
+/// Its constants.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sgd {
+    /// Share of the old direction that stays, μ.
+    pub momentum: f64,
+    /// Whether the step looks ahead along the direction.
+    pub nesterov: bool,
+    /// Rates by layer.
+    pub adaptation: Option<Adaptation>,
+}
+
+/// Rates by layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Adaptation {
+    /// How far a layer moves over its length, at a rate of one, t.
+    pub trust: f64,
+    /// Whether it is for every parameter, or for those that are decayed.
+    pub all: bool,
+}
+
+/// Lengths of a parameter and of its gradient, over all ranks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Lengths {
+    pub(super) param: f64,
+    pub(super) grad: f64,
+}
+
+/// What is done to one parameter in one update.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Constants {
+    /// Factor of the gradient.
+    scale: f32,
+    /// Factor of the parameter in the direction.
+    pull: f32,
+    rate: f32,
+    momentum: f32,
+    nesterov: bool,
+}
+
+/// What is done to a shard in one update, by ranges of it.
+pub(super) type Update = Vec<(Range<usize>, Constants)>;
+
+impl Sgd {
+    /// Names of what it keeps, in checkpoints.
+    pub const MOMENTS: [&'static str; 1] = ["momentum_buffer"];
+
+    /// An update at the rate `lr` with a decay of `weight_decay`, if `decayed`, and gradients times `clip`.
+    pub(super) fn constants(&self, lr: f64, decay: Option<f64>, clip: f32, lengths: Option<Lengths>) -> Constants {
+        let decay_rate = decay.unwrap_or(0.0);
+        let (q, decay_rate) = match (self.adaptation, lengths) {
+            (Some(adaptation), Some(lengths)) if adaptation.all || decay.is_some() => {
+                adaptation.factor(lengths, decay_rate)
+            }
+            _ => (1.0, decay_rate),
+        };
+        Constants {
+            scale: q as f32 * clip,
+            pull: (q * decay_rate) as f32,
+            rate: lr as f32,
+            momentum: self.momentum as f32,
+            nesterov: self.nesterov,
+        }
+    }
+}
+
+impl Adaptation {
+    /// The factor q, and the decay.
+    fn factor(self, Lengths { param, grad }: Lengths, decay: f64) -> (f64, f64) {
+        if param > 0.0 && grad > 0.0 {
+            return (self.trust * param / (grad + decay * param + EPSILON), decay);
+        }
+        (1.0, if self.all { 0.0 } else { decay })
+    }
+}
+
+/// The update on the host's memory, in one pass, given this rank's shard of the mean gradient.
+pub(super) fn on_slices(shard: &mut UnitShard, grad: &Tensor<1>, update: Update) {
+    let UnitShard { student, moments, .. } = shard;
+    // Sgd::MOMENTS is one.
+    let [direction] = moments.as_mut_slice() else { return };
+    with_slice(grad, |grad| {
+        on_host(student, |student| {
+            on_host(&mut direction.values, |direction| {
+                for (range, constants) in update {
+                    let (student, direction) = (&mut student[range.clone()], &mut direction[range.clone()]);
+                    descend(constants, student, direction, &grad[range]);
+                }
+            });
+        });
+    });
+}
+
+/// The same by tensor operations, on whatever device the shards lie.
+pub(super) fn on_tensors(shard: &mut UnitShard, grad: Tensor<1>, update: &Update) {
+    // Sgd::MOMENTS is one.
+    let [direction] = shard.moments.as_mut_slice() else { return };
+    // Of a unit with parameters there is a segment; all have the same momentum.
+    let Some(&(_, Constants { momentum, nesterov, .. })) = update.first() else { return };
+    let each = |factor: fn(&Constants) -> f32| update.iter().map(move |(range, c)| (range.clone(), factor(c)));
+    let pulled = scaled(shard.student.clone(), each(|constants| constants.pull));
+    let d = scaled(grad, each(|constants| constants.scale)) + pulled;
+    direction.values = direction.values.clone() * momentum + d.clone();
+    let step = match nesterov {
+        true => d + direction.values.clone() * momentum,
+        false => direction.values.clone(),
+    };
+    shard.student = shard.student.clone() - scaled(step, each(|constants| constants.rate));
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn descend(c: Constants, param: &mut [f32], direction: &mut [f32], grad: &[f32]) {
+    for ((param, b), grad) in param.iter_mut().zip(direction).zip(grad) {
+        let d = c.scale * grad + c.pull * *param;
+        *b = c.momentum * *b + d;
+        let step = if c.nesterov { d + c.momentum * *b } else { *b };
+        *param -= c.rate * step;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By hand, from the formulas.
+    #[test]
+    fn rates_by_layer() {
+        let sgd = |all| Sgd { momentum: 0.9, nesterov: false, adaptation: Some(Adaptation { trust: 0.02, all }) };
+        let lengths = |param, grad| Some(Lengths { param, grad });
+        let close = |a: f32, b: f64| assert!((f64::from(a) - b).abs() < 1e-7, "{a} {b}");
+        for all in [false, true] {
+            let decayed = sgd(all).constants(0.5, Some(0.1), 1.0, lengths(3.0, 0.7));
+            close(decayed.scale, 0.02 * 3.0 / (0.7 + 0.3));
+            close(decayed.pull, 0.02 * 3.0 / (0.7 + 0.3) * 0.1);
+            close(decayed.rate, 0.5);
+        }
+        // A bias.
+        close(sgd(false).constants(0.5, None, 1.0, lengths(3.0, 0.5)).scale, 1.0);
+        close(sgd(true).constants(0.5, None, 1.0, lengths(3.0, 0.5)).scale, 0.12);
+        // No length, no rate of one's own.
+        for (param, grad) in [(0.0, 1.0), (1.0, 0.0)] {
+            let larc = sgd(true).constants(0.5, Some(0.1), 1.0, lengths(param, grad));
+            assert_eq!([larc.scale, larc.pull], [1.0, 0.0]);
+            let lars = sgd(false).constants(0.5, Some(0.1), 1.0, lengths(param, grad));
+            assert_eq!([lars.scale, lars.pull], [1.0, 0.1]);
+        }
+    }
+}
