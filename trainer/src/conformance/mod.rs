@@ -8,8 +8,9 @@ mod units;
 use augment::{Batch, MultiCrop};
 
 use crate::bench::noise::noise_batch;
-use crate::method::MethodConfig;
+use crate::method::{MethodConfig, MethodContext, Moves};
 use crate::model::backbone::ModelConfig;
+use crate::schedule::RunLength;
 use crate::{Plan, Recipe};
 
 /// Images of a global batch.
@@ -57,10 +58,20 @@ pub(crate) fn plans(overrides: &[&str]) -> Vec<Plan> {
             let model = model.clone();
             let views = scaled(views, model.stride_px() as u32).into();
             let recipe = Recipe { model, method, views, ..base.clone() };
-            plans.push(Plan::resolve(recipe, 100).unwrap());
+            plans.push(Plan::resolve(with_teacher_if_any(recipe), 100).unwrap());
         }
     }
     plans
+}
+
+/// The recipe without its teacher where the method has none.
+fn with_teacher_if_any(recipe: Recipe) -> Recipe {
+    let length = RunLength { n_samples: 100, batch_size: BATCH, total_steps: 12 };
+    let views = recipe.views.multicrop().unwrap();
+    let cx = MethodContext { views, width: recipe.model.width(), length, seed: 0 };
+    let followers = recipe.method.build(&cx).unwrap().followers();
+    let averages = followers.iter().any(|follower| follower.moves == Moves::Average);
+    Recipe { teacher: recipe.teacher.filter(|_| averages), ..recipe }
 }
 
 /// The same views, larger where `stride_px` does not divide them.
@@ -77,7 +88,14 @@ fn pair(plan: &Plan) -> String {
     format!("{:?} on {:?}", plan.recipe.method, plan.recipe.model)
 }
 
-/// The global batch of `step`.
+/// The global batch of `step`: noise, brighter from image to image. Means of noise alone hardly differ, which a batch
+/// normalization would make much of, and of their rounding as well.
 fn batch(plan: &Plan, step: u64) -> Batch {
-    noise_batch(&plan.multicrop(), BATCH, step)
+    let mut batch = noise_batch(&plan.multicrop(), BATCH, step);
+    for (i, sample) in batch.samples.iter_mut().enumerate() {
+        for byte in sample.groups.iter_mut().flatten() {
+            *byte = (usize::from(*byte) * (i + 2) / (BATCH + 1)) as u8;
+        }
+    }
+    batch
 }

@@ -98,6 +98,22 @@ impl Whole<'_> {
         Outputs { n_images: BATCH, features: groups, heads }
     }
 
+    /// What the student's head `name` makes of vectors.
+    fn score(&self, name: &str, x: Tensor<3>) -> Tensor<3> {
+        let [n, v, d] = x.dims();
+        let mut given = vec![Features::vectors(x.reshape([n * v, 1, d]))];
+        let mut shards = self.shards[self.backbone.len()..].iter();
+        for head in &self.heads {
+            for (unit, shard) in head.units.iter().zip(shards.by_ref().take(head.units.len())) {
+                if head.name == name {
+                    let leaves = Leaves::new(&shard.layout, &constrained(unit.as_ref(), shard), false);
+                    given = through(unit.as_ref(), given, &leaves, &Draws::default(), &StatSets::joint(1));
+                }
+            }
+        }
+        by_image(&given[0], n)
+    }
+
     /// The outputs of each micro-batch.
     fn cut(&self, whole: &Outputs) -> Vec<Outputs> {
         let n = self.plan.n_micro_batches();
@@ -131,9 +147,12 @@ impl Whole<'_> {
         let followers: Vec<_> = self.method.followers().into_iter().map(follow).collect();
         let sees = self.method.student_sees();
         let student = |track| {
-            let shards = self.shards.iter();
-            let leaves: Vec<_> =
-                shards.map(|shard| Leaves::new(&shard.layout, &shard.student, track)).collect();
+            let heads = self.heads.iter().flat_map(|head| &head.units);
+            let units = self.backbone.iter().chain(heads);
+            let leaves: Vec<_> = units
+                .zip(self.shards)
+                .map(|(unit, shard)| Leaves::new(&shard.layout, &constrained(unit.as_ref(), shard), track))
+                .collect();
             let mut input = self.input(batch, &sees);
             if track {
                 input.iter_mut().for_each(|group| group.x = group.x.clone().autodiff());
@@ -143,7 +162,8 @@ impl Whole<'_> {
         };
         let (_, plain) = student(false);
         let (leaves, tracked) = student(true);
-        let outputs = BatchOutputs { student: &plain, followers: &followers };
+        let score = |name: &str, x: Tensor<3>| self.score(name, x);
+        let outputs = BatchOutputs { student: &plain, followers: &followers, score: &score };
         let peers = Peers::new(&comm, self.plan.n_micro_batches());
         let prepared = self.method.prepare(&outputs, knobs.step, peers).unwrap();
         let losses = tracked.iter().enumerate().map(|(number, outputs)| prepared.of(number, outputs).loss);
@@ -152,6 +172,16 @@ impl Whole<'_> {
         let mut grads = loss.backward();
         (value, leaves.iter().map(|leaves| leaves.gradient(&mut grads)).collect())
     }
+}
+
+/// The student's weights, where its method keeps them.
+fn constrained(unit: &dyn Unit, shard: &UnitShard) -> Tensor<1> {
+    let mut flat = shard.student.clone();
+    for (param, values) in unit.constrain(&Leaves::new(&shard.layout, &flat, false)) {
+        let at = shard.layout.position(&param).unwrap();
+        flat = flat.slice_assign([shard.layout.params[at].range()], values);
+    }
+    flat
 }
 
 /// All stages of a unit: the sums of the whole batch are its totals.

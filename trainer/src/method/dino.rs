@@ -279,7 +279,11 @@ impl Method for Dino {
                 let of = |logits: &Tensor<3>| softmax_rows(logits.clone(), Some(center.clone()), temperature);
                 logits.iter().map(of).collect()
             }
-            Centering::Sinkhorn => sinkhorn::targets(&logits, temperature, SINKHORN_ITERATIONS, peers)?,
+            Centering::Sinkhorn => {
+                let [b, v, _] = logits[0].dims();
+                let n_rows = b * v * peers.n_micro_batches();
+                sinkhorn::targets(&logits, n_rows, temperature, SINKHORN_ITERATIONS, peers)?
+            }
         };
         let mean = batch_mean(&logits, peers)?;
         let neighbors = self.neighbors(batch.student, peers)?;

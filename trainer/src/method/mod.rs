@@ -4,8 +4,11 @@
 //! A new method is one file, with a `Config` that is a [`MethodRecipe`], and one line in `registry`.
 
 mod dino;
+mod lejepa;
 pub(crate) mod loss;
 mod registry;
+mod simclr;
+mod swav;
 #[cfg(test)]
 mod toy;
 mod views;
@@ -139,6 +142,8 @@ pub struct BatchOutputs<'a> {
     pub student: &'a [Outputs],
     /// The followers in their order, by micro-batch.
     pub followers: &'a [Vec<Outputs>],
+    /// What the student's head of a name makes of vectors `[n, V, D]` that are none of this batch, without a graph.
+    pub score: &'a dyn Fn(&str, Tensor<3>) -> Tensor<3>,
 }
 
 /// The loss of a batch, once everything that depends on the whole batch is known.
@@ -184,4 +189,6 @@ pub struct MethodContext {
     pub width: usize,
     /// How long the run is.
     pub length: RunLength,
+    /// Seed of the run.
+    pub seed: u64,
 }

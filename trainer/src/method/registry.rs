@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 #[cfg(test)]
 use super::toy;
-use super::{Method, MethodContext, MethodRecipe, dino};
+use super::{Method, MethodContext, MethodRecipe, dino, lejepa, simclr, swav};
 
 /// Declares [`MethodConfig`] with a variant for each method: its documentation, its name and its module.
 macro_rules! methods {
@@ -44,6 +44,12 @@ macro_rules! methods {
 methods! {
     /// Self-distillation with no labels.
     Dino => dino,
+    /// Joint embeddings that are normally distributed.
+    Lejepa => lejepa,
+    /// Contrast between views.
+    Simclr => simclr,
+    /// Swapped assignments between views.
+    Swav => swav,
     /// Prediction of what another view gets: for tests.
     #[cfg(test)]
     Toy => toy,

@@ -34,7 +34,7 @@ fn plain(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
 }
 
 /// `x · Wᵀ` for `x` of `[M, D]` and `weight` of `[O, D]`.
-pub(super) fn matmul_transposed(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
+pub(crate) fn matmul_transposed(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     match is_flex(&x) {
         true => run(MatmulTransposed, [x.into(), weight.into()]),
         false => x.matmul(weight.transpose()),

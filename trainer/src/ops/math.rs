@@ -45,6 +45,24 @@ pub(super) fn erf(x: f32) -> f32 {
     x * p / q
 }
 
+/// Sine and cosine to about 2e-7 absolute for angles up to some thousands.
+///
+/// Cephes: `x = n π/2 + r` with π/2 in three parts, polynomials in `r`, and the quadrant by `n`.
+#[inline(always)]
+pub(super) fn sin_cos(x: f32) -> [f32; 2] {
+    const ROUND: f32 = 12_582_912.0;
+    const PARTS: [f32; 3] = [1.570_312_5, 4.837_513e-4, 7.549_79e-8];
+    let n = (x * std::f32::consts::FRAC_2_PI + ROUND) - ROUND;
+    let r = x - n * PARTS[0] - n * PARTS[1] - n * PARTS[2];
+    let z = r * r;
+    let sin = ((-1.951_529_6e-4 * z + 8.332_161e-3) * z - 1.666_665_5e-1) * z * r + r;
+    let cos = ((2.443_315_7e-5 * z - 1.388_731_6e-3) * z + 4.166_664_6e-2) * z * z - 0.5 * z + 1.0;
+    let quadrant = n as i32 & 3;
+    let (a, b) = if quadrant & 1 == 1 { (cos, sin) } else { (sin, cos) };
+    let negative = |yes: bool, value: f32| if yes { -value } else { value };
+    [negative(quadrant >= 2, a), negative(quadrant == 1 || quadrant == 2, b)]
+}
+
 /// Sums with sixteen running totals, an order that vector instructions can follow.
 #[inline(always)]
 fn sum(values: impl ExactSizeIterator<Item = f32>) -> f32 {
@@ -135,6 +153,16 @@ mod tests {
         }
         assert_eq!(exp(-1000.0), 0.0);
         assert_eq!(exp(0.0), 1.0);
+    }
+
+    #[test]
+    fn sin_cos_is_accurate_over_its_range() {
+        for i in -40_000..40_000 {
+            let x = i as f32 * 0.05;
+            let [sin, cos] = sin_cos(x);
+            let error = (f64::from(sin) - f64::from(x).sin()).abs().max((f64::from(cos) - f64::from(x).cos()).abs());
+            assert!(error < 4e-7, "sin and cos of {x}: error {error}");
+        }
     }
 
     /// Reference: the Maclaurin series in f64, which converges quickly enough below four.

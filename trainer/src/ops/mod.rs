@@ -30,6 +30,7 @@ mod seed;
 mod sequence;
 mod shared;
 mod unit_rows;
+mod waves;
 mod weight_norm;
 
 pub(crate) use attention::attention;
@@ -40,7 +41,7 @@ pub(crate) use fork::fork;
 pub(crate) use gelu::gelu;
 pub(crate) use grid_mean::{grid_mean, scale_channels};
 pub(crate) use layer_norm::layer_norm;
-pub(crate) use linear::linear;
+pub(crate) use linear::{linear, matmul_transposed};
 pub(crate) use log_distance::log_distances;
 pub(crate) use probs::{balanced, column_sums, exp_rows, largest, sharpness, softmax_rows};
 pub(crate) use relu::relu;
@@ -49,6 +50,7 @@ pub(crate) use seed::seed;
 pub(crate) use sequence::sequence;
 pub(crate) use shared::SharedGradient;
 pub(crate) use unit_rows::unit_rows;
+pub(crate) use waves::{wave_sums, weighted_waves};
 pub(crate) use weight_norm::weight_norm_linear;
 
 #[cfg(test)]

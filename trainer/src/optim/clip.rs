@@ -34,9 +34,9 @@ pub enum ClipRule {
 
 /// Squared gradient norms by clip group. Groups are numbered over all units.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ClipNorms<T = f64> {
+pub(super) struct ClipNorms<T = f64> {
     /// Sum of squares of each group.
-    pub squares: Vec<T>,
+    pub(super) squares: Vec<T>,
     /// Group of each parameter, by unit.
     groups: Vec<Vec<usize>>,
 }
@@ -46,7 +46,7 @@ impl ClipNorms<Fixed> {
     ///
     /// # Errors
     /// [`EngineError::Device`] when the device of the gradients has failed.
-    pub fn of(
+    pub(super) fn of(
         rule: ClipRule,
         shards: &[UnitShard],
         grads: &[Tensor<1>],
@@ -76,7 +76,7 @@ impl ClipNorms<Fixed> {
     }
 
     /// The norms of all ranks, whose squares are `squares`.
-    pub fn agreed(self, squares: &[f64]) -> ClipNorms {
+    pub(super) fn agreed(self, squares: &[f64]) -> ClipNorms {
         ClipNorms { squares: squares.to_vec(), groups: self.groups }
     }
 }
@@ -147,7 +147,7 @@ fn blocks(mut start: usize, end: usize, mut f: impl FnMut(Range<usize>)) {
 
 impl ClipNorms {
     /// Norm of all gradients together, before clipping.
-    pub fn total(&self) -> f64 {
+    pub(super) fn total(&self) -> f64 {
         self.squares.iter().sum::<f64>().sqrt()
     }
 

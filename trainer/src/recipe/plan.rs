@@ -241,7 +241,8 @@ impl Plan {
     /// [`TrainError::Recipe`] with the key and what is wrong with it.
     pub fn method(&self) -> Result<Box<dyn Method>, TrainError> {
         let views = self.recipe.views.multicrop().map_err(|reason| self.bad(reason))?;
-        let cx = MethodContext { views, width: self.recipe.model.width(), length: self.length() };
+        let (width, length, seed) = (self.recipe.model.width(), self.length(), self.recipe.seed);
+        let cx = MethodContext { views, width, length, seed };
         self.recipe.method.build(&cx).map_err(|reason| self.bad(reason))
     }
 

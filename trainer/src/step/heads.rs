@@ -167,6 +167,21 @@ impl<'a> Networks<'a> {
         numbers.map(|number| (number, leaves(number))).collect()
     }
 
+    /// What the student's head `name` makes of vectors `[n, V, D]`, by the units in the graph.
+    pub(super) fn score(&self, name: &str, x: Tensor<3>, leaves: &HeadLeaves<'_>) -> Tensor<3> {
+        let [n, v, d] = x.dims();
+        let mut groups = vec![Features::vectors(x.reshape([n * v, 1, d]))];
+        let (draws, sets) = (Draws::default(), StatSets::joint(1));
+        for placed in self.net.heads_of(On::Student).filter(|placed| placed.head.name == name) {
+            for (number, unit) in placed.in_graph().zip(&placed.head.units[placed.staged().len()..]) {
+                let leaves = &leaves[&number];
+                let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 };
+                groups = unit.forward(0, groups, &cx).features;
+            }
+        }
+        by_image(&groups[0], n)
+    }
+
     /// What the heads make of `input`, by name and size of view.
     pub(super) fn heads(
         &self,

@@ -75,7 +75,9 @@ impl<'a> Scoring<'a> {
             self.networks.staged_by_student(batches, &flats, self.passes, gathers, &mut observations)?;
         let inputs = graph_inputs(batches, &heads);
         let student = self.plain(&inputs, &flats);
-        let outputs = BatchOutputs { student: &student, followers };
+        let leaves = self.networks.leaves(&flats, On::Student, false);
+        let score = |head: &str, x: Tensor<3>| self.networks.score(head, x, &leaves);
+        let outputs = BatchOutputs { student: &student, followers, score: &score };
         let loss = self.method.prepare(&outputs, self.step, self.peers)?;
         let mut grads: Vec<SlicedGrads> = vec![Vec::new(); batches.len()];
         let mut staged: Vec<Vec<SlicedGrads>> = heads.iter().map(|_| grads.clone()).collect();

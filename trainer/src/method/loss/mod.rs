@@ -4,4 +4,6 @@
 pub(crate) mod center;
 pub(crate) mod cross_entropy;
 pub(crate) mod koleo;
+pub(crate) mod nt_xent;
+pub(crate) mod sigreg;
 pub(crate) mod sinkhorn;

@@ -14,18 +14,19 @@ use crate::ops::{balanced, column_sums, exp_rows, largest};
 /// Keeps a row whose entries all vanish from dividing by zero.
 const FLOOR: f32 = 1e-30;
 
-/// Probabilities of this rank's micro-batches, `[B, V, K]` each, whose logits are `logits`.
+/// Probabilities of this rank's micro-batches, `[B, V, K]` each, whose logits are `logits`; there are `n_rows` rows on all
+/// ranks. Micro-batches may have different numbers of rows.
 ///
 /// # Errors
 /// [`EngineError`].
 pub(crate) fn targets(
     logits: &[Tensor<3>],
+    n_rows: usize,
     temperature: f64,
     n_iterations: usize,
     peers: Peers<'_>,
 ) -> Result<Vec<Tensor<3>>, EngineError> {
-    let [b, v, k] = logits[0].dims();
-    let n_rows = b * v * peers.n_micro_batches();
+    let [_, _, k] = logits[0].dims();
     // One maximum for all rows: the largest entry is 1, and nothing overflows.
     let max = peers.max("sinkhorn", logits.iter().map(|logits| largest(logits.clone())).collect())?;
     let start = |logits: &Tensor<3>| exp_rows(logits.clone(), max.clone(), temperature, FLOOR);
@@ -54,7 +55,7 @@ mod tests {
         let bias = Tensor::<1>::from_floats([3.0, 0., 0., 0., 0., 0., 0., 0.], &device);
         let comm = Comm::solo();
         let logits = logits + bias.unsqueeze();
-        let q = targets(&[logits], 0.5, 20, Peers::new(&comm, 1)).expect("one rank");
+        let q = targets(&[logits], 64, 0.5, 20, Peers::new(&comm, 1)).expect("one rank");
         let q = q[0].clone().reshape([64, 8]);
         let columns = q.clone().sum_dim(0).into_data().try_to_vec::<f32>().expect("f32");
         let rows = q.sum_dim(1).into_data().try_to_vec::<f32>().expect("f32");

@@ -1,7 +1,9 @@
 //! Heads: what a method puts behind a backbone.
 
 pub(crate) mod mlp;
+pub(crate) mod projection;
 pub(crate) mod prototypes;
+pub(crate) mod unit_prototypes;
 
 use super::features::Features;
 use super::unit::Unit;

@@ -1,0 +1,198 @@
+//! LeJEPA: views of an image agree, and embeddings of a batch are normally distributed (Balestriero and LeCun 2025).
+//!
+//! ```text
+//! z_v = head(student(x_v))                                 all views v
+//! loss = (1 - λ) mean_v,d (z_v - mean_{global} z)²  +  λ mean_v sigreg(z_v)
+//! ```
+//!
+//! No teacher, no stop of gradients and no schedule of its own. Directions of the regulariser are drawn anew each step.
+
+use augment::MultiCrop;
+use burn_tensor::Tensor;
+use serde::{Deserialize, Serialize};
+
+use super::loss::sigreg::{Sigreg, directions};
+use super::{BatchLoss, BatchOutputs, Method, MethodContext, MethodRecipe, MicroBatchLoss};
+use crate::comm::engine::EngineError;
+use crate::comm::peers::Peers;
+use crate::model::features::Outputs;
+use crate::model::head::projection::Projection;
+use crate::model::head::{Head, On, Reads};
+
+/// Name of the head.
+const HEAD: &str = "head";
+
+/// LeJEPA as a recipe writes it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Weight of the regulariser, λ.
+    #[serde(default = "default_weight")]
+    pub sigreg_weight: f64,
+    /// Directions of the regulariser, M.
+    #[serde(default = "default_directions")]
+    pub directions: usize,
+    /// Views whose mean all views are drawn to.
+    #[serde(default)]
+    pub center: Center,
+    /// Channels of the head's hidden layers.
+    #[serde(default = "default_hidden")]
+    pub head_hidden: Vec<usize>,
+    /// Channels of an embedding.
+    pub head_output: usize,
+    /// Whether the head's hidden layers are normalised over the batch.
+    #[serde(default = "default_batch_norm")]
+    pub head_batch_norm: bool,
+}
+
+/// Views whose mean all views are drawn to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Center {
+    /// Those of the first size: the paper.
+    #[default]
+    Global,
+    /// All of them: the authors' minimal example.
+    All,
+}
+
+fn default_weight() -> f64 {
+    0.02
+}
+
+fn default_directions() -> usize {
+    256
+}
+
+fn default_hidden() -> Vec<usize> {
+    vec![2048, 2048]
+}
+
+fn default_batch_norm() -> bool {
+    true
+}
+
+impl MethodRecipe for Config {
+    fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
+        if !(0.0..=1.0).contains(&self.sigreg_weight) {
+            return Err(format!("method.sigreg_weight {} must lie in 0..=1", self.sigreg_weight));
+        }
+        if self.directions == 0 || self.head_output == 0 || self.head_hidden.contains(&0) {
+            return Err(
+                "method.directions, method.head_output and every number of method.head_hidden must be at least 1".into(),
+            );
+        }
+        if cx.views.groups().iter().map(|group| group.n_views).sum::<usize>() < 2 {
+            return Err("views: LeJEPA needs two views or more, which are to agree".into());
+        }
+        let (config, views, width, seed) = (self.clone(), cx.views.clone(), cx.width, cx.seed);
+        Ok(Box::new(LeJepa { config, views, width, seed }))
+    }
+
+    #[cfg(test)]
+    fn examples() -> Vec<(Self, MultiCrop)> {
+        let paper = Self {
+            sigreg_weight: 0.05,
+            directions: 11,
+            center: Center::Global,
+            head_hidden: vec![12, 10],
+            head_output: 6,
+            head_batch_norm: true,
+        };
+        let minimal = Self { center: Center::All, head_batch_norm: false, ..paper.clone() };
+        vec![(paper, MultiCrop::dino(16, 8, 2)), (minimal, MultiCrop::dino(16, 8, 0))]
+    }
+}
+
+struct LeJepa {
+    config: Config,
+    views: MultiCrop,
+    width: usize,
+    seed: u64,
+}
+
+impl Method for LeJepa {
+    fn views(&self) -> &MultiCrop {
+        &self.views
+    }
+
+    fn heads(&self) -> Vec<Head> {
+        let ends = ([self.width], [self.config.head_output]);
+        let widths = [&ends.0[..], &self.config.head_hidden, &ends.1].concat();
+        let normalizes = self.config.head_batch_norm;
+        let projection = Projection { name: "head.projection".into(), widths, normalizes };
+        vec![Head { name: HEAD, reads: Reads::Pooled, on: On::Student, units: vec![Box::new(projection)] }]
+    }
+
+    fn prepares_with_heads(&self) -> bool {
+        true
+    }
+
+    fn prepare(
+        &self,
+        batch: &BatchOutputs<'_>,
+        step: u64,
+        peers: Peers<'_>,
+    ) -> Result<Box<dyn BatchLoss>, EngineError> {
+        let views: Vec<Tensor<3>> = batch.student.iter().map(all_views).collect();
+        let [_, _, d] = views[0].dims();
+        let sigreg = Sigreg::of(&views, directions(self.seed, step, [self.config.directions, d]), peers)?;
+        let n_central = match self.config.center {
+            Center::Global => self.views.groups()[0].n_views,
+            Center::All => self.views.groups().iter().map(|group| group.n_views).sum(),
+        };
+        let nothing = Tensor::zeros([1], &views[0].device());
+        Ok(Box::new(LeJepaLoss { sigreg, n_central, weight: self.config.sigreg_weight, nothing }))
+    }
+
+    fn after_step(&mut self, _: &[f32]) {}
+
+    fn uninformed_loss(&self) -> Option<f64> {
+        None
+    }
+
+    fn state(&self) -> Vec<(String, Vec<f32>)> {
+        Vec::new()
+    }
+
+    fn load_state(&mut self, _: &[(String, Vec<f32>)]) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// All views of each image, `[B, V, D]`.
+fn all_views(outputs: &Outputs) -> Tensor<3> {
+    match outputs.head(HEAD) {
+        [one] => one.clone(),
+        several => Tensor::cat(several.to_vec(), 1),
+    }
+}
+
+/// A batch under LeJEPA's loss.
+struct LeJepaLoss {
+    sigreg: Sigreg,
+    /// Views, from the first on, whose mean all are drawn to.
+    n_central: usize,
+    weight: f64,
+    nothing: Tensor<1>,
+}
+
+impl BatchLoss for LeJepaLoss {
+    fn of(&self, _: usize, student: &Outputs) -> MicroBatchLoss {
+        let views = all_views(student);
+        let [b, _, d] = views.dims();
+        let center = views.clone().slice([0..b, 0..self.n_central, 0..d]).mean_dim(1);
+        let off = views.clone() - center;
+        let invariance = (off.clone() * off).mean();
+        let gauges = vec![
+            ("train/invariance_loss", invariance.clone().inner()),
+            ("train/sigreg_loss", self.sigreg.value()),
+        ];
+        let loss = invariance * (1.0 - self.weight) + self.sigreg.loss(views) * self.weight;
+        MicroBatchLoss { loss, gauges }
+    }
+
+    fn observed(&self) -> Tensor<1> {
+        self.nothing.clone()
+    }
+}

@@ -1,0 +1,157 @@
+//! The contrast of SimCLR (Chen et al. 2020, equation 1) over the whole batch.
+//!
+//! ```text
+//! s_ij = ẑ_i · ẑ_j / τ      ẑ = z / |z|, the 2B views of the batch      p(i) the other view of i's image
+//! ℓ_i  = log Σ_{j≠i} exp s_ij - s_i,p(i)          loss = mean_i ℓ_i
+//! ∂(Σ ℓ)/∂ẑ_i = 1/τ · Σ_{j≠i} (e^{s_ij - L_i} + e^{s_ij - L_j}) ẑ_j - 2/τ · ẑ_p(i)      L_i the logarithm of the sum
+//! ```
+//!
+//! Every rank knows all views and all L: the gradient that the rows of others send to a view needs no message.
+
+use burn_tensor::{Tensor, TensorData};
+
+use crate::comm::engine::EngineError;
+use crate::comm::peers::Peers;
+
+/// Views of an image.
+pub(crate) const N_VIEWS: usize = 2;
+
+/// Far below every score, whose exponential is to be zero.
+const MASKED: f32 = 1e9;
+
+/// A batch under contrast.
+pub(crate) struct Contrast {
+    /// ẑ of all views, those of an image next to one another, `[2B, D]`, without a graph.
+    all: Tensor<2>,
+    /// L of all views, `[2B]`.
+    logs: Tensor<1>,
+    temperature: f64,
+}
+
+impl Contrast {
+    /// The contrast of a batch, of which this rank has `views` of `[b, 2, D]` by micro-batch, of length one and without
+    /// a graph.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub(crate) fn of(views: &[Tensor<3>], temperature: f64, peers: Peers<'_>) -> Result<Self, EngineError> {
+        let [b, v, d] = views[0].dims();
+        let rows: Vec<Tensor<2>> = views.iter().map(|views| views.clone().reshape([b, v * d])).collect();
+        let all = peers.gather("contrast", &rows)?;
+        let [n_images, _] = all.dims();
+        let all = all.reshape([n_images * v, d]);
+        let of_batch = |(number, views): (usize, &Tensor<3>)| {
+            let positions: Vec<usize> = (0..b).map(|i| peers.position(number, i)).collect();
+            let scores = scores(views.clone().reshape([b * v, d]), &all, temperature);
+            let scores = scores - marks(&all, &positions, |position, view| v * position + view) * MASKED;
+            let largest = scores.clone().max_dim(1);
+            let sums = (scores - largest.clone()).exp().sum_dim(1);
+            (sums.log() + largest).reshape([b, v])
+        };
+        let logs: Vec<Tensor<2>> = views.iter().enumerate().map(of_batch).collect();
+        let logs = peers.gather("contrast", &logs)?.reshape([n_images * v]);
+        Ok(Self { all, logs, temperature })
+    }
+
+    /// The loss of one micro-batch, `[1]`: `views` of `[b, 2, D]` are those of the images at `positions`, of length one,
+    /// with a graph.
+    ///
+    /// Its value is the mean over the micro-batch. Its gradient is that of the sum over the whole batch, divided by 2b.
+    pub(crate) fn loss(&self, views: Tensor<3>, positions: &[usize]) -> Tensor<1> {
+        let [b, v, d] = views.dims();
+        let (rows, n) = (b * v, self.all.dims()[0]);
+        let tracked = scores(views.reshape([rows, d]), &self.all, self.temperature);
+        let still = tracked.clone().inner();
+        let itself = marks(&self.all, positions, |position, view| v * position + view);
+        let partner = marks(&self.all, positions, |position, view| v * position + (1 - view));
+        let own = (itself.clone() * self.logs.clone().unsqueeze()).sum_dim(1);
+        let masked = still.clone() - itself * MASKED;
+        let of_own = (masked.clone() - own.clone()).exp();
+        let of_others = (masked - self.logs.clone().reshape([1, n])).exp();
+        let weights = of_own + of_others - partner.clone() * 2.0;
+        let value = (own.sum() - (still.clone() * partner).sum()) / rows as f64;
+        let moves = (tracked * weights.clone().autodiff()).sum() / rows as f64;
+        let stands = (still * weights).sum() / rows as f64;
+        moves + (value - stands).autodiff()
+    }
+}
+
+/// s of `rows` of `[R, D]` with all views, `[R, 2B]`.
+fn scores(rows: Tensor<2>, all: &Tensor<2>, temperature: f64) -> Tensor<2> {
+    let all = all.clone().transpose() / temperature;
+    let all = if rows.is_autodiff() { all.autodiff() } else { all };
+    rows.matmul(all)
+}
+
+/// A one in each row of `[R, 2B]`, where `column` says of the image's position and the number of the view.
+fn marks(all: &Tensor<2>, positions: &[usize], column: impl Fn(usize, usize) -> usize) -> Tensor<2> {
+    let [n, _] = all.dims();
+    let rows = positions.len() * N_VIEWS;
+    let mut marks = vec![0.0f32; rows * n];
+    for (row, marks) in marks.chunks_exact_mut(n).enumerate() {
+        marks[column(positions[row / N_VIEWS], row % N_VIEWS)] = 1.0;
+    }
+    Tensor::from_data(TensorData::new(marks, [rows, n]), &all.device())
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_tensor::{Device, Distribution, activation};
+
+    use super::*;
+    use crate::comm::communicator::Comm;
+    use crate::ops::twin::assert_close;
+    use crate::ops::unit_rows;
+
+    fn unit(x: Tensor<3>) -> Tensor<3> {
+        let [b, v, d] = x.dims();
+        unit_rows(x.reshape([b * v, d]), 1e-12).reshape([b, v, d])
+    }
+
+    /// The formula on one graph for the whole batch.
+    fn plain(x: Tensor<3>, temperature: f64) -> Tensor<1> {
+        let [b, v, d] = x.dims();
+        let z = unit(x).reshape([b * v, d]);
+        let scores = z.clone().matmul(z.transpose()) / temperature;
+        let itself = Tensor::<2>::eye(b * v, &scores.device().inner()) * 1e9;
+        let logs = activation::log_softmax(scores - itself.autodiff(), 1);
+        let pick = |row: usize| {
+            let partner = row / 2 * 2 + 1 - row % 2;
+            logs.clone().slice([row..row + 1, partner..partner + 1]).sum()
+        };
+        -(0..b * v).map(pick).reduce(|a, b| a + b).unwrap() / (b * v) as f64
+    }
+
+    /// One micro-batch and several.
+    #[test]
+    fn micro_batches_share_one_contrast() {
+        let device = Device::flex();
+        device.seed(4);
+        let (b, d) = (12, 5);
+        let x = Tensor::<3>::random([b, 2, d], Distribution::Normal(0.0, 1.0), &device);
+        let whole = x.clone().autodiff().require_grad();
+        let expected = plain(whole.clone(), 0.3);
+        let grad = whole.grad(&expected.clone().backward()).unwrap();
+        for n in [1, 3, 4] {
+            let comm = Comm::solo();
+            let peers = Peers::new(&comm, n);
+            let part = |t: &Tensor<3>, number: usize| {
+                let images: Vec<_> = (number..b).step_by(n).map(|i| t.clone().slice(i..i + 1)).collect();
+                Tensor::cat(images, 0)
+            };
+            let parts: Vec<Tensor<3>> = (0..n).map(|number| unit(part(&x, number))).collect();
+            let contrast = Contrast::of(&parts, 0.3, peers).unwrap();
+            let mut total = 0.0;
+            for number in 0..n {
+                let leaf = part(&x, number).autodiff().require_grad();
+                let positions: Vec<usize> = (number..b).step_by(n).collect();
+                let loss = contrast.loss(unit(leaf.clone()), &positions);
+                total += loss.clone().into_scalar::<f32>() / n as f32;
+                let given = leaf.grad(&loss.backward()).unwrap() / n as f64;
+                assert_close("gradient", given, part(&grad, number), 2e-5);
+            }
+            let expected = expected.clone().into_scalar::<f32>();
+            assert!((total - expected).abs() <= 1e-5 * expected, "{total} {expected}");
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! SimCLR: a view's image is found among those of the batch by its other view (Chen et al. 2020).
+//!
+//! ```text
+//! z_i = head(student(x_i))        two views of every image
+//! loss = mean_i log Σ_{j≠i} exp(ẑ_i·ẑ_j / τ) - ẑ_i·ẑ_p(i) / τ       over all views j of the global batch
+//! ```
+//!
+//! There is no teacher.
+
+use augment::MultiCrop;
+use burn_tensor::Tensor;
+use serde::{Deserialize, Serialize};
+
+use super::loss::nt_xent::{Contrast, N_VIEWS};
+use super::{BatchLoss, BatchOutputs, Method, MethodContext, MethodRecipe, MicroBatchLoss};
+use crate::comm::engine::EngineError;
+use crate::comm::peers::Peers;
+use crate::model::features::Outputs;
+use crate::model::head::projection::Projection;
+use crate::model::head::{Head, On, Reads};
+use crate::ops::unit_rows;
+
+/// Name of the head.
+const HEAD: &str = "head";
+
+/// Keeps a length away from zero.
+const NORM_EPSILON: f64 = 1e-12;
+
+/// SimCLR as a recipe writes it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Temperature of the contrast, τ.
+    #[serde(default = "default_temperature")]
+    pub temperature: f64,
+    /// Channels of the head's hidden layers.
+    #[serde(default = "default_hidden")]
+    pub head_hidden: Vec<usize>,
+    /// Channels in which views are compared.
+    #[serde(default = "default_output")]
+    pub head_output: usize,
+    /// Whether the head's hidden layers are normalised over the batch.
+    #[serde(default)]
+    pub head_batch_norm: bool,
+}
+
+fn default_temperature() -> f64 {
+    0.1
+}
+
+fn default_hidden() -> Vec<usize> {
+    vec![2048]
+}
+
+fn default_output() -> usize {
+    128
+}
+
+impl MethodRecipe for Config {
+    fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
+        if !(self.temperature > 0.0 && self.temperature <= 1e3) {
+            return Err(format!("method.temperature {} must lie above 0 and not above 1000", self.temperature));
+        }
+        if self.head_output == 0 || self.head_hidden.contains(&0) {
+            return Err("method.head_output and every number of method.head_hidden must be at least 1".into());
+        }
+        if cx.length.batch_size < 2 {
+            return Err("optim.batch_size 1: an image is compared with others, of which there must be one".into());
+        }
+        match cx.views.groups()[..] {
+            [group] if group.n_views == N_VIEWS => {}
+            _ => return Err("views: SimCLR compares two views of one size".into()),
+        }
+        Ok(Box::new(SimClr { config: self.clone(), views: cx.views.clone(), width: cx.width }))
+    }
+
+    #[cfg(test)]
+    fn examples() -> Vec<(Self, MultiCrop)> {
+        let plain = Self { temperature: 0.2, head_hidden: vec![12], head_output: 6, head_batch_norm: false };
+        let views = MultiCrop::dino(16, 8, 0);
+        vec![(plain.clone(), views.clone()), (Self { head_batch_norm: true, ..plain }, views)]
+    }
+}
+
+struct SimClr {
+    config: Config,
+    views: MultiCrop,
+    width: usize,
+}
+
+impl Method for SimClr {
+    fn views(&self) -> &MultiCrop {
+        &self.views
+    }
+
+    fn heads(&self) -> Vec<Head> {
+        let ends = ([self.width], [self.config.head_output]);
+        let widths = [&ends.0[..], &self.config.head_hidden, &ends.1].concat();
+        let normalizes = self.config.head_batch_norm;
+        let projection = Projection { name: "head.projection".into(), widths, normalizes };
+        vec![Head { name: HEAD, reads: Reads::Pooled, on: On::Student, units: vec![Box::new(projection)] }]
+    }
+
+    fn prepares_with_heads(&self) -> bool {
+        true
+    }
+
+    fn prepare(
+        &self,
+        batch: &BatchOutputs<'_>,
+        _: u64,
+        peers: Peers<'_>,
+    ) -> Result<Box<dyn BatchLoss>, EngineError> {
+        let views: Vec<Tensor<3>> = batch.student.iter().map(unit_views).collect();
+        let [b, _, _] = views[0].dims();
+        let contrast = Contrast::of(&views, self.config.temperature, peers)?;
+        let positions = |number| (0..b).map(|i| peers.position(number, i)).collect();
+        let positions = (0..views.len()).map(positions).collect();
+        let nothing = Tensor::zeros([1], &views[0].device());
+        Ok(Box::new(SimClrLoss { contrast, positions, nothing }))
+    }
+
+    fn after_step(&mut self, _: &[f32]) {}
+
+    fn uninformed_loss(&self) -> Option<f64> {
+        None
+    }
+
+    fn state(&self) -> Vec<(String, Vec<f32>)> {
+        Vec::new()
+    }
+
+    fn load_state(&mut self, _: &[(String, Vec<f32>)]) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// Both views of each image at length one, `[B, 2, D]`.
+fn unit_views(outputs: &Outputs) -> Tensor<3> {
+    let z = outputs.head(HEAD)[0].clone();
+    let [b, v, d] = z.dims();
+    unit_rows(z.reshape([b * v, d]), NORM_EPSILON).reshape([b, v, d])
+}
+
+/// A batch under contrast.
+struct SimClrLoss {
+    contrast: Contrast,
+    /// Positions in the batch of the images of each micro-batch.
+    positions: Vec<Vec<usize>>,
+    nothing: Tensor<1>,
+}
+
+impl BatchLoss for SimClrLoss {
+    fn of(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
+        let loss = self.contrast.loss(unit_views(student), &self.positions[number]);
+        MicroBatchLoss { loss, gauges: Vec::new() }
+    }
+
+    fn observed(&self) -> Tensor<1> {
+        self.nothing.clone()
+    }
+}

@@ -1,0 +1,359 @@
+//! SwAV: every view predicts the prototypes to which another view of its image is assigned (Caron et al. 2020); with a
+//! head without batch normalisation it is SEER's objective (Goyal et al. 2021).
+//!
+//! ```text
+//! z_v = head(student(x_v))      s_v = ẑ_v · Cᵀ      ẑ = z / |z|, prototypes C of length one
+//! Q_a = sinkhorn(s_a / ε)       for a view a of the first size, over the whole batch and the queue, each a by itself
+//! loss = mean over a, v≠a of H(Q_a, softmax(s_v / τ))
+//! ```
+//!
+//! There is no teacher. The queue holds ẑ of earlier batches by view, so that small batches are assigned among more
+//! images; it counts once it is full.
+
+use augment::MultiCrop;
+use burn_tensor::{Device, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
+
+use super::loss::cross_entropy::between_views;
+use super::loss::sinkhorn;
+use super::{BatchLoss, BatchOutputs, Method, MethodContext, MethodRecipe, MicroBatchLoss};
+use crate::comm::engine::EngineError;
+use crate::comm::peers::Peers;
+use crate::model::features::Outputs;
+use crate::model::head::projection::Projection;
+use crate::model::head::unit_prototypes::UnitPrototypes;
+use crate::model::head::{Head, On, Reads};
+use crate::ops::{sharpness, unit_rows};
+use crate::schedule::Duration;
+
+/// Name of the head that gives z.
+const PROJECTION: &str = "projection";
+
+/// Name of the head that gives scores.
+const SCORES: &str = "scores";
+
+/// Keeps a length away from zero.
+const NORM_EPSILON: f64 = 1e-12;
+
+/// SwAV as a recipe writes it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Prototypes, K.
+    pub prototypes: usize,
+    /// Channels of the head's hidden layers.
+    #[serde(default = "default_hidden")]
+    pub head_hidden: Vec<usize>,
+    /// Channels of an embedding.
+    #[serde(default = "default_output")]
+    pub head_output: usize,
+    /// Whether the head's hidden layers are normalised over the batch: SwAV's are, SEER's are not.
+    #[serde(default = "default_batch_norm")]
+    pub head_batch_norm: bool,
+    /// Temperature of the predictions, τ.
+    #[serde(default = "default_temperature")]
+    pub temperature: f64,
+    /// Sharpness of the assignments, ε.
+    #[serde(default = "default_epsilon")]
+    pub epsilon: f64,
+    /// Iterations of Sinkhorn and Knopp.
+    #[serde(default = "default_iterations")]
+    pub sinkhorn_iterations: usize,
+    /// How long the prototypes stay as they are.
+    #[serde(default = "default_freeze")]
+    pub freeze_prototypes: Duration,
+    /// Images of the queue; 0 for none.
+    #[serde(default)]
+    pub queue: usize,
+    /// When the queue begins to fill.
+    #[serde(default = "default_queue_start")]
+    pub queue_start: Duration,
+}
+
+fn default_hidden() -> Vec<usize> {
+    vec![2048]
+}
+
+fn default_output() -> usize {
+    128
+}
+
+fn default_batch_norm() -> bool {
+    true
+}
+
+fn default_temperature() -> f64 {
+    0.1
+}
+
+fn default_epsilon() -> f64 {
+    0.05
+}
+
+fn default_iterations() -> usize {
+    3
+}
+
+fn default_freeze() -> Duration {
+    Duration::Steps(313)
+}
+
+fn default_queue_start() -> Duration {
+    Duration::Epochs(15.0)
+}
+
+impl Config {
+    fn validate(&self, cx: &MethodContext) -> Result<(), String> {
+        if self.prototypes < 2 || self.head_output == 0 || self.head_hidden.contains(&0) {
+            return Err(
+                "method.prototypes must be at least 2, method.head_output and every number of method.head_hidden at \
+                 least 1"
+                    .into(),
+            );
+        }
+        for (key, value) in [("temperature", self.temperature), ("epsilon", self.epsilon)] {
+            if !(value > 0.0 && value <= 1e3) {
+                return Err(format!("method.{key} {value} must lie above 0 and not above 1000"));
+            }
+        }
+        if self.sinkhorn_iterations == 0 {
+            return Err("method.sinkhorn_iterations must be at least 1".into());
+        }
+        let batch_size = cx.length.batch_size;
+        if self.queue > 0 && self.queue < batch_size {
+            return Err(format!(
+                "method.queue {} is smaller than optim.batch_size {batch_size}: it must hold a batch, or be 0",
+                self.queue
+            ));
+        }
+        let n_views: usize = cx.views.groups().iter().map(|group| group.n_views).sum();
+        if n_views < 2 {
+            return Err("views: SwAV needs two views or more, one to predict the other".into());
+        }
+        Ok(())
+    }
+}
+
+impl MethodRecipe for Config {
+    fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
+        self.validate(cx)?;
+        Ok(Box::new(Swav {
+            frozen_steps: cx.length.steps("method.freeze_prototypes", &self.freeze_prototypes)?,
+            queue_from: cx.length.steps("method.queue_start", &self.queue_start)?,
+            queue: Vec::new(),
+            config: self.clone(),
+            views: cx.views.clone(),
+            width: cx.width,
+        }))
+    }
+
+    #[cfg(test)]
+    fn examples() -> Vec<(Self, MultiCrop)> {
+        let plain = Self {
+            prototypes: 10,
+            head_hidden: vec![12],
+            head_output: 6,
+            head_batch_norm: true,
+            temperature: 0.1,
+            epsilon: 0.05,
+            sinkhorn_iterations: 3,
+            freeze_prototypes: Duration::Steps(0),
+            queue: 0,
+            queue_start: Duration::Steps(0),
+        };
+        let views = MultiCrop::dino(16, 8, 2);
+        let queue = Self { queue: 13, head_hidden: vec![9, 12], head_batch_norm: false, ..plain.clone() };
+        vec![(plain, views.clone()), (queue, views)]
+    }
+}
+
+struct Swav {
+    config: Config,
+    views: MultiCrop,
+    width: usize,
+    frozen_steps: u64,
+    /// Step from which on the queue fills.
+    queue_from: u64,
+    /// ẑ of all assigned views of an image one after another, the newest image first.
+    queue: Vec<f32>,
+}
+
+impl Swav {
+    /// Views that are assigned.
+    fn n_assigned(&self) -> usize {
+        self.views.groups()[0].n_views
+    }
+
+    /// Numbers that the queue has of an image.
+    fn n_each(&self) -> usize {
+        self.n_assigned() * self.config.head_output
+    }
+
+    fn fills_queue(&self, step: u64) -> bool {
+        self.config.queue > 0 && step >= self.queue_from
+    }
+
+    /// The queue's share of micro-batch `number` of the global batch, `[n, V, D]`; none while it is not full.
+    fn queued(&self, number: usize, n_micro_batches: usize, device: &Device) -> Option<Tensor<3>> {
+        let n_each = self.n_each();
+        if self.config.queue == 0 || self.queue.len() < self.config.queue * n_each {
+            return None;
+        }
+        let images = self.queue.chunks_exact(n_each).skip(number).step_by(n_micro_batches);
+        let values: Vec<f32> = images.flatten().copied().collect();
+        let shape = [values.len() / n_each, self.n_assigned(), self.config.head_output];
+        (!values.is_empty()).then(|| Tensor::from_data(TensorData::new(values, shape), device))
+    }
+
+    /// Assignments by micro-batch, `[B, V, K]`.
+    fn assign(
+        &self,
+        batch: &BatchOutputs<'_>,
+        peers: Peers<'_>,
+    ) -> Result<Vec<Tensor<3>>, EngineError> {
+        let scores: Vec<Tensor<3>> =
+            batch.student.iter().map(|outputs| outputs.head(SCORES)[0].clone()).collect();
+        let ([b, v, k], n) = (scores[0].dims(), peers.n_micro_batches());
+        let with_queue = |(i, scores): (usize, &Tensor<3>)| {
+            // Micro-batches are told apart by the position of their first image.
+            match self.queued(peers.position(i, 0), n, &scores.device()) {
+                Some(queued) => Tensor::cat(vec![scores.clone(), (batch.score)(SCORES, queued)], 0),
+                None => scores.clone(),
+            }
+        };
+        let all: Vec<Tensor<3>> = scores.iter().enumerate().map(with_queue).collect();
+        let is_full = self.config.queue > 0 && self.queue.len() >= self.config.queue * self.n_each();
+        let n_rows = b * n + if is_full { self.config.queue } else { 0 };
+        let of_view = |view: usize| {
+            let logits: Vec<Tensor<3>> = all
+                .iter()
+                .map(|all| {
+                    let [rows, _, _] = all.dims();
+                    all.clone().slice([0..rows, view..view + 1, 0..k])
+                })
+                .collect();
+            let (epsilon, iterations) = (self.config.epsilon, self.config.sinkhorn_iterations);
+            sinkhorn::targets(&logits, n_rows, epsilon, iterations, peers)
+        };
+        let by_view: Vec<Vec<Tensor<3>>> = (0..v).map(of_view).collect::<Result<_, _>>()?;
+        let of_batch = |number: usize| {
+            let views = by_view.iter().map(|targets| targets[number].clone().slice(0..b)).collect();
+            Tensor::cat(views, 1)
+        };
+        Ok((0..scores.len()).map(of_batch).collect())
+    }
+
+    /// ẑ of the assigned views of the whole batch, for the queue, or nothing.
+    fn for_queue(&self, batch: &BatchOutputs<'_>, step: u64, peers: Peers<'_>) -> Result<Tensor<1>, EngineError> {
+        let rows = |outputs: &Outputs| {
+            let z = outputs.head(PROJECTION)[0].clone();
+            let [b, v, d] = z.dims();
+            unit_rows(z.reshape([b * v, d]), NORM_EPSILON).reshape([b, v * d])
+        };
+        if !self.fills_queue(step) {
+            return Ok(Tensor::zeros([1], &batch.student[0].features[0].x.device()));
+        }
+        let rows: Vec<Tensor<2>> = batch.student.iter().map(rows).collect();
+        let all = peers.gather("queue", &rows)?;
+        let [n, d] = all.dims();
+        Ok(all.reshape([n * d]))
+    }
+}
+
+impl Method for Swav {
+    fn views(&self) -> &MultiCrop {
+        &self.views
+    }
+
+    fn heads(&self) -> Vec<Head> {
+        let ends = ([self.width], [self.config.head_output]);
+        let widths = [&ends.0[..], &self.config.head_hidden, &ends.1].concat();
+        let normalizes = self.config.head_batch_norm;
+        let projection = Projection { name: "head.projection".into(), widths, normalizes };
+        let prototypes = UnitPrototypes {
+            name: "head.prototypes".into(),
+            input: self.config.head_output,
+            count: self.config.prototypes,
+            frozen_steps: self.frozen_steps,
+        };
+        let projection: Vec<Box<dyn crate::model::unit::Unit>> = vec![Box::new(projection)];
+        vec![
+            Head { name: PROJECTION, reads: Reads::Pooled, on: On::Student, units: projection },
+            Head {
+                name: SCORES,
+                reads: Reads::Head(PROJECTION),
+                on: On::Student,
+                units: vec![Box::new(prototypes)],
+            },
+        ]
+    }
+
+    fn prepares_with_heads(&self) -> bool {
+        true
+    }
+
+    fn prepare(
+        &self,
+        batch: &BatchOutputs<'_>,
+        step: u64,
+        peers: Peers<'_>,
+    ) -> Result<Box<dyn BatchLoss>, EngineError> {
+        let targets = self.assign(batch, peers)?;
+        let observed = self.for_queue(batch, step, peers)?;
+        Ok(Box::new(SwavLoss { targets, observed, temperature: self.config.temperature }))
+    }
+
+    fn after_step(&mut self, observed: &[f32]) {
+        // A step that does not fill the queue says one number.
+        if observed.len() < self.n_each() {
+            return;
+        }
+        let mut queue = observed.to_vec();
+        queue.append(&mut self.queue);
+        queue.truncate(self.config.queue * self.n_each());
+        self.queue = queue;
+    }
+
+    fn uninformed_loss(&self) -> Option<f64> {
+        Some((self.config.prototypes as f64).ln())
+    }
+
+    fn state(&self) -> Vec<(String, Vec<f32>)> {
+        if self.config.queue == 0 { Vec::new() } else { vec![("queue".into(), self.queue.clone())] }
+    }
+
+    fn load_state(&mut self, state: &[(String, Vec<f32>)]) -> Result<(), String> {
+        for (name, values) in state {
+            if name == "queue" {
+                let most = self.config.queue * self.n_each();
+                if values.len() > most || !values.len().is_multiple_of(self.n_each()) {
+                    return Err(format!("queue has {} values, which is no part of {most}", values.len()));
+                }
+                self.queue.clone_from(values);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A batch under SwAV's loss.
+struct SwavLoss {
+    /// Assignments by micro-batch, `[B, V, K]`.
+    targets: Vec<Tensor<3>>,
+    /// For the queue.
+    observed: Tensor<1>,
+    temperature: f64,
+}
+
+impl BatchLoss for SwavLoss {
+    fn of(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
+        let targets = &self.targets[number];
+        let [entropy, max_prob] = sharpness(targets);
+        let gauges = vec![("health/target_entropy", entropy), ("health/target_max_prob", max_prob)];
+        MicroBatchLoss { loss: between_views(student.head(SCORES), targets, self.temperature), gauges }
+    }
+
+    fn observed(&self) -> Tensor<1> {
+        self.observed.clone()
+    }
+}
