@@ -1,5 +1,6 @@
-//! What PyTorch computes of the same numbers (`scripts/golden/training.py`, in f64), beside what is computed here.
+//! What PyTorch computes of the same numbers (`scripts/golden`, in f64), beside what is computed here.
 
+mod convolution;
 mod network;
 mod objectives;
 mod optimizer;
@@ -19,6 +20,11 @@ impl Golden {
     fn open(name: &str) -> Self {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/training");
         Self(std::fs::read(format!("{folder}/{name}.safetensors")).unwrap())
+    }
+
+    fn names(&self) -> Vec<String> {
+        let all = SafeTensors::deserialize(&self.0).unwrap();
+        all.names().into_iter().map(ToString::to_string).collect()
     }
 
     fn view<R>(&self, name: &str, f: impl FnOnce(Dtype, &[usize], &[u8]) -> R) -> R {

@@ -8,8 +8,10 @@ use crate::comm::peers::Peers;
 use crate::method::loss::center::batch_mean;
 use crate::method::loss::cross_entropy::between_views;
 use crate::method::loss::koleo::{Neighbors, directions};
+use crate::method::loss::nt_xent::Contrast;
+use crate::method::loss::sigreg::Sigreg;
 use crate::method::loss::sinkhorn::targets;
-use crate::ops::softmax_rows;
+use crate::ops::{softmax_rows, unit_rows};
 
 const TOLERANCE: f32 = 1e-5;
 
@@ -38,6 +40,29 @@ fn sinkhorn_equals_pytorch() {
     let [b, v, _] = logits.dims();
     let given = targets(&[logits], b * v, 0.07, 3, Peers::new(&comm, 1)).unwrap().remove(0);
     golden.assert_tensor("sinkhorn", given, TOLERANCE);
+}
+
+#[test]
+fn contrast_equals_pytorch() {
+    let (golden, comm) = (Golden::open("objectives"), Comm::solo());
+    let z = golden.tensor::<3>("contrast.z").autodiff().require_grad();
+    let [b, v, d] = z.dims();
+    let unit = |z: Tensor<3>| unit_rows(z.reshape([b * v, d]), 1e-12).reshape([b, v, d]);
+    let contrast = Contrast::of(&[unit(z.clone().inner())], 0.2, Peers::new(&comm, 1)).unwrap();
+    let loss = contrast.loss(unit(z.clone()), &(0..b).collect::<Vec<_>>());
+    golden.assert_tensor("contrast.loss", loss.clone().inner(), TOLERANCE);
+    golden.assert_tensor("contrast.grad", z.grad(&loss.backward()).unwrap(), TOLERANCE);
+}
+
+#[test]
+fn the_regularizer_of_lejepa_equals_pytorch() {
+    let (golden, comm) = (Golden::open("objectives"), Comm::solo());
+    let z = golden.tensor::<3>("sigreg.z").autodiff().require_grad();
+    let directions = golden.values("sigreg.directions");
+    let sigreg = Sigreg::of(&[z.clone().inner()], directions, Peers::new(&comm, 1)).unwrap();
+    let loss = sigreg.loss(z.clone());
+    golden.assert_tensor("sigreg.loss", loss.clone().inner(), TOLERANCE);
+    golden.assert_tensor("sigreg.grad", z.grad(&loss.backward()).unwrap(), TOLERANCE);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Three steps of AdamW with gradients that shrink by a hundred from one to the next.
+//! Three steps of each optimizer with gradients that shrink from one to the next.
 
 use burn_tensor::Device;
 
@@ -6,26 +6,52 @@ use super::Golden;
 use crate::comm::fixed::Fixed;
 use crate::comm::topology::Topology;
 use crate::model::head::mlp::Mlp;
+use crate::model::head::projection::Projection;
+use crate::model::unit::Unit;
 use crate::optim::state::UnitShard;
-use crate::optim::{AdamW, ClipRule, Optimizer, Rule};
+use crate::optim::{AdamW, Adaptation, ClipRule, Optimizer, Rule, Sgd};
 use crate::schedule::Knobs;
 
-#[test]
-fn adamw_equals_pytorch() {
-    let golden = Golden::open("adamw");
-    let unit = Mlp { name: ".mlp".into(), input: 12, hidden: 10, output: 6, init_std: 0.02 };
+/// Steps of `unit` from the parameters that begin with `prefix`, at rates and decays of `schedule`.
+fn check(golden: &Golden, prefix: &str, unit: &dyn Unit, rule: Rule, schedule: [(f64, f64); 3]) {
+    let decays_vectors =
+        matches!(rule, Rule::Sgd(Sgd { adaptation: Some(Adaptation { all: true, .. }), .. }));
+    let optimizer = Optimizer { rule, clip_norm: 0.0, clip: ClipRule::PerTensor, decays_vectors };
     let device = Device::flex();
-    let mut shards = [UnitShard::init(&unit, 0, Topology::SOLO, &[], &AdamW::MOMENTS, &device)];
-    shards[0].student = golden.flat("param", &shards[0]);
-    let rule = Rule::AdamW(AdamW { betas: [0.9, 0.95] });
-    let optimizer = Optimizer { rule, clip_norm: 0.0, clip: ClipRule::PerTensor, decays_vectors: false };
-    for (step, (lr, weight_decay)) in [(1e-2, 0.04), (3e-2, 0.1), (2e-2, 0.4)].into_iter().enumerate() {
+    let mut shards = [UnitShard::init(unit, 0, Topology::SOLO, &[], optimizer.moments(), &device)];
+    shards[0].student = golden.flat(&format!("{prefix}param"), &shards[0]);
+    for (step, (lr, weight_decay)) in schedule.into_iter().enumerate() {
         let knobs = Knobs { step: step as u64, lr, weight_decay, teacher_decay: 1.0 };
-        let grads = vec![golden.flat(&format!("grad_{step}"), &shards[0])];
+        let grads = vec![golden.flat(&format!("{prefix}grad_{step}"), &shards[0])];
         let norms = optimizer.norms(&shards, &grads, &[0]).unwrap();
         let squares: Vec<f64> =
             norms.squares().iter().map(|square| Fixed::from_limbs(&square.limbs())).collect();
         optimizer.step(&mut shards, grads, &norms.agreed(&squares), &knobs, &[]);
-        golden.assert_params(&format!("after_{step}"), &shards[0], &shards[0].student, 1e-6);
+        golden.assert_params(&format!("{prefix}after_{step}"), &shards[0], &shards[0].student, 1e-6);
+    }
+}
+
+#[test]
+fn adamw_equals_pytorch() {
+    let unit = Mlp { name: ".mlp".into(), input: 12, hidden: 10, output: 6, init_std: 0.02 };
+    let rule = Rule::AdamW(AdamW { betas: [0.9, 0.95] });
+    check(&Golden::open("adamw"), "", &unit, rule, [(1e-2, 0.04), (3e-2, 0.1), (2e-2, 0.4)]);
+}
+
+#[test]
+fn descent_equals_pytorch() {
+    let unit = Projection { name: "mlp".into(), widths: vec![12, 10, 6], normalizes: false };
+    let by_layer = |all| Some(Adaptation { trust: 0.02, all });
+    for (name, nesterov, adaptation) in [
+        ("sgd", false, None),
+        ("nesterov", true, None),
+        ("lars", false, by_layer(false)),
+        ("larc", false, by_layer(true)),
+    ] {
+        let rule = Rule::Sgd(Sgd { momentum: 0.9, nesterov, adaptation });
+        let golden = Golden::open("descent");
+        // LARC decays every parameter that it has a rate for.
+        let schedule = [(1e-1, 0.04), (3e-1, 0.1), (2e-1, 0.4)];
+        check(&golden, &format!("{name}."), &unit, rule, schedule);
     }
 }

@@ -59,13 +59,18 @@ fn default_output() -> usize {
 impl MethodRecipe for Config {
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
         if !(self.temperature > 0.0 && self.temperature <= 1e3) {
-            return Err(format!("method.temperature {} must lie above 0 and not above 1000", self.temperature));
+            return Err(format!(
+                "method.temperature {} must lie above 0 and not above 1000",
+                self.temperature
+            ));
         }
         if self.head_output == 0 || self.head_hidden.contains(&0) {
             return Err("method.head_output and every number of method.head_hidden must be at least 1".into());
         }
         if cx.length.batch_size < 2 {
-            return Err("optim.batch_size 1: an image is compared with others, of which there must be one".into());
+            return Err(
+                "optim.batch_size 1: an image is compared with others, of which there must be one".into()
+            );
         }
         match cx.views.groups()[..] {
             [group] if group.n_views == N_VIEWS => {}

@@ -206,11 +206,7 @@ impl Swav {
     }
 
     /// Assignments by micro-batch, `[B, V, K]`.
-    fn assign(
-        &self,
-        batch: &BatchOutputs<'_>,
-        peers: Peers<'_>,
-    ) -> Result<Vec<Tensor<3>>, EngineError> {
+    fn assign(&self, batch: &BatchOutputs<'_>, peers: Peers<'_>) -> Result<Vec<Tensor<3>>, EngineError> {
         let scores: Vec<Tensor<3>> =
             batch.student.iter().map(|outputs| outputs.head(SCORES)[0].clone()).collect();
         let ([b, v, k], n) = (scores[0].dims(), peers.n_micro_batches());
@@ -244,7 +240,12 @@ impl Swav {
     }
 
     /// ẑ of the assigned views of the whole batch, for the queue, or nothing.
-    fn for_queue(&self, batch: &BatchOutputs<'_>, step: u64, peers: Peers<'_>) -> Result<Tensor<1>, EngineError> {
+    fn for_queue(
+        &self,
+        batch: &BatchOutputs<'_>,
+        step: u64,
+        peers: Peers<'_>,
+    ) -> Result<Tensor<1>, EngineError> {
         let rows = |outputs: &Outputs| {
             let z = outputs.head(PROJECTION)[0].clone();
             let [b, v, d] = z.dims();

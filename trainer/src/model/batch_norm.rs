@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! n, s, q = rows, Σ (x - μ), Σ (x - μ)²       summed over the batch, by set of statistics; μ the running mean
-//! mean = μ + s/n      var = q/n - (s/n)²      y = γ · (x - mean) / √(var + ε) + β
+//! m = s/n      mean = μ + m      var = q/n - (s/n)²      y = γ · (x - μ - m) / √(var + ε) + β
 //! μ ← (1 - ρ) μ + ρ mean      σ² ← (1 - ρ) σ² + ρ var · n / (n - 1)       ε = 1e-5, ρ = 0.1, as PyTorch
 //! ```
 //!
@@ -70,33 +70,35 @@ impl BatchNorm {
 
     /// What [`ops::normalize`] does to inputs whose totals are `totals` of `[1 + 2C]`.
     pub(crate) fn affine(&self, totals: Option<Tensor<1>>, cx: &Context<'_>) -> Affine {
-        let running = cx.leaves.get::<1>(&self.param("running_mean"));
+        let guess = cx.leaves.get::<1>(&self.param("running_mean"));
         let [mean, var] = match totals {
             Some(totals) => {
-                let [_, mean, var] = self.statistics(&totals, running);
+                let [_, mean, var] = self.statistics(&totals);
                 [mean, var]
             }
-            None => [running, cx.leaves.get(&self.param("running_var"))],
+            None => [guess.zeros_like(), cx.leaves.get(&self.param("running_var"))],
         };
         let factor = (var + EPSILON).sqrt().recip();
         match self.gain {
             Some(_) => Affine {
+                guess,
                 mean,
                 scale: factor * cx.leaves.get(&self.param("weight")),
                 shift: cx.leaves.get(&self.param("bias")),
             },
-            None => Affine { shift: mean.zeros_like(), mean, scale: factor },
+            None => Affine { shift: mean.zeros_like(), guess, mean, scale: factor },
         }
     }
 
-    /// Rows, mean and variance of a set of statistics; rounding does not make a variance negative.
-    fn statistics(&self, totals: &Tensor<1>, running_mean: Tensor<1>) -> [Tensor<1>; 3] {
+    /// Rows, the mean's distance from the guess, and the variance of a set of statistics; rounding does not make a
+    /// variance negative.
+    fn statistics(&self, totals: &Tensor<1>) -> [Tensor<1>; 3] {
         let c = self.width;
         let n = totals.clone().slice(0..1);
-        let shift = totals.clone().slice(1..1 + c) / n.clone();
+        let mean = totals.clone().slice(1..1 + c) / n.clone();
         let square = totals.clone().slice(1 + c..1 + 2 * c) / n.clone();
-        let var = (square - shift.clone() * shift.clone()).clamp_min(0.0);
-        [n, shift + running_mean, var]
+        let var = (square - mean.clone() * mean.clone()).clamp_min(0.0);
+        [n, mean, var]
     }
 
     /// The running statistics after a step that met `totals`, one set after another.
@@ -109,7 +111,8 @@ impl BatchNorm {
         let [guess, mut var] = [0, 1].map(|i| cx.leaves.get::<1>(&names[i]));
         let mut mean = guess.clone();
         for totals in totals {
-            let [n, of_batch, var_of_batch] = self.statistics(&totals, guess.clone());
+            let [n, of_batch, var_of_batch] = self.statistics(&totals);
+            let of_batch = guess.clone() + of_batch;
             // Of one row the variance is zero.
             let unbiased = n.clone() / (n - 1.0).clamp_min(1.0);
             mean = mean * (1.0 - MOMENTUM) + of_batch * MOMENTUM;

@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! n, s, q = rows, Σ_rows (x - μ), Σ_rows (x - μ)²       gx = gs + 2 (x - μ) · gq        μ some guess at the mean
-//! y  = act(a · (x - m) + β + skip)                      g' = g where y > 0, if act is the rectifier
-//! gx = a · g'     gm = -a · Σ_rows g'     ga = Σ_rows g' · (x - m)     gβ = Σ_rows g'     gskip = g'
+//! y  = act(a · (x - μ - m) + β + skip)                  g' = g where y > 0, if act is the rectifier
+//! gx = a · g'     gm = -a · Σ_rows g'     ga = Σ_rows g' · (x - μ - m)     gβ = Σ_rows g'     gskip = g'
 //! ```
 //!
-//! x, y, skip `[B, N, C]`, the others `[C]`. Mean m and factor a = γ / √(var + ε) come from the totals of n, s and q:
-//! `model::batch_norm`.
+//! x, y, skip `[B, N, C]`, the others `[C]`. The mean's distance m from the guess and the factor a = γ / √(var + ε) come
+//! from the totals of n, s and q: `model::batch_norm`. Subtracting the guess first keeps the digits of features that lie
+//! far from zero.
 
 use burn_flex::{Flex, FlexTensor};
 use burn_tensor::Tensor;
@@ -48,7 +49,9 @@ fn plain_moments(x: Tensor<3>, guess: Tensor<1>) -> Tensor<1> {
 /// What a normalisation is given beside its input, `[C]` each.
 #[derive(Debug, Clone)]
 pub(crate) struct Affine {
-    /// What is subtracted, m.
+    /// What is subtracted first, μ: it has no gradient.
+    pub guess: Tensor<1>,
+    /// What is subtracted then, m.
     pub mean: Tensor<1>,
     /// What is multiplied with, a.
     pub scale: Tensor<1>,
@@ -56,25 +59,26 @@ pub(crate) struct Affine {
     pub shift: Tensor<1>,
 }
 
-/// `a · (x - m) + β + skip` for `x` and `skip` of `[B, N, C]`, rectified where `rectify` says so.
+/// `a · (x - μ - m) + β + skip` for `x` and `skip` of `[B, N, C]`, rectified where `rectify` says so.
 pub(crate) fn normalize(x: Tensor<3>, affine: Affine, skip: Option<Tensor<3>>, rectify: bool) -> Tensor<3> {
     if !is_flex(&x) {
         return plain_normalize(x, affine, skip, rectify);
     }
-    let Affine { mean, scale, shift } = affine;
-    let (kernel, four) = (Normalize { rectify }, [x.into(), mean.into(), scale.into(), shift.into()]);
+    let Affine { guess, mean, scale, shift } = affine;
+    let kernel = Normalize { rectify };
+    let five = [x.into(), guess.into(), mean.into(), scale.into(), shift.into()];
     match skip {
-        None => run(kernel, four),
+        None => run(kernel, five),
         Some(skip) => {
-            let [x, mean, scale, shift] = four;
-            run(kernel, [x, mean, scale, shift, skip.into()])
+            let [x, guess, mean, scale, shift] = five;
+            run(kernel, [x, guess, mean, scale, shift, skip.into()])
         }
     }
 }
 
 fn plain_normalize(x: Tensor<3>, affine: Affine, skip: Option<Tensor<3>>, rectify: bool) -> Tensor<3> {
-    let Affine { mean, scale, shift } = affine;
-    let mut y = (x - mean.unsqueeze()) * scale.unsqueeze() + shift.unsqueeze();
+    let Affine { guess, mean, scale, shift } = affine;
+    let mut y = (x - guess.unsqueeze() - mean.unsqueeze()) * scale.unsqueeze() + shift.unsqueeze();
     if let Some(skip) = skip {
         y = y + skip;
     }
@@ -150,28 +154,29 @@ struct Normalize {
     rectify: bool,
 }
 
-/// Input, mean, factor, and the output where it was rectified.
+/// Input, guess, mean, factor, and the output where it was rectified.
 #[derive(Debug, Clone)]
 struct Normalized {
     x: FlexTensor,
+    guess: FlexTensor,
     mean: FlexTensor,
     scale: FlexTensor,
     rectified: Option<FlexTensor>,
 }
 
-/// Of the input, of mean, factor and shift, and of what goes around.
-type NormalizeGradients = [Option<FlexTensor>; 5];
+/// Of the input, of guess, mean, factor and shift, and of what goes around.
+type NormalizeGradients = [Option<FlexTensor>; 6];
 
 impl Normalize {
     fn of(
         &self,
-        [x, mean, scale, shift]: [FlexTensor; 4],
+        [x, guess, mean, scale, shift]: [FlexTensor; 5],
         skip: Option<FlexTensor>,
     ) -> (FlexTensor, Normalized) {
         let shape: [usize; 3] = dims(&x);
-        let [x, mean, scale, shift] = [x, mean, scale, shift].map(|tensor| contiguous(&tensor));
+        let [x, guess, mean, scale, shift] = [x, guess, mean, scale, shift].map(|tensor| contiguous(&tensor));
         let mut y = vec![0.0; shape.iter().product()];
-        affine_rows(slice(&x), [slice(&mean), slice(&scale), slice(&shift)], &mut y);
+        affine_rows(slice(&x), [slice(&guess), slice(&mean), slice(&scale), slice(&shift)], &mut y);
         if let Some(skip) = skip {
             super::cpu::add(&mut y, slice(&contiguous(&skip)));
         }
@@ -180,11 +185,11 @@ impl Normalize {
         }
         let y = tensor(y, shape);
         let rectified = self.rectify.then(|| y.clone());
-        (y, Normalized { x, mean, scale, rectified })
+        (y, Normalized { x, guess, mean, scale, rectified })
     }
 
     fn gradients(saved: Normalized, grad: FlexTensor, wants_skip: bool) -> NormalizeGradients {
-        let Normalized { x, mean, scale, rectified } = saved;
+        let Normalized { x, guess, mean, scale, rectified } = saved;
         let [_, _, c]: [usize; 3] = dims(&x);
         let mut gx = owned(grad);
         if let Some(y) = rectified {
@@ -195,7 +200,7 @@ impl Normalize {
         let x = slice(&x);
         for (rows, x) in slice_mut(&mut gx).chunks_mut(BLOCK * c).zip(x.chunks(BLOCK * c)) {
             let mut sums = vec![0.0; 2 * c];
-            affine_gradients(rows, x, slice(&mean), slice(&scale), &mut sums);
+            affine_gradients(rows, x, [slice(&guess), slice(&mean), slice(&scale)], &mut sums);
             totals.iter_mut().zip(sums).for_each(|(total, sum)| *total += f64::from(sum));
         }
         let (of_scale, of_shift) = totals.split_at(c);
@@ -203,32 +208,32 @@ impl Normalize {
             of_shift.iter().zip(slice(&scale)).map(|(sum, scale)| (-sum * f64::from(*scale)) as f32);
         let narrow = |sums: &[f64]| tensor(sums.iter().map(|sum| *sum as f32).collect(), [c]);
         let of_mean = tensor(of_mean.collect(), [c]);
-        [Some(gx), Some(of_mean), Some(narrow(of_scale)), Some(narrow(of_shift)), skip]
-    }
-}
-
-impl Kernel<Flex, 4> for Normalize {
-    type Saved = Normalized;
-
-    fn forward(&self, inputs: [FlexTensor; 4]) -> (FlexTensor, Normalized) {
-        self.of(inputs, None)
-    }
-
-    fn backward(&self, saved: Normalized, grad: FlexTensor, _: [bool; 4]) -> [Option<FlexTensor>; 4] {
-        let [x, mean, scale, shift, _] = Self::gradients(saved, grad, false);
-        [x, mean, scale, shift]
+        [Some(gx), None, Some(of_mean), Some(narrow(of_scale)), Some(narrow(of_shift)), skip]
     }
 }
 
 impl Kernel<Flex, 5> for Normalize {
     type Saved = Normalized;
 
-    fn forward(&self, [x, mean, scale, shift, skip]: [FlexTensor; 5]) -> (FlexTensor, Normalized) {
-        self.of([x, mean, scale, shift], Some(skip))
+    fn forward(&self, inputs: [FlexTensor; 5]) -> (FlexTensor, Normalized) {
+        self.of(inputs, None)
     }
 
-    fn backward(&self, saved: Normalized, grad: FlexTensor, wanted: [bool; 5]) -> NormalizeGradients {
-        Self::gradients(saved, grad, wanted[4])
+    fn backward(&self, saved: Normalized, grad: FlexTensor, _: [bool; 5]) -> [Option<FlexTensor>; 5] {
+        let [x, guess, mean, scale, shift, _] = Self::gradients(saved, grad, false);
+        [x, guess, mean, scale, shift]
+    }
+}
+
+impl Kernel<Flex, 6> for Normalize {
+    type Saved = Normalized;
+
+    fn forward(&self, [x, guess, mean, scale, shift, skip]: [FlexTensor; 6]) -> (FlexTensor, Normalized) {
+        self.of([x, guess, mean, scale, shift], Some(skip))
+    }
+
+    fn backward(&self, saved: Normalized, grad: FlexTensor, wanted: [bool; 6]) -> NormalizeGradients {
+        Self::gradients(saved, grad, wanted[5])
     }
 }
 
@@ -255,26 +260,26 @@ fn add_moment_gradients(gx: &mut [f32], x: &[f32], guess: &[f32], gs: &[f32], gq
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn affine_rows(x: &[f32], [mean, scale, shift]: [&[f32]; 3], y: &mut [f32]) {
+fn affine_rows(x: &[f32], [guess, mean, scale, shift]: [&[f32]; 4], y: &mut [f32]) {
     let c = mean.len();
     for (x, y) in x.chunks_exact(c).zip(y.chunks_exact_mut(c)) {
-        for ((((y, x), mean), scale), shift) in y.iter_mut().zip(x).zip(mean).zip(scale).zip(shift) {
-            *y = (x - mean) * scale + shift;
+        let off = x.iter().zip(guess).zip(mean).map(|((x, guess), mean)| x - guess - mean);
+        for (((y, off), scale), shift) in y.iter_mut().zip(off).zip(scale).zip(shift) {
+            *y = off * scale + shift;
         }
     }
 }
 
 /// Adds gradients of factor and shift to `sums`, and leaves that of the input in `grad`.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn affine_gradients(grad: &mut [f32], x: &[f32], mean: &[f32], scale: &[f32], sums: &mut [f32]) {
+fn affine_gradients(grad: &mut [f32], x: &[f32], [guess, mean, scale]: [&[f32]; 3], sums: &mut [f32]) {
     let c = mean.len();
     let (of_scale, of_shift) = sums.split_at_mut(c);
     for (grad, x) in grad.chunks_exact_mut(c).zip(x.chunks_exact(c)) {
+        let off = x.iter().zip(guess).zip(mean).map(|((x, guess), mean)| x - guess - mean);
         let sums = of_scale.iter_mut().zip(of_shift.iter_mut());
-        for ((((g, x), mean), scale), (of_scale, of_shift)) in
-            grad.iter_mut().zip(x).zip(mean).zip(scale).zip(sums)
-        {
-            *of_scale += *g * (x - mean);
+        for (((g, off), scale), (of_scale, of_shift)) in grad.iter_mut().zip(off).zip(scale).zip(sums) {
+            *of_scale += *g * off;
             *of_shift += *g;
             *g *= scale;
         }
@@ -316,11 +321,12 @@ mod tests {
     fn check_normalize(device: &Device, shape: [usize; 3]) {
         let both = leaves(device, &[shape, shape], 1);
         let affine = leaves(device, &[[shape[2]]; 3], 2);
+        let guess = leaves(device, &[[shape[2]]], 3).remove(0).inner().autodiff();
         for (with_skip, rectify) in [(false, false), (false, true), (true, false), (true, true)] {
             let run = |f: fn(Tensor<3>, Affine, Option<Tensor<3>>, bool) -> Tensor<3>| {
                 let [mean, scale, shift] = [0, 1, 2].map(|i| affine[i].clone());
                 let skip = with_skip.then(|| both[1].clone());
-                f(both[0].clone(), Affine { mean, scale, shift }, skip, rectify)
+                f(both[0].clone(), Affine { guess: guess.clone(), mean, scale, shift }, skip, rectify)
             };
             let (y, twin) = (run(normalize), run(plain_normalize));
             assert_close("forward", y.clone().inner(), twin.clone().inner(), 1e-6);

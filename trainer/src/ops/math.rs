@@ -160,7 +160,8 @@ mod tests {
         for i in -40_000..40_000 {
             let x = i as f32 * 0.05;
             let [sin, cos] = sin_cos(x);
-            let error = (f64::from(sin) - f64::from(x).sin()).abs().max((f64::from(cos) - f64::from(x).cos()).abs());
+            let error =
+                (f64::from(sin) - f64::from(x).sin()).abs().max((f64::from(cos) - f64::from(x).cos()).abs());
             assert!(error < 4e-7, "sin and cos of {x}: error {error}");
         }
     }

@@ -85,7 +85,8 @@ pub(super) fn on_tensors(shard: &mut UnitShard, grad: Tensor<1>, update: &Update
     let [m, v] = shard.moments.as_mut_slice() else { return };
     // Of a unit with parameters there is a segment; all have the same decay rates.
     let Some(&(_, Constants { beta1, beta2, root, .. })) = update.first() else { return };
-    let each = |factor: fn(&Constants) -> f32| update.iter().map(move |(range, c)| (range.clone(), factor(c)));
+    let each =
+        |factor: fn(&Constants) -> f32| update.iter().map(move |(range, c)| (range.clone(), factor(c)));
     let grad = scaled(grad, each(|constants| constants.clip));
     m.values = m.values.clone() * beta1 + grad.clone() * (1.0 - beta1);
     v.values = v.values.clone() * beta2 + grad.clone() * grad * (1.0 - beta2);

@@ -15,9 +15,9 @@ use burn_cubecl::tensor::CubeTensor;
 use burn_tensor::{DType, Tensor, TensorData};
 use cubecl::prelude::*;
 
-use super::state::UnitShard;
 use super::adamw::{Constants, EPSILON, Update};
 use super::follow::{Decays, decay_of, follow_one};
+use super::state::UnitShard;
 use crate::ops::cube::{empty, one_unit_each, spread};
 
 /// Elements whose squares are added up by one cube.
@@ -33,12 +33,7 @@ pub(super) fn is_cube(tensor: &Tensor<1>) -> bool {
 
 /// AdamW on `shard`, given this rank's shard of the mean gradient; then the followers follow, the first of them in the
 /// same pass if it averages.
-pub(super) fn update(
-    shard: &mut UnitShard,
-    grad: Tensor<1>,
-    mut update: Update,
-    decays: &Decays<'_>,
-) {
+pub(super) fn update(shard: &mut UnitShard, grad: Tensor<1>, mut update: Update, decays: &Decays<'_>) {
     // AdamW::MOMENTS are two. Of a unit with parameters there is a segment; all have the same decay rates.
     let ([m, v], Some(&(_, constants))) = (shard.moments.as_slice(), update.first()) else { return };
     let Constants { beta1, beta2, root, .. } = constants;

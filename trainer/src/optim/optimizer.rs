@@ -231,8 +231,7 @@ mod tests {
             let sent = grad.clone().to_device(device);
             let shards = [here.clone()];
             let norms = optimizer.norms(&shards, std::slice::from_ref(&grad), &[0]).unwrap();
-            let squares: Vec<f64> =
-                norms.squares().iter().map(|s| Fixed::from_limbs(&s.limbs())).collect();
+            let squares: Vec<f64> = norms.squares().iter().map(|s| Fixed::from_limbs(&s.limbs())).collect();
             let by_device = super::super::clip::on_device_for_tests(&shards, std::slice::from_ref(&sent));
             for (a, b) in squares.iter().zip(by_device) {
                 assert!((a - b).abs() <= 1e-5 * a.abs(), "{a} {b}");

@@ -70,7 +70,13 @@ impl Sgd {
     pub const MOMENTS: [&'static str; 1] = ["momentum_buffer"];
 
     /// An update at the rate `lr` with a decay of `weight_decay`, if `decayed`, and gradients times `clip`.
-    pub(super) fn constants(&self, lr: f64, decay: Option<f64>, clip: f32, lengths: Option<Lengths>) -> Constants {
+    pub(super) fn constants(
+        &self,
+        lr: f64,
+        decay: Option<f64>,
+        clip: f32,
+        lengths: Option<Lengths>,
+    ) -> Constants {
         let decay_rate = decay.unwrap_or(0.0);
         let (q, decay_rate) = match (self.adaptation, lengths) {
             (Some(adaptation), Some(lengths)) if adaptation.all || decay.is_some() => {
@@ -121,7 +127,8 @@ pub(super) fn on_tensors(shard: &mut UnitShard, grad: Tensor<1>, update: &Update
     let [direction] = shard.moments.as_mut_slice() else { return };
     // Of a unit with parameters there is a segment; all have the same momentum.
     let Some(&(_, Constants { momentum, nesterov, .. })) = update.first() else { return };
-    let each = |factor: fn(&Constants) -> f32| update.iter().map(move |(range, c)| (range.clone(), factor(c)));
+    let each =
+        |factor: fn(&Constants) -> f32| update.iter().map(move |(range, c)| (range.clone(), factor(c)));
     let pulled = scaled(shard.student.clone(), each(|constants| constants.pull));
     let d = scaled(grad, each(|constants| constants.scale)) + pulled;
     direction.values = direction.values.clone() * momentum + d.clone();
@@ -149,7 +156,8 @@ mod tests {
     /// By hand, from the formulas.
     #[test]
     fn rates_by_layer() {
-        let sgd = |all| Sgd { momentum: 0.9, nesterov: false, adaptation: Some(Adaptation { trust: 0.02, all }) };
+        let sgd =
+            |all| Sgd { momentum: 0.9, nesterov: false, adaptation: Some(Adaptation { trust: 0.02, all }) };
         let lengths = |param, grad| Some(Lengths { param, grad });
         let close = |a: f32, b: f64| assert!((f64::from(a) - b).abs() < 1e-7, "{a} {b}");
         for all in [false, true] {

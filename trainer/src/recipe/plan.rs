@@ -13,7 +13,7 @@ use crate::method::{Method, MethodContext, Moves};
 use crate::model::backbone::Readout;
 use crate::model::head::Reads;
 use crate::model::patches::PixelInput;
-use crate::optim::{Adaptation, AdamW, Optimizer, Rule, Sgd};
+use crate::optim::{AdamW, Adaptation, Optimizer, Rule, Sgd};
 use crate::schedule::{RunLength, Schedule, Schedules, Shape};
 use crate::step::{StepConfig, Trainer};
 
@@ -194,9 +194,8 @@ impl Plan {
     /// The optimizer.
     pub fn optimizer(&self) -> Optimizer {
         let optim = &self.recipe.optim;
-        let sgd = |adaptation| {
-            Rule::Sgd(Sgd { momentum: optim.momentum, nesterov: optim.nesterov, adaptation })
-        };
+        let sgd =
+            |adaptation| Rule::Sgd(Sgd { momentum: optim.momentum, nesterov: optim.nesterov, adaptation });
         let by_layer = |all| sgd(Some(Adaptation { trust: optim.trust, all }));
         let rule = match optim.algorithm {
             Algorithm::Adamw => Rule::AdamW(AdamW { betas: optim.betas }),

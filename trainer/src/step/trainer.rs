@@ -31,8 +31,8 @@ use crate::method::Method;
 use crate::model::drop_path::Drawing;
 use crate::model::features::Outputs;
 use crate::model::unit::{StatSets, Unit};
-use crate::optim::state::{STUDENT, UnitShard};
 use crate::optim::Optimizer;
+use crate::optim::state::{STUDENT, UnitShard};
 use crate::schedule::Knobs;
 
 /// A network under training on one rank.
@@ -217,7 +217,8 @@ impl Trainer {
             wire: self.config.precision.head_reduce,
         };
         let scored = scoring.run(&student.batches, &followers, &mut gathers, &mut reductions)?;
-        let Scored { scalars, grads, observed, constrained, observations: of_heads, student: outputs } = scored;
+        let Scored { scalars, grads, observed, constrained, observations: of_heads, student: outputs } =
+            scored;
         observations.extend(student.observations.into_iter().chain(of_heads));
         phases.head_ms = clock.lap_ms();
 

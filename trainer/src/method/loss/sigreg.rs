@@ -59,7 +59,11 @@ impl Sigreg {
     ///
     /// # Errors
     /// [`EngineError`].
-    pub(crate) fn of(views: &[Tensor<3>], directions: Vec<f32>, peers: Peers<'_>) -> Result<Self, EngineError> {
+    pub(crate) fn of(
+        views: &[Tensor<3>],
+        directions: Vec<f32>,
+        peers: Peers<'_>,
+    ) -> Result<Self, EngineError> {
         let [b, v, d] = views[0].dims();
         let m = directions.len() / d;
         let directions = Tensor::<2>::from_data(TensorData::new(directions, [m, d]), &views[0].device());
@@ -173,7 +177,8 @@ mod tests {
         let grad = whole.grad(&expected.clone().backward()).unwrap();
         let comm = Comm::solo();
         for parts in [1, 3] {
-            let part = |t: &Tensor<3>, number: usize| t.clone().slice(number * n / parts..(number + 1) * n / parts);
+            let part =
+                |t: &Tensor<3>, number: usize| t.clone().slice(number * n / parts..(number + 1) * n / parts);
             let views: Vec<Tensor<3>> = (0..parts).map(|number| part(&x, number)).collect();
             let sigreg = Sigreg::of(&views, a.clone(), Peers::new(&comm, parts)).unwrap();
             for number in 0..parts {

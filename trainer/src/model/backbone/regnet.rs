@@ -7,7 +7,8 @@
 //! branch   1×1 - 3×3 in groups of g channels - excitation - 1×1; the first of a stage halves the grid
 //! ```
 //!
-//! Widths are then rounded to a multiple of the group width, which is no larger than the width. The excitation squeezes to
+//! Widths are then rounded to the nearest multiple of the group width, which is no larger than the width; torchvision does
+//! not go more than a tenth below, so that the first stage of its 8 GF is wider than the paper's. The excitation squeezes to
 //! a quarter of the channels that come to the branch. The feature of a view is the mean over the last grid.
 
 use serde::{Deserialize, Serialize};
@@ -99,6 +100,9 @@ pub struct Design {
     pub w_m: f64,
     /// Channels of a group, g.
     pub group_width: usize,
+    /// Whether no width is rounded down by more than a tenth, as in torchvision.
+    #[serde(default)]
+    pub keeps_width: bool,
 }
 
 impl NamedSize {
@@ -121,7 +125,7 @@ impl NamedSize {
             Self::Gf256 => (27, 640, 230.83, 2.53, 373),
             Self::B10 => (27, 1744, 620.83, 2.52, 1010),
         };
-        Design { depth, w_0, w_a, w_m, group_width }
+        Design { depth, w_0, w_a, w_m, group_width, keeps_width: self == Self::Gf8 }
     }
 }
 
@@ -150,16 +154,16 @@ impl Design {
         }
         for stage in &mut stages {
             stage.group_width = stage.group_width.min(stage.width);
-            stage.width = whole_groups(stage.width, stage.group_width);
+            stage.width = whole_groups(stage.width, stage.group_width, self.keeps_width);
         }
         stages
     }
 }
 
-/// The multiple of `group_width` nearest to `width`, but not more than a tenth below it.
-fn whole_groups(width: usize, group_width: usize) -> usize {
+/// The multiple of `group_width` nearest to `width`.
+fn whole_groups(width: usize, group_width: usize, keeps_width: bool) -> usize {
     let nearest = ((width + group_width / 2) / group_width * group_width).max(group_width);
-    if nearest * 10 < width * 9 { nearest + group_width } else { nearest }
+    if keeps_width && nearest * 10 < width * 9 { nearest + group_width } else { nearest }
 }
 
 impl Config {
@@ -204,7 +208,7 @@ impl BackboneConfig for Config {
         if self.image_px == 0 {
             return Err("model.image_px must be at least 1".into());
         }
-        let Size::Design(Design { depth, w_0, w_a, w_m, group_width }) = self.size else { return Ok(()) };
+        let Size::Design(Design { depth, w_0, w_a, w_m, group_width, .. }) = self.size else { return Ok(()) };
         let line = w_a >= 0.0 && w_m > 1.0 && w_a.is_finite() && w_m.is_finite();
         if depth == 0 || depth > 1000 || group_width == 0 || w_0 < QUANTUM as usize || !line {
             return Err(
@@ -258,7 +262,47 @@ impl BackboneConfig for Config {
 
     #[cfg(test)]
     fn examples() -> Vec<Self> {
-        let design = Design { depth: 3, w_0: 8, w_a: 6.0, w_m: 2.0, group_width: 4 };
+        let design = Design { depth: 3, w_0: 8, w_a: 6.0, w_m: 2.0, group_width: 4, keeps_width: false };
         vec![Self { image_px: 16, size: Size::Design(design) }]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Widths, and parameters without a classifier: of the paper's code (pycls), of torchvision for 8 GF, of VISSL for
+    /// the largest, all counted there.
+    #[test]
+    fn sizes_are_the_published_ones() {
+        let of = |size: NamedSize| {
+            let config = Config { image_px: 224, size: Size::Named(size) };
+            let units = config.units(Readout::Pooled);
+            let trained = units.iter().flat_map(|unit| unit.params());
+            let trained = trained.filter(|param| param.role != crate::model::params::Role::Running);
+            let widths: Vec<usize> = config.stages().iter().map(|stage| stage.width).collect();
+            (widths, trained.map(|param| param.numel()).sum::<usize>())
+        };
+        let published = [
+            (NamedSize::Mf200, [24, 56, 152, 368], 2_793_996),
+            (NamedSize::Mf400, [48, 104, 208, 440], 3_903_144),
+            (NamedSize::Mf600, [48, 112, 256, 608], 5_446_160),
+            (NamedSize::Mf800, [64, 144, 320, 784], 5_647_512),
+            (NamedSize::Gf1_6, [48, 120, 336, 888], 10_313_430),
+            (NamedSize::Gf3_2, [72, 216, 576, 1512], 17_923_338),
+            (NamedSize::Gf4, [128, 192, 512, 1088], 19_557_656),
+            (NamedSize::Gf6_4, [144, 288, 576, 1296], 29_286_252),
+            (NamedSize::Gf8, [224, 448, 896, 2016], 37_364_472),
+            (NamedSize::Gf12, [224, 448, 896, 2240], 49_581_544),
+            (NamedSize::Gf16, [224, 448, 1232, 3024], 80_565_140),
+            (NamedSize::Gf32, [232, 696, 1392, 3712], 141_333_770),
+            (NamedSize::Gf64, [328, 984, 1968, 4920], 276_457_786),
+            (NamedSize::Gf128, [528, 1056, 2904, 7392], 637_419_894),
+            (NamedSize::Gf256, [746, 1492, 4103, 10_444], 1_272_156_138),
+            (NamedSize::B10, [2020, 4040, 11_110, 28_280], 9_323_934_872),
+        ];
+        for (size, widths, numel) in published {
+            assert_eq!(of(size), (widths.to_vec(), numel), "{size:?}");
+        }
     }
 }

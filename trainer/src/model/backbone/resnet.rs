@@ -167,3 +167,21 @@ impl BackboneConfig for Config {
         vec![basic.clone(), Self { depth: 14, width: 4, ..basic }]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::params::Role;
+
+    /// torchvision's, without their classifiers.
+    #[test]
+    fn sizes_are_the_published_ones() {
+        for (depth, numel) in [(18, 11_176_512), (34, 21_284_672), (50, 23_508_032)] {
+            let text = format!("image_px = 224\ndepth = {depth}");
+            let units = toml::from_str::<Config>(&text).unwrap().units(Readout::Pooled);
+            let trained =
+                units.iter().flat_map(|unit| unit.params()).filter(|param| param.role != Role::Running);
+            assert_eq!(trained.map(|param| param.numel()).sum::<usize>(), numel);
+        }
+    }
+}

@@ -103,7 +103,8 @@ impl Unit for Projection {
     }
 
     fn observe(&self, totals: &[Vec<Tensor<1>>], cx: &Context<'_>) -> Vec<(String, Tensor<1>)> {
-        let of_layer = |(layer, totals): (usize, &Vec<Tensor<1>>)| self.norm(layer).observe(totals.clone(), cx);
+        let of_layer =
+            |(layer, totals): (usize, &Vec<Tensor<1>>)| self.norm(layer).observe(totals.clone(), cx);
         totals.iter().enumerate().flat_map(of_layer).collect()
     }
 

@@ -1,0 +1,256 @@
+//! Convolutions, batch normalisation and the networks that are made of them (`scripts/golden/convolution.py`).
+
+use burn_tensor::{DType, Device, Tensor};
+
+use super::{Golden, assert_near};
+use crate::comm::topology::Topology;
+use crate::device::host::to_host;
+use crate::model::backbone::{ModelConfig, Readout};
+use crate::model::batch_norm::BatchNorm;
+use crate::model::features::Features;
+use crate::model::layout::UnitLayout;
+use crate::model::leaves::Leaves;
+use crate::model::params::Role;
+use crate::model::patches::{Normalization, PixelInput};
+use crate::model::unit::{Context, Draws, StatSets, Unit};
+use crate::ops::{Window, conv, max_pool, normalize};
+use crate::optim::state::UnitShard;
+
+const TOLERANCE: f32 = 1e-5;
+
+/// Through a network.
+const OF_NETWORK: f32 = 1e-4;
+
+/// The names of a golden file's tensors that end with `end`, without it.
+fn named(golden: &Golden, begin: &str, end: &str) -> Vec<String> {
+    let cut = |name: &String| Some(name.strip_prefix(begin)?.strip_suffix(end)?.to_string());
+    golden.names().iter().filter_map(cut).collect()
+}
+
+#[test]
+fn convolutions_equal_pytorch() {
+    let golden = Golden::open("convolutions");
+    let cases = named(&golden, "conv.", ".gx");
+    assert_eq!(cases.len(), 8);
+    for case in cases {
+        let of = |key: &str| format!("conv.{case}.{key}");
+        let sizes: Vec<usize> = case.split('_').map(|size| size.parse().unwrap()).collect();
+        let (grid, window) = ([sizes[1], sizes[2]], Window { stride: sizes[8], padding: sizes[9] });
+        let x = golden.tensor::<3>(&of("x")).autodiff().require_grad();
+        let weight = golden.tensor::<4>(&of("weight")).autodiff().require_grad();
+        let (y, _) = conv(x.clone(), grid, weight.clone(), window);
+        golden.assert_tensor(&of("y"), y.clone().inner(), TOLERANCE);
+        let grads = (y * golden.tensor::<3>(&of("g")).autodiff()).sum().backward();
+        golden.assert_tensor(&of("gx"), x.grad(&grads).unwrap(), TOLERANCE);
+        golden.assert_tensor(&of("gw"), weight.grad(&grads).unwrap(), TOLERANCE);
+    }
+    let cases = named(&golden, "pool.", ".gx");
+    assert_eq!(cases.len(), 3);
+    for case in cases {
+        let of = |key: &str| format!("pool.{case}.{key}");
+        let sizes: Vec<usize> = case.split('_').map(|size| size.parse().unwrap()).collect();
+        let window = Window { stride: sizes[3], padding: sizes[4] };
+        let x = golden.tensor::<3>(&of("x")).autodiff().require_grad();
+        let (y, _) = max_pool(x.clone(), [sizes[0], sizes[1]], sizes[2], window);
+        golden.assert_tensor(&of("y"), y.clone().inner(), 0.0);
+        let grads = (y * golden.tensor::<3>(&of("g")).autodiff()).sum().backward();
+        golden.assert_tensor(&of("gx"), x.grad(&grads).unwrap(), TOLERANCE);
+    }
+}
+
+/// Three steps: values, gradients and what runs along. In the last a channel is constant: its rounding is multiplied by
+/// 1/√ε, and its gradient is within a tenth while the running mean is far from it.
+#[test]
+fn batch_normalization_equals_pytorch() {
+    let golden = Golden::open("batch_norm");
+    let norm = BatchNorm::new("norm", 6);
+    let layout = UnitLayout::new("unit", norm.params(), 1);
+    let mut flat = vec![0.0; layout.padded];
+    for slot in &layout.params {
+        let name = slot.spec.name.replace("norm.", "before.");
+        flat[slot.range()].copy_from_slice(&golden.values(&name));
+    }
+    for step in 0..3 {
+        let of = |key: &str| format!("{step}.{key}");
+        let constant = step == 2;
+        let tolerance = if constant { 30.0 * TOLERANCE } else { TOLERANCE };
+        let of_input = if constant { 0.1 } else { TOLERANCE };
+        let leaves = Leaves::new(&layout, &Tensor::from_floats(flat.as_slice(), &Device::flex()), true);
+        let (draws, sets) = (Draws::default(), StatSets::joint(1));
+        let cx = Context { leaves: &leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 };
+        let x = golden.tensor::<3>(&of("x")).autodiff().require_grad();
+        let (passed, sums) = norm.moments(x.clone(), &cx);
+        let y = normalize(passed, norm.affine(Some(sums.clone()), &cx), None, false);
+        golden.assert_tensor(&of("y"), y.clone().inner(), tolerance);
+        let mut grads = (y * golden.tensor::<3>(&of("g")).autodiff()).sum().backward();
+        golden.assert_tensor(&of("gx"), x.grad_remove(&mut grads).unwrap(), of_input);
+        let of_params = to_host(leaves.gradient(&mut grads));
+        for (name, golden_name) in [("norm.weight", "gw"), ("norm.bias", "gb")] {
+            let range = layout.params[layout.position(name).unwrap()].range();
+            assert_near(name, &of_params[range], &golden.values(&of(golden_name)), tolerance);
+        }
+        for (name, values) in norm.observe([sums.inner()], &cx) {
+            let values = to_host(values.inner_or_self());
+            assert_near(&name, &values, &golden.values(&of(&name.replace("norm.", ""))), tolerance);
+            flat[layout.params[layout.position(&name).unwrap()].range()].copy_from_slice(&values);
+        }
+    }
+}
+
+/// One value a channel has no variance: what comes out is finite, there and back.
+#[test]
+fn one_value_a_channel_stays_finite() {
+    let norm = BatchNorm::new("norm", 6);
+    let layout = UnitLayout::new("unit", norm.params(), 1);
+    let flat = Tensor::<1>::ones([layout.padded], &Device::flex());
+    let leaves = Leaves::new(&layout, &flat, true);
+    let (draws, sets) = (Draws::default(), StatSets::joint(1));
+    let cx = Context { leaves: &leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 };
+    let x = Tensor::<3>::full([1, 1, 6], 30.1, &Device::flex()).autodiff().require_grad();
+    let (passed, sums) = norm.moments(x.clone(), &cx);
+    let y = normalize(passed, norm.affine(Some(sums.clone()), &cx), None, false);
+    let grads = y.clone().sum().backward();
+    for values in [y.inner(), x.grad(&grads).unwrap()] {
+        assert!(to_host(values.flatten::<1>(0, 2)).iter().all(|value| value.is_finite()));
+    }
+    for (name, values) in norm.observe([sums.inner()], &cx) {
+        assert!(to_host(values.inner_or_self()).iter().all(|value| value.is_finite()), "{name}");
+    }
+}
+
+/// `n` numbers of 0..1 that depend on name and place alone: SplitMix64 from the FNV-1a hash of the name.
+fn uniform(name: &str, n: usize) -> Vec<f64> {
+    let hash = |seed: u64, byte: u8| (seed ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    let seed = name.bytes().fold(0xcbf2_9ce4_8422_2325, hash);
+    let number = |i: u64| {
+        let z = seed.wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 40) as f64 / f64::from(1u32 << 24)
+    };
+    (1..=n as u64).map(number).collect()
+}
+
+fn images(name: &str, size_px: usize) -> Vec<u8> {
+    let color = uniform(&format!("{name}.colors"), 12);
+    let noise = uniform(&format!("{name}.noise"), 12 * size_px * size_px);
+    let plane = size_px * size_px;
+    noise.iter().enumerate().map(|(i, noise)| (color[i / plane] * 160.0 + noise * 95.0) as u8).collect()
+}
+
+/// The weights that the script gives networks.
+fn filled(unit: &dyn Unit) -> UnitShard {
+    let mut shard = UnitShard::init(unit, 0, Topology::SOLO, &[], &[], &Device::flex());
+    let mut flat = vec![0.0; shard.layout.padded];
+    for slot in &shard.layout.params {
+        let name = shard.layout.full_name(slot);
+        let shape = &slot.spec.shape;
+        let bound = (6.0 / shape[1..].iter().product::<usize>() as f64).sqrt();
+        let value = |number: f64| match &name {
+            _ if shape.len() > 1 => (number * 2.0 - 1.0) * bound,
+            name if name.ends_with("running_var") || name.ends_with("weight") => number + 0.5,
+            _ => number * 0.2 - 0.1,
+        };
+        let values = uniform(&name, slot.spec.numel()).into_iter().map(|number| value(number) as f32);
+        flat[slot.range()].copy_from_slice(&values.collect::<Vec<_>>());
+    }
+    shard.student = Tensor::from_floats(flat.as_slice(), &Device::flex());
+    shard
+}
+
+/// What a network gives, with statistics of the batch or the running ones, and what each unit observes.
+fn through(
+    units: &[Box<dyn Unit>],
+    leaves: &[Leaves<'_>],
+    input: Features,
+    trains: bool,
+) -> (Tensor<2>, Vec<(String, Tensor<1>)>) {
+    let (draws, sets) = (Draws::default(), StatSets::joint(1));
+    let (mut groups, mut observed) = (vec![input], Vec::new());
+    for (unit, leaves) in units.iter().zip(leaves) {
+        let mut given = vec![Vec::new()];
+        for stage in 0..unit.n_stages() {
+            let totals = if trains { &given[stage][..] } else { &[] };
+            let cx = Context { leaves, draws: &draws, totals, sets: &sets, compute: DType::F32 };
+            let output = unit.forward(stage, groups, &cx);
+            groups = output.features;
+            given.push(output.sums);
+        }
+        let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 };
+        let stages: Vec<Vec<Tensor<1>>> = given[1..unit.n_stages()].to_vec();
+        let prefix = |name: String| match unit.name() {
+            name_of_unit if name_of_unit.starts_with('.') => name,
+            name_of_unit => format!("{name_of_unit}.{name}"),
+        };
+        if trains {
+            observed
+                .extend(unit.observe(&stages, &cx).into_iter().map(|(name, values)| (prefix(name), values)));
+        }
+    }
+    (groups.remove(0).x.squeeze_dim::<2>(1), observed)
+}
+
+#[test]
+fn networks_equal_torchvision() {
+    let golden = Golden::open("convnets");
+    let resnet =
+        |depth: usize, more: &str| format!("arch = 'resnet'\nimage_px = 64\ndepth = {depth}\n{more}");
+    let regnet = |size: &str| format!("arch = 'regnet_y'\nimage_px = 64\nsize = {size}");
+    let mut networks = vec![
+        ("tiny", 32, regnet("{ depth = 4, w_0 = 16, w_a = 9.0, w_m = 2.0, group_width = 8 }")),
+        ("resnet18_small", 32, resnet(18, "stem = 'small'")),
+        ("resnet14", 64, resnet(14, "")),
+        ("resnet10", 64, resnet(10, "")),
+        ("regnet_y_400mf", 64, regnet("'400mf'")),
+    ];
+    if std::env::var_os("RUN_SLOW_TESTS").is_some() {
+        networks.extend([18, 34, 50].map(|depth| match depth {
+            18 => ("resnet18", 64, resnet(18, "")),
+            34 => ("resnet34", 64, resnet(34, "")),
+            _ => ("resnet50", 96, resnet(50, "")),
+        }));
+        networks.push(("regnet_y_800mf", 64, regnet("'800mf'")));
+        networks.push(("regnet_y_3_2gf", 64, regnet("'3_2gf'")));
+    }
+    for (name, size_px, recipe) in networks {
+        let model: ModelConfig = toml::from_str(&recipe).unwrap();
+        let units = model.units(Readout::Pooled);
+        let shards: Vec<UnitShard> = units.iter().map(|unit| filled(unit.as_ref())).collect();
+        let input = PixelInput { cell_px: 1, normalization: Normalization::default() };
+        let input = input.features(&[&images(name, size_px)], size_px, &Device::flex());
+        let is_tiny = name == "tiny";
+        let leaves: Vec<_> =
+            shards.iter().map(|shard| Leaves::new(&shard.layout, &shard.student, is_tiny)).collect();
+        let input = if is_tiny { input.map(|x| x.clone().autodiff()) } else { input };
+        let (evaluated, _) = through(&units, &leaves, input.clone(), false);
+        golden.assert_tensor(&format!("{name}.evaluated"), evaluated.inner_or_self(), OF_NETWORK);
+        let (trained, observed) = through(&units, &leaves, input, true);
+        golden.assert_tensor(&format!("{name}.trained"), trained.clone().inner_or_self(), OF_NETWORK);
+        if !is_tiny {
+            continue;
+        }
+        let mut grads = (trained * golden.tensor::<2>("tiny.weights").autodiff()).sum().backward();
+        for (shard, leaves) in shards.iter().zip(&leaves) {
+            let flat = to_host(leaves.gradient(&mut grads));
+            for slot in shard.layout.params.iter().filter(|slot| slot.spec.role != Role::Running) {
+                let name = format!("tiny.grad.{}", shard.layout.full_name(slot));
+                assert_near(&name, &flat[slot.range()], &golden.values(&name), OF_NETWORK);
+            }
+        }
+        for (param, values) in observed {
+            let name = format!("tiny.after.{param}");
+            assert_near(&name, &to_host(values.inner_or_self()), &golden.values(&name), OF_NETWORK);
+        }
+    }
+}
+
+/// The value of a tensor, without its graph if it has one.
+trait InnerOrSelf {
+    fn inner_or_self(self) -> Self;
+}
+
+impl<const D: usize> InnerOrSelf for Tensor<D> {
+    fn inner_or_self(self) -> Self {
+        if self.is_autodiff() { self.inner() } else { self }
+    }
+}
