@@ -90,7 +90,6 @@ def network_makers() -> dict[str, tuple[int, Callable[[], torch.nn.Module]]]:
         "resnet10": (64, lambda: ResNet(BasicBlock, [1, 1, 1, 1])),
         "regnet_y_400mf": (64, models.regnet_y_400mf),
         "regnet_y_800mf": (64, models.regnet_y_800mf),
-        "regnet_y_3_2gf": (64, models.regnet_y_3_2gf),
     }
 
 

@@ -210,7 +210,6 @@ fn networks_equal_torchvision() {
             _ => ("resnet50", 96, resnet(50, "")),
         }));
         networks.push(("regnet_y_800mf", 64, regnet("'800mf'")));
-        networks.push(("regnet_y_3_2gf", 64, regnet("'3_2gf'")));
     }
     for (name, size_px, recipe) in networks {
         let model: ModelConfig = toml::from_str(&recipe).unwrap();
