@@ -4,12 +4,24 @@ use anyhow::{Context, bail};
 use trainer::Recipe;
 
 /// The recipes that ship with the program.
-const BUILT_IN: [(&str, &str); 5] = [
+const BUILT_IN: [(&str, &str); 17] = [
     ("quickstart", include_str!("../recipes/quickstart.toml")),
     ("dino_cifar", include_str!("../recipes/dino_cifar.toml")),
+    ("dino_resnet50", include_str!("../recipes/dino_resnet50.toml")),
     ("dino_vits16", include_str!("../recipes/dino_vits16.toml")),
     ("dino_vits16_boosted", include_str!("../recipes/dino_vits16_boosted.toml")),
     ("dino_vits16_released", include_str!("../recipes/dino_vits16_released.toml")),
+    ("lejepa_cifar", include_str!("../recipes/lejepa_cifar.toml")),
+    ("lejepa_vits16", include_str!("../recipes/lejepa_vits16.toml")),
+    ("seer_regnety_10b", include_str!("../recipes/seer_regnety_10b.toml")),
+    ("seer_regnety_128gf", include_str!("../recipes/seer_regnety_128gf.toml")),
+    ("seer_regnety_256gf", include_str!("../recipes/seer_regnety_256gf.toml")),
+    ("seer_regnety_32gf", include_str!("../recipes/seer_regnety_32gf.toml")),
+    ("seer_regnety_64gf", include_str!("../recipes/seer_regnety_64gf.toml")),
+    ("simclr_cifar", include_str!("../recipes/simclr_cifar.toml")),
+    ("simclr_resnet50", include_str!("../recipes/simclr_resnet50.toml")),
+    ("swav_cifar", include_str!("../recipes/swav_cifar.toml")),
+    ("swav_resnet50", include_str!("../recipes/swav_resnet50.toml")),
 ];
 
 /// The recipe called `name`, or in the file `name`, with `--set` entries applied.

@@ -16,6 +16,7 @@ use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
 use super::cpu::{Link, contiguous, dims, is_flex, owned, slice, slice_mut, tensor};
+use super::relu::rectified;
 
 /// Rows whose sums are kept in f32 before they are added to totals in f64.
 const BLOCK: usize = 64;
@@ -175,13 +176,11 @@ impl Normalize {
     ) -> (FlexTensor, Normalized) {
         let shape: [usize; 3] = dims(&x);
         let [x, guess, mean, scale, shift] = [x, guess, mean, scale, shift].map(|tensor| contiguous(&tensor));
-        let mut y = vec![0.0; shape.iter().product()];
-        affine_rows(slice(&x), [slice(&guess), slice(&mean), slice(&scale), slice(&shift)], &mut y);
-        if let Some(skip) = skip {
-            super::cpu::add(&mut y, slice(&contiguous(&skip)));
-        }
-        if self.rectify {
-            super::relu::rectify(&mut y);
+        let channels = [&guess, &mean, &scale, &shift].map(slice);
+        let mut y = Vec::with_capacity(shape.iter().product());
+        match skip.as_ref().map(contiguous) {
+            Some(skip) => affine_rows_with(slice(&x), slice(&skip), channels, self.rectify, &mut y),
+            None => affine_rows(slice(&x), channels, self.rectify, &mut y),
         }
         let y = tensor(y, shape);
         let rectified = self.rectify.then(|| y.clone());
@@ -192,17 +191,24 @@ impl Normalize {
         let Normalized { x, guess, mean, scale, rectified } = saved;
         let [_, _, c]: [usize; 3] = dims(&x);
         let mut gx = owned(grad);
-        if let Some(y) = rectified {
-            super::relu::mask(slice_mut(&mut gx), slice(&y));
-        }
-        let skip = wants_skip.then(|| super::cpu::like(&gx, slice(&gx).to_vec()));
+        let mut around = Vec::with_capacity(if wants_skip { slice(&x).len() } else { 0 });
+        let channels = [&guess, &mean, &scale].map(slice);
         let mut totals = vec![0.0f64; 2 * c];
-        let x = slice(&x);
-        for (rows, x) in slice_mut(&mut gx).chunks_mut(BLOCK * c).zip(x.chunks(BLOCK * c)) {
+        let (values, y) = (slice(&x), rectified.as_ref().map(slice));
+        // Block by block, so that what one loop reads is near for the next.
+        for (number, rows) in slice_mut(&mut gx).chunks_mut(BLOCK * c).enumerate() {
+            let range = number * BLOCK * c..number * BLOCK * c + rows.len();
+            if let Some(y) = y {
+                super::relu::mask(rows, &y[range.clone()]);
+            }
+            if wants_skip {
+                around.extend_from_slice(rows);
+            }
             let mut sums = vec![0.0; 2 * c];
-            affine_gradients(rows, x, [slice(&guess), slice(&mean), slice(&scale)], &mut sums);
+            affine_gradients(rows, &values[range], channels, &mut sums);
             totals.iter_mut().zip(sums).for_each(|(total, sum)| *total += f64::from(sum));
         }
+        let skip = wants_skip.then(|| super::cpu::like(&gx, around));
         let (of_scale, of_shift) = totals.split_at(c);
         let of_mean =
             of_shift.iter().zip(slice(&scale)).map(|(sum, scale)| (-sum * f64::from(*scale)) as f32);
@@ -260,12 +266,33 @@ fn add_moment_gradients(gx: &mut [f32], x: &[f32], guess: &[f32], gs: &[f32], gq
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn affine_rows(x: &[f32], [guess, mean, scale, shift]: [&[f32]; 4], y: &mut [f32]) {
-    let c = mean.len();
-    for (x, y) in x.chunks_exact(c).zip(y.chunks_exact_mut(c)) {
+fn affine_rows(x: &[f32], [guess, mean, scale, shift]: [&[f32]; 4], rectify: bool, y: &mut Vec<f32>) {
+    for x in x.chunks_exact(mean.len()) {
         let off = x.iter().zip(guess).zip(mean).map(|((x, guess), mean)| x - guess - mean);
-        for (((y, off), scale), shift) in y.iter_mut().zip(off).zip(scale).zip(shift) {
-            *y = off * scale + shift;
+        let affine = off.zip(scale).zip(shift).map(|((off, scale), shift)| off * scale + shift);
+        match rectify {
+            true => y.extend(affine.map(rectified)),
+            false => y.extend(affine),
+        }
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn affine_rows_with(
+    x: &[f32],
+    skip: &[f32],
+    [guess, mean, scale, shift]: [&[f32]; 4],
+    rectify: bool,
+    y: &mut Vec<f32>,
+) {
+    let c = mean.len();
+    for (x, skip) in x.chunks_exact(c).zip(skip.chunks_exact(c)) {
+        let off = x.iter().zip(guess).zip(mean).map(|((x, guess), mean)| x - guess - mean);
+        let affine = off.zip(scale).zip(shift).map(|((off, scale), shift)| off * scale + shift);
+        let sum = affine.zip(skip).map(|(y, skip)| y + skip);
+        match rectify {
+            true => y.extend(sum.map(rectified)),
+            false => y.extend(sum),
         }
     }
 }

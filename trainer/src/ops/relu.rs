@@ -38,11 +38,16 @@ impl Kernel<Flex, 1> for Relu {
     }
 }
 
-/// What is not a number stays.
+/// A number rectified; what is not a number stays.
+#[inline(always)]
+pub(super) fn rectified(value: f32) -> f32 {
+    if value < 0.0 { 0.0 } else { value }
+}
+
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-pub(super) fn rectify(values: &mut [f32]) {
+fn rectify(values: &mut [f32]) {
     for value in values {
-        *value = if *value < 0.0 { 0.0 } else { *value };
+        *value = rectified(*value);
     }
 }
 
