@@ -20,9 +20,10 @@ fn every_preset_has_a_table_to_4096_ranks() {
         assert_eq!(rows.len(), 3 + 3 * 4, "none, grad and full each, and groups beyond a node");
         let parameters = table["parameters"].as_f64().unwrap();
         let followers = table["followers"].as_f64().unwrap();
+        let moments = table["moments"].as_f64().unwrap();
         for row in rows.iter().filter(|row| row["mode"] != "none") {
-            // Student, both moments and followers without the gradient, over the group, plus padding.
-            let expected = 4.0 * (3.0 + followers) * parameters / row["group"].as_f64().unwrap();
+            // Student, moments and followers without the gradient, over the group, plus padding.
+            let expected = 4.0 * (1.0 + moments + followers) * parameters / row["group"].as_f64().unwrap();
             let state = row["state_bytes"].as_f64().unwrap();
             assert!(state >= expected && state < 1.02 * expected + 4e6, "{preset}: {row}");
         }

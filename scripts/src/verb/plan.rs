@@ -26,8 +26,9 @@ pub(crate) struct Args {
     /// A recipe's name or file.
     #[arg(long, default_value = "dino_vits16", conflicts_with = "preset")]
     recipe: String,
-    /// A model of the literature instead: vit-s, vit-b, vit-l, vit-h, vit-g, vit-7b, seer-rg10b.
-    #[arg(long)]
+    /// A model of the literature instead: vit-s, vit-b, vit-l, vit-h, vit-g, vit-7b, resnet50, seer-rg32gf,
+    /// seer-rg64gf, seer-rg128gf, seer-rg256gf, seer-rg10b.
+    #[arg(long, alias = "model")]
     preset: Option<String>,
     /// Numbers of ranks to compare.
     #[arg(long, num_args = 1.., default_values_t = [1, 8, 64])]
@@ -149,7 +150,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.json {
         let head: usize = model.head.iter().map(|unit| unit.numel).sum();
         let line = json!({ "model": model.name, "parameters": model.numel(), "head_parameters": head,
-            "followers": model.n_followers, "rows": lines });
+            "followers": model.n_followers, "moments": model.n_moments, "rows": lines });
         println!("{line}");
     }
     if !any_fits {

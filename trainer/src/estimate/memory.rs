@@ -65,14 +65,15 @@ pub fn memory(model: &ModelCost, spread: &Spread) -> Memory {
     // Gradients by parameter and in one piece; that of the prototypes is a sum of two.
     let prototypes = model.head.last().map_or(0.0, padded);
     let in_head = head_graph + 2.0 * head + prototypes;
-    let live = again.iter().map(|unit| unit.graph * micro_batch).fold(0.0, f64::max);
+    let at_once = |unit: &UnitCost| if unit.staged { images } else { micro_batch };
+    let live = again.iter().map(|unit| unit.graph * at_once(unit)).fold(0.0, f64::max);
     // Every worker has the gradients of its slice, once by parameter and once in one piece.
     let of_unit = 2.0 * spread.workers as f64 * largest(&model.backbone);
     // At first the head's gradients are on their way, at last all shards are there.
     let on_their_way = if spread.world_size > 1 { head + largest(&model.head) } else { head };
     let backwards = live + of_unit + on_their_way.max(shards);
-    // Student, both moments, followers.
-    let copies = 3.0 + model.n_followers as f64;
+    // Student, moments, followers.
+    let copies = 1.0 + (model.n_moments + model.n_followers) as f64;
     let here = if spread.offload { 0.0 } else { 1.0 };
     Memory {
         state_bytes: here * copies * F32 * shards,

@@ -24,6 +24,8 @@ pub struct UnitCost {
     pub input: f64,
     /// Elements that its graph holds.
     pub graph: f64,
+    /// Whether it needs statistics over the batch: all micro-batches of a rank then go through it together.
+    pub staged: bool,
 }
 
 /// A model with its heads.
@@ -37,6 +39,8 @@ pub struct ModelCost {
     pub head: Vec<UnitCost>,
     /// Networks that follow the student.
     pub n_followers: usize,
+    /// Numbers that the optimizer keeps for each parameter.
+    pub n_moments: usize,
     /// Elements of pixels of one image.
     pub pixels: f64,
 }
@@ -59,11 +63,17 @@ impl ModelCost {
 /// [`TrainError::Recipe`] when the method cannot be built.
 pub fn of_plan(plan: &Plan) -> Result<ModelCost, TrainError> {
     let method = plan.method()?;
-    Ok(of_parts(&plan.recipe.name, &plan.recipe.model, method.as_ref()))
+    let n_moments = plan.optimizer().moments().len();
+    Ok(of_parts(&plan.recipe.name, &plan.recipe.model, method.as_ref(), n_moments))
 }
 
-/// The costs of `model` under `method`.
-fn of_parts(name: &str, model: &ModelConfig, method: &dyn Method) -> ModelCost {
+/// The costs of `model` under `method` and an optimizer of `n_moments`.
+pub(super) fn of_parts(
+    name: &str,
+    model: &ModelConfig,
+    method: &dyn Method,
+    n_moments: usize,
+) -> ModelCost {
     let cell_px = model.cell_px();
     let shapes: Vec<GroupShape> = method
         .views()
@@ -92,6 +102,7 @@ fn of_parts(name: &str, model: &ModelConfig, method: &dyn Method) -> ModelCost {
             follower_flops: of_followers.map(|entered| entered.cost.flops).sum(),
             input,
             graph: cost.graph,
+            staged: unit.n_stages() > 1,
         }
     };
     let pixels = |shape: &GroupShape| (shape.n_rows() * shape.width) as f64;
@@ -105,6 +116,7 @@ fn of_parts(name: &str, model: &ModelConfig, method: &dyn Method) -> ModelCost {
         backbone,
         head: heads.iter().flat_map(|head| &head.units).map(|unit| cost(unit.as_ref())).collect(),
         n_followers: followers.len(),
+        n_moments,
         pixels: shapes.iter().map(pixels).sum(),
     }
 }

@@ -1,17 +1,35 @@
-//! Models of the literature by size, whether this program trains them yet or not: their parameters are counted here
-//! until there are units that say.
+//! Models of the literature by size. Those that this program trains are counted from their units; the larger
+//! transformers, whose gated layers and second head have no units yet, are counted here.
 //!
 //! Heads are those of the runs that made the models known: DINO's for ViT-S and B; DINOv2's two for L, H and g; two of
-//! DINOv3 for its 7B (40 blocks of 4096, gated MLP of 8192; Siméoni et al. 2025); SwAV's for SEER's RegNetY-10B (Goyal
-//! et al. 2022: widths 2020, 4040, 11110, 28280; depths 2, 7, 17, 1; groups of 1010).
+//! DINOv3 for its 7B (40 blocks of 4096, gated MLP of 8192; Siméoni et al. 2025); SwAV's for ResNet-50 and for SEER.
 
+use augment::MultiCrop;
+
+use super::model::of_parts;
 use super::{ModelCost, UnitCost};
+use crate::method::{MethodConfig, MethodContext};
+use crate::model::backbone::ModelConfig;
 use crate::model::head::mlp::Mlp;
 use crate::model::head::prototypes::Prototypes;
 use crate::model::unit::{GroupShape, Unit};
+use crate::schedule::RunLength;
 
 /// Names of the presets.
-pub const PRESETS: [&str; 7] = ["vit-s", "vit-b", "vit-l", "vit-h", "vit-g", "vit-7b", "seer-rg10b"];
+pub const PRESETS: [&str; 12] = [
+    "vit-s",
+    "vit-b",
+    "vit-l",
+    "vit-h",
+    "vit-g",
+    "vit-7b",
+    "resnet50",
+    "seer-rg32gf",
+    "seer-rg64gf",
+    "seer-rg128gf",
+    "seer-rg256gf",
+    "seer-rg10b",
+];
 
 /// A transformer's sizes.
 #[derive(Clone, Copy)]
@@ -42,7 +60,7 @@ const N_VIEWS: [usize; 2] = [2, 8];
 /// each, in two views.
 const N_MASKED: usize = 77;
 
-/// The costs of `name`, with the views of DINOv2, or of SwAV for SEER.
+/// The costs of `name`, with the views of its method.
 pub fn preset(name: &str) -> Option<ModelCost> {
     let sizes = |width, depth, heads, hidden, products, patch_px| Transformer {
         width,
@@ -69,13 +87,18 @@ pub fn preset(name: &str) -> Option<ModelCost> {
     let v2 = [dino(2048, 384, 131_072), ibot(2048, 256, 131_072)];
     let v3 = [dino(8192, 512, 262_144), ibot(4096, 384, 98_304)];
     Some(match name {
-        "vit-s" => transformer(name, sizes(384, 12, 6, 1536, 2, 16), &[dino(2048, 256, 65_536)]),
-        "vit-b" => transformer(name, sizes(768, 12, 12, 3072, 2, 16), &[dino(2048, 256, 65_536)]),
+        "vit-s" => vit(name, 384, 6),
+        "vit-b" => vit(name, 768, 12),
         "vit-l" => transformer(name, sizes(1024, 24, 16, 4096, 2, 14), &v2),
         "vit-h" => transformer(name, sizes(1280, 32, 20, 5120, 2, 14), &v2),
         "vit-g" => transformer(name, sizes(1536, 40, 24, 4096, 3, 14), &v2),
         "vit-7b" => transformer(name, sizes(4096, 40, 32, 8192, 3, 16), &v3),
-        "seer-rg10b" => regnet(name),
+        "resnet50" => resnet(name, 50),
+        "seer-rg32gf" => seer(name, "32gf"),
+        "seer-rg64gf" => seer(name, "64gf"),
+        "seer-rg128gf" => seer(name, "128gf"),
+        "seer-rg256gf" => seer(name, "256gf"),
+        "seer-rg10b" => seer(name, "10b"),
         _ => return None,
     })
 }
@@ -101,6 +124,7 @@ fn head(width: usize, sizes: HeadSizes) -> Vec<UnitCost> {
             follower_flops: cost(rows[1]).flops,
             input: 0.0,
             graph: cost(rows[0]).graph,
+            staged: false,
         }
     };
     vec![of_unit(&mlp, width), of_unit(&last, bottleneck)]
@@ -122,6 +146,7 @@ fn transformer(name: &str, sizes: Transformer, heads: &[HeadSizes]) -> ModelCost
         follower_flops: flops[1],
         input,
         graph,
+        staged: false,
     };
     let tokens = sum(&|n| n)[0];
     let patch = 3 * patch_px * patch_px;
@@ -139,60 +164,50 @@ fn transformer(name: &str, sizes: Transformer, heads: &[HeadSizes]) -> ModelCost
         backbone,
         head: heads.iter().flat_map(|sizes| head(width, *sizes)).collect(),
         n_followers: 1,
+        n_moments: 2,
         pixels: (0..2).map(|i| (N_VIEWS[i] * 3 * sides_px[i] * sides_px[i]) as f64).sum(),
     }
 }
 
-/// A convolution's parameters: kernel, channels in and out, groups.
-fn conv(kernel: usize, input: usize, output: usize, groups: usize) -> usize {
-    kernel * kernel * input / groups * output
+/// A model by its units, as recipes write model, method and views.
+fn of_units(name: &str, model: &str, method: &str, views: MultiCrop, n_moments: usize) -> ModelCost {
+    // They are constants of this file, which the tests below build.
+    let model: ModelConfig = toml::from_str(model).expect("a model of this file");
+    let method: MethodConfig = toml::from_str(method).expect("a method of this file");
+    let length = RunLength { n_samples: 1 << 20, batch_size: 1024, total_steps: 1 << 10 };
+    let cx = MethodContext { views, width: model.width(), length, seed: 0 };
+    let method = method.build(&cx).expect("a method of this file");
+    of_parts(name, &model, method.as_ref(), n_moments)
 }
 
-fn regnet(name: &str) -> ModelCost {
-    const WIDTHS: [usize; 4] = [2020, 4040, 11_110, 28_280];
-    const DEPTHS: [usize; 4] = [2, 7, 17, 1];
-    const GROUP_WIDTH: usize = 1010;
-    // SwAV's views: two of 160 px and four of 96 px.
-    let area = |stride: usize| -> f64 {
-        let of = |px: usize| ((px / stride) * (px / stride)) as f64;
-        2.0 * of(160) + 4.0 * of(96)
-    };
-    let unit = |name: String, numel: usize, student_flops: f64, input: f64, graph: f64| UnitCost {
-        name,
-        numel,
-        student_flops,
-        follower_flops: 0.0,
-        input,
-        graph,
-    };
-    let stem = conv(3, 3, 32, 1);
-    let mut backbone = vec![unit("stem".into(), stem + 64, 2.0 * area(2) * stem as f64, 0.0, 64.0 * area(2))];
-    let mut input = 32;
-    for (stage, (width, depth)) in WIDTHS.into_iter().zip(DEPTHS).enumerate() {
-        let all = area(4 << stage);
-        for block in 0..depth {
-            let squeeze = input / 4;
-            let shortcut = if block == 0 { conv(1, input, width, 1) + 2 * width } else { 0 };
-            let convolutions = conv(1, input, width, 1)
-                + conv(3, width, width, width / GROUP_WIDTH)
-                + conv(1, width, width, 1);
-            let excitation = 2 * width * squeeze + width + squeeze;
-            let numel = convolutions + excitation + shortcut + 6 * width;
-            let flops = 2.0 * all * (convolutions + shortcut) as f64;
-            let cells = if block == 0 { 4.0 * all } else { all };
-            let name = format!("stage{}.{block}", stage + 1);
-            backbone.push(unit(name, numel, flops, cells * input as f64, 7.0 * all * width as f64));
-            input = width;
-        }
-    }
-    let sizes = HeadSizes { name: "head", hidden: 8192, bottleneck: 256, prototypes: 16_000, rows: [6, 0] };
-    ModelCost {
-        name: name.into(),
-        backbone,
-        head: head(28_280, sizes),
-        n_followers: 0,
-        pixels: (2 * 3 * 160 * 160 + 4 * 3 * 96 * 96) as f64,
-    }
+/// SwAV's views: two of `global_px` and `n_local` of 96 px.
+fn swav_views(global_px: u32, n_local: usize) -> MultiCrop {
+    MultiCrop::dino(global_px, 96, n_local)
+}
+
+/// SEER's RegNetY under SwAV, with stochastic gradient descent.
+fn seer(name: &str, size: &str) -> ModelCost {
+    let model = format!("arch = 'regnet_y'\nimage_px = 224\nsize = '{size}'");
+    let method = "name = 'swav'\nprototypes = 16000\nhead_hidden = [8192, 8192]\nhead_output = 256\n\
+                  head_batch_norm = false\nfreeze_prototypes = { steps = 0 }\nqueue_start = { steps = 0 }";
+    of_units(name, &model, method, swav_views(160, 4), 1)
+}
+
+/// A ResNet under SwAV.
+fn resnet(name: &str, depth: usize) -> ModelCost {
+    let model = format!("arch = 'resnet'\nimage_px = 224\ndepth = {depth}");
+    let method = "name = 'swav'\nprototypes = 3000\nfreeze_prototypes = { steps = 0 }\nqueue_start = { steps = 0 }";
+    of_units(name, &model, method, swav_views(224, 6), 1)
+}
+
+/// A transformer under DINO with its usual head.
+fn vit(name: &str, width: usize, heads: usize) -> ModelCost {
+    let model = format!(
+        "arch = 'vit'\nimage_px = 224\npatch_px = 16\nwidth = {width}\ndepth = 12\nheads = {heads}"
+    );
+    let method = "name = 'dino'\nprototypes = 65536\nfreeze_last_layer = { steps = 0 }\n\
+                  teacher_temp = [0.04, 0.04]\nteacher_temp_warmup = { steps = 0 }";
+    of_units(name, &model, method, MultiCrop::dino(224, 96, 8), 2)
 }
 
 #[cfg(test)]
@@ -209,8 +224,11 @@ mod tests {
             ("vit-h", 631.0, 98.4),
             ("vit-g", 1135.0, 99.4),
             ("vit-7b", 6716.0, 311.0),
+            ("resnet50", 23.6, 4.8),
+            ("seer-rg32gf", 141.4, 103.8),
+            ("seer-rg256gf", 1_272.0, 158.9),
             // Ten thousand by name; its widths and depths give 9.3.
-            ("seer-rg10b", 9_300.0, 305.0),
+            ("seer-rg10b", 9_324.0, 305.0),
         ] {
             let model = preset(name).unwrap();
             let millions_of = |units: &[UnitCost]| units.iter().map(|u| u.numel).sum::<usize>() as f64 / 1e6;
