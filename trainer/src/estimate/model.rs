@@ -68,12 +68,7 @@ pub fn of_plan(plan: &Plan) -> Result<ModelCost, TrainError> {
 }
 
 /// The costs of `model` under `method` and an optimizer of `n_moments`.
-pub(super) fn of_parts(
-    name: &str,
-    model: &ModelConfig,
-    method: &dyn Method,
-    n_moments: usize,
-) -> ModelCost {
+pub(super) fn of_parts(name: &str, model: &ModelConfig, method: &dyn Method, n_moments: usize) -> ModelCost {
     let cell_px = model.cell_px();
     let shapes: Vec<GroupShape> = method
         .views()

@@ -196,15 +196,15 @@ fn seer(name: &str, size: &str) -> ModelCost {
 /// A ResNet under SwAV.
 fn resnet(name: &str, depth: usize) -> ModelCost {
     let model = format!("arch = 'resnet'\nimage_px = 224\ndepth = {depth}");
-    let method = "name = 'swav'\nprototypes = 3000\nfreeze_prototypes = { steps = 0 }\nqueue_start = { steps = 0 }";
+    let method =
+        "name = 'swav'\nprototypes = 3000\nfreeze_prototypes = { steps = 0 }\nqueue_start = { steps = 0 }";
     of_units(name, &model, method, swav_views(224, 6), 1)
 }
 
 /// A transformer under DINO with its usual head.
 fn vit(name: &str, width: usize, heads: usize) -> ModelCost {
-    let model = format!(
-        "arch = 'vit'\nimage_px = 224\npatch_px = 16\nwidth = {width}\ndepth = 12\nheads = {heads}"
-    );
+    let model =
+        format!("arch = 'vit'\nimage_px = 224\npatch_px = 16\nwidth = {width}\ndepth = 12\nheads = {heads}");
     let method = "name = 'dino'\nprototypes = 65536\nfreeze_last_layer = { steps = 0 }\n\
                   teacher_temp = [0.04, 0.04]\nteacher_temp_warmup = { steps = 0 }";
     of_units(name, &model, method, MultiCrop::dino(224, 96, 8), 2)

@@ -16,7 +16,6 @@ use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
 use super::cpu::{Link, contiguous, dims, is_flex, owned, slice, slice_mut, tensor};
-use super::relu::rectified;
 
 /// Rows whose sums are kept in f32 before they are added to totals in f64.
 const BLOCK: usize = 64;
@@ -177,10 +176,19 @@ impl Normalize {
         let shape: [usize; 3] = dims(&x);
         let [x, guess, mean, scale, shift] = [x, guess, mean, scale, shift].map(|tensor| contiguous(&tensor));
         let channels = [&guess, &mean, &scale, &shift].map(slice);
-        let mut y = Vec::with_capacity(shape.iter().product());
-        match skip.as_ref().map(contiguous) {
-            Some(skip) => affine_rows_with(slice(&x), slice(&skip), channels, self.rectify, &mut y),
-            None => affine_rows(slice(&x), channels, self.rectify, &mut y),
+        let skip = skip.as_ref().map(contiguous);
+        let (values, skip) = (slice(&x), skip.as_ref().map(slice));
+        let mut y = vec![0.0; values.len()];
+        // Block by block, so that what one loop writes is near for the next.
+        for (number, rows) in y.chunks_mut(BLOCK * shape[2]).enumerate() {
+            let range = number * BLOCK * shape[2]..number * BLOCK * shape[2] + rows.len();
+            affine_rows(&values[range.clone()], channels, rows);
+            if let Some(skip) = skip {
+                super::cpu::add(rows, &skip[range]);
+            }
+            if self.rectify {
+                super::relu::rectify(rows);
+            }
         }
         let y = tensor(y, shape);
         let rectified = self.rectify.then(|| y.clone());
@@ -266,33 +274,12 @@ fn add_moment_gradients(gx: &mut [f32], x: &[f32], guess: &[f32], gs: &[f32], gq
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn affine_rows(x: &[f32], [guess, mean, scale, shift]: [&[f32]; 4], rectify: bool, y: &mut Vec<f32>) {
-    for x in x.chunks_exact(mean.len()) {
-        let off = x.iter().zip(guess).zip(mean).map(|((x, guess), mean)| x - guess - mean);
-        let affine = off.zip(scale).zip(shift).map(|((off, scale), shift)| off * scale + shift);
-        match rectify {
-            true => y.extend(affine.map(rectified)),
-            false => y.extend(affine),
-        }
-    }
-}
-
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn affine_rows_with(
-    x: &[f32],
-    skip: &[f32],
-    [guess, mean, scale, shift]: [&[f32]; 4],
-    rectify: bool,
-    y: &mut Vec<f32>,
-) {
+fn affine_rows(x: &[f32], [guess, mean, scale, shift]: [&[f32]; 4], y: &mut [f32]) {
     let c = mean.len();
-    for (x, skip) in x.chunks_exact(c).zip(skip.chunks_exact(c)) {
-        let off = x.iter().zip(guess).zip(mean).map(|((x, guess), mean)| x - guess - mean);
-        let affine = off.zip(scale).zip(shift).map(|((off, scale), shift)| off * scale + shift);
-        let sum = affine.zip(skip).map(|(y, skip)| y + skip);
-        match rectify {
-            true => y.extend(sum.map(rectified)),
-            false => y.extend(sum),
+    for (x, y) in x.chunks_exact(c).zip(y.chunks_exact_mut(c)) {
+        let channels = guess.iter().zip(mean).zip(scale).zip(shift);
+        for ((y, x), (((guess, mean), scale), shift)) in y.iter_mut().zip(x).zip(channels) {
+            *y = (x - guess - mean) * scale + shift;
         }
     }
 }

@@ -38,16 +38,11 @@ impl Kernel<Flex, 1> for Relu {
     }
 }
 
-/// A number rectified; what is not a number stays.
-#[inline(always)]
-pub(super) fn rectified(value: f32) -> f32 {
-    if value < 0.0 { 0.0 } else { value }
-}
-
+/// What is not a number stays.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn rectify(values: &mut [f32]) {
+pub(super) fn rectify(values: &mut [f32]) {
     for value in values {
-        *value = rectified(*value);
+        *value = if *value < 0.0 { 0.0 } else { *value };
     }
 }
 

@@ -10,7 +10,9 @@
 
 use std::ops::Range;
 
+use super::channels::{Channels, by_tap, packed, turned};
 use super::geometry::Geometry;
+use super::grouped;
 use crate::ops::gemm::{Mat, gemm};
 
 /// Elements of a block of windows, which lie in a core's cache.
@@ -19,79 +21,11 @@ const BLOCK: usize = 1 << 18;
 /// Windows of a block at least: the weights are packed anew for every block.
 const LEAST_WINDOWS: usize = 256;
 
-/// Channels of a convolution.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Channels {
-    /// That come.
-    pub input: usize,
-    /// That go.
-    pub output: usize,
-    /// Groups of both.
-    pub groups: usize,
-}
-
-impl Channels {
-    fn turned(self) -> Self {
-        Self { input: self.output, output: self.input, ..self }
-    }
-
-    /// Of a group: that come, and that go.
-    fn each(self) -> [usize; 2] {
-        [self.input / self.groups, self.output / self.groups]
-    }
-}
-
-/// `[O, C/G, T]` into `[G, T·C/G, O/G]`.
-pub(super) fn packed(weight: &[f32], channels: Channels, n_taps: usize) -> Vec<f32> {
-    let [c, o] = channels.each();
-    let mut packed = vec![0.0; weight.len()];
-    for (group, packed) in packed.chunks_exact_mut((n_taps * c * o).max(1)).enumerate() {
-        for (out, of_out) in weight[group * o * c * n_taps..].chunks_exact(c * n_taps).take(o).enumerate() {
-            for (input, taps) in of_out.chunks_exact(n_taps).enumerate() {
-                for (tap, value) in taps.iter().enumerate() {
-                    packed[(tap * c + input) * o + out] = *value;
-                }
-            }
-        }
-    }
-    packed
-}
-
-/// `[G, T·C/G, O/G]` into `[O, C/G, T]`.
-pub(super) fn unpacked(packed: &[f32], channels: Channels, n_taps: usize) -> Vec<f32> {
-    let [c, o] = channels.each();
-    let mut weight = vec![0.0; packed.len()];
-    for (group, packed) in packed.chunks_exact((n_taps * c * o).max(1)).enumerate() {
-        let of_group = weight[group * o * c * n_taps..].chunks_exact_mut(c * n_taps).take(o);
-        for (out, of_out) in of_group.enumerate() {
-            for (input, taps) in of_out.chunks_exact_mut(n_taps).enumerate() {
-                for (tap, value) in taps.iter_mut().enumerate() {
-                    *value = packed[(tap * c + input) * o + out];
-                }
-            }
-        }
-    }
-    weight
-}
-
-/// `[O, C/G, T]` into `[G, T·O/G, C/G]` with the taps in reverse: what a gradient of the output is convolved with.
-fn turned(weight: &[f32], channels: Channels, n_taps: usize) -> Vec<f32> {
-    let [c, o] = channels.each();
-    let mut turned = vec![0.0; weight.len()];
-    for (group, turned) in turned.chunks_exact_mut((n_taps * c * o).max(1)).enumerate() {
-        for (out, of_out) in weight[group * o * c * n_taps..].chunks_exact(c * n_taps).take(o).enumerate() {
-            for (input, taps) in of_out.chunks_exact(n_taps).enumerate() {
-                for (tap, value) in taps.iter().rev().enumerate() {
-                    turned[(tap * o + out) * c + input] = *value;
-                }
-            }
-        }
-    }
-    turned
-}
-
 /// The convolution of `x` with `packed` weights, `[M, O]`.
 pub(super) fn forward(x: &[f32], packed: &[f32], channels: Channels, geometry: &Geometry) -> Vec<f32> {
+    if grouped::suits(channels) {
+        return grouped::forward(x, packed, channels, geometry);
+    }
     let [c, o] = channels.each();
     let k = geometry.n_taps() * c;
     let mut y = vec![0.0; geometry.n_windows() * channels.output];
@@ -106,6 +40,9 @@ pub(super) fn forward(x: &[f32], packed: &[f32], channels: Channels, geometry: &
 
 /// The gradient of packed weights, `[G, T·C/G, O/G]`, given that of the output, `[M, O]`.
 pub(super) fn weight_gradient(x: &[f32], grad: &[f32], channels: Channels, geometry: &Geometry) -> Vec<f32> {
+    if grouped::suits(channels) {
+        return grouped::weight_gradient(x, grad, channels, geometry);
+    }
     let [c, o] = channels.each();
     let k = geometry.n_taps() * c;
     let mut gw = vec![0.0; k * channels.output];
@@ -126,6 +63,10 @@ pub(super) fn input_gradient(
     channels: Channels,
     geometry: &Geometry,
 ) -> Vec<f32> {
+    if geometry.stride > 1 && grouped::suits(channels) {
+        let weights = by_tap(weight, channels, geometry.n_taps());
+        return grouped::input_gradient(grad, &weights, channels, geometry);
+    }
     if geometry.stride == 1 && (0..2).all(|axis| geometry.padding[axis] < geometry.kernel[axis]) {
         let turned = turned(weight, channels, geometry.n_taps());
         return forward(grad, &turned, channels.turned(), &geometry.turned());

@@ -9,8 +9,10 @@
 //! x `[B, H·W, C]`, w `[O, C/G, kh, kw]` as PyTorch stores it, y `[B, H'·W', O]` with
 //! `H' = ⌊(H + 2p - kh) / s⌋ + 1`; x is zero outside its grid.
 
+mod channels;
 mod cpu;
 mod geometry;
+mod grouped;
 mod pool;
 
 pub(crate) use pool::max_pool;
@@ -20,7 +22,7 @@ use burn_tensor::Tensor;
 use burn_tensor::module::conv2d;
 use burn_tensor::ops::ConvOptions;
 
-use self::cpu::Channels;
+use self::channels::{Channels, packed, unpacked};
 use self::geometry::Geometry;
 use super::bridge::{Kernel, run};
 use super::cpu::{contiguous, dims, is_flex, slice, tensor};
@@ -86,7 +88,7 @@ impl Kernel<Flex, 2> for Conv {
     fn forward(&self, [x, weight]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
         let (x, weight) = (contiguous(&x), contiguous(&weight));
         let channels = self.channels(&x, &weight);
-        let packed = cpu::packed(slice(&weight), channels, self.geometry.n_taps());
+        let packed = packed(slice(&weight), channels, self.geometry.n_taps());
         let y = cpu::forward(slice(&x), &packed, channels, &self.geometry);
         let [rows, columns] = self.geometry.output;
         (tensor(y, [self.geometry.n_images, rows * columns, channels.output]), (x, weight))
@@ -105,7 +107,7 @@ impl Kernel<Flex, 2> for Conv {
         });
         let gw = wanted[1].then(|| {
             let gw = cpu::weight_gradient(slice(&x), slice(&grad), channels, &self.geometry);
-            tensor(cpu::unpacked(&gw, channels, self.geometry.n_taps()), dims::<4>(&weight))
+            tensor(unpacked(&gw, channels, self.geometry.n_taps()), dims::<4>(&weight))
         });
         [gx, gw]
     }
@@ -117,11 +119,16 @@ mod tests {
     use crate::ops::twin::{assert_close, devices, leaves};
 
     /// Images, grid, channels in and out, groups, kernel, stride, padding.
-    const CASES: [(usize, [usize; 2], [usize; 2], usize, [usize; 2], usize, usize); 9] = [
+    type Case = (usize, [usize; 2], [usize; 2], usize, [usize; 2], usize, usize);
+
+    const CASES: [Case; 12] = [
         (2, [5, 7], [6, 10], 1, [3, 3], 1, 1),
         (2, [5, 7], [6, 10], 2, [3, 3], 1, 1),
         (3, [7, 6], [4, 8], 1, [3, 3], 2, 1),
         (2, [9, 5], [6, 6], 6, [3, 3], 2, 1),
+        (2, [9, 21], [16, 16], 2, [3, 3], 1, 1),
+        (2, [9, 21], [32, 48], 2, [3, 3], 2, 1),
+        (1, [1, 2], [16, 32], 2, [3, 3], 2, 1),
         (2, [1, 1], [5, 3], 1, [3, 3], 1, 1),
         (2, [1, 1], [5, 3], 1, [1, 1], 2, 0),
         (2, [6, 5], [5, 9], 1, [1, 1], 1, 0),

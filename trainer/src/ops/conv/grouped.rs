@@ -1,0 +1,275 @@
+//! Convolution of narrow groups of channels on the CPU. Matrix products as narrow as these leave most of a vector unit
+//! idle; here a block of windows stays in registers while taps and channels go by.
+//!
+//! ```text
+//! y[i, o]  = Σ_t,c x[i, t, c] · W[t, c, o]        windows i in blocks, o in lanes
+//! gx[i, t, c] += Σ_o g[i, o] · W[t, o, c]         c in lanes
+//! gW[t, c, o] = Σ_i x[i, t, c] · g[i, o]          c in rows, o in lanes
+//! ```
+//!
+//! Each group is copied into a plane with its padding, so that no window needs a test. No fused multiply-add.
+
+use multiversion::multiversion;
+
+use super::channels::Channels;
+use super::geometry::Geometry;
+
+/// Channels of a vector.
+const LANES: usize = 8;
+
+/// Whether this is the way for groups of so many channels.
+pub(super) fn suits(channels: Channels) -> bool {
+    let [c, o] = channels.each();
+    channels.groups > 1 && c.is_multiple_of(LANES) && o.is_multiple_of(LANES) && c.max(o) <= 32
+}
+
+/// A group's channels of one image with what pads them, `[rows, columns, C]`.
+struct Plane {
+    rows: usize,
+    columns: usize,
+    values: Vec<f32>,
+}
+
+impl Plane {
+    fn new(geometry: &Geometry, width: usize) -> Self {
+        let [rows, columns] = [0, 1].map(|axis| geometry.input[axis] + 2 * geometry.padding[axis]);
+        Self { rows, columns, values: vec![0.0; rows * columns * width] }
+    }
+
+    /// Calls `f` for every cell of the image with its place in the plane and in the image's channels.
+    fn each_cell(
+        columns: usize,
+        geometry: &Geometry,
+        [width, all]: [usize; 2],
+        mut f: impl FnMut(usize, usize),
+    ) {
+        let [top, left] = geometry.padding;
+        for y in 0..geometry.input[0] {
+            for x in 0..geometry.input[1] {
+                f(((y + top) * columns + x + left) * width, (y * geometry.input[1] + x) * all);
+            }
+        }
+    }
+
+    /// Takes a group's channels of an image.
+    fn fill(&mut self, image: &[f32], geometry: &Geometry, width: usize, channels: usize, first: usize) {
+        let values = &mut self.values;
+        Self::each_cell(self.columns, geometry, [width, channels], |to, from| {
+            values[to..to + width].copy_from_slice(&image[from + first..from + first + width]);
+        });
+    }
+}
+
+/// Where taps and windows lie in a plane.
+#[derive(Clone, Copy)]
+struct Steps {
+    /// Elements between windows of a row.
+    window: usize,
+    /// Elements between rows of the plane.
+    row: usize,
+    /// Channels of the plane.
+    width: usize,
+    /// Rows and columns of the kernel.
+    kernel: [usize; 2],
+}
+
+/// The convolution of `x` with `packed` weights of `[G, T·C, O]`, `[M, G·O]`.
+pub(super) fn forward(x: &[f32], packed: &[f32], channels: Channels, geometry: &Geometry) -> Vec<f32> {
+    let [c, o] = channels.each();
+    let mut y = vec![0.0; geometry.n_windows() * channels.output];
+    let (n_in, n_out) = (x.len() / geometry.n_images, y.len() / geometry.n_images);
+    let mut plane = Plane::new(geometry, c);
+    let steps = steps(geometry, &plane, c);
+    for group in 0..channels.groups {
+        let weights = &packed[group * geometry.n_taps() * c * o..(group + 1) * geometry.n_taps() * c * o];
+        for (image, y) in x.chunks_exact(n_in).zip(y.chunks_exact_mut(n_out)) {
+            plane.fill(image, geometry, c, channels.input, group * c);
+            for (row, y) in y.chunks_exact_mut(geometry.output[1] * channels.output).enumerate() {
+                let start = &plane.values[row * geometry.stride * steps.row..];
+                windows_of_row(start, weights, steps, [o, channels.output, group * o], y);
+            }
+        }
+    }
+    y
+}
+
+/// The gradient of the input, `[N, G·C]`, given that of the output and weights `[G, T·O, C]`.
+pub(super) fn input_gradient(
+    grad: &[f32],
+    weights: &[f32],
+    channels: Channels,
+    geometry: &Geometry,
+) -> Vec<f32> {
+    let [c, o] = channels.each();
+    let mut gx = vec![0.0; geometry.n_cells() * channels.input];
+    let (n_in, n_out) = (gx.len() / geometry.n_images, grad.len() / geometry.n_images);
+    let mut plane = Plane::new(geometry, c);
+    let steps = steps(geometry, &plane, c);
+    for group in 0..channels.groups {
+        let weights = &weights[group * geometry.n_taps() * c * o..(group + 1) * geometry.n_taps() * c * o];
+        for (grad, gx) in grad.chunks_exact(n_out).zip(gx.chunks_exact_mut(n_in)) {
+            plane.values.fill(0.0);
+            for (row, grad) in grad.chunks_exact(geometry.output[1] * channels.output).enumerate() {
+                let start = &mut plane.values[row * geometry.stride * steps.row..];
+                spread_row(start, weights, steps, [o, channels.output, group * o], grad);
+            }
+            let (values, first) = (&plane.values, group * c);
+            Plane::each_cell(plane.columns, geometry, [c, channels.input], |from, to| {
+                gx[to + first..to + first + c].copy_from_slice(&values[from..from + c]);
+            });
+        }
+    }
+    gx
+}
+
+/// The gradient of packed weights, `[G, T·C, O]`, given that of the output.
+pub(super) fn weight_gradient(x: &[f32], grad: &[f32], channels: Channels, geometry: &Geometry) -> Vec<f32> {
+    let [c, o] = channels.each();
+    let mut gw = vec![0.0; channels.groups * geometry.n_taps() * c * o];
+    let (n_in, n_out) = (x.len() / geometry.n_images, grad.len() / geometry.n_images);
+    let mut plane = Plane::new(geometry, c);
+    let steps = steps(geometry, &plane, c);
+    for (group, gw) in gw.chunks_exact_mut(geometry.n_taps() * c * o).enumerate() {
+        for (image, grad) in x.chunks_exact(n_in).zip(grad.chunks_exact(n_out)) {
+            plane.fill(image, geometry, c, channels.input, group * c);
+            for (row, grad) in grad.chunks_exact(geometry.output[1] * channels.output).enumerate() {
+                let start = &plane.values[row * geometry.stride * steps.row..];
+                add_outer_products(start, grad, steps, [o, channels.output, group * o], gw);
+            }
+        }
+    }
+    gw
+}
+
+fn steps(geometry: &Geometry, plane: &Plane, width: usize) -> Steps {
+    debug_assert!(plane.rows >= geometry.kernel[0]);
+    Steps { window: geometry.stride * width, row: plane.columns * width, width, kernel: geometry.kernel }
+}
+
+/// All windows of one row of the output: channels `first..first + o` of every `all`.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn windows_of_row(x: &[f32], weights: &[f32], steps: Steps, channels: [usize; 3], y: &mut [f32]) {
+    let [o, ..] = channels;
+    let wide = o / (2 * LANES) * (2 * LANES);
+    for lane in (0..wide).step_by(2 * LANES) {
+        lanes_of_row::<{ 2 * LANES }, 6>(x, weights, steps, channels, lane, y);
+    }
+    if wide < o {
+        lanes_of_row::<LANES, 8>(x, weights, steps, channels, wide, y);
+    }
+}
+
+/// `L` channels of one row of the output, from `lane` on, `N` windows at a time.
+#[inline(always)]
+fn lanes_of_row<const L: usize, const N: usize>(
+    x: &[f32],
+    weights: &[f32],
+    steps: Steps,
+    [o, all, first]: [usize; 3],
+    lane: usize,
+    y: &mut [f32],
+) {
+    let n = y.len() / all;
+    let weights = &weights[lane..];
+    let mut put = |window: usize, sums: &[f32; L]| {
+        let to = window * all + first + lane;
+        y[to..to + L].copy_from_slice(sums);
+    };
+    if n < N {
+        for window in 0..n {
+            let [sums] = block::<L, 1>(&x[window * steps.window..], weights, steps, o);
+            put(window, &sums);
+        }
+        return;
+    }
+    for start in (0..n).step_by(N) {
+        // The last block takes windows of the one before it again.
+        let start = start.min(n - N);
+        let sums = block::<L, N>(&x[start * steps.window..], weights, steps, o);
+        sums.iter().enumerate().for_each(|(i, sums)| put(start + i, sums));
+    }
+}
+
+/// The sums of `N` windows that follow one another.
+#[inline(always)]
+fn block<const L: usize, const N: usize>(
+    x: &[f32],
+    weights: &[f32],
+    steps: Steps,
+    o: usize,
+) -> [[f32; L]; N] {
+    let [kh, kw] = steps.kernel;
+    let mut totals = [[0.0f32; L]; N];
+    // A row of the kernel is one run of a plane's row.
+    let len = kw * steps.width;
+    for ky in 0..kh {
+        let runs: [&[f32]; N] = std::array::from_fn(|i| &x[ky * steps.row + i * steps.window..][..len]);
+        let weights = &weights[ky * len * o..];
+        for k in 0..len {
+            let weights = &weights[k * o..][..L];
+            for i in 0..N {
+                let value = runs[i][k];
+                for l in 0..L {
+                    totals[i][l] += value * weights[l];
+                }
+            }
+        }
+    }
+    totals
+}
+
+/// Adds to the plane what the gradients of one row of the output spread over their windows.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn spread_row(plane: &mut [f32], weights: &[f32], steps: Steps, [o, all, first]: [usize; 3], grad: &[f32]) {
+    let [kh, kw] = steps.kernel;
+    for (window, grad) in grad.chunks_exact(all).enumerate() {
+        let grad = &grad[first..first + o];
+        for ky in 0..kh {
+            let start = ky * steps.row + window * steps.window;
+            let run = &mut plane[start..start + kw * steps.width];
+            for (kx, cell) in run.chunks_exact_mut(steps.width).enumerate() {
+                let weights = &weights[(ky * kw + kx) * o * steps.width..][..o * steps.width];
+                for (lanes, cell) in cell.chunks_exact_mut(LANES).enumerate() {
+                    let mut sum = [0.0f32; LANES];
+                    for (g, weights) in grad.iter().zip(weights.chunks_exact(steps.width)) {
+                        let weights = &weights[lanes * LANES..][..LANES];
+                        for l in 0..LANES {
+                            sum[l] += g * weights[l];
+                        }
+                    }
+                    cell.iter_mut().zip(sum).for_each(|(cell, sum)| *cell += sum);
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of windows with the gradients of one row of the output.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn add_outer_products(x: &[f32], grad: &[f32], steps: Steps, [o, all, first]: [usize; 3], gw: &mut [f32]) {
+    let [kh, kw] = steps.kernel;
+    let n = grad.len() / all;
+    for ky in 0..kh {
+        let len = kw * steps.width;
+        let rows = &mut gw[ky * len * o..(ky + 1) * len * o];
+        for (block, rows) in rows.chunks_exact_mut(LANES * o).enumerate() {
+            for lanes in (0..o).step_by(LANES) {
+                let mut totals = [[0.0f32; LANES]; LANES];
+                for window in 0..n {
+                    let from = ky * steps.row + window * steps.window + block * LANES;
+                    let values: &[f32; LANES] = x[from..from + LANES].try_into().expect("lanes");
+                    let from = window * all + first + lanes;
+                    let grads: &[f32; LANES] = grad[from..from + LANES].try_into().expect("lanes");
+                    for i in 0..LANES {
+                        for l in 0..LANES {
+                            totals[i][l] += values[i] * grads[l];
+                        }
+                    }
+                }
+                for (row, totals) in rows.chunks_exact_mut(o).zip(&totals) {
+                    row[lanes..lanes + LANES].iter_mut().zip(totals).for_each(|(gw, total)| *gw += total);
+                }
+            }
+        }
+    }
+}
