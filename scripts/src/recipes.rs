@@ -51,3 +51,21 @@ pub(crate) fn load_for_bench(
     }
     Ok(recipe)
 }
+
+#[cfg(test)]
+mod tests {
+    use trainer::Plan;
+
+    use super::*;
+
+    /// Each carries its file's name and can be run.
+    #[test]
+    fn every_recipe_resolves() {
+        for (name, _) in BUILT_IN {
+            let recipe = load(name, &[]).unwrap();
+            assert_eq!(recipe.name, name);
+            let plan = Plan::resolve(recipe, 1 << 20).unwrap();
+            plan.method().unwrap();
+        }
+    }
+}

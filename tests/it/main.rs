@@ -24,6 +24,8 @@ mod gradients;
 mod graph;
 /// The scripts that start ranks without a launcher.
 mod launchers;
+/// Methods and backbones from shards to an exported backbone.
+mod methods;
 /// Runs over processes, started by mpirun, and what becomes of them when one dies.
 #[cfg(feature = "mpi")]
 mod mpi;

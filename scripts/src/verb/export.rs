@@ -15,14 +15,14 @@ pub(crate) struct Args {
     /// The file to write.
     #[arg(long)]
     out: PathBuf,
-    /// Export the student instead of the teacher.
+    /// Export the student where there is a teacher.
     #[arg(long)]
     student: bool,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let which = if args.student { "student" } else { "teacher" };
-    Network::open(&args.checkpoint, which, 1, &Opened::cpu().device)?.export(&args.out)?;
+    let (network, which) = Network::open(&args.checkpoint, args.student, 1, &Opened::cpu().device)?;
+    network.export(&args.out)?;
     println!("{which} written to {}", args.out.display());
     Ok(ExitCode::SUCCESS)
 }

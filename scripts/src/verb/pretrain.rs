@@ -26,7 +26,7 @@ use crate::recipes;
 /// Flags of `pretrain`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A recipe's name (quickstart, dino_cifar, dino_vits16, dino_vits16_boosted, dino_vits16_released) or file.
+    /// A recipe's name, such as dino_vits16, swav_resnet50 or simclr_cifar, or a file; an unknown name lists them all.
     #[arg(long)]
     recipe: String,
     /// Folder for plan, metrics and checkpoints. A run that exists there is resumed.

@@ -27,7 +27,7 @@ pub(crate) struct Args {
     /// Labelled shards to report on.
     #[arg(long, num_args = 1.., required = true)]
     test: Vec<String>,
-    /// Score the student instead of the teacher.
+    /// Score the student where there is a teacher.
     #[arg(long)]
     student: bool,
     /// Score a randomly initialised network and raw pixels too.
@@ -47,9 +47,8 @@ pub(crate) struct Args {
 pub(crate) type Table = Vec<(&'static str, ProbeScores)>;
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
-    let which = if args.student { "student" } else { "teacher" };
     let device = args.device.open()?.device;
-    let network = Network::open(&args.checkpoint, which, 0, &device)?;
+    let (network, which) = Network::open(&args.checkpoint, args.student, 0, &device)?;
     let size_px = args.image_px.unwrap_or(network.model.image_px());
     let plan = run_of(args).map(|run| run.plan);
     let rules = plan.map_or_else(DecodeRules::default, |plan| plan.recipe.data.rules());
@@ -63,7 +62,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     if table[0].1.n_bad > 0 {
         println!("{} labelled images could not be decoded and do not count", table[0].1.n_bad);
     }
-    if let Err(error) = record(args, which, &table[0].1) {
+    if let Err(error) = record(args, &table[0].1) {
         eprintln!("warning: the scores are not written into the run: {error:#}");
     }
     if args.json {
@@ -85,12 +84,12 @@ fn run_of(args: &Args) -> Option<Manifest> {
 
 /// Adds the scores to the run's TensorBoard and metrics, where the checkpoint belongs to a run: in
 /// the row of the step that the checkpoint follows, as a probe within the run would.
-fn record(args: &Args, which: &str, scores: &ProbeScores) -> anyhow::Result<()> {
+fn record(args: &Args, scores: &ProbeScores) -> anyhow::Result<()> {
     let Some(workdir) = args.checkpoint.ancestors().find(|folder| folder.join("plan.toml").exists()) else {
         return Ok(());
     };
     let Some(run) = run_of(args) else { return Ok(()) };
-    let prefix = if which == "student" { "probe_student" } else { "probe" };
+    let prefix = if args.student { "probe_student" } else { "probe" };
     let mut row: Vec<(String, f64)> =
         scores.knn.0.iter().map(|(k, accuracy)| (format!("{prefix}/knn_{k}"), *accuracy)).collect();
     row.extend(scores.linear.iter().map(|linear| (format!("{prefix}/linear"), linear.accuracy)));

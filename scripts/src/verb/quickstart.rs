@@ -94,10 +94,10 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     }
 
     let device = args.compute.device.open(0)?.device;
-    eprintln!("probing the teacher, a random network and raw pixels");
-    let network = Network::open(&args.workdir, "teacher", 0, &device)?;
+    eprintln!("probing the network, a random network and raw pixels");
+    let (network, which) = Network::open(&args.workdir, false, 0, &device)?;
     let split = Split::open(train, test, size_px, rules)?;
-    let mut table: Table = vec![("teacher", split.score(&network)?)];
+    let mut table: Table = vec![(which, split.score(&network)?)];
     table.extend(baselines(&network, &split, &device)?);
     draw(args, &split, &network)?;
     print_table(&table);

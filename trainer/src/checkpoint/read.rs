@@ -18,7 +18,7 @@ use crate::comm::communicator::Comm;
 use crate::comm::engine::Reduction;
 use crate::error::TrainError;
 use crate::model::layout::ALIGNMENT;
-use crate::step::TrainState;
+use crate::step::{STUDENT, TrainState};
 
 /// A checkpoint on disk.
 pub struct Checkpoint {
@@ -189,6 +189,16 @@ impl Checkpoint {
         state.skipped_batches = self.manifest.skipped_batches;
         state.bad_steps = self.manifest.bad_steps;
         Ok(())
+    }
+
+    /// Name of the buffer that evaluation looks at: the first follower's, such as a teacher's, or the student's where
+    /// the method has none or `wants_student`.
+    ///
+    /// # Errors
+    /// [`TrainError::Recipe`] when the plan's method cannot be built.
+    pub fn evaluated(&self, wants_student: bool) -> Result<&'static str, TrainError> {
+        let followers = self.manifest.plan.method()?.followers();
+        Ok(followers.first().filter(|_| !wants_student).map_or(STUDENT, |follower| follower.name))
     }
 
     /// The buffer `which` (`teacher` or `student`) of unit `unit`, whole.

@@ -53,6 +53,12 @@ impl FlightRecorder {
         }
     }
 
+    /// All that are remembered, the oldest first.
+    #[cfg(test)]
+    pub(crate) fn entries(&self) -> Vec<Entry> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+
     /// The newest entry.
     pub fn newest(&self) -> Option<Entry> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner).back().cloned()

@@ -13,6 +13,7 @@ use crate::checkpoint::{Saver, resume};
 use crate::comm::communicator::{Comm, CommConfig};
 use crate::comm::engine::{Engine, Local, LocalGroup, Reduction};
 use crate::device::host::to_host;
+use crate::model::backbone::Readout;
 use crate::recipe::plan::Room;
 use crate::step::Trainer;
 
@@ -91,6 +92,37 @@ fn ranks_and_kept_graphs_give_the_same_bits() {
         }
         assert!(train(recomputed, 1, 3) == one, "recomputed: {}", pair(plan));
         assert!(train(recomputed, 2, 3) == one, "recomputed on 2 ranks: {}", pair(plan));
+    }
+}
+
+/// Statistics never wait behind a gather: between the gather of a unit, which it waits for before it begins, and its last
+/// statistics there is no other.
+#[test]
+fn statistics_wait_for_no_gather() {
+    for plan in plans(&["run.keep=0"]) {
+        let backbone = plan.recipe.model.units(Readout::Pooled);
+        let is_unit = |name: &str| backbone.iter().any(|unit| unit.name() == name);
+        let is_staged = |name: &str| backbone.iter().any(|unit| unit.name() == name && unit.n_stages() > 1);
+        let entries = on_ranks(&plan, 2, |plan, mut trainer| {
+            take(plan, &mut trainer, 1);
+            trainer.comm.recorder().entries()
+        });
+        for entries in entries {
+            let mut gathered = None;
+            let mut n_statistics = 0;
+            for entry in entries {
+                match entry.collective {
+                    "gather" if is_unit(&entry.unit) => gathered = Some(entry.unit),
+                    "sum" if is_staged(&entry.unit) => {
+                        assert_eq!(gathered, Some(entry.unit), "{}", pair(&plan));
+                        n_statistics += 1;
+                    }
+                    _ => {}
+                }
+            }
+            let expected = backbone.iter().any(|unit| unit.n_stages() > 1);
+            assert_eq!(n_statistics > 0, expected, "{}", pair(&plan));
+        }
     }
 }
 

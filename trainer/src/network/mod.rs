@@ -29,6 +29,9 @@ const MODEL_KEY: &str = "ocelli.model";
 /// Key of the normalization of colors in an exported file.
 const NORMALIZATION_KEY: &str = "ocelli.normalization";
 
+/// What a network from an exported file is called.
+const EXPORTED: &str = "exported";
+
 /// A backbone with its weights.
 pub struct Network {
     /// What it is.
@@ -91,24 +94,32 @@ impl Network {
         })
     }
 
-    /// The student or a follower (`which`: `student`, `teacher`) of a checkpoint folder, or the network of an exported
-    /// safetensors file.
+    /// The network of a checkpoint folder that evaluation looks at, or its student if `wants_student`; or the network of
+    /// an exported safetensors file. Evaluation looks at the first follower, such as a teacher, and at the student
+    /// where the method has none. The name says which it is.
     ///
     /// # Errors
     /// [`TrainError::CheckpointRead`].
-    pub fn open(path: &Path, which: &str, n_workers: usize, device: &Device) -> Result<Self, TrainError> {
+    pub fn open(
+        path: &Path,
+        wants_student: bool,
+        n_workers: usize,
+        device: &Device,
+    ) -> Result<(Self, &'static str), TrainError> {
         if path.is_file() && path.file_name().is_none_or(|name| name != "latest") {
-            if which != "teacher" {
-                let reason = format!("an exported file holds one network; it cannot give the {which}");
+            if wants_student {
+                let reason = "an exported file holds one network; it cannot give the student".into();
                 return Err(TrainError::CheckpointRead { path: path.to_path_buf(), reason });
             }
-            return Self::open_export(path, n_workers, device);
+            return Ok((Self::open_export(path, n_workers, device)?, EXPORTED));
         }
         let checkpoint = Checkpoint::open(path)?;
-        let recipe = &checkpoint.manifest.plan.recipe;
+        let plan = &checkpoint.manifest.plan;
+        let which = checkpoint.evaluated(wants_student)?;
+        let recipe = &plan.recipe;
         let normalization = recipe.data.normalization;
         let flat = |layout: &UnitLayout| checkpoint.buffer(which, &layout.name);
-        Self::new(&recipe.model, normalization, n_workers, device, flat)
+        Ok((Self::new(&recipe.model, normalization, n_workers, device, flat)?, which))
     }
 
     fn open_export(path: &Path, n_workers: usize, device: &Device) -> Result<Self, TrainError> {

@@ -101,7 +101,16 @@ impl Plan {
                 crop.size_px
             )));
         }
-        let averages = self.method()?.followers().iter().any(|follower| follower.moves == Moves::Average);
+        let method = self.method()?;
+        let heads = method.heads();
+        let backbone = recipe.model.units(Readout::Pooled);
+        let mut units = backbone.iter().chain(heads.iter().flat_map(|head| &head.units));
+        if recipe.optim.batch_size < 2 && units.any(|unit| unit.n_stages() > 1) {
+            return Err(bad(
+                "optim.batch_size 1: batch normalization needs statistics over two images or more".into(),
+            ));
+        }
+        let averages = method.followers().iter().any(|follower| follower.moves == Moves::Average);
         match (averages, &recipe.teacher) {
             (true, None) => Err(bad(
                 "the method has a teacher: the section [teacher] is missing, with decay = [0.996, 1.0]"
@@ -140,6 +149,12 @@ impl Plan {
                 "optim.batch_size {batch_size} does not divide into {n} micro-batches, {} on each of {world_size} \
                  ranks",
                 n / world_size
+            )));
+        }
+        let groups = self.recipe.optim.stat_groups;
+        if !n.is_multiple_of(groups) {
+            return Err(self.bad(format!(
+                "optim.stat_groups {groups} must divide the {n} micro-batches of a batch (optim.micro_batches)"
             )));
         }
         self.topology(0).map_err(|reason| self.bad(reason))?;

@@ -52,7 +52,7 @@ pub(crate) fn diagnose(
         if (loss - uninformed).abs() < 0.005 * uninformed {
             warnings.push(format!(
                 "the loss {loss:.4} is still at chance level ({uninformed:.4}): the student does not \
-                 learn; try a higher learning rate or a lower teacher temperature"
+                 learn; try a higher learning rate or lower temperatures"
             ));
         }
         if let Some(entropy) = teacher_entropy {

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use burn_tensor::{DType, Tensor};
 
 use super::batch::{FeatureGrads, Groups, MicroBatch};
-use super::forward::{Networks, Observation, in_f32};
 use super::net::Placed;
+use super::networks::{Networks, Observation};
 use super::pass::{Passes, SlicedGrads, UnitDraws, UnitTape, over_groups};
 use crate::comm::engine::EngineError;
 use crate::comm::prefetch::Gathers;
 use crate::method::Follower;
-use crate::model::features::{Features, by_image};
+use crate::model::features::{Features, Outputs, by_image};
 use crate::model::head::{On, Reads};
 use crate::model::leaves::Leaves;
 use crate::model::unit::{Context, Draws, StatSets};
@@ -41,12 +41,16 @@ pub(super) struct StagedHead<'a> {
     tape: Vec<UnitTape<'a>>,
 }
 
-impl<'a> Networks<'a> {
+/// The heads of a step.
+#[derive(Clone, Copy)]
+pub(super) struct HeadPass<'a>(pub(super) Networks<'a>);
+
+impl<'a> HeadPass<'a> {
     /// The weights of the heads' units. The next gather is sent for unless statistics are to come first.
-    pub(super) fn gather_heads(&self, of: On, gathers: &mut Gathers<'_>) -> Result<Flats, EngineError> {
+    pub(super) fn gather(&self, of: On, gathers: &mut Gathers<'_>) -> Result<Flats, EngineError> {
         let mut flats = Flats::new();
         let mut has_stages = false;
-        for placed in self.net.heads_of(of) {
+        for placed in self.0.net.heads_of(of) {
             has_stages |= !placed.staged().is_empty();
             for number in placed.staged().chain(placed.in_graph()) {
                 flats.insert(number, gathers.next_flat()?);
@@ -62,8 +66,8 @@ impl<'a> Networks<'a> {
     pub(super) fn constrain(&self, flats: &mut Flats) -> Vec<Observation> {
         let mut observations = Vec::new();
         for (&unit, flat) in flats {
-            let layout = &self.shards[unit].layout;
-            let constrained = self.net.unit(unit).constrain(&Leaves::new(layout, flat, false));
+            let layout = &self.0.shards[unit].layout;
+            let constrained = self.0.net.unit(unit).constrain(&Leaves::new(layout, flat, false));
             for (param, values) in constrained {
                 // A unit constrains parameters that it lists.
                 let at = layout.position(&param).expect("a parameter of the unit");
@@ -85,15 +89,15 @@ impl<'a> Networks<'a> {
         observations: &mut Vec<Observation>,
     ) -> Result<Vec<StagedHead<'a>>, EngineError> {
         let mut heads = Vec::new();
-        for placed in self.net.heads_of(On::Student).filter(|placed| !placed.staged().is_empty()) {
+        for placed in self.0.net.heads_of(On::Student).filter(|placed| !placed.staged().is_empty()) {
             let mut batches = read(placed, features);
             let draws = no_draws(&batches);
             let mut tape = Vec::new();
             for number in placed.staged() {
-                let unit = self.gathered(number, &flats[&number]);
+                let unit = self.0.gathered(number, &flats[&number]);
                 let of_unit;
                 (batches, of_unit) = passes.forward(unit, batches, &draws, true, true, &mut || Ok(()))?;
-                observations.extend(self.observed(number, unit, &of_unit.totals(), passes, STUDENT));
+                observations.extend(self.0.observed(number, unit, &of_unit.totals(), passes, STUDENT));
                 tape.push(of_unit);
             }
             heads.push(StagedHead { placed, batches, tape });
@@ -113,14 +117,14 @@ impl<'a> Networks<'a> {
         observations: &mut Vec<Observation>,
     ) -> Result<Vec<GraphInput>, EngineError> {
         let mut inputs = graph_inputs(features, &[]);
-        for placed in self.net.heads_of(On::Both).filter(|placed| !placed.staged().is_empty()) {
+        for placed in self.0.net.heads_of(On::Both).filter(|placed| !placed.staged().is_empty()) {
             let mut batches = read(placed, features);
             for number in placed.staged() {
-                let unit = self.gathered(number, &flats[&number]);
+                let unit = self.0.gathered(number, &flats[&number]);
                 let totals;
                 (batches, totals) = passes.infer(unit, batches, None, &mut || Ok(()))?;
                 let totals: Vec<_> = totals.iter().skip(1).map(over_groups).collect();
-                observations.extend(self.observed(number, unit, &totals, passes, follower.name));
+                observations.extend(self.0.observed(number, unit, &totals, passes, follower.name));
             }
             for (input, batch) in inputs.iter_mut().zip(&batches) {
                 input.staged.insert(placed.head.name, in_f32(batch.joined()));
@@ -144,7 +148,7 @@ impl<'a> Networks<'a> {
         let draws = no_draws(&head.batches);
         let mut of_units = BTreeMap::new();
         for (number, tape) in head.placed.staged().zip(head.tape).rev() {
-            let unit = self.gathered(number, &flats[&number]);
+            let unit = self.0.gathered(number, &flats[&number]);
             let flat;
             (grads, flat) = passes.backward(unit, tape, grads, &draws, true, &mut || Ok(()))?;
             of_units.insert(number, flat);
@@ -162,8 +166,8 @@ impl<'a> Networks<'a> {
 
     /// The parameters of the heads' units that are part of the graph.
     pub(super) fn leaves(&self, flats: &Flats, of: On, track: bool) -> HeadLeaves<'a> {
-        let numbers = self.net.heads_of(of).flat_map(|placed| placed.in_graph());
-        let leaves = |number: usize| Leaves::new(&self.shards[number].layout, &flats[&number], track);
+        let numbers = self.0.net.heads_of(of).flat_map(|placed| placed.in_graph());
+        let leaves = |number: usize| Leaves::new(&self.0.shards[number].layout, &flats[&number], track);
         numbers.map(|number| (number, leaves(number))).collect()
     }
 
@@ -172,7 +176,7 @@ impl<'a> Networks<'a> {
         let [n, v, d] = x.dims();
         let mut groups = vec![Features::vectors(x.reshape([n * v, 1, d]))];
         let (draws, sets) = (Draws::default(), StatSets::joint(1));
-        for placed in self.net.heads_of(On::Student).filter(|placed| placed.head.name == name) {
+        for placed in self.0.net.heads_of(On::Student).filter(|placed| placed.head.name == name) {
             for (number, unit) in placed.in_graph().zip(&placed.head.units[placed.staged().len()..]) {
                 let leaves = &leaves[&number];
                 let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 };
@@ -192,7 +196,7 @@ impl<'a> Networks<'a> {
     ) -> BTreeMap<&'static str, Vec<Tensor<3>>> {
         let (draws, sets) = (Draws::default(), StatSets::per_size(input.features.len()));
         let mut given = BTreeMap::<&'static str, Groups>::new();
-        for placed in self.net.heads_of(of) {
+        for placed in self.0.net.heads_of(of) {
             let head = placed.head;
             let read = |group: &Features| head.reads.of_backbone(group);
             let mut groups: Groups = match (input.staged.get(head.name), head.reads) {
@@ -209,6 +213,22 @@ impl<'a> Networks<'a> {
         }
         let by_view = |groups: Groups| groups.iter().map(|group| by_image(group, n_images)).collect();
         given.into_iter().map(|(name, groups)| (name, by_view(groups))).collect()
+    }
+
+    /// Features with what the heads make of them, without a graph.
+    pub(super) fn outputs(
+        &self,
+        inputs: Vec<GraphInput>,
+        flats: &Flats,
+        of: On,
+        n_images: usize,
+    ) -> Vec<Outputs> {
+        let leaves = self.leaves(flats, of, false);
+        let of_batch = |input: GraphInput| {
+            let heads = self.heads(&input, &leaves, of, n_images);
+            Outputs { n_images, features: input.features, heads }
+        };
+        inputs.into_iter().map(of_batch).collect()
     }
 }
 
@@ -241,4 +261,9 @@ fn unread(reads: Reads, group: &Features, grad: FeatureGrads) -> Tensor<3> {
 /// Heads draw nothing.
 fn no_draws(batches: &[MicroBatch]) -> UnitDraws {
     batches.iter().map(|batch| vec![Draws::default(); batch.slices.len()]).collect()
+}
+
+/// The same features in f32.
+fn in_f32(groups: Groups) -> Groups {
+    groups.iter().map(|group| group.in_f32()).collect()
 }

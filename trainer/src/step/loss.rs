@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use burn_tensor::Tensor;
 
 use super::batch::{Groups, MicroBatch};
-use super::forward::{Networks, Observation};
-use super::heads::{Flats, GraphInput, StagedHead, graph_inputs};
+use super::heads::{Flats, GraphInput, HeadPass, StagedHead, graph_inputs};
+use super::networks::{Networks, Observation};
 use super::pass::{Passes, SlicedGrads};
 use super::scalars::Scalars;
 use crate::comm::engine::EngineError;
@@ -60,6 +60,10 @@ struct GraphGrads {
 }
 
 impl<'a> Scoring<'a> {
+    fn heads(&self) -> HeadPass<'a> {
+        HeadPass(self.networks)
+    }
+
     /// Loss, and its gradient at the backbone's outputs; gradients of the heads are on their way.
     pub(super) fn run(
         &self,
@@ -68,15 +72,15 @@ impl<'a> Scoring<'a> {
         gathers: &mut Gathers<'_>,
         reductions: &mut Reductions<'a>,
     ) -> Result<Scored, EngineError> {
-        let mut flats = self.networks.gather_heads(On::Student, gathers)?;
-        let constrained = self.networks.constrain(&mut flats);
+        let mut flats = self.heads().gather(On::Student, gathers)?;
+        let constrained = self.heads().constrain(&mut flats);
         let mut observations = Vec::new();
         let heads =
-            self.networks.staged_by_student(batches, &flats, self.passes, gathers, &mut observations)?;
+            self.heads().staged_by_student(batches, &flats, self.passes, gathers, &mut observations)?;
         let inputs = graph_inputs(batches, &heads);
         let student = self.plain(&inputs, &flats);
-        let leaves = self.networks.leaves(&flats, On::Student, false);
-        let score = |head: &str, x: Tensor<3>| self.networks.score(head, x, &leaves);
+        let leaves = self.heads().leaves(&flats, On::Student, false);
+        let score = |head: &str, x: Tensor<3>| self.heads().score(head, x, &leaves);
         let outputs = BatchOutputs { student: &student, followers, score: &score };
         let loss = self.method.prepare(&outputs, self.step, self.peers)?;
         let mut grads: Vec<SlicedGrads> = vec![Vec::new(); batches.len()];
@@ -97,7 +101,7 @@ impl<'a> Scoring<'a> {
         for (head, at_end) in heads.into_iter().zip(staged) {
             let (passes, at_features) = (self.passes, &mut grads);
             let given =
-                self.networks.back_through_staged(head, at_end, batches, &flats, passes, at_features)?;
+                self.heads().back_through_staged(head, at_end, batches, &flats, passes, at_features)?;
             of_heads.extend(given);
         }
         for (number, grad) in of_heads {
@@ -118,7 +122,7 @@ impl<'a> Scoring<'a> {
         loss: &dyn BatchLoss,
         scalars: &mut Scalars,
     ) -> GraphGrads {
-        let leaves = self.networks.leaves(flats, On::Student, true);
+        let leaves = self.heads().leaves(flats, On::Student, true);
         let tracked = |groups: &Groups| -> Groups {
             groups.iter().map(|group| group.map(|x| x.clone().autodiff().require_grad())).collect()
         };
@@ -126,7 +130,7 @@ impl<'a> Scoring<'a> {
             features: tracked(&input.features),
             staged: input.staged.iter().map(|(name, groups)| (*name, tracked(groups))).collect(),
         };
-        let of_heads = self.networks.heads(&input, &leaves, On::Student, self.n_images);
+        let of_heads = self.heads().heads(&input, &leaves, On::Student, self.n_images);
         let student = Outputs { n_images: self.n_images, features: input.features.clone(), heads: of_heads };
         let scored = loss.of(number, &student);
         scalars.add(scored.loss.clone().inner(), scored.gauges);
@@ -149,7 +153,7 @@ impl<'a> Scoring<'a> {
     /// The student's outputs without a graph, with heads where the method prepares its loss with them.
     fn plain(&self, inputs: &[GraphInput], flats: &Flats) -> Vec<Outputs> {
         if self.method.prepares_with_heads() {
-            return self.networks.outputs(inputs.to_vec(), flats, On::Student, self.n_images);
+            return self.heads().outputs(inputs.to_vec(), flats, On::Student, self.n_images);
         }
         let bare = |input: &GraphInput| Outputs {
             n_images: self.n_images,

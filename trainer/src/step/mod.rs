@@ -21,6 +21,7 @@ mod forward;
 mod heads;
 mod loss;
 mod net;
+mod networks;
 mod pass;
 mod phases;
 pub mod precision;
@@ -33,6 +34,7 @@ pub mod upload;
 mod weights;
 pub(crate) mod whole;
 
+pub(crate) use crate::optim::state::STUDENT;
 pub use agreement::Votes;
 pub use config::StepConfig;
 pub use phases::Phases;

@@ -3,7 +3,7 @@
 use burn_tensor::Tensor;
 
 use super::agreement::Votes;
-use super::forward::Observation;
+use super::networks::Observation;
 use super::phases::Phases;
 use super::scalars::Scalars;
 use crate::comm::engine::EngineError;

@@ -6,9 +6,10 @@ use burn_tensor::{DType, Device, Tensor};
 use super::agreement::{Votes, agree};
 use super::batch::{MicroBatch, SlicedImages};
 use super::config::StepConfig;
-use super::forward::{Networks, Observation};
+use super::forward::{follow, forward};
 use super::loss::{Scored, Scoring};
 use super::net::Net;
+use super::networks::{Networks, Observation};
 use super::pass::SlicedGrads;
 use super::pass::{Passes, UnitDraws, UnitTape};
 use super::phases::{Clock, Phases};
@@ -192,7 +193,7 @@ impl Trainer {
         let both = [self.passes(&self.sets), self.head_passes(&self.head_sets)];
         let (mut followers, mut observations) = (Vec::new(), Vec::new());
         for follower in &self.net.followers {
-            let followed = networks.follow(follower, &batches, both, &mut gathers, n_each)?;
+            let followed = follow(networks, follower, &batches, both, &mut gathers, n_each)?;
             followers.push(followed.outputs);
             observations.extend(followed.observations);
         }
@@ -203,7 +204,7 @@ impl Trainer {
         let seen = batches.iter().map(|batch| batch.seen(&sees)).collect();
         drop(batches);
         let passes = self.passes(&of_student);
-        let student = networks.forward(seen, &draws, passes, &mut gathers, |number| weights.keeps(number))?;
+        let student = forward(networks, seen, &draws, passes, &mut gathers, |number| weights.keeps(number))?;
         phases.forward_ms = clock.lap_ms();
 
         entering("head");

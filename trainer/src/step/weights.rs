@@ -1,7 +1,8 @@
 //! Which weights a step gathers, in what order, and which of them stay.
 
 use super::config::StepConfig;
-use super::forward::{Keeps, Networks};
+use super::forward::Keeps;
+use super::networks::Networks;
 use super::precision::Precision;
 use crate::comm::prefetch::Wanted;
 use crate::comm::topology::Sharding;

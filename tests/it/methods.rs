@@ -1,0 +1,125 @@
+use crate::support::{World, fails, metrics, ok};
+
+/// A recipe that trains in seconds: `model` and `method` with views of 16 px and what `optim` adds.
+fn recipe(model: &str, method: &str, n_local: usize, optim: &str) -> String {
+    let local = match n_local {
+        0 => String::new(),
+        n => crop(n, 8),
+    };
+    format!(
+        r#"
+name = "tiny"
+seed = 3
+[model]
+image_px = 16
+{model}
+[method]
+{method}
+[views]
+preset = "custom"
+{}{local}
+[optim]
+batch_size = 8
+micro_batches = 2
+length = {{ steps = 12 }}
+lr = 0.1
+warmup = {{ steps = 3 }}
+{optim}
+[run]
+log_every_steps = 1
+checkpoint_every_steps = 4
+workers = 2
+data_threads = 2
+"#,
+        crop(2, 16),
+    )
+}
+
+fn crop(count: usize, size_px: usize) -> String {
+    format!(
+        "[[views.crops]]\ncount = {count}\nsize_px = {size_px}\nscale = [0.3, 1.0]\nflip_p = 0.5\n\
+         jitter = {{ brightness = 0.4, contrast = 0.4, saturation = 0.2, hue = 0.1, p = 0.8 }}\n\
+         gray_p = 0.2\nblur_p = 0.0\nblur_sigma = [0.1, 1.0]\nsolarize_p = 0.0\n"
+    )
+}
+
+const RESNET: &str = "arch = 'resnet'\ndepth = 10\nwidth = 4\nstem = 'small'";
+const VIT: &str = "arch = 'vit'\npatch_px = 4\nwidth = 16\ndepth = 1\nheads = 2";
+const SWAV: &str = "name = 'swav'\nprototypes = 12\nhead_hidden = [16]\nhead_output = 8\nqueue = 12\n\
+                    queue_start = { steps = 2 }\nfreeze_prototypes = { steps = 2 }";
+const SIMCLR: &str = "name = 'simclr'\nhead_hidden = [16]\nhead_output = 8";
+const LEJEPA: &str = "name = 'lejepa'\nhead_hidden = [16]\nhead_output = 8\ndirections = 16";
+const LARC: &str = "algorithm = 'larc'\nweight_decay = [1e-4, 1e-4]\ndecay_vectors = true";
+
+/// Every method from shards to a score and an exported backbone, and cut off in the middle.
+#[test]
+fn every_method_trains_goes_on_is_probed_and_exported() {
+    for (name, model, method, n_local, optim) in [
+        ("swav", RESNET, SWAV, 2, LARC),
+        ("simclr", RESNET, SIMCLR, 0, "algorithm = 'lars'"),
+        ("lejepa", VIT, LEJEPA, 2, "schedule = 'constant'\ncooldown = { steps = 4 }"),
+    ] {
+        let world = World::new(50);
+        std::fs::write(world.path("tiny.toml"), recipe(model, method, n_local, optim)).unwrap();
+        ok(&world.pretrain("whole", &[]));
+        // Killed in its seventh step, it goes on from the checkpoint of the fourth.
+        let killed = world.pretrain("parts", &["--inject-fault", "kill:step=6,phase=backward"]);
+        assert_eq!(killed.status.code(), None, "{name}");
+        ok(&world.pretrain("parts", &[]));
+        assert_eq!(metrics(&world.path("parts")), metrics(&world.path("whole")), "{name}");
+        let checkpoint = |run: &str| {
+            std::fs::read(world.path(run).join("checkpoints/step-0000000012/rank-00000.safetensors")).unwrap()
+        };
+        assert!(checkpoint("parts") == checkpoint("whole"), "{name}: weights differ");
+        let (run, out) = (world.text("whole"), world.text(&format!("{name}.safetensors")));
+        ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &out]));
+        assert!(std::fs::metadata(&out).unwrap().len() > 1000, "{name}");
+        let (train, test) = (world.text("data/train-000000.tar"), world.text("data/train-000000.tar"));
+        let scores = ok(&world.ocelli(&["probe", "--checkpoint", &run, "--train", &train, "--test", &test]));
+        assert!(!scores.contains("warning"), "{name}: {scores}");
+    }
+}
+
+#[test]
+fn what_does_not_go_together_is_named() {
+    let world = World::new(30);
+    let refused = |recipe: &str, sets: &[&str], words: &[&str]| {
+        std::fs::write(world.path("tiny.toml"), recipe).unwrap();
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        let stderr = fails(&world.pretrain("run", &sets), 2);
+        assert!(words.iter().all(|word| stderr.contains(word)), "{sets:?}: {stderr}");
+        assert!(!world.path("run").exists(), "nothing is made for a recipe that is refused");
+    };
+    let swav = recipe(RESNET, SWAV, 2, LARC);
+    refused(&swav, &["teacher.decay=[0.9,1.0]"], &["no teacher", "[teacher]"]);
+    refused(&swav, &["method.queue=4"], &["method.queue 4", "optim.batch_size 8"]);
+    refused(&swav, &["optim.clip_norm=3.0"], &["optim.clip_norm", "leave it out"]);
+    refused(&swav, &["optim.batch_size=1", "optim.micro_batches=1"], &["optim.batch_size 1", "two images"]);
+    refused(&swav, &["optim.stat_groups=3"], &["optim.stat_groups 3", "micro-batches"]);
+    refused(&swav, &["model.depth=20"], &["model.depth 20", "18"]);
+    refused(&swav, &["model.stem=imagenet"], &["views", "32 px"]);
+    refused(
+        &recipe(VIT, SIMCLR, 0, ""),
+        &["optim.batch_size=1", "optim.micro_batches=1"],
+        &["optim.batch_size 1"],
+    );
+    refused(&recipe(VIT, SIMCLR, 2, ""), &[], &["two views of one size"]);
+    let dino =
+        "name = 'dino'\nprototypes = 16\nteacher_temp = [0.04, 0.04]\nteacher_temp_warmup = { steps = 0 }";
+    refused(&recipe(RESNET, dino, 2, ""), &[], &["has a teacher", "[teacher]"]);
+}
+
+/// A work directory that another method or backbone has begun is left as it is.
+#[test]
+fn a_run_of_another_method_or_backbone_is_refused() {
+    let world = World::new(30);
+    std::fs::write(world.path("tiny.toml"), recipe(RESNET, SWAV, 2, LARC)).unwrap();
+    ok(&world.pretrain("run", &[]));
+    let before = metrics(&world.path("run"));
+    for other in [recipe(RESNET, LEJEPA, 2, LARC), recipe(VIT, SWAV, 2, LARC)] {
+        std::fs::write(world.path("tiny.toml"), other).unwrap();
+        let stderr = fails(&world.pretrain("run", &[]), 2);
+        assert!(stderr.contains("there and") && stderr.contains("here"), "{stderr}");
+        assert_eq!(metrics(&world.path("run")), before);
+    }
+}
