@@ -26,7 +26,7 @@ const FOLDERS: [(&str, &[&str]); 13] = [
     ("method", &["device", "ops", "comm", "model"]),
     ("step", &["device", "ops", "comm", "model", "optim", "method"]),
     ("recipe", &["device", "comm", "model", "optim", "method", "step"]),
-    ("checkpoint", &["device", "comm", "model", "step", "recipe"]),
+    ("checkpoint", &["device", "comm", "model", "optim", "step", "recipe"]),
     ("estimate", &["comm", "model", "method", "step", "recipe", "checkpoint"]),
     ("network", &["device", "model", "recipe", "checkpoint"]),
     ("run", &["device", "comm", "method", "step", "recipe", "checkpoint", "network"]),

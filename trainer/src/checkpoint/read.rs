@@ -18,7 +18,8 @@ use crate::comm::communicator::Comm;
 use crate::comm::engine::Reduction;
 use crate::error::TrainError;
 use crate::model::layout::ALIGNMENT;
-use crate::step::{STUDENT, TrainState};
+use crate::optim::state::STUDENT;
+use crate::step::TrainState;
 
 /// A checkpoint on disk.
 pub struct Checkpoint {

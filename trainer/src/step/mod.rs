@@ -34,7 +34,6 @@ pub mod upload;
 mod weights;
 pub(crate) mod whole;
 
-pub(crate) use crate::optim::state::STUDENT;
 pub use agreement::Votes;
 pub use config::StepConfig;
 pub use phases::Phases;
