@@ -22,7 +22,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (network, which) = Network::open(&args.checkpoint, args.student, 1, &Opened::cpu().device)?;
-    network.export(&args.out)?;
+    network.export(&args.out, which)?;
     println!("{which} written to {}", args.out.display());
     Ok(ExitCode::SUCCESS)
 }

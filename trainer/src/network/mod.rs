@@ -29,8 +29,11 @@ const MODEL_KEY: &str = "ocelli.model";
 /// Key of the normalization of colors in an exported file.
 const NORMALIZATION_KEY: &str = "ocelli.normalization";
 
-/// What a network from an exported file is called.
-const EXPORTED: &str = "exported";
+/// Key of which network of a run an exported file holds.
+const NETWORK_KEY: &str = "ocelli.network";
+
+/// What exported files hold; those from before version 0.2 do not say, and hold the first.
+const EXPORTED: [&str; 2] = ["teacher", "student"];
 
 /// A backbone with its weights.
 pub struct Network {
@@ -111,7 +114,7 @@ impl Network {
                 let reason = "an exported file holds one network; it cannot give the student".into();
                 return Err(TrainError::CheckpointRead { path: path.to_path_buf(), reason });
             }
-            return Ok((Self::open_export(path, n_workers, device)?, EXPORTED));
+            return Self::open_export(path, n_workers, device);
         }
         let checkpoint = Checkpoint::open(path)?;
         let plan = &checkpoint.manifest.plan;
@@ -122,7 +125,11 @@ impl Network {
         Ok((Self::new(&recipe.model, normalization, n_workers, device, flat)?, which))
     }
 
-    fn open_export(path: &Path, n_workers: usize, device: &Device) -> Result<Self, TrainError> {
+    fn open_export(
+        path: &Path,
+        n_workers: usize,
+        device: &Device,
+    ) -> Result<(Self, &'static str), TrainError> {
         let bad = |reason: String| TrainError::CheckpointRead { path: path.to_path_buf(), reason };
         let bytes = std::fs::read(path).map_err(|error| bad(error.to_string()))?;
         let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|error| bad(error.to_string()))?;
@@ -135,8 +142,10 @@ impl Network {
         // Files from before version 0.2 do not say: there was only one.
         let normalization = entry(NORMALIZATION_KEY).map(|text| serde_json::from_str(text)).transpose();
         let normalization = normalization.map_err(|error| bad(error.to_string()))?.unwrap_or_default();
+        let network = entry(NETWORK_KEY);
+        let which = EXPORTED.into_iter().find(|name| network.is_some_and(|network| network == name));
         let tensors = SafeTensors::deserialize(&bytes).map_err(|error| bad(error.to_string()))?;
-        Self::new(&model, normalization, n_workers, device, |layout| {
+        let network = Self::new(&model, normalization, n_workers, device, |layout| {
             let mut values = vec![0.0; layout.padded];
             for slot in &layout.params {
                 let name = layout.full_name(slot);
@@ -151,14 +160,16 @@ impl Network {
                 values[slot.range()].copy_from_slice(&found);
             }
             Ok(values)
-        })
+        })?;
+        Ok((network, which.unwrap_or(EXPORTED[0])))
     }
 
-    /// The weights as a safetensors file with timm's parameter names.
+    /// The weights as a safetensors file with the parameter names of timm or torchvision; `which` network of a run it is
+    /// goes with them.
     ///
     /// # Errors
     /// [`TrainError::Io`].
-    pub fn export(&self, path: &Path) -> Result<(), TrainError> {
+    pub fn export(&self, path: &Path, which: &str) -> Result<(), TrainError> {
         let mut tensors = Vec::new();
         for (layout, flat) in self.layouts.iter().zip(&self.flats) {
             let values = to_host(flat.clone());
@@ -173,6 +184,7 @@ impl Network {
         let metadata = HashMap::from([
             (MODEL_KEY.to_string(), model),
             (NORMALIZATION_KEY.to_string(), normalization),
+            (NETWORK_KEY.to_string(), which.to_string()),
             ("format".into(), "pt".into()),
         ]);
         let bytes = to_safetensors(&tensors, metadata).map_err(io)?;
