@@ -1,8 +1,10 @@
-"""The other side of `ocelli bench step --backbone`: timm's ViT-S/16 in PyTorch, f32, on the CPU.
+"""The other side of `ocelli bench step --backbone`: timm's networks in PyTorch, f32, on the CPU.
 
 Needs torch and timm. Prints the median time of one forward and backward pass.
 
     python scripts/bench/peer_step.py --batch 4 --threads 2
+    python scripts/bench/peer_step.py --model resnet18 --image-px 32 --small-stem --batch 128
+    python scripts/bench/peer_step.py --model regnety_008 --batch 8 --channels-last
 """
 
 import argparse
@@ -20,11 +22,20 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--image-px", type=int, default=224)
+    parser.add_argument("--small-stem", action="store_true", help="3x3 without pooling, of a ResNet for small images")
+    parser.add_argument("--channels-last", action="store_true", help="PyTorch's faster layout for convolutions")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     model = timm.create_model(args.model, num_classes=0, global_pool="").train()
-    images = torch.randn(args.batch, 3, 224, 224)
+    if args.small_stem:
+        model.conv1 = torch.nn.Conv2d(3, 64, 3, 1, 1, bias=False)
+        model.maxpool = torch.nn.Identity()
+    images = torch.randn(args.batch, 3, args.image_px, args.image_px)
+    if args.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+        images = images.to(memory_format=torch.channels_last)
     times = []
     for _ in range(args.repeats + 1):
         model.zero_grad(set_to_none=True)
@@ -34,7 +45,8 @@ def main() -> None:
         times.append(1e3 * (time.perf_counter() - start))
     # The first round warms caches and pools.
     median = statistics.median(times[1:])
-    print(f"{args.model}, batch {args.batch}, {args.threads} threads, torch {torch.__version__}: {median:.1f} ms")
+    layout = "channels last, " if args.channels_last else ""
+    print(f"{args.model}, {args.image_px} px, batch {args.batch}, {layout}{args.threads} threads, torch {torch.__version__}: {median:.1f} ms")
     print(json.dumps({"median_ms": median, "times_ms": times[1:]}))
 
 
