@@ -93,8 +93,20 @@ fn what_does_not_go_together_is_named() {
     let swav = recipe(RESNET, SWAV, 2, LARC);
     refused(&swav, &["teacher.decay=[0.9,1.0]"], &["no teacher", "[teacher]"]);
     refused(&swav, &["method.queue=4"], &["method.queue 4", "optim.batch_size 8"]);
-    refused(&swav, &["optim.clip_norm=3.0"], &["optim.clip_norm", "leave it out"]);
-    refused(&swav, &["optim.batch_size=1", "optim.micro_batches=1"], &["optim.batch_size 1", "two images"]);
+    refused(&swav, &["optim.clip_norm=3.0"], &["optim.clip_norm", "remove it"]);
+    refused(
+        &swav,
+        &["optim.batch_size=1", "optim.micro_batches=1", "method.queue=0"],
+        &["optim.batch_size 1", "two images"],
+    );
+    refused(&swav, &["optim.micro_batches=8", "optim.stat_groups=8"], &["optim.stat_groups", "two images"]);
+    refused(&swav, &["method.queue_start={steps=11}"], &["method.queue", "method.queue_start"]);
+    refused(&swav, &["optim.cooldown={steps=3}"], &["optim.cooldown", "constant"]);
+    refused(
+        &swav,
+        &["optim.schedule=constant", "optim.cooldown={steps=10}"],
+        &["optim.warmup", "optim.cooldown"],
+    );
     refused(&swav, &["optim.stat_groups=3"], &["optim.stat_groups 3", "micro-batches"]);
     refused(&swav, &["model.depth=20"], &["model.depth 20", "18"]);
     refused(&swav, &["model.stem=imagenet"], &["views", "32 px"]);

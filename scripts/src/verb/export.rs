@@ -15,7 +15,7 @@ pub(crate) struct Args {
     /// The file to write.
     #[arg(long)]
     out: PathBuf,
-    /// Export the student where there is a teacher.
+    /// Export the student even if the method has a teacher.
     #[arg(long)]
     student: bool,
 }

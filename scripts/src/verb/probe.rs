@@ -27,7 +27,7 @@ pub(crate) struct Args {
     /// Labelled shards to report on.
     #[arg(long, num_args = 1.., required = true)]
     test: Vec<String>,
-    /// Score the student where there is a teacher.
+    /// Score the student even if the method has a teacher.
     #[arg(long)]
     student: bool,
     /// Score a randomly initialised network and raw pixels too.

@@ -95,6 +95,25 @@ fn ranks_and_kept_graphs_give_the_same_bits() {
     }
 }
 
+/// Groups with statistics of their own, and rates by layer, whose lengths are summed over shards.
+#[test]
+fn groups_of_statistics_and_rates_by_layer_do_not_know_ranks() {
+    let sets = ["optim.algorithm=larc", "optim.decay_vectors=true", "optim.lr=1.0"];
+    let joint = plans(&sets);
+    let grouped = plans(&[&sets[..], &["optim.stat_groups=2"]].concat());
+    for (plan, joint) in grouped.iter().zip(&joint) {
+        let backbone = plan.recipe.model.units(Readout::Pooled);
+        if backbone.iter().all(|unit| unit.n_stages() == 1) {
+            continue;
+        }
+        let one = train(plan, 1, 2);
+        for world_size in [2, 4] {
+            assert!(train(plan, world_size, 2) == one, "{world_size} ranks: {}", pair(plan));
+        }
+        assert!(train(joint, 1, 2).reports != one.reports, "groups change nothing: {}", pair(plan));
+    }
+}
+
 /// Statistics never wait behind a gather: between the gather of a unit, which it waits for before it begins, and its last
 /// statistics there is no other.
 #[test]

@@ -69,7 +69,7 @@ impl MethodRecipe for Config {
         }
         if cx.length.batch_size < 2 {
             return Err(
-                "optim.batch_size 1: an image is compared with others, of which there must be one".into()
+                "optim.batch_size 1: SimCLR compares each image with others, it must be at least 2".into()
             );
         }
         match cx.views.groups()[..] {

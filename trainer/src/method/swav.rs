@@ -35,6 +35,9 @@ const SCORES: &str = "scores";
 /// Keeps a length away from zero.
 const NORM_EPSILON: f64 = 1e-12;
 
+/// Numbers that a step observes which does not fill the queue; a batch has at least two images.
+const NOTHING: usize = 1;
+
 /// SwAV as a recipe writes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -120,6 +123,12 @@ impl Config {
             return Err("method.sinkhorn_iterations must be at least 1".into());
         }
         let batch_size = cx.length.batch_size;
+        if batch_size < 2 {
+            return Err("optim.batch_size 1: assignments are balanced over two images or more".into());
+        }
+        if self.queue > 1 << 24 {
+            return Err(format!("method.queue {} must not be above {}", self.queue, 1 << 24));
+        }
         if self.queue > 0 && self.queue < batch_size {
             return Err(format!(
                 "method.queue {} is smaller than optim.batch_size {batch_size}: it must hold a batch, or be 0",
@@ -137,9 +146,18 @@ impl Config {
 impl MethodRecipe for Config {
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
         self.validate(cx)?;
+        let queue_from = cx.length.steps("method.queue_start", &self.queue_start)?;
+        let is_full = queue_from.saturating_add(self.queue.div_ceil(cx.length.batch_size) as u64);
+        if self.queue > 0 && is_full >= cx.length.total_steps {
+            return Err(format!(
+                "method.queue is full at step {is_full} of {}, too late to count: let it begin earlier \
+                 (method.queue_start)",
+                cx.length.total_steps
+            ));
+        }
         Ok(Box::new(Swav {
             frozen_steps: cx.length.steps("method.freeze_prototypes", &self.freeze_prototypes)?,
-            queue_from: cx.length.steps("method.queue_start", &self.queue_start)?,
+            queue_from,
             queue: Vec::new(),
             config: self.clone(),
             views: cx.views.clone(),
@@ -252,7 +270,7 @@ impl Swav {
             unit_rows(z.reshape([b * v, d]), NORM_EPSILON).reshape([b, v * d])
         };
         if !self.fills_queue(step) {
-            return Ok(Tensor::zeros([1], &batch.student[0].features[0].x.device()));
+            return Ok(Tensor::zeros([NOTHING], &batch.student[0].features[0].x.device()));
         }
         let rows: Vec<Tensor<2>> = batch.student.iter().map(rows).collect();
         let all = peers.gather("queue", &rows)?;
@@ -305,8 +323,8 @@ impl Method for Swav {
     }
 
     fn after_step(&mut self, observed: &[f32]) {
-        // A step that does not fill the queue says one number.
-        if observed.len() < self.n_each() {
+        // Of a batch there are as many numbers for each image.
+        if observed.len() == NOTHING {
             return;
         }
         let mut queue = observed.to_vec();
@@ -328,7 +346,11 @@ impl Method for Swav {
             if name == "queue" {
                 let most = self.config.queue * self.n_each();
                 if values.len() > most || !values.len().is_multiple_of(self.n_each()) {
-                    return Err(format!("queue has {} values, which is no part of {most}", values.len()));
+                    return Err(format!(
+                        "the queue has {} values; expected a multiple of {}, at most {most}",
+                        values.len(),
+                        self.n_each()
+                    ));
                 }
                 self.queue.clone_from(values);
             }

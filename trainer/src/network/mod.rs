@@ -32,7 +32,7 @@ const NORMALIZATION_KEY: &str = "ocelli.normalization";
 /// Key of which network of a run an exported file holds.
 const NETWORK_KEY: &str = "ocelli.network";
 
-/// What exported files hold; those from before version 0.2 do not say, and hold the first.
+/// What exported files hold; older ones do not say, and hold the first.
 const EXPORTED: [&str; 2] = ["teacher", "student"];
 
 /// A backbone with its weights.

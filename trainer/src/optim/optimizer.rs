@@ -144,7 +144,6 @@ impl Optimizer {
             let clip = norms.grads.factor(unit, segment.param, self.clip_norm);
             (knobs.lr * spec.lr_scale, decays.then_some(knobs.weight_decay), clip)
         };
-        let moving = shard.segments().filter(|segment| segment.slot.spec.role != Role::Running);
         match self.rule {
             Rule::AdamW(rule) => {
                 // Their gradients are zero, and so are their moments.
@@ -159,9 +158,13 @@ impl Optimizer {
                 let constants = |segment: Segment<'_>| {
                     let (lr, decay, clip) = of_param(&segment);
                     let lengths = norms.lengths(unit, segment.param);
-                    (segment.start..segment.end, rule.constants(lr, decay, clip, lengths))
+                    let constants = match segment.slot.spec.role {
+                        Role::Running => rule.still(),
+                        Role::Weight | Role::Vector => rule.constants(lr, decay, clip, lengths),
+                    };
+                    (segment.start..segment.end, constants)
                 };
-                Update::Sgd(moving.map(constants).collect())
+                Update::Sgd(shard.segments().map(constants).collect())
             }
         }
     }
@@ -192,6 +195,7 @@ mod tests {
     use crate::comm::topology::Topology;
     use crate::device::host::to_host;
     use crate::model::head::mlp::Mlp;
+    use crate::model::head::projection::Projection;
     use crate::model::head::prototypes::Prototypes;
     use crate::model::unit::Unit;
     use crate::ops::twin::devices;
@@ -265,7 +269,8 @@ mod tests {
             let last = Prototypes {
                 name: "last".into(), input: 6, count: 20, trains_gain: true, frozen_steps: 0,
             };
-            let head: [&dyn Unit; 2] = [&mlp, &last];
+            let normalized = Projection { name: "norm".into(), widths: vec![6, 10, 4], normalizes: true };
+            let head: [&dyn Unit; 3] = [&mlp, &last, &normalized];
             let topology = Topology { rank, world_size: 3, group_size: 3 };
             let sgd = |nesterov, adaptation| Rule::Sgd(Sgd { momentum: 0.9, nesterov, adaptation });
             let rules = [

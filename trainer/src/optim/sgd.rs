@@ -69,6 +69,12 @@ impl Sgd {
     /// Names of what it keeps, in checkpoints.
     pub const MOMENTS: [&'static str; 1] = ["momentum_buffer"];
 
+    /// What leaves a parameter as it is: running statistics have no gradient.
+    pub(super) fn still(&self) -> Constants {
+        let momentum = self.momentum as f32;
+        Constants { scale: 0.0, pull: 0.0, rate: 0.0, momentum, nesterov: self.nesterov }
+    }
+
     /// An update at the rate `lr` with a decay of `weight_decay`, if `decayed`, and gradients times `clip`.
     pub(super) fn constants(
         &self,

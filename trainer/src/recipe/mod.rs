@@ -155,7 +155,7 @@ pub struct OptimConfig {
     #[serde(default)]
     pub micro_batches: usize,
     /// Groups of micro-batches that share statistics over the batch, such as those of batch normalisation; one for the
-    /// whole batch. With a micro-batch a rank, a group has so many ranks less.
+    /// whole batch. With one micro-batch per rank, a group spans `ranks / stat_groups` ranks.
     #[serde(default = "default_stat_groups")]
     pub stat_groups: usize,
     /// How weights and gradients travel between ranks.

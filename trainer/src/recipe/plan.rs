@@ -28,6 +28,7 @@ pub struct Plan {
     /// Steps of the learning rate's warm-up.
     pub warmup_steps: u64,
     /// Steps over which a constant rate cools down at the end.
+    #[serde(default)]
     pub cooldown_steps: u64,
     /// Worker threads of a rank: the order in which their gradients are summed is part of the result.
     pub n_workers: usize,
@@ -105,10 +106,23 @@ impl Plan {
         let heads = method.heads();
         let backbone = recipe.model.units(Readout::Pooled);
         let mut units = backbone.iter().chain(heads.iter().flat_map(|head| &head.units));
-        if recipe.optim.batch_size < 2 && units.any(|unit| unit.n_stages() > 1) {
-            return Err(bad(
-                "optim.batch_size 1: batch normalization needs statistics over two images or more".into(),
-            ));
+        let optim = &recipe.optim;
+        if optim.batch_size / optim.stat_groups < 2 && units.any(|unit| unit.n_stages() > 1) {
+            return Err(bad(format!(
+                "optim.batch_size {} in {} groups (optim.stat_groups): batch normalization needs statistics over two \
+                 images or more",
+                optim.batch_size, optim.stat_groups
+            )));
+        }
+        if self.cooldown_steps > 0 && optim.schedule == LrSchedule::Cosine {
+            return Err(bad("optim.cooldown goes with optim.schedule = \"constant\" alone".into()));
+        }
+        if self.warmup_steps + self.cooldown_steps > self.total_steps && self.cooldown_steps > 0 {
+            return Err(bad(format!(
+                "optim.warmup and optim.cooldown take {} steps, more than the {} of the run",
+                self.warmup_steps + self.cooldown_steps,
+                self.total_steps
+            )));
         }
         let averages = method.followers().iter().any(|follower| follower.moves == Moves::Average);
         match (averages, &recipe.teacher) {
@@ -323,8 +337,8 @@ fn check_values(recipe: &Recipe) -> Result<(), String> {
     let by_layer = matches!(optim.algorithm, Algorithm::Lars | Algorithm::Larc);
     if by_layer && optim.clip_norm() > 0.0 {
         return Err(format!(
-            "optim.clip_norm {} does not go with lars and larc, whose rates do not depend on the length of a gradient: \
-             leave it out",
+            "optim.clip_norm {} has no use with lars or larc, whose steps do not depend on the gradient's length: remove \
+             it",
             optim.clip_norm()
         ));
     }

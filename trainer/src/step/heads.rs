@@ -50,14 +50,16 @@ impl<'a> HeadPass<'a> {
     pub(super) fn gather(&self, of: On, gathers: &mut Gathers<'_>) -> Result<Flats, EngineError> {
         let mut flats = Flats::new();
         let mut has_stages = false;
+        let mut numbers = Vec::new();
         for placed in self.0.net.heads_of(of) {
             has_stages |= !placed.staged().is_empty();
-            for number in placed.staged().chain(placed.in_graph()) {
-                flats.insert(number, gathers.next_flat()?);
-            }
+            numbers.extend(placed.staged().chain(placed.in_graph()));
         }
-        if !has_stages {
-            gathers.look_ahead()?;
+        for (i, number) in numbers.iter().enumerate() {
+            flats.insert(*number, gathers.next_flat()?);
+            if i + 1 < numbers.len() || !has_stages {
+                gathers.look_ahead()?;
+            }
         }
         Ok(flats)
     }
@@ -72,8 +74,9 @@ impl<'a> HeadPass<'a> {
                 // A unit constrains parameters that it lists.
                 let at = layout.position(&param).expect("a parameter of the unit");
                 let range = layout.params[at].range();
+                let before = flat.clone().slice([range.clone()]);
                 *flat = flat.clone().slice_assign([range], values.clone());
-                observations.push(Observation { of: STUDENT, unit, param, values });
+                observations.push(Observation { of: STUDENT, unit, param, values, before });
             }
         }
         observations

@@ -107,7 +107,11 @@ impl<'a> Scoring<'a> {
         for (number, grad) in of_heads {
             reductions.push(&self.networks.shards[number].layout.name, grad, self.wire);
         }
-        Ok(Scored { scalars, grads, observed: loss.observed(), constrained, observations, student })
+        let observed = loss.observed();
+        // What heads gave was for the loss alone.
+        let bare = |outputs: Outputs| Outputs { heads: BTreeMap::new(), ..outputs };
+        let student = student.into_iter().map(bare).collect();
+        Ok(Scored { scalars, grads, observed, constrained, observations, student })
     }
 
     /// The graph of micro-batch `number`, there and back.

@@ -26,6 +26,8 @@ pub(super) struct Observation {
     pub(super) param: String,
     /// Its values.
     pub(super) values: Tensor<1>,
+    /// What it was when they were computed: rounded, where weights travel in fewer bits than they have.
+    pub(super) before: Tensor<1>,
 }
 
 impl<'a> Networks<'a> {
@@ -48,6 +50,18 @@ impl<'a> Networks<'a> {
         let Passes { sets, compute, .. } = passes;
         let cx = Context { leaves: &leaves, draws: &draws, totals: &[], sets, compute };
         let observed = unit.unit.observe(totals, &cx).into_iter();
-        observed.map(|(param, values)| Observation { of, unit: number, param, values }).collect()
+        let before = |param: &str| {
+            // A unit observes parameters that it lists.
+            let at = unit.layout.position(param).expect("a parameter of the unit");
+            unit.flat.clone().slice([unit.layout.params[at].range()])
+        };
+        let observation = |(param, values): (String, _)| Observation {
+            of,
+            unit: number,
+            before: before(&param),
+            param,
+            values,
+        };
+        observed.map(observation).collect()
     }
 }

@@ -13,6 +13,7 @@ use super::networks::{Networks, Observation};
 use super::pass::SlicedGrads;
 use super::pass::{Passes, UnitDraws, UnitTape};
 use super::phases::{Clock, Phases};
+use super::precision::Precision;
 use super::report::{Gradients, StepReport};
 use super::state::TrainState;
 use super::tape::Gathered;
@@ -364,7 +365,7 @@ impl Trainer {
 
     /// Writes what was observed into this rank's shards.
     fn write(&mut self, observations: Vec<Observation>) {
-        for Observation { of, unit, param, values } in observations {
+        for Observation { of, unit, param, values, before } in observations {
             let shard = &mut self.state.shards[unit];
             let found = shard.segments().find(|segment| segment.slot.spec.name == param);
             let Some((start, end, first)) =
@@ -372,10 +373,16 @@ impl Trainer {
             else {
                 continue;
             };
-            let values = host::to_host(values);
+            let Precision { gather, head_gather, .. } = self.config.precision;
+            let wire = if self.net.is_backbone(unit) { gather } else { head_gather };
+            let (values, before) = (host::to_host(values), host::to_host(before));
             for (_, buffer) in shard.buffers_mut().filter(|(name, _)| *name == of) {
                 host::on_host(buffer, |buffer| {
-                    buffer[start..end].copy_from_slice(&values[first..first + end - start]);
+                    let (values, before) = (&values[first..], &before[first..]);
+                    for ((master, value), before) in buffer[start..end].iter_mut().zip(values).zip(before) {
+                        // Masters keep the digits that did not travel.
+                        *master = if wire == Wire::F32 { *value } else { *master + (value - before) };
+                    }
                 });
             }
         }

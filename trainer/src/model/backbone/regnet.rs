@@ -25,6 +25,12 @@ const STEM_WIDTH: usize = 32;
 /// Channels of the excitation over those of the branch's input.
 const SQUEEZE: f64 = 0.25;
 
+/// Stages at most, each of which halves the grid.
+const MOST_STAGES: usize = 8;
+
+/// Channels at most.
+const MOST_WIDTH: usize = 65_536;
+
 /// Widths are multiples of it before groups are looked at.
 const QUANTUM: f64 = 8.0;
 
@@ -143,7 +149,9 @@ impl Design {
         let of_branch = |j: usize| {
             let on_line = w_0 + self.w_a * j as f64;
             let step = ((on_line / w_0).ln() / self.w_m.ln()).round_ties_even();
-            ((w_0 * self.w_m.powf(step) / QUANTUM).round_ties_even() * QUANTUM) as usize
+            let width = (w_0 * self.w_m.powf(step) / QUANTUM).round_ties_even() * QUANTUM;
+            // Beyond what may be; the design is refused.
+            width.min(2.0 * MOST_WIDTH as f64) as usize
         };
         let mut stages: Vec<Stage> = Vec::new();
         for width in (0..self.depth).map(of_branch) {
@@ -209,15 +217,24 @@ impl BackboneConfig for Config {
             return Err("model.image_px must be at least 1".into());
         }
         let Size::Design(Design { depth, w_0, w_a, w_m, group_width, .. }) = self.size else { return Ok(()) };
-        let line = w_a >= 0.0 && w_m > 1.0 && w_a.is_finite() && w_m.is_finite();
-        if depth == 0 || depth > 1000 || group_width == 0 || w_0 < QUANTUM as usize || !line {
+        let within = (0.0..=MOST_WIDTH as f64).contains(&w_a) && w_m > 1.0 && w_m.is_finite();
+        let sized = (1..=MOST_WIDTH).contains(&group_width) && (QUANTUM as usize..=MOST_WIDTH).contains(&w_0);
+        if !(1..=1000).contains(&depth) || !sized || !within {
             return Err(
-                "model.size: depth must lie in 1..=1000, group_width be at least 1, w_0 at least 8, w_a at least 0 and \
-                 w_m more than 1"
+                "model.size: depth must lie in 1..=1000, group_width in 1..=65536, w_0 in 8..=65536, w_a in 0..=65536 and \
+                 w_m must be more than 1"
                     .into(),
             );
         }
-        Ok(())
+        let stages = self.stages();
+        match stages.len() <= MOST_STAGES && stages.iter().all(|stage| stage.width <= MOST_WIDTH) {
+            true => Ok(()),
+            false => Err(format!(
+                "model.size: this design has {} stages, the widest of {} channels; it may have {MOST_STAGES} and {MOST_WIDTH}",
+                stages.len(),
+                stages.iter().map(|stage| stage.width).max().unwrap_or(0)
+            )),
+        }
     }
 
     fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>> {

@@ -116,8 +116,8 @@ fn layer(conv: &str, norm: &str, [input, output]: [usize; 2], kernel: usize, str
 
 impl BackboneConfig for Config {
     fn validate(&self) -> Result<(), String> {
-        if self.image_px == 0 || self.width == 0 {
-            return Err("model.image_px and model.width must be at least 1".into());
+        if self.image_px == 0 || !(1..=4096).contains(&self.width) {
+            return Err("model.image_px must be at least 1 and model.width lie in 1..=4096".into());
         }
         match stages(self.depth) {
             Some(_) => Ok(()),
