@@ -117,10 +117,8 @@ impl Method for LeJepa {
     }
 
     fn heads(&self) -> Vec<Head> {
-        let ends = ([self.width], [self.config.head_output]);
-        let widths = [&ends.0[..], &self.config.head_hidden, &ends.1].concat();
-        let normalizes = self.config.head_batch_norm;
-        let projection = Projection { name: "head.projection".into(), widths, normalizes };
+        let Config { head_hidden, head_output, head_batch_norm, .. } = &self.config;
+        let projection = Projection::of_head(self.width, head_hidden, *head_output, *head_batch_norm);
         vec![Head { name: HEAD, reads: Reads::Pooled, on: On::Student, units: vec![Box::new(projection)] }]
     }
 
@@ -143,20 +141,6 @@ impl Method for LeJepa {
         };
         let nothing = Tensor::zeros([1], &views[0].device());
         Ok(Box::new(LeJepaLoss { sigreg, n_central, weight: self.config.sigreg_weight, nothing }))
-    }
-
-    fn after_step(&mut self, _: &[f32]) {}
-
-    fn uninformed_loss(&self) -> Option<f64> {
-        None
-    }
-
-    fn state(&self) -> Vec<(String, Vec<f32>)> {
-        Vec::new()
-    }
-
-    fn load_state(&mut self, _: &[(String, Vec<f32>)]) -> Result<(), String> {
-        Ok(())
     }
 }
 

@@ -80,7 +80,9 @@ pub trait Method: Send + Sync {
     ) -> Result<Box<dyn BatchLoss>, EngineError>;
 
     /// Updates state that has no gradient, such as a center, from what the loss of an accepted step observed.
-    fn after_step(&mut self, observed: &[f32]);
+    fn after_step(&mut self, observed: &[f32]) {
+        let _ = observed;
+    }
 
     /// Scheduled values, such as temperatures, for the metrics row.
     fn knobs(&self, step: u64) -> Gauges {
@@ -89,16 +91,23 @@ pub trait Method: Send + Sync {
     }
 
     /// The value that [`MATCH_LOSS`] has when the student knows nothing, if there is one.
-    fn uninformed_loss(&self) -> Option<f64>;
+    fn uninformed_loss(&self) -> Option<f64> {
+        None
+    }
 
     /// What a checkpoint must hold: names and values.
-    fn state(&self) -> Vec<(String, Vec<f32>)>;
+    fn state(&self) -> Vec<(String, Vec<f32>)> {
+        Vec::new()
+    }
 
     /// Takes what a checkpoint held. Unknown names are ignored.
     ///
     /// # Errors
     /// The name of a value of the wrong length.
-    fn load_state(&mut self, state: &[(String, Vec<f32>)]) -> Result<(), String>;
+    fn load_state(&mut self, state: &[(String, Vec<f32>)]) -> Result<(), String> {
+        let _ = state;
+        Ok(())
+    }
 }
 
 /// A network that follows the student.

@@ -99,10 +99,8 @@ impl Method for SimClr {
     }
 
     fn heads(&self) -> Vec<Head> {
-        let ends = ([self.width], [self.config.head_output]);
-        let widths = [&ends.0[..], &self.config.head_hidden, &ends.1].concat();
-        let normalizes = self.config.head_batch_norm;
-        let projection = Projection { name: "head.projection".into(), widths, normalizes };
+        let Config { head_hidden, head_output, head_batch_norm, .. } = &self.config;
+        let projection = Projection::of_head(self.width, head_hidden, *head_output, *head_batch_norm);
         vec![Head { name: HEAD, reads: Reads::Pooled, on: On::Student, units: vec![Box::new(projection)] }]
     }
 
@@ -123,20 +121,6 @@ impl Method for SimClr {
         let positions = (0..views.len()).map(positions).collect();
         let nothing = Tensor::zeros([1], &views[0].device());
         Ok(Box::new(SimClrLoss { contrast, positions, nothing }))
-    }
-
-    fn after_step(&mut self, _: &[f32]) {}
-
-    fn uninformed_loss(&self) -> Option<f64> {
-        None
-    }
-
-    fn state(&self) -> Vec<(String, Vec<f32>)> {
-        Vec::new()
-    }
-
-    fn load_state(&mut self, _: &[(String, Vec<f32>)]) -> Result<(), String> {
-        Ok(())
     }
 }
 

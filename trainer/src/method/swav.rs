@@ -285,10 +285,8 @@ impl Method for Swav {
     }
 
     fn heads(&self) -> Vec<Head> {
-        let ends = ([self.width], [self.config.head_output]);
-        let widths = [&ends.0[..], &self.config.head_hidden, &ends.1].concat();
-        let normalizes = self.config.head_batch_norm;
-        let projection = Projection { name: "head.projection".into(), widths, normalizes };
+        let Config { head_hidden, head_output, head_batch_norm, .. } = &self.config;
+        let projection = Projection::of_head(self.width, head_hidden, *head_output, *head_batch_norm);
         let prototypes = UnitPrototypes {
             name: "head.prototypes".into(),
             input: self.config.head_output,

@@ -75,7 +75,8 @@ impl Sgd {
         Constants { scale: 0.0, pull: 0.0, rate: 0.0, momentum, nesterov: self.nesterov }
     }
 
-    /// An update at the rate `lr` with a decay of `weight_decay`, if `decayed`, and gradients times `clip`.
+    /// An update at the rate `lr` of a parameter that is decayed at the rate `decay`, if at all, with gradients times
+    /// `clip`.
     pub(super) fn constants(
         &self,
         lr: f64,

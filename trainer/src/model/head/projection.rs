@@ -25,6 +25,12 @@ pub(crate) struct Projection {
 }
 
 impl Projection {
+    /// The first unit of a head behind `width` channels.
+    pub(crate) fn of_head(width: usize, hidden: &[usize], output: usize, normalizes: bool) -> Self {
+        let widths = [&[width], hidden, &[output]].concat();
+        Self { name: "head.projection".into(), widths, normalizes }
+    }
+
     fn n_layers(&self) -> usize {
         self.widths.len() - 1
     }

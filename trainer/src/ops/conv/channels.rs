@@ -25,65 +25,61 @@ impl Channels {
 
 /// `[O, C/G, T]` into `[G, T·C/G, O/G]`.
 pub(super) fn packed(weight: &[f32], channels: Channels, n_taps: usize) -> Vec<f32> {
-    let [c, o] = channels.each();
     let mut packed = vec![0.0; weight.len()];
-    for (group, packed) in packed.chunks_exact_mut((n_taps * c * o).max(1)).enumerate() {
-        for (out, of_out) in weight[group * o * c * n_taps..].chunks_exact(c * n_taps).take(o).enumerate() {
-            for (input, taps) in of_out.chunks_exact(n_taps).enumerate() {
-                for (tap, value) in taps.iter().enumerate() {
-                    packed[(tap * c + input) * o + out] = *value;
-                }
-            }
-        }
-    }
+    for_each_weight(channels, n_taps, by_output(channels), |from, to| packed[to] = weight[from]);
     packed
 }
 
 /// `[G, T·C/G, O/G]` into `[O, C/G, T]`.
 pub(super) fn unpacked(packed: &[f32], channels: Channels, n_taps: usize) -> Vec<f32> {
-    let [c, o] = channels.each();
     let mut weight = vec![0.0; packed.len()];
-    for (group, packed) in packed.chunks_exact((n_taps * c * o).max(1)).enumerate() {
-        let of_group = weight[group * o * c * n_taps..].chunks_exact_mut(c * n_taps).take(o);
-        for (out, of_out) in of_group.enumerate() {
-            for (input, taps) in of_out.chunks_exact_mut(n_taps).enumerate() {
-                for (tap, value) in taps.iter_mut().enumerate() {
-                    *value = packed[(tap * c + input) * o + out];
-                }
-            }
-        }
-    }
+    for_each_weight(channels, n_taps, by_output(channels), |to, from| weight[to] = packed[from]);
     weight
-}
-
-/// `[O, C/G, T]` into `[G, T·O/G, C/G]` with the taps in reverse: what a gradient of the output is convolved with.
-pub(super) fn turned(weight: &[f32], channels: Channels, n_taps: usize) -> Vec<f32> {
-    let [c, o] = channels.each();
-    let mut turned = vec![0.0; weight.len()];
-    for (group, turned) in turned.chunks_exact_mut((n_taps * c * o).max(1)).enumerate() {
-        for (out, of_out) in weight[group * o * c * n_taps..].chunks_exact(c * n_taps).take(o).enumerate() {
-            for (input, taps) in of_out.chunks_exact(n_taps).enumerate() {
-                for (tap, value) in taps.iter().rev().enumerate() {
-                    turned[(tap * o + out) * c + input] = *value;
-                }
-            }
-        }
-    }
-    turned
 }
 
 /// `[O, C/G, T]` into `[G, T·O/G, C/G]`, taps in their order.
 pub(super) fn by_tap(weight: &[f32], channels: Channels, n_taps: usize) -> Vec<f32> {
-    let [c, o] = channels.each();
     let mut by_tap = vec![0.0; weight.len()];
-    for (group, by_tap) in by_tap.chunks_exact_mut((n_taps * c * o).max(1)).enumerate() {
-        for (out, of_out) in weight[group * o * c * n_taps..].chunks_exact(c * n_taps).take(o).enumerate() {
-            for (input, taps) in of_out.chunks_exact(n_taps).enumerate() {
-                for (tap, value) in taps.iter().enumerate() {
-                    by_tap[(tap * o + out) * c + input] = *value;
-                }
+    for_each_weight(channels, n_taps, by_input(channels), |from, to| by_tap[to] = weight[from]);
+    by_tap
+}
+
+/// `[O, C/G, T]` into `[G, T·O/G, C/G]` with the taps in reverse: what a gradient of the output is convolved with.
+pub(super) fn turned(weight: &[f32], channels: Channels, n_taps: usize) -> Vec<f32> {
+    let mut turned = vec![0.0; weight.len()];
+    let place = by_input(channels);
+    let reversed = |[tap, out, input]: [usize; 3]| place([n_taps - 1 - tap, out, input]);
+    for_each_weight(channels, n_taps, reversed, |from, to| turned[to] = weight[from]);
+    turned
+}
+
+/// Where tap, output and input channel lie in a group of `[T·C/G, O/G]`.
+fn by_output(channels: Channels) -> impl Fn([usize; 3]) -> usize {
+    let [c, o] = channels.each();
+    move |[tap, out, input]| (tap * c + input) * o + out
+}
+
+/// Where they lie in a group of `[T·O/G, C/G]`.
+fn by_input(channels: Channels) -> impl Fn([usize; 3]) -> usize {
+    let [c, o] = channels.each();
+    move |[tap, out, input]| (tap * o + out) * c + input
+}
+
+/// Calls `f` for every weight with its number in `[O, C/G, T]` and in groups ordered by `place`.
+#[inline(always)]
+fn for_each_weight(
+    channels: Channels,
+    n_taps: usize,
+    place: impl Fn([usize; 3]) -> usize,
+    mut f: impl FnMut(usize, usize),
+) {
+    let [c, o] = channels.each();
+    for out in 0..channels.output {
+        let start = out / o * (n_taps * c * o);
+        for input in 0..c {
+            for tap in 0..n_taps {
+                f((out * c + input) * n_taps + tap, start + place([tap, out % o, input]));
             }
         }
     }
-    by_tap
 }
