@@ -1,0 +1,65 @@
+"""Images and views of a recipe with the usual tools: PIL and torchvision transforms in a DataLoader."""
+
+import glob
+import io
+import tarfile
+
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms as T
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class Shards(Dataset):
+    """All labelled images of some shards, held in memory as the bytes they are."""
+
+    def __init__(self, pattern, transform):
+        self.images, self.labels, self.transform = [], [], transform
+        for path in sorted(glob.glob(pattern)):
+            parts = {}
+            with tarfile.open(path) as tar:
+                for member in tar:
+                    key, _, extension = member.name.partition(".")
+                    parts.setdefault(key, {})[extension] = tar.extractfile(member).read()
+            for sample in parts.values():
+                self.labels.append(int(sample.pop("cls")))
+                self.images.append(next(iter(sample.values())))
+        if not self.images:
+            raise SystemExit(f"no images in {pattern}")
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, i):
+        return self.transform(Image.open(io.BytesIO(self.images[i])).convert("RGB"))
+
+
+class MultiCrop:
+    """The views of a recipe, one transform per view, grouped by size."""
+
+    def __init__(self, crops):
+        self.groups = {}
+        for crop in crops:
+            j = crop.get("jitter", {})
+            strengths = [j.get(key, 0.0) for key in ("brightness", "contrast", "saturation", "hue")]
+            transform = T.Compose([
+                T.RandomResizedCrop(crop["size_px"], scale=tuple(crop["scale"]), interpolation=T.InterpolationMode.BICUBIC),
+                T.RandomHorizontalFlip(crop.get("flip_p", 0.0)),
+                T.RandomApply([T.ColorJitter(*strengths)], p=j.get("p", 0.0)),
+                T.RandomGrayscale(crop.get("gray_p", 0.0)),
+                T.RandomApply([T.GaussianBlur(9, tuple(crop.get("blur_sigma", (0.1, 2.0))))], p=crop.get("blur_p", 0.0)),
+                T.RandomSolarize(128, crop.get("solarize_p", 0.0)),
+                T.ToTensor(),
+                T.Normalize(MEAN, STD),
+            ])
+            self.groups.setdefault(crop["size_px"], []).extend([transform] * crop["count"])
+
+    def __call__(self, image):
+        return [torch.stack([view(image) for view in views]) for views in self.groups.values()]
+
+
+def batches(data, batch, workers):
+    while True:
+        yield from DataLoader(data, batch, shuffle=True, drop_last=True, num_workers=workers, persistent_workers=False)

@@ -1,0 +1,179 @@
+"""Objectives of the small recipes in PyTorch: DINO and LeJEPA written out, SimCLR and SwAV with lightly's losses.
+
+A method has `trained`, the modules under gradients; `scored`, the backbone that k-NN looks at; `loss(step, groups)`
+of views [B, V, C, H, W] by size, with embeddings [B, D] of the first; and `after(step)`, behind an optimizer step.
+"""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from peer_networks import DinoHead, build, projection
+
+
+def flat(groups):
+    """Views [V*B, C, H, W] of every size."""
+    return [g.transpose(0, 1).flatten(0, 1) for g in groups]
+
+
+def targets(logits, center, temp, centering):
+    """Teacher probabilities of `logits` [V, B, K]."""
+    if centering == "mean":
+        return ((logits - center) / temp).softmax(-1)
+    v, b, k = logits.shape
+    q = ((logits - logits.max()) / temp).exp().clamp_min(1e-30).reshape(v * b, k)
+    for _ in range(3):
+        q = q / (q.sum(0) * (k / (v * b)))
+        q = q / q.sum(1, keepdim=True)
+    return q.reshape(v, b, k)
+
+
+def koleo(x):
+    """Mean negative logarithm of the distance to the nearest neighbor, `x` [B, D]."""
+    x = F.normalize(x, dim=-1)
+    with torch.no_grad():
+        nearest = (x @ x.T).fill_diagonal_(-1).argmax(1)
+    return -(F.pairwise_distance(x, x[nearest], eps=1e-8) + 1e-8).log().mean()
+
+
+class Dino:
+    KEYS = (
+        "name prototypes head_hidden head_bottleneck head_init_std freeze_last_layer teacher_temp teacher_temp_warmup"
+        " student_temp centering center_decay koleo_weight"
+    )
+
+    def __init__(self, recipe, clock):
+        self.method = recipe["method"]
+        backbone, width = build(recipe["model"])
+        self.trained = nn.ModuleList([backbone, DinoHead(width, self.method)])
+        self.teacher = copy.deepcopy(self.trained).requires_grad_(False)
+        self.scored = self.teacher[0]
+        self.center = torch.zeros(self.method["prototypes"])
+        self.decay = clock.cosine(*recipe["teacher"]["decay"])
+        self.temps, self.temp_ramp = self.method["teacher_temp"], clock.steps_of(self.method["teacher_temp_warmup"])
+        self.frozen = clock.steps_of(self.method.get("freeze_last_layer", {"epochs": 1}))
+
+    def temp(self, step):
+        low, high = self.temps
+        return high if step >= self.temp_ramp else low + (high - low) * step / self.temp_ramp
+
+    def loss(self, step, groups):
+        method, x, views = self.method, flat(groups), [g.shape[1] for g in groups]
+        with torch.no_grad():
+            self.logits = self.teacher[1](self.teacher[0](x[0])).unflatten(0, (views[0], -1))
+            probs = targets(self.logits, self.center, self.temp(step), method.get("centering", "mean"))
+        embeddings = [self.trained[0](x) for x in x]
+        log_probs = torch.cat([
+            F.log_softmax(self.trained[1](e) / method.get("student_temp", 0.1), -1).unflatten(0, (v, -1))
+            for e, v in zip(embeddings, views)
+        ])
+        pairs = [(i, j) for i in range(len(probs)) for j in range(len(log_probs)) if i != j]
+        loss = -sum((probs[i] * log_probs[j]).sum(-1).mean() for i, j in pairs) / len(pairs)
+        if weight := method.get("koleo_weight", 0.0):
+            loss = loss + weight * sum(koleo(view) for view in embeddings[0].unflatten(0, (views[0], -1)))
+        return loss, embeddings[0]
+
+    def before_update(self, step):
+        if step < self.frozen:
+            self.trained[1].prototypes.grad = None
+
+    @torch.no_grad()
+    def after(self, step):
+        d, c = self.decay(step), self.method.get("center_decay", 0.9)
+        for t, s in zip(self.teacher.parameters(), self.trained.parameters()):
+            t.mul_(d).add_(s, alpha=1 - d)
+        self.center = self.center * c + self.logits.mean((0, 1)) * (1 - c)
+
+
+class WithoutTeacher:
+    def __init__(self, recipe, clock):
+        self.method = recipe["method"]
+        self.scored, width = build(recipe["model"])
+        self.trained = nn.ModuleList([self.scored, projection(width, self.method)])
+
+    def embed(self, groups):
+        """Embeddings [V, B, Z] of all views, and what the backbone makes of those of the first size."""
+        embeddings = [self.scored(x) for x in flat(groups)]
+        z = torch.cat([self.trained[1](e).unflatten(0, (g.shape[1], -1)) for e, g in zip(embeddings, groups)])
+        return z, embeddings[0]
+
+    def before_update(self, step):
+        pass
+
+    def after(self, step):
+        pass
+
+
+class SimClr(WithoutTeacher):
+    KEYS = "name temperature head_hidden head_output head_batch_norm"
+
+    def __init__(self, recipe, clock):
+        from lightly.loss import NTXentLoss
+
+        super().__init__(recipe, clock)
+        self.contrast = NTXentLoss(self.method.get("temperature", 0.1))
+
+    def loss(self, step, groups):
+        z, embeddings = self.embed(groups)
+        return self.contrast(z[0], z[1]), embeddings
+
+
+class Swav(WithoutTeacher):
+    KEYS = "name prototypes head_hidden head_output head_batch_norm temperature epsilon sinkhorn_iterations freeze_prototypes"
+
+    def __init__(self, recipe, clock):
+        from lightly.loss import SwaVLoss
+
+        super().__init__(recipe, clock)
+        m = self.method
+        # lightly's own prototypes have a bias; the paper's have none.
+        self.prototypes = nn.Linear(m["head_output"], m["prototypes"], bias=False)
+        self.trained.append(self.prototypes)
+        self.swap = SwaVLoss(m.get("temperature", 0.1), m.get("sinkhorn_iterations", 3), m.get("epsilon", 0.05))
+        self.frozen = clock.steps_of(m.get("freeze_prototypes", {"epochs": 1}))
+
+    def loss(self, step, groups):
+        with torch.no_grad():
+            self.prototypes.weight.copy_(F.normalize(self.prototypes.weight))
+        z, embeddings = self.embed(groups)
+        scores = list(self.prototypes(F.normalize(z, dim=-1)))
+        n_global = groups[0].shape[1]
+        return self.swap(scores[:n_global], scores[n_global:]).squeeze(), embeddings
+
+    def before_update(self, step):
+        if step < self.frozen:
+            self.prototypes.weight.grad = None
+
+
+class LeJepa(WithoutTeacher):
+    """The formulas of the paper; the minimal example of its authors has the same, centred on all views."""
+
+    KEYS = "name sigreg_weight directions center head_hidden head_output head_batch_norm"
+
+    def __init__(self, recipe, clock):
+        recipe["method"].setdefault("head_batch_norm", True)
+        super().__init__(recipe, clock)
+        self.t = torch.linspace(0, 3, 17)
+        weights = torch.full((17,), 2 * (3 / 16))
+        weights[[0, -1]] = 3 / 16
+        self.normal = (-self.t.square() / 2).exp()
+        self.weights = weights * self.normal
+
+    def sigreg(self, z):
+        """How far embeddings `z` [V, B, Z] are from standard normals, views by themselves."""
+        a = F.normalize(torch.randn(z.shape[-1], self.method.get("directions", 256)), dim=0)
+        waves = (z @ a).unsqueeze(-1) * self.t
+        error = (waves.cos().mean(1) - self.normal).square() + waves.sin().mean(1).square()
+        return z.shape[1] * (error @ self.weights).mean()
+
+    def loss(self, step, groups):
+        z, embeddings = self.embed(groups)
+        n_center = len(z) if self.method.get("center", "global") == "all" else groups[0].shape[1]
+        agreement = (z - z[:n_center].mean(0)).square().mean()
+        weight = self.method.get("sigreg_weight", 0.02)
+        return (1 - weight) * agreement + weight * self.sigreg(z), embeddings
+
+
+METHODS = {"dino": Dino, "simclr": SimClr, "swav": Swav, "lejepa": LeJepa}
