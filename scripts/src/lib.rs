@@ -53,6 +53,7 @@ enum Verb {
 
 /// Runs the program on the process's arguments.
 pub fn main() -> ExitCode {
+    memory::keep_freed_memory();
     let asked = std::env::var("OCELLI_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
     let filter = asked.unwrap_or_else(|| Targets::new().with_default(LevelFilter::WARN));
     let lines =

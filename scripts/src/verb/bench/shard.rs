@@ -52,15 +52,15 @@ pub(crate) struct Heap;
 
 impl MemoryGauge for Heap {
     fn bytes(&self) -> usize {
-        MEMORY.current_usage()
+        MEMORY.in_use()
     }
 
     fn peak_bytes(&self) -> usize {
-        MEMORY.peak_usage()
+        MEMORY.peak()
     }
 
     fn reset_peak(&self) {
-        MEMORY.reset_peak_usage();
+        MEMORY.reset_peak();
     }
 }
 

@@ -105,7 +105,7 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
         done / needed
     );
     // The host's own peak, where that is where it computes.
-    let memory = peak_bytes.unwrap_or(MEMORY.peak_usage() as u64);
+    let memory = peak_bytes.unwrap_or(MEMORY.peak() as u64);
     println!("{:<18} {:9.2} GB", "memory, peak", memory as f64 / 1e9);
     if args.json {
         let phases: serde_json::Map<String, serde_json::Value> =
