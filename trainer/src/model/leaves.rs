@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use burn_tensor::{DType, Gradients, Tensor};
+use burn_tensor::{DType, Device, Gradients, Tensor};
 
 use super::layout::UnitLayout;
 use super::params::Role;
+use crate::device::host::add;
 use crate::ops::SharedGradient;
 
 /// The parameters of a unit, cut from its flat buffer.
@@ -49,21 +50,46 @@ impl<'a> Leaves<'a> {
 
     /// The gradients of all parameters as one flat buffer of `[padded]` in f32; zeros where there is none.
     pub fn gradient(&self, grads: &mut Gradients) -> Tensor<1> {
-        let device = self.tensors[0].device().inner();
-        let mut parts: Vec<Tensor<1>> = self
-            .layout
-            .params
-            .iter()
-            .zip(self.tensors.iter().zip(&self.gradients))
-            .map(|(param, (leaf, shared))| {
-                let grad = shared.take().or_else(|| leaf.grad_remove(grads));
-                let grad = grad.map(|grad| grad.cast(DType::F32));
-                grad.unwrap_or_else(|| Tensor::zeros([param.spec.numel()], &device))
-            })
-            .collect();
-        let padding = self.layout.padded - self.layout.numel;
+        self.gradients(grads).flat(self.layout)
+    }
+
+    /// The gradients of the parameters that have one, in f32.
+    pub fn gradients(&self, grads: &mut Gradients) -> ParamGrads {
+        let mut of_leaf = |(leaf, shared): (&Tensor<1>, &SharedGradient)| {
+            let grad = shared.take().or_else(|| leaf.grad_remove(grads));
+            grad.map(|grad| grad.cast(DType::F32))
+        };
+        let parts = self.tensors.iter().zip(&self.gradients).map(&mut of_leaf).collect();
+        ParamGrads { parts, device: self.tensors[0].device().inner() }
+    }
+}
+
+/// Gradients of a unit's parameters. A stage of a unit uses few of them: the others take neither memory nor time.
+pub struct ParamGrads {
+    /// By parameter of the layout, `[numel]`.
+    parts: Vec<Option<Tensor<1>>>,
+    device: Device,
+}
+
+impl ParamGrads {
+    /// The sum of both, parameter by parameter.
+    pub fn plus(self, other: Self) -> Self {
+        let sum = |pair: (Option<Tensor<1>>, Option<Tensor<1>>)| match pair {
+            (Some(a), Some(b)) => Some(add(a, b)),
+            (a, b) => a.or(b),
+        };
+        Self { parts: self.parts.into_iter().zip(other.parts).map(sum).collect(), device: self.device }
+    }
+
+    /// One flat buffer of `[padded]`; zeros where there is none.
+    pub fn flat(self, layout: &UnitLayout) -> Tensor<1> {
+        let zeros = |len: usize| Tensor::<1>::zeros([len], &self.device);
+        let params = layout.params.iter().zip(self.parts);
+        let mut parts: Vec<_> =
+            params.map(|(param, grad)| grad.unwrap_or_else(|| zeros(param.spec.numel()))).collect();
+        let padding = layout.padded - layout.numel;
         if padding > 0 {
-            parts.push(Tensor::zeros([padding], &device));
+            parts.push(zeros(padding));
         }
         Tensor::cat(parts, 0)
     }

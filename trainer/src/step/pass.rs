@@ -16,8 +16,8 @@ use crate::comm::communicator::Comm;
 use crate::comm::engine::EngineError;
 use crate::comm::ordered;
 use crate::comm::peers::Peers;
-use crate::device::host::add;
 use crate::device::workers::Workers;
+use crate::model::leaves::ParamGrads;
 use crate::model::unit::{Draws, StageOutput, StatSets};
 
 /// What takes micro-batches through units.
@@ -202,7 +202,7 @@ impl<'p> Passes<'p> {
         clear: Clear<'_>,
     ) -> Result<(Vec<SlicedGrads>, Tensor<1>), EngineError> {
         let mut at_sums = Totals::new();
-        let mut flat: Option<Tensor<1>> = None;
+        let mut params: Option<ParamGrads> = None;
         for (stage, tape) in self.replayed(unit, tape, draws, wants_input)?.into_iter().enumerate().rev() {
             if stage == 0 {
                 clear()?;
@@ -218,19 +218,20 @@ impl<'p> Passes<'p> {
                     let beside = self.beside(stage, &draws[number][i], totals);
                     unit.backward(kept, OutputGrads { features, sums }, beside, wants_input)
                 });
-                let mut sum: Option<Tensor<1>> = None;
-                for InputGrads { features, totals, flat } in results {
+                let mut sum: Option<ParamGrads> = None;
+                for InputGrads { features, totals, params } in results {
                     grads[number].push(features);
                     at_totals[number].push(totals);
-                    sum = Some(added(sum, flat));
+                    sum = Some(added(sum, params));
                 }
                 sum.expect("a micro-batch has at least one slice")
             };
-            let of_stage = ordered::fold(draws.len(), &mut run, &add);
-            flat = Some(added(flat, of_stage));
+            let of_stage = ordered::fold(draws.len(), &mut run, &ParamGrads::plus);
+            params = Some(added(params, of_stage));
             at_sums = self.totals(unit.unit.name(), &at_totals)?;
         }
-        Ok((grads, flat.expect("a unit has at least one stage")))
+        let params = params.expect("a unit has at least one stage");
+        Ok((grads, params.flat(unit.layout)))
     }
 
     /// The stages of `tape`; where only the unit's input was kept, they run again with the totals that they met.
@@ -301,9 +302,9 @@ fn parted(outputs: Vec<StageOutput>) -> (Vec<Groups>, SlicedSums) {
     outputs.into_iter().map(|output| (output.features, output.sums)).unzip()
 }
 
-fn added(sum: Option<Tensor<1>>, term: Tensor<1>) -> Tensor<1> {
+fn added(sum: Option<ParamGrads>, term: ParamGrads) -> ParamGrads {
     match sum {
-        Some(sum) => add(sum, term),
+        Some(sum) => sum.plus(term),
         None => term,
     }
 }

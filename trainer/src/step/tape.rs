@@ -5,7 +5,7 @@ use burn_tensor::{DType, Tensor};
 use super::batch::{FeatureGrads, GroupGrads, Groups};
 use crate::model::features::Features;
 use crate::model::layout::UnitLayout;
-use crate::model::leaves::Leaves;
+use crate::model::leaves::{Leaves, ParamGrads};
 use crate::model::unit::{Context, Draws, StageOutput, StatSets, Unit};
 use crate::ops::seed;
 
@@ -54,8 +54,8 @@ pub(crate) struct InputGrads {
     pub(crate) features: GroupGrads,
     /// Of the totals, by set.
     pub(crate) totals: Vec<Tensor<1>>,
-    /// Of the flat buffer of parameters, `[padded]`.
-    pub(crate) flat: Tensor<1>,
+    /// Of the parameters.
+    pub(crate) params: ParamGrads,
 }
 
 /// A unit with its layout and its gathered parameters.
@@ -126,7 +126,7 @@ impl<'a> Gathered<'a, '_> {
         let totals = totals
             .iter()
             .map(|total| total.grad_remove(&mut grads).unwrap_or_else(|| total.clone().inner().zeros_like()));
-        InputGrads { features, totals: totals.collect(), flat: leaves.gradient(&mut grads) }
+        InputGrads { features, totals: totals.collect(), params: leaves.gradients(&mut grads) }
     }
 
     fn graph(&self, input: Groups, beside: Beside<'_>, wants_input: bool) -> Graph<'a> {

@@ -55,8 +55,22 @@ impl Plane {
     fn fill(&mut self, image: &[f32], geometry: &Geometry, width: usize, channels: usize, first: usize) {
         let values = &mut self.values;
         Self::each_cell(self.columns, geometry, [width, channels], |to, from| {
-            values[to..to + width].copy_from_slice(&image[from + first..from + first + width]);
+            copy_cell(&image[from + first..from + first + width], &mut values[to..to + width]);
         });
+    }
+}
+
+/// Copies the channels of a cell. Their number is known in each branch, so that none of them is a call.
+#[inline(always)]
+fn copy_cell(from: &[f32], to: &mut [f32]) {
+    fn copy<const W: usize>(from: &[f32], to: &mut [f32]) {
+        to[..W].copy_from_slice(&from[..W]);
+    }
+    match to.len() {
+        8 => copy::<8>(from, to),
+        16 => copy::<16>(from, to),
+        24 => copy::<24>(from, to),
+        _ => to.copy_from_slice(from),
     }
 }
 
@@ -115,7 +129,7 @@ pub(super) fn input_gradient(
             }
             let (values, first) = (&plane.values, group * c);
             Plane::each_cell(plane.columns, geometry, [c, channels.input], |from, to| {
-                gx[to + first..to + first + c].copy_from_slice(&values[from..from + c]);
+                copy_cell(&values[from..from + c], &mut gx[to + first..to + first + c]);
             });
         }
     }
