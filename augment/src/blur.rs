@@ -23,7 +23,7 @@ pub struct GaussianBlur {
     padded: Vec<f32>,
 }
 
-/// `exp(-x² / 2σ²)` over `x` in -4..=4, normalised.
+/// `exp(-x² / 2σ²)` over `x` in -4..=4, normalized.
 pub fn taps(sigma: f32) -> [f32; N_TAPS] {
     let weights: [f32; N_TAPS] = std::array::from_fn(|i| {
         let x = (i as f32 - RADIUS as f32) / sigma;

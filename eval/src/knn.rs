@@ -1,7 +1,7 @@
 //! Weighted nearest-neighbor classification (Wu et al. 2018; the protocol of DINO).
 //!
 //! ```text
-//! s_i = x · x_i over L2-normalised rows; the k largest vote for their class with exp(s_i / T)
+//! s_i = x · x_i over L2-normalized rows; the k largest vote for their class with exp(s_i / T)
 //! ```
 
 use rayon::prelude::*;
@@ -30,7 +30,7 @@ impl KnnScores {
     }
 }
 
-/// The `k` rows of `train` most similar to each row of `test`, best first; both normalised.
+/// The `k` rows of `train` most similar to each row of `test`, best first; both normalized.
 pub(crate) fn neighbors(train: &FeatureSet, test: &FeatureSet, k: usize) -> Vec<Vec<(usize, f32)>> {
     let search = |row: usize| {
         let query = test.row(row);

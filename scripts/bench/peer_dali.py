@@ -1,7 +1,7 @@
 """DALI on the CPU, beside `ocelli bench loader`: the same crops and colors, as DALI does them.
 
 DINOv2's multi-crop (2 views of 224 px and 8 of 96) or one random-resized crop, on the shards that are given,
-over and over, as normalised f32 batches of 64. Needs nvidia-dali-cuda120; no GPU.
+over and over, as normalized f32 batches of 64. Needs nvidia-dali-cuda120; no GPU.
 
     python scripts/bench/peer_dali.py 'photos-*.tar' --recipe dinov2 --threads 2 --seconds 10
 """

@@ -3,7 +3,7 @@
 timm's vision transformer with scaled-dot-product attention, DINO's head with a weight-normed last layer, a
 centered and sharpened teacher, bf16 autocast (residuals stay f32, where ours are bf16), fused AdamW, gradients
 clipped by parameter, a moving-average teacher in one foreach pass; two views of 224 and eight of 96 an image as bytes
-that are normalised on the device, to which they are copied within the step. Needs torch and timm.
+that are normalized on the device, to which they are copied within the step. Needs torch and timm.
 
     python scripts/bench/peer_dino.py --model vit_small_patch16_224 --batch 64 [--compile] [--device cpu]
 

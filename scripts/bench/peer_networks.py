@@ -75,7 +75,7 @@ class DinoHead(nn.Module):
 
 
 def projection(d, m):
-    """Linear layers with batch normalisation and rectifiers between them."""
+    """Linear layers with batch normalization and rectifiers between them."""
     widths = [d, *m["head_hidden"]]
     layers = []
     for i, o in zip(widths, widths[1:]):

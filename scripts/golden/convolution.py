@@ -157,7 +157,7 @@ def convolutions() -> dict[str, torch.Tensor]:
 
 
 def batch_norms() -> dict[str, torch.Tensor]:
-    """Batch normalisation in training, three times in a row; the third time one channel is constant."""
+    """Batch normalization in training, three times in a row; the third time one channel is constant."""
     out = {}
     generator = torch.Generator().manual_seed(2)
     norm = torch.nn.BatchNorm2d(6).double()
@@ -227,7 +227,7 @@ def optimizers() -> dict[str, torch.Tensor]:
 
 
 def objectives() -> dict[str, torch.Tensor]:
-    """NT-Xent, and LeJEPA's regulariser as its paper's listing has it, with gradients at the embeddings."""
+    """NT-Xent, and LeJEPA's regularizer as its paper's listing has it, with gradients at the embeddings."""
     generator = torch.Generator().manual_seed(4)
     out = {}
     z = normal(generator, 8, 2, 6).requires_grad_()

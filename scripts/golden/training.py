@@ -37,7 +37,7 @@ def pixels(generator: torch.Generator, *shape: int) -> torch.Tensor:
     return (color + noise).clamp(0, 255).to(torch.uint8)
 
 
-def normalised(images: torch.Tensor) -> torch.Tensor:
+def normalized(images: torch.Tensor) -> torch.Tensor:
     return (images.double() / 255 - MEAN) / STD
 
 
@@ -100,7 +100,7 @@ class Network(torch.nn.Module):
 
     def forward(self, groups: list[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Logits by size of view, and the class tokens of the first size; views are `[B, V, 3, S, S]`."""
-        tokens = [self.backbone(normalised(group.flatten(0, 1)))[:, 0] for group in groups]
+        tokens = [self.backbone(normalized(group.flatten(0, 1)))[:, 0] for group in groups]
         by_view = lambda x, group: x.view(len(group), group.shape[1], -1)
         logits = [by_view(self.head(x), group) for x, group in zip(tokens, groups)]
         return logits, by_view(tokens[0], groups[0])
@@ -136,7 +136,7 @@ def backbones() -> dict[str, torch.Tensor]:
         total = 0.0
         for size in (16, 8, 24):
             images = pixels(generator, 2, 3, size, size)
-            tokens = backbone(normalised(images))
+            tokens = backbone(normalized(images))
             weights = normal(generator, *tokens.shape)
             total = total + (tokens * weights).sum()
             made |= {f"{kind}.{size}.images": images, f"{kind}.{size}.tokens": tokens,

@@ -41,7 +41,8 @@ enum Verb {
     Pretrain(verb::pretrain::Args),
     /// Score frozen features by k-NN and a linear probe.
     Probe(verb::probe::Args),
-    /// Write a checkpoint's backbone as one safetensors file with timm's names.
+    /// Write a checkpoint's backbone as one safetensors file with the names of timm (ViT) or torchvision (ResNet,
+    /// RegNetY).
     Export(verb::export::Args),
     /// Memory, traffic, time and goodput of a run before it is started, for any number of ranks.
     Plan(verb::plan::Args),

@@ -44,6 +44,8 @@ fn crop(count: usize, size_px: usize) -> String {
 }
 
 const RESNET: &str = "arch = 'resnet'\ndepth = 10\nwidth = 4\nstem = 'small'";
+const REGNET: &str =
+    "arch = 'regnet_y'\nsize = { depth = 2, w_0 = 8, w_a = 8.0, w_m = 2.0, group_width = 8 }";
 const VIT: &str = "arch = 'vit'\npatch_px = 4\nwidth = 16\ndepth = 1\nheads = 2";
 const SWAV: &str = "name = 'swav'\nprototypes = 12\nhead_hidden = [16]\nhead_output = 8\nqueue = 12\n\
                     queue_start = { steps = 2 }\nfreeze_prototypes = { steps = 2 }";
@@ -110,6 +112,10 @@ fn what_does_not_go_together_is_named() {
     refused(&swav, &["optim.stat_groups=3"], &["optim.stat_groups 3", "micro-batches"]);
     refused(&swav, &["model.depth=20"], &["model.depth 20", "18"]);
     refused(&swav, &["model.stem=imagenet"], &["views", "32 px"]);
+    let regnet = recipe(REGNET, SIMCLR, 0, "");
+    refused(&regnet, &["model.size=900mf"], &["900mf", "did you mean `800mf`"]);
+    refused(&regnet, &["model.size.group=8"], &["`group`", "did you mean `group_width`"]);
+    refused(&regnet, &["model.size=3"], &["800mf", "group_width"]);
     refused(
         &recipe(VIT, SIMCLR, 0, ""),
         &["optim.batch_size=1", "optim.micro_batches=1"],

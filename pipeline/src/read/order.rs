@@ -2,7 +2,7 @@
 //!
 //! Positions count samples in one endless stream; epoch `e` is positions `[e·n, (e+1)·n)`. Within
 //! an epoch the shards are permuted, taken in windows of `window_shards`, and the samples of a
-//! window are permuted together: reads stay within a few shards while neighbours come from all of
+//! window are permuted together: reads stay within a few shards while neighbors come from all of
 //! them. World size never enters. Entering the stream anywhere costs nothing but the shard
 //! permutation of that epoch.
 

@@ -30,7 +30,7 @@ pub(crate) struct Args {
     /// Score the student even if the method has a teacher.
     #[arg(long)]
     student: bool,
-    /// Score a randomly initialised network and raw pixels too.
+    /// Score a randomly initialized network and raw pixels too.
     #[arg(long)]
     baseline: bool,
     /// Side of the images, in place of the model's.

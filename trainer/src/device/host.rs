@@ -45,11 +45,16 @@ pub fn add(mut a: Tensor<1>, b: Tensor<1>) -> Tensor<1> {
     a
 }
 
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn add_slices(a: &mut [f32], b: &[f32]) {
-    for (a, b) in a.iter_mut().zip(b) {
-        *a += b;
+/// Writes `values` into a flat tensor from `start` on, where the tensor lies.
+pub fn assign(tensor: &mut Tensor<1>, start: usize, values: &Tensor<1>) {
+    let range = start..start + values.dims()[0];
+    if !is_host(tensor) {
+        // Taken, so that there is no second holder for whose sake all of it would be copied.
+        let taken = std::mem::replace(tensor, Tensor::zeros([1], &values.device()));
+        *tensor = taken.slice_assign([range], values.clone());
+        return;
     }
+    with_slice(values, |values| on_host(tensor, |tensor| tensor[range].copy_from_slice(values)));
 }
 
 /// A flat tensor times a number, in its own memory where nobody else holds it.
@@ -59,4 +64,27 @@ pub fn scale(mut a: Tensor<1>, factor: f32) -> Tensor<1> {
     }
     on_host(&mut a, |a| a.iter_mut().for_each(|value| *value *= factor));
     a
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn add_slices(a: &mut [f32], b: &[f32]) {
+    for (a, b) in a.iter_mut().zip(b) {
+        *a += b;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::twin::devices;
+
+    #[test]
+    fn values_are_assigned_where_the_tensor_lies() {
+        for device in devices() {
+            let mut tensor = Tensor::<1>::from_floats([1.0, 2.0, 3.0, 4.0], &device);
+            assign(&mut tensor, 1, &Tensor::from_floats([7.0, 8.0], &device));
+            assert_eq!(tensor.device(), device);
+            assert_eq!(to_host(tensor), [1.0, 7.0, 8.0, 4.0]);
+        }
+    }
 }

@@ -2,7 +2,8 @@
 //! machine's time failures leave.
 //!
 //! ```text
-//! persistent   4·(student + followers + m + v + gradient) = 20 · P / S with one follower        S ranks of a shard group
+//! persistent   4·(student + followers + moments + gradient) · P / S        S ranks of a shard group; AdamW has two moments,
+//!              SGD one
 //! gathered     two units on their way, the head, and what is kept (graphs of K units; all with `grad`)
 //! traffic      full (2·P + P - kept) gathered, P reduced;  grad 2·P gathered, P reduced;  none 2·P reduced
 //! time         max(compute, communication) where the two overlap

@@ -1,4 +1,4 @@
-//! Convolutions, batch normalisation and the networks that are made of them (`scripts/golden/convolution.py`).
+//! Convolutions, batch normalization and the networks that are made of them (`scripts/golden/convolution.py`).
 
 use burn_tensor::{DType, Device, Tensor};
 

@@ -5,7 +5,7 @@
 //! loss = (1 - λ) mean_v,d (z_v - mean_{global} z)²  +  λ mean_v sigreg(z_v)
 //! ```
 //!
-//! No teacher, no stop of gradients and no schedule of its own. Directions of the regulariser are drawn anew each step.
+//! No teacher, no stop of gradients and no schedule of its own. Directions of the regularizer are drawn anew each step.
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
@@ -26,10 +26,10 @@ const HEAD: &str = "head";
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Weight of the regulariser, λ.
+    /// Weight of the regularizer, λ.
     #[serde(default = "default_weight")]
     pub sigreg_weight: f64,
-    /// Directions of the regulariser, M.
+    /// Directions of the regularizer, M.
     #[serde(default = "default_directions")]
     pub directions: usize,
     /// Views whose mean all views are drawn to.
@@ -40,7 +40,7 @@ pub struct Config {
     pub head_hidden: Vec<usize>,
     /// Channels of an embedding.
     pub head_output: usize,
-    /// Whether the head's hidden layers are normalised over the batch.
+    /// Whether the head's hidden layers are normalized over the batch.
     #[serde(default = "default_batch_norm")]
     pub head_batch_norm: bool,
 }

@@ -39,7 +39,7 @@ pub struct Config {
     /// Channels in which views are compared.
     #[serde(default = "default_output")]
     pub head_output: usize,
-    /// Whether the head's hidden layers are normalised over the batch.
+    /// Whether the head's hidden layers are normalized over the batch.
     #[serde(default)]
     pub head_batch_norm: bool,
 }

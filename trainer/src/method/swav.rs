@@ -1,5 +1,5 @@
 //! SwAV: every view predicts the prototypes to which another view of its image is assigned (Caron et al. 2020); with a
-//! head without batch normalisation it is SEER's objective (Goyal et al. 2021).
+//! head without batch normalization it is SEER's objective (Goyal et al. 2021).
 //!
 //! ```text
 //! z_v = head(student(x_v))      s_v = ẑ_v · Cᵀ      ẑ = z / |z|, prototypes C of length one
@@ -50,7 +50,7 @@ pub struct Config {
     /// Channels of an embedding.
     #[serde(default = "default_output")]
     pub head_output: usize,
-    /// Whether the head's hidden layers are normalised over the batch: SwAV's are, SEER's are not.
+    /// Whether the head's hidden layers are normalized over the batch: SwAV's are, SEER's are not.
     #[serde(default = "default_batch_norm")]
     pub head_batch_norm: bool,
     /// Temperature of the predictions, τ.

@@ -1,4 +1,4 @@
-//! Batch normalisation whose statistics are those of the whole batch (Ioffe and Szegedy 2015).
+//! Batch normalization whose statistics are those of the whole batch (Ioffe and Szegedy 2015).
 //!
 //! ```text
 //! n, s, q = rows, Σ (x - μ), Σ (x - μ)²       summed over the batch, by set of statistics; μ the running mean
@@ -21,7 +21,7 @@ const EPSILON: f64 = 1e-5;
 /// Share of the new statistics in the running ones, ρ.
 const MOMENTUM: f64 = 0.1;
 
-/// One normalisation of a unit.
+/// One normalization of a unit.
 #[derive(Debug, Clone)]
 pub(crate) struct BatchNorm {
     /// Prefix of its parameters: `bn1`.
@@ -33,7 +33,7 @@ pub(crate) struct BatchNorm {
 }
 
 impl BatchNorm {
-    /// A normalisation whose γ starts at one.
+    /// A normalization whose γ starts at one.
     pub(crate) fn new(name: impl Into<String>, width: usize) -> Self {
         Self { name: name.into(), width, gain: Some(1.0) }
     }

@@ -1,4 +1,4 @@
-//! Views as bytes into normalised vectors of cells of pixels, with the channels of a vector in the order of a
+//! Views as bytes into normalized vectors of cells of pixels, with the channels of a vector in the order of a
 //! convolution's weight: color, row, column.
 //!
 //! ```text

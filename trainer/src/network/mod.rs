@@ -39,7 +39,7 @@ const EXPORTED: [&str; 2] = ["teacher", "student"];
 pub struct Network {
     /// What it is.
     pub model: ModelConfig,
-    /// What its pixels are normalised with.
+    /// What its pixels are normalized with.
     pub normalization: Normalization,
     units: Vec<Box<dyn Unit>>,
     layouts: Vec<UnitLayout>,
@@ -77,7 +77,7 @@ impl Network {
         Ok(Self { model, normalization, units, layouts, flats: flats?, workers, device })
     }
 
-    /// The network as `seed` initialises it.
+    /// The network as `seed` initializes it.
     ///
     /// # Errors
     /// None in practice; the signature is that of [`Network::new`].

@@ -1,4 +1,4 @@
-//! Batch normalisation in two halves, between which sums are added up over the batch (Ioffe and Szegedy 2015).
+//! Batch normalization in two halves, between which sums are added up over the batch (Ioffe and Szegedy 2015).
 //!
 //! ```text
 //! n, s, q = rows, Σ_rows (x - μ), Σ_rows (x - μ)²       gx = gs + 2 (x - μ) · gq        μ some guess at the mean
@@ -46,7 +46,7 @@ fn plain_moments(x: Tensor<3>, guess: Tensor<1>) -> Tensor<1> {
     Tensor::cat(vec![count, columns(x.clone()), columns(x.clone() * x)], 0)
 }
 
-/// What a normalisation is given beside its input, `[C]` each.
+/// What a normalization is given beside its input, `[C]` each.
 #[derive(Debug, Clone)]
 pub(crate) struct Affine {
     /// What is subtracted first, μ: it has no gradient.

@@ -4,7 +4,7 @@
 //! a = x   b = x      gx = ga + gb
 //! ```
 //!
-//! On the CPU autodiff would add them up by an operation that is not optimised. Here the second use leaves its gradient
+//! On the CPU autodiff would add them up by an operation that is not optimized. Here the second use leaves its gradient
 //! for the first one's backward pass, which runs later: its node is nearer to the beginning of the graph.
 
 use burn_flex::{Flex, FlexTensor};

@@ -1,4 +1,4 @@
-//! Layer normalisation over the last dimension (Ba et al. 2016).
+//! Layer normalization over the last dimension (Ba et al. 2016).
 //!
 //! ```text
 //! x̂  = (x - mean(x)) · r          r = 1 / √(var(x) + ε), moments over D
@@ -18,7 +18,7 @@ use super::cpu::{Link, add, contiguous, dims, is_flex, slice, tensor};
 use super::cube;
 use super::math::{lane_dot, lane_sum, over_rows};
 
-/// Normalises `x` of `[B, N, D]` over `D`, with `gamma` and `beta` of `[D]`.
+/// Normalizes `x` of `[B, N, D]` over `D`, with `gamma` and `beta` of `[D]`.
 pub(crate) fn layer_norm(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> Tensor<3> {
     #[cfg(feature = "cube")]
     if cube::is_cube(&x) {
@@ -59,7 +59,7 @@ struct LayerNorm {
     link: Option<Link>,
 }
 
-/// Normalised rows `[B·N, D]`, their factors `[B·N]`, and γ.
+/// Normalized rows `[B·N, D]`, their factors `[B·N]`, and γ.
 type Saved = (FlexTensor, FlexTensor, FlexTensor);
 
 impl Kernel<Flex, 3> for LayerNorm {
@@ -73,7 +73,7 @@ impl Kernel<Flex, 3> for LayerNorm {
         // One buffer for rows and factors, so that one split over threads serves both.
         let mut kept = vec![0.0; n_rows * (d + 1)];
         over_rows(&mut kept, d + 1, |first, rows| {
-            normalise(&slice(&x)[first * d..], rows, d, self.epsilon);
+            normalize(&slice(&x)[first * d..], rows, d, self.epsilon);
         });
         let mut y = vec![0.0; n_rows * d];
         over_rows(&mut y, d, |first, rows| {
@@ -107,9 +107,9 @@ impl Kernel<Flex, 3> for LayerNorm {
     }
 }
 
-/// The normalised row, then its factor, for every row of `kept`.
+/// The normalized row, then its factor, for every row of `kept`.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn normalise(x: &[f32], kept: &mut [f32], d: usize, epsilon: f32) {
+fn normalize(x: &[f32], kept: &mut [f32], d: usize, epsilon: f32) {
     for (row, kept) in x.chunks_exact(d).zip(kept.chunks_exact_mut(d + 1)) {
         let mean = lane_sum(row, |v| v) / d as f32;
         let variance = lane_sum(row, |v| (v - mean) * (v - mean)) / d as f32;

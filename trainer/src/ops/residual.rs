@@ -26,7 +26,7 @@ pub(crate) struct Skip {
     link: Option<Link>,
 }
 
-/// Begins a branch: the normalised `x` of `[B, N, D]`, and the way around it.
+/// Begins a branch: the normalized `x` of `[B, N, D]`, and the way around it.
 pub(crate) fn branch(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> (Tensor<3>, Skip) {
     if !is_flex(&x) {
         return (layer_norm(x.clone(), gamma, beta, epsilon), Skip { x, link: None });

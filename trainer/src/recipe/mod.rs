@@ -110,7 +110,7 @@ pub struct OptimConfig {
     /// How the rate of the run follows its batch size.
     #[serde(default)]
     pub lr_scaling: LrScaling,
-    /// Learning rate of the first step of the warm-up, whatever the batch.
+    /// Learning rate of the first step of the warm-up, for 256 images as `lr`.
     #[serde(default)]
     pub start_lr: f64,
     /// What the learning rate falls to, whatever the batch.
@@ -124,9 +124,10 @@ pub struct OptimConfig {
     /// Last part of the run, over which a constant learning rate falls.
     #[serde(default = "default_cooldown")]
     pub cooldown: Duration,
-    /// Weight decay at start and end.
-    #[serde(default = "default_weight_decay")]
-    pub weight_decay: [f64; 2],
+    /// Weight decay at start and end. Absent for 0.04 to 0.4 with AdamW (DINO's), 1e-4 with SGD (DINO's on ResNet-50) and
+    /// 1e-6 with LARS and LARC (SimCLR's and SwAV's).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight_decay: Option<[f64; 2]>,
     /// Whether biases, gains and other vectors are decayed as well.
     #[serde(default)]
     pub decay_vectors: bool,
@@ -154,7 +155,7 @@ pub struct OptimConfig {
     /// give the same bits, as long as gradients are sent in f32.
     #[serde(default)]
     pub micro_batches: usize,
-    /// Groups of micro-batches that share statistics over the batch, such as those of batch normalisation; one for the
+    /// Groups of micro-batches that share statistics over the batch, such as those of batch normalization; one for the
     /// whole batch. With one micro-batch per rank, a group spans `ranks / stat_groups` ranks.
     #[serde(default = "default_stat_groups")]
     pub stat_groups: usize,
@@ -165,10 +166,6 @@ pub struct OptimConfig {
 
 fn default_min_lr() -> f64 {
     1e-6
-}
-
-fn default_weight_decay() -> [f64; 2] {
-    [0.04, 0.4]
 }
 
 fn default_betas() -> [f64; 2] {
@@ -192,6 +189,15 @@ fn default_trust() -> f64 {
 }
 
 impl OptimConfig {
+    /// Weight decay at start and end.
+    pub fn weight_decay(&self) -> [f64; 2] {
+        self.weight_decay.unwrap_or(match self.algorithm {
+            Algorithm::Adamw => [0.04, 0.4],
+            Algorithm::Sgd => [1e-4; 2],
+            Algorithm::Lars | Algorithm::Larc => [1e-6; 2],
+        })
+    }
+
     /// Largest gradient norm of a clip group; 0 for none.
     pub fn clip_norm(&self) -> f64 {
         self.clip_norm.unwrap_or(match self.algorithm {

@@ -64,7 +64,7 @@ fn explain(message: &str) -> String {
         .filter(|known| **known != unknown)
         .max_by(|a, b| strsim::jaro_winkler(a, unknown).total_cmp(&strsim::jaro_winkler(b, unknown)));
     match nearest {
-        Some(nearest) => format!("{message}\nunknown key `{unknown}`: did you mean `{nearest}`?"),
+        Some(nearest) => format!("{message}\n`{unknown}` is not known: did you mean `{nearest}`?"),
         None => message.into(),
     }
 }

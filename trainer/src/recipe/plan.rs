@@ -202,10 +202,11 @@ impl Plan {
     pub fn schedules(&self) -> Schedules {
         let optim = &self.recipe.optim;
         let cosine = |ends: [f64; 2]| Schedule::cosine(ends[0], ends[1], self.total_steps);
+        let scale = optim.lr_scaling.factor(optim.batch_size);
         Schedules {
             lr: Schedule {
-                start: optim.start_lr,
-                peak: optim.lr * optim.lr_scaling.factor(optim.batch_size),
+                start: optim.start_lr * scale,
+                peak: optim.lr * scale,
                 end: optim.min_lr,
                 warmup_steps: self.warmup_steps,
                 total_steps: self.total_steps,
@@ -214,7 +215,7 @@ impl Plan {
                     LrSchedule::Constant => Shape::Constant { cooldown_steps: self.cooldown_steps },
                 },
             },
-            weight_decay: cosine(optim.weight_decay),
+            weight_decay: cosine(optim.weight_decay()),
             // Without a teacher nobody asks.
             teacher_decay: cosine(self.recipe.teacher.as_ref().map_or([1.0, 1.0], |teacher| teacher.decay)),
         }
@@ -353,7 +354,7 @@ fn check_values(recipe: &Recipe) -> Result<(), String> {
     }
     for i in 0..2 {
         within("optim.betas", optim.betas[i], 0.0, 1.0 - 1e-9)?;
-        within("optim.weight_decay", optim.weight_decay[i], 0.0, MOST)?;
+        within("optim.weight_decay", optim.weight_decay()[i], 0.0, MOST)?;
         if let Some(teacher) = &recipe.teacher {
             within("teacher.decay", teacher.decay[i], 0.0, 1.0)?;
         }

@@ -2,10 +2,10 @@
 
 use burn_tensor::Tensor;
 
-/// What the teacher's embeddings look like.
+/// What embeddings look like: the teacher's, or the student's where there is none.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct FeatureHealth {
-    /// Mean over channels of the deviation of L2-normalised embeddings, times √D: 1 for directions
+    /// Mean over channels of the deviation of L2-normalized embeddings, times √D: 1 for directions
     /// spread evenly over the sphere, 0 when all embeddings are one.
     pub std: f64,
     /// Participation ratio of the covariance's spectrum, (Σλ)² / Σλ²: how many directions carry

@@ -375,15 +375,14 @@ impl Trainer {
             };
             let Precision { gather, head_gather, .. } = self.config.precision;
             let wire = if self.net.is_backbone(unit) { gather } else { head_gather };
-            let (values, before) = (host::to_host(values), host::to_host(before));
+            let here = |tensor: &Tensor<1>| tensor.clone().slice(first..first + end - start);
             for (_, buffer) in shard.buffers_mut().filter(|(name, _)| *name == of) {
-                host::on_host(buffer, |buffer| {
-                    let (values, before) = (&values[first..], &before[first..]);
-                    for ((master, value), before) in buffer[start..end].iter_mut().zip(values).zip(before) {
-                        // Masters keep the digits that did not travel.
-                        *master = if wire == Wire::F32 { *value } else { *master + (value - before) };
-                    }
-                });
+                // Masters keep the digits that did not travel.
+                let values = match wire {
+                    Wire::F32 => here(&values),
+                    _ => buffer.clone().slice(start..end) + (here(&values) - here(&before)),
+                };
+                host::assign(buffer, start, &values);
             }
         }
     }

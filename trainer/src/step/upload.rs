@@ -26,7 +26,7 @@ use crate::model::patches::{PixelInput, bytes_on};
 enum SentViews {
     /// As bytes, `[n, 3, size, size]`.
     Bytes(Tensor<4, Int>),
-    /// As normalised vectors, `[n, N, 3·p·p]` in f32: to a device that does not know bytes.
+    /// As normalized vectors, `[n, N, 3·p·p]` in f32: to a device that does not know bytes.
     Vectors(Tensor<3>),
 }
 

@@ -1,4 +1,4 @@
-//! Sketched isotropic Gaussian regularisation (Balestriero and LeCun 2025, section 4): embeddings of a batch look like a
+//! Sketched isotropic Gaussian regularization (Balestriero and LeCun 2025, section 4): embeddings of a batch look like a
 //! standard normal distribution along random directions.
 //!
 //! ```text
@@ -42,7 +42,7 @@ pub(crate) fn directions(seed: u64, step: u64, [m, d]: [usize; 2]) -> Vec<f32> {
     all
 }
 
-/// The regulariser of a batch, for each kind of view.
+/// The regularizer of a batch, for each kind of view.
 pub(crate) struct Sigreg {
     /// `[M, D]`.
     directions: Tensor<2>,
@@ -54,7 +54,7 @@ pub(crate) struct Sigreg {
 }
 
 impl Sigreg {
-    /// The regulariser along `directions` of `[M, D]` of a batch, of which this rank has `views` of `[b, V, D]` by
+    /// The regularizer along `directions` of `[M, D]` of a batch, of which this rank has `views` of `[b, V, D]` by
     /// micro-batch, without a graph.
     ///
     /// # Errors
@@ -91,7 +91,7 @@ impl Sigreg {
         Ok(Self { directions, weights, value, n_micro_batches: peers.n_micro_batches() })
     }
 
-    /// The regulariser, `[1]`, given the embeddings of one micro-batch, `[b, V, D]` with a graph. Its value is that of
+    /// The regularizer, `[1]`, given the embeddings of one micro-batch, `[b, V, D]` with a graph. Its value is that of
     /// the whole batch; its gradient too, times the number of micro-batches, over which losses are averaged.
     pub(crate) fn loss(&self, views: Tensor<3>) -> Tensor<1> {
         let directions = self.directions.clone().autodiff();

@@ -1,4 +1,4 @@
-//! Units of convolutional networks: a stem, and residual branches of convolutions with batch normalisation.
+//! Units of convolutional networks: a stem, and residual branches of convolutions with batch normalization.
 //!
 //! ```text
 //! stem:    y = pool(relu(norm(conv(x))))
@@ -6,7 +6,7 @@
 //!          y = relu(norm(h_L) + x)      or norm(conv(x)) in the place of x, where grid or width change
 //! ```
 //!
-//! x `[B, H·W, C]` with channels last. Every normalisation needs statistics over the batch, so that each begins a stage.
+//! x `[B, H·W, C]` with channels last. Every normalization needs statistics over the batch, so that each begins a stage.
 
 use burn_tensor::Tensor;
 
@@ -17,14 +17,14 @@ use crate::model::params::{Init, ParamSpec};
 use crate::model::unit::{Context, Cost, GroupShape, StageOutput, Unit};
 use crate::ops::{Window, conv, fork, grid_mean, in_f32, max_pool, normalize};
 
-/// A convolution without bias, and the normalisation of what it gives.
+/// A convolution without bias, and the normalization of what it gives.
 #[derive(Debug, Clone)]
 pub(super) struct Layer {
     /// Name of the convolution: `conv1`.
     pub conv: String,
-    /// The normalisation.
+    /// The normalization.
     pub norm: BatchNorm,
-    /// Channels that come; those that go are the normalisation's.
+    /// Channels that come; those that go are the normalization's.
     pub input: usize,
     /// Side of the kernel.
     pub kernel: usize,
@@ -62,7 +62,7 @@ impl Layer {
         GroupShape { grid, width: self.norm.width, ..shape }
     }
 
-    /// Of the convolution, and the numbers before and after the normalisation.
+    /// Of the convolution, and the numbers before and after the normalization.
     fn cost(&self, shape: GroupShape) -> Cost {
         let rows = self.output(shape).n_rows() as f64;
         let taps = (self.kernel * self.kernel * self.input / self.groups) as f64;
@@ -153,13 +153,13 @@ impl Branch {
         self.layers.len() - 1
     }
 
-    /// The normalisations that stage `stage` gives sums for, in the order of the sums.
+    /// The normalizations that stage `stage` gives sums for, in the order of the sums.
     fn norms_of(&self, stage: usize) -> impl Iterator<Item = &BatchNorm> {
         let shortcut = self.shortcut.as_ref().filter(|_| stage == self.last());
         std::iter::once(&self.layers[stage]).chain(shortcut).map(|layer| &layer.norm)
     }
 
-    /// Totals of stage `stage`, one after another, by normalisation.
+    /// Totals of stage `stage`, one after another, by normalization.
     fn parted(&self, stage: usize, totals: &Tensor<1>) -> Vec<Tensor<1>> {
         let mut start = 0;
         let cut = |norm: &BatchNorm| {

@@ -11,7 +11,11 @@
 //! not go more than a tenth below, so that the first stage of its 8 GF is wider than the paper's. The excitation squeezes to
 //! a quarter of the channels that come to the branch. The feature of a view is the mean over the last grid.
 
-use serde::{Deserialize, Serialize};
+use std::fmt::{self, Formatter};
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, IntoDeserializer, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::convolution::{Branch, Layer, Stem};
 use super::excitation::Excitation;
@@ -44,14 +48,38 @@ pub struct Config {
     pub size: Size,
 }
 
-/// A size.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+/// A size: the name of a published one, or a table of a design.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Size {
     /// By the multiply-adds of an image of 224 px, or by its parameters.
     Named(NamedSize),
     /// By its line.
     Design(Design),
+}
+
+/// Written out, so that a misspelt name or key is named: serde's own for untagged enums tries both and says that neither
+/// fits.
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Either;
+        impl<'de> Visitor<'de> for Either {
+            type Value = Size;
+
+            fn expecting(&self, f: &mut Formatter<'_>) -> fmt::Result {
+                f.write_str("a size such as \"800mf\", or a table with depth, w_0, w_a, w_m and group_width")
+            }
+
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<Size, E> {
+                NamedSize::deserialize(name.into_deserializer()).map(Size::Named)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Size, A::Error> {
+                Design::deserialize(MapAccessDeserializer::new(map)).map(Size::Design)
+            }
+        }
+        deserializer.deserialize_any(Either)
+    }
 }
 
 /// The published sizes: from the paper, and from SEER.

@@ -29,7 +29,7 @@ pub struct Config {
     /// The first unit.
     #[serde(default)]
     pub stem: StemKind,
-    /// Whether the last normalisation of each branch starts at zero, so that it begins as what goes around it.
+    /// Whether the last normalization of each branch starts at zero, so that it begins as what goes around it.
     #[serde(default)]
     pub zero_init_residual: bool,
 }

@@ -337,7 +337,7 @@ impl Unit for Block {
     }
 }
 
-/// The last layer norm. Reading only the class token saves normalising the others.
+/// The last layer norm. Reading only the class token saves normalizing the others.
 struct Norm {
     width: usize,
     readout: Readout,

@@ -1,10 +1,10 @@
-//! A projection: linear layers with batch normalisation and rectifiers between them.
+//! A projection: linear layers with batch normalization and rectifiers between them.
 //!
 //! ```text
 //! h₀ = x      h_i = relu(norm(W_i h_{i-1} + b_i))      z = W_L h_{L-1} + b_L       [M, D] → [M, output]
 //! ```
 //!
-//! Without normalisation it is one stage; with it every hidden layer ends one.
+//! Without normalization it is one stage; with it every hidden layer ends one.
 
 use burn_tensor::Tensor;
 
@@ -20,7 +20,7 @@ pub(crate) struct Projection {
     pub name: String,
     /// Channels that come, those of every hidden layer, and those that go.
     pub widths: Vec<usize>,
-    /// Whether hidden layers are normalised over the batch.
+    /// Whether hidden layers are normalized over the batch.
     pub normalizes: bool,
 }
 

@@ -4,7 +4,7 @@
 //! logits = (z / |z|) · (g ⊙ V / |V|)ᵀ      rows of V are prototypes, [M, D] → [M, K]
 //! ```
 //!
-//! The layer is weight-normalised. Its gain g is one and stays so, so that only directions of V matter, or is trained
+//! The layer is weight-normalized. Its gain g is one and stays so, so that only directions of V matter, or is trained
 //! with the rest.
 
 use burn_tensor::Tensor;
