@@ -227,7 +227,8 @@ def optimizers() -> dict[str, torch.Tensor]:
 
 
 def objectives() -> dict[str, torch.Tensor]:
-    """NT-Xent, and LeJEPA's regularizer as its paper's listing has it, with gradients at the embeddings."""
+    """NT-Xent, LeJEPA's regularizer as its paper's listing has it, and all of LeJEPA's and SwAV's losses (this with a queue),
+    with gradients at the embeddings or scores."""
     generator = torch.Generator().manual_seed(4)
     out = {}
     z = normal(generator, 8, 2, 6).requires_grad_()
@@ -253,6 +254,33 @@ def objectives() -> dict[str, torch.Tensor]:
     loss = ((error @ weights) * z.shape[0]).mean()
     (grad,) = torch.autograd.grad(loss, [z])
     out |= {"sigreg.z": z, "sigreg.directions": directions.T, "sigreg.loss": loss.view(1), "sigreg.grad": grad}
+    for name, n_central in [("global", 2), ("all", 3)]:
+        agreement = (z - z[:, :n_central].mean(1, keepdim=True)).square().mean()
+        (grad,) = torch.autograd.grad(agreement, [z])
+        out |= {f"agreement.{name}.loss": agreement.view(1), f"agreement.{name}.grad": grad}
+    return out | swapped(generator)
+
+
+def swapped(generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """SwAV with four views, of which two are assigned among those of the batch and of a queue."""
+    embeddings = F.normalize(normal(generator, 6, 4, 5), dim=-1).float().double()
+    queue = F.normalize(normal(generator, 8, 2, 5), dim=-1).float().double()
+    prototypes = F.normalize(normal(generator, 7, 5), dim=-1).float().double()
+    scores = (embeddings @ prototypes.T).float().double().requires_grad_()
+    out = {"swav.scores": scores, "swav.queue": queue, "swav.prototypes": prototypes}
+    for name, earlier in [("alone", queue[:0]), ("queued", queue)]:
+        loss = 0
+        for a in range(2):
+            logits = torch.cat([scores[:, a].detach(), earlier[:, a] @ prototypes.T])
+            assigned = torch.exp((logits - logits.max()) / 0.05)
+            for _ in range(3):
+                assigned = assigned / assigned.sum(0, keepdim=True)
+                assigned = assigned / assigned.sum(1, keepdim=True)
+            others = [v for v in range(4) if v != a]
+            terms = [-(assigned[:6] * F.log_softmax(scores[:, v] / 0.1, -1)).sum(-1).mean() for v in others]
+            loss = loss + sum(terms) / len(others) / 2
+        (grad,) = torch.autograd.grad(loss, [scores])
+        out |= {f"swav.{name}.loss": loss.view(1), f"swav.{name}.grad": grad}
     return out
 
 

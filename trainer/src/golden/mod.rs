@@ -71,6 +71,11 @@ impl Golden {
         }
     }
 
+    /// The same whatever the golden shape.
+    fn assert_values(&self, name: &str, ours: Tensor<1>, tolerance: f32) {
+        assert_near(name, &to_host(ours), &self.values(name), tolerance);
+    }
+
     fn assert_tensor<const D: usize>(&self, name: &str, ours: Tensor<D>, tolerance: f32) {
         assert_eq!(ours.dims().to_vec(), self.view(name, |_, shape, _| shape.to_vec()), "{name}");
         assert_near(name, &to_host(ours.reshape([-1])), &self.values(name), tolerance);

@@ -1,5 +1,6 @@
 //! Losses and targets.
 
+use augment::MultiCrop;
 use burn_tensor::Tensor;
 
 use super::Golden;
@@ -11,9 +12,41 @@ use crate::method::loss::koleo::{Neighbors, directions};
 use crate::method::loss::nt_xent::Contrast;
 use crate::method::loss::sigreg::Sigreg;
 use crate::method::loss::sinkhorn::targets;
+use crate::method::{BatchOutputs, Method, MethodConfig, MethodContext};
+use crate::model::features::Outputs;
 use crate::ops::{softmax_rows, unit_rows};
+use crate::schedule::RunLength;
 
 const TOLERANCE: f32 = 1e-5;
+
+/// A method as a recipe writes it, with `n_local` views beside two global ones.
+fn method(recipe: &str, n_local: usize, batch_size: usize) -> Box<dyn Method> {
+    let config: MethodConfig = toml::from_str(recipe).unwrap();
+    let length = RunLength { n_samples: 100, batch_size, total_steps: 100 };
+    let views = MultiCrop::dino(16, 8, n_local);
+    config.build(&MethodContext { views, width: 4, length, seed: 0 }).unwrap()
+}
+
+/// The loss of one micro-batch where the head `name` gives `x` of `[B, V, K]`, two global views first, and its gradient.
+fn loss_and_gradient(
+    method: &dyn Method,
+    name: &'static str,
+    x: Tensor<3>,
+    score: &dyn Fn(&str, Tensor<3>) -> Tensor<3>,
+) -> [Tensor<1>; 2] {
+    let ([b, v, k], comm) = (x.dims(), Comm::solo());
+    let outputs = |x: Tensor<3>| {
+        let sizes = [0..2, 2..v].map(|views| x.clone().slice([0..b, views, 0..k])).to_vec();
+        Outputs { n_images: b, features: Vec::new(), heads: [(name, sizes)].into() }
+    };
+    let tracked = x.clone().autodiff().require_grad();
+    let plain = [outputs(x)];
+    let batch = BatchOutputs { student: &plain, followers: &[], score };
+    let prepared = method.prepare(&batch, 0, Peers::new(&comm, 1)).unwrap();
+    let loss = prepared.of(0, &outputs(tracked.clone())).loss;
+    let gradient = tracked.grad(&loss.backward()).unwrap();
+    [loss.inner(), gradient.reshape([b * v * k])]
+}
 
 #[test]
 fn cross_entropy_and_center_equal_pytorch() {
@@ -63,6 +96,40 @@ fn the_regularizer_of_lejepa_equals_pytorch() {
     let loss = sigreg.loss(z.clone());
     golden.assert_tensor("sigreg.loss", loss.clone().inner(), TOLERANCE);
     golden.assert_tensor("sigreg.grad", z.grad(&loss.backward()).unwrap(), TOLERANCE);
+}
+
+/// The regularizer is compared above.
+#[test]
+fn the_agreement_of_lejepa_equals_pytorch() {
+    let golden = Golden::open("objectives");
+    for center in ["global", "all"] {
+        let recipe = format!("name = 'lejepa'\nsigreg_weight = 0.0\nhead_output = 6\ncenter = '{center}'");
+        let lejepa = method(&recipe, 1, 12);
+        let given = loss_and_gradient(&*lejepa, "head", golden.tensor("sigreg.z"), &|_, x| x);
+        for (what, given) in ["loss", "grad"].into_iter().zip(given) {
+            golden.assert_values(&format!("agreement.{center}.{what}"), given, TOLERANCE);
+        }
+    }
+}
+
+#[test]
+fn swav_equals_pytorch_with_a_queue_and_without() {
+    let golden = Golden::open("objectives");
+    let prototypes: Tensor<2> = golden.tensor("swav.prototypes");
+    let score = |_: &str, z: Tensor<3>| z.matmul(prototypes.clone().transpose().unsqueeze());
+    for (name, queue) in [("alone", 0), ("queued", 8)] {
+        let recipe = format!(
+            "name = 'swav'\nprototypes = 7\nhead_output = 5\nqueue = {queue}\nqueue_start = {{ steps = 9 }}"
+        );
+        let mut swav = method(&recipe, 2, 6);
+        if queue > 0 {
+            swav.load_state(&[("queue".into(), golden.values("swav.queue"))]).unwrap();
+        }
+        let given = loss_and_gradient(&*swav, "scores", golden.tensor("swav.scores"), &score);
+        for (what, given) in ["loss", "grad"].into_iter().zip(given) {
+            golden.assert_values(&format!("swav.{name}.{what}"), given, TOLERANCE);
+        }
+    }
 }
 
 #[test]

@@ -270,7 +270,7 @@ impl Swav {
             unit_rows(z.reshape([b * v, d]), NORM_EPSILON).reshape([b, v * d])
         };
         if !self.fills_queue(step) {
-            return Ok(Tensor::zeros([NOTHING], &batch.student[0].features[0].x.device()));
+            return Ok(Tensor::zeros([NOTHING], &batch.student[0].head(SCORES)[0].device()));
         }
         let rows: Vec<Tensor<2>> = batch.student.iter().map(rows).collect();
         let all = peers.gather("queue", &rows)?;
