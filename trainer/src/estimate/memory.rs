@@ -67,8 +67,8 @@ pub fn memory(model: &ModelCost, spread: &Spread) -> Memory {
     let in_head = head_graph + 2.0 * head + prototypes;
     let at_once = |unit: &UnitCost| if unit.staged { images } else { micro_batch };
     let live = again.iter().map(|unit| unit.graph * at_once(unit)).fold(0.0, f64::max);
-    // Every worker has the gradients of its slice, once by parameter and once in one piece.
-    let of_unit = 2.0 * spread.workers as f64 * largest(&model.backbone);
+    // Every worker has the gradients of its slice, by parameter; then there are their sum and a copy of it in one piece.
+    let of_unit = spread.workers.max(2) as f64 * largest(&model.backbone);
     // At first the head's gradients are on their way, at last all shards are there.
     let on_their_way = if spread.world_size > 1 { head + largest(&model.head) } else { head };
     let backwards = live + of_unit + on_their_way.max(shards);

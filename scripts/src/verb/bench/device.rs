@@ -61,7 +61,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let found = compare(&plan, &device.device, args.steps)?;
     println!("{}, batch {}: {} beside the CPU", args.recipe, plan.recipe.optim.batch_size, device.name);
     let rows = [
-        ("teacher embeddings", found.embeddings, tolerance.embeddings),
+        ("embeddings", found.embeddings, tolerance.embeddings),
         ("loss", found.loss, tolerance.loss),
         ("gradients", found.worst_gradient(), tolerance.gradients),
         ("losses of steps", found.worst_step(), tolerance.steps),
