@@ -1,7 +1,8 @@
 """Objectives of the small recipes in PyTorch: DINO and LeJEPA written out, SimCLR and SwAV with lightly's losses.
 
 A method has `trained`, the modules under gradients; `scored`, the backbone that k-NN looks at; `loss(step, groups)`
-of views [B, V, C, H, W] by size, with embeddings [B, D] of the first; and `after(step)`, behind an optimizer step.
+of views [B, V, C, H, W] by size, with embeddings [V*B, D] of the first size; `before_update(step)`, when gradients are
+there; and `after(step)`, after the optimizer's step.
 """
 
 import copy
@@ -96,7 +97,8 @@ class WithoutTeacher:
     def embed(self, groups):
         """Embeddings [V, B, Z] of all views, and what the backbone makes of those of the first size."""
         embeddings = [self.scored(x) for x in flat(groups)]
-        z = torch.cat([self.trained[1](e).unflatten(0, (g.shape[1], -1)) for e, g in zip(embeddings, groups)])
+        # Statistics of the head are over views of all sizes, as in the authors' code.
+        z = self.trained[1](torch.cat(embeddings)).unflatten(0, (sum(g.shape[1] for g in groups), -1))
         return z, embeddings[0]
 
     def before_update(self, step):
@@ -126,13 +128,14 @@ class Swav(WithoutTeacher):
     def __init__(self, recipe, clock):
         from lightly.loss import SwaVLoss
 
+        recipe["method"].setdefault("head_batch_norm", True)
         super().__init__(recipe, clock)
         m = self.method
         # lightly's own prototypes have a bias; the paper's have none.
         self.prototypes = nn.Linear(m["head_output"], m["prototypes"], bias=False)
         self.trained.append(self.prototypes)
         self.swap = SwaVLoss(m.get("temperature", 0.1), m.get("sinkhorn_iterations", 3), m.get("epsilon", 0.05))
-        self.frozen = clock.steps_of(m.get("freeze_prototypes", {"epochs": 1}))
+        self.frozen = clock.steps_of(m.get("freeze_prototypes", {"steps": 313}))
 
     def loss(self, step, groups):
         with torch.no_grad():
@@ -148,7 +151,7 @@ class Swav(WithoutTeacher):
 
 
 class LeJepa(WithoutTeacher):
-    """The formulas of the paper; the minimal example of its authors has the same, centred on all views."""
+    """The formulas of the paper; the minimal example of its authors has the same, centered on all views."""
 
     KEYS = "name sigreg_weight directions center head_hidden head_output head_batch_norm"
 

@@ -15,6 +15,8 @@ def build(model):
 
 def resnet(model):
     """torchvision's ResNet without its classifier; with a small stem as CIFAR's are: 3x3, stride 1, no pooling."""
+    if "width" in model:
+        raise SystemExit("model.width of a ResNet is not supported here")
     network = getattr(torchvision.models, f"resnet{model['depth']}")()
     width, network.fc = network.fc.in_features, nn.Identity()
     if model.get("stem") == "small":

@@ -33,7 +33,8 @@ from peer_methods import METHODS
 
 KNOWN = {
     "model": "arch image_px patch_px width depth heads init_std mlp_ratio stem",
-    "optim": "algorithm batch_size length lr lr_scaling min_lr warmup weight_decay decay_vectors betas momentum clip_norm clip",
+    "data": "",
+    "optim": "algorithm batch_size length lr lr_scaling min_lr warmup weight_decay decay_vectors betas momentum clip_norm",
     "teacher": "decay",
 }
 
@@ -93,17 +94,20 @@ class Run:
         groups = [{"params": params}]
         if not optim.get("decay_vectors", False):
             # Matrices first: theirs is the weight decay.
-            matrices = [p for p in params if p.squeeze().dim() > 1]
-            vectors = [p for p in params if p.squeeze().dim() <= 1]
+            matrices = [p for p in params if p.dim() > 1]
+            vectors = [p for p in params if p.dim() <= 1]
             groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-        if optim.get("algorithm", "adamw") == "adamw":
+        algorithm = optim.get("algorithm", "adamw")
+        if algorithm not in ("adamw", "sgd"):
+            raise SystemExit(f"optim.algorithm {algorithm} is not supported here")
+        if algorithm == "adamw":
             self.optimizer = torch.optim.AdamW(groups, betas=tuple(optim.get("betas", (0.9, 0.999))))
             self.clip_norm = 3.0 if self.clip_norm is None else self.clip_norm
         else:
             self.optimizer = torch.optim.SGD(groups, lr=0.0, momentum=optim.get("momentum", 0.9))
-        scale = clock.batch / 256 if optim.get("lr_scaling", "linear") == "linear" else 1.0
+        scale = {"linear": clock.batch / 256, "sqrt": (clock.batch / 256) ** 0.5, "fixed": 1.0}[optim.get("lr_scaling", "linear")]
         self.lr = clock.cosine(optim["lr"] * scale, optim.get("min_lr", 1e-6), clock.steps_of(optim["warmup"]))
-        self.wd = clock.cosine(*optim.get("weight_decay", (0.04, 0.4)))
+        self.wd = clock.cosine(*optim.get("weight_decay", (0.04, 0.4) if algorithm == "adamw" else (1e-4, 1e-4)))
 
     def step(self, step, groups):
         self.optimizer.param_groups[0]["weight_decay"] = self.wd(step)
@@ -164,6 +168,8 @@ def main():
     layout = torch.channels_last if args.channels_last else torch.contiguous_format
     if args.bench:
         return bench(recipe, batch, args.bench, layout)
+    if not (args.train and args.test):
+        parser.error("--train and --test are needed, or --bench")
     train, test = (Shards(pattern, MultiCrop(recipe["views"]["crops"])) for pattern in (args.train, args.test))
     length = {"epochs": args.epochs} if args.epochs else recipe["optim"]["length"]
     total = args.steps or Clock(None, len(train), batch).steps_of(length)

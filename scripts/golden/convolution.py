@@ -227,7 +227,7 @@ def optimizers() -> dict[str, torch.Tensor]:
 
 
 def objectives() -> dict[str, torch.Tensor]:
-    """NT-Xent, LeJEPA's regularizer as its paper's listing has it, and all of LeJEPA's and SwAV's losses (this with a queue),
+    """NT-Xent, LeJEPA's regularizer as its paper's listing has it, and all of LeJEPA's and SwAV's losses (this with a queue and without),
     with gradients at the embeddings or scores."""
     generator = torch.Generator().manual_seed(4)
     out = {}

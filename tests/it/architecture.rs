@@ -21,7 +21,7 @@ const FOLDERS: [(&str, &[&str]); 13] = [
     ("device", &[]),
     ("ops", &[]),
     ("comm", &["device"]),
-    ("model", &["ops"]),
+    ("model", &["device", "ops"]),
     ("optim", &["device", "ops", "comm", "model"]),
     ("method", &["device", "ops", "comm", "model"]),
     ("step", &["device", "ops", "comm", "model", "optim", "method"]),

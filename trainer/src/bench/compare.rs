@@ -13,7 +13,7 @@ use crate::recipe::plan::Plan;
 /// How far a device is from the CPU. Differences are relative to the largest number of the CPU's.
 #[derive(Debug, Clone)]
 pub struct Comparison {
-    /// Of the teacher's embeddings.
+    /// Of embeddings: the teacher's, or the student's where there is none.
     pub embeddings: f64,
     /// Of the loss.
     pub loss: f64,

@@ -67,8 +67,10 @@ pub fn memory(model: &ModelCost, spread: &Spread) -> Memory {
     let in_head = head_graph + 2.0 * head + prototypes;
     let at_once = |unit: &UnitCost| if unit.staged { images } else { micro_batch };
     let live = again.iter().map(|unit| unit.graph * at_once(unit)).fold(0.0, f64::max);
-    // Every worker has the gradients of its slice, by parameter; then there are their sum and a copy of it in one piece.
-    let of_unit = spread.workers.max(2) as f64 * largest(&model.backbone);
+    // Every worker has the gradients of its slice, by parameter, beside the sums of earlier micro-batches; at the end there
+    // are the sum of all and a copy of it in one piece.
+    let copies_of_unit = (spread.workers + partial_sums(spread.rank_micro_batches)).max(2);
+    let of_unit = copies_of_unit as f64 * largest(&model.backbone);
     // At first the head's gradients are on their way, at last all shards are there.
     let on_their_way = if spread.world_size > 1 { head + largest(&model.head) } else { head };
     let backwards = live + of_unit + on_their_way.max(shards);
@@ -88,6 +90,13 @@ pub fn memory(model: &ModelCost, spread: &Spread) -> Memory {
     }
 }
 
+/// Sums that wait for the next of `n` parts in the order of [`crate::comm::ordered`]: one for each halving, and one in a
+/// sequence.
+fn partial_sums(n: usize) -> usize {
+    let halvings = n.max(1).trailing_zeros();
+    halvings as usize + usize::from(n >> halvings > 1)
+}
+
 /// The plan with as many units that keep their graph as fit into `room`, where its recipe leaves that open.
 ///
 /// # Errors
@@ -104,4 +113,29 @@ pub fn fit(mut plan: Plan, room: Room) -> Result<Plan, crate::TrainError> {
 pub fn keep_that_fits(model: &ModelCost, spread: &Spread, bytes: f64) -> Option<usize> {
     let fits = |keep: &usize| memory(model, &Spread { keep: *keep, ..*spread }).needed_bytes() <= bytes;
     (0..=model.backbone.len()).rev().find(fits)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use super::*;
+    use crate::comm::ordered::fold;
+
+    /// What is there when a part comes is counted where parts are summed.
+    #[test]
+    fn partial_sums_are_those_of_the_order() {
+        for n in [1, 2, 3, 4, 6, 7, 8, 12, 64] {
+            let (alive, most) = (Rc::new(()), Cell::new(0));
+            let mut part = |_: usize| {
+                // The one that counts is no part.
+                most.set(most.get().max(Rc::strong_count(&alive) - 1));
+                Rc::clone(&alive)
+            };
+            let sum = |a: Rc<()>, _: Rc<()>| a;
+            drop(fold(n, &mut part, &sum));
+            assert_eq!(partial_sums(n), most.get(), "{n}");
+        }
+    }
 }

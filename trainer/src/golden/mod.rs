@@ -71,7 +71,7 @@ impl Golden {
         }
     }
 
-    /// The same whatever the golden shape.
+    /// As `assert_tensor`, whatever the golden shape.
     fn assert_values(&self, name: &str, ours: Tensor<1>, tolerance: f32) {
         assert_near(name, &to_host(ours), &self.values(name), tolerance);
     }

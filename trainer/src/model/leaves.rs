@@ -94,3 +94,26 @@ impl ParamGrads {
         Tensor::cat(parts, 0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::host::to_host;
+    use crate::model::params::{Init, ParamSpec};
+
+    /// Gradients in both, in one and in none of two stages; and padding.
+    #[test]
+    fn gradients_are_added_by_parameter() {
+        let device = Device::flex();
+        let spec = |name: &str| ParamSpec::weight(name.to_string(), [2, 2], Init::Normal(1.0));
+        let layout = UnitLayout::new("unit", ["a", "b", "c"].map(spec).to_vec(), 8);
+        let of = |values: Option<[f32; 4]>| values.map(|values| Tensor::from_floats(values, &device));
+        let grads = |a, b| ParamGrads { parts: vec![of(a), of(b), None], device: device.clone() };
+        let first = grads(Some([1.0, 2.0, 3.0, 4.0]), None);
+        let second = grads(Some([10.0; 4]), Some([5.0; 4]));
+        let flat = to_host(first.plus(second).flat(&layout));
+        assert_eq!(flat.len(), layout.padded);
+        assert_eq!(flat[..12], [11.0, 12.0, 13.0, 14.0, 5.0, 5.0, 5.0, 5.0, 0.0, 0.0, 0.0, 0.0]);
+        assert!(flat[12..].iter().all(|value| *value == 0.0));
+    }
+}

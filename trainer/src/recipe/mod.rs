@@ -110,7 +110,7 @@ pub struct OptimConfig {
     /// How the rate of the run follows its batch size.
     #[serde(default)]
     pub lr_scaling: LrScaling,
-    /// Learning rate of the first step of the warm-up, for 256 images as `lr`.
+    /// Learning rate of the first step of the warm-up, for 256 images, like `lr`.
     #[serde(default)]
     pub start_lr: f64,
     /// What the learning rate falls to, whatever the batch.
@@ -189,6 +189,12 @@ fn default_trust() -> f64 {
 }
 
 impl OptimConfig {
+    /// Writes out what depends on the algorithm, so that a plan has every value and an absent one equals it.
+    pub(crate) fn fill_in(&mut self) {
+        self.weight_decay = Some(self.weight_decay());
+        self.clip_norm = Some(self.clip_norm());
+    }
+
     /// Weight decay at start and end.
     pub fn weight_decay(&self) -> [f64; 2] {
         self.weight_decay.unwrap_or(match self.algorithm {

@@ -58,9 +58,11 @@ impl Plan {
     ///
     /// # Errors
     /// [`TrainError::Recipe`] with the key and what is wrong with it.
-    pub fn resolve(recipe: Recipe, n_samples: u64) -> Result<Self, TrainError> {
-        let bad = |reason: String| TrainError::Recipe { recipe: recipe.name.clone(), reason };
+    pub fn resolve(mut recipe: Recipe, n_samples: u64) -> Result<Self, TrainError> {
+        let name = recipe.name.clone();
+        let bad = |reason: String| TrainError::Recipe { recipe: name.clone(), reason };
         check_values(&recipe).map_err(bad)?;
+        recipe.optim.fill_in();
         let optim = &recipe.optim;
         let total_steps = optim
             .length
@@ -332,6 +334,12 @@ fn check_values(recipe: &Recipe) -> Result<(), String> {
     within("optim.lr", optim.lr, 0.0, MOST)?;
     within("optim.min_lr", optim.min_lr, 0.0, MOST)?;
     within("optim.start_lr", optim.start_lr, 0.0, MOST)?;
+    if optim.start_lr > optim.lr {
+        return Err(format!(
+            "optim.start_lr {} is above optim.lr {}: both are for 256 images, and the warm-up goes from one to the other",
+            optim.start_lr, optim.lr
+        ));
+    }
     within("optim.momentum", optim.momentum, 0.0, 1.0 - 1e-9)?;
     within("optim.trust", optim.trust, 0.0, MOST)?;
     within("optim.clip_norm (0 for none)", optim.clip_norm(), 0.0, MOST)?;
@@ -371,5 +379,43 @@ fn flatten(prefix: &str, value: &toml::Value, out: &mut Vec<(String, String)>) {
             }
         }
         other => out.push((prefix.into(), other.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::conformance::plans;
+
+    #[test]
+    fn both_ends_of_the_warm_up_follow_the_batch() {
+        for (scaling, factor) in [("linear", 1.0 / 64.0), ("sqrt", 0.125), ("fixed", 1.0)] {
+            let scaling = format!("optim.lr_scaling={scaling}");
+            let sets = [
+                "optim.batch_size=4",
+                "optim.lr=0.4",
+                "optim.start_lr=0.1",
+                "optim.warmup={steps=5}",
+                &scaling,
+            ];
+            let lr = plans(&sets).remove(0).schedules().lr;
+            assert!((lr.at(0) - 0.1 * factor).abs() < 1e-12, "{scaling}");
+            assert!((lr.at(4) - 0.4 * factor).abs() < 1e-12, "{scaling}");
+        }
+    }
+
+    /// A plan has every value, so that writing a default out is no other recipe.
+    #[test]
+    fn defaults_of_an_algorithm_are_written_out() {
+        for (algorithm, weight_decay, clip_norm) in
+            [("adamw", "[0.04, 0.4]", "3.0"), ("sgd", "[1e-4, 1e-4]", "0.0"), ("larc", "[1e-6, 1e-6]", "0.0")]
+        {
+            let algorithm = format!("optim.algorithm={algorithm}");
+            let absent = plans(&[&algorithm]).remove(0);
+            let decay = format!("optim.weight_decay={weight_decay}");
+            let clip = format!("optim.clip_norm={clip_norm}");
+            let written = plans(&[&algorithm, &decay, &clip]).remove(0);
+            assert_eq!(absent.difference(&written), None, "{algorithm}");
+            assert!(absent.recipe.optim.weight_decay.is_some());
+        }
     }
 }

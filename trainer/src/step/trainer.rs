@@ -375,7 +375,9 @@ impl Trainer {
             };
             let Precision { gather, head_gather, .. } = self.config.precision;
             let wire = if self.net.is_backbone(unit) { gather } else { head_gather };
-            let here = |tensor: &Tensor<1>| tensor.clone().slice(first..first + end - start);
+            let here = |tensor: &Tensor<1>| {
+                tensor.clone().slice(first..first + end - start).to_device(&self.state_device)
+            };
             for (_, buffer) in shard.buffers_mut().filter(|(name, _)| *name == of) {
                 // Masters keep the digits that did not travel.
                 let values = match wire {
