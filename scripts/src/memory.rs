@@ -16,7 +16,8 @@ pub(crate) static MEMORY: Counting =
     Counting { allocator: MiMalloc, in_use: AtomicUsize::new(0), peak: AtomicUsize::new(0) };
 
 /// Keeps freed memory for the rest of the run: the next step needs as much again, and every page that comes fresh from
-/// the kernel has to be faulted in and cleared. To be called before there are threads. The environment's `MIMALLOC_PURGE_DELAY` comes first.
+/// the kernel has to be faulted in and cleared. To be called before there are threads. The environment's
+/// `MIMALLOC_PURGE_DELAY` comes first.
 pub(crate) fn keep_freed_memory() {
     // SAFETY: mimalloc's options are plain numbers, and no other thread runs yet.
     #[allow(unsafe_code)]
