@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -92,6 +92,11 @@ impl WebServer {
     /// Requests so far.
     pub(crate) fn n_requests(&self) -> usize {
         self.state.requests.lock().unwrap().len()
+    }
+
+    /// What has been asked for after the first `skip` requests; a client may ask for a thing twice.
+    pub(crate) fn names_after(&self, skip: usize) -> BTreeSet<String> {
+        self.state.requests.lock().unwrap().iter().skip(skip).map(|(name, _)| name.clone()).collect()
     }
 
     /// `Range` of each request for `name`, in order.
