@@ -1,5 +1,7 @@
 //! The weights of a resize along one side, as Pillow's `precompute_coeffs` rounds them.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 /// Interpolation of a resize.
@@ -28,8 +30,14 @@ pub(crate) struct Coefficients {
 }
 
 impl Coefficients {
-    /// The table from `n_in` to `n_out` pixels.
-    pub(crate) fn set(&mut self, n_in: usize, n_out: usize, interpolation: Interpolation) {
+    /// The table of `outputs` among those from `n_in` to `n_out` pixels, both counted from their first one. Gives the
+    /// inputs that they read; all outputs read all inputs.
+    pub(crate) fn set(
+        &mut self,
+        [n_in, n_out]: [usize; 2],
+        outputs: Range<usize>,
+        interpolation: Interpolation,
+    ) -> Range<usize> {
         let (filter, radius): (fn(f64) -> f64, f64) = match interpolation {
             Interpolation::Bicubic => (bicubic, 2.0),
             Interpolation::Bilinear => (bilinear, 1.0),
@@ -40,8 +48,8 @@ impl Coefficients {
         self.stride = support.ceil() as usize * 2 + 1;
         self.bounds.clear();
         self.weights.clear();
-        self.weights.resize(n_out * self.stride, 0);
-        for (x, weights) in self.weights.chunks_exact_mut(self.stride).enumerate() {
+        self.weights.resize(outputs.len() * self.stride, 0);
+        for (x, weights) in outputs.zip(self.weights.chunks_exact_mut(self.stride)) {
             let center = (x as f64 + 0.5) * scale;
             // `as usize` truncates, and takes what is negative to zero, as Pillow does.
             let first = (center - support + 0.5) as usize;
@@ -56,6 +64,10 @@ impl Coefficients {
             }
             self.bounds.push((first, last - first));
         }
+        let start = self.bounds.first().map_or(0, |(first, _)| *first);
+        let end = self.bounds.last().map_or(start, |(first, n)| first + n);
+        self.bounds.iter_mut().for_each(|(first, _)| *first -= start);
+        start..end
     }
 
     /// First input of output `x`, and the weights from there on.
@@ -94,7 +106,7 @@ mod tests {
         fn weights_sum_to_one(n_in in 1usize..700, n_out in 1usize..300, cubic: bool) {
             let interpolation = if cubic { Interpolation::Bicubic } else { Interpolation::Bilinear };
             let mut table = Coefficients::default();
-            table.set(n_in, n_out, interpolation);
+            prop_assert_eq!(table.set([n_in, n_out], 0..n_out, interpolation), 0..n_in);
             for x in 0..n_out {
                 let (first, weights) = table.of(x);
                 prop_assert!(!weights.is_empty() && first + weights.len() <= n_in);

@@ -15,6 +15,22 @@ pub struct CropBox {
     pub height_px: u32,
 }
 
+impl CropBox {
+    /// All of an image of this width and height.
+    pub fn whole([width_px, height_px]: [u32; 2]) -> Self {
+        Self { left_px: 0, top_px: 0, width_px, height_px }
+    }
+
+    /// Whether it holds a pixel, and none outside an image of this width and height.
+    pub fn lies_in(&self, [width_px, height_px]: [u32; 2]) -> bool {
+        let end = |start: u32, len: u32| u64::from(start) + u64::from(len);
+        let is_empty = self.width_px == 0 || self.height_px == 0;
+        !is_empty
+            && end(self.left_px, self.width_px) <= u64::from(width_px)
+            && end(self.top_px, self.height_px) <= u64::from(height_px)
+    }
+}
+
 /// Tries before the centered fallback.
 const MAX_TRIES: usize = 10;
 

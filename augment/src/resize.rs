@@ -43,24 +43,47 @@ impl BoxResizer {
         &mut self,
         image: &Rgb8,
         crop: CropBox,
-        [width_px, height_px]: [u32; 2],
+        size_px: [u32; 2],
         interpolation: Interpolation,
         out: &mut Planes,
     ) -> Result<(), AugmentError> {
-        let end = |start: u32, len: u32| u64::from(start) + u64::from(len);
-        let inside = end(crop.left_px, crop.width_px) <= u64::from(image.width_px)
-            && end(crop.top_px, crop.height_px) <= u64::from(image.height_px);
-        if !inside || crop.width_px == 0 || crop.height_px == 0 || width_px == 0 || height_px == 0 {
+        self.resize_part(image, crop, size_px, CropBox::whole(size_px), interpolation, out)
+    }
+
+    /// As [`BoxResizer::resize`], of which `out` gets the box `part` alone; nothing else is computed.
+    ///
+    /// # Errors
+    /// [`AugmentError::Resize`] when a box does not lie inside its image.
+    pub fn resize_part(
+        &mut self,
+        image: &Rgb8,
+        crop: CropBox,
+        size_px: [u32; 2],
+        part: CropBox,
+        interpolation: Interpolation,
+        out: &mut Planes,
+    ) -> Result<(), AugmentError> {
+        if !crop.lies_in([image.width_px, image.height_px]) || !part.lies_in(size_px) {
+            let [width_px, height_px] = size_px;
             return Err(AugmentError::Resize(format!(
                 "{crop:?} of an image of {} x {} to {width_px} x {height_px}",
                 image.width_px, image.height_px
             )));
         }
-        self.horizontal.set(crop.width_px as usize, width_px as usize, interpolation);
-        self.vertical.set(crop.height_px as usize, height_px as usize, interpolation);
-        out.set_size(width_px, height_px);
-        self.narrow(image, crop, width_px as usize);
-        self.shorten(width_px as usize, crop.height_px as usize, out);
+        let sides = |from: u32, to: u32| [from as usize, to as usize];
+        let outputs = |start: u32, len: u32| start as usize..(start + len) as usize;
+        let (across, down) = (sides(crop.width_px, size_px[0]), sides(crop.height_px, size_px[1]));
+        let columns = self.horizontal.set(across, outputs(part.left_px, part.width_px), interpolation);
+        let rows = self.vertical.set(down, outputs(part.top_px, part.height_px), interpolation);
+        let read = CropBox {
+            left_px: crop.left_px + columns.start as u32,
+            top_px: crop.top_px + rows.start as u32,
+            width_px: columns.len() as u32,
+            height_px: rows.len() as u32,
+        };
+        out.set_size(part.width_px, part.height_px);
+        self.narrow(image, read, part.width_px as usize);
+        self.shorten(part.width_px as usize, rows.len(), out);
         Ok(())
     }
 
@@ -222,6 +245,26 @@ mod tests {
         for size in [[1, 1], [3, 90], [64, 16], [65, 17], [130, 5], [200, 200]] {
             let out = resized(&image, crop, size).expect("inside");
             assert!(out.data.iter().all(|v| *v == 201), "{size:?}");
+        }
+    }
+
+    /// A part of a resized image is what a crop of the whole resized image is.
+    #[test]
+    fn a_part_equals_a_crop_of_the_whole() {
+        let image = gradient(61, 43);
+        let crop = CropBox { left_px: 2, top_px: 1, width_px: 57, height_px: 40 };
+        for (size, [left_px, top_px, width_px, height_px]) in
+            [([30, 21], [4, 3, 20, 11]), ([150, 90], [40, 0, 64, 90]), ([57, 40], [56, 39, 1, 1])]
+        {
+            let whole = resized(&image, crop, size).expect("inside");
+            let part = CropBox { left_px, top_px, width_px, height_px };
+            let mut out = Planes::default();
+            let bicubic = Interpolation::Bicubic;
+            BoxResizer::default().resize_part(&image, crop, size, part, bicubic, &mut out).expect("inside");
+            let mut cropped = Planes::default();
+            let side = [width_px, height_px];
+            BoxResizer::default().resize(&whole, part, side, bicubic, &mut cropped).expect("inside");
+            assert_eq!(out, cropped, "{size:?}");
         }
     }
 

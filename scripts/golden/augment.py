@@ -20,6 +20,9 @@ WIDTH, HEIGHT = 37, 29
 # Of a crop of 27 x 22: shrunk, grown, both, to one pixel, unchanged, beyond a vector's length.
 SIZES = [(16, 12), (40, 40), (1, 1), (3, 50), (27, 22), (27, 9), (13, 22), (70, 5), (65, 67), (9, 7)]
 
+# Short side and square of the evaluation transform; some margins are halves of a pixel.
+EVALUATED = [(32, 28), (33, 28), (20, 20), (61, 50)]
+
 
 def image() -> Image.Image:
     """Noise over gradients: every hue, black, white and gray occur."""
@@ -54,6 +57,10 @@ def main() -> None:
     for name, filter_ in (("bicubic", Image.BICUBIC), ("bilinear", Image.BILINEAR)):
         for w, h in SIZES:
             made[f"{name}_{w}x{h}"] = F.resized_crop(src, 3, 5, 22, 27, [h, w], filter_)
+    made["tall"] = src.rotate(90, expand=True)
+    for shape, source in (("wide", src), ("tall", made["tall"])):
+        for resize, size in EVALUATED:
+            made[f"{shape}_{resize}_{size}"] = F.center_crop(F.resize(source, resize, Image.BICUBIC), size)
     for name, result in made.items():
         (OUT / f"{name}.bin").write_bytes(np.asarray(result.convert("RGB")).tobytes())
     versions = f"pillow {PIL.__version__}, torchvision {torchvision.__version__}\n"

@@ -128,7 +128,7 @@ fn fingerprints(shards: &[Shard]) -> anyhow::Result<Vec<Entry>> {
 /// such images would all be copies of one another.
 fn difference_hash(image: &Rgb8) -> Option<u64> {
     const MIN_ONES: u32 = 6;
-    let whole = CropBox { left_px: 0, top_px: 0, width_px: image.width_px, height_px: image.height_px };
+    let whole = CropBox::whole([image.width_px, image.height_px]);
     let mut small = Planes::default();
     BoxResizer::default().resize(image, whole, [9, 8], Interpolation::Bilinear, &mut small).ok()?;
     let [r, g, b] = small.channels();
