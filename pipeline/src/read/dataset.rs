@@ -1,5 +1,7 @@
 //! A list of shards with their indices: which samples there are, and their bytes on demand.
 
+use xxhash_rust::xxh3::Xxh3;
+
 use crate::shard::{IMAGE_EXTENSIONS, Shard};
 use crate::{PipelineError, Storage};
 
@@ -139,6 +141,22 @@ impl Dataset {
     pub fn label(&self, id: SampleId) -> Result<Option<u32>, PipelineError> {
         let (shard, i) = self.locate(id);
         shard.label(i)
+    }
+
+    /// The class of sample `id`, a number or a name.
+    ///
+    /// # Errors
+    /// [`PipelineError::Io`] when the shard cannot be read.
+    pub fn class(&self, id: SampleId) -> Result<Option<String>, PipelineError> {
+        let (shard, i) = self.locate(id);
+        shard.class(i)
+    }
+
+    /// Names the samples: equal for the same members in the same order, wherever the shards lie.
+    pub fn fingerprint(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        self.shards.iter().for_each(|shard| hash.update(&shard.index().fingerprint().to_le_bytes()));
+        hash.digest()
     }
 
     fn locate(&self, id: SampleId) -> (&Shard, usize) {

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// Data of a member starts on a multiple of this, by the tar format.
 const BLOCK_BYTES: u64 = 512;
@@ -87,6 +87,23 @@ impl ShardIndex {
             len_bytes: u64::from(self.member_lens[at]),
             check: self.member_checks.get(at).copied(),
         })
+    }
+
+    /// Names the samples of the shard, by their keys, places and checks.
+    pub fn fingerprint(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        hash.update(&self.shard_bytes.to_le_bytes());
+        for i in 0..self.len() {
+            hash.update(self.key(i).as_bytes());
+            for member in self.members(i) {
+                hash.update(member.extension.as_bytes());
+                let check = member.check.map_or(u64::MAX, u64::from);
+                [member.offset_bytes, member.len_bytes, check]
+                    .iter()
+                    .for_each(|n| hash.update(&n.to_le_bytes()));
+            }
+        }
+        hash.digest()
     }
 
     /// Bytes that this index holds in memory.

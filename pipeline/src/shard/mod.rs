@@ -14,13 +14,17 @@ use crate::shard::index::{Member, ShardIndex, check_of};
 use crate::shard::store::{CacheUse, LocalStore, Store};
 
 /// Extensions that hold an image, in the order in which they are preferred.
-pub const IMAGE_EXTENSIONS: [&str; 4] = ["jpg", "jpeg", "png", "webp"];
+pub const IMAGE_EXTENSIONS: [&str; 8] =
+    ["jpg", "jpeg", "png", "webp", "input.jpg", "input.jpeg", "input.png", "input.webp"];
 
-/// Extensions that hold a class number as text.
-const LABEL_EXTENSIONS: [&str; 2] = ["cls", "cls2"];
+/// Extensions that hold a class as text, a number or a name.
+const CLASS_EXTENSIONS: [&str; 3] = ["cls", "cls2", "output.cls"];
 
-/// A class number has at most ten digits; a longer member is none.
-const MAX_LABEL_BYTES: u64 = 32;
+/// A longer member is no class.
+const MAX_CLASS_BYTES: u64 = 256;
+
+/// A longer member is not searched for a class.
+const MAX_JSON_BYTES: u64 = 1 << 20;
 
 /// A shard. Shared by threads.
 pub struct Shard {
@@ -101,17 +105,37 @@ impl Shard {
         self.bytes_of(i, &member)
     }
 
-    /// The class of sample `i`, where it has one.
+    /// The class of sample `i` where it has a member of its own and that is a number.
     ///
     /// # Errors
     /// As [`Shard::image`].
     pub fn label(&self, i: usize) -> Result<Option<u32>, PipelineError> {
-        let Some(member) = self.index.member(i, &LABEL_EXTENSIONS) else { return Ok(None) };
-        if member.len_bytes > MAX_LABEL_BYTES {
-            return Ok(None);
+        Ok(self.class_member(i)?.and_then(|class| class.parse().ok()))
+    }
+
+    /// The class of sample `i`, a number or a name, where it has one: from a member of its own, or under `label` in its
+    /// `.json`.
+    ///
+    /// # Errors
+    /// As [`Shard::image`].
+    pub fn class(&self, i: usize) -> Result<Option<String>, PipelineError> {
+        if let Some(class) = self.class_member(i)? {
+            return Ok(Some(class));
         }
-        let text = self.bytes_of(i, &member)?;
-        Ok(std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse().ok()))
+        match self.index.member(i, &["json"]).filter(|member| member.len_bytes <= MAX_JSON_BYTES) {
+            Some(member) => Ok(class_in(&self.bytes_of(i, &member)?)),
+            None => Ok(None),
+        }
+    }
+
+    fn class_member(&self, i: usize) -> Result<Option<String>, PipelineError> {
+        let member = self.index.member(i, &CLASS_EXTENSIONS);
+        let Some(member) = member.filter(|member| member.len_bytes <= MAX_CLASS_BYTES) else {
+            return Ok(None);
+        };
+        let bytes = self.bytes_of(i, &member)?;
+        let text = std::str::from_utf8(&bytes).ok().map(str::trim).filter(|text| !text.is_empty());
+        Ok(text.map(canonical))
     }
 
     /// All members of sample `i` in the order of the tar: extension and bytes.
@@ -130,6 +154,21 @@ impl Shard {
             return Err(PipelineError::Changed { shard, key, extension: member.extension.to_string() });
         }
         Ok(bytes)
+    }
+}
+
+/// A class as it is compared: 7 for 007.
+fn canonical(text: &str) -> String {
+    text.parse::<u64>().map_or_else(|_| text.to_string(), |number| number.to_string())
+}
+
+/// What JSON has under `label`, if that is a number or text.
+fn class_in(json: &[u8]) -> Option<String> {
+    let value: serde_json::Value = serde_json::from_slice(json).ok()?;
+    match &value["label"] {
+        serde_json::Value::String(text) => Some(text.trim()).filter(|text| !text.is_empty()).map(canonical),
+        serde_json::Value::Number(number) => number.as_u64().map(|number| number.to_string()),
+        _ => None,
     }
 }
 
