@@ -26,5 +26,6 @@ pub mod step;
 
 pub use error::TrainError;
 pub use network::Network;
+pub use ops::gemm::{Element, Mat, gemm};
 pub use recipe::Recipe;
 pub use recipe::plan::Plan;

@@ -7,13 +7,14 @@ use std::path::Path;
 
 use ::safetensors::tensor::SafeTensors;
 use burn_tensor::{DType, Device, Tensor, TensorData};
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::safetensors::{to_safetensors, values_of};
-use crate::device::host::to_host;
+use crate::device::host::{to_host, with_slice};
 use crate::device::workers::{Workers, or_cores};
 use crate::error::TrainError;
-use crate::model::backbone::{ModelConfig, Readout};
+use crate::model::backbone::{Levels, ModelConfig, Readout};
 use crate::model::features::Features;
 use crate::model::init::fill;
 use crate::model::layout::UnitLayout;
@@ -200,16 +201,68 @@ impl Network {
 
     /// All features of `images`, `[3, size, size]` as bytes.
     pub fn features(&self, images: &[&[u8]], size_px: usize) -> Features {
+        // One level is asked for, and one is given.
+        self.through(images, size_px, &[self.units.len() - 1], None).pop().expect("one level")
+    }
+
+    /// Features of `images`, `[3, size, size]` as bytes, at each of the last `n` levels of the backbone, or at all where
+    /// it has fewer: the blocks of a transformer, each behind the last norm, or the stages of a convolutional network.
+    pub fn levels(&self, images: &[&[u8]], size_px: usize, n: usize) -> Vec<Features> {
+        let Levels { units, readout } = self.model.levels();
+        let first = units.len().saturating_sub(n.max(1));
+        self.through(images, size_px, &units[first..], readout)
+    }
+
+    /// Levels that [`Network::levels`] can give.
+    pub fn n_levels(&self) -> usize {
+        self.model.levels().units.len()
+    }
+
+    /// Features after each of `ends`, which then go through the unit `readout`.
+    fn through(
+        &self,
+        images: &[&[u8]],
+        size_px: usize,
+        ends: &[usize],
+        readout: Option<usize>,
+    ) -> Vec<Features> {
         let input = PixelInput { cell_px: self.model.cell_px(), normalization: self.normalization };
         let slices = self.workers.map(self.workers.slices(images.len()), |_, range| {
             let mut groups = vec![input.features(&images[range], size_px, &self.device)];
-            for ((unit, layout), flat) in self.units.iter().zip(&self.layouts).zip(&self.flats) {
-                groups = evaluated(unit.as_ref(), &Leaves::new(layout, flat, false), groups);
+            let mut read = Vec::with_capacity(ends.len());
+            for unit in 0..=ends.last().copied().unwrap_or_default() {
+                groups = self.unit(unit, groups);
+                if ends.contains(&unit) {
+                    let level = groups.clone();
+                    read.extend(match readout {
+                        Some(readout) => self.unit(readout, level),
+                        None => level,
+                    });
+                }
             }
-            groups.remove(0)
+            read
         });
-        let all = slices.iter().map(|slice: &Features| slice.x.clone()).collect();
-        slices[0].with(Tensor::cat(all, 0))
+        let whole = |level: usize| {
+            let all = slices.iter().map(|slice| slice[level].x.clone()).collect();
+            slices[0][level].with(Tensor::cat(all, 0))
+        };
+        (0..ends.len()).map(whole).collect()
+    }
+
+    /// `groups` through the unit with this number.
+    fn unit(&self, number: usize, groups: Vec<Features>) -> Vec<Features> {
+        let leaves = Leaves::new(&self.layouts[number], &self.flats[number], false);
+        evaluated(self.units[number].as_ref(), &leaves, groups)
+    }
+
+    /// Names the weights and what they are used with: equal for equal networks, whatever file they came from.
+    pub fn fingerprint(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        hash.update(format!("{:?} {:?}", self.model, self.normalization).as_bytes());
+        for flat in &self.flats {
+            with_slice(flat, |values| hash.update(bytemuck::cast_slice(values)));
+        }
+        hash.digest()
     }
 }
 

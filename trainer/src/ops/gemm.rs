@@ -1,34 +1,54 @@
 //! Matrix products on strided slices: the one place that calls the `gemm` crate.
 
 /// A matrix inside a slice, by the distance between rows and between columns.
-#[derive(Clone, Copy)]
-pub(super) struct Mat<'a> {
-    pub data: &'a [f32],
+#[derive(Debug, Clone, Copy)]
+pub struct Mat<'a, T = f32> {
+    /// Where its elements lie, the first one first.
+    pub data: &'a [T],
+    /// Elements from one row to the next.
     pub row_stride: usize,
+    /// Elements from one column to the next.
     pub col_stride: usize,
 }
 
-impl<'a> Mat<'a> {
+impl<'a, T> Mat<'a, T> {
     /// Rows one after another, `row_stride` apart.
-    pub(super) fn rows(data: &'a [f32], row_stride: usize) -> Self {
+    pub fn rows(data: &'a [T], row_stride: usize) -> Self {
         Self { data, row_stride, col_stride: 1 }
     }
 
     /// The transposed matrix; nothing moves.
-    pub(super) fn t(self) -> Self {
+    pub fn t(self) -> Self {
         Self { data: self.data, row_stride: self.col_stride, col_stride: self.row_stride }
     }
 }
 
+/// What matrices are made of.
+pub trait Element: sealed::Float {}
+
+impl Element for f32 {}
+impl Element for f64 {}
+
+mod sealed {
+    /// The types that the `gemm` crate multiplies, of those that are used here.
+    pub trait Float: Copy + PartialEq + Default + 'static {}
+
+    impl Float for f32 {}
+    impl Float for f64 {}
+}
+
 /// `out = keep · out + scale · a · b` for `a` of `[m, k]` and `b` of `[k, n]`; rows of `out` are
 /// `out_stride` apart. Threads are those of the rayon pool that calls, if the product is large.
-pub(super) fn gemm(
+///
+/// # Panics
+/// If a matrix does not lie inside its slice.
+pub fn gemm<T: Element>(
     [m, k, n]: [usize; 3],
-    scale: f32,
-    a: Mat<'_>,
-    b: Mat<'_>,
-    keep: f32,
-    out: &mut [f32],
+    scale: T,
+    a: Mat<'_, T>,
+    b: Mat<'_, T>,
+    keep: T,
+    out: &mut [T],
     out_stride: usize,
 ) {
     if m == 0 || n == 0 {
@@ -36,7 +56,7 @@ pub(super) fn gemm(
     }
     #[cfg(test)]
     count::add(2.0 * (m * k * n) as f64);
-    let fits = |rows: usize, cols: usize, mat: &Mat<'_>| {
+    let fits = |rows: usize, cols: usize, mat: &Mat<'_, T>| {
         rows == 0 || cols == 0 || (rows - 1) * mat.row_stride + (cols - 1) * mat.col_stride < mat.data.len()
     };
     assert!(fits(m, k, &a) && fits(k, n, &b), "matrices lie inside their slices");
@@ -46,7 +66,7 @@ pub(super) fn gemm(
         _ => gemm::Parallelism::Rayon(0),
     };
     // SAFETY: the asserts above bound every element that strides and sizes can reach, `out` is a
-    // unique borrow, and f32 is one of the types that gemm accepts.
+    // unique borrow, and `Element` is sealed around types that gemm accepts.
     #[allow(unsafe_code)]
     unsafe {
         gemm::gemm(
@@ -56,7 +76,7 @@ pub(super) fn gemm(
             out.as_mut_ptr(),
             1,
             out_stride as isize,
-            keep != 0.0,
+            keep != T::default(),
             a.data.as_ptr(),
             a.col_stride as isize,
             a.row_stride as isize,

@@ -17,7 +17,7 @@ mod cross_entropy;
 pub(crate) mod cube;
 mod fork;
 mod gelu;
-mod gemm;
+pub(crate) mod gemm;
 mod grid_mean;
 mod layer_norm;
 mod linear;

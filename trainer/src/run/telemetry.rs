@@ -20,8 +20,7 @@ use crate::error::TrainError;
 pub struct Telemetry {
     path: PathBuf,
     file: File,
-    events_path: PathBuf,
-    events: RecordWriter<File>,
+    events: Events,
 }
 
 impl Telemetry {
@@ -60,21 +59,7 @@ impl Telemetry {
             .append(true)
             .open(&path)
             .map_err(|error| TrainError::io("open", &path, error))?;
-        let folder = workdir.join("events");
-        fs::create_dir_all(&folder).map_err(|error| TrainError::io("create folder", &folder, error))?;
-        let now = now_s();
-        let name = format!("events.out.tfevents.{:010}.ocelli.{}.0", now as u64, std::process::id());
-        let events_path = folder.join(name);
-        let open = || -> io::Result<RecordWriter<File>> {
-            let mut events = RecordWriter::new(File::create(&events_path)?);
-            let mut version = Event::new();
-            version.set_wall_time(now);
-            version.set_file_version("brain.Event:2".into());
-            events.write(&version.write_to_bytes().map_err(io::Error::other)?)?;
-            Ok(events)
-        };
-        let events = open().map_err(|error| TrainError::io("write", &events_path, error))?;
-        Ok(Self { path, file, events_path, events })
+        Ok(Self { path, file, events: Events::open(workdir)? })
     }
 
     /// Writes one row.
@@ -87,19 +72,56 @@ impl Telemetry {
         for (name, value) in values {
             // JSON has no NaN; null is what readers expect in its topology.
             row.insert(name.clone(), serde_json::Number::from_f64(*value).map_or(Value::Null, Value::Number));
-            let event = self.scalar(step, name, *value);
-            event.map_err(|error| TrainError::io("write", &self.events_path, error))?;
+            self.events.scalar(step, name, *value)?;
         }
         let mut line = Value::Object(row).to_string();
         line.push('\n');
         self.file.write_all(line.as_bytes()).map_err(|error| TrainError::io("write", &self.path, error))
     }
+}
 
-    fn scalar(&mut self, step: u64, name: &str, value: f64) -> io::Result<()> {
+/// Writes numbers into the TensorBoard events of `workdir` alone, in a file of their own.
+///
+/// # Errors
+/// [`TrainError::Io`].
+pub fn append_scalars(workdir: &Path, step: u64, values: &[(String, f64)]) -> Result<(), TrainError> {
+    let mut events = Events::open(workdir)?;
+    values.iter().try_for_each(|(name, value)| events.scalar(step, name, *value))
+}
+
+/// A file of TensorBoard events.
+struct Events {
+    path: PathBuf,
+    writer: RecordWriter<File>,
+}
+
+impl Events {
+    /// A new file in the folder of `workdir`.
+    fn open(workdir: &Path) -> Result<Self, TrainError> {
+        let folder = workdir.join("events");
+        fs::create_dir_all(&folder).map_err(|error| TrainError::io("create folder", &folder, error))?;
+        let now = now_s();
+        let name = format!("events.out.tfevents.{:010}.ocelli.{}.0", now as u64, std::process::id());
+        let path = folder.join(name);
+        let open = || -> io::Result<RecordWriter<File>> {
+            let mut writer = RecordWriter::new(File::create(&path)?);
+            let mut version = Event::new();
+            version.set_wall_time(now);
+            version.set_file_version("brain.Event:2".into());
+            writer.write(&version.write_to_bytes().map_err(io::Error::other)?)?;
+            Ok(writer)
+        };
+        let writer = open().map_err(|error| TrainError::io("write", &path, error))?;
+        Ok(Self { path, writer })
+    }
+
+    fn scalar(&mut self, step: u64, name: &str, value: f64) -> Result<(), TrainError> {
         let mut event = Event::new();
         event.set_wall_time(now_s());
         event.set_step(step as i64);
         event.set_summary(summary::scalar(name, value as f32));
-        self.events.write(&event.write_to_bytes().map_err(io::Error::other)?)
+        let bytes = event.write_to_bytes().map_err(io::Error::other);
+        let written = bytes.and_then(|bytes| self.writer.write(&bytes));
+        written.map_err(|error| TrainError::io("write", &self.path, error))
     }
 }

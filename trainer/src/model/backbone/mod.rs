@@ -25,6 +25,26 @@ pub enum Readout {
     All,
 }
 
+/// Where features can be read on their way through the units.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Levels {
+    /// Units that end a level, from the first level to the last.
+    pub units: Vec<usize>,
+    /// The unit that what is read goes through too, such as a last norm.
+    pub readout: Option<usize>,
+}
+
+impl Levels {
+    /// The last unit of each stage, where stages of so many units follow a stem of one.
+    fn of_stages(depths: &[usize]) -> Self {
+        let ends = depths.iter().scan(0, |end, depth| {
+            *end += depth;
+            Some(*end)
+        });
+        Self { units: ends.collect(), readout: None }
+    }
+}
+
 /// What a recipe writes under `[model]` for one kind of backbone.
 pub(crate) trait BackboneConfig {
     /// Checks what the units rely on.
@@ -36,6 +56,9 @@ pub(crate) trait BackboneConfig {
     /// The units, of which the first takes cells of `cell_px` × `cell_px` pixels as vectors `[B·V, N, 3·p·p]`
     /// ([`super::patches`]).
     fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>>;
+
+    /// Where evaluation may read features: blocks of a transformer, resolutions of a convolutional network.
+    fn levels(&self) -> Levels;
 
     /// Channels of the features.
     fn width(&self) -> usize;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{BackboneConfig, Readout, regnet, resnet, vit};
+use super::{BackboneConfig, Levels, Readout, regnet, resnet, vit};
 use crate::model::unit::Unit;
 
 /// Declares [`ModelConfig`] with a variant for each backbone: its documentation, its name and its module.
@@ -60,6 +60,11 @@ impl ModelConfig {
     /// The units from pixels to features.
     pub fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>> {
         self.config().units(readout)
+    }
+
+    /// Where evaluation may read features, with the units of [`Readout::All`].
+    pub fn levels(&self) -> Levels {
+        self.config().levels()
     }
 
     /// Channels of the features.

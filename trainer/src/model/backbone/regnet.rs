@@ -19,7 +19,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::convolution::{Branch, Layer, Stem};
 use super::excitation::Excitation;
-use super::{BackboneConfig, Readout};
+use super::{BackboneConfig, Levels, Readout};
 use crate::model::batch_norm::BatchNorm;
 use crate::model::unit::Unit;
 
@@ -287,6 +287,11 @@ impl BackboneConfig for Config {
             }
         }
         units
+    }
+
+    fn levels(&self) -> Levels {
+        let depths: Vec<usize> = self.stages().iter().map(|stage| stage.depth).collect();
+        Levels::of_stages(&depths)
     }
 
     fn width(&self) -> usize {

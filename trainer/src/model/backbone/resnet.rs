@@ -11,7 +11,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::convolution::{Branch, Layer, Stem};
-use super::{BackboneConfig, Readout};
+use super::{BackboneConfig, Levels, Readout};
 use crate::model::batch_norm::BatchNorm;
 use crate::model::unit::Unit;
 
@@ -138,6 +138,11 @@ impl BackboneConfig for Config {
             }
         }
         units
+    }
+
+    fn levels(&self) -> Levels {
+        let (depths, _) = self.stages();
+        Levels::of_stages(&depths)
     }
 
     fn width(&self) -> usize {

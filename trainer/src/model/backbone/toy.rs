@@ -8,7 +8,7 @@
 use burn_tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
-use super::{BackboneConfig, Readout};
+use super::{BackboneConfig, Levels, Readout};
 use crate::model::batch_norm::BatchNorm;
 use crate::model::features::Features;
 use crate::model::params::{Init, ParamSpec};
@@ -34,6 +34,10 @@ impl BackboneConfig for Config {
             Box::new(Norm(BatchNorm { gain: Some(1.2), ..BatchNorm::new("norm", self.width) })),
             Box::new(Affine { name: "project", input: self.width, width: self.width }),
         ]
+    }
+
+    fn levels(&self) -> Levels {
+        Levels { units: vec![0, 1], readout: Some(2) }
     }
 
     fn width(&self) -> usize {

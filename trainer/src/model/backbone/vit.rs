@@ -16,7 +16,7 @@ use std::sync::Mutex;
 use burn_tensor::{Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
-use super::{BackboneConfig, Readout, pos_embed};
+use super::{BackboneConfig, Levels, Readout, pos_embed};
 use crate::model::features::Features;
 use crate::model::leaves::Leaves;
 use crate::model::params::{Init, ParamSpec};
@@ -123,6 +123,12 @@ impl BackboneConfig for Config {
         }
         units.push(Box::new(Norm { width: self.width, readout }));
         units
+    }
+
+    /// Every block, behind the last norm.
+    fn levels(&self) -> Levels {
+        // The embedding comes first.
+        Levels { units: (1..=self.depth).collect(), readout: Some(self.depth + 1) }
     }
 
     fn width(&self) -> usize {

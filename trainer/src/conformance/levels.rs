@@ -1,0 +1,49 @@
+//! Where evaluation reads features: the last level is what the whole network gives, and every level is there.
+
+use burn_tensor::Device;
+
+use crate::device::host::to_host;
+use crate::model::backbone::ModelConfig;
+use crate::model::features::Features;
+use crate::model::patches::Normalization;
+use crate::network::Network;
+
+#[test]
+fn the_last_level_is_what_the_network_gives() {
+    for model in ModelConfig::examples() {
+        let (size_px, levels) = (model.image_px(), model.levels());
+        let network = Network::random(&model, Normalization::default(), 1, 2, &Device::flex()).unwrap();
+        let images: Vec<Vec<u8>> = (0..3u32)
+            .map(|i| (0..3 * size_px * size_px).map(|j| ((j as u32 * 37 + i * 91) % 251) as u8).collect())
+            .collect();
+        let images: Vec<&[u8]> = images.iter().map(Vec::as_slice).collect();
+        let values = |features: &Features| {
+            let [b, n, d] = features.x.dims();
+            to_host(features.x.clone().reshape([b * n * d]))
+        };
+        let all = network.levels(&images, size_px, usize::MAX);
+        assert_eq!((all.len(), network.n_levels()), (levels.units.len(), levels.units.len()), "{model:?}");
+        assert!(all.iter().all(|level| level.x.dims()[0] == 3), "{model:?}");
+        assert!(levels.units.windows(2).all(|pair| pair[0] < pair[1]), "{model:?}");
+        assert_eq!(values(all.last().unwrap()), values(&network.features(&images, size_px)), "{model:?}");
+        let last = network.levels(&images, size_px, 1);
+        assert_eq!(
+            values(&last[0]),
+            values(all.last().unwrap()),
+            "{model:?}: fewer levels, the same last one"
+        );
+    }
+}
+
+/// Equal weights have equal names, and one changed weight another.
+#[test]
+fn networks_are_named_by_their_weights() {
+    for model in ModelConfig::examples() {
+        let name = |seed| {
+            let device = Device::flex();
+            Network::random(&model, Normalization::default(), seed, 1, &device).unwrap().fingerprint()
+        };
+        assert_eq!(name(1), name(1), "{model:?}");
+        assert_ne!(name(1), name(2), "{model:?}");
+    }
+}
