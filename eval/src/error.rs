@@ -1,6 +1,6 @@
 //! What can go wrong while features are turned into numbers.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use pipeline::PipelineError;
 use trainer::TrainError;
@@ -15,23 +15,46 @@ pub enum EvalError {
     #[error(transparent)]
     Train(#[from] TrainError),
     /// No sample has a label.
-    #[error("none of the {n_samples} samples of the {split} shards has a label: probes need a .cls member")]
+    #[error(
+        "none of the {n_samples} images of {split} has a class: probes need a .cls or output.cls member, or `label` in \
+         a .json member"
+    )]
     NoLabels {
-        /// "train" or "test".
-        split: &'static str,
+        /// The set.
+        split: String,
         /// Samples that were looked at.
         n_samples: usize,
     },
-    /// No labelled image can be decoded.
+    /// No image can be decoded.
     #[error(
-        "none of the {n_samples} labelled images of the {split} shards can be decoded; `ocelli shards verify` \
-         says why"
+        "none of the {n_samples} images of {split} can be decoded; `ocelli shards verify` says why of shards"
     )]
     NoImages {
-        /// "train" or "test".
-        split: &'static str,
-        /// Labelled samples.
+        /// The set.
+        split: String,
+        /// Images that were looked at.
         n_samples: usize,
+    },
+    /// A protocol that draws views was given features alone.
+    #[error("this protocol draws views of the training images, and there are none")]
+    NoViews,
+    /// A file of features.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file of features in a format of its own.
+    #[error("cannot write {}: {reason}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
     },
     /// The images do not fit the network.
     #[error("images of {image_px} px do not divide by the network's stride of {stride_px} px")]
@@ -57,4 +80,16 @@ pub enum EvalError {
         /// Why.
         reason: String,
     },
+}
+
+impl EvalError {
+    /// Makes an [`EvalError::Io`].
+    pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
+        Self::Io { action, path: path.to_path_buf(), source }
+    }
+
+    /// Makes an [`EvalError::Write`].
+    pub(crate) fn write(path: &Path, error: impl std::fmt::Display) -> Self {
+        Self::Write { path: path.to_path_buf(), reason: error.to_string() }
+    }
 }

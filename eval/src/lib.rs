@@ -1,17 +1,29 @@
-//! Weights into numbers and pictures: features, k-NN, linear probe, report.
+//! Weights into numbers and pictures.
 //!
-//! [`features`] is the only module that sees a network; [`knn`] and [`linear`] see rows of numbers.
-//! [`probe`] puts them together, for the verb and for a run that wants to know how it is doing.
+//! [`images`] are seen through one transform, [`features`] are what a network makes of them, a [`protocol`] says what
+//! these are worth, [`probe`] puts the three together, and [`picture`] draws. A folder uses those before it alone.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub(crate) mod error;
-pub(crate) mod features;
-pub mod histogram;
-pub(crate) mod knn;
-pub(crate) mod linear;
-pub(crate) mod picture;
+pub mod features;
+pub(crate) mod images;
+pub mod picture;
 pub mod probe;
-pub mod report;
+pub(crate) mod protocol;
+pub(crate) mod score;
 
 pub use error::EvalError;
-pub use features::{FeatureSet, ImageSet};
-pub use probe::{ProbeScores, Split};
+pub use features::cache::{FeatureCache, features};
+pub use features::columns::{Columns, Wanted};
+pub use features::extract::{Progress, Silent, extract, pixels};
+pub use features::set::FeatureSet;
+pub use features::table::Table;
+pub use images::ImageSet;
+pub use images::source::{ImageFile, Source};
+pub use images::transform::Transform;
+pub use probe::Split;
+pub use protocol::Protocol;
+pub use protocol::task::{Scored, Task};
+pub use protocol::views::Views;
+pub use score::Classified;

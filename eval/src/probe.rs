@@ -1,20 +1,23 @@
-//! Both probes on one pair of image sets.
+//! Protocols on a pair of image sets.
 
 use std::sync::Arc;
 
-use augment::DecodeRules;
-use pipeline::Dataset;
 use trainer::Network;
 use trainer::network::probe::Probe;
 
 use crate::EvalError;
-use crate::features::{FeatureSet, ImageSet};
-use crate::knn;
-use crate::knn::KnnScores;
-use crate::linear;
-use crate::linear::LinearScore;
+use crate::features::cache::{FeatureCache, features};
+use crate::features::columns::Wanted;
+use crate::features::extract::{Progress, Silent, pixels};
+use crate::features::set::FeatureSet;
+use crate::features::table::Table;
+use crate::images::ImageSet;
+use crate::protocol::Protocol;
+use crate::protocol::knn::Knn;
+use crate::protocol::task::{Scored, Task};
+use crate::protocol::views::Views;
 
-/// Labelled images to fit on and to report on.
+/// Images with classes to fit on and to report on.
 #[derive(Debug, Clone)]
 pub struct Split {
     /// What neighbors and heads are taken from.
@@ -25,65 +28,121 @@ pub struct Split {
 
 /// What features are worth.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ProbeScores {
-    /// Nearest neighbors.
-    pub knn: KnnScores,
-    /// Linear probe; `None` where only neighbors were asked for.
-    pub linear: Option<LinearScore>,
-    /// Labelled images of both sets that could not be decoded and are not part of the numbers.
+pub struct Scores {
+    /// The numbers of each protocol.
+    pub of_protocols: Vec<(Protocol, Vec<Scored>)>,
+    /// Images that were fitted on.
+    pub n_train: usize,
+    /// Images that were scored.
+    pub n_test: usize,
+    /// Images of both sets that could not be decoded and are not part of the numbers.
     pub n_bad: usize,
 }
 
+impl Scores {
+    /// All numbers, in the order of the protocols.
+    pub fn numbers(&self) -> impl Iterator<Item = (&Protocol, &Scored)> {
+        self.of_protocols
+            .iter()
+            .flat_map(|(protocol, scored)| scored.iter().map(move |scored| (protocol, scored)))
+    }
+
+    /// The accuracy called `metric`, in percent.
+    pub fn accuracy(&self, metric: &str) -> Option<f64> {
+        self.numbers()
+            .find(|(_, scored)| scored.metric == metric)
+            .map(|(_, scored)| scored.classified.accuracy())
+    }
+}
+
 impl Split {
-    /// Both sets, seen at `size_px` and decoded by `rules`. Classes are numbered by those that occur in either.
+    /// Both sets, of which only the images with a class count. Classes are numbered by those that occur in either.
     ///
     /// # Errors
-    /// As [`ImageSet::open`].
-    pub fn open(
-        train: Arc<Dataset>,
-        test: Arc<Dataset>,
-        size_px: usize,
-        rules: DecodeRules,
-    ) -> Result<Self, EvalError> {
-        let mut train = ImageSet::open(train, size_px, rules, "train")?;
-        let mut test = ImageSet::open(test, size_px, rules, "test")?;
-        let classes: Vec<u32> = train.classes().union(&test.classes()).copied().collect();
-        train.renumber(&classes);
-        test.renumber(&classes);
+    /// [`EvalError::NoLabels`].
+    pub fn new(train: ImageSet, test: ImageSet) -> Result<Self, EvalError> {
+        let (mut train, mut test) = (train.labelled()?, test.labelled()?);
+        ImageSet::unify(&mut [&mut train, &mut test]);
         Ok(Self { train, test })
     }
 
-    /// Both probes on a network's features.
+    /// What `protocols` make of a network's features.
     ///
     /// # Errors
-    /// [`EvalError::ImageSize`], or as [`ImageSet::features`].
-    pub fn score(&self, network: &Network) -> Result<ProbeScores, EvalError> {
-        let (image_px, stride_px) = (self.train.size_px, network.model.stride_px());
-        if image_px == 0 || !image_px.is_multiple_of(stride_px) {
-            return Err(EvalError::ImageSize { image_px, stride_px });
-        }
-        Ok(score(&self.train.features(network)?, &self.test.features(network)?, true))
+    /// As [`features`].
+    pub fn score(
+        &self,
+        network: &Network,
+        protocols: &[Protocol],
+        cache: Option<&FeatureCache>,
+        progress: &dyn Progress,
+    ) -> Result<Scores, EvalError> {
+        let wanted = wanted(protocols);
+        let (train, test) = self.features(network, wanted, cache, progress)?;
+        let views = Views::new(network, &self.train, wanted);
+        self.scores(&train, &test, protocols, Some(&views))
     }
 
-    /// Nearest neighbors on pixels.
+    /// Features of both sets, with their classes.
     ///
     /// # Errors
-    /// As [`ImageSet::pixels`].
-    pub fn score_pixels(&self) -> Result<ProbeScores, EvalError> {
-        Ok(score(&self.train.pixels()?, &self.test.pixels()?, false))
+    /// As [`features`].
+    pub fn features(
+        &self,
+        network: &Network,
+        wanted: Wanted,
+        cache: Option<&FeatureCache>,
+        progress: &dyn Progress,
+    ) -> Result<(FeatureSet, FeatureSet), EvalError> {
+        let of = |images: &ImageSet| -> Result<FeatureSet, EvalError> {
+            Ok(labelled(features(cache, network, images, wanted, progress)?, images))
+        };
+        Ok((of(&self.train)?, of(&self.test)?))
+    }
+
+    /// Nearest neighbors on pixels: what a network must beat.
+    ///
+    /// # Errors
+    /// As [`pixels`].
+    pub fn score_pixels(&self) -> Result<Scores, EvalError> {
+        let of = |images: &ImageSet| -> Result<FeatureSet, EvalError> {
+            Ok(labelled(Arc::new(pixels(images)?), images))
+        };
+        self.scores(&of(&self.train)?, &of(&self.test)?, &[Protocol::Knn(Knn::default())], None)
+    }
+
+    fn scores(
+        &self,
+        train: &FeatureSet,
+        test: &FeatureSet,
+        protocols: &[Protocol],
+        views: Option<&Views<'_>>,
+    ) -> Result<Scores, EvalError> {
+        let task = Task { train, test, n_classes: self.train.classes().len(), seed: 0, views };
+        let of_protocols: Result<Vec<_>, EvalError> =
+            protocols.iter().map(|protocol| Ok((protocol.clone(), protocol.score(&task)?))).collect();
+        let n_bad = self.train.len() + self.test.len() - train.len() - test.len();
+        Ok(Scores { of_protocols: of_protocols?, n_train: train.len(), n_test: test.len(), n_bad })
     }
 }
 
-fn score(train: &FeatureSet, test: &FeatureSet, with_linear: bool) -> ProbeScores {
-    ProbeScores {
-        knn: knn::score(train, test),
-        linear: with_linear.then(|| linear::score(train, test, 0)),
-        n_bad: train.n_bad + test.n_bad,
-    }
+/// The features that all of `protocols` look at.
+pub fn wanted(protocols: &[Protocol]) -> Wanted {
+    let n_levels = protocols.iter().map(Protocol::n_levels).max().unwrap_or(1);
+    Wanted::Vectors { n_levels, average: protocols.iter().any(Protocol::wants_average) }
+}
+
+fn labelled(table: Arc<Table>, images: &ImageSet) -> FeatureSet {
+    FeatureSet::of(table, |image| images.label(image))
 }
 
 /// The probe that a run calls every so many steps.
-pub struct InTraining(pub Split);
+pub struct InTraining {
+    /// What it looks at.
+    pub split: Split,
+    /// What it computes.
+    pub protocols: Vec<Protocol>,
+}
 
 impl Probe for InTraining {
     fn name(&self) -> &str {
@@ -91,10 +150,11 @@ impl Probe for InTraining {
     }
 
     fn run(&mut self, network: &Network) -> Result<Vec<(String, f64)>, String> {
-        let scores = self.0.score(network).map_err(|error| error.to_string())?;
-        let mut numbers: Vec<(String, f64)> =
-            scores.knn.0.iter().map(|(k, accuracy)| (format!("knn_{k}"), *accuracy)).collect();
-        numbers.extend(scores.linear.map(|linear| ("linear".to_string(), linear.accuracy)));
-        Ok(numbers)
+        let scores =
+            self.split.score(network, &self.protocols, None, &Silent).map_err(|error| error.to_string())?;
+        Ok(scores
+            .numbers()
+            .map(|(_, scored)| (scored.metric.clone(), scored.classified.accuracy()))
+            .collect())
     }
 }

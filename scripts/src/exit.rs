@@ -39,9 +39,11 @@ pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
         cause.downcast_ref::<EvalError>().map(|error| match error {
             EvalError::Data(error) => of_pipeline(error),
             EvalError::Train(error) => of_train(error),
-            EvalError::ImageSize { .. } => CONFIGURATION,
+            EvalError::ImageSize { .. } | EvalError::NoViews => CONFIGURATION,
             EvalError::NoLabels { .. }
             | EvalError::NoImages { .. }
+            | EvalError::Io { .. }
+            | EvalError::Write { .. }
             | EvalError::Picture { .. }
             | EvalError::Metrics { .. } => DATA,
         })

@@ -6,6 +6,7 @@
 
 mod cluster;
 mod console;
+mod evaluation;
 mod exit;
 mod memory;
 mod recipes;
@@ -39,8 +40,10 @@ enum Verb {
     Shards(verb::shards::Args),
     /// Pretrain a backbone on shards.
     Pretrain(verb::pretrain::Args),
-    /// Score frozen features by k-NN and a linear probe.
+    /// Score frozen features by published protocols: nearest neighbors, linear probes, logistic regression.
     Probe(verb::probe::Args),
+    /// Write the features of images as .npy, .parquet or .safetensors.
+    Embed(verb::embed::Args),
     /// Write a checkpoint's backbone as one safetensors file with the names of timm (ViT) or torchvision (ResNet,
     /// RegNetY).
     Export(verb::export::Args),
@@ -65,12 +68,14 @@ pub fn main() -> ExitCode {
     let _ = rlimit::increase_nofile_limit(u64::MAX);
     let cli = Cli::parse();
     let storage = cli.storage.open();
-    trainer::device::keep_tuning(&cli.storage.folder().join("gpu"));
+    let folder = cli.storage.folder();
+    trainer::device::keep_tuning(&folder.join("gpu"));
     let result = match cli.verb {
         Verb::Quickstart(args) => verb::quickstart::run(&args, &storage),
         Verb::Shards(args) => verb::shards::run(&args, &storage),
         Verb::Pretrain(args) => verb::pretrain::run(&args, &storage),
-        Verb::Probe(args) => verb::probe::run(&args, &storage),
+        Verb::Probe(args) => verb::probe::run(&args, &storage, &folder),
+        Verb::Embed(args) => verb::embed::run(&args, &storage, &folder),
         Verb::Export(args) => verb::export::run(&args),
         Verb::Plan(args) => verb::plan::run(&args),
         Verb::Doctor(args) => verb::doctor::run(&args),

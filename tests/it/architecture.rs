@@ -249,7 +249,9 @@ fn generic_code_names_no_method_and_no_backbone() {
     ];
     for krate in crates().iter().filter(|krate| ["trainer", "eval"].contains(&krate.name.as_str())) {
         for file in krate.files.iter().filter(|file| file.path != PRESETS) {
-            if FOR_TESTS.iter().any(|folder| file.path.starts_with(folder)) {
+            // Published protocols have the names of their papers, whatever the method of what they score.
+            let protocol = krate.name == "eval" && file.path.starts_with("protocol/");
+            if protocol || FOR_TESTS.iter().any(|folder| file.path.starts_with(folder)) {
                 continue;
             }
             for (room, names) in rooms.iter().filter(|(room, _)| !file.path.starts_with(room)) {

@@ -6,6 +6,7 @@ use augment::hue::hue;
 use augment::resize::BoxResizer;
 use augment::solarize::solarize;
 use augment::{Planes, Rgb8};
+use eval::Transform;
 
 fn golden(name: &str) -> Vec<u8> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/augment");
@@ -75,6 +76,19 @@ fn crop_boxes_equal_torchvision() {
         assert_eq!(size, (int(9), int(8)), "{line}");
     }
     assert!(n_fallbacks > 20 && n_retries > 50, "{n_fallbacks} fallbacks, {n_retries} retries");
+}
+
+/// The square that evaluation sees is the one of torchvision's `Resize` and `CenterCrop`, bit for bit.
+#[test]
+fn evaluation_squares_equal_torchvision() {
+    for (shape, image) in [("wide", input()), ("tall", Rgb8::new(29, 37, golden("tall")))] {
+        for (resize_px, size_px) in [(32, 28), (33, 28), (20, 20), (61, 50)] {
+            let planes = Transform::resizing(resize_px, size_px).unwrap().apply(&image).unwrap();
+            let square = Planes { width_px: size_px, height_px: size_px, data: planes };
+            let name = format!("{shape}_{resize_px}_{size_px}");
+            assert!(Rgb8::from(&square).data == golden(&name), "{name}");
+        }
+    }
 }
 
 const RATIO: [f64; 2] = [3.0 / 4.0, 4.0 / 3.0];

@@ -8,6 +8,8 @@ mod architecture;
 mod bad_input;
 /// The same batches whatever ranks, threads and restarts.
 mod data_path;
+/// Features as files.
+mod embed;
 /// The shell examples, run as they stand.
 mod examples;
 /// Shards from servers, stores and commands, over lines that break.

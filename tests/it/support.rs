@@ -103,6 +103,11 @@ impl World {
         program().args(args).output().unwrap()
     }
 
+    /// Runs the program with more in its environment.
+    pub(crate) fn ocelli_with(&self, args: &[&str], env: &[(&str, &str)]) -> Output {
+        program().args(args).envs(env.iter().copied()).output().unwrap()
+    }
+
     /// Arguments of a tiny pretraining run in `workdir`, with more appended.
     pub(crate) fn pretrain_args(&self, workdir: &str, more: &[&str]) -> Vec<String> {
         let mut args: Vec<String> = vec![
@@ -129,12 +134,20 @@ pub(crate) fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ocelli-under-test"));
     // Not that of the user, and without the user's credentials.
     command.env("OCELLI_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"));
+    // Features of an earlier run of these tests would hide what has changed since.
+    command.env("OCELLI_FEATURES_GB", "0");
     for (name, _) in std::env::vars() {
         if ["AWS_", "GOOGLE_", "AZURE_"].iter().any(|beginning| name.starts_with(beginning)) {
             command.env_remove(name);
         }
     }
     command
+}
+
+/// The last line of standard output, as JSON.
+pub(crate) fn json_of(output: &Output) -> serde_json::Value {
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    serde_json::from_str(text.lines().last().unwrap()).unwrap()
 }
 
 /// Standard error of a run that must have succeeded.

@@ -1,17 +1,13 @@
 use std::path::Path;
 
 use image::{ImageBuffer, Rgb};
+use serde_json::Value;
 
-use crate::support::{World, fails, metrics, ok};
+use crate::support::{World, fails, json_of, metrics, ok};
 
 fn save_image(path: &Path, color: u8) {
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     ImageBuffer::from_fn(24, 18, |x, y| Rgb([color, x as u8 * 9, y as u8 * 9])).save(path).unwrap();
-}
-
-fn json_of(output: &std::process::Output) -> serde_json::Value {
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    serde_json::from_str(text.lines().last().unwrap()).unwrap()
 }
 
 #[test]
@@ -143,7 +139,7 @@ fn a_run_is_probed_and_exported() {
     let probes = ["--probe-train", &shard, "--probe-test", &shard, "--set", "run.probe_every_steps=6"];
     ok(&world.pretrain("run", &probes));
     let rows = metrics(&world.path("run"));
-    assert!(rows[5]["probe/knn_20"].is_f64() && rows[11]["probe/linear"].is_f64(), "{:?}", rows[5]);
+    assert!(rows[5]["probe/knn_20"].is_f64() && rows[11]["probe/knn_200"].is_f64(), "{:?}", rows[5]);
     for name in
         ["train/loss", "health/feature_std", "health/effective_rank", "health/teacher_entropy", "knobs/lr"]
     {
@@ -170,9 +166,9 @@ fn a_run_is_probed_and_exported() {
         ok(&output);
         json_of(&output)
     };
-    let of_run = probe("run");
-    assert_eq!(of_run["teacher"]["knn"]["20"], rows[11]["probe/knn_20"]);
-    assert!(of_run["random_init"]["linear"].is_f64() && of_run["pixels"]["knn"]["10"].is_f64());
+    let of_run = probe("run")["networks"].clone();
+    assert_eq!(of_run["teacher"]["knn_20"]["accuracy"], rows[11]["probe/knn_20"]);
+    assert!(of_run["random_init"]["linear"]["accuracy"].is_f64() && of_run["pixels"]["knn_10"].is_object());
     ok(&world.ocelli(&[
         "export",
         "--checkpoint",
@@ -180,7 +176,16 @@ fn a_run_is_probed_and_exported() {
         "--out",
         &world.text("vit.safetensors"),
     ]));
-    assert_eq!(probe("vit.safetensors"), of_run, "the exported file holds the teacher");
+    assert_eq!(probe("vit.safetensors")["networks"], of_run, "the exported file holds the teacher");
+
+    // The rows of the run are those of its probe; evaluations stand apart, and say what they are of.
+    assert!(metrics(&world.path("run")).iter().all(|row| row.get("probe/linear").is_none()));
+    let evaluations = std::fs::read_to_string(world.path("run/evaluations.jsonl")).unwrap();
+    let evaluations: Vec<Value> =
+        evaluations.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let linear = evaluations.iter().find(|row| row["metric"] == "linear").unwrap();
+    assert_eq!((&linear["about"]["step"], &linear["test"]["set"]), (&12.into(), &"data/train".into()));
+    assert_eq!((&linear["protocol"], &linear["test"]["images"]), (&"linear-honest".into(), &60.into()));
 }
 
 #[test]

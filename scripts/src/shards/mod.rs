@@ -2,6 +2,7 @@
 
 pub(crate) mod classes;
 pub(crate) mod encode;
+pub(crate) mod files;
 pub(crate) mod host_queue;
 pub(crate) mod list;
 pub(crate) mod names;

@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod doctor;
+pub(crate) mod embed;
 pub(crate) mod export;
 pub(crate) mod plan;
 pub(crate) mod pretrain;

@@ -7,7 +7,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use anyhow::bail;
-use eval::probe::{InTraining, Split};
+use eval::probe::InTraining;
+use eval::{ImageSet, Protocol, Source, Split, Transform};
 use pipeline::{Dataset, Storage};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR2};
 use trainer::device::DeviceKind;
@@ -20,6 +21,7 @@ use trainer::{Plan, Recipe};
 use crate::cluster::launch::Launch;
 use crate::cluster::{compute, machine, ranks};
 use crate::console::RunProgress;
+use crate::evaluation::scores::set_name;
 use crate::exit::PREEMPTED;
 use crate::recipes;
 
@@ -42,6 +44,9 @@ pub(crate) struct Args {
     /// Labelled shards that the in-training probe reports on.
     #[arg(long, num_args = 1.., requires = "probe_train")]
     probe_test: Vec<String>,
+    /// Protocols of the in-training probe, with commas: see `ocelli probe --help`.
+    #[arg(long, value_delimiter = ',', default_values = ["knn"], requires = "probe_test")]
+    probe_protocols: Vec<String>,
     /// Change a value of the recipe: `--set optim.batch_size=32`. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
@@ -103,11 +108,14 @@ fn probes(args: &Args, plan: &Plan, storage: &Storage) -> anyhow::Result<Vec<Box
     if args.probe_train.is_empty() {
         return Ok(Vec::new());
     }
-    let open = |specs: &[String]| Dataset::open(specs, storage).map(Arc::new);
-    let size_px = plan.recipe.model.image_px();
-    let split =
-        Split::open(open(&args.probe_train)?, open(&args.probe_test)?, size_px, plan.recipe.data.rules())?;
-    Ok(vec![Box::new(InTraining(split))])
+    let transform = Transform::new(plan.recipe.model.image_px() as u32);
+    let images = |specs: &[String]| -> anyhow::Result<ImageSet> {
+        let source = Source::Shards(Arc::new(Dataset::open(specs, storage)?));
+        Ok(ImageSet::open(source, transform, plan.recipe.data.rules(), set_name(specs))?)
+    };
+    let split = Split::new(images(&args.probe_train)?, images(&args.probe_test)?)?;
+    let protocols = args.probe_protocols.iter().map(|name| Protocol::named(name)).collect::<Result<_, _>>();
+    Ok(vec![Box::new(InTraining { split, protocols: protocols.map_err(anyhow::Error::msg)? })])
 }
 
 /// Where a run goes, and among whom.

@@ -1,117 +1,128 @@
 //! `ocelli probe`: what a checkpoint's features are worth.
 
-use std::path::PathBuf;
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use augment::DecodeRules;
-use eval::probe::{ProbeScores, Split};
+use anyhow::Context;
+use eval::{ImageSet, Source, Split};
 use pipeline::{Dataset, Storage};
-use serde_json::{Value, json};
+use serde_json::Value;
 use trainer::Network;
-use trainer::checkpoint::{Checkpoint, Manifest};
 use trainer::device::Device;
-use trainer::run::telemetry::Telemetry;
+use trainer::run::telemetry::append_scalars;
 
 use crate::cluster::compute::DeviceFlag;
+use crate::evaluation::flags::{CacheFlags, NetworkFlags, OpenNetwork, ProtocolFlags, SeenBar};
+use crate::evaluation::scores::{Table, print_table, rows, set_name, to_json};
 
 /// Flags of `probe`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A run's work directory, a checkpoint's folder, or a file of `ocelli export`.
-    #[arg(long)]
-    checkpoint: PathBuf,
-    /// Labelled shards to fit on.
+    #[command(flatten)]
+    network: NetworkFlags,
+    /// Shards with classes to fit on.
     #[arg(long, num_args = 1.., required = true)]
     train: Vec<String>,
-    /// Labelled shards to report on.
+    /// Shards with classes to report on.
     #[arg(long, num_args = 1.., required = true)]
     test: Vec<String>,
-    /// Score the student even if the method has a teacher.
-    #[arg(long)]
-    student: bool,
+    /// What the numbers are filed under [default: the folder and the name of the test shards].
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    #[command(flatten)]
+    protocols: ProtocolFlags,
     /// Score a randomly initialized network and raw pixels too.
     #[arg(long)]
     baseline: bool,
-    /// Side of the images, in place of the model's.
+    /// Write nothing into the checkpoint's run: without this, the numbers are added to its evaluations.jsonl and
+    /// TensorBoard.
     #[arg(long)]
-    image_px: Option<usize>,
+    no_record: bool,
+    #[command(flatten)]
+    cache: CacheFlags,
     #[command(flatten)]
     device: DeviceFlag,
-    /// End with one line of JSON.
+    /// End with one line of JSON: every number with its interval, settings, classes and confusions.
     #[arg(long)]
     json: bool,
 }
 
-/// A table of scores by name.
-pub(crate) type Table = Vec<(&'static str, ProbeScores)>;
-
-pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, storage: &Storage, folder: &std::path::Path) -> anyhow::Result<ExitCode> {
+    let protocols = args.protocols.protocols()?;
     let device = args.device.open()?.device;
-    let (network, which) = Network::open(&args.checkpoint, args.student, 0, &device)?;
-    let size_px = args.image_px.unwrap_or(network.model.image_px());
-    let plan = run_of(args).map(|run| run.plan);
-    let rules = plan.map_or_else(DecodeRules::default, |plan| plan.recipe.data.rules());
-    let open = |specs: &[String]| Dataset::open(specs, storage).map(Arc::new);
-    let split = Split::open(open(&args.train)?, open(&args.test)?, size_px, rules)?;
-    let mut table: Table = vec![(which, split.score(&network)?)];
+    let open = args.network.open(&device)?;
+    let images = |specs: &[String], name: String| -> anyhow::Result<ImageSet> {
+        let source = Source::Shards(Arc::new(Dataset::open(specs, storage)?));
+        Ok(ImageSet::open(source, open.transform, open.rules, name)?)
+    };
+    let test_name = args.name.clone().unwrap_or_else(|| set_name(&args.test));
+    let split = Split::new(images(&args.train, set_name(&args.train))?, images(&args.test, test_name)?)?;
+    let cache = args.cache.open(folder);
+    let scores = {
+        let progress = SeenBar::new(split.train.len() + split.test.len());
+        split.score(&open.network, &protocols, cache.as_ref(), &progress)?
+    };
+    let mut table: Table = vec![(open.which, scores)];
     if args.baseline {
-        table.extend(baselines(&network, &split, &device)?);
+        table.extend(baselines(&open.network, &split, &protocols, &device)?);
     }
+    println!(
+        "{} images of {}, {} of {} to fit on; {}",
+        table[0].1.n_test, split.test.name, table[0].1.n_train, split.train.name, open.transform
+    );
     print_table(&table);
     if table[0].1.n_bad > 0 {
-        println!("{} labelled images could not be decoded and do not count", table[0].1.n_bad);
+        println!("{} images could not be decoded and do not count", table[0].1.n_bad);
     }
-    if let Err(error) = record(args, &table[0].1) {
+    let about = open.about(&args.network.checkpoint);
+    if !args.no_record
+        && let Err(error) = record(args, &open, &table, &split, &about)
+    {
         eprintln!("warning: the scores are not written into the run: {error:#}");
     }
     if args.json {
-        println!("{}", to_json(&table));
+        println!("{}", to_json(&table, &split, &about));
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// A random network of the same form, and pixels.
-pub(crate) fn baselines(network: &Network, split: &Split, device: &Device) -> anyhow::Result<Table> {
+pub(crate) fn baselines(
+    network: &Network,
+    split: &Split,
+    protocols: &[eval::Protocol],
+    device: &Device,
+) -> anyhow::Result<Table> {
     let random = Network::random(&network.model, network.normalization, 0, 0, device)?;
-    Ok(vec![("random init", split.score(&random)?), ("pixels", split.score_pixels()?)])
-}
-
-/// What the checkpoint says of its run; an exported file says nothing.
-fn run_of(args: &Args) -> Option<Manifest> {
-    Checkpoint::open(&args.checkpoint).ok().map(|checkpoint| checkpoint.manifest)
-}
-
-/// Adds the scores to the run's TensorBoard and metrics, where the checkpoint belongs to a run: in
-/// the row of the step that the checkpoint follows, as a probe within the run would.
-fn record(args: &Args, scores: &ProbeScores) -> anyhow::Result<()> {
-    let Some(workdir) = args.checkpoint.ancestors().find(|folder| folder.join("plan.toml").exists()) else {
-        return Ok(());
+    let of_random = {
+        let progress = SeenBar::new(split.train.len() + split.test.len());
+        split.score(&random, protocols, None, &progress)?
     };
-    let Some(run) = run_of(args) else { return Ok(()) };
-    let prefix = if args.student { "probe_student" } else { "probe" };
-    let mut row: Vec<(String, f64)> =
-        scores.knn.0.iter().map(|(k, accuracy)| (format!("{prefix}/knn_{k}"), *accuracy)).collect();
-    row.extend(scores.linear.iter().map(|linear| (format!("{prefix}/linear"), linear.accuracy)));
-    Ok(Telemetry::append(workdir)?.write(run.step.saturating_sub(1), &row)?)
+    Ok(vec![("random init", of_random), ("pixels", split.score_pixels()?)])
 }
 
-/// Prints scores as people read them.
-pub(crate) fn print_table(table: &Table) {
-    println!("{:<14} {:>8} {:>8} {:>8} {:>8} {:>9}", "", "knn 10", "knn 20", "knn 100", "knn 200", "linear");
-    for (name, scores) in table {
-        let knn: Vec<String> = scores.knn.0.iter().map(|(_, accuracy)| format!("{accuracy:8.2}")).collect();
-        let linear = scores.linear.as_ref().map_or("-".into(), |linear| format!("{:.2}", linear.accuracy));
-        println!("{name:<14} {} {linear:>9}", knn.join(" "));
-    }
-}
-
-fn to_json(table: &Table) -> Value {
-    let entry = |(name, scores): &(&str, ProbeScores)| {
-        let knn: serde_json::Map<String, Value> =
-            scores.knn.0.iter().map(|(k, accuracy)| (k.to_string(), json!(accuracy))).collect();
-        let linear = scores.linear.as_ref().map(|linear| linear.accuracy);
-        (name.replace(' ', "_"), json!({ "knn": knn, "linear": linear }))
-    };
-    Value::Object(table.iter().map(entry).collect())
+/// Adds the scores to the run that the checkpoint belongs to: rows that say all that they depend on, and scalars at the
+/// training step under a name of their own, apart from those of the probe within the run.
+fn record(
+    args: &Args,
+    open: &OpenNetwork,
+    table: &Table,
+    split: &Split,
+    about: &Value,
+) -> anyhow::Result<()> {
+    let (Some(workdir), Some(step)) = (args.network.workdir(), open.step()) else { return Ok(()) };
+    let Some((_, scores)) = table.first() else { return Ok(()) };
+    let path = workdir.join("evaluations.jsonl");
+    let lines: String = rows(scores, split, about).iter().map(|row| format!("{row}\n")).collect();
+    let file = OpenOptions::new().create(true).append(true).open(&path);
+    let written = file.and_then(|mut file| file.write_all(lines.as_bytes()));
+    written.with_context(|| format!("cannot write {}", path.display()))?;
+    let prefix = format!("eval/{}/{}/{}px", split.test.name, open.which, open.transform.size_px);
+    let scalars: Vec<(String, f64)> = scores
+        .numbers()
+        .map(|(_, scored)| (format!("{prefix}/{}", scored.metric), scored.classified.accuracy()))
+        .collect();
+    Ok(append_scalars(workdir, step.saturating_sub(1), &scalars)?)
 }

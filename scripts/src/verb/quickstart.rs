@@ -6,18 +6,21 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::bail;
-use eval::probe::Split;
-use eval::report;
+use eval::picture::report;
+use eval::probe::wanted;
+use eval::{ImageSet, Protocol, Silent, Source, Split, Transform};
 use pipeline::{Dataset, Storage};
 use serde_json::json;
+use trainer::device::Device;
 use trainer::run::Outcome;
 use trainer::{Network, Plan};
 
 use super::pretrain::{Target, pretrain};
-use super::probe::{Table, baselines, print_table};
+use super::probe::baselines;
 use super::shards::synth::{SynthArgs, synthesize};
 use crate::cluster::compute;
 use crate::cluster::launch::Launch;
+use crate::evaluation::scores::{Table, print_table};
 use crate::exit::PREEMPTED;
 use crate::recipes;
 
@@ -95,17 +98,18 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 
     let device = args.compute.device.open(0)?.device;
     eprintln!("probing the network, a random network and raw pixels");
-    let (network, which) = Network::open(&args.workdir, false, 0, &device)?;
-    let split = Split::open(train, test, size_px, rules)?;
-    let mut table: Table = vec![(which, split.score(&network)?)];
-    table.extend(baselines(&network, &split, &device)?);
-    draw(args, &split, &network)?;
+    let transform = Transform::new(size_px as u32);
+    let images = |dataset, name| -> anyhow::Result<ImageSet> {
+        Ok(ImageSet::open(Source::Shards(dataset), transform, rules, name)?)
+    };
+    let split = Split::new(images(train, "train")?, images(test, "test")?)?;
+    let table = score(args, &split, &device)?;
     print_table(&table);
     let seconds = start.elapsed().as_secs_f64();
     println!("{seconds:.0} s; pictures and checkpoints in {}", args.workdir.display());
     if args.json {
-        let linear = |i: usize| table[i].1.linear.as_ref().map(|linear| linear.accuracy);
-        let knn = |i: usize| table[i].1.knn.headline();
+        let linear = |i: usize| table[i].1.accuracy("linear");
+        let knn = |i: usize| table[i].1.accuracy("knn_20");
         let line = json!({
             "seconds": seconds,
             "knn": knn(0),
@@ -152,10 +156,21 @@ fn ensure_synth(data: &Path, set: SynthArgs) -> anyhow::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
+/// The scores of the run's network, of a random one and of pixels; the first one's pictures are drawn.
+fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Table> {
+    let (network, which) = Network::open(&args.workdir, false, 0, device)?;
+    let protocols = ["knn", "linear-honest"].map(Protocol::named).into_iter().collect::<Result<Vec<_>, _>>();
+    let protocols = protocols.map_err(anyhow::Error::msg)?;
+    let mut table: Table = vec![(which, split.score(&network, &protocols, None, &Silent)?)];
+    table.extend(baselines(&network, split, &protocols, device)?);
+    draw(args, split, &network)?;
+    Ok(table)
+}
+
 fn draw(args: &Args, split: &Split, network: &Network) -> anyhow::Result<()> {
     let curves = report::read_curves(&args.workdir.join("metrics.jsonl"), &CURVES)?;
     report::draw_curves(&args.workdir.join("curves.png"), &curves)?;
-    let (train, test) = (split.train.features(network)?, split.test.features(network)?);
+    let (train, test) = split.features(network, wanted(&[]), None, &Silent)?;
     let path = args.workdir.join("neighbors.png");
     report::neighbor_sheet(&path, (&split.train, &train), (&split.test, &test))?;
     Ok(())

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::bail;
-use eval::report;
+use eval::picture::report;
 use pipeline::{Dataset, Storage};
 
 use crate::recipes;

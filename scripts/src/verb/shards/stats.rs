@@ -8,7 +8,7 @@ use std::time::Instant;
 use augment::decode::decode;
 use augment::facts::{ColorKind, Facts, facts};
 use augment::{BlurRule, DecodeRules, MultiCrop, SampleKey, ViewMaker};
-use eval::histogram::{Histogram, draw_histograms};
+use eval::picture::histogram::{Histogram, draw_histograms};
 use pipeline::{Shard, Storage};
 use rayon::prelude::*;
 use serde_json::{Value, json};

@@ -9,10 +9,12 @@ use pipeline::{Dataset, Sample, SampleId};
 use plotters::prelude::*;
 use plotters::style::register_font;
 
+use super::sheet::{Tile, sheet};
 use crate::EvalError;
-use crate::features::{FeatureSet, ImageSet, square};
-use crate::knn::neighbors;
-use crate::picture::{Tile, sheet};
+use crate::features::set::FeatureSet;
+use crate::images::ImageSet;
+use crate::images::transform::Transform;
+use crate::protocol::knn::neighbors;
 
 /// Columns of a sheet of thumbnails.
 const SHEET_COLUMNS: usize = 12;
@@ -69,7 +71,8 @@ pub fn thumbnails(path: &Path, dataset: &Dataset, count: u64) -> Result<(), Eval
     for id in spread(dataset, count) {
         let Some(sample) = readable(dataset, SampleId(id))? else { continue };
         let image = decode::decode(&sample.image, &DecodeRules::default());
-        if let Ok(planes) = image.and_then(|image| square(&image, TILE_PX)) {
+        let square = Transform { resize_px: TILE_PX, size_px: TILE_PX, keeps_exact: true };
+        if let Ok(planes) = image.and_then(|image| square.apply(&image)) {
             made.push(planes);
         }
     }
@@ -108,22 +111,26 @@ pub fn neighbor_sheet(
     test: (&ImageSet, &FeatureSet),
 ) -> Result<(), EvalError> {
     const N_NEIGHBORS: usize = 8;
+    let columns = train.1.layout().last(1);
+    let candidates = train.1.columns(columns.clone());
     let every = (test.1.len() / 10).max(1);
-    let queries = test.1.select(|i| i % every == 0 && i / every < 10).normalized();
-    let found = neighbors(&train.1.normalized(), &queries, N_NEIGHBORS);
-    let tile = |(set, features): (&ImageSet, &FeatureSet), i: usize, frame| {
-        let black = || vec![0; 3 * set.size_px * set.size_px];
+    let queries = test.1.columns(columns).select((0..test.1.len()).step_by(every).take(10));
+    let found = neighbors(&candidates, &queries, N_NEIGHBORS, false);
+    let tile = |set: &ImageSet, image: usize, frame| {
+        let size_px = set.transform.size_px as usize;
+        let black = || vec![0; 3 * size_px * size_px];
         // Its features were made, so that only a picture would be missing.
-        (set.image(features.ids[i]).ok().flatten().unwrap_or_else(black), set.size_px, frame)
+        (set.image(image).ok().flatten().unwrap_or_else(black), size_px, frame)
     };
     let rows: Vec<Vec<_>> = found
         .iter()
         .enumerate()
         .map(|(row, near)| {
-            let mut tiles = vec![tile(test, row * every, None)];
+            let mut tiles = vec![tile(test.0, queries.image(row), None)];
             tiles.extend(near.iter().map(|(i, _)| {
-                let same = train.1.labels[*i] == queries.labels[row];
-                tile(train, *i, Some(if same { [40, 160, 70] } else { [200, 50, 50] }))
+                let same = candidates.labels[*i as usize] == queries.labels[row];
+                let frame = if same { [40, 160, 70] } else { [200, 50, 50] };
+                tile(train.0, candidates.image(*i as usize), Some(frame))
             }));
             tiles
         })

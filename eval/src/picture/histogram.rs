@@ -4,8 +4,8 @@ use std::path::Path;
 
 use plotters::prelude::*;
 
+use super::report::{canvas, save};
 use crate::EvalError;
-use crate::report::{canvas, save};
 
 /// Bars of a distribution.
 const N_BINS: usize = 40;

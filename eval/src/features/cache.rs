@@ -1,0 +1,179 @@
+//! Features on disk, under a name made of the weights, the images and the transform: made once, mapped by every probe.
+//!
+//! `<name>.f32` holds the rows, `<name>.json` what they are. The JSON is written last: without it there is no entry.
+//! When room is needed, what was not used for the longest time goes first.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+use trainer::Network;
+
+use super::columns::{Columns, Wanted};
+use super::extract::{Progress, extract};
+use super::mapped::Mapped;
+use super::table::Table;
+use crate::EvalError;
+use crate::images::ImageSet;
+
+/// Changes when the same weights and images would give other rows.
+const VERSION: u32 = 1;
+
+/// What a program that was killed leaves is removed after this time.
+const LEFT_OVER: Duration = Duration::from_secs(24 * 3600);
+
+/// A folder of features.
+#[derive(Debug, Clone)]
+pub struct FeatureCache {
+    folder: PathBuf,
+    max_bytes: u64,
+}
+
+/// What the rows of an entry are.
+#[derive(Debug, Serialize, Deserialize)]
+struct Entry {
+    version: u32,
+    columns: Columns,
+    n_rows: usize,
+    /// Numbers of the images that have no row.
+    bad: Vec<u32>,
+    /// Images of the set.
+    n_images: usize,
+}
+
+impl FeatureCache {
+    /// Features in `folder`, up to `max_bytes` of them. Those that are being made are kept even if they are more.
+    pub fn new(folder: PathBuf, max_bytes: u64) -> Self {
+        Self { folder, max_bytes }
+    }
+
+    /// The rows of `images`, from the cache or into it.
+    ///
+    /// # Errors
+    /// As [`extract`], and [`EvalError::Io`].
+    pub fn table(
+        &self,
+        network: &Network,
+        images: &ImageSet,
+        wanted: Wanted,
+        progress: &dyn Progress,
+    ) -> Result<Table, EvalError> {
+        let name = name(network, images, wanted);
+        let rows = self.folder.join(format!("{name}.f32"));
+        if let Some(table) = open(&rows, images) {
+            progress.seen(images.len());
+            return Ok(table);
+        }
+        let io = |action, path: &Path| {
+            let path = path.to_path_buf();
+            move |source| EvalError::io(action, &path, source)
+        };
+        fs::create_dir_all(&self.folder).map_err(io("create", &self.folder))?;
+        let half = self.folder.join(format!("{name}.{}.tmp", std::process::id()));
+        let mut out = BufWriter::with_capacity(1 << 20, File::create(&half).map_err(io("create", &half))?);
+        let mut numbers = Vec::new();
+        let columns = extract(network, images, wanted, progress, |of_batch, values| {
+            numbers.extend_from_slice(of_batch);
+            out.write_all(bytemuck::cast_slice(values)).map_err(io("write", &half))
+        });
+        let finished = columns.and_then(|columns| {
+            out.flush().map_err(io("write", &half))?;
+            fs::rename(&half, &rows).map_err(io("rename", &half))?;
+            Ok(columns)
+        });
+        let columns = finished.inspect_err(|_| {
+            // What is left of it is of no use, and its removal not worth a second error.
+            let _ = fs::remove_file(&half);
+        })?;
+        let there: std::collections::HashSet<u32> = numbers.iter().copied().collect();
+        let bad = (0..images.len() as u32).filter(|image| !there.contains(image)).collect();
+        let entry = Entry { version: VERSION, columns, n_rows: numbers.len(), bad, n_images: images.len() };
+        let json = rows.with_extension("json");
+        let text = serde_json::to_vec(&entry).map_err(|error| io("write", &json)(error.into()))?;
+        pipeline::file::replace(&json, &text).map_err(io("write", &json))?;
+        let mapped = Mapped::open(&rows).map_err(io("map", &rows))?;
+        self.make_room(&name);
+        Ok(Table::mapped(entry.columns, numbers, mapped))
+    }
+
+    /// Whether these rows are there already.
+    pub fn holds(&self, network: &Network, images: &ImageSet, wanted: Wanted) -> bool {
+        let rows = self.folder.join(format!("{}.f32", name(network, images, wanted)));
+        open(&rows, images).is_some()
+    }
+
+    /// Removes what was not used for the longest time until the rest fits, and what was left half written. The entry
+    /// `kept` stays. What cannot be removed is somebody else's concern.
+    fn make_room(&self, kept: &str) {
+        let mut entries: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
+        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+            let (path, Ok(about)) = (entry.path(), entry.metadata()) else { continue };
+            let used = about.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+            match path.extension().and_then(|extension| extension.to_str()) {
+                Some("f32") => entries.push((used, about.len(), path)),
+                Some("tmp") if used.elapsed().is_ok_and(|age| age > LEFT_OVER) => drop(fs::remove_file(path)),
+                _ => {}
+            }
+        }
+        entries.sort();
+        let mut total: u64 = entries.iter().map(|(_, bytes, _)| bytes).sum();
+        for (_, bytes, path) in entries {
+            if total <= self.max_bytes {
+                return;
+            }
+            if path.file_stem().is_some_and(|name| name != kept) {
+                // Whoever has mapped the rows keeps them.
+                let _ = fs::remove_file(path.with_extension("json"));
+                let _ = fs::remove_file(&path);
+                total -= bytes;
+            }
+        }
+    }
+}
+
+/// What an entry is called.
+fn name(network: &Network, images: &ImageSet, wanted: Wanted) -> String {
+    let about = format!("{VERSION} {:016x} {:016x} {wanted:?}", network.fingerprint(), images.fingerprint());
+    format!("{:032x}", xxhash_rust::xxh3::xxh3_128(about.as_bytes()))
+}
+
+/// The entry at `path`, if it is whole. It counts as used from now on.
+fn open(path: &Path, images: &ImageSet) -> Option<Table> {
+    let entry: Entry = serde_json::from_slice(&fs::read(path.with_extension("json")).ok()?).ok()?;
+    let mapped = Mapped::open(path).ok()?;
+    let whole = entry.version == VERSION
+        && entry.n_images == images.len()
+        && mapped.values().len() == entry.n_rows * entry.columns.width();
+    if !whole {
+        return None;
+    }
+    let bad: std::collections::HashSet<u32> = entry.bad.into_iter().collect();
+    let numbers: Vec<u32> = (0..entry.n_images as u32).filter(|image| !bad.contains(image)).collect();
+    if numbers.len() != entry.n_rows {
+        return None;
+    }
+    // The time of its last use; a folder that cannot be written to works all the same.
+    let _ = File::options().append(true).open(path).and_then(|file| file.set_modified(SystemTime::now()));
+    Some(Table::mapped(entry.columns, numbers, mapped))
+}
+
+/// The rows of `images`, from a cache where there is one.
+///
+/// # Errors
+/// As [`FeatureCache::table`].
+pub fn features(
+    cache: Option<&FeatureCache>,
+    network: &Network,
+    images: &ImageSet,
+    wanted: Wanted,
+    progress: &dyn Progress,
+) -> Result<Arc<Table>, EvalError> {
+    let table = match cache {
+        Some(cache) => cache.table(network, images, wanted, progress),
+        None => super::extract::table(network, images, wanted, progress),
+    };
+    Ok(Arc::new(table?))
+}

@@ -1,0 +1,193 @@
+//! Images through a network into rows. Images of the next batch are decoded meanwhile.
+
+use std::sync::mpsc::sync_channel;
+
+use rayon::prelude::*;
+use trainer::Network;
+use trainer::device::host::to_host;
+
+use super::columns::{Columns, Wanted};
+use super::table::Table;
+use crate::EvalError;
+use crate::images::ImageSet;
+
+/// Images that go through the network together: enough for a GPU, and few enough for the memory of a laptop.
+const BATCH: usize = 64;
+
+/// What an extraction tells as it goes on.
+pub trait Progress: Sync {
+    /// So many images more have been seen.
+    fn seen(&self, n_images: usize);
+}
+
+/// Tells nobody.
+pub struct Silent;
+
+impl Progress for Silent {
+    fn seen(&self, _: usize) {}
+}
+
+/// Rows of `images`, handed to `sink` in their order with the numbers of their images.
+///
+/// # Errors
+/// [`EvalError::ImageSize`] when the network cannot see images of this size, [`EvalError::NoImages`] when none can be
+/// decoded, [`EvalError::Data`] when a shard cannot be read, and those of `sink`.
+pub fn extract(
+    network: &Network,
+    images: &ImageSet,
+    wanted: Wanted,
+    progress: &dyn Progress,
+    mut sink: impl FnMut(&[u32], &[f32]) -> Result<(), EvalError>,
+) -> Result<Columns, EvalError> {
+    let (image_px, stride_px) = (images.transform.size_px as usize, network.model.stride_px());
+    if image_px == 0 || !image_px.is_multiple_of(stride_px) {
+        return Err(EvalError::ImageSize { image_px, stride_px });
+    }
+    let mut columns = None;
+    each_batch(images, progress, |numbers, views| {
+        let views: Vec<&[u8]> = views.iter().map(Vec::as_slice).collect();
+        let (found, rows) = rows_of(network, &views, image_px, wanted);
+        columns = Some(found);
+        sink(numbers, &rows)
+    })?;
+    columns.ok_or_else(|| EvalError::NoImages { split: images.name.clone(), n_samples: images.len() })
+}
+
+/// The rows of `images` in memory.
+///
+/// # Errors
+/// As [`extract`].
+pub(crate) fn table(
+    network: &Network,
+    images: &ImageSet,
+    wanted: Wanted,
+    progress: &dyn Progress,
+) -> Result<Table, EvalError> {
+    let (mut numbers, mut rows) = (Vec::new(), Vec::new());
+    let columns = extract(network, images, wanted, progress, |of_batch, values| {
+        numbers.extend_from_slice(of_batch);
+        rows.extend_from_slice(values);
+        Ok(())
+    })?;
+    Ok(Table::new(columns, numbers, rows))
+}
+
+/// The pixels themselves, at most 32 a side, as features: a baseline.
+///
+/// # Errors
+/// As [`extract`].
+pub fn pixels(images: &ImageSet) -> Result<Table, EvalError> {
+    let size_px = images.transform.size_px as usize;
+    let step = size_px.div_ceil(32);
+    let width = 3 * (size_px / step).pow(2);
+    let (mut numbers, mut rows) = (Vec::new(), Vec::new());
+    each_batch(images, &Silent, |of_batch, views| {
+        numbers.extend_from_slice(of_batch);
+        rows.extend(views.iter().flat_map(|view| pooled(view, size_px, step)));
+        Ok(())
+    })?;
+    match numbers.is_empty() {
+        true => Err(EvalError::NoImages { split: images.name.clone(), n_samples: images.len() }),
+        false => Ok(Table::new(Columns { levels: vec![width], average: 0 }, numbers, rows)),
+    }
+}
+
+/// Calls `f` with the numbers and the bytes of the images of each batch that can be decoded.
+fn each_batch(
+    images: &ImageSet,
+    progress: &dyn Progress,
+    mut f: impl FnMut(&[u32], &[Vec<u8>]) -> Result<(), EvalError>,
+) -> Result<(), EvalError> {
+    let (sender, batches) = sync_channel(1);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for start in (0..images.len()).step_by(BATCH) {
+                let range = start..images.len().min(start + BATCH);
+                let decoded: Result<Vec<_>, _> =
+                    range.clone().into_par_iter().map(|i| images.image(i)).collect();
+                if sender.send((range, decoded)).is_err() {
+                    return;
+                }
+            }
+        });
+        for (range, decoded) in batches {
+            let n_seen = range.len();
+            let there = range.zip(decoded?).filter_map(|(i, image)| Some((i as u32, image?)));
+            let (numbers, views): (Vec<u32>, Vec<Vec<u8>>) = there.unzip();
+            if !numbers.is_empty() {
+                f(&numbers, &views)?;
+            }
+            progress.seen(n_seen);
+        }
+        Ok(())
+    })
+}
+
+/// Rows of `views`, `[3, size, size]` as bytes, and what they hold.
+pub(crate) fn rows_of(
+    network: &Network,
+    views: &[&[u8]],
+    size_px: usize,
+    wanted: Wanted,
+) -> (Columns, Vec<f32>) {
+    match wanted {
+        Wanted::Vectors { n_levels, average } => vectors(network, views, size_px, n_levels, average),
+        Wanted::Patches => patches(network, views, size_px),
+    }
+}
+
+/// `[B, width]` as [`Wanted::Vectors`] says.
+fn vectors(
+    network: &Network,
+    views: &[&[u8]],
+    size_px: usize,
+    n_levels: usize,
+    average: bool,
+) -> (Columns, Vec<f32>) {
+    let levels = network.levels(views, size_px, n_levels);
+    let mut parts: Vec<(usize, Vec<f32>)> = Vec::with_capacity(levels.len() + 1);
+    for level in &levels {
+        let x = level.pooled().x;
+        let [b, _, d] = x.dims();
+        parts.push((d, to_host(x.reshape([b * d]))));
+    }
+    let mut columns = Columns { levels: parts.iter().map(|(d, _)| *d).collect(), average: 0 };
+    if let Some(last) = levels.last().filter(|last| average && last.n_prefix > 0) {
+        let x = last.patches().pooled().x;
+        let [b, _, d] = x.dims();
+        columns.average = d;
+        parts.push((d, to_host(x.reshape([b * d]))));
+    }
+    let mut rows = Vec::with_capacity(views.len() * columns.width());
+    for i in 0..views.len() {
+        parts.iter().for_each(|(d, values)| rows.extend_from_slice(&values[i * d..(i + 1) * d]));
+    }
+    (columns, rows)
+}
+
+/// `[B, N · D]`.
+fn patches(network: &Network, views: &[&[u8]], size_px: usize) -> (Columns, Vec<f32>) {
+    let x = network.features(views, size_px).patches().x;
+    let [b, n, d] = x.dims();
+    (Columns { levels: vec![n * d], average: 0 }, to_host(x.reshape([b * n * d])))
+}
+
+/// Means over squares of `step` pixels, centered around zero.
+fn pooled(planes: &[u8], size_px: usize, step: usize) -> Vec<f32> {
+    let n = size_px / step;
+    let mut out = Vec::with_capacity(3 * n * n);
+    for plane in planes.chunks_exact(size_px * size_px) {
+        for y in 0..n {
+            for x in 0..n {
+                let sum: u32 = (0..step)
+                    .flat_map(|dy| {
+                        let start = (y * step + dy) * size_px + x * step;
+                        plane[start..start + step].iter().map(|v| u32::from(*v))
+                    })
+                    .sum();
+                out.push(sum as f32 / (step * step) as f32 / 127.5 - 1.0);
+            }
+        }
+    }
+    out
+}

@@ -1,0 +1,91 @@
+//! What a protocol sees: some columns of some rows of a table, with their classes.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::columns::Columns;
+use super::table::Table;
+
+/// Rows of features with their classes. Cheap to clone: the numbers are shared.
+#[derive(Debug, Clone)]
+pub struct FeatureSet {
+    /// Class of each row.
+    pub labels: Vec<u32>,
+    table: Arc<Table>,
+    /// Which of the table's rows these are.
+    rows: Vec<u32>,
+    columns: Range<usize>,
+}
+
+impl FeatureSet {
+    /// The rows of `table` whose image has a class by `label`.
+    pub fn of(table: Arc<Table>, label: impl Fn(usize) -> Option<u32>) -> Self {
+        let labelled = table.images.iter().zip(0u32..);
+        let labelled = labelled.filter_map(|(image, row)| Some((row, label(*image as usize)?)));
+        let (rows, labels) = labelled.unzip();
+        let columns = 0..table.columns.width();
+        Self { labels, table, rows, columns }
+    }
+
+    /// Rows of one level, `[n, width]`.
+    pub fn from_rows(width: usize, rows: Vec<f32>, labels: Vec<u32>) -> Self {
+        let images = (0..labels.len() as u32).collect();
+        let table = Table::new(Columns { levels: vec![width], average: 0 }, images, rows);
+        Self::of(Arc::new(table), |image| Some(labels[image]))
+    }
+
+    /// What the columns of the table are.
+    pub fn layout(&self) -> &Columns {
+        &self.table.columns
+    }
+
+    /// Number of rows.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// Numbers of a row.
+    pub fn width(&self) -> usize {
+        self.columns.len()
+    }
+
+    /// Row `i`.
+    pub fn row(&self, i: usize) -> &[f32] {
+        &self.table.row(self.rows[i] as usize)[self.columns.clone()]
+    }
+
+    /// Number of row `i`'s image in its set.
+    pub fn image(&self, i: usize) -> usize {
+        self.table.images[self.rows[i] as usize] as usize
+    }
+
+    /// The same rows, of which these columns of the table alone.
+    pub fn columns(&self, columns: Range<usize>) -> Self {
+        Self { columns, ..self.clone() }
+    }
+
+    /// The rows with these numbers.
+    pub fn select(&self, rows: impl Iterator<Item = usize>) -> Self {
+        let (rows, labels) = rows.map(|i| (self.rows[i], self.labels[i])).unzip();
+        Self { labels, rows, table: Arc::clone(&self.table), columns: self.columns.clone() }
+    }
+
+    /// Writes rows `range`, each scaled to unit length, into `out`, `[n, width]`.
+    pub fn copy_normalized(&self, range: Range<usize>, out: &mut [f32]) {
+        for (i, out) in range.zip(out.chunks_exact_mut(self.width())) {
+            let row = self.row(i);
+            let norm = row.iter().map(|v| v * v).sum::<f32>().sqrt().max(1e-12);
+            out.iter_mut().zip(row).for_each(|(out, v)| *out = v / norm);
+        }
+    }
+
+    /// One more than the largest class.
+    pub fn n_classes(&self) -> usize {
+        self.labels.iter().max().map_or(0, |label| *label as usize + 1)
+    }
+}

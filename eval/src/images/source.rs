@@ -1,0 +1,94 @@
+//! Where images lie: in shards, or in files of their own.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pipeline::{Dataset, PipelineError, SampleId};
+
+/// Images by number.
+#[derive(Debug, Clone)]
+pub enum Source {
+    /// Samples of shards.
+    Shards(Arc<Dataset>),
+    /// Files.
+    Files(Arc<Vec<ImageFile>>),
+}
+
+/// An image in a file of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageFile {
+    /// Where it lies.
+    pub path: PathBuf,
+    /// What its row is called.
+    pub name: String,
+    /// Its class, where it is known.
+    pub class: Option<String>,
+}
+
+impl Source {
+    /// Images, usable or not.
+    pub fn len(&self) -> u64 {
+        match self {
+            Self::Shards(dataset) => dataset.n_samples(),
+            Self::Files(files) => files.len() as u64,
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The shard of image `number`, where it lies in one, and its key there or its name.
+    pub fn describe(&self, number: u64) -> (Option<String>, String) {
+        match self {
+            Self::Shards(dataset) => {
+                let (shard, key, _) = dataset.describe(SampleId(number));
+                (Some(shard), key)
+            }
+            Self::Files(files) => (None, files[number as usize].name.clone()),
+        }
+    }
+
+    /// The encoded image `number`; `None` if it is not there.
+    ///
+    /// # Errors
+    /// [`PipelineError`] when a shard cannot be read.
+    pub fn bytes(&self, number: u64) -> Result<Option<Vec<u8>>, PipelineError> {
+        match self {
+            Self::Shards(dataset) => match dataset.read(SampleId(number)) {
+                Ok(sample) => Ok(Some(sample.image)),
+                Err(error) if error.is_of_a_sample() => Ok(None),
+                Err(error) => Err(error),
+            },
+            Self::Files(files) => Ok(std::fs::read(&files[number as usize].path).ok()),
+        }
+    }
+
+    /// The class of image `number` as it is written there.
+    ///
+    /// # Errors
+    /// [`PipelineError`] when a shard cannot be read.
+    pub fn class(&self, number: u64) -> Result<Option<String>, PipelineError> {
+        match self {
+            Self::Shards(dataset) => dataset.class(SampleId(number)),
+            Self::Files(files) => Ok(files[number as usize].class.clone()),
+        }
+    }
+
+    /// Names what is read, down to the last member of each shard or the size and age of each file.
+    pub fn fingerprint(&self) -> u64 {
+        match self {
+            Self::Shards(dataset) => dataset.fingerprint(),
+            Self::Files(files) => {
+                let mut hash = xxhash_rust::xxh3::Xxh3::new();
+                for file in files.iter() {
+                    let about = std::fs::metadata(&file.path).ok();
+                    let about = about.map(|about| (about.len(), about.modified().ok()));
+                    hash.update(format!("{} {about:?}\n", file.path.display()).as_bytes());
+                }
+                hash.digest()
+            }
+        }
+    }
+}

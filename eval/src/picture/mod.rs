@@ -1,0 +1,5 @@
+//! What people look at, as PNG files.
+
+pub mod histogram;
+pub mod report;
+pub(crate) mod sheet;

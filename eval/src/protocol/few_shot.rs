@@ -1,0 +1,64 @@
+//! Nearest neighbors among a few rows of each class (DINOv2's few-shot k-NN): the mean over several draws.
+
+use augment::ViewRng;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::knn::Knn;
+use super::task::{Scored, Task};
+use crate::score::Classified;
+
+/// Keeps these draws apart from all other streams.
+const DOMAIN: u64 = 0x6665_7773_0000_0000;
+
+/// The protocol's settings.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FewShot {
+    /// Rows of each class.
+    pub shots: Vec<usize>,
+    /// Draws of each.
+    pub tries: usize,
+    /// Neighbors; fewer where there are fewer rows.
+    pub neighbors: usize,
+    /// Temperature of the votes.
+    pub temperature: f32,
+}
+
+impl Default for FewShot {
+    fn default() -> Self {
+        Self { shots: vec![1, 2, 5, 10], tries: 5, neighbors: 20, temperature: 0.07 }
+    }
+}
+
+impl FewShot {
+    /// The score for each number of shots. What is classified is every try's test set, one after another.
+    pub(crate) fn score(&self, task: &Task<'_>) -> Vec<Scored> {
+        self.shots.iter().map(|shots| self.of_shots(task, *shots)).collect()
+    }
+
+    fn of_shots(&self, task: &Task<'_>, shots: usize) -> Scored {
+        let columns = task.train.layout().last(1);
+        let (train, test) = (task.train.columns(columns.clone()), task.test.columns(columns));
+        let knn = Knn { k: vec![self.neighbors], temperature: self.temperature };
+        let mut all = Classified { predicted: Vec::new(), labels: Vec::new(), n_classes: task.n_classes };
+        let mut accuracies = Vec::new();
+        for attempt in 0..self.tries {
+            let mut by_class = vec![Vec::new(); task.n_classes];
+            train.labels.iter().enumerate().for_each(|(row, label)| by_class[*label as usize].push(row));
+            let mut rng = ViewRng::from_words([task.seed, DOMAIN, attempt as u64, shots as u64]);
+            for rows in &mut by_class {
+                rng.shuffle(rows);
+                rows.truncate(shots);
+            }
+            let few = train.select(by_class.into_iter().flatten());
+            for (_, classified) in knn.score(&few, &test, task.n_classes, false) {
+                accuracies.push(classified.accuracy());
+                all.predicted.extend(classified.predicted);
+                all.labels.extend(classified.labels);
+            }
+        }
+        let details = json!({ "shots": shots, "tries": accuracies });
+        Scored { metric: format!("few_shot_{shots}"), classified: all, details }
+    }
+}

@@ -1,0 +1,276 @@
+//! Linear classifiers that are trained side by side on the same batches: one for each learning rate and each choice of
+//! columns.
+//!
+//! ```text
+//! logits = x Wᵀ + b                     [B, H·C] for the H heads that see the same columns, in one product
+//! v ← m v + ∇,  (W, b) ← (W, b) - lr v   SGD with momentum, no weight decay
+//! ```
+
+use std::ops::Range;
+
+use augment::ViewRng;
+use trainer::device::workers::Workers;
+use trainer::{Mat, gemm};
+
+use crate::score::largest;
+
+/// Keeps the initial weights apart from all other streams.
+const INIT_DOMAIN: u64 = 0x6865_6164_0000_0000;
+
+/// How all heads are trained.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Descent {
+    /// Momentum, m.
+    pub momentum: f32,
+    /// Deviation of the initial weights; biases are 0.
+    pub init_std: f32,
+    /// Seed of the initial weights.
+    pub seed: u64,
+}
+
+/// Heads over the columns of a batch.
+pub(super) struct Heads {
+    banks: Vec<Bank>,
+    workers: Workers,
+    /// Which banks each worker has.
+    shares: Vec<Vec<usize>>,
+    n_classes: usize,
+}
+
+/// Heads that see the same columns.
+#[derive(Clone)]
+struct Bank {
+    columns: Range<usize>,
+    rates: Vec<f32>,
+    /// `[heads · classes, columns]`
+    weight: Vec<f32>,
+    weight_velocity: Vec<f32>,
+    /// `[heads · classes]`
+    bias: Vec<f32>,
+    bias_velocity: Vec<f32>,
+    /// `[B, heads · classes]`: logits, then the errors.
+    scratch: Vec<f32>,
+    momentum: f32,
+}
+
+/// A batch of features: `rows` is `[B, width]`.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    /// The numbers.
+    pub rows: &'a [f32],
+    /// Numbers of a row.
+    pub width: usize,
+}
+
+impl Heads {
+    /// A head for each of `rates` on each of `columns`, in that order.
+    pub(super) fn new(columns: &[Range<usize>], rates: &[f32], n_classes: usize, descent: Descent) -> Self {
+        let workers = Workers::new(rayon::current_num_threads());
+        let mut banks = Vec::new();
+        let mut shares = vec![Vec::new(); workers.len()];
+        for (group, columns) in columns.iter().enumerate() {
+            // Heads do not know each other: what is split by worker needs no sums.
+            let parts = workers.len().min(rates.len());
+            for part in 0..parts {
+                let range = part * rates.len() / parts..(part + 1) * rates.len() / parts;
+                // Who got the larger parts of this group gets the smaller ones of the next.
+                let worker = if group % 2 == 0 { part } else { parts - 1 - part };
+                shares[worker].push(banks.len());
+                let first_head = group * rates.len() + range.start;
+                banks.push(Bank::new(columns.clone(), &rates[range], n_classes, first_head, descent));
+            }
+        }
+        Self { banks, workers, shares, n_classes }
+    }
+
+    /// One step of all heads; the rates are multiplied by `scale`.
+    pub(super) fn step(&mut self, batch: Rows<'_>, labels: &[u32], scale: f32) {
+        let n_classes = self.n_classes;
+        self.each_share(|bank| bank.step(batch, labels, n_classes, scale));
+    }
+
+    /// The predictions of each head for `rows`, by head.
+    pub(super) fn predict(&mut self, rows: Rows<'_>) -> Vec<Vec<u32>> {
+        let n_classes = self.n_classes;
+        self.each_share(|bank| bank.predict(rows, n_classes)).concat()
+    }
+
+    /// `f` of each bank, in the order of the banks.
+    fn each_share<R: Send>(&mut self, f: impl Fn(&mut Bank) -> R + Sync) -> Vec<R> {
+        let mut banks: Vec<Option<&mut Bank>> = self.banks.iter_mut().map(Some).collect();
+        let mut take = |share: &Vec<usize>| -> Vec<(usize, &mut Bank)> {
+            share.iter().filter_map(|i| Some((*i, banks[*i].take()?))).collect()
+        };
+        let inputs: Vec<_> = self.shares.iter().map(&mut take).collect();
+        let of_worker = |_: usize, share: Vec<(usize, &mut Bank)>| {
+            share.into_iter().map(|(i, bank)| (i, f(bank))).collect::<Vec<_>>()
+        };
+        let mut results: Vec<(usize, R)> =
+            self.workers.map(inputs, of_worker).into_iter().flatten().collect();
+        results.sort_by_key(|(i, _)| *i);
+        results.into_iter().map(|(_, result)| result).collect()
+    }
+}
+
+impl Bank {
+    fn new(
+        columns: Range<usize>,
+        rates: &[f32],
+        n_classes: usize,
+        first_head: usize,
+        descent: Descent,
+    ) -> Self {
+        let (n_rows, d) = (rates.len() * n_classes, columns.len());
+        let mut weight = Vec::with_capacity(n_rows * d);
+        for head in 0..rates.len() {
+            let mut rng = ViewRng::from_words([descent.seed, INIT_DOMAIN, (first_head + head) as u64, 0]);
+            match descent.init_std > 0.0 {
+                true => weight.extend((0..n_classes * d).map(|_| descent.init_std * rng.normal())),
+                false => weight.resize(weight.len() + n_classes * d, 0.0),
+            }
+        }
+        Self {
+            weight_velocity: vec![0.0; weight.len()],
+            weight,
+            bias: vec![0.0; n_rows],
+            bias_velocity: vec![0.0; n_rows],
+            scratch: Vec::new(),
+            columns,
+            rates: rates.to_vec(),
+            momentum: descent.momentum,
+        }
+    }
+
+    /// Logits of `rows` into the scratch memory, `[B, heads · classes]`.
+    fn logits(&mut self, Rows { rows, width }: Rows<'_>) {
+        let (b, n, d) = (rows.len() / width, self.bias.len(), self.columns.len());
+        self.scratch.clear();
+        (0..b).for_each(|_| self.scratch.extend_from_slice(&self.bias));
+        if b > 0 {
+            let x = Mat::rows(&rows[self.columns.start..], width);
+            gemm([b, d, n], 1.0, x, Mat::rows(&self.weight, d).t(), 1.0, &mut self.scratch, n);
+        }
+    }
+
+    fn predict(&mut self, rows: Rows<'_>, n_classes: usize) -> Vec<Vec<u32>> {
+        self.logits(rows);
+        let n_heads = self.rates.len();
+        let found = largest(&self.scratch, n_classes);
+        (0..n_heads).map(|head| found.iter().skip(head).step_by(n_heads).copied().collect()).collect()
+    }
+
+    fn step(&mut self, batch: Rows<'_>, labels: &[u32], n_classes: usize, scale: f32) {
+        self.logits(batch);
+        let (b, n, d) = (labels.len(), self.bias.len(), self.columns.len());
+        for (logits, label) in self.scratch.chunks_exact_mut(n).zip(labels) {
+            for logits in logits.chunks_exact_mut(n_classes) {
+                softmax(logits);
+                logits[*label as usize] -= 1.0;
+            }
+        }
+        let mean = 1.0 / b as f32;
+        let errors = Mat::rows(&self.scratch, n).t();
+        let x = Mat::rows(&batch.rows[self.columns.start..], batch.width);
+        gemm([n, b, d], mean, errors, x, self.momentum, &mut self.weight_velocity, d);
+        for (class, velocity) in self.bias_velocity.iter_mut().enumerate() {
+            let sum: f32 = self.scratch.iter().skip(class).step_by(n).sum();
+            *velocity = self.momentum * *velocity + mean * sum;
+        }
+        for (head, rate) in self.rates.iter().enumerate() {
+            let rows = head * n_classes..(head + 1) * n_classes;
+            descend(&mut self.bias[rows.clone()], &self.bias_velocity[rows.clone()], rate * scale);
+            let range = rows.start * d..rows.end * d;
+            descend(&mut self.weight[range.clone()], &self.weight_velocity[range], rate * scale);
+        }
+    }
+}
+
+fn descend(params: &mut [f32], velocity: &[f32], rate: f32) {
+    params.iter_mut().zip(velocity).for_each(|(param, velocity)| *param -= rate * velocity);
+}
+
+/// Logits into probabilities.
+fn softmax(logits: &mut [f32]) {
+    let max = logits.iter().copied().fold(f32::MIN, f32::max);
+    logits.iter_mut().for_each(|v| *v = (*v - max).exp());
+    let sum: f32 = logits.iter().sum();
+    logits.iter_mut().for_each(|v| *v /= sum);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The step of head `head` of `bank`, written out in f64: weights, then biases.
+    fn stepped(
+        bank: &Bank,
+        head: usize,
+        batch: Rows<'_>,
+        labels: &[u32],
+        n_classes: usize,
+        scale: f64,
+    ) -> Vec<f64> {
+        let (d, b) = (bank.columns.len(), labels.len());
+        let x = |i: usize, c: usize| f64::from(batch.rows[i * batch.width + bank.columns.start + c]);
+        let w = |class: usize, c: usize| f64::from(bank.weight[(head * n_classes + class) * d + c]);
+        let bias = |class: usize| f64::from(bank.bias[head * n_classes + class]);
+        let error = |i: usize, class: usize| {
+            let logit = |class: usize| bias(class) + (0..d).map(|c| w(class, c) * x(i, c)).sum::<f64>();
+            let sum: f64 = (0..n_classes).map(|class| logit(class).exp()).sum();
+            logit(class).exp() / sum - f64::from(u8::from(labels[i] as usize == class))
+        };
+        let rate = f64::from(bank.rates[head]) * scale;
+        let moved = |param: f64, velocity: f32, gradient: f64| {
+            param - rate * (f64::from(bank.momentum) * f64::from(velocity) + gradient / b as f64)
+        };
+        let weight = |class: usize, c: usize| {
+            let gradient = (0..b).map(|i| error(i, class) * x(i, c)).sum();
+            moved(w(class, c), bank.weight_velocity[(head * n_classes + class) * d + c], gradient)
+        };
+        let of_bias = |class: usize| {
+            let gradient = (0..b).map(|i| error(i, class)).sum();
+            moved(bias(class), bank.bias_velocity[head * n_classes + class], gradient)
+        };
+        let weights = (0..n_classes).flat_map(|class| (0..d).map(move |c| (class, c)));
+        weights.map(|(class, c)| weight(class, c)).chain((0..n_classes).map(of_bias)).collect()
+    }
+
+    #[test]
+    fn a_step_is_that_of_the_formula_for_every_head() {
+        let (b, width, n_classes) = (5, 7, 3);
+        let rows: Vec<f32> = (0..b * width).map(|i| ((i * 7919 % 100) as f32) / 50.0 - 1.0).collect();
+        let labels: Vec<u32> = (0..b as u32).map(|i| i % 3).collect();
+        let descent = Descent { momentum: 0.9, init_std: 0.3, seed: 1 };
+        let mut heads = Heads::new(&[0..7, 2..5], &[0.5, 0.1, 0.01], n_classes, descent);
+        let batch = Rows { rows: &rows, width };
+        for step in 0..3 {
+            let before = heads.banks.clone();
+            heads.step(batch, &labels, 0.7);
+            for (bank, before) in heads.banks.iter().zip(&before) {
+                let d = bank.columns.len();
+                for head in 0..bank.rates.len() {
+                    let expected = stepped(before, head, batch, &labels, n_classes, f64::from(0.7f32));
+                    let weights = &bank.weight[head * n_classes * d..(head + 1) * n_classes * d];
+                    let biases = &bank.bias[head * n_classes..(head + 1) * n_classes];
+                    for (found, expected) in weights.iter().chain(biases).zip(&expected) {
+                        assert!(
+                            (f64::from(*found) - expected).abs() < 1e-5,
+                            "step {step}: {found} {expected}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn predictions_come_by_head() {
+        let descent = Descent { momentum: 0.9, init_std: 0.0, seed: 0 };
+        let mut heads = Heads::new(std::slice::from_ref(&(0..1)), &[1.0, 0.0], 2, descent);
+        // The first head learns the sign; the second never moves, and takes the first class.
+        for _ in 0..20 {
+            heads.step(Rows { rows: &[1.0, -1.0], width: 1 }, &[1, 0], 1.0);
+        }
+        assert_eq!(heads.predict(Rows { rows: &[2.0, -2.0, 1.0], width: 1 }), [[1, 0, 1], [0, 0, 0]]);
+    }
+}

@@ -1,0 +1,230 @@
+//! Weighted nearest-neighbor classification (Wu et al. 2018; the protocol of DINO and DINOv2).
+//!
+//! ```text
+//! s_i = x · x_i over rows of unit length; the k largest vote for their class with exp(s_i / T)
+//! ```
+//!
+//! Similarities come from products of blocks, `[queries, D] · [D, candidates]`, of which the largest are kept: all of
+//! them are never in memory at once.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use trainer::{Mat, gemm};
+
+use crate::features::set::FeatureSet;
+use crate::score::Classified;
+
+/// Queries that are compared at a time, by one thread, at most: many, so that scaling candidates to unit length does
+/// not count.
+const QUERIES: usize = 512;
+
+/// Candidates that they are compared with at a time. Their block stays in a core's cache.
+const CANDIDATES: usize = 1024;
+
+/// The protocol's settings.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Knn {
+    /// Numbers of neighbors that are scored.
+    pub k: Vec<usize>,
+    /// Temperature of the votes, T.
+    pub temperature: f32,
+}
+
+impl Default for Knn {
+    /// DINO's.
+    fn default() -> Self {
+        Self { k: vec![10, 20, 100, 200], temperature: 0.07 }
+    }
+}
+
+impl Knn {
+    /// What each `k` makes of `test`, given `train`. With `leave_one_out` both are one set, and no row is its own
+    /// neighbor.
+    pub(crate) fn score(
+        &self,
+        train: &FeatureSet,
+        test: &FeatureSet,
+        n_classes: usize,
+        leave_one_out: bool,
+    ) -> Vec<(usize, Classified)> {
+        let most = self.k.iter().copied().max().unwrap_or_default();
+        let found = neighbors(train, test, most, leave_one_out);
+        let classified = |k: &usize| {
+            let vote = |near: &Vec<(u32, f32)>| self.vote(near, *k, &train.labels, n_classes);
+            let predicted = found.par_iter().map(vote).collect();
+            (*k, Classified { predicted, labels: test.labels.clone(), n_classes })
+        };
+        self.k.iter().map(classified).collect()
+    }
+
+    fn vote(&self, near: &[(u32, f32)], k: usize, labels: &[u32], n_classes: usize) -> u32 {
+        let mut votes = vec![0.0f32; n_classes];
+        for (row, similarity) in near.iter().take(k) {
+            votes[labels[*row as usize] as usize] += (similarity / self.temperature).exp();
+        }
+        let best = votes.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
+        best.map_or(0, |(class, _)| class as u32)
+    }
+}
+
+/// The `k` rows of `train` most similar to each row of `test`, best first, with their cosines. Of equal ones the lower
+/// number comes first. With `leave_one_out` both are one set, and no row is its own neighbor.
+pub(crate) fn neighbors(
+    train: &FeatureSet,
+    test: &FeatureSet,
+    k: usize,
+    leave_one_out: bool,
+) -> Vec<Vec<(u32, f32)>> {
+    let share = test.len().div_ceil(rayon::current_num_threads()).clamp(1, QUERIES);
+    let blocks: Vec<Range<usize>> = blocks(test.len(), share).collect();
+    let search = |queries: &Range<usize>| search_block(train, test, queries.clone(), k, leave_one_out);
+    blocks.par_iter().flat_map_iter(search).collect()
+}
+
+fn search_block(
+    train: &FeatureSet,
+    test: &FeatureSet,
+    queries: Range<usize>,
+    k: usize,
+    leave_one_out: bool,
+) -> Vec<Vec<(u32, f32)>> {
+    let (d, n_queries) = (test.width(), queries.len());
+    let mut query_rows = vec![0.0; n_queries * d];
+    test.copy_normalized(queries.clone(), &mut query_rows);
+    let mut candidate_rows = vec![0.0; CANDIDATES * d];
+    let mut cosines = vec![0.0; n_queries * CANDIDATES];
+    let mut best: Vec<Best> = queries.clone().map(|_| Best::new(k)).collect();
+    for candidates in blocks(train.len(), CANDIDATES) {
+        let n = candidates.len();
+        train.copy_normalized(candidates.clone(), &mut candidate_rows);
+        let (a, b) = (Mat::rows(&query_rows, d), Mat::rows(&candidate_rows, d).t());
+        gemm([n_queries, d, n], 1.0, a, b, 0.0, &mut cosines, n);
+        for ((query, best), cosines) in queries.clone().zip(&mut best).zip(cosines.chunks_exact(n)) {
+            for (candidate, cosine) in candidates.clone().zip(cosines) {
+                if !(leave_one_out && candidate == query) {
+                    best.offer(candidate as u32, *cosine);
+                }
+            }
+        }
+    }
+    best.into_iter().map(Best::sorted).collect()
+}
+
+fn blocks(n: usize, len: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..n).step_by(len).map(move |start| start..n.min(start + len))
+}
+
+/// The `k` best of what is offered, which are sorted out whenever twice as many have gathered.
+struct Best {
+    k: usize,
+    found: Vec<(u32, f32)>,
+    /// What an offer must reach once there are `k`.
+    bar: f32,
+}
+
+impl Best {
+    fn new(k: usize) -> Self {
+        Self { k, found: Vec::with_capacity(2 * k), bar: f32::NEG_INFINITY }
+    }
+
+    #[inline(always)]
+    fn offer(&mut self, row: u32, cosine: f32) {
+        // Rows come in order, so that one that equals the worst of the best comes too late. What is no number
+        // compares as false, and is no neighbor.
+        if cosine > self.bar {
+            self.found.push((row, cosine));
+            if self.found.len() == 2 * self.k.max(1) {
+                self.keep_best();
+            }
+        }
+    }
+
+    fn keep_best(&mut self) {
+        if self.found.len() > self.k {
+            self.found.select_nth_unstable_by(self.k, better);
+            self.found.truncate(self.k);
+            self.bar = self.found.iter().map(|(_, cosine)| *cosine).fold(f32::INFINITY, f32::min);
+        }
+    }
+
+    fn sorted(mut self) -> Vec<(u32, f32)> {
+        self.keep_best();
+        self.found.sort_unstable_by(better);
+        self.found
+    }
+}
+
+/// Ties go to the lower number, so that the result is one.
+fn better(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
+    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn set(rows: &[([f32; 2], u32)]) -> FeatureSet {
+        let values = rows.iter().flat_map(|(row, _)| *row).collect();
+        FeatureSet::from_rows(2, values, rows.iter().map(|(_, label)| *label).collect())
+    }
+
+    fn accuracies(train: &FeatureSet, test: &FeatureSet) -> Vec<f64> {
+        let scored = Knn::default().score(train, test, 2, false);
+        scored.iter().map(|(_, classified)| classified.accuracy()).collect()
+    }
+
+    #[test]
+    fn near_votes_weigh_more_than_many_far_ones() {
+        let train = set(&[([1.0, 0.05], 0), ([0.0, 1.0], 1), ([0.1, 1.0], 1), ([-1.0, 0.2], 1)]);
+        let test = set(&[([2.0, 0.0], 0), ([0.0, 3.0], 1)]);
+        assert_eq!(accuracies(&train, &test), [100.0; 4]);
+    }
+
+    #[test]
+    fn neighbors_come_best_first() {
+        let train = set(&[([0.0, 1.0], 0), ([1.0, 0.0], 0), ([0.8, 0.6], 0), ([2.0, 0.0], 0)]);
+        let found = neighbors(&train, &set(&[([1.0, 0.0], 0)]), 3, false);
+        let order: Vec<u32> = found[0].iter().map(|(i, _)| *i).collect();
+        assert_eq!(order, [1, 3, 2]);
+    }
+
+    /// A wrong class on every near neighbor scores zero: the score can fail.
+    #[test]
+    fn wrong_labels_score_zero() {
+        let train = set(&[([1.0, 0.0], 0), ([0.0, 1.0], 1)]);
+        let test = set(&[([1.0, 0.0], 1), ([0.0, 1.0], 0)]);
+        assert_eq!(accuracies(&train, &test), [0.0; 4]);
+    }
+
+    proptest! {
+        /// Blocks and sorting out give what comparing everything with everything gives.
+        #[test]
+        fn blocks_give_what_all_pairs_give(n in 1usize..2300, k in 1usize..12, leave_one_out: bool) {
+            let d = 3;
+            let value = |i: usize| ((i * 2_654_435_761 % 1000) as f32 / 500.0 - 1.0) + 1e-3;
+            let rows: Vec<f32> = (0..n * d).map(value).collect();
+            let train = FeatureSet::from_rows(d, rows, vec![0; n]);
+            let queries: Vec<usize> = (0..n).step_by(191).collect();
+            let test = if leave_one_out { train.clone() } else { train.select(queries.iter().copied()) };
+            let found = neighbors(&train, &test, k, leave_one_out);
+            for (place, query) in queries.iter().enumerate() {
+                let near = &found[if leave_one_out { *query } else { place }];
+                let mut unit = vec![0.0; n * d];
+                train.copy_normalized(0..n, &mut unit);
+                let cosine = |i: usize| (0..d).map(|c| unit[i * d + c] * unit[query * d + c]).sum::<f32>();
+                let mut all: Vec<(u32, f32)> = (0..n).map(|i| (i as u32, cosine(i))).collect();
+                all.retain(|(i, _)| !(leave_one_out && *i as usize == *query));
+                all.sort_by(better);
+                all.truncate(k);
+                prop_assert_eq!(near.len(), all.len());
+                for (a, b) in near.iter().zip(&all) {
+                    prop_assert!((a.1 - b.1).abs() < 1e-5, "{:?} {:?}", near, all);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Limited-memory BFGS (Nocedal 1980) for smooth functions that have one minimum.
+//!
+//! ```text
+//! p = -H ∇f, with H from the last m pairs s = Δx, y = Δ∇f;  x ← x + t p
+//! t: f(x + t p) ≤ f(x) + c₁ t ∇f·p and ∇f(x + t p)·p ≥ c₂ ∇f·p, by doubling and halving (Lewis and Overton 2013)
+//! ```
+
+use std::collections::VecDeque;
+
+/// Pairs that are kept, m; scipy's default.
+const MEMORY: usize = 10;
+
+/// How much of the promised descent a step must bring, c₁.
+const DESCENT: f64 = 1e-4;
+
+/// How much of the slope may be left after a step, c₂.
+const SLOPE: f64 = 0.9;
+
+/// Steps that a line search tries. In floating point both conditions may fail near the minimum.
+const TRIES: usize = 40;
+
+/// When to stop.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    /// Largest component of the gradient.
+    pub gradient: f64,
+    /// Descent of a step, over the larger of 1 and the value.
+    pub descent: f64,
+    /// Steps.
+    pub n_steps: usize,
+}
+
+/// A function's value, and its gradient.
+pub(super) type Value = (f64, Vec<f64>);
+
+/// Where `f` is smallest, from `x` on, and the number of steps.
+pub(super) fn minimize(mut x: Vec<f64>, limits: Limits, f: impl Fn(&[f64]) -> Value) -> (Vec<f64>, usize) {
+    let (mut value, mut gradient) = f(&x);
+    let mut pairs: VecDeque<Pair> = VecDeque::new();
+    for step in 0..limits.n_steps {
+        if gradient.iter().all(|g| g.abs() <= limits.gradient) {
+            return (x, step);
+        }
+        let mut direction = descent_direction(&gradient, &pairs);
+        if dot(&direction, &gradient) >= 0.0 {
+            // Rounding has spoiled the pairs.
+            pairs.clear();
+            direction = descent_direction(&gradient, &pairs);
+        }
+        let first = if pairs.is_empty() { 1.0 / dot(&gradient, &gradient).sqrt().max(1e-300) } else { 1.0 };
+        let Some((next, next_value, next_gradient)) = search(&x, value, &gradient, &direction, first, &f)
+        else {
+            return (x, step);
+        };
+        let pair = Pair::of(&x, &next, &gradient, &next_gradient);
+        if pair.curvature > 0.0 {
+            pairs.truncate(MEMORY - 1);
+            pairs.push_front(pair);
+        }
+        let brought = (value - next_value) / value.abs().max(next_value.abs()).max(1.0);
+        (x, value, gradient) = (next, next_value, next_gradient);
+        if brought <= limits.descent {
+            return (x, step + 1);
+        }
+    }
+    (x, limits.n_steps)
+}
+
+/// A step and what it changed.
+struct Pair {
+    s: Vec<f64>,
+    y: Vec<f64>,
+    /// s · y.
+    curvature: f64,
+}
+
+impl Pair {
+    fn of(x: &[f64], next: &[f64], gradient: &[f64], next_gradient: &[f64]) -> Self {
+        let minus = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a - b).collect::<Vec<_>>();
+        let (s, y) = (minus(next, x), minus(next_gradient, gradient));
+        let curvature = dot(&s, &y);
+        Self { s, y, curvature }
+    }
+}
+
+/// -H ∇f by the two loops over the pairs, the newest of which comes first.
+fn descent_direction(gradient: &[f64], pairs: &VecDeque<Pair>) -> Vec<f64> {
+    let mut q: Vec<f64> = gradient.iter().map(|g| -g).collect();
+    let mut alphas = Vec::with_capacity(pairs.len());
+    for pair in pairs {
+        let alpha = dot(&pair.s, &q) / pair.curvature;
+        add(&mut q, -alpha, &pair.y);
+        alphas.push(alpha);
+    }
+    if let Some(newest) = pairs.front() {
+        let scale = newest.curvature / dot(&newest.y, &newest.y);
+        q.iter_mut().for_each(|v| *v *= scale);
+    }
+    for (pair, alpha) in pairs.iter().zip(alphas).rev() {
+        let beta = dot(&pair.y, &q) / pair.curvature;
+        add(&mut q, alpha - beta, &pair.s);
+    }
+    q
+}
+
+/// The point on the line that meets both conditions, or the best that brings any descent.
+fn search(
+    x: &[f64],
+    value: f64,
+    gradient: &[f64],
+    direction: &[f64],
+    first: f64,
+    f: &impl Fn(&[f64]) -> Value,
+) -> Option<(Vec<f64>, f64, Vec<f64>)> {
+    let slope = dot(gradient, direction);
+    let (mut low, mut high, mut t) = (0.0, f64::INFINITY, first);
+    let mut best: Option<(Vec<f64>, f64, Vec<f64>)> = None;
+    for _ in 0..TRIES {
+        let mut next = x.to_vec();
+        add(&mut next, t, direction);
+        let (next_value, next_gradient) = f(&next);
+        let descends = next_value <= value + DESCENT * t * slope;
+        let flattens = dot(&next_gradient, direction) >= SLOPE * slope;
+        if descends && best.as_ref().is_none_or(|(_, best_value, _)| next_value < *best_value) {
+            best = Some((next, next_value, next_gradient));
+        }
+        match (descends, flattens) {
+            (true, true) => break,
+            (true, false) => low = t,
+            // What is no number does not descend either.
+            (false, _) => high = t,
+        }
+        t = if high.is_finite() { 0.5 * (low + high) } else { 2.0 * low };
+    }
+    best
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn add(to: &mut [f64], scale: f64, what: &[f64]) {
+    to.iter_mut().zip(what).for_each(|(to, what)| *to += scale * what);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { gradient: 1e-10, descent: 0.0, n_steps: 1000 };
+
+    #[test]
+    fn a_stretched_bowl_is_left_at_its_bottom() {
+        let scales: Vec<f64> = (0..30).map(|i| 10f64.powf(f64::from(i) / 10.0)).collect();
+        let bowl = |x: &[f64]| {
+            let value = x.iter().zip(&scales).map(|(x, s)| 0.5 * s * (x - 3.0).powi(2)).sum();
+            (value, x.iter().zip(&scales).map(|(x, s)| s * (x - 3.0)).collect())
+        };
+        let (x, n_steps) = minimize(vec![0.0; 30], LIMITS, bowl);
+        assert!(n_steps < 400 && x.iter().all(|x| (x - 3.0).abs() < 1e-9), "{n_steps} steps: {x:?}");
+    }
+
+    /// Rosenbrock's valley is not convex, and has one minimum.
+    #[test]
+    fn a_bent_valley_is_followed_to_its_end() {
+        let valley = |x: &[f64]| {
+            let (a, b) = (1.0 - x[0], x[1] - x[0] * x[0]);
+            (a * a + 100.0 * b * b, vec![-2.0 * a - 400.0 * x[0] * b, 200.0 * b])
+        };
+        let (x, n_steps) = minimize(vec![-1.2, 1.0], LIMITS, valley);
+        assert!(n_steps < 100 && (x[0] - 1.0).abs() < 1e-8 && (x[1] - 1.0).abs() < 1e-8, "{n_steps}: {x:?}");
+    }
+}

@@ -1,0 +1,70 @@
+//! DINO's linear probe (Caron et al. 2021, `eval_linear.py`): one head on views that are drawn anew in every epoch.
+//!
+//! ```text
+//! x = class tokens of the last 4 blocks (ViT-S), or class token and mean patch token of the last (ViT-B)
+//! train: random-resized crops (bilinear, area 0.08 to 1) and flips;  test: the central square
+//! SGD with momentum 0.9 and no weight decay, lr · B / 256, cosine to zero by epoch, W from N(0, 0.01²)
+//! ```
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::batches::classified;
+use super::heads::{Descent, Heads, Rows};
+use super::task::{Scored, Task};
+use crate::EvalError;
+
+/// The protocol's settings.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinearDino {
+    /// Learning rate for batches of 256.
+    pub rate: f32,
+    /// Passes over train.
+    pub epochs: usize,
+    /// Images of a mini-batch.
+    pub batch: usize,
+    /// Last levels whose class tokens are concatenated.
+    pub levels: usize,
+    /// Whether the mean patch token follows them.
+    pub average: bool,
+}
+
+impl Default for LinearDino {
+    /// DINO's for ViT-S on one GPU.
+    fn default() -> Self {
+        Self { rate: 0.001, epochs: 100, batch: 128, levels: 4, average: false }
+    }
+}
+
+impl LinearDino {
+    /// The score on `task.test`.
+    ///
+    /// # Errors
+    /// [`EvalError::NoViews`] where the task has features alone, [`EvalError::Data`] when a shard cannot be read.
+    pub(crate) fn score(&self, task: &Task<'_>) -> Result<Scored, EvalError> {
+        let views = task.views.ok_or(EvalError::NoViews)?;
+        let columns = match self.average {
+            true => task.test.layout().last_and_average(self.levels),
+            false => task.test.layout().last(self.levels),
+        };
+        let test = task.test.columns(columns.clone());
+        let descent = Descent { momentum: 0.9, init_std: 0.01, seed: task.seed };
+        let scaled = self.rate * self.batch as f32 / 256.0;
+        let all = 0..columns.len();
+        let mut heads = Heads::new(std::slice::from_ref(&all), &[scaled], task.n_classes, descent);
+        let mut rows = Vec::new();
+        for epoch in 0..self.epochs {
+            let done = epoch as f32 / self.epochs as f32;
+            let scale = 0.5 * (1.0 + (std::f32::consts::PI * done).cos());
+            views.epoch(task.seed, epoch, self.batch.max(1), &mut |table, labels| {
+                rows.clear();
+                (0..table.len()).for_each(|i| rows.extend_from_slice(&table.row(i)[columns.clone()]));
+                heads.step(Rows { rows: &rows, width: columns.len() }, labels, scale);
+            })?;
+        }
+        let classified = classified(&mut heads, 1, &test, None, task.n_classes).remove(0);
+        let details = json!({ "levels": self.levels, "average": self.average });
+        Ok(Scored { metric: "linear_dino".into(), classified, details })
+    }
+}

@@ -1,0 +1,220 @@
+//! Logistic regression on class tokens as they are (the protocol of DINOv2 and DINOv3), solved to the end.
+//!
+//! ```text
+//! f(W, b) = (1/n) Σ -log softmax(W x + b)_y + ‖W‖² / (2 C n)              in f64; b is not penalized
+//! C is one of 45 from 10⁻⁶ to 10⁵, chosen on every tenth row of train, held out; then fitted anew on all of train
+//! ```
+
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use trainer::{Mat, gemm};
+
+use super::lbfgs::{Limits, Value, minimize};
+use super::task::{Scored, Task};
+use crate::features::set::FeatureSet;
+use crate::score::Classified;
+
+/// Every so many rows are held out.
+const HELD_OUT: usize = 10;
+
+/// Parts of the sum over rows. A fixed number: the same on any machine.
+const PARTS: usize = 16;
+
+/// Rows that are turned into f64 at a time.
+const BLOCK: usize = 256;
+
+/// The protocol's settings.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Logreg {
+    /// Values of C, of which one is chosen.
+    pub c: Vec<f64>,
+    /// Steps of L-BFGS at most.
+    pub iterations: usize,
+    /// Largest component of the gradient at the end.
+    pub tolerance: f64,
+}
+
+impl Default for Logreg {
+    fn default() -> Self {
+        let c = (0..45).map(|i| 10f64.powf(-6.0 + 11.0 * f64::from(i) / 44.0)).collect();
+        Self { c, iterations: 1000, tolerance: 1e-12 }
+    }
+}
+
+impl Logreg {
+    /// The score on `task.test`.
+    pub(crate) fn score(&self, task: &Task<'_>) -> Scored {
+        let columns = task.train.layout().last(1);
+        let (train, test) = (task.train.columns(columns.clone()), task.test.columns(columns));
+        let fit = train.select((0..train.len()).filter(|i| i % HELD_OUT != 0));
+        let held_out = train.select((0..train.len()).step_by(HELD_OUT));
+        let accuracy = |c: &f64| self.fit(&fit, task.n_classes, *c).classify(&held_out).accuracy();
+        let accuracies: Vec<f64> = match self.c.len() {
+            1 => vec![0.0],
+            _ => self.c.par_iter().map(accuracy).collect(),
+        };
+        // Of equal ones the smallest C: the simplest classifier.
+        let best = (0..self.c.len()).rev().max_by(|a, b| accuracies[*a].total_cmp(&accuracies[*b]));
+        let c = self.c[best.unwrap_or_default()];
+        let regression = self.fit(&train, task.n_classes, c);
+        let held_out: Vec<_> = self.c.iter().zip(accuracies).collect();
+        let details = json!({ "c": c, "steps": regression.n_steps, "held_out": held_out });
+        Scored { metric: "logreg".into(), classified: regression.classify(&test), details }
+    }
+
+    fn fit(&self, set: &FeatureSet, n_classes: usize, c: f64) -> Regression {
+        let len = n_classes * (set.width() + 1);
+        // As scikit-learn stops: by the gradient, or when a step brings no more than 64 rounding errors.
+        let limits =
+            Limits { gradient: self.tolerance, descent: 64.0 * f64::EPSILON, n_steps: self.iterations };
+        let (params, n_steps) = minimize(vec![0.0; len], limits, |params| value(set, n_classes, c, params));
+        Regression { params, n_classes, n_steps }
+    }
+}
+
+/// A fitted regression.
+struct Regression {
+    /// `[classes, width]`, then the biases.
+    params: Vec<f64>,
+    n_classes: usize,
+    n_steps: usize,
+}
+
+impl Regression {
+    fn classify(&self, set: &FeatureSet) -> Classified {
+        let starts: Vec<usize> = (0..set.len()).step_by(BLOCK).collect();
+        let of_block = |start: &usize| {
+            let mut block = Block::default();
+            block.logits(set, *start..set.len().min(start + BLOCK), self.n_classes, &self.params);
+            let best = |row: &[f64]| {
+                let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
+                best.map_or(0, |(class, _)| class as u32)
+            };
+            block.logits.chunks_exact(self.n_classes).map(best).collect::<Vec<_>>()
+        };
+        let predicted = starts.par_iter().flat_map_iter(of_block).collect();
+        Classified { predicted, labels: set.labels.clone(), n_classes: self.n_classes }
+    }
+}
+
+/// f and its gradient at `params`.
+fn value(set: &FeatureSet, n_classes: usize, c: f64, params: &[f64]) -> Value {
+    let n = set.len();
+    let part = |part: usize| {
+        let mut block = Block::default();
+        let (mut loss, mut gradient) = (0.0, vec![0.0; params.len()]);
+        let end = (part + 1) * n / PARTS;
+        for start in (part * n / PARTS..end).step_by(BLOCK) {
+            loss += block.add(set, start..end.min(start + BLOCK), n_classes, params, &mut gradient);
+        }
+        (loss, gradient)
+    };
+    let parts: Vec<Value> = (0..PARTS).into_par_iter().map(part).collect();
+    let n_weights = n_classes * set.width();
+    let strength = 1.0 / (c * n as f64);
+    let mut loss = 0.5 * strength * params[..n_weights].iter().map(|w| w * w).sum::<f64>();
+    let mut gradient = vec![0.0; params.len()];
+    for (of_part, gradient_of_part) in parts {
+        loss += of_part / n as f64;
+        gradient.iter_mut().zip(gradient_of_part).for_each(|(sum, g)| *sum += g / n as f64);
+    }
+    gradient[..n_weights].iter_mut().zip(params).for_each(|(g, w)| *g += strength * w);
+    (loss, gradient)
+}
+
+/// Memory for some rows in f64.
+#[derive(Default)]
+struct Block {
+    rows: Vec<f64>,
+    /// `[B, classes]`
+    logits: Vec<f64>,
+}
+
+impl Block {
+    fn logits(&mut self, set: &FeatureSet, range: std::ops::Range<usize>, n_classes: usize, params: &[f64]) {
+        let (b, d) = (range.len(), set.width());
+        self.rows.clear();
+        range.for_each(|i| self.rows.extend(set.row(i).iter().map(|v| f64::from(*v))));
+        let (weight, bias) = params.split_at(n_classes * d);
+        self.logits.clear();
+        (0..b).for_each(|_| self.logits.extend_from_slice(bias));
+        let (x, w) = (Mat::rows(&self.rows, d), Mat::rows(weight, d).t());
+        gemm([b, d, n_classes], 1.0, x, w, 1.0, &mut self.logits, n_classes);
+    }
+
+    /// The sum of the losses of some rows; adds their gradients to `gradient`.
+    fn add(
+        &mut self,
+        set: &FeatureSet,
+        range: std::ops::Range<usize>,
+        n_classes: usize,
+        params: &[f64],
+        gradient: &mut [f64],
+    ) -> f64 {
+        self.logits(set, range.clone(), n_classes, params);
+        let (b, d) = (range.len(), set.width());
+        let mut loss = 0.0;
+        let (weights, biases) = gradient.split_at_mut(n_classes * d);
+        for (logits, i) in self.logits.chunks_exact_mut(n_classes).zip(range) {
+            let label = set.labels[i] as usize;
+            let max = logits.iter().copied().fold(f64::MIN, f64::max);
+            let of_label = logits[label] - max;
+            logits.iter_mut().for_each(|v| *v = (*v - max).exp());
+            let sum: f64 = logits.iter().sum();
+            loss += sum.ln() - of_label;
+            logits.iter_mut().for_each(|v| *v /= sum);
+            logits[label] -= 1.0;
+            biases.iter_mut().zip(&*logits).for_each(|(bias, error)| *bias += error);
+        }
+        let (errors, x) = (Mat::rows(&self.logits, n_classes).t(), Mat::rows(&self.rows, d));
+        gemm([n_classes, b, d], 1.0, errors, x, 1.0, weights, d);
+        loss
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use augment::ViewRng;
+
+    use super::*;
+
+    fn set(n: usize) -> FeatureSet {
+        let mut rng = ViewRng::from_words([3, 0, 0, 0]);
+        let labels: Vec<u32> = (0..n as u32).map(|i| i % 4).collect();
+        let rows = labels.iter().flat_map(|label| {
+            let mut row = [rng.normal(), rng.normal(), rng.normal()];
+            row[(*label as usize) % 3] += *label as f32;
+            row
+        });
+        FeatureSet::from_rows(3, rows.collect(), labels.clone())
+    }
+
+    #[test]
+    fn the_gradient_is_that_of_the_value() {
+        let set = set(301);
+        let params: Vec<f64> = (0..16).map(|i| (f64::from(i) * 0.7).sin()).collect();
+        let (_, gradient) = value(&set, 4, 0.3, &params);
+        for (i, g) in gradient.iter().enumerate() {
+            let at = |delta: f64| {
+                let mut moved = params.clone();
+                moved[i] += delta;
+                value(&set, 4, 0.3, &moved).0
+            };
+            let expected = (at(1e-5) - at(-1e-5)) / 2e-5;
+            assert!((g - expected).abs() < 1e-9, "{i}: {g} {expected}");
+        }
+    }
+
+    /// At the minimum nothing is left of the gradient, from wherever the descent began.
+    #[test]
+    fn the_minimum_is_reached() {
+        let set = set(400);
+        let logreg = Logreg { c: vec![1.0], ..Logreg::default() };
+        let fitted = logreg.fit(&set, 4, 1.0);
+        let (_, gradient) = value(&set, 4, 1.0, &fitted.params);
+        assert!(gradient.iter().all(|g| g.abs() < 1e-6), "{} steps: {gradient:?}", fitted.n_steps);
+        assert!(fitted.n_steps < 200, "{}", fitted.n_steps);
+    }
+}

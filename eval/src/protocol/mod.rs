@@ -1,0 +1,181 @@
+//! Protocols that say what features are worth, one file each.
+//!
+//! A new one is a file with a struct of settings that has a default, and a line in [`Protocol`] and its functions.
+
+mod batches;
+pub(crate) mod few_shot;
+mod heads;
+pub(crate) mod knn;
+mod lbfgs;
+pub(crate) mod linear_dino;
+pub(crate) mod linear_dinov2;
+pub(crate) mod linear_honest;
+pub(crate) mod logreg;
+pub(crate) mod task;
+pub(crate) mod views;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::EvalError;
+use few_shot::FewShot;
+use knn::Knn;
+use linear_dino::LinearDino;
+use linear_dinov2::LinearDinov2;
+use linear_honest::LinearHonest;
+use logreg::Logreg;
+use task::{Scored, Task};
+
+/// A protocol with its settings.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "protocol", rename_all = "kebab-case")]
+pub enum Protocol {
+    /// Weighted nearest neighbors.
+    Knn(Knn),
+    /// DINO's linear probe.
+    LinearDino(LinearDino),
+    /// DINOv2's linear probe.
+    LinearDinov2(LinearDinov2),
+    /// A linear probe that chooses on a part of train.
+    LinearHonest(LinearHonest),
+    /// Logistic regression.
+    Logreg(Logreg),
+    /// Nearest neighbors among a few rows of each class.
+    FewShot(FewShot),
+}
+
+impl Protocol {
+    /// One of each, with published settings.
+    pub fn all() -> [Self; 6] {
+        [
+            Self::Knn(Knn::default()),
+            Self::LinearDino(LinearDino::default()),
+            Self::LinearDinov2(LinearDinov2::default()),
+            Self::LinearHonest(LinearHonest::default()),
+            Self::Logreg(Logreg::default()),
+            Self::FewShot(FewShot::default()),
+        ]
+    }
+
+    /// The one called `name`, with published settings.
+    ///
+    /// # Errors
+    /// In words, with the names that there are.
+    pub fn named(name: &str) -> Result<Self, String> {
+        let found = Self::all().into_iter().find(|protocol| protocol.name() == name);
+        found.ok_or_else(|| {
+            let names: Vec<&str> = Self::all().iter().map(Self::name).collect();
+            format!("there is no protocol {name}; there are {}", names.join(", "))
+        })
+    }
+
+    /// Its name: `linear-dinov2`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Knn(_) => "knn",
+            Self::LinearDino(_) => "linear-dino",
+            Self::LinearDinov2(_) => "linear-dinov2",
+            Self::LinearHonest(_) => "linear-honest",
+            Self::Logreg(_) => "logreg",
+            Self::FewShot(_) => "few-shot",
+        }
+    }
+
+    /// Its settings by name.
+    pub fn settings(&self) -> Value {
+        // By way of the text: as numbers of 64 bits, those of 32 would end in digits that nobody wrote.
+        let text = serde_json::to_string(self).unwrap_or_default();
+        let mut value: Value = serde_json::from_str(&text).unwrap_or_default();
+        if let Some(settings) = value.as_object_mut() {
+            settings.remove("protocol");
+        }
+        value
+    }
+
+    /// The same with the setting `key` at `value`; `None` if it has no such setting.
+    ///
+    /// # Errors
+    /// In words, when the value is of another kind.
+    pub fn with(&self, key: &str, value: &Value) -> Result<Option<Self>, String> {
+        let mut all = json!(self);
+        // `protocol` is no setting.
+        if self.settings().get(key).is_none() {
+            return Ok(None);
+        }
+        all[key] = value.clone();
+        serde_json::from_value(all).map(Some).map_err(|error| format!("{}.{key}: {error}", self.name()))
+    }
+
+    /// Last levels whose vectors it looks at.
+    pub fn n_levels(&self) -> usize {
+        match self {
+            Self::LinearDino(protocol) => protocol.levels,
+            Self::LinearDinov2(protocol) => protocol.levels.iter().copied().max().unwrap_or(1),
+            _ => 1,
+        }
+    }
+
+    /// Whether it looks at the mean patch token.
+    pub fn wants_average(&self) -> bool {
+        match self {
+            Self::LinearDino(protocol) => protocol.average,
+            Self::LinearDinov2(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Its numbers.
+    ///
+    /// # Errors
+    /// Those of protocols that look at images.
+    pub fn score(&self, task: &Task<'_>) -> Result<Vec<Scored>, EvalError> {
+        Ok(match self {
+            Self::Knn(protocol) => {
+                let columns = task.train.layout().last(1);
+                let (train, test) = (task.train.columns(columns.clone()), task.test.columns(columns));
+                let found = protocol.score(&train, &test, task.n_classes, false);
+                let scored = |(k, classified)| Scored {
+                    metric: format!("knn_{k}"),
+                    classified,
+                    details: json!({ "k": k, "temperature": protocol.temperature }),
+                };
+                found.into_iter().map(scored).collect()
+            }
+            Self::LinearDino(protocol) => vec![protocol.score(task)?],
+            Self::LinearDinov2(protocol) => vec![protocol.score(task)],
+            Self::LinearHonest(protocol) => vec![protocol.score(task)],
+            Self::Logreg(protocol) => vec![protocol.score(task)],
+            Self::FewShot(protocol) => protocol.score(task),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_those_of_the_published_protocols() {
+        let names: Vec<&str> = Protocol::all().iter().map(Protocol::name).collect();
+        for (protocol, name) in Protocol::all().iter().zip(&names) {
+            assert_eq!(
+                json!(protocol)["protocol"],
+                *name,
+                "the name that is written is the one that is told"
+            );
+        }
+        assert_eq!(Knn::default().k, [10, 20, 100, 200]);
+        assert_eq!(LinearDinov2::default().rates.len() * 2 * LinearDinov2::default().levels.len(), 52);
+        assert_eq!(Logreg::default().c.len(), 45);
+    }
+
+    #[test]
+    fn settings_change_by_name() {
+        let knn = Protocol::Knn(Knn::default());
+        let changed = knn.with("k", &json!([5])).expect("a list").expect("a setting");
+        assert_eq!(changed.settings()["k"], json!([5]));
+        assert_eq!(knn.with("epochs", &json!(3)), Ok(None));
+        assert_eq!(knn.with("protocol", &json!("logreg")), Ok(None));
+        assert!(knn.with("k", &json!("many")).is_err());
+    }
+}

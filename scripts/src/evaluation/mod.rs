@@ -1,0 +1,4 @@
+//! What the verbs of evaluation share: flags, and how scores are shown.
+
+pub(crate) mod flags;
+pub(crate) mod scores;

@@ -1,0 +1,111 @@
+//! Scores as people and programs read them.
+
+use std::path::Path;
+
+use eval::Split;
+use eval::probe::Scores;
+use serde_json::{Map, Value, json};
+
+/// Scores by the name of the network.
+pub(crate) type Table = Vec<(&'static str, Scores)>;
+
+/// Classes whose confusions are told.
+const MAX_CONFUSED: usize = 100;
+
+/// Prints a line a number, a column a network; the first network's with the interval.
+pub(crate) fn print_table(table: &Table) {
+    let Some((_, first)) = table.first() else { return };
+    let names: String = table[1..].iter().map(|(name, _)| format!(" {name:>12}")).collect();
+    println!("{:<16} {:>8} {:<15}{names}", "accuracy in %", table[0].0, "");
+    for (_, scored) in first.numbers() {
+        let [low, high] = scored.classified.interval();
+        let interval = format!("({low:.1} - {high:.1})");
+        let others: String = table[1..]
+            .iter()
+            .map(|(_, scores)| match scores.accuracy(&scored.metric) {
+                Some(accuracy) => format!(" {accuracy:>12.2}"),
+                None => format!(" {:>12}", "-"),
+            })
+            .collect();
+        println!("{:<16} {:>8.2} {interval:<15}{others}", scored.metric, scored.classified.accuracy());
+    }
+}
+
+/// All numbers with what they are about.
+pub(crate) fn to_json(table: &Table, split: &Split, about: &Value) -> Value {
+    let networks: Map<String, Value> =
+        table.iter().map(|(name, scores)| (name.replace(' ', "_"), numbers(scores))).collect();
+    let Some((_, first)) = table.first() else { return Value::Null };
+    json!({
+        "about": about,
+        "train": { "set": split.train.name, "images": first.n_train },
+        "test": { "set": split.test.name, "images": first.n_test },
+        "undecodable": first.n_bad,
+        "classes": split.test.classes(),
+        "networks": networks,
+    })
+}
+
+/// A row a number, as a run keeps them: each says all that it depends on.
+pub(crate) fn rows(scores: &Scores, split: &Split, about: &Value) -> Vec<Value> {
+    let row = |(protocol, scored): (&eval::Protocol, &eval::Scored)| {
+        json!({
+            "metric": scored.metric,
+            "accuracy": scored.classified.accuracy(),
+            "interval": scored.classified.interval(),
+            "protocol": protocol.name(),
+            "settings": protocol.settings(),
+            "details": scored.details,
+            "train": { "set": split.train.name, "images": scores.n_train },
+            "test": { "set": split.test.name, "images": scores.n_test },
+            "about": about,
+        })
+    };
+    scores.numbers().map(row).collect()
+}
+
+fn numbers(scores: &Scores) -> Value {
+    let number = |(protocol, scored): (&eval::Protocol, &eval::Scored)| {
+        let classified = &scored.classified;
+        let mut value = json!({
+            "accuracy": classified.accuracy(),
+            "interval": classified.interval(),
+            "by_class": classified.by_class(),
+            "protocol": protocol.name(),
+            "settings": protocol.settings(),
+            "details": scored.details,
+        });
+        if classified.n_classes <= MAX_CONFUSED {
+            let confusion = classified.confusion();
+            value["confusion"] = json!(confusion.chunks(classified.n_classes).collect::<Vec<_>>());
+        }
+        (scored.metric.clone(), value)
+    };
+    Value::Object(scores.numbers().map(number).collect())
+}
+
+/// What a set is called if nobody says: the folder and the common beginning of its shards, `cifar10/test`.
+pub(crate) fn set_name(specs: &[String]) -> String {
+    let first = specs.first().map(String::as_str).unwrap_or_default();
+    let path = Path::new(first.trim_end_matches(".gz").trim_end_matches(".tar"));
+    let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let file = file.trim_end_matches(|c: char| c.is_ascii_digit() || "-_.{}*?[]".contains(c)).to_string();
+    let folder = path.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+    match folder {
+        Some(folder) => format!("{folder}/{file}"),
+        None => file,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_are_called_by_their_folder_and_beginning() {
+        let name = |spec: &str| set_name(&[spec.to_string()]);
+        assert_eq!(name("/data/cifar10/test-{000000..000001}.tar"), "cifar10/test");
+        assert_eq!(name("https://host/b/val_0001.tar.gz"), "b/val");
+        assert_eq!(name("held-out.tar"), "held-out");
+    }
+}

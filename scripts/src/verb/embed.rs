@@ -1,0 +1,130 @@
+//! `ocelli embed`: images into features, in a file for other programs.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::bail;
+use eval::features::file::{Format, files_of, write};
+use eval::{ImageFile, ImageSet, Source, Wanted, features};
+use pipeline::{Dataset, Storage};
+use serde_json::json;
+
+use crate::cluster::compute;
+use crate::cluster::launch::Launch;
+use crate::evaluation::flags::{CacheFlags, NetworkFlags, SeenBar};
+use crate::evaluation::scores::set_name;
+use crate::shards::files::entries;
+
+/// Flags of `embed`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    network: NetworkFlags,
+    /// Shards to take images from.
+    #[arg(long, num_args = 1.., required_unless_present = "images", conflicts_with = "images")]
+    shards: Vec<String>,
+    /// A folder of images, with or without one of each class below it, or a .txt, .csv, .tsv or .jsonl list of paths.
+    #[arg(long, value_name = "FOLDER|LIST")]
+    images: Option<PathBuf>,
+    /// The file to write: .npy, with the images' keys and classes beside it in FILE.rows.jsonl; .parquet; or .safetensors.
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Last blocks whose class tokens, or last stages whose mean maps, are written side by side.
+    #[arg(long, default_value_t = 1, value_name = "N", conflicts_with = "patches")]
+    levels: usize,
+    /// Add the mean patch token of the last block.
+    #[arg(long, conflicts_with = "patches")]
+    average: bool,
+    /// Write all patch tokens, or the cells of the last map, instead.
+    #[arg(long)]
+    patches: bool,
+    /// Replace files that are there.
+    #[arg(long)]
+    overwrite: bool,
+    #[command(flatten)]
+    cache: CacheFlags,
+    #[command(flatten)]
+    compute: compute::Flags,
+    /// End with one line of JSON: images, undecodable, width, cached, seconds, images_per_s.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
+    let format = Format::of(&args.out).map_err(anyhow::Error::msg)?;
+    let launch = Launch::from_env()?;
+    let out = part(&args.out, &launch);
+    if let Some(there) = files_of(&out, format).iter().find(|path| path.exists() && !args.overwrite) {
+        bail!("{} exists; --overwrite replaces it", there.display());
+    }
+    let device = args.compute.open(&launch)?.device;
+    let open = args.network.open(&device)?;
+    let (source, name) = source(args, storage)?;
+    let images =
+        ImageSet::open(source, open.transform, open.rules, name)?.part(launch.rank, launch.world_size);
+    let wanted = match args.patches {
+        true => Wanted::Patches,
+        false => Wanted::Vectors { n_levels: args.levels.max(1), average: args.average },
+    };
+    let start = Instant::now();
+    let cache = args.cache.open(folder);
+    let is_cached = cache.as_ref().is_some_and(|cache| cache.holds(&open.network, &images, wanted));
+    let table = {
+        let progress = SeenBar::new(images.len());
+        features(cache.as_ref(), &open.network, &images, wanted, &progress)?
+    };
+    let seconds = start.elapsed().as_secs_f64();
+    let mut about = open.about(&args.network.checkpoint);
+    about["images"] = json!(images.name);
+    about["features"] = json!(wanted);
+    about["columns"] = json!(table.columns);
+    about["classes"] = json!(images.classes());
+    write(&out, format, &table, &images, &about)?;
+    let (n, n_bad) = (table.len(), images.len() - table.len());
+    let rate = images.len() as f64 / seconds;
+    let how = if is_cached { "from the cache".to_string() } else { format!("{rate:.0} images/s") };
+    println!("{n} rows of {} written to {} ({how})", table.columns.width(), out.display());
+    println!("network: {}; images: {}", open.which, open.transform);
+    if n_bad > 0 {
+        println!("{n_bad} images could not be decoded and have no row");
+    }
+    if args.json {
+        let width = table.columns.width();
+        println!(
+            "{}",
+            json!({ "images": n, "undecodable": n_bad, "width": width, "cached": is_cached, "seconds": seconds, "images_per_s": rate })
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The images, and what they are called.
+fn source(args: &Args, storage: &Storage) -> anyhow::Result<(Source, String)> {
+    let Some(input) = &args.images else {
+        return Ok((Source::Shards(Arc::new(Dataset::open(&args.shards, storage)?)), set_name(&args.shards)));
+    };
+    let root = if input.is_dir() { input.as_path() } else { input.parent().unwrap_or(Path::new("")) };
+    let file = |entry: crate::shards::files::Entry| ImageFile {
+        name: entry.path.strip_prefix(root).unwrap_or(&entry.path).display().to_string(),
+        path: entry.path,
+        class: entry.class,
+    };
+    let files: Vec<ImageFile> = entries(input)?.into_iter().map(file).collect();
+    if files.is_empty() {
+        bail!("{} holds no image", input.display());
+    }
+    Ok((Source::Files(Arc::new(files)), input.display().to_string()))
+}
+
+/// The file of this rank: `x-00001-of-00004.npy`.
+fn part(out: &Path, launch: &Launch) -> PathBuf {
+    if launch.world_size == 1 {
+        return out.to_path_buf();
+    }
+    let (stem, extension) = (out.file_stem().unwrap_or_default(), out.extension().unwrap_or_default());
+    let (rank, size) = (launch.rank, launch.world_size);
+    let name = format!("{}-{rank:05}-of-{size:05}.{}", stem.to_string_lossy(), extension.to_string_lossy());
+    out.with_file_name(name)
+}
