@@ -1,13 +1,14 @@
 //! Weights into numbers and pictures.
 //!
 //! [`images`] are seen through one transform, [`features`] are what a network makes of them, a [`protocol`] says what
-//! these are worth, [`probe`] puts the three together, and [`picture`] draws. A folder uses those before it alone.
+//! these are worth, a [`measure`] what can be said without labels, [`probe`] puts them together, and [`picture`] draws.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub(crate) mod error;
 pub mod features;
 pub(crate) mod images;
+pub(crate) mod measure;
 pub mod picture;
 pub mod probe;
 pub(crate) mod protocol;
@@ -20,8 +21,10 @@ pub use features::extract::{Progress, Silent, extract, pixels};
 pub use features::set::FeatureSet;
 pub use features::table::Table;
 pub use images::ImageSet;
+pub use images::check::Check;
 pub use images::source::{ImageFile, Source};
 pub use images::transform::Transform;
+pub use measure::{Effort, Measures, label_free};
 pub use probe::Split;
 pub use protocol::Protocol;
 pub use protocol::task::{Scored, Task};

@@ -61,7 +61,7 @@ impl Split {
     /// # Errors
     /// [`EvalError::NoLabels`].
     pub fn new(train: ImageSet, test: ImageSet) -> Result<Self, EvalError> {
-        let (mut train, mut test) = (train.labelled()?, test.labelled()?);
+        let (mut train, mut test) = (train.labeled()?, test.labeled()?);
         ImageSet::unify(&mut [&mut train, &mut test]);
         Ok(Self { train, test })
     }
@@ -95,7 +95,7 @@ impl Split {
         progress: &dyn Progress,
     ) -> Result<(FeatureSet, FeatureSet), EvalError> {
         let of = |images: &ImageSet| -> Result<FeatureSet, EvalError> {
-            Ok(labelled(features(cache, network, images, wanted, progress)?, images))
+            Ok(labeled(features(cache, network, images, wanted, progress)?, images))
         };
         Ok((of(&self.train)?, of(&self.test)?))
     }
@@ -106,7 +106,7 @@ impl Split {
     /// As [`pixels`].
     pub fn score_pixels(&self) -> Result<Scores, EvalError> {
         let of = |images: &ImageSet| -> Result<FeatureSet, EvalError> {
-            Ok(labelled(Arc::new(pixels(images)?), images))
+            Ok(labeled(Arc::new(pixels(images)?), images))
         };
         self.scores(&of(&self.train)?, &of(&self.test)?, &[Protocol::Knn(Knn::default())], None)
     }
@@ -132,7 +132,7 @@ pub fn wanted(protocols: &[Protocol]) -> Wanted {
     Wanted::Vectors { n_levels, average: protocols.iter().any(Protocol::wants_average) }
 }
 
-fn labelled(table: Arc<Table>, images: &ImageSet) -> FeatureSet {
+fn labeled(table: Arc<Table>, images: &ImageSet) -> FeatureSet {
     FeatureSet::of(table, |image| images.label(image))
 }
 

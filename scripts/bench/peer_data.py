@@ -13,7 +13,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Shards(Dataset):
-    """All labelled images of some shards, held in memory as the bytes they are."""
+    """All labeled images of some shards, held in memory as the bytes they are."""
 
     def __init__(self, pattern, transform):
         self.images, self.labels, self.transform = [], [], transform

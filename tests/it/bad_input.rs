@@ -71,7 +71,7 @@ fn an_image_that_lies_about_its_size_goes_to_the_ledger() {
 }
 
 #[test]
-fn a_misspelt_key_names_the_nearest_one() {
+fn a_misspelled_key_names_the_nearest_one() {
     let world = World::new(1);
     let recipe = std::fs::read_to_string(world.path("tiny.toml")).unwrap();
     std::fs::write(world.path("tiny.toml"), recipe.replace("\nwarmup =", "\nwarmpu =")).unwrap();

@@ -10,6 +10,8 @@ mod bad_input;
 mod data_path;
 /// Features as files.
 mod embed;
+/// Protocols, settings and bad sets.
+mod evaluation;
 /// The shell examples, run as they stand.
 mod examples;
 /// Shards from servers, stores and commands, over lines that break.

@@ -20,9 +20,9 @@ pub struct FeatureSet {
 impl FeatureSet {
     /// The rows of `table` whose image has a class by `label`.
     pub fn of(table: Arc<Table>, label: impl Fn(usize) -> Option<u32>) -> Self {
-        let labelled = table.images.iter().zip(0u32..);
-        let labelled = labelled.filter_map(|(image, row)| Some((row, label(*image as usize)?)));
-        let (rows, labels) = labelled.unzip();
+        let labeled = table.images.iter().zip(0u32..);
+        let labeled = labeled.filter_map(|(image, row)| Some((row, label(*image as usize)?)));
+        let (rows, labels) = labeled.unzip();
         let columns = 0..table.columns.width();
         Self { labels, table, rows, columns }
     }

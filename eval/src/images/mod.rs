@@ -1,12 +1,13 @@
 //! Images of a data set with their classes, seen through one transform.
 
+pub(crate) mod check;
 pub(crate) mod source;
 pub(crate) mod transform;
 
 use std::collections::{BTreeSet, HashMap};
 
 use augment::decode::decode;
-use augment::{DecodeRules, Rgb8};
+use augment::{DecodeRules, MultiCrop, Rgb8, SampleKey, ViewMaker};
 use rayon::prelude::*;
 
 use crate::EvalError;
@@ -54,7 +55,7 @@ impl ImageSet {
     ///
     /// # Errors
     /// [`EvalError::NoLabels`] when none has.
-    pub fn labelled(mut self) -> Result<Self, EvalError> {
+    pub fn labeled(mut self) -> Result<Self, EvalError> {
         let n_samples = self.numbers.len();
         let mut keep = self.labels.iter().map(Option::is_some);
         // As many as there are numbers.
@@ -73,6 +74,14 @@ impl ImageSet {
         self.numbers = self.numbers[range.clone()].to_vec();
         self.labels = self.labels[range].to_vec();
         self
+    }
+
+    /// `n` images, evenly spread over the set, or all where there are fewer.
+    pub fn spread(&self, n: usize) -> Self {
+        let (all, n) = (self.len(), n.min(self.len()));
+        let taken = || (0..n).map(|i| i * all / n);
+        let numbers = taken().map(|i| self.numbers[i]).collect();
+        Self { numbers, labels: taken().map(|i| self.labels[i]).collect(), ..self.clone() }
     }
 
     /// Numbers the classes of several sets alike, by all that occur in any.
@@ -126,8 +135,34 @@ impl ImageSet {
     /// # Errors
     /// As [`ImageSet::image`].
     pub(crate) fn decoded(&self, i: usize) -> Result<Option<Rgb8>, EvalError> {
-        let bytes = self.source.bytes(self.numbers[i])?;
-        Ok(bytes.and_then(|bytes| decode(&bytes, &self.rules).ok()))
+        Ok(self.bytes(i)?.and_then(|bytes| decode(&bytes, &self.rules).ok()))
+    }
+
+    /// The views of the first size that `multicrop` makes of image `i`, `[V, 3, size, size]`, drawn by `seed` and
+    /// `epoch`; `None` if it cannot be decoded.
+    ///
+    /// # Errors
+    /// As [`ImageSet::image`].
+    pub(crate) fn views(
+        &self,
+        i: usize,
+        multicrop: &MultiCrop,
+        [seed, epoch]: [u64; 2],
+    ) -> Result<Option<Vec<u8>>, EvalError> {
+        let Some(image) = self.decoded(i)? else { return Ok(None) };
+        let key = SampleKey { seed, epoch, sample: self.numbers[i], attempt: 0 };
+        let made = ViewMaker::default().make(&image, multicrop, key);
+        Ok(made.ok().map(|mut views| views.groups.remove(0)))
+    }
+
+    /// Image `i` as it is encoded; `None` if it is not there.
+    pub(crate) fn bytes(&self, i: usize) -> Result<Option<Vec<u8>>, EvalError> {
+        Ok(self.source.bytes(self.numbers[i])?)
+    }
+
+    /// As [`Source::about`], of image `i`.
+    pub(crate) fn about(&self, i: usize) -> Option<(u64, Option<u16>)> {
+        self.source.about(self.numbers[i])
     }
 
     /// Names the images and how they are seen.

@@ -65,6 +65,15 @@ impl Source {
         }
     }
 
+    /// Length of the encoded image `number`, and the short check of its bytes where that is known; `None` if it is not
+    /// there.
+    pub fn about(&self, number: u64) -> Option<(u64, Option<u16>)> {
+        match self {
+            Self::Shards(dataset) => dataset.image_check(SampleId(number)),
+            Self::Files(files) => Some((std::fs::metadata(&files[number as usize].path).ok()?.len(), None)),
+        }
+    }
+
     /// The class of image `number` as it is written there.
     ///
     /// # Errors

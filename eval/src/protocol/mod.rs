@@ -102,8 +102,19 @@ impl Protocol {
         if self.settings().get(key).is_none() {
             return Ok(None);
         }
+        // Counts are whole, and everything else is larger than zero.
+        let numbers = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+        if numbers.is_empty() || numbers.iter().any(|number| number.as_u64() == Some(0)) {
+            return Err(format!("{} of {} must be at least 1", key, self.name()));
+        }
+        if numbers
+            .iter()
+            .any(|number| number.as_f64().is_some_and(|number| !(number > 0.0 && number.is_finite())))
+        {
+            return Err(format!("{} of {} must be larger than 0", key, self.name()));
+        }
         all[key] = value.clone();
-        serde_json::from_value(all).map(Some).map_err(|error| format!("{}.{key}: {error}", self.name()))
+        serde_json::from_value(all).map(Some).map_err(|error| format!("{} of {}: {error}", key, self.name()))
     }
 
     /// Last levels whose vectors it looks at.
@@ -177,5 +188,8 @@ mod tests {
         assert_eq!(knn.with("epochs", &json!(3)), Ok(None));
         assert_eq!(knn.with("protocol", &json!("logreg")), Ok(None));
         assert!(knn.with("k", &json!("many")).is_err());
+        for (key, value) in [("k", json!([5, 0])), ("k", json!([])), ("temperature", json!(-0.1))] {
+            assert!(knn.with(key, &value).is_err(), "{key} {value}");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Features of augmented views, made anew in every epoch, for the protocols that want them.
 
-use augment::{Interpolation, MultiCrop, SampleKey, ViewMaker, ViewRng};
+use augment::{Interpolation, MultiCrop, ViewRng};
 use rayon::prelude::*;
 use trainer::Network;
 
@@ -42,7 +42,8 @@ impl<'a> Views<'a> {
         let mut order: Vec<u32> = (0..self.images.len() as u32).collect();
         ViewRng::from_words([seed, ORDER_DOMAIN, epoch as u64, 0]).shuffle(&mut order);
         for numbers in order.chunks(batch) {
-            let make = |number: &u32| self.view(seed, epoch, *number);
+            let make =
+                |number: &u32| self.images.views(*number as usize, &self.multicrop, [seed, epoch as u64]);
             let made: Result<Vec<_>, EvalError> = numbers.par_iter().map(make).collect();
             let (mut labels, mut there, mut views) = (Vec::new(), Vec::new(), Vec::new());
             for (number, view) in numbers.iter().zip(made?) {
@@ -60,13 +61,5 @@ impl<'a> Views<'a> {
             }
         }
         Ok(())
-    }
-
-    /// The view of image `number` in `epoch`; `None` if it cannot be decoded.
-    fn view(&self, seed: u64, epoch: usize, number: u32) -> Result<Option<Vec<u8>>, EvalError> {
-        let Some(image) = self.images.decoded(number as usize)? else { return Ok(None) };
-        let key = SampleKey { seed, epoch: epoch as u64, sample: u64::from(number), attempt: 0 };
-        let made = ViewMaker::default().make(&image, &self.multicrop, key);
-        Ok(made.ok().map(|mut views| views.groups.remove(0)))
     }
 }

@@ -152,6 +152,14 @@ impl Dataset {
         shard.class(i)
     }
 
+    /// Length of the encoded image of sample `id`, if it has one, and the short check of its bytes where that is known:
+    /// images that differ in either are not the same.
+    pub fn image_check(&self, id: SampleId) -> Option<(u64, Option<u16>)> {
+        let (shard, i) = self.locate(id);
+        let member = shard.index().member(i, &IMAGE_EXTENSIONS)?;
+        Some((member.len_bytes, member.check))
+    }
+
     /// Names the samples: equal for the same members in the same order, wherever the shards lie.
     pub fn fingerprint(&self) -> u64 {
         let mut hash = Xxh3::new();

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use augment::DecodeRules;
+use augment::{DecodeRules, MultiCrop};
 use eval::{FeatureCache, Progress, Protocol, Transform};
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
@@ -70,6 +70,24 @@ impl OpenNetwork {
     /// The step that the checkpoint follows.
     pub(crate) fn step(&self) -> Option<u64> {
         self.manifest.as_ref().map(|run| run.step)
+    }
+
+    /// The views that it was trained on, or DINO's where nothing is known of its run.
+    pub(crate) fn multicrop(&self) -> MultiCrop {
+        let size_px = self.transform.size_px;
+        self.manifest
+            .as_ref()
+            .map_or_else(|| MultiCrop::dino(size_px, size_px, 0), |run| run.plan.multicrop())
+    }
+
+    /// What does not fit the weights, a sentence each.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let (seen_px, made_px) = (self.transform.size_px as usize, self.network.model.image_px());
+        let differs = seen_px != made_px;
+        differs
+            .then(|| format!("the network was made for images of {made_px} px and sees {seen_px} px"))
+            .into_iter()
+            .collect()
     }
 
     /// What numbers of it are to be read with.

@@ -1,4 +1,4 @@
-//! A procedural, labelled image set: ten shapes, drawn so that nothing but the shape tells the class.
+//! A procedural, labeled image set: ten shapes, drawn so that nothing but the shape tells the class.
 //!
 //! Each image holds two to six stamps of its class's shape, each with a position, size, rotation and
 //! color of its own, on a ground of gradient, ripple and noise: all drawn independently of the class.

@@ -37,11 +37,11 @@ pub(crate) struct Args {
     /// Shards to learn from, in place of the recipe's: `train-{000000..000009}.tar`.
     #[arg(long, num_args = 1..)]
     shards: Vec<String>,
-    /// Labelled shards that the in-training probe fits on: at the end, and every
+    /// Labeled shards that the in-training probe fits on: at the end, and every
     /// run.probe_every_steps steps.
     #[arg(long, num_args = 1.., requires = "probe_test")]
     probe_train: Vec<String>,
-    /// Labelled shards that the in-training probe reports on.
+    /// Labeled shards that the in-training probe reports on.
     #[arg(long, num_args = 1.., requires = "probe_train")]
     probe_test: Vec<String>,
     /// Protocols of the in-training probe, with commas: see `ocelli probe --help`.

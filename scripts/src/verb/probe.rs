@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context;
-use eval::{ImageSet, Source, Split};
+use eval::{Check, Effort, ImageSet, Measures, Source, Split, label_free};
 use pipeline::{Dataset, Storage};
-use serde_json::Value;
+use serde_json::{Value, json};
 use trainer::Network;
 use trainer::device::Device;
 use trainer::run::telemetry::append_scalars;
@@ -23,11 +23,14 @@ pub(crate) struct Args {
     #[command(flatten)]
     network: NetworkFlags,
     /// Shards with classes to fit on.
-    #[arg(long, num_args = 1.., required = true)]
+    #[arg(long, num_args = 1.., required_unless_present = "label_free")]
     train: Vec<String>,
-    /// Shards with classes to report on.
+    /// Shards with classes to report on; with --label-free, any images.
     #[arg(long, num_args = 1.., required = true)]
     test: Vec<String>,
+    /// Measure what needs no labels, and nothing else: RankMe, α-ReQ, LiDAR, alignment and uniformity.
+    #[arg(long, conflicts_with_all = ["train", "baseline", "protocol"])]
+    label_free: bool,
     /// What the numbers are filed under [default: the folder and the name of the test shards].
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -58,7 +61,14 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &std::path::Path) -> a
         Ok(ImageSet::open(source, open.transform, open.rules, name)?)
     };
     let test_name = args.name.clone().unwrap_or_else(|| set_name(&args.test));
+    if args.label_free {
+        return measure(args, &open, &images(&args.test, test_name)?);
+    }
     let split = Split::new(images(&args.train, set_name(&args.train))?, images(&args.test, test_name)?)?;
+    let check = Check::of(&split.train, &split.test)?;
+    for warning in check.warnings().iter().chain(&open.warnings()) {
+        eprintln!("warning: {warning}");
+    }
     let cache = args.cache.open(folder);
     let scores = {
         let progress = SeenBar::new(split.train.len() + split.test.len());
@@ -72,6 +82,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &std::path::Path) -> a
         "{} images of {}, {} of {} to fit on; {}",
         table[0].1.n_test, split.test.name, table[0].1.n_train, split.train.name, open.transform
     );
+    println!("{check}");
     print_table(&table);
     if table[0].1.n_bad > 0 {
         println!("{} images could not be decoded and do not count", table[0].1.n_bad);
@@ -84,6 +95,31 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &std::path::Path) -> a
     }
     if args.json {
         println!("{}", to_json(&table, &split, &about));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What can be said without labels.
+fn measure(args: &Args, open: &OpenNetwork, images: &ImageSet) -> anyhow::Result<ExitCode> {
+    let effort = Effort::default();
+    let measures = {
+        let progress = SeenBar::new(images.len().min(effort.n_images));
+        label_free(&open.network, images, &open.multicrop(), effort, &progress)?
+    };
+    println!("{}: {} images; {}", images.name, images.len().min(effort.n_images), open.transform);
+    for (name, value, meaning) in &measures {
+        println!("{name:<12} {value:>10.4}  {meaning}");
+    }
+    let about = open.about(&args.network.checkpoint);
+    if !args.no_record
+        && let Err(error) = record_measures(args, open, &measures, images, &about)
+    {
+        eprintln!("warning: the measures are not written into the run: {error:#}");
+    }
+    if args.json {
+        let values: serde_json::Map<String, Value> =
+            measures.iter().map(|(name, value, _)| ((*name).to_string(), json!(value))).collect();
+        println!("{}", json!({ "about": about, "test": { "set": images.name }, "measures": values }));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -103,8 +139,7 @@ pub(crate) fn baselines(
     Ok(vec![("random init", of_random), ("pixels", split.score_pixels()?)])
 }
 
-/// Adds the scores to the run that the checkpoint belongs to: rows that say all that they depend on, and scalars at the
-/// training step under a name of their own, apart from those of the probe within the run.
+/// Adds the scores to the run that the checkpoint belongs to.
 fn record(
     args: &Args,
     open: &OpenNetwork,
@@ -112,17 +147,42 @@ fn record(
     split: &Split,
     about: &Value,
 ) -> anyhow::Result<()> {
-    let (Some(workdir), Some(step)) = (args.network.workdir(), open.step()) else { return Ok(()) };
     let Some((_, scores)) = table.first() else { return Ok(()) };
+    let numbers = scores.numbers().map(|(_, scored)| (scored.metric.clone(), scored.classified.accuracy()));
+    add_to_run(args, open, &split.test.name, &rows(scores, split, about), &numbers.collect::<Vec<_>>())
+}
+
+/// Adds measures to the run that the checkpoint belongs to.
+fn record_measures(
+    args: &Args,
+    open: &OpenNetwork,
+    measures: &Measures,
+    images: &ImageSet,
+    about: &Value,
+) -> anyhow::Result<()> {
+    let row = |(name, value, _): &(&str, f64, &str)| json!({ "metric": name, "value": value, "test": { "set": images.name }, "about": about });
+    let rows: Vec<Value> = measures.iter().map(row).collect();
+    let numbers: Vec<_> = measures.iter().map(|(name, value, _)| ((*name).to_string(), *value)).collect();
+    add_to_run(args, open, &images.name, &rows, &numbers)
+}
+
+/// Adds rows that say all that they depend on to a run's evaluations, and scalars at the training step under a name of
+/// their own, apart from those of the probe within the run.
+fn add_to_run(
+    args: &Args,
+    open: &OpenNetwork,
+    set: &str,
+    rows: &[Value],
+    numbers: &[(String, f64)],
+) -> anyhow::Result<()> {
+    let (Some(workdir), Some(step)) = (args.network.workdir(), open.step()) else { return Ok(()) };
     let path = workdir.join("evaluations.jsonl");
-    let lines: String = rows(scores, split, about).iter().map(|row| format!("{row}\n")).collect();
+    let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
     let file = OpenOptions::new().create(true).append(true).open(&path);
     let written = file.and_then(|mut file| file.write_all(lines.as_bytes()));
     written.with_context(|| format!("cannot write {}", path.display()))?;
-    let prefix = format!("eval/{}/{}/{}px", split.test.name, open.which, open.transform.size_px);
-    let scalars: Vec<(String, f64)> = scores
-        .numbers()
-        .map(|(_, scored)| (format!("{prefix}/{}", scored.metric), scored.classified.accuracy()))
-        .collect();
+    let prefix = format!("eval/{set}/{}/{}px", open.which, open.transform.size_px);
+    let scalars: Vec<(String, f64)> =
+        numbers.iter().map(|(name, value)| (format!("{prefix}/{name}"), *value)).collect();
     Ok(append_scalars(workdir, step.saturating_sub(1), &scalars)?)
 }

@@ -11,7 +11,7 @@
 //!                     gives the gradient of x, which is the next g, and of every parameter
 //! ```
 //!
-//! **Stages** are the points of synchronisation. A unit that needs statistics over the whole batch has several: each
+//! **Stages** are the points of synchronization. A unit that needs statistics over the whole batch has several: each
 //! stage returns local sums, and the next one gets their totals over all slices, micro-batches and ranks. The totals
 //! are autodiff leaves like the input, so that gradients flow through them ([`crate::step`]).
 //!

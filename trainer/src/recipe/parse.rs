@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_misspelt_key_names_the_nearest() {
+    fn a_misspelled_key_names_the_nearest() {
         let message = explain("unknown field `warmpu`, expected one of `lr`, `warmup`, `betas`");
         assert!(message.contains("did you mean `warmup`"), "{message}");
     }

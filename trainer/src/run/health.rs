@@ -35,7 +35,7 @@ pub(crate) fn features(embeddings: Tensor<2>) -> FeatureHealth {
 }
 
 /// What is wrong, if anything, in words for people. `uninformed` is the loss of a student that
-/// knows nothing; judgement starts after `step` has passed `grace_steps`.
+/// knows nothing; judgment starts after `step` has passed `grace_steps`.
 pub(crate) fn diagnose(
     step: u64,
     grace_steps: u64,

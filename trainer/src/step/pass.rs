@@ -1,7 +1,7 @@
 //! Micro-batches through a unit, stage by stage: for a follower, forwards, and backwards.
 //!
 //! Micro-batches go through a unit one after another while it is gathered, their slices on workers side by side.
-//! Between two stages the local sums are totalled over slices in sequence, over micro-batches in the order of the tree
+//! Between two stages the local sums are totaled over slices in sequence, over micro-batches in the order of the tree
 //! ([`crate::comm::ordered`]) and over ranks; on the way back the gradients at the totals are added up in the same
 //! way, so that the vector-Jacobian product is that of the whole batch.
 //!

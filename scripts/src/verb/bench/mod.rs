@@ -2,6 +2,7 @@
 
 mod device;
 mod loader;
+mod probe;
 mod shard;
 mod step;
 
@@ -25,6 +26,8 @@ enum Verb {
     Shard(shard::Args),
     /// A device beside the CPU: embeddings, loss, gradients and a few steps of the same network.
     Device(device::Args),
+    /// Protocols of `ocelli probe` on noise: how long they take for so many features of such a width.
+    Probe(probe::Args),
     /// The data path alone, by stage: read, decode, augment.
     Loader(loader::Args),
 }
@@ -34,6 +37,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         Verb::Step(args) => step::run(args),
         Verb::Shard(args) => shard::run(args),
         Verb::Device(args) => device::run(args),
+        Verb::Probe(args) => probe::run(args),
         Verb::Loader(args) => loader::run(args, storage),
     }
 }

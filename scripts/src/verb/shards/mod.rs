@@ -29,7 +29,7 @@ pub(crate) struct Args {
 enum Verb {
     /// A folder of images, or a list of them, into shards.
     Pack(pack::Args),
-    /// A procedural, labelled image set as shards.
+    /// A procedural, labeled image set as shards.
     Synth(synth::SynthArgs),
     /// Read every byte, decode every image, compare index and checksums with the tar.
     Verify(verify::Args),

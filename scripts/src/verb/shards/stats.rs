@@ -52,7 +52,7 @@ struct Stats {
     n_bad: u64,
     n_duplicates: u64,
     labels: BTreeMap<u32, u64>,
-    n_unlabelled: u64,
+    n_unlabeled: u64,
     formats: BTreeMap<&'static str, u64>,
     n_progressive: u64,
     n_turned: u64,
@@ -133,7 +133,7 @@ impl Stats {
         };
         match found.label {
             Some(label) => *self.labels.entry(label).or_default() += 1,
-            None => self.n_unlabelled += 1,
+            None => self.n_unlabeled += 1,
         }
         let seen = hashes.entry(found.hash).or_default();
         *seen += 1;
@@ -190,7 +190,7 @@ impl Stats {
             "bad": self.n_bad,
             "duplicates": self.n_duplicates,
             "classes": self.labels.len(),
-            "unlabelled": self.n_unlabelled,
+            "unlabeled": self.n_unlabeled,
             "formats": self.formats,
             "colors": self.colors,
             "progressive": self.n_progressive,
@@ -270,7 +270,7 @@ fn print(stats: &Stats, shard_mb: &[f64], predicted: f64) {
         stats.n_bad,
         stats.n_duplicates
     );
-    println!("classes          {}; {} samples without a label", stats.labels.len(), stats.n_unlabelled);
+    println!("classes          {}; {} samples without a label", stats.labels.len(), stats.n_unlabeled);
     println!("formats          {}; {} progressive", list(&stats.formats), stats.n_progressive);
     println!("colors           {}; {} turned by EXIF", list(&stats.colors), stats.n_turned);
     let (mean, deviation) = stats.channels();

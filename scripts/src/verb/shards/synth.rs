@@ -1,4 +1,4 @@
-//! `ocelli shards synth`: a procedural, labelled image set as shards.
+//! `ocelli shards synth`: a procedural, labeled image set as shards.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

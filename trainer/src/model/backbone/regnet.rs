@@ -58,7 +58,7 @@ pub enum Size {
     Design(Design),
 }
 
-/// Written out, so that a misspelt name or key is named: serde's own for untagged enums tries both and says that neither
+/// Written out, so that a misspelled name or key is named: serde's own for untagged enums tries both and says that neither
 /// fits.
 impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

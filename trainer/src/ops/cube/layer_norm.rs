@@ -165,8 +165,8 @@ fn layer_norm_forward<F: Float, G: Float, N: Size>(
 
     let mut squares = Vector::<f32, N>::new(0.0f32);
     for i in range_stepped(lane, n_vectors, comptime!(lanes.n)) {
-        let centred = Vector::<f32, N>::cast_from(x[from + i]) - Vector::new(mean);
-        squares += centred * centred;
+        let centered = Vector::<f32, N>::cast_from(x[from + i]) - Vector::new(mean);
+        squares += centered * centered;
     }
     let factor = 1.0f32 / (lanes::sum(squares.vector_sum(), lanes) / d + epsilon).sqrt();
 
@@ -247,10 +247,10 @@ fn layer_norm_sums<F: Float, N: Size>(
         let mut of_gamma = Vector::<f32, N>::new(0.0f32);
         let mut of_beta = Vector::<f32, N>::new(0.0f32);
         for row in first..min(first + BLOCK, n_rows) {
-            let centred =
+            let centered =
                 Vector::<f32, N>::cast_from(x[row * x_stride + column]) - Vector::new(moments[2 * row]);
             let g = Vector::<f32, N>::cast_from(grad[row * grad_stride + column]);
-            of_gamma += g * centred * Vector::new(moments[2 * row + 1]);
+            of_gamma += g * centered * Vector::new(moments[2 * row + 1]);
             of_beta += g;
         }
         sums[2 * block * n_vectors + column] = of_gamma;

@@ -1,0 +1,164 @@
+//! What is wrong with a pair of sets, before their numbers mislead.
+
+use std::collections::{HashMap, HashSet};
+
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::ImageSet;
+use crate::EvalError;
+
+/// Classes that are named.
+const NAMED: usize = 5;
+
+/// What two sets are like.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Check {
+    /// Images of test that are among train, byte for byte.
+    pub n_shared: usize,
+    /// Images of test.
+    pub n_test: usize,
+    /// Images of each class in train.
+    pub train: Vec<usize>,
+    /// Images of each class in test.
+    pub test: Vec<usize>,
+    /// Names of the classes.
+    pub classes: Vec<String>,
+}
+
+impl Check {
+    /// Looks at both sets, whose classes are numbered alike. Images are read where their lengths and short checks are
+    /// equal, and only there.
+    ///
+    /// # Errors
+    /// [`EvalError::Data`] when a shard cannot be read.
+    pub fn of(train: &ImageSet, test: &ImageSet) -> Result<Self, EvalError> {
+        let histogram = |set: &ImageSet| {
+            let mut counts = vec![0; set.classes().len()];
+            (0..set.len()).filter_map(|i| set.label(i)).for_each(|label| counts[label as usize] += 1);
+            counts
+        };
+        Ok(Self {
+            n_shared: n_shared(train, test)?,
+            n_test: test.len(),
+            train: histogram(train),
+            test: histogram(test),
+            classes: test.classes().to_vec(),
+        })
+    }
+
+    /// Accuracy in percent of always naming the most frequent class of test.
+    pub fn chance(&self) -> f64 {
+        100.0 * self.test.iter().copied().max().unwrap_or(0) as f64 / self.n_test.max(1) as f64
+    }
+
+    /// What is wrong, a sentence each.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        if self.n_shared > 0 {
+            found.push(format!(
+                "{} of the {} test images are among the training images, byte for byte: the numbers are too good",
+                self.n_shared, self.n_test
+            ));
+        }
+        for (name, counts) in [("training", &self.train), ("test", &self.test)] {
+            if counts.iter().filter(|n| **n > 0).count() == 1 {
+                found.push(format!("all {name} images are of one class: the numbers say nothing"));
+            }
+        }
+        let strangers = self.missing_from(&self.train, &self.test);
+        if !strangers.is_empty() {
+            found.push(format!("no training image is of {strangers}: their test images cannot be right"));
+        }
+        found
+    }
+
+    /// The classes of `there` that `here` has no image of, by name; the empty text where there is none.
+    fn missing_from(&self, here: &[usize], there: &[usize]) -> String {
+        let missing: Vec<&str> = (0..self.classes.len())
+            .filter(|class| here[*class] == 0 && there[*class] > 0)
+            .map(|class| self.classes[class].as_str())
+            .collect();
+        let named = missing[..missing.len().min(NAMED)].join(", ");
+        match missing.len() {
+            0 => String::new(),
+            1 => format!("the class {named}"),
+            n if n > NAMED => format!("the classes {named} and {} more", n - NAMED),
+            _ => format!("the classes {named}"),
+        }
+    }
+}
+
+/// `10 classes of 900 to 1100 images`.
+impl std::fmt::Display for Check {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let range = |counts: &[usize]| {
+            let there = || counts.iter().copied().filter(|n| *n > 0);
+            let (n, low, high) = (there().count(), there().min().unwrap_or(0), there().max().unwrap_or(0));
+            match low == high {
+                true => format!("{n} classes of {low}"),
+                false => format!("{n} classes of {low} to {high}"),
+            }
+        };
+        let chance = self.chance();
+        write!(f, "train: {}; test: {}; chance {chance:.1}", range(&self.train), range(&self.test))
+    }
+}
+
+/// Images of `test` that are among `train`, byte for byte.
+fn n_shared(train: &ImageSet, test: &ImageSet) -> Result<usize, EvalError> {
+    let mut of_train: HashMap<(u64, Option<u16>), Vec<usize>> = HashMap::new();
+    for i in 0..train.len() {
+        if let Some(about) = train.about(i) {
+            of_train.entry(about).or_default().push(i);
+        }
+    }
+    let mut hashes: HashMap<usize, Option<u128>> = HashMap::new();
+    let mut n = 0;
+    for i in 0..test.len() {
+        let Some(alike) = test.about(i).and_then(|about| of_train.get(&about)) else { continue };
+        let Some(bytes) = test.bytes(i)? else { continue };
+        let hash = xxh3_128(&bytes);
+        let mut seen = HashSet::new();
+        for j in alike {
+            let of_candidate = match hashes.get(j) {
+                Some(hash) => *hash,
+                None => {
+                    let hash = train.bytes(*j)?.map(|bytes| xxh3_128(&bytes));
+                    hashes.insert(*j, hash);
+                    hash
+                }
+            };
+            seen.extend(of_candidate);
+        }
+        n += usize::from(seen.contains(&hash));
+    }
+    Ok(n)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(train: &[usize], test: &[usize], n_shared: usize) -> Check {
+        let classes = (0..train.len()).map(|class| format!("c{class}")).collect();
+        let n_test = test.iter().sum();
+        Check { n_shared, n_test, train: train.to_vec(), test: test.to_vec(), classes }
+    }
+
+    #[test]
+    fn what_misleads_is_named() {
+        assert!(check(&[5, 5], &[2, 2], 0).warnings().is_empty());
+        let words = |check: Check| check.warnings().join("; ");
+        assert!(words(check(&[5, 5], &[2, 2], 3)).contains("3 of the 4 test images"));
+        assert!(words(check(&[5, 0], &[2, 2], 0)).contains("no training image is of the class c1"));
+        assert!(words(check(&[5, 0], &[2, 0], 0)).contains("all test images are of one class"));
+        assert!(words(check(&[5, 0, 0, 0, 0, 0, 0], &[1; 7], 0)).contains("c5 and 1 more"));
+    }
+
+    #[test]
+    fn chance_is_the_most_frequent_class() {
+        assert_eq!(check(&[9, 9], &[3, 1], 0).chance(), 75.0);
+        let said = check(&[9, 9], &[3, 1], 0).to_string();
+        assert_eq!(said, "train: 2 classes of 9; test: 2 classes of 1 to 3; chance 75.0");
+    }
+}

@@ -1,0 +1,40 @@
+//! α-ReQ (Agrawal et al. 2022): how fast the spectrum of the covariance falls.
+//!
+//! ```text
+//! λ_i ∝ i^-α for i in 4..=100: a line through (ln i, ln λ_i) by least squares with weights 1 / i
+//! ```
+
+use super::moments::{mean_of, second_moment, spectrum};
+
+/// Eigenvalues that the line goes through, from the authors' code.
+const RANGE: std::ops::RangeInclusive<usize> = 4..=100;
+
+/// α of rows of `d` numbers; 0 where there are too few directions for a line.
+pub(crate) fn alpha_req(rows: &[f32], d: usize) -> f64 {
+    slope(&spectrum(second_moment(rows, &mean_of(rows, d))))
+}
+
+/// The fall of eigenvalues, the largest first.
+fn slope(eigenvalues: &[f64]) -> f64 {
+    let points: Vec<(f64, f64, f64)> = RANGE
+        .filter_map(|i| eigenvalues.get(i - 1).filter(|v| **v > 0.0).map(|v| (i as f64, v)))
+        .map(|(i, value)| (-i.ln(), value.ln(), 1.0 / i))
+        .collect();
+    let sum = |of: &dyn Fn(&(f64, f64, f64)) -> f64| points.iter().map(of).sum::<f64>();
+    let (w, x, y) = (sum(&|p| p.2), sum(&|p| p.2 * p.0), sum(&|p| p.2 * p.1));
+    let (xx, xy) = (sum(&|p| p.2 * p.0 * p.0), sum(&|p| p.2 * p.0 * p.1));
+    let spread = w * xx - x * x;
+    if points.len() < 2 || spread <= 0.0 { 0.0 } else { (w * xy - x * y) / spread }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_power_law_is_found() {
+        let law: Vec<f64> = (1..=128).map(|i| 7.0 * f64::from(i).powf(-1.3)).collect();
+        assert!((slope(&law) - 1.3).abs() < 1e-9);
+        assert_eq!(slope(&[1.0, 0.5]), 0.0);
+    }
+}

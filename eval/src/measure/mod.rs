@@ -1,0 +1,102 @@
+//! What can be said of features without labels, one file a measure.
+
+pub(crate) mod alignment;
+pub(crate) mod alpha_req;
+pub(crate) mod lidar;
+pub(crate) mod moments;
+pub(crate) mod rankme;
+pub(crate) mod uniformity;
+
+use augment::MultiCrop;
+use rayon::prelude::*;
+use trainer::Network;
+
+use crate::EvalError;
+use crate::features::columns::Wanted;
+use crate::features::extract::{Progress, rows_of, table};
+use crate::images::ImageSet;
+
+/// How much is looked at.
+#[derive(Debug, Clone, Copy)]
+pub struct Effort {
+    /// Images that are seen as they are, spread over the set.
+    pub n_images: usize,
+    /// Images of which views are made, spread over the set.
+    pub n_viewed: usize,
+    /// Views of each.
+    pub n_views: usize,
+}
+
+impl Default for Effort {
+    /// LiDAR's 10 views of 1,000 images; RankMe's 25,600 images cost more than they change.
+    fn default() -> Self {
+        Self { n_images: 10_000, n_viewed: 1000, n_views: 10 }
+    }
+}
+
+/// Images whose views go through the network together.
+const IMAGES: usize = 8;
+
+/// Measures by name, each with what it says of better features.
+pub type Measures = Vec<(&'static str, f64, &'static str)>;
+
+/// The measures of `network` on `images`; `multicrop` says which views it was trained on, of which the first kind is
+/// taken.
+///
+/// # Errors
+/// As [`crate::extract`].
+pub fn label_free(
+    network: &Network,
+    images: &ImageSet,
+    multicrop: &MultiCrop,
+    effort: Effort,
+    progress: &dyn Progress,
+) -> Result<Measures, EvalError> {
+    let wanted = Wanted::Vectors { n_levels: 1, average: false };
+    let seen = table(network, &images.spread(effort.n_images), wanted, progress)?;
+    let (rows, d) = (seen.rows(), seen.columns.width());
+    let views = views_of(network, &images.spread(effort.n_viewed), multicrop, effort.n_views)?;
+    Ok(vec![
+        ("rankme", rankme::rankme(rows, d), "higher: directions that the features use"),
+        ("alpha_req", alpha_req::alpha_req(rows, d), "near 1: how fast their spectrum falls"),
+        (
+            "lidar",
+            lidar::lidar(&views, effort.n_views, d),
+            "higher: directions that tell images apart, not views",
+        ),
+        (
+            "alignment",
+            alignment::alignment(&views, effort.n_views, d),
+            "lower: distance between views of an image",
+        ),
+        ("uniformity", uniformity::uniformity(rows, d), "lower: how evenly they cover the sphere"),
+    ])
+}
+
+/// Features of `n_views` views of each image that can be decoded, `[n, n_views, D]`.
+fn views_of(
+    network: &Network,
+    images: &ImageSet,
+    multicrop: &MultiCrop,
+    n_views: usize,
+) -> Result<Vec<f32>, EvalError> {
+    let wanted = Wanted::Vectors { n_levels: 1, average: false };
+    let Some(first) = multicrop.crops.first() else { return Ok(Vec::new()) };
+    let mut crop = first.clone();
+    crop.count = n_views;
+    let size_px = crop.size_px as usize;
+    let multicrop = MultiCrop { crops: vec![crop] };
+    let mut rows = Vec::new();
+    let numbers: Vec<usize> = (0..images.len()).collect();
+    for numbers in numbers.chunks(IMAGES) {
+        let made: Result<Vec<_>, EvalError> =
+            numbers.par_iter().map(|i| images.views(*i, &multicrop, [0, 0])).collect();
+        let made: Vec<Vec<u8>> = made?.into_iter().flatten().collect();
+        let views: Vec<&[u8]> =
+            made.iter().flat_map(|views| views.chunks_exact(3 * size_px * size_px)).collect();
+        if !views.is_empty() {
+            rows.extend(rows_of(network, &views, size_px, wanted).1);
+        }
+    }
+    Ok(rows)
+}

@@ -1,0 +1,46 @@
+//! Uniformity (Wang and Isola 2020): how evenly features cover the sphere.
+//!
+//! ```text
+//! ln mean over pairs of exp(-2 ‖u - v‖²),  u, v rows of unit length
+//! ```
+
+use trainer::{Mat, gemm};
+
+use super::alignment::unit_rows;
+
+/// Rows of which all pairs are looked at.
+const ROWS: usize = 2000;
+
+/// Uniformity of rows of `d` numbers, of which some are taken, evenly spread.
+pub(crate) fn uniformity(rows: &[f32], d: usize) -> f64 {
+    let n_all = rows.len() / d;
+    let n = n_all.min(ROWS);
+    if n < 2 {
+        return 0.0;
+    }
+    let taken: Vec<f32> = (0..n).flat_map(|i| &rows[i * n_all / n * d..][..d]).copied().collect();
+    let unit = unit_rows(&taken, d);
+    let mut cosines = vec![0.0; n * n];
+    gemm([n, d, n], 1.0, Mat::rows(&unit, d), Mat::rows(&unit, d).t(), 0.0, &mut cosines, n);
+    let mut sum = 0.0;
+    for i in 0..n {
+        // ‖u - v‖² = 2 - 2 u·v
+        sum += cosines[i * n..i * n + i]
+            .iter()
+            .map(|cosine| (4.0 * (f64::from(*cosine) - 1.0)).exp())
+            .sum::<f64>();
+    }
+    (sum / (n * (n - 1) / 2) as f64).ln()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_as_far_as_they_are() {
+        assert!((uniformity(&[1.0, 0.0, 5.0, 0.0], 2) - 0.0).abs() < 1e-6);
+        // Opposite: ‖u - v‖² = 4.
+        assert!((uniformity(&[1.0, 0.0, -2.0, 0.0], 2) + 8.0).abs() < 1e-6);
+    }
+}
