@@ -36,8 +36,11 @@ pub enum EvalError {
         n_samples: usize,
     },
     /// A protocol that draws views was given features alone.
-    #[error("this protocol draws views of the training images, and there are none")]
-    NoViews,
+    #[error("{protocol} needs the training images, not only their features")]
+    NoViews {
+        /// The protocol.
+        protocol: &'static str,
+    },
     /// A file of features.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
@@ -57,7 +60,7 @@ pub enum EvalError {
         reason: String,
     },
     /// The images do not fit the network.
-    #[error("images of {image_px} px do not divide by the network's stride of {stride_px} px")]
+    #[error("image size {image_px} px is not a multiple of the network's stride, {stride_px} px")]
     ImageSize {
         /// Side of the images.
         image_px: usize,

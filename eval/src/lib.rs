@@ -1,4 +1,4 @@
-//! Weights into numbers and pictures.
+//! Evaluation of trained backbones.
 //!
 //! [`images`] are seen through one transform, [`features`] are what a network makes of them, a [`protocol`] says what
 //! these are worth, a [`measure`] what can be said without labels, [`probe`] puts them together, and [`picture`] draws.

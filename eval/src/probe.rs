@@ -13,7 +13,6 @@ use crate::features::set::FeatureSet;
 use crate::features::table::Table;
 use crate::images::ImageSet;
 use crate::protocol::Protocol;
-use crate::protocol::knn::Knn;
 use crate::protocol::task::{Scored, Task};
 use crate::protocol::views::Views;
 
@@ -45,6 +44,11 @@ impl Scores {
         self.of_protocols
             .iter()
             .flat_map(|(protocol, scored)| scored.iter().map(move |scored| (protocol, scored)))
+    }
+
+    /// The accuracies by name, in percent.
+    pub fn by_name(&self) -> impl Iterator<Item = (String, f64)> {
+        self.numbers().map(|(_, scored)| (scored.metric.clone(), scored.classified.accuracy()))
     }
 
     /// The accuracy called `metric`, in percent.
@@ -80,7 +84,7 @@ impl Split {
         let wanted = wanted(protocols);
         let (train, test) = self.features(network, wanted, cache, progress)?;
         let views = Views::new(network, &self.train, wanted);
-        self.scores(&train, &test, protocols, Some(&views))
+        self.scores(&train, &test, protocols, Some(&views), progress)
     }
 
     /// Features of both sets, with their classes.
@@ -100,15 +104,17 @@ impl Split {
         Ok((of(&self.train)?, of(&self.test)?))
     }
 
-    /// Nearest neighbors on pixels: what a network must beat.
+    /// What those of `protocols` that are cheap, nearest neighbors, make of pixels: what a network must beat.
     ///
     /// # Errors
     /// As [`pixels`].
-    pub fn score_pixels(&self) -> Result<Scores, EvalError> {
+    pub fn score_pixels(&self, protocols: &[Protocol]) -> Result<Scores, EvalError> {
         let of = |images: &ImageSet| -> Result<FeatureSet, EvalError> {
             Ok(labeled(Arc::new(pixels(images)?), images))
         };
-        self.scores(&of(&self.train)?, &of(&self.test)?, &[Protocol::Knn(Knn::default())], None)
+        let cheap = protocols.iter().filter(|protocol| matches!(protocol, Protocol::Knn(_)));
+        let cheap: Vec<Protocol> = cheap.cloned().collect();
+        self.scores(&of(&self.train)?, &of(&self.test)?, &cheap, None, &Silent)
     }
 
     fn scores(
@@ -117,8 +123,9 @@ impl Split {
         test: &FeatureSet,
         protocols: &[Protocol],
         views: Option<&Views<'_>>,
+        progress: &dyn Progress,
     ) -> Result<Scores, EvalError> {
-        let task = Task { train, test, n_classes: self.train.classes().len(), seed: 0, views };
+        let task = Task { train, test, n_classes: self.train.classes().len(), seed: 0, views, progress };
         let of_protocols: Result<Vec<_>, EvalError> =
             protocols.iter().map(|protocol| Ok((protocol.clone(), protocol.score(&task)?))).collect();
         let n_bad = self.train.len() + self.test.len() - train.len() - test.len();

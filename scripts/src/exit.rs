@@ -39,7 +39,7 @@ pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
         cause.downcast_ref::<EvalError>().map(|error| match error {
             EvalError::Data(error) => of_pipeline(error),
             EvalError::Train(error) => of_train(error),
-            EvalError::ImageSize { .. } | EvalError::NoViews => CONFIGURATION,
+            EvalError::ImageSize { .. } | EvalError::NoViews { .. } => CONFIGURATION,
             EvalError::NoLabels { .. }
             | EvalError::NoImages { .. }
             | EvalError::Io { .. }

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use parquet::file::reader::{FileReader, SerializedFileReader};
 use serde_json::Value;
 
 use crate::support::{World, fails, json_of, ok};
@@ -16,6 +17,19 @@ fn npy(path: &std::path::Path) -> (Vec<f32>, Vec<u64>) {
     let file = npyz::NpyFile::new(fs::File::open(path).map(std::io::BufReader::new).unwrap()).unwrap();
     let shape = file.shape().to_vec();
     (file.into_vec().unwrap(), shape)
+}
+
+/// The features of a Parquet file, and its rows without them as JSON.
+fn read_parquet(path: &std::path::Path) -> (Vec<f32>, Vec<Value>) {
+    let reader = SerializedFileReader::new(fs::File::open(path).unwrap()).unwrap();
+    let (mut features, mut rows) = (Vec::new(), Vec::new());
+    for row in reader.get_row_iter(None).unwrap() {
+        let mut row = row.unwrap().to_json_value();
+        let values = row.as_object_mut().unwrap().remove("features").unwrap();
+        features.extend(values.as_array().unwrap().iter().map(|value| value.as_f64().unwrap() as f32));
+        rows.push(row);
+    }
+    (features, rows)
 }
 
 #[test]
@@ -54,7 +68,7 @@ fn rows_name_their_images_and_say_how_they_were_made() {
     let features: &[u8] = tensors.tensor("features").unwrap().data();
     assert_eq!(features, rows.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>());
     ok(&embed("x.parquet", &[]));
-    assert_eq!(fs::read(world.path("x.parquet")).unwrap()[..4], *b"PAR1");
+    assert_eq!(read_parquet(&world.path("x.parquet")), (rows.clone(), images.clone()));
 
     // Levels lie side by side, the last one last, the average behind it; patches are all there are.
     ok(&embed("levels.npy", &["--levels", "2", "--average"]));
@@ -79,7 +93,9 @@ fn rows_name_their_images_and_say_how_they_were_made() {
         ok(&world.ocelli_with(&args, &[("RANK", rank), ("WORLD_SIZE", "3"), ("LOCAL_RANK", "0")]));
     }
     let parts = (0..3).flat_map(|rank| npy(&world.path(&format!("part-{rank:05}-of-00003.npy"))).0);
-    assert!(parts.zip(&rows).all(|(a, b)| (a - b).abs() < 1e-5));
+    let parts: Vec<f32> = parts.collect();
+    assert_eq!(parts.len(), rows.len());
+    assert!(parts.iter().zip(&rows).all(|(a, b)| (a - b).abs() < 1e-5));
 }
 
 /// A folder is as good as shards: names are paths below it, classes its folders, and what is no image has no row.
@@ -135,9 +151,11 @@ fn bad_input_is_named() {
         world.ocelli(&[&args[..], more].concat())
     };
     let out = world.text("x.npy");
-    assert!(fails(&embed(&["--out", &world.text("x.txt")]), 2).contains(".npy, .parquet, .safetensors"));
-    assert!(fails(&embed(&["--out", &out, "--image-px", "33"]), 2).contains("33 px do not divide"));
-    assert!(fails(&embed(&["--out", &out, "--resize-px", "4"]), 2).contains("cannot be cut out"));
+    assert!(fails(&embed(&["--out", &world.text("x.txt")]), 2).contains(".npy, .parquet or .safetensors"));
+    assert!(fails(&embed(&["--out", &out, "--image-px", "33"]), 2).contains("33 px is not a multiple"));
+    assert!(
+        fails(&embed(&["--out", &out, "--resize-px", "4"]), 2).contains("is larger than the resized image")
+    );
     fs::create_dir_all(world.path("empty")).unwrap();
     let args = ["embed", "--checkpoint", &run, "--images", &world.text("empty"), "--out", &out];
     assert!(fails(&world.ocelli(&args), 2).contains("holds no image"));

@@ -1,7 +1,10 @@
 //! `ocelli probe` as a user calls it: protocols, settings, what is said of bad sets, and what a run keeps.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::process::Output;
+use std::io::Read;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use pipeline::shard::write::{ShardLimits, ShardWriter};
 use serde_json::Value;
@@ -34,9 +37,12 @@ fn pack(world: &World, name: &str, numbers: std::ops::Range<usize>, class: impl 
     writer.finish().unwrap();
 }
 
+fn shard(world: &World, name: &str) -> String {
+    world.text(&format!("{name}/{name}-000000.tar"))
+}
+
 fn probe(world: &World, train: &str, test: &str, more: &[&str]) -> Output {
-    let shard = |name: &str| world.text(&format!("{name}/{name}-000000.tar"));
-    let (run, train, test) = (world.text("run"), shard(train), shard(test));
+    let (run, train, test) = (world.text("run"), shard(world, train), shard(world, test));
     let args = ["probe", "--checkpoint", &run, "--train", &train, "--test", &test, "--json"];
     world.ocelli(&[&args[..], more].concat())
 }
@@ -55,8 +61,16 @@ fn every_protocol_gives_numbers_that_say_what_they_are_of() {
     assert!(!stderr(&output).contains("warning"), "{}", stderr(&output));
     let said = json_of(&output);
     let numbers = said["networks"]["teacher"].as_object().unwrap();
-    let expected =
-        ["few_shot_1", "few_shot_3", "knn_1", "knn_5", "linear", "linear_dino", "linear_dinov2", "logreg"];
+    let expected = [
+        "few_shot_1",
+        "few_shot_3",
+        "knn_1",
+        "knn_5",
+        "linear_dino",
+        "linear_dinov2",
+        "linear_honest",
+        "logreg",
+    ];
     assert_eq!(numbers.keys().collect::<Vec<_>>(), expected);
     for (name, number) in numbers {
         let (accuracy, interval) =
@@ -102,7 +116,7 @@ fn what_misleads_is_said() {
     let names = probe(&world, "named", "other", &["--protocol", "knn"]);
     ok(&names);
     assert_eq!(json_of(&names)["classes"], serde_json::json!(["cat", "dog", "yak"]));
-    assert!(stderr(&names).contains("no training image is of the class yak"), "{}", stderr(&names));
+    assert!(stderr(&names).contains("no training images of the class yak"), "{}", stderr(&names));
     let small = probe(&world, "train", "test", &["--protocol", "knn", "--image-px", "8"]);
     ok(&small);
     assert!(stderr(&small).contains("and sees 8 px"), "{}", stderr(&small));
@@ -117,27 +131,31 @@ fn what_cannot_be_scored_is_refused() {
             .contains("none of the 10 images of bare/bare has a class")
     );
     let unknown = fails(&probe(&world, "train", "test", &["--protocol", "svm"]), 2);
-    assert!(unknown.contains("svm") && unknown.contains("linear-dinov2"), "{unknown}");
+    assert!(unknown.contains("'svm'") && unknown.contains("linear-dinov2"), "{unknown}");
     let setting = fails(&probe(&world, "train", "test", &["--protocol", "knn", "--epochs", "3"]), 2);
-    assert!(setting.contains("--epochs is no setting of knn"), "{setting}");
+    assert!(setting.contains("--epochs does not apply to knn"), "{setting}");
     for zero in [["knn", "--k", "0"], ["linear-honest", "--epochs", "0"], ["few-shot", "--shots", "0"]] {
         let args = ["--protocol", zero[0], zero[1], zero[2]];
         assert!(fails(&probe(&world, "train", "test", &args), 2).contains("at least 1"), "{zero:?}");
     }
     // A checkpoint whose weights are half written.
-    let step = world.path("run/checkpoints/step-0000000012/rank-00000.safetensors");
-    let bytes = fs::read(&step).unwrap();
-    fs::write(&step, &bytes[..bytes.len() / 2]).unwrap();
-    let half = fails(&probe(&world, "train", "test", &[]), 3);
+    let step = world.path("run/checkpoints/step-0000000012");
+    let weights = step.join("rank-00000.safetensors");
+    let bytes = fs::read(&weights).unwrap();
+    fs::write(&weights, &bytes[..bytes.len() / 2]).unwrap();
+    let (step, train, test) = (step.display().to_string(), shard(&world, "train"), shard(&world, "test"));
+    let half = fails(&world.ocelli(&["probe", "--checkpoint", &step, "--train", &train, "--test", &test]), 3);
     assert!(half.contains("rank-00000.safetensors"), "{half}");
+    // The one before it is whole, and what is asked of the run.
+    ok(&probe(&world, "train", "test", &["--protocol", "knn"]));
 }
 
 /// Rows of one network are never taken for those of another, and a damaged entry is made again.
 #[test]
 fn the_cache_gives_what_would_be_computed() {
     let world = probed();
-    let shard = |name: &str| world.text(&format!("{name}/{name}-000000.tar"));
-    let (run, train, test, cache) = (world.text("run"), shard("train"), shard("test"), world.text("cache"));
+    let (train, test) = (shard(&world, "train"), shard(&world, "test"));
+    let (run, cache) = (world.text("run"), world.text("cache"));
     let scores = |more: &[&str], gigabytes: &str| -> Value {
         let args =
             ["probe", "--checkpoint", &run, "--train", &train, "--test", &test, "--json", "--no-record"];
@@ -146,6 +164,13 @@ fn the_cache_gives_what_would_be_computed() {
         ok(&output);
         json_of(&output)["networks"].clone()
     };
+    let rows = |out: &str, more: &[&str]| {
+        let out = world.text(out);
+        let args = ["embed", "--checkpoint", &run, "--shards", &train, "--out", &out];
+        ok(&world.ocelli(&[&args[..], more].concat()));
+        fs::read(&out).unwrap()
+    };
+    assert_ne!(rows("teacher.npy", &[]), rows("student.npy", &["--student"]), "what could be mixed up");
     let (teacher, student) = (scores(&[], "0"), scores(&["--student"], "0"));
     assert!(!world.path("cache/features").exists());
     for _ in 0..2 {
@@ -159,7 +184,7 @@ fn the_cache_gives_what_would_be_computed() {
     }
     assert_eq!(scores(&[], "1"), teacher);
     // Where there is room for nothing, what was made last stays.
-    assert_eq!(scores(&["--image-px", "8"], "1e-9")["teacher"].is_object(), true);
+    assert!(scores(&["--image-px", "8"], "1e-9")["teacher"].is_object());
     assert_eq!(entries().count(), 2);
 }
 
@@ -178,4 +203,59 @@ fn measures_need_no_labels() {
     assert!(at("alignment") > 0.0 && at("alignment") < 4.0, "{said}");
     let rows = fs::read_to_string(world.path("run/evaluations.jsonl")).unwrap();
     assert_eq!(rows.lines().count(), 5);
+}
+
+/// A run that prunes, two watchers, and one that is killed time and again: every checkpoint is scored once, or named.
+#[test]
+fn watchers_score_every_checkpoint_once_or_name_it() {
+    let world = probed();
+    let sets = ["optim.length={ steps = 40 }", "run.checkpoint_every_steps=2", "run.keep_checkpoints=3"];
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", *set]).collect();
+    let cache = world.text("cache");
+    let spawn = |args: &[String]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ocelli-under-test"));
+        command.args(args).env("OCELLI_CACHE", &cache).env("OCELLI_FEATURES_GB", "0");
+        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let watched = world.text("watched");
+    let (train, test) = (shard(&world, "train"), shard(&world, "test"));
+    let watch = ["probe", "--watch", &watched, "--train", &train, "--test", &test, "--protocol", "knn"];
+    let watch: Vec<String> = watch.iter().map(ToString::to_string).collect();
+    let mut first = spawn(&watch);
+    let mut run = spawn(&world.pretrain_args("watched", &sets));
+    let mut said = String::new();
+    let mut hear = |mut child: Child| {
+        let mut text = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+        child.wait().unwrap();
+        said.push_str(&text);
+    };
+    for wait_ms in [400, 700, 300] {
+        std::thread::sleep(Duration::from_millis(wait_ms));
+        first.kill().unwrap();
+        hear(std::mem::replace(&mut first, spawn(&watch)));
+    }
+    let second = spawn(&watch);
+    assert!(run.wait().unwrap().success());
+    hear(first);
+    hear(second);
+
+    let rows = fs::read_to_string(world.path("watched/evaluations.jsonl")).unwrap();
+    let mut scored: BTreeMap<u64, usize> = BTreeMap::new();
+    for row in rows.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
+        *scored.entry(row["about"]["step"].as_u64().unwrap()).or_default() += 1;
+    }
+    assert!(scored.values().all(|n| *n == 4), "a row for each of four k: {scored:?}");
+    assert!(scored.contains_key(&40) && scored.len() > 3, "{scored:?}: {said}");
+    for step in (2..=40).step_by(2) {
+        let missed = said.contains(&format!("step {step} was pruned before it was scored"));
+        assert!(missed != scored.contains_key(&step), "step {step}, scored {scored:?}: {said}");
+    }
+    let left = fs::read_dir(world.path("watched/checkpoints")).unwrap().flatten();
+    let held = left.filter(|entry| entry.file_name().to_string_lossy().contains("held")).count();
+    assert!(held <= 3, "killed watchers leave a file each at most");
+    // Once more there is nothing to do.
+    let again = world.ocelli(&watch.iter().map(String::as_str).chain(["--json"]).collect::<Vec<_>>());
+    ok(&again);
+    assert_eq!(json_of(&again)["scored"], 0);
 }

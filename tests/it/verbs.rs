@@ -168,7 +168,9 @@ fn a_run_is_probed_and_exported() {
     };
     let of_run = probe("run")["networks"].clone();
     assert_eq!(of_run["teacher"]["knn_20"]["accuracy"], rows[11]["probe/knn_20"]);
-    assert!(of_run["random_init"]["linear"]["accuracy"].is_f64() && of_run["pixels"]["knn_10"].is_object());
+    assert!(
+        of_run["random_init"]["linear_honest"]["accuracy"].is_f64() && of_run["pixels"]["knn_10"].is_object()
+    );
     ok(&world.ocelli(&[
         "export",
         "--checkpoint",
@@ -183,7 +185,7 @@ fn a_run_is_probed_and_exported() {
     let evaluations = std::fs::read_to_string(world.path("run/evaluations.jsonl")).unwrap();
     let evaluations: Vec<Value> =
         evaluations.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let linear = evaluations.iter().find(|row| row["metric"] == "linear").unwrap();
+    let linear = evaluations.iter().find(|row| row["metric"] == "linear_honest").unwrap();
     assert_eq!((&linear["about"]["step"], &linear["test"]["set"]), (&12.into(), &"data/train".into()));
     assert_eq!((&linear["protocol"], &linear["test"]["images"]), (&"linear-honest".into(), &60.into()));
 }

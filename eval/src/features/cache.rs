@@ -64,7 +64,6 @@ impl FeatureCache {
         let name = name(network, images, wanted);
         let rows = self.folder.join(format!("{name}.f32"));
         if let Some(table) = open(&rows, images) {
-            progress.seen(images.len());
             return Ok(table);
         }
         let io = |action, path: &Path| {
@@ -72,7 +71,9 @@ impl FeatureCache {
             move |source| EvalError::io(action, &path, source)
         };
         fs::create_dir_all(&self.folder).map_err(io("create", &self.folder))?;
-        let half = self.folder.join(format!("{name}.{}.tmp", std::process::id()));
+        // Processes of two containers that share the folder may have the same number.
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let half = self.folder.join(format!("{name}.{}-{}.tmp", std::process::id(), now.as_nanos()));
         let mut out = BufWriter::with_capacity(1 << 20, File::create(&half).map_err(io("create", &half))?);
         let mut numbers = Vec::new();
         let columns = extract(network, images, wanted, progress, |of_batch, values| {
@@ -80,12 +81,12 @@ impl FeatureCache {
             out.write_all(bytemuck::cast_slice(values)).map_err(io("write", &half))
         });
         let finished = columns.and_then(|columns| {
-            out.flush().map_err(io("write", &half))?;
+            out.flush().and_then(|()| out.get_ref().sync_all()).map_err(io("write", &half))?;
             fs::rename(&half, &rows).map_err(io("rename", &half))?;
             Ok(columns)
         });
         let columns = finished.inspect_err(|_| {
-            // What is left of it is of no use, and its removal not worth a second error.
+            // The error that led here is the one to report.
             let _ = fs::remove_file(&half);
         })?;
         let there: std::collections::HashSet<u32> = numbers.iter().copied().collect();
@@ -106,7 +107,7 @@ impl FeatureCache {
     }
 
     /// Removes what was not used for the longest time until the rest fits, and what was left half written. The entry
-    /// `kept` stays. What cannot be removed is somebody else's concern.
+    /// `kept` stays. Failures to remove are ignored.
     fn make_room(&self, kept: &str) {
         let mut entries: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {

@@ -14,20 +14,25 @@ use crate::images::ImageSet;
 /// Images that go through the network together: enough for a GPU, and few enough for the memory of a laptop.
 const BATCH: usize = 64;
 
-/// What an extraction tells as it goes on.
+/// Receives the progress of what takes long.
 pub trait Progress: Sync {
-    /// So many images more have been seen.
-    fn seen(&self, n_images: usize);
+    /// A stage of `n` items begins.
+    fn begins(&self, stage: &str, n: usize);
+
+    /// So many items more are done.
+    fn seen(&self, n: usize);
 }
 
-/// Tells nobody.
+/// Ignores progress.
 pub struct Silent;
 
 impl Progress for Silent {
+    fn begins(&self, _: &str, _: usize) {}
     fn seen(&self, _: usize) {}
 }
 
-/// Rows of `images`, handed to `sink` in their order with the numbers of their images.
+/// Rows of `images`, handed to `sink` in their order, batch by batch: the indices of the images, `[b]`, and their rows,
+/// `[b, width]`.
 ///
 /// # Errors
 /// [`EvalError::ImageSize`] when the network cannot see images of this size, [`EvalError::NoImages`] when none can be
@@ -44,6 +49,7 @@ pub fn extract(
         return Err(EvalError::ImageSize { image_px, stride_px });
     }
     let mut columns = None;
+    progress.begins("features", images.len());
     each_batch(images, progress, |numbers, views| {
         let views: Vec<&[u8]> = views.iter().map(Vec::as_slice).collect();
         let (found, rows) = rows_of(network, &views, image_px, wanted);

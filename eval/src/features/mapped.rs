@@ -14,7 +14,7 @@ impl Mapped {
     pub(crate) fn open(path: &Path) -> std::io::Result<Self> {
         let file = File::open(path)?;
         if file.metadata()?.len() == 0 {
-            // Nothing cannot be mapped.
+            // An empty file cannot be mapped.
             return Ok(Self(None));
         }
         // SAFETY: the files of the cache are written under another name, renamed and never changed afterwards; one that
@@ -26,7 +26,7 @@ impl Mapped {
 
     /// The numbers.
     pub(crate) fn values(&self) -> &[f32] {
-        // A map starts on a page, so that its floats are aligned; a file that ends within one is refused on opening.
+        // A map starts on a page, so that its floats are aligned. Bytes after the last whole one are left out.
         self.0.as_deref().map_or(&[], |bytes| bytemuck::cast_slice(&bytes[..bytes.len() / 4 * 4]))
     }
 }

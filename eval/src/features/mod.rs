@@ -1,4 +1,5 @@
-//! Images into rows of numbers, kept for all that look at them. [`extract`] is the only file that sees a network.
+//! Images into rows of numbers, kept for all that look at them. [`extract`] is the only file that runs a
+//! network.
 
 pub(crate) mod cache;
 pub(crate) mod columns;

@@ -78,14 +78,14 @@ impl FeatureSet {
     /// Writes rows `range`, each scaled to unit length, into `out`, `[n, width]`.
     pub fn copy_normalized(&self, range: Range<usize>, out: &mut [f32]) {
         for (i, out) in range.zip(out.chunks_exact_mut(self.width())) {
-            let row = self.row(i);
-            let norm = row.iter().map(|v| v * v).sum::<f32>().sqrt().max(1e-12);
-            out.iter_mut().zip(row).for_each(|(out, v)| *out = v / norm);
+            out.copy_from_slice(self.row(i));
+            normalize(out);
         }
     }
+}
 
-    /// One more than the largest class.
-    pub fn n_classes(&self) -> usize {
-        self.labels.iter().max().map_or(0, |label| *label as usize + 1)
-    }
+/// Scales a row to unit length.
+pub(crate) fn normalize(row: &mut [f32]) {
+    let norm = row.iter().map(|v| v * v).sum::<f32>().sqrt().max(1e-12);
+    row.iter_mut().for_each(|v| *v /= norm);
 }

@@ -23,8 +23,8 @@ pub struct ImageSet {
     pub name: String,
     source: Source,
     rules: DecodeRules,
-    /// Numbers of the images in their source.
-    numbers: Vec<u64>,
+    /// Indices of the images in their source.
+    indices: Vec<u64>,
     /// Class of each, where it has one.
     labels: Vec<Option<u32>>,
     /// Names of the classes, by number.
@@ -42,13 +42,13 @@ impl ImageSet {
         rules: DecodeRules,
         name: impl Into<String>,
     ) -> Result<Self, EvalError> {
-        let numbers: Vec<u64> = (0..source.len()).collect();
-        let written: Result<Vec<_>, _> = numbers.par_iter().map(|number| source.class(*number)).collect();
+        let indices: Vec<u64> = (0..source.len()).collect();
+        let written: Result<Vec<_>, _> = indices.par_iter().map(|index| source.class(*index)).collect();
         let written = written?;
         let classes = ordered(written.iter().flatten().map(String::as_str));
         let by_name: HashMap<&str, u32> = classes.iter().map(String::as_str).zip(0..).collect();
         let labels = written.iter().map(|name| Some(by_name[name.as_deref()?])).collect();
-        Ok(Self { transform, name: name.into(), source, rules, numbers, labels, classes })
+        Ok(Self { transform, name: name.into(), source, rules, indices, labels, classes })
     }
 
     /// Those that have a class.
@@ -56,12 +56,12 @@ impl ImageSet {
     /// # Errors
     /// [`EvalError::NoLabels`] when none has.
     pub fn labeled(mut self) -> Result<Self, EvalError> {
-        let n_samples = self.numbers.len();
+        let n_samples = self.indices.len();
         let mut keep = self.labels.iter().map(Option::is_some);
-        // As many as there are numbers.
-        self.numbers.retain(|_| keep.next().unwrap_or_default());
+        // As many as there are images.
+        self.indices.retain(|_| keep.next().unwrap_or_default());
         self.labels.retain(Option::is_some);
-        match self.numbers.is_empty() {
+        match self.indices.is_empty() {
             true => Err(EvalError::NoLabels { split: self.name, n_samples }),
             false => Ok(self),
         }
@@ -69,9 +69,9 @@ impl ImageSet {
 
     /// The images of rank `rank` of `world_size`: a range of them.
     pub fn part(mut self, rank: usize, world_size: usize) -> Self {
-        let n = self.numbers.len();
+        let n = self.indices.len();
         let range = rank * n / world_size..(rank + 1) * n / world_size;
-        self.numbers = self.numbers[range.clone()].to_vec();
+        self.indices = self.indices[range.clone()].to_vec();
         self.labels = self.labels[range].to_vec();
         self
     }
@@ -80,8 +80,8 @@ impl ImageSet {
     pub fn spread(&self, n: usize) -> Self {
         let (all, n) = (self.len(), n.min(self.len()));
         let taken = || (0..n).map(|i| i * all / n);
-        let numbers = taken().map(|i| self.numbers[i]).collect();
-        Self { numbers, labels: taken().map(|i| self.labels[i]).collect(), ..self.clone() }
+        let indices = taken().map(|i| self.indices[i]).collect();
+        Self { indices, labels: taken().map(|i| self.labels[i]).collect(), ..self.clone() }
     }
 
     /// Numbers the classes of several sets alike, by all that occur in any.
@@ -99,12 +99,12 @@ impl ImageSet {
 
     /// Number of images.
     pub fn len(&self) -> usize {
-        self.numbers.len()
+        self.indices.len()
     }
 
-    /// Whether there is none.
+    /// Whether there is no image.
     pub fn is_empty(&self) -> bool {
-        self.numbers.is_empty()
+        self.indices.is_empty()
     }
 
     /// Class of image `i`.
@@ -119,13 +119,13 @@ impl ImageSet {
 
     /// The shard of image `i`, where it lies in one, and its key there or its name.
     pub fn describe(&self, i: usize) -> (Option<String>, String) {
-        self.source.describe(self.numbers[i])
+        self.source.describe(self.indices[i])
     }
 
     /// Image `i` as `[3, size, size]` bytes; `None` if it cannot be decoded.
     ///
     /// # Errors
-    /// [`EvalError::Data`] when its shard cannot be read: scores of what happens to be there are none.
+    /// [`EvalError::Data`] when it cannot be read: a score over the readable images alone would mislead.
     pub fn image(&self, i: usize) -> Result<Option<Vec<u8>>, EvalError> {
         Ok(self.decoded(i)?.and_then(|image| self.transform.apply(&image).ok()))
     }
@@ -150,19 +150,19 @@ impl ImageSet {
         [seed, epoch]: [u64; 2],
     ) -> Result<Option<Vec<u8>>, EvalError> {
         let Some(image) = self.decoded(i)? else { return Ok(None) };
-        let key = SampleKey { seed, epoch, sample: self.numbers[i], attempt: 0 };
+        let key = SampleKey { seed, epoch, sample: self.indices[i], attempt: 0 };
         let made = ViewMaker::default().make(&image, multicrop, key);
         Ok(made.ok().map(|mut views| views.groups.remove(0)))
     }
 
     /// Image `i` as it is encoded; `None` if it is not there.
     pub(crate) fn bytes(&self, i: usize) -> Result<Option<Vec<u8>>, EvalError> {
-        Ok(self.source.bytes(self.numbers[i])?)
+        Ok(self.source.bytes(self.indices[i])?)
     }
 
-    /// As [`Source::about`], of image `i`.
-    pub(crate) fn about(&self, i: usize) -> Option<(u64, Option<u16>)> {
-        self.source.about(self.numbers[i])
+    /// As [`Source::len_and_check`], of image `i`.
+    pub(crate) fn len_and_check(&self, i: usize) -> Option<(u64, Option<u16>)> {
+        self.source.len_and_check(self.indices[i])
     }
 
     /// Names the images and how they are seen.
@@ -171,7 +171,7 @@ impl ImageSet {
         hash.update(
             format!("{:016x} {:?} {:?}", self.source.fingerprint(), self.transform, self.rules).as_bytes(),
         );
-        self.numbers.iter().for_each(|number| hash.update(&number.to_le_bytes()));
+        self.indices.iter().for_each(|index| hash.update(&index.to_le_bytes()));
         hash.digest()
     }
 }

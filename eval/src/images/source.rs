@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pipeline::{Dataset, PipelineError, SampleId};
 
-/// Images by number.
+/// Images by index.
 #[derive(Debug, Clone)]
 pub enum Source {
     /// Samples of shards.
@@ -34,54 +34,61 @@ impl Source {
         }
     }
 
-    /// Whether there is none.
+    /// Whether there is no image.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The shard of image `number`, where it lies in one, and its key there or its name.
-    pub fn describe(&self, number: u64) -> (Option<String>, String) {
+    /// The shard of image `index`, where it lies in one, and its key there or its name.
+    pub fn describe(&self, index: u64) -> (Option<String>, String) {
         match self {
             Self::Shards(dataset) => {
-                let (shard, key, _) = dataset.describe(SampleId(number));
+                let (shard, key, _) = dataset.describe(SampleId(index));
                 (Some(shard), key)
             }
-            Self::Files(files) => (None, files[number as usize].name.clone()),
+            Self::Files(files) => (None, files[index as usize].name.clone()),
         }
     }
 
-    /// The encoded image `number`; `None` if it is not there.
+    /// The encoded image `index`; `None` if it is not there.
     ///
     /// # Errors
     /// [`PipelineError`] when a shard cannot be read.
-    pub fn bytes(&self, number: u64) -> Result<Option<Vec<u8>>, PipelineError> {
+    pub fn bytes(&self, index: u64) -> Result<Option<Vec<u8>>, PipelineError> {
         match self {
-            Self::Shards(dataset) => match dataset.read(SampleId(number)) {
+            Self::Shards(dataset) => match dataset.read(SampleId(index)) {
                 Ok(sample) => Ok(Some(sample.image)),
-                Err(error) if error.is_of_a_sample() => Ok(None),
+                // What the sample itself lacks; a disk or a network that fails says nothing of the sample.
+                Err(error) if error.is_of_a_sample() && !matches!(error, PipelineError::Io { .. }) => {
+                    Ok(None)
+                }
                 Err(error) => Err(error),
             },
-            Self::Files(files) => Ok(std::fs::read(&files[number as usize].path).ok()),
+            Self::Files(files) => match std::fs::read(&files[index as usize].path) {
+                Ok(bytes) => Ok(Some(bytes)),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+                Err(error) => Err(PipelineError::io("read", &files[index as usize].path, error)),
+            },
         }
     }
 
-    /// Length of the encoded image `number`, and the short check of its bytes where that is known; `None` if it is not
+    /// Length of the encoded image `index`, and the short check of its bytes where that is known; `None` if it is not
     /// there.
-    pub fn about(&self, number: u64) -> Option<(u64, Option<u16>)> {
+    pub fn len_and_check(&self, index: u64) -> Option<(u64, Option<u16>)> {
         match self {
-            Self::Shards(dataset) => dataset.image_check(SampleId(number)),
-            Self::Files(files) => Some((std::fs::metadata(&files[number as usize].path).ok()?.len(), None)),
+            Self::Shards(dataset) => dataset.image_check(SampleId(index)),
+            Self::Files(files) => Some((std::fs::metadata(&files[index as usize].path).ok()?.len(), None)),
         }
     }
 
-    /// The class of image `number` as it is written there.
+    /// The class of image `index` as it is written there.
     ///
     /// # Errors
     /// [`PipelineError`] when a shard cannot be read.
-    pub fn class(&self, number: u64) -> Result<Option<String>, PipelineError> {
+    pub fn class(&self, index: u64) -> Result<Option<String>, PipelineError> {
         match self {
-            Self::Shards(dataset) => dataset.class(SampleId(number)),
-            Self::Files(files) => Ok(files[number as usize].class.clone()),
+            Self::Shards(dataset) => dataset.class(SampleId(index)),
+            Self::Files(files) => Ok(files[index as usize].class.clone()),
         }
     }
 

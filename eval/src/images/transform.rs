@@ -34,7 +34,7 @@ impl Transform {
     /// In words, when the square is larger.
     pub fn resizing(resize_px: u32, size_px: u32) -> Result<Self, String> {
         if resize_px < size_px {
-            return Err(format!("a square of {size_px} px cannot be cut out of a side of {resize_px} px"));
+            return Err(format!("the crop ({size_px} px) is larger than the resized image ({resize_px} px)"));
         }
         Ok(Self { resize_px, size_px, keeps_exact: false })
     }
@@ -84,7 +84,7 @@ impl std::fmt::Display for Transform {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Resize({}, bicubic), CenterCrop({})", self.resize_px, self.size_px)?;
         if self.keeps_exact {
-            write!(f, "; nothing for images of {0} x {0} px", self.size_px)?;
+            write!(f, "; images of {0} x {0} px as they are", self.size_px)?;
         }
         Ok(())
     }

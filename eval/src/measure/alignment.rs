@@ -4,11 +4,13 @@
 //! mean over pairs of views of an image of ‖u - v‖²,  u, v rows of unit length
 //! ```
 
+use crate::features::set::normalize;
+
 /// Alignment of rows `[n, n_views, D]`.
 pub(crate) fn alignment(rows: &[f32], n_views: usize, d: usize) -> f64 {
     let unit = unit_rows(rows, d);
     let (mut sum, mut n_pairs) = (0.0, 0usize);
-    for views in unit.chunks_exact(n_views * d) {
+    for views in unit.chunks_exact((n_views * d).max(1)) {
         for a in 0..n_views {
             for b in 0..a {
                 let squares = (0..d).map(|c| f64::from(views[a * d + c] - views[b * d + c]).powi(2));
@@ -23,10 +25,7 @@ pub(crate) fn alignment(rows: &[f32], n_views: usize, d: usize) -> f64 {
 /// Rows of `d` numbers at unit length.
 pub(crate) fn unit_rows(rows: &[f32], d: usize) -> Vec<f32> {
     let mut out = rows.to_vec();
-    for row in out.chunks_exact_mut(d) {
-        let norm = row.iter().map(|v| v * v).sum::<f32>().sqrt().max(1e-12);
-        row.iter_mut().for_each(|v| *v /= norm);
-    }
+    out.chunks_exact_mut(d).for_each(normalize);
     out
 }
 

@@ -16,7 +16,7 @@ const DELTA: f64 = 1e-4;
 /// The paper's ε.
 const EPSILON: f64 = 1e-7;
 
-/// LiDAR of rows `[n, n_views, D]`; 0 for less than two images.
+/// LiDAR of rows `[n, n_views, D]`; 0 for fewer than two images.
 pub(crate) fn lidar(rows: &[f32], n_views: usize, d: usize) -> f64 {
     let n = rows.len() / (n_views * d).max(1);
     if n < 2 {

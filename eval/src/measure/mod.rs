@@ -9,6 +9,7 @@ pub(crate) mod uniformity;
 
 use augment::MultiCrop;
 use rayon::prelude::*;
+use serde::Serialize;
 use trainer::Network;
 
 use crate::EvalError;
@@ -17,7 +18,7 @@ use crate::features::extract::{Progress, rows_of, table};
 use crate::images::ImageSet;
 
 /// How much is looked at.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize)]
 pub struct Effort {
     /// Images that are seen as they are, spread over the set.
     pub n_images: usize,
@@ -37,7 +38,7 @@ impl Default for Effort {
 /// Images whose views go through the network together.
 const IMAGES: usize = 8;
 
-/// Measures by name, each with what it says of better features.
+/// Measures by name, each with which way is better.
 pub type Measures = Vec<(&'static str, f64, &'static str)>;
 
 /// The measures of `network` on `images`; `multicrop` says which views it was trained on, of which the first kind is
@@ -55,7 +56,7 @@ pub fn label_free(
     let wanted = Wanted::Vectors { n_levels: 1, average: false };
     let seen = table(network, &images.spread(effort.n_images), wanted, progress)?;
     let (rows, d) = (seen.rows(), seen.columns.width());
-    let views = views_of(network, &images.spread(effort.n_viewed), multicrop, effort.n_views)?;
+    let views = views_of(network, &images.spread(effort.n_viewed), multicrop, effort.n_views, progress)?;
     Ok(vec![
         ("rankme", rankme::rankme(rows, d), "higher: directions that the features use"),
         ("alpha_req", alpha_req::alpha_req(rows, d), "near 1: how fast their spectrum falls"),
@@ -79,6 +80,7 @@ fn views_of(
     images: &ImageSet,
     multicrop: &MultiCrop,
     n_views: usize,
+    progress: &dyn Progress,
 ) -> Result<Vec<f32>, EvalError> {
     let wanted = Wanted::Vectors { n_levels: 1, average: false };
     let Some(first) = multicrop.crops.first() else { return Ok(Vec::new()) };
@@ -87,10 +89,12 @@ fn views_of(
     let size_px = crop.size_px as usize;
     let multicrop = MultiCrop { crops: vec![crop] };
     let mut rows = Vec::new();
-    let numbers: Vec<usize> = (0..images.len()).collect();
-    for numbers in numbers.chunks(IMAGES) {
+    progress.begins("views", images.len());
+    let indices: Vec<usize> = (0..images.len()).collect();
+    for indices in indices.chunks(IMAGES) {
         let made: Result<Vec<_>, EvalError> =
-            numbers.par_iter().map(|i| images.views(*i, &multicrop, [0, 0])).collect();
+            indices.par_iter().map(|i| images.views(*i, &multicrop, [0, 0])).collect();
+        progress.seen(indices.len());
         let made: Vec<Vec<u8>> = made?.into_iter().flatten().collect();
         let views: Vec<&[u8]> =
             made.iter().flat_map(|views| views.chunks_exact(3 * size_px * size_px)).collect();

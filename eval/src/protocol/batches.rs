@@ -1,4 +1,4 @@
-//! Mini-batches of rows in a random order, gathered for a matrix product.
+//! Rows for training: held out, in mini-batches, standardized.
 
 use augment::ViewRng;
 
@@ -11,6 +11,23 @@ const SHUFFLE_DOMAIN: u64 = 0x7072_6f62_6500_0000;
 
 /// Rows that are scored at a time.
 const SCORED: usize = 1024;
+
+/// Keeps the choice of held-out rows apart from all other streams.
+const HOLD_OUT_DOMAIN: u64 = 0x686f_6c64_0000_0000;
+
+/// A random one in `parts` of the rows of `set`, and the rest: (to fit on, held out).
+pub(super) fn hold_out(set: &FeatureSet, parts: usize, seed: u64) -> (FeatureSet, FeatureSet) {
+    let mut order: Vec<usize> = (0..set.len()).collect();
+    ViewRng::from_words([seed, HOLD_OUT_DOMAIN, 0, 0]).shuffle(&mut order);
+    let n_held_out = (set.len() / parts).max(1).min(set.len().saturating_sub(1));
+    let (held_out, fit) = order.split_at(n_held_out);
+    (set.select(fit.iter().copied()), set.select(held_out.iter().copied()))
+}
+
+/// The factor of a learning rate that falls to zero along half a cosine; `done` is the share of the run that is over.
+pub(super) fn cosine(done: f32) -> f32 {
+    0.5 * (1.0 + (std::f32::consts::PI * done).cos())
+}
 
 /// Rows gathered side by side, perhaps standardized.
 pub(super) struct Gathered<'a> {
@@ -113,6 +130,28 @@ pub(super) fn classified(
             all.extend(of_block);
         }
     });
-    let of_head = |predicted| Classified { predicted, labels: test.labels.clone(), n_classes };
+    let of_head = |predicted| Classified::new(predicted, &test.labels, n_classes);
     predicted.into_iter().map(of_head).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Labels that repeat with any period are held out as all others.
+    #[test]
+    fn every_class_is_on_both_sides() {
+        let labels: Vec<u32> = (0..200).map(|i| i % 10).collect();
+        let set = FeatureSet::from_rows(1, labels.iter().map(|label| *label as f32).collect(), labels);
+        let (fit, held_out) = hold_out(&set, 10, 0);
+        assert_eq!((fit.len(), held_out.len()), (180, 20));
+        let classes = |set: &FeatureSet| set.labels.iter().collect::<std::collections::BTreeSet<_>>().len();
+        assert!(classes(&fit) == 10 && classes(&held_out) > 5, "{:?}", held_out.labels);
+        assert!(
+            (0..20).all(|i| held_out.row(i)[0] == held_out.labels[i] as f32),
+            "labels go with their rows"
+        );
+        let one = set.select(std::iter::once(3));
+        assert_eq!(hold_out(&one, 10, 0).0.len(), 1, "one row is fitted on");
+    }
 }

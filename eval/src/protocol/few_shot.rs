@@ -1,4 +1,5 @@
-//! Nearest neighbors among a few rows of each class (DINOv2's few-shot k-NN): the mean over several draws.
+//! Nearest neighbors among a few rows of each class, k of them where there are k (DINOv2's few-shot k-NN takes no more
+//! neighbors than shots): the mean over several draws.
 
 use augment::ViewRng;
 use serde::{Deserialize, Serialize};
@@ -19,10 +20,10 @@ pub struct FewShot {
     pub shots: Vec<usize>,
     /// Draws of each.
     pub tries: usize,
-    /// Neighbors; fewer where there are fewer rows.
+    /// Neighbors at most; no more than shots.
     pub neighbors: usize,
     /// Temperature of the votes.
-    pub temperature: f32,
+    pub temperature: f64,
 }
 
 impl Default for FewShot {
@@ -32,7 +33,7 @@ impl Default for FewShot {
 }
 
 impl FewShot {
-    /// The score for each number of shots. What is classified is every try's test set, one after another.
+    /// The score for each number of shots: the predictions of all tries, concatenated.
     pub(crate) fn score(&self, task: &Task<'_>) -> Vec<Scored> {
         self.shots.iter().map(|shots| self.of_shots(task, *shots)).collect()
     }
@@ -40,8 +41,8 @@ impl FewShot {
     fn of_shots(&self, task: &Task<'_>, shots: usize) -> Scored {
         let columns = task.train.layout().last(1);
         let (train, test) = (task.train.columns(columns.clone()), task.test.columns(columns));
-        let knn = Knn { k: vec![self.neighbors], temperature: self.temperature };
-        let mut all = Classified { predicted: Vec::new(), labels: Vec::new(), n_classes: task.n_classes };
+        let knn = Knn { k: vec![shots.min(self.neighbors)], temperature: self.temperature };
+        let mut all = Classified { n_tries: self.tries, ..Classified::new(Vec::new(), &[], task.n_classes) };
         let mut accuracies = Vec::new();
         for attempt in 0..self.tries {
             let mut by_class = vec![Vec::new(); task.n_classes];

@@ -64,7 +64,7 @@ pub(super) struct Rows<'a> {
 
 impl Heads {
     /// A head for each of `rates` on each of `columns`, in that order.
-    pub(super) fn new(columns: &[Range<usize>], rates: &[f32], n_classes: usize, descent: Descent) -> Self {
+    pub(super) fn new(columns: &[Range<usize>], rates: &[f64], n_classes: usize, descent: Descent) -> Self {
         let workers = Workers::new(rayon::current_num_threads());
         let mut banks = Vec::new();
         let mut shares = vec![Vec::new(); workers.len()];
@@ -115,7 +115,7 @@ impl Heads {
 impl Bank {
     fn new(
         columns: Range<usize>,
-        rates: &[f32],
+        rates: &[f64],
         n_classes: usize,
         first_head: usize,
         descent: Descent,
@@ -136,7 +136,7 @@ impl Bank {
             bias_velocity: vec![0.0; n_rows],
             scratch: Vec::new(),
             columns,
-            rates: rates.to_vec(),
+            rates: rates.iter().map(|rate| *rate as f32).collect(),
             momentum: descent.momentum,
         }
     }

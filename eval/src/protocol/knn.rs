@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use trainer::{Mat, gemm};
 
 use crate::features::set::FeatureSet;
-use crate::score::Classified;
+use crate::score::{Classified, argmax};
 
 /// Queries that are compared at a time, by one thread, at most: many, so that scaling candidates to unit length does
 /// not count.
@@ -30,7 +30,7 @@ pub struct Knn {
     /// Numbers of neighbors that are scored.
     pub k: Vec<usize>,
     /// Temperature of the votes, T.
-    pub temperature: f32,
+    pub temperature: f64,
 }
 
 impl Default for Knn {
@@ -55,18 +55,20 @@ impl Knn {
         let classified = |k: &usize| {
             let vote = |near: &Vec<(u32, f32)>| self.vote(near, *k, &train.labels, n_classes);
             let predicted = found.par_iter().map(vote).collect();
-            (*k, Classified { predicted, labels: test.labels.clone(), n_classes })
+            (*k, Classified::new(predicted, &test.labels, n_classes))
         };
         self.k.iter().map(classified).collect()
     }
 
     fn vote(&self, near: &[(u32, f32)], k: usize, labels: &[u32], n_classes: usize) -> u32 {
-        let mut votes = vec![0.0f32; n_classes];
+        let mut votes = vec![0.0f64; n_classes];
+        // Relative to the nearest one, so that no vote overflows; the ranking is the same.
+        let top = near.first().map_or(0.0, |(_, similarity)| f64::from(*similarity));
         for (row, similarity) in near.iter().take(k) {
-            votes[labels[*row as usize] as usize] += (similarity / self.temperature).exp();
+            votes[labels[*row as usize] as usize] +=
+                ((f64::from(*similarity) - top) / self.temperature).exp();
         }
-        let best = votes.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
-        best.map_or(0, |(class, _)| class as u32)
+        argmax(&votes)
     }
 }
 
@@ -78,6 +80,7 @@ pub(crate) fn neighbors(
     k: usize,
     leave_one_out: bool,
 ) -> Vec<Vec<(u32, f32)>> {
+    let k = k.min(train.len());
     let share = test.len().div_ceil(rayon::current_num_threads()).clamp(1, QUERIES);
     let blocks: Vec<Range<usize>> = blocks(test.len(), share).collect();
     let search = |queries: &Range<usize>| search_block(train, test, queries.clone(), k, leave_one_out);
@@ -121,7 +124,7 @@ fn blocks(n: usize, len: usize) -> impl Iterator<Item = Range<usize>> {
 struct Best {
     k: usize,
     found: Vec<(u32, f32)>,
-    /// What an offer must reach once there are `k`.
+    /// The lowest similarity that can still enter the `k` best.
     bar: f32,
 }
 
@@ -157,7 +160,7 @@ impl Best {
     }
 }
 
-/// Ties go to the lower number, so that the result is one.
+/// Ties go to the lower row, so that the result is deterministic.
 fn better(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
@@ -190,6 +193,15 @@ mod tests {
         let found = neighbors(&train, &set(&[([1.0, 0.0], 0)]), 3, false);
         let order: Vec<u32> = found[0].iter().map(|(i, _)| *i).collect();
         assert_eq!(order, [1, 3, 2]);
+    }
+
+    /// At a low temperature the nearest one decides, and no vote overflows.
+    #[test]
+    fn low_temperatures_are_nearest_neighbors() {
+        let train = set(&[([0.0, 1.0], 0), ([0.3, 1.0], 0), ([1.0, 0.01], 1), ([0.9, 0.3], 0)]);
+        let knn = Knn { k: vec![4], temperature: 1e-3 };
+        let scored = knn.score(&train, &set(&[([1.0, 0.0], 1)]), 2, false);
+        assert_eq!(scored[0].1.accuracy(), 100.0);
     }
 
     /// A wrong class on every near neighbor scores zero: the score can fail.

@@ -7,12 +7,13 @@
 //! ```
 //!
 //! **The best head is chosen on the test set**, as published; [`super::linear_honest`] does not look there. The
-//! published numbers come from random crops and flips; here features are those of the central square, made once.
+//! published numbers come from random crops and flips; here features are those of the central square, made once. A
+//! convolutional network has the mean maps of its last stages in place of class tokens.
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::batches::{Gathered, classified};
+use super::batches::{Gathered, classified, cosine};
 use super::heads::{Descent, Heads};
 use super::task::{Scored, Task};
 use crate::score::Classified;
@@ -22,7 +23,7 @@ use crate::score::Classified;
 #[serde(deny_unknown_fields)]
 pub struct LinearDinov2 {
     /// Learning rates for batches of 256.
-    pub rates: Vec<f32>,
+    pub rates: Vec<f64>,
     /// Steps, where `epochs` is not given.
     pub iterations: usize,
     /// Passes over train.
@@ -63,7 +64,7 @@ impl LinearDinov2 {
             batches.epoch(task.seed, epoch, batch, |rows, labels| {
                 if step < n_steps {
                     let done = step as f32 / n_steps as f32;
-                    heads.step(rows, labels, scale * 0.5 * (1.0 + (std::f32::consts::PI * done).cos()));
+                    heads.step(rows, labels, scale * cosine(done));
                 }
                 step += 1;
             });

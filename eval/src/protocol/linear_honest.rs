@@ -3,19 +3,19 @@
 //! ```text
 //! x̂ = (x - mean) / std over train;  logits = W x̂ + b, one (W, b) a learning rate, from zero
 //! SGD with momentum 0.9 and no weight decay on mini-batches, cosine to zero
-//! the rate is chosen on every fifth row of train, held out; then W, b are fitted anew on all of train
+//! the rate is chosen on a fifth of train that is held out; then W, b are fitted anew on all of train
 //! ```
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::batches::{Gathered, Scaling, classified};
+use super::batches::{Gathered, Scaling, classified, cosine, hold_out};
 use super::heads::{Descent, Heads};
 use super::task::{Scored, Task};
 use crate::features::set::FeatureSet;
 use crate::score::Classified;
 
-/// Every so many rows are held out.
+/// One row in so many is held out.
 const HELD_OUT: usize = 5;
 
 /// The protocol's settings.
@@ -23,7 +23,7 @@ const HELD_OUT: usize = 5;
 #[serde(deny_unknown_fields)]
 pub struct LinearHonest {
     /// Learning rates, of which one is chosen.
-    pub rates: Vec<f32>,
+    pub rates: Vec<f64>,
     /// Passes over train.
     pub epochs: usize,
     /// Rows of a mini-batch.
@@ -41,8 +41,7 @@ impl LinearHonest {
     pub(crate) fn score(&self, task: &Task<'_>) -> Scored {
         let columns = task.train.layout().last(1);
         let (train, test) = (task.train.columns(columns.clone()), task.test.columns(columns));
-        let fit = train.select((0..train.len()).filter(|i| i % HELD_OUT != 0));
-        let held_out = train.select((0..train.len()).step_by(HELD_OUT));
+        let (fit, held_out) = hold_out(&train, HELD_OUT, task.seed);
         let tried = self.fit(&fit, &held_out, &self.rates, task);
         let accuracies: Vec<f64> = tried.iter().map(Classified::accuracy).collect();
         // The largest rate among equals, as `max_by` gives the last.
@@ -50,11 +49,15 @@ impl LinearHonest {
         let rate = self.rates[best.unwrap_or_default()];
         let classified = self.fit(&train, &test, &[rate], task).remove(0);
         let held_out: Vec<_> = self.rates.iter().zip(accuracies).collect();
-        Scored { metric: "linear".into(), classified, details: json!({ "rate": rate, "held_out": held_out }) }
+        Scored {
+            metric: "linear_honest".into(),
+            classified,
+            details: json!({ "rate": rate, "held_out": held_out }),
+        }
     }
 
     /// What heads of these `rates` that are fitted on `train` make of `test`.
-    fn fit(&self, train: &FeatureSet, test: &FeatureSet, rates: &[f32], task: &Task<'_>) -> Vec<Classified> {
+    fn fit(&self, train: &FeatureSet, test: &FeatureSet, rates: &[f64], task: &Task<'_>) -> Vec<Classified> {
         let scaling = Scaling::of(train);
         let descent = Descent { momentum: 0.9, init_std: 0.0, seed: task.seed };
         let all = 0..train.width();
@@ -65,7 +68,7 @@ impl LinearHonest {
         for epoch in 0..self.epochs {
             batches.epoch(task.seed, epoch, self.batch.max(1), |rows, labels| {
                 let done = step as f32 / n_steps as f32;
-                heads.step(rows, labels, 0.5 * (1.0 + (std::f32::consts::PI * done).cos()));
+                heads.step(rows, labels, cosine(done));
                 step += 1;
             });
         }
@@ -78,6 +81,7 @@ mod tests {
     use augment::ViewRng;
 
     use super::*;
+    use crate::features::extract::Silent;
 
     /// Three classes, separable by a line each, under a scale and shift that only a probe that
     /// standardizes can cope with.
@@ -92,7 +96,7 @@ mod tests {
     }
 
     fn accuracy(train: &FeatureSet, test: &FeatureSet) -> f64 {
-        let task = Task { train, test, n_classes: 3, seed: 0, views: None };
+        let task = Task { train, test, n_classes: 3, seed: 0, views: None, progress: &Silent };
         LinearHonest::default().score(&task).classified.accuracy()
     }
 

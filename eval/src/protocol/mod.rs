@@ -65,7 +65,7 @@ impl Protocol {
         let found = Self::all().into_iter().find(|protocol| protocol.name() == name);
         found.ok_or_else(|| {
             let names: Vec<&str> = Self::all().iter().map(Self::name).collect();
-            format!("there is no protocol {name}; there are {}", names.join(", "))
+            format!("unknown protocol '{name}'; choose from {}", names.join(", "))
         })
     }
 
@@ -73,7 +73,7 @@ impl Protocol {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Knn(_) => "knn",
-            Self::LinearDino(_) => "linear-dino",
+            Self::LinearDino(_) => linear_dino::NAME,
             Self::LinearDinov2(_) => "linear-dinov2",
             Self::LinearHonest(_) => "linear-honest",
             Self::Logreg(_) => "logreg",
@@ -83,9 +83,7 @@ impl Protocol {
 
     /// Its settings by name.
     pub fn settings(&self) -> Value {
-        // By way of the text: as numbers of 64 bits, those of 32 would end in digits that nobody wrote.
-        let text = serde_json::to_string(self).unwrap_or_default();
-        let mut value: Value = serde_json::from_str(&text).unwrap_or_default();
+        let mut value = json!(self);
         if let Some(settings) = value.as_object_mut() {
             settings.remove("protocol");
         }
@@ -104,17 +102,20 @@ impl Protocol {
         }
         // Counts are whole, and everything else is larger than zero.
         let numbers = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
-        if numbers.is_empty() || numbers.iter().any(|number| number.as_u64() == Some(0)) {
-            return Err(format!("{} of {} must be at least 1", key, self.name()));
+        if numbers.is_empty() {
+            return Err(format!("{}: {key} must not be empty", self.name()));
+        }
+        if numbers.iter().any(|number| number.as_u64() == Some(0)) {
+            return Err(format!("{}: {key} must be at least 1", self.name()));
         }
         if numbers
             .iter()
             .any(|number| number.as_f64().is_some_and(|number| !(number > 0.0 && number.is_finite())))
         {
-            return Err(format!("{} of {} must be larger than 0", key, self.name()));
+            return Err(format!("{}: {key} must be larger than 0", self.name()));
         }
         all[key] = value.clone();
-        serde_json::from_value(all).map(Some).map_err(|error| format!("{} of {}: {error}", key, self.name()))
+        serde_json::from_value(all).map(Some).map_err(|error| format!("{}: {key}: {error}", self.name()))
     }
 
     /// Last levels whose vectors it looks at.
@@ -175,9 +176,23 @@ mod tests {
                 "the name that is written is the one that is told"
             );
         }
-        assert_eq!(Knn::default().k, [10, 20, 100, 200]);
-        assert_eq!(LinearDinov2::default().rates.len() * 2 * LinearDinov2::default().levels.len(), 52);
-        assert_eq!(Logreg::default().c.len(), 45);
+        let Knn { k, temperature } = Knn::default();
+        assert_eq!((k, temperature), (vec![10, 20, 100, 200], 0.07));
+        let LinearDinov2 { rates, iterations, levels, .. } = LinearDinov2::default();
+        let published = ["1e-5 2e-5 5e-5 1e-4 2e-4 5e-4", "1e-3 2e-3 5e-3 1e-2 2e-2 5e-2 0.1"];
+        let published =
+            published.iter().flat_map(|rates| rates.split(' ')).map(|rate| rate.parse::<f64>().unwrap());
+        assert_eq!(rates, published.collect::<Vec<_>>());
+        assert_eq!((iterations, levels), (12_500, vec![1, 4]));
+        let LinearDino { rate, epochs, levels, average, .. } = LinearDino::default();
+        assert_eq!((rate, epochs, levels, average), (0.001, 100, 4, false));
+        let Logreg { c, iterations, tolerance } = Logreg::default();
+        assert!(c.len() == 45 && (c[0] - 1e-6).abs() < 1e-18 && (c[44] - 1e5).abs() < 1e-6, "{c:?}");
+        assert!(
+            c.windows(3).all(|c| (c[1] * c[1] / (c[0] * c[2]) - 1.0).abs() < 1e-9),
+            "evenly in the exponent"
+        );
+        assert_eq!((iterations, tolerance), (1000, 1e-12));
     }
 
     #[test]

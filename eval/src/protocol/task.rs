@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::views::Views;
+use crate::features::extract::Progress;
 use crate::features::set::FeatureSet;
 use crate::score::Classified;
 
@@ -19,6 +20,8 @@ pub struct Task<'a> {
     pub seed: u64,
     /// Views of train, for protocols that draw them.
     pub views: Option<&'a Views<'a>>,
+    /// What is told of protocols that take long.
+    pub progress: &'a dyn Progress,
 }
 
 /// A number, and what it came from.

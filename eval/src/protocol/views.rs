@@ -30,6 +30,11 @@ impl<'a> Views<'a> {
         Self { network, images, wanted, multicrop }
     }
 
+    /// Images of an epoch.
+    pub(super) fn len(&self) -> usize {
+        self.images.len()
+    }
+
     /// Calls `f` with the features and the classes of each mini-batch of `epoch`: a view of every image that has a class
     /// and can be decoded.
     pub(super) fn epoch(

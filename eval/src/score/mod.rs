@@ -1,10 +1,10 @@
-//! Predictions into numbers.
+//! Predictions into accuracies, intervals and confusions.
 
 pub(crate) mod bootstrap;
 
 use rayon::prelude::*;
 
-/// What a classifier made of a test set.
+/// Predictions on a test set.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Classified {
     /// Predicted class of each row.
@@ -13,9 +13,16 @@ pub struct Classified {
     pub labels: Vec<u32>,
     /// Classes.
     pub n_classes: usize,
+    /// How often the test set was predicted: the rows are those of each try, one after another.
+    pub n_tries: usize,
 }
 
 impl Classified {
+    /// One prediction of each row.
+    pub(crate) fn new(predicted: Vec<u32>, labels: &[u32], n_classes: usize) -> Self {
+        Self { predicted, labels: labels.to_vec(), n_classes, n_tries: 1 }
+    }
+
     /// Rows whose class was found, in percent.
     pub fn accuracy(&self) -> f64 {
         let correct = self.hits().filter(|hit| *hit).count();
@@ -23,10 +30,14 @@ impl Classified {
     }
 
     /// Bounds of the accuracy, in percent: the middle 95 % of what other test sets of this size would have given, by
-    /// resampling the rows.
+    /// resampling the images.
     pub fn interval(&self) -> [f64; 2] {
-        let hits: Vec<f64> = self.hits().map(|hit| if hit { 100.0 } else { 0.0 }).collect();
-        bootstrap::interval_of_mean(&hits)
+        let mut of_image = vec![0.0; self.labels.len() / self.n_tries.max(1)];
+        let n_images = of_image.len().max(1);
+        for (row, hit) in self.hits().enumerate() {
+            of_image[row % n_images] += if hit { 100.0 / self.n_tries as f64 } else { 0.0 };
+        }
+        bootstrap::interval_of_mean(&of_image)
     }
 
     /// Accuracy of each class in percent; `None` for a class that no row has.
@@ -54,12 +65,20 @@ impl Classified {
 }
 
 /// The class with the largest of each row's scores, `[n, classes]`; of equal ones the first.
-pub(crate) fn largest(scores: &[f32], n_classes: usize) -> Vec<u32> {
-    let best = |row: &[f32]| {
-        let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
-        best.map_or(0, |(class, _)| class as u32)
-    };
-    scores.par_chunks_exact(n_classes).map(best).collect()
+pub(crate) fn largest<T: PartialOrd + Copy + Sync>(scores: &[T], n_classes: usize) -> Vec<u32> {
+    scores.par_chunks_exact(n_classes).map(argmax).collect()
+}
+
+/// Index of the largest of `scores`; of equal ones the first. A NaN is never the largest.
+pub(crate) fn argmax<T: PartialOrd + Copy>(scores: &[T]) -> u32 {
+    let mut best: Option<(usize, T)> = None;
+    for (index, score) in scores.iter().enumerate() {
+        // A NaN cannot be compared, not even with itself.
+        if score.partial_cmp(score).is_some() && best.is_none_or(|(_, largest)| *score > largest) {
+            best = Some((index, *score));
+        }
+    }
+    best.map_or(0, |(index, _)| index as u32)
 }
 
 #[cfg(test)]
@@ -68,7 +87,7 @@ mod tests {
 
     #[test]
     fn classes_are_counted_by_what_they_are_and_what_they_were_taken_for() {
-        let scored = Classified { predicted: vec![0, 1, 1, 0], labels: vec![0, 0, 1, 0], n_classes: 3 };
+        let scored = Classified::new(vec![0, 1, 1, 0], &[0, 0, 1, 0], 3);
         assert_eq!(scored.accuracy(), 75.0);
         assert_eq!(scored.confusion(), [2, 1, 0, 0, 1, 0, 0, 0, 0]);
         assert_eq!(scored.by_class(), [Some(200.0 / 3.0), Some(100.0), None]);
@@ -76,8 +95,22 @@ mod tests {
         assert!((0.0..75.0).contains(&low) && (75.0..=100.0).contains(&high), "{low} {high}");
     }
 
+    /// Several tries on the same images are no more images.
+    #[test]
+    fn tries_do_not_narrow_the_interval() {
+        let labels = vec![0; 100];
+        let predicted: Vec<u32> = (0..100).map(|i| i % 2).collect();
+        let once = Classified::new(predicted.clone(), &labels, 2);
+        let thrice = Classified { n_tries: 3, ..Classified::new(predicted.repeat(3), &labels.repeat(3), 2) };
+        assert_eq!(once.accuracy(), thrice.accuracy());
+        for (a, b) in once.interval().iter().zip(thrice.interval()) {
+            assert!((a - b).abs() < 1e-9, "{:?}", thrice.interval());
+        }
+    }
+
     #[test]
     fn of_equal_scores_the_first_class_wins() {
         assert_eq!(largest(&[0.5, 0.5, 0.1, 0.0, 0.2, 0.2], 3), [0, 1]);
+        assert_eq!(argmax(&[f32::NAN, 0.1, f32::NAN]), 1);
     }
 }

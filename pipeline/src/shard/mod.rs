@@ -135,7 +135,7 @@ impl Shard {
         };
         let bytes = self.bytes_of(i, &member)?;
         let text = std::str::from_utf8(&bytes).ok().map(str::trim).filter(|text| !text.is_empty());
-        Ok(text.map(canonical))
+        Ok(text.and_then(canonical))
     }
 
     /// All members of sample `i` in the order of the tar: extension and bytes.
@@ -157,16 +157,22 @@ impl Shard {
     }
 }
 
-/// A class as it is compared: 7 for 007.
-fn canonical(text: &str) -> String {
-    text.parse::<u64>().map_or_else(|_| text.to_string(), |number| number.to_string())
+/// A class as it is compared: 7 for 007. Negative numbers stand for no class.
+fn canonical(text: &str) -> Option<String> {
+    match text.parse::<i64>() {
+        Ok(number) if number < 0 => None,
+        Ok(number) => Some(number.to_string()),
+        Err(_) => Some(text.to_string()),
+    }
 }
 
 /// What JSON has under `label`, if that is a number or text.
 fn class_in(json: &[u8]) -> Option<String> {
     let value: serde_json::Value = serde_json::from_slice(json).ok()?;
     match &value["label"] {
-        serde_json::Value::String(text) => Some(text.trim()).filter(|text| !text.is_empty()).map(canonical),
+        serde_json::Value::String(text) => {
+            Some(text.trim()).filter(|text| !text.is_empty()).and_then(canonical)
+        }
         serde_json::Value::Number(number) => number.as_u64().map(|number| number.to_string()),
         _ => None,
     }

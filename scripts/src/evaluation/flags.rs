@@ -1,6 +1,6 @@
 //! Flags of the verbs that look at a checkpoint.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::bail;
 use augment::{DecodeRules, MultiCrop};
@@ -13,20 +13,17 @@ use trainer::device::Device;
 
 use crate::console::bar;
 
-/// Which network, and how it sees images.
+/// Which network of a checkpoint, and how it sees images.
 #[derive(clap::Args)]
 pub(crate) struct NetworkFlags {
-    /// A run's work directory, a checkpoint's folder, or a file of `ocelli export`.
-    #[arg(long)]
-    pub(crate) checkpoint: PathBuf,
     /// Take the student even if the method has a teacher.
     #[arg(long)]
     pub(crate) student: bool,
     /// Side of the square that the network sees, in place of the model's.
     #[arg(long, value_name = "PX")]
     pub(crate) image_px: Option<u32>,
-    /// Length of the short side after the resize, before the square is cut out of it [default: 256/224 of the square's
-    /// side, and nothing for images that are as large as the square].
+    /// Length of the short side after the resize, before the square is cut out [default: 256/224 of the square's side;
+    /// images that already have the square's size are not resized].
     #[arg(long, value_name = "PX")]
     pub(crate) resize_px: Option<u32>,
 }
@@ -43,9 +40,20 @@ pub(crate) struct OpenNetwork {
 }
 
 impl NetworkFlags {
-    /// Opens the network on `device`.
-    pub(crate) fn open(&self, device: &Device) -> anyhow::Result<OpenNetwork> {
-        let (network, which) = Network::open(&self.checkpoint, self.student, 0, device)?;
+    /// Opens the network of `checkpoint` on `device`.
+    pub(crate) fn open(&self, checkpoint: &Path, device: &Device) -> anyhow::Result<OpenNetwork> {
+        let (network, which, manifest) = match Network::is_export(checkpoint) {
+            true => {
+                let (network, which) = Network::open(checkpoint, self.student, 0, device)?;
+                (network, which, None)
+            }
+            // Opened once: a run that goes on may write another one meanwhile.
+            false => {
+                let checkpoint = Checkpoint::open(checkpoint)?;
+                let (network, which) = Network::of_checkpoint(&checkpoint, self.student, 0, device)?;
+                (network, which, Some(checkpoint.manifest))
+            }
+        };
         let size_px = self.image_px.unwrap_or(network.model.image_px() as u32);
         let stride_px = network.model.stride_px();
         if size_px == 0 || !(size_px as usize).is_multiple_of(stride_px) {
@@ -55,14 +63,8 @@ impl NetworkFlags {
             Some(resize_px) => Transform::resizing(resize_px, size_px).map_err(anyhow::Error::msg)?,
             None => Transform::new(size_px),
         };
-        let manifest = Checkpoint::open(&self.checkpoint).ok().map(|checkpoint| checkpoint.manifest);
         let rules = manifest.as_ref().map_or_else(DecodeRules::default, |run| run.plan.recipe.data.rules());
         Ok(OpenNetwork { network, which, transform, rules, manifest })
-    }
-
-    /// The work directory of the run that the checkpoint belongs to, if it lies in one.
-    pub(crate) fn workdir(&self) -> Option<&Path> {
-        self.checkpoint.ancestors().find(|folder| folder.join("plan.toml").exists())
     }
 }
 
@@ -90,7 +92,7 @@ impl OpenNetwork {
             .collect()
     }
 
-    /// What numbers of it are to be read with.
+    /// Metadata that goes with every result.
     pub(crate) fn about(&self, checkpoint: &Path) -> Value {
         json!({
             "checkpoint": checkpoint,
@@ -110,6 +112,11 @@ impl OpenNetwork {
 fn as_written(value: &impl serde::Serialize) -> Value {
     let text = serde_json::to_string(value).unwrap_or_default();
     serde_json::from_str(&text).unwrap_or_default()
+}
+
+/// The work directory of the run that `checkpoint` belongs to, if it lies in one.
+pub(crate) fn workdir_of(checkpoint: &Path) -> Option<&Path> {
+    checkpoint.ancestors().find(|folder| folder.join("plan.toml").exists())
 }
 
 /// Where features are kept.
@@ -139,7 +146,7 @@ pub(crate) struct ProtocolFlags {
     k: Vec<usize>,
     /// Temperature of the neighbors' votes (knn, few-shot).
     #[arg(long, value_name = "T")]
-    temperature: Option<f32>,
+    temperature: Option<f64>,
     /// Passes over train (linear probes).
     #[arg(long, value_name = "N")]
     epochs: Option<usize>,
@@ -148,10 +155,10 @@ pub(crate) struct ProtocolFlags {
     batch: Option<usize>,
     /// Learning rates to choose from, with commas (linear-honest, linear-dinov2).
     #[arg(long, value_delimiter = ',', value_name = "RATE")]
-    rates: Vec<f32>,
+    rates: Vec<f64>,
     /// Learning rate (linear-dino).
     #[arg(long)]
-    rate: Option<f32>,
+    rate: Option<f64>,
     /// Last blocks whose class tokens are concatenated (linear-dino: one number; linear-dinov2: with commas).
     #[arg(long, value_delimiter = ',', value_name = "N")]
     levels: Vec<usize>,
@@ -177,16 +184,21 @@ impl ProtocolFlags {
         for (key, value) in self.settings() {
             let mut known = false;
             for protocol in &mut chosen {
-                // A protocol of one learning rate and one number of levels takes the first.
                 let single = matches!(protocol.settings()[key], Value::Number(_));
-                let value = if single && value.is_array() { &value[0] } else { &value };
+                let value = match value.as_array() {
+                    Some(values) if single && values.len() > 1 => {
+                        bail!("{} takes one number for --{key}, not {}", protocol.name(), values.len())
+                    }
+                    Some(values) if single => &values[0],
+                    _ => &value,
+                };
                 if let Some(changed) = protocol.with(key, value).map_err(anyhow::Error::msg)? {
                     *protocol = changed;
                     known = true;
                 }
             }
             if !known {
-                bail!("--{key} is no setting of {}", self.protocol.join(", "));
+                bail!("--{key} does not apply to {}", self.protocol.join(", "));
             }
         }
         Ok(chosen)
@@ -213,23 +225,29 @@ impl ProtocolFlags {
     }
 }
 
-/// A bar of images that have been seen.
-pub(crate) struct SeenBar(ProgressBar);
+/// A bar for each stage of an evaluation.
+pub(crate) struct StageBar(ProgressBar);
 
-impl SeenBar {
-    /// For `n_images`.
-    pub(crate) fn new(n_images: usize) -> Self {
-        Self(bar(n_images as u64, "features"))
+impl StageBar {
+    /// Shows nothing until a stage begins.
+    pub(crate) fn new() -> Self {
+        Self(bar(0, ""))
     }
 }
 
-impl Progress for SeenBar {
-    fn seen(&self, n_images: usize) {
-        self.0.inc(n_images as u64);
+impl Progress for StageBar {
+    fn begins(&self, stage: &str, n: usize) {
+        self.0.set_prefix(stage.to_string());
+        self.0.set_length(n as u64);
+        self.0.reset();
+    }
+
+    fn seen(&self, n: usize) {
+        self.0.inc(n as u64);
     }
 }
 
-impl Drop for SeenBar {
+impl Drop for StageBar {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }

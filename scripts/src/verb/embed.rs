@@ -13,13 +13,16 @@ use serde_json::json;
 
 use crate::cluster::compute;
 use crate::cluster::launch::Launch;
-use crate::evaluation::flags::{CacheFlags, NetworkFlags, SeenBar};
+use crate::evaluation::flags::{CacheFlags, NetworkFlags, StageBar};
 use crate::evaluation::scores::set_name;
 use crate::shards::files::entries;
 
 /// Flags of `embed`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
+    /// A run's work directory, a checkpoint's folder, or a file of `ocelli export`.
+    #[arg(long)]
+    checkpoint: PathBuf,
     #[command(flatten)]
     network: NetworkFlags,
     /// Shards to take images from.
@@ -59,11 +62,17 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     if let Some(there) = files_of(&out, format).iter().find(|path| path.exists() && !args.overwrite) {
         bail!("{} exists; --overwrite replaces it", there.display());
     }
+    if let Some(parent) = out.parent().filter(|parent| !parent.as_os_str().is_empty() && !parent.is_dir()) {
+        bail!("there is no folder {}", parent.display());
+    }
     let device = args.compute.open(&launch)?.device;
-    let open = args.network.open(&device)?;
+    let open = args.network.open(&args.checkpoint, &device)?;
     let (source, name) = source(args, storage)?;
-    let images =
-        ImageSet::open(source, open.transform, open.rules, name)?.part(launch.rank, launch.world_size);
+    let images = ImageSet::open(source, open.transform, open.rules, name)?;
+    if images.len() < launch.world_size {
+        bail!("{} images cannot be divided among {} ranks", images.len(), launch.world_size);
+    }
+    let images = images.part(launch.rank, launch.world_size);
     let wanted = match args.patches {
         true => Wanted::Patches,
         false => Wanted::Vectors { n_levels: args.levels.max(1), average: args.average },
@@ -72,11 +81,11 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let cache = args.cache.open(folder);
     let is_cached = cache.as_ref().is_some_and(|cache| cache.holds(&open.network, &images, wanted));
     let table = {
-        let progress = SeenBar::new(images.len());
+        let progress = StageBar::new();
         features(cache.as_ref(), &open.network, &images, wanted, &progress)?
     };
     let seconds = start.elapsed().as_secs_f64();
-    let mut about = open.about(&args.network.checkpoint);
+    let mut about = open.about(&args.checkpoint);
     about["images"] = json!(images.name);
     about["features"] = json!(wanted);
     about["columns"] = json!(table.columns);

@@ -108,7 +108,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let seconds = start.elapsed().as_secs_f64();
     println!("{seconds:.0} s; pictures and checkpoints in {}", args.workdir.display());
     if args.json {
-        let linear = |i: usize| table[i].1.accuracy("linear");
+        let linear = |i: usize| table[i].1.accuracy("linear_honest");
         let knn = |i: usize| table[i].1.accuracy("knn_20");
         let line = json!({
             "seconds": seconds,

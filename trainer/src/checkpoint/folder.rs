@@ -1,10 +1,18 @@
 //! The folder of checkpoints: which are there, and which go.
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use std::{fs, io};
 
 /// What a folder that is being written begins with.
 const WRITING: &str = ".writing-";
+
+/// What stands between a checkpoint's name and the reader's, in the name of the file that holds it.
+const HELD: &str = ".held-";
+
+/// How long a checkpoint is held for a reader who does not say that it is done.
+const HOLD: Duration = Duration::from_secs(15 * 60);
 
 /// The folder of `step`.
 pub(super) fn of_step(folder: &Path, step: u64) -> PathBuf {
@@ -21,17 +29,83 @@ pub(super) fn steps_in(folder: &Path) -> Vec<PathBuf> {
     entries(folder, is_step)
 }
 
-/// Keeps the newest `n_keep` checkpoints under `folder` up to that of `step`. Newer ones could not be read
-/// when this run started; they are in nobody's way, and do not count.
+/// Finished checkpoints under `folder` by the steps that they follow, oldest first.
+pub fn steps(folder: &Path) -> Vec<(u64, PathBuf)> {
+    let step = |path: &Path| path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok();
+    steps_in(folder).into_iter().filter_map(|path| Some((step(&path)?, path))).collect()
+}
+
+/// Keeps the newest `n_keep` checkpoints under `folder` up to that of `step`, and those that somebody reads. Newer ones
+/// could not be read when this run started; they are in nobody's way, and do not count.
 pub fn prune(folder: &Path, step: u64, n_keep: usize) {
     let mut steps = steps_in(folder);
     let newest = of_step(folder, step);
     steps.retain(|path| *path <= newest);
     for path in &steps[..steps.len().saturating_sub(n_keep.max(1))] {
-        if let Err(error) = fs::remove_dir_all(path) {
+        if let Err(error) = remove_unless_held(folder, path) {
             tracing::warn!("cannot remove the old checkpoint {}: {error}", path.display());
         }
     }
+}
+
+/// Removes a checkpoint that nobody reads. It goes out of sight first, so that no reader finds half of it.
+fn remove_unless_held(folder: &Path, path: &Path) -> io::Result<()> {
+    let Some(name) = path.file_name().map(|name| name.to_string_lossy().into_owned()) else { return Ok(()) };
+    if is_held(folder, &name) {
+        return Ok(());
+    }
+    let hidden = folder.join(format!("{WRITING}pruned-{name}"));
+    remove_if_there(&hidden)?;
+    fs::rename(path, &hidden)?;
+    if is_held(folder, &name) {
+        // Somebody came in between.
+        return fs::rename(&hidden, path);
+    }
+    fs::remove_dir_all(&hidden)
+}
+
+/// Keeps a checkpoint from being pruned until it is dropped, or for [`HOLD`] if this process dies.
+#[derive(Debug)]
+pub struct Hold(PathBuf);
+
+impl Hold {
+    /// Holds the checkpoint in `path`, a step's folder.
+    ///
+    /// # Errors
+    /// Those of making a file beside it.
+    pub fn new(path: &Path) -> io::Result<Self> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        // Processes of two machines may have the same number, and then the same file: it holds for both.
+        let file = path.with_file_name(format!("{name}{HELD}{}-{number}", std::process::id()));
+        fs::write(&file, [])?;
+        Ok(Self(file))
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // What is left holds until its time is over.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Whether somebody holds the checkpoint called `name`. Files of those who died are removed.
+fn is_held(folder: &Path, name: &str) -> bool {
+    let beginning = format!("{name}{HELD}");
+    let holds = entries(folder, |entry| entry.starts_with(&beginning));
+    holds.into_iter().any(|path| {
+        let age =
+            fs::metadata(&path).and_then(|about| about.modified()).ok().and_then(|time| time.elapsed().ok());
+        match age {
+            Some(age) if age > HOLD => {
+                let _ = fs::remove_file(path);
+                false
+            }
+            _ => true,
+        }
+    })
 }
 
 /// Takes away what a killed run has begun to write.
@@ -43,9 +117,9 @@ pub(super) fn sweep(folder: &Path) {
     }
 }
 
-pub(super) fn remove_if_there(path: &Path) -> std::io::Result<()> {
+pub(super) fn remove_if_there(path: &Path) -> io::Result<()> {
     match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
 }
@@ -64,4 +138,38 @@ fn entries(folder: &Path, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
 /// `step-` and ten digits: a folder that a user has renamed is the user's.
 fn is_step(name: &str) -> bool {
     name.strip_prefix("step-").is_some_and(|n| n.len() == 10 && n.bytes().all(|b| b.is_ascii_digit()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_read_is_not_pruned() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        for step in 1..=4 {
+            fs::create_dir(of_step(folder, step)).unwrap();
+        }
+        let there = || steps(folder).into_iter().map(|(step, _)| step).collect::<Vec<_>>();
+        let hold = Hold::new(&of_step(folder, 2)).unwrap();
+        prune(folder, 4, 1);
+        assert_eq!(there(), [2, 4]);
+        drop(hold);
+        prune(folder, 4, 1);
+        assert_eq!(there(), [4]);
+        assert_eq!(fs::read_dir(folder).unwrap().count(), 1, "nothing is left of the others");
+    }
+
+    #[test]
+    fn the_dead_hold_nothing_for_long() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        (1..=2).for_each(|step| fs::create_dir(of_step(folder, step)).unwrap());
+        let hold = Hold::new(&of_step(folder, 1)).unwrap();
+        let long_ago = std::time::SystemTime::now() - HOLD - Duration::from_secs(60);
+        fs::File::options().append(true).open(&hold.0).unwrap().set_modified(long_ago).unwrap();
+        prune(folder, 2, 1);
+        assert_eq!(steps(folder).len(), 1);
+    }
 }

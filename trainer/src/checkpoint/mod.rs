@@ -11,7 +11,7 @@ mod reshard;
 pub(crate) mod safetensors;
 mod write;
 
-pub use folder::prune;
+pub use folder::{Hold, prune, steps};
 pub use read::{Checkpoint, resume};
 pub use reshard::{Piece, pieces};
 pub use write::{Saver, Snapshot};

@@ -110,20 +110,36 @@ impl Network {
         n_workers: usize,
         device: &Device,
     ) -> Result<(Self, &'static str), TrainError> {
-        if path.is_file() && path.file_name().is_none_or(|name| name != "latest") {
+        if Self::is_export(path) {
             if wants_student {
                 let reason = "an exported file holds one network; it cannot give the student".into();
                 return Err(TrainError::CheckpointRead { path: path.to_path_buf(), reason });
             }
             return Self::open_export(path, n_workers, device);
         }
-        let checkpoint = Checkpoint::open(path)?;
-        let plan = &checkpoint.manifest.plan;
+        Self::of_checkpoint(&Checkpoint::open(path)?, wants_student, n_workers, device)
+    }
+
+    /// As [`Network::open`], of a checkpoint that is open.
+    ///
+    /// # Errors
+    /// [`TrainError::CheckpointRead`].
+    pub fn of_checkpoint(
+        checkpoint: &Checkpoint,
+        wants_student: bool,
+        n_workers: usize,
+        device: &Device,
+    ) -> Result<(Self, &'static str), TrainError> {
+        let recipe = &checkpoint.manifest.plan.recipe;
         let which = checkpoint.evaluated(wants_student)?;
-        let recipe = &plan.recipe;
         let normalization = recipe.data.normalization;
         let flat = |layout: &UnitLayout| checkpoint.buffer(which, &layout.name);
         Ok((Self::new(&recipe.model, normalization, n_workers, device, flat)?, which))
+    }
+
+    /// Whether `path` is a file of weights, not a checkpoint.
+    pub fn is_export(path: &Path) -> bool {
+        path.is_file() && path.file_name().is_none_or(|name| name != "latest")
     }
 
     fn open_export(
@@ -199,14 +215,15 @@ impl Network {
         x.reshape([b, d])
     }
 
-    /// All features of `images`, `[3, size, size]` as bytes.
+    /// All features of `images`, `[3, size, size]` as bytes: `[B, P + N, D]`.
     pub fn features(&self, images: &[&[u8]], size_px: usize) -> Features {
         // One level is asked for, and one is given.
         self.through(images, size_px, &[self.units.len() - 1], None).pop().expect("one level")
     }
 
     /// Features of `images`, `[3, size, size]` as bytes, at each of the last `n` levels of the backbone, or at all where
-    /// it has fewer: the blocks of a transformer, each behind the last norm, or the stages of a convolutional network.
+    /// it has fewer, `[B, P + N, D]` each: the blocks of a transformer, each behind the last norm, or the stages of a
+    /// convolutional network.
     pub fn levels(&self, images: &[&[u8]], size_px: usize, n: usize) -> Vec<Features> {
         let Levels { units, readout } = self.model.levels();
         let first = units.len().saturating_sub(n.max(1));

@@ -36,8 +36,8 @@ impl Format {
         let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
         let found = EXTENSIONS.iter().find(|(name, _)| *name == extension);
         found.map(|(_, format)| *format).ok_or_else(|| {
-            let names: Vec<String> = EXTENSIONS.iter().map(|(name, _)| format!(".{name}")).collect();
-            format!("{} must end in {}", path.display(), names.join(", "))
+            let [a, b, c] = EXTENSIONS.map(|(name, _)| name);
+            format!("{} must end in .{a}, .{b} or .{c}", path.display())
         })
     }
 }
@@ -80,11 +80,15 @@ pub fn write(
 ) -> Result<(), EvalError> {
     // Each file appears whole: it is renamed when it is done.
     let half = pipeline::file::temporary(path);
-    match format {
-        Format::Npy => npy::write(&half, table)?,
-        Format::Parquet => parquet::write(&half, table, images, about)?,
-        Format::Safetensors => safetensors::write(&half, table, images, about)?,
-    }
+    let written = match format {
+        Format::Npy => npy::write(&half, table),
+        Format::Parquet => parquet::write(&half, table, images, about),
+        Format::Safetensors => safetensors::write(&half, table, images, about),
+    };
+    written.inspect_err(|_| {
+        // The error that led here is the one to report.
+        let _ = std::fs::remove_file(&half);
+    })?;
     if format != Format::Parquet {
         write_rows(&rows_of(path), table, images)?;
     }

@@ -25,8 +25,11 @@ const SCHEMA: &str = "message features {
     required group features (LIST) { repeated group list { required float element; } }
 }";
 
-/// Rows that are in memory at a time.
-const ROWS_OF_A_GROUP: usize = 4096;
+/// Bytes of features that are in memory at a time, as they are; their levels are as much again.
+const GROUP_BYTES: usize = 64 << 20;
+
+/// Rows of a group at most.
+const MAX_ROWS: usize = 4096;
 
 /// Writes the rows and what they are.
 pub(super) fn write(path: &Path, table: &Table, images: &ImageSet, about: &Value) -> Result<(), EvalError> {
@@ -36,9 +39,10 @@ pub(super) fn write(path: &Path, table: &Table, images: &ImageSet, about: &Value
         let about = KeyValue::new("ocelli.features".to_string(), about.to_string());
         let properties = WriterProperties::builder().set_key_value_metadata(Some(vec![about])).build();
         let mut writer = SerializedFileWriter::new(file, schema, Arc::new(properties))?;
-        for start in (0..table.len()).step_by(ROWS_OF_A_GROUP) {
+        let n_rows = (GROUP_BYTES / (4 * table.columns.width().max(1))).clamp(1, MAX_ROWS);
+        for start in (0..table.len()).step_by(n_rows) {
             let group = writer.next_row_group()?;
-            write_group(group, table, images, start..table.len().min(start + ROWS_OF_A_GROUP))?;
+            write_group(group, table, images, start..table.len().min(start + n_rows))?;
         }
         writer.close().map(drop)
     };

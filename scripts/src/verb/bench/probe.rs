@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use augment::ViewRng;
-use eval::{Columns, FeatureSet, Table, Task};
+use eval::{Columns, FeatureSet, Silent, Table, Task};
 use serde_json::{Map, Value, json};
 
 use crate::evaluation::flags::ProtocolFlags;
@@ -38,7 +38,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let average = if protocols.iter().any(eval::Protocol::wants_average) { args.width } else { 0 };
     let columns = Columns { levels: vec![args.width; n_levels], average };
     let (train, test) = (noise(args, args.train, &columns, 0), noise(args, args.test, &columns, 1));
-    let task = Task { train: &train, test: &test, n_classes: args.classes, seed: 0, views: None };
+    let task =
+        Task { train: &train, test: &test, n_classes: args.classes, seed: 0, views: None, progress: &Silent };
     let mut seconds = Map::new();
     for protocol in &protocols {
         let start = Instant::now();

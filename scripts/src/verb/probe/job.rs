@@ -1,0 +1,84 @@
+//! What is to be scored, on what and how.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use eval::{ImageSet, Protocol, Source, Split};
+use pipeline::{Dataset, Storage};
+use trainer::device::Device;
+
+use crate::cluster::compute::DeviceFlag;
+use crate::evaluation::flags::{CacheFlags, NetworkFlags, OpenNetwork, ProtocolFlags};
+use crate::evaluation::scores::set_name;
+
+/// Flags of `probe`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A run's work directory, a checkpoint's folder, or a file of `ocelli export`.
+    #[arg(long, required_unless_present = "watch")]
+    pub(super) checkpoint: Option<PathBuf>,
+    /// Score every checkpoint of a run once, as it appears, until the run has ended. Any number of these may work on the
+    /// same run, on any machine that sees the folder; one that was stopped goes on.
+    #[arg(long, value_name = "WORKDIR", conflicts_with_all = ["checkpoint", "baseline", "label_free", "no_record"])]
+    pub(super) watch: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) network: NetworkFlags,
+    /// Shards with classes to fit on.
+    #[arg(long, num_args = 1.., required_unless_present = "label_free")]
+    pub(super) train: Vec<String>,
+    /// Shards with classes to report on; with --label-free, any images.
+    #[arg(long, num_args = 1.., required = true)]
+    pub(super) test: Vec<String>,
+    /// Measure what needs no labels, and nothing else: RankMe, α-ReQ, LiDAR, alignment and uniformity.
+    #[arg(long, conflicts_with_all = ["train", "baseline", "protocol"])]
+    pub(super) label_free: bool,
+    /// Name under which the results are recorded [default: the folder and the name of the test shards].
+    #[arg(long, value_name = "NAME")]
+    pub(super) name: Option<String>,
+    #[command(flatten)]
+    pub(super) protocols: ProtocolFlags,
+    /// Score a randomly initialized network and raw pixels too.
+    #[arg(long)]
+    pub(super) baseline: bool,
+    /// Write nothing into the checkpoint's run: without this, the numbers are added to its evaluations.jsonl and
+    /// TensorBoard.
+    #[arg(long)]
+    pub(super) no_record: bool,
+    #[command(flatten)]
+    pub(super) cache: CacheFlags,
+    #[command(flatten)]
+    pub(super) device: DeviceFlag,
+    /// End with one line of JSON: every number with its interval, settings, classes and confusions.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// What scoring needs beside the flags.
+pub(super) struct Means<'a> {
+    pub(super) storage: &'a Storage,
+    pub(super) protocols: Vec<Protocol>,
+    pub(super) device: Device,
+    pub(super) cache: Option<eval::FeatureCache>,
+}
+
+/// The images to fit on and to report on, as `open` sees them.
+pub(super) fn split(args: &Args, open: &OpenNetwork, storage: &Storage) -> anyhow::Result<Split> {
+    let train = images(&args.train, set_name(&args.train), open, storage)?;
+    Ok(Split::new(train, images(&args.test, test_name(args), open, storage)?)?)
+}
+
+/// The images of shards, called `name`, as `open` sees them.
+pub(super) fn images(
+    specs: &[String],
+    name: String,
+    open: &OpenNetwork,
+    storage: &Storage,
+) -> anyhow::Result<ImageSet> {
+    let source = Source::Shards(Arc::new(Dataset::open(specs, storage)?));
+    Ok(ImageSet::open(source, open.transform, open.rules, name)?)
+}
+
+/// What the test set is called.
+pub(super) fn test_name(args: &Args) -> String {
+    args.name.clone().unwrap_or_else(|| set_name(&args.test))
+}

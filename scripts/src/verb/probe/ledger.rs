@@ -1,0 +1,237 @@
+//! Which checkpoints of a run have been scored, and who is at which.
+//!
+//! `WORKDIR/evaluations/NAME/step-0000001000.json` holds the rows of a checkpoint that was scored; `.claim` beside it says
+//! that somebody is at it. A claim is touched as long as its owner lives. Both are made so that of two who try only one
+//! succeeds, on any file system that has hard links.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime};
+
+use anyhow::Context;
+use serde_json::{Value, json};
+
+use super::record;
+
+/// How often a claim is touched.
+const TOUCH: Duration = Duration::from_secs(20);
+
+/// After this time without a touch its owner is taken for dead; at once if it was a process of this machine and is gone.
+const STALE: Duration = Duration::from_secs(300);
+
+/// The ledger of one kind of evaluation.
+pub(super) struct Ledger {
+    workdir: PathBuf,
+    folder: PathBuf,
+    name: String,
+}
+
+/// A checkpoint that this process is at.
+pub(super) struct Claim<'a> {
+    ledger: &'a Ledger,
+    step: u64,
+    path: PathBuf,
+    touching: Option<(Sender<()>, JoinHandle<()>)>,
+}
+
+impl Ledger {
+    /// That of evaluations called `name` in `workdir`. What was scored, and not yet told when a process was killed, is
+    /// told now.
+    pub(super) fn open(workdir: &Path, name: String) -> anyhow::Result<Self> {
+        let folder = workdir.join("evaluations").join(&name);
+        fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        let ledger = Self { workdir: workdir.to_path_buf(), folder, name };
+        for entry in fs::read_dir(&ledger.folder)?.flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let step = name.strip_prefix("step-").and_then(|rest| rest.strip_suffix(".json"));
+            if let Some(step) = step.and_then(|step| step.parse().ok()) {
+                ledger.tell(step)?;
+            }
+        }
+        Ok(ledger)
+    }
+
+    /// Whether the checkpoint of `step` has been scored.
+    pub(super) fn is_done(&self, step: u64) -> bool {
+        self.file(step, "json").exists()
+    }
+
+    /// Whether somebody who lives is at the checkpoint of `step`.
+    pub(super) fn is_claimed(&self, step: u64) -> bool {
+        let path = self.file(step, "claim");
+        path.exists() && !is_stale(&path)
+    }
+
+    /// Takes the checkpoint of `step`; `None` if it has been scored or somebody else is at it.
+    pub(super) fn claim(&self, step: u64) -> anyhow::Result<Option<Claim<'_>>> {
+        let path = self.file(step, "claim");
+        let owner = json!({ "host": host(), "pid": std::process::id() }).to_string();
+        for _ in 0..2 {
+            if self.is_done(step) {
+                return Ok(None);
+            }
+            match File::create_new(&path).and_then(|mut file| file.write_all(owner.as_bytes())) {
+                Ok(()) => {
+                    let touching = Some(touch(path.clone()));
+                    return Ok(Some(Claim { ledger: self, step, path, touching }));
+                }
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error).with_context(|| format!("cannot write {}", path.display())),
+            }
+            if !is_stale(&path) {
+                return Ok(None);
+            }
+            // Of several who find it stale, one moves it away.
+            let aside = path.with_extension(format!("stale-{}", std::process::id()));
+            if fs::rename(&path, &aside).is_ok() {
+                fs::remove_file(&aside).with_context(|| format!("cannot remove {}", aside.display()))?;
+            }
+        }
+        Ok(None)
+    }
+
+    fn file(&self, step: u64, extension: &str) -> PathBuf {
+        self.folder.join(format!("step-{step:010}.{extension}"))
+    }
+
+    /// Adds what was found at `step` to the run's evaluations, unless it stands there.
+    fn tell(&self, step: u64) -> anyhow::Result<()> {
+        let path = self.file(step, "json");
+        let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let found: Value = serde_json::from_slice(&text).with_context(|| format!("in {}", path.display()))?;
+        // Two who look and find nothing would both write.
+        let lock = File::create(self.workdir.join("evaluations/.lock"))?;
+        lock.lock()?;
+        let there = match fs::read_to_string(record::path_in(&self.workdir)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
+            there => there?,
+        };
+        let is_ours = |row: &Value| row["watch"] == self.name && row["about"]["step"] == step;
+        if there.lines().filter_map(|line| serde_json::from_str(line).ok()).any(|row| is_ours(&row)) {
+            return Ok(());
+        }
+        let rows: Vec<Value> = found["rows"].as_array().cloned().unwrap_or_default();
+        let scalars = found["scalars"].as_object().into_iter().flatten();
+        let scalars: Vec<(String, f64)> =
+            scalars.filter_map(|(name, value)| Some((name.clone(), value.as_f64()?))).collect();
+        record::add(&self.workdir, step, &rows, &scalars)
+    }
+}
+
+impl Claim<'_> {
+    /// Writes what was found, once: whoever is later finds it there, and what is told is what came first.
+    pub(super) fn finish(self, rows: &[Value], scalars: &[(String, f64)]) -> anyhow::Result<()> {
+        let rows: Vec<Value> = rows
+            .iter()
+            .map(|row| {
+                let mut row = row.clone();
+                row["watch"] = json!(self.ledger.name);
+                row
+            })
+            .collect();
+        let scalars: serde_json::Map<String, Value> =
+            scalars.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
+        let path = self.ledger.file(self.step, "json");
+        let half = path.with_extension(format!("json-{}-{}", host(), std::process::id()));
+        let text = json!({ "rows": rows, "scalars": scalars }).to_string();
+        let written =
+            pipeline::file::write_synced(&half, text.as_bytes()).and_then(|()| fs::hard_link(&half, &path));
+        let _ = fs::remove_file(&half);
+        match written {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(error).with_context(|| format!("cannot write {}", path.display()));
+            }
+            _ => {}
+        }
+        self.ledger.tell(self.step)
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        if let Some((stop, thread)) = self.touching.take() {
+            drop(stop);
+            let _ = thread.join();
+        }
+        // A claim that is left is stale soon.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Touches `path` until the sender is dropped.
+fn touch(path: PathBuf) -> (Sender<()>, JoinHandle<()>) {
+    let (sender, stopped) = channel::<()>();
+    let thread = std::thread::spawn(move || {
+        while stopped.recv_timeout(TOUCH) == Err(RecvTimeoutError::Timeout) {
+            let now = || -> io::Result<()> {
+                File::options().append(true).open(&path)?.set_modified(SystemTime::now())
+            };
+            // A folder that is away for a while comes back, or the claim becomes stale.
+            let _ = now();
+        }
+    });
+    (sender, thread)
+}
+
+/// Whether the owner of the claim at `path` is dead.
+fn is_stale(path: &Path) -> bool {
+    let age = fs::metadata(path).and_then(|about| about.modified()).ok().and_then(|time| time.elapsed().ok());
+    if age.is_some_and(|age| age > STALE) {
+        return true;
+    }
+    let owner: Option<Value> = fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok());
+    let Some(owner) = owner else { return false };
+    let gone = |pid: u64| Path::new("/proc/self").exists() && !Path::new(&format!("/proc/{pid}")).exists();
+    owner["host"] == host() && owner["pid"].as_u64().is_some_and(gone)
+}
+
+/// The name of this machine, as far as it has one.
+fn host() -> String {
+    let name =
+        fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| fs::read_to_string("/etc/hostname"));
+    name.unwrap_or_default().trim().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_is_scored_once() {
+        let workdir = tempfile::tempdir().unwrap();
+        let ledger = Ledger::open(workdir.path(), "cifar".into()).unwrap();
+        let claim = ledger.claim(7).unwrap().unwrap();
+        assert!(ledger.is_claimed(7) && ledger.claim(7).unwrap().is_none(), "somebody is at it");
+        let row = json!({ "metric": "knn_20", "about": { "step": 7 } });
+        claim.finish(&[row], &[("eval/cifar/knn_20".into(), 50.0)]).unwrap();
+        assert!(ledger.is_done(7) && ledger.claim(7).unwrap().is_none());
+        let told = || fs::read_to_string(workdir.path().join("evaluations.jsonl")).unwrap();
+        assert_eq!(told().lines().count(), 1);
+        // Another start tells nothing twice, and what was lost again.
+        Ledger::open(workdir.path(), "cifar".into()).unwrap();
+        assert_eq!(told().lines().count(), 1);
+        fs::remove_file(workdir.path().join("evaluations.jsonl")).unwrap();
+        Ledger::open(workdir.path(), "cifar".into()).unwrap();
+        assert_eq!(told().lines().count(), 1);
+    }
+
+    #[test]
+    fn the_claims_of_the_dead_are_taken_over() {
+        let workdir = tempfile::tempdir().unwrap();
+        let ledger = Ledger::open(workdir.path(), "cifar".into()).unwrap();
+        // No process has such a number.
+        let dead = json!({ "host": host(), "pid": 4_000_000_000u64 }).to_string();
+        fs::write(ledger.file(3, "claim"), dead).unwrap();
+        assert!(!ledger.is_claimed(3) && ledger.claim(3).unwrap().is_some());
+        // Of another machine nothing is known until its time is over.
+        let elsewhere = json!({ "host": "elsewhere", "pid": 1 }).to_string();
+        fs::write(ledger.file(4, "claim"), elsewhere).unwrap();
+        assert!(ledger.claim(4).unwrap().is_none());
+        let file = File::options().append(true).open(ledger.file(4, "claim")).unwrap();
+        file.set_modified(SystemTime::now() - 2 * STALE).unwrap();
+        assert!(ledger.claim(4).unwrap().is_some());
+    }
+}

@@ -1,0 +1,137 @@
+//! `ocelli probe`: what a checkpoint's features are worth.
+
+mod job;
+mod ledger;
+mod record;
+mod watch;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use eval::{Check, Effort, Protocol, Split, label_free};
+use pipeline::Storage;
+use serde_json::{Value, json};
+use trainer::Network;
+use trainer::device::Device;
+
+use crate::evaluation::flags::{OpenNetwork, StageBar, workdir_of};
+use crate::evaluation::scores::{Table, print_table, rows, to_json};
+pub(crate) use job::Args;
+use job::{Means, images, split, test_name};
+
+pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
+    let means = Means {
+        storage,
+        protocols: args.protocols.protocols()?,
+        device: args.device.open()?.device,
+        cache: args.cache.open(folder),
+    };
+    if let Some(workdir) = &args.watch {
+        return watch::watch(args, workdir, &means);
+    }
+    // One of the two is required.
+    let checkpoint = args.checkpoint.as_deref().context("--checkpoint or --watch is needed")?;
+    let open = args.network.open(checkpoint, &means.device)?;
+    match args.label_free {
+        true => measure(args, checkpoint, &open, &means),
+        false => score(args, checkpoint, &open, &means),
+    }
+}
+
+/// Scores one checkpoint.
+fn score(args: &Args, checkpoint: &Path, open: &OpenNetwork, means: &Means<'_>) -> anyhow::Result<ExitCode> {
+    let split = split(args, open, means.storage)?;
+    let check = Check::of(&split.train, &split.test)?;
+    for warning in check.warnings().iter().chain(&open.warnings()) {
+        eprintln!("warning: {warning}");
+    }
+    let scores = {
+        let progress = StageBar::new();
+        split.score(&open.network, &means.protocols, means.cache.as_ref(), &progress)?
+    };
+    let mut table: Table = vec![(open.which, scores)];
+    if args.baseline {
+        table.extend(baselines(&open.network, &split, &means.protocols, &means.device)?);
+    }
+    let scores = &table[0].1;
+    println!(
+        "{} images of {}, {} of {} to fit on; {}",
+        scores.n_test, split.test.name, scores.n_train, split.train.name, open.transform
+    );
+    println!("{check}");
+    print_table(&table);
+    if scores.n_bad > 0 {
+        println!("{} images could not be decoded and were excluded", scores.n_bad);
+    }
+    let about = open.about(checkpoint);
+    let numbers: Vec<(String, f64)> = scores.by_name().collect();
+    keep(args, checkpoint, open, &split.test.name, &rows(scores, &split, &about), &numbers);
+    if args.json {
+        println!("{}", to_json(&table, &split, &about));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What can be said without labels.
+fn measure(
+    args: &Args,
+    checkpoint: &Path,
+    open: &OpenNetwork,
+    means: &Means<'_>,
+) -> anyhow::Result<ExitCode> {
+    let images = images(&args.test, test_name(args), open, means.storage)?;
+    let effort = Effort::default();
+    let measures = {
+        let progress = StageBar::new();
+        label_free(&open.network, &images, &open.multicrop(), effort, &progress)?
+    };
+    println!("{}: {} images; {}", images.name, images.len().min(effort.n_images), open.transform);
+    for (name, value, meaning) in &measures {
+        println!("{name:<12} {value:>10.4}  {meaning}");
+    }
+    let about = open.about(checkpoint);
+    let row = |(name, value, _): &(&str, f64, &str)| json!({ "metric": name, "value": value, "test": { "set": images.name }, "about": about });
+    let rows: Vec<Value> = measures.iter().map(row).collect();
+    let numbers: Vec<_> = measures.iter().map(|(name, value, _)| ((*name).to_string(), *value)).collect();
+    keep(args, checkpoint, open, &images.name, &rows, &numbers);
+    if args.json {
+        let values: serde_json::Map<String, Value> =
+            measures.iter().map(|(name, value, _)| ((*name).to_string(), json!(value))).collect();
+        println!("{}", json!({ "about": about, "test": { "set": images.name }, "measures": values }));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Adds rows to the run that the checkpoint belongs to, unless told not to.
+fn keep(
+    args: &Args,
+    checkpoint: &Path,
+    open: &OpenNetwork,
+    set: &str,
+    rows: &[Value],
+    numbers: &[(String, f64)],
+) {
+    let (Some(workdir), Some(step), false) = (workdir_of(checkpoint), open.step(), args.no_record) else {
+        return;
+    };
+    let scalars = record::scalars(open, set, numbers);
+    if let Err(error) = record::add(workdir, step, rows, &scalars) {
+        eprintln!("warning: the numbers are not written into the run: {error:#}");
+    }
+}
+
+/// A random network of the same form, and pixels.
+pub(crate) fn baselines(
+    network: &Network,
+    split: &Split,
+    protocols: &[Protocol],
+    device: &Device,
+) -> anyhow::Result<Table> {
+    let random = Network::random(&network.model, network.normalization, 0, 0, device)?;
+    let of_random = {
+        let progress = StageBar::new();
+        split.score(&random, protocols, None, &progress)?
+    };
+    Ok(vec![("random init", of_random), ("pixels", split.score_pixels(protocols)?)])
+}

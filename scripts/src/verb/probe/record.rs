@@ -1,0 +1,38 @@
+//! Numbers into the run that they are about.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use serde_json::Value;
+use trainer::run::telemetry::append_scalars;
+
+use crate::evaluation::flags::OpenNetwork;
+
+/// The file of a run's evaluations.
+pub(super) fn path_in(workdir: &Path) -> PathBuf {
+    workdir.join("evaluations.jsonl")
+}
+
+/// Adds rows that say all that they depend on to a run's evaluations, and scalars at the training step.
+pub(super) fn add(
+    workdir: &Path,
+    step: u64,
+    rows: &[Value],
+    scalars: &[(String, f64)],
+) -> anyhow::Result<()> {
+    let path = path_in(workdir);
+    let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
+    let file = OpenOptions::new().create(true).append(true).open(&path);
+    let written = file.and_then(|mut file| file.write_all(lines.as_bytes()));
+    written.with_context(|| format!("cannot write {}", path.display()))?;
+    // The row of a step is that of the step before which it was counted.
+    Ok(append_scalars(workdir, step.saturating_sub(1), scalars)?)
+}
+
+/// Scalars under a name of their own, apart from those of the probe within the run.
+pub(super) fn scalars(open: &OpenNetwork, set: &str, numbers: &[(String, f64)]) -> Vec<(String, f64)> {
+    let prefix = format!("eval/{set}/{}/{}px", open.which, open.transform.size_px);
+    numbers.iter().map(|(name, value)| (format!("{prefix}/{name}"), *value)).collect()
+}

@@ -1,0 +1,156 @@
+//! `ocelli probe --watch`: every checkpoint of a run, once, as it appears.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use eval::Split;
+use serde_json::{Value, json};
+use trainer::checkpoint::{Checkpoint, Hold, steps};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::job::{Args, Means, split, test_name};
+use super::ledger::{Claim, Ledger};
+use super::record;
+use crate::console::say;
+use crate::evaluation::flags::StageBar;
+use crate::evaluation::scores::rows;
+
+/// Time between looks at the folder.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// How long a run is waited for that has not begun.
+const BEGIN: Duration = Duration::from_secs(24 * 3600);
+
+/// Scores the checkpoints of the run in `workdir` until it has ended and all are scored.
+pub(super) fn watch(args: &Args, workdir: &Path, means: &Means<'_>) -> anyhow::Result<ExitCode> {
+    await_run(workdir)?;
+    let ledger = Ledger::open(workdir, name(args, means))?;
+    let mut watcher = Watcher { args, means, split: None, last: None, n_scored: 0, missed: BTreeSet::new() };
+    loop {
+        watcher.last = watcher.last.or_else(|| length(workdir));
+        let mut waits = true;
+        for (step, path) in steps(&workdir.join("checkpoints")) {
+            let Some(claim) = ledger.claim(step)? else { continue };
+            waits = false;
+            watcher.score(claim, step, &path)?;
+        }
+        watcher.name_missed(workdir, &ledger);
+        if watcher.has_ended(workdir, &ledger) {
+            break;
+        }
+        if waits {
+            std::thread::sleep(LOOK);
+        }
+    }
+    if args.json {
+        println!("{}", json!({ "scored": watcher.n_scored, "missed": watcher.missed }));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Waits until there is a run in `workdir`.
+fn await_run(workdir: &Path) -> anyhow::Result<()> {
+    let start = Instant::now();
+    while !workdir.join("plan.toml").exists() {
+        if start.elapsed() < LOOK {
+            say(format!("waiting for a run in {}", workdir.display()));
+        }
+        if start.elapsed() > BEGIN {
+            bail!("there is no run in {}", workdir.display());
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+/// The last step of the run, and how often it writes checkpoints, as its newest one says.
+fn length(workdir: &Path) -> Option<(u64, u64)> {
+    let plan = Checkpoint::open(workdir).ok()?.manifest.plan;
+    Some((plan.total_steps, plan.recipe.run.checkpoint_every_steps))
+}
+
+/// What is scored and how: others in the same run with other sets or settings have a ledger of their own.
+fn name(args: &Args, means: &Means<'_>) -> String {
+    let set: String =
+        test_name(args).chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+    let how = json!({
+        "train": args.train,
+        "test": args.test,
+        "protocols": means.protocols,
+        "image_px": args.network.image_px,
+        "resize_px": args.network.resize_px,
+        "student": args.network.student,
+    });
+    format!("{set}-{:08x}", xxh3_64(how.to_string().as_bytes()) as u32)
+}
+
+/// A process that watches a run.
+struct Watcher<'a> {
+    args: &'a Args,
+    means: &'a Means<'a>,
+    /// The images, once a checkpoint has said at which size they are seen.
+    split: Option<Split>,
+    /// The last step of the run, and how often it writes checkpoints, once a checkpoint has said so.
+    last: Option<(u64, u64)>,
+    n_scored: u64,
+    /// Steps whose checkpoints went before anybody scored them.
+    missed: BTreeSet<u64>,
+}
+
+impl Watcher<'_> {
+    /// Scores the checkpoint in `path`. One that is gone is missed, one that cannot be read is told as such: both end.
+    fn score(&mut self, claim: Claim<'_>, step: u64, path: &Path) -> anyhow::Result<()> {
+        let hold = Hold::new(path);
+        let open = match self.args.network.open(path, &self.means.device) {
+            Ok(open) => open,
+            Err(_) if !path.exists() => return Ok(()),
+            Err(error) => {
+                say(format!("step {step} cannot be scored: {error:#}"));
+                let row =
+                    json!({ "error": format!("{error:#}"), "about": { "checkpoint": path, "step": step } });
+                return claim.finish(&[row], &[]);
+            }
+        };
+        // All weights are in memory.
+        drop(hold);
+        let split = match self.split.take() {
+            Some(split) => split,
+            None => split(self.args, &open, self.means.storage)?,
+        };
+        let scores = {
+            let progress = StageBar::new();
+            split.score(&open.network, &self.means.protocols, self.means.cache.as_ref(), &progress)?
+        };
+        let numbers: Vec<(String, f64)> = scores.by_name().collect();
+        let words: Vec<String> = numbers.iter().map(|(name, value)| format!("{name} {value:.2}")).collect();
+        say(format!("step {step}: {}", words.join("  ")));
+        let rows: Vec<Value> = rows(&scores, &split, &open.about(path));
+        let scalars = record::scalars(&open, &split.test.name, &numbers);
+        self.split = Some(split);
+        self.n_scored += 1;
+        claim.finish(&rows, &scalars)
+    }
+
+    /// Says which checkpoints the run has written and removed before anybody scored them.
+    fn name_missed(&mut self, workdir: &Path, ledger: &Ledger) {
+        let there: BTreeSet<u64> =
+            steps(&workdir.join("checkpoints")).into_iter().map(|(step, _)| step).collect();
+        let (Some((_, every)), Some(newest)) = (self.last, there.last()) else { return };
+        for step in (1..).map(|n| n * every.max(1)).take_while(|step| step < newest) {
+            let is_open = !there.contains(&step) && !ledger.is_claimed(step) && !ledger.is_done(step);
+            if is_open && self.missed.insert(step) {
+                say(format!("step {step} was pruned before it was scored; run.keep_checkpoints keeps more"));
+            }
+        }
+    }
+
+    /// Whether the run has written its last checkpoint and everything that is there has been scored.
+    fn has_ended(&self, workdir: &Path, ledger: &Ledger) -> bool {
+        let there = steps(&workdir.join("checkpoints"));
+        let ended = self.last.is_some_and(|(last, _)| ledger.is_done(last));
+        ended && there.iter().all(|(step, _)| ledger.is_done(*step))
+    }
+}
