@@ -34,6 +34,8 @@ pub(crate) struct RunProgress {
     warned: std::collections::HashSet<String>,
     rank: usize,
     prefix: String,
+    /// Called once the run has begun.
+    on_start: Option<Box<dyn FnOnce()>>,
 }
 
 impl RunProgress {
@@ -48,7 +50,13 @@ impl RunProgress {
             waiting: 0.0,
             last_line: Instant::now(),
             warned: std::collections::HashSet::new(),
+            on_start: None,
         }
+    }
+
+    /// Has rank 0 call `f` when the work directory is the run's and before its first step.
+    pub(crate) fn on_start(self, f: impl FnOnce() + 'static) -> Self {
+        Self { on_start: Some(Box::new(f)), ..self }
     }
 
     fn say(&self, line: &str) {
@@ -68,6 +76,9 @@ impl Observer for RunProgress {
     fn started(&mut self, step: u64, total_steps: u64) {
         if self.rank > 0 {
             return;
+        }
+        if let Some(f) = self.on_start.take() {
+            f();
         }
         if step > 0 {
             say(format!("continuing at step {step} of {total_steps}"));

@@ -9,6 +9,7 @@ mod console;
 mod evaluation;
 mod exit;
 mod memory;
+mod pictures;
 mod recipes;
 mod shards;
 mod storage;

@@ -14,7 +14,7 @@ use trainer::device::Device;
 use crate::console::bar;
 
 /// Which network of a checkpoint, and how it sees images.
-#[derive(clap::Args)]
+#[derive(Default, clap::Args)]
 pub(crate) struct NetworkFlags {
     /// Take the student even if the method has a teacher.
     #[arg(long)]

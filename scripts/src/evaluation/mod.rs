@@ -1,4 +1,5 @@
 //! What the verbs of evaluation share: flags, and how scores are shown.
 
 pub(crate) mod flags;
+pub(crate) mod record;
 pub(crate) mod scores;

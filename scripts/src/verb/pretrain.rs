@@ -23,7 +23,7 @@ use crate::cluster::{compute, machine, ranks};
 use crate::console::RunProgress;
 use crate::evaluation::scores::set_name;
 use crate::exit::PREEMPTED;
-use crate::recipes;
+use crate::{pictures, recipes};
 
 /// Flags of `pretrain`.
 #[derive(clap::Args)]
@@ -165,7 +165,9 @@ pub(crate) fn pretrain(
         }
         hooks.push(signal_hook::flag::register(signal, Arc::clone(&stop))?);
     }
-    let mut progress = RunProgress::new(launch.rank, launch.world_size);
+    let (workdir, data, of_run) = (target.workdir.to_path_buf(), Arc::clone(&dataset), plan.clone());
+    let progress = RunProgress::new(launch.rank, launch.world_size);
+    let mut progress = progress.on_start(move || pictures::views(&workdir, &data, &of_run));
     let job = Job {
         plan: &plan,
         dataset,
@@ -175,6 +177,9 @@ pub(crate) fn pretrain(
         fault: target.fault.clone(),
     };
     let outcome = train(&job, comm, &mut probes, &mut progress);
+    if launch.rank == 0 && outcome.is_ok() {
+        pictures::curves(target.workdir);
+    }
     // What comes after training has nothing to save: there a signal does what it always does.
     for hook in hooks {
         signal_hook::low_level::unregister(hook);

@@ -20,22 +20,11 @@ use super::probe::baselines;
 use super::shards::synth::{SynthArgs, synthesize};
 use crate::cluster::compute;
 use crate::cluster::launch::Launch;
-use crate::evaluation::scores::{Table, print_table};
+use crate::evaluation::flags::NetworkFlags;
+use crate::evaluation::record;
+use crate::evaluation::scores::{Table, print_table, rows};
 use crate::exit::PREEMPTED;
 use crate::recipes;
-
-/// Images on the contact sheet.
-const SHEET_IMAGES: u64 = 8;
-
-/// Curves of the picture.
-const CURVES: [&str; 6] = [
-    "train/loss",
-    "health/teacher_entropy",
-    "health/feature_std",
-    "health/effective_rank",
-    "knobs/lr",
-    "rate/images_per_s",
-];
 
 /// Flags of `quickstart`.
 #[derive(clap::Args)]
@@ -68,7 +57,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let seed = args.seed.unwrap_or(recipe.seed);
     recipe.seed = seed;
     // What the recipe has wrong is said before anything is made.
-    let views = Plan::resolve(recipe.clone(), args.train_images)?.multicrop();
+    Plan::resolve(recipe.clone(), args.train_images)?;
     let (size_px, rules) = (recipe.model.image_px(), recipe.data.rules());
     let data = args.workdir.join("data");
     let set = |prefix: &str, count, stream| {
@@ -85,9 +74,6 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let open = |paths: &[PathBuf]| Dataset::open(&names(paths), storage).map(Arc::new);
     let (train, test) = (open(&train)?, open(&test)?);
 
-    let sheet = args.workdir.join("views.png");
-    report::contact_sheet(&sheet, &train, &views, &rules, recipe.seed, SHEET_IMAGES)?;
-    eprintln!("augmented views: {}", sheet.display());
     let target =
         Target { workdir: &args.workdir, launch: &Launch::ALONE, compute: args.compute.clone(), fault: None };
     let (_, outcome) = pretrain(recipe, &target, storage, |_| Ok(Vec::new()))?;
@@ -106,7 +92,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let table = score(args, &split, &device)?;
     print_table(&table);
     let seconds = start.elapsed().as_secs_f64();
-    println!("{seconds:.0} s; pictures and checkpoints in {}", args.workdir.display());
+    println!("{seconds:.0} s; pictures, checkpoints and backbone.safetensors in {}", args.workdir.display());
     if args.json {
         let linear = |i: usize| table[i].1.accuracy("linear_honest");
         let knn = |i: usize| table[i].1.accuracy("knn_20");
@@ -156,20 +142,25 @@ fn ensure_synth(data: &Path, set: SynthArgs) -> anyhow::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// The scores of the run's network, of a random one and of pixels; the first one's pictures are drawn.
+/// The scores of the run's network, of a random one and of pixels. The first ones go to the run, with a picture of nearest
+/// neighbors and the exported backbone.
 fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Table> {
-    let (network, which) = Network::open(&args.workdir, false, 0, device)?;
+    let open = NetworkFlags::default().open(&args.workdir, device)?;
     let protocols = ["knn", "linear-honest"].map(Protocol::named).into_iter().collect::<Result<Vec<_>, _>>();
     let protocols = protocols.map_err(anyhow::Error::msg)?;
-    let mut table: Table = vec![(which, split.score(&network, &protocols, None, &Silent)?)];
-    table.extend(baselines(&network, split, &protocols, device)?);
-    draw(args, split, &network)?;
+    let scores = split.score(&open.network, &protocols, None, &Silent)?;
+    let scalars = record::scalars(&open, &split.test.name, &scores.by_name().collect::<Vec<_>>());
+    let rows = rows(&scores, split, &open.about(&args.workdir));
+    record::add(&args.workdir, open.step().unwrap_or_default(), &rows, &scalars)?;
+    open.network.export(&args.workdir.join("backbone.safetensors"), open.which)?;
+    neighbors(args, split, &open.network)?;
+    let mut table: Table = vec![(open.which, scores)];
+    table.extend(baselines(&open.network, split, &protocols, device)?);
     Ok(table)
 }
 
-fn draw(args: &Args, split: &Split, network: &Network) -> anyhow::Result<()> {
-    let curves = report::read_curves(&args.workdir.join("metrics.jsonl"), &CURVES)?;
-    report::draw_curves(&args.workdir.join("curves.png"), &curves)?;
+/// Draws held-out images with their nearest neighbors.
+fn neighbors(args: &Args, split: &Split, network: &Network) -> anyhow::Result<()> {
     let (train, test) = split.features(network, wanted(&[]), None, &Silent)?;
     let path = args.workdir.join("neighbors.png");
     report::neighbor_sheet(&path, (&split.train, &train), (&split.test, &test))?;

@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::Context;
 use serde_json::{Value, json};
 
-use super::record;
+use crate::evaluation::record;
 
 /// How often a claim is touched.
 const TOUCH: Duration = Duration::from_secs(20);

@@ -2,7 +2,6 @@
 
 mod job;
 mod ledger;
-mod record;
 mod watch;
 
 use std::path::Path;
@@ -16,6 +15,7 @@ use trainer::Network;
 use trainer::device::Device;
 
 use crate::evaluation::flags::{OpenNetwork, StageBar, workdir_of};
+use crate::evaluation::record;
 use crate::evaluation::scores::{Table, print_table, rows, to_json};
 pub(crate) use job::Args;
 use job::{Means, images, split, test_name};

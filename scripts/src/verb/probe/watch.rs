@@ -13,9 +13,9 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::job::{Args, Means, split, test_name};
 use super::ledger::{Claim, Ledger};
-use super::record;
 use crate::console::say;
 use crate::evaluation::flags::StageBar;
+use crate::evaluation::record;
 use crate::evaluation::scores::rows;
 
 /// Time between looks at the folder.

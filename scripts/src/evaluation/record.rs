@@ -8,15 +8,15 @@ use anyhow::Context;
 use serde_json::Value;
 use trainer::run::telemetry::append_scalars;
 
-use crate::evaluation::flags::OpenNetwork;
+use super::flags::OpenNetwork;
 
 /// The file of a run's evaluations.
-pub(super) fn path_in(workdir: &Path) -> PathBuf {
+pub(crate) fn path_in(workdir: &Path) -> PathBuf {
     workdir.join("evaluations.jsonl")
 }
 
 /// Adds rows that say all that they depend on to a run's evaluations, and scalars at the training step.
-pub(super) fn add(
+pub(crate) fn add(
     workdir: &Path,
     step: u64,
     rows: &[Value],
@@ -32,7 +32,7 @@ pub(super) fn add(
 }
 
 /// Scalars under a name of their own, apart from those of the probe within the run.
-pub(super) fn scalars(open: &OpenNetwork, set: &str, numbers: &[(String, f64)]) -> Vec<(String, f64)> {
+pub(crate) fn scalars(open: &OpenNetwork, set: &str, numbers: &[(String, f64)]) -> Vec<(String, f64)> {
     let prefix = format!("eval/{set}/{}/{}px", open.which, open.transform.size_px);
     numbers.iter().map(|(name, value)| (format!("{prefix}/{name}"), *value)).collect()
 }

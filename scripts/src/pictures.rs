@@ -1,0 +1,46 @@
+//! Pictures that a run leaves in its work directory. One that cannot be drawn is no reason to stop a run.
+
+use std::path::Path;
+
+use eval::EvalError;
+use eval::picture::report;
+use pipeline::Dataset;
+use trainer::Plan;
+
+use crate::console::say;
+
+/// Images on the contact sheet.
+const SHEET_IMAGES: u64 = 8;
+
+/// Curves of the picture, where the run has them.
+const CURVES: [&str; 7] = [
+    "train/loss",
+    "health/teacher_entropy",
+    "health/feature_std",
+    "health/effective_rank",
+    "knobs/lr",
+    "rate/images_per_s",
+    "probe/knn_20",
+];
+
+/// Draws a few images with all of their views: `views.png`.
+pub(crate) fn views(workdir: &Path, dataset: &Dataset, plan: &Plan) {
+    let path = workdir.join("views.png");
+    let (seed, rules) = (plan.recipe.seed, plan.recipe.data.rules());
+    let drawn = report::contact_sheet(&path, dataset, &plan.multicrop(), &rules, seed, SHEET_IMAGES);
+    tell("augmented views", &path, drawn);
+}
+
+/// Draws what `metrics.jsonl` holds: `curves.png`.
+pub(crate) fn curves(workdir: &Path) {
+    let path = workdir.join("curves.png");
+    let curves = report::read_curves(&workdir.join("metrics.jsonl"), &CURVES);
+    tell("curves", &path, curves.and_then(|curves| report::draw_curves(&path, &curves)));
+}
+
+fn tell(what: &str, path: &Path, drawn: Result<(), EvalError>) {
+    match drawn {
+        Ok(()) => say(format!("{what}: {}", path.display())),
+        Err(error) => say(format!("warning: {error}")),
+    }
+}
