@@ -34,8 +34,11 @@ pub(crate) fn views(workdir: &Path, dataset: &Dataset, plan: &Plan) {
 /// Draws what `metrics.jsonl` holds: `curves.png`.
 pub(crate) fn curves(workdir: &Path) {
     let path = workdir.join("curves.png");
-    let curves = report::read_curves(&workdir.join("metrics.jsonl"), &CURVES);
-    tell("curves", &path, curves.and_then(|curves| report::draw_curves(&path, &curves)));
+    let drawn = match report::read_curves(&workdir.join("metrics.jsonl"), &CURVES) {
+        Ok(curves) => report::draw_curves(&path, &curves),
+        Err(error) => Err(error),
+    };
+    tell("curves", &path, drawn);
 }
 
 fn tell(what: &str, path: &Path, drawn: Result<(), EvalError>) {
