@@ -23,8 +23,12 @@ const CURVES: [&str; 7] = [
     "probe/knn_20",
 ];
 
-/// Draws a few images with all of their views: `views.png`.
+/// Draws a few images with all of their views: `views.png`. They come from all over the data set, so that of remote shards
+/// several would be fetched before the first step: then nothing is drawn.
 pub(crate) fn views(workdir: &Path, dataset: &Dataset, plan: &Plan) {
+    if !dataset.is_local() {
+        return;
+    }
     let path = workdir.join("views.png");
     let (seed, rules) = (plan.recipe.seed, plan.recipe.data.rules());
     let drawn = report::contact_sheet(&path, dataset, &plan.multicrop(), &rules, seed, SHEET_IMAGES);
