@@ -29,7 +29,7 @@ pub struct Effort {
 }
 
 impl Default for Effort {
-    /// LiDAR's 10 views of 1,000 images; RankMe's 25,600 images cost more than they change.
+    /// Few enough for a laptop; RankMe's paper takes 25,600 images.
     fn default() -> Self {
         Self { n_images: 10_000, n_viewed: 1000, n_views: 10 }
     }
