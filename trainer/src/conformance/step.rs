@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use augment::Batch;
-use burn_tensor::{DType, Device, Tensor};
+use burn_tensor::{DType, Device, Distribution, Tensor};
 
 use super::{BATCH, batch, pair, plans};
 use crate::bench::compare::difference;
@@ -28,7 +28,7 @@ struct Whole<'a> {
     backbone: Vec<Box<dyn Unit>>,
     heads: Vec<Head>,
     method: Box<dyn Method>,
-    shards: &'a [UnitShard],
+    shards: Vec<UnitShard>,
     step: u64,
 }
 
@@ -150,7 +150,7 @@ impl Whole<'_> {
             let heads = self.heads.iter().flat_map(|head| &head.units);
             let units = self.backbone.iter().chain(heads);
             let leaves: Vec<_> = units
-                .zip(self.shards)
+                .zip(&self.shards)
                 .map(|(unit, shard)| Leaves::new(&shard.layout, &constrained(unit.as_ref(), shard), track))
                 .collect();
             let mut input = self.input(batch, &sees);
@@ -201,6 +201,22 @@ fn through(
     groups
 }
 
+/// Roundings of the weights that are tried.
+const ROUNDINGS: u64 = 4;
+
+/// Every weight moved by up to half of what f32 can tell apart. Where gradients follow by more than is allowed, their own
+/// rounding is larger: behind normalizations over few cells it can be.
+fn rounded(shards: &[UnitShard], seed: u64) -> Vec<UnitShard> {
+    let device = Device::flex();
+    device.seed(seed);
+    let mut shards = shards.to_vec();
+    for shard in &mut shards {
+        let half = Distribution::Uniform(-6e-8, 6e-8);
+        shard.student = shard.student.clone() * (Tensor::random(shard.student.dims(), half, &device) + 1.0);
+    }
+    shards
+}
+
 fn check(plan: &Plan, number: u64) {
     let mut trainer: Trainer = plan.trainer(Comm::solo(), &Device::flex()).unwrap();
     // A step ahead the followers are no longer the student.
@@ -210,23 +226,35 @@ fn check(plan: &Plan, number: u64) {
     let given = trainer.gradients(&batch, &knobs, &mut |_| {}).unwrap();
     let mut method = plan.method().unwrap();
     method.load_state(&trainer.state.method.state()).unwrap();
-    let whole = Whole {
+    let mut whole = Whole {
         plan,
         backbone: plan.recipe.model.units(Readout::All),
         heads: method.heads(),
         method,
-        shards: &trainer.state.shards,
+        shards: trainer.state.shards.clone(),
         step: trainer.state.step,
     };
     let (loss, grads) = whole.gradients(&batch, &knobs);
     let of_step = given.loss().unwrap();
     assert!((of_step - loss).abs() <= 1e-5 * loss.abs(), "{}: loss {of_step}, {loss}", pair(plan));
-    for ((shard, given), expected) in trainer.state.shards.iter().zip(given.shards()).zip(grads) {
-        let (given, expected) = (to_host(given.clone()), to_host(expected));
-        let unit = &shard.layout.name;
+    let expected: Vec<Vec<f32>> = grads.into_iter().map(to_host).collect();
+    let units = trainer.state.shards.iter().map(|shard| &shard.layout.name);
+    let worst = |given: &[Vec<f32>]| -> Vec<f64> {
+        expected.iter().zip(given).map(|(expected, given)| difference(expected, given)).collect()
+    };
+    let given: Vec<Vec<f32>> = given.shards().iter().map(|shard| to_host(shard.clone())).collect();
+    let mut allowed = vec![1e-4; expected.len()];
+    if worst(&given).iter().any(|worst| *worst > 1e-4) {
+        for draw in 0..ROUNDINGS {
+            whole.shards = rounded(&trainer.state.shards, draw);
+            let moved: Vec<Vec<f32>> = whole.gradients(&batch, &knobs).1.into_iter().map(to_host).collect();
+            allowed =
+                allowed.into_iter().zip(worst(&moved)).map(|(a, moved)| f64::max(a, 2.0 * moved)).collect();
+        }
+    }
+    for (((unit, worst), allowed), expected) in units.zip(worst(&given)).zip(allowed).zip(&expected) {
         assert!(expected.iter().any(|value| *value != 0.0), "{}: {unit} has no gradient", pair(plan));
-        let worst = difference(&expected, &given);
-        assert!(worst <= 1e-4, "{}: {unit}: {worst} of the largest", pair(plan));
+        assert!(worst <= allowed, "{}: {unit}: {worst} of the largest, {allowed} allowed", pair(plan));
     }
 }
 

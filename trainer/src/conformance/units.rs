@@ -148,7 +148,8 @@ fn recomputing_equals_keeping() {
 /// the loss, steps are short. In f64 units run as compositions of Burn operations, so that kernels are checked as well.
 #[test]
 fn gradients_equal_finite_differences() {
-    const STEP: f64 = 1e-6;
+    // A step ten times as long crosses bends: slopes of deep rectified networks are then off by a hundredth.
+    const STEP: f64 = 1e-7;
     // Of gradients in f32 that are zero, such as a bias's before a normalization.
     const ROUNDING: f64 = 1e-4;
     let device = Device::flex();
