@@ -57,6 +57,12 @@ pub enum TrainError {
         /// Name of the unit.
         unit: String,
     },
+    /// A folder is no work directory.
+    #[error("there is no run in {}: it has no plan.toml", workdir.display())]
+    NoRun {
+        /// The folder.
+        workdir: PathBuf,
+    },
     /// Another run works in the same folder.
     #[error("another run is at work in {}", workdir.display())]
     Busy {

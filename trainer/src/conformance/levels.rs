@@ -35,6 +35,33 @@ fn the_last_level_is_what_the_network_gives() {
     }
 }
 
+/// Where there is attention, each head of the class token spreads at most 1 over the patches, and not by chance alike in
+/// two images.
+#[test]
+fn class_tokens_spread_their_attention_over_the_grid() {
+    let mut attending = 0;
+    for model in ModelConfig::examples() {
+        let size_px = model.image_px();
+        let network = Network::random(&model, Normalization::default(), 1, 2, &Device::flex()).unwrap();
+        let image = |i: usize| (0..3 * size_px * size_px).map(|j| (j * (37 + 2 * i) % 251) as u8).collect();
+        let images: [Vec<u8>; 2] = [image(0), image(1)];
+        let images = images.each_ref().map(Vec::as_slice);
+        let Some((weights, [rows, columns])) = network.class_attention(&images, size_px) else { continue };
+        attending += 1;
+        let [b, heads, n] = weights.dims();
+        assert_eq!((b, n), (2, rows * columns), "{model:?}");
+        let weights = to_host(weights.reshape([b * heads * n]));
+        assert!(weights.iter().all(|weight| *weight > 0.0), "{model:?}");
+        let sums: Vec<f32> = weights.chunks_exact(n).map(|row| row.iter().sum()).collect();
+        assert!(
+            sums.iter().all(|sum| *sum < 1.0 && *sum > 0.5),
+            "the class token has a share itself: {sums:?}"
+        );
+        assert_ne!(weights[..heads * n], weights[heads * n..], "{model:?}");
+    }
+    assert!(attending >= 2, "transformers attend");
+}
+
 /// Equal weights have equal names, and one changed weight another.
 #[test]
 fn networks_are_named_by_their_weights() {

@@ -27,7 +27,7 @@ use crate::model::features::Outputs;
 use crate::model::head::mlp::Mlp;
 use crate::model::head::prototypes::Prototypes;
 use crate::model::head::{Head, On, Reads};
-use crate::ops::{sharpness, softmax_rows};
+use crate::ops::{in_use, sharpness, softmax_rows};
 use crate::schedule::{Duration, Ramp};
 
 /// Name of the head.
@@ -344,7 +344,11 @@ impl BatchLoss for DinoLoss {
     fn of(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
         let targets = &self.targets[number];
         let [entropy, max_prob] = sharpness(targets);
-        let mut gauges = vec![("health/teacher_entropy", entropy), ("health/teacher_max_prob", max_prob)];
+        let mut gauges = vec![
+            ("health/teacher_entropy", entropy),
+            ("health/teacher_max_prob", max_prob),
+            ("health/prototypes_in_use", in_use(targets)),
+        ];
         let mut loss = between_views(student.head(HEAD), targets, self.student_temp);
         let globals = student.pooled(0);
         let of_view = |(i, n): (usize, &Neighbors)| n.koleo(view(&globals, i), &self.positions[number]);

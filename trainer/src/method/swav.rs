@@ -23,7 +23,7 @@ use crate::model::features::Outputs;
 use crate::model::head::projection::Projection;
 use crate::model::head::unit_prototypes::UnitPrototypes;
 use crate::model::head::{Head, On, Reads};
-use crate::ops::{sharpness, unit_rows};
+use crate::ops::{in_use, sharpness, unit_rows};
 use crate::schedule::Duration;
 
 /// Name of the head that gives z.
@@ -370,7 +370,11 @@ impl BatchLoss for SwavLoss {
     fn of(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
         let targets = &self.targets[number];
         let [entropy, max_prob] = sharpness(targets);
-        let gauges = vec![("health/target_entropy", entropy), ("health/target_max_prob", max_prob)];
+        let gauges = vec![
+            ("health/target_entropy", entropy),
+            ("health/target_max_prob", max_prob),
+            ("health/prototypes_in_use", in_use(targets)),
+        ];
         MicroBatchLoss { loss: between_views(student.head(SCORES), targets, self.temperature), gauges }
     }
 

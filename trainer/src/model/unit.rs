@@ -66,6 +66,13 @@ pub trait Unit: Send + Sync {
         Vec::new()
     }
 
+    /// The weights with which each token attends to each within the unit, for `features`: `[B·V, H, P + N, P + N]`, a row
+    /// for each token that looks; `None` where nothing attends.
+    fn attention(&self, features: &Features, cx: &Context<'_>) -> Option<Tensor<4>> {
+        let _ = (features, cx);
+        None
+    }
+
     /// The layout of its flat buffer over a shard group of `group_size` ranks.
     fn layout(&self, group_size: usize) -> UnitLayout {
         UnitLayout::new(self.name(), self.params(), group_size)

@@ -235,6 +235,26 @@ impl Network {
         self.model.levels().units.len()
     }
 
+    /// How much the class token of each of `images`, `[3, size, size]` as bytes, attends to each patch in the last unit that
+    /// attends, head by head, `[B, H, N]`, and the grid of the patches; `None` for a backbone without attention or class
+    /// token. What it attends to in itself is missing from the sum of a row, which is 1 otherwise.
+    pub fn class_attention(&self, images: &[&[u8]], size_px: usize) -> Option<(Tensor<3>, [usize; 2])> {
+        let input = PixelInput { cell_px: self.model.cell_px(), normalization: self.normalization };
+        let mut groups = vec![input.features(images, size_px, &self.device)];
+        let mut found = None;
+        for unit in 0..self.units.len() {
+            let leaves = Leaves::new(&self.layouts[unit], &self.flats[unit], false);
+            let attention = in_evaluation(&leaves, 1, |cx| self.units[unit].attention(&groups[0], cx));
+            if let Some(weights) = attention.filter(|_| groups[0].n_prefix > 0) {
+                let ([b, heads, tokens, _], n_prefix) = (weights.dims(), groups[0].n_prefix);
+                let of_class = weights.slice([0..b, 0..heads, 0..1, n_prefix..tokens]);
+                found = Some((of_class.reshape([b, heads, tokens - n_prefix]), groups[0].grid));
+            }
+            groups = self.unit(unit, groups);
+        }
+        found
+    }
+
     /// Features after each of `ends`, which then go through the unit `readout`.
     fn through(
         &self,
@@ -284,13 +304,16 @@ impl Network {
 }
 
 /// `groups` through all stages of `unit`, each image by itself: statistics are the running ones.
-fn evaluated(unit: &dyn Unit, leaves: &Leaves<'_>, mut groups: Vec<Features>) -> Vec<Features> {
-    let (draws, sets) = (Draws::default(), StatSets::per_size(groups.len()));
-    let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 };
-    for stage in 0..unit.n_stages() {
-        groups = unit.forward(stage, groups, &cx).features;
-    }
-    groups
+fn evaluated(unit: &dyn Unit, leaves: &Leaves<'_>, groups: Vec<Features>) -> Vec<Features> {
+    in_evaluation(leaves, groups.len(), |cx| {
+        (0..unit.n_stages()).fold(groups, |groups, stage| unit.forward(stage, groups, cx).features)
+    })
+}
+
+/// `f` with what units are given in evaluation.
+fn in_evaluation<R>(leaves: &Leaves<'_>, n_groups: usize, f: impl FnOnce(&Context<'_>) -> R) -> R {
+    let (draws, sets) = (Draws::default(), StatSets::per_size(n_groups));
+    f(&Context { leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 })
 }
 
 /// The backbone as evaluation sees it, on rank 0: the first follower's, or the student's where none follows. All ranks

@@ -40,17 +40,25 @@ pub(crate) fn attention(qkv: Tensor<3>, n_heads: usize) -> Tensor<3> {
     }
 }
 
+/// P of `n_heads` heads over `qkv` of `[B, N, 3·D]`: `[B, H, N, N]` in f32, a row for each query.
+pub(crate) fn attention_weights(qkv: Tensor<3>, n_heads: usize) -> Tensor<4> {
+    let [_, _, d3] = qkv.dims();
+    let [q, k] = [0, 1].map(|i| in_f32(part(qkv.clone(), n_heads, i)));
+    activation::softmax(q.matmul(k.swap_dims(2, 3)) * ((d3 / 3 / n_heads) as f64).powf(-0.5), 3)
+}
+
 /// Scores and softmax in f32, the product with V in the type of `qkv`.
 fn plain(qkv: Tensor<3>, n_heads: usize) -> Tensor<3> {
     let [b, n, d3] = qkv.dims();
-    let (d, d_head, dtype) = (d3 / 3, d3 / 3 / n_heads, qkv.dtype());
-    // [B, N, 3, H, D_h] -> [3, B, H, N, D_h]
-    let parts = qkv.reshape([b, n, 3, n_heads, d_head]).permute([2, 0, 3, 1, 4]);
-    let part = |i: usize| parts.clone().narrow(0, i, 1).squeeze_dim::<4>(0);
-    let [q, k] = [0, 1].map(|i| in_f32(part(i)));
-    let scores = q.matmul(k.swap_dims(2, 3)) * (d_head as f64).powf(-0.5);
-    let weights = activation::softmax(scores, 3).cast(dtype);
-    weights.matmul(part(2)).swap_dims(1, 2).reshape([b, n, d])
+    let weights = attention_weights(qkv.clone(), n_heads).cast(qkv.dtype());
+    weights.matmul(part(qkv, n_heads, 2)).swap_dims(1, 2).reshape([b, n, d3 / 3])
+}
+
+/// Q, K or V of `qkv`, by number: `[B, H, N, D_h]`.
+fn part(qkv: Tensor<3>, n_heads: usize, number: usize) -> Tensor<4> {
+    let [b, n, d3] = qkv.dims();
+    let parts = qkv.reshape([b, n, 3, n_heads, d3 / 3 / n_heads]).permute([2, 0, 3, 1, 4]);
+    parts.narrow(0, number, 1).squeeze_dim(0)
 }
 
 #[derive(Debug, Clone)]

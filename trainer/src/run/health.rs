@@ -1,6 +1,21 @@
 //! Gauges of collapse, and what they mean in plain words.
 
 use burn_tensor::Tensor;
+use serde::{Deserialize, Serialize};
+
+/// What a warning is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Concern {
+    /// The representation collapses or has collapsed.
+    Collapse,
+    /// The student does no better than one that knows nothing.
+    ChanceLevel,
+    /// A rank is slower than the others.
+    SlowRank,
+    /// A loss or a gradient is not finite, and the step is skipped.
+    NotFinite,
+}
 
 /// What embeddings look like: the teacher's, or the student's where there is none.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,45 +58,46 @@ pub(crate) fn diagnose(
     uninformed: Option<f64>,
     teacher_entropy: Option<f64>,
     features: FeatureHealth,
-) -> Vec<String> {
+) -> Vec<(Concern, String)> {
     let mut warnings = Vec::new();
     if step < grace_steps {
         return warnings;
     }
     if let Some(uninformed) = uninformed {
         if (loss - uninformed).abs() < 0.005 * uninformed {
-            warnings.push(format!(
+            let warning = format!(
                 "the loss {loss:.4} is still at chance level ({uninformed:.4}): the student does not \
                  learn; try a higher learning rate or lower temperatures"
-            ));
+            );
+            warnings.push((Concern::ChanceLevel, warning));
         }
+        let mut collapse = |words: &str| warnings.push((Concern::Collapse, words.to_string()));
         if let Some(entropy) = teacher_entropy {
             if entropy > 0.995 * uninformed {
-                warnings.push(
+                collapse(
                     "the teacher gives every prototype the same probability: collapse to uniform; lower the teacher \
-                     temperature"
-                        .into(),
+                     temperature",
                 );
             } else if entropy < 0.01 && loss < 0.05 * uninformed {
-                warnings.push(
+                collapse(
                     "the teacher gives one prototype all probability and the student follows: collapse to one \
-                     output; raise the teacher temperature or slow the center down"
-                        .into(),
+                     output; raise the teacher temperature or slow the center down",
                 );
             }
         }
     }
-    if features.std < 0.02 {
-        warnings.push(format!(
-            "all embeddings of a batch are nearly one vector (spread {:.4} of 1): the representation has collapsed",
-            features.std
-        ));
+    let FeatureHealth { std, effective_rank } = features;
+    if std < 0.02 {
+        let warning = format!(
+            "all embeddings of a batch are nearly one vector (spread {std:.4} of 1): the representation has collapsed"
+        );
+        warnings.push((Concern::Collapse, warning));
     }
-    if features.effective_rank < 1.5 {
-        warnings.push(format!(
-            "the embeddings vary along {:.1} direction only: the representation is collapsing",
-            features.effective_rank
-        ));
+    if effective_rank < 1.5 {
+        let warning = format!(
+            "the embeddings vary along {effective_rank:.1} direction only: the representation is collapsing"
+        );
+        warnings.push((Concern::Collapse, warning));
     }
     warnings
 }
@@ -107,8 +123,10 @@ mod tests {
     #[test]
     fn each_collapse_is_said_in_words() {
         let healthy = FeatureHealth { std: 0.8, effective_rank: 30.0 };
-        let said =
-            |loss, entropy, features| diagnose(100, 10, loss, Some(8.0), Some(entropy), features).join(" ");
+        let said = |loss, entropy, features| {
+            let warnings = diagnose(100, 10, loss, Some(8.0), Some(entropy), features);
+            warnings.into_iter().map(|(_, warning)| warning).collect::<Vec<_>>().join(" ")
+        };
         assert_eq!(said(5.0, 4.0, healthy), "");
         assert!(said(7.99, 4.0, healthy).contains("does not learn"));
         assert!(said(6.0, 7.99, healthy).contains("uniform"));

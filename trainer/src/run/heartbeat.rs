@@ -87,7 +87,7 @@ impl Pulse {
         let path = path_of(folder, rank);
         let here = Arc::<Mutex<Here>>::default();
         let stop = Arc::<AtomicBool>::default();
-        let (host, pid) = (host(), std::process::id());
+        let (host, pid) = (host_name(), std::process::id());
         let beat = {
             let here = Arc::clone(&here);
             let path = path.clone();
@@ -191,7 +191,7 @@ impl RankWatch {
     pub(crate) fn new(folder: &Path, comm: &Comm) -> Result<Self, TrainError> {
         let rank = comm.topology().rank;
         let pid = std::process::id();
-        let me = Process { host: host(), pid, started: start_time(pid).unwrap_or_default() };
+        let me = Process { host: host_name(), pid, started: start_time(pid).unwrap_or_default() };
         let all = comm.gather_bytes("processes", serde_json::to_vec(&me).unwrap_or_default())?;
         let parse = |bytes: &Vec<u8>| serde_json::from_slice(bytes).unwrap_or_else(|_| Process::default());
         let processes: Vec<Process> = all.iter().map(parse).collect();
@@ -276,6 +276,55 @@ impl Watch for RankWatch {
     }
 }
 
+/// What a heartbeat says of the rank's life, seen from any machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Sign {
+    /// It is fresh.
+    Alive,
+    /// It is the last one of a rank that has left.
+    Left,
+    /// The rank is gone without a word, or stuck: in words.
+    Gone(String),
+}
+
+/// The newest heartbeats of the `n_ranks` ranks of the run in `workdir`, as far as there are any.
+pub(super) fn beats_of(workdir: &Path, n_ranks: usize) -> Vec<Heartbeat> {
+    let folder = folder_of(workdir);
+    let read = |rank| serde_json::from_slice(&fs::read(path_of(&folder, rank)).ok()?).ok();
+    (0..n_ranks).filter_map(read).collect()
+}
+
+/// Where the heartbeats of the run in `workdir` are.
+pub(super) fn folder_of(workdir: &Path) -> PathBuf {
+    workdir.join("heartbeats")
+}
+
+/// What `beat` means now.
+pub(super) fn sign_of(beat: &Heartbeat) -> Sign {
+    if beat.phase == LEFT {
+        return Sign::Left;
+    }
+    if beat.host == host_name() && start_time(beat.pid).is_none() {
+        return Sign::Gone(format!("process {} has ended", beat.pid));
+    }
+    // Clocks of machines may differ in both directions.
+    let age_s = (now_s() - beat.at_s).abs();
+    match age_s < STALE_S {
+        true => Sign::Alive,
+        false => Sign::Gone(format!("the last heartbeat is {} old", human_age(age_s))),
+    }
+}
+
+/// `40 s`, `12 min`, `5 h`, `3 days`.
+fn human_age(age_s: f64) -> String {
+    match age_s {
+        s if s < 120.0 => format!("{s:.0} s"),
+        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s if s < 172_800.0 => format!("{:.0} h", s / 3600.0),
+        s => format!("{:.0} days", s / 86_400.0),
+    }
+}
+
 fn at(beat: &Heartbeat) -> String {
     match beat.collective.is_empty() {
         true => "no collective".into(),
@@ -288,7 +337,7 @@ fn path_of(folder: &Path, rank: usize) -> PathBuf {
 }
 
 /// Name of this machine.
-fn host() -> String {
+pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
@@ -311,7 +360,7 @@ mod tests {
     #[test]
     fn a_process_that_ends_is_seen_to_have_ended() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let process = |pid| Process { host: host(), pid, started: start_time(pid).unwrap() };
+        let process = |pid| Process { host: host_name(), pid, started: start_time(pid).unwrap() };
         let folder = tempfile::tempdir().unwrap();
         let watch = RankWatch {
             rank: 0,

@@ -4,9 +4,10 @@ use std::path::Path;
 
 use burn_tensor::Tensor;
 
+use super::health::Concern;
 use super::heartbeat::Pulse;
 use super::job::{Observer, Progress};
-use super::metrics::{row_of, warn_of_collapse};
+use super::metrics::{collapse_warnings, row_of};
 use super::straggler::Stragglers;
 use super::telemetry::Telemetry;
 use crate::comm::peers::Peers;
@@ -50,13 +51,13 @@ impl Journal {
 
     /// Tells the observer of a step.
     pub(super) fn tell(
-        &self,
+        &mut self,
         trainer: &Trainer,
         plan: &Plan,
         report: &StepReport,
         time: StepTime,
         observer: &mut dyn Observer,
-    ) {
+    ) -> Result<(), TrainError> {
         let done = trainer.state.step;
         observer.stepped(Progress {
             step: done,
@@ -67,7 +68,20 @@ impl Journal {
         });
         if !report.finite && trainer.topology().rank == 0 {
             let step = done - 1;
-            observer.happened(&format!("step {step}: loss or gradient is not finite; the step is skipped"));
+            let warning = format!("step {step}: loss or gradient is not finite; the step is skipped");
+            observer.happened(&warning);
+            self.keep(step, &[(Concern::NotFinite, warning)])?;
+        }
+        Ok(())
+    }
+
+    /// Writes warnings down, for whoever looks at the run later.
+    fn keep(&mut self, step: u64, warnings: &[(Concern, String)]) -> Result<(), TrainError> {
+        match &mut self.telemetry {
+            Some(telemetry) => {
+                warnings.iter().try_for_each(|(concern, warning)| telemetry.warn(step, *concern, warning))
+            }
+            None => Ok(()),
         }
     }
 
@@ -106,8 +120,10 @@ impl Journal {
         let mut row = row_of(plan, step, knobs, report, embeddings, &timing, method);
         row.extend(slow.row);
         if trainer.topology().rank == 0 {
-            slow.warnings.iter().for_each(|message| observer.warned(message));
-            warn_of_collapse(plan, step, report, &row, method, &mut |m| observer.warned(m));
+            let mut warnings = collapse_warnings(plan, step, report, &row, method);
+            warnings.extend(slow.warnings.into_iter().map(|warning| (Concern::SlowRank, warning)));
+            warnings.iter().for_each(|(_, warning)| observer.warned(warning));
+            self.keep(step, &warnings)?;
         }
         if probing {
             pulse.enter(step, "probe");

@@ -2,7 +2,7 @@
 
 use burn_tensor::Tensor;
 
-use super::health;
+use super::health::{self, Concern};
 use crate::method::{MATCH_LOSS, Method};
 use crate::recipe::plan::Plan;
 use crate::schedule::Knobs;
@@ -47,15 +47,14 @@ pub(crate) fn row_of(
     row.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
 }
 
-/// Warns of what the row says of a collapse.
-pub(crate) fn warn_of_collapse(
+/// What the row says of a collapse.
+pub(crate) fn collapse_warnings(
     plan: &Plan,
     step: u64,
     report: &StepReport,
     row: &[(String, f64)],
     method: &dyn Method,
-    warn: &mut dyn FnMut(&str),
-) {
+) -> Vec<(Concern, String)> {
     let value = |name: &str| row.iter().find(|(key, _)| key == name).map(|(_, value)| *value);
     let health = health::FeatureHealth {
         std: value("health/feature_std").unwrap_or(1.0),
@@ -66,7 +65,6 @@ pub(crate) fn warn_of_collapse(
     let entropy = value("health/teacher_entropy");
     // What a method adds to its loss has no say in whether the student follows the teacher.
     let loss = value(MATCH_LOSS).unwrap_or(report.loss);
-    for warning in health::diagnose(step, grace_steps, loss, uninformed, entropy, health) {
-        warn(&format!("step {step}: {warning}"));
-    }
+    let warnings = health::diagnose(step, grace_steps, loss, uninformed, entropy, health);
+    warnings.into_iter().map(|(concern, warning)| (concern, format!("step {step}: {warning}"))).collect()
 }

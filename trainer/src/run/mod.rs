@@ -9,11 +9,14 @@ mod job;
 mod journal;
 mod metrics;
 mod rank;
+pub mod status;
 mod straggler;
 mod stream;
 pub mod telemetry;
 mod workdir;
 
+pub use health::Concern;
+pub use heartbeat::host_name;
 pub use job::{Job, Observer, Outcome, Progress};
 
 use crate::comm::communicator::Comm;

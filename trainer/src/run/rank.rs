@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::heartbeat::{Pulse, RankWatch};
+use super::heartbeat::{self, Pulse, RankWatch};
 use super::job::{Job, Observer, Outcome};
 use super::journal::{Journal, StepTime};
 use super::stream::{Arrival, Next, Stream};
@@ -51,7 +51,7 @@ impl<'a> Run<'a> {
         let warn = &mut |message: &str| observer.warned(message);
         let (plan, lock) = workdir::agree(job.workdir, job.plan, &comm, warn)?;
         let topology = comm.topology();
-        let beats = job.workdir.join("heartbeats");
+        let beats = heartbeat::folder_of(job.workdir);
         let pulse = Pulse::start(&beats, topology.rank, comm.recorder())?;
         if topology.world_size > 1 {
             comm.set_watch(Arc::new(RankWatch::new(&beats, &comm)?));
@@ -175,7 +175,7 @@ impl<'a> Run<'a> {
         self.saver.agreed(report.votes.saved, report.votes.save_failed)?;
         let time = StepTime { seconds: start.elapsed().as_secs_f64(), data_wait_ms };
         let Self { journal, trainer, plan, pulse, .. } = self;
-        journal.tell(trainer, plan, &report, time, observer);
+        journal.tell(trainer, plan, &report, time, observer)?;
         if let Err(error) = journal.log(trainer, plan, &report, &knobs, time, probes, pulse, observer) {
             match error {
                 // Ranks that have lost one another cannot vote.

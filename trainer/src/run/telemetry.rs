@@ -8,19 +8,39 @@ use std::path::{Path, PathBuf};
 
 use pipeline::file;
 use protobuf::Message;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tensorboard_proto::event::Event;
 use tensorboard_rs::record_writer::RecordWriter;
 use tensorboard_rs::summary;
 
 use super::clock::now_s;
+use super::health::Concern;
 use crate::error::TrainError;
 
-/// Writer of `metrics.jsonl` and of the events.
+/// One row a logged step.
+pub const METRICS: &str = "metrics.jsonl";
+
+/// What the run has warned of.
+pub const WARNINGS: &str = "warnings.jsonl";
+
+/// Writer of `metrics.jsonl`, `warnings.jsonl` and of the events.
 pub struct Telemetry {
+    workdir: PathBuf,
     path: PathBuf,
     file: File,
     events: Events,
+}
+
+/// A line of `warnings.jsonl`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Warning {
+    /// The step that it is about, counted from 0.
+    pub step: u64,
+    /// What it is about.
+    pub concern: Concern,
+    /// In words.
+    pub message: String,
 }
 
 impl Telemetry {
@@ -31,19 +51,8 @@ impl Telemetry {
     /// # Errors
     /// [`TrainError::Io`].
     pub fn open(workdir: &Path, next_step: u64) -> Result<Self, TrainError> {
-        let path = workdir.join("metrics.jsonl");
-        if let Ok(text) = fs::read_to_string(&path) {
-            let before = |line: &&str| {
-                serde_json::from_str::<Value>(line)
-                    .ok()
-                    .and_then(|row| row.get("step").and_then(Value::as_u64))
-                    .is_some_and(|step| step < next_step)
-            };
-            let kept: String = text.lines().filter(before).flat_map(|line| [line, "\n"]).collect();
-            if kept != text {
-                let written = file::replace(&path, kept.as_bytes());
-                written.map_err(|error| TrainError::io("write", &path, error))?;
-            }
+        for name in [METRICS, WARNINGS] {
+            cut(&workdir.join(name), next_step)?;
         }
         Self::append(workdir)
     }
@@ -53,13 +62,13 @@ impl Telemetry {
     /// # Errors
     /// [`TrainError::Io`].
     pub fn append(workdir: &Path) -> Result<Self, TrainError> {
-        let path = workdir.join("metrics.jsonl");
+        let path = workdir.join(METRICS);
         let file = OpenOptions::new()
             .create(true)
             .append(true)
             .open(&path)
             .map_err(|error| TrainError::io("open", &path, error))?;
-        Ok(Self { path, file, events: Events::open(workdir)? })
+        Ok(Self { workdir: workdir.to_path_buf(), path, file, events: Events::open(workdir)? })
     }
 
     /// Writes one row.
@@ -77,6 +86,37 @@ impl Telemetry {
         let mut line = Value::Object(row).to_string();
         line.push('\n');
         self.file.write_all(line.as_bytes()).map_err(|error| TrainError::io("write", &self.path, error))
+    }
+
+    /// Writes a warning.
+    ///
+    /// # Errors
+    /// [`TrainError::Io`].
+    pub(crate) fn warn(&mut self, step: u64, concern: Concern, message: &str) -> Result<(), TrainError> {
+        let path = self.workdir.join(WARNINGS);
+        let io = |error: io::Error| TrainError::io("write", &path, error);
+        let mut line = serde_json::to_string(&Warning { step, concern, message: message.into() })
+            .map_err(|error| io(error.into()))?;
+        line.push('\n');
+        // Rare enough that the file need not stay open.
+        let file = OpenOptions::new().create(true).append(true).open(&path);
+        file.and_then(|mut file| file.write_all(line.as_bytes())).map_err(io)
+    }
+}
+
+/// Takes the rows of the JSON lines in `path` from `next_step` on away, and those that are broken.
+fn cut(path: &Path, next_step: u64) -> Result<(), TrainError> {
+    let Ok(text) = fs::read_to_string(path) else { return Ok(()) };
+    let before = |line: &&str| {
+        serde_json::from_str::<Value>(line)
+            .ok()
+            .and_then(|row| row.get("step").and_then(Value::as_u64))
+            .is_some_and(|step| step < next_step)
+    };
+    let kept: String = text.lines().filter(before).flat_map(|line| [line, "\n"]).collect();
+    match kept == text {
+        true => Ok(()),
+        false => file::replace(path, kept.as_bytes()).map_err(|error| TrainError::io("write", path, error)),
     }
 }
 

@@ -14,23 +14,10 @@ use crate::recipe::plan::Plan;
 /// Makes `workdir`, or checks that it belongs to this plan. Returns the plan to follow: where the
 /// recipe leaves the number of workers open, a run goes on with the number that it started with.
 fn claim(workdir: &Path, plan: &Plan, warn: &mut dyn FnMut(&str)) -> Result<Plan, TrainError> {
-    let path: PathBuf = workdir.join("plan.toml");
-    let unreadable = |reason: String| TrainError::Recipe { recipe: path.display().to_string(), reason };
+    let path = plan_path(workdir);
     let mut plan = plan.clone();
-    let before = match fs::read_to_string(&path) {
-        Ok(text) => Some(text),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-        Err(error) => return Err(TrainError::io("read", &path, error)),
-    };
-    if let Some(text) = &before {
-        let foreign = |error: toml::de::Error| {
-            unreadable(format!(
-                "this program cannot read it ({}): finish the run with the release that started it, or use another \
-                 folder",
-                error.message()
-            ))
-        };
-        let there: Plan = toml::from_str(text).map_err(foreign)?;
+    let before = read_plan(workdir)?;
+    if let Some((_, there)) = &before {
         if let Some((key, there, here)) = there.difference(&plan) {
             return Err(TrainError::OtherRecipe { workdir: workdir.to_path_buf(), key, there, here });
         }
@@ -50,11 +37,42 @@ fn claim(workdir: &Path, plan: &Plan, warn: &mut dyn FnMut(&str)) -> Result<Plan
             ));
         }
     }
-    let text = toml::to_string_pretty(&plan).map_err(|error| unreadable(error.to_string()))?;
-    if before.as_ref() != Some(&text) {
+    let text = toml::to_string_pretty(&plan).map_err(|error| TrainError::Recipe {
+        recipe: path.display().to_string(),
+        reason: error.to_string(),
+    })?;
+    if before.is_none_or(|(before, _)| before != text) {
         file::replace(&path, text.as_bytes()).map_err(|error| TrainError::io("write", &path, error))?;
     }
     Ok(plan)
+}
+
+/// The plan of the run in `workdir`, as text and as it is read; `None` if there is none.
+///
+/// # Errors
+/// [`TrainError::Io`], and [`TrainError::Recipe`] for a plan of another release.
+pub(super) fn read_plan(workdir: &Path) -> Result<Option<(String, Plan)>, TrainError> {
+    let path = plan_path(workdir);
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(TrainError::io("read", &path, error)),
+    };
+    match toml::from_str(&text) {
+        Ok(plan) => Ok(Some((text, plan))),
+        Err(error) => Err(TrainError::Recipe {
+            recipe: path.display().to_string(),
+            reason: format!(
+                "this program cannot read it ({}): finish the run with the release that started it, or use another \
+                 folder",
+                error.message()
+            ),
+        }),
+    }
+}
+
+fn plan_path(workdir: &Path) -> PathBuf {
+    workdir.join("plan.toml")
 }
 
 /// Keeps other runs out of `workdir` for as long as the file is held. Nothing where the file system knows no

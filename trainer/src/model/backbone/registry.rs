@@ -67,6 +67,12 @@ impl ModelConfig {
         self.config().levels()
     }
 
+    /// Parameters of all units.
+    pub fn n_params(&self) -> usize {
+        let units = self.units(Readout::All);
+        units.iter().flat_map(|unit| unit.params()).map(|param| param.numel()).sum()
+    }
+
     /// Channels of the features.
     pub fn width(&self) -> usize {
         self.config().width()

@@ -21,7 +21,7 @@ use crate::model::features::Features;
 use crate::model::leaves::Leaves;
 use crate::model::params::{Init, ParamSpec};
 use crate::model::unit::{Context, Cost, GroupShape, StageOutput, Unit};
-use crate::ops::{attention, branch, gelu, layer_norm, linear, sequence};
+use crate::ops::{attention, attention_weights, branch, gelu, layer_norm, linear, sequence};
 
 /// Epsilon of every layer norm, as in DINO and timm.
 const NORM_EPSILON: f64 = 1e-6;
@@ -336,6 +336,13 @@ impl Unit for Block {
             Cost { flops, graph }
         };
         (groups.iter().map(of_group).sum(), groups.to_vec())
+    }
+
+    fn attention(&self, features: &Features, cx: &Context<'_>) -> Option<Tensor<4>> {
+        let (gain, bias) = (cx.leaves.get("norm1.weight"), cx.leaves.get("norm1.bias"));
+        let x = layer_norm(features.x.clone(), gain, bias, NORM_EPSILON);
+        let qkv = linear(cx.rounded(x), cx.weight("attn.qkv.weight"), cx.weight("attn.qkv.bias"));
+        Some(attention_weights(qkv, self.config.heads))
     }
 
     fn drop_path(&self) -> f32 {

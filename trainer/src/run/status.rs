@@ -1,0 +1,144 @@
+//! Whether a run goes on, has ended or has died, as its work directory tells anybody who looks.
+
+use std::fmt;
+use std::path::Path;
+
+use super::heartbeat::{Heartbeat, Sign, beats_of, sign_of};
+use super::workdir::read_plan;
+use crate::checkpoint::steps;
+use crate::error::TrainError;
+use crate::recipe::plan::Plan;
+
+/// How a run is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// Its ranks live.
+    Running,
+    /// All steps are taken.
+    Finished,
+    /// It was asked to stop; the same command continues.
+    Stopped,
+    /// A rank gave up, for the reason that it left.
+    Failed(String),
+    /// A rank has ended without a word, or says nothing any more.
+    Died(String),
+    /// No rank has ever lived here, as far as can be seen.
+    NotStarted,
+}
+
+/// A run as its work directory shows it.
+#[derive(Debug, Clone)]
+pub struct Status {
+    /// How it is.
+    pub state: State,
+    /// Steps taken, as far as is known.
+    pub step: u64,
+    /// The plan that it follows.
+    pub plan: Plan,
+    /// The same as it is written.
+    pub plan_toml: String,
+}
+
+impl Status {
+    /// That of the run in `workdir`. Nothing is locked or written, so that a run never notices.
+    ///
+    /// # Errors
+    /// [`TrainError::NoRun`] where there is none, [`TrainError::Recipe`] for a run of another release,
+    /// [`TrainError::Io`].
+    pub fn of(workdir: &Path) -> Result<Self, TrainError> {
+        let no_run = || TrainError::NoRun { workdir: workdir.to_path_buf() };
+        let (plan_toml, plan) = read_plan(workdir)?.ok_or_else(no_run)?;
+        let newest = steps(&workdir.join("checkpoints")).last().map_or(0, |(step, _)| *step);
+        let beats = beats_of(workdir, plan.world_size);
+        // A rank that left names the step that it was in, which may not have ended.
+        let step = beats.iter().map(|beat| beat.step).min().unwrap_or(newest).max(newest);
+        let state = match newest >= plan.total_steps {
+            true => State::Finished,
+            false => state(&beats),
+        };
+        Ok(Self { state, step: step.min(plan.total_steps), plan, plan_toml })
+    }
+}
+
+/// What the heartbeats of a run that has not taken all steps mean.
+fn state(beats: &[Heartbeat]) -> State {
+    let Some(first) = beats.first() else { return State::NotStarted };
+    let reason =
+        |beat: &Heartbeat| Some((beat.by_itself, format!("rank {}: {}", beat.rank, beat.reason.clone()?)));
+    // Who left for the loss of another is not to blame.
+    if let Some((_, reason)) = beats.iter().filter_map(reason).max_by_key(|(by_itself, _)| *by_itself) {
+        return State::Failed(reason);
+    }
+    let dead = beats.iter().find_map(|beat| match sign_of(beat) {
+        Sign::Gone(words) => Some((beat, words)),
+        Sign::Alive | Sign::Left => None,
+    });
+    if let Some((beat, words)) = dead {
+        return State::Died(format!("rank {} in step {}, {}: {words}", beat.rank, beat.step, beat.phase));
+    }
+    match sign_of(first) {
+        Sign::Left => State::Stopped,
+        Sign::Alive | Sign::Gone(_) => State::Running,
+    }
+}
+
+impl State {
+    /// In one word: `running`.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Finished => "finished",
+            Self::Stopped => "stopped",
+            Self::Failed(_) => "failed",
+            Self::Died(_) => "died",
+            Self::NotStarted => "not started",
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(why) | Self::Died(why) => write!(f, "{}: {why}", self.word()),
+            _ => f.write_str(self.word()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::clock::now_s;
+
+    fn beat(rank: usize, phase: &str, age_s: f64) -> Heartbeat {
+        Heartbeat {
+            rank,
+            host: "another machine".into(),
+            pid: 1,
+            at_s: now_s() - age_s,
+            step: 7,
+            phase: phase.into(),
+            number: 0,
+            collective: String::new(),
+            unit: String::new(),
+            reason: None,
+            by_itself: false,
+        }
+    }
+
+    #[test]
+    fn heartbeats_tell_how_a_run_is() {
+        assert_eq!(state(&[]), State::NotStarted);
+        assert_eq!(state(&[beat(0, "forward", 1.0), beat(1, "forward", 0.0)]), State::Running);
+        assert_eq!(state(&[beat(0, "leaving", 1e6), beat(1, "leaving", 1e6)]), State::Stopped);
+        let died = state(&[beat(0, "forward", 1.0), beat(1, "backward", 60.0)]);
+        assert!(matches!(&died, State::Died(how) if how.contains("rank 1 in step 7, backward")), "{died}");
+        let gave_up = |rank, by_itself, reason: &str| Heartbeat {
+            reason: Some(reason.into()),
+            by_itself,
+            ..beat(rank, "leaving", 9.0)
+        };
+        let failed = state(&[gave_up(0, false, "rank 1 is lost"), gave_up(1, true, "the disk is full")]);
+        assert_eq!(failed, State::Failed("rank 1: the disk is full".into()));
+    }
+}
