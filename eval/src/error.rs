@@ -10,10 +10,10 @@ use trainer::TrainError;
 pub enum EvalError {
     /// The data path failed.
     #[error(transparent)]
-    Data(#[from] PipelineError),
+    Data(Box<PipelineError>),
     /// The checkpoint or the network failed.
     #[error(transparent)]
-    Train(#[from] TrainError),
+    Train(Box<TrainError>),
     /// No sample has a label.
     #[error(
         "none of the {n_samples} images of {split} has a class: probes need a .cls or output.cls member, or `label` in \
@@ -35,8 +35,36 @@ pub enum EvalError {
         /// Images that were looked at.
         n_samples: usize,
     },
-    /// A protocol that draws views was given features alone.
-    #[error("{protocol} needs the training images, not only their features")]
+    /// No image has a mask.
+    #[error(
+        "none of the {n_samples} images of {split} has a mask with a class: a seg.png or mask.png member"
+    )]
+    NoMasks {
+        /// The set.
+        split: String,
+        /// Images that were looked at.
+        n_samples: usize,
+    },
+    /// A mask cannot be read.
+    #[error("{shard}, {key}: the mask cannot be read: {reason}")]
+    Mask {
+        /// The shard.
+        shard: String,
+        /// The image's key.
+        key: String,
+        /// Why.
+        reason: String,
+    },
+    /// A protocol that knows one class for each image was given several.
+    #[error("images of {split} have several classes: only knn scores them (as mAP), not {protocol}")]
+    SeveralClasses {
+        /// The set.
+        split: String,
+        /// The protocol.
+        protocol: &'static str,
+    },
+    /// A protocol that looks at images was given features alone.
+    #[error("{protocol} needs the images, not only their features")]
     NoViews {
         /// The protocol.
         protocol: &'static str,
@@ -83,6 +111,18 @@ pub enum EvalError {
         /// Why.
         reason: String,
     },
+}
+
+impl From<PipelineError> for EvalError {
+    fn from(error: PipelineError) -> Self {
+        Self::Data(Box::new(error))
+    }
+}
+
+impl From<TrainError> for EvalError {
+    fn from(error: TrainError) -> Self {
+        Self::Train(Box::new(error))
+    }
 }
 
 impl EvalError {

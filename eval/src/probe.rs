@@ -13,7 +13,7 @@ use crate::features::set::FeatureSet;
 use crate::features::table::Table;
 use crate::images::ImageSet;
 use crate::protocol::Protocol;
-use crate::protocol::task::{Scored, Task};
+use crate::protocol::task::{Scored, Sets, Task};
 use crate::protocol::views::Views;
 
 /// Images with classes to fit on and to report on.
@@ -23,6 +23,8 @@ pub struct Split {
     pub train: ImageSet,
     /// What the numbers are about.
     pub test: ImageSet,
+    /// Seed of orders, initial weights and draws.
+    pub seed: u64,
 }
 
 /// What features are worth.
@@ -46,16 +48,14 @@ impl Scores {
             .flat_map(|(protocol, scored)| scored.iter().map(move |scored| (protocol, scored)))
     }
 
-    /// The accuracies by name, in percent.
+    /// The numbers by name, in percent.
     pub fn by_name(&self) -> impl Iterator<Item = (String, f64)> {
-        self.numbers().map(|(_, scored)| (scored.metric.clone(), scored.classified.accuracy()))
+        self.numbers().map(|(_, scored)| (scored.metric.clone(), scored.outcome.value()))
     }
 
-    /// The accuracy called `metric`, in percent.
+    /// The number called `metric`, in percent.
     pub fn accuracy(&self, metric: &str) -> Option<f64> {
-        self.numbers()
-            .find(|(_, scored)| scored.metric == metric)
-            .map(|(_, scored)| scored.classified.accuracy())
+        self.numbers().find(|(_, scored)| scored.metric == metric).map(|(_, scored)| scored.outcome.value())
     }
 }
 
@@ -67,7 +67,13 @@ impl Split {
     pub fn new(train: ImageSet, test: ImageSet) -> Result<Self, EvalError> {
         let (mut train, mut test) = (train.labeled()?, test.labeled()?);
         ImageSet::unify(&mut [&mut train, &mut test]);
-        Ok(Self { train, test })
+        Ok(Self { train, test, seed: 0 })
+    }
+
+    /// Both sets, with classes or without: for protocols that need none.
+    pub fn unlabeled(mut train: ImageSet, mut test: ImageSet) -> Self {
+        ImageSet::unify(&mut [&mut train, &mut test]);
+        Self { train, test, seed: 0 }
     }
 
     /// What `protocols` make of a network's features.
@@ -82,9 +88,17 @@ impl Split {
         progress: &dyn Progress,
     ) -> Result<Scores, EvalError> {
         let wanted = wanted(protocols);
-        let (train, test) = self.features(network, wanted, cache, progress)?;
         let views = Views::new(network, &self.train, wanted);
-        self.scores(&train, &test, protocols, Some(&views), progress)
+        let sets = Sets { network, train: &self.train, test: &self.test, cache };
+        let (train, test) = match protocols.iter().any(Protocol::needs_classes) {
+            true => self.features(network, wanted, cache, progress)?,
+            false => (FeatureSet::none(), FeatureSet::none()),
+        };
+        let mut scores = self.scores(&train, &test, protocols, Some((&views, &sets)), progress)?;
+        if !protocols.iter().any(Protocol::needs_classes) {
+            (scores.n_train, scores.n_test, scores.n_bad) = (self.train.len(), self.test.len(), 0);
+        }
+        Ok(scores)
     }
 
     /// Features of both sets, with their classes.
@@ -101,7 +115,13 @@ impl Split {
         let of = |images: &ImageSet| -> Result<FeatureSet, EvalError> {
             Ok(labeled(features(cache, network, images, wanted, progress)?, images))
         };
-        Ok((of(&self.train)?, of(&self.test)?))
+        let train = of(&self.train)?;
+        // Neighbors of a set within itself are looked for in features that are made once.
+        let test = match self.train.fingerprint() == self.test.fingerprint() {
+            true => train.clone(),
+            false => of(&self.test)?,
+        };
+        Ok((train, test))
     }
 
     /// What those of `protocols` that are cheap, nearest neighbors, make of pixels: what a network must beat.
@@ -122,10 +142,12 @@ impl Split {
         train: &FeatureSet,
         test: &FeatureSet,
         protocols: &[Protocol],
-        views: Option<&Views<'_>>,
+        images: Option<(&Views<'_>, &Sets<'_>)>,
         progress: &dyn Progress,
     ) -> Result<Scores, EvalError> {
-        let task = Task { train, test, n_classes: self.train.classes().len(), seed: 0, views, progress };
+        let (views, sets) = images.unzip();
+        let (n_classes, seed) = (self.train.classes().len(), self.seed);
+        let task = Task { train, test, n_classes, seed, views, sets, progress };
         let of_protocols: Result<Vec<_>, EvalError> =
             protocols.iter().map(|protocol| Ok((protocol.clone(), protocol.score(&task)?))).collect();
         let n_bad = self.train.len() + self.test.len() - train.len() - test.len();
@@ -159,9 +181,6 @@ impl Probe for InTraining {
     fn run(&mut self, network: &Network) -> Result<Vec<(String, f64)>, String> {
         let scores =
             self.split.score(network, &self.protocols, None, &Silent).map_err(|error| error.to_string())?;
-        Ok(scores
-            .numbers()
-            .map(|(_, scored)| (scored.metric.clone(), scored.classified.accuracy()))
-            .collect())
+        Ok(scores.numbers().map(|(_, scored)| (scored.metric.clone(), scored.outcome.value())).collect())
     }
 }

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use eval::EvalError;
 use pipeline::PipelineError;
+use report::ReportError;
 use trainer::TrainError;
 use trainer::comm::engine::EngineError;
 
@@ -36,20 +37,35 @@ pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
         if cause.is::<std::io::Error>() || cause.is::<csv::Error>() {
             return Some(DATA);
         }
-        cause.downcast_ref::<EvalError>().map(|error| match error {
-            EvalError::Data(error) => of_pipeline(error),
-            EvalError::Train(error) => of_train(error),
-            EvalError::ImageSize { .. } | EvalError::NoViews { .. } => CONFIGURATION,
-            EvalError::NoLabels { .. }
-            | EvalError::NoImages { .. }
-            | EvalError::Io { .. }
-            | EvalError::Write { .. }
-            | EvalError::Picture { .. }
-            | EvalError::Metrics { .. } => DATA,
-        })
+        if let Some(error) = cause.downcast_ref::<ReportError>() {
+            return Some(match error {
+                ReportError::Run(error) => of_train(error),
+                ReportError::Eval(error) => of_eval(error),
+                ReportError::Read { .. } | ReportError::Encode(_) => DATA,
+            });
+        }
+        cause.downcast_ref::<EvalError>().map(of_eval)
     });
     // What has no type of its own comes from the flags.
     ExitCode::from(code.unwrap_or(CONFIGURATION))
+}
+
+fn of_eval(error: &EvalError) -> u8 {
+    match error {
+        EvalError::Data(error) => of_pipeline(error),
+        EvalError::Train(error) => of_train(error),
+        EvalError::ImageSize { .. } | EvalError::NoViews { .. } | EvalError::SeveralClasses { .. } => {
+            CONFIGURATION
+        }
+        EvalError::NoLabels { .. }
+        | EvalError::NoImages { .. }
+        | EvalError::NoMasks { .. }
+        | EvalError::Mask { .. }
+        | EvalError::Io { .. }
+        | EvalError::Write { .. }
+        | EvalError::Picture { .. }
+        | EvalError::Metrics { .. } => DATA,
+    }
 }
 
 fn of_train(error: &TrainError) -> u8 {
@@ -58,6 +74,7 @@ fn of_train(error: &TrainError) -> u8 {
         | TrainError::OtherRecipe { .. }
         | TrainError::RanksDiffer { .. }
         | TrainError::Busy { .. }
+        | TrainError::NoRun { .. }
         | TrainError::Augment(_) => CONFIGURATION,
         TrainError::Ranks(error) => of_engine(error),
         TrainError::NotFinite { .. } => NOT_FINITE,

@@ -98,6 +98,23 @@ pub fn pixels(images: &ImageSet) -> Result<Table, EvalError> {
     }
 }
 
+/// How class tokens attend to the patches.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Attention {
+    /// Weights of each head of each image, row by row of the grid, `[B · H][N]`.
+    pub heads: Vec<Vec<f32>>,
+    /// Rows and columns of the grid.
+    pub grid: [usize; 2],
+}
+
+/// That of `views`, `[3, size, size]` as bytes; `None` for a backbone without attention or class token.
+pub fn attention_of(network: &Network, views: &[&[u8]], size_px: usize) -> Option<Attention> {
+    let (weights, grid) = network.class_attention(views, size_px)?;
+    let [b, h, n] = weights.dims();
+    let heads = to_host(weights.reshape([b * h * n])).chunks_exact(n).map(<[f32]>::to_vec).collect();
+    Some(Attention { heads, grid })
+}
+
 /// Calls `f` with the numbers and the bytes of the images of each batch that can be decoded.
 fn each_batch(
     images: &ImageSet,

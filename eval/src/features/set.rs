@@ -27,6 +27,11 @@ impl FeatureSet {
         Self { labels, table, rows, columns }
     }
 
+    /// No rows.
+    pub fn none() -> Self {
+        Self::from_rows(0, Vec::new(), Vec::new())
+    }
+
     /// Rows of one level, `[n, width]`.
     pub fn from_rows(width: usize, rows: Vec<f32>, labels: Vec<u32>) -> Self {
         let images = (0..labels.len() as u32).collect();

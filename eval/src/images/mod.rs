@@ -1,6 +1,7 @@
 //! Images of a data set with their classes, seen through one transform.
 
 pub(crate) mod check;
+pub(crate) mod mask;
 pub(crate) mod source;
 pub(crate) mod transform;
 
@@ -11,6 +12,7 @@ use augment::{DecodeRules, MultiCrop, Rgb8, SampleKey, ViewMaker};
 use rayon::prelude::*;
 
 use crate::EvalError;
+use mask::Mask;
 use source::Source;
 use transform::Transform;
 
@@ -25,8 +27,10 @@ pub struct ImageSet {
     rules: DecodeRules,
     /// Indices of the images in their source.
     indices: Vec<u64>,
-    /// Class of each, where it has one.
+    /// Class of each, where it has one: the first of several.
     labels: Vec<Option<u32>>,
+    /// All classes of those that have several, by their indices in the source.
+    several: HashMap<u64, Vec<u32>>,
     /// Names of the classes, by number.
     classes: Vec<String>,
 }
@@ -42,13 +46,34 @@ impl ImageSet {
         rules: DecodeRules,
         name: impl Into<String>,
     ) -> Result<Self, EvalError> {
-        let indices: Vec<u64> = (0..source.len()).collect();
-        let written: Result<Vec<_>, _> = indices.par_iter().map(|index| source.class(*index)).collect();
+        let all = source.len();
+        Self::open_some(source, transform, rules, name, all)
+    }
+
+    /// As [`ImageSet::open`], of `n` images that are evenly spread over `source`, or of all where there are fewer. The
+    /// classes of the others are not read.
+    ///
+    /// # Errors
+    /// [`EvalError::Data`] when a shard cannot be read.
+    pub fn open_some(
+        source: Source,
+        transform: Transform,
+        rules: DecodeRules,
+        name: impl Into<String>,
+        n: u64,
+    ) -> Result<Self, EvalError> {
+        let (all, n) = (source.len(), n.min(source.len()));
+        let indices: Vec<u64> =
+            (0..n).map(|i| (u128::from(i) * u128::from(all) / u128::from(n)) as u64).collect();
+        let written: Result<Vec<_>, _> = indices.par_iter().map(|index| source.classes(*index)).collect();
         let written = written?;
         let classes = ordered(written.iter().flatten().map(String::as_str));
         let by_name: HashMap<&str, u32> = classes.iter().map(String::as_str).zip(0..).collect();
-        let labels = written.iter().map(|name| Some(by_name[name.as_deref()?])).collect();
-        Ok(Self { transform, name: name.into(), source, rules, indices, labels, classes })
+        let labels = written.iter().map(|names| Some(by_name[names.first()?.as_str()])).collect();
+        let numbered = |names: &Vec<String>| names.iter().map(|name| by_name[name.as_str()]).collect();
+        let several = indices.iter().zip(&written).filter(|(_, names)| names.len() > 1);
+        let several = several.map(|(index, names)| (*index, numbered(names))).collect();
+        Ok(Self { transform, name: name.into(), source, rules, indices, labels, several, classes })
     }
 
     /// Those that have a class.
@@ -90,7 +115,7 @@ impl ImageSet {
         let by_name: HashMap<&str, u32> = all.iter().map(String::as_str).zip(0..).collect();
         for set in sets {
             let moved: Vec<u32> = set.classes.iter().map(|name| by_name[name.as_str()]).collect();
-            for label in set.labels.iter_mut().flatten() {
+            for label in set.labels.iter_mut().flatten().chain(set.several.values_mut().flatten()) {
                 *label = moved[*label as usize];
             }
             set.classes.clone_from(&all);
@@ -107,7 +132,35 @@ impl ImageSet {
         self.indices.is_empty()
     }
 
-    /// Class of image `i`.
+    /// Whether some image has several classes.
+    pub fn is_multi_label(&self) -> bool {
+        !self.several.is_empty()
+    }
+
+    /// All classes of image `i`.
+    pub fn labels(&self, i: usize) -> Vec<u32> {
+        match self.several.get(&self.indices[i]) {
+            Some(all) => all.clone(),
+            None => self.labels[i].into_iter().collect(),
+        }
+    }
+
+    /// The classes of image `i`'s pixels, `[s, s]`; `None` where it has no mask.
+    ///
+    /// # Errors
+    /// [`EvalError::Mask`] for a mask that cannot be read, [`EvalError::Data`] when a shard cannot.
+    pub(crate) fn mask(&self, i: usize) -> Result<Option<Vec<u8>>, EvalError> {
+        let Some(bytes) = self.source.mask(self.indices[i])? else { return Ok(None) };
+        match Mask::decode(&bytes) {
+            Ok(mask) => Ok(Some(mask.seen(&self.transform))),
+            Err(reason) => {
+                let (shard, key) = self.describe(i);
+                Err(EvalError::Mask { shard: shard.unwrap_or_default(), key, reason })
+            }
+        }
+    }
+
+    /// Class of image `i`, the first of several.
     pub fn label(&self, i: usize) -> Option<u32> {
         self.labels[i]
     }
@@ -138,21 +191,21 @@ impl ImageSet {
         Ok(self.bytes(i)?.and_then(|bytes| decode(&bytes, &self.rules).ok()))
     }
 
-    /// The views of the first size that `multicrop` makes of image `i`, `[V, 3, size, size]`, drawn by `seed` and
-    /// `epoch`; `None` if it cannot be decoded.
+    /// The views that `multicrop` makes of image `i`, by size, `[V, 3, size, size]` each, drawn by `seed` and `epoch`;
+    /// `None` if it cannot be decoded.
     ///
     /// # Errors
     /// As [`ImageSet::image`].
-    pub(crate) fn views(
+    pub fn views(
         &self,
         i: usize,
         multicrop: &MultiCrop,
         [seed, epoch]: [u64; 2],
-    ) -> Result<Option<Vec<u8>>, EvalError> {
+    ) -> Result<Option<Vec<Vec<u8>>>, EvalError> {
         let Some(image) = self.decoded(i)? else { return Ok(None) };
         let key = SampleKey { seed, epoch, sample: self.indices[i], attempt: 0 };
         let made = ViewMaker::default().make(&image, multicrop, key);
-        Ok(made.ok().map(|mut views| views.groups.remove(0)))
+        Ok(made.ok().map(|views| views.groups))
     }
 
     /// Image `i` as it is encoded; `None` if it is not there.

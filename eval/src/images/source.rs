@@ -5,6 +5,9 @@ use std::sync::Arc;
 
 use pipeline::{Dataset, PipelineError, SampleId};
 
+/// Extensions that hold a mask, in the order in which they are preferred.
+const MASK_EXTENSIONS: [&str; 3] = ["seg.png", "mask.png", "output.png"];
+
 /// Images by index.
 #[derive(Debug, Clone)]
 pub enum Source {
@@ -81,14 +84,25 @@ impl Source {
         }
     }
 
-    /// The class of image `index` as it is written there.
+    /// The classes of image `index` as they are written there.
     ///
     /// # Errors
     /// [`PipelineError`] when a shard cannot be read.
-    pub fn class(&self, index: u64) -> Result<Option<String>, PipelineError> {
+    pub fn classes(&self, index: u64) -> Result<Vec<String>, PipelineError> {
         match self {
-            Self::Shards(dataset) => dataset.class(SampleId(index)),
-            Self::Files(files) => Ok(files[index as usize].class.clone()),
+            Self::Shards(dataset) => dataset.classes(SampleId(index)),
+            Self::Files(files) => Ok(files[index as usize].class.clone().into_iter().collect()),
+        }
+    }
+
+    /// The encoded mask of image `index`, where it has one.
+    ///
+    /// # Errors
+    /// [`PipelineError`] when a shard cannot be read.
+    pub fn mask(&self, index: u64) -> Result<Option<Vec<u8>>, PipelineError> {
+        match self {
+            Self::Shards(dataset) => dataset.member(SampleId(index), &MASK_EXTENSIONS),
+            Self::Files(_) => Ok(None),
         }
     }
 

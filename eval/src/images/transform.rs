@@ -46,12 +46,8 @@ impl Transform {
     pub fn apply(&self, image: &Rgb8) -> Result<Vec<u8>, AugmentError> {
         let source_px = [image.width_px, image.height_px];
         let side_px = self.size_px;
-        let resized_px = match self.keeps_exact && source_px == [side_px; 2] {
-            true => source_px,
-            false => self.resized(source_px),
-        };
-        let [left_px, top_px] =
-            resized_px.map(|side| ((f64::from(side) - f64::from(side_px)) / 2.0).round_ties_even() as u32);
+        let (resized_px, corner_px) = self.place(source_px);
+        let [left_px, top_px] = corner_px.map(|corner| corner as u32);
         let part = CropBox { left_px, top_px, width_px: side_px, height_px: side_px };
         let mut out = Planes::default();
         let whole = CropBox::whole(source_px);
@@ -64,6 +60,16 @@ impl Transform {
             &mut out,
         )?;
         Ok(out.data)
+    }
+
+    /// Width and height after the resize of an image of `source_px`, and the left upper corner of the square within.
+    pub(super) fn place(&self, source_px: [u32; 2]) -> ([u32; 2], [i64; 2]) {
+        let resized_px = match self.keeps_exact && source_px == [self.size_px; 2] {
+            true => source_px,
+            false => self.resized(source_px),
+        };
+        let corner = |side: u32| ((f64::from(side) - f64::from(self.size_px)) / 2.0).round_ties_even() as i64;
+        (resized_px, resized_px.map(corner))
     }
 
     /// Width and height after the resize.

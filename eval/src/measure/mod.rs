@@ -95,7 +95,7 @@ fn views_of(
         let made: Result<Vec<_>, EvalError> =
             indices.par_iter().map(|i| images.views(*i, &multicrop, [0, 0])).collect();
         progress.seen(indices.len());
-        let made: Vec<Vec<u8>> = made?.into_iter().flatten().collect();
+        let made: Vec<Vec<u8>> = made?.into_iter().flatten().map(|mut views| views.remove(0)).collect();
         let views: Vec<&[u8]> =
             made.iter().flat_map(|views| views.chunks_exact(3 * size_px * size_px)).collect();
         if !views.is_empty() {

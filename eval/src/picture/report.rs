@@ -1,15 +1,13 @@
 //! What people look at: the curves of a run, contact sheets, nearest neighbors.
 
 use std::path::Path;
-use std::sync::Once;
 
 use augment::{DecodeRules, SampleKey, decode};
 use augment::{MultiCrop, ViewMaker};
 use pipeline::{Dataset, Sample, SampleId};
 use plotters::prelude::*;
-use plotters::style::register_font;
 
-use super::sheet::{Tile, sheet};
+use super::sheet::{Tile, have_font, sheet};
 use crate::EvalError;
 use crate::features::set::FeatureSet;
 use crate::images::ImageSet;
@@ -59,7 +57,7 @@ pub fn contact_sheet(
             tiles.collect()
         })
         .collect();
-    sheet(path, &rows, TILE_PX.max(groups.first().map_or(0, |g| g.size_px.min(128))))
+    sheet(path, &rows, TILE_PX.max(groups.first().map_or(0, |g| g.size_px.min(128))), "")
 }
 
 /// Draws `count` images, spread evenly over `dataset`: the central square of each.
@@ -83,7 +81,7 @@ pub fn thumbnails(path: &Path, dataset: &Dataset, count: u64) -> Result<(), Eval
             tiles.map(|planes| Tile { planes, size_px: TILE_PX as usize, frame: None }).collect()
         })
         .collect();
-    sheet(path, &rows, TILE_PX)
+    sheet(path, &rows, TILE_PX, "")
 }
 
 /// A sample, unless it is bad.
@@ -101,41 +99,51 @@ fn spread(dataset: &Dataset, count: u64) -> impl Iterator<Item = u64> {
     (0..count).map(move |i| i * n / count)
 }
 
-/// Draws a few test images, each with its nearest train images; green frames share its class.
+/// Neighbors of each image of a sheet.
+const N_NEIGHBORS: usize = 8;
+
+/// Images of a sheet of neighbors.
+const N_QUERIES: usize = 10;
+
+/// Draws a few images of `queries`, or of `candidates` without these, each with those of `candidates` whose features are
+/// most similar. Where classes are known, green frames share the class.
 ///
 /// # Errors
 /// [`EvalError::Picture`].
 pub fn neighbor_sheet(
     path: &Path,
-    train: (&ImageSet, &FeatureSet),
-    test: (&ImageSet, &FeatureSet),
+    candidates: (&ImageSet, &FeatureSet),
+    queries: Option<(&ImageSet, &FeatureSet)>,
 ) -> Result<(), EvalError> {
-    const N_NEIGHBORS: usize = 8;
-    let columns = train.1.layout().last(1);
-    let candidates = train.1.columns(columns.clone());
-    let every = (test.1.len() / 10).max(1);
-    let queries = test.1.columns(columns).select((0..test.1.len()).step_by(every).take(10));
-    let found = neighbors(&candidates, &queries, N_NEIGHBORS, false);
+    let among_themselves = queries.is_none();
+    let columns = candidates.1.layout().last(1);
+    let (images, rows) = (candidates.0, candidates.1.columns(columns.clone()));
+    let (asked, all) = queries.unwrap_or(candidates);
+    let every = (all.len() / N_QUERIES).max(1);
+    let shown = all.columns(columns).select((0..all.len()).step_by(every).take(N_QUERIES));
+    let found = neighbors(&rows, &shown, N_NEIGHBORS + usize::from(among_themselves), false);
     let tile = |set: &ImageSet, image: usize, frame| {
         let size_px = set.transform.size_px as usize;
         let black = || vec![0; 3 * size_px * size_px];
         // Its features were made, so that only a picture would be missing.
         (set.image(image).ok().flatten().unwrap_or_else(black), size_px, frame)
     };
-    let rows: Vec<Vec<_>> = found
-        .iter()
-        .enumerate()
-        .map(|(row, near)| {
-            let mut tiles = vec![tile(test.0, queries.image(row), None)];
-            tiles.extend(near.iter().map(|(i, _)| {
-                let same = candidates.labels[*i as usize] == queries.labels[row];
-                let frame = if same { [40, 160, 70] } else { [200, 50, 50] };
-                tile(train.0, candidates.image(*i as usize), Some(frame))
-            }));
-            tiles
-        })
-        .collect();
-    let borrowed: Vec<Vec<Tile<'_>>> = rows
+    let mut framed = false;
+    let mut made = Vec::with_capacity(found.len());
+    for (row, near) in found.iter().enumerate() {
+        let query = shown.image(row);
+        let mut tiles = vec![tile(asked, query, None)];
+        let near = near.iter().map(|(i, _)| rows.image(*i as usize));
+        // Among themselves each finds itself.
+        for image in near.filter(|image| !among_themselves || *image != query).take(N_NEIGHBORS) {
+            let classes = asked.label(query).zip(images.label(image));
+            let frame = classes.map(|(a, b)| if a == b { [40, 160, 70] } else { [200, 50, 50] });
+            framed |= frame.is_some();
+            tiles.push(tile(images, image, frame));
+        }
+        made.push(tiles);
+    }
+    let borrowed: Vec<Vec<Tile<'_>>> = made
         .iter()
         .map(|row| {
             row.iter()
@@ -143,7 +151,9 @@ pub fn neighbor_sheet(
                 .collect()
         })
         .collect();
-    sheet(path, &borrowed, TILE_PX)
+    let what = if among_themselves { "image" } else { "held-out image" };
+    let frames = if framed { "; green frame: same class, red: another" } else { "" };
+    sheet(path, &borrowed, TILE_PX, &format!("left: {what}; right: its nearest neighbors{frames}"))
 }
 
 /// A curve: its name and its points (step, value).
@@ -186,11 +196,7 @@ pub fn draw_curves(path: &Path, curves: &[Curve]) -> Result<(), EvalError> {
 
 /// White pixels for `n_rows` rows of charts, their size, and a font to write on them with.
 pub(crate) fn canvas(n_rows: usize) -> (Vec<u8>, (u32, u32)) {
-    static FONT: Once = Once::new();
-    FONT.call_once(|| {
-        // A second registration would only repeat the first; the font ships with the program.
-        let _ = register_font("sans-serif", FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT);
-    });
+    have_font();
     let (width, height) = (1000, 260 * n_rows as u32);
     (vec![255; 3 * width as usize * height as usize], (width, height))
 }

@@ -8,6 +8,7 @@ use serde_json::json;
 use super::knn::Knn;
 use super::task::{Scored, Task};
 use crate::score::Classified;
+use crate::score::outcome::Outcome;
 
 /// Keeps these draws apart from all other streams.
 const DOMAIN: u64 = 0x6665_7773_0000_0000;
@@ -41,7 +42,8 @@ impl FewShot {
     fn of_shots(&self, task: &Task<'_>, shots: usize) -> Scored {
         let columns = task.train.layout().last(1);
         let (train, test) = (task.train.columns(columns.clone()), task.test.columns(columns));
-        let knn = Knn { k: vec![shots.min(self.neighbors)], temperature: self.temperature };
+        let k = vec![shots.min(self.neighbors)];
+        let knn = Knn { k, temperature: self.temperature, leave_one_out: false };
         let mut all = Classified { n_tries: self.tries, ..Classified::new(Vec::new(), &[], task.n_classes) };
         let mut accuracies = Vec::new();
         for attempt in 0..self.tries {
@@ -53,13 +55,13 @@ impl FewShot {
                 rows.truncate(shots);
             }
             let few = train.select(by_class.into_iter().flatten());
-            for (_, classified) in knn.score(&few, &test, task.n_classes, false) {
+            for (_, classified) in knn.score(&few, &test, task.n_classes) {
                 accuracies.push(classified.accuracy());
                 all.predicted.extend(classified.predicted);
                 all.labels.extend(classified.labels);
             }
         }
         let details = json!({ "shots": shots, "tries": accuracies });
-        Scored { metric: format!("few_shot_{shots}"), classified: all, details }
+        Scored { metric: format!("few_shot_{shots}"), outcome: Outcome::Classified(all), details }
     }
 }

@@ -4,6 +4,9 @@
 //! s_i = x · x_i over rows of unit length; the k largest vote for their class with exp(s_i / T)
 //! ```
 //!
+//! Where images have several classes, each class has the share of the votes for it as its score, and the number is the
+//! mean average precision (as in DINOv3's evaluation).
+//!
 //! Similarities come from products of blocks, `[queries, D] · [D, candidates]`, of which the largest are kept: all of
 //! them are never in memory at once.
 
@@ -11,9 +14,13 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use trainer::{Mat, gemm};
 
+use super::task::{Scored, Sets, Task};
 use crate::features::set::FeatureSet;
+use crate::score::outcome::Outcome;
+use crate::score::ranked::Ranked;
 use crate::score::{Classified, argmax};
 
 /// Queries that are compared at a time, by one thread, at most: many, so that scaling candidates to unit length does
@@ -31,27 +38,77 @@ pub struct Knn {
     pub k: Vec<usize>,
     /// Temperature of the votes, T.
     pub temperature: f64,
+    /// Whether neighbors come from test itself, each image being left out of its own.
+    #[serde(default)]
+    pub leave_one_out: bool,
 }
 
 impl Default for Knn {
     /// DINO's.
     fn default() -> Self {
-        Self { k: vec![10, 20, 100, 200], temperature: 0.07 }
+        Self { k: vec![10, 20, 100, 200], temperature: 0.07, leave_one_out: false }
     }
 }
 
 impl Knn {
-    /// What each `k` makes of `test`, given `train`. With `leave_one_out` both are one set, and no row is its own
-    /// neighbor.
+    /// A number for each `k`.
+    pub(crate) fn numbers(&self, task: &Task<'_>) -> Vec<Scored> {
+        let columns = task.test.layout().last(1);
+        let test = task.test.columns(columns.clone());
+        let train = if self.leave_one_out { test.clone() } else { task.train.columns(columns) };
+        let several = task.sets.filter(|sets| sets.train.is_multi_label() || sets.test.is_multi_label());
+        let found: Vec<(usize, Outcome)> = match several {
+            Some(sets) => self.rank(sets, &train, &test, task.n_classes),
+            None => {
+                let found = self.score(&train, &test, task.n_classes);
+                found.into_iter().map(|(k, classified)| (k, Outcome::Classified(classified))).collect()
+            }
+        };
+        let prefix = if self.leave_one_out { "knn_loo" } else { "knn" };
+        let details = |k: usize| json!({ "k": k, "temperature": self.temperature });
+        let scored = |(k, outcome)| Scored { metric: format!("{prefix}_{k}"), outcome, details: details(k) };
+        found.into_iter().map(scored).collect()
+    }
+
+    /// What each `k` makes of `test`, given `train`, where images have several classes.
+    fn rank(
+        &self,
+        sets: &Sets<'_>,
+        train: &FeatureSet,
+        test: &FeatureSet,
+        n_classes: usize,
+    ) -> Vec<(usize, Outcome)> {
+        let most = self.k.iter().copied().max().unwrap_or_default();
+        let found = neighbors(train, test, most, self.leave_one_out);
+        let asked = if self.leave_one_out { sets.test } else { sets.train };
+        let of_row: Vec<Vec<u32>> = (0..train.len()).map(|row| asked.labels(train.image(row))).collect();
+        let truths: Vec<Vec<u32>> = (0..test.len()).map(|row| sets.test.labels(test.image(row))).collect();
+        let shares = |near: &Vec<(u32, f32)>, k: usize| {
+            let top = near.first().map_or(0.0, |(_, similarity)| f64::from(*similarity));
+            let (mut votes, mut sum) = (vec![0.0f64; n_classes], 0.0);
+            for (row, similarity) in near.iter().take(k) {
+                let vote = ((f64::from(*similarity) - top) / self.temperature).exp();
+                sum += vote;
+                of_row[*row as usize].iter().for_each(|class| votes[*class as usize] += vote);
+            }
+            votes.into_iter().map(move |vote| (vote / f64::max(sum, f64::MIN_POSITIVE)) as f32)
+        };
+        let ranked = |k: &usize| {
+            let scores: Vec<f32> = found.par_iter().flat_map_iter(|near| shares(near, *k)).collect();
+            (*k, Outcome::Ranked(Ranked::new(&scores, n_classes, &truths)))
+        };
+        self.k.iter().map(ranked).collect()
+    }
+
+    /// What each `k` makes of `test`, given `train`.
     pub(crate) fn score(
         &self,
         train: &FeatureSet,
         test: &FeatureSet,
         n_classes: usize,
-        leave_one_out: bool,
     ) -> Vec<(usize, Classified)> {
         let most = self.k.iter().copied().max().unwrap_or_default();
-        let found = neighbors(train, test, most, leave_one_out);
+        let found = neighbors(train, test, most, self.leave_one_out);
         let classified = |k: &usize| {
             let vote = |near: &Vec<(u32, f32)>| self.vote(near, *k, &train.labels, n_classes);
             let predicted = found.par_iter().map(vote).collect();
@@ -74,7 +131,7 @@ impl Knn {
 
 /// The `k` rows of `train` most similar to each row of `test`, best first, with their cosines. Of equal ones the lower
 /// number comes first. With `leave_one_out` both are one set, and no row is its own neighbor.
-pub(crate) fn neighbors(
+pub fn neighbors(
     train: &FeatureSet,
     test: &FeatureSet,
     k: usize,
@@ -176,7 +233,7 @@ mod tests {
     }
 
     fn accuracies(train: &FeatureSet, test: &FeatureSet) -> Vec<f64> {
-        let scored = Knn::default().score(train, test, 2, false);
+        let scored = Knn::default().score(train, test, 2);
         scored.iter().map(|(_, classified)| classified.accuracy()).collect()
     }
 
@@ -199,8 +256,8 @@ mod tests {
     #[test]
     fn low_temperatures_are_nearest_neighbors() {
         let train = set(&[([0.0, 1.0], 0), ([0.3, 1.0], 0), ([1.0, 0.01], 1), ([0.9, 0.3], 0)]);
-        let knn = Knn { k: vec![4], temperature: 1e-3 };
-        let scored = knn.score(&train, &set(&[([1.0, 0.0], 1)]), 2, false);
+        let knn = Knn { k: vec![4], temperature: 1e-3, leave_one_out: false };
+        let scored = knn.score(&train, &set(&[([1.0, 0.0], 1)]), 2);
         assert_eq!(scored[0].1.accuracy(), 100.0);
     }
 

@@ -17,6 +17,7 @@ use super::batches::{classified, cosine};
 use super::heads::{Descent, Heads, Rows};
 use super::task::{Scored, Task};
 use crate::EvalError;
+use crate::score::outcome::Outcome;
 
 /// What it is called.
 pub(crate) const NAME: &str = "linear-dino";
@@ -73,6 +74,6 @@ impl LinearDino {
         }
         let classified = classified(&mut heads, 1, &test, None, task.n_classes).remove(0);
         let details = json!({ "levels": self.levels, "average": self.average });
-        Ok(Scored { metric: "linear_dino".into(), classified, details })
+        Ok(Scored { metric: "linear_dino".into(), outcome: Outcome::Classified(classified), details })
     }
 }

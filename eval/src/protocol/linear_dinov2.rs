@@ -17,6 +17,7 @@ use super::batches::{Gathered, classified, cosine};
 use super::heads::{Descent, Heads};
 use super::task::{Scored, Task};
 use crate::score::Classified;
+use crate::score::outcome::Outcome;
 
 /// The protocol's settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -85,6 +86,70 @@ impl LinearDinov2 {
             "steps": n_steps,
             "heads": (0..n_heads).map(about).collect::<Vec<_>>(),
         });
-        Scored { metric: "linear_dinov2".into(), classified: found.swap_remove(best), details }
+        Scored {
+            metric: "linear_dinov2".into(),
+            outcome: Outcome::Classified(found.swap_remove(best)),
+            details,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use augment::ViewRng;
+
+    use super::*;
+    use crate::features::columns::Columns;
+    use crate::features::extract::Silent;
+    use crate::features::set::FeatureSet;
+    use crate::features::table::Table;
+
+    /// Rows of two levels of two columns and an average of two, of which only columns `informative` tell the class.
+    fn set(informative: std::ops::Range<usize>, n: usize, seed: u64) -> FeatureSet {
+        let mut rng = ViewRng::from_words([seed, 0, 0, 0]);
+        let mut rows = Vec::new();
+        for i in 0..n {
+            let value = |c: usize| if informative.contains(&c) && c % 2 == i % 2 { 6.0 } else { 0.0 };
+            rows.extend((0..6).map(|c| value(c) + rng.normal()));
+        }
+        let table = Table::new(Columns { levels: vec![2, 2], average: 2 }, (0..n as u32).collect(), rows);
+        FeatureSet::of(Arc::new(table), |image| Some((image % 2) as u32))
+    }
+
+    /// Each head sees the levels and the average that it is said to see, and no others; small rates stay behind.
+    #[test]
+    fn heads_see_their_columns_alone() {
+        let protocol = LinearDinov2 {
+            rates: vec![1e-5, 0.1],
+            iterations: 300,
+            levels: vec![1, 2],
+            ..LinearDinov2::default()
+        };
+        for (informative, who) in [(0..2, [2, 2]), (2..4, [1, 2]), (4..6, [0, 0])] {
+            let (train, test) = (set(informative.clone(), 400, 1), set(informative.clone(), 400, 2));
+            let task = Task {
+                train: &train,
+                test: &test,
+                n_classes: 2,
+                seed: 0,
+                views: None,
+                sets: None,
+                progress: &Silent,
+            };
+            let scored = protocol.score(&task);
+            let heads = scored.details["heads"].as_array().unwrap();
+            assert_eq!(heads.len(), 8);
+            for head in heads.iter().filter(|head| head["rate"] == 0.1) {
+                let (levels, average) =
+                    (head["levels"].as_u64().unwrap(), head["average"].as_bool().unwrap());
+                let sees = if informative.start == 4 { average } else { who.contains(&levels) };
+                let accuracy = head["accuracy"].as_f64().unwrap();
+                assert_eq!(accuracy > 90.0, sees, "columns {informative:?}: {head}");
+            }
+            assert!(scored.outcome.value() > 90.0);
+            assert_eq!(scored.details["steps"], 300);
+        }
     }
 }

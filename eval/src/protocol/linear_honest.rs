@@ -14,6 +14,7 @@ use super::heads::{Descent, Heads};
 use super::task::{Scored, Task};
 use crate::features::set::FeatureSet;
 use crate::score::Classified;
+use crate::score::outcome::Outcome;
 
 /// One row in so many is held out.
 const HELD_OUT: usize = 5;
@@ -51,7 +52,7 @@ impl LinearHonest {
         let held_out: Vec<_> = self.rates.iter().zip(accuracies).collect();
         Scored {
             metric: "linear_honest".into(),
-            classified,
+            outcome: Outcome::Classified(classified),
             details: json!({ "rate": rate, "held_out": held_out }),
         }
     }
@@ -96,8 +97,8 @@ mod tests {
     }
 
     fn accuracy(train: &FeatureSet, test: &FeatureSet) -> f64 {
-        let task = Task { train, test, n_classes: 3, seed: 0, views: None, progress: &Silent };
-        LinearHonest::default().score(&task).classified.accuracy()
+        let task = Task { train, test, n_classes: 3, seed: 0, views: None, sets: None, progress: &Silent };
+        LinearHonest::default().score(&task).outcome.value()
     }
 
     #[test]

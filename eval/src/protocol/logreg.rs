@@ -16,6 +16,7 @@ use super::batches::hold_out;
 use super::lbfgs::{Limits, Value, minimize};
 use super::task::{Scored, Task};
 use crate::features::set::FeatureSet;
+use crate::score::outcome::Outcome;
 use crate::score::{Classified, largest};
 
 /// One row in so many is held out.
@@ -68,7 +69,7 @@ impl Logreg {
         let regression = self.fit(&train, task.n_classes, c);
         let held_out: Vec<_> = self.c.iter().zip(accuracies).collect();
         let details = json!({ "c": c, "steps": regression.n_steps, "held_out": held_out });
-        Scored { metric: "logreg".into(), classified: regression.classify(&test), details }
+        Scored { metric: "logreg".into(), outcome: Outcome::Classified(regression.classify(&test)), details }
     }
 
     fn fit(&self, set: &FeatureSet, n_classes: usize, c: f64) -> Regression {

@@ -3,6 +3,7 @@
 //! A new one is a file with a struct of settings that has a default, and a line in [`Protocol`] and its functions.
 
 mod batches;
+mod bilinear;
 pub(crate) mod few_shot;
 mod heads;
 pub(crate) mod knn;
@@ -11,6 +12,7 @@ pub(crate) mod linear_dino;
 pub(crate) mod linear_dinov2;
 pub(crate) mod linear_honest;
 pub(crate) mod logreg;
+pub(crate) mod segmentation;
 pub(crate) mod task;
 pub(crate) mod views;
 
@@ -24,6 +26,7 @@ use linear_dino::LinearDino;
 use linear_dinov2::LinearDinov2;
 use linear_honest::LinearHonest;
 use logreg::Logreg;
+use segmentation::Segmentation;
 use task::{Scored, Task};
 
 /// A protocol with its settings.
@@ -42,11 +45,13 @@ pub enum Protocol {
     Logreg(Logreg),
     /// Nearest neighbors among a few rows of each class.
     FewShot(FewShot),
+    /// Linear segmentation.
+    Segmentation(Segmentation),
 }
 
 impl Protocol {
     /// One of each, with published settings.
-    pub fn all() -> [Self; 6] {
+    pub fn all() -> [Self; 7] {
         [
             Self::Knn(Knn::default()),
             Self::LinearDino(LinearDino::default()),
@@ -54,6 +59,7 @@ impl Protocol {
             Self::LinearHonest(LinearHonest::default()),
             Self::Logreg(Logreg::default()),
             Self::FewShot(FewShot::default()),
+            Self::Segmentation(Segmentation::default()),
         ]
     }
 
@@ -78,6 +84,7 @@ impl Protocol {
             Self::LinearHonest(_) => "linear-honest",
             Self::Logreg(_) => "logreg",
             Self::FewShot(_) => "few-shot",
+            Self::Segmentation(_) => segmentation::NAME,
         }
     }
 
@@ -136,28 +143,28 @@ impl Protocol {
         }
     }
 
+    /// Whether it looks at classes of images.
+    pub fn needs_classes(&self) -> bool {
+        !matches!(self, Self::Segmentation(_))
+    }
+
     /// Its numbers.
     ///
     /// # Errors
-    /// Those of protocols that look at images.
+    /// Those of protocols that look at images, and [`EvalError::SeveralClasses`].
     pub fn score(&self, task: &Task<'_>) -> Result<Vec<Scored>, EvalError> {
+        let several = task.sets.map(|sets| sets.test).filter(|test| test.is_multi_label());
+        if let (Some(test), true) = (several, self.needs_classes() && !matches!(self, Self::Knn(_))) {
+            return Err(EvalError::SeveralClasses { split: test.name.clone(), protocol: self.name() });
+        }
         Ok(match self {
-            Self::Knn(protocol) => {
-                let columns = task.train.layout().last(1);
-                let (train, test) = (task.train.columns(columns.clone()), task.test.columns(columns));
-                let found = protocol.score(&train, &test, task.n_classes, false);
-                let scored = |(k, classified)| Scored {
-                    metric: format!("knn_{k}"),
-                    classified,
-                    details: json!({ "k": k, "temperature": protocol.temperature }),
-                };
-                found.into_iter().map(scored).collect()
-            }
+            Self::Knn(protocol) => protocol.numbers(task),
             Self::LinearDino(protocol) => vec![protocol.score(task)?],
             Self::LinearDinov2(protocol) => vec![protocol.score(task)],
             Self::LinearHonest(protocol) => vec![protocol.score(task)],
             Self::Logreg(protocol) => vec![protocol.score(task)],
             Self::FewShot(protocol) => protocol.score(task),
+            Self::Segmentation(protocol) => vec![protocol.score(task)?],
         })
     }
 }
@@ -176,8 +183,8 @@ mod tests {
                 "the name that is written is the one that is told"
             );
         }
-        let Knn { k, temperature } = Knn::default();
-        assert_eq!((k, temperature), (vec![10, 20, 100, 200], 0.07));
+        let Knn { k, temperature, leave_one_out } = Knn::default();
+        assert_eq!((k, temperature, leave_one_out), (vec![10, 20, 100, 200], 0.07, false));
         let LinearDinov2 { rates, iterations, levels, .. } = LinearDinov2::default();
         let published = ["1e-5 2e-5 5e-5 1e-4 2e-4 5e-4", "1e-3 2e-3 5e-3 1e-2 2e-2 5e-2 0.1"];
         let published =

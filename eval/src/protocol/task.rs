@@ -1,11 +1,14 @@
 //! What a protocol is given, and what it gives.
 
 use serde_json::Value;
+use trainer::Network;
 
 use super::views::Views;
+use crate::features::cache::FeatureCache;
 use crate::features::extract::Progress;
 use crate::features::set::FeatureSet;
-use crate::score::Classified;
+use crate::images::ImageSet;
+use crate::score::outcome::Outcome;
 
 /// What is scored.
 #[derive(Clone, Copy)]
@@ -20,8 +23,22 @@ pub struct Task<'a> {
     pub seed: u64,
     /// Views of train, for protocols that draw them.
     pub views: Option<&'a Views<'a>>,
+    /// The images themselves, for protocols that look at more than vectors and classes.
+    pub sets: Option<&'a Sets<'a>>,
     /// What is told of protocols that take long.
     pub progress: &'a dyn Progress,
+}
+
+/// Images, and the network that sees them.
+pub struct Sets<'a> {
+    /// The network.
+    pub network: &'a Network,
+    /// What classifiers are made from.
+    pub train: &'a ImageSet,
+    /// What the numbers are about.
+    pub test: &'a ImageSet,
+    /// Where features are kept.
+    pub cache: Option<&'a FeatureCache>,
 }
 
 /// A number, and what it came from.
@@ -30,7 +47,7 @@ pub struct Scored {
     /// What it is called among the numbers of all protocols: `knn_20`.
     pub metric: String,
     /// What was made of the test set.
-    pub classified: Classified,
+    pub outcome: Outcome,
     /// What was chosen, and on what.
     pub details: Value,
 }

@@ -52,10 +52,10 @@ impl<'a> Views<'a> {
             let made: Result<Vec<_>, EvalError> = numbers.par_iter().map(make).collect();
             let (mut labels, mut there, mut views) = (Vec::new(), Vec::new(), Vec::new());
             for (number, view) in numbers.iter().zip(made?) {
-                if let (Some(view), Some(label)) = (view, self.images.label(*number as usize)) {
+                if let (Some(mut view), Some(label)) = (view, self.images.label(*number as usize)) {
                     labels.push(label);
                     there.push(*number);
-                    views.push(view);
+                    views.push(view.remove(0));
                 }
             }
             if !views.is_empty() {

@@ -9,22 +9,30 @@ const DRAWS: u64 = 1000;
 /// Keeps these draws apart from all other streams.
 const DOMAIN: u64 = 0x626f_6f74_0000_0000;
 
-/// The middle 95 % of the means of `values` drawn with replacement. The same for the same number of values and the same
-/// values.
-pub(crate) fn interval_of_mean(values: &[f64]) -> [f64; 2] {
-    if values.is_empty() {
+/// The middle 95 % of `value` over test sets of `n` images drawn with replacement, given how often each was drawn. The same
+/// for the same number of images and the same value.
+pub(crate) fn interval(n: usize, value: impl Fn(&[u32]) -> f64 + Sync) -> [f64; 2] {
+    if n == 0 {
         return [0.0; 2];
     }
-    let n = values.len() as u32;
-    let mean_of_draw = |draw: u64| {
+    let of_draw = |draw: u64| {
         let mut rng = ViewRng::from_words([0, DOMAIN, draw, 0]);
-        let sum: f64 = (0..n).map(|_| values[rng.below(n) as usize]).sum();
-        sum / f64::from(n)
+        let mut counts = vec![0; n];
+        (0..n).for_each(|_| counts[rng.below(n as u32) as usize] += 1);
+        value(&counts)
     };
-    let mut means: Vec<f64> = (0..DRAWS).into_par_iter().map(mean_of_draw).collect();
-    means.sort_unstable_by(f64::total_cmp);
-    let at = |share: f64| means[((means.len() - 1) as f64 * share).round() as usize];
+    let mut values: Vec<f64> = (0..DRAWS).into_par_iter().map(of_draw).collect();
+    values.sort_unstable_by(f64::total_cmp);
+    let at = |share: f64| values[((values.len() - 1) as f64 * share).round() as usize];
     [at(0.025), at(0.975)]
+}
+
+/// The same of the mean of `values`.
+pub(crate) fn interval_of_mean(values: &[f64]) -> [f64; 2] {
+    let n = values.len() as f64;
+    interval(values.len(), |counts| {
+        values.iter().zip(counts).map(|(value, count)| value * f64::from(*count)).sum::<f64>() / n
+    })
 }
 
 #[cfg(test)]

@@ -1,6 +1,9 @@
 //! Predictions into accuracies, intervals and confusions.
 
 pub(crate) mod bootstrap;
+pub(crate) mod outcome;
+pub(crate) mod ranked;
+pub(crate) mod segmented;
 
 use rayon::prelude::*;
 

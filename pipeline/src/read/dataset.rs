@@ -143,13 +143,22 @@ impl Dataset {
         shard.label(i)
     }
 
-    /// The class of sample `id`, a number or a name.
+    /// The classes of sample `id`, numbers or names: none, one or several.
     ///
     /// # Errors
     /// [`PipelineError::Io`] when the shard cannot be read.
-    pub fn class(&self, id: SampleId) -> Result<Option<String>, PipelineError> {
+    pub fn classes(&self, id: SampleId) -> Result<Vec<String>, PipelineError> {
         let (shard, i) = self.locate(id);
-        shard.class(i)
+        shard.classes(i)
+    }
+
+    /// The first of the members of sample `id` that have one of `extensions`, in their order.
+    ///
+    /// # Errors
+    /// [`PipelineError::Io`] when the shard cannot be read.
+    pub fn member(&self, id: SampleId, extensions: &[&str]) -> Result<Option<Vec<u8>>, PipelineError> {
+        let (shard, i) = self.locate(id);
+        shard.member(i, extensions)
     }
 
     /// Length of the encoded image of sample `id`, if it has one, and the short check of its bytes where that is known:

@@ -110,32 +110,40 @@ impl Shard {
     /// # Errors
     /// As [`Shard::image`].
     pub fn label(&self, i: usize) -> Result<Option<u32>, PipelineError> {
-        Ok(self.class_member(i)?.and_then(|class| class.parse().ok()))
+        Ok(self.class_member(i)?.and_then(|text| canonical(&text)?.parse().ok()))
     }
 
-    /// The class of sample `i`, a number or a name, where it has one: from a member of its own, or under `label` in its
-    /// `.json`.
+    /// The classes of sample `i`, numbers or names: from a member of its own, one a line, or under `label` or `labels` in
+    /// its `.json`, a value or a list.
     ///
     /// # Errors
     /// As [`Shard::image`].
-    pub fn class(&self, i: usize) -> Result<Option<String>, PipelineError> {
-        if let Some(class) = self.class_member(i)? {
-            return Ok(Some(class));
+    pub fn classes(&self, i: usize) -> Result<Vec<String>, PipelineError> {
+        if let Some(text) = self.class_member(i)? {
+            return Ok(text.lines().filter_map(canonical).collect());
         }
         match self.index.member(i, &["json"]).filter(|member| member.len_bytes <= MAX_JSON_BYTES) {
-            Some(member) => Ok(class_in(&self.bytes_of(i, &member)?)),
-            None => Ok(None),
+            Some(member) => Ok(classes_in(&self.bytes_of(i, &member)?)),
+            None => Ok(Vec::new()),
         }
     }
 
+    /// The first of the members of sample `i` that have one of `extensions`, in their order.
+    ///
+    /// # Errors
+    /// As [`Shard::image`].
+    pub fn member(&self, i: usize, extensions: &[&str]) -> Result<Option<Vec<u8>>, PipelineError> {
+        self.index.member(i, extensions).map(|member| self.bytes_of(i, &member)).transpose()
+    }
+
+    /// The text of the member that holds the class.
     fn class_member(&self, i: usize) -> Result<Option<String>, PipelineError> {
         let member = self.index.member(i, &CLASS_EXTENSIONS);
         let Some(member) = member.filter(|member| member.len_bytes <= MAX_CLASS_BYTES) else {
             return Ok(None);
         };
         let bytes = self.bytes_of(i, &member)?;
-        let text = std::str::from_utf8(&bytes).ok().map(str::trim).filter(|text| !text.is_empty());
-        Ok(text.and_then(canonical))
+        Ok(std::str::from_utf8(&bytes).ok().map(str::to_string))
     }
 
     /// All members of sample `i` in the order of the tar: extension and bytes.
@@ -157,25 +165,31 @@ impl Shard {
     }
 }
 
-/// A class as it is compared: 7 for 007. Negative numbers stand for no class.
+/// A class as it is compared: 7 for 007, without space around it. Negative numbers stand for no class.
 fn canonical(text: &str) -> Option<String> {
+    let text = text.trim();
     match text.parse::<i64>() {
         Ok(number) if number < 0 => None,
         Ok(number) => Some(number.to_string()),
-        Err(_) => Some(text.to_string()),
+        Err(_) => Some(text.to_string()).filter(|text| !text.is_empty()),
     }
 }
 
-/// What JSON has under `label`, if that is a number or text.
-fn class_in(json: &[u8]) -> Option<String> {
-    let value: serde_json::Value = serde_json::from_slice(json).ok()?;
-    match &value["label"] {
-        serde_json::Value::String(text) => {
-            Some(text.trim()).filter(|text| !text.is_empty()).and_then(canonical)
-        }
+/// What JSON has under `label`, or else under `labels`: numbers and texts, one or a list of them.
+fn classes_in(json: &[u8]) -> Vec<String> {
+    let value: serde_json::Value = serde_json::from_slice(json).unwrap_or_default();
+    let found = value.get("label").or_else(|| value.get("labels"));
+    let values = match found {
+        Some(serde_json::Value::Array(values)) => values.as_slice(),
+        Some(value) => std::slice::from_ref(value),
+        None => &[],
+    };
+    let class = |value: &serde_json::Value| match value {
+        serde_json::Value::String(text) => canonical(text),
         serde_json::Value::Number(number) => number.as_u64().map(|number| number.to_string()),
         _ => None,
-    }
+    };
+    values.iter().filter_map(class).collect()
 }
 
 impl std::fmt::Debug for Shard {

@@ -138,7 +138,7 @@ impl CacheFlags {
 /// Protocols and their settings.
 #[derive(clap::Args)]
 pub(crate) struct ProtocolFlags {
-    /// Protocols: knn, linear-honest, linear-dino, linear-dinov2, logreg, few-shot; several with commas.
+    /// Protocols: knn, linear-honest, linear-dino, linear-dinov2, logreg, few-shot, segmentation; several with commas.
     #[arg(long, value_delimiter = ',', default_values = ["knn", "linear-honest"])]
     protocol: Vec<String>,
     /// Numbers of neighbors (knn), with commas.
@@ -147,16 +147,19 @@ pub(crate) struct ProtocolFlags {
     /// Temperature of the neighbors' votes (knn, few-shot).
     #[arg(long, value_name = "T")]
     temperature: Option<f64>,
-    /// Passes over train (linear probes).
+    /// Look for the neighbors of each test image among the other test images, without a training set (knn).
+    #[arg(long)]
+    pub(crate) leave_one_out: bool,
+    /// Passes over train (linear probes, segmentation).
     #[arg(long, value_name = "N")]
     epochs: Option<usize>,
-    /// Images of a mini-batch (linear probes).
+    /// Images of a mini-batch (linear probes, segmentation).
     #[arg(long, value_name = "N")]
     batch: Option<usize>,
     /// Learning rates to choose from, with commas (linear-honest, linear-dinov2).
     #[arg(long, value_delimiter = ',', value_name = "RATE")]
     rates: Vec<f64>,
-    /// Learning rate (linear-dino).
+    /// Learning rate (linear-dino, segmentation).
     #[arg(long)]
     rate: Option<f64>,
     /// Last blocks whose class tokens are concatenated (linear-dino: one number; linear-dinov2: with commas).
@@ -174,6 +177,9 @@ pub(crate) struct ProtocolFlags {
     /// Draws of each number of shots (few-shot).
     #[arg(long, value_name = "N")]
     tries: Option<usize>,
+    /// Seed of orders, initial weights and draws.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
 }
 
 impl ProtocolFlags {
@@ -181,6 +187,9 @@ impl ProtocolFlags {
     pub(crate) fn protocols(&self) -> anyhow::Result<Vec<Protocol>> {
         let chosen: Result<Vec<_>, String> = self.protocol.iter().map(|name| Protocol::named(name)).collect();
         let mut chosen = chosen.map_err(anyhow::Error::msg)?;
+        if self.leave_one_out && chosen.iter().any(|protocol| !matches!(protocol, Protocol::Knn(_))) {
+            bail!("--leave-one-out is for knn alone: --protocol knn");
+        }
         for (key, value) in self.settings() {
             let mut known = false;
             for protocol in &mut chosen {
@@ -211,6 +220,7 @@ impl ProtocolFlags {
         let all = [
             ("k", list(json!(self.k))),
             ("temperature", self.temperature.map(|value| json!(value))),
+            ("leave_one_out", self.leave_one_out.then_some(json!(true))),
             ("epochs", self.epochs.map(|value| json!(value))),
             ("batch", self.batch.map(|value| json!(value))),
             ("rates", list(json!(self.rates))),

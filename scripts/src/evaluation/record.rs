@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use report::EVALUATIONS;
 use serde_json::Value;
 use trainer::run::telemetry::append_scalars;
 
@@ -12,7 +13,7 @@ use super::flags::OpenNetwork;
 
 /// The file of a run's evaluations.
 pub(crate) fn path_in(workdir: &Path) -> PathBuf {
-    workdir.join("evaluations.jsonl")
+    workdir.join(EVALUATIONS)
 }
 
 /// Adds rows that say all that they depend on to a run's evaluations, and scalars at the training step.

@@ -12,13 +12,19 @@ pub(crate) type Table = Vec<(&'static str, Scores)>;
 /// Classes whose confusions are told.
 const MAX_CONFUSED: usize = 100;
 
+/// Classes whose confusions a run keeps with each of its scores; of more, the most frequent ones.
+const MAX_KEPT_CONFUSED: usize = 20;
+
+/// Confusions that are kept where there are more classes.
+const N_KEPT_PAIRS: usize = 30;
+
 /// Prints a line a number, a column a network; the first network's with the interval.
 pub(crate) fn print_table(table: &Table) {
     let Some((_, first)) = table.first() else { return };
     let names: String = table[1..].iter().map(|(name, _)| format!(" {name:>12}")).collect();
-    println!("{:<16} {:>8} {:<15}{names}", "accuracy in %", table[0].0, "");
+    println!("{:<16} {:>8} {:<15}{names}", heading(first), table[0].0, "");
     for (_, scored) in first.numbers() {
-        let [low, high] = scored.classified.interval();
+        let [low, high] = scored.outcome.interval();
         let interval = format!("({low:.1} - {high:.1})");
         let others: String = table[1..]
             .iter()
@@ -27,14 +33,21 @@ pub(crate) fn print_table(table: &Table) {
                 None => format!(" {:>12}", "-"),
             })
             .collect();
-        println!("{:<16} {:>8.2} {interval:<15}{others}", scored.metric, scored.classified.accuracy());
+        println!("{:<16} {:>8.2} {interval:<15}{others}", scored.metric, scored.outcome.value());
     }
+}
+
+/// What the percentages are.
+fn heading(scores: &Scores) -> String {
+    let mut measures: Vec<&str> = scores.numbers().map(|(_, scored)| scored.outcome.measure()).collect();
+    measures.dedup();
+    format!("{} in %", measures.join(", "))
 }
 
 /// All numbers with what they are about.
 pub(crate) fn to_json(table: &Table, split: &Split, about: &Value) -> Value {
     let networks: Map<String, Value> =
-        table.iter().map(|(name, scores)| (name.replace(' ', "_"), numbers(scores))).collect();
+        table.iter().map(|(name, scores)| (name.replace(' ', "_"), numbers(scores, split.seed))).collect();
     let Some((_, first)) = table.first() else { return Value::Null };
     json!({
         "about": about,
@@ -49,39 +62,55 @@ pub(crate) fn to_json(table: &Table, split: &Split, about: &Value) -> Value {
 /// A row a number, as a run keeps them: each says all that it depends on.
 pub(crate) fn rows(scores: &Scores, split: &Split, about: &Value) -> Vec<Value> {
     let row = |(protocol, scored): (&eval::Protocol, &eval::Scored)| {
-        json!({
-            "metric": scored.metric,
-            "accuracy": scored.classified.accuracy(),
-            "interval": scored.classified.interval(),
-            "protocol": protocol.name(),
-            "settings": protocol.settings(),
-            "details": scored.details,
-            "train": { "set": split.train.name, "images": scores.n_train },
-            "test": { "set": split.test.name, "images": scores.n_test },
-            "about": about,
-        })
+        let mut row = about_number(protocol, scored, split.seed);
+        row["metric"] = json!(scored.metric);
+        row["train"] = json!({ "set": split.train.name, "images": scores.n_train });
+        row["test"] = json!({ "set": split.test.name, "images": scores.n_test });
+        row["about"] = about.clone();
+        if protocol.needs_classes() {
+            row["classes"] = json!(split.test.classes());
+        }
+        match scored.outcome.n_classes() <= MAX_KEPT_CONFUSED {
+            true => row["confusion"] = confusion(&scored.outcome),
+            false => row["confused"] = json!(scored.outcome.most_confused(N_KEPT_PAIRS)),
+        }
+        row
     };
     scores.numbers().map(row).collect()
 }
 
-fn numbers(scores: &Scores) -> Value {
+fn numbers(scores: &Scores, seed: u64) -> Value {
     let number = |(protocol, scored): (&eval::Protocol, &eval::Scored)| {
-        let classified = &scored.classified;
-        let mut value = json!({
-            "accuracy": classified.accuracy(),
-            "interval": classified.interval(),
-            "by_class": classified.by_class(),
-            "protocol": protocol.name(),
-            "settings": protocol.settings(),
-            "details": scored.details,
-        });
-        if classified.n_classes <= MAX_CONFUSED {
-            let confusion = classified.confusion();
-            value["confusion"] = json!(confusion.chunks(classified.n_classes).collect::<Vec<_>>());
+        let mut value = about_number(protocol, scored, seed);
+        if scored.outcome.n_classes() <= MAX_CONFUSED {
+            value["confusion"] = confusion(&scored.outcome);
         }
         (scored.metric.clone(), value)
     };
     Value::Object(scores.numbers().map(number).collect())
+}
+
+/// A number under the name of what it is, `accuracy`, `mAP` or `mIoU`, with all that it depends on.
+fn about_number(protocol: &eval::Protocol, scored: &eval::Scored, seed: u64) -> Value {
+    let outcome = &scored.outcome;
+    json!({
+        outcome.measure(): outcome.value(),
+        "interval": outcome.interval(),
+        "by_class": outcome.by_class(),
+        "protocol": protocol.name(),
+        "settings": protocol.settings(),
+        "details": scored.details,
+        "seed": seed,
+    })
+}
+
+/// Images or pixels by true class, a row each, and by predicted class; null where several classes may be right.
+fn confusion(outcome: &eval::Outcome) -> Value {
+    let counts = outcome.confusion();
+    json!(
+        counts
+            .map(|counts| counts.chunks(outcome.n_classes().max(1)).map(<[u64]>::to_vec).collect::<Vec<_>>())
+    )
 }
 
 /// What a set is called if nobody says: the folder and the common beginning of its shards, `cifar10/test`.

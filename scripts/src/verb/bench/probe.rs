@@ -38,15 +38,22 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let average = if protocols.iter().any(eval::Protocol::wants_average) { args.width } else { 0 };
     let columns = Columns { levels: vec![args.width; n_levels], average };
     let (train, test) = (noise(args, args.train, &columns, 0), noise(args, args.test, &columns, 1));
-    let task =
-        Task { train: &train, test: &test, n_classes: args.classes, seed: 0, views: None, progress: &Silent };
+    let task = Task {
+        train: &train,
+        test: &test,
+        n_classes: args.classes,
+        seed: 0,
+        views: None,
+        sets: None,
+        progress: &Silent,
+    };
     let mut seconds = Map::new();
     for protocol in &protocols {
         let start = Instant::now();
         let scored = protocol.score(&task)?;
         let took = start.elapsed().as_secs_f64();
         // Noise around a center for each class: more than chance, or something is wrong.
-        let best = scored.iter().map(|scored| scored.classified.accuracy()).fold(0.0, f64::max);
+        let best = scored.iter().map(|scored| scored.outcome.value()).fold(0.0, f64::max);
         println!("{:<16} {took:>8.2} s  (accuracy {best:.1} on noise with classes)", protocol.name());
         seconds.insert(protocol.name().to_string(), json!(took));
     }

@@ -24,13 +24,13 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(super) network: NetworkFlags,
     /// Shards with classes to fit on.
-    #[arg(long, num_args = 1.., required_unless_present = "label_free")]
+    #[arg(long, num_args = 1.., required_unless_present_any = ["label_free", "leave_one_out"])]
     pub(super) train: Vec<String>,
     /// Shards with classes to report on; with --label-free, any images.
     #[arg(long, num_args = 1.., required = true)]
     pub(super) test: Vec<String>,
     /// Measure what needs no labels, and nothing else: RankMe, α-ReQ, LiDAR, alignment and uniformity.
-    #[arg(long, conflicts_with_all = ["train", "baseline", "protocol"])]
+    #[arg(long, conflicts_with_all = ["train", "baseline", "protocol", "leave_one_out"])]
     pub(super) label_free: bool,
     /// Name under which the results are recorded [default: the folder and the name of the test shards].
     #[arg(long, value_name = "NAME")]
@@ -62,9 +62,22 @@ pub(super) struct Means<'a> {
 }
 
 /// The images to fit on and to report on, as `open` sees them.
-pub(super) fn split(args: &Args, open: &OpenNetwork, storage: &Storage) -> anyhow::Result<Split> {
-    let train = images(&args.train, set_name(&args.train), open, storage)?;
-    Ok(Split::new(train, images(&args.test, test_name(args), open, storage)?)?)
+pub(super) fn split(
+    args: &Args,
+    open: &OpenNetwork,
+    protocols: &[Protocol],
+    storage: &Storage,
+) -> anyhow::Result<Split> {
+    let test = images(&args.test, test_name(args), open, storage)?;
+    let train = match args.protocols.leave_one_out {
+        true => test.clone(),
+        false => images(&args.train, set_name(&args.train), open, storage)?,
+    };
+    let split = match protocols.iter().any(Protocol::needs_classes) {
+        true => Split::new(train, test)?,
+        false => Split::unlabeled(train, test),
+    };
+    Ok(Split { seed: args.protocols.seed, ..split })
 }
 
 /// The images of shards, called `name`, as `open` sees them.

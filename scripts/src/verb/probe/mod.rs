@@ -41,9 +41,11 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
 
 /// Scores one checkpoint.
 fn score(args: &Args, checkpoint: &Path, open: &OpenNetwork, means: &Means<'_>) -> anyhow::Result<ExitCode> {
-    let split = split(args, open, means.storage)?;
+    let split = split(args, open, &means.protocols, means.storage)?;
     let check = Check::of(&split.train, &split.test)?;
-    for warning in check.warnings().iter().chain(&open.warnings()) {
+    // A set that is compared with itself shares all of its images.
+    let warnings = if args.protocols.leave_one_out { Vec::new() } else { check.warnings() };
+    for warning in warnings.iter().chain(&open.warnings()) {
         eprintln!("warning: {warning}");
     }
     let scores = {
@@ -59,7 +61,9 @@ fn score(args: &Args, checkpoint: &Path, open: &OpenNetwork, means: &Means<'_>) 
         "{} images of {}, {} of {} to fit on; {}",
         scores.n_test, split.test.name, scores.n_train, split.train.name, open.transform
     );
-    println!("{check}");
+    if means.protocols.iter().any(Protocol::needs_classes) {
+        println!("{check}");
+    }
     print_table(&table);
     if scores.n_bad > 0 {
         println!("{} images could not be decoded and were excluded", scores.n_bad);

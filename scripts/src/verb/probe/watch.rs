@@ -83,6 +83,7 @@ fn name(args: &Args, means: &Means<'_>) -> String {
         "image_px": args.network.image_px,
         "resize_px": args.network.resize_px,
         "student": args.network.student,
+        "seed": args.protocols.seed,
     });
     format!("{set}-{:08x}", xxh3_64(how.to_string().as_bytes()) as u32)
 }
@@ -118,7 +119,7 @@ impl Watcher<'_> {
         drop(hold);
         let split = match self.split.take() {
             Some(split) => split,
-            None => split(self.args, &open, self.means.storage)?,
+            None => split(self.args, &open, &self.means.protocols, self.means.storage)?,
         };
         let scores = {
             let progress = StageBar::new();

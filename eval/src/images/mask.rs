@@ -1,0 +1,114 @@
+//! Classes of pixels: a PNG whose values are classes, of one channel or with a palette.
+
+use std::io::Cursor;
+
+use crate::images::transform::Transform;
+
+/// The class of pixels that do not count.
+pub(crate) const IGNORED: u8 = 255;
+
+/// Masks with more pixels are refused by their header.
+const MAX_PIXELS: u64 = 89_478_485;
+
+/// Classes of an image's pixels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Mask {
+    width_px: u32,
+    height_px: u32,
+    classes: Vec<u8>,
+}
+
+impl Mask {
+    /// Decodes a PNG: the numbers of a palette's colors, not the colors.
+    ///
+    /// # Errors
+    /// In words, when it is no such PNG.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let mut reader =
+            png::Decoder::new(Cursor::new(bytes)).read_info().map_err(|error| error.to_string())?;
+        let (width_px, height_px, color, bits) = {
+            let info = reader.info();
+            (info.width, info.height, info.color_type, info.bit_depth as usize)
+        };
+        if !matches!(color, png::ColorType::Grayscale | png::ColorType::Indexed) || bits > 8 {
+            return Err(format!(
+                "a mask has one channel of at most 8 bits or a palette, not {color:?} of {bits} bits"
+            ));
+        }
+        if u64::from(width_px) * u64::from(height_px) > MAX_PIXELS {
+            return Err(format!("{width_px} x {height_px} pixels are too many"));
+        }
+        let mut raw = vec![0; reader.output_buffer_size().ok_or("it is too large")?];
+        let frame = reader.next_frame(&mut raw).map_err(|error| error.to_string())?;
+        let mut classes = Vec::with_capacity((width_px * height_px) as usize);
+        for row in raw.chunks_exact(frame.line_size).take(height_px as usize) {
+            let value = |x: usize| {
+                let byte = row[x * bits / 8];
+                // Pixels of fewer bits begin at the highest ones.
+                let shift = 8 - bits - (x * bits) % 8;
+                (byte >> shift) & (0xff >> (8 - bits)) as u8
+            };
+            classes.extend((0..width_px as usize).map(value));
+        }
+        Ok(Self { width_px, height_px, classes })
+    }
+
+    /// `[s, s]` classes as `transform` sees them, by the nearest pixel; what lies outside is [`IGNORED`].
+    pub(crate) fn seen(&self, transform: &Transform) -> Vec<u8> {
+        let (resized_px, corner_px) = transform.place([self.width_px, self.height_px]);
+        let source = |at: u32, corner: i64, resized: u32, source: u32| -> Option<u32> {
+            let at = u32::try_from(i64::from(at) + corner).ok().filter(|at| *at < resized)?;
+            // As Pillow takes the nearest one.
+            Some(((f64::from(at) + 0.5) * f64::from(source) / f64::from(resized)) as u32)
+        };
+        let side = transform.size_px;
+        let mut out = Vec::with_capacity((side * side) as usize);
+        for y in 0..side {
+            let row = source(y, corner_px[1], resized_px[1], self.height_px);
+            for x in 0..side {
+                let column = source(x, corner_px[0], resized_px[0], self.width_px);
+                let place = row.zip(column).map(|(row, column)| (row * self.width_px + column) as usize);
+                out.push(place.map_or(IGNORED, |place| self.classes[place]));
+            }
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn encoded(color: png::ColorType, depth: png::BitDepth, size: [u32; 2], data: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut encoder = png::Encoder::new(&mut bytes, size[0], size[1]);
+        encoder.set_color(color);
+        encoder.set_depth(depth);
+        if color == png::ColorType::Indexed {
+            encoder.set_palette((0..=255u8).flat_map(|v| [v, 255 - v, 0]).take(3 * 16).collect::<Vec<u8>>());
+        }
+        encoder.write_header().unwrap().write_image_data(data).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn classes_are_the_values_and_not_the_colors() {
+        let gray = encoded(png::ColorType::Grayscale, png::BitDepth::Eight, [2, 2], &[0, 7, 255, 3]);
+        assert_eq!(Mask::decode(&gray).unwrap().classes, [0, 7, 255, 3]);
+        let palette =
+            encoded(png::ColorType::Indexed, png::BitDepth::Four, [3, 2], &[0x12, 0x30, 0x45, 0x60]);
+        assert_eq!(Mask::decode(&palette).unwrap().classes, [1, 2, 3, 4, 5, 6]);
+        let colors = encoded(png::ColorType::Rgb, png::BitDepth::Eight, [1, 1], &[1, 2, 3]);
+        assert!(Mask::decode(&colors).unwrap_err().contains("one channel"));
+        assert!(Mask::decode(b"no picture").is_err());
+    }
+
+    #[test]
+    fn masks_are_resized_and_cut_as_their_images_are() {
+        let wide = Mask { width_px: 4, height_px: 2, classes: vec![0, 1, 2, 3, 4, 5, 6, 7] };
+        assert_eq!(wide.seen(&Transform::resizing(2, 2).unwrap()), [1, 2, 5, 6]);
+        let doubled = wide.seen(&Transform::resizing(4, 4).unwrap());
+        assert_eq!(doubled[..4], [1, 1, 2, 2]);
+        assert_eq!(doubled[12..], [5, 5, 6, 6]);
+    }
+}

@@ -1,0 +1,93 @@
+//! Bilinear interpolation from a grid to pixels, and its transpose.
+//!
+//! ```text
+//! pixel i looks at (i + 0.5) · g / s - 0.5, not below 0: PyTorch's `interpolate` with `align_corners=False`
+//! ```
+
+/// From a grid of g x g cells to s x s pixels, of any number of channels.
+pub(super) struct Bilinear {
+    side: usize,
+    /// For each pixel along a side the two cells that it looks at, and the weight of the second.
+    taps: Vec<(usize, usize, f32)>,
+}
+
+impl Bilinear {
+    pub(super) fn new(side: usize, size_px: usize) -> Self {
+        let tap = |pixel: usize| {
+            let at = ((pixel as f32 + 0.5) * side as f32 / size_px as f32 - 0.5).max(0.0);
+            let first = (at as usize).min(side - 1);
+            (first, (first + 1).min(side - 1), at - first as f32)
+        };
+        Self { side, taps: (0..size_px).map(tap).collect() }
+    }
+
+    /// Cells `[g·g, C]` into pixels `[s·s, C]`.
+    pub(super) fn up(&self, cells: &[f32], n_channels: usize) -> Vec<f32> {
+        let (size_px, c) = (self.taps.len(), n_channels);
+        let mut out = vec![0.0; size_px * size_px * c];
+        let mut row = vec![0.0; self.side * c];
+        for (y, (top, bottom, share)) in self.taps.iter().enumerate() {
+            let line = |cell: usize| &cells[cell * self.side * c..(cell + 1) * self.side * c];
+            for ((out, a), b) in row.iter_mut().zip(line(*top)).zip(line(*bottom)) {
+                *out = a + share * (b - a);
+            }
+            for (x, (left, right, share)) in self.taps.iter().enumerate() {
+                let pixel = &mut out[(y * size_px + x) * c..(y * size_px + x + 1) * c];
+                let (a, b) = (&row[left * c..(left + 1) * c], &row[right * c..(right + 1) * c]);
+                for ((out, a), b) in pixel.iter_mut().zip(a).zip(b) {
+                    *out = a + share * (b - a);
+                }
+            }
+        }
+        out
+    }
+
+    /// Gradients of pixels `[s·s, C]` into those of cells `[g·g, C]`.
+    pub(super) fn down(&self, pixels: &[f32], n_channels: usize) -> Vec<f32> {
+        let (size_px, c) = (self.taps.len(), n_channels);
+        let mut out = vec![0.0; self.side * self.side * c];
+        let mut row = vec![0.0; self.side * c];
+        for (y, (top, bottom, share)) in self.taps.iter().enumerate() {
+            row.fill(0.0);
+            for (x, (left, right, share)) in self.taps.iter().enumerate() {
+                let pixel = &pixels[(y * size_px + x) * c..(y * size_px + x + 1) * c];
+                for (channel, value) in pixel.iter().enumerate() {
+                    row[left * c + channel] += (1.0 - share) * value;
+                    row[right * c + channel] += share * value;
+                }
+            }
+            for (i, value) in row.iter().enumerate() {
+                out[top * self.side * c + i] += (1.0 - share) * value;
+                out[bottom * self.side * c + i] += share * value;
+            }
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers of `torch.nn.functional.interpolate(x, 4, mode="bilinear")` for x of 2 x 2: 0, 1, 2, 3.
+    #[test]
+    fn it_is_that_of_pytorch() {
+        let up = Bilinear::new(2, 4).up(&[0.0, 1.0, 2.0, 3.0], 1);
+        let first = [0.0, 0.25, 0.75, 1.0];
+        for (y, add) in [0.0, 0.5, 1.5, 2.0].into_iter().enumerate() {
+            let expected: Vec<f32> = first.iter().map(|v| v + add).collect();
+            assert_eq!(up[y * 4..(y + 1) * 4], expected, "row {y}");
+        }
+    }
+
+    #[test]
+    fn down_is_the_transpose_of_up() {
+        let bilinear = Bilinear::new(3, 7);
+        let value = |i: usize| ((i * 31 % 17) as f32 - 8.0) / 4.0;
+        let (cells, pixels): (Vec<f32>, Vec<f32>) =
+            ((0..18).map(value).collect(), (0..98).map(|i| value(i + 5)).collect());
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum::<f64>();
+        let (there, back) = (dot(&bilinear.up(&cells, 2), &pixels), dot(&cells, &bilinear.down(&pixels, 2)));
+        assert!((there - back).abs() < 1e-4 * there.abs().max(1.0), "{there} {back}");
+    }
+}

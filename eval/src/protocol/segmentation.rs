@@ -1,0 +1,323 @@
+//! Linear segmentation: one linear layer on frozen patch features (as in DINOv2 and DINOv3).
+//!
+//! ```text
+//! x̂ = (x - mean) / std over the patches of train            [N, D]: batch norm whose statistics are known
+//! logits = up(x̂ Wᵀ + b)                                     [s·s, C]: bilinear from the grid to the pixels
+//! loss = mean over pixels of -log softmax(logits)[class];    AdamW, cosine to zero
+//! ```
+//!
+//! Published numbers on ADE20k are of 512 px crops with flips, 40,000 steps, and of windows that slide over whole images;
+//! here image and mask are seen through the one transform of evaluation, without augmentation. Pixels of class 255 do not
+//! count.
+
+use augment::ViewRng;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use trainer::{Mat, gemm};
+
+use super::batches::cosine;
+use super::bilinear::Bilinear;
+use super::task::{Scored, Sets, Task};
+use crate::EvalError;
+use crate::features::cache::features;
+use crate::features::columns::Wanted;
+use crate::features::table::Table;
+use crate::images::ImageSet;
+use crate::images::mask::IGNORED;
+use crate::score::outcome::Outcome;
+use crate::score::segmented::Segmented;
+
+/// What it is called.
+pub(crate) const NAME: &str = "segmentation";
+
+/// Keeps the order of images apart from all other streams.
+const ORDER_DOMAIN: u64 = 0x7365_676d_0000_0000;
+
+/// AdamW's, as everywhere.
+const BETAS: [f32; 2] = [0.9, 0.999];
+
+/// The protocol's settings.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Segmentation {
+    /// Learning rate.
+    pub rate: f64,
+    /// Weight decay, of the weights alone.
+    pub weight_decay: f64,
+    /// Passes over train.
+    pub epochs: usize,
+    /// Images of a mini-batch.
+    pub batch: usize,
+}
+
+impl Default for Segmentation {
+    /// DINOv3's rate, decay and batch.
+    fn default() -> Self {
+        Self { rate: 1e-3, weight_decay: 1e-3, epochs: 20, batch: 16 }
+    }
+}
+
+impl Segmentation {
+    /// The score on the masks of test.
+    ///
+    /// # Errors
+    /// [`EvalError::NoViews`] where the task has features alone, [`EvalError::Mask`] for a mask that cannot be read,
+    /// [`EvalError::NoMasks`], and those of features.
+    pub(crate) fn score(&self, task: &Task<'_>) -> Result<Scored, EvalError> {
+        let sets = task.sets.ok_or(EvalError::NoViews { protocol: NAME })?;
+        let train = Patches::of(sets, sets.train, task)?;
+        let test = Patches::of(sets, sets.test, task)?;
+        let n_classes = train.n_classes.max(test.n_classes);
+        let mut head = Head::new(&train, n_classes);
+        let steps_an_epoch = train.masked.len().div_ceil(self.batch);
+        let n_steps = self.epochs * steps_an_epoch;
+        task.progress.begins(NAME, self.epochs * train.masked.len());
+        for epoch in 0..self.epochs {
+            let mut order = train.masked.clone();
+            ViewRng::from_words([task.seed, ORDER_DOMAIN, epoch as u64, 0]).shuffle(&mut order);
+            for (number, rows) in order.chunks(self.batch).enumerate() {
+                let done = (epoch * steps_an_epoch + number) as f32 / n_steps as f32;
+                head.step(self, &train, rows, cosine(done))?;
+                task.progress.seen(rows.len());
+            }
+        }
+        let mut found = Segmented::new(n_classes);
+        for rows in test.masked.chunks(64) {
+            let counted: Result<Vec<_>, EvalError> =
+                rows.par_iter().map(|row| head.confusion(&test, *row)).collect();
+            counted?.iter().for_each(|confusion| found.add(confusion));
+        }
+        let details = json!({ "train_images": train.masked.len(), "test_images": test.masked.len() });
+        Ok(Scored { metric: NAME.into(), outcome: Outcome::Segmented(found), details })
+    }
+}
+
+/// Patch features of a set, and the images that have a mask.
+struct Patches<'a> {
+    images: &'a ImageSet,
+    table: std::sync::Arc<Table>,
+    /// Rows of the images that have a mask.
+    masked: Vec<usize>,
+    /// Cells along a side of the grid.
+    side: usize,
+    n_classes: usize,
+}
+
+impl<'a> Patches<'a> {
+    fn of(sets: &Sets<'a>, images: &'a ImageSet, task: &Task<'_>) -> Result<Self, EvalError> {
+        let table = features(sets.cache, sets.network, images, Wanted::Patches, task.progress)?;
+        let side = images.transform.size_px as usize / sets.network.model.stride_px();
+        let highest = |row: usize| -> Result<Option<(usize, u8)>, EvalError> {
+            let Some(mask) = images.mask(table.images[row] as usize)? else { return Ok(None) };
+            let highest = mask.into_iter().filter(|class| *class != IGNORED).max();
+            Ok(highest.map(|class| (row, class)))
+        };
+        let found: Result<Vec<_>, EvalError> = (0..table.len()).into_par_iter().map(highest).collect();
+        let found: Vec<(usize, u8)> = found?.into_iter().flatten().collect();
+        let Some(highest) = found.iter().map(|(_, class)| *class).max() else {
+            return Err(EvalError::NoMasks { split: images.name.clone(), n_samples: images.len() });
+        };
+        let masked = found.into_iter().map(|(row, _)| row).collect();
+        Ok(Self { images, table, masked, side, n_classes: usize::from(highest) + 1 })
+    }
+
+    /// Channels of a patch.
+    fn width(&self) -> usize {
+        self.table.columns.width() / (self.side * self.side)
+    }
+
+    /// Classes of the pixels of row `row`, `[s·s]`.
+    fn mask(&self, row: usize) -> Result<Vec<u8>, EvalError> {
+        // Rows without a mask were left out.
+        Ok(self.images.mask(self.table.images[row] as usize)?.unwrap_or_default())
+    }
+}
+
+/// The linear layer, with what AdamW keeps of it.
+struct Head {
+    n_classes: usize,
+    mean: Vec<f32>,
+    inverse: Vec<f32>,
+    /// `[C, D]`, then the biases, `[C]`.
+    params: Vec<f32>,
+    first: Vec<f32>,
+    second: Vec<f32>,
+    n_steps: i32,
+    up: Bilinear,
+}
+
+impl Head {
+    /// From zero, for patches like those of `train`.
+    fn new(train: &Patches<'_>, n_classes: usize) -> Self {
+        let d = train.width();
+        let (mut sums, mut squares, mut n) = (vec![0.0f64; d], vec![0.0f64; d], 0.0f64);
+        for patch in train.masked.iter().flat_map(|row| train.table.row(*row).chunks_exact(d)) {
+            n += 1.0;
+            for ((sum, square), value) in sums.iter_mut().zip(&mut squares).zip(patch) {
+                *sum += f64::from(*value);
+                *square += f64::from(*value) * f64::from(*value);
+            }
+        }
+        let inverse = sums.iter().zip(&squares).map(|(sum, square)| {
+            let variance = (square / n - (sum / n).powi(2)).max(0.0);
+            (1.0 / (variance + 1e-5).sqrt()) as f32
+        });
+        let len = n_classes * (d + 1);
+        Self {
+            n_classes,
+            inverse: inverse.collect(),
+            mean: sums.iter().map(|sum| (sum / n) as f32).collect(),
+            params: vec![0.0; len],
+            first: vec![0.0; len],
+            second: vec![0.0; len],
+            n_steps: 0,
+            up: Bilinear::new(train.side, train.images.transform.size_px as usize),
+        }
+    }
+
+    /// Standardized patches of a row, `[N, D]`.
+    fn standardized(&self, row: &[f32]) -> Vec<f32> {
+        let d = self.mean.len();
+        let value = |(i, value): (usize, &f32)| (value - self.mean[i % d]) * self.inverse[i % d];
+        row.iter().enumerate().map(value).collect()
+    }
+
+    /// Logits of standardized patches, `[N, C]`.
+    fn logits(&self, x: &[f32]) -> Vec<f32> {
+        let (c, d) = (self.n_classes, self.mean.len());
+        let (weight, bias) = self.params.split_at(c * d);
+        let n = x.len() / d;
+        let mut out = bias.repeat(n);
+        gemm([n, d, c], 1.0, Mat::rows(x, d), Mat::rows(weight, d).t(), 1.0, &mut out, c);
+        out
+    }
+
+    /// One step of AdamW on the images of `rows`; the rate is multiplied by `scale`.
+    fn step(
+        &mut self,
+        settings: &Segmentation,
+        patches: &Patches<'_>,
+        rows: &[usize],
+        scale: f32,
+    ) -> Result<(), EvalError> {
+        let of_image = |row: &usize| self.gradient(patches.table.row(*row), &patches.mask(*row)?);
+        let parts: Result<Vec<(Vec<f32>, usize)>, EvalError> = rows.par_iter().map(of_image).collect();
+        let parts = parts?;
+        let n_pixels: usize = parts.iter().map(|(_, n)| n).sum();
+        let mut gradient = vec![0.0f32; self.params.len()];
+        for (part, _) in &parts {
+            gradient.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+        }
+        self.n_steps += 1;
+        let rate = settings.rate as f32 * scale;
+        let corrections = BETAS.map(|beta| 1.0 - beta.powi(self.n_steps));
+        let n_weights = self.n_classes * self.mean.len();
+        for (i, gradient) in gradient.into_iter().enumerate() {
+            let gradient = gradient / n_pixels.max(1) as f32;
+            self.first[i] += (1.0 - BETAS[0]) * (gradient - self.first[i]);
+            self.second[i] += (1.0 - BETAS[1]) * (gradient * gradient - self.second[i]);
+            let decay = if i < n_weights { settings.weight_decay as f32 } else { 0.0 };
+            let step = (self.first[i] / corrections[0]) / ((self.second[i] / corrections[1]).sqrt() + 1e-8);
+            self.params[i] -= rate * (step + decay * self.params[i]);
+        }
+        Ok(())
+    }
+
+    /// Gradient of the summed loss of one image, and the pixels that count.
+    fn gradient(&self, row: &[f32], mask: &[u8]) -> Result<(Vec<f32>, usize), EvalError> {
+        let (c, d) = (self.n_classes, self.mean.len());
+        let x = self.standardized(row);
+        let mut pixels = self.up.up(&self.logits(&x), c);
+        let mut n_pixels = 0;
+        for (logits, class) in pixels.chunks_exact_mut(c).zip(mask) {
+            if *class == IGNORED {
+                logits.fill(0.0);
+                continue;
+            }
+            n_pixels += 1;
+            softmax(logits);
+            logits[usize::from(*class)] -= 1.0;
+        }
+        let errors = self.up.down(&pixels, c);
+        let mut gradient = vec![0.0; c * (d + 1)];
+        let n = x.len() / d;
+        gemm([c, n, d], 1.0, Mat::rows(&errors, c).t(), Mat::rows(&x, d), 0.0, &mut gradient[..c * d], d);
+        for error in errors.chunks_exact(c) {
+            gradient[c * d..].iter_mut().zip(error).for_each(|(sum, error)| *sum += error);
+        }
+        Ok((gradient, n_pixels))
+    }
+
+    /// Pixels of an image by true and predicted class, `[C, C]`.
+    fn confusion(&self, patches: &Patches<'_>, row: usize) -> Result<Vec<u64>, EvalError> {
+        let c = self.n_classes;
+        let pixels = self.up.up(&self.logits(&self.standardized(patches.table.row(row))), c);
+        let mut counts = vec![0; c * c];
+        for (logits, class) in pixels.chunks_exact(c).zip(patches.mask(row)?) {
+            if class != IGNORED {
+                counts[usize::from(class) * c + crate::score::argmax(logits) as usize] += 1;
+            }
+        }
+        Ok(counts)
+    }
+}
+
+/// Logits into probabilities.
+fn softmax(logits: &mut [f32]) {
+    let max = logits.iter().copied().fold(f32::MIN, f32::max);
+    logits.iter_mut().for_each(|v| *v = (*v - max).exp());
+    let sum: f32 = logits.iter().sum();
+    logits.iter_mut().for_each(|v| *v /= sum);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head(c: usize, d: usize, side: usize, size_px: usize) -> Head {
+        let len = c * (d + 1);
+        Head {
+            n_classes: c,
+            mean: vec![0.1; d],
+            inverse: vec![1.5; d],
+            params: (0..len).map(|i| ((i * 37 % 19) as f32 - 9.0) / 20.0).collect(),
+            first: vec![0.0; len],
+            second: vec![0.0; len],
+            n_steps: 0,
+            up: Bilinear::new(side, size_px),
+        }
+    }
+
+    /// Summed cross-entropy of the pixels that count.
+    fn loss(head: &Head, row: &[f32], mask: &[u8]) -> f64 {
+        let pixels = head.up.up(&head.logits(&head.standardized(row)), head.n_classes);
+        let of_pixel = |(logits, class): (&[f32], &u8)| {
+            let sum: f64 = logits.iter().map(|v| f64::from(*v).exp()).sum();
+            if *class == IGNORED { 0.0 } else { sum.ln() - f64::from(logits[usize::from(*class)]) }
+        };
+        pixels.chunks_exact(head.n_classes).zip(mask).map(of_pixel).sum()
+    }
+
+    #[test]
+    fn gradients_are_slopes_of_the_loss() {
+        let (c, d, side, size_px) = (3, 4, 2, 6);
+        let mut head = head(c, d, side, size_px);
+        let row: Vec<f32> = (0..side * side * d).map(|i| ((i * 29 % 23) as f32 - 11.0) / 8.0).collect();
+        let mask: Vec<u8> =
+            (0..size_px * size_px).map(|i| if i % 7 == 0 { IGNORED } else { (i % c) as u8 }).collect();
+        let (gradient, n_pixels) = head.gradient(&row, &mask).unwrap();
+        assert_eq!(n_pixels, 30);
+        for (i, gradient) in gradient.into_iter().enumerate() {
+            let mut at = |step: f32| {
+                let before = head.params[i];
+                head.params[i] += step;
+                let loss = loss(&head, &row, &mask);
+                head.params[i] = before;
+                loss
+            };
+            let slope = (at(1e-2) - at(-1e-2)) / 2e-2;
+            assert!((slope - f64::from(gradient)).abs() < 2e-3, "{i}: {slope} {gradient}");
+        }
+    }
+}

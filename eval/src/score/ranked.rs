@@ -1,0 +1,107 @@
+//! Scores of classes of which several may be right: average precision.
+//!
+//! ```text
+//! AP_c  = Σ_t (R_t - R_{t-1}) · P_t     over the distinct scores t of class c, from the highest on
+//! mAP   = mean of AP_c over the classes that some image has
+//! ```
+//!
+//! P_t and R_t are precision and recall of "class c has a score of at least t", as in scikit-learn's
+//! `average_precision_score`: images of equal scores come in together.
+
+use rayon::prelude::*;
+
+use super::bootstrap;
+
+/// Scores of a test set.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ranked {
+    /// By class, the images from the highest score on: number of the image, its score, and whether it has the class.
+    classes: Vec<Vec<(u32, f32, bool)>>,
+    n_images: usize,
+}
+
+impl Ranked {
+    /// `scores` of `[n, classes]`, and which classes each image has.
+    pub(crate) fn new(scores: &[f32], n_classes: usize, truths: &[Vec<u32>]) -> Self {
+        let of_class = |class: usize| {
+            let image =
+                |i: usize| (i as u32, scores[i * n_classes + class], truths[i].contains(&(class as u32)));
+            let mut images: Vec<_> = (0..truths.len()).map(image).collect();
+            images.sort_by(|a, b| b.1.total_cmp(&a.1));
+            images
+        };
+        Self { classes: (0..n_classes).into_par_iter().map(of_class).collect(), n_images: truths.len() }
+    }
+
+    /// Classes.
+    pub fn n_classes(&self) -> usize {
+        self.classes.len()
+    }
+
+    /// Mean of the average precisions, in percent.
+    pub fn mean_average_precision(&self) -> f64 {
+        self.mean(&vec![1; self.n_images])
+    }
+
+    /// Bounds of the mean, in percent, by resampling the images.
+    pub fn interval(&self) -> [f64; 2] {
+        bootstrap::interval(self.n_images, |counts| self.mean(counts))
+    }
+
+    /// Average precision of each class in percent; `None` for a class that no image has.
+    pub fn by_class(&self) -> Vec<Option<f64>> {
+        let once = vec![1; self.n_images];
+        self.classes.iter().map(|images| average_precision(images, &once)).collect()
+    }
+
+    fn mean(&self, counts: &[u32]) -> f64 {
+        let found = self.classes.iter().filter_map(|images| average_precision(images, counts));
+        let (sum, n) = found.fold((0.0, 0u32), |(sum, n), precision| (sum + precision, n + 1));
+        sum / f64::from(n.max(1))
+    }
+}
+
+/// In percent, where image i counts `counts[i]` times; `None` where no image has the class.
+fn average_precision(images: &[(u32, f32, bool)], counts: &[u32]) -> Option<f64> {
+    let (mut seen, mut right, mut before, mut sum) = (0u64, 0u64, 0u64, 0.0);
+    for (place, (image, score, has)) in images.iter().enumerate() {
+        let count = u64::from(counts[*image as usize]);
+        seen += count;
+        right += if *has { count } else { 0 };
+        let is_last_of_its_score = images.get(place + 1).is_none_or(|next| next.1 != *score);
+        if is_last_of_its_score && seen > 0 {
+            sum += (right - before) as f64 * right as f64 / seen as f64;
+            before = right;
+        }
+    }
+    (right > 0).then(|| 100.0 * sum / right as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What scikit-learn's `average_precision_score` gives.
+    const SKLEARN: f64 = 75.555_555_555_555_56;
+
+    #[test]
+    fn average_precision_is_that_of_scikit_learn() {
+        let scores = [0.1, 0.4, 0.35, 0.8, 0.35, 0.4].map(|score: f32| score);
+        let truths: Vec<Vec<u32>> =
+            [false, false, true, true, false, true].map(|has| if has { vec![0] } else { vec![] }).into();
+        let found = Ranked::new(&scores, 1, &truths);
+        assert!(
+            (found.mean_average_precision() - SKLEARN).abs() < 1e-9,
+            "{}",
+            found.mean_average_precision()
+        );
+        let [low, high] = found.interval();
+        assert!(low < SKLEARN && SKLEARN < high, "{low} {high}");
+    }
+
+    #[test]
+    fn classes_without_images_do_not_count() {
+        let found = Ranked::new(&[0.9, 0.0, 0.1, 0.0], 2, &[vec![0], vec![]]);
+        assert_eq!((found.by_class(), found.mean_average_precision()), (vec![Some(100.0), None], 100.0));
+    }
+}

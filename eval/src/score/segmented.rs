@@ -1,0 +1,99 @@
+//! Classes of pixels: intersection over union.
+//!
+//! ```text
+//! IoU_c = pixels of c that were found / (pixels of c + pixels taken for c - both)     mIoU: mean over classes in the truth
+//! ```
+
+use super::bootstrap;
+
+/// Predictions of pixels.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Segmented {
+    n_classes: usize,
+    /// Pixels by true and predicted class, `[classes, classes]`.
+    confusion: Vec<u64>,
+    /// For each image the classes that occur in it: the class, and pixels that are found, true and predicted.
+    images: Vec<Vec<(u32, [u64; 3])>>,
+}
+
+impl Segmented {
+    /// Nothing yet.
+    pub(crate) fn new(n_classes: usize) -> Self {
+        Self { n_classes, confusion: vec![0; n_classes * n_classes], images: Vec::new() }
+    }
+
+    /// Adds an image whose pixels are counted by true and predicted class, `[classes, classes]`.
+    pub(crate) fn add(&mut self, confusion: &[u64]) {
+        let c = self.n_classes;
+        self.confusion.iter_mut().zip(confusion).for_each(|(sum, n)| *sum += n);
+        let of_class = |class: usize| {
+            let truth = confusion[class * c..(class + 1) * c].iter().sum();
+            let predicted = confusion.iter().skip(class).step_by(c).sum();
+            (class as u32, [confusion[class * c + class], truth, predicted])
+        };
+        self.images
+            .push((0..c).map(of_class).filter(|(_, [_, truth, predicted])| truth + predicted > 0).collect());
+    }
+
+    /// Classes.
+    pub fn n_classes(&self) -> usize {
+        self.n_classes
+    }
+
+    /// Mean over classes, in percent.
+    pub fn mean_iou(&self) -> f64 {
+        self.mean(&vec![1; self.images.len()])
+    }
+
+    /// Bounds of the mean, in percent, by resampling the images.
+    pub fn interval(&self) -> [f64; 2] {
+        bootstrap::interval(self.images.len(), |counts| self.mean(counts))
+    }
+
+    /// Intersection over union of each class in percent; `None` for a class that no pixel has.
+    pub fn by_class(&self) -> Vec<Option<f64>> {
+        self.ious(&vec![1; self.images.len()])
+    }
+
+    /// Pixels by true class (rows) and predicted class (columns), `[classes, classes]`.
+    pub fn confusion(&self) -> &[u64] {
+        &self.confusion
+    }
+
+    fn ious(&self, counts: &[u32]) -> Vec<Option<f64>> {
+        let mut sums = vec![[0u64; 3]; self.n_classes];
+        for (classes, count) in self.images.iter().zip(counts) {
+            for (class, pixels) in classes {
+                let sum = &mut sums[*class as usize];
+                sum.iter_mut().zip(pixels).for_each(|(sum, pixels)| *sum += pixels * u64::from(*count));
+            }
+        }
+        let iou = |[found, truth, predicted]: [u64; 3]| {
+            (truth > 0).then(|| 100.0 * found as f64 / (truth + predicted - found) as f64)
+        };
+        sums.into_iter().map(iou).collect()
+    }
+
+    fn mean(&self, counts: &[u32]) -> f64 {
+        let found: Vec<f64> = self.ious(counts).into_iter().flatten().collect();
+        found.iter().sum::<f64>() / found.len().max(1) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intersections_and_unions_are_of_all_images_together() {
+        let mut found = Segmented::new(3);
+        // Four pixels: three of class 0, of which one was taken for class 1; one of class 1.
+        found.add(&[2, 1, 0, 0, 1, 0, 0, 0, 0]);
+        found.add(&[4, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(found.by_class(), [Some(100.0 * 6.0 / 7.0), Some(50.0), None]);
+        assert!((found.mean_iou() - (100.0 * 6.0 / 7.0 + 50.0) / 2.0).abs() < 1e-9);
+        assert_eq!(found.confusion()[..5], [6, 1, 0, 0, 1]);
+        let [low, high] = found.interval();
+        assert!(low <= found.mean_iou() && found.mean_iou() <= high, "{low} {high}");
+    }
+}
