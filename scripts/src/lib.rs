@@ -45,6 +45,10 @@ enum Verb {
     Probe(verb::probe::Args),
     /// Write the features of images as .npy, .parquet or .safetensors.
     Embed(verb::embed::Args),
+    /// List the runs below a folder: step, loss, best score, whether they live, time left.
+    Runs(verb::runs::Args),
+    /// Write one HTML page about a run, or about several side by side.
+    Report(verb::report::Args),
     /// Write a checkpoint's backbone as one safetensors file with the names of timm (ViT) or torchvision (ResNet,
     /// RegNetY).
     Export(verb::export::Args),
@@ -77,6 +81,8 @@ pub fn main() -> ExitCode {
         Verb::Pretrain(args) => verb::pretrain::run(&args, &storage),
         Verb::Probe(args) => verb::probe::run(&args, &storage, &folder),
         Verb::Embed(args) => verb::embed::run(&args, &storage, &folder),
+        Verb::Runs(args) => verb::runs::run(&args),
+        Verb::Report(args) => verb::report::run(&args, &storage),
         Verb::Export(args) => verb::export::run(&args),
         Verb::Plan(args) => verb::plan::run(&args),
         Verb::Doctor(args) => verb::doctor::run(&args),

@@ -7,13 +7,14 @@ use crate::graph::circle;
 use crate::sources::{Crate, File};
 
 /// Which members each member may depend on, as ARCHITECTURE.md draws it.
-const ARROWS: [(&str, &[&str]); 6] = [
+const ARROWS: [(&str, &[&str]); 7] = [
     ("pipeline", &[]),
     ("augment", &[]),
     ("trainer", &["pipeline", "augment"]),
     ("eval", &["pipeline", "augment", "trainer"]),
-    ("scripts", &["pipeline", "augment", "trainer", "eval"]),
-    ("tests", &["pipeline", "augment", "trainer", "eval", "scripts"]),
+    ("report", &["pipeline", "augment", "trainer", "eval"]),
+    ("scripts", &["pipeline", "augment", "trainer", "eval", "report"]),
+    ("tests", &["pipeline", "augment", "trainer", "eval", "report", "scripts"]),
 ];
 
 /// Folders of the trainer, each with those that it may use.
@@ -247,7 +248,8 @@ fn generic_code_names_no_method_and_no_backbone() {
         ("method/", listed("method/registry.rs")),
         ("model/backbone/", listed("model/backbone/registry.rs")),
     ];
-    for krate in crates().iter().filter(|krate| ["trainer", "eval"].contains(&krate.name.as_str())) {
+    for krate in crates().iter().filter(|krate| ["trainer", "eval", "report"].contains(&krate.name.as_str()))
+    {
         for file in krate.files.iter().filter(|file| file.path != PRESETS) {
             // Published protocols have the names of their papers, whatever the method of what they score.
             let protocol = krate.name == "eval" && file.path.starts_with("protocol/");

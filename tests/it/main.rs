@@ -50,6 +50,8 @@ mod plan;
 mod prep;
 /// Ranks as threads train as one rank does.
 mod ranks;
+/// A page about runs, and the list of them.
+mod report;
 /// Killed and stopped runs continue bit for bit.
 mod resume;
 /// HTTP and S3 servers, faithful and not.

@@ -8,4 +8,6 @@ pub(crate) mod plan;
 pub(crate) mod pretrain;
 pub(crate) mod probe;
 pub(crate) mod quickstart;
+pub(crate) mod report;
+pub(crate) mod runs;
 pub(crate) mod shards;

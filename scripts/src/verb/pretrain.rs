@@ -4,23 +4,24 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::bail;
 use eval::probe::InTraining;
 use eval::{ImageSet, Protocol, Source, Split, Transform};
 use pipeline::{Dataset, Storage};
+use report::Start;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR2};
 use trainer::device::DeviceKind;
 use trainer::estimate::fit;
 use trainer::network::probe::Probe;
 use trainer::run::fault::Fault;
-use trainer::run::{Job, Outcome, run as train};
+use trainer::run::{Job, Outcome, host_name, run as train};
 use trainer::{Plan, Recipe};
 
 use crate::cluster::launch::Launch;
 use crate::cluster::{compute, machine, ranks};
-use crate::console::RunProgress;
+use crate::console::{RunProgress, say};
 use crate::evaluation::scores::set_name;
 use crate::exit::PREEMPTED;
 use crate::{pictures, recipes};
@@ -87,6 +88,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     if launch.rank > 0 {
         return Ok(ExitCode::SUCCESS);
     }
+    pictures::neighbors(&args.workdir, storage, &plan, &args.compute.device.open(0)?.device);
     if args.json {
         let seconds = start.elapsed().as_secs_f64();
         println!(
@@ -167,7 +169,10 @@ pub(crate) fn pretrain(
     }
     let (workdir, data, of_run) = (target.workdir.to_path_buf(), Arc::clone(&dataset), plan.clone());
     let progress = RunProgress::new(launch.rank, launch.world_size);
-    let mut progress = progress.on_start(move || pictures::views(&workdir, &data, &of_run));
+    let mut progress = progress.on_start(move || {
+        note_start(&workdir, of_run.world_size);
+        pictures::views(&workdir, &data, &of_run);
+    });
     let job = Job {
         plan: &plan,
         dataset,
@@ -188,4 +193,19 @@ pub(crate) fn pretrain(
         signal_hook::flag::register_conditional_default(signal, Arc::new(AtomicBool::new(true)))?;
     }
     Ok((plan, outcome?))
+}
+
+/// Writes the command of this start into the work directory, for whoever continues the run.
+fn note_start(workdir: &Path, world_size: usize) {
+    let start = Start {
+        at_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64()),
+        version: env!("CARGO_PKG_VERSION").into(),
+        host: host_name(),
+        world_size,
+        folder: std::env::current_dir().unwrap_or_default(),
+        command: std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect(),
+    };
+    if let Err(error) = start.note(workdir) {
+        say(format!("warning: the command is not noted in {}: {error}", workdir.display()));
+    }
 }

@@ -163,6 +163,6 @@ fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Table> {
 fn neighbors(args: &Args, split: &Split, network: &Network) -> anyhow::Result<()> {
     let (train, test) = split.features(network, wanted(&[]), None, &Silent)?;
     let path = args.workdir.join("neighbors.png");
-    report::neighbor_sheet(&path, (&split.train, &train), (&split.test, &test))?;
+    report::neighbor_sheet(&path, (&split.train, &train), Some((&split.test, &test)))?;
     Ok(())
 }

@@ -1,0 +1,34 @@
+//! What can go wrong while a run is looked at.
+
+use std::path::PathBuf;
+
+use eval::EvalError;
+use trainer::TrainError;
+
+/// An error of a report.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// There is no run, or none that this program can read.
+    #[error(transparent)]
+    Run(Box<TrainError>),
+    /// Images or features.
+    #[error(transparent)]
+    Eval(#[from] EvalError),
+    /// A file of a run.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A picture could not be encoded.
+    #[error("cannot encode a picture: {0}")]
+    Encode(String),
+}
+
+impl From<TrainError> for ReportError {
+    fn from(error: TrainError) -> Self {
+        Self::Run(Box::new(error))
+    }
+}

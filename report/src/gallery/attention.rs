@@ -1,0 +1,62 @@
+//! What the class token attends to in the last block, head by head (Caron et al. 2021, figure 1).
+
+use eval::{ImageSet, attention_of};
+use trainer::Network;
+
+use super::sheet::{Sheet, caption};
+use super::tile::Tile;
+use crate::ReportError;
+
+/// Heads that are shown.
+const MAX_HEADS: usize = 12;
+
+/// Each image beside the mean of all heads and beside each head; nothing for a backbone without class token. Each map goes
+/// from its own lowest weight to its highest.
+pub(super) fn sheet(network: &Network, images: &ImageSet) -> Result<Sheet, ReportError> {
+    let size_px = images.transform.size_px as usize;
+    let mut sheet = Sheet::default();
+    for image in 0..images.len() {
+        let Some(planes) = images.image(image)? else { continue };
+        let Some(attention) = attention_of(network, &[&planes], size_px) else { return Ok(sheet) };
+        let n_shown = attention.heads.len().min(MAX_HEADS);
+        let n = attention.grid[0] * attention.grid[1];
+        let mean: Vec<f32> = (0..n)
+            .map(|i| attention.heads.iter().map(|head| head[i]).sum::<f32>() / attention.heads.len() as f32)
+            .collect();
+        let caption = caption(images, image);
+        let mut row = vec![Tile::of_planes(&planes, size_px, caption.clone())?];
+        let map = |weights: &[f32], what: &str| {
+            Tile::of_grid(&heat(weights), attention.grid, format!("{caption}: {what}"))
+        };
+        row.push(map(&mean, "mean of all heads")?);
+        for (number, head) in attention.heads.iter().take(n_shown).enumerate() {
+            row.push(map(head, &format!("head {}", number + 1))?);
+        }
+        sheet.rows.push(row);
+        let heads = (1..=n_shown).map(|number| format!("head {number}"));
+        sheet.headings = ["image".into(), "mean".into()].into_iter().chain(heads).collect();
+    }
+    Ok(sheet)
+}
+
+/// Weights from the lowest, black, by way of red and yellow to the highest, white.
+fn heat(weights: &[f32]) -> Vec<[u8; 3]> {
+    let (low, high) = weights.iter().fold((f32::MAX, f32::MIN), |(l, h), v| (l.min(*v), h.max(*v)));
+    let color = |weight: &f32| {
+        let share = if high > low { (weight - low) / (high - low) } else { 0.0 };
+        // Thirds of the way light one channel after another.
+        [0.0, 1.0, 2.0].map(|channel| (255.0 * (3.0 * share - channel).clamp(0.0, 1.0)).round() as u8)
+    };
+    weights.iter().map(color).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_go_from_black_to_white() {
+        assert_eq!(heat(&[0.1, 0.4, 0.25, 0.2]), [[0; 3], [255; 3], [255, 128, 0], [255, 0, 0]]);
+        assert_eq!(heat(&[0.5, 0.5]), [[0; 3]; 2]);
+    }
+}

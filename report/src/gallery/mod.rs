@@ -1,0 +1,61 @@
+//! What a run's network makes of a few images, as sheets of tiles.
+
+mod attention;
+mod neighbors;
+mod patches;
+mod principal;
+pub(crate) mod quarantine;
+mod sheet;
+pub(crate) mod tile;
+mod views;
+
+use augment::MultiCrop;
+use eval::ImageSet;
+use serde::Serialize;
+use trainer::Network;
+
+use crate::ReportError;
+use sheet::Sheet;
+
+/// The pictures of a run.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Gallery {
+    /// What the pictures are of: the images, the network and its step.
+    pub of: String,
+    /// The first three principal components of patch features as colors.
+    patches: Sheet,
+    /// What class tokens attend to; empty for a backbone without.
+    attention: Sheet,
+    /// Images with those whose features are most similar.
+    neighbors: Sheet,
+    /// Images with their augmented views.
+    views: Sheet,
+}
+
+/// What is drawn.
+#[derive(Debug, Clone, Copy)]
+pub struct GalleryRules<'a> {
+    /// Images of each sheet.
+    pub n_images: usize,
+    /// The views that the run makes.
+    pub multicrop: &'a MultiCrop,
+    /// The run's seed.
+    pub seed: u64,
+}
+
+impl Gallery {
+    /// That of `network` on `images`, among all of which neighbors are looked for.
+    ///
+    /// # Errors
+    /// [`ReportError::Eval`] when images cannot be read or do not fit the network.
+    pub fn of(network: &Network, images: &ImageSet, rules: GalleryRules<'_>) -> Result<Self, ReportError> {
+        let shown = images.spread(rules.n_images);
+        Ok(Self {
+            of: String::new(),
+            patches: patches::sheet(network, &shown)?,
+            attention: attention::sheet(network, &shown)?,
+            neighbors: neighbors::sheet(network, images, rules.n_images)?,
+            views: views::sheet(&images.spread(rules.n_images.min(4)), rules.multicrop, rules.seed)?,
+        })
+    }
+}

@@ -1,0 +1,40 @@
+//! Images beside those whose features are most similar.
+
+use eval::{FeatureSet, ImageSet, Silent, Wanted, features, neighbors};
+use trainer::Network;
+
+use super::sheet::{Sheet, caption};
+use super::tile::Tile;
+use crate::ReportError;
+
+/// Neighbors of each image.
+const N_NEIGHBORS: usize = 8;
+
+/// `n_rows` of `images` with their neighbors among all of them. Where classes are known, a neighbor's mark says whether it
+/// has the same one.
+pub(super) fn sheet(network: &Network, images: &ImageSet, n_rows: usize) -> Result<Sheet, ReportError> {
+    let size_px = images.transform.size_px as usize;
+    let wanted = Wanted::Vectors { n_levels: 1, average: false };
+    let table = features(None, network, images, wanted, &Silent)?;
+    let all = FeatureSet::of(table, |_| Some(0));
+    let n_rows = n_rows.min(all.len());
+    let queries = all.select((0..n_rows).map(|i| i * all.len() / n_rows));
+    // Each finds itself, too.
+    let found = neighbors(&all, &queries, N_NEIGHBORS + 1, false);
+    let mut sheet = Sheet { headings: vec!["image".into(), "nearest".into()], rows: Vec::new() };
+    for (row, near) in found.iter().enumerate() {
+        let query = queries.image(row);
+        let Some(planes) = images.image(query)? else { continue };
+        let mut tiles = vec![Tile::of_planes(&planes, size_px, caption(images, query))?];
+        let others = near.iter().map(|(i, cosine)| (all.image(*i as usize), cosine));
+        for (image, cosine) in others.filter(|(image, _)| *image != query).take(N_NEIGHBORS) {
+            let Some(planes) = images.image(image)? else { continue };
+            let caption = format!("{}, cosine {cosine:.3}", caption(images, image));
+            let mark = images.label(query).zip(images.label(image));
+            let mark = mark.map(|(a, b)| if a == b { "same" } else { "other" });
+            tiles.push(Tile { mark, ..Tile::of_planes(&planes, size_px, caption)? });
+        }
+        sheet.rows.push(tiles);
+    }
+    Ok(sheet)
+}

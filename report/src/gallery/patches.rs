@@ -1,0 +1,35 @@
+//! Patch features as colors: the first three principal components of all patches of all images (Oquab et al. 2023,
+//! figure 1, without its foreground mask).
+
+use eval::{ImageSet, Silent, Wanted, extract};
+use trainer::Network;
+
+use super::principal;
+use super::sheet::{Sheet, caption};
+use super::tile::Tile;
+use crate::ReportError;
+
+/// Each image beside its patches: a color means the same in all rows.
+pub(super) fn sheet(network: &Network, images: &ImageSet) -> Result<Sheet, ReportError> {
+    let (size_px, d) = (images.transform.size_px as usize, network.model.width());
+    let side = size_px / network.model.stride_px();
+    let (mut shown, mut rows) = (Vec::new(), Vec::new());
+    extract(network, images, Wanted::Patches, &Silent, |of_batch, values| {
+        shown.extend_from_slice(of_batch);
+        rows.extend_from_slice(values);
+        Ok(())
+    })?;
+    let colors: Vec<[u8; 3]> =
+        principal::coordinates(&rows, d).iter().map(|row| row.map(|v| (255.0 * v).round() as u8)).collect();
+    let mut sheet = Sheet { headings: vec!["image".into(), "patches".into()], rows: Vec::new() };
+    for (image, grid) in shown.iter().zip(colors.chunks_exact(side * side)) {
+        let Some(planes) = images.image(*image as usize)? else { continue };
+        let caption = caption(images, *image as usize);
+        let patches = format!("{caption}: {side} x {side} patches");
+        sheet.rows.push(vec![
+            Tile::of_planes(&planes, size_px, caption)?,
+            Tile::of_grid(grid, [side, side], patches)?,
+        ]);
+    }
+    Ok(sheet)
+}

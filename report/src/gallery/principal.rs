@@ -1,0 +1,101 @@
+//! The directions along which rows vary most.
+
+use trainer::{Mat, gemm};
+
+/// Rounds of the iteration: far more than colors need.
+const ROUNDS: usize = 60;
+
+/// Directions.
+const N: usize = 3;
+
+/// The coordinates of `rows`, `[n, d]`, along the three principal components of all rows, `[n, 3]`, each scaled so that
+/// its middle 96 % fill 0 to 1.
+///
+/// Orthogonal iteration: `W ← orthonormal(Xᵀ X W)`, `[d, 3]`.
+pub(super) fn coordinates(rows: &[f32], d: usize) -> Vec<[f32; N]> {
+    let n = rows.len() / d;
+    let mut mean = vec![0.0f64; d];
+    rows.chunks_exact(d).for_each(|row| mean.iter_mut().zip(row).for_each(|(m, v)| *m += f64::from(*v)));
+    let centered: Vec<f32> = rows
+        .chunks_exact(d)
+        .flat_map(|row| row.iter().zip(&mean).map(|(v, m)| (f64::from(*v) - m / n as f64) as f32))
+        .collect();
+    // Any start that is not orthogonal to the answer; the same for the same sizes.
+    let mut w: Vec<f32> = (0..d * N).map(|i| ((i * 7919 + 13) % 101) as f32 / 50.0 - 1.0).collect();
+    let mut along = vec![0.0f32; n * N];
+    for _ in 0..ROUNDS {
+        orthonormalize(&mut w);
+        gemm([n, d, N], 1.0, Mat::rows(&centered, d), Mat::rows(&w, N), 0.0, &mut along, N);
+        gemm([d, n, N], 1.0, Mat::rows(&centered, d).t(), Mat::rows(&along, N), 0.0, &mut w, N);
+    }
+    orthonormalize(&mut w);
+    gemm([n, d, N], 1.0, Mat::rows(&centered, d), Mat::rows(&w, N), 0.0, &mut along, N);
+    let ranges: Vec<[f32; 2]> = (0..N).map(|c| middle(along.iter().skip(c).step_by(N))).collect();
+    let scaled = |row: &[f32]| {
+        std::array::from_fn(|c| {
+            let [low, high] = ranges[c];
+            // Where all rows are one, there is no color.
+            if high > low { ((row[c] - low) / (high - low)).clamp(0.0, 1.0) } else { 0.5 }
+        })
+    };
+    along.chunks_exact(N).map(scaled).collect()
+}
+
+/// Gram and Schmidt on the columns of `[d, 3]`.
+fn orthonormalize(w: &mut [f32]) {
+    for c in 0..N {
+        for before in 0..c {
+            let dot: f32 = w.chunks_exact(N).map(|row| row[c] * row[before]).sum();
+            w.chunks_exact_mut(N).for_each(|row| row[c] -= dot * row[before]);
+        }
+        let norm = w.chunks_exact(N).map(|row| row[c] * row[c]).sum::<f32>().sqrt().max(1e-20);
+        w.chunks_exact_mut(N).for_each(|row| row[c] /= norm);
+    }
+}
+
+/// Bounds of the middle 96 % of `values`.
+fn middle<'a>(values: impl Iterator<Item = &'a f32>) -> [f32; 2] {
+    let mut sorted: Vec<f32> = values.copied().collect();
+    sorted.sort_unstable_by(f32::total_cmp);
+    let last = sorted.len().saturating_sub(1);
+    let at = |share: f32| sorted.get((last as f32 * share).round() as usize).copied().unwrap_or_default();
+    [at(0.02), at(0.98)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows that vary by 100, 10 and 1 along three axes that are turned: each coordinate follows its own axis.
+    #[test]
+    fn each_coordinate_follows_the_axis_of_its_rank() {
+        let (n, d) = (200, 5);
+        let axes = [[0.6, 0.8, 0.0, 0.0, 0.0], [-0.8, 0.6, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0, 0.0]];
+        let amount = |i: usize, axis: usize| ((i * [7, 31, 57][axis]) % n) as f32 / n as f32 - 0.5;
+        let scale = [100.0, 10.0, 1.0];
+        let rows: Vec<f32> = (0..n)
+            .flat_map(|i| {
+                let value = move |c: usize| {
+                    (0..3).map(|axis| scale[axis] * amount(i, axis) * axes[axis][c]).sum::<f32>() + 3.0
+                };
+                (0..d).map(value)
+            })
+            .collect();
+        let found = coordinates(&rows, d);
+        for axis in 0..3 {
+            let mean = found.iter().map(|row| row[axis]).sum::<f32>() / n as f32;
+            let (mut ab, mut aa, mut bb) = (0.0f32, 0.0f32, 0.0f32);
+            for (i, row) in found.iter().enumerate() {
+                let (a, b) = (row[axis] - mean, amount(i, axis));
+                (ab, aa, bb) = (ab + a * b, aa + a * a, bb + b * b);
+            }
+            assert!((ab / (aa * bb).sqrt()).abs() > 0.97, "axis {axis}: {}", ab / (aa * bb).sqrt());
+        }
+        assert!(found.iter().flatten().all(|v| (0.0..=1.0).contains(v)));
+    }
+
+    #[test]
+    fn equal_rows_have_no_color() {
+        assert_eq!(coordinates(&[2.0; 12], 4), vec![[0.5; 3]; 3]);
+    }
+}

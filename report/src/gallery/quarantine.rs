@@ -1,0 +1,59 @@
+//! Samples that could not be used, with as much of them as can be seen.
+
+use std::collections::BTreeMap;
+use std::io::Cursor;
+
+use image::{ImageReader, Limits};
+use pipeline::{Dataset, SampleId};
+use serde::Serialize;
+
+use super::tile::Tile;
+use crate::run::quarantine::BadSample;
+
+/// Samples that are shown; the rest are counted.
+const MAX_SHOWN: usize = 60;
+
+/// Bytes that a decoder may allocate for a damaged image.
+const MAX_DECODED_BYTES: u64 = 256 << 20;
+
+/// A sample, and what a forgiving decoder sees of it.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Shown {
+    #[serde(flatten)]
+    sample: BadSample,
+    /// Nothing where no pixel could be decoded, or the shard is not at hand.
+    tile: Option<Tile>,
+}
+
+/// The first of `bad`, looked up in `dataset` if it is at hand.
+pub(crate) fn shown(bad: &[BadSample], dataset: Option<&Dataset>) -> Vec<Shown> {
+    let bad = &bad[..bad.len().min(MAX_SHOWN)];
+    let place = |sample: &BadSample| (sample.shard.clone(), sample.key.clone());
+    let mut wanted: BTreeMap<(String, String), Option<Tile>> =
+        bad.iter().map(|sample| (place(sample), None)).collect();
+    let mut n_missing = wanted.len();
+    for id in (0..dataset.map_or(0, Dataset::n_samples)).map(SampleId) {
+        if n_missing == 0 {
+            break;
+        }
+        let Some(dataset) = dataset else { break };
+        let (shard, key, _) = dataset.describe(id);
+        if let Some(found) = wanted.get_mut(&(shard, key)) {
+            n_missing -= 1;
+            *found = dataset.read(id).ok().and_then(|sample| tile(&sample.image));
+        }
+    }
+    bad.iter()
+        .map(|sample| Shown { sample: sample.clone(), tile: wanted.get(&place(sample)).cloned().flatten() })
+        .collect()
+}
+
+/// What can be seen of encoded bytes that may be damaged.
+fn tile(bytes: &[u8]) -> Option<Tile> {
+    let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().ok()?;
+    let mut limits = Limits::default();
+    limits.max_alloc = Some(MAX_DECODED_BYTES);
+    reader.limits(limits);
+    let image = reader.decode().ok()?.thumbnail(160, 160).to_rgb8();
+    Tile::of_image(&image, String::new()).ok()
+}

@@ -1,0 +1,23 @@
+//! Rows of pictures.
+
+use eval::ImageSet;
+use serde::Serialize;
+
+use super::tile::Tile;
+
+/// Rows of tiles.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub(crate) struct Sheet {
+    /// What the columns are, where they differ.
+    pub(crate) headings: Vec<String>,
+    pub(crate) rows: Vec<Vec<Tile>>,
+}
+
+/// What image `i` is called, and its class.
+pub(super) fn caption(images: &ImageSet, i: usize) -> String {
+    let (_, key) = images.describe(i);
+    match images.label(i).map(|label| &images.classes()[label as usize]) {
+        Some(class) => format!("{key}, class {class}"),
+        None => key,
+    }
+}

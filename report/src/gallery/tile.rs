@@ -1,0 +1,95 @@
+//! One picture of a page, inside the page.
+
+use std::io::Cursor;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use image::codecs::jpeg::JpegEncoder;
+use image::imageops::{FilterType, resize};
+use image::{ImageFormat, RgbImage};
+use serde::Serialize;
+
+use crate::ReportError;
+
+/// Sides above this are shown smaller.
+const MAX_PX: u32 = 160;
+
+/// Sides up to this are kept without loss: their pixels are seen one by one.
+const LOSSLESS_PX: u32 = 64;
+
+const JPEG_QUALITY: u8 = 88;
+
+/// A picture with what is said of it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Tile {
+    /// The file as a `data:` address.
+    pub(crate) src: String,
+    pub(crate) caption: String,
+    /// `same` or `other`, for neighbors whose class is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mark: Option<&'static str>,
+}
+
+impl Tile {
+    /// `planes` of `[3, size, size]` bytes.
+    pub(crate) fn of_planes(planes: &[u8], size_px: usize, caption: String) -> Result<Self, ReportError> {
+        let area = size_px * size_px;
+        let pixel = |x: u32, y: u32| {
+            let at = y as usize * size_px + x as usize;
+            image::Rgb([planes[at], planes[area + at], planes[2 * area + at]])
+        };
+        Self::of_image(&RgbImage::from_fn(size_px as u32, size_px as u32, pixel), caption)
+    }
+
+    /// `pixels` of a grid, row by row.
+    pub(crate) fn of_grid(
+        pixels: &[[u8; 3]],
+        [rows, columns]: [usize; 2],
+        caption: String,
+    ) -> Result<Self, ReportError> {
+        let pixel = |x: u32, y: u32| image::Rgb(pixels[y as usize * columns + x as usize]);
+        Self::of_image(&RgbImage::from_fn(columns as u32, rows as u32, pixel), caption)
+    }
+
+    /// An image, smaller where it is large.
+    pub(crate) fn of_image(image: &RgbImage, caption: String) -> Result<Self, ReportError> {
+        let (width, height) = image.dimensions();
+        let longest = width.max(height);
+        let smaller = (longest > MAX_PX).then(|| {
+            let side = |px: u32| (px * MAX_PX / longest).max(1);
+            resize(image, side(width), side(height), FilterType::Triangle)
+        });
+        let mut bytes = Cursor::new(Vec::new());
+        let (kind, encoded) = match longest > LOSSLESS_PX {
+            true => {
+                let encoder = JpegEncoder::new_with_quality(&mut bytes, JPEG_QUALITY);
+                ("jpeg", smaller.as_ref().unwrap_or(image).write_with_encoder(encoder))
+            }
+            false => ("png", image.write_to(&mut bytes, ImageFormat::Png)),
+        };
+        encoded.map_err(|error| ReportError::Encode(error.to_string()))?;
+        let src = format!("data:image/{kind};base64,{}", STANDARD.encode(bytes.into_inner()));
+        Ok(Self { src, caption, mark: None })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decoded(tile: &Tile) -> RgbImage {
+        let (_, data) = tile.src.split_once(";base64,").unwrap();
+        image::load_from_memory(&STANDARD.decode(data).unwrap()).unwrap().to_rgb8()
+    }
+
+    #[test]
+    fn small_pictures_keep_every_pixel_and_large_ones_shrink() {
+        let planes: Vec<u8> = (0..12).map(|v| v * 20).collect();
+        let small = decoded(&Tile::of_planes(&planes, 2, String::new()).unwrap());
+        assert_eq!(small.get_pixel(1, 0).0, [20, 100, 180]);
+        let large = decoded(&Tile::of_image(&RgbImage::new(400, 100), String::new()).unwrap());
+        assert_eq!(large.dimensions(), (160, 40));
+        let grid = decoded(&Tile::of_grid(&[[1, 2, 3], [4, 5, 6]], [1, 2], String::new()).unwrap());
+        assert_eq!((grid.dimensions(), grid.get_pixel(1, 0).0), ((2, 1), [4, 5, 6]));
+    }
+}

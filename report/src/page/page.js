@@ -1,0 +1,272 @@
+"use strict";
+// The sections of the page, from the data within it.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const runs = data.runs;
+const several = runs.length > 1;
+const main = document.getElementById("main");
+
+function el(name, attributes, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes || {})) {
+    if (key === "class") node.className = value; else node.setAttribute(key, value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+const dot = (run) => { const node = el("span", { class: "dot" }); node.style.background = color(run); return node; };
+const named = (run) => el("span", {}, dot(run), runs[run].overview.name);
+
+function section(id, title, ...children) {
+  const content = children.flat().filter((child) => child !== null && child !== undefined);
+  if (content.length === 0) return;
+  main.append(el("section", { id }, el("h2", {}, title), ...content));
+  document.getElementById("nav").append(el("a", { href: `#${id}` }, title));
+}
+
+// For each run its own part, under its name where there are several.
+function perRun(make) {
+  return runs.flatMap((run, i) => {
+    const parts = [make(run, i)].flat().filter((part) => part !== null && part !== undefined);
+    if (parts.length === 0) return [];
+    return several ? [el("h3", {}, named(i)), ...parts] : parts;
+  });
+}
+
+function table(headings, rows, numbers) {
+  const kind = (i) => (numbers.includes(i) ? { class: "number" } : {});
+  const head = el("tr", {}, ...headings.map((text, i) => el("th", kind(i), text)));
+  const body = rows.map((row) => el("tr", {}, ...row.map((cell, i) => el("td", kind(i), cell === null || cell === undefined ? "–" : cell))));
+  return el("div", { class: "scroll" }, el("table", {}, el("thead", {}, head), el("tbody", {}, ...body)));
+}
+
+function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 90) return `${Math.round(seconds)} s`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+  return seconds < 172800 ? `${(seconds / 3600).toFixed(1)} h` : `${(seconds / 86400).toFixed(1)} days`;
+}
+
+function overview() {
+  const rows = runs.map((run, i) => {
+    const o = run.overview;
+    const states = [el("span", { class: `state ${o.state.replace(" ", "-")}`, title: o.why }, o.state)];
+    if (o.collapsed) states.push(" ", el("span", { class: "state collapsed" }, "collapsed"));
+    return [named(i), run.recipe, o.method, o.backbone, el("span", {}, ...states),
+      `${o.step.toLocaleString("en")} of ${o.total_steps.toLocaleString("en")}`, short(o.loss),
+      o.best ? `${o.best[0]} ${o.best[1].toFixed(2)}` : null, short(o.images_per_s), duration(o.seconds_left)];
+  });
+  const headings = ["run", "recipe", "method", "backbone", "state", "step", "loss", "best score", "images/s", "time left"];
+  const why = runs.filter((run) => ["died", "failed"].includes(run.overview.state));
+  return [table(headings, rows, [5, 6, 8, 9]),
+    ...why.map((run) => el("p", { class: "note" }, `${run.overview.name} ${run.overview.why}`))];
+}
+
+// Columns that all runs have come first, in the order in which people look for them.
+const ORDER = ["train/loss", "probe/", "health/", "train/", "knobs/", "rate/", "time/"];
+const rank = (name) => { const found = ORDER.findIndex((start) => name.startsWith(start)); return found < 0 ? ORDER.length : found; };
+const HIDDEN = ["train/samples", "train/epoch"];
+
+function curves(wanted) {
+  const names = [...new Set(runs.flatMap((run) => Object.keys(run.series)))].filter((name) => wanted(name) && !HIDDEN.includes(name));
+  names.sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
+  const constant = [];
+  const charts = [];
+  for (const name of names) {
+    const lines = runs.map((run, i) => ({ run: i, name: run.overview.name, points: run.series[name] || [] }));
+    const values = new Set(lines.flatMap((line) => line.points.map((p) => p[1])));
+    if (values.size === 1) constant.push(`${name} ${short([...values][0])}`);
+    else if (lines.some((line) => line.points.length > 1)) charts.push(new Chart(name, lines).node);
+  }
+  return [
+    charts.length ? el("div", { class: "charts" }, ...charts) : null,
+    constant.length ? el("p", { class: "note" }, `The same in every row: ${constant.join(", ")}.`) : null,
+  ];
+}
+
+const sameKind = (a, b) => JSON.stringify(a) === JSON.stringify(b);
+
+function scores() {
+  const kinds = [];
+  for (const run of runs) for (const { kind } of run.scores) if (!kinds.some((other) => sameKind(other, kind))) kinds.push(kind);
+  if (kinds.length === 0) return [];
+  const of = (run, kind) => (run.scores.find((score) => sameKind(score.kind, kind)) || { points: [] }).points;
+  const moving = kinds.filter((kind) => runs.some((run) => of(run, kind).length > 1));
+  const charts = moving.map((kind) => {
+    const point = (p) => [p.step, p.value, ...(p.interval || [])];
+    const lines = runs.map((run, i) => ({ run: i, name: run.overview.name, points: of(run, kind).map(point) }));
+    return new Chart(`${kind.metric} · ${kind.set} · ${kind.network}`, lines, { dots: true }).node;
+  });
+  const cell = (run, kind) => {
+    const points = of(run, kind);
+    const last = points[points.length - 1];
+    if (!last) return null;
+    const range = last.interval ? ` (${last.interval[0].toFixed(1)} – ${last.interval[1].toFixed(1)})` : "";
+    return `${last.value.toFixed(2)}${range} at ${last.step.toLocaleString("en")}`;
+  };
+  const rows = kinds.map((kind) => [kind.metric, kind.set, kind.network, kind.transform, el("span", { title: kind.settings }, kind.settings.length > 40 ? `${kind.settings.slice(0, 40)}…` : kind.settings), ...runs.map((run) => cell(run, kind))]);
+  const headings = ["score", "test set", "network", "images", "settings", ...runs.map((run) => run.overview.name)];
+  return [
+    el("p", { class: "note" }, "Accuracies in percent with the middle 95 % of resampled test sets, and measures that need no labels; of each, the newest checkpoint that was scored."),
+    table(headings, rows, runs.map((_, i) => 5 + i)),
+    charts.length ? el("div", { class: "charts" }, ...charts) : null,
+  ];
+}
+
+function matrix(confusion) {
+  const { classes, matrix: counts, by_class: accuracies } = confusion;
+  const head = el("tr", {}, el("th"), ...classes.map((name) => el("th", {}, name)), el("th", {}, "%"));
+  const rows = counts.map((row, i) => {
+    const total = row.reduce((a, b) => a + b, 0);
+    const cells = row.map((count, j) => {
+      const cell = el("td", { title: `${classes[i]} taken for ${classes[j]}: ${count} of ${total}` }, count ? String(count) : "");
+      const share = total ? count / total : 0;
+      cell.style.background = i === j ? `rgb(44 138 75 / ${share})` : `rgb(194 59 59 / ${Math.min(1, 2 * share)})`;
+      return cell;
+    });
+    const accuracy = accuracies[i];
+    return el("tr", {}, el("th", {}, classes[i]), ...cells, el("td", {}, accuracy === null ? "–" : accuracy.toFixed(0)));
+  });
+  return el("div", { class: "scroll" }, el("table", { class: "matrix" }, el("thead", {}, head), el("tbody", {}, ...rows)));
+}
+
+function confusedPairs(confusion) {
+  const rows = confusion.pairs.map(([label, predicted, count]) => [confusion.classes[label], confusion.classes[predicted], String(count)]);
+  return table(["class", "taken for", "images"], rows, [2]);
+}
+
+function confusions(run) {
+  if (run.confusions.length === 0) return null;
+  const title = (c) => `${c.kind.metric} · ${c.kind.set} · step ${c.step.toLocaleString("en")}`;
+  const place = el("div");
+  const choice = el("select", { "aria-label": "score" }, ...run.confusions.map((c, i) => el("option", { value: i }, title(c))));
+  const show = () => { const c = run.confusions[choice.value]; place.replaceChildren(c.matrix ? matrix(c) : confusedPairs(c)); };
+  choice.addEventListener("change", show);
+  // The score that people quote.
+  const usual = run.confusions.findIndex((c) => c.kind.metric === "knn_20");
+  choice.value = Math.max(0, usual);
+  show();
+  return [choice, place];
+}
+
+function sheet(of, note, extra) {
+  if (!of || of.rows.length === 0) return null;
+  const tile = (t, heading) => {
+    const image = el("img", { src: t.src, alt: t.caption, title: t.caption, loading: "eager" });
+    if (t.mark) image.className = t.mark;
+    return el("figure", {}, image, el("figcaption", { title: t.caption }, heading || t.caption));
+  };
+  const heading = (j) => (j > 0 && of.headings.length > 2 ? of.headings[j] : "");
+  const rows = of.rows.map((row) => el("div", { class: "row" }, ...row.map((t, j) => tile(t, heading(j)))));
+  return [el("p", { class: "note" }, note), extra, el("div", { class: "sheet" }, ...rows)];
+}
+
+function neighborLegend(of) {
+  if (!of.rows.some((row) => row.some((tile) => tile.mark))) return null;
+  const key = (name, text) => { const mark = el("i"); mark.style.background = `var(--${name})`; return el("span", {}, mark, text); };
+  return el("div", { class: "legend" }, key("good", "same class"), key("bad", "another class"));
+}
+
+const gallery = (name, note, legend) => perRun((run) => {
+  if (!run.gallery) return el("p", { class: "note" }, `No pictures: ${run.no_gallery}`);
+  return sheet(run.gallery[name], `${note} ${run.gallery.of}`, legend ? legend(run.gallery[name]) : null);
+});
+
+const STAGES = [["data wait", "time/data_wait_ms"], ["teacher", "time/teacher_ms"], ["forward", "time/forward_ms"], ["heads and loss", "time/head_ms"], ["backward", "time/backward_ms"], ["update", "time/update_ms"], ["waiting for ranks", "time/rank_wait_ms"]];
+
+function stages(run) {
+  const mean = (name) => { const points = (run.series[name] || []).slice(-50); return points.length ? points.reduce((sum, p) => sum + p[1], 0) / points.length : 0; };
+  const total = mean("time/step_ms");
+  if (!total) return null;
+  const parts = STAGES.map(([name, column]) => [name, mean(column)]);
+  const known = parts.reduce((sum, [, ms]) => sum + ms, 0);
+  parts.push(["rest", Math.max(0, total - known)]);
+  const bar = el("div", { class: "stages", role: "img", "aria-label": "share of each stage" });
+  const legend = el("div", { class: "legend" });
+  parts.forEach(([name, ms], i) => {
+    const share = ms / Math.max(total, known);
+    if (share < 0.001) return;
+    const shade = name === "rest" ? "var(--line)" : COLORS[i % COLORS.length];
+    const part = el("div", { title: `${name}: ${ms.toFixed(1)} ms` });
+    part.style.width = `${100 * share}%`;
+    part.style.background = shade;
+    bar.append(part);
+    const key = el("i");
+    key.style.background = shade;
+    legend.append(el("span", {}, key, `${name} ${short(ms)} ms, ${(100 * share).toFixed(0)} %`));
+  });
+  return [el("p", { class: "note" }, `A step takes ${short(total)} ms, mean of the newest logged ones.`), bar, legend];
+}
+
+function warnings(run) {
+  if (run.warnings.length === 0) return el("p", { class: "note" }, "The run has warned of nothing.");
+  const groups = new Map();
+  for (const warning of run.warnings) {
+    // Numbers change from one warning to the next that means the same.
+    const key = warning.concern + warning.message.replace(/[0-9.]+/g, "#").slice(0, 60);
+    if (!groups.has(key)) groups.set(key, []);
+    groups.get(key).push(warning);
+  }
+  return [...groups.values()].map((all) => {
+    const last = all[all.length - 1];
+    const when = all.length > 1 ? `${all.length} times, steps ${all[0].step.toLocaleString("en")} to ${last.step.toLocaleString("en")}; the last: ` : "";
+    return el("p", { class: "warning" }, el("strong", {}, last.concern.replace("_", " ")), ` · ${when}${last.message}`);
+  });
+}
+
+function bad(run) {
+  if (run.n_bad === 0) return null;
+  const card = (sample) => el("div", {}, sample.tile ? el("img", { src: sample.tile.src, alt: sample.key }) : el("div", { class: "none" }, "no pixels"),
+    el("div", {}, el("strong", {}, sample.key), el("div", {}, sample.shard), el("div", {}, sample.reason)));
+  const more = run.n_bad > run.bad.length ? `; the first ${run.bad.length} are shown` : "";
+  return [el("p", { class: "note" }, `${run.n_bad.toLocaleString("en")} samples could not be used and were replaced by others${more}. A picture shows what a forgiving decoder makes of the damaged file.`), el("div", { class: "bad" }, ...run.bad.map(card))];
+}
+
+function command(run) {
+  if (!run.continue) return el("p", { class: "note" }, "This run was started by a release that did not note its command; the same command continues it.");
+  const copy = el("button", { type: "button" }, "copy");
+  copy.addEventListener("click", () => navigator.clipboard.writeText(run.continue).then(() => { copy.textContent = "copied"; }));
+  const ranks = run.start.world_size > 1 ? ` on ${run.start.world_size} ranks` : "";
+  return [el("p", { class: "note" }, `Last started${ranks} on ${run.start.host}, ${new Date(1000 * run.start.at_s).toLocaleString()}, release ${run.start.version}. The same command continues the run, or says that it has ended.`),
+    el("div", { class: "command" }, el("pre", {}, run.continue), copy)];
+}
+
+function recipes() {
+  const parts = [];
+  if (several && data.settings.length) {
+    const rows = data.settings.map(([key, values]) => [key, ...values]);
+    parts.push(el("h3", {}, "What differs"), table(["key", ...runs.map((run) => run.overview.name)], rows, []));
+  }
+  return [...parts, ...perRun((run) => [command(run), el("details", {}, el("summary", {}, "plan.toml: the recipe with every default filled in"), el("pre", {}, run.plan))])];
+}
+
+document.getElementById("title").textContent = several ? `${runs.length} runs` : runs[0].overview.name;
+document.title = `${several ? `${runs.length} runs` : runs[0].overview.name} · Ocelli report`;
+section("overview", "Overview", overview());
+section("scores", "Scores", scores());
+section("curves", "Curves", [
+  several ? el("div", { class: "legend" }, ...runs.map((_, i) => named(i))) : null,
+  el("p", { class: "note" }, "By steps taken. Drag over a chart to zoom all of them, double-click for the whole run."),
+  ...curves((name) => !/^(health|time|rate)\//.test(name)),
+]);
+section("confusions", "Confusion", perRun(confusions));
+section("patches", "Patch features", gallery("patches", "The first three principal components of the patch features of all images, as red, green and blue: a color means the same in every row."));
+section("attention", "Attention", gallery("attention", "What the class token attends to in the last block: the mean of all heads, then each head, from black, its lowest weight, to white, its highest."));
+section("neighbors", "Nearest neighbors", gallery("neighbors", "Images, each with those whose features have the largest cosine.", neighborLegend));
+section("views", "Views", gallery("views", "Images, each with the augmented views of the first epoch."));
+section("health", "Health", [...perRun(warnings), ...curves((name) => name.startsWith("health/"))]);
+section("throughput", "Throughput", [...perRun(stages), ...curves((name) => /^(rate|time)\//.test(name))]);
+section("quarantine", "Quarantine", perRun(bad));
+section("recipe", "Recipe and command", recipes());
+document.getElementById("footer").textContent = `Made by ocelli ${data.version}, ${new Date(1000 * data.made_at_s).toLocaleString()}. Curves of more than 2,000 rows keep the lowest and the highest value of each stretch.`;
+
+document.getElementById("smoothing").addEventListener("input", (event) => {
+  shared.smoothing = Number(event.target.value);
+  shared.charts.forEach((chart) => chart.draw());
+});
+document.getElementById("reset").addEventListener("click", () => zoomTo(null));
+document.getElementById("theme").addEventListener("click", () => {
+  const dark = document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  document.documentElement.dataset.theme = dark ? "light" : "dark";
+});

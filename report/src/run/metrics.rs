@@ -1,0 +1,98 @@
+//! The rows that a run logs, column by column.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+use trainer::run::telemetry::METRICS;
+
+use super::jsonl;
+use crate::ReportError;
+
+/// Rows whose times are taken for what a step takes now.
+const NEWEST: usize = 20;
+
+/// A number at a count of steps taken.
+pub(crate) type Point = (u64, f64);
+
+/// Columns by name, each in the order of the steps.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Metrics(pub(crate) BTreeMap<String, Vec<Point>>);
+
+impl Metrics {
+    /// Those of the run in `workdir`.
+    pub(crate) fn read(workdir: &Path) -> Result<Self, ReportError> {
+        let mut columns = BTreeMap::<String, Vec<Point>>::new();
+        for row in jsonl::rows::<Map<String, Value>>(&workdir.join(METRICS))? {
+            let Some(step) = row.get("step").and_then(Value::as_u64) else { continue };
+            for (name, value) in row.iter().filter(|(name, _)| *name != "step") {
+                if let Some(value) = value.as_f64() {
+                    // Rows count steps from 0; checkpoints and people count those that are taken.
+                    columns.entry(name.clone()).or_default().push((step + 1, value));
+                }
+            }
+        }
+        Ok(Self(columns))
+    }
+
+    /// The newest value of a column.
+    pub(crate) fn last(&self, name: &str) -> Option<f64> {
+        Some(self.0.get(name)?.last()?.1)
+    }
+
+    /// The mean of the newest values of a column.
+    pub(crate) fn recent(&self, name: &str) -> Option<f64> {
+        let points = self.0.get(name)?;
+        let newest = &points[points.len().saturating_sub(NEWEST)..];
+        (!newest.is_empty()).then(|| newest.iter().map(|(_, value)| value).sum::<f64>() / newest.len() as f64)
+    }
+}
+
+/// At most about `n` of `points`: of each stretch of steps the lowest and the highest, so that no peak is lost, and the
+/// very first and last.
+pub(crate) fn thinned(points: &[Point], n: usize) -> Vec<Point> {
+    if points.len() <= n {
+        return points.to_vec();
+    }
+    let per_stretch = points.len().div_ceil((n / 2).max(1));
+    let mut kept = Vec::with_capacity(n + 2);
+    for stretch in points.chunks(per_stretch) {
+        let order = |a: &&Point, b: &&Point| a.1.total_cmp(&b.1);
+        let ends = [stretch.iter().min_by(order), stretch.iter().max_by(order)];
+        let mut ends: Vec<Point> = ends.into_iter().flatten().copied().collect();
+        ends.sort_by_key(|(step, _)| *step);
+        kept.extend(ends);
+    }
+    kept.extend([points[0], points[points.len() - 1]]);
+    kept.sort_by_key(|(step, _)| *step);
+    kept.dedup();
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_count_steps_that_are_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = "{\"step\":19,\"train/loss\":2.5,\"health/x\":null}\nbroken\n{\"step\":39,\"train/loss\":2.0}\n{\"st";
+        std::fs::write(folder.path().join(METRICS), text).unwrap();
+        let metrics = Metrics::read(folder.path()).unwrap();
+        assert_eq!(metrics.0["train/loss"], [(20, 2.5), (40, 2.0)]);
+        assert_eq!((metrics.last("train/loss"), metrics.recent("train/loss")), (Some(2.0), Some(2.25)));
+        assert_eq!(metrics.last("health/x"), None);
+        assert!(Metrics::read(&folder.path().join("none")).unwrap().0.is_empty());
+    }
+
+    #[test]
+    fn peaks_stay_when_points_are_left_out() {
+        let mut points: Vec<Point> = (0..10_000).map(|step| (step, (step as f64 / 300.0).sin())).collect();
+        points[6_543].1 = 50.0;
+        let thin = thinned(&points, 500);
+        assert!(thin.len() <= 502, "{}", thin.len());
+        assert!(thin.contains(&(6_543, 50.0)));
+        assert_eq!((thin[0], thin[thin.len() - 1]), (points[0], points[9_999]));
+        assert!(thin.windows(2).all(|pair| pair[0].0 < pair[1].0), "in the order of the steps, each once");
+    }
+}

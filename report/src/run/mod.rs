@@ -1,0 +1,89 @@
+//! What the files of a work directory say of its run.
+
+pub(crate) mod jsonl;
+pub(crate) mod metrics;
+pub(crate) mod overview;
+pub(crate) mod quarantine;
+pub(crate) mod scores;
+pub(crate) mod start;
+
+use std::path::{Path, PathBuf};
+
+use trainer::run::status::Status;
+use trainer::run::telemetry::{WARNINGS, Warning};
+
+use crate::ReportError;
+use metrics::Metrics;
+use quarantine::BadSample;
+use scores::Evaluations;
+use start::Start;
+
+/// A run.
+#[derive(Debug, Clone)]
+pub struct Run {
+    /// Its work directory.
+    pub workdir: PathBuf,
+    /// How it is, and what it does.
+    pub status: Status,
+    /// Its logged rows.
+    pub(crate) metrics: Metrics,
+    /// Scores of its checkpoints.
+    pub(crate) evaluations: Evaluations,
+    /// What it has warned of, in the order of the steps.
+    pub(crate) warnings: Vec<Warning>,
+    /// Samples that could not be used.
+    pub(crate) bad: Vec<BadSample>,
+    /// How it was started the last time, where that is known.
+    pub start: Option<Start>,
+}
+
+impl Run {
+    /// Reads the run in `workdir`. Files that are not there say nothing; lines that are broken are passed over.
+    ///
+    /// # Errors
+    /// [`ReportError::Run`] where there is no run of this release, [`ReportError::Read`].
+    pub fn open(workdir: &Path) -> Result<Self, ReportError> {
+        Ok(Self {
+            status: Status::of(workdir)?,
+            metrics: Metrics::read(workdir)?,
+            evaluations: Evaluations::read(workdir)?,
+            warnings: jsonl::rows(&workdir.join(WARNINGS))?,
+            bad: quarantine::read(workdir)?,
+            start: Start::last_of(workdir)?,
+            workdir: workdir.to_path_buf(),
+        })
+    }
+
+    /// What it is called beside others: its folder.
+    pub fn name(&self) -> String {
+        let path = self.workdir.canonicalize().unwrap_or_else(|_| self.workdir.clone());
+        path.file_name()
+            .map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
+    }
+
+    /// Work directories below `folder`, or `folder` itself if it is one, in the order of their names.
+    pub fn workdirs_in(folder: &Path) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        collect(folder, 0, &mut found);
+        found.sort();
+        found
+    }
+}
+
+/// Folders within folders that are looked through for runs.
+const MAX_DEPTH: usize = 4;
+
+fn collect(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
+    if folder.join("plan.toml").is_file() {
+        found.push(folder.to_path_buf());
+        return;
+    }
+    if depth == MAX_DEPTH {
+        return;
+    }
+    // What cannot be listed holds no run that could be shown.
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    // Links are not followed: they may lead in a circle.
+    let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    folders.for_each(|entry| collect(&entry.path(), depth + 1, found));
+}

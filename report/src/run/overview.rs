@@ -1,0 +1,101 @@
+//! A run in one line.
+
+use serde::Serialize;
+use serde_json::Value;
+use trainer::run::Concern;
+use trainer::run::status::State;
+
+use super::Run;
+
+/// What a list of runs says of one.
+#[derive(Debug, Clone, Serialize)]
+pub struct Overview {
+    /// Its folder.
+    pub name: String,
+    /// The method, as recipes call it.
+    pub method: String,
+    /// The backbone and its parameters.
+    pub backbone: String,
+    /// Steps taken.
+    pub step: u64,
+    /// Steps of the run.
+    pub total_steps: u64,
+    /// The newest loss.
+    pub loss: Option<f64>,
+    /// The highest score, and what it is called.
+    pub best: Option<(String, f64)>,
+    /// `running`, `finished`, `stopped`, `failed`, `died`, `not started`.
+    pub state: &'static str,
+    /// The same with the reason.
+    pub why: String,
+    /// Whether its newest row warned of a collapse.
+    pub collapsed: bool,
+    /// Images a second over the newest rows.
+    pub images_per_s: Option<f64>,
+    /// What is left at the pace of the newest rows, of a run that has steps to take.
+    pub seconds_left: Option<f64>,
+}
+
+impl Overview {
+    /// That of `run`.
+    pub fn of(run: &Run) -> Self {
+        let (status, recipe) = (&run.status, &run.status.plan.recipe);
+        let total_steps = status.plan.total_steps;
+        // A run that logs has a row for a step before its heartbeat says so, or a checkpoint after.
+        let logged =
+            run.metrics.0.get("train/loss").and_then(|points| points.last()).map_or(0, |(step, _)| *step);
+        let step = status.step.max(logged).min(total_steps);
+        let seconds_a_step = run.metrics.recent("time/step_ms").map(|ms| ms / 1e3);
+        let unfinished = !matches!(status.state, State::Finished);
+        Self {
+            name: run.name(),
+            method: tag(&recipe.method, "name"),
+            backbone: format!("{} ({})", tag(&recipe.model, "arch"), millions(recipe.model.n_params())),
+            step,
+            total_steps,
+            loss: run.metrics.last("train/loss"),
+            best: best(run),
+            state: status.state.word(),
+            why: status.state.to_string(),
+            collapsed: collapsed(run),
+            images_per_s: run.metrics.recent("rate/images_per_s"),
+            seconds_left: seconds_a_step.filter(|_| unfinished).map(|s| s * (total_steps - step) as f64),
+        }
+    }
+}
+
+/// Whether the newest logged step has warned of a collapse.
+fn collapsed(run: &Run) -> bool {
+    let newest = run.metrics.0.get("train/loss").and_then(|points| points.last()).map(|(step, _)| *step);
+    let mut collapses = run.warnings.iter().filter(|warning| warning.concern == Concern::Collapse);
+    collapses.next_back().is_some_and(|warning| Some(warning.step + 1) == newest)
+}
+
+/// The highest accuracy of the run: of its evaluations, or else of the probe within it.
+fn best(run: &Run) -> Option<(String, f64)> {
+    let accuracies = run.evaluations.scores.iter().flat_map(|(kind, rows)| {
+        // Measures without labels have no interval, and are no accuracies.
+        rows.iter().filter(|row| row.interval.is_some()).map(|row| (kind.metric.clone(), row.value))
+    });
+    let highest = |scores: &mut dyn Iterator<Item = (String, f64)>| scores.max_by(|a, b| a.1.total_cmp(&b.1));
+    let probed =
+        run.metrics.0.iter().filter_map(|(name, points)| Some((name.strip_prefix("probe/")?, points)));
+    let mut probed =
+        probed.flat_map(|(name, points)| points.iter().map(|(_, value)| (name.to_string(), *value)));
+    highest(&mut { accuracies }).or_else(|| highest(&mut probed))
+}
+
+/// The value of `key` in what recipes write for `config`.
+fn tag(config: &impl Serialize, key: &str) -> String {
+    let value = serde_json::to_value(config).unwrap_or_default();
+    value.get(key).and_then(Value::as_str).unwrap_or_default().to_string()
+}
+
+/// `21.7 M`.
+fn millions(n: usize) -> String {
+    match n {
+        n if n >= 1_000_000_000 => format!("{:.2} G", n as f64 / 1e9),
+        n if n >= 1_000_000 => format!("{:.1} M", n as f64 / 1e6),
+        n => format!("{:.0} k", n as f64 / 1e3),
+    }
+}

@@ -1,0 +1,90 @@
+//! How a run was started: a line of `starts.jsonl` for each time.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::jsonl;
+use crate::ReportError;
+
+/// The file of a run's starts.
+const STARTS: &str = "starts.jsonl";
+
+/// A start of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Start {
+    /// When, in seconds since 1970.
+    pub at_s: f64,
+    /// Release of the program.
+    pub version: String,
+    /// On which machine rank 0 was.
+    pub host: String,
+    /// Ranks.
+    pub world_size: usize,
+    /// The folder that paths are relative to.
+    pub folder: PathBuf,
+    /// The command of rank 0: the program, then its arguments.
+    pub command: Vec<String>,
+}
+
+impl Start {
+    /// The newest one of the run in `workdir`; `None` for a run of an older release.
+    pub(crate) fn last_of(workdir: &Path) -> Result<Option<Self>, ReportError> {
+        Ok(jsonl::rows(&workdir.join(STARTS))?.pop())
+    }
+
+    /// Adds this one to those of the run in `workdir`.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub fn note(&self, workdir: &Path) -> std::io::Result<()> {
+        use std::io::Write;
+        let line = format!("{}\n", serde_json::to_string(self)?);
+        std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(workdir.join(STARTS))?
+            .write_all(line.as_bytes())
+    }
+
+    /// The command that continues the run, as a shell takes it.
+    pub fn to_continue(&self) -> String {
+        let words: Vec<String> = self.command.iter().map(|word| quoted(word)).collect();
+        format!("cd {} && {}", quoted(&self.folder.display().to_string()), words.join(" "))
+    }
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@%+".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.to_string(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_start_continues_the_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let start = |shards: &str| Start {
+            at_s: 1.0,
+            version: "0.1.0".into(),
+            host: "h".into(),
+            world_size: 1,
+            folder: "/home/me/my runs".into(),
+            command: ["ocelli", "pretrain", "--shards", shards].map(String::from).into(),
+        };
+        assert_eq!(Start::last_of(folder.path()).unwrap(), None);
+        start("a.tar").note(folder.path()).unwrap();
+        start("it's-{0..3}.tar").note(folder.path()).unwrap();
+        let last = Start::last_of(folder.path()).unwrap().unwrap();
+        assert_eq!(
+            last.to_continue(),
+            r"cd '/home/me/my runs' && ocelli pretrain --shards 'it'\''s-{0..3}.tar'"
+        );
+    }
+}

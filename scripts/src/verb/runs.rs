@@ -1,0 +1,113 @@
+//! `ocelli runs`: the runs below a folder, a line each.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::bail;
+use report::{Overview, Run};
+use serde_json::{Value, json};
+
+/// Flags of `runs`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Folder with work directories, at most four folders deep, or a work directory.
+    #[arg(default_value = "runs")]
+    folder: PathBuf,
+    /// Write a JSON array instead of the table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Headings of the table.
+const HEADINGS: [&str; 8] = ["run", "method", "backbone", "step", "loss", "best score", "state", "left"];
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    if !args.folder.is_dir() {
+        bail!("there is no folder {}", args.folder.display());
+    }
+    let workdirs = Run::workdirs_in(&args.folder);
+    if workdirs.is_empty() {
+        bail!("there is no run in {}: no folder in it has a plan.toml", args.folder.display());
+    }
+    let runs: Vec<(PathBuf, anyhow::Result<Overview>)> = workdirs
+        .into_iter()
+        .map(|workdir| {
+            let overview = Run::open(&workdir).map(|run| Overview::of(&run)).map_err(anyhow::Error::from);
+            (workdir, overview)
+        })
+        .collect();
+    if args.json {
+        let row = |(workdir, overview): &(PathBuf, anyhow::Result<Overview>)| match overview {
+            Ok(overview) => with_workdir(json!(overview), workdir),
+            Err(error) => json!({ "workdir": workdir, "error": format!("{error:#}") }),
+        };
+        println!("{}", Value::Array(runs.iter().map(row).collect()));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let rows: Vec<[String; 8]> = runs
+        .iter()
+        .filter_map(|(workdir, overview)| Some(cells(&args.folder, workdir, overview.as_ref().ok()?)))
+        .collect();
+    print_aligned(&rows);
+    for (workdir, overview) in &runs {
+        match overview {
+            Ok(overview) if overview.why != overview.state => {
+                println!("{} {}", workdir.display(), overview.why);
+            }
+            Ok(_) => {}
+            Err(error) => eprintln!("warning: {}: {error:#}", workdir.display()),
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn with_workdir(mut value: Value, workdir: &Path) -> Value {
+    value["workdir"] = json!(workdir);
+    value
+}
+
+/// A row of the table. Runs are called by their paths below `folder`.
+fn cells(folder: &Path, workdir: &Path, overview: &Overview) -> [String; 8] {
+    let below = workdir.strip_prefix(folder).ok().filter(|path| !path.as_os_str().is_empty());
+    let state = match overview.collapsed {
+        true => format!("{}, collapsed", overview.state),
+        false => overview.state.to_string(),
+    };
+    [
+        below.map_or_else(|| overview.name.clone(), |path| path.display().to_string()),
+        overview.method.clone(),
+        overview.backbone.clone(),
+        format!("{}/{}", overview.step, overview.total_steps),
+        overview.loss.map_or_else(|| "-".into(), |loss| format!("{loss:.4}")),
+        overview.best.as_ref().map_or_else(|| "-".into(), |(name, score)| format!("{name} {score:.1}")),
+        state,
+        overview.seconds_left.map_or_else(|| "-".into(), duration),
+    ]
+}
+
+fn print_aligned(rows: &[[String; 8]]) {
+    let headings = HEADINGS.map(String::from);
+    let width = |column: usize| {
+        std::iter::once(&headings)
+            .chain(rows)
+            .map(|row| row[column].chars().count())
+            .max()
+            .unwrap_or_default()
+    };
+    let widths: [usize; 8] = std::array::from_fn(width);
+    for row in std::iter::once(&headings).chain(rows) {
+        let cells: Vec<String> =
+            row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        println!("{}", cells.join("  ").trim_end());
+    }
+}
+
+/// `40 s`, `12 min`, `5.0 h`, `3.0 days`.
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 90.0 => format!("{s:.0} s"),
+        s if s < 5400.0 => format!("{:.0} min", s / 60.0),
+        s if s < 172_800.0 => format!("{:.1} h", s / 3600.0),
+        s => format!("{:.1} days", s / 86_400.0),
+    }
+}

@@ -1,0 +1,196 @@
+//! `ocelli report` and `ocelli runs`, as a user calls them: what a page shows, in a browser where there is one.
+
+use std::fs;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::support::{World, fails, json_of, ok};
+
+/// The browser that the page is opened in, by the names that distributions give it.
+const BROWSERS: [&str; 4] = ["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"];
+
+/// The data within a page.
+fn data_of(page: &str) -> Value {
+    let (_, rest) = page.split_once(r#"<script type="application/json" id="data">"#).unwrap();
+    serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
+}
+
+/// A run with a probe, an evaluation, a damaged sample and names that would be markup if they were not escaped.
+fn reported() -> World {
+    let world = World::new(40);
+    damage(&world);
+    ok(&world.pretrain("run", &["--set", "name=<b>tiny</b>", "--set", "data.max_bad_rate=0.5"]));
+    ok(&world.pretrain("other", &["--set", "optim.lr=2e-2", "--set", "data.max_bad_rate=0.5"]));
+    let (run, shard) = (world.text("run"), world.text("data/train-000000.tar"));
+    ok(&world.ocelli(&[
+        "probe",
+        "--checkpoint",
+        &run,
+        "--train",
+        &shard,
+        "--test",
+        &shard,
+        "--name",
+        "</script>",
+    ]));
+    world
+}
+
+/// Spoils the end of the first image of the shard: bytes that a strict decoder refuses.
+fn damage(world: &World) {
+    let dataset = world.dataset();
+    let (_, _, offset) = dataset.describe(pipeline::SampleId(0));
+    let length = dataset.read(pipeline::SampleId(0)).unwrap().image.len();
+    drop(dataset);
+    let mut bytes = fs::read(world.shard()).unwrap();
+    let start = offset as usize + 512 + length / 2;
+    bytes[start..start + length / 4].fill(0xff);
+    fs::write(world.shard(), bytes).unwrap();
+    // The sidecar is of the shard as it was.
+    for entry in fs::read_dir(world.path("data")).unwrap().flatten() {
+        if entry.path().extension().is_some_and(|extension| extension != "tar") {
+            fs::remove_file(entry.path()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_page_shows_a_run_and_needs_nothing_beside_itself() {
+    let world = reported();
+    let output = world.ocelli(&["report", &world.text("run"), "--json", "--n-images", "3"]);
+    let said = json_of(&output);
+    assert_eq!(said["runs"], 1);
+    let path = world.path("run/report.html");
+    let page = fs::read_to_string(&path).unwrap();
+    assert!(!page.contains("http://") || !page.contains("src=\"http"), "nothing is loaded");
+    assert!(!page.contains("<b>tiny"), "names are no markup");
+    let data = data_of(&page);
+    let run = &data["runs"][0];
+    assert_eq!(run["recipe"], "<b>tiny</b>");
+    assert_eq!(run["overview"]["state"], "finished");
+    assert_eq!(run["overview"]["step"], 12);
+    assert_eq!(run["series"]["train/loss"].as_array().unwrap().len(), 12);
+    assert_eq!(run["series"]["train/loss"][11][0], 12, "steps are counted as they are taken");
+    assert_eq!(run["scores"][0]["kind"]["set"], "</script>");
+    assert!(run["confusions"][0]["matrix"].is_array());
+    assert_eq!(run["n_bad"], 1, "{:?}", run["bad"]);
+    let gallery = &run["gallery"];
+    let rows = |sheet: &str| gallery[sheet]["rows"].as_array().unwrap().len();
+    // The first of the three images is the damaged one, which neighbors are not asked for.
+    assert_eq!([rows("patches"), rows("attention"), rows("neighbors"), rows("views")], [2, 2, 3, 2]);
+    let tiles = |sheet: &str| gallery[sheet]["rows"][0].as_array().unwrap().len();
+    assert_eq!([tiles("patches"), tiles("attention"), tiles("neighbors"), tiles("views")], [2, 4, 9, 5]);
+    let continues = run["continue"].as_str().unwrap();
+    assert!(
+        continues.contains("pretrain --recipe") && continues.contains("'name=<b>tiny</b>'"),
+        "{continues}"
+    );
+
+    ok(&world.ocelli(&["report", &world.text("run"), "--no-pictures"]));
+    fs::write(&path, "a letter").unwrap();
+    let refused = fails(&world.ocelli(&["report", &world.text("run"), "--no-pictures"]), 2);
+    assert!(refused.contains("is no report"), "{refused}");
+    assert_eq!(fs::read_to_string(&path).unwrap(), "a letter");
+}
+
+/// A run's files may be half written, of another release or gone.
+#[test]
+fn what_is_missing_is_said_and_the_rest_is_shown() {
+    let world = World::new(16);
+    ok(&world.pretrain("run", &[]));
+    fs::remove_dir_all(world.path("data")).unwrap();
+    let metrics = fs::read_to_string(world.path("run/metrics.jsonl")).unwrap();
+    fs::write(world.path("run/metrics.jsonl"), &metrics[..metrics.len() - 30]).unwrap();
+    let output = world.ocelli(&["report", &world.text("run")]);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    ok(&output);
+    assert!(told.contains("no pictures"), "{told}");
+    let data = data_of(&fs::read_to_string(world.path("run/report.html")).unwrap());
+    assert_eq!(data["runs"][0]["series"]["train/loss"].as_array().unwrap().len(), 11);
+    assert!(data["runs"][0]["no_gallery"].as_str().unwrap().contains("--images"));
+    let nothing = fails(&world.ocelli(&["report", &world.text("nowhere")]), 2);
+    assert!(nothing.contains("there is no run in"), "{nothing}");
+}
+
+#[test]
+fn runs_are_listed_with_their_states() {
+    let world = World::new(16);
+    ok(&world.pretrain("runs/whole", &[]));
+    ok(&world.pretrain("runs/deep/other", &[]));
+    world.pretrain("runs/killed", &["--inject-fault", "kill:rank=0,step=6,phase=backward"]);
+    fs::create_dir(world.path("runs/foreign")).unwrap();
+    fs::write(world.path("runs/foreign/plan.toml"), "from = 'elsewhere'\n").unwrap();
+    let output = world.ocelli(&["runs", &world.text("runs"), "--json"]);
+    let rows = json_of(&output);
+    let state = |name: &str| -> Value {
+        let of_name = |row: &&Value| row["workdir"].as_str().is_some_and(|path| path.ends_with(name));
+        rows.as_array().unwrap().iter().find(of_name).unwrap().clone()
+    };
+    assert_eq!(rows.as_array().unwrap().len(), 4);
+    assert_eq!(state("whole")["state"], "finished");
+    assert_eq!(
+        (state("deep/other")["step"].clone(), state("deep/other")["method"].clone()),
+        (12.into(), "dino".into())
+    );
+    let killed = state("killed");
+    assert_eq!(killed["state"], "died", "{killed}");
+    assert!(killed["why"].as_str().unwrap().contains("has ended"), "{killed}");
+    assert!(killed["seconds_left"].as_f64().unwrap() > 0.0);
+    assert!(state("foreign")["error"].as_str().unwrap().contains("cannot read it"));
+    let output = world.ocelli(&["runs", &world.text("runs")]);
+    let told = ok(&output);
+    assert!(told.contains("foreign") && told.contains("cannot read it"), "{told}");
+    let table = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(table.lines().next().unwrap().starts_with("run "), "{table}");
+    assert!(table.contains("deep/other") && table.contains("12/12"), "{table}");
+    let empty = fails(&world.ocelli(&["runs", &world.text("data")]), 2);
+    assert!(empty.contains("there is no run in"), "{empty}");
+}
+
+/// Left out where there is no browser; `.ci/run` brings one.
+#[test]
+fn a_browser_opens_the_page_without_an_error() {
+    let Some(browser) = BROWSERS.iter().find(|name| Command::new(name).arg("--version").output().is_ok())
+    else {
+        eprintln!("left out: no browser is installed ({})", BROWSERS.join(", "));
+        return;
+    };
+    let world = reported();
+    let (run, other, out) = (world.text("run"), world.text("other"), world.text("both.html"));
+    ok(&world.ocelli(&["report", &run, &other, "--out", &out, "--n-images", "2"]));
+    // What the page itself says of its pictures and charts, at the end of its text.
+    let page = fs::read_to_string(&out).unwrap().replace(
+        "</body>",
+        "<script>addEventListener('load', () => setTimeout(() => { const all = [...document.images]; \
+         document.body.append(`LOADED ${all.filter((i) => i.complete && i.naturalWidth > 0).length} OF ${all.length}, \
+         ${document.querySelectorAll('.chart path').length} LINES, \
+         ${document.documentElement.scrollWidth - innerWidth} TOO WIDE`); }, 300));</script></body>",
+    );
+    fs::write(&out, page).unwrap();
+    for width in [400, 800, 1600] {
+        let output = Command::new(browser)
+            .args([
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--enable-logging=stderr",
+                "--virtual-time-budget=3000",
+            ])
+            .args([&format!("--window-size={width},900"), "--dump-dom", &format!("file://{out}")])
+            .output()
+            .unwrap();
+        let (dom, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let errors: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
+        assert!(errors.is_empty(), "{errors:#?}");
+        let (_, said) = dom.rsplit_once("LOADED ").unwrap_or_else(|| panic!("the script did not run: {dom}"));
+        let numbers: Vec<i64> = said
+            .split(|c: char| !c.is_ascii_digit() && c != '-')
+            .filter_map(|word| word.parse().ok())
+            .collect();
+        let [loaded, all, lines, too_wide] = numbers[..4] else { panic!("{said}") };
+        assert_eq!(loaded, all, "pictures at {width} px");
+        assert!(all > 2 * (2 + 4 + 9 + 5) && lines > 20, "{said}");
+        assert!(too_wide <= 0, "{too_wide} px too wide at {width} px");
+    }
+}
