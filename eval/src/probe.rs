@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use trainer::Network;
-use trainer::network::probe::Probe;
 
 use crate::EvalError;
 use crate::features::cache::{FeatureCache, features};
@@ -163,24 +162,4 @@ pub fn wanted(protocols: &[Protocol]) -> Wanted {
 
 fn labeled(table: Arc<Table>, images: &ImageSet) -> FeatureSet {
     FeatureSet::of(table, |image| images.label(image))
-}
-
-/// The probe that a run calls every so many steps.
-pub struct InTraining {
-    /// What it looks at.
-    pub split: Split,
-    /// What it computes.
-    pub protocols: Vec<Protocol>,
-}
-
-impl Probe for InTraining {
-    fn name(&self) -> &str {
-        "probe"
-    }
-
-    fn run(&mut self, network: &Network) -> Result<Vec<(String, f64)>, String> {
-        let scores =
-            self.split.score(network, &self.protocols, None, &Silent).map_err(|error| error.to_string())?;
-        Ok(scores.numbers().map(|(_, scored)| (scored.metric.clone(), scored.outcome.value())).collect())
-    }
 }

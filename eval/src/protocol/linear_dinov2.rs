@@ -1,4 +1,4 @@
-//! DINOv2's linear probe (Oquab et al. 2023) on fixed features: 13 rates × {1, 4} levels × average {no, yes} = 52 heads
+//! DINOv2's linear probe (Oquab et al. 2023): 13 rates × {1, 4} levels × average {no, yes} = 52 heads
 //! in one pass.
 //!
 //! ```text
@@ -7,17 +7,22 @@
 //! ```
 //!
 //! **The best head is chosen on the test set**, as published; [`super::linear_honest`] does not look there. The
-//! published numbers come from random crops and flips; here features are those of the central square, made once. A
-//! convolutional network has the mean maps of its last stages in place of class tokens.
+//! published numbers come from random crops and flips, whose features are made anew in every epoch (`crops`); without them
+//! features are those of the central square, made once. A convolutional network has the mean maps of its last stages in place of class tokens.
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::batches::{Gathered, classified, cosine};
-use super::heads::{Descent, Heads};
+use super::heads::{Descent, Heads, Rows};
 use super::task::{Scored, Task};
+use super::views::Views;
+use crate::EvalError;
 use crate::score::Classified;
 use crate::score::outcome::Outcome;
+
+/// What it is called.
+pub(crate) const NAME: &str = "linear-dinov2";
 
 /// The protocol's settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -33,20 +38,27 @@ pub struct LinearDinov2 {
     pub batch: usize,
     /// Numbers of last levels whose class tokens are concatenated.
     pub levels: Vec<usize>,
+    /// Whether each epoch sees new crops and flips of the training images.
+    #[serde(default)]
+    pub crops: bool,
 }
 
 impl Default for LinearDinov2 {
     /// DINOv2's on one GPU.
     fn default() -> Self {
         let rates = vec![1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1];
-        Self { rates, iterations: 12_500, epochs: None, batch: 128, levels: vec![1, 4] }
+        Self { rates, iterations: 12_500, epochs: None, batch: 128, levels: vec![1, 4], crops: false }
     }
 }
 
 impl LinearDinov2 {
     /// The score of the best head on `task.test`.
-    pub(crate) fn score(&self, task: &Task<'_>) -> Scored {
-        let (layout, batch) = (task.train.layout(), self.batch.max(1));
+    ///
+    /// # Errors
+    /// With `crops`, [`EvalError::NoViews`] where the task has features alone, [`EvalError::Data`] when a shard cannot be
+    /// read.
+    pub(crate) fn score(&self, task: &Task<'_>) -> Result<Scored, EvalError> {
+        let layout = task.train.layout();
         let mut inputs = Vec::new();
         for level in &self.levels {
             inputs.push((*level, false, layout.last(*level)));
@@ -57,19 +69,7 @@ impl LinearDinov2 {
         let columns: Vec<_> = inputs.iter().map(|(_, _, columns)| columns.clone()).collect();
         let descent = Descent { momentum: 0.9, init_std: 0.01, seed: task.seed };
         let mut heads = Heads::new(&columns, &self.rates, task.n_classes, descent);
-        let of_epoch = task.train.len().div_ceil(batch);
-        let n_steps = self.epochs.map_or(self.iterations, |epochs| epochs * of_epoch);
-        let (mut step, scale) = (0, batch as f32 / 256.0);
-        let mut batches = Gathered::new(task.train, None);
-        for epoch in 0..n_steps.div_ceil(of_epoch.max(1)) {
-            batches.epoch(task.seed, epoch, batch, |rows, labels| {
-                if step < n_steps {
-                    let done = step as f32 / n_steps as f32;
-                    heads.step(rows, labels, scale * cosine(done));
-                }
-                step += 1;
-            });
-        }
+        let n_steps = self.fit(&mut heads, task)?;
         let n_heads = columns.len() * self.rates.len();
         let mut found = classified(&mut heads, n_heads, task.test, None, task.n_classes);
         let accuracies: Vec<f64> = found.iter().map(Classified::accuracy).collect();
@@ -86,11 +86,36 @@ impl LinearDinov2 {
             "steps": n_steps,
             "heads": (0..n_heads).map(about).collect::<Vec<_>>(),
         });
-        Scored {
-            metric: "linear_dinov2".into(),
-            outcome: Outcome::Classified(found.swap_remove(best)),
-            details,
+        let outcome = Outcome::Classified(found.swap_remove(best));
+        Ok(Scored { metric: "linear_dinov2".into(), outcome, details })
+    }
+
+    /// Trains all heads side by side; gives the steps that they took.
+    fn fit(&self, heads: &mut Heads, task: &Task<'_>) -> Result<usize, EvalError> {
+        let batch = self.batch.max(1);
+        let views =
+            self.crops.then(|| task.views.ok_or(EvalError::NoViews { protocol: NAME })).transpose()?;
+        let of_epoch = views.map_or(task.train.len(), Views::len).div_ceil(batch).max(1);
+        let n_steps = self.epochs.map_or(self.iterations, |epochs| epochs * of_epoch);
+        let (mut step, rate_scale) = (0, batch as f32 / 256.0);
+        task.progress.begins(NAME, n_steps);
+        let mut one = |rows: Rows<'_>, labels: &[u32]| {
+            if step < n_steps {
+                heads.step(rows, labels, rate_scale * cosine(step as f32 / n_steps as f32));
+                task.progress.seen(1);
+            }
+            step += 1;
+        };
+        let mut batches = Gathered::new(task.train, None);
+        for epoch in 0..n_steps.div_ceil(of_epoch) {
+            match views {
+                Some(views) => views.epoch(task.seed, epoch, batch, &mut |table, labels| {
+                    one(Rows { rows: table.rows(), width: table.columns.width() }, labels);
+                })?,
+                None => batches.epoch(task.seed, epoch, batch, &mut one),
+            }
         }
+        Ok(n_steps)
     }
 }
 
@@ -138,7 +163,7 @@ mod tests {
                 sets: None,
                 progress: &Silent,
             };
-            let scored = protocol.score(&task);
+            let scored = protocol.score(&task).unwrap();
             let heads = scored.details["heads"].as_array().unwrap();
             assert_eq!(heads.len(), 8);
             for head in heads.iter().filter(|head| head["rate"] == 0.1) {

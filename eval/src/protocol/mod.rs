@@ -80,7 +80,7 @@ impl Protocol {
         match self {
             Self::Knn(_) => "knn",
             Self::LinearDino(_) => linear_dino::NAME,
-            Self::LinearDinov2(_) => "linear-dinov2",
+            Self::LinearDinov2(_) => linear_dinov2::NAME,
             Self::LinearHonest(_) => "linear-honest",
             Self::Logreg(_) => "logreg",
             Self::FewShot(_) => "few-shot",
@@ -160,7 +160,7 @@ impl Protocol {
         Ok(match self {
             Self::Knn(protocol) => protocol.numbers(task),
             Self::LinearDino(protocol) => vec![protocol.score(task)?],
-            Self::LinearDinov2(protocol) => vec![protocol.score(task)],
+            Self::LinearDinov2(protocol) => vec![protocol.score(task)?],
             Self::LinearHonest(protocol) => vec![protocol.score(task)],
             Self::Logreg(protocol) => vec![protocol.score(task)],
             Self::FewShot(protocol) => protocol.score(task),

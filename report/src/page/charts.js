@@ -14,11 +14,11 @@ function svg(name, attributes, text) {
   return node;
 }
 
-// 0.000123 -> 1.23e-4, 12345 -> 12,345, 0.5 -> 0.5
+// 0.0005 -> 5e-4, 12345 -> 12,345, 0.5 -> 0.5
 function short(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2).replace("e+", "e");
+  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e");
   if (size >= 1000) return Math.round(value).toLocaleString("en");
   return String(Number(value.toPrecision(4)));
 }

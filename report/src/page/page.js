@@ -87,10 +87,18 @@ function curves(wanted) {
 
 const sameKind = (a, b) => JSON.stringify(a) === JSON.stringify(b);
 
+// {"k":[10,20],"temperature":0.07} -> k 10, 20; temperature 0.07
+function settings(kind) {
+  if (!kind.settings) return "";
+  const value = (v) => (Array.isArray(v) ? v.map(short).join(", ") : typeof v === "number" ? short(v) : String(v));
+  return Object.entries(JSON.parse(kind.settings)).filter(([, v]) => v !== null && v !== false).map(([key, v]) => `${key.replace(/_/g, " ")} ${value(v)}`).join("; ");
+}
+
 function scores() {
   const kinds = [];
   for (const run of runs) for (const { kind } of run.scores) if (!kinds.some((other) => sameKind(other, kind))) kinds.push(kind);
   if (kinds.length === 0) return [];
+  kinds.sort((a, b) => a.set.localeCompare(b.set) || a.metric.localeCompare(b.metric, "en", { numeric: true }));
   const of = (run, kind) => (run.scores.find((score) => sameKind(score.kind, kind)) || { points: [] }).points;
   const moving = kinds.filter((kind) => runs.some((run) => of(run, kind).length > 1));
   const charts = moving.map((kind) => {
@@ -105,7 +113,11 @@ function scores() {
     const range = last.interval ? ` (${last.interval[0].toFixed(1)} – ${last.interval[1].toFixed(1)})` : "";
     return `${last.value.toFixed(2)}${range} at ${last.step.toLocaleString("en")}`;
   };
-  const rows = kinds.map((kind) => [kind.metric, kind.set, kind.network, kind.transform, el("span", { title: kind.settings }, kind.settings.length > 40 ? `${kind.settings.slice(0, 40)}…` : kind.settings), ...runs.map((run) => cell(run, kind))]);
+  const rows = kinds.map((kind) => {
+    const words = settings(kind);
+    const cut = words.length > 48 ? `${words.slice(0, 48)}…` : words;
+    return [kind.metric, kind.set, kind.network, kind.transform, el("span", { title: words }, cut), ...runs.map((run) => cell(run, kind))];
+  });
   const headings = ["score", "test set", "network", "images", "settings", ...runs.map((run) => run.overview.name)];
   return [
     el("p", { class: "note" }, "Accuracies in percent with the middle 95 % of resampled test sets, and measures that need no labels; of each, the newest checkpoint that was scored."),

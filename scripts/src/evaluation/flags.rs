@@ -94,18 +94,41 @@ impl OpenNetwork {
 
     /// Metadata that goes with every result.
     pub(crate) fn about(&self, checkpoint: &Path) -> Value {
-        json!({
-            "checkpoint": checkpoint,
-            "network": self.which,
-            "step": self.step(),
-            "recipe": self.manifest.as_ref().map(|run| run.plan.recipe.name.clone()),
-            "weights": format!("{:016x}", self.network.fingerprint()),
-            "model": as_written(&self.network.model),
-            "normalization": as_written(&self.network.normalization),
-            "transform": self.transform,
-            "transform_in_words": self.transform.to_string(),
-        })
+        let described = Described {
+            network: &self.network,
+            which: self.which,
+            step: self.step(),
+            recipe: self.manifest.as_ref().map(|run| run.plan.recipe.name.clone()),
+            transform: self.transform,
+        };
+        about(&described, Some(checkpoint))
     }
+}
+
+/// What is known of a network that is scored.
+pub(crate) struct Described<'a> {
+    pub(crate) network: &'a Network,
+    /// Which of a run's networks it is.
+    pub(crate) which: &'static str,
+    pub(crate) step: Option<u64>,
+    pub(crate) recipe: Option<String>,
+    pub(crate) transform: Transform,
+}
+
+/// The same as metadata; the probe within a run has no checkpoint.
+pub(crate) fn about(described: &Described<'_>, checkpoint: Option<&Path>) -> Value {
+    let network = described.network;
+    json!({
+        "checkpoint": checkpoint,
+        "network": described.which,
+        "step": described.step,
+        "recipe": described.recipe,
+        "weights": format!("{:016x}", network.fingerprint()),
+        "model": as_written(&network.model),
+        "normalization": as_written(&network.normalization),
+        "transform": described.transform,
+        "transform_in_words": described.transform.to_string(),
+    })
 }
 
 /// By way of the text: as numbers of 64 bits, those of 32 would end in digits that nobody wrote.
@@ -168,6 +191,10 @@ pub(crate) struct ProtocolFlags {
     /// Add the mean patch token (linear-dino).
     #[arg(long)]
     average: bool,
+    /// Draw crops and flips of the training images anew in every epoch, as published; without this, features are made once
+    /// (linear-dinov2).
+    #[arg(long)]
+    crops: bool,
     /// Values of C to choose from, with commas (logreg).
     #[arg(long, value_delimiter = ',')]
     c: Vec<f64>,
@@ -227,6 +254,7 @@ impl ProtocolFlags {
             ("rate", self.rate.map(|value| json!(value))),
             ("levels", list(json!(self.levels))),
             ("average", self.average.then_some(json!(true))),
+            ("crops", self.crops.then_some(json!(true))),
             ("c", list(json!(self.c))),
             ("shots", list(json!(self.shots))),
             ("tries", self.tries.map(|value| json!(value))),

@@ -28,6 +28,9 @@ pub(crate) fn add(
     let file = OpenOptions::new().create(true).append(true).open(&path);
     let written = file.and_then(|mut file| file.write_all(lines.as_bytes()));
     written.with_context(|| format!("cannot write {}", path.display()))?;
+    if scalars.is_empty() {
+        return Ok(());
+    }
     // The row of a step is that of the step before which it was counted.
     Ok(append_scalars(workdir, step.saturating_sub(1), scalars)?)
 }

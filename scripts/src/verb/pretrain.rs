@@ -7,7 +7,6 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::bail;
-use eval::probe::InTraining;
 use eval::{ImageSet, Protocol, Source, Split, Transform};
 use pipeline::{Dataset, Storage};
 use report::Start;
@@ -22,6 +21,7 @@ use trainer::{Plan, Recipe};
 use crate::cluster::launch::Launch;
 use crate::cluster::{compute, machine, ranks};
 use crate::console::{RunProgress, say};
+use crate::evaluation::in_training::InTraining;
 use crate::evaluation::scores::set_name;
 use crate::exit::PREEMPTED;
 use crate::{pictures, recipes};
@@ -117,7 +117,9 @@ fn probes(args: &Args, plan: &Plan, storage: &Storage) -> anyhow::Result<Vec<Box
     };
     let split = Split::new(images(&args.probe_train)?, images(&args.probe_test)?)?;
     let protocols = args.probe_protocols.iter().map(|name| Protocol::named(name)).collect::<Result<_, _>>();
-    Ok(vec![Box::new(InTraining { split, protocols: protocols.map_err(anyhow::Error::msg)? })])
+    let protocols = protocols.map_err(anyhow::Error::msg)?;
+    let (workdir, plan) = (args.workdir.clone(), plan.clone());
+    Ok(vec![Box::new(InTraining { split, protocols, workdir, plan })])
 }
 
 /// Where a run goes, and among whom.

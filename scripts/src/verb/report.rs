@@ -97,14 +97,16 @@ fn of_run(args: &Args, run: Run, storage: &Storage, device: &Device) -> Report {
         true => run_shards(&run),
         false => args.images.clone(),
     };
-    let opened = Dataset::open(&specs, storage);
-    let is_at_hand = |dataset: &Dataset| dataset.is_local() || !args.images.is_empty();
+    // To open a shard on a server may be to fetch it.
+    let opened = match args.images.is_empty() && !specs.iter().all(|spec| is_path(spec)) {
+        true => Err("the shards are on a server; --images says what to show".to_string()),
+        false => {
+            Dataset::open(&specs, storage).map_err(|error| format!("{error}; --images says what to show"))
+        }
+    };
     let gallery = match &opened {
         _ if args.no_pictures => Err("they were not asked for (--no-pictures)".into()),
-        Err(error) => Err(format!("{error}; --images says what to show")),
-        Ok(dataset) if !is_at_hand(dataset) => {
-            Err("the shards are on a server; --images says what to show".into())
-        }
+        Err(why) => Err(why.clone()),
         Ok(_) => gallery(args, &run, &specs, storage, device).map_err(|error| format!("{error:#}")),
     };
     if let (Err(why), false) = (&gallery, args.no_pictures) {
@@ -117,7 +119,6 @@ fn of_run(args: &Args, run: Run, storage: &Storage, device: &Device) -> Report {
 fn run_shards(run: &Run) -> Vec<String> {
     let folder = run.start.as_ref().map(|start| start.folder.clone()).unwrap_or_default();
     let shards = run.status.plan.recipe.data.shards.iter();
-    let is_path = |spec: &String| !spec.contains("://") && !spec.starts_with("pipe:");
     // Paths are relative to where the run was started.
     shards
         .map(|spec| match is_path(spec) {
@@ -125,6 +126,11 @@ fn run_shards(run: &Run) -> Vec<String> {
             false => spec.clone(),
         })
         .collect()
+}
+
+/// Whether a shard is named by its path.
+fn is_path(spec: &str) -> bool {
+    !spec.contains("://") && !spec.starts_with("pipe:")
 }
 
 fn gallery(

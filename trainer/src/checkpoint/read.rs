@@ -192,14 +192,15 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Name of the buffer that evaluation looks at: the first follower's, such as a teacher's, or the student's where
-    /// the method has none or `wants_student`.
+    /// Name of the buffer that evaluation looks at: [`Plan::evaluated`], or the student's if `wants_student`.
     ///
     /// # Errors
     /// [`TrainError::Recipe`] when the plan's method cannot be built.
     pub fn evaluated(&self, wants_student: bool) -> Result<&'static str, TrainError> {
-        let followers = self.manifest.plan.method()?.followers();
-        Ok(followers.first().filter(|_| !wants_student).map_or(STUDENT, |follower| follower.name))
+        match wants_student {
+            true => Ok(STUDENT),
+            false => self.manifest.plan.evaluated(),
+        }
     }
 
     /// The buffer `which` (`teacher` or `student`) of unit `unit`, whole.

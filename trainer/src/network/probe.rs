@@ -7,9 +7,9 @@ pub trait Probe {
     /// Its name, which prefixes its numbers in the metrics.
     fn name(&self) -> &str;
 
-    /// Scores a network; gives named numbers.
+    /// Scores the network after `step` steps; gives named numbers.
     ///
     /// # Errors
     /// In words.
-    fn run(&mut self, network: &Network) -> Result<Vec<(String, f64)>, String>;
+    fn run(&mut self, network: &Network, step: u64) -> Result<Vec<(String, f64)>, String>;
 }

@@ -13,6 +13,7 @@ use crate::method::{Method, MethodContext, Moves};
 use crate::model::backbone::Readout;
 use crate::model::head::Reads;
 use crate::model::patches::PixelInput;
+use crate::optim::state::STUDENT;
 use crate::optim::{AdamW, Adaptation, Optimizer, Rule, Sgd};
 use crate::schedule::{RunLength, Schedule, Schedules, Shape};
 use crate::step::{StepConfig, Trainer};
@@ -85,6 +86,15 @@ impl Plan {
         };
         plan.check()?;
         Ok(plan)
+    }
+
+    /// Name of the network that evaluation looks at: the first follower, such as a teacher, or the student where the method
+    /// has none.
+    ///
+    /// # Errors
+    /// [`TrainError::Recipe`] when the method cannot be built.
+    pub fn evaluated(&self) -> Result<&'static str, TrainError> {
+        Ok(self.method()?.followers().first().map_or(STUDENT, |follower| follower.name))
     }
 
     /// Checks what depends on more than one section of the recipe.

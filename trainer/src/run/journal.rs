@@ -158,7 +158,7 @@ fn probe_all(
     for probe in probes {
         let name = probe.name().to_string();
         let numbers =
-            probe.run(&network).map_err(|reason| TrainError::Probe { name: name.clone(), reason })?;
+            probe.run(&network, step).map_err(|reason| TrainError::Probe { name: name.clone(), reason })?;
         observer.probed(step, &name, &numbers);
         row.extend(numbers.into_iter().map(|(key, value)| (format!("{name}/{key}"), value)));
     }
