@@ -16,8 +16,8 @@ pub enum EvalError {
     Train(Box<TrainError>),
     /// No sample has a label.
     #[error(
-        "none of the {n_samples} images of {split} has a class: probes need a .cls or output.cls member, or `label` in \
-         a .json member"
+        "none of the {n_samples} images of {split} has a class: probes need a .cls, .cls2 or output.cls member, or `label` \
+         or `labels` in a .json member"
     )]
     NoLabels {
         /// The set.
@@ -46,7 +46,7 @@ pub enum EvalError {
         n_samples: usize,
     },
     /// A mask cannot be read.
-    #[error("{shard}, {key}: the mask cannot be read: {reason}")]
+    #[error("{shard}, {key}: the mask cannot be used: {reason}")]
     Mask {
         /// The shard.
         shard: String,
@@ -54,6 +54,23 @@ pub enum EvalError {
         key: String,
         /// Why.
         reason: String,
+    },
+    /// All pixels are of one class.
+    #[error(
+        "all pixels of {split} that count are of one class; 255 means that a pixel does not count: masks of 0 and 255 \
+         must be written as 0 and 1"
+    )]
+    OneClass {
+        /// The set.
+        split: String,
+    },
+    /// Protocols that look at different images.
+    #[error(
+        "{protocol} looks at images with masks, the other protocols at images with classes: score them one after the other"
+    )]
+    Alone {
+        /// The protocol.
+        protocol: &'static str,
     },
     /// A protocol that knows one class for each image was given several.
     #[error("images of {split} have several classes: only knn scores them (as mAP), not {protocol}")]

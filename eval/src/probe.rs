@@ -69,16 +69,41 @@ impl Split {
         Ok(Self { train, test, seed: 0 })
     }
 
-    /// Both sets, with classes or without: for protocols that need none.
-    pub fn unlabeled(mut train: ImageSet, mut test: ImageSet) -> Self {
-        ImageSet::unify(&mut [&mut train, &mut test]);
-        Self { train, test, seed: 0 }
+    /// Both sets as `protocols` look at them: of those that look at classes as [`Split::new`], else all images.
+    ///
+    /// # Errors
+    /// As [`Split::new`]; [`EvalError::Alone`] for protocols that look at different images, [`EvalError::SeveralClasses`].
+    pub fn of(protocols: &[Protocol], mut train: ImageSet, mut test: ImageSet) -> Result<Self, EvalError> {
+        let classless = protocols.iter().find(|protocol| !protocol.needs_classes());
+        let split = match classless {
+            None => Self::new(train, test)?,
+            Some(classless) if protocols.iter().any(Protocol::needs_classes) => {
+                return Err(EvalError::Alone { protocol: classless.name() });
+            }
+            Some(_) => {
+                ImageSet::unify(&mut [&mut train, &mut test]);
+                Self { train, test, seed: 0 }
+            }
+        };
+        let mut single = protocols.iter().filter(|protocol| protocol.needs_single_class());
+        match single.next().filter(|_| split.is_multi_label()) {
+            Some(protocol) => {
+                let set = if split.test.is_multi_label() { &split.test } else { &split.train };
+                Err(EvalError::SeveralClasses { split: set.name.clone(), protocol: protocol.name() })
+            }
+            None => Ok(split),
+        }
+    }
+
+    /// Whether some image has several classes.
+    pub fn is_multi_label(&self) -> bool {
+        self.train.is_multi_label() || self.test.is_multi_label()
     }
 
     /// What `protocols` make of a network's features.
     ///
     /// # Errors
-    /// As [`features`].
+    /// As [`features`], and those of the protocols.
     pub fn score(
         &self,
         network: &Network,
@@ -94,8 +119,12 @@ impl Split {
             false => (FeatureSet::none(), FeatureSet::none()),
         };
         let mut scores = self.scores(&train, &test, protocols, Some((&views, &sets)), progress)?;
-        if !protocols.iter().any(Protocol::needs_classes) {
-            (scores.n_train, scores.n_test, scores.n_bad) = (self.train.len(), self.test.len(), 0);
+        for (_, scored) in
+            scores.of_protocols.iter().flat_map(|(protocol, all)| all.iter().map(move |s| (protocol, s)))
+        {
+            if let Some(counts) = scored.counts {
+                (scores.n_train, scores.n_test, scores.n_bad) = (counts.n_train, counts.n_test, counts.n_bad);
+            }
         }
         Ok(scores)
     }
@@ -131,7 +160,9 @@ impl Split {
         let of = |images: &ImageSet| -> Result<FeatureSet, EvalError> {
             Ok(labeled(Arc::new(pixels(images)?), images))
         };
-        let cheap = protocols.iter().filter(|protocol| matches!(protocol, Protocol::Knn(_)));
+        // Where images have several classes, or none, neighbors among pixels are not looked for.
+        let is_single = !self.is_multi_label() && !self.train.classes().is_empty();
+        let cheap = protocols.iter().filter(|protocol| is_single && matches!(protocol, Protocol::Knn(_)));
         let cheap: Vec<Protocol> = cheap.cloned().collect();
         self.scores(&of(&self.train)?, &of(&self.test)?, &cheap, None, &Silent)
     }

@@ -54,13 +54,15 @@ fn of_eval(error: &EvalError) -> u8 {
     match error {
         EvalError::Data(error) => of_pipeline(error),
         EvalError::Train(error) => of_train(error),
-        EvalError::ImageSize { .. } | EvalError::NoViews { .. } | EvalError::SeveralClasses { .. } => {
-            CONFIGURATION
-        }
+        EvalError::ImageSize { .. }
+        | EvalError::NoViews { .. }
+        | EvalError::SeveralClasses { .. }
+        | EvalError::Alone { .. } => CONFIGURATION,
         EvalError::NoLabels { .. }
         | EvalError::NoImages { .. }
         | EvalError::NoMasks { .. }
         | EvalError::Mask { .. }
+        | EvalError::OneClass { .. }
         | EvalError::Io { .. }
         | EvalError::Write { .. }
         | EvalError::Picture { .. }

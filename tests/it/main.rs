@@ -56,6 +56,8 @@ mod report;
 mod resume;
 /// HTTP and S3 servers, faithful and not.
 mod servers;
+/// Images with masks, and images with several classes.
+mod several;
 /// A long run of the data path; slow.
 mod soak;
 /// Source files, parsed.

@@ -23,6 +23,8 @@ pub struct Check {
     pub test: Vec<usize>,
     /// Names of the classes.
     pub classes: Vec<String>,
+    /// Whether some image has several classes.
+    pub is_multi_label: bool,
 }
 
 impl Check {
@@ -34,7 +36,7 @@ impl Check {
     pub fn of(train: &ImageSet, test: &ImageSet) -> Result<Self, EvalError> {
         let histogram = |set: &ImageSet| {
             let mut counts = vec![0; set.classes().len()];
-            (0..set.len()).filter_map(|i| set.label(i)).for_each(|label| counts[label as usize] += 1);
+            (0..set.len()).flat_map(|i| set.labels(i)).for_each(|label| counts[label as usize] += 1);
             counts
         };
         Ok(Self {
@@ -43,6 +45,7 @@ impl Check {
             train: histogram(train),
             test: histogram(test),
             classes: test.classes().to_vec(),
+            is_multi_label: train.is_multi_label() || test.is_multi_label(),
         })
     }
 
@@ -61,7 +64,7 @@ impl Check {
             ));
         }
         for (name, counts) in [("training", &self.train), ("test", &self.test)] {
-            if counts.iter().filter(|n| **n > 0).count() == 1 {
+            if !self.is_multi_label && counts.iter().filter(|n| **n > 0).count() == 1 {
                 found.push(format!("all {name} images are of one class: accuracies are meaningless"));
             }
         }
@@ -100,8 +103,11 @@ impl std::fmt::Display for Check {
                 false => format!("{n} classes of {low} to {high}"),
             }
         };
-        let chance = self.chance();
-        write!(f, "train: {}; test: {}; chance {chance:.1}", range(&self.train), range(&self.test))
+        write!(f, "train: {}; test: {}", range(&self.train), range(&self.test))?;
+        match self.is_multi_label {
+            true => write!(f, "; several classes an image"),
+            false => write!(f, "; chance {:.1}", self.chance()),
+        }
     }
 }
 
@@ -150,7 +156,7 @@ mod tests {
     fn check(train: &[usize], test: &[usize], n_shared: usize) -> Check {
         let classes = (0..train.len()).map(|class| format!("c{class}")).collect();
         let n_test = test.iter().sum();
-        Check { n_shared, n_test, train: train.to_vec(), test: test.to_vec(), classes }
+        Check { n_shared, n_test, train: train.to_vec(), test: test.to_vec(), classes, is_multi_label: false }
     }
 
     #[test]

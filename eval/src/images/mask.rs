@@ -53,6 +53,11 @@ impl Mask {
         Ok(Self { width_px, height_px, classes })
     }
 
+    /// Width and height.
+    pub(crate) fn size_px(&self) -> [u32; 2] {
+        [self.width_px, self.height_px]
+    }
+
     /// `[s, s]` classes as `transform` sees them, by the nearest pixel; what lies outside is [`IGNORED`].
     pub(crate) fn seen(&self, transform: &Transform) -> Vec<u8> {
         let (resized_px, corner_px) = transform.place([self.width_px, self.height_px]);

@@ -150,14 +150,34 @@ impl ImageSet {
     /// # Errors
     /// [`EvalError::Mask`] for a mask that cannot be read, [`EvalError::Data`] when a shard cannot.
     pub(crate) fn mask(&self, i: usize) -> Result<Option<Vec<u8>>, EvalError> {
-        let Some(bytes) = self.source.mask(self.indices[i])? else { return Ok(None) };
-        match Mask::decode(&bytes) {
-            Ok(mask) => Ok(Some(mask.seen(&self.transform))),
-            Err(reason) => {
-                let (shard, key) = self.describe(i);
-                Err(EvalError::Mask { shard: shard.unwrap_or_default(), key, reason })
+        Ok(self.decoded_mask(i)?.map(|mask| mask.seen(&self.transform)))
+    }
+
+    /// Whether image `i` and its mask have the same size, if it has one.
+    ///
+    /// # Errors
+    /// [`EvalError::Mask`] if they have not, and as [`ImageSet::mask`].
+    pub(crate) fn check_mask(&self, i: usize) -> Result<(), EvalError> {
+        let (Some(mask), Some(image)) = (self.decoded_mask(i)?, self.decoded(i)?) else { return Ok(()) };
+        let ([width, height], mask) = ([image.width_px, image.height_px], mask.size_px());
+        match [width, height] == mask {
+            true => Ok(()),
+            false => {
+                let [of_mask, other] = mask;
+                Err(self
+                    .bad_mask(i, format!("it has {of_mask} x {other} pixels, its image {width} x {height}")))
             }
         }
+    }
+
+    fn decoded_mask(&self, i: usize) -> Result<Option<Mask>, EvalError> {
+        let Some(bytes) = self.source.mask(self.indices[i])? else { return Ok(None) };
+        Mask::decode(&bytes).map(Some).map_err(|reason| self.bad_mask(i, reason))
+    }
+
+    fn bad_mask(&self, i: usize, reason: String) -> EvalError {
+        let (shard, key) = self.describe(i);
+        EvalError::Mask { shard: shard.unwrap_or_default(), key, reason }
     }
 
     /// Class of image `i`, the first of several.

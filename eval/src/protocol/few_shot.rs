@@ -62,6 +62,11 @@ impl FewShot {
             }
         }
         let details = json!({ "shots": shots, "tries": accuracies });
-        Scored { metric: format!("few_shot_{shots}"), outcome: Outcome::Classified(all), details }
+        Scored {
+            metric: format!("few_shot_{shots}"),
+            outcome: Outcome::Classified(all),
+            details,
+            counts: None,
+        }
     }
 }

@@ -66,7 +66,12 @@ impl Knn {
         };
         let prefix = if self.leave_one_out { "knn_loo" } else { "knn" };
         let details = |k: usize| json!({ "k": k, "temperature": self.temperature });
-        let scored = |(k, outcome)| Scored { metric: format!("{prefix}_{k}"), outcome, details: details(k) };
+        let scored = |(k, outcome)| Scored {
+            metric: format!("{prefix}_{k}"),
+            outcome,
+            details: details(k),
+            counts: None,
+        };
         found.into_iter().map(scored).collect()
     }
 

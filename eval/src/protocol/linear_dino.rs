@@ -74,6 +74,11 @@ impl LinearDino {
         }
         let classified = classified(&mut heads, 1, &test, None, task.n_classes).remove(0);
         let details = json!({ "levels": self.levels, "average": self.average });
-        Ok(Scored { metric: "linear_dino".into(), outcome: Outcome::Classified(classified), details })
+        Ok(Scored {
+            metric: "linear_dino".into(),
+            outcome: Outcome::Classified(classified),
+            details,
+            counts: None,
+        })
     }
 }

@@ -87,7 +87,7 @@ impl LinearDinov2 {
             "heads": (0..n_heads).map(about).collect::<Vec<_>>(),
         });
         let outcome = Outcome::Classified(found.swap_remove(best));
-        Ok(Scored { metric: "linear_dinov2".into(), outcome, details })
+        Ok(Scored { metric: "linear_dinov2".into(), outcome, details, counts: None })
     }
 
     /// Trains all heads side by side; gives the steps that they took.

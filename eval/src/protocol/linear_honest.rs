@@ -54,6 +54,7 @@ impl LinearHonest {
             metric: "linear_honest".into(),
             outcome: Outcome::Classified(classified),
             details: json!({ "rate": rate, "held_out": held_out }),
+            counts: None,
         }
     }
 

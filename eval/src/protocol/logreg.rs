@@ -69,7 +69,12 @@ impl Logreg {
         let regression = self.fit(&train, task.n_classes, c);
         let held_out: Vec<_> = self.c.iter().zip(accuracies).collect();
         let details = json!({ "c": c, "steps": regression.n_steps, "held_out": held_out });
-        Scored { metric: "logreg".into(), outcome: Outcome::Classified(regression.classify(&test)), details }
+        Scored {
+            metric: "logreg".into(),
+            outcome: Outcome::Classified(regression.classify(&test)),
+            details,
+            counts: None,
+        }
     }
 
     fn fit(&self, set: &FeatureSet, n_classes: usize, c: f64) -> Regression {

@@ -148,15 +148,16 @@ impl Protocol {
         !matches!(self, Self::Segmentation(_))
     }
 
+    /// Whether it knows one class for each image only.
+    pub fn needs_single_class(&self) -> bool {
+        !matches!(self, Self::Knn(_) | Self::Segmentation(_))
+    }
+
     /// Its numbers.
     ///
     /// # Errors
-    /// Those of protocols that look at images, and [`EvalError::SeveralClasses`].
+    /// Those of protocols that look at images.
     pub fn score(&self, task: &Task<'_>) -> Result<Vec<Scored>, EvalError> {
-        let several = task.sets.map(|sets| sets.test).filter(|test| test.is_multi_label());
-        if let (Some(test), true) = (several, self.needs_classes() && !matches!(self, Self::Knn(_))) {
-            return Err(EvalError::SeveralClasses { split: test.name.clone(), protocol: self.name() });
-        }
         Ok(match self {
             Self::Knn(protocol) => protocol.numbers(task),
             Self::LinearDino(protocol) => vec![protocol.score(task)?],

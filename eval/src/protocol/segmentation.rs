@@ -13,12 +13,12 @@
 use augment::ViewRng;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::Value;
 use trainer::{Mat, gemm};
 
 use super::batches::cosine;
 use super::bilinear::Bilinear;
-use super::task::{Scored, Sets, Task};
+use super::task::{Counts, Scored, Sets, Task};
 use crate::EvalError;
 use crate::features::cache::features;
 use crate::features::columns::Wanted;
@@ -62,12 +62,15 @@ impl Segmentation {
     /// The score on the masks of test.
     ///
     /// # Errors
-    /// [`EvalError::NoViews`] where the task has features alone, [`EvalError::Mask`] for a mask that cannot be read,
-    /// [`EvalError::NoMasks`], and those of features.
+    /// [`EvalError::NoViews`] where the task has features alone, [`EvalError::Mask`] for a mask that cannot be read or has
+    /// another size than its image, [`EvalError::NoMasks`], [`EvalError::OneClass`], and those of features.
     pub(crate) fn score(&self, task: &Task<'_>) -> Result<Scored, EvalError> {
         let sets = task.sets.ok_or(EvalError::NoViews { protocol: NAME })?;
         let train = Patches::of(sets, sets.train, task)?;
         let test = Patches::of(sets, sets.test, task)?;
+        if train.n_classes < 2 {
+            return Err(EvalError::OneClass { split: sets.train.name.clone() });
+        }
         let n_classes = train.n_classes.max(test.n_classes);
         let mut head = Head::new(&train, n_classes);
         let steps_an_epoch = train.masked.len().div_ceil(self.batch);
@@ -88,8 +91,14 @@ impl Segmentation {
                 rows.par_iter().map(|row| head.confusion(&test, *row)).collect();
             counted?.iter().for_each(|confusion| found.add(confusion));
         }
-        let details = json!({ "train_images": train.masked.len(), "test_images": test.masked.len() });
-        Ok(Scored { metric: NAME.into(), outcome: Outcome::Segmented(found), details })
+        let (n_train, n_test) = (train.masked.len(), test.masked.len());
+        let counts = Counts { n_train, n_test, n_bad: train.n_bad() + test.n_bad() };
+        Ok(Scored {
+            metric: NAME.into(),
+            outcome: Outcome::Segmented(found),
+            details: Value::Null,
+            counts: Some(counts),
+        })
     }
 }
 
@@ -109,7 +118,9 @@ impl<'a> Patches<'a> {
         let table = features(sets.cache, sets.network, images, Wanted::Patches, task.progress)?;
         let side = images.transform.size_px as usize / sets.network.model.stride_px();
         let highest = |row: usize| -> Result<Option<(usize, u8)>, EvalError> {
-            let Some(mask) = images.mask(table.images[row] as usize)? else { return Ok(None) };
+            let image = table.images[row] as usize;
+            images.check_mask(image)?;
+            let Some(mask) = images.mask(image)? else { return Ok(None) };
             let highest = mask.into_iter().filter(|class| *class != IGNORED).max();
             Ok(highest.map(|class| (row, class)))
         };
@@ -120,6 +131,11 @@ impl<'a> Patches<'a> {
         };
         let masked = found.into_iter().map(|(row, _)| row).collect();
         Ok(Self { images, table, masked, side, n_classes: usize::from(highest) + 1 })
+    }
+
+    /// Images that could not be decoded.
+    fn n_bad(&self) -> usize {
+        self.images.len() - self.table.len()
     }
 
     /// Channels of a patch.

@@ -50,4 +50,17 @@ pub struct Scored {
     pub outcome: Outcome,
     /// What was chosen, and on what.
     pub details: Value,
+    /// The images that it looked at, where they are not those with classes.
+    pub counts: Option<Counts>,
+}
+
+/// Images that a protocol looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counts {
+    /// Images that were fitted on.
+    pub n_train: usize,
+    /// Images that were scored.
+    pub n_test: usize,
+    /// Images of both sets that could not be decoded.
+    pub n_bad: usize,
 }

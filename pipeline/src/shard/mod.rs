@@ -6,6 +6,7 @@ pub(crate) mod store;
 pub(crate) mod tar;
 pub mod write;
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -20,8 +21,8 @@ pub const IMAGE_EXTENSIONS: [&str; 8] =
 /// Extensions that hold a class as text, a number or a name.
 const CLASS_EXTENSIONS: [&str; 3] = ["cls", "cls2", "output.cls"];
 
-/// A longer member is no class.
-const MAX_CLASS_BYTES: u64 = 256;
+/// A longer member is no list of classes.
+const MAX_CLASS_BYTES: u64 = 64 << 10;
 
 /// A longer member is not searched for a class.
 const MAX_JSON_BYTES: u64 = 1 << 20;
@@ -113,14 +114,14 @@ impl Shard {
         Ok(self.class_member(i)?.and_then(|text| canonical(&text)?.parse().ok()))
     }
 
-    /// The classes of sample `i`, numbers or names: from a member of its own, one a line, or under `label` or `labels` in
-    /// its `.json`, a value or a list.
+    /// The classes of sample `i`, numbers or names, each once: from a member of its own, one a line, or under `label` or
+    /// `labels` in its `.json`, a value or a list.
     ///
     /// # Errors
     /// As [`Shard::image`].
     pub fn classes(&self, i: usize) -> Result<Vec<String>, PipelineError> {
         if let Some(text) = self.class_member(i)? {
-            return Ok(text.lines().filter_map(canonical).collect());
+            return Ok(once(text.lines().filter_map(canonical)));
         }
         match self.index.member(i, &["json"]).filter(|member| member.len_bytes <= MAX_JSON_BYTES) {
             Some(member) => Ok(classes_in(&self.bytes_of(i, &member)?)),
@@ -189,7 +190,13 @@ fn classes_in(json: &[u8]) -> Vec<String> {
         serde_json::Value::Number(number) => number.as_u64().map(|number| number.to_string()),
         _ => None,
     };
-    values.iter().filter_map(class).collect()
+    once(values.iter().filter_map(class))
+}
+
+/// Each class once, at its first place: detection sets name a class for every box.
+fn once(classes: impl Iterator<Item = String>) -> Vec<String> {
+    let mut seen = HashSet::new();
+    classes.filter(|class| seen.insert(class.clone())).collect()
 }
 
 impl std::fmt::Debug for Shard {

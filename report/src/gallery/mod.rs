@@ -20,8 +20,12 @@ use sheet::Sheet;
 /// The pictures of a run.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Gallery {
-    /// What the pictures are of: the images, the network and its step.
-    pub of: String,
+    /// The set that the images are from.
+    pub set: String,
+    /// The network, its step, and how it sees images.
+    pub seen_by: String,
+    /// Images among which neighbors were looked for.
+    n_candidates: usize,
     /// The first three principal components of patch features as colors.
     patches: Sheet,
     /// What class tokens attend to; empty for a backbone without.
@@ -47,15 +51,17 @@ impl Gallery {
     /// That of `network` on `images`, among all of which neighbors are looked for.
     ///
     /// # Errors
-    /// [`ReportError::Eval`] when images cannot be read or do not fit the network.
+    /// [`ReportError::Eval`] when images cannot be read or do not fit the network, [`ReportError::Encode`].
     pub fn of(network: &Network, images: &ImageSet, rules: GalleryRules<'_>) -> Result<Self, ReportError> {
         let shown = images.spread(rules.n_images);
         Ok(Self {
-            of: String::new(),
+            set: images.name.clone(),
+            seen_by: String::new(),
+            n_candidates: images.len(),
             patches: patches::sheet(network, &shown)?,
             attention: attention::sheet(network, &shown)?,
             neighbors: neighbors::sheet(network, images, rules.n_images)?,
-            views: views::sheet(&images.spread(rules.n_images.min(4)), rules.multicrop, rules.seed)?,
+            views: views::sheet(&shown, rules.multicrop, rules.seed)?,
         })
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Cursor;
+use std::path::Path;
 
 use image::{ImageReader, Limits};
 use pipeline::{Dataset, SampleId};
@@ -25,10 +26,10 @@ pub(crate) struct Shown {
     tile: Option<Tile>,
 }
 
-/// The first of `bad`, looked up in `dataset` if it is at hand.
-pub(crate) fn shown(bad: &[BadSample], dataset: Option<&Dataset>) -> Vec<Shown> {
+/// The first of `bad`, looked up in `dataset` if it is at hand. Paths of shards are relative to `folder`.
+pub(crate) fn shown(bad: &[BadSample], dataset: Option<&Dataset>, folder: &Path) -> Vec<Shown> {
     let bad = &bad[..bad.len().min(MAX_SHOWN)];
-    let place = |sample: &BadSample| (sample.shard.clone(), sample.key.clone());
+    let place = |sample: &BadSample| (folder.join(&sample.shard).display().to_string(), sample.key.clone());
     let mut wanted: BTreeMap<(String, String), Option<Tile>> =
         bad.iter().map(|sample| (place(sample), None)).collect();
     let mut n_missing = wanted.len();

@@ -23,6 +23,8 @@ function short(value) {
   return String(Number(value.toPrecision(4)));
 }
 
+const bounds = (values) => values.reduce(([low, high], v) => [Math.min(low, v), Math.max(high, v)], [Infinity, -Infinity]);
+
 // About `n` round numbers between `low` and `high`.
 function ticks(low, high, n) {
   const raw = (high - low) / n;
@@ -77,7 +79,7 @@ class Chart {
   range() {
     if (shared.zoom) return shared.zoom;
     const ends = shared.charts.flatMap((chart) => chart.lines.flatMap((line) => [line.points[0][0], line.points[line.points.length - 1][0]]));
-    const [low, high] = [Math.min(...ends), Math.max(...ends)];
+    const [low, high] = bounds(ends);
     return low < high ? [low, high] : [low - 1, high + 1];
   }
 
@@ -95,7 +97,7 @@ class Chart {
       return { ...line, points: points.filter((p, i) => inside(p) || (points[i + 1] && inside(points[i + 1])) || (points[i - 1] && inside(points[i - 1]))) };
     });
     const values = visible.flatMap((line) => line.points.filter((p) => p[0] >= first && p[0] <= last).flatMap((p) => p.slice(1).filter((v) => v !== null && v !== undefined)));
-    let [low, high] = values.length ? [Math.min(...values), Math.max(...values)] : [0, 1];
+    let [low, high] = values.length ? bounds(values) : [0, 1];
     if (low === high) { low -= Math.abs(low) * 0.05 + 1e-9; high += Math.abs(high) * 0.05 + 1e-9; }
     const margin = (high - low) * 0.06;
     low -= margin; high += margin;
@@ -118,7 +120,7 @@ class Chart {
     this.svg.append(box, layer);
     for (const line of visible) {
       const path = line.points.map((p, i) => `${i ? "L" : "M"}${this.x(p[0]).toFixed(1)} ${y(p[1]).toFixed(1)}`).join("");
-      layer.append(svg("path", { d: path, stroke: color(line.run), "stroke-dasharray": line.dash || "none" }));
+      layer.append(svg("path", { d: path, stroke: color(line.run), "stroke-dasharray": line.run < COLORS.length ? "none" : "6 3" }));
       if (!this.options.dots) continue;
       for (const p of line.points) {
         if (p[2] !== undefined && p[2] !== null) layer.append(svg("line", { x1: this.x(p[0]), x2: this.x(p[0]), y1: y(p[2]), y2: y(p[3]), stroke: color(line.run), opacity: 0.6 }));
@@ -128,7 +130,6 @@ class Chart {
     this.cross = svg("line", { class: "cross", y1: frame.top, y2: frame.bottom, visibility: "hidden" });
     this.window = svg("rect", { class: "window", y: frame.top, height: frame.bottom - frame.top, visibility: "hidden" });
     this.svg.append(this.window, this.cross);
-    this.visible = visible;
     this.say(null);
   }
 

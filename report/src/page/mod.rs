@@ -4,6 +4,8 @@
 //! page as JSON, and the script sets it as text: no name of a file or class can become markup.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use pipeline::Dataset;
 use serde::Serialize;
@@ -21,15 +23,16 @@ const MAX_POINTS: usize = 2000;
 pub struct Report {
     /// The run.
     pub run: Run,
-    /// Its pictures, or why there are none.
-    pub gallery: Result<Gallery, String>,
+    /// Its pictures, or why there are none; nothing where nobody has asked for them.
+    pub gallery: Option<Result<Gallery, String>>,
     /// Its shards, where they are at hand.
-    pub dataset: Option<Dataset>,
+    pub dataset: Option<Arc<Dataset>>,
 }
 
 /// The page of `reports`, made at `made_at_s` seconds since 1970.
 pub fn html(reports: &[Report], made_at_s: u64) -> String {
-    let runs: Vec<Value> = reports.iter().map(of_run).collect();
+    let names = names(reports.iter().map(|report| report.run.workdir.as_path()));
+    let runs: Vec<Value> = reports.iter().zip(names).map(|(report, name)| of_run(report, name)).collect();
     let data = json!({
         "made_at_s": made_at_s,
         "version": env!("CARGO_PKG_VERSION"),
@@ -53,8 +56,14 @@ pub fn html(reports: &[Report], made_at_s: u64) -> String {
 }
 
 /// All that the page shows of a run.
-fn of_run(report: &Report) -> Value {
+fn of_run(report: &Report, name: String) -> Value {
     let Report { run, gallery, dataset } = report;
+    let (gallery, no_gallery) = match gallery {
+        Some(Ok(gallery)) => (Some(gallery), None),
+        Some(Err(why)) => (None, Some(why)),
+        None => (None, None),
+    };
+    let folder = run.start.as_ref().map(|start| start.folder.clone()).unwrap_or_default();
     let series: BTreeMap<&String, _> =
         run.metrics.0.iter().map(|(name, points)| (name, thinned(points, MAX_POINTS))).collect();
     let scores: Vec<Value> = run
@@ -65,8 +74,9 @@ fn of_run(report: &Report) -> Value {
         .collect();
     let recipe = &run.status.plan.recipe;
     json!({
-        "overview": Overview::of(run),
-        "workdir": run.workdir,
+        "overview": Overview { name, ..Overview::of(run) },
+        "workdir": run.workdir.display().to_string(),
+        "stages": stages(run),
         "recipe": recipe.name,
         "plan": run.status.plan_toml,
         "start": run.start,
@@ -75,10 +85,50 @@ fn of_run(report: &Report) -> Value {
         "scores": scores,
         "confusions": run.evaluations.confusions,
         "warnings": run.warnings,
-        "bad": quarantine::shown(&run.bad, dataset.as_ref()),
+        "bad": quarantine::shown(&run.bad, dataset.as_deref(), &folder),
         "n_bad": run.bad.len(),
-        "gallery": gallery.as_ref().ok(),
-        "no_gallery": gallery.as_ref().err(),
+        "gallery": gallery,
+        "no_gallery": no_gallery,
+    })
+}
+
+/// The shortest ends of `paths` that tell them apart.
+fn names<'a>(paths: impl Iterator<Item = &'a Path>) -> Vec<String> {
+    let whole: Vec<PathBuf> =
+        paths.map(|path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf())).collect();
+    let end = |path: &PathBuf, n: usize| -> String {
+        let skipped = path.components().count().saturating_sub(n);
+        path.components().skip(skipped).collect::<PathBuf>().display().to_string()
+    };
+    let longest = whole.iter().map(|path| path.components().count()).max().unwrap_or(1);
+    let found =
+        (1..=longest).map(|n| whole.iter().map(|path| end(path, n)).collect::<Vec<_>>()).find(|names| {
+            let mut sorted = names.clone();
+            sorted.sort();
+            sorted.windows(2).all(|pair| pair[0] != pair[1])
+        });
+    // The same folder twice has one name.
+    found.unwrap_or_else(|| whole.iter().map(|path| end(path, 1)).collect())
+}
+
+/// Stages of a step by the columns that time them; waiting for ranks is part of several.
+const STAGES: [(&str, &str); 6] = [
+    ("data wait", "time/data_wait_ms"),
+    ("teacher", "time/teacher_ms"),
+    ("forward", "time/forward_ms"),
+    ("heads and loss", "time/head_ms"),
+    ("backward", "time/backward_ms"),
+    ("update", "time/update_ms"),
+];
+
+/// Milliseconds of a step, of its stages and of waiting for other ranks within them: means of the newest rows.
+fn stages(run: &Run) -> Value {
+    let ms = |column: &str| run.metrics.recent(column);
+    let of_stage = STAGES.iter().filter_map(|(name, column)| Some((*name, ms(column)?)));
+    json!({
+        "step_ms": ms("time/step_ms"),
+        "rank_wait_ms": ms("time/rank_wait_ms"),
+        "parts": of_stage.collect::<Vec<_>>(),
     })
 }
 
@@ -114,5 +164,19 @@ fn flatten(prefix: &str, value: &toml::Value, into: &mut BTreeMap<String, String
             flatten(&name, value, into);
         }),
         value => drop(into.insert(prefix.to_string(), value.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_called_by_what_tells_them_apart() {
+        let of = |paths: &[&str]| names(paths.iter().map(Path::new));
+        assert_eq!(of(&["/a/x/run"]), ["run"]);
+        assert_eq!(of(&["/a/x/run", "/a/y/run"]), ["x/run", "y/run"]);
+        assert_eq!(of(&["/a/x", "/a/y"]), ["x", "y"]);
+        assert_eq!(of(&["/a/x", "/a/x"]), ["x", "x"]);
     }
 }

@@ -53,9 +53,9 @@ function overview() {
     const o = run.overview;
     const states = [el("span", { class: `state ${o.state.replace(" ", "-")}`, title: o.why }, o.state)];
     if (o.collapsed) states.push(" ", el("span", { class: "state collapsed" }, "collapsed"));
-    return [named(i), run.recipe, o.method, o.backbone, el("span", {}, ...states),
+    return [el("span", { title: run.workdir }, named(i)), run.recipe, o.method, o.backbone, el("span", {}, ...states),
       `${o.step.toLocaleString("en")} of ${o.total_steps.toLocaleString("en")}`, short(o.loss),
-      o.best ? `${o.best[0]} ${o.best[1].toFixed(2)}` : null, short(o.images_per_s), duration(o.seconds_left)];
+      o.best ? el("span", { title: o.best.set }, `${o.best.metric} ${o.best.value.toFixed(2)}`) : null, short(o.images_per_s), duration(o.seconds_left)];
   });
   const headings = ["run", "recipe", "method", "backbone", "state", "step", "loss", "best score", "images/s", "time left"];
   const why = runs.filter((run) => ["died", "failed"].includes(run.overview.state));
@@ -63,7 +63,7 @@ function overview() {
     ...why.map((run) => el("p", { class: "note" }, `${run.overview.name} ${run.overview.why}`))];
 }
 
-// Columns that all runs have come first, in the order in which people look for them.
+// In the order in which people look for them.
 const ORDER = ["train/loss", "probe/", "health/", "train/", "knobs/", "rate/", "time/"];
 const rank = (name) => { const found = ORDER.findIndex((start) => name.startsWith(start)); return found < 0 ? ORDER.length : found; };
 const HIDDEN = ["train/samples", "train/epoch"];
@@ -91,7 +91,8 @@ const sameKind = (a, b) => JSON.stringify(a) === JSON.stringify(b);
 function settings(kind) {
   if (!kind.settings) return "";
   const value = (v) => (Array.isArray(v) ? v.map(short).join(", ") : typeof v === "number" ? short(v) : String(v));
-  return Object.entries(JSON.parse(kind.settings)).filter(([, v]) => v !== null && v !== false).map(([key, v]) => `${key.replace(/_/g, " ")} ${value(v)}`).join("; ");
+  const all = kind.seed ? { ...JSON.parse(kind.settings), seed: kind.seed } : JSON.parse(kind.settings);
+  return Object.entries(all).filter(([, v]) => v !== null && v !== false).map(([key, v]) => `${key.replace(/_/g, " ")} ${value(v)}`).join("; ");
 }
 
 function scores() {
@@ -111,16 +112,17 @@ function scores() {
     const last = points[points.length - 1];
     if (!last) return null;
     const range = last.interval ? ` (${last.interval[0].toFixed(1)} – ${last.interval[1].toFixed(1)})` : "";
-    return `${last.value.toFixed(2)}${range} at ${last.step.toLocaleString("en")}`;
+    return `${kind.measure ? last.value.toFixed(2) : short(last.value)}${range} at ${last.step.toLocaleString("en")}`;
   };
   const rows = kinds.map((kind) => {
     const words = settings(kind);
     const cut = words.length > 48 ? `${words.slice(0, 48)}…` : words;
-    return [kind.metric, kind.set, kind.network, kind.transform, el("span", { title: words }, cut), ...runs.map((run) => cell(run, kind))];
+    const what = kind.measure && kind.measure !== "accuracy" ? `${kind.metric} (${kind.measure})` : kind.metric;
+    return [what, el("span", { title: kind.train ? `fitted on ${kind.train}` : "" }, kind.set), kind.network, kind.transform, el("span", { title: words }, cut), ...runs.map((run) => cell(run, kind))];
   });
   const headings = ["score", "test set", "network", "images", "settings", ...runs.map((run) => run.overview.name)];
   return [
-    el("p", { class: "note" }, "Accuracies in percent with the middle 95 % of resampled test sets, and measures that need no labels; of each, the newest checkpoint that was scored."),
+    el("p", { class: "note" }, "In percent, accuracies where nothing else is said, with the middle 95 % of resampled test sets; measures that need no labels as they are. Of each, the newest checkpoint that was scored."),
     table(headings, rows, runs.map((_, i) => 5 + i)),
     charts.length ? el("div", { class: "charts" }, ...charts) : null,
   ];
@@ -165,7 +167,7 @@ function confusions(run) {
 function sheet(of, note, extra) {
   if (!of || of.rows.length === 0) return null;
   const tile = (t, heading) => {
-    const image = el("img", { src: t.src, alt: t.caption, title: t.caption, loading: "eager" });
+    const image = el("img", { src: t.src, alt: t.caption, title: t.caption });
     if (t.mark) image.className = t.mark;
     return el("figure", {}, image, el("figcaption", { title: t.caption }, heading || t.caption));
   };
@@ -181,22 +183,20 @@ function neighborLegend(of) {
 }
 
 const gallery = (name, note, legend) => perRun((run) => {
-  if (!run.gallery) return el("p", { class: "note" }, `No pictures: ${run.no_gallery}`);
-  return sheet(run.gallery[name], `${note} ${run.gallery.of}`, legend ? legend(run.gallery[name]) : null);
+  if (run.no_gallery) return el("p", { class: "note" }, `No pictures: ${run.no_gallery}`);
+  return run.gallery ? sheet(run.gallery[name], note(run.gallery), legend ? legend(run.gallery[name]) : null) : null;
 });
 
-const STAGES = [["data wait", "time/data_wait_ms"], ["teacher", "time/teacher_ms"], ["forward", "time/forward_ms"], ["heads and loss", "time/head_ms"], ["backward", "time/backward_ms"], ["update", "time/update_ms"], ["waiting for ranks", "time/rank_wait_ms"]];
+const seen = (of) => `Images of ${of.set}, seen by ${of.seen_by}.`;
 
 function stages(run) {
-  const mean = (name) => { const points = (run.series[name] || []).slice(-50); return points.length ? points.reduce((sum, p) => sum + p[1], 0) / points.length : 0; };
-  const total = mean("time/step_ms");
+  const { step_ms: total, rank_wait_ms: waiting, parts } = run.stages;
   if (!total) return null;
-  const parts = STAGES.map(([name, column]) => [name, mean(column)]);
   const known = parts.reduce((sum, [, ms]) => sum + ms, 0);
-  parts.push(["rest", Math.max(0, total - known)]);
+  const all = [...parts, ["rest", Math.max(0, total - known)]];
   const bar = el("div", { class: "stages", role: "img", "aria-label": "share of each stage" });
   const legend = el("div", { class: "legend" });
-  parts.forEach(([name, ms], i) => {
+  all.forEach(([name, ms], i) => {
     const share = ms / Math.max(total, known);
     if (share < 0.001) return;
     const shade = name === "rest" ? "var(--line)" : COLORS[i % COLORS.length];
@@ -208,11 +208,12 @@ function stages(run) {
     key.style.background = shade;
     legend.append(el("span", {}, key, `${name} ${short(ms)} ms, ${(100 * share).toFixed(0)} %`));
   });
-  return [el("p", { class: "note" }, `A step takes ${short(total)} ms, mean of the newest logged ones.`), bar, legend];
+  const ranks = waiting > 0.001 * total ? ` Of that, ${short(waiting)} ms are spent waiting for other ranks.` : "";
+  return [el("p", { class: "note" }, `A step takes ${short(total)} ms, the mean of the newest rows, as the host sees it: work that a GPU still has before it counts where the host waits for it.${ranks}`), bar, legend];
 }
 
 function warnings(run) {
-  if (run.warnings.length === 0) return el("p", { class: "note" }, "The run has warned of nothing.");
+  if (run.warnings.length === 0) return el("p", { class: "note" }, "No warnings.");
   const groups = new Map();
   for (const warning of run.warnings) {
     // Numbers change from one warning to the next that means the same.
@@ -222,8 +223,10 @@ function warnings(run) {
   }
   return [...groups.values()].map((all) => {
     const last = all[all.length - 1];
-    const when = all.length > 1 ? `${all.length} times, steps ${all[0].step.toLocaleString("en")} to ${last.step.toLocaleString("en")}; the last: ` : "";
-    return el("p", { class: "warning" }, el("strong", {}, last.concern.replace("_", " ")), ` · ${when}${last.message}`);
+    // Messages count steps from 0; the page counts those that are taken.
+    const at = (warning) => (warning.step + 1).toLocaleString("en");
+    const when = all.length > 1 ? `${all.length} times, steps ${at(all[0])} to ${at(last)}; the last: ` : `step ${at(last)}: `;
+    return el("p", { class: "warning" }, el("strong", {}, last.concern.replace("_", " ")), ` · ${when}${last.message.replace(/^step \d+: /, "")}`);
   });
 }
 
@@ -237,11 +240,14 @@ function bad(run) {
 
 function command(run) {
   if (!run.continue) return el("p", { class: "note" }, "This run was started by a release that did not note its command; the same command continues it.");
-  const copy = el("button", { type: "button" }, "copy");
-  copy.addEventListener("click", () => navigator.clipboard.writeText(run.continue).then(() => { copy.textContent = "copied"; }));
-  const ranks = run.start.world_size > 1 ? ` on ${run.start.world_size} ranks` : "";
-  return [el("p", { class: "note" }, `Last started${ranks} on ${run.start.host}, ${new Date(1000 * run.start.at_s).toLocaleString()}, release ${run.start.version}. The same command continues the run, or says that it has ended.`),
-    el("div", { class: "command" }, el("pre", {}, run.continue), copy)];
+  // Browsers lend the clipboard to local files and to https alone.
+  const copy = navigator.clipboard ? el("button", { type: "button" }, "copy") : null;
+  if (copy) copy.addEventListener("click", () => navigator.clipboard.writeText(run.continue).then(() => { copy.textContent = "copied"; }));
+  const many = run.start.world_size > 1;
+  const ranks = many ? ` on ${run.start.world_size} ranks` : "";
+  const how = many ? `under the launcher that started its ${run.start.world_size} ranks` : "as it stands";
+  return [el("p", { class: "note" }, `Last started${ranks} on ${run.start.host}, ${new Date(1000 * run.start.at_s).toLocaleString()}, release ${run.start.version}. The command continues the run ${how}.`),
+    el("div", { class: "command" }, el("pre", {}, run.continue), copy || "")];
 }
 
 function recipes() {
@@ -263,10 +269,10 @@ section("curves", "Curves", [
   ...curves((name) => !/^(health|time|rate)\//.test(name)),
 ]);
 section("confusions", "Confusion", perRun(confusions));
-section("patches", "Patch features", gallery("patches", "The first three principal components of the patch features of all images, as red, green and blue: a color means the same in every row."));
-section("attention", "Attention", gallery("attention", "What the class token attends to in the last block: the mean of all heads, then each head, from black, its lowest weight, to white, its highest."));
-section("neighbors", "Nearest neighbors", gallery("neighbors", "Images, each with those whose features have the largest cosine.", neighborLegend));
-section("views", "Views", gallery("views", "Images, each with the augmented views of the first epoch."));
+section("patches", "Patch features", gallery("patches", (of) => `The first three principal components of the patch features of all images, as red, green and blue: a color means the same in every row. ${seen(of)}`));
+section("attention", "Attention", gallery("attention", (of) => `What the class token attends to in the last block: the mean of all heads, then up to 12 heads, from black, the lowest weight of each, to white, its highest. ${seen(of)}`));
+section("neighbors", "Nearest neighbors", gallery("neighbors", (of) => `Images, each with those of ${of.n_candidates.toLocaleString("en")} whose features have the largest cosine. ${seen(of)}`, neighborLegend));
+section("views", "Views", gallery("views", (of) => `Images of ${of.set}, each with the views that the run's augmentation makes of it.`));
 section("health", "Health", [...perRun(warnings), ...curves((name) => name.startsWith("health/"))]);
 section("throughput", "Throughput", [...perRun(stages), ...curves((name) => /^(rate|time)\//.test(name))]);
 section("quarantine", "Quarantine", perRun(bad));

@@ -22,8 +22,8 @@ pub struct Overview {
     pub total_steps: u64,
     /// The newest loss.
     pub loss: Option<f64>,
-    /// The highest score, and what it is called.
-    pub best: Option<(String, f64)>,
+    /// The highest score.
+    pub best: Option<Best>,
     /// `running`, `finished`, `stopped`, `failed`, `died`, `not started`.
     pub state: &'static str,
     /// The same with the reason.
@@ -34,6 +34,17 @@ pub struct Overview {
     pub images_per_s: Option<f64>,
     /// What is left at the pace of the newest rows, of a run that has steps to take.
     pub seconds_left: Option<f64>,
+}
+
+/// The highest score of a run.
+#[derive(Debug, Clone, Serialize)]
+pub struct Best {
+    /// What it is called: `knn_20`.
+    pub metric: String,
+    /// The test set; empty where it is not known.
+    pub set: String,
+    /// In percent.
+    pub value: f64,
 }
 
 impl Overview {
@@ -68,21 +79,33 @@ impl Overview {
 fn collapsed(run: &Run) -> bool {
     let newest = run.metrics.0.get("train/loss").and_then(|points| points.last()).map(|(step, _)| *step);
     let mut collapses = run.warnings.iter().filter(|warning| warning.concern == Concern::Collapse);
-    collapses.next_back().is_some_and(|warning| Some(warning.step + 1) == newest)
+    collapses.next_back().is_some_and(|warning| Some(warning.step + 1) >= newest)
 }
 
-/// The highest accuracy of the run: of its evaluations, or else of the probe within it.
-fn best(run: &Run) -> Option<(String, f64)> {
-    let accuracies = run.evaluations.scores.iter().flat_map(|(kind, rows)| {
-        // Measures without labels have no interval, and are no accuracies.
-        rows.iter().filter(|row| row.interval.is_some()).map(|row| (kind.metric.clone(), row.value))
+/// The highest score of the run: of its evaluations, or else of the probe within it. Accuracies come before other
+/// percentages, and sets that were not fitted on before those that were.
+fn best(run: &Run) -> Option<Best> {
+    let percentages = run.evaluations.scores.iter().filter(|(kind, _)| !kind.measure.is_empty());
+    let scored = percentages.flat_map(|(kind, rows)| {
+        let rank = (kind.measure == "accuracy", kind.train != kind.set);
+        rows.iter().map(move |row| {
+            (rank, Best { metric: kind.metric.clone(), set: kind.set.clone(), value: row.value })
+        })
     });
-    let highest = |scores: &mut dyn Iterator<Item = (String, f64)>| scores.max_by(|a, b| a.1.total_cmp(&b.1));
-    let probed =
+    let by_rank = |a: &((bool, bool), Best), b: &((bool, bool), Best)| {
+        a.0.cmp(&b.0).then(a.1.value.total_cmp(&b.1.value))
+    };
+    scored.max_by(by_rank).map(|(_, best)| best).or_else(|| probed(run))
+}
+
+/// The highest score in the logged rows, which runs of older releases have alone.
+fn probed(run: &Run) -> Option<Best> {
+    let columns =
         run.metrics.0.iter().filter_map(|(name, points)| Some((name.strip_prefix("probe/")?, points)));
-    let mut probed =
-        probed.flat_map(|(name, points)| points.iter().map(|(_, value)| (name.to_string(), *value)));
-    highest(&mut { accuracies }).or_else(|| highest(&mut probed))
+    let scored = columns.flat_map(|(name, points)| {
+        points.iter().map(|(_, value)| Best { metric: name.to_string(), set: String::new(), value: *value })
+    });
+    scored.max_by(|a, b| a.value.total_cmp(&b.value))
 }
 
 /// The value of `key` in what recipes write for `config`.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::jsonl;
 use crate::ReportError;
@@ -16,11 +16,19 @@ pub const EVALUATIONS: &str = "evaluations.jsonl";
 #[derive(Debug, Clone, Deserialize)]
 struct Row {
     metric: String,
-    #[serde(alias = "value", alias = "mAP", alias = "mIoU")]
-    accuracy: f64,
+    accuracy: Option<f64>,
+    #[serde(rename = "mAP")]
+    map: Option<f64>,
+    #[serde(rename = "mIoU")]
+    miou: Option<f64>,
+    /// Of a measure that needs no labels.
+    value: Option<f64>,
     interval: Option<[f64; 2]>,
     #[serde(default)]
-    settings: Value,
+    settings: Map<String, Value>,
+    #[serde(default)]
+    seed: u64,
+    train: Option<Set>,
     test: Set,
     about: About,
     classes: Option<Vec<String>>,
@@ -53,15 +61,20 @@ pub(crate) struct Scored {
 /// What is scored, and how: numbers of one kind may be compared.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct Kind {
-    /// The test set, or that it is the probe within the run.
+    /// The test set.
     pub(crate) set: String,
+    /// The training set; empty for measures that need none.
+    pub(crate) train: String,
     pub(crate) metric: String,
+    /// `accuracy`, `mAP` or `mIoU`, in percent; empty for a measure that needs no labels.
+    pub(crate) measure: &'static str,
     /// Which network of the run.
     pub(crate) network: String,
     /// How images are seen.
     pub(crate) transform: String,
-    /// Settings of the protocol.
+    /// Settings of the protocol that change the number.
     pub(crate) settings: String,
+    pub(crate) seed: u64,
 }
 
 /// Which classes were taken for which, in the newest evaluation of a kind.
@@ -89,13 +102,17 @@ pub(crate) struct Evaluations {
 impl Evaluations {
     /// Those of the run in `workdir`. Of several evaluations of one kind at one step the last one counts.
     pub(crate) fn read(workdir: &Path) -> Result<Self, ReportError> {
-        let mut by_kind = BTreeMap::<Kind, BTreeMap<u64, Row>>::new();
+        let mut by_kind = BTreeMap::<Kind, BTreeMap<u64, (f64, Row)>>::new();
         for row in jsonl::rows::<Row>(&workdir.join(EVALUATIONS))? {
-            let Some(step) = row.about.step else { continue };
-            by_kind.entry(row.kind()).or_default().insert(step, row);
+            let (Some(step), Some((measure, value))) = (row.about.step, row.number()) else { continue };
+            by_kind.entry(row.kind(measure)).or_default().insert(step, (value, row));
         }
-        let confusion = |(kind, rows): (&Kind, &BTreeMap<u64, Row>)| {
-            let (step, row) = rows.iter().next_back()?;
+        let confusion = |(kind, rows): (&Kind, &BTreeMap<u64, (f64, Row)>)| {
+            let (step, (_, row)) = rows.iter().next_back()?;
+            // Where several classes may be right, none is taken for another.
+            if row.confusion.is_none() && row.confused.as_ref().is_none_or(Vec::is_empty) {
+                return None;
+            }
             Some(Confusion {
                 kind: kind.clone(),
                 step: *step,
@@ -106,23 +123,33 @@ impl Evaluations {
             })
         };
         let confusions = by_kind.iter().filter_map(confusion).collect();
-        let scored = |(step, row): (u64, Row)| Scored { step, value: row.accuracy, interval: row.interval };
+        let scored = |(step, (value, row)): (u64, (f64, Row))| Scored { step, value, interval: row.interval };
         let scores = by_kind.into_iter().map(|(kind, rows)| (kind, rows.into_iter().map(scored).collect()));
         Ok(Self { scores: scores.collect(), confusions })
     }
 }
 
 impl Row {
-    fn kind(&self) -> Kind {
+    /// What the number is, and the number.
+    fn number(&self) -> Option<(&'static str, f64)> {
+        let found = [("accuracy", self.accuracy), ("mAP", self.map), ("mIoU", self.miou), ("", self.value)];
+        found.into_iter().find_map(|(measure, value)| Some((measure, value?)))
+    }
+
+    fn kind(&self, measure: &'static str) -> Kind {
+        let mut settings = self.settings.clone();
+        // The name of the metric says which of them it is.
+        settings.remove("k");
+        settings.remove("shots");
         Kind {
             set: self.test.set.clone(),
+            train: self.train.as_ref().map_or_else(String::new, |train| train.set.clone()),
             metric: self.metric.clone(),
+            measure,
             network: self.about.network.clone(),
             transform: self.about.transform_in_words.clone().unwrap_or_default(),
-            settings: match &self.settings {
-                Value::Null => String::new(),
-                settings => settings.to_string(),
-            },
+            settings: if settings.is_empty() { String::new() } else { Value::Object(settings).to_string() },
+            seed: self.seed,
         }
     }
 }
@@ -150,6 +177,9 @@ mod tests {
             row("cifar", 64, 200, 50.0),
             row("other", 32, 200, 20.0),
             r#"{"error":"gone","about":{"step":300}}"#.into(),
+            r#"{"metric":"knn_5","mAP":61.0,"interval":[60.0,62.0],"settings":{"k":[5]},"test":{"set":"voc"},"classes":["a"],
+                "by_class":[61.0],"confusion":null,"about":{"step":200,"network":"teacher"}}"#
+                .replace('\n', ""),
         ];
         std::fs::write(folder.path().join(EVALUATIONS), rows.join("\n")).unwrap();
         let found = Evaluations::read(folder.path()).unwrap();
@@ -158,8 +188,12 @@ mod tests {
             .values()
             .map(|rows| rows.iter().map(|row| (row.step, row.value)).collect())
             .collect();
-        assert_eq!(values, [vec![(100, 40.0), (200, 42.0)], vec![(200, 50.0)], vec![(200, 20.0)]]);
-        assert_eq!(found.confusions.len(), 3);
+        assert_eq!(
+            values,
+            [vec![(100, 40.0), (200, 42.0)], vec![(200, 50.0)], vec![(200, 20.0)], vec![(200, 61.0)]]
+        );
+        assert_eq!(found.confusions.len(), 3, "several classes an image confuse none");
+        assert_eq!(found.scores.keys().next_back().map(|kind| kind.measure), Some("mAP"));
         assert_eq!(found.confusions[0].by_class, [Some(50.0), None]);
     }
 }

@@ -47,7 +47,7 @@ impl Start {
             .write_all(line.as_bytes())
     }
 
-    /// The command that continues the run, as a shell takes it.
+    /// The command of rank 0, as a shell takes it: it continues the run, under the launcher that started its ranks.
     pub fn to_continue(&self) -> String {
         let words: Vec<String> = self.command.iter().map(|word| quoted(word)).collect();
         format!("cd {} && {}", quoted(&self.folder.display().to_string()), words.join(" "))

@@ -40,8 +40,12 @@ pub(crate) fn print_table(table: &Table) {
 /// What the percentages are.
 fn heading(scores: &Scores) -> String {
     let mut measures: Vec<&str> = scores.numbers().map(|(_, scored)| scored.outcome.measure()).collect();
+    measures.sort_unstable();
     measures.dedup();
-    format!("{} in %", measures.join(", "))
+    match measures.as_slice() {
+        [measure] => format!("{measure} in %"),
+        _ => "in %".into(),
+    }
 }
 
 /// All numbers with what they are about.

@@ -115,9 +115,10 @@ fn probes(args: &Args, plan: &Plan, storage: &Storage) -> anyhow::Result<Vec<Box
         let source = Source::Shards(Arc::new(Dataset::open(specs, storage)?));
         Ok(ImageSet::open(source, transform, plan.recipe.data.rules(), set_name(specs))?)
     };
-    let split = Split::new(images(&args.probe_train)?, images(&args.probe_test)?)?;
-    let protocols = args.probe_protocols.iter().map(|name| Protocol::named(name)).collect::<Result<_, _>>();
+    let protocols =
+        args.probe_protocols.iter().map(|name| Protocol::named(name)).collect::<Result<Vec<_>, _>>();
     let protocols = protocols.map_err(anyhow::Error::msg)?;
+    let split = Split::of(&protocols, images(&args.probe_train)?, images(&args.probe_test)?)?;
     let (workdir, plan) = (args.workdir.clone(), plan.clone());
     Ok(vec![Box::new(InTraining { split, protocols, workdir, plan })])
 }

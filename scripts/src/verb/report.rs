@@ -1,5 +1,6 @@
 //! `ocelli report`: one HTML page about a run, or about several side by side.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -7,7 +8,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use eval::{ImageSet, Source};
-use pipeline::{Dataset, Storage};
+use pipeline::url::{ShardUrl, expand};
+use pipeline::{Dataset, PipelineError, Storage};
 use report::{Gallery, GalleryRules, Report, Run, html};
 use serde_json::json;
 use trainer::device::Device;
@@ -17,8 +19,8 @@ use crate::console::say;
 use crate::evaluation::flags::NetworkFlags;
 use crate::evaluation::scores::set_name;
 
-/// What every page begins with, and what nobody else's file does.
-const BEGINNING: usize = 300;
+/// Bytes of a page that have its title.
+const BEGINNING: u64 = 300;
 
 /// Flags of `report`.
 #[derive(clap::Args)]
@@ -57,9 +59,17 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         if found.is_empty() {
             bail!("there is no run in {}: it has no plan.toml, nor has a folder in it", folder.display());
         }
+        let is_asked_for = found == [folder.clone()];
         for workdir in found {
-            runs.push(Run::open(&workdir)?);
+            match Run::open(&workdir) {
+                Ok(run) => runs.push(run),
+                Err(error) if is_asked_for => return Err(error.into()),
+                Err(error) => say(format!("warning: {} is left out: {error}", workdir.display())),
+            }
         }
+    }
+    if runs.is_empty() {
+        bail!("there is no run to report on");
     }
     let out = match (&args.out, runs.as_slice()) {
         (Some(out), _) => out.clone(),
@@ -76,7 +86,10 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     pipeline::file::replace(&out, page.as_bytes())
         .with_context(|| format!("cannot write {}", out.display()))?;
     if args.json {
-        println!("{}", json!({ "file": out, "bytes": page.len(), "runs": reports.len() }));
+        println!(
+            "{}",
+            json!({ "file": out.display().to_string(), "bytes": page.len(), "runs": reports.len() })
+        );
     } else {
         let n_runs = if reports.len() == 1 { "one run".into() } else { format!("{} runs", reports.len()) };
         println!("{n_runs}, {:.1} MB: {}", page.len() as f64 / 1e6, out.display());
@@ -86,77 +99,64 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 
 /// Whether an earlier report may be replaced by a new one.
 fn is_ours(path: &Path) -> bool {
-    let bytes = std::fs::read(path).unwrap_or_default();
-    let beginning = String::from_utf8_lossy(&bytes[..bytes.len().min(BEGINNING)]).into_owned();
-    beginning.contains("<title>Ocelli report</title>")
+    let mut beginning = Vec::new();
+    let read = std::fs::File::open(path).and_then(|file| file.take(BEGINNING).read_to_end(&mut beginning));
+    read.is_ok() && String::from_utf8_lossy(&beginning).contains("<title>Ocelli report</title>")
 }
 
 /// The run with its shards, where they are at hand, and its pictures.
 fn of_run(args: &Args, run: Run, storage: &Storage, device: &Device) -> Report {
-    let specs = match args.images.is_empty() {
-        true => run_shards(&run),
-        false => args.images.clone(),
-    };
-    // To open a shard on a server may be to fetch it.
-    let opened = match args.images.is_empty() && !specs.iter().all(|spec| is_path(spec)) {
-        true => Err("the shards are on a server; --images says what to show".to_string()),
-        false => {
-            Dataset::open(&specs, storage).map_err(|error| format!("{error}; --images says what to show"))
-        }
-    };
-    let gallery = match &opened {
-        _ if args.no_pictures => Err("they were not asked for (--no-pictures)".into()),
-        Err(why) => Err(why.clone()),
-        Ok(_) => gallery(args, &run, &specs, storage, device).map_err(|error| format!("{error:#}")),
-    };
-    if let (Err(why), false) = (&gallery, args.no_pictures) {
+    let own = own_shards(&run, storage);
+    let gallery = (!args.no_pictures).then(|| {
+        let shown = match args.images.is_empty() {
+            true => own.clone().map(|dataset| (dataset, run.status.plan.recipe.data.shards.as_slice())),
+            false => match Dataset::open(&args.images, storage) {
+                Ok(dataset) => Ok((Arc::new(dataset), args.images.as_slice())),
+                Err(error) => Err(error.to_string()),
+            },
+        };
+        let (dataset, specs) = shown?;
+        gallery(args, &run, dataset, specs, device).map_err(|error| format!("{error:#}"))
+    });
+    if let Some(Err(why)) = &gallery {
         say(format!("warning: {}: no pictures: {why}", run.workdir.display()));
     }
-    Report { run, gallery, dataset: opened.ok().filter(Dataset::is_local) }
+    Report { run, gallery, dataset: own.ok() }
 }
 
-/// The run's shards, as they are found from here.
-fn run_shards(run: &Run) -> Vec<String> {
+/// The run's shards, if they lie on a disk: to open one on a server may be to fetch it. Paths are relative to where the run
+/// was started.
+fn own_shards(run: &Run, storage: &Storage) -> Result<Arc<Dataset>, String> {
     let folder = run.start.as_ref().map(|start| start.folder.clone()).unwrap_or_default();
-    let shards = run.status.plan.recipe.data.shards.iter();
-    // Paths are relative to where the run was started.
-    shards
-        .map(|spec| match is_path(spec) {
-            true => folder.join(spec).to_string_lossy().into_owned(),
-            false => spec.clone(),
-        })
-        .collect()
-}
-
-/// Whether a shard is named by its path.
-fn is_path(spec: &str) -> bool {
-    !spec.contains("://") && !spec.starts_with("pipe:")
+    let hint = |error: PipelineError| format!("{error}; choose images with --images");
+    let mut paths = Vec::new();
+    for shard in expand(&run.status.plan.recipe.data.shards).map_err(hint)? {
+        match shard {
+            ShardUrl::File(path) => paths.push(folder.join(path).to_string_lossy().into_owned()),
+            ShardUrl::Remote(_) | ShardUrl::Pipe(_) => {
+                return Err("the shards are on a server; choose images with --images".into());
+            }
+        }
+    }
+    Dataset::open(&paths, storage).map(Arc::new).map_err(hint)
 }
 
 fn gallery(
     args: &Args,
     run: &Run,
+    dataset: Arc<Dataset>,
     specs: &[String],
-    storage: &Storage,
     device: &Device,
 ) -> anyhow::Result<Gallery> {
     let open = args.network.open(&run.workdir, device)?;
-    let dataset = Arc::new(Dataset::open(specs, storage)?);
     let (name, n) = (set_name(specs), args.candidates.max(args.n_images as u64));
     let images = ImageSet::open_some(Source::Shards(dataset), open.transform, open.rules, name, n)?;
     let multicrop = open.multicrop();
     let seed = run.status.plan.recipe.seed;
     let rules = GalleryRules { n_images: args.n_images.max(1), multicrop: &multicrop, seed };
     say(format!("{}: pictures of {} images of {}", run.name(), images.len(), images.name));
-    let of = format!(
-        "{} images of {}, seen by the {} of step {} through {}.",
-        images.len(),
-        images.name,
-        open.which,
-        open.step().unwrap_or_default(),
-        open.transform
-    );
     let mut gallery = Gallery::of(&open.network, &images, rules)?;
-    gallery.of = of;
+    let step = open.step().unwrap_or_default();
+    gallery.seen_by = format!("the {} of step {step} through {}", open.which, open.transform);
     Ok(gallery)
 }

@@ -39,7 +39,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.json {
         let row = |(workdir, overview): &(PathBuf, anyhow::Result<Overview>)| match overview {
             Ok(overview) => with_workdir(json!(overview), workdir),
-            Err(error) => json!({ "workdir": workdir, "error": format!("{error:#}") }),
+            Err(error) => json!({ "workdir": workdir.display().to_string(), "error": format!("{error:#}") }),
         };
         println!("{}", Value::Array(runs.iter().map(row).collect()));
         return Ok(ExitCode::SUCCESS);
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 fn with_workdir(mut value: Value, workdir: &Path) -> Value {
-    value["workdir"] = json!(workdir);
+    value["workdir"] = json!(workdir.display().to_string());
     value
 }
 
@@ -79,7 +79,10 @@ fn cells(folder: &Path, workdir: &Path, overview: &Overview) -> [String; 8] {
         overview.backbone.clone(),
         format!("{}/{}", overview.step, overview.total_steps),
         overview.loss.map_or_else(|| "-".into(), |loss| format!("{loss:.4}")),
-        overview.best.as_ref().map_or_else(|| "-".into(), |(name, score)| format!("{name} {score:.1}")),
+        overview
+            .best
+            .as_ref()
+            .map_or_else(|| "-".into(), |best| format!("{} {:.1}", best.metric, best.value)),
         state,
         overview.seconds_left.map_or_else(|| "-".into(), duration),
     ]

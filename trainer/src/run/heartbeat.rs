@@ -22,6 +22,9 @@ const BEAT: Duration = Duration::from_secs(1);
 /// A heartbeat older than this is one of a rank that is gone or stuck.
 const STALE_S: f64 = 15.0;
 
+/// Without a heartbeat for so long, a process that cannot be seen on this machine has ended.
+const SILENT_S: f64 = 4.0;
+
 /// What may take long without being wrong, and is not done by all ranks alike.
 const PATIENT_PHASES: [&str; 3] = ["checkpoint", "data", "probe"];
 
@@ -143,13 +146,19 @@ impl Pulse {
     pub(crate) fn give_up(&self, error: &TrainError) {
         let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
         here.reason = Some(error.to_string());
-        here.by_itself = !matches!(error, TrainError::Ranks(_));
+        here.by_itself = !matches!(error, TrainError::Ranks(_) | TrainError::PeersFailed { .. });
     }
 }
 
 impl Drop for Pulse {
     fn drop(&mut self) {
-        self.here.lock().unwrap_or_else(PoisonError::into_inner).phase = LEFT;
+        {
+            let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
+            here.phase = LEFT;
+            if std::thread::panicking() && here.reason.is_none() {
+                (here.reason, here.by_itself) = (Some("it has panicked".into()), true);
+            }
+        }
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
@@ -304,11 +313,12 @@ pub(super) fn sign_of(beat: &Heartbeat) -> Sign {
     if beat.phase == LEFT {
         return Sign::Left;
     }
-    if beat.host == host_name() && start_time(beat.pid).is_none() {
-        return Sign::Gone(format!("process {} has ended", beat.pid));
-    }
     // Clocks of machines may differ in both directions.
     let age_s = (now_s() - beat.at_s).abs();
+    // Containers may share a host's name and see none of one another's processes: a fresh beat is proof of life.
+    if age_s > SILENT_S && beat.host == host_name() && start_time(beat.pid).is_none() {
+        return Sign::Gone(format!("process {} has ended", beat.pid));
+    }
     match age_s < STALE_S {
         true => Sign::Alive,
         false => Sign::Gone(format!("the last heartbeat is {} old", human_age(age_s))),

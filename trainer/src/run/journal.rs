@@ -41,12 +41,17 @@ impl Journal {
         Ok(Self { telemetry, stragglers: Stragglers::default() })
     }
 
-    /// Goes back to `next_step`: rows from there on will be written again.
-    pub(super) fn go_back(&mut self, workdir: &Path, next_step: u64) -> Result<(), TrainError> {
+    /// Goes back from `step` to `next_step`, for a reason that is kept: rows from there on will be written again.
+    pub(super) fn go_back(
+        &mut self,
+        workdir: &Path,
+        [step, next_step]: [u64; 2],
+        reason: String,
+    ) -> Result<(), TrainError> {
         if self.telemetry.is_some() {
-            self.telemetry = Some(Telemetry::open(workdir, next_step)?);
+            self.telemetry = Some(Telemetry::go_back(workdir, next_step)?);
         }
-        Ok(())
+        self.keep(step, &[(Concern::NotFinite, reason)])
     }
 
     /// Tells the observer of a step.

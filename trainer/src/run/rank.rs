@@ -53,19 +53,21 @@ impl<'a> Run<'a> {
         let topology = comm.topology();
         let beats = heartbeat::folder_of(job.workdir);
         let pulse = Pulse::start(&beats, topology.rank, comm.recorder())?;
+        let failed = |error: &TrainError| pulse.give_up(error);
         if topology.world_size > 1 {
-            comm.set_watch(Arc::new(RankWatch::new(&beats, &comm)?));
+            comm.set_watch(Arc::new(RankWatch::new(&beats, &comm).inspect_err(failed)?));
         }
-        let mut trainer = plan.trainer(comm, &job.device)?;
+        let mut trainer = plan.trainer(comm, &job.device).inspect_err(failed)?;
         let folder = job.workdir.join("checkpoints");
         let warn = &mut |message: &str| warn_on_first(topology.rank, message, observer);
         let state_device = trainer.state_device().clone();
-        checkpoint::resume(&folder, u64::MAX, &mut trainer.state, &trainer.comm, &state_device, warn)?;
+        checkpoint::resume(&folder, u64::MAX, &mut trainer.state, &trainer.comm, &state_device, warn)
+            .inspect_err(failed)?;
         let saver = Saver::new(&folder, topology, plan.recipe.run.keep_checkpoints);
         let first = trainer.state.step;
         observer.started(first, plan.total_steps);
-        let journal = Journal::open(job.workdir, topology.rank, first)?;
-        let stream = Stream::open(job, &plan, &trainer)?;
+        let journal = Journal::open(job.workdir, topology.rank, first).inspect_err(failed)?;
+        let stream = Stream::open(job, &plan, &trainer).inspect_err(failed)?;
         Ok(Self {
             schedules: plan.schedules(),
             plan,
@@ -175,8 +177,9 @@ impl<'a> Run<'a> {
         self.saver.agreed(report.votes.saved, report.votes.save_failed)?;
         let time = StepTime { seconds: start.elapsed().as_secs_f64(), data_wait_ms };
         let Self { journal, trainer, plan, pulse, .. } = self;
-        journal.tell(trainer, plan, &report, time, observer)?;
-        if let Err(error) = journal.log(trainer, plan, &report, &knobs, time, probes, pulse, observer) {
+        let told = journal.tell(trainer, plan, &report, time, observer);
+        let logged = journal.log(trainer, plan, &report, &knobs, time, probes, pulse, observer);
+        if let Err(error) = logged.and(told) {
             match error {
                 // Ranks that have lost one another cannot vote.
                 TrainError::Ranks(_) => return Err(error),
@@ -247,14 +250,14 @@ impl<'a> Run<'a> {
         state.skipped_batches = next_batch - back_to;
         state.bad_steps = 0;
         self.saved_step = back_to;
+        let reason = format!(
+            "step {step}: {MAX_BAD_STEPS} steps in a row were not finite; back to step {back_to}, past the batches up to {}",
+            next_batch - 1
+        );
         if rank == 0 {
-            observer.happened(&format!(
-                "step {step}: {MAX_BAD_STEPS} steps in a row were not finite; back to step {back_to}, past the \
-                 batches up to {}",
-                next_batch - 1
-            ));
+            observer.happened(&reason);
         }
-        self.journal.go_back(self.job.workdir, back_to)?;
+        self.journal.go_back(self.job.workdir, [step, back_to], reason)?;
         self.stream = Stream::open(self.job, &self.plan, &self.trainer)?;
         Ok(())
     }

@@ -44,16 +44,23 @@ pub struct Warning {
 }
 
 impl Telemetry {
-    /// Opens the files of `workdir` for a run that goes on at `next_step`. Rows from there on, which
-    /// a killed run may have left beyond its last checkpoint, are taken out: they will be written
-    /// again.
+    /// Opens the files of `workdir` for a run that goes on at `next_step`. Rows from there on, which a killed run may have
+    /// left beyond its last checkpoint, are taken out, and so are warnings of a killed run: they will be written again.
+    /// Those of a run that goes back by itself stay, for they say why.
     ///
     /// # Errors
     /// [`TrainError::Io`].
     pub fn open(workdir: &Path, next_step: u64) -> Result<Self, TrainError> {
-        for name in [METRICS, WARNINGS] {
-            cut(&workdir.join(name), next_step)?;
-        }
+        cut(&workdir.join(WARNINGS), next_step)?;
+        Self::go_back(workdir, next_step)
+    }
+
+    /// As [`Telemetry::open`], of a run that goes back by itself.
+    ///
+    /// # Errors
+    /// [`TrainError::Io`].
+    pub(crate) fn go_back(workdir: &Path, next_step: u64) -> Result<Self, TrainError> {
+        cut(&workdir.join(METRICS), next_step)?;
         Self::append(workdir)
     }
 
@@ -79,7 +86,7 @@ impl Telemetry {
         let mut row = Map::new();
         row.insert("step".into(), step.into());
         for (name, value) in values {
-            // JSON has no NaN; null is what readers expect in its topology.
+            // JSON has no NaN; null is what readers expect in its place.
             row.insert(name.clone(), serde_json::Number::from_f64(*value).map_or(Value::Null, Value::Number));
             self.events.scalar(step, name, *value)?;
         }

@@ -23,10 +23,10 @@ pub(crate) struct Args {
     pub(super) watch: Option<PathBuf>,
     #[command(flatten)]
     pub(super) network: NetworkFlags,
-    /// Shards with classes to fit on.
+    /// Shards with classes, or masks, to fit on.
     #[arg(long, num_args = 1.., required_unless_present_any = ["label_free", "leave_one_out"])]
     pub(super) train: Vec<String>,
-    /// Shards with classes to report on; with --label-free, any images.
+    /// Shards with classes, or masks, to report on; with --label-free, any images.
     #[arg(long, num_args = 1.., required = true)]
     pub(super) test: Vec<String>,
     /// Measure what needs no labels, and nothing else: RankMe, α-ReQ, LiDAR, alignment and uniformity.
@@ -73,10 +73,7 @@ pub(super) fn split(
         true => test.clone(),
         false => images(&args.train, set_name(&args.train), open, storage)?,
     };
-    let split = match protocols.iter().any(Protocol::needs_classes) {
-        true => Split::new(train, test)?,
-        false => Split::unlabeled(train, test),
-    };
+    let split = Split::of(protocols, train, test)?;
     Ok(Split { seed: args.protocols.seed, ..split })
 }
 

@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use serde_json::{Value, json};
+use trainer::run::host_name;
 
 use crate::evaluation::record;
 
@@ -68,7 +69,7 @@ impl Ledger {
     /// Takes the checkpoint of `step`; `None` if it has been scored or somebody else is at it.
     pub(super) fn claim(&self, step: u64) -> anyhow::Result<Option<Claim<'_>>> {
         let path = self.file(step, "claim");
-        let owner = json!({ "host": host(), "pid": std::process::id() }).to_string();
+        let owner = json!({ "host": host_name(), "pid": std::process::id() }).to_string();
         for _ in 0..2 {
             if self.is_done(step) {
                 return Ok(None);
@@ -135,7 +136,7 @@ impl Claim<'_> {
         let scalars: serde_json::Map<String, Value> =
             scalars.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
         let path = self.ledger.file(self.step, "json");
-        let half = path.with_extension(format!("json-{}-{}", host(), std::process::id()));
+        let half = path.with_extension(format!("json-{}-{}", host_name(), std::process::id()));
         let text = json!({ "rows": rows, "scalars": scalars }).to_string();
         let written =
             pipeline::file::write_synced(&half, text.as_bytes()).and_then(|()| fs::hard_link(&half, &path));
@@ -185,14 +186,7 @@ fn is_stale(path: &Path) -> bool {
     let owner: Option<Value> = fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok());
     let Some(owner) = owner else { return false };
     let gone = |pid: u64| Path::new("/proc/self").exists() && !Path::new(&format!("/proc/{pid}")).exists();
-    owner["host"] == host() && owner["pid"].as_u64().is_some_and(gone)
-}
-
-/// The name of this machine, as far as it has one.
-fn host() -> String {
-    let name =
-        fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| fs::read_to_string("/etc/hostname"));
-    name.unwrap_or_default().trim().to_string()
+    owner["host"] == host_name() && owner["pid"].as_u64().is_some_and(gone)
 }
 
 #[cfg(test)]
@@ -223,7 +217,7 @@ mod tests {
         let workdir = tempfile::tempdir().unwrap();
         let ledger = Ledger::open(workdir.path(), "cifar".into()).unwrap();
         // No process has such a number.
-        let dead = json!({ "host": host(), "pid": 4_000_000_000u64 }).to_string();
+        let dead = json!({ "host": host_name(), "pid": 4_000_000_000u64 }).to_string();
         fs::write(ledger.file(3, "claim"), dead).unwrap();
         assert!(!ledger.is_claimed(3) && ledger.claim(3).unwrap().is_some());
         // Of another machine nothing is known until its time is over.
