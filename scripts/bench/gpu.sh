@@ -86,7 +86,7 @@ nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>
 # Correctness.
 say "doctor" 60 "$OCELLI" doctor --device "$DEVICE" --folder "$WORK"
 # Without KoLeo, whose choice of neighbors turns over with a rounding while embeddings are nearly alike.
-say "f32 beside the CPU" 120 "$OCELLI" bench device --device "$DEVICE" --recipe quickstart --batch 8 \
+say "f32 beside the CPU" 120 "$OCELLI" bench device --device "$DEVICE" --recipe dino_shapes --batch 8 \
     --set method.koleo_weight=0
 
 # Speed.
@@ -145,7 +145,7 @@ say "our step by kernel" 90 profile
 
 # What is less likely to be wrong, and the larger models, in what time is left.
 say "f32 beside the CPU, ViT-S/16" 120 "$OCELLI" bench device --device "$DEVICE" --recipe dino_vits16 --batch 2 --steps 5
-say "bf16 beside the CPU" 90 "$OCELLI" bench device --device "$DEVICE" --recipe quickstart --batch 8 \
+say "bf16 beside the CPU" 90 "$OCELLI" bench device --device "$DEVICE" --recipe dino_shapes --batch 8 \
     --set method.koleo_weight=0 --set 'optim.precision={compute="bf16"}'
 say "NCCL on one rank: every operation" 60 "$OCELLI" doctor --fabric --device "$DEVICE" --engine nccl
 
@@ -153,7 +153,7 @@ say "NCCL on one rank: every operation" 60 "$OCELLI" doctor --fabric --device "$
 itself() {
     local loss engine
     for engine in auto nccl; do
-        loss=$("$OCELLI" bench shard --as-set --device "$DEVICE" --engine "$engine" --recipe quickstart --batch 16 --repeats 4 \
+        loss=$("$OCELLI" bench shard --as-set --device "$DEVICE" --engine "$engine" --recipe dino_shapes --batch 16 --repeats 4 \
             --json | tail -1 | grep -o '"loss":[^,}]*') || return 1
         echo "$engine $loss"
         echo "$loss" >> "$WORK/losses"
@@ -166,7 +166,7 @@ say "NCCL on one rank: a step's bits" 90 itself
 resumed() {
     local run shard=$WORK/data/train-000000.tar
     "$OCELLI" shards synth --out "$WORK/data" --count 64 --size-px 48 >/dev/null || return 1
-    run=("$OCELLI" pretrain --recipe quickstart --device "$DEVICE" --shards "$shard" --set optim.batch_size=16
+    run=("$OCELLI" pretrain --recipe dino_shapes --device "$DEVICE" --shards "$shard" --set optim.batch_size=16
         --set 'optim.length={steps=5}' --set 'optim.warmup={steps=1}' --set run.log_every_steps=1
         --set run.checkpoint_every_steps=2)
     "${run[@]}" --workdir "$WORK/whole" || return 1
@@ -186,7 +186,7 @@ two() {
     local losses ranks
     for ranks in 1 2; do
         losses=$(mpirun --allow-run-as-root --oversubscribe -n "$ranks" "$OCELLI_MPI" bench shard --as-set --device "$DEVICE" \
-            --engine mpi --recipe quickstart --batch 16 --set optim.micro_batches=2 --repeats 4 --json |
+            --engine mpi --recipe dino_shapes --batch 16 --set optim.micro_batches=2 --repeats 4 --json |
             tail -1 | grep -o '"loss":[^,}]*') || return 1
         echo "$ranks $losses"
         echo "${losses#*:}" >> "$WORK/two"

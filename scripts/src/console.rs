@@ -1,18 +1,47 @@
 //! What people are told beside the output: lines, and progress in a terminal.
 
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use trainer::run::{Observer, Progress};
 
+use crate::exit::OUTPUT_LOST;
+
 /// Seconds between lines where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(15);
 
-/// Writes a line to stderr in one piece, so that what ranks say at the same time stays in lines.
+/// Writes a line to standard error in one piece, so that what ranks say at the same time stays in lines. A log that has
+/// gone, as with a reader that died or a full disk, is no reason to stop a run.
 pub(crate) fn say(line: impl Into<String>) {
     let mut line = line.into();
     line.push('\n');
-    eprint!("{line}");
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// Writes a line to standard output, as `println!` does; see [`print_line`].
+macro_rules! out {
+    ($($arg:tt)*) => {
+        $crate::console::print_line(format_args!($($arg)*))
+    };
+}
+
+/// Writes a line to standard output. Where it cannot be written the program ends, so that no list that was cut looks whole.
+pub(crate) fn print_line(line: std::fmt::Arguments<'_>) {
+    let mut stdout = std::io::stdout().lock();
+    // Standard output is flushed at the end of each line.
+    if let Err(error) = stdout.write_fmt(line).and_then(|()| stdout.write_all(b"\n")) {
+        output_lost(&error);
+    }
+}
+
+/// Ends the program, because standard output cannot be written.
+pub(crate) fn output_lost(error: &std::io::Error) -> ! {
+    // A reader that has seen enough, such as `head`, is no news.
+    if error.kind() != std::io::ErrorKind::BrokenPipe {
+        say(format!("error: standard output cannot be written: {error}"));
+    }
+    std::process::exit(i32::from(OUTPUT_LOST));
 }
 
 /// A bar of `total` items called `what`; hidden where standard error is no terminal.

@@ -1,5 +1,5 @@
-//! Exit codes: 0 done · 1 a check has failed · 2 configuration · 3 data · 78 not finite · 134 lost peer or deadline ·
-//! 143 preempted, checkpoint written.
+//! Exit codes: 0 done · 1 a check has failed · 2 configuration · 3 data · 74 standard output cannot be written · 78 not
+//! finite · 134 lost peer or deadline · 143 preempted, checkpoint written.
 
 use std::process::ExitCode;
 
@@ -15,6 +15,8 @@ pub(crate) const CHECK_FAILED: u8 = 1;
 const CONFIGURATION: u8 = 2;
 /// What the shards, the disk or a checkpoint have wrong.
 const DATA: u8 = 3;
+/// Standard output is a closed pipe or a full disk.
+pub(crate) const OUTPUT_LOST: u8 = 74;
 /// Loss or gradients were not finite too often.
 const NOT_FINITE: u8 = 78;
 /// Another rank is gone, or does not answer.

@@ -4,8 +4,10 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-mod cluster;
+#[macro_use]
 mod console;
+
+mod cluster;
 mod evaluation;
 mod exit;
 mod memory;
@@ -67,6 +69,8 @@ pub fn main() -> ExitCode {
     let filter = asked.unwrap_or_else(|| Targets::new().with_default(LevelFilter::WARN));
     let lines =
         tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false).without_time();
+    // It would panic where standard error has gone.
+    let lines = lines.log_internal_errors(false);
     tracing_subscriber::registry().with(lines.with_filter(filter)).init();
     // Every shard is an open file, and the usual limit is 1,024. Where it cannot be raised, the open
     // that fails says so.

@@ -19,9 +19,10 @@ const SHEET_IMAGES: u64 = 8;
 const CANDIDATES: u64 = 500;
 
 /// Curves of the picture, where the run has them.
-const CURVES: [&str; 7] = [
+const CURVES: [&str; 8] = [
     "train/loss",
     "health/teacher_entropy",
+    "health/prototypes_in_use",
     "health/feature_std",
     "health/effective_rank",
     "knobs/lr",

@@ -4,10 +4,11 @@ use anyhow::{Context, bail};
 use trainer::Recipe;
 
 /// The recipes that ship with the program.
-const BUILT_IN: [(&str, &str); 17] = [
+const BUILT_IN: [(&str, &str); 18] = [
     ("quickstart", include_str!("../recipes/quickstart.toml")),
     ("dino_cifar", include_str!("../recipes/dino_cifar.toml")),
     ("dino_resnet50", include_str!("../recipes/dino_resnet50.toml")),
+    ("dino_shapes", include_str!("../recipes/dino_shapes.toml")),
     ("dino_vits16", include_str!("../recipes/dino_vits16.toml")),
     ("dino_vits16_boosted", include_str!("../recipes/dino_vits16_boosted.toml")),
     ("dino_vits16_released", include_str!("../recipes/dino_vits16_released.toml")),

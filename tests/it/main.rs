@@ -42,6 +42,8 @@ mod mpi_nodes;
 /// mpirun, and what its ranks say.
 #[cfg(feature = "mpi")]
 mod mpirun;
+/// Output that cannot be written.
+mod output;
 /// Lists of URLs into shards.
 mod pack_urls;
 /// What a run will need, said before it is started.

@@ -279,6 +279,11 @@ fn quickstart_leaves_pictures_and_numbers() {
         let distinct: std::collections::HashSet<_> = image.pixels().map(|p| p.0).collect();
         assert!(distinct.len() > 50, "{picture} shows something");
     }
+    let page = std::fs::read_to_string(world.path("quick/report.html")).unwrap();
+    assert!(
+        page.contains("linear_honest") && page.contains("data:image/"),
+        "the page has scores and pictures"
+    );
     let second = run();
     assert_eq!((&first["knn"], &first["linear"]), (&second["knn"], &second["linear"]));
 }

@@ -22,7 +22,7 @@ const N_KEPT_PAIRS: usize = 30;
 pub(crate) fn print_table(table: &Table) {
     let Some((_, first)) = table.first() else { return };
     let names: String = table[1..].iter().map(|(name, _)| format!(" {name:>12}")).collect();
-    println!("{:<16} {:>8} {:<15}{names}", heading(first), table[0].0, "");
+    out!("{:<16} {:>8} {:<15}{names}", heading(first), table[0].0, "");
     for (_, scored) in first.numbers() {
         let [low, high] = scored.outcome.interval();
         let interval = format!("({low:.1} - {high:.1})");
@@ -33,7 +33,7 @@ pub(crate) fn print_table(table: &Table) {
                 None => format!(" {:>12}", "-"),
             })
             .collect();
-        println!("{:<16} {:>8.2} {interval:<15}{others}", scored.metric, scored.outcome.value());
+        out!("{:<16} {:>8.2} {interval:<15}{others}", scored.metric, scored.outcome.value());
     }
 }
 

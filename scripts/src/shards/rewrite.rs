@@ -303,7 +303,7 @@ impl Totals {
             0 => String::new(),
             n => format!(", {n} there already"),
         };
-        println!(
+        out!(
             "{} shard(s) written{there}: {} samples as they were, {} changed, {} left out; {:.1} MB of {:.1} MB",
             self.n_shards,
             self.n_kept,
@@ -313,10 +313,10 @@ impl Totals {
             self.bytes_in as f64 / 1e6
         );
         if let Some(list) = &self.list {
-            println!("why they were left out: {}", list.display());
+            out!("why they were left out: {}", list.display());
         }
         if json {
-            println!(
+            out!(
                 "{}",
                 json!({
                     "shards": self.n_shards,

@@ -47,11 +47,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         print_machine(&args.folder);
     }
     if launch.rank == 0 {
-        println!("launcher       {}: {} rank(s)", launch.launcher, launch.world_size);
+        out!("launcher       {}: {} rank(s)", launch.launcher, launch.world_size);
     }
     let device = args.compute.open(&launch)?;
     if !args.fabric && launch.rank == 0 {
-        println!("device         {}", device.name);
+        out!("device         {}", device.name);
     }
     // In a thread of its own: ranks that do not come leave it waiting for ever.
     let (done, is_done) = std::sync::mpsc::channel();
@@ -103,14 +103,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// What this machine has.
 fn print_machine(folder: &Path) {
-    println!("ocelli {}", env!("CARGO_PKG_VERSION"));
-    println!("cores          {} for this process{}", or_cores(0), machine::bound_note());
-    println!("memory         {}", available());
-    println!("disk           {}", disk(folder));
-    println!("MPI            {}", mpi());
-    println!("NVIDIA driver  {}", found(&["libcuda.so.1", "libcuda.so"], "none: the CPU will be used"));
-    println!("CUDA           {}", cuda());
-    println!("NCCL           {}", nccl());
+    out!("ocelli {}", env!("CARGO_PKG_VERSION"));
+    out!("cores          {} for this process{}", or_cores(0), machine::bound_note());
+    out!("memory         {}", available());
+    out!("disk           {}", disk(folder));
+    out!("MPI            {}", mpi());
+    out!("NVIDIA driver  {}", found(&["libcuda.so.1", "libcuda.so"], "none: the CPU will be used"));
+    out!("CUDA           {}", cuda());
+    out!("NCCL           {}", nccl());
 }
 
 fn available() -> String {
@@ -221,11 +221,7 @@ fn fabric(
     }
     let first = launch.rank == 0;
     if first {
-        println!(
-            "fabric         {} on {} rank(s): every operation is right",
-            engine.name(),
-            launch.world_size
-        );
+        out!("fabric         {} on {} rank(s): every operation is right", engine.name(), launch.world_size);
     }
     if launch.world_size == 1 {
         return Ok(());
@@ -234,7 +230,7 @@ fn fabric(
         let (gather_ms, reduce_ms) = time(engine, &device.device, bytes)?;
         if first {
             let moved = bytes as f64 * (launch.world_size - 1) as f64 / launch.world_size as f64;
-            println!(
+            out!(
                 "  {:>6} kB  gather {gather_ms:8.3} ms, {:6.2} GB/s   exchange {reduce_ms:8.3} ms, {:6.2} GB/s",
                 bytes >> 10,
                 moved / gather_ms / 1e6,

@@ -94,14 +94,14 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let (n, n_bad) = (table.len(), images.len() - table.len());
     let rate = images.len() as f64 / seconds;
     let how = if is_cached { "from the cache".to_string() } else { format!("{rate:.0} images/s") };
-    println!("{n} rows of {} written to {} ({how})", table.columns.width(), out.display());
-    println!("network: {}; images: {}", open.which, open.transform);
+    out!("{n} rows of {} written to {} ({how})", table.columns.width(), out.display());
+    out!("network: {}; images: {}", open.which, open.transform);
     if n_bad > 0 {
-        println!("{n_bad} images could not be decoded and have no row");
+        out!("{n_bad} images could not be decoded and have no row");
     }
     if args.json {
         let width = table.columns.width();
-        println!(
+        out!(
             "{}",
             json!({ "images": n, "undecodable": n_bad, "width": width, "cached": is_cached, "seconds": seconds, "images_per_s": rate })
         );

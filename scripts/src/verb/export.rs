@@ -23,6 +23,6 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (network, which) = Network::open(&args.checkpoint, args.student, 1, &Opened::cpu().device)?;
     network.export(&args.out, which)?;
-    println!("{which} written to {}", args.out.display());
+    out!("{which} written to {}", args.out.display());
     Ok(ExitCode::SUCCESS)
 }

@@ -103,7 +103,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     check(args)?;
     let Asked { model, batch, recipe } = asked(args)?;
     let numel = |units: &[trainer::estimate::UnitCost]| units.iter().map(|unit| unit.numel).sum::<usize>();
-    println!(
+    out!(
         "{}: backbone {:.1} M parameters in {} units, head {:.1} M in {}",
         model.name,
         numel(&model.backbone) as f64 / 1e6,
@@ -114,9 +114,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let limit = args
         .memory_gb
         .map_or_else(|| machine::room(args.ranks_per_node, 1, &Opened::cpu()).bytes, |gb| gb * GB);
-    println!("memory of a rank: {:.1} GB; computing {} TFLOP/s", limit / GB, args.tflops);
-    println!("GB per rank; saving a checkpoint needs memory for another copy of the state beyond the peak");
-    println!(
+    out!("memory of a rank: {:.1} GB; computing {} TFLOP/s", limit / GB, args.tflops);
+    out!("GB per rank; saving a checkpoint needs memory for another copy of the state beyond the peak");
+    out!(
         "{:>6} {:<6} {:>5} {:>6} {:>7} {:>7} {:>7} {:>7} {:>7} {:>7} {:>8} {:>8} {:>8} {:>8} {:>8}",
         "ranks",
         "mode",
@@ -151,7 +151,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let head: usize = model.head.iter().map(|unit| unit.numel).sum();
         let line = json!({ "model": model.name, "parameters": model.numel(), "head_parameters": head,
             "followers": model.n_followers, "moments": model.n_moments, "rows": lines });
-        println!("{line}");
+        out!("{line}");
     }
     if !any_fits {
         bail!("{}", what_would_fit(args, &model, recipe.as_ref(), batch, limit));
@@ -271,7 +271,7 @@ fn print_row(args: &Args, model: &ModelCost, row: &Row) -> serde_json::Value {
         n if n == model.backbone.len() => "all".to_string(),
         n => n.to_string(),
     };
-    println!(
+    out!(
         "{:>6} {:<6} {:>5} {:>6} {:>7} {:>7.2} {:>7.2} {:>7.2} {:>7.2} {:>7.2} {:>8.2} {:>8.3} {:>8.3} {:>8.3} {:>8.3}{}",
         spread.world_size,
         row.mode,
@@ -318,12 +318,12 @@ fn print_row(args: &Args, model: &ModelCost, row: &Row) -> serde_json::Value {
 }
 
 fn print_goodput(args: &Args, model: &ModelCost) {
-    println!("checkpoints and failures, a node failing once in {:.0} h:", args.node_mttf_h);
+    out!("checkpoints and failures, a node failing once in {:.0} h:", args.node_mttf_h);
     for &world_size in &args.ranks {
         let bytes = 16.0 * model.numel() as f64 / world_size as f64;
         let n_nodes = world_size.div_ceil(args.ranks_per_node);
         let good = goodput(n_nodes, args.node_mttf_h * HOUR_S, bytes, args.write_gb_s * GB, args.restart_s);
-        println!(
+        out!(
             "{world_size:>6} ranks: one failure in {:.1} h; {:.2} GB per rank, {:.1} s to write; best interval \
              {:.1} min; goodput {:.1} %",
             good.mttf_s / HOUR_S,
@@ -340,7 +340,7 @@ fn print_simulation(args: &Args, model: &ModelCost) -> anyhow::Result<()> {
     for &from in &others {
         for &to in &others {
             let simulation = simulate(model, from, to).map_err(anyhow::Error::msg)?;
-            println!(
+            out!(
                 "written by {from} ranks, read by {to}: at most {} reads from {} files a rank and buffer; manifest \
                  {:.1} kB; {:.2} % padding; every element once ({:.0} ms here)",
                 simulation.max_reads,

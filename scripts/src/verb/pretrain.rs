@@ -81,7 +81,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let (plan, outcome) = pretrain(recipe, &target, storage, |plan| probes(args, plan, storage))?;
     if outcome == Outcome::Stopped {
         if launch.rank == 0 {
-            eprintln!("stopped as asked; a checkpoint is written: the same command continues");
+            say("stopped as asked; a checkpoint is written: the same command continues");
         }
         return Ok(ExitCode::from(PREEMPTED));
     }
@@ -91,12 +91,12 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     pictures::neighbors(&args.workdir, storage, &plan, &args.compute.device.open(0)?.device);
     if args.json {
         let seconds = start.elapsed().as_secs_f64();
-        println!(
+        out!(
             "{}",
             serde_json::json!({ "steps": plan.total_steps, "seconds": seconds, "workdir": args.workdir })
         );
     } else {
-        println!(
+        out!(
             "{} steps taken; checkpoints in {}",
             plan.total_steps,
             args.workdir.join("checkpoints").display()

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::bail;
-use eval::picture::report;
+use eval::picture::report as pictures;
 use eval::probe::wanted;
 use eval::{ImageSet, Protocol, Silent, Source, Split, Transform};
 use pipeline::{Dataset, Storage};
+use report::Run;
 use serde_json::json;
 use trainer::device::Device;
 use trainer::run::Outcome;
@@ -17,9 +18,11 @@ use trainer::{Network, Plan};
 
 use super::pretrain::{Target, pretrain};
 use super::probe::baselines;
+use super::report::write_beside;
 use super::shards::synth::{SynthArgs, synthesize};
 use crate::cluster::compute;
 use crate::cluster::launch::Launch;
+use crate::console::say;
 use crate::evaluation::flags::NetworkFlags;
 use crate::evaluation::record;
 use crate::evaluation::scores::{Table, print_table, rows};
@@ -78,12 +81,12 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         Target { workdir: &args.workdir, launch: &Launch::ALONE, compute: args.compute.clone(), fault: None };
     let (_, outcome) = pretrain(recipe, &target, storage, |_| Ok(Vec::new()))?;
     if outcome == Outcome::Stopped {
-        eprintln!("stopped as asked; the same command continues");
+        say("stopped as asked; the same command continues");
         return Ok(ExitCode::from(PREEMPTED));
     }
 
     let device = args.compute.device.open(0)?.device;
-    eprintln!("probing the network, a random network and raw pixels");
+    say("probing the network, a random network and raw pixels");
     let transform = Transform::new(size_px as u32);
     let images = |dataset, name| -> anyhow::Result<ImageSet> {
         Ok(ImageSet::open(Source::Shards(dataset), transform, rules, name)?)
@@ -91,8 +94,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let split = Split::new(images(train, "train")?, images(test, "test")?)?;
     let table = score(args, &split, &device)?;
     print_table(&table);
+    let page = write_beside(Run::open(&args.workdir)?, storage, &device)?;
     let seconds = start.elapsed().as_secs_f64();
-    println!("{seconds:.0} s; pictures, checkpoints and backbone.safetensors in {}", args.workdir.display());
+    out!("{seconds:.0} s; everything on one page: {}", page.display());
     if args.json {
         let linear = |i: usize| table[i].1.accuracy("linear_honest");
         let knn = |i: usize| table[i].1.accuracy("knn_20");
@@ -104,7 +108,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             "random_linear": linear(1),
             "pixel_knn": knn(2),
         });
-        println!("{line}");
+        out!("{line}");
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -163,6 +167,6 @@ fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Table> {
 fn neighbors(args: &Args, split: &Split, network: &Network) -> anyhow::Result<()> {
     let (train, test) = split.features(network, wanted(&[]), None, &Silent)?;
     let path = args.workdir.join("neighbors.png");
-    report::neighbor_sheet(&path, (&split.train, &train), Some((&split.test, &test)))?;
+    pictures::neighbor_sheet(&path, (&split.train, &train), Some((&split.test, &test)))?;
     Ok(())
 }

@@ -22,8 +22,14 @@ use crate::evaluation::scores::set_name;
 /// Bytes of a page that have its title.
 const BEGINNING: u64 = 300;
 
+/// Images of each sheet, unless a flag says otherwise.
+const N_IMAGES: usize = 8;
+
+/// Images among which neighbors are looked for, unless a flag says otherwise.
+const CANDIDATES: u64 = 1000;
+
 /// Flags of `report`.
-#[derive(clap::Args)]
+#[derive(Default, clap::Args)]
 pub(crate) struct Args {
     /// Work directories, or folders of them.
     #[arg(required = true, value_name = "WORKDIR")]
@@ -35,10 +41,10 @@ pub(crate) struct Args {
     #[arg(long, num_args = 1.., value_name = "SHARDS")]
     images: Vec<String>,
     /// Images of each sheet of pictures.
-    #[arg(long, default_value_t = 8, value_name = "N")]
+    #[arg(long, default_value_t = N_IMAGES, value_name = "N")]
     n_images: usize,
     /// Images among which nearest neighbors are looked for, evenly spread over all.
-    #[arg(long, default_value_t = 1000, value_name = "N")]
+    #[arg(long, default_value_t = CANDIDATES, value_name = "N")]
     candidates: u64,
     /// Leave out what needs the network and images: patch features, attention, neighbors, views.
     #[arg(long, conflicts_with_all = ["images", "n_images", "candidates"])]
@@ -81,20 +87,31 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     }
     let device = args.device.open()?.device;
     let reports: Vec<Report> = runs.into_iter().map(|run| of_run(args, run, storage, &device)).collect();
-    let made_at_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let page = html(&reports, made_at_s);
-    pipeline::file::replace(&out, page.as_bytes())
-        .with_context(|| format!("cannot write {}", out.display()))?;
+    let n_bytes = write(&out, &reports)?;
     if args.json {
-        println!(
-            "{}",
-            json!({ "file": out.display().to_string(), "bytes": page.len(), "runs": reports.len() })
-        );
+        out!("{}", json!({ "file": out.display().to_string(), "bytes": n_bytes, "runs": reports.len() }));
     } else {
         let n_runs = if reports.len() == 1 { "one run".into() } else { format!("{} runs", reports.len()) };
-        println!("{n_runs}, {:.1} MB: {}", page.len() as f64 / 1e6, out.display());
+        out!("{n_runs}, {:.1} MB: {}", n_bytes as f64 / 1e6, out.display());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes the page of one run into its folder, as `report` does without flags.
+pub(crate) fn write_beside(run: Run, storage: &Storage, device: &Device) -> anyhow::Result<PathBuf> {
+    let out = run.workdir.join("report.html");
+    let args = Args { n_images: N_IMAGES, candidates: CANDIDATES, ..Args::default() };
+    write(&out, &[of_run(&args, run, storage, device)])?;
+    Ok(out)
+}
+
+/// Writes the page of `reports` to `out`; gives its length in bytes.
+fn write(out: &Path, reports: &[Report]) -> anyhow::Result<usize> {
+    let made_at_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let page = html(reports, made_at_s);
+    pipeline::file::replace(out, page.as_bytes())
+        .with_context(|| format!("cannot write {}", out.display()))?;
+    Ok(page.len())
 }
 
 /// Whether an earlier report may be replaced by a new one.

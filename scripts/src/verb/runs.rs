@@ -7,6 +7,8 @@ use anyhow::bail;
 use report::{Overview, Run};
 use serde_json::{Value, json};
 
+use crate::console::say;
+
 /// Flags of `runs`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -41,7 +43,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             Ok(overview) => with_workdir(json!(overview), workdir),
             Err(error) => json!({ "workdir": workdir.display().to_string(), "error": format!("{error:#}") }),
         };
-        println!("{}", Value::Array(runs.iter().map(row).collect()));
+        out!("{}", Value::Array(runs.iter().map(row).collect()));
         return Ok(ExitCode::SUCCESS);
     }
     let rows: Vec<[String; 8]> = runs
@@ -52,10 +54,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     for (workdir, overview) in &runs {
         match overview {
             Ok(overview) if overview.why != overview.state => {
-                println!("{} {}", workdir.display(), overview.why);
+                out!("{} {}", workdir.display(), overview.why);
             }
             Ok(_) => {}
-            Err(error) => eprintln!("warning: {}: {error:#}", workdir.display()),
+            Err(error) => say(format!("warning: {}: {error:#}", workdir.display())),
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -101,7 +103,7 @@ fn print_aligned(rows: &[[String; 8]]) {
     for row in std::iter::once(&headings).chain(rows) {
         let cells: Vec<String> =
             row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        println!("{}", cells.join("  ").trim_end());
+        out!("{}", cells.join("  ").trim_end());
     }
 }
 

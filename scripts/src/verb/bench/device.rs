@@ -9,6 +9,7 @@ use trainer::step::precision::Arithmetic;
 
 use crate::cluster::compute;
 use crate::cluster::compute::DeviceFlag;
+use crate::console::say;
 use crate::exit::CHECK_FAILED;
 use crate::recipes;
 
@@ -16,7 +17,7 @@ use crate::recipes;
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// A recipe's name or file.
-    #[arg(long, default_value = "quickstart")]
+    #[arg(long, default_value = "dino_shapes")]
     recipe: String,
     /// Images of a step; 4 unless --set optim.batch_size says otherwise.
     #[arg(long)]
@@ -59,7 +60,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     compute::check(&plan, &device)?;
     let tolerance = Tolerance::of(plan.recipe.optim.precision.compute);
     let found = compare(&plan, &device.device, args.steps)?;
-    println!("{}, batch {}: {} beside the CPU", args.recipe, plan.recipe.optim.batch_size, device.name);
+    out!("{}, batch {}: {} beside the CPU", args.recipe, plan.recipe.optim.batch_size, device.name);
     let rows = [
         ("embeddings", found.embeddings, tolerance.embeddings),
         ("loss", found.loss, tolerance.loss),
@@ -71,23 +72,23 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         // What is no number is wrong as well.
         let right = difference <= most;
         n_wrong += usize::from(!right);
-        println!(
+        out!(
             "{name:<20} {difference:9.2e}  of at most {most:.0e}  {}",
             if right { "right" } else { "WRONG" }
         );
     }
     if n_wrong > 0 {
         for (unit, difference) in &found.gradients {
-            println!("  {unit:<18} {difference:9.2e}");
+            out!("  {unit:<18} {difference:9.2e}");
         }
     }
     if args.json {
         let rows: serde_json::Map<String, serde_json::Value> =
             rows.iter().map(|(name, difference, _)| (name.replace(' ', "_"), json!(difference))).collect();
-        println!("{}", json!({ "device": device.name, "differences": rows, "losses": found.steps }));
+        out!("{}", json!({ "device": device.name, "differences": rows, "losses": found.steps }));
     }
     if n_wrong > 0 {
-        eprintln!("error: {} does not compute what the CPU does", device.name);
+        say(format!("error: {} does not compute what the CPU does", device.name));
         return Ok(ExitCode::from(CHECK_FAILED));
     }
     Ok(ExitCode::SUCCESS)

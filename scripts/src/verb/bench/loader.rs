@@ -271,7 +271,7 @@ impl Measured {
 
 fn print(args: &Args, measured: &Measured) {
     let rows = measured.rows();
-    println!(
+    out!(
         "{}, {} threads, {:.1} s: {:.1} images/s, {:.1} MB/s",
         args.recipe,
         measured.n_threads,
@@ -279,18 +279,18 @@ fn print(args: &Args, measured: &Measured) {
         measured.images_per_s(),
         measured.mb_per_s()
     );
-    println!("{:<16} {:>9} {:>9} {:>8}", "an image", "p50 ms", "p99 ms", "share");
+    out!("{:<16} {:>9} {:>9} {:>8}", "an image", "p50 ms", "p99 ms", "share");
     for row in &rows {
         let ms = |d: Duration| d.as_secs_f64() * 1e3;
-        println!("{:<16} {:9.3} {:9.3} {:6.1} %", row.name, ms(row.p50), ms(row.p99), 100.0 * row.share);
+        out!("{:<16} {:9.3} {:9.3} {:6.1} %", row.name, ms(row.p50), ms(row.p99), 100.0 * row.share);
     }
-    println!(
+    out!(
         "queues: {:.1} images read, {:.1} finished, {:.1} % of the byte limit",
         measured.queues.read,
         measured.queues.finished,
         100.0 * measured.queues.bytes
     );
-    println!("{}", measured.verdict());
+    out!("{}", measured.verdict());
     if args.json {
         let stages: serde_json::Map<String, serde_json::Value> = rows
             .iter()
@@ -314,6 +314,6 @@ fn print(args: &Args, measured: &Measured) {
             },
             "limit": measured.verdict(),
         });
-        println!("{line}");
+        out!("{line}");
     }
 }

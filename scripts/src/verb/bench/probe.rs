@@ -54,11 +54,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let took = start.elapsed().as_secs_f64();
         // Noise around a center for each class: more than chance, or something is wrong.
         let best = scored.iter().map(|scored| scored.outcome.value()).fold(0.0, f64::max);
-        println!("{:<16} {took:>8.2} s  (accuracy {best:.1} on noise with classes)", protocol.name());
+        out!("{:<16} {took:>8.2} s  (accuracy {best:.1} on noise with classes)", protocol.name());
         seconds.insert(protocol.name().to_string(), json!(took));
     }
     if args.json {
-        println!("{}", Value::Object(seconds));
+        out!("{}", Value::Object(seconds));
     }
     Ok(ExitCode::SUCCESS)
 }

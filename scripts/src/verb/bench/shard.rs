@@ -104,15 +104,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
     };
     if launch.rank == 0 {
-        let plan = &modes[0].1;
-        println!(
-            "{}, batch {}, {} ranks of {} workers, median of {}",
-            args.recipe, plan.recipe.optim.batch_size, launch.world_size, plan.n_workers, args.repeats
-        );
-        println!(
-            "{:<22} {:>9} {:>8} {:>9} {:>8} {:>9} {:>8} {:>6} {:>9} {:>10}",
-            "MB of a rank", "state", "plan", "peak", "plan", "received", "calls", "wait", "step", "loss"
-        );
+        print_heading(args, &modes[0].1, launch.world_size);
     }
     compute::check(&modes[0].1, &device)?;
     let pool = Pool(&device.device);
@@ -128,15 +120,40 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     comm.finish()?;
     if args.json && launch.rank == 0 {
-        println!("{}", json!({ "ranks": launch.world_size, "modes": rows }));
+        out!("{}", json!({ "ranks": launch.world_size, "modes": rows }));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What is measured, and the names of the columns.
+fn print_heading(args: &Args, plan: &Plan, world_size: usize) {
+    out!(
+        "{}, batch {}, {} ranks of {} workers, median of {}",
+        args.recipe,
+        plan.recipe.optim.batch_size,
+        world_size,
+        plan.n_workers,
+        args.repeats
+    );
+    out!(
+        "{:<22} {:>9} {:>8} {:>9} {:>8} {:>9} {:>8} {:>6} {:>9} {:>10}",
+        "MB of a rank",
+        "state",
+        "plan",
+        "peak",
+        "plan",
+        "received",
+        "calls",
+        "wait",
+        "step",
+        "loss"
+    );
 }
 
 fn print_row(name: &str, bench: &ShardBench) {
     let mb = |bytes: f64| bytes / 1e6;
     let traffic = bench.traffic;
-    println!(
+    out!(
         "{name:<22} {:>9.1} {:>8.1} {:>9.1} {:>8.1} {:>9.1} {:>8} {:>5.0}% {:>6.0} ms {:>10.4}",
         mb(bench.state_bytes),
         mb(bench.planned.state_bytes),

@@ -76,7 +76,7 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
         ("student backward", phases.backward_ms),
         ("update", phases.update_ms),
     ];
-    println!(
+    out!(
         "{}, batch {batch_size}, {} on {}: phases are medians, the step a mean of {}",
         args.recipe,
         match device.kind {
@@ -87,16 +87,16 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
         args.repeats
     );
     for (name, ms) in rows {
-        println!("{name:<18} {ms:9.1} ms {:5.1} %", 100.0 * ms / total);
+        out!("{name:<18} {ms:9.1} ms {:5.1} %", 100.0 * ms / total);
     }
     let rate = 1e3 * batch_size as f64 / step_ms;
-    println!("{:<18} {total:9.1} ms", "phases, in turn");
-    println!("{:<18} {step_ms:9.1} ms  {rate:.2} images/s", "step");
+    out!("{:<18} {total:9.1} ms", "phases, in turn");
+    out!("{:<18} {step_ms:9.1} ms  {rate:.2} images/s", "step");
     let arithmetic = plan.recipe.optim.precision.compute;
     let side = if device.kind == DeviceKind::Cpu { 1024 } else { 8192 };
     let peak = trainer::bench::step::matrix_peak(&device.device, args.matrix.unwrap_or(side), arithmetic);
     let achieved = needed / (step_ms / 1e3);
-    println!(
+    out!(
         "{:<18} {:9.3} TFLOP/s, {:.1} % of {:.3} for one large product; {:.2} operations for each needed",
         "matrix products",
         achieved / 1e12,
@@ -106,7 +106,7 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
     );
     // The host's own peak, where that is where it computes.
     let memory = peak_bytes.unwrap_or(MEMORY.peak() as u64);
-    println!("{:<18} {:9.2} GB", "memory, peak", memory as f64 / 1e9);
+    out!("{:<18} {:9.2} GB", "memory, peak", memory as f64 / 1e9);
     if args.json {
         let phases: serde_json::Map<String, serde_json::Value> =
             rows.into_iter().map(|(name, ms)| (name.replace(' ', "_"), json!(ms))).collect();
@@ -120,7 +120,7 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
             "device": device.name,
             "graphs_kept": plan.keep,
         });
-        println!("{line}");
+        out!("{line}");
     }
     Ok(())
 }
@@ -128,22 +128,24 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
 fn backbone(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
     let times = trainer::bench::backbone::backbone(plan, args.repeats, &device.device)?;
     let side = plan.recipe.model.image_px();
-    println!(
+    out!(
         "{} backbone, {side} px, batch {}, forward and backward, median of {}",
-        args.recipe, plan.recipe.optim.batch_size, args.repeats
+        args.recipe,
+        plan.recipe.optim.batch_size,
+        args.repeats
     );
-    println!("one graph, one thread            {:9.1} ms", times.whole_graph_ms);
-    println!(
+    out!("one graph, one thread            {:9.1} ms", times.whole_graph_ms);
+    out!(
         "units, one thread, graphs kept   {:9.1} ms  {:.3} of one graph",
         times.kept_ms,
         times.kept_ms / times.whole_graph_ms
     );
-    println!(
+    out!(
         "units, one thread, recomputed    {:9.1} ms  {:.3} of one graph",
         times.recomputed_ms,
         times.recomputed_ms / times.whole_graph_ms
     );
-    println!("units, {} workers, graphs kept    {:9.1} ms", plan.n_workers, times.workers_ms);
+    out!("units, {} workers, graphs kept    {:9.1} ms", plan.n_workers, times.workers_ms);
     if args.json {
         let line = json!({
             "whole_graph_ms": times.whole_graph_ms,
@@ -151,7 +153,7 @@ fn backbone(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
             "recomputed_ms": times.recomputed_ms,
             "workers_ms": times.workers_ms,
         });
-        println!("{line}");
+        out!("{line}");
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use trainer::Network;
 use trainer::device::Device;
 
+use crate::console::say;
 use crate::evaluation::flags::{OpenNetwork, StageBar, workdir_of};
 use crate::evaluation::record;
 use crate::evaluation::scores::{Table, print_table, rows, to_json};
@@ -46,7 +47,7 @@ fn score(args: &Args, checkpoint: &Path, open: &OpenNetwork, means: &Means<'_>) 
     // A set that is compared with itself shares all of its images.
     let warnings = if args.protocols.leave_one_out { Vec::new() } else { check.warnings() };
     for warning in warnings.iter().chain(&open.warnings()) {
-        eprintln!("warning: {warning}");
+        say(format!("warning: {warning}"));
     }
     let scores = {
         let progress = StageBar::new();
@@ -57,22 +58,26 @@ fn score(args: &Args, checkpoint: &Path, open: &OpenNetwork, means: &Means<'_>) 
         table.extend(baselines(&open.network, &split, &means.protocols, &means.device)?);
     }
     let scores = &table[0].1;
-    println!(
+    out!(
         "{} images of {}, {} of {} to fit on; {}",
-        scores.n_test, split.test.name, scores.n_train, split.train.name, open.transform
+        scores.n_test,
+        split.test.name,
+        scores.n_train,
+        split.train.name,
+        open.transform
     );
     if means.protocols.iter().any(Protocol::needs_classes) {
-        println!("{check}");
+        out!("{check}");
     }
     print_table(&table);
     if scores.n_bad > 0 {
-        println!("{} images could not be decoded and were excluded", scores.n_bad);
+        out!("{} images could not be decoded and were excluded", scores.n_bad);
     }
     let about = open.about(checkpoint);
     let numbers: Vec<(String, f64)> = scores.by_name().collect();
     keep(args, checkpoint, open, &split.test.name, &rows(scores, &split, &about), &numbers);
     if args.json {
-        println!("{}", to_json(&table, &split, &about));
+        out!("{}", to_json(&table, &split, &about));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -90,9 +95,9 @@ fn measure(
         let progress = StageBar::new();
         label_free(&open.network, &images, &open.multicrop(), effort, &progress)?
     };
-    println!("{}: {} images; {}", images.name, images.len().min(effort.n_images), open.transform);
+    out!("{}: {} images; {}", images.name, images.len().min(effort.n_images), open.transform);
     for (name, value, meaning) in &measures {
-        println!("{name:<12} {value:>10.4}  {meaning}");
+        out!("{name:<12} {value:>10.4}  {meaning}");
     }
     let about = open.about(checkpoint);
     let row = |(name, value, _): &(&str, f64, &str)| json!({ "metric": name, "value": value, "test": { "set": images.name }, "about": about });
@@ -102,7 +107,7 @@ fn measure(
     if args.json {
         let values: serde_json::Map<String, Value> =
             measures.iter().map(|(name, value, _)| ((*name).to_string(), json!(value))).collect();
-        println!("{}", json!({ "about": about, "test": { "set": images.name }, "measures": values }));
+        out!("{}", json!({ "about": about, "test": { "set": images.name }, "measures": values }));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -121,7 +126,7 @@ fn keep(
     };
     let scalars = record::scalars(open, set, numbers);
     if let Err(error) = record::add(workdir, step, rows, &scalars) {
-        eprintln!("warning: the numbers are not written into the run: {error:#}");
+        say(format!("warning: the numbers are not written into the run: {error:#}"));
     }
 }
 

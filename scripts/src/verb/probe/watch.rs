@@ -46,7 +46,7 @@ pub(super) fn watch(args: &Args, workdir: &Path, means: &Means<'_>) -> anyhow::R
         }
     }
     if args.json {
-        println!("{}", json!({ "scored": watcher.n_scored, "missed": watcher.missed }));
+        out!("{}", json!({ "scored": watcher.n_scored, "missed": watcher.missed }));
     }
     Ok(ExitCode::SUCCESS)
 }

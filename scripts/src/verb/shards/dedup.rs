@@ -76,8 +76,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let n_exact = copies.iter().filter(|copy| copy.distance.is_none()).count();
     let n_near = copies.len() - n_exact;
     let n_samples = entries.iter().filter(|entry| entry.shard >= against.len()).count();
-    println!("{n_samples} samples: {n_exact} exact and {n_near} near copies");
-    println!("report: {}", args.flags.out.join("copies.jsonl").display());
+    out!("{n_samples} samples: {n_exact} exact and {n_near} near copies");
+    out!("report: {}", args.flags.out.join("copies.jsonl").display());
     if args.remove {
         let gone: HashSet<(String, usize)> = copies
             .iter()
@@ -94,7 +94,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         totals.print(false);
     }
     if args.flags.json {
-        println!("{}", json!({ "samples": n_samples, "exact": n_exact, "near": n_near }));
+        out!("{}", json!({ "samples": n_samples, "exact": n_exact, "near": n_near }));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -56,9 +56,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     if n_samples == 0 && !wanted.is_empty() {
         bail!("none of the {} keys stands in the {} shard(s)", wanted.len(), sources.len());
     }
-    println!("{n_files} files of {n_samples} samples in {}", args.out.display());
+    out!("{n_files} files of {n_samples} samples in {}", args.out.display());
     if args.json {
-        println!("{}", json!({ "samples": n_samples, "files": n_files }));
+        out!("{}", json!({ "samples": n_samples, "files": n_files }));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -41,9 +41,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let done: anyhow::Result<Vec<_>> = sources.par_iter().map(one).collect();
     progress.finish_and_clear();
     let (n_samples, n_written) = done?.iter().fold((0, 0), |(a, b), (n, written)| (a + n, b + written));
-    println!("{n_written} of {} shard(s) indexed, {n_samples} samples in all", sources.len());
+    out!("{n_written} of {} shard(s) indexed, {n_samples} samples in all", sources.len());
     if args.json {
-        println!("{}", json!({ "shards": sources.len(), "indexed": n_written, "samples": n_samples }));
+        out!("{}", json!({ "shards": sources.len(), "indexed": n_written, "samples": n_samples }));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -4,6 +4,8 @@ use std::process::ExitCode;
 
 use pipeline::Storage;
 
+use crate::console::output_lost;
+
 /// Flags of `shards ls`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -21,11 +23,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             let members: Vec<String> =
                 index.members(i).map(|m| format!("{}:{}", m.extension, m.len_bytes)).collect();
             let line = writeln!(out, "{name}\t{}\t{}", index.key(i), members.join(" "));
-            // A reader that closes the pipe, such as `head`, has seen enough.
-            if line.is_err() {
-                return Ok(ExitCode::SUCCESS);
-            }
+            line.unwrap_or_else(|error| output_lost(&error));
         }
     }
+    out.flush().unwrap_or_else(|error| output_lost(&error));
     Ok(ExitCode::SUCCESS)
 }

@@ -247,10 +247,10 @@ fn write(
     for (prefix, counts) in &report {
         let n_shards = counts["shards"].as_u64().unwrap_or_default() as usize;
         let list = shard_list(&common.out, prefix, n_shards);
-        println!("{} samples: {list}", counts["samples"]);
+        out!("{} samples: {list}", counts["samples"]);
     }
     if common.json {
-        println!("{}", json!(report));
+        out!("{}", json!(report));
     }
     Ok(ExitCode::SUCCESS)
 }

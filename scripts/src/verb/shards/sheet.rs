@@ -47,6 +47,6 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         }
         None => report::thumbnails(&args.out, &dataset, args.count)?,
     }
-    println!("{}", args.out.display());
+    out!("{}", args.out.display());
     Ok(ExitCode::SUCCESS)
 }

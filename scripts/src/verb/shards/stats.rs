@@ -88,10 +88,10 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     print(&stats, &shard_mb, predicted);
     if let Some(path) = &args.picture {
         draw_histograms(path, &stats.histograms())?;
-        println!("picture: {}", path.display());
+        out!("picture: {}", path.display());
     }
     if args.json {
-        println!("{}", stats.to_json(&shard_mb, predicted));
+        out!("{}", stats.to_json(&shard_mb, predicted));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -251,9 +251,9 @@ fn predicted_images_per_s(shards: &[Shard]) -> f64 {
 fn print(stats: &Stats, shard_mb: &[f64], predicted: f64) {
     let line = |name: &str, values: &[f64], unit: &str| {
         let [low, p50, high] = quantiles(values);
-        println!("{name:<16} {low:>10.1} {p50:>10.1} {high:>10.1}  {unit}");
+        out!("{name:<16} {low:>10.1} {p50:>10.1} {high:>10.1}  {unit}");
     };
-    println!("{:<16} {:>10} {:>10} {:>10}", "", "smallest", "median", "largest");
+    out!("{:<16} {:>10} {:>10} {:>10}", "", "smallest", "median", "largest");
     line("width", &stats.widths, "pixels");
     line("height", &stats.heights, "pixels");
     line("width / height", &stats.aspects, "");
@@ -262,7 +262,7 @@ fn print(stats: &Stats, shard_mb: &[f64], predicted: f64) {
     let list = |counts: &BTreeMap<&str, u64>| {
         counts.iter().map(|(name, n)| format!("{n} {name}")).collect::<Vec<_>>().join(", ")
     };
-    println!(
+    out!(
         "samples          {} in {} shard(s); {} without an image, {} corrupt, {} exact duplicates",
         stats.n_samples,
         shard_mb.len(),
@@ -270,13 +270,13 @@ fn print(stats: &Stats, shard_mb: &[f64], predicted: f64) {
         stats.n_bad,
         stats.n_duplicates
     );
-    println!("classes          {}; {} samples without a label", stats.labels.len(), stats.n_unlabeled);
-    println!("formats          {}; {} progressive", list(&stats.formats), stats.n_progressive);
-    println!("colors           {}; {} turned by EXIF", list(&stats.colors), stats.n_turned);
+    out!("classes          {}; {} samples without a label", stats.labels.len(), stats.n_unlabeled);
+    out!("formats          {}; {} progressive", list(&stats.formats), stats.n_progressive);
+    out!("colors           {}; {} turned by EXIF", list(&stats.colors), stats.n_turned);
     let (mean, deviation) = stats.channels();
     let three = |v: [f64; 3]| v.map(|v| format!("{v:.3}")).join(" ");
-    println!("channels         mean {}, deviation {}", three(mean), three(deviation));
-    println!(
+    out!("channels         mean {}, deviation {}", three(mean), three(deviation));
+    out!(
         "speed            {:.1} ms to decode an image; about {predicted:.0} images/s of DINOv2 multi-crop here",
         1e3 * stats.decode_s / (stats.widths.len().max(1) as f64)
     );

@@ -37,7 +37,7 @@ pub(crate) struct SynthArgs {
 
 pub(crate) fn run(args: &SynthArgs) -> anyhow::Result<ExitCode> {
     let paths = synthesize(args)?;
-    println!("{} images in {} shard(s) in {}", args.count, paths.len(), args.out.display());
+    out!("{} images in {} shard(s) in {}", args.count, paths.len(), args.out.display());
     Ok(ExitCode::SUCCESS)
 }
 

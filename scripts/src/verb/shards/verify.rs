@@ -9,7 +9,7 @@ use pipeline::{Dataset, SampleId, Storage};
 use rayon::prelude::*;
 use serde_json::json;
 
-use crate::console::bar;
+use crate::console::{bar, say};
 
 /// Flags of `shards verify`.
 #[derive(clap::Args)]
@@ -32,7 +32,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     for (source, shard) in sources.iter().zip(shards) {
         match storage.verify(source, &shard) {
             Err(error @ pipeline::PipelineError::OtherShard { .. }) => {
-                progress.suspend(|| eprintln!("bad: {error}"));
+                progress.suspend(|| say(format!("bad: {error}")));
                 n_bad_shards += 1;
                 // Which samples of a file have changed is said below. One from elsewhere is not kept.
                 if source.is_read_in_place() {
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         };
         if let Some(reason) = flaw {
             let (shard, key, _) = dataset.describe(id);
-            progress.suspend(|| eprintln!("bad: shard {shard}, sample {key}: {reason}"));
+            progress.suspend(|| say(format!("bad: shard {shard}, sample {key}: {reason}")));
             n_bad.fetch_add(1, Ordering::Relaxed);
         }
         progress.inc(1);
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     }
     progress.finish_and_clear();
     let (bytes, n_bad) = (bytes.into_inner(), n_bad.into_inner());
-    println!(
+    out!(
         "{} shard(s), {n_bad_shards} bad; {n_samples} samples, {:.1} MB of images, {n_bad} bad",
         sources.len(),
         bytes as f64 / 1e6
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         let n_shards = sources.len();
         let line = json!({ "shards": n_shards, "bad_shards": n_bad_shards, "samples": n_samples,
             "image_bytes": bytes, "bad": n_bad });
-        println!("{line}");
+        out!("{line}");
     }
     Ok(if n_bad + n_bad_shards == 0 { ExitCode::SUCCESS } else { ExitCode::from(3) })
 }

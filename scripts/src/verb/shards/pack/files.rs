@@ -52,10 +52,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let n_samples = writer.n_samples();
     let paths = writer.finish()?;
     let n_classes = entries.iter().filter_map(|e| e.class.as_ref()).collect::<BTreeSet<_>>().len();
-    println!("{n_samples} samples of {n_classes} class(es) in {} shard(s):", paths.len());
-    println!("{}", shard_list(&args.out, &args.prefix, paths.len()));
+    out!("{n_samples} samples of {n_classes} class(es) in {} shard(s):", paths.len());
+    out!("{}", shard_list(&args.out, &args.prefix, paths.len()));
     if args.json {
-        println!("{}", json!({ "samples": n_samples, "classes": n_classes, "shards": paths.len() }));
+        out!("{}", json!({ "samples": n_samples, "classes": n_classes, "shards": paths.len() }));
     }
     Ok(ExitCode::SUCCESS)
 }

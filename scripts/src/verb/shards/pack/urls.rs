@@ -298,27 +298,27 @@ fn finish(
     let path = args.out.join("failures.jsonl");
     file::replace(&path, failures.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
     let seconds = took.as_secs_f64();
-    println!(
+    out!(
         "{} images fetched, {} failed; {:.1} MB in {seconds:.1} s ({:.1} images/s)",
         totals.n_fetched,
         totals.n_failed,
         totals.bytes as f64 / 1e6,
         totals.n_fetched as f64 / seconds
     );
-    println!("{}", shard_list(&args.out, &args.prefix, n_shards));
+    out!("{}", shard_list(&args.out, &args.prefix, n_shards));
     let n_failed = failures.lines().count();
     if n_failed > 0 {
-        println!("{n_failed} of {n_rows} rows failed in all; reasons: {}", path.display());
+        out!("{n_failed} of {n_rows} rows failed in all; reasons: {}", path.display());
         // The list holds only some of the classes, which would be numbered otherwise.
         let same_classes = match classes.names() {
             Some(_) => format!(" --classes {}", args.out.join("classes.txt").display()),
             None => String::new(),
         };
-        println!("to try them again: ocelli shards pack {} --urls{same_classes} --out ...", path.display());
+        out!("to try them again: ocelli shards pack {} --urls{same_classes} --out ...", path.display());
     }
     let n_there = n_rows as u64 - totals.n_fetched - totals.n_failed;
     if n_there > 0 {
-        println!("{n_there} rows were done already");
+        out!("{n_there} rows were done already");
     }
     if args.json {
         let line = json!({
@@ -326,7 +326,7 @@ fn finish(
             "fetched": totals.n_fetched, "failed": totals.n_failed, "failed_in_all": n_failed,
             "rows": n_rows, "shards": n_shards,
         });
-        println!("{line}");
+        out!("{line}");
     }
     // Some always fail; where nothing came there is no data set.
     Ok(if n_failed == n_rows { ExitCode::from(3) } else { ExitCode::SUCCESS })
