@@ -1,7 +1,7 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::{World, metrics, ok};
+use crate::support::{World, fails, metrics, ok};
 
 /// Starts a run of many steps and signals it once it has logged `rows` rows.
 fn interrupt(world: &World, workdir: &str, signal: &str, rows: usize) -> Option<i32> {
@@ -74,4 +74,29 @@ fn a_damaged_checkpoint_is_passed_over() {
     let stderr = ok(&world.pretrain("run", &[]));
     assert!(stderr.contains("checksum") && stderr.contains("continuing at step 8"), "{stderr}");
     assert_eq!(metrics(&world.path("run")), unbroken);
+}
+
+/// A manifest that was changed by hand, or by a bad disk, is not believed: the run goes on from the checkpoint before.
+#[test]
+fn a_changed_manifest_is_refused() {
+    let world = World::new(24);
+    ok(&world.pretrain("run", &[]));
+    let whole = metrics(&world.path("run"));
+    let manifest = world.path("run/checkpoints/step-0000000012/manifest.json");
+    let text = std::fs::read_to_string(&manifest).unwrap();
+    for (from, to) in [
+        ("\"step\": 12", "\"step\": 11"),
+        ("\"n_updates\": 12", "\"n_updates\": 85"),
+        ("\"heads\": 2", "\"heads\": 1"),
+    ] {
+        assert!(text.contains(from), "{from}");
+        std::fs::write(&manifest, text.replacen(from, to, 1)).unwrap();
+        let checkpoint = world.text("run/checkpoints/step-0000000012");
+        let out = world.text("x.safetensors");
+        let refused = fails(&world.ocelli(&["export", "--checkpoint", &checkpoint, "--out", &out]), 3);
+        assert!(refused.contains("manifest.json has been changed"), "{refused}");
+    }
+    let told = ok(&world.pretrain("run", &[]));
+    assert!(told.contains("continuing at step 8 of 12"), "{told}");
+    assert_eq!(metrics(&world.path("run")), whole);
 }

@@ -19,6 +19,7 @@ pub use write::{Saver, Snapshot};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::TrainError;
 use crate::model::layout::UnitLayout;
@@ -54,6 +55,33 @@ pub struct Manifest {
     pub method: Vec<(String, usize)>,
     /// One file a shard, in order.
     pub files: Vec<FileEntry>,
+    /// XXH3 of the manifest's text with zeros in place of this; empty in those of older releases.
+    #[serde(default)]
+    pub checksum: String,
+}
+
+impl Manifest {
+    /// Its text, with its checksum.
+    fn to_text(&self) -> serde_json::Result<String> {
+        let zeros = Self { checksum: NO_CHECKSUM.into(), ..self.clone() };
+        let text = serde_json::to_string_pretty(&zeros)?;
+        let sum = format!("{:016x}", xxh3_64(text.as_bytes()));
+        Ok(text.replacen(&checksum_entry(NO_CHECKSUM), &checksum_entry(&sum), 1))
+    }
+
+    /// Whether `text`, from which it was read, is as it was written.
+    fn is_of(&self, text: &str) -> bool {
+        let zeros = text.replacen(&checksum_entry(&self.checksum), &checksum_entry(NO_CHECKSUM), 1);
+        self.checksum.is_empty() || self.checksum == format!("{:016x}", xxh3_64(zeros.as_bytes()))
+    }
+}
+
+/// What stands in a manifest's text while its checksum is not known.
+const NO_CHECKSUM: &str = "0000000000000000";
+
+/// The line of a manifest's text that holds its checksum.
+fn checksum_entry(sum: &str) -> String {
+    format!("\"checksum\": \"{sum}\"")
 }
 
 /// A unit's buffer.

@@ -101,6 +101,14 @@ impl Checkpoint {
             return Err(unusable(path, reason));
         }
         let manifest: Manifest = serde_json::from_slice(&text).map_err(|error| unusable(path, error))?;
+        if !manifest.is_of(&String::from_utf8_lossy(&text)) {
+            return Err(unusable(path, "manifest.json has been changed since it was written"));
+        }
+        let total_steps = manifest.plan.total_steps;
+        if manifest.step > total_steps {
+            return Err(unusable(path, format!("it follows step {} of {total_steps}", manifest.step)));
+        }
+        manifest.plan.check().map_err(|error| unusable(path, error))?;
         if manifest.files.is_empty() {
             return Err(unusable(path, "it lists no file"));
         }

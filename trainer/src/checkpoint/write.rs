@@ -54,6 +54,7 @@ impl Snapshot {
             units: state.shards.iter().map(|s| UnitEntry::of(&s.layout, s.n_updates)).collect(),
             method: method.iter().map(|(name, values)| (name.clone(), values.len())).collect(),
             files: Vec::new(),
+            checksum: String::new(),
         };
         Self { tensors, method, manifest }
     }
@@ -261,7 +262,7 @@ impl Saver {
             manifest.files.push(entry);
             fs::remove_file(&path)?;
         }
-        file::write_synced(&temporary.join(MANIFEST), &serde_json::to_vec_pretty(&manifest)?)?;
+        file::write_synced(&temporary.join(MANIFEST), manifest.to_text()?.as_bytes())?;
         folder::remove_if_there(&target)?;
         fs::rename(&temporary, &target)?;
         file::replace(&self.folder.join(LATEST), format!("step-{step:010}\n").as_bytes())?;

@@ -111,19 +111,38 @@ impl Telemetry {
     }
 }
 
-/// Takes the rows of the JSON lines in `path` from `next_step` on away, and those that are broken.
+/// Takes the rows of the JSON lines in `path` from `next_step` on away. Rows that cannot be read go into a file beside it,
+/// except for a last one without an end, which a killed run leaves.
 fn cut(path: &Path, next_step: u64) -> Result<(), TrainError> {
-    let Ok(text) = fs::read_to_string(path) else { return Ok(()) };
-    let before = |line: &&str| {
-        serde_json::from_str::<Value>(line)
-            .ok()
-            .and_then(|row| row.get("step").and_then(Value::as_u64))
-            .is_some_and(|step| step < next_step)
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(TrainError::io("read", path, error)),
     };
-    let kept: String = text.lines().filter(before).flat_map(|line| [line, "\n"]).collect();
-    match kept == text {
+    let (mut kept, mut damaged) = (Vec::with_capacity(bytes.len()), Vec::new());
+    for line in bytes.split_inclusive(|byte| *byte == b'\n') {
+        let row = serde_json::from_slice::<Value>(line).ok();
+        match row.and_then(|row| row.get("step").and_then(Value::as_u64)) {
+            Some(step) if step < next_step && line.ends_with(b"\n") => kept.extend_from_slice(line),
+            Some(_) => {}
+            None if line.ends_with(b"\n") => damaged.extend_from_slice(line),
+            None => {}
+        }
+    }
+    if !damaged.is_empty() {
+        let beside = PathBuf::from(format!("{}.damaged", path.display()));
+        let file = OpenOptions::new().create(true).append(true).open(&beside);
+        let written = file.and_then(|mut file| file.write_all(&damaged));
+        written.map_err(|error| TrainError::io("write", &beside, error))?;
+        tracing::warn!(
+            "{} has rows that cannot be read; they are in {} now",
+            path.display(),
+            beside.display()
+        );
+    }
+    match kept == bytes {
         true => Ok(()),
-        false => file::replace(path, kept.as_bytes()).map_err(|error| TrainError::io("write", path, error)),
+        false => file::replace(path, &kept).map_err(|error| TrainError::io("write", path, error)),
     }
 }
 
@@ -170,5 +189,24 @@ impl Events {
         let bytes = event.write_to_bytes().map_err(io::Error::other);
         let written = bytes.and_then(|bytes| self.writer.write(&bytes));
         written.map_err(|error| TrainError::io("write", &self.path, error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_cut_whatever_their_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(METRICS);
+        let rows: &[u8] = b"{\"step\":1}\n{\"st\xffep\":2}\n{\"step\":3}\n{\"step\":4}\n{\"ste";
+        fs::write(&path, rows).unwrap();
+        cut(&path, 4).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"{\"step\":1}\n{\"step\":3}\n");
+        assert_eq!(fs::read(folder.path().join("metrics.jsonl.damaged")).unwrap(), b"{\"st\xffep\":2}\n");
+        cut(&path, 4).unwrap();
+        assert_eq!(fs::read(folder.path().join("metrics.jsonl.damaged")).unwrap().len(), 12, "once");
+        cut(&folder.path().join("none"), 4).unwrap();
     }
 }
