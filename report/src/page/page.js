@@ -16,7 +16,7 @@ function el(name, attributes, ...children) {
 }
 
 const dot = (run) => { const node = el("span", { class: "dot" }); node.style.background = color(run); return node; };
-const named = (run) => el("span", {}, dot(run), runs[run].overview.name);
+const named = (run) => el("span", { class: "named" }, dot(run), runs[run].overview.name);
 
 function section(id, title, ...children) {
   const content = children.flat().filter((child) => child !== null && child !== undefined);
@@ -105,7 +105,7 @@ function scores() {
   const charts = moving.map((kind) => {
     const point = (p) => [p.step, p.value, ...(p.interval || [])];
     const lines = runs.map((run, i) => ({ run: i, name: run.overview.name, points: of(run, kind).map(point) }));
-    return new Chart(`${kind.metric} · ${kind.set} · ${kind.network}`, lines, { dots: true }).node;
+    return new Chart(`${kind.metric} · ${kind.set}${kind.network ? ` · ${kind.network}` : ""}`, lines, { dots: true }).node;
   });
   const cell = (run, kind) => {
     const points = of(run, kind);
@@ -118,12 +118,14 @@ function scores() {
     const words = settings(kind);
     const cut = words.length > 48 ? `${words.slice(0, 48)}…` : words;
     const what = kind.measure && kind.measure !== "accuracy" ? `${kind.metric} (${kind.measure})` : kind.metric;
-    return [what, el("span", { title: kind.train ? `fitted on ${kind.train}` : "" }, kind.set), kind.network, kind.transform, el("span", { title: words }, cut), ...runs.map((run) => cell(run, kind))];
+    const set = el("span", { title: kind.train ? `fitted on ${kind.train}` : "" }, kind.set);
+    const network = kind.network ? `${kind.network}; ` : "";
+    return [what, set, ...runs.map((run) => cell(run, kind)), `${network}${kind.transform}`, el("span", { title: words }, cut)];
   });
-  const headings = ["score", "test set", "network", "images", "settings", ...runs.map((run) => run.overview.name)];
+  const headings = ["score", "test set", ...runs.map((run) => run.overview.name), "images", "settings"];
   return [
     el("p", { class: "note" }, "In percent, accuracies where nothing else is said, with the middle 95 % of resampled test sets; measures that need no labels as they are. Of each, the newest checkpoint that was scored."),
-    table(headings, rows, runs.map((_, i) => 5 + i)),
+    table(headings, rows, runs.map((_, i) => 2 + i)),
     charts.length ? el("div", { class: "charts" }, ...charts) : null,
   ];
 }

@@ -43,10 +43,11 @@ impl Run {
     /// # Errors
     /// [`ReportError::Run`] where there is no run of this release, [`ReportError::Read`].
     pub fn open(workdir: &Path) -> Result<Self, ReportError> {
+        let status = Status::of(workdir)?;
         Ok(Self {
-            status: Status::of(workdir)?,
             metrics: Metrics::read(workdir)?,
-            evaluations: Evaluations::read(workdir)?,
+            evaluations: Evaluations::read(workdir, status.plan.evaluated()?)?,
+            status,
             warnings: jsonl::rows(&workdir.join(WARNINGS))?,
             bad: quarantine::read(workdir)?,
             start: Start::last_of(workdir)?,

@@ -68,7 +68,8 @@ pub(crate) struct Kind {
     pub(crate) metric: String,
     /// `accuracy`, `mAP` or `mIoU`, in percent; empty for a measure that needs no labels.
     pub(crate) measure: &'static str,
-    /// Which network of the run.
+    /// Which network of the run; empty for the one that evaluation looks at, such as the teacher of a method that has one,
+    /// so that runs of different methods can be compared.
     pub(crate) network: String,
     /// How images are seen.
     pub(crate) transform: String,
@@ -100,12 +101,13 @@ pub(crate) struct Evaluations {
 }
 
 impl Evaluations {
-    /// Those of the run in `workdir`. Of several evaluations of one kind at one step the last one counts.
-    pub(crate) fn read(workdir: &Path) -> Result<Self, ReportError> {
+    /// Those of the run in `workdir`, whose evaluations look at the network `evaluated`. Of several evaluations of one kind
+    /// at one step the last one counts.
+    pub(crate) fn read(workdir: &Path, evaluated: &str) -> Result<Self, ReportError> {
         let mut by_kind = BTreeMap::<Kind, BTreeMap<u64, (f64, Row)>>::new();
         for row in jsonl::rows::<Row>(&workdir.join(EVALUATIONS))? {
             let (Some(step), Some((measure, value))) = (row.about.step, row.number()) else { continue };
-            by_kind.entry(row.kind(measure)).or_default().insert(step, (value, row));
+            by_kind.entry(row.kind(measure, evaluated)).or_default().insert(step, (value, row));
         }
         let confusion = |(kind, rows): (&Kind, &BTreeMap<u64, (f64, Row)>)| {
             let (step, (_, row)) = rows.iter().next_back()?;
@@ -136,7 +138,7 @@ impl Row {
         found.into_iter().find_map(|(measure, value)| Some((measure, value?)))
     }
 
-    fn kind(&self, measure: &'static str) -> Kind {
+    fn kind(&self, measure: &'static str, evaluated: &str) -> Kind {
         let mut settings = self.settings.clone();
         // The name of the metric says which of them it is.
         settings.remove("k");
@@ -146,7 +148,7 @@ impl Row {
             train: self.train.as_ref().map_or_else(String::new, |train| train.set.clone()),
             metric: self.metric.clone(),
             measure,
-            network: self.about.network.clone(),
+            network: if self.about.network == evaluated { String::new() } else { self.about.network.clone() },
             transform: self.about.transform_in_words.clone().unwrap_or_default(),
             settings: if settings.is_empty() { String::new() } else { Value::Object(settings).to_string() },
             seed: self.seed,
@@ -182,7 +184,7 @@ mod tests {
                 .replace('\n', ""),
         ];
         std::fs::write(folder.path().join(EVALUATIONS), rows.join("\n")).unwrap();
-        let found = Evaluations::read(folder.path()).unwrap();
+        let found = Evaluations::read(folder.path(), "teacher").unwrap();
         let values: Vec<Vec<(u64, f64)>> = found
             .scores
             .values()

@@ -9,7 +9,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use anyhow::bail;
 use eval::{ImageSet, Protocol, Source, Split, Transform};
 use pipeline::{Dataset, Storage};
-use report::Start;
+use report::{Run, Start};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR2};
 use trainer::device::DeviceKind;
 use trainer::estimate::fit;
@@ -18,6 +18,7 @@ use trainer::run::fault::Fault;
 use trainer::run::{Job, Outcome, host_name, run as train};
 use trainer::{Plan, Recipe};
 
+use super::report::write_beside;
 use crate::cluster::launch::Launch;
 use crate::cluster::{compute, machine, ranks};
 use crate::console::{RunProgress, say};
@@ -88,7 +89,13 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     if launch.rank > 0 {
         return Ok(ExitCode::SUCCESS);
     }
-    pictures::neighbors(&args.workdir, storage, &plan, &args.compute.device.open(0)?.device);
+    let device = args.compute.device.open(0)?.device;
+    pictures::neighbors(&args.workdir, storage, &plan, &device);
+    let page = Run::open(&args.workdir).map_err(anyhow::Error::from);
+    match page.and_then(|run| write_beside(run, storage, &device)) {
+        Ok(page) => say(format!("everything on one page: {}", page.display())),
+        Err(error) => say(format!("warning: there is no report: {error:#}")),
+    }
     if args.json {
         let seconds = start.elapsed().as_secs_f64();
         out!(

@@ -6,9 +6,9 @@ use burn_tensor::Tensor;
 use super::Golden;
 use crate::comm::communicator::Comm;
 use crate::comm::peers::Peers;
-use crate::method::loss::center::batch_mean;
 use crate::method::loss::cross_entropy::between_views;
 use crate::method::loss::koleo::{Neighbors, directions};
+use crate::method::loss::mean::batch_means;
 use crate::method::loss::nt_xent::Contrast;
 use crate::method::loss::sigreg::Sigreg;
 use crate::method::loss::sinkhorn::targets;
@@ -63,7 +63,8 @@ fn cross_entropy_and_center_equal_pytorch() {
     golden.assert_tensor("grad_0", student[0].grad(&grads).unwrap(), TOLERANCE);
     golden.assert_tensor("grad_1", student[1].grad(&grads).unwrap(), TOLERANCE);
     let comm = Comm::solo();
-    golden.assert_tensor("mean", batch_mean(&[teacher], Peers::new(&comm, 1)).unwrap(), TOLERANCE);
+    let [mean] = batch_means("center", [&[teacher]], Peers::new(&comm, 1)).unwrap();
+    golden.assert_tensor("mean", mean, TOLERANCE);
 }
 
 #[test]

@@ -13,9 +13,9 @@ use augment::MultiCrop;
 use burn_tensor::{Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
-use super::loss::center::batch_mean;
 use super::loss::cross_entropy::between_views;
 use super::loss::koleo::{Neighbors, directions};
+use super::loss::mean::{batch_means, in_use};
 use super::loss::sinkhorn;
 use super::{
     BatchLoss, BatchOutputs, Follower, Gauges, MATCH_LOSS, Method, MethodContext, MethodRecipe,
@@ -27,7 +27,7 @@ use crate::model::features::Outputs;
 use crate::model::head::mlp::Mlp;
 use crate::model::head::prototypes::Prototypes;
 use crate::model::head::{Head, On, Reads};
-use crate::ops::{in_use, sharpness, softmax_rows};
+use crate::ops::{sharpness, softmax_rows};
 use crate::schedule::{Duration, Ramp};
 
 /// Name of the head.
@@ -273,7 +273,7 @@ impl Method for Dino {
         let temperature = self.teacher_temp.at(step);
         let logits: Vec<Tensor<3>> =
             batch.followers[0].iter().map(|teacher| teacher.head(HEAD)[0].clone()).collect();
-        let targets = match self.config.centering {
+        let targets: Vec<Tensor<3>> = match self.config.centering {
             Centering::Mean => {
                 let center = self.center_tensor(&logits[0].device());
                 let of = |logits: &Tensor<3>| softmax_rows(logits.clone(), Some(center.clone()), temperature);
@@ -285,13 +285,22 @@ impl Method for Dino {
                 sinkhorn::targets(&logits, n_rows, temperature, SINKHORN_ITERATIONS, peers)?
             }
         };
-        let mean = batch_mean(&logits, peers)?;
+        let [mean, mean_target] = batch_means("center", [&logits, &targets], peers)?;
+        let prototypes_in_use = in_use(mean_target);
         let neighbors = self.neighbors(batch.student, peers)?;
         let [b, _, _] = logits[0].dims();
         let positions = |number| (0..b).map(|i| peers.position(number, i)).collect();
         let positions = (0..logits.len()).map(positions).collect();
         let (student_temp, koleo_weight) = (self.config.student_temp, self.config.koleo_weight);
-        Ok(Box::new(DinoLoss { targets, mean, neighbors, positions, student_temp, koleo_weight }))
+        Ok(Box::new(DinoLoss {
+            targets,
+            mean,
+            prototypes_in_use,
+            neighbors,
+            positions,
+            student_temp,
+            koleo_weight,
+        }))
     }
 
     fn after_step(&mut self, mean: &[f32]) {
@@ -332,6 +341,8 @@ struct DinoLoss {
     targets: Vec<Tensor<3>>,
     /// Mean teacher logits, `[K]`.
     mean: Tensor<1>,
+    /// `[1]`, of the whole batch.
+    prototypes_in_use: Tensor<1>,
     /// By global view; none where KoLeo has no weight.
     neighbors: Vec<Neighbors>,
     /// Positions in the batch of the images of each micro-batch.
@@ -347,7 +358,7 @@ impl BatchLoss for DinoLoss {
         let mut gauges = vec![
             ("health/teacher_entropy", entropy),
             ("health/teacher_max_prob", max_prob),
-            ("health/prototypes_in_use", in_use(targets)),
+            ("health/prototypes_in_use", self.prototypes_in_use.clone()),
         ];
         let mut loss = between_views(student.head(HEAD), targets, self.student_temp);
         let globals = student.pooled(0);

@@ -15,6 +15,7 @@ use burn_tensor::{Device, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 use super::loss::cross_entropy::between_views;
+use super::loss::mean::{batch_means, in_use};
 use super::loss::sinkhorn;
 use super::{BatchLoss, BatchOutputs, Method, MethodContext, MethodRecipe, MicroBatchLoss};
 use crate::comm::engine::EngineError;
@@ -23,7 +24,7 @@ use crate::model::features::Outputs;
 use crate::model::head::projection::Projection;
 use crate::model::head::unit_prototypes::UnitPrototypes;
 use crate::model::head::{Head, On, Reads};
-use crate::ops::{in_use, sharpness, unit_rows};
+use crate::ops::{sharpness, unit_rows};
 use crate::schedule::Duration;
 
 /// Name of the head that gives z.
@@ -317,7 +318,9 @@ impl Method for Swav {
     ) -> Result<Box<dyn BatchLoss>, EngineError> {
         let targets = self.assign(batch, peers)?;
         let observed = self.for_queue(batch, step, peers)?;
-        Ok(Box::new(SwavLoss { targets, observed, temperature: self.config.temperature }))
+        let [mean_target] = batch_means("prototypes in use", [&targets], peers)?;
+        let prototypes_in_use = in_use(mean_target);
+        Ok(Box::new(SwavLoss { targets, observed, prototypes_in_use, temperature: self.config.temperature }))
     }
 
     fn after_step(&mut self, observed: &[f32]) {
@@ -363,6 +366,8 @@ struct SwavLoss {
     targets: Vec<Tensor<3>>,
     /// For the queue.
     observed: Tensor<1>,
+    /// `[1]`, of the whole batch.
+    prototypes_in_use: Tensor<1>,
     temperature: f64,
 }
 
@@ -373,7 +378,7 @@ impl BatchLoss for SwavLoss {
         let gauges = vec![
             ("health/target_entropy", entropy),
             ("health/target_max_prob", max_prob),
-            ("health/prototypes_in_use", in_use(targets)),
+            ("health/prototypes_in_use", self.prototypes_in_use.clone()),
         ];
         MicroBatchLoss { loss: between_views(student.head(SCORES), targets, self.temperature), gauges }
     }

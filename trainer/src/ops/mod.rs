@@ -43,7 +43,7 @@ pub(crate) use grid_mean::{grid_mean, scale_channels};
 pub(crate) use layer_norm::layer_norm;
 pub(crate) use linear::{linear, matmul_transposed};
 pub(crate) use log_distance::log_distances;
-pub(crate) use probs::{balanced, column_sums, exp_rows, in_use, largest, sharpness, softmax_rows};
+pub(crate) use probs::{balanced, column_sums, exp_rows, largest, sharpness, softmax_rows};
 pub(crate) use relu::relu;
 pub(crate) use residual::branch;
 pub(crate) use seed::seed;

@@ -103,27 +103,6 @@ pub(crate) fn sharpness(probs: &Tensor<3>) -> [Tensor<1>; 2] {
     }
 }
 
-/// How many of K the rows of `probs` `[B, V, K]` use between them: the exponential of the entropy of their mean, `[1]`,
-/// from 1 to K.
-pub(crate) fn in_use(probs: &Tensor<3>) -> Tensor<1> {
-    let [b, v, k] = probs.dims();
-    match host(probs) {
-        Some(probs) => {
-            let mut mean = vec![0.0f32; k];
-            for row in slice(&probs).chunks_exact(k) {
-                mean.iter_mut().zip(row).for_each(|(sum, p)| *sum += p);
-            }
-            let shares = mean.iter().map(|sum| f64::from(*sum) / (b * v) as f64);
-            let entropy: f64 = -shares.map(|p| p * p.max(1e-30).ln()).sum::<f64>();
-            Flex::give(tensor(vec![entropy.exp() as f32], [1]))
-        }
-        None => {
-            let mean = probs.clone().reshape([b * v, k]).mean_dim(0);
-            (mean.clone() * mean.clamp_min(1e-30).log()).sum().neg().exp()
-        }
-    }
-}
-
 /// The elements in one piece, of a tensor on the CPU.
 fn host<const D: usize>(x: &Tensor<D>) -> Option<FlexTensor> {
     if x.is_autodiff() || !is_flex(x) {
@@ -198,19 +177,6 @@ mod tests {
 
     use super::*;
     use crate::ops::twin::{assert_close, devices, leaves};
-
-    #[test]
-    fn what_rows_use_between_them_is_counted() {
-        for device in devices() {
-            let one_each = Tensor::<2>::eye(4, &device).reshape([2, 2, 4]);
-            let twice = Tensor::<3>::from_data([[[0.5, 0.5, 0.0, 0.0]], [[0.5, 0.5, 0.0, 0.0]]], &device);
-            for (probs, expected) in [(one_each, 4.0), (twice, 2.0)] {
-                let found: f32 = in_use(&probs).into_scalar();
-                let twin: f32 = in_use(&probs.autodiff()).inner().into_scalar();
-                assert!((found - expected).abs() < 1e-5 && (twin - expected).abs() < 1e-5, "{found} {twin}");
-            }
-        }
-    }
 
     /// What Burn's operations make of the same numbers, in f64.
     #[test]

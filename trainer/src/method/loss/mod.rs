@@ -1,9 +1,9 @@
 //! Losses: pure functions of tensors. What they need of the rest of a batch comes through
 //! [`Peers`](crate::comm::peers::Peers).
 
-pub(crate) mod center;
 pub(crate) mod cross_entropy;
 pub(crate) mod koleo;
+pub(crate) mod mean;
 pub(crate) mod nt_xent;
 pub(crate) mod sigreg;
 pub(crate) mod sinkhorn;

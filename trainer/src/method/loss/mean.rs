@@ -1,0 +1,54 @@
+//! Means over the whole batch: of the teacher's logits, which its center follows (Caron et al. 2021, equation 4), and of
+//! targets, which say how many prototypes are used.
+//!
+//! ```text
+//! P = softmax((T - c) / τ)         c ← m · c + (1 - m) · mean_{B,v} T
+//! p = mean_{B,v} P                 exp(-Σ p ln p) prototypes in use, of K
+//! ```
+
+use burn_tensor::Tensor;
+
+use crate::comm::engine::EngineError;
+use crate::comm::peers::Peers;
+use crate::ops::column_sums;
+
+/// Means over the whole batch and its views, `[K]` each, of rows `[B, V, K]` by micro-batch, of which this rank has some. One
+/// sum over ranks serves all of them.
+///
+/// # Errors
+/// [`EngineError`].
+pub(crate) fn batch_means<const N: usize>(
+    what: &str,
+    rows: [&[Tensor<3>]; N],
+    peers: Peers<'_>,
+) -> Result<[Tensor<1>; N], EngineError> {
+    let [b, v, k] = rows[0][0].dims();
+    let of_number = |number: usize| {
+        Tensor::cat(rows.iter().map(|rows| column_sums(rows[number].clone())).collect::<Vec<_>>(), 0)
+    };
+    let sums: Vec<Tensor<1>> = (0..rows[0].len()).map(of_number).collect();
+    let means = peers.sum(what, &sums)? / (b * v * peers.n_micro_batches()) as f64;
+    Ok(std::array::from_fn(|i| means.clone().slice(i * k..(i + 1) * k)))
+}
+
+/// How many of K prototypes targets use whose mean is `mean` `[K]`: the exponential of its entropy, `[1]`, from 1 to K.
+pub(crate) fn in_use(mean: Tensor<1>) -> Tensor<1> {
+    (mean.clone() * mean.clamp_min(1e-30).log()).sum().neg().exp()
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_tensor::Device;
+
+    use super::*;
+
+    #[test]
+    fn what_a_batch_uses_is_counted() {
+        for (mean, expected) in
+            [([0.25f32; 4], 4.0), ([0.5, 0.5, 0.0, 0.0], 2.0), ([0.0, 0.0, 1.0, 0.0], 1.0)]
+        {
+            let found: f32 = in_use(Tensor::from_floats(mean, &Device::flex())).into_scalar();
+            assert!((found - expected).abs() < 1e-5, "{found}");
+        }
+    }
+}
