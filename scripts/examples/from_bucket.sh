@@ -18,4 +18,4 @@ shift 2
 # Shards without an index beside them are read once; their indices are kept in the cache.
 "$ocelli" shards index "$list"
 "$ocelli" pretrain --shards "$list" --workdir "$out/run" "$@"
-"$ocelli" export --checkpoint "$out/run" --out "$out/backbone.safetensors"
+"$ocelli" export --checkpoint "$out/run" --out "$out/backbone.safetensors" --overwrite

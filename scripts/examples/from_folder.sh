@@ -23,4 +23,4 @@ fi
 "$ocelli" shards resize "$out"/distinct/*.tar --out "$out/shards" --short-side 512 --baseline
 "$ocelli" shards stats "$out"/shards/*.tar
 "$ocelli" pretrain --shards "$out"/shards/*.tar --workdir "$out/run" "$@"
-"$ocelli" export --checkpoint "$out/run" --out "$out/backbone.safetensors"
+"$ocelli" export --checkpoint "$out/run" --out "$out/backbone.safetensors" --overwrite

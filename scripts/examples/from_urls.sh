@@ -27,4 +27,4 @@ fetched=("$out"/packed/*.tar)
 "$ocelli" shards dedup "$out"/filtered/*.tar --out "$out/shards" --remove
 "$ocelli" shards stats "$out"/shards/*.tar
 "$ocelli" pretrain --shards "$out"/shards/*.tar --workdir "$out/run" "$@"
-"$ocelli" export --checkpoint "$out/run" --out "$out/backbone.safetensors"
+"$ocelli" export --checkpoint "$out/run" --out "$out/backbone.safetensors" --overwrite

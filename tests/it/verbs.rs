@@ -188,6 +188,15 @@ fn a_run_is_probed_and_exported() {
         &world.text("vit.safetensors"),
     ]));
     assert_eq!(probe("vit.safetensors")["networks"], of_run, "the exported file holds the teacher");
+    let export = |out: &str, more: &[&str]| {
+        let args = ["export", "--checkpoint", &world.text("run"), "--out", &world.text(out)];
+        world.ocelli(&[&args[..], more].concat())
+    };
+    assert!(fails(&export("vit.safetensors", &[]), 2).contains("--overwrite"));
+    ok(&export("vit.safetensors", &["--overwrite", "--student"]));
+    std::fs::write(world.path("classes.txt"), "0\tcat\n").unwrap();
+    assert!(fails(&export("classes.txt", &["--overwrite"]), 2).contains(".safetensors"));
+    assert_eq!(std::fs::read_to_string(world.path("classes.txt")).unwrap(), "0\tcat\n");
 
     // The rows of the run are those of its probe; evaluations stand apart, and say what they are of.
     assert!(metrics(&world.path("run")).iter().all(|row| row.get("probe/linear").is_none()));

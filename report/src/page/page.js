@@ -279,6 +279,8 @@ section("health", "Health", [...perRun(warnings), ...curves((name) => name.start
 section("throughput", "Throughput", [...perRun(stages), ...curves((name) => /^(rate|time)\//.test(name))]);
 section("quarantine", "Quarantine", perRun(bad));
 section("recipe", "Recipe and command", recipes());
+// Now that all of them have a place; later on each follows its own width.
+shared.charts.forEach((chart) => chart.draw());
 document.getElementById("footer").textContent = `Made by ocelli ${data.version}, ${new Date(1000 * data.made_at_s).toLocaleString()}. Curves of more than 2,000 rows keep the lowest and the highest value of each stretch.`;
 
 document.getElementById("smoothing").addEventListener("input", (event) => {

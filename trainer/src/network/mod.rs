@@ -205,7 +205,7 @@ impl Network {
             ("format".into(), "pt".into()),
         ]);
         let bytes = to_safetensors(&tensors, metadata).map_err(io)?;
-        std::fs::write(path, bytes).map_err(io)
+        pipeline::file::replace(path, &bytes).map_err(io)
     }
 
     /// One vector for each of `images`, `[3, size, size]` as bytes: `[B, D]`.
