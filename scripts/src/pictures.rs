@@ -1,22 +1,17 @@
 //! Pictures that a run leaves in its work directory. One that cannot be drawn is no reason to stop a run.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use eval::picture::report;
-use eval::probe::wanted;
-use eval::{EvalError, FeatureSet, ImageSet, Silent, Source, Transform};
-use pipeline::{Dataset, Storage};
-use trainer::device::Device;
-use trainer::{Network, Plan};
+use eval::{EvalError, FeatureSet, ImageSet, Table};
+use pipeline::Dataset;
+use trainer::Plan;
 
 use crate::console::say;
 
 /// Images on the contact sheet.
 const SHEET_IMAGES: u64 = 8;
-
-/// Images among which nearest neighbors are looked for: a few seconds for a small network on a CPU.
-const CANDIDATES: u64 = 500;
 
 /// Curves of the picture, where the run has them.
 const CURVES: [&str; 8] = [
@@ -52,29 +47,11 @@ pub(crate) fn curves(workdir: &Path) {
     tell("curves", &path, drawn);
 }
 
-/// Draws images of the run's shards with those that its network finds most similar: `neighbors.png`. Shards on a server are
-/// left alone.
-pub(crate) fn neighbors(workdir: &Path, storage: &Storage, plan: &Plan, device: &Device) {
-    let draw = || -> anyhow::Result<Option<PathBuf>> {
-        let recipe = &plan.recipe;
-        let dataset = Dataset::open(&recipe.data.shards, storage)?;
-        if !dataset.is_local() {
-            return Ok(None);
-        }
-        let (network, _) = Network::open(workdir, false, plan.n_workers, device)?;
-        let transform = Transform::new(recipe.model.image_px() as u32);
-        let source = Source::Shards(Arc::new(dataset));
-        let images = ImageSet::open_some(source, transform, recipe.data.rules(), "shards", CANDIDATES)?;
-        let table = eval::features(None, &network, &images, wanted(&[]), &Silent)?;
-        let path = workdir.join("neighbors.png");
-        report::neighbor_sheet(&path, (&images, &FeatureSet::of(table, |_| Some(0))), None)?;
-        Ok(Some(path))
-    };
-    match draw() {
-        Ok(Some(path)) => say(format!("nearest neighbors: {}", path.display())),
-        Ok(None) => {}
-        Err(error) => say(format!("warning: nearest neighbors are not drawn: {error:#}")),
-    }
+/// Draws some of `images`, whose features are `table`, with those that are most similar: `neighbors.png`.
+pub(crate) fn neighbors(workdir: &Path, images: &ImageSet, table: &Arc<Table>) {
+    let path = workdir.join("neighbors.png");
+    let rows = FeatureSet::of(Arc::clone(table), |_| Some(0));
+    tell("nearest neighbors", &path, report::neighbor_sheet(&path, (images, &rows), None));
 }
 
 fn tell(what: &str, path: &Path, drawn: Result<(), EvalError>) {

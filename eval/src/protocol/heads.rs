@@ -190,7 +190,7 @@ fn descend(params: &mut [f32], velocity: &[f32], rate: f32) {
 }
 
 /// Logits into probabilities.
-fn softmax(logits: &mut [f32]) {
+pub(super) fn softmax(logits: &mut [f32]) {
     let max = logits.iter().copied().fold(f32::MIN, f32::max);
     logits.iter_mut().for_each(|v| *v = (*v - max).exp());
     let sum: f32 = logits.iter().sum();

@@ -18,6 +18,7 @@ use trainer::{Mat, gemm};
 
 use super::batches::cosine;
 use super::bilinear::Bilinear;
+use super::heads::softmax;
 use super::task::{Counts, Scored, Sets, Task};
 use crate::EvalError;
 use crate::features::cache::features;
@@ -277,14 +278,6 @@ impl Head {
         }
         Ok(counts)
     }
-}
-
-/// Logits into probabilities.
-fn softmax(logits: &mut [f32]) {
-    let max = logits.iter().copied().fold(f32::MIN, f32::max);
-    logits.iter_mut().for_each(|v| *v = (*v - max).exp());
-    let sum: f32 = logits.iter().sum();
-    logits.iter_mut().for_each(|v| *v /= sum);
 }
 
 #[cfg(test)]

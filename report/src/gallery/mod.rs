@@ -9,8 +9,10 @@ mod sheet;
 pub(crate) mod tile;
 mod views;
 
+use std::sync::Arc;
+
 use augment::MultiCrop;
-use eval::ImageSet;
+use eval::{ImageSet, Table};
 use serde::Serialize;
 use trainer::Network;
 
@@ -48,11 +50,16 @@ pub struct GalleryRules<'a> {
 }
 
 impl Gallery {
-    /// That of `network` on `images`, among all of which neighbors are looked for.
+    /// That of `network` on `images`, whose features are `table`, and among all of which neighbors are looked for.
     ///
     /// # Errors
     /// [`ReportError::Eval`] when images cannot be read or do not fit the network, [`ReportError::Encode`].
-    pub fn of(network: &Network, images: &ImageSet, rules: GalleryRules<'_>) -> Result<Self, ReportError> {
+    pub fn of(
+        network: &Network,
+        images: &ImageSet,
+        table: Arc<Table>,
+        rules: GalleryRules<'_>,
+    ) -> Result<Self, ReportError> {
         let shown = images.spread(rules.n_images);
         Ok(Self {
             set: images.name.clone(),
@@ -60,7 +67,7 @@ impl Gallery {
             n_candidates: images.len(),
             patches: patches::sheet(network, &shown)?,
             attention: attention::sheet(network, &shown)?,
-            neighbors: neighbors::sheet(network, images, rules.n_images)?,
+            neighbors: neighbors::sheet(images, table, rules.n_images)?,
             views: views::sheet(&shown, rules.multicrop, rules.seed)?,
         })
     }

@@ -1,7 +1,8 @@
 //! Images beside those whose features are most similar.
 
-use eval::{FeatureSet, ImageSet, Silent, Wanted, features, neighbors};
-use trainer::Network;
+use std::sync::Arc;
+
+use eval::{FeatureSet, ImageSet, Table, neighbors};
 
 use super::sheet::{Sheet, caption};
 use super::tile::Tile;
@@ -10,12 +11,10 @@ use crate::ReportError;
 /// Neighbors of each image.
 const N_NEIGHBORS: usize = 8;
 
-/// `n_rows` of `images` with their neighbors among all of them. Where classes are known, a neighbor's mark says whether it
+/// `n_rows` of `images`, whose features are `table`, with their neighbors among all of them. Where classes are known, a neighbor's mark says whether it
 /// has the same one.
-pub(super) fn sheet(network: &Network, images: &ImageSet, n_rows: usize) -> Result<Sheet, ReportError> {
+pub(super) fn sheet(images: &ImageSet, table: Arc<Table>, n_rows: usize) -> Result<Sheet, ReportError> {
     let size_px = images.transform.size_px as usize;
-    let wanted = Wanted::Vectors { n_levels: 1, average: false };
-    let table = features(None, network, images, wanted, &Silent)?;
     let all = FeatureSet::of(table, |_| Some(0));
     let n_rows = n_rows.min(all.len());
     let queries = all.select((0..n_rows).map(|i| i * all.len() / n_rows));

@@ -9,7 +9,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use anyhow::bail;
 use eval::{ImageSet, Protocol, Source, Split, Transform};
 use pipeline::{Dataset, Storage};
-use report::{Run, Start};
+use report::Start;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR2};
 use trainer::device::DeviceKind;
 use trainer::estimate::fit;
@@ -90,9 +90,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let device = args.compute.device.open(0)?.device;
-    pictures::neighbors(&args.workdir, storage, &plan, &device);
-    let page = Run::open(&args.workdir).map_err(anyhow::Error::from);
-    match page.and_then(|run| write_beside(run, storage, &device)) {
+    match write_beside(&args.workdir, true, storage, &device) {
         Ok(page) => say(format!("everything on one page: {}", page.display())),
         Err(error) => say(format!("warning: there is no report: {error:#}")),
     }

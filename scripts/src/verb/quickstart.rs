@@ -10,7 +10,6 @@ use eval::picture::report as pictures;
 use eval::probe::wanted;
 use eval::{ImageSet, Protocol, Silent, Source, Split, Transform};
 use pipeline::{Dataset, Storage};
-use report::Run;
 use serde_json::json;
 use trainer::device::Device;
 use trainer::run::Outcome;
@@ -94,7 +93,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let split = Split::new(images(train, "train")?, images(test, "test")?)?;
     let table = score(args, &split, &device)?;
     print_table(&table);
-    let page = write_beside(Run::open(&args.workdir)?, storage, &device)?;
+    let page = write_beside(&args.workdir, false, storage, &device)?;
     let seconds = start.elapsed().as_secs_f64();
     out!("{seconds:.0} s; everything on one page: {}", page.display());
     if args.json {

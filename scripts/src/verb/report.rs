@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
-use eval::{ImageSet, Source};
+use eval::probe::wanted;
+use eval::{ImageSet, Silent, Source, features};
 use pipeline::url::{ShardUrl, expand};
 use pipeline::{Dataset, PipelineError, Storage};
 use report::{Gallery, GalleryRules, Report, Run, html};
@@ -18,6 +19,7 @@ use crate::cluster::compute::DeviceFlag;
 use crate::console::say;
 use crate::evaluation::flags::NetworkFlags;
 use crate::evaluation::scores::set_name;
+use crate::pictures;
 
 /// Bytes of a page that have its title.
 const BEGINNING: u64 = 300;
@@ -86,7 +88,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         bail!("{} exists and is no report; choose another --out", out.display());
     }
     let device = args.device.open()?.device;
-    let reports: Vec<Report> = runs.into_iter().map(|run| of_run(args, run, storage, &device)).collect();
+    let reports: Vec<Report> =
+        runs.into_iter().map(|run| of_run(args, run, storage, &device, None)).collect();
     let n_bytes = write(&out, &reports)?;
     if args.json {
         out!("{}", json!({ "file": out.display().to_string(), "bytes": n_bytes, "runs": reports.len() }));
@@ -97,11 +100,21 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes the page of one run into its folder, as `report` does without flags.
-pub(crate) fn write_beside(run: Run, storage: &Storage, device: &Device) -> anyhow::Result<PathBuf> {
-    let out = run.workdir.join("report.html");
+/// Writes the page of the run in `workdir` into it, as `report` does without flags, and `neighbors.png` of the same images
+/// if `draws_neighbors`.
+pub(crate) fn write_beside(
+    workdir: &Path,
+    draws_neighbors: bool,
+    storage: &Storage,
+    device: &Device,
+) -> anyhow::Result<PathBuf> {
+    let out = workdir.join("report.html");
+    if out.exists() && !is_ours(&out) {
+        bail!("{} exists and is no report", out.display());
+    }
     let args = Args { n_images: N_IMAGES, candidates: CANDIDATES, ..Args::default() };
-    write(&out, &[of_run(&args, run, storage, device)])?;
+    let sheet = draws_neighbors.then_some(workdir);
+    write(&out, &[of_run(&args, Run::open(workdir)?, storage, device, sheet)])?;
     Ok(out)
 }
 
@@ -121,8 +134,8 @@ fn is_ours(path: &Path) -> bool {
     read.is_ok() && String::from_utf8_lossy(&beginning).contains("<title>Ocelli report</title>")
 }
 
-/// The run with its shards, where they are at hand, and its pictures.
-fn of_run(args: &Args, run: Run, storage: &Storage, device: &Device) -> Report {
+/// The run with its shards, where they are at hand, and its pictures. Its neighbors are drawn into `sheet` as well.
+fn of_run(args: &Args, run: Run, storage: &Storage, device: &Device, sheet: Option<&Path>) -> Report {
     let own = own_shards(&run, storage);
     let gallery = (!args.no_pictures).then(|| {
         let shown = match args.images.is_empty() {
@@ -133,7 +146,7 @@ fn of_run(args: &Args, run: Run, storage: &Storage, device: &Device) -> Report {
             },
         };
         let (dataset, specs) = shown?;
-        gallery(args, &run, dataset, specs, device).map_err(|error| format!("{error:#}"))
+        gallery(args, &run, (dataset, specs), device, sheet).map_err(|error| format!("{error:#}"))
     });
     if let Some(Err(why)) = &gallery {
         say(format!("warning: {}: no pictures: {why}", run.workdir.display()));
@@ -145,13 +158,13 @@ fn of_run(args: &Args, run: Run, storage: &Storage, device: &Device) -> Report {
 /// was started.
 fn own_shards(run: &Run, storage: &Storage) -> Result<Arc<Dataset>, String> {
     let folder = run.start.as_ref().map(|start| start.folder.clone()).unwrap_or_default();
-    let hint = |error: PipelineError| format!("{error}; choose images with --images");
+    let hint = |error: PipelineError| format!("{error}; choose images with `ocelli report --images`");
     let mut paths = Vec::new();
     for shard in expand(&run.status.plan.recipe.data.shards).map_err(hint)? {
         match shard {
             ShardUrl::File(path) => paths.push(folder.join(path).to_string_lossy().into_owned()),
             ShardUrl::Remote(_) | ShardUrl::Pipe(_) => {
-                return Err("the shards are on a server; choose images with --images".into());
+                return Err("the shards are on a server; choose images with `ocelli report --images`".into());
             }
         }
     }
@@ -161,9 +174,9 @@ fn own_shards(run: &Run, storage: &Storage) -> Result<Arc<Dataset>, String> {
 fn gallery(
     args: &Args,
     run: &Run,
-    dataset: Arc<Dataset>,
-    specs: &[String],
+    (dataset, specs): (Arc<Dataset>, &[String]),
     device: &Device,
+    sheet: Option<&Path>,
 ) -> anyhow::Result<Gallery> {
     let open = args.network.open(&run.workdir, device)?;
     let (name, n) = (set_name(specs), args.candidates.max(args.n_images as u64));
@@ -172,7 +185,11 @@ fn gallery(
     let seed = run.status.plan.recipe.seed;
     let rules = GalleryRules { n_images: args.n_images.max(1), multicrop: &multicrop, seed };
     say(format!("{}: pictures of {} images of {}", run.name(), images.len(), images.name));
-    let mut gallery = Gallery::of(&open.network, &images, rules)?;
+    let table = features(None, &open.network, &images, wanted(&[]), &Silent)?;
+    if let Some(workdir) = sheet {
+        pictures::neighbors(workdir, &images, &table);
+    }
+    let mut gallery = Gallery::of(&open.network, &images, table, rules)?;
     let step = open.step().unwrap_or_default();
     gallery.seen_by = format!("the {} of step {step} through {}", open.which, open.transform);
     Ok(gallery)
