@@ -8,6 +8,7 @@ use pipeline::PipelineError;
 use report::ReportError;
 use trainer::TrainError;
 use trainer::comm::engine::EngineError;
+use weights::WeightsError;
 
 /// What was to be checked is not as it should be.
 pub(crate) const CHECK_FAILED: u8 = 1;
@@ -35,6 +36,9 @@ pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
         }
         if let Some(error) = cause.downcast_ref::<EngineError>() {
             return Some(of_engine(error));
+        }
+        if let Some(error) = cause.downcast_ref::<WeightsError>() {
+            return Some(of_weights(error));
         }
         if cause.is::<std::io::Error>() || cause.is::<csv::Error>() {
             return Some(DATA);
@@ -89,7 +93,16 @@ fn of_train(error: &TrainError) -> u8 {
         | TrainError::Probe { .. }
         | TrainError::PeersFailed { .. }
         | TrainError::NoUnit { .. }
+        | TrainError::Weights { .. }
         | TrainError::DataEnded => DATA,
+    }
+}
+
+fn of_weights(error: &WeightsError) -> u8 {
+    match error {
+        WeightsError::Unsupported { .. } | WeightsError::Exists { .. } => CONFIGURATION,
+        WeightsError::Io { .. } | WeightsError::Malformed { .. } | WeightsError::Unknown { .. } => DATA,
+        WeightsError::Network(error) => of_train(error),
     }
 }
 

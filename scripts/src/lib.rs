@@ -51,8 +51,7 @@ enum Verb {
     Runs(verb::runs::Args),
     /// Write one HTML page about a run, or about several side by side.
     Report(verb::report::Args),
-    /// Write a checkpoint's backbone as one safetensors file with the names of timm (ViT) or torchvision (ResNet,
-    /// RegNetY).
+    /// Write a backbone for timm, torchvision, transformers, DINOv2's code or ONNX runtimes.
     Export(verb::export::Args),
     /// Memory, traffic, time and goodput of a run before it is started, for any number of ranks.
     Plan(verb::plan::Args),
@@ -87,7 +86,7 @@ pub fn main() -> ExitCode {
         Verb::Embed(args) => verb::embed::run(&args, &storage, &folder),
         Verb::Runs(args) => verb::runs::run(&args),
         Verb::Report(args) => verb::report::run(&args, &storage),
-        Verb::Export(args) => verb::export::run(&args),
+        Verb::Export(args) => verb::export::run(&args, &storage),
         Verb::Plan(args) => verb::plan::run(&args),
         Verb::Doctor(args) => verb::doctor::run(&args),
         Verb::Bench(args) => verb::bench::run(&args, &storage),

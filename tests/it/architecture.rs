@@ -7,14 +7,15 @@ use crate::graph::circle;
 use crate::sources::{Crate, File};
 
 /// Which members each member may depend on, as ARCHITECTURE.md draws it.
-const ARROWS: [(&str, &[&str]); 7] = [
+const ARROWS: [(&str, &[&str]); 8] = [
     ("pipeline", &[]),
     ("augment", &[]),
     ("trainer", &["pipeline", "augment"]),
     ("eval", &["pipeline", "augment", "trainer"]),
     ("report", &["pipeline", "augment", "trainer", "eval"]),
-    ("scripts", &["pipeline", "augment", "trainer", "eval", "report"]),
-    ("tests", &["pipeline", "augment", "trainer", "eval", "report", "scripts"]),
+    ("weights", &["pipeline", "trainer"]),
+    ("scripts", &["pipeline", "augment", "trainer", "eval", "report", "weights"]),
+    ("tests", &["pipeline", "augment", "trainer", "eval", "report", "weights", "scripts"]),
 ];
 
 /// Folders of the trainer, each with those that it may use.

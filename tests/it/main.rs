@@ -26,6 +26,8 @@ mod gpu;
 /// Unit by unit against one graph.
 mod gradients;
 mod graph;
+/// Weights in and out of other libraries.
+mod interop;
 /// The scripts that start ranks without a launcher.
 mod launchers;
 /// Methods and backbones from shards to an exported backbone.

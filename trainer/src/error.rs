@@ -107,6 +107,14 @@ pub enum TrainError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A parameter of a network is not among its weights.
+    #[error("parameter {name} {reason}")]
+    Weights {
+        /// Name of the parameter.
+        name: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// Loss or gradients were not finite too often.
     #[error(
         "loss or gradient was not finite in {n_steps} steps in a row, the last at step {step}; the last \

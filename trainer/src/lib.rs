@@ -25,6 +25,10 @@ pub(crate) mod schedule;
 pub mod step;
 
 pub use error::TrainError;
+pub use model::backbone::{
+    MlpKind, ModelConfig, NamedSize, RegnetConfig, ResnetConfig, Size, StemKind, VitConfig,
+};
+pub use model::patches::Normalization;
 pub use network::Network;
 pub use ops::gemm::{Element, Mat, gemm};
 pub use recipe::Recipe;

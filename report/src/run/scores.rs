@@ -131,6 +131,24 @@ impl Evaluations {
     }
 }
 
+/// Scores of the network `network` of the run in `workdir` after `step` steps: what was measured on what, the number, and
+/// its interval.
+///
+/// # Errors
+/// [`ReportError`] when the run's evaluations cannot be read.
+pub fn scores_at(workdir: &Path, network: &str, step: u64) -> Result<Vec<ScoreAt>, ReportError> {
+    let evaluations = Evaluations::read(workdir, network)?;
+    let of_kind = |(kind, scored): (&Kind, &Vec<Scored>)| {
+        let scored = scored.iter().find(|scored| scored.step == step)?;
+        let name = format!("{} on {}, {}", kind.metric, kind.set, kind.transform);
+        kind.network.is_empty().then_some((name, scored.value, scored.interval))
+    };
+    Ok(evaluations.scores.iter().filter_map(of_kind).collect())
+}
+
+/// What was measured on what, the number, and its interval where it has one.
+pub type ScoreAt = (String, f64, Option<[f64; 2]>);
+
 impl Row {
     /// What the number is, and the number.
     fn number(&self) -> Option<(&'static str, f64)> {

@@ -7,7 +7,7 @@ use serde_json::Value;
 use trainer::network::probe::Probe;
 use trainer::{Network, Plan};
 
-use super::flags::{Described, about};
+use super::network::{Described, about};
 use super::record;
 use super::scores::rows;
 use crate::console::say;

@@ -1,6 +1,7 @@
-//! What the verbs of evaluation share: flags, and how scores are shown.
+//! What the verbs of evaluation share: flags, networks, and how scores are shown.
 
 pub(crate) mod flags;
 pub(crate) mod in_training;
+pub(crate) mod network;
 pub(crate) mod record;
 pub(crate) mod scores;

@@ -9,7 +9,7 @@ use report::EVALUATIONS;
 use serde_json::Value;
 use trainer::run::telemetry::append_scalars;
 
-use super::flags::OpenNetwork;
+use super::network::OpenNetwork;
 
 /// The file of a run's evaluations.
 pub(crate) fn path_in(workdir: &Path) -> PathBuf {

@@ -13,14 +13,16 @@ use serde_json::json;
 
 use crate::cluster::compute;
 use crate::cluster::launch::Launch;
-use crate::evaluation::flags::{CacheFlags, NetworkFlags, StageBar};
+use crate::evaluation::flags::{CacheFlags, StageBar};
+use crate::evaluation::network::NetworkFlags;
 use crate::evaluation::scores::set_name;
 use crate::shards::files::entries;
 
 /// Flags of `embed`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A run's work directory, a checkpoint's folder, or a file of `ocelli export`.
+    /// A run's work directory, a checkpoint's folder, or weights: a file or folder of `ocelli export`, DINO, DINOv2, timm,
+    /// torchvision or transformers.
     #[arg(long)]
     checkpoint: PathBuf,
     #[command(flatten)]

@@ -14,7 +14,9 @@ use serde_json::json;
 use trainer::device::Device;
 use trainer::run::Outcome;
 use trainer::{Network, Plan};
+use weights::{Format, Precision};
 
+use super::export;
 use super::pretrain::{Target, pretrain};
 use super::probe::baselines;
 use super::report::write_beside;
@@ -22,7 +24,7 @@ use super::shards::synth::{SynthArgs, synthesize};
 use crate::cluster::compute;
 use crate::cluster::launch::Launch;
 use crate::console::say;
-use crate::evaluation::flags::NetworkFlags;
+use crate::evaluation::network::NetworkFlags;
 use crate::evaluation::record;
 use crate::evaluation::scores::{Table, print_table, rows};
 use crate::exit::PREEMPTED;
@@ -155,7 +157,10 @@ fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Table> {
     let scalars = record::scalars(&open, &split.test.name, &scores.by_name().collect::<Vec<_>>());
     let rows = rows(&scores, split, &open.about(&args.workdir));
     record::add(&args.workdir, open.step().unwrap_or_default(), &rows, &scalars)?;
-    open.network.export(&args.workdir.join("backbone.safetensors"), open.which)?;
+    let subject = export::of_checkpoint(&args.workdir, false, device)?;
+    let backbone = args.workdir.join("backbone.safetensors");
+    // A quickstart that is started again scores the same run again.
+    export::write(&subject, &backbone, Format::Safetensors, Precision::F32, true)?;
     neighbors(args, split, &open.network)?;
     let mut table: Table = vec![(open.which, scores)];
     table.extend(baselines(&open.network, split, &protocols, device)?);

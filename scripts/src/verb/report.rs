@@ -17,7 +17,7 @@ use trainer::device::Device;
 
 use crate::cluster::compute::DeviceFlag;
 use crate::console::say;
-use crate::evaluation::flags::NetworkFlags;
+use crate::evaluation::network::NetworkFlags;
 use crate::evaluation::scores::set_name;
 use crate::pictures;
 

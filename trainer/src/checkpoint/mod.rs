@@ -8,7 +8,7 @@
 mod folder;
 mod read;
 mod reshard;
-pub(crate) mod safetensors;
+pub mod safetensors;
 mod write;
 
 pub use folder::{Hold, prune, steps};

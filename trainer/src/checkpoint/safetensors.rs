@@ -1,28 +1,23 @@
-//! Tensors of f32 in safetensors files.
+//! Tensors in safetensors files.
 
 use std::collections::{BTreeMap, HashMap};
 
 use ::safetensors::SafeTensorError;
-use ::safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
-use burn_tensor::TensorData;
+use ::safetensors::tensor::{TensorView, serialize};
 
-/// f32 tensors as one safetensors file. The same tensors give the same bytes.
+/// Tensors as one safetensors file. The same tensors give the same bytes.
 ///
 /// # Errors
 /// When the header cannot be written.
-pub(crate) fn to_safetensors(
-    tensors: &[(String, TensorData)],
+pub fn file_of(
+    views: Vec<(String, TensorView<'_>)>,
     metadata: HashMap<String, String>,
 ) -> std::io::Result<Vec<u8>> {
-    let views: Result<Vec<_>, _> = tensors
-        .iter()
-        .map(|(name, data)| {
-            let shape = data.shape().iter().copied().collect();
-            TensorView::new(Dtype::F32, shape, data.as_bytes()).map(|view| (name.clone(), view))
-        })
-        .collect();
-    let invalid = |error: SafeTensorError| std::io::Error::other(error.to_string());
-    with_sorted_header(&serialize(views.map_err(invalid)?, Some(metadata)).map_err(invalid)?)
+    with_sorted_header(&serialize(views, Some(metadata)).map_err(invalid)?)
+}
+
+fn invalid(error: SafeTensorError) -> std::io::Error {
+    std::io::Error::other(error.to_string())
 }
 
 /// The library writes metadata in the order of a hash map, another one each time. The same weights are to
@@ -39,15 +34,6 @@ fn with_sorted_header(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
     // Data starts at a multiple of eight, after spaces, as the format recommends.
     header.resize(header.len().next_multiple_of(8), b' ');
     Ok([&(header.len() as u64).to_le_bytes()[..], &header, data].concat())
-}
-
-/// Values of a little-endian f32 tensor.
-pub(crate) fn values_of(tensors: &SafeTensors<'_>, key: &str) -> Result<Vec<f32>, String> {
-    let view = tensors.tensor(key).map_err(|error| format!("{key}: {error}"))?;
-    if view.dtype() != Dtype::F32 {
-        return Err(format!("{key} is {:?}, not F32", view.dtype()));
-    }
-    Ok(from_le_bytes(view.data()))
 }
 
 /// f32 values of little-endian bytes.

@@ -3,14 +3,11 @@
 pub mod probe;
 
 use std::collections::HashMap;
-use std::path::Path;
 
-use ::safetensors::tensor::SafeTensors;
 use burn_tensor::{DType, Device, Tensor, TensorData};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::checkpoint::Checkpoint;
-use crate::checkpoint::safetensors::{to_safetensors, values_of};
 use crate::device::host::{to_host, with_slice};
 use crate::device::workers::{Workers, or_cores};
 use crate::error::TrainError;
@@ -24,17 +21,16 @@ use crate::model::unit::{Context, Draws, StatSets, Unit};
 use crate::recipe::plan::Plan;
 use crate::step::Trainer;
 
-/// Key of the backbone's description in an exported file.
-const MODEL_KEY: &str = "ocelli.model";
-
-/// Key of the normalization of colors in an exported file.
-const NORMALIZATION_KEY: &str = "ocelli.normalization";
-
-/// Key of which network of a run an exported file holds.
-const NETWORK_KEY: &str = "ocelli.network";
-
-/// What exported files hold; older ones do not say, and hold the first.
-const EXPORTED: [&str; 2] = ["teacher", "student"];
+/// A parameter with its values.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NamedTensor {
+    /// The name that timm or torchvision has for it.
+    pub name: String,
+    /// Its dimensions, as PyTorch stores them.
+    pub shape: Vec<usize>,
+    /// Its elements, row by row.
+    pub values: Vec<f32>,
+}
 
 /// A backbone with its weights.
 pub struct Network {
@@ -98,29 +94,36 @@ impl Network {
         })
     }
 
-    /// The network of a checkpoint folder that evaluation looks at, or its student if `wants_student`; or the network of
-    /// an exported safetensors file. Evaluation looks at the first follower, such as a teacher, and at the student
-    /// where the method has none. The name says which it is.
+    /// The network that has the values of `tensors`, of which there is one for each parameter of `model`.
     ///
     /// # Errors
-    /// [`TrainError::CheckpointRead`].
-    pub fn open(
-        path: &Path,
-        wants_student: bool,
+    /// [`TrainError::Weights`] for a parameter that is missing or has another shape.
+    pub fn with_tensors(
+        model: &ModelConfig,
+        normalization: Normalization,
+        tensors: &[NamedTensor],
         n_workers: usize,
         device: &Device,
-    ) -> Result<(Self, &'static str), TrainError> {
-        if Self::is_export(path) {
-            if wants_student {
-                let reason = "an exported file holds one network; it cannot give the student".into();
-                return Err(TrainError::CheckpointRead { path: path.to_path_buf(), reason });
+    ) -> Result<Self, TrainError> {
+        let by_name: HashMap<&str, &NamedTensor> =
+            tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+        Self::new(model, normalization, n_workers, device, |layout| {
+            let mut values = vec![0.0; layout.padded];
+            for slot in &layout.params {
+                let name = layout.full_name(slot);
+                let bad = |reason: String| TrainError::Weights { name: name.clone(), reason };
+                let tensor = by_name.get(name.as_str()).ok_or_else(|| bad("is missing".into()))?;
+                if tensor.shape != slot.spec.shape || tensor.values.len() != slot.spec.numel() {
+                    return Err(bad(format!("has shape {:?}, not {:?}", tensor.shape, slot.spec.shape)));
+                }
+                values[slot.range()].copy_from_slice(&tensor.values);
             }
-            return Self::open_export(path, n_workers, device);
-        }
-        Self::of_checkpoint(&Checkpoint::open(path)?, wants_student, n_workers, device)
+            Ok(values)
+        })
     }
 
-    /// As [`Network::open`], of a checkpoint that is open.
+    /// The network of a checkpoint that evaluation looks at, or its student if `wants_student`: evaluation looks at the
+    /// first follower, such as a teacher, and at the student where the method has none. The name says which it is.
     ///
     /// # Errors
     /// [`TrainError::CheckpointRead`].
@@ -137,75 +140,18 @@ impl Network {
         Ok((Self::new(&recipe.model, normalization, n_workers, device, flat)?, which))
     }
 
-    /// Whether `path` is a file of weights, not a checkpoint.
-    pub fn is_export(path: &Path) -> bool {
-        path.is_file() && path.file_name().is_none_or(|name| name != "latest")
-    }
-
-    fn open_export(
-        path: &Path,
-        n_workers: usize,
-        device: &Device,
-    ) -> Result<(Self, &'static str), TrainError> {
-        let bad = |reason: String| TrainError::CheckpointRead { path: path.to_path_buf(), reason };
-        let bytes = std::fs::read(path).map_err(|error| bad(error.to_string()))?;
-        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|error| bad(error.to_string()))?;
-        let entry = |key: &str| header.metadata().as_ref().and_then(|metadata| metadata.get(key));
-        let text = entry(MODEL_KEY).ok_or_else(|| {
-            bad(format!("it has no {MODEL_KEY} entry: only files of `ocelli export` can be read"))
-        })?;
-        let model: ModelConfig = serde_json::from_str(text).map_err(|error| bad(error.to_string()))?;
-        model.validate().map_err(bad)?;
-        // Files from before version 0.2 do not say: there was only one.
-        let normalization = entry(NORMALIZATION_KEY).map(|text| serde_json::from_str(text)).transpose();
-        let normalization = normalization.map_err(|error| bad(error.to_string()))?.unwrap_or_default();
-        let network = entry(NETWORK_KEY);
-        let which = EXPORTED.into_iter().find(|name| network.is_some_and(|network| network == name));
-        let tensors = SafeTensors::deserialize(&bytes).map_err(|error| bad(error.to_string()))?;
-        let network = Self::new(&model, normalization, n_workers, device, |layout| {
-            let mut values = vec![0.0; layout.padded];
-            for slot in &layout.params {
-                let name = layout.full_name(slot);
-                let found = values_of(&tensors, &name).map_err(bad)?;
-                if found.len() != slot.spec.numel() {
-                    return Err(bad(format!(
-                        "{name} has {} elements, not {}",
-                        found.len(),
-                        slot.spec.numel()
-                    )));
-                }
-                values[slot.range()].copy_from_slice(&found);
-            }
-            Ok(values)
-        })?;
-        Ok((network, which.unwrap_or(EXPORTED[0])))
-    }
-
-    /// The weights as a safetensors file with the parameter names of timm or torchvision; `which` network of a run it is
-    /// goes with them.
-    ///
-    /// # Errors
-    /// [`TrainError::Io`].
-    pub fn export(&self, path: &Path, which: &str) -> Result<(), TrainError> {
+    /// All parameters with their values.
+    pub fn tensors(&self) -> Vec<NamedTensor> {
         let mut tensors = Vec::new();
         for (layout, flat) in self.layouts.iter().zip(&self.flats) {
             let values = to_host(flat.clone());
-            for slot in &layout.params {
-                let data = TensorData::new(values[slot.range()].to_vec(), slot.spec.shape.clone());
-                tensors.push((layout.full_name(slot), data));
-            }
+            tensors.extend(layout.params.iter().map(|slot| NamedTensor {
+                name: layout.full_name(slot),
+                shape: slot.spec.shape.clone(),
+                values: values[slot.range()].to_vec(),
+            }));
         }
-        let io = |error| TrainError::io("write", path, error);
-        let model = serde_json::to_string(&self.model).map_err(|error| io(error.into()))?;
-        let normalization = serde_json::to_string(&self.normalization).map_err(|error| io(error.into()))?;
-        let metadata = HashMap::from([
-            (MODEL_KEY.to_string(), model),
-            (NORMALIZATION_KEY.to_string(), normalization),
-            (NETWORK_KEY.to_string(), which.to_string()),
-            ("format".into(), "pt".into()),
-        ]);
-        let bytes = to_safetensors(&tensors, metadata).map_err(io)?;
-        pipeline::file::replace(path, &bytes).map_err(io)
+        tensors
     }
 
     /// One vector for each of `images`, `[3, size, size]` as bytes: `[B, D]`.

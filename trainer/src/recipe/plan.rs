@@ -88,6 +88,12 @@ impl Plan {
         Ok(plan)
     }
 
+    /// Its text, as it stands in a work directory.
+    pub fn to_toml(&self) -> String {
+        // Numbers, texts and tables alone: nothing that TOML has no form for.
+        toml::to_string_pretty(self).unwrap_or_default()
+    }
+
     /// Name of the network that evaluation looks at: the first follower, such as a teacher, or the student where the method
     /// has none.
     ///

@@ -8,13 +8,15 @@ use pipeline::{Dataset, Storage};
 use trainer::device::Device;
 
 use crate::cluster::compute::DeviceFlag;
-use crate::evaluation::flags::{CacheFlags, NetworkFlags, OpenNetwork, ProtocolFlags};
+use crate::evaluation::flags::{CacheFlags, ProtocolFlags};
+use crate::evaluation::network::{NetworkFlags, OpenNetwork};
 use crate::evaluation::scores::set_name;
 
 /// Flags of `probe`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A run's work directory, a checkpoint's folder, or a file of `ocelli export`.
+    /// A run's work directory, a checkpoint's folder, or weights: a file or folder of `ocelli export`, DINO, DINOv2, timm,
+    /// torchvision or transformers.
     #[arg(long, required_unless_present = "watch")]
     pub(super) checkpoint: Option<PathBuf>,
     /// Score every checkpoint of a run once, as it appears, until the run has ended. Any number of these may work on the

@@ -15,7 +15,8 @@ use trainer::Network;
 use trainer::device::Device;
 
 use crate::console::say;
-use crate::evaluation::flags::{OpenNetwork, StageBar, workdir_of};
+use crate::evaluation::flags::StageBar;
+use crate::evaluation::network::{OpenNetwork, workdir_of};
 use crate::evaluation::record;
 use crate::evaluation::scores::{Table, print_table, rows, to_json};
 pub(crate) use job::Args;

@@ -4,15 +4,19 @@
 
 mod convolution;
 mod excitation;
-mod pos_embed;
 mod registry;
 mod regnet;
 mod resnet;
 #[cfg(test)]
 mod toy;
+mod transformer;
 mod vit;
 
-pub(crate) use registry::ModelConfig;
+pub use registry::ModelConfig;
+pub use regnet::{Config as RegnetConfig, NamedSize, Size};
+pub use resnet::{Config as ResnetConfig, StemKind};
+pub use transformer::block::MlpKind;
+pub use vit::Config as VitConfig;
 
 use super::unit::Unit;
 

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{BackboneConfig, Levels, Readout, regnet, resnet, vit};
+use crate::model::layout::{ParamSlot, UnitLayout};
 use crate::model::unit::Unit;
 
 /// Declares [`ModelConfig`] with a variant for each backbone: its documentation, its name and its module.
@@ -65,6 +66,16 @@ impl ModelConfig {
     /// Where evaluation may read features, with the units of [`Readout::All`].
     pub fn levels(&self) -> Levels {
         self.config().levels()
+    }
+
+    /// Names of all parameters in exports, and their shapes.
+    pub fn params(&self) -> Vec<(String, Vec<usize>)> {
+        let layouts = self.units(Readout::All).into_iter().map(|unit| unit.layout(1));
+        let of_unit = |layout: UnitLayout| {
+            let named = |slot: &ParamSlot| (layout.full_name(slot), slot.spec.shape.clone());
+            layout.params.iter().map(named).collect::<Vec<_>>()
+        };
+        layouts.flat_map(of_unit).collect()
     }
 
     /// Parameters of all units.

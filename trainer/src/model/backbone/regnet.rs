@@ -140,6 +140,26 @@ pub struct Design {
 }
 
 impl NamedSize {
+    /// All of them, from the smallest.
+    pub const ALL: [Self; 16] = [
+        Self::Mf200,
+        Self::Mf400,
+        Self::Mf600,
+        Self::Mf800,
+        Self::Gf1_6,
+        Self::Gf3_2,
+        Self::Gf4,
+        Self::Gf6_4,
+        Self::Gf8,
+        Self::Gf12,
+        Self::Gf16,
+        Self::Gf32,
+        Self::Gf64,
+        Self::Gf128,
+        Self::Gf256,
+        Self::B10,
+    ];
+
     fn design(self) -> Design {
         let (depth, w_0, w_a, w_m, group_width) = match self {
             Self::Mf200 => (13, 24, 36.44, 2.49, 8),
@@ -165,10 +185,13 @@ impl NamedSize {
 
 /// A stage of the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stage {
-    width: usize,
-    depth: usize,
-    group_width: usize,
+pub struct Stage {
+    /// Channels.
+    pub width: usize,
+    /// Branches.
+    pub depth: usize,
+    /// Channels of a group.
+    pub group_width: usize,
 }
 
 impl Design {
@@ -203,7 +226,8 @@ fn whole_groups(width: usize, group_width: usize, keeps_width: bool) -> usize {
 }
 
 impl Config {
-    fn stages(&self) -> Vec<Stage> {
+    /// The stages, from the first to the last.
+    pub fn stages(&self) -> Vec<Stage> {
         match self.size {
             Size::Named(size) => size.design().stages(),
             Size::Design(design) => design.stages(),

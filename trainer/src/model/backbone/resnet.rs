@@ -65,7 +65,8 @@ fn stages(depth: usize) -> Option<([usize; 4], bool)> {
 }
 
 impl Config {
-    fn stages(&self) -> ([usize; 4], bool) {
+    /// Branches of each stage, and whether they are bottlenecks.
+    pub fn stages(&self) -> ([usize; 4], bool) {
         // The recipe was checked.
         stages(self.depth).expect("a depth that was checked")
     }

@@ -1,0 +1,223 @@
+//! Networks that verbs look at: of a run, a checkpoint, or a file of weights.
+
+use std::path::Path;
+use std::str::FromStr;
+
+use anyhow::bail;
+use augment::{DecodeRules, MultiCrop};
+use eval::Transform;
+use serde_json::{Value, json};
+use trainer::checkpoint::{Checkpoint, Manifest};
+use trainer::device::Device;
+use trainer::{Network, Normalization};
+use weights::{Hints, Library, Preprocessing, Pretrained};
+
+use crate::console::say;
+
+/// Which network of a checkpoint, and how it sees images.
+#[derive(Default, clap::Args)]
+pub(crate) struct NetworkFlags {
+    /// Take the student even if the method has a teacher.
+    #[arg(long)]
+    pub(crate) student: bool,
+    /// Side of the square that the network sees, in place of the model's.
+    #[arg(long, value_name = "PX")]
+    pub(crate) image_px: Option<u32>,
+    /// Length of the short side after the resize, before the square is cut out [default: 256/224 of the square's side;
+    /// images that already have the square's size are not resized].
+    #[arg(long, value_name = "PX")]
+    pub(crate) resize_px: Option<u32>,
+    #[command(flatten)]
+    pub(crate) weights: WeightFlags,
+}
+
+/// What a file of weights does not say of itself.
+#[derive(Clone, Default, clap::Args)]
+pub(crate) struct WeightFlags {
+    /// Whose weights a file holds, where names do not tell: dino, dinov2, timm, torchvision or transformers.
+    #[arg(long, value_name = "LIBRARY")]
+    source: Option<Source>,
+    /// Attention heads of a file's network [default: as its config.json says, else one for each 64 channels].
+    #[arg(long, value_name = "N")]
+    heads: Option<usize>,
+    /// Colors of a file's network: imagenet, half (0.5, as many of timm's), or `R,G,B/R,G,B`, means and deviations
+    /// [default: as the file says, else imagenet].
+    #[arg(long, value_name = "COLORS", value_parser = normalization)]
+    normalization: Option<Normalization>,
+}
+
+/// A network that is open, and what is known of it.
+pub(crate) struct OpenNetwork {
+    pub(crate) network: Network,
+    /// Which of a run's networks it is.
+    pub(crate) which: &'static str,
+    pub(crate) transform: Transform,
+    pub(crate) rules: DecodeRules,
+    /// What the checkpoint says of its run; a file of weights says nothing.
+    pub(crate) manifest: Option<Manifest>,
+    /// Side of the squares that it was made for, or is evaluated on.
+    usual_px: u32,
+}
+
+impl NetworkFlags {
+    /// Opens the network of `path`, a run, a checkpoint or weights, on `device`.
+    pub(crate) fn open(&self, path: &Path, device: &Device) -> anyhow::Result<OpenNetwork> {
+        let opened = match weights::is_weights(path) {
+            true => self.of_weights(path, device)?,
+            // Opened once: a run that goes on may write another one meanwhile.
+            false => {
+                let checkpoint = Checkpoint::open(path)?;
+                let (network, which) = Network::of_checkpoint(&checkpoint, self.student, 0, device)?;
+                let size_px = network.model.image_px() as u32;
+                let preprocessing = Preprocessing::of_size(size_px, network.normalization);
+                (network, which, preprocessing, Some(checkpoint.manifest))
+            }
+        };
+        let (network, which, preprocessing, manifest) = opened;
+        let size_px = self.image_px.unwrap_or(preprocessing.size_px);
+        let stride_px = network.model.stride_px();
+        if size_px == 0 || !(size_px as usize).is_multiple_of(stride_px) {
+            bail!(eval::EvalError::ImageSize { image_px: size_px as usize, stride_px });
+        }
+        let usual = Transform::new(size_px);
+        let transform = match (self.resize_px, self.image_px) {
+            (Some(resize_px), _) => Transform::resizing(resize_px, size_px).map_err(anyhow::Error::msg)?,
+            (None, None) => Transform { resize_px: preprocessing.resize_px.max(size_px), ..usual },
+            (None, Some(_)) => usual,
+        };
+        let rules = manifest.as_ref().map_or_else(DecodeRules::default, |run| run.plan.recipe.data.rules());
+        Ok(OpenNetwork { network, which, transform, rules, manifest, usual_px: preprocessing.size_px })
+    }
+
+    fn of_weights(&self, path: &Path, device: &Device) -> anyhow::Result<Opened> {
+        let read = self.weights.read(path, self.student)?;
+        let normalization = read.preprocessing.normalization;
+        let network = Network::with_tensors(&read.model, normalization, &read.tensors, 0, device)?;
+        Ok((network, read.which, read.preprocessing, None))
+    }
+}
+
+/// A network, which of a run's it is, how it sees images, and what its checkpoint says.
+type Opened = (Network, &'static str, Preprocessing, Option<Manifest>);
+
+impl WeightFlags {
+    /// The backbone in `path`; says what was taken for granted.
+    pub(crate) fn read(&self, path: &Path, student: bool) -> anyhow::Result<Pretrained> {
+        let hints = Hints {
+            library: self.source.map(|source| source.0),
+            heads: self.heads,
+            normalization: self.normalization,
+            student,
+        };
+        let read = weights::read(path, &hints)?;
+        for sentence in &read.assumed {
+            say(format!("note: {}: {sentence}", path.display()));
+        }
+        Ok(read)
+    }
+}
+
+/// A library, as the command line names it.
+#[derive(Clone, Copy)]
+struct Source(Library);
+
+impl FromStr for Source {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Library::ALL.into_iter().find(|library| library.name() == text);
+        found.map(Self).ok_or_else(|| format!("one of {}", Library::ALL.map(Library::name).join(", ")))
+    }
+}
+
+/// `imagenet`, `half`, or `R,G,B/R,G,B`: means and deviations.
+fn normalization(text: &str) -> Result<Normalization, String> {
+    match text {
+        "imagenet" => return Ok(Normalization::default()),
+        "half" => return Ok(Normalization { mean: [0.5; 3], std: [0.5; 3] }),
+        _ => {}
+    }
+    let three = |text: &str| {
+        let numbers: Vec<f32> = text.split(',').filter_map(|number| number.trim().parse().ok()).collect();
+        <[f32; 3]>::try_from(numbers).ok()
+    };
+    let parts = text.split_once('/').and_then(|(mean, std)| Some((three(mean)?, three(std)?)));
+    match parts {
+        Some((mean, std)) if std.iter().all(|value| *value > 0.0) => Ok(Normalization { mean, std }),
+        _ => Err("imagenet, half, or means and deviations: 0.485,0.456,0.406/0.229,0.224,0.225".into()),
+    }
+}
+
+impl OpenNetwork {
+    /// The step that the checkpoint follows.
+    pub(crate) fn step(&self) -> Option<u64> {
+        self.manifest.as_ref().map(|run| run.step)
+    }
+
+    /// The views that it was trained on, or DINO's where nothing is known of its run.
+    pub(crate) fn multicrop(&self) -> MultiCrop {
+        let size_px = self.transform.size_px;
+        self.manifest
+            .as_ref()
+            .map_or_else(|| MultiCrop::dino(size_px, size_px, 0), |run| run.plan.multicrop())
+    }
+
+    /// What does not fit the weights, a sentence each.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let (seen_px, made_px) = (self.transform.size_px, self.usual_px);
+        let differs = seen_px != made_px;
+        differs
+            .then(|| format!("the network was made for images of {made_px} px and sees {seen_px} px"))
+            .into_iter()
+            .collect()
+    }
+
+    /// Metadata that goes with every result.
+    pub(crate) fn about(&self, checkpoint: &Path) -> Value {
+        let described = Described {
+            network: &self.network,
+            which: self.which,
+            step: self.step(),
+            recipe: self.manifest.as_ref().map(|run| run.plan.recipe.name.clone()),
+            transform: self.transform,
+        };
+        about(&described, Some(checkpoint))
+    }
+}
+
+/// What is known of a network that is scored.
+pub(crate) struct Described<'a> {
+    pub(crate) network: &'a Network,
+    /// Which of a run's networks it is.
+    pub(crate) which: &'static str,
+    pub(crate) step: Option<u64>,
+    pub(crate) recipe: Option<String>,
+    pub(crate) transform: Transform,
+}
+
+/// The same as metadata; the probe within a run has no checkpoint.
+pub(crate) fn about(described: &Described<'_>, checkpoint: Option<&Path>) -> Value {
+    let network = described.network;
+    json!({
+        "checkpoint": checkpoint,
+        "network": described.which,
+        "step": described.step,
+        "recipe": described.recipe,
+        "weights": format!("{:016x}", network.fingerprint()),
+        "model": as_written(&network.model),
+        "normalization": as_written(&network.normalization),
+        "transform": described.transform,
+        "transform_in_words": described.transform.to_string(),
+    })
+}
+
+/// By way of the text: as numbers of 64 bits, those of 32 would end in digits that nobody wrote.
+fn as_written(value: &impl serde::Serialize) -> Value {
+    let text = serde_json::to_string(value).unwrap_or_default();
+    serde_json::from_str(&text).unwrap_or_default()
+}
+
+/// The work directory of the run that `checkpoint` belongs to, if it lies in one.
+pub(crate) fn workdir_of(checkpoint: &Path) -> Option<&Path> {
+    checkpoint.ancestors().find(|folder| folder.join("plan.toml").exists())
+}

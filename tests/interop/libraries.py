@@ -1,0 +1,247 @@
+"""Weights in and out of other libraries, through the libraries themselves.
+
+    libraries.py images FOLDER          PNGs of noise, 32 px
+    libraries.py make FOLDER            random networks of every library, and their features of FOLDER/images
+    libraries.py check FORMAT PATH FEATURES IMAGES
+                                        the features of an export beside those of `ocelli embed`
+    libraries.py onnx PATH FEATURES IMAGES
+                                        the same for a graph, with onnxruntime alone
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+PX = 32
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def png(path, pixels):
+    """Writes [H, W, 3] bytes without a library for images."""
+    import struct
+    import zlib
+
+    height, width, _ = pixels.shape
+    rows = b"".join(b"\0" + pixels[y].tobytes() for y in range(height))
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    )
+
+
+def unpng(path):
+    """Reads what `png` has written."""
+    import zlib
+
+    data, at, packed = path.read_bytes(), 8, b""
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 4], "big")
+        if data[at + 4 : at + 8] == b"IDAT":
+            packed += data[at + 8 : at + 8 + length]
+        at += 12 + length
+    rows = np.frombuffer(zlib.decompress(packed), np.uint8).reshape(PX, 1 + 3 * PX)
+    return rows[:, 1:].reshape(PX, PX, 3)
+
+
+def make_images(folder):
+    random = np.random.default_rng(0)
+    folder.mkdir(parents=True)
+    for i in range(5):
+        png(folder / f"{i}.png", random.integers(0, 256, (PX, PX, 3), np.uint8))
+
+
+def pixels(folder, mean=MEAN, std=STD):
+    """[B, 3, H, W] as networks see them, in the order of the names."""
+    images = np.stack([unpng(path) for path in sorted(folder.glob("*.png"))])
+    values = (images / 255.0 - np.array(mean)) / np.array(std)
+    return values.transpose(0, 3, 1, 2).astype(np.float32)
+
+
+def close(what, ours, theirs, tolerance=1e-4):
+    scale = np.abs(theirs).max()
+    gap = np.abs(ours - theirs).max() / scale
+    print(f"{what}: {gap:.1e} of the largest value")
+    assert ours.shape == theirs.shape, (ours.shape, theirs.shape)
+    assert scale > 1e-3, f"{what}: features are zero"
+    assert gap <= tolerance, f"{what}: {gap}"
+
+
+def shaken(model, seed):
+    """Every parameter and statistic drawn anew: nothing is left at zero or one."""
+    import torch
+
+    torch.manual_seed(seed)
+    for name, value in model.state_dict().items():
+        if not value.is_floating_point():
+            continue
+        if name.endswith("running_var"):
+            value.uniform_(0.5, 1.5)
+        elif value.ndim >= 2 and "token" not in name and "pos" not in name:
+            value.normal_(0, (2.0 / value[0].numel()) ** 0.5)
+        else:
+            value.add_(0.1 * torch.randn_like(value))
+    return model.eval()
+
+
+def features(kind, model, x):
+    """One vector an image, of any library's model."""
+    import torch
+
+    with torch.no_grad():
+        if kind == "timm":
+            return model(x).numpy()
+        if kind == "transformers":
+            out = model(pixel_values=x).last_hidden_state
+            return (out[:, 0] if out.ndim == 3 else out.mean((2, 3))).numpy()
+        if hasattr(model, "heads"):
+            model.heads = torch.nn.Identity()
+        elif hasattr(model, "fc"):
+            model.fc = torch.nn.Identity()
+        return model(x).numpy()
+
+
+def networks():
+    """Small random networks: name, kind, model, what `ocelli` must be told."""
+    import timm
+    import torchvision
+    import transformers
+
+    vit = dict(img_size=PX, patch_size=8, embed_dim=64, depth=2, num_heads=2, num_classes=0)
+    yield "timm-vit", "timm", timm.create_model("vit_small_patch16_224", **vit), ["--heads", "2"]
+    # A network for larger images: its position embedding is resampled for these.
+    larger = dict(vit, img_size=48, dynamic_img_size=True)
+    yield "timm-resampled", "timm", timm.create_model("vit_small_patch16_224", **larger), ["--heads", "2"]
+    registers = dict(vit, reg_tokens=3, init_values=0.1)
+    yield "timm-registers", "timm", timm.create_model("vit_small_patch14_reg4_dinov2", **registers), ["--heads", "2"]
+    gated = dict(vit, init_values=0.1, mlp_ratio=5.5)
+    yield "timm-gated", "timm", timm.create_model("vit_giant_patch14_dinov2", **gated), ["--heads", "2"]
+    yield "timm-resnet", "timm", timm.create_model("resnet26", num_classes=0), []
+    yield "timm-regnet", "timm", timm.create_model("regnety_002", num_classes=0), []
+    yield "tv-resnet", "torchvision", torchvision.models.resnet18(), []
+    yield "tv-regnet", "torchvision", torchvision.models.regnet_y_400mf(), []
+    config = dict(image_size=PX, patch_size=8, num_layers=2, num_heads=2, hidden_dim=64, mlp_dim=128)
+    yield "tv-vit", "torchvision", torchvision.models.VisionTransformer(**config), ["--heads", "2"]
+    config = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, image_size=PX, patch_size=8)
+    vit = transformers.ViTConfig(**config, intermediate_size=128)
+    yield "hf-vit", "transformers", transformers.ViTModel(vit, add_pooling_layer=False), []
+    vit = transformers.Dinov2Config(**config)
+    yield "hf-dinov2", "transformers", transformers.Dinov2Model(vit), []
+    vit = transformers.Dinov2WithRegistersConfig(**config, use_swiglu_ffn=True, num_register_tokens=2)
+    yield "hf-registers", "transformers", transformers.Dinov2WithRegistersModel(vit), []
+    net = transformers.ResNetConfig(embedding_size=16, hidden_sizes=[16, 32, 64, 128], depths=[2, 2, 2, 2], layer_type="basic")
+    yield "hf-resnet", "transformers", transformers.ResNetModel(net), []
+    net = transformers.RegNetConfig(embedding_size=32, hidden_sizes=[24, 56, 152, 368], depths=[1, 1, 4, 7], groups_width=8)
+    yield "hf-regnet", "transformers", transformers.RegNetModel(net), []
+
+
+def dinov2_names(state):
+    """timm's names of a network without registers as DINOv2's code has them."""
+    renamed = {name.replace("mlp.fc1", "mlp.w12").replace("mlp.fc2", "mlp.w3"): value for name, value in state.items()}
+    return renamed | {"mask_token": renamed["cls_token"][0] * 0}
+
+
+def make(folder):
+    import torch
+    from safetensors.torch import save_file
+
+    x = torch.from_numpy(pixels(folder / "images"))
+    said = {}
+    for seed, (name, kind, model, flags) in enumerate(networks()):
+        model = shaken(model, seed)
+        state = {key: value.contiguous() for key, value in model.state_dict().items()}
+        if kind == "transformers":
+            model.save_pretrained(folder / name)
+            path, state_path = folder / name, folder / f"{name}-memory.pth"
+            torch.save(model.state_dict(), state_path)
+            eps = getattr(model.config, "layer_norm_eps", None)
+            heads = getattr(model.config, "num_attention_heads", None)
+            if eps != 1e-12 or name != "hf-vit":
+                said[f"{name}-memory"] = (str(state_path), ["--heads", str(heads)] if heads else [])
+        elif kind == "torchvision":
+            path = folder / f"{name}.pth"
+            torch.save(model.state_dict(), path)
+        else:
+            path = folder / f"{name}.safetensors"
+            save_file(state, path)
+        expected = features(kind, model, x)
+        np.save(folder / f"{name}.npy", expected)
+        if f"{name}-memory" in said:
+            np.save(folder / f"{name}-memory.npy", expected)
+        said[name] = (str(path), flags)
+        if name == "timm-vit":
+            # A training checkpoint of DINO: two networks with heads, and settings.
+            import argparse
+
+            wrapped = {f"module.backbone.{key}": value for key, value in state.items()}
+            other = {key: value + 1 for key, value in wrapped.items()}
+            whole = {"student": other, "teacher": wrapped, "args": argparse.Namespace(lr=1.0), "epoch": 3}
+            torch.save(whole, folder / "dino.pth")
+            said["dino"] = (str(folder / "dino.pth"), ["--heads", "2"])
+            np.save(folder / "dino.npy", expected)
+        if name == "timm-gated":
+            torch.save(dinov2_names(state), folder / "dinov2-gated.pth")
+            said["dinov2-gated"] = (str(folder / "dinov2-gated.pth"), ["--heads", "2"])
+            np.save(folder / "dinov2-gated.npy", expected)
+    (folder / "said.json").write_text(json.dumps(said))
+
+
+def check(form, path, features_path, images):
+    import torch
+
+    ours = np.load(features_path)
+    x = torch.from_numpy(pixels(Path(images)))
+    if form == "timm":
+        import timm
+
+        model = timm.create_model(f"local-dir:{path}", pretrained=True).eval()
+        said = timm.data.resolve_data_config(model=model)
+        assert np.allclose(said["mean"], MEAN) and np.allclose(said["std"], STD), said
+        theirs = features("timm", model, x)
+    elif form == "transformers":
+        from transformers import AutoImageProcessor, AutoModel
+
+        model, report = AutoModel.from_pretrained(path, output_loading_info=True)
+        strange = [name for name in report["missing_keys"] if "pooler" not in name and "num_batches_tracked" not in name]
+        assert not strange and not report["unexpected_keys"], report
+        processor = AutoImageProcessor.from_pretrained(path)
+        stack = np.stack([unpng(p) for p in sorted(Path(images).glob("*.png"))])
+        model.eval()
+        # Images of the network's size: only the colors of the processor count.
+        seen = processor(list(stack), return_tensors="pt", do_resize=False, do_center_crop=False)["pixel_values"]
+        theirs = features("transformers", model, seen)
+    else:
+        raise SystemExit(f"no such format: {form}")
+    close(form, ours, theirs)
+
+
+def check_onnx(path, features_path, images, tolerance):
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path)
+    x = pixels(Path(images))
+    embedding, patches = session.run(None, {"pixels": x})
+    # The number of images is free.
+    one, _ = session.run(None, {"pixels": x[:1]})
+    close("onnx", embedding, np.load(features_path), tolerance)
+    close("onnx, one image", one, embedding[:1])
+    assert patches.ndim == 3 and patches.shape[0] == len(x), patches.shape
+
+
+if __name__ == "__main__":
+    verb, *rest = sys.argv[1:]
+    if verb == "images":
+        make_images(Path(rest[0]))
+    elif verb == "make":
+        make(Path(rest[0]))
+    elif verb == "check":
+        check(*rest)
+    elif verb == "onnx":
+        check_onnx(*rest[:3], float(rest[3]) if len(rest) > 3 else 1e-4)
+    elif verb == "compare":
+        close(rest[0], np.load(rest[1]), np.load(rest[2]))

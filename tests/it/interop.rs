@@ -1,0 +1,243 @@
+//! Weights in and out of other libraries, through the libraries themselves (`tests/interop/libraries.py`).
+//!
+//! `OCELLI_PYTHON` names the Python that has them; what it lacks is left out, with one line.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use burn_tensor::Device;
+use serde_json::Value;
+use tempfile::TempDir;
+use trainer::ModelConfig;
+use trainer::network::NamedTensor;
+use trainer::{Network, Normalization};
+use weights::{Card, Export, Format, Hints, Precision, Preprocessing};
+
+use crate::support::{fails, ok, program};
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/interop/libraries.py");
+
+/// Small networks of every kind, by what they have.
+const MODELS: [(&str, &str); 6] = [
+    ("vit", "arch='vit'\nimage_px=32\npatch_px=8\nwidth=64\ndepth=2\nheads=2"),
+    (
+        "registers",
+        "arch='vit'\nimage_px=32\npatch_px=8\nwidth=64\ndepth=2\nheads=2\nlayer_scale=0.1\nregisters=3",
+    ),
+    (
+        "gated",
+        "arch='vit'\nimage_px=32\npatch_px=8\nwidth=64\ndepth=2\nheads=2\nmlp='swiglu'\nlayer_scale=0.1",
+    ),
+    ("resnet", "arch='resnet'\nimage_px=32\ndepth=18\nwidth=64"),
+    ("small-stem", "arch='resnet'\nimage_px=32\ndepth=14\nwidth=16\nstem='small'"),
+    ("regnet", "arch='regnet_y'\nimage_px=32\nsize='200mf'"),
+];
+
+/// The Python that has `modules`, or a line about the one that has not.
+fn python(modules: &str) -> Option<PathBuf> {
+    let python = std::env::var_os("OCELLI_PYTHON").map_or_else(|| PathBuf::from("python3"), PathBuf::from);
+    let import = Command::new(&python).args(["-c", &format!("import {modules}")]).output();
+    let there = import.is_ok_and(|output| output.status.success());
+    if !there {
+        // Past the test harness, which shows nothing of a test that passes.
+        let mut stderr = std::io::stderr();
+        writeln!(stderr, "left out: {} cannot import {modules} (OCELLI_PYTHON)", python.display()).unwrap();
+    }
+    there.then_some(python)
+}
+
+/// Runs the script; its output must be free of errors.
+fn script(python: &Path, args: &[&str]) {
+    let output = Command::new(python).arg(SCRIPT).args(args).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{args:?}\n{out}\n{err}");
+}
+
+/// A folder with images, and networks that are exported from it.
+struct Bench {
+    folder: TempDir,
+    python: PathBuf,
+}
+
+impl Bench {
+    fn new(python: PathBuf) -> Self {
+        let bench = Self { folder: tempfile::tempdir().unwrap(), python };
+        script(&bench.python, &["images", &bench.text("images")]);
+        bench
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    /// A random network of `model` as an exported file, every parameter away from zero and one.
+    fn network(&self, name: &str, model: &str) -> String {
+        let model: ModelConfig = toml::from_str(model).unwrap();
+        let tensors = shaken(&model);
+        let export = Export {
+            model: &model,
+            tensors: &tensors,
+            preprocessing: Preprocessing::of_size(32, Normalization::default()),
+            which: "teacher",
+            precision: Precision::F32,
+            card: &Card::default(),
+        };
+        let path = self.text(&format!("{name}.safetensors"));
+        weights::write(Path::new(&path), Format::Safetensors, &export, false).unwrap();
+        path
+    }
+
+    /// Features of the images, as a file.
+    fn embed(&self, weights: &str, name: &str, more: &[&str]) -> String {
+        let out = self.text(&format!("{name}.npy"));
+        let images = self.text("images");
+        let args = ["embed", "--checkpoint", weights, "--images", &images, "--image-px", "32", "--out", &out];
+        ok(&program().args(args).args(more).output().unwrap());
+        out
+    }
+
+    /// Exports `weights`; the result is below the folder.
+    fn export(&self, weights: &str, out: &str, more: &[&str]) -> String {
+        let out = self.text(out);
+        ok(&program().args(["export", "--checkpoint", weights, "--out", &out]).args(more).output().unwrap());
+        out
+    }
+
+    fn script(&self, args: &[&str]) {
+        script(&self.python, args);
+    }
+}
+
+/// Random parameters, none of which is zero or one throughout.
+fn shaken(model: &ModelConfig) -> Vec<NamedTensor> {
+    let network = Network::random(model, Normalization::default(), 1, 1, &Device::flex()).unwrap();
+    let mut state = 1u64;
+    let mut draw = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+    };
+    let mut tensors = network.tensors();
+    for tensor in &mut tensors {
+        let is_matrix = tensor.shape.len() >= 2;
+        let gain: f32 = if is_matrix { tensor.shape[1..].iter().product::<usize>() as f32 } else { 9.0 };
+        tensor.values.iter_mut().for_each(|value| *value += 2.0 * draw() / gain.sqrt());
+        if tensor.name.ends_with("running_var") {
+            tensor.values.iter_mut().for_each(|value| *value = value.abs() + 0.1);
+        }
+    }
+    tensors
+}
+
+/// Every kind of backbone as a graph, in every precision, with any number of images.
+#[test]
+fn graphs_run_in_onnxruntime() {
+    let Some(python) = python("onnxruntime, numpy") else { return };
+    let bench = Bench::new(python);
+    let images = bench.text("images");
+    for (name, model) in MODELS {
+        let weights = bench.network(name, model);
+        let features = bench.embed(&weights, name, &[]);
+        for (precision, tolerance) in [("f32", "1e-4"), ("f16", "1e-2"), ("bf16", "5e-2"), ("int8", "2e-1")] {
+            let out = format!("{name}-{precision}.onnx");
+            let out = bench.export(&weights, &out, &["--precision", precision]);
+            bench.script(&["onnx", &out, &features, &images, tolerance]);
+        }
+    }
+}
+
+/// Files of `torch.save` and safetensors with other names are read again, through every format that can hold the network.
+#[test]
+fn exports_are_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let card = Card::default();
+    for (name, model) in MODELS {
+        let model: ModelConfig = toml::from_str(model).unwrap();
+        let tensors = shaken(&model);
+        let preprocessing = Preprocessing::of_size(32, Normalization { mean: [0.5; 3], std: [0.25; 3] });
+        let export = Export {
+            model: &model,
+            tensors: &tensors,
+            preprocessing,
+            which: "student",
+            precision: Precision::F32,
+            card: &card,
+        };
+        let mut n_read = 0;
+        for (format, extension) in [
+            (Format::Safetensors, ".safetensors"),
+            (Format::Timm, ""),
+            (Format::Transformers, ""),
+            (Format::Torchvision, ".pth"),
+            (Format::Dinov2, ".pth"),
+        ] {
+            let path = folder.path().join(format!("{name}-{}{extension}", format.name()));
+            match weights::write(&path, format, &export, false) {
+                Ok(_) => {}
+                Err(weights::WeightsError::Unsupported { .. }) => continue,
+                Err(error) => panic!("{name} as {}: {error}", format.name()),
+            }
+            let again = weights::read(&path, &Hints { heads: Some(2), ..Hints::default() }).unwrap();
+            let sums = |tensors: &[NamedTensor]| -> Vec<(String, usize)> {
+                tensors.iter().map(|t| (t.name.clone(), t.values.len())).collect()
+            };
+            // A LayerScale of one is written where the format wants one.
+            let theirs = sums(&again.tensors);
+            for (name, numel) in sums(&tensors) {
+                assert!(theirs.contains(&(name.clone(), numel)), "{name} in {}", path.display());
+            }
+            if extension != ".pth" {
+                assert_eq!(
+                    again.preprocessing.normalization,
+                    preprocessing.normalization,
+                    "{}",
+                    path.display()
+                );
+                assert_eq!(again.preprocessing.size_px, 32);
+            }
+            assert!(weights::write(&path, format, &export, false).is_err(), "overwritten unasked");
+            n_read += 1;
+        }
+        assert!(n_read >= 2, "{name} was read {n_read} times");
+    }
+}
+
+/// Random networks of timm, torchvision, transformers, DINO and DINOv2 give the features here that they give there, and
+/// ours give there what they give here.
+#[test]
+fn libraries_give_the_same_features() {
+    let Some(python) = python("torch, torchvision, timm, transformers, safetensors") else { return };
+    let bench = Bench::new(python);
+    let folder = bench.text("");
+    bench.script(&["make", &folder]);
+    let said: Value =
+        serde_json::from_str(&std::fs::read_to_string(bench.text("said.json")).unwrap()).unwrap();
+    let said = said.as_object().unwrap();
+    assert!(said.len() >= 20, "{} networks", said.len());
+    for (name, how) in said {
+        let flags: Vec<&str> = how[1].as_array().unwrap().iter().map(|flag| flag.as_str().unwrap()).collect();
+        let ours = bench.embed(how[0].as_str().unwrap(), &format!("ours-{name}"), &flags);
+        bench.script(&["compare", name, &ours, &bench.text(&format!("{name}.npy"))]);
+    }
+    let images = bench.text("images");
+    for (name, model) in MODELS {
+        let weights = bench.network(name, model);
+        let features = bench.embed(&weights, name, &[]);
+        for format in ["timm", "transformers"] {
+            if (name, format) == ("small-stem", format) {
+                let out = bench.text("refused");
+                let args = ["export", "--checkpoint", &weights, "--out", &out, "--format", format];
+                let refused = fails(&program().args(args).output().unwrap(), 2);
+                assert!(refused.contains("3×3 stem"), "{refused}");
+                continue;
+            }
+            let out = bench.export(&weights, &format!("{name}-{format}"), &["--format", format]);
+            bench.script(&["check", format, &out, &features, &images]);
+        }
+    }
+    // For larger images, and back.
+    let larger = bench.network("larger", &MODELS[0].1.replace("image_px=32", "image_px=48"));
+    let features = bench.embed(&larger, "larger", &[]);
+    let out = bench.export(&larger, "smaller", &["--format", "timm", "--image-px", "32"]);
+    bench.script(&["check", "timm", &out, &features, &images]);
+}

@@ -1,0 +1,6 @@
+//! Units of transformers.
+
+pub(super) mod block;
+pub(super) mod embed;
+pub(super) mod norm;
+pub(super) mod pos_embed;

@@ -1,0 +1,183 @@
+//! Files of `torch.save`: a zip archive with a pickle that names the tensors, and a member for the bytes of each.
+//!
+//! What is read is parsed as data: nothing that a pickle asks for is run, and a file that asks for more than tensors and
+//! plain values is refused.
+
+use std::io::{Cursor, Write};
+use std::path::Path;
+
+use pytorch_reader::{DType, PickleValue, PytorchReader};
+use zip::write::SimpleFileOptions;
+use zip::{CompressionMethod, ZipWriter};
+
+use super::safetensors::to_bytes;
+use super::{Array, Arrays, Element};
+use crate::error::WeightsError;
+use crate::precision::Precision;
+
+/// Modules whose objects are data: `torch.save` writes them for tensors, sizes and types, and training programs for their
+/// settings.
+const DATA_MODULES: [&str; 9] =
+    ["torch", "collections", "numpy", "argparse", "types", "omegaconf", "pathlib", "_codecs", "datetime"];
+
+/// The tensors of floating-point numbers in `path`; dictionaries within one another give names with dots.
+///
+/// # Errors
+/// [`WeightsError::Malformed`], also for a pickle that would run something.
+pub(crate) fn read(path: &Path) -> Result<Arrays, WeightsError> {
+    let malformed = |error: pytorch_reader::PytorchError| WeightsError::malformed(path, error.to_string());
+    let pickle = PytorchReader::read_pickle_data(path, None).map_err(malformed)?;
+    if let Some(name) = stranger(&pickle) {
+        return Err(WeightsError::malformed(
+            path,
+            format!("its pickle asks for {name}, which is neither a tensor nor a plain value"),
+        ));
+    }
+    let reader = PytorchReader::new(path).map_err(malformed)?;
+    let mut arrays = Arrays::new();
+    for (name, tensor) in reader.into_tensors() {
+        let element = match tensor.dtype() {
+            DType::F64 => Element::F64,
+            DType::F32 => Element::F32,
+            DType::F16 => Element::F16,
+            DType::BF16 => Element::Bf16,
+            _ => continue,
+        };
+        let bytes = tensor.read().map_err(|error| WeightsError::io("read", path, error))?;
+        arrays.insert(name, Array { shape: tensor.shape().to_vec(), values: element.values(&bytes) });
+    }
+    Ok(arrays)
+}
+
+/// The first object whose module is none of [`DATA_MODULES`].
+fn stranger(value: &PickleValue) -> Option<&str> {
+    match value {
+        PickleValue::List(values) => values.iter().find_map(stranger),
+        PickleValue::Dict(entries) => entries.values().find_map(stranger),
+        PickleValue::Unsupported(name) => {
+            // Names without a module are tensors, storages and large integers.
+            let module = name.split_once('.').map(|(module, _)| module)?;
+            (!DATA_MODULES.contains(&module)).then_some(name)
+        }
+        _ => None,
+    }
+}
+
+/// `arrays` as the bytes of a file that `torch.load(weights_only=True)` reads into a dictionary.
+///
+/// # Errors
+/// When the archive cannot be written.
+pub(crate) fn bytes_of(arrays: &Arrays, precision: Precision) -> std::io::Result<Vec<u8>> {
+    let options = SimpleFileOptions::default()
+        .compression_method(CompressionMethod::Stored)
+        .with_alignment(64)
+        .large_file(true);
+    let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
+    let mut member = |name: &str, bytes: &[u8]| -> std::io::Result<()> {
+        zip.start_file(format!("archive/{name}"), options)?;
+        zip.write_all(bytes)
+    };
+    member("data.pkl", &pickle_of(arrays, precision))?;
+    member("byteorder", b"little")?;
+    for (number, array) in arrays.values().enumerate() {
+        member(&format!("data/{number}"), &to_bytes(&array.values, precision))?;
+    }
+    member("version", b"3\n")?;
+    Ok(zip.finish()?.into_inner())
+}
+
+/// The pickle (protocol 2) of a dictionary of tensors, each of which is the storage with its number.
+fn pickle_of(arrays: &Arrays, precision: Precision) -> Vec<u8> {
+    let storage = match precision {
+        Precision::F32 | Precision::Int8 => "FloatStorage",
+        Precision::F16 => "HalfStorage",
+        Precision::Bf16 => "BFloat16Storage",
+    };
+    let mut out = vec![0x80, 2, b'}', b'('];
+    for (number, (name, array)) in arrays.iter().enumerate() {
+        text(&mut out, name);
+        global(&mut out, "torch._utils", "_rebuild_tensor_v2");
+        out.push(b'(');
+        // The storage, by a persistent id: ('storage', type, key, place, elements).
+        out.push(b'(');
+        text(&mut out, "storage");
+        global(&mut out, "torch", storage);
+        text(&mut out, &number.to_string());
+        text(&mut out, "cpu");
+        integer(&mut out, array.values.len());
+        out.extend([b't', b'Q']);
+        // Offset, shape, strides, whether a gradient is wanted, hooks.
+        integer(&mut out, 0);
+        tuple(&mut out, &array.shape);
+        tuple(&mut out, &strides(&array.shape));
+        out.push(0x89);
+        global(&mut out, "collections", "OrderedDict");
+        out.extend([b')', b'R', b't', b'R']);
+    }
+    out.extend([b'u', b'.']);
+    out
+}
+
+/// Elements between two neighbors along each dimension of a tensor that is stored row by row.
+fn strides(shape: &[usize]) -> Vec<usize> {
+    (0..shape.len()).map(|i| shape[i + 1..].iter().product()).collect()
+}
+
+fn text(out: &mut Vec<u8>, text: &str) {
+    out.push(b'X');
+    out.extend((text.len() as u32).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
+fn global(out: &mut Vec<u8>, module: &str, name: &str) {
+    out.push(b'c');
+    out.extend(format!("{module}\n{name}\n").as_bytes());
+}
+
+/// Eight bytes, least significant first; the highest bit is a sign.
+fn integer(out: &mut Vec<u8>, value: usize) {
+    out.extend([0x8a, 8]);
+    out.extend((value as u64).to_le_bytes());
+}
+
+fn tuple(out: &mut Vec<u8>, values: &[usize]) {
+    out.push(b'(');
+    values.iter().for_each(|value| integer(out, *value));
+    out.push(b't');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("w.pth");
+        let values: Vec<f32> = (0..24).map(|i| i as f32 * 0.25 - 3.0).collect();
+        let arrays = Arrays::from([
+            ("a.weight".to_string(), Array { shape: vec![2, 3, 4], values }),
+            ("b".to_string(), Array { shape: vec![1], values: vec![7.5] }),
+        ]);
+        for precision in [Precision::F32, Precision::F16, Precision::Bf16] {
+            std::fs::write(&path, bytes_of(&arrays, precision).unwrap()).unwrap();
+            assert_eq!(read(&path).unwrap(), arrays, "{precision:?}");
+        }
+    }
+
+    /// What `pickle.dumps(Evil())` gives where `Evil.__reduce__` returns `(os.system, ("touch ran",))`.
+    #[test]
+    fn a_pickle_that_would_run_something_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("evil.pth");
+        let mut pickle = vec![0x80, 2, b'}', b'('];
+        text(&mut pickle, "model");
+        global(&mut pickle, "posix", "system");
+        pickle.push(b'(');
+        text(&mut pickle, "touch ran");
+        pickle.extend([b't', b'R', b'u', b'.']);
+        std::fs::write(&path, pickle).unwrap();
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.contains("posix.system"), "{error}");
+    }
+}

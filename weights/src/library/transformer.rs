@@ -1,0 +1,220 @@
+//! Names of a vision transformer's parameters.
+//!
+//! ```text
+//! ours      blocks.3.attn.qkv.weight  [3D, D]
+//! theirs    the same, or three tensors [D, D] that are joined from top to bottom
+//! ```
+
+/// What a library calls them. `{}` stands for the number of a block.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Names {
+    /// `[1, 1, D]`.
+    pub cls_token: &'static str,
+    /// `[1, 1 + N, D]`.
+    pub pos_embed: &'static str,
+    /// `[1, R, D]`.
+    pub registers: &'static str,
+    /// The convolution that makes tokens of patches.
+    pub patch_embed: &'static str,
+    /// The last norm.
+    pub norm: &'static str,
+    /// A block.
+    pub block: &'static str,
+    /// Names within a block, ours first; those that are missing are the same.
+    parts: &'static [(&'static str, &'static str)],
+    /// What queries, keys and values are called, or their common product.
+    qkv: &'static [&'static str],
+    /// Whether the weight and bias of `qkv` are `{}_weight`, not `{}.weight`.
+    joins_by_underscore: bool,
+    /// The two products of a gated hidden layer, where they are two.
+    gates: &'static [&'static str],
+}
+
+/// timm's, which are ours; DINO's are the same.
+pub(crate) const TIMM: Names = Names {
+    cls_token: "cls_token",
+    pos_embed: "pos_embed",
+    registers: "reg_token",
+    patch_embed: "patch_embed.proj",
+    norm: "norm",
+    block: "blocks.{}",
+    parts: &[],
+    qkv: &["attn.qkv"],
+    joins_by_underscore: false,
+    gates: &[],
+};
+
+/// Those of DINOv2's code with a plain MLP.
+pub(crate) const DINOV2: Names = Names { registers: "register_tokens", ..TIMM };
+
+/// Those of DINOv2's code with a gated MLP.
+pub(crate) const DINOV2_GATED: Names =
+    Names { parts: &[("mlp.fc1", "mlp.w12"), ("mlp.fc2", "mlp.w3")], ..DINOV2 };
+
+/// torchvision's.
+pub(crate) const TORCHVISION: Names = Names {
+    cls_token: "class_token",
+    pos_embed: "encoder.pos_embedding",
+    registers: "",
+    patch_embed: "conv_proj",
+    norm: "encoder.ln",
+    block: "encoder.layers.encoder_layer_{}",
+    parts: &[
+        ("norm1", "ln_1"),
+        ("attn.proj", "self_attention.out_proj"),
+        ("norm2", "ln_2"),
+        ("mlp.fc1", "mlp.0"),
+        ("mlp.fc2", "mlp.3"),
+    ],
+    qkv: &["self_attention.in_proj"],
+    joins_by_underscore: true,
+    gates: &[],
+};
+
+/// Files of `ViTModel` in transformers.
+pub(crate) const VIT: Names = Names {
+    cls_token: "embeddings.cls_token",
+    pos_embed: "embeddings.position_embeddings",
+    registers: "embeddings.register_tokens",
+    patch_embed: "embeddings.patch_embeddings.projection",
+    norm: "layernorm",
+    block: "encoder.layer.{}",
+    parts: &[
+        ("norm1", "layernorm_before"),
+        ("attn.proj", "attention.output.dense"),
+        ("norm2", "layernorm_after"),
+        ("mlp.fc1", "intermediate.dense"),
+        ("mlp.fc2", "output.dense"),
+    ],
+    qkv: &["attention.attention.query", "attention.attention.key", "attention.attention.value"],
+    joins_by_underscore: false,
+    gates: &[],
+};
+
+/// Files of `Dinov2Model` and `Dinov2WithRegistersModel` in transformers.
+pub(crate) const HF_DINOV2: Names = Names {
+    parts: &[
+        ("attn.proj", "attention.output.dense"),
+        ("ls1.gamma", "layer_scale1.lambda1"),
+        ("ls2.gamma", "layer_scale2.lambda1"),
+    ],
+    ..VIT
+};
+
+/// The same with a gated MLP.
+pub(crate) const HF_DINOV2_GATED: Names = Names {
+    parts: &[
+        ("attn.proj", "attention.output.dense"),
+        ("ls1.gamma", "layer_scale1.lambda1"),
+        ("ls2.gamma", "layer_scale2.lambda1"),
+        ("mlp.fc1", "mlp.weights_in"),
+        ("mlp.fc2", "mlp.weights_out"),
+    ],
+    ..VIT
+};
+
+/// `ViTModel().state_dict()` of transformers 5, which its files do not use.
+pub(crate) const VIT_IN_MEMORY: Names = Names {
+    block: "layers.{}",
+    parts: &[("norm1", "layernorm_before"), ("attn.proj", "attention.o_proj"), ("norm2", "layernorm_after")],
+    qkv: &["attention.q_proj", "attention.k_proj", "attention.v_proj"],
+    ..VIT
+};
+
+/// `Dinov2Model().state_dict()` of transformers 5.
+pub(crate) const HF_DINOV2_IN_MEMORY: Names = Names {
+    parts: &[
+        ("attn.proj", "attention.o_proj"),
+        ("ls1.gamma", "layer_scale1.lambda1"),
+        ("ls2.gamma", "layer_scale2.lambda1"),
+        ("mlp.fc2", "mlp.down_proj"),
+    ],
+    qkv: VIT_IN_MEMORY.qkv,
+    gates: &["mlp.gate_proj", "mlp.up_proj"],
+    ..VIT
+};
+
+/// The same with a plain MLP.
+pub(crate) const HF_DINOV2_PLAIN_IN_MEMORY: Names = Names {
+    parts: &[
+        ("attn.proj", "attention.o_proj"),
+        ("ls1.gamma", "layer_scale1.lambda1"),
+        ("ls2.gamma", "layer_scale2.lambda1"),
+    ],
+    qkv: VIT_IN_MEMORY.qkv,
+    ..VIT
+};
+
+/// All of them, those first that have what others lack.
+pub(crate) const ALL: [Names; 10] = [
+    HF_DINOV2_GATED,
+    HF_DINOV2,
+    VIT,
+    HF_DINOV2_IN_MEMORY,
+    HF_DINOV2_PLAIN_IN_MEMORY,
+    VIT_IN_MEMORY,
+    TORCHVISION,
+    DINOV2_GATED,
+    DINOV2,
+    TIMM,
+];
+
+impl Names {
+    /// What the library calls our `name`: one tensor, or several to be joined along their first dimension.
+    pub(crate) fn theirs(&self, name: &str) -> Vec<String> {
+        match name {
+            "cls_token" => return vec![self.cls_token.into()],
+            "pos_embed" => return vec![self.pos_embed.into()],
+            "reg_token" => return vec![self.registers.into()],
+            _ => {}
+        }
+        let in_block = name.strip_prefix("blocks.").and_then(|rest| rest.split_once('.'));
+        if let Some((number, part)) = in_block {
+            let block = self.block.replace("{}", number);
+            return self.part(part).into_iter().map(|part| format!("{block}.{part}")).collect();
+        }
+        let replaced = |ours: &str, theirs: &str| Some(format!("{theirs}{}", name.strip_prefix(ours)?));
+        let found = replaced("patch_embed.proj", self.patch_embed).or_else(|| replaced("norm", self.norm));
+        vec![found.unwrap_or_else(|| name.to_string())]
+    }
+
+    /// What the library calls `part` of a block.
+    fn part(&self, part: &str) -> Vec<String> {
+        if let Some(kind) = part.strip_prefix("attn.qkv.") {
+            let separator = if self.joins_by_underscore { "_" } else { "." };
+            return self.qkv.iter().map(|name| format!("{name}{separator}{kind}")).collect();
+        }
+        if let (Some(kind), false) = (part.strip_prefix("mlp.fc1."), self.gates.is_empty()) {
+            return self.gates.iter().map(|name| format!("{name}.{kind}")).collect();
+        }
+        let renamed = self.parts.iter().find_map(|(ours, theirs)| {
+            let rest = part.strip_prefix(ours)?;
+            (rest.is_empty() || rest.starts_with('.')).then(|| format!("{theirs}{rest}"))
+        });
+        vec![renamed.unwrap_or_else(|| part.to_string())]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_libraries() {
+        let of = |names: Names, name: &str| names.theirs(name).join(" ");
+        assert_eq!(of(TIMM, "blocks.3.attn.qkv.weight"), "blocks.3.attn.qkv.weight");
+        assert_eq!(
+            of(TORCHVISION, "blocks.3.attn.qkv.bias"),
+            "encoder.layers.encoder_layer_3.self_attention.in_proj_bias"
+        );
+        assert_eq!(of(VIT, "blocks.0.mlp.fc1.bias"), "encoder.layer.0.intermediate.dense.bias");
+        assert_eq!(
+            of(VIT, "blocks.0.attn.qkv.bias"),
+            "encoder.layer.0.attention.attention.query.bias encoder.layer.0.attention.attention.key.bias \
+             encoder.layer.0.attention.attention.value.bias"
+        );
+        assert_eq!(of(HF_DINOV2, "blocks.1.ls2.gamma"), "encoder.layer.1.layer_scale2.lambda1");
+        assert_eq!(of(DINOV2_GATED, "blocks.1.mlp.fc2.weight"), "blocks.1.mlp.w3.weight");
+        assert_eq!(of(TORCHVISION, "norm.weight"), "encoder.ln.weight");
+    }
+}

@@ -1,0 +1,215 @@
+//! A graph that is drawn node by node.
+
+use std::collections::HashMap;
+
+use trainer::network::NamedTensor;
+
+use super::message::{
+    Attribute, Dimension, GraphMessage, Node, Shape, TensorMessage, TensorType, TypeMessage, ValueInfo,
+};
+use crate::file::safetensors::to_bytes;
+use crate::precision::{Precision, is_quantized, quantized};
+
+/// Types of elements, by their numbers in `onnx.proto`.
+const FLOAT: i32 = 1;
+const INT8: i32 = 3;
+const INT64: i32 = 7;
+const FLOAT16: i32 = 10;
+const BFLOAT16: i32 = 16;
+
+/// Name of the input.
+pub(super) const PIXELS: &str = "pixels";
+
+/// Name of a value within a graph.
+pub(super) type Value = String;
+
+/// A graph under construction.
+pub(super) struct Graph<'a> {
+    tensors: HashMap<&'a str, &'a NamedTensor>,
+    precision: Precision,
+    nodes: Vec<Node>,
+    initializers: Vec<TensorMessage>,
+}
+
+/// A setting of a node.
+pub(super) enum Setting<'a> {
+    Int(&'a str, i64),
+    Ints(&'a str, &'a [usize]),
+    Float(&'a str, f64),
+}
+
+impl Setting<'_> {
+    /// Kinds of attributes have numbers in `onnx.proto`: 1 for a float, 2 for an integer, 7 for integers.
+    fn message(&self) -> Attribute {
+        match self {
+            Self::Int(name, value) => {
+                Attribute { name: (*name).into(), i: Some(*value), kind: 2, ..Attribute::default() }
+            }
+            Self::Ints(name, values) => {
+                let ints = values.iter().map(|value| *value as i64).collect();
+                Attribute { name: (*name).into(), ints, kind: 7, ..Attribute::default() }
+            }
+            Self::Float(name, value) => {
+                Attribute { name: (*name).into(), f: Some(*value as f32), kind: 1, ..Attribute::default() }
+            }
+        }
+    }
+}
+
+impl<'a> Graph<'a> {
+    /// An empty graph that takes its weights from `tensors`.
+    pub(super) fn new(tensors: &'a [NamedTensor], precision: Precision) -> Self {
+        let tensors = tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+        Self { tensors, precision, nodes: Vec::new(), initializers: Vec::new() }
+    }
+
+    /// What the node `kind` makes of `inputs`.
+    pub(super) fn node(&mut self, kind: &str, inputs: &[&Value], settings: &[Setting<'_>]) -> Value {
+        let name = format!("{}_{}", kind.to_lowercase(), self.nodes.len());
+        self.nodes.push(Node {
+            input: inputs.iter().map(|input| (*input).clone()).collect(),
+            output: vec![name.clone()],
+            name: name.clone(),
+            op_type: kind.into(),
+            attribute: settings.iter().map(Setting::message).collect(),
+        });
+        name
+    }
+
+    /// The parameter `name`.
+    pub(super) fn tensor(&self, name: &str) -> Result<&'a NamedTensor, String> {
+        self.tensors.get(name).copied().ok_or_else(|| format!("it has no parameter {name}"))
+    }
+
+    /// The parameter `name` as it is.
+    pub(super) fn weight(&mut self, name: &str) -> Result<Value, String> {
+        let tensor = self.tensor(name)?;
+        if self.precision == Precision::Int8 && is_quantized(&tensor.shape) {
+            let (codes, scales) = quantized(&tensor.values, tensor.shape[0]);
+            return Ok(self.codes(name, &tensor.shape, codes, &scales, 0));
+        }
+        Ok(self.stored(name, &tensor.shape, &tensor.values))
+    }
+
+    /// The matrix `name`, `[out, in]`, as a product wants it: `[in, out]`.
+    pub(super) fn transposed(&mut self, name: &str) -> Result<Value, String> {
+        let tensor = self.tensor(name)?;
+        let [n_out, n_in] = tensor.shape[..] else {
+            return Err(format!("{name} has shape {:?}, not [out, in]", tensor.shape));
+        };
+        if self.precision == Precision::Int8 {
+            let (codes, scales) = quantized(&tensor.values, n_out);
+            let codes = turned(&codes, n_out, n_in);
+            return Ok(self.codes(name, &[n_in, n_out], codes, &scales, 1));
+        }
+        Ok(self.stored(name, &[n_in, n_out], &turned(&tensor.values, n_out, n_in)))
+    }
+
+    /// A tensor in the precision of the file, as f32.
+    pub(super) fn stored(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Value {
+        let kind = match self.precision {
+            Precision::F32 | Precision::Int8 => FLOAT,
+            Precision::F16 => FLOAT16,
+            Precision::Bf16 => BFLOAT16,
+        };
+        let value = self.constant(name, kind, shape, to_bytes(values, self.precision));
+        match kind {
+            FLOAT => value,
+            _ => self.node("Cast", &[&value], &[Setting::Int("to", i64::from(FLOAT))]),
+        }
+    }
+
+    /// A tensor of f32, whatever the precision of the file.
+    pub(super) fn floats(&mut self, name: &str, values: &[f32]) -> Value {
+        self.constant(name, FLOAT, &[values.len()], to_bytes(values, Precision::F32))
+    }
+
+    /// One number.
+    pub(super) fn scalar(&mut self, name: &str, value: f32) -> Value {
+        self.constant(name, FLOAT, &[], to_bytes(&[value], Precision::F32))
+    }
+
+    /// Numbers of dimensions or places.
+    pub(super) fn integers(&mut self, values: &[i64]) -> Value {
+        let name = format!("integers_{}", self.initializers.len());
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.constant(&name, INT64, &[values.len()], bytes)
+    }
+
+    /// One place.
+    pub(super) fn place(&mut self, value: i64) -> Value {
+        let name = format!("place_{}", self.initializers.len());
+        self.constant(&name, INT64, &[], value.to_le_bytes().to_vec())
+    }
+
+    /// Codes of 8 bits, as f32: a scale for each place along `axis`.
+    fn codes(&mut self, name: &str, shape: &[usize], codes: Vec<i8>, scales: &[f32], axis: i64) -> Value {
+        let bytes = codes.into_iter().map(|code| code as u8).collect();
+        let codes = self.constant(name, INT8, shape, bytes);
+        let scales = self.floats(&format!("{name}.scale"), scales);
+        self.node("DequantizeLinear", &[&codes, &scales], &[Setting::Int("axis", axis)])
+    }
+
+    fn constant(&mut self, name: &str, data_type: i32, shape: &[usize], raw_data: Vec<u8>) -> Value {
+        let dims = shape.iter().map(|n| *n as i64).collect();
+        let tensor = TensorMessage { dims, data_type, name: name.into(), raw_data: Some(raw_data) };
+        // A parameter may be asked for twice.
+        if self.initializers.iter().all(|there| there.name != name) {
+            self.initializers.push(tensor);
+        }
+        name.into()
+    }
+
+    /// The graph from images, of `side` pixels if not of any size, to an embedding and patches, which are given their
+    /// names.
+    pub(super) fn finish(
+        mut self,
+        side: Option<usize>,
+        outputs: [&Value; 2],
+        cells: Option<usize>,
+        width: usize,
+    ) -> GraphMessage {
+        for (value, name) in outputs.into_iter().zip(["embedding", "patches"]) {
+            let named = Node {
+                input: vec![value.clone()],
+                output: vec![name.into()],
+                name: name.into(),
+                op_type: "Identity".into(),
+                attribute: Vec::new(),
+            };
+            self.nodes.push(named);
+        }
+        GraphMessage {
+            node: self.nodes,
+            name: "backbone".into(),
+            initializer: self.initializers,
+            input: vec![batch_of(PIXELS, &[number(3), named(side, "height"), named(side, "width")])],
+            output: vec![
+                batch_of("embedding", &[number(width)]),
+                batch_of("patches", &[named(cells, "cells"), number(width)]),
+            ],
+        }
+    }
+}
+
+/// A tensor of f32 with any number of images.
+fn batch_of(name: &str, dimensions: &[Dimension]) -> ValueInfo {
+    let dim = [&[named(None, "batch")], dimensions].concat();
+    let tensor = TensorType { elem_type: FLOAT, shape: Some(Shape { dim }) };
+    ValueInfo { name: name.into(), kind: Some(TypeMessage { tensor: Some(tensor) }) }
+}
+
+fn number(n: usize) -> Dimension {
+    named(Some(n), "")
+}
+
+/// A dimension of `n`, or, where that is free, called `name`.
+fn named(n: Option<usize>, name: &str) -> Dimension {
+    let param = n.is_none().then(|| name.to_string());
+    Dimension { value: n.map(|n| n as i64), param }
+}
+
+/// A matrix `[rows, columns]`, row by row, as `[columns, rows]`.
+fn turned<T: Copy>(values: &[T], rows: usize, columns: usize) -> Vec<T> {
+    (0..columns).flat_map(|column| (0..rows).map(move |row| values[row * columns + column])).collect()
+}

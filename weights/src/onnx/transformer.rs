@@ -1,0 +1,140 @@
+//! The graph of a vision transformer.
+
+use trainer::{MlpKind, VitConfig};
+
+use super::graph::{Graph, PIXELS, Setting, Value};
+
+/// Embedding and patches, for images of `px` pixels.
+pub(super) fn draw(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<(Value, Value), String> {
+    let mut x = embed(graph, config, px)?;
+    for number in 0..config.depth {
+        let block = format!("blocks.{number}");
+        let h = norm(graph, &format!("{block}.norm1"), &x, config)?;
+        let h = attention(graph, &block, &h, config)?;
+        x = residual(graph, &format!("{block}.ls1"), &x, &h, config)?;
+        let h = norm(graph, &format!("{block}.norm2"), &x, config)?;
+        let h = mlp(graph, &block, &h, config)?;
+        x = residual(graph, &format!("{block}.ls2"), &x, &h, config)?;
+    }
+    let x = norm(graph, "norm", &x, config)?;
+    let first = graph.place(0);
+    let embedding = graph.node("Gather", &[&x, &first], &[Setting::Int("axis", 1)]);
+    let [start, end, axis] = [1 + config.registers as i64, i64::MAX, 1].map(|at| graph.integers(&[at]));
+    let patches = graph.node("Slice", &[&x, &start, &end, &axis], &[]);
+    Ok((embedding, patches))
+}
+
+/// Tokens, `[B, 1 + R + N, D]`.
+fn embed(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<Value, String> {
+    let (d, p) = (config.width, config.patch_px);
+    let (weight, bias) = (graph.weight("patch_embed.proj.weight")?, graph.weight("patch_embed.proj.bias")?);
+    let settings = [Setting::Ints("kernel_shape", &[p, p]), Setting::Ints("strides", &[p, p])];
+    let maps = graph.node("Conv", &[&PIXELS.to_string(), &weight, &bias], &settings);
+    let flat = graph.integers(&[0, d as i64, -1]);
+    let maps = graph.node("Reshape", &[&maps, &flat], &[]);
+    let patches = graph.node("Transpose", &[&maps], &[Setting::Ints("perm", &[0, 2, 1])]);
+    let positions = config.positions_for(&graph.tensor("pos_embed")?.values, px);
+    let n = positions.len() / d - 1;
+    let of_patches = graph.stored("pos_embed.patches", &[1, n, d], &positions[d..]);
+    let patches = graph.node("Add", &[&patches, &of_patches], &[]);
+    let class = graph.tensor("cls_token")?;
+    let mut prefix: Vec<f32> =
+        class.values.iter().zip(&positions).map(|(token, position)| token + position).collect();
+    if config.registers > 0 {
+        prefix.extend(&graph.tensor("reg_token")?.values);
+    }
+    let n_prefix = 1 + config.registers;
+    let prefix = graph.stored("prefix", &[1, n_prefix, d], &prefix);
+    // As many as there are images.
+    let shape = graph.node("Shape", &[&patches], &[Setting::Int("start", 0), Setting::Int("end", 1)]);
+    let rest = graph.integers(&[n_prefix as i64, d as i64]);
+    let shape = graph.node("Concat", &[&shape, &rest], &[Setting::Int("axis", 0)]);
+    let prefix = graph.node("Expand", &[&prefix, &shape], &[]);
+    Ok(graph.node("Concat", &[&prefix, &patches], &[Setting::Int("axis", 1)]))
+}
+
+fn norm(graph: &mut Graph<'_>, name: &str, x: &Value, config: &VitConfig) -> Result<Value, String> {
+    let gain = graph.weight(&format!("{name}.weight"))?;
+    let bias = graph.weight(&format!("{name}.bias"))?;
+    let settings = [Setting::Int("axis", -1), Setting::Float("epsilon", config.norm_epsilon)];
+    Ok(graph.node("LayerNormalization", &[x, &gain, &bias], &settings))
+}
+
+/// `x · Wᵀ + b`.
+fn linear(graph: &mut Graph<'_>, name: &str, x: &Value) -> Result<Value, String> {
+    let weight = graph.transposed(&format!("{name}.weight"))?;
+    let bias = graph.weight(&format!("{name}.bias"))?;
+    let product = graph.node("MatMul", &[x, &weight], &[]);
+    Ok(graph.node("Add", &[&product, &bias], &[]))
+}
+
+fn attention(graph: &mut Graph<'_>, block: &str, x: &Value, config: &VitConfig) -> Result<Value, String> {
+    let (d, heads) = (config.width, config.heads);
+    let qkv = linear(graph, &format!("{block}.attn.qkv"), x)?;
+    let apart = graph.integers(&[0, 0, 3, heads as i64, (d / heads) as i64]);
+    let qkv = graph.node("Reshape", &[&qkv, &apart], &[]);
+    // [3, B, H, N, d]
+    let qkv = graph.node("Transpose", &[&qkv], &[Setting::Ints("perm", &[2, 0, 3, 1, 4])]);
+    let [q, k, v] = [0, 1, 2].map(|number| {
+        let place = graph.place(number);
+        graph.node("Gather", &[&qkv, &place], &[Setting::Int("axis", 0)])
+    });
+    let scale = graph.scalar("attention.scale", (1.0 / ((d / heads) as f64).sqrt()) as f32);
+    let q = graph.node("Mul", &[&q, &scale], &[]);
+    let k = graph.node("Transpose", &[&k], &[Setting::Ints("perm", &[0, 1, 3, 2])]);
+    let scores = graph.node("MatMul", &[&q, &k], &[]);
+    let weights = graph.node("Softmax", &[&scores], &[Setting::Int("axis", -1)]);
+    let mixed = graph.node("MatMul", &[&weights, &v], &[]);
+    let mixed = graph.node("Transpose", &[&mixed], &[Setting::Ints("perm", &[0, 2, 1, 3])]);
+    let together = graph.integers(&[0, 0, d as i64]);
+    let mixed = graph.node("Reshape", &[&mixed, &together], &[]);
+    linear(graph, &format!("{block}.attn.proj"), &mixed)
+}
+
+fn mlp(graph: &mut Graph<'_>, block: &str, x: &Value, config: &VitConfig) -> Result<Value, String> {
+    let h = linear(graph, &format!("{block}.mlp.fc1"), x)?;
+    let h = match config.mlp {
+        MlpKind::Gelu => gelu(graph, &h),
+        MlpKind::Swiglu => {
+            let hidden = config.hidden() as i64;
+            let [first, second] = [0, 1].map(|half| {
+                let [start, end, axis] =
+                    [half * hidden, (half + 1) * hidden, 2].map(|at| graph.integers(&[at]));
+                graph.node("Slice", &[&h, &start, &end, &axis], &[])
+            });
+            let gate = graph.node("Sigmoid", &[&first], &[]);
+            let gate = graph.node("Mul", &[&first, &gate], &[]);
+            graph.node("Mul", &[&gate, &second], &[])
+        }
+    };
+    linear(graph, &format!("{block}.mlp.fc2"), &h)
+}
+
+/// `x · (1 + erf(x / √2)) / 2`.
+fn gelu(graph: &mut Graph<'_>, x: &Value) -> Value {
+    let root = graph.scalar("gelu.root", std::f32::consts::FRAC_1_SQRT_2);
+    let (one, half) = (graph.scalar("gelu.one", 1.0), graph.scalar("gelu.half", 0.5));
+    let scaled = graph.node("Mul", &[x, &root], &[]);
+    let erf = graph.node("Erf", &[&scaled], &[]);
+    let above = graph.node("Add", &[&erf, &one], &[]);
+    let product = graph.node("Mul", &[x, &above], &[]);
+    graph.node("Mul", &[&product, &half], &[])
+}
+
+/// `x + ls · h`.
+fn residual(
+    graph: &mut Graph<'_>,
+    scale: &str,
+    x: &Value,
+    h: &Value,
+    config: &VitConfig,
+) -> Result<Value, String> {
+    let h = match config.layer_scale {
+        Some(_) => {
+            let gamma = graph.weight(&format!("{scale}.gamma"))?;
+            graph.node("Mul", &[h, &gamma], &[])
+        }
+        None => h.clone(),
+    };
+    Ok(graph.node("Add", &[x, &h], &[]))
+}

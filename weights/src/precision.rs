@@ -1,0 +1,96 @@
+//! What weights are stored in.
+
+use half::{bf16, f16};
+
+/// Numbers of a file. Every reader computes in what it likes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Precision {
+    /// 32 bits, as trained.
+    #[default]
+    F32,
+    /// 16 bits, 11 of them significant.
+    F16,
+    /// 16 bits, 8 of them significant.
+    Bf16,
+    /// 8 bits and one scale for each output channel; vectors stay in 32 bits.
+    Int8,
+}
+
+impl Precision {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::F32, Self::F16, Self::Bf16, Self::Int8];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+        }
+    }
+}
+
+/// `values` of a parameter of `shape` as they are read again from a file of `precision`.
+pub fn rounded(values: &[f32], shape: &[usize], precision: Precision) -> Vec<f32> {
+    match precision {
+        Precision::F32 => values.to_vec(),
+        Precision::F16 => values.iter().map(|value| f16::from_f32(*value).to_f32()).collect(),
+        Precision::Bf16 => values.iter().map(|value| bf16::from_f32(*value).to_f32()).collect(),
+        Precision::Int8 if is_quantized(shape) => {
+            let (codes, scales) = quantized(values, shape[0]);
+            let row = values.len() / shape[0].max(1);
+            codes.iter().enumerate().map(|(i, code)| f32::from(*code) * scales[i / row.max(1)]).collect()
+        }
+        Precision::Int8 => values.to_vec(),
+    }
+}
+
+/// Whether [`Precision::Int8`] stores a parameter of `shape` in 8 bits: matrices and kernels, but no tables of tokens.
+pub(crate) fn is_quantized(shape: &[usize]) -> bool {
+    matches!(shape.len(), 2 | 4)
+}
+
+/// `values`, `[out, …]` row by row, as codes in -127..=127 and a scale for each of `n_out` rows: a row's largest value
+/// gets the code 127, and zero stays zero.
+pub(crate) fn quantized(values: &[f32], n_out: usize) -> (Vec<i8>, Vec<f32>) {
+    let row = (values.len() / n_out.max(1)).max(1);
+    let mut codes = Vec::with_capacity(values.len());
+    let mut scales = Vec::with_capacity(n_out);
+    for row in values.chunks_exact(row) {
+        let largest = row.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+        let scale = if largest > 0.0 { largest / 127.0 } else { 1.0 };
+        codes.extend(row.iter().map(|value| (value / scale).round_ties_even().clamp(-127.0, 127.0) as i8));
+        scales.push(scale);
+    }
+    (codes, scales)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn eight_bits_are_off_by_half_a_step_at_most() {
+        let values: Vec<f32> = (0..64).map(|i| ((i * 37 % 64) as f32 - 20.0) * 0.013).collect();
+        let again = rounded(&values, &[4, 16], Precision::Int8);
+        for (row, again) in values.chunks(16).zip(again.chunks(16)) {
+            let step = row.iter().fold(0.0f32, |a, b| a.max(b.abs())) / 127.0;
+            assert!(row.iter().zip(again).all(|(a, b)| (a - b).abs() <= step * 0.5001));
+        }
+        assert_ne!(values, again);
+        assert_eq!(rounded(&values, &[64], Precision::Int8), values, "vectors stay as they are");
+    }
+
+    #[test]
+    fn a_row_of_zeros_stays_zero() {
+        assert_eq!(rounded(&[0.0; 8], &[2, 4], Precision::Int8), [0.0; 8]);
+    }
+
+    #[test]
+    fn halves_keep_what_their_bits_hold() {
+        let values = [1.0, 1.0 + 2f32.powi(-8), 1.0 + 2f32.powi(-10)];
+        assert_eq!(rounded(&values, &[3], Precision::Bf16), [1.0, 1.0, 1.0]);
+        assert_eq!(rounded(&values, &[3], Precision::F16), values);
+    }
+}

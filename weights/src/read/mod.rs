@@ -1,0 +1,40 @@
+//! Files of weights into a network's configuration and parameters.
+
+mod config;
+mod convnet;
+mod found;
+mod pretrained;
+mod source;
+mod transformer;
+
+use std::path::Path;
+
+use crate::error::WeightsError;
+use source::Source;
+
+pub use pretrained::{Hints, Pretrained};
+pub use source::is_weights;
+
+/// The backbone in `path`: a file of `ocelli export`, or of a library's weights (safetensors or `torch.save`), or a folder
+/// with one and its configuration.
+///
+/// # Errors
+/// [`WeightsError::Malformed`], and [`WeightsError::Unknown`] for a network that cannot be built here.
+pub fn read(path: &Path, hints: &Hints) -> Result<Pretrained, WeightsError> {
+    let source = Source::open(path)?;
+    if let Some(exported) = source.exported(hints)? {
+        return Ok(exported);
+    }
+    let unknown = |reason: String| WeightsError::unknown(path, reason);
+    let found = found::Found::of(&source, hints.student).map_err(unknown)?;
+    let mut read = match found.is_transformer() {
+        true => transformer::read(found, &source, hints),
+        false => convnet::read(found, &source, hints),
+    }
+    .map_err(unknown)?;
+    read.model.validate().map_err(|reason| WeightsError::unknown(path, reason))?;
+    if let Some(normalization) = hints.normalization {
+        read.preprocessing.normalization = normalization;
+    }
+    Ok(read)
+}

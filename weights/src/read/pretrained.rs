@@ -1,0 +1,38 @@
+//! A backbone that was read, and what is needed to read it.
+
+use trainer::ModelConfig;
+use trainer::Normalization;
+use trainer::network::NamedTensor;
+
+use crate::library::Library;
+use crate::preprocessing::Preprocessing;
+
+/// What a user knows that a file does not say.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Hints {
+    /// The library whose code made it.
+    pub library: Option<Library>,
+    /// Attention heads.
+    pub heads: Option<usize>,
+    /// What colors are normalized with.
+    pub normalization: Option<Normalization>,
+    /// Take the student of a file that holds a teacher too.
+    pub student: bool,
+}
+
+/// A backbone of a file.
+#[derive(Debug)]
+pub struct Pretrained {
+    /// What it is.
+    pub model: ModelConfig,
+    /// How it sees images.
+    pub preprocessing: Preprocessing,
+    /// Its parameters, by our names.
+    pub tensors: Vec<NamedTensor>,
+    /// Which network of a run it is, or `weights`.
+    pub which: &'static str,
+    /// Where it comes from: `timm`, or `ocelli`.
+    pub origin: &'static str,
+    /// What was taken for granted, a sentence each.
+    pub assumed: Vec<String>,
+}

@@ -1,0 +1,117 @@
+//! What a network is written as.
+
+use std::path::Path;
+
+/// What a network is written as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// One file with the names of timm or torchvision, and all that this program needs to read it again.
+    Safetensors,
+    /// A folder for `timm.create_model("local-dir:…")`, or a file for `load_state_dict`.
+    Timm,
+    /// A file for `load_state_dict` of torchvision's networks.
+    Torchvision,
+    /// A folder for `AutoModel.from_pretrained` and `AutoImageProcessor.from_pretrained`.
+    Transformers,
+    /// A file for `load_state_dict` of DINOv2's networks.
+    Dinov2,
+    /// A graph for ONNX runtimes.
+    Onnx,
+}
+
+impl Format {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Safetensors, Self::Timm, Self::Torchvision, Self::Transformers, Self::Dinov2, Self::Onnx];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Safetensors => "safetensors",
+            Self::Timm => "timm",
+            Self::Torchvision => "torchvision",
+            Self::Transformers => "transformers",
+            Self::Dinov2 => "dinov2",
+            Self::Onnx => "onnx",
+        }
+    }
+
+    /// The format of `path`: the one that is asked for, if the path's extension agrees, or the one that its extension tells.
+    ///
+    /// # Errors
+    /// In words, when they contradict one another or neither says anything.
+    pub fn of(path: &Path, asked: Option<Self>) -> Result<Self, String> {
+        let extension = path.extension().map(|extension| extension.to_string_lossy().into_owned());
+        let extension = extension.as_deref();
+        let Some(format) = asked else {
+            return match extension {
+                Some("safetensors") => Ok(Self::Safetensors),
+                Some("onnx") => Ok(Self::Onnx),
+                Some("pth" | "pt") => Err(format!(
+                    "{} may be for several libraries: add --format timm, torchvision or dinov2",
+                    path.display()
+                )),
+                _ => Err(format!(
+                    "{} does not end in .safetensors or .onnx: say what it is for, with --format {}",
+                    path.display(),
+                    Self::ALL.map(Self::name).join(", ")
+                )),
+            };
+        };
+        let (fits, wanted) = match format {
+            Self::Safetensors => (extension == Some("safetensors"), "end in .safetensors"),
+            Self::Onnx => (extension == Some("onnx"), "end in .onnx"),
+            Self::Torchvision | Self::Dinov2 => {
+                (matches!(extension, Some("safetensors" | "pth" | "pt")), "end in .safetensors or .pth")
+            }
+            Self::Timm => {
+                let is_file = matches!(extension, Some("safetensors" | "pth" | "pt"));
+                (is_file || !is_foreign(extension), "be a folder, or end in .safetensors or .pth")
+            }
+            Self::Transformers => (!is_foreign(extension), "be a folder"),
+        };
+        match fits {
+            true => Ok(format),
+            false => Err(format!("--format {}: {} must {wanted}", format.name(), path.display())),
+        }
+    }
+
+    /// Whether `path` is a folder in this format.
+    pub(super) fn is_folder(self, path: &Path) -> bool {
+        match self {
+            Self::Transformers => true,
+            Self::Timm => !is_foreign(path.extension().and_then(|extension| extension.to_str())),
+            _ => false,
+        }
+    }
+}
+
+/// Whether `extension` is that of a file: `vits16.v2` is a folder.
+fn is_foreign(extension: Option<&str>) -> bool {
+    matches!(extension, Some("safetensors" | "pth" | "pt" | "bin" | "onnx" | "npy" | "parquet" | "json"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extensions_tell_the_format_and_must_not_contradict_it() {
+        let of = |path: &str, asked| Format::of(Path::new(path), asked);
+        assert_eq!(of("a.safetensors", None), Ok(Format::Safetensors));
+        assert_eq!(of("a.onnx", None), Ok(Format::Onnx));
+        assert_eq!(of("folder", Some(Format::Transformers)), Ok(Format::Transformers));
+        assert_eq!(of("vits16.v2", Some(Format::Timm)), Ok(Format::Timm));
+        assert_eq!(of("a.pth", Some(Format::Dinov2)), Ok(Format::Dinov2));
+        for (path, asked) in [
+            ("a.onnx", Some(Format::Safetensors)),
+            ("a.safetensors", Some(Format::Onnx)),
+            ("a.safetensors", Some(Format::Transformers)),
+            ("a.pth", None),
+            ("folder", None),
+            ("classes.txt", None),
+        ] {
+            assert!(of(path, asked).is_err(), "{path} {asked:?}");
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! A network into a file or folder for other libraries.
+
+mod card;
+mod dinov2;
+mod format;
+mod renamed;
+mod timm;
+mod torchvision;
+mod transformers;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use trainer::network::NamedTensor;
+
+use crate::error::WeightsError;
+use crate::export::Export;
+use crate::file::{Arrays, pytorch, safetensors};
+use crate::precision::Precision;
+use crate::{metadata, onnx};
+use renamed::ours;
+
+pub use format::Format;
+
+/// A file to be written: its path below the target, and its bytes.
+type Files = Vec<(PathBuf, Vec<u8>)>;
+
+/// The largest number of [`Precision::F16`].
+const MAX_F16: f32 = 65_504.0;
+
+/// Writes `export` to `path`; returns the files. What is there stays, unless it is to be overwritten.
+///
+/// # Errors
+/// [`WeightsError::Exists`], [`WeightsError::Unsupported`], [`WeightsError::Io`].
+pub fn write(
+    path: &Path,
+    format: Format,
+    export: &Export<'_>,
+    overwrite: bool,
+) -> Result<Vec<PathBuf>, WeightsError> {
+    if export.precision == Precision::Int8 && format != Format::Onnx {
+        let reason = "8 bits and their scales can be written as ONNX alone".into();
+        return Err(WeightsError::Unsupported { format: format.name(), reason });
+    }
+    let is_too_large = |tensor: &&NamedTensor| tensor.values.iter().any(|v| v.abs() > MAX_F16);
+    if let (Precision::F16, Some(tensor)) = (export.precision, export.tensors.iter().find(is_too_large)) {
+        let reason = format!("{} has values that 16 bits cannot hold; bf16 can", tensor.name);
+        return Err(WeightsError::Unsupported { format: format.name(), reason });
+    }
+    let is_folder = format.is_folder(path);
+    let mut files = files_of(path, format, export, is_folder)?;
+    let card = match is_folder {
+        true => path.join("README.md"),
+        false => path.with_extension("md"),
+    };
+    files.push((card, card::text(path, format, export).into_bytes()));
+    if let Some((there, _)) = files.iter().find(|(file, _)| file.exists() && !overwrite) {
+        return Err(WeightsError::Exists { path: there.clone() });
+    }
+    if is_folder {
+        std::fs::create_dir_all(path).map_err(|error| WeightsError::io("create folder", path, error))?;
+    }
+    for (file, bytes) in &files {
+        pipeline::file::replace(file, bytes).map_err(|error| WeightsError::io("write", file, error))?;
+    }
+    Ok(files.into_iter().map(|(file, _)| file).collect())
+}
+
+fn files_of(
+    path: &Path,
+    format: Format,
+    export: &Export<'_>,
+    is_folder: bool,
+) -> Result<Files, WeightsError> {
+    let unsupported = |reason: String| WeightsError::Unsupported { format: format.name(), reason };
+    let one = |arrays: Arrays| Ok(vec![(path.to_path_buf(), in_file(path, &arrays, format, export)?)]);
+    match format {
+        Format::Safetensors => one(ours(export)),
+        Format::Torchvision => one(torchvision::arrays(export).map_err(unsupported)?),
+        Format::Dinov2 => one(dinov2::arrays(export).map_err(unsupported)?),
+        Format::Timm if !is_folder => one(timm::arrays(export)),
+        Format::Timm => {
+            let config = timm::config(export).map_err(unsupported)?;
+            let weights = path.join("model.safetensors");
+            let bytes = in_file(&weights, &timm::arrays(export), format, export)?;
+            Ok(vec![(path.join("config.json"), pretty(&config)), (weights, bytes)])
+        }
+        Format::Transformers => {
+            let (config, arrays) = transformers::model(export).map_err(unsupported)?;
+            let weights = path.join("model.safetensors");
+            let bytes = in_file(&weights, &arrays, format, export)?;
+            let preprocessor = pretty(&transformers::preprocessor(export));
+            let preprocessor = (path.join("preprocessor_config.json"), preprocessor);
+            Ok(vec![(path.join("config.json"), pretty(&config)), preprocessor, (weights, bytes)])
+        }
+        Format::Onnx => Ok(vec![(path.to_path_buf(), onnx::bytes_of(export).map_err(unsupported)?)]),
+    }
+}
+
+/// `arrays` as the bytes of the file `path`, in the form of its extension.
+fn in_file(
+    path: &Path,
+    arrays: &Arrays,
+    format: Format,
+    export: &Export<'_>,
+) -> Result<Vec<u8>, WeightsError> {
+    let bytes = match path.extension().is_some_and(|extension| extension == "safetensors") {
+        true => {
+            let mut entries: HashMap<String, String> = metadata::of(export);
+            if format != Format::Safetensors {
+                // With it, the file would be read as one with our names.
+                entries.remove(metadata::MODEL);
+            }
+            safetensors::bytes_of(arrays, export.precision, entries)
+        }
+        false => pytorch::bytes_of(arrays, export.precision),
+    };
+    bytes.map_err(|error| WeightsError::io("write", path, error))
+}
+
+fn pretty(value: &serde_json::Value) -> Vec<u8> {
+    let mut text = serde_json::to_string_pretty(value).unwrap_or_default();
+    text.push('\n');
+    text.into_bytes()
+}
