@@ -7,13 +7,16 @@
 #[macro_use]
 mod console;
 
+mod backbone;
 mod cluster;
 mod evaluation;
 mod exit;
+mod initial;
 mod memory;
 mod pictures;
 mod recipes;
 mod shards;
+mod signals;
 mod storage;
 mod verb;
 

@@ -31,7 +31,7 @@ const FOLDERS: [(&str, &[&str]); 13] = [
     ("checkpoint", &["device", "comm", "model", "optim", "step", "recipe"]),
     ("estimate", &["comm", "model", "method", "step", "recipe", "checkpoint"]),
     ("network", &["device", "model", "recipe", "checkpoint"]),
-    ("run", &["device", "comm", "method", "step", "recipe", "checkpoint", "network"]),
+    ("run", &["device", "comm", "model", "method", "step", "recipe", "checkpoint", "network"]),
     ("bench", &["device", "comm", "model", "optim", "step", "recipe", "estimate"]),
 ];
 

@@ -10,7 +10,7 @@ use burn_tensor::Device;
 use serde_json::Value;
 use tempfile::TempDir;
 use trainer::ModelConfig;
-use trainer::network::NamedTensor;
+use trainer::NamedTensor;
 use trainer::{Network, Normalization};
 use weights::{Card, Export, Format, Hints, Precision, Preprocessing};
 

@@ -6,6 +6,8 @@
 mod architecture;
 /// What the program says of bad input, and with which exit code.
 mod bad_input;
+/// Runs that begin with weights, with a checkpoint, or with more steps.
+mod beginnings;
 /// The same batches whatever ranks, threads and restarts.
 mod data_path;
 /// Features as files.

@@ -25,10 +25,9 @@ pub(crate) mod schedule;
 pub mod step;
 
 pub use error::TrainError;
-pub use model::backbone::{
-    MlpKind, ModelConfig, NamedSize, RegnetConfig, ResnetConfig, Size, StemKind, VitConfig,
-};
+pub use model::backbone::kinds::*;
 pub use model::patches::Normalization;
+pub use model::tensor::NamedTensor;
 pub use network::Network;
 pub use ops::gemm::{Element, Mat, gemm};
 pub use recipe::Recipe;

@@ -9,6 +9,8 @@
 mod error;
 mod export;
 mod file;
+mod fingerprint;
+mod fitted;
 mod library;
 mod metadata;
 mod onnx;
@@ -20,6 +22,8 @@ mod write;
 
 pub use error::WeightsError;
 pub use export::{Card, Export, Score};
+pub use fingerprint::fingerprint;
+pub use fitted::fitted;
 pub use library::Library;
 pub use precision::{Precision, rounded};
 pub use preprocessing::Preprocessing;

@@ -1,7 +1,7 @@
 //! Networks for images of another size.
 
 use trainer::ModelConfig;
-use trainer::network::NamedTensor;
+use trainer::NamedTensor;
 
 use crate::library::transformer::TIMM;
 

@@ -1,18 +1,17 @@
 //! Networks that verbs look at: of a run, a checkpoint, or a file of weights.
 
 use std::path::Path;
-use std::str::FromStr;
 
 use anyhow::bail;
 use augment::{DecodeRules, MultiCrop};
 use eval::Transform;
 use serde_json::{Value, json};
+use trainer::Network;
 use trainer::checkpoint::{Checkpoint, Manifest};
 use trainer::device::Device;
-use trainer::{Network, Normalization};
-use weights::{Hints, Library, Preprocessing, Pretrained};
+use weights::Preprocessing;
 
-use crate::console::say;
+use crate::backbone::WeightFlags;
 
 /// Which network of a checkpoint, and how it sees images.
 #[derive(Default, clap::Args)]
@@ -29,21 +28,6 @@ pub(crate) struct NetworkFlags {
     pub(crate) resize_px: Option<u32>,
     #[command(flatten)]
     pub(crate) weights: WeightFlags,
-}
-
-/// What a file of weights does not say of itself.
-#[derive(Clone, Default, clap::Args)]
-pub(crate) struct WeightFlags {
-    /// Whose weights a file holds, where names do not tell: dino, dinov2, timm, torchvision or transformers.
-    #[arg(long, value_name = "LIBRARY")]
-    source: Option<Source>,
-    /// Attention heads of a file's network [default: as its config.json says, else one for each 64 channels].
-    #[arg(long, value_name = "N")]
-    heads: Option<usize>,
-    /// Colors of a file's network: imagenet, half (0.5, as many of timm's), or `R,G,B/R,G,B`, means and deviations
-    /// [default: as the file says, else imagenet].
-    #[arg(long, value_name = "COLORS", value_parser = normalization)]
-    normalization: Option<Normalization>,
 }
 
 /// A network that is open, and what is known of it.
@@ -99,54 +83,6 @@ impl NetworkFlags {
 
 /// A network, which of a run's it is, how it sees images, and what its checkpoint says.
 type Opened = (Network, &'static str, Preprocessing, Option<Manifest>);
-
-impl WeightFlags {
-    /// The backbone in `path`; says what was taken for granted.
-    pub(crate) fn read(&self, path: &Path, student: bool) -> anyhow::Result<Pretrained> {
-        let hints = Hints {
-            library: self.source.map(|source| source.0),
-            heads: self.heads,
-            normalization: self.normalization,
-            student,
-        };
-        let read = weights::read(path, &hints)?;
-        for sentence in &read.assumed {
-            say(format!("note: {}: {sentence}", path.display()));
-        }
-        Ok(read)
-    }
-}
-
-/// A library, as the command line names it.
-#[derive(Clone, Copy)]
-struct Source(Library);
-
-impl FromStr for Source {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Library::ALL.into_iter().find(|library| library.name() == text);
-        found.map(Self).ok_or_else(|| format!("one of {}", Library::ALL.map(Library::name).join(", ")))
-    }
-}
-
-/// `imagenet`, `half`, or `R,G,B/R,G,B`: means and deviations.
-fn normalization(text: &str) -> Result<Normalization, String> {
-    match text {
-        "imagenet" => return Ok(Normalization::default()),
-        "half" => return Ok(Normalization { mean: [0.5; 3], std: [0.5; 3] }),
-        _ => {}
-    }
-    let three = |text: &str| {
-        let numbers: Vec<f32> = text.split(',').filter_map(|number| number.trim().parse().ok()).collect();
-        <[f32; 3]>::try_from(numbers).ok()
-    };
-    let parts = text.split_once('/').and_then(|(mean, std)| Some((three(mean)?, three(std)?)));
-    match parts {
-        Some((mean, std)) if std.iter().all(|value| *value > 0.0) => Ok(Normalization { mean, std }),
-        _ => Err("imagenet, half, or means and deviations: 0.485,0.456,0.406/0.229,0.224,0.225".into()),
-    }
-}
 
 impl OpenNetwork {
     /// The step that the checkpoint follows.

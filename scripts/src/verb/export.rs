@@ -9,14 +9,14 @@ use anyhow::bail;
 use eval::{ImageSet, Protocol, Silent, Source, Split, Transform};
 use pipeline::{Dataset, Storage};
 use serde_json::json;
-use trainer::ModelConfig;
+use trainer::NamedTensor;
 use trainer::Network;
-use trainer::checkpoint::{Checkpoint, Manifest};
-use trainer::device::{Device, Opened};
-use trainer::network::NamedTensor;
+use trainer::checkpoint::Manifest;
+use trainer::device::Opened;
 use weights::{Card, Export, Format, Precision, Preprocessing, Score, rounded};
 
-use crate::evaluation::network::{WeightFlags, workdir_of};
+use crate::backbone::{Backbone, WeightFlags};
+use crate::evaluation::network::workdir_of;
 use crate::evaluation::scores::set_name;
 
 /// Flags of `export`.
@@ -80,43 +80,31 @@ impl FromStr for PrecisionName {
     }
 }
 
-/// A network that is to be exported.
-pub(crate) struct Subject {
-    model: ModelConfig,
-    tensors: Vec<NamedTensor>,
-    preprocessing: Preprocessing,
-    which: &'static str,
-    card: Card,
-}
-
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let format = Format::of(&args.out, args.format.map(|format| format.0)).map_err(anyhow::Error::msg)?;
-    let device = Opened::cpu().device;
-    let mut subject = match weights::is_weights(&args.checkpoint) {
-        true => of_weights(args)?,
-        false => of_checkpoint(&args.checkpoint, args.student, &device)?,
-    };
+    let mut backbone = Backbone::open(&args.checkpoint, &args.weights, args.student)?;
+    let mut card = card_of(&args.checkpoint, &backbone)?;
     if let Some(px) = args.image_px {
-        let stride_px = subject.model.stride_px();
+        let stride_px = backbone.model.stride_px();
         if px == 0 || !(px as usize).is_multiple_of(stride_px) {
             bail!(eval::EvalError::ImageSize { image_px: px as usize, stride_px });
         }
-        subject.preprocessing = Preprocessing::of_size(px, subject.preprocessing.normalization);
-        (subject.model, subject.tensors) =
-            weights::resized(&subject.model, std::mem::take(&mut subject.tensors), px as usize);
+        backbone.preprocessing = Preprocessing::of_size(px, backbone.preprocessing.normalization);
+        (backbone.model, backbone.tensors) =
+            weights::resized(&backbone.model, std::mem::take(&mut backbone.tensors), px as usize);
     }
     let precision = args.precision.0;
     let scores = match args.train.is_empty() {
         true => Vec::new(),
-        false => scored(args, &subject, storage, &device)?,
+        false => scored(args, &backbone, storage)?,
     };
-    subject.card.scores.extend(scores.iter().cloned());
-    let files = write(&subject, &args.out, format, precision, args.overwrite)?;
+    card.scores.extend(scores.iter().cloned());
+    let files = write(&backbone, &card, &args.out, format, precision, args.overwrite)?;
     for score in &scores {
         out!("{:<5} {}: {}", score.precision.name(), score.name, score.value);
     }
     let written: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
-    out!("{} written: {}", subject.which, written.join(", "));
+    out!("{} written: {}", backbone.which, written.join(", "));
     if args.json {
         let scores: Vec<_> = scores
             .iter()
@@ -130,9 +118,10 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes `subject` to `out`; returns the files.
+/// Writes `backbone` to `out`; returns the files.
 pub(crate) fn write(
-    subject: &Subject,
+    backbone: &Backbone,
+    card: &Card,
     out: &Path,
     format: Format,
     precision: Precision,
@@ -142,56 +131,49 @@ pub(crate) fn write(
         bail!("there is no folder {}", parent.display());
     }
     let export = Export {
-        model: &subject.model,
-        tensors: &subject.tensors,
-        preprocessing: subject.preprocessing,
-        which: subject.which,
+        model: &backbone.model,
+        tensors: &backbone.tensors,
+        preprocessing: backbone.preprocessing,
+        which: backbone.which,
         precision,
-        card: &subject.card,
+        card,
     };
     Ok(weights::write(out, format, &export, overwrite)?)
 }
 
-/// The network of a run or of a checkpoint.
-pub(crate) fn of_checkpoint(path: &Path, student: bool, device: &Device) -> anyhow::Result<Subject> {
-    let checkpoint = Checkpoint::open(path)?;
-    let (network, which) = Network::of_checkpoint(&checkpoint, student, 1, device)?;
-    let manifest = &checkpoint.manifest;
-    let preprocessing = Preprocessing::of_size(network.model.image_px() as u32, network.normalization);
-    let mut card = card_of(manifest);
-    if let Some(workdir) = workdir_of(path) {
-        let scores = report::scores_at(workdir, which, manifest.step)?;
-        card.scores = scores
-            .into_iter()
-            .map(|(name, value, interval)| Score {
-                name,
-                value: read_out(value, interval),
-                precision: Precision::F32,
-            })
-            .collect();
-    }
-    Ok(Subject { tensors: network.tensors(), model: network.model, preprocessing, which, card })
-}
-
-/// The network of a file or folder of weights.
-fn of_weights(args: &Args) -> anyhow::Result<Subject> {
-    let read = args.weights.read(&args.checkpoint, args.student)?;
-    let name = args.checkpoint.file_stem().map(|name| name.to_string_lossy().into_owned());
-    let card = Card {
-        name: name.unwrap_or_else(|| "backbone".into()),
-        data: Some(format!("Weights of {}, converted.", read.origin)),
-        version: env!("CARGO_PKG_VERSION").into(),
-        ..Card::default()
+/// What is known of `backbone`, which comes from `path`.
+pub(crate) fn card_of(path: &Path, backbone: &Backbone) -> anyhow::Result<Card> {
+    let version = env!("CARGO_PKG_VERSION").to_string();
+    let Some(manifest) = &backbone.manifest else {
+        let name = path.file_stem().map(|name| name.to_string_lossy().into_owned());
+        let name = name.unwrap_or_else(|| "backbone".into());
+        let data = Some(format!("Weights of {}, converted.", backbone.origin));
+        return Ok(Card { name, data, version, ..Card::default() });
     };
-    let (model, tensors, preprocessing) = (read.model, read.tensors, read.preprocessing);
-    Ok(Subject { model, tensors, preprocessing, which: read.which, card })
+    let scores = match workdir_of(path) {
+        Some(workdir) => report::scores_at(workdir, backbone.which, manifest.step)?,
+        None => Vec::new(),
+    };
+    let scores = scores.into_iter().map(|(name, value, interval)| Score {
+        name,
+        value: read_out(value, interval),
+        precision: Precision::F32,
+    });
+    let plan = &manifest.plan;
+    Ok(Card {
+        name: plan.recipe.name.clone(),
+        plan: Some(plan.to_toml()),
+        data: Some(trained_on(manifest)),
+        scores: scores.collect(),
+        version,
+    })
 }
 
-/// What a checkpoint says of its run.
-fn card_of(manifest: &Manifest) -> Card {
+/// What a checkpoint says of the images of its run.
+fn trained_on(manifest: &Manifest) -> String {
     let plan = &manifest.plan;
     let images = manifest.step * plan.recipe.optim.batch_size as u64;
-    let data = format!(
+    format!(
         "Trained on {} images ({}) for {} of {} steps of {} images: {:.1} epochs.",
         plan.n_samples,
         plan.recipe.data.shards.join(", "),
@@ -199,24 +181,18 @@ fn card_of(manifest: &Manifest) -> Card {
         plan.total_steps,
         plan.recipe.optim.batch_size,
         images as f64 / plan.n_samples.max(1) as f64,
-    );
-    Card {
-        name: plan.recipe.name.clone(),
-        plan: Some(plan.to_toml()),
-        data: Some(data),
-        scores: Vec::new(),
-        version: env!("CARGO_PKG_VERSION").into(),
-    }
+    )
 }
 
 /// k-NN of the weights as trained, and as they are stored.
-fn scored(args: &Args, subject: &Subject, storage: &Storage, device: &Device) -> anyhow::Result<Vec<Score>> {
-    let usual = Transform::new(subject.preprocessing.size_px);
-    let transform = Transform { resize_px: subject.preprocessing.resize_px.max(usual.size_px), ..usual };
+fn scored(args: &Args, backbone: &Backbone, storage: &Storage) -> anyhow::Result<Vec<Score>> {
+    let usual = Transform::new(backbone.preprocessing.size_px);
+    let transform = Transform { resize_px: backbone.preprocessing.resize_px.max(usual.size_px), ..usual };
     let images = |specs: &[String]| -> anyhow::Result<ImageSet> {
         let source = Source::Shards(Arc::new(Dataset::open(specs, storage)?));
         Ok(ImageSet::open(source, transform, augment::DecodeRules::default(), set_name(specs))?)
     };
+    let device = Opened::cpu().device;
     let protocols = [Protocol::named("knn").map_err(anyhow::Error::msg)?];
     let split = Split::of(&protocols, images(&args.train)?, images(&args.test)?)?;
     let mut precisions = vec![Precision::F32];
@@ -227,9 +203,9 @@ fn scored(args: &Args, subject: &Subject, storage: &Storage, device: &Device) ->
             values: rounded(&tensor.values, &tensor.shape, precision),
             ..tensor.clone()
         };
-        let tensors: Vec<NamedTensor> = subject.tensors.iter().map(stored).collect();
-        let normalization = subject.preprocessing.normalization;
-        let network = Network::with_tensors(&subject.model, normalization, &tensors, 0, device)?;
+        let tensors: Vec<NamedTensor> = backbone.tensors.iter().map(stored).collect();
+        let normalization = backbone.preprocessing.normalization;
+        let network = Network::with_tensors(&backbone.model, normalization, &tensors, 0, &device)?;
         let found = split.score(&network, &protocols, None, &Silent)?;
         scores.extend(found.numbers().map(|(_, scored)| Score {
             name: format!("{} on {}, {transform}", scored.metric, split.test.name),

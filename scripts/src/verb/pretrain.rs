@@ -3,14 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::bail;
 use eval::{ImageSet, Protocol, Source, Split, Transform};
 use pipeline::{Dataset, Storage};
 use report::Start;
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR2};
 use trainer::device::DeviceKind;
 use trainer::estimate::fit;
 use trainer::network::probe::Probe;
@@ -25,7 +23,8 @@ use crate::console::{RunProgress, say};
 use crate::evaluation::in_training::InTraining;
 use crate::evaluation::scores::set_name;
 use crate::exit::PREEMPTED;
-use crate::{pictures, recipes};
+use crate::signals::Listening;
+use crate::{initial, pictures, recipes};
 
 /// Flags of `pretrain`.
 #[derive(clap::Args)]
@@ -53,6 +52,8 @@ pub(crate) struct Args {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     #[command(flatten)]
+    initial: initial::Flags,
+    #[command(flatten)]
     compute: compute::Flags,
     /// Inject a fault: `kill:rank=1,step=5,phase=backward`; also hang, slow, nan. Phases: teacher, forward, head,
     /// backward, data, update, checkpoint.
@@ -78,6 +79,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         launch: &launch,
         compute: args.compute.clone(),
         fault: args.inject_fault.clone(),
+        initial: args.initial.clone(),
     };
     let (plan, outcome) = pretrain(recipe, &target, storage, |plan| probes(args, plan, storage))?;
     if outcome == Outcome::Stopped {
@@ -134,6 +136,8 @@ pub(crate) struct Target<'a> {
     pub(crate) launch: &'a Launch,
     pub(crate) compute: compute::Flags,
     pub(crate) fault: Option<Fault>,
+    /// What it starts from.
+    pub(crate) initial: initial::Flags,
 }
 
 /// Trains `recipe` at `target`, with signals and a progress bar. The recipe is checked before
@@ -155,26 +159,19 @@ pub(crate) fn pretrain(
     // Without a GPU the host's memory is where everything lies.
     recipe.run.offload &= device.kind != DeviceKind::Cpu;
     let open = || -> anyhow::Result<_> {
+        let initial = initial::prepare(&mut recipe, target.workdir, &target.initial, launch.rank)?;
         let dataset = Arc::new(Dataset::open(&recipe.data.shards, storage)?);
         let plan = Plan::resolve(recipe, dataset.n_samples())?;
         let room = machine::room(launch.n_local.unwrap_or(1), n_sharers, &device);
         let plan = fit(plan.over(launch.world_size, room)?, room)?;
         compute::check(&plan, &device)?;
         let probes = probes(&plan)?;
-        Ok((dataset, plan, probes))
+        Ok((dataset, plan, probes, initial))
     };
-    let (dataset, plan, mut probes) = ranks::all_ready(&comm, open())?;
+    let (dataset, plan, mut probes, initial) = ranks::all_ready(&comm, open())?;
     let topology = plan.topology(launch.rank).map_err(anyhow::Error::msg)?;
     comm.regroup(topology, plan.recipe.run.exact_sums)?;
-    let stop = Arc::new(AtomicBool::new(false));
-    let mut hooks = Vec::new();
-    for signal in [SIGTERM, SIGUSR2, SIGINT] {
-        // A second interrupt from the keyboard ends the program at once.
-        if signal == SIGINT {
-            hooks.push(signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))?);
-        }
-        hooks.push(signal_hook::flag::register(signal, Arc::clone(&stop))?);
-    }
+    let signals = Listening::start()?;
     let (workdir, data, of_run) = (target.workdir.to_path_buf(), Arc::clone(&dataset), plan.clone());
     let progress = RunProgress::new(launch.rank, launch.world_size);
     let mut progress = progress.on_start(move || {
@@ -185,21 +182,17 @@ pub(crate) fn pretrain(
         plan: &plan,
         dataset,
         workdir: target.workdir,
-        stop: &stop,
+        stop: &signals.stop,
         device: device.device,
         fault: target.fault.clone(),
+        initial: initial.as_deref(),
+        lengthen: target.initial.lengthen,
     };
     let outcome = train(&job, comm, &mut probes, &mut progress);
     if launch.rank == 0 && outcome.is_ok() {
         pictures::curves(target.workdir);
     }
-    // What comes after training has nothing to save: there a signal does what it always does.
-    for hook in hooks {
-        signal_hook::low_level::unregister(hook);
-    }
-    for signal in [SIGTERM, SIGUSR2, SIGINT] {
-        signal_hook::flag::register_conditional_default(signal, Arc::new(AtomicBool::new(true)))?;
-    }
+    signals.end()?;
     Ok((plan, outcome?))
 }
 

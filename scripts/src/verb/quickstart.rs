@@ -21,6 +21,7 @@ use super::pretrain::{Target, pretrain};
 use super::probe::baselines;
 use super::report::write_beside;
 use super::shards::synth::{SynthArgs, synthesize};
+use crate::backbone::{Backbone, WeightFlags};
 use crate::cluster::compute;
 use crate::cluster::launch::Launch;
 use crate::console::say;
@@ -28,7 +29,7 @@ use crate::evaluation::network::NetworkFlags;
 use crate::evaluation::record;
 use crate::evaluation::scores::{Table, print_table, rows};
 use crate::exit::PREEMPTED;
-use crate::recipes;
+use crate::{initial, recipes};
 
 /// Flags of `quickstart`.
 #[derive(clap::Args)]
@@ -78,8 +79,13 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let open = |paths: &[PathBuf]| Dataset::open(&names(paths), storage).map(Arc::new);
     let (train, test) = (open(&train)?, open(&test)?);
 
-    let target =
-        Target { workdir: &args.workdir, launch: &Launch::ALONE, compute: args.compute.clone(), fault: None };
+    let target = Target {
+        workdir: &args.workdir,
+        launch: &Launch::ALONE,
+        compute: args.compute.clone(),
+        fault: None,
+        initial: initial::Flags::default(),
+    };
     let (_, outcome) = pretrain(recipe, &target, storage, |_| Ok(Vec::new()))?;
     if outcome == Outcome::Stopped {
         say("stopped as asked; the same command continues");
@@ -99,19 +105,23 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let seconds = start.elapsed().as_secs_f64();
     out!("{seconds:.0} s; everything on one page: {}", page.display());
     if args.json {
-        let linear = |i: usize| table[i].1.accuracy("linear_honest");
-        let knn = |i: usize| table[i].1.accuracy("knn_20");
-        let line = json!({
-            "seconds": seconds,
-            "knn": knn(0),
-            "linear": linear(0),
-            "random_knn": knn(1),
-            "random_linear": linear(1),
-            "pixel_knn": knn(2),
-        });
-        out!("{line}");
+        out!("{}", to_json(&table, seconds));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The line for programs.
+fn to_json(table: &Table, seconds: f64) -> serde_json::Value {
+    let linear = |i: usize| table[i].1.accuracy("linear_honest");
+    let knn = |i: usize| table[i].1.accuracy("knn_20");
+    json!({
+        "seconds": seconds,
+        "knn": knn(0),
+        "linear": linear(0),
+        "random_knn": knn(1),
+        "random_linear": linear(1),
+        "pixel_knn": knn(2),
+    })
 }
 
 /// The shards of a split, made unless they are there. Train and test come from different seeds.
@@ -157,10 +167,11 @@ fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Table> {
     let scalars = record::scalars(&open, &split.test.name, &scores.by_name().collect::<Vec<_>>());
     let rows = rows(&scores, split, &open.about(&args.workdir));
     record::add(&args.workdir, open.step().unwrap_or_default(), &rows, &scalars)?;
-    let subject = export::of_checkpoint(&args.workdir, false, device)?;
-    let backbone = args.workdir.join("backbone.safetensors");
+    let backbone = Backbone::open(&args.workdir, &WeightFlags::default(), false)?;
+    let card = export::card_of(&args.workdir, &backbone)?;
+    let file = args.workdir.join("backbone.safetensors");
     // A quickstart that is started again scores the same run again.
-    export::write(&subject, &backbone, Format::Safetensors, Precision::F32, true)?;
+    export::write(&backbone, &card, &file, Format::Safetensors, Precision::F32, true)?;
     neighbors(args, split, &open.network)?;
     let mut table: Table = vec![(open.which, scores)];
     table.extend(baselines(&open.network, split, &protocols, device)?);

@@ -123,6 +123,11 @@ impl Checkpoint {
         Ok(Self { path: path.to_path_buf(), manifest, open: RefCell::new(None) })
     }
 
+    /// Its folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Runs `f` on file `number`.
     fn with_file<R>(
         &self,

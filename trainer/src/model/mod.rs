@@ -10,4 +10,5 @@ pub(crate) mod layout;
 pub(crate) mod leaves;
 pub(crate) mod params;
 pub(crate) mod patches;
+pub(crate) mod tensor;
 pub(crate) mod unit;

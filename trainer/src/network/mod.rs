@@ -17,20 +17,10 @@ use crate::model::init::fill;
 use crate::model::layout::UnitLayout;
 use crate::model::leaves::Leaves;
 use crate::model::patches::{Normalization, PixelInput};
+use crate::model::tensor::{NamedTensor, by_name, values_of};
 use crate::model::unit::{Context, Draws, StatSets, Unit};
 use crate::recipe::plan::Plan;
 use crate::step::Trainer;
-
-/// A parameter with its values.
-#[derive(Debug, Clone, PartialEq)]
-pub struct NamedTensor {
-    /// The name that timm or torchvision has for it.
-    pub name: String,
-    /// Its dimensions, as PyTorch stores them.
-    pub shape: Vec<usize>,
-    /// Its elements, row by row.
-    pub values: Vec<f32>,
-}
 
 /// A backbone with its weights.
 pub struct Network {
@@ -105,18 +95,12 @@ impl Network {
         n_workers: usize,
         device: &Device,
     ) -> Result<Self, TrainError> {
-        let by_name: HashMap<&str, &NamedTensor> =
-            tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+        let tensors = by_name(tensors);
         Self::new(model, normalization, n_workers, device, |layout| {
             let mut values = vec![0.0; layout.padded];
             for slot in &layout.params {
-                let name = layout.full_name(slot);
-                let bad = |reason: String| TrainError::Weights { name: name.clone(), reason };
-                let tensor = by_name.get(name.as_str()).ok_or_else(|| bad("is missing".into()))?;
-                if tensor.shape != slot.spec.shape || tensor.values.len() != slot.spec.numel() {
-                    return Err(bad(format!("has shape {:?}, not {:?}", tensor.shape, slot.spec.shape)));
-                }
-                values[slot.range()].copy_from_slice(&tensor.values);
+                let found = values_of(&tensors, &layout.full_name(slot), &slot.spec)?;
+                values[slot.range()].copy_from_slice(found);
             }
             Ok(values)
         })

@@ -3,8 +3,10 @@
 use burn_tensor::{Device, Tensor, TensorData};
 
 use crate::comm::topology::Topology;
+use crate::error::TrainError;
 use crate::model::init::fill;
 use crate::model::layout::{ParamSlot, UnitLayout};
+use crate::model::tensor::{NamedTensor, by_name, values_of};
 use crate::model::unit::Unit;
 
 /// The shards of one unit, `[padded / S]` each.
@@ -82,6 +84,25 @@ impl UnitShard {
         }
     }
 
+    /// Takes the values of `tensors`, of which there is one for each parameter, for the student and every follower.
+    ///
+    /// # Errors
+    /// [`TrainError::Weights`].
+    pub fn start_from(&mut self, tensors: &[NamedTensor]) -> Result<(), TrainError> {
+        let tensors = by_name(tensors);
+        let mut values = vec![0.0; self.len()];
+        for segment in self.segments() {
+            let first = self.start + segment.start - segment.slot.offset;
+            let found = values_of(&tensors, &self.layout.full_name(segment.slot), &segment.slot.spec)?;
+            values[segment.start..segment.end]
+                .copy_from_slice(&found[first..first + segment.end - segment.start]);
+        }
+        let len = values.len();
+        self.student = Tensor::from_data(TensorData::new(values, [len]), &self.student.device());
+        self.followers.iter_mut().for_each(|follower| follower.values = self.student.clone());
+        Ok(())
+    }
+
     /// The parameters that have elements in this shard.
     pub fn segments(&self) -> impl Iterator<Item = Segment<'_>> {
         segments(&self.layout, self.start, self.len())
@@ -122,4 +143,42 @@ fn segments(layout: &UnitLayout, start: usize, len: usize) -> impl Iterator<Item
         let (from, to) = (range.start.max(start), range.end.min(start + len));
         (from < to).then(|| Segment { slot, param, start: from - start, end: to - start })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::host::to_host;
+    use crate::model::init::fill;
+    use crate::model::patches::Normalization;
+    use crate::network::Network;
+
+    /// Shards of 1, 2 and 4 ranks hold the same weights, for the student and every follower.
+    #[test]
+    fn every_shard_starts_with_its_part_of_the_weights() {
+        let model = crate::model::backbone::ModelConfig::examples().remove(1);
+        let device = Device::flex();
+        let mut tensors = Network::random(&model, Normalization::default(), 7, 1, &device).unwrap().tensors();
+        for (i, tensor) in tensors.iter_mut().enumerate() {
+            fill(crate::model::params::Init::Normal(1.0), i as u64, "other", 0, &mut tensor.values);
+        }
+        for unit in model.units(crate::model::backbone::Readout::All) {
+            let of_group = |group_size: usize| -> Vec<f32> {
+                let of_rank = |rank: usize| {
+                    let topology = Topology { rank, world_size: group_size, group_size };
+                    let mut shard = UnitShard::init(unit.as_ref(), 0, topology, &["teacher"], &[], &device);
+                    shard.start_from(&tensors).unwrap();
+                    let student = to_host(shard.student.clone());
+                    assert_eq!(to_host(shard.followers[0].values.clone()), student);
+                    student
+                };
+                let mut whole: Vec<f32> = (0..group_size).flat_map(of_rank).collect();
+                whole.truncate(unit.layout(1).numel);
+                whole
+            };
+            let whole = of_group(1);
+            assert_eq!(of_group(2), whole);
+            assert_eq!(of_group(4), whole);
+        }
+    }
 }

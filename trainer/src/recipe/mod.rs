@@ -1,5 +1,6 @@
 //! The recipe as written: a TOML file whose unknown keys are errors; and the plan that it resolves into.
 
+pub(crate) mod compare;
 mod parse;
 pub mod plan;
 
@@ -38,6 +39,9 @@ pub struct Recipe {
     /// The EMA teacher; present if and only if the method has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub teacher: Option<TeacherConfig>,
+    /// Weights that the backbone starts from; absent for random ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub init: Option<InitConfig>,
     /// What may differ between two starts of the same run.
     #[serde(default)]
     pub run: RunConfig,
@@ -262,6 +266,17 @@ impl LrScaling {
             Self::Fixed => 1.0,
         }
     }
+}
+
+/// Weights that a run starts from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InitConfig {
+    /// File or folder of the weights: of another library, or of a run of this program.
+    pub weights: String,
+    /// What they were when the run began: two files with the same one hold the same weights. A plan has it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub fingerprint: String,
 }
 
 /// The teacher.

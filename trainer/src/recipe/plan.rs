@@ -305,27 +305,6 @@ impl Plan {
         let (optimizer, config) = (self.optimizer(), self.step_config());
         Ok(Trainer::new(backbone, method, comm, optimizer, config, device.clone()))
     }
-
-    /// The first key in which the recipes differ, `[run]` aside, with both values.
-    pub fn difference(&self, other: &Self) -> Option<(String, String, String)> {
-        let flat = |plan: &Self| {
-            let mut flat = Vec::new();
-            if let Ok(table) = toml::Table::try_from(&plan.recipe) {
-                flatten("", &toml::Value::Table(table), &mut flat);
-            }
-            flat.retain(|(key, _)| !key.starts_with("run."));
-            flat.push(("n_samples".into(), plan.n_samples.to_string()));
-            flat
-        };
-        let (a, b) = (flat(self), flat(other));
-        let find = |key: &String, list: &[(String, String)]| {
-            list.iter().find(|(k, _)| k == key).map_or("absent".into(), |(_, value)| value.clone())
-        };
-        a.iter()
-            .chain(&b)
-            .map(|(key, _)| (key.clone(), find(key, &a), find(key, &b)))
-            .find(|(_, x, y)| x != y)
-    }
 }
 
 /// More than any network has.
@@ -386,18 +365,6 @@ fn check_values(recipe: &Recipe) -> Result<(), String> {
     Ok(())
 }
 
-fn flatten(prefix: &str, value: &toml::Value, out: &mut Vec<(String, String)>) {
-    match value {
-        toml::Value::Table(table) => {
-            for (key, value) in table {
-                let key = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
-                flatten(&key, value, out);
-            }
-        }
-        other => out.push((prefix.into(), other.to_string())),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use crate::conformance::plans;
@@ -430,7 +397,7 @@ mod tests {
             let decay = format!("optim.weight_decay={weight_decay}");
             let clip = format!("optim.clip_norm={clip_norm}");
             let written = plans(&[&algorithm, &decay, &clip]).remove(0);
-            assert_eq!(absent.difference(&written), None, "{algorithm}");
+            assert_eq!(crate::recipe::compare::difference(&absent, &written), None, "{algorithm}");
             assert!(absent.recipe.optim.weight_decay.is_some());
         }
     }

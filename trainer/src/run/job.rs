@@ -8,6 +8,7 @@ use burn_tensor::Device;
 use pipeline::Dataset;
 
 use super::fault::Fault;
+use crate::model::tensor::NamedTensor;
 use crate::recipe::plan::Plan;
 
 /// How a run ended.
@@ -62,4 +63,8 @@ pub struct Job<'a> {
     pub device: Device,
     /// A drill.
     pub fault: Option<Fault>,
+    /// What the backbone starts from, where no checkpoint is there yet; random weights without it.
+    pub initial: Option<&'a [NamedTensor]>,
+    /// Whether the run may become longer than its plan says.
+    pub lengthen: bool,
 }

@@ -49,7 +49,7 @@ impl<'a> Run<'a> {
         observer: &mut dyn Observer,
     ) -> Result<Self, TrainError> {
         let warn = &mut |message: &str| observer.warned(message);
-        let (plan, lock) = workdir::agree(job.workdir, job.plan, &comm, warn)?;
+        let (plan, lock) = workdir::agree(job.workdir, job.plan, job.lengthen, &comm, warn)?;
         let topology = comm.topology();
         let beats = heartbeat::folder_of(job.workdir);
         let pulse = Pulse::start(&beats, topology.rank, comm.recorder())?;
@@ -61,8 +61,11 @@ impl<'a> Run<'a> {
         let folder = job.workdir.join("checkpoints");
         let warn = &mut |message: &str| warn_on_first(topology.rank, message, observer);
         let state_device = trainer.state_device().clone();
-        checkpoint::resume(&folder, u64::MAX, &mut trainer.state, &trainer.comm, &state_device, warn)
-            .inspect_err(failed)?;
+        let state = &mut trainer.state;
+        let resumed = checkpoint::resume(&folder, u64::MAX, state, &trainer.comm, &state_device, warn);
+        if let (None, Some(initial)) = (resumed.inspect_err(failed)?, job.initial) {
+            trainer.start_from(initial).inspect_err(failed)?;
+        }
         let saver = Saver::new(&folder, topology, plan.recipe.run.keep_checkpoints);
         let first = trainer.state.step;
         observer.started(first, plan.total_steps);

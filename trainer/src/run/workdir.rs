@@ -9,16 +9,37 @@ use pipeline::file;
 use crate::comm::communicator::Comm;
 use crate::comm::engine::Reduction;
 use crate::error::TrainError;
+use crate::recipe::compare::{difference, with_length_of};
 use crate::recipe::plan::Plan;
 
 /// Makes `workdir`, or checks that it belongs to this plan. Returns the plan to follow: where the
 /// recipe leaves the number of workers open, a run goes on with the number that it started with.
-fn claim(workdir: &Path, plan: &Plan, warn: &mut dyn FnMut(&str)) -> Result<Plan, TrainError> {
+fn claim(
+    workdir: &Path,
+    plan: &Plan,
+    lengthen: bool,
+    warn: &mut dyn FnMut(&str),
+) -> Result<Plan, TrainError> {
     let path = plan_path(workdir);
     let mut plan = plan.clone();
     let before = read_plan(workdir)?;
     if let Some((_, there)) = &before {
-        if let Some((key, there, here)) = there.difference(&plan) {
+        let longer = lengthen && plan.total_steps > there.total_steps;
+        if longer {
+            warn(&format!(
+                "the run becomes longer, from {} to {} steps: rates that follow its length jump to where the longer run \
+                 has them",
+                there.total_steps, plan.total_steps
+            ));
+        }
+        // Of a run that becomes longer, its length may differ.
+        let known = if longer { with_length_of(there, &plan) } else { there.clone() };
+        if let Some((key, there, mut here)) = difference(&known, &plan) {
+            if plan.total_steps > known.total_steps
+                && difference(&with_length_of(&known, &plan), &plan).is_none()
+            {
+                here.push_str(" (--lengthen goes on with it)");
+            }
             return Err(TrainError::OtherRecipe { workdir: workdir.to_path_buf(), key, there, here });
         }
         if plan.recipe.run.workers == 0 && plan.world_size == there.world_size {
@@ -99,13 +120,14 @@ fn lock(workdir: &Path) -> Result<Option<File>, TrainError> {
 pub(crate) fn agree(
     workdir: &Path,
     plan: &Plan,
+    lengthen: bool,
     comm: &Comm,
     warn: &mut dyn FnMut(&str),
 ) -> Result<(Plan, Option<File>), TrainError> {
     let rank = comm.topology().rank;
     let mut take = |plan: &Plan| {
         let lock = lock(workdir)?;
-        Ok((claim(workdir, plan, warn)?, lock))
+        Ok((claim(workdir, plan, lengthen, warn)?, lock))
     };
     if comm.topology().world_size == 1 {
         return take(plan);
@@ -113,7 +135,7 @@ pub(crate) fn agree(
     let write = |plan: &Plan| toml::to_string(plan).unwrap_or_default().into_bytes();
     let read = |bytes: &[u8]| -> Option<Plan> { toml::from_str(std::str::from_utf8(bytes).ok()?).ok() };
     let asked = read(&comm.broadcast("plan", write(plan))?).ok_or(TrainError::PeersFailed { n_ranks: 1 })?;
-    let difference = plan.difference(&asked);
+    let difference = difference(plan, &asked);
     let differs = f64::from(u8::from(difference.is_some()));
     let n_differ = comm.all_reduce("plan", vec![differs], Reduction::Sum)?[0] as usize;
     if let Some((what, theirs, ours)) = difference {
@@ -140,7 +162,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("plan.toml"), "freeze_last_layer_steps = 63\n").unwrap();
         let plan = crate::conformance::plans(&[]).remove(0);
-        let error = claim(folder.path(), &plan, &mut |_| {}).unwrap_err().to_string();
+        let error = claim(folder.path(), &plan, false, &mut |_| {}).unwrap_err().to_string();
         assert!(
             error.contains("freeze_last_layer_steps") && error.contains("the release that started it"),
             "{error}"

@@ -29,9 +29,11 @@ use crate::comm::wire::Wire;
 use crate::device::host;
 use crate::device::readback::read_back;
 use crate::device::workers::Workers;
+use crate::error::TrainError;
 use crate::method::Method;
 use crate::model::drop_path::Drawing;
 use crate::model::features::Outputs;
+use crate::model::tensor::NamedTensor;
 use crate::model::unit::{StatSets, Unit};
 use crate::optim::Optimizer;
 use crate::optim::state::{STUDENT, UnitShard};
@@ -93,8 +95,16 @@ impl Trainer {
         }
     }
 
-    /// Makes every phase wait for the device at its end, so that phase times include the device's work and not only
-    /// the time to launch it: for benchmarks.
+    /// Starts the backbone of the student and of every follower from `weights`, in the place of random ones.
+    ///
+    /// # Errors
+    /// [`TrainError::Weights`] for a parameter that is not among them, or has another shape.
+    pub fn start_from(&mut self, weights: &[NamedTensor]) -> Result<(), TrainError> {
+        let backbone = &mut self.state.shards[..self.net.backbone.len()];
+        backbone.iter_mut().try_for_each(|shard| shard.start_from(weights))
+    }
+
+    /// Makes every phase wait for the device, so that phase times include the device's work: for benchmarks.
     pub fn time_phases(&mut self, yes: bool) {
         self.timed = yes.then(|| self.device.clone());
     }
@@ -119,8 +129,7 @@ impl Trainer {
         &self.net.backbone
     }
 
-    /// The whole buffer, `[padded]`, of which this rank has the shard `mine`, on what it computes on. All ranks of a
-    /// shard group call it.
+    /// The whole buffer, `[padded]`, of which this rank has the shard `mine`. All ranks of a shard group call it.
     ///
     /// # Errors
     /// [`EngineError`].

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use trainer::ModelConfig;
-use trainer::network::NamedTensor;
+use trainer::NamedTensor;
 
 use super::source::Source;
 use crate::file::{Array, Arrays};

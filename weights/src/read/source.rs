@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use trainer::ModelConfig;
+use trainer::NamedTensor;
 use trainer::Normalization;
-use trainer::network::NamedTensor;
 
 use super::pretrained::{Hints, Pretrained};
 use crate::error::WeightsError;

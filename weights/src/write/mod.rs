@@ -11,7 +11,7 @@ mod transformers;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use trainer::network::NamedTensor;
+use trainer::NamedTensor;
 
 use crate::error::WeightsError;
 use crate::export::Export;
@@ -51,7 +51,7 @@ pub fn write(
     let mut files = files_of(path, format, export, is_folder)?;
     let card = match is_folder {
         true => path.join("README.md"),
-        false => path.with_extension("md"),
+        false => beside(path),
     };
     files.push((card, card::text(path, format, export).into_bytes()));
     if let Some((there, _)) = files.iter().find(|(file, _)| file.exists() && !overwrite) {
@@ -64,6 +64,13 @@ pub fn write(
         pipeline::file::replace(file, bytes).map_err(|error| WeightsError::io("write", file, error))?;
     }
     Ok(files.into_iter().map(|(file, _)| file).collect())
+}
+
+/// The page that goes with a file: `vits16.onnx.md`.
+fn beside(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".md");
+    PathBuf::from(name)
 }
 
 fn files_of(

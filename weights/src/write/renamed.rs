@@ -1,6 +1,6 @@
 //! The tensors of a network by other names.
 
-use trainer::network::NamedTensor;
+use trainer::NamedTensor;
 
 use crate::export::Export;
 use crate::file::{Array, Arrays};

@@ -4,6 +4,7 @@
 
 mod convolution;
 mod excitation;
+pub(crate) mod kinds;
 mod registry;
 mod regnet;
 mod resnet;
@@ -12,11 +13,7 @@ mod toy;
 mod transformer;
 mod vit;
 
-pub use registry::ModelConfig;
-pub use regnet::{Config as RegnetConfig, NamedSize, Size};
-pub use resnet::{Config as ResnetConfig, StemKind};
-pub use transformer::block::MlpKind;
-pub use vit::Config as VitConfig;
+pub(crate) use registry::ModelConfig;
 
 use super::unit::Unit;
 

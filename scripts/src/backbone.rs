@@ -1,0 +1,103 @@
+//! Backbones with their weights: of a run, a checkpoint, or a file of weights.
+
+use std::path::Path;
+use std::str::FromStr;
+
+use trainer::checkpoint::{Checkpoint, Manifest};
+use trainer::device::Opened;
+use trainer::{ModelConfig, NamedTensor, Network, Normalization};
+use weights::{Hints, Library, Preprocessing, Pretrained};
+
+use crate::console::say;
+
+/// A backbone with its weights.
+pub(crate) struct Backbone {
+    pub(crate) model: ModelConfig,
+    pub(crate) tensors: Vec<NamedTensor>,
+    pub(crate) preprocessing: Preprocessing,
+    /// Which network of a run it is, or `weights`.
+    pub(crate) which: &'static str,
+    /// What the checkpoint says of its run; a file of weights says nothing.
+    pub(crate) manifest: Option<Manifest>,
+    /// Whose weights they are: `timm`, or `ocelli`.
+    pub(crate) origin: &'static str,
+}
+
+impl Backbone {
+    /// The backbone of `path`; the student's if wanted, where there is a teacher too.
+    pub(crate) fn open(path: &Path, flags: &WeightFlags, student: bool) -> anyhow::Result<Self> {
+        if weights::is_weights(path) {
+            let Pretrained { model, preprocessing, tensors, which, origin, .. } =
+                flags.read(path, student)?;
+            return Ok(Self { model, tensors, preprocessing, which, manifest: None, origin });
+        }
+        let checkpoint = Checkpoint::open(path)?;
+        let (network, which) = Network::of_checkpoint(&checkpoint, student, 1, &Opened::cpu().device)?;
+        let preprocessing = Preprocessing::of_size(network.model.image_px() as u32, network.normalization);
+        let (tensors, manifest) = (network.tensors(), Some(checkpoint.manifest));
+        Ok(Self { tensors, model: network.model, preprocessing, which, manifest, origin: "ocelli" })
+    }
+}
+
+/// What a file of weights does not say of itself.
+#[derive(Clone, Default, clap::Args)]
+pub(crate) struct WeightFlags {
+    /// Whose weights a file holds, where names do not tell: dino, dinov2, timm, torchvision or transformers.
+    #[arg(long, value_name = "LIBRARY")]
+    source: Option<Source>,
+    /// Attention heads of a file's network [default: as its config.json says, else one for each 64 channels].
+    #[arg(long, value_name = "N")]
+    heads: Option<usize>,
+    /// Colors of a file's network: imagenet, half (0.5, as many of timm's), or `R,G,B/R,G,B`, means and deviations
+    /// [default: as the file says, else imagenet].
+    #[arg(long, value_name = "COLORS", value_parser = normalization)]
+    normalization: Option<Normalization>,
+}
+
+impl WeightFlags {
+    /// The backbone in `path`; says what was taken for granted.
+    pub(crate) fn read(&self, path: &Path, student: bool) -> anyhow::Result<Pretrained> {
+        let hints = Hints {
+            library: self.source.map(|source| source.0),
+            heads: self.heads,
+            normalization: self.normalization,
+            student,
+        };
+        let read = weights::read(path, &hints)?;
+        for sentence in &read.assumed {
+            say(format!("note: {}: {sentence}", path.display()));
+        }
+        Ok(read)
+    }
+}
+
+/// A library, as the command line names it.
+#[derive(Clone, Copy)]
+struct Source(Library);
+
+impl FromStr for Source {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Library::ALL.into_iter().find(|library| library.name() == text);
+        found.map(Self).ok_or_else(|| format!("one of {}", Library::ALL.map(Library::name).join(", ")))
+    }
+}
+
+/// `imagenet`, `half`, or `R,G,B/R,G,B`: means and deviations.
+fn normalization(text: &str) -> Result<Normalization, String> {
+    match text {
+        "imagenet" => return Ok(Normalization::default()),
+        "half" => return Ok(Normalization { mean: [0.5; 3], std: [0.5; 3] }),
+        _ => {}
+    }
+    let three = |text: &str| {
+        let numbers: Vec<f32> = text.split(',').filter_map(|number| number.trim().parse().ok()).collect();
+        <[f32; 3]>::try_from(numbers).ok()
+    };
+    let parts = text.split_once('/').and_then(|(mean, std)| Some((three(mean)?, three(std)?)));
+    match parts {
+        Some((mean, std)) if std.iter().all(|value| *value > 0.0) => Ok(Normalization { mean, std }),
+        _ => Err("imagenet, half, or means and deviations: 0.485,0.456,0.406/0.229,0.224,0.225".into()),
+    }
+}

@@ -1,0 +1,101 @@
+//! Runs that begin with weights, with another run's checkpoint, or with more steps than they had.
+
+use serde_json::Value;
+
+use crate::support::{World, fails, ok};
+
+/// Steps of the rows of a run's metrics.
+fn logged(world: &World, run: &str) -> Vec<u64> {
+    let text = std::fs::read_to_string(world.path(run).join("metrics.jsonl")).unwrap();
+    text.lines().map(|row| serde_json::from_str::<Value>(row).unwrap()["step"].as_u64().unwrap()).collect()
+}
+
+/// Features of the world's images.
+fn features(world: &World, weights: &str, more: &[&str]) -> Vec<u8> {
+    let out = world.text("features.npy");
+    let shard = world.text("data/train-000000.tar");
+    let args = ["embed", "--checkpoint", weights, "--shards", &shard, "--out", &out, "--overwrite"];
+    ok(&world.ocelli(&[&args[..], more].concat()));
+    std::fs::read(out).unwrap()
+}
+
+/// A step at a rate of zero, without decay, changes nothing, nor does a teacher that keeps all of itself.
+const STILL: [&str; 8] = [
+    "--set",
+    "optim.lr=0",
+    "--set",
+    "optim.weight_decay=[0,0]",
+    "--set",
+    "optim.min_lr=0",
+    "--set",
+    "teacher.decay=[1,1]",
+]; 6] =
+    ["--set", "optim.lr=0", "--set", "optim.weight_decay=[0,0]", "--set", "optim.min_lr=0"];
+
+#[test]
+fn a_run_begins_with_weights_and_goes_on_without_their_file() {
+    let world = World::new(24);
+    ok(&world.pretrain("a", &[]));
+    let (run, file) = (world.text("a"), world.text("a.pth"));
+    let args = ["export", "--checkpoint", &run, "--out", &file, "--format", "dinov2"];
+    ok(&world.ocelli(&args));
+    let before = features(&world, &run, &[]);
+    let more = [&["--init", &file, "--heads", "2", "--set", "optim.length={steps=6}"], &STILL[..]].concat();
+    ok(&world.pretrain("b", &more));
+    assert!(features(&world, &world.text("b"), &[]) == before, "the teacher begins with the weights");
+    assert!(features(&world, &world.text("b"), &["--student"]) == before, "and so does the student");
+    let plan = std::fs::read_to_string(world.path("b/plan.toml")).unwrap();
+    assert!(plan.contains("fingerprint = \""), "{plan}");
+    std::fs::remove_file(&file).unwrap();
+    let longer = [&["--init", &file, "--lengthen", "--set", "optim.length={steps=8}"], &STILL[..]].concat();
+    ok(&world.pretrain("b", &longer));
+    assert_eq!(logged(&world, "b"), [0, 1, 2, 3, 4, 5, 6, 7]);
+    // A new run needs them.
+    let error = fails(&world.pretrain("c", &more), 3);
+    assert!(error.contains("a.pth"), "{error}");
+}
+
+#[test]
+fn weights_of_another_network_are_refused_by_what_differs() {
+    let world = World::new(24);
+    ok(&world.pretrain("a", &["--set", "optim.length={steps=4}"]));
+    let run = world.text("a");
+    let error = fails(&world.pretrain("b", &["--init", &run, "--set", "model.heads=4"]), 2);
+    assert!(error.contains("model.heads is 4 in the recipe and 2 in the weights"), "{error}");
+    assert!(!world.path("b/checkpoints").exists());
+}
+
+#[test]
+fn a_finished_run_is_lengthened_by_a_flag_alone() {
+    let world = World::new(24);
+    ok(&world.pretrain("a", &["--set", "optim.length={steps=4}"]));
+    let error = fails(&world.pretrain("a", &["--set", "optim.length={steps=8}"]), 2);
+    assert!(error.contains("optim.length") && error.contains("--lengthen"), "{error}");
+    let longer = world.pretrain("a", &["--lengthen", "--set", "optim.length={steps=8}"]);
+    let said = ok(&longer);
+    assert!(said.contains("from 4 to 8 steps"), "{said}");
+    assert_eq!(logged(&world, "a"), (0..8).collect::<Vec<u64>>());
+    // Its length alone, and not backwards.
+    let other =
+        world.pretrain("a", &["--lengthen", "--set", "optim.length={steps=12}", "--set", "optim.lr=1"]);
+    assert!(fails(&other, 2).contains("optim.lr"));
+    fails(&world.pretrain("a", &["--lengthen", "--set", "optim.length={steps=6}"]), 2);
+}
+
+#[test]
+fn a_run_is_forked_from_a_checkpoint() {
+    let world = World::new(24);
+    ok(&world.pretrain("a", &["--set", "run.keep_checkpoints=3"]));
+    let from = world.text("a/checkpoints/step-0000000008");
+    let metrics = std::fs::read(world.path("a/metrics.jsonl")).unwrap();
+    let said = ok(&world.pretrain("b", &["--fork", &from, "--set", "optim.lr=1e-3"]));
+    assert!(said.contains("forked from step 8"), "{said}");
+    assert_eq!(logged(&world, "b"), [8, 9, 10, 11]);
+    assert_eq!(std::fs::read(world.path("a/metrics.jsonl")).unwrap(), metrics, "the other run is as it was");
+    // The same command goes on, and a fork with the same recipe is the same run.
+    ok(&world.pretrain("b", &["--fork", &from, "--set", "optim.lr=1e-3"]));
+    ok(&world.pretrain("c", &["--fork", &from]));
+    let of = |run: &str| features(&world, &world.text(run), &[]);
+    assert!(of("c") == of("a"));
+    assert!(of("b") != of("a"));
+}

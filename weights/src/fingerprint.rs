@@ -1,0 +1,14 @@
+//! A number that names weights.
+
+use trainer::NamedTensor;
+use xxhash_rust::xxh3::Xxh3;
+
+/// Names `tensors`: equal for equal names, shapes and values, whatever file they came from.
+pub fn fingerprint(tensors: &[NamedTensor]) -> u64 {
+    let mut hash = Xxh3::new();
+    for tensor in tensors {
+        hash.update(format!("{} {:?}", tensor.name, tensor.shape).as_bytes());
+        tensor.values.iter().for_each(|value| hash.update(&value.to_le_bytes()));
+    }
+    hash.digest()
+}
