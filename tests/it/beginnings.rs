@@ -29,8 +29,7 @@ const STILL: [&str; 8] = [
     "optim.min_lr=0",
     "--set",
     "teacher.decay=[1,1]",
-]; 6] =
-    ["--set", "optim.lr=0", "--set", "optim.weight_decay=[0,0]", "--set", "optim.min_lr=0"];
+];
 
 #[test]
 fn a_run_begins_with_weights_and_goes_on_without_their_file() {
