@@ -63,6 +63,9 @@ pub struct GroupSpec {
     pub n_views: usize,
 }
 
+/// Views of one kind at most.
+const MOST_VIEWS: usize = 1024;
+
 impl MultiCrop {
     /// DINO's (Caron et al. 2021, appendix): two global views and `n_local` local ones.
     pub fn dino(global_px: u32, local_px: u32, n_local: usize) -> Self {
@@ -123,8 +126,8 @@ impl MultiCrop {
             });
         }
         for (i, crop) in self.crops.iter().enumerate() {
-            if crop.count == 0 {
-                return bad(i, "count", "must be at least 1");
+            if !(1..=MOST_VIEWS).contains(&crop.count) {
+                return bad(i, "count", "must lie in 1..=1024");
             }
             if crop.size_px == 0 || crop.size_px > 4096 {
                 return bad(i, "size_px", "must lie in 1..=4096");
@@ -132,12 +135,15 @@ impl MultiCrop {
             if !(crop.scale[0] > 0.0 && crop.scale[0] <= crop.scale[1] && crop.scale[1] <= 1.0) {
                 return bad(i, "scale", "must be [low, high] with 0 < low <= high <= 1");
             }
-            if !(crop.blur_sigma[0] > 0.0 && crop.blur_sigma[0] <= crop.blur_sigma[1]) {
-                return bad(i, "blur_sigma", "must be [low, high] with 0 < low <= high");
+            let [low, high] = crop.blur_sigma;
+            if !(low > 0.0 && low <= high && high <= 1e3) {
+                return bad(i, "blur_sigma", "must be [low, high] with 0 < low <= high <= 1000");
             }
             let strengths = [crop.jitter.brightness, crop.jitter.contrast, crop.jitter.saturation];
-            if !(strengths.iter().all(|x| *x >= 0.0) && (0.0..=0.5).contains(&crop.jitter.hue)) {
-                return bad(i, "jitter", "strengths must not be negative, hue at most 0.5");
+            if !(strengths.iter().all(|strength| (0.0..=100.0).contains(strength))
+                && (0.0..=0.5).contains(&crop.jitter.hue))
+            {
+                return bad(i, "jitter", "strengths must lie in 0..=100, and hue in 0..=0.5");
             }
             let chances = [crop.flip_p, crop.gray_p, crop.blur_p, crop.solarize_p, crop.jitter.p];
             if !chances.iter().all(|p| (0.0..=1.0).contains(p)) {

@@ -29,6 +29,17 @@ pub enum PipelineError {
         /// What was found instead.
         reason: String,
     },
+    /// A tar has no end, as if it had been cut between two members.
+    #[error(
+        "shard {} is truncated: the end of the archive is missing after {last}; copy or write the shard again",
+        path.display()
+    )]
+    NoEnd {
+        /// The shard.
+        path: PathBuf,
+        /// Its last member.
+        last: String,
+    },
     /// The tar ends in the middle of a member.
     #[error(
         "shard {} is truncated: member {member} needs bytes up to {needed_bytes}, the file has \

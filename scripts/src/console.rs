@@ -14,9 +14,32 @@ const LINE_EVERY: Duration = Duration::from_secs(15);
 /// Writes a line to standard error in one piece, so that what ranks say at the same time stays in lines. A log that has
 /// gone, as with a reader that died or a full disk, is no reason to stop a run.
 pub(crate) fn say(line: impl Into<String>) {
-    let mut line = line.into();
+    let mut line = printable(line.into());
     line.push('\n');
     let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// `text` with what would steer a terminal written out: names of files and members come from anywhere.
+fn printable(text: String) -> String {
+    let steers = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if !text.contains(steers) {
+        return text;
+    }
+    text.chars().map(|c| if steers(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
+}
+
+/// What went wrong and why, each cause once: many errors have their cause's text in their own.
+pub(crate) fn chain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
 }
 
 /// Writes a line to standard output, as `println!` does; see [`print_line`].
@@ -63,8 +86,10 @@ pub(crate) struct RunProgress {
     warned: std::collections::HashSet<String>,
     rank: usize,
     prefix: String,
-    /// Called once the run has begun.
+    /// Called once the run has begun, on rank 0.
     on_start: Option<Box<dyn FnOnce()>>,
+    /// Called once the run has begun, on every rank.
+    on_training: Option<Box<dyn FnOnce()>>,
 }
 
 impl RunProgress {
@@ -80,12 +105,18 @@ impl RunProgress {
             last_line: Instant::now(),
             warned: std::collections::HashSet::new(),
             on_start: None,
+            on_training: None,
         }
     }
 
     /// Has rank 0 call `f` when the work directory is the run's and before its first step.
     pub(crate) fn on_start(self, f: impl FnOnce() + 'static) -> Self {
         Self { on_start: Some(Box::new(f)), ..self }
+    }
+
+    /// Has every rank call `f` before its first step.
+    pub(crate) fn on_training(self, f: impl FnOnce() + 'static) -> Self {
+        Self { on_training: Some(Box::new(f)), ..self }
     }
 
     fn say(&self, line: &str) {
@@ -103,6 +134,9 @@ fn is_word(c: &char) -> bool {
 
 impl Observer for RunProgress {
     fn started(&mut self, step: u64, total_steps: u64) {
+        if let Some(f) = self.on_training.take() {
+            f();
+        }
         if self.rank > 0 {
             return;
         }

@@ -80,6 +80,7 @@ fn of_train(error: &TrainError) -> u8 {
     match error {
         TrainError::Recipe { .. }
         | TrainError::OtherRecipe { .. }
+        | TrainError::OtherData { .. }
         | TrainError::RanksDiffer { .. }
         | TrainError::Busy { .. }
         | TrainError::NoRun { .. }
@@ -93,6 +94,7 @@ fn of_train(error: &TrainError) -> u8 {
         | TrainError::Probe { .. }
         | TrainError::PeersFailed { .. }
         | TrainError::NoUnit { .. }
+        | TrainError::WorkdirGone { .. }
         | TrainError::Weights { .. }
         | TrainError::DataEnded => DATA,
     }

@@ -97,7 +97,7 @@ pub fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            console::say(format!("error: {error:#}"));
+            console::say(format!("error: {}", console::chain(&error)));
             exit::code_of(&error)
         }
     }

@@ -1,5 +1,7 @@
 //! Recipes by name or by file.
 
+use std::io::Read;
+
 use anyhow::{Context, bail};
 use trainer::Recipe;
 
@@ -25,6 +27,9 @@ const BUILT_IN: [(&str, &str); 18] = [
     ("swav_resnet50", include_str!("../recipes/swav_resnet50.toml")),
 ];
 
+/// No recipe is as long.
+const MAX_BYTES: u64 = 1 << 20;
+
 /// The recipe called `name`, or in the file `name`, with `--set` entries applied.
 pub(crate) fn load(name: &str, overrides: &[String]) -> anyhow::Result<Recipe> {
     if let Some((_, text)) = BUILT_IN.iter().find(|(built_in, _)| *built_in == name) {
@@ -34,7 +39,12 @@ pub(crate) fn load(name: &str, overrides: &[String]) -> anyhow::Result<Recipe> {
         let names: Vec<&str> = BUILT_IN.iter().map(|(name, _)| *name).collect();
         bail!("there is no recipe {name}: neither a file nor one of {}", names.join(", "));
     }
-    let text = std::fs::read_to_string(name).with_context(|| format!("cannot read recipe {name}"))?;
+    let mut text = String::new();
+    let file = std::fs::File::open(name).with_context(|| format!("cannot read recipe {name}"))?;
+    let read = file.take(MAX_BYTES).read_to_string(&mut text);
+    if read.with_context(|| format!("cannot read recipe {name}"))? as u64 == MAX_BYTES {
+        bail!("{name} is no recipe: it has a megabyte and more");
+    }
     Ok(Recipe::parse(&text, name, overrides)?)
 }
 

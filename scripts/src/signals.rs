@@ -1,44 +1,44 @@
 //! Signals that ask a run to stop with a checkpoint.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
 
 /// Those that ask: of a scheduler, of a terminal that closes, and of its keyboard.
 const ASKING: [i32; 4] = [SIGTERM, SIGUSR2, SIGHUP, SIGINT];
 
-/// Listens until it is told to stop.
-pub(crate) struct Listening {
-    /// Set by the first signal.
+/// What signals do during a run.
+pub(crate) struct Signals {
+    /// Set by the first one that asks the run to stop.
     pub(crate) stop: Arc<AtomicBool>,
-    hooks: Vec<SigId>,
+    /// Whether there is nothing to save: then a signal ends the program at once, as it does without us.
+    idle: Arc<AtomicBool>,
 }
 
-impl Listening {
-    /// From now on, signals set `stop`.
-    pub(crate) fn start() -> std::io::Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let mut hooks = Vec::new();
+impl Signals {
+    /// Listens from now on; there is nothing to save yet.
+    pub(crate) fn listen() -> std::io::Result<Self> {
+        let (stop, idle) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
         for signal in ASKING {
+            signal_hook::flag::register_conditional_default(signal, Arc::clone(&idle))?;
             // A second interrupt from the keyboard ends the program at once.
             if signal == SIGINT {
-                hooks.push(signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))?);
+                signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))?;
             }
-            hooks.push(signal_hook::flag::register(signal, Arc::clone(&stop))?);
+            signal_hook::flag::register(signal, Arc::clone(&stop))?;
         }
-        Ok(Self { stop, hooks })
+        Ok(Self { stop, idle })
     }
 
-    /// What comes after training has nothing to save: from now on, a signal does what it always does.
-    pub(crate) fn end(self) -> std::io::Result<()> {
-        for hook in self.hooks {
-            signal_hook::low_level::unregister(hook);
-        }
-        for signal in ASKING {
-            signal_hook::flag::register_conditional_default(signal, Arc::new(AtomicBool::new(true)))?;
-        }
-        Ok(())
+    /// Says that training begins, and with it what there is to save.
+    pub(crate) fn training(&self) -> impl FnOnce() + 'static {
+        let idle = Arc::clone(&self.idle);
+        move || idle.store(false, Ordering::Relaxed)
+    }
+
+    /// Training is over, and what it learned is saved.
+    pub(crate) fn idle(&self) {
+        self.idle.store(true, Ordering::Relaxed);
     }
 }

@@ -1,6 +1,6 @@
 use std::process::Command;
 
-use crate::support::{World, fails, metrics, ok};
+use crate::support::{World, fails, metrics, ok, without_sidecar};
 use pipeline::shard::sidecar;
 
 #[test]
@@ -116,7 +116,7 @@ fn values_out_of_range_name_their_key() {
     assert!(!world.path("run").exists(), "nothing is made for a recipe that is refused");
 }
 
-/// A tar that was cut exactly between two members is whole by its headers; its sidecar knows.
+/// A tar that was cut exactly between two members is whole by its headers, but has no end.
 #[test]
 fn a_tar_cut_between_members_is_noticed() {
     let world = World::new(30);
@@ -124,8 +124,15 @@ fn a_tar_cut_between_members_is_noticed() {
     let cut = index.members(20).next().unwrap().offset_bytes - 512;
     std::fs::File::options().write(true).open(world.shard()).unwrap().set_len(cut).unwrap();
     let stderr = fails(&world.pretrain("run", &[]), 3);
-    assert!(stderr.contains("truncated") && stderr.contains("00000020"), "{stderr}");
+    assert!(stderr.contains("truncated") && stderr.contains("00000019"), "{stderr}");
     fails(&world.ocelli(&["shards", "verify", &world.text("data/train-000000.tar")]), 3);
+    // Without its sidecar, and cut within the padding of a member, too.
+    without_sidecar(&world);
+    for len in [cut, cut - 3] {
+        std::fs::File::options().write(true).open(world.shard()).unwrap().set_len(len).unwrap();
+        let stderr = fails(&world.ocelli(&["shards", "verify", &world.text("data/train-000000.tar")]), 3);
+        assert!(stderr.contains("truncated"), "{stderr}");
+    }
 }
 
 #[test]

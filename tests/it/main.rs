@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+/// Recipes with absurd values; slow.
+mod abuse;
 /// The arrows between crates, folders and files.
 mod architecture;
 /// What the program says of bad input, and with which exit code.

@@ -1,7 +1,7 @@
 use crate::support::{World, fails, metrics, ok};
 
 /// A recipe that trains in seconds: `model` and `method` with views of 16 px and what `optim` adds.
-fn recipe(model: &str, method: &str, n_local: usize, optim: &str) -> String {
+pub(crate) fn recipe(model: &str, method: &str, n_local: usize, optim: &str) -> String {
     let local = match n_local {
         0 => String::new(),
         n => crop(n, 8),
@@ -43,14 +43,14 @@ fn crop(count: usize, size_px: usize) -> String {
     )
 }
 
-const RESNET: &str = "arch = 'resnet'\ndepth = 10\nwidth = 4\nstem = 'small'";
-const REGNET: &str =
+pub(crate) const RESNET: &str = "arch = 'resnet'\ndepth = 10\nwidth = 4\nstem = 'small'";
+pub(crate) const REGNET: &str =
     "arch = 'regnet_y'\nsize = { depth = 2, w_0 = 8, w_a = 8.0, w_m = 2.0, group_width = 8 }";
-const VIT: &str = "arch = 'vit'\npatch_px = 4\nwidth = 16\ndepth = 1\nheads = 2";
-const SWAV: &str = "name = 'swav'\nprototypes = 12\nhead_hidden = [16]\nhead_output = 8\nqueue = 12\n\
+pub(crate) const VIT: &str = "arch = 'vit'\npatch_px = 4\nwidth = 16\ndepth = 1\nheads = 2";
+pub(crate) const SWAV: &str = "name = 'swav'\nprototypes = 12\nhead_hidden = [16]\nhead_output = 8\nqueue = 12\n\
                     queue_start = { steps = 2 }\nfreeze_prototypes = { steps = 2 }";
-const SIMCLR: &str = "name = 'simclr'\nhead_hidden = [16]\nhead_output = 8";
-const LEJEPA: &str = "name = 'lejepa'\nhead_hidden = [16]\nhead_output = 8\ndirections = 16";
+pub(crate) const SIMCLR: &str = "name = 'simclr'\nhead_hidden = [16]\nhead_output = 8";
+pub(crate) const LEJEPA: &str = "name = 'lejepa'\nhead_hidden = [16]\nhead_output = 8\ndirections = 16";
 const LARC: &str = "algorithm = 'larc'\nweight_decay = [1e-4, 1e-4]\ndecay_vectors = true";
 
 /// Every method from shards to a score and an exported backbone, and cut off in the middle.

@@ -33,6 +33,23 @@ pub enum TrainError {
         /// Its value now.
         here: String,
     },
+    /// The shards are not those that a run began with.
+    #[error(
+        "the shards are not those that the run in {} began with: as many samples, but other keys, lengths or order; give \
+         those shards, or choose another --workdir", workdir.display()
+    )]
+    OtherData {
+        /// The work directory.
+        workdir: PathBuf,
+    },
+    /// A run's folder is not there any more.
+    #[error(
+        "the work directory {} was moved, deleted or replaced while its run went on: nothing was written since", workdir.display()
+    )]
+    WorkdirGone {
+        /// The work directory.
+        workdir: PathBuf,
+    },
     /// The data path failed.
     #[error(transparent)]
     Data(#[from] PipelineError),

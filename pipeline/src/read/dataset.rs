@@ -176,6 +176,21 @@ impl Dataset {
         hash.digest()
     }
 
+    /// Names the samples by their keys and the lengths of their images, in their order: equal for the same shards wherever
+    /// they lie, with an index beside them or without.
+    pub fn samples_fingerprint(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        for shard in &self.shards {
+            hash.update(&(shard.len() as u64).to_le_bytes());
+            for i in 0..shard.len() {
+                hash.update(shard.key(i).as_bytes());
+                // No image is as long as that.
+                hash.update(&shard.image_bytes(i).unwrap_or(u64::MAX).to_le_bytes());
+            }
+        }
+        hash.digest()
+    }
+
     fn locate(&self, id: SampleId) -> (&Shard, usize) {
         let shard = self.starts.partition_point(|start| *start <= id.0) - 1;
         (&self.shards[shard], (id.0 - self.starts[shard]) as usize)

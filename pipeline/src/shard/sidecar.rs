@@ -191,10 +191,18 @@ pub fn save(index: &ShardIndex, path: &Path) -> Result<(), PipelineError> {
     write().map_err(|error| PipelineError::io("write", &target, error))
 }
 fn open_shard(path: &Path) -> Result<File, PipelineError> {
-    File::open(path).map_err(|error| match error.kind() {
+    let failed = |error: std::io::Error| match error.kind() {
         ErrorKind::NotFound => PipelineError::MissingShard { path: path.to_path_buf() },
         _ => PipelineError::io("open", path, error),
-    })
+    };
+    // To open a pipe would be to wait for whoever writes into it.
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(PipelineError::NotATar {
+            path: path.to_path_buf(),
+            reason: "it is no regular file".into(),
+        });
+    }
+    File::open(path).map_err(failed)
 }
 
 impl Entry {

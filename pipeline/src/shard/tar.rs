@@ -11,6 +11,9 @@ use std::path::Path;
 
 use crate::PipelineError;
 
+/// Everything in a tar is a multiple of it.
+const BLOCK_BYTES: u64 = 512;
+
 /// One regular file inside a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TarMember {
@@ -46,7 +49,7 @@ pub(crate) fn split_key(name: &str) -> Option<(&str, String)> {
 ///
 /// # Errors
 /// [`PipelineError::NotATar`] when a header does not check, [`PipelineError::Truncated`] when a
-/// member's data runs past the end of the file.
+/// member's data runs past the end of the file, [`PipelineError::NoEnd`] when the archive has no end.
 pub(crate) fn list_members_in(file: &File, path: &Path) -> Result<Vec<TarMember>, PipelineError> {
     let actual_bytes = file.metadata().map_err(|source| PipelineError::io("read", path, source))?.len();
     let reader = Positioned { file, at_bytes: 0, len_bytes: actual_bytes };
@@ -92,15 +95,13 @@ pub(crate) fn list_members_of(
     let mut archive = ::tar::Archive::new(reader);
     let not_a_tar = |reason: String| PipelineError::NotATar { path: path.to_path_buf(), reason };
     let mut members: Vec<TarMember> = Vec::new();
+    let mut last: Option<TarMember> = None;
     let entries = archive.entries_with_seek().map_err(|error| not_a_tar(error.to_string()))?;
     for entry in entries {
-        let entry = entry.map_err(|error| match members.last() {
+        let entry = entry.map_err(|error| match &last {
             Some(last) => cut_off(path, last, actual_bytes, &error),
             None => not_a_tar(error.to_string()),
         })?;
-        if !entry.header().entry_type().is_file() {
-            continue;
-        }
         let member = TarMember {
             name: String::from_utf8_lossy(&entry.path_bytes()).into_owned(),
             offset_bytes: entry.raw_file_position(),
@@ -115,7 +116,16 @@ pub(crate) fn list_members_of(
                 actual_bytes,
             });
         }
-        members.push(member);
+        last = Some(member.clone());
+        if entry.header().entry_type().is_file() {
+            members.push(member);
+        }
+    }
+    // A block of zeros ends an archive. Without one the file may have been cut between two members.
+    let end =
+        last.as_ref().map_or(0, |last| (last.offset_bytes + last.len_bytes).next_multiple_of(BLOCK_BYTES));
+    if let Some(last) = last.filter(|_| end + BLOCK_BYTES > actual_bytes) {
+        return Err(PipelineError::NoEnd { path: path.to_path_buf(), last: last.name });
     }
     if members.is_empty() && actual_bytes < 512 {
         return Err(not_a_tar(format!("it has {actual_bytes} bytes, less than one header")));

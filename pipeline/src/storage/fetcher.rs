@@ -19,7 +19,7 @@ use crate::source::Source;
 use crate::url::ShardUrl;
 
 /// A list of shards, or the index of one, is never larger.
-const MAX_TEXT_BYTES: u64 = 1 << 30;
+const MAX_TEXT_BYTES: u64 = 1 << 28;
 
 /// What a user can do about an index that does not fit any more.
 const REPLACED: &str = "if it was replaced, `ocelli shards index --overwrite` reads it anew";

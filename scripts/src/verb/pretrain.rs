@@ -9,6 +9,7 @@ use anyhow::bail;
 use eval::{ImageSet, Protocol, Source, Split, Transform};
 use pipeline::{Dataset, Storage};
 use report::Start;
+use trainer::checkpoint::steps;
 use trainer::device::DeviceKind;
 use trainer::estimate::fit;
 use trainer::network::probe::Probe;
@@ -23,7 +24,7 @@ use crate::console::{RunProgress, say};
 use crate::evaluation::in_training::InTraining;
 use crate::evaluation::scores::set_name;
 use crate::exit::PREEMPTED;
-use crate::signals::Listening;
+use crate::signals::Signals;
 use crate::{initial, pictures, recipes};
 
 /// Flags of `pretrain`.
@@ -84,7 +85,11 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let (plan, outcome) = pretrain(recipe, &target, storage, |plan| probes(args, plan, storage))?;
     if outcome == Outcome::Stopped {
         if launch.rank == 0 {
-            say("stopped as asked; a checkpoint is written: the same command continues");
+            let has_checkpoint = !steps(&args.workdir.join("checkpoints")).is_empty();
+            say(match has_checkpoint {
+                true => "stopped as asked; a checkpoint is written: the same command continues",
+                false => "stopped as asked, before there was anything to save: the same command starts anew",
+            });
         }
         return Ok(ExitCode::from(PREEMPTED));
     }
@@ -161,7 +166,8 @@ pub(crate) fn pretrain(
     let open = || -> anyhow::Result<_> {
         let initial = initial::prepare(&mut recipe, target.workdir, &target.initial, launch.rank)?;
         let dataset = Arc::new(Dataset::open(&recipe.data.shards, storage)?);
-        let plan = Plan::resolve(recipe, dataset.n_samples())?;
+        let mut plan = Plan::resolve(recipe, dataset.n_samples())?;
+        plan.data_fingerprint = format!("{:016x}", dataset.samples_fingerprint());
         let room = machine::room(launch.n_local.unwrap_or(1), n_sharers, &device);
         let plan = fit(plan.over(launch.world_size, room)?, room)?;
         compute::check(&plan, &device)?;
@@ -171,9 +177,9 @@ pub(crate) fn pretrain(
     let (dataset, plan, mut probes, initial) = ranks::all_ready(&comm, open())?;
     let topology = plan.topology(launch.rank).map_err(anyhow::Error::msg)?;
     comm.regroup(topology, plan.recipe.run.exact_sums)?;
-    let signals = Listening::start()?;
+    let signals = Signals::listen()?;
     let (workdir, data, of_run) = (target.workdir.to_path_buf(), Arc::clone(&dataset), plan.clone());
-    let progress = RunProgress::new(launch.rank, launch.world_size);
+    let progress = RunProgress::new(launch.rank, launch.world_size).on_training(signals.training());
     let mut progress = progress.on_start(move || {
         note_start(&workdir, of_run.world_size);
         pictures::views(&workdir, &data, &of_run);
@@ -192,7 +198,7 @@ pub(crate) fn pretrain(
     if launch.rank == 0 && outcome.is_ok() {
         pictures::curves(target.workdir);
     }
-    signals.end()?;
+    signals.idle();
     Ok((plan, outcome?))
 }
 

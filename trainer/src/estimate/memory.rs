@@ -2,6 +2,7 @@
 
 use super::{ModelCost, Spread, UnitCost, of_plan};
 use crate::comm::topology::Sharding;
+use crate::error::TrainError;
 use crate::model::layout::ALIGNMENT;
 use crate::recipe::plan::{Plan, Room};
 
@@ -100,13 +101,29 @@ fn partial_sums(n: usize) -> usize {
 /// The plan with as many units that keep their graph as fit into `room`, where its recipe leaves that open.
 ///
 /// # Errors
-/// [`TrainError::Recipe`](crate::TrainError::Recipe) when the method cannot be built.
-pub fn fit(mut plan: Plan, room: Room) -> Result<Plan, crate::TrainError> {
+/// [`TrainError::Recipe`] when the method cannot be built, or when far more memory is needed than there is.
+pub fn fit(mut plan: Plan, room: Room) -> Result<Plan, TrainError> {
+    let (model, spread) = (of_plan(&plan)?, Spread::of(&plan));
     if plan.recipe.run.keep.is_none() {
-        plan.keep = keep_that_fits(&of_plan(&plan)?, &Spread::of(&plan), room.bytes).unwrap_or(0);
+        plan.keep = keep_that_fits(&model, &spread, room.bytes).unwrap_or(0);
+    }
+    let keep = plan.keep.min(model.backbone.len());
+    let peak_bytes = memory(&model, &Spread { keep, ..spread }).peak_bytes();
+    if peak_bytes > REFUSED * room.bytes {
+        let reason = format!(
+            "a rank would need about {:.1} GB and has {:.1} GB: fewer images a step (optim.batch_size), a smaller model, more \
+             ranks, or optim.micro_batches; `ocelli plan` says what would fit",
+            peak_bytes / 1e9,
+            room.bytes / 1e9
+        );
+        return Err(TrainError::Recipe { recipe: plan.recipe.name.clone(), reason });
     }
     Ok(plan)
 }
+
+/// Of what a rank may take, so much more is refused: room for memory that others give back, and for what the estimate is
+/// off.
+const REFUSED: f64 = 1.5;
 
 /// The largest number of units that can keep their graph within `bytes` of a rank's memory; none where even 0 does
 /// not fit.

@@ -103,6 +103,7 @@ impl From<MultiCrop> for ViewsConfig {
 
 /// Views are told apart by their size.
 fn apart(global_px: u32, local_px: u32, n_local: usize) -> Result<(), String> {
+    // The presets repeat one kind of view; what is too many is said where all kinds are checked.
     if global_px != local_px || n_local == 0 {
         return Ok(());
     }

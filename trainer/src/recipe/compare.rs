@@ -1,19 +1,25 @@
 //! What differs between two plans, and what may.
 
+use super::flat::flatten;
 use super::plan::Plan;
 
 /// The first key in which the recipes differ, `[run]` aside, with both values.
 pub(crate) fn difference(plan: &Plan, other: &Plan) -> Option<(String, String, String)> {
-    let flat = |plan: &Plan| {
+    let flat = |plan: &Plan, other: &Plan| {
         let mut flat = Vec::new();
         if let Ok(table) = toml::Table::try_from(&plan.recipe) {
             flatten("", &toml::Value::Table(table), &mut flat);
         }
         flat.retain(|(key, _)| !key.starts_with("run."));
+        let mut flat: Vec<(String, String)> =
+            flat.into_iter().map(|(key, value): (String, toml::Value)| (key, value.to_string())).collect();
         flat.push(("n_samples".into(), plan.n_samples.to_string()));
+        if !plan.data_fingerprint.is_empty() && !other.data_fingerprint.is_empty() {
+            flat.push(("data_fingerprint".into(), plan.data_fingerprint.clone()));
+        }
         flat
     };
-    let (a, b) = (flat(plan), flat(other));
+    let (a, b) = (flat(plan, other), flat(other, plan));
     let find = |key: &String, list: &[(String, String)]| {
         list.iter().find(|(k, _)| k == key).map_or("absent".into(), |(_, value)| value.clone())
     };
@@ -26,16 +32,4 @@ pub(crate) fn with_length_of(plan: &Plan, other: &Plan) -> Plan {
     longer.total_steps = other.total_steps;
     longer.recipe.optim.length = other.recipe.optim.length;
     longer
-}
-
-fn flatten(prefix: &str, value: &toml::Value, out: &mut Vec<(String, String)>) {
-    match value {
-        toml::Value::Table(table) => {
-            for (key, value) in table {
-                let key = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
-                flatten(&key, value, out);
-            }
-        }
-        other => out.push((prefix.into(), other.to_string())),
-    }
 }

@@ -1,8 +1,10 @@
 //! The recipe as written: a TOML file whose unknown keys are errors; and the plan that it resolves into.
 
 pub(crate) mod compare;
+mod flat;
 mod parse;
 pub mod plan;
+mod values;
 
 use augment::DecodeRules;
 use serde::{Deserialize, Serialize};

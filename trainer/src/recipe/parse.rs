@@ -18,9 +18,15 @@ pub(super) fn from_toml<T: DeserializeOwned>(text: &str, overrides: &[String]) -
     T::deserialize(table).map_err(|error| explain(&error.to_string()))
 }
 
+/// Units of a length of time, of which it has one.
+const UNITS: [&str; 4] = ["steps", "epochs", "samples", "percent"];
+
 /// Sets one dotted key.
 fn set(table: &mut toml::Table, entry: &str) -> Result<(), String> {
     let (path, value) = entry.split_once('=').ok_or(format!("--set {entry}: expected key=value"))?;
+    if value.contains(['\n', '\r']) {
+        return Err(format!("--set {path}: a value is one line"));
+    }
     let parsed: toml::Table = format!("v = {value}")
         .parse()
         .or_else(|_| format!("v = {value:?}").parse())
@@ -34,6 +40,10 @@ fn set(table: &mut toml::Table, entry: &str) -> Result<(), String> {
             .or_insert_with(|| toml::Table::new().into())
             .as_table_mut()
             .ok_or(format!("--set {entry}: {key} is not a section"))?;
+    }
+    // A length has one unit; another one takes its place.
+    if UNITS.contains(&last) && at.keys().all(|key| UNITS.contains(&key.as_str())) {
+        at.clear();
     }
     if let Some(value) = parsed.get("v") {
         at.insert(last.into(), value.clone());

@@ -4,6 +4,8 @@ use augment::MultiCrop;
 use burn_tensor::Device;
 use serde::{Deserialize, Serialize};
 
+use super::flat::lengths;
+use super::values::check_values;
 use super::{Algorithm, LrSchedule, Recipe};
 use crate::comm::communicator::Comm;
 use crate::comm::topology::Topology;
@@ -24,6 +26,9 @@ use crate::step::{StepConfig, Trainer};
 pub struct Plan {
     /// Samples of the data set.
     pub n_samples: u64,
+    /// Names its samples; empty in plans of older releases.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub data_fingerprint: String,
     /// Steps of the run.
     pub total_steps: u64,
     /// Steps of the learning rate's warm-up.
@@ -75,6 +80,7 @@ impl Plan {
         let length = RunLength { n_samples, batch_size: optim.batch_size, total_steps };
         let plan = Self {
             n_samples,
+            data_fingerprint: String::new(),
             total_steps,
             warmup_steps: length.steps("optim.warmup", &optim.warmup).map_err(bad)?,
             cooldown_steps: length.steps("optim.cooldown", &optim.cooldown).map_err(bad)?,
@@ -151,6 +157,25 @@ impl Plan {
             (false, Some(_)) => Err(bad("the method has no teacher: leave out the section [teacher]".into())),
             _ => Ok(()),
         }
+    }
+
+    /// What of the recipe makes little sense for a run of this length, a sentence each: lengths of time that go beyond its
+    /// end, such as a warm-up after which there is no step.
+    pub fn warnings(&self) -> Vec<String> {
+        let length = RunLength {
+            n_samples: self.n_samples,
+            batch_size: self.recipe.optim.batch_size,
+            total_steps: self.total_steps,
+        };
+        let beyond = |(key, steps): (String, u64)| {
+            (steps > self.total_steps).then(|| {
+                format!(
+                    "{key} is {steps} steps, and the run has {}: it never gets to its end",
+                    self.total_steps
+                )
+            })
+        };
+        lengths(&self.recipe, length).into_iter().filter_map(beyond).collect()
     }
 
     fn bad(&self, reason: String) -> TrainError {
@@ -309,61 +334,6 @@ impl Plan {
 
 /// More than any network has.
 const ALL_UNITS: usize = u32::MAX as usize;
-
-/// Values that would do harm without a word: a negative clip norm turns every gradient round.
-fn check_values(recipe: &Recipe) -> Result<(), String> {
-    let (optim, run) = (&recipe.optim, &recipe.run);
-    let within = |key: &str, value: f64, low: f64, high: f64| {
-        if value >= low && value <= high {
-            return Ok(());
-        }
-        Err(format!("{key} is {value} and must lie in {low}..={high}"))
-    };
-    const MOST: f64 = 1e6;
-    if optim.batch_size == 0 {
-        return Err("optim.batch_size must be at least 1".into());
-    }
-    if run.log_every_steps == 0 || run.checkpoint_every_steps == 0 {
-        return Err("run.log_every_steps and run.checkpoint_every_steps must be at least 1".into());
-    }
-    within("optim.lr", optim.lr, 0.0, MOST)?;
-    within("optim.min_lr", optim.min_lr, 0.0, MOST)?;
-    within("optim.start_lr", optim.start_lr, 0.0, MOST)?;
-    if optim.start_lr > optim.lr {
-        return Err(format!(
-            "optim.start_lr {} is above optim.lr {}: both are for 256 images, and the warm-up goes from one to the other",
-            optim.start_lr, optim.lr
-        ));
-    }
-    within("optim.momentum", optim.momentum, 0.0, 1.0 - 1e-9)?;
-    within("optim.trust", optim.trust, 0.0, MOST)?;
-    within("optim.clip_norm (0 for none)", optim.clip_norm(), 0.0, MOST)?;
-    let by_layer = matches!(optim.algorithm, Algorithm::Lars | Algorithm::Larc);
-    if by_layer && optim.clip_norm() > 0.0 {
-        return Err(format!(
-            "optim.clip_norm {} has no use with lars or larc, whose steps do not depend on the gradient's length: remove \
-             it",
-            optim.clip_norm()
-        ));
-    }
-    if optim.stat_groups == 0 {
-        return Err("optim.stat_groups must be at least 1".into());
-    }
-    within("data.max_bad_rate", recipe.data.max_bad_rate, 0.0, 1.0)?;
-    within("run.workers (0 for one a core)", run.workers as f64, 0.0, 4096.0)?;
-    within("run.data_threads (0 for one a core)", run.data_threads as f64, 0.0, 4096.0)?;
-    for std in recipe.data.normalization.std {
-        within("data.normalization.std", f64::from(std), 1e-3, 1e3)?;
-    }
-    for i in 0..2 {
-        within("optim.betas", optim.betas[i], 0.0, 1.0 - 1e-9)?;
-        within("optim.weight_decay", optim.weight_decay()[i], 0.0, MOST)?;
-        if let Some(teacher) = &recipe.teacher {
-            within("teacher.decay", teacher.decay[i], 0.0, 1.0)?;
-        }
-    }
-    Ok(())
-}
 
 #[cfg(test)]
 mod tests {

@@ -6,6 +6,8 @@
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::recipe::plan::Plan;
+
 /// What a rank is made to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
@@ -87,6 +89,18 @@ impl Fault {
             },
             _ => {}
         }
+    }
+
+    /// What keeps it from ever happening in a run of `plan`, in words.
+    pub fn misses(&self, plan: &Plan) -> Option<String> {
+        if self.rank >= plan.world_size {
+            return Some(format!(
+                "the drill never strikes: there is no rank {} of {}",
+                self.rank, plan.world_size
+            ));
+        }
+        (self.step >= plan.total_steps)
+            .then(|| format!("the drill never strikes: step {} of {}", self.step, plan.total_steps))
     }
 
     /// Whether the gradients that `rank` has of global batch `batch` are nonsense.

@@ -38,7 +38,7 @@ pub(super) struct Run<'a> {
     /// What has failed on this rank alone since the last vote: all leave together, with a checkpoint.
     failure: Option<TrainError>,
     /// Rank 0's claim on the work directory.
-    _lock: Option<File>,
+    lock: Option<File>,
 }
 
 impl<'a> Run<'a> {
@@ -59,6 +59,13 @@ impl<'a> Run<'a> {
         }
         let mut trainer = plan.trainer(comm, &job.device).inspect_err(failed)?;
         let folder = job.workdir.join("checkpoints");
+        for warning in plan
+            .warnings()
+            .iter()
+            .chain(&job.fault.iter().filter_map(|fault| fault.misses(&plan)).collect::<Vec<_>>())
+        {
+            warn_on_first(topology.rank, warning, observer);
+        }
         let warn = &mut |message: &str| warn_on_first(topology.rank, message, observer);
         let state_device = trainer.state_device().clone();
         let state = &mut trainer.state;
@@ -68,6 +75,10 @@ impl<'a> Run<'a> {
         }
         let saver = Saver::new(&folder, topology, plan.recipe.run.keep_checkpoints);
         let first = trainer.state.step;
+        if topology.rank == 0 && first > 0 {
+            // A run that was killed between a checkpoint and its pruning left one too many.
+            checkpoint::prune(&folder, first, plan.recipe.run.keep_checkpoints);
+        }
         observer.started(first, plan.total_steps);
         let journal = Journal::open(job.workdir, topology.rank, first).inspect_err(failed)?;
         let stream = Stream::open(job, &plan, &trainer).inspect_err(failed)?;
@@ -83,7 +94,7 @@ impl<'a> Run<'a> {
             saved_step: first,
             n_rollbacks: 0,
             failure: None,
-            _lock: lock,
+            lock,
         })
     }
 
@@ -119,6 +130,12 @@ impl<'a> Run<'a> {
             (report, next) = self.step(batch, probes, observer)?;
             agreed = report.votes;
             if self.trainer.state.step == self.plan.total_steps {
+                // As many as would take the run back to its last checkpoint, or all that there were.
+                let n_steps = self.trainer.state.bad_steps;
+                if u64::from(n_steps) >= self.plan.total_steps.min(u64::from(MAX_BAD_STEPS)) {
+                    let step = self.trainer.state.step - 1;
+                    return self.end_together(TrainError::NotFinite { step, n_steps });
+                }
                 self.save()?;
                 self.finish_saving()?;
                 return self.finish();
@@ -182,7 +199,8 @@ impl<'a> Run<'a> {
         let Self { journal, trainer, plan, pulse, .. } = self;
         let told = journal.tell(trainer, plan, &report, time, observer);
         let logged = journal.log(trainer, plan, &report, &knobs, time, probes, pulse, observer);
-        if let Err(error) = logged.and(told) {
+        let there = workdir::check(self.job.workdir, self.lock.as_ref());
+        if let Err(error) = there.and(logged).and(told) {
             match error {
                 // Ranks that have lost one another cannot vote.
                 TrainError::Ranks(_) => return Err(error),
@@ -217,6 +235,8 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         self.finish_saving()?;
+        // A checkpoint would make a folder where nobody looks for one.
+        workdir::check(self.job.workdir, self.lock.as_ref())?;
         self.saver.start(&self.trainer.state, &self.plan);
         self.saved_step = self.trainer.state.step;
         Ok(())

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::fs::{File, TryLockError};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use pipeline::file;
@@ -11,6 +12,9 @@ use crate::comm::engine::Reduction;
 use crate::error::TrainError;
 use crate::recipe::compare::{difference, with_length_of};
 use crate::recipe::plan::Plan;
+
+/// The file that the rank 0 of a run holds.
+const LOCK: &str = ".lock";
 
 /// Makes `workdir`, or checks that it belongs to this plan. Returns the plan to follow: where the
 /// recipe leaves the number of workers open, a run goes on with the number that it started with.
@@ -39,6 +43,9 @@ fn claim(
                 && difference(&with_length_of(&known, &plan), &plan).is_none()
             {
                 here.push_str(" (--lengthen goes on with it)");
+            }
+            if key == "data_fingerprint" {
+                return Err(TrainError::OtherData { workdir: workdir.to_path_buf() });
             }
             return Err(TrainError::OtherRecipe { workdir: workdir.to_path_buf(), key, there, here });
         }
@@ -85,7 +92,7 @@ pub(super) fn read_plan(workdir: &Path) -> Result<Option<(String, Plan)>, TrainE
             recipe: path.display().to_string(),
             reason: format!(
                 "this program cannot read it ({}): finish the run with the release that started it, or use another \
-                 folder",
+                 folder; if the file was damaged, remove it: it is written anew, and the run goes on from its checkpoint",
                 error.message()
             ),
         }),
@@ -103,12 +110,26 @@ fn plan_path(workdir: &Path) -> PathBuf {
 /// [`TrainError::Busy`], [`TrainError::Io`].
 fn lock(workdir: &Path) -> Result<Option<File>, TrainError> {
     fs::create_dir_all(workdir).map_err(|error| TrainError::io("create folder", workdir, error))?;
-    let path = workdir.join(".lock");
+    let path = workdir.join(LOCK);
     let file = File::create(&path).map_err(|error| TrainError::io("create", &path, error))?;
     match file.try_lock() {
         Ok(()) => Ok(Some(file)),
         Err(TryLockError::WouldBlock) => Err(TrainError::Busy { workdir: workdir.to_path_buf() }),
         Err(TryLockError::Error(_)) => Ok(None),
+    }
+}
+
+/// Whether `workdir` is still the folder whose lock rank 0 holds, and has its plan.
+///
+/// # Errors
+/// [`TrainError::WorkdirGone`].
+pub(super) fn check(workdir: &Path, lock: Option<&File>) -> Result<(), TrainError> {
+    let place = |about: fs::Metadata| (about.dev(), about.ino());
+    let here = fs::metadata(workdir.join(LOCK)).ok().map(place);
+    let held = lock.and_then(|lock| lock.metadata().ok()).map(place);
+    match plan_path(workdir).exists() && (held.is_none() || held == here) {
+        true => Ok(()),
+        false => Err(TrainError::WorkdirGone { workdir: workdir.to_path_buf() }),
     }
 }
 

@@ -265,8 +265,8 @@ impl Config {
 
 impl BackboneConfig for Config {
     fn validate(&self) -> Result<(), String> {
-        if self.image_px == 0 {
-            return Err("model.image_px must be at least 1".into());
+        if !(1..=MOST_WIDTH).contains(&self.image_px) {
+            return Err(format!("model.image_px must lie in 1..={MOST_WIDTH}"));
         }
         let Size::Design(Design { depth, w_0, w_a, w_m, group_width, .. }) = self.size else { return Ok(()) };
         let within = (0.0..=MOST_WIDTH as f64).contains(&w_a) && w_m > 1.0 && w_m.is_finite();

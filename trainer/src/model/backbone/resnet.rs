@@ -117,8 +117,8 @@ fn layer(conv: &str, norm: &str, [input, output]: [usize; 2], kernel: usize, str
 
 impl BackboneConfig for Config {
     fn validate(&self) -> Result<(), String> {
-        if self.image_px == 0 || !(1..=4096).contains(&self.width) {
-            return Err("model.image_px must be at least 1 and model.width lie in 1..=4096".into());
+        if !(1..=65_536).contains(&self.image_px) || !(1..=4096).contains(&self.width) {
+            return Err("model.image_px must lie in 1..=65536 and model.width in 1..=4096".into());
         }
         match stages(self.depth) {
             Some(_) => Ok(()),

@@ -12,6 +12,9 @@ use super::transformer::pos_embed::{self, Resampling};
 use super::{BackboneConfig, Levels, Readout};
 use crate::model::unit::Unit;
 
+/// Largest of all sizes: far above any network, and small enough for their products.
+const MOST: usize = 65_536;
+
 /// A vision transformer, as a recipe writes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -127,8 +130,17 @@ impl BackboneConfig for Config {
             ("depth", self.depth),
             ("heads", self.heads),
         ];
-        if let Some((key, _)) = sizes.iter().find(|(_, value)| *value == 0) {
-            return Err(format!("model.{key} must be at least 1"));
+        if let Some((key, value)) = sizes.iter().find(|(_, value)| !(1..=MOST).contains(value)) {
+            return Err(format!("model.{key} is {value} and must lie in 1..={MOST}"));
+        }
+        if self.registers > MOST || !(0.0..=MOST as f64).contains(&self.mlp_ratio) {
+            return Err(format!("model.registers and model.mlp_ratio must lie in 0..={MOST}"));
+        }
+        if !(-1.0..=1.0).contains(&self.pos_offset) {
+            return Err(format!("model.pos_offset {} must lie in -1..=1", self.pos_offset));
+        }
+        if self.layer_scale.is_some_and(|value| !(0.0..=1e3).contains(&value)) {
+            return Err("model.layer_scale must lie in 0..=1000".into());
         }
         if !self.image_px.is_multiple_of(self.patch_px) {
             return Err(format!(

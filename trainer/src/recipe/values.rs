@@ -1,0 +1,93 @@
+//! Which values of a recipe make sense by themselves.
+
+use super::flat::flatten;
+use super::{Algorithm, Recipe};
+
+/// Largest of rates, weights and temperatures.
+const MOST: f64 = 1e6;
+
+/// Largest of sizes and counts, so that products of two of them are numbers still.
+const MOST_ITEMS: f64 = (1u64 << 24) as f64;
+
+/// Values that would do harm without a word: a negative clip norm turns every gradient round.
+pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
+    let (optim, run) = (&recipe.optim, &recipe.run);
+    within("optim.batch_size", optim.batch_size as f64, 1.0, MOST_ITEMS)?;
+    within("optim.micro_batches", optim.micro_batches as f64, 0.0, MOST_ITEMS)?;
+    within("data.window_shards", recipe.data.window_shards as f64, 1.0, MOST_ITEMS)?;
+    within("run.deadline_s", run.deadline_s as f64, 1.0, 1e9)?;
+    within_method(recipe)?;
+    if run.log_every_steps == 0 || run.checkpoint_every_steps == 0 {
+        return Err("run.log_every_steps and run.checkpoint_every_steps must be at least 1".into());
+    }
+    within("optim.lr", optim.lr, 0.0, MOST)?;
+    within("optim.min_lr", optim.min_lr, 0.0, MOST)?;
+    within("optim.start_lr", optim.start_lr, 0.0, MOST)?;
+    if optim.start_lr > optim.lr {
+        return Err(format!(
+            "optim.start_lr {} is above optim.lr {}: both are for 256 images, and the warm-up goes from one to the other",
+            optim.start_lr, optim.lr
+        ));
+    }
+    within("optim.momentum", optim.momentum, 0.0, 1.0 - 1e-9)?;
+    within("optim.trust", optim.trust, 0.0, MOST)?;
+    within("optim.clip_norm (0 for none)", optim.clip_norm(), 0.0, MOST)?;
+    let by_layer = matches!(optim.algorithm, Algorithm::Lars | Algorithm::Larc);
+    if by_layer && optim.clip_norm() > 0.0 {
+        return Err(format!(
+            "optim.clip_norm {} has no use with lars or larc, whose steps do not depend on the gradient's length: remove \
+             it",
+            optim.clip_norm()
+        ));
+    }
+    if optim.stat_groups == 0 {
+        return Err("optim.stat_groups must be at least 1".into());
+    }
+    within("data.max_bad_rate", recipe.data.max_bad_rate, 0.0, 1.0)?;
+    within("run.workers (0 for one a core)", run.workers as f64, 0.0, 4096.0)?;
+    within("run.data_threads (0 for one a core)", run.data_threads as f64, 0.0, 4096.0)?;
+    for std in recipe.data.normalization.std {
+        within("data.normalization.std", f64::from(std), 1e-3, 1e3)?;
+    }
+    for mean in recipe.data.normalization.mean {
+        within("data.normalization.mean", f64::from(mean), -1e3, 1e3)?;
+    }
+    for i in 0..2 {
+        within("optim.betas", optim.betas[i], 0.0, 1.0 - 1e-9)?;
+        within("optim.weight_decay", optim.weight_decay()[i], 0.0, MOST)?;
+        if let Some(teacher) = &recipe.teacher {
+            within("teacher.decay", teacher.decay[i], 0.0, 1.0)?;
+        }
+    }
+    Ok(())
+}
+
+fn within(key: &str, value: f64, low: f64, high: f64) -> Result<(), String> {
+    match value >= low && value <= high {
+        true => Ok(()),
+        false => Err(format!("{key} is {value} and must lie in {low}..={high}")),
+    }
+}
+
+/// Sizes and weights of a method, whichever it is; lengths of time are checked where they become steps.
+fn within_method(recipe: &Recipe) -> Result<(), String> {
+    let Ok(table) = toml::Value::try_from(&recipe.method) else { return Ok(()) };
+    let mut values = Vec::new();
+    flatten("method", &table, &mut values);
+    let is_length =
+        |key: &str| ["steps", "epochs", "samples", "percent"].iter().any(|unit| key.ends_with(unit));
+    for (key, value) in values.iter().filter(|(key, _)| !is_length(key)) {
+        let numbers = match value {
+            toml::Value::Array(values) => values.as_slice(),
+            value => std::slice::from_ref(value),
+        };
+        for number in numbers {
+            match number {
+                toml::Value::Integer(value) => within(key, *value as f64, 0.0, MOST_ITEMS)?,
+                toml::Value::Float(value) => within(key, *value, -MOST, MOST)?,
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
