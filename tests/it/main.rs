@@ -18,6 +18,8 @@ mod embed;
 mod evaluation;
 /// The shell examples, run as they stand.
 mod examples;
+/// What happens to a run from outside, and recipes that make no sense.
+mod faults;
 /// Shards from servers, stores and commands, over lines that break.
 mod fetch;
 /// Shards that other tools wrote.

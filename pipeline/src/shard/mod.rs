@@ -1,6 +1,7 @@
 //! One shard that is open for reading: its bytes and its index.
 
 pub(crate) mod index;
+mod open;
 pub mod sidecar;
 pub(crate) mod store;
 pub(crate) mod tar;

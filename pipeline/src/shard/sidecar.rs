@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::index::{IndexBuilder, Member, ShardIndex, check_of};
+use super::open::open_shard;
 use super::tar::{list_members_in, split_key};
 use crate::{PipelineError, file, hash};
 
@@ -190,21 +191,6 @@ pub fn save(index: &ShardIndex, path: &Path) -> Result<(), PipelineError> {
     };
     write().map_err(|error| PipelineError::io("write", &target, error))
 }
-fn open_shard(path: &Path) -> Result<File, PipelineError> {
-    let failed = |error: std::io::Error| match error.kind() {
-        ErrorKind::NotFound => PipelineError::MissingShard { path: path.to_path_buf() },
-        _ => PipelineError::io("open", path, error),
-    };
-    // To open a pipe would be to wait for whoever writes into it.
-    if !std::fs::metadata(path).map_err(failed)?.is_file() {
-        return Err(PipelineError::NotATar {
-            path: path.to_path_buf(),
-            reason: "it is no regular file".into(),
-        });
-    }
-    File::open(path).map_err(failed)
-}
-
 impl Entry {
     fn of(member: Member<'_>) -> Self {
         Self(member.extension.to_string(), member.offset_bytes, member.len_bytes as u32, member.check)

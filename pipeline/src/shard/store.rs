@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::open::open_shard;
 use crate::PipelineError;
 
 /// Bytes of a shard, readable at any offset from any thread.
@@ -48,15 +49,9 @@ impl LocalStore {
     /// Opens the shard at `path`.
     ///
     /// # Errors
-    /// [`PipelineError::MissingShard`] or [`PipelineError::Io`].
+    /// Those of [`open_shard`].
     pub(crate) fn open(path: &Path) -> Result<Self, PipelineError> {
-        match File::open(path) {
-            Ok(file) => Ok(Self { path: path.to_path_buf(), file }),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                Err(PipelineError::MissingShard { path: path.to_path_buf() })
-            }
-            Err(error) => Err(PipelineError::io("open", path, error)),
-        }
+        Ok(Self { path: path.to_path_buf(), file: open_shard(path)? })
     }
 }
 

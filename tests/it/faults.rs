@@ -1,0 +1,160 @@
+//! What happens to a run from outside, and recipes that make no sense.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::support::{World, fails, metrics, ok};
+
+/// Runs the program without waiting for it.
+fn spawn(args: &[String]) -> std::process::Child {
+    Command::new(env!("CARGO_BIN_EXE_ocelli-under-test"))
+        .args(args)
+        .env("OCELLI_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn a_run_whose_folder_is_moved_ends_and_makes_no_other() {
+    let world = World::new(24);
+    let child = spawn(&world.pretrain_args("run", &["--set", "optim.length={steps=1000000}"]));
+    let start = Instant::now();
+    while !world.path("run/checkpoints/latest").exists() {
+        assert!(start.elapsed() < Duration::from_secs(60), "no checkpoint");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::fs::rename(world.path("run"), world.path("moved")).unwrap();
+    let stderr = fails(&child.wait_with_output().unwrap(), 3);
+    assert!(stderr.contains("moved, deleted or replaced"), "{stderr}");
+    assert!(!world.path("run/checkpoints").exists(), "a folder without a plan");
+    ok(&world.ocelli(&["runs", &world.text("moved")]));
+}
+
+/// As many samples with the same keys, but other images.
+#[test]
+fn shards_that_were_replaced_are_noticed() {
+    let world = World::new(24);
+    ok(&world.pretrain("run", &["--set", "optim.length={steps=4}"]));
+    let data = world.text("data");
+    let other = world.text("other");
+    ok(&world.ocelli(&[
+        "shards",
+        "synth",
+        "--out",
+        &other,
+        "--count",
+        "24",
+        "--size-px",
+        "20",
+        "--seed",
+        "9",
+    ]));
+    let before = metrics(&world.path("run"));
+    std::fs::rename(&data, world.path("old")).unwrap();
+    std::fs::rename(&other, &data).unwrap();
+    let more = ["--lengthen", "--set", "optim.length={steps=8}"];
+    let stderr = fails(&world.pretrain("run", &more), 2);
+    assert!(stderr.contains("the shards are not those"), "{stderr}");
+    assert_eq!(metrics(&world.path("run")), before);
+    // The same shards elsewhere, without their index, are the same.
+    std::fs::remove_dir_all(&data).unwrap();
+    std::fs::rename(world.path("old"), &data).unwrap();
+    crate::support::without_sidecar(&world);
+    ok(&world.pretrain("run", &more));
+}
+
+#[test]
+fn a_run_that_was_never_finite_has_failed() {
+    let world = World::new(24);
+    for steps in ["1", "3"] {
+        let (length, drill) =
+            (format!("optim.length={{steps={steps}}}"), format!("nan:step=0,steps={steps}"));
+        let more = ["--set", &length, "--set", "optim.warmup={steps=0}", "--inject-fault", &drill];
+        let stderr = fails(&world.pretrain(&format!("run-{steps}"), &more), 78);
+        assert!(stderr.contains("not finite"), "{stderr}");
+    }
+}
+
+#[test]
+fn what_makes_no_sense_for_the_run_is_said() {
+    let world = World::new(24);
+    let said =
+        ok(&world.pretrain("run", &["--set", "optim.length={steps=2}", "--inject-fault", "kill:step=9"]));
+    assert!(said.contains("optim.warmup is 3 steps, and the run has 2"), "{said}");
+    assert!(said.contains("the drill never strikes: step 9 of 2"), "{said}");
+}
+
+/// Refused at once, by what is needed and what is there.
+#[test]
+fn models_that_do_not_fit_are_refused() {
+    let world = World::new(24);
+    for (set, wanted) in [
+        ("model.depth=100000000", "model.depth"),
+        ("model.width=1000000000000", "model.width"),
+        ("method.prototypes=1000000000000", "method.prototypes"),
+        ("method.prototypes=16777216", "GB"),
+        ("optim.batch_size=9223372036854775807", "optim.batch_size"),
+        ("run.deadline_s=0", "run.deadline_s"),
+        ("method.koleo_weight=1e18", "method.koleo_weight"),
+    ] {
+        let start = Instant::now();
+        let more = ["--set", set, "--set", "method.head_bottleneck=4096"];
+        let stderr = fails(&world.pretrain("run", &more), 2);
+        assert!(stderr.contains(wanted), "{set}: {stderr}");
+        assert!(start.elapsed() < Duration::from_secs(20), "{set} took {:?}", start.elapsed());
+    }
+    assert!(!world.path("run").exists());
+}
+
+#[test]
+fn another_unit_takes_the_place_of_the_first() {
+    let world = World::new(24);
+    let more = ["--set", "optim.length.samples=16", "--set", "optim.warmup.percent=50"];
+    ok(&world.pretrain("run", &more));
+    assert_eq!(metrics(&world.path("run")).len(), 2);
+    let stderr = fails(&world.pretrain("other", &["--set", "optim.lr=1\nseed = 3"]), 2);
+    assert!(stderr.contains("optim.lr: a value is one line"), "{stderr}");
+}
+
+#[test]
+fn a_pipe_is_no_shard_and_an_endless_file_no_recipe() {
+    let world = World::new(24);
+    let pipe = world.text("pipe.tar");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let stderr = fails(&world.ocelli(&["shards", "ls", &pipe]), 3);
+    assert!(stderr.contains("no regular file"), "{stderr}");
+    let zero = ["plan", "--recipe", "/dev/zero"];
+    assert!(fails(&world.ocelli(&zero), 2).contains("no recipe"));
+}
+
+/// Names from elsewhere do not steer the terminal, and a cause is told once.
+#[test]
+fn messages_are_plain_and_tell_a_cause_once() {
+    let world = World::new(24);
+    let stderr = fails(&world.ocelli(&["shards", "ls", &world.text("no\u{1b}[2Jwhere.tar")]), 3);
+    assert!(!stderr.contains('\u{1b}') && stderr.contains("\\u{1b}[2Jwhere"), "{stderr}");
+    let stderr =
+        fails(&world.ocelli(&["shards", "pack", &world.text("nowhere"), "--out", &world.text("o")]), 3);
+    assert!(stderr.matches("No such file").count() <= 1, "{stderr}");
+}
+
+/// Asked to stop before there is anything to save, it does not claim a checkpoint.
+#[test]
+fn an_early_signal_claims_no_checkpoint() {
+    let world = World::new(24);
+    for wait_ms in [5, 20, 50, 100] {
+        let run = format!("run-{wait_ms}");
+        let mut child = spawn(&world.pretrain_args(&run, &["--set", "optim.length={steps=1000000}"]));
+        std::thread::sleep(Duration::from_millis(wait_ms));
+        let pid = child.id().to_string();
+        Command::new("kill").args(["-TERM", &pid]).status().unwrap();
+        let mut stderr = child.stderr.take().unwrap();
+        let status = child.wait().unwrap();
+        let mut said = String::new();
+        std::io::Read::read_to_string(&mut stderr, &mut said).unwrap();
+        let has_checkpoint = world.path(&run).join("checkpoints/latest").exists();
+        assert_eq!(said.contains("a checkpoint is written"), has_checkpoint, "{status}: {said}");
+    }
+}
