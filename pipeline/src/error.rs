@@ -16,7 +16,7 @@ pub enum PipelineError {
         source: std::io::Error,
     },
     /// No file matches what the user named.
-    #[error("shard {} does not exist; check the path or the braces of the shard list", path.display())]
+    #[error("shard {} does not exist; check the path, and braces or patterns in it", path.display())]
     MissingShard {
         /// The file that was looked for.
         path: PathBuf,

@@ -1,7 +1,7 @@
-//! Shard lists as users write them: brace expansion, `::` lists and schemes.
+//! Shard lists as users write them: brace expansion, `::` lists, schemes, patterns and folders.
 //!
 //! `data/train-{000000..000146}.tar::s3://bucket/{a,b}.tar` names 149 shards. The grammar is
-//! WebDataset's.
+//! WebDataset's; on a disk, `data/train-*.tar` and `data/` stand for all shards that are there.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,12 @@ pub fn expand(specs: &[String]) -> Result<Vec<ShardUrl>, PipelineError> {
             let mut expanded = Vec::new();
             expand_braces(part, &mut expanded).map_err(bad)?;
             for url in expanded {
-                urls.push(ShardUrl::parse(&url).map_err(bad)?);
+                match ShardUrl::parse(&url).map_err(bad)? {
+                    ShardUrl::File(path) => {
+                        urls.extend(files_at(path).map_err(bad)?.into_iter().map(ShardUrl::File))
+                    }
+                    url => urls.push(url),
+                }
             }
             if urls.len() > MAX_SHARDS {
                 return Err(bad(format!("names more than {MAX_SHARDS} shards")));
@@ -51,6 +56,38 @@ pub fn expand(specs: &[String]) -> Result<Vec<ShardUrl>, PipelineError> {
         return Err(PipelineError::BadUrl { spec: specs.join(" "), reason: "names no shard".into() });
     }
     Ok(urls)
+}
+
+/// The shards that `path` stands for: itself, all in a folder, or all that a pattern matches, in the order of their names.
+fn files_at(path: PathBuf) -> Result<Vec<PathBuf>, String> {
+    let is_shard = |path: &Path| {
+        let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+        name.ends_with(".tar") || name.ends_with(".tar.gz") || name.ends_with(".tgz")
+    };
+    if path.is_dir() {
+        let entries = std::fs::read_dir(&path).map_err(|error| error.to_string())?;
+        let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        paths.retain(|path| is_shard(path) && path.is_file());
+        paths.sort();
+        return match paths.is_empty() {
+            true => {
+                Err("the folder holds no shard (.tar); `ocelli shards pack` makes shards of images".into())
+            }
+            false => Ok(paths),
+        };
+    }
+    let text = path.to_string_lossy();
+    if !text.contains(['*', '?', '[']) || path.exists() {
+        return Ok(vec![path]);
+    }
+    let matches = glob::glob(&text).map_err(|error| error.to_string())?;
+    let mut paths: Vec<PathBuf> = matches.flatten().filter(|path| path.is_file()).collect();
+    // The index beside a shard is none.
+    paths.retain(|path| !path.to_string_lossy().ends_with(".idx.json"));
+    match paths.is_empty() {
+        true => Err("the pattern matches no file".into()),
+        false => Ok(paths),
+    }
 }
 
 impl ShardUrl {

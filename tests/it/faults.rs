@@ -133,11 +133,11 @@ fn a_pipe_is_no_shard_and_an_endless_file_no_recipe() {
 #[test]
 fn messages_are_plain_and_tell_a_cause_once() {
     let world = World::new(24);
-    let stderr = fails(&world.ocelli(&["shards", "ls", &world.text("no\u{1b}[2Jwhere.tar")]), 3);
-    assert!(!stderr.contains('\u{1b}') && stderr.contains("\\u{1b}[2Jwhere"), "{stderr}");
-    let stderr =
-        fails(&world.ocelli(&["shards", "pack", &world.text("nowhere"), "--out", &world.text("o")]), 3);
-    assert!(stderr.matches("No such file").count() <= 1, "{stderr}");
+    let stderr = fails(&world.ocelli(&["shards", "ls", &world.text("no\u{1b}cwhere.tar")]), 3);
+    assert!(!stderr.contains('\u{1b}') && stderr.contains("\\u{1b}cwhere"), "{stderr}");
+    let missing = world.text("missing.pth");
+    let stderr = fails(&world.pretrain("run", &["--init", &missing]), 3);
+    assert_eq!(stderr.matches("No such file").count(), 1, "{stderr}");
 }
 
 /// Asked to stop before there is anything to save, it does not claim a checkpoint.

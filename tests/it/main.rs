@@ -52,6 +52,8 @@ mod mpi_nodes;
 mod mpirun;
 /// Output that cannot be written.
 mod output;
+/// Folders and lists of images into shards and back.
+mod pack;
 /// Lists of URLs into shards.
 mod pack_urls;
 /// What a run will need, said before it is started.

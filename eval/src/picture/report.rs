@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use augment::{DecodeRules, SampleKey, decode};
-use augment::{MultiCrop, ViewMaker};
+use augment::{MultiCrop, Rgb8, ViewMaker};
 use pipeline::{Dataset, Sample, SampleId};
 use plotters::prelude::*;
 
@@ -236,4 +236,24 @@ fn draw_curve(
     let style = ShapeStyle::from(&RGBColor(30, 90, 180)).stroke_width(2);
     chart.draw_series(LineSeries::new(points.iter().copied(), style)).map_err(|error| error.to_string())?;
     Ok(())
+}
+
+/// Writes rows of images as a PNG, the first of each row in a green frame, with `legend` below them.
+///
+/// # Errors
+/// [`EvalError::Picture`].
+pub fn groups_of_images(path: &Path, rows: &[Vec<Rgb8>], legend: &str) -> Result<(), EvalError> {
+    const TILE_PX: u32 = 128;
+    let failed = |reason: String| EvalError::Picture { path: path.to_path_buf(), reason };
+    let square = Transform::resizing(TILE_PX, TILE_PX).map_err(failed)?;
+    let planes: Result<Vec<Vec<Vec<u8>>>, _> =
+        rows.iter().map(|row| row.iter().map(|image| square.apply(image)).collect()).collect();
+    let planes = planes.map_err(|error| failed(error.to_string()))?;
+    let (size_px, green) = (TILE_PX as usize, Some([40, 160, 60]));
+    let mut tiles: Vec<Vec<Tile<'_>>> = Vec::with_capacity(planes.len());
+    for row in &planes {
+        let tile = |(i, planes)| Tile { planes, size_px, frame: green.filter(|_| i == 0) };
+        tiles.push(row.iter().map(Vec::as_slice).enumerate().map(tile).collect());
+    }
+    sheet(path, &tiles, TILE_PX, legend)
 }

@@ -1,20 +1,40 @@
 //! Images in files of their own: a folder, or a list of paths.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use pipeline::shard::IMAGE_EXTENSIONS;
+use serde_json::{Map, Value};
 
 use super::list;
+
+/// Extensions of images that are made PNGs of when they are packed.
+pub(crate) const CONVERTED: [&str; 5] = ["bmp", "gif", "tif", "tiff", "dib"];
+
+/// Extensions of what stands beside an image and belongs to it: its class, its columns, its caption.
+const BESIDE: [&str; 4] = ["cls", "cls.txt", "json", "txt"];
 
 /// An image in a file.
 pub(crate) struct Entry {
     pub(crate) path: PathBuf,
+    /// Its path as the user knows it: below the folder, or as the list has it.
+    pub(crate) name: String,
     pub(crate) class: Option<String>,
+    /// What else is known of it.
+    pub(crate) columns: Map<String, Value>,
+}
+
+/// Images, and what was found beside them.
+#[derive(Default)]
+pub(crate) struct Found {
+    pub(crate) entries: Vec<Entry>,
+    /// Files that are no images, by extension.
+    pub(crate) skipped: BTreeMap<String, usize>,
 }
 
 /// The images that `input` names.
-pub(crate) fn entries(input: &Path) -> anyhow::Result<Vec<Entry>> {
+pub(crate) fn entries(input: &Path) -> anyhow::Result<Found> {
     if input.is_dir() {
         return folder(input);
     }
@@ -24,39 +44,81 @@ pub(crate) fn entries(input: &Path) -> anyhow::Result<Vec<Entry>> {
     if !list::is_list(input) {
         bail!("{} is neither a folder nor a .txt, .csv, .tsv or .jsonl list", input.display());
     }
-    let rows = list::read(input, "path")?.into_iter();
-    rows.map(|row| Ok(Entry { path: beside(input, &row.target)?, class: row.label })).collect()
+    let entry = |row: list::Row| Entry {
+        path: input.parent().unwrap_or(Path::new("")).join(&row.target),
+        name: row.target,
+        class: row.label,
+        columns: row.columns,
+    };
+    Ok(Found { entries: list::read(input, "path")?.into_iter().map(entry).collect(), ..Found::default() })
 }
 
-/// Images below `root`, in the order of their paths. An image in a sub-folder has the name of the
-/// first folder below `root` as its class.
-fn folder(root: &Path) -> anyhow::Result<Vec<Entry>> {
-    let mut entries = Vec::new();
+/// Images below `root`, in the order of their paths. An image has the class that a .cls file of its name says; else, in a
+/// sub-folder, the name of the first folder below `root`.
+fn folder(root: &Path) -> anyhow::Result<Found> {
+    let mut found = Found::default();
     for file in walkdir::WalkDir::new(root).follow_links(true).sort_by_file_name() {
         let path = file.with_context(|| format!("cannot read folder {}", root.display()))?.into_path();
-        if !path.is_file() || !is_image(&path) {
+        if !path.is_file() {
+            continue;
+        }
+        if !is_image(&path) || is_hidden(&path) {
+            if !is_beside(&path) {
+                *found.skipped.entry(extension(&path).unwrap_or_default()).or_default() += 1;
+            }
             continue;
         }
         let below = path.strip_prefix(root)?;
         let in_folder = below.components().count() > 1;
         let class = below.components().next().filter(|_| in_folder);
         let class = class.map(|part| part.as_os_str().to_string_lossy().into_owned());
-        entries.push(Entry { path, class });
+        let name = below.display().to_string();
+        let (own_class, columns) = beside(&path)?;
+        found.entries.push(Entry { class: own_class.or(class), name, path, columns });
     }
-    Ok(entries)
+    Ok(found)
 }
 
-/// A path of a list, relative to the list's folder; it must be an image.
-fn beside(list: &Path, path: &str) -> anyhow::Result<PathBuf> {
-    let path = list.parent().unwrap_or(Path::new("")).join(path);
-    if !is_image(&path) {
-        bail!("{}: {} is not a {} file", list.display(), path.display(), IMAGE_EXTENSIONS.join(", "));
+/// The class and the columns in the files that have the name of the image at `path`, as `shards extract` writes them.
+fn beside(path: &Path) -> anyhow::Result<(Option<String>, Map<String, Value>)> {
+    let text = |extension: &str| -> anyhow::Result<Option<String>> {
+        let path = path.with_extension(extension);
+        match path.is_file() {
+            true => std::fs::read_to_string(&path)
+                .map(|text| Some(text.trim().to_string()))
+                .with_context(|| format!("cannot read {}", path.display())),
+            false => Ok(None),
+        }
+    };
+    let class = text("cls")?;
+    let mut columns = match text("json")?.map(|text| serde_json::from_str(&text)) {
+        Some(Ok(Value::Object(columns))) => columns,
+        // Some other program's: it says nothing that could be kept as columns.
+        _ => Map::new(),
+    };
+    if let Some(caption) = text("txt")? {
+        columns.entry("caption").or_insert(caption.into());
     }
-    Ok(path)
+    Ok((class, columns))
 }
 
-fn is_image(path: &Path) -> bool {
-    extension(path).is_some_and(|extension| IMAGE_EXTENSIONS.contains(&extension.as_str()))
+/// Whether `path` belongs to an image of the same name.
+fn is_beside(path: &Path) -> bool {
+    let known = extension(path).is_some_and(|extension| BESIDE.contains(&extension.as_str()));
+    let images = IMAGE_EXTENSIONS.iter().chain(&CONVERTED);
+    known && images.map(|extension| path.with_extension(extension)).any(|image| image.is_file())
+}
+
+/// Whether `path` is hidden: what systems and programs leave beside images, such as `._photo.jpg`.
+fn is_hidden(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'))
+}
+
+/// Whether `path` has the name of an image that can be packed.
+pub(crate) fn is_image(path: &Path) -> bool {
+    extension(path).is_some_and(|extension| {
+        IMAGE_EXTENSIONS.contains(&extension.as_str()) || CONVERTED.contains(&extension.as_str())
+    })
 }
 
 /// The extension of `path` in lower case.

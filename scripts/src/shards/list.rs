@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use serde_json::{Map, Value};
 
 /// A line of a list.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Row {
     /// Path or URL.
     pub(crate) target: String,
@@ -13,6 +14,8 @@ pub(crate) struct Row {
     pub(crate) label: Option<String>,
     /// Text that goes with the image, where there is one.
     pub(crate) caption: Option<String>,
+    /// All of its columns but that of the target.
+    pub(crate) columns: Map<String, Value>,
 }
 
 /// Whether `path` has the name of a list.
@@ -21,7 +24,7 @@ pub(crate) fn is_list(path: &Path) -> bool {
 }
 
 /// Reads the list at `path`. Its column `target` says which images, `label` and `caption` are taken
-/// where they are; a `.txt` list has nothing else.
+/// where they are, in capitals or not; a `.txt` list has nothing else.
 pub(crate) fn read(path: &Path, target: &str) -> anyhow::Result<Vec<Row>> {
     match extension(path).as_deref() {
         Some("csv") => table(path, b',', target),
@@ -30,7 +33,7 @@ pub(crate) fn read(path: &Path, target: &str) -> anyhow::Result<Vec<Row>> {
         _ => {
             let lines = text(path)?;
             let rows = lines.lines().map(str::trim).filter(|line| !line.is_empty());
-            Ok(rows.map(|line| Row { target: line.to_string(), label: None, caption: None }).collect())
+            Ok(rows.map(|line| Row { target: line.to_string(), ..Row::default() }).collect())
         }
     }
 }
@@ -51,7 +54,7 @@ fn table(path: &Path, delimiter: u8, target: &str) -> anyhow::Result<Vec<Row>> {
         .from_path(path)
         .with_context(|| format!("cannot read {}", path.display()))?;
     let headers = reader.headers()?.clone();
-    let column = |name: &str| headers.iter().position(|header| header.trim() == name);
+    let column = |name: &str| headers.iter().position(|header| header.trim().eq_ignore_ascii_case(name));
     let Some(target_column) = column(target) else {
         let there: Vec<&str> = headers.iter().collect();
         bail!("{} has no column `{target}`; it has {}", path.display(), there.join(", "));
@@ -66,7 +69,11 @@ fn table(path: &Path, delimiter: u8, target: &str) -> anyhow::Result<Vec<Row>> {
                 cell.filter(|cell| !cell.is_empty()).map(str::to_string)
             };
             let target = cell(Some(target_column)).unwrap_or_default();
-            Ok(Row { target, label: cell(label), caption: cell(caption) })
+            let others = headers.iter().enumerate().filter(|(at, _)| *at != target_column);
+            let columns =
+                others.filter_map(|(at, name)| Some((name.trim().to_string(), cell(Some(at))?.into())));
+            let columns = columns.collect();
+            Ok(Row { target, label: cell(label), caption: cell(caption), columns })
         })
         .collect()
 }
@@ -76,14 +83,20 @@ fn json_lines(path: &Path, target: &str) -> anyhow::Result<Vec<Row>> {
     let rows = lines.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     rows.map(|(number, line)| {
         let place = || format!("{}, line {}", path.display(), number + 1);
-        let row: serde_json::Value = serde_json::from_str(line).with_context(place)?;
-        let Some(image) = row[target].as_str() else { bail!("{}: no text under `{target}`", place()) };
-        let cell = |name: &str| match &row[name] {
-            serde_json::Value::Null => None,
-            serde_json::Value::String(text) => Some(text.clone()),
+        let mut columns: Map<String, Value> = serde_json::from_str(line).with_context(place)?;
+        let key = |name: &str| columns.keys().find(|key| key.eq_ignore_ascii_case(name)).cloned();
+        let (image, label, caption) = (key(target), key("label"), key("caption"));
+        let image = image.and_then(|key| columns.remove(&key));
+        let Some(image) = image.as_ref().and_then(Value::as_str) else {
+            bail!("{}: no text under `{target}`", place())
+        };
+        let cell = |key: Option<String>| match columns.get(&key?)? {
+            Value::Null => None,
+            Value::String(text) => Some(text.clone()),
             other => Some(other.to_string()),
         };
-        Ok(Row { target: image.to_string(), label: cell("label"), caption: cell("caption") })
+        let (label, caption) = (cell(label), cell(caption));
+        Ok(Row { target: image.to_string(), label, caption, columns })
     })
     .collect()
 }

@@ -122,7 +122,7 @@ fn source(args: &Args, storage: &Storage) -> anyhow::Result<(Source, String)> {
         path: entry.path,
         class: entry.class,
     };
-    let files: Vec<ImageFile> = entries(input)?.into_iter().map(file).collect();
+    let files: Vec<ImageFile> = entries(input)?.entries.into_iter().map(file).collect();
     if files.is_empty() {
         bail!("{} holds no image", input.display());
     }

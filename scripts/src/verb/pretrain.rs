@@ -24,6 +24,7 @@ use crate::console::{RunProgress, say};
 use crate::evaluation::in_training::InTraining;
 use crate::evaluation::scores::set_name;
 use crate::exit::PREEMPTED;
+use crate::shards::folders::in_shards;
 use crate::signals::Signals;
 use crate::{initial, pictures, recipes};
 
@@ -36,7 +37,8 @@ pub(crate) struct Args {
     /// Folder for plan, metrics and checkpoints. A run that exists there is resumed.
     #[arg(long)]
     workdir: PathBuf,
-    /// Shards to learn from, in place of the recipe's: `train-{000000..000009}.tar`.
+    /// Shards to learn from, in place of the recipe's: `train-{000000..000009}.tar`, `'data/train-*.tar'`, a folder of shards,
+    /// or a folder of images, which are packed into the work directory first.
     #[arg(long, num_args = 1..)]
     shards: Vec<String>,
     /// Labeled shards that the in-training probe fits on: at the end, and every
@@ -163,6 +165,8 @@ pub(crate) fn pretrain(
     let mut recipe = recipe;
     // Without a GPU the host's memory is where everything lies.
     recipe.run.offload &= device.kind != DeviceKind::Cpu;
+    let shards = in_shards(&recipe.data.shards, &target.workdir.join("shards"), launch.rank == 0);
+    recipe.data.shards = ranks::all_ready(&comm, shards)?;
     let open = || -> anyhow::Result<_> {
         let initial = initial::prepare(&mut recipe, target.workdir, &target.initial, launch.rank)?;
         let dataset = Arc::new(Dataset::open(&recipe.data.shards, storage)?);

@@ -1,10 +1,12 @@
 //! `ocelli shards dedup`: exact copies by hash, near ones by a perceptual hash, within a set and
-//! against another one, such as the test set of a benchmark. Of copies the first one stays.
+//! against another one, such as the test set of a benchmark. Of copies the best one stays: that with the most pixels, and
+//! among those the one that was compressed least.
 //!
 //! The perceptual hash is the difference hash: the image at 9 x 8 gray pixels, one bit for each pair
 //! of neighbors in a row. Two images are near when their hashes differ in few bits.
 
-use std::collections::{HashMap, HashSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -15,6 +17,7 @@ use augment::crop::CropBox;
 use augment::decode::decode;
 use augment::resize::BoxResizer;
 use augment::{DecodeRules, Planes, Rgb8};
+use eval::picture::report;
 use pipeline::{Shard, Source, Storage};
 use rayon::prelude::*;
 use serde_json::json;
@@ -39,10 +42,16 @@ pub(crate) struct Args {
     remove: bool,
 }
 
+/// Groups of copies that are drawn, and copies of each.
+const MAX_SHOWN_GROUPS: usize = 24;
+const MAX_SHOWN_COPIES: usize = 7;
+
 /// What a sample is compared by.
 #[derive(Clone, Copy)]
 struct Print {
     content: u128,
+    /// Pixels, then bytes: of copies the largest stays.
+    quality: (u64, u64),
     /// `None` for images too flat to be told apart.
     difference: Option<u64>,
 }
@@ -78,6 +87,10 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let n_samples = entries.iter().filter(|entry| entry.shard >= against.len()).count();
     out!("{n_samples} samples: {n_exact} exact and {n_near} near copies");
     out!("report: {}", args.flags.out.join("copies.jsonl").display());
+    let picture = args.flags.out.join("copies.png");
+    if draw(&picture, &shards, &entries, &copies)? {
+        out!("groups: {}, the one that stays in green", picture.display());
+    }
     if args.remove {
         let gone: HashSet<(String, usize)> = copies
             .iter()
@@ -113,8 +126,11 @@ fn fingerprints(shards: &[Shard]) -> anyhow::Result<Vec<Entry>> {
                 bytes => bytes?,
             };
             let image = decode(&bytes, &DecodeRules::default()).ok();
+            let n_pixels =
+                image.as_ref().map_or(0, |image| u64::from(image.width_px) * u64::from(image.height_px));
             let difference = image.and_then(|image| difference_hash(&image));
-            let print = Print { content: xxh3_128(&bytes), difference };
+            let quality = (n_pixels, bytes.len() as u64);
+            let print = Print { content: xxh3_128(&bytes), quality, difference };
             Ok(Some(Entry { shard: number_of_shard, number, print }))
         };
         let found: anyhow::Result<Vec<_>> = (0..shard.len()).into_par_iter().map(look).collect();
@@ -139,9 +155,9 @@ fn difference_hash(image: &Rgb8) -> Option<u64> {
     (MIN_ONES..=64 - MIN_ONES).contains(&hash.count_ones()).then_some(hash)
 }
 
-/// Copies in the order of the samples. Each is compared with those that stay, so that a chain of
-/// near images does not swallow ones that are far apart. Samples of the first `n_against` shards
-/// always stay.
+/// Copies in the order of the samples. Each is compared with those that stay, the best first, so that a chain of near
+/// images does not swallow ones that are far apart; one whose bytes are those of a copy is a copy of the same image, and
+/// exact. Samples of the first `n_against` shards always stay.
 fn find(entries: &[Entry], n_against: usize, max_distance: u32) -> Vec<Copy> {
     // Hashes that differ in d bits agree in one of d + 1 bands.
     let n_bands = max_distance + 1;
@@ -150,10 +166,18 @@ fn find(entries: &[Entry], n_against: usize, max_distance: u32) -> Vec<Copy> {
         let width = high - low;
         (i, (hash >> low) & (u64::MAX >> (64 - width)))
     };
+    // By content: a sample with it, and the one that stays in its place.
     let mut contents: HashMap<u128, usize> = HashMap::new();
     let mut bands: HashMap<(u32, u64), Vec<usize>> = HashMap::new();
     let mut copies = Vec::new();
-    for (number, entry) in entries.iter().enumerate() {
+    let mut order: Vec<usize> = (0..entries.len()).collect();
+    let rank = |number: &usize| {
+        let entry = &entries[*number];
+        (entry.shard >= n_against, Reverse(entry.print.quality), *number)
+    };
+    order.sort_by_key(rank);
+    for number in order {
+        let entry = &entries[number];
         let of_others = entry.shard >= n_against;
         if let Some(of) = contents.get(&entry.print.content).filter(|_| of_others) {
             copies.push(Copy { entry: number, of: *of, distance: None });
@@ -169,6 +193,7 @@ fn find(entries: &[Entry], n_against: usize, max_distance: u32) -> Vec<Copy> {
         });
         if let Some((distance, of)) = near.filter(|_| of_others) {
             copies.push(Copy { entry: number, of, distance: Some(distance) });
+            contents.insert(entry.print.content, of);
             continue;
         }
         contents.entry(entry.print.content).or_insert(number);
@@ -176,7 +201,33 @@ fn find(entries: &[Entry], n_against: usize, max_distance: u32) -> Vec<Copy> {
             (0..n_bands).for_each(|i| bands.entry(band(hash, i)).or_default().push(number));
         }
     }
+    copies.sort_by_key(|copy| copy.entry);
     copies
+}
+
+/// Draws the first groups of copies, a row each: what stays, then what goes. Says whether there are any.
+fn draw(path: &Path, shards: &[Shard], entries: &[Entry], copies: &[Copy]) -> anyhow::Result<bool> {
+    let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for copy in copies {
+        groups.entry(copy.of).or_default().push(copy.entry);
+    }
+    let image = |number: usize| {
+        let entry = &entries[number];
+        let bytes = shards[entry.shard].image(entry.number).ok()?;
+        decode(&bytes, &DecodeRules::default()).ok()
+    };
+    let row = |(of, copies): (&usize, &Vec<usize>)| -> Vec<Rgb8> {
+        let shown = std::iter::once(of).chain(copies.iter().take(MAX_SHOWN_COPIES));
+        shown.filter_map(|number| image(*number)).collect()
+    };
+    let rows: Vec<Vec<Rgb8>> =
+        groups.iter().take(MAX_SHOWN_GROUPS).map(row).filter(|row| row.len() > 1).collect();
+    if rows.is_empty() {
+        return Ok(false);
+    }
+    let legend = format!("{} of {} groups of copies", rows.len(), groups.len());
+    report::groups_of_images(path, &rows, &legend)?;
+    Ok(true)
 }
 
 /// `copies.jsonl` and `keep.txt`: shard and key of every sample that stays.
@@ -214,7 +265,7 @@ mod tests {
     use super::*;
 
     fn entry(shard: usize, content: u128, difference: u64) -> Entry {
-        Entry { shard, number: 0, print: Print { content, difference: Some(difference) } }
+        Entry { shard, number: 0, print: Print { content, quality: (1, 1), difference: Some(difference) } }
     }
 
     #[test]
@@ -233,6 +284,25 @@ mod tests {
         assert_eq!(found, [(1, 0, None), (2, 0, Some(3)), (4, 3, Some(1))]);
         let exact: Vec<_> = find(&entries, 1, 0).iter().map(|c| (c.entry, c.of, c.distance)).collect();
         assert_eq!(exact, [(1, 0, None)]);
+    }
+
+    /// A large one in the middle stays; a small one and its exact twin go.
+    #[test]
+    fn of_copies_the_best_one_stays() {
+        const A: u64 = 0x0f0f_0f0f_0f0f_0f0f;
+        let sized = |content, difference, quality| {
+            let mut entry = entry(0, content, difference);
+            entry.print.quality = quality;
+            entry
+        };
+        let entries = [
+            sized(1, A ^ 1, (100, 9)),
+            sized(2, A, (400, 90)),
+            sized(1, A ^ 1, (100, 9)),
+            sized(3, A, (400, 70)),
+        ];
+        let found: Vec<_> = find(&entries, 0, 3).iter().map(|c| (c.entry, c.of, c.distance)).collect();
+        assert_eq!(found, [(0, 1, Some(1)), (2, 1, None), (3, 1, Some(0))]);
     }
 
     #[test]

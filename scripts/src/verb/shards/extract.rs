@@ -6,7 +6,8 @@ use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use pipeline::{PipelineError, Shard, Storage};
+use pipeline::url::ShardUrl;
+use pipeline::{PipelineError, Shard, Source, Storage};
 use serde_json::json;
 
 use crate::console::bar;
@@ -53,6 +54,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         progress.inc(1);
     }
     progress.finish_and_clear();
+    copy_classes(&sources, &args.out, args.overwrite)?;
     if n_samples == 0 && !wanted.is_empty() {
         bail!("none of the {} keys stands in the {} shard(s)", wanted.len(), sources.len());
     }
@@ -61,6 +63,16 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         out!("{}", json!({ "samples": n_samples, "files": n_files }));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The list of classes beside the first shard goes with the numbers of the classes.
+fn copy_classes(sources: &[Source], out: &Path, overwrite: bool) -> anyhow::Result<()> {
+    let Some(ShardUrl::File(shard)) = sources.first().map(|source| &source.url) else { return Ok(()) };
+    let classes = shard.with_file_name("classes.txt");
+    match classes.is_file() {
+        true => write(&out.join("classes.txt"), &fs::read(&classes)?, overwrite),
+        false => Ok(()),
+    }
 }
 
 /// `member` below `folder`. A member's name is what someone else wrote: it must not lead out.

@@ -1,13 +1,14 @@
 //! `ocelli shards reshard`, `split` and `subset`: the same samples in other shards, in parts, or some
 //! of them.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use augment::ViewRng;
 use pipeline::shard::write::{ShardLimits, ShardWriter};
+use pipeline::url::ShardUrl;
 use pipeline::{Shard, Source, Storage};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -84,9 +85,9 @@ pub(crate) struct SubsetArgs {
     /// keep.txt of `dedup`.
     #[arg(long)]
     keys: Option<PathBuf>,
-    /// Only the samples of these classes.
-    #[arg(long, value_delimiter = ',')]
-    classes: Vec<u32>,
+    /// Only the samples of these classes: numbers, or names of the classes.txt beside the shards; with commas.
+    #[arg(long, value_delimiter = ',', value_name = "CLASS")]
+    classes: Vec<String>,
 }
 
 /// A sample by its place.
@@ -151,14 +152,7 @@ pub(crate) fn subset(args: &SubsetArgs, storage: &Storage) -> anyhow::Result<Exi
         });
     }
     if !args.classes.is_empty() {
-        let mut kept = Vec::new();
-        for place in places {
-            let label = shards[place.shard].label(place.number)?;
-            if label.is_some_and(|label| args.classes.contains(&label)) {
-                kept.push(place);
-            }
-        }
-        places = kept;
+        places = of_classes(&args.classes, &sources, &shards, places)?;
     }
     if let Some(count) = args.count {
         let mut drawn: Vec<usize> = (0..places.len()).collect();
@@ -172,6 +166,37 @@ pub(crate) fn subset(args: &SubsetArgs, storage: &Storage) -> anyhow::Result<Exi
         "classes": args.classes,
     });
     write(&args.common, "subset", settings, &sources, &shards, &[(args.prefix.clone(), places)])
+}
+
+/// Those of `places` whose class is among `wanted`: by what the samples say, or by number in the list beside the shards.
+fn of_classes(
+    wanted: &[String],
+    sources: &[Source],
+    shards: &[Shard],
+    places: Vec<Place>,
+) -> anyhow::Result<Vec<Place>> {
+    let list = match sources.first().map(|source| &source.url) {
+        Some(ShardUrl::File(path)) => path.with_file_name("classes.txt"),
+        _ => PathBuf::new(),
+    };
+    let names = std::fs::read_to_string(&list).unwrap_or_default();
+    let number = |class: &String| names.lines().position(|name| name == class).map(|at| at.to_string());
+    let classes: HashSet<String> =
+        wanted.iter().map(|class| number(class).unwrap_or_else(|| class.clone())).collect();
+    let (mut kept, mut seen) = (Vec::new(), BTreeSet::new());
+    for place in places {
+        let found = shards[place.shard].classes(place.number)?;
+        if found.iter().any(|class| classes.contains(class)) {
+            kept.push(place);
+        }
+        seen.extend(found);
+    }
+    if kept.is_empty() {
+        let known = |class: &String| names.lines().nth(class.parse().ok()?).map(str::to_string);
+        let seen: Vec<String> = seen.iter().take(20).map(|c| known(c).unwrap_or_else(|| c.clone())).collect();
+        bail!("no sample has one of the classes {}; there are {}", wanted.join(", "), seen.join(", "));
+    }
+    Ok(kept)
 }
 
 fn open(common: &Common, storage: &Storage) -> anyhow::Result<(Vec<Source>, Vec<Shard>)> {

@@ -1,0 +1,58 @@
+//! Names of files as keys of samples.
+
+use std::collections::HashSet;
+
+/// Keys that differ from one another.
+#[derive(Default)]
+pub(crate) struct Keys(HashSet<String>);
+
+impl Keys {
+    /// A key for the file `name`: its path without extension, so that a sample can be traced to it. What WebDataset gives a
+    /// meaning of its own is replaced, and a number follows where the key is taken.
+    pub(crate) fn of(&mut self, name: &str) -> String {
+        let name = name.replace('\\', "/");
+        let parts: Vec<String> =
+            name.split('/').filter(|part| !matches!(*part, "" | "." | "..")).map(plain).collect();
+        let mut parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+        let file = parts.pop().unwrap_or_default();
+        // A dot ends the key.
+        let stem = file.rsplit_once('.').map_or(file, |(stem, _)| stem).replace('.', "_");
+        let stem = if stem.is_empty() { "_".to_string() } else { stem };
+        parts.push(&stem);
+        let base = parts.join("/");
+        let mut key = base.clone();
+        for number in 2.. {
+            if self.0.insert(key.clone()) {
+                break;
+            }
+            key = format!("{base}-{number}");
+        }
+        key
+    }
+}
+
+/// A part of a path without what WebDataset passes over: `__name__`, and what steers a terminal.
+fn plain(part: &str) -> String {
+    let part: String = part.chars().map(|c| if c.is_control() { '_' } else { c }).collect();
+    match part.len() > 4 && part.starts_with("__") && part.ends_with("__") {
+        true => part.trim_matches('_').to_string(),
+        false => part,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_the_paths_of_files_and_differ() {
+        let mut keys = Keys::default();
+        assert_eq!(keys.of("cats/IMG_1.JPG"), "cats/IMG_1");
+        assert_eq!(keys.of("cats/IMG_1.png"), "cats/IMG_1-2");
+        assert_eq!(keys.of("cats/a.b.jpg"), "cats/a_b");
+        assert_eq!(keys.of("../up/./x.jpg"), "up/x");
+        assert_eq!(keys.of("__meta__/x.jpg"), "meta/x");
+        assert_eq!(keys.of("x\u{1b}[2J.jpg"), "x_[2J");
+        assert_eq!(keys.of(".jpg"), "_");
+    }
+}
