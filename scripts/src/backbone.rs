@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::str::FromStr;
 
+use anyhow::Context;
 use trainer::checkpoint::{Checkpoint, Manifest};
 use trainer::device::Opened;
 use trainer::{ModelConfig, NamedTensor, Network, Normalization};
@@ -26,6 +27,7 @@ pub(crate) struct Backbone {
 impl Backbone {
     /// The backbone of `path`; the student's if wanted, where there is a teacher too.
     pub(crate) fn open(path: &Path, flags: &WeightFlags, student: bool) -> anyhow::Result<Self> {
+        std::fs::metadata(path).with_context(|| format!("cannot open {}", path.display()))?;
         if weights::is_weights(path) {
             let Pretrained { model, preprocessing, tensors, which, origin, .. } =
                 flags.read(path, student)?;

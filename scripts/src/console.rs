@@ -1,22 +1,105 @@
-//! What people are told beside the output: lines, and progress in a terminal.
+//! What people are told beside the output, line by line.
 
-use std::io::Write;
-use std::time::{Duration, Instant};
+use std::io::{IsTerminal, Write};
+use std::sync::OnceLock;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use indicatif::{ProgressBar, ProgressStyle};
-use trainer::run::{Observer, Progress};
+use serde_json::json;
 
 use crate::exit::OUTPUT_LOST;
 
-/// Seconds between lines where there is no terminal.
-const LINE_EVERY: Duration = Duration::from_secs(15);
+/// How lines are told.
+#[derive(Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum LogFormat {
+    /// As people read them; where there is no terminal, with the time of day.
+    #[default]
+    Text,
+    /// One JSON object a line: time, level, message.
+    Json,
+}
+
+/// How much is told.
+#[derive(Clone, Copy, Default, clap::Args)]
+#[group(id = "messages")]
+pub(crate) struct Flags {
+    /// Tell warnings and errors alone: no progress, no notes.
+    #[arg(short, long, global = true, help_heading = "Messages")]
+    quiet: bool,
+    /// Tell more of what happens: what is fetched, and what is passed over.
+    #[arg(short, long, global = true, conflicts_with = "quiet", help_heading = "Messages")]
+    pub(crate) verbose: bool,
+    /// Form of the lines on standard error: text, or json.
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "FORM", help_heading = "Messages")]
+    log_format: LogFormat,
+}
+
+static FLAGS: OnceLock<Flags> = OnceLock::new();
+
+/// Has all lines told as `flags` say.
+pub(crate) fn speak(flags: Flags) {
+    // Once, at the start of the program.
+    let _ = FLAGS.set(flags);
+}
+
+fn flags() -> Flags {
+    FLAGS.get().copied().unwrap_or_default()
+}
+
+/// Whether progress is drawn: standard error is a terminal, and nobody asked for less.
+pub(crate) fn draws() -> bool {
+    shows_progress() && flags().log_format == LogFormat::Text && std::io::stderr().is_terminal()
+}
+
+/// Whether progress is told at all.
+pub(crate) fn shows_progress() -> bool {
+    !flags().quiet
+}
 
 /// Writes a line to standard error in one piece, so that what ranks say at the same time stays in lines. A log that has
 /// gone, as with a reader that died or a full disk, is no reason to stop a run.
 pub(crate) fn say(line: impl Into<String>) {
-    let mut line = printable(line.into());
-    line.push('\n');
-    let _ = std::io::stderr().write_all(line.as_bytes());
+    let line = printable(line.into());
+    let flags = flags();
+    let (level, message) = level_of(&line);
+    if flags.quiet && level == "info" {
+        return;
+    }
+    let line = match flags.log_format {
+        LogFormat::Json => json!({ "time": now_s(), "level": level, "message": message }).to_string(),
+        LogFormat::Text => line,
+    };
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+}
+
+/// Writes a line about how far something is: with the time of day, for whoever reads it later in a log.
+pub(crate) fn say_progress(line: &str) {
+    match flags() {
+        Flags { quiet: true, .. } => {}
+        Flags { log_format: LogFormat::Json, .. } => say(line),
+        _ => say(format!("{} {line}", time_of_day(now_s() as u64))),
+    }
+}
+
+/// The level that a line says of itself, and the rest.
+fn level_of(line: &str) -> (&'static str, &str) {
+    for level in ["error", "warning"] {
+        if let Some(message) = line.strip_prefix(level).and_then(|rest| rest.strip_prefix(": ")) {
+            return (level, message);
+        }
+    }
+    ("info", line.strip_prefix("note: ").unwrap_or(line))
+}
+
+/// Seconds since 1970.
+fn now_s() -> f64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+    (since * 1e3).round() / 1e3
+}
+
+/// Hours, minutes and seconds of the day in UTC, which needs no table of time zones.
+fn time_of_day(now_s: u64) -> String {
+    let (h, m, s) = (now_s / 3600 % 24, now_s / 60 % 60, now_s % 60);
+    format!("{h:02}:{m:02}:{s:02}Z")
 }
 
 /// `text` with what would steer a terminal written out: names of files and members come from anywhere.
@@ -65,135 +148,4 @@ pub(crate) fn output_lost(error: &std::io::Error) -> ! {
         say(format!("error: standard output cannot be written: {error}"));
     }
     std::process::exit(i32::from(OUTPUT_LOST));
-}
-
-/// A bar of `total` items called `what`; hidden where standard error is no terminal.
-pub(crate) fn bar(total: u64, what: &str) -> ProgressBar {
-    let style = ProgressStyle::with_template("{prefix} [{bar:32}] {pos}/{len} {per_sec} eta {eta} {msg}");
-    let bar = ProgressBar::new(total).with_prefix(what.to_string());
-    match style {
-        Ok(style) => bar.with_style(style.progress_chars("=> ")),
-        Err(_) => bar,
-    }
-}
-
-/// Shows a run.
-pub(crate) struct RunProgress {
-    bar: ProgressBar,
-    images_per_s: f64,
-    waiting: f64,
-    last_line: Instant,
-    warned: std::collections::HashSet<String>,
-    rank: usize,
-    prefix: String,
-    /// Called once the run has begun, on rank 0.
-    on_start: Option<Box<dyn FnOnce()>>,
-    /// Called once the run has begun, on every rank.
-    on_training: Option<Box<dyn FnOnce()>>,
-}
-
-impl RunProgress {
-    /// Nothing is shown before the run starts. Rank 0 shows what the run does; the others speak up only for
-    /// what is theirs.
-    pub(crate) fn new(rank: usize, world_size: usize) -> Self {
-        Self {
-            rank,
-            prefix: if world_size > 1 { format!("rank {rank}: ") } else { String::new() },
-            bar: ProgressBar::hidden(),
-            images_per_s: 0.0,
-            waiting: 0.0,
-            last_line: Instant::now(),
-            warned: std::collections::HashSet::new(),
-            on_start: None,
-            on_training: None,
-        }
-    }
-
-    /// Has rank 0 call `f` when the work directory is the run's and before its first step.
-    pub(crate) fn on_start(self, f: impl FnOnce() + 'static) -> Self {
-        Self { on_start: Some(Box::new(f)), ..self }
-    }
-
-    /// Has every rank call `f` before its first step.
-    pub(crate) fn on_training(self, f: impl FnOnce() + 'static) -> Self {
-        Self { on_training: Some(Box::new(f)), ..self }
-    }
-
-    fn say(&self, line: &str) {
-        match self.bar.is_hidden() {
-            true => say(line),
-            false => self.bar.println(line),
-        }
-    }
-}
-
-/// Numbers change from one warning to the next that means the same.
-fn is_word(c: &char) -> bool {
-    !c.is_ascii_digit() && *c != '.'
-}
-
-impl Observer for RunProgress {
-    fn started(&mut self, step: u64, total_steps: u64) {
-        if let Some(f) = self.on_training.take() {
-            f();
-        }
-        if self.rank > 0 {
-            return;
-        }
-        if let Some(f) = self.on_start.take() {
-            f();
-        }
-        if step > 0 {
-            say(format!("continuing at step {step} of {total_steps}"));
-        }
-        self.bar = bar(total_steps, "pretrain");
-        self.bar.set_position(step);
-        self.bar.reset_eta();
-    }
-
-    fn stepped(&mut self, p: Progress) {
-        if self.rank > 0 {
-            return;
-        }
-        let smooth = |old: f64, new: f64| if old == 0.0 { new } else { 0.95 * old + 0.05 * new };
-        self.images_per_s = smooth(self.images_per_s, p.images_per_s);
-        self.waiting = smooth(self.waiting, p.data_wait_ms);
-        let digits = usize::from(self.images_per_s < 10.0);
-        let text = format!(
-            "{:.digits$} images/s  loss {:.4}  data wait {:.0} ms",
-            self.images_per_s, p.loss, self.waiting
-        );
-        self.bar.set_position(p.step);
-        self.bar.set_message(text.clone());
-        if self.bar.is_hidden() && (self.last_line.elapsed() > LINE_EVERY || p.step == p.total_steps) {
-            self.last_line = Instant::now();
-            say(format!("step {}/{}  {text}", p.step, p.total_steps));
-        }
-        if p.step == p.total_steps {
-            self.bar.finish();
-        }
-    }
-
-    fn warned(&mut self, message: &str) {
-        // A warning that stays true is said once, whatever step it names.
-        let what: String = message
-            .split_once(": ")
-            .map_or(message, |(_, rest)| rest)
-            .chars()
-            .filter(is_word)
-            .take(24)
-            .collect();
-        if self.warned.insert(what) {
-            self.say(&format!("warning: {}{message}", self.prefix));
-        }
-    }
-
-    fn happened(&mut self, message: &str) {
-        self.say(&format!("warning: {}{message}", self.prefix));
-    }
-
-    fn probed(&mut self, step: u64, name: &str, numbers: &[(String, f64)]) {
-        let numbers: Vec<String> = numbers.iter().map(|(key, value)| format!("{key} {value:.2}")).collect();
-        self.say(&format!("step {step}: {name}: {}", numbers.join("  ")));
-    }
 }

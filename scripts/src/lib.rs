@@ -11,10 +11,13 @@ mod backbone;
 mod cluster;
 mod evaluation;
 mod exit;
+mod forecast;
 mod initial;
 mod memory;
 mod pictures;
+mod progress;
 mod recipes;
+mod run_progress;
 mod shards;
 mod signals;
 mod storage;
@@ -34,6 +37,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 struct Cli {
     #[command(flatten)]
     storage: storage::Flags,
+    #[command(flatten)]
+    console: console::Flags,
     #[command(subcommand)]
     verb: Verb,
 }
@@ -67,8 +72,11 @@ enum Verb {
 /// Runs the program on the process's arguments.
 pub fn main() -> ExitCode {
     memory::keep_freed_memory();
+    let cli = Cli::parse();
+    console::speak(cli.console);
+    let usual = if cli.console.verbose { LevelFilter::INFO } else { LevelFilter::WARN };
     let asked = std::env::var("OCELLI_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
-    let filter = asked.unwrap_or_else(|| Targets::new().with_default(LevelFilter::WARN));
+    let filter = asked.unwrap_or_else(|| Targets::new().with_default(usual));
     let lines =
         tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false).without_time();
     // It would panic where standard error has gone.
@@ -77,7 +85,6 @@ pub fn main() -> ExitCode {
     // Every shard is an open file, and the usual limit is 1,024. Where it cannot be raised, the open
     // that fails says so.
     let _ = rlimit::increase_nofile_limit(u64::MAX);
-    let cli = Cli::parse();
     let storage = cli.storage.open();
     let folder = cli.storage.folder();
     trainer::device::keep_tuning(&folder.join("gpu"));

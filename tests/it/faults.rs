@@ -158,3 +158,40 @@ fn an_early_signal_claims_no_checkpoint() {
         assert_eq!(said.contains("a checkpoint is written"), has_checkpoint, "{status}: {said}");
     }
 }
+
+/// Steps that take longer than people like to lose.
+#[test]
+fn checkpoints_come_by_the_clock_too() {
+    let world = World::new(24);
+    let more = [
+        "--set",
+        "run.checkpoint_every_steps=1000",
+        "--set",
+        "run.checkpoint_every_minutes=1e-9",
+        "--set",
+        "run.keep_checkpoints=9",
+        "--set",
+        "optim.length={steps=4}",
+    ];
+    ok(&world.pretrain("run", &more));
+    let steps = trainer::checkpoint::steps(&world.path("run/checkpoints"));
+    assert_eq!(steps.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [1, 2, 3, 4]);
+}
+
+/// What a log has: the time of day and what is left, nothing when that is asked for, and JSON for machines.
+#[test]
+fn logs_are_told_as_asked() {
+    let world = World::new(24);
+    let said = ok(&world.pretrain("text", &[]));
+    let line = said.lines().find(|line| line.contains("step 12/12")).unwrap();
+    let is_time = |text: &str| text.len() == 9 && text.ends_with('Z') && text.matches(':').count() == 2;
+    assert!(is_time(line.split(' ').next().unwrap()), "{line}");
+    assert!(line.contains("epoch 4.00") && line.contains(" left"), "{line}");
+    assert!(said.contains("matrix products alone take"), "{said}");
+    let said = ok(&world.pretrain("quiet", &["--quiet"]));
+    assert_eq!(said, "");
+    let said = ok(&world.pretrain("json", &["--log-format", "json", "--set", "optim.length={steps=2}"]));
+    let rows: Vec<serde_json::Value> = said.lines().map(|row| serde_json::from_str(row).unwrap()).collect();
+    assert!(rows.iter().any(|row| row["level"] == "warning"), "{said}");
+    assert!(rows.iter().all(|row| row["time"].as_f64().is_some_and(|time| time > 1.7e9)), "{said}");
+}

@@ -7,7 +7,7 @@ use eval::{FeatureCache, Progress, Protocol};
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
-use crate::console::bar;
+use crate::progress::bar;
 
 /// Where features are kept.
 #[derive(clap::Args)]

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use augment::{DecodeRules, MultiCrop};
 use eval::Transform;
 use serde_json::{Value, json};
@@ -46,6 +46,7 @@ pub(crate) struct OpenNetwork {
 impl NetworkFlags {
     /// Opens the network of `path`, a run, a checkpoint or weights, on `device`.
     pub(crate) fn open(&self, path: &Path, device: &Device) -> anyhow::Result<OpenNetwork> {
+        std::fs::metadata(path).with_context(|| format!("cannot open {}", path.display()))?;
         let opened = match weights::is_weights(path) {
             true => self.of_weights(path, device)?,
             // Opened once: a run that goes on may write another one meanwhile.

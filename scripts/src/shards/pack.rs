@@ -15,7 +15,8 @@ use super::classes::{Classes, write_classes};
 use super::files::{CONVERTED, Entry, entries, extension};
 use super::keys::Keys;
 use super::order::shuffle;
-use crate::console::{bar, say};
+use crate::console::say;
+use crate::progress::bar;
 
 /// What was packed.
 pub(crate) struct Packed {

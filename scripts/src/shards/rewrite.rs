@@ -16,7 +16,7 @@ use pipeline::{Shard, Source, Storage, file};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
-use crate::console::bar;
+use crate::progress::bar;
 
 /// Samples that are read, worked on by all cores and written before the next ones.
 const CHUNK: usize = 256;

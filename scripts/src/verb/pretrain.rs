@@ -20,10 +20,12 @@ use trainer::{Plan, Recipe};
 use super::report::write_beside;
 use crate::cluster::launch::Launch;
 use crate::cluster::{compute, machine, ranks};
-use crate::console::{RunProgress, say};
+use crate::console::say;
 use crate::evaluation::in_training::InTraining;
 use crate::evaluation::scores::set_name;
 use crate::exit::PREEMPTED;
+use crate::forecast::at_least;
+use crate::run_progress::RunProgress;
 use crate::shards::folders::in_shards;
 use crate::signals::Signals;
 use crate::{initial, pictures, recipes};
@@ -182,6 +184,9 @@ pub(crate) fn pretrain(
     let topology = plan.topology(launch.rank).map_err(anyhow::Error::msg)?;
     comm.regroup(topology, plan.recipe.run.exact_sums)?;
     let signals = Signals::listen()?;
+    if launch.rank == 0 {
+        say(format!("note: {}", at_least(&plan, &device)?));
+    }
     let (workdir, data, of_run) = (target.workdir.to_path_buf(), Arc::clone(&dataset), plan.clone());
     let progress = RunProgress::new(launch.rank, launch.world_size).on_training(signals.training());
     let mut progress = progress.on_start(move || {

@@ -297,6 +297,8 @@ pub struct RunConfig {
     pub log_every_steps: u64,
     /// Steps between checkpoints.
     pub checkpoint_every_steps: u64,
+    /// Minutes after which one is written in between; 0 for none.
+    pub checkpoint_every_minutes: f64,
     /// Checkpoints that are kept, the newest.
     pub keep_checkpoints: usize,
     /// Steps between probes; 0 for none.
@@ -333,6 +335,7 @@ impl Default for RunConfig {
         Self {
             log_every_steps: 10,
             checkpoint_every_steps: 500,
+            checkpoint_every_minutes: 30.0,
             keep_checkpoints: 2,
             probe_every_steps: 0,
             workers: 0,

@@ -15,6 +15,7 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
     within("optim.batch_size", optim.batch_size as f64, 1.0, MOST_ITEMS)?;
     within("optim.micro_batches", optim.micro_batches as f64, 0.0, MOST_ITEMS)?;
     within("data.window_shards", recipe.data.window_shards as f64, 1.0, MOST_ITEMS)?;
+    within("run.checkpoint_every_minutes (0 for none)", run.checkpoint_every_minutes, 0.0, MOST)?;
     within("run.deadline_s", run.deadline_s as f64, 1.0, 1e9)?;
     within_method(recipe)?;
     if run.log_every_steps == 0 || run.checkpoint_every_steps == 0 {

@@ -33,6 +33,8 @@ pub struct Progress {
     pub images_per_s: f64,
     /// Time that the last step waited for a batch.
     pub data_wait_ms: f64,
+    /// Passes over the data set.
+    pub epoch: f64,
 }
 
 /// What a run tells while it runs.

@@ -70,6 +70,7 @@ impl Journal {
             loss: report.loss,
             images_per_s: plan.recipe.optim.batch_size as f64 / time.seconds,
             data_wait_ms: time.data_wait_ms,
+            epoch: done as f64 * plan.recipe.optim.batch_size as f64 / plan.n_samples.max(1) as f64,
         });
         if !report.finite && trainer.topology().rank == 0 {
             let step = done - 1;

@@ -34,6 +34,7 @@ pub(super) struct Run<'a> {
     journal: Journal,
     stream: Stream,
     saved_step: u64,
+    last_save: Instant,
     n_rollbacks: u64,
     /// What has failed on this rank alone since the last vote: all leave together, with a checkpoint.
     failure: Option<TrainError>,
@@ -92,6 +93,7 @@ impl<'a> Run<'a> {
             journal,
             stream,
             saved_step: first,
+            last_save: Instant::now(),
             n_rollbacks: 0,
             failure: None,
             lock,
@@ -208,7 +210,8 @@ impl<'a> Run<'a> {
             }
         }
         let done = self.trainer.state.step;
-        if done.is_multiple_of(self.plan.recipe.run.checkpoint_every_steps) && report.finite {
+        let every_steps = self.plan.recipe.run.checkpoint_every_steps;
+        if (done.is_multiple_of(every_steps) || report.votes.due > 0.0) && report.finite {
             self.pulse.enter(step, "checkpoint");
             if let Some(fault) = &self.job.fault {
                 fault.strike(rank, step, "checkpoint");
@@ -226,7 +229,15 @@ impl<'a> Run<'a> {
             failed: flag(matches!(next, Next::Failed(_)) || self.failure.is_some()),
             saved,
             save_failed,
+            due: flag(self.is_due()),
         }
+    }
+
+    /// Whether the clock of rank 0 asks for a checkpoint.
+    fn is_due(&self) -> bool {
+        let minutes = self.plan.recipe.run.checkpoint_every_minutes;
+        let is_first = self.trainer.topology().rank == 0;
+        is_first && minutes > 0.0 && self.last_save.elapsed().as_secs_f64() >= 60.0 * minutes
     }
 
     /// Starts to save, if there is something new; an earlier one is waited for.
@@ -239,6 +250,7 @@ impl<'a> Run<'a> {
         workdir::check(self.job.workdir, self.lock.as_ref())?;
         self.saver.start(&self.trainer.state, &self.plan);
         self.saved_step = self.trainer.state.step;
+        self.last_save = Instant::now();
         Ok(())
     }
 

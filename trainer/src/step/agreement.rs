@@ -16,6 +16,8 @@ pub struct Votes {
     pub saved: f64,
     /// That share could not be written.
     pub save_failed: f64,
+    /// By its clock it is time for a checkpoint.
+    pub due: f64,
 }
 
 /// What all ranks know.
@@ -50,12 +52,19 @@ pub(super) fn agree(
     sums.push(loss);
     sums.extend(gauges.iter().map(|(_, value)| *value));
     let mut shared: Vec<f64> = sums.into_iter().flat_map(Fixed::limbs).collect();
-    shared.extend([votes.stop, votes.failed, votes.saved, votes.save_failed]);
+    let said = [votes.stop, votes.failed, votes.saved, votes.save_failed, votes.due];
+    shared.extend(said);
     let shared = comm.all_reduce("norms and votes", shared, Reduction::Sum)?;
-    let (limbs, counts) = shared.split_at(shared.len() - 4);
+    let (limbs, counts) = shared.split_at(shared.len() - said.len());
     let numbers: Vec<f64> = limbs.chunks_exact(N_LIMBS).map(Fixed::from_limbs).collect();
     let (squares, rest) = numbers.split_at(squares.len());
     let gauges = gauges.iter().zip(&rest[1..]).map(|((name, _), mean)| (*name, *mean)).collect();
-    let votes = Votes { stop: counts[0], failed: counts[1], saved: counts[2], save_failed: counts[3] };
+    let votes = Votes {
+        stop: counts[0],
+        failed: counts[1],
+        saved: counts[2],
+        save_failed: counts[3],
+        due: counts[4],
+    };
     Ok(Agreed { loss: rest[0], gauges, squares: squares.to_vec(), votes })
 }

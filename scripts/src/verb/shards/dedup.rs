@@ -23,7 +23,7 @@ use rayon::prelude::*;
 use serde_json::json;
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::console::bar;
+use crate::progress::bar;
 use crate::shards::rewrite::{Flags, Job, Verdict, claim, inputs_of, rewrite};
 
 /// Flags of `shards dedup`.

@@ -10,7 +10,7 @@ use pipeline::url::ShardUrl;
 use pipeline::{PipelineError, Shard, Source, Storage};
 use serde_json::json;
 
-use crate::console::bar;
+use crate::progress::bar;
 use crate::shards::rewrite::check_names;
 
 /// Flags of `shards extract`.

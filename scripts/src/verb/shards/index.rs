@@ -7,7 +7,7 @@ use pipeline::{Source, Storage};
 use rayon::prelude::*;
 use serde_json::json;
 
-use crate::console::bar;
+use crate::progress::bar;
 use pipeline::shard::sidecar;
 
 /// Flags of `shards index`.

@@ -13,7 +13,7 @@ use pipeline::{Shard, Source, Storage};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::console::bar;
+use crate::progress::bar;
 use crate::shards::names::shard_list;
 use crate::shards::rewrite::{claim, inputs_of};
 

@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::console::bar;
+use crate::progress::bar;
 
 /// Images whose views are timed for the prediction.
 const N_TIMED: usize = 64;

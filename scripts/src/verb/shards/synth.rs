@@ -7,7 +7,7 @@ use augment::Rgb8;
 use pipeline::shard::write::{ShardLimits, ShardWriter};
 use rayon::prelude::*;
 
-use crate::console::bar;
+use crate::progress::bar;
 use crate::shards::classes::write_classes;
 use crate::shards::encode::jpeg;
 use crate::shards::synth;

@@ -9,7 +9,8 @@ use pipeline::{Dataset, SampleId, Storage};
 use rayon::prelude::*;
 use serde_json::json;
 
-use crate::console::{bar, say};
+use crate::console::say;
+use crate::progress::bar;
 
 /// Flags of `shards verify`.
 #[derive(clap::Args)]

@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::flags::Args;
-use crate::console::bar;
+use crate::progress::bar;
 use crate::shards::classes::Classes;
 use crate::shards::classes::write_classes;
 use crate::shards::host_queue::HostQueue;

@@ -1,0 +1,25 @@
+//! How long a run will take at the least, before it starts.
+
+use trainer::Plan;
+use trainer::bench::step::matrix_peak;
+use trainer::device::{DeviceKind, Opened};
+use trainer::estimate::{Spread, of_plan, step_flops};
+
+use crate::progress::stretch;
+
+/// What the matrix products of `plan` take on `device` at the least, in words. Norms, attention weights, the optimizer,
+/// data and waiting come on top.
+pub(crate) fn at_least(plan: &Plan, device: &Opened) -> anyhow::Result<String> {
+    let [_, flops] = step_flops(&of_plan(plan)?, &Spread::of(plan));
+    // Large enough for the rate of the device, small enough to be over at once.
+    let side = if device.kind == DeviceKind::Cpu { 768 } else { 4096 };
+    let step_s = flops / matrix_peak(&device.device, side, plan.recipe.optim.precision.compute);
+    let run_s = step_s * plan.total_steps as f64;
+    Ok(format!(
+        "{} steps of {} images: their matrix products alone take {:.2} s a step here, {} in all; the run takes longer",
+        plan.total_steps,
+        plan.recipe.optim.batch_size,
+        step_s,
+        stretch(run_s),
+    ))
+}

@@ -1,0 +1,135 @@
+//! How far something is: a bar in a terminal, and lines in a log.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle, TermLike};
+
+use crate::console::{draws, say_progress, shows_progress};
+
+/// Between two lines where there is no terminal.
+pub(crate) const LINE_EVERY: Duration = Duration::from_secs(30);
+
+/// A bar of `total` items called `what`; where standard error is no terminal, a line every so often.
+pub(crate) fn bar(total: u64, what: &str) -> ProgressBar {
+    let (target, template) = match (draws(), shows_progress()) {
+        (true, _) => (
+            ProgressDrawTarget::stderr(),
+            "{prefix} [{wide_bar}] {human_pos}/{human_len}  {per_sec:>9}  {eta} left{msg}",
+        ),
+        (false, true) => (
+            ProgressDrawTarget::term_like(Box::new(Lines::default())),
+            "{prefix}: {pos} of {len}, {per_sec}, {eta} left{msg}",
+        ),
+        (false, false) => (ProgressDrawTarget::hidden(), ""),
+    };
+    let bar = ProgressBar::with_draw_target(Some(total), target).with_prefix(what.to_string());
+    // The template is one of ours.
+    match ProgressStyle::with_template(template) {
+        Ok(style) => bar.with_style(style.progress_chars("=> ").with_key("per_sec", rate)),
+        Err(_) => bar,
+    }
+}
+
+/// Items a second, in a few digits.
+fn rate(state: &ProgressState, out: &mut dyn std::fmt::Write) {
+    let per_s = state.per_sec();
+    let digits = if per_s < 10.0 { 1 } else { 0 };
+    let _ = write!(out, "{per_s:.digits$}/s");
+}
+
+/// A terminal that is none: of all that is drawn, what is there when a while has passed is told as a line.
+#[derive(Debug)]
+struct Lines(Mutex<Drawn>);
+
+#[derive(Debug)]
+struct Drawn {
+    text: String,
+    told_at: Instant,
+}
+
+impl Default for Lines {
+    fn default() -> Self {
+        Self(Mutex::new(Drawn { text: String::new(), told_at: Instant::now() }))
+    }
+}
+
+impl Lines {
+    fn drawn(&self) -> MutexGuard<'_, Drawn> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl TermLike for Lines {
+    fn width(&self) -> u16 {
+        200
+    }
+
+    fn height(&self) -> u16 {
+        20
+    }
+
+    fn move_cursor_up(&self, _: usize) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn move_cursor_down(&self, _: usize) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn move_cursor_right(&self, _: usize) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn move_cursor_left(&self, _: usize) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn write_line(&self, text: &str) -> std::io::Result<()> {
+        self.write_str(text)
+    }
+
+    fn write_str(&self, text: &str) -> std::io::Result<()> {
+        self.drawn().text.push_str(text);
+        Ok(())
+    }
+
+    fn clear_line(&self) -> std::io::Result<()> {
+        self.drawn().text.clear();
+        Ok(())
+    }
+
+    fn flush(&self) -> std::io::Result<()> {
+        let mut drawn = self.drawn();
+        let text = std::mem::take(&mut drawn.text);
+        if drawn.told_at.elapsed() >= LINE_EVERY && !text.trim().is_empty() {
+            drawn.told_at = Instant::now();
+            say_progress(text.trim());
+        }
+        Ok(())
+    }
+}
+
+/// A stretch of time in its two largest units: `1 h 20 min`.
+pub(crate) fn stretch(seconds: f64) -> String {
+    let s = seconds.max(0.0).round() as u64;
+    match s {
+        0..60 => format!("{s} s"),
+        60..3600 => format!("{} min {} s", s / 60, s % 60),
+        3600..172_800 => format!("{} h {} min", s / 3600, s / 60 % 60),
+        _ => format!("{} days {} h", s / 86_400, s / 3600 % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stretches_have_two_units() {
+        assert_eq!(stretch(59.2), "59 s");
+        assert_eq!(stretch(125.0), "2 min 5 s");
+        assert_eq!(stretch(5000.0), "1 h 23 min");
+        assert_eq!(stretch(200_000.0), "2 days 7 h");
+    }
+}

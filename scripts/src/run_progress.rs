@@ -1,0 +1,232 @@
+//! A run as it is shown while it trains.
+
+use std::collections::{HashSet, VecDeque};
+use std::time::Instant;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use trainer::run::{Observer, Progress};
+
+use crate::console::{draws, say, say_progress, shows_progress};
+use crate::progress::{LINE_EVERY, stretch};
+
+/// Points of the curve of the loss.
+const CURVE_POINTS: usize = 24;
+
+/// Heights of a point.
+const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// Shows a run.
+pub(crate) struct RunProgress {
+    bar: ProgressBar,
+    images_per_s: f64,
+    waiting_ms: f64,
+    seconds_per_step: f64,
+    last_step: Instant,
+    last_line: Instant,
+    /// Mean losses of equal stretches of the run, the newest last, and the stretch that is under way.
+    curve: VecDeque<f64>,
+    stretch: (f64, u64),
+    newest_score: Option<String>,
+    warned: HashSet<String>,
+    rank: usize,
+    prefix: String,
+    /// Called once the run has begun, on rank 0.
+    on_start: Option<Box<dyn FnOnce()>>,
+    /// Called once the run has begun, on every rank.
+    on_training: Option<Box<dyn FnOnce()>>,
+}
+
+impl RunProgress {
+    /// Nothing is shown before the run starts. Rank 0 shows what the run does; the others speak up only for
+    /// what is theirs.
+    pub(crate) fn new(rank: usize, world_size: usize) -> Self {
+        Self {
+            rank,
+            prefix: if world_size > 1 { format!("rank {rank}: ") } else { String::new() },
+            bar: ProgressBar::hidden(),
+            images_per_s: 0.0,
+            waiting_ms: 0.0,
+            seconds_per_step: 0.0,
+            last_step: Instant::now(),
+            last_line: Instant::now(),
+            curve: VecDeque::new(),
+            stretch: (0.0, 0),
+            newest_score: None,
+            warned: HashSet::new(),
+            on_start: None,
+            on_training: None,
+        }
+    }
+
+    /// Has rank 0 call `f` when the work directory is the run's and before its first step.
+    pub(crate) fn on_start(self, f: impl FnOnce() + 'static) -> Self {
+        Self { on_start: Some(Box::new(f)), ..self }
+    }
+
+    /// Has every rank call `f` before its first step.
+    pub(crate) fn on_training(self, f: impl FnOnce() + 'static) -> Self {
+        Self { on_training: Some(Box::new(f)), ..self }
+    }
+
+    fn say(&self, line: &str) {
+        match draws() {
+            true => self.bar.suspend(|| say(line)),
+            false => say(line),
+        }
+    }
+
+    /// Follows the numbers of a step.
+    fn follow(&mut self, p: Progress) {
+        let smooth = |old: f64, new: f64| if old == 0.0 { new } else { 0.95 * old + 0.05 * new };
+        self.images_per_s = smooth(self.images_per_s, p.images_per_s);
+        self.waiting_ms = smooth(self.waiting_ms, p.data_wait_ms);
+        self.seconds_per_step = smooth(self.seconds_per_step, self.last_step.elapsed().as_secs_f64());
+        self.last_step = Instant::now();
+        if p.loss.is_finite() {
+            self.stretch = (self.stretch.0 + p.loss, self.stretch.1 + 1);
+        }
+        let stretch_steps = p.total_steps.div_ceil(CURVE_POINTS as u64).max(1);
+        if self.stretch.1 >= stretch_steps {
+            self.curve.push_back(self.stretch.0 / self.stretch.1 as f64);
+            self.stretch = (0.0, 0);
+        }
+        if self.curve.len() > CURVE_POINTS {
+            self.curve.pop_front();
+        }
+    }
+
+    /// Loss, newest score, speed and place, the most important first: what does not fit is cut off.
+    fn numbers(&self, p: Progress) -> String {
+        let digits = usize::from(self.images_per_s < 10.0);
+        let score = self.newest_score.as_ref().map_or_else(String::new, |score| format!("  {score}"));
+        format!(
+            "loss {:.4}{score}  {:.digits$} images/s  data wait {:.0} ms  epoch {:.2}",
+            p.loss, self.images_per_s, self.waiting_ms, p.epoch
+        )
+    }
+
+    /// Seconds that the steps after this one will take.
+    fn left_s(&self, p: Progress) -> f64 {
+        p.total_steps.saturating_sub(p.step) as f64 * self.seconds_per_step
+    }
+}
+
+/// `values` as a line of blocks between their lowest and their highest.
+fn sparkline<'a>(values: impl Iterator<Item = &'a f64> + Clone) -> String {
+    let low = values.clone().fold(f64::INFINITY, |low, value| low.min(*value));
+    let high = values.clone().fold(f64::NEG_INFINITY, |high, value| high.max(*value));
+    let level = |value: &f64| {
+        let share = if high > low { (value - low) / (high - low) } else { 0.5 };
+        LEVELS[((share * LEVELS.len() as f64) as usize).min(LEVELS.len() - 1)]
+    };
+    values.map(level).collect()
+}
+
+/// The two lines of a run in a terminal, at any width.
+fn run_bar(total_steps: u64, step: u64) -> ProgressBar {
+    let target = if draws() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let bar = ProgressBar::with_draw_target(Some(total_steps), target).with_position(step);
+    let style = ProgressStyle::with_template("pretrain [{wide_bar}] {pos}/{len}  {prefix}\n{wide_msg}");
+    // The template is ours.
+    match style {
+        Ok(style) => bar.with_style(style.progress_chars("=> ")),
+        Err(_) => bar,
+    }
+}
+
+/// Numbers change from one warning to the next that means the same.
+fn is_word(c: &char) -> bool {
+    !c.is_ascii_digit() && *c != '.'
+}
+
+impl Observer for RunProgress {
+    fn started(&mut self, step: u64, total_steps: u64) {
+        if let Some(f) = self.on_training.take() {
+            f();
+        }
+        if self.rank > 0 {
+            return;
+        }
+        if let Some(f) = self.on_start.take() {
+            f();
+        }
+        if step > 0 {
+            say(format!("continuing at step {step} of {total_steps}"));
+        }
+        self.bar = run_bar(total_steps, step);
+        self.last_step = Instant::now();
+    }
+
+    fn stepped(&mut self, p: Progress) {
+        if self.rank > 0 {
+            return;
+        }
+        self.follow(p);
+        let (numbers, left) = (self.numbers(p), stretch(self.left_s(p)));
+        let is_last = p.step == p.total_steps;
+        if draws() {
+            self.bar.set_position(p.step);
+            self.bar.set_prefix(format!("{left} left"));
+            self.bar.set_message(format!("{numbers}  {}", sparkline(self.curve.iter())));
+        } else if shows_progress() && (self.last_line.elapsed() >= LINE_EVERY || is_last) {
+            self.last_line = Instant::now();
+            say_progress(&format!("step {}/{}  {numbers}  {left} left", p.step, p.total_steps));
+        }
+        if is_last {
+            self.bar.finish();
+        }
+    }
+
+    fn warned(&mut self, message: &str) {
+        // A warning that stays true is said once, whatever step it names.
+        let what: String = message
+            .split_once(": ")
+            .map_or(message, |(_, rest)| rest)
+            .chars()
+            .filter(is_word)
+            .take(24)
+            .collect();
+        if self.warned.insert(what) {
+            self.say(&format!("warning: {}{message}", self.prefix));
+        }
+    }
+
+    fn happened(&mut self, message: &str) {
+        self.say(&format!("warning: {}{message}", self.prefix));
+    }
+
+    fn probed(&mut self, step: u64, name: &str, numbers: &[(String, f64)]) {
+        self.newest_score = numbers.first().map(|(key, value)| format!("{key} {value:.2}"));
+        let numbers: Vec<String> = numbers.iter().map(|(key, value)| format!("{key} {value:.2}")).collect();
+        self.say(&format!("step {step}: {name}: {}", numbers.join("  ")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_curve_goes_from_its_lowest_to_its_highest() {
+        assert_eq!(sparkline([3.0, 1.0, 2.0].iter()), "█▁▅");
+        assert_eq!(sparkline([1.0, 1.0].iter()), "▅▅");
+        assert_eq!(sparkline([].iter()), "");
+    }
+
+    /// The line of numbers fits a terminal of 80 columns, but for the curve.
+    #[test]
+    fn numbers_fit_eighty_columns() {
+        let mut progress = RunProgress::new(0, 1);
+        progress.newest_score = Some("knn_20 45.30".into());
+        let p = Progress {
+            step: 9,
+            total_steps: 99,
+            loss: 7.1234,
+            images_per_s: 347.0,
+            data_wait_ms: 2.0,
+            epoch: 99.99,
+        };
+        progress.follow(p);
+        assert!(progress.numbers(p).chars().count() <= 80, "{}", progress.numbers(p));
+    }
+}
