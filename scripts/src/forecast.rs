@@ -16,10 +16,10 @@ pub(crate) fn at_least(plan: &Plan, device: &Opened) -> anyhow::Result<String> {
     let step_s = flops / matrix_peak(&device.device, side, plan.recipe.optim.precision.compute);
     let run_s = step_s * plan.total_steps as f64;
     Ok(format!(
-        "{} steps of {} images: their matrix products alone take {:.2} s a step here, {} in all; the run takes longer",
+        "{} steps of {} images: their matrix products alone take {:.0} ms a step here, {} in all; the run takes longer",
         plan.total_steps,
         plan.recipe.optim.batch_size,
-        step_s,
+        1e3 * step_s,
         stretch(run_s),
     ))
 }
