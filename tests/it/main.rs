@@ -62,6 +62,8 @@ mod plan;
 mod prep;
 /// Ranks as threads train as one rank does.
 mod ranks;
+/// The lines of the README, as they stand.
+mod readme;
 /// A page about runs, and the list of them.
 mod report;
 /// Killed and stopped runs continue bit for bit.
