@@ -25,7 +25,7 @@ mod verb;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -33,7 +33,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 /// Self-supervised pretraining of vision models: from a folder of images to a scored backbone.
 #[derive(Parser)]
-#[command(name = "ocelli", version, max_term_width = 100)]
+#[command(name = "ocelli", version = env!("OCELLI_VERSION"), max_term_width = 100)]
 struct Cli {
     #[command(flatten)]
     storage: storage::Flags,
@@ -65,6 +65,10 @@ enum Verb {
     Plan(verb::plan::Args),
     /// Report the hardware and libraries of this machine, and test communication between ranks.
     Doctor(verb::doctor::Args),
+    /// Print what a shell needs to complete verbs and flags: `ocelli completions bash > ~/.bash_completion`.
+    Completions(verb::shell::CompletionsArgs),
+    /// Write manual pages.
+    Man(verb::shell::ManArgs),
     /// Benchmark the training step, sharding, devices and the loader.
     Bench(verb::bench::Args),
 }
@@ -99,6 +103,8 @@ pub fn main() -> ExitCode {
         Verb::Export(args) => verb::export::run(&args, &storage),
         Verb::Plan(args) => verb::plan::run(&args),
         Verb::Doctor(args) => verb::doctor::run(&args),
+        Verb::Completions(args) => Ok(verb::shell::completions(&args, Cli::command())),
+        Verb::Man(args) => verb::shell::man(&args, Cli::command()),
         Verb::Bench(args) => verb::bench::run(&args, &storage),
     };
     match result {

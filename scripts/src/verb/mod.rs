@@ -11,3 +11,4 @@ pub(crate) mod quickstart;
 pub(crate) mod report;
 pub(crate) mod runs;
 pub(crate) mod shards;
+pub(crate) mod shell;

@@ -1,0 +1,40 @@
+//! `ocelli completions` and `ocelli man`: what shells and manuals know of the program.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Command;
+use clap_complete::Shell;
+
+/// Flags of `completions`.
+#[derive(clap::Args)]
+pub(crate) struct CompletionsArgs {
+    /// bash, zsh, fish, elvish or powershell.
+    shell: Shell,
+}
+
+/// Flags of `man`.
+#[derive(clap::Args)]
+pub(crate) struct ManArgs {
+    /// Folder for the pages, one a verb.
+    #[arg(long)]
+    out: PathBuf,
+}
+
+/// Prints what `args.shell` needs to complete the program's verbs and flags.
+pub(crate) fn completions(args: &CompletionsArgs, mut command: Command) -> ExitCode {
+    let mut text = Vec::new();
+    clap_complete::generate(args.shell, &mut command, "ocelli", &mut text);
+    out!("{}", String::from_utf8_lossy(&text).trim_end());
+    ExitCode::SUCCESS
+}
+
+/// Writes a page for the program and each of its verbs.
+pub(crate) fn man(args: &ManArgs, command: Command) -> anyhow::Result<ExitCode> {
+    std::fs::create_dir_all(&args.out).with_context(|| format!("cannot create {}", args.out.display()))?;
+    clap_mangen::generate_to(command, &args.out)
+        .with_context(|| format!("cannot write into {}", args.out.display()))?;
+    out!("pages in {}: man -l {}", args.out.display(), args.out.join("ocelli.1").display());
+    Ok(ExitCode::SUCCESS)
+}
