@@ -66,7 +66,7 @@ pub enum PipelineError {
         reason: String,
     },
     /// A sidecar index cannot be understood.
-    #[error("index {} is not usable: {reason}; delete it to have it built again", path.display())]
+    #[error("index {} is not usable: {reason}; `ocelli shards index --overwrite` builds it again", path.display())]
     BadIndex {
         /// The sidecar.
         path: PathBuf,

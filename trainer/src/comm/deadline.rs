@@ -30,8 +30,8 @@ pub trait Watch: Send + Sync {
     /// A rank that is known to be gone.
     fn lost(&self) -> Option<Lost>;
 
-    /// Who has not come to `here`, in words; `None` if all are merely busy with what may take long.
-    fn suspects(&self, here: &Entry) -> Option<String>;
+    /// Who has not come to `here`, in words; `None` if all are merely busy with what may take long, and `is_patient`.
+    fn suspects(&self, here: &Entry, is_patient: bool) -> Option<String>;
 }
 
 /// For what, and since when, a rank waits.
@@ -70,14 +70,10 @@ impl Waiting {
         }
         self.looked = Instant::now();
         let suspects = match watch {
-            Some(watch) => watch.suspects(&here),
+            Some(watch) => watch.suspects(&here, waited < deadline * PATIENCE),
             None => Some("no rank's heartbeat can be seen".into()),
         };
-        let suspects = match suspects {
-            None if waited < deadline * PATIENCE => return Ok(()),
-            None => "the ranks that are behind are in data, probe or checkpoint, which takes too long".into(),
-            Some(suspects) => suspects,
-        };
+        let Some(suspects) = suspects else { return Ok(()) };
         let Entry { collective, unit, number, .. } = here;
         Err(EngineError::Deadline { collective, unit, number, seconds: waited.as_secs(), suspects })
     }

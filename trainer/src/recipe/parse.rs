@@ -71,7 +71,7 @@ fn explain(message: &str) -> String {
     }
     let nearest = quoted
         .iter()
-        .filter(|known| **known != unknown)
+        .filter(|known| **known != unknown && strsim::jaro_winkler(known, unknown) > 0.7)
         .max_by(|a, b| strsim::jaro_winkler(a, unknown).total_cmp(&strsim::jaro_winkler(b, unknown)));
     match nearest {
         Some(nearest) => format!("{message}\n`{unknown}` is not known: did you mean `{nearest}`?"),

@@ -248,7 +248,7 @@ impl Watch for RankWatch {
             format!(
                 "; its last heartbeat, {age_s:.1} s ago: step {}, {}, {}",
                 beat.step,
-                beat.phase,
+                if beat.phase.is_empty() { "starting" } else { beat.phase.as_str() },
                 at(beat)
             )
         });
@@ -256,14 +256,16 @@ impl Watch for RankWatch {
         Some(Lost { rank, how, by_itself: false })
     }
 
-    fn suspects(&self, here: &Entry) -> Option<String> {
+    fn suspects(&self, here: &Entry, is_patient: bool) -> Option<String> {
         let beats = self.beats();
         let behind = |beat: &&Heartbeat| beat.rank != self.rank && beat.number <= here.number;
         let first = beats.iter().filter(behind).map(|beat| beat.number).min();
         let suspects: Vec<&Heartbeat> =
             beats.iter().filter(behind).filter(|beat| Some(beat.number) == first).collect();
         let fresh = |beat: &Heartbeat| now_s() - beat.at_s < STALE_S;
-        if suspects.iter().any(|beat| fresh(beat) && PATIENT_PHASES.contains(&beat.phase.as_str())) {
+        if is_patient
+            && suspects.iter().any(|beat| fresh(beat) && PATIENT_PHASES.contains(&beat.phase.as_str()))
+        {
             return None;
         }
         let say = |beat: &&Heartbeat| {
@@ -416,10 +418,12 @@ mod tests {
         beat(1, 40, "forward");
         beat(2, 38, "backward");
         beat(3, 2, "backward");
-        let said = watch.suspects(&here).unwrap();
+        let said = watch.suspects(&here, true).unwrap();
         assert!(said.contains("rank 2") && said.contains("blocks.3") && !said.contains("rank 1"), "{said}");
         assert!(!said.contains("rank 3"), "which an earlier run has left: {said}");
         beat(2, 38, "probe");
-        assert_eq!(watch.suspects(&here), None);
+        assert_eq!(watch.suspects(&here, true), None);
+        let said = watch.suspects(&here, false).unwrap();
+        assert!(said.contains("rank 2") && said.contains("probe"), "even patience ends: {said}");
     }
 }
