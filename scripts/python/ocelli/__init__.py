@@ -71,7 +71,7 @@ def embed(path, images, *flags):
         out = Path(folder) / "features.npy"
         _run("embed", "--checkpoint", path, "--images", images, "--out", out, *flags)
         rows = Path(f"{out}.rows.jsonl").read_text().splitlines()
-        return np.load(out), [json.loads(row)["key"] for row in rows]
+        return np.load(out), [json.loads(row)["name"] for row in rows]
 
 
 def runs(folder):
