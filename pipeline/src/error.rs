@@ -81,6 +81,14 @@ pub enum PipelineError {
         /// What is wrong with it.
         reason: String,
     },
+    /// There are no images where they were looked for.
+    #[error("no image in {}: no file there that can be read ends in {wanted}", path.display())]
+    NoImages {
+        /// A folder or a list.
+        path: PathBuf,
+        /// Endings of images.
+        wanted: String,
+    },
     /// The shards hold no sample with one of the wanted extensions.
     #[error("no samples: {n_shards} shard(s) hold no member with extension {wanted}; first shard {first}")]
     Empty {

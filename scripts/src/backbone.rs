@@ -3,8 +3,7 @@
 use std::path::Path;
 use std::str::FromStr;
 
-use anyhow::Context;
-use trainer::checkpoint::{Checkpoint, Manifest};
+use trainer::checkpoint::{Checkpoint, Manifest, steps};
 use trainer::device::Opened;
 use trainer::{ModelConfig, NamedTensor, Network, Normalization};
 use weights::{Hints, Library, Preprocessing, Pretrained};
@@ -27,7 +26,7 @@ pub(crate) struct Backbone {
 impl Backbone {
     /// The backbone of `path`; the student's if wanted, where there is a teacher too.
     pub(crate) fn open(path: &Path, flags: &WeightFlags, student: bool) -> anyhow::Result<Self> {
-        std::fs::metadata(path).with_context(|| format!("cannot open {}", path.display()))?;
+        check_there(path)?;
         if weights::is_weights(path) {
             let Pretrained { model, preprocessing, tensors, which, origin, .. } =
                 flags.read(path, student)?;
@@ -39,6 +38,22 @@ impl Backbone {
         let (tensors, manifest) = (network.tensors(), Some(checkpoint.manifest));
         Ok(Self { tensors, model: network.model, preprocessing, which, manifest, origin: "ocelli" })
     }
+}
+
+/// Checks that something is at `path`; of a checkpoint that was removed, says which there are.
+pub(crate) fn check_there(path: &Path) -> anyhow::Result<()> {
+    let Err(error) = std::fs::metadata(path) else { return Ok(()) };
+    let others = path.parent().map(steps).unwrap_or_default();
+    let names: Vec<String> = others.iter().map(|(step, _)| step.to_string()).collect();
+    let error = anyhow::Error::from(error);
+    Err(match names.is_empty() {
+        true => error.context(format!("cannot open {}", path.display())),
+        false => error.context(format!(
+            "cannot open {}: there are checkpoints of the steps {}; older ones are removed (run.keep_checkpoints)",
+            path.display(),
+            names.join(", ")
+        )),
+    })
 }
 
 /// What a file of weights does not say of itself.

@@ -44,7 +44,7 @@ fn a_tar_without_images_says_so() {
     assert!(stderr.contains("no samples") && stderr.contains("jpg"), "{stderr}");
     std::fs::create_dir(world.path("empty")).unwrap();
     let args = ["shards", "pack", &world.text("empty"), "--out", &world.text("out")];
-    assert!(fails(&world.ocelli(&args), 3).contains("no samples"));
+    assert!(fails(&world.ocelli(&args), 3).contains("no image in"));
 }
 
 /// One image whose header announces 60,000 x 60,000 pixels: it is written into the ledger, replaced,
@@ -183,5 +183,5 @@ fn a_folder_without_a_checkpoint_is_named() {
     let world = World::new(1);
     let shard = world.text("data/train-000000.tar");
     let args = ["probe", "--checkpoint", &world.text("data"), "--train", &shard, "--test", &shard];
-    assert!(fails(&world.ocelli(&args), 3).contains("there is no checkpoint in it"));
+    assert!(fails(&world.ocelli(&args), 3).contains("neither a run nor a checkpoint"));
 }

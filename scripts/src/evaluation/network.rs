@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use augment::{DecodeRules, MultiCrop};
 use eval::Transform;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use trainer::checkpoint::{Checkpoint, Manifest};
 use trainer::device::Device;
 use weights::Preprocessing;
 
-use crate::backbone::WeightFlags;
+use crate::backbone::{WeightFlags, check_there};
 
 /// Which network of a checkpoint, and how it sees images.
 #[derive(Default, clap::Args)]
@@ -46,7 +46,7 @@ pub(crate) struct OpenNetwork {
 impl NetworkFlags {
     /// Opens the network of `path`, a run, a checkpoint or weights, on `device`.
     pub(crate) fn open(&self, path: &Path, device: &Device) -> anyhow::Result<OpenNetwork> {
-        std::fs::metadata(path).with_context(|| format!("cannot open {}", path.display()))?;
+        check_there(path)?;
         let opened = match weights::is_weights(path) {
             true => self.of_weights(path, device)?,
             // Opened once: a run that goes on may write another one meanwhile.

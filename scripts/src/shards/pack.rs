@@ -69,10 +69,9 @@ pub(crate) struct PackJob<'a> {
 pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
     let found = entries(job.input)?;
     let mut entries = found.entries;
-    let nothing = || pipeline::PipelineError::Empty {
-        n_shards: 0,
+    let nothing = || pipeline::PipelineError::NoImages {
+        path: job.input.to_path_buf(),
         wanted: IMAGE_EXTENSIONS.iter().chain(&CONVERTED).copied().collect::<Vec<_>>().join(", "),
-        first: job.input.display().to_string(),
     };
     if entries.is_empty() {
         bail!(nothing());

@@ -100,6 +100,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     if launch.rank > 0 {
         return Ok(ExitCode::SUCCESS);
     }
+    tell_bad_samples(&args.workdir);
     let device = args.compute.device.open(0)?.device;
     match write_beside(&args.workdir, true, storage, &device) {
         Ok(page) => say(format!("everything on one page: {}", page.display())),
@@ -119,6 +120,19 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         );
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says how many samples of the run in `workdir` could not be used.
+fn tell_bad_samples(workdir: &Path) {
+    let ledger = workdir.join("quarantine.jsonl");
+    let n_bad = std::fs::read(&ledger)
+        .map_or(0, |text| text.split(|byte| *byte == b'\n').filter(|row| !row.is_empty()).count());
+    if n_bad > 0 {
+        say(format!(
+            "warning: {n_bad} samples could not be used, and others took their place: see {}",
+            ledger.display()
+        ));
+    }
 }
 
 /// The probes that the flags ask for.

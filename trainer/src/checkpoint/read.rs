@@ -63,7 +63,13 @@ impl Checkpoint {
                 return Ok(found);
             }
         }
-        Err(unusable(path, "there is no checkpoint in it"))
+        Err(unusable(
+            path,
+            match path.join("plan.toml").exists() {
+                true => "its run has not written a checkpoint yet",
+                false => "it is neither a run nor a checkpoint, and holds none",
+            },
+        ))
     }
 
     /// The newest whole checkpoint under `folder`; damaged ones are passed over with a warning.
