@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use burn_tensor::Device;
 
+use super::step::{ROUNDINGS, rounded};
 use super::{batch, pair, plans};
 use crate::Plan;
 use crate::bench::compare::difference;
@@ -162,9 +163,23 @@ fn micro_batches_change_rounding_only() {
                 .map(|(.., values)| values.clone())
                 .collect()
         };
-        for (a, b) in first_moments(&four).iter().zip(first_moments(&one)) {
-            let worst = difference(&b, a);
-            assert!(worst <= 2e-5, "{}: {worst} of the largest", pair(plan));
+        let one = first_moments(&one);
+        let worst = |moments: &[Vec<f32>]| -> Vec<f64> {
+            one.iter().zip(moments).map(|(b, a)| f64::from(difference(b, a))).collect()
+        };
+        let given = worst(&first_moments(&four));
+        let mut allowed = vec![2e-5; one.len()];
+        // Where the last bit of the weights moves gradients by more, their own rounding is larger.
+        for seed in (0..ROUNDINGS).filter(|_| given.iter().any(|worst| *worst > 2e-5)) {
+            let moved = joined(on_ranks(whole, 1, |plan, mut trainer| {
+                trainer.state.shards = rounded(&trainer.state.shards, seed);
+                (take(plan, &mut trainer, 1), trainer)
+            }));
+            let moved = worst(&first_moments(&moved));
+            allowed = allowed.into_iter().zip(moved).map(|(a, moved)| f64::max(a, 2.0 * moved)).collect();
+        }
+        for (worst, allowed) in given.into_iter().zip(allowed) {
+            assert!(worst <= allowed, "{}: {worst} of the largest, {allowed} allowed", pair(plan));
         }
     }
 }

@@ -202,11 +202,11 @@ fn through(
 }
 
 /// Roundings of the weights that are tried.
-const ROUNDINGS: u64 = 4;
+pub(super) const ROUNDINGS: u64 = 4;
 
 /// Every weight moved by up to half of what f32 can tell apart. Where gradients follow by more than is allowed, their own
 /// rounding is larger: behind normalizations over few cells it can be.
-fn rounded(shards: &[UnitShard], seed: u64) -> Vec<UnitShard> {
+pub(super) fn rounded(shards: &[UnitShard], seed: u64) -> Vec<UnitShard> {
     let device = Device::flex();
     device.seed(seed);
     let mut shards = shards.to_vec();
