@@ -58,12 +58,14 @@ pub fn expand(specs: &[String]) -> Result<Vec<ShardUrl>, PipelineError> {
     Ok(urls)
 }
 
+/// Whether `path` has the name of a shard.
+pub fn is_shard(path: &Path) -> bool {
+    let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+    name.ends_with(".tar") || name.ends_with(".tar.gz") || name.ends_with(".tgz")
+}
+
 /// The shards that `path` stands for: itself, all in a folder, or all that a pattern matches, in the order of their names.
 fn files_at(path: PathBuf) -> Result<Vec<PathBuf>, String> {
-    let is_shard = |path: &Path| {
-        let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
-        name.ends_with(".tar") || name.ends_with(".tar.gz") || name.ends_with(".tgz")
-    };
     if path.is_dir() {
         let entries = std::fs::read_dir(&path).map_err(|error| error.to_string())?;
         let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
@@ -82,8 +84,8 @@ fn files_at(path: PathBuf) -> Result<Vec<PathBuf>, String> {
     }
     let matches = glob::glob(&text).map_err(|error| error.to_string())?;
     let mut paths: Vec<PathBuf> = matches.flatten().filter(|path| path.is_file()).collect();
-    // The index beside a shard is none.
-    paths.retain(|path| !path.to_string_lossy().ends_with(".idx.json"));
+    // A pattern that leaves the ending open finds what lies beside shards too.
+    paths.retain(|path| is_shard(path) || (!text.ends_with('*') && path.extension().is_some()));
     match paths.is_empty() {
         true => Err("the pattern matches no file".into()),
         false => Ok(paths),

@@ -12,6 +12,9 @@ use weights::fitted;
 use crate::backbone::{Backbone, WeightFlags};
 use crate::console::say;
 
+/// The file that says whose checkpoint a fork began with.
+const FORKED_FROM: &str = "forked-from.txt";
+
 /// What a run starts from.
 #[derive(Clone, Default, clap::Args)]
 #[group(id = "initial")]
@@ -41,8 +44,15 @@ pub(crate) fn prepare(
     if let Some(path) = &flags.init {
         recipe.init = Some(InitConfig { weights: path.display().to_string(), fingerprint: String::new() });
     }
-    if let (Some(from), 0) = (&flags.fork, rank) {
-        fork(from, workdir)?;
+    match (&flags.fork, rank) {
+        (Some(from), 0) => fork(from, workdir)?,
+        (None, 0) if workdir.join(FORKED_FROM).exists() && !workdir.join("plan.toml").exists() => {
+            bail!(
+                "{} was forked and has not begun: give --fork again, or another --workdir",
+                workdir.display()
+            );
+        }
+        _ => {}
     }
     weights(recipe, workdir, &flags.weights)
 }
@@ -90,9 +100,18 @@ fn begun(workdir: &Path) -> Option<InitConfig> {
 /// Makes `workdir` with the checkpoint of `from`, from which a new run goes on with a recipe of its own; nothing where it
 /// has one already.
 fn fork(from: &Path, workdir: &Path) -> anyhow::Result<()> {
-    let folder = workdir.join("checkpoints");
-    if workdir.join("plan.toml").exists() || !steps(&folder).is_empty() {
+    let (folder, note) = (workdir.join("checkpoints"), workdir.join(FORKED_FROM));
+    if workdir.join("plan.toml").exists() {
         return Ok(());
+    }
+    if !steps(&folder).is_empty() {
+        let before = std::fs::read_to_string(&note).unwrap_or_default();
+        return match before.trim_end() == from.display().to_string() {
+            true => Ok(()),
+            false => {
+                bail!("{} holds checkpoints of another run; choose another --workdir", workdir.display())
+            }
+        };
     }
     let checkpoint = Checkpoint::open(from)?;
     let name = checkpoint.path().file_name().context("a checkpoint has a name")?;
@@ -108,6 +127,7 @@ fn fork(from: &Path, workdir: &Path) -> anyhow::Result<()> {
             let entry = entry?;
             std::fs::copy(entry.path(), begun.join(entry.file_name()))?;
         }
+        std::fs::write(&note, format!("{}\n", from.display()))?;
         std::fs::rename(&begun, folder.join(name))
     };
     copy().with_context(|| format!("cannot copy {} into {}", from.display(), workdir.display()))?;

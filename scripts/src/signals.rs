@@ -20,11 +20,13 @@ impl Signals {
     /// Listens from now on; there is nothing to save yet.
     pub(crate) fn listen() -> std::io::Result<Self> {
         let (stop, idle) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
+        let interrupted = Arc::new(AtomicBool::new(false));
         for signal in ASKING {
             signal_hook::flag::register_conditional_default(signal, Arc::clone(&idle))?;
             // A second interrupt from the keyboard ends the program at once.
             if signal == SIGINT {
-                signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop))?;
+                signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&interrupted))?;
+                signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
             }
             signal_hook::flag::register(signal, Arc::clone(&stop))?;
         }

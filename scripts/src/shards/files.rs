@@ -8,6 +8,7 @@ use pipeline::shard::IMAGE_EXTENSIONS;
 use serde_json::{Map, Value};
 
 use super::list;
+use crate::console::say;
 
 /// Extensions of images that are made PNGs of when they are packed.
 pub(crate) const CONVERTED: [&str; 5] = ["bmp", "gif", "tif", "tiff", "dib"];
@@ -58,7 +59,17 @@ pub(crate) fn entries(input: &Path) -> anyhow::Result<Found> {
 fn folder(root: &Path) -> anyhow::Result<Found> {
     let mut found = Found::default();
     for file in walkdir::WalkDir::new(root).follow_links(true).sort_by_file_name() {
-        let path = file.with_context(|| format!("cannot read folder {}", root.display()))?.into_path();
+        let path = match file {
+            Ok(file) => file.into_path(),
+            // A link that leads nowhere, or a folder that may not be read.
+            Err(error) if error.depth() > 0 => {
+                say(format!("warning: {error}: skipped"));
+                continue;
+            }
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot read folder {}", root.display()));
+            }
+        };
         if !path.is_file() {
             continue;
         }
@@ -84,13 +95,14 @@ fn beside(path: &Path) -> anyhow::Result<(Option<String>, Map<String, Value>)> {
     let text = |extension: &str| -> anyhow::Result<Option<String>> {
         let path = path.with_extension(extension);
         match path.is_file() {
-            true => std::fs::read_to_string(&path)
-                .map(|text| Some(text.trim().to_string()))
+            // What is not UTF-8 is kept as far as it can be read.
+            true => std::fs::read(&path)
+                .map(|bytes| Some(String::from_utf8_lossy(&bytes).trim().to_string()))
                 .with_context(|| format!("cannot read {}", path.display())),
             false => Ok(None),
         }
     };
-    let class = text("cls")?;
+    let class = text("cls")?.filter(|class| !class.is_empty());
     let mut columns = match text("json")?.map(|text| serde_json::from_str(&text)) {
         Some(Ok(Value::Object(columns))) => columns,
         // Some other program's: it says nothing that could be kept as columns.

@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use pipeline::shard::write::ShardLimits;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::files::is_image;
 use super::pack::{PackJob, pack};
@@ -28,16 +29,29 @@ fn in_shard(spec: &str, out: &Path, packs: bool) -> anyhow::Result<String> {
     }
     let real = folder.canonicalize().with_context(|| format!("cannot open {spec}"))?;
     let name = real.file_name().map_or_else(|| "images".into(), |name| name.to_string_lossy().into_owned());
-    let target = out.join(&name);
+    // Folders of the same name are told apart by where they lie.
+    let place = xxh3_64(real.as_os_str().as_encoded_bytes()) as u32;
+    let target = out.join(format!("{name}-{place:08x}"));
     // Says of which folder they are, and that they are whole.
     let mark = target.join("packed-from.txt");
     let is_there = std::fs::read_to_string(&mark).is_ok_and(|from| from.trim_end() == real.to_string_lossy());
-    if !is_there && packs {
-        // What a start that was cut off has left.
-        if target.exists() {
+    if !is_there && !packs {
+        bail!(
+            "{spec} holds images: over several ranks, make shards of them first, with `ocelli shards pack`"
+        );
+    }
+    if !is_there {
+        let begun = target.join("packing");
+        // What a start that was cut off has left, and nothing else.
+        if begun.exists() {
             std::fs::remove_dir_all(&target)
                 .with_context(|| format!("cannot remove {}", target.display()))?;
+        } else if target.exists() {
+            bail!("{} is in the way of the shards of {spec}; choose another --workdir", target.display());
         }
+        std::fs::create_dir_all(&target)
+            .and_then(|()| std::fs::write(&begun, []))
+            .with_context(|| format!("cannot write {}", begun.display()))?;
         say(format!("{spec} holds images: they are packed into shards in {}", target.display()));
         let packed = pack(&PackJob {
             input: &folder,
@@ -50,6 +64,7 @@ fn in_shard(spec: &str, out: &Path, packs: bool) -> anyhow::Result<String> {
         })?;
         packed.tell();
         std::fs::write(&mark, format!("{}\n", real.display()))
+            .and_then(|()| std::fs::remove_file(&begun))
             .with_context(|| format!("cannot write {}", mark.display()))?;
     }
     Ok(target.display().to_string())
@@ -58,10 +73,7 @@ fn in_shard(spec: &str, out: &Path, packs: bool) -> anyhow::Result<String> {
 /// Whether there are images below `folder`, and no shard in it.
 fn holds_images_alone(folder: &Path) -> anyhow::Result<bool> {
     let entries = std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
-    let is_tar = |path: PathBuf| {
-        path.to_string_lossy().ends_with(".tar") || path.to_string_lossy().ends_with(".tar.gz")
-    };
-    if entries.flatten().any(|entry| is_tar(entry.path())) {
+    if entries.flatten().any(|entry| pipeline::url::is_shard(&entry.path())) {
         return Ok(false);
     }
     let mut files = walkdir::WalkDir::new(folder).follow_links(true).into_iter().flatten();

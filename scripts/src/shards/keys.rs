@@ -35,7 +35,10 @@ impl Keys {
 fn plain(part: &str) -> String {
     let part: String = part.chars().map(|c| if c.is_control() { '_' } else { c }).collect();
     match part.len() > 4 && part.starts_with("__") && part.ends_with("__") {
-        true => part.trim_matches('_').to_string(),
+        true => match part.trim_matches('_') {
+            "" => "_".to_string(),
+            inner => inner.to_string(),
+        },
         false => part,
     }
 }
@@ -54,5 +57,6 @@ mod tests {
         assert_eq!(keys.of("__meta__/x.jpg"), "meta/x");
         assert_eq!(keys.of("x\u{1b}[2J.jpg"), "x_[2J");
         assert_eq!(keys.of(".jpg"), "_");
+        assert_eq!(keys.of("______/y.jpg"), "_/y");
     }
 }

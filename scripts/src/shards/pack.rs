@@ -37,10 +37,7 @@ impl Packed {
                 "" => format!("{n} without extension"),
                 extension => format!("{n} .{extension}"),
             });
-            say(format!(
-                "note: files that are no images were skipped: {}",
-                kinds.collect::<Vec<_>>().join(", ")
-            ));
+            say(format!("note: skipped files that are not images: {}", kinds.collect::<Vec<_>>().join(", ")));
         }
         if let Some((list, n)) = &self.failures {
             say(format!("warning: {n} images could not be packed: see {}", list.display()));

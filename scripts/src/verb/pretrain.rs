@@ -181,7 +181,9 @@ pub(crate) fn pretrain(
     let mut recipe = recipe;
     // Without a GPU the host's memory is where everything lies.
     recipe.run.offload &= device.kind != DeviceKind::Cpu;
-    let shards = in_shards(&recipe.data.shards, &target.workdir.join("shards"), launch.rank == 0);
+    // Other ranks would wait for the one that packs, and no longer than their deadline.
+    let packs = launch.world_size == 1;
+    let shards = in_shards(&recipe.data.shards, &target.workdir.join("shards"), packs);
     recipe.data.shards = ranks::all_ready(&comm, shards)?;
     let open = || -> anyhow::Result<_> {
         let initial = initial::prepare(&mut recipe, target.workdir, &target.initial, launch.rank)?;
@@ -199,7 +201,10 @@ pub(crate) fn pretrain(
     comm.regroup(topology, plan.recipe.run.exact_sums)?;
     let signals = Signals::listen()?;
     if launch.rank == 0 {
-        say(format!("note: {}", at_least(&plan, &device)?));
+        // A forecast that cannot be made keeps no rank waiting.
+        if let Ok(forecast) = at_least(&plan, &device) {
+            say(format!("note: {forecast}"));
+        }
     }
     let (workdir, data, of_run) = (target.workdir.to_path_buf(), Arc::clone(&dataset), plan.clone());
     let progress = RunProgress::new(launch.rank, launch.world_size).on_training(signals.training());

@@ -165,7 +165,7 @@ fn micro_batches_change_rounding_only() {
         };
         let one = first_moments(&one);
         let worst = |moments: &[Vec<f32>]| -> Vec<f64> {
-            one.iter().zip(moments).map(|(b, a)| f64::from(difference(b, a))).collect()
+            one.iter().zip(moments).map(|(b, a)| difference(b, a)).collect()
         };
         let given = worst(&first_moments(&four));
         let mut allowed = vec![2e-5; one.len()];

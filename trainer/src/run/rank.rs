@@ -247,7 +247,14 @@ impl<'a> Run<'a> {
         }
         self.finish_saving()?;
         // A checkpoint would make a folder where nobody looks for one.
-        workdir::check(self.job.workdir, self.lock.as_ref())?;
+        let there = workdir::check(self.job.workdir, self.lock.as_ref());
+        // All ranks write, or none does.
+        let gone = vec![f64::from(u8::from(there.is_err()))];
+        let n_gone = self.trainer.comm.all_reduce("work directory", gone, Reduction::Sum)?[0];
+        there?;
+        if n_gone > 0.0 {
+            return Err(TrainError::WorkdirGone { workdir: self.job.workdir.to_path_buf() });
+        }
         self.saver.start(&self.trainer.state, &self.plan);
         self.saved_step = self.trainer.state.step;
         self.last_save = Instant::now();

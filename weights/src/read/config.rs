@@ -77,5 +77,6 @@ fn normalization(mean: &Value, std: &Value) -> Option<Normalization> {
         let numbers: Vec<f32> = value.as_array()?.iter().filter_map(|v| Some(v.as_f64()? as f32)).collect();
         <[f32; 3]>::try_from(numbers).ok()
     };
-    Some(Normalization { mean: three(mean)?, std: three(std)? })
+    let std = three(std)?;
+    std.iter().all(|value| *value > 0.0).then_some(Normalization { mean: three(mean)?, std })
 }

@@ -100,6 +100,10 @@ impl Source {
                 .arrays
                 .get(&name)
                 .ok_or_else(|| WeightsError::malformed(&self.path, format!("it has no tensor {name}")))?;
+            if array.shape != shape {
+                let reason = format!("its tensor {name} has shape {:?}, not {shape:?}", array.shape);
+                return Err(WeightsError::malformed(&self.path, reason));
+            }
             Ok(NamedTensor { name, shape, values: array.values.clone() })
         };
         let tensors: Result<Vec<_>, WeightsError> = model.params().into_iter().map(named).collect();

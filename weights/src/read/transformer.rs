@@ -12,6 +12,9 @@ use crate::library::Library;
 use crate::library::transformer::{ALL, Names};
 use crate::preprocessing::Preprocessing;
 
+/// Channels at most.
+const MOST: usize = 65_536;
+
 /// Sides of the squares on which DINO and DINOv2 are evaluated.
 const EVALUATED_PX: u32 = 224;
 
@@ -126,6 +129,9 @@ impl Sizes {
         let &[width, 3, patch_px, side] = patches.as_slice() else {
             return Err(format!("{} has shape {patches:?}, not [D, 3, P, P]", found.anchor));
         };
+        if width == 0 || patch_px == 0 || width > MOST {
+            return Err(format!("{} has shape {patches:?}", found.anchor));
+        }
         if patch_px != side {
             return Err(format!("its patches have {patch_px} × {side} px; only squares can be read"));
         }
@@ -187,8 +193,10 @@ impl Sizes {
             config.mlp_ratio *= 1.5;
         }
         // A quotient may lie just below what it stands for.
-        while config.hidden() < self.hidden {
-            config.mlp_ratio *= 1.0 + 1e-9;
+        for _ in 0..8 {
+            if config.hidden() < self.hidden {
+                config.mlp_ratio *= 1.0 + 1e-9;
+            }
         }
         ModelConfig::Vit(config)
     }

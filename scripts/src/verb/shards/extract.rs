@@ -70,7 +70,13 @@ fn copy_classes(sources: &[Source], out: &Path, overwrite: bool) -> anyhow::Resu
     let Some(ShardUrl::File(shard)) = sources.first().map(|source| &source.url) else { return Ok(()) };
     let classes = shard.with_file_name("classes.txt");
     match classes.is_file() {
-        true => write(&out.join("classes.txt"), &fs::read(&classes)?, overwrite),
+        true => {
+            let (text, target) = (fs::read(&classes)?, out.join("classes.txt"));
+            if fs::read(&target).is_ok_and(|there| there == text) {
+                return Ok(());
+            }
+            write(&target, &text, overwrite)
+        }
         false => Ok(()),
     }
 }

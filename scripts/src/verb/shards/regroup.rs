@@ -191,10 +191,11 @@ fn of_classes(
         }
         seen.extend(found);
     }
-    if kept.is_empty() {
+    let missing = classes.iter().any(|class| !seen.contains(class));
+    if kept.is_empty() || missing {
         let known = |class: &String| names.lines().nth(class.parse().ok()?).map(str::to_string);
         let seen: Vec<String> = seen.iter().take(20).map(|c| known(c).unwrap_or_else(|| c.clone())).collect();
-        bail!("no sample has one of the classes {}; there are {}", wanted.join(", "), seen.join(", "));
+        bail!("not all of the classes {} have samples; there are {}", wanted.join(", "), seen.join(", "));
     }
     Ok(kept)
 }
