@@ -1,7 +1,6 @@
 //! Backbones with their weights: of a run, a checkpoint, or a file of weights.
 
 use std::path::Path;
-use std::str::FromStr;
 
 use trainer::checkpoint::{Checkpoint, Manifest, steps};
 use trainer::device::Opened;
@@ -61,7 +60,7 @@ pub(crate) fn check_there(path: &Path) -> anyhow::Result<()> {
 pub(crate) struct WeightFlags {
     /// Whose weights a file holds, where names do not tell: dino, dinov2, timm, torchvision or transformers.
     #[arg(long, value_name = "LIBRARY")]
-    source: Option<Source>,
+    source: Option<Library>,
     /// Attention heads of a file's network [default: as its config.json says, else one for each 64 channels].
     #[arg(long, value_name = "N")]
     heads: Option<usize>,
@@ -74,30 +73,13 @@ pub(crate) struct WeightFlags {
 impl WeightFlags {
     /// The backbone in `path`; says what was taken for granted.
     pub(crate) fn read(&self, path: &Path, student: bool) -> anyhow::Result<Pretrained> {
-        let hints = Hints {
-            library: self.source.map(|source| source.0),
-            heads: self.heads,
-            normalization: self.normalization,
-            student,
-        };
+        let hints =
+            Hints { library: self.source, heads: self.heads, normalization: self.normalization, student };
         let read = weights::read(path, &hints)?;
         for sentence in &read.assumed {
             say(format!("note: {}: {sentence}", path.display()));
         }
         Ok(read)
-    }
-}
-
-/// A library, as the command line names it.
-#[derive(Clone, Copy)]
-struct Source(Library);
-
-impl FromStr for Source {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Library::ALL.into_iter().find(|library| library.name() == text);
-        found.map(Self).ok_or_else(|| format!("one of {}", Library::ALL.map(Library::name).join(", ")))
     }
 }
 

@@ -21,7 +21,7 @@ impl Signals {
     pub(crate) fn listen() -> std::io::Result<Self> {
         let (stop, idle) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
         let interrupted = Arc::new(AtomicBool::new(false));
-        for signal in ASKING {
+        for signal in ASKING.into_iter().filter(|signal| !is_ignored(*signal)) {
             signal_hook::flag::register_conditional_default(signal, Arc::clone(&idle))?;
             // A second interrupt from the keyboard ends the program at once.
             if signal == SIGINT {
@@ -43,4 +43,12 @@ impl Signals {
     pub(crate) fn idle(&self) {
         self.idle.store(true, Ordering::Relaxed);
     }
+}
+
+/// Whether whoever started the program has it ignore `signal`, as `nohup` does with HUP: it stays ignored.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask & (1 << (signal - 1)) != 0
 }

@@ -195,3 +195,28 @@ fn logs_are_told_as_asked() {
     assert!(rows.iter().any(|row| row["level"] == "warning"), "{said}");
     assert!(rows.iter().all(|row| row["time"].as_f64().is_some_and(|time| time > 1.7e9)), "{said}");
 }
+
+/// As `nohup` starts programs: a terminal that closes is no news to them.
+#[test]
+fn a_signal_that_is_ignored_stays_ignored() {
+    let world = World::new(24);
+    let args = world.pretrain_args("run", &["--set", "optim.length={steps=1000000}"]);
+    let mut child = Command::new("sh")
+        .args(["-c", "trap '' HUP; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_ocelli-under-test")])
+        .args(&args)
+        .stderr(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    while !world.path("run/checkpoints/latest").exists() {
+        assert!(start.elapsed() < Duration::from_secs(60), "no checkpoint");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let pid = child.id().to_string();
+    Command::new("kill").args(["-HUP", &pid]).status().unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(child.try_wait().unwrap().is_none(), "it ended by a signal that it was to ignore");
+    Command::new("kill").args(["-TERM", &pid]).status().unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+}

@@ -13,6 +13,7 @@ mod fingerprint;
 mod fitted;
 mod library;
 mod metadata;
+mod named;
 mod onnx;
 mod precision;
 mod preprocessing;

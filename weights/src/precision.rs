@@ -1,6 +1,10 @@
 //! What weights are stored in.
 
+use std::str::FromStr;
+
 use half::{bf16, f16};
+
+use crate::named::by_name;
 
 /// Numbers of a file. Every reader computes in what it likes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -28,6 +32,14 @@ impl Precision {
             Self::Bf16 => "bf16",
             Self::Int8 => "int8",
         }
+    }
+}
+
+impl FromStr for Precision {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        by_name(&Self::ALL, Self::name, text)
     }
 }
 

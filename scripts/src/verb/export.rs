@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use anyhow::bail;
@@ -30,10 +29,10 @@ pub(crate) struct Args {
     out: PathBuf,
     /// safetensors, timm, torchvision, transformers, dinov2 or onnx [default: as the extension of --out says].
     #[arg(long)]
-    format: Option<FormatName>,
+    format: Option<Format>,
     /// Numbers that weights are stored in: f32, f16, bf16, or, in ONNX, int8. ONNX computes in f32 in any case.
     #[arg(long, default_value = "f32")]
-    precision: PrecisionName,
+    precision: Precision,
     /// Replace files that are there.
     #[arg(long)]
     overwrite: bool,
@@ -56,32 +55,8 @@ pub(crate) struct Args {
     json: bool,
 }
 
-#[derive(Clone, Copy)]
-struct FormatName(Format);
-
-impl FromStr for FormatName {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Format::ALL.into_iter().find(|format| format.name() == text);
-        found.map(Self).ok_or_else(|| format!("one of {}", Format::ALL.map(Format::name).join(", ")))
-    }
-}
-
-#[derive(Clone, Copy)]
-struct PrecisionName(Precision);
-
-impl FromStr for PrecisionName {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Precision::ALL.into_iter().find(|precision| precision.name() == text);
-        found.map(Self).ok_or_else(|| format!("one of {}", Precision::ALL.map(Precision::name).join(", ")))
-    }
-}
-
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
-    let format = Format::of(&args.out, args.format.map(|format| format.0)).map_err(anyhow::Error::msg)?;
+    let format = Format::of(&args.out, args.format).map_err(anyhow::Error::msg)?;
     let mut backbone = Backbone::open(&args.checkpoint, &args.weights, args.student)?;
     let mut card = card_of(&args.checkpoint, &backbone)?;
     if let Some(px) = args.image_px {
@@ -93,7 +68,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         (backbone.model, backbone.tensors) =
             weights::resized(&backbone.model, std::mem::take(&mut backbone.tensors), px as usize);
     }
-    let precision = args.precision.0;
+    let precision = args.precision;
     let scores = match args.train.is_empty() {
         true => Vec::new(),
         false => scored(args, &backbone, storage)?,
@@ -196,7 +171,7 @@ fn scored(args: &Args, backbone: &Backbone, storage: &Storage) -> anyhow::Result
     let protocols = [Protocol::named("knn").map_err(anyhow::Error::msg)?];
     let split = Split::of(&protocols, images(&args.train)?, images(&args.test)?)?;
     let mut precisions = vec![Precision::F32];
-    precisions.extend(Some(args.precision.0).filter(|precision| *precision != Precision::F32));
+    precisions.extend(Some(args.precision).filter(|precision| *precision != Precision::F32));
     let mut scores = Vec::new();
     for precision in precisions {
         let stored = |tensor: &NamedTensor| NamedTensor {

@@ -3,6 +3,10 @@
 pub(crate) mod convnet;
 pub(crate) mod transformer;
 
+use std::str::FromStr;
+
+use crate::named::by_name;
+
 /// A library whose weights can be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Library {
@@ -31,5 +35,13 @@ impl Library {
             Self::Torchvision => "torchvision",
             Self::Transformers => "transformers",
         }
+    }
+}
+
+impl FromStr for Library {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        by_name(&Self::ALL, Self::name, text)
     }
 }

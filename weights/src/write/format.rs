@@ -1,6 +1,9 @@
 //! What a network is written as.
 
 use std::path::Path;
+use std::str::FromStr;
+
+use crate::named::by_name;
 
 /// What a network is written as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,6 +86,14 @@ impl Format {
             Self::Timm => !is_foreign(path.extension().and_then(|extension| extension.to_str())),
             _ => false,
         }
+    }
+}
+
+impl FromStr for Format {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        by_name(&Self::ALL, Self::name, text)
     }
 }
 
