@@ -23,13 +23,28 @@ pub(crate) enum LogFormat {
 #[group(id = "messages")]
 pub(crate) struct Flags {
     /// Tell warnings and errors alone: no progress, no notes.
-    #[arg(short, long, global = true, help_heading = "Messages")]
+    #[arg(short, long, global = true, help_heading = "Messages", hide_short_help = true)]
     quiet: bool,
     /// Tell more of what happens: what is fetched, and what is passed over.
-    #[arg(short, long, global = true, conflicts_with = "quiet", help_heading = "Messages")]
+    #[arg(
+        short,
+        long,
+        global = true,
+        conflicts_with = "quiet",
+        help_heading = "Messages",
+        hide_short_help = true
+    )]
     pub(crate) verbose: bool,
     /// Form of the lines on standard error: text, or json.
-    #[arg(long, global = true, value_enum, default_value_t, value_name = "FORM", help_heading = "Messages")]
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        default_value_t,
+        value_name = "FORM",
+        help_heading = "Messages",
+        hide_short_help = true
+    )]
     log_format: LogFormat,
 }
 

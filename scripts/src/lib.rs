@@ -14,6 +14,7 @@ mod exit;
 mod forecast;
 mod initial;
 mod memory;
+mod mlflow;
 mod pictures;
 mod progress;
 mod recipes;
@@ -59,6 +60,8 @@ enum Verb {
     Runs(verb::runs::Args),
     /// Write one HTML page about a run, or about several side by side.
     Report(verb::report::Args),
+    /// Send recipe, metrics, scores and pictures of runs to an MLflow server.
+    Track(verb::track::Args),
     /// Write a backbone for timm, torchvision, transformers, DINOv2's code or ONNX runtimes.
     Export(verb::export::Args),
     /// Memory, traffic, time and goodput of a run before it is started, for any number of ranks.
@@ -100,6 +103,7 @@ pub fn main() -> ExitCode {
         Verb::Embed(args) => verb::embed::run(&args, &storage, &folder),
         Verb::Runs(args) => verb::runs::run(&args),
         Verb::Report(args) => verb::report::run(&args, &storage),
+        Verb::Track(args) => verb::track::run(&args),
         Verb::Export(args) => verb::export::run(&args, &storage),
         Verb::Plan(args) => verb::plan::run(&args),
         Verb::Doctor(args) => verb::doctor::run(&args),
@@ -112,6 +116,31 @@ pub fn main() -> ExitCode {
         Err(error) => {
             console::say(format!("error: {}", console::chain(&error)));
             exit::code_of(&error)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Commands below "Examples:" in the help of `command` and of all below it.
+    fn examples(command: &clap::Command) -> Vec<String> {
+        let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        let own = help.lines().filter_map(|line| line.strip_prefix("  ")).map(str::to_string);
+        own.chain(command.get_subcommands().flat_map(examples)).collect()
+    }
+
+    #[test]
+    fn examples_of_the_help_are_commands() {
+        let examples = examples(&Cli::command());
+        assert!(examples.len() > 25, "{examples:?}");
+        for example in examples {
+            let (_, command) = example.split_at(example.find("ocelli ").expect("the program"));
+            let words = command.split(' ').map(|word| word.trim_matches('\''));
+            if let Err(error) = Cli::try_parse_from(words) {
+                panic!("{example}: {error}");
+            }
         }
     }
 }

@@ -7,6 +7,7 @@ use eval::picture::report;
 use eval::{EvalError, FeatureSet, ImageSet, Table};
 use pipeline::Dataset;
 use trainer::Plan;
+use trainer::run::events::Events;
 
 use crate::console::say;
 
@@ -14,7 +15,7 @@ use crate::console::say;
 const SHEET_IMAGES: u64 = 8;
 
 /// Curves of the picture, where the run has them.
-const CURVES: [&str; 8] = [
+const CURVES: [&str; 7] = [
     "train/loss",
     "health/teacher_entropy",
     "health/prototypes_in_use",
@@ -22,7 +23,6 @@ const CURVES: [&str; 8] = [
     "health/effective_rank",
     "knobs/lr",
     "rate/images_per_s",
-    "probe/knn_20",
 ];
 
 /// Draws a few images with all of their views: `views.png`. They come from all over the data set, so that of remote shards
@@ -35,23 +35,34 @@ pub(crate) fn views(workdir: &Path, dataset: &Dataset, plan: &Plan) {
     let (seed, rules) = (plan.recipe.seed, plan.recipe.data.rules());
     let drawn = report::contact_sheet(&path, dataset, &plan.multicrop(), &rules, seed, SHEET_IMAGES);
     tell("augmented views", &path, drawn);
+    show(workdir, "views", 0);
 }
 
 /// Draws what `metrics.jsonl` holds: `curves.png`.
 pub(crate) fn curves(workdir: &Path) {
     let path = workdir.join("curves.png");
-    let drawn = match report::read_curves(&workdir.join("metrics.jsonl"), &CURVES) {
+    let drawn = match report::read_curves(&workdir.join("metrics.jsonl"), &CURVES, &["probe/"]) {
         Ok(curves) => report::draw_curves(&path, &curves),
         Err(error) => Err(error),
     };
     tell("curves", &path, drawn);
 }
 
-/// Draws some of `images`, whose features are `table`, with those that are most similar: `neighbors.png`.
-pub(crate) fn neighbors(workdir: &Path, images: &ImageSet, table: &Arc<Table>) {
+/// Draws some of `images`, whose features after `step` steps are `table`, with those that are most similar: `neighbors.png`.
+pub(crate) fn neighbors(workdir: &Path, images: &ImageSet, table: &Arc<Table>, step: u64) {
     let path = workdir.join("neighbors.png");
     let rows = FeatureSet::of(Arc::clone(table), |_| Some(0));
     tell("nearest neighbors", &path, report::neighbor_sheet(&path, (images, &rows), None));
+    show(workdir, "neighbors", step);
+}
+
+/// Adds the picture `name` of `workdir` to what TensorBoard shows of the run.
+pub(crate) fn show(workdir: &Path, name: &str, step: u64) {
+    let Ok(png) = std::fs::read(workdir.join(format!("{name}.png"))) else { return };
+    let shown = Events::open(workdir).and_then(|mut events| events.picture(step, name, &png));
+    if let Err(error) = shown {
+        say(format!("warning: {name}.png is not shown in TensorBoard: {error}"));
+    }
 }
 
 fn tell(what: &str, path: &Path, drawn: Result<(), EvalError>) {

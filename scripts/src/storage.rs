@@ -21,7 +21,14 @@ const OTHER_NAMES: [(&str, &str); 3] = [
 pub(crate) struct Flags {
     /// Cache folder for remote shards, indices, and compiled and tuned GPU kernels [default:
     /// ~/.cache/ocelli].
-    #[arg(long, env = "OCELLI_CACHE", global = true, value_name = "FOLDER", help_heading = "Cache")]
+    #[arg(
+        long,
+        env = "OCELLI_CACHE",
+        global = true,
+        value_name = "FOLDER",
+        help_heading = "Cache",
+        hide_short_help = true
+    )]
     cache: Option<PathBuf>,
     /// Gigabytes of shards that are kept at the most.
     #[arg(
@@ -30,7 +37,8 @@ pub(crate) struct Flags {
         global = true,
         value_name = "GB",
         default_value_t = 100.0,
-        help_heading = "Cache"
+        help_heading = "Cache",
+        hide_short_help = true
     )]
     cache_gb: f64,
 }

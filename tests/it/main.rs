@@ -81,6 +81,7 @@ mod storage;
 /// Folders of temporary data, tiny recipes and the program itself.
 mod support;
 /// How weights and gradients travel between ranks, and what is computed with them.
+mod tracking;
 mod travel;
 /// The verbs, as a user calls them.
 mod verbs;

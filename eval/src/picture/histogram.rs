@@ -4,7 +4,7 @@ use std::path::Path;
 
 use plotters::prelude::*;
 
-use super::report::{canvas, save};
+use super::report::{SCALE, canvas, save};
 use crate::EvalError;
 
 /// Bars of a distribution.
@@ -45,15 +45,16 @@ fn draw(
     }
     let top = counts.iter().max().copied().unwrap_or(0).max(1);
     let mut chart = ChartBuilder::on(cell)
-        .caption(name, ("sans-serif", 18))
-        .margin(10)
-        .x_label_area_size(28)
-        .y_label_area_size(56)
+        .caption(name, ("sans-serif", 18 * SCALE))
+        .margin(10 * SCALE)
+        .x_label_area_size(28 * SCALE)
+        .y_label_area_size(56 * SCALE)
         .build_cartesian_2d(low..high, 0..top + top / 20 + 1)
         .map_err(|error| error.to_string())?;
     chart
         .configure_mesh()
         .light_line_style(WHITE)
+        .label_style(("sans-serif", 12 * SCALE))
         .x_labels(6)
         .y_labels(5)
         .draw()

@@ -1,5 +1,6 @@
 //! What people look at: the curves of a run, contact sheets, nearest neighbors.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use augment::{DecodeRules, SampleKey, decode};
@@ -16,6 +17,9 @@ use crate::protocol::knn::neighbors;
 
 /// Columns of a sheet of thumbnails.
 const SHEET_COLUMNS: usize = 12;
+
+/// Pixels of a chart for each that its sizes count: letters are placed on whole pixels, and stand evenly where these are small.
+pub(crate) const SCALE: u32 = 2;
 
 /// Side of a tile in the pictures.
 const TILE_PX: u32 = 72;
@@ -52,6 +56,7 @@ pub fn contact_sheet(
                     planes,
                     size_px,
                     frame: None,
+                    caption: &[],
                 })
             });
             tiles.collect()
@@ -60,28 +65,31 @@ pub fn contact_sheet(
     sheet(path, &rows, TILE_PX.max(groups.first().map_or(0, |g| g.size_px.min(128))), "")
 }
 
-/// Draws `count` images, spread evenly over `dataset`: the central square of each.
+/// Draws `images` as their transform sees them, each with its key and, where it has one, its class, which
+/// is written as `named` says.
 ///
 /// # Errors
 /// [`EvalError::Data`] or [`EvalError::Picture`].
-pub fn thumbnails(path: &Path, dataset: &Dataset, count: u64) -> Result<(), EvalError> {
+pub fn thumbnails(path: &Path, images: &ImageSet, named: impl Fn(&str) -> String) -> Result<(), EvalError> {
     let mut made = Vec::new();
-    for id in spread(dataset, count) {
-        let Some(sample) = readable(dataset, SampleId(id))? else { continue };
-        let image = decode::decode(&sample.image, &DecodeRules::default());
-        let square = Transform { resize_px: TILE_PX, size_px: TILE_PX, keeps_exact: true };
-        if let Ok(planes) = image.and_then(|image| square.apply(&image)) {
-            made.push(planes);
-        }
+    for i in 0..images.len() {
+        let Some(planes) = images.image(i)? else { continue };
+        let (_, key) = images.describe(i);
+        let class = images.label(i).map(|label| named(&images.classes()[label as usize]));
+        made.push((planes, Vec::from_iter(std::iter::once(key).chain(class))));
     }
+    let size_px = images.transform.size_px;
     let rows: Vec<Vec<Tile<'_>>> = made
         .chunks(SHEET_COLUMNS)
         .map(|row| {
-            let tiles = row.iter();
-            tiles.map(|planes| Tile { planes, size_px: TILE_PX as usize, frame: None }).collect()
+            let tile = |made| {
+                let (planes, caption): &(Vec<u8>, Vec<String>) = made;
+                Tile { planes, size_px: size_px as usize, frame: None, caption }
+            };
+            row.iter().map(tile).collect()
         })
         .collect();
-    sheet(path, &rows, TILE_PX, "")
+    sheet(path, &rows, size_px, "")
 }
 
 /// A sample, unless it is bad.
@@ -147,7 +155,12 @@ pub fn neighbor_sheet(
         .iter()
         .map(|row| {
             row.iter()
-                .map(|(planes, size_px, frame)| Tile { planes, size_px: *size_px, frame: *frame })
+                .map(|(planes, size_px, frame)| Tile {
+                    planes,
+                    size_px: *size_px,
+                    frame: *frame,
+                    caption: &[],
+                })
                 .collect()
         })
         .collect();
@@ -159,20 +172,27 @@ pub fn neighbor_sheet(
 /// A curve: its name and its points (step, value).
 pub type Curve = (String, Vec<(f64, f64)>);
 
-/// Reads the named columns of a `metrics.jsonl`.
+/// Reads columns of a `metrics.jsonl`: those of `names`, then those whose names begin with one of `beginnings`.
 ///
 /// # Errors
 /// [`EvalError::Metrics`].
-pub fn read_curves(path: &Path, names: &[&str]) -> Result<Vec<Curve>, EvalError> {
+pub fn read_curves(path: &Path, names: &[&str], beginnings: &[&str]) -> Result<Vec<Curve>, EvalError> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| EvalError::Metrics { path: path.to_path_buf(), reason: error.to_string() })?;
     let rows: Vec<serde_json::Value> =
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    let curve = |name: &&str| {
-        let point = |row: &serde_json::Value| Some((row.get("step")?.as_f64()?, row.get(*name)?.as_f64()?));
-        ((*name).to_string(), rows.iter().filter_map(point).collect())
+    let all: BTreeSet<&str> = rows
+        .iter()
+        .filter_map(|row| row.as_object())
+        .flat_map(|row| row.keys())
+        .map(String::as_str)
+        .collect();
+    let begun = all.into_iter().filter(|name| beginnings.iter().any(|beginning| name.starts_with(beginning)));
+    let curve = |name: &str| {
+        let point = |row: &serde_json::Value| Some((row.get("step")?.as_f64()?, row.get(name)?.as_f64()?));
+        (name.to_string(), rows.iter().filter_map(point).collect())
     };
-    Ok(names.iter().map(curve).collect())
+    Ok(names.iter().copied().chain(begun).map(curve).collect())
 }
 
 /// Draws curves below one another, each with its own scale.
@@ -194,10 +214,17 @@ pub fn draw_curves(path: &Path, curves: &[Curve]) -> Result<(), EvalError> {
     save(path, &pixels, size)
 }
 
+/// `0.0015`, `250`: without digits that say nothing.
+fn tick(value: f64) -> String {
+    let text = format!("{value:.6}");
+    let short = text.trim_end_matches('0').trim_end_matches('.');
+    if short == "-0" { "0".into() } else { short.into() }
+}
+
 /// White pixels for `n_rows` rows of charts, their size, and a font to write on them with.
 pub(crate) fn canvas(n_rows: usize) -> (Vec<u8>, (u32, u32)) {
     have_font();
-    let (width, height) = (1000, 260 * n_rows as u32);
+    let (width, height) = (1000 * SCALE, 260 * SCALE * n_rows as u32);
     (vec![255; 3 * width as usize * height as usize], (width, height))
 }
 
@@ -219,21 +246,24 @@ fn draw_curve(
     let (low, high) = bounds(|p| p.1);
     let margin = (0.05 * (high - low)).max(1e-9);
     let mut chart = ChartBuilder::on(cell)
-        .caption(name, ("sans-serif", 18))
-        .margin(10)
-        .x_label_area_size(28)
-        .y_label_area_size(56)
+        .caption(name, ("sans-serif", 18 * SCALE))
+        .margin(10 * SCALE)
+        .x_label_area_size(28 * SCALE)
+        .y_label_area_size(56 * SCALE)
         .build_cartesian_2d(first..last, low - margin..high + margin)
         .map_err(|error| error.to_string())?;
     chart
         .configure_mesh()
         .light_line_style(WHITE)
+        .label_style(("sans-serif", 12 * SCALE))
         .x_labels(6)
+        .x_label_formatter(&|step| format!("{step:.0}"))
         .y_labels(5)
+        .y_label_formatter(&|value| tick(*value))
         .x_desc("step")
         .draw()
         .map_err(|error| error.to_string())?;
-    let style = ShapeStyle::from(&RGBColor(30, 90, 180)).stroke_width(2);
+    let style = ShapeStyle::from(&RGBColor(30, 90, 180)).stroke_width(2 * SCALE);
     chart.draw_series(LineSeries::new(points.iter().copied(), style)).map_err(|error| error.to_string())?;
     Ok(())
 }
@@ -252,7 +282,7 @@ pub fn groups_of_images(path: &Path, rows: &[Vec<Rgb8>], legend: &str) -> Result
     let (size_px, green) = (TILE_PX as usize, Some([40, 160, 60]));
     let mut tiles: Vec<Vec<Tile<'_>>> = Vec::with_capacity(planes.len());
     for row in &planes {
-        let tile = |(i, planes)| Tile { planes, size_px, frame: green.filter(|_| i == 0) };
+        let tile = |(i, planes)| Tile { planes, size_px, frame: green.filter(|_| i == 0), caption: &[] };
         tiles.push(row.iter().map(Vec::as_slice).enumerate().map(tile).collect());
     }
     sheet(path, &tiles, TILE_PX, legend)

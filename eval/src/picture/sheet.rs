@@ -15,7 +15,13 @@ const GAP_PX: u32 = 4;
 /// Height of the line of text below the tiles.
 const LEGEND_PX: u32 = 26;
 
-/// One tile: planes `[3, size, size]` of bytes, and its frame.
+/// Height of a line of text below a tile.
+const LINE_PX: u32 = 16;
+
+/// Size of the text below a tile.
+const CAPTION_PX: u32 = 12;
+
+/// One tile: planes `[3, size, size]` of bytes, its frame, and what is written below it.
 pub(crate) struct Tile<'a> {
     /// R, G and B planes.
     pub planes: &'a [u8],
@@ -23,6 +29,8 @@ pub(crate) struct Tile<'a> {
     pub size_px: usize,
     /// Color of a frame around the tile, if it has one.
     pub frame: Option<[u8; 3]>,
+    /// Lines of text, each shortened to the tile's width.
+    pub caption: &'a [String],
 }
 
 /// Writes rows of tiles as a PNG, with `legend` below them unless it is empty. Tiles are scaled up or down, by whole
@@ -38,28 +46,50 @@ pub(crate) fn sheet(
 ) -> Result<(), EvalError> {
     let failed = |reason: String| EvalError::Picture { path: path.to_path_buf(), reason };
     let n_columns = rows.iter().map(Vec::len).max().unwrap_or(0) as u32;
-    let pitch = tile_px + GAP_PX;
-    let (width, tiles_px) = (n_columns * pitch + GAP_PX, rows.len() as u32 * pitch + GAP_PX);
+    let n_lines = rows.iter().flatten().map(|tile| tile.caption.len()).max().unwrap_or(0) as u32;
+    let pitch = [tile_px + GAP_PX, tile_px + GAP_PX + n_lines * LINE_PX];
+    let (width, tiles_px) = (n_columns * pitch[0] + GAP_PX, rows.len() as u32 * pitch[1] + GAP_PX);
     let height = if legend.is_empty() { tiles_px } else { tiles_px + LEGEND_PX };
     let mut canvas = RgbImage::from_pixel(width.max(1), height.max(1), Rgb([255; 3]));
     for (y, row) in rows.iter().enumerate() {
         for (x, tile) in row.iter().enumerate() {
-            let corner = [GAP_PX + x as u32 * pitch, GAP_PX + y as u32 * pitch];
-            draw(&mut canvas, tile, corner, tile_px);
+            let [left, top] = [GAP_PX + x as u32 * pitch[0], GAP_PX + y as u32 * pitch[1]];
+            draw(&mut canvas, tile, [left, top], tile_px);
+            let below = (top + tile_px + 2..).step_by(LINE_PX as usize);
+            for (line, y) in tile.caption.iter().zip(below) {
+                write(&mut canvas, line, [left, y], CAPTION_PX, Some(tile_px)).map_err(failed)?;
+            }
         }
     }
     if !legend.is_empty() {
-        write(&mut canvas, legend, [GAP_PX, tiles_px + GAP_PX]).map_err(failed)?;
+        write(&mut canvas, legend, [GAP_PX, tiles_px + GAP_PX], 16, None).map_err(failed)?;
     }
     canvas.save(path).map_err(|error| failed(error.to_string()))
 }
 
-/// Writes a line of text whose upper left corner is at `[x, y]`.
-fn write(canvas: &mut RgbImage, text: &str, [x, y]: [u32; 2]) -> Result<(), String> {
+/// Writes a line of text of `size_px` whose upper left corner is at `[x, y]`, with its beginning left out where it is wider
+/// than `max_width_px`: the end of a path says more.
+fn write(
+    canvas: &mut RgbImage,
+    text: &str,
+    [x, y]: [u32; 2],
+    size_px: u32,
+    max_width_px: Option<u32>,
+) -> Result<(), String> {
     have_font();
     let size = canvas.dimensions();
     let area = BitMapBackend::with_buffer(canvas, size).into_drawing_area();
-    let text = Text::new(text, (x as i32, y as i32), ("sans-serif", 16));
+    let font = ("sans-serif", size_px).into_font();
+    let fits = |text: &str| {
+        let width = font.box_size(text).map_or(0, |(width, _)| width);
+        max_width_px.is_none_or(|most| width <= most)
+    };
+    let mut shown = text.to_string();
+    let mut rest = text.chars();
+    while !fits(&shown) && rest.next().is_some() {
+        shown = format!("…{}", rest.as_str());
+    }
+    let text = Text::new(shown, (x as i32, y as i32), font.clone());
     area.draw(&text).and_then(|()| area.present()).map_err(|error| error.to_string())
 }
 

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pipeline::Dataset;
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::gallery::{Gallery, quarantine};
@@ -137,9 +136,8 @@ fn differing_settings(reports: &[Report]) -> Vec<(String, Vec<Option<String>>)> 
     let flat: Vec<BTreeMap<String, String>> = reports
         .iter()
         .map(|report| {
-            let mut settings = BTreeMap::new();
-            flatten("", &to_value(&report.run.status.plan.recipe), &mut settings);
-            settings
+            let values = report.run.status.plan.recipe.values();
+            values.into_iter().map(|(key, value)| (key, value.to_string())).collect()
         })
         .collect();
     let mut keys: Vec<&String> = flat.iter().flat_map(BTreeMap::keys).collect();
@@ -148,23 +146,6 @@ fn differing_settings(reports: &[Report]) -> Vec<(String, Vec<Option<String>>)> 
     let row = |key: &String| (key.clone(), flat.iter().map(|settings| settings.get(key).cloned()).collect());
     let rows = keys.into_iter().map(row);
     rows.filter(|(_, values): &(_, Vec<_>)| values.windows(2).any(|pair| pair[0] != pair[1])).collect()
-}
-
-/// As recipes write it.
-fn to_value(value: &impl Serialize) -> toml::Value {
-    // Whatever was read from a recipe can be written again.
-    toml::Value::try_from(value).unwrap_or_else(|_| toml::Value::Table(toml::Table::new()))
-}
-
-/// `optim.lr = 0.1` for each value within tables.
-fn flatten(prefix: &str, value: &toml::Value, into: &mut BTreeMap<String, String>) {
-    match value {
-        toml::Value::Table(table) => table.iter().for_each(|(key, value)| {
-            let name = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
-            flatten(&name, value, into);
-        }),
-        value => drop(into.insert(prefix.to_string(), value.to_string())),
-    }
 }
 
 #[cfg(test)]

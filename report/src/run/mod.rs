@@ -62,6 +62,11 @@ impl Run {
             .map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
     }
 
+    /// The numbers that were logged, column by column: steps taken, and the value.
+    pub fn columns(&self) -> impl Iterator<Item = (&str, &[(u64, f64)])> {
+        self.metrics.0.iter().map(|(name, points)| (name.as_str(), points.as_slice()))
+    }
+
     /// Work directories below `folder`, or `folder` itself if it is one, in the order of their names.
     pub fn workdirs_in(folder: &Path) -> Vec<PathBuf> {
         let mut found = Vec::new();

@@ -47,6 +47,12 @@ struct About {
     step: Option<u64>,
     network: String,
     transform_in_words: Option<String>,
+    transform: Option<Side>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct Side {
+    size_px: u32,
 }
 
 /// A score at a count of steps taken.
@@ -148,6 +154,26 @@ pub fn scores_at(workdir: &Path, network: &str, step: u64) -> Result<Vec<ScoreAt
 
 /// What was measured on what, the number, and its interval where it has one.
 pub type ScoreAt = (String, f64, Option<[f64; 2]>);
+
+/// Scores of the run in `workdir`, in the order in which they were made: the name, see [`score_name`], the number of steps
+/// taken, and the number.
+///
+/// # Errors
+/// [`ReportError`] when the run's evaluations cannot be read.
+pub fn named_scores(workdir: &Path) -> Result<Vec<(String, u64, f64)>, ReportError> {
+    let named = |row: Row| {
+        let (step, (_, value)) = (row.about.step?, row.number()?);
+        let size_px = row.about.transform.map_or(0, |side| side.size_px);
+        Some((score_name(&row.test.set, &row.about.network, size_px, &row.metric), step, value))
+    };
+    Ok(jsonl::rows(&workdir.join(EVALUATIONS))?.into_iter().filter_map(named).collect())
+}
+
+/// What trackers call the score `metric` of the network `network` on images of `size_px` pixels of the set `set`, apart from
+/// those of the probe within the run.
+pub fn score_name(set: &str, network: &str, size_px: u32, metric: &str) -> String {
+    format!("eval/{set}/{network}/{size_px}px/{metric}")
+}
 
 impl Row {
     /// What the number is, and the number.

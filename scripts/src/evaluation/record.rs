@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use report::EVALUATIONS;
+use report::{EVALUATIONS, score_name};
 use serde_json::Value;
 use trainer::run::telemetry::append_scalars;
 
@@ -37,6 +37,6 @@ pub(crate) fn add(
 
 /// Scalars under a name of their own, apart from those of the probe within the run.
 pub(crate) fn scalars(open: &OpenNetwork, set: &str, numbers: &[(String, f64)]) -> Vec<(String, f64)> {
-    let prefix = format!("eval/{set}/{}/{}px", open.which, open.transform.size_px);
-    numbers.iter().map(|(name, value)| (format!("{prefix}/{name}"), *value)).collect()
+    let named = |metric: &str| score_name(set, open.which, open.transform.size_px, metric);
+    numbers.iter().map(|(metric, value)| (named(metric), *value)).collect()
 }

@@ -4,6 +4,15 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use pipeline::Source;
+use pipeline::url::ShardUrl;
+
+/// The list of names that lies beside the shards `sources`, by number; empty where there is none.
+pub(crate) fn names_beside(sources: &[Source]) -> Vec<String> {
+    let Some(ShardUrl::File(path)) = sources.first().map(|source| &source.url) else { return Vec::new() };
+    let text = std::fs::read_to_string(path.with_file_name("classes.txt")).unwrap_or_default();
+    text.lines().map(str::to_string).collect()
+}
 
 /// How labels become numbers.
 pub(crate) enum Classes {

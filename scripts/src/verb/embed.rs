@@ -20,6 +20,9 @@ use crate::shards::files::entries;
 
 /// Flags of `embed`.
 #[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  ocelli embed --checkpoint runs/mine --images photos/ --out features.npy\n  ocelli embed --checkpoint dinov2_vits14_pretrain.pth --shards 'data/train-*.tar' --out features.parquet"
+)]
 pub(crate) struct Args {
     /// A run's work directory, a checkpoint's folder, or weights: a file or folder of `ocelli export`, DINO, DINOv2, timm,
     /// torchvision or transformers.

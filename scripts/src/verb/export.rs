@@ -20,6 +20,9 @@ use crate::evaluation::scores::set_name;
 
 /// Flags of `export`.
 #[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  ocelli export --checkpoint runs/mine --format timm --out backbone/\n  ocelli export --checkpoint runs/mine --out backbone.onnx --precision int8"
+)]
 pub(crate) struct Args {
     /// A run's work directory, a checkpoint's folder, or weights of another library.
     #[arg(long)]

@@ -12,3 +12,4 @@ pub(crate) mod report;
 pub(crate) mod runs;
 pub(crate) mod shards;
 pub(crate) mod shell;
+pub(crate) mod track;

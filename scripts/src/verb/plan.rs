@@ -22,6 +22,7 @@ const HOUR_S: f64 = 3600.0;
 
 /// Flags of `plan`.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:\n  ocelli plan --recipe dino_vits16 --ranks 1 8 64")]
 pub(crate) struct Args {
     /// A recipe's name or file.
     #[arg(long, default_value = "dino_vits16", conflicts_with = "preset")]

@@ -32,6 +32,9 @@ use crate::{initial, pictures, recipes};
 
 /// Flags of `pretrain`.
 #[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  ocelli pretrain --recipe lejepa_cifar --shards photos/ --workdir runs/mine\n  ocelli pretrain --recipe dino_vits16 --shards 'data/train-*.tar' --workdir runs/mine --set optim.batch_size=32\n  mpirun -n 4 ocelli pretrain --recipe dino_vits16 --shards data/ --workdir runs/mine\n  ocelli pretrain --recipe lejepa_vits16 --shards data/ --workdir runs/more --init dinov2_vits14_pretrain.pth"
+)]
 pub(crate) struct Args {
     /// A recipe's name, such as dino_vits16, swav_resnet50 or simclr_cifar, or a file; an unknown name lists them all.
     #[arg(long)]

@@ -33,6 +33,7 @@ use crate::{initial, recipes};
 
 /// Flags of `quickstart`.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:\n  ocelli quickstart\n  ocelli quickstart --workdir runs/second --seed 1")]
 pub(crate) struct Args {
     /// Folder of the run.
     #[arg(long, default_value = "runs/quickstart")]
@@ -173,6 +174,7 @@ fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Table> {
     // A quickstart that is started again scores the same run again.
     export::write(&backbone, &card, &file, Format::Safetensors, Precision::F32, true)?;
     neighbors(args, split, &open.network)?;
+    crate::pictures::show(&args.workdir, "neighbors", open.step().unwrap_or_default());
     let mut table: Table = vec![(open.which, scores)];
     table.extend(baselines(&open.network, split, &protocols, device)?);
     Ok(table)

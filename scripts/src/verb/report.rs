@@ -32,6 +32,9 @@ const CANDIDATES: u64 = 1000;
 
 /// Flags of `report`.
 #[derive(Default, clap::Args)]
+#[command(
+    after_help = "Examples:\n  ocelli report runs/mine\n  ocelli report runs/first runs/second --out both.html"
+)]
 pub(crate) struct Args {
     /// Work directories, or folders of them.
     #[arg(required = true, value_name = "WORKDIR")]
@@ -187,7 +190,7 @@ fn gallery(
     say(format!("{}: pictures of {} images of {}", run.name(), images.len(), images.name));
     let table = features(None, &open.network, &images, wanted(&[]), &Silent)?;
     if let Some(workdir) = sheet {
-        pictures::neighbors(workdir, &images, &table);
+        pictures::neighbors(workdir, &images, &table, open.step().unwrap_or_default());
     }
     let mut gallery = Gallery::of(&open.network, &images, table, rules)?;
     let step = open.step().unwrap_or_default();

@@ -11,6 +11,7 @@ use crate::console::say;
 
 /// Flags of `runs`.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:\n  ocelli runs\n  ocelli runs experiments/ --json")]
 pub(crate) struct Args {
     /// Folder with work directories, at most four folders deep, or a work directory.
     #[arg(default_value = "runs")]

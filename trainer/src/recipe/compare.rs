@@ -1,18 +1,12 @@
 //! What differs between two plans, and what may.
 
-use super::flat::flatten;
 use super::plan::Plan;
 
 /// The first key in which the recipes differ, `[run]` aside, with both values.
 pub(crate) fn difference(plan: &Plan, other: &Plan) -> Option<(String, String, String)> {
     let flat = |plan: &Plan, other: &Plan| {
-        let mut flat = Vec::new();
-        if let Ok(table) = toml::Table::try_from(&plan.recipe) {
-            flatten("", &toml::Value::Table(table), &mut flat);
-        }
-        flat.retain(|(key, _)| !key.starts_with("run."));
-        let mut flat: Vec<(String, String)> =
-            flat.into_iter().map(|(key, value): (String, toml::Value)| (key, value.to_string())).collect();
+        let values = plan.recipe.values().into_iter().filter(|(key, _)| !key.starts_with("run."));
+        let mut flat: Vec<(String, String)> = values.map(|(key, value)| (key, value.to_string())).collect();
         flat.push(("n_samples".into(), plan.n_samples.to_string()));
         if !plan.data_fingerprint.is_empty() && !other.data_fingerprint.is_empty() {
             flat.push(("data_fingerprint".into(), plan.data_fingerprint.clone()));

@@ -2,6 +2,7 @@
 
 pub(crate) mod compare;
 mod flat;
+mod lengths;
 mod parse;
 pub mod plan;
 mod values;
@@ -58,6 +59,17 @@ impl Recipe {
     pub fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Self, TrainError> {
         parse::from_toml(text, overrides)
             .map_err(|reason| TrainError::Recipe { recipe: origin.into(), reason })
+    }
+
+    /// Every value by its key, such as `optim.batch_size`, in the order of the keys.
+    pub fn values(&self) -> Vec<(String, toml::Value)> {
+        let mut values = Vec::new();
+        // Through text, in which a number of single precision has as many digits as it needs.
+        let text = toml::to_string(self).unwrap_or_default();
+        if let Ok(table) = toml::from_str::<toml::Value>(&text) {
+            flat::flatten("", &table, &mut values);
+        }
+        values
     }
 }
 

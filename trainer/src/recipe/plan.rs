@@ -4,7 +4,7 @@ use augment::MultiCrop;
 use burn_tensor::Device;
 use serde::{Deserialize, Serialize};
 
-use super::flat::lengths;
+use super::lengths::lengths;
 use super::values::check_values;
 use super::{Algorithm, LrSchedule, Recipe};
 use crate::comm::communicator::Comm;

@@ -35,9 +35,14 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// The journal of `rank` in `workdir`, for a run that goes on at `next_step`.
-    pub(super) fn open(workdir: &Path, rank: usize, next_step: u64) -> Result<Self, TrainError> {
-        let telemetry = (rank == 0).then(|| Telemetry::open(workdir, next_step)).transpose()?;
+    /// The journal of `rank` in `workdir`, for a run of `plan` that goes on at `next_step`.
+    pub(super) fn open(workdir: &Path, plan: &Plan, rank: usize, next_step: u64) -> Result<Self, TrainError> {
+        let open = || {
+            let mut telemetry = Telemetry::open(workdir, next_step)?;
+            telemetry.write_plan(next_step, plan)?;
+            Ok::<_, TrainError>(telemetry)
+        };
+        let telemetry = (rank == 0).then(open).transpose()?;
         Ok(Self { telemetry, stragglers: Stragglers::default() })
     }
 

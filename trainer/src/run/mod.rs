@@ -2,6 +2,7 @@
 
 mod clock;
 pub mod data;
+pub mod events;
 pub mod fault;
 pub(crate) mod health;
 pub(crate) mod heartbeat;

@@ -7,16 +7,13 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use pipeline::file;
-use protobuf::Message;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use tensorboard_proto::event::Event;
-use tensorboard_rs::record_writer::RecordWriter;
-use tensorboard_rs::summary;
 
-use super::clock::now_s;
+use super::events::Events;
 use super::health::Concern;
 use crate::error::TrainError;
+use crate::recipe::plan::Plan;
 
 /// One row a logged step.
 pub const METRICS: &str = "metrics.jsonl";
@@ -95,6 +92,17 @@ impl Telemetry {
         self.file.write_all(line.as_bytes()).map_err(|error| TrainError::io("write", &self.path, error))
     }
 
+    /// Writes the plan for TensorBoard: as it stands, and the values of its recipe as hyperparameters.
+    ///
+    /// # Errors
+    /// [`TrainError::Io`].
+    pub(crate) fn write_plan(&mut self, step: u64, plan: &Plan) -> Result<(), TrainError> {
+        // Indented, it is shown as it stands.
+        let lines: String = plan.to_toml().lines().map(|line| format!("    {line}\n")).collect();
+        self.events.text(step, "plan", &lines)?;
+        self.events.hyperparameters(&plan.recipe.values())
+    }
+
     /// Writes a warning.
     ///
     /// # Errors
@@ -153,43 +161,6 @@ fn cut(path: &Path, next_step: u64) -> Result<(), TrainError> {
 pub fn append_scalars(workdir: &Path, step: u64, values: &[(String, f64)]) -> Result<(), TrainError> {
     let mut events = Events::open(workdir)?;
     values.iter().try_for_each(|(name, value)| events.scalar(step, name, *value))
-}
-
-/// A file of TensorBoard events.
-struct Events {
-    path: PathBuf,
-    writer: RecordWriter<File>,
-}
-
-impl Events {
-    /// A new file in the folder of `workdir`.
-    fn open(workdir: &Path) -> Result<Self, TrainError> {
-        let folder = workdir.join("events");
-        fs::create_dir_all(&folder).map_err(|error| TrainError::io("create folder", &folder, error))?;
-        let now = now_s();
-        let name = format!("events.out.tfevents.{:010}.ocelli.{}.0", now as u64, std::process::id());
-        let path = folder.join(name);
-        let open = || -> io::Result<RecordWriter<File>> {
-            let mut writer = RecordWriter::new(File::create(&path)?);
-            let mut version = Event::new();
-            version.set_wall_time(now);
-            version.set_file_version("brain.Event:2".into());
-            writer.write(&version.write_to_bytes().map_err(io::Error::other)?)?;
-            Ok(writer)
-        };
-        let writer = open().map_err(|error| TrainError::io("write", &path, error))?;
-        Ok(Self { path, writer })
-    }
-
-    fn scalar(&mut self, step: u64, name: &str, value: f64) -> Result<(), TrainError> {
-        let mut event = Event::new();
-        event.set_wall_time(now_s());
-        event.set_step(step as i64);
-        event.set_summary(summary::scalar(name, value as f32));
-        let bytes = event.write_to_bytes().map_err(io::Error::other);
-        let written = bytes.and_then(|bytes| self.writer.write(&bytes));
-        written.map_err(|error| TrainError::io("write", &self.path, error))
-    }
 }
 
 #[cfg(test)]

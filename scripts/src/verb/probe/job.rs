@@ -14,6 +14,9 @@ use crate::evaluation::scores::set_name;
 
 /// Flags of `probe`.
 #[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  ocelli probe --checkpoint runs/mine --train 'data/train-*.tar' --test 'data/test-*.tar' --baseline\n  ocelli probe --watch runs/mine --train data/train/ --test data/test/ --protocol linear-dino"
+)]
 pub(crate) struct Args {
     /// A run's work directory, a checkpoint's folder, or weights: a file or folder of `ocelli export`, DINO, DINOv2, timm,
     /// torchvision or transformers.

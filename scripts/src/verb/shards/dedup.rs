@@ -28,6 +28,9 @@ use crate::shards::rewrite::{Flags, Job, Verdict, claim, inputs_of, rewrite};
 
 /// Flags of `shards dedup`.
 #[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  ocelli shards dedup data/ --out checked/\n  ocelli shards dedup data/ --against test/ --remove --out unique/"
+)]
 pub(crate) struct Args {
     #[command(flatten)]
     flags: Flags,

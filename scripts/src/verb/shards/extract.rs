@@ -15,6 +15,7 @@ use crate::shards::rewrite::check_names;
 
 /// Flags of `shards extract`.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:\n  ocelli shards extract data/ --out files/")]
 pub(crate) struct Args {
     /// Shard lists.
     #[arg(required = true)]

@@ -12,6 +12,7 @@ use crate::shards::rewrite::{Flags, Item, Job, Verdict, rewrite};
 
 /// Flags of `shards filter`.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:\n  ocelli shards filter data/ --min-side 64 --max-aspect 4 --out kept/")]
 pub(crate) struct Args {
     #[command(flatten)]
     flags: Flags,

@@ -12,6 +12,7 @@ use pipeline::shard::sidecar;
 
 /// Flags of `shards index`.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:\n  ocelli shards index data/ --checksums")]
 pub(crate) struct Args {
     /// Shard lists. The index of a shard on a disk is written beside it, others into the cache.
     #[arg(required = true)]

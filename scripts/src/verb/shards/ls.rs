@@ -8,6 +8,7 @@ use crate::console::output_lost;
 
 /// Flags of `shards ls`.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:\n  ocelli shards ls 'data/train-*.tar'")]
 pub(crate) struct Args {
     /// Shard lists.
     #[arg(required = true)]

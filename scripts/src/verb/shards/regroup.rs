@@ -8,12 +8,12 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use augment::ViewRng;
 use pipeline::shard::write::{ShardLimits, ShardWriter};
-use pipeline::url::ShardUrl;
 use pipeline::{Shard, Source, Storage};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::progress::bar;
+use crate::shards::classes::names_beside;
 use crate::shards::names::shard_list;
 use crate::shards::rewrite::{claim, inputs_of};
 
@@ -42,6 +42,9 @@ pub(crate) struct Common {
 
 /// Flags of `shards reshard`.
 #[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  ocelli shards reshard data/ --samples-per-shard 10000 --shuffle 0 --out shuffled/"
+)]
 pub(crate) struct ReshardArgs {
     #[command(flatten)]
     common: Common,
@@ -55,6 +58,9 @@ pub(crate) struct ReshardArgs {
 
 /// Flags of `shards split`.
 #[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  ocelli shards split data/ --part train=0.8 --part test=0.2 --out parts/"
+)]
 pub(crate) struct SplitArgs {
     #[command(flatten)]
     common: Common,
@@ -69,6 +75,9 @@ pub(crate) struct SplitArgs {
 
 /// Flags of `shards subset`.
 #[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  ocelli shards subset data/ --count 1000 --out few/\n  ocelli shards subset data/ --classes cat,dog --out pets/"
+)]
 pub(crate) struct SubsetArgs {
     #[command(flatten)]
     common: Common,
@@ -175,12 +184,8 @@ fn of_classes(
     shards: &[Shard],
     places: Vec<Place>,
 ) -> anyhow::Result<Vec<Place>> {
-    let list = match sources.first().map(|source| &source.url) {
-        Some(ShardUrl::File(path)) => path.with_file_name("classes.txt"),
-        _ => PathBuf::new(),
-    };
-    let names = std::fs::read_to_string(&list).unwrap_or_default();
-    let number = |class: &String| names.lines().position(|name| name == class).map(|at| at.to_string());
+    let names = names_beside(sources);
+    let number = |class: &String| names.iter().position(|name| name == class).map(|at| at.to_string());
     let classes: HashSet<String> =
         wanted.iter().map(|class| number(class).unwrap_or_else(|| class.clone())).collect();
     let (mut kept, mut seen) = (Vec::new(), BTreeSet::new());
@@ -193,7 +198,7 @@ fn of_classes(
     }
     let missing = classes.iter().any(|class| !seen.contains(class));
     if kept.is_empty() || missing {
-        let known = |class: &String| names.lines().nth(class.parse().ok()?).map(str::to_string);
+        let known = |class: &String| names.get(class.parse::<usize>().ok()?).cloned();
         let seen: Vec<String> = seen.iter().take(20).map(|c| known(c).unwrap_or_else(|| c.clone())).collect();
         bail!("not all of the classes {} have samples; there are {}", wanted.join(", "), seen.join(", "));
     }

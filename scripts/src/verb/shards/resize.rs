@@ -17,6 +17,7 @@ use crate::shards::rewrite::{Flags, Item, Job, Verdict, rewrite};
 
 /// Flags of `shards resize`.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:\n  ocelli shards resize data/ --short-side 256 --out small/")]
 pub(crate) struct Args {
     #[command(flatten)]
     flags: Flags,

@@ -2,15 +2,23 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::bail;
+use augment::DecodeRules;
 use eval::picture::report;
+use eval::{ImageSet, Source, Transform};
 use pipeline::{Dataset, Storage};
 
+use crate::evaluation::scores::set_name;
 use crate::recipes;
+use crate::shards::classes::names_beside;
 
 /// Flags of `shards contact-sheet`.
 #[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  ocelli shards contact-sheet data/ --out sheet.png\n  ocelli shards contact-sheet data/ --recipe dino_vits16 --count 8 --out views.png"
+)]
 pub(crate) struct Args {
     /// Shard lists.
     #[arg(required = true)]
@@ -25,6 +33,9 @@ pub(crate) struct Args {
     /// Images, spread evenly over the shards.
     #[arg(long, default_value_t = 64)]
     count: u64,
+    /// Side of an image, in pixels.
+    #[arg(long, default_value_t = 96, value_parser = clap::value_parser!(u32).range(16..=512), conflicts_with = "recipe")]
+    tile_px: u32,
     /// Seed of the views.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -45,7 +56,18 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             let rules = recipe.data.rules();
             report::contact_sheet(&args.out, &dataset, &views, &rules, args.seed, args.count)?;
         }
-        None => report::thumbnails(&args.out, &dataset, args.count)?,
+        None => {
+            let square = Transform { resize_px: args.tile_px, size_px: args.tile_px, keeps_exact: true };
+            let source = Source::Shards(Arc::new(dataset));
+            let name = set_name(&args.shards);
+            let images = ImageSet::open_some(source, square, DecodeRules::default(), name, args.count)?;
+            let names = names_beside(&storage.sources(&args.shards)?);
+            let named =
+                |class: &str| class.parse::<usize>().ok().and_then(|number| names.get(number).cloned());
+            report::thumbnails(&args.out, &images, |class| {
+                named(class).unwrap_or_else(|| class.to_string())
+            })?;
+        }
     }
     out!("{}", args.out.display());
     Ok(ExitCode::SUCCESS)

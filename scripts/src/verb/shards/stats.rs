@@ -21,6 +21,7 @@ const N_TIMED: usize = 64;
 
 /// Flags of `shards stats`.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:\n  ocelli shards stats 'data/train-*.tar' --picture sizes.png")]
 pub(crate) struct Args {
     /// Shard lists.
     #[arg(required = true)]

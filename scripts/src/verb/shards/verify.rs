@@ -14,6 +14,7 @@ use crate::progress::bar;
 
 /// Flags of `shards verify`.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:\n  ocelli shards verify data/")]
 pub(crate) struct Args {
     /// Shard lists.
     #[arg(required = true)]

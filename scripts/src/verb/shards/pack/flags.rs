@@ -4,6 +4,9 @@ use std::path::PathBuf;
 
 /// Flags of `shards pack`.
 #[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  ocelli shards pack photos/ --out shards/\n  ocelli shards pack list.csv --out shards/ --prefix train\n  ocelli shards pack urls.csv --urls --out shards/"
+)]
 pub(crate) struct Args {
     /// A folder (plain, or one sub-folder a class), or a .csv, .tsv or .jsonl list with the columns
     /// `path` and, if there are labels, `label`, or a .txt list. Paths are relative to the list.

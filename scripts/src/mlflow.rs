@@ -1,0 +1,166 @@
+//! A tracking server that speaks MLflow's REST interface, version 2.0.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use serde_json::{Value, json};
+use ureq::tls::{RootCerts, TlsConfig};
+use ureq::{Agent, Body, RequestBuilder, http::Response};
+
+/// A request that takes longer has failed.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Metrics that the server takes at once.
+const MAX_METRICS: usize = 1000;
+
+/// Parameters that the server takes at once.
+const MAX_PARAMS: usize = 100;
+
+/// Characters of a parameter's value.
+const MAX_VALUE_CHARS: usize = 6000;
+
+/// The server.
+pub(crate) struct Server {
+    agent: Agent,
+    address: String,
+    /// What requests are authorized with.
+    authorization: Option<String>,
+}
+
+/// Its run.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct RunId {
+    pub(crate) experiment_id: String,
+    pub(crate) run_id: String,
+}
+
+/// A number at a count of steps taken.
+pub(crate) struct Metric {
+    pub(crate) name: String,
+    pub(crate) step: u64,
+    pub(crate) value: f64,
+}
+
+impl Server {
+    /// The server at `address`. `authorization` is the value of the header of that name.
+    pub(crate) fn new(address: &str, authorization: Option<String>) -> Self {
+        let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build();
+        let config = Agent::config_builder()
+            .tls_config(tls)
+            .timeout_global(Some(DEADLINE))
+            // What the server says of an error stands in its body.
+            .http_status_as_error(false);
+        Self {
+            agent: config.build().new_agent(),
+            address: address.trim_end_matches('/').to_string(),
+            authorization,
+        }
+    }
+
+    /// Begins a run in `experiment`, which is made unless it is there.
+    pub(crate) fn begin(
+        &self,
+        experiment: &str,
+        name: &str,
+        at_ms: u64,
+        tags: &[(&str, String)],
+    ) -> anyhow::Result<RunId> {
+        let experiment_id = self.experiment(experiment)?;
+        let tags: Vec<Value> =
+            tags.iter().map(|(key, value)| json!({ "key": key, "value": value })).collect();
+        let body =
+            json!({ "experiment_id": experiment_id, "run_name": name, "start_time": at_ms, "tags": tags });
+        let answer = self.post("runs/create", &body)?;
+        let run_id = answer.pointer("/run/info/run_id").and_then(Value::as_str);
+        Ok(RunId { experiment_id, run_id: run_id.context("the server names no run")?.to_string() })
+    }
+
+    /// Writes the values of a recipe.
+    pub(crate) fn params(&self, run: &RunId, values: &[(String, String)]) -> anyhow::Result<()> {
+        for some in values.chunks(MAX_PARAMS) {
+            let param = |(key, value): &(String, String)| {
+                let value: String = value.chars().take(MAX_VALUE_CHARS).collect();
+                json!({ "key": key, "value": value })
+            };
+            let params: Vec<Value> = some.iter().map(param).collect();
+            self.post("runs/log-batch", &json!({ "run_id": run.run_id, "params": params }))?;
+        }
+        Ok(())
+    }
+
+    /// Writes numbers.
+    pub(crate) fn metrics(&self, run: &RunId, metrics: &[Metric], at_ms: u64) -> anyhow::Result<()> {
+        for some in metrics.chunks(MAX_METRICS) {
+            let metric = |metric: &Metric| {
+                let key = allowed(&metric.name);
+                json!({ "key": key, "value": metric.value, "timestamp": at_ms, "step": metric.step })
+            };
+            let metrics: Vec<Value> = some.iter().map(metric).collect();
+            self.post("runs/log-batch", &json!({ "run_id": run.run_id, "metrics": metrics }))?;
+        }
+        Ok(())
+    }
+
+    /// Says how the run is: `RUNNING`, `FINISHED`, `FAILED`, `KILLED`; and since when, if it has ended.
+    pub(crate) fn state(&self, run: &RunId, state: &str, ended_ms: Option<u64>) -> anyhow::Result<()> {
+        let body = json!({ "run_id": run.run_id, "status": state, "end_time": ended_ms });
+        self.post("runs/update", &body).map(drop)
+    }
+
+    /// Keeps a file with the run. A server that has no store for files of its own refuses.
+    pub(crate) fn file(&self, run: &RunId, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
+        let RunId { experiment_id, run_id } = run;
+        let path = format!("mlflow-artifacts/artifacts/{experiment_id}/{run_id}/artifacts/{name}");
+        let request = self.agent.put(self.url(&path));
+        self.read(&path, self.authorized(request).send(bytes)).map(drop)
+    }
+
+    fn experiment(&self, name: &str) -> anyhow::Result<String> {
+        let path = "experiments/get-by-name";
+        let request = self.agent.get(self.url(&format!("mlflow/{path}"))).query("experiment_name", name);
+        let response = self.authorized(request).call();
+        let answer = match response {
+            Ok(response) if response.status() == 404 => {
+                self.post("experiments/create", &json!({ "name": name }))?
+            }
+            response => self.read(path, response)?,
+        };
+        let id = answer.get("experiment_id").or_else(|| answer.pointer("/experiment/experiment_id"));
+        Ok(id.and_then(Value::as_str).context("the server names no experiment")?.to_string())
+    }
+
+    fn post(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
+        let request = self.agent.post(self.url(&format!("mlflow/{path}")));
+        self.read(path, self.authorized(request).send_json(body))
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("{}/api/2.0/{path}", self.address)
+    }
+
+    fn authorized<Any>(&self, request: RequestBuilder<Any>) -> RequestBuilder<Any> {
+        match &self.authorization {
+            Some(value) => request.header("authorization", value),
+            None => request,
+        }
+    }
+
+    /// The answer to the request `path`.
+    fn read(&self, path: &str, response: Result<Response<Body>, ureq::Error>) -> anyhow::Result<Value> {
+        let mut response = response.with_context(|| format!("no answer from {}", self.address))?;
+        let text = response.body_mut().read_to_string()?;
+        if !response.status().is_success() {
+            let answer = serde_json::from_str::<Value>(&text).unwrap_or_default();
+            let reason = answer.get("message").and_then(Value::as_str).unwrap_or(text.trim());
+            let reason: String = reason.chars().take(300).collect();
+            bail!("{} answers {} to {path}: {reason}", self.address, response.status());
+        }
+        Ok(serde_json::from_str(&text).unwrap_or_default())
+    }
+}
+
+/// `name` with an underscore for every character that names of metrics may not have.
+fn allowed(name: &str) -> String {
+    let is_allowed = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ' ' | '/' | ':');
+    name.chars().map(|c| if is_allowed(c) { c } else { '_' }).collect()
+}

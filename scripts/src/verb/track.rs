@@ -1,0 +1,205 @@
+//! `ocelli track`: runs to an MLflow server. It reads what a run has written and nothing waits for it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, bail};
+use report::{Run, named_scores};
+use serde::{Deserialize, Serialize};
+use trainer::run::status::State;
+
+use crate::console::say;
+use crate::mlflow::{Metric, RunId, Server};
+
+/// Flags of `track`.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  ocelli track runs/mine --mlflow http://127.0.0.1:5000 --follow\n  ocelli track runs/ --mlflow http://127.0.0.1:5000 --experiment shapes"
+)]
+pub(crate) struct Args {
+    /// Work directories, or folders with work directories.
+    #[arg(required = true)]
+    workdirs: Vec<PathBuf>,
+    /// Address of the server, such as http://127.0.0.1:5000.
+    #[arg(long, env = "MLFLOW_TRACKING_URI", value_name = "URL")]
+    mlflow: String,
+    /// Experiment that the runs are listed in; it is made unless it is there.
+    #[arg(long, env = "MLFLOW_EXPERIMENT_NAME", default_value = "ocelli")]
+    experiment: String,
+    /// Go on until all of the runs have ended.
+    #[arg(long)]
+    follow: bool,
+    /// Token, for servers that ask for one.
+    #[arg(long, env = "MLFLOW_TRACKING_TOKEN", hide_env_values = true)]
+    token: Option<String>,
+}
+
+/// Time between looks at the runs.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// What has been sent, by server and experiment: in the work directory.
+const SENT: &str = "mlflow.json";
+
+/// Files that are kept with a run that has ended.
+const FILES: [&str; 5] = ["plan.toml", "report.html", "views.png", "curves.png", "neighbors.png"];
+
+/// What a server has of a run.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Sent {
+    run: RunId,
+    /// Steps whose rows are there.
+    steps: u64,
+    /// Scores that are there.
+    scores: usize,
+    /// Whether parameters are there.
+    params: bool,
+    /// What was said of its state.
+    state: String,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let workdirs: Vec<PathBuf> = args.workdirs.iter().flat_map(|folder| Run::workdirs_in(folder)).collect();
+    if workdirs.is_empty() {
+        bail!("there is no run in {}", args.workdirs[0].display());
+    }
+    if !args.mlflow.starts_with("http://") && !args.mlflow.starts_with("https://") {
+        bail!("{} is no address of a server: it begins with http:// or https://", args.mlflow);
+    }
+    let authorization = args.token.as_ref().map(|token| format!("Bearer {token}"));
+    let server = Server::new(&args.mlflow, authorization);
+    loop {
+        let mut all_ended = true;
+        for workdir in &workdirs {
+            match send(args, &server, workdir) {
+                Ok(has_ended) => all_ended &= has_ended,
+                // The run goes on, and so does whoever watches it.
+                Err(error) if args.follow => {
+                    say(format!("warning: {}: {error:#}", workdir.display()));
+                    all_ended = false;
+                }
+                Err(error) => return Err(error.context(format!("{} is not tracked", workdir.display()))),
+            }
+        }
+        if all_ended || !args.follow {
+            return Ok(ExitCode::SUCCESS);
+        }
+        sleep(LOOK);
+    }
+}
+
+/// Sends what the server does not have yet of the run in `workdir`; says whether the run has ended.
+fn send(args: &Args, server: &Server, workdir: &Path) -> anyhow::Result<bool> {
+    let run = Run::open(workdir)?;
+    let key = format!("{} {}", args.mlflow.trim_end_matches('/'), args.experiment);
+    let path = workdir.join(SENT);
+    let mut all = read(&path)?;
+    let begun = match all.get(&key) {
+        Some(sent) => sent.clone(),
+        None => begin(args, server, &run)?,
+    };
+    let mut keep = |sent: &Sent| {
+        all.insert(key.clone(), sent.clone());
+        let text = serde_json::to_vec_pretty(&all)?;
+        pipeline::file::replace(&path, &text).with_context(|| format!("cannot write {}", path.display()))
+    };
+    // Whatever fails below, the run is not begun twice.
+    keep(&begun)?;
+    let mut sent = begun;
+    if !sent.params {
+        server.params(&sent.run, &params(&run))?;
+        sent.params = true;
+        keep(&sent)?;
+    }
+    let (metrics, steps, scores) = news(&run, &sent)?;
+    server.metrics(&sent.run, &metrics, now_ms())?;
+    let n_metrics = metrics.len();
+    (sent.steps, sent.scores) = (steps, scores);
+    keep(&sent)?;
+    let (state, has_ended) = match run.status.state {
+        State::NotStarted => ("SCHEDULED", false),
+        State::Running => ("RUNNING", false),
+        State::Finished => ("FINISHED", true),
+        State::Stopped => ("KILLED", true),
+        State::Failed(_) | State::Died(_) => ("FAILED", true),
+    };
+    if state != sent.state || (has_ended && n_metrics > 0) {
+        server.state(&sent.run, state, has_ended.then(now_ms))?;
+        if has_ended {
+            send_files(server, &sent.run, workdir);
+        }
+        sent.state = state.into();
+        keep(&sent)?;
+        out!("{}: {n_metrics} numbers sent, {}", run.name(), run.status.state);
+    }
+    Ok(has_ended)
+}
+
+/// Begins `run` on the server.
+fn begin(args: &Args, server: &Server, run: &Run) -> anyhow::Result<Sent> {
+    let start = run.start.as_ref();
+    let at_ms = start.map_or_else(now_ms, |start| (start.at_s * 1e3) as u64);
+    let mut tags = vec![
+        ("mlflow.source.name", "ocelli".to_string()),
+        ("workdir", run.workdir.display().to_string()),
+        ("data_fingerprint", run.status.plan.data_fingerprint.clone()),
+    ];
+    tags.extend(start.map(|start| ("command", start.command.join(" "))));
+    tags.extend(start.map(|start| ("host", start.host.clone())));
+    tags.retain(|(_, value)| !value.is_empty());
+    let id = server.begin(&args.experiment, &run.name(), at_ms, &tags)?;
+    Ok(Sent { run: id, steps: 0, scores: 0, params: false, state: String::new() })
+}
+
+/// The values of the recipe, and what follows from them.
+fn params(run: &Run) -> Vec<(String, String)> {
+    let plan = &run.status.plan;
+    let values = plan.recipe.values().into_iter().map(|(key, value)| {
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_string);
+        (key, text)
+    });
+    let mut values: Vec<(String, String)> = values.collect();
+    values.push(("total_steps".into(), plan.total_steps.to_string()));
+    values.push(("n_samples".into(), plan.n_samples.to_string()));
+    values
+}
+
+/// Numbers of `run` that are not `sent`, and the counts of steps and scores with them.
+fn news(run: &Run, sent: &Sent) -> anyhow::Result<(Vec<Metric>, u64, usize)> {
+    let mut metrics = Vec::new();
+    for (name, points) in run.columns() {
+        let new = points.iter().filter(|(step, _)| *step > sent.steps);
+        metrics.extend(new.map(|(step, value)| Metric { name: name.into(), step: *step, value: *value }));
+    }
+    let steps = metrics.iter().map(|metric| metric.step).max().unwrap_or(sent.steps);
+    let scores = named_scores(&run.workdir)?;
+    let new = scores.iter().skip(sent.scores).cloned();
+    metrics.extend(new.map(|(name, step, value)| Metric { name, step, value }));
+    Ok((metrics, steps, scores.len()))
+}
+
+/// Sends what there is of [`FILES`].
+fn send_files(server: &Server, run: &RunId, workdir: &Path) {
+    for name in FILES {
+        let Ok(bytes) = std::fs::read(workdir.join(name)) else { continue };
+        if let Err(error) = server.file(run, name, &bytes) {
+            say(format!("warning: pictures and report are not sent: {error:#}"));
+            return;
+        }
+    }
+}
+
+fn read(path: &Path) -> anyhow::Result<BTreeMap<String, Sent>> {
+    match std::fs::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .with_context(|| format!("{} cannot be read; without it, the run is sent anew", path.display())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+    }
+}
+
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}

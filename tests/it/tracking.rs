@@ -1,0 +1,183 @@
+//! `ocelli track` against a server that answers as MLflow does and remembers what it was told.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+
+use crate::support::{World, fails, metrics, ok};
+
+/// A request: its method and path, and its body.
+type Request = (String, Vec<u8>);
+
+/// The server.
+struct Tracker {
+    address: String,
+    requests: Arc<Mutex<Vec<Request>>>,
+    /// Requests that are refused from now on.
+    refuses: Arc<Mutex<BTreeSet<&'static str>>>,
+}
+
+impl Tracker {
+    fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let tracker = Self { address, requests: Arc::default(), refuses: Arc::default() };
+        let (requests, refuses) = (Arc::clone(&tracker.requests), Arc::clone(&tracker.refuses));
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                answer(stream, &requests, &refuses);
+            }
+        });
+        tracker
+    }
+
+    /// Bodies of the requests since the last call whose paths end with `path`.
+    fn take(&self, path: &str) -> Vec<Value> {
+        let mut requests = self.requests.lock().unwrap();
+        let (taken, left) = requests.drain(..).partition(|(asked, _)| asked.ends_with(path));
+        *requests = left;
+        let taken: Vec<Request> = taken;
+        taken.iter().map(|(_, body)| serde_json::from_slice(body).unwrap_or_default()).collect()
+    }
+
+    /// The numbers since the last call: those of each name by step.
+    fn numbers(&self) -> BTreeMap<String, BTreeMap<u64, f64>> {
+        let mut numbers = BTreeMap::<String, BTreeMap<u64, f64>>::new();
+        for metric in
+            self.take("runs/log-batch").iter().flat_map(|body| body["metrics"].as_array().cloned()).flatten()
+        {
+            let [name, step] = [&metric["key"], &metric["step"]];
+            let of_name = numbers.entry(name.as_str().unwrap().into()).or_default();
+            let before = of_name.insert(step.as_u64().unwrap(), metric["value"].as_f64().unwrap());
+            assert_eq!(before, None, "{name} at step {step} came twice");
+        }
+        numbers
+    }
+}
+
+fn answer(mut stream: TcpStream, requests: &Mutex<Vec<Request>>, refuses: &Mutex<BTreeSet<&'static str>>) {
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let (mut first, mut n_bytes) = (String::new(), 0);
+    reader.read_line(&mut first).unwrap();
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        if let Some(length) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+            n_bytes = length.trim().parse().unwrap();
+        }
+        if line.trim().is_empty() {
+            break;
+        }
+    }
+    let mut body = vec![0; n_bytes];
+    reader.read_exact(&mut body).unwrap();
+    let path = first.split(' ').take(2).collect::<Vec<_>>().join(" ");
+    let path = path.split('?').next().unwrap().to_string();
+    let (status, answer) = match path.as_str() {
+        path if refuses.lock().unwrap().iter().any(|refused| path.contains(refused)) => {
+            ("503 Busy", json!({ "error_code": "TEMPORARILY_UNAVAILABLE", "message": "come back later" }))
+        }
+        path if path.ends_with("get-by-name") => {
+            ("404 Not Found", json!({ "error_code": "RESOURCE_DOES_NOT_EXIST" }))
+        }
+        path if path.ends_with("experiments/create") => ("200 OK", json!({ "experiment_id": "7" })),
+        path if path.ends_with("runs/create") => {
+            ("200 OK", json!({ "run": { "info": { "run_id": "abc" } } }))
+        }
+        _ => ("200 OK", json!({})),
+    };
+    if status == "200 OK" {
+        requests.lock().unwrap().push((path, body));
+    }
+    let text = answer.to_string();
+    // A client that goes away is nothing to report.
+    let _ = write!(
+        stream,
+        "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{text}",
+        text.len()
+    );
+}
+
+#[test]
+fn a_server_gets_every_number_of_a_run_once() {
+    let (world, tracker) = (World::new(24), Tracker::start());
+    ok(&world.pretrain("run", &[]));
+    let (run, shard) = (world.text("run"), world.text("data/train-000000.tar"));
+    let track = || world.ocelli(&["track", &run, "--mlflow", &tracker.address, "--experiment", "mine"]);
+
+    // A server that is busy in the middle of it gets the rest later.
+    tracker.refuses.lock().unwrap().insert("runs/log-batch");
+    let told = fails(&track(), 2);
+    assert!(told.contains("503") && told.contains("come back later"), "{told}");
+    tracker.refuses.lock().unwrap().clear();
+    tracker.refuses.lock().unwrap().insert("runs/update");
+    fails(&track(), 2);
+    tracker.refuses.lock().unwrap().clear();
+    let told = track();
+    ok(&told);
+    assert!(String::from_utf8_lossy(&told.stdout).contains("finished"), "{told:?}");
+
+    let created = tracker.take("runs/create");
+    assert_eq!(created.len(), 1, "a run is begun once");
+    assert_eq!((&created[0]["experiment_id"], &created[0]["run_name"]), (&json!("7"), &json!("run")));
+    let params: BTreeMap<String, Value> = {
+        let requests = tracker.requests.lock().unwrap();
+        let bodies = requests.iter().filter_map(|(_, body)| serde_json::from_slice::<Value>(body).ok());
+        let params = bodies.flat_map(|body| body["params"].as_array().cloned()).flatten();
+        params.map(|param| (param["key"].as_str().unwrap().into(), param["value"].clone())).collect()
+    };
+    assert_eq!((&params["method.name"], &params["n_samples"]), (&json!("dino"), &json!("24")));
+    let rows = metrics(&world.path("run"));
+    let losses: Vec<f64> = rows.iter().map(|row| row["train/loss"].as_f64().unwrap()).collect();
+    let numbers = tracker.numbers();
+    assert_eq!(numbers["train/loss"].values().copied().collect::<Vec<_>>(), losses);
+    assert_eq!(
+        numbers["train/loss"].keys().next_back().copied(),
+        rows.last().unwrap()["step"].as_u64().map(|s| s + 1)
+    );
+    let updates = tracker.take("runs/update");
+    assert_eq!(updates.last().unwrap()["status"], "FINISHED");
+    let files = tracker.requests.lock().unwrap().iter().filter(|(path, _)| path.starts_with("PUT ")).count();
+    assert_eq!(files, fs::read_dir(world.path("run")).unwrap().flatten().filter(is_sent).count());
+
+    // What is there is not sent again; a score that comes later is.
+    ok(&track());
+    assert!(tracker.numbers().is_empty());
+    ok(&world.ocelli(&[
+        "probe",
+        "--checkpoint",
+        &run,
+        "--train",
+        &shard,
+        "--test",
+        &shard,
+        "--protocol",
+        "knn",
+    ]));
+    ok(&track());
+    let numbers = tracker.numbers();
+    assert!(numbers.keys().all(|name| name.starts_with("eval/data/train/teacher/")), "{numbers:?}");
+    assert!(numbers.keys().any(|name| name.ends_with("/knn_20")), "{numbers:?}");
+    assert!(tracker.take("runs/create").is_empty());
+}
+
+/// Pictures, the report and the plan.
+fn is_sent(entry: &fs::DirEntry) -> bool {
+    let name = entry.file_name().to_string_lossy().into_owned();
+    name.ends_with(".png") || name == "report.html" || name == "plan.toml"
+}
+
+#[test]
+fn a_server_that_is_not_there_is_named() {
+    let world = World::new(24);
+    ok(&world.pretrain("run", &[]));
+    let told = fails(&world.ocelli(&["track", &world.text("run"), "--mlflow", "http://127.0.0.1:1"]), 2);
+    assert!(told.contains("no answer from http://127.0.0.1:1"), "{told}");
+    let told = fails(&world.ocelli(&["track", &world.text("run"), "--mlflow", "file:mlruns"]), 2);
+    assert!(told.contains("begins with http"), "{told}");
+    fails(&world.ocelli(&["track", &world.text("data"), "--mlflow", "http://127.0.0.1:1"]), 2);
+}

@@ -1,0 +1,16 @@
+//! Lengths of time in a recipe.
+
+use super::Recipe;
+use crate::schedule::{Duration, RunLength};
+
+/// Every length of time in `recipe` but that of the run and what comes after it, by its key, in steps.
+pub(super) fn lengths(recipe: &Recipe, length: RunLength) -> Vec<(String, u64)> {
+    let in_steps = |(key, value): (String, toml::Value)| {
+        let (parent, unit) = key.rsplit_once('.')?;
+        let table = toml::Table::from_iter([(unit.to_string(), value)]);
+        let duration: Duration = toml::Value::Table(table).try_into().ok()?;
+        let steps = length.steps(parent, &duration).ok()?;
+        (parent != "optim.length").then(|| (parent.to_string(), steps))
+    };
+    recipe.values().into_iter().filter_map(in_steps).collect()
+}
