@@ -120,9 +120,14 @@ fn confusion(outcome: &eval::Outcome) -> Value {
 /// What a set is called if nobody says: the folder and the common beginning of its shards, `cifar10/test`.
 pub(crate) fn set_name(specs: &[String]) -> String {
     let first = specs.first().map(String::as_str).unwrap_or_default();
-    let path = Path::new(first.trim_end_matches(".gz").trim_end_matches(".tar"));
+    let shard = first.trim_end_matches(".gz");
+    let path = Path::new(shard.trim_end_matches(".tar"));
     let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let file = file.trim_end_matches(|c: char| c.is_ascii_digit() || "-_.{}*?[]".contains(c)).to_string();
+    // A folder is called as it is.
+    let file = match shard.ends_with(".tar") {
+        true => file.trim_end_matches(|c: char| c.is_ascii_digit() || "-_.{}*?[]".contains(c)).to_string(),
+        false => file,
+    };
     let folder = path.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
     match folder {
         Some(folder) => format!("{folder}/{file}"),
@@ -140,5 +145,6 @@ mod tests {
         assert_eq!(name("/data/cifar10/test-{000000..000001}.tar"), "cifar10/test");
         assert_eq!(name("https://host/b/val_0001.tar.gz"), "b/val");
         assert_eq!(name("held-out.tar"), "held-out");
+        assert_eq!(name("data/photos-2024/"), "data/photos-2024");
     }
 }

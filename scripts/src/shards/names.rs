@@ -8,5 +8,5 @@ pub(crate) fn shard_list(folder: &Path, prefix: &str, n_shards: usize) -> String
         0 | 1 => "000000".to_string(),
         n => format!("{{000000..{:06}}}", n - 1),
     };
-    format!("{}/{prefix}-{range}.tar", folder.display())
+    folder.join(format!("{prefix}-{range}.tar")).display().to_string()
 }

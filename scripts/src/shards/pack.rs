@@ -18,6 +18,9 @@ use super::order::shuffle;
 use crate::console::say;
 use crate::progress::bar;
 
+/// Extensions of images that no decoder here reads.
+const UNREAD: [&str; 11] = ["arw", "avif", "cr2", "dng", "heic", "heif", "jp2", "jxl", "nef", "psd", "svg"];
+
 /// What was packed.
 pub(crate) struct Packed {
     pub(crate) n_samples: u64,
@@ -25,24 +28,35 @@ pub(crate) struct Packed {
     pub(crate) paths: Vec<PathBuf>,
     /// The list of what could not be packed, and how many there are.
     pub(crate) failures: Option<(PathBuf, usize)>,
-    /// Files that are no images, by extension.
+    /// Files of other kinds, by extension.
     pub(crate) skipped: BTreeMap<String, usize>,
 }
 
 impl Packed {
     /// Says what was left out.
     pub(crate) fn tell(&self) {
-        if !self.skipped.is_empty() {
-            let kinds = self.skipped.iter().map(|(extension, n)| match extension.as_str() {
-                "" => format!("{n} without extension"),
-                extension => format!("{n} .{extension}"),
-            });
-            say(format!("note: skipped files that are not images: {}", kinds.collect::<Vec<_>>().join(", ")));
+        let (unread, others): (Vec<_>, Vec<_>) =
+            self.skipped.iter().partition(|(extension, _)| UNREAD.contains(&extension.as_str()));
+        if !unread.is_empty() {
+            let kinds = in_words(&unread);
+            say(format!("warning: skipped images in formats that are not read: {kinds}; convert them first"));
+        }
+        if !others.is_empty() {
+            say(format!("note: skipped files that are not images: {}", in_words(&others)));
         }
         if let Some((list, n)) = &self.failures {
             say(format!("warning: {n} images could not be packed: see {}", list.display()));
         }
     }
+}
+
+/// `1 .txt, 3 without extension`.
+fn in_words(skipped: &[(&String, &usize)]) -> String {
+    let kinds = skipped.iter().map(|(extension, n)| match extension.as_str() {
+        "" => format!("{n} without extension"),
+        extension => format!("{n} .{extension}"),
+    });
+    kinds.collect::<Vec<_>>().join(", ")
 }
 
 /// What is packed, and how.
