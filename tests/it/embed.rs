@@ -116,10 +116,12 @@ fn a_folder_is_embedded_without_being_packed() {
         fs::copy(image, folder.join(class).join(format!("{i}.jpg"))).unwrap();
     }
     fs::write(folder.join("dog/broken.jpg"), b"no image").unwrap();
+    fs::write(folder.join("dog/phone.heic"), b"not read").unwrap();
     let (run, out) = (world.text("run"), world.text("x.npy"));
     let args = ["embed", "--checkpoint", &run, "--images", &world.text("photos"), "--out", &out, "--json"];
     let output = world.ocelli(&args);
-    ok(&output);
+    let skipped = ok(&output);
+    assert!(skipped.contains("1 .heic"), "{skipped}");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("1 images could not be decoded"), "{said}");
     let rows = lines(&world.path("x.npy.rows.jsonl"));

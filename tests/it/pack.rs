@@ -49,11 +49,13 @@ fn a_folder_keeps_names_and_says_what_it_skips() {
     write(&folder.join("dog/d.gif"), &picture(5, 20), ImageFormat::Gif);
     write(&folder.join("dog/._d.jpg"), &picture(6, 20), ImageFormat::Jpeg);
     std::fs::write(folder.join("dog/notes.doc"), "x").unwrap();
+    std::fs::write(folder.join("dog/new.AVIF"), "x").unwrap();
     std::fs::write(folder.join("dog/broken.bmp"), "no bitmap").unwrap();
     let out = world.text("packed");
     let packed = world.ocelli(&["shards", "pack", &world.text("photos"), "--out", &out, "--json"]);
     let said = ok(&packed);
     assert!(said.contains("1 .doc") && said.contains("1 .jpg") && said.contains("failures.jsonl"), "{said}");
+    assert!(said.contains("formats that are not read: 1 .avif"), "{said}");
     let line = json_of(&packed);
     assert_eq!((line["samples"].as_u64(), line["failed"].as_u64()), (Some(5), Some(1)), "{line}");
     let found = samples(&world, &format!("{out}/*.tar"));

@@ -34,6 +34,31 @@ pub(crate) struct Found {
     pub(crate) skipped: BTreeMap<String, usize>,
 }
 
+/// Extensions of images that no decoder here reads.
+const UNREAD: [&str; 11] = ["arw", "avif", "cr2", "dng", "heic", "heif", "jp2", "jxl", "nef", "psd", "svg"];
+
+/// Says which files were left out, by their extensions.
+pub(crate) fn tell_skipped(skipped: &BTreeMap<String, usize>) {
+    let (unread, others): (Vec<_>, Vec<_>) =
+        skipped.iter().partition(|(extension, _)| UNREAD.contains(&extension.as_str()));
+    if !unread.is_empty() {
+        let kinds = in_words(&unread);
+        say(format!("warning: skipped images in formats that are not read: {kinds}; convert them first"));
+    }
+    if !others.is_empty() {
+        say(format!("note: skipped files that are not images: {}", in_words(&others)));
+    }
+}
+
+/// `1 .txt, 3 without extension`.
+fn in_words(skipped: &[(&String, &usize)]) -> String {
+    let kinds = skipped.iter().map(|(extension, n)| match extension.as_str() {
+        "" => format!("{n} without extension"),
+        extension => format!("{n} .{extension}"),
+    });
+    kinds.collect::<Vec<_>>().join(", ")
+}
+
 /// The images that `input` names.
 pub(crate) fn entries(input: &Path) -> anyhow::Result<Found> {
     if input.is_dir() {

@@ -12,14 +12,11 @@ use pipeline::shard::write::{ShardLimits, ShardWriter};
 use serde_json::{Value, json};
 
 use super::classes::{Classes, write_classes};
-use super::files::{CONVERTED, Entry, entries, extension};
+use super::files::{CONVERTED, Entry, entries, extension, tell_skipped};
 use super::keys::Keys;
 use super::order::shuffle;
 use crate::console::say;
 use crate::progress::bar;
-
-/// Extensions of images that no decoder here reads.
-const UNREAD: [&str; 11] = ["arw", "avif", "cr2", "dng", "heic", "heif", "jp2", "jxl", "nef", "psd", "svg"];
 
 /// What was packed.
 pub(crate) struct Packed {
@@ -35,28 +32,11 @@ pub(crate) struct Packed {
 impl Packed {
     /// Says what was left out.
     pub(crate) fn tell(&self) {
-        let (unread, others): (Vec<_>, Vec<_>) =
-            self.skipped.iter().partition(|(extension, _)| UNREAD.contains(&extension.as_str()));
-        if !unread.is_empty() {
-            let kinds = in_words(&unread);
-            say(format!("warning: skipped images in formats that are not read: {kinds}; convert them first"));
-        }
-        if !others.is_empty() {
-            say(format!("note: skipped files that are not images: {}", in_words(&others)));
-        }
+        tell_skipped(&self.skipped);
         if let Some((list, n)) = &self.failures {
             say(format!("warning: {n} images could not be packed: see {}", list.display()));
         }
     }
-}
-
-/// `1 .txt, 3 without extension`.
-fn in_words(skipped: &[(&String, &usize)]) -> String {
-    let kinds = skipped.iter().map(|(extension, n)| match extension.as_str() {
-        "" => format!("{n} without extension"),
-        extension => format!("{n} .{extension}"),
-    });
-    kinds.collect::<Vec<_>>().join(", ")
 }
 
 /// What is packed, and how.

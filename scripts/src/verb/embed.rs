@@ -16,7 +16,7 @@ use crate::cluster::launch::Launch;
 use crate::evaluation::flags::{CacheFlags, StageBar};
 use crate::evaluation::network::NetworkFlags;
 use crate::evaluation::scores::set_name;
-use crate::shards::files::entries;
+use crate::shards::files::{entries, tell_skipped};
 
 /// Flags of `embed`.
 #[derive(clap::Args)]
@@ -125,7 +125,9 @@ fn source(args: &Args, storage: &Storage) -> anyhow::Result<(Source, String)> {
         path: entry.path,
         class: entry.class,
     };
-    let files: Vec<ImageFile> = entries(input)?.entries.into_iter().map(file).collect();
+    let found = entries(input)?;
+    tell_skipped(&found.skipped);
+    let files: Vec<ImageFile> = found.entries.into_iter().map(file).collect();
     if files.is_empty() {
         bail!("{} holds no image", input.display());
     }

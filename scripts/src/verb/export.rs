@@ -151,10 +151,15 @@ pub(crate) fn card_of(path: &Path, backbone: &Backbone) -> anyhow::Result<Card> 
 fn trained_on(manifest: &Manifest) -> String {
     let plan = &manifest.plan;
     let images = manifest.step * plan.recipe.optim.batch_size as u64;
+    // The plan, below, has them all.
+    let shards = match plan.recipe.data.shards.as_slice() {
+        [first, .., last] => format!("{first} to {last}"),
+        shards => shards.join(", "),
+    };
     format!(
         "Trained on {} images ({}) for {} of {} steps of {} images: {:.1} epochs.",
         plan.n_samples,
-        plan.recipe.data.shards.join(", "),
+        shards,
         manifest.step,
         plan.total_steps,
         plan.recipe.optim.batch_size,
