@@ -146,13 +146,20 @@ fn no_value_of_a_recipe_makes_it_panic_hang_or_abort() {
             scope.spawn(|| {
                 while let Some((what, workdir, args)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
                     if let Ended::Badly(how) = run(args) {
-                        bad.lock().unwrap().insert(what.clone(), how);
+                        bad.lock().unwrap().insert((what.clone(), workdir.clone()), (how, args.clone()));
                     }
                     let _ = std::fs::remove_dir_all(world.path(workdir));
                 }
             });
         }
     });
-    let bad = bad.into_inner().unwrap();
+    let mut bad = bad.into_inner().unwrap();
+    // On a machine that is busy with other things a start takes long: what does not end well ends so alone, too.
+    bad.retain(|(_, workdir), (how, args)| {
+        let _ = std::fs::remove_dir_all(world.path(workdir));
+        let Ended::Badly(again) = run(args) else { return false };
+        *how = again;
+        true
+    });
     assert!(bad.is_empty(), "{} of {} cases:\n{bad:#?}", bad.len(), cases.len());
 }

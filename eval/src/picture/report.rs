@@ -189,7 +189,9 @@ pub fn read_curves(path: &Path, names: &[&str], beginnings: &[&str]) -> Result<V
         .collect();
     let begun = all.into_iter().filter(|name| beginnings.iter().any(|beginning| name.starts_with(beginning)));
     let curve = |name: &str| {
-        let point = |row: &serde_json::Value| Some((row.get("step")?.as_f64()?, row.get(name)?.as_f64()?));
+        // Rows count steps from 0; people count those that are taken.
+        let point =
+            |row: &serde_json::Value| Some((row.get("step")?.as_f64()? + 1.0, row.get(name)?.as_f64()?));
         (name.to_string(), rows.iter().filter_map(point).collect())
     };
     Ok(names.iter().copied().chain(begun).map(curve).collect())
