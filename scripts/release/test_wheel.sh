@@ -12,6 +12,9 @@ trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 "${PYTHON:-python3}" -m venv --system-site-packages venv
 venv/bin/pip install --quiet --no-deps "$wheel"
+# The packages of a venv that PYTHON lies in come after those of this one.
+"${PYTHON:-python3}" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' \
+    >"$(venv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/python.pth"
 venv/bin/pip install --quiet numpy
 export PATH="$folder/venv/bin:/usr/bin:/bin"
 export OCELLI_CACHE="$folder/cache"

@@ -32,7 +32,7 @@ const FOLDERS: [(&str, &[&str]); 13] = [
     ("estimate", &["comm", "model", "method", "step", "recipe", "checkpoint"]),
     ("network", &["device", "model", "recipe", "checkpoint"]),
     ("run", &["device", "comm", "model", "method", "step", "recipe", "checkpoint", "network"]),
-    ("bench", &["device", "comm", "model", "optim", "step", "recipe", "estimate"]),
+    ("bench", &["device", "ops", "comm", "model", "optim", "step", "recipe", "estimate"]),
 ];
 
 /// Compiled for tests alone, which may use everything.

@@ -5,12 +5,14 @@ use std::time::Instant;
 use augment::Batch;
 use burn_tensor::{Device, Distribution, Tensor};
 
-use super::median;
 use super::noise::noise_batch;
+use super::products::{alone_ms, flops};
+use super::{Times, median};
 use crate::comm::communicator::Comm;
 use crate::comm::engine::EngineError;
 use crate::error::TrainError;
 use crate::estimate::{self, Spread};
+use crate::ops::tally::products_of;
 use crate::recipe::plan::Plan;
 use crate::schedule::Knobs;
 use crate::step::precision::Arithmetic;
@@ -25,8 +27,10 @@ const MATRIX_PRODUCTS: usize = 4;
 pub struct StepBench {
     /// Median times by phase, in steps whose phases wait for the device.
     pub phases: Phases,
-    /// Mean time of steps one after another, in milliseconds.
-    pub step_ms: f64,
+    /// Steps one after another.
+    pub step: Times,
+    /// The step's matrix products alone, in milliseconds, and their operations; `None` where another device computes.
+    pub products: Option<[f64; 2]>,
     /// Floating-point operations of a step's matrix products: what must be done, and with what is done twice.
     pub flops: [f64; 2],
     /// The most bytes that the device's pools have held, scratch of tuning among them; `None` for the host.
@@ -49,7 +53,10 @@ pub fn steps(plan: &Plan, repeats: usize, device: &Device) -> Result<StepBench, 
         all.push(trainer.step(&batch, &knobs)?.phases);
     }
     trainer.time_phases(false);
-    let step_ms = whole_steps_ms(&mut trainer, batch, &knobs, repeats, device)?;
+    let (stepped, noted) = products_of(|| trainer.step(&batch, &knobs));
+    stepped?;
+    let step = Times::of(whole_steps_ms(&mut trainer, batch, &knobs, repeats, device)?);
+    let products = (*device == Device::flex()).then(|| [alone_ms(&noted, plan.n_workers), flops(&noted)]);
     let of = |f: fn(&Phases) -> f64| median(all.iter().map(f).collect());
     let phases = Phases {
         input_ms: of(|p| p.input_ms),
@@ -60,45 +67,49 @@ pub fn steps(plan: &Plan, repeats: usize, device: &Device) -> Result<StepBench, 
         update_ms: of(|p| p.update_ms),
         wait_ms: of(|p| p.wait_ms),
     };
-    let flops = estimate::step_flops(&estimate::of_plan(plan)?, &Spread::of(plan));
+    let needed = estimate::step_flops(&estimate::of_plan(plan)?, &Spread::of(plan));
     let pools = device.memory_pool_report();
     let peak = pools.map(|pools| pools.iter().map(|pool| pool.page_size * pool.pages_peak).sum());
     let held = device.memory_pool_usage().map(|usage| usage.bytes_reserved);
-    Ok(StepBench { phases, step_ms, flops, peak_bytes: held.max(peak) })
+    Ok(StepBench { phases, step, products, flops: needed, peak_bytes: held.max(peak) })
 }
 
-/// Mean time of steps one after another, as a run takes them: a device is sent the next batch while it computes.
+/// Times of steps one after another, as a run takes them: a device is sent the next batch while it computes.
 fn whole_steps_ms(
     trainer: &mut Trainer,
     batch: Batch,
     knobs: &Knobs,
     repeats: usize,
     device: &Device,
-) -> Result<f64, EngineError> {
-    let mut start = Instant::now();
+) -> Result<Vec<f64>, EngineError> {
+    let mut all = Vec::with_capacity(repeats);
     if *device == Device::flex() {
-        for repeat in 0..=repeats {
-            if repeat == 1 {
-                start = Instant::now();
-            }
+        trainer.step(&batch, knobs)?;
+        for _ in 0..repeats {
+            let start = Instant::now();
             trainer.step(&batch, knobs)?;
+            all.push(start.elapsed().as_secs_f64() * 1e3);
         }
-        return Ok(start.elapsed().as_secs_f64() * 1e3 / repeats as f64);
+        return Ok(all);
     }
     let uploads = Uploads::start(trainer.uplink())?;
     let mut upload = uploads.push(batch);
+    let mut start = Instant::now();
     for repeat in 0..=repeats {
-        if repeat == 1 {
-            let _ = device.sync();
-            start = Instant::now();
-        }
         let (batch, sent) = upload.wait()?;
         let gradients = trainer.gradients_of_sent(sent, knobs, &mut |_| {})?;
         upload = uploads.push(batch);
         trainer.update(gradients, Votes::default(), knobs)?;
+        if repeat == 0 || repeat == repeats {
+            let _ = device.sync();
+        }
+        // The first one warms up.
+        if repeat > 0 {
+            all.push(start.elapsed().as_secs_f64() * 1e3);
+        }
+        start = Instant::now();
     }
-    let _ = device.sync();
-    Ok(start.elapsed().as_secs_f64() * 1e3 / repeats as f64)
+    Ok(all)
 }
 
 /// Floating-point operations a second of the best of a few products of two square matrices of side `n`.

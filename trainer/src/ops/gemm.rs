@@ -1,5 +1,7 @@
 //! Matrix products on strided slices: the one place that calls the `gemm` crate.
 
+use super::tally::{self, Product};
+
 /// A matrix inside a slice, by the distance between rows and between columns.
 #[derive(Debug, Clone, Copy)]
 pub struct Mat<'a, T = f32> {
@@ -61,6 +63,12 @@ pub fn gemm<T: Element>(
     };
     assert!(fits(m, k, &a) && fits(k, n, &b), "matrices lie inside their slices");
     assert!(n <= out_stride && (m - 1) * out_stride + n <= out.len(), "the output lies inside its slice");
+    tally::note(|| Product {
+        mkn: [m, k, n],
+        transposed: [a.col_stride > 1, b.col_stride > 1],
+        adds: keep != T::default(),
+        n_threads: rayon::current_num_threads(),
+    });
     let parallelism = match rayon::current_num_threads() {
         1 => gemm::Parallelism::None,
         _ => gemm::Parallelism::Rayon(0),

@@ -29,6 +29,7 @@ mod residual;
 mod seed;
 mod sequence;
 mod shared;
+pub(crate) mod tally;
 mod unit_rows;
 mod waves;
 mod weight_norm;

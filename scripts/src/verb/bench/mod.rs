@@ -1,5 +1,6 @@
 //! `ocelli bench`: where the time of a step and of the loader goes.
 
+mod compare;
 mod device;
 mod loader;
 mod probe;

@@ -2,12 +2,13 @@
 
 use std::process::ExitCode;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use trainer::Plan;
 use trainer::bench::step::StepBench;
 use trainer::device::{DeviceKind, Opened};
 use trainer::estimate::fit;
 
+use super::compare::{CompareFlag, compared};
 use crate::cluster::compute::DeviceFlag;
 use crate::cluster::{compute, machine};
 use crate::memory::MEMORY;
@@ -39,12 +40,15 @@ pub(crate) struct Args {
     /// Change a value of the recipe. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
+    #[command(flatten)]
+    compare: CompareFlag,
     /// End with one line of JSON.
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let before = args.compare.read()?;
     let device = args.device.open()?;
     let mut recipe = recipes::load_for_bench(&args.recipe, &args.overrides, args.batch, 4)?;
     if let Some(workers) = args.workers {
@@ -56,16 +60,27 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let room = machine::room(1, 1, &device);
     let plan = fit(plan.over(1, room)?, room)?;
     compute::check(&plan, &device)?;
-    if args.backbone {
-        backbone(args, &plan, &device)?;
-    } else {
-        step(args, &plan, &device)?;
+    let mut figures = match args.backbone {
+        true => backbone(args, &plan, &device)?,
+        false => step(args, &plan, &device)?,
+    };
+    figures["recipe"] = json!(args.recipe);
+    figures["batch_size"] = json!(plan.recipe.optim.batch_size);
+    figures["workers"] = json!(plan.n_workers);
+    figures["compute"] = json!(plan.recipe.optim.precision.compute);
+    figures["device"] = json!(device.name);
+    if let Some(before) = before {
+        compared(&before, &figures).iter().for_each(|line| out!("{line}"));
+    }
+    if args.json {
+        out!("{figures}");
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
-    let StepBench { phases, step_ms, flops: [needed, done], peak_bytes } =
+/// Measures steps and tells of them; gives the figures for programs.
+fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
+    let StepBench { phases, step, products, flops: [needed, done], peak_bytes } =
         trainer::bench::step::steps(plan, args.repeats, &device.device)?;
     let (total, batch_size) = (phases.total_ms(), plan.recipe.optim.batch_size);
     let rows = [
@@ -77,7 +92,7 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
         ("update", phases.update_ms),
     ];
     out!(
-        "{}, batch {batch_size}, {} on {}: phases are medians, the step a mean of {}",
+        "{}, batch {batch_size}, {} on {}: medians of {}",
         args.recipe,
         match device.kind {
             DeviceKind::Cpu => format!("{} workers", plan.n_workers),
@@ -89,9 +104,11 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
     for (name, ms) in rows {
         out!("{name:<18} {ms:9.1} ms {:5.1} %", 100.0 * ms / total);
     }
+    let (step_ms, [shortest, longest]) = (step.median_ms, step.range_ms);
     let rate = 1e3 * batch_size as f64 / step_ms;
     out!("{:<18} {total:9.1} ms", "phases, in turn");
-    out!("{:<18} {step_ms:9.1} ms  {rate:.2} images/s", "step");
+    out!("{:<18} {step_ms:9.1} ms  {rate:.2} images/s; {shortest:.1} to {longest:.1} ms", "step");
+    tell_products(products, step_ms);
     let arithmetic = plan.recipe.optim.precision.compute;
     let side = if device.kind == DeviceKind::Cpu { 1024 } else { 8192 };
     let peak = trainer::bench::step::matrix_peak(&device.device, args.matrix.unwrap_or(side), arithmetic);
@@ -107,25 +124,30 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
     // The host's own peak, where that is where it computes.
     let memory = peak_bytes.unwrap_or(MEMORY.peak() as u64);
     out!("{:<18} {:9.2} GB", "memory, peak", memory as f64 / 1e9);
-    if args.json {
-        let phases: serde_json::Map<String, serde_json::Value> =
-            rows.into_iter().map(|(name, ms)| (name.replace(' ', "_"), json!(ms))).collect();
-        let line = json!({
-            "images_per_s": rate,
-            "step_ms": step_ms,
-            "phases_ms": phases,
-            "tflops": achieved / 1e12,
-            "matrix_peak_tflops": peak / 1e12,
-            "memory_bytes": memory,
-            "device": device.name,
-            "graphs_kept": plan.keep,
-        });
-        out!("{line}");
-    }
-    Ok(())
+    let phases: serde_json::Map<String, Value> =
+        rows.into_iter().map(|(name, ms)| (name.replace(' ', "_"), json!(ms))).collect();
+    Ok(json!({
+        "images_per_s": rate,
+        "step_ms": step_ms,
+        "step_range_ms": step.range_ms,
+        "phases_ms": phases,
+        "products_ms": products.map(|[alone_ms, _]| alone_ms),
+        "tflops": achieved / 1e12,
+        "matrix_peak_tflops": peak / 1e12,
+        "memory_bytes": memory,
+        "graphs_kept": plan.keep,
+    }))
 }
 
-fn backbone(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
+/// Tells what the step's matrix products take alone, where that was measured.
+fn tell_products(products: Option<[f64; 2]>, step_ms: f64) {
+    let Some([alone_ms, flops]) = products else { return };
+    let (share, rate) = (100.0 * alone_ms / step_ms, flops / alone_ms / 1e9);
+    out!("{:<18} {alone_ms:9.1} ms {share:5.1} % of the step; alone, {rate:.3} TFLOP/s", "its products");
+}
+
+/// Measures the backbone alone and tells of it; gives the figures for programs.
+fn backbone(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
     let times = trainer::bench::backbone::backbone(plan, args.repeats, &device.device)?;
     let side = plan.recipe.model.image_px();
     out!(
@@ -146,14 +168,10 @@ fn backbone(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<()> {
         times.recomputed_ms / times.whole_graph_ms
     );
     out!("units, {} workers, graphs kept    {:9.1} ms", plan.n_workers, times.workers_ms);
-    if args.json {
-        let line = json!({
-            "whole_graph_ms": times.whole_graph_ms,
-            "kept_ms": times.kept_ms,
-            "recomputed_ms": times.recomputed_ms,
-            "workers_ms": times.workers_ms,
-        });
-        out!("{line}");
-    }
-    Ok(())
+    Ok(json!({
+        "whole_graph_ms": times.whole_graph_ms,
+        "kept_ms": times.kept_ms,
+        "recomputed_ms": times.recomputed_ms,
+        "workers_ms": times.workers_ms,
+    }))
 }

@@ -1,0 +1,83 @@
+//! The matrix products of a step, alone: of the same shapes, by as many workers at once, with nothing between them.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use super::Times;
+use crate::device::workers::Workers;
+use crate::ops::gemm::{Mat, gemm};
+use crate::ops::tally::Product;
+
+/// Each shape is multiplied for at least so long, so that clocks are exact.
+const AT_LEAST_MS: f64 = 1.0;
+
+/// Rounds, of which the median counts.
+const ROUNDS: usize = 3;
+
+/// Milliseconds that `products`, each as often as it says, take on `n_workers` workers. Matrices are in the caches, as far as
+/// they fit there.
+pub(super) fn alone_ms(products: &BTreeMap<Product, u64>, n_workers: usize) -> f64 {
+    let workers = Workers::new(n_workers);
+    let rounds = (0..ROUNDS).map(|_| {
+        products.iter().map(|(product, count)| *count as f64 * one_ms(product, &workers)).sum::<f64>()
+    });
+    Times::of(rounds.collect()).median_ms
+}
+
+/// Floating-point operations of `products`.
+pub(super) fn flops(products: &BTreeMap<Product, u64>) -> f64 {
+    let one = |product: &Product| product.mkn.iter().map(|side| *side as f64).product::<f64>();
+    products.iter().map(|(product, count)| 2.0 * *count as f64 * one(product)).sum()
+}
+
+/// The share of `product` in the time of a step: where it is computed on one thread, all workers compute one at a time.
+fn one_ms(product: &Product, workers: &Workers) -> f64 {
+    if product.n_threads > 1 {
+        return repeated_ms(product);
+    }
+    let each = workers.map(vec![(); workers.len()], |_, ()| repeated_ms(product));
+    each.iter().sum::<f64>() / (each.len() * each.len()) as f64
+}
+
+/// Mean time of `product`, on the calling thread and those that it takes in.
+fn repeated_ms(product: &Product) -> f64 {
+    let [m, k, n] = product.mkn;
+    let (a, b) = (vec![0.5_f32; m * k], vec![0.25_f32; k * n]);
+    let mut out = vec![0.0_f32; m * n];
+    let [a_by_columns, b_by_columns] = product.transposed;
+    let a = if a_by_columns { Mat::rows(&a, m).t() } else { Mat::rows(&a, k) };
+    let b = if b_by_columns { Mat::rows(&b, k).t() } else { Mat::rows(&b, n) };
+    let keep = if product.adds { 1.0 } else { 0.0 };
+    let mut multiply = || gemm(product.mkn, 1.0, a, b, keep, &mut out, n);
+    multiply();
+    let (start, mut repeats) = (Instant::now(), 0);
+    loop {
+        multiply();
+        repeats += 1;
+        let ms = start.elapsed().as_secs_f64() * 1e3;
+        if ms >= AT_LEAST_MS {
+            return ms / f64::from(repeats);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::tally::products_of;
+
+    #[test]
+    fn what_is_noted_is_what_is_computed() {
+        let product = Product {
+            mkn: [3, 4, 5],
+            transposed: [true, false],
+            adds: true,
+            n_threads: rayon::current_num_threads(),
+        };
+        let (_, noted) = products_of(|| repeated_ms(&product));
+        // Tests beside this one multiply, too.
+        assert!(noted.get(&product).is_some_and(|n| *n > 1), "{noted:?}");
+        assert_eq!(flops(&BTreeMap::from([(product, 2)])), 240.0);
+        assert!(alone_ms(&BTreeMap::from([(product, 2)]), 2) > 0.0);
+    }
+}
