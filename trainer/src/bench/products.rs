@@ -30,6 +30,12 @@ pub(super) fn flops(products: &BTreeMap<Product, u64>) -> f64 {
     products.iter().map(|(product, count)| 2.0 * *count as f64 * one(product)).sum()
 }
 
+/// Mean time of one product of two square matrices of side `n`, on all threads of the calling pool.
+pub(super) fn square_ms(n: usize) -> f64 {
+    let n_threads = rayon::current_num_threads();
+    repeated_ms(&Product { mkn: [n; 3], transposed: [false, false], adds: false, n_threads })
+}
+
 /// The share of `product` in the time of a step: where it is computed on one thread, all workers compute one at a time.
 fn one_ms(product: &Product, workers: &Workers) -> f64 {
     if product.n_threads > 1 {
