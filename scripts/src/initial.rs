@@ -64,7 +64,17 @@ fn weights(
     workdir: &Path,
     flags: &WeightFlags,
 ) -> anyhow::Result<Option<Vec<NamedTensor>>> {
-    let Some(init) = &recipe.init else { return Ok(None) };
+    let Some(init) = &recipe.init else {
+        // Without them it would be another run.
+        if let Some(before) = begun(workdir) {
+            bail!(
+                "the run in {} began with weights: give --init {} as before, whether or not they are still there",
+                workdir.display(),
+                before.weights
+            );
+        }
+        return Ok(None);
+    };
     if let Some(before) = begun(workdir).filter(|before| before.weights == init.weights) {
         recipe.init = Some(before);
         return Ok(None);

@@ -49,6 +49,9 @@ fn a_run_begins_with_weights_and_goes_on_without_their_file() {
     let longer = [&["--init", &file, "--lengthen", "--set", "optim.length={steps=8}"], &STILL[..]].concat();
     ok(&world.pretrain("b", &longer));
     assert_eq!(logged(&world, "b"), [0, 1, 2, 3, 4, 5, 6, 7]);
+    let without = [&["--lengthen", "--set", "optim.length={steps=9}"], &STILL[..]].concat();
+    let error = fails(&world.pretrain("b", &without), 2);
+    assert!(error.contains(&format!("give --init {file} as before")), "{error}");
     // A new run needs them.
     let error = fails(&world.pretrain("c", &more), 3);
     assert!(error.contains("a.pth"), "{error}");
