@@ -13,6 +13,8 @@ workdir = pathlib.Path(sys.argv[1])
 plan = (workdir / "plan.toml").read_text()
 run = wandb.init(project="ocelli", name=workdir.resolve().name, config={"plan": plan})
 for line in (workdir / "metrics.jsonl").open():
+    if not line.endswith("\n"):  # The run is writing it.
+        break
     row = json.loads(line)
     step = row.pop("step") + 1
     run.log({name: value for name, value in row.items() if value is not None}, step=step)

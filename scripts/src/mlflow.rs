@@ -16,6 +16,9 @@ const MAX_METRICS: usize = 1000;
 /// Parameters that the server takes at once.
 const MAX_PARAMS: usize = 100;
 
+/// Characters of a metric's name.
+const MAX_NAME_CHARS: usize = 250;
+
 /// Characters of a parameter's value.
 const MAX_VALUE_CHARS: usize = 6000;
 
@@ -89,9 +92,11 @@ impl Server {
     }
 
     /// Writes numbers.
-    pub(crate) fn metrics(&self, run: &RunId, metrics: &[Metric], at_ms: u64) -> anyhow::Result<()> {
+    pub(crate) fn metrics(&self, run: &RunId, metrics: &[Metric], begun_ms: u64) -> anyhow::Result<()> {
         for some in metrics.chunks(MAX_METRICS) {
             let metric = |metric: &Metric| {
+                // The server keeps a number once that comes twice with the same time, as after an answer that was lost.
+                let at_ms = begun_ms + metric.step;
                 let key = allowed(&metric.name);
                 json!({ "key": key, "value": metric.value, "timestamp": at_ms, "step": metric.step })
             };
@@ -159,8 +164,22 @@ impl Server {
     }
 }
 
-/// `name` with an underscore for every character that names of metrics may not have.
+/// `name` as the server takes it: without empty parts, and with an underscore for every character that it refuses.
 fn allowed(name: &str) -> String {
-    let is_allowed = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ' ' | '/' | ':');
-    name.chars().map(|c| if is_allowed(c) { c } else { '_' }).collect()
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | ' ' | '/');
+    let name: String = name.chars().map(|c| if is_allowed(c) { c } else { '_' }).collect();
+    let parts = name.split('/').filter(|part| !matches!(*part, "" | "." | ".."));
+    parts.collect::<Vec<_>>().join("/").chars().take(MAX_NAME_CHARS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_such_that_the_server_takes_them() {
+        assert_eq!(allowed("eval/data//teacher/224px/knn_20"), "eval/data/teacher/224px/knn_20");
+        assert_eq!(allowed("/../a:b/é(1)"), "a_b/__1_");
+        assert_eq!(allowed(&"x".repeat(300)).len(), MAX_NAME_CHARS);
+    }
 }

@@ -80,8 +80,9 @@ mod sources;
 mod storage;
 /// Folders of temporary data, tiny recipes and the program itself.
 mod support;
-/// How weights and gradients travel between ranks, and what is computed with them.
+/// `ocelli track` against a server that answers as MLflow does.
 mod tracking;
+/// How weights and gradients travel between ranks, and what is computed with them.
 mod travel;
 /// The verbs, as a user calls them.
 mod verbs;

@@ -178,6 +178,6 @@ fn a_server_that_is_not_there_is_named() {
     let told = fails(&world.ocelli(&["track", &world.text("run"), "--mlflow", "http://127.0.0.1:1"]), 2);
     assert!(told.contains("no answer from http://127.0.0.1:1"), "{told}");
     let told = fails(&world.ocelli(&["track", &world.text("run"), "--mlflow", "file:mlruns"]), 2);
-    assert!(told.contains("begins with http"), "{told}");
+    assert!(told.contains("must begin with http"), "{told}");
     fails(&world.ocelli(&["track", &world.text("data"), "--mlflow", "http://127.0.0.1:1"]), 2);
 }

@@ -73,7 +73,12 @@ pub fn contact_sheet(
 pub fn thumbnails(path: &Path, images: &ImageSet, named: impl Fn(&str) -> String) -> Result<(), EvalError> {
     let mut made = Vec::new();
     for i in 0..images.len() {
-        let Some(planes) = images.image(i)? else { continue };
+        let planes = match images.image(i) {
+            Ok(Some(planes)) => planes,
+            Ok(None) => continue,
+            Err(EvalError::Data(error)) if error.is_of_a_sample() => continue,
+            Err(error) => return Err(error),
+        };
         let (_, key) = images.describe(i);
         let class = images.label(i).map(|label| named(&images.classes()[label as usize]));
         made.push((planes, Vec::from_iter(std::iter::once(key).chain(class))));

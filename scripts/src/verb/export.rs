@@ -153,7 +153,9 @@ fn trained_on(manifest: &Manifest) -> String {
     let images = manifest.step * plan.recipe.optim.batch_size as u64;
     // The plan, below, has them all.
     let shards = match plan.recipe.data.shards.as_slice() {
-        [first, .., last] => format!("{first} to {last}"),
+        [first, _, .., last] => {
+            format!("{} shards, the first {first}, the last {last}", plan.recipe.data.shards.len())
+        }
         shards => shards.join(", "),
     };
     format!(

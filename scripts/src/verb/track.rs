@@ -10,6 +10,7 @@ use anyhow::{Context, bail};
 use report::{Run, named_scores};
 use serde::{Deserialize, Serialize};
 use trainer::run::status::State;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::console::say;
 use crate::mlflow::{Metric, RunId, Server};
@@ -24,12 +25,12 @@ pub(crate) struct Args {
     #[arg(required = true)]
     workdirs: Vec<PathBuf>,
     /// Address of the server, such as http://127.0.0.1:5000.
-    #[arg(long, env = "MLFLOW_TRACKING_URI", value_name = "URL")]
+    #[arg(long, env = "MLFLOW_TRACKING_URI", hide_env_values = true, value_name = "URL")]
     mlflow: String,
-    /// Experiment that the runs are listed in; it is made unless it is there.
+    /// Experiment that the runs are listed in; created if it does not exist.
     #[arg(long, env = "MLFLOW_EXPERIMENT_NAME", default_value = "ocelli")]
     experiment: String,
-    /// Go on until all of the runs have ended.
+    /// Go on until all of the runs have ended, and two minutes longer, for their pictures and reports.
     #[arg(long)]
     follow: bool,
     /// Token, for servers that ask for one.
@@ -39,6 +40,9 @@ pub(crate) struct Args {
 
 /// Time between looks at the runs.
 const LOOK: Duration = Duration::from_secs(10);
+
+/// Looks without news, after all runs have ended, that are the last: a run draws its pictures after its last checkpoint.
+const IDLE_LOOKS: u32 = 12;
 
 /// What has been sent, by server and experiment: in the work directory.
 const SENT: &str = "mlflow.json";
@@ -56,6 +60,10 @@ struct Sent {
     scores: usize,
     /// Whether parameters are there.
     params: bool,
+    /// When the run was begun there.
+    begun_ms: u64,
+    /// Files that are there, by the hash of their bytes.
+    files: BTreeMap<String, u64>,
     /// What was said of its state.
     state: String,
 }
@@ -66,31 +74,39 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         bail!("there is no run in {}", args.workdirs[0].display());
     }
     if !args.mlflow.starts_with("http://") && !args.mlflow.starts_with("https://") {
-        bail!("{} is no address of a server: it begins with http:// or https://", args.mlflow);
+        bail!("{} is not the address of a server: it must begin with http:// or https://", args.mlflow);
     }
-    let authorization = args.token.as_ref().map(|token| format!("Bearer {token}"));
+    if args.mlflow.contains('@') {
+        bail!(
+            "the address of the server must not hold a user or a password; give a token in MLFLOW_TRACKING_TOKEN"
+        );
+    }
+    let token = args.token.as_ref().filter(|token| !token.is_empty());
+    let authorization = token.map(|token| format!("Bearer {token}"));
     let server = Server::new(&args.mlflow, authorization);
+    let mut idle_looks = 0;
     loop {
-        let mut all_ended = true;
+        let mut is_idle = true;
         for workdir in &workdirs {
             match send(args, &server, workdir) {
-                Ok(has_ended) => all_ended &= has_ended,
-                // The run goes on, and so does whoever watches it.
+                Ok(has_all) => is_idle &= has_all,
+                // The run goes on, and so does whoever follows it.
                 Err(error) if args.follow => {
                     say(format!("warning: {}: {error:#}", workdir.display()));
-                    all_ended = false;
+                    is_idle = false;
                 }
                 Err(error) => return Err(error.context(format!("{} is not tracked", workdir.display()))),
             }
         }
-        if all_ended || !args.follow {
+        idle_looks = if is_idle { idle_looks + 1 } else { 0 };
+        if !args.follow || idle_looks == IDLE_LOOKS {
             return Ok(ExitCode::SUCCESS);
         }
         sleep(LOOK);
     }
 }
 
-/// Sends what the server does not have yet of the run in `workdir`; says whether the run has ended.
+/// Sends what the server does not have yet of the run in `workdir`; says whether the run has ended and all of it was there.
 fn send(args: &Args, server: &Server, workdir: &Path) -> anyhow::Result<bool> {
     let run = Run::open(workdir)?;
     let key = format!("{} {}", args.mlflow.trim_end_matches('/'), args.experiment);
@@ -114,7 +130,7 @@ fn send(args: &Args, server: &Server, workdir: &Path) -> anyhow::Result<bool> {
         keep(&sent)?;
     }
     let (metrics, steps, scores) = news(&run, &sent)?;
-    server.metrics(&sent.run, &metrics, now_ms())?;
+    server.metrics(&sent.run, &metrics, sent.begun_ms)?;
     let n_metrics = metrics.len();
     (sent.steps, sent.scores) = (steps, scores);
     keep(&sent)?;
@@ -125,16 +141,21 @@ fn send(args: &Args, server: &Server, workdir: &Path) -> anyhow::Result<bool> {
         State::Stopped => ("KILLED", true),
         State::Failed(_) | State::Died(_) => ("FAILED", true),
     };
-    if state != sent.state || (has_ended && n_metrics > 0) {
+    let mut has_news = n_metrics > 0;
+    if state != sent.state {
         server.state(&sent.run, state, has_ended.then(now_ms))?;
-        if has_ended {
-            send_files(server, &sent.run, workdir);
-        }
         sent.state = state.into();
         keep(&sent)?;
+        has_news = true;
+    }
+    if has_ended && send_files(server, &mut sent, workdir) {
+        keep(&sent)?;
+        has_news = true;
+    }
+    if has_news && (has_ended || !args.follow) {
         out!("{}: {n_metrics} numbers sent, {}", run.name(), run.status.state);
     }
-    Ok(has_ended)
+    Ok(has_ended && !has_news)
 }
 
 /// Begins `run` on the server.
@@ -150,7 +171,15 @@ fn begin(args: &Args, server: &Server, run: &Run) -> anyhow::Result<Sent> {
     tags.extend(start.map(|start| ("host", start.host.clone())));
     tags.retain(|(_, value)| !value.is_empty());
     let id = server.begin(&args.experiment, &run.name(), at_ms, &tags)?;
-    Ok(Sent { run: id, steps: 0, scores: 0, params: false, state: String::new() })
+    Ok(Sent {
+        run: id,
+        steps: 0,
+        scores: 0,
+        params: false,
+        begun_ms: at_ms,
+        files: BTreeMap::new(),
+        state: String::new(),
+    })
 }
 
 /// The values of the recipe, and what follows from them.
@@ -180,15 +209,24 @@ fn news(run: &Run, sent: &Sent) -> anyhow::Result<(Vec<Metric>, u64, usize)> {
     Ok((metrics, steps, scores.len()))
 }
 
-/// Sends what there is of [`FILES`].
-fn send_files(server: &Server, run: &RunId, workdir: &Path) {
+/// Sends those of [`FILES`] that are new or have changed; says whether there were any.
+fn send_files(server: &Server, sent: &mut Sent, workdir: &Path) -> bool {
+    let mut has_news = false;
     for name in FILES {
         let Ok(bytes) = std::fs::read(workdir.join(name)) else { continue };
-        if let Err(error) = server.file(run, name, &bytes) {
-            say(format!("warning: pictures and report are not sent: {error:#}"));
-            return;
+        let hash = xxh3_64(&bytes);
+        if sent.files.get(name) == Some(&hash) {
+            continue;
+        }
+        match server.file(&sent.run, name, &bytes) {
+            Ok(()) => {
+                sent.files.insert(name.into(), hash);
+                has_news = true;
+            }
+            Err(error) => say(format!("warning: {name} is not sent: {error:#}")),
         }
     }
+    has_news
 }
 
 fn read(path: &Path) -> anyhow::Result<BTreeMap<String, Sent>> {
