@@ -166,8 +166,14 @@ fn softmax_rows(weights: &mut [f32], n: usize) {
     for row in weights.chunks_exact_mut(n) {
         let max = lanes(row, f32::NEG_INFINITY, |_, v| v, f32::max);
         for value in row.iter_mut() {
-            *value = exp(*value - max);
+            *value -= max;
         }
+    }
+    // Over all rows at once: a row of 37 is two vectors and five numbers one by one.
+    for value in weights.iter_mut() {
+        *value = exp(*value);
+    }
+    for row in weights.chunks_exact_mut(n) {
         let factor = 1.0 / lanes(row, 0.0, |_, v| v, |a, b| a + b);
         for value in row.iter_mut() {
             *value *= factor;
