@@ -54,25 +54,43 @@ impl Kernel<Flex, 1> for Gelu {
 
     fn backward(&self, x: FlexTensor, grad: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
         let (values, mut gx) = (slice(&x), owned(grad));
-        over_rows(slice_mut(&mut gx), 1024, |row, out| backward(&values[row * 1024..][..out.len()], out));
+        over_rows(slice_mut(&mut gx), 1024, |row, out| {
+            scale_by_slope(&values[row * 1024..][..out.len()], out)
+        });
         [Some(gx)]
     }
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn forward(x: &[f32], y: &mut [f32]) {
+pub(super) fn forward(x: &[f32], y: &mut [f32]) {
     for (y, x) in y.iter_mut().zip(x) {
         *y = x * 0.5 * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2));
     }
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn backward(x: &[f32], grad: &mut [f32]) {
-    const INV_SQRT_TAU: f32 = 0.398_942_3;
+fn scale_by_slope(x: &[f32], grad: &mut [f32]) {
     for (grad, x) in grad.iter_mut().zip(x) {
-        let cdf = 0.5 * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2));
-        *grad *= cdf + x * INV_SQRT_TAU * exp(-0.5 * x * x);
+        *grad *= value_and_slope(*x)[1];
     }
+}
+
+/// `x` becomes its GELU, and `grad` is multiplied by the slope.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+pub(super) fn value_and_gradient(x: &mut [f32], grad: &mut [f32]) {
+    for (grad, x) in grad.iter_mut().zip(x) {
+        let [value, slope] = value_and_slope(*x);
+        *grad *= slope;
+        *x = value;
+    }
+}
+
+/// `x · Φ(x)` and `Φ(x) + x · φ(x)`.
+#[inline(always)]
+fn value_and_slope(x: f32) -> [f32; 2] {
+    const INV_SQRT_TAU: f32 = 0.398_942_3;
+    let cdf = 0.5 * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2));
+    [x * cdf, cdf + x * INV_SQRT_TAU * exp(-0.5 * x * x)]
 }
 
 #[cfg(test)]

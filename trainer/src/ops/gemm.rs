@@ -39,6 +39,26 @@ mod sealed {
     impl Float for f64 {}
 }
 
+/// `scale · a · b` for `a` of `[m, k]` and `b` of `[k, n]`, `[m, n]`. Threads as in [`gemm`].
+///
+/// # Panics
+/// If a matrix does not lie inside its slice.
+pub(crate) fn product<T: Element>([m, k, n]: [usize; 3], scale: T, a: Mat<'_, T>, b: Mat<'_, T>) -> Vec<T> {
+    let mut out = Vec::with_capacity(m * n);
+    if m > 0 && n > 0 {
+        check([m, k, n], a, b);
+        // SAFETY: the matrices lie inside their slices, and there is room for `m` rows of `n`. The product writes all of them
+        // and reads none (`tests::what_was_there_is_not_read`), so that they are initialized when the length is set. Clearing
+        // them first takes two to three hundredths of a step.
+        #[allow(unsafe_code)]
+        unsafe {
+            call([m, k, n], scale, a, b, T::default(), out.as_mut_ptr(), n);
+            out.set_len(m * n);
+        }
+    }
+    out
+}
+
 /// `out = keep · out + scale · a · b` for `a` of `[m, k]` and `b` of `[k, n]`; rows of `out` are
 /// `out_stride` apart. Threads are those of the rayon pool that calls, if the product is large.
 ///
@@ -56,13 +76,40 @@ pub fn gemm<T: Element>(
     if m == 0 || n == 0 {
         return;
     }
-    #[cfg(test)]
-    count::add(2.0 * (m * k * n) as f64);
+    check([m, k, n], a, b);
+    assert!(n <= out_stride && (m - 1) * out_stride + n <= out.len(), "the output lies inside its slice");
+    // SAFETY: the asserts bound every element that strides and sizes can reach, and `out` is a unique borrow.
+    #[allow(unsafe_code)]
+    unsafe {
+        call([m, k, n], scale, a, b, keep, out.as_mut_ptr(), out_stride);
+    }
+}
+
+/// Asserts that both matrices of a product lie inside their slices.
+fn check<T>([m, k, n]: [usize; 3], a: Mat<'_, T>, b: Mat<'_, T>) {
     let fits = |rows: usize, cols: usize, mat: &Mat<'_, T>| {
         rows == 0 || cols == 0 || (rows - 1) * mat.row_stride + (cols - 1) * mat.col_stride < mat.data.len()
     };
     assert!(fits(m, k, &a) && fits(k, n, &b), "matrices lie inside their slices");
-    assert!(n <= out_stride && (m - 1) * out_stride + n <= out.len(), "the output lies inside its slice");
+}
+
+/// The call itself. Where `keep` is zero, `out` is written only.
+///
+/// # Safety
+/// The matrices lie inside their slices, and `out` points to `m` rows of `n` elements, `out_stride` apart, which nobody else
+/// has.
+#[allow(unsafe_code)]
+unsafe fn call<T: Element>(
+    [m, k, n]: [usize; 3],
+    scale: T,
+    a: Mat<'_, T>,
+    b: Mat<'_, T>,
+    keep: T,
+    out: *mut T,
+    out_stride: usize,
+) {
+    #[cfg(test)]
+    count::add(2.0 * (m * k * n) as f64);
     tally::note(|| Product {
         mkn: [m, k, n],
         transposed: [a.col_stride > 1, b.col_stride > 1],
@@ -73,15 +120,13 @@ pub fn gemm<T: Element>(
         1 => gemm::Parallelism::None,
         _ => gemm::Parallelism::Rayon(0),
     };
-    // SAFETY: the asserts above bound every element that strides and sizes can reach, `out` is a
-    // unique borrow, and `Element` is sealed around types that gemm accepts.
-    #[allow(unsafe_code)]
+    // SAFETY: as the caller promises, and `Element` is sealed around types that gemm accepts.
     unsafe {
         gemm::gemm(
             m,
             n,
             k,
-            out.as_mut_ptr(),
+            out,
             1,
             out_stride as isize,
             keep != T::default(),
@@ -126,6 +171,28 @@ pub(crate) mod count {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    /// Every path of the library: vectors, outer products, small and large ones, parts of a vector register.
+    #[test]
+    fn what_was_there_is_not_read() {
+        let a: Vec<f32> = (0..130 * 130).map(|i| (i as f32 * 0.7).sin()).collect();
+        let sides = [1, 2, 3, 7, 16, 17, 65, 130];
+        for ((m, k), n) in pairs(&sides, &[0, 1, 2, 3, 16, 65, 130]).flat_map(|mk| sides.map(|n| (mk, n))) {
+            for [first_turned, second_turned] in [[false, false], [false, true], [true, false], [true, true]]
+            {
+                let left = if first_turned { Mat::rows(&a, m).t() } else { Mat::rows(&a, k) };
+                let right = if second_turned { Mat::rows(&a, k).t() } else { Mat::rows(&a, n) };
+                let mut out = vec![f32::NAN; m * n];
+                gemm([m, k, n], 1.0, left, right, 0.0, &mut out, n);
+                assert!(out.iter().all(|value| value.is_finite()), "[{m}, {k}] · [{k}, {n}]");
+                assert_eq!(out, product([m, k, n], 1.0, left, right));
+            }
+        }
+    }
+
+    fn pairs<'s>(a: &'s [usize], b: &'s [usize]) -> impl Iterator<Item = (usize, usize)> + 's {
+        a.iter().flat_map(move |a| b.iter().map(move |b| (*a, *b)))
+    }
 
     proptest! {
         #[test]

@@ -14,7 +14,7 @@ use super::bridge::{Kernel, run};
 use super::cpu::{contiguous, dims, is_flex, slice, tensor};
 #[cfg(feature = "cube")]
 use super::cube;
-use super::gemm::{Mat, gemm};
+use super::gemm::{Mat, gemm, product};
 
 /// `x · Wᵀ + b` for `x` of `[B, N, D]`, `weight` of `[O, D]`, `bias` of `[O]`.
 pub(crate) fn linear(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
@@ -52,8 +52,7 @@ impl Kernel<Flex, 3> for Linear {
         let [o, _]: [usize; 2] = dims(&w);
         let (x, w, b) = (contiguous(&x), contiguous(&w), contiguous(&b));
         let m = n_images * n_tokens;
-        let mut y = slice(&b).repeat(m);
-        gemm([m, d, o], 1.0, Mat::rows(slice(&x), d), Mat::rows(slice(&w), d).t(), 1.0, &mut y, o);
+        let y = affine(slice(&x), slice(&w), slice(&b), [m, d, o]);
         (tensor(y, [n_images, n_tokens, o]), (x, w))
     }
 
@@ -64,11 +63,7 @@ impl Kernel<Flex, 3> for Linear {
         let grad = contiguous(&grad);
         let gx = wanted[0].then(|| tensor(times_weight(slice(&grad), slice(&w), [m, o, d]), dims::<3>(&x)));
         let gw = wanted[1].then(|| tensor(weight_gradient(slice(&grad), slice(&x), [m, o, d]), [o, d]));
-        let gb = wanted[2].then(|| {
-            let mut sums = vec![0.0; o];
-            column_sums(slice(&grad), &mut sums);
-            tensor(sums, [o])
-        });
+        let gb = wanted[2].then(|| tensor(column_sums(slice(&grad), o), [o]));
         [gx, gw, gb]
     }
 }
@@ -82,8 +77,7 @@ impl Kernel<Flex, 2> for MatmulTransposed {
     fn forward(&self, [x, w]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
         let ([m, d], [o, _]): ([usize; 2], [usize; 2]) = (dims(&x), dims(&w));
         let (x, w) = (contiguous(&x), contiguous(&w));
-        let mut y = vec![0.0; m * o];
-        gemm([m, d, o], 1.0, Mat::rows(slice(&x), d), Mat::rows(slice(&w), d).t(), 0.0, &mut y, o);
+        let y = times_transposed(slice(&x), slice(&w), [m, d, o]);
         (tensor(y, [m, o]), (x, w))
     }
 
@@ -96,22 +90,37 @@ impl Kernel<Flex, 2> for MatmulTransposed {
     }
 }
 
+/// `x · Wᵀ + b`: `[M, D] · [D, O] + [O]`.
+pub(super) fn affine(x: &[f32], weight: &[f32], bias: &[f32], [m, d, o]: [usize; 3]) -> Vec<f32> {
+    let mut y = bias.repeat(m);
+    gemm([m, d, o], 1.0, Mat::rows(x, d), Mat::rows(weight, d).t(), 1.0, &mut y, o);
+    y
+}
+
+/// `x · Wᵀ`: `[M, D] · [D, O]`.
+pub(super) fn times_transposed(x: &[f32], weight: &[f32], [m, d, o]: [usize; 3]) -> Vec<f32> {
+    product([m, d, o], 1.0, Mat::rows(x, d), Mat::rows(weight, d).t())
+}
+
 /// `g · W`: `[M, O] · [O, D]`.
-fn times_weight(grad: &[f32], weight: &[f32], [m, o, d]: [usize; 3]) -> Vec<f32> {
-    let mut gx = vec![0.0; m * d];
-    gemm([m, o, d], 1.0, Mat::rows(grad, o), Mat::rows(weight, d), 0.0, &mut gx, d);
-    gx
+pub(super) fn times_weight(grad: &[f32], weight: &[f32], [m, o, d]: [usize; 3]) -> Vec<f32> {
+    product([m, o, d], 1.0, Mat::rows(grad, o), Mat::rows(weight, d))
 }
 
 /// `gᵀ · x`: `[O, M] · [M, D]`.
-fn weight_gradient(grad: &[f32], x: &[f32], [m, o, d]: [usize; 3]) -> Vec<f32> {
-    let mut gw = vec![0.0; o * d];
-    gemm([o, m, d], 1.0, Mat::rows(grad, o).t(), Mat::rows(x, d), 0.0, &mut gw, d);
-    gw
+pub(super) fn weight_gradient(grad: &[f32], x: &[f32], [m, o, d]: [usize; 3]) -> Vec<f32> {
+    product([o, m, d], 1.0, Mat::rows(grad, o).t(), Mat::rows(x, d))
+}
+
+/// Sums of rows of `row_len` elements, by column.
+pub(super) fn column_sums(rows: &[f32], row_len: usize) -> Vec<f32> {
+    let mut sums = vec![0.0; row_len];
+    add_rows(rows, &mut sums);
+    sums
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn column_sums(rows: &[f32], sums: &mut [f32]) {
+fn add_rows(rows: &[f32], sums: &mut [f32]) {
     for row in rows.chunks_exact(sums.len()) {
         for (sum, value) in sums.iter_mut().zip(row) {
             *sum += value;

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::model::features::Features;
 use crate::model::params::{Init, ParamSpec};
 use crate::model::unit::{Context, Cost, GroupShape, StageOutput, Unit};
-use crate::ops::{attention, attention_weights, branch, gelu, layer_norm, linear};
+use crate::ops::{attention, attention_weights, branch, layer_norm, linear, mlp};
 
 /// The hidden layer of an MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -66,16 +66,17 @@ impl Block {
     }
 
     fn mlp(&self, cx: &Context<'_>, x: Tensor<3>) -> Tensor<3> {
-        let x = linear(cx.rounded(x), cx.weight("mlp.fc1.weight"), cx.weight("mlp.fc1.bias"));
-        let x = match self.mlp {
-            MlpKind::Gelu => gelu(x),
+        let [first, second] = ["mlp.fc1", "mlp.fc2"]
+            .map(|l| (cx.weight(&format!("{l}.weight")), cx.weight(&format!("{l}.bias"))));
+        match self.mlp {
+            MlpKind::Gelu => mlp(cx.rounded(x), first, second),
             MlpKind::Swiglu => {
+                let x = linear(cx.rounded(x), first.0, first.1);
                 let [b, n, _] = x.dims();
                 let half = |i: usize| x.clone().slice([0..b, 0..n, i * self.hidden..(i + 1) * self.hidden]);
-                silu(half(0)) * half(1)
+                linear(silu(half(0)) * half(1), second.0, second.1)
             }
-        };
-        linear(x, cx.weight("mlp.fc2.weight"), cx.weight("mlp.fc2.bias"))
+        }
     }
 
     /// `x` with the residual branch `number`, which is `f`, of `[B·V, N, D]`.
@@ -136,15 +137,19 @@ impl Unit for Block {
     }
 
     /// A graph holds for each token, beside the attention weights: the input, both norms in and out, queries, keys
-    /// and values, what attention and both branches give, and the hidden layer before and after its GELU. Measured
-    /// with `ocelli bench shard`.
+    /// and values, what attention and both branches give, and the hidden layer: before its GELU, or with gates both halves,
+    /// before and after. Measured with `ocelli bench shard`.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let (width, hidden) = (self.width as f64, self.hidden as f64);
         let products = (1 + self.mlp.n_products()) as f64;
+        let hidden_kept = match self.mlp {
+            MlpKind::Gelu => hidden,
+            MlpKind::Swiglu => 4.0 * hidden,
+        };
         let of_group = |group: &GroupShape| {
             let (rows, n) = (group.n_rows() as f64, group.n_tokens() as f64);
             let flops = rows * (8.0 * width * width + 2.0 * products * width * hidden + 4.0 * n * width);
-            let graph = rows * (9.0 * width + 2.0 * (products - 1.0) * hidden + self.heads as f64 * n);
+            let graph = rows * (9.0 * width + hidden_kept + self.heads as f64 * n);
             Cost { flops, graph }
         };
         (groups.iter().map(of_group).sum(), groups.to_vec())
