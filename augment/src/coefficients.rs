@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use crate::pairs::Pair;
+
 /// Interpolation of a resize.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -18,15 +20,17 @@ pub enum Interpolation {
 /// Fraction bits of a weight: 32 less the 8 of a byte and 2 for the overshoot of the filter.
 pub(crate) const FRACTION_BITS: u32 = 32 - 8 - 2;
 
-/// For each output: which inputs it reads, and their weights in fixed point.
+/// For each output: which inputs it reads, and their weights in fixed point. Inputs go in pairs, of which the first one has
+/// an even number; one that is not read has a weight of zero.
 #[derive(Debug, Default)]
 pub(crate) struct Coefficients {
-    /// First input and number of inputs.
+    /// Number of the first pair of inputs, and number of pairs.
     bounds: Vec<(usize, usize)>,
-    /// `stride` weights an output, the unused ones zero.
-    weights: Vec<i32>,
+    /// `stride` pairs an output, the unused ones zero.
+    pairs: Vec<Pair>,
     stride: usize,
-    scratch: Vec<f64>,
+    values: Vec<f64>,
+    weights: Vec<i32>,
 }
 
 impl Coefficients {
@@ -45,36 +49,43 @@ impl Coefficients {
         let scale = n_in as f64 / n_out as f64;
         let filter_scale = scale.max(1.0);
         let support = radius * filter_scale;
-        self.stride = support.ceil() as usize * 2 + 1;
+        // Inputs an output, and one before them.
+        self.stride = (support.ceil() as usize * 2 + 2).div_ceil(2);
         self.bounds.clear();
-        self.weights.clear();
-        self.weights.resize(outputs.len() * self.stride, 0);
-        for (x, weights) in outputs.zip(self.weights.chunks_exact_mut(self.stride)) {
+        self.pairs.clear();
+        self.pairs.resize(outputs.len() * self.stride, Pair::default());
+        let (mut start, mut end) = (None, 0);
+        for (x, pairs) in outputs.zip(self.pairs.chunks_exact_mut(self.stride)) {
             let center = (x as f64 + 0.5) * scale;
             // `as usize` truncates, and takes what is negative to zero, as Pillow does.
             let first = (center - support + 0.5) as usize;
             let last = ((center + support + 0.5) as usize).min(n_in);
             let inverse = 1.0 / filter_scale;
-            self.scratch.clear();
-            self.scratch.extend((first..last).map(|i| filter((i as f64 - center + 0.5) * inverse)));
-            let sum: f64 = self.scratch.iter().sum();
-            for (weight, value) in weights.iter_mut().zip(&self.scratch) {
+            self.values.clear();
+            self.values.extend((first..last).map(|i| filter((i as f64 - center + 0.5) * inverse)));
+            let sum: f64 = self.values.iter().sum();
+            let fixed = |value: &f64| {
                 let value = if sum == 0.0 { *value } else { value / sum };
-                *weight = (value * f64::from(1 << FRACTION_BITS)).round() as i32;
+                (value * f64::from(1 << FRACTION_BITS)).round() as i32
+            };
+            let start = *start.get_or_insert(first);
+            end = last;
+            self.weights.clear();
+            self.weights.resize((first - start) % 2, 0);
+            self.weights.extend(self.values.iter().map(fixed));
+            for (pair, weights) in pairs.iter_mut().zip(self.weights.chunks(2)) {
+                *pair = Pair::of([weights[0], weights.get(1).copied().unwrap_or(0)]);
             }
-            self.bounds.push((first, last - first));
+            self.bounds.push(((first - start) / 2, self.weights.len().div_ceil(2)));
         }
-        let start = self.bounds.first().map_or(0, |(first, _)| *first);
-        let end = self.bounds.last().map_or(start, |(first, n)| first + n);
-        self.bounds.iter_mut().for_each(|(first, _)| *first -= start);
-        start..end
+        start.unwrap_or(0)..end
     }
 
-    /// First input of output `x`, and the weights from there on.
+    /// The first pair of inputs of output `x`, and the weights from there on.
     #[inline(always)]
-    pub(crate) fn of(&self, x: usize) -> (usize, &[i32]) {
+    pub(crate) fn of(&self, x: usize) -> (usize, &[Pair]) {
         let (first, n) = self.bounds[x];
-        (first, &self.weights[x * self.stride..][..n])
+        (first, &self.pairs[x * self.stride..][..n])
     }
 }
 
@@ -108,8 +119,9 @@ mod tests {
             let mut table = Coefficients::default();
             prop_assert_eq!(table.set([n_in, n_out], 0..n_out, interpolation), 0..n_in);
             for x in 0..n_out {
-                let (first, weights) = table.of(x);
-                prop_assert!(!weights.is_empty() && first + weights.len() <= n_in);
+                let (first, pairs) = table.of(x);
+                let weights: Vec<i32> = pairs.iter().flat_map(|pair| pair.weights()).collect();
+                prop_assert!(!weights.is_empty() && 2 * first + weights.len() <= n_in + 1);
                 let sum: i32 = weights.iter().sum();
                 prop_assert!((sum - (1 << FRACTION_BITS)).unsigned_abs() as usize <= weights.len());
             }

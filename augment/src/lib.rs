@@ -18,6 +18,7 @@ pub mod facts;
 pub mod hue;
 mod jpeg;
 pub(crate) mod multicrop;
+mod pairs;
 mod pixels;
 pub(crate) mod planes;
 pub mod resize;

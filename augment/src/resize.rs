@@ -9,19 +9,15 @@
 //! Pillow 13 takes the columns first where an image shrinks more in height than in width. The
 //! filter clamps at the edges of the crop, as it does when torchvision crops first.
 
+use multiversion::{multiversion, target::match_target};
+
 use crate::coefficients::{Coefficients, FRACTION_BITS, Interpolation};
 use crate::crop::CropBox;
+use crate::pairs::{self, BLOCK, LANES};
 use crate::{AugmentError, Planes, Rgb8};
-use multiversion::multiversion;
 
-/// Rows that go through the first pass together, one a lane.
-const LANES: usize = 16;
-
-/// Bytes of a row that are turned together.
-const TILE: usize = 16;
-
-/// Output columns that the second pass sums at a time, in registers.
-const COLUMNS: usize = 64;
+/// Blocks of [`LANES`] output columns that the second pass sums at a time, in registers.
+const BLOCKS: usize = 2;
 
 /// Resizes boxes of images and keeps its scratch memory between calls.
 #[derive(Debug, Default)]
@@ -30,7 +26,9 @@ pub struct BoxResizer {
     vertical: Coefficients,
     /// A band of [`LANES`] rows, turned so that a column's bytes are neighbors: `[3·W, LANES]`.
     band: Vec<u8>,
-    /// The crop at its new width: `[3, crop height, new width]`.
+    /// The same, with pixels next to one another in pairs: `[W/2, 3, LANES, 2]`.
+    paired: Vec<u8>,
+    /// The crop at its new width, with rows in pairs: `[3, crop height / 2, new width in whole blocks, 2]`.
     narrowed: Vec<u8>,
 }
 
@@ -91,8 +89,11 @@ impl BoxResizer {
     fn narrow(&mut self, image: &Rgb8, crop: CropBox, width: usize) {
         let height = crop.height_px as usize;
         let n_bytes = 3 * crop.width_px as usize;
-        self.narrowed.resize(3 * height * width, 0);
-        self.band.resize(n_bytes * LANES, 0);
+        let (row_len, plane_len) = narrowed_len(width, height);
+        self.narrowed.resize(3 * plane_len, 0);
+        // An odd width has a column more, which has no weight.
+        self.band.resize(n_bytes.next_multiple_of(6) * LANES, 0);
+        self.paired.resize(self.band.len(), 0);
         let row = |y: usize| {
             let start = 3 * ((crop.top_px as usize + y) * image.width_px as usize + crop.left_px as usize);
             &image.data[start..start + n_bytes]
@@ -101,99 +102,139 @@ impl BoxResizer {
             let n_rows = LANES.min(height - top);
             // The last band repeats its last row in the lanes that are left over.
             let rows: [&[u8]; LANES] = std::array::from_fn(|lane| row(top + lane.min(n_rows - 1)));
-            turn(&rows, &mut self.band);
-            for channel in 0..3 {
-                let start = (channel * height + top) * width;
-                let out = &mut self.narrowed[start..start + n_rows * width];
-                narrow_band(&self.band, channel, &self.horizontal, out, width);
-            }
+            turn(&rows, &mut self.band[..n_bytes * LANES]);
+            pair_up(&self.band, &mut self.paired);
+            let n_pairs = n_rows.div_ceil(2);
+            let mut planes = self.narrowed.chunks_exact_mut(plane_len).map(|plane| {
+                let start = top / 2 * row_len;
+                &mut plane[start..start + n_pairs * row_len]
+            });
+            let mut plane = || planes.next().unwrap_or_default();
+            narrow_band(&self.paired, &self.horizontal, [plane(), plane(), plane()], [width, row_len]);
         }
     }
 
     /// The pass along columns.
     fn shorten(&self, width: usize, height: usize, out: &mut Planes) {
-        let planes = self.narrowed.chunks_exact(height * width);
+        let (row_len, plane_len) = narrowed_len(width, height);
+        let planes = self.narrowed.chunks_exact(plane_len);
         for (plane, out) in planes.zip(out.channels_mut()) {
-            for (y, out) in out.chunks_exact_mut(width).enumerate() {
-                let (first, weights) = self.vertical.of(y);
-                shorten_row(&plane[first * width..], weights, out);
-            }
+            shorten_plane(plane, row_len, &self.vertical, out, width);
         }
     }
 }
 
-/// Turns a band: byte `j` of row `lane` goes to `[j, lane]`.
-#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+/// Bytes of two rows of [`BoxResizer`]'s narrowed crop, and of one of its planes.
+fn narrowed_len(width: usize, height: usize) -> (usize, usize) {
+    let row_len = 2 * width.next_multiple_of(BLOCKS * LANES);
+    (row_len, row_len * height.div_ceil(2))
+}
+
+/// Turns a band: byte `j` of row `lane` goes to `[j, lane]`. With longer vectors it takes twice as long.
+#[multiversion(targets("x86_64+avx2"))]
 fn turn(rows: &[&[u8]; LANES], band: &mut [u8]) {
-    for (number, out) in band.chunks_mut(TILE * LANES).enumerate() {
-        for (lane, row) in rows.iter().enumerate() {
-            let row = &row[number * TILE..];
-            if let (Some(row), Some(out)) =
-                (row.first_chunk::<TILE>(), out.first_chunk_mut::<{ TILE * LANES }>())
-            {
-                for (j, byte) in row.iter().enumerate() {
-                    out[j * LANES + lane] = *byte;
-                }
-            } else {
-                for (out, byte) in out.chunks_exact_mut(LANES).zip(row) {
-                    out[lane] = *byte;
-                }
-            }
+    let (tiles, rest) = band.as_chunks_mut::<{ LANES * LANES }>();
+    for (number, out) in tiles.iter_mut().enumerate() {
+        let mut tile = [[0; LANES]; LANES];
+        for (tile, row) in tile.iter_mut().zip(rows) {
+            tile.copy_from_slice(&row[number * LANES..(number + 1) * LANES]);
+        }
+        // A shuffle turns the eight bits of a byte's place, row and column, by one: four of them swap the two.
+        for _ in 0..4 {
+            tile = shuffled(&tile);
+        }
+        *out = *tile.as_flattened().first_chunk().unwrap_or(out);
+    }
+    for (lane, row) in rows.iter().enumerate() {
+        for (out, byte) in rest.chunks_exact_mut(LANES).zip(&row[tiles.len() * LANES..]) {
+            out[lane] = *byte;
         }
     }
 }
 
-/// One channel of a band to its new width: `out` is `[rows, width]`.
+/// The upper and the lower half of a tile, byte by byte in turns, as shuffling cards.
+#[inline(always)]
+fn shuffled(tile: &[[u8; LANES]; LANES]) -> [[u8; LANES]; LANES] {
+    let mut out = [[0; LANES]; LANES];
+    for i in 0..LANES / 2 {
+        let (upper, lower) = (&tile[i], &tile[i + LANES / 2]);
+        for j in 0..LANES / 2 {
+            [out[2 * i][2 * j], out[2 * i][2 * j + 1]] = [upper[j], lower[j]];
+            let k = j + LANES / 2;
+            [out[2 * i + 1][2 * j], out[2 * i + 1][2 * j + 1]] = [upper[k], lower[k]];
+        }
+    }
+    out
+}
+
+/// Bytes of pixels next to one another, `[2, 3, LANES]`, side by side: `[3, LANES, 2]`.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-fn narrow_band(band: &[u8], channel: usize, table: &Coefficients, out: &mut [u8], width: usize) {
+fn pair_up(band: &[u8], paired: &mut [u8]) {
+    const PIXEL: usize = 3 * LANES;
+    for (pixels, out) in
+        band.as_chunks::<{ 2 * PIXEL }>().0.iter().zip(paired.as_chunks_mut::<{ 2 * PIXEL }>().0)
+    {
+        for i in 0..PIXEL {
+            out[2 * i] = pixels[i];
+            out[2 * i + 1] = pixels[PIXEL + i];
+        }
+    }
+}
+
+/// A band to its new width. `planes` are `[row pairs, row_len]`, of which each lane writes its byte.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn narrow_band(
+    paired: &[u8],
+    table: &Coefficients,
+    mut planes: [&mut [u8]; 3],
+    [width, row_len]: [usize; 2],
+) {
+    const STRIDE: usize = 3 * BLOCK;
     for x in 0..width {
         let (first, weights) = table.of(x);
-        let mut sums = [1 << (FRACTION_BITS - 1); LANES];
-        let columns = band[3 * first * LANES..].chunks_exact(3 * LANES);
-        for (column, weight) in columns.zip(weights) {
-            let column = &column[channel * LANES..(channel + 1) * LANES];
-            for (sum, value) in sums.iter_mut().zip(column) {
-                *sum += i32::from(*value) * weight;
+        let bytes = &paired[first * STRIDE..];
+        let sums: [[i32; LANES]; 3] = match_target! {
+            "x86_64+avx512bw" => pairs::x86::sums_avx512(bytes, STRIDE, weights),
+            "x86_64+avx2" => pairs::x86::sums_avx2(bytes, STRIDE, weights),
+            _ => pairs::sums(bytes, STRIDE, weights),
+        };
+        for (plane, sums) in planes.iter_mut().zip(&sums) {
+            let mut values = [0; LANES];
+            for (value, sum) in values.iter_mut().zip(sums) {
+                *value = to_byte(*sum);
             }
-        }
-        for (row, sum) in out.chunks_exact_mut(width).zip(sums) {
-            row[x] = to_byte(sum);
+            for (rows, values) in plane.chunks_exact_mut(row_len).zip(values.as_chunks::<2>().0) {
+                rows[2 * x..2 * x + 2].copy_from_slice(values);
+            }
         }
     }
 }
 
-/// One output row from the input rows that start with `rows`.
+/// A plane, `[row pairs, row_len]`, to its new height.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-fn shorten_row(rows: &[u8], weights: &[i32], out: &mut [u8]) {
-    let width = out.len();
-    let mut x = 0;
-    while x + COLUMNS <= width {
-        let mut sums = [1 << (FRACTION_BITS - 1); COLUMNS];
-        for (row, weight) in rows.chunks_exact(width).zip(weights) {
-            for (sum, value) in sums.iter_mut().zip(&row[x..x + COLUMNS]) {
-                *sum += i32::from(*value) * weight;
+fn shorten_plane(plane: &[u8], row_len: usize, table: &Coefficients, out: &mut [u8], width: usize) {
+    for (y, out) in out.chunks_exact_mut(width).enumerate() {
+        let (first, weights) = table.of(y);
+        for (number, out) in out.chunks_mut(BLOCKS * LANES).enumerate() {
+            let bytes = &plane[first * row_len + number * BLOCKS * BLOCK..];
+            let sums: [[i32; LANES]; BLOCKS] = match_target! {
+                "x86_64+avx512bw" => pairs::x86::sums_avx512(bytes, row_len, weights),
+                "x86_64+avx2" => pairs::x86::sums_avx2(bytes, row_len, weights),
+                _ => pairs::sums(bytes, row_len, weights),
+            };
+            let mut values = [0; BLOCKS * LANES];
+            for (value, sum) in values.iter_mut().zip(sums.as_flattened()) {
+                *value = to_byte(*sum);
             }
+            out.copy_from_slice(&values[..out.len()]);
         }
-        for (out, sum) in out[x..x + COLUMNS].iter_mut().zip(sums) {
-            *out = to_byte(sum);
-        }
-        x += COLUMNS;
-    }
-    let rest = width - x;
-    let mut sums = [1 << (FRACTION_BITS - 1); COLUMNS];
-    for (row, weight) in rows.chunks_exact(width).zip(weights) {
-        for (sum, value) in sums[..rest].iter_mut().zip(&row[x..]) {
-            *sum += i32::from(*value) * weight;
-        }
-    }
-    for (out, sum) in out[x..].iter_mut().zip(sums) {
-        *out = to_byte(sum);
     }
 }
 
+/// A sum of bytes in fixed point, rounded.
 #[inline(always)]
 fn to_byte(sum: i32) -> u8 {
-    (sum >> FRACTION_BITS).clamp(0, 255) as u8
+    ((sum + (1 << (FRACTION_BITS - 1))) >> FRACTION_BITS).clamp(0, 255) as u8
 }
 
 #[cfg(test)]
