@@ -46,7 +46,7 @@ pub(super) fn compared(before: &Value, now: &Value) -> Vec<String> {
     let (before, now) = (figures("", before), figures("", now));
     for (name, value) in &now {
         if let Some((_, then)) = before.iter().find(|(other, _)| other == name) {
-            lines.push(format!("{name:<26} {then:9.1} -> {value:9.1}  {:.3}", value / then));
+            lines.push(format!("{name:<26} {then:9.2} -> {value:9.2}  {:.3}", value / then));
         }
     }
     lines
@@ -60,7 +60,7 @@ fn figures(prefix: &str, value: &Value) -> Vec<(String, f64)> {
                 |name: &String| if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
             fields.iter().flat_map(|(name, value)| figures(&below(name), value)).collect()
         }
-        Value::Number(number) if prefix.contains("_ms") || prefix.contains("_per_s") => {
+        Value::Number(number) if prefix.contains("_ms") || prefix.ends_with("_s") => {
             number.as_f64().map(|number| vec![(prefix.to_string(), number)]).unwrap_or_default()
         }
         _ => Vec::new(),

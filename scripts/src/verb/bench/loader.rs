@@ -9,10 +9,11 @@ use augment::stats::StageSnapshot;
 use augment::{BlurRule, DecodeRules, MultiCrop};
 use pipeline::read::stats::ReadSnapshot;
 use pipeline::{Cursor, Dataset, Loader, LoaderConfig, Order, Quarantine, Share, Storage};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use trainer::device::workers::or_cores;
 use trainer::run::data::{StreamConfig, stream};
 
+use super::compare::{CompareFlag, compared};
 use crate::recipes;
 
 /// Flags of `bench loader`.
@@ -37,6 +38,8 @@ pub(crate) struct Args {
     /// Change a value of the recipe. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
+    #[command(flatten)]
+    compare: CompareFlag,
     /// End with one line of JSON: images_per_s, mb_per_s, stages.
     #[arg(long)]
     json: bool,
@@ -47,6 +50,8 @@ struct Measured {
     wall: Duration,
     n_threads: usize,
     images: u64,
+    /// When images were taken, and how many by then.
+    taken: Vec<(Duration, u64)>,
     bytes: u64,
     read: ReadSnapshot,
     /// Threads that read.
@@ -70,6 +75,9 @@ struct Queues {
 /// Shards whose samples are permuted together, as recipes have it.
 const WINDOW_SHARDS: usize = 16;
 
+/// Parts of the time, whose rates say how even it went.
+const PARTS: usize = 5;
+
 /// One line of the table.
 struct Row {
     name: &'static str,
@@ -84,6 +92,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     if preset && !args.overrides.is_empty() {
         bail!("--set changes a recipe, and {} is none", args.recipe);
     }
+    let before = args.compare.read()?;
     let dataset = Arc::new(Dataset::open(&args.shards, storage)?);
     dataset.check_cache(WINDOW_SHARDS)?;
     let measured = match args.recipe.as_str() {
@@ -91,6 +100,13 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         _ => augmented(args, dataset)?,
     };
     print(args, &measured);
+    let figures = measured.figures(args);
+    if let Some(before) = before {
+        compared(&before, &figures).iter().for_each(|line| out!("{line}"));
+    }
+    if args.json {
+        out!("{figures}");
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -122,7 +138,7 @@ fn augmented(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
     config.multicrop.validate()?;
     let mut pool = stream(dataset, config, Share::solo(args.batch)?, Cursor(0), quarantine);
     let mut queues = Queues::default();
-    let mut n_batches = 0u64;
+    let (mut n_batches, mut taken) = (0u64, Vec::new());
     let mut start = Instant::now();
     let mut warm = false;
     loop {
@@ -137,6 +153,7 @@ fn augmented(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
         }
         if warm {
             n_batches += 1;
+            taken.push((start.elapsed(), n_batches * args.batch as u64));
             queues.bytes += pool.source().loader().fill();
             queues.read += pool.source().loader().queue_len() as f64;
             queues.finished += pool.n_waiting() as f64;
@@ -156,6 +173,7 @@ fn augmented(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
         wall,
         n_threads,
         images: augment.images,
+        taken,
         bytes: augment.bytes,
         read,
         n_readers: loader.n_threads,
@@ -176,7 +194,7 @@ fn read_only(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
     let mut start = Instant::now();
     let mut warm = false;
     let mut queues = Queues::default();
-    let mut n = 0u64;
+    let (mut n, mut taken_by) = (0u64, Vec::new());
     while !warm || start.elapsed().as_secs_f64() < args.seconds {
         let Some(item) = loader.next_item() else { bail!("the shards ended") };
         let batch = (item?.batch - first_open) as usize;
@@ -194,6 +212,7 @@ fn read_only(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
         } else if warm && n.is_multiple_of(64) {
             queues.bytes += loader.fill();
             queues.read += loader.queue_len() as f64;
+            taken_by.push((start.elapsed(), n));
         }
         n += u64::from(warm);
     }
@@ -205,6 +224,7 @@ fn read_only(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
         wall,
         n_threads,
         images: n,
+        taken: taken_by,
         bytes: read.bytes,
         read,
         n_readers: n_threads,
@@ -216,6 +236,22 @@ fn read_only(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
 impl Measured {
     fn images_per_s(&self) -> f64 {
         self.images as f64 / self.wall.as_secs_f64()
+    }
+
+    /// The slowest and the fastest of five parts of the time.
+    fn range_per_s(&self) -> [f64; 2] {
+        let part_s = self.wall.as_secs_f64() / PARTS as f64;
+        let by = |part: usize| {
+            let end = part_s * part as f64;
+            let last = self.taken.iter().take_while(|(at, _)| at.as_secs_f64() <= end).last();
+            last.map_or((0.0, 0), |(at, n)| (at.as_secs_f64(), *n))
+        };
+        let rate = |part: usize| {
+            let ((from_s, before), (to_s, after)) = (by(part), by(part + 1));
+            if to_s > from_s { (after - before) as f64 / (to_s - from_s) } else { 0.0 }
+        };
+        let rates = (0..PARTS).map(rate);
+        rates.fold([f64::INFINITY, 0.0], |[low, high], rate| [low.min(rate), high.max(rate)])
     }
 
     fn mb_per_s(&self) -> f64 {
@@ -237,6 +273,33 @@ impl Measured {
             share: share(stage.total, self.n_threads),
         });
         std::iter::once(read).chain(stages).collect()
+    }
+
+    /// The figures for programs.
+    fn figures(&self, args: &Args) -> Value {
+        let stage = |row: &Row| {
+            let numbers = json!({
+                "p50_ms": row.p50.as_secs_f64() * 1e3,
+                "p99_ms": row.p99.as_secs_f64() * 1e3,
+                "share": row.share,
+            });
+            (row.name.replace(' ', "_"), numbers)
+        };
+        json!({
+            "recipe": args.recipe,
+            "batch_size": args.batch,
+            "workers": self.n_threads,
+            "images_per_s": self.images_per_s(),
+            "images_per_s_range": self.range_per_s(),
+            "mb_per_s": self.mb_per_s(),
+            "stages": self.rows().iter().map(stage).collect::<Map<_, _>>(),
+            "queues": {
+                "read": self.queues.read,
+                "finished": self.queues.finished,
+                "bytes_share": self.queues.bytes,
+            },
+            "limit": self.verdict(),
+        })
     }
 
     /// One sentence that names what limits.
@@ -270,9 +333,9 @@ impl Measured {
 }
 
 fn print(args: &Args, measured: &Measured) {
-    let rows = measured.rows();
+    let [slowest, fastest] = measured.range_per_s();
     out!(
-        "{}, {} threads, {:.1} s: {:.1} images/s, {:.1} MB/s",
+        "{}, {} threads, {:.1} s: {:.1} images/s, {slowest:.1} to {fastest:.1} by fifths; {:.1} MB/s",
         args.recipe,
         measured.n_threads,
         measured.wall.as_secs_f64(),
@@ -280,7 +343,7 @@ fn print(args: &Args, measured: &Measured) {
         measured.mb_per_s()
     );
     out!("{:<16} {:>9} {:>9} {:>8}", "an image", "p50 ms", "p99 ms", "share");
-    for row in &rows {
+    for row in &measured.rows() {
         let ms = |d: Duration| d.as_secs_f64() * 1e3;
         out!("{:<16} {:9.3} {:9.3} {:6.1} %", row.name, ms(row.p50), ms(row.p99), 100.0 * row.share);
     }
@@ -291,29 +354,4 @@ fn print(args: &Args, measured: &Measured) {
         100.0 * measured.queues.bytes
     );
     out!("{}", measured.verdict());
-    if args.json {
-        let stages: serde_json::Map<String, serde_json::Value> = rows
-            .iter()
-            .map(|row| {
-                let numbers = json!({
-                    "p50_ms": row.p50.as_secs_f64() * 1e3,
-                    "p99_ms": row.p99.as_secs_f64() * 1e3,
-                    "share": row.share,
-                });
-                (row.name.replace(' ', "_"), numbers)
-            })
-            .collect();
-        let line = json!({
-            "images_per_s": measured.images_per_s(),
-            "mb_per_s": measured.mb_per_s(),
-            "stages": stages,
-            "queues": {
-                "read": measured.queues.read,
-                "finished": measured.queues.finished,
-                "bytes_share": measured.queues.bytes,
-            },
-            "limit": measured.verdict(),
-        });
-        out!("{line}");
-    }
 }

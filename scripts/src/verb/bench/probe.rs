@@ -8,6 +8,7 @@ use augment::ViewRng;
 use eval::{Columns, FeatureSet, Silent, Table, Task};
 use serde_json::{Map, Value, json};
 
+use super::compare::{CompareFlag, compared};
 use crate::evaluation::flags::ProtocolFlags;
 
 /// Flags of `bench probe`.
@@ -25,14 +26,20 @@ pub(crate) struct Args {
     /// Classes.
     #[arg(long, default_value_t = 10)]
     classes: usize,
+    /// Times that each protocol is timed.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    repeats: u32,
     #[command(flatten)]
     protocols: ProtocolFlags,
-    /// End with one line of JSON: seconds by protocol.
+    #[command(flatten)]
+    compare: CompareFlag,
+    /// End with one line of JSON: median seconds by protocol.
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let before = args.compare.read()?;
     let protocols = args.protocols.protocols()?;
     let n_levels = protocols.iter().map(eval::Protocol::n_levels).max().unwrap_or(1);
     let average = if protocols.iter().any(eval::Protocol::wants_average) { args.width } else { 0 };
@@ -47,18 +54,32 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         sets: None,
         progress: &Silent,
     };
-    let mut seconds = Map::new();
+    let mut figures = Map::new();
     for protocol in &protocols {
-        let start = Instant::now();
-        let scored = protocol.score(&task)?;
-        let took = start.elapsed().as_secs_f64();
-        // Noise around a center for each class: more than chance, or something is wrong.
-        let best = scored.iter().map(|scored| scored.outcome.value()).fold(0.0, f64::max);
-        out!("{:<16} {took:>8.2} s  (accuracy {best:.1} on noise with classes)", protocol.name());
-        seconds.insert(protocol.name().to_string(), json!(took));
+        let mut seconds = Vec::new();
+        let mut best = 0.0;
+        for _ in 0..args.repeats {
+            let start = Instant::now();
+            let scored = protocol.score(&task)?;
+            seconds.push(start.elapsed().as_secs_f64());
+            // Noise around a center for each class: more than chance, or something is wrong.
+            best = scored.iter().map(|scored| scored.outcome.value()).fold(0.0, f64::max);
+        }
+        seconds.sort_by(f64::total_cmp);
+        let (name, median) = (protocol.name(), seconds[seconds.len() / 2]);
+        let spread = match seconds[..] {
+            [shortest, .., longest] => format!("; {shortest:.2} to {longest:.2}"),
+            _ => String::new(),
+        };
+        out!("{name:<16} {median:>8.2} s{spread}  (accuracy {best:.1} on noise with classes)");
+        figures.insert(format!("{name}_s"), json!(median));
+    }
+    let figures = Value::Object(figures);
+    if let Some(before) = before {
+        compared(&before, &figures).iter().for_each(|line| out!("{line}"));
     }
     if args.json {
-        out!("{}", Value::Object(seconds));
+        out!("{figures}");
     }
     Ok(ExitCode::SUCCESS)
 }
