@@ -10,6 +10,9 @@ mod architecture;
 mod bad_input;
 /// Runs that begin with weights, with a checkpoint, or with more steps.
 mod beginnings;
+/// Every kernel of a step, compiled for NVIDIA GPUs without one.
+#[cfg(feature = "cuda")]
+mod cuda_kernels;
 /// The same batches whatever ranks, threads and restarts.
 mod data_path;
 /// Features as files.

@@ -1,0 +1,169 @@
+//! Every kernel of a step, compiled for NVIDIA GPUs on a machine without one.
+//!
+//! The program runs a step on a driver that computes nothing (`tests/cuda/driver.c`), so that CubeCL turns each kernel into
+//! CUDA C++ and NVIDIA's NVRTC compiles it; `ptxas` then makes machine code of it, and says how many registers it takes. What
+//! comes out of such a step is nothing, and its times say nothing.
+//!
+//! `OCELLI_CUDA_TOOLKIT` names a folder with `include`, `lib` and `bin`, of CUDA itself or of the Python packages
+//! nvidia-cuda-nvrtc, -runtime, -cccl, -crt and -nvcc. Add `--nocapture` for the table.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::support::{ok, program};
+
+/// Name, recipe, and what is set.
+const STEPS: [(&str, &str, &[&str]); 5] = [
+    ("ViT-S/16, f32", "lejepa_vits16", &[]),
+    ("ViT-S/16, bf16", "lejepa_vits16", &["optim.precision.compute=bf16"]),
+    ("ViT-S/16 by DINO, bf16", "dino_vits16", &["optim.precision.compute=bf16"]),
+    ("ResNet-18, f32", "swav_cifar", &[]),
+    ("ResNet-18, bf16", "swav_cifar", &["optim.precision.compute=bf16"]),
+];
+
+/// Compute capabilities: A100 and H100.
+const CAPABILITIES: [&str; 2] = ["80", "90"];
+
+/// What `ptxas` says of a kernel.
+#[derive(Debug, Clone, Copy, Default)]
+struct Use {
+    registers: u32,
+    /// Bytes that do not fit into registers, stored and loaded.
+    spilled_bytes: u32,
+}
+
+#[test]
+fn every_kernel_of_a_step_compiles() {
+    let Some(toolkit) = std::env::var_os("OCELLI_CUDA_TOOLKIT").map(PathBuf::from) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let driver = folder.path().join("libcuda.so");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/cuda/driver.c");
+    ok(&Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-o"])
+        .arg(&driver)
+        .arg(source)
+        .output()
+        .unwrap());
+    let mut seen: BTreeSet<String> = BTreeSet::new();
+    println!(
+        "| step | sm | kernels | ours | registers of ours, at most | with spills |\n|---|---|---|---|---|---|"
+    );
+    for ((name, recipe, sets), sm) in STEPS.iter().flat_map(|step| CAPABILITIES.map(|sm| (step, sm))) {
+        let ptx = folder.path().join(format!("{name}-{sm}").replace('/', "-"));
+        std::fs::create_dir(&ptx).unwrap();
+        step(&toolkit, folder.path(), [recipe, sm], sets, &ptx);
+        let kernels = assembled(&toolkit, &ptx);
+        let ours: Vec<(&str, &Use)> =
+            kernels.iter().filter_map(|(entry, used)| Some((our_name(entry)?, used))).collect();
+        let spilling: Vec<&String> =
+            kernels.iter().filter(|(_, used)| used.spilled_bytes > 0).map(|(entry, _)| entry).collect();
+        let most = ours.iter().max_by_key(|(_, used)| used.registers).expect("kernels of ours");
+        println!(
+            "| {name} | {sm} | {} | {} | {} ({}) | {} |",
+            kernels.len(),
+            ours.len(),
+            most.1.registers,
+            most.0,
+            spilling.len()
+        );
+        spilling
+            .iter()
+            .for_each(|entry| println!("  spills: {entry}, {} bytes", kernels[*entry].spilled_bytes));
+        assert!(ours.iter().all(|(_, used)| used.spilled_bytes == 0), "a kernel of ours spills: {ours:?}");
+        seen.extend(ours.iter().map(|(name, _)| name.to_string()));
+    }
+    let missing: Vec<String> = our_kernels().into_iter().filter(|kernel| !seen.contains(kernel)).collect();
+    assert!(missing.is_empty(), "no step has launched {missing:?}");
+}
+
+/// One step on the driver without a device, which leaves its kernels in `ptx`.
+fn step(toolkit: &Path, driver: &Path, [recipe, sm]: [&str; 2], sets: &[&str], ptx: &Path) {
+    let mut libraries = vec![driver.to_path_buf(), toolkit.join("lib"), toolkit.join("lib64")];
+    libraries.extend(std::env::var_os("LD_LIBRARY_PATH").iter().flat_map(std::env::split_paths));
+    let out = program()
+        .args(["bench", "step", "--device", "cuda", "--recipe", recipe])
+        .args(["--batch", "2", "--repeats", "1", "--matrix", "256"])
+        .args(sets.iter().flat_map(|set| ["--set", set]))
+        .env("CUDA_PATH", toolkit)
+        .env("LD_LIBRARY_PATH", std::env::join_paths(libraries).unwrap())
+        .env("OCELLI_DRIVER_SM", sm)
+        .env("OCELLI_DRIVER_PTX", ptx)
+        // Kernels that an earlier run has compiled are not compiled again.
+        .env("OCELLI_CACHE", ptx.with_extension("cache"))
+        // One way to multiply for each shape, not all that could be tried.
+        .env("CUBECL_AUTOTUNE_LEVEL", "minimal")
+        .output()
+        .unwrap();
+    ok(&out);
+    let said = String::from_utf8_lossy(&out.stderr);
+    for trouble in ["launch error", "ompilation", "panicked"] {
+        assert!(!said.contains(trouble), "{recipe}, sm_{sm}: {said}");
+    }
+}
+
+/// Machine code of every module in `folder`: registers and spills by kernel.
+fn assembled(toolkit: &Path, folder: &Path) -> BTreeMap<String, Use> {
+    let modules = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    modules.flat_map(|module| uses(toolkit, &module)).collect()
+}
+
+fn uses(toolkit: &Path, module: &Path) -> Vec<(String, Use)> {
+    let ptx = std::fs::read_to_string(module).unwrap();
+    // Such as sm_90a, where a kernel uses what only that GPU has.
+    let target = ptx.lines().find_map(|line| line.strip_prefix(".target ")).expect("PTX has a target");
+    let arch = format!("-arch={}", target.split(',').next().unwrap().trim());
+    let assembler = toolkit.join("bin/ptxas");
+    let out = Command::new(assembler).args(["-v", &arch, "-o", "/dev/null"]).arg(module).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{}: {said}", module.display());
+    let mut kernels: Vec<(String, Use)> = Vec::new();
+    for line in said.lines() {
+        if let Some((_, entry)) = line.split_once("Compiling entry function '") {
+            kernels.push((entry.split('\'').next().unwrap().to_string(), Use::default()));
+        }
+        let Some((_, used)) = kernels.last_mut() else { continue };
+        used.registers += number_before(line, " registers");
+        used.spilled_bytes +=
+            number_before(line, " bytes spill stores") + number_before(line, " bytes spill loads");
+    }
+    assert!(!kernels.is_empty(), "{}: {said}", module.display());
+    kernels
+}
+
+/// The number in front of `words`, or zero.
+fn number_before(line: &str, words: &str) -> u32 {
+    let before = line.split_once(words).map(|(before, _)| before);
+    before.and_then(|before| before.rsplit(' ').next()?.parse().ok()).unwrap_or(0)
+}
+
+/// The function that `entry` was made of, if it is one of ours: CubeCL adds types and a hash to its name.
+fn our_name(entry: &str) -> Option<&'static str> {
+    static OURS: std::sync::OnceLock<Vec<String>> = std::sync::OnceLock::new();
+    let ours = OURS.get_or_init(our_kernels);
+    let begins =
+        |kernel: &&String| entry.strip_prefix(kernel.as_str()).is_some_and(|rest| rest.starts_with('_'));
+    ours.iter().filter(begins).max_by_key(|kernel| kernel.len()).map(String::as_str)
+}
+
+/// The kernels in the trainer's source.
+fn our_kernels() -> Vec<String> {
+    let mut kernels = Vec::new();
+    let mut folders = vec![PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../trainer/src"))];
+    while let Some(folder) = folders.pop() {
+        for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let source = std::fs::read_to_string(path).unwrap();
+                let marked = source.split("#[cube(launch").skip(1);
+                kernels.extend(marked.filter_map(|rest| {
+                    let name = rest.split_once("fn ")?.1.split(['<', '(']).next()?;
+                    Some(name.to_string())
+                }));
+            }
+        }
+    }
+    assert!(kernels.len() > 5, "{kernels:?}");
+    kernels
+}
