@@ -28,8 +28,8 @@ pub struct BoxResizer {
     band: Vec<u8>,
     /// The same, with pixels next to one another in pairs: `[W/2, 3, LANES, 2]`.
     paired: Vec<u8>,
-    /// The crop at its new width, with rows in pairs: `[3, crop height / 2, new width in whole blocks, 2]`.
-    narrowed: Vec<u8>,
+    /// The planes of the crop at its new width, with rows in pairs: `[crop height / 2, new width in whole blocks, 2]`.
+    narrowed: [Vec<u8>; 3],
 }
 
 impl BoxResizer {
@@ -81,7 +81,7 @@ impl BoxResizer {
         };
         out.set_size(part.width_px, part.height_px);
         self.narrow(image, read, part.width_px as usize);
-        self.shorten(part.width_px as usize, rows.len(), out);
+        self.shorten(part.width_px as usize, out);
         Ok(())
     }
 
@@ -89,8 +89,8 @@ impl BoxResizer {
     fn narrow(&mut self, image: &Rgb8, crop: CropBox, width: usize) {
         let height = crop.height_px as usize;
         let n_bytes = 3 * crop.width_px as usize;
-        let (row_len, plane_len) = narrowed_len(width, height);
-        self.narrowed.resize(3 * plane_len, 0);
+        let row_len = pair_of_rows_len(width);
+        self.narrowed.iter_mut().for_each(|plane| plane.resize(row_len * height.div_ceil(2), 0));
         // An odd width has a column more, which has no weight.
         self.band.resize(n_bytes.next_multiple_of(6) * LANES, 0);
         self.paired.resize(self.band.len(), 0);
@@ -104,30 +104,23 @@ impl BoxResizer {
             let rows: [&[u8]; LANES] = std::array::from_fn(|lane| row(top + lane.min(n_rows - 1)));
             turn(&rows, &mut self.band[..n_bytes * LANES]);
             pair_up(&self.band, &mut self.paired);
-            let n_pairs = n_rows.div_ceil(2);
-            let mut planes = self.narrowed.chunks_exact_mut(plane_len).map(|plane| {
-                let start = top / 2 * row_len;
-                &mut plane[start..start + n_pairs * row_len]
-            });
-            let mut plane = || planes.next().unwrap_or_default();
-            narrow_band(&self.paired, &self.horizontal, [plane(), plane(), plane()], [width, row_len]);
+            let rows = top / 2 * row_len..(top + n_rows).div_ceil(2) * row_len;
+            let planes = self.narrowed.each_mut().map(|plane| &mut plane[rows.clone()]);
+            narrow_band(&self.paired, &self.horizontal, planes, [width, row_len]);
         }
     }
 
     /// The pass along columns.
-    fn shorten(&self, width: usize, height: usize, out: &mut Planes) {
-        let (row_len, plane_len) = narrowed_len(width, height);
-        let planes = self.narrowed.chunks_exact(plane_len);
-        for (plane, out) in planes.zip(out.channels_mut()) {
-            shorten_plane(plane, row_len, &self.vertical, out, width);
+    fn shorten(&self, width: usize, out: &mut Planes) {
+        for (plane, out) in self.narrowed.iter().zip(out.channels_mut()) {
+            shorten_plane(plane, pair_of_rows_len(width), &self.vertical, out, width);
         }
     }
 }
 
-/// Bytes of two rows of [`BoxResizer`]'s narrowed crop, and of one of its planes.
-fn narrowed_len(width: usize, height: usize) -> (usize, usize) {
-    let row_len = 2 * width.next_multiple_of(BLOCKS * LANES);
-    (row_len, row_len * height.div_ceil(2))
+/// Bytes of two rows of [`BoxResizer`]'s narrowed planes.
+fn pair_of_rows_len(width: usize) -> usize {
+    2 * width.next_multiple_of(BLOCKS * LANES)
 }
 
 /// Turns a band: byte `j` of row `lane` goes to `[j, lane]`. With longer vectors it takes twice as long.
@@ -143,7 +136,7 @@ fn turn(rows: &[&[u8]; LANES], band: &mut [u8]) {
         for _ in 0..4 {
             tile = shuffled(&tile);
         }
-        *out = *tile.as_flattened().first_chunk().unwrap_or(out);
+        out.copy_from_slice(tile.as_flattened());
     }
     for (lane, row) in rows.iter().enumerate() {
         for (out, byte) in rest.chunks_exact_mut(LANES).zip(&row[tiles.len() * LANES..]) {

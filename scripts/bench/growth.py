@@ -23,14 +23,14 @@ def main() -> None:
     parser.add_argument("--ranks", nargs="*", type=int, default=[1, 2, 4], help="those above 1 need mpirun and a build with MPI")
     parser.add_argument("--most-samples", type=int, default=1_000_000, help="of an index; a million take 1 GB of disk")
     args = parser.parse_args()
-    print("| what grows | to | takes | for each | ratio to the row above, for each |")
-    print("|---|---|---|---|---|")
+    print("| what grows | to | takes | for each | ratio to the row above, for each | of |")
+    print("|---|---|---|---|---|---|")
     for kind in args.only:
         before = None
         for size, seconds, note in KINDS[kind](args):
             each = seconds / size
             ratio = "" if before is None else f"{each / before:.2f}"
-            print(f"| {kind} | {size:,} | {told(seconds)} | {told(each)} | {ratio} |{note}", flush=True)
+            print(f"| {kind} | {size:,} | {told(seconds)} | {told(each)} | {ratio} | {note} |", flush=True)
             before = each
 
 
@@ -57,7 +57,7 @@ def step(args, recipe: str, batch: int, *sets: str) -> float:
 
 def batch(args):
     for n in (16, 32, 64, 128, 256):
-        yield n, step(args, "quickstart", n), ""
+        yield n, step(args, "quickstart", n), "step of quickstart"
 
 
 def tokens(args):
@@ -65,12 +65,12 @@ def tokens(args):
     for side in (112, 224, 448):
         crop = f"views.crops=[{{count=2,size_px={side},scale=[0.5,1.0],flip_p=0.5,gray_p=0.2,blur_p=0.1,blur_sigma=[0.1,1.0],solarize_p=0.0,jitter={{brightness=0.4,contrast=0.4,saturation=0.4,hue=0.1,p=0.8}}}}]"
         sets = ['views.preset="custom"', crop, f"model.image_px={side}"]
-        yield (side // 16) ** 2 + 1, step(args, "lejepa_vits16", 2, *sets), f" {side} px"
+        yield (side // 16) ** 2 + 1, step(args, "lejepa_vits16", 2, *sets), f"step of a ViT-S/16 at {side} px, batch 2"
 
 
 def prototypes(args):
     for n in (1024, 4096, 16384, 65536):
-        yield n, step(args, "dino_cifar", 16, f"method.prototypes={n}"), ""
+        yield n, step(args, "dino_cifar", 16, f"method.prototypes={n}"), "step of dino_cifar, batch 16"
 
 
 def seconds_of(command: list[str]) -> float:
@@ -101,7 +101,7 @@ def shards(args):
             seconds = time.perf_counter() - start
             if run.wait() != 0:
                 raise SystemExit(run.stderr.read())
-            yield n, seconds, " start to first step"
+            yield n, seconds, "start to first step of `pretrain`"
 
 
 def samples(args):
@@ -116,7 +116,7 @@ def samples(args):
                 file.write(bytes(2 * TAR_BLOCK))
             indexed = seconds_of([args.ocelli, "shards", "index", shard])
             listed = seconds_of([args.ocelli, "shards", "ls", shard])
-            yield n, listed, f" `shards ls`; its index was made in {indexed:.1f} s"
+            yield n, listed, f"`shards ls`; its index was made in {indexed:.1f} s"
         n *= 10
 
 
@@ -141,7 +141,7 @@ def ranks(args):
             command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(n), *command]
         figures = last_json(command)
         modes = figures.get("modes") or [figures]
-        yield n, modes[0]["step_ms"] / 1e3, " `run.shard = full`, one worker a rank"
+        yield n, modes[0]["step_ms"] / 1e3, "step of quickstart, batch 64, `run.shard = full`, one worker a rank"
 
 
 KINDS = {"batch": batch, "tokens": tokens, "prototypes": prototypes, "shards": shards, "samples": samples, "ranks": ranks}

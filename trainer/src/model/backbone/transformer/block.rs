@@ -138,7 +138,7 @@ impl Unit for Block {
 
     /// A graph holds for each token, beside the attention weights: the input, both norms in and out, queries, keys
     /// and values, what attention and both branches give, and the hidden layer: before its GELU, or with gates both halves,
-    /// before and after. Measured with `ocelli bench shard`.
+    /// before and after. Measured with `ocelli bench shard` on the CPU; on a GPU, what comes out of a GELU is kept, too.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let (width, hidden) = (self.width as f64, self.hidden as f64);
         let products = (1 + self.mlp.n_products()) as f64;
