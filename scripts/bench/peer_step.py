@@ -1,8 +1,8 @@
-"""The other side of `ocelli bench step --backbone`: timm's networks in PyTorch, f32, on the CPU.
+"""The other side of `ocelli bench step --backbone`: timm's networks in PyTorch on the CPU, in f32 or by autocast in bf16.
 
 Needs torch and timm. Prints the median time of one forward and backward pass.
 
-    python scripts/bench/peer_step.py --batch 4 --threads 2
+    python scripts/bench/peer_step.py --batch 4 --threads 2 [--bf16]
     python scripts/bench/peer_step.py --model resnet18 --image-px 32 --small-stem --batch 128
     python scripts/bench/peer_step.py --model regnety_008 --batch 8 --channels-last
 """
@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("--image-px", type=int, default=224)
     parser.add_argument("--small-stem", action="store_true", help="3x3 without pooling, of a ResNet for small images")
     parser.add_argument("--channels-last", action="store_true", help="PyTorch's faster layout for convolutions")
+    parser.add_argument("--bf16", action="store_true", help="autocast to bf16 in the forward pass")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
@@ -40,13 +41,16 @@ def main() -> None:
     for _ in range(args.repeats + 1):
         model.zero_grad(set_to_none=True)
         start = time.perf_counter()
-        tokens = model(images)
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
+            tokens = model(images)
+        tokens = tokens.float()
         (tokens * tokens.detach().sin()).sum().backward()
         times.append(1e3 * (time.perf_counter() - start))
     # The first round warms caches and pools.
     median = statistics.median(times[1:])
     layout = "channels last, " if args.channels_last else ""
-    print(f"{args.model}, {args.image_px} px, batch {args.batch}, {layout}{args.threads} threads, torch {torch.__version__}: {median:.1f} ms")
+    number = "bf16" if args.bf16 else "f32"
+    print(f"{args.model}, {args.image_px} px, batch {args.batch}, {number}, {layout}{args.threads} threads, torch {torch.__version__}: {median:.1f} ms")
     print(json.dumps({"median_ms": median, "times_ms": times[1:]}))
 
 

@@ -82,6 +82,11 @@ impl BackboneBench {
         Self { units, shards, plan: plan.clone(), images, device: device.clone() }
     }
 
+    /// What matrix products are computed in.
+    fn compute(&self) -> DType {
+        self.plan.recipe.optim.precision.compute.dtype()
+    }
+
     fn input(&self, range: std::ops::Range<usize>) -> Vec<Features> {
         let views: Vec<&[u8]> = self.images[range].iter().map(Vec::as_slice).collect();
         vec![self.plan.pixel_input().features(&views, self.plan.recipe.model.image_px(), &self.device)]
@@ -98,7 +103,7 @@ impl BackboneBench {
             for (unit, leaves) in self.units.iter().zip(&leaves) {
                 let mut totals = Vec::new();
                 for stage in 0..unit.n_stages() {
-                    let compute = DType::F32;
+                    let compute = self.compute();
                     let cx = Context { leaves, draws: &draws, totals: &totals, sets: &sets, compute };
                     let output = unit.forward(stage, groups, &cx);
                     (groups, totals) = (output.features, output.sums);
@@ -116,7 +121,8 @@ impl BackboneBench {
         let ranges = workers.slices(self.images.len());
         let slices = workers.map(ranges, |_, range| self.input(range));
         let comm = Comm::solo();
-        let pass = BackbonePass { units: &self.units, shards: &self.shards, workers, comm: &comm };
+        let (units, shards, compute) = (&self.units, &self.shards, self.compute());
+        let pass = BackbonePass { units, shards, workers, comm: &comm, compute };
         pass.gradients(slices, keeps_graph, start_gradient)
     }
 

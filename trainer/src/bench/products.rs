@@ -3,10 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use half::bf16;
+
 use super::Times;
 use crate::device::workers::Workers;
 use crate::ops::gemm::{Mat, gemm};
 use crate::ops::tally::Product;
+use crate::ops::{Number, Start, product_into};
 
 /// Each shape is multiplied for at least so long, so that clocks are exact.
 const AT_LEAST_MS: f64 = 1.0;
@@ -31,9 +34,9 @@ pub(super) fn flops(products: &BTreeMap<Product, u64>) -> f64 {
 }
 
 /// Mean time of one product of two square matrices of side `n`, on all threads of the calling pool.
-pub(super) fn square_ms(n: usize) -> f64 {
+pub(super) fn square_ms(n: usize, bf16: bool) -> f64 {
     let n_threads = rayon::current_num_threads();
-    repeated_ms(&Product { mkn: [n; 3], transposed: [false, false], adds: false, n_threads })
+    repeated_ms(&Product { mkn: [n; 3], transposed: [false, false], adds: false, bf16, n_threads })
 }
 
 /// The share of `product` in the time of a step: where it is computed on one thread, all workers compute one at a time.
@@ -47,14 +50,28 @@ fn one_ms(product: &Product, workers: &Workers) -> f64 {
 
 /// Mean time of `product`, on the calling thread and those that it takes in.
 fn repeated_ms(product: &Product) -> f64 {
+    match product.bf16 {
+        true => {
+            let row = vec![1.0; product.mkn[2]];
+            let start = if product.adds { Start::Row(&row) } else { Start::Zero };
+            ms_of::<bf16>(product, |[a, b], out, n| product_into(product.mkn, 1.0, a, b, start, out, n))
+        }
+        false => {
+            let keep = if product.adds { 1.0 } else { 0.0 };
+            ms_of::<f32>(product, |[a, b], out, n| gemm(product.mkn, 1.0, a, b, keep, out, n))
+        }
+    }
+}
+
+/// Mean time of `multiply`, given matrices like those of `product` and where theirs goes, with the distance between its rows.
+fn ms_of<T: Number>(product: &Product, multiply: impl Fn([Mat<'_, T>; 2], &mut [T], usize)) -> f64 {
     let [m, k, n] = product.mkn;
-    let (a, b) = (vec![0.5_f32; m * k], vec![0.25_f32; k * n]);
-    let mut out = vec![0.0_f32; m * n];
+    let (a, b) = (vec![T::nearest(0.5); m * k], vec![T::nearest(0.25); k * n]);
+    let mut out = vec![T::default(); m * n];
     let [a_by_columns, b_by_columns] = product.transposed;
     let a = if a_by_columns { Mat::rows(&a, m).t() } else { Mat::rows(&a, k) };
     let b = if b_by_columns { Mat::rows(&b, k).t() } else { Mat::rows(&b, n) };
-    let keep = if product.adds { 1.0 } else { 0.0 };
-    let mut multiply = || gemm(product.mkn, 1.0, a, b, keep, &mut out, n);
+    let mut multiply = || multiply([a, b], &mut out, n);
     multiply();
     let (start, mut repeats) = (Instant::now(), 0);
     loop {
@@ -74,16 +91,19 @@ mod tests {
 
     #[test]
     fn what_is_noted_is_what_is_computed() {
-        let product = Product {
-            mkn: [3, 4, 5],
-            transposed: [true, false],
-            adds: true,
-            n_threads: rayon::current_num_threads(),
-        };
-        let (_, noted) = products_of(|| repeated_ms(&product));
-        // Tests beside this one multiply, too.
-        assert!(noted.get(&product).is_some_and(|n| *n > 1), "{noted:?}");
-        assert_eq!(flops(&BTreeMap::from([(product, 2)])), 240.0);
-        assert!(alone_ms(&BTreeMap::from([(product, 2)]), 2) > 0.0);
+        for bf16 in [false, true] {
+            let product = Product {
+                mkn: [3, 4, 5],
+                transposed: [true, false],
+                adds: true,
+                bf16,
+                n_threads: rayon::current_num_threads(),
+            };
+            let (_, noted) = products_of(|| repeated_ms(&product));
+            // Tests beside this one multiply, too.
+            assert!(noted.get(&product).is_some_and(|n| *n > 1), "{noted:?}");
+            assert_eq!(flops(&BTreeMap::from([(product, 2)])), 240.0);
+            assert!(alone_ms(&BTreeMap::from([(product, 2)]), 2) > 0.0);
+        }
     }
 }

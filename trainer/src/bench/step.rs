@@ -120,7 +120,8 @@ fn whole_steps_ms(
 pub fn matrix_peak(device: &Device, n: usize, arithmetic: Arithmetic) -> f64 {
     let flops = 2.0 * (n as f64).powi(3);
     if *device == Device::flex() {
-        let best_ms = (0..ROUNDS).map(|_| square_ms(n)).fold(f64::INFINITY, f64::min);
+        let best_ms =
+            (0..ROUNDS).map(|_| square_ms(n, arithmetic == Arithmetic::Bf16)).fold(f64::INFINITY, f64::min);
         return flops / (best_ms / 1e3);
     }
     let random = |seed| {

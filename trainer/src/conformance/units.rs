@@ -61,7 +61,8 @@ impl Chain {
     /// Flat gradients of Σ -cos(output), whose gradient at the output is its sine.
     fn gradients(&self, keeps_graph: bool) -> Vec<Vec<f32>> {
         let (workers, comm) = (Workers::new(1), Comm::solo());
-        let pass = BackbonePass { units: &self.units, shards: &self.shards, workers: &workers, comm: &comm };
+        let (units, shards) = (&self.units, &self.shards);
+        let pass = BackbonePass { units, shards, workers: &workers, comm: &comm, compute: DType::F32 };
         let slices = vec![vec![self.input.clone()]];
         let flats = pass.gradients(slices, keeps_graph, |y| y.clone().sin()).unwrap();
         flats.into_iter().map(to_host).collect()

@@ -7,7 +7,7 @@ use burn_tensor::{DType, Device, Gradients, Tensor};
 use super::layout::UnitLayout;
 use super::params::Role;
 use crate::device::host::add;
-use crate::ops::SharedGradient;
+use crate::ops::{SharedGradient, cast};
 
 /// The parameters of a unit, cut from its flat buffer.
 pub struct Leaves<'a> {
@@ -57,7 +57,7 @@ impl<'a> Leaves<'a> {
     pub fn gradients(&self, grads: &mut Gradients) -> ParamGrads {
         let mut of_leaf = |(leaf, shared): (&Tensor<1>, &SharedGradient)| {
             let grad = shared.take().or_else(|| leaf.grad_remove(grads));
-            grad.map(|grad| grad.cast(DType::F32))
+            grad.map(|grad| cast(grad, DType::F32))
         };
         let parts = self.tensors.iter().zip(&self.gradients).map(&mut of_leaf).collect();
         ParamGrads { parts, device: self.tensors[0].device().inner() }

@@ -27,6 +27,7 @@ use super::features::Features;
 use super::layout::UnitLayout;
 use super::leaves::Leaves;
 use super::params::ParamSpec;
+use crate::ops::cast;
 
 /// A piece of network.
 pub trait Unit: Send + Sync {
@@ -102,7 +103,7 @@ impl Context<'_> {
 
     /// `x` in what matrix products are computed in.
     pub fn rounded<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        if x.dtype() == self.compute { x } else { x.cast(self.compute) }
+        cast(x, self.compute)
     }
 }
 

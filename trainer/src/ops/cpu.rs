@@ -5,43 +5,73 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn_flex::Flex;
 use burn_flex::FlexTensor;
 use burn_tensor::{DType, Tensor, TensorData};
+use half::bf16;
 
 use multiversion::multiversion;
 
 use super::bridge::Home;
+use super::number::Number;
+
+/// The type of `tensor`'s numbers, if it lives on the Flex backend, with or without autodiff.
+pub(super) fn flex_dtype<const D: usize>(tensor: &Tensor<D>) -> Option<DType> {
+    Flex::take(tensor.clone()).map(|_| tensor.dtype())
+}
 
 /// Whether `tensor` is f32 and lives on the Flex backend, with or without autodiff.
 pub(super) fn is_flex<const D: usize>(tensor: &Tensor<D>) -> bool {
-    tensor.dtype() == DType::F32 && Flex::take(tensor.clone()).is_some()
+    tensor.dtype() == DType::F32 && flex_dtype(tensor).is_some()
 }
 
 /// The tensor with its elements in row-major order in one piece.
 pub(super) fn contiguous(tensor: &FlexTensor) -> FlexTensor {
-    match tensor.as_slice::<f32>() {
+    match tensor.layout().contiguous_offsets() {
         Some(_) => tensor.clone(),
         None => tensor.to_contiguous(),
     }
 }
 
+/// The elements of a contiguous tensor of f32.
+///
+/// # Panics
+/// As [`elements`].
+pub(super) fn slice(tensor: &FlexTensor) -> &[f32] {
+    elements(tensor)
+}
+
 /// The elements of a contiguous tensor.
 ///
 /// # Panics
-/// If it is not contiguous f32; kernels take their inputs through [`contiguous`].
-pub(super) fn slice(tensor: &FlexTensor) -> &[f32] {
-    tensor.as_slice::<f32>().expect("kernels see contiguous f32 tensors")
+/// If it is not contiguous, or of other numbers; kernels take their inputs through [`contiguous`], and know what they hold.
+pub(super) fn elements<T: Number>(tensor: &FlexTensor) -> &[T] {
+    tensor.as_slice().expect("kernels see contiguous tensors of the numbers that they are made for")
 }
 
 /// The tensor with its elements in one piece that nobody else holds.
 pub(super) fn owned(tensor: FlexTensor) -> FlexTensor {
-    match tensor.is_unique() && tensor.as_slice::<f32>().is_some() {
-        true => tensor,
-        false => like(&tensor, slice(&contiguous(&tensor)).to_vec()),
+    if tensor.is_unique() && tensor.layout().contiguous_offsets().is_some() {
+        return tensor;
+    }
+    let in_one_piece = contiguous(&tensor);
+    match tensor.dtype() {
+        DType::BF16 => like(&tensor, elements::<bf16>(&in_one_piece).to_vec()),
+        _ => like(&tensor, slice(&in_one_piece).to_vec()),
     }
 }
 
-/// The elements of an [`owned`] tensor.
+/// The elements of an [`owned`] tensor of f32.
+///
+/// # Panics
+/// As [`elements`].
 pub(super) fn slice_mut(tensor: &mut FlexTensor) -> &mut [f32] {
-    let (start, end) = tensor.layout().contiguous_offsets().expect("kernels see contiguous f32 tensors");
+    elements_mut(tensor)
+}
+
+/// The elements of an [`owned`] tensor.
+///
+/// # Panics
+/// As [`elements`].
+pub(super) fn elements_mut<T: Number>(tensor: &mut FlexTensor) -> &mut [T] {
+    let (start, end) = tensor.layout().contiguous_offsets().expect("kernels see contiguous tensors");
     &mut tensor.storage_mut()[start..end]
 }
 
@@ -51,12 +81,12 @@ pub(super) fn dims<const D: usize>(tensor: &FlexTensor) -> [usize; D] {
 }
 
 /// A tensor from its elements.
-pub(super) fn tensor<const D: usize>(data: Vec<f32>, shape: [usize; D]) -> FlexTensor {
+pub(super) fn tensor<T: Number, const D: usize>(data: Vec<T>, shape: [usize; D]) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(data, shape))
 }
 
 /// A tensor of the shape of `tensor` from its elements.
-pub(super) fn like(tensor: &FlexTensor, data: Vec<f32>) -> FlexTensor {
+pub(super) fn like<T: Number>(tensor: &FlexTensor, data: Vec<T>) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(data, tensor.layout().shape().clone()))
 }
 
@@ -77,9 +107,9 @@ impl Link {
 }
 
 /// `y += b`.
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-pub(super) fn add(y: &mut [f32], b: &[f32]) {
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+pub(super) fn add<T: Number>(y: &mut [f32], b: &[T]) {
     for (y, b) in y.iter_mut().zip(b) {
-        *y += b;
+        *y += b.wide();
     }
 }

@@ -16,6 +16,7 @@ use super::cpu::{contiguous, is_flex, like, owned, slice, slice_mut};
 use super::cube;
 use super::in_f32;
 use super::math::{erf, exp, over_rows};
+use super::number::Number;
 
 /// GELU of every element, `[..]` to `[..]`.
 pub(crate) fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
@@ -61,10 +62,11 @@ impl Kernel<Flex, 1> for Gelu {
     }
 }
 
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-pub(super) fn forward(x: &[f32], y: &mut [f32]) {
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+pub(super) fn forward<T: Number>(x: &[T], y: &mut [T]) {
     for (y, x) in y.iter_mut().zip(x) {
-        *y = x * 0.5 * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2));
+        let x = x.wide();
+        *y = T::nearest(x * 0.5 * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2)));
     }
 }
 
@@ -76,12 +78,12 @@ fn scale_by_slope(x: &[f32], grad: &mut [f32]) {
 }
 
 /// `x` becomes its GELU, and `grad` is multiplied by the slope.
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-pub(super) fn value_and_gradient(x: &mut [f32], grad: &mut [f32]) {
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+pub(super) fn value_and_gradient<T: Number>(x: &mut [T], grad: &mut [T]) {
     for (grad, x) in grad.iter_mut().zip(x) {
-        let [value, slope] = value_and_slope(*x);
-        *grad *= slope;
-        *x = value;
+        let [value, slope] = value_and_slope(x.wide());
+        *grad = T::nearest(grad.wide() * slope);
+        *x = T::nearest(value);
     }
 }
 

@@ -114,6 +114,7 @@ unsafe fn call<T: Element>(
         mkn: [m, k, n],
         transposed: [a.col_stride > 1, b.col_stride > 1],
         adds: keep != T::default(),
+        bf16: false,
         n_threads: rayon::current_num_threads(),
     });
     let parallelism = match rayon::current_num_threads() {
@@ -155,7 +156,7 @@ pub(crate) mod count {
         static FLOPS: Cell<f64> = const { Cell::new(0.0) };
     }
 
-    pub(super) fn add(flops: f64) {
+    pub(in crate::ops) fn add(flops: f64) {
         FLOPS.set(FLOPS.get() + flops);
     }
 

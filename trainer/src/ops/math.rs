@@ -131,7 +131,7 @@ pub(super) fn lane_max(row: &[f32]) -> f32 {
 
 /// Splits the rows of `out` over the threads of the rayon pool that calls; `body` gets the number
 /// of its first row and its rows. With one thread it is one call.
-pub(super) fn over_rows(out: &mut [f32], row_len: usize, body: impl Fn(usize, &mut [f32]) + Sync) {
+pub(super) fn over_rows<T: Send>(out: &mut [T], row_len: usize, body: impl Fn(usize, &mut [T]) + Sync) {
     use rayon::prelude::*;
     let n_threads = rayon::current_num_threads();
     let n_rows = out.len() / row_len.max(1);

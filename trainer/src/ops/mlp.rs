@@ -10,29 +10,45 @@
 //! The CPU kernel keeps `h` alone: the backward pass has gelu(h) from the same error function as the slope, so that a graph
 //! holds a hidden layer less.
 
+use std::marker::PhantomData;
+
 use burn_flex::{Flex, FlexTensor};
-use burn_tensor::Tensor;
+use burn_tensor::{DType, Tensor};
+use half::bf16;
+use multiversion::multiversion;
 use rayon::prelude::*;
 
 use super::bridge::{Kernel, run};
-use super::cpu::{add, contiguous, dims, is_flex, owned, slice, slice_mut, tensor};
+use super::cpu::{contiguous, dims, elements, elements_mut, flex_dtype, owned, slice, tensor};
 use super::gelu::{self, gelu};
 use super::linear::{affine, column_sums, linear, times_transposed, times_weight, weight_gradient};
+use super::number::Number;
 
-/// `gelu(x · W₁ᵀ + b₁) · W₂ᵀ + b₂` for `x` of `[B, N, D]`, by weight and bias of each layer.
+/// `gelu(x · W₁ᵀ + b₁) · W₂ᵀ + b₂` for `x` of `[B, N, D]`, by weight and bias of each layer; types as in [`linear`].
 pub(crate) fn mlp(x: Tensor<3>, first: (Tensor<2>, Tensor<1>), second: (Tensor<2>, Tensor<1>)) -> Tensor<3> {
-    match is_flex(&x) {
-        true => run(Mlp, [x.into(), first.0.into(), first.1.into(), second.0.into(), second.1.into()]),
-        false => plain(x, first, second),
+    match flex_dtype(&x) {
+        Some(DType::F32) => on_flex::<f32>(x, first, second),
+        Some(DType::BF16) => on_flex::<bf16>(x, first, second),
+        _ => plain(x, first, second),
     }
+}
+
+fn on_flex<T: Number>(
+    x: Tensor<3>,
+    first: (Tensor<2>, Tensor<1>),
+    second: (Tensor<2>, Tensor<1>),
+) -> Tensor<3> {
+    let inputs = [x.into(), first.0.into(), first.1.into(), second.0.into(), second.1.into()];
+    run(Mlp(PhantomData::<T>), inputs)
 }
 
 fn plain(x: Tensor<3>, first: (Tensor<2>, Tensor<1>), second: (Tensor<2>, Tensor<1>)) -> Tensor<3> {
     linear(gelu(linear(x, first.0, first.1)), second.0, second.1)
 }
 
+/// By the numbers of `x`.
 #[derive(Debug, Clone)]
-struct Mlp;
+struct Mlp<T>(PhantomData<T>);
 
 /// What the backward pass needs.
 #[derive(Debug, Clone)]
@@ -44,7 +60,7 @@ struct Saved {
     w2: FlexTensor,
 }
 
-impl Kernel<Flex, 5> for Mlp {
+impl<T: Number> Kernel<Flex, 5> for Mlp<T> {
     type Saved = Saved;
 
     fn forward(&self, inputs: [FlexTensor; 5]) -> (FlexTensor, Saved) {
@@ -52,7 +68,7 @@ impl Kernel<Flex, 5> for Mlp {
         let [n_images, n_tokens, d]: [usize; 3] = dims(&x);
         let ([hidden, _], [o, _]): ([usize; 2], [usize; 2]) = (dims(&w1), dims(&w2));
         let m = n_images * n_tokens;
-        let mut h = times_transposed(slice(&x), slice(&w1), [m, d, hidden]);
+        let mut h = times_transposed(elements::<T>(&x), slice(&w1), [m, d, hidden]);
         let a = activated(&mut h, slice(&b1));
         let y = affine(&a, slice(&w2), slice(&b2), [m, hidden, o]);
         (tensor(y, [n_images, n_tokens, o]), Saved { x, w1, h: tensor(h, [m, hidden]), w2 })
@@ -64,33 +80,40 @@ impl Kernel<Flex, 5> for Mlp {
         let ([hidden, _], [o, _]): ([usize; 2], [usize; 2]) = (dims(&w1), dims(&w2));
         let m = n_images * n_tokens;
         let grad = contiguous(&grad);
-        let g = slice(&grad);
+        let g = elements::<T>(&grad);
         let mut gh = times_weight(g, slice(&w2), [m, o, hidden]);
         // The activation takes the place of what it was computed from.
         let mut a = owned(h);
-        let sums_of_gh = activation_and_gradient(slice_mut(&mut a), &mut gh, hidden);
+        let sums_of_gh = activation_and_gradient(elements_mut(&mut a), &mut gh, hidden);
         let gx = wanted[0].then(|| tensor(times_weight(&gh, slice(&w1), [m, hidden, d]), dims::<3>(&x)));
-        let gw1 = wanted[1].then(|| tensor(weight_gradient(&gh, slice(&x), [m, hidden, d]), [hidden, d]));
+        let gw1 = wanted[1].then(|| tensor(weight_gradient(&gh, elements(&x), [m, hidden, d]), [hidden, d]));
         let gb1 = wanted[2].then(|| tensor(sums_of_gh, [hidden]));
-        let gw2 = wanted[3].then(|| tensor(weight_gradient(g, slice(&a), [m, o, hidden]), [o, hidden]));
+        let gw2 = wanted[3].then(|| tensor(weight_gradient(g, elements(&a), [m, o, hidden]), [o, hidden]));
         let gb2 = wanted[4].then(|| tensor(column_sums(g, o), [o]));
         [gx, gw1, gb1, gw2, gb2]
     }
 }
 
 /// Adds the bias to every row of `h`, and gives the GELU of the sums.
-fn activated(h: &mut [f32], bias: &[f32]) -> Vec<f32> {
-    let mut a = vec![0.0; h.len()];
+fn activated<T: Number>(h: &mut [T], bias: &[f32]) -> Vec<T> {
+    let mut a = vec![T::default(); h.len()];
     let rows = h.par_chunks_exact_mut(bias.len()).zip(a.par_chunks_exact_mut(bias.len()));
     rows.for_each(|(h, a)| {
-        add(h, bias);
+        add_bias(h, bias);
         gelu::forward(h, a);
     });
     a
 }
 
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn add_bias<T: Number>(h: &mut [T], bias: &[f32]) {
+    for (h, bias) in h.iter_mut().zip(bias) {
+        *h = T::nearest(h.wide() + bias);
+    }
+}
+
 /// Rows of `h` become their GELU, rows of `grad` are multiplied by its slope; gives the sums of the latter by column.
-fn activation_and_gradient(h: &mut [f32], grad: &mut [f32], row_len: usize) -> Vec<f32> {
+fn activation_and_gradient<T: Number>(h: &mut [T], grad: &mut [T], row_len: usize) -> Vec<f32> {
     let rows = h.par_chunks_exact_mut(row_len).zip(grad.par_chunks_exact_mut(row_len));
     rows.for_each(|(h, grad)| gelu::value_and_gradient(h, grad));
     column_sums(grad, row_len)
@@ -101,16 +124,20 @@ mod tests {
     use burn_tensor::Device;
 
     use super::*;
-    use crate::ops::twin::{assert_close, devices, leaves};
+    use crate::ops::cast;
+    use crate::ops::twin::{assert_close, devices, leaves, types};
 
     #[test]
     fn it_equals_its_twin_forwards_and_backwards() {
         for device in devices() {
-            [[3, 4, 19, 11, 19], [2, 83, 32, 130, 24]].iter().for_each(|sizes| check(&device, *sizes));
+            for (dtype, tolerance) in types(&device, 3e-6) {
+                check(&device, [3, 4, 19, 11, 19], dtype, tolerance);
+                check(&device, [2, 83, 32, 130, 24], dtype, tolerance);
+            }
         }
     }
 
-    fn check(device: &Device, [b, n, d, hidden, o]: [usize; 5]) {
+    fn check(device: &Device, [b, n, d, hidden, o]: [usize; 5], dtype: DType, tolerance: f32) {
         let x = leaves(device, &[[b, n, d]], 1).remove(0);
         let weights = leaves(device, &[[hidden, d], [o, hidden]], 2);
         let biases = leaves(device, &[[hidden], [o]], 3);
@@ -121,12 +148,12 @@ mod tests {
             let of_biases = biases.iter().map(|b| b.grad(&grads).expect("leaf"));
             (y.inner(), x.grad(&grads).expect("leaf"), of_weights.chain(of_biases).collect::<Vec<_>>())
         };
-        let ours = gradients(mlp(x.clone(), layer(0), layer(1)));
-        let twin = gradients(plain(x.clone(), layer(0), layer(1)));
-        assert_close("forward", ours.0, twin.0, 2e-6);
-        assert_close("input", ours.1, twin.1, 3e-6);
+        let ours = gradients(mlp(cast(x.clone(), dtype), layer(0), layer(1)));
+        let twin = gradients(plain(cast(x.clone(), dtype), layer(0), layer(1)));
+        assert_close("forward", ours.0, twin.0, tolerance);
+        assert_close("input", ours.1, twin.1, tolerance);
         for (i, (a, b)) in ours.2.into_iter().zip(twin.2).enumerate() {
-            assert_close(["W1", "W2", "b1", "b2"][i], a, b, 3e-6);
+            assert_close(["W1", "W2", "b1", "b2"][i], a, b, tolerance);
         }
     }
 }

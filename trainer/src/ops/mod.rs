@@ -10,6 +10,7 @@
 mod attention;
 mod batch_norm;
 mod bridge;
+mod cast;
 mod conv;
 mod cpu;
 mod cross_entropy;
@@ -24,7 +25,9 @@ mod linear;
 mod log_distance;
 mod math;
 mod mlp;
+mod number;
 mod probs;
+mod product;
 mod relu;
 mod residual;
 mod seed;
@@ -37,6 +40,7 @@ mod weight_norm;
 
 pub(crate) use attention::{attention, attention_weights};
 pub(crate) use batch_norm::{Affine, moments, normalize};
+pub(crate) use cast::cast;
 pub(crate) use conv::{Window, conv, max_pool};
 pub(crate) use cross_entropy::{Pairs, cross_entropy};
 pub(crate) use fork::fork;
@@ -46,7 +50,9 @@ pub(crate) use layer_norm::layer_norm;
 pub(crate) use linear::{linear, matmul_transposed};
 pub(crate) use log_distance::log_distances;
 pub(crate) use mlp::mlp;
+pub(crate) use number::Number;
 pub(crate) use probs::{balanced, column_sums, exp_rows, largest, sharpness, softmax_rows};
+pub(crate) use product::{Start, product_into};
 pub(crate) use relu::relu;
 pub(crate) use residual::branch;
 pub(crate) use seed::seed;
@@ -65,7 +71,7 @@ use burn_tensor::{DType, Tensor};
 pub(crate) fn in_f32<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     match x.dtype() {
         DType::F32 | DType::F64 => x,
-        _ => x.cast(DType::F32),
+        _ => cast(x, DType::F32),
     }
 }
 
@@ -73,7 +79,7 @@ pub(crate) fn in_f32<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 pub(crate) mod twin {
     //! Compares an operation with its composition of Burn operations, forwards and backwards.
 
-    use burn_tensor::{Device, Distribution, Tensor};
+    use burn_tensor::{DType, Device, Distribution, Tensor};
 
     /// The CPU, and what the features of this build bring.
     pub(crate) fn devices() -> Vec<Device> {
@@ -86,6 +92,12 @@ pub(crate) mod twin {
             devices.push(Device::cuda(0));
         }
         devices
+    }
+
+    /// What `device` computes in, and how far apart results may be: `tolerance` in f32, a few roundings in bf16.
+    pub(crate) fn types(device: &Device, tolerance: f32) -> Vec<(DType, f32)> {
+        let types = [(DType::F32, tolerance), (DType::BF16, 2e-2)];
+        types.into_iter().filter(|(dtype, _)| device.supports_dtype(*dtype)).collect()
     }
 
     /// Inputs for `shapes`, as leaves that want a gradient.
@@ -105,6 +117,7 @@ pub(crate) mod twin {
 
     /// Asserts that two tensors agree to `tolerance` of the largest value.
     pub(crate) fn assert_close<const D: usize>(name: &str, a: Tensor<D>, b: Tensor<D>, tolerance: f32) {
+        let [a, b] = [a, b].map(super::in_f32);
         let scale = b.clone().abs().max().into_scalar::<f32>().max(1e-6);
         let gap = (a - b).abs();
         // A largest value may pass over what is not a number; a sum does not.

@@ -15,6 +15,7 @@ use burn_tensor::Tensor;
 use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
+use super::cast::cast;
 use super::cpu::{Link, add, contiguous, dims, is_flex, owned, slice, slice_mut, tensor};
 use super::layer_norm::{self, layer_norm};
 use super::math::over_rows;
@@ -41,7 +42,7 @@ impl Skip {
     /// Ends the branch with `b` of `[B, N, D]`. `gamma` scales channels (LayerScale); `factors` has one number for
     /// each of the B sequences.
     pub(crate) fn join(self, b: Tensor<3>, gamma: Option<Tensor<1>>, factors: Option<&[f32]>) -> Tensor<3> {
-        let b = b.cast(self.x.dtype());
+        let b = cast(b, self.x.dtype());
         let Some(link) = self.link else { return plain(self.x, b, gamma, factors) };
         let kernel = Join { factors: factors.map(Arc::from), link };
         match gamma {

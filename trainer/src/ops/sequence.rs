@@ -9,12 +9,12 @@ use burn_flex::{Flex, FlexTensor};
 use burn_tensor::Tensor;
 
 use super::bridge::{Kernel, run};
+use super::cast::cast;
 use super::cpu::{add, contiguous, dims, is_flex, slice, tensor};
 
 /// The sequences, in the type of the prefix.
 pub(crate) fn sequence(prefix: Tensor<3>, patches: Tensor<3>, positions: Tensor<3>) -> Tensor<3> {
-    let dtype = prefix.dtype();
-    let patches = if patches.dtype() == dtype { patches } else { patches.cast(dtype) };
+    let patches = cast(patches, prefix.dtype());
     match is_flex(&patches) {
         true => run(Sequence, [prefix.into(), patches.into(), positions.into()]),
         false => plain(prefix, patches, positions),

@@ -13,6 +13,8 @@ pub(crate) struct Product {
     pub transposed: [bool; 2],
     /// Whether it is added to what is there.
     pub adds: bool,
+    /// Whether it is of numbers rounded to bf16.
+    pub bf16: bool,
     /// Threads that may take part.
     pub n_threads: usize,
 }

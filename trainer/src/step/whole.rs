@@ -17,6 +17,8 @@ pub(crate) struct BackbonePass<'a> {
     pub(crate) shards: &'a [UnitShard],
     pub(crate) workers: &'a Workers,
     pub(crate) comm: &'a Comm,
+    /// What matrix products are computed in.
+    pub(crate) compute: DType,
 }
 
 impl BackbonePass<'_> {
@@ -34,7 +36,7 @@ impl BackbonePass<'_> {
             workers: self.workers,
             sets: &sets,
             n_stat_groups: 1,
-            compute: DType::F32,
+            compute: self.compute,
         };
         let mut clear = || Ok(());
         let draws = vec![vec![Draws::default(); slices.len()]];

@@ -51,7 +51,7 @@ impl Layer {
 
     /// What the convolution gives, its grid and its sums.
     fn conv(&self, x: Tensor<3>, grid: [usize; 2], cx: &Context<'_>) -> (Tensor<3>, [usize; 2], Tensor<1>) {
-        let weight = cx.weight::<4>(&format!("{}.weight", self.conv));
+        let weight = cx.leaves.get::<4>(&format!("{}.weight", self.conv));
         let (h, grid) = conv(cx.rounded(x), grid, weight, self.window());
         let (h, sums) = self.norm.moments(in_f32(h), cx);
         (h, grid, sums)

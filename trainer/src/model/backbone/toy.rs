@@ -79,7 +79,7 @@ impl Unit for Affine {
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
         let map = |group: &Features| {
-            let x = linear(cx.rounded(group.x.clone()), cx.weight("weight"), cx.weight("bias"));
+            let x = linear(cx.rounded(group.x.clone()), cx.leaves.get("weight"), cx.leaves.get("bias"));
             group.with(x)
         };
         groups.iter().map(map).collect::<Vec<_>>().into()

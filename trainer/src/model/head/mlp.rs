@@ -46,8 +46,9 @@ impl Unit for Mlp {
     }
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        let layer =
-            |x, i: &str| linear(x, cx.weight(&format!("{i}.weight")), cx.weight(&format!("{i}.bias")));
+        let layer = |x, i: &str| {
+            linear(x, cx.leaves.get(&format!("{i}.weight")), cx.leaves.get(&format!("{i}.bias")))
+        };
         let mlp = |group: &Features| {
             let x = gelu(layer(group.x.clone(), "0"));
             let x = gelu(layer(x, "2"));

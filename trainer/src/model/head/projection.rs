@@ -41,7 +41,7 @@ impl Projection {
 
     fn layer(&self, layer: usize, x: Tensor<3>, cx: &Context<'_>) -> Tensor<3> {
         let param = |name: &str| format!("linear{layer}.{name}");
-        linear(x, cx.weight(&param("weight")), cx.weight(&param("bias")))
+        linear(x, cx.leaves.get(&param("weight")), cx.leaves.get(&param("bias")))
     }
 
     /// All layers at once.

@@ -13,7 +13,9 @@ use std::ops::Range;
 use super::channels::{Channels, by_tap, packed, turned};
 use super::geometry::Geometry;
 use super::grouped;
-use crate::ops::gemm::{Mat, gemm};
+use crate::ops::gemm::Mat;
+use crate::ops::number::{Number, nearest, rounded, wide};
+use crate::ops::product::{Start, product_into};
 
 /// Elements of a block of windows, which lie in a core's cache.
 const BLOCK: usize = 1 << 18;
@@ -22,26 +24,32 @@ const BLOCK: usize = 1 << 18;
 const LEAST_WINDOWS: usize = 256;
 
 /// The convolution of `x` with `packed` weights, `[M, O]`.
-pub(super) fn forward(x: &[f32], packed: &[f32], channels: Channels, geometry: &Geometry) -> Vec<f32> {
+pub(super) fn forward<T: Number>(x: &[T], packed: &[f32], channels: Channels, geometry: &Geometry) -> Vec<T> {
     if grouped::suits(channels) {
-        return grouped::forward(x, packed, channels, geometry);
+        return nearest(grouped::forward(&wide(x), &rounded::<T>(packed), channels, geometry));
     }
     let [c, o] = channels.each();
     let k = geometry.n_taps() * c;
-    let mut y = vec![0.0; geometry.n_windows() * channels.output];
+    let mut y = vec![T::default(); geometry.n_windows() * channels.output];
     in_blocks(x, channels, geometry, |group, windows, block| {
         let m = windows.len();
         let out = &mut y[windows.start * channels.output..windows.end * channels.output];
         let weights = Mat::rows(&packed[group * k * o..(group + 1) * k * o], o);
-        gemm([m, k, o], 1.0, block, weights, 0.0, &mut out[group * o..], channels.output);
+        let out = &mut out[group * o..];
+        product_into([m, k, o], 1.0, block, weights, Start::Zero, out, channels.output);
     });
     y
 }
 
 /// The gradient of packed weights, `[G, T·C/G, O/G]`, given that of the output, `[M, O]`.
-pub(super) fn weight_gradient(x: &[f32], grad: &[f32], channels: Channels, geometry: &Geometry) -> Vec<f32> {
+pub(super) fn weight_gradient<T: Number>(
+    x: &[T],
+    grad: &[T],
+    channels: Channels,
+    geometry: &Geometry,
+) -> Vec<f32> {
     if grouped::suits(channels) {
-        return grouped::weight_gradient(x, grad, channels, geometry);
+        return grouped::weight_gradient(&wide(x), &wide(grad), channels, geometry);
     }
     let [c, o] = channels.each();
     let k = geometry.n_taps() * c;
@@ -50,22 +58,24 @@ pub(super) fn weight_gradient(x: &[f32], grad: &[f32], channels: Channels, geome
         let m = windows.len();
         let grad = &grad[windows.start * channels.output..windows.end * channels.output];
         let grad = Mat::rows(&grad[group * o..], channels.output);
-        let keep = if windows.start == 0 { 0.0 } else { 1.0 };
-        gemm([k, m, o], 1.0, block.t(), grad, keep, &mut gw[group * k * o..(group + 1) * k * o], o);
+        let start = if windows.start == 0 { Start::Zero } else { Start::Output };
+        let gw = &mut gw[group * k * o..(group + 1) * k * o];
+        product_into([k, m, o], 1.0, block.t(), grad, start, gw, o);
     });
     gw
 }
 
 /// The gradient of the input, `[N, C]`, given that of the output and the weights as PyTorch stores them.
-pub(super) fn input_gradient(
-    grad: &[f32],
+pub(super) fn input_gradient<T: Number>(
+    grad: &[T],
     weight: &[f32],
     channels: Channels,
     geometry: &Geometry,
-) -> Vec<f32> {
+) -> Vec<T> {
     if geometry.stride > 1 && grouped::suits(channels) {
         let weights = by_tap(weight, channels, geometry.n_taps());
-        return grouped::input_gradient(grad, &weights, channels, geometry);
+        let gx = grouped::input_gradient(&wide(grad), &rounded::<T>(&weights), channels, geometry);
+        return nearest(gx);
     }
     if geometry.stride == 1 && (0..2).all(|axis| geometry.padding[axis] < geometry.kernel[axis]) {
         let turned = turned(weight, channels, geometry.n_taps());
@@ -75,14 +85,16 @@ pub(super) fn input_gradient(
     let k = geometry.n_taps() * c;
     let packed = packed(weight, channels, geometry.n_taps());
     let mut gx = vec![0.0; geometry.n_cells() * channels.input];
-    let mut block = Vec::new();
+    // Windows that overlap are added up in f32.
+    let mut block: Vec<f32> = Vec::new();
     for windows in blocks(geometry, k) {
         let grad = &grad[windows.start * channels.output..windows.end * channels.output];
         for group in 0..channels.groups {
             let m = windows.len();
             block.resize(m * k, 0.0);
             let weights = Mat::rows(&packed[group * k * o..(group + 1) * k * o], o).t();
-            gemm([m, o, k], 1.0, Mat::rows(&grad[group * o..], channels.output), weights, 0.0, &mut block, k);
+            let grad = Mat::rows(&grad[group * o..], channels.output);
+            product_into([m, o, k], 1.0, grad, weights, Start::Zero, &mut block, k);
             geometry.for_each_row(windows.clone(), |window, tap, n| {
                 for i in 0..n {
                     let from = window * k + (tap.number + i) * c;
@@ -92,7 +104,7 @@ pub(super) fn input_gradient(
             });
         }
     }
-    gx
+    nearest(gx)
 }
 
 /// Ranges of windows of `k` elements each that fit a block.
@@ -102,11 +114,11 @@ fn blocks(geometry: &Geometry, k: usize) -> impl Iterator<Item = Range<usize>> {
 }
 
 /// Calls `f` with each group of channels, each block of windows, and the matrix of these windows.
-fn in_blocks(
-    x: &[f32],
+fn in_blocks<T: Number>(
+    x: &[T],
     channels: Channels,
     geometry: &Geometry,
-    mut f: impl FnMut(usize, Range<usize>, Mat<'_>),
+    mut f: impl FnMut(usize, Range<usize>, Mat<'_, T>),
 ) {
     let [c, _] = channels.each();
     let k = geometry.n_taps() * c;
@@ -119,7 +131,7 @@ fn in_blocks(
     let mut block = Vec::new();
     for windows in blocks(geometry, k) {
         for group in 0..channels.groups {
-            block.resize(windows.len() * k, 0.0);
+            block.resize(windows.len() * k, T::default());
             gather(x, channels, geometry, group, windows.clone(), &mut block);
             f(group, windows.clone(), Mat::rows(&block, k));
         }
@@ -127,18 +139,18 @@ fn in_blocks(
 }
 
 /// Writes the `windows` of a group's channels side by side, zeros where they reach outside.
-fn gather(
-    x: &[f32],
+fn gather<T: Number>(
+    x: &[T],
     channels: Channels,
     geometry: &Geometry,
     group: usize,
     windows: Range<usize>,
-    block: &mut [f32],
+    block: &mut [T],
 ) {
     let [c, _] = channels.each();
     let k = geometry.n_taps() * c;
     if geometry.padding != [0, 0] {
-        block.fill(0.0);
+        block.fill(T::default());
     }
     geometry.for_each_row(windows, |window, tap, n| {
         let to = window * k + tap.number * c;

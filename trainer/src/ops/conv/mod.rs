@@ -17,15 +17,20 @@ mod pool;
 
 pub(crate) use pool::max_pool;
 
+use std::marker::PhantomData;
+
 use burn_flex::{Flex, FlexTensor};
-use burn_tensor::Tensor;
 use burn_tensor::module::conv2d;
 use burn_tensor::ops::ConvOptions;
+use burn_tensor::{DType, Tensor};
+use half::bf16;
 
 use self::channels::{Channels, packed, unpacked};
 use self::geometry::Geometry;
 use super::bridge::{Kernel, run};
-use super::cpu::{contiguous, dims, is_flex, slice, tensor};
+use super::cast::cast;
+use super::cpu::{contiguous, dims, elements, flex_dtype, slice, tensor};
+use super::number::Number;
 
 /// How windows lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +48,8 @@ impl Window {
     }
 }
 
-/// `x` of `[B, H·W, C]` on `grid`, convolved with `weight` of `[O, C/G, kh, kw]`: `[B, H'·W', O]` and its grid.
+/// `x` of `[B, H·W, C]` on `grid`, convolved with `weight` of `[O, C/G, kh, kw]`: `[B, H'·W', O]` and its grid. The weight is f32,
+/// if `x` is f32 or bf16.
 pub(crate) fn conv(
     x: Tensor<3>,
     grid: [usize; 2],
@@ -52,9 +58,11 @@ pub(crate) fn conv(
 ) -> (Tensor<3>, [usize; 2]) {
     let ([b, _, c], [_, of_group, kh, kw]) = (x.dims(), weight.dims());
     let geometry = Geometry::new(b, grid, [kh, kw], window.stride, window.padding);
-    let y = match is_flex(&x) {
-        true => run(Conv { geometry, groups: c / of_group }, [x.into(), weight.into()]),
-        false => plain(x, weight, &geometry),
+    let groups = c / of_group;
+    let y = match flex_dtype(&x) {
+        Some(DType::F32) => run(Conv::<f32>::new(geometry, groups), [x.into(), weight.into()]),
+        Some(DType::BF16) => run(Conv::<bf16>::new(geometry, groups), [x.into(), weight.into()]),
+        _ => plain(x, weight, &geometry),
     };
     (y, geometry.output)
 }
@@ -65,31 +73,38 @@ fn plain(x: Tensor<3>, weight: Tensor<4>, geometry: &Geometry) -> Tensor<3> {
     let ([h, w], [rows, columns]) = (geometry.input, geometry.output);
     let x = x.reshape([b, h, w, c]).permute([0, 3, 1, 2]);
     let options = ConvOptions::new([geometry.stride; 2], geometry.padding, [1, 1], c / of_group);
+    let weight = cast(weight, x.dtype());
     let y = conv2d(x, weight, None, options);
     y.permute([0, 2, 3, 1]).reshape([b, rows * columns, o])
 }
 
+/// By the numbers of `x`.
 #[derive(Debug, Clone)]
-struct Conv {
+struct Conv<T> {
     geometry: Geometry,
     groups: usize,
+    numbers: PhantomData<T>,
 }
 
-impl Conv {
+impl<T> Conv<T> {
+    fn new(geometry: Geometry, groups: usize) -> Self {
+        Self { geometry, groups, numbers: PhantomData }
+    }
+
     fn channels(&self, x: &FlexTensor, weight: &FlexTensor) -> Channels {
         let ([_, _, input], [output, ..]): ([usize; 3], [usize; 4]) = (dims(x), dims(weight));
         Channels { input, output, groups: self.groups }
     }
 }
 
-impl Kernel<Flex, 2> for Conv {
+impl<T: Number> Kernel<Flex, 2> for Conv<T> {
     type Saved = (FlexTensor, FlexTensor);
 
     fn forward(&self, [x, weight]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
         let (x, weight) = (contiguous(&x), contiguous(&weight));
         let channels = self.channels(&x, &weight);
         let packed = packed(slice(&weight), channels, self.geometry.n_taps());
-        let y = cpu::forward(slice(&x), &packed, channels, &self.geometry);
+        let y = cpu::forward(elements::<T>(&x), &packed, channels, &self.geometry);
         let [rows, columns] = self.geometry.output;
         (tensor(y, [self.geometry.n_images, rows * columns, channels.output]), (x, weight))
     }
@@ -102,11 +117,11 @@ impl Kernel<Flex, 2> for Conv {
     ) -> [Option<FlexTensor>; 2] {
         let (channels, grad) = (self.channels(&x, &weight), contiguous(&grad));
         let gx = wanted[0].then(|| {
-            let gx = cpu::input_gradient(slice(&grad), slice(&weight), channels, &self.geometry);
+            let gx = cpu::input_gradient(elements::<T>(&grad), slice(&weight), channels, &self.geometry);
             tensor(gx, dims::<3>(&x))
         });
         let gw = wanted[1].then(|| {
-            let gw = cpu::weight_gradient(slice(&x), slice(&grad), channels, &self.geometry);
+            let gw = cpu::weight_gradient(elements::<T>(&x), elements(&grad), channels, &self.geometry);
             tensor(unpacked(&gw, channels, self.geometry.n_taps()), dims::<4>(&weight))
         });
         [gx, gw]
@@ -116,7 +131,7 @@ impl Kernel<Flex, 2> for Conv {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::twin::{assert_close, devices, leaves};
+    use crate::ops::twin::{assert_close, devices, leaves, types};
 
     /// Images, grid, channels in and out, groups, kernel, stride, padding.
     type Case = (usize, [usize; 2], [usize; 2], usize, [usize; 2], usize, usize);
@@ -139,22 +154,25 @@ mod tests {
     #[test]
     fn it_equals_its_twin_forwards_and_backwards() {
         for device in devices() {
-            for (b, grid, [c, o], groups, [kh, kw], stride, padding) in CASES {
+            let types = types(&device, 1e-5);
+            let cases = types.iter().flat_map(|of_type| CASES.map(|case| (of_type, case)));
+            for ((dtype, tolerance), (b, grid, [c, o], groups, [kh, kw], stride, padding)) in cases {
                 let x = leaves(&device, &[[b, grid[0] * grid[1], c]], 1).remove(0);
                 let weight = leaves(&device, &[[o, c / groups, kh, kw]], 2).remove(0);
                 let window = Window { stride, padding };
-                let (y, output) = conv(x.clone(), grid, weight.clone(), window);
+                let (y, output) = conv(cast(x.clone(), *dtype), grid, weight.clone(), window);
+                assert_eq!(y.dtype(), *dtype);
                 assert_eq!(output, [window.output(grid[0], kh), window.output(grid[1], kw)]);
                 let geometry = Geometry::new(b, grid, [kh, kw], stride, padding);
-                let twin = plain(x.clone(), weight.clone(), &geometry);
-                assert_close("forward", y.clone().inner(), twin.clone().inner(), 1e-5);
+                let twin = plain(cast(x.clone(), *dtype), weight.clone(), &geometry);
+                assert_close("forward", y.clone().inner(), twin.clone().inner(), *tolerance);
                 let gradients = |y: Tensor<3>| {
                     let grads = (y.clone() * y.inner().autodiff()).sum().backward();
                     (x.grad(&grads).expect("leaf"), weight.grad(&grads).expect("leaf"))
                 };
                 let (a, t) = (gradients(y), gradients(twin));
-                assert_close("input", a.0, t.0, 1e-5);
-                assert_close("weight", a.1, t.1, 1e-5);
+                assert_close("input", a.0, t.0, *tolerance);
+                assert_close("weight", a.1, t.1, *tolerance);
             }
         }
     }

@@ -60,14 +60,14 @@ pub(in crate::model::backbone) struct Block {
 
 impl Block {
     fn attend(&self, cx: &Context<'_>, x: Tensor<3>) -> Tensor<3> {
-        let qkv = linear(cx.rounded(x), cx.weight("attn.qkv.weight"), cx.weight("attn.qkv.bias"));
+        let qkv = linear(cx.rounded(x), cx.leaves.get("attn.qkv.weight"), cx.leaves.get("attn.qkv.bias"));
         let x = attention(qkv, self.heads);
-        linear(x, cx.weight("attn.proj.weight"), cx.weight("attn.proj.bias"))
+        linear(x, cx.leaves.get("attn.proj.weight"), cx.leaves.get("attn.proj.bias"))
     }
 
     fn mlp(&self, cx: &Context<'_>, x: Tensor<3>) -> Tensor<3> {
         let [first, second] = ["mlp.fc1", "mlp.fc2"]
-            .map(|l| (cx.weight(&format!("{l}.weight")), cx.weight(&format!("{l}.bias"))));
+            .map(|l| (cx.leaves.get(&format!("{l}.weight")), cx.leaves.get(&format!("{l}.bias"))));
         match self.mlp {
             MlpKind::Gelu => mlp(cx.rounded(x), first, second),
             MlpKind::Swiglu => {
@@ -158,7 +158,7 @@ impl Unit for Block {
     fn attention(&self, features: &Features, cx: &Context<'_>) -> Option<Tensor<4>> {
         let (gain, bias) = (cx.leaves.get("norm1.weight"), cx.leaves.get("norm1.bias"));
         let x = layer_norm(features.x.clone(), gain, bias, self.epsilon);
-        let qkv = linear(cx.rounded(x), cx.weight("attn.qkv.weight"), cx.weight("attn.qkv.bias"));
+        let qkv = linear(cx.rounded(x), cx.leaves.get("attn.qkv.weight"), cx.leaves.get("attn.qkv.bias"));
         Some(attention_weights(qkv, self.heads))
     }
 

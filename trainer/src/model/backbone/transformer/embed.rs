@@ -107,8 +107,8 @@ impl Unit for Embed {
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
         let (d, p) = (self.width, self.patch_px);
         let embed = |group: &Features| {
-            let weight = cx.weight::<4>("patch_embed.proj.weight").reshape([d, 3 * p * p]);
-            let patches = linear(cx.rounded(group.x.clone()), weight, cx.weight("patch_embed.proj.bias"));
+            let weight = cx.leaves.get::<4>("patch_embed.proj.weight").reshape([d, 3 * p * p]);
+            let patches = linear(cx.rounded(group.x.clone()), weight, cx.leaves.get("patch_embed.proj.bias"));
             let positions = self.positions(cx.leaves, group.grid);
             let x = sequence(cx.leaves.get("cls_token"), patches, positions);
             let x = self.with_registers(x, cx.leaves);

@@ -1,0 +1,302 @@
+//! Matrices into panels of pairs: what lies side by side in a panel is multiplied by one instruction.
+//!
+//! ```text
+//! panel[p][l] = (line l, number 2p) | (line l, number 2p + 1) << 16        as bf16
+//! ```
+//!
+//! Lines are the rows of the first matrix or the columns of the second. Where there are fewer than a vector or a panel has, or an
+//! odd number of numbers, the rest is zero.
+
+use std::ops::Range;
+
+use multiversion::{multiversion, target::match_target};
+
+use super::tile::{Lanes, N_LANES, ROWS};
+use crate::ops::gemm::Mat;
+use crate::ops::number::Number;
+
+/// Lines that are packed at once, and pairs of them that are turned at once.
+pub(super) const LINES: usize = N_LANES;
+
+/// Pairs by line or lines by pair.
+type Square = [Lanes; LINES];
+
+/// Numbers of a line in a square.
+const NUMBERS: usize = 2 * LINES;
+
+/// Packs `lines` of `mat` with the numbers in `depth` as columns: vectors of LINES of them, `panel` has all vectors of the first
+/// pair, then those of the second.
+#[multiversion(targets(
+    "x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx512bf16",
+    "x86_64+avx512f+avx512bw+avx512dq+avx512vl",
+    "x86_64+avx2"
+))]
+pub(super) fn pack_columns<T: Number>(
+    mat: Mat<'_, T>,
+    lines: Range<usize>,
+    depth: Range<usize>,
+    panel: &mut [Lanes],
+) {
+    let n_vectors = lines.len().div_ceil(LINES);
+    for (square, panel) in panel.chunks_mut(LINES * n_vectors).enumerate() {
+        for vector in 0..n_vectors {
+            let (lines, numbers) = (part(&lines, vector, LINES), part(&depth, square, NUMBERS));
+            let lanes: Square = match_target! {
+                "x86_64+avx512bf16" => x86::by_pair(mat, lines, numbers),
+                _ => by_pair(mat, lines, numbers),
+            };
+            for (to, lanes) in panel[vector..].iter_mut().step_by(n_vectors).zip(&lanes) {
+                *to = *lanes;
+            }
+        }
+    }
+}
+
+/// Packs `lines` of `mat` with the numbers in `depth` as rows: panels of ROWS of them, each of `n_pairs`, one after another.
+#[multiversion(targets(
+    "x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx512bf16",
+    "x86_64+avx512f+avx512bw+avx512dq+avx512vl",
+    "x86_64+avx2"
+))]
+pub(super) fn pack_rows<T: Number>(
+    mat: Mat<'_, T>,
+    lines: Range<usize>,
+    depth: Range<usize>,
+    panels: &mut [[u32; ROWS]],
+    n_pairs: usize,
+) {
+    let [groups, squares] = [lines.len(), n_pairs].map(|n| n.div_ceil(LINES));
+    for i in 0..groups * squares {
+        // Where lines lie side by side, what a cache line has of all of them is taken before the next one.
+        let (group, square) = match mat.col_stride {
+            1 => (i / squares, i % squares),
+            _ => (i % groups, i / groups),
+        };
+        let (lines, numbers) = (part(&lines, group, LINES), part(&depth, square, NUMBERS));
+        let lanes: Square = match_target! {
+            "x86_64+avx512bf16" => x86::by_pair(mat, lines, numbers),
+            _ => by_pair(mat, lines, numbers),
+        };
+        let panels = panels[group * LINES / ROWS * n_pairs..].chunks_exact_mut(n_pairs);
+        for (quarter, panel) in panels.take(LINES / ROWS).enumerate() {
+            for (to, lanes) in panel[square * LINES..].iter_mut().zip(&lanes) {
+                *to = lanes.as_chunks().0[quarter];
+            }
+        }
+    }
+}
+
+/// The `number`-th part of a range that is cut into parts of `len`; past its end an empty one.
+#[inline(always)]
+fn part(range: &Range<usize>, number: usize, len: usize) -> Range<usize> {
+    let start = range.end.min(range.start + number * len);
+    start..range.end.min(start + len)
+}
+
+/// The pairs of `numbers` of `lines`, the lanes of each pair together.
+#[inline(always)]
+fn by_pair<T: Number>(mat: Mat<'_, T>, lines: Range<usize>, numbers: Range<usize>) -> Square {
+    let mut square = Square::default();
+    if mat.col_stride == 1 {
+        for (l, line) in lines.enumerate() {
+            let line = &mat.data[line * mat.row_stride..][numbers.clone()];
+            for (lanes, pair) in square.iter_mut().zip(line.chunks(2)) {
+                lanes[l] = pair_of(pair[0], *pair.get(1).unwrap_or(&T::default()));
+            }
+        }
+    } else {
+        let zeros = [T::default(); LINES];
+        let of_all_lines = |k: usize| &mat.data[k * mat.col_stride..][lines.clone()];
+        for (lanes, k) in square.iter_mut().zip(numbers.clone().step_by(2)) {
+            let second = if k + 1 < numbers.end { of_all_lines(k + 1) } else { &zeros };
+            for ((lane, first), second) in lanes.iter_mut().zip(of_all_lines(k)).zip(second) {
+                *lane = pair_of(*first, *second);
+            }
+        }
+    }
+    square
+}
+
+#[inline(always)]
+fn pair_of<T: Number>(first: T, second: T) -> u32 {
+    u32::from(first.bf16_bits()) | (u32::from(second.bf16_bits()) << 16)
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    //! [`super::by_pair`] in vectors.
+
+    use std::arch::x86_64::*;
+    use std::ops::Range;
+
+    use burn_tensor::DType;
+
+    use super::{LINES, NUMBERS, Square};
+    use crate::ops::gemm::Mat;
+    use crate::ops::number::Number;
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    #[inline]
+    pub(super) fn by_pair<T: Number>(mat: Mat<'_, T>, lines: Range<usize>, numbers: Range<usize>) -> Square {
+        let mut square = [_mm512_setzero_si512(); LINES];
+        if mat.col_stride == 1 {
+            for (of_line, line) in square.iter_mut().zip(lines) {
+                *of_line = pairs(&mat.data[line * mat.row_stride..][numbers.clone()]);
+            }
+            return bytemuck::cast(turned(square));
+        }
+        for (lanes, k) in square.iter_mut().zip(numbers.clone().step_by(2)) {
+            *lanes = wide_bits(&mat.data[k * mat.col_stride..][lines.clone()]);
+            if k + 1 < numbers.end {
+                let second = wide_bits(&mat.data[(k + 1) * mat.col_stride..][lines.clone()]);
+                *lanes = _mm512_or_si512(*lanes, _mm512_slli_epi32::<16>(second));
+            }
+        }
+        bytemuck::cast(square)
+    }
+
+    /// The pairs of a line.
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    #[inline]
+    fn pairs<T: Number>(numbers: &[T]) -> __m512i {
+        let numbers: [T; NUMBERS] = padded(numbers);
+        match T::DTYPE {
+            DType::F32 => {
+                let [low, high]: [__m512; 2] = bytemuck::pod_read_unaligned(bytemuck::bytes_of(&numbers));
+                bytemuck::cast(_mm512_cvtne2ps_pbh(high, low))
+            }
+            _ => bytemuck::pod_read_unaligned(bytemuck::bytes_of(&numbers)),
+        }
+    }
+
+    /// The bits of numbers as bf16, one a lane.
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    #[inline]
+    fn wide_bits<T: Number>(numbers: &[T]) -> __m512i {
+        let numbers: [T; LINES] = padded(numbers);
+        let bits: __m256i = match T::DTYPE {
+            DType::F32 => {
+                let numbers: __m512 = bytemuck::pod_read_unaligned(bytemuck::bytes_of(&numbers));
+                bytemuck::cast(_mm512_cvtneps_pbh(numbers))
+            }
+            _ => bytemuck::pod_read_unaligned(bytemuck::bytes_of(&numbers)),
+        };
+        _mm512_cvtepu16_epi32(bits)
+    }
+
+    /// With zeros behind them, if there are fewer than N.
+    #[inline(always)]
+    fn padded<T: Number, const N: usize>(numbers: &[T]) -> [T; N] {
+        match numbers.first_chunk() {
+            Some(numbers) => *numbers,
+            None => {
+                let mut padded = [T::default(); N];
+                padded[..numbers.len()].copy_from_slice(numbers);
+                padded
+            }
+        }
+    }
+
+    /// Rows into columns: first within each four rows and columns, then these as blocks.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    fn turned(mut rows: [__m512i; LINES]) -> [__m512i; LINES] {
+        let mut turned = [_mm512_setzero_si512(); LINES];
+        for four in rows.as_chunks_mut().0 {
+            turn_within(four);
+        }
+        for column in 0..4 {
+            let blocks = turned_blocks([rows[column], rows[4 + column], rows[8 + column], rows[12 + column]]);
+            for j in 0..4 {
+                turned[4 * j + column] = blocks[j];
+            }
+        }
+        turned
+    }
+
+    /// Each block of four numbers of four rows becomes its columns.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    fn turn_within(rows: &mut [__m512i; 4]) {
+        let [a, b, c, d] = *rows;
+        let (ab, ab_high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+        let (cd, cd_high) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+        *rows = [
+            _mm512_unpacklo_epi64(ab, cd),
+            _mm512_unpackhi_epi64(ab, cd),
+            _mm512_unpacklo_epi64(ab_high, cd_high),
+            _mm512_unpackhi_epi64(ab_high, cd_high),
+        ];
+    }
+
+    /// Block `j` of all four, for every `j`.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    fn turned_blocks([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+        const EVEN: i32 = 0b10_00_10_00;
+        const ODD: i32 = 0b11_01_11_01;
+        let (even_ab, odd_ab) = (_mm512_shuffle_i32x4::<EVEN>(a, b), _mm512_shuffle_i32x4::<ODD>(a, b));
+        let (even_cd, odd_cd) = (_mm512_shuffle_i32x4::<EVEN>(c, d), _mm512_shuffle_i32x4::<ODD>(c, d));
+        [
+            _mm512_shuffle_i32x4::<EVEN>(even_ab, even_cd),
+            _mm512_shuffle_i32x4::<EVEN>(odd_ab, odd_cd),
+            _mm512_shuffle_i32x4::<ODD>(even_ab, even_cd),
+            _mm512_shuffle_i32x4::<ODD>(odd_ab, odd_cd),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Both ways of lying in memory, parts of a panel, odd depths, and what is beside the matrix stays out.
+        #[test]
+        fn a_panel_has_the_pairs_of_its_lines(
+            n_lines in 1usize..=3 * LINES,
+            first in 0usize..3,
+            depth in 0usize..70,
+            start in 0usize..4,
+        ) {
+            let [n_rows, n_columns] = [first + n_lines + 2, start + depth + 3];
+            let data: Vec<f32> = (0..n_rows * n_columns).map(|i| (i as f32 * 0.37).sin()).collect();
+            let turned: Vec<f32> =
+                (0..data.len()).map(|i| data[i % n_rows * n_columns + i / n_rows]).collect();
+            let rounded = |data: &[f32]| data.iter().map(|value| bf16::from_f32(*value)).collect::<Vec<_>>();
+            let bits = |line: usize, k: usize| match line < n_lines && k < depth {
+                true => u32::from(bf16::from_f32(data[(first + line) * n_columns + start + k]).to_bits()),
+                false => 0,
+            };
+            let pair = |line: usize, p: usize| bits(line, 2 * p) | bits(line, 2 * p + 1) << 16;
+            let (lines, numbers) = (first..first + n_lines, start..start + depth);
+            let n_pairs = depth.div_ceil(2).max(1);
+            let n_vectors = n_lines.div_ceil(LINES);
+            let mut columns = vec![vec![[7u32; LINES]; n_pairs * n_vectors]; 4];
+            let mut rows = vec![vec![[7u32; ROWS]; n_pairs * n_lines.div_ceil(ROWS)]; 4];
+            let (data16, turned16) = (rounded(&data), rounded(&turned));
+            for (i, mat) in [Mat::rows(&data, n_columns), Mat::rows(&turned, n_rows).t()].into_iter().enumerate() {
+                pack_columns(mat, lines.clone(), numbers.clone(), &mut columns[i]);
+                pack_rows(mat, lines.clone(), numbers.clone(), &mut rows[i], n_pairs);
+            }
+            let mats16 = [Mat::rows(&data16, n_columns), Mat::rows(&turned16, n_rows).t()];
+            for (i, mat) in mats16.into_iter().enumerate() {
+                pack_columns(mat, lines.clone(), numbers.clone(), &mut columns[2 + i]);
+                pack_rows(mat, lines.clone(), numbers.clone(), &mut rows[2 + i], n_pairs);
+            }
+            for (i, lanes) in columns.iter().flat_map(|panel| panel.iter().enumerate()) {
+                for (l, lane) in lanes.iter().enumerate() {
+                    prop_assert_eq!(*lane, pair(i % n_vectors * LINES + l, i / n_vectors));
+                }
+            }
+            for (i, lanes) in rows.iter().flat_map(|panels| panels.iter().enumerate()) {
+                for (r, lane) in lanes.iter().enumerate() {
+                    prop_assert_eq!(*lane, pair(i / n_pairs * ROWS + r, i % n_pairs));
+                }
+            }
+        }
+    }
+}
