@@ -63,7 +63,8 @@ fn repeated_ms(product: &Product) -> f64 {
     }
 }
 
-/// Mean time of `multiply`, given matrices like those of `product` and where theirs goes, with the distance between its rows.
+/// Mean time of `multiply`, given two such matrices, the output and its row stride. Products in bf16
+/// have all three in bf16, also where the step packs f32.
 fn ms_of<T: Number>(product: &Product, multiply: impl Fn([Mat<'_, T>; 2], &mut [T], usize)) -> f64 {
     let [m, k, n] = product.mkn;
     let (a, b) = (vec![T::nearest(0.5); m * k], vec![T::nearest(0.25); k * n]);

@@ -96,11 +96,6 @@ pub struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// The parameter `name` for a matrix product.
-    pub fn weight<const D: usize>(&self, name: &str) -> Tensor<D> {
-        self.rounded(self.leaves.get(name))
-    }
-
     /// `x` in what matrix products are computed in.
     pub fn rounded<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         cast(x, self.compute)

@@ -47,9 +47,9 @@ impl Unit for Prototypes {
     }
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        let directions = cx.weight::<2>("weight_v");
+        let directions = cx.leaves.get::<2>("weight_v");
         let gain = match self.trains_gain {
-            true => cx.weight::<2>("weight_g").reshape([self.count]),
+            true => cx.leaves.get::<2>("weight_g").reshape([self.count]),
             false => Tensor::<1>::ones([self.count], &directions.device().inner()).cast(directions.dtype()),
         };
         let project = |group: &Features| {

@@ -44,7 +44,7 @@ impl Unit for UnitPrototypes {
     }
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        let prototypes = cx.weight::<2>(WEIGHT);
+        let prototypes = cx.leaves.get::<2>(WEIGHT);
         let score = |group: &Features| {
             let [b, n, d] = group.x.dims();
             let z = unit_rows(group.x.clone().reshape([b * n, d]), NORM_EPSILON);

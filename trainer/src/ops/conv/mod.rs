@@ -172,6 +172,7 @@ mod tests {
                 };
                 let (a, t) = (gradients(y), gradients(twin));
                 assert_close("input", a.0, t.0, *tolerance);
+                assert_eq!(a.1.dtype(), DType::F32);
                 assert_close("weight", a.1, t.1, *tolerance);
             }
         }

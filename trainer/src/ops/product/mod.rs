@@ -5,9 +5,10 @@
 //! ```
 //!
 //! Where all is f32, this is the `gemm` crate's ([`super::gemm`]). Else both matrices are rounded to bf16: then products of
-//! two numbers are exact and sums are f32, by the instruction `vdpbf16ps` where the CPU has it (AVX512-BF16: AMD from Zen 4
-//! on, Intel's Xeons from Cooper Lake on), which multiplies twice as many numbers as a multiply-add of f32, and else by the
-//! latter. Matrices are packed into panels ([`pack`]), whose products are tiles ([`tile`]).
+//! two numbers fit f32 exactly, and sums are f32, by the instruction `vdpbf16ps` where the CPU has it (AVX512-BF16: AMD from
+//! Zen 4 on, Intel's Cooper Lake and from Sapphire Rapids on), which multiplies twice as many numbers as a multiply-add of f32,
+//! and else by the latter. Both add up in one order, so that bits are the same but for numbers below 1.2e-38, which the
+//! instruction takes for zero. Matrices are packed into panels ([`pack`]), whose products are tiles ([`tile`]).
 
 mod pack;
 mod tile;
@@ -19,9 +20,8 @@ use burn_tensor::DType;
 use multiversion::multiversion;
 use rayon::prelude::*;
 
-use super::cpu::add;
 use super::gemm::{self, Mat, gemm};
-use super::number::Number;
+use super::number::{Number, nearest};
 use super::tally::{self, Product};
 use pack::{pack_columns, pack_rows};
 use tile::{COLUMNS, Lanes, N_LANES, ROWS, Tile, VECTORS, multiply};
@@ -46,6 +46,7 @@ pub(crate) enum Start<'a> {
     Output,
 }
 
+// Panels of a thread's last product, in whose place go those of its next one.
 thread_local! {
     static OF_ROWS: Cell<Vec<[u32; ROWS]>> = const { Cell::new(Vec::new()) };
     static OF_COLUMNS: Cell<Vec<Lanes>> = const { Cell::new(Vec::new()) };
@@ -61,8 +62,8 @@ pub(super) fn product<A: Number, B: Number, O: Number>(
     a: Mat<'_, A>,
     b: Mat<'_, B>,
 ) -> Vec<O> {
-    match (in_f32(a), in_f32(b), O::DTYPE) {
-        (Some(a), Some(b), DType::F32) => bytemuck::cast_vec(gemm::product([m, k, n], scale, a, b)),
+    match (as_f32(a), as_f32(b), O::DTYPE) {
+        (Some(a), Some(b), DType::F32) => nearest(gemm::product([m, k, n], scale, a, b)),
         _ => {
             let mut out = vec![O::default(); m * n];
             product_into([m, k, n], scale, a, b, Start::Zero, &mut out, n);
@@ -88,8 +89,9 @@ pub(crate) fn product_into<A: Number, B: Number, O: Number>(
     if m == 0 || n == 0 {
         return;
     }
+    assert!(n <= out_stride, "rows of the output do not overlap");
     let out = &mut out[..(m - 1) * out_stride + n];
-    match (in_f32(a), in_f32(b), O::DTYPE) {
+    match (as_f32(a), as_f32(b), O::DTYPE) {
         (Some(a), Some(b), DType::F32) => {
             let out = bytemuck::cast_slice_mut(out);
             let keep = match start {
@@ -103,15 +105,20 @@ pub(crate) fn product_into<A: Number, B: Number, O: Number>(
             gemm([m, k, n], scale, a, b, keep, out, out_stride);
         }
         _ => {
+            let in_one_piece = |strides: [usize; 2]| strides.contains(&1);
+            assert!(in_one_piece([a.row_stride, a.col_stride]) && in_one_piece([b.row_stride, b.col_stride]));
             let sums = Sums { mkn: [m, k, n], scale, start };
             sums.note(a, b);
-            sums.compute(a, b, out, out_stride);
+            match k > DEPTH && O::DTYPE != DType::F32 {
+                true => sums.compute_wide(a, b, out, out_stride),
+                false => sums.compute(a, b, out, out_stride),
+            }
         }
     }
 }
 
 /// `mat` as it is, if it is of f32.
-fn in_f32<T: Number>(mat: Mat<'_, T>) -> Option<Mat<'_, f32>> {
+fn as_f32<T: Number>(mat: Mat<'_, T>) -> Option<Mat<'_, f32>> {
     let Mat { data, row_stride, col_stride } = mat;
     (T::DTYPE == DType::F32).then(|| Mat { data: bytemuck::cast_slice(data), row_stride, col_stride })
 }
@@ -137,6 +144,23 @@ impl Sums<'_> {
         });
     }
 
+    /// Rounds sums over several blocks of k once, at their end.
+    fn compute_wide<A: Number, B: Number, O: Number>(
+        self,
+        a: Mat<'_, A>,
+        b: Mat<'_, B>,
+        out: &mut [O],
+        out_stride: usize,
+    ) {
+        let [_, _, n] = self.mkn;
+        let mut sums = Vec::new();
+        out.chunks(out_stride).for_each(|row| sums.extend(row[..n].iter().map(|value| value.wide())));
+        self.compute(a, b, &mut sums, n);
+        for (row, sums) in out.chunks_mut(out_stride).zip(sums.chunks(n)) {
+            finish(sums, 1.0, Start::Zero, &mut row[..n]);
+        }
+    }
+
     /// Blocks of k one after another, chunks of rows on as many threads as there are.
     fn compute<A: Number, B: Number, O: Number>(
         self,
@@ -148,23 +172,18 @@ impl Sums<'_> {
         let [m, k, n] = self.mkn;
         let n_threads = if m * k * n < SMALL { 1 } else { rayon::current_num_threads() };
         let chunk_rows = CHUNK_ROWS.min(m.div_ceil(n_threads)).next_multiple_of(ROWS);
-        // What is added up of all blocks but the last.
-        let mut partial = vec![0.0; if k > DEPTH { m * n } else { 0 }];
         let mut columns = OF_COLUMNS.take();
         for first in (0..k.max(1)).step_by(DEPTH) {
-            let block = Block { sums: self, depth: first..k.min(first + DEPTH) };
+            let start = if first == 0 { self.start } else { Start::Output };
+            let block = Block { sums: Sums { start, ..self }, depth: first..k.min(first + DEPTH) };
             block.pack_columns(b, &mut columns, n_threads);
-            let chunk = |(i, (out, partial)): (usize, (&mut [O], &mut [f32]))| {
+            let chunk = |(i, out): (usize, &mut [O])| {
                 let rows = i * chunk_rows..m.min((i + 1) * chunk_rows);
-                block.chunk(a, rows, &columns, out, out_stride, partial);
+                block.chunk(a, rows, &columns, out, out_stride);
             };
-            let outs = out.chunks_mut(chunk_rows * out_stride);
-            let partials =
-                partial.chunks_mut(chunk_rows * n).map(Some).chain(std::iter::repeat_with(|| None));
-            let chunks = outs.zip(partials.map(Option::unwrap_or_default)).enumerate();
             match n_threads {
-                1 => chunks.for_each(chunk),
-                _ => chunks.collect::<Vec<_>>().into_par_iter().for_each(chunk),
+                1 => out.chunks_mut(chunk_rows * out_stride).enumerate().for_each(chunk),
+                _ => out.par_chunks_mut(chunk_rows * out_stride).enumerate().for_each(chunk),
             }
         }
         OF_COLUMNS.set(columns);
@@ -204,9 +223,8 @@ impl Block<'_> {
         columns: &[Lanes],
         out: &mut [O],
         out_stride: usize,
-        partial: &mut [f32],
     ) {
-        let (n_pairs, [_, k, n]) = (self.n_pairs(), self.sums.mkn);
+        let (n_pairs, [_, _, n]) = (self.n_pairs(), self.sums.mkn);
         let mut panels = OF_ROWS.take();
         panels.resize(rows.len().div_ceil(ROWS) * n_pairs, [0; ROWS]);
         pack_rows(a, rows.clone(), self.depth.clone(), &mut panels, n_pairs);
@@ -219,17 +237,9 @@ impl Block<'_> {
             };
             for (t, panel) in panels.chunks_exact(n_pairs).enumerate() {
                 multiply(panel, columns, columns.len() / n_pairs, &mut tile);
-                for (r, sums) in (t * ROWS..rows.len()).zip(&mut tile) {
-                    let sums = &mut sums.as_flattened_mut()[..width];
-                    if self.depth.start > 0 {
-                        add(sums, &partial[r * n + first..]);
-                    }
-                    match self.depth.end < k {
-                        true => partial[r * n + first..][..width].copy_from_slice(sums),
-                        false => {
-                            finish(sums, self.sums.scale, start, &mut out[r * out_stride + first..][..width])
-                        }
-                    }
+                for (r, sums) in (t * ROWS..rows.len()).zip(&tile) {
+                    let out = &mut out[r * out_stride + first..][..width];
+                    finish(&sums.as_flattened()[..width], self.sums.scale, start, out);
                 }
             }
         }
@@ -325,11 +335,19 @@ mod tests {
         }
     }
 
-    /// More than a block of k, more than a chunk of rows, on one thread and on several: the same bits.
+    /// More than a block of k, more than a chunk of rows.
     #[test]
-    fn large_products_equal_three_loops_on_any_number_of_threads() {
+    fn large_products_equal_three_loops() {
+        let (mkn, row) = ([CHUNK_ROWS + 5, DEPTH + 37, 67], numbers::<f32>(67, 0.9));
+        for start in [Start::Zero, Start::Row(&row), Start::Output] {
+            assert!(distance::<bf16, bf16, f32>(mkn, [true, false], start, 70) < 1e-6);
+            assert!(distance::<f32, bf16, bf16>(mkn, [false, true], start, 70) < 4e-3);
+        }
+    }
+
+    #[test]
+    fn bits_do_not_depend_on_threads() {
         let mkn = [CHUNK_ROWS + 5, DEPTH + 37, 67];
-        assert!(distance::<bf16, bf16, f32>(mkn, [true, false], Start::Row(&numbers(67, 0.9)), 70) < 1e-6);
         let (a, b) = (numbers::<bf16>(mkn[0] * mkn[1], 0.7), numbers::<bf16>(mkn[1] * mkn[2], 0.3));
         let on = |n_threads: usize| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads).build().expect("a pool");

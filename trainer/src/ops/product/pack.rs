@@ -15,7 +15,7 @@ use super::tile::{Lanes, N_LANES, ROWS};
 use crate::ops::gemm::Mat;
 use crate::ops::number::Number;
 
-/// Lines that are packed at once, and pairs of them that are turned at once.
+/// Lines that are packed at once, and pairs of each that are transposed at once.
 pub(super) const LINES: usize = N_LANES;
 
 /// Pairs by line or lines by pair.
@@ -143,7 +143,7 @@ mod x86 {
             for (of_line, line) in square.iter_mut().zip(lines) {
                 *of_line = pairs(&mat.data[line * mat.row_stride..][numbers.clone()]);
             }
-            return bytemuck::cast(turned(square));
+            return bytemuck::cast(transposed(square));
         }
         for (lanes, k) in square.iter_mut().zip(numbers.clone().step_by(2)) {
             *lanes = wide_bits(&mat.data[k * mat.col_stride..][lines.clone()]);
@@ -200,24 +200,25 @@ mod x86 {
     /// Rows into columns: first within each four rows and columns, then these as blocks.
     #[target_feature(enable = "avx512f")]
     #[inline]
-    fn turned(mut rows: [__m512i; LINES]) -> [__m512i; LINES] {
-        let mut turned = [_mm512_setzero_si512(); LINES];
+    fn transposed(mut rows: [__m512i; LINES]) -> [__m512i; LINES] {
+        let mut transposed = [_mm512_setzero_si512(); LINES];
         for four in rows.as_chunks_mut().0 {
-            turn_within(four);
+            transpose_within(four);
         }
         for column in 0..4 {
-            let blocks = turned_blocks([rows[column], rows[4 + column], rows[8 + column], rows[12 + column]]);
+            let blocks =
+                transposed_blocks([rows[column], rows[4 + column], rows[8 + column], rows[12 + column]]);
             for j in 0..4 {
-                turned[4 * j + column] = blocks[j];
+                transposed[4 * j + column] = blocks[j];
             }
         }
-        turned
+        transposed
     }
 
     /// Each block of four numbers of four rows becomes its columns.
     #[target_feature(enable = "avx512f")]
     #[inline]
-    fn turn_within(rows: &mut [__m512i; 4]) {
+    fn transpose_within(rows: &mut [__m512i; 4]) {
         let [a, b, c, d] = *rows;
         let (ab, ab_high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
         let (cd, cd_high) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
@@ -232,7 +233,7 @@ mod x86 {
     /// Block `j` of all four, for every `j`.
     #[target_feature(enable = "avx512f")]
     #[inline]
-    fn turned_blocks([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+    fn transposed_blocks([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
         const EVEN: i32 = 0b10_00_10_00;
         const ODD: i32 = 0b11_01_11_01;
         let (even_ab, odd_ab) = (_mm512_shuffle_i32x4::<EVEN>(a, b), _mm512_shuffle_i32x4::<ODD>(a, b));
@@ -263,7 +264,9 @@ mod tests {
             start in 0usize..4,
         ) {
             let [n_rows, n_columns] = [first + n_lines + 2, start + depth + 3];
-            let data: Vec<f32> = (0..n_rows * n_columns).map(|i| (i as f32 * 0.37).sin()).collect();
+            let special = [f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::from_bits(0x7f80_0001), -0.0];
+            let value = |i: usize| if i % 11 == 3 { special[i % 5] } else { (i as f32 * 0.37).sin() };
+            let data: Vec<f32> = (0..n_rows * n_columns).map(value).collect();
             let turned: Vec<f32> =
                 (0..data.len()).map(|i| data[i % n_rows * n_columns + i / n_rows]).collect();
             let rounded = |data: &[f32]| data.iter().map(|value| bf16::from_f32(*value)).collect::<Vec<_>>();
@@ -271,6 +274,14 @@ mod tests {
                 true => u32::from(bf16::from_f32(data[(first + line) * n_columns + start + k]).to_bits()),
                 false => 0,
             };
+            for mat in [Mat::rows(&data, n_columns), Mat::rows(&turned, n_rows).t()] {
+                let (lines, numbers) = (part(&(first..first + n_lines), 0, LINES), part(&(start..start + depth), 0, NUMBERS));
+                for (p, lanes) in by_pair(mat, lines.clone(), numbers.clone()).iter().enumerate() {
+                    for (l, lane) in lanes.iter().enumerate() {
+                        prop_assert_eq!(*lane, bits(l, 2 * p) | bits(l, 2 * p + 1) << 16);
+                    }
+                }
+            }
             let pair = |line: usize, p: usize| bits(line, 2 * p) | bits(line, 2 * p + 1) << 16;
             let (lines, numbers) = (first..first + n_lines, start..start + depth);
             let n_pairs = depth.div_ceil(2).max(1);

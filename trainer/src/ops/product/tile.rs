@@ -5,7 +5,7 @@ use multiversion::{multiversion, target::match_target};
 /// Rows of a tile.
 pub(super) const ROWS: usize = 4;
 
-/// Pairs that a vector has: one of each of 16 columns.
+/// One pair for each of 16 columns.
 pub(super) type Lanes = [u32; N_LANES];
 
 /// Columns of a vector.
@@ -40,13 +40,13 @@ fn of_vectors<const N: usize>(rows: &[[u32; ROWS]], columns: &[Lanes], tile: &mu
     let columns = columns.as_chunks::<N>().0;
     match_target! {
         "x86_64+avx512bf16" => x86::by_pairs(rows, columns, tile),
-        "x86_64+fma" => by_numbers(rows, columns, tile, f32::mul_add),
+        "x86_64+fma" => by_numbers(rows, columns, tile, |a, b, c| a.mul_add(b, c)),
         _ => by_numbers(rows, columns, tile, |a, b, c| a * b + c),
     }
 }
 
-/// Each pair is two multiply-adds in f32, of which it does not matter how they round a product: that of two bf16 is exact. One vector of columns after the other: more sums than its own would not fit the
-/// registers of AVX2.
+/// Two multiply-adds in f32 for each pair, in the order of `vdpbf16ps`. One vector of columns at a time, because AVX2 has no
+/// registers for more sums.
 #[inline(always)]
 fn by_numbers<const N: usize>(
     rows: &[[u32; ROWS]],
@@ -62,7 +62,7 @@ fn by_numbers<const N: usize>(
                 let [first, second] = halves(*pair);
                 for (sum, lane) in sums.iter_mut().zip(lanes) {
                     let [x, y] = halves(*lane);
-                    *sum = multiply_add(second, y, multiply_add(first, x, *sum));
+                    *sum = multiply_add(first, x, multiply_add(second, y, *sum));
                 }
             }
         }
@@ -103,5 +103,31 @@ mod x86 {
                 *tile = bytemuck::cast(sums);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::number::Number;
+
+    /// What is computed without AVX512-BF16 are the bits that are computed with it, and those without fused multiply-add.
+    #[test]
+    fn every_way_to_multiply_gives_the_same_bits() {
+        let number = |i: usize| (i as f32 * 0.71).sin() * 10f32.powi((i * 7 % 13) as i32 - 6);
+        let pair = |i: usize| u32::from(number(i).bf16_bits()) | u32::from(number(i + 5).bf16_bits()) << 16;
+        let rows: Vec<[u32; ROWS]> = (0..37).map(|p| std::array::from_fn(|r| pair(p * ROWS + r))).collect();
+        let columns: Vec<Lanes> =
+            (0..37 * VECTORS).map(|v| std::array::from_fn(|l| pair(1000 + v * N_LANES + l))).collect();
+        let mut chosen = Tile::default();
+        multiply(&rows, &columns, VECTORS, &mut chosen);
+        let of_vectors = columns.as_chunks::<VECTORS>().0;
+        for fused in [true, false] {
+            let mut tile = Tile::default();
+            let multiply_add = |a: f32, b: f32, c: f32| if fused { a.mul_add(b, c) } else { a * b + c };
+            by_numbers(&rows, of_vectors, &mut tile, multiply_add);
+            assert!(tile == chosen, "fused: {fused}");
+        }
+        assert!(chosen.as_flattened().as_flattened().iter().all(|sum| *sum != 0.0 && sum.is_finite()));
     }
 }
