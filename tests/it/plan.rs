@@ -63,7 +63,7 @@ fn the_doctor_says_what_there_is() {
     let output = program().arg("doctor").output().unwrap();
     ok(&output);
     let text = String::from_utf8(output.stdout).unwrap();
-    for word in ["cores", "memory", "disk", "MPI", "NCCL", "every operation is right"] {
+    for word in ["cores", "instructions", "memory", "disk", "MPI", "NCCL", "every operation is right"] {
         assert!(text.contains(word), "{text}");
     }
 }

@@ -105,12 +105,33 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 fn print_machine(folder: &Path) {
     out!("ocelli {}", env!("CARGO_PKG_VERSION"));
     out!("cores          {} for this process{}", or_cores(0), machine::bound_note());
+    out!("instructions   {}", instructions());
     out!("memory         {}", available());
     out!("disk           {}", disk(folder));
     out!("MPI            {}", mpi());
     out!("NVIDIA driver  {}", found(&["libcuda.so.1", "libcuda.so"], "none: the CPU will be used"));
     out!("CUDA           {}", cuda());
     out!("NCCL           {}", nccl());
+}
+
+/// What kernels are compiled for, of what the CPU has; bf16 that is slower than f32 is said.
+fn instructions() -> String {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let found = [
+            ("AVX2", is_x86_feature_detected!("avx2")),
+            ("FMA", is_x86_feature_detected!("fma")),
+            ("AVX-512", is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw")),
+            ("AVX512-BF16", is_x86_feature_detected!("avx512bf16")),
+        ];
+        let names: Vec<&str> = found.iter().filter(|(_, found)| *found).map(|(name, _)| *name).collect();
+        match found[3].1 {
+            true => names.join(", "),
+            false => format!("{}; none for bf16, which is slower than f32", names.join(", ")),
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    format!("{}; kernels have vectors for x86-64 alone", std::env::consts::ARCH)
 }
 
 fn available() -> String {
