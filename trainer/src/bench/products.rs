@@ -7,7 +7,7 @@ use half::bf16;
 
 use super::Times;
 use crate::device::workers::Workers;
-use crate::ops::gemm::{Mat, gemm};
+use crate::ops::gemm::Mat;
 use crate::ops::tally::Product;
 use crate::ops::{Number, Start, product_into};
 
@@ -51,28 +51,21 @@ fn one_ms(product: &Product, workers: &Workers) -> f64 {
 /// Mean time of `product`, on the calling thread and those that it takes in.
 fn repeated_ms(product: &Product) -> f64 {
     match product.bf16 {
-        true => {
-            let row = vec![1.0; product.mkn[2]];
-            let start = if product.adds { Start::Row(&row) } else { Start::Zero };
-            ms_of::<bf16>(product, |[a, b], out, n| product_into(product.mkn, 1.0, a, b, start, out, n))
-        }
-        false => {
-            let keep = if product.adds { 1.0 } else { 0.0 };
-            ms_of::<f32>(product, |[a, b], out, n| gemm(product.mkn, 1.0, a, b, keep, out, n))
-        }
+        true => ms_of::<bf16>(product),
+        false => ms_of::<f32>(product),
     }
 }
 
-/// Mean time of `multiply`, given two such matrices, the output and its row stride. Products in bf16
-/// have all three in bf16, also where the step packs f32.
-fn ms_of<T: Number>(product: &Product, multiply: impl Fn([Mat<'_, T>; 2], &mut [T], usize)) -> f64 {
+/// Mean time of `product` of matrices of T. In bf16 all three are, also where the step packs f32.
+fn ms_of<T: Number>(product: &Product) -> f64 {
     let [m, k, n] = product.mkn;
     let (a, b) = (vec![T::nearest(0.5); m * k], vec![T::nearest(0.25); k * n]);
     let mut out = vec![T::default(); m * n];
     let [a_by_columns, b_by_columns] = product.transposed;
     let a = if a_by_columns { Mat::rows(&a, m).t() } else { Mat::rows(&a, k) };
     let b = if b_by_columns { Mat::rows(&b, k).t() } else { Mat::rows(&b, n) };
-    let mut multiply = || multiply([a, b], &mut out, n);
+    let start = if product.adds { Start::Output } else { Start::Zero };
+    let mut multiply = || product_into(product.mkn, 1.0, a, b, start, &mut out, n);
     multiply();
     let (start, mut repeats) = (Instant::now(), 0);
     loop {

@@ -7,12 +7,11 @@
 use burn_flex::{Flex, FlexTensor};
 use burn_tensor::{DType, Tensor};
 use half::bf16;
-use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
 use super::cpu::{contiguous, elements, flex_dtype, like};
 use super::math::over_rows;
-use super::number::Number;
+use super::number::{Number, convert};
 
 /// `x` in `dtype`.
 pub(crate) fn cast<const D: usize>(x: Tensor<D>, dtype: DType) -> Tensor<D> {
@@ -56,13 +55,6 @@ fn converted<A: Number, B: Number>(x: &FlexTensor) -> FlexTensor {
     let mut y = vec![B::default(); values.len()];
     over_rows(&mut y, 1024, |row, y| convert(&values[row * 1024..][..y.len()], y));
     like(&x, y)
-}
-
-#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-fn convert<A: Number, B: Number>(x: &[A], y: &mut [B]) {
-    for (y, x) in y.iter_mut().zip(x) {
-        *y = B::nearest(x.wide());
-    }
 }
 
 #[cfg(test)]

@@ -22,8 +22,8 @@ use super::cpu::{contiguous, dims, elements, flex_dtype, is_flex, slice, tensor}
 #[cfg(feature = "cube")]
 use super::cube;
 use super::gemm::Mat;
-use super::number::{Number, nearest};
-use super::product::{Start, product, product_into};
+use super::number::Number;
+use super::product::product;
 
 /// `x · Wᵀ + b` for `x` of `[B, N, D]`, `weight` of `[O, D]`, `bias` of `[O]`; both of the latter in f32, if `x` is f32 or
 /// bf16.
@@ -107,31 +107,22 @@ impl Kernel<Flex, 2> for MatmulTransposed {
 
 /// `x · Wᵀ + b`: `[M, D] · [D, O] + [O]`.
 pub(super) fn affine<T: Number>(x: &[T], weight: &[f32], bias: &[f32], [m, d, o]: [usize; 3]) -> Vec<T> {
-    let (x, weight) = (Mat::rows(x, d), Mat::rows(weight, d).t());
-    if T::DTYPE == DType::F32 {
-        // Rows that a product is added to need not be cleared first.
-        let mut y = bias.repeat(m);
-        product_into([m, d, o], 1.0, x, weight, Start::Output, &mut y, o);
-        return nearest(y);
-    }
-    let mut y = vec![T::default(); m * o];
-    product_into([m, d, o], 1.0, x, weight, Start::Row(bias), &mut y, o);
-    y
+    product([m, d, o], Mat::rows(x, d), Mat::rows(weight, d).t(), Some(bias))
 }
 
 /// `x · Wᵀ`: `[M, D] · [D, O]`.
 pub(super) fn times_transposed<T: Number>(x: &[T], weight: &[f32], [m, d, o]: [usize; 3]) -> Vec<T> {
-    product([m, d, o], 1.0, Mat::rows(x, d), Mat::rows(weight, d).t())
+    product([m, d, o], Mat::rows(x, d), Mat::rows(weight, d).t(), None)
 }
 
 /// `g · W`: `[M, O] · [O, D]`.
 pub(super) fn times_weight<T: Number>(grad: &[T], weight: &[f32], [m, o, d]: [usize; 3]) -> Vec<T> {
-    product([m, o, d], 1.0, Mat::rows(grad, o), Mat::rows(weight, d))
+    product([m, o, d], Mat::rows(grad, o), Mat::rows(weight, d), None)
 }
 
 /// `gᵀ · x`: `[O, M] · [M, D]`.
 pub(super) fn weight_gradient<T: Number>(grad: &[T], x: &[T], [m, o, d]: [usize; 3]) -> Vec<f32> {
-    product([o, m, d], 1.0, Mat::rows(grad, o).t(), Mat::rows(x, d))
+    product([o, m, d], Mat::rows(grad, o).t(), Mat::rows(x, d), None)
 }
 
 /// Sums of rows of `row_len` elements, by column.

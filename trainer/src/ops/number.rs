@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use burn_tensor::DType;
 use bytemuck::Pod;
 use half::bf16;
+use multiversion::multiversion;
 
 /// f32 or bf16.
 pub(crate) trait Number: burn_tensor::Element + Pod + Default {
@@ -63,11 +64,23 @@ impl Number for bf16 {
     }
 }
 
+/// Every number of `y` becomes the nearest to that of `x`.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+pub(crate) fn convert<A: Number, B: Number>(x: &[A], y: &mut [B]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y = B::nearest(x.wide());
+    }
+}
+
 /// `values` in f32; as they are, if that is what they are.
 pub(crate) fn wide<T: Number>(values: &[T]) -> Cow<'_, [f32]> {
     match T::DTYPE {
         DType::F32 => Cow::Borrowed(bytemuck::cast_slice(values)),
-        _ => Cow::Owned(values.iter().map(|value| value.wide()).collect()),
+        _ => {
+            let mut wide = vec![0.0; values.len()];
+            convert(values, &mut wide);
+            Cow::Owned(wide)
+        }
     }
 }
 
@@ -75,7 +88,11 @@ pub(crate) fn wide<T: Number>(values: &[T]) -> Cow<'_, [f32]> {
 pub(crate) fn nearest<T: Number>(values: Vec<f32>) -> Vec<T> {
     match T::DTYPE {
         DType::F32 => bytemuck::cast_vec(values),
-        _ => values.into_iter().map(T::nearest).collect(),
+        _ => {
+            let mut nearest = vec![T::default(); values.len()];
+            convert(&values, &mut nearest);
+            nearest
+        }
     }
 }
 

@@ -52,21 +52,27 @@ thread_local! {
     static OF_COLUMNS: Cell<Vec<Lanes>> = const { Cell::new(Vec::new()) };
 }
 
-/// `scale · a · b`, `[m, n]`.
+/// `a · b`, `[m, n]`, with `row` added to every row.
 ///
 /// # Panics
 /// As [`product_into`].
 pub(super) fn product<A: Number, B: Number, O: Number>(
     [m, k, n]: [usize; 3],
-    scale: f32,
     a: Mat<'_, A>,
     b: Mat<'_, B>,
+    row: Option<&[f32]>,
 ) -> Vec<O> {
-    match (as_f32(a), as_f32(b), O::DTYPE) {
-        (Some(a), Some(b), DType::F32) => nearest(gemm::product([m, k, n], scale, a, b)),
+    match (as_f32(a), as_f32(b), O::DTYPE, row) {
+        (Some(a), Some(b), DType::F32, None) => nearest(gemm::product([m, k, n], 1.0, a, b)),
+        // What a product is added to need not be cleared first.
+        (Some(a), Some(b), DType::F32, Some(row)) => {
+            let mut out = row.repeat(m);
+            gemm([m, k, n], 1.0, a, b, 1.0, &mut out, n);
+            nearest(out)
+        }
         _ => {
             let mut out = vec![O::default(); m * n];
-            product_into([m, k, n], scale, a, b, Start::Zero, &mut out, n);
+            product_into([m, k, n], 1.0, a, b, row.map_or(Start::Zero, Start::Row), &mut out, n);
             out
         }
     }
@@ -351,7 +357,7 @@ mod tests {
         let (a, b) = (numbers::<bf16>(mkn[0] * mkn[1], 0.7), numbers::<bf16>(mkn[1] * mkn[2], 0.3));
         let on = |n_threads: usize| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads).build().expect("a pool");
-            let compute = || product::<_, _, f32>(mkn, 1.0, Mat::rows(&a, mkn[1]), Mat::rows(&b, mkn[2]));
+            let compute = || product::<_, _, f32>(mkn, Mat::rows(&a, mkn[1]), Mat::rows(&b, mkn[2]), None);
             pool.install(compute)
         };
         assert!(on(1) == on(3));
