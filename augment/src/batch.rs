@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
-use crate::decode::decode_into;
+use crate::decode::Decoder;
 use crate::stats::{Stage, StageStats, StageTimes};
 use crate::{AugmentError, DecodeRules, MultiCrop, Rgb8, SampleKey, ViewMaker, Views};
 
@@ -123,6 +123,7 @@ impl<S: Source> BatchPool<S> {
                     rules: config.rules,
                     stats: Arc::clone(&stats),
                     maker: ViewMaker::default(),
+                    decoder: Decoder::default(),
                     decoded: Rgb8::default(),
                     spares: spares.clone(),
                 };
@@ -233,6 +234,7 @@ struct Worker<S: Source> {
     rules: DecodeRules,
     stats: Arc<StageStats>,
     maker: ViewMaker,
+    decoder: Decoder,
     decoded: Rgb8,
     spares: Receiver<Views>,
 }
@@ -283,7 +285,7 @@ impl<S: Source> Worker<S> {
         // matter: every image writes it anew.
         catch_unwind(AssertUnwindSafe(|| {
             let start = Instant::now();
-            let decoded = decode_into(image.bytes(), &self.rules, &mut self.decoded);
+            let decoded = self.decoder.decode_into(image.bytes(), &self.rules, &mut self.decoded);
             times.add(Stage::Decode, start.elapsed());
             decoded?;
             self.maker.make_into(&self.decoded, &self.multicrop, image.key(), out, times)

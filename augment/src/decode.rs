@@ -1,8 +1,8 @@
 //! Encoded bytes into 8-bit RGB.
 //!
 //! Rules for what is not 8-bit RGB: gray is copied into three channels; alpha is dropped, as
-//! Pillow's `convert("RGB")` does; 16-bit channels keep their high byte; CMYK and YCCK JPEGs are
-//! converted by the decoder; color profiles are ignored. EXIF orientation is left alone, as in
+//! Pillow's `convert("RGB")` does; 16-bit channels keep their high byte; CMYK and YCCK JPEGs become
+//! what Pillow makes of them; color profiles are ignored. EXIF orientation is left alone, as in
 //! the reference recipes, unless it is switched on.
 
 use std::io::Cursor;
@@ -20,27 +20,40 @@ use crate::{AugmentError, jpeg};
 /// are damaged, cut off or of another format; [`AugmentError::Empty`] for an image without pixels.
 pub fn decode(bytes: &[u8], rules: &DecodeRules) -> Result<Rgb8, AugmentError> {
     let mut out = Rgb8::default();
-    decode_into(bytes, rules, &mut out)?;
+    Decoder::default().decode_into(bytes, rules, &mut out)?;
     Ok(out)
 }
 
-/// [`decode`] into memory that is there already.
-///
-/// # Errors
-/// As [`decode`]; `out` then holds nothing of use.
-pub fn decode_into(bytes: &[u8], rules: &DecodeRules, out: &mut Rgb8) -> Result<(), AugmentError> {
-    let orientation = if bytes.starts_with(&jpeg::MAGIC) {
-        jpeg::decode_into(bytes, rules, out)?
-    } else {
-        decode_other(bytes, rules, out)?
-    };
-    if orientation != Orientation::NoTransforms {
-        let buffer = RgbImage::from_raw(out.width_px, out.height_px, std::mem::take(&mut out.data));
-        let mut image = DynamicImage::ImageRgb8(buffer.ok_or(AugmentError::Empty)?);
-        image.apply_orientation(orientation);
-        *out = to_rgb8(image);
+/// A decoder that keeps its memory from one image to the next.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    jpeg: jpeg::Decoder,
+}
+
+impl Decoder {
+    /// Decodes as [`decode`] does, into memory that is there already.
+    ///
+    /// # Errors
+    /// As [`decode`]; `out` then holds nothing of use.
+    pub fn decode_into(
+        &mut self,
+        bytes: &[u8],
+        rules: &DecodeRules,
+        out: &mut Rgb8,
+    ) -> Result<(), AugmentError> {
+        let orientation = if bytes.starts_with(&jpeg::MAGIC) {
+            self.jpeg.decode_into(bytes, rules, out)?
+        } else {
+            decode_other(bytes, rules, out)?
+        };
+        if orientation != Orientation::NoTransforms {
+            let buffer = RgbImage::from_raw(out.width_px, out.height_px, std::mem::take(&mut out.data));
+            let mut image = DynamicImage::ImageRgb8(buffer.ok_or(AugmentError::Empty)?);
+            image.apply_orientation(orientation);
+            *out = to_rgb8(image);
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// PNG and WebP.
@@ -123,7 +136,7 @@ mod tests {
         }
     }
 
-    /// zune-jpeg would fill the missing part with gray and call it decoded.
+    /// Decoders fill the missing part with gray and call it decoded.
     #[test]
     fn a_jpeg_that_is_cut_off_is_an_error() {
         let image = ImageBuffer::from_fn(64, 64, |x, y| Rgb([(x * y) as u8, x as u8 * 4, y as u8 * 4]));
@@ -142,9 +155,9 @@ mod tests {
             ImageFormat::Jpeg,
         );
         let large = encode(ImageBuffer::from_pixel(40, 40, Luma([90u8])).into(), ImageFormat::Jpeg);
-        let mut out = Rgb8::default();
+        let (mut decoder, mut out) = (Decoder::default(), Rgb8::default());
         for bytes in [&large, &small, &large] {
-            decode_into(bytes, &DecodeRules::default(), &mut out).expect("decoded");
+            decoder.decode_into(bytes, &DecodeRules::default(), &mut out).expect("decoded");
             assert_eq!(out, decode(bytes, &DecodeRules::default()).expect("decoded"));
         }
     }

@@ -35,7 +35,7 @@ const MODELS: [(&str, &str); 6] = [
 ];
 
 /// The Python that has `modules`, or a line about the one that has not.
-fn python(modules: &str) -> Option<PathBuf> {
+pub(crate) fn python(modules: &str) -> Option<PathBuf> {
     let python = std::env::var_os("OCELLI_PYTHON").map_or_else(|| PathBuf::from("python3"), PathBuf::from);
     let import = Command::new(&python).args(["-c", &format!("import {modules}")]).output();
     let there = import.is_ok_and(|output| output.status.success());

@@ -37,6 +37,8 @@ mod gradients;
 mod graph;
 /// Weights in and out of other libraries.
 mod interop;
+/// JPEG files of every kind beside Pillow.
+mod jpeg;
 /// The scripts that start ranks without a launcher.
 mod launchers;
 /// Methods and backbones from shards to an exported backbone.

@@ -20,7 +20,7 @@ use crate::EvalError;
 use crate::images::ImageSet;
 
 /// Changes when the same weights and images would give other rows.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// What a program that was killed leaves is removed after this time.
 const LEFT_OVER: Duration = Duration::from_secs(24 * 3600);

@@ -1,0 +1,132 @@
+//! A JPEG into RGB.
+
+use image::metadata::Orientation;
+
+use super::coefficients::{BlockRows, ScanReader};
+use super::error::JpegError;
+use super::header::{first_scan, orientation};
+use super::idct;
+use super::layout::Image;
+use super::rows::{RowScratch, Window};
+use super::segments::{Frame, Scan, Segments};
+use crate::{AugmentError, DecodeRules, Rgb8};
+
+/// Marker that ends an image.
+const END_OF_IMAGE: [u8; 2] = [0xff, 0xd9];
+
+/// A decoder with its memory, which every further image uses again.
+#[derive(Debug, Default)]
+pub(crate) struct Decoder {
+    /// Coefficients by component: of one row of MCUs, or of the whole image where it comes in several scans.
+    coefficients: Vec<BlockRows>,
+    /// Samples by component.
+    windows: Vec<Window>,
+    rows: RowScratch,
+}
+
+impl Decoder {
+    /// Decodes to RGB, whatever the color space, and returns the orientation that `rules` ask to apply.
+    pub(crate) fn decode_into(
+        &mut self,
+        bytes: &[u8],
+        rules: &DecodeRules,
+        out: &mut Rgb8,
+    ) -> Result<Orientation, AugmentError> {
+        let mut segments = Segments::new(bytes)?;
+        let scan = first_scan(&mut segments)?;
+        let frame = segments.frame()?.clone();
+        rules.check(frame.width_px, frame.height_px)?;
+        if !ends(bytes, scan.data) {
+            return Err(JpegError::CutOff.into());
+        }
+        (out.width_px, out.height_px) = (frame.width_px, frame.height_px);
+        out.data.resize(3 * frame.width_px as usize * frame.height_px as usize, 0);
+        let image = Image::new(&frame, segments.color_space()?);
+        image.size(&mut self.windows);
+        if frame.progressive || scan.components.len() < frame.components.len() {
+            self.decode_scans(bytes, &mut segments, scan, &image, &mut out.data)?;
+        } else {
+            self.decode_scan(bytes, &mut segments, &scan, &image, &mut out.data)?;
+        }
+        Ok(if rules.apply_exif { orientation(&segments) } else { Orientation::NoTransforms })
+    }
+
+    /// Decodes an image whose only scan holds all components, row by row of MCUs.
+    fn decode_scan(
+        &mut self,
+        bytes: &[u8],
+        segments: &mut Segments<'_>,
+        scan: &Scan,
+        image: &Image,
+        pixels: &mut [u8],
+    ) -> Result<(), JpegError> {
+        segments.keep_quantization(scan)?;
+        let mut reader = ScanReader::new(bytes, segments, scan)?;
+        for mcu_row in 0..image.n_mcus[1] {
+            image.clear(&mut self.coefficients, 1);
+            reader.read_row(0, &mut self.coefficients)?;
+            self.write_pixels(segments.frame()?, image, [mcu_row, 0], pixels);
+        }
+        match segments.next_scan_behind(reader.end()) {
+            // The end marker was found before: it lies in a segment that a damaged length makes too long.
+            Ok(None) | Err(JpegError::CutOff) => Ok(()),
+            Ok(Some(_)) => Err(JpegError::Damaged("a second scan")),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Decodes an image that comes in several scans: all coefficients first.
+    fn decode_scans(
+        &mut self,
+        bytes: &[u8],
+        segments: &mut Segments<'_>,
+        first: Scan,
+        image: &Image,
+        pixels: &mut [u8],
+    ) -> Result<(), JpegError> {
+        image.clear(&mut self.coefficients, image.n_mcus[1]);
+        let mut next = Some(first);
+        while let Some(scan) = next {
+            segments.keep_quantization(&scan)?;
+            let mut reader = ScanReader::new(bytes, segments, &scan)?;
+            for mcu_row in 0..reader.n_mcus[1] {
+                reader.read_row(mcu_row, &mut self.coefficients)?;
+            }
+            next = segments.next_scan_behind(reader.end())?;
+        }
+        for mcu_row in 0..image.n_mcus[1] {
+            self.write_pixels(segments.frame()?, image, [mcu_row, mcu_row], pixels);
+        }
+        Ok(())
+    }
+
+    /// Transforms row `mcu_row` of MCUs, whose coefficients lie in row `stored_row`, and writes the pixels that are complete.
+    fn write_pixels(
+        &mut self,
+        frame: &Frame,
+        image: &Image,
+        [mcu_row, stored_row]: [usize; 2],
+        pixels: &mut [u8],
+    ) {
+        for ((component, window), coefficients) in
+            frame.components.iter().zip(&mut self.windows).zip(&self.coefficients)
+        {
+            // A component that no scan has brought has no table, either, and is gray.
+            let quantization = component.quantization.unwrap_or([0; 64]);
+            for (y, blocks) in coefficients.rows(stored_row * component.v, component.v).enumerate() {
+                let top = 8 * (mcu_row * component.v + y);
+                idct::transform_row(blocks, &quantization, window.rows_mut(top), coefficients.width * 8);
+            }
+        }
+        let row_len = 3 * frame.width_px as usize;
+        for y in image.complete_rows(mcu_row) {
+            let out = &mut pixels[y * row_len..][..row_len];
+            self.rows.write_row(&self.windows, &image.upsamplings, image.color_space, y, out);
+        }
+    }
+}
+
+/// Whether an end marker follows the start of the pixels. The headers may hold one of a thumbnail.
+fn ends(bytes: &[u8], pixels: usize) -> bool {
+    bytes.ends_with(&END_OF_IMAGE) || bytes[pixels..].windows(2).any(|pair| pair == END_OF_IMAGE)
+}

@@ -1,0 +1,182 @@
+//! Huffman tables (T.81, C and F.2.2.3).
+
+use super::bits::{Bits, extended};
+use super::error::JpegError;
+
+/// Codes of up to so many bits are found in one step.
+const LOOKUP_BITS: u32 = 10;
+
+/// A table as a file defines it.
+#[derive(Clone)]
+pub(crate) struct Definition {
+    /// Number of codes of 1 to 16 bits.
+    pub(crate) counts: [u8; 16],
+    /// Symbols by code, and zeros behind them.
+    pub(crate) symbols: [u8; 256],
+}
+
+/// A table made ready for decoding.
+pub(crate) struct Table {
+    /// By the next [`LOOKUP_BITS`] bits; see [`Entry`].
+    lookup: [Entry; 1 << LOOKUP_BITS],
+    /// Largest code of each length, -1 without any. The last one ends every search.
+    max_code: [i32; 18],
+    /// What is added to a code of each length to get the index of its symbol.
+    symbol_offset: [i32; 17],
+    symbols: [u8; 256],
+}
+
+/// What a code means: its length, its symbol and, where they fit into the bits looked at, the signed number behind it.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Entry {
+    /// Bits of the code, 0 if it is longer than the lookup.
+    pub(crate) code_len: u8,
+    /// The symbol: a run of zeros above, the size of the number below.
+    pub(crate) symbol: u8,
+    /// Bits of code and number together, 0 if they are more than were looked at or there is no number.
+    pub(crate) whole_len: u8,
+    /// The number.
+    pub(crate) value: i16,
+}
+
+impl Table {
+    /// Makes a table. For differences of DC coefficients (`is_dc`) no symbol may exceed 15.
+    pub(crate) fn new(definition: &Definition, is_dc: bool) -> Result<Self, JpegError> {
+        let mut table = Self {
+            lookup: [Entry::default(); 1 << LOOKUP_BITS],
+            max_code: [-1; 18],
+            symbol_offset: [0; 17],
+            symbols: definition.symbols,
+        };
+        let (mut code, mut index) = (0u32, 0usize);
+        for (len, count) in (1..=16u32).zip(definition.counts) {
+            let (first, count) = (code, u32::from(count));
+            code += count;
+            // No code may be all ones.
+            if index + count as usize > 256 || count > 0 && code >= 1 << len {
+                return Err(JpegError::Damaged("a Huffman table"));
+            }
+            if count > 0 {
+                table.symbol_offset[len as usize] = index as i32 - first as i32;
+                table.max_code[len as usize] = code as i32 - 1;
+            }
+            for code in first..code {
+                table.enter(code, len, definition.symbols[index]);
+                index += 1;
+            }
+            code <<= 1;
+        }
+        table.max_code[17] = i32::MAX;
+        if is_dc && definition.symbols[..index].iter().any(|symbol| *symbol > 15) {
+            return Err(JpegError::Damaged("a Huffman table"));
+        }
+        Ok(table)
+    }
+
+    /// Enters a code of `len` bits wherever the bits looked at begin with it.
+    fn enter(&mut self, code: u32, len: u32, symbol: u8) {
+        if len > LOOKUP_BITS {
+            return;
+        }
+        let n_behind = LOOKUP_BITS - len;
+        let size = u32::from(symbol & 15);
+        let entries = &mut self.lookup[(code as usize) << n_behind..][..1 << n_behind];
+        for (behind, entry) in entries.iter_mut().enumerate() {
+            *entry = Entry { code_len: len as u8, symbol, ..Entry::default() };
+            if size > 0 && size <= n_behind {
+                entry.whole_len = (len + size) as u8;
+                entry.value = extended((behind >> (n_behind - size)) as i32, size) as i16;
+            }
+        }
+    }
+
+    /// What the next bits mean. Consumes nothing; the code may be longer than what was looked at.
+    #[inline(always)]
+    pub(crate) fn look_up(&self, bits: &Bits<'_>) -> Entry {
+        self.lookup[bits.peek(LOOKUP_BITS) as usize]
+    }
+
+    /// Consumes a code and returns its symbol. Needs a refill before it; 15 bits can be consumed after it.
+    #[inline(always)]
+    pub(crate) fn symbol(&self, bits: &mut Bits<'_>) -> u8 {
+        let entry = self.look_up(bits);
+        if entry.code_len > 0 {
+            bits.consume(u32::from(entry.code_len));
+            return entry.symbol;
+        }
+        self.long_symbol(bits)
+    }
+
+    /// [`Table::symbol`] of a code that the lookup does not hold. One that no table holds is read as 17 bits that mean 0.
+    #[inline(never)]
+    fn long_symbol(&self, bits: &mut Bits<'_>) -> u8 {
+        let mut len = LOOKUP_BITS + 1;
+        while bits.peek(len) as i32 > self.max_code[len as usize] {
+            len += 1;
+        }
+        let code = bits.peek(len) as i32;
+        bits.consume(len);
+        if len > 16 {
+            return 0;
+        }
+        self.symbols[(code + self.symbol_offset[len as usize]) as usize & 0xff]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn definition(counts: &[u8], symbols: &[u8]) -> Definition {
+        let mut definition = Definition { counts: [0; 16], symbols: [0; 256] };
+        definition.counts[..counts.len()].copy_from_slice(counts);
+        definition.symbols[..symbols.len()].copy_from_slice(symbols);
+        definition
+    }
+
+    #[test]
+    fn codes_short_and_long_are_decoded() {
+        // 0 → 7, 10 → 0x12, then one code of each length 3 to 16.
+        let mut counts = [1; 16];
+        counts[0] = 1;
+        let symbols: Vec<u8> = [7, 0x12].into_iter().chain(20..34).collect();
+        let table = Table::new(&definition(&counts, &symbols), false).expect("a table");
+        // 0, 10, 14 ones and a zero (15 bits: symbol 32), 15 ones and a zero (16 bits: symbol 33), 17 ones: none.
+        let code = "0".to_string() + "10" + &"1".repeat(14) + "0" + &"1".repeat(15) + "0" + &"1".repeat(17);
+        let mut padded = code.clone() + "0";
+        padded += &"0".repeat((8 - padded.len() % 8) % 8 + 64);
+        let mut bytes = Vec::new();
+        for byte in padded.as_bytes().chunks(8) {
+            let byte = byte.iter().fold(0u8, |byte, bit| byte << 1 | (bit - b'0'));
+            bytes.push(byte);
+            if byte == 0xff {
+                bytes.push(0);
+            }
+        }
+        let mut bits = Bits::new(&bytes, 0);
+        let mut next = || {
+            bits.refill();
+            table.symbol(&mut bits)
+        };
+        assert_eq!([next(), next(), next(), next(), next(), next()], [7, 0x12, 32, 33, 0, 7]);
+    }
+
+    #[test]
+    fn a_number_within_the_lookup_comes_with_its_code() {
+        let table = Table::new(&definition(&[0, 1], &[0x13]), false).expect("a table");
+        // Code 00, run 1, size 3, number 010 = 2 - 7 = -5.
+        let bytes = [0b0001_0000, 0, 0, 0, 0, 0, 0, 0];
+        let mut bits = Bits::new(&bytes, 0);
+        bits.refill();
+        let entry = table.look_up(&bits);
+        assert_eq!((entry.whole_len, entry.symbol, entry.value), (5, 0x13, -5));
+    }
+
+    #[test]
+    fn tables_that_no_code_can_have_are_refused() {
+        assert!(Table::new(&definition(&[2], &[1, 2]), false).is_err(), "all ones");
+        assert!(Table::new(&definition(&[0, 5], &[1, 2, 3, 4, 5]), false).is_err(), "too many");
+        assert!(Table::new(&definition(&[1], &[16]), true).is_err(), "a DC difference of 16 bits");
+        assert!(Table::new(&definition(&[1], &[16]), false).is_ok());
+    }
+}

@@ -1,0 +1,324 @@
+//! Dequantization and the inverse cosine transform, in libjpeg's integers ("islow").
+//!
+//! ```text
+//! one dimension, inputs x_0 .. x_7, c_k the constants below in 13-bit fixed point (Loeffler, Ligtenberg and Moschytz 1989):
+//!   even: e_0, e_1 = (x_0 ± x_4) · 2^13,  e_3 = (c_2 + c_3) x_2 + c_2 x_6,  e_2 = c_2 x_2 + (c_2 - c_7) x_6
+//!         t_10, t_13 = e_0 ± e_3,  t_11, t_12 = e_1 ± e_2
+//!   odd:  z_3 = (c_5 - c_8)(x_7 + x_3) + c_5 (x_5 + x_1),  z_4 = c_5 (x_7 + x_3) + (c_5 - c_1)(x_5 + x_1)
+//!         o_0 = (c_0 - c_4) x_7 - c_4 x_1 + z_3,   o_3 = (c_6 - c_4) x_1 - c_4 x_7 + z_4
+//!         o_1 = (c_9 - c_10) x_5 - c_10 x_3 + z_4,  o_2 = (c_11 - c_10) x_3 - c_10 x_5 + z_3
+//!   outputs  t_10 ± o_3, t_11 ± o_2, t_12 ± o_1, t_13 ± o_0,  rounded and shifted
+//! columns first, shifted by 11 bits; then rows, by 18; then 128 is added and the result clamped to a byte
+//! ```
+//!
+//! Numbers have 16 bits before the products and between the passes, as in libjpeg-turbo's vector code: they wrap before a product
+//! and saturate after one, and a column of a DC coefficient alone is a shift, which wraps. That matters for coefficients that no
+//! encoder writes.
+
+use multiversion::{multiversion, target::match_target};
+
+use super::coefficients::Block;
+
+/// Constants in 13-bit fixed point, by size.
+const C: [i32; 12] = [2446, 3196, 4433, 6270, 7373, 9633, 12299, 15137, 16069, 16819, 20995, 25172];
+
+/// Shift after the columns: the constants' 13 bits but for 2 that are kept.
+const COLUMNS_SHIFT: i32 = 11;
+
+/// Shift after the rows: 13 bits, the 2 that were kept, and 3 of the transform's own factor.
+const ROWS_SHIFT: i32 = 18;
+
+/// Pairs of factors of two inputs, by what they are factors for.
+mod factors {
+    use super::C;
+
+    /// x_2 and x_6.
+    pub(super) const E_3: [i32; 2] = [C[2] + C[3], C[2]];
+    pub(super) const E_2: [i32; 2] = [C[2], C[2] - C[7]];
+    /// x_7 + x_3 and x_5 + x_1.
+    pub(super) const Z_3: [i32; 2] = [C[5] - C[8], C[5]];
+    pub(super) const Z_4: [i32; 2] = [C[5], C[5] - C[1]];
+    /// x_7 and x_1.
+    pub(super) const O_0: [i32; 2] = [C[0] - C[4], -C[4]];
+    pub(super) const O_3: [i32; 2] = [-C[4], C[6] - C[4]];
+    /// x_5 and x_3.
+    pub(super) const O_1: [i32; 2] = [C[9] - C[10], -C[10]];
+    pub(super) const O_2: [i32; 2] = [-C[10], C[11] - C[10]];
+}
+
+/// Transforms a row of blocks into 8 rows of samples, `stride` bytes from one another.
+#[multiversion(targets("x86_64+avx2"))]
+pub(crate) fn transform_row(blocks: &[Block], quantization: &[u16; 64], samples: &mut [u8], stride: usize) {
+    match_target! {
+        "x86_64+avx2" => x86::transform_row_avx2(blocks, quantization, samples, stride),
+        _ => transform_row_portable(blocks, quantization, samples, stride),
+    }
+}
+
+#[inline(always)]
+fn transform_row_portable(blocks: &[Block], quantization: &[u16; 64], samples: &mut [u8], stride: usize) {
+    for (i, block) in blocks.iter().enumerate() {
+        let bytes = transform(block, quantization);
+        for (y, row) in bytes.iter().enumerate() {
+            samples[y * stride + 8 * i..][..8].copy_from_slice(row);
+        }
+    }
+}
+
+/// Transforms one block.
+#[inline(always)]
+fn transform(block: &Block, quantization: &[u16; 64]) -> [[u8; 8]; 8] {
+    let mut rows = [[0i16; 8]; 8];
+    for (i, (value, step)) in block.iter().zip(quantization).enumerate() {
+        rows[i / 8][i % 8] = value.wrapping_mul(*step as i16);
+    }
+    let has_ac_rows = rows[1..].iter().flatten().any(|value| *value != 0);
+    let columns = match has_ac_rows {
+        true => pass::<COLUMNS_SHIFT>(rows),
+        // The first row alone: a shift, which wraps.
+        false => [rows[0].map(|value| value << 2); 8],
+    };
+    let rows = transposed(pass::<ROWS_SHIFT>(transposed(columns)));
+    rows.map(|row| row.map(|value| (i32::from(value).clamp(-128, 127) + 128) as u8))
+}
+
+/// One dimension, for eight columns at a time.
+#[inline(always)]
+fn pass<const SHIFT: i32>(x: [[i16; 8]; 8]) -> [[i16; 8]; 8] {
+    let mut out = [[0; 8]; 8];
+    for column in 0..8 {
+        let x = x.map(|row| row[column]);
+        let dot = |[a, b]: [i16; 2], factors: [i32; 2]| i32::from(a) * factors[0] + i32::from(b) * factors[1];
+        let [e_0, e_1] = [x[0].wrapping_add(x[4]), x[0].wrapping_sub(x[4])].map(|e| i32::from(e) << 13);
+        let [e_3, e_2] = [factors::E_3, factors::E_2].map(|factors| dot([x[2], x[6]], factors));
+        let sums = [x[7].wrapping_add(x[3]), x[5].wrapping_add(x[1])];
+        let [z_3, z_4] = [factors::Z_3, factors::Z_4].map(|factors| dot(sums, factors));
+        let o = [
+            dot([x[7], x[1]], factors::O_0).wrapping_add(z_3),
+            dot([x[5], x[3]], factors::O_1).wrapping_add(z_4),
+            dot([x[5], x[3]], factors::O_2).wrapping_add(z_3),
+            dot([x[7], x[1]], factors::O_3).wrapping_add(z_4),
+        ];
+        let t = [e_0.wrapping_add(e_3), e_1.wrapping_add(e_2), e_1.wrapping_sub(e_2), e_0.wrapping_sub(e_3)];
+        let rounded = |value: i32| {
+            let shifted = value.wrapping_add(1 << (SHIFT - 1)) >> SHIFT;
+            shifted.clamp(i32::from(i16::MIN), i32::from(i16::MAX)) as i16
+        };
+        for i in 0..4 {
+            out[i][column] = rounded(t[i].wrapping_add(o[3 - i]));
+            out[7 - i][column] = rounded(t[i].wrapping_sub(o[3 - i]));
+        }
+    }
+    out
+}
+
+#[inline(always)]
+fn transposed(rows: [[i16; 8]; 8]) -> [[i16; 8]; 8] {
+    std::array::from_fn(|x| rows.map(|row| row[x]))
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    //! Two blocks at a time, one in each half of a vector.
+
+    use std::arch::x86_64::*;
+
+    use super::{COLUMNS_SHIFT, ROWS_SHIFT, factors};
+    use crate::jpeg::coefficients::Block;
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(super) fn transform_row_avx2(
+        blocks: &[Block],
+        quantization: &[u16; 64],
+        samples: &mut [u8],
+        stride: usize,
+    ) {
+        let steps = bytemuck::cast::<[u16; 64], [__m128i; 8]>(*quantization)
+            .map(|row| _mm256_broadcastsi128_si256(row));
+        let (pairs, last) = blocks.as_chunks::<2>();
+        for (i, pair) in pairs.iter().enumerate() {
+            let rows = transform(pair.each_ref(), &steps);
+            for (y, [left, right]) in rows.iter().enumerate() {
+                let out = &mut samples[y * stride + 16 * i..][..16];
+                out[..8].copy_from_slice(left);
+                out[8..].copy_from_slice(right);
+            }
+        }
+        if let [block] = last {
+            let rows = transform([block, block], &steps);
+            for (y, [row, _]) in rows.iter().enumerate() {
+                samples[y * stride + 16 * pairs.len()..][..8].copy_from_slice(row);
+            }
+        }
+    }
+
+    /// Rows of both blocks.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn transform([left, right]: [&Block; 2], steps: &[__m256i; 8]) -> [[[u8; 8]; 2]; 8] {
+        let [left, right] = [left, right].map(|block| bytemuck::cast::<Block, [__m128i; 8]>(*block));
+        let mut rows = [_mm256_setzero_si256(); 8];
+        for (y, row) in rows.iter_mut().enumerate() {
+            *row = _mm256_mullo_epi16(_mm256_set_m128i(right[y], left[y]), steps[y]);
+        }
+        let below = rows[2..].iter().fold(rows[1], |all, row| _mm256_or_si256(all, *row));
+        let zeros = _mm256_movemask_epi8(_mm256_cmpeq_epi8(below, _mm256_setzero_si256()));
+        // The first row alone: a shift, which wraps.
+        let shifted = _mm256_slli_epi16::<2>(rows[0]);
+        let columns = match [zeros & 0xffff == 0xffff, zeros >> 16 == -1] {
+            [true, true] => [shifted; 8],
+            [false, false] => pass::<COLUMNS_SHIFT>(rows),
+            [true, false] => {
+                pass::<COLUMNS_SHIFT>(rows).map(|row| _mm256_blend_epi32::<0b0000_1111>(row, shifted))
+            }
+            [false, true] => {
+                pass::<COLUMNS_SHIFT>(rows).map(|row| _mm256_blend_epi32::<0b1111_0000>(row, shifted))
+            }
+        };
+        bytes(pass::<ROWS_SHIFT>(transposed(columns)))
+    }
+
+    /// One dimension, for the eight columns of both blocks.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn pass<const SHIFT: i32>(x: [__m256i; 8]) -> [__m256i; 8] {
+        let low_half = half::<SHIFT>(x, |a, b| _mm256_unpacklo_epi16(a, b));
+        let high_half = half::<SHIFT>(x, |a, b| _mm256_unpackhi_epi16(a, b));
+        let mut out = [_mm256_setzero_si256(); 8];
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = _mm256_packs_epi32(low_half[i], high_half[i]);
+        }
+        out
+    }
+
+    /// One dimension, for the columns that `unpack` interleaves.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn half<const SHIFT: i32>(x: [__m256i; 8], unpack: impl Fn(__m256i, __m256i) -> __m256i) -> [__m256i; 8] {
+        let dot = |both, [a, b]: [i32; 2]| _mm256_madd_epi16(both, _mm256_set1_epi32((a & 0xffff) | b << 16));
+        let shifted = |value| _mm256_srai_epi32::<3>(unpack(_mm256_setzero_si256(), value));
+        let e_0 = shifted(_mm256_add_epi16(x[0], x[4]));
+        let e_1 = shifted(_mm256_sub_epi16(x[0], x[4]));
+        let x_26 = unpack(x[2], x[6]);
+        let (e_3, e_2) = (dot(x_26, factors::E_3), dot(x_26, factors::E_2));
+        let sums = unpack(_mm256_add_epi16(x[7], x[3]), _mm256_add_epi16(x[5], x[1]));
+        let (z_3, z_4) = (dot(sums, factors::Z_3), dot(sums, factors::Z_4));
+        let (x_71, x_53) = (unpack(x[7], x[1]), unpack(x[5], x[3]));
+        let o = [
+            _mm256_add_epi32(dot(x_71, factors::O_0), z_3),
+            _mm256_add_epi32(dot(x_53, factors::O_1), z_4),
+            _mm256_add_epi32(dot(x_53, factors::O_2), z_3),
+            _mm256_add_epi32(dot(x_71, factors::O_3), z_4),
+        ];
+        let t = [
+            _mm256_add_epi32(e_0, e_3),
+            _mm256_add_epi32(e_1, e_2),
+            _mm256_sub_epi32(e_1, e_2),
+            _mm256_sub_epi32(e_0, e_3),
+        ];
+        let mut out = [_mm256_setzero_si256(); 8];
+        for i in 0..4 {
+            let t = _mm256_add_epi32(t[i], _mm256_set1_epi32(1 << (SHIFT - 1)));
+            out[i] = _mm256_srai_epi32::<SHIFT>(_mm256_add_epi32(t, o[3 - i]));
+            out[7 - i] = _mm256_srai_epi32::<SHIFT>(_mm256_sub_epi32(t, o[3 - i]));
+        }
+        out
+    }
+
+    /// Rows into columns, within each half.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn transposed(x: [__m256i; 8]) -> [__m256i; 8] {
+        let (lo16, hi16) = (_mm256_unpacklo_epi16, _mm256_unpackhi_epi16);
+        let a = [lo16(x[0], x[1]), lo16(x[2], x[3]), lo16(x[4], x[5]), lo16(x[6], x[7])];
+        let b = [hi16(x[0], x[1]), hi16(x[2], x[3]), hi16(x[4], x[5]), hi16(x[6], x[7])];
+        let quarters = |x: [__m256i; 4]| {
+            let first = [_mm256_unpacklo_epi32(x[0], x[1]), _mm256_unpackhi_epi32(x[0], x[1])];
+            let second = [_mm256_unpacklo_epi32(x[2], x[3]), _mm256_unpackhi_epi32(x[2], x[3])];
+            [
+                _mm256_unpacklo_epi64(first[0], second[0]),
+                _mm256_unpackhi_epi64(first[0], second[0]),
+                _mm256_unpacklo_epi64(first[1], second[1]),
+                _mm256_unpackhi_epi64(first[1], second[1]),
+            ]
+        };
+        let ([a, b, c, d], [e, f, g, h]) = (quarters(a), quarters(b));
+        [a, b, c, d, e, f, g, h]
+    }
+
+    /// Columns of samples around zero into rows of bytes: row, block, column.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn bytes(x: [__m256i; 8]) -> [[[u8; 8]; 2]; 8] {
+        let packed = |a, b| _mm256_add_epi8(_mm256_packs_epi16(a, b), _mm256_set1_epi8(-128));
+        let (even, odd) = (packed(x[0], x[2]), packed(x[1], x[3]));
+        let (c_01, c_23) = (_mm256_unpacklo_epi8(even, odd), _mm256_unpackhi_epi8(even, odd));
+        let (even, odd) = (packed(x[4], x[6]), packed(x[5], x[7]));
+        let (c_45, c_67) = (_mm256_unpacklo_epi8(even, odd), _mm256_unpackhi_epi8(even, odd));
+        let upper = [_mm256_unpacklo_epi16(c_01, c_23), _mm256_unpacklo_epi16(c_45, c_67)];
+        let lower = [_mm256_unpackhi_epi16(c_01, c_23), _mm256_unpackhi_epi16(c_45, c_67)];
+        let pairs = [
+            _mm256_unpacklo_epi32(upper[0], upper[1]),
+            _mm256_unpackhi_epi32(upper[0], upper[1]),
+            _mm256_unpacklo_epi32(lower[0], lower[1]),
+            _mm256_unpackhi_epi32(lower[0], lower[1]),
+        ];
+        // Each holds two rows of the left block, then the same two of the right one.
+        let pairs = pairs.map(bytemuck::cast::<__m256i, [[[u8; 8]; 2]; 2]>);
+        std::array::from_fn(|y| pairs[y / 2].map(|block| block[y % 2]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn widest(blocks: &[Block], quantization: &[u16; 64]) -> Vec<u8> {
+        let mut samples = vec![0; 64 * blocks.len()];
+        transform_row(blocks, quantization, &mut samples, 8 * blocks.len());
+        samples
+    }
+
+    fn portable(blocks: &[Block], quantization: &[u16; 64]) -> Vec<u8> {
+        let mut samples = vec![0; 64 * blocks.len()];
+        transform_row_portable(blocks, quantization, &mut samples, 8 * blocks.len());
+        samples
+    }
+
+    proptest! {
+        #[test]
+        fn vectors_give_the_bits_of_plain_loops(
+            values in prop::collection::vec((0usize..192, -1200i16..1200), 0..90), step in 1u16..60,
+        ) {
+            let mut blocks = [[0; 64]; 3];
+            values.into_iter().for_each(|(at, value)| blocks[at / 64][at % 64] = value);
+            let quantization = std::array::from_fn(|i| step + i as u16 / 8);
+            prop_assert_eq!(widest(&blocks, &quantization), portable(&blocks, &quantization));
+        }
+
+        /// Against the definition of the transform, in f64.
+        #[test]
+        fn samples_are_those_of_the_cosine_transform(
+            values in prop::collection::vec((0usize..64, -200i16..200), 0..20), step in 1u16..5,
+        ) {
+            let mut block = [0; 64];
+            values.into_iter().for_each(|(at, value)| block[at] = value);
+            let samples = widest(&[block], &[step; 64]);
+            for (i, sample) in samples.into_iter().enumerate() {
+                let mut sum = 0.0;
+                for (j, value) in block.iter().enumerate() {
+                    let factor = |x: usize, u: usize| {
+                        let angle = (2 * x + 1) as f64 * u as f64 * std::f64::consts::PI / 16.0;
+                        if u == 0 { 0.125f64.sqrt() } else { angle.cos() / 2.0 }
+                    };
+                    sum += f64::from(*value) * f64::from(step) * factor(i % 8, j % 8) * factor(i / 8, j / 8);
+                }
+                let wanted = (sum + 128.0).clamp(0.0, 255.0);
+                prop_assert!((f64::from(sample) - wanted).abs() < 1.05, "{sample} {wanted}");
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! How the components of an image lie in it.
+
+use super::coefficients::{BlockRows, n_mcus};
+use super::rows::{Upsampling, Window};
+use super::segments::{ColorSpace, Frame};
+
+/// The geometry of an image and of its components.
+pub(super) struct Image {
+    /// Rows of pixels.
+    height: usize,
+    /// What the components mean.
+    pub(super) color_space: ColorSpace,
+    /// How each component becomes as large as the image.
+    pub(super) upsamplings: Vec<Upsampling>,
+    /// Blocks of an MCU across and down, by component.
+    blocks: Vec<[usize; 2]>,
+    /// MCUs across and down.
+    pub(super) n_mcus: [usize; 2],
+    /// Rows of pixels of an MCU.
+    mcu_height: usize,
+}
+
+impl Image {
+    /// The geometry that a frame header states.
+    pub(super) fn new(frame: &Frame, color_space: ColorSpace) -> Self {
+        let max = frame.max_sampling();
+        let size = [frame.width_px as usize, frame.height_px as usize];
+        let upsamplings = frame.components.iter().map(|component| {
+            let factors = [max[0] / component.h, max[1] / component.v];
+            Upsampling { size: [0, 1].map(|axis| size[axis].div_ceil(factors[axis])), factors }
+        });
+        Self {
+            height: size[1],
+            color_space,
+            upsamplings: upsamplings.collect(),
+            blocks: frame.components.iter().map(|component| [component.h, component.v]).collect(),
+            n_mcus: n_mcus(frame),
+            mcu_height: 8 * max[1],
+        }
+    }
+
+    /// Makes the windows as large as two rows of MCUs.
+    pub(super) fn size(&self, windows: &mut Vec<Window>) {
+        windows.resize_with(self.blocks.len(), Window::default);
+        for (window, [h, v]) in windows.iter_mut().zip(&self.blocks) {
+            window.set_size(8 * h * self.n_mcus[0], 2 * 8 * v);
+        }
+    }
+
+    /// Makes room for the coefficients of `n` rows of MCUs, all zero.
+    pub(super) fn clear(&self, coefficients: &mut Vec<BlockRows>, n: usize) {
+        coefficients.resize_with(self.blocks.len(), BlockRows::default);
+        for (rows, [h, v]) in coefficients.iter_mut().zip(&self.blocks) {
+            rows.clear(h * self.n_mcus[0], v * n);
+        }
+    }
+
+    /// The rows of pixels that row `mcu_row` of MCUs completes. The last rows of an MCU wait for the samples below them.
+    pub(super) fn complete_rows(&self, mcu_row: usize) -> std::ops::Range<usize> {
+        let waiting = self.mcu_height / 8;
+        let up_to = |mcu_row: usize| match mcu_row == self.n_mcus[1] {
+            true => self.height,
+            false => (mcu_row * self.mcu_height).saturating_sub(waiting),
+        };
+        up_to(mcu_row)..up_to(mcu_row + 1)
+    }
+}

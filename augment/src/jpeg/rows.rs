@@ -1,0 +1,206 @@
+//! Samples of components into rows of RGB: upsampling, then color conversion, in libjpeg's integers.
+//!
+//! ```text
+//! across, twice as many:   out[2i] = (3 s[i] + s[i-1] + 1) / 4,   out[2i+1] = (3 s[i] + s[i+1] + 2) / 4
+//! down, twice as many:     out = (3 near + far + 1) / 4 in the upper row of two, + 2 in the lower one
+//! both:                    c = 3 near + far;  out[2i] = (3 c[i] + c[i-1] + 8) / 16,  out[2i+1] = (3 c[i] + c[i+1] + 7) / 16
+//! any other ratio:         every sample is repeated
+//! ```
+//!
+//! A neighbor outside the image is the sample itself. Colors are those of JFIF, in 16-bit fixed point.
+
+use multiversion::multiversion;
+
+use super::segments::ColorSpace;
+
+/// The samples of one component: a window of two rows of MCUs that moves down the image.
+#[derive(Debug, Default)]
+pub(crate) struct Window {
+    samples: Vec<u8>,
+    /// Bytes of a row of samples, those that fill the last MCU included.
+    pub(crate) stride: usize,
+    /// Rows that the window holds.
+    n_rows: usize,
+}
+
+impl Window {
+    /// Becomes a window of `n_rows` rows of `stride` bytes.
+    pub(crate) fn set_size(&mut self, stride: usize, n_rows: usize) {
+        (self.stride, self.n_rows) = (stride, n_rows);
+        self.samples.resize(stride * n_rows, 0);
+    }
+
+    /// Row `y` of the component, if the window holds it.
+    fn row(&self, y: usize) -> &[u8] {
+        &self.samples[y % self.n_rows * self.stride..][..self.stride]
+    }
+
+    /// The eight rows from row `y` on, to be written.
+    pub(crate) fn rows_mut(&mut self, y: usize) -> &mut [u8] {
+        &mut self.samples[y % self.n_rows * self.stride..][..8 * self.stride]
+    }
+}
+
+/// How a component becomes as large as the image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Upsampling {
+    /// Samples of the component in the image, across and down.
+    pub(crate) size: [usize; 2],
+    /// Pixels for each sample, across and down.
+    pub(crate) factors: [usize; 2],
+}
+
+/// Memory for the rows between samples and pixels.
+#[derive(Debug, Default)]
+pub(crate) struct RowScratch {
+    /// A row of each component as wide as the image.
+    wide: [Vec<u8>; 4],
+    /// 3 · near + far of a row.
+    sums: Vec<u16>,
+}
+
+impl RowScratch {
+    /// Makes row `y` of the image: `out` has three bytes a pixel.
+    pub(crate) fn write_row(
+        &mut self,
+        windows: &[Window],
+        upsamplings: &[Upsampling],
+        color_space: ColorSpace,
+        y: usize,
+        out: &mut [u8],
+    ) {
+        let Self { wide, sums } = self;
+        let mut rows: [&[u8]; 4] = [&[]; 4];
+        for (((window, upsampling), wide), row) in windows.iter().zip(upsamplings).zip(wide).zip(&mut rows) {
+            *row = match upsampling.factors {
+                [1, 1] => window.row(y),
+                _ => {
+                    // A sample at the right end may have pixels outside the image.
+                    wide.resize(upsampling.size[0] * upsampling.factors[0], 0);
+                    upsample(window, *upsampling, y, sums, wide);
+                    wide
+                }
+            };
+        }
+        let n = out.len() / 3;
+        match color_space {
+            ColorSpace::Gray => gray(&rows[0][..n], out),
+            ColorSpace::Rgb => interleave([0, 1, 2].map(|c| &rows[c][..n]), out),
+            ColorSpace::YCbCr => ycc_to_rgb([0, 1, 2].map(|c| &rows[c][..n]), out),
+            ColorSpace::Cmyk => cmyk_to_rgb([0, 1, 2].map(|c| &rows[c][..n]), &rows[3][..n], out),
+            ColorSpace::Ycck => {
+                // Colors are inks subtracted from white: what is converted are their complements.
+                ycc_to_rgb([0, 1, 2].map(|c| &rows[c][..n]), out);
+                out.iter_mut().for_each(|value| *value = 255 - *value);
+                over_black(&rows[3][..n], out);
+            }
+        }
+    }
+}
+
+/// Row `y` of the image, of one component.
+fn upsample(window: &Window, upsampling: Upsampling, y: usize, sums: &mut Vec<u16>, out: &mut [u8]) {
+    let Upsampling { size: [n, n_rows], factors: [across, down] } = upsampling;
+    let near = y / down;
+    let row = &window.row(near)[..n];
+    let far = || {
+        let far = if y.is_multiple_of(2) { near.saturating_sub(1) } else { (near + 1).min(n_rows - 1) };
+        &window.row(far)[..n]
+    };
+    match [across, down] {
+        [1, 2] => average_down(row, far(), 1 + (y % 2) as u16, out),
+        [2, 1] if n > 2 => double_across(row, out),
+        [2, 2] if n > 2 => {
+            sums.resize(n, 0);
+            double_both(row, far(), sums, out);
+        }
+        _ => row.iter().zip(out.chunks_exact_mut(across)).for_each(|(value, out)| out.fill(*value)),
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn average_down(near: &[u8], far: &[u8], bias: u16, out: &mut [u8]) {
+    for ((near, far), out) in near.iter().zip(far).zip(out) {
+        *out = ((3 * u16::from(*near) + u16::from(*far) + bias) >> 2) as u8;
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn double_across(row: &[u8], out: &mut [u8]) {
+    let n = row.len();
+    let pairs = out.as_chunks_mut::<2>().0;
+    let pair = |before: u8, at: u8, behind: u8| {
+        let three = 3 * u16::from(at);
+        [((three + u16::from(before) + 1) >> 2) as u8, ((three + u16::from(behind) + 2) >> 2) as u8]
+    };
+    for (((before, at), behind), out) in row.iter().zip(&row[1..]).zip(&row[2..]).zip(&mut pairs[1..]) {
+        *out = pair(*before, *at, *behind);
+    }
+    pairs[0] = [row[0], pair(row[0], row[0], row[1])[1]];
+    pairs[n - 1] = [pair(row[n - 2], row[n - 1], row[n - 1])[0], row[n - 1]];
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn double_both(near: &[u8], far: &[u8], sums: &mut [u16], out: &mut [u8]) {
+    let n = near.len();
+    for ((near, far), sum) in near.iter().zip(far).zip(&mut *sums) {
+        *sum = 3 * u16::from(*near) + u16::from(*far);
+    }
+    let pairs = out.as_chunks_mut::<2>().0;
+    let pair = |before: u16, at: u16, behind: u16| {
+        [((3 * at + before + 8) >> 4) as u8, ((3 * at + behind + 7) >> 4) as u8]
+    };
+    for (((before, at), behind), out) in sums.iter().zip(&sums[1..]).zip(&sums[2..]).zip(&mut pairs[1..]) {
+        *out = pair(*before, *at, *behind);
+    }
+    pairs[0] = pair(sums[0], sums[0], sums[1]);
+    pairs[n - 1] = pair(sums[n - 2], sums[n - 1], sums[n - 1]);
+}
+
+fn gray(row: &[u8], out: &mut [u8]) {
+    for (value, out) in row.iter().zip(out.as_chunks_mut::<3>().0) {
+        *out = [*value; 3];
+    }
+}
+
+fn interleave(rows: [&[u8]; 3], out: &mut [u8]) {
+    for (i, out) in out.as_chunks_mut::<3>().0.iter_mut().enumerate() {
+        *out = rows.map(|row| row[i]);
+    }
+}
+
+/// A number in 16-bit fixed point, rounded.
+const fn fixed(value: f64) -> i32 {
+    (value * 65536.0 + 0.5) as i32
+}
+
+/// JFIF's colors: R = Y + 1.402 Cr, G = Y - 0.34414 Cb - 0.71414 Cr, B = Y + 1.772 Cb, with Cb and Cr around 128.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn ycc_to_rgb([y, cb, cr]: [&[u8]; 3], out: &mut [u8]) {
+    const HALF: i32 = 1 << 15;
+    for (((y, cb), cr), out) in y.iter().zip(cb).zip(cr).zip(out.as_chunks_mut::<3>().0) {
+        let (y, cb, cr) = (i32::from(*y), i32::from(*cb) - 128, i32::from(*cr) - 128);
+        let red = y + ((fixed(1.402) * cr + HALF) >> 16);
+        let green = y + ((-fixed(0.34414) * cb - fixed(0.71414) * cr + HALF) >> 16);
+        let blue = y + ((fixed(1.772) * cb + HALF) >> 16);
+        *out = [red, green, blue].map(|value| value.clamp(0, 255) as u8);
+    }
+}
+
+/// Inks as Adobe stores them, inverted, in Pillow's arithmetic: each color is what its ink and black let through.
+fn cmyk_to_rgb(inks: [&[u8]; 3], black: &[u8], out: &mut [u8]) {
+    interleave(inks, out);
+    over_black(black, out);
+}
+
+/// Multiplies colors by the share of white that black ink leaves.
+fn over_black(white: &[u8], out: &mut [u8]) {
+    for (white, out) in white.iter().zip(out.as_chunks_mut::<3>().0) {
+        *out = out.map(|value| {
+            // Pillow subtracts the ink's product with the white from the white, with its rounded division by 255.
+            let product = i32::from(255 - value) * i32::from(*white) + 128;
+            let ink = ((product >> 8) + product) >> 8;
+            (i32::from(*white) - ink).clamp(0, 255) as u8
+        });
+    }
+}
