@@ -27,8 +27,12 @@ pub struct CropSpec {
     pub gray_p: f32,
     /// Probability of Gaussian blur.
     pub blur_p: f32,
-    /// Range of the blur's standard deviation, in pixels of the view.
+    /// Range of the blur's standard deviation, in pixels of the view; Pillow calls it the radius.
     pub blur_sigma: [f64; 2],
+    /// Taps of the blur: an odd number for torchvision's kernel (DINOv2 has 9), 0 for Pillow's three box blurs (DINO, SwAV,
+    /// SimCLR).
+    #[serde(default)]
+    pub blur_taps: usize,
     /// Probability of solarizing.
     pub solarize_p: f32,
 }
@@ -72,11 +76,14 @@ impl MultiCrop {
         Self::dino_family([0.4, 1.0], [0.05, 0.4], global_px, local_px, n_local)
     }
 
-    /// DINOv2's (Oquab et al. 2023, table 16): as DINO's, with other scales.
+    /// DINOv2's (Oquab et al. 2023, table 16): as DINO's, with other scales and torchvision's blur.
     pub fn dinov2(global_px: u32, local_px: u32, n_local: usize, blur: BlurRule) -> Self {
         let mut multicrop = Self::dino_family([0.32, 1.0], [0.05, 0.32], global_px, local_px, n_local);
-        if blur == BlurRule::Released {
-            multicrop.crops.iter_mut().for_each(|crop| crop.blur_p = 1.0 - crop.blur_p);
+        for crop in &mut multicrop.crops {
+            crop.blur_taps = 9;
+            if blur == BlurRule::Released {
+                crop.blur_p = 1.0 - crop.blur_p;
+            }
         }
         multicrop
     }
@@ -100,6 +107,7 @@ impl MultiCrop {
             gray_p: 0.2,
             blur_p: 1.0,
             blur_sigma: [0.1, 2.0],
+            blur_taps: 0,
             solarize_p: 0.0,
         };
         let second = CropSpec { blur_p: 0.1, solarize_p: 0.2, ..base.clone() };
@@ -136,8 +144,11 @@ impl MultiCrop {
                 return bad(i, "scale", "must be [low, high] with 0 < low <= high <= 1");
             }
             let [low, high] = crop.blur_sigma;
-            if !(low > 0.0 && low <= high && high <= 1e3) {
-                return bad(i, "blur_sigma", "must be [low, high] with 0 < low <= high <= 1000");
+            if !(low > 0.0 && low <= high && high <= 100.0) {
+                return bad(i, "blur_sigma", "must be [low, high] with 0 < low <= high <= 100");
+            }
+            if crop.blur_taps > 0 && crop.blur_taps.is_multiple_of(2) || crop.blur_taps > 99 {
+                return bad(i, "blur_taps", "must be 0 for Pillow's blur, or an odd number up to 99");
             }
             let strengths = [crop.jitter.brightness, crop.jitter.contrast, crop.jitter.saturation];
             if !(strengths.iter().all(|strength| (0.0..=100.0).contains(strength))

@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use crate::blur::GaussianBlur;
+use crate::blur::Blur;
 use crate::color;
 use crate::crop::random_resized_crop;
 use crate::resize::BoxResizer;
@@ -29,7 +29,7 @@ pub struct Views {
 #[derive(Default)]
 pub struct ViewMaker {
     resizer: BoxResizer,
-    blur: GaussianBlur,
+    blur: Blur,
     view: Planes,
 }
 
@@ -115,7 +115,10 @@ impl ViewMaker {
         let mut draws = rng(Operation::Blur);
         if draws.chance(crop.blur_p) {
             let sigma = draws.between(crop.blur_sigma[0], crop.blur_sigma[1]);
-            self.blur.apply(&mut self.view, sigma as f32);
+            match crop.blur_taps {
+                0 => self.blur.pillow(&mut self.view, sigma as f32),
+                n_taps => self.blur.torchvision(&mut self.view, n_taps, sigma as f32),
+            }
         }
         clock.lap(Stage::Blur);
         if rng(Operation::Solarize).chance(crop.solarize_p) {

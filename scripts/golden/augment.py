@@ -13,12 +13,16 @@ import numpy as np
 import PIL
 import torchvision
 import torchvision.transforms.functional as F
-from PIL import Image, ImageOps
+from PIL import Image, ImageFilter, ImageOps
 
 OUT = Path("tests/golden/augment")
 WIDTH, HEIGHT = 37, 29
 # Of a crop of 27 x 22: shrunk, grown, both, to one pixel, unchanged, beyond a vector's length.
 SIZES = [(16, 12), (40, 40), (1, 1), (3, 50), (27, 22), (27, 9), (13, 22), (70, 5), (65, 67), (9, 7)]
+
+# Taps and deviations of torchvision's blur, and radii of Pillow's: boxes of less than a pixel to more than the image.
+TORCHVISION_BLURS = [(9, 0.1), (9, 0.4), (9, 1.0), (9, 1.7), (9, 2.0), (7, 1.3), (23, 0.8), (23, 2.0)]
+PILLOW_BLURS = [0.1, 0.25, 0.5, 1.0, 1.4, 1.45, 1.7, 2.0, 2.6, 7.5, 40.0]
 
 # Short side and square of the evaluation transform; some margins are halves of a pixel.
 EVALUATED = [(32, 28), (33, 28), (20, 20), (61, 50)]
@@ -51,9 +55,13 @@ def main() -> None:
         "hue_0.37": F.adjust_hue(src, 0.37),
         "gray": F.to_grayscale(src, 3),
         "solarize": ImageOps.solarize(src, 128),
-        "blur_0.4": F.gaussian_blur(src, [9, 9], [0.4, 0.4]),
-        "blur_1.7": F.gaussian_blur(src, [9, 9], [1.7, 1.7]),
     }
+    for n_taps, sigma in TORCHVISION_BLURS:
+        made[f"blur_{n_taps}_{sigma}"] = F.gaussian_blur(src, [n_taps, n_taps], [sigma, sigma])
+    for radius in PILLOW_BLURS:
+        made[f"pillow_blur_{radius}"] = src.filter(ImageFilter.GaussianBlur(radius))
+        made[f"pillow_blur_small_{radius}"] = src.resize((3, 2)).filter(ImageFilter.GaussianBlur(radius))
+    made["small"] = src.resize((3, 2))
     for name, filter_ in (("bicubic", Image.BICUBIC), ("bilinear", Image.BILINEAR)):
         for w, h in SIZES:
             made[f"{name}_{w}x{h}"] = F.resized_crop(src, 3, 5, 22, 27, [h, w], filter_)

@@ -1,62 +1,60 @@
-//! torchvision's Gaussian blur: nine taps a side, reflected borders, rounded to 8 bits.
+//! torchvision's Gaussian blur: a fixed number of taps, reflected borders, rounded to 8 bits.
 //!
-//! torchvision convolves with the 9 x 9 outer product; two passes of nine taps give the same up to
-//! the rounding of f32 before the last `round`, so that a byte may differ by one level.
+//! torchvision convolves with the outer product of the taps in f32; a pass along rows and one across them give the same up to
+//! the rounding of f32.
 
 use multiversion::multiversion;
 
 use crate::Planes;
-
-/// Taps to either side of the center.
-const RADIUS: usize = 4;
-const N_TAPS: usize = 2 * RADIUS + 1;
 
 /// Pixels whose sums are kept in registers. It divides 96 and 224.
 const BLOCK: usize = 32;
 
 /// Scratch memory of [`GaussianBlur::apply`].
 #[derive(Debug, Default)]
-pub struct GaussianBlur {
+pub(super) struct GaussianBlur {
     /// A plane after the pass along rows, each padded to whole blocks, between its reflections.
     rows: Vec<f32>,
     /// One row between its reflections, padded likewise.
     padded: Vec<f32>,
 }
 
-/// `exp(-x² / 2σ²)` over `x` in -4..=4, normalized.
-pub fn taps(sigma: f32) -> [f32; N_TAPS] {
-    let weights: [f32; N_TAPS] = std::array::from_fn(|i| {
-        let x = (i as f32 - RADIUS as f32) / sigma;
+/// `exp(-x² / 2σ²)` over the `n_taps` integers around 0, normalized.
+fn taps(n_taps: usize, sigma: f32) -> Vec<f32> {
+    let half = (n_taps / 2) as f32;
+    let weight = |i: usize| {
+        let x = (i as f32 - half) / sigma;
         (-0.5 * x * x).exp()
-    });
-    let sum: f32 = weights.iter().sum();
-    weights.map(|w| w / sum)
+    };
+    let sum: f32 = (0..n_taps).map(weight).sum();
+    (0..n_taps).map(|i| weight(i) / sum).collect()
 }
 
 impl GaussianBlur {
-    /// Blurs `image` in place. Sides shorter than five pixels cannot be reflected by four; there
-    /// the border is reflected again.
-    pub fn apply(&mut self, image: &mut Planes, sigma: f32) {
-        let taps = taps(sigma);
+    /// Blurs `image` in place. Where a side is so short that its reflection ends within the kernel, it is reflected again.
+    pub(super) fn apply(&mut self, image: &mut Planes, n_taps: usize, sigma: f32) {
+        assert!(n_taps % 2 == 1, "a kernel has a center");
+        let taps = taps(n_taps, sigma);
         let width = image.width_px as usize;
         image.channels_mut().into_iter().for_each(|plane| self.plane(plane, width, &taps));
     }
 
-    fn plane(&mut self, plane: &mut [u8], width: usize, taps: &[f32; N_TAPS]) {
+    fn plane(&mut self, plane: &mut [u8], width: usize, taps: &[f32]) {
+        let radius = taps.len() / 2;
         let height = plane.len() / width;
         let stride = width.next_multiple_of(BLOCK);
-        self.rows.resize((height + 2 * RADIUS) * stride, 0.0);
-        self.padded.resize(stride + 2 * RADIUS, 0.0);
-        for (row, out) in plane.chunks_exact(width).zip(self.rows.chunks_exact_mut(stride).skip(RADIUS)) {
-            pad(row, &mut self.padded);
+        self.rows.resize((height + 2 * radius) * stride, 0.0);
+        self.padded.resize(stride + 2 * radius, 0.0);
+        for (row, out) in plane.chunks_exact(width).zip(self.rows.chunks_exact_mut(stride).skip(radius)) {
+            pad(row, radius, &mut self.padded);
             along_row(taps, &self.padded, out);
         }
-        for y in (0..RADIUS).chain(RADIUS + height..height + 2 * RADIUS) {
-            let from = (RADIUS + reflect(y as isize - RADIUS as isize, height)) * stride;
+        for y in (0..radius).chain(radius + height..height + 2 * radius) {
+            let from = (radius + reflect(y as isize - radius as isize, height)) * stride;
             self.rows.copy_within(from..from + stride, y * stride);
         }
         for (y, out) in plane.chunks_exact_mut(width).enumerate() {
-            across_rows(taps, &self.rows[y * stride..(y + N_TAPS) * stride], stride, out);
+            across_rows(taps, &self.rows[y * stride..(y + taps.len()) * stride], stride, out);
         }
     }
 }
@@ -101,14 +99,14 @@ fn add_weighted(sums: &mut [f32; BLOCK], weight: f32, row: &[f32]) {
 }
 
 /// A row between its own reflections.
-fn pad(row: &[u8], padded: &mut [f32]) {
+fn pad(row: &[u8], radius: usize, padded: &mut [f32]) {
     let width = row.len();
-    for (out, value) in padded[RADIUS..].iter_mut().zip(row) {
+    for (out, value) in padded[radius..].iter_mut().zip(row) {
         *out = f32::from(*value);
     }
-    for x in 0..RADIUS {
-        padded[x] = f32::from(row[reflect(x as isize - RADIUS as isize, width)]);
-        padded[RADIUS + width + x] = f32::from(row[reflect((width + x) as isize, width)]);
+    for x in 0..radius {
+        padded[x] = f32::from(row[reflect(x as isize - radius as isize, width)]);
+        padded[radius + width + x] = f32::from(row[reflect((width + x) as isize, width)]);
     }
 }
 
@@ -131,7 +129,7 @@ mod tests {
         #[test]
         fn a_flat_image_stays_flat(value: u8, w in 1u32..20, h in 1u32..20, sigma in 0.1f32..2.0) {
             let mut image = Planes { width_px: w, height_px: h, data: vec![value; (3 * w * h) as usize] };
-            GaussianBlur::default().apply(&mut image, sigma);
+            GaussianBlur::default().apply(&mut image, 9, sigma);
             prop_assert!(image.data.iter().all(|v| *v == value));
         }
     }
@@ -141,8 +139,8 @@ mod tests {
         let mut image = Planes { width_px: 21, height_px: 21, data: vec![0; 3 * 21 * 21] };
         let center = 10 * 21 + 10;
         image.data[center] = 255;
-        GaussianBlur::default().apply(&mut image, 1.0);
-        let taps = taps(1.0);
+        GaussianBlur::default().apply(&mut image, 9, 1.0);
+        let taps = taps(9, 1.0);
         for dx in 0..5 {
             let expected = (255.0 * taps[4] * taps[4 + dx]).round() as u8;
             assert_eq!(image.data[center + dx], expected, "dx {dx}");
