@@ -182,16 +182,17 @@ def batch_norms() -> dict[str, torch.Tensor]:
 
 
 def by_layer(params: list[torch.Tensor], weight_decay: float, trust: float, everything: bool) -> None:
-    """LARS as You et al. have it, for matrices, or apex's LARC without clipping, for every parameter."""
+    """LARS as VISSL and MoCo v3 have it, for matrices, or apex's LARC without clipping, for every parameter."""
     for param in params:
         if not everything and param.dim() <= 1:
             continue
         lengths = param.norm(), param.grad.norm()
-        if min(lengths) > 0:
-            rate = trust * lengths[0] / (lengths[1] + weight_decay * lengths[0] + 1e-8)
-            param.grad = rate * (param.grad + weight_decay * param)
-        elif not everything:
-            param.grad = param.grad + weight_decay * param
+        direction = param.grad + weight_decay * param
+        if not everything:
+            rate = trust * lengths[0] / direction.norm() if min(lengths[0], direction.norm()) > 0 else 1
+            param.grad = rate * direction
+        elif min(lengths) > 0:
+            param.grad = trust * lengths[0] / (lengths[1] + weight_decay * lengths[0] + 1e-8) * direction
 
 
 def optimizers() -> dict[str, torch.Tensor]:

@@ -103,7 +103,8 @@ fn what_does_not_go_together_is_named() {
         &["optim.batch_size=1", "optim.micro_batches=1", "method.queue=0"],
         &["optim.batch_size 1", "two images"],
     );
-    refused(&swav, &["optim.micro_batches=8", "optim.stat_groups=8"], &["optim.stat_groups", "two images"]);
+    refused(&swav, &["optim.stat_images=1"], &["optim.stat_images 1", "two images"]);
+    refused(&swav, &["optim.stat_groups=2"], &["optim.stat_groups is optim.stat_images now"]);
     refused(&swav, &["method.queue_start={steps=11}"], &["method.queue", "method.queue_start"]);
     refused(&swav, &["optim.cooldown={steps=3}"], &["optim.cooldown", "constant"]);
     refused(
@@ -111,7 +112,12 @@ fn what_does_not_go_together_is_named() {
         &["optim.schedule=constant", "optim.cooldown={steps=10}"],
         &["optim.warmup", "optim.cooldown"],
     );
-    refused(&swav, &["optim.stat_groups=3"], &["optim.stat_groups 3", "micro-batches"]);
+    refused(&swav, &["optim.stat_images=3"], &["optim.stat_images 3", "optim.batch_size 8"]);
+    refused(
+        &swav,
+        &["optim.stat_images=2", "optim.micro_batches=2"],
+        &["optim.stat_images 2", "micro-batches"],
+    );
     refused(&swav, &["model.depth=20"], &["model.depth 20", "18"]);
     refused(&swav, &["model.stem=imagenet"], &["views", "32 px"]);
     let regnet = recipe(REGNET, SIMCLR, 0, "");

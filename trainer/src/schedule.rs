@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 /// Linear from `start` to `peak` over `warmup_steps`, then to `end` at `total_steps` as `shape` says.
 ///
-/// As in DINO: step 0 has `start`, the first step after the warm-up has `peak`, and the last step
-/// lies one short of `end`.
+/// Step 0 has `start`, and the last step lies one short of `end`. As in DINO and SwAV, the last step of the warm-up has
+/// `peak` already; with [`Shape::CosineOfRun`] it lies one short of it, as in VISSL.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Schedule {
     /// Value of step 0.
@@ -25,8 +25,11 @@ pub struct Schedule {
 /// How a schedule falls.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Shape {
-    /// Along half a cosine.
+    /// Along half a cosine over the steps behind the warm-up.
     Cosine,
+    /// Along half a cosine over all steps, of which those of the warm-up are left out: VISSL's composition of a linear
+    /// schedule with a cosine of `interval_scaling: fixed`.
+    CosineOfRun,
     /// Not at all, and linearly over the last steps.
     Constant {
         /// Steps of the fall.
@@ -43,17 +46,22 @@ impl Schedule {
     /// The value at `step`.
     pub fn at(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
-            // numpy's linspace, which includes its end.
-            let last = (self.warmup_steps - 1).max(1) as f64;
-            return self.start + (self.peak - self.start) * step as f64 / last;
+            let last = match self.shape {
+                Shape::CosineOfRun => self.warmup_steps,
+                // numpy's linspace, which includes its end.
+                Shape::Cosine | Shape::Constant { .. } => (self.warmup_steps - 1).max(1),
+            };
+            return self.start + (self.peak - self.start) * step as f64 / last as f64;
         }
+        let half_cosine =
+            |done: f64| self.end + 0.5 * (self.peak - self.end) * (1.0 + (std::f64::consts::PI * done).cos());
         let of = |steps: u64, all: u64| (steps as f64 / all.max(1) as f64).min(1.0);
         match self.shape {
             Shape::Cosine => {
                 let n = self.total_steps.saturating_sub(self.warmup_steps);
-                let done = of(step - self.warmup_steps, n);
-                self.end + 0.5 * (self.peak - self.end) * (1.0 + (std::f64::consts::PI * done).cos())
+                half_cosine(of(step - self.warmup_steps, n))
             }
+            Shape::CosineOfRun => half_cosine(of(step, self.total_steps)),
             Shape::Constant { cooldown_steps } => {
                 let begins = self.total_steps.saturating_sub(cooldown_steps);
                 self.peak + (self.end - self.peak) * of(step.saturating_sub(begins), cooldown_steps)
@@ -200,6 +208,29 @@ mod tests {
             0.55,
             0.325_000_000_000_000_1,
             0.160_288_568_297_002_58,
+        ];
+        for (step, expected) in expected.iter().enumerate() {
+            assert!((schedule.at(step as u64) - expected).abs() < 1e-12, "step {step}");
+        }
+    }
+
+    /// Values of fvcore's composition of a linear schedule over 0.4 of the run with a cosine, `interval_scaling` rescaled and
+    /// fixed, as VISSL's configurations have it.
+    #[test]
+    fn a_cosine_of_the_run_equals_the_reference() {
+        let shape = Shape::CosineOfRun;
+        let schedule = Schedule { start: 0.1, peak: 1.0, end: 0.1, warmup_steps: 4, total_steps: 10, shape };
+        let expected = [
+            0.1,
+            0.325,
+            0.55,
+            0.775,
+            0.689_057_647_468_726,
+            0.55,
+            0.410_942_352_531_274,
+            0.285_496_636_468_387,
+            0.185_942_352_531_274,
+            0.122_024_567_667_181,
         ];
         for (step, expected) in expected.iter().enumerate() {
             assert!((schedule.at(step as u64) - expected).abs() < 1e-12, "step {step}");

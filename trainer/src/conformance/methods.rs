@@ -101,7 +101,7 @@ fn ranks_and_kept_graphs_give_the_same_bits() {
 fn groups_of_statistics_and_rates_by_layer_do_not_know_ranks() {
     let sets = ["optim.algorithm=larc", "optim.decay_vectors=true", "optim.lr=1.0"];
     let joint = plans(&sets);
-    let grouped = plans(&[&sets[..], &["optim.stat_groups=2"]].concat());
+    let grouped = plans(&[&sets[..], &["optim.stat_images=4"]].concat());
     for (plan, joint) in grouped.iter().zip(&joint) {
         let backbone = plan.recipe.model.units(Readout::Pooled);
         if backbone.iter().all(|unit| unit.n_stages() == 1) {

@@ -9,13 +9,13 @@ use crate::model::head::mlp::Mlp;
 use crate::model::head::projection::Projection;
 use crate::model::unit::Unit;
 use crate::optim::state::UnitShard;
-use crate::optim::{AdamW, Adaptation, ClipRule, Optimizer, Rule, Sgd};
+use crate::optim::{AdamW, Adaptation, ClipRule, Optimizer, RateRule, Rule, Sgd};
 use crate::schedule::Knobs;
 
 /// Steps of `unit` from the parameters that begin with `prefix`, at rates and decays of `schedule`.
 fn check(golden: &Golden, prefix: &str, unit: &dyn Unit, rule: Rule, schedule: [(f64, f64); 3]) {
-    let decays_vectors =
-        matches!(rule, Rule::Sgd(Sgd { adaptation: Some(Adaptation { all: true, .. }), .. }));
+    let larc = |adaptation: Adaptation| adaptation.rule == RateRule::Larc;
+    let decays_vectors = matches!(rule, Rule::Sgd(sgd) if sgd.adaptation.is_some_and(larc));
     let optimizer = Optimizer { rule, clip_norm: 0.0, clip: ClipRule::PerTensor, decays_vectors };
     let device = Device::flex();
     let mut shards = [UnitShard::init(unit, 0, Topology::SOLO, &[], optimizer.moments(), &device)];
@@ -23,7 +23,7 @@ fn check(golden: &Golden, prefix: &str, unit: &dyn Unit, rule: Rule, schedule: [
     for (step, (lr, weight_decay)) in schedule.into_iter().enumerate() {
         let knobs = Knobs { step: step as u64, lr, weight_decay, teacher_decay: 1.0 };
         let grads = vec![golden.flat(&format!("{prefix}grad_{step}"), &shards[0])];
-        let norms = optimizer.norms(&shards, &grads, &[0]).unwrap();
+        let norms = optimizer.norms(&shards, &grads, &[0], &knobs).unwrap();
         let squares: Vec<f64> =
             norms.squares().iter().map(|square| Fixed::from_limbs(&square.limbs())).collect();
         optimizer.step(&mut shards, grads, &norms.agreed(&squares), &knobs, &[]);
@@ -41,12 +41,12 @@ fn adamw_equals_pytorch() {
 #[test]
 fn descent_equals_pytorch() {
     let unit = Projection { name: "mlp".into(), widths: vec![12, 10, 6], normalizes: false };
-    let by_layer = |all| Some(Adaptation { trust: 0.02, all });
+    let by_layer = |rule| Some(Adaptation { trust: 0.02, rule });
     for (name, nesterov, adaptation) in [
         ("sgd", false, None),
         ("nesterov", true, None),
-        ("lars", false, by_layer(false)),
-        ("larc", false, by_layer(true)),
+        ("lars", false, by_layer(RateRule::Lars)),
+        ("larc", false, by_layer(RateRule::Larc)),
     ] {
         let rule = Rule::Sgd(Sgd { momentum: 0.9, nesterov, adaptation });
         let golden = Golden::open("descent");

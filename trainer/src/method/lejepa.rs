@@ -1,7 +1,7 @@
 //! LeJEPA: views of an image agree, and embeddings of a batch are normally distributed (Balestriero and LeCun 2025).
 //!
 //! ```text
-//! z_v = head(student(x_v))                                 all views v
+//! z_v = projection(W student(x_v) + b)                     all views v; without an embedding W = 1, b = 0
 //! loss = (1 - λ) mean_v,d (z_v - mean_{global} z)²  +  λ mean_v sigreg(z_v)
 //! ```
 //!
@@ -18,6 +18,7 @@ use crate::comm::peers::Peers;
 use crate::model::features::Outputs;
 use crate::model::head::projection::Projection;
 use crate::model::head::{Head, On, Reads};
+use crate::model::unit::Unit;
 
 /// Name of the head.
 const HEAD: &str = "head";
@@ -35,10 +36,13 @@ pub struct Config {
     /// Views whose mean all views are drawn to.
     #[serde(default)]
     pub center: Center,
+    /// Channels of a linear layer between the backbone and the projection, as in the authors' examples; absent for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedding: Option<usize>,
     /// Channels of the head's hidden layers.
     #[serde(default = "default_hidden")]
     pub head_hidden: Vec<usize>,
-    /// Channels of an embedding.
+    /// Channels of what the head gives.
     pub head_output: usize,
     /// Whether the head's hidden layers are normalized over the batch.
     #[serde(default = "default_batch_norm")]
@@ -77,9 +81,15 @@ impl MethodRecipe for Config {
         if !(0.0..=1.0).contains(&self.sigreg_weight) {
             return Err(format!("method.sigreg_weight {} must lie in 0..=1", self.sigreg_weight));
         }
-        if self.directions == 0 || self.head_output == 0 || self.head_hidden.contains(&0) {
+        if self.directions == 0
+            || self.head_output == 0
+            || self.embedding == Some(0)
+            || self.head_hidden.contains(&0)
+        {
             return Err(
-                "method.directions, method.head_output and every number of method.head_hidden must be at least 1".into(),
+                "method.directions, method.embedding, method.head_output and every number of method.head_hidden must be \
+                 at least 1"
+                    .into(),
             );
         }
         if cx.views.groups().iter().map(|group| group.n_views).sum::<usize>() < 2 {
@@ -95,12 +105,18 @@ impl MethodRecipe for Config {
             sigreg_weight: 0.05,
             directions: 11,
             center: Center::Global,
+            embedding: None,
             head_hidden: vec![12, 10],
             head_output: 6,
             head_batch_norm: true,
         };
-        let minimal = Self { center: Center::All, head_batch_norm: false, ..paper.clone() };
-        vec![(paper, MultiCrop::dino(16, 8, 2)), (minimal, MultiCrop::dino(16, 8, 0))]
+        let minimal = Self { center: Center::All, embedding: Some(9), ..paper.clone() };
+        let plain = Self { head_batch_norm: false, ..minimal.clone() };
+        vec![
+            (paper, MultiCrop::dino(16, 8, 2)),
+            (minimal, MultiCrop::dino(16, 8, 0)),
+            (plain, MultiCrop::dino(16, 8, 0)),
+        ]
     }
 }
 
@@ -117,9 +133,15 @@ impl Method for LeJepa {
     }
 
     fn heads(&self) -> Vec<Head> {
-        let Config { head_hidden, head_output, head_batch_norm, .. } = &self.config;
-        let projection = Projection::of_head(self.width, head_hidden, *head_output, *head_batch_norm);
-        vec![Head { name: HEAD, reads: Reads::Pooled, on: On::Student, units: vec![Box::new(projection)] }]
+        let Config { embedding, head_hidden, head_output, head_batch_norm, .. } = &self.config;
+        let mut units: Vec<Box<dyn Unit>> = Vec::new();
+        if let Some(embedding) = embedding {
+            let widths = vec![self.width, *embedding];
+            units.push(Box::new(Projection { name: "head.embedding".into(), widths, normalizes: false }));
+        }
+        let width = embedding.unwrap_or(self.width);
+        units.push(Box::new(Projection::of_head(width, head_hidden, *head_output, *head_batch_norm)));
+        vec![Head { name: HEAD, reads: Reads::Pooled, on: On::Student, units }]
     }
 
     fn prepares_with_heads(&self) -> bool {

@@ -13,4 +13,4 @@ pub(crate) mod state;
 pub(crate) use self::adamw::AdamW;
 pub(crate) use self::clip::ClipRule;
 pub(crate) use self::optimizer::{Optimizer, Rule};
-pub(crate) use self::sgd::{Adaptation, Sgd};
+pub(crate) use self::sgd::{Adaptation, RateRule, Sgd};

@@ -8,7 +8,7 @@ use super::clip::{ClipNorms, ClipRule};
 #[cfg(feature = "cube")]
 use super::cube;
 use super::follow::{Decays, follow};
-use super::sgd::{self, Lengths, Sgd};
+use super::sgd::{self, Lengths, RateRule, Sgd};
 use super::state::{Segment, UnitShard};
 use crate::comm::engine::EngineError;
 use crate::comm::fixed::Fixed;
@@ -42,23 +42,31 @@ pub enum Rule {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Norms<T = f64> {
     grads: ClipNorms<T>,
-    /// Of the parameters, where rates depend on them.
+    /// Lengths of the parameters, where rates depend on them.
     params: Option<ClipNorms<T>>,
+    /// Lengths of gradients and decay together, where rates depend on them.
+    directions: Option<ClipNorms<T>>,
 }
 
 impl Norms<Fixed> {
     /// All squares, one after another.
     pub fn squares(&self) -> Vec<Fixed> {
-        let params = self.params.iter().flat_map(|params| &params.squares);
-        self.grads.squares.iter().chain(params).copied().collect()
+        let others = self.params.iter().chain(&self.directions).flat_map(|norms| &norms.squares);
+        self.grads.squares.iter().chain(others).copied().collect()
     }
 
     /// The norms of all ranks, whose squares are `squares`.
     pub fn agreed(self, squares: &[f64]) -> Norms {
-        let (of_grads, of_params) = squares.split_at(self.grads.squares.len());
+        let mut rest = squares;
+        let mut agreed = |norms: ClipNorms<Fixed>| {
+            let (here, behind) = rest.split_at(norms.squares.len());
+            rest = behind;
+            norms.agreed(here)
+        };
         Norms {
-            grads: self.grads.agreed(of_grads),
-            params: self.params.map(|params| params.agreed(of_params)),
+            grads: agreed(self.grads),
+            params: self.params.map(&mut agreed),
+            directions: self.directions.map(&mut agreed),
         }
     }
 }
@@ -69,10 +77,14 @@ impl Norms {
         self.grads.total()
     }
 
-    /// Of a parameter and of its gradient.
+    /// Lengths of a parameter, where rates depend on them.
     fn lengths(&self, unit: usize, param: usize) -> Option<Lengths> {
         let params = self.params.as_ref()?;
-        Some(Lengths { param: params.length(unit, param), grad: self.grads.length(unit, param) })
+        Some(Lengths {
+            param: params.length(unit, param),
+            grad: self.grads.length(unit, param),
+            direction: self.directions.as_ref().map_or(0.0, |directions| directions.length(unit, param)),
+        })
     }
 }
 
@@ -92,7 +104,8 @@ impl Optimizer {
         }
     }
 
-    /// This rank's share of the norms that a step needs; `modules` has the number of each unit's module.
+    /// This rank's share of the norms that a step at the weight decay of `knobs` needs; `modules` has the number of each
+    /// unit's module.
     ///
     /// # Errors
     /// [`EngineError::Device`] when the device of the gradients has failed.
@@ -101,14 +114,24 @@ impl Optimizer {
         shards: &[UnitShard],
         grads: &[Tensor<1>],
         modules: &[usize],
+        knobs: &Knobs,
     ) -> Result<Norms<Fixed>, EngineError> {
-        let by_layer = matches!(self.rule, Rule::Sgd(Sgd { adaptation: Some(_), .. }));
-        if !by_layer {
-            return Ok(Norms { grads: ClipNorms::of(self.clip, shards, grads, modules)?, params: None });
-        }
+        let Rule::Sgd(Sgd { adaptation: Some(adaptation), .. }) = self.rule else {
+            let grads = ClipNorms::of(self.clip, shards, grads, modules)?;
+            return Ok(Norms { grads, params: None, directions: None });
+        };
         let per_tensor = |values: &[Tensor<1>]| ClipNorms::of(ClipRule::PerTensor, shards, values, modules);
         let params: Vec<Tensor<1>> = shards.iter().map(|shard| shard.student.clone()).collect();
-        Ok(Norms { grads: per_tensor(grads)?, params: Some(per_tensor(&params)?) })
+        let directions = match adaptation.rule {
+            RateRule::Larc => None,
+            RateRule::Lars => {
+                let sum = |(grad, param): (&Tensor<1>, &Tensor<1>)| {
+                    grad.clone() + param.clone() * knobs.weight_decay
+                };
+                Some(per_tensor(&grads.iter().zip(&params).map(sum).collect::<Vec<_>>())?)
+            }
+        };
+        Ok(Norms { grads: per_tensor(grads)?, params: Some(per_tensor(&params)?), directions })
     }
 
     /// Updates every shard and its followers, whose decays are `decays` by name. `grads` are this rank's shards of the
@@ -234,9 +257,10 @@ mod tests {
             let grad = Tensor::<1>::random([here.len()], normal, &Device::flex()) * is_real.clone();
             let sent = grad.clone().to_device(device);
             let shards = [here.clone()];
-            let norms = optimizer.norms(&shards, std::slice::from_ref(&grad), &[0]).unwrap();
+            let norms = optimizer.norms(&shards, std::slice::from_ref(&grad), &[0], &knobs).unwrap();
             let squares: Vec<f64> = norms.squares().iter().map(|s| Fixed::from_limbs(&s.limbs())).collect();
             let by_device = super::super::clip::on_device_for_tests(&shards, std::slice::from_ref(&sent));
+            // Gradients come first; lengths by layer follow.
             for (a, b) in squares.iter().zip(by_device) {
                 assert!((a - b).abs() <= 1e-5 * a.abs(), "{a} {b}");
             }
@@ -276,7 +300,8 @@ mod tests {
             let rules = [
                 Rule::AdamW(AdamW { betas: [0.9, 0.99] }),
                 sgd(true, None),
-                sgd(false, Some(Adaptation { trust: 0.02, all: true })),
+                sgd(false, Some(Adaptation { trust: 0.02, rule: RateRule::Lars })),
+                sgd(false, Some(Adaptation { trust: 0.02, rule: RateRule::Larc })),
             ];
             for rule in rules {
                 let optimizer = Optimizer { rule, clip_norm, clip: ClipRule::PerTensor, decays_vectors: false };

@@ -1,15 +1,18 @@
-//! Stochastic gradient descent with momentum, as PyTorch has it, and rates by layer (LARS: You et al. 2017).
+//! Stochastic gradient descent with momentum, as PyTorch has it, and rates by layer (LARS and LARC: You et al. 2017).
 //!
 //! ```text
 //! d = q · (c g + λ θ)        c the factor of clipping, λ = 0 where a parameter is not decayed
 //! b ← μ b + d
 //! θ ← θ - η b                or θ - η (d + μ b) with Nesterov's momentum
 //!
-//! q = 1, or by layer  q = t |θ| / (|g| + λ |θ| + ε)     q = 1 where either norm is zero; ε = 1e-8
+//! q = 1, or by layer
+//!     lars   q = t |θ| / |c g + λ θ|
+//!     larc   q = t |θ| / (|g| + λ |θ| + ε)     ε = 1e-8
+//! q = 1 where a norm is zero
 //! ```
 //!
-//! `lars` leaves biases, gains and other parameters that are not decayed at q = 1. `larc` takes every parameter; as in
-//! apex, one of which a norm is zero is not decayed.
+//! `lars` is that of VISSL and MoCo v3: biases, gains and other parameters that are not decayed keep q = 1. `larc` is that of
+//! NVIDIA's apex without clipping: it takes every parameter, and one of which a norm is zero is not decayed.
 
 use std::ops::Range;
 
@@ -39,15 +42,28 @@ pub struct Sgd {
 pub struct Adaptation {
     /// How far a layer moves over its length, at a rate of one, t.
     pub trust: f64,
-    /// Whether it is for every parameter, or for those that are decayed.
-    pub all: bool,
+    /// How the rate follows from lengths.
+    pub rule: RateRule,
 }
 
-/// Lengths of a parameter and of its gradient, over all ranks.
+/// How the rate of a layer follows from lengths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RateRule {
+    /// From the length of the direction, for parameters that are decayed.
+    Lars,
+    /// From the lengths of gradient and decay, for every parameter.
+    Larc,
+}
+
+/// Lengths of a parameter, over all ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Lengths {
+    /// |θ|.
     pub(super) param: f64,
+    /// |g|.
     pub(super) grad: f64,
+    /// |g + λ θ|, for LARS; otherwise not used.
+    pub(super) direction: f64,
 }
 
 /// What is done to one parameter in one update.
@@ -86,7 +102,7 @@ impl Sgd {
     ) -> Constants {
         let decay_rate = decay.unwrap_or(0.0);
         let (q, decay_rate) = match (self.adaptation, lengths) {
-            (Some(adaptation), Some(lengths)) if adaptation.all || decay.is_some() => {
+            (Some(adaptation), Some(lengths)) if adaptation.is_for(decay) => {
                 adaptation.factor(lengths, decay_rate)
             }
             _ => (1.0, decay_rate),
@@ -102,12 +118,21 @@ impl Sgd {
 }
 
 impl Adaptation {
+    /// Whether a parameter with this decay, if it has one, gets a rate of its own.
+    fn is_for(self, decay: Option<f64>) -> bool {
+        self.rule == RateRule::Larc || decay.is_some()
+    }
+
     /// The factor q, and the decay.
-    fn factor(self, Lengths { param, grad }: Lengths, decay: f64) -> (f64, f64) {
-        if param > 0.0 && grad > 0.0 {
-            return (self.trust * param / (grad + decay * param + EPSILON), decay);
+    fn factor(self, Lengths { param, grad, direction }: Lengths, decay: f64) -> (f64, f64) {
+        match self.rule {
+            RateRule::Lars if param > 0.0 && direction > 0.0 => (self.trust * param / direction, decay),
+            RateRule::Larc if param > 0.0 && grad > 0.0 => {
+                (self.trust * param / (grad + decay * param + EPSILON), decay)
+            }
+            RateRule::Lars => (1.0, decay),
+            RateRule::Larc => (1.0, 0.0),
         }
-        (1.0, if self.all { 0.0 } else { decay })
     }
 }
 
@@ -164,24 +189,25 @@ mod tests {
     #[test]
     fn rates_by_layer() {
         let sgd =
-            |all| Sgd { momentum: 0.9, nesterov: false, adaptation: Some(Adaptation { trust: 0.02, all }) };
-        let lengths = |param, grad| Some(Lengths { param, grad });
+            |rule| Sgd { momentum: 0.9, nesterov: false, adaptation: Some(Adaptation { trust: 0.02, rule }) };
+        let (lars, larc) = (sgd(RateRule::Lars), sgd(RateRule::Larc));
+        let lengths = |param, grad, direction| Some(Lengths { param, grad, direction });
         let close = |a: f32, b: f64| assert!((f64::from(a) - b).abs() < 1e-7, "{a} {b}");
-        for all in [false, true] {
-            let decayed = sgd(all).constants(0.5, Some(0.1), 1.0, lengths(3.0, 0.7));
-            close(decayed.scale, 0.02 * 3.0 / (0.7 + 0.3));
-            close(decayed.pull, 0.02 * 3.0 / (0.7 + 0.3) * 0.1);
+        for (sgd, length) in [(lars, 0.8), (larc, 0.7 + 0.3)] {
+            let decayed = sgd.constants(0.5, Some(0.1), 1.0, lengths(3.0, 0.7, 0.8));
+            close(decayed.scale, 0.02 * 3.0 / length);
+            close(decayed.pull, 0.02 * 3.0 / length * 0.1);
             close(decayed.rate, 0.5);
         }
         // A bias.
-        close(sgd(false).constants(0.5, None, 1.0, lengths(3.0, 0.5)).scale, 1.0);
-        close(sgd(true).constants(0.5, None, 1.0, lengths(3.0, 0.5)).scale, 0.12);
+        close(lars.constants(0.5, None, 1.0, lengths(3.0, 0.5, 0.5)).scale, 1.0);
+        close(larc.constants(0.5, None, 1.0, lengths(3.0, 0.5, 0.5)).scale, 0.12);
         // No length, no rate of one's own.
         for (param, grad) in [(0.0, 1.0), (1.0, 0.0)] {
-            let larc = sgd(true).constants(0.5, Some(0.1), 1.0, lengths(param, grad));
-            assert_eq!([larc.scale, larc.pull], [1.0, 0.0]);
-            let lars = sgd(false).constants(0.5, Some(0.1), 1.0, lengths(param, grad));
-            assert_eq!([lars.scale, lars.pull], [1.0, 0.1]);
+            let of_larc = larc.constants(0.5, Some(0.1), 1.0, lengths(param, grad, 0.1));
+            assert_eq!([of_larc.scale, of_larc.pull], [1.0, 0.0]);
+            let of_lars = lars.constants(0.5, Some(0.1), 1.0, lengths(param, grad, param * grad));
+            assert_eq!([of_lars.scale, of_lars.pull], [1.0, 0.1]);
         }
     }
 }

@@ -167,16 +167,16 @@ pub struct OptimConfig {
     /// What a clip group is.
     #[serde(default)]
     pub clip: ClipRule,
-    /// Micro-batches in a global batch, over all ranks; 0 for one per rank. A rank takes its own through a
+    /// Micro-batches in a global batch, over all ranks; 0 for one per rank, or more where `stat_images` needs it. A rank takes its own through a
     /// unit one after another: a unit that does not keep its graph needs activation memory for one only.
     /// The order of sums depends on this number, not on the number of ranks: if it is set, 1, 2, 4 … ranks
     /// give the same bits, as long as gradients are sent in f32.
     #[serde(default)]
     pub micro_batches: usize,
-    /// Groups of micro-batches that share statistics over the batch, such as those of batch normalization; one for the
-    /// whole batch. With one micro-batch per rank, a group spans `ranks / stat_groups` ranks.
-    #[serde(default = "default_stat_groups")]
-    pub stat_groups: usize,
+    /// Images that share statistics over the batch, such as those of batch normalization; 0 for the whole batch. The
+    /// groups of ranks that published runs have: 128 is a group of 8 GPUs with 16 images each.
+    #[serde(default)]
+    pub stat_images: usize,
     /// How weights and gradients travel between ranks.
     #[serde(default)]
     pub precision: Precision,
@@ -188,10 +188,6 @@ fn default_min_lr() -> f64 {
 
 fn default_betas() -> [f64; 2] {
     [0.9, 0.999]
-}
-
-fn default_stat_groups() -> usize {
-    1
 }
 
 fn default_cooldown() -> Duration {
@@ -211,6 +207,16 @@ impl OptimConfig {
     pub(crate) fn fill_in(&mut self) {
         self.weight_decay = Some(self.weight_decay());
         self.clip_norm = Some(self.clip_norm());
+    }
+
+    /// Images that share statistics.
+    pub fn stat_images(&self) -> usize {
+        if self.stat_images == 0 { self.batch_size } else { self.stat_images }
+    }
+
+    /// Groups of a batch that share statistics.
+    pub fn n_stat_groups(&self) -> usize {
+        (self.batch_size / self.stat_images()).max(1)
     }
 
     /// Weight decay at start and end.
@@ -240,9 +246,9 @@ pub enum Algorithm {
     Adamw,
     /// Along the gradient, with momentum.
     Sgd,
-    /// The same, with a rate for each parameter that is decayed (You et al. 2017).
+    /// Along the gradient, with a rate for each parameter that is decayed (You et al. 2017), as VISSL and MoCo v3 have it.
     Lars,
-    /// The same, with a rate for every parameter, as in NVIDIA's apex.
+    /// Along the gradient, with a rate for every parameter, as in NVIDIA's apex.
     Larc,
 }
 
@@ -250,10 +256,13 @@ pub enum Algorithm {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LrSchedule {
-    /// Down to the lowest along half a cosine.
+    /// Along half a cosine that begins behind the warm-up: DINO, SwAV.
     #[default]
     Cosine,
-    /// Not at all, but for `cooldown` at the end.
+    /// Along half a cosine that begins with the run, of which the warm-up takes the place of the beginning: VISSL. The rate
+    /// drops a little where the warm-up ends.
+    CosineOfRun,
+    /// Constant, but for `cooldown` at the end.
     Constant,
 }
 

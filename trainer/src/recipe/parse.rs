@@ -52,7 +52,11 @@ fn set(table: &mut toml::Table, entry: &str) -> Result<(), String> {
 }
 
 /// Keys that have another place since version 0.2.
-const MOVED: [(&str, &str); 3] = [
+const MOVED: [(&str, &str); 4] = [
+    (
+        "stat_groups",
+        "optim.stat_groups is optim.stat_images now, in images: optim.batch_size divided by the groups",
+    ),
     ("freeze_last_layer", "optim.freeze_last_layer is method.freeze_last_layer now"),
     ("temp", "teacher.temp is method.teacher_temp now"),
     ("temp_warmup", "teacher.temp_warmup is method.teacher_temp_warmup now"),

@@ -16,7 +16,7 @@ use crate::model::backbone::Readout;
 use crate::model::head::Reads;
 use crate::model::patches::PixelInput;
 use crate::optim::state::STUDENT;
-use crate::optim::{AdamW, Adaptation, Optimizer, Rule, Sgd};
+use crate::optim::{AdamW, Adaptation, Optimizer, RateRule, Rule, Sgd};
 use crate::schedule::{RunLength, Schedule, Schedules, Shape};
 use crate::step::{StepConfig, Trainer};
 
@@ -131,14 +131,19 @@ impl Plan {
         let backbone = recipe.model.units(Readout::Pooled);
         let mut units = backbone.iter().chain(heads.iter().flat_map(|head| &head.units));
         let optim = &recipe.optim;
-        if optim.batch_size / optim.stat_groups < 2 && units.any(|unit| unit.n_stages() > 1) {
+        if !optim.batch_size.is_multiple_of(optim.stat_images()) {
             return Err(bad(format!(
-                "optim.batch_size {} in {} groups (optim.stat_groups): batch normalization needs statistics over two \
-                 images or more",
-                optim.batch_size, optim.stat_groups
+                "optim.stat_images {} does not divide optim.batch_size {}",
+                optim.stat_images, optim.batch_size
             )));
         }
-        if self.cooldown_steps > 0 && optim.schedule == LrSchedule::Cosine {
+        if optim.stat_images() < 2 && units.any(|unit| unit.n_stages() > 1) {
+            return Err(bad(format!(
+                "optim.batch_size {}, optim.stat_images {}: batch normalization needs statistics over two images or more",
+                optim.batch_size, optim.stat_images
+            )));
+        }
+        if self.cooldown_steps > 0 && optim.schedule != LrSchedule::Constant {
             return Err(bad("optim.cooldown goes with optim.schedule = \"constant\" alone".into()));
         }
         if self.warmup_steps + self.cooldown_steps > self.total_steps && self.cooldown_steps > 0 {
@@ -208,20 +213,23 @@ impl Plan {
                 n / world_size
             )));
         }
-        let groups = self.recipe.optim.stat_groups;
+        let groups = self.recipe.optim.n_stat_groups();
         if !n.is_multiple_of(groups) {
             return Err(self.bad(format!(
-                "optim.stat_groups {groups} must divide the {n} micro-batches of a batch (optim.micro_batches)"
+                "optim.stat_images {} makes {groups} groups of a batch, of which the {n} micro-batches \
+                 (optim.micro_batches) must be a multiple",
+                self.recipe.optim.stat_images
             )));
         }
         self.topology(0).map_err(|reason| self.bad(reason))?;
         Ok(self)
     }
 
-    /// Micro-batches of a global batch, N.
+    /// Micro-batches of a global batch, N: by default the fewest that ranks and groups of statistics divide.
     pub fn n_micro_batches(&self) -> usize {
+        let n_groups = self.recipe.optim.n_stat_groups();
         match self.recipe.optim.micro_batches {
-            0 => self.world_size,
+            0 => self.world_size / greatest_common_divisor(self.world_size, n_groups) * n_groups,
             n => n,
         }
     }
@@ -255,6 +263,7 @@ impl Plan {
                 total_steps: self.total_steps,
                 shape: match optim.schedule {
                     LrSchedule::Cosine => Shape::Cosine,
+                    LrSchedule::CosineOfRun => Shape::CosineOfRun,
                     LrSchedule::Constant => Shape::Constant { cooldown_steps: self.cooldown_steps },
                 },
             },
@@ -269,12 +278,12 @@ impl Plan {
         let optim = &self.recipe.optim;
         let sgd =
             |adaptation| Rule::Sgd(Sgd { momentum: optim.momentum, nesterov: optim.nesterov, adaptation });
-        let by_layer = |all| sgd(Some(Adaptation { trust: optim.trust, all }));
+        let by_layer = |rule| sgd(Some(Adaptation { trust: optim.trust, rule }));
         let rule = match optim.algorithm {
             Algorithm::Adamw => Rule::AdamW(AdamW { betas: optim.betas }),
             Algorithm::Sgd => sgd(None),
-            Algorithm::Lars => by_layer(false),
-            Algorithm::Larc => by_layer(true),
+            Algorithm::Lars => by_layer(RateRule::Lars),
+            Algorithm::Larc => by_layer(RateRule::Larc),
         };
         let (clip_norm, clip) = (optim.clip_norm(), optim.clip);
         Optimizer { rule, clip_norm, clip, decays_vectors: optim.decay_vectors }
@@ -288,7 +297,7 @@ impl Plan {
             n_kept_graphs: self.keep,
             n_workers: self.n_workers,
             n_micro_batches: self.n_micro_batches(),
-            n_stat_groups: self.recipe.optim.stat_groups,
+            n_stat_groups: self.recipe.optim.n_stat_groups(),
             sharding: self.recipe.run.shard,
             offload: self.recipe.run.offload,
             precision: self.recipe.optim.precision,
@@ -330,6 +339,11 @@ impl Plan {
         let (optimizer, config) = (self.optimizer(), self.step_config());
         Ok(Trainer::new(backbone, method, comm, optimizer, config, device.clone()))
     }
+}
+
+/// The largest number that divides both.
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 /// More than any network has.

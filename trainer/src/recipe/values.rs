@@ -41,9 +41,7 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
             optim.clip_norm()
         ));
     }
-    if optim.stat_groups == 0 {
-        return Err("optim.stat_groups must be at least 1".into());
-    }
+    within("optim.stat_images (0 for the whole batch)", optim.stat_images as f64, 0.0, MOST_ITEMS)?;
     within("data.max_bad_rate", recipe.data.max_bad_rate, 0.0, 1.0)?;
     within("run.workers (0 for one a core)", run.workers as f64, 0.0, 4096.0)?;
     within("run.data_threads (0 for one a core)", run.data_threads as f64, 0.0, 4096.0)?;

@@ -346,7 +346,7 @@ impl Trainer {
         let observed = read_back(observed)?;
         let modules: Vec<usize> = self.net.units().map(|unit| unit.module).collect();
         self.write(constrained);
-        let norms = self.optimizer.norms(&self.state.shards, &grads, &modules)?;
+        let norms = self.optimizer.norms(&self.state.shards, &grads, &modules, knobs)?;
         let agreed = agree(&self.comm, &norms.squares(), loss, &gauges, votes)?;
         let norms = norms.agreed(&agreed.squares);
         let finite = agreed.is_finite();
