@@ -30,7 +30,7 @@ pub(crate) mod views;
 pub use batch::{Batch, BatchPool, EncodedImage, PoolConfig, Source};
 pub use coefficients::Interpolation;
 pub use error::AugmentError;
-pub use multicrop::{BlurRule, CropSpec, MultiCrop};
+pub use multicrop::{BlurRule, CropSpec, GroupSpec, MultiCrop};
 pub use pixels::{DecodeRules, Rgb8};
 pub use planes::Planes;
 pub use seed::{SampleKey, ViewRng};

@@ -1,15 +1,13 @@
-"""Makes tests/golden/training/*.safetensors: what PyTorch computes of small networks, losses and runs.
+"""Makes tests/golden/training/*.safetensors: what PyTorch computes of small networks, losses and AdamW.
 
 Needs torch, timm and safetensors. Run at the root of the repository:
 
     python scripts/golden/training.py
 
 Everything is computed in f64 from numbers that are exact in f32, and stored in f32. The transformer's blocks are timm's,
-products, norms and AdamW PyTorch's; losses, schedules and clipping follow the papers and the official code of DINO and
-DINOv2 (steps in `run` are numbered as there).
+products, norms and AdamW PyTorch's; losses follow the papers. Whole runs of official code are made by scripts/golden/official.
 """
 
-import math
 from pathlib import Path
 
 import timm
@@ -90,20 +88,6 @@ class Head(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last_layer(F.normalize(self.mlp(x), dim=-1))
-
-
-class Network(torch.nn.Module):
-    def __init__(self, trains_gain: bool) -> None:
-        super().__init__()
-        self.backbone = Backbone(None, 0.0)
-        self.head = Head(trains_gain)
-
-    def forward(self, groups: list[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Logits by size of view, and the class tokens of the first size; views are `[B, V, 3, S, S]`."""
-        tokens = [self.backbone(normalized(group.flatten(0, 1)))[:, 0] for group in groups]
-        by_view = lambda x, group: x.view(len(group), group.shape[1], -1)
-        logits = [by_view(self.head(x), group) for x, group in zip(tokens, groups)]
-        return logits, by_view(tokens[0], groups[0])
 
 
 def name_here(name: str) -> str:
@@ -236,78 +220,9 @@ def adamw() -> dict[str, torch.Tensor]:
     return made
 
 
-def cosine(start: float, end: float, step: int, warmup: int, total: int, first: float = 0.0) -> float:
-    if step < warmup:
-        return first + (start - first) * step / (warmup - 1)
-    return end + 0.5 * (start - end) * (1 + math.cos(math.pi * (step - warmup) / (total - warmup)))
-
-
-def clip(params: list[torch.Tensor], largest: float) -> None:
-    norm = math.sqrt(sum(float(p.grad.pow(2).sum()) for p in params))
-    factor = largest / (norm + 1e-6)
-    if factor < 1:
-        for p in params:
-            p.grad.mul_(factor)
-
-
-def run(balanced: bool) -> dict[str, torch.Tensor]:
-    """Twelve steps of DINO as its paper has it; `balanced`: of the losses and the clipping of DINOv2."""
-    generator = torch.Generator().manual_seed(5)
-    student, teacher = Network(balanced), Network(balanced)
-    spread(student, generator, 0.25)
-    teacher.load_state_dict(student.state_dict())
-    params, total, batch, made = trained(student), 12, 8, {}
-    made |= prefixed("param", {name: p.detach().clone() for name, p in params.items()})
-    batches = [[pixels(generator, batch, v, 3, s, s) for v, s in ((2, 16), (2, 8))] for _ in range(3)]
-    for i, groups in enumerate(batches):
-        made |= {f"views_{i}.{j}": group for j, group in enumerate(groups)}
-    optimizer = torch.optim.AdamW(groups_of(params, 0.0, 0.0))
-    center = torch.zeros(PROTOTYPES, dtype=torch.float64)
-    reported = []
-    for step in range(total):
-        lr = cosine(0.16 * batch / 256, 1e-6, step, 4, total)
-        weight_decay = cosine(0.04, 0.4, step, 0, total)
-        for group, decay in zip(optimizer.param_groups, (weight_decay, 0.0)):
-            group["lr"], group["weight_decay"] = lr, decay
-        groups = batches[step % 3]
-        with torch.no_grad():
-            scores = teacher(groups[:1])[0][0]
-        targets = sinkhorn(scores, 0.07) if balanced else ((scores - center) / 0.05).softmax(-1)
-        logits, embeddings = student(groups)
-        loss = cross_entropy(logits, targets, 0.1)
-        if balanced:
-            loss = loss + 0.1 * sum(koleo(embeddings[:, v]) for v in range(2))
-        reported.append(loss.item())
-        center = 0.9 * center + 0.1 * scores.mean((0, 1))
-        optimizer.zero_grad()
-        loss.backward()
-        if step == 0:
-            made |= prefixed("grad", {name: p.grad.clone() for name, p in params.items()})
-        heads = [p for name, p in params.items() if name.startswith("head.")]
-        bodies = [p for name, p in params.items() if not name.startswith("head.")]
-        for group in [bodies, heads] if balanced else [[p] for p in params.values()]:
-            clip(group, 0.3)
-        if not balanced and step < 4:
-            for name, p in params.items():
-                if "last_layer" in name:
-                    p.grad = None
-        optimizer.step()
-        decay = cosine(0.9, 1.0, step, 0, total)
-        with torch.no_grad():
-            for ours, theirs in zip(student.parameters(), teacher.parameters()):
-                theirs.mul_(decay).add_((1 - decay) * ours)
-    made |= prefixed("student", params)
-    made |= prefixed("teacher", {name: p for name, p in
-                                 {name_here(n): p for n, p in teacher.named_parameters()}.items() if name in params})
-    for moment in ("exp_avg", "exp_avg_sq"):
-        made |= prefixed(moment, {name: optimizer.state[p][moment] for name, p in params.items()})
-    return made | {"loss": torch.tensor(reported), "center": center}
-
-
 def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
-    files = {"vit": backbones(), "head": head(), "losses": losses(), "adamw": adamw(),
-             "dino": run(balanced=False), "dino_balanced": run(balanced=True)}
+    files = {"vit": backbones(), "head": head(), "losses": losses(), "adamw": adamw()}
     for name, tensors in files.items():
         stored = {key: value.detach().contiguous() for key, value in tensors.items()}
         stored = {key: value if value.dtype == torch.uint8 else value.float() for key, value in stored.items()}

@@ -2,6 +2,7 @@
 
 use burn_tensor::{DType, Device, Tensor};
 
+use super::names::{uniform, weights};
 use super::{Golden, assert_near};
 use crate::comm::topology::Topology;
 use crate::device::host::to_host;
@@ -118,19 +119,6 @@ fn one_value_a_channel_stays_finite() {
     }
 }
 
-/// `n` numbers of 0..1 that depend on name and place alone: SplitMix64 from the FNV-1a hash of the name.
-fn uniform(name: &str, n: usize) -> Vec<f64> {
-    let hash = |seed: u64, byte: u8| (seed ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    let seed = name.bytes().fold(0xcbf2_9ce4_8422_2325, hash);
-    let number = |i: u64| {
-        let z = seed.wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 40) as f64 / f64::from(1u32 << 24)
-    };
-    (1..=n as u64).map(number).collect()
-}
-
 fn images(name: &str, size_px: usize) -> Vec<u8> {
     let color = uniform(&format!("{name}.colors"), 12);
     let noise = uniform(&format!("{name}.noise"), 12 * size_px * size_px);
@@ -138,23 +126,10 @@ fn images(name: &str, size_px: usize) -> Vec<u8> {
     noise.iter().enumerate().map(|(i, noise)| (color[i / plane] * 160.0 + noise * 95.0) as u8).collect()
 }
 
-/// The weights that the script gives networks.
+/// A unit's shard with the weights that the script gives networks.
 fn filled(unit: &dyn Unit) -> UnitShard {
     let mut shard = UnitShard::init(unit, 0, Topology::SOLO, &[], &[], &Device::flex());
-    let mut flat = vec![0.0; shard.layout.padded];
-    for slot in &shard.layout.params {
-        let name = shard.layout.full_name(slot);
-        let shape = &slot.spec.shape;
-        let bound = (6.0 / shape[1..].iter().product::<usize>() as f64).sqrt();
-        let value = |number: f64| match &name {
-            _ if shape.len() > 1 => (number * 2.0 - 1.0) * bound,
-            name if name.ends_with("running_var") || name.ends_with("weight") => number + 0.5,
-            _ => number * 0.2 - 0.1,
-        };
-        let values = uniform(&name, slot.spec.numel()).into_iter().map(|number| value(number) as f32);
-        flat[slot.range()].copy_from_slice(&values.collect::<Vec<_>>());
-    }
-    shard.student = Tensor::from_floats(flat.as_slice(), &Device::flex());
+    shard.student = weights(&shard);
     shard
 }
 

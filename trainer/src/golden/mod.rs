@@ -1,10 +1,12 @@
-//! What PyTorch computes of the same numbers (`scripts/golden`, in f64), beside what is computed here.
+//! What PyTorch and the official code of methods compute of the same numbers (`scripts/golden`, in f64), beside what is computed
+//! here.
 
 mod convolution;
+mod names;
 mod network;
 mod objectives;
+mod official;
 mod optimizer;
-mod run;
 
 use burn_tensor::{Device, Tensor, TensorData};
 use safetensors::{Dtype, SafeTensors};
@@ -18,8 +20,12 @@ struct Golden(Vec<u8>);
 
 impl Golden {
     fn open(name: &str) -> Self {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/training");
-        Self(std::fs::read(format!("{folder}/{name}.safetensors")).unwrap())
+        Self::open_in("training", name)
+    }
+
+    fn open_in(folder: &str, name: &str) -> Self {
+        let goldens = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden");
+        Self(std::fs::read(format!("{goldens}/{folder}/{name}.safetensors")).unwrap())
     }
 
     fn names(&self) -> Vec<String> {

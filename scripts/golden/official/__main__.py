@@ -1,0 +1,80 @@
+"""Makes tests/golden/official/: what the official training code of four methods computes of small networks, on a CPU, in f64.
+
+Needs torch, torchvision, timm, safetensors and fvcore, and the official repositories as they are. Run at the root of the repository:
+
+    python scripts/golden/official --swav DIR --vissl DIR --classy DIR --apex DIR --lejepa DIR --dino DIR --dinov2 DIR
+
+`--classy` is facebookresearch/ClassyVision, `--apex` NVIDIA/apex before May 2025, which removed LARC. Nothing of these repositories is
+kept here but the numbers that they compute: losses and rates of every step, weights at the end.
+"""
+
+import os
+import warnings
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+warnings.filterwarnings("ignore")
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+import torchvision  # noqa: F401, before modules are stood in for
+from safetensors.torch import save_file
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from dino import DINO_RESNET, DINO_VIT, balanced, dino
+from lejepa import lejepa
+from numbers_by_name import check_chacha
+from simclr import simclr
+from swav import swav
+
+OUT = Path("tests/golden/official")
+
+
+def runs(paths) -> dict:
+    small, large = [(2, 32), (3, 16)], [(2, 64), (2, 32)]
+    vit = lambda name, norm, more=(), **options: dino(paths, name, "golden_vit", norm, [*DINO_VIT, *more], small, **options)
+    return {
+        "swav": lambda: swav(paths, "swav", 0),
+        "swav_queue": lambda: swav(paths, "swav_queue", 32),
+        "simclr": lambda: simclr(paths),
+        "lejepa_all": lambda: lejepa(paths, "lejepa_all", "all"),
+        "lejepa_global": lambda: lejepa(paths, "lejepa_global", "global"),
+        "dino": lambda: vit("dino_official", False),
+        "dino_norm": lambda: vit("dino_official_norm", True),
+        # The views of this name are far from the ties of a rectifier or a maximum, which rounding would decide.
+        "dino_resnet": lambda: dino(paths, "dino_resnet_c", "golden_resnet", True, DINO_RESNET, large),
+        "dino_balanced": lambda: vit("dinov2_balanced", False, ["--freeze_last_layer", "0"], more_losses=balanced(paths)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name in ("swav", "vissl", "classy", "apex", "lejepa", "dino", "dinov2"):
+        parser.add_argument(f"--{name}", required=True, type=Path)
+    parser.add_argument("--only", nargs="*")
+    paths = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    check_chacha()
+    OUT.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+        for name, make in runs(paths).items():
+            if paths.only and name not in paths.only:
+                continue
+            rates = []
+            hook = register_optimizer_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
+            made = make() | {"lr": torch.tensor(rates)}
+            hook.remove()
+            losses = " ".join(f"{loss:.6f}" for loss in made["loss"].tolist())
+            print(f"{name}: {losses}", flush=True)
+            file = OUT / f"{name}.safetensors"
+            save_file({key: value.detach().float().contiguous() for key, value in made.items()}, file)
+            file.chmod(0o644)
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+//! Runs of the official training code (`scripts/golden/official`) from equal weights and equal views: rates and losses of every
+//! step, weights of student and teacher at the end, SwAV's queue and DINO's center.
+
+use augment::{Batch, GroupSpec, Views};
+use burn_tensor::{Device, Tensor};
+
+use super::names::{uniform, weights};
+use super::{Golden, assert_near};
+use crate::comm::communicator::Comm;
+use crate::device::host::to_host;
+use crate::optim::state::UnitShard;
+use crate::step::Trainer;
+use crate::{Plan, Recipe};
+
+const BATCH: usize = 16;
+
+/// Batches that a run goes through again and again.
+const N_BATCHES: u64 = 3;
+
+/// A run of an official program.
+struct Run {
+    file: &'static str,
+    /// Name that its views are made of.
+    views: &'static str,
+    recipe: String,
+    /// Largest difference of a loss, relative to it.
+    loss: f32,
+    /// Largest difference of a value of a parameter, relative to the largest.
+    weights: f32,
+    /// Parameters that the loss does not depend on, whose gradients are rounding that AdamW turns into steps of full size:
+    /// biases before a batch normalization, and running means that follow them.
+    blind: &'static [&'static str],
+}
+
+const VIT: &str = r#"
+[model]
+arch = "vit"
+image_px = 32
+patch_px = 8
+width = 24
+depth = 2
+heads = 2
+mlp_ratio = 2.0
+"#;
+
+const RESNET: &str = r#"
+[model]
+arch = "resnet"
+image_px = 64
+depth = 10
+width = 4
+"#;
+
+fn views(global_px: u32, local_px: u32, n_local: usize) -> String {
+    format!("[views]\npreset = 'dino'\nglobal_px = {global_px}\nlocal_px = {local_px}\nn_local = {n_local}\n")
+}
+
+fn recipe(parts: &[&str]) -> String {
+    let run = "[run]\nworkers = 1\n";
+    format!("name = 'official'\nseed = 0\n{}{run}", parts.concat())
+}
+
+fn swav(file: &'static str, queue: usize) -> Run {
+    let method = format!(
+        "[method]\nname = 'swav'\nprototypes = 10\nhead_hidden = [12]\nhead_output = 8\n\
+         freeze_prototypes = {{ steps = 3 }}\nqueue = {queue}\nqueue_start = {{ steps = 4 }}\n"
+    );
+    let optim = r#"
+[optim]
+batch_size = 16
+length = { steps = 12 }
+algorithm = "larc"
+lr = 0.3
+lr_scaling = "fixed"
+start_lr = 0.03
+min_lr = 0.006
+warmup = { steps = 4 }
+weight_decay = [0.01, 0.01]
+decay_vectors = true
+"#;
+    let recipe = recipe(&[RESNET, &method, &views(64, 32, 2), optim]);
+    Run { file, views: file, recipe, loss: 5e-5, weights: 1e-4, blind: &[] }
+}
+
+fn simclr() -> Run {
+    let method = "[method]\nname = 'simclr'\ntemperature = 0.1\nhead_hidden = [12]\nhead_output = 8\n\
+                  head_batch_norm = false\n";
+    let optim = r#"
+[optim]
+batch_size = 16
+length = { steps = 12 }
+algorithm = "larc"
+lr = 0.6
+lr_scaling = "fixed"
+min_lr = 0.0
+warmup = { steps = 0 }
+weight_decay = [0.01, 0.01]
+decay_vectors = true
+"#;
+    let recipe = recipe(&[RESNET, method, &views(64, 32, 0), optim]);
+    Run { file: "simclr", views: "simclr", recipe, loss: 5e-5, weights: 1e-4, blind: &[] }
+}
+
+fn lejepa(file: &'static str, center: &str, views: &str) -> Run {
+    let method = format!(
+        "pos_antialias = true\n[method]\nname = 'lejepa'\nsigreg_weight = 0.05\ndirections = 256\n\
+         head_hidden = [16, 16]\nhead_output = 8\ncenter = '{center}'\n"
+    );
+    let optim = r#"
+[optim]
+batch_size = 16
+length = { steps = 20 }
+lr = 2e-3
+lr_scaling = "fixed"
+start_lr = 2e-5
+min_lr = 1e-3
+warmup = { steps = 1 }
+weight_decay = [0.05, 0.05]
+decay_vectors = true
+clip_norm = 0.0
+"#;
+    let blind = &[
+        "norm.bias",
+        "head.projection.linear0.bias",
+        "head.projection.linear1.bias",
+        "head.projection.norm0.running_mean",
+        "head.projection.norm1.running_mean",
+    ];
+    let recipe = recipe(&[VIT, &method, views, optim]);
+    Run { file, views: file, recipe, loss: 4e-5, weights: 5e-5, blind }
+}
+
+/// Three views of one size.
+const ONE_SIZE: &str = r#"
+[views]
+preset = "custom"
+[[views.crops]]
+count = 3
+size_px = 32
+scale = [0.08, 1.0]
+flip_p = 0.5
+jitter = { brightness = 0.4, contrast = 0.4, saturation = 0.2, hue = 0.1, p = 0.8 }
+gray_p = 0.2
+blur_p = 0.5
+blur_sigma = [0.1, 2.0]
+solarize_p = 0.2
+"#;
+
+fn dino(file: &'static str, views_name: &'static str, more: &str) -> Run {
+    let method = format!(
+        "pos_offset = 0.1\n[method]\nname = 'dino'\nprototypes = 16\nhead_hidden = 12\nhead_bottleneck = 8\n\
+         teacher_temp_warmup = {{ steps = 0 }}\n{more}"
+    );
+    let optim = r#"
+[optim]
+batch_size = 16
+length = { steps = 16 }
+lr = 0.02
+lr_scaling = "linear"
+min_lr = 1e-5
+warmup = { steps = 4 }
+weight_decay = [0.04, 0.4]
+clip_norm = 0.3
+[teacher]
+decay = [0.9, 1.0]
+"#;
+    let recipe = recipe(&[VIT, &method, &views(32, 16, 3), optim]);
+    Run { file, views: views_name, recipe, loss: 1e-5, weights: 5e-5, blind: &[] }
+}
+
+const DINO: &str = "teacher_temp = [0.05, 0.05]\nfreeze_last_layer = { steps = 4 }\n";
+
+fn dino_resnet() -> Run {
+    let method = format!(
+        "[method]\nname = 'dino'\nprototypes = 16\nhead_hidden = 12\nhead_bottleneck = 8\n\
+         teacher_temp_warmup = {{ steps = 0 }}\nnorm_last_layer = true\n{DINO}"
+    );
+    let optim = r#"
+[optim]
+batch_size = 16
+length = { steps = 16 }
+algorithm = "sgd"
+lr = 0.16
+min_lr = 1e-5
+warmup = { steps = 4 }
+weight_decay = [0.01, 0.05]
+clip_norm = 0.3
+[teacher]
+decay = [0.9, 1.0]
+"#;
+    let recipe = recipe(&[RESNET, &method, &views(64, 32, 2), optim]);
+    Run { file: "dino_resnet", views: "dino_resnet_c", recipe, loss: 5e-5, weights: 1e-4, blind: &[] }
+}
+
+/// Batch `number` of the views `name`: noise around a color of each image's own.
+fn batch(plan: &Plan, name: &str, number: u64) -> Batch {
+    let colors = uniform(&format!("{name}.{number}.colors"), 3 * BATCH);
+    let group = |(i, group): (usize, GroupSpec)| {
+        let plane = (group.size_px * group.size_px) as usize;
+        let n_values = group.n_views * 3 * plane;
+        let noise = uniform(&format!("{name}.{number}.{i}.noise"), BATCH * n_values);
+        let byte = |(at, noise): (usize, f64)| {
+            let color = colors[3 * (at / n_values) + at / plane % 3];
+            (color * 160.0 + noise * 95.0) as u8
+        };
+        noise.into_iter().enumerate().map(byte).collect::<Vec<u8>>()
+    };
+    let groups: Vec<Vec<u8>> = plan.multicrop().groups().into_iter().enumerate().map(group).collect();
+    let image = |i: usize| Views {
+        groups: groups.iter().map(|all| all[i * all.len() / BATCH..][..all.len() / BATCH].to_vec()).collect(),
+    };
+    Batch {
+        index: number,
+        samples: (0..BATCH).map(image).collect(),
+        labels: vec![None; BATCH],
+        sample_ids: (0..BATCH as u64).collect(),
+    }
+}
+
+/// `values` with the golden ones where keys have their biases: softmax is blind to these, so that their gradient is
+/// nothing but rounding, and AdamW turns rounding into steps of full size.
+fn without_key_biases(values: &Tensor<1>, golden: Tensor<1>, shard: &UnitShard) -> Tensor<1> {
+    let Some(qkv) = shard.layout.position("attn.qkv.bias") else { return values.clone() };
+    let bias = shard.layout.params[qkv].range();
+    let keys = bias.start + bias.len() / 3..bias.end - bias.len() / 3;
+    values.clone().slice_assign(keys.clone(), golden.slice(keys))
+}
+
+fn check(run: &Run, overrides: &[&str]) {
+    let golden = Golden::open_in("official", run.file);
+    let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
+    let plan = Plan::resolve(Recipe::parse(&run.recipe, run.file, &overrides).unwrap(), 64).unwrap();
+    let mut trainer: Trainer = plan.trainer(Comm::solo(), &Device::flex()).unwrap();
+    for shard in &mut trainer.state.shards {
+        shard.student = weights(shard);
+        let student = shard.student.clone();
+        shard.followers.iter_mut().for_each(|follower| follower.values = student.clone());
+    }
+    let batches: Vec<Batch> = (0..N_BATCHES).map(|number| batch(&plan, run.views, number)).collect();
+    let (losses, rates) = (golden.values("loss"), golden.values("lr"));
+    assert_eq!(losses.len() as u64, plan.total_steps);
+    for (step, (loss, rate)) in (0..).zip(losses.iter().zip(&rates)) {
+        let knobs = plan.schedules().at(step);
+        assert!((knobs.lr as f32 - rate).abs() <= 1e-6 * rate.abs(), "{} {step}: {}", run.file, knobs.lr);
+        let ours = trainer.step(&batches[(step % N_BATCHES) as usize], &knobs).unwrap().loss as f32;
+        assert!((ours - loss).abs() <= run.loss * loss.abs(), "{} step {step}: {ours} {loss}", run.file);
+    }
+    for shard in &trainer.state.shards {
+        let moments = plan.optimizer().moments();
+        for (name, values) in shard.buffers().filter(|(name, _)| !moments.contains(name)) {
+            let flat = to_host(without_key_biases(values, golden.flat(name, shard), shard));
+            for slot in &shard.layout.params {
+                let param = shard.layout.full_name(slot);
+                if !run.blind.contains(&param.as_str()) {
+                    let key = format!("{name}.{param}");
+                    assert_near(&key, &flat[slot.range()], &golden.values(&key), run.weights);
+                }
+            }
+        }
+    }
+    for (name, values) in trainer.state.method.state() {
+        if golden.names().contains(&name) {
+            assert_near(&name, &values, &golden.values(&name), run.weights);
+        }
+    }
+}
+
+/// As one micro-batch with whole graphs, and as four whose graphs are computed again, on two workers.
+fn check_both(run: &Run) {
+    check(run, &[]);
+    check(run, &["optim.micro_batches=4", "run.workers=2", "run.keep=0"]);
+}
+
+#[test]
+fn swav_is_the_official_run() {
+    check_both(&swav("swav", 0));
+    check_both(&swav("swav_queue", 32));
+}
+
+#[test]
+fn simclr_is_vissls_run() {
+    check_both(&simclr());
+}
+
+#[test]
+fn lejepa_is_the_official_run() {
+    check_both(&lejepa("lejepa_all", "all", ONE_SIZE));
+    check_both(&lejepa("lejepa_global", "global", &views(32, 16, 2)));
+}
+
+#[test]
+fn dino_is_the_official_run() {
+    let trained = format!("{DINO}norm_last_layer = false\n");
+    check_both(&dino("dino", "dino_official", &trained));
+    let fixed = format!("{DINO}norm_last_layer = true\n");
+    check_both(&dino("dino_norm", "dino_official_norm", &fixed));
+}
+
+#[test]
+fn dino_with_a_resnet_is_the_official_run() {
+    check_both(&dino_resnet());
+}
+
+/// Sinkhorn-Knopp, KoLeo and clipping by module of DINOv2's code, in DINO's loop.
+#[test]
+fn dino_with_dinov2s_losses_is_the_official_run() {
+    let balanced = "teacher_temp = [0.07, 0.07]\nfreeze_last_layer = { steps = 0 }\nnorm_last_layer = false\n\
+                    centering = 'sinkhorn'\nkoleo_weight = 0.1\n";
+    let mut run = dino("dino_balanced", "dinov2_balanced", balanced);
+    run.recipe = run.recipe.replace("clip_norm = 0.3", "clip_norm = 0.3\nclip = 'per_module'");
+    check_both(&run);
+}
