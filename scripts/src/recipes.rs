@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use trainer::Recipe;
 
 /// The recipes that ship with the program.
-const BUILT_IN: [(&str, &str); 18] = [
+const BUILT_IN: [(&str, &str); 20] = [
     ("quickstart", include_str!("../recipes/quickstart.toml")),
     ("dino_cifar", include_str!("../recipes/dino_cifar.toml")),
     ("dino_resnet50", include_str!("../recipes/dino_resnet50.toml")),
@@ -16,6 +16,7 @@ const BUILT_IN: [(&str, &str); 18] = [
     ("dino_vits16_released", include_str!("../recipes/dino_vits16_released.toml")),
     ("lejepa_cifar", include_str!("../recipes/lejepa_cifar.toml")),
     ("lejepa_vits16", include_str!("../recipes/lejepa_vits16.toml")),
+    ("lejepa_vits8_imagenette", include_str!("../recipes/lejepa_vits8_imagenette.toml")),
     ("seer_regnety_10b", include_str!("../recipes/seer_regnety_10b.toml")),
     ("seer_regnety_128gf", include_str!("../recipes/seer_regnety_128gf.toml")),
     ("seer_regnety_256gf", include_str!("../recipes/seer_regnety_256gf.toml")),
@@ -25,6 +26,7 @@ const BUILT_IN: [(&str, &str); 18] = [
     ("simclr_resnet50", include_str!("../recipes/simclr_resnet50.toml")),
     ("swav_cifar", include_str!("../recipes/swav_cifar.toml")),
     ("swav_resnet50", include_str!("../recipes/swav_resnet50.toml")),
+    ("swav_resnet50_bs256", include_str!("../recipes/swav_resnet50_bs256.toml")),
 ];
 
 /// No recipe is as long.

@@ -69,6 +69,8 @@ mod prep;
 mod ranks;
 /// The lines of the README, as they stand.
 mod readme;
+/// Recipes beside what was published of them.
+mod recipes;
 /// A page about runs, and the list of them.
 mod report;
 /// Killed and stopped runs continue bit for bit.

@@ -94,11 +94,11 @@ pub fn preset(name: &str) -> Option<ModelCost> {
         "vit-g" => transformer(name, sizes(1536, 40, 24, 4096, 3, 14), &v2),
         "vit-7b" => transformer(name, sizes(4096, 40, 32, 8192, 3, 16), &v3),
         "resnet50" => resnet(name, 50),
-        "seer-rg32gf" => seer(name, "32gf"),
-        "seer-rg64gf" => seer(name, "64gf"),
-        "seer-rg128gf" => seer(name, "128gf"),
-        "seer-rg256gf" => seer(name, "256gf"),
-        "seer-rg10b" => seer(name, "10b"),
+        "seer-rg32gf" => seer(name, "32gf", 4096, true, 224),
+        "seer-rg64gf" => seer(name, "64gf", 8192, false, 224),
+        "seer-rg128gf" => seer(name, "128gf", 8192, false, 224),
+        "seer-rg256gf" => seer(name, "256gf", 8192, false, 224),
+        "seer-rg10b" => seer(name, "10b", 8192, false, 160),
         _ => return None,
     })
 }
@@ -186,11 +186,13 @@ fn swav_views(global_px: u32, n_local: usize) -> MultiCrop {
 }
 
 /// SEER's RegNetY under SwAV, with stochastic gradient descent.
-fn seer(name: &str, size: &str) -> ModelCost {
+fn seer(name: &str, size: &str, hidden: usize, batch_norm: bool, global_px: u32) -> ModelCost {
     let model = format!("arch = 'regnet_y'\nimage_px = 224\nsize = '{size}'");
-    let method = "name = 'swav'\nprototypes = 16000\nhead_hidden = [8192, 8192]\nhead_output = 256\n\
-                  head_batch_norm = false\nfreeze_prototypes = { steps = 0 }\nqueue_start = { steps = 0 }";
-    of_units(name, &model, method, swav_views(160, 4), 1)
+    let method = format!(
+        "name = 'swav'\nprototypes = 16000\nhead_hidden = [{hidden}, {hidden}]\nhead_output = 256\n\
+         head_batch_norm = {batch_norm}\nfreeze_prototypes = {{ steps = 0 }}\nqueue_start = {{ steps = 0 }}"
+    );
+    of_units(name, &model, &method, swav_views(global_px, 4), 1)
 }
 
 /// A ResNet under SwAV.
@@ -225,7 +227,7 @@ mod tests {
             ("vit-g", 1135.0, 99.4),
             ("vit-7b", 6716.0, 311.0),
             ("resnet50", 23.6, 4.8),
-            ("seer-rg32gf", 141.4, 103.8),
+            ("seer-rg32gf", 141.4, 37.15),
             ("seer-rg256gf", 1_272.0, 158.9),
             // Ten thousand by name; its widths and depths give 9.3.
             ("seer-rg10b", 9_324.0, 305.0),

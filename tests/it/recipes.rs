@@ -1,0 +1,134 @@
+//! Recipes beside what was published of them, and their headers.
+
+use std::collections::BTreeMap;
+
+use toml::{Table, Value};
+use trainer::{Plan, Recipe};
+
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/recipes");
+
+/// Names and texts of all recipes.
+fn recipes() -> BTreeMap<String, String> {
+    let files = std::fs::read_dir(FOLDER).unwrap().map(|file| file.unwrap().path());
+    let named = |path: std::path::PathBuf| {
+        let name = path.file_stem().unwrap().to_str().unwrap().to_string();
+        (name, std::fs::read_to_string(path).unwrap())
+    };
+    files.map(named).collect()
+}
+
+fn published() -> Table {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/published.toml");
+    std::fs::read_to_string(file).unwrap().parse().unwrap()
+}
+
+/// The comment at the start of a recipe, as one line.
+fn header(text: &str) -> String {
+    let lines =
+        text.lines().take_while(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
+    lines.collect::<Vec<_>>().join(" ")
+}
+
+/// The value at a dotted key; a number in it is a place in a list.
+fn at<'v>(value: &'v Value, key: &str) -> Option<&'v Value> {
+    key.split('.').try_fold(value, |value, part| match part.parse::<usize>() {
+        Ok(place) => value.get(place),
+        Err(_) => value.get(part),
+    })
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    match value {
+        Value::Integer(number) => vec![*number as f64],
+        Value::Float(number) => vec![*number],
+        Value::Array(values) => values.iter().flat_map(numbers).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Equal numbers, but for the rounding of what is kept in f32.
+fn same(a: &Value, b: &Value) -> bool {
+    let (a_numbers, b_numbers) = (numbers(a), numbers(b));
+    if a_numbers.is_empty() {
+        return a == b;
+    }
+    a_numbers.len() == b_numbers.len()
+        && a_numbers.iter().zip(&b_numbers).all(|(a, b)| (a - b).abs() <= 1e-7 * b.abs())
+}
+
+#[test]
+fn recipes_have_the_values_that_were_published() {
+    let recipes = recipes();
+    for (name, facts) in published() {
+        let n_samples = facts["n_samples"].as_integer().unwrap() as u64;
+        let plan = Plan::resolve(Recipe::parse(&recipes[&name], &name, &[]).unwrap(), n_samples).unwrap();
+        let written = Value::try_from(&plan.recipe).unwrap();
+        for (key, expected) in facts["keys"].as_table().unwrap() {
+            let value = at(&written, key).unwrap_or_else(|| panic!("{name} has no {key}"));
+            assert!(same(value, expected), "{name}: {key} is {value}, published {expected}");
+        }
+        assert_eq!(plan.total_steps as i64, facts["steps"].as_integer().unwrap(), "{name}");
+        let schedule = plan.schedules().lr;
+        for pair in facts["rates"].as_array().unwrap() {
+            let [step, expected] = numbers(pair).try_into().unwrap();
+            let rate = schedule.at(step as u64);
+            assert!(
+                (rate - expected).abs() <= 2e-6 * expected,
+                "{name} at step {step}: {rate}, published {expected}"
+            );
+        }
+    }
+}
+
+#[test]
+fn headers_say_command_publication_machine_and_score() {
+    let published = published();
+    for (name, text) in recipes() {
+        let header = header(&text);
+        for field in ["command ", "published ", "machine ", "score "] {
+            assert!(header.contains(field), "{name}: no {field}");
+        }
+        assert!(header.contains(&format!("--recipe {name} ")) || name == "quickstart", "{name}: its command");
+        let is_own = header.contains("No publication has this run");
+        assert_ne!(is_own, published.contains_key(&name), "{name}: tests/golden/published.toml");
+        let Some(facts) = published.get(&name) else { continue };
+        for words in facts["header"].as_array().unwrap() {
+            assert!(header.contains(words.as_str().unwrap()), "{name}: nothing of {words}");
+        }
+        check_numbers(&name, &header, &text);
+    }
+}
+
+/// Numbers of the header that the recipe has as well.
+fn check_numbers(name: &str, header: &str, text: &str) {
+    let recipe = Recipe::parse(text, name, &[]).unwrap();
+    let before = |unit: &str| -> Option<f64> {
+        let (ahead, _) = header.split_once(unit)?;
+        ahead.rsplit(' ').next()?.replace([',', '('], "").parse().ok()
+    };
+    if let Some(epochs) = before(" epochs") {
+        let length = Value::try_from(recipe.optim.length).unwrap();
+        let steps = length.get("steps").is_some();
+        assert!(steps || numbers(&length["epochs"]) == [epochs], "{name}: {epochs} epochs");
+    }
+    if let Some(size) = header
+        .split("in batches of ")
+        .nth(1)
+        .filter(|_| header.find("in batches of ") < header.find("command"))
+    {
+        let size: String = size
+            .chars()
+            .take_while(|c| c.is_ascii_digit() || *c == ',')
+            .filter(char::is_ascii_digit)
+            .collect();
+        assert_eq!(size.parse::<usize>().unwrap(), recipe.optim.batch_size, "{name}: batches");
+    }
+    let units = [(" M parameters", 1e6), (" B parameters", 1e9)];
+    for (unit, scale) in units {
+        let Some(count) = before(unit) else { continue };
+        let preset = format!("seer-rg{}", name.trim_start_matches("seer_regnety_"));
+        let model = trainer::estimate::preset(&preset).unwrap();
+        let n_params: usize = model.backbone.iter().map(|unit| unit.numel).sum();
+        assert!((n_params as f64 / scale / count - 1.0).abs() < 0.03, "{name}: {n_params} parameters");
+    }
+}
