@@ -12,11 +12,13 @@
 //!
 //! This crate knows nothing of images, tensors or training.
 
+mod braces;
 pub(crate) mod error;
 pub mod file;
 mod hash;
 pub mod read;
 pub mod remote;
+pub mod secrets;
 pub mod shard;
 mod source;
 pub(crate) mod storage;

@@ -9,12 +9,8 @@ use std::path::{Path, PathBuf};
 use url::Url;
 
 use crate::PipelineError;
-
-/// More shards than any real list has; a typing error such as `{0..99999999999}` stops here.
-pub(crate) const MAX_SHARDS: usize = 1_000_000;
-
-/// Schemes of servers and stores.
-const REMOTE_SCHEMES: [&str; 5] = ["http", "https", "s3", "gs", "az"];
+use crate::braces::{MAX_SHARDS, expand_braces, split_list};
+use crate::secrets::{self, REMOTE_SCHEMES, without_secrets};
 
 /// Where a shard is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -23,7 +19,7 @@ pub enum ShardUrl {
     File(PathBuf),
     /// On a server or in a store: `http`, `https`, `s3`, `gs`, `az`.
     Remote(Url),
-    /// What a shell command writes.
+    /// What a shell command writes. Only the user names commands, on the command line.
     Pipe(String),
 }
 
@@ -35,17 +31,13 @@ pub enum ShardUrl {
 pub fn expand(specs: &[String]) -> Result<Vec<ShardUrl>, PipelineError> {
     let mut urls = Vec::new();
     for spec in specs {
-        let bad = |reason: String| PipelineError::BadUrl { spec: spec.clone(), reason };
-        for part in split_list(spec).into_iter().filter(|part| !part.is_empty()) {
-            let mut expanded = Vec::new();
-            expand_braces(part, &mut expanded).map_err(bad)?;
-            for url in expanded {
-                match ShardUrl::parse(&url).map_err(bad)? {
-                    ShardUrl::File(path) => {
-                        urls.extend(files_at(path).map_err(bad)?.into_iter().map(ShardUrl::File))
-                    }
-                    url => urls.push(url),
+        let bad = |reason: String| bad_url(spec, reason);
+        for url in named(spec).map_err(bad)? {
+            match url {
+                ShardUrl::File(path) => {
+                    urls.extend(files_at(path).map_err(bad)?.into_iter().map(ShardUrl::File))
                 }
+                url => urls.push(url),
             }
             if urls.len() > MAX_SHARDS {
                 return Err(bad(format!("names more than {MAX_SHARDS} shards")));
@@ -53,9 +45,35 @@ pub fn expand(specs: &[String]) -> Result<Vec<ShardUrl>, PipelineError> {
         }
     }
     if urls.is_empty() {
-        return Err(PipelineError::BadUrl { spec: specs.join(" "), reason: "names no shard".into() });
+        return Err(bad_url(&specs.join(" "), "names no shard".into()));
     }
     Ok(urls)
+}
+
+/// Whether one of `specs` names a command.
+pub fn names_a_command(specs: &[String]) -> bool {
+    let is_command = |url: &ShardUrl| matches!(url, ShardUrl::Pipe(_));
+    specs.iter().filter_map(|spec| named(spec).ok()).flatten().any(|url| is_command(&url))
+}
+
+/// What `spec` names, folders and patterns as they are written.
+fn named(spec: &str) -> Result<Vec<ShardUrl>, String> {
+    let mut urls = Vec::new();
+    for part in split_list(spec).into_iter().filter(|part| !part.is_empty()) {
+        let mut expanded = Vec::new();
+        expand_braces(part, &mut expanded)?;
+        for url in expanded {
+            urls.push(ShardUrl::parse(&url)?);
+        }
+    }
+    Ok(urls)
+}
+
+/// An error about a list. Its reason may quote parts of it, which are left out where they may hold a password.
+pub(crate) fn bad_url(spec: &str, reason: String) -> PipelineError {
+    let shown = without_secrets(spec);
+    let reason = if shown == spec { reason } else { "it cannot be read".into() };
+    PipelineError::BadUrl { spec: shown, reason }
 }
 
 /// Whether `path` has the name of a shard.
@@ -183,7 +201,7 @@ impl ShardUrl {
         match (self, absolute.then(|| Self::parse(reference)).transpose()?) {
             (_, Some(Self::Pipe(_))) => Err("a list cannot name commands".into()),
             (Self::Remote(_), Some(Self::File(_))) => {
-                Err(format!("a list from elsewhere cannot name {reference}"))
+                Err(format!("a list from elsewhere cannot name {}", without_secrets(reference)))
             }
             (_, Some(url)) => Ok(url),
             (Self::Remote(base), None) => base.join(reference).map(Self::Remote).map_err(|e| e.to_string()),
@@ -199,131 +217,10 @@ impl fmt::Display for ShardUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => write!(f, "{}", path.display()),
-            Self::Remote(url) => write!(f, "{}", redacted(url)),
-            Self::Pipe(command) => write!(f, "pipe:{command}"),
+            Self::Remote(url) => write!(f, "{}", secrets::name_of_url(url)),
+            Self::Pipe(command) => write!(f, "{}", secrets::name_of_command(command)),
         }
     }
-}
-
-/// A URL for messages and ledgers: without a password, and without a query that is signed.
-pub(crate) fn redacted(url: &Url) -> String {
-    let mut url = url.clone();
-    // Neither can be set on a URL without a host, which has neither.
-    let _ = url.set_password(None);
-    let _ = url.set_username("");
-    let query = url.query().unwrap_or_default().to_ascii_lowercase();
-    if ["sig", "token", "key", "credential"].iter().any(|secret| query.contains(secret)) {
-        url.set_query(Some("REDACTED"));
-    }
-    url.to_string()
-}
-
-/// Splits at `::`, which also stands in hosts of version 6: `http://[::1]/a.tar`.
-fn split_list(spec: &str) -> Vec<&str> {
-    let (mut parts, mut start, mut at) = (Vec::new(), 0, 0);
-    while let Some(found) = spec[at..].find("::").map(|found| at + found) {
-        at = found + 2;
-        if spec[start..found].contains("://[") && !spec[start..found].contains(']') {
-            continue;
-        }
-        parts.push(&spec[start..found]);
-        start = at;
-    }
-    parts.push(&spec[start..]);
-    parts
-}
-
-/// Expands the first brace group of `text` and recurses into what follows.
-fn expand_braces(text: &str, out: &mut Vec<String>) -> Result<(), String> {
-    let Some(open) = text.find('{') else {
-        if text.contains('}') {
-            return Err("a closing brace without an opening one".into());
-        }
-        out.push(text.to_string());
-        return Ok(());
-    };
-    let close = matching_brace(&text[open..]).ok_or("an opening brace without a closing one")? + open;
-    let (head, body, tail) = (&text[..open], &text[open + 1..close], &text[close + 1..]);
-    let mut tails = Vec::new();
-    expand_braces(tail, &mut tails)?;
-    let choices = alternatives(body)?;
-    // A group of one is no group, as in the shell: `awk '{print $1}'`.
-    let literal = choices.len() == 1 && !body.contains("..");
-    for choice in choices {
-        let choice = if literal { format!("{{{choice}}}") } else { choice };
-        for tail in &tails {
-            if out.len() >= MAX_SHARDS {
-                return Err(format!("names more than {MAX_SHARDS} shards"));
-            }
-            out.push(format!("{head}{choice}{tail}"));
-        }
-    }
-    Ok(())
-}
-
-/// Position of the brace that closes the one at byte 0.
-fn matching_brace(text: &str) -> Option<usize> {
-    let mut depth = 0usize;
-    for (at, c) in text.char_indices() {
-        match c {
-            '{' => depth += 1,
-            '}' => {
-                depth -= 1;
-                if depth == 0 {
-                    return Some(at);
-                }
-            }
-            _ => {}
-        }
-    }
-    None
-}
-
-fn alternatives(body: &str) -> Result<Vec<String>, String> {
-    if let Some((first, last)) = body.split_once("..")
-        && !body.contains(['{', ','])
-    {
-        return range(first, last);
-    }
-    let mut choices = Vec::new();
-    for choice in split_top_level(body) {
-        expand_braces(choice, &mut choices)?;
-    }
-    Ok(choices)
-}
-
-/// Splits at the commas that stand outside nested braces.
-fn split_top_level(body: &str) -> Vec<&str> {
-    let (mut parts, mut depth, mut start) = (Vec::new(), 0i32, 0);
-    for (at, c) in body.char_indices() {
-        match c {
-            '{' => depth += 1,
-            '}' => depth -= 1,
-            ',' if depth == 0 => {
-                parts.push(&body[start..at]);
-                start = at + 1;
-            }
-            _ => {}
-        }
-    }
-    parts.push(&body[start..]);
-    parts
-}
-
-/// `000..012` keeps the zero padding of its first number, as the shell does.
-fn range(first: &str, last: &str) -> Result<Vec<String>, String> {
-    let number = |text: &str| {
-        text.parse::<u64>().map_err(|_| format!("{text:?} in {{{first}..{last}}} is not a number"))
-    };
-    let (from, to) = (number(first)?, number(last)?);
-    if to < from {
-        return Err(format!("the range {{{first}..{last}}} runs backwards"));
-    }
-    if to - from >= MAX_SHARDS as u64 {
-        return Err(format!("the range {{{first}..{last}}} names more than {MAX_SHARDS} shards"));
-    }
-    let width = if first.starts_with('0') || last.starts_with('0') { first.len().max(last.len()) } else { 0 };
-    Ok((from..=to).map(|n| format!("{n:0width$}")).collect())
 }
 
 #[cfg(test)]
@@ -332,7 +229,11 @@ mod tests {
     use proptest::prelude::*;
 
     fn names(spec: &str) -> Vec<String> {
-        expand(&[spec.to_string()]).expect("valid").into_iter().map(|url| url.to_string()).collect()
+        let name = |url: ShardUrl| match url {
+            ShardUrl::Pipe(command) => format!("pipe:{command}"),
+            url => url.to_string(),
+        };
+        expand(&[spec.to_string()]).expect("valid").into_iter().map(name).collect()
     }
 
     #[test]
@@ -365,6 +266,14 @@ mod tests {
         assert_eq!(url.with_suffix(".idx").expect("a place").to_string(), "https://host/a/b.tar.gz.idx?x=1");
         let signed = parse("https://host/a.tar?X-Amz-Signature=0123&Expires=1");
         assert!(!signed.to_string().contains("0123"), "{signed}");
+    }
+
+    #[test]
+    fn commands_are_seen_wherever_they_stand() {
+        for spec in ["pipe:cat x", "a.tar::pipe:cat x", "{pi,pi}pe:cat x", "{a.tar,pipe:x}"] {
+            assert!(names_a_command(&["b.tar".into(), spec.into()]), "{spec}");
+        }
+        assert!(!names_a_command(&["http://host/pipe:x.tar".into(), "a-{0..3}.tar".into()]));
     }
 
     /// Lists are other people's text.

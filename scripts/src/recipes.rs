@@ -3,6 +3,7 @@
 use std::io::Read;
 
 use anyhow::{Context, bail};
+use pipeline::url::names_a_command;
 use trainer::Recipe;
 
 /// The recipes that ship with the program.
@@ -48,6 +49,20 @@ pub(crate) fn load(name: &str, overrides: &[String]) -> anyhow::Result<Recipe> {
         bail!("{name} is no recipe: it has a megabyte and more");
     }
     Ok(Recipe::parse(&text, name, overrides)?)
+}
+
+/// Refuses commands among the shards of a recipe: recipes are passed on, and nobody expects one to run anything. What
+/// `overrides` name comes from the command line.
+pub(crate) fn refuse_commands(recipe: &Recipe, overrides: &[String]) -> anyhow::Result<()> {
+    let key = |entry: &String| entry.split('=').next().unwrap_or_default().trim().to_string();
+    let by_hand = overrides.iter().map(key).any(|key| key == "data.shards" || key == "data");
+    if !by_hand && names_a_command(&recipe.data.shards) {
+        bail!(
+            "recipe {}: data.shards names a command (pipe:…), which a recipe may not run: give it with --shards",
+            recipe.name
+        );
+    }
+    Ok(())
 }
 
 /// The same for a benchmark: with `batch` images a step, or as `overrides` say, or `usual`.

@@ -75,6 +75,8 @@ mod recipes;
 mod report;
 /// Killed and stopped runs continue bit for bit.
 mod resume;
+/// Passwords, signatures and commands in shard lists.
+mod secrets;
 /// HTTP and S3 servers, faithful and not.
 mod servers;
 /// Images with masks, and images with several classes.

@@ -14,15 +14,15 @@ use crate::support::{World, fails, metrics, ok};
 type Request = (String, Vec<u8>);
 
 /// The server.
-struct Tracker {
-    address: String,
+pub(crate) struct Tracker {
+    pub(crate) address: String,
     requests: Arc<Mutex<Vec<Request>>>,
     /// Requests that are refused from now on.
     refuses: Arc<Mutex<BTreeSet<&'static str>>>,
 }
 
 impl Tracker {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let tracker = Self { address, requests: Arc::default(), refuses: Arc::default() };
@@ -33,6 +33,11 @@ impl Tracker {
             }
         });
         tracker
+    }
+
+    /// Bodies of all requests that were not taken.
+    pub(crate) fn bodies(&self) -> Vec<Vec<u8>> {
+        self.requests.lock().unwrap().iter().map(|(_, body)| body.clone()).collect()
     }
 
     /// Bodies of the requests since the last call whose paths end with `path`.

@@ -10,7 +10,7 @@ use reqwest::{Client, Response, StatusCode};
 use url::Url;
 
 use super::body::{Body, Failure};
-use crate::url::redacted;
+use crate::secrets::name_of_url;
 
 /// An object that a web server has.
 pub(crate) struct HttpObject {
@@ -25,7 +25,7 @@ const OPT_OUTS: [&str; 5] = ["noai", "noimageai", "noindex", "noimageindex", "no
 
 impl HttpObject {
     pub(crate) fn name(&self) -> String {
-        redacted(&self.url)
+        name_of_url(&self.url)
     }
 
     pub(crate) async fn open(&self, from: u64, version: Option<&str>) -> Result<Body, Failure> {

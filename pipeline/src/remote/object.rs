@@ -12,7 +12,7 @@ use object_store::{ClientOptions, Error, GetOptions, GetRange, ObjectStore, Retr
 use url::Url;
 
 use super::body::{Body, Failure};
-use crate::url::redacted;
+use crate::secrets::name_of_url;
 
 /// The library's own retries serve its credentials; shards are continued by [`super::fetch`].
 const OWN_RETRIES: usize = 2;
@@ -29,7 +29,7 @@ pub(crate) struct StoredObject {
 
 impl StoredObject {
     pub(crate) fn name(&self) -> String {
-        redacted(&self.url)
+        name_of_url(&self.url)
     }
 
     pub(crate) async fn open(&self, from: u64, version: Option<&str>) -> Result<Body, Failure> {

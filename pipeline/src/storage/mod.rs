@@ -64,8 +64,7 @@ impl Storage {
             }
         }
         if sources.is_empty() {
-            let reason = "its lists name no shard".into();
-            return Err(PipelineError::BadUrl { spec: specs.join(" "), reason });
+            return Err(url::bad_url(&specs.join(" "), "its lists name no shard".into()));
         }
         Ok(sources)
     }

@@ -6,9 +6,9 @@ use std::os::unix::fs::MetadataExt;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::PipelineError;
 use crate::source::Source;
 use crate::url::ShardUrl;
+use crate::{PipelineError, secrets};
 
 /// The name of a shard in the cache, and of its index. It holds what tells two shards apart; `options` are the
 /// settings of object stores.
@@ -33,7 +33,7 @@ pub(super) fn cache_name(source: &Source, options: &[(String, String)]) -> Resul
             let mut places: Vec<String> =
                 places.filter(|_| stored).map(|(name, value)| format!(" {name}={value}")).collect();
             places.sort();
-            format!("{url}{}", places.concat())
+            format!("{}{}", secrets::identity(url), places.concat())
         }
         // A command depends on where it is run.
         ShardUrl::Pipe(command) => {

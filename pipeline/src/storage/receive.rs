@@ -11,6 +11,7 @@ use crate::PipelineError;
 use crate::hash::hex;
 use crate::remote::body::Failure;
 use crate::remote::{Client, RetryPolicy, Sink, pipe};
+use crate::secrets::name_of_command;
 use crate::source::Source;
 use crate::url::ShardUrl;
 
@@ -95,7 +96,8 @@ fn run_command(command: &str, retry: &RetryPolicy, sink: &mut dyn Sink) -> Resul
         match pipe::run(command, sink) {
             Err(Failure::Passing(reason)) if attempt < COMMAND_ATTEMPTS => {
                 let wait = retry.wait(attempt);
-                tracing::warn!("pipe:{command}: {reason}; again in {:.1} s", wait.as_secs_f64());
+                let name = name_of_command(command);
+                tracing::warn!("{name}: {reason}; again in {:.1} s", wait.as_secs_f64());
                 std::thread::sleep(wait);
             }
             ended => return ended,

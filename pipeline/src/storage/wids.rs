@@ -13,8 +13,9 @@
 use serde::Deserialize;
 
 use crate::PipelineError;
+use crate::braces::MAX_SHARDS;
 use crate::source::Source;
-use crate::url::{MAX_SHARDS, ShardUrl};
+use crate::url::ShardUrl;
 
 /// Lists that name one another are followed this deep.
 const MAX_DEPTH: usize = 8;

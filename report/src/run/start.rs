@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use pipeline::secrets;
 use serde::{Deserialize, Serialize};
 
 use super::jsonl;
@@ -23,14 +24,16 @@ pub struct Start {
     pub world_size: usize,
     /// The folder that paths are relative to.
     pub folder: PathBuf,
-    /// The command of rank 0: the program, then its arguments.
+    /// The command of rank 0: the program, then its arguments, without the secrets of addresses.
     pub command: Vec<String>,
 }
 
 impl Start {
     /// The newest one of the run in `workdir`; `None` for a run of an older release.
     pub(crate) fn last_of(workdir: &Path) -> Result<Option<Self>, ReportError> {
-        Ok(jsonl::rows(&workdir.join(STARTS))?.pop())
+        let newest: Option<Self> = jsonl::rows(&workdir.join(STARTS))?.pop();
+        // An older release has written them out.
+        Ok(newest.as_ref().map(Self::without_secrets))
     }
 
     /// Adds this one to those of the run in `workdir`.
@@ -39,7 +42,7 @@ impl Start {
     /// Those of the file.
     pub fn note(&self, workdir: &Path) -> std::io::Result<()> {
         use std::io::Write;
-        let line = format!("{}\n", serde_json::to_string(self)?);
+        let line = format!("{}\n", serde_json::to_string(&self.without_secrets())?);
         std::fs::OpenOptions::new()
             .create(true)
             .append(true)
@@ -47,11 +50,28 @@ impl Start {
             .write_all(line.as_bytes())
     }
 
+    fn without_secrets(&self) -> Self {
+        let command = self.command.iter().map(|word| word_without_secrets(word)).collect();
+        Self { command, ..self.clone() }
+    }
+
     /// The command of rank 0, as a shell takes it: it continues the run, under the launcher that started its ranks.
     pub fn to_continue(&self) -> String {
         let words: Vec<String> = self.command.iter().map(|word| quoted(word)).collect();
         format!("cd {} && {}", quoted(&self.folder.display().to_string()), words.join(" "))
     }
+}
+
+/// A word of a command without the secrets of the addresses in it: `URL`, `--shards=URL`, `data.shards=["URL", "URL"]`.
+fn word_without_secrets(word: &str) -> String {
+    let address_in = |text: &str| {
+        let Some(found) = ["://", "pipe:"].iter().filter_map(|mark| text.find(mark)).min() else {
+            return text.to_string();
+        };
+        let (keys, list) = text.split_at(text[..found].rfind('=').map_or(0, |at| at + 1));
+        format!("{keys}{}", secrets::without_secrets(list))
+    };
+    word.split('"').map(address_in).collect::<Vec<_>>().join("\"")
 }
 
 /// A word as a shell takes it.
@@ -66,6 +86,24 @@ fn quoted(word: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_lose_their_secrets_and_nothing_else() {
+        for (given, written) in [
+            ("--shards", "--shards"),
+            ("optim.lr=0.1", "optim.lr=0.1"),
+            ("name=\"a b\"", "name=\"a b\""),
+            ("http://u:PW@h/a.tar?x=1", "http://h/a.tar?x=1"),
+            ("--shards=https://h/{0..3}.tar?sig=PW&se=PW", "--shards=https://h/{0..3}.tar"),
+            (
+                "data.shards=[\"http://u:PW@h/a.tar\", \"b.tar\"]",
+                "data.shards=[\"http://h/a.tar\", \"b.tar\"]",
+            ),
+            ("--set=data.shards=pipe:curl -u PW h", "--set=data.shards=pipe:curl (…)"),
+        ] {
+            assert_eq!(word_without_secrets(given), written);
+        }
+    }
 
     #[test]
     fn the_newest_start_continues_the_run() {

@@ -1,5 +1,6 @@
 //! Scores as people and programs read them.
 
+use pipeline::secrets::without_secrets;
 use std::path::Path;
 
 use eval::Split;
@@ -119,7 +120,9 @@ fn confusion(outcome: &eval::Outcome) -> Value {
 
 /// What a set is called if nobody says: the folder and the common beginning of its shards, `cifar10/test`.
 pub(crate) fn set_name(specs: &[String]) -> String {
-    let first = specs.first().map(String::as_str).unwrap_or_default();
+    let first = specs.first().map(|spec| without_secrets(spec)).unwrap_or_default();
+    // A query is no part of a name; on a disk a question mark may be.
+    let first = first.split('?').next().filter(|_| first.contains("://")).unwrap_or(&first);
     let shard = first.trim_end_matches(".gz");
     let path = Path::new(shard.trim_end_matches(".tar"));
     let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -144,6 +147,7 @@ mod tests {
         let name = |spec: &str| set_name(&[spec.to_string()]);
         assert_eq!(name("/data/cifar10/test-{000000..000001}.tar"), "cifar10/test");
         assert_eq!(name("https://host/b/val_0001.tar.gz"), "b/val");
+        assert_eq!(name("http://u:PW@host/a/val-{0..3}.tar?token=PW&x=1"), "a/val");
         assert_eq!(name("held-out.tar"), "held-out");
         assert_eq!(name("data/photos-2024/"), "data/photos-2024");
     }

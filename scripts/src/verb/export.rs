@@ -1,5 +1,6 @@
 //! `ocelli export`: a backbone for other programs, with a page that says what it is.
 
+use pipeline::secrets::without_secrets;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -152,9 +153,10 @@ fn trained_on(manifest: &Manifest) -> String {
     let plan = &manifest.plan;
     let images = manifest.step * plan.recipe.optim.batch_size as u64;
     // The plan, below, has them all.
-    let shards = match plan.recipe.data.shards.as_slice() {
+    let shards: Vec<String> = plan.recipe.data.shards.iter().map(|spec| without_secrets(spec)).collect();
+    let shards = match shards.as_slice() {
         [first, _, .., last] => {
-            format!("{} shards, the first {first}, the last {last}", plan.recipe.data.shards.len())
+            format!("{} shards, the first {first}, the last {last}", shards.len())
         }
         shards => shards.join(", "),
     };

@@ -74,8 +74,9 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let mut recipe = recipes::load(&args.recipe, &args.overrides)?;
-    if !args.shards.is_empty() {
-        recipe.data.shards.clone_from(&args.shards);
+    match args.shards.is_empty() {
+        true => recipes::refuse_commands(&recipe, &args.overrides)?,
+        false => recipe.data.shards.clone_from(&args.shards),
     }
     if args.probe_train.is_empty() && recipe.run.probe_every_steps > 0 {
         bail!("run.probe_every_steps is set: say what to probe on, with --probe-train and --probe-test");

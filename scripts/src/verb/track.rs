@@ -47,8 +47,11 @@ const IDLE_LOOKS: u32 = 12;
 /// What has been sent, by server and experiment: in the work directory.
 const SENT: &str = "mlflow.json";
 
+/// The plan among [`FILES`].
+const PLAN: &str = "plan.toml";
+
 /// Files that are kept with a run that has ended.
-const FILES: [&str; 5] = ["plan.toml", "report.html", "views.png", "curves.png", "neighbors.png"];
+const FILES: [&str; 5] = [PLAN, "report.html", "views.png", "curves.png", "neighbors.png"];
 
 /// What a server has of a run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -76,9 +79,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if !args.mlflow.starts_with("http://") && !args.mlflow.starts_with("https://") {
         bail!("{} is not the address of a server: it must begin with http:// or https://", args.mlflow);
     }
-    if args.mlflow.contains('@') {
+    if args.mlflow.contains(['@', '?']) {
         bail!(
-            "the address of the server must not hold a user or a password; give a token in MLFLOW_TRACKING_TOKEN"
+            "the address of the server must not hold a user, a password or a query; give a token in \
+             MLFLOW_TRACKING_TOKEN"
         );
     }
     let token = args.token.as_ref().filter(|token| !token.is_empty());
@@ -148,7 +152,7 @@ fn send(args: &Args, server: &Server, workdir: &Path) -> anyhow::Result<bool> {
         keep(&sent)?;
         has_news = true;
     }
-    if has_ended && send_files(server, &mut sent, workdir) {
+    if has_ended && send_files(server, &mut sent, &run) {
         keep(&sent)?;
         has_news = true;
     }
@@ -210,10 +214,14 @@ fn news(run: &Run, sent: &Sent) -> anyhow::Result<(Vec<Metric>, u64, usize)> {
 }
 
 /// Sends those of [`FILES`] that are new or have changed; says whether there were any.
-fn send_files(server: &Server, sent: &mut Sent, workdir: &Path) -> bool {
+fn send_files(server: &Server, sent: &mut Sent, run: &Run) -> bool {
     let mut has_news = false;
     for name in FILES {
-        let Ok(bytes) = std::fs::read(workdir.join(name)) else { continue };
+        let Ok(mut bytes) = std::fs::read(run.workdir.join(name)) else { continue };
+        if name == PLAN {
+            // That of an older release may hold passwords.
+            bytes = run.status.plan_toml.clone().into_bytes();
+        }
         let hash = xxh3_64(&bytes);
         if sent.files.get(name) == Some(&hash) {
             continue;

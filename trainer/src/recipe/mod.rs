@@ -8,7 +8,7 @@ pub mod plan;
 mod values;
 
 use augment::DecodeRules;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::comm::topology::Sharding;
 use crate::error::TrainError;
@@ -77,7 +77,8 @@ impl Recipe {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataConfig {
-    /// Shard lists; `--shards` replaces them.
+    /// Shard lists; `--shards` replaces them. Written without secrets: every start of a run opens the shards that it names itself.
+    #[serde(serialize_with = "without_secrets")]
     pub shards: Vec<String>,
     /// Shards whose samples are permuted together.
     pub window_shards: usize,
@@ -89,6 +90,10 @@ pub struct DataConfig {
     pub apply_exif: bool,
     /// What is subtracted from colors, and what they are divided by.
     pub normalization: Normalization,
+}
+
+fn without_secrets<S: Serializer>(shards: &[String], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(shards.iter().map(|spec| pipeline::secrets::without_secrets(spec)))
 }
 
 impl DataConfig {

@@ -35,7 +35,7 @@ pub struct Status {
     pub step: u64,
     /// The plan that it follows.
     pub plan: Plan,
-    /// The same as it is written.
+    /// The plan as text, without secrets, whatever an older release has written.
     pub plan_toml: String,
 }
 
@@ -47,7 +47,8 @@ impl Status {
     /// [`TrainError::Io`].
     pub fn of(workdir: &Path) -> Result<Self, TrainError> {
         let no_run = || TrainError::NoRun { workdir: workdir.to_path_buf() };
-        let (plan_toml, plan) = read_plan(workdir)?.ok_or_else(no_run)?;
+        let (_, plan) = read_plan(workdir)?.ok_or_else(no_run)?;
+        let plan_toml = plan.to_toml();
         let newest = steps(&workdir.join("checkpoints")).last().map_or(0, |(step, _)| *step);
         let beats = beats_of(workdir, plan.world_size);
         // A rank that left names the step that it was in, which may not have ended.

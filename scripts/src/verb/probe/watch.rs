@@ -1,5 +1,6 @@
 //! `ocelli probe --watch`: every checkpoint of a run, once, as it appears.
 
+use pipeline::secrets::without_secrets;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::ExitCode;
@@ -76,9 +77,10 @@ fn length(workdir: &Path) -> Option<(u64, u64)> {
 fn name(args: &Args, means: &Means<'_>) -> String {
     let set: String =
         test_name(args).chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+    let sets = |specs: &[String]| specs.iter().map(|spec| without_secrets(spec)).collect::<Vec<_>>();
     let how = json!({
-        "train": args.train,
-        "test": args.test,
+        "train": sets(&args.train),
+        "test": sets(&args.test),
         "protocols": means.protocols,
         "image_px": args.network.image_px,
         "resize_px": args.network.resize_px,

@@ -5,6 +5,7 @@
 //! The perceptual hash is the difference hash: the image at 9 x 8 gray pixels, one bit for each pair
 //! of neighbors in a row. Two images are near when their hashes differ in few bits.
 
+use pipeline::secrets::without_secrets;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
@@ -78,7 +79,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let against = if args.against.is_empty() { Vec::new() } else { storage.sources(&args.against)? };
     let all: Vec<Source> = against.iter().chain(&sources).cloned().collect();
     let shards = storage.open_all(&all)?;
-    let settings = json!({ "against": args.against, "max_distance": args.max_distance });
+    let against_specs: Vec<String> = args.against.iter().map(|spec| without_secrets(spec)).collect();
+    let settings = json!({ "against": against_specs, "max_distance": args.max_distance });
     let job = Job { out: &args.flags.out, verb: "dedup", settings, overwrite: args.flags.overwrite };
     let inputs = inputs_of(&sources, &shards[against.len()..], job.out)?;
     claim(inputs, job.out, job.verb, &job.settings, job.overwrite)?;

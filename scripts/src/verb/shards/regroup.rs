@@ -1,6 +1,7 @@
 //! `ocelli shards reshard`, `split` and `subset`: the same samples in other shards, in parts, or some
 //! of them.
 
+use pipeline::secrets::without_secrets;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -243,7 +244,7 @@ fn write(
     shards: &[Shard],
     parts: &[(String, Vec<Place>)],
 ) -> anyhow::Result<ExitCode> {
-    settings["shards"] = json!(common.shards);
+    settings["shards"] = json!(common.shards.iter().map(|spec| without_secrets(spec)).collect::<Vec<_>>());
     settings["limits"] = json!([common.samples_per_shard, common.bytes_per_shard, common.renumber]);
     let n_samples: usize = parts.iter().map(|(_, places)| places.len()).sum();
     if n_samples == 0 {

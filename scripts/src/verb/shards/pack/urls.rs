@@ -5,6 +5,7 @@
 //! not, with reasons, in a form that can be packed again. A job that was stopped goes on with the shards
 //! that are not there.
 
+use pipeline::secrets::without_secrets;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fs;
@@ -216,6 +217,10 @@ impl<'a> Writer<'a> {
                 self.totals.n_failed += 1;
                 let mut about = about(row);
                 about["reason"] = json!(reason);
+                if about["url"] != json!(row.target) {
+                    // The address alone does not open it.
+                    about["row"] = json!(number);
+                }
                 open.failures.push(about);
             }
             Ok(fetched) => {
@@ -236,9 +241,9 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// What a row says.
+/// What a row says, without the secrets of its address: shards are passed on.
 fn about(row: &Row) -> Value {
-    let mut about = json!({ "url": row.target });
+    let mut about = json!({ "url": without_secrets(&row.target) });
     for (name, cell) in [("label", &row.label), ("caption", &row.caption)] {
         if let Some(cell) = cell {
             about[name] = json!(cell);

@@ -1,0 +1,131 @@
+//! Lists and braces of shard lists: `a-{000..012}.tar::{b,c}.tar`.
+
+/// More shards than any real list has; a typing error such as `{0..99999999999}` stops here.
+pub(crate) const MAX_SHARDS: usize = 1_000_000;
+
+/// Groups of braces that one name may have. No list has as many; text from elsewhere may have thousands.
+const MAX_GROUPS: usize = 32;
+
+/// Splits at `::`, which also stands in hosts of version 6: `http://[::1]/a.tar`.
+pub(crate) fn split_list(spec: &str) -> Vec<&str> {
+    let (mut parts, mut start, mut at) = (Vec::new(), 0, 0);
+    while let Some(found) = spec[at..].find("::").map(|found| at + found) {
+        at = found + 2;
+        if spec[start..found].contains("://[") && !spec[start..found].contains(']') {
+            continue;
+        }
+        parts.push(&spec[start..found]);
+        start = at;
+    }
+    parts.push(&spec[start..]);
+    parts
+}
+
+/// Expands all brace groups of `text`.
+///
+/// # Errors
+/// The reason in words.
+pub(crate) fn expand_braces(text: &str, out: &mut Vec<String>) -> Result<(), String> {
+    if depth(text) > MAX_GROUPS {
+        return Err(format!("more than {MAX_GROUPS} groups of braces"));
+    }
+    expand(text, out)
+}
+
+/// Calls of [`expand`] within one another that `text` needs at most: one for each group, behind or within another.
+fn depth(text: &str) -> usize {
+    text.matches('{').count()
+}
+
+/// Expands the first brace group of `text` and recurses into what follows.
+fn expand(text: &str, out: &mut Vec<String>) -> Result<(), String> {
+    let Some(open) = text.find('{') else {
+        if text.contains('}') {
+            return Err("a closing brace without an opening one".into());
+        }
+        out.push(text.to_string());
+        return Ok(());
+    };
+    let close = matching_brace(&text[open..]).ok_or("an opening brace without a closing one")? + open;
+    let (head, body, tail) = (&text[..open], &text[open + 1..close], &text[close + 1..]);
+    let mut tails = Vec::new();
+    expand(tail, &mut tails)?;
+    let choices = alternatives(body)?;
+    // A group of one is no group, as in the shell: `awk '{print $1}'`.
+    let literal = choices.len() == 1 && !body.contains("..");
+    for choice in choices {
+        let choice = if literal { format!("{{{choice}}}") } else { choice };
+        for tail in &tails {
+            if out.len() >= MAX_SHARDS {
+                return Err(format!("names more than {MAX_SHARDS} shards"));
+            }
+            out.push(format!("{head}{choice}{tail}"));
+        }
+    }
+    Ok(())
+}
+
+/// Position of the brace that closes the one at byte 0.
+fn matching_brace(text: &str) -> Option<usize> {
+    let mut depth = 0usize;
+    for (at, c) in text.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' => {
+                depth -= 1;
+                if depth == 0 {
+                    return Some(at);
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+fn alternatives(body: &str) -> Result<Vec<String>, String> {
+    if let Some((first, last)) = body.split_once("..")
+        && !body.contains(['{', ','])
+    {
+        return range(first, last);
+    }
+    let mut choices = Vec::new();
+    for choice in split_top_level(body) {
+        expand(choice, &mut choices)?;
+    }
+    Ok(choices)
+}
+
+/// Splits at the commas that stand outside nested braces.
+fn split_top_level(body: &str) -> Vec<&str> {
+    let (mut parts, mut depth, mut start) = (Vec::new(), 0i32, 0);
+    for (at, c) in body.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                parts.push(&body[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&body[start..]);
+    parts
+}
+
+/// `000..012` keeps the zero padding of its first number, as the shell does.
+fn range(first: &str, last: &str) -> Result<Vec<String>, String> {
+    let number = |text: &str| {
+        text.parse::<u64>().map_err(|_| format!("{text:?} in {{{first}..{last}}} is not a number"))
+    };
+    let (from, to) = (number(first)?, number(last)?);
+    if to < from {
+        return Err(format!("the range {{{first}..{last}}} runs backwards"));
+    }
+    if to - from >= MAX_SHARDS as u64 {
+        return Err(format!("the range {{{first}..{last}}} names more than {MAX_SHARDS} shards"));
+    }
+    let width = if first.starts_with('0') || last.starts_with('0') { first.len().max(last.len()) } else { 0 };
+    Ok((from..=to).map(|n| format!("{n:0width$}")).collect())
+}

@@ -1,0 +1,141 @@
+//! Passwords, signatures and commands in shard lists: what a run, its exports and its reports leave holds none of them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use crate::servers::{Faults, WebServer};
+use crate::support::{World, fails, ok};
+use crate::tracking::Tracker;
+
+const PASSWORD: &str = "PLANTED-PASSWORD";
+const SIGNATURE: &str = "PLANTED-SIGNATURE";
+
+fn files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_symlink() {
+            continue;
+        }
+        match path.is_dir() {
+            true => files(&path, found),
+            false => found.push(path),
+        }
+    }
+}
+
+fn holds_a_secret(bytes: &[u8]) -> bool {
+    [PASSWORD, SIGNATURE]
+        .iter()
+        .any(|secret| bytes.windows(secret.len()).any(|part| part == secret.as_bytes()))
+}
+
+fn silent(output: &Output) {
+    assert!(!holds_a_secret(&output.stdout), "{}", String::from_utf8_lossy(&output.stdout));
+    assert!(!holds_a_secret(&output.stderr), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The address of `name` with a user, a password and a signature.
+fn signed(server: &WebServer, name: &str, signature: &str) -> String {
+    let address = server.url(name).replace("http://", &format!("http://user:{PASSWORD}@"));
+    format!("{address}?X-Amz-Signature={signature}&X-Amz-Date=1")
+}
+
+#[test]
+fn nothing_that_is_written_holds_the_secrets_of_addresses() {
+    let world = World::new(48);
+    let (server, tracker) = (WebServer::start(&world.path("data"), Faults::default()), Tracker::start());
+    let shard = signed(&server, "train-000000.tar", SIGNATURE);
+    let cache = world.text("cache");
+    let run = |args: &[&str]| {
+        let output = world.ocelli_with(args, &[("OCELLI_CACHE", &cache)]);
+        silent(&output);
+        ok(&output);
+    };
+    let (recipe, workdir) = (world.text("tiny.toml"), world.text("run"));
+    let steps = |n: u64| format!("optim.length={{steps={n}}}");
+    let train = |shard: &str, n: u64, more: &[&str]| {
+        let length = steps(n);
+        let args =
+            ["pretrain", "--recipe", &recipe, "--shards", shard, "--workdir", &workdir, "--set", &length];
+        let probed = ["--probe-train", shard, "--probe-test", shard, "--set", "run.probe_every_steps=4"];
+        run(&[&args[..], &probed, more].concat());
+    };
+    train(&shard, 8, &[]);
+    // Another password and another signature are the same run.
+    let again = signed(&server, "train-000000.tar", &format!("{SIGNATURE}-2"))
+        .replace(PASSWORD, "PLANTED-PASSWORD-2");
+    train(&again, 12, &["--lengthen"]);
+
+    let in_recipe = fs::read_to_string(&recipe).unwrap() + &format!("\n[data]\nshards = [\"{shard}\"]\n");
+    let (of_user, second) = (world.text("with-a-secret.toml"), world.text("second"));
+    fs::write(&of_user, in_recipe).unwrap();
+    run(&["pretrain", "--recipe", &of_user, "--workdir", &second, "--set", &steps(4)]);
+
+    run(&["probe", "--checkpoint", &workdir, "--train", &shard, "--test", &shard, "--json"]);
+    run(&["embed", "--checkpoint", &workdir, "--shards", &shard, "--out", &world.text("features.npy")]);
+    let backbone = world.text("backbone.safetensors");
+    run(&["export", "--checkpoint", &workdir, "--out", &backbone, "--train", &shard, "--test", &shard]);
+    run(&["report", &workdir, &second, "--out", &world.text("page.html")]);
+    run(&["track", &workdir, "--mlflow", &tracker.address]);
+    run(&["shards", "reshard", &shard, "--out", &world.text("again")]);
+    run(&["shards", "dedup", &shard, "--out", &world.text("unlike"), "--against", &again]);
+    run(&["runs", &world.folder.path().display().to_string()]);
+
+    let mut found = Vec::new();
+    files(world.folder.path(), &mut found);
+    assert!(found.iter().any(|file| file.ends_with("run/plan.toml")));
+    for file in found.iter().filter(|file| !file.ends_with("with-a-secret.toml")) {
+        assert!(!holds_a_secret(&fs::read(file).unwrap()), "{}", file.display());
+    }
+    let sent = tracker.bodies();
+    assert!(!sent.is_empty());
+    assert!(sent.iter().all(|body| !holds_a_secret(body)), "what track sent");
+}
+
+/// What an older release has written out is neither shown nor sent.
+#[test]
+fn the_secrets_of_older_runs_stay_where_they_are() {
+    let (world, tracker) = (World::new(24), Tracker::start());
+    ok(&world.pretrain("run", &[]));
+    let secret = format!("http://user:{PASSWORD}@host/a.tar?sig={SIGNATURE}&se=1");
+    for name in ["plan.toml", "starts.jsonl"] {
+        let text = fs::read_to_string(world.path("run").join(name)).unwrap();
+        let shard = world.text("data/train-000000.tar");
+        assert!(text.contains(&shard), "{name}");
+        fs::write(world.path("run").join(name), text.replace(&shard, &secret)).unwrap();
+    }
+    let page = world.text("page.html");
+    silent(&world.ocelli(&["report", &world.text("run"), "--out", &page, "--no-pictures"]));
+    assert!(!holds_a_secret(&fs::read(page).unwrap()));
+    silent(&world.ocelli(&["track", &world.text("run"), "--mlflow", &tracker.address]));
+    let sent = tracker.bodies();
+    assert!(sent.iter().any(|body| !body.is_empty()) && sent.iter().all(|body| !holds_a_secret(body)));
+}
+
+#[test]
+fn a_recipe_runs_no_command() {
+    let world = World::new(24);
+    let (shard, touched) = (world.text("data/train-000000.tar"), world.path("touched"));
+    let command = format!("pipe:touch {}; cat {shard}", touched.display());
+    let text = fs::read_to_string(world.path("tiny.toml")).unwrap();
+    let workdir = world.text("run");
+    let with = |shards: &str, more: &[&str]| {
+        fs::write(world.path("other.toml"), format!("{text}\n[data]\nshards = ['{shards}']\n")).unwrap();
+        let recipe = world.text("other.toml");
+        world.ocelli(&[&["pretrain", "--recipe", &recipe, "--workdir", &workdir][..], more].concat())
+    };
+    for shards in [command.clone(), format!("{shard}::{command}"), command.replace("pipe:", "{pi,pi}pe:")] {
+        let told = fails(&with(&shards, &[]), 2);
+        assert!(told.contains("--shards"), "{told}");
+        assert!(!touched.exists(), "{shards}");
+    }
+    // Where other shards are given, nobody looks at them.
+    ok(&with(&command, &["--shards", &shard]));
+    assert!(!touched.exists());
+    fs::remove_dir_all(&workdir).unwrap();
+    // The command line may.
+    let recipe = world.text("tiny.toml");
+    ok(&world.ocelli(&["pretrain", "--recipe", &recipe, "--workdir", &workdir, "--shards", &command]));
+    assert!(touched.exists());
+}
