@@ -35,6 +35,16 @@ pub enum EvalError {
         /// Images that were looked at.
         n_samples: usize,
     },
+    /// A network gives numbers that are not finite.
+    #[error(
+        "the features of image {image} of {split} are not finite: the weights or the colors are out of range"
+    )]
+    NotFinite {
+        /// The set.
+        split: String,
+        /// The image.
+        image: String,
+    },
     /// No image has a mask.
     #[error(
         "none of the {n_samples} images of {split} has a mask with a class: a seg.png or mask.png member"

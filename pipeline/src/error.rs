@@ -40,6 +40,21 @@ pub enum PipelineError {
         /// Its last member.
         last: String,
     },
+    /// Something follows the end of an archive, or zeros stand where members were.
+    #[error(
+        "shard {}: its archive ends at byte {end_bytes}, after {last}, and {found}; copy or write the shard again, or \
+         name joined tars one by one", path.display()
+    )]
+    AfterEnd {
+        /// The shard.
+        path: PathBuf,
+        /// Its last member.
+        last: String,
+        /// Where the archive ends.
+        end_bytes: u64,
+        /// What was found behind it.
+        found: String,
+    },
     /// The tar ends in the middle of a member.
     #[error(
         "shard {} is truncated: member {member} needs bytes up to {needed_bytes}, the file has \
@@ -196,6 +211,20 @@ pub enum PipelineError {
 }
 
 impl PipelineError {
+    /// Whether a shard is damaged, so that others may still be read.
+    pub fn is_of_a_shard(&self) -> bool {
+        matches!(
+            self,
+            Self::NotATar { .. }
+                | Self::NoEnd { .. }
+                | Self::AfterEnd { .. }
+                | Self::Truncated { .. }
+                | Self::BadMember { .. }
+                | Self::BadIndex { .. }
+                | Self::OtherShard { .. }
+        )
+    }
+
     /// Whether it says that one sample cannot be used, and nothing of the others.
     pub fn is_of_a_sample(&self) -> bool {
         matches!(

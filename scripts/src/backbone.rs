@@ -96,7 +96,10 @@ fn normalization(text: &str) -> Result<Normalization, String> {
     };
     let parts = text.split_once('/').and_then(|(mean, std)| Some((three(mean)?, three(std)?)));
     match parts {
-        Some((mean, std)) if std.iter().all(|value| *value > 0.0) => Ok(Normalization { mean, std }),
-        _ => Err("imagenet, half, or means and deviations: 0.485,0.456,0.406/0.229,0.224,0.225".into()),
+        Some((mean, std)) => {
+            let normalization = Normalization { mean, std };
+            normalization.validate().map(|()| normalization)
+        }
+        None => Err("imagenet, half, or means and deviations: 0.485,0.456,0.406/0.229,0.224,0.225".into()),
     }
 }

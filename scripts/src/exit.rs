@@ -64,6 +64,7 @@ fn of_eval(error: &EvalError) -> u8 {
         | EvalError::NoViews { .. }
         | EvalError::SeveralClasses { .. }
         | EvalError::Alone { .. } => CONFIGURATION,
+        EvalError::NotFinite { .. } => NOT_FINITE,
         EvalError::NoLabels { .. }
         | EvalError::NoImages { .. }
         | EvalError::NoMasks { .. }

@@ -34,6 +34,14 @@ pub(crate) struct Flags {
     pub(crate) lengthen: bool,
 }
 
+/// The step of the checkpoint that the run in `workdir` was forked from, if it was.
+pub(crate) fn forked_step(workdir: &Path) -> Option<u64> {
+    let note = std::fs::read_to_string(workdir.join(FORKED_FROM)).ok()?;
+    let noted = note.lines().find_map(|line| line.strip_prefix("step ")?.parse().ok());
+    // Notes of older releases do not say it: it is the first that was there.
+    noted.or_else(|| steps(&workdir.join("checkpoints")).first().map(|(step, _)| *step))
+}
+
 /// Makes the fork that `flags` ask for, on rank 0, and opens the weights that they or `recipe` name.
 pub(crate) fn prepare(
     recipe: &mut Recipe,
@@ -116,7 +124,7 @@ fn fork(from: &Path, workdir: &Path) -> anyhow::Result<()> {
     }
     if !steps(&folder).is_empty() {
         let before = std::fs::read_to_string(&note).unwrap_or_default();
-        return match before.trim_end() == from.display().to_string() {
+        return match before.lines().next() == Some(&from.display().to_string()) {
             true => Ok(()),
             false => {
                 bail!("{} holds checkpoints of another run; choose another --workdir", workdir.display())
@@ -137,7 +145,7 @@ fn fork(from: &Path, workdir: &Path) -> anyhow::Result<()> {
             let entry = entry?;
             std::fs::copy(entry.path(), begun.join(entry.file_name()))?;
         }
-        std::fs::write(&note, format!("{}\n", from.display()))?;
+        std::fs::write(&note, format!("{}\nstep {}\n", from.display(), checkpoint.manifest.step))?;
         std::fs::rename(&begun, folder.join(name))
     };
     copy().with_context(|| format!("cannot copy {} into {}", from.display(), workdir.display()))?;

@@ -13,6 +13,8 @@ mod beginnings;
 /// Every kernel of a step, compiled for NVIDIA GPUs without one.
 #[cfg(feature = "cuda")]
 mod cuda_kernels;
+/// Damage that a program could pass over.
+mod damage;
 /// The same batches whatever ranks, threads and restarts.
 mod data_path;
 /// Features as files.

@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 use trainer::Network;
+use xxhash_rust::xxh3::Xxh3;
 
 use super::columns::{Columns, Wanted};
 use super::extract::{Progress, extract};
@@ -20,7 +21,7 @@ use crate::EvalError;
 use crate::images::ImageSet;
 
 /// Changes when the same weights and images would give other rows.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// What a program that was killed leaves is removed after this time.
 const LEFT_OVER: Duration = Duration::from_secs(24 * 3600);
@@ -42,6 +43,33 @@ struct Entry {
     bad: Vec<u32>,
     /// Images of the set.
     n_images: usize,
+    /// XXH3-64 of the rows and of what is said of them here.
+    checksum: String,
+}
+
+impl Entry {
+    /// The checksum of rows whose own one is `rows`.
+    fn checksum(&self, rows: u64) -> String {
+        let about = format!(
+            "{rows:016x} {} {:?} {} {:?} {}",
+            self.version, self.columns, self.n_rows, self.bad, self.n_images
+        );
+        format!("{:016x}", xxhash_rust::xxh3::xxh3_64(about.as_bytes()))
+    }
+
+    fn is_whole(&self, path: &Path, images: &ImageSet) -> bool {
+        let len = (self.n_rows * self.columns.width() * size_of::<f32>()) as u64;
+        self.version == VERSION
+            && self.n_images == images.len()
+            && self.n_rows + self.bad.len() == self.n_images
+            && fs::metadata(path).is_ok_and(|about| about.len() == len)
+    }
+
+    /// The description of the rows at `path`, if both are there.
+    fn of(path: &Path, images: &ImageSet) -> Option<Self> {
+        let entry: Self = serde_json::from_slice(&fs::read(path.with_extension("json")).ok()?).ok()?;
+        entry.is_whole(path, images).then_some(entry)
+    }
 }
 
 impl FeatureCache {
@@ -75,9 +103,10 @@ impl FeatureCache {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let half = self.folder.join(format!("{name}.{}-{}.tmp", std::process::id(), now.as_nanos()));
         let mut out = BufWriter::with_capacity(1 << 20, File::create(&half).map_err(io("create", &half))?);
-        let mut numbers = Vec::new();
+        let (mut numbers, mut hash) = (Vec::new(), Xxh3::new());
         let columns = extract(network, images, wanted, progress, |of_batch, values| {
             numbers.extend_from_slice(of_batch);
+            hash.update(bytemuck::cast_slice(values));
             out.write_all(bytemuck::cast_slice(values)).map_err(io("write", &half))
         });
         let finished = columns.and_then(|columns| {
@@ -91,7 +120,9 @@ impl FeatureCache {
         })?;
         let there: std::collections::HashSet<u32> = numbers.iter().copied().collect();
         let bad = (0..images.len() as u32).filter(|image| !there.contains(image)).collect();
-        let entry = Entry { version: VERSION, columns, n_rows: numbers.len(), bad, n_images: images.len() };
+        let (n_rows, n_images, checksum) = (numbers.len(), images.len(), String::new());
+        let mut entry = Entry { version: VERSION, columns, n_rows, bad, n_images, checksum };
+        entry.checksum = entry.checksum(hash.digest());
         let json = rows.with_extension("json");
         let text = serde_json::to_vec(&entry).map_err(|error| io("write", &json)(error.into()))?;
         pipeline::file::replace(&json, &text).map_err(io("write", &json))?;
@@ -103,7 +134,7 @@ impl FeatureCache {
     /// Whether these rows are there already.
     pub fn holds(&self, network: &Network, images: &ImageSet, wanted: Wanted) -> bool {
         let rows = self.folder.join(format!("{}.f32", name(network, images, wanted)));
-        open(&rows, images).is_some()
+        Entry::of(&rows, images).is_some()
     }
 
     /// Removes what was not used for the longest time until the rest fits, and what was left half written. The entry
@@ -143,19 +174,15 @@ fn name(network: &Network, images: &ImageSet, wanted: Wanted) -> String {
 
 /// The entry at `path`, if it is whole. It counts as used from now on.
 fn open(path: &Path, images: &ImageSet) -> Option<Table> {
-    let entry: Entry = serde_json::from_slice(&fs::read(path.with_extension("json")).ok()?).ok()?;
+    let entry = Entry::of(path, images)?;
     let mapped = Mapped::open(path).ok()?;
-    let whole = entry.version == VERSION
-        && entry.n_images == images.len()
-        && mapped.values().len() == entry.n_rows * entry.columns.width();
-    if !whole {
+    let rows = xxhash_rust::xxh3::xxh3_64(bytemuck::cast_slice(mapped.values()));
+    if entry.checksum != entry.checksum(rows) {
+        tracing::warn!("the cached features {} are damaged; they are made anew", path.display());
         return None;
     }
     let bad: std::collections::HashSet<u32> = entry.bad.into_iter().collect();
     let numbers: Vec<u32> = (0..entry.n_images as u32).filter(|image| !bad.contains(image)).collect();
-    if numbers.len() != entry.n_rows {
-        return None;
-    }
     // The time of its last use; a folder that cannot be written to works all the same.
     let _ = File::options().append(true).open(path).and_then(|file| file.set_modified(SystemTime::now()));
     Some(Table::mapped(entry.columns, numbers, mapped))

@@ -53,6 +53,7 @@ pub fn extract(
     each_batch(images, progress, |numbers, views| {
         let views: Vec<&[u8]> = views.iter().map(Vec::as_slice).collect();
         let (found, rows) = rows_of(network, &views, image_px, wanted);
+        check_finite(images, numbers, &rows)?;
         columns = Some(found);
         sink(numbers, &rows)
     })?;
@@ -144,6 +145,13 @@ fn each_batch(
         }
         Ok(())
     })
+}
+
+/// Checks the rows of the images `numbers` of a set, which follow one another in `rows`.
+pub(crate) fn check_finite(images: &ImageSet, numbers: &[u32], rows: &[f32]) -> Result<(), EvalError> {
+    let Some(at) = rows.iter().position(|value| !value.is_finite()) else { return Ok(()) };
+    let image = numbers.get(at * numbers.len() / rows.len()).copied().unwrap_or_default() as usize;
+    Err(EvalError::NotFinite { split: images.name.clone(), image: images.describe(image).1 })
 }
 
 /// Rows of `views`, `[3, size, size]` as bytes, and what they hold.

@@ -6,7 +6,7 @@ use trainer::Network;
 
 use crate::EvalError;
 use crate::features::columns::Wanted;
-use crate::features::extract::rows_of;
+use crate::features::extract::{check_finite, rows_of};
 use crate::features::table::Table;
 use crate::images::ImageSet;
 
@@ -62,6 +62,7 @@ impl<'a> Views<'a> {
                 let views: Vec<&[u8]> = views.iter().map(Vec::as_slice).collect();
                 let size_px = self.images.transform.size_px as usize;
                 let (columns, rows) = rows_of(self.network, &views, size_px, self.wanted);
+                check_finite(self.images, &there, &rows)?;
                 f(&Table::new(columns, there, rows), &labels);
             }
         }

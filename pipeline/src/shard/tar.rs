@@ -14,6 +14,9 @@ use crate::PipelineError;
 /// Everything in a tar is a multiple of it.
 const BLOCK_BYTES: u64 = 512;
 
+/// Bytes of zeros that may end an archive: two blocks, and the rest of a record of twenty, as GNU tar writes them.
+const MAX_END_BYTES: u64 = 21 * BLOCK_BYTES;
+
 /// One regular file inside a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TarMember {
@@ -49,7 +52,8 @@ pub(crate) fn split_key(name: &str) -> Option<(&str, String)> {
 ///
 /// # Errors
 /// [`PipelineError::NotATar`] when a header does not check, [`PipelineError::Truncated`] when a
-/// member's data runs past the end of the file, [`PipelineError::NoEnd`] when the archive has no end.
+/// member's data runs past the end of the file, [`PipelineError::NoEnd`] when the archive has no end, and
+/// [`PipelineError::AfterEnd`] when more than the zeros of an end follow it.
 pub(crate) fn list_members_in(file: &File, path: &Path) -> Result<Vec<TarMember>, PipelineError> {
     let actual_bytes = file.metadata().map_err(|source| PipelineError::io("read", path, source))?.len();
     let reader = Positioned { file, at_bytes: 0, len_bytes: actual_bytes };
@@ -124,13 +128,54 @@ pub(crate) fn list_members_of(
     // A block of zeros ends an archive. Without one the file may have been cut between two members.
     let end =
         last.as_ref().map_or(0, |last| (last.offset_bytes + last.len_bytes).next_multiple_of(BLOCK_BYTES));
-    if let Some(last) = last.filter(|_| end + BLOCK_BYTES > actual_bytes) {
-        return Err(PipelineError::NoEnd { path: path.to_path_buf(), last: last.name });
+    let last_name = last.as_ref().map_or_else(|| "its beginning".into(), |last| last.name.clone());
+    if last.is_some() && end + BLOCK_BYTES > actual_bytes {
+        return Err(PipelineError::NoEnd { path: path.to_path_buf(), last: last_name });
     }
     if members.is_empty() && actual_bytes < 512 {
         return Err(not_a_tar(format!("it has {actual_bytes} bytes, less than one header")));
     }
+    check_end(archive.into_inner(), [end, actual_bytes], path, last_name)?;
     Ok(members)
+}
+
+/// Checks that nothing but the zeros of its end follows an archive whose last member ends at `end_bytes`. A header that was
+/// overwritten by zeros looks like an end, too.
+fn check_end(
+    mut reader: impl Read + Seek,
+    [end_bytes, actual_bytes]: [u64; 2],
+    path: &Path,
+    last: String,
+) -> Result<(), PipelineError> {
+    let io = |source| PipelineError::io("read", path, source);
+    reader.seek(SeekFrom::Start(end_bytes)).map_err(io)?;
+    let mut rest = Vec::new();
+    reader.take(MAX_END_BYTES + BLOCK_BYTES).read_to_end(&mut rest).map_err(io)?;
+    let found = match rest.iter().position(|byte| *byte != 0) {
+        Some(at) => {
+            let block = at / BLOCK_BYTES as usize * BLOCK_BYTES as usize;
+            let what = if is_header(&rest[block..]) { "another member or archive" } else { "something else" };
+            format!("{what} stands at byte {}", end_bytes + block as u64)
+        }
+        None if rest.len() as u64 > MAX_END_BYTES => {
+            format!("{} bytes follow that begin with zeros", actual_bytes.saturating_sub(end_bytes))
+        }
+        None => return Ok(()),
+    };
+    Err(PipelineError::AfterEnd { path: path.to_path_buf(), last, end_bytes, found })
+}
+
+/// Whether `bytes` begin with the header of a member.
+fn is_header(bytes: &[u8]) -> bool {
+    let Some(block) = bytes.first_chunk::<512>() else { return false };
+    let mut header = ::tar::Header::new_old();
+    header.as_mut_bytes().copy_from_slice(block);
+    let sum: u32 = block
+        .iter()
+        .enumerate()
+        .map(|(i, byte)| if (148..156).contains(&i) { 32 } else { u32::from(*byte) })
+        .sum();
+    header.cksum().is_ok_and(|says| says == sum)
 }
 
 /// A header after `last` could not be read: the file ends early, or something else stands there.
@@ -194,6 +239,36 @@ mod tests {
         }
     }
 
+    fn listed(bytes: &[u8]) -> Result<usize, PipelineError> {
+        list_members_of(Cursor::new(bytes), bytes.len() as u64, Path::new("t")).map(|members| members.len())
+    }
+
+    #[test]
+    fn an_end_is_zeros_and_nothing_else() {
+        let whole = tar_of(&["a.jpg", "b.jpg", "c.jpg"]);
+        let end = 6 * 512;
+        let with_end = |zeros: usize, behind: &[u8]| [&whole[..end], &vec![0; zeros], behind].concat();
+        for zeros in [512, 1024, 10_240 - end, 10_240, 10_752] {
+            assert_eq!(listed(&with_end(zeros, &[])).ok(), Some(3), "{zeros}");
+        }
+        for (what, bytes) in [
+            ("stands at byte 4096", with_end(1024, b"junk")),
+            ("another member or archive stands at byte 4096", [&whole[..], &whole].concat()),
+            ("begin with zeros", with_end(11_264, &[])),
+        ] {
+            let error = listed(&bytes).expect_err(what).to_string();
+            assert!(error.contains(what) && error.contains("ends at byte 3072, after c.jpg"), "{error}");
+        }
+        for member in 0..3 {
+            let mut holed = whole.clone();
+            holed[member * 1024..][..512].fill(0);
+            assert!(matches!(listed(&holed), Err(PipelineError::AfterEnd { .. })), "{member}");
+        }
+        let mut tail = [&whole[..end], &vec![7; 20_000][..]].concat();
+        tail[1024..].fill(0);
+        assert!(matches!(listed(&tail), Err(PipelineError::AfterEnd { .. })));
+    }
+
     /// Links could name files of this machine, devices and folders hold no bytes.
     #[test]
     fn only_regular_files_are_members() {
@@ -224,6 +299,15 @@ mod tests {
     }
 
     proptest! {
+        /// A block of zeros anywhere: the members are all there, or it is told. (The data of a member is checked by its sum.)
+        #[test]
+        fn no_hole_shortens_a_shard_in_silence(hole in 0usize..60) {
+            let names: Vec<String> = (0..30).map(|i| format!("{i}.jpg")).collect();
+            let mut bytes = tar_of(&names.iter().map(String::as_str).collect::<Vec<_>>());
+            bytes[hole * 512..][..512].fill(0);
+            if let Ok(n) = listed(&bytes) { prop_assert_eq!(n, 30); }
+        }
+
         #[test]
         fn damaged_bytes_never_panic(at in 0usize..2048, value: u8, len in 0usize..3000) {
             let mut bytes = tar_of(&["a.jpg", "b.jpg"]);

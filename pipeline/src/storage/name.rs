@@ -21,7 +21,8 @@ pub(super) fn cache_name(source: &Source, options: &[(String, String)]) -> Resul
                 io::ErrorKind::NotFound => PipelineError::MissingShard { path: path.clone() },
                 _ => PipelineError::io("open", path, error),
             })?;
-            format!("{} {} {} {}", whole.display(), meta.len(), meta.mtime(), meta.mtime_nsec())
+            // Indices of before the end of an archive was checked are made anew.
+            format!("2 {} {} {} {}", whole.display(), meta.len(), meta.mtime(), meta.mtime_nsec())
         }
         // A bucket belongs to an endpoint and an account.
         ShardUrl::Remote(url) => {

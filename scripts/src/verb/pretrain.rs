@@ -225,6 +225,7 @@ pub(crate) fn pretrain(
         fault: target.fault.clone(),
         initial: initial.as_deref(),
         lengthen: target.initial.lengthen,
+        forked_step: initial::forked_step(target.workdir),
     };
     let outcome = train(&job, comm, &mut probes, &mut progress);
     if launch.rank == 0 && outcome.is_ok() {

@@ -27,6 +27,22 @@ impl Default for Normalization {
     }
 }
 
+impl Normalization {
+    /// Checks that colors stay numbers of a usual size.
+    ///
+    /// # Errors
+    /// What is wrong, in words.
+    pub fn validate(&self) -> Result<(), String> {
+        if let Some(std) = self.std.iter().find(|std| !(1e-3..=1e3).contains(*std)) {
+            return Err(format!("a color's deviation is {std} and must lie in 0.001..=1000"));
+        }
+        if let Some(mean) = self.mean.iter().find(|mean| !(-1e3..=1e3).contains(*mean)) {
+            return Err(format!("a color's mean is {mean} and must lie in -1000..=1000"));
+        }
+        Ok(())
+    }
+}
+
 /// How pixels reach the first unit of a network.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PixelInput {

@@ -14,7 +14,7 @@ use crate::error::TrainError;
 use crate::model::backbone::{Levels, ModelConfig, Readout};
 use crate::model::features::Features;
 use crate::model::init::fill;
-use crate::model::layout::UnitLayout;
+use crate::model::layout::{ParamSlot, UnitLayout};
 use crate::model::leaves::Leaves;
 use crate::model::patches::{Normalization, PixelInput};
 use crate::model::tensor::{NamedTensor, by_name, values_of};
@@ -39,7 +39,7 @@ impl Network {
     /// A network on `device` whose units have the flat buffers that `flat` gives.
     ///
     /// # Errors
-    /// Those of `flat`.
+    /// Those of `flat`; [`TrainError::Weights`] for a parameter that holds numbers that are not finite.
     pub fn new(
         model: &ModelConfig,
         normalization: Normalization,
@@ -49,13 +49,13 @@ impl Network {
     ) -> Result<Self, TrainError> {
         let units = model.units(Readout::All);
         let layouts: Vec<UnitLayout> = units.iter().map(|unit| unit.layout(1)).collect();
-        let flats: Result<Vec<_>, _> = layouts
+        let flats: Result<Vec<_>, TrainError> = layouts
             .iter()
             .map(|layout| {
-                flat(layout).map(|values| {
-                    let len = values.len();
-                    Tensor::from_data(TensorData::new(values, [len]), device)
-                })
+                let values = flat(layout)?;
+                check_finite(layout, &values)?;
+                let len = values.len();
+                Ok(Tensor::from_data(TensorData::new(values, [len]), device))
             })
             .collect();
         // A GPU is kept busy by one thread.
@@ -268,4 +268,16 @@ pub(crate) fn evaluated_network(trainer: &Trainer, plan: &Plan) -> Result<Option
         flats.remove(&layout.name).ok_or_else(|| TrainError::NoUnit { unit: layout.name.clone() })
     });
     network.map(Some)
+}
+
+/// Checks the values of a unit: a single one that is not finite makes all features meaningless.
+fn check_finite(layout: &UnitLayout, values: &[f32]) -> Result<(), TrainError> {
+    let is_damaged = |slot: &&ParamSlot| !values[slot.range()].iter().all(|value| value.is_finite());
+    match layout.params.iter().find(is_damaged) {
+        Some(slot) => Err(TrainError::Weights {
+            name: layout.full_name(slot),
+            reason: "it holds numbers that are not finite".into(),
+        }),
+        None => Ok(()),
+    }
 }

@@ -45,12 +45,7 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
     within("data.max_bad_rate", recipe.data.max_bad_rate, 0.0, 1.0)?;
     within("run.workers (0 for one a core)", run.workers as f64, 0.0, 4096.0)?;
     within("run.data_threads (0 for one a core)", run.data_threads as f64, 0.0, 4096.0)?;
-    for std in recipe.data.normalization.std {
-        within("data.normalization.std", f64::from(std), 1e-3, 1e3)?;
-    }
-    for mean in recipe.data.normalization.mean {
-        within("data.normalization.mean", f64::from(mean), -1e3, 1e3)?;
-    }
+    recipe.data.normalization.validate().map_err(|reason| format!("data.normalization: {reason}"))?;
     for i in 0..2 {
         within("optim.betas", optim.betas[i], 0.0, 1.0 - 1e-9)?;
         within("optim.weight_decay", optim.weight_decay()[i], 0.0, MOST)?;

@@ -69,4 +69,6 @@ pub struct Job<'a> {
     pub initial: Option<&'a [NamedTensor]>,
     /// Whether the run may become longer than its plan says.
     pub lengthen: bool,
+    /// The step of a checkpoint that another run has left as the beginning of this one, whose plan may be another.
+    pub forked_step: Option<u64>,
 }

@@ -10,7 +10,7 @@ use super::heartbeat::{self, Pulse, RankWatch};
 use super::job::{Job, Observer, Outcome};
 use super::journal::{Journal, StepTime};
 use super::stream::{Arrival, Next, Stream};
-use super::workdir;
+use super::workdir::{self, Exceptions};
 use crate::checkpoint::{self, Saver};
 use crate::comm::communicator::Comm;
 use crate::comm::engine::Reduction;
@@ -50,7 +50,8 @@ impl<'a> Run<'a> {
         observer: &mut dyn Observer,
     ) -> Result<Self, TrainError> {
         let warn = &mut |message: &str| observer.warned(message);
-        let (plan, lock) = workdir::agree(job.workdir, job.plan, job.lengthen, &comm, warn)?;
+        let exceptions = Exceptions { lengthen: job.lengthen, forked_step: job.forked_step };
+        let (plan, lock) = workdir::agree(job.workdir, job.plan, exceptions, &comm, warn)?;
         let topology = comm.topology();
         let beats = heartbeat::folder_of(job.workdir);
         let pulse = Pulse::start(&beats, topology.rank, comm.recorder())?;

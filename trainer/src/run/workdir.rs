@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use pipeline::file;
 
+use crate::checkpoint::{Checkpoint, steps};
 use crate::comm::communicator::Comm;
 use crate::comm::engine::Reduction;
 use crate::error::TrainError;
@@ -16,19 +17,34 @@ use crate::recipe::plan::Plan;
 /// The file that the rank 0 of a run holds.
 const LOCK: &str = ".lock";
 
-/// Makes `workdir`, or checks that it belongs to this plan. Returns the plan to follow: where the
-/// recipe leaves the number of workers open, a run goes on with the number that it started with.
+/// How a start may differ from the run that it continues.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Exceptions {
+    /// Whether the run may become longer.
+    pub(crate) lengthen: bool,
+    /// The step of the checkpoint that another run has left as the beginning of this one.
+    pub(crate) forked_step: Option<u64>,
+}
+
+/// Makes `workdir`, or checks that it belongs to this plan: by plan.toml, and by the newest checkpoint of the run, whatever
+/// has become of plan.toml. Returns the plan to follow: where the recipe leaves the number of workers open, a run goes on with
+/// the number that it started with.
 fn claim(
     workdir: &Path,
     plan: &Plan,
-    lengthen: bool,
+    exceptions: Exceptions,
     warn: &mut dyn FnMut(&str),
 ) -> Result<Plan, TrainError> {
     let path = plan_path(workdir);
     let mut plan = plan.clone();
     let before = read_plan(workdir)?;
-    if let Some((_, there)) = &before {
-        let longer = lengthen && plan.total_steps > there.total_steps;
+    let checkpoint = newest_plan(workdir, exceptions.forked_step);
+    if let Some((step, _)) = checkpoint.as_ref().filter(|_| before.is_none()) {
+        warn(&format!("plan.toml is missing: it is written anew, as the checkpoint of step {step} has it"));
+    }
+    let there = before.as_ref().map(|(_, plan)| plan).or(checkpoint.as_ref().map(|(_, plan)| plan));
+    if let Some(there) = there {
+        let longer = exceptions.lengthen && plan.total_steps > there.total_steps;
         if longer {
             warn(&format!(
                 "the run becomes longer, from {} to {} steps: rates that follow its length jump to where the longer run \
@@ -38,32 +54,12 @@ fn claim(
         }
         // Of a run that becomes longer, its length may differ.
         let known = if longer { with_length_of(there, &plan) } else { there.clone() };
-        if let Some((key, there, mut here)) = difference(&known, &plan) {
-            if plan.total_steps > known.total_steps
-                && difference(&with_length_of(&known, &plan), &plan).is_none()
-            {
-                here.push_str(" (--lengthen goes on with it)");
-            }
-            if key == "data_fingerprint" {
-                return Err(TrainError::OtherData { workdir: workdir.to_path_buf() });
-            }
-            return Err(TrainError::OtherRecipe { workdir: workdir.to_path_buf(), key, there, here });
-        }
-        if plan.recipe.run.workers == 0 && plan.world_size == there.world_size {
-            plan.n_workers = there.n_workers;
-        }
-        if plan.n_micro_batches() != there.n_micro_batches() {
-            warn(&format!(
-                "the run was started on {} ranks and continues on {}: results will differ by rounding, because the \
-                 order of sums depends on the number of ranks unless optim.micro_batches is set",
-                there.world_size, plan.world_size
-            ));
-        } else if plan.n_workers != there.n_workers {
-            warn(&format!(
-                "the run was started with {} workers per rank and continues with {}: results will differ by rounding",
-                there.n_workers, plan.n_workers
-            ));
-        }
+        compare(workdir, &known, &plan)?;
+        continue_as(&mut plan, there, warn);
+    }
+    if let Some((_, of_checkpoint)) = &checkpoint {
+        // The run may have become longer since.
+        compare(workdir, &with_length_of(of_checkpoint, &plan), &plan)?;
     }
     let text = toml::to_string_pretty(&plan).map_err(|error| TrainError::Recipe {
         recipe: path.display().to_string(),
@@ -73,6 +69,44 @@ fn claim(
         file::replace(&path, text.as_bytes()).map_err(|error| TrainError::io("write", &path, error))?;
     }
     Ok(plan)
+}
+
+/// The plan of the newest checkpoint that can be read, and its step, but for the one that another run has left.
+fn newest_plan(workdir: &Path, forked_step: Option<u64>) -> Option<(u64, Plan)> {
+    let readable = |(_, path): &(u64, PathBuf)| Checkpoint::read(path).ok();
+    let manifest = steps(&workdir.join("checkpoints")).iter().rev().find_map(readable)?.manifest;
+    (forked_step != Some(manifest.step)).then_some((manifest.step, manifest.plan))
+}
+
+/// Checks that `plan` is the one that is `known` in `workdir`.
+fn compare(workdir: &Path, known: &Plan, plan: &Plan) -> Result<(), TrainError> {
+    let Some((key, there, mut here)) = difference(known, plan) else { return Ok(()) };
+    if plan.total_steps > known.total_steps && difference(&with_length_of(known, plan), plan).is_none() {
+        here.push_str(" (--lengthen goes on with it)");
+    }
+    match key == "data_fingerprint" {
+        true => Err(TrainError::OtherData { workdir: workdir.to_path_buf() }),
+        false => Err(TrainError::OtherRecipe { workdir: workdir.to_path_buf(), key, there, here }),
+    }
+}
+
+/// Takes over the number of workers of the run that is `there`, and warns of what makes results differ by rounding.
+fn continue_as(plan: &mut Plan, there: &Plan, warn: &mut dyn FnMut(&str)) {
+    if plan.recipe.run.workers == 0 && plan.world_size == there.world_size {
+        plan.n_workers = there.n_workers;
+    }
+    if plan.n_micro_batches() != there.n_micro_batches() {
+        warn(&format!(
+            "the run was started on {} ranks and continues on {}: results will differ by rounding, because the \
+             order of sums depends on the number of ranks unless optim.micro_batches is set",
+            there.world_size, plan.world_size
+        ));
+    } else if plan.n_workers != there.n_workers {
+        warn(&format!(
+            "the run was started with {} workers per rank and continues with {}: results will differ by rounding",
+            there.n_workers, plan.n_workers
+        ));
+    }
 }
 
 /// The plan of the run in `workdir`, as text and as it is read; `None` if there is none.
@@ -141,14 +175,14 @@ pub(super) fn check(workdir: &Path, lock: Option<&File>) -> Result<(), TrainErro
 pub(crate) fn agree(
     workdir: &Path,
     plan: &Plan,
-    lengthen: bool,
+    exceptions: Exceptions,
     comm: &Comm,
     warn: &mut dyn FnMut(&str),
 ) -> Result<(Plan, Option<File>), TrainError> {
     let rank = comm.topology().rank;
     let mut take = |plan: &Plan| {
         let lock = lock(workdir)?;
-        Ok((claim(workdir, plan, lengthen, warn)?, lock))
+        Ok((claim(workdir, plan, exceptions, warn)?, lock))
     };
     if comm.topology().world_size == 1 {
         return take(plan);
@@ -183,7 +217,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("plan.toml"), "freeze_last_layer_steps = 63\n").unwrap();
         let plan = crate::conformance::plans(&[]).remove(0);
-        let error = claim(folder.path(), &plan, false, &mut |_| {}).unwrap_err().to_string();
+        let error = claim(folder.path(), &plan, Exceptions::default(), &mut |_| {}).unwrap_err().to_string();
         assert!(
             error.contains("freeze_last_layer_steps") && error.contains("the release that started it"),
             "{error}"

@@ -12,12 +12,14 @@ pub(super) fn preprocessing(
     otherwise: Preprocessing,
     is_known: bool,
     assumed: &mut Vec<String>,
-) -> Preprocessing {
-    let said = source
-        .preprocessor
-        .as_ref()
-        .and_then(|said| of_transformers(said, otherwise))
-        .or_else(|| of_timm(source.config.as_ref()?, otherwise));
+) -> Result<Preprocessing, String> {
+    let mut said = match &source.preprocessor {
+        Some(said) => of_transformers(said, otherwise)?,
+        None => None,
+    };
+    if let (None, Some(config)) = (said, &source.config) {
+        said = of_timm(config, otherwise)?;
+    }
     let Some((preprocessing, interpolation)) = said else {
         if !is_known {
             assumed.push(
@@ -26,21 +28,24 @@ pub(super) fn preprocessing(
                     .into(),
             );
         }
-        return otherwise;
+        return Ok(otherwise);
     };
     if interpolation != "bicubic" {
         assumed
             .push(format!("it was made with {interpolation} resizing; images are resized bicubically here"));
     }
-    preprocessing
+    Ok(preprocessing)
 }
 
-/// Of `preprocessor_config.json`, and the name of its interpolation.
-fn of_transformers(said: &Value, otherwise: Preprocessing) -> Option<(Preprocessing, &'static str)> {
-    let normalization = normalization(&said["image_mean"], &said["image_std"])?;
+/// The preprocessing of `preprocessor_config.json`, if it has one, and the name of its interpolation.
+fn of_transformers(
+    said: &Value,
+    otherwise: Preprocessing,
+) -> Result<Option<(Preprocessing, &'static str)>, String> {
+    let Some(normalization) = normalization(said, ["image_mean", "image_std"])? else { return Ok(None) };
     let side = |value: &Value| {
         let sides = ["shortest_edge", "height"].into_iter().filter_map(|key| value[key].as_u64());
-        sides.chain(value.as_u64()).next().map(|side| side as u32)
+        sides.chain(value.as_u64()).next().map(|side| u32::try_from(side).unwrap_or(u32::MAX))
     };
     let resize_px = side(&said["size"]).unwrap_or(otherwise.resize_px);
     let crops = said["do_center_crop"].as_bool().unwrap_or(said["crop_size"].is_object());
@@ -55,28 +60,70 @@ fn of_transformers(said: &Value, otherwise: Preprocessing) -> Option<(Preprocess
         Some(0) => "nearest",
         _ => "bicubic",
     };
-    Some((Preprocessing { normalization, resize_px, size_px }, interpolation))
+    Ok(Some((Preprocessing { normalization, resize_px, size_px }, interpolation)))
 }
 
-/// Of timm's `config.json`, and the name of its interpolation.
-fn of_timm(config: &Value, otherwise: Preprocessing) -> Option<(Preprocessing, &'static str)> {
+/// The preprocessing of timm's `config.json`, if it has one, and the name of its interpolation.
+fn of_timm(
+    config: &Value,
+    otherwise: Preprocessing,
+) -> Result<Option<(Preprocessing, &'static str)>, String> {
     let config = config.get("pretrained_cfg").unwrap_or(config);
-    let normalization = normalization(&config["mean"], &config["std"])?;
-    let size_px = config["input_size"][2].as_u64().map_or(otherwise.size_px, |side| side as u32);
+    let Some(normalization) = normalization(config, ["mean", "std"])? else { return Ok(None) };
+    let size_px = config["input_size"][2]
+        .as_u64()
+        .map_or(otherwise.size_px, |side| u32::try_from(side).unwrap_or(u32::MAX));
     let share = config["crop_pct"].as_f64().filter(|share| (0.1..=1.0).contains(share)).unwrap_or(0.875);
     let resize_px = (f64::from(size_px) / share).floor() as u32;
     let interpolation = match config["interpolation"].as_str() {
         Some("bilinear") => "bilinear",
         _ => "bicubic",
     };
-    Some((Preprocessing { normalization, resize_px, size_px }, interpolation))
+    Ok(Some((Preprocessing { normalization, resize_px, size_px }, interpolation)))
 }
 
-fn normalization(mean: &Value, std: &Value) -> Option<Normalization> {
-    let three = |value: &Value| {
-        let numbers: Vec<f32> = value.as_array()?.iter().filter_map(|v| Some(v.as_f64()? as f32)).collect();
-        <[f32; 3]>::try_from(numbers).ok()
+/// The mean and the deviation of colors under two keys; nothing where neither is there.
+fn normalization(said: &Value, keys: [&str; 2]) -> Result<Option<Normalization>, String> {
+    let [mean, std] = keys.map(|key| &said[key]);
+    if mean.is_null() && std.is_null() {
+        return Ok(None);
+    }
+    let three = |value: &Value| -> Option<[f32; 3]> {
+        let numbers: Option<Vec<f32>> = value.as_array()?.iter().map(|v| Some(v.as_f64()? as f32)).collect();
+        numbers?.try_into().ok()
     };
-    let std = three(std)?;
-    std.iter().all(|value| *value > 0.0).then_some(Normalization { mean: three(mean)?, std })
+    let [mean_key, std_key] = keys;
+    let (Some(mean), Some(std)) = (three(mean), three(std)) else {
+        return Err(format!("{mean_key} is {mean} and {std_key} is {std}: three numbers each are needed"));
+    };
+    let normalization = Normalization { mean, std };
+    normalization.validate().map_err(|reason| format!("{mean_key}, {std_key}: {reason}"))?;
+    Ok(Some(normalization))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn colors_that_make_no_numbers_are_refused_by_name() {
+        let of = |mean: Value, std: Value| {
+            normalization(&json!({ "image_mean": mean, "image_std": std }), ["image_mean", "image_std"])
+        };
+        let usual = || json!([0.5, 0.5, 0.5]);
+        assert!(of(usual(), usual()).unwrap().is_some());
+        assert!(of(Value::Null, Value::Null).unwrap().is_none());
+        for (mean, std) in [
+            (usual(), json!([0, 0, 0])),
+            (usual(), json!([1e-44, 0.2, 0.2])),
+            (json!([1e300, 0, 0]), usual()),
+            (json!(["a", "b", "c"]), usual()),
+            (json!([0.5, 0.5]), usual()),
+            (usual(), Value::Null),
+        ] {
+            assert!(of(mean.clone(), std.clone()).unwrap_err().contains("image_std"), "{mean} {std}");
+        }
+    }
 }

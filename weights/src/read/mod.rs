@@ -23,7 +23,7 @@ pub use source::is_weights;
 pub fn read(path: &Path, hints: &Hints) -> Result<Pretrained, WeightsError> {
     let source = Source::open(path)?;
     if let Some(exported) = source.exported(hints)? {
-        return Ok(exported);
+        return checked(path, exported);
     }
     let unknown = |reason: String| WeightsError::unknown(path, reason);
     let found = found::Found::of(&source, hints.student).map_err(unknown)?;
@@ -36,5 +36,17 @@ pub fn read(path: &Path, hints: &Hints) -> Result<Pretrained, WeightsError> {
     if let Some(normalization) = hints.normalization {
         read.preprocessing.normalization = normalization;
     }
-    Ok(read)
+    checked(path, read)
+}
+
+/// Checks the values of what was read: one number that is not finite makes all features meaningless.
+fn checked(path: &Path, read: Pretrained) -> Result<Pretrained, WeightsError> {
+    read.preprocessing.validate().map_err(|reason| WeightsError::malformed(path, reason))?;
+    match read.tensors.iter().find(|tensor| !tensor.values.iter().all(|value| value.is_finite())) {
+        Some(tensor) => {
+            let reason = format!("its parameter {} holds numbers that are not finite", tensor.name);
+            Err(WeightsError::malformed(path, reason))
+        }
+        None => Ok(read),
+    }
 }

@@ -33,7 +33,7 @@ pub(super) fn read(mut found: Found, source: &Source, hints: &Hints) -> Result<P
     let otherwise = Preprocessing::of_size(size_px, Normalization::default());
     let is_known = matches!(library, Library::Dino | Library::Dinov2 | Library::Torchvision)
         || hints.normalization.is_some();
-    let preprocessing = config::preprocessing(source, otherwise, is_known, &mut assumed);
+    let preprocessing = config::preprocessing(source, otherwise, is_known, &mut assumed)?;
     if library == Library::Torchvision {
         assumed.push("torchvision resizes bilinearly; images are resized bicubically here".into());
     }

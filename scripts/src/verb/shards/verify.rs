@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use augment::DecodeRules;
 use augment::decode::decode;
-use pipeline::{Dataset, SampleId, Storage};
+use pipeline::{Dataset, PipelineError, SampleId, Storage};
 use rayon::prelude::*;
 use serde_json::json;
 
@@ -26,25 +26,38 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let sources = storage.sources(&args.shards)?;
-    let shards = storage.open_all(&sources)?;
-    let n_samples = shards.iter().map(|shard| shard.len() as u64).sum();
-    let progress = bar(n_samples, "verify");
     let mut n_bad_shards = 0u64;
+    let mut bad = |error: PipelineError| -> anyhow::Result<()> {
+        if !error.is_of_a_shard() {
+            return Err(error.into());
+        }
+        say(format!("bad: {error}"));
+        n_bad_shards += 1;
+        Ok(())
+    };
     let mut readable = Vec::new();
-    for (source, shard) in sources.iter().zip(shards) {
+    for source in &sources {
+        let shard = match storage.open(source) {
+            Ok(shard) => shard,
+            Err(error) => {
+                bad(error)?;
+                continue;
+            }
+        };
         match storage.verify(source, &shard) {
-            Err(error @ pipeline::PipelineError::OtherShard { .. }) => {
-                progress.suspend(|| say(format!("bad: {error}")));
-                n_bad_shards += 1;
+            Ok(()) => readable.push(shard),
+            Err(error) => {
                 // Which samples of a file have changed is said below. One from elsewhere is not kept.
-                if source.is_read_in_place() {
+                let has_changed = matches!(error, PipelineError::OtherShard { .. });
+                bad(error)?;
+                if has_changed && source.is_read_in_place() {
                     readable.push(shard);
                 }
             }
-            Ok(()) => readable.push(shard),
-            Err(error) => return Err(error.into()),
         }
     }
+    let n_samples: u64 = readable.iter().map(|shard| shard.len() as u64).sum();
+    let progress = bar(n_samples, "verify");
     let dataset = if readable.is_empty() { None } else { Some(Dataset::new(readable)?) };
     let (bytes, n_bad) = (AtomicU64::new(0), AtomicU64::new(0));
     let check = |dataset: &Dataset, id: u64| -> anyhow::Result<()> {

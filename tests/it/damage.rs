@@ -1,0 +1,158 @@
+//! Damage that a program could pass over: holes in shards, numbers that are not finite, rows of a cache, a plan that is gone.
+
+use std::fs;
+
+use crate::support::{World, fails, ok};
+
+#[test]
+fn a_hole_in_a_shard_is_told_and_the_other_shards_are_verified() {
+    let world = World::new(24);
+    let whole = fs::read(world.shard()).unwrap();
+    let (good, bad) = (world.text("good.tar"), world.text("bad.tar"));
+    fs::write(&good, &whole).unwrap();
+    let header_of_the_middle = (0..whole.len() / 512)
+        .map(|block| block * 512)
+        .filter(|at| &whole[at + 257..at + 262] == b"ustar")
+        .nth(30)
+        .unwrap();
+    let mut holed = whole.clone();
+    holed[header_of_the_middle..][..512].fill(0);
+    let mut tail = whole.clone();
+    tail[header_of_the_middle..].fill(0);
+    tail.resize(whole.len().max(header_of_the_middle + 20_000), 0);
+    for (what, bytes) in [
+        ("something else", holed),
+        ("begin with zeros", tail),
+        ("another member or archive", [&whole[..], &whole].concat()),
+        ("something else", [&whole[..], b"junk"].concat()),
+    ] {
+        fs::write(&bad, bytes).unwrap();
+        let output = world.ocelli(&["shards", "verify", &bad, &good]);
+        assert_eq!(output.status.code(), Some(3));
+        let told = String::from_utf8_lossy(&[output.stderr, output.stdout].concat()).into_owned();
+        assert!(told.contains(what) && told.contains("bad.tar"), "{told}");
+        assert!(told.contains("2 shard(s), 1 bad; 24 samples"), "{told}");
+        let told = fails(&world.pretrain("run", &["--shards", &bad]), 3);
+        assert!(told.contains(what), "{told}");
+    }
+}
+
+/// A file of weights with `n` values overwritten.
+fn spoil(path: &str, value: f32, n: usize) {
+    let mut bytes = fs::read(path).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    for place in bytes[8 + header + 4 * 100..].chunks_exact_mut(4).take(n) {
+        place.copy_from_slice(&value.to_le_bytes());
+    }
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn weights_that_are_not_finite_are_refused_by_name() {
+    let world = World::new(40);
+    ok(&world.pretrain("run", &[]));
+    let (run, shard) = (world.text("run"), world.text("data/train-000000.tar"));
+    let weights = world.text("weights.safetensors");
+    for value in [f32::NAN, f32::INFINITY] {
+        ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &weights, "--overwrite"]));
+        spoil(&weights, value, 1);
+        let (features, onnx, second) = (world.text("f.npy"), world.text("w.onnx"), world.text("second"));
+        for args in [
+            &["probe", "--checkpoint", &weights, "--train", &shard, "--test", &shard][..],
+            &["embed", "--checkpoint", &weights, "--shards", &shard, "--out", &features],
+            &["export", "--checkpoint", &weights, "--out", &onnx],
+            &[
+                "pretrain",
+                "--recipe",
+                &world.text("tiny.toml"),
+                "--shards",
+                &shard,
+                "--workdir",
+                &second,
+                "--init",
+                &weights,
+            ],
+        ] {
+            let told = fails(&world.ocelli(args), 3);
+            assert!(told.contains("parameter") && told.contains("not finite"), "{args:?}: {told}");
+        }
+        assert!(!world.path("f.npy").exists() && !world.path("w.onnx").exists());
+    }
+    // Finite weights whose features are not.
+    ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &weights, "--overwrite"]));
+    spoil(&weights, 3e38, 4000);
+    let args = ["probe", "--checkpoint", &weights, "--train", &shard, "--test", &shard];
+    let told = fails(&world.ocelli(&args), 78);
+    assert!(told.contains("features") && told.contains("not finite"), "{told}");
+}
+
+#[test]
+fn damaged_rows_of_the_cache_are_made_anew() {
+    let world = World::new(40);
+    ok(&world.pretrain("run", &[]));
+    let (run, shard, cache) = (world.text("run"), world.text("data/train-000000.tar"), world.text("cache"));
+    let probe = || {
+        let args =
+            ["probe", "--checkpoint", &run, "--train", &shard, "--test", &shard, "--json", "--no-record"];
+        let env = [("OCELLI_CACHE", cache.as_str()), ("OCELLI_FEATURES_GB", "1")];
+        let output = world.ocelli_with(&args, &env);
+        ok(&output);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let scores =
+            text(&output.stdout).lines().last().unwrap().split("\"networks\"").nth(1).unwrap().to_string();
+        (scores, text(&output.stderr).contains("are damaged"))
+    };
+    let (scores, _) = probe();
+    let rows = |extension: &str| {
+        let files = fs::read_dir(world.path("cache/features")).unwrap().flatten().map(|entry| entry.path());
+        files.filter(|path| path.extension().is_some_and(|found| found == extension)).collect::<Vec<_>>()
+    };
+    for path in rows("f32") {
+        let len = fs::read(&path).unwrap().len();
+        fs::write(&path, (0..len).map(|i| (i * 31 % 127) as u8).collect::<Vec<_>>()).unwrap();
+    }
+    assert_eq!(probe(), (scores.clone(), true));
+    assert_eq!(probe(), (scores.clone(), false));
+    for path in rows("json") {
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(
+            &path,
+            text.replacen("\"average\":", "\"average\": ", 1).replace("\"checksum\":\"", "\"checksum\":\"0"),
+        )
+        .unwrap();
+    }
+    assert_eq!(probe(), (scores, true));
+}
+
+/// The checkpoint remembers what a run is of.
+#[test]
+fn a_run_whose_plan_is_gone_is_still_that_run() {
+    let world = World::new(24);
+    let steps = |n: u64| format!("optim.length={{steps={n}}}");
+    ok(&world.pretrain("run", &["--set", &steps(8)]));
+    let plan = fs::read_to_string(world.path("run/plan.toml")).unwrap();
+    for change in ["optim.lr=0.5", "seed=9", "optim.batch_size=4"] {
+        fs::remove_file(world.path("run/plan.toml")).unwrap();
+        let told = fails(&world.pretrain("run", &["--set", &steps(8), "--set", change]), 2);
+        assert!(told.contains(change.split('=').next().unwrap()), "{told}");
+        fs::write(world.path("run/plan.toml"), &plan).unwrap();
+    }
+    // A plan that was changed together with the recipe.
+    fs::write(world.path("run/plan.toml"), plan.replace("seed = 3", "seed = 9")).unwrap();
+    let told = fails(&world.pretrain("run", &["--set", &steps(8), "--set", "seed=9"]), 2);
+    assert!(told.contains("seed"), "{told}");
+    fs::remove_file(world.path("run/plan.toml")).unwrap();
+    ok(&world.pretrain("run", &["--set", &steps(8)]));
+    assert_eq!(fs::read_to_string(world.path("run/plan.toml")).unwrap(), plan);
+    ok(&world.pretrain("run", &["--set", &steps(12), "--lengthen"]));
+
+    // A fork begins with the checkpoint of another recipe, and is then a run of its own.
+    let from = world.text("run");
+    let fork = ["--set", &steps(16), "--set", "optim.lr=0.001", "--fork", &from];
+    ok(&world.pretrain("forked", &fork));
+    fs::remove_file(world.path("forked/plan.toml")).unwrap();
+    let told =
+        fails(&world.pretrain("forked", &["--set", &steps(16), "--set", "optim.lr=0.5", "--fork", &from]), 2);
+    assert!(told.contains("optim.lr"), "{told}");
+    ok(&world.pretrain("forked", &fork));
+}
