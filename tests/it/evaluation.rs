@@ -54,7 +54,7 @@ fn stderr(output: &Output) -> String {
 #[test]
 fn every_protocol_gives_numbers_that_say_what_they_are_of() {
     let world = probed();
-    let protocols = "knn,linear-honest,linear-dino,linear-dinov2,logreg,few-shot";
+    let protocols = "knn,linear-honest,linear-dino,linear-dinov2,linear-dinov2-features,logreg,few-shot";
     let settings = ["--protocol", protocols, "--k", "1,5", "--epochs", "2", "--tries", "2", "--shots", "1,3"];
     let output = probe(&world, "train", "test", &settings);
     ok(&output);
@@ -68,6 +68,7 @@ fn every_protocol_gives_numbers_that_say_what_they_are_of() {
         "knn_5",
         "linear_dino",
         "linear_dinov2",
+        "linear_dinov2_features",
         "linear_honest",
         "logreg",
     ];
@@ -86,7 +87,11 @@ fn every_protocol_gives_numbers_that_say_what_they_are_of() {
         // Few shots are drawn twice.
         assert_eq!(confusion, if name.starts_with("few") { 40 } else { 20 }, "{name}");
     }
-    assert_eq!(numbers["linear_dinov2"]["details"]["heads"].as_array().unwrap().len(), 52);
+    for (name, words) in [("linear_dinov2", "bicubic crops"), ("linear_dinov2_features", "not the published")]
+    {
+        assert_eq!(numbers[name]["details"]["heads"].as_array().unwrap().len(), 52);
+        assert!(numbers[name]["protocol_in_words"].as_str().unwrap().contains(words), "{name}");
+    }
     assert_eq!((&said["train"]["images"], &said["test"]["images"]), (&40.into(), &20.into()));
     assert_eq!(said["classes"], serde_json::json!(["0", "1", "2", "3"]));
     assert_eq!((&said["about"]["step"], &said["about"]["network"]), (&12.into(), &"teacher".into()));
@@ -95,6 +100,22 @@ fn every_protocol_gives_numbers_that_say_what_they_are_of() {
     assert_eq!(rows.lines().count(), expected.len());
     ok(&probe(&world, "train", "test", &["--no-record"]));
     assert_eq!(fs::read_to_string(world.path("run/evaluations.jsonl")).unwrap(), rows);
+}
+
+/// On one GPU the official code has 48 heads, because names of two rates are the same.
+#[test]
+fn heads_of_one_name_are_one() {
+    let world = probed();
+    let settings = ["--protocol", "linear-dinov2", "--batch", "128", "--iterations", "2", "--no-record"];
+    let output = probe(&world, "train", "test", &settings);
+    ok(&output);
+    let said = json_of(&output);
+    assert_eq!(said["networks"]["teacher"]["linear_dinov2"]["details"]["n_heads"], 48);
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        told.contains("but for its settings: 2 iterations of 128 images") && told.contains("48 heads"),
+        "{told}"
+    );
 }
 
 #[test]

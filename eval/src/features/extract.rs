@@ -12,7 +12,7 @@ use crate::EvalError;
 use crate::images::ImageSet;
 
 /// Images that go through the network together: enough for a GPU, and few enough for the memory of a laptop.
-const BATCH: usize = 64;
+pub(crate) const BATCH: usize = 64;
 
 /// Receives the progress of what takes long.
 pub trait Progress: Sync {

@@ -1,5 +1,5 @@
-//! Nearest neighbors among a few rows of each class, k of them where there are k (DINOv2's few-shot k-NN takes no more
-//! neighbors than shots): the mean over several draws.
+//! Nearest neighbors among a few rows of each class, as DINOv2's k-NN with `--n-per-class-list`: no more neighbors than shots, and
+//! one draw, as there, or the mean over several.
 
 use augment::ViewRng;
 use serde::{Deserialize, Serialize};
@@ -29,7 +29,7 @@ pub struct FewShot {
 
 impl Default for FewShot {
     fn default() -> Self {
-        Self { shots: vec![1, 2, 5, 10], tries: 5, neighbors: 20, temperature: 0.07 }
+        Self { shots: vec![1, 2, 5, 10], tries: 1, neighbors: 20, temperature: 0.07 }
     }
 }
 

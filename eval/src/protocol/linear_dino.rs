@@ -10,6 +10,7 @@
 //! test set. A convolutional network has the mean maps of its last stages in place of class tokens, where the authors
 //! take the last one alone (`levels` 1).
 
+use augment::Interpolation;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -52,6 +53,7 @@ impl LinearDino {
     /// [`EvalError::NoViews`] where the task has features alone, [`EvalError::Data`] when a shard cannot be read.
     pub(crate) fn score(&self, task: &Task<'_>) -> Result<Scored, EvalError> {
         let views = task.views.ok_or(EvalError::NoViews { protocol: NAME })?;
+        let crops = views.crops(Interpolation::Bilinear);
         let columns = match self.average {
             true => task.test.layout().last_and_average(self.levels),
             false => task.test.layout().last(self.levels),
@@ -65,7 +67,7 @@ impl LinearDino {
         task.progress.begins(NAME, self.epochs * views.len());
         for epoch in 0..self.epochs {
             let scale = cosine(epoch as f32 / self.epochs as f32);
-            views.epoch(task.seed, epoch, self.batch.max(1), &mut |table, labels| {
+            crops.epoch(task.seed, epoch, self.batch.max(1), &mut |table, labels| {
                 rows.clear();
                 task.progress.seen(table.len());
                 (0..table.len()).for_each(|i| rows.extend_from_slice(&table.row(i)[columns.clone()]));

@@ -1,28 +1,44 @@
-//! DINOv2's linear probe (Oquab et al. 2023): 13 rates × {1, 4} levels × average {no, yes} = 52 heads
-//! in one pass.
+//! DINOv2's linear probe (Oquab et al. 2023, `eval/linear.py`): 13 rates × {1, 4} levels × average {no, yes} = 52 heads in one pass.
 //!
 //! ```text
 //! x = class tokens of the last 1 or 4 blocks, with or without the mean patch token of the last;  W from N(0, 0.01²)
+//! train: random-resized crops (bicubic, area 0.08 to 1) and flips, 12,500 mini-batches of 1,024;  test: the central square
 //! SGD with momentum 0.9 and no weight decay, lr · B / 256, cosine to zero over all steps
 //! ```
 //!
-//! **The best head is chosen on the test set**, as published; [`super::linear_honest`] does not look there. The
-//! published numbers come from random crops and flips, whose features are made anew in every epoch (`crops`); without them
-//! features are those of the central square, made once. A convolutional network has the mean maps of its last stages in place of class tokens.
+//! **The best head is chosen on the test set**, as published; [`super::linear_honest`] does not look there. The official code names
+//! heads by their rate with five digits, so that those of different rates may share a name, and the last one stays: at 128
+//! images, its default on one GPU, 48 of the 52. `linear-dinov2` does the same. A convolutional network has the mean maps of its
+//! last stages in place of class tokens.
+//!
+//! `linear-dinov2-features` is a cheap form under a name of its own: all heads on features of the central square, made once. Its
+//! numbers are not those of the publication.
 
+use augment::Interpolation;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::batches::{Gathered, classified, cosine};
 use super::heads::{Descent, Heads, Rows};
 use super::task::{Scored, Task};
-use super::views::Views;
 use crate::EvalError;
 use crate::score::Classified;
 use crate::score::outcome::Outcome;
 
-/// What it is called.
+/// Name of the published protocol.
 pub(crate) const NAME: &str = "linear-dinov2";
+
+/// Name of the form on features that are made once.
+pub(crate) const FEATURES_NAME: &str = "linear-dinov2-features";
+
+/// What the heads are trained on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sees {
+    /// Crops and flips, drawn anew.
+    Crops,
+    /// Features of the central square, made once.
+    Features,
+}
 
 /// The protocol's settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -38,27 +54,60 @@ pub struct LinearDinov2 {
     pub batch: usize,
     /// Numbers of last levels whose class tokens are concatenated.
     pub levels: Vec<usize>,
-    /// Whether each epoch sees new crops and flips of the training images.
-    #[serde(default)]
-    pub crops: bool,
 }
 
 impl Default for LinearDinov2 {
-    /// DINOv2's on one GPU.
+    /// The published settings: eight GPUs with 128 images each.
     fn default() -> Self {
         let rates = vec![1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1];
-        Self { rates, iterations: 12_500, epochs: None, batch: 128, levels: vec![1, 4], crops: false }
+        Self { rates, iterations: 12_500, epochs: None, batch: 1024, levels: vec![1, 4] }
     }
 }
 
 impl LinearDinov2 {
+    /// The settings on features that are made once.
+    pub(crate) fn on_features() -> Self {
+        Self { batch: 128, ..Self::default() }
+    }
+
+    /// The rates that have a head: with [`Sees::Crops`] the last one of those whose names are one in the official code.
+    fn kept_rates(&self, sees: Sees) -> Vec<f64> {
+        let name = |rate: &f64| format!("{:.5}", rate * self.batch as f64 / 256.0);
+        let is_last = |i: usize| self.rates[i + 1..].iter().all(|later| name(later) != name(&self.rates[i]));
+        let is_kept = |i: &usize| sees == Sees::Features || is_last(*i);
+        (0..self.rates.len()).filter(is_kept).map(|i| self.rates[i]).collect()
+    }
+
+    /// What a number of the protocol is, for whoever compares it.
+    pub(crate) fn in_words(&self, sees: Sees) -> String {
+        let length = match self.epochs {
+            Some(epochs) => format!("{epochs} passes in batches of {}", self.batch),
+            None => format!("{} iterations of {} images", self.iterations, self.batch),
+        };
+        let n_heads = 2 * self.levels.len() * self.kept_rates(sees).len();
+        match sees {
+            Sees::Features => format!(
+                "DINOv2's heads on features made once, without crops, {length}; not the published protocol"
+            ),
+            Sees::Crops if *self == Self::default() => {
+                format!(
+                    "as published: {length}, bicubic crops and flips, the best of {n_heads} heads on test"
+                )
+            }
+            Sees::Crops => format!(
+                "as DINOv2's, but for its settings: {length}, bicubic crops and flips, the best of {n_heads} heads on test"
+            ),
+        }
+    }
+
     /// The score of the best head on `task.test`.
     ///
     /// # Errors
-    /// With `crops`, [`EvalError::NoViews`] where the task has features alone, [`EvalError::Data`] when a shard cannot be
-    /// read.
-    pub(crate) fn score(&self, task: &Task<'_>) -> Result<Scored, EvalError> {
-        let layout = task.train.layout();
+    /// With [`Sees::Crops`], [`EvalError::NoViews`] where the task has features alone, [`EvalError::Data`] when a shard cannot
+    /// be read.
+    pub(crate) fn score(&self, sees: Sees, task: &Task<'_>) -> Result<Scored, EvalError> {
+        let layout = task.test.layout();
+        let rates = self.kept_rates(sees);
         let mut inputs = Vec::new();
         for level in &self.levels {
             inputs.push((*level, false, layout.last(*level)));
@@ -68,14 +117,17 @@ impl LinearDinov2 {
         }
         let columns: Vec<_> = inputs.iter().map(|(_, _, columns)| columns.clone()).collect();
         let descent = Descent { momentum: 0.9, init_std: 0.01, seed: task.seed };
-        let mut heads = Heads::new(&columns, &self.rates, task.n_classes, descent);
-        let n_steps = self.fit(&mut heads, task)?;
-        let n_heads = columns.len() * self.rates.len();
+        let mut heads = Heads::new(&columns, &rates, task.n_classes, descent);
+        let n_steps = match sees {
+            Sees::Crops => self.fit_on_crops(&mut heads, task)?,
+            Sees::Features => self.fit_on_features(&mut heads, task),
+        };
+        let n_heads = columns.len() * rates.len();
         let mut found = classified(&mut heads, n_heads, task.test, None, task.n_classes);
         let accuracies: Vec<f64> = found.iter().map(Classified::accuracy).collect();
         let about = |head: usize| {
-            let (level, average, _) = &inputs[head / self.rates.len()];
-            let rate = self.rates[head % self.rates.len()];
+            let (level, average, _) = &inputs[head / rates.len()];
+            let rate = rates[head % rates.len()];
             json!({ "levels": level, "average": average, "rate": rate, "accuracy": accuracies[head] })
         };
         let best =
@@ -84,38 +136,51 @@ impl LinearDinov2 {
             "chosen_on": "test, as published",
             "head": about(best),
             "steps": n_steps,
+            "n_heads": n_heads,
             "heads": (0..n_heads).map(about).collect::<Vec<_>>(),
         });
         let outcome = Outcome::Classified(found.swap_remove(best));
-        Ok(Scored { metric: "linear_dinov2".into(), outcome, details, counts: None })
+        let metric = match sees {
+            Sees::Crops => "linear_dinov2",
+            Sees::Features => "linear_dinov2_features",
+        };
+        Ok(Scored { metric: metric.into(), outcome, details, counts: None })
     }
 
-    /// Trains all heads side by side; gives the steps that they took.
-    fn fit(&self, heads: &mut Heads, task: &Task<'_>) -> Result<usize, EvalError> {
+    /// Trains all heads side by side on crops; gives the steps that they took.
+    fn fit_on_crops(&self, heads: &mut Heads, task: &Task<'_>) -> Result<usize, EvalError> {
+        let views = task.views.ok_or(EvalError::NoViews { protocol: NAME })?;
         let batch = self.batch.max(1);
-        let views =
-            self.crops.then(|| task.views.ok_or(EvalError::NoViews { protocol: NAME })).transpose()?;
-        let of_epoch = views.map_or(task.train.len(), Views::len).div_ceil(batch).max(1);
-        let n_steps = self.epochs.map_or(self.iterations, |epochs| epochs * of_epoch);
-        let (mut step, rate_scale) = (0, batch as f32 / 256.0);
+        let n_steps =
+            self.epochs.map_or(self.iterations, |epochs| (epochs * views.len()).div_ceil(batch).max(1));
+        let (mut step, scale) = (0, batch as f32 / 256.0);
         task.progress.begins(NAME, n_steps);
+        views.crops(Interpolation::Bicubic).stream(task.seed, batch, n_steps, &mut |table, labels| {
+            let rows = Rows { rows: table.rows(), width: table.columns.width() };
+            heads.step(rows, labels, scale * cosine(step as f32 / n_steps as f32));
+            task.progress.seen(1);
+            step += 1;
+        })?;
+        Ok(n_steps)
+    }
+
+    /// Trains all heads side by side on the rows of train; gives the steps that they took.
+    fn fit_on_features(&self, heads: &mut Heads, task: &Task<'_>) -> usize {
+        let batch = self.batch.max(1);
+        let of_epoch = task.train.len().div_ceil(batch).max(1);
+        let n_steps = self.epochs.map_or(self.iterations, |epochs| epochs * of_epoch);
+        let (mut step, scale) = (0, batch as f32 / 256.0);
+        task.progress.begins(FEATURES_NAME, n_steps);
         let mut one = |rows: Rows<'_>, labels: &[u32]| {
             if step < n_steps {
-                heads.step(rows, labels, rate_scale * cosine(step as f32 / n_steps as f32));
+                heads.step(rows, labels, scale * cosine(step as f32 / n_steps as f32));
                 task.progress.seen(1);
             }
             step += 1;
         };
         let mut batches = Gathered::new(task.train, None);
-        for epoch in 0..n_steps.div_ceil(of_epoch) {
-            match views {
-                Some(views) => views.epoch(task.seed, epoch, batch, &mut |table, labels| {
-                    one(Rows { rows: table.rows(), width: table.columns.width() }, labels);
-                })?,
-                None => batches.epoch(task.seed, epoch, batch, &mut one),
-            }
-        }
-        Ok(n_steps)
+        (0..n_steps.div_ceil(of_epoch)).for_each(|epoch| batches.epoch(task.seed, epoch, batch, &mut one));
+        n_steps
     }
 }
 
@@ -143,6 +208,21 @@ mod tests {
         FeatureSet::of(Arc::new(table), |image| Some((image % 2) as u32))
     }
 
+    /// The official code names heads by `lr:.5f`; of those with one name the last one stays.
+    #[test]
+    fn heads_of_one_name_are_one_head() {
+        for (batch, n_rates) in [(1024, 13), (512, 13), (256, 13), (128, 12), (64, 12), (32, 11), (16, 10)] {
+            let protocol = LinearDinov2 { batch, ..LinearDinov2::default() };
+            let kept = protocol.kept_rates(Sees::Crops);
+            assert_eq!((kept.len(), kept.last()), (n_rates, Some(&0.1)), "{batch}");
+            assert_eq!(protocol.kept_rates(Sees::Features).len(), 13);
+            assert!(protocol.in_words(Sees::Crops).contains(&format!("{} heads", 4 * n_rates)));
+        }
+        let protocol = LinearDinov2 { batch: 128, ..LinearDinov2::default() };
+        assert_eq!(protocol.kept_rates(Sees::Crops)[0], 2e-5);
+        assert!(!protocol.in_words(Sees::Crops).contains("as published"));
+    }
+
     /// Each head sees the levels and the average that it is said to see, and no others; small rates stay behind.
     #[test]
     fn heads_see_their_columns_alone() {
@@ -150,7 +230,7 @@ mod tests {
             rates: vec![1e-5, 0.1],
             iterations: 300,
             levels: vec![1, 2],
-            ..LinearDinov2::default()
+            ..LinearDinov2::on_features()
         };
         for (informative, who) in [(0..2, [2, 2]), (2..4, [1, 2]), (4..6, [0, 0])] {
             let (train, test) = (set(informative.clone(), 400, 1), set(informative.clone(), 400, 2));
@@ -163,7 +243,7 @@ mod tests {
                 sets: None,
                 progress: &Silent,
             };
-            let scored = protocol.score(&task).unwrap();
+            let scored = protocol.score(Sees::Features, &task).unwrap();
             let heads = scored.details["heads"].as_array().unwrap();
             assert_eq!(heads.len(), 8);
             for head in heads.iter().filter(|head| head["rate"] == 0.1) {

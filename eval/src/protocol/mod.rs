@@ -23,7 +23,7 @@ use crate::EvalError;
 use few_shot::FewShot;
 use knn::Knn;
 use linear_dino::LinearDino;
-use linear_dinov2::LinearDinov2;
+use linear_dinov2::{LinearDinov2, Sees};
 use linear_honest::LinearHonest;
 use logreg::Logreg;
 use segmentation::Segmentation;
@@ -37,8 +37,10 @@ pub enum Protocol {
     Knn(Knn),
     /// DINO's linear probe.
     LinearDino(LinearDino),
-    /// DINOv2's linear probe.
+    /// DINOv2's linear probe, as published.
     LinearDinov2(LinearDinov2),
+    /// DINOv2's linear heads on features that are made once.
+    LinearDinov2Features(LinearDinov2),
     /// A linear probe that chooses on a part of train.
     LinearHonest(LinearHonest),
     /// Logistic regression.
@@ -50,12 +52,13 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// One of each, with published settings.
-    pub fn all() -> [Self; 7] {
+    /// One of each, with published settings where there are any.
+    pub fn all() -> [Self; 8] {
         [
             Self::Knn(Knn::default()),
             Self::LinearDino(LinearDino::default()),
             Self::LinearDinov2(LinearDinov2::default()),
+            Self::LinearDinov2Features(LinearDinov2::on_features()),
             Self::LinearHonest(LinearHonest::default()),
             Self::Logreg(Logreg::default()),
             Self::FewShot(FewShot::default()),
@@ -81,10 +84,42 @@ impl Protocol {
             Self::Knn(_) => "knn",
             Self::LinearDino(_) => linear_dino::NAME,
             Self::LinearDinov2(_) => linear_dinov2::NAME,
+            Self::LinearDinov2Features(_) => linear_dinov2::FEATURES_NAME,
             Self::LinearHonest(_) => "linear-honest",
             Self::Logreg(_) => "logreg",
             Self::FewShot(_) => "few-shot",
             Self::Segmentation(_) => segmentation::NAME,
+        }
+    }
+
+    /// What its numbers are, and what they can be compared with.
+    pub fn in_words(&self) -> String {
+        match self {
+            Self::Knn(_) => "as DINO and DINOv2".into(),
+            Self::LinearDino(protocol) => format!(
+                "as DINO's script, bilinear crops and flips, {} epochs in batches of {}; the last epoch, where the script \
+                 prints the best",
+                protocol.epochs, protocol.batch
+            ),
+            Self::LinearDinov2(protocol) => protocol.in_words(Sees::Crops),
+            Self::LinearDinov2Features(protocol) => protocol.in_words(Sees::Features),
+            Self::LinearHonest(_) => {
+                "Ocelli's own: the rate is chosen on a fifth of train, never on test".into()
+            }
+            Self::Logreg(_) => "as DINOv2: C is chosen on a tenth of train".into(),
+            Self::FewShot(protocol) => {
+                let draws = if protocol.tries == 1 {
+                    "1 draw".into()
+                } else {
+                    format!("mean of {} draws", protocol.tries)
+                };
+                format!("as DINOv2's k-NN among a few images of each class, {draws}")
+            }
+            Self::Segmentation(protocol) => format!(
+                "like DINOv3's linear head, on one square of each image, {} passes, without augmentation and sliding \
+                 windows: not to be compared with published numbers",
+                protocol.epochs
+            ),
         }
     }
 
@@ -129,7 +164,9 @@ impl Protocol {
     pub fn n_levels(&self) -> usize {
         match self {
             Self::LinearDino(protocol) => protocol.levels,
-            Self::LinearDinov2(protocol) => protocol.levels.iter().copied().max().unwrap_or(1),
+            Self::LinearDinov2(protocol) | Self::LinearDinov2Features(protocol) => {
+                protocol.levels.iter().copied().max().unwrap_or(1)
+            }
             _ => 1,
         }
     }
@@ -138,7 +175,7 @@ impl Protocol {
     pub fn wants_average(&self) -> bool {
         match self {
             Self::LinearDino(protocol) => protocol.average,
-            Self::LinearDinov2(_) => true,
+            Self::LinearDinov2(_) | Self::LinearDinov2Features(_) => true,
             _ => false,
         }
     }
@@ -161,7 +198,8 @@ impl Protocol {
         Ok(match self {
             Self::Knn(protocol) => protocol.numbers(task),
             Self::LinearDino(protocol) => vec![protocol.score(task)?],
-            Self::LinearDinov2(protocol) => vec![protocol.score(task)?],
+            Self::LinearDinov2(protocol) => vec![protocol.score(Sees::Crops, task)?],
+            Self::LinearDinov2Features(protocol) => vec![protocol.score(Sees::Features, task)?],
             Self::LinearHonest(protocol) => vec![protocol.score(task)],
             Self::Logreg(protocol) => vec![protocol.score(task)],
             Self::FewShot(protocol) => protocol.score(task),
@@ -192,6 +230,7 @@ mod tests {
             published.iter().flat_map(|rates| rates.split(' ')).map(|rate| rate.parse::<f64>().unwrap());
         assert_eq!(rates, published.collect::<Vec<_>>());
         assert_eq!((iterations, levels), (12_500, vec![1, 4]));
+        assert_eq!((LinearDinov2::default().batch, LinearDinov2::on_features().batch), (1024, 128));
         let LinearDino { rate, epochs, levels, average, .. } = LinearDino::default();
         assert_eq!((rate, epochs, levels, average), (0.001, 100, 4, false));
         let Logreg { c, iterations, tolerance } = Logreg::default();
@@ -201,6 +240,11 @@ mod tests {
             "evenly in the exponent"
         );
         assert_eq!((iterations, tolerance), (1000, 1e-12));
+    }
+
+    #[test]
+    fn a_few_shots_are_drawn_once_as_published() {
+        assert_eq!(FewShot::default().tries, 1);
     }
 
     #[test]

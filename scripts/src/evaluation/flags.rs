@@ -28,7 +28,8 @@ impl CacheFlags {
 /// Protocols and their settings.
 #[derive(clap::Args)]
 pub(crate) struct ProtocolFlags {
-    /// Protocols: knn, linear-honest, linear-dino, linear-dinov2, logreg, few-shot, segmentation; several with commas.
+    /// Protocols: knn, linear-honest, linear-dino, linear-dinov2 (as published: hours to days), linear-dinov2-features (the
+    /// same heads on features made once), logreg, few-shot, segmentation; several with commas.
     #[arg(long, value_delimiter = ',', default_values = ["knn", "linear-honest"])]
     protocol: Vec<String>,
     /// Numbers of neighbors (knn), with commas.
@@ -58,10 +59,9 @@ pub(crate) struct ProtocolFlags {
     /// Add the mean patch token (linear-dino).
     #[arg(long)]
     average: bool,
-    /// Draw crops and flips of the training images anew in every epoch, as published; without this, features are made once
-    /// (linear-dinov2).
-    #[arg(long)]
-    crops: bool,
+    /// Steps (linear-dinov2, linear-dinov2-features), or steps of the solver at most (logreg).
+    #[arg(long, value_name = "N")]
+    iterations: Option<usize>,
     /// Values of C to choose from, with commas (logreg).
     #[arg(long, value_delimiter = ',')]
     c: Vec<f64>,
@@ -121,7 +121,7 @@ impl ProtocolFlags {
             ("rate", self.rate.map(|value| json!(value))),
             ("levels", list(json!(self.levels))),
             ("average", self.average.then_some(json!(true))),
-            ("crops", self.crops.then_some(json!(true))),
+            ("iterations", self.iterations.map(|value| json!(value))),
             ("c", list(json!(self.c))),
             ("shots", list(json!(self.shots))),
             ("tries", self.tries.map(|value| json!(value))),

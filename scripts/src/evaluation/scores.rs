@@ -19,11 +19,14 @@ const MAX_KEPT_CONFUSED: usize = 20;
 /// Confusions that are kept where there are more classes.
 const N_KEPT_PAIRS: usize = 30;
 
-/// Prints a line a number, a column a network; the first network's with the interval.
+/// Characters of the longest name of a number.
+const WIDTH: usize = 22;
+
+/// Prints a line a number, a column a network, the first network's with the interval; then what each protocol is.
 pub(crate) fn print_table(table: &Table) {
     let Some((_, first)) = table.first() else { return };
     let names: String = table[1..].iter().map(|(name, _)| format!(" {name:>12}")).collect();
-    out!("{:<16} {:>8} {:<15}{names}", heading(first), table[0].0, "");
+    out!("{:<WIDTH$} {:>8} {:<15}{names}", heading(first), table[0].0, "");
     for (_, scored) in first.numbers() {
         let [low, high] = scored.outcome.interval();
         let interval = format!("({low:.1} - {high:.1})");
@@ -34,7 +37,10 @@ pub(crate) fn print_table(table: &Table) {
                 None => format!(" {:>12}", "-"),
             })
             .collect();
-        out!("{:<16} {:>8.2} {interval:<15}{others}", scored.metric, scored.outcome.value());
+        out!("{:<WIDTH$} {:>8.2} {interval:<15}{others}", scored.metric, scored.outcome.value());
+    }
+    for (protocol, _) in &first.of_protocols {
+        out!("{}: {}", protocol.name(), protocol.in_words());
     }
 }
 
@@ -103,6 +109,7 @@ fn about_number(protocol: &eval::Protocol, scored: &eval::Scored, seed: u64) -> 
         "interval": outcome.interval(),
         "by_class": outcome.by_class(),
         "protocol": protocol.name(),
+        "protocol_in_words": protocol.in_words(),
         "settings": protocol.settings(),
         "details": scored.details,
         "seed": seed,
