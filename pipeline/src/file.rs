@@ -20,15 +20,79 @@ pub fn temporary(path: &Path) -> PathBuf {
 /// # Errors
 /// Those of the file system.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    static COUNTER: AtomicU64 = AtomicU64::new(0);
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}-{}.tmp", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed)));
-    let temporary = PathBuf::from(name);
+    let temporary = unique(path);
     let written = write_synced(&temporary, bytes).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         let _ = fs::remove_file(&temporary);
     }
     written
+}
+
+/// Replaces several files, of which the last one gives the others their meaning: weights, after their configurations. All are
+/// written beside their places before any of them is replaced, so that a full disk changes nothing; and where the last one is to
+/// be replaced, it is away while the others are, so that a reader never finds it beside files of another time.
+///
+/// # Errors
+/// The file, and what the file system says of it.
+pub fn replace_together(files: &[(PathBuf, Vec<u8>)]) -> Result<(), (PathBuf, io::Error)> {
+    let mut written = Temporaries::default();
+    for (path, bytes) in files {
+        let temporary = unique(path);
+        written.0.push(temporary.clone());
+        write_synced(&temporary, bytes).map_err(|error| (path.clone(), error))?;
+    }
+    let Some(((last, _), others)) = files.split_last() else { return Ok(()) };
+    if !others.is_empty() {
+        match fs::remove_file(last) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err((last.clone(), error)),
+            _ => sync_folder_of(last),
+        }
+    }
+    for ((path, _), temporary) in files.iter().zip(&written.0) {
+        if path == last {
+            others.iter().for_each(|(other, _)| sync_folder_of(other));
+        }
+        fs::rename(temporary, path).map_err(|error| (path.clone(), error))?;
+    }
+    sync_folder_of(last);
+    Ok(())
+}
+
+/// Files that are removed unless they have got their names.
+#[derive(Default)]
+struct Temporaries(Vec<PathBuf>);
+
+impl Drop for Temporaries {
+    fn drop(&mut self) {
+        // Those that were renamed are not there any more.
+        self.0.iter().for_each(|path| drop(fs::remove_file(path)));
+    }
+}
+
+/// Waits until the names in the folder of `path` are on the disk; file systems that cannot say so are not waited for.
+fn sync_folder_of(path: &Path) {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if let Ok(folder) = File::open(folder) {
+        let _ = folder.sync_all();
+    }
+}
+
+/// A name beside `path` that no other thread or process has.
+fn unique(path: &Path) -> PathBuf {
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{}-{}.tmp", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed)));
+    PathBuf::from(name)
+}
+
+/// Opens a file that is locked, and makes it where it is not there. A link is refused: what it points to is not ours.
+///
+/// # Errors
+/// Those of the file system.
+pub fn open_lock(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let no_follow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
+    File::options().create(true).write(true).truncate(false).custom_flags(no_follow).open(path)
 }
 
 /// Writes `path` and waits until it is on the disk.
@@ -58,6 +122,40 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 2, "nothing is left behind");
         replace(&path, b"new").expect("written");
         assert_eq!(fs::read(&path).expect("read"), b"new");
+    }
+
+    /// A folder in the way of one of them stands for anything that fails in the middle.
+    #[test]
+    fn files_that_belong_together_are_never_of_two_times() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = |name: &str| folder.path().join(name);
+        let files = |text: &str| ["config", "weights"].map(|name| (path(name), text.as_bytes().to_vec()));
+        let read = |name: &str| fs::read_to_string(path(name)).ok();
+        replace_together(&files("old")).expect("written");
+        // Nothing can be written beside a name that long: nothing changes.
+        let long = [&files("new")[..], &[(path(&"n".repeat(250)), Vec::new())]].concat();
+        assert!(replace_together(&long).is_err());
+        assert_eq!([read("config"), read("weights")], [Some("old".into()), Some("old".into())]);
+        // The first one cannot be replaced: there are no weights beside it.
+        fs::remove_file(path("config")).expect("removed");
+        fs::create_dir(path("config")).expect("created");
+        assert_eq!(replace_together(&files("new")).expect_err("a folder").0, path("config"));
+        assert_eq!(read("weights"), None);
+        assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 1, "nothing is left behind");
+        fs::remove_dir(path("config")).expect("removed");
+        replace_together(&files("new")).expect("written");
+        assert_eq!([read("config"), read("weights")], [Some("new".into()), Some("new".into())]);
+    }
+
+    #[test]
+    fn a_lock_that_is_a_link_is_refused() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let (target, link) = (folder.path().join("notes"), folder.path().join(".lock"));
+        fs::write(&target, b"text").expect("written");
+        std::os::unix::fs::symlink(&target, &link).expect("linked");
+        assert!(open_lock(&link).is_err());
+        assert_eq!(fs::read(&target).expect("read"), b"text");
+        assert!(open_lock(&folder.path().join("other")).is_ok());
     }
 
     #[test]

@@ -12,6 +12,9 @@ use crate::PipelineError;
 use crate::braces::{MAX_SHARDS, expand_braces, split_list};
 use crate::secrets::{self, REMOTE_SCHEMES, without_secrets};
 
+/// Characters of a list that a message repeats.
+const MAX_SHOWN_CHARS: usize = 500;
+
 /// Where a shard is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ShardUrl {
@@ -71,8 +74,12 @@ fn named(spec: &str) -> Result<Vec<ShardUrl>, String> {
 
 /// An error about a list. Its reason may quote parts of it, which are left out where they may hold a password.
 pub(crate) fn bad_url(spec: &str, reason: String) -> PipelineError {
-    let shown = without_secrets(spec);
+    let mut shown = without_secrets(spec);
     let reason = if shown == spec { reason } else { "it cannot be read".into() };
+    if let Some((end, _)) = shown.char_indices().nth(MAX_SHOWN_CHARS) {
+        shown.truncate(end);
+        shown.push('…');
+    }
     PipelineError::BadUrl { spec: shown, reason }
 }
 

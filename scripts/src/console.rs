@@ -126,6 +126,12 @@ fn printable(text: String) -> String {
     text.chars().map(|c| if steers(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 
+/// `text` as part of a line: what would steer a terminal, break the line or open a column is written out.
+pub(crate) fn one_line(text: &str) -> String {
+    let steers = |c: char| c.is_control();
+    text.chars().map(|c| if steers(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
+}
+
 /// What went wrong and why, each cause once: many errors have their cause's text in their own.
 pub(crate) fn chain(error: &anyhow::Error) -> String {
     let mut text = String::new();

@@ -156,3 +156,41 @@ fn a_run_whose_plan_is_gone_is_still_that_run() {
     assert!(told.contains("optim.lr"), "{told}");
     ok(&world.pretrain("forked", &fork));
 }
+
+/// Two jobs of one folder would give it the samples of both.
+#[test]
+fn one_job_at_a_time_writes_into_a_folder() {
+    let world = World::new(8);
+    let (out, images) = (world.text("out"), world.text("images"));
+    ok(&world.ocelli(&["shards", "extract", &world.text("data/train-000000.tar"), "--out", &images]));
+    fs::create_dir(&out).unwrap();
+    let held = fs::File::open(&out).unwrap();
+    held.lock().unwrap();
+    for args in
+        [&["shards", "pack", &images, "--out", &out][..], &["shards", "synth", "--out", &out, "--count", "4"]]
+    {
+        let told = fails(&world.ocelli(args), 2);
+        assert!(told.contains("another job"), "{told}");
+    }
+    assert_eq!(fs::read_dir(&out).unwrap().count(), 0);
+    drop(held);
+    ok(&world.ocelli(&["shards", "pack", &images, "--out", &out]));
+}
+
+/// Neither a lock that is a link nor a network of 65,536 blocks.
+#[test]
+fn what_is_planted_or_absurd_is_refused_at_once() {
+    let world = World::new(24);
+    let notes = world.path("notes");
+    fs::write(&notes, "text").unwrap();
+    fs::create_dir(world.path("run")).unwrap();
+    std::os::unix::fs::symlink(&notes, world.path("run/.lock")).unwrap();
+    fails(&world.pretrain("run", &[]), 3);
+    assert_eq!(fs::read(&notes).unwrap(), b"text");
+    let begun = std::time::Instant::now();
+    let told = fails(&world.pretrain("deep", &["--set", "model.depth=65536"]), 2);
+    assert!(told.contains("model.depth") && begun.elapsed().as_secs() < 20, "{told}");
+    let many = "{a}".repeat(20_000);
+    let told = fails(&world.pretrain("braces", &["--shards", &many]), 2);
+    assert!(told.contains("groups of braces") && told.len() < 1000, "{}", told.len());
+}

@@ -4,6 +4,7 @@ pub(crate) mod classes;
 pub(crate) mod encode;
 pub(crate) mod files;
 pub(crate) mod folders;
+pub(crate) mod hold;
 pub(crate) mod host_queue;
 pub(crate) mod keys;
 pub(crate) mod list;

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::classes::{Classes, write_classes};
 use super::files::{CONVERTED, Entry, entries, extension, tell_skipped};
+use super::hold::hold;
 use super::keys::Keys;
 use super::order::shuffle;
 use crate::console::say;
@@ -59,6 +60,7 @@ pub(crate) struct PackJob<'a> {
 /// Packs what `job` names.
 pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
     let found = entries(job.input)?;
+    let _held = hold(job.out)?;
     let mut entries = found.entries;
     let nothing = || pipeline::PipelineError::NoImages {
         path: job.input.to_path_buf(),

@@ -145,7 +145,7 @@ fn plan_path(workdir: &Path) -> PathBuf {
 fn lock(workdir: &Path) -> Result<Option<File>, TrainError> {
     fs::create_dir_all(workdir).map_err(|error| TrainError::io("create folder", workdir, error))?;
     let path = workdir.join(LOCK);
-    let file = File::create(&path).map_err(|error| TrainError::io("create", &path, error))?;
+    let file = file::open_lock(&path).map_err(|error| TrainError::io("create", &path, error))?;
     match file.try_lock() {
         Ok(()) => Ok(Some(file)),
         Err(TryLockError::WouldBlock) => Err(TrainError::Busy { workdir: workdir.to_path_buf() }),

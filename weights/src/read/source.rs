@@ -15,7 +15,8 @@ use crate::metadata;
 use crate::preprocessing::Preprocessing;
 
 /// Files of weights that a folder may hold, the first that is there being taken.
-const IN_FOLDERS: [&str; 3] = ["model.safetensors.index.json", "model.safetensors", "pytorch_model.bin"];
+pub(crate) const IN_FOLDERS: [&str; 3] =
+    ["model.safetensors.index.json", "model.safetensors", "pytorch_model.bin"];
 
 /// Configurations that a folder may hold.
 const CONFIGURATIONS: [&str; 2] = ["config.json", "preprocessor_config.json"];

@@ -53,17 +53,40 @@ pub fn write(
         true => path.join("README.md"),
         false => beside(path),
     };
-    files.push((card, card::text(path, format, export).into_bytes()));
+    // Weights come last, as `files_of` has them.
+    files.insert(0, (card, card::text(path, format, export).into_bytes()));
     if let Some((there, _)) = files.iter().find(|(file, _)| file.exists() && !overwrite) {
         return Err(WeightsError::Exists { path: there.clone() });
     }
     if is_folder {
         std::fs::create_dir_all(path).map_err(|error| WeightsError::io("create folder", path, error))?;
     }
-    for (file, bytes) in &files {
-        pipeline::file::replace(file, bytes).map_err(|error| WeightsError::io("write", file, error))?;
+    if let Some(other) = other_weights(path, &files).filter(|_| is_folder) {
+        return Err(WeightsError::Unsupported {
+            format: format.name(),
+            reason: format!(
+                "{} would be taken for its weights; remove it, or choose another folder",
+                other.display()
+            ),
+        });
     }
+    if is_folder {
+        pipeline::file::replace_together(&files)
+            .map_err(|(file, error)| WeightsError::io("write", &file, error))?;
+    } else {
+        for (file, bytes) in &files {
+            pipeline::file::replace(file, bytes).map_err(|error| WeightsError::io("write", file, error))?;
+        }
+    }
+    // The page last, for whoever lists them.
+    files.rotate_left(1);
     Ok(files.into_iter().map(|(file, _)| file).collect())
+}
+
+/// Weights in the folder `path` that are not among `files`, and that readers would take in their place.
+fn other_weights(path: &Path, files: &Files) -> Option<PathBuf> {
+    let mut there = crate::read::IN_FOLDERS.iter().map(|name| path.join(name)).filter(|file| file.exists());
+    there.find(|file| files.iter().all(|(written, _)| written != file))
 }
 
 /// The page that goes with a file: `vits16.onnx.md`.

@@ -104,7 +104,7 @@ impl Ledger {
         let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let found: Value = serde_json::from_slice(&text).with_context(|| format!("in {}", path.display()))?;
         // Two who look and find nothing would both write.
-        let lock = File::create(self.workdir.join("evaluations/.lock"))?;
+        let lock = pipeline::file::open_lock(&self.workdir.join("evaluations/.lock"))?;
         lock.lock()?;
         let there = match fs::read_to_string(record::path_in(&self.workdir)) {
             Err(error) if error.kind() == ErrorKind::NotFound => String::new(),

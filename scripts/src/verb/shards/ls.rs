@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use pipeline::Storage;
 
-use crate::console::output_lost;
+use crate::console::{one_line, output_lost};
 
 /// Flags of `shards ls`.
 #[derive(clap::Args)]
@@ -22,8 +22,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         let (name, index) = (shard.name(), shard.index());
         for i in 0..index.len() {
             let members: Vec<String> =
-                index.members(i).map(|m| format!("{}:{}", m.extension, m.len_bytes)).collect();
-            let line = writeln!(out, "{name}\t{}\t{}", index.key(i), members.join(" "));
+                index.members(i).map(|m| format!("{}:{}", one_line(m.extension), m.len_bytes)).collect();
+            let key = one_line(index.key(i));
+            let line = writeln!(out, "{}\t{key}\t{}", one_line(&name), members.join(" "));
             line.unwrap_or_else(|error| output_lost(&error));
         }
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use augment::DecodeRules;
 use augment::decode::decode;
-use pipeline::{Dataset, PipelineError, SampleId, Storage};
+use pipeline::{Dataset, PipelineError, SampleId, Shard, Source, Storage};
 use rayon::prelude::*;
 use serde_json::json;
 
@@ -26,36 +26,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let sources = storage.sources(&args.shards)?;
-    let mut n_bad_shards = 0u64;
-    let mut bad = |error: PipelineError| -> anyhow::Result<()> {
-        if !error.is_of_a_shard() {
-            return Err(error.into());
-        }
-        say(format!("bad: {error}"));
-        n_bad_shards += 1;
-        Ok(())
-    };
-    let mut readable = Vec::new();
-    for source in &sources {
-        let shard = match storage.open(source) {
-            Ok(shard) => shard,
-            Err(error) => {
-                bad(error)?;
-                continue;
-            }
-        };
-        match storage.verify(source, &shard) {
-            Ok(()) => readable.push(shard),
-            Err(error) => {
-                // Which samples of a file have changed is said below. One from elsewhere is not kept.
-                let has_changed = matches!(error, PipelineError::OtherShard { .. });
-                bad(error)?;
-                if has_changed && source.is_read_in_place() {
-                    readable.push(shard);
-                }
-            }
-        }
-    }
+    let (readable, n_bad_shards) = checked(&sources, storage)?;
     let n_samples: u64 = readable.iter().map(|shard| shard.len() as u64).sum();
     let progress = bar(n_samples, "verify");
     let dataset = if readable.is_empty() { None } else { Some(Dataset::new(readable)?) };
@@ -95,4 +66,39 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         out!("{line}");
     }
     Ok(if n_bad + n_bad_shards == 0 { ExitCode::SUCCESS } else { ExitCode::from(3) })
+}
+
+/// Opens and checks shards one by one; gives those whose samples can be read, and how many are bad.
+fn checked(sources: &[Source], storage: &Storage) -> anyhow::Result<(Vec<Shard>, u64)> {
+    let mut n_bad_shards = 0u64;
+    let mut bad = |error: PipelineError| -> anyhow::Result<()> {
+        if !error.is_of_a_shard() {
+            return Err(error.into());
+        }
+        say(format!("bad: {error}"));
+        n_bad_shards += 1;
+        Ok(())
+    };
+    let mut readable = Vec::new();
+    for source in sources {
+        let shard = match storage.open(source) {
+            Ok(shard) => shard,
+            Err(error) => {
+                bad(error)?;
+                continue;
+            }
+        };
+        match storage.verify(source, &shard) {
+            Ok(()) => readable.push(shard),
+            Err(error) => {
+                // Which samples of a file have changed is said below. One from elsewhere is not kept.
+                let has_changed = matches!(error, PipelineError::OtherShard { .. });
+                bad(error)?;
+                if has_changed && source.is_read_in_place() {
+                    readable.push(shard);
+                }
+            }
+        }
+    }
+    Ok((readable, n_bad_shards))
 }

@@ -15,6 +15,9 @@ use crate::model::unit::Unit;
 /// Largest of all sizes: far above any network, and small enough for their products.
 const MOST: usize = 65_536;
 
+/// Blocks that a transformer has at most: a plan looks at each number of them that may keep its graph.
+const MOST_BLOCKS: usize = 1000;
+
 /// A vision transformer, as a recipe writes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -132,6 +135,9 @@ impl BackboneConfig for Config {
         ];
         if let Some((key, value)) = sizes.iter().find(|(_, value)| !(1..=MOST).contains(value)) {
             return Err(format!("model.{key} is {value} and must lie in 1..={MOST}"));
+        }
+        if self.depth > MOST_BLOCKS {
+            return Err(format!("model.depth is {} and must lie in 1..={MOST_BLOCKS}", self.depth));
         }
         if self.registers > MOST || !(0.0..=MOST as f64).contains(&self.mlp_ratio) {
             return Err(format!("model.registers and model.mlp_ratio must lie in 0..={MOST}"));

@@ -28,6 +28,7 @@ use super::flags::Args;
 use crate::progress::bar;
 use crate::shards::classes::Classes;
 use crate::shards::classes::write_classes;
+use crate::shards::hold::hold;
 use crate::shards::host_queue::HostQueue;
 use crate::shards::list;
 use crate::shards::list::Row;
@@ -84,6 +85,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if rows.is_empty() {
         bail!("{} holds no URL", args.input.display());
     }
+    let _held = hold(&args.out)?;
     let classes = Classes::of(
         args.classes.as_deref(),
         &args.out,
