@@ -1,6 +1,6 @@
 use std::fs;
 
-use pipeline::{Dataset, SampleId, StorageConfig};
+use pipeline::{Dataset, RetryPolicy, SampleId, Storage, StorageConfig};
 
 use crate::servers::{Faults, S3_KEYS, WebServer, start_s3};
 use crate::support::{World, cached, fails, ok, open, program, samples, without_sidecar};
@@ -77,6 +77,20 @@ fn a_server_that_never_gets_further_is_given_up() {
     let error = open(&world, &server.url("train-000000.tar")).unwrap_err().to_string();
     assert!(error.contains("1000") && error.contains("tried 13 times"), "{error}");
     assert_eq!(cached(&world).len(), 0);
+}
+
+/// A byte now and then keeps a connection alive, and would hold a fetch for days.
+#[test]
+fn a_server_that_trickles_is_given_up() {
+    let world = World::new(10);
+    without_sidecar(&world);
+    let server = WebServer::start(&world.path("data"), Faults { trickles: true, ..Faults::default() });
+    let config = world.storage_config();
+    let storage =
+        Storage::new(StorageConfig { retry: RetryPolicy { max_failures: 1, ..config.retry }, ..config });
+    let opened = Dataset::open(&[server.url("train-000000.tar")], &storage);
+    let error = opened.err().expect("too slow").to_string();
+    assert!(error.contains("bytes came in 0.5 s") && error.contains("tried 2 times"), "{error}");
 }
 
 /// The version changes while the shard is fetched: never a mixture, and never one that was not indexed.

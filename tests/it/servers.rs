@@ -18,6 +18,8 @@ pub(crate) struct Faults {
     pub(crate) drop_after: Option<usize>,
     /// Sends nothing more after so many bytes of a body, for the first request of each file.
     pub(crate) stall_after: Option<usize>,
+    /// Sends a byte every hundredth of a second.
+    pub(crate) trickles: bool,
     /// Sends the whole file whatever the range.
     pub(crate) ignores_ranges: bool,
     /// Says neither length nor version.
@@ -166,6 +168,13 @@ fn answer(state: &State, mut stream: TcpStream, active: Active<'_>) -> std::io::
     write!(stream, "\r\n")?;
     let stall = faults.stall_after.filter(|_| n_before == 0);
     let end = bytes.len().min(start + faults.drop_after.or(stall).unwrap_or(usize::MAX - start));
+    if faults.trickles {
+        for byte in &bytes[start..end] {
+            stream.write_all(&[*byte])?;
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        return Ok(());
+    }
     stream.write_all(&bytes[start..end - 1])?;
     drop(active);
     stream.write_all(&bytes[end - 1..end])?;

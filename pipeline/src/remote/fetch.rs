@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::StreamExt;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::body::{Body, Failure, Sink};
 use super::http::HttpObject;
@@ -63,6 +63,7 @@ pub(crate) async fn fetch(
     let mut progress = Progress::default();
     let mut failures = 0;
     loop {
+        let begun = Instant::now();
         let (reason, not_before) = match attempt(origin, policy, &mut progress, sink).await {
             Ok(()) => {
                 answered.store(true, Ordering::Relaxed);
@@ -79,8 +80,10 @@ pub(crate) async fn fetch(
             }
             Err(failure) => return Err(failure),
         };
-        if progress.done_bytes > progress.furthest_bytes {
-            progress.furthest_bytes = progress.done_bytes;
+        let gained_bytes = progress.done_bytes.saturating_sub(progress.furthest_bytes);
+        progress.furthest_bytes += gained_bytes;
+        // A trickle is no gain, or a server could hold a fetch for years.
+        if gained_bytes > 0 && !policy.is_too_slow(gained_bytes, begun.elapsed()) {
             failures = 0;
         }
         if progress.furthest_bytes > 0 {
@@ -106,6 +109,29 @@ pub(crate) async fn fetch(
             }
         }
         sleep(wait).await;
+    }
+}
+
+/// Bytes that have come since a moment, by which a server that is too slow is told.
+struct Window {
+    start: Instant,
+    bytes: u64,
+}
+
+impl Window {
+    /// Counts bytes that have come; an error once a whole window has brought too few.
+    fn check(&mut self, n_bytes: u64, policy: &RetryPolicy) -> Result<(), Failure> {
+        self.bytes += n_bytes;
+        let time = self.start.elapsed();
+        if time < policy.stall {
+            return Ok(());
+        }
+        if policy.is_too_slow(self.bytes, time) {
+            let reason = format!("only {} bytes came in {:.1} s", self.bytes, time.as_secs_f64());
+            return Err(Failure::Passing(reason));
+        }
+        *self = Self { start: Instant::now(), bytes: 0 };
+        Ok(())
     }
 }
 
@@ -138,6 +164,7 @@ async fn attempt(
     } else {
         progress.total_bytes = body.total_bytes.or(progress.total_bytes);
     }
+    let mut window = Window { start: Instant::now(), bytes: 0 };
     while let Some(chunk) = timeout(policy.stall, body.chunks.next()).await.map_err(stalled)? {
         let chunk = chunk.map_err(|reason| {
             let reason = format!("the connection broke after {}: {reason}", progress.so_far());
@@ -145,6 +172,7 @@ async fn attempt(
         })?;
         sink.write_all(&chunk).map_err(Failure::Sink)?;
         progress.done_bytes += chunk.len() as u64;
+        window.check(chunk.len() as u64, policy)?;
     }
     match progress.total_bytes {
         Some(total) if progress.done_bytes < total => {

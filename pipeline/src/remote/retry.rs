@@ -15,8 +15,11 @@ pub struct RetryPolicy {
     pub first_wait: Duration,
     /// The longest wait.
     pub longest_wait: Duration,
-    /// A server that sends nothing for this long has failed.
+    /// A server that sends nothing for this long has failed, and so has one that is slower than
+    /// [`least_bytes_per_s`](Self::least_bytes_per_s) all the while.
     pub stall: Duration,
+    /// A server that sends less than this gains nothing, however long it is listened to.
+    pub least_bytes_per_s: u64,
     /// Differs between processes, so that those that failed together do not come back together.
     pub jitter_seed: u64,
     /// Whether each failure is told as a warning. A job that keeps a list of failures need not.
@@ -24,6 +27,11 @@ pub struct RetryPolicy {
 }
 
 impl RetryPolicy {
+    /// Whether `n_bytes` in `time` are too few.
+    pub(super) fn is_too_slow(&self, n_bytes: u64, time: Duration) -> bool {
+        (n_bytes as f64) < self.least_bytes_per_s as f64 * time.as_secs_f64()
+    }
+
     /// The wait after failure number `failures`, counted from 1: between half and all of
     /// `first_wait · 2^(failures - 1)`, at most `longest_wait`.
     pub fn wait(&self, failures: u32) -> Duration {
@@ -43,6 +51,7 @@ impl Default for RetryPolicy {
             first_wait: Duration::from_millis(500),
             longest_wait: Duration::from_secs(30),
             stall: Duration::from_secs(30),
+            least_bytes_per_s: 1024,
             jitter_seed: 0,
             warns: true,
         }

@@ -168,6 +168,7 @@ fn client(args: &Args) -> anyhow::Result<Client> {
         stall: Duration::from_secs(15),
         jitter_seed: jitter_seed(),
         warns: false,
+        ..RetryPolicy::default()
     };
     Ok(Client::new(Vec::new(), policy)?)
 }
