@@ -11,6 +11,7 @@ use crate::features::extract::{Progress, Silent, pixels};
 use crate::features::set::FeatureSet;
 use crate::features::table::Table;
 use crate::images::ImageSet;
+use crate::images::transform::Transform;
 use crate::protocol::Protocol;
 use crate::protocol::task::{Scored, Sets, Task};
 use crate::protocol::views::Views;
@@ -24,13 +25,26 @@ pub struct Split {
     pub test: ImageSet,
     /// Seed of orders, initial weights and draws.
     pub seed: u64,
+    /// Whether all protocols see images through the transform of the sets, also those whose script has another one.
+    pub keeps_transform: bool,
+}
+
+/// The numbers of one protocol.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ProtocolScores {
+    /// The protocol.
+    pub protocol: Protocol,
+    /// The transform through which it saw the images.
+    pub transform: Transform,
+    /// Its numbers.
+    pub numbers: Vec<Scored>,
 }
 
 /// What features are worth.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Scores {
     /// The numbers of each protocol.
-    pub of_protocols: Vec<(Protocol, Vec<Scored>)>,
+    pub of_protocols: Vec<ProtocolScores>,
     /// Images that were fitted on.
     pub n_train: usize,
     /// Images that were scored.
@@ -41,10 +55,8 @@ pub struct Scores {
 
 impl Scores {
     /// All numbers, in the order of the protocols.
-    pub fn numbers(&self) -> impl Iterator<Item = (&Protocol, &Scored)> {
-        self.of_protocols
-            .iter()
-            .flat_map(|(protocol, scored)| scored.iter().map(move |scored| (protocol, scored)))
+    pub fn numbers(&self) -> impl Iterator<Item = (&ProtocolScores, &Scored)> {
+        self.of_protocols.iter().flat_map(|of| of.numbers.iter().map(move |scored| (of, scored)))
     }
 
     /// The numbers by name, in percent.
@@ -66,7 +78,7 @@ impl Split {
     pub fn new(train: ImageSet, test: ImageSet) -> Result<Self, EvalError> {
         let (mut train, mut test) = (train.labeled()?, test.labeled()?);
         ImageSet::unify(&mut [&mut train, &mut test]);
-        Ok(Self { train, test, seed: 0 })
+        Ok(Self { train, test, seed: 0, keeps_transform: false })
     }
 
     /// Both sets as `protocols` look at them: of those that look at classes as [`Split::new`], else all images.
@@ -82,7 +94,7 @@ impl Split {
             }
             Some(_) => {
                 ImageSet::unify(&mut [&mut train, &mut test]);
-                Self { train, test, seed: 0 }
+                Self { train, test, seed: 0, keeps_transform: false }
             }
         };
         let mut single = protocols.iter().filter(|protocol| protocol.needs_single_class());
@@ -100,11 +112,51 @@ impl Split {
         self.train.is_multi_label() || self.test.is_multi_label()
     }
 
-    /// What `protocols` make of a network's features.
+    /// What `protocols` make of a network's features. Protocols that see images through one transform share them.
     ///
     /// # Errors
     /// As [`features`], and those of the protocols.
     pub fn score(
+        &self,
+        network: &Network,
+        protocols: &[Protocol],
+        cache: Option<&FeatureCache>,
+        progress: &dyn Progress,
+    ) -> Result<Scores, EvalError> {
+        let transform_of = |protocol: &Protocol| match self.keeps_transform {
+            true => self.test.transform,
+            false => protocol.transform(self.test.transform),
+        };
+        let mut transforms: Vec<Transform> = Vec::new();
+        for transform in protocols.iter().map(transform_of) {
+            if !transforms.contains(&transform) {
+                transforms.push(transform);
+            }
+        }
+        let mut all: Option<Scores> = None;
+        for transform in transforms {
+            let alike = protocols.iter().filter(|protocol| transform_of(protocol) == transform);
+            let alike: Vec<Protocol> = alike.cloned().collect();
+            let scores = self.through(transform).score_alike(network, &alike, cache, progress)?;
+            match &mut all {
+                Some(all) => all.of_protocols.extend(scores.of_protocols),
+                None => all = Some(scores),
+            }
+        }
+        let mut all = all.unwrap_or_default();
+        all.of_protocols.sort_by_key(|of| protocols.iter().position(|protocol| *protocol == of.protocol));
+        Ok(all)
+    }
+
+    /// The same images through `transform`.
+    fn through(&self, transform: Transform) -> Self {
+        let mut seen = self.clone();
+        (seen.train.transform, seen.test.transform) = (transform, transform);
+        seen
+    }
+
+    /// As [`Split::score`], through the transform of the sets.
+    fn score_alike(
         &self,
         network: &Network,
         protocols: &[Protocol],
@@ -119,12 +171,9 @@ impl Split {
             false => (FeatureSet::none(), FeatureSet::none()),
         };
         let mut scores = self.scores(&train, &test, protocols, Some((&views, &sets)), progress)?;
-        for (_, scored) in
-            scores.of_protocols.iter().flat_map(|(protocol, all)| all.iter().map(move |s| (protocol, s)))
-        {
-            if let Some(counts) = scored.counts {
-                (scores.n_train, scores.n_test, scores.n_bad) = (counts.n_train, counts.n_test, counts.n_bad);
-            }
+        let counts = scores.numbers().filter_map(|(_, scored)| scored.counts).last();
+        if let Some(counts) = counts {
+            (scores.n_train, scores.n_test, scores.n_bad) = (counts.n_train, counts.n_test, counts.n_bad);
         }
         Ok(scores)
     }
@@ -178,8 +227,12 @@ impl Split {
         let (views, sets) = images.unzip();
         let (n_classes, seed) = (self.train.classes().len(), self.seed);
         let task = Task { train, test, n_classes, seed, views, sets, progress };
-        let of_protocols: Result<Vec<_>, EvalError> =
-            protocols.iter().map(|protocol| Ok((protocol.clone(), protocol.score(&task)?))).collect();
+        let transform = self.test.transform;
+        let score = |protocol: &Protocol| {
+            let numbers = protocol.score(&task)?;
+            Ok(ProtocolScores { protocol: protocol.clone(), transform, numbers })
+        };
+        let of_protocols: Result<Vec<_>, EvalError> = protocols.iter().map(score).collect();
         let n_bad = self.train.len() + self.test.len() - train.len() - test.len();
         Ok(Scores { of_protocols: of_protocols?, n_train: train.len(), n_test: test.len(), n_bad })
     }

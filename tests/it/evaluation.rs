@@ -86,6 +86,12 @@ fn every_protocol_gives_numbers_that_say_what_they_are_of() {
             .sum();
         // Few shots are drawn twice.
         assert_eq!(confusion, if name.starts_with("few") { 40 } else { 20 }, "{name}");
+        let resize_px = if name == "logreg" { 16 } else { 18 };
+        assert_eq!(
+            number["transform_in_words"],
+            format!("Resize({resize_px}, bicubic), CenterCrop(16)"),
+            "{name}"
+        );
     }
     for (name, words) in [("linear_dinov2", "bicubic crops"), ("linear_dinov2_features", "not the published")]
     {
@@ -98,6 +104,22 @@ fn every_protocol_gives_numbers_that_say_what_they_are_of() {
 
     let rows = fs::read_to_string(world.path("run/evaluations.jsonl")).unwrap();
     assert_eq!(rows.lines().count(), expected.len());
+    assert_eq!(
+        rows.matches("\"Resize(16, bicubic), CenterCrop(16)\"").count(),
+        2,
+        "of logreg's row and of its images"
+    );
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        told.contains("a tenth of train; Resize(16, bicubic)") && told.contains("DINOv2; Resize(18"),
+        "{told}"
+    );
+    // A size that is asked for is that of all protocols.
+    let same =
+        probe(&world, "train", "test", &["--protocol", "knn,logreg", "--resize-px", "17", "--no-record"]);
+    ok(&same);
+    let said = json_of(&same)["networks"]["teacher"].to_string();
+    assert_eq!(said.matches("Resize(17, bicubic)").count(), 5, "four numbers of knn and one: {said}");
     ok(&probe(&world, "train", "test", &["--no-record"]));
     assert_eq!(fs::read_to_string(world.path("run/evaluations.jsonl")).unwrap(), rows);
 }

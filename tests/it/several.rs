@@ -54,7 +54,8 @@ fn segmentation_reads_masks_and_needs_no_classes() {
     pack_bordered(&world, "train", 40, masked);
     // An image without a mask is left out.
     pack_bordered(&world, "test", 20, |i, border| if i == 3 { Vec::new() } else { masked(i, border) });
-    let output = probe(&world, "train", "test", &["--protocol", "segmentation", "--rate", "0.03"]);
+    let whole = ["--protocol", "segmentation", "--rate", "0.03", "--resize-px", "16"];
+    let output = probe(&world, "train", "test", &whole);
     ok(&output);
     let said = json_of(&output);
     let number = &said["networks"]["teacher"]["segmentation"];

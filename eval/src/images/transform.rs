@@ -18,17 +18,16 @@ pub struct Transform {
     pub resize_px: u32,
     /// Side of the square that is cut out.
     pub size_px: u32,
-    /// Whether images of `size_px` x `size_px` are taken as they are: thumbnails such as CIFAR's.
-    pub keeps_exact: bool,
 }
 
 impl Transform {
-    /// DINO's for images of `size_px`: 256 for 224 and in proportion, and nothing for images that are that size already.
+    /// The transform of DINO's and DINOv2's evaluations for squares of `size_px`: the short side becomes 256 px for 224, and
+    /// in proportion for other sizes.
     pub fn new(size_px: u32) -> Self {
-        Self { resize_px: (f64::from(size_px) * 256.0 / 224.0).round() as u32, size_px, keeps_exact: true }
+        Self { resize_px: (f64::from(size_px) * 256.0 / 224.0).round() as u32, size_px }
     }
 
-    /// The short side goes to `resize_px`, whatever the image.
+    /// The square of `size_px` of an image whose short side has become `resize_px`.
     ///
     /// # Errors
     /// In words, when the square is larger.
@@ -36,7 +35,7 @@ impl Transform {
         if resize_px < size_px {
             return Err(format!("the crop ({size_px} px) is larger than the resized image ({resize_px} px)"));
         }
-        Ok(Self { resize_px, size_px, keeps_exact: false })
+        Ok(Self { resize_px, size_px })
     }
 
     /// `[3, s, s]` bytes of `image`.
@@ -64,10 +63,7 @@ impl Transform {
 
     /// Width and height after the resize of an image of `source_px`, and the left upper corner of the square within.
     pub(super) fn place(&self, source_px: [u32; 2]) -> ([u32; 2], [i64; 2]) {
-        let resized_px = match self.keeps_exact && source_px == [self.size_px; 2] {
-            true => source_px,
-            false => self.resized(source_px),
-        };
+        let resized_px = self.resized(source_px);
         let corner = |side: u32| ((f64::from(side) - f64::from(self.size_px)) / 2.0).round_ties_even() as i64;
         (resized_px, resized_px.map(corner))
     }
@@ -88,11 +84,7 @@ impl Transform {
 /// As torchvision writes it: `Resize(256), CenterCrop(224)`.
 impl std::fmt::Display for Transform {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Resize({}, bicubic), CenterCrop({})", self.resize_px, self.size_px)?;
-        if self.keeps_exact {
-            write!(f, "; images of {0} x {0} px as they are", self.size_px)?;
-        }
-        Ok(())
+        write!(f, "Resize({}, bicubic), CenterCrop({})", self.resize_px, self.size_px)
     }
 }
 
@@ -101,11 +93,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exact_images_are_taken_as_they_are() {
+    fn a_resize_to_its_own_size_leaves_an_image_as_it_is() {
         let image = Rgb8::new(8, 8, (0..192).collect());
-        let planes = Transform::new(8).apply(&image).expect("a square");
-        assert_eq!(planes[..3], [0, 3, 6]);
-        assert_ne!(Transform::resizing(9, 8).expect("smaller").apply(&image).expect("a square"), planes);
+        let planes = Transform::resizing(8, 8).expect("a square").apply(&image).expect("a square");
+        assert!(
+            (0..64)
+                .all(|i| [0, 1, 2].map(|c| planes[c * 64 + i]) == [0, 1, 2].map(|c| image.data[3 * i + c]))
+        );
+        assert_ne!(Transform::new(8).apply(&image).expect("a square"), planes);
     }
 
     /// A needle becomes millions of pixels long, of which the square alone is made.

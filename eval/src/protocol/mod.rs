@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::EvalError;
+use crate::images::transform::Transform;
 use few_shot::FewShot;
 use knn::Knn;
 use linear_dino::LinearDino;
@@ -160,6 +161,15 @@ impl Protocol {
         serde_json::from_value(all).map(Some).map_err(|error| format!("{}: {key}: {error}", self.name()))
     }
 
+    /// The transform of its script, where other protocols see images through `usual`. DINOv2's logistic regression resizes
+    /// the short side to that of the square.
+    pub(crate) fn transform(&self, usual: Transform) -> Transform {
+        match self {
+            Self::Logreg(_) => Transform { resize_px: usual.size_px, ..usual },
+            _ => usual,
+        }
+    }
+
     /// Last levels whose vectors it looks at.
     pub fn n_levels(&self) -> usize {
         match self {
@@ -202,7 +212,7 @@ impl Protocol {
             Self::LinearDinov2Features(protocol) => vec![protocol.score(Sees::Features, task)?],
             Self::LinearHonest(protocol) => vec![protocol.score(task)],
             Self::Logreg(protocol) => vec![protocol.score(task)],
-            Self::FewShot(protocol) => protocol.score(task),
+            Self::FewShot(protocol) => protocol.score(task)?,
             Self::Segmentation(protocol) => vec![protocol.score(task)?],
         })
     }
@@ -240,6 +250,18 @@ mod tests {
             "evenly in the exponent"
         );
         assert_eq!((iterations, tolerance), (1000, 1e-12));
+    }
+
+    #[test]
+    fn images_are_resized_as_the_scripts_do() {
+        let sides = |protocol: &Protocol| {
+            let Transform { resize_px, size_px } = protocol.transform(Transform::new(224));
+            (resize_px, size_px)
+        };
+        for protocol in Protocol::all() {
+            let published = if protocol.name() == "logreg" { (224, 224) } else { (256, 224) };
+            assert_eq!(sides(&protocol), published, "{}", protocol.name());
+        }
     }
 
     #[test]

@@ -22,8 +22,9 @@ pub(crate) struct NetworkFlags {
     /// Side of the square that the network sees, in place of the model's.
     #[arg(long, value_name = "PX")]
     pub(crate) image_px: Option<u32>,
-    /// Length of the short side after the resize, before the square is cut out [default: 256/224 of the square's side;
-    /// images that already have the square's size are not resized].
+    /// Length of the short side after the resize, before the square is cut out [default: that of each protocol's script:
+    /// 256/224 of the square's side, or the side itself for logreg]. Thumbnails of the model's size are taken as they are
+    /// with that size.
     #[arg(long, value_name = "PX")]
     pub(crate) resize_px: Option<u32>,
     #[command(flatten)]

@@ -4,7 +4,7 @@ use pipeline::secrets::without_secrets;
 use std::path::Path;
 
 use eval::Split;
-use eval::probe::Scores;
+use eval::probe::{ProtocolScores, Scores};
 use serde_json::{Map, Value, json};
 
 /// Scores by the name of the network.
@@ -39,8 +39,8 @@ pub(crate) fn print_table(table: &Table) {
             .collect();
         out!("{:<WIDTH$} {:>8.2} {interval:<15}{others}", scored.metric, scored.outcome.value());
     }
-    for (protocol, _) in &first.of_protocols {
-        out!("{}: {}", protocol.name(), protocol.in_words());
+    for of in &first.of_protocols {
+        out!("{}: {}; {}", of.protocol.name(), of.protocol.in_words(), of.transform);
     }
 }
 
@@ -72,13 +72,15 @@ pub(crate) fn to_json(table: &Table, split: &Split, about: &Value) -> Value {
 
 /// A row a number, as a run keeps them: each says all that it depends on.
 pub(crate) fn rows(scores: &Scores, split: &Split, about: &Value) -> Vec<Value> {
-    let row = |(protocol, scored): (&eval::Protocol, &eval::Scored)| {
-        let mut row = about_number(protocol, scored, split.seed);
+    let row = |(of, scored): (&ProtocolScores, &eval::Scored)| {
+        let mut row = about_number(of, scored, split.seed);
         row["metric"] = json!(scored.metric);
         row["train"] = json!({ "set": split.train.name, "images": scores.n_train });
         row["test"] = json!({ "set": split.test.name, "images": scores.n_test });
         row["about"] = about.clone();
-        if protocol.needs_classes() {
+        row["about"]["transform"] = json!(of.transform);
+        row["about"]["transform_in_words"] = json!(of.transform.to_string());
+        if of.protocol.needs_classes() {
             row["classes"] = json!(split.test.classes());
         }
         match scored.outcome.n_classes() <= MAX_KEPT_CONFUSED {
@@ -91,8 +93,8 @@ pub(crate) fn rows(scores: &Scores, split: &Split, about: &Value) -> Vec<Value> 
 }
 
 fn numbers(scores: &Scores, seed: u64) -> Value {
-    let number = |(protocol, scored): (&eval::Protocol, &eval::Scored)| {
-        let mut value = about_number(protocol, scored, seed);
+    let number = |(of, scored): (&ProtocolScores, &eval::Scored)| {
+        let mut value = about_number(of, scored, seed);
         if scored.outcome.n_classes() <= MAX_CONFUSED {
             value["confusion"] = confusion(&scored.outcome);
         }
@@ -102,14 +104,15 @@ fn numbers(scores: &Scores, seed: u64) -> Value {
 }
 
 /// A number under the name of what it is, `accuracy`, `mAP` or `mIoU`, with all that it depends on.
-fn about_number(protocol: &eval::Protocol, scored: &eval::Scored, seed: u64) -> Value {
-    let outcome = &scored.outcome;
+fn about_number(of: &ProtocolScores, scored: &eval::Scored, seed: u64) -> Value {
+    let (protocol, outcome) = (&of.protocol, &scored.outcome);
     json!({
         outcome.measure(): outcome.value(),
         "interval": outcome.interval(),
         "by_class": outcome.by_class(),
         "protocol": protocol.name(),
         "protocol_in_words": protocol.in_words(),
+        "transform_in_words": of.transform.to_string(),
         "settings": protocol.settings(),
         "details": scored.details,
         "seed": seed,

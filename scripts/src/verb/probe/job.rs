@@ -79,7 +79,8 @@ pub(super) fn split(
         false => images(&args.train, set_name(&args.train), open, storage)?,
     };
     let split = Split::of(protocols, train, test)?;
-    Ok(Split { seed: args.protocols.seed, ..split })
+    let keeps_transform = args.network.resize_px.is_some();
+    Ok(Split { seed: args.protocols.seed, keeps_transform, ..split })
 }
 
 /// The images of shards, called `name`, as `open` sees them.

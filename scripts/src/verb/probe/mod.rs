@@ -60,12 +60,11 @@ fn score(args: &Args, checkpoint: &Path, open: &OpenNetwork, means: &Means<'_>) 
     }
     let scores = &table[0].1;
     out!(
-        "{} images of {}, {} of {} to fit on; {}",
+        "{} images of {}, {} of {} to fit on",
         scores.n_test,
         split.test.name,
         scores.n_train,
-        split.train.name,
-        open.transform
+        split.train.name
     );
     if means.protocols.iter().any(Protocol::needs_classes) {
         out!("{check}");

@@ -57,7 +57,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             report::contact_sheet(&args.out, &dataset, &views, &rules, args.seed, args.count)?;
         }
         None => {
-            let square = Transform { resize_px: args.tile_px, size_px: args.tile_px, keeps_exact: true };
+            let square = Transform { resize_px: args.tile_px, size_px: args.tile_px };
             let source = Source::Shards(Arc::new(dataset));
             let name = set_name(&args.shards);
             let images = ImageSet::open_some(source, square, DecodeRules::default(), name, args.count)?;
