@@ -90,6 +90,14 @@ pub enum EvalError {
         /// The protocol.
         protocol: &'static str,
     },
+    /// A class with fewer images than shots.
+    #[error("few-shot: a class has {n_images} training images, fewer than {shots} shots: --shots")]
+    FewImages {
+        /// Training images of the smallest class.
+        n_images: usize,
+        /// Images of each class that are wanted.
+        shots: usize,
+    },
     /// A protocol that looks at images was given features alone.
     #[error("{protocol} needs the images, not only their features")]
     NoViews {

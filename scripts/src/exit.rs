@@ -62,6 +62,7 @@ fn of_eval(error: &EvalError) -> u8 {
         EvalError::Train(error) => of_train(error),
         EvalError::ImageSize { .. }
         | EvalError::NoViews { .. }
+        | EvalError::FewImages { .. }
         | EvalError::SeveralClasses { .. }
         | EvalError::Alone { .. } => CONFIGURATION,
         EvalError::NotFinite { .. } => NOT_FINITE,

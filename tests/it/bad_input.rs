@@ -125,13 +125,18 @@ fn a_tar_cut_between_members_is_noticed() {
     std::fs::File::options().write(true).open(world.shard()).unwrap().set_len(cut).unwrap();
     let stderr = fails(&world.pretrain("run", &[]), 3);
     assert!(stderr.contains("truncated") && stderr.contains("00000019"), "{stderr}");
-    fails(&world.ocelli(&["shards", "verify", &world.text("data/train-000000.tar")]), 3);
+    let is_told = |reason: &str| {
+        let verify = world.ocelli(&["shards", "verify", &world.text("data/train-000000.tar")]);
+        let stderr = String::from_utf8_lossy(&verify.stderr).into_owned();
+        assert_eq!(verify.status.code(), Some(3), "{stderr}");
+        assert!(stderr.starts_with("bad: shard ") && stderr.contains(reason), "{stderr}");
+    };
+    is_told("truncated");
     // Without its sidecar, and cut within the padding of a member, too.
     without_sidecar(&world);
     for len in [cut, cut - 3] {
         std::fs::File::options().write(true).open(world.shard()).unwrap().set_len(len).unwrap();
-        let stderr = fails(&world.ocelli(&["shards", "verify", &world.text("data/train-000000.tar")]), 3);
-        assert!(stderr.contains("truncated"), "{stderr}");
+        is_told("truncated");
     }
 }
 

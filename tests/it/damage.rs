@@ -194,3 +194,65 @@ fn what_is_planted_or_absurd_is_refused_at_once() {
     let told = fails(&world.pretrain("braces", &["--shards", &many]), 2);
     assert!(told.contains("groups of braces") && told.len() < 1000, "{}", told.len());
 }
+
+/// A manifest with no checksum, as older releases wrote it, can say anything.
+#[test]
+fn a_forged_manifest_is_refused() {
+    let world = World::new(24);
+    ok(&world.pretrain("run", &[]));
+    let step = fs::read_dir(world.path("run/checkpoints")).unwrap().map(|entry| entry.unwrap().path());
+    let folder = step.filter(|path| path.is_dir()).max().unwrap();
+    let path = folder.join("manifest.json");
+    let honest: serde_json::Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    let refused = |change: &dyn Fn(&mut serde_json::Value), reason: &str| {
+        let mut manifest = honest.clone();
+        manifest["checksum"] = "".into();
+        change(&mut manifest);
+        fs::write(&path, manifest.to_string()).unwrap();
+        let (checkpoint, out) = (folder.display().to_string(), world.text("forged.safetensors"));
+        let told = fails(&world.ocelli(&["export", "--checkpoint", &checkpoint, "--out", &out]), 3);
+        assert!(told.contains(reason), "{told}");
+    };
+    let outside = |manifest: &mut serde_json::Value| manifest["files"][0]["name"] = "../../secret".into();
+    refused(&outside, "is not the name of a file");
+    let folder_as_file = |manifest: &mut serde_json::Value| manifest["files"][0]["name"] = ".".into();
+    refused(&folder_as_file, "is not a regular file");
+    let huge = |manifest: &mut serde_json::Value| {
+        manifest["units"][0]["numel"] = (1_u64 << 40).into();
+        manifest["units"][0]["padded"] = (1_u64 << 40).into();
+    };
+    refused(&huge, "other parameters than the network");
+}
+
+/// A network that computes another function must not be read as if it did not.
+#[test]
+fn a_configuration_of_another_network_is_refused() {
+    let world = World::new(24);
+    ok(&world.pretrain("run", &[]));
+    for (format, key, value) in [
+        ("transformers", "hidden_act", serde_json::json!("relu")),
+        ("transformers", "num_attention_heads", serde_json::json!("two")),
+        ("timm", "model_args", serde_json::json!({ "act_layer": "quick_gelu" })),
+    ] {
+        let (run, out) = (world.text("run"), world.text(format));
+        let args = ["export", "--checkpoint", &run, "--out", &out, "--format", format, "--overwrite"];
+        ok(&world.ocelli(&args));
+        let path = world.path(format).join("config.json");
+        let mut config: serde_json::Value =
+            serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+        config[key] = value;
+        fs::write(&path, config.to_string()).unwrap();
+        let features = world.text("features.npy");
+        let args = [
+            "embed",
+            "--checkpoint",
+            &out,
+            "--shards",
+            &world.shard().display().to_string(),
+            "--out",
+            &features,
+        ];
+        let told = fails(&world.ocelli(&args), 3);
+        assert!(told.contains(key.trim_end_matches("model_args")), "{told}");
+    }
+}

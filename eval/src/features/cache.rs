@@ -14,7 +14,7 @@ use trainer::Network;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::columns::{Columns, Wanted};
-use super::extract::{Progress, extract};
+use super::extract::{Progress, extract, table};
 use super::mapped::Mapped;
 use super::table::Table;
 use crate::EvalError;
@@ -188,10 +188,11 @@ fn open(path: &Path, images: &ImageSet) -> Option<Table> {
     Some(Table::mapped(entry.columns, numbers, mapped))
 }
 
-/// The rows of `images`, from a cache where there is one.
+/// The rows of `images`, from a cache where there is one. Where the cache cannot be written, as on a full disk, they are
+/// computed and kept in memory alone.
 ///
 /// # Errors
-/// As [`FeatureCache::table`].
+/// As [`extract`].
 pub fn features(
     cache: Option<&FeatureCache>,
     network: &Network,
@@ -199,9 +200,14 @@ pub fn features(
     wanted: Wanted,
     progress: &dyn Progress,
 ) -> Result<Arc<Table>, EvalError> {
-    let table = match cache {
-        Some(cache) => cache.table(network, images, wanted, progress),
-        None => super::extract::table(network, images, wanted, progress),
+    let kept = cache.map(|cache| cache.table(network, images, wanted, progress));
+    let table = match kept {
+        Some(Err(error @ EvalError::Io { .. })) => {
+            tracing::warn!("features are not kept: {error}");
+            table(network, images, wanted, progress)
+        }
+        Some(table) => table,
+        None => table(network, images, wanted, progress),
     };
     Ok(Arc::new(table?))
 }

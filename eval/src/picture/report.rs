@@ -8,7 +8,7 @@ use augment::{MultiCrop, Rgb8, ViewMaker};
 use pipeline::{Dataset, Sample, SampleId};
 use plotters::prelude::*;
 
-use super::sheet::{Tile, have_font, sheet};
+use super::sheet::{Tile, have_font, sheet, write_png};
 use crate::EvalError;
 use crate::features::set::FeatureSet;
 use crate::images::ImageSet;
@@ -236,9 +236,8 @@ pub(crate) fn canvas(n_rows: usize) -> (Vec<u8>, (u32, u32)) {
 }
 
 /// Writes a chart as a PNG.
-pub(crate) fn save(path: &Path, pixels: &[u8], (width, height): (u32, u32)) -> Result<(), EvalError> {
-    image::save_buffer(path, pixels, width, height, image::ColorType::Rgb8)
-        .map_err(|error| EvalError::Picture { path: path.to_path_buf(), reason: error.to_string() })
+pub(crate) fn save(path: &Path, pixels: &[u8], size: (u32, u32)) -> Result<(), EvalError> {
+    write_png(path, pixels, size).map_err(|reason| EvalError::Picture { path: path.to_path_buf(), reason })
 }
 
 fn draw_curve(

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::Once;
 
-use image::{Rgb, RgbImage};
+use image::codecs::png::PngEncoder;
+use image::{ExtendedColorType, ImageEncoder, Rgb, RgbImage};
 use plotters::prelude::*;
 use plotters::style::register_font;
 
@@ -64,7 +65,15 @@ pub(crate) fn sheet(
     if !legend.is_empty() {
         write(&mut canvas, legend, [GAP_PX, tiles_px + GAP_PX], 16, None).map_err(failed)?;
     }
-    canvas.save(path).map_err(|error| failed(error.to_string()))
+    write_png(path, canvas.as_raw(), canvas.dimensions()).map_err(failed)
+}
+
+/// Writes RGB pixels as a PNG, which appears whole or not at all.
+pub(crate) fn write_png(path: &Path, pixels: &[u8], (width, height): (u32, u32)) -> Result<(), String> {
+    let mut bytes = Vec::new();
+    let encoder = PngEncoder::new(&mut bytes);
+    encoder.write_image(pixels, width, height, ExtendedColorType::Rgb8).map_err(|error| error.to_string())?;
+    pipeline::file::replace(path, &bytes).map_err(|error| error.to_string())
 }
 
 /// Writes a line of text of `size_px` whose upper left corner is at `[x, y]`, with its beginning left out where it is wider
@@ -84,13 +93,18 @@ fn write(
         let width = font.box_size(text).map_or(0, |(width, _)| width);
         max_width_px.is_none_or(|most| width <= most)
     };
-    let mut shown = text.to_string();
-    let mut rest = text.chars();
-    while !fits(&shown) && rest.next().is_some() {
-        shown = format!("…{}", rest.as_str());
-    }
+    let shown = if fits(text) { text.to_string() } else { longest_end(text, fits) };
     let text = Text::new(shown, (x as i32, y as i32), font.clone());
     area.draw(&text).and_then(|()| area.present()).map_err(|error| error.to_string())
+}
+
+/// The longest end of `text` that fits behind an ellipsis.
+fn longest_end(text: &str, fits: impl Fn(&str) -> bool) -> String {
+    let starts: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
+    let end = |start: &usize| format!("…{}", &text[*start..]);
+    // A shorter end is not wider.
+    let first = starts.partition_point(|start| !fits(&end(start)));
+    starts.get(first).map_or_else(String::new, end)
 }
 
 /// Makes the font that ships with the program known.

@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::knn::Knn;
 use super::task::{Scored, Task};
+use crate::EvalError;
 use crate::score::Classified;
 use crate::score::outcome::Outcome;
 
@@ -35,8 +36,18 @@ impl Default for FewShot {
 
 impl FewShot {
     /// The score for each number of shots: the predictions of all tries, concatenated.
-    pub(crate) fn score(&self, task: &Task<'_>) -> Vec<Scored> {
-        self.shots.iter().map(|shots| self.of_shots(task, *shots)).collect()
+    ///
+    /// # Errors
+    /// [`EvalError::FewImages`] where a class has fewer images than shots: the number would not be what its name says.
+    pub(crate) fn score(&self, task: &Task<'_>) -> Result<Vec<Scored>, EvalError> {
+        let mut n_images = vec![0; task.n_classes];
+        task.train.labels.iter().for_each(|label| n_images[*label as usize] += 1);
+        // Classes that train lacks altogether are warned of.
+        let fewest = n_images.into_iter().filter(|n| *n > 0).min().unwrap_or_default();
+        match self.shots.iter().find(|shots| **shots > fewest) {
+            Some(shots) => Err(EvalError::FewImages { n_images: fewest, shots: *shots }),
+            None => Ok(self.shots.iter().map(|shots| self.of_shots(task, *shots)).collect()),
+        }
     }
 
     fn of_shots(&self, task: &Task<'_>, shots: usize) -> Scored {

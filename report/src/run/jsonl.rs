@@ -2,18 +2,51 @@
 
 use std::path::Path;
 
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::ReportError;
 
 /// The rows of `path` that can be read as `T`: none if there is no such file. The last line may be half written.
+///
+/// # Errors
+/// [`ReportError::Read`], also for a pipe or a device, which might never end.
 pub(crate) fn rows<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, ReportError> {
-    match std::fs::read(path) {
-        Ok(bytes) => Ok(bytes
-            .split(|byte| *byte == b'\n')
-            .filter_map(|line| serde_json::from_slice(line).ok())
-            .collect()),
+    let read = || match std::fs::metadata(path)?.is_file() {
+        true => std::fs::read(path),
+        false => Err(std::io::Error::other("it is not a regular file")),
+    };
+    match read() {
+        Ok(bytes) => {
+            let lines: Vec<&[u8]> = bytes.split(|byte| *byte == b'\n').collect();
+            tell_damaged(path, &lines);
+            Ok(lines.into_iter().filter_map(|line| serde_json::from_slice(line).ok()).collect())
+        }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(source) => Err(ReportError::Read { path: path.to_path_buf(), source }),
+    }
+}
+
+/// Warns of lines that are no JSON. The last one may be half written; rows of another kind are no damage.
+fn tell_damaged(path: &Path, lines: &[&[u8]]) {
+    let whole = lines.split_last().map_or(&[][..], |(_, before)| before);
+    let damaged = |line: &&&[u8]| !line.is_empty() && serde_json::from_slice::<IgnoredAny>(line).is_err();
+    match whole.iter().filter(damaged).count() {
+        0 => {}
+        n => tracing::warn!("{}: {n} lines cannot be read and are left out", path.display()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pipe_is_an_error_and_no_file_is_no_row() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(rows::<u32>(&folder.path().join("none")).unwrap().is_empty());
+        assert!(rows::<u32>(Path::new("/dev/zero")).is_err());
+        let path = folder.path().join("some");
+        std::fs::write(&path, "1\n{half\n2\n3").unwrap();
+        assert_eq!(rows::<u32>(&path).unwrap(), [1, 2, 3]);
     }
 }

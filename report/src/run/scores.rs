@@ -98,6 +98,17 @@ pub(crate) struct Confusion {
     pub(crate) pairs: Option<Vec<(usize, usize, u64)>>,
 }
 
+impl Confusion {
+    /// Whether all parts are of the same classes. A file may say anything, and the page looks classes up by number.
+    fn is_whole(&self) -> bool {
+        let n = self.classes.len();
+        let square = |matrix: &Vec<Vec<u64>>| matrix.len() == n && matrix.iter().all(|row| row.len() == n);
+        self.by_class.len() == n
+            && self.matrix.as_ref().is_none_or(square)
+            && self.pairs.iter().flatten().all(|(label, predicted, _)| *label.max(predicted) < n)
+    }
+}
+
 /// All scores of a run.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Evaluations {
@@ -121,14 +132,15 @@ impl Evaluations {
             if row.confusion.is_none() && row.confused.as_ref().is_none_or(Vec::is_empty) {
                 return None;
             }
-            Some(Confusion {
+            let confusion = Confusion {
                 kind: kind.clone(),
                 step: *step,
                 classes: row.classes.clone()?,
                 by_class: row.by_class.clone()?,
                 matrix: row.confusion.clone(),
                 pairs: row.confused.clone(),
-            })
+            };
+            confusion.is_whole().then_some(confusion)
         };
         let confusions = by_kind.iter().filter_map(confusion).collect();
         let scored = |(step, (value, row)): (u64, (f64, Row))| Scored { step, value, interval: row.interval };
@@ -241,5 +253,14 @@ mod tests {
         assert_eq!(found.confusions.len(), 3, "several classes an image confuse none");
         assert_eq!(found.scores.keys().next_back().map(|kind| kind.measure), Some("mAP"));
         assert_eq!(found.confusions[0].by_class, [Some(50.0), None]);
+        // Rows whose parts are of different classes would stop the page's script.
+        for (part, short) in
+            [("[50.0,null]", "[50.0]"), ("[[1,1],[0,0]]", "[[1,1],[0]]"), ("[\"a\",\"b\"]", "[\"a\"]")]
+        {
+            let damaged = row("cifar", 32, 300, 42.0).replace(part, short);
+            std::fs::write(folder.path().join(EVALUATIONS), damaged).unwrap();
+            let found = Evaluations::read(folder.path(), "teacher").unwrap();
+            assert_eq!((found.scores.len(), found.confusions.len()), (1, 0), "{part}");
+        }
     }
 }

@@ -5,6 +5,7 @@ use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use augment::facts::facts;
 use image::{DynamicImage, ImageFormat};
 use pipeline::file;
 use pipeline::shard::IMAGE_EXTENSIONS;
@@ -145,6 +146,8 @@ fn image_of(path: &Path) -> anyhow::Result<(String, Vec<u8>)> {
         if !IMAGE_EXTENSIONS.contains(&extension.as_str()) {
             bail!("{} is no image by its name", path.display());
         }
+        // A name says little: links lead anywhere, and files are renamed.
+        facts(&bytes).with_context(|| format!("{} is no image by its content", path.display()))?;
         return Ok((extension, bytes));
     }
     let image =

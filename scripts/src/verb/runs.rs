@@ -7,7 +7,7 @@ use anyhow::bail;
 use report::{Overview, Run};
 use serde_json::{Value, json};
 
-use crate::console::say;
+use crate::console::{chain, say};
 
 /// Flags of `runs`.
 #[derive(clap::Args)]
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.json {
         let row = |(workdir, overview): &(PathBuf, anyhow::Result<Overview>)| match overview {
             Ok(overview) => with_workdir(json!(overview), workdir),
-            Err(error) => json!({ "workdir": workdir.display().to_string(), "error": format!("{error:#}") }),
+            Err(error) => json!({ "workdir": workdir.display().to_string(), "error": chain(error) }),
         };
         out!("{}", Value::Array(runs.iter().map(row).collect()));
         return Ok(ExitCode::SUCCESS);
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
                 out!("{} {}", workdir.display(), overview.why);
             }
             Ok(_) => {}
-            Err(error) => say(format!("warning: {}: {error:#}", workdir.display())),
+            Err(error) => say(format!("warning: {}: {}", workdir.display(), chain(error))),
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -17,7 +17,7 @@ use super::{FileEntry, LATEST, MANIFEST, Manifest, UnitEntry, VERSION, folder, p
 use crate::comm::communicator::Comm;
 use crate::comm::engine::Reduction;
 use crate::error::TrainError;
-use crate::model::layout::ALIGNMENT;
+use crate::model::layout::{ALIGNMENT, UnitLayout};
 use crate::optim::state::STUDENT;
 use crate::step::TrainState;
 
@@ -117,6 +117,10 @@ impl Checkpoint {
         manifest.plan.check().map_err(|error| unusable(path, error))?;
         if manifest.files.is_empty() {
             return Err(unusable(path, "it lists no file"));
+        }
+        let is_name = |name: &str| !name.contains(['/', '\\']) && name != "..";
+        if let Some(file) = manifest.files.iter().find(|file| !is_name(&file.name)) {
+            return Err(unusable(path, format!("{:?} is not the name of a file in it", file.name)));
         }
         let n_files = manifest.files.len();
         if let Some(unit) = manifest
@@ -228,15 +232,37 @@ impl Checkpoint {
     /// [`TrainError::CheckpointRead`] when there is none.
     pub fn buffer(&self, which: &str, unit: &str) -> Result<Vec<f32>, TrainError> {
         let bad = |reason: String| unusable(&self.path, reason);
-        let entry = self.manifest.units.iter().find(|entry| entry.name == unit);
-        let entry = entry.ok_or_else(|| bad(format!("it has no unit {unit}")))?;
+        let entry = self.unit(unit)?;
         self.elements(which, entry, 0..entry.numel.next_multiple_of(ALIGNMENT)).map_err(bad)
+    }
+
+    /// Checks that the unit laid out as `layout` is stored with the same parameters. A manifest may say anything; what is
+    /// read after this check is as large as the network has it.
+    ///
+    /// # Errors
+    /// [`TrainError::CheckpointRead`] when it is not.
+    pub fn check(&self, layout: &UnitLayout) -> Result<(), TrainError> {
+        let stored = self.unit(&layout.name)?;
+        let here = UnitEntry::of(layout, stored.n_updates);
+        if (stored.numel, &stored.params) == (here.numel, &here.params) {
+            return Ok(());
+        }
+        Err(unusable(&self.path, format!("unit {} has other parameters than the network", stored.name)))
+    }
+
+    fn unit(&self, name: &str) -> Result<&UnitEntry, TrainError> {
+        let entry = self.manifest.units.iter().find(|entry| entry.name == name);
+        entry.ok_or_else(|| unusable(&self.path, format!("it has no unit {name}")))
     }
 }
 
 impl ShardFile {
     fn open(folder: &Path, entry: FileEntry) -> Result<Self, String> {
         let path = folder.join(&entry.name);
+        let is_file = path.metadata().map_err(|error| format!("{}: {error}", entry.name))?.is_file();
+        if !is_file {
+            return Err(format!("{} is not a regular file", entry.name));
+        }
         let file = File::open(&path).map_err(|error| format!("{}: {error}", entry.name))?;
         let len = file.metadata().map_err(|error| format!("{}: {error}", entry.name))?.len();
         if len != entry.bytes {

@@ -120,7 +120,10 @@ impl Network {
         let recipe = &checkpoint.manifest.plan.recipe;
         let which = checkpoint.evaluated(wants_student)?;
         let normalization = recipe.data.normalization;
-        let flat = |layout: &UnitLayout| checkpoint.buffer(which, &layout.name);
+        let flat = |layout: &UnitLayout| {
+            checkpoint.check(layout)?;
+            checkpoint.buffer(which, &layout.name)
+        };
         Ok((Self::new(&recipe.model, normalization, n_workers, device, flat)?, which))
     }
 

@@ -164,8 +164,8 @@ impl Plan {
         }
     }
 
-    /// What of the recipe makes little sense for a run of this length, a sentence each: lengths of time that go beyond its
-    /// end, such as a warm-up after which there is no step.
+    /// Values of the recipe that make little sense for this run, a sentence each: lengths of time that go beyond its end, such
+    /// as a warm-up after which there is no step, batches larger than the data set, rates that are zero.
     pub fn warnings(&self) -> Vec<String> {
         let length = RunLength {
             n_samples: self.n_samples,
@@ -180,7 +180,23 @@ impl Plan {
                 )
             })
         };
-        lengths(&self.recipe, length).into_iter().filter_map(beyond).collect()
+        let mut warnings: Vec<String> =
+            lengths(&self.recipe, length).into_iter().filter_map(beyond).collect();
+        let optim = &self.recipe.optim;
+        if optim.batch_size as u64 > self.n_samples {
+            warnings.push(format!(
+                "optim.batch_size is {}, and the data set has {} images: an image comes several times in a batch",
+                optim.batch_size, self.n_samples
+            ));
+        }
+        if optim.lr == 0.0 {
+            warnings.push("optim.lr is 0: nothing is learned".into());
+        }
+        if (f64::MIN_POSITIVE..1e-6).contains(&optim.clip_norm()) {
+            warnings
+                .push(format!("optim.clip_norm is {:e}: it leaves nothing of a gradient", optim.clip_norm()));
+        }
+        warnings
     }
 
     fn bad(&self, reason: String) -> TrainError {

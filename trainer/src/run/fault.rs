@@ -99,8 +99,18 @@ impl Fault {
                 self.rank, plan.world_size
             ));
         }
-        (self.step >= plan.total_steps)
-            .then(|| format!("the drill never strikes: step {} of {}", self.step, plan.total_steps))
+        if self.step >= plan.total_steps {
+            return Some(format!("the drill never strikes: step {} of {}", self.step, plan.total_steps));
+        }
+        let every_steps = plan.recipe.run.checkpoint_every_steps;
+        let saves = (self.step + 1).is_multiple_of(every_steps);
+        (self.phase == "checkpoint" && !saves).then(|| {
+            format!(
+                "the drill strikes only if the clock asks for a checkpoint: none is due after step {}, but every \
+                 {every_steps} steps",
+                self.step
+            )
+        })
     }
 
     /// Whether the gradients that `rank` has of global batch `batch` are nonsense.

@@ -82,6 +82,28 @@ fn of_timm(
     Ok(Some((Preprocessing { normalization, resize_px, size_px }, interpolation)))
 }
 
+/// Checks that a configuration names no other activation than `known`, which networks here have.
+pub(super) fn check_activation(source: &Source, known: &str) -> Result<(), String> {
+    let Some(config) = &source.config else { return Ok(()) };
+    for key in ["hidden_act", "act_layer"] {
+        let said = [&config[key], &config["model_args"][key]].into_iter().find(|said| !said.is_null());
+        if let Some(said) = said.filter(|said| *said != known) {
+            return Err(format!("{key} is {said}, and such networks have {known:?} here"));
+        }
+    }
+    Ok(())
+}
+
+/// A count under one of several keys; nothing where none is there.
+pub(super) fn count(config: &Value, keys: &[&str]) -> Result<Option<usize>, String> {
+    let Some((key, said)) = keys.iter().map(|key| (key, &config[*key])).find(|(_, said)| !said.is_null())
+    else {
+        return Ok(None);
+    };
+    let count = said.as_u64().and_then(|count| usize::try_from(count).ok()).filter(|count| *count > 0);
+    count.map(Some).ok_or_else(|| format!("{key} is {said}, which is no count"))
+}
+
 /// The mean and the deviation of colors under two keys; nothing where neither is there.
 fn normalization(said: &Value, keys: [&str; 2]) -> Result<Option<Normalization>, String> {
     let [mean, std] = keys.map(|key| &said[key]);

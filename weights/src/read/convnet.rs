@@ -39,6 +39,7 @@ pub(super) fn read(found: Found, source: &Source, hints: &Hints) -> Result<Pretr
     let mut assumed = Vec::new();
     let otherwise = Preprocessing::of_size(IMAGE_PX as u32, Normalization::default());
     let is_known = library == Library::Torchvision || hints.normalization.is_some();
+    config::check_activation(source, "relu")?;
     let preprocessing = config::preprocessing(source, otherwise, is_known, &mut assumed)?;
     if library == Library::Torchvision {
         assumed.push("torchvision resizes bilinearly; images are resized bicubically here".into());

@@ -136,16 +136,27 @@ fn is_inner(part: &str) -> bool {
     part.starts_with("layer") || part.starts_with("block") || part.parse::<usize>().is_ok()
 }
 
-/// The teacher's, or the student's, or the shortest; `None` of none.
+/// The prefix of the network that is meant: the teacher's or the student's where there are such, or the one that all
+/// others begin with. `None` of none.
 fn chosen<'a>(prefixes: &BTreeSet<&'a str>, wants_student: bool) -> Result<Option<&'a str>, String> {
-    let shortest = |part: &str| prefixes.iter().filter(|p| p.contains(part)).min_by_key(|p| p.len()).copied();
-    if wants_student {
-        return match shortest("student") {
-            None if !prefixes.is_empty() => Err("it holds no student".into()),
-            found => Ok(found),
-        };
+    let named =
+        |part: &str| -> Vec<&'a str> { prefixes.iter().copied().filter(|p| p.contains(part)).collect() };
+    let candidates = match wants_student {
+        true if !prefixes.is_empty() && named("student").is_empty() => {
+            return Err("it holds no student".into());
+        }
+        true => named("student"),
+        false if !named("teacher").is_empty() => named("teacher"),
+        false => named(""),
+    };
+    let outermost = candidates.iter().copied().find(|p| candidates.iter().all(|other| other.starts_with(p)));
+    match outermost {
+        None if !candidates.is_empty() => Err(format!(
+            "it holds several networks, under {}: write the one that is meant into a file of its own",
+            candidates.join(" and ")
+        )),
+        found => Ok(found),
     }
-    Ok(shortest("teacher").or_else(|| shortest("")))
 }
 
 /// DINOv2's training groups blocks: `blocks.0.3.norm1.weight` is block 3.
@@ -177,5 +188,13 @@ mod tests {
         assert_eq!(chosen(&both, false).unwrap(), Some("teacher.backbone."));
         assert_eq!(chosen(&both, true).unwrap(), Some("student.module.backbone."));
         assert!(chosen(&BTreeSet::from([""]), true).is_err());
+    }
+
+    #[test]
+    fn of_several_networks_none_is_taken_by_chance() {
+        assert_eq!(chosen(&BTreeSet::from(["", "decoder.backbone."]), false).unwrap(), Some(""));
+        let error = chosen(&BTreeSet::from(["model.", "state_dict."]), false).unwrap_err();
+        assert!(error.contains("model. and state_dict."), "{error}");
+        assert!(chosen(&BTreeSet::from(["module.encoder_q.", "module.encoder_k."]), false).is_err());
     }
 }

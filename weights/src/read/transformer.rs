@@ -33,6 +33,7 @@ pub(super) fn read(mut found: Found, source: &Source, hints: &Hints) -> Result<P
     let otherwise = Preprocessing::of_size(size_px, Normalization::default());
     let is_known = matches!(library, Library::Dino | Library::Dinov2 | Library::Torchvision)
         || hints.normalization.is_some();
+    config::check_activation(source, "gelu")?;
     let preprocessing = config::preprocessing(source, otherwise, is_known, &mut assumed)?;
     if library == Library::Torchvision {
         assumed.push("torchvision resizes bilinearly; images are resized bicubically here".into());
@@ -226,10 +227,13 @@ fn square_positions(found: &mut Found, names: &Names, width: usize) -> Result<us
 
 /// Attention heads, which no shape tells.
 fn heads(width: usize, hints: &Hints, source: &Source) -> Result<usize, String> {
-    let said = source.config.as_ref().and_then(|config| {
-        let heads = config["num_attention_heads"].as_u64().or(config["model_args"]["num_heads"].as_u64());
-        heads.map(|heads| heads as usize)
-    });
+    let said = match &source.config {
+        Some(config) => match config::count(config, &["num_attention_heads"])? {
+            Some(heads) => Some(heads),
+            None => config::count(&config["model_args"], &["num_heads"])?,
+        },
+        None => None,
+    };
     // Channels of a head are 64 in the published networks but the largest.
     let usual = match width {
         1152 | 1280 | 1408 | 1664 => Some(16),
