@@ -1,5 +1,7 @@
 //! Blur, as Pillow or as torchvision does it.
 
+mod box_kernel;
+mod box_pass;
 mod gaussian;
 mod pillow;
 

@@ -1,0 +1,160 @@
+//! One pass of a box blur over bytes, which lie `step` apart along the box: 1 along rows, a row along columns.
+//!
+//! ```text
+//! out[i] = (w Σ_{0 < t < T-1} in[i + t·step] + f (in[i] + in[i + (T-1)·step]) + 2^23) >> 24        T taps
+//! ```
+
+use multiversion::{multiversion, target::match_target};
+
+use super::box_kernel::BoxKernel;
+
+/// Bytes whose sums are kept in registers.
+pub(super) const BLOCK: usize = 32;
+
+/// Half a unit of the last place, by which a sum is rounded.
+const HALF: u32 = 1 << 23;
+
+/// One pass of `kernel` for `out`, of whole blocks: the first byte's first tap is the first of `items`.
+///
+/// # Panics
+/// If `items` are fewer than the taps of `out`.
+#[multiversion(targets("x86_64+avx2"))]
+pub(super) fn box_pass(items: &[u8], step: usize, kernel: BoxKernel, out: &mut [u8]) {
+    // Deviations up to 2.4, as in all recipes, have three or five taps, whose loops are unrolled.
+    match kernel.n_taps() {
+        3 => match_target! {
+            "x86_64+avx2" => x86::pass::<3>(items, step, kernel, out),
+            _ => pass(items, step, kernel, out),
+        },
+        5 => match_target! {
+            "x86_64+avx2" => x86::pass::<5>(items, step, kernel, out),
+            _ => pass(items, step, kernel, out),
+        },
+        _ => pass(items, step, kernel, out),
+    }
+}
+
+/// [`box_pass`] for any number of taps.
+#[inline(always)]
+fn pass(items: &[u8], step: usize, kernel: BoxKernel, out: &mut [u8]) {
+    let (out, last) = (out.as_chunks_mut::<BLOCK>().0, kernel.n_taps() - 1);
+    let n = out.len();
+    let blocks = |tap: usize| &items[tap * step..].as_chunks::<BLOCK>().0[..n];
+    for (number, out) in out.iter_mut().enumerate() {
+        let (mut middle, mut ends) = ([0u16; BLOCK], [0u16; BLOCK]);
+        for tap in 1..last {
+            add(&mut middle, &blocks(tap)[number]);
+        }
+        add(&mut ends, &blocks(0)[number]);
+        add(&mut ends, &blocks(last)[number]);
+        for ((out, middle), ends) in out.iter_mut().zip(&middle).zip(&ends) {
+            let sum = u32::from(*middle) * kernel.weight + u32::from(*ends) * kernel.end_weight;
+            *out = ((sum + HALF) >> 24) as u8;
+        }
+    }
+}
+
+#[inline(always)]
+fn add(sums: &mut [u16; BLOCK], block: &[u8; BLOCK]) {
+    for (sum, value) in sums.iter_mut().zip(block) {
+        *sum += u16::from(*value);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    //! [`super::pass`] in vectors of 256 bits. A weight of 24 bits is two of 12, because `pmaddwd` multiplies 16 bits, both sums
+    //! of a pixel at once; modulo 2^32 the total is the same, and it fits.
+
+    use std::arch::x86_64::*;
+
+    use super::{BLOCK, BoxKernel, HALF};
+
+    /// Weights of the sums of a pixel, that of the middle in the lower half of each lane.
+    #[derive(Clone, Copy)]
+    struct Weights {
+        /// Upper twelve bits of each.
+        high: __m256i,
+        /// Lower twelve bits.
+        low: __m256i,
+    }
+
+    /// [`super::pass`] for N taps.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(super) fn pass<const N: usize>(items: &[u8], step: usize, kernel: BoxKernel, out: &mut [u8]) {
+        let [high, low] = [12, 0].map(|shift| {
+            let [weight, end] = [kernel.weight, kernel.end_weight].map(|weight| weight >> shift & 0xfff);
+            (weight | end << 16) as i32
+        });
+        let weights = Weights { high: _mm256_set1_epi32(high), low: _mm256_set1_epi32(low) };
+        let out = out.as_chunks_mut::<BLOCK>().0;
+        let n = out.len();
+        let taps: [&[[u8; BLOCK]]; N] =
+            std::array::from_fn(|tap| &items[tap * step..].as_chunks::<BLOCK>().0[..n]);
+        for (number, out) in out.iter_mut().enumerate() {
+            let [mut low, mut high] = sums(taps[1][number], [0; BLOCK]);
+            for tap in (2..N - 1).step_by(2) {
+                let [of_low, of_high] = sums(taps[tap][number], taps[tap + 1][number]);
+                (low, high) = (_mm256_add_epi16(low, of_low), _mm256_add_epi16(high, of_high));
+            }
+            let [low_ends, high_ends] = sums(taps[0][number], taps[N - 1][number]);
+            let words = [pixels(low, low_ends, weights), pixels(high, high_ends, weights)];
+            *out = bytemuck::cast(_mm256_packus_epi16(words[0], words[1]));
+        }
+    }
+
+    /// Sums of bytes, of 16 bits: those of the lower and of the upper eight of each half.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn sums(a: [u8; BLOCK], b: [u8; BLOCK]) -> [__m256i; 2] {
+        let (a, b): (__m256i, __m256i) = (bytemuck::cast(a), bytemuck::cast(b));
+        let one = _mm256_set1_epi8(1);
+        [
+            _mm256_maddubs_epi16(_mm256_unpacklo_epi8(a, b), one),
+            _mm256_maddubs_epi16(_mm256_unpackhi_epi8(a, b), one),
+        ]
+    }
+
+    /// Weighted sums of 16 pixels, rounded. Unpacking and packing stay within halves of 128 bits, so that the pixels keep their
+    /// order.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn pixels(middle: __m256i, ends: __m256i, weights: Weights) -> __m256i {
+        let first = rounded(_mm256_unpacklo_epi16(middle, ends), weights);
+        let second = rounded(_mm256_unpackhi_epi16(middle, ends), weights);
+        _mm256_packus_epi32(first, second)
+    }
+
+    /// Weighted sums of eight pixels, rounded, from pairs of their sums of bytes.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn rounded(pairs: __m256i, weights: Weights) -> __m256i {
+        let high = _mm256_slli_epi32::<12>(_mm256_madd_epi16(pairs, weights.high));
+        let low = _mm256_add_epi32(_mm256_madd_epi16(pairs, weights.low), _mm256_set1_epi32(HALF as i32));
+        _mm256_srli_epi32::<24>(_mm256_add_epi32(high, low))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn all_forms_are_one(radius in 0.05f32..2.4, step in 1usize..40, n in 1usize..4, seed: u32) {
+            let kernel = BoxKernel::of_gaussian(radius);
+            prop_assert!([3, 5].contains(&kernel.n_taps()));
+            let byte = |i: usize| ((i as u32 ^ seed).wrapping_mul(2_654_435_761) >> 24) as u8;
+            // Ends of the range come often.
+            let byte = |i: usize| match byte(i) { 0..=40 => 0, 215.. => 255, byte => byte };
+            let items: Vec<u8> = (0..kernel.n_taps() * step + n * BLOCK).map(byte).collect();
+            let (mut fast, mut plain) = (vec![0; n * BLOCK], vec![0; n * BLOCK]);
+            box_pass(&items, step, kernel, &mut fast);
+            pass(&items, step, kernel, &mut plain);
+            prop_assert_eq!(fast, plain);
+        }
+    }
+}
