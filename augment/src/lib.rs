@@ -27,6 +27,9 @@ pub mod solarize;
 pub mod stats;
 pub(crate) mod views;
 
+/// Version of the views that equal bytes and seeds give: 2 since JPEG and blur are Pillow's, bit for bit.
+pub const VIEWS_VERSION: u32 = 2;
+
 pub use batch::{Batch, BatchPool, EncodedImage, PoolConfig, Source};
 pub use coefficients::Interpolation;
 pub use error::AugmentError;

@@ -18,8 +18,20 @@ const STORES: [&str; 3] = ["s3", "gs", "az"];
 /// Addresses of one group of braces that are written out one by one.
 const MAX_WRITTEN: usize = 100;
 
-/// A value of a query that is longer may be a token.
-const MAX_VALUE_CHARS: usize = 24;
+/// What is written of an address that cannot be taken apart.
+const LEFT_OUT: &str = "(an address that is left out)";
+
+/// Parameters whose values may be shown as they are: names of files and their parts.
+const PLAIN_NAMES: [&str; 16] = [
+    "archive", "dataset", "download", "file", "filename", "format", "index", "name", "offset", "page",
+    "part", "path", "set", "shard", "split", "version",
+];
+
+/// Longest value that is shown as it is.
+const MAX_PLAIN_CHARS: usize = 64;
+
+/// Digits of the longest number that is shown under any name.
+const MAX_DIGITS: usize = 6;
 
 /// A shard list for files and pages that others may read.
 pub fn without_secrets(spec: &str) -> String {
@@ -36,6 +48,15 @@ pub fn without_secrets(spec: &str) -> String {
     parts.join("::")
 }
 
+/// One address, in which braces mean nothing, for files and pages that others may read.
+pub fn address_without_secrets(address: &str) -> String {
+    match Address::of(address.trim()).filter(|_| !is_malformed(address.trim())) {
+        Some(address) => address.without_secrets(),
+        None if address.contains(':') => LEFT_OUT.into(),
+        None => address.into(),
+    }
+}
+
 fn has_scheme(part: &str) -> bool {
     part.split_once("://").is_some_and(|(scheme, _)| is_remote(scheme))
 }
@@ -45,19 +66,22 @@ fn is_remote(scheme: &str) -> bool {
 }
 
 fn part_without_secrets(part: &str) -> String {
+    if is_malformed(part) {
+        return LEFT_OUT.into();
+    }
     if let Some(command) = part.strip_prefix("pipe:") {
         return command_without_secrets(command);
     }
     if let Some(address) = Address::of(part).filter(|address| !address.has_braces_beside_its_path()) {
         return address.without_secrets();
     }
-    let head = part.split('{').next().unwrap_or_default();
-    let may_hold_addresses = part.contains("://") || "pipe:".starts_with(head);
-    if !part.contains('{') || !may_hold_addresses {
+    // Schemes, addresses and commands all have a colon.
+    if !part.contains('{') || !part.contains(':') {
         return part.to_string();
     }
     // Braces around schemes, users or parameters.
-    let is_address = |one: &String| one.starts_with("pipe:") || Address::of(one).is_some();
+    let is_address =
+        |one: &String| one.starts_with("pipe:") || Address::of(one).is_some() || is_malformed(one);
     let mut all = Vec::new();
     match expand_braces(part, &mut all) {
         Ok(()) if !all.iter().any(is_address) => part.to_string(),
@@ -65,9 +89,26 @@ fn part_without_secrets(part: &str) -> String {
             let parts: Vec<String> = all.iter().map(|one| part_without_secrets(one)).collect();
             without_secrets(&parts.join("::"))
         }
-        Err(_) if !part.contains("://") => part.to_string(),
-        _ => "(an address that is left out)".into(),
+        Err(_) if !part.contains("//") => part.to_string(),
+        _ => LEFT_OUT.into(),
     }
+}
+
+/// Whether `part` is meant as a remote address and is none that can be taken apart: without `//`, or with a login whose
+/// password ends the host too early, as `/` in a key of AWS does.
+fn is_malformed(part: &str) -> bool {
+    let trimmed = part.trim_start();
+    let Some((_, rest)) = trimmed.split_once(':').filter(|(scheme, _)| is_remote(scheme)) else {
+        return false;
+    };
+    let Some(rest) = rest.strip_prefix("//").filter(|_| trimmed == part) else { return true };
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    // An address of version 6 has colons of its own.
+    let port = host.split_once(':').filter(|_| !host.starts_with('['));
+    let is_number = |port: &str| port.chars().all(|c| c.is_ascii_digit());
+    let has_braces = authority.contains(['{', '}']);
+    !has_braces && (authority.contains('\\') || port.is_some_and(|(_, port)| !is_number(port)))
 }
 
 /// A remote address in its parts.
@@ -76,7 +117,7 @@ struct Address<'a> {
     /// User, password, host and port.
     authority: &'a str,
     path: &'a str,
-    /// What follows `?`, of servers alone: names of objects may hold one.
+    /// Query, for servers alone: names of objects may hold a question mark.
     query: Option<&'a str>,
 }
 
@@ -118,7 +159,7 @@ struct Query {
 impl Query {
     fn of(query: &str) -> Self {
         let parameters: Vec<(String, &str)> = query
-            .split('&')
+            .split(['&', ';'])
             .map(|parameter| {
                 (parameter.split('=').next().unwrap_or_default().to_ascii_lowercase(), parameter)
             })
@@ -131,7 +172,7 @@ impl Query {
             }
             telling.push((*parameter).to_string());
             if !is_secret(name) {
-                kept.push(shortened(parameter));
+                kept.push(shown(parameter));
             }
         }
         Self { kept: kept.join("&"), telling: telling.join("&") }
@@ -161,19 +202,35 @@ fn is_secret(name: &str) -> bool {
     PARTS.iter().any(|part| name.contains(part)) || ["pin", "sid", "pw", "pass"].contains(&name)
 }
 
-/// A parameter whose value is a hash where it is so long that it may be a secret under another name.
-fn shortened(parameter: &str) -> String {
-    match parameter.split_once('=') {
-        Some((name, value)) if value.chars().count() > MAX_VALUE_CHARS => {
-            format!("{name}=~{:08x}", xxh3_64(value.as_bytes()) as u32)
-        }
-        _ => parameter.to_string(),
+/// A parameter as it may be shown: as it is where that is certain to be no secret, else with a hash for its value.
+fn shown(parameter: &str) -> String {
+    let is_plain = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-~".contains(c));
+    let hash = |text: &str| format!("~{:08x}", xxh3_64(text.as_bytes()) as u32);
+    let is_hash = |text: &str| {
+        text.strip_prefix('~').is_some_and(|hex| hex.len() == 8 && hex.chars().all(|c| c.is_ascii_hexdigit()))
+    };
+    let Some((name, value)) = parameter.split_once('=') else {
+        let stays = is_hash(parameter) || PLAIN_NAMES.contains(&parameter) || parameter.is_empty();
+        return if stays { parameter.to_string() } else { hash(parameter) };
+    };
+    let is_name =
+        name.len() <= MAX_PLAIN_CHARS / 4 && name.chars().all(|c| c.is_ascii_lowercase() || "_-".contains(c));
+    let is_number = value.len() <= MAX_DIGITS && value.chars().all(|c| c.is_ascii_digit());
+    let is_known = PLAIN_NAMES.contains(&name) && is_plain(value) && value.len() <= MAX_PLAIN_CHARS;
+    match is_name {
+        true if is_number || is_known || is_hash(value) => parameter.to_string(),
+        true => format!("{name}={}", hash(value)),
+        false => hash(parameter),
     }
 }
 
 /// A command by its program: passwords among its words cannot be told from others.
 fn command_without_secrets(command: &str) -> String {
-    let first = command.split_whitespace().find(|word| !word.contains('=')).unwrap_or_default();
+    let mut words = command.split_whitespace();
+    // A quoted value of a variable may have several words, of which any could be taken for the program.
+    let first = words
+        .find(|word| !word.contains('=') || word.contains(['\'', '"', '\\', '`', '$']))
+        .unwrap_or_default();
     let program = first.rsplit('/').next().unwrap_or_default();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
     match !program.is_empty() && program.chars().all(is_plain) {
@@ -199,7 +256,7 @@ pub(crate) fn name_of_url(url: &Url) -> String {
     named.into()
 }
 
-/// What tells a URL from others: all of it but the password, and a signature that is made anew for every start.
+/// Returns the part of a URL that identifies it: all of it but the password, and a signature that is made anew for every start.
 pub(crate) fn identity(url: &Url) -> String {
     let mut url = url.clone();
     // It cannot be set on a URL without a host, which has none.
@@ -252,8 +309,48 @@ mod tests {
             assert_eq!(without_secrets(given), written, "{given}");
             assert_eq!(without_secrets(written), written);
         }
-        let long = format!("https://h/a.tar?file={}", "x".repeat(40));
-        assert!(without_secrets(&long).starts_with("https://h/a.tar?file=~"));
+    }
+
+    /// What may be a secret is a hash, by which two lists are compared all the same.
+    #[test]
+    fn what_is_not_certain_is_a_hash() {
+        for query in [
+            "eyJhbGciOiJIUzI1NiJ9PW",
+            "TOKENPW==",
+            "md5=0123456789abcdefghijPW",
+            "p=PW",
+            "x=1;u=PW",
+            "u=http://u:PW@h/a",
+            "file=http://u:PW@h/a",
+            "PW=1",
+            "n=1234567PW",
+        ] {
+            let spec = format!("https://h/a.tar?{query}");
+            let written = without_secrets(&spec);
+            assert!(!written.contains("PW") && written.starts_with("https://h/a.tar"), "{written}");
+            assert_eq!(without_secrets(&written), written);
+        }
+        let [a, b] = ["p=PA", "p=PB"].map(|query| without_secrets(&format!("https://h/a.tar?{query}")));
+        assert!(a != b && a.starts_with("https://h/a.tar?p=~"), "{a} {b}");
+    }
+
+    #[test]
+    fn addresses_that_cannot_be_taken_apart_are_left_out() {
+        for spec in [
+            "http:u:PW@h/x.tar",
+            "http:/u:PW@h/x.tar",
+            "http:\\\\u:PW@h\\x.tar",
+            " http://u:PW@h/x.jpg",
+            "s3://AKIA:ab/PW@bucket/a.tar",
+            "https://u:P?W@h/a.tar",
+            "h{ttp:,ttps:}//u:x/PW@h/a",
+        ] {
+            let written = without_secrets(spec);
+            assert!(written.contains(LEFT_OUT) && !written.contains('@'), "{spec}: {written}");
+        }
+        assert_eq!(without_secrets("h{ttp:,ttps:}//u:PW@h/a"), "http://h/a::https://h/a");
+        assert_eq!(without_secrets("pipe:A='x SECRET y' curl h"), "pipe:(…)");
+        assert_eq!(without_secrets("pipe:A=PW B=PW curl h"), "pipe:curl (…)");
     }
 
     fn url(text: &str) -> Url {

@@ -22,7 +22,7 @@ pub enum ShardUrl {
     File(PathBuf),
     /// On a server or in a store: `http`, `https`, `s3`, `gs`, `az`.
     Remote(Url),
-    /// What a shell command writes. Only the user names commands, on the command line.
+    /// Output of a shell command. Only the user names commands, on the command line.
     Pipe(String),
 }
 
@@ -59,7 +59,7 @@ pub fn names_a_command(specs: &[String]) -> bool {
     specs.iter().filter_map(|spec| named(spec).ok()).flatten().any(|url| is_command(&url))
 }
 
-/// What `spec` names, folders and patterns as they are written.
+/// Expands `spec`, leaving folders and patterns as they are written.
 fn named(spec: &str) -> Result<Vec<ShardUrl>, String> {
     let mut urls = Vec::new();
     for part in split_list(spec).into_iter().filter(|part| !part.is_empty()) {
@@ -130,7 +130,10 @@ impl ShardUrl {
             return Ok(Self::File(PathBuf::from(path)));
         }
         match text.split_once(':') {
-            Some((scheme, _)) if REMOTE_SCHEMES.contains(&scheme.to_ascii_lowercase().as_str()) => {
+            Some((scheme, rest)) if REMOTE_SCHEMES.contains(&scheme.to_ascii_lowercase().as_str()) => {
+                if !rest.starts_with("//") {
+                    return Err(format!("an address begins with {scheme}://"));
+                }
                 // The key of an object is taken as it is written; only servers have queries.
                 let escape = |text: &str| text.replace('%', "%25").replace('#', "%23").replace('?', "%3F");
                 let url = if scheme.to_ascii_lowercase().starts_with("http") {

@@ -20,6 +20,11 @@ pub(crate) struct BlockRows {
 }
 
 impl BlockRows {
+    /// Memory that the blocks take.
+    pub(crate) fn n_bytes(&self) -> usize {
+        size_of_val(self.blocks.as_slice())
+    }
+
     /// Becomes `height` rows of `width` blocks of zeros.
     pub(crate) fn clear(&mut self, width: usize, height: usize) {
         self.width = width;

@@ -14,6 +14,12 @@ use crate::{AugmentError, DecodeRules, Rgb8};
 /// Marker that ends an image.
 const END_OF_IMAGE: [u8; 2] = [0xff, 0xd9];
 
+/// Scans of an image at most. Encoders write about ten; each may cost as much as the whole image, and takes a dozen bytes.
+const MAX_SCANS: usize = 100;
+
+/// Memory for the coefficients of a whole image that is kept for the next one.
+const MAX_KEPT_BYTES: usize = 32 << 20;
+
 /// A decoder with its memory, which every further image uses again.
 #[derive(Debug, Default)]
 pub(crate) struct Decoder {
@@ -85,8 +91,12 @@ impl Decoder {
         pixels: &mut [u8],
     ) -> Result<(), JpegError> {
         image.clear(&mut self.coefficients, image.n_mcus[1]);
-        let mut next = Some(first);
+        let (mut next, mut n_scans) = (Some(first), 0);
         while let Some(scan) = next {
+            n_scans += 1;
+            if n_scans > MAX_SCANS {
+                return Err(JpegError::Damaged("more scans than any encoder writes"));
+            }
             segments.keep_quantization(&scan)?;
             let mut reader = ScanReader::new(bytes, segments, &scan)?;
             for mcu_row in 0..reader.n_mcus[1] {
@@ -96,6 +106,9 @@ impl Decoder {
         }
         for mcu_row in 0..image.n_mcus[1] {
             self.write_pixels(segments.frame()?, image, [mcu_row, mcu_row], pixels);
+        }
+        if self.coefficients.iter().map(BlockRows::n_bytes).sum::<usize>() > MAX_KEPT_BYTES {
+            self.coefficients = Vec::new();
         }
         Ok(())
     }
@@ -129,4 +142,40 @@ impl Decoder {
 /// Whether an end marker follows the start of the pixels. The headers may hold one of a thumbnail.
 fn ends(bytes: &[u8], pixels: usize) -> bool {
     bytes.ends_with(&END_OF_IMAGE) || bytes[pixels..].windows(2).any(|pair| pair == END_OF_IMAGE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A scan of eleven bytes makes a decoder walk the whole image.
+    #[test]
+    fn an_image_of_many_scans_is_refused() {
+        let segment = |marker: u8, body: &[u8]| {
+            let mut bytes = vec![0xff, marker, 0, body.len() as u8 + 2];
+            bytes.extend_from_slice(body);
+            bytes
+        };
+        let quantization = [&[0u8][..], &[1; 64]].concat();
+        let frame = [8, 0, 16, 0, 16, 1, 1, 0x11, 0];
+        // One code of one bit, for the symbol 0.
+        let table = [&[0u8, 1][..], &[0; 15], &[0]].concat();
+        let scan = [segment(0xda, &[1, 1, 0, 0, 0, 0]), vec![0b0000_1111]].concat();
+        let of = |n_scans: usize| {
+            let head = [
+                MAGIC_BYTES.to_vec(),
+                segment(0xdb, &quantization),
+                segment(0xc2, &frame),
+                segment(0xc4, &table),
+            ];
+            [head.concat(), scan.repeat(n_scans), END_OF_IMAGE.to_vec()].concat()
+        };
+        const MAGIC_BYTES: [u8; 2] = crate::jpeg::MAGIC;
+        let decode = |n_scans| {
+            Decoder::default().decode_into(&of(n_scans), &DecodeRules::default(), &mut Rgb8::default())
+        };
+        assert!(decode(1).is_ok(), "{:?}", decode(1));
+        let error = decode(MAX_SCANS + 1).expect_err("too many");
+        assert!(error.to_string().contains("more scans"), "{error}");
+    }
 }

@@ -6,7 +6,7 @@ use super::error::JpegError;
 use super::segments::{ColorSpace, Scan, Segments};
 use crate::AugmentError;
 
-/// What the header says.
+/// Contents of the header.
 pub(crate) struct Header {
     pub(crate) width_px: u32,
     pub(crate) height_px: u32,

@@ -17,16 +17,16 @@ pub(crate) struct Definition {
 
 /// A table made ready for decoding.
 pub(crate) struct Table {
-    /// By the next [`LOOKUP_BITS`] bits; see [`Entry`].
+    /// Entries by the next [`LOOKUP_BITS`] bits.
     lookup: [Entry; 1 << LOOKUP_BITS],
     /// Largest code of each length, -1 without any. The last one ends every search.
     max_code: [i32; 18],
-    /// What is added to a code of each length to get the index of its symbol.
+    /// Offset from a code of each length to the index of its symbol.
     symbol_offset: [i32; 17],
     symbols: [u8; 256],
 }
 
-/// What a code means: its length, its symbol and, where they fit into the bits looked at, the signed number behind it.
+/// Meaning of a code: its length, its symbol and, where they fit into the bits looked at, the signed number behind it.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Entry {
     /// Bits of the code, 0 if it is longer than the lookup.
@@ -90,7 +90,7 @@ impl Table {
         }
     }
 
-    /// What the next bits mean. Consumes nothing; the code may be longer than what was looked at.
+    /// Looks up the next bits without consuming them; the code may be longer than the lookup.
     #[inline(always)]
     pub(crate) fn look_up(&self, bits: &Bits<'_>) -> Entry {
         self.lookup[bits.peek(LOOKUP_BITS) as usize]

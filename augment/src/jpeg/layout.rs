@@ -8,9 +8,9 @@ use super::segments::{ColorSpace, Frame};
 pub(super) struct Image {
     /// Rows of pixels.
     height: usize,
-    /// What the components mean.
+    /// Color space of the components.
     pub(super) color_space: ColorSpace,
-    /// How each component becomes as large as the image.
+    /// Upsampling of each component to the size of the image.
     pub(super) upsamplings: Vec<Upsampling>,
     /// Blocks of an MCU across and down, by component.
     blocks: Vec<[usize; 2]>,

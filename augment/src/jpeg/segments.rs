@@ -38,7 +38,7 @@ pub(crate) struct Component {
     pub(crate) quantization: Option<[u16; 64]>,
 }
 
-/// How the image is coded, but for tables.
+/// Coding of the image, without its tables.
 #[derive(Clone)]
 pub(crate) struct Frame {
     pub(crate) width_px: u32,
@@ -56,7 +56,7 @@ impl Frame {
     }
 }
 
-/// What the numbers of the components mean.
+/// Meaning of the numbers of the components.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ColorSpace {
     Gray,

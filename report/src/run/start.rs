@@ -62,16 +62,34 @@ impl Start {
     }
 }
 
-/// A word of a command without the secrets of the addresses in it: `URL`, `--shards=URL`, `data.shards=["URL", "URL"]`.
+/// A word of a command without the secrets of the addresses in it: `URL`, `--shards=URL`, `data.shards=["URL", 'URL']`. What
+/// follows a command is left out, because it may be the command's.
 fn word_without_secrets(word: &str) -> String {
-    let address_in = |text: &str| {
-        let Some(found) = ["://", "pipe:"].iter().filter_map(|mark| text.find(mark)).min() else {
-            return text.to_string();
+    let mut written = String::new();
+    for piece in word.split_inclusive(['"', '\'']) {
+        let (text, quote) = match piece.strip_suffix(['"', '\'']) {
+            Some(text) => (text, &piece[text.len()..]),
+            None => (piece, ""),
         };
-        let (keys, list) = text.split_at(text[..found].rfind('=').map_or(0, |at| at + 1));
-        format!("{keys}{}", secrets::without_secrets(list))
-    };
-    word.split('"').map(address_in).collect::<Vec<_>>().join("\"")
+        let (keys, list) = text.split_at(end_of_keys(text));
+        let cleaned = secrets::without_secrets(list);
+        written.extend([keys, &cleaned]);
+        if cleaned.contains("pipe:") {
+            break;
+        }
+        written.push_str(quote);
+    }
+    written
+}
+
+/// Where the value begins in `--set=data.shards=VALUE`.
+fn end_of_keys(text: &str) -> usize {
+    let is_of_a_key = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let mut at = 0;
+    while let Some(equals) = text[at..].find('=').filter(|n| text[at..at + n].chars().all(is_of_a_key)) {
+        at += equals + 1;
+    }
+    at
 }
 
 /// A word as a shell takes it.
@@ -100,6 +118,11 @@ mod tests {
                 "data.shards=[\"http://h/a.tar\", \"b.tar\"]",
             ),
             ("--set=data.shards=pipe:curl -u PW h", "--set=data.shards=pipe:curl (…)"),
+            ("pipe:curl -H \"Authorization: Bearer PW\" https://h/x.tar", "pipe:curl (…)"),
+            ("pipe:curl -H 'X: PW' h", "pipe:curl (…)"),
+            ("{pi,x}pe:curl -H \"X: PW\" h", "pipe:curl (…)"),
+            ("data.shards=['http://u:PW@h/a.tar', 'b.tar']", "data.shards=['http://h/a.tar', 'b.tar']"),
+            ("data.shards=['pipe:curl -u u:PW h']", "data.shards=['pipe:curl (…)"),
         ] {
             assert_eq!(word_without_secrets(given), written);
         }

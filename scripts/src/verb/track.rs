@@ -7,6 +7,7 @@ use std::thread::sleep;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
+use pipeline::secrets::without_secrets;
 use report::{Run, named_scores};
 use serde::{Deserialize, Serialize};
 use trainer::run::status::State;
@@ -50,8 +51,11 @@ const SENT: &str = "mlflow.json";
 /// The plan among [`FILES`].
 const PLAN: &str = "plan.toml";
 
+/// The page among [`FILES`].
+const REPORT: &str = "report.html";
+
 /// Files that are kept with a run that has ended.
-const FILES: [&str; 5] = [PLAN, "report.html", "views.png", "curves.png", "neighbors.png"];
+const FILES: [&str; 5] = [PLAN, REPORT, "views.png", "curves.png", "neighbors.png"];
 
 /// What a server has of a run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -216,7 +220,16 @@ fn news(run: &Run, sent: &Sent) -> anyhow::Result<(Vec<Metric>, u64, usize)> {
 /// Sends those of [`FILES`] that are new or have changed; says whether there were any.
 fn send_files(server: &Server, sent: &mut Sent, run: &Run) -> bool {
     let mut has_news = false;
+    let shards = &run.status.plan.recipe.data.shards;
+    let shows_secrets = shards.iter().any(|spec| without_secrets(spec) != *spec);
     for name in FILES {
+        // The plan has secrets only where an older release wrote it, whose page has them too.
+        if name == REPORT && shows_secrets {
+            say(format!(
+                "warning: {name} of an older release may show passwords and is not sent: `ocelli report` makes it anew"
+            ));
+            continue;
+        }
         let Ok(mut bytes) = std::fs::read(run.workdir.join(name)) else { continue };
         if name == PLAN {
             // That of an older release may hold passwords.

@@ -2,10 +2,10 @@
 //!
 //! Shard `k` holds those of rows `[k·n, (k+1)·n)` that came and can be decoded, in the order in which
 //! they came; the key of a sample is the number of its row in the order of `--seed`. Beside it stands the list of those that did
-//! not, with reasons, in a form that can be packed again. A job that was stopped goes on with the shards
-//! that are not there.
+//! not, with reasons, in a form that can be packed again where addresses hold no password or signature: these are left out. A job
+//! that was stopped goes on with the shards that are not there.
 
-use pipeline::secrets::without_secrets;
+use pipeline::secrets::address_without_secrets;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fs;
@@ -244,9 +244,9 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// What a row says, without the secrets of its address: shards are passed on.
+/// Describes a row without the secrets of its address: shards are passed on.
 fn about(row: &Row) -> Value {
-    let mut about = json!({ "url": without_secrets(&row.target) });
+    let mut about = json!({ "url": address_without_secrets(&row.target) });
     for (name, cell) in [("label", &row.label), ("caption", &row.caption)] {
         if let Some(cell) = cell {
             about[name] = json!(cell);
