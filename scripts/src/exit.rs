@@ -13,7 +13,7 @@ use weights::WeightsError;
 /// What was to be checked is not as it should be.
 pub(crate) const CHECK_FAILED: u8 = 1;
 /// What the recipe, the flags or the work directory have wrong.
-const CONFIGURATION: u8 = 2;
+pub(crate) const CONFIGURATION: u8 = 2;
 /// What the shards, the disk or a checkpoint have wrong.
 const DATA: u8 = 3;
 /// Standard output is a closed pipe or a full disk.
@@ -83,6 +83,7 @@ fn of_train(error: &TrainError) -> u8 {
         TrainError::Recipe { .. }
         | TrainError::OtherRecipe { .. }
         | TrainError::OtherData { .. }
+        | TrainError::OtherViews { .. }
         | TrainError::RanksDiffer { .. }
         | TrainError::Busy { .. }
         | TrainError::NoRun { .. }

@@ -79,8 +79,14 @@ enum Verb {
 /// Runs the program on the process's arguments.
 pub fn main() -> ExitCode {
     memory::keep_freed_memory();
+    // Where it fails, SIGABRT ends the program as it always does.
+    let _ = memory::end_when_exhausted(exit::CONFIGURATION);
     let cli = Cli::parse();
     console::speak(cli.console);
+    if let Err(error) = enough_address_space() {
+        console::say(format!("error: {error}"));
+        return ExitCode::from(exit::CONFIGURATION);
+    }
     let usual = if cli.console.verbose { LevelFilter::INFO } else { LevelFilter::WARN };
     let asked = std::env::var("OCELLI_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
     let filter = asked.unwrap_or_else(|| Targets::new().with_default(usual));
@@ -117,6 +123,19 @@ pub fn main() -> ExitCode {
             console::say(format!("error: {}", console::chain(&error)));
             exit::code_of(&error)
         }
+    }
+}
+
+/// Checks that threads and their memory can be had at all.
+fn enough_address_space() -> Result<(), String> {
+    const LEAST_BYTES: f64 = 1e9;
+    match cluster::machine::address_space_bytes() {
+        Some(bytes) if bytes < LEAST_BYTES => Err(format!(
+            "this process may have {:.2} GB of addresses (ulimit -v), and {:.0} GB are the least that it works with",
+            bytes / 1e9,
+            LEAST_BYTES / 1e9
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -1,10 +1,12 @@
 //! The program's allocator, and how much memory is in use.
 
 use std::alloc::{GlobalAlloc, Layout};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use libmimalloc_sys::{mi_option_set_default, mi_option_t};
 use mimalloc::MiMalloc;
+use signal_hook::consts::SIGABRT;
 
 /// `mi_option_purge_delay` of mimalloc.h, which the crate has no name for: milliseconds until what was freed goes back
 /// to the kernel, or -1 for never.
@@ -23,6 +25,33 @@ pub(crate) fn keep_freed_memory() {
     #[allow(unsafe_code)]
     unsafe {
         mi_option_set_default(PURGE_DELAY, -1);
+    }
+}
+
+/// Set while so much memory as was asked for last could not be had.
+static EXHAUSTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+
+/// Bytes that could not be had; 0 where there was always enough.
+static MISSING_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// Makes the program end with `code` where it cannot go on for want of memory. Without this it ends by SIGABRT, which
+/// shells call 134: the code of ranks that may be started again.
+pub(crate) fn end_when_exhausted(code: u8) -> std::io::Result<()> {
+    let exhausted = EXHAUSTED.get_or_init(Arc::default);
+    signal_hook::flag::register_conditional_shutdown(SIGABRT, code.into(), Arc::clone(exhausted))?;
+    Ok(())
+}
+
+/// Notes whether `n_bytes` could be had. Where they could not, the next step is SIGABRT, unless the caller can live with it:
+/// then as much can be had again some time.
+fn note(n_bytes: usize, is_missing: bool) {
+    let missing = MISSING_BYTES.load(Ordering::Relaxed);
+    if !is_missing && (missing == 0 || n_bytes < missing) {
+        return;
+    }
+    MISSING_BYTES.store(if is_missing { n_bytes } else { 0 }, Ordering::Relaxed);
+    if let Some(exhausted) = EXHAUSTED.get() {
+        exhausted.store(is_missing, Ordering::Relaxed);
     }
 }
 
@@ -49,9 +78,14 @@ impl Counting {
         self.peak.store(self.in_use(), Ordering::Relaxed);
     }
 
-    fn taken(&self, n_bytes: usize) {
-        let before = self.in_use.fetch_add(n_bytes, Ordering::Relaxed);
-        self.peak.fetch_max(before + n_bytes, Ordering::Relaxed);
+    /// Counts `memory` of `n_bytes`, if there is any.
+    fn counted(&self, memory: *mut u8, n_bytes: usize) -> *mut u8 {
+        note(n_bytes, memory.is_null());
+        if !memory.is_null() {
+            let before = self.in_use.fetch_add(n_bytes, Ordering::Relaxed);
+            self.peak.fetch_max(before + n_bytes, Ordering::Relaxed);
+        }
+        memory
     }
 
     fn given_back(&self, n_bytes: usize) {
@@ -66,19 +100,13 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promises are those that mimalloc asks for.
         let memory = unsafe { self.allocator.alloc(layout) };
-        if !memory.is_null() {
-            self.taken(layout.size());
-        }
-        memory
+        self.counted(memory, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: as in `alloc`.
         let memory = unsafe { self.allocator.alloc_zeroed(layout) };
-        if !memory.is_null() {
-            self.taken(layout.size());
-        }
-        memory
+        self.counted(memory, layout.size())
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
@@ -90,8 +118,8 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, n_bytes: usize) -> *mut u8 {
         // SAFETY: as in `alloc`.
         let moved = unsafe { self.allocator.realloc(memory, layout, n_bytes) };
+        self.counted(moved, n_bytes);
         if !moved.is_null() {
-            self.taken(n_bytes);
             self.given_back(layout.size());
         }
         moved

@@ -134,7 +134,7 @@ impl FeatureCache {
     /// Whether these rows are there already.
     pub fn holds(&self, network: &Network, images: &ImageSet, wanted: Wanted) -> bool {
         let rows = self.folder.join(format!("{}.f32", name(network, images, wanted)));
-        Entry::of(&rows, images).is_some()
+        open(&rows, images).is_some()
     }
 
     /// Removes what was not used for the longest time until the rest fits, and what was left half written. The entry

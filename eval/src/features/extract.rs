@@ -11,8 +11,16 @@ use super::table::Table;
 use crate::EvalError;
 use crate::images::ImageSet;
 
-/// Images that go through the network together: enough for a GPU, and few enough for the memory of a laptop.
-pub(crate) const BATCH: usize = 64;
+/// Images that go through the network together, at most: enough for a GPU.
+const BATCH: usize = 64;
+
+/// Memory that they may take: few enough gigabytes for a laptop.
+const BATCH_BYTES: f64 = 2e9;
+
+/// Number of images of `size_px` that go through `network` together.
+pub(crate) fn batch_of(network: &Network, size_px: usize) -> usize {
+    ((BATCH_BYTES / network.image_bytes(size_px)) as usize).clamp(1, BATCH)
+}
 
 /// Receives the progress of what takes long.
 pub trait Progress: Sync {
@@ -50,7 +58,7 @@ pub fn extract(
     }
     let mut columns = None;
     progress.begins("features", images.len());
-    each_batch(images, progress, |numbers, views| {
+    each_batch(images, batch_of(network, image_px), progress, |numbers, views| {
         let views: Vec<&[u8]> = views.iter().map(Vec::as_slice).collect();
         let (found, rows) = rows_of(network, &views, image_px, wanted);
         check_finite(images, numbers, &rows)?;
@@ -88,7 +96,7 @@ pub fn pixels(images: &ImageSet) -> Result<Table, EvalError> {
     let step = size_px.div_ceil(32);
     let width = 3 * (size_px / step).pow(2);
     let (mut numbers, mut rows) = (Vec::new(), Vec::new());
-    each_batch(images, &Silent, |of_batch, views| {
+    each_batch(images, BATCH, &Silent, |of_batch, views| {
         numbers.extend_from_slice(of_batch);
         rows.extend(views.iter().flat_map(|view| pooled(view, size_px, step)));
         Ok(())
@@ -116,17 +124,18 @@ pub fn attention_of(network: &Network, views: &[&[u8]], size_px: usize) -> Optio
     Some(Attention { heads, grid })
 }
 
-/// Calls `f` with the numbers and the bytes of the images of each batch that can be decoded.
+/// Calls `f` with the numbers and the bytes of the images that can be decoded, of each `batch` of them.
 fn each_batch(
     images: &ImageSet,
+    batch: usize,
     progress: &dyn Progress,
     mut f: impl FnMut(&[u32], &[Vec<u8>]) -> Result<(), EvalError>,
 ) -> Result<(), EvalError> {
     let (sender, batches) = sync_channel(1);
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            for start in (0..images.len()).step_by(BATCH) {
-                let range = start..images.len().min(start + BATCH);
+            for start in (0..images.len()).step_by(batch) {
+                let range = start..images.len().min(start + batch);
                 let decoded: Result<Vec<_>, _> =
                     range.clone().into_par_iter().map(|i| images.image(i)).collect();
                 if sender.send((range, decoded)).is_err() {

@@ -8,7 +8,7 @@ use trainer::Network;
 
 use crate::EvalError;
 use crate::features::columns::Wanted;
-use crate::features::extract::{BATCH, check_finite, rows_of};
+use crate::features::extract::{batch_of, check_finite, rows_of};
 use crate::features::table::Table;
 use crate::images::ImageSet;
 
@@ -138,7 +138,7 @@ impl Crops<'_> {
     fn table(&self, numbers: Vec<u32>, views: &[Vec<u8>]) -> Result<Table, EvalError> {
         let size_px = self.of.images.transform.size_px as usize;
         let (mut columns, mut rows) = (None, Vec::new());
-        for views in views.chunks(BATCH) {
+        for views in views.chunks(batch_of(self.of.network, size_px)) {
             let views: Vec<&[u8]> = views.iter().map(Vec::as_slice).collect();
             let (found, of_views) = rows_of(self.of.network, &views, size_px, self.of.wanted);
             columns = Some(found);

@@ -7,13 +7,25 @@ use trainer::device::workers::or_cores;
 use trainer::device::{DeviceKind, Opened};
 use trainer::recipe::plan::Room;
 
-/// Bytes that programs may still take: what the kernel calls available, within the limit of the group of
-/// processes that this one runs in.
+/// Bytes that programs may still take: what the kernel calls available, within the limits of this process and of the group
+/// of processes that it runs in.
 pub(crate) fn available_bytes() -> Option<f64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let available = line.split_whitespace().next()?.parse::<f64>().ok()? * 1024.0;
-    Some(group_limit().map_or(available, |limit| limit.min(available)))
+    let available = kilobytes("/proc/meminfo", "MemAvailable:")?;
+    let used = kilobytes("/proc/self/status", "VmSize:").unwrap_or_default();
+    let own = address_space_bytes().map(|limit| (limit - used).max(0.0));
+    Some([group_limit(), own].into_iter().flatten().fold(available, f64::min))
+}
+
+/// Limit of this process's address space (`ulimit -v`), in bytes.
+pub(crate) fn address_space_bytes() -> Option<f64> {
+    rustix::process::getrlimit(rustix::process::Resource::As).current.map(|bytes| bytes as f64)
+}
+
+/// The bytes that the line `name` of a file of the kernel says in kilobytes.
+fn kilobytes(file: &str, name: &str) -> Option<f64> {
+    let text = fs::read_to_string(file).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(line.split_whitespace().next()?.parse::<f64>().ok()? * 1024.0)
 }
 
 /// What is left of the limits of the control groups, version 2, that this process is in. Cached files count as

@@ -12,6 +12,7 @@ use trainer::device::Device;
 use weights::Preprocessing;
 
 use crate::backbone::{WeightFlags, check_there};
+use crate::cluster::machine;
 
 /// Which network of a checkpoint, and how it sees images.
 #[derive(Default, clap::Args)]
@@ -22,9 +23,9 @@ pub(crate) struct NetworkFlags {
     /// Side of the square that the network sees, in place of the model's.
     #[arg(long, value_name = "PX")]
     pub(crate) image_px: Option<u32>,
-    /// Length of the short side after the resize, before the square is cut out [default: that of each protocol's script:
-    /// 256/224 of the square's side, or the side itself for logreg]. Thumbnails of the model's size are taken as they are
-    /// with that size.
+    /// Length of the short side after the resize, before the square is cut out [default: what the configuration of the
+    /// weights says, else 256/224 of the square's side; the side itself for logreg]. With the model's size, thumbnails are
+    /// not resized.
     #[arg(long, value_name = "PX")]
     pub(crate) resize_px: Option<u32>,
     #[command(flatten)]
@@ -71,6 +72,10 @@ impl NetworkFlags {
             (None, None) => Transform { resize_px: preprocessing.resize_px.max(size_px), ..usual },
             (None, Some(_)) => usual,
         };
+        let Transform { resize_px, size_px } = transform;
+        let seen = Preprocessing { normalization: preprocessing.normalization, resize_px, size_px };
+        seen.validate().map_err(anyhow::Error::msg)?;
+        check_memory(&network, device, size_px)?;
         let rules = manifest.as_ref().map_or_else(DecodeRules::default, |run| run.plan.recipe.data.rules());
         Ok(OpenNetwork { network, which, transform, rules, manifest, usual_px: preprocessing.size_px })
     }
@@ -80,6 +85,19 @@ impl NetworkFlags {
         let normalization = read.preprocessing.normalization;
         let network = Network::with_tensors(&read.model, normalization, &read.tensors, 0, device)?;
         Ok((network, read.which, read.preprocessing, None))
+    }
+}
+
+/// Checks that one image of `size_px` has room on its way through `network`, where that is in the memory of this machine.
+fn check_memory(network: &Network, device: &Device, size_px: u32) -> anyhow::Result<()> {
+    let needed = network.image_bytes(size_px as usize);
+    match machine::available_bytes() {
+        Some(bytes) if *device == Device::flex() && needed > bytes => bail!(
+            "an image of {size_px} px takes {:.1} GB in this network, and {:.1} GB are free: --image-px makes it smaller",
+            needed / 1e9,
+            bytes / 1e9
+        ),
+        _ => Ok(()),
     }
 }
 

@@ -69,6 +69,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             bail!(eval::EvalError::ImageSize { image_px: px as usize, stride_px });
         }
         backbone.preprocessing = Preprocessing::of_size(px, backbone.preprocessing.normalization);
+        backbone.preprocessing.validate().map_err(anyhow::Error::msg)?;
         (backbone.model, backbone.tensors) =
             weights::resized(&backbone.model, std::mem::take(&mut backbone.tensors), px as usize);
     }

@@ -18,7 +18,7 @@ use crate::model::layout::{ParamSlot, UnitLayout};
 use crate::model::leaves::Leaves;
 use crate::model::patches::{Normalization, PixelInput};
 use crate::model::tensor::{NamedTensor, by_name, values_of};
-use crate::model::unit::{Context, Draws, StatSets, Unit};
+use crate::model::unit::{Context, Draws, GroupShape, StatSets, Unit};
 use crate::recipe::plan::Plan;
 use crate::step::Trainer;
 
@@ -39,7 +39,7 @@ impl Network {
     /// A network on `device` whose units have the flat buffers that `flat` gives.
     ///
     /// # Errors
-    /// Those of `flat`; [`TrainError::Weights`] for a parameter that holds numbers that are not finite.
+    /// Errors of `flat`; [`TrainError::Weights`] if a parameter is not finite.
     pub fn new(
         model: &ModelConfig,
         normalization: Normalization,
@@ -161,6 +161,27 @@ impl Network {
         let Levels { units, readout } = self.model.levels();
         let first = units.len().saturating_sub(n.max(1));
         self.through(images, size_px, &units[first..], readout)
+    }
+
+    /// Bytes that one image of `size_px` takes on its way through the network: what its most expensive unit holds, with the
+    /// input of that unit.
+    pub fn image_bytes(&self, size_px: usize) -> f64 {
+        let cell_px = self.model.cell_px();
+        let pixels = GroupShape {
+            n_views: 1,
+            n_prefix: 0,
+            grid: [size_px / cell_px; 2],
+            width: 3 * cell_px * cell_px,
+        };
+        let mut shapes = vec![pixels];
+        let mut largest = 0.0_f64;
+        for unit in &self.units {
+            let input: usize = shapes.iter().map(|shape| shape.n_rows() * shape.width).sum();
+            let (cost, outputs) = unit.cost(&shapes);
+            largest = largest.max(input as f64 + cost.graph);
+            shapes = outputs;
+        }
+        largest * size_of::<f32>() as f64
     }
 
     /// Levels that [`Network::levels`] can give.
