@@ -25,7 +25,7 @@ pub struct Split {
     pub test: ImageSet,
     /// Seed of orders, initial weights and draws.
     pub seed: u64,
-    /// Whether all protocols see images through the transform of the sets, also those whose script has another one.
+    /// Whether every protocol uses the transform of the sets, even where its script has another one.
     pub keeps_transform: bool,
 }
 
@@ -40,7 +40,7 @@ pub struct ProtocolScores {
     pub numbers: Vec<Scored>,
 }
 
-/// What features are worth.
+/// Scores of a network's features.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Scores {
     /// The numbers of each protocol.
@@ -112,7 +112,7 @@ impl Split {
         self.train.is_multi_label() || self.test.is_multi_label()
     }
 
-    /// What `protocols` make of a network's features. Protocols that see images through one transform share them.
+    /// Scores `network` by each of `protocols`. Protocols that see images through one transform share its features.
     ///
     /// # Errors
     /// As [`features`], and those of the protocols.

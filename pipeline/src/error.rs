@@ -50,9 +50,9 @@ pub enum PipelineError {
         path: PathBuf,
         /// Its last member.
         last: String,
-        /// Where the archive ends.
+        /// Byte at which the archive ends.
         end_bytes: u64,
-        /// What was found behind it.
+        /// Description of what follows.
         found: String,
     },
     /// The tar ends in the middle of a member.

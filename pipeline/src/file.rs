@@ -85,14 +85,15 @@ fn unique(path: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Opens a file that is locked, and makes it where it is not there. A link is refused: what it points to is not ours.
+/// Opens a file that is locked, and makes it where it is not there. A link is refused, because what it points to is not
+/// ours, and so is a pipe that nobody reads.
 ///
 /// # Errors
-/// Those of the file system.
+/// Fails as the file system does, and for a link or a pipe.
 pub fn open_lock(path: &Path) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
-    let no_follow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
-    File::options().create(true).write(true).truncate(false).custom_flags(no_follow).open(path)
+    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+    File::options().create(true).write(true).truncate(false).custom_flags(flags.bits() as i32).open(path)
 }
 
 /// Writes `path` and waits until it is on the disk.
@@ -156,6 +157,9 @@ mod tests {
         assert!(open_lock(&link).is_err());
         assert_eq!(fs::read(&target).expect("read"), b"text");
         assert!(open_lock(&folder.path().join("other")).is_ok());
+        let pipe = folder.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo").success());
+        assert!(open_lock(&pipe).is_err());
     }
 
     #[test]

@@ -5,7 +5,7 @@ import io
 import tarfile
 
 import torch
-from PIL import Image
+from PIL import Image, ImageFilter
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms as T
 
@@ -36,6 +36,15 @@ class Shards(Dataset):
         return self.transform(Image.open(io.BytesIO(self.images[i])).convert("RGB"))
 
 
+def blur(crop):
+    """Pillow's blur, as in DINO and SwAV, or torchvision's where the recipe has a number of taps."""
+    low, high = crop.get("blur_sigma", (0.1, 2.0))
+    if crop.get("blur_taps"):
+        return T.GaussianBlur(crop["blur_taps"], (low, high))
+    sigma = lambda: low + (high - low) * torch.rand(1).item()
+    return T.Lambda(lambda image: image.filter(ImageFilter.GaussianBlur(sigma())))
+
+
 class MultiCrop:
     """The views of a recipe, one transform per view, grouped by size."""
 
@@ -49,7 +58,7 @@ class MultiCrop:
                 T.RandomHorizontalFlip(crop.get("flip_p", 0.0)),
                 T.RandomApply([T.ColorJitter(*strengths)], p=j.get("p", 0.0)),
                 T.RandomGrayscale(crop.get("gray_p", 0.0)),
-                T.RandomApply([T.GaussianBlur(9, tuple(crop.get("blur_sigma", (0.1, 2.0))))], p=crop.get("blur_p", 0.0)),
+                T.RandomApply([blur(crop)], p=crop.get("blur_p", 0.0)),
                 T.RandomSolarize(128, crop.get("solarize_p", 0.0)),
                 T.ToTensor(),
                 T.Normalize(MEAN, STD),

@@ -76,6 +76,10 @@ pub(crate) fn load_for_bench(
     let is_set = overrides.iter().any(|entry| entry.starts_with("optim.batch_size"));
     if let Some(batch) = batch.or((!is_set).then_some(usual)) {
         recipe.optim.batch_size = batch;
+        // Groups of a batch of thousands are none of a small one.
+        if !batch.is_multiple_of(recipe.optim.stat_images()) {
+            recipe.optim.stat_images = 0;
+        }
     }
     Ok(recipe)
 }
@@ -94,6 +98,14 @@ mod tests {
             assert_eq!(recipe.name, name);
             let plan = Plan::resolve(recipe, 1 << 20).unwrap();
             plan.method().unwrap();
+        }
+    }
+
+    #[test]
+    fn every_recipe_can_be_measured_with_a_small_batch() {
+        for (name, _) in BUILT_IN {
+            let recipe = load_for_bench(name, &[], Some(8), 4).unwrap();
+            Plan::resolve(recipe, 1 << 20).unwrap();
         }
     }
 }

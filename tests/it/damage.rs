@@ -256,3 +256,46 @@ fn a_configuration_of_another_network_is_refused() {
         assert!(told.contains(key.trim_end_matches("model_args")), "{told}");
     }
 }
+
+/// Without it, a run of an older release would go on with other pixels in silence.
+#[test]
+fn a_run_whose_views_were_other_ones_is_refused() {
+    let world = World::new(24);
+    ok(&world.pretrain("run", &[]));
+    let path = world.path("run/plan.toml");
+    let plan = fs::read_to_string(&path).unwrap();
+    let line = plan.lines().find(|line| line.starts_with("views_version")).unwrap();
+    fs::write(&path, plan.replace(line, "")).unwrap();
+    let told = fails(&world.pretrain("run", &["--lengthen", "--set", "optim.length={steps=20}"]), 2);
+    assert!(told.contains("another way"), "{told}");
+}
+
+/// Neither a limit of memory nor an absurd size ends as a lost rank (134) or as a bug (101).
+#[test]
+fn what_does_not_fit_into_memory_is_a_matter_of_configuration() {
+    let world = World::new(24);
+    ok(&world.pretrain("run", &[]));
+    let (run, shard) = (world.text("run"), world.text("data/train-000000.tar"));
+    let limited = |kilobytes: u64, args: &[&str]| {
+        let program = env!("CARGO_BIN_EXE_ocelli-under-test");
+        let script = format!("ulimit -v {kilobytes}; exec \"$0\" \"$@\"");
+        let mut command = std::process::Command::new("sh");
+        command
+            .args(["-c", &script, program])
+            .args(args)
+            .env("OCELLI_CACHE", world.path("cache"))
+            .output()
+            .unwrap()
+    };
+    let probe = ["probe", "--checkpoint", &run, "--train", &shard, "--test", &shard, "--no-record"];
+    let told = fails(&limited(300_000, &probe), 2);
+    assert!(told.contains("ulimit -v"), "{told}");
+    for px in ["4096", "65536"] {
+        let told = fails(&limited(4_000_000, &[&probe[..], &["--image-px", px]].concat()), 2);
+        assert!(told.contains("--image-px") || told.contains("must lie in"), "{told}");
+    }
+    let onnx = world.text("large.onnx");
+    let export = ["export", "--checkpoint", &run, "--out", &onnx, "--image-px", "65536"];
+    assert!(fails(&limited(4_000_000, &export), 2).contains("must lie in"));
+    assert!(!world.path("large.onnx").exists());
+}

@@ -111,7 +111,8 @@ fn every_protocol_gives_numbers_that_say_what_they_are_of() {
     );
     let told = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
-        told.contains("a tenth of train; Resize(16, bicubic)") && told.contains("DINOv2; Resize(18"),
+        told.contains("a tenth of train; Resize(16, bicubic)")
+            && told.contains("for their settings; Resize(18"),
         "{told}"
     );
     // A size that is asked for is that of all protocols.
@@ -135,7 +136,8 @@ fn heads_of_one_name_are_one() {
     assert_eq!(said["networks"]["teacher"]["linear_dinov2"]["details"]["n_heads"], 48);
     let told = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
-        told.contains("but for its settings: 2 iterations of 128 images") && told.contains("48 heads"),
+        told.contains("but for its settings")
+            && told.contains("iterations: 2 of 128 images; the best of 48 heads"),
         "{told}"
     );
 }

@@ -106,7 +106,7 @@ const TORCHVISION_BLURS: [(usize, &str); 8] =
 const PILLOW_BLURS: [&str; 11] =
     ["0.1", "0.25", "0.5", "1.0", "1.4", "1.45", "1.7", "2.0", "2.6", "7.5", "40.0"];
 
-/// Of the 25,752 bytes at most a few differ, by one level: where sums of f32 lie so near a half that their order decides.
+/// A few of the 25,752 bytes may differ by one level, where f32 sums lie so near a half that their order decides.
 #[test]
 fn torchvisions_blur_is_torchvisions() {
     let mut n_different = 0;

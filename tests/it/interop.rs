@@ -92,7 +92,19 @@ impl Bench {
     fn embed(&self, weights: &str, name: &str, more: &[&str]) -> String {
         let out = self.text(&format!("{name}.npy"));
         let images = self.text("images");
-        let args = ["embed", "--checkpoint", weights, "--images", &images, "--image-px", "32", "--out", &out];
+        let args = [
+            "embed",
+            "--checkpoint",
+            weights,
+            "--images",
+            &images,
+            "--image-px",
+            "32",
+            "--resize-px",
+            "32",
+            "--out",
+            &out,
+        ];
         ok(&program().args(args).args(more).output().unwrap());
         out
     }

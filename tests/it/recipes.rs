@@ -46,7 +46,7 @@ fn numbers(value: &Value) -> Vec<f64> {
     }
 }
 
-/// Equal numbers, but for the rounding of what is kept in f32.
+/// Whether two values are equal up to rounding to f32.
 fn same(a: &Value, b: &Value) -> bool {
     let (a_numbers, b_numbers) = (numbers(a), numbers(b));
     if a_numbers.is_empty() {

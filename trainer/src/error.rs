@@ -42,6 +42,15 @@ pub enum TrainError {
         /// The work directory.
         workdir: PathBuf,
     },
+    /// A run that another release began, whose views were other ones.
+    #[error(
+        "the run in {} was begun by a release that decodes JPEG or blurs in another way: finish it with that release, or \
+         choose another --workdir", workdir.display()
+    )]
+    OtherViews {
+        /// The work directory.
+        workdir: PathBuf,
+    },
     /// A run's folder is not there any more.
     #[error(
         "the work directory {} was moved, deleted or replaced while its run went on: nothing was written since", workdir.display()

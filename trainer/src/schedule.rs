@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 /// Linear from `start` to `peak` over `warmup_steps`, then to `end` at `total_steps` as `shape` says.
 ///
-/// Step 0 has `start`, and the last step lies one short of `end`. As in DINO and SwAV, the last step of the warm-up has
-/// `peak` already; with [`Shape::CosineOfRun`] it lies one short of it, as in VISSL.
+/// Step 0 has `start`, and the last step lies one short of `end`. With [`Shape::Cosine`] the last step of the warm-up has
+/// `peak` already, as in DINO and SwAV; with the other shapes it lies one short of it, as in VISSL.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Schedule {
     /// Value of step 0.
@@ -47,9 +47,9 @@ impl Schedule {
     pub fn at(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
             let last = match self.shape {
-                Shape::CosineOfRun => self.warmup_steps,
+                Shape::CosineOfRun | Shape::Constant { .. } => self.warmup_steps,
                 // numpy's linspace, which includes its end.
-                Shape::Cosine | Shape::Constant { .. } => (self.warmup_steps - 1).max(1),
+                Shape::Cosine => (self.warmup_steps - 1).max(1),
             };
             return self.start + (self.peak - self.start) * step as f64 / last as f64;
         }
@@ -242,7 +242,7 @@ mod tests {
         let shape = Shape::Constant { cooldown_steps: 4 };
         let schedule = Schedule { start: 0.5, peak: 1.0, end: 0.0, warmup_steps: 2, total_steps: 10, shape };
         let values: Vec<f64> = (0..12).map(|step| schedule.at(step)).collect();
-        assert_eq!(values, [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]);
+        assert_eq!(values, [0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]);
     }
 
     #[test]

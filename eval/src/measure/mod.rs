@@ -14,7 +14,7 @@ use trainer::Network;
 
 use crate::EvalError;
 use crate::features::columns::Wanted;
-use crate::features::extract::{Progress, rows_of, table};
+use crate::features::extract::{Progress, check_finite, rows_of, table};
 use crate::images::ImageSet;
 
 /// How much is looked at.
@@ -95,11 +95,15 @@ fn views_of(
         let made: Result<Vec<_>, EvalError> =
             indices.par_iter().map(|i| images.views(*i, &multicrop, [0, 0])).collect();
         progress.seen(indices.len());
-        let made: Vec<Vec<u8>> = made?.into_iter().flatten().map(|mut views| views.remove(0)).collect();
+        let made = indices.iter().zip(made?).filter_map(|(i, views)| Some((*i as u32, views?)));
+        let (numbers, made): (Vec<u32>, Vec<Vec<u8>>) =
+            made.map(|(number, mut views)| (number, views.remove(0))).unzip();
         let views: Vec<&[u8]> =
             made.iter().flat_map(|views| views.chunks_exact(3 * size_px * size_px)).collect();
         if !views.is_empty() {
-            rows.extend(rows_of(network, &views, size_px, wanted).1);
+            let (_, of_views) = rows_of(network, &views, size_px, wanted);
+            check_finite(images, &numbers, &of_views)?;
+            rows.extend(of_views);
         }
     }
     Ok(rows)

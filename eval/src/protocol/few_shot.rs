@@ -1,5 +1,5 @@
-//! Nearest neighbors among a few rows of each class, as DINOv2's k-NN with `--n-per-class-list`: no more neighbors than shots, and
-//! one draw, as there, or the mean over several.
+//! Nearest neighbors among a few rows of each class, as DINOv2's k-NN with `--n-per-class-list`: as many neighbors as shots, at most
+//! 20, and one draw, as there, or the mean over several.
 
 use augment::ViewRng;
 use serde::{Deserialize, Serialize};

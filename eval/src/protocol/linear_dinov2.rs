@@ -6,10 +6,10 @@
 //! SGD with momentum 0.9 and no weight decay, lr · B / 256, cosine to zero over all steps
 //! ```
 //!
-//! **The best head is chosen on the test set**, as published; [`super::linear_honest`] does not look there. The official code names
-//! heads by their rate with five digits, so that those of different rates may share a name, and the last one stays: at 128
-//! images, its default on one GPU, 48 of the 52. `linear-dinov2` does the same. A convolutional network has the mean maps of its
-//! last stages in place of class tokens.
+//! **The best head is chosen on the test set**, as published; [`super::linear_honest`] does not look there. The official code keys
+//! heads by their scaled rate with five decimals; where two rates print alike, the later head replaces the earlier one. With 128
+//! images, its default on one GPU, 48 of the 52 remain, and `linear-dinov2` does the same. A convolutional network has the mean maps
+//! of its last stages in place of class tokens, and no mean patch token beside them: half as many heads.
 //!
 //! `linear-dinov2-features` is a cheap form under a name of its own: all heads on features of the central square, made once. Its
 //! numbers are not those of the publication.
@@ -31,7 +31,7 @@ pub(crate) const NAME: &str = "linear-dinov2";
 /// Name of the form on features that are made once.
 pub(crate) const FEATURES_NAME: &str = "linear-dinov2-features";
 
-/// What the heads are trained on.
+/// Input of the heads during training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sees {
     /// Crops and flips, drawn anew.
@@ -78,25 +78,29 @@ impl LinearDinov2 {
         (0..self.rates.len()).filter(is_kept).map(|i| self.rates[i]).collect()
     }
 
-    /// What a number of the protocol is, for whoever compares it.
-    pub(crate) fn in_words(&self, sees: Sees) -> String {
+    /// Describes the protocol for readers who compare numbers; `n_heads` is how many there were.
+    pub(crate) fn in_words(&self, sees: Sees, n_heads: usize) -> String {
         let length = match self.epochs {
             Some(epochs) => format!("{epochs} passes in batches of {}", self.batch),
-            None => format!("{} iterations of {} images", self.iterations, self.batch),
+            None => format!("iterations: {} of {} images", self.iterations, self.batch),
         };
-        let n_heads = 2 * self.levels.len() * self.kept_rates(sees).len();
+        let best = format!("the best of {n_heads} heads on test");
+        // A convolutional network has no mean patch token beside its mean maps.
+        let is_transformer = n_heads == 2 * self.levels.len() * self.kept_rates(sees).len();
         match sees {
             Sees::Features => format!(
-                "DINOv2's heads on features made once, without crops, {length}; not the published protocol"
+                "DINOv2's heads on features made once, without crops; {length}; {best}; not the published protocol"
+            ),
+            Sees::Crops if !is_transformer => format!(
+                "DINOv2's heads on the stages of a convolutional network, bicubic crops and flips; {length}; {best}; not a \
+                 published protocol"
             ),
             Sees::Crops if *self == Self::default() => {
-                format!(
-                    "as published: {length}, bicubic crops and flips, the best of {n_heads} heads on test"
-                )
+                format!("as published, bicubic crops and flips; {length}; {best}")
             }
-            Sees::Crops => format!(
-                "as DINOv2's, but for its settings: {length}, bicubic crops and flips, the best of {n_heads} heads on test"
-            ),
+            Sees::Crops => {
+                format!("as DINOv2's, but for its settings, bicubic crops and flips; {length}; {best}")
+            }
         }
     }
 
@@ -216,11 +220,12 @@ mod tests {
             let kept = protocol.kept_rates(Sees::Crops);
             assert_eq!((kept.len(), kept.last()), (n_rates, Some(&0.1)), "{batch}");
             assert_eq!(protocol.kept_rates(Sees::Features).len(), 13);
-            assert!(protocol.in_words(Sees::Crops).contains(&format!("{} heads", 4 * n_rates)));
+            let words = protocol.in_words(Sees::Crops, 4 * n_rates);
+            assert_eq!(words.contains("as published"), batch == 1024, "{words}");
+            assert!(protocol.in_words(Sees::Crops, 2 * n_rates).contains("not a published protocol"));
         }
         let protocol = LinearDinov2 { batch: 128, ..LinearDinov2::default() };
         assert_eq!(protocol.kept_rates(Sees::Crops)[0], 2e-5);
-        assert!(!protocol.in_words(Sees::Crops).contains("as published"));
     }
 
     /// Each head sees the levels and the average that it is said to see, and no others; small rates stay behind.

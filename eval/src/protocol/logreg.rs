@@ -5,7 +5,7 @@
 //! C is one of 45 from 10⁻⁶ to 10⁵, chosen on a tenth of train that is held out; then fitted anew on all of train
 //! ```
 //!
-//! Published numbers are of images resized to 224 px (`--resize-px 224`), not 256.
+//! Images are resized to the side of the square, as DINOv2's script does, not to 256/224 of it.
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};

@@ -93,21 +93,41 @@ impl Protocol {
         }
     }
 
-    /// What its numbers are, and what they can be compared with.
-    pub fn in_words(&self) -> String {
+    /// Describes `numbers`, which are this protocol's, and what they can be compared with.
+    pub fn in_words(&self, numbers: &[Scored]) -> String {
+        let is_published = Self::named(self.name()).as_ref() == Ok(self);
+        let as_theirs = |whose: &str, plural: bool| match (is_published, plural) {
+            (true, _) => format!("as {whose}"),
+            (false, true) => format!("as {whose}, but for their settings"),
+            (false, false) => format!("as {whose}, but for its settings"),
+        };
+        let n_heads = || {
+            let said = numbers.first().and_then(|scored| scored.details["n_heads"].as_u64());
+            said.unwrap_or_default() as usize
+        };
         match self {
-            Self::Knn(_) => "as DINO and DINOv2".into(),
+            Self::Knn(protocol) if protocol.leave_one_out => {
+                "weighted as DINO's, among the test images themselves, each left out of its own".into()
+            }
+            Self::Knn(_) if numbers.iter().any(|scored| scored.outcome.measure() == "mAP") => {
+                format!("{}, mean average precision over several classes", as_theirs("DINOv3's", false))
+            }
+            Self::Knn(_) => as_theirs("DINO and DINOv2", true),
             Self::LinearDino(protocol) => format!(
-                "as DINO's script, bilinear crops and flips, {} epochs in batches of {}; the last epoch, where the script \
-                 prints the best",
-                protocol.epochs, protocol.batch
+                "{}, bilinear crops and flips, {} epochs in batches of {}; the last epoch, where the script prints the best",
+                as_theirs("DINO's script", false),
+                protocol.epochs,
+                protocol.batch
             ),
-            Self::LinearDinov2(protocol) => protocol.in_words(Sees::Crops),
-            Self::LinearDinov2Features(protocol) => protocol.in_words(Sees::Features),
+            Self::LinearDinov2(protocol) => protocol.in_words(Sees::Crops, n_heads()),
+            Self::LinearDinov2Features(protocol) => protocol.in_words(Sees::Features, n_heads()),
             Self::LinearHonest(_) => {
                 "Ocelli's own: the rate is chosen on a fifth of train, never on test".into()
             }
-            Self::Logreg(_) => "as DINOv2: C is chosen on a tenth of train".into(),
+            Self::Logreg(protocol) if protocol.c.len() == 1 => {
+                "as DINOv2's, but for a C that is given".into()
+            }
+            Self::Logreg(_) => format!("{}: C is chosen on a tenth of train", as_theirs("DINOv2's", false)),
             Self::FewShot(protocol) => {
                 let draws = if protocol.tries == 1 {
                     "1 draw".into()
@@ -117,7 +137,7 @@ impl Protocol {
                 format!("as DINOv2's k-NN among a few images of each class, {draws}")
             }
             Self::Segmentation(protocol) => format!(
-                "like DINOv3's linear head, on one square of each image, {} passes, without augmentation and sliding \
+                "like DINOv3's linear head, on one square of each image, {} passes, without augmentation or sliding \
                  windows: not to be compared with published numbers",
                 protocol.epochs
             ),
@@ -161,8 +181,8 @@ impl Protocol {
         serde_json::from_value(all).map(Some).map_err(|error| format!("{}: {key}: {error}", self.name()))
     }
 
-    /// The transform of its script, where other protocols see images through `usual`. DINOv2's logistic regression resizes
-    /// the short side to that of the square.
+    /// Returns the transform of the protocol's script: `usual`, or for DINOv2's logistic regression a resize to the side of
+    /// the square.
     pub(crate) fn transform(&self, usual: Transform) -> Transform {
         match self {
             Self::Logreg(_) => Transform { resize_px: usual.size_px, ..usual },

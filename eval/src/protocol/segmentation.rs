@@ -1,4 +1,4 @@
-//! Linear segmentation: one linear layer on frozen patch features (as in DINOv2 and DINOv3).
+//! Linear segmentation: one linear layer on frozen patch features (like DINOv3's linear head).
 //!
 //! ```text
 //! x̂ = (x - mean) / std over the patches of train            [N, D]: batch norm whose statistics are known

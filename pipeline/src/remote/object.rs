@@ -84,8 +84,9 @@ fn failure_of(error: Error) -> Failure {
     }
 }
 
+/// What went wrong as one line: it holds what the server said, which must not look like lines of the program.
 fn reason_of(error: &Error) -> String {
-    let text = error.to_string();
+    let text = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
     if !text.contains(METADATA_SERVICE) {
         return text;
     }

@@ -10,6 +10,9 @@ use crate::source::Source;
 use crate::url::ShardUrl;
 use crate::{PipelineError, secrets};
 
+/// Changes when an index would be another one: 2 since the end of an archive is checked.
+const VERSION: u32 = 2;
+
 /// The name of a shard in the cache, and of its index. It holds what tells two shards apart; `options` are the
 /// settings of object stores.
 pub(super) fn cache_name(source: &Source, options: &[(String, String)]) -> Result<String, PipelineError> {
@@ -21,8 +24,7 @@ pub(super) fn cache_name(source: &Source, options: &[(String, String)]) -> Resul
                 io::ErrorKind::NotFound => PipelineError::MissingShard { path: path.clone() },
                 _ => PipelineError::io("open", path, error),
             })?;
-            // Indices of before the end of an archive was checked are made anew.
-            format!("2 {} {} {} {}", whole.display(), meta.len(), meta.mtime(), meta.mtime_nsec())
+            format!("{} {} {} {}", whole.display(), meta.len(), meta.mtime(), meta.mtime_nsec())
         }
         // A bucket belongs to an endpoint and an account.
         ShardUrl::Remote(url) => {
@@ -48,5 +50,5 @@ pub(super) fn cache_name(source: &Source, options: &[(String, String)]) -> Resul
     // A file system takes names of 255 bytes; the hash alone tells shards apart.
     let name = source.url.tar_name();
     let tail: String = name.chars().skip(name.chars().count().saturating_sub(60)).collect();
-    Ok(format!("{:016x}-{tail}", xxh3_64(identity.as_bytes())))
+    Ok(format!("{:016x}-{tail}", xxh3_64(format!("{VERSION} {identity}").as_bytes())))
 }

@@ -4,7 +4,7 @@ Needs torch, torchvision, timm, safetensors and fvcore, and the official reposit
 
     python scripts/golden/official --swav DIR --vissl DIR --classy DIR --apex DIR --lejepa DIR --dino DIR --dinov2 DIR
 
-`--classy` is facebookresearch/ClassyVision, `--apex` NVIDIA/apex before May 2025, which removed LARC. Nothing of these repositories is
+`--classy` is facebookresearch/ClassyVision, `--apex` a commit of NVIDIA/apex from before May 2025, when LARC was removed. Nothing of these repositories is
 kept here but the numbers that they compute: losses and rates of every step, weights at the end.
 """
 

@@ -40,7 +40,7 @@ pub(crate) fn print_table(table: &Table) {
         out!("{:<WIDTH$} {:>8.2} {interval:<15}{others}", scored.metric, scored.outcome.value());
     }
     for of in &first.of_protocols {
-        out!("{}: {}; {}", of.protocol.name(), of.protocol.in_words(), of.transform);
+        out!("{}: {}; {}", of.protocol.name(), of.protocol.in_words(&of.numbers), of.transform);
     }
 }
 
@@ -111,7 +111,7 @@ fn about_number(of: &ProtocolScores, scored: &eval::Scored, seed: u64) -> Value 
         "interval": outcome.interval(),
         "by_class": outcome.by_class(),
         "protocol": protocol.name(),
-        "protocol_in_words": protocol.in_words(),
+        "protocol_in_words": protocol.in_words(&of.numbers),
         "transform_in_words": of.transform.to_string(),
         "settings": protocol.settings(),
         "details": scored.details,

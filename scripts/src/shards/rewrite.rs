@@ -17,6 +17,7 @@ use rayon::prelude::*;
 use serde_json::{Value, json};
 
 use crate::progress::bar;
+use crate::shards::hold::hold;
 
 /// Samples that are read, worked on by all cores and written before the next ones.
 const CHUNK: usize = 256;
@@ -106,6 +107,7 @@ pub(crate) fn rewrite(
 ) -> anyhow::Result<Totals> {
     check_names(sources)?;
     let shards = storage.open_all(sources)?;
+    let _held = hold(job.out)?;
     claim(inputs_of(sources, &shards, job.out)?, job.out, job.verb, &job.settings, job.overwrite)?;
     let mut totals = Totals::default();
     let progress = bar(shards.iter().map(|shard| shard.len() as u64).sum(), job.verb);

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use std::{fs, io};
 
+use super::LATEST;
+
 /// What a folder that is being written begins with.
 const WRITING: &str = ".writing-";
 
@@ -115,6 +117,9 @@ pub(super) fn sweep(folder: &Path) {
             tracing::warn!("cannot remove the unfinished checkpoint {}: {error}", path.display());
         }
     }
+    // The pointer's successor, which had not got its name yet.
+    let pointers = entries(folder, |name| name.starts_with(LATEST) && name.ends_with(".tmp"));
+    pointers.iter().for_each(|path| drop(fs::remove_file(path)));
 }
 
 pub(super) fn remove_if_there(path: &Path) -> io::Result<()> {
@@ -159,6 +164,19 @@ mod tests {
         prune(folder, 4, 1);
         assert_eq!(there(), [4]);
         assert_eq!(fs::read_dir(folder).unwrap().count(), 1, "nothing is left of the others");
+    }
+
+    #[test]
+    fn a_killed_run_leaves_nothing_for_long() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        fs::create_dir(temporary_of_step(folder, 3)).unwrap();
+        for name in [LATEST, "latest.17-0.tmp", "notes.tmp"] {
+            fs::write(folder.join(name), []).unwrap();
+        }
+        sweep(folder);
+        let left = entries(folder, |_| true).into_iter().map(|path| path.file_name().unwrap().to_owned());
+        assert_eq!(left.collect::<Vec<_>>(), [LATEST, "notes.tmp"]);
     }
 
     #[test]

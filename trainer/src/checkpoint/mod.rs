@@ -9,6 +9,7 @@ mod folder;
 mod read;
 mod reshard;
 pub mod safetensors;
+mod shard_file;
 mod write;
 
 pub use folder::{Hold, prune, steps};

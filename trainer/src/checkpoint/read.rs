@@ -1,19 +1,15 @@
 //! Reading: whole checkpoints for evaluation, and the byte ranges of a rank for training.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::fs;
-use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use ::safetensors::tensor::{Dtype, Metadata};
 use burn_tensor::{Device, Tensor, TensorData};
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::safetensors::from_le_bytes;
-use super::{FileEntry, LATEST, MANIFEST, Manifest, UnitEntry, VERSION, folder, pieces, unusable};
+use super::shard_file::ShardFile;
+use super::{LATEST, MANIFEST, Manifest, UnitEntry, VERSION, folder, pieces, unusable};
 use crate::comm::communicator::Comm;
 use crate::comm::engine::Reduction;
 use crate::error::TrainError;
@@ -29,17 +25,6 @@ pub struct Checkpoint {
     pub manifest: Manifest,
     /// The file that was read last: what is wanted of one stands together.
     open: RefCell<Option<(usize, ShardFile)>>,
-}
-
-/// One of its files: every block is checked before anything of it is used.
-struct ShardFile {
-    path: PathBuf,
-    file: File,
-    entry: FileEntry,
-    /// Bytes of tensors within the file, by name.
-    tensors: HashMap<String, Range<u64>>,
-    /// The block that was read last: tensors follow one another.
-    last_block: RefCell<Option<(usize, Vec<u8>)>>,
 }
 
 impl Checkpoint {
@@ -95,7 +80,11 @@ impl Checkpoint {
     /// # Errors
     /// [`TrainError::CheckpointRead`].
     pub fn read(path: &Path) -> Result<Self, TrainError> {
-        let text = fs::read(path.join(MANIFEST)).map_err(|error| unusable(path, error))?;
+        let file = path.join(MANIFEST);
+        if !fs::metadata(&file).map_err(|error| unusable(path, error))?.is_file() {
+            return Err(unusable(path, format!("{MANIFEST} is not a regular file")));
+        }
+        let text = fs::read(file).map_err(|error| unusable(path, error))?;
         let version: Option<u32> = serde_json::from_slice::<serde_json::Value>(&text)
             .ok()
             .and_then(|manifest| manifest.get("version")?.as_u64()?.try_into().ok());
@@ -159,7 +148,7 @@ impl Checkpoint {
     /// The same if every block of every file is as it was written.
     fn verified(self) -> Result<Self, TrainError> {
         for number in 0..self.manifest.files.len() {
-            let check = |file: &ShardFile| (0..file.entry.xxh3.len()).try_for_each(|block| file.block(block));
+            let check = |file: &ShardFile| file.check();
             self.with_file(number, check).map_err(|reason| unusable(&self.path, reason))?;
         }
         Ok(self)
@@ -168,6 +157,11 @@ impl Checkpoint {
     /// Elements `wanted` of the buffer `which` of `unit`; padding is zero.
     fn elements(&self, which: &str, unit: &UnitEntry, wanted: Range<usize>) -> Result<Vec<f32>, String> {
         let file_len = unit.padded / self.manifest.files.len();
+        // A manifest may say anything, and memory is taken for what the files hold alone.
+        let stored_bytes: u64 = self.manifest.files.iter().map(|file| file.bytes).sum();
+        if wanted.len() as u64 > stored_bytes / 4 + ALIGNMENT as u64 {
+            return Err(format!("unit {} has more elements than its files", unit.name));
+        }
         let key = format!("{which}/{}", unit.name);
         let mut values = vec![0.0; wanted.len()];
         for piece in pieces(wanted, unit.numel, file_len) {
@@ -253,92 +247,6 @@ impl Checkpoint {
     fn unit(&self, name: &str) -> Result<&UnitEntry, TrainError> {
         let entry = self.manifest.units.iter().find(|entry| entry.name == name);
         entry.ok_or_else(|| unusable(&self.path, format!("it has no unit {name}")))
-    }
-}
-
-impl ShardFile {
-    fn open(folder: &Path, entry: FileEntry) -> Result<Self, String> {
-        let path = folder.join(&entry.name);
-        let is_file = path.metadata().map_err(|error| format!("{}: {error}", entry.name))?.is_file();
-        if !is_file {
-            return Err(format!("{} is not a regular file", entry.name));
-        }
-        let file = File::open(&path).map_err(|error| format!("{}: {error}", entry.name))?;
-        let len = file.metadata().map_err(|error| format!("{}: {error}", entry.name))?.len();
-        if len != entry.bytes {
-            return Err(format!("{} has {len} bytes, the manifest says {}", entry.name, entry.bytes));
-        }
-        if entry.block_bytes == 0 || entry.xxh3.len() as u64 != entry.bytes.div_ceil(entry.block_bytes) {
-            return Err(format!("the manifest does not have one checksum per block of {}", entry.name));
-        }
-        let mut opened = Self { path, file, entry, tensors: HashMap::new(), last_block: RefCell::new(None) };
-        let n = opened.bytes(0..8)?;
-        // bytes() gives as many as were asked for.
-        let n = u64::from_le_bytes(n.try_into().expect("eight bytes"));
-        let header_end = n.checked_add(8).filter(|end| *end <= opened.entry.bytes);
-        let header_end = header_end.ok_or_else(|| opened.broken("its header is longer than the file"))?;
-        let header = opened.bytes(0..header_end)?;
-        let metadata: Metadata =
-            serde_json::from_slice(&header[8..]).map_err(|error| opened.broken(&error.to_string()))?;
-        if header_end + metadata.data_len() as u64 != opened.entry.bytes {
-            return Err(opened.broken("its tensors are not all of it"));
-        }
-        for (name, info) in metadata.tensors() {
-            if info.dtype == Dtype::F32 {
-                let (start, end) = info.data_offsets;
-                opened.tensors.insert(name, header_end + start as u64..header_end + end as u64);
-            }
-        }
-        Ok(opened)
-    }
-
-    fn broken(&self, reason: &str) -> String {
-        format!("{}: {reason}", self.entry.name)
-    }
-
-    /// Elements `range` of the tensor `key`, which has `len`.
-    fn tensor(&self, key: &str, len: usize, range: Range<usize>) -> Result<Vec<u8>, String> {
-        let bytes = self.tensors.get(key).ok_or_else(|| self.broken(&format!("it has no {key}")))?;
-        if bytes.end - bytes.start != 4 * len as u64 || bytes.end > self.entry.bytes {
-            let n = (bytes.end - bytes.start) / 4;
-            return Err(self.broken(&format!("{key} has {n} elements, not {len}")));
-        }
-        self.bytes(bytes.start + 4 * range.start as u64..bytes.start + 4 * range.end as u64)
-    }
-
-    /// Bytes `range` of the file, out of blocks that are as they were written.
-    fn bytes(&self, range: Range<u64>) -> Result<Vec<u8>, String> {
-        let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
-        let block_bytes = self.entry.block_bytes;
-        let mut at = range.start;
-        while at < range.end {
-            let number = at / block_bytes;
-            let start = number * block_bytes;
-            let end = range.end.min(start + block_bytes);
-            self.block(number as usize)?;
-            let block = self.last_block.borrow();
-            let part = block.as_ref().and_then(|(_, b)| b.get((at - start) as usize..(end - start) as usize));
-            bytes.extend_from_slice(part.ok_or_else(|| self.broken("it ends too early"))?);
-            at = end;
-        }
-        Ok(bytes)
-    }
-
-    /// Reads and checks block `number`, unless it is the last one that was.
-    fn block(&self, number: usize) -> Result<(), String> {
-        if self.last_block.borrow().as_ref().is_some_and(|(last, _)| *last == number) {
-            return Ok(());
-        }
-        let start = number as u64 * self.entry.block_bytes;
-        let len = self.entry.block_bytes.min(self.entry.bytes.saturating_sub(start));
-        let mut block = vec![0; len as usize];
-        let read = self.file.read_exact_at(&mut block, start);
-        read.map_err(|error| format!("{}: {error}", self.path.display()))?;
-        if self.entry.xxh3.get(number) != Some(&xxh3_64(&block)) {
-            return Err(format!("the checksum of {} does not fit at byte {start}", self.entry.name));
-        }
-        *self.last_block.borrow_mut() = Some((number, block));
-        Ok(())
     }
 }
 

@@ -265,7 +265,7 @@ fn check(run: &Run, overrides: &[&str]) {
     }
 }
 
-/// As one micro-batch with whole graphs, and as four whose graphs are computed again, on two workers.
+/// Checks a run as one micro-batch with whole graphs, and as four with recomputed graphs on two workers.
 fn check_both(run: &Run) {
     check(run, &[]);
     check(run, &["optim.micro_batches=4", "run.workers=2", "run.keep=0"]);

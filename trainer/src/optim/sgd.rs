@@ -42,16 +42,16 @@ pub struct Sgd {
 pub struct Adaptation {
     /// How far a layer moves over its length, at a rate of one, t.
     pub trust: f64,
-    /// How the rate follows from lengths.
+    /// Rule for the rate of a layer.
     pub rule: RateRule,
 }
 
-/// How the rate of a layer follows from lengths.
+/// Rule for the rate of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RateRule {
-    /// From the length of the direction, for parameters that are decayed.
+    /// Rate from the length of the direction, for parameters that are decayed.
     Lars,
-    /// From the lengths of gradient and decay, for every parameter.
+    /// Rate from the lengths of gradient and decay, for every parameter.
     Larc,
 }
 

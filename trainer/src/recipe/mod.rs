@@ -261,11 +261,11 @@ pub enum Algorithm {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LrSchedule {
-    /// Along half a cosine that begins behind the warm-up: DINO, SwAV.
+    /// Half a cosine that begins after the warm-up: DINO, SwAV.
     #[default]
     Cosine,
-    /// Along half a cosine that begins with the run, of which the warm-up takes the place of the beginning: VISSL. The rate
-    /// drops a little where the warm-up ends.
+    /// Half a cosine over the whole run, whose beginning the warm-up replaces: VISSL. The rate drops slightly where the warm-up
+    /// ends.
     CosineOfRun,
     /// Constant, but for `cooldown` at the end.
     Constant,

@@ -29,6 +29,9 @@ pub struct Plan {
     /// Names its samples; empty in plans of older releases.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub data_fingerprint: String,
+    /// [`augment::VIEWS_VERSION`] of the release that began the run; 1 in plans of releases that did not say it.
+    #[serde(default = "first_views_version")]
+    pub views_version: u32,
     /// Steps of the run.
     pub total_steps: u64,
     /// Steps of the learning rate's warm-up.
@@ -46,6 +49,10 @@ pub struct Plan {
     pub keep: usize,
     /// The recipe as written.
     pub recipe: Recipe,
+}
+
+fn first_views_version() -> u32 {
+    1
 }
 
 /// What a rank has to work with.
@@ -81,6 +88,7 @@ impl Plan {
         let plan = Self {
             n_samples,
             data_fingerprint: String::new(),
+            views_version: augment::VIEWS_VERSION,
             total_steps,
             warmup_steps: length.steps("optim.warmup", &optim.warmup).map_err(bad)?,
             cooldown_steps: length.steps("optim.cooldown", &optim.cooldown).map_err(bad)?,
@@ -133,7 +141,7 @@ impl Plan {
         let optim = &recipe.optim;
         if !optim.batch_size.is_multiple_of(optim.stat_images()) {
             return Err(bad(format!(
-                "optim.stat_images {} does not divide optim.batch_size {}",
+                "optim.stat_images {} does not divide optim.batch_size {}; 0 takes the whole batch",
                 optim.stat_images, optim.batch_size
             )));
         }

@@ -17,7 +17,7 @@ use crate::recipe::plan::Plan;
 /// The file that the rank 0 of a run holds.
 const LOCK: &str = ".lock";
 
-/// How a start may differ from the run that it continues.
+/// Differences that a start may have from the run that it continues.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Exceptions {
     /// Whether the run may become longer.
@@ -80,6 +80,9 @@ fn newest_plan(workdir: &Path, forked_step: Option<u64>) -> Option<(u64, Plan)> 
 
 /// Checks that `plan` is the one that is `known` in `workdir`.
 fn compare(workdir: &Path, known: &Plan, plan: &Plan) -> Result<(), TrainError> {
+    if known.views_version != plan.views_version {
+        return Err(TrainError::OtherViews { workdir: workdir.to_path_buf() });
+    }
     let Some((key, there, mut here)) = difference(known, plan) else { return Ok(()) };
     if plan.total_steps > known.total_steps && difference(&with_length_of(known, plan), plan).is_none() {
         here.push_str(" (--lengthen goes on with it)");

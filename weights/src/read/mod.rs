@@ -13,8 +13,8 @@ use crate::error::WeightsError;
 use source::Source;
 
 pub use pretrained::{Hints, Pretrained};
-pub(crate) use source::IN_FOLDERS;
 pub use source::is_weights;
+pub(crate) use source::{CONFIGURATIONS, IN_FOLDERS};
 
 /// The backbone in `path`: a file of `ocelli export`, or of a library's weights (safetensors or `torch.save`), or a folder
 /// with one and its configuration.

@@ -19,7 +19,7 @@ pub(crate) const IN_FOLDERS: [&str; 3] =
     ["model.safetensors.index.json", "model.safetensors", "pytorch_model.bin"];
 
 /// Configurations that a folder may hold.
-const CONFIGURATIONS: [&str; 2] = ["config.json", "preprocessor_config.json"];
+pub(crate) const CONFIGURATIONS: [&str; 2] = ["config.json", "preprocessor_config.json"];
 
 /// What was found at a path.
 pub(super) struct Source {

@@ -61,11 +61,11 @@ pub fn write(
     if is_folder {
         std::fs::create_dir_all(path).map_err(|error| WeightsError::io("create folder", path, error))?;
     }
-    if let Some(other) = other_weights(path, &files).filter(|_| is_folder) {
+    if let Some(other) = other_part(path, &files).filter(|_| is_folder) {
         return Err(WeightsError::Unsupported {
             format: format.name(),
             reason: format!(
-                "{} would be taken for its weights; remove it, or choose another folder",
+                "{} of another export would be taken for a part of it; remove it, or choose another folder",
                 other.display()
             ),
         });
@@ -83,9 +83,11 @@ pub fn write(
     Ok(files.into_iter().map(|(file, _)| file).collect())
 }
 
-/// Weights in the folder `path` that are not among `files`, and that readers would take in their place.
-fn other_weights(path: &Path, files: &Files) -> Option<PathBuf> {
-    let mut there = crate::read::IN_FOLDERS.iter().map(|name| path.join(name)).filter(|file| file.exists());
+/// Weights or a configuration in the folder `path` that are not among `files`, and that readers would take with them or in
+/// their place.
+fn other_part(path: &Path, files: &Files) -> Option<PathBuf> {
+    let known = crate::read::IN_FOLDERS.iter().chain(&crate::read::CONFIGURATIONS);
+    let mut there = known.map(|name| path.join(name)).filter(|file| file.exists());
     there.find(|file| files.iter().all(|(written, _)| written != file))
 }
 

@@ -25,6 +25,7 @@ use serde_json::json;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::progress::bar;
+use crate::shards::hold::hold;
 use crate::shards::rewrite::{Flags, Job, Verdict, claim, inputs_of, rewrite};
 
 /// Flags of `shards dedup`.
@@ -83,6 +84,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let settings = json!({ "against": against_specs, "max_distance": args.max_distance });
     let job = Job { out: &args.flags.out, verb: "dedup", settings, overwrite: args.flags.overwrite };
     let inputs = inputs_of(&sources, &shards[against.len()..], job.out)?;
+    let held = hold(job.out)?;
     claim(inputs, job.out, job.verb, &job.settings, job.overwrite)?;
     let entries = fingerprints(&shards)?;
     let copies = find(&entries, against.len(), args.max_distance);
@@ -103,6 +105,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             .collect();
         // The folder is claimed already; claiming it again must not clear it.
         let job = Job { overwrite: false, ..job };
+        // It holds the folder itself.
+        drop(held);
         let totals = rewrite(&sources, storage, &job, |item| {
             match gone.contains(&(item.shard.name(), item.number)) {
                 true => Verdict::Drop("a copy: see copies.jsonl".into()),

@@ -15,6 +15,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::progress::bar;
 use crate::shards::classes::names_beside;
+use crate::shards::hold::hold;
 use crate::shards::names::shard_list;
 use crate::shards::rewrite::{claim, inputs_of};
 
@@ -256,6 +257,7 @@ fn write(
     if !common.renumber {
         check_keys(shards, parts)?;
     }
+    let _held = hold(&common.out)?;
     claim(inputs_of(sources, shards, &common.out)?, &common.out, verb, &settings, false)?;
     let limits =
         ShardLimits { max_samples: common.samples_per_shard.max(1), max_bytes: common.bytes_per_shard };

@@ -1,0 +1,116 @@
+//! One file of a checkpoint: the shards of a rank, in blocks with a checksum each.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use ::safetensors::tensor::{Dtype, Metadata};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::FileEntry;
+
+/// A file of a checkpoint: every block is checked before anything of it is used.
+pub(super) struct ShardFile {
+    path: PathBuf,
+    file: File,
+    entry: FileEntry,
+    /// Bytes of tensors within the file, by name.
+    tensors: HashMap<String, Range<u64>>,
+    /// The block that was read last: tensors follow one another.
+    last_block: RefCell<Option<(usize, Vec<u8>)>>,
+}
+
+impl ShardFile {
+    /// Opens the file that `entry` describes in `folder`, and reads its header.
+    pub(super) fn open(folder: &Path, entry: FileEntry) -> Result<Self, String> {
+        let path = folder.join(&entry.name);
+        let is_file = path.metadata().map_err(|error| format!("{}: {error}", entry.name))?.is_file();
+        if !is_file {
+            return Err(format!("{} is not a regular file", entry.name));
+        }
+        let file = File::open(&path).map_err(|error| format!("{}: {error}", entry.name))?;
+        let len = file.metadata().map_err(|error| format!("{}: {error}", entry.name))?.len();
+        if len != entry.bytes {
+            return Err(format!("{} has {len} bytes, the manifest says {}", entry.name, entry.bytes));
+        }
+        if entry.block_bytes == 0 || entry.xxh3.len() as u64 != entry.bytes.div_ceil(entry.block_bytes) {
+            return Err(format!("the manifest does not have one checksum per block of {}", entry.name));
+        }
+        let mut opened = Self { path, file, entry, tensors: HashMap::new(), last_block: RefCell::new(None) };
+        let n = opened.bytes(0..8)?;
+        // bytes() gives as many as were asked for.
+        let n = u64::from_le_bytes(n.try_into().expect("eight bytes"));
+        let header_end = n.checked_add(8).filter(|end| *end <= opened.entry.bytes);
+        let header_end = header_end.ok_or_else(|| opened.broken("its header is longer than the file"))?;
+        let header = opened.bytes(0..header_end)?;
+        let metadata: Metadata =
+            serde_json::from_slice(&header[8..]).map_err(|error| opened.broken(&error.to_string()))?;
+        if header_end + metadata.data_len() as u64 != opened.entry.bytes {
+            return Err(opened.broken("its tensors are not all of it"));
+        }
+        for (name, info) in metadata.tensors() {
+            if info.dtype == Dtype::F32 {
+                let (start, end) = info.data_offsets;
+                opened.tensors.insert(name, header_end + start as u64..header_end + end as u64);
+            }
+        }
+        Ok(opened)
+    }
+
+    /// Checks every block.
+    pub(super) fn check(&self) -> Result<(), String> {
+        (0..self.entry.xxh3.len()).try_for_each(|block| self.block(block))
+    }
+
+    fn broken(&self, reason: &str) -> String {
+        format!("{}: {reason}", self.entry.name)
+    }
+
+    /// Elements `range` of the tensor `key`, which has `len`.
+    pub(super) fn tensor(&self, key: &str, len: usize, range: Range<usize>) -> Result<Vec<u8>, String> {
+        let bytes = self.tensors.get(key).ok_or_else(|| self.broken(&format!("it has no {key}")))?;
+        if bytes.end - bytes.start != 4 * len as u64 || bytes.end > self.entry.bytes {
+            let n = (bytes.end - bytes.start) / 4;
+            return Err(self.broken(&format!("{key} has {n} elements, not {len}")));
+        }
+        self.bytes(bytes.start + 4 * range.start as u64..bytes.start + 4 * range.end as u64)
+    }
+
+    /// Bytes `range` of the file, out of blocks that are as they were written.
+    fn bytes(&self, range: Range<u64>) -> Result<Vec<u8>, String> {
+        let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
+        let block_bytes = self.entry.block_bytes;
+        let mut at = range.start;
+        while at < range.end {
+            let number = at / block_bytes;
+            let start = number * block_bytes;
+            let end = range.end.min(start + block_bytes);
+            self.block(number as usize)?;
+            let block = self.last_block.borrow();
+            let part = block.as_ref().and_then(|(_, b)| b.get((at - start) as usize..(end - start) as usize));
+            bytes.extend_from_slice(part.ok_or_else(|| self.broken("it ends too early"))?);
+            at = end;
+        }
+        Ok(bytes)
+    }
+
+    /// Reads and checks block `number`, unless it is the last one that was.
+    fn block(&self, number: usize) -> Result<(), String> {
+        if self.last_block.borrow().as_ref().is_some_and(|(last, _)| *last == number) {
+            return Ok(());
+        }
+        let start = number as u64 * self.entry.block_bytes;
+        let len = self.entry.block_bytes.min(self.entry.bytes.saturating_sub(start));
+        let mut block = vec![0; len as usize];
+        let read = self.file.read_exact_at(&mut block, start);
+        read.map_err(|error| format!("{}: {error}", self.path.display()))?;
+        if self.entry.xxh3.get(number) != Some(&xxh3_64(&block)) {
+            return Err(format!("the checksum of {} does not fit at byte {start}", self.entry.name));
+        }
+        *self.last_block.borrow_mut() = Some((number, block));
+        Ok(())
+    }
+}
