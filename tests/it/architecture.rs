@@ -198,6 +198,26 @@ fn functions_fit_a_screen() {
     assert!(long.is_empty(), "{long:#?}");
 }
 
+/// A line that begins with one of these leaves its noun to be guessed.
+const RIDDLES: [&str; 5] = ["Of", "Those", "That of", "Who", "Whose"];
+
+#[test]
+fn doc_lines_name_what_they_are_about() {
+    let is_riddle = |line: &&str| {
+        let text = line.trim_start().strip_prefix("/// ").or(line.strip_prefix("//! "));
+        text.is_some_and(|text| RIDDLES.iter().any(|word| text.starts_with(&format!("{word} "))))
+    };
+    assert!(is_riddle(&"    /// Those of the file.") && !is_riddle(&"/// Offset of the file."));
+    let mut riddles = Vec::new();
+    for krate in crates().into_iter().chain([Crate::read("tests", &root().join("tests/it"))]) {
+        for file in &krate.files {
+            let found = file.text.lines().filter(is_riddle);
+            riddles.extend(found.map(|line| format!("{}/{}: {}", krate.name, file.path, line.trim())));
+        }
+    }
+    assert!(riddles.is_empty(), "{riddles:#?}");
+}
+
 /// Only the program prints.
 #[test]
 fn libraries_do_not_print() {

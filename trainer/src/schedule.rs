@@ -138,7 +138,7 @@ pub enum Duration {
     Epochs(f64),
     /// Images.
     Samples(f64),
-    /// Of the run's length.
+    /// Percent of the run's length.
     Percent(f64),
 }
 

@@ -13,11 +13,11 @@ use crate::recipe::plan::Plan;
 /// How far a device is from the CPU. Differences are relative to the largest number of the CPU's.
 #[derive(Debug, Clone)]
 pub struct Comparison {
-    /// Of embeddings: the teacher's, or the student's where there is none.
+    /// Difference of embeddings: the teacher's, or the student's where there is none.
     pub embeddings: f64,
-    /// Of the loss.
+    /// Difference of the loss.
     pub loss: f64,
-    /// Of the gradient, by unit.
+    /// Difference of the gradient, by unit.
     pub gradients: Vec<(String, f64)>,
     /// Losses of the steps: the CPU's and the device's.
     pub steps: Vec<[f64; 2]>,

@@ -17,7 +17,7 @@ pub struct Times {
 }
 
 impl Times {
-    /// Those of `ms`, which holds at least one.
+    /// Summarizes the times `ms`, of which there is at least one.
     pub(crate) fn of(mut ms: Vec<f64>) -> Self {
         ms.sort_by(f64::total_cmp);
         Self { median_ms: ms[ms.len() / 2], range_ms: [ms[0], ms[ms.len() - 1]] }

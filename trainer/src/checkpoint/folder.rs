@@ -74,7 +74,7 @@ impl Hold {
     /// Holds the checkpoint in `path`, a step's folder.
     ///
     /// # Errors
-    /// Those of making a file beside it.
+    /// Fails if no file can be made beside it.
     pub fn new(path: &Path) -> io::Result<Self> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();

@@ -97,7 +97,7 @@ impl Comm {
     /// Starts the communication thread, which makes the engine itself. All ranks call it.
     ///
     /// # Errors
-    /// Those of `engine`, and [`EngineError`] when ranks do not meet.
+    /// Errors of `engine`, and [`EngineError`] if ranks do not meet.
     pub fn start(config: CommConfig, engine: EngineFactory) -> Result<Self, EngineError> {
         let CommConfig { topology, exact, deadline } = config;
         let (queue, jobs) = unbounded::<Queued>();

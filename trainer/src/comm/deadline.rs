@@ -30,7 +30,7 @@ pub trait Watch: Send + Sync {
     /// A rank that is known to be gone.
     fn lost(&self) -> Option<Lost>;
 
-    /// Who has not come to `here`, in words; `None` if all are merely busy with what may take long, and `is_patient`.
+    /// Describes the ranks that have not come to `here`; `None` if all are merely busy with what may take long, and `is_patient`.
     fn suspects(&self, here: &Entry, is_patient: bool) -> Option<String>;
 }
 

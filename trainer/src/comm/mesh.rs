@@ -1,4 +1,4 @@
-//! Who shares a unit with whom: shard groups of S ranks, and R replicas of them.
+//! Ranks that share a unit: shard groups of S ranks, and R replicas of them.
 //!
 //! ```text
 //! W = S · R       rank = q · S + s        q: replica, s: place in the shard group

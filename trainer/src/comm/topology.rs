@@ -1,4 +1,4 @@
-//! Who shares a unit with whom: shard groups of S ranks, and R replicas of them.
+//! Ranks that share a unit: shard groups of S ranks, and R replicas of them.
 
 use serde::{Deserialize, Serialize};
 

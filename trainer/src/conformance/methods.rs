@@ -54,6 +54,9 @@ fn take(plan: &Plan, trainer: &mut Trainer, n_steps: u64) -> Vec<f64> {
         let share = share_of(batch(plan, step), trainer.topology());
         let report = trainer.step(&share, &plan.schedules().at(step + 3)).unwrap();
         assert!(report.finite, "{}", pair(plan));
+        if let Some(name) = trainer.state.method.target_entropy() {
+            assert!(report.gauges.iter().any(|(gauge, _)| *gauge == name), "{name}: {}", pair(plan));
+        }
         reports.extend([report.loss, report.grad_norm]);
         reports.extend(report.gauges.iter().map(|(_, value)| *value));
     }

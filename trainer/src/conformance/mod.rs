@@ -85,7 +85,7 @@ fn scaled(mut views: MultiCrop, stride_px: u32) -> MultiCrop {
 }
 
 /// What fails, in words.
-fn pair(plan: &Plan) -> String {
+pub(crate) fn pair(plan: &Plan) -> String {
     format!("{:?} on {:?}", plan.recipe.method, plan.recipe.model)
 }
 

@@ -121,7 +121,7 @@ pub fn fit(mut plan: Plan, room: Room) -> Result<Plan, TrainError> {
     Ok(plan)
 }
 
-/// Of what a rank may take, so much more is refused: room for memory that others give back, and for what the estimate is
+/// A plan above this multiple of the rank's memory is refused: room for memory that others give back, and for what the estimate is
 /// off.
 const REFUSED: f64 = 1.5;
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::error::TrainError;
 use crate::method::Method;
-use crate::model::backbone::{ModelConfig, Readout};
-use crate::model::head::{Head, On, Reads};
+use crate::model::backbone::ModelConfig;
+use crate::model::head::{Head, On, Reads, readout};
 use crate::model::unit::{Cost, GroupShape, Unit};
 use crate::recipe::plan::Plan;
 
@@ -83,7 +83,7 @@ pub(super) fn of_parts(name: &str, model: &ModelConfig, method: &dyn Method, n_m
         .collect();
     let seen = |sizes: &[usize]| -> Vec<GroupShape> { sizes.iter().map(|size| shapes[*size]).collect() };
     let (followers, heads) = (method.followers(), method.heads());
-    let units = model.units(Readout::Pooled);
+    let units = model.units(readout(&heads));
     let student = pass(&units, &heads, seen(&method.student_sees()), On::Student);
     let follows: Vec<Passed> =
         followers.iter().map(|follower| pass(&units, &heads, seen(&follower.sees), On::Both)).collect();
@@ -150,4 +150,23 @@ fn pass(units: &[Box<dyn Unit>], heads: &[Head], shapes: Vec<GroupShape>, of: On
         given.insert(head.name, through(&head.units, input));
     }
     passed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Recipe;
+
+    /// The toy's head on patches sees all tokens of a view, its head on pooled features one.
+    #[test]
+    fn heads_on_patches_are_not_free() {
+        let text = "name = 't'\nseed = 0\n[model]\narch = 'vit'\nimage_px = 16\npatch_px = 4\nwidth = 8\ndepth = 1\nheads = 2\n\
+                    [method]\nname = 'toy'\nscores = 5\n[views]\npreset = 'dino'\nglobal_px = 16\nlocal_px = 8\nn_local = 2\n\
+                    [optim]\nbatch_size = 4\nlength = { steps = 2 }\nlr = 0.1\nwarmup = { steps = 0 }\n[teacher]\ndecay = [0.9, 1.0]\n";
+        let plan = Plan::resolve(Recipe::parse(text, "t", &[]).unwrap(), 8).unwrap();
+        let cost = of_plan(&plan).unwrap();
+        let flops = |name: &str| cost.head.iter().find(|unit| unit.name == name).unwrap().student_flops;
+        // Two views of 16 cells and two of four, in place of four vectors.
+        assert_eq!(flops("cells.mlp"), flops("scores.mlp") * 40.0 / 4.0);
+    }
 }

@@ -30,6 +30,9 @@ use crate::model::head::{Head, On, Reads};
 use crate::ops::{sharpness, softmax_rows};
 use crate::schedule::{Duration, Ramp};
 
+/// Gauge of the mean entropy of the targets.
+const TARGET_ENTROPY: &str = "health/teacher_entropy";
+
 /// Name of the head.
 const HEAD: &str = "head";
 
@@ -318,6 +321,10 @@ impl Method for Dino {
         Some((self.config.prototypes as f64).ln())
     }
 
+    fn target_entropy(&self) -> Option<&'static str> {
+        Some(TARGET_ENTROPY)
+    }
+
     fn state(&self) -> Vec<(String, Vec<f32>)> {
         vec![("center".into(), self.center.clone())]
     }
@@ -356,7 +363,7 @@ impl BatchLoss for DinoLoss {
         let targets = &self.targets[number];
         let [entropy, max_prob] = sharpness(targets);
         let mut gauges = vec![
-            ("health/teacher_entropy", entropy),
+            (TARGET_ENTROPY, entropy),
             ("health/teacher_max_prob", max_prob),
             ("health/prototypes_in_use", self.prototypes_in_use.clone()),
         ];

@@ -53,7 +53,7 @@ pub struct Config {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Center {
-    /// Those of the first size: the paper.
+    /// Views of the first size: the paper.
     #[default]
     Global,
     /// All of them: the authors' minimal example.

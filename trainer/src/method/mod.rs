@@ -95,6 +95,12 @@ pub trait Method: Send + Sync {
         None
     }
 
+    /// Name of the gauge with the mean entropy of the targets over prototypes, if the method has such targets: a run whose
+    /// targets become uniform has collapsed, whatever the gauge is called.
+    fn target_entropy(&self) -> Option<&'static str> {
+        None
+    }
+
     /// What a checkpoint must hold: names and values.
     fn state(&self) -> Vec<(String, Vec<f32>)> {
         Vec::new()

@@ -27,6 +27,9 @@ use crate::model::head::{Head, On, Reads};
 use crate::ops::{sharpness, unit_rows};
 use crate::schedule::Duration;
 
+/// Gauge of the mean entropy of the targets.
+const TARGET_ENTROPY: &str = "health/target_entropy";
+
 /// Name of the head that gives z.
 const PROJECTION: &str = "projection";
 
@@ -338,6 +341,10 @@ impl Method for Swav {
         Some((self.config.prototypes as f64).ln())
     }
 
+    fn target_entropy(&self) -> Option<&'static str> {
+        Some(TARGET_ENTROPY)
+    }
+
     fn state(&self) -> Vec<(String, Vec<f32>)> {
         if self.config.queue == 0 { Vec::new() } else { vec![("queue".into(), self.queue.clone())] }
     }
@@ -376,7 +383,7 @@ impl BatchLoss for SwavLoss {
         let targets = &self.targets[number];
         let [entropy, max_prob] = sharpness(targets);
         let gauges = vec![
-            ("health/target_entropy", entropy),
+            (TARGET_ENTROPY, entropy),
             ("health/target_max_prob", max_prob),
             ("health/prototypes_in_use", self.prototypes_in_use.clone()),
         ];

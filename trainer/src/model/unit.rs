@@ -131,7 +131,7 @@ impl StatSets {
         Self(vec![0; n_groups])
     }
 
-    /// Those of the sizes of views with these numbers, numbered anew from zero.
+    /// Selects the sets of the sizes of views with these numbers, numbered anew from zero.
     pub fn of(&self, sizes: &[usize]) -> Self {
         let sets: Vec<usize> = sizes.iter().map(|size| self.0[*size]).collect();
         let mut distinct = sets.clone();

@@ -164,7 +164,7 @@ struct Normalized {
     rectified: Option<FlexTensor>,
 }
 
-/// Of the input, of guess, mean, factor and shift, and of what goes around.
+/// Gradients with respect to the input, guess, mean, factor and shift, and what goes around.
 type NormalizeGradients = [Option<FlexTensor>; 6];
 
 impl Normalize {

@@ -12,8 +12,7 @@ use crate::comm::topology::Topology;
 use crate::device::workers::or_cores;
 use crate::error::TrainError;
 use crate::method::{Method, MethodContext, Moves};
-use crate::model::backbone::Readout;
-use crate::model::head::Reads;
+use crate::model::head::readout;
 use crate::model::patches::PixelInput;
 use crate::optim::state::STUDENT;
 use crate::optim::{AdamW, Adaptation, Optimizer, RateRule, Rule, Sgd};
@@ -136,7 +135,7 @@ impl Plan {
         }
         let method = self.method()?;
         let heads = method.heads();
-        let backbone = recipe.model.units(Readout::Pooled);
+        let backbone = recipe.model.units(readout(&heads));
         let mut units = backbone.iter().chain(heads.iter().flat_map(|head| &head.units));
         let optim = &recipe.optim;
         if !optim.batch_size.is_multiple_of(optim.stat_images()) {
@@ -357,9 +356,7 @@ impl Plan {
     /// [`TrainError::Recipe`] with the key and what is wrong with it.
     pub fn trainer(&self, comm: Comm, device: &Device) -> Result<Trainer, TrainError> {
         let method = self.method()?;
-        let pooled = method.heads().iter().all(|head| head.reads != Reads::Patches);
-        let readout = if pooled { Readout::Pooled } else { Readout::All };
-        let backbone = self.recipe.model.units(readout);
+        let backbone = self.recipe.model.units(readout(&method.heads()));
         let (optimizer, config) = (self.optimizer(), self.step_config());
         Ok(Trainer::new(backbone, method, comm, optimizer, config, device.clone()))
     }

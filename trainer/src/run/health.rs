@@ -56,7 +56,7 @@ pub(crate) fn diagnose(
     grace_steps: u64,
     loss: f64,
     uninformed: Option<f64>,
-    teacher_entropy: Option<f64>,
+    target_entropy: Option<f64>,
     features: FeatureHealth,
 ) -> Vec<(Concern, String)> {
     let mut warnings = Vec::new();
@@ -72,16 +72,16 @@ pub(crate) fn diagnose(
             warnings.push((Concern::ChanceLevel, warning));
         }
         let mut collapse = |words: &str| warnings.push((Concern::Collapse, words.to_string()));
-        if let Some(entropy) = teacher_entropy {
+        if let Some(entropy) = target_entropy {
             if entropy > 0.995 * uninformed {
                 collapse(
-                    "the teacher gives every prototype the same probability: collapse to uniform; lower the teacher \
-                     temperature",
+                    "the targets give every prototype the same probability: collapse to uniform; make the targets sharper \
+                     (method.teacher_temp, method.epsilon)",
                 );
             } else if entropy < 0.01 && loss < 0.05 * uninformed {
                 collapse(
-                    "the teacher gives one prototype all probability and the student follows: collapse to one \
-                     output; raise the teacher temperature or slow the center down",
+                    "the targets give one prototype all probability and the student follows: collapse to one output; make \
+                     the targets softer (method.teacher_temp, method.epsilon)",
                 );
             }
         }

@@ -23,7 +23,7 @@ use crate::step::{StepReport, Trainer};
 pub(super) struct StepTime {
     /// All of it.
     pub(super) seconds: f64,
-    /// Of that, waiting for a batch.
+    /// Milliseconds of the step spent waiting for a batch.
     pub(super) data_wait_ms: f64,
 }
 

@@ -62,9 +62,47 @@ pub(crate) fn collapse_warnings(
     };
     let grace_steps = plan.warmup_steps.max(plan.total_steps / 10);
     let uninformed = method.uninformed_loss();
-    let entropy = value("health/teacher_entropy");
+    let entropy = method.target_entropy().and_then(value);
     // What a method adds to its loss has no say in whether the student follows the teacher.
     let loss = value(MATCH_LOSS).unwrap_or(report.loss);
     let warnings = health::diagnose(step, grace_steps, loss, uninformed, entropy, health);
     warnings.into_iter().map(|(concern, warning)| (concern, format!("step {step}: {warning}"))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::{pair, plans};
+    use crate::step::{Phases, Votes};
+
+    /// A method with prototypes is told that its targets have become uniform, whatever it calls their entropy.
+    #[test]
+    fn uniform_targets_are_told_of_every_method() {
+        let mut n_told = 0;
+        for plan in plans(&[]) {
+            let method = plan.method().unwrap();
+            let (Some(gauge), Some(uniform)) = (method.target_entropy(), method.uninformed_loss()) else {
+                continue;
+            };
+            let report = StepReport {
+                loss: uniform / 2.0,
+                grad_norm: 1.0,
+                finite: true,
+                phases: Phases::default(),
+                gauges: Vec::new(),
+                embeddings: Vec::new(),
+                votes: Votes::default(),
+            };
+            let row = |entropy: f64| vec![(gauge.to_string(), entropy)];
+            let said = |entropy| collapse_warnings(&plan, 100, &report, &row(entropy), method.as_ref());
+            assert!(said(uniform / 2.0).is_empty(), "{}", pair(&plan));
+            assert!(
+                said(uniform).iter().any(|(concern, _)| *concern == Concern::Collapse),
+                "{}",
+                pair(&plan)
+            );
+            n_told += 1;
+        }
+        assert!(n_told >= 4, "DINO and SwAV on two backbones each: {n_told}");
+    }
 }

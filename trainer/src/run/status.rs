@@ -40,7 +40,7 @@ pub struct Status {
 }
 
 impl Status {
-    /// That of the run in `workdir`. Nothing is locked or written, so that a run never notices.
+    /// Reads the status of the run in `workdir`. Nothing is locked or written, so that a run never notices.
     ///
     /// # Errors
     /// [`TrainError::NoRun`] where there is none, [`TrainError::Recipe`] for a run of another release,

@@ -43,7 +43,7 @@ pub struct Warning {
 impl Telemetry {
     /// Opens the files of `workdir` for a run that goes on at `next_step`. Rows from there on, which a killed run may have
     /// left beyond its last checkpoint, are taken out, and so are warnings of a killed run: they will be written again.
-    /// Those of a run that goes back by itself stay, for they say why.
+    /// Warnings of a run that goes back by itself stay, because they say why.
     ///
     /// # Errors
     /// [`TrainError::Io`].

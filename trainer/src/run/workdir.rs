@@ -173,7 +173,7 @@ pub(super) fn check(workdir: &Path, lock: Option<&File>) -> Result<(), TrainErro
 /// [`lock`] and [`claim`] by rank 0 for all. All ranks call it. The lock holds as long as the file does.
 ///
 /// # Errors
-/// Those of both on rank 0; [`TrainError::RanksDiffer`] where a rank was given another recipe or sees
+/// Errors of both on rank 0; [`TrainError::RanksDiffer`] where a rank was given another recipe or sees
 /// other data; [`TrainError::PeersFailed`] where another rank has failed.
 pub(crate) fn agree(
     workdir: &Path,

@@ -15,9 +15,9 @@ pub(crate) type GroupGrads = Vec<FeatureGrads>;
 /// Gradients of features.
 #[derive(Debug, Clone)]
 pub(crate) struct FeatureGrads {
-    /// Of the features themselves.
+    /// Gradient with respect to the features themselves.
     pub(crate) x: Tensor<3>,
-    /// Of what goes around, where something does.
+    /// Gradient with respect to what goes around, where something does.
     pub(crate) skip: Option<Tensor<3>>,
 }
 

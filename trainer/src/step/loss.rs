@@ -55,7 +55,7 @@ struct GraphGrads {
     features: SlicedGrads,
     /// At what staged units give, by head.
     staged: Vec<SlicedGrads>,
-    /// Of the parameters in the graph, by number of the unit.
+    /// Gradients with respect to the parameters in the graph, by number of the unit.
     flats: Vec<Tensor<1>>,
 }
 

@@ -18,7 +18,7 @@ pub(super) struct Networks<'a> {
 
 /// A new value of a parameter that no gradient gives.
 pub(super) struct Observation {
-    /// Whose it is: name of the buffer, of the student or a follower.
+    /// Name of the buffer, the student's or a follower's.
     pub(super) of: &'static str,
     /// Number of the unit.
     pub(super) unit: usize,

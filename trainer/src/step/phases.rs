@@ -21,7 +21,7 @@ pub struct Phases {
     pub backward_ms: f64,
     /// Norms, optimizer and teacher update.
     pub update_ms: f64,
-    /// Of all these, what was spent waiting for other ranks.
+    /// Time of all phases spent waiting for other ranks.
     pub wait_ms: f64,
 }
 

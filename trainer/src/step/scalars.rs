@@ -15,13 +15,13 @@ pub(crate) type FixedGauges = Vec<(&'static str, Fixed)>;
 pub(crate) struct Scalars {
     /// Micro-batches of the global batch.
     n_micro_batches: usize,
-    /// Of each micro-batch the loss, then the gauges.
+    /// Loss and gauges of each micro-batch, in this order.
     values: Vec<Tensor<1>>,
     names: Vec<&'static str>,
 }
 
 impl Scalars {
-    /// Of a batch of `n_micro_batches`.
+    /// Holds the scalars of a batch of `n_micro_batches`.
     pub(crate) fn new(n_micro_batches: usize) -> Self {
         Self { n_micro_batches, values: Vec::new(), names: Vec::new() }
     }

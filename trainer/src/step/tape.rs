@@ -44,17 +44,17 @@ pub(crate) struct Beside<'s> {
 /// Gradients at what a stage gives.
 pub(crate) struct OutputGrads<'g> {
     pub(crate) features: GroupGrads,
-    /// Of its sums: the same for all slices.
+    /// Gradients with respect to its sums: the same for all slices.
     pub(crate) sums: &'g [Tensor<1>],
 }
 
 /// Gradients at what a stage is given.
 pub(crate) struct InputGrads {
-    /// Of the input; none if it is not wanted.
+    /// Gradient with respect to the input, if requested.
     pub(crate) features: GroupGrads,
-    /// Of the totals, by set.
+    /// Gradients with respect to the totals, by set.
     pub(crate) totals: Vec<Tensor<1>>,
-    /// Of the parameters.
+    /// Gradients with respect to the parameters.
     pub(crate) params: ParamGrads,
 }
 

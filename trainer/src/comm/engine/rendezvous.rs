@@ -35,7 +35,7 @@ pub struct Rendezvous {
     pub deadline: Duration,
 }
 
-/// Who comes.
+/// A rank that has reached the rendezvous.
 #[derive(Debug, Clone, Copy)]
 pub struct Comer {
     /// Its rank.
@@ -194,7 +194,7 @@ impl Rendezvous {
     }
 }
 
-/// Who has come; `None` for one that is no rank of ours.
+/// Reads which rank has connected; `None` for a connection that is no rank of this run.
 fn hello(mut stream: &TcpStream) -> Option<Comer> {
     let mut packet = [0; HELLO_BYTES];
     let read = stream

@@ -80,7 +80,7 @@ impl Transfer {
     /// Runs `collective` on host buffers of what is sent and received.
     ///
     /// # Errors
-    /// Those of `collective`.
+    /// Errors of `collective`.
     pub(super) fn by_host(
         &mut self,
         collective: impl FnOnce(&[u8], &mut [u8]) -> Result<(), EngineError>,

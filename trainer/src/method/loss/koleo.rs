@@ -20,7 +20,7 @@ const EPSILON: f64 = 1e-8;
 /// Images whose neighbors are looked for at a time: all at once would take B² numbers several times over.
 const ROWS: usize = 512;
 
-/// Who is whose neighbor in a batch, for one kind of view.
+/// Nearest neighbors within a batch, for one kind of view.
 pub(crate) struct Neighbors {
     /// Directions of all images, `[B, D]`, without a graph.
     directions: Tensor<2>,

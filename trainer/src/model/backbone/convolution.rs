@@ -62,7 +62,7 @@ impl Layer {
         GroupShape { grid, width: self.norm.width, ..shape }
     }
 
-    /// Of the convolution, and the numbers before and after the normalization.
+    /// Cost of the convolution, and of the numbers before and after the normalization.
     fn cost(&self, shape: GroupShape) -> Cost {
         let rows = self.output(shape).n_rows() as f64;
         let taps = (self.kernel * self.kernel * self.input / self.groups) as f64;

@@ -5,6 +5,7 @@ pub(crate) mod projection;
 pub(crate) mod prototypes;
 pub(crate) mod unit_prototypes;
 
+use super::backbone::Readout;
 use super::features::Features;
 use super::unit::Unit;
 
@@ -14,7 +15,7 @@ pub struct Head {
     pub name: &'static str,
     /// What it reads.
     pub reads: Reads,
-    /// Who has one.
+    /// Networks that have one.
     pub on: On,
     /// Its units.
     pub units: Vec<Box<dyn Unit>>,
@@ -50,7 +51,15 @@ impl Reads {
     }
 }
 
-/// Who has a head.
+/// Features that must leave a backbone with these heads behind it.
+pub(crate) fn readout(heads: &[Head]) -> Readout {
+    match heads.iter().any(|head| head.reads == Reads::Patches) {
+        true => Readout::All,
+        false => Readout::Pooled,
+    }
+}
+
+/// Networks that have a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum On {
     /// The student and every follower.

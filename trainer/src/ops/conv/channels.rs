@@ -12,12 +12,12 @@ pub(super) struct Channels {
 }
 
 impl Channels {
-    /// Of the convolution that gives this one's gradient.
+    /// Channels of the convolution that gives this one's gradient.
     pub(super) fn turned(self) -> Self {
         Self { input: self.output, output: self.input, ..self }
     }
 
-    /// Of a group: that come, and that go.
+    /// Channels of a group: those of the input, and those of the output.
     pub(super) fn each(self) -> [usize; 2] {
         [self.input / self.groups, self.output / self.groups]
     }

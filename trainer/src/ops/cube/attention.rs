@@ -27,7 +27,7 @@ pub(in crate::ops) struct Attention {
 type Saved = (CubeTensor, CubeTensor);
 
 impl Attention {
-    /// Of rows with `n_parts` parts.
+    /// Sizes of rows with `n_parts` parts.
     fn sizes(&self, rows: &CubeTensor, n_parts: usize) -> Sizes {
         let shape = rows.meta.shape();
         let d_head = shape[2] / n_parts / self.n_heads;

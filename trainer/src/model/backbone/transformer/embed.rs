@@ -34,7 +34,7 @@ pub(in crate::model::backbone) struct Embed {
 }
 
 impl Embed {
-    /// Of patches of `patch_px` into `width` channels, with a position embedding for `grid` × `grid` of them that is
+    /// Embeds patches of `patch_px` into `width` channels, with a position embedding for `grid` × `grid` of them that is
     /// resampled for others.
     pub(in crate::model::backbone) fn new(
         [patch_px, width, grid, n_registers]: [usize; 4],
