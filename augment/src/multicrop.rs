@@ -50,10 +50,10 @@ pub struct MultiCrop {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BlurRule {
-    /// Those of the paper: 1.0 and 0.1 for the global views, 0.5 for the local ones.
+    /// The paper's probabilities: 1.0 and 0.1 for the global views, 0.5 for the local ones.
     #[default]
     Paper,
-    /// Those that the released DINOv2 and DINOv3 models were trained with, whose code hands `1 - p`
+    /// Probabilities that the released DINOv2 and DINOv3 models were trained with, whose code hands `1 - p`
     /// on: 0.0, 0.9 and 0.5.
     Released,
 }

@@ -25,7 +25,7 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Of two weights, each below 2^30.
+    /// Splits two weights, each below 2^30.
     pub(crate) fn of(weights: [i32; 2]) -> Self {
         let low = weights.map(|w| (w << 17) >> 17);
         let high = [weights[0] - low[0], weights[1] - low[1]].map(|rest| rest >> 15);

@@ -18,7 +18,7 @@ pub fn temporary(path: &Path) -> PathBuf {
 /// the old content or the new. Threads and processes may replace the same file at the same time.
 ///
 /// # Errors
-/// Those of the file system.
+/// Fails as the file system does.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let temporary = unique(path);
     let written = write_synced(&temporary, bytes).and_then(|()| fs::rename(&temporary, path));
@@ -99,7 +99,7 @@ pub fn open_lock(path: &Path) -> io::Result<File> {
 /// Writes `path` and waits until it is on the disk.
 ///
 /// # Errors
-/// Those of the file system.
+/// Fails as the file system does.
 pub fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = File::create(path)?;
     file.write_all(bytes)?;

@@ -18,7 +18,7 @@ pub(crate) struct Backbone {
     pub(crate) which: &'static str,
     /// What the checkpoint says of its run; a file of weights says nothing.
     pub(crate) manifest: Option<Manifest>,
-    /// Whose weights they are: `timm`, or `ocelli`.
+    /// Library of the weights: `timm`, or `ocelli`.
     pub(crate) origin: &'static str,
 }
 
@@ -58,7 +58,7 @@ pub(crate) fn check_there(path: &Path) -> anyhow::Result<()> {
 /// What a file of weights does not say of itself.
 #[derive(Clone, Default, clap::Args)]
 pub(crate) struct WeightFlags {
-    /// Whose weights a file holds, where names do not tell: dino, dinov2, timm, torchvision or transformers.
+    /// Library that wrote a file of weights, where its names do not tell: dino, dinov2, timm, torchvision or transformers.
     #[arg(long, value_name = "LIBRARY")]
     source: Option<Library>,
     /// Attention heads of a file's network [default: as its config.json says, else one for each 64 channels].

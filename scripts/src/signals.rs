@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
 
-/// Those that ask: of a scheduler, of a terminal that closes, and of its keyboard.
+/// Signals that ask a run to stop: a scheduler's, that of a terminal that closes, and its keyboard's.
 const ASKING: [i32; 4] = [SIGTERM, SIGUSR2, SIGHUP, SIGINT];
 
 /// What signals do during a run.

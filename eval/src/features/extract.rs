@@ -116,7 +116,7 @@ pub struct Attention {
     pub grid: [usize; 2],
 }
 
-/// That of `views`, `[3, size, size]` as bytes; `None` for a backbone without attention or class token.
+/// Returns the attention of the class tokens of `views`, `[3, size, size]` as bytes; `None` for a backbone without attention or class token.
 pub fn attention_of(network: &Network, views: &[&[u8]], size_px: usize) -> Option<Attention> {
     let (weights, grid) = network.class_attention(views, size_px)?;
     let [b, h, n] = weights.dims();

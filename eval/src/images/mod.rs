@@ -76,7 +76,7 @@ impl ImageSet {
         Ok(Self { transform, name: name.into(), source, rules, indices, labels, several, classes })
     }
 
-    /// Those that have a class.
+    /// Keeps the images that have a class.
     ///
     /// # Errors
     /// [`EvalError::NoLabels`] when none has.

@@ -88,7 +88,7 @@ pub(super) struct Scaling {
 }
 
 impl Scaling {
-    /// Those of the rows of `set`.
+    /// Computes the moments of the rows of `set`.
     pub(super) fn of(set: &FeatureSet) -> Self {
         let n = set.len().max(1) as f64;
         let mut sums = vec![(0.0f64, 0.0f64); set.width()];

@@ -223,7 +223,7 @@ impl Protocol {
     /// Its numbers.
     ///
     /// # Errors
-    /// Those of protocols that look at images.
+    /// Errors of protocols that look at images.
     pub fn score(&self, task: &Task<'_>) -> Result<Vec<Scored>, EvalError> {
         Ok(match self {
             Self::Knn(protocol) => protocol.numbers(task),

@@ -53,7 +53,7 @@ impl Client {
     /// environment variables.
     ///
     /// # Errors
-    /// Those of the system: no thread can be started, or no certificates are installed.
+    /// Fails if no thread can be started or no root certificates are installed.
     pub fn new(options: Vec<(String, String)>, policy: RetryPolicy) -> io::Result<Self> {
         // Fails where the program has chosen one already, which serves as well.
         let _ = rustls::crypto::ring::default_provider().install_default();

@@ -49,7 +49,7 @@ impl LocalStore {
     /// Opens the shard at `path`.
     ///
     /// # Errors
-    /// Those of [`open_shard`].
+    /// Errors of [`open_shard`].
     pub(crate) fn open(path: &Path) -> Result<Self, PipelineError> {
         Ok(Self { path: path.to_path_buf(), file: open_shard(path)? })
     }

@@ -48,7 +48,7 @@ struct Part {
 /// The shards that the list at `list` names, in its order. `read` gets the text of a list.
 ///
 /// # Errors
-/// Those of `read`; [`PipelineError::BadIndex`] when the text is no such list.
+/// Errors of `read`; [`PipelineError::BadIndex`] if the text is no such list.
 pub(crate) fn shards(
     list: &ShardUrl,
     read: &impl Fn(&ShardUrl) -> Result<Vec<u8>, PipelineError>,

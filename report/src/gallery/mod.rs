@@ -50,7 +50,7 @@ pub struct GalleryRules<'a> {
 }
 
 impl Gallery {
-    /// That of `network` on `images`, whose features are `table`, and among all of which neighbors are looked for.
+    /// Draws what `network` makes of `images`, whose features are `table`; neighbors are sought among all of them.
     ///
     /// # Errors
     /// [`ReportError::Eval`] when images cannot be read or do not fit the network, [`ReportError::Encode`].

@@ -20,7 +20,7 @@ pub(crate) type Point = (u64, f64);
 pub(crate) struct Metrics(pub(crate) BTreeMap<String, Vec<Point>>);
 
 impl Metrics {
-    /// Those of the run in `workdir`.
+    /// Reads the metrics of the run in `workdir`.
     pub(crate) fn read(workdir: &Path) -> Result<Self, ReportError> {
         let mut columns = BTreeMap::<String, Vec<Point>>::new();
         for row in jsonl::rows::<Map<String, Value>>(&workdir.join(METRICS))? {

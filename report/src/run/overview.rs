@@ -48,7 +48,7 @@ pub struct Best {
 }
 
 impl Overview {
-    /// That of `run`.
+    /// Summarizes `run`.
     pub fn of(run: &Run) -> Self {
         let (status, recipe) = (&run.status, &run.status.plan.recipe);
         let total_steps = status.plan.total_steps;

@@ -18,7 +18,7 @@ pub(crate) struct BadSample {
     pub reason: String,
 }
 
-/// Those of all ranks of the run in `workdir`, by shard and key.
+/// Reads the bad samples of all ranks of the run in `workdir`, by shard and key.
 pub(crate) fn read(workdir: &Path) -> Result<Vec<BadSample>, ReportError> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(workdir).into_iter().flatten().flatten() {

@@ -21,7 +21,7 @@ struct Row {
     map: Option<f64>,
     #[serde(rename = "mIoU")]
     miou: Option<f64>,
-    /// Of a measure that needs no labels.
+    /// Value of a measure that needs no labels.
     value: Option<f64>,
     interval: Option<[f64; 2]>,
     #[serde(default)]
@@ -118,7 +118,7 @@ pub(crate) struct Evaluations {
 }
 
 impl Evaluations {
-    /// Those of the run in `workdir`, whose evaluations look at the network `evaluated`. Of several evaluations of one kind
+    /// Reads the evaluations of the run in `workdir`, which look at the network `evaluated`. Of several evaluations of one kind
     /// at one step the last one counts.
     pub(crate) fn read(workdir: &Path, evaluated: &str) -> Result<Self, ReportError> {
         let mut by_kind = BTreeMap::<Kind, BTreeMap<u64, (f64, Row)>>::new();

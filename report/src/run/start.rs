@@ -39,7 +39,7 @@ impl Start {
     /// Adds this one to those of the run in `workdir`.
     ///
     /// # Errors
-    /// Those of the file.
+    /// Fails if the file cannot be written.
     pub fn note(&self, workdir: &Path) -> std::io::Result<()> {
         use std::io::Write;
         let line = format!("{}\n", serde_json::to_string(&self.without_secrets())?);

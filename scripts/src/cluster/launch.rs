@@ -16,7 +16,7 @@ use anyhow::{Context, bail};
 /// A process among others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Launch {
-    /// Who has started it, for people.
+    /// Launcher that started it, for messages.
     pub(crate) launcher: &'static str,
     /// Its rank.
     pub(crate) rank: usize,

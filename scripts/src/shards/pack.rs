@@ -54,7 +54,7 @@ pub(crate) struct PackJob<'a> {
     pub(crate) classes: Option<&'a Path>,
     /// Whether the folder may hold other classes.
     pub(crate) overwrite: bool,
-    /// Of the order in which samples are packed.
+    /// Seed of the order in which samples are packed.
     pub(crate) seed: u64,
 }
 

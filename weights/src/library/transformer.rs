@@ -44,10 +44,10 @@ pub(crate) const TIMM: Names = Names {
     gates: &[],
 };
 
-/// Those of DINOv2's code with a plain MLP.
+/// Names of DINOv2's code with a plain MLP.
 pub(crate) const DINOV2: Names = Names { registers: "register_tokens", ..TIMM };
 
-/// Those of DINOv2's code with a gated MLP.
+/// Names of DINOv2's code with a gated MLP.
 pub(crate) const DINOV2_GATED: Names =
     Names { parts: &[("mlp.fc1", "mlp.w12"), ("mlp.fc2", "mlp.w3")], ..DINOV2 };
 

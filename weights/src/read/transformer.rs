@@ -68,7 +68,7 @@ fn names(found: &Found) -> Result<Names, String> {
     })
 }
 
-/// Whose code made it, and so how its position embedding is resampled.
+/// Library whose code made it, which says how its position embedding is resampled.
 fn library(
     found: &Found,
     source: &Source,

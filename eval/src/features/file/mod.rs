@@ -28,7 +28,7 @@ const EXTENSIONS: [(&str, Format); 3] =
     [("npy", Format::Npy), ("parquet", Format::Parquet), ("safetensors", Format::Safetensors)];
 
 impl Format {
-    /// That of the name of `path`.
+    /// Returns the format that the name of `path` stands for.
     ///
     /// # Errors
     /// In words, when it is none of them.

@@ -83,7 +83,7 @@ struct Row {
     name: &'static str,
     p50: Duration,
     p99: Duration,
-    /// Of the time of the threads that do it.
+    /// Share of the time of the threads that run the stage.
     share: f64,
 }
 

@@ -39,7 +39,7 @@ pub(super) struct Claim<'a> {
 }
 
 impl Ledger {
-    /// That of evaluations called `name` in `workdir`. What was scored, and not yet told when a process was killed, is
+    /// Opens the ledger of the evaluations called `name` in `workdir`. What was scored, and not yet told when a process was killed, is
     /// told now.
     pub(super) fn open(workdir: &Path, name: String) -> anyhow::Result<Self> {
         let folder = workdir.join("evaluations").join(&name);

@@ -179,7 +179,7 @@ pub(crate) fn subset(args: &SubsetArgs, storage: &Storage) -> anyhow::Result<Exi
     write(&args.common, "subset", settings, &sources, &shards, &[(args.prefix.clone(), places)])
 }
 
-/// Those of `places` whose class is among `wanted`: by what the samples say, or by number in the list beside the shards.
+/// Keeps the `places` whose class is among `wanted`: by what the samples say, or by number in the list beside the shards.
 fn of_classes(
     wanted: &[String],
     sources: &[Source],
