@@ -84,7 +84,8 @@ impl Split {
     /// Both sets as `protocols` look at them: of those that look at classes as [`Split::new`], else all images.
     ///
     /// # Errors
-    /// As [`Split::new`]; [`EvalError::Alone`] for protocols that look at different images, [`EvalError::SeveralClasses`].
+    /// As [`Split::new`]; [`EvalError::Alone`] for protocols that look at different images, [`EvalError::SeveralClasses`],
+    /// [`EvalError::FewImages`].
     pub fn of(protocols: &[Protocol], mut train: ImageSet, mut test: ImageSet) -> Result<Self, EvalError> {
         let classless = protocols.iter().find(|protocol| !protocol.needs_classes());
         let split = match classless {
@@ -97,6 +98,12 @@ impl Split {
                 Self { train, test, seed: 0, keeps_transform: false }
             }
         };
+        for protocol in protocols {
+            if let Protocol::FewShot(few_shot) = protocol {
+                let train = &split.train;
+                few_shot.check((0..train.len()).filter_map(|image| train.label(image)))?;
+            }
+        }
         let mut single = protocols.iter().filter(|protocol| protocol.needs_single_class());
         match single.next().filter(|_| split.is_multi_label()) {
             Some(protocol) => {

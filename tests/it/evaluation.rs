@@ -115,6 +115,10 @@ fn every_protocol_gives_numbers_that_say_what_they_are_of() {
             && told.contains("for their settings; Resize(18"),
         "{told}"
     );
+    // More shots than a class has are refused before anything is computed.
+    let few = probe(&world, "train", "test", &["--protocol", "knn,few-shot", "--shots", "1,1000"]);
+    let refused = fails(&few, 2);
+    assert!(refused.contains("fewer than 1000 shots") && few.stdout.is_empty(), "{refused}");
     // A size that is asked for is that of all protocols.
     let same =
         probe(&world, "train", "test", &["--protocol", "knn,logreg", "--resize-px", "17", "--no-record"]);

@@ -1,6 +1,8 @@
 //! Nearest neighbors among a few rows of each class, as DINOv2's k-NN with `--n-per-class-list`: as many neighbors as shots, at most
 //! 20, and one draw, as there, or the mean over several.
 
+use std::collections::BTreeMap;
+
 use augment::ViewRng;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -35,19 +37,28 @@ impl Default for FewShot {
 }
 
 impl FewShot {
+    /// Checks that every class among the `labels` of train has as many images as shots: else the number would not be what its
+    /// name says. Classes that train lacks altogether are warned of elsewhere.
+    ///
+    /// # Errors
+    /// [`EvalError::FewImages`].
+    pub(crate) fn check(&self, labels: impl Iterator<Item = u32>) -> Result<(), EvalError> {
+        let mut n_images = BTreeMap::<u32, usize>::new();
+        labels.for_each(|label| *n_images.entry(label).or_default() += 1);
+        let fewest = n_images.into_values().min().unwrap_or_default();
+        match self.shots.iter().find(|shots| **shots > fewest) {
+            Some(shots) => Err(EvalError::FewImages { n_images: fewest, shots: *shots }),
+            None => Ok(()),
+        }
+    }
+
     /// The score for each number of shots: the predictions of all tries, concatenated.
     ///
     /// # Errors
-    /// [`EvalError::FewImages`] where a class has fewer images than shots: the number would not be what its name says.
+    /// As [`FewShot::check`], because images that cannot be decoded are left out of train.
     pub(crate) fn score(&self, task: &Task<'_>) -> Result<Vec<Scored>, EvalError> {
-        let mut n_images = vec![0; task.n_classes];
-        task.train.labels.iter().for_each(|label| n_images[*label as usize] += 1);
-        // Classes that train lacks altogether are warned of.
-        let fewest = n_images.into_iter().filter(|n| *n > 0).min().unwrap_or_default();
-        match self.shots.iter().find(|shots| **shots > fewest) {
-            Some(shots) => Err(EvalError::FewImages { n_images: fewest, shots: *shots }),
-            None => Ok(self.shots.iter().map(|shots| self.of_shots(task, *shots)).collect()),
-        }
+        self.check(task.train.labels.iter().copied())?;
+        Ok(self.shots.iter().map(|shots| self.of_shots(task, *shots)).collect())
     }
 
     fn of_shots(&self, task: &Task<'_>, shots: usize) -> Scored {
