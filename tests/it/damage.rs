@@ -255,6 +255,18 @@ fn a_configuration_of_another_network_is_refused() {
         let told = fails(&world.ocelli(&args), 3);
         assert!(told.contains(key.trim_end_matches("model_args")), "{told}");
     }
+    // A configuration that another export left would be read with these weights.
+    let args = [
+        "export",
+        "--checkpoint",
+        &world.text("run"),
+        "--out",
+        &world.text("transformers"),
+        "--format",
+        "timm",
+    ];
+    let told = fails(&world.ocelli(&[&args[..], &["--overwrite"]].concat()), 2);
+    assert!(told.contains("preprocessor_config.json of another export"), "{told}");
 }
 
 /// Without it, a run of an older release would go on with other pixels in silence.

@@ -51,13 +51,15 @@ fn a_folder_keeps_names_and_says_what_it_skips() {
     std::fs::write(folder.join("dog/notes.doc"), "x").unwrap();
     std::fs::write(folder.join("dog/new.AVIF"), "x").unwrap();
     std::fs::write(folder.join("dog/broken.bmp"), "no bitmap").unwrap();
+    // A name alone makes no image: this one leads to a text.
+    std::os::unix::fs::symlink(folder.join("dog/notes.doc"), folder.join("dog/holiday.jpg")).unwrap();
     let out = world.text("packed");
     let packed = world.ocelli(&["shards", "pack", &world.text("photos"), "--out", &out, "--json"]);
     let said = ok(&packed);
     assert!(said.contains("1 .doc") && said.contains("1 .jpg") && said.contains("failures.jsonl"), "{said}");
     assert!(said.contains("formats that are not read: 1 .avif"), "{said}");
     let line = json_of(&packed);
-    assert_eq!((line["samples"].as_u64(), line["failed"].as_u64()), (Some(5), Some(1)), "{line}");
+    assert_eq!((line["samples"].as_u64(), line["failed"].as_u64()), (Some(5), Some(2)), "{line}");
     let found = samples(&world, &format!("{out}/*.tar"));
     let keys: Vec<&str> = found.iter().map(|(key, ..)| key.as_str()).collect();
     assert_eq!(keys, ["cat/IMG 1", "cat/IMG 1-2", "dog/a_b", "dog/c", "dog/d"]);
@@ -70,7 +72,7 @@ fn a_folder_keeps_names_and_says_what_it_skips() {
     let png = image::load_from_memory(&dataset.read(SampleId(id)).unwrap().image).unwrap();
     assert_eq!(png.to_rgb8(), picture(3, 20));
     let failures = std::fs::read_to_string(world.path("packed/train.failures.jsonl")).unwrap();
-    assert!(failures.contains("dog/broken.bmp"), "{failures}");
+    assert!(failures.contains("dog/broken.bmp") && failures.contains("dog/holiday.jpg"), "{failures}");
 }
 
 #[test]
