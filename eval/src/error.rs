@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use networks::NetworkError;
 use pipeline::PipelineError;
-use trainer::TrainError;
 
 /// An error of evaluation.
 #[derive(Debug, thiserror::Error)]
@@ -11,9 +11,9 @@ pub enum EvalError {
     /// The data path failed.
     #[error(transparent)]
     Data(Box<PipelineError>),
-    /// The checkpoint or the network failed.
+    /// The network's weights cannot be used.
     #[error(transparent)]
-    Train(Box<TrainError>),
+    Network(#[from] NetworkError),
     /// No sample has a label.
     #[error(
         "none of the {n_samples} images of {split} has a class: probes need a .cls, .cls2 or output.cls member, or `label` \
@@ -151,12 +151,6 @@ pub enum EvalError {
 impl From<PipelineError> for EvalError {
     fn from(error: PipelineError) -> Self {
         Self::Data(Box::new(error))
-    }
-}
-
-impl From<TrainError> for EvalError {
-    fn from(error: TrainError) -> Self {
-        Self::Train(Box::new(error))
     }
 }
 

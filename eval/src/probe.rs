@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use trainer::Network;
+use networks::Network;
 
 use crate::EvalError;
 use crate::features::cache::{FeatureCache, features};

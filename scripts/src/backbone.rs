@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
+use kernels::device::Opened;
+use networks::{ModelConfig, NamedTensor, Normalization};
 use trainer::checkpoint::{Checkpoint, Manifest, steps};
-use trainer::device::Opened;
-use trainer::{ModelConfig, NamedTensor, Network, Normalization};
 use weights::{Hints, Library, Preprocessing, Pretrained};
 
 use crate::console::say;
@@ -32,7 +32,7 @@ impl Backbone {
             return Ok(Self { model, tensors, preprocessing, which, manifest: None, origin });
         }
         let checkpoint = Checkpoint::open(path)?;
-        let (network, which) = Network::of_checkpoint(&checkpoint, student, 1, &Opened::cpu().device)?;
+        let (network, which) = checkpoint.network(student, 1, &Opened::cpu().device)?;
         let preprocessing = Preprocessing::of_size(network.model.image_px() as u32, network.normalization);
         let (tensors, manifest) = (network.tensors(), Some(checkpoint.manifest));
         Ok(Self { tensors, model: network.model, preprocessing, which, manifest, origin: "ocelli" })

@@ -4,10 +4,11 @@
 use std::process::ExitCode;
 
 use eval::EvalError;
+use networks::NetworkError;
 use pipeline::PipelineError;
+use ranks::EngineError;
 use report::ReportError;
 use trainer::TrainError;
-use trainer::comm::engine::EngineError;
 use weights::WeightsError;
 
 /// What was to be checked is not as it should be.
@@ -59,14 +60,14 @@ pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
 fn of_eval(error: &EvalError) -> u8 {
     match error {
         EvalError::Data(error) => of_pipeline(error),
-        EvalError::Train(error) => of_train(error),
         EvalError::ImageSize { .. }
         | EvalError::NoViews { .. }
         | EvalError::FewImages { .. }
         | EvalError::SeveralClasses { .. }
         | EvalError::Alone { .. } => CONFIGURATION,
         EvalError::NotFinite { .. } => NOT_FINITE,
-        EvalError::NoLabels { .. }
+        EvalError::Network(NetworkError::Weights { .. })
+        | EvalError::NoLabels { .. }
         | EvalError::NoImages { .. }
         | EvalError::NoMasks { .. }
         | EvalError::Mask { .. }
@@ -98,7 +99,7 @@ fn of_train(error: &TrainError) -> u8 {
         | TrainError::PeersFailed { .. }
         | TrainError::NoUnit { .. }
         | TrainError::WorkdirGone { .. }
-        | TrainError::Weights { .. }
+        | TrainError::Network(NetworkError::Weights { .. })
         | TrainError::DataEnded => DATA,
     }
 }
@@ -106,8 +107,10 @@ fn of_train(error: &TrainError) -> u8 {
 fn of_weights(error: &WeightsError) -> u8 {
     match error {
         WeightsError::Unsupported { .. } | WeightsError::Exists { .. } => CONFIGURATION,
-        WeightsError::Io { .. } | WeightsError::Malformed { .. } | WeightsError::Unknown { .. } => DATA,
-        WeightsError::Network(error) => of_train(error),
+        WeightsError::Io { .. }
+        | WeightsError::Malformed { .. }
+        | WeightsError::Unknown { .. }
+        | WeightsError::Network(NetworkError::Weights { .. }) => DATA,
     }
 }
 

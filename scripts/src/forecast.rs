@@ -1,8 +1,8 @@
 //! How long a run will take at the least, before it starts.
 
+use kernels::device::{DeviceKind, Opened};
 use trainer::Plan;
 use trainer::bench::step::matrix_peak;
-use trainer::device::{DeviceKind, Opened};
 use trainer::estimate::{Spread, of_plan, step_flops};
 
 use crate::progress::stretch;

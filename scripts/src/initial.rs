@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use networks::NamedTensor;
+use trainer::Recipe;
 use trainer::checkpoint::{Checkpoint, steps};
 use trainer::recipe::InitConfig;
 use trainer::run::status::Status;
-use trainer::{NamedTensor, Recipe};
 use weights::fitted;
 
 use crate::backbone::{Backbone, WeightFlags};

@@ -1,8 +1,8 @@
 use burn_tensor::{Device, Tensor};
+use kernels::device::host::to_host;
+use ranks::communicator::Comm;
 use trainer::bench::compare::difference;
 use trainer::bench::noise::noise_batch;
-use trainer::comm::communicator::Comm;
-use trainer::device::host::to_host;
 use trainer::step::upload::Uploads;
 use trainer::step::{Trainer, Votes};
 use trainer::{Plan, Recipe};

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use burn_tensor::Device;
+use networks::ModelConfig;
+use networks::NamedTensor;
+use networks::{Network, Normalization};
 use serde_json::Value;
 use tempfile::TempDir;
-use trainer::ModelConfig;
-use trainer::NamedTensor;
-use trainer::{Network, Normalization};
 use weights::{Card, Export, Format, Hints, Precision, Preprocessing};
 
 use crate::support::{fails, ok, program};

@@ -2,14 +2,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use burn_tensor::Device;
+use kernels::device::host::to_host;
+use ranks::communicator::{Comm, CommConfig};
+use ranks::engine::{Engine, Local, LocalGroup, Reduction};
+use ranks::mesh::Traffic;
 use trainer::bench::compare::difference;
 use trainer::bench::noise::noise_batch;
 use trainer::bench::shard::share_of;
 use trainer::checkpoint::{Saver, resume};
-use trainer::comm::communicator::{Comm, CommConfig};
-use trainer::comm::engine::{Engine, Local, LocalGroup, Reduction};
-use trainer::comm::mesh::Traffic;
-use trainer::device::host::to_host;
 use trainer::recipe::plan::Room;
 use trainer::step::Trainer;
 use trainer::{Plan, Recipe};

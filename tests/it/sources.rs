@@ -7,6 +7,14 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 
+/// Crates of this workspace.
+const MEMBERS: [&str; 10] = [
+    "pipeline", "augment", "kernels", "ranks", "networks", "trainer", "eval", "report", "weights", "scripts",
+];
+
+/// Conditions under which something is compiled for tests alone.
+const FOR_TESTS: [&str; 2] = ["test", "feature = \"testing\""];
+
 /// A crate.
 pub(crate) struct Crate {
     pub(crate) name: String,
@@ -22,7 +30,7 @@ pub(crate) struct File {
     pub(crate) text: String,
     /// Lines of that.
     pub(crate) n_lines: usize,
-    /// Path of its module: `trainer::comm::mesh`.
+    /// Path of its module: `ranks::mesh`.
     module: String,
     /// Everything that it names by a path, from the crate on.
     pub(crate) paths: BTreeSet<String>,
@@ -215,7 +223,7 @@ impl Reader<'_> {
                     rest = &rest[1..];
                 }
             }
-            "pipeline" | "augment" | "trainer" | "eval" | "scripts" => base = Vec::new(),
+            first if MEMBERS.contains(&first) => base = Vec::new(),
             // A module that is declared here.
             first if self.file.public_modules.contains(&format!("{here}::{first}")) => {}
             first if self.file.exports.contains_key(&format!("mod {first}")) => {}
@@ -279,7 +287,7 @@ impl Reader<'_> {
     fn is_test(attributes: &[syn::Attribute]) -> bool {
         let cfg = |attribute: &syn::Attribute| {
             let syn::Meta::List(list) = &attribute.meta else { return false };
-            list.path.is_ident("cfg") && list.tokens.to_string() == "test"
+            list.path.is_ident("cfg") && FOR_TESTS.contains(&list.tokens.to_string().as_str())
         };
         attributes.iter().any(cfg)
     }

@@ -1,7 +1,7 @@
 //! Weights and gradients between ranks, and what is computed in bf16.
 
+use ranks::engine::{Local, LocalGroup};
 use trainer::bench::compare::difference;
-use trainer::comm::engine::{Local, LocalGroup};
 
 use crate::ranks::{STATISTICS, plan, train, train_on};
 

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use augment::AugmentError;
+use networks::NetworkError;
 use pipeline::PipelineError;
-
-use crate::comm::engine::EngineError;
+use ranks::EngineError;
 
 /// An error of the trainer. Variants name the file, key or value they are about.
 #[derive(Debug, thiserror::Error)]
@@ -133,14 +133,9 @@ pub enum TrainError {
         /// What is wrong with it.
         reason: String,
     },
-    /// A parameter of a network is not among its weights.
-    #[error("parameter {name} {reason}")]
-    Weights {
-        /// Name of the parameter.
-        name: String,
-        /// What is wrong with it.
-        reason: String,
-    },
+    /// Weights do not fit a network.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
     /// Loss or gradients were not finite too often.
     #[error(
         "loss or gradient was not finite in {n_steps} steps in a row, the last at step {step}; the last \

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use trainer::TrainError;
+use networks::NetworkError;
 
 /// An error of reading or writing weights. Variants name the file.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +49,7 @@ pub enum WeightsError {
     },
     /// A network could not be built.
     #[error(transparent)]
-    Network(#[from] TrainError),
+    Network(#[from] NetworkError),
 }
 
 impl WeightsError {

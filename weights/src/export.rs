@@ -1,7 +1,7 @@
 //! What is to be written, and what is said of it.
 
-use trainer::ModelConfig;
-use trainer::NamedTensor;
+use networks::ModelConfig;
+use networks::NamedTensor;
 
 use crate::precision::Precision;
 use crate::preprocessing::Preprocessing;

@@ -1,6 +1,6 @@
 //! A number that names weights.
 
-use trainer::NamedTensor;
+use networks::NamedTensor;
 use xxhash_rust::xxh3::Xxh3;
 
 /// Names `tensors`: equal for equal names, shapes and values, whatever file they came from.

@@ -1,7 +1,7 @@
 //! Weights for the backbone of a recipe.
 
+use networks::{ModelConfig, NamedTensor, VitConfig};
 use serde_json::{Map, Value};
-use trainer::{ModelConfig, NamedTensor, VitConfig};
 
 use crate::resized::resized;
 

@@ -1,7 +1,7 @@
 //! How images become what a network was trained on.
 
+use networks::Normalization;
 use serde::{Deserialize, Serialize};
-use trainer::Normalization;
 
 /// Largest side of an image that a network sees.
 const MAX_PX: u32 = 4096;

@@ -1,7 +1,7 @@
 //! Networks for images of another size.
 
-use trainer::ModelConfig;
-use trainer::NamedTensor;
+use networks::ModelConfig;
+use networks::NamedTensor;
 
 use crate::library::transformer::TIMM;
 

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use networks::Network;
 use serde::{Deserialize, Serialize};
-use trainer::Network;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::columns::{Columns, Wanted};

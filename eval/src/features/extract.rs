@@ -2,9 +2,9 @@
 
 use std::sync::mpsc::sync_channel;
 
+use kernels::device::host::to_host;
+use networks::Network;
 use rayon::prelude::*;
-use trainer::Network;
-use trainer::device::host::to_host;
 
 use super::columns::{Columns, Wanted};
 use super::table::Table;

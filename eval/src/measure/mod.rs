@@ -8,9 +8,9 @@ pub(crate) mod rankme;
 pub(crate) mod uniformity;
 
 use augment::MultiCrop;
+use networks::Network;
 use rayon::prelude::*;
 use serde::Serialize;
-use trainer::Network;
 
 use crate::EvalError;
 use crate::features::columns::Wanted;

@@ -1,7 +1,7 @@
 //! Second moments of rows and their spectrum.
 
+use kernels::ops::gemm::{Mat, gemm};
 use nalgebra::DMatrix;
-use trainer::{Mat, gemm};
 
 /// Rows that are turned into f64 at a time.
 const BLOCK: usize = 1024;

@@ -4,7 +4,7 @@
 //! ln mean over pairs of exp(-2 ‖u - v‖²),  u, v rows of unit length
 //! ```
 
-use trainer::{Mat, gemm};
+use kernels::ops::gemm::{Mat, gemm};
 
 use super::alignment::unit_rows;
 

@@ -9,8 +9,8 @@
 use std::ops::Range;
 
 use augment::ViewRng;
-use trainer::device::workers::Workers;
-use trainer::{Mat, gemm};
+use kernels::device::workers::Workers;
+use kernels::ops::gemm::{Mat, gemm};
 
 use crate::score::largest;
 

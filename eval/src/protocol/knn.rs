@@ -12,10 +12,10 @@
 
 use std::ops::Range;
 
+use kernels::ops::gemm::{Mat, gemm};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use trainer::{Mat, gemm};
 
 use super::task::{Scored, Sets, Task};
 use crate::features::set::FeatureSet;

@@ -7,10 +7,10 @@
 //!
 //! Images are resized to the side of the square, as DINOv2's script does, not to 256/224 of it.
 
+use kernels::ops::gemm::{Mat, gemm};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use trainer::{Mat, gemm};
 
 use super::batches::hold_out;
 use super::lbfgs::{Limits, Value, minimize};

@@ -11,10 +11,10 @@
 //! count.
 
 use augment::ViewRng;
+use kernels::ops::gemm::{Mat, gemm};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use trainer::{Mat, gemm};
 
 use super::batches::cosine;
 use super::bilinear::Bilinear;

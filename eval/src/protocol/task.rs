@@ -1,7 +1,7 @@
 //! What a protocol is given, and what it gives.
 
+use networks::Network;
 use serde_json::Value;
-use trainer::Network;
 
 use super::views::Views;
 use crate::features::cache::FeatureCache;

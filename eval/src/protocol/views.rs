@@ -3,8 +3,8 @@
 use std::sync::mpsc::sync_channel;
 
 use augment::{Interpolation, MultiCrop, ViewRng};
+use networks::Network;
 use rayon::prelude::*;
-use trainer::Network;
 
 use crate::EvalError;
 use crate::features::columns::Wanted;

@@ -1,7 +1,7 @@
 //! What the class token attends to in the last block, head by head (Caron et al. 2021, figure 1).
 
 use eval::{ImageSet, attention_of};
-use trainer::Network;
+use networks::Network;
 
 use super::sheet::{Sheet, caption};
 use super::tile::Tile;

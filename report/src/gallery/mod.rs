@@ -13,11 +13,11 @@ use std::sync::Arc;
 
 use augment::MultiCrop;
 use eval::{ImageSet, Table};
+use networks::Network;
 use serde::Serialize;
-use trainer::Network;
+use sheet::Sheet;
 
 use crate::ReportError;
-use sheet::Sheet;
 
 /// The pictures of a run.
 #[derive(Debug, Clone, Default, Serialize)]

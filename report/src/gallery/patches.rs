@@ -2,7 +2,7 @@
 //! figure 1, without its foreground mask).
 
 use eval::{ImageSet, Silent, Wanted, extract};
-use trainer::Network;
+use networks::Network;
 
 use super::principal;
 use super::sheet::{Sheet, caption};

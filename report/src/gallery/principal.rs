@@ -1,6 +1,6 @@
 //! The directions along which rows vary most.
 
-use trainer::{Mat, gemm};
+use kernels::ops::gemm::{Mat, gemm};
 
 /// Rounds of the iteration: far more than colors need.
 const ROUNDS: usize = 60;

@@ -1,13 +1,13 @@
 //! What to compute on and what to talk over: the flags that several verbs share.
 
 use anyhow::bail;
+use kernels::device::{DeviceChoice, DeviceError, DeviceKind, Opened};
+use ranks::wire::Wire;
 use trainer::Plan;
-use trainer::comm::wire::Wire;
-use trainer::device::{DeviceChoice, DeviceError, DeviceKind, Opened};
 use trainer::step::precision::Precision;
 
 use super::launch::Launch;
-use super::ranks::EngineChoice;
+use super::start::EngineChoice;
 use crate::console::say;
 
 /// The flags.

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use trainer::device::workers::or_cores;
-use trainer::device::{DeviceKind, Opened};
+use kernels::device::workers::or_cores;
+use kernels::device::{DeviceKind, Opened};
 use trainer::recipe::plan::Room;
 
 /// Bytes that programs may still take: what the kernel calls available, within the limits of this process and of the group

@@ -3,4 +3,4 @@
 pub(crate) mod compute;
 pub(crate) mod launch;
 pub(crate) mod machine;
-pub(crate) mod ranks;
+pub(crate) mod start;

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use eval::{Protocol, Silent, Split, Transform};
+use networks::Network;
+use networks::probe::Probe;
 use serde_json::Value;
-use trainer::network::probe::Probe;
-use trainer::{Network, Plan};
+use trainer::Plan;
 
 use super::network::{Described, about};
 use super::record;

@@ -5,10 +5,10 @@ use std::path::Path;
 use anyhow::bail;
 use augment::{DecodeRules, MultiCrop};
 use eval::Transform;
+use kernels::device::Device;
+use networks::Network;
 use serde_json::{Value, json};
-use trainer::Network;
 use trainer::checkpoint::{Checkpoint, Manifest};
-use trainer::device::Device;
 use weights::Preprocessing;
 
 use crate::backbone::{WeightFlags, check_there};
@@ -54,7 +54,7 @@ impl NetworkFlags {
             // Opened once: a run that goes on may write another one meanwhile.
             false => {
                 let checkpoint = Checkpoint::open(path)?;
-                let (network, which) = Network::of_checkpoint(&checkpoint, self.student, 0, device)?;
+                let (network, which) = checkpoint.network(self.student, 0, device)?;
                 let size_px = network.model.image_px() as u32;
                 let preprocessing = Preprocessing::of_size(size_px, network.normalization);
                 (network, which, preprocessing, Some(checkpoint.manifest))

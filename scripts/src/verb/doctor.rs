@@ -9,15 +9,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use trainer::comm::engine::conformance;
-use trainer::comm::engine::conformance::{Broken, Trial};
-use trainer::comm::engine::{Engine, EngineError, Solo};
-use trainer::device::workers::or_cores;
-use trainer::device::{Device, DeviceError, Opened, cuda_devices};
+use kernels::device::workers::or_cores;
+use kernels::device::{Device, DeviceError, Opened, cuda_devices};
+use ranks::EngineError;
+use ranks::conformance;
+use ranks::conformance::{Broken, Trial};
+use ranks::engine::{Engine, Solo};
 
 use crate::cluster::launch::Launch;
-use crate::cluster::ranks::EngineChoice;
-use crate::cluster::{compute, machine, ranks};
+use crate::cluster::start::EngineChoice;
+use crate::cluster::{compute, machine, start};
 
 /// What is written to look how fast a disk is.
 const DISK_BYTES: usize = 64 << 20;
@@ -62,7 +63,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     std::thread::spawn(move || {
         let engine = match (launch.world_size, choice) {
             (1, EngineChoice::Auto) => Ok(Box::new(Solo) as Box<dyn Engine>),
-            _ => ranks::start(&launch, &device, choice, deadline, max_count),
+            _ => start::start(&launch, &device, choice, deadline, max_count),
         };
         let mut engine = match engine {
             Ok(engine) => engine,
@@ -176,7 +177,7 @@ fn mpi() -> String {
 
 #[cfg(feature = "mpi")]
 fn library_version() -> Option<String> {
-    let version = trainer::comm::engine::mpi_version();
+    let version = ranks::engine::mpi_version();
     Some(version.split(',').next().unwrap_or_default().to_string())
 }
 
@@ -196,7 +197,7 @@ fn cuda() -> String {
 
 #[cfg(feature = "cuda")]
 fn nccl() -> String {
-    match trainer::comm::engine::nccl_version() {
+    match ranks::engine::nccl_version() {
         Ok(version) => format!("built in: {version}"),
         Err(reason) => format!("built in: {reason}"),
     }

@@ -1,18 +1,18 @@
 //! `ocelli export`: a backbone for other programs, with a page that says what it is.
 
-use pipeline::secrets::without_secrets;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::bail;
 use eval::{ImageSet, Protocol, Silent, Source, Split, Transform};
+use kernels::device::Opened;
+use networks::NamedTensor;
+use networks::Network;
+use pipeline::secrets::without_secrets;
 use pipeline::{Dataset, Storage};
 use serde_json::json;
-use trainer::NamedTensor;
-use trainer::Network;
 use trainer::checkpoint::Manifest;
-use trainer::device::Opened;
 use weights::{Card, Export, Format, Precision, Preprocessing, Score, rounded};
 
 use crate::backbone::{Backbone, WeightFlags};

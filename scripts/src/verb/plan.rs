@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 
 use anyhow::bail;
+use kernels::device::Opened;
+use ranks::topology::Sharding;
+use ranks::wire::Wire;
 use serde_json::json;
-use trainer::comm::topology::Sharding;
-use trainer::comm::wire::Wire;
-use trainer::device::Opened;
 use trainer::estimate::{
     Fabric, ModelCost, PRESETS, Spread, goodput, keep_that_fits, memory, of_plan, preset, simulate,
     step_time, traffic,

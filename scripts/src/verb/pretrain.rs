@@ -7,19 +7,19 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::bail;
 use eval::{ImageSet, Protocol, Source, Split, Transform};
+use kernels::device::DeviceKind;
+use networks::probe::Probe;
 use pipeline::{Dataset, Storage};
 use report::Start;
 use trainer::checkpoint::steps;
-use trainer::device::DeviceKind;
 use trainer::estimate::fit;
-use trainer::network::probe::Probe;
 use trainer::run::fault::Fault;
 use trainer::run::{Job, Outcome, host_name, run as train};
 use trainer::{Plan, Recipe};
 
 use super::report::write_beside;
 use crate::cluster::launch::Launch;
-use crate::cluster::{compute, machine, ranks};
+use crate::cluster::{compute, machine, start};
 use crate::console::say;
 use crate::evaluation::in_training::InTraining;
 use crate::evaluation::scores::set_name;
@@ -180,15 +180,15 @@ pub(crate) fn pretrain(
     }
     let launch = target.launch;
     let device = target.compute.open(launch)?;
-    let mut comm = ranks::connect(launch, &recipe.run, &device, target.compute.engine)?;
-    let n_sharers = ranks::n_sharers(&comm, &device)?;
+    let mut comm = start::connect(launch, &recipe.run, &device, target.compute.engine)?;
+    let n_sharers = start::n_sharers(&comm, &device)?;
     let mut recipe = recipe;
     // Without a GPU the host's memory is where everything lies.
     recipe.run.offload &= device.kind != DeviceKind::Cpu;
     // Other ranks would wait for the one that packs, and no longer than their deadline.
     let packs = launch.world_size == 1;
     let shards = in_shards(&recipe.data.shards, &target.workdir.join("shards"), packs);
-    recipe.data.shards = ranks::all_ready(&comm, shards)?;
+    recipe.data.shards = start::all_ready(&comm, shards)?;
     let open = || -> anyhow::Result<_> {
         let initial = initial::prepare(&mut recipe, target.workdir, &target.initial, launch.rank)?;
         let dataset = Arc::new(Dataset::open(&recipe.data.shards, storage)?);
@@ -200,7 +200,7 @@ pub(crate) fn pretrain(
         let probes = probes(&plan)?;
         Ok((dataset, plan, probes, initial))
     };
-    let (dataset, plan, mut probes, initial) = ranks::all_ready(&comm, open())?;
+    let (dataset, plan, mut probes, initial) = start::all_ready(&comm, open())?;
     let topology = plan.topology(launch.rank).map_err(anyhow::Error::msg)?;
     comm.regroup(topology, plan.recipe.run.exact_sums)?;
     let signals = Signals::listen()?;

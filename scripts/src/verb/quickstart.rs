@@ -9,11 +9,12 @@ use anyhow::bail;
 use eval::picture::report as pictures;
 use eval::probe::wanted;
 use eval::{ImageSet, Protocol, Silent, Source, Split, Transform};
+use kernels::device::Device;
+use networks::Network;
 use pipeline::{Dataset, Storage};
 use serde_json::json;
-use trainer::device::Device;
+use trainer::Plan;
 use trainer::run::Outcome;
-use trainer::{Network, Plan};
 use weights::{Format, Precision};
 
 use super::export;

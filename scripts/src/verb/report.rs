@@ -9,11 +9,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, bail};
 use eval::probe::wanted;
 use eval::{ImageSet, Silent, Source, features};
+use kernels::device::Device;
 use pipeline::url::{ShardUrl, expand};
 use pipeline::{Dataset, PipelineError, Storage};
 use report::{Gallery, GalleryRules, Report, Run, html};
 use serde_json::json;
-use trainer::device::Device;
 
 use crate::cluster::compute::DeviceFlag;
 use crate::console::say;

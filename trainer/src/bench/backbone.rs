@@ -4,16 +4,16 @@ use std::time::Instant;
 
 use augment::ViewRng;
 use burn_tensor::{DType, Device, Tensor};
+use kernels::device::workers::Workers;
+use networks::backbone::Readout;
+use networks::features::Features;
+use networks::leaves::Leaves;
+use networks::unit::{Context, Draws, StatSets, Unit};
+use ranks::EngineError;
+use ranks::communicator::Comm;
+use ranks::topology::Topology;
 
 use super::median;
-use crate::comm::communicator::Comm;
-use crate::comm::engine::EngineError;
-use crate::comm::topology::Topology;
-use crate::device::workers::Workers;
-use crate::model::backbone::Readout;
-use crate::model::features::Features;
-use crate::model::leaves::Leaves;
-use crate::model::unit::{Context, Draws, StatSets, Unit};
 use crate::optim::state::UnitShard;
 use crate::recipe::plan::Plan;
 use crate::step::whole::BackbonePass;
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
     use crate::bench::compare::difference;
     use crate::conformance::plans;
-    use crate::device::host::to_host;
+    use kernels::device::host::to_host;
 
     fn worst(a: Vec<Tensor<1>>, b: Vec<Tensor<1>>) -> f64 {
         assert_eq!(a.len(), b.len());

@@ -3,10 +3,10 @@
 //! The same plan, weights and batch go through forwards, loss and backwards on both, and then through a few steps.
 
 use burn_tensor::{Device, Tensor};
+use kernels::device::host::to_host;
+use ranks::communicator::Comm;
 
 use super::noise::noise_batch;
-use crate::comm::communicator::Comm;
-use crate::device::host::to_host;
 use crate::error::TrainError;
 use crate::recipe::plan::Plan;
 

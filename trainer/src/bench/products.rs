@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use half::bf16;
+use kernels::device::workers::Workers;
+use kernels::ops::gemm::Mat;
+use kernels::ops::tally::Product;
+use kernels::ops::{Number, Start, product_into};
 
 use super::Times;
-use crate::device::workers::Workers;
-use crate::ops::gemm::Mat;
-use crate::ops::tally::Product;
-use crate::ops::{Number, Start, product_into};
 
 /// Each shape is multiplied for at least so long, so that clocks are exact.
 const AT_LEAST_MS: f64 = 1.0;
@@ -81,7 +81,7 @@ fn ms_of<T: Number>(product: &Product) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::tally::products_of;
+    use kernels::ops::tally::products_of;
 
     #[test]
     fn what_is_noted_is_what_is_computed() {

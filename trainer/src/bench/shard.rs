@@ -4,13 +4,13 @@ use std::time::Instant;
 
 use augment::Batch;
 use burn_tensor::Device;
+use ranks::communicator::Comm;
+use ranks::engine::Reduction;
+use ranks::mesh::Traffic;
+use ranks::topology::Topology;
 
 use super::median;
 use super::noise::noise_batch;
-use crate::comm::communicator::Comm;
-use crate::comm::engine::Reduction;
-use crate::comm::mesh::Traffic;
-use crate::comm::topology::Topology;
 use crate::error::TrainError;
 use crate::estimate::Memory;
 use crate::estimate::{self, Spread};

@@ -4,15 +4,15 @@ use std::time::Instant;
 
 use augment::Batch;
 use burn_tensor::{Device, Distribution, Tensor};
+use kernels::ops::tally::products_of;
+use ranks::EngineError;
+use ranks::communicator::Comm;
 
 use super::noise::noise_batch;
 use super::products::{alone_ms, flops, square_ms};
 use super::{Times, median};
-use crate::comm::communicator::Comm;
-use crate::comm::engine::EngineError;
 use crate::error::TrainError;
 use crate::estimate::{self, Spread};
-use crate::ops::tally::products_of;
 use crate::recipe::plan::Plan;
 use crate::schedule::Knobs;
 use crate::step::precision::Arithmetic;

@@ -8,7 +8,6 @@
 mod folder;
 mod read;
 mod reshard;
-pub mod safetensors;
 mod shard_file;
 mod write;
 
@@ -19,11 +18,11 @@ pub use write::{Saver, Snapshot};
 
 use std::path::Path;
 
+use networks::layout::UnitLayout;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::TrainError;
-use crate::model::layout::UnitLayout;
 use crate::recipe::plan::Plan;
 
 /// Form of the checkpoints that this program writes and reads.
@@ -130,7 +129,7 @@ pub struct FileEntry {
 impl UnitEntry {
     /// What is to be said of a unit.
     pub fn of(layout: &UnitLayout, n_updates: u64) -> Self {
-        let param = |slot: &crate::model::layout::ParamSlot| ParamEntry {
+        let param = |slot: &networks::layout::ParamSlot| ParamEntry {
             name: layout.full_name(slot),
             shape: slot.spec.shape.clone(),
             offset: slot.offset,

@@ -6,14 +6,14 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use burn_tensor::{Device, Tensor, TensorData};
+use networks::Network;
+use networks::layout::{ALIGNMENT, UnitLayout};
+use ranks::communicator::Comm;
+use ranks::engine::Reduction;
 
-use super::safetensors::from_le_bytes;
 use super::shard_file::ShardFile;
 use super::{LATEST, MANIFEST, Manifest, UnitEntry, VERSION, folder, pieces, unusable};
-use crate::comm::communicator::Comm;
-use crate::comm::engine::Reduction;
 use crate::error::TrainError;
-use crate::model::layout::{ALIGNMENT, UnitLayout};
 use crate::optim::state::STUDENT;
 use crate::step::TrainState;
 
@@ -152,6 +152,27 @@ impl Checkpoint {
             self.with_file(number, check).map_err(|reason| unusable(&self.path, reason))?;
         }
         Ok(self)
+    }
+
+    /// The network that evaluation looks at, or the student if `wants_student`: the first follower, such as a teacher, and
+    /// the student where the method has none. The name says which it is.
+    ///
+    /// # Errors
+    /// [`TrainError::CheckpointRead`].
+    pub fn network(
+        &self,
+        wants_student: bool,
+        n_workers: usize,
+        device: &Device,
+    ) -> Result<(Network, &'static str), TrainError> {
+        let recipe = &self.manifest.plan.recipe;
+        let which = self.evaluated(wants_student)?;
+        let normalization = recipe.data.normalization;
+        let flat = |layout: &UnitLayout| {
+            self.check(layout)?;
+            self.buffer(which, &layout.name)
+        };
+        Ok((Network::new(&recipe.model, normalization, n_workers, device, flat)?, which))
     }
 
     /// Elements `wanted` of the buffer `which` of `unit`; padding is zero.
@@ -302,4 +323,10 @@ fn reason_of(error: TrainError) -> String {
         TrainError::CheckpointRead { reason, .. } => reason,
         other => other.to_string(),
     }
+}
+
+/// f32 values of little-endian bytes.
+fn from_le_bytes(bytes: &[u8]) -> Vec<f32> {
+    let word = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+    bytes.chunks_exact(4).map(word).collect()
 }

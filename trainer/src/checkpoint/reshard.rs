@@ -35,7 +35,7 @@ pub fn pieces(wanted: Range<usize>, numel: usize, file_len: usize) -> Vec<Piece>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::layout::ALIGNMENT;
+    use networks::layout::ALIGNMENT;
     use proptest::prelude::*;
 
     proptest! {

@@ -13,12 +13,12 @@ use std::thread::JoinHandle;
 
 use ::safetensors::tensor::{Dtype, View, serialize_to_file};
 use burn_tensor::{Device, Tensor};
+use kernels::device::host::with_slice;
 use pipeline::file;
+use ranks::topology::Topology;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{FileEntry, LATEST, MANIFEST, Manifest, UnitEntry, VERSION, folder, rank_file};
-use crate::comm::topology::Topology;
-use crate::device::host::with_slice;
 use crate::error::TrainError;
 use crate::recipe::plan::Plan;
 use crate::step::TrainState;

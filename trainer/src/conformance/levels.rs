@@ -1,12 +1,11 @@
 //! Where evaluation reads features: the last level is what the whole network gives, and every level is there.
 
 use burn_tensor::Device;
-
-use crate::device::host::to_host;
-use crate::model::backbone::ModelConfig;
-use crate::model::features::Features;
-use crate::model::patches::Normalization;
-use crate::network::Network;
+use kernels::device::host::to_host;
+use networks::Network;
+use networks::backbone::ModelConfig;
+use networks::features::Features;
+use networks::patches::Normalization;
 
 #[test]
 fn the_last_level_is_what_the_network_gives() {

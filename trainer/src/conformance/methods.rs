@@ -4,6 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use burn_tensor::Device;
+use kernels::device::host::to_host;
+use networks::backbone::Readout;
+use ranks::communicator::{Comm, CommConfig};
+use ranks::engine::{Engine, Local, LocalGroup, Reduction};
 
 use super::step::{ROUNDINGS, rounded};
 use super::{batch, pair, plans};
@@ -11,10 +15,6 @@ use crate::Plan;
 use crate::bench::compare::difference;
 use crate::bench::shard::share_of;
 use crate::checkpoint::{Saver, resume};
-use crate::comm::communicator::{Comm, CommConfig};
-use crate::comm::engine::{Engine, Local, LocalGroup, Reduction};
-use crate::device::host::to_host;
-use crate::model::backbone::Readout;
 use crate::recipe::plan::Room;
 use crate::step::Trainer;
 

@@ -7,10 +7,10 @@ mod step;
 mod units;
 
 use augment::{Batch, MultiCrop};
+use networks::backbone::ModelConfig;
 
 use crate::bench::noise::noise_batch;
 use crate::method::{MethodConfig, MethodContext, Moves};
-use crate::model::backbone::ModelConfig;
 use crate::schedule::RunLength;
 use crate::{Plan, Recipe};
 

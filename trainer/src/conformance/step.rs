@@ -5,19 +5,19 @@ use std::collections::BTreeMap;
 
 use augment::Batch;
 use burn_tensor::{DType, Device, Distribution, Tensor};
+use kernels::device::host::to_host;
+use networks::backbone::Readout;
+use networks::drop_path::Drawing;
+use networks::features::{Features, Outputs, by_image};
+use networks::head::{Head, On, Reads};
+use networks::leaves::Leaves;
+use networks::unit::{Context, Draws, StatSets, Unit};
+use ranks::communicator::Comm;
+use ranks::peers::Peers;
 
 use super::{BATCH, batch, pair, plans};
 use crate::bench::compare::difference;
-use crate::comm::communicator::Comm;
-use crate::comm::peers::Peers;
-use crate::device::host::to_host;
 use crate::method::{BatchOutputs, Method};
-use crate::model::backbone::Readout;
-use crate::model::drop_path::Drawing;
-use crate::model::features::{Features, Outputs, by_image};
-use crate::model::head::{Head, On, Reads};
-use crate::model::leaves::Leaves;
-use crate::model::unit::{Context, Draws, StatSets, Unit};
 use crate::optim::state::UnitShard;
 use crate::step::Trainer;
 use crate::{Plan, schedule::Knobs};

@@ -3,20 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use burn_tensor::{DType, Device, Distribution, Tensor, TensorData};
+use kernels::device::host::to_host;
+use kernels::device::workers::Workers;
+use kernels::ops::flops_of;
+use networks::backbone::Readout;
+use networks::features::Features;
+use networks::head::Reads;
+use networks::leaves::Leaves;
+use networks::params::Role;
+use networks::unit::{Context, Draws, GroupShape, StatSets, Unit};
+use ranks::communicator::Comm;
+use ranks::topology::Topology;
 
 use super::{BATCH, batch, pair, plans};
 use crate::Plan;
-use crate::comm::communicator::Comm;
-use crate::comm::topology::Topology;
-use crate::device::host::to_host;
-use crate::device::workers::Workers;
-use crate::model::backbone::Readout;
-use crate::model::features::Features;
-use crate::model::head::Reads;
-use crate::model::leaves::Leaves;
-use crate::model::params::Role;
-use crate::model::unit::{Context, Draws, GroupShape, StatSets, Unit};
-use crate::ops::flops_of;
 use crate::optim::state::UnitShard;
 use crate::step::whole::BackbonePass;
 

@@ -1,9 +1,10 @@
 //! Bytes of a rank, by item.
 
+use networks::layout::ALIGNMENT;
+use ranks::topology::Sharding;
+
 use super::{ModelCost, Spread, UnitCost, of_plan};
-use crate::comm::topology::Sharding;
 use crate::error::TrainError;
-use crate::model::layout::ALIGNMENT;
 use crate::recipe::plan::{Plan, Room};
 
 /// Bytes of an element in memory.
@@ -91,7 +92,7 @@ pub fn memory(model: &ModelCost, spread: &Spread) -> Memory {
     }
 }
 
-/// Sums that wait for the next of `n` parts in the order of [`crate::comm::ordered`]: one for each halving, and one in a
+/// Sums that wait for the next of `n` parts in the order of [`ranks::ordered`]: one for each halving, and one in a
 /// sequence.
 fn partial_sums(n: usize) -> usize {
     let halvings = n.max(1).trailing_zeros();
@@ -138,7 +139,7 @@ mod tests {
     use std::rc::Rc;
 
     use super::*;
-    use crate::comm::ordered::fold;
+    use ranks::ordered::fold;
 
     /// What is there when a part comes is counted where parts are summed.
     #[test]

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use networks::backbone::ModelConfig;
+use networks::head::{Head, On, Reads, readout};
+use networks::unit::{Cost, GroupShape, Unit};
+
 use crate::error::TrainError;
 use crate::method::Method;
-use crate::model::backbone::ModelConfig;
-use crate::model::head::{Head, On, Reads, readout};
-use crate::model::unit::{Cost, GroupShape, Unit};
 use crate::recipe::plan::Plan;
 
 /// A unit's size, and its cost for one image with all of its views.

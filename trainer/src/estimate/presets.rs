@@ -5,14 +5,14 @@
 //! DINOv3 for its 7B (40 blocks of 4096, gated MLP of 8192; Siméoni et al. 2025); SwAV's for ResNet-50 and for SEER.
 
 use augment::MultiCrop;
+use networks::backbone::ModelConfig;
+use networks::head::mlp::Mlp;
+use networks::head::prototypes::Prototypes;
+use networks::unit::{GroupShape, Unit};
 
 use super::model::of_parts;
 use super::{ModelCost, UnitCost};
 use crate::method::{MethodConfig, MethodContext};
-use crate::model::backbone::ModelConfig;
-use crate::model::head::mlp::Mlp;
-use crate::model::head::prototypes::Prototypes;
-use crate::model::unit::{GroupShape, Unit};
 use crate::schedule::RunLength;
 
 /// Names of the presets.

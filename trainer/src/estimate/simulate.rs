@@ -3,10 +3,11 @@
 
 use std::time::Instant;
 
+use networks::layout::UnitLayout;
+use networks::params::{Init, ParamSpec};
+
 use super::ModelCost;
 use crate::checkpoint::{UnitEntry, pieces};
-use crate::model::layout::UnitLayout;
-use crate::model::params::{Init, ParamSpec};
 
 /// What a change of the number of ranks takes.
 #[derive(Debug, Clone, Copy, PartialEq)]

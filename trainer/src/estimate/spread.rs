@@ -1,6 +1,7 @@
 //! How a model is spread over ranks.
 
-use crate::comm::topology::Sharding;
+use ranks::topology::Sharding;
+
 use crate::recipe::plan::Plan;
 use crate::step::precision::Precision;
 

@@ -1,10 +1,11 @@
 //! Traffic and time of a step, by the alpha-beta model: every message costs a latency, every byte its share
 //! of the bandwidth.
 
+use networks::layout::ALIGNMENT;
+use ranks::topology::Sharding;
+use ranks::wire::Wire;
+
 use super::{ModelCost, Spread};
-use crate::comm::topology::Sharding;
-use crate::comm::wire::Wire;
-use crate::model::layout::ALIGNMENT;
 
 /// What connects ranks, and what they compute with.
 #[derive(Debug, Clone, Copy, PartialEq)]

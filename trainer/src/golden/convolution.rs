@@ -1,20 +1,20 @@
 //! Convolutions, batch normalization and the networks that are made of them (`scripts/golden/convolution.py`).
 
 use burn_tensor::{DType, Device, Tensor};
+use kernels::device::host::to_host;
+use kernels::ops::{Window, conv, max_pool, normalize};
+use networks::backbone::{ModelConfig, Readout};
+use networks::batch_norm::BatchNorm;
+use networks::features::Features;
+use networks::layout::UnitLayout;
+use networks::leaves::Leaves;
+use networks::params::Role;
+use networks::patches::{Normalization, PixelInput};
+use networks::unit::{Context, Draws, StatSets, Unit};
+use ranks::topology::Topology;
 
 use super::names::{uniform, weights};
 use super::{Golden, assert_near};
-use crate::comm::topology::Topology;
-use crate::device::host::to_host;
-use crate::model::backbone::{ModelConfig, Readout};
-use crate::model::batch_norm::BatchNorm;
-use crate::model::features::Features;
-use crate::model::layout::UnitLayout;
-use crate::model::leaves::Leaves;
-use crate::model::params::Role;
-use crate::model::patches::{Normalization, PixelInput};
-use crate::model::unit::{Context, Draws, StatSets, Unit};
-use crate::ops::{Window, conv, max_pool, normalize};
 use crate::optim::state::UnitShard;
 
 const TOLERANCE: f32 = 1e-5;

@@ -9,10 +9,10 @@ mod official;
 mod optimizer;
 
 use burn_tensor::{Device, Tensor, TensorData};
+use kernels::device::host::to_host;
 use safetensors::{Dtype, SafeTensors};
 
 use crate::bench::compare::difference;
-use crate::device::host::to_host;
 use crate::optim::state::UnitShard;
 
 /// A file of golden tensors.

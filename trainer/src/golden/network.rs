@@ -1,16 +1,16 @@
 //! Backbone and head, forwards and backwards.
 
 use burn_tensor::{DType, Device};
+use networks::backbone::{ModelConfig, Readout};
+use networks::features::Features;
+use networks::head::mlp::Mlp;
+use networks::head::prototypes::Prototypes;
+use networks::leaves::Leaves;
+use networks::patches::{Normalization, PixelInput};
+use networks::unit::{Context, Draws, StatSets, Unit};
+use ranks::topology::Topology;
 
 use super::Golden;
-use crate::comm::topology::Topology;
-use crate::model::backbone::{ModelConfig, Readout};
-use crate::model::features::Features;
-use crate::model::head::mlp::Mlp;
-use crate::model::head::prototypes::Prototypes;
-use crate::model::leaves::Leaves;
-use crate::model::patches::{Normalization, PixelInput};
-use crate::model::unit::{Context, Draws, StatSets, Unit};
 use crate::optim::state::UnitShard;
 
 /// Through a network.

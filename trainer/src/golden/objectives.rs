@@ -2,10 +2,12 @@
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
+use kernels::ops::{softmax_rows, unit_rows};
+use networks::features::Outputs;
+use ranks::communicator::Comm;
+use ranks::peers::Peers;
 
 use super::Golden;
-use crate::comm::communicator::Comm;
-use crate::comm::peers::Peers;
 use crate::method::loss::cross_entropy::between_views;
 use crate::method::loss::koleo::{Neighbors, directions};
 use crate::method::loss::mean::batch_means;
@@ -13,8 +15,6 @@ use crate::method::loss::nt_xent::Contrast;
 use crate::method::loss::sigreg::Sigreg;
 use crate::method::loss::sinkhorn::targets;
 use crate::method::{BatchOutputs, Method, MethodConfig, MethodContext};
-use crate::model::features::Outputs;
-use crate::ops::{softmax_rows, unit_rows};
 use crate::schedule::RunLength;
 
 const TOLERANCE: f32 = 1e-5;

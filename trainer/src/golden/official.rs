@@ -3,11 +3,11 @@
 
 use augment::{Batch, GroupSpec, Views};
 use burn_tensor::{Device, Tensor};
+use kernels::device::host::to_host;
+use ranks::communicator::Comm;
 
 use super::names::{uniform, weights};
 use super::{Golden, assert_near};
-use crate::comm::communicator::Comm;
-use crate::device::host::to_host;
 use crate::optim::state::UnitShard;
 use crate::step::Trainer;
 use crate::{Plan, Recipe};

@@ -1,13 +1,13 @@
 //! Three steps of each optimizer with gradients that shrink from one to the next.
 
 use burn_tensor::Device;
+use networks::head::mlp::Mlp;
+use networks::head::projection::Projection;
+use networks::unit::Unit;
+use ranks::fixed::Fixed;
+use ranks::topology::Topology;
 
 use super::Golden;
-use crate::comm::fixed::Fixed;
-use crate::comm::topology::Topology;
-use crate::model::head::mlp::Mlp;
-use crate::model::head::projection::Projection;
-use crate::model::unit::Unit;
 use crate::optim::state::UnitShard;
 use crate::optim::{AdamW, Adaptation, ClipRule, Optimizer, RateRule, Rule, Sgd};
 use crate::schedule::Knobs;

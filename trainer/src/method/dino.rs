@@ -11,6 +11,13 @@
 
 use augment::MultiCrop;
 use burn_tensor::{Device, Tensor, TensorData};
+use kernels::ops::{sharpness, softmax_rows};
+use networks::features::Outputs;
+use networks::head::mlp::Mlp;
+use networks::head::prototypes::Prototypes;
+use networks::head::{Head, On, Reads};
+use ranks::EngineError;
+use ranks::peers::Peers;
 use serde::{Deserialize, Serialize};
 
 use super::loss::cross_entropy::between_views;
@@ -21,13 +28,6 @@ use super::{
     BatchLoss, BatchOutputs, Follower, Gauges, MATCH_LOSS, Method, MethodContext, MethodRecipe,
     MicroBatchLoss, Moves,
 };
-use crate::comm::engine::EngineError;
-use crate::comm::peers::Peers;
-use crate::model::features::Outputs;
-use crate::model::head::mlp::Mlp;
-use crate::model::head::prototypes::Prototypes;
-use crate::model::head::{Head, On, Reads};
-use crate::ops::{sharpness, softmax_rows};
 use crate::schedule::{Duration, Ramp};
 
 /// Gauge of the mean entropy of the targets.

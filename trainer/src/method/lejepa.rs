@@ -9,16 +9,16 @@
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
+use networks::features::Outputs;
+use networks::head::projection::Projection;
+use networks::head::{Head, On, Reads};
+use networks::unit::Unit;
+use ranks::EngineError;
+use ranks::peers::Peers;
 use serde::{Deserialize, Serialize};
 
 use super::loss::sigreg::{Sigreg, directions};
 use super::{BatchLoss, BatchOutputs, Method, MethodContext, MethodRecipe, MicroBatchLoss};
-use crate::comm::engine::EngineError;
-use crate::comm::peers::Peers;
-use crate::model::features::Outputs;
-use crate::model::head::projection::Projection;
-use crate::model::head::{Head, On, Reads};
-use crate::model::unit::Unit;
 
 /// Name of the head.
 const HEAD: &str = "head";

@@ -18,12 +18,12 @@ pub(crate) use views::ViewsConfig;
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
+use networks::features::Outputs;
+use networks::head::Head;
+use networks::unit::StatSets;
+use ranks::EngineError;
+use ranks::peers::Peers;
 
-use crate::comm::engine::EngineError;
-use crate::comm::peers::Peers;
-use crate::model::features::Outputs;
-use crate::model::head::Head;
-use crate::model::unit::StatSets;
 use crate::schedule::RunLength;
 
 /// Gauge of the part of the loss in which the student follows a teacher. A method whose loss has

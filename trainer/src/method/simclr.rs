@@ -9,16 +9,16 @@
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
+use kernels::ops::unit_rows;
+use networks::features::Outputs;
+use networks::head::projection::Projection;
+use networks::head::{Head, On, Reads};
+use ranks::EngineError;
+use ranks::peers::Peers;
 use serde::{Deserialize, Serialize};
 
 use super::loss::nt_xent::{Contrast, N_VIEWS};
 use super::{BatchLoss, BatchOutputs, Method, MethodContext, MethodRecipe, MicroBatchLoss};
-use crate::comm::engine::EngineError;
-use crate::comm::peers::Peers;
-use crate::model::features::Outputs;
-use crate::model::head::projection::Projection;
-use crate::model::head::{Head, On, Reads};
-use crate::ops::unit_rows;
 
 /// Name of the head.
 const HEAD: &str = "head";

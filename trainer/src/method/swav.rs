@@ -12,19 +12,19 @@
 
 use augment::MultiCrop;
 use burn_tensor::{Device, Tensor, TensorData};
+use kernels::ops::{sharpness, unit_rows};
+use networks::features::Outputs;
+use networks::head::projection::Projection;
+use networks::head::unit_prototypes::UnitPrototypes;
+use networks::head::{Head, On, Reads};
+use ranks::EngineError;
+use ranks::peers::Peers;
 use serde::{Deserialize, Serialize};
 
 use super::loss::cross_entropy::between_views;
 use super::loss::mean::{batch_means, in_use};
 use super::loss::sinkhorn;
 use super::{BatchLoss, BatchOutputs, Method, MethodContext, MethodRecipe, MicroBatchLoss};
-use crate::comm::engine::EngineError;
-use crate::comm::peers::Peers;
-use crate::model::features::Outputs;
-use crate::model::head::projection::Projection;
-use crate::model::head::unit_prototypes::UnitPrototypes;
-use crate::model::head::{Head, On, Reads};
-use crate::ops::{sharpness, unit_rows};
 use crate::schedule::Duration;
 
 /// Gauge of the mean entropy of the targets.
@@ -297,7 +297,7 @@ impl Method for Swav {
             count: self.config.prototypes,
             frozen_steps: self.frozen_steps,
         };
-        let projection: Vec<Box<dyn crate::model::unit::Unit>> = vec![Box::new(projection)];
+        let projection: Vec<Box<dyn networks::unit::Unit>> = vec![Box::new(projection)];
         vec![
             Head { name: PROJECTION, reads: Reads::Pooled, on: On::Student, units: projection },
             Head {

@@ -9,14 +9,14 @@
 
 use augment::MultiCrop;
 use burn_tensor::{Tensor, TensorData};
+use networks::features::Outputs;
+use networks::head::mlp::Mlp;
+use networks::head::{Head, On, Reads};
+use ranks::EngineError;
+use ranks::peers::Peers;
 use serde::{Deserialize, Serialize};
 
 use super::{BatchLoss, BatchOutputs, Follower, Method, MethodContext, MethodRecipe, MicroBatchLoss, Moves};
-use crate::comm::engine::EngineError;
-use crate::comm::peers::Peers;
-use crate::model::features::Outputs;
-use crate::model::head::mlp::Mlp;
-use crate::model::head::{Head, On, Reads};
 
 /// The toy, as a recipe writes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

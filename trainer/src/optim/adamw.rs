@@ -9,11 +9,11 @@
 use std::ops::Range;
 
 use burn_tensor::Tensor;
+use kernels::device::host::{on_host, with_slice};
 use multiversion::multiversion;
 
 use super::runs::scaled;
 use super::state::UnitShard;
-use crate::device::host::{on_host, with_slice};
 
 /// PyTorch's epsilon; Burn's default of 1e-5 is another optimizer.
 pub(super) const EPSILON: f32 = 1e-8;

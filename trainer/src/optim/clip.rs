@@ -7,16 +7,16 @@
 use std::ops::Range;
 
 use burn_tensor::Tensor;
+use kernels::device::host::{is_host, with_slice};
+use kernels::device::readback::read_back;
 use multiversion::multiversion;
+use networks::layout::ALIGNMENT;
+use ranks::EngineError;
+use ranks::fixed::Fixed;
 use serde::{Deserialize, Serialize};
 
 use super::runs::joined;
 use super::state::UnitShard;
-use crate::comm::engine::EngineError;
-use crate::comm::fixed::Fixed;
-use crate::device::host::{is_host, with_slice};
-use crate::device::readback::read_back;
-use crate::model::layout::ALIGNMENT;
 
 /// Keeps the clip factor finite, as in DINO.
 const CLIP_EPSILON: f64 = 1e-6;

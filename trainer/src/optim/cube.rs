@@ -14,11 +14,11 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use burn_tensor::{DType, Tensor, TensorData};
 use cubecl::prelude::*;
+use kernels::ops::cube::{empty, one_unit_each, spread};
 
 use super::adamw::{Constants, EPSILON, Update};
 use super::follow::{Decays, decay_of, follow_one};
 use super::state::UnitShard;
-use crate::ops::cube::{empty, one_unit_each, spread};
 
 /// Elements whose squares are added up by one cube.
 const BLOCK: usize = 8192;

@@ -5,10 +5,10 @@
 //! ```
 
 use burn_tensor::Tensor;
+use kernels::device::host::{is_host, on_host, with_slice};
 use multiversion::multiversion;
 
 use super::state::{Buffer, UnitShard};
-use crate::device::host::{is_host, on_host, with_slice};
 
 /// Decays of followers, by name.
 pub(super) type Decays<'a> = [(&'static str, f64)];

@@ -1,6 +1,10 @@
 //! The optimizer of a run: a rule, what it is given of each parameter, and where the shards lie.
 
 use burn_tensor::Tensor;
+use kernels::device::host::is_host;
+use networks::params::Role;
+use ranks::EngineError;
+use ranks::fixed::Fixed;
 use rayon::prelude::*;
 
 use super::adamw::{self, AdamW};
@@ -10,10 +14,6 @@ use super::cube;
 use super::follow::{Decays, follow};
 use super::sgd::{self, Lengths, RateRule, Sgd};
 use super::state::{Segment, UnitShard};
-use crate::comm::engine::EngineError;
-use crate::comm::fixed::Fixed;
-use crate::device::host::is_host;
-use crate::model::params::Role;
 use crate::schedule::Knobs;
 
 /// The optimizer.
@@ -215,13 +215,13 @@ mod tests {
 
     use super::super::sgd::Adaptation;
     use super::*;
-    use crate::comm::topology::Topology;
-    use crate::device::host::to_host;
-    use crate::model::head::mlp::Mlp;
-    use crate::model::head::projection::Projection;
-    use crate::model::head::prototypes::Prototypes;
-    use crate::model::unit::Unit;
-    use crate::ops::twin::devices;
+    use kernels::device::host::to_host;
+    use kernels::ops::twin::devices;
+    use networks::head::mlp::Mlp;
+    use networks::head::projection::Projection;
+    use networks::head::prototypes::Prototypes;
+    use networks::unit::Unit;
+    use ranks::topology::Topology;
 
     const DECAYS: [(&str, f64); 2] = [("teacher", 0.9), ("past", 0.0)];
 

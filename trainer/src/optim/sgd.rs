@@ -17,11 +17,11 @@
 use std::ops::Range;
 
 use burn_tensor::Tensor;
+use kernels::device::host::{on_host, with_slice};
 use multiversion::multiversion;
 
 use super::runs::scaled;
 use super::state::UnitShard;
-use crate::device::host::{on_host, with_slice};
 
 /// Keeps a rate finite.
 const EPSILON: f64 = 1e-8;

@@ -1,13 +1,12 @@
 //! This rank's shards: master weights, what the optimizer keeps beside them, and the followers, unit by unit.
 
 use burn_tensor::{Device, Tensor, TensorData};
-
-use crate::comm::topology::Topology;
-use crate::error::TrainError;
-use crate::model::init::fill;
-use crate::model::layout::{ParamSlot, UnitLayout};
-use crate::model::tensor::{NamedTensor, by_name, values_of};
-use crate::model::unit::Unit;
+use networks::NetworkError;
+use networks::init::fill;
+use networks::layout::{ParamSlot, UnitLayout};
+use networks::tensor::{NamedTensor, by_name, values_of};
+use networks::unit::Unit;
+use ranks::topology::Topology;
 
 /// The shards of one unit, `[padded / S]` each.
 #[derive(Debug, Clone)]
@@ -87,8 +86,8 @@ impl UnitShard {
     /// Takes the values of `tensors`, of which there is one for each parameter, for the student and every follower.
     ///
     /// # Errors
-    /// [`TrainError::Weights`].
-    pub fn start_from(&mut self, tensors: &[NamedTensor]) -> Result<(), TrainError> {
+    /// [`NetworkError::Weights`].
+    pub fn start_from(&mut self, tensors: &[NamedTensor]) -> Result<(), NetworkError> {
         let tensors = by_name(tensors);
         let mut values = vec![0.0; self.len()];
         for segment in self.segments() {
@@ -148,21 +147,21 @@ fn segments(layout: &UnitLayout, start: usize, len: usize) -> impl Iterator<Item
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::host::to_host;
-    use crate::model::init::fill;
-    use crate::model::patches::Normalization;
-    use crate::network::Network;
+    use kernels::device::host::to_host;
+    use networks::Network;
+    use networks::init::fill;
+    use networks::patches::Normalization;
 
     /// Shards of 1, 2 and 4 ranks hold the same weights, for the student and every follower.
     #[test]
     fn every_shard_starts_with_its_part_of_the_weights() {
-        let model = crate::model::backbone::ModelConfig::examples().remove(1);
+        let model = networks::backbone::ModelConfig::examples().remove(1);
         let device = Device::flex();
         let mut tensors = Network::random(&model, Normalization::default(), 7, 1, &device).unwrap().tensors();
         for (i, tensor) in tensors.iter_mut().enumerate() {
-            fill(crate::model::params::Init::Normal(1.0), i as u64, "other", 0, &mut tensor.values);
+            fill(networks::params::Init::Normal(1.0), i as u64, "other", 0, &mut tensor.values);
         }
-        for unit in model.units(crate::model::backbone::Readout::All) {
+        for unit in model.units(networks::backbone::Readout::All) {
             let of_group = |group_size: usize| -> Vec<f32> {
                 let of_rank = |rank: usize| {
                     let topology = Topology { rank, world_size: group_size, group_size };

@@ -8,13 +8,13 @@ pub mod plan;
 mod values;
 
 use augment::DecodeRules;
+use networks::backbone::ModelConfig;
+use networks::patches::Normalization;
+use ranks::topology::Sharding;
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::comm::topology::Sharding;
 use crate::error::TrainError;
 use crate::method::{MethodConfig, ViewsConfig};
-use crate::model::backbone::ModelConfig;
-use crate::model::patches::Normalization;
 use crate::optim::ClipRule;
 use crate::schedule::Duration;
 use crate::step::precision::Precision;

@@ -2,18 +2,18 @@
 
 use augment::MultiCrop;
 use burn_tensor::Device;
+use kernels::device::workers::or_cores;
+use networks::head::readout;
+use networks::patches::PixelInput;
+use ranks::communicator::Comm;
+use ranks::topology::Topology;
 use serde::{Deserialize, Serialize};
 
 use super::lengths::lengths;
 use super::values::check_values;
 use super::{Algorithm, LrSchedule, Recipe};
-use crate::comm::communicator::Comm;
-use crate::comm::topology::Topology;
-use crate::device::workers::or_cores;
 use crate::error::TrainError;
 use crate::method::{Method, MethodContext, Moves};
-use crate::model::head::readout;
-use crate::model::patches::PixelInput;
 use crate::optim::state::STUDENT;
 use crate::optim::{AdamW, Adaptation, Optimizer, RateRule, Rule, Sgd};
 use crate::schedule::{RunLength, Schedule, Schedules, Shape};

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use augment::{AugmentError, BatchPool, DecodeRules, EncodedImage, MultiCrop, PoolConfig, SampleKey, Source};
+use kernels::device::workers::or_cores;
 use pipeline::{Cursor, Dataset, Item, Loader, LoaderConfig, Order, PipelineError, Quarantine, Share};
 
-use crate::device::workers::or_cores;
 use crate::recipe::plan::Plan;
 
 /// A [`Source`] that reads shards.

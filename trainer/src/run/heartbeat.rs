@@ -8,12 +8,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pipeline::file;
+use ranks::communicator::Comm;
+use ranks::deadline::{Lost, Watch};
+use ranks::flight_recorder::{Entry, FlightRecorder};
 use serde::{Deserialize, Serialize};
 
 use super::clock::now_s;
-use crate::comm::communicator::Comm;
-use crate::comm::deadline::{Lost, Watch};
-use crate::comm::flight_recorder::{Entry, FlightRecorder};
 use crate::error::TrainError;
 
 /// Between heartbeats.

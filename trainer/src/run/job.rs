@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use burn_tensor::Device;
+use networks::tensor::NamedTensor;
 use pipeline::Dataset;
 
 use super::fault::Fault;
-use crate::model::tensor::NamedTensor;
 use crate::recipe::plan::Plan;
 
 /// How a run ended.

@@ -3,17 +3,17 @@
 use std::path::Path;
 
 use burn_tensor::Tensor;
+use networks::probe::Probe;
+use ranks::peers::Peers;
 
+use super::evaluated::evaluated_network;
 use super::health::Concern;
 use super::heartbeat::Pulse;
 use super::job::{Observer, Progress};
 use super::metrics::{collapse_warnings, row_of};
 use super::straggler::Stragglers;
 use super::telemetry::Telemetry;
-use crate::comm::peers::Peers;
 use crate::error::TrainError;
-use crate::network::evaluated_network;
-use crate::network::probe::Probe;
 use crate::recipe::plan::Plan;
 use crate::schedule::Knobs;
 use crate::step::{StepReport, Trainer};

@@ -2,6 +2,7 @@
 
 mod clock;
 pub mod data;
+mod evaluated;
 pub mod events;
 pub mod fault;
 pub(crate) mod health;
@@ -20,9 +21,10 @@ pub use health::Concern;
 pub use heartbeat::host_name;
 pub use job::{Job, Observer, Outcome, Progress};
 
-use crate::comm::communicator::Comm;
+use networks::probe::Probe;
+use ranks::communicator::Comm;
+
 use crate::error::TrainError;
-use crate::network::probe::Probe;
 
 /// Trains the job's plan until it is finished or asked to stop, from the newest checkpoint on if there is
 /// one. All ranks call it, with the same probes, which run on rank 0.

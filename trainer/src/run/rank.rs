@@ -6,16 +6,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use networks::probe::Probe;
+use ranks::communicator::Comm;
+use ranks::engine::Reduction;
+
 use super::heartbeat::{self, Pulse, RankWatch};
 use super::job::{Job, Observer, Outcome};
 use super::journal::{Journal, StepTime};
 use super::stream::{Arrival, Next, Stream};
 use super::workdir::{self, Exceptions};
 use crate::checkpoint::{self, Saver};
-use crate::comm::communicator::Comm;
-use crate::comm::engine::Reduction;
 use crate::error::TrainError;
-use crate::network::probe::Probe;
 use crate::recipe::plan::Plan;
 use crate::schedule::Schedules;
 use crate::step::{StepReport, Trainer, Votes};
@@ -73,7 +74,7 @@ impl<'a> Run<'a> {
         let state = &mut trainer.state;
         let resumed = checkpoint::resume(&folder, u64::MAX, state, &trainer.comm, &state_device, warn);
         if let (None, Some(initial)) = (resumed.inspect_err(failed)?, job.initial) {
-            trainer.start_from(initial).inspect_err(failed)?;
+            trainer.start_from(initial).map_err(TrainError::from).inspect_err(failed)?;
         }
         let saver = Saver::new(&folder, topology, plan.recipe.run.keep_checkpoints);
         let first = trainer.state.step;

@@ -1,7 +1,7 @@
 //! Which ranks hold the others up.
 
-use crate::comm::communicator::Comm;
-use crate::comm::engine::EngineError;
+use ranks::EngineError;
+use ranks::communicator::Comm;
 
 /// A rank is late when it is busy for this many times as long as the median.
 const LATE: f64 = 1.3;

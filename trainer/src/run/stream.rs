@@ -7,10 +7,10 @@ use std::time::Instant;
 use augment::{Batch, BatchPool};
 use burn_tensor::Device;
 use pipeline::{Cursor, Share};
+use ranks::EngineError;
 
 use super::data::{ShardSource, batches};
 use super::job::Job;
-use crate::comm::engine::EngineError;
 use crate::error::TrainError;
 use crate::recipe::plan::Plan;
 use crate::schedule::Knobs;

@@ -6,10 +6,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use pipeline::file;
+use ranks::communicator::Comm;
+use ranks::engine::Reduction;
 
 use crate::checkpoint::{Checkpoint, steps};
-use crate::comm::communicator::Comm;
-use crate::comm::engine::Reduction;
 use crate::error::TrainError;
 use crate::recipe::compare::{difference, with_length_of};
 use crate::recipe::plan::Plan;

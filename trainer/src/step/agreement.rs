@@ -1,8 +1,10 @@
 //! What ranks agree on at the end of a step, in one small all-reduce: loss, gauges, norms and votes.
 
-use crate::comm::communicator::Comm;
-use crate::comm::engine::{EngineError, Reduction};
-use crate::comm::fixed::{Fixed, N_LIMBS};
+use ranks::EngineError;
+use ranks::communicator::Comm;
+use ranks::engine::Reduction;
+use ranks::fixed::{Fixed, N_LIMBS};
+
 use crate::method::Gauges;
 
 /// What a rank has to say to the others at the end of a step; numbers of ranks once they have agreed.

@@ -1,10 +1,9 @@
 //! A rank's share of a batch: micro-batches, and the slices of each that workers take.
 
 use burn_tensor::Tensor;
-
-use crate::comm::topology::Topology;
-use crate::device::workers::Workers;
-use crate::model::features::Features;
+use kernels::device::workers::Workers;
+use networks::features::Features;
+use ranks::topology::Topology;
 
 /// Features of some images, by size of view.
 pub(crate) type Groups = Vec<Features>;

@@ -1,9 +1,10 @@
 //! How steps are taken.
 
+use networks::patches::PixelInput;
+use ranks::topology::{Sharding, Topology};
+
 use super::batch::Share;
 use super::precision::Precision;
-use crate::comm::topology::{Sharding, Topology};
-use crate::model::patches::PixelInput;
 
 /// How steps are taken.
 #[derive(Debug, Clone, Copy, PartialEq)]

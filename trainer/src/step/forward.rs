@@ -1,16 +1,16 @@
 //! The forward passes of a step: followers without a graph, the student with what the way back needs.
 
 use burn_tensor::Tensor;
+use networks::features::Outputs;
+use networks::head::On;
+use ranks::EngineError;
+use ranks::prefetch::Gathers;
 
 use super::batch::MicroBatch;
 use super::heads::HeadPass;
 use super::networks::{Networks, Observation};
 use super::pass::{Passes, UnitDraws, UnitTape, over_groups};
-use crate::comm::engine::EngineError;
-use crate::comm::prefetch::Gathers;
 use crate::method::Follower;
-use crate::model::features::Outputs;
-use crate::model::head::On;
 use crate::optim::state::STUDENT;
 
 /// What followers give.

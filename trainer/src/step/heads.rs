@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 
 use burn_tensor::{DType, Tensor};
+use kernels::ops::seed;
+use networks::features::{Features, Outputs, by_image};
+use networks::head::{On, Reads};
+use networks::leaves::Leaves;
+use networks::unit::{Context, Draws, StatSets};
+use ranks::EngineError;
+use ranks::prefetch::Gathers;
 
 use super::batch::{FeatureGrads, Groups, MicroBatch};
 use super::net::Placed;
 use super::networks::{Networks, Observation};
 use super::pass::{Passes, SlicedGrads, UnitDraws, UnitTape, over_groups};
-use crate::comm::engine::EngineError;
-use crate::comm::prefetch::Gathers;
 use crate::method::Follower;
-use crate::model::features::{Features, Outputs, by_image};
-use crate::model::head::{On, Reads};
-use crate::model::leaves::Leaves;
-use crate::model::unit::{Context, Draws, StatSets};
-use crate::ops::seed;
 use crate::optim::state::STUDENT;
 
 /// Gathered weights of heads' units, by number.

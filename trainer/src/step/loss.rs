@@ -3,21 +3,21 @@
 use std::collections::BTreeMap;
 
 use burn_tensor::Tensor;
+use kernels::device::host::add;
+use networks::features::Outputs;
+use networks::head::On;
+use ranks::EngineError;
+use ranks::ordered;
+use ranks::peers::Peers;
+use ranks::prefetch::{Gathers, Reductions};
+use ranks::wire::Wire;
 
 use super::batch::{Groups, MicroBatch};
 use super::heads::{Flats, GraphInput, HeadPass, StagedHead, graph_inputs};
 use super::networks::{Networks, Observation};
 use super::pass::{Passes, SlicedGrads};
 use super::scalars::Scalars;
-use crate::comm::engine::EngineError;
-use crate::comm::ordered;
-use crate::comm::peers::Peers;
-use crate::comm::prefetch::{Gathers, Reductions};
-use crate::comm::wire::Wire;
-use crate::device::host::add;
 use crate::method::{BatchLoss, BatchOutputs, Method};
-use crate::model::features::Outputs;
-use crate::model::head::On;
 
 /// What heads and loss leave.
 pub(super) struct Scored {

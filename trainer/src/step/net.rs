@@ -1,8 +1,9 @@
 //! The networks of a run: one list of units for student and followers, backbone first, then the heads.
 
+use networks::head::{Head, On, Reads};
+use networks::unit::Unit;
+
 use crate::method::{Follower, Method};
-use crate::model::head::{Head, On, Reads};
-use crate::model::unit::Unit;
 
 /// The networks.
 pub(crate) struct Net {

@@ -1,12 +1,12 @@
 //! The networks of a step with their shards, and what their running parameters make of a batch.
 
 use burn_tensor::Tensor;
+use networks::leaves::Leaves;
+use networks::unit::{Context, Draws};
 
 use super::net::Net;
 use super::pass::Passes;
 use super::tape::Gathered;
-use crate::model::leaves::Leaves;
-use crate::model::unit::{Context, Draws};
 use crate::optim::state::UnitShard;
 
 /// The networks and the shards of their units.

@@ -2,23 +2,23 @@
 //!
 //! Micro-batches go through a unit one after another while it is gathered, their slices on workers side by side.
 //! Between two stages the local sums are totaled over slices in sequence, over micro-batches in the order of the tree
-//! ([`crate::comm::ordered`]) and over ranks; on the way back the gradients at the totals are added up in the same
+//! ([`ranks::ordered`]) and over ranks; on the way back the gradients at the totals are added up in the same
 //! way, so that the vector-Jacobian product is that of the whole batch.
 //!
 //! A unit of several stages that does not keep its graph keeps its input and the totals, and runs again as a whole, for
 //! all micro-batches: no stage can go back before the next has done so for the whole batch.
 
 use burn_tensor::{DType, Tensor};
+use kernels::device::workers::Workers;
+use networks::leaves::ParamGrads;
+use networks::unit::{Draws, StageOutput, StatSets};
+use ranks::EngineError;
+use ranks::communicator::Comm;
+use ranks::ordered;
+use ranks::peers::Peers;
 
 use super::batch::{GroupGrads, Groups, MicroBatch};
 use super::tape::{Beside, Gathered, InputGrads, Kept, OutputGrads};
-use crate::comm::communicator::Comm;
-use crate::comm::engine::EngineError;
-use crate::comm::ordered;
-use crate::comm::peers::Peers;
-use crate::device::workers::Workers;
-use crate::model::leaves::ParamGrads;
-use crate::model::unit::{Draws, StageOutput, StatSets};
 
 /// What takes micro-batches through units.
 #[derive(Clone, Copy)]

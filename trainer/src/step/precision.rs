@@ -1,9 +1,8 @@
 //! What is computed in which type of number, and what travels in which.
 
 use burn_tensor::DType;
+use ranks::wire::Wire;
 use serde::{Deserialize, Serialize};
-
-use crate::comm::wire::Wire;
 
 /// What the units of a backbone compute in. Master weights, moments, sums of gradients, norms, softmax and the head
 /// are f32 whatever it is.

@@ -1,13 +1,13 @@
 //! What a step gives: gradients before its update, and a report after it.
 
 use burn_tensor::Tensor;
+use ranks::EngineError;
+use ranks::fixed::Fixed;
 
 use super::agreement::Votes;
 use super::networks::Observation;
 use super::phases::Phases;
 use super::scalars::Scalars;
-use crate::comm::engine::EngineError;
-use crate::comm::fixed::Fixed;
 use crate::method::Gauges;
 
 /// A step whose gradients are known and whose update is not made.

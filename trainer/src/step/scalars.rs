@@ -2,10 +2,9 @@
 //! that is read at once keeps the host from launching what comes next.
 
 use burn_tensor::Tensor;
-
-use crate::comm::engine::EngineError;
-use crate::comm::fixed::Fixed;
-use crate::device::readback::read_back;
+use kernels::device::readback::read_back;
+use ranks::EngineError;
+use ranks::fixed::Fixed;
 
 /// Gauges as sums that have no order.
 pub(crate) type FixedGauges = Vec<(&'static str, Fixed)>;

@@ -1,13 +1,13 @@
 //! One stage of a unit forwards and backwards on one slice of a micro-batch.
 
 use burn_tensor::{DType, Tensor};
+use kernels::ops::seed;
+use networks::features::Features;
+use networks::layout::UnitLayout;
+use networks::leaves::{Leaves, ParamGrads};
+use networks::unit::{Context, Draws, StageOutput, StatSets, Unit};
 
 use super::batch::{FeatureGrads, GroupGrads, Groups};
-use crate::model::features::Features;
-use crate::model::layout::UnitLayout;
-use crate::model::leaves::{Leaves, ParamGrads};
-use crate::model::unit::{Context, Draws, StageOutput, StatSets, Unit};
-use crate::ops::seed;
 
 /// What is left of a forward pass for the backward pass.
 pub(crate) enum Kept<'a> {

@@ -2,6 +2,21 @@
 
 use augment::Batch;
 use burn_tensor::{DType, Device, Tensor};
+use kernels::device::host;
+use kernels::device::readback::read_back;
+use kernels::device::workers::Workers;
+use networks::NetworkError;
+use networks::drop_path::Drawing;
+use networks::features::Outputs;
+use networks::tensor::NamedTensor;
+use networks::unit::{StatSets, Unit};
+use ranks::EngineError;
+use ranks::collectives;
+use ranks::communicator::Comm;
+use ranks::peers::Peers;
+use ranks::prefetch::{Gathers, Reductions};
+use ranks::topology::Topology;
+use ranks::wire::Wire;
 
 use super::agreement::{Votes, agree};
 use super::batch::{MicroBatch, SlicedImages};
@@ -19,22 +34,7 @@ use super::state::TrainState;
 use super::tape::Gathered;
 use super::upload::{Sent, Uplink};
 use super::weights::Weights;
-use crate::comm::collectives;
-use crate::comm::communicator::Comm;
-use crate::comm::engine::EngineError;
-use crate::comm::peers::Peers;
-use crate::comm::prefetch::{Gathers, Reductions};
-use crate::comm::topology::Topology;
-use crate::comm::wire::Wire;
-use crate::device::host;
-use crate::device::readback::read_back;
-use crate::device::workers::Workers;
-use crate::error::TrainError;
 use crate::method::Method;
-use crate::model::drop_path::Drawing;
-use crate::model::features::Outputs;
-use crate::model::tensor::NamedTensor;
-use crate::model::unit::{StatSets, Unit};
 use crate::optim::Optimizer;
 use crate::optim::state::{STUDENT, UnitShard};
 use crate::schedule::Knobs;
@@ -98,8 +98,8 @@ impl Trainer {
     /// Starts the backbone of the student and of every follower from `weights`, in the place of random ones.
     ///
     /// # Errors
-    /// [`TrainError::Weights`] for a parameter that is not among them, or has another shape.
-    pub fn start_from(&mut self, weights: &[NamedTensor]) -> Result<(), TrainError> {
+    /// [`NetworkError::Weights`] for a parameter that is not among them, or has another shape.
+    pub fn start_from(&mut self, weights: &[NamedTensor]) -> Result<(), NetworkError> {
         let backbone = &mut self.state.shards[..self.net.backbone.len()];
         backbone.iter_mut().try_for_each(|shard| shard.start_from(weights))
     }

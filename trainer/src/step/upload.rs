@@ -14,12 +14,12 @@ use std::thread::JoinHandle;
 use augment::Batch;
 use burn_tensor::{DType, Device, Int, Tensor};
 use crossbeam::channel::{Receiver, Sender, bounded};
+use kernels::device::readback::failure;
+use kernels::device::workers::Workers;
+use networks::patches::{PixelInput, bytes_on};
+use ranks::EngineError;
 
 use super::batch::{MicroBatch, SlicedImages};
-use crate::comm::engine::EngineError;
-use crate::device::readback::failure;
-use crate::device::workers::Workers;
-use crate::model::patches::{PixelInput, bytes_on};
 
 /// Views of one size, on the device.
 #[derive(Debug, Clone)]

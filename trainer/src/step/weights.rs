@@ -1,12 +1,13 @@
 //! Which weights a step gathers, in what order, and which of them stay.
 
+use networks::head::On;
+use ranks::prefetch::Wanted;
+use ranks::topology::Sharding;
+
 use super::config::StepConfig;
 use super::forward::Keeps;
 use super::networks::Networks;
 use super::precision::Precision;
-use crate::comm::prefetch::Wanted;
-use crate::comm::topology::Sharding;
-use crate::model::head::On;
 
 /// The weights of a step.
 #[derive(Clone, Copy)]

@@ -1,14 +1,14 @@
 //! The passes of a step over a backbone alone, from features to the gradients that a given gradient at the end makes.
 
 use burn_tensor::{DType, Tensor};
+use kernels::device::workers::Workers;
+use networks::unit::{Draws, StatSets, Unit};
+use ranks::EngineError;
+use ranks::communicator::Comm;
 
 use super::batch::{Groups, MicroBatch};
 use super::pass::Passes;
 use super::tape::Gathered;
-use crate::comm::communicator::Comm;
-use crate::comm::engine::EngineError;
-use crate::device::workers::Workers;
-use crate::model::unit::{Draws, StatSets, Unit};
 use crate::optim::state::UnitShard;
 
 /// A backbone on one rank.

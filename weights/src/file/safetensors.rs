@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ::safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use half::{bf16, f16};
-use trainer::checkpoint::safetensors::file_of;
+use networks::safetensors::file_of;
 
 use super::{Array, Arrays, Element};
 use crate::error::WeightsError;

@@ -1,6 +1,6 @@
 //! The graphs of residual networks.
 
-use trainer::{RegnetConfig, ResnetConfig, StemKind};
+use networks::{RegnetConfig, ResnetConfig, StemKind};
 
 use super::graph::{Graph, PIXELS, Setting, Value};
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use trainer::NamedTensor;
+use networks::NamedTensor;
 
 use super::message::{
     Attribute, Dimension, GraphMessage, Node, Shape, TensorMessage, TensorType, TypeMessage, ValueInfo,

@@ -13,13 +13,13 @@ mod graph;
 mod message;
 mod transformer;
 
+use graph::Graph;
+use message::{Entry, Model, OperatorSet};
+use networks::ModelConfig;
 use prost::Message;
-use trainer::ModelConfig;
 
 use crate::export::Export;
 use crate::metadata;
-use graph::Graph;
-use message::{Entry, Model, OperatorSet};
 
 /// Version of the operators.
 const OPSET: i64 = 17;

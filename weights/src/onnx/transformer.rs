@@ -1,6 +1,6 @@
 //! The graph of a vision transformer.
 
-use trainer::{MlpKind, VitConfig};
+use networks::{MlpKind, VitConfig};
 
 use super::graph::{Graph, PIXELS, Setting, Value};
 

@@ -1,7 +1,7 @@
 //! What the configurations of timm and transformers say.
 
+use networks::Normalization;
 use serde_json::Value;
-use trainer::Normalization;
 
 use super::source::Source;
 use crate::preprocessing::Preprocessing;

@@ -1,7 +1,7 @@
 //! A ResNet or RegNetY among the tensors of a file: which one is read from names and shapes.
 
-use trainer::Normalization;
-use trainer::{ModelConfig, NamedSize, RegnetConfig, ResnetConfig, Size, StemKind};
+use networks::Normalization;
+use networks::{ModelConfig, NamedSize, RegnetConfig, ResnetConfig, Size, StemKind};
 
 use super::config;
 use super::found::Found;

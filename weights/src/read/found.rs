@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use trainer::ModelConfig;
-use trainer::NamedTensor;
+use networks::ModelConfig;
+use networks::NamedTensor;
 
 use super::source::Source;
 use crate::file::{Array, Arrays};

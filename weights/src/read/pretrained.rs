@@ -1,8 +1,8 @@
 //! A backbone that was read, and what is needed to read it.
 
-use trainer::ModelConfig;
-use trainer::NamedTensor;
-use trainer::Normalization;
+use networks::ModelConfig;
+use networks::NamedTensor;
+use networks::Normalization;
 
 use crate::library::Library;
 use crate::preprocessing::Preprocessing;

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use networks::ModelConfig;
+use networks::NamedTensor;
+use networks::Normalization;
 use serde_json::Value;
-use trainer::ModelConfig;
-use trainer::NamedTensor;
-use trainer::Normalization;
 
 use super::pretrained::{Hints, Pretrained};
 use crate::error::WeightsError;

@@ -1,7 +1,7 @@
 //! A vision transformer among the tensors of a file: its sizes are read from their shapes.
 
-use trainer::Normalization;
-use trainer::{MlpKind, ModelConfig, VitConfig};
+use networks::Normalization;
+use networks::{MlpKind, ModelConfig, VitConfig};
 
 use super::config;
 use super::found::Found;

@@ -1,6 +1,6 @@
 //! State dictionaries of DINOv2's networks.
 
-use trainer::{MlpKind, ModelConfig};
+use networks::{MlpKind, ModelConfig};
 
 use super::renamed::renamed;
 use super::timm::check_epsilon;

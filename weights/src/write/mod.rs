@@ -11,14 +11,14 @@ mod transformers;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use trainer::NamedTensor;
+use networks::NamedTensor;
+use renamed::ours;
 
 use crate::error::WeightsError;
 use crate::export::Export;
 use crate::file::{Arrays, pytorch, safetensors};
 use crate::precision::Precision;
 use crate::{metadata, onnx};
-use renamed::ours;
 
 pub use format::Format;
 

@@ -1,6 +1,6 @@
 //! The tensors of a network by other names.
 
-use trainer::NamedTensor;
+use networks::NamedTensor;
 
 use crate::export::Export;
 use crate::file::{Array, Arrays};

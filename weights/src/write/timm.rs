@@ -1,7 +1,7 @@
 //! Folders and state dictionaries of timm.
 
+use networks::{MlpKind, ModelConfig, NamedSize, RegnetConfig, ResnetConfig, Size, StemKind, VitConfig};
 use serde_json::{Value, json};
-use trainer::{MlpKind, ModelConfig, NamedSize, RegnetConfig, ResnetConfig, Size, StemKind, VitConfig};
 
 use super::renamed::{ours, renamed};
 use crate::export::Export;

@@ -1,6 +1,6 @@
 //! State dictionaries of torchvision's networks, without their classifiers.
 
-use trainer::{MlpKind, ModelConfig, VitConfig};
+use networks::{MlpKind, ModelConfig, VitConfig};
 
 use super::renamed::{ours, renamed};
 use super::timm::check_epsilon;

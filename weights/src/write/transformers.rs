@@ -1,7 +1,7 @@
 //! Folders of transformers.
 
+use networks::{MlpKind, ModelConfig, RegnetConfig, ResnetConfig, StemKind, VitConfig};
 use serde_json::{Value, json};
-use trainer::{MlpKind, ModelConfig, RegnetConfig, ResnetConfig, StemKind, VitConfig};
 
 use super::renamed::renamed;
 use super::timm::decimal;

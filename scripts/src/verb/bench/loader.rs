@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use augment::stats::StageSnapshot;
 use augment::{BlurRule, DecodeRules, MultiCrop};
+use kernels::device::workers::or_cores;
 use pipeline::read::stats::ReadSnapshot;
 use pipeline::{Cursor, Dataset, Loader, LoaderConfig, Order, Quarantine, Share, Storage};
 use serde_json::{Map, Value, json};
-use trainer::device::workers::or_cores;
 use trainer::run::data::{StreamConfig, stream};
 
 use super::compare::{CompareFlag, compared};

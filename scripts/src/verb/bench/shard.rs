@@ -2,14 +2,14 @@
 
 use std::process::ExitCode;
 
+use kernels::device::{Device, DeviceKind};
 use serde_json::json;
 use trainer::Plan;
 use trainer::bench::shard::{MemoryGauge, ShardBench, run as bench};
-use trainer::device::{Device, DeviceKind};
 use trainer::estimate::fit;
 
 use crate::cluster::launch::Launch;
-use crate::cluster::{compute, machine, ranks};
+use crate::cluster::{compute, machine, start};
 use crate::memory::MEMORY;
 use crate::recipes;
 
@@ -85,8 +85,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let launch = Launch::from_env()?;
     let device = args.compute.open(&launch)?;
     let run = recipes::load(&args.recipe, &args.overrides)?.run;
-    let mut comm = ranks::connect(&launch, &run, &device, args.compute.engine)?;
-    let n_sharers = ranks::n_sharers(&comm, &device)?;
+    let mut comm = start::connect(&launch, &run, &device, args.compute.engine)?;
+    let n_sharers = start::n_sharers(&comm, &device)?;
     let plan_of = |more: &[&str]| -> anyhow::Result<Plan> {
         let more = more.iter().map(ToString::to_string);
         let overrides: Vec<String> = args.overrides.iter().cloned().chain(more).collect();

@@ -2,10 +2,10 @@
 
 use std::process::ExitCode;
 
+use kernels::device::{DeviceKind, Opened};
 use serde_json::{Value, json};
 use trainer::Plan;
 use trainer::bench::step::StepBench;
-use trainer::device::{DeviceKind, Opened};
 use trainer::estimate::fit;
 
 use super::compare::{CompareFlag, compared};

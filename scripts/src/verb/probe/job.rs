@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use eval::{ImageSet, Protocol, Source, Split};
+use kernels::device::Device;
 use pipeline::{Dataset, Storage};
-use trainer::device::Device;
 
 use crate::cluster::compute::DeviceFlag;
 use crate::evaluation::flags::{CacheFlags, ProtocolFlags};

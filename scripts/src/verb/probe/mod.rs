@@ -9,16 +9,17 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use eval::{Check, Effort, Protocol, Split, label_free};
+use kernels::device::Device;
+use networks::Network;
 use pipeline::Storage;
 use serde_json::{Value, json};
-use trainer::Network;
-use trainer::device::Device;
 
 use crate::console::say;
 use crate::evaluation::flags::StageBar;
 use crate::evaluation::network::{OpenNetwork, workdir_of};
 use crate::evaluation::record;
 use crate::evaluation::scores::{Table, print_table, rows, to_json};
+
 pub(crate) use job::Args;
 use job::{Means, images, split, test_name};
 

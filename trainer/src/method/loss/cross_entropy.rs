@@ -9,8 +9,7 @@
 //! the sum of the teacher views that it is paired with.
 
 use burn_tensor::Tensor;
-
-use crate::ops::{Pairs, cross_entropy};
+use kernels::ops::{Pairs, cross_entropy};
 
 /// The loss of groups of student logits `[B, V, K]` against `targets` `[B, V_t, K]`, `[1]`. The first
 /// `V_t` views of the first group are the views that the teacher saw.
@@ -34,8 +33,8 @@ pub(crate) fn between_views(student: &[Tensor<3>], targets: &Tensor<3>, temperat
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::softmax_rows;
     use burn_tensor::{Device, Distribution};
+    use kernels::ops::softmax_rows;
 
     /// The double loop of the reference, in f64.
     fn reference(student: &[Vec<f32>], teacher: &[Vec<f32>], center: &[f32], t_s: f64, t_t: f64) -> f64 {

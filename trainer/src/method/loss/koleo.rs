@@ -9,10 +9,9 @@
 //! Neighbors are looked for in the whole batch, or in groups of images that follow one another in it.
 
 use burn_tensor::{Tensor, TensorData};
-
-use crate::comm::engine::EngineError;
-use crate::device::readback::failure;
-use crate::ops::{log_distances, unit_rows};
+use kernels::device::readback::failure;
+use kernels::ops::{log_distances, unit_rows};
+use ranks::EngineError;
 
 /// Keeps norms and the logarithm finite, as in DINOv2.
 const EPSILON: f64 = 1e-8;

@@ -7,10 +7,9 @@
 //! ```
 
 use burn_tensor::Tensor;
-
-use crate::comm::engine::EngineError;
-use crate::comm::peers::Peers;
-use crate::ops::column_sums;
+use kernels::ops::column_sums;
+use ranks::EngineError;
+use ranks::peers::Peers;
 
 /// Means over the whole batch and its views, `[K]` each, of rows `[B, V, K]` by micro-batch, of which this rank has some. One
 /// sum over ranks serves all of them.

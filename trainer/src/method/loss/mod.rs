@@ -1,5 +1,5 @@
 //! Losses: pure functions of tensors. What they need of the rest of a batch comes through
-//! [`Peers`](crate::comm::peers::Peers).
+//! [`Peers`](ranks::peers::Peers).
 
 pub(crate) mod cross_entropy;
 pub(crate) mod koleo;

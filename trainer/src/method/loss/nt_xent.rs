@@ -9,9 +9,8 @@
 //! Every rank knows all views and all L: the gradient that the rows of others send to a view needs no message.
 
 use burn_tensor::{Tensor, TensorData};
-
-use crate::comm::engine::EngineError;
-use crate::comm::peers::Peers;
+use ranks::EngineError;
+use ranks::peers::Peers;
 
 /// Views of an image.
 pub(crate) const N_VIEWS: usize = 2;
@@ -99,9 +98,9 @@ mod tests {
     use burn_tensor::{Device, Distribution, activation};
 
     use super::*;
-    use crate::comm::communicator::Comm;
-    use crate::ops::twin::assert_close;
-    use crate::ops::unit_rows;
+    use kernels::ops::twin::assert_close;
+    use kernels::ops::unit_rows;
+    use ranks::communicator::Comm;
 
     fn unit(x: Tensor<3>) -> Tensor<3> {
         let [b, v, d] = x.dims();

@@ -8,13 +8,11 @@
 //!                                                                        twice for negative t
 //! ```
 
-use burn_tensor::{Tensor, TensorData};
-
 use augment::ViewRng;
-
-use crate::comm::engine::EngineError;
-use crate::comm::peers::Peers;
-use crate::ops::{matmul_transposed, wave_sums, weighted_waves};
+use burn_tensor::{Tensor, TensorData};
+use kernels::ops::{matmul_transposed, wave_sums, weighted_waves};
+use ranks::EngineError;
+use ranks::peers::Peers;
 
 /// Points t, T.
 const N_POINTS: usize = 17;
@@ -141,8 +139,8 @@ mod tests {
     use burn_tensor::{Device, Distribution};
 
     use super::*;
-    use crate::comm::communicator::Comm;
-    use crate::ops::twin::assert_close;
+    use kernels::ops::twin::assert_close;
+    use ranks::communicator::Comm;
 
     /// The formula on one graph for the whole batch.
     fn plain(views: Tensor<3>, directions: &[f32]) -> Tensor<1> {

@@ -6,10 +6,9 @@
 //! ```
 
 use burn_tensor::Tensor;
-
-use crate::comm::engine::EngineError;
-use crate::comm::peers::Peers;
-use crate::ops::{balanced, column_sums, exp_rows, largest};
+use kernels::ops::{balanced, column_sums, exp_rows, largest};
+use ranks::EngineError;
+use ranks::peers::Peers;
 
 /// Keeps a row whose entries all vanish from dividing by zero.
 const FLOOR: f32 = 1e-30;
@@ -42,8 +41,8 @@ pub(crate) fn targets(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::communicator::Comm;
     use burn_tensor::{Device, Distribution};
+    use ranks::communicator::Comm;
 
     /// Rows sum to one exactly, columns nearly to their equal share, and what a row prefers it keeps.
     #[test]

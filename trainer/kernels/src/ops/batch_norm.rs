@@ -1,0 +1,363 @@
+//! Batch normalization in two halves, between which sums are added up over the batch (Ioffe and Szegedy 2015).
+//!
+//! ```text
+//! n, s, q = rows, Σ_rows (x - μ), Σ_rows (x - μ)²       gx = gs + 2 (x - μ) · gq        μ some guess at the mean
+//! y  = act(a · (x - μ - m) + β + skip)                  g' = g where y > 0, if act is the rectifier
+//! gx = a · g'     gm = -a · Σ_rows g'     ga = Σ_rows g' · (x - μ - m)     gβ = Σ_rows g'     gskip = g'
+//! ```
+//!
+//! x, y, skip `[B, N, C]`, the others `[C]`. The mean's distance m from the guess and the factor a = γ / √(var + ε) come
+//! from the totals of n, s and q: `model::batch_norm`. Subtracting the guess first keeps the digits of features that lie
+//! far from zero.
+
+use burn_flex::{Flex, FlexTensor};
+use burn_tensor::Tensor;
+use multiversion::multiversion;
+
+use super::bridge::{Kernel, run};
+use super::cpu::{Link, contiguous, dims, is_flex, owned, slice, slice_mut, tensor};
+
+/// Rows whose sums are kept in f32 before they are added to totals in f64.
+const BLOCK: usize = 64;
+
+/// The sums `[1 + 2C]` of `x` of `[B, N, C]`, n, s and q one after another, around `guess` of `[C]`; and `x`, of which
+/// no other use may be made: its gradient and that of the sums are added in one pass.
+pub fn moments(x: Tensor<3>, guess: Tensor<1>) -> (Tensor<3>, Tensor<1>) {
+    if !is_flex(&x) {
+        let sums = plain_moments(x.clone(), guess);
+        return (x, sums);
+    }
+    let link = Link::default();
+    let sums: Tensor<1> = run(Moments { link: link.clone() }, [x.clone().into(), guess.into()]);
+    if !x.is_autodiff() {
+        return (x, sums);
+    }
+    // Behind the sums, so that its backward pass runs before theirs.
+    let passed = run(Pass { link }, [x.into(), sums.clone().into()]);
+    (passed, sums)
+}
+
+fn plain_moments(x: Tensor<3>, guess: Tensor<1>) -> Tensor<1> {
+    let [b, n, c] = x.dims();
+    let count = Tensor::<1>::full([1], (b * n) as f32, &x.device().inner()).cast(x.dtype());
+    let count = if x.is_autodiff() { count.autodiff() } else { count };
+    let x = x.reshape([b * n, c]) - guess.unsqueeze();
+    let columns = |x: Tensor<2>| x.sum_dim(0).reshape([c]);
+    Tensor::cat(vec![count, columns(x.clone()), columns(x.clone() * x)], 0)
+}
+
+/// What a normalization is given beside its input, `[C]` each.
+#[derive(Debug, Clone)]
+pub struct Affine {
+    /// What is subtracted first, μ: it has no gradient.
+    pub guess: Tensor<1>,
+    /// What is subtracted then, m.
+    pub mean: Tensor<1>,
+    /// What is multiplied with, a.
+    pub scale: Tensor<1>,
+    /// What is added, β.
+    pub shift: Tensor<1>,
+}
+
+/// `a · (x - μ - m) + β + skip` for `x` and `skip` of `[B, N, C]`, rectified where `rectify` says so.
+pub fn normalize(x: Tensor<3>, affine: Affine, skip: Option<Tensor<3>>, rectify: bool) -> Tensor<3> {
+    if !is_flex(&x) {
+        return plain_normalize(x, affine, skip, rectify);
+    }
+    let Affine { guess, mean, scale, shift } = affine;
+    let kernel = Normalize { rectify };
+    let five = [x.into(), guess.into(), mean.into(), scale.into(), shift.into()];
+    match skip {
+        None => run(kernel, five),
+        Some(skip) => {
+            let [x, guess, mean, scale, shift] = five;
+            run(kernel, [x, guess, mean, scale, shift, skip.into()])
+        }
+    }
+}
+
+fn plain_normalize(x: Tensor<3>, affine: Affine, skip: Option<Tensor<3>>, rectify: bool) -> Tensor<3> {
+    let Affine { guess, mean, scale, shift } = affine;
+    let mut y = (x - guess.unsqueeze() - mean.unsqueeze()) * scale.unsqueeze() + shift.unsqueeze();
+    if let Some(skip) = skip {
+        y = y + skip;
+    }
+    if rectify { burn_tensor::activation::relu(y) } else { y }
+}
+
+#[derive(Debug, Clone)]
+struct Moments {
+    link: Link,
+}
+
+impl Kernel<Flex, 2> for Moments {
+    type Saved = (FlexTensor, FlexTensor);
+
+    fn forward(&self, [x, guess]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
+        let [b, n, c]: [usize; 3] = dims(&x);
+        let (x, guess) = (contiguous(&x), contiguous(&guess));
+        let mut totals = vec![0.0f64; 2 * c];
+        for rows in slice(&x).chunks(BLOCK * c) {
+            let mut sums = vec![0.0; 2 * c];
+            add_moments(rows, slice(&guess), &mut sums);
+            totals.iter_mut().zip(sums).for_each(|(total, sum)| *total += f64::from(sum));
+        }
+        let mut sums = vec![(b * n) as f32];
+        sums.extend(totals.into_iter().map(|total| total as f32));
+        (tensor(sums, [1 + 2 * c]), (x, guess))
+    }
+
+    fn backward(
+        &self,
+        (x, guess): Self::Saved,
+        grad: FlexTensor,
+        wanted: [bool; 2],
+    ) -> [Option<FlexTensor>; 2] {
+        let shape @ [_, _, c]: [usize; 3] = dims(&x);
+        let grad = contiguous(&grad);
+        let passed = match self.link.take() {
+            Some(passed) => owned(passed),
+            None => tensor(vec![0.0; shape.iter().product()], shape),
+        };
+        let gx = wanted[0].then(|| {
+            let mut gx = passed;
+            let (gs, gq) = slice(&grad)[1..].split_at(c);
+            add_moment_gradients(slice_mut(&mut gx), slice(&x), slice(&guess), gs, gq);
+            gx
+        });
+        // The guess is a running mean, which has no gradient.
+        [gx, None]
+    }
+}
+
+/// `x`, whose gradient waits for that of the sums.
+#[derive(Debug, Clone)]
+struct Pass {
+    link: Link,
+}
+
+impl Kernel<Flex, 2> for Pass {
+    type Saved = ();
+
+    fn forward(&self, [x, _]: [FlexTensor; 2]) -> (FlexTensor, ()) {
+        (x, ())
+    }
+
+    fn backward(&self, (): (), grad: FlexTensor, _: [bool; 2]) -> [Option<FlexTensor>; 2] {
+        self.link.leave(grad);
+        [None, None]
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Normalize {
+    rectify: bool,
+}
+
+/// Input, guess, mean, factor, and the output where it was rectified.
+#[derive(Debug, Clone)]
+struct Normalized {
+    x: FlexTensor,
+    guess: FlexTensor,
+    mean: FlexTensor,
+    scale: FlexTensor,
+    rectified: Option<FlexTensor>,
+}
+
+/// Gradients with respect to the input, guess, mean, factor and shift, and what goes around.
+type NormalizeGradients = [Option<FlexTensor>; 6];
+
+impl Normalize {
+    fn of(
+        &self,
+        [x, guess, mean, scale, shift]: [FlexTensor; 5],
+        skip: Option<FlexTensor>,
+    ) -> (FlexTensor, Normalized) {
+        let shape: [usize; 3] = dims(&x);
+        let [x, guess, mean, scale, shift] = [x, guess, mean, scale, shift].map(|tensor| contiguous(&tensor));
+        let channels = [&guess, &mean, &scale, &shift].map(slice);
+        let skip = skip.as_ref().map(contiguous);
+        let (values, skip) = (slice(&x), skip.as_ref().map(slice));
+        let mut y = vec![0.0; values.len()];
+        // Block by block, so that what one loop writes is near for the next.
+        for (number, rows) in y.chunks_mut(BLOCK * shape[2]).enumerate() {
+            let range = number * BLOCK * shape[2]..number * BLOCK * shape[2] + rows.len();
+            affine_rows(&values[range.clone()], channels, rows);
+            if let Some(skip) = skip {
+                super::cpu::add(rows, &skip[range]);
+            }
+            if self.rectify {
+                super::relu::rectify(rows);
+            }
+        }
+        let y = tensor(y, shape);
+        let rectified = self.rectify.then(|| y.clone());
+        (y, Normalized { x, guess, mean, scale, rectified })
+    }
+
+    fn gradients(saved: Normalized, grad: FlexTensor, wants_skip: bool) -> NormalizeGradients {
+        let Normalized { x, guess, mean, scale, rectified } = saved;
+        let [_, _, c]: [usize; 3] = dims(&x);
+        let mut gx = owned(grad);
+        let mut around = Vec::with_capacity(if wants_skip { slice(&x).len() } else { 0 });
+        let channels = [&guess, &mean, &scale].map(slice);
+        let mut totals = vec![0.0f64; 2 * c];
+        let (values, y) = (slice(&x), rectified.as_ref().map(slice));
+        // Block by block, so that what one loop reads is near for the next.
+        for (number, rows) in slice_mut(&mut gx).chunks_mut(BLOCK * c).enumerate() {
+            let range = number * BLOCK * c..number * BLOCK * c + rows.len();
+            if let Some(y) = y {
+                super::relu::mask(rows, &y[range.clone()]);
+            }
+            if wants_skip {
+                around.extend_from_slice(rows);
+            }
+            let mut sums = vec![0.0; 2 * c];
+            affine_gradients(rows, &values[range], channels, &mut sums);
+            totals.iter_mut().zip(sums).for_each(|(total, sum)| *total += f64::from(sum));
+        }
+        let skip = wants_skip.then(|| super::cpu::like(&gx, around));
+        let (of_scale, of_shift) = totals.split_at(c);
+        let of_mean =
+            of_shift.iter().zip(slice(&scale)).map(|(sum, scale)| (-sum * f64::from(*scale)) as f32);
+        let narrow = |sums: &[f64]| tensor(sums.iter().map(|sum| *sum as f32).collect(), [c]);
+        let of_mean = tensor(of_mean.collect(), [c]);
+        [Some(gx), None, Some(of_mean), Some(narrow(of_scale)), Some(narrow(of_shift)), skip]
+    }
+}
+
+impl Kernel<Flex, 5> for Normalize {
+    type Saved = Normalized;
+
+    fn forward(&self, inputs: [FlexTensor; 5]) -> (FlexTensor, Normalized) {
+        self.of(inputs, None)
+    }
+
+    fn backward(&self, saved: Normalized, grad: FlexTensor, _: [bool; 5]) -> [Option<FlexTensor>; 5] {
+        let [x, guess, mean, scale, shift, _] = Self::gradients(saved, grad, false);
+        [x, guess, mean, scale, shift]
+    }
+}
+
+impl Kernel<Flex, 6> for Normalize {
+    type Saved = Normalized;
+
+    fn forward(&self, [x, guess, mean, scale, shift, skip]: [FlexTensor; 6]) -> (FlexTensor, Normalized) {
+        self.of([x, guess, mean, scale, shift], Some(skip))
+    }
+
+    fn backward(&self, saved: Normalized, grad: FlexTensor, wanted: [bool; 6]) -> NormalizeGradients {
+        Self::gradients(saved, grad, wanted[5])
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn add_moments(rows: &[f32], guess: &[f32], sums: &mut [f32]) {
+    let (s, q) = sums.split_at_mut(guess.len());
+    for row in rows.chunks_exact(guess.len()) {
+        for (((x, guess), s), q) in row.iter().zip(guess).zip(s.iter_mut()).zip(q.iter_mut()) {
+            let off = x - guess;
+            *s += off;
+            *q += off * off;
+        }
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn add_moment_gradients(gx: &mut [f32], x: &[f32], guess: &[f32], gs: &[f32], gq: &[f32]) {
+    let c = guess.len();
+    for (gx, x) in gx.chunks_exact_mut(c).zip(x.chunks_exact(c)) {
+        for ((((gx, x), guess), gs), gq) in gx.iter_mut().zip(x).zip(guess).zip(gs).zip(gq) {
+            *gx += gs + 2.0 * (x - guess) * gq;
+        }
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn affine_rows(x: &[f32], [guess, mean, scale, shift]: [&[f32]; 4], y: &mut [f32]) {
+    let c = mean.len();
+    for (x, y) in x.chunks_exact(c).zip(y.chunks_exact_mut(c)) {
+        let channels = guess.iter().zip(mean).zip(scale).zip(shift);
+        for ((y, x), (((guess, mean), scale), shift)) in y.iter_mut().zip(x).zip(channels) {
+            *y = (x - guess - mean) * scale + shift;
+        }
+    }
+}
+
+/// Adds gradients of factor and shift to `sums`, and leaves that of the input in `grad`.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn affine_gradients(grad: &mut [f32], x: &[f32], [guess, mean, scale]: [&[f32]; 3], sums: &mut [f32]) {
+    let c = mean.len();
+    let (of_scale, of_shift) = sums.split_at_mut(c);
+    for (grad, x) in grad.chunks_exact_mut(c).zip(x.chunks_exact(c)) {
+        let off = x.iter().zip(guess).zip(mean).map(|((x, guess), mean)| x - guess - mean);
+        let sums = of_scale.iter_mut().zip(of_shift.iter_mut());
+        for (((g, off), scale), (of_scale, of_shift)) in grad.iter_mut().zip(off).zip(scale).zip(sums) {
+            *of_scale += *g * off;
+            *of_shift += *g;
+            *g *= scale;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_tensor::Device;
+
+    use super::*;
+    use crate::ops::twin::{assert_close, devices, leaves};
+
+    /// Few rows, and more than a block.
+    #[test]
+    fn they_equal_their_twins_forwards_and_backwards() {
+        for device in devices() {
+            for shape in [[1, 1, 5], [3, 5, 37], [4, 33, 16]] {
+                check_moments(&device, shape);
+                check_normalize(&device, shape);
+            }
+        }
+    }
+
+    fn check_moments(device: &Device, shape: [usize; 3]) {
+        let x = leaves(device, &[shape], 1).remove(0);
+        let guess = leaves(device, &[[shape[2]]], 2).remove(0).inner().autodiff();
+        let weights = leaves(device, &[[1 + 2 * shape[2]]], 3).remove(0).inner().autodiff();
+        let gradient = |(y, sums): (Tensor<3>, Tensor<1>)| {
+            let loss = (y.clone() * y.inner().autodiff()).sum() + (sums * weights.clone()).sum();
+            x.grad(&loss.backward()).expect("leaf")
+        };
+        let given = moments(x.clone(), guess.clone());
+        let twin = (x.clone(), plain_moments(x.clone(), guess.clone()));
+        assert_close("sums", given.1.clone().inner(), twin.1.clone().inner(), 2e-6);
+        assert_close("input", gradient(given), gradient(twin), 3e-6);
+    }
+
+    fn check_normalize(device: &Device, shape: [usize; 3]) {
+        let both = leaves(device, &[shape, shape], 1);
+        let affine = leaves(device, &[[shape[2]]; 3], 2);
+        let guess = leaves(device, &[[shape[2]]], 3).remove(0).inner().autodiff();
+        for (with_skip, rectify) in [(false, false), (false, true), (true, false), (true, true)] {
+            let run = |f: fn(Tensor<3>, Affine, Option<Tensor<3>>, bool) -> Tensor<3>| {
+                let [mean, scale, shift] = [0, 1, 2].map(|i| affine[i].clone());
+                let skip = with_skip.then(|| both[1].clone());
+                f(both[0].clone(), Affine { guess: guess.clone(), mean, scale, shift }, skip, rectify)
+            };
+            let (y, twin) = (run(normalize), run(plain_normalize));
+            assert_close("forward", y.clone().inner(), twin.clone().inner(), 1e-6);
+            let gradients = |y: Tensor<3>| {
+                let grads = (y.clone() * y.inner().autodiff()).sum().backward();
+                let maps: Vec<_> =
+                    both.iter().take(1 + usize::from(with_skip)).map(|x| x.grad(&grads)).collect();
+                let vectors: Vec<_> = affine.iter().map(|x| x.grad(&grads).expect("leaf")).collect();
+                (maps, vectors)
+            };
+            let (a, t) = (gradients(y), gradients(twin));
+            for (a, t) in a.0.into_iter().zip(t.0) {
+                assert_close("map", a.expect("leaf"), t.expect("leaf"), 3e-6);
+            }
+            for (a, t) in a.1.into_iter().zip(t.1) {
+                assert_close("vector", a, t, 5e-6);
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Cross-entropy of student views against the teacher views that they are paired with.
+//!
+//! ```text
+//! L = -Σ_b Σ_v Σ_{u paired with v} Σ_k p[b, u, k] · log softmax(s[b, v] / τ)[k]       s [B, V, K]  p [B, U, K]
+//! ∂s[b, v] = (W softmax(s[b, v] / τ) - w) / τ      w = Σ_u p[b, u]   W = Σ_k w
+//! ```
+//!
+//! A view is paired with all of p's, or, where both saw the same views, with all but its own.
+
+use burn_flex::{Flex, FlexTensor};
+use burn_tensor::{Tensor, activation};
+use multiversion::multiversion;
+
+use super::bridge::{Kernel, run};
+use super::cpu::{contiguous, dims, is_flex, slice, tensor};
+use super::math::{exp, lane_max, lane_sum, over_rows};
+
+/// With whom a view is paired.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pairs {
+    /// With every target.
+    All,
+    /// With every target but that of its own number.
+    Others,
+}
+
+/// The sum over all pairs, `[1]`, for `logits` of `[B, V, K]` and `targets` of `[B, U, K]` without a graph.
+pub fn cross_entropy(logits: Tensor<3>, targets: Tensor<3>, pairs: Pairs, temperature: f64) -> Tensor<1> {
+    if is_flex(&logits) && is_flex(&targets) {
+        let kernel = CrossEntropy { pairs, inverse: (1.0 / temperature) as f32 };
+        return run(kernel, [logits.into(), targets.into()]);
+    }
+    plain(logits, targets, pairs, temperature)
+}
+
+fn plain(logits: Tensor<3>, targets: Tensor<3>, pairs: Pairs, temperature: f64) -> Tensor<1> {
+    let ([b, v, k], [_, u, _]) = (logits.dims(), targets.dims());
+    let all = targets.clone().sum_dim(1);
+    let wanted = match pairs {
+        Pairs::All => all.expand([b, v, k]),
+        Pairs::Others => {
+            let own = all.clone().expand([b, u, k]) - targets;
+            match v.saturating_sub(u) {
+                0 => own.slice([0..b, 0..v]),
+                rest => Tensor::cat(vec![own, all.expand([b, rest, k])], 1),
+            }
+        }
+    };
+    let log_probs = activation::log_softmax(logits / temperature, 2);
+    if log_probs.is_autodiff() { -(log_probs * wanted.autodiff()).sum() } else { -(log_probs * wanted).sum() }
+}
+
+#[derive(Debug, Clone)]
+struct CrossEntropy {
+    pairs: Pairs,
+    inverse: f32,
+}
+
+impl Kernel<Flex, 2> for CrossEntropy {
+    /// Logits and targets.
+    type Saved = [FlexTensor; 2];
+
+    fn forward(&self, [logits, targets]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
+        let ([b, v, k], [_, u, _]): ([usize; 3], [usize; 3]) = (dims(&logits), dims(&targets));
+        let (logits, targets) = (contiguous(&logits), contiguous(&targets));
+        let (rows, paired) = (slice(&logits), slice(&targets));
+        let mut losses = vec![0.0; b * v];
+        over_rows(&mut losses, 1, |first, losses| {
+            let mut weights = vec![0.0; k];
+            for (i, loss) in losses.iter_mut().enumerate() {
+                let (image, view) = ((first + i) / v, (first + i) % v);
+                self.weights(&paired[image * u * k..][..u * k], view, &mut weights);
+                *loss = row_loss(&rows[(first + i) * k..][..k], &weights, self.inverse);
+            }
+        });
+        // In f64: the sum of a batch does not depend on how rows were spread over threads.
+        let total: f64 = losses.iter().map(|loss| f64::from(*loss)).sum();
+        (tensor(vec![total as f32], [1]), [logits, targets])
+    }
+
+    fn backward(
+        &self,
+        [logits, targets]: Self::Saved,
+        grad: FlexTensor,
+        wanted: [bool; 2],
+    ) -> [Option<FlexTensor>; 2] {
+        let ([b, v, k], [_, u, _]): ([usize; 3], [usize; 3]) = (dims(&logits), dims(&targets));
+        let scale = slice(&contiguous(&grad))[0];
+        let (logits, targets) = (slice(&logits), slice(&targets));
+        let gs = wanted[0].then(|| {
+            let mut gs = vec![0.0; b * v * k];
+            over_rows(&mut gs, k, |first, rows| {
+                let mut weights = vec![0.0; k];
+                for (i, row) in rows.chunks_exact_mut(k).enumerate() {
+                    let (image, view) = ((first + i) / v, (first + i) % v);
+                    self.weights(&targets[image * u * k..][..u * k], view, &mut weights);
+                    row_gradient(&logits[(first + i) * k..][..k], &weights, self.inverse, scale, row);
+                }
+            });
+            tensor(gs, [b, v, k])
+        });
+        [gs, None]
+    }
+}
+
+impl CrossEntropy {
+    /// The sum of the targets that `view` is paired with; `targets` `[U, K]` are those of its image.
+    fn weights(&self, targets: &[f32], view: usize, out: &mut [f32]) {
+        out.fill(0.0);
+        for (u, target) in targets.chunks_exact(out.len()).enumerate() {
+            if self.pairs == Pairs::All || u != view {
+                super::cpu::add(out, target);
+            }
+        }
+    }
+}
+
+/// `-Σ w · (s/τ - log Σ exp(s/τ))`.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn row_loss(logits: &[f32], weights: &[f32], inverse: f32) -> f32 {
+    let max = lane_max(logits);
+    let sum = lane_sum(logits, |s| exp((s - max) * inverse));
+    let log_sum = sum.ln();
+    let mut totals = [0.0f32; 16];
+    for (chunk, weights) in logits.chunks(16).zip(weights.chunks(16)) {
+        for ((total, s), w) in totals.iter_mut().zip(chunk).zip(weights) {
+            *total += w * (log_sum - (s - max) * inverse);
+        }
+    }
+    totals.iter().sum()
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn row_gradient(logits: &[f32], weights: &[f32], inverse: f32, scale: f32, out: &mut [f32]) {
+    let max = lane_max(logits);
+    for (out, s) in out.iter_mut().zip(logits) {
+        *out = exp((s - max) * inverse);
+    }
+    let share = lane_sum(weights, |w| w) / lane_sum(out, |e| e);
+    let scale = scale * inverse;
+    for (out, w) in out.iter_mut().zip(weights) {
+        *out = (*out * share - w) * scale;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::twin::{assert_close, devices, leaves};
+
+    #[test]
+    fn it_equals_its_twin_forwards_and_backwards() {
+        for device in devices() {
+            for (v, pairs) in [(2, Pairs::Others), (5, Pairs::Others), (3, Pairs::All)] {
+                let logits = leaves(&device, &[[3, v, 37]], 1).remove(0);
+                let targets = activation::softmax(leaves(&device, &[[3, 2, 37]], 2).remove(0).inner(), 2);
+                let run = |f: fn(Tensor<3>, Tensor<3>, Pairs, f64) -> Tensor<1>| {
+                    let loss = f(logits.clone(), targets.clone(), pairs, 0.1);
+                    let grads = (loss.clone() * 0.25).backward();
+                    (loss.inner(), logits.grad(&grads).unwrap())
+                };
+                let (a, b) = (run(cross_entropy), run(plain));
+                assert_close("forward", a.0, b.0, 1e-6);
+                assert_close("input", a.1, b.1, 3e-6);
+            }
+        }
+    }
+}

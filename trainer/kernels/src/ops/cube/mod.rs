@@ -1,0 +1,215 @@
+//! Kernels in CubeCL for the devices that it compiles for, one file each, with its formula; the body of Burn operations
+//! beside it in the file above is what tests compare it with.
+//!
+//! All of them read and write f32, bf16 or f16 and compute in f32. Rows may lie further apart than they are long:
+//! CUDA's allocations are padded that way.
+
+mod attention;
+mod gelu;
+mod heads;
+mod lanes;
+mod layer_norm;
+mod linear;
+mod softmax;
+
+use burn_backend::TensorMetadata;
+use burn_backend::ops::FloatTensorOps;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use burn_tensor::{DType, Shape, Tensor};
+use cubecl::client::Client;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::bridge::Home;
+
+pub(super) use self::attention::Attention;
+pub(super) use self::gelu::Gelu;
+pub(super) use self::layer_norm::LayerNorm;
+pub(super) use self::linear::Linear;
+
+/// Whether a kernel here can take `tensor`.
+pub(super) fn is_cube<const D: usize>(tensor: &Tensor<D>) -> bool {
+    matches!(tensor.dtype(), DType::F32 | DType::BF16 | DType::F16)
+        && CubeBackend::take(tensor.clone()).is_some()
+}
+
+/// The type of a tensor's elements, as kernels are compiled for it.
+fn elem(tensor: &CubeTensor) -> ElemType {
+    burn_backend::cubecl::dtype_to_elem_type(tensor.dtype)
+}
+
+/// A tensor as rows of its last dimension, equally far apart.
+#[derive(Debug, Clone)]
+struct Rows {
+    tensor: CubeTensor,
+    n_rows: usize,
+    /// Length of a row.
+    d: usize,
+    /// Elements from a row's begin to the next one's.
+    stride: usize,
+}
+
+impl Rows {
+    /// Copies the tensor only if its rows are not equally far apart.
+    fn of(tensor: &CubeTensor) -> Self {
+        match row_stride(tensor) {
+            Some(stride) => Self::spaced(tensor.clone(), stride),
+            None => {
+                let d = tensor.meta.shape()[tensor.meta.num_dims() - 1];
+                Self::spaced(into_contiguous(tensor.clone()), d)
+            }
+        }
+    }
+
+    fn spaced(tensor: CubeTensor, stride: usize) -> Self {
+        let (shape, rank) = (tensor.meta.shape(), tensor.meta.num_dims());
+        let (n, d) = (shape.num_elements(), shape[rank - 1]);
+        Self { n_rows: n / d.max(1), d, stride, tensor }
+    }
+
+    /// Rows like these, in one piece and not yet written.
+    fn empty_like(&self) -> Self {
+        Self::of(&empty(&self.tensor, self.tensor.shape(), self.tensor.dtype))
+    }
+
+    /// What a kernel takes.
+    fn arg(&self) -> BufferArg {
+        self.tensor.clone().into_buffer_arg()
+    }
+}
+
+/// Elements from a row's begin to the next one's, if all are equally far apart and in one piece each.
+fn row_stride(tensor: &CubeTensor) -> Option<usize> {
+    let dims = tensor.meta.shape().iter().zip(tensor.meta.strides().iter());
+    // The stride of a dimension of one says nothing.
+    let mut dims = dims.map(|(len, stride)| (*len, *stride)).collect::<Vec<_>>();
+    let (d, step) = dims.pop()?;
+    dims.retain(|(len, _)| *len > 1);
+    let whole = !tensor.meta.is_tiled() && (step == 1 || d == 1);
+    let nested = dims.windows(2).all(|pair| pair[0].1 == pair[1].1 * pair[1].0);
+    let stride = dims.last().map_or(d, |(_, stride)| *stride);
+    (whole && nested && stride >= d).then_some(stride)
+}
+
+/// A tensor in one piece, not yet written.
+pub fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
+}
+
+fn cast(tensor: CubeTensor, dtype: DType) -> CubeTensor {
+    CubeBackend::float_cast(tensor, dtype.into())
+}
+
+/// Elements that a unit reads at once from rows of these: the most that all of them allow.
+fn vector_size(rows: &[&Rows]) -> usize {
+    let of = |rows: &&Rows| {
+        let divides = |n: &usize| rows.d.is_multiple_of(*n) && rows.stride.is_multiple_of(*n);
+        let sizes = rows.tensor.client.io_optimized_vector_sizes(rows.tensor.dtype.size());
+        sizes.filter(divides).max().unwrap_or(1)
+    };
+    rows.iter().map(of).min().unwrap_or(1)
+}
+
+/// Launches that give one unit to each of `n_units`.
+pub fn one_unit_each(client: &Client, n_units: usize) -> (CubeCount, CubeDim) {
+    let dim = CubeDim::new_1d(256.min(client.properties().hardware.max_units_per_cube));
+    let n_cubes = n_units.div_ceil(dim.num_elems() as usize);
+    (spread(client, n_cubes), dim)
+}
+
+/// A count of cubes within what each dimension may have.
+pub fn spread(client: &Client, n_cubes: usize) -> CubeCount {
+    let (max, _, _) = client.properties().hardware.max_cube_count;
+    let (n_cubes, max) = (n_cubes as u32, max.max(1));
+    match n_cubes <= max {
+        true => CubeCount::Static(n_cubes, 1, 1),
+        false => CubeCount::Static(max, n_cubes.div_ceil(max), 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::twin::{assert_close, devices, leaves};
+    use crate::ops::{attention, gelu, layer_norm};
+
+    /// Output and input's gradient of `op`, in f32.
+    fn results(op: impl Fn(Tensor<3>) -> Tensor<3>, x: &Tensor<3>, dtype: DType) -> [Tensor<3>; 2] {
+        let y = op(x.clone().cast(dtype));
+        assert_eq!(y.dtype(), dtype);
+        let y = y.cast(DType::F32);
+        let grads = (y.clone() * y.clone().inner().powi_scalar(2).autodiff()).sum().backward();
+        [y.inner(), x.grad(&grads).expect("a leaf")]
+    }
+
+    /// In types of 16 bits every operation gives what it gives in f32, rounded.
+    #[test]
+    fn types_of_16_bits_are_those_of_32_rounded() {
+        for (device, (dtype, tolerance)) in devices()
+            .into_iter()
+            .flat_map(|d| [(DType::F16, 4e-3), (DType::BF16, 3e-2)].map(|t| (d.clone(), t)))
+        {
+            if device == burn_tensor::Device::flex() || !device.supports_dtype(dtype) {
+                continue;
+            }
+            let x = leaves(&device, &[[2, 21, 72]], 1).remove(0);
+            // Rounded beforehand, so that both begin with the same numbers.
+            let x = x.inner().cast(dtype).cast(DType::F32).autodiff().require_grad();
+            let gain = |dtype| Tensor::<1>::ones([72], &device).autodiff().cast(dtype);
+            let norm = |x: Tensor<3>| layer_norm(x.clone(), gain(x.dtype()), gain(x.dtype()), 1e-6);
+            let ops: [(&str, &dyn Fn(Tensor<3>) -> Tensor<3>); 3] =
+                [("gelu", &gelu), ("layer norm", &norm), ("attention", &|x| attention(x, 3))];
+            for (name, op) in ops {
+                let [y, gx] = results(op, &x, dtype);
+                let [y32, gx32] = results(op, &x, DType::F32);
+                assert_close(name, y, y32, tolerance);
+                assert_close(name, gx, gx32, tolerance);
+            }
+        }
+    }
+
+    /// Rows that lie further apart than they are long are read where they are; others are copied, and none is mixed up.
+    #[test]
+    fn rows_are_found_in_padded_tensors_and_in_slices() {
+        let cpu = burn_tensor::Device::flex();
+        for device in devices() {
+            let x = leaves(&device, &[[4, 6, 128]], 3).remove(0).inner();
+            if !is_cube(&x) {
+                continue;
+            }
+            // A view, because it ends where a device's vectors begin.
+            let padded = x.clone().slice([0..4, 0..6, 0..64]);
+            let primitive = padded.clone().try_into_primitive::<CubeBackend>().unwrap();
+            assert_eq!(Rows::of(&primitive).stride, 128);
+            let swapped = x.clone().swap_dims(0, 1);
+            let one = x.clone().slice([0..1, 0..6, 0..128]).swap_dims(0, 1);
+            let cut = x.clone().slice([1..3, 2..5, 3..9]);
+            for part in [padded, swapped.clone(), swapped.swap_dims(1, 2), one, cut] {
+                let there = part.clone().to_device(&cpu);
+                assert_close("gelu", gelu(part.clone()).to_device(&cpu), gelu(there.clone()), 1e-6);
+                let [_, _, d] = part.dims();
+                let norm = |x: Tensor<3>| {
+                    let (gain, shift) = (Tensor::ones([d], &x.device()), Tensor::zeros([d], &x.device()));
+                    layer_norm(x, gain, shift, 1e-6)
+                };
+                assert_close("layer norm", norm(part).to_device(&cpu), norm(there), 1e-5);
+            }
+        }
+    }
+
+    /// More cubes than a dimension takes.
+    #[test]
+    fn cubes_are_spread_over_dimensions() {
+        for device in devices() {
+            let n = 65_537 * 256 + 3;
+            let x = Tensor::<1>::ones([n], &device);
+            if is_cube(&x) {
+                let y = gelu(x.reshape([1, n])).sum().into_scalar::<f32>();
+                assert!((y / n as f32 - 0.841_345).abs() < 1e-3, "{y}");
+            }
+        }
+    }
+}

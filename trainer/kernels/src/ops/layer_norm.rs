@@ -1,0 +1,193 @@
+//! Layer normalization over the last dimension (Ba et al. 2016).
+//!
+//! ```text
+//! x̂  = (x - mean(x)) · r          r = 1 / √(var(x) + ε), moments over D
+//! y  = x̂ · γ + β
+//! gx = r · (h - mean(h) - x̂ · mean(h · x̂))   with h = g · γ
+//! gγ = Σ_rows g · x̂               gβ = Σ_rows g
+//! ```
+
+use burn_flex::Flex;
+use burn_flex::FlexTensor;
+use burn_tensor::Tensor;
+use multiversion::multiversion;
+
+use super::bridge::{Kernel, run};
+use super::cpu::{Link, add, contiguous, dims, is_flex, slice, tensor};
+#[cfg(feature = "cube")]
+use super::cube;
+use super::math::{lane_dot, lane_sum, over_rows};
+
+/// Normalizes `x` of `[B, N, D]` over `D`, with `gamma` and `beta` of `[D]`.
+pub fn layer_norm(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> Tensor<3> {
+    #[cfg(feature = "cube")]
+    if cube::is_cube(&x) {
+        return run(cube::LayerNorm { epsilon: epsilon as f32 }, [x.into(), gamma.into(), beta.into()]);
+    }
+    match is_flex(&x) {
+        true => {
+            let kernel = LayerNorm { epsilon: epsilon as f32, link: None };
+            run(kernel, [x.into(), gamma.into(), beta.into()])
+        }
+        false => plain(x, gamma, beta, epsilon),
+    }
+}
+
+/// [`layer_norm`] on the CPU, whose gradient of `x` gets what has been left in `link` until then.
+pub(super) fn with_link(
+    x: Tensor<3>,
+    gamma: Tensor<1>,
+    beta: Tensor<1>,
+    epsilon: f64,
+    link: Link,
+) -> Tensor<3> {
+    let kernel = LayerNorm { epsilon: epsilon as f32, link: Some(link) };
+    run(kernel, [x.into(), gamma.into(), beta.into()])
+}
+
+/// In the type of γ, whatever comes and goes.
+fn plain(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> Tensor<3> {
+    let (dtype, wide) = (x.dtype(), gamma.dtype());
+    let [x, gamma, beta] = [x, gamma.unsqueeze(), beta.unsqueeze()].map(|t: Tensor<3>| t.cast(wide));
+    let (var, mean) = x.clone().var_mean_bias(2);
+    ((x - mean) / (var + epsilon).sqrt() * gamma + beta).cast(dtype)
+}
+
+#[derive(Debug, Clone)]
+struct LayerNorm {
+    epsilon: f32,
+    link: Option<Link>,
+}
+
+/// Normalized rows `[B·N, D]`, their factors `[B·N]`, and γ.
+type Saved = (FlexTensor, FlexTensor, FlexTensor);
+
+impl Kernel<Flex, 3> for LayerNorm {
+    type Saved = Saved;
+
+    fn forward(&self, [x, gamma, beta]: [FlexTensor; 3]) -> (FlexTensor, Saved) {
+        let shape: [usize; 3] = dims(&x);
+        let d = shape[2];
+        let (x, gamma, beta) = (contiguous(&x), contiguous(&gamma), contiguous(&beta));
+        let n_rows = shape[0] * shape[1];
+        // One buffer for rows and factors, so that one split over threads serves both.
+        let mut kept = vec![0.0; n_rows * (d + 1)];
+        over_rows(&mut kept, d + 1, |first, rows| {
+            normalize(&slice(&x)[first * d..], rows, d, self.epsilon);
+        });
+        let mut y = vec![0.0; n_rows * d];
+        over_rows(&mut y, d, |first, rows| {
+            scale_shift(&kept[first * (d + 1)..], slice(&gamma), slice(&beta), rows);
+        });
+        let kept = tensor(kept, [n_rows, d + 1]);
+        (tensor(y, shape), (kept, gamma, beta))
+    }
+
+    fn backward(&self, saved: Saved, grad: FlexTensor, wanted: [bool; 3]) -> [Option<FlexTensor>; 3] {
+        let shape: [usize; 3] = dims(&grad);
+        let d = shape[2];
+        let (grad, (kept, gamma, _)) = (contiguous(&grad), saved);
+        let (grad, kept) = (slice(&grad), slice(&kept));
+        let around = self.link.as_ref().and_then(Link::take).map(|around| contiguous(&around));
+        let gx = wanted[0].then(|| {
+            let mut gx = vec![0.0; grad.len()];
+            over_rows(&mut gx, d, |first, rows| {
+                input_gradient(&kept[first * (d + 1)..], slice(&gamma), &grad[first * d..], rows);
+                if let Some(around) = &around {
+                    add(rows, &slice(around)[first * d..]);
+                }
+            });
+            tensor(gx, shape)
+        });
+        let (mut g_gamma, mut g_beta) = (vec![0.0; d], vec![0.0; d]);
+        if wanted[1] || wanted[2] {
+            parameter_gradients(kept, grad, &mut g_gamma, &mut g_beta);
+        }
+        [gx, wanted[1].then(|| tensor(g_gamma, [d])), wanted[2].then(|| tensor(g_beta, [d]))]
+    }
+}
+
+/// The normalized row, then its factor, for every row of `kept`.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn normalize(x: &[f32], kept: &mut [f32], d: usize, epsilon: f32) {
+    for (row, kept) in x.chunks_exact(d).zip(kept.chunks_exact_mut(d + 1)) {
+        let mean = lane_sum(row, |v| v) / d as f32;
+        let variance = lane_sum(row, |v| (v - mean) * (v - mean)) / d as f32;
+        let factor = 1.0 / (variance + epsilon).sqrt();
+        for (out, value) in kept.iter_mut().zip(row) {
+            *out = (value - mean) * factor;
+        }
+        kept[d] = factor;
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn scale_shift(kept: &[f32], gamma: &[f32], beta: &[f32], y: &mut [f32]) {
+    let d = gamma.len();
+    for (row, y) in kept.chunks_exact(d + 1).zip(y.chunks_exact_mut(d)) {
+        for (((y, x), gamma), beta) in y.iter_mut().zip(row).zip(gamma).zip(beta) {
+            *y = x * gamma + beta;
+        }
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn input_gradient(kept: &[f32], gamma: &[f32], grad: &[f32], gx: &mut [f32]) {
+    let d = gamma.len();
+    for ((row, grad), gx) in kept.chunks_exact(d + 1).zip(grad.chunks_exact(d)).zip(gx.chunks_exact_mut(d)) {
+        for ((gx, grad), gamma) in gx.iter_mut().zip(grad).zip(gamma) {
+            *gx = grad * gamma;
+        }
+        let mean = lane_sum(gx, |v| v) / d as f32;
+        let projection = lane_dot(gx, &row[..d]) / d as f32;
+        for (gx, x) in gx.iter_mut().zip(row) {
+            *gx = (*gx - mean - x * projection) * row[d];
+        }
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn parameter_gradients(kept: &[f32], grad: &[f32], g_gamma: &mut [f32], g_beta: &mut [f32]) {
+    let d = g_gamma.len();
+    for (row, grad) in kept.chunks_exact(d + 1).zip(grad.chunks_exact(d)) {
+        for (((g_gamma, g_beta), grad), x) in g_gamma.iter_mut().zip(g_beta.iter_mut()).zip(grad).zip(row) {
+            *g_gamma += grad * x;
+            *g_beta += grad;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_tensor::Device;
+
+    use super::*;
+    use crate::ops::twin::{assert_close, devices, leaves};
+
+    /// Odd widths, whole vectors, more rows than a block adds up.
+    #[test]
+    fn it_equals_its_twin_forwards_and_backwards() {
+        for device in devices() {
+            [[3, 5, 37], [3, 47, 64], [2, 33, 384]].iter().for_each(|shape| check(&device, *shape));
+        }
+    }
+
+    fn check(device: &Device, shape: [usize; 3]) {
+        let x = leaves(device, &[shape], 1).remove(0);
+        let weights = leaves(device, &[[shape[2]], [shape[2]]], 2);
+        let gradients = |y: Tensor<3>| {
+            let grads = (y.clone() * y.inner().autodiff().powf_scalar(2.0)).sum().backward();
+            let of = |w: &Tensor<1>| w.grad(&grads).expect("a leaf");
+            (x.grad(&grads).expect("a leaf"), of(&weights[0]), of(&weights[1]))
+        };
+        let run = |f: fn(Tensor<3>, Tensor<1>, Tensor<1>, f64) -> Tensor<3>| {
+            f(x.clone(), weights[0].clone(), weights[1].clone(), 1e-6)
+        };
+        let (y, twin) = (run(layer_norm), run(plain));
+        assert_close("forward", y.clone().inner(), twin.clone().inner(), 1e-6);
+        let (a, b) = (gradients(y), gradients(twin));
+        assert_close("input", a.0, b.0, 3e-6);
+        assert_close("gamma", a.1, b.1, 3e-6);
+        assert_close("beta", a.2, b.2, 3e-6);
+    }
+}

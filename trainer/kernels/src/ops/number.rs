@@ -1,0 +1,123 @@
+//! The numbers that CPU kernels of a backbone read and write. They compute in f32.
+
+use std::borrow::Cow;
+
+use burn_tensor::DType;
+use bytemuck::Pod;
+use half::bf16;
+use multiversion::multiversion;
+
+/// f32 or bf16.
+pub trait Number: burn_tensor::Element + Pod + Default {
+    /// Its type among those of tensors.
+    const DTYPE: DType;
+
+    /// The same number in f32.
+    fn wide(self) -> f32;
+    /// The nearest number; of two equally near ones that with an even last bit.
+    fn nearest(value: f32) -> Self;
+    /// The bits of the nearest bf16.
+    fn bf16_bits(self) -> u16;
+}
+
+impl Number for f32 {
+    const DTYPE: DType = DType::F32;
+
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn nearest(value: f32) -> Self {
+        value
+    }
+
+    /// In integers, which compile to vector instructions: adding half of what is cut off, less one bit if the last bit that
+    /// stays is zero, carries over where the number is to be rounded up.
+    #[inline(always)]
+    fn bf16_bits(self) -> u16 {
+        let bits = self.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+        // Rounding could make an infinity of what is not a number.
+        let quiet = (bits >> 16) | 0x40;
+        (if self.is_nan() { quiet } else { rounded }) as u16
+    }
+}
+
+impl Number for bf16 {
+    const DTYPE: DType = DType::BF16;
+
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+
+    #[inline(always)]
+    fn nearest(value: f32) -> Self {
+        Self::from_bits(value.bf16_bits())
+    }
+
+    #[inline(always)]
+    fn bf16_bits(self) -> u16 {
+        self.to_bits()
+    }
+}
+
+/// Every number of `y` becomes the nearest to that of `x`.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+pub(crate) fn convert<A: Number, B: Number>(x: &[A], y: &mut [B]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y = B::nearest(x.wide());
+    }
+}
+
+/// `values` in f32; as they are, if that is what they are.
+pub(crate) fn wide<T: Number>(values: &[T]) -> Cow<'_, [f32]> {
+    match T::DTYPE {
+        DType::F32 => Cow::Borrowed(bytemuck::cast_slice(values)),
+        _ => {
+            let mut wide = vec![0.0; values.len()];
+            convert(values, &mut wide);
+            Cow::Owned(wide)
+        }
+    }
+}
+
+/// The nearest numbers to `values`.
+pub(crate) fn nearest<T: Number>(values: Vec<f32>) -> Vec<T> {
+    match T::DTYPE {
+        DType::F32 => bytemuck::cast_vec(values),
+        _ => {
+            let mut nearest = vec![T::default(); values.len()];
+            convert(&values, &mut nearest);
+            nearest
+        }
+    }
+}
+
+/// `values` in f32, rounded to what T can tell apart.
+pub(crate) fn rounded<T: Number>(values: &[f32]) -> Cow<'_, [f32]> {
+    match T::DTYPE {
+        DType::F32 => Cow::Borrowed(values),
+        _ => Cow::Owned(values.iter().map(|value| T::nearest(*value).wide()).collect()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The crate `half` rounds the same way, one number at a time.
+    #[test]
+    fn numbers_are_rounded_to_the_nearest() {
+        let patterns = (0..=u16::MAX).flat_map(|high| {
+            [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff].map(|low| f32::from_bits((u32::from(high) << 16) | low))
+        });
+        for value in patterns {
+            let (ours, halfs) = (bf16::nearest(value), bf16::from_f32(value));
+            assert!(ours.to_bits() == halfs.to_bits(), "{value:e}: {ours} instead of {halfs}");
+            assert!(ours.wide().to_bits() == halfs.to_f32().to_bits(), "{ours}");
+        }
+    }
+}

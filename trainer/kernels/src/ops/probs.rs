@@ -1,0 +1,214 @@
+//! Probabilities over prototypes, without a graph: what a teacher's scores become.
+//!
+//! ```text
+//! softmax_rows     p = softmax((x - c) / τ)                        x [.., K]  c [K]
+//! column_sums      Σ over rows                                     [.., K] → [K]
+//! balanced         columns scaled, then rows to sum one            Sinkhorn and Knopp's half steps
+//! sharpness        mean entropy and mean largest probability of rows
+//! ```
+
+use burn_flex::{Flex, FlexTensor};
+use burn_tensor::{Tensor, activation};
+use multiversion::multiversion;
+
+use super::bridge::Home;
+use super::cpu::{add, contiguous, is_flex, slice, tensor};
+use super::math::{exp, lane_max, lane_sum, over_rows};
+
+/// `softmax((x - center) / temperature)` over the last dimension of `x` `[B, V, K]`.
+pub fn softmax_rows(x: Tensor<3>, center: Option<Tensor<1>>, temperature: f64) -> Tensor<3> {
+    let (dims, inverse) = (x.dims(), (1.0 / temperature) as f32);
+    match (host(&x), center.as_ref().map(host)) {
+        (Some(x), None) => softmax_on_host(x, None, inverse, dims),
+        (Some(x), Some(Some(center))) => softmax_on_host(x, Some(center), inverse, dims),
+        _ => {
+            let x = match center {
+                Some(center) => x - center.unsqueeze(),
+                None => x,
+            };
+            activation::softmax(x / temperature, 2)
+        }
+    }
+}
+
+/// Sums over all but the last dimension of `x` `[B, V, K]`, `[K]`.
+pub fn column_sums(x: Tensor<3>) -> Tensor<1> {
+    let [b, v, k] = x.dims();
+    match host(&x) {
+        Some(x) => {
+            let mut sums = vec![0.0; k];
+            slice(&x).chunks_exact(k).for_each(|row| add(&mut sums, row));
+            Flex::give(tensor(sums, [k]))
+        }
+        None => x.reshape([b * v, k]).sum_dim(0).reshape([k]),
+    }
+}
+
+/// The largest element, `[1]`.
+pub fn largest(x: Tensor<3>) -> Tensor<1> {
+    match host(&x) {
+        Some(x) => Flex::give(tensor(vec![row_max(slice(&x))], [1])),
+        None => x.max(),
+    }
+}
+
+/// `max(exp((x - max) / temperature), floor)` of every element of `x` `[B, V, K]`; `max` is `[1]`.
+pub fn exp_rows(x: Tensor<3>, max: Tensor<1>, temperature: f64, floor: f32) -> Tensor<3> {
+    let dims = x.dims();
+    match (host(&x), host(&max)) {
+        (Some(x), Some(max)) => {
+            let (max, inverse) = (slice(&max)[0], (1.0 / temperature) as f32);
+            let mut out = slice(&x).to_vec();
+            over_rows(&mut out, dims[2], |_, rows| exp_all(rows, max, inverse, floor));
+            Flex::give(tensor(out, dims))
+        }
+        _ => ((x - max.unsqueeze()) / temperature).exp().clamp_min(floor),
+    }
+}
+
+/// Rows of `q` `[B, V, K]` with column `k` divided by `columns[k]`, and then scaled to sum one.
+pub fn balanced(q: Tensor<3>, columns: Tensor<1>) -> Tensor<3> {
+    let dims = q.dims();
+    match (host(&q), host(&columns)) {
+        (Some(q), Some(columns)) => {
+            let mut out = slice(&q).to_vec();
+            over_rows(&mut out, dims[2], |_, rows| balance(rows, slice(&columns)));
+            Flex::give(tensor(out, dims))
+        }
+        _ => {
+            let scaled = q / columns.unsqueeze();
+            let sums = scaled.clone().sum_dim(2);
+            scaled / sums
+        }
+    }
+}
+
+/// Mean entropy in nats and mean largest probability of the rows of `probs` `[B, V, K]`, `[1]` each.
+pub fn sharpness(probs: &Tensor<3>) -> [Tensor<1>; 2] {
+    let [b, v, k] = probs.dims();
+    match host(probs) {
+        Some(probs) => {
+            let mut rows = vec![0.0; 2 * b * v];
+            over_rows(&mut rows, 2, |first, rows| sharpness_of(&slice(&probs)[first * k..], k, rows));
+            let mean = |which: usize| {
+                let total: f64 = rows.iter().skip(which).step_by(2).map(|value| f64::from(*value)).sum();
+                Flex::give(tensor(vec![(total / (b * v) as f64) as f32], [1]))
+            };
+            [mean(0), mean(1)]
+        }
+        None => {
+            let logs = probs.clone().clamp_min(1e-30).log();
+            [-(probs.clone() * logs).sum_dim(2).mean(), probs.clone().max_dim(2).mean()]
+        }
+    }
+}
+
+/// The elements in one piece, of a tensor on the CPU.
+fn host<const D: usize>(x: &Tensor<D>) -> Option<FlexTensor> {
+    if x.is_autodiff() || !is_flex(x) {
+        return None;
+    }
+    x.clone().try_into_primitive::<Flex>().ok().map(|x| contiguous(&x))
+}
+
+fn softmax_on_host(x: FlexTensor, center: Option<FlexTensor>, inverse: f32, dims: [usize; 3]) -> Tensor<3> {
+    let k = dims[2];
+    let mut out = slice(&x).to_vec();
+    over_rows(&mut out, k, |_, rows| match &center {
+        Some(center) => softmax(rows, slice(center), inverse),
+        None => softmax(rows, &vec![0.0; k], inverse),
+    });
+    Flex::give(tensor(out, dims))
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn softmax(rows: &mut [f32], center: &[f32], inverse: f32) {
+    for row in rows.chunks_exact_mut(center.len()) {
+        for (value, center) in row.iter_mut().zip(center) {
+            *value = (*value - center) * inverse;
+        }
+        let max = lane_max(row);
+        for value in row.iter_mut() {
+            *value = exp(*value - max);
+        }
+        let factor = 1.0 / lane_sum(row, |v| v);
+        for value in row.iter_mut() {
+            *value *= factor;
+        }
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn row_max(values: &[f32]) -> f32 {
+    lane_max(values)
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn exp_all(values: &mut [f32], max: f32, inverse: f32, floor: f32) {
+    for value in values {
+        let power = exp((*value - max) * inverse);
+        *value = if power > floor { power } else { floor };
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn balance(rows: &mut [f32], columns: &[f32]) {
+    for row in rows.chunks_exact_mut(columns.len()) {
+        for (value, column) in row.iter_mut().zip(columns) {
+            *value /= column;
+        }
+        let factor = 1.0 / lane_sum(row, |v| v);
+        for value in row.iter_mut() {
+            *value *= factor;
+        }
+    }
+}
+
+fn sharpness_of(probs: &[f32], k: usize, out: &mut [f32]) {
+    for (row, out) in probs.chunks_exact(k).zip(out.chunks_exact_mut(2)) {
+        out[0] = -row.iter().map(|p| p * p.max(1e-30).ln()).sum::<f32>();
+        out[1] = row_max(row);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_tensor::Device;
+
+    use super::*;
+    use crate::ops::twin::{assert_close, devices, leaves};
+
+    /// What Burn's operations make of the same numbers, in f64.
+    #[test]
+    fn every_function_equals_its_composition() {
+        for device in devices() {
+            let x = leaves(&device, &[[3, 2, 37]], 1).remove(0).inner();
+            let center = leaves(&device, &[[37]], 2).remove(0).inner();
+            let probs = softmax_rows(x.clone(), Some(center.clone()), 0.07);
+            let composed = activation::softmax((x.clone() - center.unsqueeze()) / 0.07, 2);
+            assert_close("softmax", probs.clone(), composed.clone(), 3e-6);
+            let plain = softmax_rows(x.clone(), None, 0.5);
+            assert_close("softmax", plain.clone(), activation::softmax(x.clone() / 0.5, 2), 3e-6);
+            let sums = plain.clone().reshape([6, 37]).sum_dim(0).reshape([37]);
+            assert_close("sums", column_sums(plain.clone()), sums.clone(), 1e-6);
+            assert_close("largest", largest(x.clone()), x.clone().max(), 0.0);
+            let powers = ((x.clone() - x.clone().max().unsqueeze()) / 0.1).exp().clamp_min(1e-30);
+            assert_close("exp", exp_rows(x.clone(), x.clone().max(), 0.1, 1e-30), powers, 3e-6);
+            let scaled = plain.clone() / sums.clone().unsqueeze();
+            let rows = scaled.clone() / scaled.sum_dim(2);
+            assert_close("balanced", balanced(plain.clone(), sums), rows, 3e-6);
+            let logs = plain.clone().clamp_min(1e-30).log();
+            let [entropy, max] = sharpness(&plain);
+            assert_close("entropy", entropy, -(plain.clone() * logs).sum_dim(2).mean(), 3e-6);
+            assert_close("max", max, plain.max_dim(2).mean(), 3e-6);
+        }
+    }
+
+    /// A difference of thousands of nats leaves zeros and no NaN.
+    #[test]
+    fn extreme_scores_stay_finite() {
+        let x = Tensor::<3>::from_floats([[[1e4, -1e4, 0.0]]], &Device::flex());
+        let probs = softmax_rows(x, None, 0.04).into_data().try_to_vec::<f32>().unwrap();
+        assert_eq!(probs, [1.0, 0.0, 0.0]);
+    }
+}

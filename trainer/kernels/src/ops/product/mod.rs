@@ -1,0 +1,365 @@
+//! Products of matrices of f32 or bf16.
+//!
+//! ```text
+//! out = scale · a · b + start       a [m, k]   b [k, n]   start nothing, a row [n], or what out was   out [m, n]
+//! ```
+//!
+//! Where all is f32, this is the `gemm` crate's ([`super::gemm`]). Else both matrices are rounded to bf16: then products of
+//! two numbers fit f32 exactly, and sums are f32, by the instruction `vdpbf16ps` where the CPU has it (AVX512-BF16: AMD from
+//! Zen 4 on, Intel's Cooper Lake and from Sapphire Rapids on), which multiplies twice as many numbers as a multiply-add of f32,
+//! and else by the latter. Both add up in one order, so that bits are the same but for numbers below 1.2e-38, which the
+//! instruction takes for zero. Matrices are packed into panels ([`pack`]), whose products are tiles ([`tile`]).
+
+mod pack;
+mod tile;
+
+use std::cell::Cell;
+use std::ops::Range;
+
+use burn_tensor::DType;
+use multiversion::multiversion;
+use rayon::prelude::*;
+
+use super::gemm::{self, Mat, gemm};
+use super::number::{Number, nearest};
+use super::tally::{self, Product};
+use pack::{pack_columns, pack_rows};
+use tile::{COLUMNS, Lanes, N_LANES, ROWS, Tile, VECTORS, multiply};
+
+/// Numbers that are added up before a sum is written to memory: a panel of columns stays in the second-level cache.
+const DEPTH: usize = 2048;
+
+/// Rows whose panels are made at once, at most.
+const CHUNK_ROWS: usize = 256;
+
+/// Multiplications below which a product is computed by the calling thread alone.
+const SMALL: usize = 1 << 20;
+
+/// What a product is added to.
+#[derive(Debug, Clone, Copy)]
+pub enum Start<'a> {
+    /// Nothing.
+    Zero,
+    /// To every row, this one.
+    Row(&'a [f32]),
+    /// What is in the place of the output.
+    Output,
+}
+
+// Panels of a thread's last product, in whose place go those of its next one.
+thread_local! {
+    static OF_ROWS: Cell<Vec<[u32; ROWS]>> = const { Cell::new(Vec::new()) };
+    static OF_COLUMNS: Cell<Vec<Lanes>> = const { Cell::new(Vec::new()) };
+}
+
+/// `a · b`, `[m, n]`, with `row` added to every row.
+///
+/// # Panics
+/// As [`product_into`].
+pub(super) fn product<A: Number, B: Number, O: Number>(
+    [m, k, n]: [usize; 3],
+    a: Mat<'_, A>,
+    b: Mat<'_, B>,
+    row: Option<&[f32]>,
+) -> Vec<O> {
+    match (as_f32(a), as_f32(b), O::DTYPE, row) {
+        (Some(a), Some(b), DType::F32, None) => nearest(gemm::product([m, k, n], 1.0, a, b)),
+        // What a product is added to need not be cleared first.
+        (Some(a), Some(b), DType::F32, Some(row)) => {
+            let mut out = row.repeat(m);
+            gemm([m, k, n], 1.0, a, b, 1.0, &mut out, n);
+            nearest(out)
+        }
+        _ => {
+            let mut out = vec![O::default(); m * n];
+            product_into([m, k, n], 1.0, a, b, row.map_or(Start::Zero, Start::Row), &mut out, n);
+            out
+        }
+    }
+}
+
+/// `out = scale · a · b + start`; rows of `out` are `out_stride` apart. Threads are those of the rayon pool that calls, if the
+/// product is large.
+///
+/// # Panics
+/// If a matrix does not lie inside its slice, or has neither rows nor columns in one piece.
+pub fn product_into<A: Number, B: Number, O: Number>(
+    [m, k, n]: [usize; 3],
+    scale: f32,
+    a: Mat<'_, A>,
+    b: Mat<'_, B>,
+    start: Start<'_>,
+    out: &mut [O],
+    out_stride: usize,
+) {
+    if m == 0 || n == 0 {
+        return;
+    }
+    assert!(n <= out_stride, "rows of the output do not overlap");
+    let out = &mut out[..(m - 1) * out_stride + n];
+    match (as_f32(a), as_f32(b), O::DTYPE) {
+        (Some(a), Some(b), DType::F32) => {
+            let out = bytemuck::cast_slice_mut(out);
+            let keep = match start {
+                Start::Zero => 0.0,
+                Start::Output => 1.0,
+                Start::Row(start) => {
+                    out.chunks_mut(out_stride).for_each(|row| row[..n].copy_from_slice(start));
+                    1.0
+                }
+            };
+            gemm([m, k, n], scale, a, b, keep, out, out_stride);
+        }
+        _ => {
+            let in_one_piece = |strides: [usize; 2]| strides.contains(&1);
+            assert!(in_one_piece([a.row_stride, a.col_stride]) && in_one_piece([b.row_stride, b.col_stride]));
+            let sums = Sums { mkn: [m, k, n], scale, start };
+            sums.note(a, b);
+            match k > DEPTH && O::DTYPE != DType::F32 {
+                true => sums.compute_wide(a, b, out, out_stride),
+                false => sums.compute(a, b, out, out_stride),
+            }
+        }
+    }
+}
+
+/// `mat` as it is, if it is of f32.
+fn as_f32<T: Number>(mat: Mat<'_, T>) -> Option<Mat<'_, f32>> {
+    let Mat { data, row_stride, col_stride } = mat;
+    (T::DTYPE == DType::F32).then(|| Mat { data: bytemuck::cast_slice(data), row_stride, col_stride })
+}
+
+/// A product in bf16.
+#[derive(Clone, Copy)]
+struct Sums<'a> {
+    mkn: [usize; 3],
+    scale: f32,
+    start: Start<'a>,
+}
+
+impl Sums<'_> {
+    fn note<A, B>(&self, a: Mat<'_, A>, b: Mat<'_, B>) {
+        #[cfg(feature = "testing")]
+        gemm::count::add(self.mkn.iter().map(|side| *side as f64).product::<f64>() * 2.0);
+        tally::note(|| Product {
+            mkn: self.mkn,
+            transposed: [a.col_stride > 1, b.col_stride > 1],
+            adds: !matches!(self.start, Start::Zero),
+            bf16: true,
+            n_threads: rayon::current_num_threads(),
+        });
+    }
+
+    /// Rounds sums over several blocks of k once, at their end.
+    fn compute_wide<A: Number, B: Number, O: Number>(
+        self,
+        a: Mat<'_, A>,
+        b: Mat<'_, B>,
+        out: &mut [O],
+        out_stride: usize,
+    ) {
+        let [_, _, n] = self.mkn;
+        let mut sums = Vec::new();
+        out.chunks(out_stride).for_each(|row| sums.extend(row[..n].iter().map(|value| value.wide())));
+        self.compute(a, b, &mut sums, n);
+        for (row, sums) in out.chunks_mut(out_stride).zip(sums.chunks(n)) {
+            finish(sums, 1.0, Start::Zero, &mut row[..n]);
+        }
+    }
+
+    /// Blocks of k one after another, chunks of rows on as many threads as there are.
+    fn compute<A: Number, B: Number, O: Number>(
+        self,
+        a: Mat<'_, A>,
+        b: Mat<'_, B>,
+        out: &mut [O],
+        out_stride: usize,
+    ) {
+        let [m, k, n] = self.mkn;
+        let n_threads = if m * k * n < SMALL { 1 } else { rayon::current_num_threads() };
+        let chunk_rows = CHUNK_ROWS.min(m.div_ceil(n_threads)).next_multiple_of(ROWS);
+        let mut columns = OF_COLUMNS.take();
+        for first in (0..k.max(1)).step_by(DEPTH) {
+            let start = if first == 0 { self.start } else { Start::Output };
+            let block = Block { sums: Sums { start, ..self }, depth: first..k.min(first + DEPTH) };
+            block.pack_columns(b, &mut columns, n_threads);
+            let chunk = |(i, out): (usize, &mut [O])| {
+                let rows = i * chunk_rows..m.min((i + 1) * chunk_rows);
+                block.chunk(a, rows, &columns, out, out_stride);
+            };
+            match n_threads {
+                1 => out.chunks_mut(chunk_rows * out_stride).enumerate().for_each(chunk),
+                _ => out.par_chunks_mut(chunk_rows * out_stride).enumerate().for_each(chunk),
+            }
+        }
+        OF_COLUMNS.set(columns);
+    }
+}
+
+/// A part of k.
+struct Block<'a> {
+    sums: Sums<'a>,
+    depth: Range<usize>,
+}
+
+impl Block<'_> {
+    fn n_pairs(&self) -> usize {
+        self.depth.len().div_ceil(2).max(1)
+    }
+
+    /// The panels of all columns of `b`, each with the vectors of a tile.
+    fn pack_columns<B: Number>(&self, b: Mat<'_, B>, columns: &mut Vec<Lanes>, n_threads: usize) {
+        let [_, _, n] = self.sums.mkn;
+        columns.resize(n.div_ceil(N_LANES) * self.n_pairs(), Lanes::default());
+        let panel = |(i, panel): (usize, &mut [Lanes])| {
+            let lines = i * COLUMNS..n.min((i + 1) * COLUMNS);
+            pack_columns(b.t(), lines, self.depth.clone(), panel);
+        };
+        match n_threads {
+            1 => columns.chunks_mut(VECTORS * self.n_pairs()).enumerate().for_each(panel),
+            _ => columns.par_chunks_mut(VECTORS * self.n_pairs()).enumerate().for_each(panel),
+        }
+    }
+
+    /// `rows` of the product, given the panels of all columns.
+    fn chunk<A: Number, O: Number>(
+        &self,
+        a: Mat<'_, A>,
+        rows: Range<usize>,
+        columns: &[Lanes],
+        out: &mut [O],
+        out_stride: usize,
+    ) {
+        let (n_pairs, [_, _, n]) = (self.n_pairs(), self.sums.mkn);
+        let mut panels = OF_ROWS.take();
+        panels.resize(rows.len().div_ceil(ROWS) * n_pairs, [0; ROWS]);
+        pack_rows(a, rows.clone(), self.depth.clone(), &mut panels, n_pairs);
+        let mut tile = Tile::default();
+        for (columns, first) in columns.chunks(VECTORS * n_pairs).zip((0..n).step_by(COLUMNS)) {
+            let width = COLUMNS.min(n - first);
+            let start = match self.sums.start {
+                Start::Row(start) => Start::Row(&start[first..first + width]),
+                start => start,
+            };
+            for (t, panel) in panels.chunks_exact(n_pairs).enumerate() {
+                multiply(panel, columns, columns.len() / n_pairs, &mut tile);
+                for (r, sums) in (t * ROWS..rows.len()).zip(&tile) {
+                    let out = &mut out[r * out_stride + first..][..width];
+                    finish(&sums.as_flattened()[..width], self.sums.scale, start, out);
+                }
+            }
+        }
+        OF_ROWS.set(panels);
+    }
+}
+
+/// `out = scale · sums + start`.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn finish<O: Number>(sums: &[f32], scale: f32, start: Start<'_>, out: &mut [O]) {
+    match start {
+        Start::Zero => {
+            for (out, sum) in out.iter_mut().zip(sums) {
+                *out = O::nearest(sum * scale);
+            }
+        }
+        Start::Row(start) => {
+            for ((out, sum), start) in out.iter_mut().zip(sums).zip(start) {
+                *out = O::nearest(sum * scale + start);
+            }
+        }
+        Start::Output => {
+            for (out, sum) in out.iter_mut().zip(sums) {
+                *out = O::nearest(sum * scale + out.wide());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn numbers<T: Number>(n: usize, frequency: f32) -> Vec<T> {
+        (0..n).map(|i| T::nearest((i as f32 * frequency).sin())).collect()
+    }
+
+    /// The largest distance to three loops in f64 over numbers rounded to bf16, whose products are exact, in parts of what
+    /// k products may add up to.
+    fn distance<A: Number, B: Number, O: Number>(
+        [m, k, n]: [usize; 3],
+        turned: [bool; 2],
+        start: Start<'_>,
+        out_stride: usize,
+    ) -> f64 {
+        let (a, b) = (numbers::<A>(m * k, 0.7), numbers::<B>(k * n, 0.3));
+        let left = if turned[0] { Mat::rows(&a, m).t() } else { Mat::rows(&a, k) };
+        let right = if turned[1] { Mat::rows(&b, k).t() } else { Mat::rows(&b, n) };
+        let mut out = vec![O::nearest(7.0); m * out_stride];
+        product_into([m, k, n], 0.5, left, right, start, &mut out, out_stride);
+        let at = |mat: &dyn Fn(usize) -> f32, i: usize| f64::from(bf16::from_f32(mat(i)).to_f32());
+        let (of_a, of_b) = (|i: usize| a[i].wide(), |i: usize| b[i].wide());
+        let mut worst: f64 = 0.0;
+        for (i, row) in out.chunks(out_stride).enumerate() {
+            for (j, value) in row[..n].iter().enumerate() {
+                let term = |l: usize| {
+                    let left = i * left.row_stride + l * left.col_stride;
+                    at(&of_a, left) * at(&of_b, l * right.row_stride + j * right.col_stride)
+                };
+                let sum: f64 = (0..k).map(term).sum();
+                let start = match start {
+                    Start::Zero => 0.0,
+                    Start::Row(row) => f64::from(row[j]),
+                    Start::Output => 7.0,
+                };
+                let expected = 0.5 * sum + start;
+                let unit = 1.0 + expected.abs() + (k as f64).sqrt();
+                worst = worst.max((f64::from(value.wide()) - expected).abs() / unit);
+            }
+            assert!(row[n..].iter().all(|beside| beside.wide() == 7.0), "what is beside the product stays");
+        }
+        worst
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+        #[test]
+        fn products_equal_three_loops(
+            m in 1usize..14,
+            k in 0usize..70,
+            n in 1usize..150,
+            turned in any::<[bool; 2]>(),
+            start in 0usize..3,
+        ) {
+            let (mkn, row) = ([m, k, n], numbers::<f32>(n, 0.9));
+            let start = [Start::Zero, Start::Row(&row), Start::Output][start];
+            prop_assert!(distance::<bf16, bf16, f32>(mkn, turned, start, n) < 1e-6);
+            prop_assert!(distance::<bf16, f32, f32>(mkn, turned, start, n + 5) < 1e-6);
+            prop_assert!(distance::<f32, bf16, bf16>(mkn, turned, start, n + 5) < 4e-3);
+        }
+    }
+
+    /// More than a block of k, more than a chunk of rows.
+    #[test]
+    fn large_products_equal_three_loops() {
+        let (mkn, row) = ([CHUNK_ROWS + 5, DEPTH + 37, 67], numbers::<f32>(67, 0.9));
+        for start in [Start::Zero, Start::Row(&row), Start::Output] {
+            assert!(distance::<bf16, bf16, f32>(mkn, [true, false], start, 70) < 1e-6);
+            assert!(distance::<f32, bf16, bf16>(mkn, [false, true], start, 70) < 4e-3);
+        }
+    }
+
+    #[test]
+    fn bits_do_not_depend_on_threads() {
+        let mkn = [CHUNK_ROWS + 5, DEPTH + 37, 67];
+        let (a, b) = (numbers::<bf16>(mkn[0] * mkn[1], 0.7), numbers::<bf16>(mkn[1] * mkn[2], 0.3));
+        let on = |n_threads: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads).build().expect("a pool");
+            let compute = || product::<_, _, f32>(mkn, Mat::rows(&a, mkn[1]), Mat::rows(&b, mkn[2]), None);
+            pool.install(compute)
+        };
+        assert!(on(1) == on(3));
+    }
+}

@@ -1,0 +1,268 @@
+//! A residual branch behind a layer norm: what begins it, and what ends it.
+//!
+//! ```text
+//! h = norm(x)      y = x + f ⊙ γ ⊙ b(h)      x, h, b, y [B, N, D]   f [B]   γ [D]   ones where there is none
+//! gb = f ⊙ γ ⊙ g   gγ = Σ_rows f ⊙ g ⊙ b     gx = g + norm's gradient of h's
+//! ```
+//!
+//! On the CPU the end leaves `g` for the norm's backward pass, which runs later and adds it in its own loop: the
+//! gradient of `x` is one pass over memory instead of two, and autodiff has nothing to add up.
+
+use std::sync::Arc;
+
+use burn_flex::{Flex, FlexTensor};
+use burn_tensor::Tensor;
+use multiversion::multiversion;
+
+use super::bridge::{Kernel, run};
+use super::cast::cast;
+use super::cpu::{Link, add, contiguous, dims, is_flex, owned, slice, slice_mut, tensor};
+use super::layer_norm::{self, layer_norm};
+use super::math::over_rows;
+
+/// The way around a branch.
+pub struct Skip {
+    x: Tensor<3>,
+    /// Where the end leaves its gradient for the norm; `None` where autodiff adds it up.
+    link: Option<Link>,
+}
+
+/// Begins a branch: the normalized `x` of `[B, N, D]`, and the way around it.
+pub fn branch(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> (Tensor<3>, Skip) {
+    if !is_flex(&x) {
+        return (layer_norm(x.clone(), gamma, beta, epsilon), Skip { x, link: None });
+    }
+    let link = Link::default();
+    let around = x.clone().inner_or_self();
+    let h = layer_norm::with_link(x, gamma, beta, epsilon, link.clone());
+    (h, Skip { x: around, link: Some(link) })
+}
+
+impl Skip {
+    /// Ends the branch with `b` of `[B, N, D]`. `gamma` scales channels (LayerScale); `factors` has one number for
+    /// each of the B sequences.
+    pub fn join(self, b: Tensor<3>, gamma: Option<Tensor<1>>, factors: Option<&[f32]>) -> Tensor<3> {
+        let b = cast(b, self.x.dtype());
+        let Some(link) = self.link else { return plain(self.x, b, gamma, factors) };
+        let kernel = Join { factors: factors.map(Arc::from), link };
+        match gamma {
+            Some(gamma) => run(kernel, [self.x.into(), b.into(), gamma.into()]),
+            None => run(kernel, [self.x.into(), b.into()]),
+        }
+    }
+}
+
+fn plain(x: Tensor<3>, b: Tensor<3>, gamma: Option<Tensor<1>>, factors: Option<&[f32]>) -> Tensor<3> {
+    let [n_sequences, _, _] = b.dims();
+    let b = match gamma {
+        Some(gamma) => b * gamma.unsqueeze(),
+        None => b,
+    };
+    let Some(factors) = factors else { return x + b };
+    let factors = Tensor::<1>::from_floats(factors, &b.device().inner());
+    let factors = factors.reshape([n_sequences, 1, 1]).cast(b.dtype());
+    if b.is_autodiff() { x + b * factors.autodiff() } else { x + b * factors }
+}
+
+/// The value of a tensor, without its graph if it has one.
+trait InnerOrSelf {
+    fn inner_or_self(self) -> Self;
+}
+
+impl InnerOrSelf for Tensor<3> {
+    fn inner_or_self(self) -> Self {
+        if self.is_autodiff() { self.inner() } else { self }
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Join {
+    factors: Option<Arc<[f32]>>,
+    link: Link,
+}
+
+impl Join {
+    fn factor(&self, sequence: usize) -> f32 {
+        self.factors.as_ref().map_or(1.0, |factors| factors[sequence])
+    }
+
+    /// `into` with `join(factor, into, other)` done to every sequence.
+    fn sum(
+        &self,
+        into: FlexTensor,
+        other: &FlexTensor,
+        join: impl Fn(f32, &mut [f32], &[f32]) + Sync,
+    ) -> FlexTensor {
+        let [_, n, d]: [usize; 3] = dims(&into);
+        let (mut sum, other) = (owned(into), contiguous(other));
+        let (len, other) = (n * d, slice(&other));
+        over_rows(slice_mut(&mut sum), len, |first, rows| {
+            let sequences = rows.chunks_mut(len).zip(other[first * len..].chunks(len));
+            for (i, (sum, other)) in sequences.enumerate() {
+                join(self.factor(first + i), sum, other);
+            }
+        });
+        sum
+    }
+}
+
+impl Kernel<Flex, 2> for Join {
+    type Saved = ();
+
+    fn forward(&self, [x, b]: [FlexTensor; 2]) -> (FlexTensor, ()) {
+        // Nobody else holds what the branch gives: the sum can lie where it lies.
+        let y = match &self.factors {
+            Some(_) => self.sum(b, &x, |factor, b, x| scale_and_add(b, x, factor)),
+            None => self.sum(b, &x, |_, b, x| add(b, x)),
+        };
+        (y, ())
+    }
+
+    fn backward(&self, (): (), grad: FlexTensor, wanted: [bool; 2]) -> [Option<FlexTensor>; 2] {
+        let gb = wanted[1].then(|| match &self.factors {
+            Some(factors) => scaled(&grad, factors),
+            None => grad.clone(),
+        });
+        self.link.leave(grad);
+        [None, gb]
+    }
+}
+
+impl Kernel<Flex, 3> for Join {
+    /// The branch, and γ.
+    type Saved = [FlexTensor; 2];
+
+    fn forward(&self, [x, b, gamma]: [FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
+        let gamma = contiguous(&gamma);
+        let channels = slice(&gamma);
+        let y = self.sum(x, &b, |factor, y, b| add_channels(y, b, channels, factor));
+        (y, [contiguous(&b), gamma])
+    }
+
+    fn backward(
+        &self,
+        [b, gamma]: Self::Saved,
+        grad: FlexTensor,
+        wanted: [bool; 3],
+    ) -> [Option<FlexTensor>; 3] {
+        let [n_sequences, n, d]: [usize; 3] = dims(&grad);
+        let g = contiguous(&grad);
+        let (g, b, gamma) = (slice(&g), slice(&b), slice(&gamma));
+        let gb = wanted[1].then(|| {
+            let mut out = vec![0.0; n_sequences * n * d];
+            over_rows(&mut out, n * d, |first, rows| {
+                let sequences = rows.chunks_mut(n * d).zip(g[first * n * d..].chunks(n * d));
+                for (i, (out, g)) in sequences.enumerate() {
+                    add_channels(out, g, gamma, self.factor(first + i));
+                }
+            });
+            tensor(out, [n_sequences, n, d])
+        });
+        let ggamma = wanted[2].then(|| {
+            let mut sums = vec![0.0; d];
+            for (i, (g, b)) in g.chunks(n * d).zip(b.chunks(n * d)).enumerate() {
+                add_products(&mut sums, g, b, self.factor(i));
+            }
+            tensor(sums, [d])
+        });
+        self.link.leave(grad);
+        [None, gb, ggamma]
+    }
+}
+
+fn scaled(grad: &FlexTensor, factors: &[f32]) -> FlexTensor {
+    let shape: [usize; 3] = dims(grad);
+    let row_len = shape[1] * shape[2];
+    let mut out = owned(grad.clone());
+    over_rows(slice_mut(&mut out), row_len, |first, rows| {
+        for (row, factor) in rows.chunks_mut(row_len).zip(&factors[first..]) {
+            scale(row, *factor);
+        }
+    });
+    out
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn scale_and_add(b: &mut [f32], x: &[f32], factor: f32) {
+    for (b, x) in b.iter_mut().zip(x) {
+        *b = x + *b * factor;
+    }
+}
+
+/// `y += factor · γ ⊙ b`, row by row.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn add_channels(y: &mut [f32], b: &[f32], gamma: &[f32], factor: f32) {
+    for (y, b) in y.chunks_exact_mut(gamma.len()).zip(b.chunks_exact(gamma.len())) {
+        for ((y, b), gamma) in y.iter_mut().zip(b).zip(gamma) {
+            *y += b * gamma * factor;
+        }
+    }
+}
+
+/// `sums += factor · Σ_rows g ⊙ b`.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn add_products(sums: &mut [f32], g: &[f32], b: &[f32], factor: f32) {
+    for (g, b) in g.chunks_exact(sums.len()).zip(b.chunks_exact(sums.len())) {
+        for ((sum, g), b) in sums.iter_mut().zip(g).zip(b) {
+            *sum += g * b * factor;
+        }
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn scale(values: &mut [f32], factor: f32) {
+    for value in values {
+        *value *= factor;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_tensor::Device;
+
+    use super::*;
+    use crate::ops::gelu;
+    use crate::ops::twin::{assert_close, devices, leaves};
+
+    /// Two branches, one after the other: with dropped sequences and without, scaled and not.
+    #[test]
+    fn it_equals_its_twin_forwards_and_backwards() {
+        for device in devices() {
+            for factors in [None, Some(&[0.0, 1.25, 1.25, 0.0][..])] {
+                check(&device, [4, 5, 37], factors, false);
+                check(&device, [4, 33, 64], factors, true);
+            }
+        }
+    }
+
+    fn check(device: &Device, shape: [usize; 3], factors: Option<&[f32]>, scaled: bool) {
+        let x = leaves(device, &[shape], 1).remove(0);
+        let weights = leaves(device, &[[shape[2]], [shape[2]], [shape[2]]], 2);
+        let gamma = || scaled.then(|| weights[2].clone());
+        let norm = |x: Tensor<3>| layer_norm(x, weights[0].clone(), weights[1].clone(), 1e-6);
+        let with_branches = |mut x: Tensor<3>| {
+            for _ in 0..2 {
+                let (h, skip) = branch(x, weights[0].clone(), weights[1].clone(), 1e-6);
+                x = skip.join(gelu(h), gamma(), factors);
+            }
+            x
+        };
+        let composed = |mut x: Tensor<3>| {
+            for _ in 0..2 {
+                x = plain(x.clone(), gelu(norm(x)), gamma(), factors);
+            }
+            x
+        };
+        let run = |f: &dyn Fn(Tensor<3>) -> Tensor<3>| {
+            let y = f(x.clone());
+            let grads = (y.clone() * y.clone().inner().autodiff()).sum().backward();
+            let scale = weights[usize::from(scaled) * 2].grad(&grads).unwrap();
+            (y.inner(), x.grad(&grads).unwrap(), weights[0].grad(&grads).unwrap(), scale)
+        };
+        let (a, b) = (run(&with_branches), run(&composed));
+        assert_close("forward", a.0, b.0, 1e-6);
+        assert_close("input", a.1, b.1, 3e-6);
+        assert_close("norm", a.2, b.2, 3e-6);
+        assert_close("scale", a.3, b.3, 3e-6);
+    }
+}

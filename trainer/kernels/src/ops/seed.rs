@@ -1,0 +1,58 @@
+//! The beginning of a backward pass.
+//!
+//! ```text
+//! s = Σ y · g  without computing it       gy = g            y, g of one shape, s [1]
+//! ```
+//!
+//! Backward starts from ones, and only the gradient of the sum counts: the vector-Jacobian product with `g`.
+
+use burn_flex::{Flex, FlexTensor};
+use burn_tensor::Tensor;
+
+use super::bridge::{Kernel, run};
+use super::cpu::{is_flex, tensor};
+
+/// A number whose gradient at `y` is `g`; its value means nothing.
+pub fn seed<const D: usize>(y: Tensor<D>, g: Tensor<D>) -> Tensor<1> {
+    if is_flex(&y) && is_flex(&g) {
+        // Both are f32 tensors of Flex: the conversion that is_flex tries has just worked.
+        let g = g.try_into_primitive::<Flex>().expect("a tensor of Flex");
+        return run(Seed { g }, [y.into()]);
+    }
+    (y * g.autodiff()).sum()
+}
+
+#[derive(Debug, Clone)]
+struct Seed {
+    g: FlexTensor,
+}
+
+impl Kernel<Flex, 1> for Seed {
+    type Saved = ();
+
+    fn forward(&self, _: [FlexTensor; 1]) -> (FlexTensor, ()) {
+        (tensor(vec![0.0], [1]), ())
+    }
+
+    fn backward(&self, (): (), _: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
+        [Some(self.g.clone())]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::gelu;
+    use crate::ops::twin::{assert_close, devices, leaves};
+
+    #[test]
+    fn it_begins_like_a_sum_of_products() {
+        for device in devices() {
+            let x = leaves(&device, &[[3, 5, 37]], 1).remove(0);
+            let g = leaves(&device, &[[3, 5, 37]], 2).remove(0).inner();
+            let by_seed = seed(gelu(x.clone()), g.clone()).backward();
+            let by_sum = (gelu(x.clone()) * g.autodiff()).sum().backward();
+            assert_close("input", x.grad(&by_seed).unwrap(), x.grad(&by_sum).unwrap(), 1e-6);
+        }
+    }
+}

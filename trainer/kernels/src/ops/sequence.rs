@@ -1,0 +1,94 @@
+//! Patch tokens into a sequence: tokens without a place before them, and a position for each.
+//!
+//! ```text
+//! y  = [prefix; patches] + positions      prefix [1, P, D]  patches [B, N, D]  positions [1, P+N, D]  y [B, P+N, D]
+//! gpatches = g[:, P..]     gprefix = Σ_B g[:, ..P]     gpositions = Σ_B g
+//! ```
+
+use burn_flex::{Flex, FlexTensor};
+use burn_tensor::Tensor;
+
+use super::bridge::{Kernel, run};
+use super::cast::cast;
+use super::cpu::{add, contiguous, dims, is_flex, slice, tensor};
+
+/// The sequences, in the type of the prefix.
+pub fn sequence(prefix: Tensor<3>, patches: Tensor<3>, positions: Tensor<3>) -> Tensor<3> {
+    let patches = cast(patches, prefix.dtype());
+    match is_flex(&patches) {
+        true => run(Sequence, [prefix.into(), patches.into(), positions.into()]),
+        false => plain(prefix, patches, positions),
+    }
+}
+
+fn plain(prefix: Tensor<3>, patches: Tensor<3>, positions: Tensor<3>) -> Tensor<3> {
+    let ([b, _, d], [_, p, _]) = (patches.dims(), prefix.dims());
+    Tensor::cat(vec![prefix.expand([b, p, d]), patches], 1) + positions
+}
+
+#[derive(Debug, Clone)]
+struct Sequence;
+
+impl Kernel<Flex, 3> for Sequence {
+    /// Elements of the prefix, and of the whole sequence.
+    type Saved = [usize; 2];
+
+    fn forward(&self, [prefix, patches, positions]: [FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
+        let ([_, p, _], [b, n, d]): ([usize; 3], [usize; 3]) = (dims(&prefix), dims(&patches));
+        let (prefix, patches, positions) =
+            (contiguous(&prefix), contiguous(&patches), contiguous(&positions));
+        let mut y = Vec::with_capacity(b * (p + n) * d);
+        let (prefix, positions) = (slice(&prefix), slice(&positions));
+        for patches in slice(&patches).chunks_exact(n * d) {
+            let start = y.len();
+            y.extend_from_slice(prefix);
+            y.extend_from_slice(patches);
+            add(&mut y[start..], positions);
+        }
+        (tensor(y, [b, p + n, d]), [p * d, (p + n) * d])
+    }
+
+    fn backward(
+        &self,
+        [n_prefix, len]: Self::Saved,
+        grad: FlexTensor,
+        wanted: [bool; 3],
+    ) -> [Option<FlexTensor>; 3] {
+        let [b, n, d]: [usize; 3] = dims(&grad);
+        let grad = contiguous(&grad);
+        let mut sums = vec![0.0; len];
+        if wanted[0] || wanted[2] {
+            slice(&grad).chunks_exact(len).for_each(|row| add(&mut sums, row));
+        }
+        let p = n_prefix / d;
+        let gpatches = wanted[1].then(|| {
+            let mut patches = Vec::with_capacity(b * (n - p) * d);
+            slice(&grad).chunks_exact(len).for_each(|row| patches.extend_from_slice(&row[n_prefix..]));
+            tensor(patches, [b, n - p, d])
+        });
+        let gprefix = wanted[0].then(|| tensor(sums[..n_prefix].to_vec(), [1, p, d]));
+        [gprefix, gpatches, wanted[2].then(|| tensor(sums, [1, n, d]))]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::twin::{assert_close, devices, leaves};
+
+    #[test]
+    fn it_equals_its_twin_forwards_and_backwards() {
+        for device in devices() {
+            let inputs = leaves(&device, &[[1, 2, 7], [3, 5, 7], [1, 7, 7]], 1);
+            let run = |f: fn(Tensor<3>, Tensor<3>, Tensor<3>) -> Tensor<3>| {
+                let y = f(inputs[0].clone(), inputs[1].clone(), inputs[2].clone());
+                let grads = (y.clone() * y.clone().inner().autodiff()).sum().backward();
+                let of = |i: usize| inputs[i].grad(&grads).unwrap();
+                [y.inner(), of(0), of(1), of(2)]
+            };
+            for (a, b) in run(sequence).into_iter().zip(run(plain)) {
+                assert_close("sequence", a, b, 1e-6);
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! An affine map whose rows are directions with a length of their own (Salimans and Kingma 2016).
+//!
+//! ```text
+//! y  = x · (g ⊙ v / |v|)ᵀ           x [M, D]  v [K, D]  g [K]  y [M, K]
+//! c  = g / |v|        h = ∂y ⊙ c
+//! ∂x = h · v          ∂v = hᵀ · x - v ⊙ (Σ_M ∂y ⊙ y) / |v|²        ∂g = (Σ_M ∂y ⊙ y) / g
+//! ```
+
+use burn_flex::{Flex, FlexTensor};
+use burn_tensor::Tensor;
+use multiversion::multiversion;
+
+use super::bridge::{Kernel, run};
+use super::cpu::{contiguous, dims, is_flex, slice, tensor};
+use super::gemm::{Mat, gemm};
+use super::linear::matmul_transposed;
+use super::math::{lane_dot, over_rows};
+
+/// `x · (gain ⊙ v / |v|)ᵀ`. No row of `v` may be zero, no `gain` either where it has a gradient.
+pub fn weight_norm_linear(x: Tensor<2>, v: Tensor<2>, gain: Tensor<1>) -> Tensor<2> {
+    match is_flex(&x) {
+        true => run(WeightNorm, [x.into(), v.into(), gain.into()]),
+        false => plain(x, v, gain),
+    }
+}
+
+fn plain(x: Tensor<2>, v: Tensor<2>, gain: Tensor<1>) -> Tensor<2> {
+    let lengths = v.clone().powi_scalar(2).sum_dim(1).sqrt();
+    let factors = gain.unsqueeze() / lengths.transpose();
+    matmul_transposed(x, v) * factors
+}
+
+#[derive(Debug, Clone)]
+struct WeightNorm;
+
+impl Kernel<Flex, 3> for WeightNorm {
+    /// x, v, gain, the factors c, and y.
+    type Saved = [FlexTensor; 5];
+
+    fn forward(&self, [x, v, gain]: [FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
+        let ([m, d], [k, _]): ([usize; 2], [usize; 2]) = (dims(&x), dims(&v));
+        let (x, v, gain) = (contiguous(&x), contiguous(&v), contiguous(&gain));
+        let (mut factors, lengths, rows) = (vec![0.0; k], slice(&gain), slice(&v));
+        over_rows(&mut factors, 1, |first, factors| {
+            inverse_lengths(&rows[first * d..], &lengths[first..], factors, d);
+        });
+        let mut y = vec![0.0; m * k];
+        gemm([m, d, k], 1.0, Mat::rows(slice(&x), d), Mat::rows(slice(&v), d).t(), 0.0, &mut y, k);
+        over_rows(&mut y, k, |_, rows| scale_columns(rows, &factors));
+        let y = tensor(y, [m, k]);
+        (y.clone(), [x, v, gain, tensor(factors, [k]), y])
+    }
+
+    fn backward(
+        &self,
+        [x, v, gain, factors, y]: Self::Saved,
+        grad: FlexTensor,
+        wanted: [bool; 3],
+    ) -> [Option<FlexTensor>; 3] {
+        let ([m, k], [_, d]): ([usize; 2], [usize; 2]) = (dims(&grad), dims(&v));
+        let grad = contiguous(&grad);
+        let mut h = slice(&grad).to_vec();
+        over_rows(&mut h, k, |_, rows| scale_columns(rows, slice(&factors)));
+        let gx = wanted[0].then(|| {
+            let mut gx = vec![0.0; m * d];
+            gemm([m, k, d], 1.0, Mat::rows(&h, k), Mat::rows(slice(&v), d), 0.0, &mut gx, d);
+            tensor(gx, [m, d])
+        });
+        let mut along = vec![0.0; k];
+        if wanted[1] || wanted[2] {
+            column_dots(slice(&grad), slice(&y), &mut along);
+        }
+        let gv = wanted[1].then(|| {
+            let mut gv = vec![0.0; k * d];
+            gemm([k, m, d], 1.0, Mat::rows(&h, k).t(), Mat::rows(slice(&x), d), 0.0, &mut gv, d);
+            over_rows(&mut gv, d, |first, rows| {
+                let range = first..first + rows.len() / d;
+                across(rows, &slice(&v)[first * d..], &along[range.clone()], d);
+            });
+            tensor(gv, [k, d])
+        });
+        let ggain = wanted[2].then(|| {
+            let ratios = along.iter().zip(slice(&gain)).map(|(along, gain)| along / gain);
+            tensor(ratios.collect(), [k])
+        });
+        [gx, gv, ggain]
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn inverse_lengths(v: &[f32], gain: &[f32], factors: &mut [f32], d: usize) {
+    for ((factor, v), gain) in factors.iter_mut().zip(v.chunks_exact(d)).zip(gain) {
+        *factor = gain / lane_dot(v, v).sqrt();
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn scale_columns(rows: &mut [f32], factors: &[f32]) {
+    for row in rows.chunks_exact_mut(factors.len()) {
+        for (value, factor) in row.iter_mut().zip(factors) {
+            *value *= factor;
+        }
+    }
+}
+
+/// Σ over rows of `a ⊙ b`.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn column_dots(a: &[f32], b: &[f32], sums: &mut [f32]) {
+    let k = sums.len();
+    for (a, b) in a.chunks_exact(k).zip(b.chunks_exact(k)) {
+        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
+            *sum += a * b;
+        }
+    }
+}
+
+/// Takes the part along `v` out of gradients: what is left turns a direction and does not lengthen it.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn across(gv: &mut [f32], v: &[f32], along: &[f32], d: usize) {
+    for ((gv, v), along) in gv.chunks_exact_mut(d).zip(v.chunks_exact(d)).zip(along) {
+        let factor = along / lane_dot(v, v);
+        for (gv, v) in gv.iter_mut().zip(v) {
+            *gv -= v * factor;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::twin::{assert_close, devices, leaves};
+
+    #[test]
+    fn it_equals_its_twin_forwards_and_backwards() {
+        for device in devices() {
+            let (x, v) =
+                (leaves(&device, &[[5, 19]], 1).remove(0), leaves(&device, &[[33, 19]], 2).remove(0));
+            let gain = leaves(&device, &[[33]], 3).remove(0);
+            let run = |f: fn(Tensor<2>, Tensor<2>, Tensor<1>) -> Tensor<2>| {
+                let y = f(x.clone(), v.clone(), gain.clone());
+                let grads = (y.clone() * y.clone().inner().autodiff().powi_scalar(3)).sum().backward();
+                let gain = gain.grad(&grads).unwrap().unsqueeze::<2>();
+                [y.inner(), x.grad(&grads).unwrap(), v.grad(&grads).unwrap(), gain]
+            };
+            for (a, b) in run(weight_norm_linear).into_iter().zip(run(plain)) {
+                assert_close("weight norm", a, b, 5e-6);
+            }
+        }
+    }
+}

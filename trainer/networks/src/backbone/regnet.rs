@@ -1,0 +1,382 @@
+//! RegNetY: residual networks whose widths come from a line (Radosavovic et al. 2020), with the names and shapes of
+//! torchvision. SEER is trained on these (Goyal et al. 2021 and 2022).
+//!
+//! ```text
+//! u_j = w₀ + wₐ j                         width of branch j on a line, j < d
+//! w_j = 8 · round(w₀ · wₘ^s_j / 8)        s_j = round(log(u_j / w₀) / log wₘ): branches of equal width are a stage
+//! branch   1×1 - 3×3 in groups of g channels - excitation - 1×1; the first of a stage halves the grid
+//! ```
+//!
+//! Widths are then rounded to the nearest multiple of the group width, which is no larger than the width; torchvision does
+//! not go more than a tenth below, so that the first stage of its 8 GF is wider than the paper's. The excitation squeezes to
+//! a quarter of the channels that come to the branch. The feature of a view is the mean over the last grid.
+
+use std::fmt::{self, Formatter};
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, IntoDeserializer, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::convolution::{Branch, Layer, Stem};
+use super::excitation::Excitation;
+use super::{BackboneConfig, Levels, Readout};
+use crate::batch_norm::BatchNorm;
+use crate::unit::Unit;
+
+/// Channels of the stem.
+const STEM_WIDTH: usize = 32;
+
+/// Channels of the excitation over those of the branch's input.
+const SQUEEZE: f64 = 0.25;
+
+/// Stages at most, each of which halves the grid.
+const MOST_STAGES: usize = 8;
+
+/// Channels at most.
+const MOST_WIDTH: usize = 65_536;
+
+/// Widths are multiples of it before groups are looked at.
+const QUANTUM: f64 = 8.0;
+
+/// A RegNetY, as a recipe writes it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Side of the images that it is made for.
+    pub image_px: usize,
+    /// One of the published sizes, or a design of one's own.
+    pub size: Size,
+}
+
+/// A size: the name of a published one, or a table of a design.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Size {
+    /// By the multiply-adds of an image of 224 px, or by its parameters.
+    Named(NamedSize),
+    /// By its line.
+    Design(Design),
+}
+
+/// Written out, so that a misspelled name or key is named: serde's own for untagged enums tries both and says that neither
+/// fits.
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Either;
+        impl<'de> Visitor<'de> for Either {
+            type Value = Size;
+
+            fn expecting(&self, f: &mut Formatter<'_>) -> fmt::Result {
+                f.write_str("a size such as \"800mf\", or a table with depth, w_0, w_a, w_m and group_width")
+            }
+
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<Size, E> {
+                NamedSize::deserialize(name.into_deserializer()).map(Size::Named)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Size, A::Error> {
+                Design::deserialize(MapAccessDeserializer::new(map)).map(Size::Design)
+            }
+        }
+        deserializer.deserialize_any(Either)
+    }
+}
+
+/// The published sizes: from the paper, and from SEER.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum NamedSize {
+    #[serde(rename = "200mf")]
+    Mf200,
+    #[serde(rename = "400mf")]
+    Mf400,
+    #[serde(rename = "600mf")]
+    Mf600,
+    #[serde(rename = "800mf")]
+    Mf800,
+    #[serde(rename = "1_6gf")]
+    Gf1_6,
+    #[serde(rename = "3_2gf")]
+    Gf3_2,
+    #[serde(rename = "4gf")]
+    Gf4,
+    #[serde(rename = "6_4gf")]
+    Gf6_4,
+    #[serde(rename = "8gf")]
+    Gf8,
+    #[serde(rename = "12gf")]
+    Gf12,
+    #[serde(rename = "16gf")]
+    Gf16,
+    #[serde(rename = "32gf")]
+    Gf32,
+    #[serde(rename = "64gf")]
+    Gf64,
+    #[serde(rename = "128gf")]
+    Gf128,
+    #[serde(rename = "256gf")]
+    Gf256,
+    #[serde(rename = "10b")]
+    B10,
+}
+
+/// The line that widths come from.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Design {
+    /// Branches, d.
+    pub depth: usize,
+    /// Width at the beginning of the line, w₀.
+    pub w_0: usize,
+    /// Its slope, wₐ.
+    pub w_a: f64,
+    /// Factor between the widths of stages, wₘ.
+    pub w_m: f64,
+    /// Channels of a group, g.
+    pub group_width: usize,
+    /// Whether no width is rounded down by more than a tenth, as in torchvision.
+    #[serde(default)]
+    pub keeps_width: bool,
+}
+
+impl NamedSize {
+    /// All of them, from the smallest.
+    pub const ALL: [Self; 16] = [
+        Self::Mf200,
+        Self::Mf400,
+        Self::Mf600,
+        Self::Mf800,
+        Self::Gf1_6,
+        Self::Gf3_2,
+        Self::Gf4,
+        Self::Gf6_4,
+        Self::Gf8,
+        Self::Gf12,
+        Self::Gf16,
+        Self::Gf32,
+        Self::Gf64,
+        Self::Gf128,
+        Self::Gf256,
+        Self::B10,
+    ];
+
+    fn design(self) -> Design {
+        let (depth, w_0, w_a, w_m, group_width) = match self {
+            Self::Mf200 => (13, 24, 36.44, 2.49, 8),
+            Self::Mf400 => (16, 48, 27.89, 2.09, 8),
+            Self::Mf600 => (15, 48, 32.54, 2.32, 16),
+            Self::Mf800 => (14, 56, 38.84, 2.4, 16),
+            Self::Gf1_6 => (27, 48, 20.71, 2.65, 24),
+            Self::Gf3_2 => (21, 80, 42.63, 2.66, 24),
+            Self::Gf4 => (22, 96, 31.41, 2.24, 64),
+            Self::Gf6_4 => (25, 112, 33.22, 2.27, 72),
+            Self::Gf8 => (17, 192, 76.82, 2.19, 56),
+            Self::Gf12 => (19, 168, 73.36, 2.37, 112),
+            Self::Gf16 => (18, 200, 106.23, 2.48, 112),
+            Self::Gf32 => (20, 232, 115.89, 2.53, 232),
+            Self::Gf64 => (20, 352, 147.48, 2.4, 328),
+            Self::Gf128 => (27, 456, 160.83, 2.52, 264),
+            Self::Gf256 => (27, 640, 230.83, 2.53, 373),
+            Self::B10 => (27, 1744, 620.83, 2.52, 1010),
+        };
+        Design { depth, w_0, w_a, w_m, group_width, keeps_width: self == Self::Gf8 }
+    }
+}
+
+/// A stage of the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stage {
+    /// Channels.
+    pub width: usize,
+    /// Branches.
+    pub depth: usize,
+    /// Channels of a group.
+    pub group_width: usize,
+}
+
+impl Design {
+    fn stages(&self) -> Vec<Stage> {
+        let w_0 = self.w_0 as f64;
+        let of_branch = |j: usize| {
+            let on_line = w_0 + self.w_a * j as f64;
+            let step = ((on_line / w_0).ln() / self.w_m.ln()).round_ties_even();
+            let width = (w_0 * self.w_m.powf(step) / QUANTUM).round_ties_even() * QUANTUM;
+            // Beyond what may be; the design is refused.
+            width.min(2.0 * MOST_WIDTH as f64) as usize
+        };
+        let mut stages: Vec<Stage> = Vec::new();
+        for width in (0..self.depth).map(of_branch) {
+            match stages.last_mut() {
+                Some(stage) if stage.width == width => stage.depth += 1,
+                _ => stages.push(Stage { width, depth: 1, group_width: self.group_width }),
+            }
+        }
+        for stage in &mut stages {
+            stage.group_width = stage.group_width.min(stage.width);
+            stage.width = whole_groups(stage.width, stage.group_width, self.keeps_width);
+        }
+        stages
+    }
+}
+
+/// The multiple of `group_width` nearest to `width`.
+fn whole_groups(width: usize, group_width: usize, keeps_width: bool) -> usize {
+    let nearest = ((width + group_width / 2) / group_width * group_width).max(group_width);
+    if keeps_width && nearest * 10 < width * 9 { nearest + group_width } else { nearest }
+}
+
+impl Config {
+    /// The stages, from the first to the last.
+    pub fn stages(&self) -> Vec<Stage> {
+        match self.size {
+            Size::Named(size) => size.design().stages(),
+            Size::Design(design) => design.stages(),
+        }
+    }
+
+    /// Branch `number` of stage `stage_number`, of `input` channels.
+    fn branch(&self, stage_number: usize, number: usize, stage: Stage, input: usize) -> Branch {
+        let Stage { width, group_width, .. } = stage;
+        let stride = if number == 0 { 2 } else { 1 };
+        let layer = |part: &str, input, kernel, stride, groups| Layer {
+            conv: format!("{part}.0"),
+            norm: BatchNorm::new(format!("{part}.1"), width),
+            input,
+            kernel,
+            stride,
+            groups,
+        };
+        let squeezed = (SQUEEZE * input as f64).round_ties_even() as usize;
+        let shortcut = (number == 0).then(|| layer("proj", input, 1, stride, 1));
+        let block = stage_number + 1;
+        Branch {
+            name: format!("trunk_output.block{block}.block{block}-{number}"),
+            layers: vec![
+                layer("f.a", input, 1, 1, 1),
+                layer("f.b", width, 3, stride, width / group_width),
+                layer("f.c", width, 1, 1, 1),
+            ],
+            excitation: Some(Excitation { name: "f.se".into(), width, squeezed }),
+            shortcut,
+            pools: false,
+        }
+    }
+}
+
+impl BackboneConfig for Config {
+    fn validate(&self) -> Result<(), String> {
+        if !(1..=MOST_WIDTH).contains(&self.image_px) {
+            return Err(format!("model.image_px must lie in 1..={MOST_WIDTH}"));
+        }
+        let Size::Design(Design { depth, w_0, w_a, w_m, group_width, .. }) = self.size else { return Ok(()) };
+        let within = (0.0..=MOST_WIDTH as f64).contains(&w_a) && w_m > 1.0 && w_m.is_finite();
+        let sized = (1..=MOST_WIDTH).contains(&group_width) && (QUANTUM as usize..=MOST_WIDTH).contains(&w_0);
+        if !(1..=1000).contains(&depth) || !sized || !within {
+            return Err(
+                "model.size: depth must lie in 1..=1000, group_width in 1..=65536, w_0 in 8..=65536, w_a in 0..=65536 and \
+                 w_m must be more than 1"
+                    .into(),
+            );
+        }
+        let stages = self.stages();
+        match stages.len() <= MOST_STAGES && stages.iter().all(|stage| stage.width <= MOST_WIDTH) {
+            true => Ok(()),
+            false => Err(format!(
+                "model.size: this design has {} stages, the widest of {} channels; it may have {MOST_STAGES} and {MOST_WIDTH}",
+                stages.len(),
+                stages.iter().map(|stage| stage.width).max().unwrap_or(0)
+            )),
+        }
+    }
+
+    fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>> {
+        let stages = self.stages();
+        let stem = Layer {
+            conv: "0".into(),
+            norm: BatchNorm::new("1", STEM_WIDTH),
+            input: 3,
+            kernel: 3,
+            stride: 2,
+            groups: 1,
+        };
+        let mut units: Vec<Box<dyn Unit>> = vec![Box::new(Stem { name: "stem", layer: stem, pools: false })];
+        let mut input = STEM_WIDTH;
+        for (stage_number, stage) in stages.iter().enumerate() {
+            for number in 0..stage.depth {
+                let last = stage_number + 1 == stages.len() && number + 1 == stage.depth;
+                let pools = last && readout == Readout::Pooled;
+                let branch = self.branch(stage_number, number, *stage, input);
+                units.push(Box::new(Branch { pools, ..branch }));
+                input = stage.width;
+            }
+        }
+        units
+    }
+
+    fn levels(&self) -> Levels {
+        let depths: Vec<usize> = self.stages().iter().map(|stage| stage.depth).collect();
+        Levels::of_stages(&depths)
+    }
+
+    fn width(&self) -> usize {
+        self.stages().last().map_or(STEM_WIDTH, |stage| stage.width)
+    }
+
+    fn cell_px(&self) -> usize {
+        1
+    }
+
+    fn stride_px(&self) -> usize {
+        2 << self.stages().len()
+    }
+
+    fn image_px(&self) -> usize {
+        self.image_px
+    }
+
+    #[cfg(feature = "testing")]
+    fn examples() -> Vec<Self> {
+        let design = Design { depth: 3, w_0: 8, w_a: 6.0, w_m: 2.0, group_width: 4, keeps_width: false };
+        vec![Self { image_px: 16, size: Size::Design(design) }]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Widths, and parameters without a classifier: of the paper's code (pycls), of torchvision for 8 GF, of VISSL for
+    /// the largest, all counted there.
+    #[test]
+    fn sizes_are_the_published_ones() {
+        let of = |size: NamedSize| {
+            let config = Config { image_px: 224, size: Size::Named(size) };
+            let units = config.units(Readout::Pooled);
+            let trained = units.iter().flat_map(|unit| unit.params());
+            let trained = trained.filter(|param| param.role != crate::params::Role::Running);
+            let widths: Vec<usize> = config.stages().iter().map(|stage| stage.width).collect();
+            (widths, trained.map(|param| param.numel()).sum::<usize>())
+        };
+        let published = [
+            (NamedSize::Mf200, [24, 56, 152, 368], 2_793_996),
+            (NamedSize::Mf400, [48, 104, 208, 440], 3_903_144),
+            (NamedSize::Mf600, [48, 112, 256, 608], 5_446_160),
+            (NamedSize::Mf800, [64, 144, 320, 784], 5_647_512),
+            (NamedSize::Gf1_6, [48, 120, 336, 888], 10_313_430),
+            (NamedSize::Gf3_2, [72, 216, 576, 1512], 17_923_338),
+            (NamedSize::Gf4, [128, 192, 512, 1088], 19_557_656),
+            (NamedSize::Gf6_4, [144, 288, 576, 1296], 29_286_252),
+            (NamedSize::Gf8, [224, 448, 896, 2016], 37_364_472),
+            (NamedSize::Gf12, [224, 448, 896, 2240], 49_581_544),
+            (NamedSize::Gf16, [224, 448, 1232, 3024], 80_565_140),
+            (NamedSize::Gf32, [232, 696, 1392, 3712], 141_333_770),
+            (NamedSize::Gf64, [328, 984, 1968, 4920], 276_457_786),
+            (NamedSize::Gf128, [528, 1056, 2904, 7392], 637_419_894),
+            (NamedSize::Gf256, [746, 1492, 4103, 10_444], 1_272_156_138),
+            (NamedSize::B10, [2020, 4040, 11_110, 28_280], 9_323_934_872),
+        ];
+        for (size, widths, numel) in published {
+            assert_eq!(of(size), (widths.to_vec(), numel), "{size:?}");
+        }
+    }
+}

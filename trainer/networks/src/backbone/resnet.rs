@@ -1,0 +1,193 @@
+//! Residual networks (He et al. 2016), with the names and shapes of torchvision.
+//!
+//! ```text
+//! stem      7×7/2, max pool 3×3/2; for small images 3×3 and no pooling
+//! basic     3×3 - 3×3                    bottleneck   1×1 - 3×3 - 1×1, four times as wide
+//! stages    4, of widths w, 2w, 4w, 8w; the first unit of all but the first halves the grid, in its 3×3
+//! ```
+//!
+//! The feature of a view is the mean over the last grid.
+
+use serde::{Deserialize, Serialize};
+
+use super::convolution::{Branch, Layer, Stem};
+use super::{BackboneConfig, Levels, Readout};
+use crate::batch_norm::BatchNorm;
+use crate::unit::Unit;
+
+/// A residual network, as a recipe writes it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Side of the images that it is made for.
+    pub image_px: usize,
+    /// Layers: 10, 18 and 34 of basic branches, 14, 26, 50, 101 and 152 of bottlenecks.
+    pub depth: usize,
+    /// Channels of the first stage.
+    #[serde(default = "default_width")]
+    pub width: usize,
+    /// The first unit.
+    #[serde(default)]
+    pub stem: StemKind,
+    /// Whether the last normalization of each branch starts at zero, so that it begins as what goes around it.
+    #[serde(default)]
+    pub zero_init_residual: bool,
+}
+
+/// First units.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StemKind {
+    /// 7×7 with a stride of two, and pooling.
+    #[default]
+    Imagenet,
+    /// 3×3: for images of 32 px.
+    Small,
+}
+
+fn default_width() -> usize {
+    64
+}
+
+/// Branches of each stage, and whether they are bottlenecks.
+fn stages(depth: usize) -> Option<([usize; 4], bool)> {
+    Some(match depth {
+        10 => ([1, 1, 1, 1], false),
+        18 => ([2, 2, 2, 2], false),
+        34 => ([3, 4, 6, 3], false),
+        14 => ([1, 1, 1, 1], true),
+        26 => ([2, 2, 2, 2], true),
+        50 => ([3, 4, 6, 3], true),
+        101 => ([3, 4, 23, 3], true),
+        152 => ([3, 8, 36, 3], true),
+        _ => return None,
+    })
+}
+
+impl Config {
+    /// Branches of each stage, and whether they are bottlenecks.
+    pub fn stages(&self) -> ([usize; 4], bool) {
+        // The recipe was checked.
+        stages(self.depth).expect("a depth that was checked")
+    }
+
+    fn stem(&self) -> Stem {
+        let (kernel, stride) = match self.stem {
+            StemKind::Imagenet => (7, 2),
+            StemKind::Small => (3, 1),
+        };
+        let layer = layer("conv1", "bn1", [3, self.width], kernel, stride);
+        Stem { name: ".stem", layer, pools: self.stem == StemKind::Imagenet }
+    }
+
+    /// Branch `number` of `stage`, of `input` channels.
+    fn branch(&self, [stage, number]: [usize; 2], input: usize) -> Branch {
+        let width = self.width << stage;
+        let stride = if stage > 0 && number == 0 { 2 } else { 1 };
+        let (_, bottleneck) = self.stages();
+        let (mut layers, output) = match bottleneck {
+            false => {
+                let first = layer("conv1", "bn1", [input, width], 3, stride);
+                (vec![first, layer("conv2", "bn2", [width, width], 3, 1)], width)
+            }
+            true => {
+                let first = layer("conv1", "bn1", [input, width], 1, 1);
+                let second = layer("conv2", "bn2", [width, width], 3, stride);
+                (vec![first, second, layer("conv3", "bn3", [width, 4 * width], 1, 1)], 4 * width)
+            }
+        };
+        if let (true, Some(last)) = (self.zero_init_residual, layers.last_mut()) {
+            last.norm.gain = Some(0.0);
+        }
+        let changes = stride > 1 || input != output;
+        let shortcut = || layer("downsample.0", "downsample.1", [input, output], 1, stride);
+        Branch {
+            name: format!("layer{}.{number}", stage + 1),
+            layers,
+            excitation: None,
+            shortcut: changes.then(shortcut),
+            pools: false,
+        }
+    }
+}
+
+fn layer(conv: &str, norm: &str, [input, output]: [usize; 2], kernel: usize, stride: usize) -> Layer {
+    Layer { conv: conv.into(), norm: BatchNorm::new(norm, output), input, kernel, stride, groups: 1 }
+}
+
+impl BackboneConfig for Config {
+    fn validate(&self) -> Result<(), String> {
+        if !(1..=65_536).contains(&self.image_px) || !(1..=4096).contains(&self.width) {
+            return Err("model.image_px must lie in 1..=65536 and model.width in 1..=4096".into());
+        }
+        match stages(self.depth) {
+            Some(_) => Ok(()),
+            None => Err(format!("model.depth {} is none of 10, 14, 18, 26, 34, 50, 101 and 152", self.depth)),
+        }
+    }
+
+    fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>> {
+        let (depths, bottleneck) = self.stages();
+        let mut units: Vec<Box<dyn Unit>> = vec![Box::new(self.stem())];
+        let mut input = self.width;
+        for (stage, depth) in depths.into_iter().enumerate() {
+            for number in 0..depth {
+                let last = [stage, number + 1] == [3, depth];
+                let pools = last && readout == Readout::Pooled;
+                units.push(Box::new(Branch { pools, ..self.branch([stage, number], input) }));
+                input = (self.width << stage) * if bottleneck { 4 } else { 1 };
+            }
+        }
+        units
+    }
+
+    fn levels(&self) -> Levels {
+        let (depths, _) = self.stages();
+        Levels::of_stages(&depths)
+    }
+
+    fn width(&self) -> usize {
+        let (_, bottleneck) = self.stages();
+        8 * self.width * if bottleneck { 4 } else { 1 }
+    }
+
+    fn cell_px(&self) -> usize {
+        1
+    }
+
+    fn stride_px(&self) -> usize {
+        match self.stem {
+            StemKind::Imagenet => 32,
+            StemKind::Small => 8,
+        }
+    }
+
+    fn image_px(&self) -> usize {
+        self.image_px
+    }
+
+    #[cfg(feature = "testing")]
+    fn examples() -> Vec<Self> {
+        let basic =
+            Self { image_px: 16, depth: 10, width: 8, stem: StemKind::Small, zero_init_residual: false };
+        vec![basic.clone(), Self { depth: 14, width: 4, ..basic }]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::params::Role;
+
+    /// torchvision's, without their classifiers.
+    #[test]
+    fn sizes_are_the_published_ones() {
+        for (depth, numel) in [(18, 11_176_512), (34, 21_284_672), (50, 23_508_032)] {
+            let text = format!("image_px = 224\ndepth = {depth}");
+            let units = toml::from_str::<Config>(&text).unwrap().units(Readout::Pooled);
+            let trained =
+                units.iter().flat_map(|unit| unit.params()).filter(|param| param.role != Role::Running);
+            assert_eq!(trained.map(|param| param.numel()).sum::<usize>(), numel);
+        }
+    }
+}

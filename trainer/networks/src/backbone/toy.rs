@@ -1,0 +1,136 @@
+//! A backbone for tests: cells of pixels, a batch normalization over the whole batch, and a projection.
+//!
+//! ```text
+//! h = W₁ · cells + b₁              [B, N, 3p²] → [B, N, D]
+//! y = W₂ · gelu(norm(h)) + b₂
+//! ```
+
+use burn_tensor::Tensor;
+use kernels::ops::{gelu, linear, normalize};
+use serde::{Deserialize, Serialize};
+
+use super::{BackboneConfig, Levels, Readout};
+use crate::batch_norm::BatchNorm;
+use crate::features::Features;
+use crate::params::{Init, ParamSpec};
+use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
+
+/// The toy, as a recipe writes it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Channels.
+    pub width: usize,
+}
+
+impl BackboneConfig for Config {
+    fn validate(&self) -> Result<(), String> {
+        if self.width == 0 { Err("model.width must be at least 1".into()) } else { Ok(()) }
+    }
+
+    fn units(&self, _: Readout) -> Vec<Box<dyn Unit>> {
+        vec![
+            Box::new(Affine { name: "stem", input: 3 * 4 * 4, width: self.width }),
+            Box::new(Norm(BatchNorm { gain: Some(1.2), ..BatchNorm::new("norm", self.width) })),
+            Box::new(Affine { name: "project", input: self.width, width: self.width }),
+        ]
+    }
+
+    fn levels(&self) -> Levels {
+        Levels { units: vec![0, 1], readout: Some(2) }
+    }
+
+    fn width(&self) -> usize {
+        self.width
+    }
+
+    fn cell_px(&self) -> usize {
+        4
+    }
+
+    fn stride_px(&self) -> usize {
+        4
+    }
+
+    fn image_px(&self) -> usize {
+        16
+    }
+
+    fn examples() -> Vec<Self> {
+        vec![Self { width: 6 }]
+    }
+}
+
+struct Affine {
+    name: &'static str,
+    input: usize,
+    width: usize,
+}
+
+impl Unit for Affine {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn params(&self) -> Vec<ParamSpec> {
+        let weight = ParamSpec::weight("weight", [self.width, self.input], Init::Uniform(0.4));
+        vec![weight, ParamSpec::vector("bias", self.width, 0.1)]
+    }
+
+    fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
+        let map = |group: &Features| {
+            let x = linear(cx.rounded(group.x.clone()), cx.leaves.get("weight"), cx.leaves.get("bias"));
+            group.with(x)
+        };
+        groups.iter().map(map).collect::<Vec<_>>().into()
+    }
+
+    fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
+        let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
+        let flops = 2.0 * (rows * self.input * self.width) as f64;
+        let outputs = groups.iter().map(|group| GroupShape { width: self.width, ..*group }).collect();
+        (Cost { flops, graph: (rows * self.width) as f64 }, outputs)
+    }
+}
+
+/// A batch normalization and an activation.
+struct Norm(BatchNorm);
+
+impl Unit for Norm {
+    fn name(&self) -> &str {
+        "norm"
+    }
+
+    fn params(&self) -> Vec<ParamSpec> {
+        self.0.params()
+    }
+
+    fn n_stages(&self) -> usize {
+        2
+    }
+
+    fn forward(&self, stage: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
+        if stage == 0 {
+            let moments = |group: Features| {
+                let (x, sums) = self.0.moments(group.x.clone(), cx);
+                (group.with(x), sums)
+            };
+            let (features, sums) = groups.into_iter().map(moments).unzip();
+            return StageOutput { features, sums: cx.sets.sums(sums) };
+        }
+        let norm = |(group, set): (&Features, &usize)| {
+            let affine = self.0.affine(cx.totals.get(*set).cloned(), cx);
+            group.with(gelu(normalize(group.x.clone(), affine, None, false)))
+        };
+        groups.iter().zip(&cx.sets.0).map(norm).collect::<Vec<_>>().into()
+    }
+
+    fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
+        let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
+        (Cost { flops: 0.0, graph: (4 * rows * self.0.width) as f64 }, groups.to_vec())
+    }
+
+    fn observe(&self, totals: &[Vec<Tensor<1>>], cx: &Context<'_>) -> Vec<(String, Tensor<1>)> {
+        self.0.observe(totals.concat(), cx)
+    }
+}

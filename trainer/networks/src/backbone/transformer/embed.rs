@@ -1,0 +1,129 @@
+//! Pixels into tokens: patch projection, class token, registers and position embedding.
+//!
+//! ```text
+//! patches [B, N, 3p²] → [cls; patches · Wᵀ + b] + pos          [B, 1+N, D]
+//!                     → [cls; registers; patches]              [B, 1+R+N, D]
+//! ```
+//!
+//! Registers have no position (Darcet et al. 2024). The patch embedding is a matrix product on patch vectors: the same
+//! numbers as a strided convolution, with a cheap backward pass.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use burn_tensor::{Tensor, TensorData};
+use kernels::ops::{linear, sequence};
+
+use super::pos_embed::{self, Resampling};
+use crate::features::Features;
+use crate::leaves::Leaves;
+use crate::params::{Init, ParamSpec};
+use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
+
+/// Patch projection, class token, registers and position embedding.
+pub(in crate::backbone) struct Embed {
+    patch_px: usize,
+    width: usize,
+    /// Cells along a side of the images that the position embedding is made for.
+    grid: usize,
+    n_registers: usize,
+    init_std: f32,
+    resampling: Resampling,
+    /// Interpolation matrices by grid; a run sees two or three grids.
+    matrices: Mutex<HashMap<[usize; 2], TensorData>>,
+}
+
+impl Embed {
+    /// Embeds patches of `patch_px` into `width` channels, with a position embedding for `grid` × `grid` of them that is
+    /// resampled for others.
+    pub(in crate::backbone) fn new(
+        [patch_px, width, grid, n_registers]: [usize; 4],
+        init_std: f32,
+        resampling: Resampling,
+    ) -> Self {
+        Self { patch_px, width, grid, n_registers, init_std, resampling, matrices: Mutex::default() }
+    }
+
+    /// The position embedding of `grid`, `[1, 1 + N, D]`.
+    fn positions(&self, leaves: &Leaves<'_>, grid: [usize; 2]) -> Tensor<3> {
+        let embedding = leaves.get::<3>("pos_embed");
+        let [_, n, d] = embedding.dims();
+        if grid == [self.grid; 2] {
+            return embedding;
+        }
+        let class = embedding.clone().slice([0..1, 0..1]);
+        let patches = embedding.slice([0..1, 1..n]).reshape([n - 1, d]);
+        let data = {
+            // The map stays valid if a holder panics: an entry is inserted whole.
+            let mut cache = self.matrices.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            let make = || {
+                let matrix = pos_embed::matrix(self.grid, grid, self.resampling);
+                TensorData::new(matrix, [grid[0] * grid[1], n - 1])
+            };
+            cache.entry(grid).or_insert_with(make).clone()
+        };
+        let matrix = Tensor::<2>::from_data(data, &patches.device()).cast(patches.dtype());
+        let patches = matrix.matmul(patches).reshape([1, grid[0] * grid[1], d]);
+        Tensor::cat(vec![class, patches], 1)
+    }
+
+    /// `x`, `[B, 1 + N, D]`, with registers after its class token.
+    fn with_registers(&self, x: Tensor<3>, leaves: &Leaves<'_>) -> Tensor<3> {
+        if self.n_registers == 0 {
+            return x;
+        }
+        let [b, n, d] = x.dims();
+        let registers = leaves.get::<3>("reg_token").expand([b, self.n_registers, d]);
+        let (class, patches) = (x.clone().slice([0..b, 0..1]), x.slice([0..b, 1..n]));
+        Tensor::cat(vec![class, registers, patches], 1)
+    }
+}
+
+impl Unit for Embed {
+    fn name(&self) -> &str {
+        ".embed"
+    }
+
+    fn params(&self) -> Vec<ParamSpec> {
+        let (d, p) = (self.width, self.patch_px);
+        let n = self.grid * self.grid;
+        // timm draws convolution weights like PyTorch: uniform in ±1/√fan_in.
+        let bound = 1.0 / ((3 * p * p) as f32).sqrt();
+        let table = Init::TruncNormal(self.init_std);
+        let bias =
+            ParamSpec { init: Init::Uniform(bound), ..ParamSpec::vector("patch_embed.proj.bias", d, 0.0) };
+        let mut params = vec![
+            ParamSpec::weight("patch_embed.proj.weight", [d, 3, p, p], Init::Uniform(bound)),
+            bias,
+            ParamSpec::weight("cls_token", [1, 1, d], table),
+            ParamSpec::weight("pos_embed", [1, 1 + n, d], table),
+        ];
+        if self.n_registers > 0 {
+            params.push(ParamSpec::weight("reg_token", [1, self.n_registers, d], table));
+        }
+        params
+    }
+
+    fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
+        let (d, p) = (self.width, self.patch_px);
+        let embed = |group: &Features| {
+            let weight = cx.leaves.get::<4>("patch_embed.proj.weight").reshape([d, 3 * p * p]);
+            let patches = linear(cx.rounded(group.x.clone()), weight, cx.leaves.get("patch_embed.proj.bias"));
+            let positions = self.positions(cx.leaves, group.grid);
+            let x = sequence(cx.leaves.get("cls_token"), patches, positions);
+            let x = self.with_registers(x, cx.leaves);
+            Features { n_prefix: 1 + self.n_registers, ..Features::on_grid(x, group.grid) }
+        };
+        groups.iter().map(embed).collect::<Vec<_>>().into()
+    }
+
+    fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
+        let (width, p) = (self.width, self.patch_px);
+        let of_group = |group: &GroupShape| GroupShape { n_prefix: 1 + self.n_registers, width, ..*group };
+        let outputs: Vec<GroupShape> = groups.iter().map(of_group).collect();
+        let patches: usize = groups.iter().map(GroupShape::n_rows).sum();
+        let tokens: usize = outputs.iter().map(GroupShape::n_rows).sum();
+        let flops = 2.0 * patches as f64 * (3 * p * p * width) as f64;
+        (Cost { flops, graph: 2.0 * (tokens * width) as f64 }, outputs)
+    }
+}

@@ -1,0 +1,242 @@
+//! The vision transformer (Dosovitskiy et al. 2021), as DINO, DINOv2 and timm build it: tokens of patches, a class token
+//! and registers, blocks, and a norm. The formulas stand in [`super::transformer`]'s files.
+//!
+//! Parameter names and shapes are timm's.
+
+use serde::{Deserialize, Serialize};
+
+use super::transformer::block::{Block, MlpKind};
+use super::transformer::embed::Embed;
+use super::transformer::norm::Norm;
+use super::transformer::pos_embed::{self, Resampling};
+use super::{BackboneConfig, Levels, Readout};
+use crate::unit::Unit;
+
+/// Largest of all sizes: far above any network, and small enough for their products.
+const MOST: usize = 65_536;
+
+/// Blocks that a transformer has at most: a plan looks at each number of them that may keep its graph.
+const MOST_BLOCKS: usize = 1000;
+
+/// A vision transformer, as a recipe writes it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Side of the images that the position embedding is made for.
+    pub image_px: usize,
+    /// Side of a patch.
+    pub patch_px: usize,
+    /// Channels of a token.
+    pub width: usize,
+    /// Blocks.
+    pub depth: usize,
+    /// Attention heads.
+    pub heads: usize,
+    /// Hidden channels of the MLP over `width`.
+    #[serde(default = "default_mlp_ratio")]
+    pub mlp_ratio: f64,
+    /// How the hidden layer of the MLP is made.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub mlp: MlpKind,
+    /// Registers: further tokens beside the class token (Darcet et al. 2024).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub registers: usize,
+    /// Initial LayerScale; absent for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer_scale: Option<f32>,
+    /// Drop-path rate of the last block; earlier ones grow linearly towards it.
+    #[serde(default)]
+    pub drop_path: f32,
+    /// What is added to the cells of another grid before the position embedding is resampled: 0.1 in DINO's and
+    /// DINOv2's code, which matters for weights that were trained with it.
+    #[serde(default)]
+    pub pos_offset: f64,
+    /// Whether the position embedding is resampled with antialiasing, as timm does and DINOv2 with registers.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub pos_antialias: bool,
+    /// What layer norms add to the variance.
+    #[serde(default = "default_norm_epsilon", skip_serializing_if = "is_default_norm_epsilon")]
+    pub norm_epsilon: f64,
+    /// Deviation of initial weights. The usual 0.02 suits widths from 384 on; narrow networks
+    /// need about `1/√width`, or their branches start out too faint to matter.
+    #[serde(default = "default_init_std")]
+    pub init_std: f32,
+}
+
+/// As in DINO and timm.
+fn default_norm_epsilon() -> f64 {
+    1e-6
+}
+
+fn is_default_norm_epsilon(epsilon: &f64) -> bool {
+    *epsilon == default_norm_epsilon()
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+fn default_init_std() -> f32 {
+    0.02
+}
+
+fn default_mlp_ratio() -> f64 {
+    4.0
+}
+
+impl Config {
+    /// Cells along a side of the images that the position embedding is made for.
+    fn grid(&self) -> usize {
+        self.image_px / self.patch_px
+    }
+
+    /// The position embedding `[1, 1 + N, D]` for images of `px` pixels, resampled from `embedding` if they are others.
+    pub fn positions_for(&self, embedding: &[f32], px: usize) -> Vec<f32> {
+        let grid = px / self.patch_px;
+        if grid == self.grid() {
+            return embedding.to_vec();
+        }
+        let (class, patches) = embedding.split_at(self.width);
+        let weights = pos_embed::matrix(self.grid(), [grid; 2], self.resampling());
+        let mut out = class.to_vec();
+        for row in weights.chunks_exact(self.grid() * self.grid()) {
+            let start = out.len();
+            out.resize(start + self.width, 0.0);
+            for (weight, patch) in row.iter().zip(patches.chunks_exact(self.width)) {
+                out[start..].iter_mut().zip(patch).for_each(|(sum, value)| *sum += weight * value);
+            }
+        }
+        out
+    }
+
+    fn resampling(&self) -> Resampling {
+        Resampling { offset: self.pos_offset, antialias: self.pos_antialias }
+    }
+
+    /// Channels of the hidden layer. A gated one has two thirds, in steps of eight, as in DINOv2, so that both kinds have
+    /// as many parameters.
+    pub fn hidden(&self) -> usize {
+        let hidden = (self.mlp_ratio * self.width as f64) as usize;
+        match self.mlp {
+            MlpKind::Gelu => hidden,
+            MlpKind::Swiglu => ((2.0 * hidden as f64 / 3.0) as usize).next_multiple_of(8),
+        }
+    }
+}
+
+impl BackboneConfig for Config {
+    fn validate(&self) -> Result<(), String> {
+        let sizes = [
+            ("image_px", self.image_px),
+            ("patch_px", self.patch_px),
+            ("width", self.width),
+            ("depth", self.depth),
+            ("heads", self.heads),
+        ];
+        if let Some((key, value)) = sizes.iter().find(|(_, value)| !(1..=MOST).contains(value)) {
+            return Err(format!("model.{key} is {value} and must lie in 1..={MOST}"));
+        }
+        if self.depth > MOST_BLOCKS {
+            return Err(format!("model.depth is {} and must lie in 1..={MOST_BLOCKS}", self.depth));
+        }
+        if self.registers > MOST || !(0.0..=MOST as f64).contains(&self.mlp_ratio) {
+            return Err(format!("model.registers and model.mlp_ratio must lie in 0..={MOST}"));
+        }
+        if !(-1.0..=1.0).contains(&self.pos_offset) {
+            return Err(format!("model.pos_offset {} must lie in -1..=1", self.pos_offset));
+        }
+        if self.layer_scale.is_some_and(|value| !(0.0..=1e3).contains(&value)) {
+            return Err("model.layer_scale must lie in 0..=1000".into());
+        }
+        if !self.image_px.is_multiple_of(self.patch_px) {
+            return Err(format!(
+                "model.image_px {} does not divide by model.patch_px {}",
+                self.image_px, self.patch_px
+            ));
+        }
+        if !self.width.is_multiple_of(self.heads) {
+            return Err(format!("model.width {} does not divide by model.heads {}", self.width, self.heads));
+        }
+        if !(0.0..1.0).contains(&self.drop_path) {
+            return Err(format!("model.drop_path {} must lie in 0..1", self.drop_path));
+        }
+        if !(0.0..=1.0).contains(&self.init_std) {
+            return Err(format!("model.init_std {} must lie in 0..=1", self.init_std));
+        }
+        if !(0.0..=1e-2).contains(&self.norm_epsilon) {
+            return Err(format!("model.norm_epsilon {} must lie in 0..=0.01", self.norm_epsilon));
+        }
+        if self.hidden() == 0 {
+            return Err(format!("model.mlp_ratio {} leaves no hidden channel", self.mlp_ratio));
+        }
+        Ok(())
+    }
+
+    fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>> {
+        let resampling = self.resampling();
+        let sizes = [self.patch_px, self.width, self.grid(), self.registers];
+        let mut units: Vec<Box<dyn Unit>> = vec![Box::new(Embed::new(sizes, self.init_std, resampling))];
+        for i in 0..self.depth {
+            let share = i as f32 / (self.depth - 1).max(1) as f32;
+            units.push(Box::new(Block {
+                name: format!("blocks.{i}"),
+                width: self.width,
+                heads: self.heads,
+                hidden: self.hidden(),
+                mlp: self.mlp,
+                layer_scale: self.layer_scale,
+                drop_path: self.drop_path * share,
+                init_std: self.init_std,
+                epsilon: self.norm_epsilon,
+            }));
+        }
+        units.push(Box::new(Norm { width: self.width, readout, epsilon: self.norm_epsilon }));
+        units
+    }
+
+    /// Every block, behind the last norm.
+    fn levels(&self) -> Levels {
+        // The embedding comes first.
+        Levels { units: (1..=self.depth).collect(), readout: Some(self.depth + 1) }
+    }
+
+    fn width(&self) -> usize {
+        self.width
+    }
+
+    fn cell_px(&self) -> usize {
+        self.patch_px
+    }
+
+    fn stride_px(&self) -> usize {
+        self.patch_px
+    }
+
+    fn image_px(&self) -> usize {
+        self.image_px
+    }
+
+    #[cfg(feature = "testing")]
+    fn examples() -> Vec<Self> {
+        let plain = Self {
+            image_px: 16,
+            patch_px: 4,
+            width: 12,
+            depth: 2,
+            heads: 2,
+            mlp_ratio: 2.0,
+            layer_scale: None,
+            drop_path: 0.0,
+            mlp: MlpKind::Gelu,
+            registers: 0,
+            init_std: 0.2,
+            pos_offset: 0.0,
+            pos_antialias: false,
+            norm_epsilon: default_norm_epsilon(),
+        };
+        let full =
+            Self { layer_scale: Some(0.5), drop_path: 0.3, pos_offset: 0.1, depth: 3, ..plain.clone() };
+        let newer = Self { mlp: MlpKind::Swiglu, registers: 2, pos_antialias: true, ..plain.clone() };
+        vec![plain, full, newer]
+    }
+}

@@ -1,0 +1,113 @@
+//! What units hand on to one another, and what a network gives.
+
+use std::collections::BTreeMap;
+
+use burn_tensor::Tensor;
+use kernels::ops::{grid_mean, in_f32};
+
+/// Features of the views of one size.
+#[derive(Debug, Clone)]
+pub struct Features {
+    /// `[B·V, P + N, D]`: views of an image next to one another. P prefix tokens, such as a class token, come first,
+    /// then the N patch tokens of the grid, row by row.
+    pub x: Tensor<3>,
+    /// Prefix tokens, P.
+    pub n_prefix: usize,
+    /// Rows and columns of the grid.
+    pub grid: [usize; 2],
+    /// What goes around the rest of a unit; between units nothing does.
+    pub skip: Option<Skip>,
+}
+
+/// Features that a stage of a unit leaves for a later one.
+#[derive(Debug, Clone)]
+pub struct Skip {
+    /// `[B·V, N, D]`.
+    pub x: Tensor<3>,
+    /// Rows and columns of its grid.
+    pub grid: [usize; 2],
+}
+
+/// What a network gives for a micro-batch.
+#[derive(Debug, Clone)]
+pub struct Outputs {
+    /// Images, B.
+    pub n_images: usize,
+    /// What the backbone gives, by size of view.
+    pub features: Vec<Features>,
+    /// What each head makes of it, by size of view, `[B, V, K]`.
+    pub heads: BTreeMap<&'static str, Vec<Tensor<3>>>,
+}
+
+impl Features {
+    /// The cells of `grid`, `[B·V, N, D]`.
+    pub fn on_grid(x: Tensor<3>, grid: [usize; 2]) -> Self {
+        Self { x, n_prefix: 0, grid, skip: None }
+    }
+
+    /// One vector per view, `[B·V, 1, D]`.
+    pub fn vectors(x: Tensor<3>) -> Self {
+        Self { x, n_prefix: 1, grid: [0, 0], skip: None }
+    }
+
+    /// The same place with other numbers, and nothing that goes around.
+    pub fn with(&self, x: Tensor<3>) -> Self {
+        Self { x, n_prefix: self.n_prefix, grid: self.grid, skip: None }
+    }
+
+    /// The same with every tensor replaced by what `f` makes of it.
+    pub fn map(&self, mut f: impl FnMut(&Tensor<3>) -> Tensor<3>) -> Self {
+        let skip = self.skip.as_ref();
+        let around = skip.map(|skip| Skip { x: f(&skip.x), grid: skip.grid });
+        Self { skip: around, ..self.with(f(&self.x)) }
+    }
+
+    /// One vector per view, `[B·V, 1, D]`: the first prefix token, or the mean of the patch tokens if there is none.
+    pub fn pooled(&self) -> Self {
+        let [b, n, d] = self.x.dims();
+        Self::vectors(match (self.n_prefix, n) {
+            (_, 1) => self.x.clone(),
+            (0, _) => grid_mean(self.x.clone()),
+            _ => self.x.clone().slice([0..b, 0..1, 0..d]),
+        })
+    }
+
+    /// The cells of the grid alone, `[B·V, N, D]`.
+    pub fn patches(&self) -> Self {
+        let [b, n, d] = self.x.dims();
+        Self::on_grid(self.x.clone().slice([0..b, self.n_prefix..n, 0..d]), self.grid)
+    }
+
+    /// The same numbers in f32, if they have fewer bits.
+    pub fn in_f32(&self) -> Self {
+        self.with(in_f32(self.x.clone()))
+    }
+}
+
+impl Outputs {
+    /// One vector a view of size `group`, `[B, V, D]`.
+    pub fn pooled(&self, group: usize) -> Tensor<3> {
+        by_image(&self.features[group].pooled(), self.n_images)
+    }
+
+    /// Embeddings of the first size of views, a row an image, `[B, V · D]`.
+    pub fn image_rows(&self) -> Tensor<2> {
+        let pooled = self.pooled(0);
+        let [b, v, d] = pooled.dims();
+        pooled.reshape([b, v * d])
+    }
+
+    /// What the head `name` gives, by size of view, `[B, V, K]`.
+    ///
+    /// # Panics
+    /// If there is no such head: a bug in the method, which lists its heads itself.
+    pub fn head(&self, name: &str) -> &[Tensor<3>] {
+        self.heads.get(name).unwrap_or_else(|| panic!("the method has no head {name}"))
+    }
+}
+
+/// One token a view, `[B·V, 1, K]`, into `[B, V, K]`; more than one are taken as if they were views.
+pub fn by_image(features: &Features, n_images: usize) -> Tensor<3> {
+    let [rows, n, k] = features.x.dims();
+    features.x.clone().reshape([n_images, rows * n / n_images, k])
+}

@@ -1,0 +1,126 @@
+//! A projection: linear layers with batch normalization and rectifiers between them.
+//!
+//! ```text
+//! h₀ = x      h_i = relu(norm(W_i h_{i-1} + b_i))      z = W_L h_{L-1} + b_L       [M, D] → [M, output]
+//! ```
+//!
+//! Without normalization it is one stage; with it every hidden layer ends one.
+
+use burn_tensor::Tensor;
+use kernels::ops::{linear, normalize, relu};
+
+use crate::batch_norm::BatchNorm;
+use crate::features::Features;
+use crate::params::{Init, ParamSpec};
+use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
+
+/// The projection.
+pub struct Projection {
+    /// Name of the unit.
+    pub name: String,
+    /// Channels that come, those of every hidden layer, and those that go.
+    pub widths: Vec<usize>,
+    /// Whether hidden layers are normalized over the batch.
+    pub normalizes: bool,
+}
+
+impl Projection {
+    /// The first unit of a head behind `width` channels.
+    pub fn of_head(width: usize, hidden: &[usize], output: usize, normalizes: bool) -> Self {
+        let widths = [&[width], hidden, &[output]].concat();
+        Self { name: "head.projection".into(), widths, normalizes }
+    }
+
+    fn n_layers(&self) -> usize {
+        self.widths.len() - 1
+    }
+
+    fn norm(&self, layer: usize) -> BatchNorm {
+        BatchNorm::new(format!("norm{layer}"), self.widths[layer + 1])
+    }
+
+    fn layer(&self, layer: usize, x: Tensor<3>, cx: &Context<'_>) -> Tensor<3> {
+        let param = |name: &str| format!("linear{layer}.{name}");
+        linear(x, cx.leaves.get(&param("weight")), cx.leaves.get(&param("bias")))
+    }
+
+    /// All layers at once.
+    fn unnormalized(&self, group: &Features, cx: &Context<'_>) -> Features {
+        let mut x = group.x.clone();
+        for layer in 0..self.n_layers() {
+            x = self.layer(layer, x, cx);
+            if layer + 1 < self.n_layers() {
+                x = relu(x);
+            }
+        }
+        group.with(x)
+    }
+}
+
+impl Unit for Projection {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn params(&self) -> Vec<ParamSpec> {
+        let mut params = Vec::new();
+        for layer in 0..self.n_layers() {
+            let (input, output) = (self.widths[layer], self.widths[layer + 1]);
+            // PyTorch's default.
+            let init = Init::Uniform(1.0 / (input as f32).sqrt());
+            params.push(ParamSpec::weight(format!("linear{layer}.weight"), [output, input], init));
+            let bias = ParamSpec::vector(format!("linear{layer}.bias"), output, 0.0);
+            params.push(ParamSpec { init, ..bias });
+            if self.normalizes && layer + 1 < self.n_layers() {
+                params.extend(self.norm(layer).params());
+            }
+        }
+        params
+    }
+
+    fn n_stages(&self) -> usize {
+        if self.normalizes { self.n_layers() } else { 1 }
+    }
+
+    fn forward(&self, stage: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
+        if !self.normalizes {
+            return groups.iter().map(|group| self.unnormalized(group, cx)).collect::<Vec<_>>().into();
+        }
+        let convert = |(group, set): (Features, &usize)| {
+            let x = match stage {
+                0 => group.x.clone(),
+                _ => {
+                    let affine = self.norm(stage - 1).affine(cx.totals.get(*set).cloned(), cx);
+                    normalize(group.x.clone(), affine, None, true)
+                }
+            };
+            group.with(self.layer(stage, x, cx))
+        };
+        let features = groups.into_iter().zip(&cx.sets.0).map(convert);
+        if stage + 1 == self.n_layers() {
+            return features.collect::<Vec<_>>().into();
+        }
+        let moments = |group: Features| {
+            let (x, sums) = self.norm(stage).moments(group.x.clone(), cx);
+            (group.with(x), sums)
+        };
+        let (features, sums) = features.map(moments).unzip();
+        StageOutput { features, sums: cx.sets.sums(sums) }
+    }
+
+    fn observe(&self, totals: &[Vec<Tensor<1>>], cx: &Context<'_>) -> Vec<(String, Tensor<1>)> {
+        let of_layer =
+            |(layer, totals): (usize, &Vec<Tensor<1>>)| self.norm(layer).observe(totals.clone(), cx);
+        totals.iter().enumerate().flat_map(of_layer).collect()
+    }
+
+    /// A graph holds what is before and after each activation.
+    fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
+        let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
+        let products: usize = self.widths.windows(2).map(|pair| pair[0] * pair[1]).sum();
+        let outputs: usize = self.widths[1..].iter().sum();
+        let cost = Cost { flops: 2.0 * (rows * products) as f64, graph: 3.0 * (rows * outputs) as f64 };
+        let width = self.widths[self.n_layers()];
+        (cost, groups.iter().map(|group| GroupShape { width, ..*group }).collect())
+    }
+}

@@ -1,0 +1,71 @@
+//! Scores against prototypes (DINO: Caron et al. 2021, appendix C).
+//!
+//! ```text
+//! logits = (z / |z|) · (g ⊙ V / |V|)ᵀ      rows of V are prototypes, [M, D] → [M, K]
+//! ```
+//!
+//! The layer is weight-normalized. Its gain g is one and stays so, so that only directions of V matter, or is trained
+//! with the rest.
+
+use burn_tensor::Tensor;
+use kernels::ops::{unit_rows, weight_norm_linear};
+
+use crate::features::Features;
+use crate::params::{Init, ParamSpec};
+use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
+
+/// Keeps the norm of an embedding away from zero, as PyTorch's `normalize` in half precision.
+const NORM_EPSILON: f64 = 1e-12;
+
+/// The layer.
+pub struct Prototypes {
+    /// Name of the unit.
+    pub name: String,
+    /// Channels that come.
+    pub input: usize,
+    /// Prototypes, K.
+    pub count: usize,
+    /// Whether the gain is trained, and decayed like a weight.
+    pub trains_gain: bool,
+    /// Steps at the beginning during which the layer stays as it is.
+    pub frozen_steps: u64,
+}
+
+impl Unit for Prototypes {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn params(&self) -> Vec<ParamSpec> {
+        let init = Init::Uniform(1.0 / (self.input as f32).sqrt());
+        let directions = ParamSpec::weight("weight_v", [self.count, self.input], init);
+        let gain = ParamSpec::weight("weight_g", [self.count, 1], Init::Constant(1.0));
+        let mut params = vec![directions];
+        params.extend(self.trains_gain.then_some(gain));
+        params.iter_mut().for_each(|param| param.frozen_steps = self.frozen_steps);
+        params
+    }
+
+    fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
+        let directions = cx.leaves.get::<2>("weight_v");
+        let gain = match self.trains_gain {
+            true => cx.leaves.get::<2>("weight_g").reshape([self.count]),
+            false => Tensor::<1>::ones([self.count], &directions.device().inner()).cast(directions.dtype()),
+        };
+        let project = |group: &Features| {
+            let [b, n, d] = group.x.dims();
+            let z = unit_rows(group.x.clone().reshape([b * n, d]), NORM_EPSILON);
+            let logits = weight_norm_linear(z, directions.clone(), gain.clone());
+            group.with(logits.reshape([b, n, self.count]))
+        };
+        groups.iter().map(project).collect::<Vec<_>>().into()
+    }
+
+    /// A graph holds logits, their softmax and their targets.
+    fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
+        let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
+        let flops = 2.0 * (rows * self.count * self.input) as f64;
+        let cost = Cost { flops, graph: 3.0 * (rows * self.count) as f64 };
+        (cost, groups.iter().map(|group| GroupShape { width: self.count, ..*group }).collect())
+    }
+}

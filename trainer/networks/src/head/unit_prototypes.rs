@@ -1,0 +1,68 @@
+//! Scores against prototypes of length one (SwAV: Caron et al. 2020).
+//!
+//! ```text
+//! scores = (z / |z|) · Cᵀ      before every step C ← C / |C| by rows       [M, D] → [M, K]
+//! ```
+//!
+//! The length is no part of the gradient: prototypes are put back onto the sphere, and the step starts from there.
+
+use burn_tensor::Tensor;
+use kernels::ops::{matmul_transposed, unit_rows};
+
+use crate::features::Features;
+use crate::leaves::Leaves;
+use crate::params::{Init, ParamSpec};
+use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
+
+/// Keeps a length away from zero, as PyTorch's `normalize`.
+const NORM_EPSILON: f64 = 1e-12;
+
+/// Name of the prototypes.
+const WEIGHT: &str = "weight";
+
+/// The layer.
+pub struct UnitPrototypes {
+    /// Name of the unit.
+    pub name: String,
+    /// Channels that come.
+    pub input: usize,
+    /// Prototypes, K.
+    pub count: usize,
+    /// Steps at the beginning during which they stay as they are.
+    pub frozen_steps: u64,
+}
+
+impl Unit for UnitPrototypes {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn params(&self) -> Vec<ParamSpec> {
+        let init = Init::Uniform(1.0 / (self.input as f32).sqrt());
+        let weight = ParamSpec::weight(WEIGHT, [self.count, self.input], init);
+        vec![ParamSpec { frozen_steps: self.frozen_steps, ..weight }]
+    }
+
+    fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
+        let prototypes = cx.leaves.get::<2>(WEIGHT);
+        let score = |group: &Features| {
+            let [b, n, d] = group.x.dims();
+            let z = unit_rows(group.x.clone().reshape([b * n, d]), NORM_EPSILON);
+            group.with(matmul_transposed(z, prototypes.clone()).reshape([b, n, self.count]))
+        };
+        groups.iter().map(score).collect::<Vec<_>>().into()
+    }
+
+    fn constrain(&self, leaves: &Leaves<'_>) -> Vec<(String, Tensor<1>)> {
+        let unit = unit_rows(leaves.get::<2>(WEIGHT), NORM_EPSILON);
+        vec![(WEIGHT.into(), unit.reshape([self.count * self.input]))]
+    }
+
+    /// A graph holds scores, their softmax and their targets.
+    fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
+        let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
+        let flops = 2.0 * (rows * self.count * self.input) as f64;
+        let cost = Cost { flops, graph: 3.0 * (rows * self.count) as f64 };
+        (cost, groups.iter().map(|group| GroupShape { width: self.count, ..*group }).collect())
+    }
+}

@@ -1,0 +1,255 @@
+//! A backbone with weights, for inference.
+
+use burn_tensor::{DType, Device, Tensor, TensorData};
+use kernels::device::host::{to_host, with_slice};
+use kernels::device::workers::{Workers, or_cores};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::backbone::{Levels, ModelConfig, Readout};
+use crate::error::NetworkError;
+use crate::features::Features;
+use crate::init::fill;
+use crate::layout::{ParamSlot, UnitLayout};
+use crate::leaves::Leaves;
+use crate::patches::{Normalization, PixelInput};
+use crate::tensor::{NamedTensor, by_name, values_of};
+use crate::unit::{Context, Draws, GroupShape, StatSets, Unit};
+
+/// A backbone with its weights.
+pub struct Network {
+    /// What it is.
+    pub model: ModelConfig,
+    /// What its pixels are normalized with.
+    pub normalization: Normalization,
+    units: Vec<Box<dyn Unit>>,
+    layouts: Vec<UnitLayout>,
+    flats: Vec<Tensor<1>>,
+    workers: Workers,
+    device: Device,
+}
+
+impl Network {
+    /// A network on `device` whose units have the flat buffers that `flat` gives.
+    ///
+    /// # Errors
+    /// Errors of `flat`; [`NetworkError::Weights`] if a parameter is not finite.
+    pub fn new<E: From<NetworkError>>(
+        model: &ModelConfig,
+        normalization: Normalization,
+        n_workers: usize,
+        device: &Device,
+        mut flat: impl FnMut(&UnitLayout) -> Result<Vec<f32>, E>,
+    ) -> Result<Self, E> {
+        let units = model.units(Readout::All);
+        let layouts: Vec<UnitLayout> = units.iter().map(|unit| unit.layout(1)).collect();
+        let flats: Result<Vec<_>, E> = layouts
+            .iter()
+            .map(|layout| {
+                let values = flat(layout)?;
+                check_finite(layout, &values)?;
+                let len = values.len();
+                Ok(Tensor::from_data(TensorData::new(values, [len]), device))
+            })
+            .collect();
+        // A GPU is kept busy by one thread.
+        let workers = Workers::on(device, or_cores(n_workers));
+        let (model, device) = (model.clone(), device.clone());
+        Ok(Self { model, normalization, units, layouts, flats: flats?, workers, device })
+    }
+
+    /// The network as `seed` initializes it.
+    ///
+    /// # Errors
+    /// None in practice; the signature is that of [`Network::new`].
+    pub fn random(
+        model: &ModelConfig,
+        normalization: Normalization,
+        seed: u64,
+        n_workers: usize,
+        device: &Device,
+    ) -> Result<Self, NetworkError> {
+        Self::new::<NetworkError>(model, normalization, n_workers, device, |layout| {
+            let mut values = vec![0.0; layout.padded];
+            for slot in &layout.params {
+                fill(slot.spec.init, seed, &layout.full_name(slot), 0, &mut values[slot.range()]);
+            }
+            Ok(values)
+        })
+    }
+
+    /// The network that has the values of `tensors`, of which there is one for each parameter of `model`.
+    ///
+    /// # Errors
+    /// [`NetworkError::Weights`] for a parameter that is missing or has another shape.
+    pub fn with_tensors(
+        model: &ModelConfig,
+        normalization: Normalization,
+        tensors: &[NamedTensor],
+        n_workers: usize,
+        device: &Device,
+    ) -> Result<Self, NetworkError> {
+        let tensors = by_name(tensors);
+        Self::new::<NetworkError>(model, normalization, n_workers, device, |layout| {
+            let mut values = vec![0.0; layout.padded];
+            for slot in &layout.params {
+                let found = values_of(&tensors, &layout.full_name(slot), &slot.spec)?;
+                values[slot.range()].copy_from_slice(found);
+            }
+            Ok(values)
+        })
+    }
+
+    /// All parameters with their values.
+    pub fn tensors(&self) -> Vec<NamedTensor> {
+        let mut tensors = Vec::new();
+        for (layout, flat) in self.layouts.iter().zip(&self.flats) {
+            let values = to_host(flat.clone());
+            tensors.extend(layout.params.iter().map(|slot| NamedTensor {
+                name: layout.full_name(slot),
+                shape: slot.spec.shape.clone(),
+                values: values[slot.range()].to_vec(),
+            }));
+        }
+        tensors
+    }
+
+    /// One vector for each of `images`, `[3, size, size]` as bytes: `[B, D]`.
+    pub fn embed(&self, images: &[&[u8]], size_px: usize) -> Tensor<2> {
+        let x = self.features(images, size_px).pooled().x;
+        let [b, _, d] = x.dims();
+        x.reshape([b, d])
+    }
+
+    /// All features of `images`, `[3, size, size]` as bytes: `[B, P + N, D]`.
+    pub fn features(&self, images: &[&[u8]], size_px: usize) -> Features {
+        // One level is asked for, and one is given.
+        self.through(images, size_px, &[self.units.len() - 1], None).pop().expect("one level")
+    }
+
+    /// Features of `images`, `[3, size, size]` as bytes, at each of the last `n` levels of the backbone, or at all where
+    /// it has fewer, `[B, P + N, D]` each: the blocks of a transformer, each behind the last norm, or the stages of a
+    /// convolutional network.
+    pub fn levels(&self, images: &[&[u8]], size_px: usize, n: usize) -> Vec<Features> {
+        let Levels { units, readout } = self.model.levels();
+        let first = units.len().saturating_sub(n.max(1));
+        self.through(images, size_px, &units[first..], readout)
+    }
+
+    /// Bytes that one image of `size_px` takes on its way through the network: what its most expensive unit holds, with the
+    /// input of that unit.
+    pub fn image_bytes(&self, size_px: usize) -> f64 {
+        let cell_px = self.model.cell_px();
+        let pixels = GroupShape {
+            n_views: 1,
+            n_prefix: 0,
+            grid: [size_px / cell_px; 2],
+            width: 3 * cell_px * cell_px,
+        };
+        let mut shapes = vec![pixels];
+        let mut largest = 0.0_f64;
+        for unit in &self.units {
+            let input: usize = shapes.iter().map(|shape| shape.n_rows() * shape.width).sum();
+            let (cost, outputs) = unit.cost(&shapes);
+            largest = largest.max(input as f64 + cost.graph);
+            shapes = outputs;
+        }
+        largest * size_of::<f32>() as f64
+    }
+
+    /// Levels that [`Network::levels`] can give.
+    pub fn n_levels(&self) -> usize {
+        self.model.levels().units.len()
+    }
+
+    /// How much the class token of each of `images`, `[3, size, size]` as bytes, attends to each patch in the last unit that
+    /// attends, head by head, `[B, H, N]`, and the grid of the patches; `None` for a backbone without attention or class
+    /// token. What it attends to in itself is missing from the sum of a row, which is 1 otherwise.
+    pub fn class_attention(&self, images: &[&[u8]], size_px: usize) -> Option<(Tensor<3>, [usize; 2])> {
+        let input = PixelInput { cell_px: self.model.cell_px(), normalization: self.normalization };
+        let mut groups = vec![input.features(images, size_px, &self.device)];
+        let mut found = None;
+        for unit in 0..self.units.len() {
+            let leaves = Leaves::new(&self.layouts[unit], &self.flats[unit], false);
+            let attention = in_evaluation(&leaves, 1, |cx| self.units[unit].attention(&groups[0], cx));
+            if let Some(weights) = attention.filter(|_| groups[0].n_prefix > 0) {
+                let ([b, heads, tokens, _], n_prefix) = (weights.dims(), groups[0].n_prefix);
+                let of_class = weights.slice([0..b, 0..heads, 0..1, n_prefix..tokens]);
+                found = Some((of_class.reshape([b, heads, tokens - n_prefix]), groups[0].grid));
+            }
+            groups = self.unit(unit, groups);
+        }
+        found
+    }
+
+    /// Features after each of `ends`, which then go through the unit `readout`.
+    fn through(
+        &self,
+        images: &[&[u8]],
+        size_px: usize,
+        ends: &[usize],
+        readout: Option<usize>,
+    ) -> Vec<Features> {
+        let input = PixelInput { cell_px: self.model.cell_px(), normalization: self.normalization };
+        let slices = self.workers.map(self.workers.slices(images.len()), |_, range| {
+            let mut groups = vec![input.features(&images[range], size_px, &self.device)];
+            let mut read = Vec::with_capacity(ends.len());
+            for unit in 0..=ends.last().copied().unwrap_or_default() {
+                groups = self.unit(unit, groups);
+                if ends.contains(&unit) {
+                    let level = groups.clone();
+                    read.extend(match readout {
+                        Some(readout) => self.unit(readout, level),
+                        None => level,
+                    });
+                }
+            }
+            read
+        });
+        let whole = |level: usize| {
+            let all = slices.iter().map(|slice| slice[level].x.clone()).collect();
+            slices[0][level].with(Tensor::cat(all, 0))
+        };
+        (0..ends.len()).map(whole).collect()
+    }
+
+    /// `groups` through the unit with this number.
+    fn unit(&self, number: usize, groups: Vec<Features>) -> Vec<Features> {
+        let leaves = Leaves::new(&self.layouts[number], &self.flats[number], false);
+        evaluated(self.units[number].as_ref(), &leaves, groups)
+    }
+
+    /// Names the weights and what they are used with: equal for equal networks, whatever file they came from.
+    pub fn fingerprint(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        hash.update(format!("{:?} {:?}", self.model, self.normalization).as_bytes());
+        for flat in &self.flats {
+            with_slice(flat, |values| hash.update(bytemuck::cast_slice(values)));
+        }
+        hash.digest()
+    }
+}
+
+/// `groups` through all stages of `unit`, each image by itself: statistics are the running ones.
+fn evaluated(unit: &dyn Unit, leaves: &Leaves<'_>, groups: Vec<Features>) -> Vec<Features> {
+    in_evaluation(leaves, groups.len(), |cx| {
+        (0..unit.n_stages()).fold(groups, |groups, stage| unit.forward(stage, groups, cx).features)
+    })
+}
+
+/// `f` with what units are given in evaluation.
+fn in_evaluation<R>(leaves: &Leaves<'_>, n_groups: usize, f: impl FnOnce(&Context<'_>) -> R) -> R {
+    let (draws, sets) = (Draws::default(), StatSets::per_size(n_groups));
+    f(&Context { leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 })
+}
+
+/// Checks the values of a unit: a single one that is not finite makes all features meaningless.
+fn check_finite(layout: &UnitLayout, values: &[f32]) -> Result<(), NetworkError> {
+    let is_damaged = |slot: &&ParamSlot| !values[slot.range()].iter().all(|value| value.is_finite());
+    match layout.params.iter().find(is_damaged) {
+        Some(slot) => Err(NetworkError::Weights {
+            name: layout.full_name(slot),
+            reason: "it holds numbers that are not finite".into(),
+        }),
+        None => Ok(()),
+    }
+}

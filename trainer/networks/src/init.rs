@@ -1,0 +1,72 @@
+//! Initial values by counter: element `i` of parameter `name` is a pure function of
+//! (seed, name, i), so that any slice can be made without the rest, on any number of ranks.
+
+use augment::ViewRng;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::params::Init;
+
+/// Elements that share one address of the counter RNG.
+const CHUNK: usize = 1024;
+
+/// Fills `out` with elements `first..first + out.len()` of parameter `name`.
+pub fn fill(init: Init, seed: u64, name: &str, first: usize, out: &mut [f32]) {
+    if let Init::Constant(value) = init {
+        return out.fill(value);
+    }
+    let name = xxh3_64(name.as_bytes());
+    let mut chunk = [0.0; CHUNK];
+    let end = first + out.len();
+    for number in first / CHUNK..end.div_ceil(CHUNK) {
+        let mut rng = ViewRng::from_words([seed, name, number as u64, INIT_DOMAIN]);
+        chunk.fill_with(|| draw(init, &mut rng));
+        let (from, to) = (first.max(number * CHUNK), end.min((number + 1) * CHUNK));
+        out[from - first..to - first].copy_from_slice(&chunk[from - number * CHUNK..to - number * CHUNK]);
+    }
+}
+
+/// Keeps these streams apart from those of views, whose addresses are small numbers.
+const INIT_DOMAIN: u64 = 0x696e_6974_0000_0000;
+
+fn draw(init: Init, rng: &mut ViewRng) -> f32 {
+    match init {
+        Init::Constant(value) => value,
+        Init::Uniform(bound) => rng.between(f64::from(-bound), f64::from(bound)) as f32,
+        Init::Normal(std) => rng.normal() * std,
+        Init::TruncNormal(std) => loop {
+            // timm cuts at ±2 in absolute terms, which for small deviations cuts nothing.
+            let value = rng.normal() * std;
+            if value.abs() <= 2.0 {
+                return value;
+            }
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_slice_equals_its_part_of_the_whole(first in 0usize..3000, len in 0usize..3000, seed: u64) {
+            let init = Init::TruncNormal(0.02);
+            let mut whole = vec![0.0; 6000];
+            fill(init, seed, "blocks.0.w", 0, &mut whole);
+            let mut part = vec![0.0; len];
+            fill(init, seed, "blocks.0.w", first, &mut part);
+            prop_assert_eq!(&part, &whole[first..first + len]);
+        }
+    }
+
+    #[test]
+    fn deviations_are_as_asked_and_names_differ() {
+        let (mut a, mut b) = (vec![0.0f32; 20_000], vec![0.0; 20_000]);
+        fill(Init::TruncNormal(0.02), 1, "a", 0, &mut a);
+        fill(Init::TruncNormal(0.02), 1, "b", 0, &mut b);
+        let std = (a.iter().map(|v| v * v).sum::<f32>() / a.len() as f32).sqrt();
+        assert!((std - 0.02).abs() < 5e-4, "{std}");
+        assert_ne!(a, b);
+    }
+}

@@ -1,0 +1,116 @@
+//! Which parameter sits where in a unit's flat buffer.
+//!
+//! Parameters are ordered by name; the end is padded so that the buffer divides by the ranks that share it
+//! with every shard a multiple of [`ALIGNMENT`] elements.
+
+use std::ops::Range;
+
+use crate::params::ParamSpec;
+
+/// Elements of which every shard is a multiple: 256 bytes of f32.
+pub const ALIGNMENT: usize = 64;
+
+/// The flat buffer of one unit.
+#[derive(Debug, Clone, PartialEq)]
+pub struct UnitLayout {
+    /// Name of the unit.
+    pub name: String,
+    /// Its parameters, by offset.
+    pub params: Vec<ParamSlot>,
+    /// Elements of all parameters.
+    pub numel: usize,
+    /// Elements of the buffer.
+    pub padded: usize,
+}
+
+/// A parameter with its place.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ParamSlot {
+    /// What it is.
+    pub spec: ParamSpec,
+    /// First element.
+    pub offset: usize,
+}
+
+impl ParamSlot {
+    /// Its elements in the flat buffer.
+    pub fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.spec.numel()
+    }
+}
+
+impl UnitLayout {
+    /// The layout of the unit `name` that has parameters `specs`, over a shard group of `group_size` ranks.
+    pub fn new(name: &str, mut specs: Vec<ParamSpec>, group_size: usize) -> Self {
+        specs.sort_by(|a, b| a.name.cmp(&b.name));
+        let mut offset = 0;
+        let params = specs
+            .into_iter()
+            .map(|spec| {
+                let slot = ParamSlot { spec, offset };
+                offset = slot.range().end;
+                slot
+            })
+            .collect();
+        let padded = offset.next_multiple_of(ALIGNMENT * group_size.max(1));
+        Self { name: name.to_string(), params, numel: offset, padded }
+    }
+
+    /// Number of the parameter `name`.
+    pub fn position(&self, name: &str) -> Option<usize> {
+        self.params.binary_search_by(|slot| slot.spec.name.as_str().cmp(name)).ok()
+    }
+
+    /// The elements that place `rank` of a group of `group_size` holds.
+    pub fn shard(&self, rank: usize, group_size: usize) -> Range<usize> {
+        let len = self.padded / group_size;
+        rank * len..(rank + 1) * len
+    }
+
+    /// Name of a parameter in exports: the unit's name and its own.
+    pub fn full_name(&self, slot: &ParamSlot) -> String {
+        format!("{}{}", self.prefix(), slot.spec.name)
+    }
+
+    /// Prefix of the parameter names. Units named with a leading dot stand at the root.
+    fn prefix(&self) -> String {
+        match self.name.starts_with('.') {
+            true => String::new(),
+            false => format!("{}.", self.name),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::params::Init;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn shards_cover_the_buffer_and_parameters_do_not_overlap(
+            sizes in proptest::collection::vec(1usize..300, 1..12),
+            world in 1usize..9,
+        ) {
+            let specs = sizes.iter().enumerate().map(|(i, n)| ParamSpec::weight(format!("p{i}"), [*n], Init::Constant(0.0)));
+            let layout = UnitLayout::new("unit", specs.collect(), world);
+            prop_assert_eq!(layout.numel, sizes.iter().sum::<usize>());
+            let mut end = 0;
+            for slot in &layout.params {
+                prop_assert_eq!(slot.offset, end);
+                end = slot.range().end;
+                prop_assert_eq!(layout.position(&slot.spec.name).map(|i| &layout.params[i]), Some(slot));
+            }
+            let mut covered = 0;
+            for rank in 0..world {
+                let shard = layout.shard(rank, world);
+                prop_assert_eq!(shard.start, covered);
+                prop_assert_eq!(shard.len() % ALIGNMENT, 0);
+                covered = shard.end;
+            }
+            prop_assert_eq!(covered, layout.padded);
+            prop_assert!(layout.padded - layout.numel < ALIGNMENT * world);
+        }
+    }
+}

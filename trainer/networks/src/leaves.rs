@@ -1,0 +1,119 @@
+//! The parameters of a unit as tensors, cut from its flat buffer.
+
+use std::ops::Range;
+
+use burn_tensor::{DType, Device, Gradients, Tensor};
+use kernels::device::host::add;
+use kernels::ops::{SharedGradient, cast};
+
+use crate::layout::UnitLayout;
+use crate::params::Role;
+
+/// The parameters of a unit, cut from its flat buffer.
+pub struct Leaves<'a> {
+    layout: &'a UnitLayout,
+    tensors: Vec<Tensor<1>>,
+    /// A parameter is used once for each size of views.
+    gradients: Vec<SharedGradient>,
+}
+
+impl<'a> Leaves<'a> {
+    /// Cuts `flat` of `[padded]` by `layout`. With `track` every parameter is a leaf of its own:
+    /// one big leaf would get a full-size gradient for every slice of it.
+    pub fn new(layout: &'a UnitLayout, flat: &Tensor<1>, track: bool) -> Self {
+        let cut = |range: Range<usize>, role: Role| {
+            let tensor = flat.clone().slice([range]);
+            match track {
+                true if role == Role::Running => tensor.autodiff(),
+                true => tensor.autodiff().require_grad(),
+                false => tensor,
+            }
+        };
+        let tensors: Vec<_> = layout.params.iter().map(|param| cut(param.range(), param.spec.role)).collect();
+        let gradients = tensors.iter().map(|_| SharedGradient::default()).collect();
+        Self { layout, tensors, gradients }
+    }
+
+    /// The parameter `name`, relative to the unit, in its shape.
+    ///
+    /// # Panics
+    /// If the unit asks for a parameter that it does not list, or in another rank: a bug in the
+    /// unit, which `conformance::units` finds.
+    pub fn get<const D: usize>(&self, name: &str) -> Tensor<D> {
+        let at = self.layout.position(name).unwrap_or_else(|| panic!("{} has no {name}", self.layout.name));
+        let shape: [usize; D] =
+            self.layout.params[at].spec.shape.as_slice().try_into().unwrap_or_else(|_| {
+                panic!("{}.{name} has shape {:?}", self.layout.name, self.layout.params[at].spec.shape)
+            });
+        self.gradients[at].of(&self.tensors[at]).reshape(shape)
+    }
+
+    /// The gradients of all parameters as one flat buffer of `[padded]` in f32; zeros where there is none.
+    pub fn gradient(&self, grads: &mut Gradients) -> Tensor<1> {
+        self.gradients(grads).flat(self.layout)
+    }
+
+    /// The gradients of the parameters that have one, in f32.
+    pub fn gradients(&self, grads: &mut Gradients) -> ParamGrads {
+        let mut of_leaf = |(leaf, shared): (&Tensor<1>, &SharedGradient)| {
+            let grad = shared.take().or_else(|| leaf.grad_remove(grads));
+            grad.map(|grad| cast(grad, DType::F32))
+        };
+        let parts = self.tensors.iter().zip(&self.gradients).map(&mut of_leaf).collect();
+        ParamGrads { parts, device: self.tensors[0].device().inner() }
+    }
+}
+
+/// Gradients of a unit's parameters. A stage of a unit uses few of them: the others take neither memory nor time.
+pub struct ParamGrads {
+    /// By parameter of the layout, `[numel]`.
+    parts: Vec<Option<Tensor<1>>>,
+    device: Device,
+}
+
+impl ParamGrads {
+    /// The sum of both, parameter by parameter.
+    pub fn plus(self, other: Self) -> Self {
+        let sum = |pair: (Option<Tensor<1>>, Option<Tensor<1>>)| match pair {
+            (Some(a), Some(b)) => Some(add(a, b)),
+            (a, b) => a.or(b),
+        };
+        Self { parts: self.parts.into_iter().zip(other.parts).map(sum).collect(), device: self.device }
+    }
+
+    /// One flat buffer of `[padded]`; zeros where there is none.
+    pub fn flat(self, layout: &UnitLayout) -> Tensor<1> {
+        let zeros = |len: usize| Tensor::<1>::zeros([len], &self.device);
+        let params = layout.params.iter().zip(self.parts);
+        let mut parts: Vec<_> =
+            params.map(|(param, grad)| grad.unwrap_or_else(|| zeros(param.spec.numel()))).collect();
+        let padding = layout.padded - layout.numel;
+        if padding > 0 {
+            parts.push(zeros(padding));
+        }
+        Tensor::cat(parts, 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::params::{Init, ParamSpec};
+    use kernels::device::host::to_host;
+
+    /// Gradients in both, in one and in none of two stages; and padding.
+    #[test]
+    fn gradients_are_added_by_parameter() {
+        let device = Device::flex();
+        let spec = |name: &str| ParamSpec::weight(name.to_string(), [2, 2], Init::Normal(1.0));
+        let layout = UnitLayout::new("unit", ["a", "b", "c"].map(spec).to_vec(), 8);
+        let of = |values: Option<[f32; 4]>| values.map(|values| Tensor::from_floats(values, &device));
+        let grads = |a, b| ParamGrads { parts: vec![of(a), of(b), None], device: device.clone() };
+        let first = grads(Some([1.0, 2.0, 3.0, 4.0]), None);
+        let second = grads(Some([10.0; 4]), Some([5.0; 4]));
+        let flat = to_host(first.plus(second).flat(&layout));
+        assert_eq!(flat.len(), layout.padded);
+        assert_eq!(flat[..12], [11.0, 12.0, 13.0, 14.0, 5.0, 5.0, 5.0, 5.0, 0.0, 0.0, 0.0, 0.0]);
+        assert!(flat[12..].iter().all(|value| *value == 0.0));
+    }
+}

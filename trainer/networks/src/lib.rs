@@ -1,0 +1,26 @@
+//! Networks: units, their parameters, backbones and heads, and a backbone with weights for inference.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod backbone;
+pub mod batch_norm;
+pub mod drop_path;
+mod error;
+pub mod features;
+pub mod head;
+mod inference;
+pub mod init;
+pub mod layout;
+pub mod leaves;
+pub mod params;
+pub mod patches;
+pub mod probe;
+pub mod safetensors;
+pub mod tensor;
+pub mod unit;
+
+pub use backbone::kinds::*;
+pub use error::NetworkError;
+pub use inference::Network;
+pub use patches::Normalization;
+pub use tensor::NamedTensor;

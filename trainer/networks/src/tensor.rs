@@ -1,0 +1,39 @@
+//! Parameters with their values, outside of any unit.
+
+use std::collections::HashMap;
+
+use crate::error::NetworkError;
+use crate::params::ParamSpec;
+
+/// A parameter with its values.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NamedTensor {
+    /// The name that timm or torchvision has for it.
+    pub name: String,
+    /// Its dimensions, as PyTorch stores them.
+    pub shape: Vec<usize>,
+    /// Its elements, row by row.
+    pub values: Vec<f32>,
+}
+
+/// The values of the parameter `name` among `tensors`, which must have the shape of `spec`.
+///
+/// # Errors
+/// [`NetworkError::Weights`].
+pub fn values_of<'a>(
+    tensors: &HashMap<&str, &'a NamedTensor>,
+    name: &str,
+    spec: &ParamSpec,
+) -> Result<&'a [f32], NetworkError> {
+    let bad = |reason: String| NetworkError::Weights { name: name.into(), reason };
+    let tensor = tensors.get(name).ok_or_else(|| bad("is missing".into()))?;
+    match tensor.shape == spec.shape && tensor.values.len() == spec.numel() {
+        true => Ok(&tensor.values),
+        false => Err(bad(format!("has shape {:?}, not {:?}", tensor.shape, spec.shape))),
+    }
+}
+
+/// `tensors` by their names.
+pub fn by_name(tensors: &[NamedTensor]) -> HashMap<&str, &NamedTensor> {
+    tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect()
+}

@@ -1,0 +1,224 @@
+//! The unit of sharding: a part of a network whose parameters live in one flat buffer.
+//!
+//! A unit owns no tensor. It says which parameters it has ([`Unit::params`]) and what it computes
+//! from them ([`Unit::forward`]); the parameters come as [`Leaves`], slices of a gathered flat
+//! buffer. That is what makes the three passes of a step one piece of code:
+//!
+//! ```text
+//! follower            y = f(slices of θ_F, x)
+//! student, forwards   y = f(slices of θ_S, x)                         x is kept
+//! student, backwards  y = f(leaves of θ_S, leaf x);  (y · g).sum().backward()
+//!                     gives the gradient of x, which is the next g, and of every parameter
+//! ```
+//!
+//! **Stages** are the points of synchronization. A unit that needs statistics over the whole batch has several: each
+//! stage returns local sums, and the next one gets their totals over all slices, micro-batches and ranks. The totals
+//! are autodiff leaves like the input, so that gradients flow through them.
+//!
+//! Everything random inside a unit is an argument ([`Draws`]), so that the second forward pass
+//! equals the first. `conformance::units` holds every unit to all of this.
+
+use std::iter::Sum;
+use std::ops::Add;
+
+use burn_tensor::{DType, Tensor};
+use kernels::ops::cast;
+
+use crate::features::Features;
+use crate::layout::UnitLayout;
+use crate::leaves::Leaves;
+use crate::params::ParamSpec;
+
+/// A piece of network.
+pub trait Unit: Send + Sync {
+    /// Names the unit within its network, and prefixes its parameters in exports: `blocks.3`.
+    fn name(&self) -> &str;
+
+    /// The parameters, with names relative to the unit.
+    fn params(&self) -> Vec<ParamSpec>;
+
+    /// Stages, of which all but the last give sums.
+    fn n_stages(&self) -> usize {
+        1
+    }
+
+    /// Takes each group of features through stage `stage`; sizes may change, the number of groups may not.
+    fn forward(&self, stage: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput;
+
+    /// Probability with which each branch of the unit is dropped while training.
+    fn drop_path(&self) -> f32 {
+        0.0
+    }
+
+    /// What the forward pass takes for one image with views of these shapes, and the shapes that it gives.
+    fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>);
+
+    /// New values of running parameters, by name, given the totals that each stage but the first was given. Called
+    /// once for every step.
+    fn observe(&self, totals: &[Vec<Tensor<1>>], cx: &Context<'_>) -> Vec<(String, Tensor<1>)> {
+        let _ = (totals, cx);
+        Vec::new()
+    }
+
+    /// New values of parameters before a step, by name: where a method keeps them on a surface, such as the sphere. The
+    /// optimizer goes on from them. Followers average them as they are.
+    fn constrain(&self, leaves: &Leaves<'_>) -> Vec<(String, Tensor<1>)> {
+        let _ = leaves;
+        Vec::new()
+    }
+
+    /// The weights with which each token attends to each within the unit, for `features`: `[B·V, H, P + N, P + N]`, a row
+    /// for each token that looks; `None` where nothing attends.
+    fn attention(&self, features: &Features, cx: &Context<'_>) -> Option<Tensor<4>> {
+        let _ = (features, cx);
+        None
+    }
+
+    /// The layout of its flat buffer over a shard group of `group_size` ranks.
+    fn layout(&self, group_size: usize) -> UnitLayout {
+        UnitLayout::new(self.name(), self.params(), group_size)
+    }
+}
+
+/// What a unit is given beside its input.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    /// The parameters.
+    pub leaves: &'a Leaves<'a>,
+    /// What was drawn.
+    pub draws: &'a Draws,
+    /// Totals of the sums of the stage before, by set of statistics; of the first stage and in evaluation none.
+    pub totals: &'a [Tensor<1>],
+    /// Which groups share a set of statistics.
+    pub sets: &'a StatSets,
+    /// What matrix products are computed in.
+    pub compute: DType,
+}
+
+impl Context<'_> {
+    /// `x` in what matrix products are computed in.
+    pub fn rounded<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        cast(x, self.compute)
+    }
+}
+
+/// What a stage gives.
+pub struct StageOutput {
+    /// By group.
+    pub features: Vec<Features>,
+    /// Local sums by set of statistics, for the next stage; of the last stage none.
+    pub sums: Vec<Tensor<1>>,
+}
+
+impl From<Vec<Features>> for StageOutput {
+    fn from(features: Vec<Features>) -> Self {
+        Self { features, sums: Vec::new() }
+    }
+}
+
+/// Which groups of views share a set of statistics over the batch: by group, the number of its set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StatSets(pub Vec<usize>);
+
+impl StatSets {
+    /// A set for each size of view.
+    pub fn per_size(n_groups: usize) -> Self {
+        Self((0..n_groups).collect())
+    }
+
+    /// One set for all sizes of views.
+    pub fn joint(n_groups: usize) -> Self {
+        Self(vec![0; n_groups])
+    }
+
+    /// Selects the sets of the sizes of views with these numbers, numbered anew from zero.
+    pub fn of(&self, sizes: &[usize]) -> Self {
+        let sets: Vec<usize> = sizes.iter().map(|size| self.0[*size]).collect();
+        let mut distinct = sets.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        // Every one of the sets is among the distinct ones.
+        Self(sets.iter().map(|set| distinct.partition_point(|other| other < set)).collect())
+    }
+
+    /// Sums over the groups of each set, given those of the groups.
+    pub fn sums(&self, of_groups: Vec<Tensor<1>>) -> Vec<Tensor<1>> {
+        let n_sets = self.0.iter().max().map_or(0, |last| last + 1);
+        let mut sums: Vec<Option<Tensor<1>>> = vec![None; n_sets];
+        for (of_group, set) in of_groups.into_iter().zip(&self.0) {
+            sums[*set] = Some(match sums[*set].take() {
+                Some(sum) => sum + of_group,
+                None => of_group,
+            });
+        }
+        sums.into_iter().flatten().collect()
+    }
+}
+
+/// Features of one image's views of one size, by their dimensions alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupShape {
+    /// Views of the image.
+    pub n_views: usize,
+    /// Tokens without a place.
+    pub n_prefix: usize,
+    /// Rows and columns of the grid.
+    pub grid: [usize; 2],
+    /// Channels.
+    pub width: usize,
+}
+
+impl GroupShape {
+    /// Tokens of a view.
+    pub fn n_tokens(&self) -> usize {
+        self.n_prefix + self.grid[0] * self.grid[1]
+    }
+
+    /// Tokens of all views.
+    pub fn n_rows(&self) -> usize {
+        self.n_views * self.n_tokens()
+    }
+
+    /// One token a view.
+    pub fn pooled(&self) -> Self {
+        Self { n_prefix: 1, grid: [0, 0], ..*self }
+    }
+}
+
+/// What a forward pass takes for one image.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Cost {
+    /// Multiply-adds of matrix products, times two.
+    pub flops: f64,
+    /// Elements that the graph holds until the backward pass.
+    pub graph: f64,
+}
+
+impl Add for Cost {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { flops: self.flops + other.flops, graph: self.graph + other.graph }
+    }
+}
+
+impl Sum for Cost {
+    fn sum<I: Iterator<Item = Self>>(costs: I) -> Self {
+        costs.fold(Self::default(), Add::add)
+    }
+}
+
+/// Drawn randomness of one unit in one step.
+#[derive(Debug, Clone, Default)]
+pub struct Draws {
+    /// For each group and branch, the factor of each sequence: 0, or 1 / (1 - p). Empty when
+    /// nothing is dropped.
+    pub drop_path: Vec<[Vec<f32>; 2]>,
+}
+
+impl Draws {
+    /// The factors of a branch, one for each of the B·V sequences of `group`.
+    pub fn factors(&self, group: usize, branch: usize) -> Option<&[f32]> {
+        self.drop_path.get(group).map(|branches| branches[branch].as_slice())
+    }
+}

@@ -1,0 +1,66 @@
+//! Weights and gradients on their way, over the host or where they lie.
+
+use std::sync::Arc;
+
+use burn_tensor::{DType, Tensor};
+
+use crate::communicator::{Comm, Pending};
+use crate::engine::Transfer;
+use crate::error::EngineError;
+use crate::mesh::Mesh;
+use crate::wire::Wire;
+
+/// Queues a gather of the unit of which `shard` is this rank's part. A result that is kept for long has
+/// memory of its own; others share a few buffers of the host, or the device's pool.
+///
+/// # Errors
+/// [`EngineError`].
+pub fn gather(
+    comm: &Comm,
+    unit: &str,
+    shard: &Tensor<1>,
+    wire: Wire,
+    stays: bool,
+) -> Result<Pending<Tensor<1>>, EngineError> {
+    let group_size = comm.topology().group_size;
+    if group_size == 1 && !is_trial(comm) {
+        return Ok(Pending::Ready(rounded(shard.clone(), wire)));
+    }
+    let [n] = shard.dims();
+    let mut shard = Transfer::new(shard.clone(), n * group_size, wire, comm.takes_tensors)?;
+    if !stays {
+        shard = shard.into_pool(Arc::clone(&comm.buffers));
+    }
+    Ok(comm.submit("gather", unit, move |mesh| mesh.gather(shard)))
+}
+
+/// Queues the sum over ranks of the unit's gradient `full`, of which this rank gets its shard.
+///
+/// # Errors
+/// [`EngineError`].
+pub fn reduce(
+    comm: &Comm,
+    unit: &str,
+    full: Tensor<1>,
+    wire: Wire,
+) -> Result<Pending<Tensor<1>>, EngineError> {
+    if comm.topology().world_size == 1 && !is_trial(comm) {
+        return Ok(Pending::Ready(rounded(full, wire)));
+    }
+    let [len] = full.dims();
+    let first = Mesh::transfer_of(full, wire, comm.topology(), comm.exact, comm.takes_tensors)?;
+    Ok(comm.submit("reduce", unit, move |mesh| mesh.reduce(first, len)))
+}
+
+/// Whether one rank talks to itself, which shows that an engine on device memory moves what it should.
+fn is_trial(comm: &Comm) -> bool {
+    comm.takes_tensors && comm.topology().world_size == 1
+}
+
+/// What is left of `values` after a trip on `wire`.
+fn rounded(values: Tensor<1>, wire: Wire) -> Tensor<1> {
+    match wire {
+        Wire::F32 => values,
+        Wire::Bf16 => values.cast(wire.dtype()).cast(DType::F32),
+    }
+}

@@ -1,0 +1,391 @@
+//! The communication thread: it owns the engines and runs collectives in the order in which they are
+//! submitted, which is the same on all ranks, while the trainer computes.
+//!
+//! At most one gather runs ahead of the one that is used, and at most two reductions are on their way
+//! ([`flow`](super::prefetch)). Gathered buffers come from a pool and go back to it when the last tensor that
+//! looks at them is dropped.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
+
+use crate::buffer_pool::BufferPool;
+use crate::deadline::{POLL, Waiting, Watch};
+use crate::engine::{Engine, Reduction};
+use crate::error::EngineError;
+use crate::flight_recorder::FlightRecorder;
+use crate::mesh::{Mesh, Traffic};
+use crate::topology::Topology;
+
+/// Ranks may take this long to start, whatever the deadline of collectives.
+pub const START: Duration = Duration::from_secs(120);
+
+/// How long an engine may take to leave a collective that nobody waits for any more.
+const LEAVE: Duration = Duration::from_secs(2);
+
+/// How ranks talk.
+pub struct CommConfig {
+    /// This rank's topology.
+    pub topology: Topology,
+    /// Whether sums are taken in an order of ours.
+    pub exact: bool,
+    /// How long a collective may take.
+    pub deadline: Duration,
+}
+
+/// Makes an engine in the communication thread.
+pub type EngineFactory = Box<dyn FnOnce() -> Result<Box<dyn Engine>, EngineError> + Send>;
+
+/// A rank's line to the others.
+pub struct Comm {
+    topology: Topology,
+    pub(super) exact: bool,
+    /// Whether the engine is given tensors where they lie.
+    pub(super) takes_tensors: bool,
+    /// `None` for one rank, for which there is nothing to move.
+    queue: Option<Sender<Queued>>,
+    recorder: Arc<FlightRecorder>,
+    watch: Mutex<Option<Arc<dyn Watch>>>,
+    deadline: Duration,
+    pub(super) buffers: Arc<BufferPool>,
+    waited_us: AtomicU64,
+    /// Time that the thread has waited for this rank's own device.
+    settled_us: Arc<AtomicU64>,
+    /// Set when this rank waits for no collective any more.
+    given_up: Arc<AtomicBool>,
+    /// Closed when the thread has let its engines go.
+    ended: Option<Receiver<()>>,
+}
+
+type Job = Box<dyn FnOnce(&mut Mesh) + Send>;
+
+struct Queued {
+    collective: &'static str,
+    unit: String,
+    on_tensors: bool,
+    job: Job,
+}
+
+/// The result of a collective that may still be running.
+pub enum Pending<R> {
+    /// There was nothing to move.
+    Ready(R),
+    /// The communication thread has it.
+    Queued(Receiver<Result<R, EngineError>>),
+}
+
+impl Comm {
+    /// One rank.
+    pub fn solo() -> Self {
+        Self {
+            topology: Topology::SOLO,
+            exact: true,
+            takes_tensors: false,
+            queue: None,
+            recorder: Arc::default(),
+            watch: Mutex::new(None),
+            deadline: Duration::MAX,
+            buffers: Arc::default(),
+            waited_us: AtomicU64::new(0),
+            settled_us: Arc::default(),
+            given_up: Arc::default(),
+            ended: None,
+        }
+    }
+
+    /// Starts the communication thread, which makes the engine itself. All ranks call it.
+    ///
+    /// # Errors
+    /// Errors of `engine`, and [`EngineError`] if ranks do not meet.
+    pub fn start(config: CommConfig, engine: EngineFactory) -> Result<Self, EngineError> {
+        let CommConfig { topology, exact, deadline } = config;
+        let (queue, jobs) = unbounded::<Queued>();
+        let (ready, is_ready) = bounded(1);
+        let (has_ended, ended) = bounded::<()>(0);
+        let recorder = Arc::<FlightRecorder>::default();
+        let notes = Arc::clone(&recorder);
+        let (settled_us, given_up) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
+        let (settled, watched) = (Arc::clone(&settled_us), Arc::clone(&given_up));
+        let run = move || {
+            let mesh = engine().and_then(|mut world| {
+                world.watch(watched);
+                Mesh::new(world, topology, exact)
+            });
+            let mut mesh = match mesh {
+                Ok(mesh) => mesh,
+                Err(error) => return drop(ready.send(Err(error))),
+            };
+            // A starter that has given up has no use for what comes.
+            let _ = ready.send(Ok(mesh.world().takes_tensors()));
+            for (number, Queued { collective, unit, on_tensors, job }) in (0..).zip(jobs) {
+                if on_tensors {
+                    // Before it is noted: a device that hangs keeps its rank behind the others, which shows who it is.
+                    // What has gone wrong on the device is said again by the collective.
+                    let start = Instant::now();
+                    let _ = mesh.world().settle();
+                    settled.fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
+                }
+                notes.begin(number, collective, &unit);
+                job(&mut mesh);
+                notes.end();
+            }
+            drop(mesh);
+            drop(has_ended);
+        };
+        let thread = std::thread::Builder::new().name("comm".into()).spawn(run);
+        thread.map_err(|error| EngineError::Unavailable {
+            engine: "communication thread",
+            reason: error.to_string(),
+        })?;
+        let takes_tensors =
+            is_ready.recv_timeout(deadline.max(START)).map_err(|e| not_started(e, deadline))??;
+        Ok(Self {
+            topology,
+            exact,
+            takes_tensors,
+            // One rank has nothing to move, but an engine on device memory may be tried with it.
+            queue: (topology.world_size > 1 || takes_tensors).then_some(queue),
+            recorder,
+            deadline,
+            settled_us,
+            given_up,
+            ended: Some(ended),
+            ..Self::solo()
+        })
+    }
+
+    /// This rank's topology.
+    pub fn topology(&self) -> Topology {
+        self.topology
+    }
+
+    /// What the communication thread did last.
+    pub fn recorder(&self) -> Arc<FlightRecorder> {
+        Arc::clone(&self.recorder)
+    }
+
+    /// Lets `watch` say who is missing when a collective does not end.
+    pub fn set_watch(&self, watch: Arc<dyn Watch>) {
+        *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = Some(watch);
+    }
+
+    /// Time that the trainer has waited for others, in all.
+    pub fn waited(&self) -> Duration {
+        Duration::from_micros(self.waited_us.load(Ordering::Relaxed))
+    }
+
+    /// Queues `run` behind what is queued.
+    pub(super) fn submit<R: Send + 'static>(
+        &self,
+        collective: &'static str,
+        unit: &str,
+        run: impl FnOnce(&mut Mesh) -> Result<R, EngineError> + Send + 'static,
+    ) -> Pending<R> {
+        let (sender, result) = bounded(1);
+        if let Some(queue) = &self.queue {
+            // A rank that no longer waits for the result has given up on an error before.
+            let job: Job = Box::new(move |mesh| drop(sender.send(run(mesh))));
+            // A thread that has ended drops the job and its sender with it: the wait says so.
+            let on_tensors = self.takes_tensors;
+            let _ = queue.send(Queued { collective, unit: unit.to_string(), on_tensors, job });
+        }
+        Pending::Queued(result)
+    }
+
+    /// Waits for a collective.
+    ///
+    /// # Errors
+    /// [`EngineError`]: its own, a lost rank, or the deadline.
+    pub fn wait<R>(&self, pending: Pending<R>) -> Result<R, EngineError> {
+        let result = match pending {
+            Pending::Ready(value) => return Ok(value),
+            Pending::Queued(result) => result,
+        };
+        let mut waiting = Waiting::new(self.recorder.newest().map_or(0, |entry| entry.number));
+        let (start, settled_us) = (waiting.since, self.settled_us.load(Ordering::Relaxed));
+        let outcome = loop {
+            match result.recv_timeout(POLL) {
+                Ok(outcome) => break outcome,
+                Err(RecvTimeoutError::Disconnected) => break Err(EngineError::Ended),
+                Err(RecvTimeoutError::Timeout) => {
+                    if let Err(error) = self.look_around(&mut waiting) {
+                        self.given_up.store(true, Ordering::Relaxed);
+                        // The engine that can leaves its collective, so that the device is free when the process ends.
+                        if self.takes_tensors {
+                            let _ = result.recv_timeout(LEAVE);
+                        }
+                        return Err(error);
+                    }
+                }
+            }
+        };
+        let own_us = self.settled_us.load(Ordering::Relaxed) - settled_us;
+        let waited_us = (start.elapsed().as_micros() as u64).saturating_sub(own_us);
+        self.waited_us.fetch_add(waited_us, Ordering::Relaxed);
+        outcome
+    }
+
+    fn look_around(&self, waiting: &mut Waiting) -> Result<(), EngineError> {
+        let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match self.recorder.newest() {
+            Some(here) => waiting.look(here, watch.as_deref(), self.deadline),
+            None if waiting.since.elapsed() < self.deadline.max(START) => Ok(()),
+            // Not even the first has begun: this rank's own device hangs.
+            None => Err(EngineError::Deadline {
+                collective: "start",
+                unit: "this rank's device".into(),
+                number: 0,
+                seconds: self.deadline.max(START).as_secs(),
+                suspects: "it has not done what it was asked before the first collective".into(),
+            }),
+        }
+    }
+
+    /// The sum of `values` over ranks, in the order of their parts of the batch.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn sum(&self, what: &str, values: Vec<f32>) -> Result<Vec<f32>, EngineError> {
+        if self.queue.is_none() {
+            return Ok(values);
+        }
+        self.wait(self.submit("sum", what, move |mesh| mesh.sum(&values)))
+    }
+
+    /// Every rank's `values`, in the order of their parts of the batch.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn gather_parts(&self, what: &str, values: Vec<f32>) -> Result<Vec<Vec<f32>>, EngineError> {
+        if self.queue.is_none() {
+            return Ok(vec![values]);
+        }
+        self.wait(self.submit("gather", what, move |mesh| mesh.gather_parts(&values)))
+    }
+
+    /// Joins a few numbers over ranks; all ranks get the same bits.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn all_reduce(
+        &self,
+        what: &str,
+        mut values: Vec<f64>,
+        reduction: Reduction,
+    ) -> Result<Vec<f64>, EngineError> {
+        if self.queue.is_none() {
+            return Ok(values);
+        }
+        self.wait(self.submit("all_reduce", what, move |mesh| {
+            mesh.count_small(8 * values.len());
+            mesh.world().all_reduce(&mut values, reduction)?;
+            Ok(values)
+        }))
+    }
+
+    /// The bytes of rank 0, on all ranks.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn broadcast(&self, what: &str, bytes: Vec<u8>) -> Result<Vec<u8>, EngineError> {
+        if self.queue.is_none() {
+            return Ok(bytes);
+        }
+        self.wait(self.submit("broadcast", what, move |mesh| {
+            let mut len = (bytes.len() as u64).to_ne_bytes();
+            mesh.world().broadcast(&mut len, 0)?;
+            let mut bytes = bytes;
+            bytes.resize(u64::from_ne_bytes(len) as usize, 0);
+            mesh.world().broadcast(&mut bytes, 0)?;
+            Ok(bytes)
+        }))
+    }
+
+    /// Every rank's bytes, by rank.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn gather_bytes(&self, what: &str, mut bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, EngineError> {
+        if self.queue.is_none() {
+            return Ok(vec![bytes]);
+        }
+        self.wait(self.submit("gather", what, move |mesh| {
+            let world = mesh.world();
+            let mut lengths = vec![0u64; world.world_size()];
+            world.all_gather(&(bytes.len() as u64).to_ne_bytes(), bytemuck::cast_slice_mut(&mut lengths))?;
+            let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
+            bytes.resize(longest, 0);
+            let mut all = vec![0; longest * lengths.len()];
+            world.all_gather(&bytes, &mut all)?;
+            let part = |(rank, len): (usize, &u64)| all[rank * longest..][..*len as usize].to_vec();
+            Ok(lengths.iter().enumerate().map(part).collect())
+        }))
+    }
+
+    /// Lets the buffers go that wait for the next gathers.
+    pub fn release_buffers(&self) {
+        self.buffers.clear();
+    }
+
+    /// Groups the ranks in another way and starts to count anew. All ranks call it, with nothing on its way.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn regroup(&mut self, topology: Topology, exact: bool) -> Result<(), EngineError> {
+        if self.queue.is_some() {
+            self.wait(self.submit("regroup", "the ranks", move |mesh| mesh.regroup(topology, exact)))?;
+            self.topology = topology;
+            self.exact = exact;
+            self.buffers.clear();
+        }
+        Ok(())
+    }
+
+    /// What has moved since the start.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn traffic(&self) -> Result<Traffic, EngineError> {
+        if self.queue.is_none() {
+            return Ok(Traffic::default());
+        }
+        self.wait(self.submit("look", "the counters", |mesh| Ok(mesh.traffic)))
+    }
+
+    /// Waits for all ranks and lets the engines go. Without it, as after an error, the thread is left as
+    /// it stands: it may never come out of its collective.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn finish(mut self) -> Result<(), EngineError> {
+        self.all_reduce("the end", vec![0.0], Reduction::Sum)?;
+        self.queue = None;
+        // Letting MPI go waits for all ranks once more.
+        match self.ended.take().map(|ended| ended.recv_timeout(self.deadline)) {
+            Some(Err(RecvTimeoutError::Timeout)) => Err(EngineError::Deadline {
+                collective: "end",
+                unit: "the engine".into(),
+                number: self.recorder.newest().map_or(0, |entry| entry.number),
+                seconds: self.deadline.as_secs(),
+                suspects: "not all ranks have come".into(),
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Why the engine is not there.
+fn not_started(error: RecvTimeoutError, deadline: Duration) -> EngineError {
+    match error {
+        RecvTimeoutError::Disconnected => EngineError::Ended,
+        RecvTimeoutError::Timeout => EngineError::Deadline {
+            collective: "start",
+            unit: "the engine".into(),
+            number: 0,
+            seconds: deadline.max(START).as_secs(),
+            suspects: "not all ranks have come".into(),
+        },
+    }
+}

@@ -1,0 +1,352 @@
+//! NCCL, by the `cudarc` crate: between GPUs, one process each.
+//!
+//! The library is loaded when the program runs. Tensors are moved where they lie ([`cuda`]); what lies on the
+//! host goes over a piece of device memory. A collective that does not end is not waited for blindly: the
+//! communicator is asked for errors meanwhile, which it knows of what goes over a network. Of a rank on the same
+//! machine that has died it knows nothing: there the waiting thread finds out, and sets a flag.
+
+#![allow(unsafe_code)]
+
+mod calls;
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::{result as driver, sys as cuda_sys};
+use cudarc::nccl::{result, sys};
+use kernels::device::context;
+
+use self::calls::{exchange, failed, gather, said, sum_parts};
+use super::cuda;
+use super::cuda::{Memory, Scratch, driver_failed};
+use super::{Engine, Reduction, Transfer, check_parts, members_of};
+use crate::error::EngineError;
+
+/// What ranks of one communicator have in common.
+pub(super) const ID_BYTES: usize = 128;
+
+/// How long a collective is asked after without a rest: most end sooner.
+const SPIN: Duration = Duration::from_micros(200);
+/// The rest.
+const REST: Duration = Duration::from_micros(50);
+
+/// A rank of an NCCL communicator.
+pub struct Nccl {
+    /// Null when it has been given up.
+    communicator: sys::ncclComm_t,
+    stream: cuda_sys::CUstream,
+    rank: usize,
+    world_size: usize,
+    device: usize,
+    send: Scratch,
+    receive: Scratch,
+    /// Set when nobody waits for collectives any more.
+    given_up: Arc<AtomicBool>,
+}
+
+/// Version of the library, as 2.27.3; why it cannot be loaded otherwise.
+///
+/// # Errors
+/// In words.
+pub fn library_version() -> Result<String, String> {
+    // SAFETY: looks for files only.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(
+            "libnccl.so cannot be loaded; if only libnccl.so.2 is installed, add a link named libnccl.so \
+                    to it in a folder of LD_LIBRARY_PATH"
+                .into(),
+        );
+    }
+    let version = result::get_nccl_version().map_err(|error| said(&error))?;
+    // 2.9 and later: major · 10⁴ + minor · 10² + patch.
+    Ok(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
+}
+
+/// What rank 0 makes and all ranks give to [`Nccl::start`].
+///
+/// # Errors
+/// [`EngineError::Unavailable`].
+pub fn new_id() -> Result<[u8; ID_BYTES], EngineError> {
+    library_version().map_err(|reason| EngineError::Unavailable { engine: "nccl", reason })?;
+    let id = result::get_uniqueid().map_err(|error| failed("making an id for ranks to meet", &error))?;
+    // The C header says char, which is signed on some machines.
+    Ok(id.internal.map(|byte| byte as u8))
+}
+
+impl Nccl {
+    /// Whether this process could join a communicator on the GPU number `device`: asked before ranks meet, so that
+    /// one that cannot does not leave the others waiting.
+    ///
+    /// # Errors
+    /// [`EngineError::Unavailable`].
+    pub fn check(device: usize) -> Result<(), EngineError> {
+        library_version().map_err(|reason| EngineError::Unavailable { engine: "nccl", reason })?;
+        context::enter(device).map_err(|error| EngineError::Unavailable {
+            engine: "nccl",
+            reason: format!("cuda:{device} cannot be used: {error}"),
+        })
+    }
+
+    /// Joins the communicator of `id` on the GPU number `device`. All ranks call it, each on a GPU of its own.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn start(
+        id: [u8; ID_BYTES],
+        rank: usize,
+        world_size: usize,
+        device: usize,
+    ) -> Result<Self, EngineError> {
+        Self::check(device)?;
+        let stream = driver::stream::create(driver::stream::StreamKind::NonBlocking)
+            .map_err(|error| driver_failed("making a stream", error))?;
+        let id = sys::ncclUniqueId { internal: id.map(|byte| byte as _) };
+        let mut communicator = std::ptr::null_mut();
+        // SAFETY: the pointer is to a local that outlives the call; a context is current.
+        unsafe { result::comm_init_rank(&mut communicator, world_size as i32, id, rank as i32) }
+            .map_err(|error| failed("joining the other ranks", &error))?;
+        Ok(Self {
+            communicator,
+            stream,
+            rank,
+            world_size,
+            device,
+            send: Scratch::default(),
+            receive: Scratch::default(),
+            given_up: Arc::default(),
+        })
+    }
+
+    /// Runs `launch` on the engine's stream, and waits for its end. With an error the communicator is given up
+    /// before anything that it may still write to is.
+    fn run(
+        &mut self,
+        operation: &'static str,
+        launch: impl FnOnce(sys::ncclComm_t, sys::cudaStream_t) -> Result<(), result::NcclError>,
+    ) -> Result<(), EngineError> {
+        if self.communicator.is_null() {
+            let reason = "the communicator was given up after an earlier error".into();
+            return Err(EngineError::Failed { engine: "nccl", operation, reason });
+        }
+        let ended = launch(self.communicator, self.stream.cast())
+            .map_err(|error| failed(operation, &error))
+            .and_then(|()| self.wait(operation));
+        if ended.is_err() {
+            self.abort();
+        }
+        ended
+    }
+
+    /// Takes the communicator's kernels off the device.
+    fn abort(&mut self) {
+        // SAFETY: the communicator is this engine's own, and is not used again.
+        unsafe { sys::ncclCommAbort(self.communicator) };
+        self.communicator = std::ptr::null_mut();
+    }
+
+    fn wait(&self, operation: &'static str) -> Result<(), EngineError> {
+        let start = Instant::now();
+        loop {
+            // SAFETY: the stream is this engine's own.
+            match unsafe { cuda_sys::cuStreamQuery(self.stream) } {
+                cuda_sys::CUresult::CUDA_SUCCESS => return Ok(()),
+                cuda_sys::CUresult::CUDA_ERROR_NOT_READY => {}
+                error => return Err(driver_failed(operation, driver::DriverError(error))),
+            }
+            if start.elapsed() < SPIN {
+                std::hint::spin_loop();
+                continue;
+            }
+            if self.given_up.load(Ordering::Relaxed) {
+                let reason = "other ranks are lost".into();
+                return Err(EngineError::Failed { engine: "nccl", operation, reason });
+            }
+            let mut state = sys::ncclResult_t::ncclSuccess;
+            // SAFETY: the communicator is alive, the pointer is to a local.
+            let asked = unsafe { sys::ncclCommGetAsyncError(self.communicator, &mut state) };
+            for result in [asked, state] {
+                if result != sys::ncclResult_t::ncclSuccess && result != sys::ncclResult_t::ncclInProgress {
+                    return Err(failed(operation, &result::NcclError(result)));
+                }
+            }
+            std::thread::sleep(REST);
+        }
+    }
+
+    /// Brings `send` to the device, runs `launch` on the addresses, and brings what was received to `receive`.
+    fn over_device<T: bytemuck::Pod>(
+        &mut self,
+        operation: &'static str,
+        send: &[T],
+        receive: &mut [T],
+        launch: impl FnOnce(u64, u64, sys::ncclComm_t, sys::cudaStream_t) -> Result<(), result::NcclError>,
+    ) -> Result<(), EngineError> {
+        if receive.is_empty() {
+            // All lengths are alike, so that nobody has anything.
+            return Ok(());
+        }
+        let copying = |error| driver_failed("copying to or from the device", error);
+        let from = self.send.at_least(size_of_val(send))?;
+        let to = self.receive.at_least(size_of_val(receive))?;
+        // SAFETY: both pieces are as long as the slices. On the stream of the collective, which is so behind the copy;
+        // the slice is borrowed until that has been waited for. The copy back ends before its call returns.
+        unsafe { driver::memcpy_htod_async(from, send, self.stream) }.map_err(copying)?;
+        self.run(operation, |communicator, stream| launch(from, to, communicator, stream))?;
+        unsafe { driver::memcpy_dtoh_sync(receive, to) }.map_err(copying)
+    }
+
+    /// Runs `launch` on the addresses of `transfer`.
+    fn on_tensors(
+        &mut self,
+        operation: &'static str,
+        transfer: &Transfer,
+        launch: impl FnOnce(u64, u64, sys::ncclComm_t, sys::cudaStream_t) -> Result<(), result::NcclError>,
+    ) -> Result<(), EngineError> {
+        let memory: &Memory = transfer.memory.as_ref().ok_or_else(|| EngineError::Failed {
+            engine: "nccl",
+            operation,
+            reason: "the transfer is not on device memory; this is a bug in ocelli".into(),
+        })?;
+        if transfer.lengths().contains(&0) {
+            return Ok(());
+        }
+        let (from, to) = (memory.send(), memory.receive());
+        self.settle()?;
+        self.run(operation, |communicator, stream| launch(from, to, communicator, stream))
+    }
+}
+
+impl Engine for Nccl {
+    fn name(&self) -> &'static str {
+        "nccl"
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    fn all_gather(&mut self, mine: &[u8], all: &mut [u8]) -> Result<(), EngineError> {
+        check_parts("all_gather", mine.len(), all.len(), self.world_size)?;
+        self.over_device("all_gather", mine, all, |from, to, communicator, stream| {
+            gather((from, to), mine.len(), communicator, stream)
+        })
+    }
+
+    fn all_to_all(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), EngineError> {
+        let (world_size, n) = (self.world_size, send.len() / self.world_size);
+        check_parts("all_to_all", n, receive.len(), world_size)?;
+        self.over_device("all_to_all", send, receive, |from, to, communicator, stream| {
+            exchange((from, to), n, world_size, communicator, stream)
+        })
+    }
+
+    fn reduce_scatter(&mut self, full: &[f32], mine: &mut [f32]) -> Result<(), EngineError> {
+        check_parts("reduce_scatter", mine.len(), full.len(), self.world_size)?;
+        let n = mine.len();
+        self.over_device("reduce_scatter", full, mine, |from, to, communicator, stream| {
+            sum_parts((from, to), n, communicator, stream)
+        })
+    }
+
+    fn all_reduce(&mut self, values: &mut [f64], reduction: Reduction) -> Result<(), EngineError> {
+        let operation = match reduction {
+            Reduction::Sum => sys::ncclRedOp_t::ncclSum,
+            Reduction::Max => sys::ncclRedOp_t::ncclMax,
+        };
+        let (mine, n, double) = (values.to_vec(), values.len(), sys::ncclDataType_t::ncclFloat64);
+        self.over_device("all_reduce", &mine, values, |from, to, communicator, stream| {
+            let (from, to) = (from as *const c_void, to as *mut c_void);
+            // SAFETY: both have `n` doubles and live until the stream has been waited for.
+            unsafe { result::all_reduce(from, to, n, double, operation, communicator, stream) }.map(drop)
+        })
+    }
+
+    fn broadcast(&mut self, bytes: &mut [u8], root: usize) -> Result<(), EngineError> {
+        let (mine, n, byte) = (bytes.to_vec(), bytes.len(), sys::ncclDataType_t::ncclUint8);
+        self.over_device("broadcast", &mine, bytes, |from, to, communicator, stream| {
+            let (from, to) = (from as *const c_void, to as *mut c_void);
+            // SAFETY: both have `n` bytes and live until the stream has been waited for.
+            unsafe { result::broadcast(from, to, n, byte, root as i32, communicator, stream) }.map(drop)
+        })
+    }
+
+    /// By a new id, which the first of every color makes: older libraries know no split.
+    fn split(&mut self, color: usize, key: usize) -> Result<Box<dyn Engine>, EngineError> {
+        let mut said = vec![[0u64; 2]; self.world_size];
+        let mine = [color as u64, key as u64];
+        self.all_gather(bytemuck::cast_slice(&mine), bytemuck::cast_slice_mut(&mut said))?;
+        let members = members_of(&said, color as u64);
+        // This rank is among those of its own color.
+        let rank = members.iter().position(|member| *member == self.rank).unwrap_or_default();
+        // A leader that has none sends zeros, so that nobody waits for what does not come.
+        let made = if rank == 0 { new_id() } else { Ok([0; ID_BYTES]) };
+        let mut ids = vec![0; ID_BYTES * self.world_size];
+        self.all_gather(made.as_ref().unwrap_or(&[0; ID_BYTES]), &mut ids)?;
+        made?;
+        let mut id = [0; ID_BYTES];
+        id.copy_from_slice(&ids[members[0] * ID_BYTES..][..ID_BYTES]);
+        if id == [0; ID_BYTES] {
+            let reason = format!("rank {} could not make an id for its group", members[0]);
+            return Err(EngineError::Failed { engine: "nccl", operation: "split", reason });
+        }
+        let mut part = Self::start(id, rank, members.len(), self.device)?;
+        part.given_up = Arc::clone(&self.given_up);
+        Ok(Box::new(part))
+    }
+
+    fn watch(&mut self, given_up: Arc<AtomicBool>) {
+        self.given_up = given_up;
+    }
+
+    fn settle(&mut self) -> Result<(), EngineError> {
+        cuda::wait_for_context()
+    }
+
+    fn takes_tensors(&self) -> bool {
+        true
+    }
+
+    fn all_gather_tensor(&mut self, transfer: &mut Transfer) -> Result<(), EngineError> {
+        let ([mine, all], size) = (transfer.lengths(), transfer.wire().bytes());
+        check_parts("all_gather", mine, all, self.world_size)?;
+        self.on_tensors("all_gather", transfer, |from, to, communicator, stream| {
+            gather((from, to), mine * size, communicator, stream)
+        })
+    }
+
+    fn all_to_all_tensor(&mut self, transfer: &mut Transfer) -> Result<(), EngineError> {
+        let ([send, receive], size) = (transfer.lengths(), transfer.wire().bytes());
+        let (world_size, n) = (self.world_size, send / self.world_size);
+        check_parts("all_to_all", n, receive, world_size)?;
+        self.on_tensors("all_to_all", transfer, |from, to, communicator, stream| {
+            exchange((from, to), n * size, world_size, communicator, stream)
+        })
+    }
+
+    fn reduce_scatter_tensor(&mut self, transfer: &mut Transfer) -> Result<(), EngineError> {
+        let [full, mine] = transfer.lengths();
+        check_parts("reduce_scatter", mine, full, self.world_size)?;
+        self.on_tensors("reduce_scatter", transfer, |from, to, communicator, stream| {
+            sum_parts((from, to), mine, communicator, stream)
+        })
+    }
+}
+
+impl Drop for Nccl {
+    fn drop(&mut self) {
+        // SAFETY: communicator and stream are this engine's own and are not used again. Nothing can be done about
+        // an error here.
+        unsafe {
+            if !self.communicator.is_null() {
+                sys::ncclCommDestroy(self.communicator);
+            }
+            let _ = driver::stream::destroy(self.stream);
+        }
+    }
+}

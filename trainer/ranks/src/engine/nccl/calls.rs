@@ -1,0 +1,68 @@
+//! NCCL's calls on addresses.
+
+use std::ffi::c_void;
+
+use cudarc::nccl::{result, sys};
+
+use crate::error::EngineError;
+
+/// `n` bytes from each to each.
+pub(super) fn exchange(
+    (from, to): (u64, u64),
+    n: usize,
+    world_size: usize,
+    communicator: sys::ncclComm_t,
+    stream: sys::cudaStream_t,
+) -> Result<(), result::NcclError> {
+    let queue = |peer: usize| {
+        let offset = (peer * n) as u64;
+        let byte = sys::ncclDataType_t::ncclUint8;
+        // SAFETY: both buffers hold `world_size` parts of `n` bytes, and live until the group has run.
+        unsafe {
+            result::send((from + offset) as *const c_void, n, byte, peer as i32, communicator, stream)?;
+            result::recv((to + offset) as *mut c_void, n, byte, peer as i32, communicator, stream)
+        }
+    };
+    result::group_start()?;
+    let queued = (0..world_size).try_for_each(|peer| queue(peer).map(drop));
+    // A group that is begun is ended, or all that this thread asks for later would belong to it.
+    let ended = result::group_end();
+    queued.and(ended.map(drop))
+}
+
+/// `n` bytes of each to all.
+pub(super) fn gather(
+    (from, to): (u64, u64),
+    n: usize,
+    communicator: sys::ncclComm_t,
+    stream: sys::cudaStream_t,
+) -> Result<(), result::NcclError> {
+    let byte = sys::ncclDataType_t::ncclUint8;
+    // SAFETY: `from` has `n` bytes and `to` as many of every rank; both live until the stream has been waited for.
+    unsafe { result::all_gather(from as *const c_void, to as *mut c_void, n, byte, communicator, stream) }
+        .map(drop)
+}
+
+/// `n` elements of the sum for each.
+pub(super) fn sum_parts(
+    (from, to): (u64, u64),
+    n: usize,
+    communicator: sys::ncclComm_t,
+    stream: sys::cudaStream_t,
+) -> Result<(), result::NcclError> {
+    let (float, sum) = (sys::ncclDataType_t::ncclFloat32, sys::ncclRedOp_t::ncclSum);
+    // SAFETY: `from` has `n` floats for every rank and `to` has `n`; both live until the stream has been waited for.
+    unsafe {
+        result::reduce_scatter(from as *const c_void, to as *mut c_void, n, float, sum, communicator, stream)
+    }
+    .map(drop)
+}
+
+pub(super) fn failed(operation: &'static str, error: &result::NcclError) -> EngineError {
+    EngineError::Failed { engine: "nccl", operation, reason: said(error) }
+}
+
+/// The crate's own text has no code in it.
+pub(super) fn said(error: &result::NcclError) -> String {
+    format!("{:?}; NCCL_DEBUG=WARN makes the library say more", error.0)
+}

@@ -1,0 +1,294 @@
+//! One message from rank 0 to every other rank over TCP, for engines whose ranks need one to meet.
+//!
+//! ```text
+//! rank r → rank 0   "ocelli" 0 2 | W as u32 | r as u32 | its device, 16 bytes      little endian
+//! rank 0 → rank r   1 | length as u32 | message                 when all W - 1 have come, or
+//!                   0 | length as u32 | why ranks do not meet
+//! ```
+//!
+//! Ranks come in any order and try again until rank 0 listens. Whoever says something else is sent away.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use crate::error::EngineError;
+
+const MAGIC: [u8; 8] = *b"ocelli\0\x02";
+/// Bytes of a hello.
+const HELLO_BYTES: usize = 32;
+/// How long one that has come may take to say who it is.
+const HELLO: Duration = Duration::from_secs(5);
+/// Between two tries.
+const RETRY: Duration = Duration::from_millis(100);
+/// More than any message.
+const MAX_BYTES: usize = 1 << 16;
+
+/// Where ranks meet, and for how long they try.
+#[derive(Debug, Clone)]
+pub struct Rendezvous {
+    /// Host name or address of rank 0.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// When to give up.
+    pub deadline: Duration,
+}
+
+/// A rank that has reached the rendezvous.
+#[derive(Debug, Clone, Copy)]
+pub struct Comer {
+    /// Its rank.
+    pub rank: usize,
+    /// Number of ranks.
+    pub world_size: usize,
+    /// What it computes on, of which every rank must have its own.
+    pub device: [u8; 16],
+}
+
+impl Rendezvous {
+    /// The message of rank 0, on all ranks; `message` makes it on rank 0.
+    ///
+    /// # Errors
+    /// [`EngineError::Failed`] with the ranks that have not come, or why rank 0 cannot be reached;
+    /// [`EngineError::Unavailable`] when what ranks say of themselves does not fit; those of `message`.
+    pub fn share(
+        &self,
+        comer: Comer,
+        message: impl FnOnce() -> Result<Vec<u8>, EngineError>,
+    ) -> Result<Vec<u8>, EngineError> {
+        match comer.rank {
+            0 => {
+                let message = message()?;
+                self.serve(comer, &message)?;
+                Ok(message)
+            }
+            _ => self.ask(comer),
+        }
+    }
+
+    fn failed(&self, reason: &str) -> EngineError {
+        let Self { host, port, .. } = self;
+        let reason = format!("{host}:{port}: {reason}");
+        EngineError::Failed { engine: "rendezvous", operation: "meeting", reason }
+    }
+
+    fn contradiction(&self, reason: &str) -> EngineError {
+        let Self { host, port, .. } = self;
+        EngineError::Unavailable { engine: "rendezvous", reason: format!("{host}:{port}: {reason}") }
+    }
+
+    fn serve(&self, own: Comer, message: &[u8]) -> Result<(), EngineError> {
+        // On every address: the name that others know may stand for one that this machine does not have.
+        let listener = TcpListener::bind(("0.0.0.0", self.port))
+            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+            .map_err(|error| self.failed(&format!("rank 0 cannot listen there: {error}")))?;
+        let mut come: Vec<(Comer, TcpStream)> = Vec::new();
+        let met = self.receive(own, &listener, &mut come);
+        let (flag, text) = match &met {
+            Ok(()) => (1, message),
+            Err((_, reason)) => (0, reason.as_bytes()),
+        };
+        let mut packet = vec![flag];
+        packet.extend((text.len() as u32).to_le_bytes());
+        packet.extend_from_slice(text);
+        for (comer, stream) in &mut come {
+            let sent = stream.write_all(&packet);
+            if met.is_ok() {
+                sent.map_err(|error| self.failed(&format!("rank {} is gone: {error}", comer.rank)))?;
+            }
+        }
+        met.map_err(|(is_contradiction, reason)| match is_contradiction {
+            true => self.contradiction(&reason),
+            false => self.failed(&reason),
+        })
+    }
+
+    /// Receives all other ranks, or says what is wrong and whether trying again would change it.
+    fn receive(
+        &self,
+        own: Comer,
+        listener: &TcpListener,
+        come: &mut Vec<(Comer, TcpStream)>,
+    ) -> Result<(), (bool, String)> {
+        let start = Instant::now();
+        while come.len() + 1 < own.world_size {
+            if start.elapsed() > self.deadline {
+                let here = |rank: &usize| come.iter().any(|(comer, _)| comer.rank == *rank);
+                let missing = (1..own.world_size).filter(|rank| !here(rank));
+                let missing: Vec<String> = missing.map(|rank| rank.to_string()).collect();
+                let seconds = self.deadline.as_secs();
+                return Err((
+                    false,
+                    format!("after {seconds} s these ranks have not come: {}", missing.join(", ")),
+                ));
+            }
+            let Ok((stream, _)) = listener.accept() else {
+                std::thread::sleep(RETRY / 10);
+                continue;
+            };
+            let Some(comer) = hello(&stream) else { continue };
+            let Comer { rank, world_size, device } = comer;
+            let wrong = if world_size != own.world_size || rank == 0 || rank >= own.world_size {
+                Some(format!(
+                    "a process says that it is rank {rank} of {world_size}, and there are {}",
+                    own.world_size
+                ))
+            } else if come.iter().any(|(other, _)| other.rank == rank) {
+                Some(format!("two processes say that they are rank {rank}"))
+            } else {
+                let mut others = come.iter().map(|(comer, _)| comer).chain([&own]);
+                let same = others.find(|other| other.device == device);
+                same.map(|other| format!("ranks {} and {rank} have the same GPU", other.rank.min(rank)))
+            };
+            come.push((comer, stream));
+            if let Some(reason) = wrong {
+                return Err((true, reason));
+            }
+        }
+        Ok(())
+    }
+
+    fn ask(&self, comer: Comer) -> Result<Vec<u8>, EngineError> {
+        let start = Instant::now();
+        let mut stream = loop {
+            match self.connect() {
+                Ok(stream) => break stream,
+                Err(error) if start.elapsed() > self.deadline => {
+                    return Err(self.failed(&format!("rank 0 cannot be reached: {error}")));
+                }
+                Err(_) => std::thread::sleep(RETRY),
+            }
+        };
+        // Rank 0 may have begun to wait later, and says itself who is missing.
+        let gone = |error: std::io::Error| self.failed(&format!("rank 0 does not answer: {error}"));
+        stream.set_read_timeout(Some(self.deadline + HELLO)).map_err(gone)?;
+        let mut packet = MAGIC.to_vec();
+        packet.extend((comer.world_size as u32).to_le_bytes());
+        packet.extend((comer.rank as u32).to_le_bytes());
+        packet.extend(comer.device);
+        stream.write_all(&packet).map_err(gone)?;
+        let mut head = [0; 5];
+        stream.read_exact(&mut head).map_err(gone)?;
+        let len = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
+        if head[0] > 1 || len > MAX_BYTES {
+            return Err(self.contradiction("something else than rank 0 answers there"));
+        }
+        let mut message = vec![0; len];
+        stream.read_exact(&mut message).map_err(gone)?;
+        match head[0] {
+            1 => Ok(message),
+            _ => Err(self.failed(&format!("rank 0 says: {}", String::from_utf8_lossy(&message)))),
+        }
+    }
+
+    fn connect(&self) -> std::io::Result<TcpStream> {
+        let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
+        for address in (self.host.as_str(), self.port).to_socket_addrs()? {
+            match TcpStream::connect_timeout(&address, HELLO) {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+}
+
+/// Reads which rank has connected; `None` for a connection that is no rank of this run.
+fn hello(mut stream: &TcpStream) -> Option<Comer> {
+    let mut packet = [0; HELLO_BYTES];
+    let read = stream
+        .set_nonblocking(false)
+        .and_then(|()| stream.set_read_timeout(Some(HELLO)))
+        .and_then(|()| stream.read_exact(&mut packet));
+    if read.is_err() || packet[..8] != MAGIC {
+        return None;
+    }
+    let number = |at: usize| u32::from_le_bytes([packet[at], packet[at + 1], packet[at + 2], packet[at + 3]]);
+    let mut device = [0; 16];
+    device.copy_from_slice(&packet[16..]);
+    Some(Comer { rank: number(12) as usize, world_size: number(8) as usize, device })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rendezvous(deadline: Duration) -> Rendezvous {
+        // A port that was free a moment ago.
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        Rendezvous { host: "localhost".into(), port, deadline }
+    }
+
+    fn message() -> Result<Vec<u8>, EngineError> {
+        Ok((0..128).collect())
+    }
+
+    fn comer(rank: usize, world_size: usize) -> Comer {
+        Comer { rank, world_size, device: [rank as u8; 16] }
+    }
+
+    #[test]
+    fn everybody_gets_the_message_of_rank_0() {
+        let meeting = rendezvous(Duration::from_secs(20));
+        std::thread::scope(|scope| {
+            let come = |rank: usize| {
+                let meeting = &meeting;
+                move || {
+                    // The last to come is rank 0, and something else has come before.
+                    if rank == 0 {
+                        std::thread::sleep(Duration::from_millis(150));
+                    }
+                    meeting.share(comer(rank, 4), message).unwrap()
+                }
+            };
+            let stray = scope.spawn(|| {
+                loop {
+                    if let Ok(mut stream) = meeting.connect() {
+                        return stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
+                    }
+                }
+            });
+            let ranks: Vec<_> = (0..4).map(|rank| scope.spawn(come(rank))).collect();
+            for rank in ranks {
+                assert_eq!(rank.join().unwrap(), message().unwrap());
+            }
+            let _ = stray.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn who_does_not_come_is_named_by_all() {
+        let meeting = rendezvous(Duration::from_millis(400));
+        std::thread::scope(|scope| {
+            let here = scope.spawn(|| meeting.share(comer(2, 4), message).unwrap_err().to_string());
+            let error = meeting.share(comer(0, 4), message).unwrap_err();
+            assert!(matches!(error, EngineError::Failed { .. }), "trying again may help: {error}");
+            assert!(error.to_string().contains("have not come: 1, 3"), "{error}");
+            let here = here.join().unwrap();
+            assert!(here.contains("rank 0 says") && here.contains("1, 3"), "{here}");
+        });
+        let error = meeting.share(comer(1, 2), message).unwrap_err().to_string();
+        assert!(error.contains("rank 0 cannot be reached"), "{error}");
+    }
+
+    #[test]
+    fn contradictions_are_errors_on_both_sides() {
+        let same = Comer { device: [0; 16], ..comer(1, 2) };
+        for (other, words) in [
+            (comer(1, 3), "there are 2"),
+            (comer(5, 2), "rank 5 of 2"),
+            (same, "ranks 0 and 1 have the same GPU"),
+        ] {
+            let meeting = rendezvous(Duration::from_secs(5));
+            std::thread::scope(|scope| {
+                let there = scope.spawn(|| meeting.share(other, message).unwrap_err().to_string());
+                let error = meeting.share(comer(0, 2), message).unwrap_err();
+                assert!(matches!(error, EngineError::Unavailable { .. }), "it stays as it is: {error}");
+                assert!(error.to_string().contains(words), "{error}");
+                let there = there.join().unwrap();
+                assert!(there.contains(words), "{there}");
+            });
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Sums that do not depend on their order, for the few numbers that ranks agree on in a step.
+//!
+//! A number is an integer multiple of 2⁻⁶⁴ in 128 bits: from 5·10⁻²⁰ to 9·10¹⁸, of which the sum is exact.
+//! Squared gradient norms and losses that matter lie well within. What does not fit is marked and makes
+//! the sum NaN, as a NaN does.
+
+/// Bits behind the point.
+const FRACTION_BITS: i32 = 64;
+
+/// Bits of a limb, so small that f64 sums of limbs over two million ranks are exact.
+const LIMB_BITS: u32 = 32;
+
+/// Numbers that a [`Fixed`] travels as.
+pub const N_LIMBS: usize = 5;
+
+/// A number that adds up exactly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Fixed {
+    value: i128,
+    /// How many numbers did not fit.
+    n_bad: u32,
+}
+
+impl Fixed {
+    /// The number nearest to zero beside `value`.
+    pub fn new(value: f64) -> Self {
+        let scaled = value * 2f64.powi(FRACTION_BITS);
+        // Half of the range is left to sums of sums.
+        if scaled.is_finite() && scaled.abs() < 2f64.powi(126) {
+            return Self { value: scaled as i128, n_bad: 0 };
+        }
+        Self { value: 0, n_bad: 1 }
+    }
+
+    /// Adds `value`.
+    pub fn add(&mut self, value: f64) {
+        let other = Self::new(value);
+        match self.value.checked_add(other.value) {
+            Some(sum) => self.value = sum,
+            None => self.n_bad += 1,
+        }
+        self.n_bad += other.n_bad;
+    }
+
+    /// Zero, with what did not fit.
+    pub fn only_bad(self) -> Self {
+        Self { value: 0, n_bad: self.n_bad }
+    }
+
+    /// What travels: sums of these over ranks are the limbs of the sum.
+    pub fn limbs(self) -> [f64; N_LIMBS] {
+        let limb = |i: u32| (self.value >> (i * LIMB_BITS)) & i128::from(u32::MAX);
+        // The highest keeps its sign.
+        let high = self.value >> (3 * LIMB_BITS);
+        [limb(0) as f64, limb(1) as f64, limb(2) as f64, high as f64, f64::from(self.n_bad)]
+    }
+
+    /// The number whose limbs these are; NaN if anything in it did not fit.
+    pub fn from_limbs(limbs: &[f64]) -> f64 {
+        let (limbs, n_bad) = limbs.split_at(N_LIMBS - 1);
+        let mut value = 0i128;
+        for (i, limb) in limbs.iter().enumerate() {
+            let Some(sum) = (*limb as i128)
+                .checked_mul(1 << (i as u32 * LIMB_BITS))
+                .and_then(|part| value.checked_add(part))
+            else {
+                return f64::NAN;
+            };
+            value = sum;
+        }
+        match n_bad {
+            [0.0] => value as f64 / 2f64.powi(FRACTION_BITS),
+            _ => f64::NAN,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sum_of(ranks: &[Vec<f64>]) -> f64 {
+        let mut total = [0.0; N_LIMBS];
+        for values in ranks {
+            let mut sum = Fixed::default();
+            values.iter().for_each(|value| sum.add(*value));
+            total.iter_mut().zip(sum.limbs()).for_each(|(total, limb)| *total += limb);
+        }
+        Fixed::from_limbs(&total)
+    }
+
+    proptest! {
+        #[test]
+        fn order_and_grouping_do_not_matter(
+            values in proptest::collection::vec(-1e6f64..1e6, 1..40),
+            cut in 0usize..40,
+        ) {
+            let whole = sum_of(std::slice::from_ref(&values));
+            let exact: f64 = values.iter().sum();
+            prop_assert!((whole - exact).abs() <= 1e-9 * (1.0 + exact.abs()));
+            let (a, b) = values.split_at(cut.min(values.len()));
+            let reversed: Vec<f64> = a.iter().rev().copied().collect();
+            prop_assert_eq!(sum_of(&[b.to_vec(), reversed]).to_bits(), whole.to_bits());
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_nan_and_small_things_count() {
+        assert!(sum_of(&[vec![1.0, f64::NAN], vec![2.0]]).is_nan());
+        assert!(sum_of(&[vec![1.0], vec![f64::INFINITY]]).is_nan());
+        assert!(sum_of(&[vec![1e30]]).is_nan());
+        assert_eq!(sum_of(&[vec![1e-12], vec![-1e-12]]), 0.0);
+        assert!((sum_of(&[vec![1e-12]]) - 1e-12).abs() < 1e-19);
+        assert_eq!(sum_of(&[vec![1e15], vec![0.5]]), 1e15 + 0.5);
+    }
+}

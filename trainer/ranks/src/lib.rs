@@ -1,0 +1,21 @@
+//! How ranks talk: engines, the communication thread, and collectives over flat buffers.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod buffer_pool;
+pub mod collectives;
+pub mod communicator;
+pub mod conformance;
+pub mod deadline;
+pub mod engine;
+mod error;
+pub mod fixed;
+pub mod flight_recorder;
+pub mod mesh;
+pub mod ordered;
+pub mod peers;
+pub mod prefetch;
+pub mod topology;
+pub mod wire;
+
+pub use error::EngineError;

@@ -1,0 +1,282 @@
+//! Ranks that share a unit: shard groups of S ranks, and R replicas of them.
+//!
+//! ```text
+//! W = S · R       rank = q · S + s        q: replica, s: place in the shard group
+//! none   S = 1    everything on every rank; gradients are summed over all
+//! grad   S = W    shards; the student's gathered weights are kept from forwards to backwards
+//! full   S = W    shards; weights are gathered again on the way back
+//! group  S < W    shards within neighboring ranks, sums over replicas
+//! ```
+
+use burn_tensor::Tensor;
+
+use crate::engine::{Engine, Transfer};
+use crate::error::EngineError;
+use crate::ordered;
+use crate::topology::Topology;
+use crate::wire::Wire;
+
+/// The engines of a rank: all ranks, its shard group, its replicas.
+pub struct Mesh {
+    topology: Topology,
+    world: Box<dyn Engine>,
+    /// `None` where the group is one rank, or all.
+    group: Option<Box<dyn Engine>>,
+    replicas: Option<Box<dyn Engine>>,
+    /// Whether sums are taken in our order; else in the engine's.
+    exact: bool,
+    /// What has moved.
+    pub traffic: Traffic,
+}
+
+/// Bytes that a rank received from others, and how often.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Weights gathered.
+    pub gather_bytes: u64,
+    /// Collectives of that kind.
+    pub n_gathers: u64,
+    /// Gradients summed.
+    pub reduce_bytes: u64,
+    /// Collectives of that kind.
+    pub n_reduces: u64,
+    /// Everything else: statistics, norms, flags.
+    pub small_bytes: u64,
+    /// Collectives of that kind.
+    pub n_small: u64,
+}
+
+impl Traffic {
+    /// What has moved since `before`.
+    pub fn since(self, before: Self) -> Self {
+        self.each(before, |now, before| now - before)
+    }
+
+    /// The `n`-th part.
+    pub fn over(self, n: u64) -> Self {
+        self.each(self, |now, _| now / n)
+    }
+
+    fn each(self, other: Self, f: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            gather_bytes: f(self.gather_bytes, other.gather_bytes),
+            n_gathers: f(self.n_gathers, other.n_gathers),
+            reduce_bytes: f(self.reduce_bytes, other.reduce_bytes),
+            n_reduces: f(self.n_reduces, other.n_reduces),
+            small_bytes: f(self.small_bytes, other.small_bytes),
+            n_small: f(self.n_small, other.n_small),
+        }
+    }
+}
+
+impl Mesh {
+    /// The engines of `place`, split off `world`. All ranks call it.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn new(mut world: Box<dyn Engine>, topology: Topology, exact: bool) -> Result<Self, EngineError> {
+        let split = |world: &mut Box<dyn Engine>, size: usize, color: usize, key: usize| match size == 1
+            || size == topology.world_size
+        {
+            true => Ok(None),
+            false => world.split(color, key).map(Some),
+        };
+        let group = split(&mut world, topology.group_size, topology.replica(), topology.shard())?;
+        let replicas = split(&mut world, topology.n_replicas(), topology.shard(), topology.replica())?;
+        Ok(Self { topology, world, group, replicas, exact, traffic: Traffic::default() })
+    }
+
+    /// Groups the ranks in another way. All ranks call it.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn regroup(&mut self, topology: Topology, exact: bool) -> Result<(), EngineError> {
+        let Topology { rank, world_size, .. } = topology;
+        let world = self.world.split(0, rank)?;
+        debug_assert_eq!((world.rank(), world.world_size()), (rank, world_size));
+        *self = Self::new(world, topology, exact)?;
+        Ok(())
+    }
+
+    /// All ranks.
+    pub fn world(&mut self) -> &mut dyn Engine {
+        self.world.as_mut()
+    }
+
+    fn group(&mut self) -> &mut dyn Engine {
+        self.group.as_deref_mut().unwrap_or(self.world.as_mut())
+    }
+
+    /// The buffer `[S·n]` of which this rank sends the shard `[n]`.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn gather(&mut self, mut shard: Transfer) -> Result<Tensor<1>, EngineError> {
+        let [n, all] = shard.lengths();
+        self.traffic.gather_bytes += ((all - n) * shard.wire().bytes()) as u64;
+        self.traffic.n_gathers += 1;
+        self.group().all_gather_tensor(&mut shard)?;
+        Ok(shard.received())
+    }
+
+    /// The transfer that [`Mesh::reduce`] of `full` of `[S·n]` begins with.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn transfer_of(
+        full: Tensor<1>,
+        wire: Wire,
+        topology: Topology,
+        exact: bool,
+        device_memory: bool,
+    ) -> Result<Transfer, EngineError> {
+        let [len] = full.dims();
+        if topology.group_size == 1 {
+            return replica_transfer(full, wire, topology, device_memory);
+        }
+        let n_receive = if native_sum(wire, exact) { len / topology.group_size } else { len };
+        Transfer::new(full, n_receive, wire, device_memory)
+    }
+
+    /// This rank's shard of the sum over all ranks of a buffer of `len` elements, of which `first` is the first
+    /// transfer.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn reduce(&mut self, mut first: Transfer, len: usize) -> Result<Tensor<1>, EngineError> {
+        let (topology, wire) = (self.topology, first.wire());
+        let n = len / topology.group_size;
+        self.traffic.n_reduces += 1;
+        if topology.group_size > 1 {
+            self.traffic.reduce_bytes += ((len - n) * wire.bytes()) as u64;
+            let mine = match native_sum(wire, self.exact) {
+                true => {
+                    self.group().reduce_scatter_tensor(&mut first)?;
+                    first.received()
+                }
+                false => {
+                    self.group().all_to_all_tensor(&mut first)?;
+                    let order: Vec<usize> = (0..topology.group_size).collect();
+                    ordered::sum_of_parts(first.received(), &order)
+                }
+            };
+            if topology.group_size == topology.world_size {
+                return Ok(mine);
+            }
+            first = replica_transfer(mine, wire, topology, self.world.takes_tensors())?;
+        }
+        self.over_replicas(first, n)
+    }
+
+    /// The sum over replicas of the shards of `n` elements that `exchange` sends, in f32 on the way back.
+    fn over_replicas(&mut self, mut exchange: Transfer, n: usize) -> Result<Tensor<1>, EngineError> {
+        let [padded, _] = exchange.lengths();
+        let n_replicas = self.topology.n_replicas();
+        let (part, n_bytes) = (padded / n_replicas, exchange.wire().bytes() + Wire::F32.bytes());
+        self.traffic.reduce_bytes += ((n_replicas - 1) * part * n_bytes) as u64;
+        let takes_tensors = self.world.takes_tensors();
+        let replicas = self.replicas.as_deref_mut().unwrap_or(self.world.as_mut());
+        replicas.all_to_all_tensor(&mut exchange)?;
+        let order: Vec<usize> = (0..n_replicas).collect();
+        let sum = ordered::sum_of_parts(exchange.received(), &order);
+        let mut sum = Transfer::new(sum, padded, Wire::F32, takes_tensors)?;
+        replicas.all_gather_tensor(&mut sum)?;
+        let sum = sum.received();
+        Ok(if padded == n { sum } else { sum.narrow(0, 0, n) })
+    }
+
+    /// The sum of `values` over all ranks, in the order of their parts of the batch.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn sum(&mut self, values: &[f32]) -> Result<Vec<f32>, EngineError> {
+        let order = self.topology.by_data_rank();
+        self.count_small(2 * 4 * values.len().div_ceil(order.len()) * (order.len() - 1));
+        ordered::all_sum(self.world.as_mut(), values, &order)
+    }
+
+    /// Every rank's `values`, in the order of their parts of the batch.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn gather_parts(&mut self, values: &[f32]) -> Result<Vec<Vec<f32>>, EngineError> {
+        let order = self.topology.by_data_rank();
+        self.count_small(4 * values.len() * (order.len() - 1));
+        let mut all = vec![0.0; values.len() * order.len()];
+        self.world.all_gather(bytemuck::cast_slice(values), bytemuck::cast_slice_mut(&mut all))?;
+        let part = |rank: usize| all[rank * values.len()..(rank + 1) * values.len()].to_vec();
+        Ok(order.into_iter().map(part).collect())
+    }
+
+    /// Adds to the count of small collectives.
+    pub fn count_small(&mut self, bytes: usize) {
+        self.traffic.n_small += 1;
+        self.traffic.small_bytes += bytes as u64;
+    }
+}
+
+/// Whether the engine may sum as it likes. Only f32 has a native sum: every engine would have its own idea of
+/// one in bf16.
+fn native_sum(wire: Wire, exact: bool) -> bool {
+    !exact && wire == Wire::F32
+}
+
+/// The exchange of `mine` of `[n]` among replicas, padded to a part for each.
+fn replica_transfer(
+    mine: Tensor<1>,
+    wire: Wire,
+    topology: Topology,
+    device_memory: bool,
+) -> Result<Transfer, EngineError> {
+    let [n] = mine.dims();
+    let padded = n.next_multiple_of(topology.n_replicas());
+    let mine = match padded - n {
+        0 => mine,
+        missing => {
+            let zeros = Tensor::zeros([missing], &mine.device());
+            Tensor::cat(vec![mine, zeros], 0)
+        }
+    };
+    Transfer::new(mine, padded, wire, device_memory)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_tensor::Device;
+
+    use super::*;
+    use crate::engine::LocalGroup;
+    use crate::topology::Sharding;
+    use kernels::device::host::to_host;
+
+    /// However ranks are grouped, the sums have the same bits.
+    #[test]
+    fn every_grouping_reduces_alike() {
+        let n = 128;
+        let part = |part: usize, i: usize| ((part * 7919 + i) as f32).sin() * 10f32.powi(part as i32 % 4);
+        let world = 8;
+        let expected: Vec<f32> =
+            (0..n).map(|i| ordered::fold(world, &mut |p| part(p, i), &|a, b| a + b)).collect();
+        for group in [1, 2, 4, 8] {
+            let shards: Vec<(usize, Vec<f32>)> = std::thread::scope(|scope| {
+                let run = |engine: crate::engine::Local| {
+                    move || {
+                        let topology = Topology::new(engine.rank(), world, Sharding::Full, group).unwrap();
+                        let mut mesh = Mesh::new(Box::new(engine), topology, true).unwrap();
+                        let full: Vec<f32> = (0..n).map(|i| part(topology.data_rank(), i)).collect();
+                        let full = Tensor::from_floats(full.as_slice(), &Device::flex());
+                        let first = Mesh::transfer_of(full, Wire::F32, topology, true, false).unwrap();
+                        (topology.shard(), to_host(mesh.reduce(first, n).unwrap()))
+                    }
+                };
+                let threads: Vec<_> =
+                    LocalGroup::ranks(world).into_iter().map(|engine| scope.spawn(run(engine))).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            for (shard, values) in shards {
+                let len = n / group;
+                assert!(values == expected[shard * len..(shard + 1) * len], "groups of {group}");
+            }
+        }
+    }
+}

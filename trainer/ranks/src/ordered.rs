@@ -1,0 +1,166 @@
+//! Sums over the micro-batches of a batch in an order that does not depend on how these are spread over ranks. What one
+//! of them gives is a part of the sum.
+//!
+//! ```text
+//! sum of N parts = sum of the parts of even number + sum of the parts of odd number     N even
+//!                = part 0 + part 1 + … in sequence                                       N odd
+//! ```
+//!
+//! Position `p` of a global batch belongs to micro-batch `p mod N`, and rank `r` of `W` holds those numbered
+//! `r, r + W, …`. With N a power of two, what a rank sums by itself is therefore one branch of this tree,
+//! and what is left to sum over ranks is the tree above it: 1, 2, 4 … N ranks give the same bits.
+
+use burn_tensor::{DType, Tensor, TensorData};
+use kernels::device::host::{is_host, with_slice};
+
+use crate::engine::Engine;
+use crate::error::EngineError;
+
+/// Elements that are summed together: they stay in the first-level cache.
+const BLOCK: usize = 1024;
+
+/// Joins `part(0) … part(n - 1)` in this module's order, at most log₂ n results at a time. `n` is at least 1.
+pub fn fold<T>(n: usize, part: &mut impl FnMut(usize) -> T, add: &impl Fn(T, T) -> T) -> T {
+    branch(0, 1, n, part, add)
+}
+
+/// The parts `first, first + stride, …`, `n` of them.
+fn branch<T>(
+    first: usize,
+    stride: usize,
+    n: usize,
+    part: &mut impl FnMut(usize) -> T,
+    add: &impl Fn(T, T) -> T,
+) -> T {
+    if n > 1 && n.is_multiple_of(2) {
+        let even = branch(first, 2 * stride, n / 2, part, add);
+        let odd = branch(first + stride, 2 * stride, n / 2, part, add);
+        return add(even, odd);
+    }
+    let start = part(first);
+    (1..n).fold(start, |sum, i| {
+        let next = part(first + i * stride);
+        add(sum, next)
+    })
+}
+
+/// The sum of `n` parts of `out.len()` elements, `parts(i)` giving part `i`.
+fn sum_into<'a>(n: usize, parts: &(impl Fn(usize) -> &'a [f32] + Sync), out: &mut [f32]) {
+    for (number, out) in out.chunks_mut(BLOCK).enumerate() {
+        let range = number * BLOCK..number * BLOCK + out.len();
+        let mut part = |i: usize| {
+            let mut block = [0.0f32; BLOCK];
+            block[..out.len()].copy_from_slice(&parts(i)[range.clone()]);
+            block
+        };
+        let add = |mut a: [f32; BLOCK], b: [f32; BLOCK]| {
+            a.iter_mut().zip(&b).for_each(|(a, b)| *a += b);
+            a
+        };
+        let sum = fold(n, &mut part, &add);
+        out.copy_from_slice(&sum[..out.len()]);
+    }
+}
+
+/// The sum of the parts that ranks have sent, `received` of `[W·n]`: `[n]` in f32. Part `i` of the order is the rank
+/// `order[i]`.
+pub fn sum_of_parts(received: Tensor<1>, order: &[usize]) -> Tensor<1> {
+    let [len] = received.dims();
+    let n = len / order.len();
+    if is_host(&received) {
+        let sum = with_slice(&received, |parts| sum_of_slices(parts, order));
+        return Tensor::from_data(TensorData::new(sum, [n]), &received.device());
+    }
+    sum_of_tensors(&received, order)
+}
+
+/// [`sum_of_parts`] by the device's operations.
+fn sum_of_tensors(received: &Tensor<1>, order: &[usize]) -> Tensor<1> {
+    let [len] = received.dims();
+    let n = len / order.len();
+    let mut part = |i: usize| received.clone().narrow(0, order[i] * n, n).cast(DType::F32);
+    fold(order.len(), &mut part, &|a, b| a + b)
+}
+
+fn sum_of_slices(parts: &[f32], order: &[usize]) -> Vec<f32> {
+    let n = parts.len() / order.len();
+    let mut sum = vec![0.0; n];
+    sum_into(order.len(), &|i| &parts[order[i] * n..(order[i] + 1) * n], &mut sum);
+    sum
+}
+
+/// The sum over ranks of `values` of `[n]`, on all ranks. Part `i` of the order is the rank `order[i]`. The same
+/// bytes move as in a ring.
+///
+/// # Errors
+/// [`EngineError`].
+pub fn all_sum(engine: &mut dyn Engine, values: &[f32], order: &[usize]) -> Result<Vec<f32>, EngineError> {
+    let mut full = values.to_vec();
+    full.resize(values.len().next_multiple_of(engine.world_size()), 0.0);
+    let mut received = vec![0.0; full.len()];
+    engine.all_to_all(bytemuck::cast_slice(&full), bytemuck::cast_slice_mut(&mut received))?;
+    let mine = sum_of_slices(&received, order);
+    engine.all_gather(bytemuck::cast_slice(&mine), bytemuck::cast_slice_mut(&mut full))?;
+    full.truncate(values.len());
+    Ok(full)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_tensor::Device;
+    use proptest::prelude::*;
+
+    use super::*;
+    use kernels::device::host::to_host;
+
+    proptest! {
+        /// What ranks sum of their own parts, and then over ranks, is one and the same tree.
+        #[test]
+        fn any_number_of_ranks_gives_the_same_bits(log_parts in 0u32..6, seed in 0u64..1000) {
+            let n = 1usize << log_parts;
+            let part = |i: usize| ((seed as usize * 31 + i * 7919) as f32).sin() * 10f32.powi(i as i32 % 7);
+            let add = |a: f32, b: f32| a + b;
+            let whole = fold(n, &mut |i| part(i), &add);
+            for log_ranks in 0..=log_parts {
+                let world = 1usize << log_ranks;
+                let mut rank_sum = |rank: usize| fold(n / world, &mut |i| part(i * world + rank), &add);
+                prop_assert_eq!(fold(world, &mut rank_sum, &add).to_bits(), whole.to_bits());
+            }
+        }
+
+        #[test]
+        fn every_part_is_visited_once(n in 1usize..100) {
+            let mut seen = Vec::new();
+            fold(n, &mut |part| seen.push(part), &|(), ()| ());
+            seen.sort_unstable();
+            prop_assert_eq!(seen, (0..n).collect::<Vec<_>>());
+        }
+    }
+
+    /// The device's operations and the loop over slices give the same bits, in any order.
+    #[test]
+    fn tensors_are_summed_as_slices_are() {
+        for world_size in 1..9 {
+            let parts: Vec<f32> =
+                (0..world_size * 37).map(|i| (i as f32).sin() * 10f32.powi(i % 5)).collect();
+            let parts = Tensor::<1>::from_floats(parts.as_slice(), &Device::flex());
+            let order: Vec<usize> = (0..world_size as usize).map(|i| i * 5 % world_size as usize).collect();
+            for dtype in [DType::F32, DType::BF16] {
+                let sent = parts.clone().cast(dtype);
+                let slices = sum_of_slices(&to_host(sent.clone().cast(DType::F32)), &order);
+                assert_eq!(to_host(sum_of_tensors(&sent, &order)), slices, "{world_size} ranks, {dtype:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_do_not_show() {
+        let parts: Vec<Vec<f32>> =
+            (0..6).map(|p| (0..2500).map(|i| ((p * 2500 + i) as f32).sin()).collect()).collect();
+        let mut out = vec![0.0; 2500];
+        sum_into(6, &|i| parts[i].as_slice(), &mut out);
+        for (i, sum) in out.iter().enumerate() {
+            assert_eq!(*sum, fold(6, &mut |p| parts[p][i], &|a, b| a + b));
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! What a micro-batch sees of the rest of the batch, on this rank and on others.
+//!
+//! A global batch is N micro-batches; position `p` is in number `p mod N`. Rank `r` of `W` holds the numbers
+//! `r, r + W, …`. Statistics over the batch are sums over micro-batches, in an order that does not depend on W
+//! ([`ordered`](crate::ordered)).
+
+use burn_tensor::{Tensor, TensorData};
+use kernels::device::readback::read_back;
+
+use crate::communicator::Comm;
+use crate::engine::Reduction;
+use crate::error::EngineError;
+use crate::ordered;
+
+/// The micro-batches of a batch, as one rank sees them.
+#[derive(Clone, Copy)]
+pub struct Peers<'a> {
+    comm: &'a Comm,
+    n_here: usize,
+}
+
+impl<'a> Peers<'a> {
+    /// A batch of which this rank holds `n_here` micro-batches.
+    pub fn new(comm: &'a Comm, n_here: usize) -> Self {
+        Self { comm, n_here }
+    }
+
+    /// Micro-batches of the batch, N.
+    pub fn n_micro_batches(&self) -> usize {
+        self.n_here * self.comm.topology().world_size
+    }
+
+    /// Position of image `i` of this rank's micro-batch `number` in the global batch.
+    pub fn position(&self, number: usize, i: usize) -> usize {
+        let topology = self.comm.topology();
+        i * self.n_micro_batches() + number * topology.world_size + topology.data_rank()
+    }
+
+    /// The sum over all micro-batches; `values` are those of this rank's, `[n]` each.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn sum(&self, what: &str, values: &[Tensor<1>]) -> Result<Tensor<1>, EngineError> {
+        let here = ordered::fold(values.len(), &mut |i| values[i].clone(), &|a, b| a + b);
+        if self.comm.topology().world_size == 1 {
+            return Ok(here);
+        }
+        let device = here.device();
+        let sum = self.comm.sum(what, read_back(here)?)?;
+        let len = sum.len();
+        Ok(Tensor::from_data(TensorData::new(sum, [len]), &device))
+    }
+
+    /// The largest of the numbers of all micro-batches, `[1]`; `values` are those of this rank's.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn max(&self, what: &str, values: Vec<Tensor<1>>) -> Result<Tensor<1>, EngineError> {
+        let here = Tensor::cat(values, 0).max();
+        if self.comm.topology().world_size == 1 {
+            return Ok(here);
+        }
+        let device = here.device();
+        let here = read_back(here)?.into_iter().map(f64::from).collect();
+        let max = self.comm.all_reduce(what, here, Reduction::Max)?;
+        Ok(Tensor::from_data(TensorData::from([max[0] as f32]), &device))
+    }
+
+    /// Rows of all micro-batches in the order of the global batch, `[B, D]`; `rows` are those of this rank's,
+    /// `[B / N, D]` each.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn gather(&self, what: &str, rows: &[Tensor<2>]) -> Result<Tensor<2>, EngineError> {
+        let [b, d] = rows[0].dims();
+        let device = rows[0].device();
+        if self.comm.topology().world_size == 1 {
+            return Ok(Tensor::stack::<3>(rows.to_vec(), 1).reshape([b * self.n_here, d]));
+        }
+        let flat = rows.iter().map(|rows| rows.clone().reshape([b * d])).collect();
+        let here = read_back(Tensor::cat(flat, 0))?;
+        let ranks = self.comm.gather_parts(what, here)?;
+        let n_ranks = ranks.len();
+        let mut all = Vec::with_capacity(b * self.n_micro_batches() * d);
+        for position in 0..b * self.n_micro_batches() {
+            let (i, number) = (position / self.n_micro_batches(), position % self.n_micro_batches());
+            let (own, rank) = (number / n_ranks, number % n_ranks);
+            let row = (own * b + i) * d;
+            all.extend_from_slice(&ranks[rank][row..row + d]);
+        }
+        Ok(Tensor::from_data(TensorData::new(all, [b * self.n_micro_batches(), d]), &device))
+    }
+}
