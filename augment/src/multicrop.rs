@@ -35,10 +35,14 @@ pub struct CropSpec {
     pub blur_taps: usize,
     /// Probability of solarizing.
     pub solarize_p: f32,
+    /// Whether each view is a group of its own, which shares no statistics over the batch with others of its size, as in
+    /// MoCo v3.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub own_statistics: bool,
 }
 
 /// All views of an image. Views of equal size that follow one another form a group, which goes
-/// through the network as one tensor.
+/// through the network as one tensor, unless they have statistics of their own.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct MultiCrop {
@@ -109,6 +113,7 @@ impl MultiCrop {
             blur_sigma: [0.1, 2.0],
             blur_taps: 0,
             solarize_p: 0.0,
+            own_statistics: false,
         };
         let second = CropSpec { blur_p: 0.1, solarize_p: 0.2, ..base.clone() };
         let local = CropSpec { count: n_local, size_px: local_px, scale: local, blur_p: 0.5, ..base.clone() };
@@ -164,6 +169,16 @@ impl MultiCrop {
         Ok(())
     }
 
+    /// MoCo v3's (Chen, Xie and He 2021): two views of `size_px` with areas in `scale`, each with statistics of its own.
+    pub fn moco_v3(size_px: u32, scale: [f64; 2]) -> Self {
+        let mut multicrop = Self::dino_family(scale, scale, size_px, size_px, 0);
+        for crop in &mut multicrop.crops {
+            crop.interpolation = Interpolation::Bilinear;
+            crop.own_statistics = true;
+        }
+        multicrop
+    }
+
     /// Views of an image.
     pub fn n_views(&self) -> usize {
         self.crops.iter().map(|crop| crop.count).sum()
@@ -172,11 +187,18 @@ impl MultiCrop {
     /// The groups, in the order of [`crate::Views::groups`].
     pub fn groups(&self) -> Vec<GroupSpec> {
         let mut groups: Vec<GroupSpec> = Vec::new();
+        // The last group takes no more views if its own have statistics of their own.
+        let mut is_open = false;
         for crop in &self.crops {
             match groups.last_mut() {
-                Some(group) if group.size_px == crop.size_px => group.n_views += crop.count,
+                _ if crop.own_statistics => {
+                    let view = GroupSpec { size_px: crop.size_px, n_views: 1 };
+                    groups.extend(std::iter::repeat_n(view, crop.count));
+                }
+                Some(group) if is_open && group.size_px == crop.size_px => group.n_views += crop.count,
                 _ => groups.push(GroupSpec { size_px: crop.size_px, n_views: crop.count }),
             }
+            is_open = !crop.own_statistics;
         }
         groups
     }
@@ -194,6 +216,19 @@ mod tests {
         };
         assert_eq!(blur(BlurRule::Paper), [1.0, 0.1, 0.5]);
         assert_eq!(blur(BlurRule::Released), [0.0, 0.9, 0.5]);
+    }
+
+    #[test]
+    fn views_of_one_size_are_a_group_unless_they_have_statistics_of_their_own() {
+        let n_views =
+            |crops: &MultiCrop| -> Vec<usize> { crops.groups().iter().map(|g| g.n_views).collect() };
+        let mut crops = MultiCrop::dino(16, 8, 3);
+        assert_eq!(n_views(&crops), [2, 3]);
+        crops.crops[2].own_statistics = true;
+        assert_eq!(n_views(&crops), [2, 1, 1, 1]);
+        crops.crops[0].own_statistics = true;
+        assert_eq!(n_views(&crops), [1, 1, 1, 1, 1]);
+        assert_eq!(n_views(&MultiCrop::moco_v3(16, [0.2, 1.0])), [1, 1]);
     }
 
     #[test]

@@ -66,20 +66,14 @@ impl ViewMaker {
         }
         views.groups.resize_with(multicrop.groups().len(), Vec::new);
         views.groups.iter_mut().for_each(Vec::clear);
-        let mut number = 0;
-        let mut crops = multicrop.crops.iter().peekable();
-        for group in &mut views.groups {
-            while let Some(crop) = crops.next() {
-                for _ in 0..crop.count {
-                    let mut clock = Clock { last: Instant::now(), times: &mut *times };
-                    self.augment(image, crop, key, number, &mut clock)?;
-                    group.extend_from_slice(&self.view.data);
-                    clock.lap(Stage::Other);
-                    number += 1;
-                }
-                if crops.peek().is_none_or(|next| next.size_px != crop.size_px) {
-                    break;
-                }
+        let crops = multicrop.crops.iter().flat_map(|crop| std::iter::repeat_n(crop, crop.count));
+        let mut crops = (0..).zip(crops);
+        for (group, spec) in views.groups.iter_mut().zip(multicrop.groups()) {
+            for (number, crop) in crops.by_ref().take(spec.n_views) {
+                let mut clock = Clock { last: Instant::now(), times: &mut *times };
+                self.augment(image, crop, key, number, &mut clock)?;
+                group.extend_from_slice(&self.view.data);
+                clock.lap(Stage::Other);
             }
         }
         Ok(())

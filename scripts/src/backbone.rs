@@ -15,7 +15,7 @@ pub(crate) struct Backbone {
     pub(crate) tensors: Vec<NamedTensor>,
     pub(crate) preprocessing: Preprocessing,
     /// Which network of a run it is, or `weights`.
-    pub(crate) which: &'static str,
+    pub(crate) which: String,
     /// What the checkpoint says of its run; a file of weights says nothing.
     pub(crate) manifest: Option<Manifest>,
     /// Library of the weights: `timm`, or `ocelli`.
@@ -23,16 +23,16 @@ pub(crate) struct Backbone {
 }
 
 impl Backbone {
-    /// The backbone of `path`; the student's if wanted, where there is a teacher too.
-    pub(crate) fn open(path: &Path, flags: &WeightFlags, student: bool) -> anyhow::Result<Self> {
+    /// The backbone of the network `network` of `path`, or of the one that evaluation looks at.
+    pub(crate) fn open(path: &Path, flags: &WeightFlags, network: Option<&str>) -> anyhow::Result<Self> {
         check_there(path)?;
         if weights::is_weights(path) {
             let Pretrained { model, preprocessing, tensors, which, origin, .. } =
-                flags.read(path, student)?;
+                flags.read(path, network)?;
             return Ok(Self { model, tensors, preprocessing, which, manifest: None, origin });
         }
         let checkpoint = Checkpoint::open(path)?;
-        let (network, which) = checkpoint.network(student, 1, &Opened::cpu().device)?;
+        let (network, which) = checkpoint.network(network, 1, &Opened::cpu().device)?;
         let preprocessing = Preprocessing::of_size(network.model.image_px() as u32, network.normalization);
         let (tensors, manifest) = (network.tensors(), Some(checkpoint.manifest));
         Ok(Self { tensors, model: network.model, preprocessing, which, manifest, origin: "ocelli" })
@@ -72,9 +72,13 @@ pub(crate) struct WeightFlags {
 
 impl WeightFlags {
     /// The backbone in `path`; says what was taken for granted.
-    pub(crate) fn read(&self, path: &Path, student: bool) -> anyhow::Result<Pretrained> {
-        let hints =
-            Hints { library: self.source, heads: self.heads, normalization: self.normalization, student };
+    pub(crate) fn read(&self, path: &Path, network: Option<&str>) -> anyhow::Result<Pretrained> {
+        let hints = Hints {
+            library: self.source,
+            heads: self.heads,
+            normalization: self.normalization,
+            network: network.map(str::to_string),
+        };
         let read = weights::read(path, &hints)?;
         for sentence in &read.assumed {
             say(format!("note: {}: {sentence}", path.display()));

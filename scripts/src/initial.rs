@@ -89,7 +89,7 @@ fn weights(
         return Ok(None);
     }
     let path = PathBuf::from(&init.weights);
-    let backbone = Backbone::open(&path, flags, false)?;
+    let backbone = Backbone::open(&path, flags, None)?;
     let tensors = fitted(&backbone.model, backbone.tensors, &recipe.model).map_err(|reason| {
         anyhow::anyhow!("{} does not fit recipe {}: {reason}", path.display(), recipe.name)
     })?;

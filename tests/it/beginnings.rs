@@ -28,7 +28,7 @@ const STILL: [&str; 8] = [
     "--set",
     "optim.min_lr=0",
     "--set",
-    "teacher.decay=[1,1]",
+    "method.teacher_decay=[1,1]",
 ];
 
 #[test]
@@ -42,7 +42,10 @@ fn a_run_begins_with_weights_and_goes_on_without_their_file() {
     let more = [&["--init", &file, "--heads", "2", "--set", "optim.length={steps=6}"], &STILL[..]].concat();
     ok(&world.pretrain("b", &more));
     assert!(features(&world, &world.text("b"), &[]) == before, "the teacher begins with the weights");
-    assert!(features(&world, &world.text("b"), &["--student"]) == before, "and so does the student");
+    assert!(
+        features(&world, &world.text("b"), &["--network", "student"]) == before,
+        "and so does the student"
+    );
     let plan = std::fs::read_to_string(world.path("b/plan.toml")).unwrap();
     assert!(plan.contains("fingerprint = \""), "{plan}");
     std::fs::remove_file(&file).unwrap();

@@ -219,11 +219,18 @@ fn the_cache_gives_what_would_be_computed() {
         ok(&world.ocelli(&[&args[..], more].concat()));
         fs::read(&out).unwrap()
     };
-    assert_ne!(rows("teacher.npy", &[]), rows("student.npy", &["--student"]), "what could be mixed up");
-    let (teacher, student) = (scores(&[], "0"), scores(&["--student"], "0"));
+    assert_ne!(
+        rows("teacher.npy", &[]),
+        rows("student.npy", &["--network", "student"]),
+        "what could be mixed up"
+    );
+    let (teacher, student) = (scores(&[], "0"), scores(&["--network", "student"], "0"));
     assert!(!world.path("cache/features").exists());
     for _ in 0..2 {
-        assert_eq!((scores(&[], "1"), scores(&["--student"], "1")), (teacher.clone(), student.clone()));
+        assert_eq!(
+            (scores(&[], "1"), scores(&["--network", "student"], "1")),
+            (teacher.clone(), student.clone())
+        );
     }
     let entries = || fs::read_dir(world.path("cache/features")).unwrap().flatten().map(|entry| entry.path());
     assert_eq!(entries().count(), 8, "rows and a description of two sets by two networks");

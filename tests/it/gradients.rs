@@ -92,8 +92,8 @@ fn the_last_layer_is_frozen_at_first() {
     let plan = plan(&[]);
     let mut trainer = plan.trainer(Comm::solo(), &Device::flex()).unwrap();
     let weights = |trainer: &Trainer, name: &str| {
-        let shard = trainer.state.shards.iter().find(|s| s.layout.name == name).unwrap();
-        to_host(shard.student.clone())
+        let shard = trainer.trained().iter().find(|s| s.layout.name == name).unwrap();
+        to_host(shard.weights.clone())
     };
     let (last, block) = (weights(&trainer, "head.last_layer"), weights(&trainer, "blocks.0"));
     for step in 0..2 {
@@ -114,7 +114,9 @@ fn a_step_that_is_not_finite_is_skipped() {
     let mut trainer = plan.trainer(Comm::solo(), &Device::flex()).unwrap();
     let knobs = plan.schedules().at(5);
     let all = |trainer: &Trainer| -> Vec<Vec<f32>> {
-        trainer.state.shards.iter().flat_map(|s| s.buffers().map(|(_, b)| to_host(b.clone()))).collect()
+        let shards = trainer.state.networks.iter().flat_map(|network| &network.shards);
+        let buffers = shards.flat_map(|s| s.moments.iter().map(|moment| &moment.values).chain([&s.weights]));
+        buffers.map(|buffer| to_host(buffer.clone())).collect()
     };
     let before = all(&trainer);
     let state = trainer.state.method.state();

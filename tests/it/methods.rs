@@ -95,7 +95,7 @@ fn what_does_not_go_together_is_named() {
         assert!(!world.path("run").exists(), "nothing is made for a recipe that is refused");
     };
     let swav = recipe(RESNET, SWAV, 2, LARC);
-    refused(&swav, &["teacher.decay=[0.9,1.0]"], &["no teacher", "[teacher]"]);
+    refused(&swav, &["teacher.decay=[0.9,1.0]"], &["[teacher] is gone", "method.teacher_decay"]);
     refused(&swav, &["method.queue=4"], &["method.queue 4", "optim.batch_size 8"]);
     refused(&swav, &["optim.clip_norm=3.0"], &["optim.clip_norm", "remove it"]);
     refused(
@@ -132,7 +132,8 @@ fn what_does_not_go_together_is_named() {
     refused(&recipe(VIT, SIMCLR, 2, ""), &[], &["two views of one size"]);
     let dino =
         "name = 'dino'\nprototypes = 16\nteacher_temp = [0.04, 0.04]\nteacher_temp_warmup = { steps = 0 }";
-    refused(&recipe(RESNET, dino, 2, ""), &[], &["has a teacher", "[teacher]"]);
+    let decay = "method.teacher_decay=[0.9,1.1]";
+    refused(&recipe(RESNET, dino, 2, ""), &[decay], &["method.teacher_decay is 1.1", "0..=1"]);
 }
 
 /// A work directory that another method or backbone has begun is left as it is.

@@ -75,7 +75,7 @@ fn a_killed_rank_is_named_and_the_run_goes_on_with_others() {
     let ranks = Ranks::new(&world, &["run.checkpoint_every_steps=2"]);
     ok(&ranks.run(1, "unbroken", &[]));
     let unbroken = losses(&world.path("unbroken"));
-    let phases = ["teacher", "forward", "head", "backward", "data", "update", "checkpoint"];
+    let phases = ["targets", "forward", "head", "backward", "data", "update", "checkpoint"];
     for (i, phase) in phases.iter().enumerate() {
         let n = [3, 2, 4][i % 3];
         // A step that ends with a checkpoint, so that each drill is past the last one.

@@ -19,11 +19,12 @@ fn every_preset_has_a_table_to_4096_ranks() {
         let rows = table["rows"].as_array().unwrap();
         assert_eq!(rows.len(), 3 + 3 * 4, "none, grad and full each, and groups beyond a node");
         let parameters = table["parameters"].as_f64().unwrap();
-        let followers = table["followers"].as_f64().unwrap();
+        let others = table["others"].as_array().unwrap().iter();
+        let others: f64 = others.map(|network| network["parameters"].as_f64().unwrap()).sum();
         let moments = table["moments"].as_f64().unwrap();
         for row in rows.iter().filter(|row| row["mode"] != "none") {
-            // Student, moments and followers without the gradient, over the group, plus padding.
-            let expected = 4.0 * (1.0 + moments + followers) * parameters / row["group"].as_f64().unwrap();
+            // All networks and moments without the gradient, over the group, plus padding.
+            let expected = 4.0 * ((1.0 + moments) * parameters + others) / row["group"].as_f64().unwrap();
             let state = row["state_bytes"].as_f64().unwrap();
             assert!(state >= expected && state < 1.02 * expected + 4e6, "{preset}: {row}");
         }

@@ -65,11 +65,12 @@ pub(crate) struct Trained {
     pub(crate) moments: Vec<f32>,
 }
 
-/// All four buffers of a rank's shards without padding: (unit, buffer, first element, values).
+/// Weights and moments of a rank's shards without padding: (network and unit, buffer, first element, values).
 fn shards_of(trainer: &Trainer) -> Vec<(usize, usize, usize, Vec<f32>)> {
     let mut shards = Vec::new();
-    for (unit, shard) in trainer.state.shards.iter().enumerate() {
-        for (number, (_, buffer)) in shard.buffers().enumerate() {
+    for (unit, shard) in trainer.state.networks.iter().flat_map(|network| &network.shards).enumerate() {
+        let moments = shard.moments.iter().map(|moment| &moment.values);
+        for (number, buffer) in [&shard.weights].into_iter().chain(moments).enumerate() {
             let mut values = to_host(buffer.clone());
             values.truncate(shard.layout.numel.saturating_sub(shard.start));
             shards.push((unit, number, shard.start, values));
@@ -112,7 +113,7 @@ pub(crate) fn train_on(plan: &Plan, engines: Vec<Local>, n_steps: u64) -> Traine
     let (losses, gauges, _) = ranks[0].clone();
     assert!(ranks.iter().all(|rank| rank.0 == losses && rank.1 == gauges), "ranks report the same");
     let shards: Vec<_> = ranks.into_iter().flat_map(|rank| rank.2).collect();
-    let moments = shards.iter().filter(|shard| shard.1 == 2).cloned().collect();
+    let moments = shards.iter().filter(|shard| shard.1 == 1).cloned().collect();
     Trained { losses, gauges, weights: assemble(shards), moments: assemble(moments) }
 }
 
@@ -220,7 +221,7 @@ fn traffic_is_what_the_formulas_say() {
         let traffic: Vec<(Traffic, Vec<u64>)> = on_ranks(&plan, |mut trainer| {
             let batch = share_of(noise_batch(&plan.multicrop(), BATCH, 0), trainer.topology());
             trainer.step(&batch, &plan.schedules().at(3)).unwrap();
-            let units = trainer.state.shards.iter().map(|s| 4 * s.layout.padded as u64).collect();
+            let units = trainer.trained().iter().map(|s| 4 * s.layout.padded as u64).collect();
             (trainer.comm.traffic().unwrap(), units)
         });
         for (traffic, units) in traffic {

@@ -29,6 +29,7 @@ head_bottleneck = 16
 freeze_last_layer = { steps = 2 }
 teacher_temp = [0.04, 0.07]
 teacher_temp_warmup = { percent = 50 }
+teacher_decay = [0.99, 1.0]
 [views]
 preset = "dino"
 global_px = 16
@@ -39,8 +40,6 @@ batch_size = 8
 length = { steps = 12 }
 lr = 1e-2
 warmup = { steps = 3 }
-[teacher]
-decay = [0.99, 1.0]
 [run]
 log_every_steps = 1
 checkpoint_every_steps = 4

@@ -195,7 +195,7 @@ fn a_run_is_probed_and_exported() {
         world.ocelli(&[&args[..], more].concat())
     };
     assert!(fails(&export("vit.safetensors", &[]), 2).contains("--overwrite"));
-    ok(&export("vit.safetensors", &["--overwrite", "--student"]));
+    ok(&export("vit.safetensors", &["--overwrite", "--network", "student"]));
     std::fs::write(world.path("classes.txt"), "0\tcat\n").unwrap();
     assert!(fails(&export("classes.txt", &["--overwrite"]), 2).contains(".safetensors"));
     assert_eq!(std::fs::read_to_string(world.path("classes.txt")).unwrap(), "0\tcat\n");

@@ -100,8 +100,6 @@ pub struct Knobs {
     pub lr: f64,
     /// Weight decay.
     pub weight_decay: f64,
-    /// Share of its old weights that a follower keeps which averages the student.
-    pub teacher_decay: f64,
 }
 
 /// All schedules of a run that belong to no method.
@@ -111,19 +109,12 @@ pub struct Schedules {
     pub lr: Schedule,
     /// Weight decay.
     pub weight_decay: Schedule,
-    /// Decay of the teacher.
-    pub teacher_decay: Schedule,
 }
 
 impl Schedules {
     /// The values of `step`.
     pub fn at(&self, step: u64) -> Knobs {
-        Knobs {
-            step,
-            lr: self.lr.at(step),
-            weight_decay: self.weight_decay.at(step),
-            teacher_decay: self.teacher_decay.at(step),
-        }
+        Knobs { step, lr: self.lr.at(step), weight_decay: self.weight_decay.at(step) }
     }
 }
 

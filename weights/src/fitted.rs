@@ -6,8 +6,17 @@ use serde_json::{Map, Value};
 use crate::resized::resized;
 
 /// Keys of a backbone that say how it is trained, or how a position embedding is resampled, not what its weights mean.
-const FREE: [&str; 6] =
-    ["drop_path", "init_std", "pos_offset", "pos_antialias", "image_px", "zero_init_residual"];
+const FREE: [&str; 9] = [
+    "drop_path",
+    "init_std",
+    "initialization",
+    "positions",
+    "freeze_patches",
+    "pos_offset",
+    "pos_antialias",
+    "image_px",
+    "zero_init_residual",
+];
 
 /// `tensors` of `from` for the backbone `to`, which must be the same but for what is only about training; a position
 /// embedding is resampled as the code of `from` does it.

@@ -19,8 +19,8 @@ pub(crate) const NETWORK: &str = "ocelli.network";
 /// Key of how tokens or cells become one vector.
 const POOLING: &str = "ocelli.pooling";
 
-/// What exported files hold; older ones do not say, and hold the first.
-pub(crate) const NETWORKS: [&str; 3] = ["teacher", "student", "weights"];
+/// Name of a network in a file that does not say which network of a run it holds.
+pub(crate) const UNNAMED: &str = "weights";
 
 /// The metadata of `export`.
 pub(crate) fn of(export: &Export<'_>) -> HashMap<String, String> {

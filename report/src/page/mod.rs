@@ -113,7 +113,7 @@ fn names<'a>(paths: impl Iterator<Item = &'a Path>) -> Vec<String> {
 /// Stages of a step by the columns that time them; waiting for ranks is part of several.
 const STAGES: [(&str, &str); 6] = [
     ("data wait", "time/data_wait_ms"),
-    ("teacher", "time/teacher_ms"),
+    ("targets", "time/targets_ms"),
     ("forward", "time/forward_ms"),
     ("heads and loss", "time/head_ms"),
     ("backward", "time/backward_ms"),

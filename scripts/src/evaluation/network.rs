@@ -17,9 +17,9 @@ use crate::cluster::machine;
 /// Which network of a checkpoint, and how it sees images.
 #[derive(Default, clap::Args)]
 pub(crate) struct NetworkFlags {
-    /// Take the student even if the method has a teacher.
-    #[arg(long)]
-    pub(crate) student: bool,
+    /// Network of a run, by its name, such as student [default: the one that its method evaluates].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) network: Option<String>,
     /// Side of the square that the network sees, in place of the model's.
     #[arg(long, value_name = "PX")]
     pub(crate) image_px: Option<u32>,
@@ -36,7 +36,7 @@ pub(crate) struct NetworkFlags {
 pub(crate) struct OpenNetwork {
     pub(crate) network: Network,
     /// Which of a run's networks it is.
-    pub(crate) which: &'static str,
+    pub(crate) which: String,
     pub(crate) transform: Transform,
     pub(crate) rules: DecodeRules,
     /// What the checkpoint says of its run; a file of weights says nothing.
@@ -54,7 +54,7 @@ impl NetworkFlags {
             // Opened once: a run that goes on may write another one meanwhile.
             false => {
                 let checkpoint = Checkpoint::open(path)?;
-                let (network, which) = checkpoint.network(self.student, 0, device)?;
+                let (network, which) = checkpoint.network(self.network.as_deref(), 0, device)?;
                 let size_px = network.model.image_px() as u32;
                 let preprocessing = Preprocessing::of_size(size_px, network.normalization);
                 (network, which, preprocessing, Some(checkpoint.manifest))
@@ -81,7 +81,7 @@ impl NetworkFlags {
     }
 
     fn of_weights(&self, path: &Path, device: &Device) -> anyhow::Result<Opened> {
-        let read = self.weights.read(path, self.student)?;
+        let read = self.weights.read(path, self.network.as_deref())?;
         let normalization = read.preprocessing.normalization;
         let network = Network::with_tensors(&read.model, normalization, &read.tensors, 0, device)?;
         Ok((network, read.which, read.preprocessing, None))
@@ -102,7 +102,7 @@ fn check_memory(network: &Network, device: &Device, size_px: u32) -> anyhow::Res
 }
 
 /// A network, which of a run's it is, how it sees images, and what its checkpoint says.
-type Opened = (Network, &'static str, Preprocessing, Option<Manifest>);
+type Opened = (Network, String, Preprocessing, Option<Manifest>);
 
 impl OpenNetwork {
     /// The step that the checkpoint follows.
@@ -132,7 +132,7 @@ impl OpenNetwork {
     pub(crate) fn about(&self, checkpoint: &Path) -> Value {
         let described = Described {
             network: &self.network,
-            which: self.which,
+            which: &self.which,
             step: self.step(),
             recipe: self.manifest.as_ref().map(|run| run.plan.recipe.name.clone()),
             transform: self.transform,
@@ -145,7 +145,7 @@ impl OpenNetwork {
 pub(crate) struct Described<'a> {
     pub(crate) network: &'a Network,
     /// Which of a run's networks it is.
-    pub(crate) which: &'static str,
+    pub(crate) which: &'a str,
     pub(crate) step: Option<u64>,
     pub(crate) recipe: Option<String>,
     pub(crate) transform: Transform,

@@ -37,6 +37,6 @@ pub(crate) fn add(
 
 /// Scalars under a name of their own, apart from those of the probe within the run.
 pub(crate) fn scalars(open: &OpenNetwork, set: &str, numbers: &[(String, f64)]) -> Vec<(String, f64)> {
-    let named = |metric: &str| score_name(set, open.which, open.transform.size_px, metric);
+    let named = |metric: &str| score_name(set, &open.which, open.transform.size_px, metric);
     numbers.iter().map(|(metric, value)| (named(metric), *value)).collect()
 }

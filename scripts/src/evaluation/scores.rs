@@ -8,7 +8,7 @@ use eval::probe::{ProtocolScores, Scores};
 use serde_json::{Map, Value, json};
 
 /// Scores by the name of the network.
-pub(crate) type Table = Vec<(&'static str, Scores)>;
+pub(crate) type Table = Vec<(String, Scores)>;
 
 /// Classes whose confusions are told.
 const MAX_CONFUSED: usize = 100;

@@ -40,9 +40,9 @@ pub(crate) struct Args {
     /// Replace files that are there.
     #[arg(long)]
     overwrite: bool,
-    /// Export the student even if the method has a teacher.
-    #[arg(long)]
-    student: bool,
+    /// Network of a run, by its name, such as student [default: the one that its method evaluates].
+    #[arg(long, value_name = "NAME")]
+    network: Option<String>,
     /// Side of the square that the network is to see, in place of the model's.
     #[arg(long, value_name = "PX")]
     image_px: Option<u32>,
@@ -61,7 +61,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let format = Format::of(&args.out, args.format).map_err(anyhow::Error::msg)?;
-    let mut backbone = Backbone::open(&args.checkpoint, &args.weights, args.student)?;
+    let mut backbone = Backbone::open(&args.checkpoint, &args.weights, args.network.as_deref())?;
     let mut card = card_of(&args.checkpoint, &backbone)?;
     if let Some(px) = args.image_px {
         let stride_px = backbone.model.stride_px();
@@ -114,7 +114,7 @@ pub(crate) fn write(
         model: &backbone.model,
         tensors: &backbone.tensors,
         preprocessing: backbone.preprocessing,
-        which: backbone.which,
+        which: &backbone.which,
         precision,
         card,
     };
@@ -131,7 +131,7 @@ pub(crate) fn card_of(path: &Path, backbone: &Backbone) -> anyhow::Result<Card> 
         return Ok(Card { name, data, version, ..Card::default() });
     };
     let scores = match workdir_of(path) {
-        Some(workdir) => report::scores_at(workdir, backbone.which, manifest.step)?,
+        Some(workdir) => report::scores_at(workdir, &backbone.which, manifest.step)?,
         None => Vec::new(),
     };
     let scores = scores.into_iter().map(|(name, value, interval)| Score {

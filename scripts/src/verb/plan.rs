@@ -6,7 +6,7 @@ use anyhow::bail;
 use kernels::device::Opened;
 use ranks::topology::Sharding;
 use ranks::wire::Wire;
-use serde_json::json;
+use serde_json::{Value, json};
 use trainer::estimate::{
     Fabric, ModelCost, PRESETS, Spread, goodput, keep_that_fits, memory, of_plan, preset, simulate,
     step_time, traffic,
@@ -107,11 +107,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     out!(
         "{}: backbone {:.1} M parameters in {} units, head {:.1} M in {}",
         model.name,
-        numel(&model.backbone) as f64 / 1e6,
-        model.backbone.len(),
-        numel(&model.head) as f64 / 1e6,
-        model.head.len()
+        numel(&model.trained.backbone) as f64 / 1e6,
+        model.trained.backbone.len(),
+        numel(&model.trained.head) as f64 / 1e6,
+        model.trained.head.len()
     );
+    for network in &model.others {
+        let kind = if network.is_frozen { ", frozen" } else { "" };
+        out!("beside it {}: {:.1} M parameters{kind}", network.name, network.numel() as f64 / 1e6);
+    }
     let limit = args
         .memory_gb
         .map_or_else(|| machine::room(args.ranks_per_node, 1, &Opened::cpu()).bytes, |gb| gb * GB);
@@ -149,9 +153,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         print_simulation(args, &model)?;
     }
     if args.json {
-        let head: usize = model.head.iter().map(|unit| unit.numel).sum();
-        let line = json!({ "model": model.name, "parameters": model.numel(), "head_parameters": head,
-            "followers": model.n_followers, "moments": model.n_moments, "rows": lines });
+        let others: Vec<Value> = model
+            .others
+            .iter()
+            .map(|network| {
+                json!({ "name": network.name, "parameters": network.numel(), "is_frozen": network.is_frozen })
+            })
+            .collect();
+        let line = json!({ "model": model.name, "parameters": model.trained.numel(),
+            "head_parameters": numel(&model.trained.head), "others": others, "moments": model.n_moments,
+            "rows": lines });
         out!("{line}");
     }
     if !any_fits {
@@ -246,7 +257,7 @@ fn rows(
             offload: false,
         };
         let keep = set_keep.or_else(|| keep_that_fits(model, &spread, limit)).unwrap_or(0);
-        let spread = Spread { keep: keep.min(model.backbone.len()), ..spread };
+        let spread = Spread { keep: keep.min(model.trained.backbone.len()), ..spread };
         Row { mode, spread, fits: memory(model, &spread).needed_bytes() <= limit }
     };
     modes.into_iter().map(row).collect()
@@ -269,7 +280,7 @@ fn print_row(args: &Args, model: &ModelCost, row: &Row) -> serde_json::Value {
     let time = step_time(model, spread, &fabric(args));
     let moved_bytes = moved.gather_bytes + moved.reduce_bytes + moved.replica_bytes;
     let keep = match spread.keep {
-        n if n == model.backbone.len() => "all".to_string(),
+        n if n == model.trained.backbone.len() => "all".to_string(),
         n => n.to_string(),
     };
     out!(
@@ -321,7 +332,10 @@ fn print_row(args: &Args, model: &ModelCost, row: &Row) -> serde_json::Value {
 fn print_goodput(args: &Args, model: &ModelCost) {
     out!("checkpoints and failures, a node failing once in {:.0} h:", args.node_mttf_h);
     for &world_size in &args.ranks {
-        let bytes = 16.0 * model.numel() as f64 / world_size as f64;
+        let moving: usize =
+            model.others.iter().filter(|network| !network.is_frozen).map(|network| network.numel()).sum();
+        let numbers = (1 + model.n_moments) * model.trained.numel() + moving;
+        let bytes = 4.0 * numbers as f64 / world_size as f64;
         let n_nodes = world_size.div_ceil(args.ranks_per_node);
         let good = goodput(n_nodes, args.node_mttf_h * HOUR_S, bytes, args.write_gb_s * GB, args.restart_s);
         out!(

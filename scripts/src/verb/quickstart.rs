@@ -169,14 +169,14 @@ fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Table> {
     let scalars = record::scalars(&open, &split.test.name, &scores.by_name().collect::<Vec<_>>());
     let rows = rows(&scores, split, &open.about(&args.workdir));
     record::add(&args.workdir, open.step().unwrap_or_default(), &rows, &scalars)?;
-    let backbone = Backbone::open(&args.workdir, &WeightFlags::default(), false)?;
+    let backbone = Backbone::open(&args.workdir, &WeightFlags::default(), None)?;
     let card = export::card_of(&args.workdir, &backbone)?;
     let file = args.workdir.join("backbone.safetensors");
     // A quickstart that is started again scores the same run again.
     export::write(&backbone, &card, &file, Format::Safetensors, Precision::F32, true)?;
     neighbors(args, split, &open.network)?;
     crate::pictures::show(&args.workdir, "neighbors", open.step().unwrap_or_default());
-    let mut table: Table = vec![(open.which, scores)];
+    let mut table: Table = vec![(open.which.clone(), scores)];
     table.extend(baselines(&open.network, split, &protocols, device)?);
     Ok(table)
 }

@@ -11,8 +11,14 @@ const CHUNK: usize = 1024;
 
 /// Fills `out` with elements `first..first + out.len()` of parameter `name`.
 pub fn fill(init: Init, seed: u64, name: &str, first: usize, out: &mut [f32]) {
-    if let Init::Constant(value) = init {
-        return out.fill(value);
+    match init {
+        Init::Constant(value) => return out.fill(value),
+        Init::SinCos { side, n_before, width } => {
+            let values =
+                (first..).map(|i| sin_cos(side, width, (i / width).checked_sub(n_before), i % width));
+            return out.iter_mut().zip(values).for_each(|(out, value)| *out = value);
+        }
+        Init::Normal(_) | Init::TruncNormal(_) | Init::Uniform(_) => {}
     }
     let name = xxh3_64(name.as_bytes());
     let mut chunk = [0.0; CHUNK];
@@ -28,9 +34,30 @@ pub fn fill(init: Init, seed: u64, name: &str, first: usize, out: &mut [f32]) {
 /// Keeps these streams apart from those of views, whose addresses are small numbers.
 const INIT_DOMAIN: u64 = 0x696e_6974_0000_0000;
 
+/// Channel `channel` of cell `cell` of a grid; zero before the first cell.
+///
+/// ```text
+/// [sin(row ω), cos(row ω), sin(column ω), cos(column ω)]      ω_k = 10000^(-k / (D/4)), a quarter of D each
+/// ```
+fn sin_cos(side: usize, width: usize, cell: Option<usize>, channel: usize) -> f32 {
+    let Some(cell) = cell else { return 0.0 };
+    let quarter = width / 4;
+    let frequency = 1e4_f64.powf(-((channel % quarter) as f64) / quarter as f64);
+    let (row, column) = ((cell / side) as f64, (cell % side) as f64);
+    let value = match channel / quarter {
+        0 => (row * frequency).sin(),
+        1 => (row * frequency).cos(),
+        2 => (column * frequency).sin(),
+        _ => (column * frequency).cos(),
+    };
+    value as f32
+}
+
 fn draw(init: Init, rng: &mut ViewRng) -> f32 {
     match init {
         Init::Constant(value) => value,
+        // Filled before anything is drawn.
+        Init::SinCos { .. } => 0.0,
         Init::Uniform(bound) => rng.between(f64::from(-bound), f64::from(bound)) as f32,
         Init::Normal(std) => rng.normal() * std,
         Init::TruncNormal(std) => loop {

@@ -24,7 +24,7 @@ impl<'a> Leaves<'a> {
         let cut = |range: Range<usize>, role: Role| {
             let tensor = flat.clone().slice([range]);
             match track {
-                true if role == Role::Running => tensor.autodiff(),
+                true if !role.is_trained() => tensor.autodiff(),
                 true => tensor.autodiff().require_grad(),
                 false => tensor,
             }

@@ -28,6 +28,15 @@ pub enum Role {
     Vector,
     /// Observation: running statistics, which have no gradient.
     Running,
+    /// Nothing: it stays as it starts, and has no gradient.
+    Fixed,
+}
+
+impl Role {
+    /// Whether the optimizer moves it.
+    pub fn is_trained(self) -> bool {
+        matches!(self, Self::Weight | Self::Vector)
+    }
 }
 
 /// How a parameter starts.
@@ -41,6 +50,15 @@ pub enum Init {
     TruncNormal(f32),
     /// Uniform in `±bound`.
     Uniform(f32),
+    /// Sines and cosines of the rows and columns of a square grid, behind rows of zeros, `[n_before + side², width]`.
+    SinCos {
+        /// Cells along a side.
+        side: usize,
+        /// Rows of zeros.
+        n_before: usize,
+        /// Channels.
+        width: usize,
+    },
 }
 
 impl ParamSpec {
@@ -66,6 +84,11 @@ impl ParamSpec {
     /// Statistics that follow what is observed.
     pub fn running(name: impl Into<String>, len: usize, value: f32) -> Self {
         Self { role: Role::Running, ..Self::vector(name, len, value) }
+    }
+
+    /// The same parameter, which stays as it starts.
+    pub fn fixed(self) -> Self {
+        Self { role: Role::Fixed, decay: false, ..self }
     }
 
     /// Number of elements.

@@ -72,9 +72,8 @@ impl BackboneBench {
         let model = &plan.recipe.model;
         let units = model.units(Readout::All);
         let of_units = units.iter().map(AsRef::as_ref);
-        let shards = of_units
-            .map(|unit: &dyn Unit| UnitShard::init(unit, 0, Topology::SOLO, &[], &[], device))
-            .collect();
+        let shards =
+            of_units.map(|unit: &dyn Unit| UnitShard::init(unit, 0, Topology::SOLO, &[], device)).collect();
         let size_px = model.image_px();
         let mut rng = ViewRng::from_words([0, 0x6e6f_6973_6500_0000, 1, 0]);
         let mut image = || (0..3 * size_px * size_px).map(|_| rng.below(256) as u8).collect();
@@ -99,7 +98,7 @@ impl BackboneBench {
             let mut groups = self.input(0..self.images.len());
             groups.iter_mut().for_each(|group| group.x = group.x.clone().autodiff());
             let leaves: Vec<Leaves<'_>> =
-                self.shards.iter().map(|shard| Leaves::new(&shard.layout, &shard.student, true)).collect();
+                self.shards.iter().map(|shard| Leaves::new(&shard.layout, &shard.weights, true)).collect();
             for (unit, leaves) in self.units.iter().zip(&leaves) {
                 let mut totals = Vec::new();
                 for stage in 0..unit.n_stages() {

@@ -13,7 +13,7 @@ use crate::recipe::plan::Plan;
 /// How far a device is from the CPU. Differences are relative to the largest number of the CPU's.
 #[derive(Debug, Clone)]
 pub struct Comparison {
-    /// Difference of embeddings: the teacher's, or the student's where there is none.
+    /// Difference of embeddings, of the network that evaluation looks at.
     pub embeddings: f64,
     /// Difference of the loss.
     pub loss: f64,
@@ -56,7 +56,7 @@ pub fn compare(plan: &Plan, device: &Device, n_steps: u64) -> Result<Comparison,
     let loss = here.loss()?;
     let embeddings =
         here.embeddings().iter().zip(there.embeddings()).map(|(a, b)| difference(&flat(a), &flat(b)));
-    let names = trainers[0].state.shards.iter().map(|shard| shard.layout.name.clone());
+    let names = trainers[0].trained().iter().map(|shard| shard.layout.name.clone());
     let gradients = names
         .zip(here.shards().iter().zip(there.shards()))
         .map(|(name, (a, b))| (name, difference(&to_host(a.clone()), &to_host(b.clone()))));

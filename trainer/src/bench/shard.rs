@@ -29,7 +29,7 @@ pub trait MemoryGauge {
 /// One mode's figures: of the rank that has the most, or over all.
 #[derive(Debug, Clone)]
 pub struct ShardBench {
-    /// Bytes of weights, moments and teacher that are there after a step, beyond those before the model was
+    /// Bytes of weights and moments of all networks that are there after a step, beyond those before the model was
     /// made.
     pub state_bytes: f64,
     /// Most bytes in use during a step, beyond the same.

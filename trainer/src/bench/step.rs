@@ -63,7 +63,7 @@ pub fn steps(plan: &Plan, repeats: usize, device: &Device) -> Result<StepBench, 
     let of = |f: fn(&Phases) -> f64| median(all.iter().map(f).collect());
     let phases = Phases {
         input_ms: of(|p| p.input_ms),
-        teacher_ms: of(|p| p.teacher_ms),
+        targets_ms: of(|p| p.targets_ms),
         forward_ms: of(|p| p.forward_ms),
         head_ms: of(|p| p.head_ms),
         backward_ms: of(|p| p.backward_ms),

@@ -26,7 +26,7 @@ use crate::error::TrainError;
 use crate::recipe::plan::Plan;
 
 /// Form of the checkpoints that this program writes and reads.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 const MANIFEST: &str = "manifest.json";
 const LATEST: &str = "latest";
@@ -49,7 +49,7 @@ pub struct Manifest {
     pub world_size: usize,
     /// The run.
     pub plan: Plan,
-    /// Units in order.
+    /// Units of all networks but frozen ones, in order.
     pub units: Vec<UnitEntry>,
     /// Names and lengths of the method's values, which the first file holds.
     pub method: Vec<(String, usize)>,
@@ -84,23 +84,23 @@ fn checksum_entry(sum: &str) -> String {
     format!("\"checksum\": \"{sum}\"")
 }
 
-/// A unit's buffer.
+/// A unit of a network.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UnitEntry {
+    /// Name of the network.
+    pub network: String,
     /// Name of the unit.
     pub name: String,
     /// Elements of its parameters.
     pub numel: usize,
     /// Elements of its buffer: every file holds an equal part.
     pub padded: usize,
-    /// Updates its moments have seen.
-    pub n_updates: u64,
     /// Its parameters.
     pub params: Vec<ParamEntry>,
 }
 
-/// A parameter's topology.
+/// A parameter and its place.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ParamEntry {
@@ -110,6 +110,8 @@ pub struct ParamEntry {
     pub shape: Vec<usize>,
     /// First element in the unit's buffer.
     pub offset: usize,
+    /// Updates that its moments have seen.
+    pub n_updates: u64,
 }
 
 /// A file of a checkpoint.
@@ -127,20 +129,32 @@ pub struct FileEntry {
 }
 
 impl UnitEntry {
-    /// What is to be said of a unit.
-    pub fn of(layout: &UnitLayout, n_updates: u64) -> Self {
-        let param = |slot: &networks::layout::ParamSlot| ParamEntry {
+    /// The entry of a unit of `network`, whose parameters have seen `n_updates`, none where none are given.
+    pub fn of(network: &str, layout: &UnitLayout, n_updates: &[u64]) -> Self {
+        let param = |(number, slot): (usize, &networks::layout::ParamSlot)| ParamEntry {
             name: layout.full_name(slot),
             shape: slot.spec.shape.clone(),
             offset: slot.offset,
+            n_updates: n_updates.get(number).copied().unwrap_or_default(),
         };
         Self {
+            network: network.to_string(),
             name: layout.name.clone(),
             numel: layout.numel,
             padded: layout.padded,
-            n_updates,
-            params: layout.params.iter().map(param).collect(),
+            params: layout.params.iter().enumerate().map(param).collect(),
         }
+    }
+
+    /// Updates that the moments of each parameter have seen.
+    fn n_updates(&self) -> Vec<u64> {
+        self.params.iter().map(|param| param.n_updates).collect()
+    }
+
+    /// Whether the unit laid out as `layout` has the same parameters.
+    fn fits(&self, layout: &UnitLayout) -> bool {
+        let here = Self::of(&self.network, layout, &self.n_updates());
+        (&here.name, here.numel, &here.params) == (&self.name, self.numel, &self.params)
     }
 }
 

@@ -14,7 +14,6 @@ use ranks::engine::Reduction;
 use super::shard_file::ShardFile;
 use super::{LATEST, MANIFEST, Manifest, UnitEntry, VERSION, folder, pieces, unusable};
 use crate::error::TrainError;
-use crate::optim::state::STUDENT;
 use crate::step::TrainState;
 
 /// A checkpoint on disk.
@@ -154,25 +153,24 @@ impl Checkpoint {
         Ok(self)
     }
 
-    /// The network that evaluation looks at, or the student if `wants_student`: the first follower, such as a teacher, and
-    /// the student where the method has none. The name says which it is.
+    /// The backbone of the network `name`, or of the one that evaluation looks at, with its name.
     ///
     /// # Errors
-    /// [`TrainError::CheckpointRead`].
+    /// [`TrainError::CheckpointRead`], also when there is no such network.
     pub fn network(
         &self,
-        wants_student: bool,
+        name: Option<&str>,
         n_workers: usize,
         device: &Device,
-    ) -> Result<(Network, &'static str), TrainError> {
+    ) -> Result<(Network, String), TrainError> {
         let recipe = &self.manifest.plan.recipe;
-        let which = self.evaluated(wants_student)?;
+        let name = self.evaluated(name)?;
         let normalization = recipe.data.normalization;
         let flat = |layout: &UnitLayout| {
-            self.check(layout)?;
-            self.buffer(which, &layout.name)
+            self.check(&name, layout)?;
+            self.buffer(&name, &layout.name)
         };
-        Ok((Network::new(&recipe.model, normalization, n_workers, device, flat)?, which))
+        Ok((Network::new(&recipe.model, normalization, n_workers, device, flat)?, name))
     }
 
     /// Elements `wanted` of the buffer `which` of `unit`; padding is zero.
@@ -198,23 +196,34 @@ impl Checkpoint {
     /// [`TrainError::CheckpointRead`] when something is missing, damaged or of another length.
     pub fn restore(&self, state: &mut TrainState, device: &Device) -> Result<(), TrainError> {
         let bad = |reason: String| unusable(&self.path, reason);
-        let n = self.manifest.units.len();
-        if state.shards.len() != n {
-            return Err(bad(format!("it has {n} units, the network has {}", state.shards.len())));
+        let mut restored = state.networks.clone();
+        let moving = restored.iter_mut().filter(|network| !network.is_frozen);
+        let shards: Vec<_> = moving
+            .flat_map(|network| {
+                let name = network.name;
+                network.shards.iter_mut().map(move |shard| (name, shard))
+            })
+            .collect();
+        let (n, n_here) = (self.manifest.units.len(), shards.len());
+        if n_here != n {
+            return Err(bad(format!("it has {n} units, the networks have {n_here}")));
         }
-        let mut restored = state.shards.clone();
-        for (shard, unit) in restored.iter_mut().zip(&self.manifest.units) {
-            let here = UnitEntry::of(&shard.layout, unit.n_updates);
-            if (&here.name, here.numel, &here.params) != (&unit.name, unit.numel, &unit.params) {
-                return Err(bad(format!("{} is another unit than the network's {}", unit.name, here.name)));
+        for ((network, shard), unit) in shards.into_iter().zip(&self.manifest.units) {
+            if network != unit.network || !unit.fits(&shard.layout) {
+                let (theirs, ours) = (&unit.name, &shard.layout.name);
+                return Err(bad(format!(
+                    "{theirs} of {} is another unit than {ours} of {network}",
+                    unit.network
+                )));
             }
             let wanted = shard.start..shard.start + shard.len();
-            for (name, buffer) in shard.buffers_mut() {
+            let moments = shard.moments.iter_mut().map(|moment| (moment.name, &mut moment.values));
+            for (name, buffer) in std::iter::once((network, &mut shard.weights)).chain(moments) {
                 let values = self.elements(name, unit, wanted.clone()).map_err(bad)?;
                 let len = values.len();
                 *buffer = Tensor::from_data(TensorData::new(values, [len]), device);
             }
-            shard.n_updates = unit.n_updates;
+            shard.n_updates = unit.n_updates();
         }
         let of_method = |(name, len): &(String, usize)| {
             let key = format!("method/{name}");
@@ -223,51 +232,60 @@ impl Checkpoint {
         };
         let values: Result<Vec<_>, String> = self.manifest.method.iter().map(of_method).collect();
         state.method.load_state(&values.map_err(bad)?).map_err(bad)?;
-        state.shards = restored;
+        state.networks = restored;
         state.step = self.manifest.step;
         state.skipped_batches = self.manifest.skipped_batches;
         state.bad_steps = self.manifest.bad_steps;
         Ok(())
     }
 
-    /// Name of the buffer that evaluation looks at: [`Plan::evaluated`], or the student's if `wants_student`.
+    /// `name` if there is a network of that name, or the name of the one that evaluation looks at.
     ///
     /// # Errors
-    /// [`TrainError::Recipe`] when the plan's method cannot be built.
-    pub fn evaluated(&self, wants_student: bool) -> Result<&'static str, TrainError> {
-        match wants_student {
-            true => Ok(STUDENT),
-            false => self.manifest.plan.evaluated(),
+    /// [`TrainError::CheckpointRead`] when there is no such network; [`TrainError::Recipe`] when the plan's method cannot
+    /// be built.
+    pub fn evaluated(&self, name: Option<&str>) -> Result<String, TrainError> {
+        let Some(name) = name else { return Ok(self.manifest.plan.evaluated()?.to_string()) };
+        let mut names: Vec<&str> = self.manifest.units.iter().map(|unit| unit.network.as_str()).collect();
+        names.dedup();
+        match names.contains(&name) {
+            true => Ok(name.to_string()),
+            false => {
+                Err(unusable(&self.path, format!("it has no network {name}, but {}", names.join(" and "))))
+            }
         }
     }
 
-    /// The buffer `which` (`teacher` or `student`) of unit `unit`, whole.
+    /// The weights of the unit `unit` of `network`, whole.
     ///
     /// # Errors
     /// [`TrainError::CheckpointRead`] when there is none.
-    pub fn buffer(&self, which: &str, unit: &str) -> Result<Vec<f32>, TrainError> {
+    pub fn buffer(&self, network: &str, unit: &str) -> Result<Vec<f32>, TrainError> {
         let bad = |reason: String| unusable(&self.path, reason);
-        let entry = self.unit(unit)?;
-        self.elements(which, entry, 0..entry.numel.next_multiple_of(ALIGNMENT)).map_err(bad)
+        let entry = self.unit(network, unit)?;
+        self.elements(network, entry, 0..entry.numel.next_multiple_of(ALIGNMENT)).map_err(bad)
     }
 
-    /// Checks that the unit laid out as `layout` is stored with the same parameters. A manifest may say anything; what is
-    /// read after this check is as large as the network has it.
+    /// Checks that the unit of `network` that is laid out as `layout` is stored with the same parameters. A manifest may
+    /// say anything; what is read after this check is as large as the network has it.
     ///
     /// # Errors
     /// [`TrainError::CheckpointRead`] when it is not.
-    pub fn check(&self, layout: &UnitLayout) -> Result<(), TrainError> {
-        let stored = self.unit(&layout.name)?;
-        let here = UnitEntry::of(layout, stored.n_updates);
-        if (stored.numel, &stored.params) == (here.numel, &here.params) {
-            return Ok(());
+    pub fn check(&self, network: &str, layout: &UnitLayout) -> Result<(), TrainError> {
+        let stored = self.unit(network, &layout.name)?;
+        match stored.fits(layout) {
+            true => Ok(()),
+            false => {
+                let reason = format!("unit {} has other parameters than the network", stored.name);
+                Err(unusable(&self.path, reason))
+            }
         }
-        Err(unusable(&self.path, format!("unit {} has other parameters than the network", stored.name)))
     }
 
-    fn unit(&self, name: &str) -> Result<&UnitEntry, TrainError> {
-        let entry = self.manifest.units.iter().find(|entry| entry.name == name);
-        entry.ok_or_else(|| unusable(&self.path, format!("it has no unit {name}")))
+    fn unit(&self, network: &str, name: &str) -> Result<&UnitEntry, TrainError> {
+        let mut units = self.manifest.units.iter();
+        let entry = units.find(|entry| entry.network == network && entry.name == name);
+        entry.ok_or_else(|| unusable(&self.path, format!("its network {network} has no unit {name}")))
     }
 }
 

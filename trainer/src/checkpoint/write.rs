@@ -37,11 +37,18 @@ impl Snapshot {
     /// What `state` is now.
     pub fn of(state: &TrainState, plan: &Plan) -> Self {
         let mut tensors = Vec::new();
-        for shard in &state.shards {
-            let named = |(name, values): (&str, &Tensor<1>)| {
-                (format!("{name}/{}", shard.layout.name), values.clone())
-            };
-            tensors.extend(shard.buffers().map(named));
+        let mut units = Vec::new();
+        // A frozen network is read from its own file at every start.
+        for network in state.networks.iter().filter(|network| !network.is_frozen) {
+            for shard in &network.shards {
+                units.push(UnitEntry::of(network.name, &shard.layout, &shard.n_updates));
+                let moments = shard.moments.iter().map(|moment| (moment.name, &moment.values));
+                let buffers = std::iter::once((network.name, &shard.weights)).chain(moments);
+                let named = |(name, values): (&str, &Tensor<1>)| {
+                    (format!("{name}/{}", shard.layout.name), values.clone())
+                };
+                tensors.extend(buffers.map(named));
+            }
         }
         let method = state.method.state();
         let manifest = Manifest {
@@ -51,7 +58,7 @@ impl Snapshot {
             bad_steps: state.bad_steps,
             world_size: plan.world_size,
             plan: plan.clone(),
-            units: state.shards.iter().map(|s| UnitEntry::of(&s.layout, s.n_updates)).collect(),
+            units,
             method: method.iter().map(|(name, values)| (name.clone(), values.len())).collect(),
             files: Vec::new(),
             checksum: String::new(),

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use burn_tensor::Device;
+use burn_tensor::{Device, Tensor};
 use kernels::device::host::to_host;
 use networks::backbone::Readout;
 use ranks::communicator::{Comm, CommConfig};
@@ -15,6 +15,7 @@ use crate::Plan;
 use crate::bench::compare::difference;
 use crate::bench::shard::share_of;
 use crate::checkpoint::{Saver, resume};
+use crate::optim::state::UnitShard;
 use crate::recipe::plan::Room;
 use crate::step::Trainer;
 
@@ -22,7 +23,7 @@ use crate::step::Trainer;
 #[derive(Debug, Clone, PartialEq)]
 struct Trained {
     reports: Vec<f64>,
-    /// Unit, buffer, values without padding.
+    /// Network and unit, buffer, values without padding.
     buffers: Vec<(String, &'static str, Vec<f32>)>,
     state: Vec<(String, Vec<f32>)>,
 }
@@ -63,19 +64,26 @@ fn take(plan: &Plan, trainer: &mut Trainer, n_steps: u64) -> Vec<f64> {
     reports
 }
 
+/// The buffers of a shard by their names.
+fn named(shard: &UnitShard) -> Vec<(&'static str, &Tensor<1>)> {
+    let moments = shard.moments.iter().map(|moment| (moment.name, &moment.values));
+    std::iter::once(("weights", &shard.weights)).chain(moments).collect()
+}
+
 /// Joins what ranks say, which agree on all but their shards.
 fn joined(ranks: Vec<(Vec<f64>, Trainer)>) -> Trained {
     let (first, trainer) = &ranks[0];
     let mut buffers = Vec::new();
-    for (unit, shard) in trainer.state.shards.iter().enumerate() {
-        for (number, (name, _)) in shard.buffers().enumerate() {
-            let mut values = Vec::new();
-            for (_, trainer) in &ranks {
-                let (_, own) = trainer.state.shards[unit].buffers().nth(number).unwrap();
-                values.extend(to_host(own.clone()));
+    for (number, network) in trainer.state.networks.iter().enumerate() {
+        for (unit, shard) in network.shards.iter().enumerate() {
+            for (buffer, (name, _)) in named(shard).into_iter().enumerate() {
+                let of_rank = |(_, trainer): &(_, Trainer)| {
+                    to_host(named(&trainer.state.networks[number].shards[unit])[buffer].1.clone())
+                };
+                let mut values: Vec<f32> = ranks.iter().flat_map(of_rank).collect();
+                values.truncate(shard.layout.numel);
+                buffers.push((format!("{}/{}", network.name, shard.layout.name), name, values));
             }
-            values.truncate(shard.layout.numel);
-            buffers.push((shard.layout.name.clone(), name, values));
         }
     }
     assert!(ranks.iter().all(|(reports, _)| reports == first), "ranks report the same");
@@ -175,7 +183,7 @@ fn micro_batches_change_rounding_only() {
         // Where the last bit of the weights moves gradients by more, their own rounding is larger.
         for seed in (0..ROUNDINGS).filter(|_| given.iter().any(|worst| *worst > 2e-5)) {
             let moved = joined(on_ranks(whole, 1, |plan, mut trainer| {
-                trainer.state.shards = rounded(&trainer.state.shards, seed);
+                trainer.state.networks = rounded(&trainer.state.networks, seed);
                 (take(plan, &mut trainer, 1), trainer)
             }));
             let moved = worst(&first_moments(&moved));

@@ -10,8 +10,7 @@ use augment::{Batch, MultiCrop};
 use networks::backbone::ModelConfig;
 
 use crate::bench::noise::noise_batch;
-use crate::method::{MethodConfig, MethodContext, Moves};
-use crate::schedule::RunLength;
+use crate::method::MethodConfig;
 use crate::{Plan, Recipe};
 
 /// Images of a global batch.
@@ -38,8 +37,6 @@ micro_batches = 4
 length = { steps = 12 }
 lr = 1e-2
 warmup = { steps = 3 }
-[teacher]
-decay = [0.9, 1.0]
 [run]
 workers = 1
 "#;
@@ -59,20 +56,10 @@ pub(crate) fn plans(overrides: &[&str]) -> Vec<Plan> {
             let model = model.clone();
             let views = scaled(views, model.stride_px() as u32).into();
             let recipe = Recipe { model, method, views, ..base.clone() };
-            plans.push(Plan::resolve(with_teacher_if_any(recipe), 100).unwrap());
+            plans.push(Plan::resolve(recipe, 100).unwrap());
         }
     }
     plans
-}
-
-/// The recipe without its teacher where the method has none.
-fn with_teacher_if_any(recipe: Recipe) -> Recipe {
-    let length = RunLength { n_samples: 100, batch_size: BATCH, total_steps: 12 };
-    let views = recipe.views.multicrop().unwrap();
-    let cx = MethodContext { views, width: recipe.model.width(), length, seed: 0 };
-    let followers = recipe.method.build(&cx).unwrap().followers();
-    let averages = followers.iter().any(|follower| follower.moves == Moves::Average);
-    Recipe { teacher: recipe.teacher.filter(|_| averages), ..recipe }
 }
 
 /// The same views, larger where `stride_px` does not divide them.

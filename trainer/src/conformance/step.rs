@@ -9,7 +9,6 @@ use kernels::device::host::to_host;
 use networks::backbone::Readout;
 use networks::drop_path::Drawing;
 use networks::features::{Features, Outputs, by_image};
-use networks::head::{Head, On, Reads};
 use networks::leaves::Leaves;
 use networks::unit::{Context, Draws, StatSets, Unit};
 use ranks::communicator::Comm;
@@ -17,18 +16,17 @@ use ranks::peers::Peers;
 
 use super::{BATCH, batch, pair, plans};
 use crate::bench::compare::difference;
+use crate::method::network::{Moves, NetworkSpec};
 use crate::method::{BatchOutputs, Method};
 use crate::optim::state::UnitShard;
-use crate::step::Trainer;
+use crate::step::{NetworkState, Trainer};
 use crate::{Plan, schedule::Knobs};
 
-/// A network whose batch goes through at once.
+/// Networks whose batch goes through at once.
 struct Whole<'a> {
     plan: &'a Plan,
-    backbone: Vec<Box<dyn Unit>>,
-    heads: Vec<Head>,
     method: Box<dyn Method>,
-    shards: Vec<UnitShard>,
+    networks: Vec<NetworkState>,
     step: u64,
 }
 
@@ -39,57 +37,51 @@ impl Whole<'_> {
         (0..n).flat_map(|number| (number..BATCH).step_by(n)).collect()
     }
 
-    fn input(&self, batch: &Batch, sizes: &[usize]) -> Vec<Features> {
+    fn input(&self, batch: &Batch, spec: &NetworkSpec) -> Vec<Features> {
         let groups = self.method.views().groups();
+        let input = spec.input(self.plan.pixel_input());
         let of_size = |size: &usize| {
             let views: Vec<&[u8]> =
                 self.images().iter().map(|image| batch.samples[*image].groups[*size].as_slice()).collect();
-            let size_px = groups[*size].size_px as usize;
-            self.plan.pixel_input().features(&views, size_px, &Device::flex())
+            input.features(&views, groups[*size].size_px as usize, &Device::flex())
         };
-        sizes.iter().map(of_size).collect()
+        spec.sees.iter().map(of_size).collect()
     }
 
-    /// Features and heads of the views of `sizes` for the parameters `leaves`, a tensor for the whole batch each.
-    fn outputs(
-        &self,
-        input: Vec<Features>,
-        sizes: &[usize],
-        leaves: &[Leaves<'_>],
-        draws: bool,
-        on: On,
-    ) -> Outputs {
-        let sets = self.method.stat_sets().of(sizes);
+    /// The specification of the network that moves by gradient.
+    fn trained(&self) -> NetworkSpec {
+        let mut networks = self.method.networks().into_iter();
+        networks.find(|spec| spec.moves == Moves::ByGradient).unwrap()
+    }
+
+    /// Features and heads of the views that `spec` sees for the parameters `leaves`, a tensor for the whole batch each.
+    fn outputs(&self, spec: &NetworkSpec, input: Vec<Features>, leaves: &[Leaves<'_>]) -> Outputs {
+        let is_frozen = spec.moves == Moves::Frozen;
+        let sets = self.method.stat_sets().of(&spec.sees);
         let views = self.method.views().groups();
         let drawing = Drawing {
             seed: self.plan.recipe.seed,
             step: self.step,
-            n_views: sizes.iter().map(|size| views[*size].n_views).collect(),
+            n_views: spec.sees.iter().map(|size| views[*size].n_views).collect(),
         };
         let mut groups = input;
-        for (number, (unit, leaves)) in self.backbone.iter().zip(leaves).enumerate() {
+        let backbone = spec.model(&self.plan.recipe.model).units(Readout::All);
+        for (number, (unit, leaves)) in backbone.iter().zip(leaves).enumerate() {
             let positions = self.images().into_iter().map(|image| image as u64);
-            let drawn = match draws {
-                true => drawing.draw(number, unit.drop_path(), positions),
-                false => Draws::default(),
+            let drawn = match spec.moves {
+                Moves::ByGradient => drawing.draw(number, unit.drop_path(), positions),
+                _ => Draws::default(),
             };
-            groups = through(unit.as_ref(), groups, leaves, &drawn, &sets);
+            groups = through(unit.as_ref(), groups, leaves, &drawn, &sets, is_frozen);
         }
         let mut heads: BTreeMap<&'static str, Vec<Features>> = BTreeMap::new();
-        let mut leaves = leaves[self.backbone.len()..].iter();
-        for head in &self.heads {
-            let leaves: Vec<&Leaves<'_>> = leaves.by_ref().take(head.units.len()).collect();
-            if on == On::Both && head.on == On::Student {
-                continue;
-            }
-            let mut given: Vec<Features> = match head.reads {
-                Reads::Pooled => groups.iter().map(Features::pooled).collect(),
-                Reads::Patches => groups.iter().map(Features::patches).collect(),
-                Reads::Head(name) => heads[name].clone(),
-            };
-            let sets = self.method.head_stat_sets().of(sizes);
-            for (unit, leaves) in head.units.iter().zip(leaves) {
-                given = through(unit.as_ref(), given, leaves, &Draws::default(), &sets);
+        let mut leaves = leaves[backbone.len()..].iter();
+        for head in &spec.heads {
+            let read = head.reads.head().map_or(&groups, |name| &heads[name]);
+            let mut given: Vec<Features> = read.iter().map(|group| head.reads.select(group)).collect();
+            let sets = self.method.head_stat_sets().of(&spec.sees);
+            for (unit, leaves) in head.units.iter().zip(leaves.by_ref()) {
+                given = through(unit.as_ref(), given, leaves, &Draws::default(), &sets, is_frozen);
             }
             heads.insert(head.name, given);
         }
@@ -98,16 +90,24 @@ impl Whole<'_> {
         Outputs { n_images: BATCH, features: groups, heads }
     }
 
-    /// What the student's head `name` makes of vectors.
+    /// The shards of the network `name`.
+    fn shards(&self, name: &str) -> &[UnitShard] {
+        &self.networks.iter().find(|network| network.name == name).unwrap().shards
+    }
+
+    /// The output of the trained network's head `name` for vectors.
     fn score(&self, name: &str, x: Tensor<3>) -> Tensor<3> {
         let [n, v, d] = x.dims();
         let mut given = vec![Features::vectors(x.reshape([n * v, 1, d]))];
-        let mut shards = self.shards[self.backbone.len()..].iter();
-        for head in &self.heads {
+        let spec = self.trained();
+        let n_backbone = spec.model(&self.plan.recipe.model).units(Readout::All).len();
+        let mut shards = self.shards(spec.name)[n_backbone..].iter();
+        for head in &spec.heads {
             for (unit, shard) in head.units.iter().zip(shards.by_ref().take(head.units.len())) {
                 if head.name == name {
                     let leaves = Leaves::new(&shard.layout, &constrained(unit.as_ref(), shard), false);
-                    given = through(unit.as_ref(), given, &leaves, &Draws::default(), &StatSets::joint(1));
+                    let sets = StatSets::joint(1);
+                    given = through(unit.as_ref(), given, &leaves, &Draws::default(), &sets, false);
                 }
             }
         }
@@ -136,34 +136,34 @@ impl Whole<'_> {
     /// Mean loss of the batch, and the gradients of all units.
     fn gradients(&self, batch: &Batch, knobs: &Knobs) -> (f64, Vec<Tensor<1>>) {
         let comm = Comm::solo();
-        let follow = |follower: crate::method::Follower| {
-            // Units of the student alone are passed over.
-            let weights = |shard: &UnitShard| shard.follower(follower.name).unwrap_or(&shard.student).clone();
+        let others = |spec: &NetworkSpec| {
+            let shards = self.shards(spec.name).iter();
             let leaves: Vec<_> =
-                self.shards.iter().map(|shard| Leaves::new(&shard.layout, &weights(shard), false)).collect();
-            let input = self.input(batch, &follower.sees);
-            self.cut(&self.outputs(input, &follower.sees, &leaves, false, On::Both))
+                shards.map(|shard| Leaves::new(&shard.layout, &shard.weights, false)).collect();
+            (spec.name, self.cut(&self.outputs(spec, self.input(batch, spec), &leaves)))
         };
-        let followers: Vec<_> = self.method.followers().into_iter().map(follow).collect();
-        let sees = self.method.student_sees();
-        let student = |track| {
-            let heads = self.heads.iter().flat_map(|head| &head.units);
-            let units = self.backbone.iter().chain(heads);
+        let specs = self.method.networks();
+        let others: Vec<_> =
+            specs.iter().filter(|spec| spec.moves != Moves::ByGradient).map(others).collect();
+        let spec = self.trained();
+        let trained = |track| {
+            let backbone = spec.model(&self.plan.recipe.model).units(Readout::All);
+            let units = backbone.iter().chain(spec.heads.iter().flat_map(|head| &head.units));
             let leaves: Vec<_> = units
-                .zip(&self.shards)
+                .zip(self.shards(spec.name))
                 .map(|(unit, shard)| Leaves::new(&shard.layout, &constrained(unit.as_ref(), shard), track))
                 .collect();
-            let mut input = self.input(batch, &sees);
+            let mut input = self.input(batch, &spec);
             if track {
                 input.iter_mut().for_each(|group| group.x = group.x.clone().autodiff());
             }
-            let outputs = self.outputs(input, &sees, &leaves, true, On::Student);
+            let outputs = self.outputs(&spec, input, &leaves);
             (leaves, self.cut(&outputs))
         };
-        let (_, plain) = student(false);
-        let (leaves, tracked) = student(true);
+        let (_, plain) = trained(false);
+        let (leaves, tracked) = trained(true);
         let score = |name: &str, x: Tensor<3>| self.score(name, x);
-        let outputs = BatchOutputs { student: &plain, followers: &followers, score: &score };
+        let outputs = BatchOutputs { trained: &plain, others: &others, score: &score };
         let peers = Peers::new(&comm, self.plan.n_micro_batches());
         let prepared = self.method.prepare(&outputs, knobs.step, peers).unwrap();
         let losses = tracked.iter().enumerate().map(|(number, outputs)| prepared.of(number, outputs).loss);
@@ -174,9 +174,9 @@ impl Whole<'_> {
     }
 }
 
-/// The student's weights, where its method keeps them.
+/// The trained network's weights, where its method keeps them.
 fn constrained(unit: &dyn Unit, shard: &UnitShard) -> Tensor<1> {
-    let mut flat = shard.student.clone();
+    let mut flat = shard.weights.clone();
     for (param, values) in unit.constrain(&Leaves::new(&shard.layout, &flat, false)) {
         let at = shard.layout.position(&param).unwrap();
         flat = flat.slice_assign([shard.layout.params[at].range()], values);
@@ -184,19 +184,21 @@ fn constrained(unit: &dyn Unit, shard: &UnitShard) -> Tensor<1> {
     flat
 }
 
-/// All stages of a unit: the sums of the whole batch are its totals.
+/// All stages of a unit: the sums of the whole batch are its totals, unless it `evaluates`.
 fn through(
     unit: &dyn Unit,
     mut groups: Vec<Features>,
     leaves: &Leaves<'_>,
     draws: &Draws,
     sets: &StatSets,
+    evaluates: bool,
 ) -> Vec<Features> {
     let mut totals = Vec::new();
     for stage in 0..unit.n_stages() {
         let cx = Context { leaves, draws, totals: &totals, sets, compute: DType::F32 };
         let given = unit.forward(stage, groups, &cx);
-        (groups, totals) = (given.features, given.sums);
+        groups = given.features;
+        totals = if evaluates { Vec::new() } else { given.sums };
     }
     groups
 }
@@ -206,39 +208,33 @@ pub(super) const ROUNDINGS: u64 = 4;
 
 /// Every weight moved by up to half of what f32 can tell apart. Where gradients follow by more than is allowed, their own
 /// rounding is larger: behind normalizations over few cells it can be.
-pub(super) fn rounded(shards: &[UnitShard], seed: u64) -> Vec<UnitShard> {
+pub(super) fn rounded(networks: &[NetworkState], seed: u64) -> Vec<NetworkState> {
     let device = Device::flex();
     device.seed(seed);
-    let mut shards = shards.to_vec();
-    for shard in &mut shards {
+    let mut networks = networks.to_vec();
+    for shard in networks.iter_mut().flat_map(|network| &mut network.shards) {
         let half = Distribution::Uniform(-6e-8, 6e-8);
-        shard.student = shard.student.clone() * (Tensor::random(shard.student.dims(), half, &device) + 1.0);
+        shard.weights = shard.weights.clone() * (Tensor::random(shard.weights.dims(), half, &device) + 1.0);
     }
-    shards
+    networks
 }
 
 fn check(plan: &Plan, number: u64) {
     let mut trainer: Trainer = plan.trainer(Comm::solo(), &Device::flex()).unwrap();
-    // A step ahead the followers are no longer the student.
+    // A step ahead the averages are no longer the trained network.
     trainer.step(&batch(plan, 0), &plan.schedules().at(number - 1)).unwrap();
     let knobs = plan.schedules().at(number);
     let batch = batch(plan, number);
     let given = trainer.gradients(&batch, &knobs, &mut |_| {}).unwrap();
     let mut method = plan.method().unwrap();
     method.load_state(&trainer.state.method.state()).unwrap();
-    let mut whole = Whole {
-        plan,
-        backbone: plan.recipe.model.units(Readout::All),
-        heads: method.heads(),
-        method,
-        shards: trainer.state.shards.clone(),
-        step: trainer.state.step,
-    };
+    let mut whole =
+        Whole { plan, method, networks: trainer.state.networks.clone(), step: trainer.state.step };
     let (loss, grads) = whole.gradients(&batch, &knobs);
     let of_step = given.loss().unwrap();
     assert!((of_step - loss).abs() <= 1e-5 * loss.abs(), "{}: loss {of_step}, {loss}", pair(plan));
     let expected: Vec<Vec<f32>> = grads.into_iter().map(to_host).collect();
-    let units = trainer.state.shards.iter().map(|shard| &shard.layout.name);
+    let units = trainer.trained().iter().map(|shard| &shard.layout.name);
     let worst = |given: &[Vec<f32>]| -> Vec<f64> {
         expected.iter().zip(given).map(|(expected, given)| difference(expected, given)).collect()
     };
@@ -246,7 +242,7 @@ fn check(plan: &Plan, number: u64) {
     let mut allowed = vec![1e-4; expected.len()];
     if worst(&given).iter().any(|worst| *worst > 1e-4) {
         for draw in 0..ROUNDINGS {
-            whole.shards = rounded(&trainer.state.shards, draw);
+            whole.networks = rounded(&trainer.state.networks, draw);
             let moved: Vec<Vec<f32>> = whole.gradients(&batch, &knobs).1.into_iter().map(to_host).collect();
             allowed =
                 allowed.into_iter().zip(worst(&moved)).map(|(a, moved)| f64::max(a, 2.0 * moved)).collect();

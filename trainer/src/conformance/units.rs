@@ -8,15 +8,14 @@ use kernels::device::workers::Workers;
 use kernels::ops::flops_of;
 use networks::backbone::Readout;
 use networks::features::Features;
-use networks::head::Reads;
 use networks::leaves::Leaves;
-use networks::params::Role;
 use networks::unit::{Context, Draws, GroupShape, StatSets, Unit};
 use ranks::communicator::Comm;
 use ranks::topology::Topology;
 
 use super::{BATCH, batch, pair, plans};
 use crate::Plan;
+use crate::method::network::Moves;
 use crate::optim::state::UnitShard;
 use crate::step::whole::BackbonePass;
 
@@ -31,9 +30,8 @@ impl Chain {
     fn new(units: Vec<Box<dyn Unit>>, input: Features) -> Self {
         let device = Device::flex();
         let of_units = units.iter().map(AsRef::as_ref);
-        let shards = of_units
-            .map(|unit: &dyn Unit| UnitShard::init(unit, 1, Topology::SOLO, &[], &[], &device))
-            .collect();
+        let shards =
+            of_units.map(|unit: &dyn Unit| UnitShard::init(unit, 1, Topology::SOLO, &[], &device)).collect();
         Self { units, shards, input }
     }
 
@@ -55,7 +53,7 @@ impl Chain {
     }
 
     fn weights(&self) -> Vec<Tensor<1>> {
-        self.shards.iter().map(|shard| shard.student.clone()).collect()
+        self.shards.iter().map(|shard| shard.weights.clone()).collect()
     }
 
     /// Flat gradients of Σ -cos(output), whose gradient at the output is its sine.
@@ -88,16 +86,18 @@ fn chains(plan: &Plan) -> Vec<Chain> {
         chains.push(chain);
     }
     let features = features.unwrap();
-    let mut given: BTreeMap<&str, Features> = BTreeMap::new();
-    for head in plan.method().unwrap().heads() {
-        let input = match head.reads {
-            Reads::Pooled => features.pooled(),
-            Reads::Patches => features.patches(),
-            Reads::Head(name) => given[name].clone(),
-        };
-        let chain = Chain::new(head.units, input);
-        given.insert(head.name, chain.output(&chain.weights()));
-        chains.push(chain);
+    // Networks that follow have the same units as those that they follow.
+    for network in plan.method().unwrap().networks() {
+        if network.moves != Moves::ByGradient {
+            continue;
+        }
+        let mut given: BTreeMap<&str, Features> = BTreeMap::new();
+        for head in network.heads {
+            let read = head.reads.head().map_or(&features, |name| &given[name]);
+            let chain = Chain::new(head.units, head.reads.select(read));
+            given.insert(head.name, chain.output(&chain.weights()));
+            chains.push(chain);
+        }
     }
     chains
 }
@@ -105,15 +105,16 @@ fn chains(plan: &Plan) -> Vec<Chain> {
 #[test]
 fn names_are_unique() {
     for plan in plans(&[]) {
-        let (mut units, mut params) = (BTreeSet::new(), BTreeSet::new());
-        let heads = plan.method().unwrap().heads();
-        let backbone = plan.recipe.model.units(Readout::All);
-        for unit in backbone.iter().chain(heads.iter().flat_map(|head| &head.units)) {
-            assert!(units.insert(unit.name().to_string()), "{}: two units {}", pair(&plan), unit.name());
-            let layout = unit.layout(1);
-            for slot in &layout.params {
-                let name = layout.full_name(slot);
-                assert!(params.insert(name.clone()), "{}: two parameters {name}", pair(&plan));
+        for network in plan.method().unwrap().networks() {
+            let (mut units, mut params) = (BTreeSet::new(), BTreeSet::new());
+            let backbone = network.units(&plan.recipe.model);
+            for unit in backbone.iter().chain(network.heads.iter().flat_map(|head| &head.units)) {
+                assert!(units.insert(unit.name().to_string()), "{}: two units {}", pair(&plan), unit.name());
+                let layout = unit.layout(1);
+                for slot in &layout.params {
+                    let name = layout.full_name(slot);
+                    assert!(params.insert(name.clone()), "{}: two parameters {name}", pair(&plan));
+                }
             }
         }
     }
@@ -128,7 +129,7 @@ fn all_parameters_are_used() {
                 for slot in &shard.layout.params {
                     let moved = grad[slot.range()].iter().any(|value| *value != 0.0);
                     let name = shard.layout.full_name(slot);
-                    assert_eq!(moved, slot.spec.role != Role::Running, "{}: {name}", pair(&plan));
+                    assert_eq!(moved, slot.spec.role.is_trained(), "{}: {name}", pair(&plan));
                 }
                 assert!(grad.iter().all(|value| value.is_finite()));
             }
@@ -160,7 +161,7 @@ fn gradients_equal_finite_differences() {
             let grads = chain.gradients(true);
             let weights: Vec<_> = chain.weights().into_iter().map(|flat| flat.cast(DType::F64)).collect();
             for (number, shard) in chain.shards.iter().enumerate() {
-                for slot in shard.layout.params.iter().filter(|slot| slot.spec.role != Role::Running) {
+                for slot in shard.layout.params.iter().filter(|slot| slot.spec.role.is_trained()) {
                     let signs =
                         Tensor::<1>::random([slot.spec.numel()], Distribution::Uniform(-1.0, 1.0), &device);
                     let signs: Vec<f64> = to_host(signs).into_iter().map(|s| f64::from(s.signum())).collect();

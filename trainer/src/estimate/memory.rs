@@ -3,7 +3,7 @@
 use networks::layout::ALIGNMENT;
 use ranks::topology::Sharding;
 
-use super::{ModelCost, Spread, UnitCost, of_plan};
+use super::{ModelCost, NetworkCost, Spread, UnitCost, of_plan};
 use crate::error::TrainError;
 use crate::recipe::plan::{Plan, Room};
 
@@ -13,7 +13,7 @@ const F32: f64 = 4.0;
 /// What a rank holds at the worst moment of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Memory {
-    /// Shards of student, followers and moments; none where they are left to the host.
+    /// Shards of all networks and of moments; none where they are left to the host.
     pub state_bytes: f64,
     /// Shards of gradients.
     pub gradient_bytes: f64,
@@ -47,40 +47,48 @@ pub fn memory(model: &ModelCost, spread: &Spread) -> Memory {
     let padded = |unit: &UnitCost| unit.numel.next_multiple_of(ALIGNMENT * spread.group_size) as f64;
     let sum = |units: &[UnitCost]| units.iter().map(padded).sum::<f64>();
     let largest = |units: &[UnitCost]| units.iter().map(padded).fold(0.0, f64::max);
-    let (head, n_backbone) = (sum(&model.head), model.backbone.len());
+    let trained = &model.trained;
+    let (head, n_backbone) = (sum(&trained.head), trained.backbone.len());
     let group = spread.group_size as f64;
-    let shards = (sum(&model.backbone) + head) / group;
+    let shards_of = |network: &NetworkCost| (sum(&network.backbone) + sum(&network.head)) / group;
+    let shards = shards_of(trained);
     let first_kept = n_backbone.saturating_sub(spread.keep);
-    let (again, kept) = model.backbone.split_at(first_kept);
-    // The head is there as a whole while the next unit comes; elsewhere one unit while the next comes.
-    let passing = (head + largest(&model.backbone)).max(2.0 * largest(&model.backbone));
+    let (again, kept) = trained.backbone.split_at(first_kept);
+    // Heads are there as a whole while the next unit comes; elsewhere one unit while the next comes.
+    let passing_of = |network: &NetworkCost| {
+        sum(&network.head).max(largest(&network.backbone)) + largest(&network.backbone)
+    };
+    let passing = model.networks().map(passing_of).fold(0.0, f64::max);
     let gathered = match (spread.gathers(), spread.sharding) {
         (false, _) => 0.0,
-        (true, Sharding::Grad) => sum(&model.backbone) + passing,
+        (true, Sharding::Grad) => sum(&trained.backbone) + passing,
         (true, _) => sum(kept) + passing,
     };
     let images = spread.rank_batch as f64;
     let micro_batch = images / spread.rank_micro_batches.max(1) as f64;
     let inputs: f64 = again.iter().map(|unit| unit.input * images).sum();
     let graphs: f64 = kept.iter().map(|unit| unit.graph * images).sum();
-    let head_graph: f64 = model.head.iter().map(|unit| unit.graph * micro_batch).sum();
+    let head_graph: f64 = trained.head.iter().map(|unit| unit.graph * micro_batch).sum();
     // Gradients by parameter and in one piece; that of the prototypes is a sum of two.
-    let prototypes = model.head.last().map_or(0.0, padded);
+    let prototypes = trained.head.last().map_or(0.0, padded);
     let in_head = head_graph + 2.0 * head + prototypes;
     let at_once = |unit: &UnitCost| if unit.staged { images } else { micro_batch };
     let live = again.iter().map(|unit| unit.graph * at_once(unit)).fold(0.0, f64::max);
     // Every worker has the gradients of its slice, by parameter, beside the sums of earlier micro-batches; at the end there
     // are the sum of all and a copy of it in one piece.
     let copies_of_unit = (spread.workers + partial_sums(spread.rank_micro_batches)).max(2);
-    let of_unit = copies_of_unit as f64 * largest(&model.backbone);
+    let of_unit = copies_of_unit as f64 * largest(&trained.backbone);
     // At first the head's gradients are on their way, at last all shards are there.
-    let on_their_way = if spread.world_size > 1 { head + largest(&model.head) } else { head };
+    let on_their_way = if spread.world_size > 1 { head + largest(&trained.head) } else { head };
     let backwards = live + of_unit + on_their_way.max(shards);
-    // Student, moments, followers.
-    let copies = 1.0 + (model.n_moments + model.n_followers) as f64;
+    // The trained network with its moments, and the others; a checkpoint leaves out frozen ones.
+    let with_moments = (1.0 + model.n_moments as f64) * shards;
+    let others = |frozen: bool| -> f64 {
+        model.others.iter().filter(|network| frozen || !network.is_frozen).map(shards_of).sum()
+    };
     let here = if spread.offload { 0.0 } else { 1.0 };
     Memory {
-        state_bytes: here * copies * F32 * shards,
+        state_bytes: here * F32 * (with_moments + others(true)),
         gradient_bytes: F32 * shards,
         gathered_bytes: F32 * gathered,
         input_bytes: F32 * model.pixels * images,
@@ -88,7 +96,7 @@ pub fn memory(model: &ModelCost, spread: &Spread) -> Memory {
         work_bytes: F32 * in_head.max(backwards),
         checkpoint_bytes: here
             * F32
-            * (copies * shards + largest(&model.backbone).max(largest(&model.head)) / group),
+            * (with_moments + others(false) + largest(&trained.backbone).max(largest(&trained.head)) / group),
     }
 }
 
@@ -108,7 +116,7 @@ pub fn fit(mut plan: Plan, room: Room) -> Result<Plan, TrainError> {
     if plan.recipe.run.keep.is_none() {
         plan.keep = keep_that_fits(&model, &spread, room.bytes).unwrap_or(0);
     }
-    let keep = plan.keep.min(model.backbone.len());
+    let keep = plan.keep.min(model.trained.backbone.len());
     let peak_bytes = memory(&model, &Spread { keep, ..spread }).peak_bytes();
     if peak_bytes > REFUSED * room.bytes {
         let reason = format!(
@@ -130,7 +138,7 @@ const REFUSED: f64 = 1.5;
 /// not fit.
 pub fn keep_that_fits(model: &ModelCost, spread: &Spread, bytes: f64) -> Option<usize> {
     let fits = |keep: &usize| memory(model, &Spread { keep: *keep, ..*spread }).needed_bytes() <= bytes;
-    (0..=model.backbone.len()).rev().find(fits)
+    (0..=model.trained.backbone.len()).rev().find(fits)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ mod time;
 
 pub use failure::{Goodput, goodput};
 pub use memory::{Memory, fit, keep_that_fits, memory};
-pub use model::{ModelCost, UnitCost, of_plan};
+pub use model::{ModelCost, NetworkCost, UnitCost, of_plan};
 pub use presets::{PRESETS, preset};
 pub use simulate::{Simulation, simulate};
 pub use spread::Spread;

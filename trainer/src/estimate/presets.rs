@@ -11,7 +11,7 @@ use networks::head::prototypes::Prototypes;
 use networks::unit::{GroupShape, Unit};
 
 use super::model::of_parts;
-use super::{ModelCost, UnitCost};
+use super::{ModelCost, NetworkCost, UnitCost};
 use crate::method::{MethodConfig, MethodContext};
 use crate::schedule::RunLength;
 
@@ -103,8 +103,9 @@ pub fn preset(name: &str) -> Option<ModelCost> {
     })
 }
 
-/// Costs of a head of an MLP and prototypes behind `width` channels.
-fn head(width: usize, sizes: HeadSizes) -> Vec<UnitCost> {
+/// Costs of a head of an MLP and prototypes behind `width` channels, in the network with number `i`: the trained one, or
+/// its average.
+fn head(width: usize, sizes: HeadSizes, i: usize) -> Vec<UnitCost> {
     let HeadSizes { name, hidden, bottleneck, prototypes, rows } = sizes;
     let mlp = Mlp { name: format!("{name}.mlp"), input: width, hidden, output: bottleneck, init_std: 0.0 };
     let last = Prototypes {
@@ -116,14 +117,13 @@ fn head(width: usize, sizes: HeadSizes) -> Vec<UnitCost> {
     };
     let shape = |n_views, width| [GroupShape { n_views, n_prefix: 1, grid: [0, 0], width }];
     let of_unit = |unit: &dyn Unit, width: usize| {
-        let cost = |rows: usize| unit.cost(&shape(rows, width)).0;
+        let cost = unit.cost(&shape(rows[i], width)).0;
         UnitCost {
             name: unit.name().to_string(),
             numel: unit.params().iter().map(|spec| spec.numel()).sum(),
-            student_flops: cost(rows[0]).flops,
-            follower_flops: cost(rows[1]).flops,
+            flops: cost.flops,
             input: 0.0,
-            graph: cost(rows[0]).graph,
+            graph: cost.graph,
             staged: false,
         }
     };
@@ -139,31 +139,33 @@ fn transformer(name: &str, sizes: Transformer, heads: &[HeadSizes]) -> ModelCost
         let of_size = |i: usize| N_VIEWS[i] as f64 * f((patches[i] + 1) as f64);
         [of_size(0) + of_size(1), of_size(0)]
     };
-    let unit = |name: String, numel: usize, flops: [f64; 2], input: f64, graph: f64| UnitCost {
-        name,
-        numel,
-        student_flops: flops[0],
-        follower_flops: flops[1],
-        input,
-        graph,
-        staged: false,
-    };
-    let tokens = sum(&|n| n)[0];
     let patch = 3 * patch_px * patch_px;
     let block = 4 * width * width + 4 * width + products * width * hidden + 4 * width + hidden + width;
     let block_flops = sum(&|n| n * (8.0 * w * w + 2.0 * products as f64 * w * h + 4.0 * n * w));
-    let block_graph = sum(&|n| n * (9.0 * w + products as f64 * h + n_heads as f64 * n))[0];
+    let block_graph = sum(&|n| n * (9.0 * w + products as f64 * h + n_heads as f64 * n));
     let embed = (patch + 1) * width + (patches[0] + 2) * width;
     let embed_flops = sum(&|n| 2.0 * n * (patch * width) as f64);
-    let mut backbone = vec![unit(".embed".into(), embed, embed_flops, 0.0, 2.0 * tokens * w)];
-    let blocks = (0..depth).map(|i| format!("blocks.{i}"));
-    backbone.extend(blocks.map(|name| unit(name, block, block_flops, tokens * w, block_graph)));
-    backbone.push(unit("norm".into(), 2 * width, [0.0; 2], tokens * w, tokens * w));
+    let network = |name: &str, i: usize| {
+        let tokens = sum(&|n| n)[i];
+        let unit = |name: String, numel: usize, flops: f64, input: f64, graph: f64| UnitCost {
+            name,
+            numel,
+            flops,
+            input,
+            graph,
+            staged: false,
+        };
+        let mut backbone = vec![unit(".embed".into(), embed, embed_flops[i], 0.0, 2.0 * tokens * w)];
+        let blocks = (0..depth).map(|block| format!("blocks.{block}"));
+        backbone.extend(blocks.map(|name| unit(name, block, block_flops[i], tokens * w, block_graph[i])));
+        backbone.push(unit("norm".into(), 2 * width, 0.0, tokens * w, tokens * w));
+        let head = heads.iter().flat_map(|sizes| head(width, *sizes, i)).collect();
+        NetworkCost { name: name.into(), is_frozen: false, backbone, head }
+    };
     ModelCost {
         name: name.into(),
-        backbone,
-        head: heads.iter().flat_map(|sizes| head(width, *sizes)).collect(),
-        n_followers: 1,
+        trained: network("student", 0),
+        others: vec![network("teacher", 1)],
         n_moments: 2,
         pixels: (0..2).map(|i| (N_VIEWS[i] * 3 * sides_px[i] * sides_px[i]) as f64).sum(),
     }
@@ -175,7 +177,7 @@ fn of_units(name: &str, model: &str, method: &str, views: MultiCrop, n_moments: 
     let model: ModelConfig = toml::from_str(model).expect("a model of this file");
     let method: MethodConfig = toml::from_str(method).expect("a method of this file");
     let length = RunLength { n_samples: 1 << 20, batch_size: 1024, total_steps: 1 << 10 };
-    let cx = MethodContext { views, width: model.width(), length, seed: 0 };
+    let cx = MethodContext { views, model: model.clone(), length, seed: 0 };
     let method = method.build(&cx).expect("a method of this file");
     of_parts(name, &model, method.as_ref(), n_moments)
 }
@@ -235,7 +237,7 @@ mod tests {
             let model = preset(name).unwrap();
             let millions_of = |units: &[UnitCost]| units.iter().map(|u| u.numel).sum::<usize>() as f64 / 1e6;
             for (counted, expected) in
-                [(millions_of(&model.backbone), millions), (millions_of(&model.head), heads)]
+                [(millions_of(&model.trained.backbone), millions), (millions_of(&model.trained.head), heads)]
             {
                 assert!((counted - expected).abs() / expected < 0.02, "{name}: {counted} against {expected}");
             }

@@ -38,9 +38,10 @@ pub fn simulate(model: &ModelCost, from: usize, to: usize) -> Result<Simulation,
             UnitLayout::new(&unit.name, vec![spec], world)
         }
     };
-    let written: Vec<UnitLayout> = model.units().map(of_unit(from)).collect();
-    let read: Vec<UnitLayout> = model.units().map(of_unit(to)).collect();
-    let entries: Vec<UnitEntry> = written.iter().map(|layout| UnitEntry::of(layout, 0)).collect();
+    let written: Vec<UnitLayout> = model.trained.units().map(of_unit(from)).collect();
+    let read: Vec<UnitLayout> = model.trained.units().map(of_unit(to)).collect();
+    let entries: Vec<UnitEntry> =
+        written.iter().map(|layout| UnitEntry::of(&model.trained.name, layout, &[])).collect();
     let manifest_bytes = serde_json::to_vec(&entries).map_err(|error| error.to_string())?.len();
     let (mut max_reads, mut max_files) = (0, 0);
     let mut n_read = vec![0usize; entries.len()];

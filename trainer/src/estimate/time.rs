@@ -5,7 +5,7 @@ use networks::layout::ALIGNMENT;
 use ranks::topology::Sharding;
 use ranks::wire::Wire;
 
-use super::{ModelCost, Spread};
+use super::{ModelCost, NetworkCost, Spread};
 
 /// What connects ranks, and what they compute with.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -47,27 +47,28 @@ pub fn traffic(model: &ModelCost, spread: &Spread) -> Traffic {
         let padded = |unit: &super::UnitCost| unit.numel.next_multiple_of(ALIGNMENT * spread.group_size);
         units.iter().map(|unit| (padded(unit) * wire.bytes()) as f64).sum()
     };
-    let (n_backbone, n_head) = (model.backbone.len(), model.head.len());
+    let trained = &model.trained;
+    let n_backbone = trained.backbone.len();
     let again = match spread.sharding {
-        Sharding::Full => &model.backbone[..n_backbone.saturating_sub(spread.keep)],
+        Sharding::Full => &trained.backbone[..n_backbone.saturating_sub(spread.keep)],
         _ => &[],
     };
-    let copies = 1.0 + model.n_followers as f64;
-    let gathered = copies * bytes(&model.backbone, precision.gather)
-        + copies * bytes(&model.head, precision.head_gather)
-        + bytes(again, precision.gather);
-    let reduced = bytes(&model.backbone, precision.reduce) + bytes(&model.head, precision.head_reduce);
-    let whole = bytes(&model.backbone, Wire::F32) + bytes(&model.head, Wire::F32);
+    let once = |network: &NetworkCost| {
+        bytes(&network.backbone, precision.gather) + bytes(&network.head, precision.head_gather)
+    };
+    let gathered = model.networks().map(once).sum::<f64>() + bytes(again, precision.gather);
+    let reduced = bytes(&trained.backbone, precision.reduce) + bytes(&trained.head, precision.head_reduce);
+    let whole = bytes(&trained.backbone, Wire::F32) + bytes(&trained.head, Wire::F32);
     let share = |n: f64| (n - 1.0) / n;
     Traffic {
         gather_bytes: gathered * share(groups),
         n_gathers: if spread.gathers() {
-            (1 + model.n_followers) * (n_backbone + n_head) + again.len()
+            model.networks().map(|network| network.units().count()).sum::<usize>() + again.len()
         } else {
             0
         },
         reduce_bytes: reduced * share(groups),
-        n_reduces: if spread.world_size > 1 { n_backbone + n_head } else { 0 },
+        n_reduces: if spread.world_size > 1 { trained.units().count() } else { 0 },
         replica_bytes: (reduced + whole) / groups * share(replicas),
     }
 }
@@ -89,9 +90,11 @@ pub struct StepTime {
 /// units that keep no graph run again.
 pub fn step_flops(model: &ModelCost, spread: &Spread) -> [f64; 2] {
     let images = spread.rank_batch as f64;
-    let again = &model.backbone[..model.backbone.len().saturating_sub(spread.keep)];
-    let once: f64 = model.units().map(|unit| unit.follower_flops + 3.0 * unit.student_flops).sum();
-    let twice: f64 = again.iter().map(|unit| unit.student_flops).sum();
+    let backbone = &model.trained.backbone;
+    let again = &backbone[..backbone.len().saturating_sub(spread.keep)];
+    let flops = |network: &NetworkCost| network.units().map(|unit| unit.flops).sum::<f64>();
+    let once = model.others.iter().map(flops).sum::<f64>() + 3.0 * flops(&model.trained);
+    let twice: f64 = again.iter().map(|unit| unit.flops).sum();
     [images * once, images * (once + twice)]
 }
 

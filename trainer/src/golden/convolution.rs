@@ -8,7 +8,6 @@ use networks::batch_norm::BatchNorm;
 use networks::features::Features;
 use networks::layout::UnitLayout;
 use networks::leaves::Leaves;
-use networks::params::Role;
 use networks::patches::{Normalization, PixelInput};
 use networks::unit::{Context, Draws, StatSets, Unit};
 use ranks::topology::Topology;
@@ -128,8 +127,8 @@ fn images(name: &str, size_px: usize) -> Vec<u8> {
 
 /// A unit's shard with the weights that the script gives networks.
 fn filled(unit: &dyn Unit) -> UnitShard {
-    let mut shard = UnitShard::init(unit, 0, Topology::SOLO, &[], &[], &Device::flex());
-    shard.student = weights(&shard);
+    let mut shard = UnitShard::init(unit, 0, Topology::SOLO, &[], &Device::flex());
+    shard.weights = weights(&shard);
     shard
 }
 
@@ -194,7 +193,7 @@ fn networks_equal_torchvision() {
         let input = input.features(&[&images(name, size_px)], size_px, &Device::flex());
         let is_tiny = name == "tiny";
         let leaves: Vec<_> =
-            shards.iter().map(|shard| Leaves::new(&shard.layout, &shard.student, is_tiny)).collect();
+            shards.iter().map(|shard| Leaves::new(&shard.layout, &shard.weights, is_tiny)).collect();
         let input = if is_tiny { input.map(|x| x.clone().autodiff()) } else { input };
         let (evaluated, _) = through(&units, &leaves, input.clone(), false);
         golden.assert_tensor(&format!("{name}.evaluated"), evaluated.inner_or_self(), OF_NETWORK);
@@ -206,7 +205,7 @@ fn networks_equal_torchvision() {
         let mut grads = (trained * golden.tensor::<2>("tiny.weights").autodiff()).sum().backward();
         for (shard, leaves) in shards.iter().zip(&leaves) {
             let flat = to_host(leaves.gradient(&mut grads));
-            for slot in shard.layout.params.iter().filter(|slot| slot.spec.role != Role::Running) {
+            for slot in shard.layout.params.iter().filter(|slot| slot.spec.role.is_trained()) {
                 let name = format!("tiny.grad.{}", shard.layout.full_name(slot));
                 assert_near(&name, &flat[slot.range()], &golden.values(&name), OF_NETWORK);
             }

@@ -24,7 +24,8 @@ fn method(recipe: &str, n_local: usize, batch_size: usize) -> Box<dyn Method> {
     let config: MethodConfig = toml::from_str(recipe).unwrap();
     let length = RunLength { n_samples: 100, batch_size, total_steps: 100 };
     let views = MultiCrop::dino(16, 8, n_local);
-    config.build(&MethodContext { views, width: 4, length, seed: 0 }).unwrap()
+    let model = toml::from_str("arch = 'toy'\nwidth = 4").unwrap();
+    config.build(&MethodContext { views, model, length, seed: 0 }).unwrap()
 }
 
 /// The loss of one micro-batch where the head `name` gives `x` of `[B, V, K]`, two global views first, and its gradient.
@@ -41,7 +42,7 @@ fn loss_and_gradient(
     };
     let tracked = x.clone().autodiff().require_grad();
     let plain = [outputs(x)];
-    let batch = BatchOutputs { student: &plain, followers: &[], score };
+    let batch = BatchOutputs { trained: &plain, others: &[], score };
     let prepared = method.prepare(&batch, 0, Peers::new(&comm, 1)).unwrap();
     let loss = prepared.of(0, &outputs(tracked.clone())).loss;
     let gradient = tracked.grad(&loss.backward()).unwrap();

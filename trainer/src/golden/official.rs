@@ -149,7 +149,7 @@ solarize_p = 0.2
 fn dino(file: &'static str, views_name: &'static str, more: &str) -> Run {
     let method = format!(
         "pos_offset = 0.1\n[method]\nname = 'dino'\nprototypes = 16\nhead_hidden = 12\nhead_bottleneck = 8\n\
-         teacher_temp_warmup = {{ steps = 0 }}\n{more}"
+         teacher_temp_warmup = {{ steps = 0 }}\nteacher_decay = [0.9, 1.0]\n{more}"
     );
     let optim = r#"
 [optim]
@@ -161,8 +161,6 @@ min_lr = 1e-5
 warmup = { steps = 4 }
 weight_decay = [0.04, 0.4]
 clip_norm = 0.3
-[teacher]
-decay = [0.9, 1.0]
 "#;
     let recipe = recipe(&[VIT, &method, &views(32, 16, 3), optim]);
     Run { file, views: views_name, recipe, loss: 1e-5, weights: 5e-5, blind: &[] }
@@ -173,7 +171,7 @@ const DINO: &str = "teacher_temp = [0.05, 0.05]\nfreeze_last_layer = { steps = 4
 fn dino_resnet() -> Run {
     let method = format!(
         "[method]\nname = 'dino'\nprototypes = 16\nhead_hidden = 12\nhead_bottleneck = 8\n\
-         teacher_temp_warmup = {{ steps = 0 }}\nnorm_last_layer = true\n{DINO}"
+         teacher_temp_warmup = {{ steps = 0 }}\nteacher_decay = [0.9, 1.0]\nnorm_last_layer = true\n{DINO}"
     );
     let optim = r#"
 [optim]
@@ -185,8 +183,6 @@ min_lr = 1e-5
 warmup = { steps = 4 }
 weight_decay = [0.01, 0.05]
 clip_norm = 0.3
-[teacher]
-decay = [0.9, 1.0]
 "#;
     let recipe = recipe(&[RESNET, &method, &views(64, 32, 2), optim]);
     Run { file: "dino_resnet", views: "dino_resnet_c", recipe, loss: 5e-5, weights: 1e-4, blind: &[] }
@@ -231,10 +227,8 @@ fn check(run: &Run, overrides: &[&str]) {
     let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
     let plan = Plan::resolve(Recipe::parse(&run.recipe, run.file, &overrides).unwrap(), 64).unwrap();
     let mut trainer: Trainer = plan.trainer(Comm::solo(), &Device::flex()).unwrap();
-    for shard in &mut trainer.state.shards {
-        shard.student = weights(shard);
-        let student = shard.student.clone();
-        shard.followers.iter_mut().for_each(|follower| follower.values = student.clone());
+    for shard in trainer.state.networks.iter_mut().flat_map(|network| &mut network.shards) {
+        shard.weights = weights(shard);
     }
     let batches: Vec<Batch> = (0..N_BATCHES).map(|number| batch(&plan, run.views, number)).collect();
     let (losses, rates) = (golden.values("loss"), golden.values("lr"));
@@ -245,14 +239,14 @@ fn check(run: &Run, overrides: &[&str]) {
         let ours = trainer.step(&batches[(step % N_BATCHES) as usize], &knobs).unwrap().loss as f32;
         assert!((ours - loss).abs() <= run.loss * loss.abs(), "{} step {step}: {ours} {loss}", run.file);
     }
-    for shard in &trainer.state.shards {
-        let moments = plan.optimizer().moments();
-        for (name, values) in shard.buffers().filter(|(name, _)| !moments.contains(name)) {
-            let flat = to_host(without_key_biases(values, golden.flat(name, shard), shard));
+    for network in &trainer.state.networks {
+        for shard in &network.shards {
+            let golden_flat = golden.flat(network.name, shard);
+            let flat = to_host(without_key_biases(&shard.weights, golden_flat, shard));
             for slot in &shard.layout.params {
                 let param = shard.layout.full_name(slot);
                 if !run.blind.contains(&param.as_str()) {
-                    let key = format!("{name}.{param}");
+                    let key = format!("{}.{param}", network.name);
                     assert_near(&key, &flat[slot.range()], &golden.values(&key), run.weights);
                 }
             }

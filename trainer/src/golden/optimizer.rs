@@ -2,7 +2,7 @@
 
 use burn_tensor::Device;
 use networks::head::mlp::Mlp;
-use networks::head::projection::Projection;
+use networks::head::projection::{Normalizes, Projection};
 use networks::unit::Unit;
 use ranks::fixed::Fixed;
 use ranks::topology::Topology;
@@ -18,16 +18,16 @@ fn check(golden: &Golden, prefix: &str, unit: &dyn Unit, rule: Rule, schedule: [
     let decays_vectors = matches!(rule, Rule::Sgd(sgd) if sgd.adaptation.is_some_and(larc));
     let optimizer = Optimizer { rule, clip_norm: 0.0, clip: ClipRule::PerTensor, decays_vectors };
     let device = Device::flex();
-    let mut shards = [UnitShard::init(unit, 0, Topology::SOLO, &[], optimizer.moments(), &device)];
-    shards[0].student = golden.flat(&format!("{prefix}param"), &shards[0]);
+    let mut shards = [UnitShard::init(unit, 0, Topology::SOLO, optimizer.moments(), &device)];
+    shards[0].weights = golden.flat(&format!("{prefix}param"), &shards[0]);
     for (step, (lr, weight_decay)) in schedule.into_iter().enumerate() {
-        let knobs = Knobs { step: step as u64, lr, weight_decay, teacher_decay: 1.0 };
+        let knobs = Knobs { step: step as u64, lr, weight_decay };
         let grads = vec![golden.flat(&format!("{prefix}grad_{step}"), &shards[0])];
         let norms = optimizer.norms(&shards, &grads, &[0], &knobs).unwrap();
         let squares: Vec<f64> =
             norms.squares().iter().map(|square| Fixed::from_limbs(&square.limbs())).collect();
-        optimizer.step(&mut shards, grads, &norms.agreed(&squares), &knobs, &[]);
-        golden.assert_params(&format!("{prefix}after_{step}"), &shards[0], &shards[0].student, 1e-6);
+        optimizer.step(&mut shards, grads, &norms.agreed(&squares), &knobs, vec![Vec::new()]);
+        golden.assert_params(&format!("{prefix}after_{step}"), &shards[0], &shards[0].weights, 1e-6);
     }
 }
 
@@ -40,7 +40,12 @@ fn adamw_equals_pytorch() {
 
 #[test]
 fn descent_equals_pytorch() {
-    let unit = Projection { name: "mlp".into(), widths: vec![12, 10, 6], normalizes: false };
+    let unit = Projection {
+        name: "mlp".into(),
+        widths: vec![12, 10, 6],
+        normalizes: Normalizes::Nothing,
+        has_biases: true,
+    };
     let by_layer = |rule| Some(Adaptation { trust: 0.02, rule });
     for (name, nesterov, adaptation) in [
         ("sgd", false, None),

@@ -15,7 +15,7 @@ use kernels::ops::{sharpness, softmax_rows};
 use networks::features::Outputs;
 use networks::head::mlp::Mlp;
 use networks::head::prototypes::Prototypes;
-use networks::head::{Head, On, Reads};
+use networks::head::{Head, Reads};
 use ranks::EngineError;
 use ranks::peers::Peers;
 use serde::{Deserialize, Serialize};
@@ -24,17 +24,26 @@ use super::loss::cross_entropy::between_views;
 use super::loss::koleo::{Neighbors, directions};
 use super::loss::mean::{batch_means, in_use};
 use super::loss::sinkhorn;
+use super::network::{Moves, NetworkSpec};
 use super::{
-    BatchLoss, BatchOutputs, Follower, Gauges, MATCH_LOSS, Method, MethodContext, MethodRecipe,
-    MicroBatchLoss, Moves,
+    BatchLoss, BatchOutputs, Gauges, MATCH_LOSS, Method, MethodContext, MethodRecipe, MicroBatchLoss,
 };
-use crate::schedule::{Duration, Ramp};
+use crate::schedule::{Duration, Ramp, Schedule};
 
 /// Gauge of the mean entropy of the targets.
 const TARGET_ENTROPY: &str = "health/teacher_entropy";
 
 /// Name of the head.
 const HEAD: &str = "head";
+
+/// Name of the network that learns.
+const STUDENT: &str = "student";
+
+/// Name of its moving average.
+const TEACHER: &str = "teacher";
+
+/// Name of the mean teacher logits, which move the center.
+const MEAN: &str = "mean";
 
 /// Iterations of [`Centering::Sinkhorn`], as in SwAV and DINOv2.
 const SINKHORN_ITERATIONS: usize = 3;
@@ -68,6 +77,9 @@ pub struct Config {
     pub teacher_temp: [f64; 2],
     /// Warm-up of the teacher's temperature.
     pub teacher_temp_warmup: Duration,
+    /// Share of the old teacher that stays, at the start and at the end of the run.
+    #[serde(default = "default_teacher_decay")]
+    pub teacher_decay: [f64; 2],
     /// What keeps the teacher from giving everything to one prototype.
     #[serde(default)]
     pub centering: Centering,
@@ -120,6 +132,10 @@ fn default_student_temp() -> f64 {
     0.1
 }
 
+fn default_teacher_decay() -> [f64; 2] {
+    [0.996, 1.0]
+}
+
 fn default_center_decay() -> f64 {
     0.9
 }
@@ -142,6 +158,8 @@ impl Config {
         }
         let shares = [
             ("head_init_std", f64::from(self.head_init_std), 1.0),
+            ("teacher_decay", self.teacher_decay[0], 1.0),
+            ("teacher_decay", self.teacher_decay[1], 1.0),
             ("center_decay", self.center_decay, 1.0),
             ("koleo_weight", self.koleo_weight, 1e6),
         ];
@@ -172,9 +190,10 @@ impl MethodRecipe for Config {
             teacher_temp: Ramp { from: self.teacher_temp[0], to: self.teacher_temp[1], ramp_steps },
             frozen_steps: cx.length.steps("method.freeze_last_layer", &self.freeze_last_layer)?,
             center: vec![0.0; self.prototypes],
+            decay: Schedule::cosine(self.teacher_decay[0], self.teacher_decay[1], cx.length.total_steps),
             config: self.clone(),
             views: cx.views.clone(),
-            width: cx.width,
+            width: cx.model.width(),
         }))
     }
 
@@ -190,6 +209,7 @@ impl MethodRecipe for Config {
             student_temp: 0.1,
             teacher_temp: [0.04, 0.07],
             teacher_temp_warmup: Duration::Steps(4),
+            teacher_decay: [0.9, 1.0],
             centering: Centering::Mean,
             center_decay: 0.9,
             koleo_weight: 0.0,
@@ -212,11 +232,32 @@ struct Dino {
     views: MultiCrop,
     width: usize,
     teacher_temp: Ramp,
+    decay: Schedule,
     frozen_steps: u64,
     center: Vec<f32>,
 }
 
 impl Dino {
+    /// The head, which both networks have.
+    fn heads(&self) -> Vec<Head> {
+        let mlp = Mlp {
+            name: "head.mlp".into(),
+            input: self.width,
+            hidden: self.config.head_hidden,
+            output: self.config.head_bottleneck,
+            init_std: self.config.head_init_std,
+        };
+        let prototypes = Prototypes {
+            name: "head.last_layer".into(),
+            input: self.config.head_bottleneck,
+            count: self.config.prototypes,
+            trains_gain: !self.config.norm_last_layer,
+            frozen_steps: self.frozen_steps,
+        };
+        let units = vec![Box::new(mlp) as _, Box::new(prototypes) as _];
+        vec![Head { name: HEAD, reads: Reads::Pooled, units }]
+    }
+
     fn center_tensor(&self, device: &Device) -> Tensor<1> {
         Tensor::from_data(TensorData::new(self.center.clone(), [self.center.len()]), device)
     }
@@ -244,27 +285,14 @@ impl Method for Dino {
         &self.views
     }
 
-    fn followers(&self) -> Vec<Follower> {
-        vec![Follower { name: "teacher", sees: vec![0], moves: Moves::Average }]
+    fn networks(&self) -> Vec<NetworkSpec> {
+        let moves = Moves::Average { of: STUDENT, decay: self.decay, moves_first: false };
+        let teacher = NetworkSpec { moves, ..NetworkSpec::trained(TEACHER, self.heads(), 1) };
+        vec![teacher, NetworkSpec::trained(STUDENT, self.heads(), self.views.groups().len())]
     }
 
-    fn heads(&self) -> Vec<Head> {
-        let mlp = Mlp {
-            name: "head.mlp".into(),
-            input: self.width,
-            hidden: self.config.head_hidden,
-            output: self.config.head_bottleneck,
-            init_std: self.config.head_init_std,
-        };
-        let prototypes = Prototypes {
-            name: "head.last_layer".into(),
-            input: self.config.head_bottleneck,
-            count: self.config.prototypes,
-            trains_gain: !self.config.norm_last_layer,
-            frozen_steps: self.frozen_steps,
-        };
-        let units = vec![Box::new(mlp) as _, Box::new(prototypes) as _];
-        vec![Head { name: HEAD, reads: Reads::Pooled, on: On::Both, units }]
+    fn evaluated(&self) -> &'static str {
+        TEACHER
     }
 
     fn prepare(
@@ -275,7 +303,7 @@ impl Method for Dino {
     ) -> Result<Box<dyn BatchLoss>, EngineError> {
         let temperature = self.teacher_temp.at(step);
         let logits: Vec<Tensor<3>> =
-            batch.followers[0].iter().map(|teacher| teacher.head(HEAD)[0].clone()).collect();
+            batch.of(TEACHER).iter().map(|teacher| teacher.head(HEAD)[0].clone()).collect();
         let targets: Vec<Tensor<3>> = match self.config.centering {
             Centering::Mean => {
                 let center = self.center_tensor(&logits[0].device());
@@ -290,7 +318,7 @@ impl Method for Dino {
         };
         let [mean, mean_target] = batch_means("center", [&logits, &targets], peers)?;
         let prototypes_in_use = in_use(mean_target);
-        let neighbors = self.neighbors(batch.student, peers)?;
+        let neighbors = self.neighbors(batch.trained, peers)?;
         let [b, _, _] = logits[0].dims();
         let positions = |number| (0..b).map(|i| peers.position(number, i)).collect();
         let positions = (0..logits.len()).map(positions).collect();
@@ -306,15 +334,16 @@ impl Method for Dino {
         }))
     }
 
-    fn after_step(&mut self, mean: &[f32]) {
+    fn after_step(&mut self, observed: &[(&'static str, Vec<f32>)]) {
         let stays = self.config.center_decay as f32;
+        let mean = observed.iter().filter(|(name, _)| *name == MEAN).flat_map(|(_, mean)| mean);
         for (center, mean) in self.center.iter_mut().zip(mean) {
             *center = *center * stays + mean * (1.0 - stays);
         }
     }
 
     fn knobs(&self, step: u64) -> Gauges {
-        vec![("knobs/teacher_temp", self.teacher_temp.at(step))]
+        vec![("knobs/teacher_decay", self.decay.at(step)), ("knobs/teacher_temp", self.teacher_temp.at(step))]
     }
 
     fn uninformed_loss(&self) -> Option<f64> {
@@ -378,8 +407,8 @@ impl BatchLoss for DinoLoss {
         MicroBatchLoss { loss, gauges }
     }
 
-    fn observed(&self) -> Tensor<1> {
-        self.mean.clone()
+    fn observed(&self) -> Vec<(&'static str, Tensor<1>)> {
+        vec![(MEAN, self.mean.clone())]
     }
 }
 

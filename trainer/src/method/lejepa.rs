@@ -10,18 +10,22 @@
 use augment::MultiCrop;
 use burn_tensor::Tensor;
 use networks::features::Outputs;
-use networks::head::projection::Projection;
-use networks::head::{Head, On, Reads};
+use networks::head::projection::{Normalizes, Projection};
+use networks::head::{Head, Reads};
 use networks::unit::Unit;
 use ranks::EngineError;
 use ranks::peers::Peers;
 use serde::{Deserialize, Serialize};
 
 use super::loss::sigreg::{Sigreg, directions};
+use super::network::NetworkSpec;
 use super::{BatchLoss, BatchOutputs, Method, MethodContext, MethodRecipe, MicroBatchLoss};
 
 /// Name of the head.
 const HEAD: &str = "head";
+
+/// Name of the network.
+const STUDENT: &str = "student";
 
 /// LeJEPA as a recipe writes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -95,7 +99,7 @@ impl MethodRecipe for Config {
         if cx.views.groups().iter().map(|group| group.n_views).sum::<usize>() < 2 {
             return Err("views: LeJEPA needs two views or more, which are to agree".into());
         }
-        let (config, views, width, seed) = (self.clone(), cx.views.clone(), cx.width, cx.seed);
+        let (config, views, width, seed) = (self.clone(), cx.views.clone(), cx.model.width(), cx.seed);
         Ok(Box::new(LeJepa { config, views, width, seed }))
     }
 
@@ -132,16 +136,26 @@ impl Method for LeJepa {
         &self.views
     }
 
-    fn heads(&self) -> Vec<Head> {
+    fn networks(&self) -> Vec<NetworkSpec> {
         let Config { embedding, head_hidden, head_output, head_batch_norm, .. } = &self.config;
         let mut units: Vec<Box<dyn Unit>> = Vec::new();
         if let Some(embedding) = embedding {
             let widths = vec![self.width, *embedding];
-            units.push(Box::new(Projection { name: "head.embedding".into(), widths, normalizes: false }));
+            units.push(Box::new(Projection {
+                name: "head.embedding".into(),
+                widths,
+                normalizes: Normalizes::Nothing,
+                has_biases: true,
+            }));
         }
         let width = embedding.unwrap_or(self.width);
         units.push(Box::new(Projection::of_head(width, head_hidden, *head_output, *head_batch_norm)));
-        vec![Head { name: HEAD, reads: Reads::Pooled, on: On::Student, units }]
+        let heads = vec![Head { name: HEAD, reads: Reads::Pooled, units }];
+        vec![NetworkSpec::trained(STUDENT, heads, self.views.groups().len())]
+    }
+
+    fn evaluated(&self) -> &'static str {
+        STUDENT
     }
 
     fn prepares_with_heads(&self) -> bool {
@@ -154,15 +168,14 @@ impl Method for LeJepa {
         step: u64,
         peers: Peers<'_>,
     ) -> Result<Box<dyn BatchLoss>, EngineError> {
-        let views: Vec<Tensor<3>> = batch.student.iter().map(all_views).collect();
+        let views: Vec<Tensor<3>> = batch.trained.iter().map(all_views).collect();
         let [_, _, d] = views[0].dims();
         let sigreg = Sigreg::of(&views, directions(self.seed, step, [self.config.directions, d]), peers)?;
         let n_central = match self.config.center {
             Center::Global => self.views.groups()[0].n_views,
             Center::All => self.views.groups().iter().map(|group| group.n_views).sum(),
         };
-        let nothing = Tensor::zeros([1], &views[0].device());
-        Ok(Box::new(LeJepaLoss { sigreg, n_central, weight: self.config.sigreg_weight, nothing }))
+        Ok(Box::new(LeJepaLoss { sigreg, n_central, weight: self.config.sigreg_weight }))
     }
 }
 
@@ -180,7 +193,6 @@ struct LeJepaLoss {
     /// Views, from the first on, whose mean all are drawn to.
     n_central: usize,
     weight: f64,
-    nothing: Tensor<1>,
 }
 
 impl BatchLoss for LeJepaLoss {
@@ -196,9 +208,5 @@ impl BatchLoss for LeJepaLoss {
         ];
         let loss = invariance * (1.0 - self.weight) + self.sigreg.loss(views) * self.weight;
         MicroBatchLoss { loss, gauges }
-    }
-
-    fn observed(&self) -> Tensor<1> {
-        self.nothing.clone()
     }
 }

@@ -6,6 +6,8 @@
 mod dino;
 mod lejepa;
 pub(crate) mod loss;
+mod mocov3;
+pub(crate) mod network;
 mod registry;
 mod simclr;
 mod swav;
@@ -18,16 +20,17 @@ pub(crate) use views::ViewsConfig;
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
+use networks::backbone::ModelConfig;
 use networks::features::Outputs;
-use networks::head::Head;
 use networks::unit::StatSets;
 use ranks::EngineError;
 use ranks::peers::Peers;
 
+use self::network::NetworkSpec;
 use crate::schedule::RunLength;
 
-/// Gauge of the part of the loss in which the student follows a teacher. A method whose loss has
-/// no other part leaves it out.
+/// Gauge of the part of the loss in which the trained network follows targets. A method whose loss has no other part
+/// leaves it out.
 pub(crate) const MATCH_LOSS: &str = "train/match_loss";
 
 /// Named numbers of a step, for the metrics row.
@@ -38,18 +41,11 @@ pub trait Method: Send + Sync {
     /// The views that it wants of each image.
     fn views(&self) -> &MultiCrop;
 
-    /// Which sizes of views the student sees.
-    fn student_sees(&self) -> Vec<usize> {
-        (0..self.views().groups().len()).collect()
-    }
+    /// Its networks, in the order in which they run; the one that moves by gradient runs last, wherever it stands.
+    fn networks(&self) -> Vec<NetworkSpec>;
 
-    /// Copies of the student that follow it without gradients, such as an EMA teacher.
-    fn followers(&self) -> Vec<Follower> {
-        Vec::new()
-    }
-
-    /// Its heads; one that reads another comes after it.
-    fn heads(&self) -> Vec<Head>;
+    /// Name of the network that evaluation and export look at.
+    fn evaluated(&self) -> &'static str;
 
     /// Which sizes of views share statistics over the batch.
     fn stat_sets(&self) -> StatSets {
@@ -61,8 +57,8 @@ pub trait Method: Send + Sync {
         StatSets::joint(self.views().groups().len())
     }
 
-    /// Whether [`Method::prepare`] wants to see what the student's heads give, at the price of a second pass through
-    /// them.
+    /// Whether [`Method::prepare`] wants the output of the trained network's heads, at the price of a second pass
+    /// through them.
     fn prepares_with_heads(&self) -> bool {
         false
     }
@@ -79,8 +75,9 @@ pub trait Method: Send + Sync {
         peers: Peers<'_>,
     ) -> Result<Box<dyn BatchLoss>, EngineError>;
 
-    /// Updates state that has no gradient, such as a center, from what the loss of an accepted step observed.
-    fn after_step(&mut self, observed: &[f32]) {
+    /// Updates state that has no gradient, such as a center, from the values that the loss of an accepted step
+    /// observed, by their names.
+    fn after_step(&mut self, observed: &[(&'static str, Vec<f32>)]) {
         let _ = observed;
     }
 
@@ -90,7 +87,7 @@ pub trait Method: Send + Sync {
         Vec::new()
     }
 
-    /// The value that [`MATCH_LOSS`] has when the student knows nothing, if there is one.
+    /// The value that [`MATCH_LOSS`] has when the trained network knows nothing, if there is one.
     fn uninformed_loss(&self) -> Option<f64> {
         None
     }
@@ -116,58 +113,37 @@ pub trait Method: Send + Sync {
     }
 }
 
-/// A network that follows the student.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Follower {
-    /// Its name: that of its weights in checkpoints and in metrics.
-    pub name: &'static str,
-    /// Which sizes of views it sees.
-    pub sees: Vec<usize>,
-    /// How it moves.
-    pub moves: Moves,
-}
-
-/// How a follower moves after each step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Moves {
-    /// As a moving average of the student, by the decay of the recipe's `[teacher]`.
-    Average,
-    /// To the student's weights, every so many steps.
-    Snapshot {
-        /// Between two of them.
-        every_steps: u64,
-    },
-}
-
-impl Moves {
-    /// The share of the old weights that stays when the step before `next_step` has been taken; `decay` is the
-    /// recipe's.
-    pub fn decay(self, next_step: u64, decay: f64) -> f64 {
-        match self {
-            Self::Average => decay,
-            Self::Snapshot { every_steps } if next_step.is_multiple_of(every_steps) => 0.0,
-            Self::Snapshot { .. } => 1.0,
-        }
-    }
-}
-
-/// What the networks give for this rank's micro-batches, without a graph.
+/// Outputs of the networks for this rank's micro-batches, without a graph.
 pub struct BatchOutputs<'a> {
-    /// The student, by micro-batch; without heads unless [`Method::prepares_with_heads`].
-    pub student: &'a [Outputs],
-    /// The followers in their order, by micro-batch.
-    pub followers: &'a [Vec<Outputs>],
-    /// What the student's head of a name makes of vectors `[n, V, D]` that are none of this batch, without a graph.
+    /// Outputs of the trained network, by micro-batch; without heads unless [`Method::prepares_with_heads`].
+    pub trained: &'a [Outputs],
+    /// Outputs of the other networks by name, by micro-batch.
+    pub others: &'a [(&'static str, Vec<Outputs>)],
+    /// The output of the trained network's head of a name for vectors `[n, V, D]` that are none of this batch, without
+    /// a graph.
     pub score: &'a dyn Fn(&str, Tensor<3>) -> Tensor<3>,
+}
+
+impl BatchOutputs<'_> {
+    /// Outputs of the network `name`, which is not the trained one, by micro-batch.
+    ///
+    /// # Panics
+    /// If there is no such network: a bug in the method, which lists its networks itself.
+    pub fn of(&self, name: &str) -> &[Outputs] {
+        let found = self.others.iter().find(|(of, _)| *of == name);
+        &found.unwrap_or_else(|| panic!("the method has no network {name}")).1
+    }
 }
 
 /// The loss of a batch, once everything that depends on the whole batch is known.
 pub trait BatchLoss {
-    /// The loss of this rank's micro-batch `number`.
-    fn of(&self, number: usize, student: &Outputs) -> MicroBatchLoss;
+    /// The loss of this rank's micro-batch `number`, given the outputs of the trained network with their graph.
+    fn of(&self, number: usize, trained: &Outputs) -> MicroBatchLoss;
 
-    /// What [`Method::after_step`] needs of the whole batch, `[n]`: the same on all ranks.
-    fn observed(&self) -> Tensor<1>;
+    /// Values of the whole batch for [`Method::after_step`], by name, `[n]` each: the same on all ranks.
+    fn observed(&self) -> Vec<(&'static str, Tensor<1>)> {
+        Vec::new()
+    }
 }
 
 /// What a method says of a micro-batch.
@@ -200,8 +176,8 @@ pub(crate) trait MethodRecipe {
 pub struct MethodContext {
     /// The views of an image.
     pub views: MultiCrop,
-    /// Channels of the backbone's features.
-    pub width: usize,
+    /// The recipe's backbone.
+    pub model: ModelConfig,
     /// How long the run is.
     pub length: RunLength,
     /// Seed of the run.

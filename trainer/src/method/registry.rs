@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 #[cfg(test)]
 use super::toy;
-use super::{Method, MethodContext, MethodRecipe, dino, lejepa, simclr, swav};
+use super::{Method, MethodContext, MethodRecipe, dino, lejepa, mocov3, simclr, swav};
 
 /// Declares [`MethodConfig`] with a variant for each method: its documentation, its name and its module.
 macro_rules! methods {
@@ -46,6 +46,8 @@ methods! {
     Dino => dino,
     /// Joint embeddings that are normally distributed.
     Lejepa => lejepa,
+    /// Momentum contrast.
+    MocoV3 => mocov3,
     /// Contrast between views.
     Simclr => simclr,
     /// Swapped assignments between views.

@@ -12,16 +12,20 @@ use burn_tensor::Tensor;
 use kernels::ops::unit_rows;
 use networks::features::Outputs;
 use networks::head::projection::Projection;
-use networks::head::{Head, On, Reads};
+use networks::head::{Head, Reads};
 use ranks::EngineError;
 use ranks::peers::Peers;
 use serde::{Deserialize, Serialize};
 
 use super::loss::nt_xent::{Contrast, N_VIEWS};
+use super::network::NetworkSpec;
 use super::{BatchLoss, BatchOutputs, Method, MethodContext, MethodRecipe, MicroBatchLoss};
 
 /// Name of the head.
 const HEAD: &str = "head";
+
+/// Name of the network.
+const STUDENT: &str = "student";
 
 /// Keeps a length away from zero.
 const NORM_EPSILON: f64 = 1e-12;
@@ -76,7 +80,7 @@ impl MethodRecipe for Config {
             [group] if group.n_views == N_VIEWS => {}
             _ => return Err("views: SimCLR compares two views of one size".into()),
         }
-        Ok(Box::new(SimClr { config: self.clone(), views: cx.views.clone(), width: cx.width }))
+        Ok(Box::new(SimClr { config: self.clone(), views: cx.views.clone(), width: cx.model.width() }))
     }
 
     #[cfg(test)]
@@ -98,10 +102,15 @@ impl Method for SimClr {
         &self.views
     }
 
-    fn heads(&self) -> Vec<Head> {
+    fn networks(&self) -> Vec<NetworkSpec> {
         let Config { head_hidden, head_output, head_batch_norm, .. } = &self.config;
         let projection = Projection::of_head(self.width, head_hidden, *head_output, *head_batch_norm);
-        vec![Head { name: HEAD, reads: Reads::Pooled, on: On::Student, units: vec![Box::new(projection)] }]
+        let head = Head { name: HEAD, reads: Reads::Pooled, units: vec![Box::new(projection)] };
+        vec![NetworkSpec::trained(STUDENT, vec![head], 1)]
+    }
+
+    fn evaluated(&self) -> &'static str {
+        STUDENT
     }
 
     fn prepares_with_heads(&self) -> bool {
@@ -114,13 +123,12 @@ impl Method for SimClr {
         _: u64,
         peers: Peers<'_>,
     ) -> Result<Box<dyn BatchLoss>, EngineError> {
-        let views: Vec<Tensor<3>> = batch.student.iter().map(unit_views).collect();
+        let views: Vec<Tensor<3>> = batch.trained.iter().map(unit_views).collect();
         let [b, _, _] = views[0].dims();
         let contrast = Contrast::of(&views, self.config.temperature, peers)?;
         let positions = |number| (0..b).map(|i| peers.position(number, i)).collect();
         let positions = (0..views.len()).map(positions).collect();
-        let nothing = Tensor::zeros([1], &views[0].device());
-        Ok(Box::new(SimClrLoss { contrast, positions, nothing }))
+        Ok(Box::new(SimClrLoss { contrast, positions }))
     }
 }
 
@@ -136,16 +144,11 @@ struct SimClrLoss {
     contrast: Contrast,
     /// Positions in the batch of the images of each micro-batch.
     positions: Vec<Vec<usize>>,
-    nothing: Tensor<1>,
 }
 
 impl BatchLoss for SimClrLoss {
     fn of(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
         let loss = self.contrast.loss(unit_views(student), &self.positions[number]);
         MicroBatchLoss { loss, gauges: Vec::new() }
-    }
-
-    fn observed(&self) -> Tensor<1> {
-        self.nothing.clone()
     }
 }

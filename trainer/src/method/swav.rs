@@ -16,7 +16,7 @@ use kernels::ops::{sharpness, unit_rows};
 use networks::features::Outputs;
 use networks::head::projection::Projection;
 use networks::head::unit_prototypes::UnitPrototypes;
-use networks::head::{Head, On, Reads};
+use networks::head::{Head, Reads};
 use ranks::EngineError;
 use ranks::peers::Peers;
 use serde::{Deserialize, Serialize};
@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use super::loss::cross_entropy::between_views;
 use super::loss::mean::{batch_means, in_use};
 use super::loss::sinkhorn;
+use super::network::NetworkSpec;
 use super::{BatchLoss, BatchOutputs, Method, MethodContext, MethodRecipe, MicroBatchLoss};
 use crate::schedule::Duration;
 
@@ -39,8 +40,11 @@ const SCORES: &str = "scores";
 /// Keeps a length away from zero.
 const NORM_EPSILON: f64 = 1e-12;
 
-/// Numbers that a step observes which does not fill the queue; a batch has at least two images.
-const NOTHING: usize = 1;
+/// Name of the rows for the queue.
+const QUEUE: &str = "queue";
+
+/// Name of the network.
+const STUDENT: &str = "student";
 
 /// SwAV as a recipe writes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -165,7 +169,7 @@ impl MethodRecipe for Config {
             queue: Vec::new(),
             config: self.clone(),
             views: cx.views.clone(),
-            width: cx.width,
+            width: cx.model.width(),
         }))
     }
 
@@ -230,7 +234,7 @@ impl Swav {
     /// Assignments by micro-batch, `[B, V, K]`.
     fn assign(&self, batch: &BatchOutputs<'_>, peers: Peers<'_>) -> Result<Vec<Tensor<3>>, EngineError> {
         let scores: Vec<Tensor<3>> =
-            batch.student.iter().map(|outputs| outputs.head(SCORES)[0].clone()).collect();
+            batch.trained.iter().map(|outputs| outputs.head(SCORES)[0].clone()).collect();
         let ([b, v, k], n) = (scores[0].dims(), peers.n_micro_batches());
         let with_queue = |(i, scores): (usize, &Tensor<3>)| {
             // Micro-batches are told apart by the position of their first image.
@@ -261,25 +265,25 @@ impl Swav {
         Ok((0..scores.len()).map(of_batch).collect())
     }
 
-    /// ẑ of the assigned views of the whole batch, for the queue, or nothing.
+    /// ẑ of the assigned views of the whole batch, if the queue fills.
     fn for_queue(
         &self,
         batch: &BatchOutputs<'_>,
         step: u64,
         peers: Peers<'_>,
-    ) -> Result<Tensor<1>, EngineError> {
+    ) -> Result<Option<Tensor<1>>, EngineError> {
         let rows = |outputs: &Outputs| {
             let z = outputs.head(PROJECTION)[0].clone();
             let [b, v, d] = z.dims();
             unit_rows(z.reshape([b * v, d]), NORM_EPSILON).reshape([b, v * d])
         };
         if !self.fills_queue(step) {
-            return Ok(Tensor::zeros([NOTHING], &batch.student[0].head(SCORES)[0].device()));
+            return Ok(None);
         }
-        let rows: Vec<Tensor<2>> = batch.student.iter().map(rows).collect();
+        let rows: Vec<Tensor<2>> = batch.trained.iter().map(rows).collect();
         let all = peers.gather("queue", &rows)?;
         let [n, d] = all.dims();
-        Ok(all.reshape([n * d]))
+        Ok(Some(all.reshape([n * d])))
     }
 }
 
@@ -288,7 +292,7 @@ impl Method for Swav {
         &self.views
     }
 
-    fn heads(&self) -> Vec<Head> {
+    fn networks(&self) -> Vec<NetworkSpec> {
         let Config { head_hidden, head_output, head_batch_norm, .. } = &self.config;
         let projection = Projection::of_head(self.width, head_hidden, *head_output, *head_batch_norm);
         let prototypes = UnitPrototypes {
@@ -298,15 +302,15 @@ impl Method for Swav {
             frozen_steps: self.frozen_steps,
         };
         let projection: Vec<Box<dyn networks::unit::Unit>> = vec![Box::new(projection)];
-        vec![
-            Head { name: PROJECTION, reads: Reads::Pooled, on: On::Student, units: projection },
-            Head {
-                name: SCORES,
-                reads: Reads::Head(PROJECTION),
-                on: On::Student,
-                units: vec![Box::new(prototypes)],
-            },
-        ]
+        let heads = vec![
+            Head { name: PROJECTION, reads: Reads::Pooled, units: projection },
+            Head { name: SCORES, reads: Reads::Head(PROJECTION), units: vec![Box::new(prototypes)] },
+        ];
+        vec![NetworkSpec::trained(STUDENT, heads, self.views.groups().len())]
+    }
+
+    fn evaluated(&self) -> &'static str {
+        STUDENT
     }
 
     fn prepares_with_heads(&self) -> bool {
@@ -320,21 +324,19 @@ impl Method for Swav {
         peers: Peers<'_>,
     ) -> Result<Box<dyn BatchLoss>, EngineError> {
         let targets = self.assign(batch, peers)?;
-        let observed = self.for_queue(batch, step, peers)?;
+        let for_queue = self.for_queue(batch, step, peers)?;
         let [mean_target] = batch_means("prototypes in use", [&targets], peers)?;
         let prototypes_in_use = in_use(mean_target);
-        Ok(Box::new(SwavLoss { targets, observed, prototypes_in_use, temperature: self.config.temperature }))
+        Ok(Box::new(SwavLoss { targets, for_queue, prototypes_in_use, temperature: self.config.temperature }))
     }
 
-    fn after_step(&mut self, observed: &[f32]) {
-        // Of a batch there are as many numbers for each image.
-        if observed.len() == NOTHING {
-            return;
+    fn after_step(&mut self, observed: &[(&'static str, Vec<f32>)]) {
+        for (_, newest) in observed.iter().filter(|(name, _)| *name == QUEUE) {
+            let mut queue = newest.clone();
+            queue.append(&mut self.queue);
+            queue.truncate(self.config.queue * self.n_each());
+            self.queue = queue;
         }
-        let mut queue = observed.to_vec();
-        queue.append(&mut self.queue);
-        queue.truncate(self.config.queue * self.n_each());
-        self.queue = queue;
     }
 
     fn uninformed_loss(&self) -> Option<f64> {
@@ -346,12 +348,12 @@ impl Method for Swav {
     }
 
     fn state(&self) -> Vec<(String, Vec<f32>)> {
-        if self.config.queue == 0 { Vec::new() } else { vec![("queue".into(), self.queue.clone())] }
+        if self.config.queue == 0 { Vec::new() } else { vec![(QUEUE.into(), self.queue.clone())] }
     }
 
     fn load_state(&mut self, state: &[(String, Vec<f32>)]) -> Result<(), String> {
         for (name, values) in state {
-            if name == "queue" {
+            if name == QUEUE {
                 let most = self.config.queue * self.n_each();
                 if values.len() > most || !values.len().is_multiple_of(self.n_each()) {
                     return Err(format!(
@@ -371,8 +373,8 @@ impl Method for Swav {
 struct SwavLoss {
     /// Assignments by micro-batch, `[B, V, K]`.
     targets: Vec<Tensor<3>>,
-    /// For the queue.
-    observed: Tensor<1>,
+    /// ẑ of the assigned views of the whole batch, if the queue fills.
+    for_queue: Option<Tensor<1>>,
     /// `[1]`, of the whole batch.
     prototypes_in_use: Tensor<1>,
     temperature: f64,
@@ -390,7 +392,7 @@ impl BatchLoss for SwavLoss {
         MicroBatchLoss { loss: between_views(student.head(SCORES), targets, self.temperature), gauges }
     }
 
-    fn observed(&self) -> Tensor<1> {
-        self.observed.clone()
+    fn observed(&self) -> Vec<(&'static str, Tensor<1>)> {
+        self.for_queue.iter().map(|rows| (QUEUE, rows.clone())).collect()
     }
 }

@@ -1,9 +1,9 @@
-//! A method for tests that uses what no other does yet: two followers, heads that read patches and other heads, and the
-//! student's own scores before the loss.
+//! A method for tests that uses what no other does yet: an average and copies of it from some step on, heads that read
+//! patches and other heads, and the trained network's own scores before the loss.
 //!
 //! ```text
 //! s = scores(x)  g = guess(s)                pooled, [B, V, K]      p = cells(patches)       [B, V·N, K]
-//! t = mean_v s_average(x) - mean_batch(s)    targets, centered by the student's scores and what was seen before
+//! t = mean_v s_average(x) - mean_batch(s)    targets, centered by the trained network's scores and what was seen before
 //! loss = mean (g - t + seen)² + mean (p - p_past)²
 //! ```
 
@@ -11,12 +11,14 @@ use augment::MultiCrop;
 use burn_tensor::{Tensor, TensorData};
 use networks::features::Outputs;
 use networks::head::mlp::Mlp;
-use networks::head::{Head, On, Reads};
+use networks::head::{Head, Reads};
 use ranks::EngineError;
 use ranks::peers::Peers;
 use serde::{Deserialize, Serialize};
 
-use super::{BatchLoss, BatchOutputs, Follower, Method, MethodContext, MethodRecipe, MicroBatchLoss, Moves};
+use super::network::{Moves, NetworkSpec};
+use super::{BatchLoss, BatchOutputs, Method, MethodContext, MethodRecipe, MicroBatchLoss};
+use crate::schedule::Schedule;
 
 /// The toy, as a recipe writes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -28,8 +30,9 @@ pub struct Config {
 
 impl MethodRecipe for Config {
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
-        let (views, width) = (cx.views.clone(), cx.width);
-        Ok(Box::new(Toy { k: self.scores, views, width, seen: vec![0.0; self.scores] }))
+        let (views, width) = (cx.views.clone(), cx.model.width());
+        let decay = Schedule::cosine(0.9, 1.0, cx.length.total_steps);
+        Ok(Box::new(Toy { k: self.scores, views, width, decay, seen: vec![0.0; self.scores] }))
     }
 
     fn examples() -> Vec<(Self, MultiCrop)> {
@@ -41,6 +44,7 @@ struct Toy {
     k: usize,
     views: MultiCrop,
     width: usize,
+    decay: Schedule,
     seen: Vec<f32>,
 }
 
@@ -57,27 +61,28 @@ impl Method for Toy {
         &self.views
     }
 
-    fn student_sees(&self) -> Vec<usize> {
-        vec![0, 1]
-    }
-
-    fn followers(&self) -> Vec<Follower> {
-        vec![
-            Follower { name: "average", sees: vec![0, 1], moves: Moves::Average },
-            Follower { name: "past", sees: vec![0], moves: Moves::Snapshot { every_steps: 2 } },
-        ]
-    }
-
-    fn heads(&self) -> Vec<Head> {
-        let head = |name: &'static str, reads, on, input| {
+    fn networks(&self) -> Vec<NetworkSpec> {
+        let head = |name: &'static str, reads, input| {
             let mlp = Mlp { name: format!("{name}.mlp"), input, hidden: 7, output: self.k, init_std: 0.5 };
-            Head { name, reads, on, units: vec![Box::new(mlp)] }
+            Head { name, reads, units: vec![Box::new(mlp)] }
         };
+        let scores = || head("scores", Reads::Pooled, self.width);
+        let cells = || head("cells", Reads::Patches, self.width);
+        let average = Moves::Average { of: "learner", decay: self.decay, moves_first: true };
+        let past = Moves::Copy { of: "average", every_steps: 2, from_step: 2 };
         vec![
-            head("scores", Reads::Pooled, On::Both, self.width),
-            head("guess", Reads::Head("scores"), On::Student, self.k),
-            head("cells", Reads::Patches, On::Both, self.width),
+            NetworkSpec { moves: average, ..NetworkSpec::trained("average", vec![scores(), cells()], 2) },
+            NetworkSpec { moves: past, ..NetworkSpec::trained("past", vec![cells()], 1) },
+            NetworkSpec::trained(
+                "learner",
+                vec![scores(), head("guess", Reads::Head("scores"), self.k), cells()],
+                2,
+            ),
         ]
+    }
+
+    fn evaluated(&self) -> &'static str {
+        "average"
     }
 
     fn prepares_with_heads(&self) -> bool {
@@ -95,20 +100,23 @@ impl Method for Toy {
             let sum = outputs.head("scores")[0].clone().reshape([b * v, k]).sum_dim(0).reshape([k]);
             sum / (b * v) as f64
         };
-        let own: Vec<Tensor<1>> = batch.student.iter().map(mean_of).collect();
+        let own: Vec<Tensor<1>> = batch.trained.iter().map(mean_of).collect();
         let mean = peers.sum("scores", &own)? / peers.n_micro_batches() as f64;
         let seen = Tensor::<1>::from_data(TensorData::new(self.seen.clone(), [self.k]), &mean.device());
         let shift: Tensor<3> = (mean.clone() + seen).unsqueeze();
         let target = |outputs: &Outputs| outputs.head("scores")[1].clone().mean_dim(1) - shift.clone();
         Ok(Box::new(ToyLoss {
-            targets: batch.followers[0].iter().map(target).collect(),
-            past: batch.followers[1].iter().map(|outputs| outputs.head("cells")[0].clone()).collect(),
+            targets: batch.of("average").iter().map(target).collect(),
+            past: batch.of("past").iter().map(|outputs| outputs.head("cells")[0].clone()).collect(),
             mean,
         }))
     }
 
-    fn after_step(&mut self, observed: &[f32]) {
-        self.seen.iter_mut().zip(observed).for_each(|(seen, mean)| *seen = 0.5 * *seen + 0.5 * mean);
+    fn after_step(&mut self, observed: &[(&'static str, Vec<f32>)]) {
+        let [("mean", mean), ("twice", twice)] = observed else { panic!("what it has observed") };
+        for ((seen, mean), twice) in self.seen.iter_mut().zip(mean).zip(twice) {
+            *seen = 0.5 * *seen + 0.25 * mean + 0.125 * twice;
+        }
     }
 
     fn uninformed_loss(&self) -> Option<f64> {
@@ -137,7 +145,7 @@ impl BatchLoss for ToyLoss {
         MicroBatchLoss { loss: guessing + cells, gauges }
     }
 
-    fn observed(&self) -> Tensor<1> {
-        self.mean.clone()
+    fn observed(&self) -> Vec<(&'static str, Tensor<1>)> {
+        vec![("mean", self.mean.clone()), ("twice", self.mean.clone() * 2.0)]
     }
 }

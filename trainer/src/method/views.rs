@@ -11,6 +11,8 @@ pub enum ViewsConfig {
     Dino(PresetSizes),
     /// DINOv2's.
     Dinov2(Dinov2Views),
+    /// MoCo v3's.
+    MocoV3(MocoV3Views),
     /// As listed.
     Custom(CustomViews),
 }
@@ -60,11 +62,26 @@ fn default_blur() -> BlurRule {
     BlurRule::Released
 }
 
+/// Sizes of MoCo v3's views.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MocoV3Views {
+    /// Side of both views.
+    pub size_px: u32,
+    /// Area of a view over that of the image, at least and at most: from 0.08 for transformers, from 0.2 for ResNet-50.
+    #[serde(default = "default_moco_v3_scale")]
+    pub scale: [f64; 2],
+}
+
+fn default_moco_v3_scale() -> [f64; 2] {
+    [0.08, 1.0]
+}
+
 /// Views one by one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CustomViews {
-    /// In order; those that a teacher sees come first.
+    /// In order; global views come first.
     pub crops: Vec<CropSpec>,
 }
 
@@ -87,6 +104,7 @@ impl ViewsConfig {
                 apart(s.global_px, s.local_px, s.n_local)?;
                 MultiCrop::dinov2(s.global_px, s.local_px, s.n_local, s.blur)
             }
+            Self::MocoV3(s) => MultiCrop::moco_v3(s.size_px, s.scale),
             Self::Custom(views) => MultiCrop { crops: views.crops.clone() },
         };
         multicrop.validate().map_err(|error| format!("views.{error}"))?;

@@ -61,17 +61,17 @@ impl AdamW {
 
 /// The update on the host's memory, in one pass, given this rank's shard of the mean gradient.
 pub(super) fn on_slices(shard: &mut UnitShard, grad: &Tensor<1>, update: Update) {
-    let UnitShard { student, moments, .. } = shard;
+    let UnitShard { weights, moments, .. } = shard;
     // AdamW::MOMENTS are two.
     let [m, v] = moments.as_mut_slice() else { return };
     with_slice(grad, |grad| {
-        on_host(student, |student| {
+        on_host(weights, |weights| {
             on_host(&mut m.values, |m| {
                 on_host(&mut v.values, |v| {
                     for (range, constants) in update {
-                        let [student, m, v] =
-                            [&mut *student, &mut *m, &mut *v].map(|values| &mut values[range.clone()]);
-                        adam(constants, student, m, v, &grad[range]);
+                        let [weights, m, v] =
+                            [&mut *weights, &mut *m, &mut *v].map(|values| &mut values[range.clone()]);
+                        adam(constants, weights, m, v, &grad[range]);
                     }
                 });
             });
@@ -83,16 +83,17 @@ pub(super) fn on_slices(shard: &mut UnitShard, grad: &Tensor<1>, update: Update)
 pub(super) fn on_tensors(shard: &mut UnitShard, grad: Tensor<1>, update: &Update) {
     // AdamW::MOMENTS are two.
     let [m, v] = shard.moments.as_mut_slice() else { return };
-    // Of a unit with parameters there is a segment; all have the same decay rates.
-    let Some(&(_, Constants { beta1, beta2, root, .. })) = update.first() else { return };
+    // A unit with parameters has a segment; all have the same decay rates.
+    let Some(&(_, Constants { beta1, beta2, .. })) = update.first() else { return };
     let each =
         |factor: fn(&Constants) -> f32| update.iter().map(move |(range, c)| (range.clone(), factor(c)));
     let grad = scaled(grad, each(|constants| constants.clip));
     m.values = m.values.clone() * beta1 + grad.clone() * (1.0 - beta1);
     v.values = v.values.clone() * beta2 + grad.clone() * grad * (1.0 - beta2);
-    let direction = m.values.clone() / (v.values.clone().sqrt() * root + EPSILON);
+    let root = scaled(v.values.clone().sqrt(), each(|constants| constants.root));
+    let direction = m.values.clone() / (root + EPSILON);
     let step = scaled(direction, each(|constants| constants.rate));
-    shard.student = scaled(shard.student.clone(), each(|constants| constants.shrink)) - step;
+    shard.weights = scaled(shard.weights.clone(), each(|constants| constants.shrink)) - step;
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]

@@ -2,9 +2,9 @@
 //! operations, of which there are two dozen, each a pass of its own.
 //!
 //! ```text
-//! θ, m, v, θ_F, g  [n] f32      ends[s] one past segment s; shrink[s], clip[s] and rate[s] its factors
+//! θ, m, v, θ_F, g  [n] f32      ends[s] one past segment s; shrink[s], clip[s], rate[s] and root[s] its factors
 //! m ← β₁ m + (1 - β₁) c g       v ← β₂ v + (1 - β₂) c² g²       c = clip[s]
-//! θ ← shrink[s] · θ - rate[s] · m / (root · √v + ε)      θ_F ← d θ_F + (1 - d) θ
+//! θ ← shrink[s] · θ - rate[s] · m / (root[s] · √v + ε)      θ_F ← d θ_F + (1 - d) θ
 //! ```
 //!
 //! New numbers go to new memory: CubeCL orders threads by when memory was given out, so that what has been written in
@@ -17,7 +17,7 @@ use cubecl::prelude::*;
 use kernels::ops::cube::{empty, one_unit_each, spread};
 
 use super::adamw::{Constants, EPSILON, Update};
-use super::follow::{Decays, decay_of, follow_one};
+use super::follow::{Follower, follow_all};
 use super::state::UnitShard;
 
 /// Elements whose squares are added up by one cube.
@@ -31,27 +31,32 @@ pub(super) fn is_cube(tensor: &Tensor<1>) -> bool {
     tensor.clone().try_into_primitive::<CubeBackend>().is_ok()
 }
 
-/// AdamW on `shard`, given this rank's shard of the mean gradient; then the followers follow, the first of them in the
-/// same pass if it averages.
-pub(super) fn update(shard: &mut UnitShard, grad: Tensor<1>, mut update: Update, decays: &Decays<'_>) {
-    // AdamW::MOMENTS are two. Of a unit with parameters there is a segment; all have the same decay rates.
+/// AdamW on `shard`, given this rank's shard of the mean gradient, and then its followers, the first of them in the same
+/// pass.
+pub(super) fn update(
+    shard: &mut UnitShard,
+    grad: Tensor<1>,
+    mut update: Update,
+    mut followers: Vec<Follower<'_>>,
+) {
+    // AdamW::MOMENTS are two. A unit with parameters has a segment; all have the same decay rates.
     let ([m, v], Some(&(_, constants))) = (shard.moments.as_slice(), update.first()) else { return };
-    let Constants { beta1, beta2, root, .. } = constants;
+    let Constants { beta1, beta2, .. } = constants;
     let (n, device) = (shard.len(), grad.device());
     let end = update.last().map_or(0, |(range, _)| range.end);
     // The padding after the last parameter stays zero.
     update.push((end..n, Constants { shrink: 1.0, clip: 1.0, ..constants }));
     let ends: Vec<i32> = update.iter().map(|(range, _)| range.end as i32).collect();
-    let factors: Vec<f32> = update.iter().flat_map(|(_, c)| [c.shrink, c.clip, c.rate]).collect();
+    let factors: Vec<f32> = update.iter().flat_map(|(_, c)| [c.shrink, c.clip, c.rate, c.root]).collect();
     let ends = Tensor::<1, burn_tensor::Int>::from_data(TensorData::from(&ends[..]), (&device, DType::I32));
     let factors = Tensor::<1>::from_data(TensorData::from(&factors[..]), &device);
 
-    // Without a follower the kernel averages the student with itself.
-    let (followed, decay) = match shard.followers.first() {
-        Some(follower) => (&follower.values, decay_of(decays, follower.name)),
-        None => (&shard.student, 0.0),
+    // Without a follower the kernel averages the weights with themselves.
+    let (followed, decay) = match followers.first() {
+        Some(follower) => (&*follower.weights, follower.decay),
+        None => (&shard.weights, 0.0),
     };
-    let before = [&shard.student, &m.values, &v.values, followed].map(|tensor| primitive(tensor.clone()));
+    let before = [&shard.weights, &m.values, &v.values, followed].map(|tensor| primitive(tensor.clone()));
     let client = before[0].client.clone();
     let after = [(); 4].map(|()| empty(&before[0], [n], DType::F32));
     let (count, dim) = one_unit_each(&client, n);
@@ -75,19 +80,16 @@ pub(super) fn update(shard: &mut UnitShard, grad: Tensor<1>, mut update: Update,
         n,
         beta1,
         beta2,
-        root,
         decay as f32,
         (1.0 - decay) as f32,
     );
-    let [student, m, v, followed] = after.map(Tensor::from_primitive::<CubeBackend>);
-    shard.student = student;
+    let [weights, m, v, followed] = after.map(Tensor::from_primitive::<CubeBackend>);
+    shard.weights = weights;
     (shard.moments[0].values, shard.moments[1].values) = (m, v);
-    if let Some((first, rest)) = shard.followers.split_first_mut() {
-        first.values = followed;
-        rest.iter_mut().for_each(|follower| {
-            follow_one(follower, &shard.student, decay_of(decays, follower.name));
-        });
+    if !followers.is_empty() {
+        *followers.remove(0).weights = followed;
     }
+    follow_all(followers, &shard.weights);
 }
 
 /// Sums of squares of blocks of `ranges`, on the device, and the range of each.
@@ -129,18 +131,17 @@ fn adam_w(
     grad: &[f32],
     ends: &[i32],
     factors: &[f32],
-    student: &[f32],
+    weights: &[f32],
     exp_avg: &[f32],
     exp_avg_sq: &[f32],
-    teacher: &[f32],
-    to_student: &mut [f32],
+    follower: &[f32],
+    to_weights: &mut [f32],
     to_exp_avg: &mut [f32],
     to_exp_avg_sq: &mut [f32],
-    to_teacher: &mut [f32],
+    to_follower: &mut [f32],
     n: usize,
     beta1: f32,
     beta2: f32,
-    root: f32,
     decay: f32,
     rest: f32,
 ) {
@@ -150,15 +151,15 @@ fn adam_w(
         while ends[segment] <= i as i32 {
             segment += 1;
         }
-        let g = grad[i] * factors[3 * segment + 1];
+        let g = grad[i] * factors[4 * segment + 1];
         let m = beta1 * exp_avg[i] + (1.0f32 - beta1) * g;
         let v = beta2 * exp_avg_sq[i] + (1.0f32 - beta2) * g * g;
-        let theta =
-            student[i] * factors[3 * segment] - factors[3 * segment + 2] * m / (v.sqrt() * root + EPSILON);
+        let theta = weights[i] * factors[4 * segment]
+            - factors[4 * segment + 2] * m / (v.sqrt() * factors[4 * segment + 3] + EPSILON);
         to_exp_avg[i] = m;
         to_exp_avg_sq[i] = v;
-        to_student[i] = theta;
-        to_teacher[i] = decay * teacher[i] + rest * theta;
+        to_weights[i] = theta;
+        to_follower[i] = decay * follower[i] + rest * theta;
     }
 }
 

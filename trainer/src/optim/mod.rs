@@ -1,10 +1,10 @@
-//! The optimizer over flat shards, and the followers, which move with it.
+//! The optimizer over flat shards, and networks that follow what it moves.
 
 mod adamw;
 mod clip;
 #[cfg(feature = "cube")]
 mod cube;
-mod follow;
+pub(crate) mod follow;
 mod optimizer;
 mod runs;
 mod sgd;
@@ -12,5 +12,5 @@ pub(crate) mod state;
 
 pub(crate) use self::adamw::AdamW;
 pub(crate) use self::clip::ClipRule;
-pub(crate) use self::optimizer::{Optimizer, Rule};
+pub(crate) use self::optimizer::{Norms, Optimizer, Rule};
 pub(crate) use self::sgd::{Adaptation, RateRule, Sgd};

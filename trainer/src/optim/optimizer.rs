@@ -1,7 +1,9 @@
 //! The optimizer of a run: a rule, what it is given of each parameter, and where the shards lie.
 
+use std::ops::Range;
+
 use burn_tensor::Tensor;
-use kernels::device::host::is_host;
+use kernels::device::host::{self, is_host};
 use networks::params::Role;
 use ranks::EngineError;
 use ranks::fixed::Fixed;
@@ -11,7 +13,7 @@ use super::adamw::{self, AdamW};
 use super::clip::{ClipNorms, ClipRule};
 #[cfg(feature = "cube")]
 use super::cube;
-use super::follow::{Decays, follow};
+use super::follow::{Follower, follow_all};
 use super::sgd::{self, Lengths, RateRule, Sgd};
 use super::state::{Segment, UnitShard};
 use crate::schedule::Knobs;
@@ -121,7 +123,7 @@ impl Optimizer {
             return Ok(Norms { grads, params: None, directions: None });
         };
         let per_tensor = |values: &[Tensor<1>]| ClipNorms::of(ClipRule::PerTensor, shards, values, modules);
-        let params: Vec<Tensor<1>> = shards.iter().map(|shard| shard.student.clone()).collect();
+        let params: Vec<Tensor<1>> = shards.iter().map(|shard| shard.weights.clone()).collect();
         let directions = match adaptation.rule {
             RateRule::Larc => None,
             RateRule::Lars => {
@@ -134,36 +136,40 @@ impl Optimizer {
         Ok(Norms { grads: per_tensor(grads)?, params: Some(per_tensor(&params)?), directions })
     }
 
-    /// Updates every shard and its followers, whose decays are `decays` by name. `grads` are this rank's shards of the
-    /// mean gradients.
+    /// Updates every shard, and then its followers, which are listed by unit. `grads` are this rank's shards of the mean
+    /// gradients. A parameter that is frozen at this step keeps its value and its moments.
     pub fn step(
         &self,
         shards: &mut [UnitShard],
         grads: Vec<Tensor<1>>,
         norms: &Norms,
         knobs: &Knobs,
-        decays: &Decays<'_>,
+        followers: Vec<Vec<Follower<'_>>>,
     ) {
-        let update = |(unit, (shard, grad)): (usize, (&mut UnitShard, Tensor<1>))| {
-            let frozen = shard.layout.params.iter().any(|slot| knobs.step < slot.spec.frozen_steps);
-            if frozen {
-                return follow(shard, decays);
+        type Work<'s, 'f> = ((&'s mut UnitShard, Tensor<1>), Vec<Follower<'f>>);
+        let update = |(unit, ((shard, grad), followers)): (usize, Work<'_, '_>)| {
+            let frozen = frozen_at(shard, knobs.step);
+            if frozen.iter().all(|frozen| *frozen) {
+                return follow_all(followers, &shard.weights);
             }
-            shard.n_updates += 1;
+            for (n_updates, frozen) in shard.n_updates.iter_mut().zip(&frozen) {
+                *n_updates += u64::from(!frozen);
+            }
             let update = self.update_of(shard, unit, norms, knobs);
-            apply(shard, grad, update, decays);
+            let still = still(shard, &frozen);
+            apply(shard, grad, update, &still, followers);
         };
         // A device has one queue, which several threads would only make them wait for.
-        match shards.first().is_some_and(|shard| is_host(&shard.student)) {
-            true => shards.par_iter_mut().zip(grads).enumerate().for_each(update),
-            false => shards.iter_mut().zip(grads).enumerate().for_each(update),
+        match shards.first().is_some_and(|shard| is_host(&shard.weights)) {
+            true => shards.par_iter_mut().zip(grads).zip(followers).enumerate().for_each(update),
+            false => shards.iter_mut().zip(grads).zip(followers).enumerate().for_each(update),
         }
     }
 
     fn update_of(&self, shard: &UnitShard, unit: usize, norms: &Norms, knobs: &Knobs) -> Update {
         let of_param = |segment: &Segment<'_>| {
             let spec = &segment.slot.spec;
-            let decays = spec.decay || (self.decays_vectors && spec.role != Role::Running);
+            let decays = spec.decay || (self.decays_vectors && spec.role.is_trained());
             let clip = norms.grads.factor(unit, segment.param, self.clip_norm);
             (knobs.lr * spec.lr_scale, decays.then_some(knobs.weight_decay), clip)
         };
@@ -172,7 +178,8 @@ impl Optimizer {
                 // Their gradients are zero, and so are their moments.
                 let constants = |segment: Segment<'_>| {
                     let (lr, decay, clip) = of_param(&segment);
-                    let constants = rule.constants(shard.n_updates, lr, decay.unwrap_or(0.0), clip);
+                    let constants =
+                        rule.constants(shard.n_updates[segment.param], lr, decay.unwrap_or(0.0), clip);
                     (segment.start..segment.end, constants)
                 };
                 Update::AdamW(shard.segments().map(constants).collect())
@@ -182,7 +189,7 @@ impl Optimizer {
                     let (lr, decay, clip) = of_param(&segment);
                     let lengths = norms.lengths(unit, segment.param);
                     let constants = match segment.slot.spec.role {
-                        Role::Running => rule.still(),
+                        Role::Running | Role::Fixed => rule.still(),
                         Role::Weight | Role::Vector => rule.constants(lr, decay, clip, lengths),
                     };
                     (segment.start..segment.end, constants)
@@ -193,19 +200,49 @@ impl Optimizer {
     }
 }
 
-/// Updates a shard where it lies; then its followers follow.
-fn apply(shard: &mut UnitShard, grad: Tensor<1>, update: Update, decays: &Decays<'_>) {
-    match (update, is_host(&shard.student)) {
+/// Whether each parameter of `shard` is frozen at `step`.
+fn frozen_at(shard: &UnitShard, step: u64) -> Vec<bool> {
+    shard.layout.params.iter().map(|slot| step < slot.spec.frozen_steps).collect()
+}
+
+/// Ranges of a shard whose parameters are frozen, with their values and those of each moment.
+type Still = Vec<(Range<usize>, Vec<Tensor<1>>)>;
+
+/// The values of the parameters that are `frozen`.
+fn still(shard: &UnitShard, frozen: &[bool]) -> Still {
+    let values = |range: &Range<usize>| {
+        let moments = shard.moments.iter().map(|moment| &moment.values);
+        std::iter::once(&shard.weights).chain(moments).map(|all| all.clone().slice([range.clone()])).collect()
+    };
+    let segments = shard.segments().filter(|segment| frozen[segment.param]);
+    segments.map(|segment| segment.start..segment.end).map(|range| (range.clone(), values(&range))).collect()
+}
+
+/// Updates a shard where it lies, but for what is to stand `still`, and then its followers.
+fn apply(
+    shard: &mut UnitShard,
+    grad: Tensor<1>,
+    update: Update,
+    frozen: &Still,
+    followers: Vec<Follower<'_>>,
+) {
+    match (update, is_host(&shard.weights)) {
         (Update::AdamW(update), true) => adamw::on_slices(shard, &grad, update),
         #[cfg(feature = "cube")]
-        (Update::AdamW(update), false) if cube::is_cube(&grad) => {
-            return cube::update(shard, grad, update, decays);
+        (Update::AdamW(update), false) if frozen.is_empty() && cube::is_cube(&grad) => {
+            return cube::update(shard, grad, update, followers);
         }
         (Update::AdamW(update), false) => adamw::on_tensors(shard, grad, &update),
         (Update::Sgd(update), true) => sgd::on_slices(shard, &grad, update),
         (Update::Sgd(update), false) => sgd::on_tensors(shard, grad, &update),
     }
-    follow(shard, decays);
+    for (range, values) in frozen {
+        let moments = shard.moments.iter_mut().map(|moment| &mut moment.values);
+        for (buffer, values) in std::iter::once(&mut shard.weights).chain(moments).zip(values) {
+            host::assign(buffer, range.start, values);
+        }
+    }
+    follow_all(followers, &shard.weights);
 }
 
 #[cfg(test)]
@@ -217,46 +254,76 @@ mod tests {
     use super::*;
     use kernels::device::host::to_host;
     use kernels::ops::twin::devices;
+    use networks::features::Features;
     use networks::head::mlp::Mlp;
-    use networks::head::projection::Projection;
+    use networks::head::projection::{Normalizes, Projection};
     use networks::head::prototypes::Prototypes;
-    use networks::unit::Unit;
+    use networks::params::ParamSpec;
+    use networks::unit::{Context, Cost, GroupShape, StageOutput, Unit};
     use ranks::topology::Topology;
 
-    const DECAYS: [(&str, f64); 2] = [("teacher", 0.9), ("past", 0.0)];
+    /// A shard with two more that follow it.
+    struct Three {
+        leader: UnitShard,
+        followers: [Tensor<1>; 2],
+    }
 
-    /// The update by tensor operations or by a kernel, whichever `device` has.
-    fn apply_there(shard: &mut UnitShard, grad: Tensor<1>, update: Update) {
+    impl Three {
+        fn new(
+            unit: &dyn Unit,
+            seed: u64,
+            topology: Topology,
+            optimizer: Optimizer,
+            device: &Device,
+        ) -> Self {
+            let leader = UnitShard::init(unit, seed, topology, optimizer.moments(), device);
+            let followers = [(); 2].map(|()| leader.weights.clone());
+            Self { leader, followers }
+        }
+
+        fn parts(&mut self) -> (&mut UnitShard, Vec<Follower<'_>>) {
+            let followers = self.followers.iter_mut().zip([0.9, 0.0]);
+            let followers = followers.map(|(weights, decay)| Follower { weights, decay }).collect();
+            (&mut self.leader, followers)
+        }
+
+        fn buffers(&self) -> Vec<Tensor<1>> {
+            let moments = self.leader.moments.iter().map(|moment| &moment.values);
+            let all = std::iter::once(&self.leader.weights).chain(moments).chain(&self.followers);
+            all.cloned().collect()
+        }
+    }
+
+    /// The update by tensor operations or by a kernel, whichever the device has.
+    fn apply_there(three: &mut Three, grad: Tensor<1>, update: Update) {
+        let (shard, followers) = three.parts();
         #[cfg(feature = "cube")]
         if let (Update::AdamW(update), true) = (&update, cube::is_cube(&grad)) {
-            return cube::update(shard, grad, update.clone(), &DECAYS);
+            return cube::update(shard, grad, update.clone(), followers);
         }
         match update {
             Update::AdamW(update) => adamw::on_tensors(shard, grad, &update),
             Update::Sgd(update) => sgd::on_tensors(shard, grad, &update),
         }
-        follow(shard, &DECAYS);
+        follow_all(followers, &shard.weights);
     }
 
     /// A unit's updates on the host and on `device`, and the norms of both; a shard that somebody holds stays as it is.
     fn check(optimizer: Optimizer, unit: &dyn Unit, seed: u64, topology: Topology, device: &Device) {
-        let knobs = Knobs { step: 0, lr: 0.01, weight_decay: 0.1, teacher_decay: 0.9 };
-        let init = |device: &Device| {
-            let names = ["teacher", "past"];
-            UnitShard::init(unit, seed, topology, &names, optimizer.moments(), device)
-        };
-        let (mut here, mut there) = (init(&Device::flex()), init(device));
-        assert_eq!(unit.layout(3).padded / 3, here.len());
+        let knobs = Knobs { step: 0, lr: 0.01, weight_decay: 0.1 };
+        let of = |device: &Device| Three::new(unit, seed, topology, optimizer, device);
+        let (mut here, mut there) = (of(&Device::flex()), of(device));
+        assert_eq!(unit.layout(3).padded / 3, here.leader.len());
         // What pads a unit has no gradient.
-        let n_real = here.segments().last().map_or(0, |segment| segment.end);
-        let is_real: Vec<f32> = (0..here.len()).map(|i| f32::from(u8::from(i < n_real))).collect();
+        let n_real = here.leader.segments().last().map_or(0, |segment| segment.end);
+        let is_real: Vec<f32> = (0..here.leader.len()).map(|i| f32::from(u8::from(i < n_real))).collect();
         let is_real = Tensor::<1>::from_floats(is_real.as_slice(), &Device::flex());
         for step in 0..3 {
             Device::flex().seed(seed + step);
             let normal = Distribution::Normal(0.0, 1.0);
-            let grad = Tensor::<1>::random([here.len()], normal, &Device::flex()) * is_real.clone();
+            let grad = Tensor::<1>::random([here.leader.len()], normal, &Device::flex()) * is_real.clone();
             let sent = grad.clone().to_device(device);
-            let shards = [here.clone()];
+            let shards = [here.leader.clone()];
             let norms = optimizer.norms(&shards, std::slice::from_ref(&grad), &[0], &knobs).unwrap();
             let squares: Vec<f64> = norms.squares().iter().map(|s| Fixed::from_limbs(&s.limbs())).collect();
             let by_device = super::super::clip::on_device_for_tests(&shards, std::slice::from_ref(&sent));
@@ -265,20 +332,87 @@ mod tests {
                 assert!((a - b).abs() <= 1e-5 * a.abs(), "{a} {b}");
             }
             let norms = norms.agreed(&squares);
-            here.n_updates += 1;
-            there.n_updates += 1;
-            let update = optimizer.update_of(&here, 0, &norms, &knobs);
-            apply(&mut here, grad, update.clone(), &DECAYS);
+            // As if parameters had been frozen for different times.
+            for (i, n_updates) in here.leader.n_updates.iter_mut().enumerate() {
+                *n_updates = step + 1 + i as u64 % 2;
+            }
+            let update = optimizer.update_of(&here.leader, 0, &norms, &knobs);
+            let (shard, followers) = here.parts();
+            apply(shard, grad, update.clone(), &Still::new(), followers);
             // As a checkpoint holds it.
-            let held = (step == 1).then(|| (there.student.clone(), to_host(there.student.clone())));
+            let held = (step == 1).then(|| {
+                let weights = there.leader.weights.clone();
+                (weights.clone(), to_host(weights))
+            });
             apply_there(&mut there, sent, update);
             if let Some((held, before)) = held {
                 assert_eq!(to_host(held), before);
             }
         }
-        for ((_, a), (_, b)) in here.buffers().zip(there.buffers()) {
-            for (a, b) in to_host(a.clone()).iter().zip(to_host(b.clone())) {
+        for (a, b) in here.buffers().into_iter().zip(there.buffers()) {
+            for (a, b) in to_host(a).iter().zip(to_host(b)) {
                 assert!((a - b).abs() <= 1e-6 + 1e-5 * a.abs(), "{a} {b}");
+            }
+        }
+    }
+
+    /// A frozen parameter keeps its values while the others of its unit move, on any device, and its moments have seen
+    /// nothing when it starts.
+    #[test]
+    fn parameters_are_frozen_one_by_one() {
+        let frozen =
+            Prototypes { name: "last".into(), input: 6, count: 20, trains_gain: true, frozen_steps: 0 };
+        struct Half(Prototypes);
+        impl Unit for Half {
+            fn name(&self) -> &str {
+                self.0.name()
+            }
+            fn params(&self) -> Vec<ParamSpec> {
+                let mut params = self.0.params();
+                params.iter_mut().filter(|p| p.name == "weight_g").for_each(|p| p.frozen_steps = 2);
+                params
+            }
+            fn forward(&self, stage: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
+                self.0.forward(stage, groups, cx)
+            }
+            fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
+                self.0.cost(groups)
+            }
+        }
+        let unit = Half(frozen);
+        for rule in [
+            Rule::AdamW(AdamW { betas: [0.9, 0.99] }),
+            Rule::Sgd(Sgd { momentum: 0.9, nesterov: false, adaptation: None }),
+        ] {
+            for device in devices() {
+                let optimizer =
+                    Optimizer { rule, clip_norm: 1.0, clip: ClipRule::PerTensor, decays_vectors: false };
+                let mut shards = [UnitShard::init(&unit, 3, Topology::SOLO, optimizer.moments(), &device)];
+                let gain = shards[0].layout.params[shards[0].layout.position("weight_g").unwrap()].range();
+                let buffers = |shard: &UnitShard| -> Vec<Vec<f32>> {
+                    let moments = shard.moments.iter().map(|moment| moment.values.clone());
+                    std::iter::once(shard.weights.clone()).chain(moments).map(to_host).collect()
+                };
+                for step in 0..3 {
+                    let before = buffers(&shards[0]);
+                    let knobs = Knobs { step, lr: 0.1, weight_decay: 0.1 };
+                    let grads = vec![Tensor::ones([shards[0].len()], &device)];
+                    let norms = optimizer.norms(&shards, &grads, &[0], &knobs).unwrap();
+                    let squares: Vec<f64> =
+                        norms.squares().iter().map(|s| Fixed::from_limbs(&s.limbs())).collect();
+                    optimizer.step(&mut shards, grads, &norms.agreed(&squares), &knobs, vec![Vec::new()]);
+                    for (before, after) in before.iter().zip(buffers(&shards[0])) {
+                        let moved = before.iter().zip(&after).map(|(a, b)| a != b);
+                        for (i, moved) in moved.enumerate().take(shards[0].layout.numel) {
+                            assert_eq!(
+                                moved,
+                                step >= 2 || !gain.contains(&i),
+                                "{rule:?} step {step}: element {i}"
+                            );
+                        }
+                    }
+                }
+                assert_eq!(shards[0].n_updates, [1, 3], "{rule:?}");
             }
         }
     }
@@ -293,7 +427,7 @@ mod tests {
             let last = Prototypes {
                 name: "last".into(), input: 6, count: 20, trains_gain: true, frozen_steps: 0,
             };
-            let normalized = Projection { name: "norm".into(), widths: vec![6, 10, 4], normalizes: true };
+            let normalized = Projection { name: "norm".into(), widths: vec![6, 10, 4], normalizes: Normalizes::Hidden, has_biases: true };
             let head: [&dyn Unit; 3] = [&mlp, &last, &normalized];
             let topology = Topology { rank, world_size: 3, group_size: 3 };
             let sgd = |nesterov, adaptation| Rule::Sgd(Sgd { momentum: 0.9, nesterov, adaptation });

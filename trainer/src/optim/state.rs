@@ -1,4 +1,4 @@
-//! This rank's shards: master weights, what the optimizer keeps beside them, and the followers, unit by unit.
+//! This rank's shards of a network: master weights and what the optimizer keeps beside them, unit by unit.
 
 use burn_tensor::{Device, Tensor, TensorData};
 use networks::NetworkError;
@@ -15,18 +15,16 @@ pub struct UnitShard {
     pub layout: UnitLayout,
     /// First element of this rank's shard in the unit's buffer.
     pub start: usize,
-    /// Master weights of the student.
-    pub student: Tensor<1>,
-    /// Weights of the followers that have this unit.
-    pub followers: Vec<Buffer>,
-    /// What the optimizer keeps.
+    /// Master weights.
+    pub weights: Tensor<1>,
+    /// Numbers that the optimizer keeps; none in a network that does not move by gradient.
     pub moments: Vec<Buffer>,
-    /// Updates that the moments have seen. Frozen steps do not count, as in PyTorch, where a
+    /// Updates that the moments of each parameter have seen. Frozen steps do not count, as in PyTorch, where a
     /// parameter without gradient has no step.
-    pub n_updates: u64,
+    pub n_updates: Vec<u64>,
 }
 
-/// A shard beside the student's.
+/// A shard beside the weights.
 #[derive(Debug, Clone)]
 pub struct Buffer {
     /// Its name in checkpoints.
@@ -48,17 +46,13 @@ pub struct Segment<'a> {
     pub end: usize,
 }
 
-/// Name of the student's weights in checkpoints.
-pub(crate) const STUDENT: &str = "student";
-
 impl UnitShard {
-    /// A fresh shard: every parameter from (`seed`, its full name, element), `moments` zero, `followers` equal to the
-    /// student.
+    /// A fresh shard: every parameter from (`seed`, its full name, element), `moments` zero. Networks that share a unit
+    /// start with the same weights.
     pub fn init(
         unit: &dyn Unit,
         seed: u64,
         topology: Topology,
-        followers: &[&'static str],
         moments: &[&'static str],
         device: &Device,
     ) -> Self {
@@ -70,20 +64,18 @@ impl UnitShard {
             let name = layout.full_name(segment.slot);
             fill(segment.slot.spec.init, seed, &name, first, &mut values[segment.start..segment.end]);
         }
-        let student = Tensor::from_data(TensorData::new(values, [range.len()]), device);
-        let follower = |name: &&'static str| Buffer { name, values: student.clone() };
+        let weights = Tensor::from_data(TensorData::new(values, [range.len()]), device);
         let moment = |name: &&'static str| Buffer { name, values: Tensor::zeros([range.len()], device) };
         Self {
             start: range.start,
-            followers: followers.iter().map(follower).collect(),
             moments: moments.iter().map(moment).collect(),
-            student,
-            n_updates: 0,
+            weights,
+            n_updates: vec![0; layout.params.len()],
             layout,
         }
     }
 
-    /// Takes the values of `tensors`, of which there is one for each parameter, for the student and every follower.
+    /// Takes the values of `tensors`, of which there is one for each parameter.
     ///
     /// # Errors
     /// [`NetworkError::Weights`].
@@ -97,8 +89,7 @@ impl UnitShard {
                 .copy_from_slice(&found[first..first + segment.end - segment.start]);
         }
         let len = values.len();
-        self.student = Tensor::from_data(TensorData::new(values, [len]), &self.student.device());
-        self.followers.iter_mut().for_each(|follower| follower.values = self.student.clone());
+        self.weights = Tensor::from_data(TensorData::new(values, [len]), &self.weights.device());
         Ok(())
     }
 
@@ -109,30 +100,12 @@ impl UnitShard {
 
     /// Elements of the shard.
     pub fn len(&self) -> usize {
-        self.student.dims()[0]
+        self.weights.dims()[0]
     }
 
     /// Whether the shard has no element, which a unit with parameters never gives.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    /// The weights of the follower `name`, if it has this unit.
-    pub fn follower(&self, name: &str) -> Option<&Tensor<1>> {
-        self.followers.iter().find(|buffer| buffer.name == name).map(|buffer| &buffer.values)
-    }
-
-    /// All buffers by their names in checkpoints: student, followers, moments.
-    pub fn buffers(&self) -> impl Iterator<Item = (&'static str, &Tensor<1>)> {
-        let beside = self.followers.iter().chain(&self.moments);
-        std::iter::once((STUDENT, &self.student)).chain(beside.map(|buffer| (buffer.name, &buffer.values)))
-    }
-
-    /// All buffers by their names, to be filled.
-    pub fn buffers_mut(&mut self) -> impl Iterator<Item = (&'static str, &mut Tensor<1>)> {
-        let beside = self.followers.iter_mut().chain(&mut self.moments);
-        std::iter::once((STUDENT, &mut self.student))
-            .chain(beside.map(|buffer| (buffer.name, &mut buffer.values)))
     }
 }
 
@@ -152,7 +125,7 @@ mod tests {
     use networks::init::fill;
     use networks::patches::Normalization;
 
-    /// Shards of 1, 2 and 4 ranks hold the same weights, for the student and every follower.
+    /// Shards of 1, 2 and 4 ranks hold the same weights.
     #[test]
     fn every_shard_starts_with_its_part_of_the_weights() {
         let model = networks::backbone::ModelConfig::examples().remove(1);
@@ -165,11 +138,9 @@ mod tests {
             let of_group = |group_size: usize| -> Vec<f32> {
                 let of_rank = |rank: usize| {
                     let topology = Topology { rank, world_size: group_size, group_size };
-                    let mut shard = UnitShard::init(unit.as_ref(), 0, topology, &["teacher"], &[], &device);
+                    let mut shard = UnitShard::init(unit.as_ref(), 0, topology, &[], &device);
                     shard.start_from(&tensors).unwrap();
-                    let student = to_host(shard.student.clone());
-                    assert_eq!(to_host(shard.followers[0].values.clone()), student);
-                    student
+                    to_host(shard.weights.clone())
                 };
                 let mut whole: Vec<f32> = (0..group_size).flat_map(of_rank).collect();
                 whole.truncate(unit.layout(1).numel);

@@ -37,11 +37,8 @@ pub struct Recipe {
     pub method: MethodConfig,
     /// The views of an image.
     pub views: ViewsConfig,
-    /// How the student moves.
+    /// How the trained network moves.
     pub optim: OptimConfig,
-    /// The EMA teacher; present if and only if the method has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub teacher: Option<TeacherConfig>,
     /// Weights that the backbone starts from; absent for random ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub init: Option<InitConfig>,
@@ -307,14 +304,6 @@ pub struct InitConfig {
     pub fingerprint: String,
 }
 
-/// The teacher.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TeacherConfig {
-    /// Share of the old teacher that stays, at start and end.
-    pub decay: [f64; 2],
-}
-
 /// What does not change what is learned.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -343,7 +332,7 @@ pub struct RunConfig {
     /// Ranks that share a copy of the model; 0 for all. Fewer make replicas: less traffic between nodes
     /// for more memory.
     pub shard_group: usize,
-    /// Whether master weights, moments and teacher stay in the host's memory while a GPU computes, which gets
+    /// Whether master weights and moments of all networks stay in the host's memory while a GPU computes, which gets
     /// weights unit by unit.
     pub offload: bool,
     /// Whether gradients are summed in a fixed order, which costs the same traffic and gives the same

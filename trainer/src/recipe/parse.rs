@@ -52,14 +52,13 @@ fn set(table: &mut toml::Table, entry: &str) -> Result<(), String> {
 }
 
 /// Keys that have another place since version 0.2.
-const MOVED: [(&str, &str); 4] = [
+const MOVED: [(&str, &str); 3] = [
     (
         "stat_groups",
         "optim.stat_groups is optim.stat_images now, in images: optim.batch_size divided by the groups",
     ),
     ("freeze_last_layer", "optim.freeze_last_layer is method.freeze_last_layer now"),
-    ("temp", "teacher.temp is method.teacher_temp now"),
-    ("temp_warmup", "teacher.temp_warmup is method.teacher_temp_warmup now"),
+    ("teacher", "the section [teacher] is gone: teacher.decay is method.teacher_decay now"),
 ];
 
 /// Adds to serde's message on an unknown key where it has gone, or the nearest known one.
@@ -95,7 +94,7 @@ mod tests {
 
     #[test]
     fn a_key_that_has_moved_says_where_to() {
-        let message = explain("unknown field `temp_warmup`, expected `decay`");
-        assert!(message.contains("method.teacher_temp_warmup"), "{message}");
+        let message = explain("unknown field `teacher`, expected one of `name`, `method`");
+        assert!(message.contains("method.teacher_decay"), "{message}");
     }
 }

@@ -3,7 +3,6 @@
 use augment::MultiCrop;
 use burn_tensor::Device;
 use kernels::device::workers::or_cores;
-use networks::head::readout;
 use networks::patches::PixelInput;
 use ranks::communicator::Comm;
 use ranks::topology::Topology;
@@ -13,8 +12,8 @@ use super::lengths::lengths;
 use super::values::check_values;
 use super::{Algorithm, LrSchedule, Recipe};
 use crate::error::TrainError;
-use crate::method::{Method, MethodContext, Moves};
-use crate::optim::state::STUDENT;
+use crate::method::network::{self, Moves, NetworkSpec};
+use crate::method::{Method, MethodContext};
 use crate::optim::{AdamW, Adaptation, Optimizer, RateRule, Rule, Sgd};
 use crate::schedule::{RunLength, Schedule, Schedules, Shape};
 use crate::step::{StepConfig, Trainer};
@@ -107,13 +106,12 @@ impl Plan {
         toml::to_string_pretty(self).unwrap_or_default()
     }
 
-    /// Name of the network that evaluation looks at: the first follower, such as a teacher, or the student where the method
-    /// has none.
+    /// Name of the network that evaluation looks at.
     ///
     /// # Errors
     /// [`TrainError::Recipe`] when the method cannot be built.
     pub fn evaluated(&self) -> Result<&'static str, TrainError> {
-        Ok(self.method()?.followers().first().map_or(STUDENT, |follower| follower.name))
+        Ok(self.method()?.evaluated())
     }
 
     /// Checks what depends on more than one section of the recipe.
@@ -133,10 +131,15 @@ impl Plan {
                 crop.size_px
             )));
         }
-        let method = self.method()?;
-        let heads = method.heads();
-        let backbone = recipe.model.units(readout(&heads));
-        let mut units = backbone.iter().chain(heads.iter().flat_map(|head| &head.units));
+        let networks = self.method()?.networks();
+        network::check(&networks)
+            .map_err(|reason| bad(format!("method: {reason}; this is a bug in ocelli")))?;
+        let has_stages = |network: &NetworkSpec| {
+            let backbone = network.units(&recipe.model);
+            let mut units = backbone.iter().chain(network.heads.iter().flat_map(|head| &head.units));
+            units.any(|unit| unit.n_stages() > 1)
+        };
+        let mut moving = networks.iter().filter(|network| network.moves != Moves::Frozen);
         let optim = &recipe.optim;
         if !optim.batch_size.is_multiple_of(optim.stat_images()) {
             return Err(bad(format!(
@@ -144,7 +147,7 @@ impl Plan {
                 optim.stat_images, optim.batch_size
             )));
         }
-        if optim.stat_images() < 2 && units.any(|unit| unit.n_stages() > 1) {
+        if optim.stat_images() < 2 && moving.any(has_stages) {
             return Err(bad(format!(
                 "optim.batch_size {}, optim.stat_images {}: batch normalization needs statistics over two images or more",
                 optim.batch_size, optim.stat_images
@@ -160,15 +163,7 @@ impl Plan {
                 self.total_steps
             )));
         }
-        let averages = method.followers().iter().any(|follower| follower.moves == Moves::Average);
-        match (averages, &recipe.teacher) {
-            (true, None) => Err(bad(
-                "the method has a teacher: the section [teacher] is missing, with decay = [0.996, 1.0]"
-                    .into(),
-            )),
-            (false, Some(_)) => Err(bad("the method has no teacher: leave out the section [teacher]".into())),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     /// Values of the recipe that make little sense for this run, a sentence each: lengths of time that go beyond its end, such
@@ -291,8 +286,6 @@ impl Plan {
                 },
             },
             weight_decay: cosine(optim.weight_decay()),
-            // Without a teacher nobody asks.
-            teacher_decay: cosine(self.recipe.teacher.as_ref().map_or([1.0, 1.0], |teacher| teacher.decay)),
         }
     }
 
@@ -345,20 +338,19 @@ impl Plan {
     /// [`TrainError::Recipe`] with the key and what is wrong with it.
     pub fn method(&self) -> Result<Box<dyn Method>, TrainError> {
         let views = self.recipe.views.multicrop().map_err(|reason| self.bad(reason))?;
-        let (width, length, seed) = (self.recipe.model.width(), self.length(), self.recipe.seed);
-        let cx = MethodContext { views, width, length, seed };
+        let (model, length, seed) = (self.recipe.model.clone(), self.length(), self.recipe.seed);
+        let cx = MethodContext { views, model, length, seed };
         self.recipe.method.build(&cx).map_err(|reason| self.bad(reason))
     }
 
-    /// The network under training, at step zero, on `device`.
+    /// The networks of the run, at step zero, on `device`.
     ///
     /// # Errors
     /// [`TrainError::Recipe`] with the key and what is wrong with it.
     pub fn trainer(&self, comm: Comm, device: &Device) -> Result<Trainer, TrainError> {
         let method = self.method()?;
-        let backbone = self.recipe.model.units(readout(&method.heads()));
         let (optimizer, config) = (self.optimizer(), self.step_config());
-        Ok(Trainer::new(backbone, method, comm, optimizer, config, device.clone()))
+        Ok(Trainer::new(&self.recipe.model, method, comm, optimizer, config, device.clone()))
     }
 }
 

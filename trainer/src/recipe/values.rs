@@ -49,9 +49,6 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
     for i in 0..2 {
         within("optim.betas", optim.betas[i], 0.0, 1.0 - 1e-9)?;
         within("optim.weight_decay", optim.weight_decay()[i], 0.0, MOST)?;
-        if let Some(teacher) = &recipe.teacher {
-            within("teacher.decay", teacher.decay[i], 0.0, 1.0)?;
-        }
     }
     Ok(())
 }

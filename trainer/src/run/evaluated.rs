@@ -9,16 +9,15 @@ use crate::error::TrainError;
 use crate::recipe::plan::Plan;
 use crate::step::Trainer;
 
-/// The backbone as evaluation sees it, on rank 0: the first follower's, or the student's where none follows. All ranks
-/// call it.
+/// The backbone that evaluation looks at, on rank 0. All ranks call it.
 ///
 /// # Errors
 /// [`TrainError::Ranks`].
 pub(super) fn evaluated_network(trainer: &Trainer, plan: &Plan) -> Result<Option<Network>, TrainError> {
     let mut flats = HashMap::new();
-    for shard in &trainer.state.shards[..trainer.backbone().len()] {
-        let mine = shard.followers.first().map_or(&shard.student, |follower| &follower.values);
-        let flat = trainer.gather_whole(&shard.layout.name, mine)?;
+    let name = trainer.state.method.evaluated();
+    for shard in trainer.state.network(name).iter().flat_map(|network| network.backbone()) {
+        let flat = trainer.gather_whole(&shard.layout.name, &shard.weights)?;
         if trainer.topology().rank == 0 {
             flats.insert(shard.layout.name.clone(), to_host(flat));
         }

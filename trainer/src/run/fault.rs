@@ -1,6 +1,6 @@
 //! Drills: a rank that dies, hangs, dawdles or computes nonsense, at a place of one's choice.
 //!
-//! Written as `kill:rank=1,step=5,phase=backward`. Phases are those of a step (`teacher`, `forward`, `head`,
+//! Written as `kill:rank=1,step=5,phase=backward`. Phases are those of a step (`targets`, `forward`, `head`,
 //! `backward`, `update`), `data` and `checkpoint`.
 
 use std::str::FromStr;
@@ -37,7 +37,7 @@ pub struct Fault {
 }
 
 /// Phases of a step.
-const PHASES: [&str; 7] = ["teacher", "forward", "head", "backward", "data", "update", "checkpoint"];
+const PHASES: [&str; 7] = ["targets", "forward", "head", "backward", "data", "update", "checkpoint"];
 
 /// How long a dawdling rank waits.
 const SLOW: Duration = Duration::from_millis(300);

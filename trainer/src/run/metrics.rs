@@ -31,16 +31,13 @@ pub(crate) fn row_of(
         ("knobs/weight_decay", knobs.weight_decay),
         ("health/feature_std", health.std),
         ("health/effective_rank", health.effective_rank),
-        ("time/teacher_ms", phases.teacher_ms),
+        ("time/targets_ms", phases.targets_ms),
         ("time/forward_ms", phases.forward_ms),
         ("time/head_ms", phases.head_ms),
         ("time/backward_ms", phases.backward_ms),
         ("time/update_ms", phases.update_ms),
         ("time/rank_wait_ms", phases.wait_ms),
     ];
-    if plan.recipe.teacher.is_some() {
-        row.push(("knobs/teacher_decay", knobs.teacher_decay));
-    }
     row.extend(method.knobs(step));
     row.extend_from_slice(timing);
     row.extend_from_slice(&report.gauges);
@@ -63,7 +60,7 @@ pub(crate) fn collapse_warnings(
     let grace_steps = plan.warmup_steps.max(plan.total_steps / 10);
     let uninformed = method.uninformed_loss();
     let entropy = method.target_entropy().and_then(value);
-    // What a method adds to its loss has no say in whether the student follows the teacher.
+    // What a method adds to its loss has no say in whether the trained network follows its targets.
     let loss = value(MATCH_LOSS).unwrap_or(report.loss);
     let warnings = health::diagnose(step, grace_steps, loss, uninformed, entropy, health);
     warnings.into_iter().map(|(concern, warning)| (concern, format!("step {step}: {warning}"))).collect()

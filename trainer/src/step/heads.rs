@@ -5,18 +5,16 @@ use std::collections::BTreeMap;
 use burn_tensor::{DType, Tensor};
 use kernels::ops::seed;
 use networks::features::{Features, Outputs, by_image};
-use networks::head::{On, Reads};
+use networks::head::Reads;
 use networks::leaves::Leaves;
 use networks::unit::{Context, Draws, StatSets};
 use ranks::EngineError;
 use ranks::prefetch::Gathers;
 
-use super::batch::{FeatureGrads, Groups, MicroBatch};
+use super::batch::{FeatureGrads, GroupGrads, Groups, MicroBatch};
 use super::net::Placed;
-use super::networks::{Networks, Observation};
 use super::pass::{Passes, SlicedGrads, UnitDraws, UnitTape, over_groups};
-use crate::method::Follower;
-use crate::optim::state::STUDENT;
+use super::sharded::{Observation, ShardedNet};
 
 /// Gathered weights of heads' units, by number.
 pub(super) type Flats = BTreeMap<usize, Tensor<1>>;
@@ -41,17 +39,17 @@ pub(super) struct StagedHead<'a> {
     tape: Vec<UnitTape<'a>>,
 }
 
-/// The heads of a step.
+/// The heads of a network.
 #[derive(Clone, Copy)]
-pub(super) struct HeadPass<'a>(pub(super) Networks<'a>);
+pub(super) struct HeadPass<'a>(pub(super) ShardedNet<'a>);
 
 impl<'a> HeadPass<'a> {
     /// The weights of the heads' units. The next gather is sent for unless statistics are to come first.
-    pub(super) fn gather(&self, of: On, gathers: &mut Gathers<'_>) -> Result<Flats, EngineError> {
+    pub(super) fn gather(&self, gathers: &mut Gathers<'_>) -> Result<Flats, EngineError> {
         let mut flats = Flats::new();
         let mut has_stages = false;
         let mut numbers = Vec::new();
-        for placed in self.0.net.heads_of(of) {
+        for placed in self.0.net.heads() {
             has_stages |= !placed.staged().is_empty();
             numbers.extend(placed.staged().chain(placed.in_graph()));
         }
@@ -76,14 +74,14 @@ impl<'a> HeadPass<'a> {
                 let range = layout.params[at].range();
                 let before = flat.clone().slice([range.clone()]);
                 *flat = flat.clone().slice_assign([range], values.clone());
-                observations.push(Observation { of: STUDENT, unit, param, values, before });
+                observations.push(Observation { of: self.0.net.name, unit, param, values, before });
             }
         }
         observations
     }
 
-    /// The student's staged units, head by head, on what the backbone gives.
-    pub(super) fn staged_by_student(
+    /// The trained network's staged units, head by head, from the backbone's features.
+    pub(super) fn staged(
         &self,
         features: &[MicroBatch],
         flats: &Flats,
@@ -91,16 +89,19 @@ impl<'a> HeadPass<'a> {
         gathers: &mut Gathers<'_>,
         observations: &mut Vec<Observation>,
     ) -> Result<Vec<StagedHead<'a>>, EngineError> {
-        let mut heads = Vec::new();
-        for placed in self.0.net.heads_of(On::Student).filter(|placed| !placed.staged().is_empty()) {
-            let mut batches = read(placed, features);
+        let mut heads: Vec<StagedHead<'a>> = Vec::new();
+        for placed in self.0.net.heads().filter(|placed| !placed.staged().is_empty()) {
+            let mut batches = match found(&heads, placed.head.reads) {
+                Some(read) => heads[read].batches.clone(),
+                None => read(placed.head.reads, features),
+            };
             let draws = no_draws(&batches);
             let mut tape = Vec::new();
             for number in placed.staged() {
                 let unit = self.0.gathered(number, &flats[&number]);
                 let of_unit;
                 (batches, of_unit) = passes.forward(unit, batches, &draws, true, true, &mut || Ok(()))?;
-                observations.extend(self.0.observed(number, unit, &of_unit.totals(), passes, STUDENT));
+                observations.extend(self.0.observed(number, unit, &of_unit.totals(), passes));
                 tape.push(of_unit);
             }
             heads.push(StagedHead { placed, batches, tape });
@@ -109,77 +110,88 @@ impl<'a> HeadPass<'a> {
         Ok(heads)
     }
 
-    /// The same for a follower, of which nothing is kept: what its graph-less heads begin with, by micro-batch.
-    pub(super) fn staged_by_follower(
+    /// The staged units of a network without gradients, of which nothing is kept: the inputs of its heads' other units,
+    /// by micro-batch.
+    pub(super) fn staged_without_graph(
         &self,
-        follower: &Follower,
         features: &[MicroBatch],
         flats: &Flats,
         passes: Passes<'_>,
         gathers: &mut Gathers<'_>,
         observations: &mut Vec<Observation>,
     ) -> Result<Vec<GraphInput>, EngineError> {
-        let mut inputs = graph_inputs(features, &[]);
-        for placed in self.0.net.heads_of(On::Both).filter(|placed| !placed.staged().is_empty()) {
-            let mut batches = read(placed, features);
+        let mut given: BTreeMap<&'static str, Vec<MicroBatch>> = BTreeMap::new();
+        for placed in self.0.net.heads().filter(|placed| !placed.staged().is_empty()) {
+            let reads = placed.head.reads;
+            let mut batches = match reads.head().and_then(|name| given.get(name)) {
+                Some(batches) => batches.clone(),
+                None => read(reads, features),
+            };
             for number in placed.staged() {
                 let unit = self.0.gathered(number, &flats[&number]);
                 let totals;
                 (batches, totals) = passes.infer(unit, batches, None, &mut || Ok(()))?;
-                let totals: Vec<_> = totals.iter().skip(1).map(over_groups).collect();
-                observations.extend(self.0.observed(number, unit, &totals, passes, follower.name));
+                if !passes.evaluates {
+                    let totals: Vec<_> = totals.iter().skip(1).map(over_groups).collect();
+                    observations.extend(self.0.observed(number, unit, &totals, passes));
+                }
             }
-            for (input, batch) in inputs.iter_mut().zip(&batches) {
-                input.staged.insert(placed.head.name, in_f32(batch.joined()));
-            }
+            given.insert(placed.head.name, batches);
         }
         gathers.look_ahead()?;
+        let mut inputs = graph_inputs(features, &[]);
+        for (name, batches) in given {
+            for (input, batch) in inputs.iter_mut().zip(&batches) {
+                input.staged.insert(name, in_f32(batch.joined()));
+            }
+        }
         Ok(inputs)
     }
 
-    /// The way back through a head's staged units. `grads` are those at what they give; what is wanted are the flat
-    /// gradients by number of the unit, and those at what the backbone gives, which are added to `at_features`.
+    /// The way back through all staged units, from the last head to the first. `grads` are the gradients at the outputs
+    /// of each head; gradients at the backbone's features are added to `at_features`. Gives the flat gradients by number
+    /// of the unit.
     pub(super) fn back_through_staged(
         &self,
-        head: StagedHead<'a>,
-        mut grads: Vec<SlicedGrads>,
+        mut heads: Vec<StagedHead<'a>>,
+        mut grads: Vec<Vec<SlicedGrads>>,
         features: &[MicroBatch],
         flats: &Flats,
         passes: Passes<'_>,
         at_features: &mut [SlicedGrads],
     ) -> Result<BTreeMap<usize, Tensor<1>>, EngineError> {
-        let draws = no_draws(&head.batches);
         let mut of_units = BTreeMap::new();
-        for (number, tape) in head.placed.staged().zip(head.tape).rev() {
-            let unit = self.0.gathered(number, &flats[&number]);
-            let flat;
-            (grads, flat) = passes.backward(unit, tape, grads, &draws, true, &mut || Ok(()))?;
-            of_units.insert(number, flat);
-        }
-        for ((batch, of_head), at_features) in features.iter().zip(grads).zip(at_features) {
-            for ((groups, of_head), at_features) in batch.slices.iter().zip(of_head).zip(at_features) {
-                for ((group, of_head), at_features) in groups.iter().zip(of_head).zip(at_features) {
-                    let grad = unread(head.placed.head.reads, group, of_head);
-                    at_features.x = at_features.x.clone() + grad;
-                }
+        while let (Some(head), Some(mut grads_of_head)) = (heads.pop(), grads.pop()) {
+            let draws = no_draws(&head.batches);
+            for (number, tape) in head.placed.staged().zip(head.tape).rev() {
+                let unit = self.0.gathered(number, &flats[&number]);
+                let flat;
+                (grads_of_head, flat) =
+                    passes.backward(unit, tape, grads_of_head, &draws, true, &mut || Ok(()))?;
+                of_units.insert(number, flat);
+            }
+            let reads = head.placed.head.reads;
+            match found(&heads, reads) {
+                Some(read) => add_to(&mut grads[read], grads_of_head),
+                None => add_to(at_features, unread(reads, features, grads_of_head)),
             }
         }
         Ok(of_units)
     }
 
     /// The parameters of the heads' units that are part of the graph.
-    pub(super) fn leaves(&self, flats: &Flats, of: On, track: bool) -> HeadLeaves<'a> {
-        let numbers = self.0.net.heads_of(of).flat_map(|placed| placed.in_graph());
+    pub(super) fn leaves(&self, flats: &Flats, track: bool) -> HeadLeaves<'a> {
+        let numbers = self.0.net.heads().flat_map(|placed| placed.in_graph());
         let leaves = |number: usize| Leaves::new(&self.0.shards[number].layout, &flats[&number], track);
         numbers.map(|number| (number, leaves(number))).collect()
     }
 
-    /// What the student's head `name` makes of vectors `[n, V, D]`, by the units in the graph.
+    /// The output of the head `name` for vectors `[n, V, D]`, by its units in the graph.
     pub(super) fn score(&self, name: &str, x: Tensor<3>, leaves: &HeadLeaves<'_>) -> Tensor<3> {
         let [n, v, d] = x.dims();
         let mut groups = vec![Features::vectors(x.reshape([n * v, 1, d]))];
         let (draws, sets) = (Draws::default(), StatSets::joint(1));
-        for placed in self.0.net.heads_of(On::Student).filter(|placed| placed.head.name == name) {
+        for placed in self.0.net.heads().filter(|placed| placed.head.name == name) {
             for (number, unit) in placed.in_graph().zip(&placed.head.units[placed.staged().len()..]) {
                 let leaves = &leaves[&number];
                 let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 };
@@ -194,18 +206,16 @@ impl<'a> HeadPass<'a> {
         &self,
         input: &GraphInput,
         leaves: &HeadLeaves<'_>,
-        of: On,
         n_images: usize,
     ) -> BTreeMap<&'static str, Vec<Tensor<3>>> {
         let (draws, sets) = (Draws::default(), StatSets::per_size(input.features.len()));
         let mut given = BTreeMap::<&'static str, Groups>::new();
-        for placed in self.0.net.heads_of(of) {
+        for placed in self.0.net.heads() {
             let head = placed.head;
-            let read = |group: &Features| head.reads.of_backbone(group);
-            let mut groups: Groups = match (input.staged.get(head.name), head.reads) {
-                (Some(staged), _) => staged.clone(),
-                (None, Reads::Head(name)) => given.get(name).cloned().unwrap_or_default(),
-                (None, _) => input.features.iter().filter_map(read).collect(),
+            let read = head.reads.head().and_then(|name| given.get(name)).unwrap_or(&input.features);
+            let mut groups: Groups = match input.staged.get(head.name) {
+                Some(staged) => staged.clone(),
+                None => read.iter().map(|group| head.reads.select(group)).collect(),
             };
             for (number, unit) in placed.in_graph().zip(&head.units[placed.staged().len()..]) {
                 let leaves = &leaves[&number];
@@ -219,16 +229,10 @@ impl<'a> HeadPass<'a> {
     }
 
     /// Features with what the heads make of them, without a graph.
-    pub(super) fn outputs(
-        &self,
-        inputs: Vec<GraphInput>,
-        flats: &Flats,
-        of: On,
-        n_images: usize,
-    ) -> Vec<Outputs> {
-        let leaves = self.leaves(flats, of, false);
+    pub(super) fn outputs(&self, inputs: Vec<GraphInput>, flats: &Flats, n_images: usize) -> Vec<Outputs> {
+        let leaves = self.leaves(flats, false);
         let of_batch = |input: GraphInput| {
-            let heads = self.heads(&input, &leaves, of, n_images);
+            let heads = self.heads(&input, &leaves, n_images);
             Outputs { n_images, features: input.features, heads }
         };
         inputs.into_iter().map(of_batch).collect()
@@ -244,21 +248,38 @@ pub(super) fn graph_inputs(features: &[MicroBatch], heads: &[StagedHead<'_>]) ->
     features.iter().enumerate().map(of_batch).collect()
 }
 
-/// What a head is given, in f32.
-fn read(placed: Placed<'_>, features: &[MicroBatch]) -> Vec<MicroBatch> {
-    let of_group = |group: &Features| placed.head.reads.of_backbone(&group.in_f32());
-    let of_slice = |groups: &Groups| groups.iter().filter_map(of_group).collect();
+/// The staged head that `reads` names, if it reads one.
+fn found(heads: &[StagedHead<'_>], reads: Reads) -> Option<usize> {
+    reads.head().and_then(|name| heads.iter().position(|head| head.placed.head.name == name))
+}
+
+/// The input of a head that reads the backbone, in f32.
+fn read(reads: Reads, features: &[MicroBatch]) -> Vec<MicroBatch> {
+    let of_group = |group: &Features| reads.select(&group.in_f32());
+    let of_slice = |groups: &Groups| groups.iter().map(of_group).collect();
     let of_batch = |batch: &MicroBatch| MicroBatch { slices: batch.slices.iter().map(of_slice).collect() };
     features.iter().map(of_batch).collect()
 }
 
-/// The gradient at what the backbone gives of the one at what a head reads of it.
-fn unread(reads: Reads, group: &Features, grad: FeatureGrads) -> Tensor<3> {
-    let leaf = group.in_f32().map(|x| x.clone().autodiff().require_grad());
-    // Staged heads read the backbone: the network was built so.
-    let read = reads.of_backbone(&leaf).expect("a head that reads the backbone");
-    let mut grads = seed(read.x, grad.x).backward();
-    leaf.x.grad_remove(&mut grads).expect("what is read has a gradient")
+/// The gradients at the backbone's features, given those at what a head reads of them.
+fn unread(reads: Reads, features: &[MicroBatch], grads: Vec<SlicedGrads>) -> Vec<SlicedGrads> {
+    let of_group = |(group, grad): (&Features, FeatureGrads)| {
+        let leaf = group.in_f32().map(|x| x.clone().autodiff().require_grad());
+        let mut grads = seed(reads.select(&leaf).x, grad.x).backward();
+        // What is read is a part of the leaf.
+        FeatureGrads::from(leaf.x.grad_remove(&mut grads).expect("what is read has a gradient"))
+    };
+    let of_slice = |(groups, grads): (&Groups, GroupGrads)| groups.iter().zip(grads).map(of_group).collect();
+    let of_batch =
+        |(batch, grads): (&MicroBatch, SlicedGrads)| batch.slices.iter().zip(grads).map(of_slice).collect();
+    features.iter().zip(grads).map(of_batch).collect()
+}
+
+/// Adds `grads` to `sums`, place by place.
+fn add_to(sums: &mut [SlicedGrads], grads: Vec<SlicedGrads>) {
+    for (sums, grads) in sums.iter_mut().flatten().flatten().zip(grads.into_iter().flatten().flatten()) {
+        sums.x = sums.x.clone() + grads.x;
+    }
 }
 
 /// Heads draw nothing.

@@ -1,11 +1,10 @@
-//! Heads and loss of the student: one ordinary graph a micro-batch, behind the staged units of heads.
+//! Heads and loss of the trained network: one ordinary graph a micro-batch, behind the staged units of heads.
 
 use std::collections::BTreeMap;
 
 use burn_tensor::Tensor;
 use kernels::device::host::add;
 use networks::features::Outputs;
-use networks::head::On;
 use ranks::EngineError;
 use ranks::ordered;
 use ranks::peers::Peers;
@@ -14,9 +13,9 @@ use ranks::wire::Wire;
 
 use super::batch::{Groups, MicroBatch};
 use super::heads::{Flats, GraphInput, HeadPass, StagedHead, graph_inputs};
-use super::networks::{Networks, Observation};
 use super::pass::{Passes, SlicedGrads};
 use super::scalars::Scalars;
+use super::sharded::{Observation, ShardedNet};
 use crate::method::{BatchLoss, BatchOutputs, Method};
 
 /// What heads and loss leave.
@@ -25,19 +24,20 @@ pub(super) struct Scored {
     pub(super) scalars: Scalars,
     /// Gradients at the backbone's outputs, by micro-batch.
     pub(super) grads: Vec<SlicedGrads>,
-    /// What the method wants to know after the step.
-    pub(super) observed: Tensor<1>,
+    /// Values that the method wants after the step, by name.
+    pub(super) observed: Vec<(&'static str, Tensor<1>)>,
     /// Where heads' parameters have been put before the step.
     pub(super) constrained: Vec<Observation>,
     /// New values of heads' running parameters.
     pub(super) observations: Vec<Observation>,
-    /// The student's features by micro-batch, without a graph.
-    pub(super) student: Vec<Outputs>,
+    /// The trained network's features by micro-batch, without a graph.
+    pub(super) trained: Vec<Outputs>,
 }
 
 /// What the loss of a step works with.
 pub(super) struct Scoring<'a> {
-    pub(super) networks: Networks<'a>,
+    /// The trained network.
+    pub(super) network: ShardedNet<'a>,
     pub(super) method: &'a dyn Method,
     pub(super) peers: Peers<'a>,
     /// What takes micro-batches through staged units of heads.
@@ -61,27 +61,26 @@ struct GraphGrads {
 
 impl<'a> Scoring<'a> {
     fn heads(&self) -> HeadPass<'a> {
-        HeadPass(self.networks)
+        HeadPass(self.network)
     }
 
     /// Loss, and its gradient at the backbone's outputs; gradients of the heads are on their way.
     pub(super) fn run(
         &self,
         batches: &[MicroBatch],
-        followers: &[Vec<Outputs>],
+        others: &[(&'static str, Vec<Outputs>)],
         gathers: &mut Gathers<'_>,
         reductions: &mut Reductions<'a>,
     ) -> Result<Scored, EngineError> {
-        let mut flats = self.heads().gather(On::Student, gathers)?;
+        let mut flats = self.heads().gather(gathers)?;
         let constrained = self.heads().constrain(&mut flats);
         let mut observations = Vec::new();
-        let heads =
-            self.heads().staged_by_student(batches, &flats, self.passes, gathers, &mut observations)?;
+        let heads = self.heads().staged(batches, &flats, self.passes, gathers, &mut observations)?;
         let inputs = graph_inputs(batches, &heads);
-        let student = self.plain(&inputs, &flats);
-        let leaves = self.heads().leaves(&flats, On::Student, false);
+        let trained = self.plain(&inputs, &flats);
+        let leaves = self.heads().leaves(&flats, false);
         let score = |head: &str, x: Tensor<3>| self.heads().score(head, x, &leaves);
-        let outputs = BatchOutputs { student: &student, followers, score: &score };
+        let outputs = BatchOutputs { trained: &trained, others, score: &score };
         let loss = self.method.prepare(&outputs, self.step, self.peers)?;
         let mut grads: Vec<SlicedGrads> = vec![Vec::new(); batches.len()];
         let mut staged: Vec<Vec<SlicedGrads>> = heads.iter().map(|_| grads.clone()).collect();
@@ -95,23 +94,20 @@ impl<'a> Scoring<'a> {
         };
         let sum =
             |a: Vec<Tensor<1>>, b: Vec<Tensor<1>>| a.into_iter().zip(b).map(|(a, b)| add(a, b)).collect();
-        let in_graph = self.networks.net.heads_of(On::Student).flat_map(|placed| placed.in_graph());
+        let in_graph = self.network.net.heads().flat_map(|placed| placed.in_graph());
         let of_graph = ordered::fold(batches.len(), &mut score, &sum);
         let mut of_heads: BTreeMap<usize, Tensor<1>> = in_graph.zip(of_graph).collect();
-        for (head, at_end) in heads.into_iter().zip(staged) {
-            let (passes, at_features) = (self.passes, &mut grads);
-            let given =
-                self.heads().back_through_staged(head, at_end, batches, &flats, passes, at_features)?;
-            of_heads.extend(given);
-        }
+        let passes = self.passes;
+        of_heads
+            .extend(self.heads().back_through_staged(heads, staged, batches, &flats, passes, &mut grads)?);
         for (number, grad) in of_heads {
-            reductions.push(&self.networks.shards[number].layout.name, grad, self.wire);
+            reductions.push(&self.network.shards[number].layout.name, grad, self.wire);
         }
         let observed = loss.observed();
         // What heads gave was for the loss alone.
         let bare = |outputs: Outputs| Outputs { heads: BTreeMap::new(), ..outputs };
-        let student = student.into_iter().map(bare).collect();
-        Ok(Scored { scalars, grads, observed, constrained, observations, student })
+        let trained = trained.into_iter().map(bare).collect();
+        Ok(Scored { scalars, grads, observed, constrained, observations, trained })
     }
 
     /// The graph of micro-batch `number`, there and back.
@@ -126,7 +122,7 @@ impl<'a> Scoring<'a> {
         loss: &dyn BatchLoss,
         scalars: &mut Scalars,
     ) -> GraphGrads {
-        let leaves = self.heads().leaves(flats, On::Student, true);
+        let leaves = self.heads().leaves(flats, true);
         let tracked = |groups: &Groups| -> Groups {
             groups.iter().map(|group| group.map(|x| x.clone().autodiff().require_grad())).collect()
         };
@@ -134,11 +130,11 @@ impl<'a> Scoring<'a> {
             features: tracked(&input.features),
             staged: input.staged.iter().map(|(name, groups)| (*name, tracked(groups))).collect(),
         };
-        let of_heads = self.heads().heads(&input, &leaves, On::Student, self.n_images);
-        let student = Outputs { n_images: self.n_images, features: input.features.clone(), heads: of_heads };
-        let scored = loss.of(number, &student);
+        let of_heads = self.heads().heads(&input, &leaves, self.n_images);
+        let trained = Outputs { n_images: self.n_images, features: input.features.clone(), heads: of_heads };
+        let scored = loss.of(number, &trained);
         scalars.add(scored.loss.clone().inner(), scored.gauges);
-        drop(student);
+        drop(trained);
         let mut of_loss = scored.loss.backward();
         let mut of_groups = |groups: &Groups| -> Vec<Tensor<3>> {
             let of_input =
@@ -154,10 +150,10 @@ impl<'a> Scoring<'a> {
         GraphGrads { features, staged, flats }
     }
 
-    /// The student's outputs without a graph, with heads where the method prepares its loss with them.
+    /// The trained network's outputs without a graph, with heads where the method prepares its loss with them.
     fn plain(&self, inputs: &[GraphInput], flats: &Flats) -> Vec<Outputs> {
         if self.method.prepares_with_heads() {
-            return self.heads().outputs(inputs.to_vec(), flats, On::Student, self.n_images);
+            return self.heads().outputs(inputs.to_vec(), flats, self.n_images);
         }
         let bare = |input: &GraphInput| Outputs {
             n_images: self.n_images,

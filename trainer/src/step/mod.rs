@@ -1,12 +1,12 @@
 //! One training step, unit by unit.
 //!
 //! ```text
-//! followers            for each unit: gather → forward the views that they see → drop
-//! student, forwards    for each unit: gather → forward all views → keep input (or graph) → drop
-//! heads and loss       ordinary autodiff, a micro-batch at a time → gradient at the backbone's output
-//! student, backwards   for each unit from the last: gather → vector-Jacobian product → reduce
-//! one small reduce     squared norms by clip group, loss, gauges, votes
-//! local                clip, optimizer on the flat shards, followers move
+//! targets           networks without gradients, for each unit: gather → forward the views that they see → drop
+//! forward           the trained network, for each unit: gather → forward its views → keep input (or graph) → drop
+//! head              heads and loss, ordinary autodiff, a micro-batch at a time → gradient at the backbone's output
+//! backward          the trained network, for each unit from the last: gather → vector-Jacobian product → reduce
+//! one small reduce  squared norms by clip group, loss, gauges, votes
+//! update            local: clip, optimizer on the flat shards, then the networks that follow
 //! ```
 //!
 //! A rank's share of a batch may be cut into micro-batches, which go through a unit one after another while it is
@@ -21,12 +21,12 @@ mod forward;
 mod heads;
 mod loss;
 mod net;
-mod networks;
 mod pass;
 mod phases;
 pub mod precision;
 mod report;
 mod scalars;
+mod sharded;
 mod state;
 mod tape;
 mod trainer;
@@ -38,5 +38,5 @@ pub use agreement::Votes;
 pub use config::StepConfig;
 pub use phases::Phases;
 pub use report::{Gradients, StepReport};
-pub use state::TrainState;
+pub use state::{NetworkState, TrainState};
 pub use trainer::Trainer;

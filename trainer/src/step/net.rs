@@ -1,63 +1,129 @@
-//! The networks of a run: one list of units for student and followers, backbone first, then the heads.
+//! The networks of a step: the units of each in one list, backbone first, then the heads.
 
-use networks::head::{Head, On, Reads};
+use networks::backbone::ModelConfig;
+use networks::head::Head;
+use networks::patches::PixelInput;
 use networks::unit::Unit;
 
-use crate::method::{Follower, Method};
+use crate::method::network::{Moves, NetworkSpec};
 
-/// The networks.
-pub(crate) struct Net {
-    pub(crate) backbone: Vec<Box<dyn Unit>>,
-    pub(crate) heads: Vec<Head>,
-    pub(crate) followers: Vec<Follower>,
+/// All networks of a step.
+pub(crate) struct Nets {
+    /// In the order of their shards.
+    pub(crate) list: Vec<Net>,
+    /// Number of the one that moves by gradient.
+    pub(crate) trained: usize,
+    /// How pixels reach first units, each way once.
+    pub(crate) inputs: Vec<PixelInput>,
 }
 
-/// A unit of the list, and which it is.
+/// A network.
+pub(crate) struct Net {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// How its weights change.
+    pub(crate) moves: Moves,
+    /// Numbers of the sizes of views that it sees.
+    pub(crate) sees: Vec<usize>,
+    /// Number of the way in which pixels reach its first unit.
+    pub(crate) input: usize,
+    /// Units of its backbone.
+    pub(crate) backbone: Vec<Box<dyn Unit>>,
+    heads: Vec<Head>,
+    /// Units of each head that go through the passes of a step.
+    n_staged: Vec<usize>,
+}
+
+/// A unit of a network, and the module that it belongs to.
 #[derive(Clone, Copy)]
-pub(crate) struct Numbered<'a> {
-    pub(crate) number: usize,
+pub(crate) struct Listed<'a> {
     pub(crate) unit: &'a dyn Unit,
     /// Number of its module: the backbone is 0, heads follow.
     pub(crate) module: usize,
-    pub(crate) on: On,
 }
 
-/// A head, and where its units are in the list.
+/// A head, and where its units are in the list of its network.
 #[derive(Clone, Copy)]
 pub(crate) struct Placed<'a> {
     pub(crate) head: &'a Head,
     /// Number of its first unit.
-    pub(crate) first: usize,
+    first: usize,
+    n_staged: usize,
 }
 
 impl Placed<'_> {
     /// Numbers of the units that go through the passes of a step.
     pub(crate) fn staged(&self) -> std::ops::Range<usize> {
-        self.first..self.first + self.head.n_staged()
+        self.first..self.first + self.n_staged
     }
 
-    /// Numbers of those in the graph of the loss.
+    /// Numbers of the units in the graph of the loss.
     pub(crate) fn in_graph(&self) -> std::ops::Range<usize> {
         self.staged().end..self.first + self.head.units.len()
     }
 }
 
+impl Nets {
+    /// The networks of `specs`, which were checked, where `model` and `input` are the recipe's.
+    pub(crate) fn new(specs: Vec<NetworkSpec>, model: &ModelConfig, input: PixelInput) -> Self {
+        let mut inputs = Vec::new();
+        let of_spec = |spec: NetworkSpec| {
+            let own = spec.input(input);
+            let number = inputs.iter().position(|known| *known == own).unwrap_or(inputs.len());
+            if number == inputs.len() {
+                inputs.push(own);
+            }
+            Net::new(spec, model, number)
+        };
+        let list: Vec<Net> = specs.into_iter().map(of_spec).collect();
+        let trained = list.iter().position(|net| net.moves == Moves::ByGradient);
+        // Every method's list was checked with the plan.
+        let trained = trained.expect("a network that moves by gradient");
+        Self { list, trained, inputs }
+    }
+
+    /// The network that moves by gradient.
+    pub(crate) fn trained(&self) -> &Net {
+        &self.list[self.trained]
+    }
+
+    /// The other networks, with their numbers.
+    pub(crate) fn others(&self) -> impl Iterator<Item = (usize, &Net)> {
+        self.list.iter().enumerate().filter(|(number, _)| *number != self.trained)
+    }
+
+    /// Number of the network `name`.
+    pub(crate) fn position(&self, name: &str) -> Option<usize> {
+        self.list.iter().position(|net| net.name == name)
+    }
+}
+
 impl Net {
-    pub(crate) fn new(backbone: Vec<Box<dyn Unit>>, method: &dyn Method) -> Self {
-        let (heads, followers) = (method.heads(), method.followers());
-        let behind = heads.iter().find(|head| head.n_staged() > 0 && matches!(head.reads, Reads::Head(_)));
-        // The conformance test of methods builds every one.
-        assert!(behind.is_none(), "a head with statistics over the batch reads the backbone");
-        Self { backbone, heads, followers }
+    fn new(spec: NetworkSpec, model: &ModelConfig, input: usize) -> Self {
+        let backbone = spec.units(model);
+        let NetworkSpec { name, heads, sees, moves, .. } = spec;
+        let mut n_staged: Vec<usize> = heads.iter().map(Head::n_staged).collect();
+        // What a staged unit reads must have gone through the passes of the step as well.
+        for reader in (0..heads.len()).rev().filter(|reader| heads[*reader].n_staged() > 0) {
+            let mut reader = reader;
+            while let Some(read) = heads[reader]
+                .reads
+                .head()
+                .and_then(|name| heads[..reader].iter().position(|head| head.name == name))
+            {
+                n_staged[read] = heads[read].units.len();
+                reader = read;
+            }
+        }
+        Self { name, moves, sees, input, backbone, heads, n_staged }
     }
 
     /// All units, in the order of the shards.
-    pub(crate) fn units(&self) -> impl Iterator<Item = Numbered<'_>> {
-        let backbone = self.backbone.iter().map(|unit| (unit, 0, On::Both));
+    pub(crate) fn units(&self) -> impl Iterator<Item = Listed<'_>> {
+        let backbone = self.backbone.iter().map(|unit| (unit, 0));
         let heads = self.heads.iter().enumerate();
-        let heads = heads.flat_map(|(i, head)| head.units.iter().map(move |unit| (unit, i + 1, head.on)));
-        let numbered = backbone.chain(heads).enumerate();
-        numbered.map(|(number, (unit, module, on))| Numbered { number, unit: unit.as_ref(), module, on })
+        let heads = heads.flat_map(|(i, head)| head.units.iter().map(move |unit| (unit, i + 1)));
+        backbone.chain(heads).map(|(unit, module)| Listed { unit: unit.as_ref(), module })
     }
 
     /// Unit `number` of the list.
@@ -70,21 +136,13 @@ impl Net {
         number < self.backbone.len()
     }
 
-    /// Names of the followers that have a unit.
-    pub(crate) fn followers_of(&self, on: On) -> Vec<&'static str> {
-        match on {
-            On::Both => self.followers.iter().map(|follower| follower.name).collect(),
-            On::Student => Vec::new(),
-        }
-    }
-
-    /// The heads that the student has, or the followers too.
-    pub(crate) fn heads_of(&self, of: On) -> impl Iterator<Item = Placed<'_>> {
-        let placed = self.heads.iter().scan(self.backbone.len(), |next, head| {
+    /// The heads with the places of their units.
+    pub(crate) fn heads(&self) -> impl Iterator<Item = Placed<'_>> {
+        let with_staged = self.heads.iter().zip(&self.n_staged);
+        with_staged.scan(self.backbone.len(), |next, (head, n_staged)| {
             let first = *next;
             *next += head.units.len();
-            Some(Placed { head, first })
-        });
-        placed.filter(move |placed| of == On::Student || placed.head.on == On::Both)
+            Some(Placed { head, first, n_staged: *n_staged })
+        })
     }
 }

@@ -1,4 +1,4 @@
-//! Micro-batches through a unit, stage by stage: for a follower, forwards, and backwards.
+//! Micro-batches through a unit, stage by stage: without a graph, forwards, and backwards.
 //!
 //! Micro-batches go through a unit one after another while it is gathered, their slices on workers side by side.
 //! Between two stages the local sums are totaled over slices in sequence, over micro-batches in the order of the tree
@@ -31,6 +31,8 @@ pub(crate) struct Passes<'p> {
     pub(crate) n_stat_groups: usize,
     /// What matrix products are computed in.
     pub(crate) compute: DType,
+    /// Whether each image is seen by itself, with running statistics, as in evaluation.
+    pub(crate) evaluates: bool,
 }
 
 /// Called when a unit has no more statistics to send, so that what can wait for them may follow.
@@ -119,7 +121,10 @@ impl<'p> Passes<'p> {
                 batch.slices = slices;
                 sums.push(of_batch);
             }
-            given.push(self.totals(unit.unit.name(), &sums)?);
+            given.push(match self.evaluates {
+                true => Totals::new(),
+                false => self.totals(unit.unit.name(), &sums)?,
+            });
         }
         // The last stage has no sums.
         given.pop();

@@ -11,15 +11,15 @@ use burn_tensor::Device;
 pub struct Phases {
     /// Bytes to patch vectors.
     pub input_ms: f64,
-    /// Followers, forwards.
-    pub teacher_ms: f64,
-    /// Student forward.
+    /// Networks without gradients, such as an EMA teacher, forwards.
+    pub targets_ms: f64,
+    /// The trained network's backbone, forwards.
     pub forward_ms: f64,
     /// Heads and loss, forwards and backwards.
     pub head_ms: f64,
-    /// Student backward.
+    /// The trained network's backbone, backwards.
     pub backward_ms: f64,
-    /// Norms, optimizer and teacher update.
+    /// Norms, optimizer, and the networks that follow.
     pub update_ms: f64,
     /// Time of all phases spent waiting for other ranks.
     pub wait_ms: f64,
@@ -28,7 +28,7 @@ pub struct Phases {
 impl Phases {
     /// The whole step.
     pub fn total_ms(&self) -> f64 {
-        self.input_ms + self.teacher_ms + self.forward_ms + self.head_ms + self.backward_ms + self.update_ms
+        self.input_ms + self.targets_ms + self.forward_ms + self.head_ms + self.backward_ms + self.update_ms
     }
 }
 

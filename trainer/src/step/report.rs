@@ -5,17 +5,17 @@ use ranks::EngineError;
 use ranks::fixed::Fixed;
 
 use super::agreement::Votes;
-use super::networks::Observation;
 use super::phases::Phases;
 use super::scalars::Scalars;
+use super::sharded::Observation;
 use crate::method::Gauges;
 
 /// A step whose gradients are known and whose update is not made.
 pub struct Gradients {
-    /// This rank's shards of the mean gradients, by unit.
+    /// This rank's shards of the mean gradients, by unit of the trained network.
     pub(super) shards: Vec<Tensor<1>>,
     pub(super) scalars: Scalars,
-    pub(super) observed: Tensor<1>,
+    pub(super) observed: Vec<(&'static str, Tensor<1>)>,
     /// Where parameters have been put before the step.
     pub(super) constrained: Vec<Observation>,
     /// What the step's statistics make of running parameters.
@@ -62,8 +62,8 @@ pub struct StepReport {
     pub phases: Phases,
     /// The method's own numbers, over the global batch.
     pub gauges: Gauges,
-    /// Embeddings of the first size of views by micro-batch, a row an image, `[B, V · D]`: of the first follower, or of
-    /// the student where there is none.
+    /// Embeddings of the first size of views by micro-batch, a row an image, `[B, V · D]`, of the network that evaluation
+    /// looks at.
     pub embeddings: Vec<Tensor<2>>,
     /// What the ranks have said.
     pub votes: Votes,

@@ -1,4 +1,4 @@
-//! A network under training on one rank, and the step that it takes.
+//! The networks of a run on one rank, and the step that they take.
 
 use augment::Batch;
 use burn_tensor::{DType, Device, Tensor};
@@ -6,10 +6,11 @@ use kernels::device::host;
 use kernels::device::readback::read_back;
 use kernels::device::workers::Workers;
 use networks::NetworkError;
+use networks::backbone::ModelConfig;
 use networks::drop_path::Drawing;
 use networks::features::Outputs;
 use networks::tensor::NamedTensor;
-use networks::unit::{StatSets, Unit};
+use networks::unit::StatSets;
 use ranks::EngineError;
 use ranks::collectives;
 use ranks::communicator::Comm;
@@ -21,31 +22,33 @@ use ranks::wire::Wire;
 use super::agreement::{Votes, agree};
 use super::batch::{MicroBatch, SlicedImages};
 use super::config::StepConfig;
-use super::forward::{follow, forward};
+use super::forward::{forward, infer};
 use super::loss::{Scored, Scoring};
-use super::net::Net;
-use super::networks::{Networks, Observation};
+use super::net::{Listed, Net, Nets};
 use super::pass::SlicedGrads;
 use super::pass::{Passes, UnitDraws, UnitTape};
 use super::phases::{Clock, Phases};
 use super::precision::Precision;
 use super::report::{Gradients, StepReport};
-use super::state::TrainState;
+use super::sharded::{Observation, ShardedNet};
+use super::state::{NetworkState, TrainState};
 use super::tape::Gathered;
 use super::upload::{Sent, Uplink};
 use super::weights::Weights;
 use crate::method::Method;
-use crate::optim::Optimizer;
-use crate::optim::state::{STUDENT, UnitShard};
+use crate::method::network::Moves;
+use crate::optim::follow::{Follower, follow};
+use crate::optim::state::UnitShard;
+use crate::optim::{Norms, Optimizer};
 use crate::schedule::Knobs;
 
-/// A network under training on one rank.
+/// The networks of a run on one rank.
 pub struct Trainer {
     /// What changes.
     pub state: TrainState,
     /// The line to the other ranks.
     pub comm: Comm,
-    net: Net,
+    nets: Nets,
     workers: Workers,
     config: StepConfig,
     sets: StatSets,
@@ -58,32 +61,37 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// A fresh network. All ranks call it.
+    /// Fresh networks of `method`, where `model` is the recipe's backbone. All ranks call it.
     pub fn new(
-        backbone: Vec<Box<dyn Unit>>,
+        model: &ModelConfig,
         method: Box<dyn Method>,
         comm: Comm,
         optimizer: Optimizer,
         config: StepConfig,
         device: Device,
     ) -> Self {
-        let net = Net::new(backbone, method.as_ref());
+        let nets = Nets::new(method.networks(), model, config.input);
         let state_device = if config.offload { Device::flex() } else { device.clone() };
-        let shards = net
-            .units()
-            .map(|unit| {
-                let followers = net.followers_of(unit.on);
-                let (topology, moments) = (comm.topology(), optimizer.moments());
-                UnitShard::init(unit.unit, config.seed, topology, &followers, moments, &state_device)
-            })
-            .collect();
+        let of_net = |net: &Net| {
+            let moments = if net.moves == Moves::ByGradient { optimizer.moments() } else { &[] };
+            let shard = |unit: Listed<'_>| {
+                UnitShard::init(unit.unit, config.seed, comm.topology(), moments, &state_device)
+            };
+            NetworkState {
+                name: net.name,
+                is_frozen: net.moves == Moves::Frozen,
+                n_backbone: net.backbone.len(),
+                shards: net.units().map(shard).collect(),
+            }
+        };
+        let networks = nets.list.iter().map(of_net).collect();
         let workers = Workers::on(&device, config.n_workers);
         let (sets, head_sets) = (method.stat_sets(), method.head_stat_sets());
-        let state = TrainState { step: 0, skipped_batches: 0, bad_steps: 0, shards, method };
+        let state = TrainState { step: 0, skipped_batches: 0, bad_steps: 0, networks, method };
         Self {
             state,
             comm,
-            net,
+            nets,
             workers,
             config,
             sets,
@@ -95,13 +103,25 @@ impl Trainer {
         }
     }
 
-    /// Starts the backbone of the student and of every follower from `weights`, in the place of random ones.
+    /// Starts the backbones of all networks that are not frozen from `weights`, in the place of random ones.
     ///
     /// # Errors
     /// [`NetworkError::Weights`] for a parameter that is not among them, or has another shape.
     pub fn start_from(&mut self, weights: &[NamedTensor]) -> Result<(), NetworkError> {
-        let backbone = &mut self.state.shards[..self.net.backbone.len()];
-        backbone.iter_mut().try_for_each(|shard| shard.start_from(weights))
+        let networks = self.state.networks.iter_mut().filter(|network| !network.is_frozen);
+        let mut backbones = networks.flat_map(|network| &mut network.shards[..network.n_backbone]);
+        backbones.try_for_each(|shard| shard.start_from(weights))
+    }
+
+    /// Fills the backbone of the frozen network `name` with `weights`.
+    ///
+    /// # Errors
+    /// [`NetworkError::Weights`] for a parameter that is not among them, or has another shape.
+    pub fn freeze(&mut self, name: &str, weights: &[NamedTensor]) -> Result<(), NetworkError> {
+        let mut networks = self.state.networks.iter_mut().filter(|network| network.name == name);
+        networks.try_for_each(|network| {
+            network.shards[..network.n_backbone].iter_mut().try_for_each(|shard| shard.start_from(weights))
+        })
     }
 
     /// Makes every phase wait for the device, so that phase times include the device's work: for benchmarks.
@@ -109,7 +129,7 @@ impl Trainer {
         self.timed = yes.then(|| self.device.clone());
     }
 
-    /// Where weights, moments and followers lie.
+    /// Where weights and moments lie.
     pub fn state_device(&self) -> &Device {
         &self.state_device
     }
@@ -124,9 +144,9 @@ impl Trainer {
         self.comm.topology()
     }
 
-    /// The units of the backbone.
-    pub(crate) fn backbone(&self) -> &[Box<dyn Unit>] {
-        &self.net.backbone
+    /// This rank's shards of the network that moves by gradient.
+    pub fn trained(&self) -> &[UnitShard] {
+        &self.state.networks[self.nets.trained].shards
     }
 
     /// The whole buffer, `[padded]`, of which this rank has the shard `mine`. All ranks of a shard group call it.
@@ -182,44 +202,48 @@ impl Trainer {
     fn gradients_of(
         &self,
         n_images: usize,
-        batches: impl FnOnce() -> Vec<MicroBatch>,
+        batches: impl FnOnce() -> Vec<Vec<MicroBatch>>,
         knobs: &Knobs,
         entering: &mut dyn FnMut(&'static str),
     ) -> Result<Gradients, EngineError> {
         let waited = self.comm.waited();
         let mut clock = Clock::start(self.timed.clone());
         let mut phases = Phases::default();
-        let networks = Networks { net: &self.net, shards: &self.state.shards };
-        let weights = Weights { networks, config: &self.config };
+        let trained = self.sharded(self.nets.trained);
+        let others: Vec<ShardedNet<'_>> =
+            self.nets.others().map(|(number, _)| self.sharded(number)).collect();
+        let weights = Weights { others, trained, config: &self.config };
         let mut gathers = Gathers::new(&self.comm, weights.gathers(), &self.device)?;
         let mut reductions = Reductions::new(&self.comm);
         let batches = batches();
-        let sees = self.state.method.student_sees();
-        let [of_student, of_heads] = [&self.sets, &self.head_sets].map(|sets| sets.of(&sees));
+        let sees = &trained.net.sees;
+        let [of_trained, of_heads] = [&self.sets, &self.head_sets].map(|sets| sets.of(sees));
         let n_each = n_images / self.config.share(self.topology()).n_micro_batches;
         phases.input_ms = clock.lap_ms();
 
-        entering("teacher");
-        let both = [self.passes(&self.sets), self.head_passes(&self.head_sets)];
-        let (mut followers, mut observations) = (Vec::new(), Vec::new());
-        for follower in &self.net.followers {
-            let followed = follow(networks, follower, &batches, both, &mut gathers, n_each)?;
-            followers.push(followed.outputs);
-            observations.extend(followed.observations);
+        entering("targets");
+        let (mut others, mut observations) = (Vec::new(), Vec::new());
+        for network in &weights.others {
+            let evaluates = network.net.moves == Moves::Frozen;
+            let both = [self.passes(&self.sets), self.head_passes(&self.head_sets)];
+            let both = both.map(|passes| Passes { evaluates, ..passes });
+            let inferred = infer(*network, &batches[network.net.input], both, &mut gathers, n_each)?;
+            others.push((network.net.name, inferred.outputs));
+            observations.extend(inferred.observations);
         }
-        phases.teacher_ms = clock.lap_ms();
+        phases.targets_ms = clock.lap_ms();
 
         entering("forward");
-        let draws = self.draw(n_images, &sees);
-        let seen = batches.iter().map(|batch| batch.seen(&sees)).collect();
+        let draws = self.draw(n_images, sees);
+        let seen = batches[trained.net.input].iter().map(|batch| batch.seen(sees)).collect();
         drop(batches);
-        let passes = self.passes(&of_student);
-        let student = forward(networks, seen, &draws, passes, &mut gathers, |number| weights.keeps(number))?;
+        let passes = self.passes(&of_trained);
+        let pass = forward(trained, seen, &draws, passes, &mut gathers, |number| weights.keeps(number))?;
         phases.forward_ms = clock.lap_ms();
 
         entering("head");
         let scoring = Scoring {
-            networks,
+            network: trained,
             method: self.state.method.as_ref(),
             peers: Peers::new(&self.comm, self.config.share(self.topology()).n_micro_batches),
             passes: self.head_passes(&of_heads),
@@ -227,25 +251,34 @@ impl Trainer {
             n_images: n_each,
             wire: self.config.precision.head_reduce,
         };
-        let scored = scoring.run(&student.batches, &followers, &mut gathers, &mut reductions)?;
-        let Scored { scalars, grads, observed, constrained, observations: of_heads, student: outputs } =
+        let scored = scoring.run(&pass.batches, &others, &mut gathers, &mut reductions)?;
+        let Scored { scalars, grads, observed, constrained, observations: of_heads, trained: outputs } =
             scored;
-        observations.extend(student.observations.into_iter().chain(of_heads));
+        observations.extend(pass.observations.into_iter().chain(of_heads));
         phases.head_ms = clock.lap_ms();
 
         entering("backward");
-        self.backward(student.tape, grads, &draws, passes, &mut gathers, &mut reductions)?;
+        self.backward(trained, pass.tape, grads, &draws, passes, &mut gathers, &mut reductions)?;
         let shards = self.in_layout_order(reductions.finish()?);
         phases.backward_ms = clock.lap_ms();
         phases.wait_ms = (self.comm.waited() - waited).as_secs_f64() * 1e3;
 
-        let embeddings = followers.first().unwrap_or(&outputs).iter().map(Outputs::image_rows).collect();
+        let evaluated = self.state.method.evaluated();
+        let of_evaluated = others.iter().find(|(name, _)| *name == evaluated).map_or(&outputs, |(_, of)| of);
+        let embeddings = of_evaluated.iter().map(Outputs::image_rows).collect();
         Ok(Gradients { shards, scalars, observed, constrained, observations, embeddings, phases })
     }
 
+    /// Network `number` with its shards.
+    fn sharded(&self, number: usize) -> ShardedNet<'_> {
+        ShardedNet { net: &self.nets.list[number], shards: &self.state.networks[number].shards }
+    }
+
     /// Sends the flat gradients of the backbone's units on their way, from the last unit on.
+    #[allow(clippy::too_many_arguments)]
     fn backward<'a>(
-        &'a self,
+        &self,
+        trained: ShardedNet<'a>,
         mut tape: Vec<(UnitTape<'a>, Option<Tensor<1>>)>,
         mut grads: Vec<SlicedGrads>,
         draws: &[UnitDraws],
@@ -253,15 +286,15 @@ impl Trainer {
         gathers: &mut Gathers<'_>,
         reductions: &mut Reductions<'a>,
     ) -> Result<(), EngineError> {
-        for number in (0..self.net.backbone.len()).rev() {
-            let shard = &self.state.shards[number];
+        for number in (0..trained.net.backbone.len()).rev() {
+            let shard = &trained.shards[number];
             // The forward pass has left one for every unit.
             let (of_unit, flat) = tape.pop().expect("a tape for every unit");
             let flat = match flat {
                 Some(flat) => flat,
                 None => gathers.next_flat()?,
             };
-            let unit = self.net.backbone[number].as_ref();
+            let unit = trained.net.backbone[number].as_ref();
             let gathered = Gathered { unit, layout: &shard.layout, flat: &flat };
             let sum;
             let clear = &mut || gathers.look_ahead().and_then(|()| reductions.release());
@@ -279,7 +312,7 @@ impl Trainer {
     fn passes<'p>(&'p self, sets: &'p StatSets) -> Passes<'p> {
         let compute = self.config.precision.compute.dtype();
         let n_stat_groups = self.config.n_stat_groups;
-        Passes { comm: &self.comm, workers: &self.workers, sets, n_stat_groups, compute }
+        Passes { comm: &self.comm, workers: &self.workers, sets, n_stat_groups, compute, evaluates: false }
     }
 
     /// Heads compute in f32.
@@ -292,13 +325,13 @@ impl Trainer {
         let groups = self.state.method.views().groups();
         Uplink {
             sizes_px: groups.iter().map(|group| group.size_px as usize).collect(),
-            input: self.config.input,
+            inputs: self.nets.inputs.clone(),
             n_micro_batches: self.config.share(self.topology()).n_micro_batches,
             device: self.device.clone(),
         }
     }
 
-    /// Drop-path factors of every unit, for the sizes of views that the student sees.
+    /// Drop-path factors of every unit, for the sizes of views that the trained network sees.
     fn draw(&self, n_images: usize, sees: &[usize]) -> Vec<UnitDraws> {
         let groups = self.state.method.views().groups();
         let drawing = Drawing {
@@ -313,12 +346,12 @@ impl Trainer {
             };
             slices.iter().map(|slices| slices.iter().map(of_slice).collect()).collect()
         };
-        self.net.backbone.iter().map(|unit| unit.drop_path()).enumerate().map(of_unit).collect()
+        self.nets.trained().backbone.iter().map(|unit| unit.drop_path()).enumerate().map(of_unit).collect()
     }
 
     /// Mean gradients by unit: they came heads first, then the backbone from its end.
     fn in_layout_order(&self, mut reduced: Vec<Tensor<1>>) -> Vec<Tensor<1>> {
-        let mut backbone = reduced.split_off(reduced.len() - self.net.backbone.len());
+        let mut backbone = reduced.split_off(reduced.len() - self.nets.trained().backbone.len());
         backbone.reverse();
         backbone.append(&mut reduced);
         let n_micro_batches = self.config.n_micro_batches;
@@ -343,23 +376,21 @@ impl Trainer {
         let mut clock = Clock::start(self.timed.clone());
         let (loss, gauges) = scalars.read()?;
         // Read before the optimizer is launched, which would be waited for.
-        let observed = read_back(observed)?;
-        let modules: Vec<usize> = self.net.units().map(|unit| unit.module).collect();
+        let observed = read_by_name(observed)?;
+        let modules: Vec<usize> = self.nets.trained().units().map(|unit| unit.module).collect();
         self.write(constrained);
-        let norms = self.optimizer.norms(&self.state.shards, &grads, &modules, knobs)?;
+        let norms = self.optimizer.norms(self.trained(), &grads, &modules, knobs)?;
         let agreed = agree(&self.comm, &norms.squares(), loss, &gauges, votes)?;
         let norms = norms.agreed(&agreed.squares);
         let finite = agreed.is_finite();
         if finite {
-            let next_step = knobs.step + 1;
-            let decay = |f: &crate::method::Follower| (f.name, f.moves.decay(next_step, knobs.teacher_decay));
-            let decays: Vec<_> = self.net.followers.iter().map(decay).collect();
-            let (of_followers, of_student): (Vec<_>, Vec<_>) =
-                observations.into_iter().partition(|observation| observation.of != STUDENT);
-            self.write(of_student);
-            self.optimizer.step(&mut self.state.shards, grads, &norms, knobs, &decays);
-            // Running statistics of a follower are its own: they are not averaged.
-            self.write(of_followers);
+            let trained = self.nets.trained().name;
+            let (of_trained, of_others): (Vec<_>, Vec<_>) =
+                observations.into_iter().partition(|observation| observation.of == trained);
+            self.write(of_trained);
+            self.move_networks(grads, &norms, knobs);
+            // Running statistics of a network are its own: they are not averaged.
+            self.write(of_others);
             self.state.method.after_step(&observed);
             self.state.bad_steps = 0;
         } else {
@@ -372,10 +403,42 @@ impl Trainer {
         Ok(StepReport { loss, grad_norm: norms.total(), finite, phases, gauges, embeddings, votes })
     }
 
+    /// The update of the trained network, of those that follow it, and then of those that follow these, in their order.
+    fn move_networks(&mut self, grads: Vec<Tensor<1>>, norms: &Norms, knobs: &Knobs) {
+        let (number, next_step) = (self.nets.trained, knobs.step + 1);
+        let trained = self.nets.trained().name;
+        let follows = |other: usize| self.nets.list[other].moves.follows(next_step);
+        let mut shards = std::mem::take(&mut self.state.networks[number].shards);
+        let mut direct: Vec<Vec<Follower<'_>>> = shards.iter().map(|_| Vec::new()).collect();
+        for (other, network) in self.state.networks.iter_mut().enumerate() {
+            let Some((_, decay)) = follows(other).filter(|(of, _)| *of == trained) else { continue };
+            for shard in &mut network.shards {
+                let unit = shards.iter().position(|leader| leader.layout.name == shard.layout.name);
+                // A follower's units are some of those that it follows: the list was checked.
+                let unit = unit.expect("a unit of the network that is followed");
+                direct[unit].push(Follower { weights: &mut shard.weights, decay });
+            }
+        }
+        self.optimizer.step(&mut shards, grads, norms, knobs, direct);
+        self.state.networks[number].shards = shards;
+        for other in 0..self.nets.list.len() {
+            let Some((of, decay)) = follows(other).filter(|(of, _)| *of != trained) else { continue };
+            let Some(leader) = self.nets.position(of) else { continue };
+            let leaders = self.state.networks[leader].shards.clone();
+            for shard in &mut self.state.networks[other].shards {
+                let leader = leaders.iter().find(|leader| leader.layout.name == shard.layout.name);
+                leader.into_iter().for_each(|leader| {
+                    follow(Follower { weights: &mut shard.weights, decay }, &leader.weights);
+                });
+            }
+        }
+    }
+
     /// Writes what was observed into this rank's shards.
     fn write(&mut self, observations: Vec<Observation>) {
         for Observation { of, unit, param, values, before } in observations {
-            let shard = &mut self.state.shards[unit];
+            let Some(number) = self.nets.position(of) else { continue };
+            let shard = &mut self.state.networks[number].shards[unit];
             let found = shard.segments().find(|segment| segment.slot.spec.name == param);
             let Some((start, end, first)) =
                 found.map(|s| (s.start, s.end, shard.start + s.start - s.slot.offset))
@@ -383,18 +446,33 @@ impl Trainer {
                 continue;
             };
             let Precision { gather, head_gather, .. } = self.config.precision;
-            let wire = if self.net.is_backbone(unit) { gather } else { head_gather };
+            let wire = if self.nets.list[number].is_backbone(unit) { gather } else { head_gather };
             let here = |tensor: &Tensor<1>| {
                 tensor.clone().slice(first..first + end - start).to_device(&self.state_device)
             };
-            for (_, buffer) in shard.buffers_mut().filter(|(name, _)| *name == of) {
-                // Masters keep the digits that did not travel.
-                let values = match wire {
-                    Wire::F32 => here(&values),
-                    _ => buffer.clone().slice(start..end) + (here(&values) - here(&before)),
-                };
-                host::assign(buffer, start, &values);
-            }
+            // Masters keep the digits that did not travel.
+            let values = match wire {
+                Wire::F32 => here(&values),
+                _ => shard.weights.clone().slice(start..end) + (here(&values) - here(&before)),
+            };
+            host::assign(&mut shard.weights, start, &values);
         }
     }
+}
+
+/// The numbers of tensors on a device, fetched together.
+fn read_by_name(
+    tensors: Vec<(&'static str, Tensor<1>)>,
+) -> Result<Vec<(&'static str, Vec<f32>)>, EngineError> {
+    if tensors.is_empty() {
+        return Ok(Vec::new());
+    }
+    let lengths: Vec<(&'static str, usize)> =
+        tensors.iter().map(|(name, values)| (*name, values.dims()[0])).collect();
+    let mut all = read_back(Tensor::cat(tensors.into_iter().map(|(_, values)| values).collect(), 0))?;
+    let mut cut = |(name, len): (&'static str, usize)| {
+        let rest = all.split_off(len);
+        (name, std::mem::replace(&mut all, rest))
+    };
+    Ok(lengths.into_iter().map(&mut cut).collect())
 }

@@ -25,9 +25,10 @@ use super::batch::{MicroBatch, SlicedImages};
 #[derive(Debug, Clone)]
 enum SentViews {
     /// As bytes, `[n, 3, size, size]`.
-    Bytes(Tensor<4, Int>),
-    /// As normalized vectors, `[n, N, 3·p·p]` in f32: to a device that does not know bytes.
-    Vectors(Tensor<3>),
+    Bytes(Box<Tensor<4, Int>>),
+    /// As normalized vectors, `[n, N, 3·p·p]` in f32 for each way in which pixels reach networks: to a device that does
+    /// not know bytes.
+    Vectors(Vec<Tensor<3>>),
 }
 
 /// A rank's share of a batch on the device: groups of views by micro-batch.
@@ -42,7 +43,8 @@ pub struct Sent {
 pub struct Uplink {
     /// Sides of the groups' views.
     pub(crate) sizes_px: Vec<usize>,
-    pub(crate) input: PixelInput,
+    /// How pixels reach first units, each way once.
+    pub(crate) inputs: Vec<PixelInput>,
     /// Micro-batches of this rank's share.
     pub(crate) n_micro_batches: usize,
     pub(crate) device: Device,
@@ -64,46 +66,56 @@ impl Uplink {
         Sent { n_images: batch.samples.len(), batches }
     }
 
-    /// The micro-batches of a batch that is here, by the images of their slices.
+    /// The micro-batches of a batch that is here, by the images of their slices, for each way in which pixels reach
+    /// networks.
     pub(crate) fn here(
         &self,
         batch: &Batch,
         slices: Vec<SlicedImages>,
         workers: &Workers,
-    ) -> Vec<MicroBatch> {
-        let of_slice = |images: Vec<usize>| {
+    ) -> Vec<Vec<MicroBatch>> {
+        let of_slice = |input: &PixelInput, images: Vec<usize>| {
             let of_group = |(group, size_px): (usize, &usize)| {
                 let views: Vec<&[u8]> =
                     images.iter().map(|image| batch.samples[*image].groups[group].as_slice()).collect();
-                self.input.features(&views, *size_px, &self.device)
+                input.features(&views, *size_px, &self.device)
             };
             self.sizes_px.iter().enumerate().map(of_group).collect()
         };
-        let of_batch = |slices| MicroBatch { slices: workers.map(slices, |_, images| of_slice(images)) };
-        slices.into_iter().map(of_batch).collect()
+        let of_batch = |input, slices: &SlicedImages| MicroBatch {
+            slices: workers.map(slices.clone(), |_, images| of_slice(input, images)),
+        };
+        let of_input = |input| slices.iter().map(|slices| of_batch(input, slices)).collect();
+        self.inputs.iter().map(of_input).collect()
     }
 
     /// A GPU is sent the bytes, a quarter of what they become, where it knows such a type.
     fn send_views(&self, views: &[&[u8]], size_px: usize) -> SentViews {
         match self.device != Device::flex() && self.device.supports_dtype(DType::U8) {
-            true => SentViews::Bytes(bytes_on(&self.device, views, size_px)),
-            false => SentViews::Vectors(self.input.features(views, size_px, &self.device).x),
+            true => SentViews::Bytes(Box::new(bytes_on(&self.device, views, size_px))),
+            false => {
+                let vectors = |input: &PixelInput| input.features(views, size_px, &self.device).x;
+                SentViews::Vectors(self.inputs.iter().map(vectors).collect())
+            }
         }
     }
 
-    /// The micro-batches of what was sent, each of one slice.
-    pub(crate) fn micro_batches(&self, sent: Sent) -> Vec<MicroBatch> {
-        let features = |(views, size_px): (SentViews, &usize)| {
-            let x = match views {
-                SentViews::Bytes(bytes) => self.input.vectors_there(bytes),
-                SentViews::Vectors(vectors) => vectors,
+    /// The micro-batches of what was sent, each of one slice, for each way in which pixels reach networks.
+    pub(crate) fn micro_batches(&self, sent: Sent) -> Vec<Vec<MicroBatch>> {
+        let of_input = |(number, input): (usize, &PixelInput)| {
+            let features = |(views, size_px): (&SentViews, &usize)| {
+                let x = match views {
+                    SentViews::Bytes(bytes) => input.vectors_there(bytes.as_ref().clone()),
+                    SentViews::Vectors(vectors) => vectors[number].clone(),
+                };
+                input.placed(x, *size_px)
             };
-            self.input.placed(x, *size_px)
+            let of_batch = |groups: &Vec<SentViews>| MicroBatch {
+                slices: vec![groups.iter().zip(&self.sizes_px).map(features).collect()],
+            };
+            sent.batches.iter().map(of_batch).collect()
         };
-        let of_batch = |groups: Vec<SentViews>| MicroBatch {
-            slices: vec![groups.into_iter().zip(&self.sizes_px).map(features).collect()],
-        };
-        sent.batches.into_iter().map(of_batch).collect()
+        self.inputs.iter().enumerate().map(of_input).collect()
     }
 }
 

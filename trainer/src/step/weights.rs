@@ -1,52 +1,46 @@
 //! Which weights a step gathers, in what order, and which of them stay.
 
-use networks::head::On;
 use ranks::prefetch::Wanted;
 use ranks::topology::Sharding;
 
 use super::config::StepConfig;
 use super::forward::Keeps;
-use super::networks::Networks;
 use super::precision::Precision;
+use super::sharded::ShardedNet;
 
 /// The weights of a step.
-#[derive(Clone, Copy)]
 pub(super) struct Weights<'a> {
-    pub(super) networks: Networks<'a>,
+    /// Networks without gradients, in the order in which they run.
+    pub(super) others: Vec<ShardedNet<'a>>,
+    pub(super) trained: ShardedNet<'a>,
     pub(super) config: &'a StepConfig,
 }
 
 impl<'a> Weights<'a> {
-    /// Every gather of a step, in order: followers, the student, and the way back.
+    /// Every gather of a step, in order: networks without gradients, the trained one, and its way back.
     pub(super) fn gathers(&self) -> Vec<Wanted<'a>> {
-        let Networks { net, shards } = self.networks;
         let Precision { gather, head_gather, .. } = self.config.precision;
-        let wanted = |number: usize, shard, stays| {
-            let wire = if net.is_backbone(number) { gather } else { head_gather };
-            Wanted { unit: &shards[number].layout.name, shard, wire, stays }
+        let wanted = |network: &ShardedNet<'a>, number: usize, stays| {
+            let shard = &network.shards[number];
+            let wire = if network.net.is_backbone(number) { gather } else { head_gather };
+            Wanted { unit: &shard.layout.name, shard: &shard.weights, wire, stays }
         };
         let mut list = Vec::new();
-        for follower in &net.followers {
-            for unit in net.units().filter(|unit| unit.on == On::Both) {
-                let shard = shards[unit.number].follower(follower.name);
-                // Units of both have a shard of every follower.
-                list.extend(shard.map(|shard| wanted(unit.number, shard, false)));
-            }
+        for network in &self.others {
+            list.extend((0..network.shards.len()).map(|number| wanted(network, number, false)));
         }
-        for (number, shard) in shards.iter().enumerate() {
-            list.push(wanted(number, &shard.student, self.keeps(number).weights));
-        }
-        for (number, shard) in shards[..net.backbone.len()].iter().enumerate().rev() {
-            if !self.keeps(number).weights {
-                list.push(wanted(number, &shard.student, false));
-            }
-        }
+        let trained = &self.trained;
+        list.extend(
+            (0..trained.shards.len()).map(|number| wanted(trained, number, self.keeps(number).weights)),
+        );
+        let again = (0..trained.net.backbone.len()).rev().filter(|number| !self.keeps(*number).weights);
+        list.extend(again.map(|number| wanted(trained, number, false)));
         list
     }
 
-    /// What unit `number` keeps from its forward to its backward pass.
+    /// What unit `number` of the trained network keeps from its forward to its backward pass.
     pub(super) fn keeps(&self, number: usize) -> Keeps {
-        let net = self.networks.net;
+        let net = self.trained.net;
         if !net.is_backbone(number) {
             return Keeps { graph: false, weights: false };
         }

@@ -37,12 +37,13 @@ impl BackbonePass<'_> {
             sets: &sets,
             n_stat_groups: 1,
             compute: self.compute,
+            evaluates: false,
         };
         let mut clear = || Ok(());
         let draws = vec![vec![Draws::default(); slices.len()]];
         let gathered = |number: usize| {
             let shard = &self.shards[number];
-            Gathered { unit: self.units[number].as_ref(), layout: &shard.layout, flat: &shard.student }
+            Gathered { unit: self.units[number].as_ref(), layout: &shard.layout, flat: &shard.weights }
         };
         let mut batches = vec![MicroBatch { slices }];
         let mut tape = Vec::new();

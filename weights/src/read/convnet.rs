@@ -11,6 +11,7 @@ use crate::library::Library;
 use crate::library::convnet::{
     Renaming, regnet_in_timm, regnet_in_transformers, resnet_in_transformers, same,
 };
+use crate::metadata::UNNAMED;
 use crate::preprocessing::Preprocessing;
 
 /// Side of the images that the published networks are made for.
@@ -45,7 +46,7 @@ pub(super) fn read(found: Found, source: &Source, hints: &Hints) -> Result<Pretr
         assumed.push("torchvision resizes bilinearly; images are resized bicubically here".into());
     }
     let tensors = found.renamed(&model, renaming)?;
-    Ok(Pretrained { model, preprocessing, tensors, which: "weights", origin: library.name(), assumed })
+    Ok(Pretrained { model, preprocessing, tensors, which: UNNAMED.into(), origin: library.name(), assumed })
 }
 
 /// The ResNet whose branches are there.

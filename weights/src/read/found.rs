@@ -43,7 +43,7 @@ pub(super) struct Found {
 
 impl Found {
     /// The backbone in `source`: the teacher where there are two, unless the student is wanted.
-    pub(super) fn of(source: &Source, wants_student: bool) -> Result<Self, String> {
+    pub(super) fn of(source: &Source, network: Option<&str>) -> Result<Self, String> {
         for anchor in PATCHES.into_iter().chain(STEMS) {
             let prefixes: BTreeSet<&str> = source
                 .arrays
@@ -52,7 +52,7 @@ impl Found {
                 .filter(|prefix| prefix.is_empty() || prefix.ends_with('.'))
                 .filter(|prefix| !prefix.split('.').any(is_inner))
                 .collect();
-            let Some(prefix) = chosen(&prefixes, wants_student)? else { continue };
+            let Some(prefix) = chosen(&prefixes, network)? else { continue };
             let mut arrays = Arrays::new();
             for (name, array) in &source.arrays {
                 if let Some(name) = name.strip_prefix(prefix) {
@@ -136,18 +136,18 @@ fn is_inner(part: &str) -> bool {
     part.starts_with("layer") || part.starts_with("block") || part.parse::<usize>().is_ok()
 }
 
-/// The prefix of the network that is meant: the teacher's or the student's where there are such, or the one that all
-/// others begin with. `None` of none.
-fn chosen<'a>(prefixes: &BTreeSet<&'a str>, wants_student: bool) -> Result<Option<&'a str>, String> {
+/// The prefix of the network `wanted`, of the teacher where there is one, or the one that all others begin with; `None` if
+/// there are no prefixes.
+fn chosen<'a>(prefixes: &BTreeSet<&'a str>, wanted: Option<&str>) -> Result<Option<&'a str>, String> {
     let named =
         |part: &str| -> Vec<&'a str> { prefixes.iter().copied().filter(|p| p.contains(part)).collect() };
-    let candidates = match wants_student {
-        true if !prefixes.is_empty() && named("student").is_empty() => {
-            return Err("it holds no student".into());
+    let candidates = match wanted {
+        Some(wanted) if !prefixes.is_empty() && named(wanted).is_empty() => {
+            return Err(format!("it holds no network {wanted}"));
         }
-        true => named("student"),
-        false if !named("teacher").is_empty() => named("teacher"),
-        false => named(""),
+        Some(wanted) => named(wanted),
+        None if !named("teacher").is_empty() => named("teacher"),
+        None => named(""),
     };
     let outermost = candidates.iter().copied().find(|p| candidates.iter().all(|other| other.starts_with(p)));
     match outermost {
@@ -183,18 +183,18 @@ mod tests {
     }
 
     #[test]
-    fn the_teacher_is_taken_unless_the_student_is_wanted() {
+    fn the_teacher_is_taken_unless_another_is_wanted() {
         let both = BTreeSet::from(["student.module.backbone.", "teacher.backbone."]);
-        assert_eq!(chosen(&both, false).unwrap(), Some("teacher.backbone."));
-        assert_eq!(chosen(&both, true).unwrap(), Some("student.module.backbone."));
-        assert!(chosen(&BTreeSet::from([""]), true).is_err());
+        assert_eq!(chosen(&both, None).unwrap(), Some("teacher.backbone."));
+        assert_eq!(chosen(&both, Some("student")).unwrap(), Some("student.module.backbone."));
+        assert!(chosen(&BTreeSet::from([""]), Some("student")).is_err());
     }
 
     #[test]
     fn of_several_networks_none_is_taken_by_chance() {
-        assert_eq!(chosen(&BTreeSet::from(["", "decoder.backbone."]), false).unwrap(), Some(""));
-        let error = chosen(&BTreeSet::from(["model.", "state_dict."]), false).unwrap_err();
+        assert_eq!(chosen(&BTreeSet::from(["", "decoder.backbone."]), None).unwrap(), Some(""));
+        let error = chosen(&BTreeSet::from(["model.", "state_dict."]), None).unwrap_err();
         assert!(error.contains("model. and state_dict."), "{error}");
-        assert!(chosen(&BTreeSet::from(["module.encoder_q.", "module.encoder_k."]), false).is_err());
+        assert!(chosen(&BTreeSet::from(["module.encoder_q.", "module.encoder_k."]), None).is_err());
     }
 }

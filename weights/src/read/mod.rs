@@ -27,7 +27,7 @@ pub fn read(path: &Path, hints: &Hints) -> Result<Pretrained, WeightsError> {
         return checked(path, exported);
     }
     let unknown = |reason: String| WeightsError::unknown(path, reason);
-    let found = found::Found::of(&source, hints.student).map_err(unknown)?;
+    let found = found::Found::of(&source, hints.network.as_deref()).map_err(unknown)?;
     let mut read = match found.is_transformer() {
         true => transformer::read(found, &source, hints),
         false => convnet::read(found, &source, hints),

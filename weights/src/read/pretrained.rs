@@ -8,7 +8,7 @@ use crate::library::Library;
 use crate::preprocessing::Preprocessing;
 
 /// What a user knows that a file does not say.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Hints {
     /// The library whose code made it.
     pub library: Option<Library>,
@@ -16,8 +16,8 @@ pub struct Hints {
     pub heads: Option<usize>,
     /// What colors are normalized with.
     pub normalization: Option<Normalization>,
-    /// Take the student of a file that holds a teacher too.
-    pub student: bool,
+    /// Name of the network that is meant, in a file that holds several.
+    pub network: Option<String>,
 }
 
 /// A backbone of a file.
@@ -30,7 +30,7 @@ pub struct Pretrained {
     /// Its parameters, by our names.
     pub tensors: Vec<NamedTensor>,
     /// Which network of a run it is, or `weights`.
-    pub which: &'static str,
+    pub which: String,
     /// Where it comes from: `timm`, or `ocelli`.
     pub origin: &'static str,
     /// What was taken for granted, a sentence each.

@@ -75,11 +75,10 @@ impl Source {
     /// The backbone, if `ocelli export` wrote the file.
     pub(super) fn exported(&self, hints: &Hints) -> Result<Option<Pretrained>, WeightsError> {
         let Some(text) = self.metadata.get(metadata::MODEL) else { return Ok(None) };
-        if hints.student {
-            return Err(WeightsError::unknown(
-                &self.path,
-                "an exported file holds one network; it cannot give the student",
-            ));
+        let which = self.metadata.get(metadata::NETWORK).map_or(metadata::UNNAMED, String::as_str);
+        if let Some(wanted) = hints.network.as_deref().filter(|wanted| *wanted != which) {
+            let reason = format!("an exported file holds one network, here {which}: it has no {wanted}");
+            return Err(WeightsError::unknown(&self.path, reason));
         }
         let bad = |error: serde_json::Error| WeightsError::malformed(&self.path, error.to_string());
         let model: ModelConfig = serde_json::from_str(text).map_err(bad)?;
@@ -108,14 +107,11 @@ impl Source {
             Ok(NamedTensor { name, shape, values: array.values.clone() })
         };
         let tensors: Result<Vec<_>, WeightsError> = model.params().into_iter().map(named).collect();
-        let which = metadata::NETWORKS
-            .into_iter()
-            .find(|name| entry(metadata::NETWORK).is_some_and(|which| which == name));
         Ok(Some(Pretrained {
             model,
             preprocessing,
             tensors: tensors?,
-            which: which.unwrap_or(metadata::NETWORKS[0]),
+            which: which.to_string(),
             origin: "ocelli",
             assumed: Vec::new(),
         }))

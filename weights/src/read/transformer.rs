@@ -1,7 +1,7 @@
 //! A vision transformer among the tensors of a file: its sizes are read from their shapes.
 
 use networks::Normalization;
-use networks::{MlpKind, ModelConfig, VitConfig};
+use networks::{Initialization, MlpKind, ModelConfig, Positions, VitConfig};
 
 use super::config;
 use super::found::Found;
@@ -10,6 +10,7 @@ use super::source::Source;
 use crate::file::Array;
 use crate::library::Library;
 use crate::library::transformer::{ALL, Names};
+use crate::metadata::UNNAMED;
 use crate::preprocessing::Preprocessing;
 
 /// Channels at most.
@@ -39,7 +40,7 @@ pub(super) fn read(mut found: Found, source: &Source, hints: &Hints) -> Result<P
         assumed.push("torchvision resizes bilinearly; images are resized bicubically here".into());
     }
     let tensors = found.parameters(&model, |name| names.theirs(name))?;
-    Ok(Pretrained { model, preprocessing, tensors, which: "weights", origin: library.name(), assumed })
+    Ok(Pretrained { model, preprocessing, tensors, which: UNNAMED.into(), origin: library.name(), assumed })
 }
 
 /// The table that has a name for what is there.
@@ -188,6 +189,9 @@ impl Sizes {
             pos_offset,
             pos_antialias,
             norm_epsilon,
+            positions: Positions::Learned,
+            freeze_patches: false,
+            initialization: Initialization::TruncNormal,
             init_std: 0.02,
         };
         if self.mlp == MlpKind::Swiglu {

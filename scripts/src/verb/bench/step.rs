@@ -85,10 +85,10 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
     let (total, batch_size) = (phases.total_ms(), plan.recipe.optim.batch_size);
     let rows = [
         ("input", phases.input_ms),
-        ("teacher", phases.teacher_ms),
-        ("student forward", phases.forward_ms),
+        ("targets", phases.targets_ms),
+        ("forward", phases.forward_ms),
         ("heads and loss", phases.head_ms),
-        ("student backward", phases.backward_ms),
+        ("backward", phases.backward_ms),
         ("update", phases.update_ms),
     ];
     out!(

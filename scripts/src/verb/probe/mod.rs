@@ -55,7 +55,7 @@ fn score(args: &Args, checkpoint: &Path, open: &OpenNetwork, means: &Means<'_>) 
         let progress = StageBar::new();
         split.score(&open.network, &means.protocols, means.cache.as_ref(), &progress)?
     };
-    let mut table: Table = vec![(open.which, scores)];
+    let mut table: Table = vec![(open.which.clone(), scores)];
     if args.baseline {
         table.extend(baselines(&open.network, &split, &means.protocols, &means.device)?);
     }
@@ -143,5 +143,5 @@ pub(crate) fn baselines(
         let progress = StageBar::new();
         split.score(&random, protocols, None, &progress)?
     };
-    Ok(vec![("random init", of_random), ("pixels", split.score_pixels(protocols)?)])
+    Ok(vec![("random init".into(), of_random), ("pixels".into(), split.score_pixels(protocols)?)])
 }

@@ -84,7 +84,7 @@ fn name(args: &Args, means: &Means<'_>) -> String {
         "protocols": means.protocols,
         "image_px": args.network.image_px,
         "resize_px": args.network.resize_px,
-        "student": args.network.student,
+        "network": args.network.network,
         "seed": args.protocols.seed,
     });
     format!("{set}-{:08x}", xxh3_64(how.to_string().as_bytes()) as u32)

@@ -3,5 +3,7 @@
 pub use super::registry::ModelConfig;
 pub use super::regnet::{Config as RegnetConfig, NamedSize, Size};
 pub use super::resnet::{Config as ResnetConfig, StemKind};
+pub use super::transformer::beginning::Initialization;
 pub use super::transformer::block::MlpKind;
+pub use super::transformer::pos_embed::Positions;
 pub use super::vit::Config as VitConfig;

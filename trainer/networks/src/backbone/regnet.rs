@@ -353,7 +353,7 @@ mod tests {
             let config = Config { image_px: 224, size: Size::Named(size) };
             let units = config.units(Readout::Pooled);
             let trained = units.iter().flat_map(|unit| unit.params());
-            let trained = trained.filter(|param| param.role != crate::params::Role::Running);
+            let trained = trained.filter(|param| param.role.is_trained());
             let widths: Vec<usize> = config.stages().iter().map(|stage| stage.width).collect();
             (widths, trained.map(|param| param.numel()).sum::<usize>())
         };

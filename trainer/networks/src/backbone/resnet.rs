@@ -177,7 +177,6 @@ impl BackboneConfig for Config {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::params::Role;
 
     /// torchvision's, without their classifiers.
     #[test]
@@ -185,8 +184,7 @@ mod tests {
         for (depth, numel) in [(18, 11_176_512), (34, 21_284_672), (50, 23_508_032)] {
             let text = format!("image_px = 224\ndepth = {depth}");
             let units = toml::from_str::<Config>(&text).unwrap().units(Readout::Pooled);
-            let trained =
-                units.iter().flat_map(|unit| unit.params()).filter(|param| param.role != Role::Running);
+            let trained = units.iter().flat_map(|unit| unit.params()).filter(|param| param.role.is_trained());
             assert_eq!(trained.map(|param| param.numel()).sum::<usize>(), numel);
         }
     }

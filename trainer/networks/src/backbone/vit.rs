@@ -5,10 +5,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::transformer::beginning::{Beginning, Initialization};
 use super::transformer::block::{Block, MlpKind};
 use super::transformer::embed::Embed;
 use super::transformer::norm::Norm;
-use super::transformer::pos_embed::{self, Resampling};
+use super::transformer::pos_embed::{self, Positions, Resampling};
 use super::{BackboneConfig, Levels, Readout};
 use crate::unit::Unit;
 
@@ -47,6 +48,9 @@ pub struct Config {
     /// Drop-path rate of the last block; earlier ones grow linearly towards it.
     #[serde(default)]
     pub drop_path: f32,
+    /// Position embedding: a table that is trained, or sines and cosines that stay as they are.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub positions: Positions,
     /// What is added to the cells of another grid before the position embedding is resampled: 0.1 in DINO's and
     /// DINOv2's code, which matters for weights that were trained with it.
     #[serde(default)]
@@ -57,7 +61,13 @@ pub struct Config {
     /// What layer norms add to the variance.
     #[serde(default = "default_norm_epsilon", skip_serializing_if = "is_default_norm_epsilon")]
     pub norm_epsilon: f64,
-    /// Deviation of initial weights. The usual 0.02 suits widths from 384 on; narrow networks
+    /// Whether the projection of patches stays as it starts, which steadies MoCo v3 (Chen, Xie and He 2021).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub freeze_patches: bool,
+    /// How weights start.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub initialization: Initialization,
+    /// Deviation of truncated normal initial weights. The usual 0.02 suits widths from 384 on; narrow networks
     /// need about `1/√width`, or their branches start out too faint to matter.
     #[serde(default = "default_init_std")]
     pub init_std: f32,
@@ -166,6 +176,12 @@ impl BackboneConfig for Config {
         if !(0.0..=1e-2).contains(&self.norm_epsilon) {
             return Err(format!("model.norm_epsilon {} must lie in 0..=0.01", self.norm_epsilon));
         }
+        if self.positions == Positions::SinCos && !self.width.is_multiple_of(4) {
+            return Err(format!(
+                "model.width {} must be a multiple of 4 for model.positions = sin_cos",
+                self.width
+            ));
+        }
         if self.hidden() == 0 {
             return Err(format!("model.mlp_ratio {} leaves no hidden channel", self.mlp_ratio));
         }
@@ -175,7 +191,9 @@ impl BackboneConfig for Config {
     fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>> {
         let resampling = self.resampling();
         let sizes = [self.patch_px, self.width, self.grid(), self.registers];
-        let mut units: Vec<Box<dyn Unit>> = vec![Box::new(Embed::new(sizes, self.init_std, resampling))];
+        let beginning = Beginning { rule: self.initialization, std: self.init_std };
+        let embed = Embed::new(sizes, beginning, self.positions, self.freeze_patches, resampling);
+        let mut units: Vec<Box<dyn Unit>> = vec![Box::new(embed)];
         for i in 0..self.depth {
             let share = i as f32 / (self.depth - 1).max(1) as f32;
             units.push(Box::new(Block {
@@ -186,7 +204,7 @@ impl BackboneConfig for Config {
                 mlp: self.mlp,
                 layer_scale: self.layer_scale,
                 drop_path: self.drop_path * share,
-                init_std: self.init_std,
+                beginning,
                 epsilon: self.norm_epsilon,
             }));
         }
@@ -229,6 +247,9 @@ impl BackboneConfig for Config {
             drop_path: 0.0,
             mlp: MlpKind::Gelu,
             registers: 0,
+            positions: Positions::Learned,
+            freeze_patches: false,
+            initialization: Initialization::TruncNormal,
             init_std: 0.2,
             pos_offset: 0.0,
             pos_antialias: false,
@@ -237,6 +258,12 @@ impl BackboneConfig for Config {
         let full =
             Self { layer_scale: Some(0.5), drop_path: 0.3, pos_offset: 0.1, depth: 3, ..plain.clone() };
         let newer = Self { mlp: MlpKind::Swiglu, registers: 2, pos_antialias: true, ..plain.clone() };
-        vec![plain, full, newer]
+        let fixed = Self {
+            positions: Positions::SinCos,
+            freeze_patches: true,
+            initialization: Initialization::Xavier,
+            ..plain.clone()
+        };
+        vec![plain, full, newer, fixed]
     }
 }

@@ -5,48 +5,63 @@ pub mod projection;
 pub mod prototypes;
 pub mod unit_prototypes;
 
-use super::backbone::Readout;
-use super::features::Features;
-use super::unit::Unit;
+use crate::backbone::Readout;
+use crate::features::Features;
+use crate::unit::{GroupShape, Unit};
 
-/// A head. Either the student and every follower have one, or only the student.
+/// A head of a network.
 pub struct Head {
-    /// Its name, which is unique within the method.
+    /// Its name, which is unique within the network.
     pub name: &'static str,
     /// What it reads.
     pub reads: Reads,
-    /// Networks that have one.
-    pub on: On,
     /// Its units.
     pub units: Vec<Box<dyn Unit>>,
 }
 
-impl Head {
-    /// Units up to the last one that has several stages: those go through the passes of a step like a backbone's. What
-    /// follows is part of the loss's graph.
-    pub fn n_staged(&self) -> usize {
-        self.units.iter().rposition(|unit| unit.n_stages() > 1).map_or(0, |last| last + 1)
-    }
-}
-
-/// What a head reads.
+/// What a head reads. Everything that depends on it is a method of this type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reads {
     /// One vector a view.
     Pooled,
     /// The cells of the grid.
     Patches,
-    /// What the head of this name gives, which comes before it.
+    /// The output of the head of this name, which comes before it.
     Head(&'static str),
 }
 
+impl Head {
+    /// Number of units up to the last one that has several stages. Those go through the passes of a step like a
+    /// backbone's; the units behind them are part of the loss's graph.
+    pub fn n_staged(&self) -> usize {
+        self.units.iter().rposition(|unit| unit.n_stages() > 1).map_or(0, |last| last + 1)
+    }
+}
+
 impl Reads {
-    /// What a head that reads the backbone is given of `features`.
-    pub fn of_backbone(self, features: &Features) -> Option<Features> {
+    /// The head that is read, if it is not the backbone.
+    pub fn head(self) -> Option<&'static str> {
         match self {
-            Self::Pooled => Some(features.pooled()),
-            Self::Patches => Some(features.patches()),
-            Self::Head(_) => None,
+            Self::Head(name) => Some(name),
+            Self::Pooled | Self::Patches => None,
+        }
+    }
+
+    /// The input of a head, given the backbone's features of one size of view. A head's output is read as it is.
+    pub fn select(self, features: &Features) -> Features {
+        match self {
+            Self::Pooled => features.pooled(),
+            Self::Patches => features.patches(),
+            Self::Head(_) => features.clone(),
+        }
+    }
+
+    /// The shape of [`Reads::select`].
+    pub fn shape(self, shape: &GroupShape) -> GroupShape {
+        match self {
+            Self::Pooled => shape.pooled(),
+            Self::Patches => GroupShape { n_prefix: 0, ..*shape },
+            Self::Head(_) => *shape,
         }
     }
 }
@@ -57,13 +72,4 @@ pub fn readout(heads: &[Head]) -> Readout {
         true => Readout::All,
         false => Readout::Pooled,
     }
-}
-
-/// Networks that have a head.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum On {
-    /// The student and every follower.
-    Both,
-    /// The student.
-    Student,
 }

@@ -4,10 +4,12 @@
 //! h₀ = x      h_i = relu(norm(W_i h_{i-1} + b_i))      z = W_L h_{L-1} + b_L       [M, D] → [M, output]
 //! ```
 //!
-//! Without normalization it is one stage; with it every hidden layer ends one.
+//! Without normalization it is one stage; with it every normalized layer ends one. The output may be normalized too,
+//! without a gain, as in MoCo v3 (Chen, Xie and He 2021), and layers may be without biases, of which a normalization
+//! leaves nothing.
 
 use burn_tensor::Tensor;
-use kernels::ops::{linear, normalize, relu};
+use kernels::ops::{linear, matmul_transposed, normalize, relu};
 
 use crate::batch_norm::BatchNorm;
 use crate::features::Features;
@@ -20,28 +22,56 @@ pub struct Projection {
     pub name: String,
     /// Channels that come, those of every hidden layer, and those that go.
     pub widths: Vec<usize>,
-    /// Whether hidden layers are normalized over the batch.
-    pub normalizes: bool,
+    /// Layers that are normalized over the batch.
+    pub normalizes: Normalizes,
+    /// Whether layers have biases.
+    pub has_biases: bool,
+}
+
+/// Layers that a projection normalizes over the batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Normalizes {
+    /// None.
+    Nothing,
+    /// Hidden ones.
+    Hidden,
+    /// Hidden ones and the output, the latter without a gain.
+    All,
 }
 
 impl Projection {
     /// The first unit of a head behind `width` channels.
     pub fn of_head(width: usize, hidden: &[usize], output: usize, normalizes: bool) -> Self {
         let widths = [&[width], hidden, &[output]].concat();
-        Self { name: "head.projection".into(), widths, normalizes }
+        let normalizes = if normalizes { Normalizes::Hidden } else { Normalizes::Nothing };
+        Self { name: "head.projection".into(), widths, normalizes, has_biases: true }
     }
 
     fn n_layers(&self) -> usize {
         self.widths.len() - 1
     }
 
+    /// Layers that are normalized, from the first on.
+    fn n_norms(&self) -> usize {
+        match self.normalizes {
+            Normalizes::Nothing => 0,
+            Normalizes::Hidden => self.n_layers() - 1,
+            Normalizes::All => self.n_layers(),
+        }
+    }
+
     fn norm(&self, layer: usize) -> BatchNorm {
-        BatchNorm::new(format!("norm{layer}"), self.widths[layer + 1])
+        let gain = (layer + 1 < self.n_layers()).then_some(1.0);
+        BatchNorm { gain, ..BatchNorm::new(format!("norm{layer}"), self.widths[layer + 1]) }
     }
 
     fn layer(&self, layer: usize, x: Tensor<3>, cx: &Context<'_>) -> Tensor<3> {
-        let param = |name: &str| format!("linear{layer}.{name}");
-        linear(x, cx.leaves.get(&param("weight")), cx.leaves.get(&param("bias")))
+        let weight = cx.leaves.get::<2>(&format!("linear{layer}.weight"));
+        if self.has_biases {
+            return linear(x, weight, cx.leaves.get(&format!("linear{layer}.bias")));
+        }
+        let [b, n, d] = x.dims();
+        matmul_transposed(x.reshape([b * n, d]), weight).reshape([b, n, self.widths[layer + 1]])
     }
 
     /// All layers at once.
@@ -69,9 +99,11 @@ impl Unit for Projection {
             // PyTorch's default.
             let init = Init::Uniform(1.0 / (input as f32).sqrt());
             params.push(ParamSpec::weight(format!("linear{layer}.weight"), [output, input], init));
-            let bias = ParamSpec::vector(format!("linear{layer}.bias"), output, 0.0);
-            params.push(ParamSpec { init, ..bias });
-            if self.normalizes && layer + 1 < self.n_layers() {
+            if self.has_biases {
+                let bias = ParamSpec::vector(format!("linear{layer}.bias"), output, 0.0);
+                params.push(ParamSpec { init, ..bias });
+            }
+            if layer < self.n_norms() {
                 params.extend(self.norm(layer).params());
             }
         }
@@ -79,11 +111,11 @@ impl Unit for Projection {
     }
 
     fn n_stages(&self) -> usize {
-        if self.normalizes { self.n_layers() } else { 1 }
+        self.n_norms() + 1
     }
 
     fn forward(&self, stage: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        if !self.normalizes {
+        if self.normalizes == Normalizes::Nothing {
             return groups.iter().map(|group| self.unnormalized(group, cx)).collect::<Vec<_>>().into();
         }
         let convert = |(group, set): (Features, &usize)| {
@@ -91,13 +123,13 @@ impl Unit for Projection {
                 0 => group.x.clone(),
                 _ => {
                     let affine = self.norm(stage - 1).affine(cx.totals.get(*set).cloned(), cx);
-                    normalize(group.x.clone(), affine, None, true)
+                    normalize(group.x.clone(), affine, None, stage < self.n_layers())
                 }
             };
-            group.with(self.layer(stage, x, cx))
+            group.with(if stage < self.n_layers() { self.layer(stage, x, cx) } else { x })
         };
         let features = groups.into_iter().zip(&cx.sets.0).map(convert);
-        if stage + 1 == self.n_layers() {
+        if stage == self.n_norms() {
             return features.collect::<Vec<_>>().into();
         }
         let moments = |group: Features| {

@@ -11,8 +11,9 @@ use burn_tensor::activation::silu;
 use kernels::ops::{attention, attention_weights, branch, layer_norm, linear, mlp};
 use serde::{Deserialize, Serialize};
 
+use super::beginning::Beginning;
 use crate::features::Features;
-use crate::params::{Init, ParamSpec};
+use crate::params::ParamSpec;
 use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
 
 /// The hidden layer of an MLP.
@@ -52,8 +53,8 @@ pub(in crate::backbone) struct Block {
     pub layer_scale: Option<f32>,
     /// Probability that a branch is left out for an image.
     pub drop_path: f32,
-    /// Deviation of initial weights.
-    pub init_std: f32,
+    /// How weights start.
+    pub beginning: Beginning,
     /// What norms add to the variance.
     pub epsilon: f64,
 }
@@ -103,23 +104,25 @@ impl Unit for Block {
     fn params(&self) -> Vec<ParamSpec> {
         let (d, hidden) = (self.width, self.hidden);
         let n_products = self.mlp.n_products();
-        let weight = |name: &str, out, input| {
-            ParamSpec::weight(format!("{name}.weight"), [out, input], Init::TruncNormal(self.init_std))
+        // Several products that are stored as one matrix start like one each.
+        let weight = |name: &str, n_each: usize, n_products: usize, input| {
+            let init = self.beginning.matrix(n_each, input);
+            ParamSpec::weight(format!("{name}.weight"), [n_products * n_each, input], init)
         };
         let bias = |name: &str, n| ParamSpec::vector(format!("{name}.bias"), n, 0.0);
         let gain = |name: &str| ParamSpec::vector(format!("{name}.weight"), d, 1.0);
         let mut params = vec![
             gain("norm1"),
             bias("norm1", d),
-            weight("attn.qkv", 3 * d, d),
+            weight("attn.qkv", d, 3, d),
             bias("attn.qkv", 3 * d),
-            weight("attn.proj", d, d),
+            weight("attn.proj", d, 1, d),
             bias("attn.proj", d),
             gain("norm2"),
             bias("norm2", d),
-            weight("mlp.fc1", n_products * hidden, d),
+            weight("mlp.fc1", hidden, n_products, d),
             bias("mlp.fc1", n_products * hidden),
-            weight("mlp.fc2", d, hidden),
+            weight("mlp.fc2", d, 1, hidden),
             bias("mlp.fc2", d),
         ];
         if let Some(value) = self.layer_scale {

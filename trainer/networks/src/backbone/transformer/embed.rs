@@ -14,7 +14,8 @@ use std::sync::Mutex;
 use burn_tensor::{Tensor, TensorData};
 use kernels::ops::{linear, sequence};
 
-use super::pos_embed::{self, Resampling};
+use super::beginning::Beginning;
+use super::pos_embed::{self, Positions, Resampling};
 use crate::features::Features;
 use crate::leaves::Leaves;
 use crate::params::{Init, ParamSpec};
@@ -27,7 +28,9 @@ pub(in crate::backbone) struct Embed {
     /// Cells along a side of the images that the position embedding is made for.
     grid: usize,
     n_registers: usize,
-    init_std: f32,
+    beginning: Beginning,
+    positions: Positions,
+    freezes_patches: bool,
     resampling: Resampling,
     /// Interpolation matrices by grid; a run sees two or three grids.
     matrices: Mutex<HashMap<[usize; 2], TensorData>>,
@@ -35,13 +38,26 @@ pub(in crate::backbone) struct Embed {
 
 impl Embed {
     /// Embeds patches of `patch_px` into `width` channels, with a position embedding for `grid` × `grid` of them that is
-    /// resampled for others.
+    /// resampled for others. With `freezes_patches` the projection of patches stays as it starts.
     pub(in crate::backbone) fn new(
         [patch_px, width, grid, n_registers]: [usize; 4],
-        init_std: f32,
+        beginning: Beginning,
+        positions: Positions,
+        freezes_patches: bool,
         resampling: Resampling,
     ) -> Self {
-        Self { patch_px, width, grid, n_registers, init_std, resampling, matrices: Mutex::default() }
+        let matrices = Mutex::default();
+        Self {
+            patch_px,
+            width,
+            grid,
+            n_registers,
+            beginning,
+            positions,
+            freezes_patches,
+            resampling,
+            matrices,
+        }
     }
 
     /// The position embedding of `grid`, `[1, 1 + N, D]`.
@@ -87,17 +103,24 @@ impl Unit for Embed {
     fn params(&self) -> Vec<ParamSpec> {
         let (d, p) = (self.width, self.patch_px);
         let n = self.grid * self.grid;
-        // timm draws convolution weights like PyTorch: uniform in ±1/√fan_in.
-        let bound = 1.0 / ((3 * p * p) as f32).sqrt();
-        let table = Init::TruncNormal(self.init_std);
-        let bias =
-            ParamSpec { init: Init::Uniform(bound), ..ParamSpec::vector("patch_embed.proj.bias", d, 0.0) };
-        let mut params = vec![
-            ParamSpec::weight("patch_embed.proj.weight", [d, 3, p, p], Init::Uniform(bound)),
-            bias,
-            ParamSpec::weight("cls_token", [1, 1, d], table),
-            ParamSpec::weight("pos_embed", [1, 1 + n, d], table),
+        let [init, bias] = self.beginning.patches(d, 3 * p * p);
+        let mut patches = [
+            ParamSpec::weight("patch_embed.proj.weight", [d, 3, p, p], init),
+            ParamSpec { init: bias, ..ParamSpec::vector("patch_embed.proj.bias", d, 0.0) },
         ];
+        if self.freezes_patches {
+            patches = patches.map(ParamSpec::fixed);
+        }
+        let table = Init::TruncNormal(self.beginning.std);
+        let positions = match self.positions {
+            Positions::Learned => ParamSpec::weight("pos_embed", [1, 1 + n, d], table),
+            Positions::SinCos => {
+                let init = Init::SinCos { side: self.grid, n_before: 1, width: d };
+                ParamSpec::weight("pos_embed", [1, 1 + n, d], init).fixed()
+            }
+        };
+        let class = ParamSpec::weight("cls_token", [1, 1, d], self.beginning.class_token());
+        let mut params = [&patches[..], &[class, positions]].concat();
         if self.n_registers > 0 {
             params.push(ParamSpec::weight("reg_token", [1, self.n_registers, d], table));
         }

@@ -1,5 +1,6 @@
 //! Units of transformers.
 
+pub(super) mod beginning;
 pub(super) mod block;
 pub(super) mod embed;
 pub(super) mod norm;

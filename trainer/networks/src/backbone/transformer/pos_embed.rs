@@ -3,6 +3,19 @@
 //! The weights are PyTorch's `interpolate(mode="bicubic", align_corners=False)`, with `antialias=True` or without. As a
 //! matrix product they are differentiable and cost nothing.
 
+use serde::{Deserialize, Serialize};
+
+/// A kind of position embedding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Positions {
+    /// A table that is trained.
+    #[default]
+    Learned,
+    /// Sines and cosines of rows and columns that stay as they are: MoCo v3.
+    SinCos,
+}
+
 /// How a position embedding is resampled.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(in crate::backbone) struct Resampling {

@@ -1,4 +1,4 @@
-//! The networks of a step with their shards, and what their running parameters make of a batch.
+//! A network of a step with its shards, and the new values of its running parameters after a batch.
 
 use burn_tensor::Tensor;
 use networks::leaves::Leaves;
@@ -9,16 +9,16 @@ use super::pass::Passes;
 use super::tape::Gathered;
 use crate::optim::state::UnitShard;
 
-/// The networks and the shards of their units.
+/// A network and this rank's shards of its units.
 #[derive(Clone, Copy)]
-pub(super) struct Networks<'a> {
+pub(super) struct ShardedNet<'a> {
     pub(super) net: &'a Net,
     pub(super) shards: &'a [UnitShard],
 }
 
 /// A new value of a parameter that no gradient gives.
 pub(super) struct Observation {
-    /// Name of the buffer, the student's or a follower's.
+    /// Name of the network.
     pub(super) of: &'static str,
     /// Number of the unit.
     pub(super) unit: usize,
@@ -30,20 +30,19 @@ pub(super) struct Observation {
     pub(super) before: Tensor<1>,
 }
 
-impl<'a> Networks<'a> {
+impl<'a> ShardedNet<'a> {
     /// Unit `number` with its gathered weights.
     pub(super) fn gathered<'f>(&self, number: usize, flat: &'f Tensor<1>) -> Gathered<'a, 'f> {
         Gathered { unit: self.net.unit(number), layout: &self.shards[number].layout, flat }
     }
 
-    /// What unit `number` makes of the totals that its stages met.
+    /// New values of the running parameters of unit `number`, given the totals that its stages met.
     pub(super) fn observed(
         &self,
         number: usize,
         unit: Gathered<'_, '_>,
         totals: &[Vec<Tensor<1>>],
         passes: Passes<'_>,
-        of: &'static str,
     ) -> Vec<Observation> {
         let leaves = Leaves::new(unit.layout, unit.flat, false);
         let draws = Draws::default();
@@ -56,7 +55,7 @@ impl<'a> Networks<'a> {
             unit.flat.clone().slice([unit.layout.params[at].range()])
         };
         let observation = |(param, values): (String, _)| Observation {
-            of,
+            of: self.net.name,
             unit: number,
             before: before(&param),
             param,

@@ -1,0 +1,59 @@
+//! Initial values of a transformer's weights.
+//!
+//! ```text
+//! trunc_normal   W ~ N(0, σ²) cut at ±2           patches and their bias ~ U(±1/√fan_in), as PyTorch's convolution
+//! xavier         W ~ U(±√(6 / (fan_in + fan_out)))  queries, keys and values each by themselves; biases zero
+//! ```
+//!
+//! The second is MoCo v3's (Chen, Xie and He 2021), with a class token of deviation 10⁻⁶.
+
+use serde::{Deserialize, Serialize};
+
+use crate::params::Init;
+
+/// A rule for initial weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Initialization {
+    /// Truncated normal numbers: timm, DINO.
+    #[default]
+    TruncNormal,
+    /// Uniform numbers by fan-in and fan-out: MoCo v3.
+    Xavier,
+}
+
+/// A rule for initial weights with its deviation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(in crate::backbone) struct Beginning {
+    /// The rule.
+    pub rule: Initialization,
+    /// Deviation of truncated normal numbers.
+    pub std: f32,
+}
+
+impl Beginning {
+    /// Start of a matrix that makes `outputs` channels of `inputs`.
+    pub(in crate::backbone) fn matrix(self, outputs: usize, inputs: usize) -> Init {
+        match self.rule {
+            Initialization::TruncNormal => Init::TruncNormal(self.std),
+            Initialization::Xavier => Init::Uniform((6.0 / (outputs + inputs) as f32).sqrt()),
+        }
+    }
+
+    /// Start of the projection of patches of `inputs` numbers into `outputs` channels, and of its bias.
+    pub(in crate::backbone) fn patches(self, outputs: usize, inputs: usize) -> [Init; 2] {
+        match self.rule {
+            // timm draws convolutions like PyTorch: uniform in ±1/√fan_in.
+            Initialization::TruncNormal => [Init::Uniform(1.0 / (inputs as f32).sqrt()); 2],
+            Initialization::Xavier => [self.matrix(outputs, inputs), Init::Constant(0.0)],
+        }
+    }
+
+    /// Start of the class token.
+    pub(in crate::backbone) fn class_token(self) -> Init {
+        match self.rule {
+            Initialization::TruncNormal => Init::TruncNormal(self.std),
+            Initialization::Xavier => Init::Normal(1e-6),
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Contrast with the keys of another network (MoCo v3: Chen, Xie and He 2021, algorithm 1).
+//!
+//! ```text
+//! loss = 2τ · mean_i [ log Σ_j exp(q_i · k_j / τ) - q_i · k_i / τ ]
+//! q [b, D] queries of a micro-batch, k [B, D] keys of the whole batch without a graph, both of length one
+//! ```
+
+use burn_tensor::{Tensor, TensorData};
+use ranks::EngineError;
+use ranks::peers::Peers;
+
+/// The keys of one view over the whole batch.
+pub(crate) struct Keys {
+    /// `[B, D]`, by position in the batch.
+    all: Tensor<2>,
+    temperature: f64,
+}
+
+impl Keys {
+    /// The keys of a batch, of which this rank has `keys` of `[b, D]` by micro-batch, of length one.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub(crate) fn of(keys: &[Tensor<2>], temperature: f64, peers: Peers<'_>) -> Result<Self, EngineError> {
+        Ok(Self { all: peers.gather("keys", keys)?, temperature })
+    }
+
+    /// The loss of `queries` of `[b, D]`, of length one and with a graph, whose images are at `positions` of the batch:
+    /// `[1]`.
+    pub(crate) fn loss(&self, queries: Tensor<2>, positions: &[usize]) -> Tensor<1> {
+        let ([b, _], [n, _]) = (queries.dims(), self.all.dims());
+        let scores = queries.matmul((self.all.clone().transpose() / self.temperature).autodiff());
+        let mut own = vec![0.0f32; b * n];
+        for (row, position) in positions.iter().enumerate() {
+            own[row * n + position] = 1.0;
+        }
+        let own: Tensor<2> = Tensor::from_data(TensorData::new(own, [b, n]), &self.all.device());
+        let matched = (scores.clone() * own.autodiff()).sum_dim(1);
+        // The largest score is a constant to the gradient.
+        let largest = scores.clone().inner().max_dim(1).autodiff();
+        let logs = (scores - largest.clone()).exp().sum_dim(1).log() + largest;
+        (logs - matched).mean() * (2.0 * self.temperature)
+    }
+}

@@ -1,0 +1,244 @@
+//! MoCo v3: every view predicts the key that a moving average gives another view, among all keys of the batch (Chen, Xie
+//! and He 2021).
+//!
+//! ```text
+//! q_v = predictor(projector(base(x_v)))      k_v = projector(momentum(x_v))      v = 1, 2; each of length one
+//! loss = nce(q_1, k_2) + nce(q_2, k_1)       nce(q, k) = 2τ · mean_i H(i, softmax_j(q_i · k_j / τ))
+//! before a step: momentum ← m · momentum + (1 - m) · base      m by a cosine to 1
+//! ```
+//!
+//! The momentum network has no predictor. Each view has statistics of its own in every batch normalization.
+
+use augment::MultiCrop;
+use burn_tensor::Tensor;
+use kernels::ops::unit_rows;
+use networks::features::Outputs;
+use networks::head::projection::{Normalizes, Projection};
+use networks::head::{Head, Reads};
+use networks::unit::StatSets;
+use ranks::EngineError;
+use ranks::peers::Peers;
+use serde::{Deserialize, Serialize};
+
+use super::loss::info_nce::Keys;
+use super::network::{Moves, NetworkSpec};
+use super::{BatchLoss, BatchOutputs, Gauges, Method, MethodContext, MethodRecipe, MicroBatchLoss};
+use crate::schedule::Schedule;
+
+/// Name of the network that learns.
+const BASE: &str = "base";
+
+/// Name of its moving average.
+const MOMENTUM: &str = "momentum";
+
+/// Name of the head of both networks.
+const PROJECTOR: &str = "projector";
+
+/// Name of the head behind it, of the network that learns.
+const PREDICTOR: &str = "predictor";
+
+/// Keeps a length away from zero, as PyTorch's `normalize`.
+const NORM_EPSILON: f64 = 1e-12;
+
+/// MoCo v3 as a recipe writes it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Temperature, τ: 0.2 for transformers, 1 for ResNet-50.
+    #[serde(default = "default_temperature")]
+    pub temperature: f64,
+    /// Share of the old momentum network that stays, at the start and at the end of the run.
+    #[serde(default = "default_momentum")]
+    pub momentum: [f64; 2],
+    /// Channels of the projector's hidden layers: two for transformers, one for ResNet-50.
+    #[serde(default = "default_projector_hidden")]
+    pub projector_hidden: Vec<usize>,
+    /// Channels of the predictor's hidden layers.
+    #[serde(default = "default_predictor_hidden")]
+    pub predictor_hidden: Vec<usize>,
+    /// Channels of queries and keys.
+    #[serde(default = "default_output")]
+    pub output: usize,
+    /// Whether the predictor's output is normalized over the batch: true for transformers, false for ResNet-50.
+    #[serde(default = "default_predictor_output_norm")]
+    pub predictor_output_norm: bool,
+}
+
+fn default_temperature() -> f64 {
+    0.2
+}
+
+fn default_momentum() -> [f64; 2] {
+    [0.99, 1.0]
+}
+
+fn default_projector_hidden() -> Vec<usize> {
+    vec![4096, 4096]
+}
+
+fn default_predictor_hidden() -> Vec<usize> {
+    vec![4096]
+}
+
+fn default_output() -> usize {
+    256
+}
+
+fn default_predictor_output_norm() -> bool {
+    true
+}
+
+impl Config {
+    fn validate(&self, cx: &MethodContext) -> Result<(), String> {
+        if !(self.temperature > 0.0 && self.temperature <= 1e3) {
+            return Err(format!(
+                "method.temperature {} must lie above 0 and not above 1000",
+                self.temperature
+            ));
+        }
+        if let Some(share) = self.momentum.iter().find(|share| !(0.0..=1.0).contains(*share)) {
+            return Err(format!("method.momentum is {share} and must lie in 0..=1"));
+        }
+        if self.output == 0 || self.projector_hidden.contains(&0) || self.predictor_hidden.contains(&0) {
+            return Err(
+                "method.output and every number of method.projector_hidden and method.predictor_hidden must \
+                        be at least 1"
+                    .into(),
+            );
+        }
+        if cx.length.batch_size < 2 {
+            return Err(
+                "optim.batch_size 1: MoCo v3 compares each image with others, it must be at least 2".into()
+            );
+        }
+        match cx.views.groups()[..] {
+            [first, second] if [first.n_views, second.n_views] == [1, 1] => Ok(()),
+            _ => Err("views: MoCo v3 compares two views, each with statistics of its own: preset = \"moco_v3\", or two \
+                      crops with own_statistics = true"
+                .into()),
+        }
+    }
+}
+
+impl MethodRecipe for Config {
+    fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
+        self.validate(cx)?;
+        let decay = Schedule::cosine(self.momentum[0], self.momentum[1], cx.length.total_steps);
+        let (config, views, width) = (self.clone(), cx.views.clone(), cx.model.width());
+        Ok(Box::new(MocoV3 { config, views, width, decay, batch_size: cx.length.batch_size }))
+    }
+
+    #[cfg(test)]
+    fn examples() -> Vec<(Self, MultiCrop)> {
+        let transformers = Self {
+            temperature: 0.2,
+            momentum: [0.9, 1.0],
+            projector_hidden: vec![12, 10],
+            predictor_hidden: vec![9],
+            output: 6,
+            predictor_output_norm: true,
+        };
+        let resnet =
+            Self { projector_hidden: vec![12], predictor_output_norm: false, ..transformers.clone() };
+        let views = MultiCrop::moco_v3(16, [0.2, 1.0]);
+        vec![(transformers, views.clone()), (resnet, views)]
+    }
+}
+
+struct MocoV3 {
+    config: Config,
+    views: MultiCrop,
+    width: usize,
+    decay: Schedule,
+    batch_size: usize,
+}
+
+impl MocoV3 {
+    /// A multi-layer perceptron without biases, whose hidden layers are normalized.
+    fn head(&self, name: &'static str, reads: Reads, hidden: &[usize], normalizes: Normalizes) -> Head {
+        let width = if reads == Reads::Pooled { self.width } else { self.config.output };
+        let widths = [&[width], hidden, &[self.config.output]].concat();
+        let unit = Projection { name: format!("{name}.mlp"), widths, normalizes, has_biases: false };
+        Head { name, reads, units: vec![Box::new(unit)] }
+    }
+
+    fn projector(&self) -> Head {
+        self.head(PROJECTOR, Reads::Pooled, &self.config.projector_hidden, Normalizes::All)
+    }
+}
+
+impl Method for MocoV3 {
+    fn views(&self) -> &MultiCrop {
+        &self.views
+    }
+
+    fn networks(&self) -> Vec<NetworkSpec> {
+        let normalizes = if self.config.predictor_output_norm { Normalizes::All } else { Normalizes::Hidden };
+        let predictor =
+            self.head(PREDICTOR, Reads::Head(PROJECTOR), &self.config.predictor_hidden, normalizes);
+        let moves = Moves::Average { of: BASE, decay: self.decay, moves_first: true };
+        vec![
+            NetworkSpec { moves, ..NetworkSpec::trained(MOMENTUM, vec![self.projector()], 2) },
+            NetworkSpec::trained(BASE, vec![self.projector(), predictor], 2),
+        ]
+    }
+
+    fn evaluated(&self) -> &'static str {
+        BASE
+    }
+
+    fn head_stat_sets(&self) -> StatSets {
+        self.stat_sets()
+    }
+
+    fn prepare(
+        &self,
+        batch: &BatchOutputs<'_>,
+        _: u64,
+        peers: Peers<'_>,
+    ) -> Result<Box<dyn BatchLoss>, EngineError> {
+        let momentum = batch.of(MOMENTUM);
+        let keys = |view: usize| {
+            let rows: Vec<Tensor<2>> =
+                momentum.iter().map(|outputs| rows(outputs, PROJECTOR, view)).collect();
+            Keys::of(&rows, self.config.temperature, peers)
+        };
+        let n_images = momentum.first().map_or(0, |outputs| outputs.n_images);
+        let positions = |number| (0..n_images).map(|i| peers.position(number, i)).collect();
+        let positions = (0..momentum.len()).map(positions).collect();
+        Ok(Box::new(MocoV3Loss { keys: [keys(0)?, keys(1)?], positions }))
+    }
+
+    fn knobs(&self, step: u64) -> Gauges {
+        vec![("knobs/momentum", self.decay.at(step))]
+    }
+
+    fn uninformed_loss(&self) -> Option<f64> {
+        Some(4.0 * self.config.temperature * (self.batch_size as f64).ln())
+    }
+}
+
+/// The output of the head `head` for view `view`, of length one, `[B, D]`.
+fn rows(outputs: &Outputs, head: &str, view: usize) -> Tensor<2> {
+    let z = outputs.head(head)[view].clone();
+    let [b, v, d] = z.dims();
+    unit_rows(z.reshape([b * v, d]), NORM_EPSILON)
+}
+
+/// A batch under MoCo v3's loss.
+struct MocoV3Loss {
+    /// By view.
+    keys: [Keys; 2],
+    /// Positions in the batch of the images of each micro-batch.
+    positions: Vec<Vec<usize>>,
+}
+
+impl BatchLoss for MocoV3Loss {
+    fn of(&self, number: usize, base: &Outputs) -> MicroBatchLoss {
+        let [first, second] = [0, 1].map(|view| {
+            // Each view predicts the key of the other.
+            self.keys[1 - view].loss(rows(base, PREDICTOR, view), &self.positions[number])
+        });
+        MicroBatchLoss { loss: first + second, gauges: Vec::new() }
+    }
+}

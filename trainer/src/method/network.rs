@@ -1,0 +1,212 @@
+//! The networks that a method trains and compares: what each is made of, what it sees and how its weights change.
+
+use networks::backbone::{ModelConfig, Readout};
+use networks::head::{Head, readout};
+use networks::patches::{Normalization, PixelInput};
+use networks::unit::Unit;
+
+use crate::schedule::Schedule;
+
+/// A network before it exists.
+pub struct NetworkSpec {
+    /// Its name: that of its weights in checkpoints and in metrics. It is unique within the method.
+    pub name: &'static str,
+    /// Its backbone.
+    pub backbone: Backbone,
+    /// Its heads; one that reads another comes after it.
+    pub heads: Vec<Head>,
+    /// Numbers of the sizes of views that it sees.
+    pub sees: Vec<usize>,
+    /// How its weights change.
+    pub moves: Moves,
+}
+
+/// The backbone of a network.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Backbone {
+    /// The recipe's.
+    OfRecipe,
+    /// One of its own, with what its pixels are normalized with.
+    Own(ModelConfig, Normalization),
+}
+
+/// How the weights of a network change. Exactly one network of a method moves by gradient.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Moves {
+    /// By gradient.
+    ByGradient,
+    /// As a moving average of another network, which comes before it or moves by gradient.
+    Average {
+        /// Name of the other network.
+        of: &'static str,
+        /// Share of the old weights that stays, by step.
+        decay: Schedule,
+        /// Whether it moves before a step, with the decay of that step, instead of after it.
+        moves_first: bool,
+    },
+    /// To the weights of another network, which comes before it or moves by gradient.
+    Copy {
+        /// Name of the other network.
+        of: &'static str,
+        /// Steps between two copies.
+        every_steps: u64,
+        /// Steps before the first one.
+        from_step: u64,
+    },
+    /// Not at all: its weights come from a file.
+    Frozen,
+}
+
+impl NetworkSpec {
+    /// A network with the recipe's backbone that moves by gradient and sees all of `n_sizes` sizes of views.
+    pub fn trained(name: &'static str, heads: Vec<Head>, n_sizes: usize) -> Self {
+        let sees = (0..n_sizes).collect();
+        Self { name, backbone: Backbone::OfRecipe, heads, sees, moves: Moves::ByGradient }
+    }
+
+    /// The units of its backbone, where `recipe` is the backbone of the recipe.
+    pub fn units(&self, recipe: &ModelConfig) -> Vec<Box<dyn Unit>> {
+        self.model(recipe).units(self.readout())
+    }
+
+    /// Features that leave its backbone.
+    pub fn readout(&self) -> Readout {
+        // A frozen network without a head is compared by all of its features.
+        if self.heads.is_empty() && self.moves == Moves::Frozen { Readout::All } else { readout(&self.heads) }
+    }
+
+    /// Its backbone, where `recipe` is the backbone of the recipe.
+    pub fn model<'a>(&'a self, recipe: &'a ModelConfig) -> &'a ModelConfig {
+        match &self.backbone {
+            Backbone::OfRecipe => recipe,
+            Backbone::Own(model, _) => model,
+        }
+    }
+
+    /// How pixels reach its first unit, where `recipe` is how they reach the recipe's backbone.
+    pub fn input(&self, recipe: PixelInput) -> PixelInput {
+        match &self.backbone {
+            Backbone::OfRecipe => recipe,
+            Backbone::Own(model, normalization) => {
+                PixelInput { cell_px: model.cell_px(), normalization: *normalization }
+            }
+        }
+    }
+}
+
+impl Moves {
+    /// The network whose weights it takes, and the share of the old weights that stays when the step before
+    /// `next_step` has been taken.
+    pub fn follows(self, next_step: u64) -> Option<(&'static str, f64)> {
+        match self {
+            Self::ByGradient | Self::Frozen => None,
+            // After a step or before the next one is the same moment.
+            Self::Average { of, decay, moves_first } => {
+                Some((of, decay.at(if moves_first { next_step } else { next_step.saturating_sub(1) })))
+            }
+            Self::Copy { of, every_steps, from_step } => {
+                let is_due = next_step >= from_step && next_step.is_multiple_of(every_steps);
+                Some((of, if is_due { 0.0 } else { 1.0 }))
+            }
+        }
+    }
+}
+
+/// Checks a method's list of networks, as the rest of the program relies on it.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub(crate) fn check(networks: &[NetworkSpec]) -> Result<(), String> {
+    let n_trained = networks.iter().filter(|network| network.moves == Moves::ByGradient).count();
+    if n_trained != 1 {
+        return Err(format!("{n_trained} networks move by gradient, and it must be one"));
+    }
+    for (number, network) in networks.iter().enumerate() {
+        let (name, before) = (network.name, &networks[..number]);
+        if before.iter().any(|other| other.name == name) {
+            return Err(format!("two networks are called {name}"));
+        }
+        if let Some((of, _)) = network.moves.follows(0) {
+            let trained = networks.iter().find(|other| other.moves == Moves::ByGradient);
+            let Some(other) = before.iter().chain(trained).find(|other| other.name == of) else {
+                return Err(format!("the network {name} follows {of}, which does not come before it"));
+            };
+            if other.backbone != network.backbone {
+                return Err(format!("the network {name} follows {of}, which has another backbone"));
+            }
+            let has = |head: &Head| {
+                other.heads.iter().find(|found| found.name == head.name).is_some_and(|found| {
+                    let params = |head: &Head| -> Vec<_> {
+                        head.units.iter().map(|unit| (unit.name().to_string(), unit.params())).collect()
+                    };
+                    params(found) == params(head)
+                })
+            };
+            if let Some(head) = network.heads.iter().find(|head| !has(head)) {
+                return Err(format!("the network {name} follows {of}, which has no such head {}", head.name));
+            }
+        }
+        for (i, head) in network.heads.iter().enumerate() {
+            let earlier = &network.heads[..i];
+            if earlier.iter().any(|other| other.name == head.name) {
+                return Err(format!("two heads of the network {name} are called {}", head.name));
+            }
+            let is_there = |read: &'static str| earlier.iter().any(|other| other.name == read);
+            if let Some(read) = head.reads.head().filter(|read| !is_there(read)) {
+                let head = head.name;
+                return Err(format!(
+                    "the head {head} of the network {name} reads {read}, which is not before it"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use networks::head::Reads;
+
+    use super::*;
+
+    fn head(name: &'static str, reads: Reads) -> Head {
+        Head { name, reads, units: Vec::new() }
+    }
+
+    fn follower(name: &'static str, of: &'static str, heads: Vec<Head>) -> NetworkSpec {
+        let moves = Moves::Copy { of, every_steps: 2, from_step: 4 };
+        NetworkSpec { moves, ..NetworkSpec::trained(name, heads, 1) }
+    }
+
+    #[test]
+    fn lists_that_cannot_be_run_are_refused() {
+        let trained = || NetworkSpec::trained("a", vec![head("x", Reads::Pooled)], 1);
+        let refused = |networks: Vec<NetworkSpec>, why: &str| {
+            let error = check(&networks).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        };
+        assert_eq!(check(&[trained(), follower("b", "a", vec![head("x", Reads::Pooled)])]), Ok(()));
+        assert_eq!(
+            check(&[follower("b", "a", Vec::new()), trained()]),
+            Ok(()),
+            "the trained network is known"
+        );
+        refused(vec![], "0 networks move by gradient");
+        refused(vec![trained(), trained()], "2 networks move by gradient");
+        refused(vec![trained(), follower("a", "a", vec![])], "two networks are called a");
+        refused(vec![trained(), follower("b", "c", vec![])], "follows c");
+        refused(vec![trained(), follower("b", "c", vec![]), follower("c", "a", vec![])], "follows c");
+        refused(vec![trained(), follower("b", "a", vec![head("y", Reads::Pooled)])], "no such head y");
+        let twice = vec![head("x", Reads::Pooled), head("x", Reads::Patches)];
+        refused(vec![NetworkSpec::trained("a", twice, 1)], "two heads");
+        let backwards = vec![head("x", Reads::Head("y")), head("y", Reads::Pooled)];
+        refused(vec![NetworkSpec::trained("a", backwards, 1)], "reads y");
+    }
+
+    #[test]
+    fn copies_are_made_from_a_step_on() {
+        let moves = follower("b", "a", Vec::new()).moves;
+        let stays: Vec<f64> = (1..9).map(|next| moves.follows(next).unwrap().1).collect();
+        assert_eq!(stays, [1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]);
+    }
+}
