@@ -1,4 +1,4 @@
-"""Objectives of the small recipes in PyTorch: DINO and LeJEPA written out, SimCLR and SwAV with lightly's losses.
+"""Objectives of the small recipes in PyTorch: DINO, LeJEPA and MoCo v3 written out, SimCLR and SwAV with lightly's losses.
 
 A method has `trained`, the modules under gradients; `scored`, the backbone that k-NN looks at; `loss(step, groups)`
 of views [B, V, C, H, W] by size, with embeddings [V*B, D] of the first size; `before_update(step)`, when gradients are
@@ -42,7 +42,7 @@ def koleo(x):
 class Dino:
     KEYS = (
         "name prototypes head_hidden head_bottleneck head_init_std freeze_last_layer teacher_temp teacher_temp_warmup"
-        " student_temp centering center_decay koleo_weight"
+        " teacher_decay student_temp centering center_decay koleo_weight"
     )
 
     def __init__(self, recipe, clock):
@@ -52,7 +52,7 @@ class Dino:
         self.teacher = copy.deepcopy(self.trained).requires_grad_(False)
         self.scored = self.teacher[0]
         self.center = torch.zeros(self.method["prototypes"])
-        self.decay = clock.cosine(*recipe["teacher"]["decay"])
+        self.decay = clock.cosine(*self.method.get("teacher_decay", (0.996, 1.0)))
         self.temps, self.temp_ramp = self.method["teacher_temp"], clock.steps_of(self.method["teacher_temp_warmup"])
         self.frozen = clock.steps_of(self.method.get("freeze_last_layer", {"epochs": 1}))
 
@@ -179,4 +179,51 @@ class LeJepa(WithoutTeacher):
         return (1 - weight) * agreement + weight * self.sigreg(z), embeddings
 
 
-METHODS = {"dino": Dino, "simclr": SimClr, "swav": Swav, "lejepa": LeJepa}
+def perceptron(width, hidden, output, output_norm):
+    """Linear layers without biases, with normalization and rectifiers between them."""
+    layers, widths = [], [width, *hidden, output]
+    for i, (a, b) in enumerate(zip(widths, widths[1:])):
+        layers.append(nn.Linear(a, b, bias=False))
+        if i + 2 < len(widths):
+            layers += [nn.BatchNorm1d(b), nn.ReLU(inplace=True)]
+        elif output_norm:
+            layers.append(nn.BatchNorm1d(b, affine=False))
+    return nn.Sequential(*layers)
+
+
+class MocoV3:
+    """Every view by itself, as in the paper's algorithm 1, so that statistics are those of one view."""
+
+    KEYS = "name temperature momentum projector_hidden predictor_hidden output predictor_output_norm"
+
+    def __init__(self, recipe, clock):
+        self.method = m = recipe["method"]
+        self.scored, width = build(recipe["model"])
+        base = nn.Sequential(self.scored, perceptron(width, m["projector_hidden"], m["output"], True))
+        predictor = perceptron(m["output"], m["predictor_hidden"], m["output"], m.get("predictor_output_norm", True))
+        self.trained = nn.ModuleList([base, predictor])
+        self.momentum = copy.deepcopy(base).requires_grad_(False)
+        self.decay = clock.cosine(*m.get("momentum", (0.99, 1.0)))
+
+    def loss(self, step, groups):
+        # Views of one size are one tensor here.
+        views, t = list(groups[0].unbind(1)), self.method.get("temperature", 0.2)
+        with torch.no_grad():
+            d = self.decay(step)
+            for a, b in zip(self.momentum.parameters(), self.trained[0].parameters()):
+                a.mul_(d).add_(b, alpha=1 - d)
+            keys = [F.normalize(self.momentum(x), dim=-1) for x in views]
+        embeddings = [self.trained[0][0](x) for x in views]
+        queries = [F.normalize(self.trained[1](self.trained[0][1](e)), dim=-1) for e in embeddings]
+        own = torch.arange(len(keys[0]))
+        pairs = [(queries[0], keys[1]), (queries[1], keys[0])]
+        return sum(2 * t * F.cross_entropy(q @ k.T / t, own) for q, k in pairs), torch.cat(embeddings)
+
+    def before_update(self, step):
+        pass
+
+    def after(self, step):
+        pass
+
+
+METHODS = {"dino": Dino, "simclr": SimClr, "swav": Swav, "lejepa": LeJepa, "moco_v3": MocoV3}

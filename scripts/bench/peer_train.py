@@ -35,7 +35,6 @@ KNOWN = {
     "model": "arch image_px patch_px width depth heads init_std mlp_ratio stem",
     "data": "",
     "optim": "algorithm batch_size length lr lr_scaling min_lr warmup weight_decay decay_vectors betas momentum clip_norm",
-    "teacher": "decay",
 }
 
 

@@ -12,6 +12,7 @@ mod cluster;
 mod evaluation;
 mod exit;
 mod forecast;
+mod frozen;
 mod initial;
 mod memory;
 mod mlflow;

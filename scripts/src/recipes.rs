@@ -6,8 +6,10 @@ use anyhow::{Context, bail};
 use pipeline::url::names_a_command;
 use trainer::Recipe;
 
+use crate::frozen;
+
 /// The recipes that ship with the program.
-const BUILT_IN: [(&str, &str); 20] = [
+const BUILT_IN: [(&str, &str); 23] = [
     ("quickstart", include_str!("../recipes/quickstart.toml")),
     ("dino_cifar", include_str!("../recipes/dino_cifar.toml")),
     ("dino_resnet50", include_str!("../recipes/dino_resnet50.toml")),
@@ -18,6 +20,9 @@ const BUILT_IN: [(&str, &str); 20] = [
     ("lejepa_cifar", include_str!("../recipes/lejepa_cifar.toml")),
     ("lejepa_vits16", include_str!("../recipes/lejepa_vits16.toml")),
     ("lejepa_vits8_imagenette", include_str!("../recipes/lejepa_vits8_imagenette.toml")),
+    ("moco_cifar", include_str!("../recipes/moco_cifar.toml")),
+    ("moco_v3_resnet50", include_str!("../recipes/moco_v3_resnet50.toml")),
+    ("moco_v3_vits16", include_str!("../recipes/moco_v3_vits16.toml")),
     ("seer_regnety_10b", include_str!("../recipes/seer_regnety_10b.toml")),
     ("seer_regnety_128gf", include_str!("../recipes/seer_regnety_128gf.toml")),
     ("seer_regnety_256gf", include_str!("../recipes/seer_regnety_256gf.toml")),
@@ -73,6 +78,7 @@ pub(crate) fn load_for_bench(
     usual: usize,
 ) -> anyhow::Result<Recipe> {
     let mut recipe = load(name, overrides)?;
+    frozen::open(&mut recipe, None)?;
     let is_set = overrides.iter().any(|entry| entry.starts_with("optim.batch_size"));
     if let Some(batch) = batch.or((!is_set).then_some(usual)) {
         recipe.optim.batch_size = batch;

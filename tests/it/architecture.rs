@@ -38,7 +38,7 @@ const FOLDERS: [(&str, &[&str]); 8] = [
     ("method", &[]),
     ("step", &["optim", "method"]),
     ("recipe", &["optim", "method", "step"]),
-    ("checkpoint", &["optim", "step", "recipe"]),
+    ("checkpoint", &["step", "recipe"]),
     ("estimate", &["method", "step", "recipe", "checkpoint"]),
     ("run", &["method", "step", "recipe", "checkpoint"]),
     ("bench", &["optim", "step", "recipe", "estimate"]),

@@ -27,6 +27,8 @@ pub struct Schedule {
 pub enum Shape {
     /// Along half a cosine over the steps behind the warm-up.
     Cosine,
+    /// Along half a cosine over the steps behind the warm-up, whose first step has `peak`: MoCo v3.
+    HalfCosine,
     /// Along half a cosine over all steps, of which those of the warm-up are left out: VISSL's composition of a linear
     /// schedule with a cosine of `interval_scaling: fixed`.
     CosineOfRun,
@@ -47,7 +49,7 @@ impl Schedule {
     pub fn at(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
             let last = match self.shape {
-                Shape::CosineOfRun | Shape::Constant { .. } => self.warmup_steps,
+                Shape::HalfCosine | Shape::CosineOfRun | Shape::Constant { .. } => self.warmup_steps,
                 // numpy's linspace, which includes its end.
                 Shape::Cosine => (self.warmup_steps - 1).max(1),
             };
@@ -57,7 +59,7 @@ impl Schedule {
             |done: f64| self.end + 0.5 * (self.peak - self.end) * (1.0 + (std::f64::consts::PI * done).cos());
         let of = |steps: u64, all: u64| (steps as f64 / all.max(1) as f64).min(1.0);
         match self.shape {
-            Shape::Cosine => {
+            Shape::Cosine | Shape::HalfCosine => {
                 let n = self.total_steps.saturating_sub(self.warmup_steps);
                 half_cosine(of(step - self.warmup_steps, n))
             }
@@ -223,6 +225,18 @@ mod tests {
             0.185_942_352_531_274,
             0.122_024_567_667_181,
         ];
+        for (step, expected) in expected.iter().enumerate() {
+            assert!((schedule.at(step as u64) - expected).abs() < 1e-12, "step {step}");
+        }
+    }
+
+    /// `adjust_learning_rate` of MoCo v3's code, a rate of 1 over 4 of 10 steps of warm-up.
+    #[test]
+    fn half_a_cosine_has_its_peak_behind_the_warm_up() {
+        let shape = Shape::HalfCosine;
+        let schedule = Schedule { start: 0.0, peak: 1.0, end: 0.0, warmup_steps: 4, total_steps: 10, shape };
+        let expected =
+            [0.0, 0.25, 0.5, 0.75, 1.0, 0.933_012_701_892_219_3, 0.75, 0.5, 0.25, 0.066_987_298_107_780_7];
         for (step, expected) in expected.iter().enumerate() {
             assert!((schedule.at(step as u64) - expected).abs() < 1e-12, "step {step}");
         }

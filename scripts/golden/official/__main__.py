@@ -1,10 +1,12 @@
-"""Makes tests/golden/official/: what the official training code of four methods computes of small networks, on a CPU, in f64.
+"""Makes tests/golden/official/: what the official training code of five methods computes of small networks, on a CPU, in f64.
 
 Needs torch, torchvision, timm, safetensors and fvcore, and the official repositories as they are. Run at the root of the repository:
 
-    python scripts/golden/official --swav DIR --vissl DIR --classy DIR --apex DIR --lejepa DIR --dino DIR --dinov2 DIR
+    python scripts/golden/official --swav DIR --vissl DIR --classy DIR --apex DIR --lejepa DIR --dino DIR --dinov2 DIR \
+        --moco DIR
 
-`--classy` is facebookresearch/ClassyVision, `--apex` a commit of NVIDIA/apex from before May 2025, when LARC was removed. Nothing of these repositories is
+`--classy` is facebookresearch/ClassyVision, `--apex` a commit of NVIDIA/apex from before May 2025, when LARC was removed. Runs that
+`--only` leaves out need no repository. Nothing of these repositories is
 kept here but the numbers that they compute: losses and rates of every step, weights at the end.
 """
 
@@ -24,7 +26,9 @@ from safetensors.torch import save_file
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dino import DINO_RESNET, DINO_VIT, balanced, dino
+from distillation import distillation
 from lejepa import lejepa
+from mocov3 import moco
 from numbers_by_name import check_chacha
 from simclr import simclr
 from swav import swav
@@ -45,14 +49,20 @@ def runs(paths) -> dict:
         "dino_norm": lambda: vit("dino_official_norm", True),
         # The views of this name are far from the ties of a rectifier or a maximum, which rounding would decide.
         "dino_resnet": lambda: dino(paths, "dino_resnet_c", "golden_resnet", True, DINO_RESNET, large),
+        # Written out: the code that is known has other data paths.
+        "distillation_squared": lambda: distillation("distillation", "squared"),
+        "distillation_cosine": lambda: distillation("distillation", "cosine"),
+        "moco_vit": lambda: moco(paths, "moco_vit", "adamw", 1, 0.2),
+        # The views of this name are as far from ties.
+        "moco_resnet": lambda: moco(paths, "moco_resnet_e", "lars", 1, 1.0),
         "dino_balanced": lambda: vit("dinov2_balanced", False, ["--freeze_last_layer", "0"], more_losses=balanced(paths)),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("swav", "vissl", "classy", "apex", "lejepa", "dino", "dinov2"):
-        parser.add_argument(f"--{name}", required=True, type=Path)
+    for name in ("swav", "vissl", "classy", "apex", "lejepa", "dino", "dinov2", "moco"):
+        parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--only", nargs="*")
     paths = parser.parse_args()
     torch.set_num_threads(1)

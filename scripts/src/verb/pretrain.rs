@@ -28,7 +28,7 @@ use crate::forecast::at_least;
 use crate::run_progress::RunProgress;
 use crate::shards::folders::in_shards;
 use crate::signals::Signals;
-use crate::{initial, pictures, recipes};
+use crate::{frozen, initial, pictures, recipes};
 
 /// Flags of `pretrain`.
 #[derive(clap::Args)]
@@ -191,6 +191,7 @@ pub(crate) fn pretrain(
     recipe.data.shards = start::all_ready(&comm, shards)?;
     let open = || -> anyhow::Result<_> {
         let initial = initial::prepare(&mut recipe, target.workdir, &target.initial, launch.rank)?;
+        let frozen = frozen::open(&mut recipe, Some(target.workdir))?;
         let dataset = Arc::new(Dataset::open(&recipe.data.shards, storage)?);
         let mut plan = Plan::resolve(recipe, dataset.n_samples())?;
         plan.data_fingerprint = format!("{:016x}", dataset.samples_fingerprint());
@@ -198,9 +199,9 @@ pub(crate) fn pretrain(
         let plan = fit(plan.over(launch.world_size, room)?, room)?;
         compute::check(&plan, &device)?;
         let probes = probes(&plan)?;
-        Ok((dataset, plan, probes, initial))
+        Ok((dataset, plan, probes, initial, frozen))
     };
-    let (dataset, plan, mut probes, initial) = start::all_ready(&comm, open())?;
+    let (dataset, plan, mut probes, initial, frozen) = start::all_ready(&comm, open())?;
     let topology = plan.topology(launch.rank).map_err(anyhow::Error::msg)?;
     comm.regroup(topology, plan.recipe.run.exact_sums)?;
     let signals = Signals::listen()?;
@@ -224,6 +225,7 @@ pub(crate) fn pretrain(
         device: device.device,
         fault: target.fault.clone(),
         initial: initial.as_deref(),
+        frozen: &frozen,
         lengthen: target.initial.lengthen,
         forked_step: initial::forked_step(target.workdir),
     };

@@ -36,6 +36,12 @@ impl<'a> Peers<'a> {
         i * self.n_micro_batches() + number * topology.world_size + topology.data_rank()
     }
 
+    /// Positions in the global batch of the `n_images` images of each of this rank's micro-batches.
+    pub fn positions(&self, n_images: usize) -> Vec<Vec<usize>> {
+        let of_batch = |number| (0..n_images).map(|i| self.position(number, i)).collect();
+        (0..self.n_here).map(of_batch).collect()
+    }
+
     /// The sum over all micro-batches; `values` are those of this rank's, `[n]` each.
     ///
     /// # Errors

@@ -1,6 +1,8 @@
 //! Numbers that are a function of names, so that no file holds them: `uniform` and `fill` of the scripts.
 
 use burn_tensor::{Device, Tensor};
+use networks::init::fill;
+use networks::params::Init;
 
 use crate::optim::state::UnitShard;
 
@@ -21,6 +23,11 @@ pub(super) fn uniform(name: &str, n: usize) -> Vec<f64> {
 pub(super) fn weights(shard: &UnitShard) -> Tensor<1> {
     let mut flat = vec![0.0; shard.layout.padded];
     for slot in &shard.layout.params {
+        if matches!(slot.spec.init, Init::SinCos { .. }) {
+            // A formula, which the official code has as well.
+            fill(slot.spec.init, 0, "", 0, &mut flat[slot.range()]);
+            continue;
+        }
         let name = shard.layout.full_name(slot);
         let shape = &slot.spec.shape;
         let bound = (6.0 / shape[1..].iter().product::<usize>() as f64).sqrt();

@@ -1,5 +1,5 @@
 //! Runs of the official training code (`scripts/golden/official`) from equal weights and equal views: rates and losses of every
-//! step, weights of student and teacher at the end, SwAV's queue and DINO's center.
+//! step, weights of all networks at the end, SwAV's queue and DINO's center.
 
 use augment::{Batch, GroupSpec, Views};
 use burn_tensor::{Device, Tensor};
@@ -188,6 +188,51 @@ clip_norm = 0.3
     Run { file: "dino_resnet", views: "dino_resnet_c", recipe, loss: 5e-5, weights: 1e-4, blind: &[] }
 }
 
+const MOCO_OPTIM: &str = "[optim]\nbatch_size = 16\nlength = { steps = 12 }\nlr_scaling = 'fixed'\nmin_lr = 0.0\n\
+                          warmup = { steps = 4 }\nschedule = 'half_cosine'\nclip_norm = 0.0\n";
+
+fn moco_vit() -> Run {
+    let method = "positions = 'sin_cos'\nfreeze_patches = true\ninitialization = 'xavier'\n[method]\nname = 'moco_v3'\n\
+                  projector_hidden = [12, 12]\npredictor_hidden = [12]\noutput = 8\nmomentum = [0.9, 1.0]\n\
+                  [views]\npreset = 'moco_v3'\nsize_px = 32\n";
+    let optim = "lr = 0.02\nweight_decay = [0.1, 0.1]\ndecay_vectors = true\n";
+    let blind = &["norm.bias", "projector.mlp.norm0.running_mean"];
+    let recipe = recipe(&[VIT, method, MOCO_OPTIM, optim]);
+    Run { file: "moco_vit", views: "moco_vit", recipe, loss: 5e-5, weights: 1e-4, blind }
+}
+
+fn moco_resnet() -> Run {
+    let method = "[method]\nname = 'moco_v3'\ntemperature = 1.0\nprojector_hidden = [12]\npredictor_hidden = [12]\n\
+                  output = 8\npredictor_output_norm = false\nmomentum = [0.9, 1.0]\n\
+                  [views]\npreset = 'moco_v3'\nsize_px = 64\n";
+    let optim = "algorithm = 'lars'\nlr = 0.02\nweight_decay = [0.01, 0.01]\n";
+    let recipe = recipe(&[RESNET, method, MOCO_OPTIM, optim]);
+    Run { file: "moco_resnet", views: "moco_resnet_e", recipe, loss: 5e-5, weights: 1e-4, blind: &[] }
+}
+
+fn distillation(file: &'static str, distance: &str) -> Run {
+    let method = format!(
+        "[method]\nname = 'distillation'\ndistance = '{distance}'\npooled_weight = 0.7\npatch_weight = 0.4\n\
+         [method.teacher]\nweights = 'w'\nfingerprint = 'f'\n\
+         model = {{ arch = 'vit', image_px = 32, patch_px = 4, width = 16, depth = 1, heads = 2, mlp_ratio = 2.0 }}\n\
+         normalization = {{ mean = [0.485, 0.456, 0.406], std = [0.229, 0.224, 0.225] }}\n"
+    );
+    let optim = r#"
+[optim]
+batch_size = 16
+length = { steps = 12 }
+lr = 4e-3
+lr_scaling = "fixed"
+min_lr = 0.0
+warmup = { steps = 0 }
+weight_decay = [0.05, 0.05]
+decay_vectors = true
+clip_norm = 0.0
+"#;
+    let recipe = recipe(&[VIT, &method, &views(32, 16, 0), optim]);
+    Run { file, views: "distillation", recipe, loss: 2e-5, weights: 5e-5, blind: &[] }
+}
+
 /// Batch `number` of the views `name`: noise around a color of each image's own.
 fn batch(plan: &Plan, name: &str, number: u64) -> Batch {
     let colors = uniform(&format!("{name}.{number}.colors"), 3 * BATCH);
@@ -280,6 +325,19 @@ fn simclr_is_vissls_run() {
 fn lejepa_is_the_official_run() {
     check_both(&lejepa("lejepa_all", "all", ONE_SIZE));
     check_both(&lejepa("lejepa_global", "global", &views(32, 16, 2)));
+}
+
+/// Of a network with smaller patches, so that maps are resampled.
+#[test]
+fn distillation_is_the_run_in_pytorch() {
+    check_both(&distillation("distillation_squared", "squared"));
+    check_both(&distillation("distillation_cosine", "cosine"));
+}
+
+#[test]
+fn moco_v3_is_the_official_run() {
+    check_both(&moco_vit());
+    check_both(&moco_resnet());
 }
 
 #[test]

@@ -21,7 +21,7 @@ use ranks::peers::Peers;
 use serde::{Deserialize, Serialize};
 
 use super::loss::cross_entropy::between_views;
-use super::loss::koleo::{Neighbors, directions};
+use super::loss::koleo::{Neighbors, by_view, view};
 use super::loss::mean::{batch_means, in_use};
 use super::loss::sinkhorn;
 use super::network::{Moves, NetworkSpec};
@@ -156,13 +156,10 @@ impl Config {
                 "method.student_temp and method.teacher_temp must lie above 0 and not above 1000, not at {value}"
             ));
         }
-        let shares = [
-            ("head_init_std", f64::from(self.head_init_std), 1.0),
-            ("teacher_decay", self.teacher_decay[0], 1.0),
-            ("teacher_decay", self.teacher_decay[1], 1.0),
-            ("center_decay", self.center_decay, 1.0),
-            ("koleo_weight", self.koleo_weight, 1e6),
-        ];
+        let [first, last] = self.teacher_decay.map(|decay| ("teacher_decay", decay, 1.0));
+        let koleo = ("koleo_weight", self.koleo_weight, 1e6);
+        let std = ("head_init_std", f64::from(self.head_init_std), 1.0);
+        let shares = [std, first, last, ("center_decay", self.center_decay, 1.0), koleo];
         if let Some((key, value, most)) =
             shares.iter().find(|(_, value, most)| !(0.0..=*most).contains(value))
         {
@@ -261,23 +258,6 @@ impl Dino {
     fn center_tensor(&self, device: &Device) -> Tensor<1> {
         Tensor::from_data(TensorData::new(self.center.clone(), [self.center.len()]), device)
     }
-
-    /// Neighbors over the whole batch for each global view; none where KoLeo has no weight.
-    fn neighbors(&self, student: &[Outputs], peers: Peers<'_>) -> Result<Vec<Neighbors>, EngineError> {
-        if self.config.koleo_weight == 0.0 {
-            return Ok(Vec::new());
-        }
-        let globals: Vec<Tensor<3>> = student.iter().map(|outputs| outputs.pooled(0)).collect();
-        let [_, v, _] = globals[0].dims();
-        let of_view = |i: usize| {
-            let rows: Vec<Tensor<2>> = globals.iter().map(|all| directions(view(all, i))).collect();
-            let all = peers.gather("neighbors", &rows)?;
-            let [batch_size, _] = all.dims();
-            let group = if self.config.koleo_group == 0 { batch_size } else { self.config.koleo_group };
-            Neighbors::of(all, group)
-        };
-        (0..v).map(of_view).collect()
-    }
 }
 
 impl Method for Dino {
@@ -318,10 +298,12 @@ impl Method for Dino {
         };
         let [mean, mean_target] = batch_means("center", [&logits, &targets], peers)?;
         let prototypes_in_use = in_use(mean_target);
-        let neighbors = self.neighbors(batch.trained, peers)?;
+        let neighbors = match self.config.koleo_weight {
+            0.0 => Vec::new(),
+            _ => by_view(batch.trained, self.config.koleo_group, peers)?,
+        };
         let [b, _, _] = logits[0].dims();
-        let positions = |number| (0..b).map(|i| peers.position(number, i)).collect();
-        let positions = (0..logits.len()).map(positions).collect();
+        let positions = peers.positions(b);
         let (student_temp, koleo_weight) = (self.config.student_temp, self.config.koleo_weight);
         Ok(Box::new(DinoLoss {
             targets,
@@ -359,13 +341,11 @@ impl Method for Dino {
     }
 
     fn load_state(&mut self, state: &[(String, Vec<f32>)]) -> Result<(), String> {
-        for (name, values) in state {
-            if name == "center" {
-                if values.len() != self.center.len() {
-                    return Err(format!("center has {} values, not {}", values.len(), self.center.len()));
-                }
-                self.center.clone_from(values);
+        for (_, values) in state.iter().filter(|(name, _)| name == "center") {
+            if values.len() != self.center.len() {
+                return Err(format!("center has {} values, not {}", values.len(), self.center.len()));
             }
+            self.center.clone_from(values);
         }
         Ok(())
     }
@@ -410,10 +390,4 @@ impl BatchLoss for DinoLoss {
     fn observed(&self) -> Vec<(&'static str, Tensor<1>)> {
         vec![(MEAN, self.mean.clone())]
     }
-}
-
-/// View `i` of embeddings `[B, V, D]`, `[B, D]`.
-fn view(embeddings: &Tensor<3>, i: usize) -> Tensor<2> {
-    let [b, _, d] = embeddings.dims();
-    embeddings.clone().slice([0..b, i..i + 1, 0..d]).reshape([b, d])
 }

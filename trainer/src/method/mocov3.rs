@@ -130,7 +130,7 @@ impl MethodRecipe for Config {
 
     #[cfg(test)]
     fn examples() -> Vec<(Self, MultiCrop)> {
-        let transformers = Self {
+        let deep = Self {
             temperature: 0.2,
             momentum: [0.9, 1.0],
             projector_hidden: vec![12, 10],
@@ -138,10 +138,9 @@ impl MethodRecipe for Config {
             output: 6,
             predictor_output_norm: true,
         };
-        let resnet =
-            Self { projector_hidden: vec![12], predictor_output_norm: false, ..transformers.clone() };
+        let shallow = Self { projector_hidden: vec![12], predictor_output_norm: false, ..deep.clone() };
         let views = MultiCrop::moco_v3(16, [0.2, 1.0]);
-        vec![(transformers, views.clone()), (resnet, views)]
+        vec![(deep, views.clone()), (shallow, views)]
     }
 }
 
@@ -204,9 +203,7 @@ impl Method for MocoV3 {
             Keys::of(&rows, self.config.temperature, peers)
         };
         let n_images = momentum.first().map_or(0, |outputs| outputs.n_images);
-        let positions = |number| (0..n_images).map(|i| peers.position(number, i)).collect();
-        let positions = (0..momentum.len()).map(positions).collect();
-        Ok(Box::new(MocoV3Loss { keys: [keys(0)?, keys(1)?], positions }))
+        Ok(Box::new(MocoV3Loss { keys: [keys(0)?, keys(1)?], positions: peers.positions(n_images) }))
     }
 
     fn knobs(&self, step: u64) -> Gauges {

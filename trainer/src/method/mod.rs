@@ -4,6 +4,7 @@
 //! A new method is one file, with a `Config` that is a [`MethodRecipe`], and one line in `registry`.
 
 mod dino;
+mod distillation;
 mod lejepa;
 pub(crate) mod loss;
 mod mocov3;
@@ -26,7 +27,7 @@ use networks::unit::StatSets;
 use ranks::EngineError;
 use ranks::peers::Peers;
 
-use self::network::NetworkSpec;
+use self::network::{FrozenWeights, NetworkSpec};
 use crate::schedule::RunLength;
 
 /// Gauge of the part of the loss in which the trained network follows targets. A method whose loss has no other part
@@ -162,6 +163,11 @@ pub(crate) trait MethodRecipe {
     /// # Errors
     /// The key and what is wrong with it, the views among them.
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String>;
+
+    /// The frozen networks that the recipe names, by the names that the method has for them.
+    fn frozen(&mut self) -> Vec<(&'static str, &mut FrozenWeights)> {
+        Vec::new()
+    }
 
     /// Small ones that between them use everything that the method can do, each with its views, for the conformance
     /// tests.

@@ -5,6 +5,8 @@ use networks::head::{Head, readout};
 use networks::patches::{Normalization, PixelInput};
 use networks::unit::Unit;
 
+use serde::{Deserialize, Serialize};
+
 use crate::schedule::Schedule;
 
 /// A network before it exists.
@@ -55,6 +57,23 @@ pub enum Moves {
     },
     /// Not at all: its weights come from a file.
     Frozen,
+}
+
+/// A frozen network, as a recipe writes it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FrozenWeights {
+    /// File or folder of the weights: of another library, or of a run of this program.
+    pub weights: String,
+    /// Names the weights: two files with the same one hold the same weights. A plan has it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub fingerprint: String,
+    /// The backbone, as the file says. A plan has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<ModelConfig>,
+    /// What its pixels are normalized with, as the file says. A plan has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub normalization: Option<Normalization>,
 }
 
 impl NetworkSpec {

@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::network::FrozenWeights;
 #[cfg(test)]
 use super::toy;
-use super::{Method, MethodContext, MethodRecipe, dino, lejepa, mocov3, simclr, swav};
+use super::{Method, MethodContext, MethodRecipe, dino, distillation, lejepa, mocov3, simclr, swav};
 
 /// Declares [`MethodConfig`] with a variant for each method: its documentation, its name and its module.
 macro_rules! methods {
@@ -27,6 +28,13 @@ macro_rules! methods {
                 }
             }
 
+            /// The frozen networks that the recipe names, by the names that the method has for them.
+            pub fn frozen(&mut self) -> Vec<(&'static str, &mut FrozenWeights)> {
+                match self {
+                    $($(#[cfg($cfg)])? Self::$name(config) => config.frozen(),)*
+                }
+            }
+
             /// Small methods of every kind, each with its views.
             #[cfg(test)]
             pub(crate) fn examples() -> Vec<(Self, augment::MultiCrop)> {
@@ -44,6 +52,8 @@ macro_rules! methods {
 methods! {
     /// Self-distillation with no labels.
     Dino => dino,
+    /// Distillation of a frozen network.
+    Distillation => distillation,
     /// Joint embeddings that are normally distributed.
     Lejepa => lejepa,
     /// Momentum contrast.

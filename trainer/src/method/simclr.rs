@@ -126,8 +126,7 @@ impl Method for SimClr {
         let views: Vec<Tensor<3>> = batch.trained.iter().map(unit_views).collect();
         let [b, _, _] = views[0].dims();
         let contrast = Contrast::of(&views, self.config.temperature, peers)?;
-        let positions = |number| (0..b).map(|i| peers.position(number, i)).collect();
-        let positions = (0..views.len()).map(positions).collect();
+        let positions = peers.positions(b);
         Ok(Box::new(SimClrLoss { contrast, positions }))
     }
 }

@@ -258,9 +258,11 @@ pub enum Algorithm {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LrSchedule {
-    /// Half a cosine that begins after the warm-up: DINO, SwAV.
+    /// Half a cosine that begins after the warm-up, whose last step has the full rate: DINO, SwAV.
     #[default]
     Cosine,
+    /// The same, but for the warm-up, whose last step lies short of the full rate: MoCo v3.
+    HalfCosine,
     /// Half a cosine over the whole run, whose beginning the warm-up replaces: VISSL. The rate drops slightly where the warm-up
     /// ends.
     CosineOfRun,

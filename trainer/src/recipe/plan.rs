@@ -281,6 +281,7 @@ impl Plan {
                 total_steps: self.total_steps,
                 shape: match optim.schedule {
                     LrSchedule::Cosine => Shape::Cosine,
+                    LrSchedule::HalfCosine => Shape::HalfCosine,
                     LrSchedule::CosineOfRun => Shape::CosineOfRun,
                     LrSchedule::Constant => Shape::Constant { cooldown_steps: self.cooldown_steps },
                 },

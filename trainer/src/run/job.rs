@@ -51,6 +51,15 @@ pub trait Observer {
     fn probed(&mut self, step: u64, name: &str, numbers: &[(String, f64)]);
 }
 
+/// A frozen network with its weights.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FrozenNetwork {
+    /// Its name, as its method has it.
+    pub name: &'static str,
+    /// Parameters of its backbone.
+    pub weights: Vec<NamedTensor>,
+}
+
 /// What a rank is given to run.
 pub struct Job<'a> {
     /// What to do; the same on all ranks.
@@ -67,6 +76,8 @@ pub struct Job<'a> {
     pub fault: Option<Fault>,
     /// What the backbone starts from, where no checkpoint is there yet; random weights without it.
     pub initial: Option<&'a [NamedTensor]>,
+    /// Weights of the frozen networks; random ones without them.
+    pub frozen: &'a [FrozenNetwork],
     /// Whether the run may become longer than its plan says.
     pub lengthen: bool,
     /// The step of a checkpoint that another run has left as the beginning of this one, whose plan may be another.

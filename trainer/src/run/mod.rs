@@ -19,7 +19,7 @@ mod workdir;
 
 pub use health::Concern;
 pub use heartbeat::host_name;
-pub use job::{Job, Observer, Outcome, Progress};
+pub use job::{FrozenNetwork, Job, Observer, Outcome, Progress};
 
 use networks::probe::Probe;
 use ranks::communicator::Comm;

@@ -76,6 +76,9 @@ impl<'a> Run<'a> {
         if let (None, Some(initial)) = (resumed.inspect_err(failed)?, job.initial) {
             trainer.start_from(initial).map_err(TrainError::from).inspect_err(failed)?;
         }
+        for frozen in job.frozen {
+            trainer.freeze(frozen.name, &frozen.weights).map_err(TrainError::from).inspect_err(failed)?;
+        }
         let saver = Saver::new(&folder, topology, plan.recipe.run.keep_checkpoints);
         let first = trainer.state.step;
         if topology.rank == 0 && first > 0 {

@@ -15,6 +15,7 @@
 //! ([`Gathers`]), so that the next unit is on its way while one computes.
 
 mod agreement;
+mod backward;
 mod batch;
 mod config;
 mod forward;

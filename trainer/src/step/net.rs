@@ -1,11 +1,16 @@
 //! The networks of a step: the units of each in one list, backbone first, then the heads.
 
+use burn_tensor::Tensor;
 use networks::backbone::ModelConfig;
 use networks::head::Head;
 use networks::patches::PixelInput;
 use networks::unit::Unit;
 
+use super::state::NetworkState;
 use crate::method::network::{Moves, NetworkSpec};
+use crate::optim::follow::{Follower, follow};
+use crate::optim::{Norms, Optimizer};
+use crate::schedule::Knobs;
 
 /// All networks of a step.
 pub(crate) struct Nets {
@@ -90,6 +95,44 @@ impl Nets {
     /// The other networks, with their numbers.
     pub(crate) fn others(&self) -> impl Iterator<Item = (usize, &Net)> {
         self.list.iter().enumerate().filter(|(number, _)| *number != self.trained)
+    }
+
+    /// The update of the trained network, of those that follow it, and then of those that follow these, in their order.
+    pub(super) fn update(
+        &self,
+        networks: &mut [NetworkState],
+        optimizer: &Optimizer,
+        grads: Vec<Tensor<1>>,
+        norms: &Norms,
+        knobs: &Knobs,
+    ) {
+        let (number, next_step) = (self.trained, knobs.step + 1);
+        let trained = self.trained().name;
+        let follows = |other: usize| self.list[other].moves.follows(next_step);
+        let mut shards = std::mem::take(&mut networks[number].shards);
+        let mut direct: Vec<Vec<Follower<'_>>> = shards.iter().map(|_| Vec::new()).collect();
+        for (other, network) in networks.iter_mut().enumerate() {
+            let Some((_, decay)) = follows(other).filter(|(of, _)| *of == trained) else { continue };
+            for shard in &mut network.shards {
+                let unit = shards.iter().position(|leader| leader.layout.name == shard.layout.name);
+                // A follower's units are some of those that it follows: the list was checked.
+                let unit = unit.expect("a unit of the network that is followed");
+                direct[unit].push(Follower { weights: &mut shard.weights, decay });
+            }
+        }
+        optimizer.step(&mut shards, grads, norms, knobs, direct);
+        networks[number].shards = shards;
+        for other in 0..self.list.len() {
+            let Some((of, decay)) = follows(other).filter(|(of, _)| *of != trained) else { continue };
+            let Some(leader) = self.position(of) else { continue };
+            let leaders = networks[leader].shards.clone();
+            for shard in &mut networks[other].shards {
+                let leader = leaders.iter().find(|leader| leader.layout.name == shard.layout.name);
+                leader.into_iter().for_each(|leader| {
+                    follow(Follower { weights: &mut shard.weights, decay }, &leader.weights);
+                });
+            }
+        }
     }
 
     /// Number of the network `name`.

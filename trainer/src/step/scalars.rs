@@ -48,3 +48,20 @@ impl Scalars {
         Ok((sums[0], self.names.iter().copied().zip(sums[1..].iter().copied()).collect()))
     }
 }
+
+/// The numbers of tensors on a device, fetched together.
+pub(super) fn read_by_name(
+    tensors: Vec<(&'static str, Tensor<1>)>,
+) -> Result<Vec<(&'static str, Vec<f32>)>, EngineError> {
+    if tensors.is_empty() {
+        return Ok(Vec::new());
+    }
+    let lengths: Vec<(&'static str, usize)> =
+        tensors.iter().map(|(name, values)| (*name, values.dims()[0])).collect();
+    let mut all = read_back(Tensor::cat(tensors.into_iter().map(|(_, values)| values).collect(), 0))?;
+    let mut cut = |(name, len): (&'static str, usize)| {
+        let rest = all.split_off(len);
+        (name, std::mem::replace(&mut all, rest))
+    };
+    Ok(lengths.into_iter().map(&mut cut).collect())
+}

@@ -1,11 +1,15 @@
 //! A network of a step with its shards, and the new values of its running parameters after a batch.
 
-use burn_tensor::Tensor;
+use burn_tensor::{Device, Tensor};
+use kernels::device::host;
 use networks::leaves::Leaves;
 use networks::unit::{Context, Draws};
+use ranks::wire::Wire;
 
-use super::net::Net;
+use super::net::{Net, Nets};
 use super::pass::Passes;
+use super::precision::Precision;
+use super::state::NetworkState;
 use super::tape::Gathered;
 use crate::optim::state::UnitShard;
 
@@ -28,6 +32,36 @@ pub(super) struct Observation {
     pub(super) values: Tensor<1>,
     /// What it was when they were computed: rounded, where weights travel in fewer bits than they have.
     pub(super) before: Tensor<1>,
+}
+
+impl Observation {
+    /// Writes the values into this rank's shards, which lie on `device`.
+    pub(super) fn write(
+        self,
+        nets: &Nets,
+        networks: &mut [NetworkState],
+        precision: Precision,
+        device: &Device,
+    ) {
+        let Self { of, unit, param, values, before } = self;
+        let Some(number) = nets.position(of) else { return };
+        let shard = &mut networks[number].shards[unit];
+        let found = shard.segments().find(|segment| segment.slot.spec.name == param);
+        let Some((start, end, first)) =
+            found.map(|s| (s.start, s.end, shard.start + s.start - s.slot.offset))
+        else {
+            return;
+        };
+        let Precision { gather, head_gather, .. } = precision;
+        let wire = if nets.list[number].is_backbone(unit) { gather } else { head_gather };
+        let here = |tensor: &Tensor<1>| tensor.clone().slice(first..first + end - start).to_device(device);
+        // Masters keep the digits that did not travel.
+        let values = match wire {
+            Wire::F32 => here(&values),
+            _ => shard.weights.clone().slice(start..end) + (here(&values) - here(&before)),
+        };
+        host::assign(&mut shard.weights, start, &values);
+    }
 }
 
 impl<'a> ShardedNet<'a> {

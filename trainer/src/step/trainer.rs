@@ -3,7 +3,6 @@
 use augment::Batch;
 use burn_tensor::{DType, Device, Tensor};
 use kernels::device::host;
-use kernels::device::readback::read_back;
 use kernels::device::workers::Workers;
 use networks::NetworkError;
 use networks::backbone::ModelConfig;
@@ -20,27 +19,28 @@ use ranks::topology::Topology;
 use ranks::wire::Wire;
 
 use super::agreement::{Votes, agree};
+use super::backward::{AtFeatures, backward};
 use super::batch::{MicroBatch, SlicedImages};
 use super::config::StepConfig;
 use super::forward::{forward, infer};
 use super::loss::{Scored, Scoring};
 use super::net::{Listed, Net, Nets};
-use super::pass::SlicedGrads;
-use super::pass::{Passes, UnitDraws, UnitTape};
+use super::pass::{Passes, UnitDraws};
 use super::phases::{Clock, Phases};
-use super::precision::Precision;
 use super::report::{Gradients, StepReport};
+use super::scalars::read_by_name;
 use super::sharded::{Observation, ShardedNet};
 use super::state::{NetworkState, TrainState};
-use super::tape::Gathered;
 use super::upload::{Sent, Uplink};
 use super::weights::Weights;
 use crate::method::Method;
 use crate::method::network::Moves;
-use crate::optim::follow::{Follower, follow};
+use crate::optim::Optimizer;
 use crate::optim::state::UnitShard;
-use crate::optim::{Norms, Optimizer};
 use crate::schedule::Knobs;
+
+/// Outputs of networks by their names, by micro-batch.
+type NamedOutputs = Vec<(&'static str, Vec<Outputs>)>;
 
 /// The networks of a run on one rank.
 pub struct Trainer {
@@ -222,15 +222,7 @@ impl Trainer {
         phases.input_ms = clock.lap_ms();
 
         entering("targets");
-        let (mut others, mut observations) = (Vec::new(), Vec::new());
-        for network in &weights.others {
-            let evaluates = network.net.moves == Moves::Frozen;
-            let both = [self.passes(&self.sets), self.head_passes(&self.head_sets)];
-            let both = both.map(|passes| Passes { evaluates, ..passes });
-            let inferred = infer(*network, &batches[network.net.input], both, &mut gathers, n_each)?;
-            others.push((network.net.name, inferred.outputs));
-            observations.extend(inferred.observations);
-        }
+        let (others, mut observations) = self.infer(&weights.others, &batches, &mut gathers, n_each)?;
         phases.targets_ms = clock.lap_ms();
 
         entering("forward");
@@ -258,7 +250,8 @@ impl Trainer {
         phases.head_ms = clock.lap_ms();
 
         entering("backward");
-        self.backward(trained, pass.tape, grads, &draws, passes, &mut gathers, &mut reductions)?;
+        let at_features = AtFeatures { tape: pass.tape, grads, wire: self.config.precision.reduce };
+        backward(trained, at_features, &draws, passes, &mut gathers, &mut reductions)?;
         let shards = self.in_layout_order(reductions.finish()?);
         phases.backward_ms = clock.lap_ms();
         phases.wait_ms = (self.comm.waited() - waited).as_secs_f64() * 1e3;
@@ -269,39 +262,30 @@ impl Trainer {
         Ok(Gradients { shards, scalars, observed, constrained, observations, embeddings, phases })
     }
 
+    /// Outputs of the networks without gradients by name, and the new values of their running parameters. `batches` are by
+    /// the way in which pixels reach networks.
+    fn infer(
+        &self,
+        networks: &[ShardedNet<'_>],
+        batches: &[Vec<MicroBatch>],
+        gathers: &mut Gathers<'_>,
+        n_images: usize,
+    ) -> Result<(NamedOutputs, Vec<Observation>), EngineError> {
+        let (mut outputs, mut observations) = (Vec::new(), Vec::new());
+        for network in networks {
+            let evaluates = network.net.moves == Moves::Frozen;
+            let both = [self.passes(&self.sets), self.head_passes(&self.head_sets)];
+            let both = both.map(|passes| Passes { evaluates, ..passes });
+            let inferred = infer(*network, &batches[network.net.input], both, gathers, n_images)?;
+            outputs.push((network.net.name, inferred.outputs));
+            observations.extend(inferred.observations);
+        }
+        Ok((outputs, observations))
+    }
+
     /// Network `number` with its shards.
     fn sharded(&self, number: usize) -> ShardedNet<'_> {
         ShardedNet { net: &self.nets.list[number], shards: &self.state.networks[number].shards }
-    }
-
-    /// Sends the flat gradients of the backbone's units on their way, from the last unit on.
-    #[allow(clippy::too_many_arguments)]
-    fn backward<'a>(
-        &self,
-        trained: ShardedNet<'a>,
-        mut tape: Vec<(UnitTape<'a>, Option<Tensor<1>>)>,
-        mut grads: Vec<SlicedGrads>,
-        draws: &[UnitDraws],
-        passes: Passes<'_>,
-        gathers: &mut Gathers<'_>,
-        reductions: &mut Reductions<'a>,
-    ) -> Result<(), EngineError> {
-        for number in (0..trained.net.backbone.len()).rev() {
-            let shard = &trained.shards[number];
-            // The forward pass has left one for every unit.
-            let (of_unit, flat) = tape.pop().expect("a tape for every unit");
-            let flat = match flat {
-                Some(flat) => flat,
-                None => gathers.next_flat()?,
-            };
-            let unit = trained.net.backbone[number].as_ref();
-            let gathered = Gathered { unit, layout: &shard.layout, flat: &flat };
-            let sum;
-            let clear = &mut || gathers.look_ahead().and_then(|()| reductions.release());
-            (grads, sum) = passes.backward(gathered, of_unit, grads, &draws[number], number > 0, clear)?;
-            reductions.push(&shard.layout.name, sum, self.config.precision.reduce);
-        }
-        reductions.release()
     }
 
     /// The images of each micro-batch, by slice.
@@ -388,7 +372,8 @@ impl Trainer {
             let (of_trained, of_others): (Vec<_>, Vec<_>) =
                 observations.into_iter().partition(|observation| observation.of == trained);
             self.write(of_trained);
-            self.move_networks(grads, &norms, knobs);
+            let (nets, networks) = (&self.nets, &mut self.state.networks);
+            nets.update(networks, &self.optimizer, grads, &norms, knobs);
             // Running statistics of a network are its own: they are not averaged.
             self.write(of_others);
             self.state.method.after_step(&observed);
@@ -403,76 +388,11 @@ impl Trainer {
         Ok(StepReport { loss, grad_norm: norms.total(), finite, phases, gauges, embeddings, votes })
     }
 
-    /// The update of the trained network, of those that follow it, and then of those that follow these, in their order.
-    fn move_networks(&mut self, grads: Vec<Tensor<1>>, norms: &Norms, knobs: &Knobs) {
-        let (number, next_step) = (self.nets.trained, knobs.step + 1);
-        let trained = self.nets.trained().name;
-        let follows = |other: usize| self.nets.list[other].moves.follows(next_step);
-        let mut shards = std::mem::take(&mut self.state.networks[number].shards);
-        let mut direct: Vec<Vec<Follower<'_>>> = shards.iter().map(|_| Vec::new()).collect();
-        for (other, network) in self.state.networks.iter_mut().enumerate() {
-            let Some((_, decay)) = follows(other).filter(|(of, _)| *of == trained) else { continue };
-            for shard in &mut network.shards {
-                let unit = shards.iter().position(|leader| leader.layout.name == shard.layout.name);
-                // A follower's units are some of those that it follows: the list was checked.
-                let unit = unit.expect("a unit of the network that is followed");
-                direct[unit].push(Follower { weights: &mut shard.weights, decay });
-            }
-        }
-        self.optimizer.step(&mut shards, grads, norms, knobs, direct);
-        self.state.networks[number].shards = shards;
-        for other in 0..self.nets.list.len() {
-            let Some((of, decay)) = follows(other).filter(|(of, _)| *of != trained) else { continue };
-            let Some(leader) = self.nets.position(of) else { continue };
-            let leaders = self.state.networks[leader].shards.clone();
-            for shard in &mut self.state.networks[other].shards {
-                let leader = leaders.iter().find(|leader| leader.layout.name == shard.layout.name);
-                leader.into_iter().for_each(|leader| {
-                    follow(Follower { weights: &mut shard.weights, decay }, &leader.weights);
-                });
-            }
-        }
-    }
-
     /// Writes what was observed into this rank's shards.
     fn write(&mut self, observations: Vec<Observation>) {
-        for Observation { of, unit, param, values, before } in observations {
-            let Some(number) = self.nets.position(of) else { continue };
-            let shard = &mut self.state.networks[number].shards[unit];
-            let found = shard.segments().find(|segment| segment.slot.spec.name == param);
-            let Some((start, end, first)) =
-                found.map(|s| (s.start, s.end, shard.start + s.start - s.slot.offset))
-            else {
-                continue;
-            };
-            let Precision { gather, head_gather, .. } = self.config.precision;
-            let wire = if self.nets.list[number].is_backbone(unit) { gather } else { head_gather };
-            let here = |tensor: &Tensor<1>| {
-                tensor.clone().slice(first..first + end - start).to_device(&self.state_device)
-            };
-            // Masters keep the digits that did not travel.
-            let values = match wire {
-                Wire::F32 => here(&values),
-                _ => shard.weights.clone().slice(start..end) + (here(&values) - here(&before)),
-            };
-            host::assign(&mut shard.weights, start, &values);
-        }
+        let (precision, device) = (self.config.precision, &self.state_device);
+        observations.into_iter().for_each(|observation| {
+            observation.write(&self.nets, &mut self.state.networks, precision, device);
+        });
     }
-}
-
-/// The numbers of tensors on a device, fetched together.
-fn read_by_name(
-    tensors: Vec<(&'static str, Tensor<1>)>,
-) -> Result<Vec<(&'static str, Vec<f32>)>, EngineError> {
-    if tensors.is_empty() {
-        return Ok(Vec::new());
-    }
-    let lengths: Vec<(&'static str, usize)> =
-        tensors.iter().map(|(name, values)| (*name, values.dims()[0])).collect();
-    let mut all = read_back(Tensor::cat(tensors.into_iter().map(|(_, values)| values).collect(), 0))?;
-    let mut cut = |(name, len): (&'static str, usize)| {
-        let rest = all.split_off(len);
-        (name, std::mem::replace(&mut all, rest))
-    };
-    Ok(lengths.into_iter().map(&mut cut).collect())
 }

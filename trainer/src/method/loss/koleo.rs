@@ -11,7 +11,9 @@
 use burn_tensor::{Tensor, TensorData};
 use kernels::device::readback::failure;
 use kernels::ops::{log_distances, unit_rows};
+use networks::features::Outputs;
 use ranks::EngineError;
+use ranks::peers::Peers;
 
 /// Keeps norms and the logarithm finite, as in DINOv2.
 const EPSILON: f64 = 1e-8;
@@ -32,6 +34,33 @@ pub(crate) struct Neighbors {
 /// Rows of `x` `[B, D]` at length one.
 pub(crate) fn directions(x: Tensor<2>) -> Tensor<2> {
     unit_rows(x, EPSILON * EPSILON)
+}
+
+/// View `i` of embeddings `[B, V, D]`, `[B, D]`.
+pub(crate) fn view(embeddings: &Tensor<3>, i: usize) -> Tensor<2> {
+    let [b, _, d] = embeddings.dims();
+    embeddings.clone().slice([0..b, i..i + 1, 0..d]).reshape([b, d])
+}
+
+/// The neighbors over the whole batch for each view of the first size, within groups of `group_size` images, 0 for the
+/// whole batch.
+///
+/// # Errors
+/// [`EngineError`].
+pub(crate) fn by_view(
+    outputs: &[Outputs],
+    group_size: usize,
+    peers: Peers<'_>,
+) -> Result<Vec<Neighbors>, EngineError> {
+    let globals: Vec<Tensor<3>> = outputs.iter().map(|outputs| outputs.pooled(0)).collect();
+    let [_, v, _] = globals[0].dims();
+    let of_view = |i: usize| {
+        let rows: Vec<Tensor<2>> = globals.iter().map(|all| directions(view(all, i))).collect();
+        let all = peers.gather("neighbors", &rows)?;
+        let [batch_size, _] = all.dims();
+        Neighbors::of(all, if group_size == 0 { batch_size } else { group_size })
+    };
+    (0..v).map(of_view).collect()
 }
 
 impl Neighbors {
@@ -74,8 +103,8 @@ impl Neighbors {
         let mut pairs: Vec<[usize; 2]> =
             positions.iter().enumerate().map(|(row, position)| [row, self.nearest[*position]]).collect();
         for (row, position) in positions.iter().enumerate() {
-            let admirers = (0..self.nearest.len()).filter(|i| self.nearest[*i] == *position);
-            pairs.extend(admirers.map(|i| [row, i]));
+            let reverse_neighbors = (0..self.nearest.len()).filter(|i| self.nearest[*i] == *position);
+            pairs.extend(reverse_neighbors.map(|i| [row, i]));
         }
         let logs = log_distances(directions(x), self.directions.clone(), pairs, EPSILON);
         // The value is that of the own terms. The pushes count where the neighbors' own terms count; here they move.

@@ -6,5 +6,6 @@ pub(crate) mod info_nce;
 pub(crate) mod koleo;
 pub(crate) mod mean;
 pub(crate) mod nt_xent;
+pub(crate) mod resample;
 pub(crate) mod sigreg;
 pub(crate) mod sinkhorn;

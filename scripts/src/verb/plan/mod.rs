@@ -1,12 +1,14 @@
 //! `ocelli plan`: what a run will need, before it is started.
 
+mod networks;
+
 use std::process::ExitCode;
 
 use anyhow::bail;
 use kernels::device::Opened;
 use ranks::topology::Sharding;
 use ranks::wire::Wire;
-use serde_json::{Value, json};
+use serde_json::json;
 use trainer::estimate::{
     Fabric, ModelCost, PRESETS, Spread, goodput, keep_that_fits, memory, of_plan, preset, simulate,
     step_time, traffic,
@@ -15,7 +17,7 @@ use trainer::step::precision::Precision;
 use trainer::{Plan, Recipe};
 
 use crate::cluster::machine;
-use crate::recipes;
+use crate::{frozen, recipes};
 
 const GB: f64 = 1e9;
 const HOUR_S: f64 = 3600.0;
@@ -103,19 +105,7 @@ struct Row {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     check(args)?;
     let Asked { model, batch, recipe } = asked(args)?;
-    let numel = |units: &[trainer::estimate::UnitCost]| units.iter().map(|unit| unit.numel).sum::<usize>();
-    out!(
-        "{}: backbone {:.1} M parameters in {} units, head {:.1} M in {}",
-        model.name,
-        numel(&model.trained.backbone) as f64 / 1e6,
-        model.trained.backbone.len(),
-        numel(&model.trained.head) as f64 / 1e6,
-        model.trained.head.len()
-    );
-    for network in &model.others {
-        let kind = if network.is_frozen { ", frozen" } else { "" };
-        out!("beside it {}: {:.1} M parameters{kind}", network.name, network.numel() as f64 / 1e6);
-    }
+    networks::print(&model);
     let limit = args
         .memory_gb
         .map_or_else(|| machine::room(args.ranks_per_node, 1, &Opened::cpu()).bytes, |gb| gb * GB);
@@ -153,16 +143,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         print_simulation(args, &model)?;
     }
     if args.json {
-        let others: Vec<Value> = model
-            .others
-            .iter()
-            .map(|network| {
-                json!({ "name": network.name, "parameters": network.numel(), "is_frozen": network.is_frozen })
-            })
-            .collect();
-        let line = json!({ "model": model.name, "parameters": model.trained.numel(),
-            "head_parameters": numel(&model.trained.head), "others": others, "moments": model.n_moments,
-            "rows": lines });
+        let line = networks::described(&model, lines);
         out!("{line}");
     }
     if !any_fits {
@@ -187,7 +168,8 @@ fn asked(args: &Args) -> anyhow::Result<Asked> {
         let batch = 16 * args.ranks.iter().copied().max().unwrap_or(1);
         return Ok(Asked { model, batch, recipe: None });
     }
-    let recipe = recipes::load(&args.recipe, &args.overrides)?;
+    let mut recipe = recipes::load(&args.recipe, &args.overrides)?;
+    frozen::open(&mut recipe, None)?;
     // The data set's size only moves schedules.
     let model = of_plan(&Plan::resolve(recipe.clone(), 1 << 20)?)?;
     Ok(Asked { model, batch: recipe.optim.batch_size, recipe: Some(recipe) })

@@ -1,0 +1,38 @@
+//! The networks of a plan, for people and for programs.
+
+use serde_json::{Value, json};
+use trainer::estimate::{ModelCost, NetworkCost, UnitCost};
+
+/// Parameters of units.
+fn numel(units: &[UnitCost]) -> usize {
+    units.iter().map(|unit| unit.numel).sum()
+}
+
+/// Says which networks there are.
+pub(super) fn print(model: &ModelCost) {
+    out!(
+        "{}: backbone {:.1} M parameters in {} units, head {:.1} M in {}",
+        model.name,
+        numel(&model.trained.backbone) as f64 / 1e6,
+        model.trained.backbone.len(),
+        numel(&model.trained.head) as f64 / 1e6,
+        model.trained.head.len()
+    );
+    for network in &model.others {
+        let kind = if network.is_frozen { ", frozen" } else { "" };
+        out!("beside it {}: {:.1} M parameters{kind}", network.name, network.numel() as f64 / 1e6);
+    }
+}
+
+/// The networks and the `rows` of the table, for programs.
+pub(super) fn described(model: &ModelCost, rows: Vec<Value>) -> Value {
+    let of_network = |network: &NetworkCost| json!({ "name": network.name, "parameters": network.numel(), "is_frozen": network.is_frozen });
+    json!({
+        "model": model.name,
+        "parameters": model.trained.numel(),
+        "head_parameters": numel(&model.trained.head),
+        "others": model.others.iter().map(of_network).collect::<Vec<_>>(),
+        "moments": model.n_moments,
+        "rows": rows,
+    })
+}

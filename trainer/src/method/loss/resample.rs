@@ -1,0 +1,75 @@
+//! Feature maps on another grid: bilinear interpolation as a matrix.
+//!
+//! ```text
+//! y = M x      x [B, N, D] on a grid of from, y [B, N', D] on a grid of to, rows of M [N', N] sum to one
+//! ```
+//!
+//! The weights are PyTorch's `interpolate(mode="bilinear", align_corners=False)`.
+
+use burn_tensor::{Tensor, TensorData};
+
+/// `x` of `[B, N, D]` on the grid `from`, on the grid `to`: `[B, N', D]`.
+pub(crate) fn resampled(x: Tensor<3>, from: [usize; 2], to: [usize; 2]) -> Tensor<3> {
+    if from == to {
+        return x;
+    }
+    let ([b, _, _], device) = (x.dims(), x.device().inner());
+    let (n, m) = (from[0] * from[1], to[0] * to[1]);
+    let matrix: Tensor<2> = Tensor::from_data(TensorData::new(matrix(from, to), [m, n]), &device);
+    let matrix = if x.is_autodiff() { matrix.autodiff() } else { matrix };
+    matrix.reshape([1, m, n]).expand([b, m, n]).matmul(x)
+}
+
+/// Row-major `[to_h · to_w, from_h · from_w]`.
+fn matrix(from: [usize; 2], to: [usize; 2]) -> Vec<f32> {
+    let [rows, columns] = [0, 1].map(|axis| weights(from[axis], to[axis]));
+    let mut out = Vec::with_capacity(from[0] * from[1] * to[0] * to[1]);
+    for row in rows.chunks_exact(from[0]) {
+        for column in columns.chunks_exact(from[1]) {
+            out.extend(row.iter().flat_map(|a| column.iter().map(move |b| (a * b) as f32)));
+        }
+    }
+    out
+}
+
+/// Row-major `[to, from]` weights along one axis.
+fn weights(from: usize, to: usize) -> Vec<f64> {
+    let mut weights = vec![0.0; to * from];
+    let scale = from as f64 / to as f64;
+    for (i, row) in weights.chunks_exact_mut(from).enumerate() {
+        let source = ((i as f64 + 0.5) * scale - 0.5).max(0.0);
+        let first = (source as usize).min(from - 1);
+        let share = source - first as f64;
+        row[first] += 1.0 - share;
+        row[(first + 1).min(from - 1)] += share;
+    }
+    weights
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `interpolate(torch.tensor([0., 1., 4.])[None, None, :, None].expand(1, 1, 3, 3).contiguous(), size=(n, 3),
+    /// mode="bilinear")[0, 0, :, 0]`.
+    #[test]
+    fn rows_equal_pytorch() {
+        let given: [(usize, &[f64]); 3] =
+            [(2, &[0.25, 3.25]), (4, &[0.0, 0.625, 2.125, 4.0]), (5, &[0.0, 0.4, 1.0, 2.8, 4.0])];
+        for (to, expected) in given {
+            for (row, expected) in weights(3, to).chunks_exact(3).zip(expected) {
+                let value = row[1] + 4.0 * row[2];
+                assert!((value - expected).abs() < 1e-6, "{to}: {value} instead of {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_map_that_depends_on_rows_alone_is_resampled_along_rows() {
+        let rows = matrix([3, 2], [2, 4]);
+        for (cell, weights) in rows.chunks_exact(6).enumerate() {
+            let value: f32 = weights.iter().enumerate().map(|(i, w)| w * [0.0, 1.0, 4.0][i / 2]).sum();
+            assert!((value - [0.25, 3.25][cell / 4]).abs() < 1e-6, "{cell}: {value}");
+        }
+    }
+}

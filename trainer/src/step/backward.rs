@@ -1,0 +1,50 @@
+//! The trained network's way back through its backbone.
+
+use burn_tensor::Tensor;
+use ranks::EngineError;
+use ranks::prefetch::{Gathers, Reductions};
+use ranks::wire::Wire;
+
+use super::pass::{Passes, SlicedGrads, UnitDraws, UnitTape};
+use super::sharded::ShardedNet;
+use super::tape::Gathered;
+
+/// What the way back begins with.
+pub(super) struct AtFeatures<'a> {
+    /// By unit, with the gathered weights where they stay.
+    pub(super) tape: Vec<(UnitTape<'a>, Option<Tensor<1>>)>,
+    /// Gradients at the backbone's features, by micro-batch.
+    pub(super) grads: Vec<SlicedGrads>,
+    /// How gradients travel.
+    pub(super) wire: Wire,
+}
+
+/// Sends the flat gradients of the backbone's units on their way, from the last unit on.
+///
+/// # Errors
+/// [`EngineError`].
+pub(super) fn backward<'a>(
+    trained: ShardedNet<'a>,
+    AtFeatures { mut tape, mut grads, wire }: AtFeatures<'a>,
+    draws: &[UnitDraws],
+    passes: Passes<'_>,
+    gathers: &mut Gathers<'_>,
+    reductions: &mut Reductions<'a>,
+) -> Result<(), EngineError> {
+    for number in (0..trained.net.backbone.len()).rev() {
+        let shard = &trained.shards[number];
+        // The forward pass has left one for every unit.
+        let (of_unit, flat) = tape.pop().expect("a tape for every unit");
+        let flat = match flat {
+            Some(flat) => flat,
+            None => gathers.next_flat()?,
+        };
+        let unit = trained.net.backbone[number].as_ref();
+        let gathered = Gathered { unit, layout: &shard.layout, flat: &flat };
+        let sum;
+        let clear = &mut || gathers.look_ahead().and_then(|()| reductions.release());
+        (grads, sum) = passes.backward(gathered, of_unit, grads, &draws[number], number > 0, clear)?;
+        reductions.push(&shard.layout.name, sum, wire);
+    }
+    reductions.release()
+}
