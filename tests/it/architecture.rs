@@ -270,7 +270,8 @@ fn generic_code_names_no_method_and_no_backbone() {
     let listed = |registry: &str| -> Vec<String> {
         let text = std::fs::read_to_string(root().join("trainer").join(registry)).unwrap();
         let modules = text.lines().filter_map(|line| line.trim().split_once(" => ")?.1.strip_suffix(','));
-        let names: Vec<String> = modules.filter(|name| *name != "toy").map(str::to_string).collect();
+        let names: Vec<String> =
+            modules.filter(|name| !name.starts_with("toy")).map(str::to_string).collect();
         assert!(
             !names.is_empty() && names.iter().all(|name| name.chars().all(char::is_alphanumeric)),
             "{names:?}"

@@ -29,6 +29,8 @@ mod faults;
 mod fetch;
 /// Shards that other tools wrote.
 mod foreign;
+/// Networks whose weights come from a file and stay as they are.
+mod frozen;
 /// Pixels that Pillow and torchvision made.
 mod golden;
 /// A GPU, or a software one, beside the CPU.

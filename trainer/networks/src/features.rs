@@ -1,9 +1,12 @@
 //! What units hand on to one another, and what a network gives.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use burn_tensor::Tensor;
+use burn_tensor::{Int, Tensor};
 use kernels::ops::{grid_mean, in_f32};
+
+use crate::mask::Rows;
 
 /// Features of the views of one size.
 #[derive(Debug, Clone)]
@@ -17,6 +20,19 @@ pub struct Features {
     pub grid: [usize; 2],
     /// What goes around the rest of a unit; between units nothing does.
     pub skip: Option<Skip>,
+    /// Masked cells, where a method masks some.
+    pub masked: Option<Masked>,
+}
+
+/// Masked cells of sequences.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Masked {
+    /// The cells.
+    pub rows: Arc<Rows>,
+    /// Whether the network sees a token of its own in their place.
+    pub hides: bool,
+    /// Whether these are the masked cells alone, `[R, 1, D]`, in the order of [`Rows::tokens`].
+    pub is_selected: bool,
 }
 
 /// Features that a stage of a unit leaves for a later one.
@@ -35,24 +51,25 @@ pub struct Outputs {
     pub n_images: usize,
     /// What the backbone gives, by size of view.
     pub features: Vec<Features>,
-    /// What each head makes of it, by size of view, `[B, V, K]`.
+    /// Outputs of each head, by size of view, `[B, V, K]`; of a head on masked cells `[R, 1, K]`.
     pub heads: BTreeMap<&'static str, Vec<Tensor<3>>>,
 }
 
 impl Features {
     /// The cells of `grid`, `[B·V, N, D]`.
     pub fn on_grid(x: Tensor<3>, grid: [usize; 2]) -> Self {
-        Self { x, n_prefix: 0, grid, skip: None }
+        Self { x, n_prefix: 0, grid, skip: None, masked: None }
     }
 
     /// One vector per view, `[B·V, 1, D]`.
     pub fn vectors(x: Tensor<3>) -> Self {
-        Self { x, n_prefix: 1, grid: [0, 0], skip: None }
+        Self { x, n_prefix: 1, grid: [0, 0], skip: None, masked: None }
     }
 
     /// The same place with other numbers, and nothing that goes around.
     pub fn with(&self, x: Tensor<3>) -> Self {
-        Self { x, n_prefix: self.n_prefix, grid: self.grid, skip: None }
+        let masked = self.masked.clone();
+        Self { x, n_prefix: self.n_prefix, grid: self.grid, skip: None, masked }
     }
 
     /// The same with every tensor replaced by what `f` makes of it.
@@ -78,6 +95,19 @@ impl Features {
         Self::on_grid(self.x.clone().slice([0..b, self.n_prefix..n, 0..d]), self.grid)
     }
 
+    /// The masked cells alone, `[R, 1, D]`; one row of no meaning where no cell is masked.
+    pub fn masked(&self) -> Self {
+        let masked = self.masked.clone().unwrap_or_default();
+        let [b, n, d] = self.x.dims();
+        let tokens = masked.rows.tokens(self.n_prefix, n - self.n_prefix);
+        let tokens: Vec<i32> = tokens.into_iter().map(|token| token as i32).collect();
+        let tokens = Tensor::<1, Int>::from_data(&tokens[..], &self.x.device().inner());
+        let rows = self.x.clone().reshape([b * n, d]).select(0, tokens);
+        let [r, _] = rows.dims();
+        let masked = Some(Masked { is_selected: true, ..masked });
+        Self { masked, ..Self::vectors(rows.reshape([r, 1, d])) }
+    }
+
     /// The same numbers in f32, if they have fewer bits.
     pub fn in_f32(&self) -> Self {
         self.with(in_f32(self.x.clone()))
@@ -97,7 +127,15 @@ impl Outputs {
         pooled.reshape([b, v * d])
     }
 
-    /// What the head `name` gives, by size of view, `[B, V, K]`.
+    /// Masked cells of the views of size `group`, the rows of the output of a head on masked cells.
+    ///
+    /// # Panics
+    /// If no masks were drawn: a bug in the method.
+    pub fn rows(&self, group: usize) -> &Rows {
+        &self.features[group].masked.as_ref().expect("a method that reads masked cells has masks").rows
+    }
+
+    /// The output of the head `name`, by size of view, `[B, V, K]`; of a head on masked cells `[R, 1, K]`.
     ///
     /// # Panics
     /// If there is no such head: a bug in the method, which lists its heads itself.
@@ -106,8 +144,12 @@ impl Outputs {
     }
 }
 
-/// One token a view, `[B·V, 1, K]`, into `[B, V, K]`; more than one are taken as if they were views.
+/// One token a view, `[B·V, 1, K]`, into `[B, V, K]`; more than one are taken as if they were views. Masked cells are of no
+/// fixed number, and stay `[R, 1, K]`.
 pub fn by_image(features: &Features, n_images: usize) -> Tensor<3> {
     let [rows, n, k] = features.x.dims();
+    if features.masked.as_ref().is_some_and(|masked| masked.is_selected) {
+        return features.x.clone();
+    }
     features.x.clone().reshape([n_images, rows * n / n_images, k])
 }

@@ -12,6 +12,7 @@ mod inference;
 pub mod init;
 pub mod layout;
 pub mod leaves;
+pub mod mask;
 pub mod params;
 pub mod patches;
 pub mod probe;

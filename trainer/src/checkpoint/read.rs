@@ -12,7 +12,7 @@ use ranks::communicator::Comm;
 use ranks::engine::Reduction;
 
 use super::shard_file::ShardFile;
-use super::{LATEST, MANIFEST, Manifest, UnitEntry, VERSION, folder, pieces, unusable};
+use super::{LATEST, MANIFEST, Manifest, ParamEntry, UnitEntry, VERSION, folder, pieces, unusable};
 use crate::error::TrainError;
 use crate::step::TrainState;
 
@@ -166,10 +166,7 @@ impl Checkpoint {
         let recipe = &self.manifest.plan.recipe;
         let name = self.evaluated(name)?;
         let normalization = recipe.data.normalization;
-        let flat = |layout: &UnitLayout| {
-            self.check(&name, layout)?;
-            self.buffer(&name, &layout.name)
-        };
+        let flat = |layout: &UnitLayout| self.parameters(&name, layout);
         Ok((Network::new(&recipe.model, normalization, n_workers, device, flat)?, name))
     }
 
@@ -256,30 +253,29 @@ impl Checkpoint {
         }
     }
 
-    /// The weights of the unit `unit` of `network`, whole.
+    /// The parameters of the unit that is laid out as `layout`, out of `network`, whose unit may have others beside them,
+    /// such as a token for masked patches.
     ///
     /// # Errors
-    /// [`TrainError::CheckpointRead`] when there is none.
-    pub fn buffer(&self, network: &str, unit: &str) -> Result<Vec<f32>, TrainError> {
-        let bad = |reason: String| unusable(&self.path, reason);
-        let entry = self.unit(network, unit)?;
-        self.elements(network, entry, 0..entry.numel.next_multiple_of(ALIGNMENT)).map_err(bad)
-    }
-
-    /// Checks that the unit of `network` that is laid out as `layout` is stored with the same parameters. A manifest may
-    /// say anything; what is read after this check is as large as the network has it.
-    ///
-    /// # Errors
-    /// [`TrainError::CheckpointRead`] when it is not.
-    pub fn check(&self, network: &str, layout: &UnitLayout) -> Result<(), TrainError> {
+    /// [`TrainError::CheckpointRead`] when one is missing or has another shape.
+    pub fn parameters(&self, network: &str, layout: &UnitLayout) -> Result<Vec<f32>, TrainError> {
         let stored = self.unit(network, &layout.name)?;
-        match stored.fits(layout) {
-            true => Ok(()),
-            false => {
-                let reason = format!("unit {} has other parameters than the network", stored.name);
-                Err(unusable(&self.path, reason))
-            }
+        let bad = |reason: String| unusable(&self.path, reason);
+        let mut values = vec![0.0; layout.padded];
+        for slot in &layout.params {
+            let (name, shape) = (layout.full_name(slot), &slot.spec.shape);
+            let fits = |param: &&ParamEntry| {
+                param.name == name
+                    && param.shape == *shape
+                    && param.offset + slot.spec.numel() <= stored.numel
+            };
+            let Some(param) = stored.params.iter().find(fits) else {
+                return Err(bad(format!("unit {} has other parameters than the network", stored.name)));
+            };
+            let range = param.offset..param.offset + slot.spec.numel();
+            values[slot.range()].copy_from_slice(&self.elements(network, stored, range).map_err(bad)?);
         }
+        Ok(values)
     }
 
     fn unit(&self, network: &str, name: &str) -> Result<&UnitEntry, TrainError> {

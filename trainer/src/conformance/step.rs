@@ -1,22 +1,24 @@
 //! The step itself: [`Trainer::gradients`] against one whole autodiff graph that knows no slices, no tape, no order
 //! of gathers and no reductions.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use augment::Batch;
 use burn_tensor::{DType, Device, Distribution, Tensor};
 use kernels::device::host::to_host;
 use networks::backbone::Readout;
 use networks::drop_path::Drawing;
-use networks::features::{Features, Outputs, by_image};
+use networks::features::{Features, Masked, Outputs, by_image};
 use networks::leaves::Leaves;
+use networks::mask::Rows;
 use networks::unit::{Context, Draws, StatSets, Unit};
 use ranks::communicator::Comm;
 use ranks::peers::Peers;
 
 use super::{BATCH, batch, pair, plans};
 use crate::bench::compare::difference;
-use crate::method::network::{Moves, NetworkSpec};
+use crate::method::network::{Moves, NetworkSpec, Sight};
 use crate::method::{BatchOutputs, Method};
 use crate::optim::state::UnitShard;
 use crate::step::{NetworkState, Trainer};
@@ -40,12 +42,21 @@ impl Whole<'_> {
     fn input(&self, batch: &Batch, spec: &NetworkSpec) -> Vec<Features> {
         let groups = self.method.views().groups();
         let input = spec.input(self.plan.pixel_input());
-        let of_size = |size: &usize| {
+        let of_sight = |sight: &Sight| {
+            let size = &sight.size;
             let views: Vec<&[u8]> =
                 self.images().iter().map(|image| batch.samples[*image].groups[*size].as_slice()).collect();
-            input.features(&views, groups[*size].size_px as usize, &Device::flex())
+            let mut features = input.features(&views, groups[*size].size_px as usize, &Device::flex());
+            if let Some(rule) = self.method.masks().filter(|rule| rule.size == *size) {
+                let positions = self.images().into_iter().map(|image| image as u64);
+                let (seed, n_views) = (self.plan.recipe.seed, groups[*size].n_views);
+                let rows = rule.at(seed, self.step, BATCH, n_views, features.grid).rows(positions);
+                let masked = Masked { rows: Arc::new(rows), hides: sight.masked, is_selected: false };
+                features.masked = Some(masked);
+            }
+            features
         };
-        spec.sees.iter().map(of_size).collect()
+        spec.sees.iter().map(of_sight).collect()
     }
 
     /// The specification of the network that moves by gradient.
@@ -55,17 +66,23 @@ impl Whole<'_> {
     }
 
     /// Features and heads of the views that `spec` sees for the parameters `leaves`, a tensor for the whole batch each.
-    fn outputs(&self, spec: &NetworkSpec, input: Vec<Features>, leaves: &[Leaves<'_>]) -> Outputs {
+    /// Names the heads on masked cells.
+    fn outputs(
+        &self,
+        spec: &NetworkSpec,
+        input: Vec<Features>,
+        leaves: &[Leaves<'_>],
+    ) -> (Outputs, BTreeSet<&'static str>) {
         let is_frozen = spec.moves == Moves::Frozen;
-        let sets = self.method.stat_sets().of(&spec.sees);
+        let sets = self.method.stat_sets().of(&spec.sizes());
         let views = self.method.views().groups();
         let drawing = Drawing {
             seed: self.plan.recipe.seed,
             step: self.step,
-            n_views: spec.sees.iter().map(|size| views[*size].n_views).collect(),
+            n_views: spec.sizes().into_iter().map(|size| views[size].n_views).collect(),
         };
         let mut groups = input;
-        let backbone = spec.model(&self.plan.recipe.model).units(Readout::All);
+        let backbone = spec.units_to(Readout::All, &self.plan.recipe.model);
         for (number, (unit, leaves)) in backbone.iter().zip(leaves).enumerate() {
             let positions = self.images().into_iter().map(|image| image as u64);
             let drawn = match spec.moves {
@@ -79,15 +96,18 @@ impl Whole<'_> {
         for head in &spec.heads {
             let read = head.reads.head().map_or(&groups, |name| &heads[name]);
             let mut given: Vec<Features> = read.iter().map(|group| head.reads.select(group)).collect();
-            let sets = self.method.head_stat_sets().of(&spec.sees);
+            let sets = self.method.head_stat_sets().of(&spec.sizes());
             for (unit, leaves) in head.units.iter().zip(leaves.by_ref()) {
                 given = through(unit.as_ref(), given, leaves, &Draws::default(), &sets, is_frozen);
             }
             heads.insert(head.name, given);
         }
+        let is_ragged =
+            |groups: &[Features]| groups[0].masked.as_ref().is_some_and(|masked| masked.is_selected);
+        let ragged = heads.iter().filter(|(_, groups)| is_ragged(groups)).map(|(name, _)| *name).collect();
         let by_view = |groups: Vec<Features>| groups.iter().map(|group| by_image(group, BATCH)).collect();
         let heads = heads.into_iter().map(|(name, groups)| (name, by_view(groups))).collect();
-        Outputs { n_images: BATCH, features: groups, heads }
+        (Outputs { n_images: BATCH, features: groups, heads }, ragged)
     }
 
     /// The shards of the network `name`.
@@ -100,7 +120,7 @@ impl Whole<'_> {
         let [n, v, d] = x.dims();
         let mut given = vec![Features::vectors(x.reshape([n * v, 1, d]))];
         let spec = self.trained();
-        let n_backbone = spec.model(&self.plan.recipe.model).units(Readout::All).len();
+        let n_backbone = spec.units_to(Readout::All, &self.plan.recipe.model).len();
         let mut shards = self.shards(spec.name)[n_backbone..].iter();
         for head in &spec.heads {
             for (unit, shard) in head.units.iter().zip(shards.by_ref().take(head.units.len())) {
@@ -114,21 +134,42 @@ impl Whole<'_> {
         by_image(&given[0], n)
     }
 
-    /// The outputs of each micro-batch.
-    fn cut(&self, whole: &Outputs) -> Vec<Outputs> {
+    /// The outputs of each micro-batch. Outputs of the heads `ragged` have a row for each masked cell.
+    fn cut(&self, (whole, ragged): &(Outputs, BTreeSet<&str>)) -> Vec<Outputs> {
         let n = self.plan.n_micro_batches();
-        let rows = |x: &Tensor<3>, number: usize| {
-            let [b, _, _] = x.dims();
-            x.clone().slice(number * b / n..(number + 1) * b / n)
+        let part = |len: usize, number: usize| number * len / n..(number + 1) * len / n;
+        let features = |group: &Features, number: usize| {
+            let sequences = part(group.x.dims()[0], number);
+            let mut cut = group.with(group.x.clone().slice(sequences.clone()));
+            cut.masked.iter_mut().for_each(|masked| {
+                masked.rows = Arc::new(Rows { cells: masked.rows.cells[sequences.clone()].to_vec() });
+            });
+            cut
         };
-        let of_number = |number: usize| Outputs {
-            n_images: BATCH / n,
-            features: whole.features.iter().map(|group| group.with(rows(&group.x, number))).collect(),
-            heads: whole
-                .heads
-                .iter()
-                .map(|(name, sizes)| (*name, sizes.iter().map(|x| rows(x, number)).collect()))
-                .collect(),
+        let head = |name: &str, group: usize, x: &Tensor<3>, number: usize| {
+            let Some(masked) = whole.features[group].masked.as_ref().filter(|_| ragged.contains(name)) else {
+                return x.clone().slice(part(x.dims()[0], number));
+            };
+            let cells = &masked.rows.cells;
+            let sequences = part(cells.len(), number);
+            let n_rows = |cells: &[Vec<usize>]| -> usize { cells.iter().map(Vec::len).sum() };
+            let first = n_rows(&cells[..sequences.start]);
+            // Where no cell is masked there is a row of no meaning.
+            match n_rows(&cells[sequences]) {
+                0 => x.clone().slice(0..1),
+                n => x.clone().slice(first..first + n),
+            }
+        };
+        let of_number = |number: usize| {
+            let of_head = |(name, groups): (&&'static str, &Vec<Tensor<3>>)| {
+                let groups = groups.iter().enumerate();
+                (*name, groups.map(|(group, x)| head(name, group, x, number)).collect())
+            };
+            Outputs {
+                n_images: BATCH / n,
+                features: whole.features.iter().map(|group| features(group, number)).collect(),
+                heads: whole.heads.iter().map(of_head).collect(),
+            }
         };
         (0..n).map(of_number).collect()
     }
@@ -147,7 +188,7 @@ impl Whole<'_> {
             specs.iter().filter(|spec| spec.moves != Moves::ByGradient).map(others).collect();
         let spec = self.trained();
         let trained = |track| {
-            let backbone = spec.model(&self.plan.recipe.model).units(Readout::All);
+            let backbone = spec.units_to(Readout::All, &self.plan.recipe.model);
             let units = backbone.iter().chain(spec.heads.iter().flat_map(|head| &head.units));
             let leaves: Vec<_> = units
                 .zip(self.shards(spec.name))

@@ -1,14 +1,16 @@
 //! Units, one by one: those of every backbone, and those of every method's heads behind each of them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use burn_tensor::{DType, Device, Distribution, Tensor, TensorData};
 use kernels::device::host::to_host;
 use kernels::device::workers::Workers;
 use kernels::ops::flops_of;
 use networks::backbone::Readout;
-use networks::features::Features;
+use networks::features::{Features, Masked};
 use networks::leaves::Leaves;
+use networks::params::Role;
 use networks::unit::{Context, Draws, GroupShape, StatSets, Unit};
 use ranks::communicator::Comm;
 use ranks::topology::Topology;
@@ -76,28 +78,31 @@ impl Chain {
 fn chains(plan: &Plan) -> Vec<Chain> {
     let device = Device::flex();
     let (input, batch) = (plan.pixel_input(), batch(plan, 0));
+    let method = plan.method().unwrap();
+    // Networks that follow have the same units as those that they follow.
+    let mut networks = method.networks().into_iter();
+    let trained = networks.find(|network| network.moves == Moves::ByGradient).unwrap();
     let mut chains = Vec::new();
     let mut features = None;
     for (size, group) in plan.multicrop().groups().iter().enumerate() {
         let views: Vec<&[u8]> = batch.samples.iter().map(|sample| sample.groups[size].as_slice()).collect();
-        let pixels = input.features(&views, group.size_px as usize, &device);
-        let chain = Chain::new(plan.recipe.model.units(Readout::All), pixels);
+        let mut pixels = input.features(&views, group.size_px as usize, &device);
+        if let Some(rule) = method.masks().filter(|rule| rule.size == size) {
+            let drawing = rule.at(1, 0, BATCH, group.n_views, pixels.grid);
+            let rows = Arc::new(drawing.rows(0..BATCH as u64));
+            pixels.masked = Some(Masked { rows, hides: true, is_selected: false });
+        }
+        let chain = Chain::new(trained.units_to(Readout::All, &plan.recipe.model), pixels);
         features.get_or_insert(chain.output(&chain.weights()));
         chains.push(chain);
     }
     let features = features.unwrap();
-    // Networks that follow have the same units as those that they follow.
-    for network in plan.method().unwrap().networks() {
-        if network.moves != Moves::ByGradient {
-            continue;
-        }
-        let mut given: BTreeMap<&str, Features> = BTreeMap::new();
-        for head in network.heads {
-            let read = head.reads.head().map_or(&features, |name| &given[name]);
-            let chain = Chain::new(head.units, head.reads.select(read));
-            given.insert(head.name, chain.output(&chain.weights()));
-            chains.push(chain);
-        }
+    let mut given: BTreeMap<&str, Features> = BTreeMap::new();
+    for head in trained.heads {
+        let read = head.reads.head().map_or(&features, |name| &given[name]);
+        let chain = Chain::new(head.units, head.reads.select(read));
+        given.insert(head.name, chain.output(&chain.weights()));
+        chains.push(chain);
     }
     chains
 }
@@ -124,15 +129,20 @@ fn names_are_unique() {
 #[test]
 fn all_parameters_are_used() {
     for plan in plans(&[]) {
+        // Views of one size may have no use for a parameter that those of another size have.
+        let mut moved: BTreeMap<String, (Role, bool)> = BTreeMap::new();
         for chain in chains(&plan) {
             for (shard, grad) in chain.shards.iter().zip(chain.gradients(true)) {
                 for slot in &shard.layout.params {
-                    let moved = grad[slot.range()].iter().any(|value| *value != 0.0);
                     let name = shard.layout.full_name(slot);
-                    assert_eq!(moved, slot.spec.role.is_trained(), "{}: {name}", pair(&plan));
+                    let (_, any) = moved.entry(name).or_insert((slot.spec.role, false));
+                    *any |= grad[slot.range()].iter().any(|value| *value != 0.0);
                 }
                 assert!(grad.iter().all(|value| value.is_finite()));
             }
+        }
+        for (name, (role, moved)) in moved {
+            assert_eq!(moved, role.is_trained(), "{}: {name}", pair(&plan));
         }
     }
 }
@@ -197,8 +207,11 @@ fn costs_are_what_is_counted() {
     for plan in plans(&[]) {
         for chain in chains(&plan) {
             let [rows, tokens, width] = chain.input.x.dims();
+            // Masked cells are no multiple of the images.
+            let is_ragged = chain.input.masked.as_ref().is_some_and(|masked| masked.is_selected);
+            let n_images = if is_ragged { 1 } else { BATCH };
             let mut shapes = vec![GroupShape {
-                n_views: rows / BATCH,
+                n_views: rows / n_images,
                 n_prefix: chain.input.n_prefix,
                 grid: chain.input.grid,
                 width,
@@ -207,7 +220,7 @@ fn costs_are_what_is_counted() {
             let mut flops = 0.0;
             for unit in &chain.units {
                 let (cost, next) = unit.cost(&shapes);
-                flops += cost.flops * BATCH as f64;
+                flops += cost.flops * n_images as f64;
                 shapes = next;
             }
             let weights = chain.weights();
@@ -220,7 +233,7 @@ fn costs_are_what_is_counted() {
             let (counted, output) = Workers::new(1).map(vec![()], count).remove(0);
             assert!((flops - counted).abs() <= 1e-9 * counted, "{}: {flops}, {counted}", pair(&plan));
             let [rows, tokens, width] = output.unwrap().x.dims();
-            let given = [shapes[0].n_views * BATCH, shapes[0].n_tokens(), shapes[0].width];
+            let given = [shapes[0].n_views * n_images, shapes[0].n_tokens(), shapes[0].width];
             assert_eq!(given, [rows, tokens, width], "{}", pair(&plan));
         }
     }

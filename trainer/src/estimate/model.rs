@@ -91,12 +91,12 @@ pub(super) fn of_parts(name: &str, model: &ModelConfig, method: &dyn Method, n_m
     let views = method.views().groups();
     let cost = |spec: &NetworkSpec| {
         let own = spec.model(model);
-        let of_size = |size: &usize| {
+        let of_size = |size: usize| {
             let cell_px = own.cell_px();
-            let grid = [views[*size].size_px as usize / cell_px; 2];
-            GroupShape { n_views: views[*size].n_views, n_prefix: 0, grid, width: 3 * cell_px * cell_px }
+            let grid = [views[size].size_px as usize / cell_px; 2];
+            GroupShape { n_views: views[size].n_views, n_prefix: 0, grid, width: 3 * cell_px * cell_px }
         };
-        let shapes = spec.sees.iter().map(of_size).collect();
+        let shapes = spec.sizes().into_iter().map(of_size).collect();
         let mut network = of_network(spec, spec.units(model), shapes);
         if let Some(first) = network.backbone.first_mut() {
             // Pixels are kept once, whatever units do.

@@ -14,6 +14,8 @@ mod simclr;
 mod swav;
 #[cfg(test)]
 mod toy;
+#[cfg(test)]
+mod toymasked;
 mod views;
 
 pub(crate) use registry::MethodConfig;
@@ -23,6 +25,7 @@ use augment::MultiCrop;
 use burn_tensor::Tensor;
 use networks::backbone::ModelConfig;
 use networks::features::Outputs;
+use networks::mask::MaskRule;
 use networks::unit::StatSets;
 use ranks::EngineError;
 use ranks::peers::Peers;
@@ -47,6 +50,11 @@ pub trait Method: Send + Sync {
 
     /// Name of the network that evaluation and export look at.
     fn evaluated(&self) -> &'static str;
+
+    /// Masks of views of one size; [`Sight::masked`](network::Sight) says which networks do not see what is masked.
+    fn masks(&self) -> Option<MaskRule> {
+        None
+    }
 
     /// Which sizes of views share statistics over the batch.
     fn stat_sets(&self) -> StatSets {

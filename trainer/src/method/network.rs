@@ -1,7 +1,7 @@
 //! The networks that a method trains and compares: what each is made of, what it sees and how its weights change.
 
 use networks::backbone::{ModelConfig, Readout};
-use networks::head::{Head, readout};
+use networks::head::{Head, Reads, readout};
 use networks::patches::{Normalization, PixelInput};
 use networks::unit::Unit;
 
@@ -17,10 +17,21 @@ pub struct NetworkSpec {
     pub backbone: Backbone,
     /// Its heads; one that reads another comes after it.
     pub heads: Vec<Head>,
-    /// Numbers of the sizes of views that it sees.
-    pub sees: Vec<usize>,
+    /// The views that it sees.
+    pub sees: Vec<Sight>,
+    /// Whether its backbone has a token for masked patches.
+    pub takes_masks: bool,
     /// How its weights change.
     pub moves: Moves,
+}
+
+/// Views of one size as a network sees them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sight {
+    /// Number of the size.
+    pub size: usize,
+    /// Whether masked patches are hidden from the network.
+    pub masked: bool,
 }
 
 /// The backbone of a network.
@@ -79,13 +90,25 @@ pub struct FrozenWeights {
 impl NetworkSpec {
     /// A network with the recipe's backbone that moves by gradient and sees all of `n_sizes` sizes of views.
     pub fn trained(name: &'static str, heads: Vec<Head>, n_sizes: usize) -> Self {
-        let sees = (0..n_sizes).collect();
-        Self { name, backbone: Backbone::OfRecipe, heads, sees, moves: Moves::ByGradient }
+        let sees = (0..n_sizes).map(|size| Sight { size, masked: false }).collect();
+        Self { name, backbone: Backbone::OfRecipe, heads, sees, takes_masks: false, moves: Moves::ByGradient }
     }
 
     /// The units of its backbone, where `recipe` is the backbone of the recipe.
     pub fn units(&self, recipe: &ModelConfig) -> Vec<Box<dyn Unit>> {
-        self.model(recipe).units(self.readout())
+        self.units_to(self.readout(), recipe)
+    }
+
+    /// [`NetworkSpec::units`] that give the features of `readout`.
+    pub fn units_to(&self, readout: Readout, recipe: &ModelConfig) -> Vec<Box<dyn Unit>> {
+        let model = self.model(recipe);
+        let masked = self.takes_masks.then(|| model.masked_units(readout)).flatten();
+        masked.unwrap_or_else(|| model.units(readout))
+    }
+
+    /// Numbers of the sizes of views that it sees.
+    pub fn sizes(&self) -> Vec<usize> {
+        self.sees.iter().map(|sight| sight.size).collect()
     }
 
     /// Features that leave its backbone.
@@ -131,6 +154,20 @@ impl Moves {
     }
 }
 
+/// Checks that `model`, the recipe's backbone, takes masks if one of `networks` wants it to.
+///
+/// # Errors
+/// The key and what is wrong with it.
+pub(crate) fn check_masks(networks: &[NetworkSpec], model: &ModelConfig) -> Result<(), String> {
+    let refused = |network: &&NetworkSpec| {
+        network.takes_masks && network.model(model).masked_units(Readout::Pooled).is_none()
+    };
+    match networks.iter().find(refused) {
+        Some(_) => Err("model.arch: the method masks patches, and this backbone has no tokens to mask: a transformer has".into()),
+        None => Ok(()),
+    }
+}
+
 /// Checks a method's list of networks, as the rest of the program relies on it.
 ///
 /// # Errors
@@ -165,7 +202,16 @@ pub(crate) fn check(networks: &[NetworkSpec]) -> Result<(), String> {
                 return Err(format!("the network {name} follows {of}, which has no such head {}", head.name));
             }
         }
+        if network.sees.iter().any(|sight| sight.masked) && !network.takes_masks {
+            return Err(format!("the network {name} is to see masks and takes none"));
+        }
         for (i, head) in network.heads.iter().enumerate() {
+            if head.reads == Reads::Masked && head.n_staged() > 0 {
+                return Err(format!(
+                    "the head {} of the network {name} has statistics over masked cells",
+                    head.name
+                ));
+            }
             let earlier = &network.heads[..i];
             if earlier.iter().any(|other| other.name == head.name) {
                 return Err(format!("two heads of the network {name} are called {}", head.name));
@@ -184,8 +230,6 @@ pub(crate) fn check(networks: &[NetworkSpec]) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use networks::head::Reads;
-
     use super::*;
 
     fn head(name: &'static str, reads: Reads) -> Head {

@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::network::FrozenWeights;
-#[cfg(test)]
-use super::toy;
 use super::{Method, MethodContext, MethodRecipe, dino, distillation, lejepa, mocov3, simclr, swav};
+#[cfg(test)]
+use super::{toy, toymasked};
 
 /// Declares [`MethodConfig`] with a variant for each method: its documentation, its name and its module.
 macro_rules! methods {
@@ -65,4 +65,7 @@ methods! {
     /// Prediction of what another view gets: for tests.
     #[cfg(test)]
     Toy => toy,
+    /// Prediction of what is hidden: for tests.
+    #[cfg(test)]
+    ToyMasked => toymasked,
 }

@@ -134,6 +134,7 @@ impl Plan {
         let networks = self.method()?.networks();
         network::check(&networks)
             .map_err(|reason| bad(format!("method: {reason}; this is a bug in ocelli")))?;
+        network::check_masks(&networks, &recipe.model).map_err(bad)?;
         let has_stages = |network: &NetworkSpec| {
             let backbone = network.units(&recipe.model);
             let mut units = backbone.iter().chain(network.heads.iter().flat_map(|head| &head.units));

@@ -14,12 +14,15 @@ use crate::step::Trainer;
 /// # Errors
 /// [`TrainError::Ranks`].
 pub(super) fn evaluated_network(trainer: &Trainer, plan: &Plan) -> Result<Option<Network>, TrainError> {
-    let mut flats = HashMap::new();
+    // By parameter: a network under training may have some that evaluation has no use for.
+    let mut values = HashMap::new();
     let name = trainer.state.method.evaluated();
     for shard in trainer.state.network(name).iter().flat_map(|network| network.backbone()) {
         let flat = trainer.gather_whole(&shard.layout.name, &shard.weights)?;
         if trainer.topology().rank == 0 {
-            flats.insert(shard.layout.name.clone(), to_host(flat));
+            let flat = to_host(flat);
+            let params = shard.layout.params.iter();
+            values.extend(params.map(|slot| (shard.layout.full_name(slot), flat[slot.range()].to_vec())));
         }
     }
     if trainer.topology().rank != 0 {
@@ -27,7 +30,13 @@ pub(super) fn evaluated_network(trainer: &Trainer, plan: &Plan) -> Result<Option
     }
     let (model, normalization) = (&plan.recipe.model, plan.recipe.data.normalization);
     let network = Network::new(model, normalization, plan.n_workers, trainer.device(), |layout| {
-        flats.remove(&layout.name).ok_or_else(|| TrainError::NoUnit { unit: layout.name.clone() })
+        let mut flat = vec![0.0; layout.padded];
+        for slot in &layout.params {
+            let found = values.remove(&layout.full_name(slot));
+            let found = found.ok_or_else(|| TrainError::NoUnit { unit: layout.name.clone() })?;
+            flat[slot.range()].copy_from_slice(&found);
+        }
+        Ok(flat)
     });
     network.map(Some)
 }

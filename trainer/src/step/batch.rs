@@ -1,9 +1,14 @@
 //! A rank's share of a batch: micro-batches, and the slices of each that workers take.
 
+use std::sync::Arc;
+
 use burn_tensor::Tensor;
 use kernels::device::workers::Workers;
-use networks::features::Features;
+use networks::features::{Features, Masked};
+use networks::mask::Rows;
 use ranks::topology::Topology;
+
+use crate::method::network::Sight;
 
 /// Features of some images, by size of view.
 pub(crate) type Groups = Vec<Features>;
@@ -45,18 +50,36 @@ pub(crate) struct Share {
 }
 
 impl MicroBatch {
-    /// The sizes of views with these numbers.
-    pub(crate) fn seen(&self, sizes: &[usize]) -> Self {
-        let of_slice = |groups: &Groups| sizes.iter().map(|size| groups[*size].clone()).collect();
+    /// The views of `sees`.
+    pub(crate) fn seen(&self, sees: &[Sight]) -> Self {
+        let as_seen = |groups: &Groups, sight: &Sight| {
+            let mut group = groups[sight.size].clone();
+            group.masked.iter_mut().for_each(|masked| masked.hides = sight.masked);
+            group
+        };
+        let of_slice = |groups: &Groups| sees.iter().map(|sight| as_seen(groups, sight)).collect();
         Self { slices: self.slices.iter().map(of_slice).collect() }
+    }
+
+    /// Marks the masked cells of the views of one size, by slice.
+    pub(crate) fn mask(&mut self, size: usize, rows: Vec<Rows>) {
+        for (groups, rows) in self.slices.iter_mut().zip(rows) {
+            groups[size].masked = Some(Masked { rows: Arc::new(rows), hides: false, is_selected: false });
+        }
     }
 
     /// The whole micro-batch.
     pub(crate) fn joined(&self) -> Groups {
         let n_groups = self.slices.first().map_or(0, Vec::len);
         let join = |group: usize| {
-            let all = self.slices.iter().map(|slice| slice[group].x.clone()).collect();
-            self.slices[0][group].with(Tensor::cat(all, 0))
+            let parts = || self.slices.iter().map(|slice| &slice[group]);
+            let all = parts().map(|part| part.x.clone()).collect();
+            let mut whole = self.slices[0][group].with(Tensor::cat(all, 0));
+            if let Some(masked) = &mut whole.masked {
+                let rows = parts().filter_map(|part| part.masked.as_ref()).map(|masked| &*masked.rows);
+                masked.rows = Arc::new(Rows::joined(rows));
+            }
+            whole
         };
         (0..n_groups).map(join).collect()
     }

@@ -8,6 +8,7 @@ use ranks::prefetch::Gathers;
 
 use super::batch::MicroBatch;
 use super::heads::HeadPass;
+use super::net::Net;
 use super::pass::{Passes, UnitDraws, UnitTape, over_groups};
 use super::sharded::{Observation, ShardedNet};
 
@@ -43,9 +44,10 @@ pub(super) fn infer(
     gathers: &mut Gathers<'_>,
     n_images: usize,
 ) -> Result<Inferred, EngineError> {
-    let sees = &network.net.sees;
+    let Net { sees, .. } = network.net;
     let mut seen: Vec<MicroBatch> = batches.iter().map(|batch| batch.seen(sees)).collect();
-    let [sets, head_sets] = [passes, of_heads].map(|passes| passes.sets.of(sees));
+    let sizes = network.net.sizes();
+    let [sets, head_sets] = [passes, of_heads].map(|passes| passes.sets.of(&sizes));
     let passes = Passes { sets: &sets, ..passes };
     let of_heads = Passes { sets: &head_sets, ..of_heads };
     let mut observations = Vec::new();

@@ -7,7 +7,7 @@ use networks::patches::PixelInput;
 use networks::unit::Unit;
 
 use super::state::NetworkState;
-use crate::method::network::{Moves, NetworkSpec};
+use crate::method::network::{Moves, NetworkSpec, Sight};
 use crate::optim::follow::{Follower, follow};
 use crate::optim::{Norms, Optimizer};
 use crate::schedule::Knobs;
@@ -28,8 +28,8 @@ pub(crate) struct Net {
     pub(crate) name: &'static str,
     /// How its weights change.
     pub(crate) moves: Moves,
-    /// Numbers of the sizes of views that it sees.
-    pub(crate) sees: Vec<usize>,
+    /// The views that it sees.
+    pub(crate) sees: Vec<Sight>,
     /// Number of the way in which pixels reach its first unit.
     pub(crate) input: usize,
     /// Units of its backbone.
@@ -159,6 +159,11 @@ impl Net {
             }
         }
         Self { name, moves, sees, input, backbone, heads, n_staged }
+    }
+
+    /// Numbers of the sizes of views that it sees.
+    pub(crate) fn sizes(&self) -> Vec<usize> {
+        self.sees.iter().map(|sight| sight.size).collect()
     }
 
     /// All units, in the order of the shards.

@@ -215,9 +215,10 @@ impl Trainer {
         let weights = Weights { others, trained, config: &self.config };
         let mut gathers = Gathers::new(&self.comm, weights.gathers(), &self.device)?;
         let mut reductions = Reductions::new(&self.comm);
-        let batches = batches();
-        let sees = &trained.net.sees;
-        let [of_trained, of_heads] = [&self.sets, &self.head_sets].map(|sets| sets.of(sees));
+        let mut batches = batches();
+        self.mask(&mut batches, n_images);
+        let sizes = trained.net.sizes();
+        let [of_trained, of_heads] = [&self.sets, &self.head_sets].map(|sets| sets.of(&sizes));
         let n_each = n_images / self.config.share(self.topology()).n_micro_batches;
         phases.input_ms = clock.lap_ms();
 
@@ -226,8 +227,8 @@ impl Trainer {
         phases.targets_ms = clock.lap_ms();
 
         entering("forward");
-        let draws = self.draw(n_images, sees);
-        let seen = batches[trained.net.input].iter().map(|batch| batch.seen(sees)).collect();
+        let draws = self.draw(n_images, &sizes);
+        let seen = batches[trained.net.input].iter().map(|batch| batch.seen(&trained.net.sees)).collect();
         drop(batches);
         let passes = self.passes(&of_trained);
         let pass = forward(trained, seen, &draws, passes, &mut gathers, |number| weights.keeps(number))?;
@@ -315,13 +316,29 @@ impl Trainer {
         }
     }
 
+    /// Marks the cells that the method masks at this step, in `batches` by the way in which pixels reach networks.
+    fn mask(&self, batches: &mut [Vec<MicroBatch>], n_images: usize) {
+        let Some(rule) = self.state.method.masks() else { return };
+        let group = self.state.method.views().groups()[rule.size];
+        let (share, batch_size) = (self.config.share(self.topology()), n_images * self.topology().world_size);
+        for (batches, input) in batches.iter_mut().zip(&self.nets.inputs) {
+            let grid = [group.size_px as usize / input.cell_px; 2];
+            let drawing = rule.at(self.config.seed, self.state.step, batch_size, group.n_views, grid);
+            for (batch, slices) in batches.iter_mut().zip(self.slices(n_images)) {
+                let of_slice =
+                    |images: &Vec<usize>| drawing.rows(images.iter().map(|image| share.position(*image)));
+                batch.mask(rule.size, slices.iter().map(of_slice).collect());
+            }
+        }
+    }
+
     /// Drop-path factors of every unit, for the sizes of views that the trained network sees.
-    fn draw(&self, n_images: usize, sees: &[usize]) -> Vec<UnitDraws> {
+    fn draw(&self, n_images: usize, sizes: &[usize]) -> Vec<UnitDraws> {
         let groups = self.state.method.views().groups();
         let drawing = Drawing {
             seed: self.config.seed,
             step: self.state.step,
-            n_views: sees.iter().map(|size| groups[*size].n_views).collect(),
+            n_views: sizes.iter().map(|size| groups[*size].n_views).collect(),
         };
         let (slices, share) = (self.slices(n_images), self.config.share(self.topology()));
         let of_unit = |(number, p): (usize, f32)| {

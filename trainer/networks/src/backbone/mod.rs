@@ -58,6 +58,12 @@ pub trait BackboneConfig {
     /// ([`super::patches`]).
     fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>>;
 
+    /// The same units with a token of their own in the place of masked patches; none of a backbone without tokens.
+    fn masked_units(&self, readout: Readout) -> Option<Vec<Box<dyn Unit>>> {
+        let _ = readout;
+        None
+    }
+
     /// Where evaluation may read features: blocks of a transformer, resolutions of a convolutional network.
     fn levels(&self) -> Levels;
 

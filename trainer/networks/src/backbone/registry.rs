@@ -63,6 +63,11 @@ impl ModelConfig {
         self.config().units(readout)
     }
 
+    /// The same units with a token of their own in the place of masked patches; none of a backbone without tokens.
+    pub fn masked_units(&self, readout: Readout) -> Option<Vec<Box<dyn Unit>>> {
+        self.config().masked_units(readout)
+    }
+
     /// Where evaluation may read features, with the units of [`Readout::All`].
     pub fn levels(&self) -> Levels {
         self.config().levels()

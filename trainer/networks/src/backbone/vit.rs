@@ -119,6 +119,32 @@ impl Config {
         out
     }
 
+    /// The units, which have a token for masked patches if they take masks.
+    fn with_masks(&self, readout: Readout, takes_masks: bool) -> Vec<Box<dyn Unit>> {
+        let resampling = self.resampling();
+        let sizes = [self.patch_px, self.width, self.grid(), self.registers];
+        let beginning = Beginning { rule: self.initialization, std: self.init_std };
+        let kinds = [self.freeze_patches, takes_masks];
+        let embed = Embed::new(sizes, beginning, self.positions, kinds, resampling);
+        let mut units: Vec<Box<dyn Unit>> = vec![Box::new(embed)];
+        for i in 0..self.depth {
+            let share = i as f32 / (self.depth - 1).max(1) as f32;
+            units.push(Box::new(Block {
+                name: format!("blocks.{i}"),
+                width: self.width,
+                heads: self.heads,
+                hidden: self.hidden(),
+                mlp: self.mlp,
+                layer_scale: self.layer_scale,
+                drop_path: self.drop_path * share,
+                beginning,
+                epsilon: self.norm_epsilon,
+            }));
+        }
+        units.push(Box::new(Norm { width: self.width, readout, epsilon: self.norm_epsilon }));
+        units
+    }
+
     fn resampling(&self) -> Resampling {
         Resampling { offset: self.pos_offset, antialias: self.pos_antialias }
     }
@@ -189,27 +215,11 @@ impl BackboneConfig for Config {
     }
 
     fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>> {
-        let resampling = self.resampling();
-        let sizes = [self.patch_px, self.width, self.grid(), self.registers];
-        let beginning = Beginning { rule: self.initialization, std: self.init_std };
-        let embed = Embed::new(sizes, beginning, self.positions, self.freeze_patches, resampling);
-        let mut units: Vec<Box<dyn Unit>> = vec![Box::new(embed)];
-        for i in 0..self.depth {
-            let share = i as f32 / (self.depth - 1).max(1) as f32;
-            units.push(Box::new(Block {
-                name: format!("blocks.{i}"),
-                width: self.width,
-                heads: self.heads,
-                hidden: self.hidden(),
-                mlp: self.mlp,
-                layer_scale: self.layer_scale,
-                drop_path: self.drop_path * share,
-                beginning,
-                epsilon: self.norm_epsilon,
-            }));
-        }
-        units.push(Box::new(Norm { width: self.width, readout, epsilon: self.norm_epsilon }));
-        units
+        self.with_masks(readout, false)
+    }
+
+    fn masked_units(&self, readout: Readout) -> Option<Vec<Box<dyn Unit>>> {
+        Some(self.with_masks(readout, true))
     }
 
     /// Every block, behind the last norm.

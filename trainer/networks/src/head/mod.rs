@@ -26,6 +26,8 @@ pub enum Reads {
     Pooled,
     /// The cells of the grid.
     Patches,
+    /// The masked cells of the grid.
+    Masked,
     /// The output of the head of this name, which comes before it.
     Head(&'static str),
 }
@@ -43,7 +45,7 @@ impl Reads {
     pub fn head(self) -> Option<&'static str> {
         match self {
             Self::Head(name) => Some(name),
-            Self::Pooled | Self::Patches => None,
+            Self::Pooled | Self::Patches | Self::Masked => None,
         }
     }
 
@@ -52,6 +54,7 @@ impl Reads {
         match self {
             Self::Pooled => features.pooled(),
             Self::Patches => features.patches(),
+            Self::Masked => features.masked(),
             Self::Head(_) => features.clone(),
         }
     }
@@ -61,6 +64,8 @@ impl Reads {
         match self {
             Self::Pooled => shape.pooled(),
             Self::Patches => GroupShape { n_prefix: 0, ..*shape },
+            // As if all were masked.
+            Self::Masked => GroupShape { n_prefix: 0, ..*shape },
             Self::Head(_) => *shape,
         }
     }
@@ -68,7 +73,7 @@ impl Reads {
 
 /// Features that must leave a backbone with these heads behind it.
 pub fn readout(heads: &[Head]) -> Readout {
-    match heads.iter().any(|head| head.reads == Reads::Patches) {
+    match heads.iter().any(|head| matches!(head.reads, Reads::Patches | Reads::Masked)) {
         true => Readout::All,
         false => Readout::Pooled,
     }

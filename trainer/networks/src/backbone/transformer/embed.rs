@@ -5,6 +5,8 @@
 //!                     → [cls; registers; patches]              [B, 1+R+N, D]
 //! ```
 //!
+//! A masked patch is replaced by a token before its position is added (Bao et al. 2022, Zhou et al. 2022).
+//!
 //! Registers have no position (Darcet et al. 2024). The patch embedding is a matrix product on patch vectors: the same
 //! numbers as a strided convolution, with a cheap backward pass.
 
@@ -31,6 +33,7 @@ pub(in crate::backbone) struct Embed {
     beginning: Beginning,
     positions: Positions,
     freezes_patches: bool,
+    takes_masks: bool,
     resampling: Resampling,
     /// Interpolation matrices by grid; a run sees two or three grids.
     matrices: Mutex<HashMap<[usize; 2], TensorData>>,
@@ -38,12 +41,13 @@ pub(in crate::backbone) struct Embed {
 
 impl Embed {
     /// Embeds patches of `patch_px` into `width` channels, with a position embedding for `grid` × `grid` of them that is
-    /// resampled for others. With `freezes_patches` the projection of patches stays as it starts.
+    /// resampled for others. With `freezes_patches` the projection of patches stays as it starts; with `takes_masks` there is a token for masked
+    /// patches.
     pub(in crate::backbone) fn new(
         [patch_px, width, grid, n_registers]: [usize; 4],
         beginning: Beginning,
         positions: Positions,
-        freezes_patches: bool,
+        [freezes_patches, takes_masks]: [bool; 2],
         resampling: Resampling,
     ) -> Self {
         let matrices = Mutex::default();
@@ -55,6 +59,7 @@ impl Embed {
             beginning,
             positions,
             freezes_patches,
+            takes_masks,
             resampling,
             matrices,
         }
@@ -81,6 +86,23 @@ impl Embed {
         let matrix = Tensor::<2>::from_data(data, &patches.device()).cast(patches.dtype());
         let patches = matrix.matmul(patches).reshape([1, grid[0] * grid[1], d]);
         Tensor::cat(vec![class, patches], 1)
+    }
+
+    /// `patches` of `[B, N, D]` with the token for masked patches where `group` hides some.
+    fn masked(&self, patches: Tensor<3>, group: &Features, leaves: &Leaves<'_>) -> Tensor<3> {
+        let Some(masked) = group.masked.as_ref().filter(|masked| masked.hides && self.takes_masks) else {
+            return patches;
+        };
+        let [b, n, d] = patches.dims();
+        let mut hidden = vec![0.0f32; b * n];
+        for token in masked.rows.tokens(0, n).into_iter().take(masked.rows.n()) {
+            hidden[token] = 1.0;
+        }
+        let hidden = Tensor::<3>::from_data(TensorData::new(hidden, [b, n, 1]), &patches.device().inner());
+        let hidden = hidden.cast(patches.dtype());
+        let hidden = if patches.is_autodiff() { hidden.autodiff() } else { hidden };
+        let token = leaves.get::<2>("mask_token").reshape([1, 1, d]).cast(patches.dtype());
+        patches * (hidden.clone().neg() + 1.0) + hidden * token
     }
 
     /// `x`, `[B, 1 + N, D]`, with registers after its class token.
@@ -121,6 +143,9 @@ impl Unit for Embed {
         };
         let class = ParamSpec::weight("cls_token", [1, 1, d], self.beginning.class_token());
         let mut params = [&patches[..], &[class, positions]].concat();
+        if self.takes_masks {
+            params.push(ParamSpec::weight("mask_token", [1, d], Init::Constant(0.0)));
+        }
         if self.n_registers > 0 {
             params.push(ParamSpec::weight("reg_token", [1, self.n_registers, d], table));
         }
@@ -132,10 +157,11 @@ impl Unit for Embed {
         let embed = |group: &Features| {
             let weight = cx.leaves.get::<4>("patch_embed.proj.weight").reshape([d, 3 * p * p]);
             let patches = linear(cx.rounded(group.x.clone()), weight, cx.leaves.get("patch_embed.proj.bias"));
+            let patches = self.masked(patches, group, cx.leaves);
             let positions = self.positions(cx.leaves, group.grid);
             let x = sequence(cx.leaves.get("cls_token"), patches, positions);
             let x = self.with_registers(x, cx.leaves);
-            Features { n_prefix: 1 + self.n_registers, ..Features::on_grid(x, group.grid) }
+            Features { n_prefix: 1 + self.n_registers, ..group.with(x) }
         };
         groups.iter().map(embed).collect::<Vec<_>>().into()
     }

@@ -1,0 +1,119 @@
+//! Frozen networks: their files are read at every start, named in the plan, and not written again.
+
+use crate::support::{TINY, World, fails, ok};
+
+/// The tiny recipe with another method.
+fn with_method(method: &str) -> String {
+    let (before, rest) = TINY.split_once("[method]\n").unwrap();
+    let (_, after) = rest.split_once("[views]").unwrap();
+    format!("{before}[method]\n{method}\n[views]{after}")
+}
+
+/// A world with a file of weights, and a recipe that distills them into a network with larger patches.
+fn world(image_px: usize) -> (World, String) {
+    let world = World::new(30);
+    ok(&world.pretrain("a", &[]));
+    let file = world.text("a.safetensors");
+    ok(&world.ocelli(&[
+        "export",
+        "--checkpoint",
+        &world.text("a"),
+        "--out",
+        &file,
+        "--format",
+        "safetensors",
+    ]));
+    let method = format!("name = 'distillation'\nteacher = {{ weights = '{file}' }}");
+    let recipe = with_method(&method).replace("patch_px = 4", "patch_px = 8");
+    let recipe = recipe.replace("global_px = 16", &format!("global_px = {image_px}"));
+    std::fs::write(world.path("tiny.toml"), recipe).unwrap();
+    (world, file)
+}
+
+/// The last loss of a run.
+fn last_row(world: &World, run: &str) -> serde_json::Value {
+    let text = std::fs::read_to_string(world.path(run).join("metrics.jsonl")).unwrap();
+    serde_json::from_str(text.lines().last().unwrap()).unwrap()
+}
+
+#[test]
+fn a_frozen_network_is_read_at_every_start_and_never_written() {
+    let (world, file) = world(16);
+    ok(&world.pretrain("whole", &[]));
+    let plan = std::fs::read_to_string(world.path("whole/plan.toml")).unwrap();
+    assert!(plan.contains("fingerprint = \"") && plan.contains("[recipe.method.teacher.model]"), "{plan}");
+    let manifest = std::fs::read_dir(world.path("whole/checkpoints")).unwrap();
+    let manifest =
+        manifest.flatten().find_map(|entry| std::fs::read_to_string(entry.path().join("manifest.json")).ok());
+    let manifest: serde_json::Value = serde_json::from_str(&manifest.unwrap()).unwrap();
+    let networks = manifest["units"].as_array().unwrap().iter();
+    assert!(networks.clone().all(|unit| unit["network"] == "student"), "{manifest}");
+
+    // A run goes on with the file in another place, and not without it.
+    ok(&world.pretrain("parts", &["--set", "optim.length={steps=4}"]));
+    let moved = world.text("moved.safetensors");
+    std::fs::rename(&file, &moved).unwrap();
+    let longer = ["--lengthen", "--set", "optim.length={steps=12}"];
+    let gone = fails(&world.pretrain("parts", &longer), 2);
+    assert!(gone.contains("method.teacher.weights") && gone.contains("put the file back"), "{gone}");
+    let elsewhere = format!("method.teacher.weights={moved}");
+    ok(&world.pretrain("parts", &[&longer[..], &["--set", &elsewhere]].concat()));
+    assert_eq!(last_row(&world, "parts")["step"], last_row(&world, "whole")["step"]);
+
+    // What is exported is the network that has learned.
+    let out = world.text("learned.safetensors");
+    let export = world.ocelli(&["export", "--checkpoint", &world.text("whole"), "--out", &out]);
+    ok(&export);
+    assert!(String::from_utf8_lossy(&export.stdout).contains("student written"), "{export:?}");
+    let none = fails(
+        &world.ocelli(&[
+            "export",
+            "--checkpoint",
+            &world.text("whole"),
+            "--out",
+            &out,
+            "--overwrite",
+            "--network",
+            "teacher",
+        ]),
+        3,
+    );
+    assert!(none.contains("it has no network teacher, but student"), "{none}");
+}
+
+#[test]
+fn weights_that_are_not_those_of_the_beginning_are_refused() {
+    let (world, file) = world(16);
+    ok(&world.pretrain("b", &["--set", "optim.length={steps=4}"]));
+    let mut bytes = std::fs::read(&file).unwrap();
+    let last = bytes.len() - 2;
+    bytes[last] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let longer = ["--lengthen", "--set", "optim.length={steps=6}"];
+    let changed = fails(&world.pretrain("b", &longer), 2);
+    assert!(
+        changed.contains("method.teacher.weights") && changed.contains("holds other weights"),
+        "{changed}"
+    );
+    assert_eq!(last_row(&world, "b")["step"], 3, "nothing was done");
+}
+
+#[test]
+fn what_does_not_fit_a_frozen_network_is_refused_before_any_work() {
+    let (world, file) = world(16);
+    let refused = |sets: &[&str], words: &[&str]| {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        let stderr = fails(&world.pretrain("run", &sets), 2);
+        assert!(words.iter().all(|word| stderr.contains(word)), "{sets:?}: {stderr}");
+        assert!(!world.path("run").exists(), "nothing is made for a recipe that is refused");
+    };
+    refused(&["method.teacher.weights=nowhere.pth"], &["method.teacher.weights", "nowhere.pth"]);
+    refused(&["method.pooled_weight=0", "method.patch_weight=0"], &["nothing would be learned"]);
+    refused(&["method.pooled_weight=-1"], &["method.pooled_weight"]);
+    // The file's patches are 4 px wide, the student's 6.
+    let odd = ["model.patch_px=6", "model.image_px=18", "views.global_px=18", "views.local_px=6"];
+    refused(&odd, &["18 px", "4 px", "method.teacher.weights"]);
+    let text = std::fs::read_to_string(world.path("tiny.toml")).unwrap();
+    std::fs::write(world.path("tiny.toml"), text.replace(&file, &world.text("data"))).unwrap();
+    refused(&[], &["method.teacher.weights"]);
+}

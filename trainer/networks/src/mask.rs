@@ -1,0 +1,252 @@
+//! Masks of patches, drawn before the step: a pure function of (seed, step, position in the global batch, view).
+//!
+//! ```text
+//! a share of the views of a batch is masked, the i-th of n of them in about a part r of its cells
+//! r ~ U(a + (b - a) i / n, a + (b - a)(i + 1) / n)      [a, b] the ratios of the rule
+//! blocks of U(4, room) cells with sides in a ratio of 0.3 to 3.3 are placed until there is no room
+//! ```
+//!
+//! That is how BEiT places blocks (Bao et al. 2022) and how DINOv2 spreads ratios over a batch; with `exact` single cells
+//! fill up what blocks have left, as in DINOv3.
+
+use augment::ViewRng;
+
+/// Keeps these streams apart from all others.
+const MASK_DOMAIN: u64 = 0x6d61_736b_0000_0000;
+
+/// Cells of the smallest block.
+const SMALLEST: f64 = 4.0;
+
+/// Largest ratio of a block's sides.
+const ELONGATION: f64 = 1.0 / 0.3;
+
+/// Largest share of the cells in one block.
+const LARGEST_SHARE: f64 = 0.5;
+
+/// Attempts to place a block.
+const N_ATTEMPTS: usize = 10;
+
+/// Masks of the views of one size.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MaskRule {
+    /// Number of the size of views.
+    pub size: usize,
+    /// Share of the views that are masked.
+    pub masked_share: f64,
+    /// Smallest and largest share of a masked view's cells.
+    pub ratio: [f64; 2],
+    /// Whether the number of masked cells is as drawn; without it blocks may fall short.
+    pub exact: bool,
+}
+
+/// Masked cells of the views of some images, in the order of their sequences.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Rows {
+    /// By sequence, in the order of the cells.
+    pub cells: Vec<Vec<usize>>,
+}
+
+/// What is drawn of the masks of a step.
+pub struct MaskDrawing {
+    rule: MaskRule,
+    seed: u64,
+    step: u64,
+    /// Views of an image.
+    n_views: usize,
+    grid: [usize; 2],
+    /// By view of the global batch, its number among the masked ones.
+    order: Vec<Option<usize>>,
+    n_masked: usize,
+}
+
+impl MaskRule {
+    /// Checks that shares are shares.
+    ///
+    /// # Errors
+    /// In words.
+    pub fn validate(&self) -> Result<(), String> {
+        let [low, high] = self.ratio;
+        match (0.0..=1.0).contains(&self.masked_share) && 0.0 <= low && low <= high && high <= 1.0 {
+            true => Ok(()),
+            false => Err(format!("masks: shares lie in 0..=1, not {self:?}")),
+        }
+    }
+
+    /// The masks of `step` for `batch_size` images of `n_views` views each, on a grid of cells.
+    pub fn at(
+        self,
+        seed: u64,
+        step: u64,
+        batch_size: usize,
+        n_views: usize,
+        grid: [usize; 2],
+    ) -> MaskDrawing {
+        let n = batch_size * n_views;
+        let n_masked = (n as f64 * self.masked_share) as usize;
+        let mut shuffled: Vec<usize> = (0..n).collect();
+        let mut rng = ViewRng::from_words([seed, MASK_DOMAIN ^ step, u64::MAX, 0]);
+        for i in (1..n).rev() {
+            shuffled.swap(i, rng.below(i as u32 + 1) as usize);
+        }
+        let mut order = vec![None; n];
+        for (number, view) in shuffled.into_iter().take(n_masked).enumerate() {
+            order[view] = Some(number);
+        }
+        MaskDrawing { rule: self, seed, step, n_views, grid, order, n_masked }
+    }
+}
+
+impl MaskDrawing {
+    /// Masked cells of the views of the images at `positions` of the global batch.
+    pub fn rows(&self, positions: impl Iterator<Item = u64>) -> Rows {
+        let views = positions.flat_map(|position| (0..self.n_views).map(move |view| (position, view)));
+        Rows { cells: views.map(|(position, view)| self.cells(position, view)).collect() }
+    }
+
+    /// Masked cells of one view.
+    fn cells(&self, position: u64, view: usize) -> Vec<usize> {
+        let Some(number) = self.order[position as usize * self.n_views + view] else { return Vec::new() };
+        let words = [self.seed, MASK_DOMAIN ^ self.step, position, view as u64];
+        let mut rng = ViewRng::from_words(words);
+        let [low, high] = self.rule.ratio;
+        let edge = |number: usize| low + (high - low) * number as f64 / self.n_masked as f64;
+        let n = self.grid[0] * self.grid[1];
+        let wanted = (n as f64 * rng.between(edge(number), edge(number + 1))) as usize;
+        let mut is_masked = vec![false; n];
+        let mut n_masked = 0;
+        while n_masked < wanted {
+            let room = ((wanted - n_masked) as f64).min(LARGEST_SHARE * n as f64);
+            match block(&mut rng, self.grid, room, &mut is_masked) {
+                0 => break,
+                more => n_masked += more,
+            }
+        }
+        if self.rule.exact {
+            let free: Vec<usize> = (0..n).filter(|cell| !is_masked[*cell]).collect();
+            for cell in chosen(&mut rng, free, wanted - n_masked) {
+                is_masked[cell] = true;
+            }
+        }
+        (0..n).filter(|cell| is_masked[*cell]).collect()
+    }
+}
+
+/// Places a block of at most `room` further cells. Gives how many it has masked: none after some attempts.
+fn block(rng: &mut ViewRng, [rows, columns]: [usize; 2], room: f64, is_masked: &mut [bool]) -> usize {
+    for _ in 0..N_ATTEMPTS {
+        let area = rng.between(SMALLEST, room);
+        let aspect = rng.between(-ELONGATION.ln(), ELONGATION.ln()).exp();
+        let (h, w) = ((area * aspect).sqrt().round() as usize, (area / aspect).sqrt().round() as usize);
+        if h == 0 || w == 0 || h >= rows || w >= columns {
+            continue;
+        }
+        let top = rng.below((rows - h + 1) as u32) as usize;
+        let left = rng.below((columns - w + 1) as u32) as usize;
+        let cells = (top..top + h).flat_map(|row| (left..left + w).map(move |column| row * columns + column));
+        let free: Vec<usize> = cells.filter(|cell| !is_masked[*cell]).collect();
+        if !free.is_empty() && free.len() as f64 <= room {
+            free.iter().for_each(|cell| is_masked[*cell] = true);
+            return free.len();
+        }
+    }
+    0
+}
+
+/// `n` of `cells`, by chance.
+fn chosen(rng: &mut ViewRng, mut cells: Vec<usize>, n: usize) -> Vec<usize> {
+    for i in 0..n.min(cells.len()) {
+        let other = i + rng.below((cells.len() - i) as u32) as usize;
+        cells.swap(i, other);
+    }
+    cells.truncate(n);
+    cells
+}
+
+impl Rows {
+    /// Masked cells of all sequences.
+    pub fn n(&self) -> usize {
+        self.cells.iter().map(Vec::len).sum()
+    }
+
+    /// Where each masked cell is in sequences of `n_prefix` + `n_cells` tokens that follow one another; the first token
+    /// where there is none, because no tensor is without a row.
+    pub fn tokens(&self, n_prefix: usize, n_cells: usize) -> Vec<usize> {
+        let of_sequence = |(sequence, cells): (usize, &Vec<usize>)| {
+            let first = sequence * (n_prefix + n_cells) + n_prefix;
+            cells.iter().map(move |cell| first + cell).collect::<Vec<_>>()
+        };
+        let tokens: Vec<usize> = self.cells.iter().enumerate().flat_map(of_sequence).collect();
+        if tokens.is_empty() { vec![0] } else { tokens }
+    }
+
+    /// One over the masked cells of the sequence of each row of [`Rows::tokens`]; zero for the row of nothing.
+    pub fn weights(&self) -> Vec<f32> {
+        let of_sequence = |cells: &Vec<usize>| vec![1.0 / cells.len() as f32; cells.len()];
+        let weights: Vec<f32> = self.cells.iter().flat_map(of_sequence).collect();
+        if weights.is_empty() { vec![0.0] } else { weights }
+    }
+
+    /// The rows of several groups of sequences, one after another.
+    pub fn joined<'a>(parts: impl IntoIterator<Item = &'a Rows>) -> Rows {
+        Rows { cells: parts.into_iter().flat_map(|rows| rows.cells.iter().cloned()).collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn rule(exact: bool) -> MaskRule {
+        MaskRule { size: 0, masked_share: 0.5, ratio: [0.1, 0.5], exact }
+    }
+
+    proptest! {
+        /// As many views are masked as the rule says, none beyond its share of cells, and the masks of an image do not
+        /// depend on who draws them.
+        #[test]
+        fn masks_keep_to_their_rule(seed: u64, step in 0u64..100, batch in 1usize..20, side in 3usize..15, exact: bool) {
+            let drawing = rule(exact).at(seed, step, batch, 2, [side; 2]);
+            let all = drawing.rows(0..batch as u64);
+            let masked: Vec<&Vec<usize>> = all.cells.iter().filter(|cells| !cells.is_empty()).collect();
+            prop_assert!(masked.len() <= batch);
+            let n = side * side;
+            for cells in &masked {
+                prop_assert!(cells.windows(2).all(|pair| pair[0] < pair[1]) && cells.iter().all(|cell| *cell < n));
+                prop_assert!(cells.len() as f64 <= 0.5 * n as f64);
+            }
+            if exact {
+                let mut counts: Vec<usize> = all.cells.iter().map(Vec::len).filter(|n| *n > 0).collect();
+                counts.sort_unstable();
+                let edge = |i: usize| n as f64 * (0.1 + 0.4 * i as f64 / batch as f64);
+                // Those of no cell are the first.
+                let first = batch - counts.len();
+                for (i, count) in counts.iter().enumerate() {
+                    prop_assert!((*count as f64) >= edge(first + i).floor() && (*count as f64) <= edge(first + i + 1));
+                }
+            }
+            for position in 0..batch as u64 {
+                let alone = drawing.rows(std::iter::once(position));
+                prop_assert_eq!(&alone.cells[..], &all.cells[2 * position as usize..][..2]);
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_found_in_sequences() {
+        let rows = Rows { cells: vec![vec![0, 3], vec![], vec![2]] };
+        assert_eq!(rows.tokens(1, 4), [1, 4, 13]);
+        assert_eq!(rows.weights(), [0.5, 0.5, 1.0]);
+        let none = Rows { cells: vec![vec![], vec![]] };
+        assert_eq!((none.tokens(1, 4), none.weights(), none.n()), (vec![0], vec![0.0], 0));
+        assert_eq!(Rows::joined([&rows, &none]).cells.len(), 5);
+    }
+
+    /// Half of the views, and close to 30 % of their cells on average.
+    #[test]
+    fn about_as_much_is_masked_as_is_asked_for() {
+        let n: usize = (0..20).map(|step| rule(false).at(1, step, 16, 2, [14, 14]).rows(0..16).n()).sum();
+        let share = n as f64 / (20.0 * 16.0 * 196.0);
+        assert!((0.25..=0.31).contains(&share), "{share}");
+    }
+}
