@@ -35,6 +35,10 @@ pub struct CropSpec {
     pub blur_taps: usize,
     /// Probability of solarizing.
     pub solarize_p: f32,
+    /// Number of an earlier crop, from 0 on, that is cut out of the image in the same place and flipped alike, at its own
+    /// size and with its own colors; it has as many views. Its `scale` and `flip_p` count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub like: Option<usize>,
     /// Whether each view is a group of its own, which shares no statistics over the batch with others of its size, as in
     /// MoCo v3.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -113,6 +117,7 @@ impl MultiCrop {
             blur_sigma: [0.1, 2.0],
             blur_taps: 0,
             solarize_p: 0.0,
+            like: None,
             own_statistics: false,
         };
         let second = CropSpec { blur_p: 0.1, solarize_p: 0.2, ..base.clone() };
@@ -161,6 +166,16 @@ impl MultiCrop {
             {
                 return bad(i, "jitter", "strengths must lie in 0..=100, and hue in 0..=0.5");
             }
+            let other = crop.like.map(|like| self.crops.get(like).filter(|_| like < i));
+            if other.is_some_and(|other| {
+                other.is_none_or(|other| other.count != crop.count || other.like.is_some())
+            }) {
+                return bad(
+                    i,
+                    "like",
+                    "must be the number of an earlier crop with as many views and a place of its own",
+                );
+            }
             let chances = [crop.flip_p, crop.gray_p, crop.blur_p, crop.solarize_p, crop.jitter.p];
             if !chances.iter().all(|p| (0.0..=1.0).contains(p)) {
                 return bad(i, "*_p", "probabilities lie in 0..=1");
@@ -177,6 +192,18 @@ impl MultiCrop {
             crop.own_statistics = true;
         }
         multicrop
+    }
+
+    /// All views in their order: each with its crop, and with the number of the view that it shares its place with, or its
+    /// own, and that view's crop.
+    pub(crate) fn placed(&self) -> impl Iterator<Item = (&CropSpec, u32, &CropSpec)> {
+        let first = |crop: usize| self.crops[..crop].iter().map(|crop| crop.count as u32).sum::<u32>();
+        let of_crop = move |(number, crop): (usize, &'_ CropSpec)| {
+            let place = crop.like.unwrap_or(number);
+            (0..crop.count as u32).map(move |view| (number, first(place) + view, place))
+        };
+        let all = self.crops.iter().enumerate().flat_map(of_crop);
+        all.map(|(number, view, place)| (&self.crops[number], view, &self.crops[place]))
     }
 
     /// Views of an image.

@@ -66,12 +66,11 @@ impl ViewMaker {
         }
         views.groups.resize_with(multicrop.groups().len(), Vec::new);
         views.groups.iter_mut().for_each(Vec::clear);
-        let crops = multicrop.crops.iter().flat_map(|crop| std::iter::repeat_n(crop, crop.count));
-        let mut crops = (0..).zip(crops);
+        let mut placed = (0..).zip(multicrop.placed());
         for (group, spec) in views.groups.iter_mut().zip(multicrop.groups()) {
-            for (number, crop) in crops.by_ref().take(spec.n_views) {
+            for (number, (crop, place, placed)) in placed.by_ref().take(spec.n_views) {
                 let mut clock = Clock { last: Instant::now(), times: &mut *times };
-                self.augment(image, crop, key, number, &mut clock)?;
+                self.augment(image, [crop, placed], key, [number, place], &mut clock)?;
                 group.extend_from_slice(&self.view.data);
                 clock.lap(Stage::Other);
             }
@@ -79,22 +78,24 @@ impl ViewMaker {
         Ok(())
     }
 
-    /// View `number` of `image`, into `self.view`.
+    /// View `number` of `image` as `crop` says, into `self.view`, in the place of the view `place`, which is as `placed`
+    /// says.
     fn augment(
         &mut self,
         image: &Rgb8,
-        crop: &CropSpec,
+        [crop, placed]: [&CropSpec; 2],
         key: SampleKey,
-        number: u32,
+        [number, place]: [u32; 2],
         clock: &mut Clock<'_>,
     ) -> Result<(), AugmentError> {
         let rng = |operation| ViewRng::new(key, number, operation);
         let (w, h) = (image.width_px, image.height_px);
-        let region = random_resized_crop(&mut rng(Operation::Crop), w, h, crop.scale, RATIO);
+        let mut draws = ViewRng::new(key, place, Operation::Crop);
+        let region = random_resized_crop(&mut draws, w, h, placed.scale, RATIO);
         clock.lap(Stage::Other);
         self.resizer.resize(image, region, [crop.size_px; 2], crop.interpolation, &mut self.view)?;
         clock.lap(Stage::Resize);
-        if rng(Operation::Flip).chance(crop.flip_p) {
+        if ViewRng::new(key, place, Operation::Flip).chance(placed.flip_p) {
             self.view.flip();
         }
         clock.lap(Stage::Other);
@@ -192,5 +193,38 @@ mod tests {
         let views = ViewMaker::default().make(&noise(50, 40), &multicrop, key).expect("views");
         let (first, second) = views.groups[0].split_at(3 * 256);
         assert_ne!(first, second);
+    }
+
+    /// A crop like another one shows the same part of the image, flipped or not alike; without colors of its own and at the
+    /// same size it is the same view.
+    #[test]
+    fn a_crop_like_another_one_is_in_its_place() {
+        let mut multicrop = MultiCrop::dino(32, 16, 0);
+        for crop in &mut multicrop.crops {
+            (crop.jitter.p, crop.gray_p, crop.blur_p, crop.solarize_p) = (0.0, 0.0, 0.0, 0.0);
+        }
+        multicrop.crops[1].own_statistics = true;
+        multicrop.crops[1].like = Some(0);
+        multicrop.validate().expect("a crop with a place");
+        let mut maker = ViewMaker::default();
+        let make = |maker: &mut ViewMaker, multicrop: &MultiCrop, sample| {
+            let key = SampleKey { seed: 5, epoch: 0, sample, attempt: 0 };
+            maker.make(&noise(90, 70), multicrop, key).expect("views").groups
+        };
+        for sample in 0..20 {
+            let groups = make(&mut maker, &multicrop, sample);
+            assert_eq!(groups[0], groups[1]);
+        }
+        // Another size of the same part: means of cells of two by two are near.
+        multicrop.crops[1].size_px = 16;
+        for sample in 0..20 {
+            let groups = make(&mut maker, &multicrop, sample);
+            let mean =
+                |bytes: &[u8]| bytes.iter().map(|byte| f64::from(*byte)).sum::<f64>() / bytes.len() as f64;
+            assert!((mean(&groups[0]) - mean(&groups[1])).abs() < 3.0);
+        }
+        multicrop.crops[1].like = Some(1);
+        let error = multicrop.validate().expect_err("itself").to_string();
+        assert!(error.contains("crops[1].like"), "{error}");
     }
 }

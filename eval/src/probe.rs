@@ -12,9 +12,9 @@ use crate::features::set::FeatureSet;
 use crate::features::table::Table;
 use crate::images::ImageSet;
 use crate::images::transform::Transform;
-use crate::protocol::Protocol;
 use crate::protocol::task::{Scored, Sets, Task};
 use crate::protocol::views::Views;
+use crate::protocol::{Classes, Protocol};
 
 /// Images with classes to fit on and to report on.
 #[derive(Debug, Clone)]
@@ -87,10 +87,11 @@ impl Split {
     /// As [`Split::new`]; [`EvalError::Alone`] for protocols that look at different images, [`EvalError::SeveralClasses`],
     /// [`EvalError::FewImages`].
     pub fn of(protocols: &[Protocol], mut train: ImageSet, mut test: ImageSet) -> Result<Self, EvalError> {
-        let classless = protocols.iter().find(|protocol| !protocol.needs_classes());
+        let needs_classes = |protocol: &Protocol| protocol.needs().has_classes();
+        let classless = protocols.iter().find(|protocol| !needs_classes(protocol));
         let split = match classless {
             None => Self::new(train, test)?,
-            Some(classless) if protocols.iter().any(Protocol::needs_classes) => {
+            Some(classless) if protocols.iter().any(needs_classes) => {
                 return Err(EvalError::Alone { protocol: classless.name() });
             }
             Some(_) => {
@@ -98,13 +99,8 @@ impl Split {
                 Self { train, test, seed: 0, keeps_transform: false }
             }
         };
-        for protocol in protocols {
-            if let Protocol::FewShot(few_shot) = protocol {
-                let train = &split.train;
-                few_shot.check((0..train.len()).filter_map(|image| train.label(image)))?;
-            }
-        }
-        let mut single = protocols.iter().filter(|protocol| protocol.needs_single_class());
+        protocols.iter().try_for_each(|protocol| protocol.check(&split.train))?;
+        let mut single = protocols.iter().filter(|protocol| protocol.needs().classes == Classes::One);
         match single.next().filter(|_| split.is_multi_label()) {
             Some(protocol) => {
                 let set = if split.test.is_multi_label() { &split.test } else { &split.train };
@@ -173,7 +169,7 @@ impl Split {
         let wanted = wanted(protocols);
         let views = Views::new(network, &self.train, wanted);
         let sets = Sets { network, train: &self.train, test: &self.test, cache };
-        let (train, test) = match protocols.iter().any(Protocol::needs_classes) {
+        let (train, test) = match protocols.iter().any(|protocol| protocol.needs().has_classes()) {
             true => self.features(network, wanted, cache, progress)?,
             false => (FeatureSet::none(), FeatureSet::none()),
         };
@@ -218,7 +214,7 @@ impl Split {
         };
         // Where images have several classes, or none, neighbors among pixels are not looked for.
         let is_single = !self.is_multi_label() && !self.train.classes().is_empty();
-        let cheap = protocols.iter().filter(|protocol| is_single && matches!(protocol, Protocol::Knn(_)));
+        let cheap = protocols.iter().filter(|protocol| is_single && protocol.needs().is_cheap);
         let cheap: Vec<Protocol> = cheap.cloned().collect();
         self.scores(&of(&self.train)?, &of(&self.test)?, &cheap, None, &Silent)
     }
@@ -247,8 +243,8 @@ impl Split {
 
 /// The features that all of `protocols` look at.
 pub fn wanted(protocols: &[Protocol]) -> Wanted {
-    let n_levels = protocols.iter().map(Protocol::n_levels).max().unwrap_or(1);
-    Wanted::Vectors { n_levels, average: protocols.iter().any(Protocol::wants_average) }
+    let n_levels = protocols.iter().map(|protocol| protocol.needs().n_levels).max().unwrap_or(1);
+    Wanted::Vectors { n_levels, average: protocols.iter().any(|protocol| protocol.needs().average) }
 }
 
 fn labeled(table: Arc<Table>, images: &ImageSet) -> FeatureSet {

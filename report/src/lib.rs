@@ -16,5 +16,6 @@ pub use gallery::{Gallery, GalleryRules};
 pub use page::{Report, html};
 pub use run::Run;
 pub use run::overview::Overview;
+pub use run::row::{About, EvaluationRow, Number, SetOfImages};
 pub use run::scores::{EVALUATIONS, ScoreAt, named_scores, score_name, scores_at};
 pub use run::start::Start;

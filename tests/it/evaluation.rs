@@ -55,8 +55,17 @@ fn stderr(output: &Output) -> String {
 fn every_protocol_gives_numbers_that_say_what_they_are_of() {
     let world = probed();
     let protocols = "knn,linear-honest,linear-dino,linear-dinov2,linear-dinov2-features,logreg,few-shot";
-    let settings = ["--protocol", protocols, "--k", "1,5", "--epochs", "2", "--tries", "2", "--shots", "1,3"];
-    let output = probe(&world, "train", "test", &settings);
+    let settings = [
+        "knn.k=1,5",
+        "linear-honest.epochs=2",
+        "linear-dino.epochs=2",
+        "linear-dinov2.epochs=2",
+        "linear-dinov2-features.epochs=2",
+        "few-shot.tries=2",
+        "few-shot.shots=1,3",
+    ];
+    let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
+    let output = probe(&world, "train", "test", &[&["--protocol", protocols], &settings[..]].concat());
     ok(&output);
     assert!(!stderr(&output).contains("warning"), "{}", stderr(&output));
     let said = json_of(&output);
@@ -116,7 +125,8 @@ fn every_protocol_gives_numbers_that_say_what_they_are_of() {
         "{told}"
     );
     // More shots than a class has are refused before anything is computed.
-    let few = probe(&world, "train", "test", &["--protocol", "knn,few-shot", "--shots", "1,1000"]);
+    let few =
+        probe(&world, "train", "test", &["--protocol", "knn,few-shot", "--set", "few-shot.shots=1,1000"]);
     let refused = fails(&few, 2);
     assert!(refused.contains("fewer than 1000 shots") && few.stdout.is_empty(), "{refused}");
     // A size that is asked for is that of all protocols.
@@ -133,7 +143,15 @@ fn every_protocol_gives_numbers_that_say_what_they_are_of() {
 #[test]
 fn heads_of_one_name_are_one() {
     let world = probed();
-    let settings = ["--protocol", "linear-dinov2", "--batch", "128", "--iterations", "2", "--no-record"];
+    let settings = [
+        "--protocol",
+        "linear-dinov2",
+        "--set",
+        "linear-dinov2.batch=128",
+        "--set",
+        "linear-dinov2.iterations=2",
+        "--no-record",
+    ];
     let output = probe(&world, "train", "test", &settings);
     ok(&output);
     let said = json_of(&output);
@@ -181,11 +199,20 @@ fn what_cannot_be_scored_is_refused() {
     );
     let unknown = fails(&probe(&world, "train", "test", &["--protocol", "svm"]), 2);
     assert!(unknown.contains("'svm'") && unknown.contains("linear-dinov2"), "{unknown}");
-    let setting = fails(&probe(&world, "train", "test", &["--protocol", "knn", "--epochs", "3"]), 2);
-    assert!(setting.contains("--epochs does not apply to knn"), "{setting}");
-    for zero in [["knn", "--k", "0"], ["linear-honest", "--epochs", "0"], ["few-shot", "--shots", "0"]] {
-        let args = ["--protocol", zero[0], zero[1], zero[2]];
+    let setting = fails(&probe(&world, "train", "test", &["--protocol", "knn", "--set", "knn.epochs=3"]), 2);
+    assert!(setting.contains("knn has no setting epochs, but k, "), "{setting}");
+    for zero in ["knn.k=0", "linear-honest.epochs=0", "few-shot.shots=0"] {
+        let args = ["--protocol", "knn,linear-honest,few-shot", "--set", zero];
         assert!(fails(&probe(&world, "train", "test", &args), 2).contains("at least 1"), "{zero:?}");
+    }
+    for (bad, words) in [
+        ("k=5", "expected PROTOCOL.KEY=VALUE"),
+        ("svm.k=5", "unknown protocol 'svm'"),
+        ("logreg.c=1", "logreg is not among the protocols"),
+        ("knn.temperature=0.1,0.2", "takes one number"),
+    ] {
+        let refused = fails(&probe(&world, "train", "test", &["--protocol", "knn", "--set", bad]), 2);
+        assert!(refused.contains(words), "{refused}");
     }
     // A checkpoint whose weights are half written.
     let step = world.path("run/checkpoints/step-0000000012");
@@ -329,15 +356,15 @@ fn one_set_is_scored_within_itself() {
         "--protocol",
         "knn",
         "--leave-one-out",
-        "--k",
-        "1",
+        "--set",
+        "knn.k=1",
         "--json",
     ];
     let output = world.ocelli(&args);
     let told = ok(&output);
     assert!(!told.contains("warning"), "{told}");
     let number = &json_of(&output)["networks"]["teacher"]["knn_loo_1"];
-    let with_itself = json_of(&probe(&world, "train", "train", &["--protocol", "knn", "--k", "1"]));
+    let with_itself = json_of(&probe(&world, "train", "train", &["--protocol", "knn", "--set", "knn.k=1"]));
     assert_eq!(with_itself["networks"]["teacher"]["knn_1"]["accuracy"], 100.0);
     assert!(number["accuracy"].as_f64().unwrap() < 100.0, "{number}");
     let refused =

@@ -54,7 +54,7 @@ fn segmentation_reads_masks_and_needs_no_classes() {
     pack_bordered(&world, "train", 40, masked);
     // An image without a mask is left out.
     pack_bordered(&world, "test", 20, |i, border| if i == 3 { Vec::new() } else { masked(i, border) });
-    let whole = ["--protocol", "segmentation", "--rate", "0.03", "--resize-px", "16"];
+    let whole = ["--protocol", "segmentation", "--set", "segmentation.rate=0.03", "--resize-px", "16"];
     let output = probe(&world, "train", "test", &whole);
     ok(&output);
     let said = json_of(&output);
@@ -113,7 +113,7 @@ fn several_classes_give_mean_average_precision() {
     };
     pack_bordered(&world, "train", 60, labeled);
     pack_bordered(&world, "test", 36, |i, border| labeled(i + 1, border));
-    let output = probe(&world, "train", "test", &["--protocol", "knn", "--k", "5"]);
+    let output = probe(&world, "train", "test", &["--protocol", "knn", "--set", "knn.k=5"]);
     ok(&output);
     let number = &json_of(&output)["networks"]["teacher"]["knn_5"];
     let of_class: Vec<f64> =
@@ -125,7 +125,7 @@ fn several_classes_give_mean_average_precision() {
     pack_bordered(&world, "boxes", 8, |i, _| {
         vec![("json", serde_json::json!({ "labels": [i % 2, i % 2] }).to_string().into_bytes())]
     });
-    let of_boxes = json_of(&probe(&world, "boxes", "boxes", &["--protocol", "knn", "--k", "1"]));
+    let of_boxes = json_of(&probe(&world, "boxes", "boxes", &["--protocol", "knn", "--set", "knn.k=1"]));
     assert_eq!(of_boxes["networks"]["teacher"]["knn_1"]["accuracy"], 100.0, "{of_boxes}");
     let refused = fails(&probe(&world, "train", "test", &["--protocol", "logreg"]), 2);
     assert!(refused.contains("several classes") && refused.contains("logreg"), "{refused}");

@@ -9,7 +9,9 @@ use serde_json::json;
 
 use super::knn::Knn;
 use super::task::{Scored, Task};
+use super::{Needs, Rules};
 use crate::EvalError;
+use crate::images::ImageSet;
 use crate::score::Classified;
 use crate::score::outcome::Outcome;
 
@@ -36,13 +38,34 @@ impl Default for FewShot {
     }
 }
 
+impl Rules for FewShot {
+    fn needs(&self) -> Needs {
+        Needs::VECTORS
+    }
+
+    fn in_words(&self, _: &[Scored], _: bool) -> String {
+        let draws = if self.tries == 1 { "1 draw".into() } else { format!("mean of {} draws", self.tries) };
+        format!("as DINOv2's k-NN among a few images of each class, {draws}")
+    }
+
+    fn check(&self, train: &ImageSet) -> Result<(), EvalError> {
+        self.check_labels((0..train.len()).filter_map(|image| train.label(image)))
+    }
+
+    fn score(&self, task: &Task<'_>) -> Result<Vec<Scored>, EvalError> {
+        // Images that cannot be decoded are left out of train.
+        self.check_labels(task.train.labels.iter().copied())?;
+        Ok(self.shots.iter().map(|shots| self.of_shots(task, *shots)).collect())
+    }
+}
+
 impl FewShot {
     /// Checks that every class among the `labels` of train has as many images as shots: else the number would not be what its
     /// name says. Classes that train lacks altogether are warned of elsewhere.
     ///
     /// # Errors
     /// [`EvalError::FewImages`].
-    pub(crate) fn check(&self, labels: impl Iterator<Item = u32>) -> Result<(), EvalError> {
+    fn check_labels(&self, labels: impl Iterator<Item = u32>) -> Result<(), EvalError> {
         let mut n_images = BTreeMap::<u32, usize>::new();
         labels.for_each(|label| *n_images.entry(label).or_default() += 1);
         let fewest = n_images.into_values().min().unwrap_or_default();
@@ -52,15 +75,7 @@ impl FewShot {
         }
     }
 
-    /// The score for each number of shots: the predictions of all tries, concatenated.
-    ///
-    /// # Errors
-    /// As [`FewShot::check`], because images that cannot be decoded are left out of train.
-    pub(crate) fn score(&self, task: &Task<'_>) -> Result<Vec<Scored>, EvalError> {
-        self.check(task.train.labels.iter().copied())?;
-        Ok(self.shots.iter().map(|shots| self.of_shots(task, *shots)).collect())
-    }
-
+    /// The predictions of all tries, concatenated.
     fn of_shots(&self, task: &Task<'_>, shots: usize) -> Scored {
         let columns = task.train.layout().last(1);
         let (train, test) = (task.train.columns(columns.clone()), task.test.columns(columns));
@@ -77,7 +92,7 @@ impl FewShot {
                 rows.truncate(shots);
             }
             let few = train.select(by_class.into_iter().flatten());
-            for (_, classified) in knn.score(&few, &test, task.n_classes) {
+            for (_, classified) in knn.classify(&few, &test, task.n_classes) {
                 accuracies.push(classified.accuracy());
                 all.predicted.extend(classified.predicted);
                 all.labels.extend(classified.labels);

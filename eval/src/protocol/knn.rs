@@ -18,6 +18,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::task::{Scored, Sets, Task};
+use super::{Classes, Needs, Rules, as_published};
+use crate::EvalError;
 use crate::features::set::FeatureSet;
 use crate::score::outcome::Outcome;
 use crate::score::ranked::Ranked;
@@ -50,9 +52,32 @@ impl Default for Knn {
     }
 }
 
+impl Rules for Knn {
+    fn needs(&self) -> Needs {
+        Needs { classes: Classes::Several, is_cheap: true, ..Needs::VECTORS }
+    }
+
+    fn in_words(&self, numbers: &[Scored], is_published: bool) -> String {
+        if self.leave_one_out {
+            return "weighted as DINO's, among the test images themselves, each left out of its own".into();
+        }
+        match numbers.iter().any(|scored| scored.outcome.measure() == "mAP") {
+            true => {
+                let as_theirs = as_published("DINOv3's", false, is_published);
+                format!("{as_theirs}, mean average precision over several classes")
+            }
+            false => as_published("DINO and DINOv2", true, is_published),
+        }
+    }
+
+    fn score(&self, task: &Task<'_>) -> Result<Vec<Scored>, EvalError> {
+        Ok(self.numbers(task))
+    }
+}
+
 impl Knn {
     /// A number for each `k`.
-    pub(crate) fn numbers(&self, task: &Task<'_>) -> Vec<Scored> {
+    fn numbers(&self, task: &Task<'_>) -> Vec<Scored> {
         let columns = task.test.layout().last(1);
         let test = task.test.columns(columns.clone());
         let train = if self.leave_one_out { test.clone() } else { task.train.columns(columns) };
@@ -60,7 +85,7 @@ impl Knn {
         let found: Vec<(usize, Outcome)> = match several {
             Some(sets) => self.rank(sets, &train, &test, task.n_classes),
             None => {
-                let found = self.score(&train, &test, task.n_classes);
+                let found = self.classify(&train, &test, task.n_classes);
                 found.into_iter().map(|(k, classified)| (k, Outcome::Classified(classified))).collect()
             }
         };
@@ -106,7 +131,7 @@ impl Knn {
     }
 
     /// What each `k` makes of `test`, given `train`.
-    pub(crate) fn score(
+    pub(crate) fn classify(
         &self,
         train: &FeatureSet,
         test: &FeatureSet,
@@ -238,7 +263,7 @@ mod tests {
     }
 
     fn accuracies(train: &FeatureSet, test: &FeatureSet) -> Vec<f64> {
-        let scored = Knn::default().score(train, test, 2);
+        let scored = Knn::default().classify(train, test, 2);
         scored.iter().map(|(_, classified)| classified.accuracy()).collect()
     }
 
@@ -262,7 +287,7 @@ mod tests {
     fn low_temperatures_are_nearest_neighbors() {
         let train = set(&[([0.0, 1.0], 0), ([0.3, 1.0], 0), ([1.0, 0.01], 1), ([0.9, 0.3], 0)]);
         let knn = Knn { k: vec![4], temperature: 1e-3, leave_one_out: false };
-        let scored = knn.score(&train, &set(&[([1.0, 0.0], 1)]), 2);
+        let scored = knn.classify(&train, &set(&[([1.0, 0.0], 1)]), 2);
         assert_eq!(scored[0].1.accuracy(), 100.0);
     }
 

@@ -17,11 +17,12 @@ use serde_json::json;
 use super::batches::{classified, cosine};
 use super::heads::{Descent, Heads, Rows};
 use super::task::{Scored, Task};
+use super::{Needs, Rules, as_published};
 use crate::EvalError;
 use crate::score::outcome::Outcome;
 
-/// What it is called.
-pub(crate) const NAME: &str = "linear-dino";
+/// Name of the number.
+const NAME: &str = "linear-dino";
 
 /// The protocol's settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -46,12 +47,31 @@ impl Default for LinearDino {
     }
 }
 
+impl Rules for LinearDino {
+    fn needs(&self) -> Needs {
+        Needs { n_levels: self.levels, average: self.average, ..Needs::VECTORS }
+    }
+
+    fn in_words(&self, _: &[Scored], is_published: bool) -> String {
+        format!(
+            "{}, bilinear crops and flips, {} epochs in batches of {}; the last epoch, where the script prints the best",
+            as_published("DINO's script", false, is_published),
+            self.epochs,
+            self.batch
+        )
+    }
+
+    fn score(&self, task: &Task<'_>) -> Result<Vec<Scored>, EvalError> {
+        Ok(vec![self.number(task)?])
+    }
+}
+
 impl LinearDino {
     /// The score on `task.test`.
     ///
     /// # Errors
     /// [`EvalError::NoViews`] where the task has features alone, [`EvalError::Data`] when a shard cannot be read.
-    pub(crate) fn score(&self, task: &Task<'_>) -> Result<Scored, EvalError> {
+    fn number(&self, task: &Task<'_>) -> Result<Scored, EvalError> {
         let views = task.views.ok_or(EvalError::NoViews { protocol: NAME })?;
         let crops = views.crops(Interpolation::Bilinear);
         let columns = match self.average {

@@ -21,19 +21,20 @@ use serde_json::json;
 use super::batches::{Gathered, classified, cosine};
 use super::heads::{Descent, Heads, Rows};
 use super::task::{Scored, Task};
+use super::{Needs, Rules};
 use crate::EvalError;
 use crate::score::Classified;
 use crate::score::outcome::Outcome;
 
 /// Name of the published protocol.
-pub(crate) const NAME: &str = "linear-dinov2";
+const NAME: &str = "linear-dinov2";
 
 /// Name of the form on features that are made once.
-pub(crate) const FEATURES_NAME: &str = "linear-dinov2-features";
+const FEATURES_NAME: &str = "linear-dinov2-features";
 
 /// Input of the heads during training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sees {
+enum Sees {
     /// Crops and flips, drawn anew.
     Crops,
     /// Features of the central square, made once.
@@ -64,12 +65,53 @@ impl Default for LinearDinov2 {
     }
 }
 
-impl LinearDinov2 {
-    /// The settings on features that are made once.
-    pub(crate) fn on_features() -> Self {
-        Self { batch: 128, ..Self::default() }
+/// The same settings with heads on features that are made once.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct OnFeatures(pub LinearDinov2);
+
+impl Default for OnFeatures {
+    fn default() -> Self {
+        Self(LinearDinov2 { batch: 128, ..LinearDinov2::default() })
+    }
+}
+
+impl Rules for LinearDinov2 {
+    fn needs(&self) -> Needs {
+        let n_levels = self.levels.iter().copied().max().unwrap_or(1);
+        Needs { n_levels, average: true, ..Needs::VECTORS }
     }
 
+    fn in_words(&self, numbers: &[Scored], _: bool) -> String {
+        self.described(Sees::Crops, n_heads(numbers))
+    }
+
+    fn score(&self, task: &Task<'_>) -> Result<Vec<Scored>, EvalError> {
+        Ok(vec![self.number(Sees::Crops, task)?])
+    }
+}
+
+impl Rules for OnFeatures {
+    fn needs(&self) -> Needs {
+        self.0.needs()
+    }
+
+    fn in_words(&self, numbers: &[Scored], _: bool) -> String {
+        self.0.described(Sees::Features, n_heads(numbers))
+    }
+
+    fn score(&self, task: &Task<'_>) -> Result<Vec<Scored>, EvalError> {
+        Ok(vec![self.0.number(Sees::Features, task)?])
+    }
+}
+
+/// Heads that the numbers were chosen among.
+fn n_heads(numbers: &[Scored]) -> usize {
+    let said = numbers.first().and_then(|scored| scored.details["n_heads"].as_u64());
+    said.unwrap_or_default() as usize
+}
+
+impl LinearDinov2 {
     /// The rates that have a head: with [`Sees::Crops`] the last one of those whose names are one in the official code.
     fn kept_rates(&self, sees: Sees) -> Vec<f64> {
         let name = |rate: &f64| format!("{:.5}", rate * self.batch as f64 / 256.0);
@@ -79,7 +121,7 @@ impl LinearDinov2 {
     }
 
     /// Describes the protocol for readers who compare numbers; `n_heads` is how many there were.
-    pub(crate) fn in_words(&self, sees: Sees, n_heads: usize) -> String {
+    fn described(&self, sees: Sees, n_heads: usize) -> String {
         let length = match self.epochs {
             Some(epochs) => format!("{epochs} passes in batches of {}", self.batch),
             None => format!("iterations: {} of {} images", self.iterations, self.batch),
@@ -109,7 +151,7 @@ impl LinearDinov2 {
     /// # Errors
     /// With [`Sees::Crops`], [`EvalError::NoViews`] where the task has features alone, [`EvalError::Data`] when a shard cannot
     /// be read.
-    pub(crate) fn score(&self, sees: Sees, task: &Task<'_>) -> Result<Scored, EvalError> {
+    fn number(&self, sees: Sees, task: &Task<'_>) -> Result<Scored, EvalError> {
         let layout = task.test.layout();
         let rates = self.kept_rates(sees);
         let mut inputs = Vec::new();
@@ -220,9 +262,9 @@ mod tests {
             let kept = protocol.kept_rates(Sees::Crops);
             assert_eq!((kept.len(), kept.last()), (n_rates, Some(&0.1)), "{batch}");
             assert_eq!(protocol.kept_rates(Sees::Features).len(), 13);
-            let words = protocol.in_words(Sees::Crops, 4 * n_rates);
+            let words = protocol.described(Sees::Crops, 4 * n_rates);
             assert_eq!(words.contains("as published"), batch == 1024, "{words}");
-            assert!(protocol.in_words(Sees::Crops, 2 * n_rates).contains("not a published protocol"));
+            assert!(protocol.described(Sees::Crops, 2 * n_rates).contains("not a published protocol"));
         }
         let protocol = LinearDinov2 { batch: 128, ..LinearDinov2::default() };
         assert_eq!(protocol.kept_rates(Sees::Crops)[0], 2e-5);
@@ -235,7 +277,7 @@ mod tests {
             rates: vec![1e-5, 0.1],
             iterations: 300,
             levels: vec![1, 2],
-            ..LinearDinov2::on_features()
+            ..OnFeatures::default().0
         };
         for (informative, who) in [(0..2, [2, 2]), (2..4, [1, 2]), (4..6, [0, 0])] {
             let (train, test) = (set(informative.clone(), 400, 1), set(informative.clone(), 400, 2));
@@ -248,7 +290,7 @@ mod tests {
                 sets: None,
                 progress: &Silent,
             };
-            let scored = protocol.score(Sees::Features, &task).unwrap();
+            let scored = protocol.number(Sees::Features, &task).unwrap();
             let heads = scored.details["heads"].as_array().unwrap();
             assert_eq!(heads.len(), 8);
             for head in heads.iter().filter(|head| head["rate"] == 0.1) {

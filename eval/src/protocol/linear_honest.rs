@@ -12,6 +12,8 @@ use serde_json::json;
 use super::batches::{Gathered, Scaling, classified, cosine, hold_out};
 use super::heads::{Descent, Heads};
 use super::task::{Scored, Task};
+use super::{Needs, Rules};
+use crate::EvalError;
 use crate::features::set::FeatureSet;
 use crate::score::Classified;
 use crate::score::outcome::Outcome;
@@ -37,9 +39,23 @@ impl Default for LinearHonest {
     }
 }
 
+impl Rules for LinearHonest {
+    fn needs(&self) -> Needs {
+        Needs::VECTORS
+    }
+
+    fn in_words(&self, _: &[Scored], _: bool) -> String {
+        "Ocelli's own: the rate is chosen on a fifth of train, never on test".into()
+    }
+
+    fn score(&self, task: &Task<'_>) -> Result<Vec<Scored>, EvalError> {
+        Ok(vec![self.number(task)])
+    }
+}
+
 impl LinearHonest {
     /// The score on `task.test`.
-    pub(crate) fn score(&self, task: &Task<'_>) -> Scored {
+    fn number(&self, task: &Task<'_>) -> Scored {
         let columns = task.train.layout().last(1);
         let (train, test) = (task.train.columns(columns.clone()), task.test.columns(columns));
         let (fit, held_out) = hold_out(&train, HELD_OUT, task.seed);
@@ -99,7 +115,7 @@ mod tests {
 
     fn accuracy(train: &FeatureSet, test: &FeatureSet) -> f64 {
         let task = Task { train, test, n_classes: 3, seed: 0, views: None, sets: None, progress: &Silent };
-        LinearHonest::default().score(&task).outcome.value()
+        LinearHonest::default().number(&task).outcome.value()
     }
 
     #[test]

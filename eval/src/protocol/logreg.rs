@@ -15,7 +15,10 @@ use serde_json::json;
 use super::batches::hold_out;
 use super::lbfgs::{Limits, Value, minimize};
 use super::task::{Scored, Task};
+use super::{Needs, Rules, as_published};
+use crate::EvalError;
 use crate::features::set::FeatureSet;
+use crate::images::transform::Transform;
 use crate::score::outcome::Outcome;
 use crate::score::{Classified, largest};
 
@@ -47,9 +50,33 @@ impl Default for Logreg {
     }
 }
 
+impl Rules for Logreg {
+    fn needs(&self) -> Needs {
+        Needs::VECTORS
+    }
+
+    fn in_words(&self, _: &[Scored], is_published: bool) -> String {
+        match self.c.len() {
+            1 => "as DINOv2's, but for a C that is given".into(),
+            _ => {
+                format!("{}: C is chosen on a tenth of train", as_published("DINOv2's", false, is_published))
+            }
+        }
+    }
+
+    /// A resize to the side of the square.
+    fn transform(&self, usual: Transform) -> Transform {
+        Transform { resize_px: usual.size_px, ..usual }
+    }
+
+    fn score(&self, task: &Task<'_>) -> Result<Vec<Scored>, EvalError> {
+        Ok(vec![self.number(task)])
+    }
+}
+
 impl Logreg {
     /// The score on `task.test`.
-    pub(crate) fn score(&self, task: &Task<'_>) -> Scored {
+    fn number(&self, task: &Task<'_>) -> Scored {
         let columns = task.train.layout().last(1);
         let (train, test) = (task.train.columns(columns.clone()), task.test.columns(columns));
         let (fit, held_out) = hold_out(&train, HELD_OUT, task.seed);

@@ -20,6 +20,7 @@ use super::batches::cosine;
 use super::bilinear::Bilinear;
 use super::heads::softmax;
 use super::task::{Counts, Scored, Sets, Task};
+use super::{Classes, Needs, Rules};
 use crate::EvalError;
 use crate::features::cache::features;
 use crate::features::columns::Wanted;
@@ -30,7 +31,7 @@ use crate::score::outcome::Outcome;
 use crate::score::segmented::Segmented;
 
 /// What it is called.
-pub(crate) const NAME: &str = "segmentation";
+const NAME: &str = "segmentation";
 
 /// Keeps the order of images apart from all other streams.
 const ORDER_DOMAIN: u64 = 0x7365_676d_0000_0000;
@@ -59,13 +60,31 @@ impl Default for Segmentation {
     }
 }
 
+impl Rules for Segmentation {
+    fn needs(&self) -> Needs {
+        Needs { classes: Classes::Unused, ..Needs::VECTORS }
+    }
+
+    fn in_words(&self, _: &[Scored], _: bool) -> String {
+        format!(
+            "like DINOv3's linear head, on one square of each image, {} passes, without augmentation or sliding windows: \
+             not to be compared with published numbers",
+            self.epochs
+        )
+    }
+
+    fn score(&self, task: &Task<'_>) -> Result<Vec<Scored>, EvalError> {
+        Ok(vec![self.number(task)?])
+    }
+}
+
 impl Segmentation {
     /// The score on the masks of test.
     ///
     /// # Errors
     /// [`EvalError::NoViews`] where the task has features alone, [`EvalError::Mask`] for a mask that cannot be read or has
     /// another size than its image, [`EvalError::NoMasks`], [`EvalError::OneClass`], and those of features.
-    pub(crate) fn score(&self, task: &Task<'_>) -> Result<Scored, EvalError> {
+    fn number(&self, task: &Task<'_>) -> Result<Scored, EvalError> {
         let sets = task.sets.ok_or(EvalError::NoViews { protocol: NAME })?;
         let train = Patches::of(sets, sets.train, task)?;
         let test = Patches::of(sets, sets.test, task)?;

@@ -3,57 +3,15 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde::Serialize;
+use serde_json::Value;
 
 use super::jsonl;
+use super::row::EvaluationRow;
 use crate::ReportError;
 
 /// The file of a run's evaluations.
 pub const EVALUATIONS: &str = "evaluations.jsonl";
-
-/// A row of the file, as far as a report shows it.
-#[derive(Debug, Clone, Deserialize)]
-struct Row {
-    metric: String,
-    accuracy: Option<f64>,
-    #[serde(rename = "mAP")]
-    map: Option<f64>,
-    #[serde(rename = "mIoU")]
-    miou: Option<f64>,
-    /// Value of a measure that needs no labels.
-    value: Option<f64>,
-    interval: Option<[f64; 2]>,
-    #[serde(default)]
-    settings: Map<String, Value>,
-    #[serde(default)]
-    seed: u64,
-    train: Option<Set>,
-    test: Set,
-    about: About,
-    classes: Option<Vec<String>>,
-    by_class: Option<Vec<Option<f64>>>,
-    confusion: Option<Vec<Vec<u64>>>,
-    confused: Option<Vec<(usize, usize, u64)>>,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-struct Set {
-    set: String,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-struct About {
-    step: Option<u64>,
-    network: String,
-    transform_in_words: Option<String>,
-    transform: Option<Side>,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-struct Side {
-    size_px: u32,
-}
 
 /// A score at a count of steps taken.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -121,12 +79,12 @@ impl Evaluations {
     /// Reads the evaluations of the run in `workdir`, which look at the network `evaluated`. Of several evaluations of one kind
     /// at one step the last one counts.
     pub(crate) fn read(workdir: &Path, evaluated: &str) -> Result<Self, ReportError> {
-        let mut by_kind = BTreeMap::<Kind, BTreeMap<u64, (f64, Row)>>::new();
-        for row in jsonl::rows::<Row>(&workdir.join(EVALUATIONS))? {
-            let (Some(step), Some((measure, value))) = (row.about.step, row.number()) else { continue };
-            by_kind.entry(row.kind(measure, evaluated)).or_default().insert(step, (value, row));
+        let mut by_kind = BTreeMap::<Kind, BTreeMap<u64, (f64, EvaluationRow)>>::new();
+        for row in jsonl::rows::<EvaluationRow>(&workdir.join(EVALUATIONS))? {
+            let (Some(step), Some((measure, value))) = (row.about.step, row.number.named()) else { continue };
+            by_kind.entry(kind_of(&row, measure, evaluated)).or_default().insert(step, (value, row));
         }
-        let confusion = |(kind, rows): (&Kind, &BTreeMap<u64, (f64, Row)>)| {
+        let confusion = |(kind, rows): (&Kind, &BTreeMap<u64, (f64, EvaluationRow)>)| {
             let (step, (_, row)) = rows.iter().next_back()?;
             // Where several classes may be right, none is taken for another.
             if row.confusion.is_none() && row.confused.as_ref().is_none_or(Vec::is_empty) {
@@ -143,7 +101,11 @@ impl Evaluations {
             confusion.is_whole().then_some(confusion)
         };
         let confusions = by_kind.iter().filter_map(confusion).collect();
-        let scored = |(step, (value, row)): (u64, (f64, Row))| Scored { step, value, interval: row.interval };
+        let scored = |(step, (value, row)): (u64, (f64, EvaluationRow))| Scored {
+            step,
+            value,
+            interval: row.interval,
+        };
         let scores = by_kind.into_iter().map(|(kind, rows)| (kind, rows.into_iter().map(scored).collect()));
         Ok(Self { scores: scores.collect(), confusions })
     }
@@ -173,8 +135,8 @@ pub type ScoreAt = (String, f64, Option<[f64; 2]>);
 /// # Errors
 /// [`ReportError`] when the run's evaluations cannot be read.
 pub fn named_scores(workdir: &Path) -> Result<Vec<(String, u64, f64)>, ReportError> {
-    let named = |row: Row| {
-        let (step, (_, value)) = (row.about.step?, row.number()?);
+    let named = |row: EvaluationRow| {
+        let (step, (_, value)) = (row.about.step?, row.number.named()?);
         let size_px = row.about.transform.map_or(0, |side| side.size_px);
         Some((score_name(&row.test.set, &row.about.network, size_px, &row.metric), step, value))
     };
@@ -187,28 +149,21 @@ pub fn score_name(set: &str, network: &str, size_px: u32, metric: &str) -> Strin
     format!("eval/{set}/{network}/{size_px}px/{metric}")
 }
 
-impl Row {
-    /// What the number is, and the number.
-    fn number(&self) -> Option<(&'static str, f64)> {
-        let found = [("accuracy", self.accuracy), ("mAP", self.map), ("mIoU", self.miou), ("", self.value)];
-        found.into_iter().find_map(|(measure, value)| Some((measure, value?)))
-    }
-
-    fn kind(&self, measure: &'static str, evaluated: &str) -> Kind {
-        let mut settings = self.settings.clone();
-        // The name of the metric says which of them it is.
-        settings.remove("k");
-        settings.remove("shots");
-        Kind {
-            set: self.test.set.clone(),
-            train: self.train.as_ref().map_or_else(String::new, |train| train.set.clone()),
-            metric: self.metric.clone(),
-            measure,
-            network: if self.about.network == evaluated { String::new() } else { self.about.network.clone() },
-            transform: self.about.transform_in_words.clone().unwrap_or_default(),
-            settings: if settings.is_empty() { String::new() } else { Value::Object(settings).to_string() },
-            seed: self.seed,
-        }
+/// The kind of the number of `row`, of the measure `measure`, in a run whose network `evaluated` is looked at.
+fn kind_of(row: &EvaluationRow, measure: &'static str, evaluated: &str) -> Kind {
+    let mut settings = row.settings.clone();
+    // The name of the metric says which of them it is.
+    settings.remove("k");
+    settings.remove("shots");
+    Kind {
+        set: row.test.set.clone(),
+        train: row.train.as_ref().map_or_else(String::new, |train| train.set.clone()),
+        metric: row.metric.clone(),
+        measure,
+        network: if row.about.network == evaluated { String::new() } else { row.about.network.clone() },
+        transform: row.about.transform_in_words.clone().unwrap_or_default(),
+        settings: if settings.is_empty() { String::new() } else { Value::Object(settings).to_string() },
+        seed: row.seed,
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::bail;
 use eval::{FeatureCache, Progress, Protocol};
 use indicatif::ProgressBar;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::progress::bar;
 
@@ -32,45 +32,13 @@ pub(crate) struct ProtocolFlags {
     /// same heads on features made once), logreg, few-shot, segmentation; several with commas.
     #[arg(long, value_delimiter = ',', default_values = ["knn", "linear-honest"])]
     protocol: Vec<String>,
-    /// Numbers of neighbors (knn), with commas.
-    #[arg(long, value_delimiter = ',', value_name = "N")]
-    k: Vec<usize>,
-    /// Temperature of the neighbors' votes (knn, few-shot).
-    #[arg(long, value_name = "T")]
-    temperature: Option<f64>,
+    /// Setting of a protocol, such as knn.k=5,20 or linear-honest.epochs=20; may be given several times. A setting that does
+    /// not exist is refused with those that do.
+    #[arg(long = "set", value_name = "PROTOCOL.KEY=VALUE")]
+    settings: Vec<String>,
     /// Look for the neighbors of each test image among the other test images, without a training set (knn).
     #[arg(long)]
     pub(crate) leave_one_out: bool,
-    /// Passes over train (linear probes, segmentation).
-    #[arg(long, value_name = "N")]
-    epochs: Option<usize>,
-    /// Images of a mini-batch (linear probes, segmentation).
-    #[arg(long, value_name = "N")]
-    batch: Option<usize>,
-    /// Learning rates to choose from, with commas (linear-honest, linear-dinov2).
-    #[arg(long, value_delimiter = ',', value_name = "RATE")]
-    rates: Vec<f64>,
-    /// Learning rate (linear-dino, segmentation).
-    #[arg(long)]
-    rate: Option<f64>,
-    /// Last blocks whose class tokens are concatenated (linear-dino: one number; linear-dinov2: with commas).
-    #[arg(long, value_delimiter = ',', value_name = "N")]
-    levels: Vec<usize>,
-    /// Add the mean patch token (linear-dino).
-    #[arg(long)]
-    average: bool,
-    /// Steps (linear-dinov2, linear-dinov2-features), or steps of the solver at most (logreg).
-    #[arg(long, value_name = "N")]
-    iterations: Option<usize>,
-    /// Values of C to choose from, with commas (logreg).
-    #[arg(long, value_delimiter = ',')]
-    c: Vec<f64>,
-    /// Images of each class, with commas (few-shot).
-    #[arg(long, value_delimiter = ',', value_name = "N")]
-    shots: Vec<usize>,
-    /// Draws of each number of shots (few-shot).
-    #[arg(long, value_name = "N")]
-    tries: Option<usize>,
     /// Seed of orders, initial weights and draws.
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
@@ -84,50 +52,33 @@ impl ProtocolFlags {
         if self.leave_one_out && chosen.iter().any(|protocol| !matches!(protocol, Protocol::Knn(_))) {
             bail!("--leave-one-out is for knn alone: --protocol knn");
         }
-        for (key, value) in self.settings() {
-            let mut known = false;
-            for protocol in &mut chosen {
-                let single = matches!(protocol.settings()[key], Value::Number(_));
-                let value = match value.as_array() {
-                    Some(values) if single && values.len() > 1 => {
-                        bail!("{} takes one number for --{key}, not {}", protocol.name(), values.len())
-                    }
-                    Some(values) if single => &values[0],
-                    _ => &value,
-                };
-                if let Some(changed) = protocol.with(key, value).map_err(anyhow::Error::msg)? {
-                    *protocol = changed;
-                    known = true;
-                }
-            }
-            if !known {
-                bail!("--{key} does not apply to {}", self.protocol.join(", "));
-            }
+        let leave_one_out = self.leave_one_out.then(|| "knn.leave_one_out=true".to_string());
+        for entry in self.settings.iter().chain(&leave_one_out) {
+            let (name, key, value) = setting(entry)?;
+            let Some(protocol) = chosen.iter_mut().find(|protocol| protocol.name() == name) else {
+                // An unknown name is said with those that there are.
+                Protocol::named(name).map_err(anyhow::Error::msg)?;
+                bail!("--set {entry}: {name} is not among the protocols, {}", self.protocol.join(", "));
+            };
+            *protocol =
+                protocol.with(key, &value).map_err(|error| anyhow::anyhow!("--set {entry}: {error}"))?;
         }
         Ok(chosen)
     }
+}
 
-    /// What is given, by the name of the setting.
-    fn settings(&self) -> Vec<(&'static str, Value)> {
-        let list =
-            |values: Value| values.as_array().is_some_and(|values| !values.is_empty()).then_some(values);
-        let all = [
-            ("k", list(json!(self.k))),
-            ("temperature", self.temperature.map(|value| json!(value))),
-            ("leave_one_out", self.leave_one_out.then_some(json!(true))),
-            ("epochs", self.epochs.map(|value| json!(value))),
-            ("batch", self.batch.map(|value| json!(value))),
-            ("rates", list(json!(self.rates))),
-            ("rate", self.rate.map(|value| json!(value))),
-            ("levels", list(json!(self.levels))),
-            ("average", self.average.then_some(json!(true))),
-            ("iterations", self.iterations.map(|value| json!(value))),
-            ("c", list(json!(self.c))),
-            ("shots", list(json!(self.shots))),
-            ("tries", self.tries.map(|value| json!(value))),
-        ];
-        all.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
-    }
+/// The protocol, the key and the value of a setting as it is written: numbers, with commas between several.
+fn setting(entry: &str) -> anyhow::Result<(&str, &str, Value)> {
+    let parts = entry.split_once('=').and_then(|(path, value)| Some((path.rsplit_once('.')?, value)));
+    let Some(((name, key), value)) = parts else {
+        bail!("--set {entry}: expected PROTOCOL.KEY=VALUE, such as knn.k=5,20");
+    };
+    let one = |text: &str| serde_json::from_str(text.trim()).unwrap_or_else(|_| Value::String(text.into()));
+    let value = match value.contains(',') {
+        true => Value::Array(value.split(',').map(one).collect()),
+        false => one(value),
+    };
+    Ok((name.trim(), key.trim(), value))
 }
 
 /// A bar for each stage of an evaluation.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use eval::{Protocol, Silent, Split, Transform};
 use networks::Network;
 use networks::probe::Probe;
-use serde_json::Value;
+use report::About;
 use trainer::Plan;
 
 use super::network::{Described, about};
@@ -27,7 +27,7 @@ pub(crate) struct InTraining {
 
 impl InTraining {
     /// What the numbers are of.
-    fn about(&self, network: &Network, step: u64) -> Result<Value, String> {
+    fn about(&self, network: &Network, step: u64) -> Result<About, String> {
         let described = Described {
             network,
             which: self.plan.evaluated().map_err(|error| error.to_string())?,

@@ -7,6 +7,7 @@ use augment::{DecodeRules, MultiCrop};
 use eval::Transform;
 use kernels::device::Device;
 use networks::Network;
+use report::About;
 use serde_json::{Value, json};
 use trainer::checkpoint::{Checkpoint, Manifest};
 use weights::Preprocessing;
@@ -129,7 +130,7 @@ impl OpenNetwork {
     }
 
     /// Metadata that goes with every result.
-    pub(crate) fn about(&self, checkpoint: &Path) -> Value {
+    pub(crate) fn about(&self, checkpoint: &Path) -> About {
         let described = Described {
             network: &self.network,
             which: &self.which,
@@ -152,28 +153,31 @@ pub(crate) struct Described<'a> {
 }
 
 /// The same as metadata; the probe within a run has no checkpoint.
-pub(crate) fn about(described: &Described<'_>, checkpoint: Option<&Path>) -> Value {
+pub(crate) fn about(described: &Described<'_>, checkpoint: Option<&Path>) -> About {
     let network = described.network;
-    json!({
-        "checkpoint": checkpoint,
-        "network": described.which,
-        "step": described.step,
-        "recipe": described.recipe,
-        "weights": format!("{:016x}", network.fingerprint()),
-        "model": as_written(&network.model),
-        "normalization": as_written(&network.normalization),
-        "transform": described.transform,
-        "transform_in_words": described.transform.to_string(),
-    })
+    let more = [
+        ("checkpoint", json!(checkpoint)),
+        ("recipe", json!(described.recipe)),
+        ("weights", json!(format!("{:016x}", network.fingerprint()))),
+        ("model", as_written(&network.model)),
+        ("normalization", as_written(&network.normalization)),
+    ];
+    About {
+        step: described.step,
+        network: described.which.to_string(),
+        transform: Some(described.transform),
+        transform_in_words: Some(described.transform.to_string()),
+        more: more.into_iter().map(|(key, value)| (key.to_string(), value)).collect(),
+    }
+}
+
+/// The work directory of the run that `checkpoint` belongs to, if it lies in one.
+pub(crate) fn workdir_of(checkpoint: &Path) -> Option<&Path> {
+    checkpoint.ancestors().find(|folder| folder.join("plan.toml").exists())
 }
 
 /// By way of the text: as numbers of 64 bits, those of 32 would end in digits that nobody wrote.
 fn as_written(value: &impl serde::Serialize) -> Value {
     let text = serde_json::to_string(value).unwrap_or_default();
     serde_json::from_str(&text).unwrap_or_default()
-}
-
-/// The work directory of the run that `checkpoint` belongs to, if it lies in one.
-pub(crate) fn workdir_of(checkpoint: &Path) -> Option<&Path> {
-    checkpoint.ancestors().find(|folder| folder.join("plan.toml").exists())
 }

@@ -5,8 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use report::{EVALUATIONS, score_name};
-use serde_json::Value;
+use report::{EVALUATIONS, EvaluationRow, score_name};
 use trainer::run::telemetry::append_scalars;
 
 use super::network::OpenNetwork;
@@ -20,11 +19,12 @@ pub(crate) fn path_in(workdir: &Path) -> PathBuf {
 pub(crate) fn add(
     workdir: &Path,
     step: u64,
-    rows: &[Value],
+    rows: &[EvaluationRow],
     scalars: &[(String, f64)],
 ) -> anyhow::Result<()> {
     let path = path_in(workdir);
-    let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
+    let lines: Result<Vec<String>, _> = rows.iter().map(serde_json::to_string).collect();
+    let lines: String = lines?.into_iter().map(|line| line + "\n").collect();
     let file = OpenOptions::new().create(true).append(true).open(&path);
     let written = file.and_then(|mut file| file.write_all(lines.as_bytes()));
     written.with_context(|| format!("cannot write {}", path.display()))?;

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use eval::Split;
 use eval::probe::{ProtocolScores, Scores};
+use report::{About, EvaluationRow, Number, SetOfImages};
 use serde_json::{Map, Value, json};
 
 /// Scores by the name of the network.
@@ -56,7 +57,7 @@ fn heading(scores: &Scores) -> String {
 }
 
 /// All numbers with what they are about.
-pub(crate) fn to_json(table: &Table, split: &Split, about: &Value) -> Value {
+pub(crate) fn to_json(table: &Table, split: &Split, about: &About) -> Value {
     let networks: Map<String, Value> =
         table.iter().map(|(name, scores)| (name.replace(' ', "_"), numbers(scores, split.seed))).collect();
     let Some((_, first)) = table.first() else { return Value::Null };
@@ -70,24 +71,35 @@ pub(crate) fn to_json(table: &Table, split: &Split, about: &Value) -> Value {
     })
 }
 
-/// A row a number, as a run keeps them: each says all that it depends on.
-pub(crate) fn rows(scores: &Scores, split: &Split, about: &Value) -> Vec<Value> {
+/// A row a number, as a run keeps them: each says all that it depends on. `about` is of the network.
+pub(crate) fn rows(scores: &Scores, split: &Split, about: &About) -> Vec<EvaluationRow> {
     let row = |(of, scored): (&ProtocolScores, &eval::Scored)| {
-        let mut row = about_number(of, scored, split.seed);
-        row["metric"] = json!(scored.metric);
-        row["train"] = json!({ "set": split.train.name, "images": scores.n_train });
-        row["test"] = json!({ "set": split.test.name, "images": scores.n_test });
-        row["about"] = about.clone();
-        row["about"]["transform"] = json!(of.transform);
-        row["about"]["transform_in_words"] = json!(of.transform.to_string());
-        if of.protocol.needs_classes() {
-            row["classes"] = json!(split.test.classes());
+        let (protocol, outcome) = (&of.protocol, &scored.outcome);
+        let about = About {
+            transform: Some(of.transform),
+            transform_in_words: Some(of.transform.to_string()),
+            ..about.clone()
+        };
+        let is_small = outcome.n_classes() <= MAX_KEPT_CONFUSED;
+        let set = |set: &str, images| SetOfImages { set: set.to_string(), images: Some(images) };
+        EvaluationRow {
+            metric: scored.metric.clone(),
+            number: Number::of(outcome.measure(), outcome.value()),
+            interval: Some(outcome.interval()),
+            by_class: Some(outcome.by_class()),
+            protocol: Some(protocol.name().into()),
+            protocol_in_words: Some(protocol.in_words(&of.numbers)),
+            settings: protocol.settings().as_object().cloned().unwrap_or_default(),
+            details: scored.details.clone(),
+            seed: split.seed,
+            train: Some(set(&split.train.name, scores.n_train)),
+            test: set(&split.test.name, scores.n_test),
+            about,
+            classes: protocol.needs().has_classes().then(|| split.test.classes().to_vec()),
+            confusion: if is_small { confusion(outcome) } else { None },
+            confused: (!is_small).then(|| outcome.most_confused(N_KEPT_PAIRS)),
+            watch: None,
         }
-        match scored.outcome.n_classes() <= MAX_KEPT_CONFUSED {
-            true => row["confusion"] = confusion(&scored.outcome),
-            false => row["confused"] = json!(scored.outcome.most_confused(N_KEPT_PAIRS)),
-        }
-        row
     };
     scores.numbers().map(row).collect()
 }
@@ -96,7 +108,7 @@ fn numbers(scores: &Scores, seed: u64) -> Value {
     let number = |(of, scored): (&ProtocolScores, &eval::Scored)| {
         let mut value = about_number(of, scored, seed);
         if scored.outcome.n_classes() <= MAX_CONFUSED {
-            value["confusion"] = confusion(&scored.outcome);
+            value["confusion"] = json!(confusion(&scored.outcome));
         }
         (scored.metric.clone(), value)
     };
@@ -119,13 +131,10 @@ fn about_number(of: &ProtocolScores, scored: &eval::Scored, seed: u64) -> Value 
     })
 }
 
-/// Images or pixels by true class, a row each, and by predicted class; null where several classes may be right.
-fn confusion(outcome: &eval::Outcome) -> Value {
-    let counts = outcome.confusion();
-    json!(
-        counts
-            .map(|counts| counts.chunks(outcome.n_classes().max(1)).map(<[u64]>::to_vec).collect::<Vec<_>>())
-    )
+/// Images or pixels by true class, a row each, and by predicted class; none where several classes may be right.
+fn confusion(outcome: &eval::Outcome) -> Option<Vec<Vec<u64>>> {
+    let counts = outcome.confusion()?;
+    Some(counts.chunks(outcome.n_classes().max(1)).map(<[u64]>::to_vec).collect())
 }
 
 /// What a set is called if nobody says: the folder and the common beginning of its shards, `cifar10/test`.

@@ -90,7 +90,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
         features(cache.as_ref(), &open.network, &images, wanted, &progress)?
     };
     let seconds = start.elapsed().as_secs_f64();
-    let mut about = open.about(&args.checkpoint);
+    let mut about = json!(open.about(&args.checkpoint));
     about["images"] = json!(images.name);
     about["features"] = json!(wanted);
     about["columns"] = json!(table.columns);

@@ -178,11 +178,10 @@ pub(crate) fn pretrain(
     if recipe.data.shards.is_empty() {
         bail!("no shards: give --shards, or data.shards in the recipe");
     }
-    let launch = target.launch;
+    let (launch, mut recipe) = (target.launch, recipe);
     let device = target.compute.open(launch)?;
     let mut comm = start::connect(launch, &recipe.run, &device, target.compute.engine)?;
     let n_sharers = start::n_sharers(&comm, &device)?;
-    let mut recipe = recipe;
     // Without a GPU the host's memory is where everything lies.
     recipe.run.offload &= device.kind != DeviceKind::Cpu;
     // Other ranks would wait for the one that packs, and no longer than their deadline.
@@ -205,11 +204,11 @@ pub(crate) fn pretrain(
     let topology = plan.topology(launch.rank).map_err(anyhow::Error::msg)?;
     comm.regroup(topology, plan.recipe.run.exact_sums)?;
     let signals = Signals::listen()?;
-    if launch.rank == 0 {
-        // A forecast that cannot be made keeps no rank waiting.
-        if let Ok(forecast) = at_least(&plan, &device) {
-            say(format!("note: {forecast}"));
-        }
+    // A forecast that cannot be made keeps no rank waiting.
+    if launch.rank == 0
+        && let Ok(forecast) = at_least(&plan, &device)
+    {
+        say(format!("note: {forecast}"));
     }
     let (workdir, data, of_run) = (target.workdir.to_path_buf(), Arc::clone(&dataset), plan.clone());
     let progress = RunProgress::new(launch.rank, launch.world_size).on_training(signals.training());

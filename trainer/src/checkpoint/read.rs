@@ -261,11 +261,14 @@ impl Checkpoint {
     pub fn parameters(&self, network: &str, layout: &UnitLayout) -> Result<Vec<f32>, TrainError> {
         let stored = self.unit(network, &layout.name)?;
         let bad = |reason: String| unusable(&self.path, reason);
+        let sizes = stored.params.iter().map(|param| param.shape.iter().product::<usize>());
+        let is_whole = sizes.fold(0, usize::saturating_add) == stored.numel;
         let mut values = vec![0.0; layout.padded];
         for slot in &layout.params {
             let (name, shape) = (layout.full_name(slot), &slot.spec.shape);
             let fits = |param: &&ParamEntry| {
-                param.name == name
+                is_whole
+                    && param.name == name
                     && param.shape == *shape
                     && param.offset + slot.spec.numel() <= stored.numel
             };

@@ -327,7 +327,7 @@ fn lejepa_is_the_official_run() {
     check_both(&lejepa("lejepa_global", "global", &views(32, 16, 2)));
 }
 
-/// Of a network with smaller patches, so that maps are resampled.
+/// The teacher has smaller patches, so that maps are resampled.
 #[test]
 fn distillation_is_the_run_in_pytorch() {
     check_both(&distillation("distillation_squared", "squared"));

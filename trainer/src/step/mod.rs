@@ -18,6 +18,7 @@ mod agreement;
 mod backward;
 mod batch;
 mod config;
+mod drawn;
 mod forward;
 mod heads;
 mod loss;

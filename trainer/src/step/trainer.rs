@@ -6,7 +6,6 @@ use kernels::device::host;
 use kernels::device::workers::Workers;
 use networks::NetworkError;
 use networks::backbone::ModelConfig;
-use networks::drop_path::Drawing;
 use networks::features::Outputs;
 use networks::tensor::NamedTensor;
 use networks::unit::StatSets;
@@ -22,10 +21,11 @@ use super::agreement::{Votes, agree};
 use super::backward::{AtFeatures, backward};
 use super::batch::{MicroBatch, SlicedImages};
 use super::config::StepConfig;
+use super::drawn::Drawn;
 use super::forward::{forward, infer};
 use super::loss::{Scored, Scoring};
 use super::net::{Listed, Net, Nets};
-use super::pass::{Passes, UnitDraws};
+use super::pass::Passes;
 use super::phases::{Clock, Phases};
 use super::report::{Gradients, StepReport};
 use super::scalars::read_by_name;
@@ -216,7 +216,8 @@ impl Trainer {
         let mut gathers = Gathers::new(&self.comm, weights.gathers(), &self.device)?;
         let mut reductions = Reductions::new(&self.comm);
         let mut batches = batches();
-        self.mask(&mut batches, n_images);
+        let drawn = self.drawn(n_images);
+        drawn.mask(&mut batches, &self.nets.inputs);
         let sizes = trained.net.sizes();
         let [of_trained, of_heads] = [&self.sets, &self.head_sets].map(|sets| sets.of(&sizes));
         let n_each = n_images / self.config.share(self.topology()).n_micro_batches;
@@ -227,7 +228,7 @@ impl Trainer {
         phases.targets_ms = clock.lap_ms();
 
         entering("forward");
-        let draws = self.draw(n_images, &sizes);
+        let draws = drawn.drop_paths(&trained.net.backbone, &sizes);
         let seen = batches[trained.net.input].iter().map(|batch| batch.seen(&trained.net.sees)).collect();
         drop(batches);
         let passes = self.passes(&of_trained);
@@ -289,6 +290,18 @@ impl Trainer {
         ShardedNet { net: &self.nets.list[number], shards: &self.state.networks[number].shards }
     }
 
+    /// The random numbers of this step for `n_images` images of this rank.
+    fn drawn(&self, n_images: usize) -> Drawn<'_> {
+        Drawn {
+            method: self.state.method.as_ref(),
+            seed: self.config.seed,
+            step: self.state.step,
+            slices: self.slices(n_images),
+            share: self.config.share(self.topology()),
+            batch_size: n_images * self.topology().world_size,
+        }
+    }
+
     /// The images of each micro-batch, by slice.
     fn slices(&self, n_images: usize) -> Vec<SlicedImages> {
         self.config.share(self.topology()).slices(&self.workers, n_images)
@@ -314,40 +327,6 @@ impl Trainer {
             n_micro_batches: self.config.share(self.topology()).n_micro_batches,
             device: self.device.clone(),
         }
-    }
-
-    /// Marks the cells that the method masks at this step, in `batches` by the way in which pixels reach networks.
-    fn mask(&self, batches: &mut [Vec<MicroBatch>], n_images: usize) {
-        let Some(rule) = self.state.method.masks() else { return };
-        let group = self.state.method.views().groups()[rule.size];
-        let (share, batch_size) = (self.config.share(self.topology()), n_images * self.topology().world_size);
-        for (batches, input) in batches.iter_mut().zip(&self.nets.inputs) {
-            let grid = [group.size_px as usize / input.cell_px; 2];
-            let drawing = rule.at(self.config.seed, self.state.step, batch_size, group.n_views, grid);
-            for (batch, slices) in batches.iter_mut().zip(self.slices(n_images)) {
-                let of_slice =
-                    |images: &Vec<usize>| drawing.rows(images.iter().map(|image| share.position(*image)));
-                batch.mask(rule.size, slices.iter().map(of_slice).collect());
-            }
-        }
-    }
-
-    /// Drop-path factors of every unit, for the sizes of views that the trained network sees.
-    fn draw(&self, n_images: usize, sizes: &[usize]) -> Vec<UnitDraws> {
-        let groups = self.state.method.views().groups();
-        let drawing = Drawing {
-            seed: self.config.seed,
-            step: self.state.step,
-            n_views: sizes.iter().map(|size| groups[*size].n_views).collect(),
-        };
-        let (slices, share) = (self.slices(n_images), self.config.share(self.topology()));
-        let of_unit = |(number, p): (usize, f32)| {
-            let of_slice = |images: &Vec<usize>| {
-                drawing.draw(number, p, images.iter().map(|image| share.position(*image)))
-            };
-            slices.iter().map(|slices| slices.iter().map(of_slice).collect()).collect()
-        };
-        self.nets.trained().backbone.iter().map(|unit| unit.drop_path()).enumerate().map(of_unit).collect()
     }
 
     /// Mean gradients by unit: they came heads first, then the backbone from its end.

@@ -41,8 +41,9 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let before = args.compare.read()?;
     let protocols = args.protocols.protocols()?;
-    let n_levels = protocols.iter().map(eval::Protocol::n_levels).max().unwrap_or(1);
-    let average = if protocols.iter().any(eval::Protocol::wants_average) { args.width } else { 0 };
+    let needs = || protocols.iter().map(eval::Protocol::needs);
+    let n_levels = needs().map(|needs| needs.n_levels).max().unwrap_or(1);
+    let average = if needs().any(|needs| needs.average) { args.width } else { 0 };
     let columns = Columns { levels: vec![args.width; n_levels], average };
     let (train, test) = (noise(args, args.train, &columns, 0), noise(args, args.test, &columns, 1));
     let task = Task {

@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
+use report::EvaluationRow;
 use serde_json::{Value, json};
 use trainer::run::host_name;
 
@@ -114,7 +115,8 @@ impl Ledger {
         if there.lines().filter_map(|line| serde_json::from_str(line).ok()).any(|row| is_ours(&row)) {
             return Ok(());
         }
-        let rows: Vec<Value> = found["rows"].as_array().cloned().unwrap_or_default();
+        let rows = serde_json::from_value::<Vec<EvaluationRow>>(found["rows"].clone());
+        let rows = rows.with_context(|| format!("in {}", path.display()))?;
         let scalars = found["scalars"].as_object().into_iter().flatten();
         let scalars: Vec<(String, f64)> =
             scalars.filter_map(|(name, value)| Some((name.clone(), value.as_f64()?))).collect();
@@ -123,21 +125,26 @@ impl Ledger {
 }
 
 impl Claim<'_> {
-    /// Writes what was found, once: whoever is later finds it there, and what is told is what came first.
-    pub(super) fn finish(self, rows: &[Value], scalars: &[(String, f64)]) -> anyhow::Result<()> {
-        let rows: Vec<Value> = rows
-            .iter()
-            .map(|row| {
-                let mut row = row.clone();
-                row["watch"] = json!(self.ledger.name);
-                row
-            })
-            .collect();
+    /// Notes that the checkpoint cannot be scored, so that nobody tries again.
+    pub(super) fn give_up(self, reason: &str) -> anyhow::Result<()> {
+        self.write(&json!({ "rows": [], "scalars": {}, "error": reason }))
+    }
+
+    /// Writes the rows and the scalars of the checkpoint, once: the first result counts.
+    pub(super) fn finish(self, rows: &[EvaluationRow], scalars: &[(String, f64)]) -> anyhow::Result<()> {
+        let named =
+            |row: &EvaluationRow| EvaluationRow { watch: Some(self.ledger.name.clone()), ..row.clone() };
+        let rows: Vec<EvaluationRow> = rows.iter().map(named).collect();
         let scalars: serde_json::Map<String, Value> =
             scalars.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
+        self.write(&json!({ "rows": rows, "scalars": scalars }))
+    }
+
+    /// Makes `result` appear whole, unless there is one, and adds its rows to the run's evaluations.
+    fn write(self, result: &Value) -> anyhow::Result<()> {
         let path = self.ledger.file(self.step, "json");
         let half = path.with_extension(format!("json-{}-{}", host_name(), std::process::id()));
-        let text = json!({ "rows": rows, "scalars": scalars }).to_string();
+        let text = result.to_string();
         let written =
             pipeline::file::write_synced(&half, text.as_bytes()).and_then(|()| fs::hard_link(&half, &path));
         let _ = fs::remove_file(&half);
@@ -199,7 +206,8 @@ mod tests {
         let ledger = Ledger::open(workdir.path(), "cifar".into()).unwrap();
         let claim = ledger.claim(7).unwrap().unwrap();
         assert!(ledger.is_claimed(7) && ledger.claim(7).unwrap().is_none(), "somebody is at it");
-        let row = json!({ "metric": "knn_20", "about": { "step": 7 } });
+        let row = json!({ "metric": "knn_20", "accuracy": 50.0, "test": { "set": "cifar" }, "about": { "step": 7, "network": "n" } });
+        let row: EvaluationRow = serde_json::from_value(row).unwrap();
         claim.finish(&[row], &[("eval/cifar/knn_20".into(), 50.0)]).unwrap();
         assert!(ledger.is_done(7) && ledger.claim(7).unwrap().is_none());
         let told = || fs::read_to_string(workdir.path().join("evaluations.jsonl")).unwrap();

@@ -12,6 +12,7 @@ use eval::{Check, Effort, Protocol, Split, label_free};
 use kernels::device::Device;
 use networks::Network;
 use pipeline::Storage;
+use report::{EvaluationRow, Number, SetOfImages};
 use serde_json::{Value, json};
 
 use crate::console::say;
@@ -67,7 +68,7 @@ fn score(args: &Args, checkpoint: &Path, open: &OpenNetwork, means: &Means<'_>) 
         scores.n_train,
         split.train.name
     );
-    if means.protocols.iter().any(Protocol::needs_classes) {
+    if means.protocols.iter().any(|protocol| protocol.needs().has_classes()) {
         out!("{check}");
     }
     print_table(&table);
@@ -101,8 +102,25 @@ fn measure(
         out!("{name:<12} {value:>10.4}  {meaning}");
     }
     let about = open.about(checkpoint);
-    let row = |(name, value, _): &(&str, f64, &str)| json!({ "metric": name, "value": value, "test": { "set": images.name }, "about": about });
-    let rows: Vec<Value> = measures.iter().map(row).collect();
+    let row = |(name, value, _): &(&str, f64, &str)| EvaluationRow {
+        metric: (*name).to_string(),
+        number: Number::of("", *value),
+        interval: None,
+        by_class: None,
+        protocol: None,
+        protocol_in_words: None,
+        settings: serde_json::Map::new(),
+        details: Value::Null,
+        seed: 0,
+        train: None,
+        test: SetOfImages { set: images.name.clone(), images: None },
+        about: about.clone(),
+        classes: None,
+        confusion: None,
+        confused: None,
+        watch: None,
+    };
+    let rows: Vec<EvaluationRow> = measures.iter().map(row).collect();
     let numbers: Vec<_> = measures.iter().map(|(name, value, _)| ((*name).to_string(), *value)).collect();
     keep(args, checkpoint, open, &images.name, &rows, &numbers);
     if args.json {
@@ -119,7 +137,7 @@ fn keep(
     checkpoint: &Path,
     open: &OpenNetwork,
     set: &str,
-    rows: &[Value],
+    rows: &[EvaluationRow],
     numbers: &[(String, f64)],
 ) {
     let (Some(workdir), Some(step), false) = (workdir_of(checkpoint), open.step(), args.no_record) else {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use eval::Split;
-use serde_json::{Value, json};
+use serde_json::json;
 use trainer::checkpoint::{Checkpoint, Hold, steps};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -112,9 +112,7 @@ impl Watcher<'_> {
             Err(_) if !path.exists() => return Ok(()),
             Err(error) => {
                 say(format!("step {step} cannot be scored: {error:#}"));
-                let row =
-                    json!({ "error": format!("{error:#}"), "about": { "checkpoint": path, "step": step } });
-                return claim.finish(&[row], &[]);
+                return claim.give_up(&format!("{error:#}"));
             }
         };
         // All weights are in memory.
@@ -130,7 +128,7 @@ impl Watcher<'_> {
         let numbers: Vec<(String, f64)> = scores.by_name().collect();
         let words: Vec<String> = numbers.iter().map(|(name, value)| format!("{name} {value:.2}")).collect();
         say(format!("step {step}: {}", words.join("  ")));
-        let rows: Vec<Value> = rows(&scores, &split, &open.about(path));
+        let rows = rows(&scores, &split, &open.about(path));
         let scalars = record::scalars(&open, &split.test.name, &numbers);
         self.split = Some(split);
         self.n_scored += 1;

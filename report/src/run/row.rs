@@ -1,0 +1,165 @@
+//! A row of `evaluations.jsonl`: one number with everything that it depends on. `scripts` writes rows, and a report reads
+//! them.
+
+use eval::Transform;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// One number and what it is of.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EvaluationRow {
+    /// Name of the number among those of all protocols and measures: `knn_20`.
+    pub metric: String,
+    /// The number.
+    #[serde(flatten)]
+    pub number: Number,
+    /// The middle 95 % of resampled test sets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interval: Option<[f64; 2]>,
+    /// Number of each class, in percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by_class: Option<Vec<Option<f64>>>,
+    /// Name of the protocol; absent for a measure that needs no labels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<String>,
+    /// Description of the protocol, and of what its number can be compared with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol_in_words: Option<String>,
+    /// Settings of the protocol.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub settings: Map<String, Value>,
+    /// Values that the protocol has chosen, and what it has chosen them on.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub details: Value,
+    /// Seed of orders, initial weights and draws.
+    #[serde(default)]
+    pub seed: u64,
+    /// The training set; absent for a measure that needs none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub train: Option<SetOfImages>,
+    /// The test set.
+    pub test: SetOfImages,
+    /// The network and how it sees images.
+    pub about: About,
+    /// Names of the classes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub classes: Option<Vec<String>>,
+    /// Images or pixels by true class, a row each, and by predicted class, where there are few classes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confusion: Option<Vec<Vec<u64>>>,
+    /// True class, predicted class and images of the most frequent confusions, where there are many classes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confused: Option<Vec<(usize, usize, u64)>>,
+    /// Name of the watcher that scored the checkpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub watch: Option<String>,
+}
+
+/// A number under the name of its measure.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Number {
+    /// Share of the images that were classified correctly, in percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
+    /// Mean average precision over classes, in percent.
+    #[serde(default, rename = "mAP", skip_serializing_if = "Option::is_none")]
+    pub mean_average_precision: Option<f64>,
+    /// Mean intersection over union of classes, in percent.
+    #[serde(default, rename = "mIoU", skip_serializing_if = "Option::is_none")]
+    pub mean_intersection_over_union: Option<f64>,
+    /// Value of a measure that needs no labels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<f64>,
+}
+
+/// A set of images.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SetOfImages {
+    /// Its name.
+    pub set: String,
+    /// Images that counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub images: Option<usize>,
+}
+
+/// A network and how it sees images.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct About {
+    /// Steps that the network has taken; absent for weights that belong to no run.
+    pub step: Option<u64>,
+    /// Name of the network within its run.
+    pub network: String,
+    /// How images are resized and cut.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transform: Option<Transform>,
+    /// The same in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transform_in_words: Option<String>,
+    /// Checkpoint, weights, model and whatever else is known.
+    #[serde(flatten)]
+    pub more: Map<String, Value>,
+}
+
+impl Number {
+    /// The number `value` of the measure `measure`: `accuracy`, `mAP`, `mIoU`, or any other for one that needs no labels.
+    pub fn of(measure: &str, value: f64) -> Self {
+        let of = |name: &str| (measure == name).then_some(value);
+        let (accuracy, mean_average_precision) = (of("accuracy"), of("mAP"));
+        let mean_intersection_over_union = of("mIoU");
+        let known = [accuracy, mean_average_precision, mean_intersection_over_union];
+        let other = known.iter().all(Option::is_none).then_some(value);
+        Self { accuracy, mean_average_precision, mean_intersection_over_union, value: other }
+    }
+
+    /// The measure, empty for one that needs no labels, and the number.
+    pub(crate) fn named(&self) -> Option<(&'static str, f64)> {
+        let all = [
+            ("accuracy", self.accuracy),
+            ("mAP", self.mean_average_precision),
+            ("mIoU", self.mean_intersection_over_union),
+            ("", self.value),
+        ];
+        all.into_iter().find_map(|(measure, value)| Some((measure, value?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A row that is written is the row that is read, and older rows with fewer keys are read as well.
+    #[test]
+    fn rows_are_read_as_they_were_written() {
+        let about =
+            serde_json::json!({ "step": 3, "network": "base", "checkpoint": "runs/a", "transform": null });
+        let row = EvaluationRow {
+            metric: "knn_20".into(),
+            number: Number::of("accuracy", 43.5),
+            interval: Some([41.0, 46.0]),
+            by_class: Some(vec![Some(50.0), None]),
+            protocol: Some("knn".into()),
+            protocol_in_words: Some("as DINO".into()),
+            settings: Map::from_iter([("k".into(), serde_json::json!([20]))]),
+            details: serde_json::json!({ "k": 20 }),
+            seed: 1,
+            train: Some(SetOfImages { set: "cifar/train".into(), images: Some(10) }),
+            test: SetOfImages { set: "cifar/test".into(), images: Some(5) },
+            about: serde_json::from_value(about).unwrap(),
+            classes: Some(vec!["cat".into(), "dog".into()]),
+            confusion: Some(vec![vec![1, 2], vec![0, 2]]),
+            confused: None,
+            watch: None,
+        };
+        let text = serde_json::to_string(&row).unwrap();
+        assert!(text.contains("\"accuracy\":43.5") && text.contains("\"checkpoint\":\"runs/a\""), "{text}");
+        assert_eq!(serde_json::from_str::<EvaluationRow>(&text).unwrap(), row);
+        let old =
+            r#"{"metric":"rankme","value":7.5,"test":{"set":"a"},"about":{"step":1,"network":"student"}}"#;
+        let old: EvaluationRow = serde_json::from_str(old).unwrap();
+        assert_eq!(old.number.named(), Some(("", 7.5)));
+        for measure in ["accuracy", "mAP", "mIoU"] {
+            assert_eq!(Number::of(measure, 2.0).named(), Some((measure, 2.0)));
+        }
+        assert_eq!(Number::of("rankme", 2.0).named(), Some(("", 2.0)));
+    }
+}

@@ -1,0 +1,55 @@
+//! Everything random of a step, drawn before it: masks of patches, and branches that are dropped.
+
+use networks::drop_path::Drawing;
+use networks::patches::PixelInput;
+use networks::unit::Unit;
+
+use super::batch::{MicroBatch, Share, SlicedImages};
+use super::pass::UnitDraws;
+use crate::method::Method;
+
+/// The random numbers of one step on one rank.
+pub(super) struct Drawn<'a> {
+    pub(super) method: &'a dyn Method,
+    /// Seed of the run.
+    pub(super) seed: u64,
+    /// Steps taken.
+    pub(super) step: u64,
+    /// Images of each micro-batch, by slice.
+    pub(super) slices: Vec<SlicedImages>,
+    pub(super) share: Share,
+    /// Images of all ranks.
+    pub(super) batch_size: usize,
+}
+
+impl Drawn<'_> {
+    /// Marks the cells that the method masks, in `batches` by the way in which pixels reach networks.
+    pub(super) fn mask(&self, batches: &mut [Vec<MicroBatch>], inputs: &[PixelInput]) {
+        let Some(rule) = self.method.masks() else { return };
+        let group = self.method.views().groups()[rule.size];
+        for (batches, input) in batches.iter_mut().zip(inputs) {
+            let grid = [group.size_px as usize / input.cell_px; 2];
+            let drawing = rule.at(self.seed, self.step, self.batch_size, group.n_views, grid);
+            for (batch, slices) in batches.iter_mut().zip(&self.slices) {
+                let of_slice = |images: &Vec<usize>| {
+                    drawing.rows(images.iter().map(|image| self.share.position(*image)))
+                };
+                batch.mask(rule.size, slices.iter().map(of_slice).collect());
+            }
+        }
+    }
+
+    /// Drop-path factors of every unit of `backbone`, for views of these sizes.
+    pub(super) fn drop_paths(&self, backbone: &[Box<dyn Unit>], sizes: &[usize]) -> Vec<UnitDraws> {
+        let groups = self.method.views().groups();
+        let n_views = sizes.iter().map(|size| groups[*size].n_views).collect();
+        let drawing = Drawing { seed: self.seed, step: self.step, n_views };
+        let of_unit = |(number, p): (usize, f32)| {
+            let of_slice = |images: &Vec<usize>| {
+                drawing.draw(number, p, images.iter().map(|image| self.share.position(*image)))
+            };
+            self.slices.iter().map(|slices| slices.iter().map(of_slice).collect()).collect()
+        };
+        backbone.iter().map(|unit| unit.drop_path()).enumerate().map(of_unit).collect()
+    }
+}
