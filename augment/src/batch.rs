@@ -1,7 +1,7 @@
-//! Decode and augment on N threads; batches leave in order whatever thread finished first.
+//! Decoding and augmentation on N threads; batches are returned in order, whichever thread finishes first.
 //!
-//! One thread owns one sample from its encoded bytes to its finished views, so that a decoded
-//! image never leaves that core's cache.
+//! One thread processes a sample from its encoded bytes to its finished views, so that a decoded image stays in that
+//! core's cache.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,43 +16,43 @@ use crate::decode::Decoder;
 use crate::stats::{Stage, StageStats, StageTimes};
 use crate::{AugmentError, DecodeRules, MultiCrop, Rgb8, SampleKey, ViewMaker, Views};
 
-/// How often whoever waits for a batch looks whether it is still wanted.
+/// Interval at which a thread that waits for a batch checks whether it should stop.
 const STOP_POLL: Duration = Duration::from_millis(100);
 
-/// An encoded image with its place in a batch.
+/// An encoded image with its slot in a batch.
 pub trait EncodedImage: Send + 'static {
-    /// The encoded bytes.
+    /// Returns the encoded bytes.
     fn bytes(&self) -> &[u8];
-    /// Global batch.
+    /// Returns the number of the global batch.
     fn batch(&self) -> u64;
-    /// Slot in the batch.
+    /// Returns the slot in the batch.
     fn slot(&self) -> usize;
-    /// Address of its random choices.
+    /// Returns the address of the image's random choices.
     fn key(&self) -> SampleKey;
-    /// Its class, if it has one.
+    /// Returns the class of the image, if it has one.
     fn label(&self) -> Option<u32>;
 }
 
-/// Where encoded images come from. Called by many threads at once.
+/// Source of encoded images. Called by many threads at once.
 pub trait Source: Send + Sync + 'static {
-    /// What it yields.
+    /// Type of the images.
     type Image: EncodedImage;
-    /// Why it stops.
+    /// Error that ends the source.
     type Error: std::error::Error + Send + 'static;
 
-    /// The next image, about in order of batches; blocks. `None` at the end.
+    /// Returns the next image, roughly in the order of batches; blocks. Returns `None` at the end.
     fn next_image(&self) -> Option<Result<Self::Image, Self::Error>>;
 
-    /// An image to stand in for one that cannot be used.
+    /// Returns a substitute for an image that cannot be used.
     ///
     /// # Errors
-    /// When too many were bad.
+    /// Fails if too many images were bad.
     fn substitute(&self, image: Self::Image, why: &AugmentError) -> Result<Self::Image, Self::Error>;
 
-    /// Called when `batch` leaves the pool.
+    /// Notifies the source that the pool has returned `batch`.
     fn finish_batch(&self, batch: u64);
 
-    /// Asks it to end, so that [`Source::next_image`] returns `None`.
+    /// Closes the source, so that [`Source::next_image`] returns `None`.
     fn close(&self);
 }
 
@@ -63,22 +63,22 @@ pub struct Batch {
     pub index: u64,
     /// The views of each sample.
     pub samples: Vec<Views>,
-    /// The class of each sample, where known.
+    /// The class of each sample, if known.
     pub labels: Vec<Option<u32>>,
     /// Numbers of the samples in the data set.
     pub sample_ids: Vec<u64>,
 }
 
-/// Size of a pool.
+/// Settings of a pool.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolConfig {
-    /// Threads that decode and augment.
+    /// Number of threads that decode and augment.
     pub n_threads: usize,
-    /// Samples of a batch.
+    /// Number of samples of a batch.
     pub batch_len: usize,
     /// Number of the first batch.
     pub first_batch: u64,
-    /// What the decoder accepts.
+    /// Limits and options of the decoder.
     pub rules: DecodeRules,
 }
 
@@ -143,15 +143,15 @@ impl<S: Source> BatchPool<S> {
         }
     }
 
-    /// The next batch; blocks. `None` once the source has ended.
+    /// Returns the next batch; blocks. Returns `None` once the source has ended.
     ///
     /// # Errors
-    /// The source's, once; the pool ends with it.
+    /// Returns the error of the source, once; the pool ends with it.
     pub fn next_batch(&mut self) -> Option<Result<Batch, S::Error>> {
         self.next_batch_unless(&AtomicBool::new(false))
     }
 
-    /// As [`BatchPool::next_batch`], but gives up with `None` soon after `stop` is set.
+    /// Returns the next batch like [`BatchPool::next_batch`], but `None` soon after `stop` is set.
     ///
     /// # Errors
     /// As [`BatchPool::next_batch`].
@@ -175,26 +175,26 @@ impl<S: Source> BatchPool<S> {
         }
     }
 
-    /// Takes back the memory of a batch that is done with, so that the next views need none.
+    /// Reuses the memory of a batch that is no longer needed, so that the next views allocate none.
     pub fn recycle(&self, batch: Batch) {
         for views in batch.samples {
-            // Without threads there is nobody left to use it.
+            // Fails if all threads have ended: then the memory is not needed.
             let _ = self.spare.send(views);
         }
     }
 
-    /// Times by stage.
+    /// Returns the times by stage.
     pub fn stats(&self) -> &StageStats {
         &self.stats
     }
 
-    /// Images that are finished and wait for the others of their batch, or for a taker.
+    /// Returns the number of finished images that wait for the rest of their batch or for the caller.
     pub fn n_waiting(&self) -> usize {
         let placed: usize = self.open.values().map(|open| self.batch_len - open.missing).sum();
         placed + self.finished.len()
     }
 
-    /// The source, for its statistics.
+    /// Returns the source, for its statistics.
     pub fn source(&self) -> &S {
         &self.source
     }
@@ -227,7 +227,7 @@ impl<S: Source> Drop for BatchPool<S> {
     }
 }
 
-/// One thread's share of the work, with the memory that it uses again for every image.
+/// State of one thread, with the memory that it reuses for every image.
 struct Worker<S: Source> {
     source: Arc<S>,
     multicrop: Arc<MultiCrop>,
@@ -280,9 +280,9 @@ impl<S: Source> Worker<S> {
         out: &mut Views,
         times: &mut StageTimes,
     ) -> Result<(), AugmentError> {
-        // A panic in a decoder is one bad sample. Without this the thread would be gone, its slot
-        // never filled, and the run would wait for ever. What the scratch memory then holds does not
-        // matter: every image writes it anew.
+        // A panic in a decoder is one bad sample. Without this the thread would end, its slot would
+        // never be filled, and the run would wait forever. The contents of the scratch memory do not
+        // matter afterwards: every image overwrites them.
         catch_unwind(AssertUnwindSafe(|| {
             let start = Instant::now();
             let decoded = self.decoder.decode_into(image.bytes(), &self.rules, &mut self.decoded);

@@ -1,4 +1,4 @@
-//! The weights of a resize along one side, as Pillow's `precompute_coeffs` rounds them.
+//! Weights of a resize along one axis, as Pillow's `precompute_coeffs` rounds them.
 
 use std::ops::Range;
 
@@ -17,16 +17,16 @@ pub enum Interpolation {
     Bilinear,
 }
 
-/// Fraction bits of a weight: 32 less the 8 of a byte and 2 for the overshoot of the filter.
+/// Number of fraction bits of a weight: 32 less the 8 of a byte and 2 for the overshoot of the filter.
 pub(crate) const FRACTION_BITS: u32 = 32 - 8 - 2;
 
-/// For each output: which inputs it reads, and their weights in fixed point. Inputs go in pairs, of which the first one has
-/// an even number; one that is not read has a weight of zero.
+/// Inputs and fixed-point weights of each output. Inputs are grouped into pairs that start at an even index; an input
+/// of a pair that is not read has a weight of zero.
 #[derive(Debug, Default)]
 pub(crate) struct Coefficients {
-    /// Number of the first pair of inputs, and number of pairs.
+    /// Index of the first pair of inputs, and number of pairs, by output.
     bounds: Vec<(usize, usize)>,
-    /// `stride` pairs an output, the unused ones zero.
+    /// Weights, `stride` pairs per output; unused ones are zero.
     pairs: Vec<Pair>,
     stride: usize,
     values: Vec<f64>,
@@ -34,8 +34,8 @@ pub(crate) struct Coefficients {
 }
 
 impl Coefficients {
-    /// The table of `outputs` among those from `n_in` to `n_out` pixels, both counted from their first one. Gives the
-    /// inputs that they read; all outputs read all inputs.
+    /// Computes the table for `outputs` of a resize from `n_in` to `n_out` pixels. Returns the range of inputs that
+    /// they read; indices of inputs in the table count from its start. All outputs together read all inputs.
     pub(crate) fn set(
         &mut self,
         [n_in, n_out]: [usize; 2],
@@ -49,7 +49,7 @@ impl Coefficients {
         let scale = n_in as f64 / n_out as f64;
         let filter_scale = scale.max(1.0);
         let support = radius * filter_scale;
-        // Inputs an output, and one before them.
+        // Inputs per output, and one more so that they can start at an even index.
         self.stride = (support.ceil() as usize * 2 + 2).div_ceil(2);
         self.bounds.clear();
         self.pairs.clear();
@@ -57,7 +57,7 @@ impl Coefficients {
         let (mut start, mut end) = (None, 0);
         for (x, pairs) in outputs.zip(self.pairs.chunks_exact_mut(self.stride)) {
             let center = (x as f64 + 0.5) * scale;
-            // `as usize` truncates, and takes what is negative to zero, as Pillow does.
+            // `as usize` truncates, and maps negative numbers to zero, as Pillow does.
             let first = (center - support + 0.5) as usize;
             let last = ((center + support + 0.5) as usize).min(n_in);
             let inverse = 1.0 / filter_scale;
@@ -81,7 +81,7 @@ impl Coefficients {
         start.unwrap_or(0)..end
     }
 
-    /// The first pair of inputs of output `x`, and the weights from there on.
+    /// Returns the index of the first pair of inputs of output `x`, and the weights of its pairs.
     #[inline(always)]
     pub(crate) fn of(&self, x: usize) -> (usize, &[Pair]) {
         let (first, n) = self.bounds[x];
@@ -89,7 +89,7 @@ impl Coefficients {
     }
 }
 
-/// Keys' cubic with a = -0.5.
+/// Evaluates Keys' cubic with a = -0.5.
 fn bicubic(x: f64) -> f64 {
     const A: f64 = -0.5;
     let x = x.abs();

@@ -1,7 +1,7 @@
 //! Brightness, contrast, saturation, hue and grayscale, bit for bit as Pillow computes them.
 //!
-//! Pillow blends an image with a degenerate one in f32 and truncates; factors outside `[0, 1]`
-//! clamp first. Hue has a file of its own.
+//! Pillow blends an image with a degenerate one in f32 and truncates; results for factors outside `[0, 1]`
+//! are clamped first. Hue is in [`crate::hue`].
 
 use multiversion::multiversion;
 
@@ -24,19 +24,19 @@ pub struct Jitter {
     pub p: f32,
 }
 
-/// Drawn jitter: the four operations in their order.
+/// A drawn jitter: the four operations in their order.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct JitterDraw {
-    /// 0 brightness, 1 contrast, 2 saturation, 3 hue.
+    /// Order of the operations: 0 brightness, 1 contrast, 2 saturation, 3 hue.
     pub order: [u8; 4],
-    /// Factors of the first three and the shift of the fourth, by operation number. `None` leaves
-    /// an operation out, as torchvision does where its strength is zero: a shift of zero would
+    /// Factors of the first three and the shift of the fourth, by operation number. `None` omits
+    /// an operation, as torchvision does if its strength is zero: a shift of zero would
     /// still round every pixel to 8-bit hue.
     pub factors: [Option<f64>; 4],
 }
 
 impl Jitter {
-    /// Draws in torchvision's order: the permutation first, then the four factors.
+    /// Draws a jitter in torchvision's order: the permutation first, then the four factors.
     pub fn draw(&self, rng: &mut ViewRng) -> JitterDraw {
         let order = rng.permutation4();
         let mut around_one = |x: f64| {
@@ -62,25 +62,25 @@ pub fn jitter(image: &mut Planes, draw: &JitterDraw) {
     }
 }
 
-/// Pillow's `ImageEnhance.Brightness`: blends with black.
+/// Blends with black, as Pillow's `ImageEnhance.Brightness`.
 pub fn brightness(image: &mut Planes, factor: f32) {
     blend_with_level(&mut image.data, 0, factor);
 }
 
-/// Pillow's `ImageEnhance.Contrast`: blends with the rounded mean of the luma.
+/// Blends with the rounded mean of the luma, as Pillow's `ImageEnhance.Contrast`.
 pub fn contrast(image: &mut Planes, factor: f32) {
     let [r, g, b] = image.channels();
     let mean = (luma_sum(r, g, b) as f64 / r.len() as f64 + 0.5) as u8;
     blend_with_level(&mut image.data, mean, factor);
 }
 
-/// Pillow's `ImageEnhance.Color`: blends with the luma.
+/// Blends with the luma, as Pillow's `ImageEnhance.Color`.
 pub fn saturation(image: &mut Planes, factor: f32) {
     let [r, g, b] = image.channels_mut();
     blend_with_luma(r, g, b, factor);
 }
 
-/// Pillow's `convert("L")` copied into three channels.
+/// Copies the luma into all three channels, as Pillow's `convert("L")`.
 pub fn grayscale(image: &mut Planes) {
     let [r, g, b] = image.channels_mut();
     write_luma(r, g, b);
@@ -113,7 +113,7 @@ fn write_luma(r: &mut [u8], g: &mut [u8], b: &mut [u8]) {
 
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn luma_sum(r: &[u8], g: &[u8], b: &[u8]) -> u64 {
-    // Sums of 2^16 bytes fit 32 bits, in which the vectors are twice as long as in 64.
+    // Sums of 2^16 bytes fit into 32 bits, of which a vector holds twice as many lanes as of 64 bits.
     const CHUNK: usize = 1 << 16;
     let chunks = r.chunks(CHUNK).zip(g.chunks(CHUNK)).zip(b.chunks(CHUNK));
     chunks
@@ -124,13 +124,13 @@ fn luma_sum(r: &[u8], g: &[u8], b: &[u8]) -> u64 {
         .sum()
 }
 
-/// ITU-R 601 luma in 16.16 fixed point.
+/// Returns the ITU-R 601 luma, computed in 16.16 fixed point.
 #[inline(always)]
 fn luma(r: u8, g: u8, b: u8) -> u8 {
     ((u32::from(r) * 19595 + u32::from(g) * 38470 + u32::from(b) * 7471 + 0x8000) >> 16) as u8
 }
 
-/// `degenerate + factor · (value - degenerate)` in f32, clamped to a byte and truncated. For factors
+/// Returns `degenerate + factor · (value - degenerate)` in f32, clamped to a byte and truncated. For factors
 /// in `[0, 1]` there is nothing to clamp.
 #[inline(always)]
 fn blend(degenerate: u8, value: u8, factor: f32) -> u8 {

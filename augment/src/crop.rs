@@ -9,19 +9,19 @@ pub struct CropBox {
     pub left_px: u32,
     /// First row.
     pub top_px: u32,
-    /// Columns, at least one.
+    /// Number of columns, at least one.
     pub width_px: u32,
-    /// Rows, at least one.
+    /// Number of rows, at least one.
     pub height_px: u32,
 }
 
 impl CropBox {
-    /// All of an image of this width and height.
+    /// Creates the box of a whole image of this width and height.
     pub fn whole([width_px, height_px]: [u32; 2]) -> Self {
         Self { left_px: 0, top_px: 0, width_px, height_px }
     }
 
-    /// Whether it holds a pixel, and none outside an image of this width and height.
+    /// Returns whether the box contains a pixel, and none outside an image of this width and height.
     pub fn lies_in(&self, [width_px, height_px]: [u32; 2]) -> bool {
         let end = |start: u32, len: u32| u64::from(start) + u64::from(len);
         let is_empty = self.width_px == 0 || self.height_px == 0;
@@ -31,11 +31,11 @@ impl CropBox {
     }
 }
 
-/// Tries before the centered fallback.
+/// Number of tries before the centered fallback.
 const MAX_TRIES: usize = 10;
 
-/// Draws a box: area uniform in `scale` of the image's, aspect log-uniform in `ratio`; after ten
-/// boxes that do not fit, the largest centered one whose aspect lies within `ratio`.
+/// Draws a box: its area is uniform in `scale` of the image's area, its aspect ratio log-uniform in `ratio`. After ten
+/// boxes that do not fit, returns the largest centered one whose aspect ratio is within `ratio`.
 pub fn random_resized_crop(
     rng: &mut ViewRng,
     width_px: u32,
@@ -54,14 +54,14 @@ pub fn random_resized_crop(
     centered_fallback(width_px, height_px, ratio)
 }
 
-/// Uniform in `[0, 1)` with the 24 bits that torch draws for an f32.
+/// Draws a uniform number in `[0, 1)`, with the 24 bits that torch draws for an f32.
 fn unit(rng: &mut ViewRng) -> f32 {
     const STEPS: f64 = (1 << 24) as f64;
     ((rng.between(0.0, 1.0) * STEPS).floor() / STEPS) as f32
 }
 
-/// Width and height of the box that two uniforms of `[0, 1)` name, if it fits the image. torch
-/// scales uniforms and takes logarithms and exponentials in f32, and the rest in f64.
+/// Returns the width and height of the box given by two uniforms in `[0, 1)`, if it fits the image. As in torch,
+/// uniforms are scaled and logarithms and exponentials computed in f32, and the rest in f64.
 pub fn candidate(
     [of_area, of_aspect]: [f32; 2],
     width_px: u32,
@@ -77,13 +77,13 @@ pub fn candidate(
     (w > 0 && h > 0 && w <= width_px && h <= height_px).then_some((w, h))
 }
 
-/// Sides of a box, rounded half to even as Python does.
+/// Returns the width and the height of a box, rounded half to even as Python does.
 pub fn box_size(area: f64, aspect: f64) -> (u32, u32) {
     let round = |x: f64| x.round_ties_even() as u32;
     (round((area * aspect).sqrt()), round((area / aspect).sqrt()))
 }
 
-/// The box of an image that no try fits.
+/// Returns the box of an image in which no try fits: the largest centered one with an aspect ratio within `ratio`.
 pub fn centered_fallback(width_px: u32, height_px: u32, ratio: [f64; 2]) -> CropBox {
     let (w, h) = (f64::from(width_px), f64::from(height_px));
     let in_ratio = w / h;
@@ -103,7 +103,7 @@ pub fn centered_fallback(width_px: u32, height_px: u32, ratio: [f64; 2]) -> Crop
     }
 }
 
-/// The largest centered square, for evaluation.
+/// Returns the largest centered square, for evaluation.
 pub fn center_square(width_px: u32, height_px: u32) -> CropBox {
     let side = width_px.min(height_px);
     CropBox {
@@ -136,7 +136,7 @@ mod tests {
         }
     }
 
-    /// In a large square image no try fails for small scales, so that the area is uniform: ten
+    /// In a large square image every try fits for small scales, so that the area is uniform: ten
     /// bins, chi-square with nine degrees of freedom below its 99.9 % point.
     #[test]
     fn areas_are_uniform_and_aspects_symmetric() {

@@ -1,9 +1,9 @@
-//! Encoded bytes into 8-bit RGB.
+//! Decoding of encoded images to 8-bit RGB.
 //!
-//! Rules for what is not 8-bit RGB: gray is copied into three channels; alpha is dropped, as
-//! Pillow's `convert("RGB")` does; 16-bit channels keep their high byte; CMYK and YCCK JPEGs become
-//! what Pillow makes of them; color profiles are ignored. EXIF orientation is left alone, as in
-//! the reference recipes, unless it is switched on.
+//! Rules for formats other than 8-bit RGB: gray is copied into three channels; alpha is dropped, as
+//! Pillow's `convert("RGB")` does; 16-bit channels keep their high byte; CMYK and YCCK JPEGs are
+//! converted as Pillow does; color profiles are ignored. EXIF orientation is not applied, as in
+//! the reference recipes, unless it is enabled.
 
 use std::io::Cursor;
 
@@ -13,7 +13,7 @@ use image::{DynamicImage, ImageDecoder, ImageReader, RgbImage};
 use crate::pixels::{DecodeRules, Rgb8};
 use crate::{AugmentError, jpeg};
 
-/// Decodes JPEG, PNG or WebP, told apart by content, whatever the file was called.
+/// Decodes JPEG, PNG or WebP. The format is detected from the content, not from a file name.
 ///
 /// # Errors
 /// [`AugmentError::TooManyPixels`] by the header alone; [`AugmentError::Decode`] for bytes that
@@ -24,17 +24,17 @@ pub fn decode(bytes: &[u8], rules: &DecodeRules) -> Result<Rgb8, AugmentError> {
     Ok(out)
 }
 
-/// A decoder that keeps its memory from one image to the next.
+/// A decoder that reuses its memory from one image to the next.
 #[derive(Debug, Default)]
 pub struct Decoder {
     jpeg: jpeg::Decoder,
 }
 
 impl Decoder {
-    /// Decodes as [`decode`] does, into memory that is there already.
+    /// Decodes as [`decode`] does, into existing memory.
     ///
     /// # Errors
-    /// As [`decode`]; `out` then holds nothing of use.
+    /// As [`decode`]; the contents of `out` are then unspecified.
     pub fn decode_into(
         &mut self,
         bytes: &[u8],
@@ -56,7 +56,7 @@ impl Decoder {
     }
 }
 
-/// PNG and WebP.
+/// Decodes PNG and WebP, and returns the orientation to apply.
 fn decode_other(bytes: &[u8], rules: &DecodeRules, out: &mut Rgb8) -> Result<Orientation, AugmentError> {
     let broken = |error: image::ImageError| AugmentError::Decode(error.to_string());
     let reader = ImageReader::new(Cursor::new(bytes))
@@ -136,7 +136,7 @@ mod tests {
         }
     }
 
-    /// Decoders fill the missing part with gray and call it decoded.
+    /// Some decoders fill the missing part with gray and report success.
     #[test]
     fn a_jpeg_that_is_cut_off_is_an_error() {
         let image = ImageBuffer::from_fn(64, 64, |x, y| Rgb([(x * y) as u8, x as u8 * 4, y as u8 * 4]));
@@ -162,7 +162,7 @@ mod tests {
         }
     }
 
-    /// A PNG whose header says 60,000 x 60,000: refused by the header, whatever follows.
+    /// A PNG whose header states 60,000 x 60,000 pixels is refused from the header alone.
     #[test]
     fn an_image_that_lies_about_its_size_is_refused_before_allocation() {
         let mut png = encode(ImageBuffer::from_pixel(2, 2, Luma([7u8])).into(), ImageFormat::Png);

@@ -1,9 +1,9 @@
-//! What can be wrong with an image.
+//! Errors of decoding and augmentation.
 
-/// An image that cannot become views.
+/// An error of making views of an image, or of a multi-crop.
 #[derive(Debug, thiserror::Error)]
 pub enum AugmentError {
-    /// The bytes are no image of a known format, or a damaged one.
+    /// The bytes are not an image of a supported format, or are damaged.
     #[error("cannot decode: {0}")]
     Decode(String),
     /// The header announces more pixels than the limit.
@@ -22,12 +22,12 @@ pub enum AugmentError {
     /// Resizing failed.
     #[error("cannot resize: {0}")]
     Resize(String),
-    /// A multi-crop that makes no sense.
+    /// A value of a multi-crop is invalid.
     #[error("{field}: {reason}")]
     Recipe {
         /// Name of the value in the recipe.
         field: String,
-        /// What is wrong with it.
+        /// Reason why it is invalid.
         reason: String,
     },
 }

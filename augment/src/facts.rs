@@ -1,4 +1,4 @@
-//! What an image says of itself by its header alone.
+//! Properties of an image that its header states.
 
 use std::io::Cursor;
 
@@ -7,7 +7,7 @@ use image::{ColorType, ImageDecoder, ImageFormat, ImageReader};
 
 use crate::{AugmentError, jpeg};
 
-/// How colors are stored.
+/// Color format of the pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ColorKind {
     /// Three channels.
@@ -20,27 +20,27 @@ pub enum ColorKind {
     Cmyk,
 }
 
-/// An image by its header.
+/// Properties of an image, from its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Facts {
-    /// `jpeg`, `png` or `webp`.
+    /// Name of the format: `jpeg`, `png` or `webp`.
     pub format: &'static str,
-    /// Pixels of a row.
+    /// Number of pixels per row.
     pub width_px: u32,
-    /// Rows.
+    /// Number of rows.
     pub height_px: u32,
-    /// How colors are stored.
+    /// Color format of the pixels.
     pub color: ColorKind,
-    /// Whether a JPEG comes in several scans, which decode two to three times slower than one.
+    /// `true` for a progressive JPEG, which decodes two to three times slower than a sequential one.
     pub progressive: bool,
-    /// Whether EXIF says that the picture stands otherwise than its pixels.
+    /// `true` if EXIF states an orientation other than that of the pixels.
     pub turned: bool,
 }
 
-/// Reads a header.
+/// Reads the properties of an image from its header.
 ///
 /// # Errors
-/// [`AugmentError::Decode`] for bytes that are no JPEG, PNG or WebP, or whose header is damaged.
+/// [`AugmentError::Decode`] for bytes that are not a JPEG, PNG or WebP, or whose header is damaged.
 pub fn facts(bytes: &[u8]) -> Result<Facts, AugmentError> {
     if bytes.starts_with(&jpeg::MAGIC) {
         return of_jpeg(bytes);

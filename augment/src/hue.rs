@@ -1,6 +1,6 @@
-//! Pillow's hue shift, bit for bit, without a branch and in 32-bit lanes.
+//! Pillow's hue shift, bit for bit, without branches and in 32-bit lanes.
 //!
-//! Pillow goes through 8-bit HSV and mixes f32 and f64 as C promotes them. Here every pixel takes
+//! Pillow converts to 8-bit HSV and back, and mixes f32 and f64 as C promotes them. Here every pixel takes
 //! the same steps:
 //!
 //! ```text
@@ -13,15 +13,15 @@
 //! (r, g, b) = an arrangement of v, p, x by i
 //! ```
 //!
-//! Pillow's `q` is `x` of the odd sectors and its `t` that of the even ones. That this gives
-//! Pillow's bytes is not argued but tried: the tests run the two halves over all of their inputs
-//! against a transcription of Pillow's arithmetic, and the whole over all 2^24 colors.
+//! Pillow's `q` is `x` of the odd sectors, and its `t` is `x` of the even ones. Equality with Pillow is not proven but
+//! tested against a transcription of Pillow's arithmetic: the conversion from HSV over all of its inputs, and the whole
+//! shift over all 2^24 colors.
 
 use multiversion::multiversion;
 
 use crate::Planes;
 
-/// torchvision's `adjust_hue` on a Pillow image: shifts the 8-bit hue by `shift · 255`, truncated.
+/// Shifts the 8-bit hue by `shift · 255`, truncated, as torchvision's `adjust_hue` on a Pillow image.
 pub fn hue(image: &mut Planes, shift: f64) {
     let shift = i32::from((shift * 255.0) as i32 as u8);
     let [r, g, b] = image.channels_mut();
@@ -37,12 +37,12 @@ fn shift_planes(r: &mut [u8], g: &mut [u8], b: &mut [u8], shift: i32) {
     }
 }
 
-/// Selections are sums of products with 0 and 1: a branch would keep the loop scalar.
+/// Converts RGB to HSV. Selections are sums of products with 0 and 1: a branch would keep the loop scalar.
 #[inline(always)]
 fn rgb_to_hsv([r, g, b]: [i32; 3]) -> [i32; 3] {
     let (max, min) = (r.max(g).max(b), r.min(g).min(b));
     let (mid, range) = (r + g + b - max - min, max - min);
-    // Gray has no range and black no maximum: there one divides by one, and s = 0 makes the rest
+    // For gray the range is zero, and for black also the maximum: the divisor is then one, and s = 0 makes the rest
     // irrelevant.
     let a = (max - mid) as f32 / range.max(1) as f32;
     let r_is_max = i32::from(r == max);
@@ -67,7 +67,7 @@ fn hsv_to_rgb([h, s, v]: [i32; 3]) -> [i32; 3] {
     let p = (p + (p >> 8)) >> 8;
     let odd = i & 1;
     let m = odd * m + (1 - odd) * (85 - m);
-    // Below 2^23, so that f32 holds it.
+    // The product is below 2^23 and thus exact in f32.
     let x = floor((v * (21_675 - s * m)) as f32 * (1.0 / 21_675.0) + 0.5);
     let is = |n: i32| i32::from(i == n);
     let pick = |is_v: i32, is_x: i32| p + is_v * (v - p) + is_x * (x - p);
@@ -78,22 +78,22 @@ fn hsv_to_rgb([h, s, v]: [i32; 3]) -> [i32; 3] {
     ]
 }
 
-/// ⌊255 · q⌋ of the real product, for `q` in `[0, 1]`. The product of two f32 would round up to an
-/// integer that it lies below by less than an ulp.
+/// Returns ⌊255 · q⌋ of the exact product, for `q` in `[0, 1]`. A product in f32 would round up to an integer that the
+/// exact one is below by less than an ulp.
 #[inline(always)]
 fn floor_255(q: f32) -> i32 {
     // Adding 1.5 · 2^23 rounds to the nearest integer, which the low bits of the sum then hold.
     const MAGIC: f32 = 12_582_912.0;
     let sum = q * 255.0 + MAGIC;
     let nearest = sum - MAGIC;
-    // The upper 12 bits of q times 255 is exact, and so is the rest times 255.
+    // The product of 255 and the upper 12 bits of q is exact, and so is that of the rest.
     let high = f32::from_bits(q.to_bits() & 0xffff_f000);
     let excess = (high * 255.0 - nearest) + (q - high) * 255.0;
     (sum.to_bits() as i32 - MAGIC.to_bits() as i32) - i32::from(excess < 0.0)
 }
 
-/// ⌊x⌋ for `x` in `0..2^22`. Casts from f32 saturate, and compilers turn loops of them into scalar
-/// code; this is additions and a comparison.
+/// Returns ⌊x⌋ for `x` in `0..2^22`. Casts from f32 saturate, and compilers turn loops of them into scalar
+/// code; this takes additions and a comparison only.
 #[inline(always)]
 pub(crate) fn floor(x: f32) -> i32 {
     // Adding 2^23 rounds to the nearest integer, which the low bits of the sum then hold.
@@ -107,7 +107,7 @@ pub(crate) fn floor(x: f32) -> i32 {
 mod tests {
     use super::*;
 
-    /// Pillow's `rgb2hsv_row`, with C's promotions.
+    /// Transcription of Pillow's `rgb2hsv_row`, with C's promotions.
     fn pillow_rgb_to_hsv([r, g, b]: [u8; 3]) -> [u8; 3] {
         let (max, min) = (r.max(g).max(b), r.min(g).min(b));
         if max == min {
@@ -128,7 +128,7 @@ mod tests {
         [(f64::from(h) * 255.0) as u8, (f64::from(s) * 255.0) as u8, max]
     }
 
-    /// Pillow's `hsv2rgb`, with C's promotions.
+    /// Transcription of Pillow's `hsv2rgb`, with C's promotions.
     fn pillow_hsv_to_rgb([h, s, v]: [u8; 3]) -> [u8; 3] {
         if s == 0 {
             return [v; 3];
@@ -163,8 +163,8 @@ mod tests {
         }
     }
 
-    /// All 2^24 colors through the vector code. The way there does not depend on the shift, and
-    /// the way back is tried above, so that one shift proves all.
+    /// All 2^24 colors through the vector code. The conversion to HSV does not depend on the shift, and
+    /// the conversion back is tested above, so that one shift covers all.
     #[test]
     fn every_color_equals_pillow() {
         let ramp: Vec<u8> = (0..=255).collect();

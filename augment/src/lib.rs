@@ -1,11 +1,11 @@
-//! One encoded image and one seed into augmented views.
+//! Augmented views of one encoded image under one seed.
 //!
-//! [`decode`] turns bytes into RGB, [`multicrop`] says which views a method wants of an image and
-//! draws them, [`seed`] is the counter RNG that makes every view a pure function of (run seed,
-//! epoch, sample, view, operation), and [`batch`] does all of it on N threads into ordered
-//! batches. Semantics are those of torchvision on Pillow 12, operation by operation.
+//! [`decode`] turns bytes into RGB, [`multicrop`] specifies the views that a method takes of an image, [`views`] makes
+//! them, [`seed`] is the counter-based RNG that makes every view a pure function of (run seed, epoch, sample, view,
+//! operation), and [`batch`] does all of it on N threads and returns ordered batches. Semantics are those of
+//! torchvision on Pillow 12, operation by operation.
 //!
-//! This crate knows nothing of files, shards, tensors or training.
+//! The crate knows nothing about files, shards, tensors or training.
 
 pub(crate) mod batch;
 pub mod blur;
@@ -27,7 +27,7 @@ pub mod solarize;
 pub mod stats;
 pub(crate) mod views;
 
-/// Version of the views that equal bytes and seeds give: 2 since JPEG and blur are Pillow's, bit for bit.
+/// Version of the views that given bytes and seeds yield: 2 since JPEG and blur equal Pillow's, bit for bit.
 pub const VIEWS_VERSION: u32 = 2;
 
 pub use batch::{Batch, BatchPool, EncodedImage, PoolConfig, Source};

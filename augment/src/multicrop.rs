@@ -1,4 +1,4 @@
-//! Which views a method wants of an image.
+//! Specification of the views that a method takes of an image.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,13 +6,13 @@ use crate::AugmentError;
 use crate::coefficients::Interpolation;
 use crate::color::Jitter;
 
-/// `count` views that are made alike. This is the form in which a recipe writes them.
+/// Specification of `count` views that are made alike, in the form in which a recipe writes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CropSpec {
-    /// Views of this kind.
+    /// Number of views of this kind.
     pub count: usize,
-    /// Side of the square view.
+    /// Side of the square view, in pixels.
     pub size_px: u32,
     /// Smallest and largest share of the image's area.
     pub scale: [f64; 2],
@@ -27,64 +27,64 @@ pub struct CropSpec {
     pub gray_p: f32,
     /// Probability of Gaussian blur.
     pub blur_p: f32,
-    /// Range of the blur's standard deviation, in pixels of the view; Pillow calls it the radius.
+    /// Range of the standard deviation of the blur, in pixels of the view; Pillow calls it the radius.
     pub blur_sigma: [f64; 2],
-    /// Taps of the blur: an odd number for torchvision's kernel (DINOv2 has 9), 0 for Pillow's three box blurs (DINO, SwAV,
-    /// SimCLR).
+    /// Number of taps of the blur: odd for torchvision's kernel (9 in DINOv2), 0 for Pillow's three box blurs (DINO,
+    /// SwAV, SimCLR).
     #[serde(default)]
     pub blur_taps: usize,
     /// Probability of solarizing.
     pub solarize_p: f32,
-    /// Number of an earlier crop, from 0 on, that is cut out of the image in the same place and flipped alike, at its own
-    /// size and with its own colors; it has as many views. Its `scale` and `flip_p` count.
+    /// Index of an earlier crop with as many views, whose boxes and flips this crop shares, at its own size and with
+    /// its own colors. The `scale` and `flip_p` of the earlier crop apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub like: Option<usize>,
-    /// Whether each view is a group of its own, which shares no statistics over the batch with others of its size, as in
+    /// `true` if each view is a group of its own, which shares no batch statistics with other views of its size, as in
     /// MoCo v3.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub own_statistics: bool,
 }
 
-/// All views of an image. Views of equal size that follow one another form a group, which goes
+/// Specification of all views of an image. Consecutive views of equal size form a group, which passes
 /// through the network as one tensor, unless they have statistics of their own.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct MultiCrop {
-    /// In the order of the views.
+    /// Crops, in the order of the views.
     pub crops: Vec<CropSpec>,
 }
 
-/// Which probabilities of blur DINOv2's views have.
+/// Source of the blur probabilities of DINOv2's views.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BlurRule {
     /// The paper's probabilities: 1.0 and 0.1 for the global views, 0.5 for the local ones.
     #[default]
     Paper,
-    /// Probabilities that the released DINOv2 and DINOv3 models were trained with, whose code hands `1 - p`
-    /// on: 0.0, 0.9 and 0.5.
+    /// Probabilities that the released DINOv2 and DINOv3 models were trained with, whose code passes on
+    /// `1 - p`: 0.0, 0.9 and 0.5.
     Released,
 }
 
 /// Size and number of the views of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupSpec {
-    /// Side of a view.
+    /// Side of a view, in pixels.
     pub size_px: u32,
-    /// Views an image.
+    /// Number of views per image.
     pub n_views: usize,
 }
 
-/// Views of one kind at most.
+/// Maximum number of views of one kind.
 const MOST_VIEWS: usize = 1024;
 
 impl MultiCrop {
-    /// DINO's (Caron et al. 2021, appendix): two global views and `n_local` local ones.
+    /// Creates DINO's multi-crop (Caron et al. 2021, appendix): two global views and `n_local` local ones.
     pub fn dino(global_px: u32, local_px: u32, n_local: usize) -> Self {
         Self::dino_family([0.4, 1.0], [0.05, 0.4], global_px, local_px, n_local)
     }
 
-    /// DINOv2's (Oquab et al. 2023, table 16): as DINO's, with other scales and torchvision's blur.
+    /// Creates DINOv2's multi-crop (Oquab et al. 2023, table 16): as DINO's, with other scales and torchvision's blur.
     pub fn dinov2(global_px: u32, local_px: u32, n_local: usize, blur: BlurRule) -> Self {
         let mut multicrop = Self::dino_family([0.32, 1.0], [0.05, 0.32], global_px, local_px, n_local);
         for crop in &mut multicrop.crops {
@@ -96,7 +96,7 @@ impl MultiCrop {
         multicrop
     }
 
-    /// One random-resized crop and a flip: the loader of supervised training.
+    /// Creates one random-resized crop with a flip, as for supervised training.
     pub fn single(size_px: u32) -> Self {
         let multicrop = Self::dino_family([0.08, 1.0], [0.05, 0.4], size_px, size_px, 0);
         let none = Jitter { brightness: 0.0, contrast: 0.0, saturation: 0.0, hue: 0.0, p: 0.0 };
@@ -132,7 +132,7 @@ impl MultiCrop {
     /// Checks every value.
     ///
     /// # Errors
-    /// [`AugmentError::Recipe`] that names the value.
+    /// [`AugmentError::Recipe`], which names the value.
     pub fn validate(&self) -> Result<(), AugmentError> {
         let bad = |i: usize, field: &str, reason: &str| {
             Err(AugmentError::Recipe { field: format!("crops[{i}].{field}"), reason: reason.into() })
@@ -184,7 +184,7 @@ impl MultiCrop {
         Ok(())
     }
 
-    /// MoCo v3's (Chen, Xie and He 2021): two views of `size_px` with areas in `scale`, each with statistics of its own.
+    /// Creates MoCo v3's views (Chen, Xie and He 2021): two of `size_px`, areas in `scale`, separate batch statistics.
     pub fn moco_v3(size_px: u32, scale: [f64; 2]) -> Self {
         let mut multicrop = Self::dino_family(scale, scale, size_px, size_px, 0);
         for crop in &mut multicrop.crops {
@@ -194,8 +194,8 @@ impl MultiCrop {
         multicrop
     }
 
-    /// All views in their order: each with its crop, and with the number of the view that it shares its place with, or its
-    /// own, and that view's crop.
+    /// Returns all views in order, each as its crop, the number of the view whose box it shares (or its own number),
+    /// and that view's crop.
     pub(crate) fn placed(&self) -> impl Iterator<Item = (&CropSpec, u32, &CropSpec)> {
         let first = |crop: usize| self.crops[..crop].iter().map(|crop| crop.count as u32).sum::<u32>();
         let of_crop = move |(number, crop): (usize, &'_ CropSpec)| {
@@ -206,15 +206,15 @@ impl MultiCrop {
         all.map(|(number, view, place)| (&self.crops[number], view, &self.crops[place]))
     }
 
-    /// Views of an image.
+    /// Returns the number of views of an image.
     pub fn n_views(&self) -> usize {
         self.crops.iter().map(|crop| crop.count).sum()
     }
 
-    /// The groups, in the order of [`crate::Views::groups`].
+    /// Returns the groups, in the order of [`crate::Views::groups`].
     pub fn groups(&self) -> Vec<GroupSpec> {
         let mut groups: Vec<GroupSpec> = Vec::new();
-        // The last group takes no more views if its own have statistics of their own.
+        // The last group accepts no further views if its views have their own statistics.
         let mut is_open = false;
         for crop in &self.crops {
             match groups.last_mut() {
@@ -235,7 +235,7 @@ impl MultiCrop {
 mod tests {
     use super::*;
 
-    /// The released models' code hands `1 - p` on for every view.
+    /// The code of the released models passes on `1 - p` for every view.
     #[test]
     fn released_blur_is_the_papers_turned_round() {
         let blur = |rule| -> Vec<f32> {

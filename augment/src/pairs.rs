@@ -1,26 +1,26 @@
-//! Weighted sums of bytes in exact integers, two taps an instruction.
+//! Weighted sums of bytes in exact integer arithmetic, two taps per instruction.
 //!
 //! ```text
 //! s = Σ_t v_t · w_t        bytes v, weights w = 2^15 h + l with l in -2^14..2^14
 //!   = Σ_t v_t · l_t  +  2^15 Σ_t v_t · h_t
 //! ```
 //!
-//! A weight has 23 bits, which a 32-bit multiplication takes one of at a time and at twice the cost. Its halves have 16, of
-//! which `pmaddwd` multiplies two pairs and adds them up. Sums of halves may wrap: modulo 2^32 the total is what it would be
-//! without, and that fits.
+//! A weight has 23 bits, for which a 32-bit multiplication handles one tap at a time, at twice the cost. Its halves
+//! have 16 bits, of which `pmaddwd` multiplies two pairs and adds the products. Sums of halves may wrap: the total is
+//! correct modulo 2^32, and it fits into 32 bits.
 
-/// Sums that one block of bytes takes part in.
+/// Number of sums that one block of bytes contributes to.
 pub(crate) const LANES: usize = 16;
 
-/// Two bytes for each lane, one for each tap.
+/// Number of bytes of a block: two for each lane, one for each tap.
 pub(crate) const BLOCK: usize = 2 * LANES;
 
-/// The weights of two taps that follow one another.
+/// Weights of two consecutive taps.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Pair {
-    /// l of both, the first one in the lower half.
+    /// Lower parts l of both weights, the first one in the lower half.
     low: i32,
-    /// h of both.
+    /// Upper parts h of both weights, likewise.
     high: i32,
 }
 
@@ -33,7 +33,7 @@ impl Pair {
         Self { low: halves(low), high: halves(high) }
     }
 
-    /// What it was made of.
+    /// Returns the two weights.
     #[inline(always)]
     pub(crate) fn weights(self) -> [i32; 2] {
         let first = |halves: i32| (halves << 16) >> 16;
@@ -41,7 +41,7 @@ impl Pair {
     }
 }
 
-/// Σ over the pairs of N blocks, which lie one after another; those of the next pair are `stride` bytes further.
+/// Returns the weighted sums of N adjacent blocks over the pairs; those of the next pair are `stride` bytes further.
 #[inline(always)]
 pub(crate) fn sums<const N: usize>(bytes: &[u8], stride: usize, pairs: &[Pair]) -> [[i32; LANES]; N] {
     let mut sums = [[0i32; LANES]; N];
@@ -57,7 +57,7 @@ pub(crate) fn sums<const N: usize>(bytes: &[u8], stride: usize, pairs: &[Pair]) 
     sums
 }
 
-/// The N blocks of each pair.
+/// Returns the N blocks of each pair.
 #[inline(always)]
 fn blocks<const N: usize>(bytes: &[u8], stride: usize) -> impl Iterator<Item = &[[u8; BLOCK]; N]> {
     bytes.chunks(stride).map_while(|bytes| bytes.as_chunks::<BLOCK>().0.first_chunk::<N>())
@@ -65,13 +65,13 @@ fn blocks<const N: usize>(bytes: &[u8], stride: usize) -> impl Iterator<Item = &
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86 {
-    //! [`super::sums`] in vectors.
+    //! Vector code for [`super::sums`].
 
     use std::arch::x86_64::*;
 
     use super::{BLOCK, LANES, Pair, blocks};
 
-    /// [`super::sums`] in vectors of 256 bits.
+    /// Computes [`super::sums`] in vectors of 256 bits.
     #[target_feature(enable = "avx2")]
     #[inline]
     pub(crate) fn sums_avx2<const N: usize>(
@@ -101,7 +101,7 @@ pub(crate) mod x86 {
         sums
     }
 
-    /// [`super::sums`] in vectors of 512 bits.
+    /// Computes [`super::sums`] in vectors of 512 bits.
     #[target_feature(enable = "avx512f,avx512bw")]
     #[inline]
     pub(crate) fn sums_avx512<const N: usize>(
@@ -136,7 +136,7 @@ mod tests {
 
     const N: usize = 3;
 
-    /// In the widest vectors that this machine has.
+    /// Computes the sums in the widest vectors of this machine.
     #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
     fn widest(bytes: &[u8], stride: usize, pairs: &[Pair]) -> [[i32; LANES]; N] {
         match_target! {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever fits 32 bits in the end, up to a weight of 1.25 in 22-bit fixed point.
+        /// Sums are exact if the total fits into 32 bits, up to a weight of 1.25 in 22-bit fixed point.
         #[test]
         fn sums_are_exact(weights in prop::collection::vec(prop::array::uniform2(-600_000i32..600_000), 0..9),
                           one in 0i32..5_242_880, beyond in 0usize..40, seed: u32) {

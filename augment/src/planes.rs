@@ -1,42 +1,42 @@
-//! 8-bit RGB as three planes: the layout in which views are made, and in which they leave.
+//! 8-bit RGB as three planes: the layout in which views are made and returned.
 //!
 //! Every operation of a view runs along whole planes, so that plain loops over bytes become vector
-//! code; the interleaved pixels of a decoder are taken apart once, inside the resize.
+//! code; the interleaved pixels of a decoder are separated once, inside the resize.
 
 use crate::Rgb8;
 
 /// 8-bit RGB, `[3, H, W]`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Planes {
-    /// Pixels of a row.
+    /// Number of pixels per row.
     pub width_px: u32,
-    /// Rows.
+    /// Number of rows.
     pub height_px: u32,
     /// The red plane, then the green, then the blue one.
     pub data: Vec<u8>,
 }
 
 impl Planes {
-    /// Takes another size. What the pixels then hold is unspecified.
+    /// Changes the size. The contents of the pixels are then unspecified.
     pub(crate) fn set_size(&mut self, width_px: u32, height_px: u32) {
         self.width_px = width_px;
         self.height_px = height_px;
         self.data.resize(3 * width_px as usize * height_px as usize, 0);
     }
 
-    /// Pixels of a plane.
+    /// Returns the number of pixels per plane.
     pub fn n_pixels(&self) -> usize {
         self.data.len() / 3
     }
 
-    /// Red, green and blue.
+    /// Returns the planes of red, green and blue.
     pub fn channels(&self) -> [&[u8]; 3] {
         let (r, rest) = self.data.split_at(self.n_pixels());
         let (g, b) = rest.split_at(r.len());
         [r, g, b]
     }
 
-    /// Red, green and blue.
+    /// Returns the planes of red, green and blue.
     pub fn channels_mut(&mut self) -> [&mut [u8]; 3] {
         let n = self.n_pixels();
         let (r, rest) = self.data.split_at_mut(n);

@@ -1,5 +1,5 @@
-//! Crop, then resize: bit for bit what Pillow 12 and earlier make of the cropped image. Pillow 13 takes columns first where that
-//! is less work, as for tall and narrow images; what published models saw was made by earlier versions.
+//! Crop, then resize: bit for bit as Pillow 12 and earlier resize the cropped image; published models were trained on
+//! the output of these versions.
 //!
 //! ```text
 //! output x reads inputs first_x .. first_x + n_x with weights w = filter((i + 0.5 - center_x) / f)
@@ -7,8 +7,8 @@
 //! rows first, rounded to 8 bits; then columns
 //! ```
 //!
-//! Pillow 13 takes the columns first where an image shrinks more in height than in width. The
-//! filter clamps at the edges of the crop, as it does when torchvision crops first.
+//! Pillow 13 resizes columns first where that is less work: where an image shrinks more in height than in width, as
+//! tall and narrow ones do. The filter clamps at the edges of the crop, as it does when torchvision crops first.
 
 use multiversion::{multiversion, target::match_target};
 
@@ -17,19 +17,19 @@ use crate::crop::CropBox;
 use crate::pairs::{self, BLOCK, LANES};
 use crate::{AugmentError, Planes, Rgb8};
 
-/// Blocks of [`LANES`] output columns that the second pass sums at a time, in registers.
+/// Number of blocks of [`LANES`] output columns that the second pass sums at a time, in registers.
 const BLOCKS: usize = 2;
 
-/// Resizes boxes of images and keeps its scratch memory between calls.
+/// Resizes boxes of images, with scratch memory that is reused between calls.
 #[derive(Debug, Default)]
 pub struct BoxResizer {
     horizontal: Coefficients,
     vertical: Coefficients,
-    /// A band of [`LANES`] rows, turned so that a column's bytes are neighbors: `[3·W, LANES]`.
+    /// Band of [`LANES`] rows, transposed so that the bytes of a column are adjacent: `[3·W, LANES]`.
     band: Vec<u8>,
-    /// The same, with pixels next to one another in pairs: `[W/2, 3, LANES, 2]`.
+    /// Band with adjacent pixels interleaved in pairs: `[W/2, 3, LANES, 2]`.
     paired: Vec<u8>,
-    /// The planes of the crop at its new width, with rows in pairs: `[crop height / 2, new width in whole blocks, 2]`.
+    /// Planes of the crop at its new width, with rows in pairs: `[crop height / 2, new width in whole blocks, 2]`.
     narrowed: [Vec<u8>; 3],
 }
 
@@ -37,7 +37,7 @@ impl BoxResizer {
     /// Resizes `crop` of `image` into `out`, which becomes `width_px` x `height_px`.
     ///
     /// # Errors
-    /// [`AugmentError::Resize`] when the box does not lie inside the image.
+    /// [`AugmentError::Resize`] when the box is not inside the image.
     pub fn resize(
         &mut self,
         image: &Rgb8,
@@ -49,10 +49,10 @@ impl BoxResizer {
         self.resize_part(image, crop, size_px, CropBox::whole(size_px), interpolation, out)
     }
 
-    /// As [`BoxResizer::resize`], of which `out` gets the box `part` alone; nothing else is computed.
+    /// Resizes as [`BoxResizer::resize`] does, but computes only the box `part` of the output.
     ///
     /// # Errors
-    /// [`AugmentError::Resize`] when a box does not lie inside its image.
+    /// [`AugmentError::Resize`] when a box is not inside its image.
     pub fn resize_part(
         &mut self,
         image: &Rgb8,
@@ -86,13 +86,13 @@ impl BoxResizer {
         Ok(())
     }
 
-    /// The pass along rows, which also takes the pixels apart into planes.
+    /// Runs the pass along rows, which also separates the pixels into planes.
     fn narrow(&mut self, image: &Rgb8, crop: CropBox, width: usize) {
         let height = crop.height_px as usize;
         let n_bytes = 3 * crop.width_px as usize;
         let row_len = pair_of_rows_len(width);
         self.narrowed.iter_mut().for_each(|plane| plane.resize(row_len * height.div_ceil(2), 0));
-        // An odd width has a column more, which has no weight.
+        // An odd width is padded by one column, whose weight is zero.
         self.band.resize(n_bytes.next_multiple_of(6) * LANES, 0);
         self.paired.resize(self.band.len(), 0);
         let row = |y: usize| {
@@ -101,7 +101,7 @@ impl BoxResizer {
         };
         for top in (0..height).step_by(LANES) {
             let n_rows = LANES.min(height - top);
-            // The last band repeats its last row in the lanes that are left over.
+            // The last band repeats its last row in the unused lanes.
             let rows: [&[u8]; LANES] = std::array::from_fn(|lane| row(top + lane.min(n_rows - 1)));
             turn(&rows, &mut self.band[..n_bytes * LANES]);
             pair_up(&self.band, &mut self.paired);
@@ -111,7 +111,7 @@ impl BoxResizer {
         }
     }
 
-    /// The pass along columns.
+    /// Runs the pass along columns.
     fn shorten(&self, width: usize, out: &mut Planes) {
         for (plane, out) in self.narrowed.iter().zip(out.channels_mut()) {
             shorten_plane(plane, pair_of_rows_len(width), &self.vertical, out, width);
@@ -119,12 +119,12 @@ impl BoxResizer {
     }
 }
 
-/// Bytes of two rows of [`BoxResizer`]'s narrowed planes.
+/// Returns the number of bytes of two rows of [`BoxResizer`]'s narrowed planes.
 fn pair_of_rows_len(width: usize) -> usize {
     2 * width.next_multiple_of(BLOCKS * LANES)
 }
 
-/// Turns a band: byte `j` of row `lane` goes to `[j, lane]`. With longer vectors it takes twice as long.
+/// Transposes a band: byte `j` of row `lane` moves to `[j, lane]`. Wider vectors would take twice as long.
 #[multiversion(targets("x86_64+avx2"))]
 fn turn(rows: &[&[u8]; LANES], band: &mut [u8]) {
     let (tiles, rest) = band.as_chunks_mut::<{ LANES * LANES }>();
@@ -133,7 +133,7 @@ fn turn(rows: &[&[u8]; LANES], band: &mut [u8]) {
         for (tile, row) in tile.iter_mut().zip(rows) {
             tile.copy_from_slice(&row[number * LANES..(number + 1) * LANES]);
         }
-        // A shuffle turns the eight bits of a byte's place, row and column, by one: four of them swap the two.
+        // A shuffle rotates the eight address bits (row, column) of each byte by one: four of them swap row and column.
         for _ in 0..4 {
             tile = shuffled(&tile);
         }
@@ -146,7 +146,7 @@ fn turn(rows: &[&[u8]; LANES], band: &mut [u8]) {
     }
 }
 
-/// The upper and the lower half of a tile, byte by byte in turns, as shuffling cards.
+/// Interleaves the upper and the lower half of a tile byte by byte, as in a riffle shuffle.
 #[inline(always)]
 fn shuffled(tile: &[[u8; LANES]; LANES]) -> [[u8; LANES]; LANES] {
     let mut out = [[0; LANES]; LANES];
@@ -161,7 +161,7 @@ fn shuffled(tile: &[[u8; LANES]; LANES]) -> [[u8; LANES]; LANES] {
     out
 }
 
-/// Bytes of pixels next to one another, `[2, 3, LANES]`, side by side: `[3, LANES, 2]`.
+/// Interleaves the bytes of adjacent pixels: `[2, 3, LANES]` becomes `[3, LANES, 2]`.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn pair_up(band: &[u8], paired: &mut [u8]) {
     const PIXEL: usize = 3 * LANES;
@@ -175,7 +175,7 @@ fn pair_up(band: &[u8], paired: &mut [u8]) {
     }
 }
 
-/// A band to its new width. `planes` are `[row pairs, row_len]`, of which each lane writes its byte.
+/// Resizes a band to its new width. `planes` are `[row pairs, row_len]`, to which each lane writes its byte.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn narrow_band(
     paired: &[u8],
@@ -204,7 +204,7 @@ fn narrow_band(
     }
 }
 
-/// A plane, `[row pairs, row_len]`, to its new height.
+/// Resizes a plane, `[row pairs, row_len]`, to its new height.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn shorten_plane(plane: &[u8], row_len: usize, table: &Coefficients, out: &mut [u8], width: usize) {
     for (y, out) in out.chunks_exact_mut(width).enumerate() {
@@ -225,7 +225,7 @@ fn shorten_plane(plane: &[u8], row_len: usize, table: &Coefficients, out: &mut [
     }
 }
 
-/// A sum of bytes in fixed point, rounded.
+/// Rounds a sum of bytes in fixed point to a byte.
 #[inline(always)]
 fn to_byte(sum: i32) -> u8 {
     ((sum + (1 << (FRACTION_BITS - 1))) >> FRACTION_BITS).clamp(0, 255) as u8
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(&out.data[3 * 19..], [21, 15, 77]);
     }
 
-    /// What lies outside the box must not leak in: the filter clamps at the crop's edge.
+    /// Pixels outside the box have no influence: the filter clamps at the edge of the crop.
     #[test]
     fn pixels_outside_the_box_do_not_count() {
         let mut image = gradient(40, 40);
@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(resized(&image, crop, [7, 7]).expect("inside"), before);
     }
 
-    /// A flat image stays flat at every size, whichever loop its width takes.
+    /// A flat image stays flat at every size, whichever loop is used for its width.
     #[test]
     fn flat_images_stay_flat() {
         let image = Rgb8::new(50, 41, vec![201; 3 * 50 * 41]);
@@ -283,7 +283,7 @@ mod tests {
         }
     }
 
-    /// A part of a resized image is what a crop of the whole resized image is.
+    /// A part of a resized image equals a crop of the whole resized image.
     #[test]
     fn a_part_equals_a_crop_of_the_whole() {
         let image = gradient(61, 43);

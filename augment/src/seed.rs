@@ -1,26 +1,26 @@
-//! The counter RNG. Every random choice of the data path is addressed, not drawn in sequence:
-//! (run seed, epoch, sample, attempt, view, operation) names a ChaCha8 stream, and threads, ranks
-//! and restarts cannot change what it says.
+//! The counter-based RNG. Every random choice of the data path is addressed, not drawn in sequence:
+//! (run seed, epoch, sample, attempt, view, operation) identifies a ChaCha8 stream, whose values do not
+//! depend on threads, ranks or restarts.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// Names a sample's random choices within a run.
+/// Address of a sample's random choices within a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SampleKey {
     /// Seed of the run.
     pub seed: u64,
-    /// Pass over the data.
+    /// Number of the pass over the data.
     pub epoch: u64,
     /// Number of the sample in the data set.
     pub sample: u64,
-    /// Zero, or the number of the substitute: a sample that stands in for a bad one gets other
-    /// views than in its own place, so that no batch holds a view twice.
+    /// Zero, or the number of the substitute: a sample that replaces a bad one has other
+    /// views than at its own position, so that no batch contains a view twice.
     pub attempt: u64,
 }
 
-/// The operation that draws. Each has a stream of its own, so that adding a draw to one leaves
-/// the others as they were.
+/// An operation that draws random numbers. Each has a stream of its own, so that adding a draw to one
+/// does not change the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Operation {
@@ -38,12 +38,12 @@ pub enum Operation {
     Solarize = 6,
 }
 
-/// Draws of one operation on one view.
+/// Stream of random numbers of one operation on one view.
 #[derive(Debug, Clone)]
 pub struct ViewRng(ChaCha8Rng);
 
 impl ViewRng {
-    /// The stream of `operation` on view `view` of the sample `key`.
+    /// Creates the stream of `operation` on view `view` of the sample `key`.
     pub fn new(key: SampleKey, view: u32, operation: Operation) -> Self {
         let address = (u64::from(view) << 32) | u64::from(operation as u32);
         // Attempts count samples of an epoch and epochs count passes: neither reaches 2^32.
@@ -51,7 +51,7 @@ impl ViewRng {
         Self::from_words([key.seed, pass, key.sample, address])
     }
 
-    /// The stream with this 256-bit address.
+    /// Creates the stream with this 256-bit address.
     pub fn from_words(words: [u64; 4]) -> Self {
         let mut seed = [0; 32];
         for (bytes, word) in seed.chunks_exact_mut(8).zip(words) {
@@ -60,28 +60,28 @@ impl ViewRng {
         Self(ChaCha8Rng::from_seed(seed))
     }
 
-    /// Uniform in `[0, 1)`, with 24 bits.
+    /// Draws a number uniform in `[0, 1)`, with 24 bits.
     pub fn uniform(&mut self) -> f32 {
         (self.0.next_u32() >> 8) as f32 * (1.0 / (1 << 24) as f32)
     }
 
-    /// Uniform in `[low, high)`, computed in f64.
+    /// Draws a number uniform in `[low, high)`, computed in f64.
     pub fn between(&mut self, low: f64, high: f64) -> f64 {
         let unit = (self.0.next_u64() >> 11) as f64 * (1.0 / (1u64 << 53) as f64);
         low + (high - low) * unit
     }
 
-    /// Uniform in `0..n`; `n` is at least one.
+    /// Draws an integer uniform in `0..n`; `n` is at least one.
     pub fn below(&mut self, n: u32) -> u32 {
         ((u64::from(self.0.next_u32()) * u64::from(n)) >> 32) as u32
     }
 
-    /// True with probability `p`.
+    /// Returns `true` with probability `p`.
     pub fn chance(&mut self, p: f32) -> bool {
         self.uniform() < p
     }
 
-    /// Standard normal, by Box and Muller.
+    /// Draws a standard normal number, by Box and Muller.
     pub fn normal(&mut self) -> f32 {
         // 1 - u lies in (0, 1], where the logarithm is finite.
         let radius = (-2.0 * (1.0 - f64::from(self.uniform())).ln()).sqrt();
@@ -89,7 +89,7 @@ impl ViewRng {
         (radius * angle.cos()) as f32
     }
 
-    /// A random order of the four jitter operations.
+    /// Draws a random order of the four jitter operations.
     pub fn permutation4(&mut self) -> [u8; 4] {
         let mut order = [0, 1, 2, 3];
         self.shuffle(&mut order);

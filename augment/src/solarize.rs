@@ -1,10 +1,10 @@
-//! Pillow's `ImageOps.solarize`.
+//! Solarization, as by Pillow's `ImageOps.solarize`.
 
 use multiversion::multiversion;
 
 use crate::Planes;
 
-/// Inverts what is at or above 128.
+/// Inverts all values of at least 128.
 pub fn solarize(image: &mut Planes) {
     invert_bright(&mut image.data);
 }

@@ -1,24 +1,24 @@
-//! How long each stage of an image takes, readable while the pool runs.
+//! Times of the stages of an image, available while the pool runs.
 
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-/// Longest time that a histogram tells apart; what takes longer counts as this.
+/// Longest time that a histogram resolves, in nanoseconds; longer ones count as this.
 const MAX_NS: u64 = 60_000_000_000;
 
-/// Significant digits of a percentile.
+/// Number of significant digits of a percentile.
 const DIGITS: u8 = 2;
 
-/// What a thread does with an image, in order.
+/// Stages of a thread's work on an image, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// Waits for encoded bytes.
+    /// Wait for encoded bytes.
     Wait,
-    /// Decodes them.
+    /// Decoding of the bytes.
     Decode,
-    /// Crops and resizes, all views.
+    /// Crop and resize, all views.
     Resize,
     /// Jitter and grayscale, all views.
     Color,
@@ -54,12 +54,12 @@ struct Totals {
     histograms: Vec<Histogram<u64>>,
 }
 
-/// A reading of [`StageStats`].
+/// A snapshot of [`StageStats`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct StageSnapshot {
-    /// Images finished.
+    /// Number of finished images.
     pub images: u64,
-    /// Their encoded bytes.
+    /// Number of their encoded bytes.
     pub bytes: u64,
     /// Every stage, in order.
     pub stages: Vec<StageReading>,
@@ -68,18 +68,18 @@ pub struct StageSnapshot {
 /// One stage of a [`StageSnapshot`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct StageReading {
-    /// Its name.
+    /// Name of the stage.
     pub name: &'static str,
-    /// Time of all images, summed over threads.
+    /// Sum of the times of all images, over all threads.
     pub total: Duration,
-    /// Median of an image.
+    /// Median time of an image.
     pub p50: Duration,
-    /// 99th percentile of an image.
+    /// 99th percentile of the times of an image.
     pub p99: Duration,
 }
 
 impl StageTimes {
-    /// Adds to a stage.
+    /// Adds `time` to a stage.
     pub fn add(&mut self, stage: Stage, time: Duration) {
         self.0[stage as usize] += time;
     }
@@ -112,12 +112,12 @@ impl StageStats {
         }
     }
 
-    /// Forgets what was counted, for a measurement after a warm-up.
+    /// Resets all counters, for a measurement after a warm-up.
     pub fn reset(&self) {
         *self.lock() = Totals::new();
     }
 
-    /// What was counted since the last reset.
+    /// Returns the times and counts since the last reset.
     pub fn snapshot(&self) -> StageSnapshot {
         let totals = self.lock();
         let stages = STAGES.iter().map(|(stage, name)| {

@@ -1,4 +1,4 @@
-//! How the views of an image are made.
+//! Generation of the views of an image.
 //!
 //! ```text
 //! view = solarize(p) ∘ blur(p, σ) ∘ gray(p) ∘ jitter(p) ∘ flip(p) ∘ resize ∘ random box
@@ -21,11 +21,11 @@ const RATIO: [f64; 2] = [3.0 / 4.0, 4.0 / 3.0];
 /// The views of one image, ready for the network.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Views {
-    /// One buffer a group: `[n_views, 3, size, size]` bytes, planes R, G, B.
+    /// One buffer per group: `[n_views, 3, size, size]` bytes, planes R, G, B.
     pub groups: Vec<Vec<u8>>,
 }
 
-/// Makes views; owns the scratch memory of one thread.
+/// Maker of views, with the scratch memory of one thread.
 #[derive(Default)]
 pub struct ViewMaker {
     resizer: BoxResizer,
@@ -34,7 +34,7 @@ pub struct ViewMaker {
 }
 
 impl ViewMaker {
-    /// All views of `image` under `key`.
+    /// Makes all views of `image` for `key`.
     ///
     /// # Errors
     /// [`AugmentError::Empty`] for an image without pixels.
@@ -49,7 +49,7 @@ impl ViewMaker {
         Ok(views)
     }
 
-    /// [`ViewMaker::make`] into memory that is there already; adds to `times`.
+    /// Makes views like [`ViewMaker::make`], into existing memory, and adds to `times`.
     ///
     /// # Errors
     /// As [`ViewMaker::make`].
@@ -78,8 +78,8 @@ impl ViewMaker {
         Ok(())
     }
 
-    /// View `number` of `image` as `crop` says, into `self.view`, in the place of the view `place`, which is as `placed`
-    /// says.
+    /// Makes view `number` of `image` by `crop`, into `self.view`, with the box and the flip of view `place`, whose
+    /// crop is `placed`.
     fn augment(
         &mut self,
         image: &Rgb8,
@@ -123,7 +123,7 @@ impl ViewMaker {
     }
 }
 
-/// Gives the time since the last lap to a stage.
+/// Clock that adds the time since its last lap to a stage.
 struct Clock<'a> {
     last: Instant,
     times: &'a mut StageTimes,
@@ -163,8 +163,8 @@ mod tests {
         }
     }
 
-    /// Pinned, and the same whichever of SSE2, AVX2 and AVX-512 the loops run on: a change of these
-    /// bytes changes every run. The image has noise and flat parts, the views every operation.
+    /// The bytes are pinned, and the same with SSE2, AVX2 and AVX-512: changing them changes every run. The image has
+    /// noise and flat parts, and the views use every operation.
     #[test]
     fn the_bytes_of_views_are_pinned() {
         let mut image = noise(300, 200);
@@ -195,7 +195,7 @@ mod tests {
         assert_ne!(first, second);
     }
 
-    /// A crop like another one shows the same part of the image, flipped or not alike; without colors of its own and at the
+    /// A crop with `like` shows the same part of the image, with the same flip; without color operations and at the
     /// same size it is the same view.
     #[test]
     fn a_crop_like_another_one_is_in_its_place() {
@@ -215,7 +215,7 @@ mod tests {
             let groups = make(&mut maker, &multicrop, sample);
             assert_eq!(groups[0], groups[1]);
         }
-        // Another size of the same part: means of cells of two by two are near.
+        // Another size of the same part of the image: the means are close.
         multicrop.crops[1].size_px = 16;
         for sample in 0..20 {
             let groups = make(&mut maker, &multicrop, sample);

@@ -1,12 +1,12 @@
 //! Lists and braces of shard lists: `a-{000..012}.tar::{b,c}.tar`.
 
-/// More shards than any real list has; a typing error such as `{0..99999999999}` stops here.
+/// Maximum number of shards in a list, above any real list, so that a typo such as `{0..99999999999}` is an error.
 pub(crate) const MAX_SHARDS: usize = 1_000_000;
 
-/// Groups of braces that one name may have. No list has as many; text from elsewhere may have thousands.
+/// Maximum number of brace groups in one name. No real list has as many; untrusted text may have thousands.
 const MAX_GROUPS: usize = 32;
 
-/// Splits at `::`, which also stands in hosts of version 6: `http://[::1]/a.tar`.
+/// Splits at `::`, except within the brackets of an IPv6 host: `http://[::1]/a.tar`.
 pub(crate) fn split_list(spec: &str) -> Vec<&str> {
     let (mut parts, mut start, mut at) = (Vec::new(), 0, 0);
     while let Some(found) = spec[at..].find("::").map(|found| at + found) {
@@ -24,7 +24,7 @@ pub(crate) fn split_list(spec: &str) -> Vec<&str> {
 /// Expands all brace groups of `text`.
 ///
 /// # Errors
-/// The reason in words.
+/// Returns the reason as text.
 pub(crate) fn expand_braces(text: &str, out: &mut Vec<String>) -> Result<(), String> {
     if depth(text) > MAX_GROUPS {
         return Err(format!("more than {MAX_GROUPS} groups of braces"));
@@ -32,7 +32,7 @@ pub(crate) fn expand_braces(text: &str, out: &mut Vec<String>) -> Result<(), Str
     expand(text, out)
 }
 
-/// Calls of [`expand`] within one another that `text` needs at most: one for each group, behind or within another.
+/// Returns an upper bound on the recursion depth of [`expand`] for `text`: one call for each group.
 fn depth(text: &str) -> usize {
     text.matches('{').count()
 }
@@ -51,7 +51,7 @@ fn expand(text: &str, out: &mut Vec<String>) -> Result<(), String> {
     let mut tails = Vec::new();
     expand(tail, &mut tails)?;
     let choices = alternatives(body)?;
-    // A group of one is no group, as in the shell: `awk '{print $1}'`.
+    // A group with a single alternative stays literal, as in the shell: `awk '{print $1}'`.
     let literal = choices.len() == 1 && !body.contains("..");
     for choice in choices {
         let choice = if literal { format!("{{{choice}}}") } else { choice };
@@ -65,7 +65,7 @@ fn expand(text: &str, out: &mut Vec<String>) -> Result<(), String> {
     Ok(())
 }
 
-/// Position of the brace that closes the one at byte 0.
+/// Returns the position of the brace that closes the one at byte 0.
 fn matching_brace(text: &str) -> Option<usize> {
     let mut depth = 0usize;
     for (at, c) in text.char_indices() {
@@ -96,7 +96,7 @@ fn alternatives(body: &str) -> Result<Vec<String>, String> {
     Ok(choices)
 }
 
-/// Splits at the commas that stand outside nested braces.
+/// Splits at the commas outside nested braces.
 fn split_top_level(body: &str) -> Vec<&str> {
     let (mut parts, mut depth, mut start) = (Vec::new(), 0i32, 0);
     for (at, c) in body.char_indices() {
@@ -114,7 +114,7 @@ fn split_top_level(body: &str) -> Vec<&str> {
     parts
 }
 
-/// `000..012` keeps the zero padding of its first number, as the shell does.
+/// Expands a range of numbers, zero-padded to the longer bound if either starts with a zero, as in the shell.
 fn range(first: &str, last: &str) -> Result<Vec<String>, String> {
     let number = |text: &str| {
         text.parse::<u64>().map_err(|_| format!("{text:?} in {{{first}..{last}}} is not a number"))

@@ -1,4 +1,4 @@
-//! Everything that can go wrong between a shard on disk and a sample in memory.
+//! Errors of the data path, from a shard on disk to a sample in memory.
 
 use std::path::{Path, PathBuf};
 
@@ -8,17 +8,17 @@ pub enum PipelineError {
     /// A file could not be opened, read or written.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was being done, as a verb: "open", "read", "write".
+        /// Operation that failed, as a verb: "open", "read", "write".
         action: &'static str,
         /// The file.
         path: PathBuf,
         /// The cause.
         source: std::io::Error,
     },
-    /// No file matches what the user named.
+    /// The shard that the user named does not exist.
     #[error("shard {} does not exist; check the path, and braces or patterns in it", path.display())]
     MissingShard {
-        /// The file that was looked for.
+        /// Path or URL of the missing shard.
         path: PathBuf,
     },
     /// The file is not a tar archive.
@@ -26,10 +26,10 @@ pub enum PipelineError {
     NotATar {
         /// The shard.
         path: PathBuf,
-        /// What was found instead.
+        /// Description of what was found instead.
         reason: String,
     },
-    /// A tar has no end, as if it had been cut between two members.
+    /// The end-of-archive marker is missing, as if the tar had been cut between two members.
     #[error(
         "shard {} is truncated: the end of the archive is missing after {last}; copy or write the shard again",
         path.display()
@@ -37,10 +37,10 @@ pub enum PipelineError {
     NoEnd {
         /// The shard.
         path: PathBuf,
-        /// Its last member.
+        /// Name of the last member.
         last: String,
     },
-    /// Something follows the end of an archive, or zeros stand where members were.
+    /// Data follows the end of the archive, or zeros have overwritten members.
     #[error(
         "shard {}: its archive ends at byte {end_bytes}, after {last}, and {found}; copy or write the shard again, or \
          name joined tars one by one", path.display()
@@ -48,7 +48,7 @@ pub enum PipelineError {
     AfterEnd {
         /// The shard.
         path: PathBuf,
-        /// Its last member.
+        /// Name of the last member.
         last: String,
         /// Byte at which the archive ends.
         end_bytes: u64,
@@ -77,37 +77,37 @@ pub enum PipelineError {
         path: PathBuf,
         /// Name of the member.
         member: String,
-        /// Why: its extension stands twice in the sample, or it is too large for the index.
+        /// Reason: its extension occurs twice in the sample, or it is too large for the index.
         reason: String,
     },
-    /// A sidecar index cannot be understood.
+    /// A sidecar index or a `wids` list cannot be used.
     #[error("index {} is not usable: {reason}; `ocelli shards index --overwrite` builds it again", path.display())]
     BadIndex {
-        /// The sidecar.
+        /// The sidecar or the list.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason why it cannot be used.
         reason: String,
     },
-    /// A shard list that cannot be expanded.
+    /// A shard list cannot be expanded.
     #[error("shard list {spec:?}: {reason}")]
     BadUrl {
-        /// As the user wrote it.
+        /// The list without secrets, truncated if it is long.
         spec: String,
-        /// What is wrong with it.
+        /// Reason why it cannot be expanded.
         reason: String,
     },
-    /// There are no images where they were looked for.
+    /// A folder or a list contains no image.
     #[error("no image in {}: no file there that can be read ends in {wanted}", path.display())]
     NoImages {
-        /// A folder or a list.
+        /// The folder or the list.
         path: PathBuf,
-        /// Endings of images.
+        /// File name endings of images.
         wanted: String,
     },
     /// The shards hold no sample with one of the wanted extensions.
     #[error("no samples: {n_shards} shard(s) hold no member with extension {wanted}; first shard {first}")]
     Empty {
-        /// How many shards were read.
+        /// Number of shards that were read.
         n_shards: usize,
         /// The extensions that make a sample usable.
         wanted: String,
@@ -121,63 +121,63 @@ pub enum PipelineError {
         shard: String,
         /// Key of the sample.
         key: String,
-        /// The extensions that were looked for.
+        /// The extensions that were searched for.
         wanted: String,
     },
-    /// Too many samples were bad.
+    /// Too many samples are bad.
     #[error(
         "{n_bad} of the first {n_seen} samples are unusable, above the limit of {max_rate_percent} %; \
          last: shard {shard}, sample {key}: {reason}. See {} or raise data.max_bad_rate", ledger.display()
     )]
     TooManyBad {
-        /// Distinct bad samples.
+        /// Number of distinct bad samples.
         n_bad: u64,
-        /// Samples asked for so far.
+        /// Number of samples requested so far.
         n_seen: u64,
-        /// The limit.
+        /// Limit of the rate of bad samples, in percent.
         max_rate_percent: f64,
         /// Shard of the last bad sample.
         shard: String,
         /// Key of the last bad sample.
         key: String,
-        /// Why it is bad.
+        /// Reason why it is bad.
         reason: String,
-        /// The ledger with all of them.
+        /// Ledger with all bad samples.
         ledger: PathBuf,
     },
     /// Every sample of the data set is bad.
     #[error("none of the {n_samples} samples is usable; see {}", ledger.display())]
     AllBad {
-        /// Size of the data set.
+        /// Number of samples of the data set.
         n_samples: u64,
         /// The ledger with the reasons.
         ledger: PathBuf,
     },
-    /// The batch does not divide by the ranks.
+    /// The batch size is not divisible by the number of ranks.
     #[error("a global batch of {batch_size} samples does not divide by {world_size} ranks")]
     UnevenShare {
-        /// Samples of a global batch.
+        /// Number of samples of a global batch.
         batch_size: usize,
         /// Number of ranks.
         world_size: usize,
     },
-    /// A shard of elsewhere did not come.
+    /// A remote shard could not be fetched.
     #[error("cannot fetch {url}: {reason}")]
     Fetch {
         /// The shard, without secrets.
         url: String,
-        /// What was tried and what happened.
+        /// Description of the attempts and of their failure.
         reason: String,
     },
-    /// What came is not what the index or the list promised.
-    #[error("shard {shard} is not the one that was promised: {reason}")]
+    /// The bytes of a shard differ from what its index or its list states.
+    #[error("shard {shard} is not the expected one: {reason}")]
     OtherShard {
         /// The shard.
         shard: String,
-        /// In which way.
+        /// Description of the difference.
         reason: String,
     },
-    /// A member has other bytes than when it was indexed.
+    /// The bytes of a member have changed since it was indexed.
     #[error(
         "shard {shard}, sample {key}: its {extension} has changed since it was indexed; check the disk, \
          or write the index again"
@@ -187,31 +187,31 @@ pub enum PipelineError {
         shard: String,
         /// Key of the sample.
         key: String,
-        /// The member.
+        /// Extension of the member.
         extension: String,
     },
-    /// The cache cannot hold what must be there at the same time.
+    /// The cache cannot hold all bytes that are needed at the same time.
     #[error(
         "the cache of {:.0} MB (--cache-gb) is too small: {:.0} MB are needed at a time. Training needs two \
          windows of data.window_shards shards, everything else one shard",
         *max_bytes as f64 / 1e6, (*needed_bytes as f64 / 1e6).ceil()
     )]
     CacheTooSmall {
-        /// Bytes of a shard, or of two windows.
+        /// Size of one shard or of two windows of shards, in bytes.
         needed_bytes: u64,
-        /// The limit.
+        /// Size limit of the cache, in bytes.
         max_bytes: u64,
     },
-    /// A shard writer was asked to overwrite something.
+    /// A shard writer would overwrite an existing file.
     #[error("{} exists; choose another output folder or delete it", path.display())]
     Exists {
-        /// The file that stands in the way.
+        /// The existing file.
         path: PathBuf,
     },
 }
 
 impl PipelineError {
-    /// Whether a shard is damaged, so that others may still be read.
+    /// Returns whether the error concerns one damaged shard, so that others may still be read.
     pub fn is_of_a_shard(&self) -> bool {
         matches!(
             self,
@@ -225,7 +225,7 @@ impl PipelineError {
         )
     }
 
-    /// Whether it says that one sample cannot be used, and nothing of the others.
+    /// Returns whether the error concerns one sample, so that others may still be used.
     pub fn is_of_a_sample(&self) -> bool {
         matches!(
             self,
@@ -236,7 +236,7 @@ impl PipelineError {
         )
     }
 
-    /// An I/O error on `path` while doing `action`.
+    /// Creates an I/O error on `path` during `action`.
     pub fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
         Self::Io { action, path: path.to_path_buf(), source }
     }

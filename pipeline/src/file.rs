@@ -1,4 +1,4 @@
-//! Files that are replaced as a whole.
+//! Atomic replacement of files, and lock files.
 
 use std::fs;
 use std::fs::File;
@@ -7,18 +7,18 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The name beside `path` under which it is written before it has its own.
+/// Returns the name beside `path` under which the file is written before it is renamed.
 pub fn temporary(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".tmp");
     PathBuf::from(name)
 }
 
-/// Writes `path` through a temporary file beside it, synced: a reader, or a run that is killed, finds
-/// the old content or the new. Threads and processes may replace the same file at the same time.
+/// Writes `path` through a temporary file beside it, synced: a reader finds the old content or the new, even if
+/// the process is killed. Threads and processes may replace the same file at the same time.
 ///
 /// # Errors
-/// Fails as the file system does.
+/// Returns the error of the file system.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let temporary = unique(path);
     let written = write_synced(&temporary, bytes).and_then(|()| fs::rename(&temporary, path));
@@ -28,12 +28,12 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     written
 }
 
-/// Replaces several files, of which the last one gives the others their meaning: weights, after their configurations. All are
-/// written beside their places before any of them is replaced, so that a full disk changes nothing; and where the last one is to
-/// be replaced, it is away while the others are, so that a reader never finds it beside files of another time.
+/// Replaces several files, the last of which completes the others: weights, after their configurations. All are written
+/// to temporary files before any of them is replaced, so that a full disk changes nothing; the last one is removed
+/// before the others are replaced, so that a reader never finds it beside files of another version.
 ///
 /// # Errors
-/// The file, and what the file system says of it.
+/// Returns the file that failed, and the error of the file system.
 pub fn replace_together(files: &[(PathBuf, Vec<u8>)]) -> Result<(), (PathBuf, io::Error)> {
     let mut written = Temporaries::default();
     for (path, bytes) in files {
@@ -58,18 +58,18 @@ pub fn replace_together(files: &[(PathBuf, Vec<u8>)]) -> Result<(), (PathBuf, io
     Ok(())
 }
 
-/// Files that are removed unless they have got their names.
+/// Temporary files that are removed on drop unless they were renamed.
 #[derive(Default)]
 struct Temporaries(Vec<PathBuf>);
 
 impl Drop for Temporaries {
     fn drop(&mut self) {
-        // Those that were renamed are not there any more.
+        // Renamed files no longer have these names, so that their removal fails.
         self.0.iter().for_each(|path| drop(fs::remove_file(path)));
     }
 }
 
-/// Waits until the names in the folder of `path` are on the disk; file systems that cannot say so are not waited for.
+/// Syncs the folder of `path`, so that renames are durable, if the file system supports that.
 fn sync_folder_of(path: &Path) {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if let Ok(folder) = File::open(folder) {
@@ -77,7 +77,7 @@ fn sync_folder_of(path: &Path) {
     }
 }
 
-/// A name beside `path` that no other thread or process has.
+/// Returns a name beside `path` that no other thread or process uses.
 fn unique(path: &Path) -> PathBuf {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let mut name = path.as_os_str().to_owned();
@@ -85,11 +85,11 @@ fn unique(path: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Opens a file that is locked, and makes it where it is not there. A link is refused, because what it points to is not
-/// ours, and so is a pipe that nobody reads.
+/// Opens a lock file, and creates it if it does not exist. A symbolic link is refused, because its target may belong to
+/// someone else, and so is a pipe without a reader.
 ///
 /// # Errors
-/// Fails as the file system does, and for a link or a pipe.
+/// Returns the error of the file system; fails for a symbolic link and for a pipe without a reader.
 pub fn open_lock(path: &Path) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
@@ -99,7 +99,7 @@ pub fn open_lock(path: &Path) -> io::Result<File> {
 /// Writes `path` and waits until it is on the disk.
 ///
 /// # Errors
-/// Fails as the file system does.
+/// Returns the error of the file system.
 pub fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = File::create(path)?;
     file.write_all(bytes)?;
@@ -115,7 +115,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("f");
         replace(&path, b"old").expect("written");
-        // Nothing can be written beside a name that long, and no file can replace a folder.
+        // The temporary name beside a name that long is too long, and no file can replace a folder.
         let taken = folder.path().join("taken");
         fs::create_dir(&taken).expect("created");
         assert!(replace(&taken, b"new").is_err());
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(fs::read(&path).expect("read"), b"new");
     }
 
-    /// A folder in the way of one of them stands for anything that fails in the middle.
+    /// A folder in place of one of the files stands in for any failure halfway through.
     #[test]
     fn files_that_belong_together_are_never_of_two_times() {
         let folder = tempfile::tempdir().expect("temporary folder");
@@ -133,11 +133,11 @@ mod tests {
         let files = |text: &str| ["config", "weights"].map(|name| (path(name), text.as_bytes().to_vec()));
         let read = |name: &str| fs::read_to_string(path(name)).ok();
         replace_together(&files("old")).expect("written");
-        // Nothing can be written beside a name that long: nothing changes.
+        // The temporary name beside a name that long is too long: nothing changes.
         let long = [&files("new")[..], &[(path(&"n".repeat(250)), Vec::new())]].concat();
         assert!(replace_together(&long).is_err());
         assert_eq!([read("config"), read("weights")], [Some("old".into()), Some("old".into())]);
-        // The first one cannot be replaced: there are no weights beside it.
+        // The first file cannot be replaced: the weights are already removed.
         fs::remove_file(path("config")).expect("removed");
         fs::create_dir(path("config")).expect("created");
         assert_eq!(replace_together(&files("new")).expect_err("a folder").0, path("config"));

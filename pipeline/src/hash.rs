@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use md5::{Digest, Md5};
 use xxhash_rust::xxh3::Xxh3;
 
-/// The finalizer of SplitMix64 (Steele, Lea and Flood 2014).
+/// Mixes the bits of an integer: the finalizer of SplitMix64 (Steele, Lea and Flood 2014).
 pub(crate) fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -15,12 +15,12 @@ pub(crate) fn mix(value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A digest in hexadecimal digits.
+/// Formats a digest in hexadecimal digits.
 pub(crate) fn hex(md5: Md5) -> String {
     md5.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// XXH3-64 of a file, and its MD5 if that is wanted.
+/// Computes the XXH3-64 of a file, and its MD5 if `wants_md5`.
 pub(crate) fn of_file(file: &File, wants_md5: bool) -> io::Result<(u64, Option<String>)> {
     let (mut xxh3, mut md5) = (Xxh3::new(), wants_md5.then(Md5::new));
     let mut buffer = vec![0; 1 << 20];

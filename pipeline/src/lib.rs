@@ -1,16 +1,16 @@
-//! Shards on disk, of a server or in a store into samples, in a defined order.
+//! Reading of shards, from a disk, a server or an object store, into samples in a defined order.
 //!
-//! A data set is a list of WebDataset tar files ([`url`]), which [`storage`] opens wherever they are.
-//! Each has an index of its members ([`shard::index`]), read from a [sidecar](shard::sidecar) or built by walking the tar
-//! headers once ([`shard::tar`]). A tar on a disk is read where it stands; others are fetched as a whole
-//! ([`remote`]), a window ahead, into a bounded folder that threads and processes share.
+//! A data set is a list of WebDataset tar files ([`url`]), which [`storage`] opens, local or remote.
+//! Each has an index of its members ([`shard::index`]), read from a [sidecar](shard::sidecar) or built by walking the
+//! tar headers once ([`shard::tar`]). A tar on a local disk is read in place; others are fetched as a whole
+//! ([`remote`]), one window ahead, into a bounded folder that threads and processes share.
 //!
-//! [`read::order`] says which sample stands at which position of an endless stream, [`read::share`] which
+//! [`read::order`] defines which sample is at which position of an endless stream, [`read::share`] which
 //! positions a rank reads, and [`read::loader`] reads them on threads, bounded by bytes. A sample that
-//! cannot be used goes into the ledger ([`read::quarantine`]) and is replaced by the next one of the
-//! permutation. [`shard::write`] is the way back: samples into shards with sidecars.
+//! cannot be used is recorded in the ledger ([`read::quarantine`]) and replaced by the next one of the
+//! permutation. [`shard::write`] is the inverse: it writes samples into shards with sidecars.
 //!
-//! This crate knows nothing of images, tensors or training.
+//! The crate knows nothing about pixels, tensors or training.
 
 mod braces;
 pub(crate) mod error;

@@ -1,44 +1,44 @@
-//! Addresses without what opens them: users, passwords, signatures and tokens; and commands by their program alone.
+//! Removal of secrets from addresses: users, passwords, signatures and tokens; commands are reduced to their program.
 //!
-//! Text is read, not URLs, because a list of shards has braces, and a plan must not hold a million expanded addresses. What is
-//! written names the same shards, and writing it again changes nothing: a list equals what was written of it, whatever password or
-//! signature a later start gives. A token that is part of a path cannot be told from a folder and stays.
+//! Text is parsed, not URLs, because a list has braces, and a plan must not hold a million expanded addresses. The
+//! result names the same shards, and redacting it again changes nothing: a list equals the one that an earlier run
+//! wrote, whatever password or signature either used. A token inside a path looks like a folder and is kept.
 
 use url::Url;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::braces::{expand_braces, split_list};
 
-/// Schemes of servers and stores.
+/// Schemes of servers and object stores.
 pub(crate) const REMOTE_SCHEMES: [&str; 5] = ["http", "https", "s3", "gs", "az"];
 
-/// Schemes of stores, in whose addresses a question mark is part of a name.
+/// Schemes of object stores, in whose addresses a question mark is part of a name.
 const STORES: [&str; 3] = ["s3", "gs", "az"];
 
-/// Addresses of one group of braces that are written out one by one.
+/// Maximum number of addresses of one part of a list that are written out one by one.
 const MAX_WRITTEN: usize = 100;
 
-/// What is written of an address that cannot be taken apart.
+/// Placeholder for an address that cannot be parsed.
 const LEFT_OUT: &str = "(an address that is left out)";
 
-/// Parameters whose values may be shown as they are: names of files and their parts.
+/// Parameters whose values may be shown unchanged: names of files and their parts.
 const PLAIN_NAMES: [&str; 16] = [
     "archive", "dataset", "download", "file", "filename", "format", "index", "name", "offset", "page",
     "part", "path", "set", "shard", "split", "version",
 ];
 
-/// Longest value that is shown as it is.
+/// Maximum number of characters of a value that is shown unchanged.
 const MAX_PLAIN_CHARS: usize = 64;
 
-/// Digits of the longest number that is shown under any name.
+/// Maximum number of digits of a number that is shown under any parameter name.
 const MAX_DIGITS: usize = 6;
 
-/// A shard list for files and pages that others may read.
+/// Returns a shard list without secrets, for files and pages that others may read.
 pub fn without_secrets(spec: &str) -> String {
     let mut behind_a_command = false;
     let mut parts = Vec::new();
     for part in split_list(spec) {
-        // What follows a command may be its own: a command may hold `::`.
+        // A part after a command may belong to it, because a command may contain `::`.
         let is_certain = has_scheme(part) || !part.contains([' ', '\'', '"', '|', '$']);
         if !behind_a_command || is_certain {
             parts.push(part_without_secrets(part));
@@ -48,7 +48,7 @@ pub fn without_secrets(spec: &str) -> String {
     parts.join("::")
 }
 
-/// One address, in which braces mean nothing, for files and pages that others may read.
+/// Returns one address without secrets, for files and pages that others may read. Braces are not expanded.
 pub fn address_without_secrets(address: &str) -> String {
     match Address::of(address.trim()).filter(|_| !is_malformed(address.trim())) {
         Some(address) => address.without_secrets(),
@@ -75,11 +75,11 @@ fn part_without_secrets(part: &str) -> String {
     if let Some(address) = Address::of(part).filter(|address| !address.has_braces_beside_its_path()) {
         return address.without_secrets();
     }
-    // Schemes, addresses and commands all have a colon.
+    // Without a colon there is no scheme, address or command.
     if !part.contains('{') || !part.contains(':') {
         return part.to_string();
     }
-    // Braces around schemes, users or parameters.
+    // The braces may surround schemes, users or parameters.
     let is_address =
         |one: &String| one.starts_with("pipe:") || Address::of(one).is_some() || is_malformed(one);
     let mut all = Vec::new();
@@ -94,8 +94,8 @@ fn part_without_secrets(part: &str) -> String {
     }
 }
 
-/// Whether `part` is meant as a remote address and is none that can be taken apart: without `//`, or with a login whose
-/// password ends the host too early, as `/` in a key of AWS does.
+/// Returns whether `part` is meant as a remote address but cannot be parsed as one: without `//`, or with a login whose
+/// password ends the host too early, as `/` in an AWS key does.
 fn is_malformed(part: &str) -> bool {
     let trimmed = part.trim_start();
     let Some((_, rest)) = trimmed.split_once(':').filter(|(scheme, _)| is_remote(scheme)) else {
@@ -104,20 +104,20 @@ fn is_malformed(part: &str) -> bool {
     let Some(rest) = rest.strip_prefix("//").filter(|_| trimmed == part) else { return true };
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
     let host = authority.rsplit('@').next().unwrap_or_default();
-    // An address of version 6 has colons of its own.
+    // An IPv6 address contains colons.
     let port = host.split_once(':').filter(|_| !host.starts_with('['));
     let is_number = |port: &str| port.chars().all(|c| c.is_ascii_digit());
     let has_braces = authority.contains(['{', '}']);
     !has_braces && (authority.contains('\\') || port.is_some_and(|(_, port)| !is_number(port)))
 }
 
-/// A remote address in its parts.
+/// Parts of a remote address.
 struct Address<'a> {
     scheme: &'a str,
     /// User, password, host and port.
     authority: &'a str,
     path: &'a str,
-    /// Query, for servers alone: names of objects may hold a question mark.
+    /// Query, for servers only: names of objects may contain a question mark.
     query: Option<&'a str>,
 }
 
@@ -148,11 +148,11 @@ impl<'a> Address<'a> {
     }
 }
 
-/// A query, taken apart.
+/// Parameters of a query, filtered.
 struct Query {
     /// Parameters that may be shown.
     kept: String,
-    /// Parameters that may be shown, and those that may tell one file from another.
+    /// All parameters except signatures: those that may tell one file from another.
     telling: String,
 }
 
@@ -179,7 +179,7 @@ impl Query {
     }
 }
 
-/// Whether a parameter is part of a signature, which is made anew for every start.
+/// Returns whether a parameter is part of a signature, which is different in every run.
 fn is_signature(name: &str, names: &[&str]) -> bool {
     const CLOUD: [&str; 2] = ["x-amz-", "x-goog-"];
     const SIGNED: [&str; 6] =
@@ -193,7 +193,7 @@ fn is_signature(name: &str, names: &[&str]) -> bool {
         || names.contains(&"sig") && SHARED_ACCESS.contains(&name)
 }
 
-/// Whether a parameter is a secret by its name.
+/// Returns whether the name of a parameter suggests a secret.
 fn is_secret(name: &str) -> bool {
     const PARTS: [&str; 14] = [
         "token", "key", "secret", "passw", "pwd", "auth", "cred", "session", "sig", "code", "jwt", "hmac",
@@ -202,7 +202,7 @@ fn is_secret(name: &str) -> bool {
     PARTS.iter().any(|part| name.contains(part)) || ["pin", "sid", "pw", "pass"].contains(&name)
 }
 
-/// A parameter as it may be shown: as it is where that is certain to be no secret, else with a hash for its value.
+/// Returns a parameter as it may be shown: unchanged if it is certainly not a secret, else with its value hashed.
 fn shown(parameter: &str) -> String {
     let is_plain = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-~".contains(c));
     let hash = |text: &str| format!("~{:08x}", xxh3_64(text.as_bytes()) as u32);
@@ -224,10 +224,10 @@ fn shown(parameter: &str) -> String {
     }
 }
 
-/// A command by its program: passwords among its words cannot be told from others.
+/// Returns a command reduced to its program: passwords among its words cannot be told from other words.
 fn command_without_secrets(command: &str) -> String {
     let mut words = command.split_whitespace();
-    // A quoted value of a variable may have several words, of which any could be taken for the program.
+    // The quoted value of a variable may have several words, any of which could be taken for the program.
     let first = words
         .find(|word| !word.contains('=') || word.contains(['\'', '"', '\\', '`', '$']))
         .unwrap_or_default();
@@ -239,12 +239,12 @@ fn command_without_secrets(command: &str) -> String {
     }
 }
 
-/// A command for names and messages: by its program, and a hash that tells it from others.
+/// Returns a command for names and messages: its program, and a hash that tells it from other commands.
 pub(crate) fn name_of_command(command: &str) -> String {
     format!("{}#{:08x}", command_without_secrets(command), xxh3_64(command.as_bytes()) as u32)
 }
 
-/// A URL for names and messages. Where a parameter is left out that may tell one file from another, a hash stands for it.
+/// Returns a URL for names and messages, without secrets. If omitted parameters may identify the file, a hash is added.
 pub(crate) fn name_of_url(url: &Url) -> String {
     let shown = without_login(url);
     let Some(query) = shown.query().map(Query::of) else { return shown.into() };
@@ -256,10 +256,10 @@ pub(crate) fn name_of_url(url: &Url) -> String {
     named.into()
 }
 
-/// Returns the part of a URL that identifies it: all of it but the password, and a signature that is made anew for every start.
+/// Returns the part of a URL that identifies it: all but the password and a signature, which differ in every run.
 pub(crate) fn identity(url: &Url) -> String {
     let mut url = url.clone();
-    // It cannot be set on a URL without a host, which has none.
+    // The password cannot be set on a URL without a host, which has none.
     let _ = url.set_password(None);
     if let Some(query) = url.query().map(Query::of) {
         url.set_query(Some(query.telling.as_str()).filter(|telling| !telling.is_empty()));
@@ -311,7 +311,7 @@ mod tests {
         }
     }
 
-    /// What may be a secret is a hash, by which two lists are compared all the same.
+    /// A value that may be a secret is replaced by a hash, so that two lists can still be compared.
     #[test]
     fn what_is_not_certain_is_a_hash() {
         for query in [

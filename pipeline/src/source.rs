@@ -2,19 +2,19 @@
 
 use crate::url::ShardUrl;
 
-/// A shard as it was named, with what was promised of it.
+/// Location of a shard, with the length and the checksum that a list states.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
-    /// Where it is.
+    /// Location of the shard.
     pub url: ShardUrl,
-    /// Its length.
+    /// Length of the stored shard, in bytes.
     pub len_bytes: Option<u64>,
-    /// MD5 of its bytes, as they are stored.
+    /// MD5 of the bytes, as they are stored.
     pub md5: Option<String>,
 }
 
 impl Source {
-    /// Whether it is a tar on a disk of this machine, and not one that the cache holds.
+    /// Returns whether the shard is an uncompressed tar on a local disk, which is read in place, not from the cache.
     pub fn is_read_in_place(&self) -> bool {
         matches!(self.url, ShardUrl::File(_)) && !self.url.is_gzip()
     }

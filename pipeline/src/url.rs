@@ -1,7 +1,7 @@
 //! Shard lists as users write them: brace expansion, `::` lists, schemes, patterns and folders.
 //!
 //! `data/train-{000000..000146}.tar::s3://bucket/{a,b}.tar` names 149 shards. The grammar is
-//! WebDataset's; on a disk, `data/train-*.tar` and `data/` stand for all shards that are there.
+//! WebDataset's; on a disk, `data/train-*.tar` and `data/` stand for all shards found there.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -12,25 +12,25 @@ use crate::PipelineError;
 use crate::braces::{MAX_SHARDS, expand_braces, split_list};
 use crate::secrets::{self, REMOTE_SCHEMES, without_secrets};
 
-/// Characters of a list that a message repeats.
+/// Maximum number of characters of a list that a message quotes.
 const MAX_SHOWN_CHARS: usize = 500;
 
-/// Where a shard is.
+/// Location of a shard.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ShardUrl {
-    /// On a disk of this machine.
+    /// File on a local disk.
     File(PathBuf),
-    /// On a server or in a store: `http`, `https`, `s3`, `gs`, `az`.
+    /// Object on a server or in an object store: `http`, `https`, `s3`, `gs`, `az`.
     Remote(Url),
-    /// Output of a shell command. Only the user names commands, on the command line.
+    /// Output of a shell command. Commands come from the user's command line only.
     Pipe(String),
 }
 
 /// Expands shard lists, in the order written.
 ///
 /// # Errors
-/// [`PipelineError::BadUrl`] for unbalanced braces, ranges that run backwards, an empty list or a
-/// scheme that is not known.
+/// [`PipelineError::BadUrl`] for unbalanced braces, ranges that run backwards, an empty list or an
+/// unknown scheme.
 pub fn expand(specs: &[String]) -> Result<Vec<ShardUrl>, PipelineError> {
     let mut urls = Vec::new();
     for spec in specs {
@@ -53,7 +53,7 @@ pub fn expand(specs: &[String]) -> Result<Vec<ShardUrl>, PipelineError> {
     Ok(urls)
 }
 
-/// Whether one of `specs` names a command.
+/// Returns whether one of `specs` names a command.
 pub fn names_a_command(specs: &[String]) -> bool {
     let is_command = |url: &ShardUrl| matches!(url, ShardUrl::Pipe(_));
     specs.iter().filter_map(|spec| named(spec).ok()).flatten().any(|url| is_command(&url))
@@ -72,7 +72,7 @@ fn named(spec: &str) -> Result<Vec<ShardUrl>, String> {
     Ok(urls)
 }
 
-/// An error about a list. Its reason may quote parts of it, which are left out where they may hold a password.
+/// Creates an error about a list. A reason that may quote a password is replaced.
 pub(crate) fn bad_url(spec: &str, reason: String) -> PipelineError {
     let mut shown = without_secrets(spec);
     let reason = if shown == spec { reason } else { "it cannot be read".into() };
@@ -83,13 +83,13 @@ pub(crate) fn bad_url(spec: &str, reason: String) -> PipelineError {
     PipelineError::BadUrl { spec: shown, reason }
 }
 
-/// Whether `path` has the name of a shard.
+/// Returns whether `path` has the name of a shard.
 pub fn is_shard(path: &Path) -> bool {
     let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
     name.ends_with(".tar") || name.ends_with(".tar.gz") || name.ends_with(".tgz")
 }
 
-/// The shards that `path` stands for: itself, all in a folder, or all that a pattern matches, in the order of their names.
+/// Returns the shards of `path`: the file itself, all of a folder, or all matches of a pattern, sorted by name.
 fn files_at(path: PathBuf) -> Result<Vec<PathBuf>, String> {
     if path.is_dir() {
         let entries = std::fs::read_dir(&path).map_err(|error| error.to_string())?;
@@ -109,7 +109,7 @@ fn files_at(path: PathBuf) -> Result<Vec<PathBuf>, String> {
     }
     let matches = glob::glob(&text).map_err(|error| error.to_string())?;
     let mut paths: Vec<PathBuf> = matches.flatten().filter(|path| path.is_file()).collect();
-    // A pattern that leaves the ending open finds what lies beside shards too.
+    // A pattern that ends in `*` also matches other files beside the shards.
     paths.retain(|path| is_shard(path) || (!text.ends_with('*') && path.extension().is_some()));
     match paths.is_empty() {
         true => Err("the pattern matches no file".into()),
@@ -118,10 +118,10 @@ fn files_at(path: PathBuf) -> Result<Vec<PathBuf>, String> {
 }
 
 impl ShardUrl {
-    /// Reads one URL, without braces and lists.
+    /// Parses one URL, without braces and lists.
     ///
     /// # Errors
-    /// The reason in words.
+    /// Returns the reason as text.
     pub fn parse(text: &str) -> Result<Self, String> {
         if let Some(command) = text.strip_prefix("pipe:") {
             return Ok(Self::Pipe(command.to_string()));
@@ -134,7 +134,7 @@ impl ShardUrl {
                 if !rest.starts_with("//") {
                     return Err(format!("an address begins with {scheme}://"));
                 }
-                // The key of an object is taken as it is written; only servers have queries.
+                // Object keys are taken literally; only web servers have queries.
                 let escape = |text: &str| text.replace('%', "%25").replace('#', "%23").replace('?', "%3F");
                 let url = if scheme.to_ascii_lowercase().starts_with("http") {
                     Url::parse(text)
@@ -154,7 +154,7 @@ impl ShardUrl {
         }
     }
 
-    /// The last part of its path. A command has none that means anything.
+    /// Returns the last part of the path; `pipe` for a command, which has no path.
     pub fn file_name(&self) -> String {
         match self {
             Self::File(path) => path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
@@ -163,25 +163,25 @@ impl ShardUrl {
         }
     }
 
-    /// The name that a shard made from this one gets: what it has, but never compressed.
+    /// Returns the name for an uncompressed shard made from this one, which ends in `.tar`.
     pub fn tar_name(&self) -> String {
         let name = self.file_name();
         let stem = [".tar.gz", ".tgz", ".tar"].iter().find_map(|ending| name.strip_suffix(ending));
         format!("{}.tar", stem.unwrap_or(&name))
     }
 
-    /// Whether its bytes are compressed, by its name.
+    /// Returns whether the bytes are compressed, by the file name.
     pub fn is_gzip(&self) -> bool {
         let name = self.file_name();
         !matches!(self, Self::Pipe(_)) && (name.ends_with(".gz") || name.ends_with(".tgz"))
     }
 
-    /// Whether it is a list of shards ([`crate::storage::wids`]), by its name.
+    /// Returns whether the URL names a list of shards ([`crate::storage::wids`]), by the file name.
     pub fn is_list(&self) -> bool {
         !matches!(self, Self::Pipe(_)) && self.file_name().ends_with(".json")
     }
 
-    /// The same place with `suffix` after its path.
+    /// Returns the location with `suffix` appended to its path; `None` for a command.
     pub(crate) fn with_suffix(&self, suffix: &str) -> Option<Self> {
         match self {
             Self::File(path) => {
@@ -198,11 +198,11 @@ impl ShardUrl {
         }
     }
 
-    /// What `reference` names in a list that stands here. A list comes from someone else: it cannot
-    /// name commands, and one from elsewhere cannot name files of this machine.
+    /// Resolves `reference`, an entry of the list at this location. Lists are untrusted: none can
+    /// name commands, and a remote one cannot name local files.
     ///
     /// # Errors
-    /// The reason in words.
+    /// Returns the reason as text.
     pub(crate) fn join(&self, reference: &str) -> Result<Self, String> {
         let absolute = match reference.split_once(':') {
             Some((scheme, _)) => scheme.len() > 1,
@@ -286,7 +286,7 @@ mod tests {
         assert!(!names_a_command(&["http://host/pipe:x.tar".into(), "a-{0..3}.tar".into()]));
     }
 
-    /// Lists are other people's text.
+    /// Lists are untrusted text.
     #[test]
     fn a_list_names_shards_and_nothing_else() {
         let remote = ShardUrl::parse("https://host/set/index.json").expect("a URL");

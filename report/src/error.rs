@@ -1,4 +1,4 @@
-//! What can go wrong while a run is looked at.
+//! Errors of reports.
 
 use std::path::PathBuf;
 
@@ -11,15 +11,15 @@ pub enum ReportError {
     /// There is no run, or none that this program can read.
     #[error(transparent)]
     Run(Box<TrainError>),
-    /// Images or features.
+    /// Images cannot be read, or features cannot be computed.
     #[error(transparent)]
     Eval(#[from] EvalError),
-    /// A file of a run.
+    /// A file of a run cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause of the failure.
         source: std::io::Error,
     },
     /// A picture could not be encoded.

@@ -1,8 +1,8 @@
-//! Runs as their work directories show them.
+//! Reports on runs, from the files of their work directories.
 //!
-//! A [`Run`] is what the files of a work directory say, a [`Gallery`] what its network makes of a few images, and
-//! [`html`] puts several of them side by side on one page. Nothing is written into a run, and a run that goes on never
-//! notices.
+//! A [`Run`] holds the contents of those files, a [`Gallery`] holds pictures of the features that its network computes
+//! from a few images, and [`html`] puts several runs side by side on one page. Nothing is written into a work
+//! directory, so that a run in progress is not disturbed.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,4 +1,4 @@
-//! Backbones with their weights: of a run, a checkpoint, or a file of weights.
+//! Backbones with their weights, from a run, a checkpoint or a file of weights.
 
 use std::path::Path;
 
@@ -14,16 +14,16 @@ pub(crate) struct Backbone {
     pub(crate) model: ModelConfig,
     pub(crate) tensors: Vec<NamedTensor>,
     pub(crate) preprocessing: Preprocessing,
-    /// Which network of a run it is, or `weights`.
+    /// Name of the network within its run, or `weights`.
     pub(crate) which: String,
-    /// What the checkpoint says of its run; a file of weights says nothing.
+    /// Manifest of the checkpoint; a file of weights has none.
     pub(crate) manifest: Option<Manifest>,
-    /// Library of the weights: `timm`, or `ocelli`.
+    /// Name of the library that made the weights, or `ocelli`.
     pub(crate) origin: &'static str,
 }
 
 impl Backbone {
-    /// The backbone of the network `network` of `path`, or of the one that evaluation looks at.
+    /// Opens the backbone of the network `network` in `path`; by default, of the network that its method evaluates.
     pub(crate) fn open(path: &Path, flags: &WeightFlags, network: Option<&str>) -> anyhow::Result<Self> {
         check_there(path)?;
         if weights::is_weights(path) {
@@ -39,7 +39,7 @@ impl Backbone {
     }
 }
 
-/// Checks that something is at `path`; of a checkpoint that was removed, says which there are.
+/// Checks that `path` exists; the error about a removed checkpoint lists the remaining ones.
 pub(crate) fn check_there(path: &Path) -> anyhow::Result<()> {
     let Err(error) = std::fs::metadata(path) else { return Ok(()) };
     let others = path.parent().map(steps).unwrap_or_default();
@@ -48,30 +48,30 @@ pub(crate) fn check_there(path: &Path) -> anyhow::Result<()> {
     Err(match names.is_empty() {
         true => error.context(format!("cannot open {}", path.display())),
         false => error.context(format!(
-            "cannot open {}: there are checkpoints of the steps {}; older ones are removed (run.keep_checkpoints)",
+            "cannot open {}: available checkpoints: steps {}; older ones are removed (run.keep_checkpoints)",
             path.display(),
             names.join(", ")
         )),
     })
 }
 
-/// What a file of weights does not say of itself.
+/// Flags for facts that a file of weights may not state.
 #[derive(Clone, Default, clap::Args)]
 pub(crate) struct WeightFlags {
-    /// Library that wrote a file of weights, where its names do not tell: dino, dinov2, timm, torchvision or transformers.
+    /// Library that wrote a file of weights, if its names are ambiguous: dino, dinov2, timm, torchvision or transformers.
     #[arg(long, value_name = "LIBRARY")]
     source: Option<Library>,
-    /// Attention heads of a file's network [default: as its config.json says, else one for each 64 channels].
+    /// Number of attention heads of a file's network [default: as its config.json says, else one for each 64 channels].
     #[arg(long, value_name = "N")]
     heads: Option<usize>,
-    /// Colors of a file's network: imagenet, half (0.5, as many of timm's), or `R,G,B/R,G,B`, means and deviations
+    /// Color normalization of a file's network: imagenet, half (0.5, as many of timm's), or `R,G,B/R,G,B`, means and deviations
     /// [default: as the file says, else imagenet].
     #[arg(long, value_name = "COLORS", value_parser = normalization)]
     normalization: Option<Normalization>,
 }
 
 impl WeightFlags {
-    /// The backbone in `path`; says what was taken for granted.
+    /// Reads the backbone in `path`; prints the assumptions that were made.
     pub(crate) fn read(&self, path: &Path, network: Option<&str>) -> anyhow::Result<Pretrained> {
         let hints = Hints {
             library: self.source,
@@ -87,7 +87,7 @@ impl WeightFlags {
     }
 }
 
-/// `imagenet`, `half`, or `R,G,B/R,G,B`: means and deviations.
+/// Parses `imagenet`, `half`, or `R,G,B/R,G,B`: means and deviations.
 fn normalization(text: &str) -> Result<Normalization, String> {
     match text {
         "imagenet" => return Ok(Normalization::default()),

@@ -1,4 +1,4 @@
-//! What people are told beside the output, line by line.
+//! Messages to the user on standard error, and the output on standard output, line by line.
 
 use std::io::{IsTerminal, Write};
 use std::sync::OnceLock;
@@ -8,24 +8,24 @@ use serde_json::json;
 
 use crate::exit::OUTPUT_LOST;
 
-/// How lines are told.
+/// Format of messages.
 #[derive(Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum LogFormat {
-    /// As people read them; where there is no terminal, with the time of day.
+    /// Plain text; progress lines have the time of day if standard error is no terminal.
     #[default]
     Text,
-    /// One JSON object a line: time, level, message.
+    /// One JSON object per line: time, level, message.
     Json,
 }
 
-/// How much is told.
+/// Flags about messages.
 #[derive(Clone, Copy, Default, clap::Args)]
 #[group(id = "messages")]
 pub(crate) struct Flags {
-    /// Tell warnings and errors alone: no progress, no notes.
+    /// Print only warnings and errors: no progress, no notes.
     #[arg(short, long, global = true, help_heading = "Messages", hide_short_help = true)]
     quiet: bool,
-    /// Tell more of what happens: what is fetched, and what is passed over.
+    /// Print more details: which files are fetched, and which are skipped.
     #[arg(
         short,
         long,
@@ -35,7 +35,7 @@ pub(crate) struct Flags {
         hide_short_help = true
     )]
     pub(crate) verbose: bool,
-    /// Form of the lines on standard error: text, or json.
+    /// Format of the messages on standard error: text or json.
     #[arg(
         long,
         global = true,
@@ -50,7 +50,7 @@ pub(crate) struct Flags {
 
 static FLAGS: OnceLock<Flags> = OnceLock::new();
 
-/// Has all lines told as `flags` say.
+/// Sets the flags for all messages of the program.
 pub(crate) fn speak(flags: Flags) {
     // Once, at the start of the program.
     let _ = FLAGS.set(flags);
@@ -60,18 +60,18 @@ fn flags() -> Flags {
     FLAGS.get().copied().unwrap_or_default()
 }
 
-/// Whether progress is drawn: standard error is a terminal, and nobody asked for less.
+/// Returns `true` if progress bars are drawn: standard error is a terminal, and the flags allow it.
 pub(crate) fn draws() -> bool {
     shows_progress() && flags().log_format == LogFormat::Text && std::io::stderr().is_terminal()
 }
 
-/// Whether progress is told at all.
+/// Returns `true` if progress is shown at all.
 pub(crate) fn shows_progress() -> bool {
     !flags().quiet
 }
 
-/// Writes a line to standard error in one piece, so that what ranks say at the same time stays in lines. A log that has
-/// gone, as with a reader that died or a full disk, is no reason to stop a run.
+/// Writes a line to standard error in one call, so that lines of several ranks do not mix. A log that cannot be written,
+/// because its reader died or the disk is full, is no reason to stop a run.
 pub(crate) fn say(line: impl Into<String>) {
     let line = printable(line.into());
     let flags = flags();
@@ -86,7 +86,7 @@ pub(crate) fn say(line: impl Into<String>) {
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
-/// Writes a line about how far something is: with the time of day, for whoever reads it later in a log.
+/// Writes a line of progress, in text with the time of day, for later readers of a log.
 pub(crate) fn say_progress(line: &str) {
     match flags() {
         Flags { quiet: true, .. } => {}
@@ -95,7 +95,7 @@ pub(crate) fn say_progress(line: &str) {
     }
 }
 
-/// The level that a line says of itself, and the rest.
+/// Splits a line into its level and its message.
 fn level_of(line: &str) -> (&'static str, &str) {
     for level in ["error", "warning"] {
         if let Some(message) = line.strip_prefix(level).and_then(|rest| rest.strip_prefix(": ")) {
@@ -105,19 +105,19 @@ fn level_of(line: &str) -> (&'static str, &str) {
     ("info", line.strip_prefix("note: ").unwrap_or(line))
 }
 
-/// Seconds since 1970.
+/// Seconds since 1970, rounded to milliseconds.
 fn now_s() -> f64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
     (since * 1e3).round() / 1e3
 }
 
-/// Hours, minutes and seconds of the day in UTC, which needs no table of time zones.
+/// Formats the time of day in UTC, which needs no time zone database.
 fn time_of_day(now_s: u64) -> String {
     let (h, m, s) = (now_s / 3600 % 24, now_s / 60 % 60, now_s % 60);
     format!("{h:02}:{m:02}:{s:02}Z")
 }
 
-/// `text` with what would steer a terminal written out: names of files and members come from anywhere.
+/// Escapes the control characters in `text` except newlines and tabs: names of files and members are not trusted.
 fn printable(text: String) -> String {
     let steers = |c: char| c.is_control() && c != '\n' && c != '\t';
     if !text.contains(steers) {
@@ -126,13 +126,13 @@ fn printable(text: String) -> String {
     text.chars().map(|c| if steers(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 
-/// `text` as part of a line: what would steer a terminal, break the line or open a column is written out.
+/// Escapes all control characters in `text`, newlines and tabs included, so that it fits into one column of a line.
 pub(crate) fn one_line(text: &str) -> String {
     let steers = |c: char| c.is_control();
     text.chars().map(|c| if steers(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 
-/// What went wrong and why, each cause once: many errors have their cause's text in their own.
+/// Joins an error and its causes, each once: the text of many errors includes that of their cause.
 pub(crate) fn chain(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -146,14 +146,14 @@ pub(crate) fn chain(error: &anyhow::Error) -> String {
     text
 }
 
-/// Writes a line to standard output, as `println!` does; see [`print_line`].
+/// Writes a line to standard output, like `println!`; see [`print_line`].
 macro_rules! out {
     ($($arg:tt)*) => {
         $crate::console::print_line(format_args!($($arg)*))
     };
 }
 
-/// Writes a line to standard output. Where it cannot be written the program ends, so that no list that was cut looks whole.
+/// Writes a line to standard output. If that fails, the program exits, so that no truncated list looks complete.
 pub(crate) fn print_line(line: std::fmt::Arguments<'_>) {
     let mut stdout = std::io::stdout().lock();
     // Standard output is flushed at the end of each line.
@@ -162,9 +162,9 @@ pub(crate) fn print_line(line: std::fmt::Arguments<'_>) {
     }
 }
 
-/// Ends the program, because standard output cannot be written.
+/// Exits the program, because standard output cannot be written.
 pub(crate) fn output_lost(error: &std::io::Error) -> ! {
-    // A reader that has seen enough, such as `head`, is no news.
+    // A reader that closes the pipe early, such as `head`, is not an error.
     if error.kind() != std::io::ErrorKind::BrokenPipe {
         say(format!("error: standard output cannot be written: {error}"));
     }

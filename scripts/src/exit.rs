@@ -11,22 +11,22 @@ use report::ReportError;
 use trainer::TrainError;
 use weights::WeightsError;
 
-/// What was to be checked is not as it should be.
+/// A check has failed.
 pub(crate) const CHECK_FAILED: u8 = 1;
-/// What the recipe, the flags or the work directory have wrong.
+/// The recipe, the flags or the work directory are invalid.
 pub(crate) const CONFIGURATION: u8 = 2;
-/// What the shards, the disk or a checkpoint have wrong.
+/// The shards, the disk or a checkpoint have a defect.
 const DATA: u8 = 3;
 /// Standard output is a closed pipe or a full disk.
 pub(crate) const OUTPUT_LOST: u8 = 74;
 /// Loss or gradients were not finite too often.
 const NOT_FINITE: u8 = 78;
-/// Another rank is gone, or does not answer.
+/// Another rank has ended or does not respond.
 const LOST_PEER: u8 = 134;
-/// Asked to stop; a checkpoint is written.
+/// A signal asked the run to stop; a checkpoint is written.
 pub(crate) const PREEMPTED: u8 = 143;
 
-/// The code that `error` ends the program with.
+/// Returns the exit code for `error`.
 pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
     let code = error.chain().find_map(|cause| {
         if let Some(error) = cause.downcast_ref::<TrainError>() {
@@ -53,7 +53,7 @@ pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
         }
         cause.downcast_ref::<EvalError>().map(of_eval)
     });
-    // What has no type of its own comes from the flags.
+    // Errors without a type of their own come from the flags.
     ExitCode::from(code.unwrap_or(CONFIGURATION))
 }
 

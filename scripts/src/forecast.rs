@@ -1,4 +1,4 @@
-//! How long a run will take at the least, before it starts.
+//! Lower limit of a run's duration, before it starts.
 
 use kernels::device::{DeviceKind, Opened};
 use trainer::Plan;
@@ -7,11 +7,11 @@ use trainer::estimate::{Spread, of_plan, step_flops};
 
 use crate::progress::stretch;
 
-/// What the matrix products of `plan` take on `device` at the least, in words. Norms, attention weights, the optimizer,
-/// data and waiting come on top.
+/// Describes the least time that the matrix products of `plan` take on `device`. Norms, attention weights, the optimizer,
+/// data and waiting are not included.
 pub(crate) fn at_least(plan: &Plan, device: &Opened) -> anyhow::Result<String> {
     let [_, flops] = step_flops(&of_plan(plan)?, &Spread::of(plan));
-    // Large enough for the rate of the device, small enough to be over at once.
+    // Large enough to reach the rate of the device, small enough to be fast.
     let side = if device.kind == DeviceKind::Cpu { 768 } else { 4096 };
     let step_s = flops / matrix_peak(&device.device, side, plan.recipe.optim.precision.compute);
     let run_s = step_s * plan.total_steps as f64;

@@ -1,4 +1,4 @@
-//! Frozen networks that a recipe names: their files are read at every start.
+//! Frozen networks of a recipe: their files are read at every start.
 
 use std::path::Path;
 
@@ -9,8 +9,8 @@ use trainer::run::status::Status;
 
 use crate::backbone::{Backbone, WeightFlags};
 
-/// Reads the weights of the frozen networks of `recipe`, and writes what the files say into it: backbone, colors and
-/// fingerprint. A run that has begun in `workdir` goes on with the same weights alone, wherever they lie now.
+/// Reads the weights of the frozen networks of `recipe`, and records in it what the files state: backbone, colors and
+/// fingerprint. A run that has begun in `workdir` continues only with the same weights, at any path.
 pub(crate) fn open(recipe: &mut Recipe, workdir: Option<&Path>) -> anyhow::Result<Vec<FrozenNetwork>> {
     let mut before = workdir.and_then(|workdir| Status::of(workdir).ok()).map(|run| run.plan.recipe.method);
     let mut before = before.as_mut().map(|method| method.frozen()).unwrap_or_default();
@@ -21,7 +21,7 @@ pub(crate) fn open(recipe: &mut Recipe, workdir: Option<&Path>) -> anyhow::Resul
         let path = Path::new(&frozen.weights);
         let backbone = match Backbone::open(path, &WeightFlags::default(), None) {
             Ok(backbone) => backbone,
-            // A chain of causes would end the program as a fault of the data.
+            // A chain of causes would yield the exit code of a data error.
             Err(error) if begun.is_some() => bail!(
                 "{key}: {error:#}; a frozen network is read at every start: put the file back, or say where it is now with \
                  --set {key}=PATH"
@@ -32,7 +32,7 @@ pub(crate) fn open(recipe: &mut Recipe, workdir: Option<&Path>) -> anyhow::Resul
         let expected = begun.map_or(&frozen.fingerprint, |begun| &begun.fingerprint);
         if !expected.is_empty() && *expected != fingerprint {
             bail!(
-                "{key}: {} holds other weights than those that the run began with: put them back, or choose another --workdir",
+                "{key}: {} has different weights from those that the run started with: put the file back, or choose another --workdir",
                 path.display()
             );
         }

@@ -1,4 +1,4 @@
-//! What a run starts from, if not from nothing: weights, or the checkpoint of another run.
+//! Initial state of a run, if not random: weights, or the checkpoint of another run.
 
 use std::path::{Path, PathBuf};
 
@@ -13,37 +13,37 @@ use weights::fitted;
 use crate::backbone::{Backbone, WeightFlags};
 use crate::console::say;
 
-/// The file that says whose checkpoint a fork began with.
+/// File that names the run and the step that a fork began with.
 const FORKED_FROM: &str = "forked-from.txt";
 
-/// What a run starts from.
+/// Flags about the initial state of a run.
 #[derive(Clone, Default, clap::Args)]
 #[group(id = "initial")]
 pub(crate) struct Flags {
-    /// Weights that the backbone starts from, in place of the recipe's init.weights: a file or folder of DINO, DINOv2,
+    /// Initial weights of the backbone, in place of the recipe's init.weights: a file or folder of DINO, DINOv2,
     /// timm, torchvision, transformers or `ocelli export`, or a run. Heads start at random.
     #[arg(long, value_name = "WEIGHTS", conflicts_with = "fork")]
     init: Option<PathBuf>,
     #[command(flatten)]
     weights: WeightFlags,
-    /// Go on from the newest checkpoint of another run, or from the one that is named, with its optimizer, in the new
-    /// --workdir; the recipe may be another one for the same networks.
+    /// Continue from the newest checkpoint of another run, or from the checkpoint given, with its optimizer, in the new
+    /// --workdir; the recipe may differ but for the networks.
     #[arg(long, value_name = "RUN")]
     fork: Option<PathBuf>,
-    /// Go on with a run whose optim.length is more than it was. Rates that follow the length of the run jump.
+    /// Continue a run although its optim.length has increased. Schedules that follow the length of the run jump.
     #[arg(long)]
     pub(crate) lengthen: bool,
 }
 
-/// The step of the checkpoint that the run in `workdir` was forked from, if it was.
+/// Returns the step of the checkpoint that the run in `workdir` was forked from, if it is a fork.
 pub(crate) fn forked_step(workdir: &Path) -> Option<u64> {
     let note = std::fs::read_to_string(workdir.join(FORKED_FROM)).ok()?;
     let noted = note.lines().find_map(|line| line.strip_prefix("step ")?.parse().ok());
-    // Notes of older releases do not say it: it is the first that was there.
+    // Older releases did not record the step: it is that of the first checkpoint.
     noted.or_else(|| steps(&workdir.join("checkpoints")).first().map(|(step, _)| *step))
 }
 
-/// Makes the fork that `flags` ask for, on rank 0, and opens the weights that they or `recipe` name.
+/// Creates the fork that `flags` request, on rank 0, and opens the weights that `flags` or `recipe` name.
 pub(crate) fn prepare(
     recipe: &mut Recipe,
     workdir: &Path,
@@ -57,7 +57,7 @@ pub(crate) fn prepare(
         (Some(from), 0) => fork(from, workdir)?,
         (None, 0) if workdir.join(FORKED_FROM).exists() && !workdir.join("plan.toml").exists() => {
             bail!(
-                "{} was forked and has not begun: give --fork again, or another --workdir",
+                "{} was forked but never started: give --fork again, or another --workdir",
                 workdir.display()
             );
         }
@@ -66,15 +66,15 @@ pub(crate) fn prepare(
     weights(recipe, workdir, &flags.weights)
 }
 
-/// The weights that `recipe` starts from, whose fingerprint goes into it. A run that has a checkpoint in `workdir` goes on
-/// from that; its weights are not opened again.
+/// Opens the initial weights of `recipe`, and records their fingerprint in it. A run with a checkpoint in `workdir` continues
+/// from it; its initial weights are not opened again.
 fn weights(
     recipe: &mut Recipe,
     workdir: &Path,
     flags: &WeightFlags,
 ) -> anyhow::Result<Option<Vec<NamedTensor>>> {
     let Some(init) = &recipe.init else {
-        // Without them it would be another run.
+        // Without the weights it would be another run.
         if let Some(before) = begun(workdir) {
             bail!(
                 "the run in {} began with weights: give --init {} as before, whether or not they are still there",
@@ -110,14 +110,14 @@ fn weights(
     Ok(Some(tensors))
 }
 
-/// What the run in `workdir` started from, if it has a checkpoint already.
+/// Returns the initial weights of the run in `workdir`, if it has a checkpoint.
 fn begun(workdir: &Path) -> Option<InitConfig> {
     let has_checkpoint = !steps(&workdir.join("checkpoints")).is_empty();
     has_checkpoint.then(|| Status::of(workdir).ok()).flatten()?.plan.recipe.init
 }
 
-/// Makes `workdir` with the checkpoint of `from`, from which a new run goes on with a recipe of its own; nothing where it
-/// has one already.
+/// Creates `workdir` with the checkpoint of `from`, from which a new run continues with its own recipe; does nothing if it
+/// has a checkpoint already.
 fn fork(from: &Path, workdir: &Path) -> anyhow::Result<()> {
     let (folder, note) = (workdir.join("checkpoints"), workdir.join(FORKED_FROM));
     if workdir.join("plan.toml").exists() {
@@ -136,7 +136,7 @@ fn fork(from: &Path, workdir: &Path) -> anyhow::Result<()> {
     let name = checkpoint.path().file_name().context("a checkpoint has a name")?;
     let copy = || -> std::io::Result<()> {
         std::fs::create_dir_all(&folder)?;
-        // What a killed start leaves is swept away with other unfinished checkpoints.
+        // Remains of a killed start are removed with other unfinished checkpoints.
         let begun = folder.join(format!(".writing-fork-{}", name.to_string_lossy()));
         if begun.exists() {
             std::fs::remove_dir_all(&begun)?;

@@ -1,4 +1,4 @@
-//! The program `ocelli`: one file a verb. The only crate that parses flags, reads the environment,
+//! The program `ocelli`, with one file per verb. The only crate that parses flags, reads the environment,
 //! prints and exits.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
@@ -57,7 +57,7 @@ enum Verb {
     Probe(verb::probe::Args),
     /// Write the features of images as .npy, .parquet or .safetensors.
     Embed(verb::embed::Args),
-    /// List the runs below a folder: step, loss, best score, whether they live, time left.
+    /// List the runs below a folder: step, loss, best score, state, time left.
     Runs(verb::runs::Args),
     /// Write one HTML page about a run, or about several side by side.
     Report(verb::report::Args),
@@ -65,11 +65,11 @@ enum Verb {
     Track(verb::track::Args),
     /// Write a backbone for timm, torchvision, transformers, DINOv2's code or ONNX runtimes.
     Export(verb::export::Args),
-    /// Memory, traffic, time and goodput of a run before it is started, for any number of ranks.
+    /// Estimate memory, traffic, time and goodput of a run before it is started, for any number of ranks.
     Plan(verb::plan::Args),
     /// Report the hardware and libraries of this machine, and test communication between ranks.
     Doctor(verb::doctor::Args),
-    /// Print what a shell needs to complete verbs and flags: `ocelli completions bash > ~/.bash_completion`.
+    /// Print a script that lets a shell complete verbs and flags: `ocelli completions bash > ~/.bash_completion`.
     Completions(verb::shell::CompletionsArgs),
     /// Write manual pages.
     Man(verb::shell::ManArgs),
@@ -80,7 +80,7 @@ enum Verb {
 /// Runs the program on the process's arguments.
 pub fn main() -> ExitCode {
     memory::keep_freed_memory();
-    // Where it fails, SIGABRT ends the program as it always does.
+    // If it fails, SIGABRT ends the program as by default.
     let _ = memory::end_when_exhausted(exit::CONFIGURATION);
     let cli = Cli::parse();
     console::speak(cli.console);
@@ -93,7 +93,7 @@ pub fn main() -> ExitCode {
     let filter = asked.unwrap_or_else(|| Targets::new().with_default(usual));
     let lines =
         tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false).without_time();
-    // It would panic where standard error has gone.
+    // Otherwise it would panic if standard error is closed.
     let lines = lines.log_internal_errors(false);
     tracing_subscriber::registry().with(lines.with_filter(filter)).init();
     // Every shard is an open file, and the usual limit is 1,024. Where it cannot be raised, the open
@@ -127,7 +127,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Checks that threads and their memory can be had at all.
+/// Checks that the process has enough address space for its threads and their memory.
 fn enough_address_space() -> Result<(), String> {
     const LEAST_BYTES: f64 = 1e9;
     match cluster::machine::address_space_bytes() {
@@ -144,7 +144,7 @@ fn enough_address_space() -> Result<(), String> {
 mod tests {
     use super::*;
 
-    /// Commands below "Examples:" in the help of `command` and of all below it.
+    /// Returns the commands below "Examples:" in the help of `command` and of all its subcommands.
     fn examples(command: &clap::Command) -> Vec<String> {
         let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
         let own = help.lines().filter_map(|line| line.strip_prefix("  ")).map(str::to_string);

@@ -1,4 +1,4 @@
-//! The program's allocator, and how much memory is in use.
+//! The program's allocator, which counts the memory in use.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -8,18 +8,18 @@ use libmimalloc_sys::{mi_option_set_default, mi_option_t};
 use mimalloc::MiMalloc;
 use signal_hook::consts::SIGABRT;
 
-/// `mi_option_purge_delay` of mimalloc.h, which the crate has no name for: milliseconds until what was freed goes back
+/// `mi_option_purge_delay` of mimalloc.h, which the crate does not name: milliseconds until freed memory is returned
 /// to the kernel, or -1 for never.
 const PURGE_DELAY: mi_option_t = 15;
 
-/// Counts bytes for `bench`: an atomic addition and a maximum an allocation.
+/// Allocator of the program, which counts bytes for `bench`: one atomic addition and one maximum per allocation.
 #[global_allocator]
 pub(crate) static MEMORY: Counting =
     Counting { allocator: MiMalloc, in_use: AtomicUsize::new(0), peak: AtomicUsize::new(0) };
 
-/// Keeps freed memory for the rest of the run: the next step needs as much again, and every page that comes fresh from
-/// the kernel has to be faulted in and cleared. To be called before there are threads. The environment's
-/// `MIMALLOC_PURGE_DELAY` comes first.
+/// Keeps freed memory for the rest of the run: the next step needs as much again, and every fresh page from
+/// the kernel has to be faulted in and cleared. Must be called before any thread is started. The environment's
+/// `MIMALLOC_PURGE_DELAY` has precedence.
 pub(crate) fn keep_freed_memory() {
     // SAFETY: mimalloc's options are plain numbers, and no other thread runs yet.
     #[allow(unsafe_code)]
@@ -28,22 +28,22 @@ pub(crate) fn keep_freed_memory() {
     }
 }
 
-/// Set while so much memory as was asked for last could not be had.
+/// Flag that is set while the last failed request for memory has not been met.
 static EXHAUSTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// Bytes that could not be had; 0 where there was always enough.
+/// Bytes of the last failed request for memory; 0 if there is none.
 static MISSING_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// Makes the program end with `code` where it cannot go on for want of memory. Without this it ends by SIGABRT, which
-/// shells call 134: the code of ranks that may be started again.
+/// Makes the program exit with `code` if it runs out of memory. Without this it ends by SIGABRT, which
+/// shells report as 134: the code of ranks that may be restarted.
 pub(crate) fn end_when_exhausted(code: u8) -> std::io::Result<()> {
     let exhausted = EXHAUSTED.get_or_init(Arc::default);
     signal_hook::flag::register_conditional_shutdown(SIGABRT, code.into(), Arc::clone(exhausted))?;
     Ok(())
 }
 
-/// Notes whether `n_bytes` could be had. Where they could not, the next step is SIGABRT, unless the caller can live with it:
-/// then as much can be had again some time.
+/// Notes whether `n_bytes` were allocated. If they were not, SIGABRT follows, unless the caller handles the failure:
+/// then a later allocation of that size resets the note.
 fn note(n_bytes: usize, is_missing: bool) {
     let missing = MISSING_BYTES.load(Ordering::Relaxed);
     if !is_missing && (missing == 0 || n_bytes < missing) {
@@ -55,7 +55,7 @@ fn note(n_bytes: usize, is_missing: bool) {
     }
 }
 
-/// Mimalloc, and how much it has given.
+/// Mimalloc with a count of the allocated bytes.
 pub(crate) struct Counting {
     allocator: MiMalloc,
     in_use: AtomicUsize,
@@ -63,22 +63,22 @@ pub(crate) struct Counting {
 }
 
 impl Counting {
-    /// Bytes in use.
+    /// Returns the bytes in use.
     pub(crate) fn in_use(&self) -> usize {
         self.in_use.load(Ordering::Relaxed)
     }
 
-    /// The most bytes that were in use since the start or the last reset; while a block grows, old and new both count.
+    /// Returns the peak of bytes in use since the start or the last reset; while a block grows, old and new both count.
     pub(crate) fn peak(&self) -> usize {
         self.peak.load(Ordering::Relaxed)
     }
 
-    /// Forgets all peaks but what is in use now.
+    /// Resets the peak to the bytes in use now.
     pub(crate) fn reset_peak(&self) {
         self.peak.store(self.in_use(), Ordering::Relaxed);
     }
 
-    /// Counts `memory` of `n_bytes`, if there is any.
+    /// Counts `memory` of `n_bytes`, unless it is null.
     fn counted(&self, memory: *mut u8, n_bytes: usize) -> *mut u8 {
         note(n_bytes, memory.is_null());
         if !memory.is_null() {
@@ -95,10 +95,10 @@ impl Counting {
 
 // An allocator's interface is unsafe.
 #[allow(unsafe_code)]
-// SAFETY: every call is passed on to mimalloc as it came, and nothing is counted through the allocator itself.
+// SAFETY: every call is passed to mimalloc unchanged, and counting does not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promises are those that mimalloc asks for.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`, which mimalloc requires.
         let memory = unsafe { self.allocator.alloc(layout) };
         self.counted(memory, layout.size())
     }
@@ -132,7 +132,7 @@ mod tests {
 
     use super::*;
 
-    /// A number of another option would be set without a word.
+    /// The number of another option would be set silently.
     #[test]
     fn the_option_is_the_one_that_is_meant() {
         if std::env::var_os("MIMALLOC_PURGE_DELAY").is_some() {

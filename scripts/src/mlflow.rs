@@ -1,4 +1,4 @@
-//! A tracking server that speaks MLflow's REST interface, version 2.0.
+//! Client of a tracking server with MLflow's REST interface, version 2.0.
 
 use std::time::Duration;
 
@@ -7,37 +7,37 @@ use serde_json::{Value, json};
 use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body, RequestBuilder, http::Response};
 
-/// A request that takes longer has failed.
+/// Longest duration of a request.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Metrics that the server takes at once.
+/// Metrics that the server accepts per request.
 const MAX_METRICS: usize = 1000;
 
-/// Parameters that the server takes at once.
+/// Parameters that the server accepts per request.
 const MAX_PARAMS: usize = 100;
 
-/// Characters of a metric's name.
+/// Largest number of characters of a metric's name.
 const MAX_NAME_CHARS: usize = 250;
 
-/// Characters of a parameter's value.
+/// Largest number of characters of a parameter's value.
 const MAX_VALUE_CHARS: usize = 6000;
 
-/// The server.
+/// A tracking server.
 pub(crate) struct Server {
     agent: Agent,
     address: String,
-    /// What requests are authorized with.
+    /// Value of the `authorization` header.
     authorization: Option<String>,
 }
 
-/// Its run.
+/// Identity of a run on the server.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct RunId {
     pub(crate) experiment_id: String,
     pub(crate) run_id: String,
 }
 
-/// A number at a count of steps taken.
+/// Value of a metric after `step` steps.
 pub(crate) struct Metric {
     pub(crate) name: String,
     pub(crate) step: u64,
@@ -45,13 +45,13 @@ pub(crate) struct Metric {
 }
 
 impl Server {
-    /// The server at `address`. `authorization` is the value of the header of that name.
+    /// Creates a client of the server at `address`. `authorization` is the value of the header of that name.
     pub(crate) fn new(address: &str, authorization: Option<String>) -> Self {
         let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build();
         let config = Agent::config_builder()
             .tls_config(tls)
             .timeout_global(Some(DEADLINE))
-            // What the server says of an error stands in its body.
+            // The body holds the server's description of an error.
             .http_status_as_error(false);
         Self {
             agent: config.build().new_agent(),
@@ -60,7 +60,7 @@ impl Server {
         }
     }
 
-    /// Begins a run in `experiment`, which is made unless it is there.
+    /// Begins a run in `experiment`, which is created if it does not exist.
     pub(crate) fn begin(
         &self,
         experiment: &str,
@@ -75,10 +75,10 @@ impl Server {
             json!({ "experiment_id": experiment_id, "run_name": name, "start_time": at_ms, "tags": tags });
         let answer = self.post("runs/create", &body)?;
         let run_id = answer.pointer("/run/info/run_id").and_then(Value::as_str);
-        Ok(RunId { experiment_id, run_id: run_id.context("the server names no run")?.to_string() })
+        Ok(RunId { experiment_id, run_id: run_id.context("the server's response has no run")?.to_string() })
     }
 
-    /// Writes the values of a recipe.
+    /// Sends the values of a recipe.
     pub(crate) fn params(&self, run: &RunId, values: &[(String, String)]) -> anyhow::Result<()> {
         for some in values.chunks(MAX_PARAMS) {
             let param = |(key, value): &(String, String)| {
@@ -91,11 +91,11 @@ impl Server {
         Ok(())
     }
 
-    /// Writes numbers.
+    /// Sends metrics.
     pub(crate) fn metrics(&self, run: &RunId, metrics: &[Metric], begun_ms: u64) -> anyhow::Result<()> {
         for some in metrics.chunks(MAX_METRICS) {
             let metric = |metric: &Metric| {
-                // The server keeps a number once that comes twice with the same time, as after an answer that was lost.
+                // The server stores a value that arrives twice with one time only once, as after a lost response.
                 let at_ms = begun_ms + metric.step;
                 let key = allowed(&metric.name);
                 json!({ "key": key, "value": metric.value, "timestamp": at_ms, "step": metric.step })
@@ -106,13 +106,13 @@ impl Server {
         Ok(())
     }
 
-    /// Says how the run is: `RUNNING`, `FINISHED`, `FAILED`, `KILLED`; and since when, if it has ended.
+    /// Sends the state of the run, such as `RUNNING`, `FINISHED`, `FAILED` or `KILLED`, and the time at which it ended.
     pub(crate) fn state(&self, run: &RunId, state: &str, ended_ms: Option<u64>) -> anyhow::Result<()> {
         let body = json!({ "run_id": run.run_id, "status": state, "end_time": ended_ms });
         self.post("runs/update", &body).map(drop)
     }
 
-    /// Keeps a file with the run. A server that has no store for files of its own refuses.
+    /// Uploads a file to the run. A server without an artifact store rejects it.
     pub(crate) fn file(&self, run: &RunId, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
         let RunId { experiment_id, run_id } = run;
         let path = format!("mlflow-artifacts/artifacts/{experiment_id}/{run_id}/artifacts/{name}");
@@ -131,7 +131,7 @@ impl Server {
             response => self.read(path, response)?,
         };
         let id = answer.get("experiment_id").or_else(|| answer.pointer("/experiment/experiment_id"));
-        Ok(id.and_then(Value::as_str).context("the server names no experiment")?.to_string())
+        Ok(id.and_then(Value::as_str).context("the server's response has no experiment")?.to_string())
     }
 
     fn post(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
@@ -150,7 +150,7 @@ impl Server {
         }
     }
 
-    /// The answer to the request `path`.
+    /// Reads the response to the request `path`.
     fn read(&self, path: &str, response: Result<Response<Body>, ureq::Error>) -> anyhow::Result<Value> {
         let mut response = response.with_context(|| format!("no answer from {}", self.address))?;
         let text = response.body_mut().read_to_string()?;
@@ -164,7 +164,7 @@ impl Server {
     }
 }
 
-/// `name` as the server takes it: without empty parts, and with an underscore for every character that it refuses.
+/// Converts `name` to one that the server accepts: without empty parts, and with an underscore for each forbidden character.
 fn allowed(name: &str) -> String {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | ' ' | '/');
     let name: String = name.chars().map(|c| if is_allowed(c) { c } else { '_' }).collect();

@@ -1,4 +1,4 @@
-//! Pictures that a run leaves in its work directory. One that cannot be drawn is no reason to stop a run.
+//! Pictures in the work directory of a run. A picture that cannot be drawn is no reason to stop a run.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::console::say;
 /// Images on the contact sheet.
 const SHEET_IMAGES: u64 = 8;
 
-/// Curves of the picture, where the run has them.
+/// Curves of the picture, if the run has them.
 const CURVES: [&str; 7] = [
     "train/loss",
     "health/teacher_entropy",
@@ -25,8 +25,8 @@ const CURVES: [&str; 7] = [
     "rate/images_per_s",
 ];
 
-/// Draws a few images with all of their views: `views.png`. They come from all over the data set, so that of remote shards
-/// several would be fetched before the first step: then nothing is drawn.
+/// Draws a few images with all of their views: `views.png`. They are spread over the data set, so that several remote shards
+/// would be fetched before the first step: for remote shards, nothing is drawn.
 pub(crate) fn views(workdir: &Path, dataset: &Dataset, plan: &Plan) {
     if !dataset.is_local() {
         return;
@@ -38,7 +38,7 @@ pub(crate) fn views(workdir: &Path, dataset: &Dataset, plan: &Plan) {
     show(workdir, "views", 0);
 }
 
-/// Draws what `metrics.jsonl` holds: `curves.png`.
+/// Draws the curves of `metrics.jsonl`: `curves.png`.
 pub(crate) fn curves(workdir: &Path) {
     let path = workdir.join("curves.png");
     let drawn = match report::read_curves(&workdir.join("metrics.jsonl"), &CURVES, &["probe/"]) {
@@ -48,7 +48,7 @@ pub(crate) fn curves(workdir: &Path) {
     tell("curves", &path, drawn);
 }
 
-/// Draws some of `images`, whose features after `step` steps are `table`, with those that are most similar: `neighbors.png`.
+/// Draws some of `images`, whose features after `step` steps are `table`, with their nearest neighbors: `neighbors.png`.
 pub(crate) fn neighbors(workdir: &Path, images: &ImageSet, table: &Arc<Table>, step: u64) {
     let path = workdir.join("neighbors.png");
     let rows = FeatureSet::of(Arc::clone(table), |_| Some(0));
@@ -56,7 +56,7 @@ pub(crate) fn neighbors(workdir: &Path, images: &ImageSet, table: &Arc<Table>, s
     show(workdir, "neighbors", step);
 }
 
-/// Adds the picture `name` of `workdir` to what TensorBoard shows of the run.
+/// Adds the picture `name` of `workdir` to the run's TensorBoard events.
 pub(crate) fn show(workdir: &Path, name: &str, step: u64) {
     let Ok(png) = std::fs::read(workdir.join(format!("{name}.png"))) else { return };
     let shown = Events::open(workdir).and_then(|mut events| events.picture(step, name, &png));

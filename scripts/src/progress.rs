@@ -1,4 +1,4 @@
-//! How far something is: a bar in a terminal, and lines in a log.
+//! Progress: a bar in a terminal, and lines in a log.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,10 +7,10 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle, T
 
 use crate::console::{draws, say_progress, shows_progress};
 
-/// Between two lines where there is no terminal.
+/// Time between two lines of progress if there is no terminal.
 pub(crate) const LINE_EVERY: Duration = Duration::from_secs(30);
 
-/// A bar of `total` items called `what`; where standard error is no terminal, a line every so often.
+/// Returns a bar of `total` items, labeled `what`; without a terminal, it prints a line every [`LINE_EVERY`].
 pub(crate) fn bar(total: u64, what: &str) -> ProgressBar {
     let (target, template) = match (draws(), shows_progress()) {
         (true, _) => (
@@ -24,21 +24,21 @@ pub(crate) fn bar(total: u64, what: &str) -> ProgressBar {
         (false, false) => (ProgressDrawTarget::hidden(), ""),
     };
     let bar = ProgressBar::with_draw_target(Some(total), target).with_prefix(what.to_string());
-    // The template is one of ours.
+    // The templates above are valid.
     match ProgressStyle::with_template(template) {
         Ok(style) => bar.with_style(style.progress_chars("=> ").with_key("per_sec", rate)),
         Err(_) => bar,
     }
 }
 
-/// Items a second, in a few digits.
+/// Writes the rate in items per second, with at most one decimal.
 fn rate(state: &ProgressState, out: &mut dyn std::fmt::Write) {
     let per_s = state.per_sec();
     let digits = if per_s < 10.0 { 1 } else { 0 };
     let _ = write!(out, "{per_s:.digits$}/s");
 }
 
-/// A terminal that is none: of all that is drawn, what is there when a while has passed is told as a line.
+/// A terminal for logs: prints what is drawn as a line, at most once per [`LINE_EVERY`].
 #[derive(Debug)]
 struct Lines(Mutex<Drawn>);
 
@@ -110,7 +110,7 @@ impl TermLike for Lines {
     }
 }
 
-/// A stretch of time in its two largest units: `1 h 20 min`.
+/// Formats a duration in its two largest units: `1 h 20 min`.
 pub(crate) fn stretch(seconds: f64) -> String {
     let s = seconds.max(0.0).round() as u64;
     match s {

@@ -8,7 +8,7 @@ use trainer::Recipe;
 
 use crate::frozen;
 
-/// The recipes that ship with the program.
+/// Recipes that ship with the program, by name.
 const BUILT_IN: [(&str, &str); 23] = [
     ("quickstart", include_str!("../recipes/quickstart.toml")),
     ("dino_cifar", include_str!("../recipes/dino_cifar.toml")),
@@ -35,29 +35,29 @@ const BUILT_IN: [(&str, &str); 23] = [
     ("swav_resnet50_bs256", include_str!("../recipes/swav_resnet50_bs256.toml")),
 ];
 
-/// No recipe is as long.
+/// Upper limit of a recipe's length.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The recipe called `name`, or in the file `name`, with `--set` entries applied.
+/// Loads the recipe called `name`, or the file `name`, and applies the `--set` entries.
 pub(crate) fn load(name: &str, overrides: &[String]) -> anyhow::Result<Recipe> {
     if let Some((_, text)) = BUILT_IN.iter().find(|(built_in, _)| *built_in == name) {
         return Ok(Recipe::parse(text, name, overrides)?);
     }
     if !std::path::Path::new(name).exists() {
         let names: Vec<&str> = BUILT_IN.iter().map(|(name, _)| *name).collect();
-        bail!("there is no recipe {name}: neither a file nor one of {}", names.join(", "));
+        bail!("unknown recipe {name}: neither a file nor one of {}", names.join(", "));
     }
     let mut text = String::new();
     let file = std::fs::File::open(name).with_context(|| format!("cannot read recipe {name}"))?;
     let read = file.take(MAX_BYTES).read_to_string(&mut text);
     if read.with_context(|| format!("cannot read recipe {name}"))? as u64 == MAX_BYTES {
-        bail!("{name} is no recipe: it has a megabyte and more");
+        bail!("{name} is not a recipe: it is larger than 1 MB");
     }
     Ok(Recipe::parse(&text, name, overrides)?)
 }
 
-/// Refuses commands among the shards of a recipe: recipes are passed on, and nobody expects one to run anything. What
-/// `overrides` name comes from the command line.
+/// Rejects commands among the shards of a recipe: recipes are shared, and must not run anything unexpectedly. Shards in
+/// `overrides` come from the command line and are allowed.
 pub(crate) fn refuse_commands(recipe: &Recipe, overrides: &[String]) -> anyhow::Result<()> {
     let key = |entry: &String| entry.split('=').next().unwrap_or_default().trim().to_string();
     let by_hand = overrides.iter().map(key).any(|key| key == "data.shards" || key == "data");
@@ -70,7 +70,7 @@ pub(crate) fn refuse_commands(recipe: &Recipe, overrides: &[String]) -> anyhow::
     Ok(())
 }
 
-/// The same for a benchmark: with `batch` images a step, or as `overrides` say, or `usual`.
+/// Loads a recipe for a benchmark, with `batch` images per step, or as `overrides` say, or `usual`.
 pub(crate) fn load_for_bench(
     name: &str,
     overrides: &[String],
@@ -82,7 +82,7 @@ pub(crate) fn load_for_bench(
     let is_set = overrides.iter().any(|entry| entry.starts_with("optim.batch_size"));
     if let Some(batch) = batch.or((!is_set).then_some(usual)) {
         recipe.optim.batch_size = batch;
-        // Groups of a batch of thousands are none of a small one.
+        // Groups of a batch of thousands do not divide a small one.
         if !batch.is_multiple_of(recipe.optim.stat_images()) {
             recipe.optim.stat_images = 0;
         }
@@ -96,7 +96,7 @@ mod tests {
 
     use super::*;
 
-    /// Each carries its file's name and can be run.
+    /// Each recipe has its file's name and can be run.
     #[test]
     fn every_recipe_resolves() {
         for (name, _) in BUILT_IN {

@@ -1,4 +1,4 @@
-//! A run as it is shown while it trains.
+//! Progress of a run while it trains.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::Instant;
@@ -9,13 +9,13 @@ use trainer::run::{Observer, Progress};
 use crate::console::{draws, say, say_progress, shows_progress};
 use crate::progress::{LINE_EVERY, stretch};
 
-/// Points of the curve of the loss.
+/// Points of the loss curve.
 const CURVE_POINTS: usize = 24;
 
-/// Heights of a point.
+/// Characters for a point of the curve, by height.
 const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// Shows a run.
+/// Shows the progress of a run.
 pub(crate) struct RunProgress {
     bar: ProgressBar,
     images_per_s: f64,
@@ -23,22 +23,22 @@ pub(crate) struct RunProgress {
     seconds_per_step: f64,
     last_step: Instant,
     last_line: Instant,
-    /// Mean losses of equal stretches of the run, the newest last, and the stretch that is under way.
+    /// Mean losses of intervals of equal length, the newest last; `stretch` has the sum and count of the current interval.
     curve: VecDeque<f64>,
     stretch: (f64, u64),
     newest_score: Option<String>,
     warned: HashSet<String>,
     rank: usize,
     prefix: String,
-    /// Called once the run has begun, on rank 0.
+    /// Function to call once the run has begun, on rank 0.
     on_start: Option<Box<dyn FnOnce()>>,
-    /// Called once the run has begun, on every rank.
+    /// Function to call once the run has begun, on every rank.
     on_training: Option<Box<dyn FnOnce()>>,
 }
 
 impl RunProgress {
-    /// Nothing is shown before the run starts. Rank 0 shows what the run does; the others speak up only for
-    /// what is theirs.
+    /// Creates the progress of a run, hidden until it starts. Rank 0 shows the run; other ranks print only
+    /// warnings of their own.
     pub(crate) fn new(rank: usize, world_size: usize) -> Self {
         Self {
             rank,
@@ -58,7 +58,7 @@ impl RunProgress {
         }
     }
 
-    /// Has rank 0 call `f` when the work directory is the run's and before its first step.
+    /// Has rank 0 call `f` after the run has claimed its work directory and before its first step.
     pub(crate) fn on_start(self, f: impl FnOnce() + 'static) -> Self {
         Self { on_start: Some(Box::new(f)), ..self }
     }
@@ -75,7 +75,7 @@ impl RunProgress {
         }
     }
 
-    /// Follows the numbers of a step.
+    /// Updates the smoothed rates and the loss curve with the numbers of a step.
     fn follow(&mut self, p: Progress) {
         let smooth = |old: f64, new: f64| if old == 0.0 { new } else { 0.95 * old + 0.05 * new };
         self.images_per_s = smooth(self.images_per_s, p.images_per_s);
@@ -95,7 +95,7 @@ impl RunProgress {
         }
     }
 
-    /// Loss, newest score, speed and place, the most important first: what does not fit is cut off.
+    /// Formats loss, newest score, speed, data wait and epoch, the most important first: a long line is cut off.
     fn numbers(&self, p: Progress) -> String {
         let digits = usize::from(self.images_per_s < 10.0);
         let score = self.newest_score.as_ref().map_or_else(String::new, |score| format!("  {score}"));
@@ -105,13 +105,13 @@ impl RunProgress {
         )
     }
 
-    /// Seconds that the steps after this one will take.
+    /// Estimates the seconds that the remaining steps will take.
     fn left_s(&self, p: Progress) -> f64 {
         p.total_steps.saturating_sub(p.step) as f64 * self.seconds_per_step
     }
 }
 
-/// `values` as a line of blocks between their lowest and their highest.
+/// Draws `values` as a line of blocks, scaled from their lowest to their highest.
 fn sparkline<'a>(values: impl Iterator<Item = &'a f64> + Clone) -> String {
     let low = values.clone().fold(f64::INFINITY, |low, value| low.min(*value));
     let high = values.clone().fold(f64::NEG_INFINITY, |high, value| high.max(*value));
@@ -122,19 +122,19 @@ fn sparkline<'a>(values: impl Iterator<Item = &'a f64> + Clone) -> String {
     values.map(level).collect()
 }
 
-/// The two lines of a run in a terminal, at any width.
+/// Returns the bar of a run: two lines in a terminal of any width.
 fn run_bar(total_steps: u64, step: u64) -> ProgressBar {
     let target = if draws() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
     let bar = ProgressBar::with_draw_target(Some(total_steps), target).with_position(step);
     let style = ProgressStyle::with_template("pretrain [{wide_bar}] {pos}/{len}  {prefix}\n{wide_msg}");
-    // The template is ours.
+    // The template is valid.
     match style {
         Ok(style) => bar.with_style(style.progress_chars("=> ")),
         Err(_) => bar,
     }
 }
 
-/// Numbers change from one warning to the next that means the same.
+/// Returns `true` for characters that are not part of a number: numbers differ between equal warnings.
 fn is_word(c: &char) -> bool {
     !c.is_ascii_digit() && *c != '.'
 }
@@ -178,7 +178,7 @@ impl Observer for RunProgress {
     }
 
     fn warned(&mut self, message: &str) {
-        // A warning that stays true is said once, whatever step it names.
+        // A warning that stays true is printed once, even if it names other steps.
         let what: String = message
             .split_once(": ")
             .map_or(message, |(_, rest)| rest)
@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(sparkline([].iter()), "");
     }
 
-    /// The line of numbers fits a terminal of 80 columns, but for the curve.
+    /// The line of numbers fits into 80 columns, without the curve.
     #[test]
     fn numbers_fit_eighty_columns() {
         let mut progress = RunProgress::new(0, 1);

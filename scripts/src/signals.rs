@@ -5,19 +5,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
 
-/// Signals that ask a run to stop: a scheduler's, that of a terminal that closes, and its keyboard's.
+/// Signals that ask a run to stop, from a scheduler, a closing terminal or its keyboard.
 const ASKING: [i32; 4] = [SIGTERM, SIGUSR2, SIGHUP, SIGINT];
 
-/// What signals do during a run.
+/// Signal handlers of a run.
 pub(crate) struct Signals {
-    /// Set by the first one that asks the run to stop.
+    /// Flag that is set by the first signal that asks the run to stop.
     pub(crate) stop: Arc<AtomicBool>,
-    /// Whether there is nothing to save: then a signal ends the program at once, as it does without us.
+    /// Flag that is set while there is nothing to save: then a signal ends the program at once, as by default.
     idle: Arc<AtomicBool>,
 }
 
 impl Signals {
-    /// Listens from now on; there is nothing to save yet.
+    /// Registers the handlers; there is nothing to save yet.
     pub(crate) fn listen() -> std::io::Result<Self> {
         let (stop, idle) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
         let interrupted = Arc::new(AtomicBool::new(false));
@@ -33,19 +33,19 @@ impl Signals {
         Ok(Self { stop, idle })
     }
 
-    /// Says that training begins, and with it what there is to save.
+    /// Returns a function to call when training begins, after which there is something to save.
     pub(crate) fn training(&self) -> impl FnOnce() + 'static {
         let idle = Arc::clone(&self.idle);
         move || idle.store(false, Ordering::Relaxed)
     }
 
-    /// Training is over, and what it learned is saved.
+    /// Marks that training is over and its result is saved.
     pub(crate) fn idle(&self) {
         self.idle.store(true, Ordering::Relaxed);
     }
 }
 
-/// Whether whoever started the program has it ignore `signal`, as `nohup` does with HUP: it stays ignored.
+/// Returns `true` if the parent process set `signal` to be ignored, as `nohup` does with HUP: it stays ignored.
 fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,4 +1,4 @@
-//! Flags and environment of the storage: where shards from elsewhere are kept, and credentials.
+//! Flags and environment of the storage: the cache of remote shards, and credentials.
 
 use std::path::PathBuf;
 use std::time::SystemTime;
@@ -6,17 +6,17 @@ use std::time::SystemTime;
 use pipeline::remote::RetryPolicy;
 use pipeline::{Storage, StorageConfig};
 
-/// Beginnings of the names of variables that hold credentials and settings of object stores.
+/// Prefixes of environment variables that hold credentials and settings of object stores.
 const STORE_VARIABLES: [&str; 3] = ["AWS_", "GOOGLE_", "AZURE_"];
 
-/// Names that the tools of Azure have for what the library calls otherwise.
+/// Variables of Azure's tools, with the names that the library has for them.
 const OTHER_NAMES: [(&str, &str); 3] = [
     ("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT_NAME"),
     ("AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY"),
     ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY"),
 ];
 
-/// Flags that every verb has.
+/// Flags about the cache, which every verb has.
 #[derive(clap::Args)]
 pub(crate) struct Flags {
     /// Cache folder for remote shards, indices, and compiled and tuned GPU kernels [default:
@@ -30,7 +30,7 @@ pub(crate) struct Flags {
         hide_short_help = true
     )]
     cache: Option<PathBuf>,
-    /// Gigabytes of shards that are kept at the most.
+    /// Largest size of the cached shards, in GB.
     #[arg(
         long,
         env = "OCELLI_CACHE_GB",
@@ -44,12 +44,12 @@ pub(crate) struct Flags {
 }
 
 impl Flags {
-    /// Folder of what is kept.
+    /// Folder of the cache.
     pub(crate) fn folder(&self) -> PathBuf {
         self.cache.clone().unwrap_or_else(default_folder)
     }
 
-    /// The storage that the flags and the environment describe.
+    /// Opens the storage that the flags and the environment describe.
     pub(crate) fn open(&self) -> Storage {
         let folder = self.folder();
         let options = std::env::vars_os()
@@ -75,7 +75,7 @@ fn default_folder() -> PathBuf {
     of_user.or_else(of_home).unwrap_or_else(std::env::temp_dir).join("ocelli")
 }
 
-/// Differs between processes, on one machine and between machines. It decides how long to wait after a
+/// Returns a seed that differs between processes and machines. It decides how long to wait after a
 /// failure, and nothing else.
 pub(crate) fn jitter_seed() -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

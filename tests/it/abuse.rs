@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::methods::{LEJEPA, REGNET, RESNET, SIMCLR, SWAV, VIT, recipe};
 use crate::support::{TINY, World, ok, program};
 
-/// How each key is set.
+/// Values that each key is set to.
 const VALUES: [&str; 17] = [
     "0",
     "-1",
@@ -31,19 +31,19 @@ const VALUES: [&str; 17] = [
     "[]",
 ];
 
-/// How long a run may take before it is asked to stop, and how long it may take to do so.
+/// Time that a run may take before it is asked to stop, and time that it may then take to stop.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How a run ended.
+/// Outcome of a run.
 #[derive(Debug)]
 enum Ended {
-    /// With a code of its table.
+    /// A documented exit code.
     Well,
-    /// Otherwise.
+    /// Any other end, described.
     Badly(String),
 }
 
-/// Runs `arguments`; asks it to stop when it has gone on for long.
+/// Runs `arguments`; asks the run to stop after [`PATIENCE`].
 fn run(arguments: &[String]) -> Ended {
     let mut child = Command::new(env!("CARGO_BIN_EXE_ocelli-under-test"))
         .args(arguments)
@@ -84,7 +84,7 @@ fn run(arguments: &[String]) -> Ended {
     }
 }
 
-/// Keys of a plan, without those of its tables.
+/// Collects the dotted keys of a plan, down to values that are not tables.
 fn keys(prefix: &str, table: &toml::Table, out: &mut Vec<String>) {
     for (key, value) in table {
         let name = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
@@ -154,7 +154,7 @@ fn no_value_of_a_recipe_makes_it_panic_hang_or_abort() {
         }
     });
     let mut bad = bad.into_inner().unwrap();
-    // On a machine that is busy with other things a start takes long: what does not end well ends so alone, too.
+    // A start may be slow on a busy machine: a failed case counts only if it fails again alone.
     bad.retain(|(_, workdir), (how, args)| {
         let _ = std::fs::remove_dir_all(world.path(workdir));
         let Ended::Badly(again) = run(args) else { return false };

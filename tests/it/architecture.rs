@@ -1,4 +1,4 @@
-//! What ARCHITECTURE.md draws: arrows between crates, folders and files, and the size of things.
+//! Rules of ARCHITECTURE.md: dependencies between crates, folders and files, and limits on size.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::graph::circle;
 use crate::sources::{Crate, File};
 
-/// Members of the workspace, each with its folder and those that it may depend on, as ARCHITECTURE.md draws it.
+/// Members of the workspace, each with its folder and its allowed dependencies, as drawn in ARCHITECTURE.md.
 const ARROWS: [(&str, &str, &[&str]); 11] = [
     ("pipeline", "pipeline", &[]),
     ("augment", "augment", &[]),
@@ -32,7 +32,7 @@ const ARROWS: [(&str, &str, &[&str]); 11] = [
     ),
 ];
 
-/// Folders of the trainer, each with those that it may use.
+/// Folders of the trainer, each with the folders that it may use.
 const FOLDERS: [(&str, &[&str]); 8] = [
     ("optim", &[]),
     ("method", &[]),
@@ -44,16 +44,16 @@ const FOLDERS: [(&str, &[&str]); 8] = [
     ("bench", &["optim", "step", "recipe", "estimate"]),
 ];
 
-/// Compiled for tests alone, which may use everything.
+/// Folders that are compiled only for tests, and may use everything.
 const FOR_TESTS: [&str; 2] = ["conformance", "golden"];
 
-/// Where methods and backbones may be named: the published models that `ocelli plan` knows.
+/// File that may name methods and backbones: the published models that `ocelli plan` knows.
 const PRESETS: &str = "estimate/presets.rs";
 
-/// Lines that a file may have without its tests.
+/// Largest number of lines of a file, without its tests.
 const MAX_FILE_LINES: usize = 400;
 
-/// Lines that a function may have.
+/// Largest number of lines of a function.
 const MAX_FUNCTION_LINES: usize = 60;
 
 fn root() -> &'static Path {
@@ -73,7 +73,7 @@ fn dependencies(folder: &str) -> Vec<String> {
         .collect()
 }
 
-/// The crates that have rooms: all but this one.
+/// Reads all crates but this one.
 fn crates() -> Vec<Crate> {
     let libraries = ARROWS.iter().filter(|(member, ..)| *member != "tests");
     libraries.map(|(member, folder, _)| Crate::read(member, &root().join(folder).join("src"))).collect()
@@ -135,7 +135,7 @@ fn no_folder_uses_itself_by_way_of_others() {
     }
 }
 
-/// Folders of the trainer stand in the order that ARCHITECTURE.md draws.
+/// Folders of the trainer depend on one another as drawn in ARCHITECTURE.md.
 #[test]
 fn arrows_between_the_trainers_folders_are_as_drawn() {
     let trainer = Crate::read("trainer", &root().join("trainer/src"));
@@ -169,7 +169,7 @@ fn the_root_of_the_trainer_holds_nothing_but_its_table_of_contents() {
     assert_eq!(at_root, ["error.rs", "lib.rs", "schedule.rs"]);
 }
 
-/// A type that is defined here has its methods in one file.
+/// A type that is defined in a crate has its methods in one file.
 #[test]
 fn the_impl_of_a_type_is_in_one_file() {
     for krate in crates() {
@@ -210,7 +210,7 @@ fn functions_fit_a_screen() {
     assert!(long.is_empty(), "{long:#?}");
 }
 
-/// A line that begins with one of these leaves its noun to be guessed.
+/// First words of doc lines that leave their noun to be guessed.
 const RIDDLES: [&str; 5] = ["Of", "Those", "That of", "Who", "Whose"];
 
 #[test]
@@ -244,7 +244,7 @@ fn libraries_do_not_print() {
     }
 }
 
-/// What is public is there for another crate.
+/// Public modules are used by another crate.
 #[test]
 fn public_modules_are_used_elsewhere() {
     let tests = Crate::read("tests", &root().join("tests/it"));
@@ -264,7 +264,7 @@ fn public_modules_are_used_elsewhere() {
     assert!(unused.is_empty(), "used by their own crate alone: {unused:#?}");
 }
 
-/// Methods and backbones are listed in a registry, and known by name to their own folder alone.
+/// Methods and backbones are listed in a registry, and named only in their own folder.
 #[test]
 fn generic_code_names_no_method_and_no_backbone() {
     let listed = |registry: &str| -> Vec<String> {

@@ -47,8 +47,8 @@ fn a_tar_without_images_says_so() {
     assert!(fails(&world.ocelli(&args), 3).contains("no image in"));
 }
 
-/// One image whose header announces 60,000 x 60,000 pixels: it is written into the ledger, replaced,
-/// and the run goes on; with a limit of zero bad samples the run stops and names it.
+/// One image whose header announces 60,000 x 60,000 pixels is written into the ledger and replaced,
+/// and the run continues; with a limit of zero bad samples the run stops and names it.
 #[test]
 fn an_image_that_lies_about_its_size_goes_to_the_ledger() {
     let world = World::new(30);
@@ -60,7 +60,7 @@ fn an_image_that_lies_about_its_size_goes_to_the_ledger() {
     let frame = image.windows(2).position(|w| w == [0xff, 0xc0]).unwrap();
     image[frame + 5..frame + 9].copy_from_slice(&[0xea, 0x60, 0xea, 0x60]);
     std::fs::write(world.shard(), bytes).unwrap();
-    // It was indexed as it is: it is the decoder that must notice.
+    // The damaged shard is indexed, so only the decoder can notice.
     std::fs::remove_file(sidecar::path_of(&world.shard())).unwrap();
     ok(&world.pretrain("run", &[]));
     let ledger = std::fs::read_to_string(world.path("run/quarantine.jsonl")).unwrap();
@@ -96,7 +96,7 @@ fn a_batch_that_does_not_divide_is_refused() {
     assert!(error.contains("8 samples does not divide by 3 ranks"), "{error}");
 }
 
-/// Values that would otherwise do silent harm: a negative clip norm turns the gradient round.
+/// Values that would otherwise do silent harm: a negative clip norm reverses the gradient.
 #[test]
 fn values_out_of_range_name_their_key() {
     let world = World::new(1);
@@ -116,7 +116,7 @@ fn values_out_of_range_name_their_key() {
     assert!(!world.path("run").exists(), "nothing is made for a recipe that is refused");
 }
 
-/// A tar that was cut exactly between two members is whole by its headers, but has no end.
+/// A tar that was cut exactly between two members has complete headers, but no end.
 #[test]
 fn a_tar_cut_between_members_is_noticed() {
     let world = World::new(30);
@@ -148,12 +148,12 @@ fn a_workdir_of_another_recipe_is_refused_and_untouched() {
     let stderr = fails(&world.pretrain("run", &["--set", "optim.lr=0.5"]), 2);
     assert!(stderr.contains("optim.lr is 0.01 there and 0.5 here"), "{stderr}");
     assert_eq!(metrics(&world.path("run")), before);
-    // What does not change what is learned may change.
+    // Settings that do not affect the result may change.
     ok(&world.pretrain("run", &["--set", "run.log_every_steps=5"]));
 }
 
-/// A disk that is full while the second checkpoint is written, played by a limit on file size: the
-/// error names the checkpoint, the first one stays, and the run continues from it.
+/// A disk that is full while the second checkpoint is written, simulated by a limit on file size: the
+/// error names the checkpoint, the first one is kept, and the run continues from it.
 #[test]
 fn a_full_disk_loses_nothing() {
     let world = World::new(30);

@@ -19,7 +19,7 @@ fn features(world: &World, weights: &str, more: &[&str]) -> Vec<u8> {
     std::fs::read(out).unwrap()
 }
 
-/// A step at a rate of zero, without decay, changes nothing, nor does a teacher that keeps all of itself.
+/// Settings with which a step changes nothing: a rate of zero, no decay, and a teacher momentum of one.
 const STILL: [&str; 8] = [
     "--set",
     "optim.lr=0",
@@ -80,7 +80,7 @@ fn a_finished_run_is_lengthened_by_a_flag_alone() {
     let said = ok(&longer);
     assert!(said.contains("from 4 to 8 steps"), "{said}");
     assert_eq!(logged(&world, "a"), (0..8).collect::<Vec<u64>>());
-    // Its length alone, and not backwards.
+    // Only its length may change, and it may not shrink.
     let other =
         world.pretrain("a", &["--lengthen", "--set", "optim.length={steps=12}", "--set", "optim.lr=1"]);
     assert!(fails(&other, 2).contains("optim.lr"));

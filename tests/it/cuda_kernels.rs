@@ -1,8 +1,8 @@
 //! Every kernel of a step, compiled for NVIDIA GPUs on a machine without one.
 //!
 //! The program runs a step on a driver that computes nothing (`tests/cuda/driver.c`), so that CubeCL turns each kernel into
-//! CUDA C++ and NVIDIA's NVRTC compiles it; `ptxas` then makes machine code of it, and says how many registers it takes. What
-//! comes out of such a step is nothing, and its times say nothing.
+//! CUDA C++ and NVIDIA's NVRTC compiles it; `ptxas` then assembles it, and reports how many registers it takes. The
+//! results and times of such a step are meaningless.
 //!
 //! `OCELLI_CUDA_TOOLKIT` names a folder with `include`, `lib` and `bin`, of CUDA itself or of the Python packages
 //! nvidia-cuda-nvrtc, -runtime, -cccl, -crt and -nvcc. Add `--nocapture` for the table.
@@ -13,7 +13,7 @@ use std::process::Command;
 
 use crate::support::{ok, program};
 
-/// Name, recipe, and what is set.
+/// Steps: name, recipe and settings.
 const STEPS: [(&str, &str, &[&str]); 5] = [
     ("ViT-S/16, f32", "lejepa_vits16", &[]),
     ("ViT-S/16, bf16", "lejepa_vits16", &["optim.precision.compute=bf16"]),
@@ -25,11 +25,11 @@ const STEPS: [(&str, &str, &[&str]); 5] = [
 /// Compute capabilities: A100 and H100.
 const CAPABILITIES: [&str; 2] = ["80", "90"];
 
-/// What `ptxas` says of a kernel.
+/// Resources of a kernel, as reported by `ptxas`.
 #[derive(Debug, Clone, Copy, Default)]
 struct Use {
     registers: u32,
-    /// Bytes that do not fit into registers, stored and loaded.
+    /// Bytes of spill stores and loads.
     spilled_bytes: u32,
 }
 
@@ -77,7 +77,7 @@ fn every_kernel_of_a_step_compiles() {
     assert!(missing.is_empty(), "no step has launched {missing:?}");
 }
 
-/// One step on the driver without a device, which leaves its kernels in `ptx`.
+/// Runs one step on the driver without a device, which writes its kernels into `ptx`.
 fn step(toolkit: &Path, driver: &Path, [recipe, sm]: [&str; 2], sets: &[&str], ptx: &Path) {
     let mut libraries = vec![driver.to_path_buf(), toolkit.join("lib"), toolkit.join("lib64")];
     libraries.extend(std::env::var_os("LD_LIBRARY_PATH").iter().flat_map(std::env::split_paths));
@@ -102,7 +102,7 @@ fn step(toolkit: &Path, driver: &Path, [recipe, sm]: [&str; 2], sets: &[&str], p
     }
 }
 
-/// Machine code of every module in `folder`: registers and spills by kernel.
+/// Assembles every module in `folder`; returns registers and spills by kernel.
 fn assembled(toolkit: &Path, folder: &Path) -> BTreeMap<String, Use> {
     let modules = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     modules.flat_map(|module| uses(toolkit, &module)).collect()
@@ -131,13 +131,13 @@ fn uses(toolkit: &Path, module: &Path) -> Vec<(String, Use)> {
     kernels
 }
 
-/// The number in front of `words`, or zero.
+/// Returns the number in front of `words`, or zero.
 fn number_before(line: &str, words: &str) -> u32 {
     let before = line.split_once(words).map(|(before, _)| before);
     before.and_then(|before| before.rsplit(' ').next()?.parse().ok()).unwrap_or(0)
 }
 
-/// The function that `entry` was made of, if it is one of ours: CubeCL adds types and a hash to its name.
+/// Returns the kernel of the trainer that `entry` was compiled from, if any: CubeCL adds types and a hash to its name.
 fn our_name(entry: &str) -> Option<&'static str> {
     static OURS: std::sync::OnceLock<Vec<String>> = std::sync::OnceLock::new();
     let ours = OURS.get_or_init(our_kernels);
@@ -146,7 +146,7 @@ fn our_name(entry: &str) -> Option<&'static str> {
     ours.iter().filter(begins).max_by_key(|kernel| kernel.len()).map(String::as_str)
 }
 
-/// The kernels in the trainer's source.
+/// Names of the kernels in the trainer's source.
 fn our_kernels() -> Vec<String> {
     let mut kernels = Vec::new();
     let mut folders = vec![PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../trainer/src"))];

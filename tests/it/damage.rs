@@ -1,4 +1,4 @@
-//! Damage that a program could pass over: holes in shards, numbers that are not finite, rows of a cache, a plan that is gone.
+//! Damage that a program could overlook: holes in shards, numbers that are not finite, rows of a cache, a missing plan.
 
 use std::fs;
 
@@ -37,7 +37,7 @@ fn a_hole_in_a_shard_is_told_and_the_other_shards_are_verified() {
     }
 }
 
-/// A file of weights with `n` values overwritten.
+/// Overwrites `n` values of a file of weights.
 fn spoil(path: &str, value: f32, n: usize) {
     let mut bytes = fs::read(path).unwrap();
     let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -124,7 +124,7 @@ fn damaged_rows_of_the_cache_are_made_anew() {
     assert_eq!(probe(), (scores, true));
 }
 
-/// The checkpoint remembers what a run is of.
+/// The checkpoint holds the plan of its run.
 #[test]
 fn a_run_whose_plan_is_gone_is_still_that_run() {
     let world = World::new(24);
@@ -157,7 +157,7 @@ fn a_run_whose_plan_is_gone_is_still_that_run() {
     ok(&world.pretrain("forked", &fork));
 }
 
-/// Two jobs of one folder would give it the samples of both.
+/// Two jobs in one folder would mix their samples.
 #[test]
 fn one_job_at_a_time_writes_into_a_folder() {
     let world = World::new(8);
@@ -177,7 +177,7 @@ fn one_job_at_a_time_writes_into_a_folder() {
     ok(&world.ocelli(&["shards", "pack", &images, "--out", &out]));
 }
 
-/// Neither a lock that is a link nor a network of 65,536 blocks.
+/// Rejects a lock file that is a symbolic link, a network of 65,536 blocks and 20,000 groups of braces.
 #[test]
 fn what_is_planted_or_absurd_is_refused_at_once() {
     let world = World::new(24);
@@ -195,7 +195,7 @@ fn what_is_planted_or_absurd_is_refused_at_once() {
     assert!(told.contains("groups of braces") && told.len() < 1000, "{}", told.len());
 }
 
-/// A manifest with no checksum, as older releases wrote it, can say anything.
+/// A manifest without a checksum, as older releases wrote it, is not trusted.
 #[test]
 fn a_forged_manifest_is_refused() {
     let world = World::new(24);
@@ -269,7 +269,7 @@ fn a_configuration_of_another_network_is_refused() {
     assert!(told.contains("preprocessor_config.json of another export"), "{told}");
 }
 
-/// Without it, a run of an older release would go on with other pixels in silence.
+/// A run of an older release, whose views differ, must not continue silently with other pixels.
 #[test]
 fn a_run_whose_views_were_other_ones_is_refused() {
     let world = World::new(24);
@@ -282,7 +282,7 @@ fn a_run_whose_views_were_other_ones_is_refused() {
     assert!(told.contains("another way"), "{told}");
 }
 
-/// Neither a limit of memory nor an absurd size ends as a lost rank (134) or as a bug (101).
+/// A limit on memory or an absurd size must not exit like a lost rank (134) or a bug (101).
 #[test]
 fn what_does_not_fit_into_memory_is_a_matter_of_configuration() {
     let world = World::new(24);

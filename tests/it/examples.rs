@@ -12,7 +12,7 @@ fn example(world: &World, name: &str, source: &str, environment: &[(&str, &str)]
     command.envs(environment.iter().copied()).output().unwrap()
 }
 
-/// A backbone stands at the end, and a second start has nothing to do.
+/// Runs an example twice: the first run creates a backbone, the second has nothing to do.
 fn makes_a_backbone(world: &World, name: &str, source: &str, environment: &[(&str, &str)]) {
     ok(&example(world, name, source, environment));
     let backbone = fs::read(world.path("out/backbone.safetensors")).unwrap();

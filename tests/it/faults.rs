@@ -1,11 +1,11 @@
-//! What happens to a run from outside, and recipes that make no sense.
+//! External faults during a run, and recipes that make no sense.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::{World, fails, metrics, ok};
 
-/// Runs the program without waiting for it.
+/// Starts the program without waiting for it.
 fn spawn(args: &[String]) -> std::process::Child {
     Command::new(env!("CARGO_BIN_EXE_ocelli-under-test"))
         .args(args)
@@ -32,7 +32,7 @@ fn a_run_whose_folder_is_moved_ends_and_makes_no_other() {
     ok(&world.ocelli(&["runs", &world.text("moved")]));
 }
 
-/// As many samples with the same keys, but other images.
+/// The replacement has the same number of samples and the same keys, but other images.
 #[test]
 fn shards_that_were_replaced_are_noticed() {
     let world = World::new(24);
@@ -86,7 +86,7 @@ fn what_makes_no_sense_for_the_run_is_said() {
     assert!(said.contains("the drill never strikes: step 9 of 2"), "{said}");
 }
 
-/// Refused at once, by what is needed and what is there.
+/// Models that are too large are rejected at once, with the key or the memory in the message.
 #[test]
 fn models_that_do_not_fit_are_refused() {
     let world = World::new(24);
@@ -126,10 +126,10 @@ fn a_pipe_is_no_shard_and_an_endless_file_no_recipe() {
     let stderr = fails(&world.ocelli(&["shards", "ls", &pipe]), 3);
     assert!(stderr.contains("no regular file"), "{stderr}");
     let zero = ["plan", "--recipe", "/dev/zero"];
-    assert!(fails(&world.ocelli(&zero), 2).contains("no recipe"));
+    assert!(fails(&world.ocelli(&zero), 2).contains("not a recipe"));
 }
 
-/// Names from elsewhere do not steer the terminal, and a cause is told once.
+/// Control characters in names are escaped, and a cause is printed once.
 #[test]
 fn messages_are_plain_and_tell_a_cause_once() {
     let world = World::new(24);
@@ -140,7 +140,7 @@ fn messages_are_plain_and_tell_a_cause_once() {
     assert_eq!(stderr.matches("No such file").count(), 1, "{stderr}");
 }
 
-/// Asked to stop before there is anything to save, it does not claim a checkpoint.
+/// A run that is stopped before there is anything to save does not claim a checkpoint.
 #[test]
 fn an_early_signal_claims_no_checkpoint() {
     let world = World::new(24);
@@ -159,7 +159,7 @@ fn an_early_signal_claims_no_checkpoint() {
     }
 }
 
-/// Steps that take longer than people like to lose.
+/// Steps may be so long that checkpoints are also written by time.
 #[test]
 fn checkpoints_come_by_the_clock_too() {
     let world = World::new(24);
@@ -178,7 +178,7 @@ fn checkpoints_come_by_the_clock_too() {
     assert_eq!(steps.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [1, 2, 3, 4]);
 }
 
-/// What a log has: the time of day and what is left, nothing when that is asked for, and JSON for machines.
+/// A log has the time of day and the time left, is empty with `--quiet`, and is JSON if requested.
 #[test]
 fn logs_are_told_as_asked() {
     let world = World::new(24);
@@ -196,7 +196,7 @@ fn logs_are_told_as_asked() {
     assert!(rows.iter().all(|row| row["time"].as_f64().is_some_and(|time| time > 1.7e9)), "{said}");
 }
 
-/// As `nohup` starts programs: a terminal that closes is no news to them.
+/// A program that ignores HUP, as under `nohup`, survives the closing of its terminal.
 #[test]
 fn a_signal_that_is_ignored_stays_ignored() {
     let world = World::new(24);

@@ -6,7 +6,7 @@ use crate::servers::{Faults, S3_KEYS, WebServer, start_s3};
 use crate::support::{World, cached, fails, ok, open, program, samples, without_sidecar};
 use pipeline::shard::sidecar;
 
-/// Every fault of the server, with a sidecar beside the shard and without.
+/// Every fault of the server, with and without a sidecar beside the shard.
 #[test]
 fn a_shard_comes_whole_over_a_bad_line() {
     let third = |world: &World| fs::metadata(world.shard()).unwrap().len() as usize / 3;
@@ -43,14 +43,14 @@ fn a_shard_comes_whole_over_a_bad_line() {
                 "none" => assert_eq!(ranges, [None]),
                 _ => {}
             }
-            // Another start needs the server no more.
+            // Another start does not need the server.
             server.set(Faults { statuses: vec![500; 100], ..Faults::default() });
             assert_eq!(samples(&open(&world, &server.url("train-000000.tar")).unwrap()), expected, "{name}");
         }
     }
 }
 
-/// What cannot be right is said, and soon.
+/// Fetches that cannot succeed fail soon, with the cause.
 #[test]
 fn what_does_not_come_is_an_error() {
     let world = World::new(10);
@@ -67,7 +67,7 @@ fn what_does_not_come_is_an_error() {
     assert!(error(&server.url("train-000000.tar")).contains("418"));
 }
 
-/// A server that breaks at the same byte again and again gains nothing.
+/// A server that repeatedly breaks at the same byte makes no progress.
 #[test]
 fn a_server_that_never_gets_further_is_given_up() {
     let world = World::new(10);
@@ -79,7 +79,7 @@ fn a_server_that_never_gets_further_is_given_up() {
     assert_eq!(cached(&world).len(), 0);
 }
 
-/// A byte now and then keeps a connection alive, and would hold a fetch for days.
+/// A byte now and then keeps a connection alive, and would block a fetch for days.
 #[test]
 fn a_server_that_trickles_is_given_up() {
     let world = World::new(10);
@@ -93,7 +93,7 @@ fn a_server_that_trickles_is_given_up() {
     assert!(error.contains("bytes came in 0.5 s") && error.contains("tried 2 times"), "{error}");
 }
 
-/// The version changes while the shard is fetched: never a mixture, and never one that was not indexed.
+/// The version changes while the shard is fetched: the result is never a mixture, and never a shard that was not indexed.
 #[test]
 fn a_shard_that_changes_on_the_way_is_noticed() {
     let (world, other) = (World::new(30), World::new(31));
@@ -121,7 +121,7 @@ fn a_shard_that_changes_on_the_way_is_noticed() {
     assert_eq!(cached(&world).len(), 0);
 }
 
-/// An S3 server with keys; braces; its own index, and none.
+/// An S3 server with keys, a list with braces, and shards with and without an index.
 #[test]
 fn shards_are_read_from_s3() {
     let world = World::new(40);
@@ -177,7 +177,7 @@ fn commands_write_shards() {
     assert!(error.contains("exit status: 7") && error.contains("it broke"), "{error}");
 }
 
-/// Training over a line that breaks, end to end, equals training from the disk.
+/// Training over a connection that breaks, end to end, equals training from the disk.
 #[test]
 fn training_from_a_server_equals_training_from_the_disk() {
     let world = World::new(40);
@@ -190,11 +190,11 @@ fn training_from_a_server_equals_training_from_the_disk() {
     args[shards] = server.url("train-000000.tar");
     let output = program().args(&args).env("OCELLI_CACHE", world.path("cache")).output().unwrap();
     let said = ok(&output);
-    assert!(said.contains("connection") && said.contains("going on at byte"), "{said}");
+    assert!(said.contains("connection") && said.contains("resuming at byte"), "{said}");
     assert_eq!(crate::support::metrics(&world.path("line")), crate::support::metrics(&world.path("disk")));
 }
 
-/// What came and is no shard is not kept: the next start asks the server again.
+/// A download that is not a shard is not cached: the next start requests it again.
 #[test]
 fn what_is_no_shard_is_not_kept() {
     let world = World::new(20);
@@ -216,14 +216,14 @@ fn what_is_no_shard_is_not_kept() {
     server.set(Faults { says_nothing: true, ..Faults::default() });
     let error = open(&world, &server.url("cut.tar")).unwrap_err().to_string();
     assert!(error.contains("not all of it came"), "{error}");
-    // Nor where a length was told and met.
+    // The same with the length stated and met.
     server.set(Faults::default());
     let error = open(&world, &server.url("cut.tar")).unwrap_err().to_string();
     assert!(error.contains("the end of the archive is missing"), "{error}");
     assert_eq!(cached(&world).len(), 2);
 }
 
-/// A server that stops in the middle of training: a signal is heard, and nothing that was learned is lost.
+/// A server that stops in the middle of training: a signal stops the run, and a checkpoint is written.
 #[test]
 fn a_run_that_waits_for_a_server_can_be_stopped() {
     let world = World::new(16);
@@ -271,7 +271,7 @@ fn a_run_that_waits_for_a_server_can_be_stopped() {
     assert!(world.path("run/checkpoints/latest").exists());
 }
 
-/// A shard that is not what its index says is fetched twice and named once, whatever looks at it.
+/// A shard that differs from its index is fetched twice at most and named once, by each verb.
 #[test]
 fn a_replaced_shard_is_not_fetched_for_each_of_its_samples() {
     let (world, other) = (World::new(40), World::new(39));
@@ -295,13 +295,13 @@ fn a_replaced_shard_is_not_fetched_for_each_of_its_samples() {
             args.extend(["--out", &out]);
         }
         let said = ends_with_3(&run(&args));
-        assert!(said.contains("is not the one that was promised"), "{verb}: {said}");
+        assert!(said.contains("is not the expected one"), "{verb}: {said}");
         assert!(server.ranges("train-000000.tar").len() - before <= 2, "{verb}");
         fs::remove_dir_all(world.path("once")).unwrap();
     }
 }
 
-/// What a verb said that ended with 3, whether it counts what is bad or stops at it.
+/// Returns standard error of a verb that exited with 3, whether it counts bad samples or stops at the first.
 fn ends_with_3(output: &std::process::Output) -> String {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(3), "{said}");

@@ -13,7 +13,7 @@ fn open(name: &str) -> Dataset {
     Dataset::open(&[format!("{FOLDER}/{name}")], &storage).unwrap()
 }
 
-/// webdataset's ShardWriter: keys with folders, several images a sample, members sorted.
+/// webdataset's ShardWriter: keys with folders, several images per sample, members sorted.
 #[test]
 fn shards_of_webdataset_are_read() {
     let dataset = open("webdataset-000000.tar");

@@ -1,4 +1,4 @@
-//! Frozen networks: their files are read at every start, named in the plan, and not written again.
+//! Frozen networks: their files are read at every start, named in the plan, and not written into checkpoints.
 
 use crate::support::{TINY, World, fails, ok};
 
@@ -9,7 +9,7 @@ fn with_method(method: &str) -> String {
     format!("{before}[method]\n{method}\n[views]{after}")
 }
 
-/// A world with a file of weights, and a recipe that distills them into a network with larger patches.
+/// Creates a world with a file of weights, and a recipe that distills them into a network with larger patches.
 fn world(image_px: usize) -> (World, String) {
     let world = World::new(30);
     ok(&world.pretrain("a", &[]));
@@ -30,7 +30,7 @@ fn world(image_px: usize) -> (World, String) {
     (world, file)
 }
 
-/// The last loss of a run.
+/// Last row of a run's metrics.
 fn last_row(world: &World, run: &str) -> serde_json::Value {
     let text = std::fs::read_to_string(world.path(run).join("metrics.jsonl")).unwrap();
     serde_json::from_str(text.lines().last().unwrap()).unwrap()
@@ -92,7 +92,7 @@ fn weights_that_are_not_those_of_the_beginning_are_refused() {
     let longer = ["--lengthen", "--set", "optim.length={steps=6}"];
     let changed = fails(&world.pretrain("b", &longer), 2);
     assert!(
-        changed.contains("method.teacher.weights") && changed.contains("holds other weights"),
+        changed.contains("method.teacher.weights") && changed.contains("has different weights"),
         "{changed}"
     );
     assert_eq!(last_row(&world, "b")["step"], 3, "nothing was done");

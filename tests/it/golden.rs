@@ -23,7 +23,7 @@ fn apply(f: impl FnOnce(&mut Planes)) -> Vec<u8> {
     Rgb8::from(&image).data
 }
 
-/// Bit for bit Pillow 12 (see `scripts/golden/augment.py` for how the files were made).
+/// Results equal Pillow 12 bit for bit (`scripts/golden/augment.py` made the files).
 #[test]
 fn color_operations_equal_pillow() {
     let cases: [(&str, Vec<u8>); 11] = [
@@ -47,7 +47,7 @@ fn color_operations_equal_pillow() {
     }
 }
 
-/// The boxes of torchvision's `RandomResizedCrop.get_params`, given what it drew: sizes of accepted
+/// Boxes equal those of torchvision's `RandomResizedCrop.get_params` for the same random draws: sizes of accepted
 /// tries, tries that do not fit, and the centered fallback (`scripts/golden/crop.py`).
 #[test]
 fn crop_boxes_equal_torchvision() {
@@ -78,7 +78,7 @@ fn crop_boxes_equal_torchvision() {
     assert!(n_fallbacks > 20 && n_retries > 50, "{n_fallbacks} fallbacks, {n_retries} retries");
 }
 
-/// The square that evaluation sees is the one of torchvision's `Resize` and `CenterCrop`, bit for bit.
+/// The square of an evaluation equals that of torchvision's `Resize` and `CenterCrop`, bit for bit.
 #[test]
 fn evaluation_squares_equal_torchvision() {
     for (shape, image) in [("wide", input()), ("tall", Rgb8::new(29, 37, golden("tall")))] {
@@ -106,7 +106,7 @@ const TORCHVISION_BLURS: [(usize, &str); 8] =
 const PILLOW_BLURS: [&str; 11] =
     ["0.1", "0.25", "0.5", "1.0", "1.4", "1.45", "1.7", "2.0", "2.6", "7.5", "40.0"];
 
-/// A few of the 25,752 bytes may differ by one level, where f32 sums lie so near a half that their order decides.
+/// A few of the 25,752 bytes may differ by one level, where f32 sums are so close to a half that their order matters.
 #[test]
 fn torchvisions_blur_is_torchvisions() {
     let mut n_different = 0;
@@ -134,7 +134,7 @@ fn pillows_blur_is_pillows() {
 const SIZES: [[u32; 2]; 10] =
     [[16, 12], [40, 40], [1, 1], [3, 50], [27, 22], [27, 9], [13, 22], [70, 5], [65, 67], [9, 7]];
 
-/// Bit for bit Pillow 12, which crops first and then resizes rows before columns.
+/// Results equal Pillow 12 bit for bit, which crops first and then resizes rows before columns.
 #[test]
 fn resize_equals_pillow() {
     let crop = CropBox { left_px: 5, top_px: 3, width_px: 27, height_px: 22 };

@@ -1,6 +1,6 @@
 use crate::support::{World, metrics, ok};
 
-/// The device that the tests compute on: another with `OCELLI_TEST_DEVICE=cuda`.
+/// Device of the tests: wgpu, or that in `OCELLI_TEST_DEVICE`, such as `cuda`.
 fn device() -> String {
     std::env::var("OCELLI_TEST_DEVICE").unwrap_or_else(|_| "wgpu".into())
 }
@@ -16,7 +16,7 @@ fn a_network_is_the_same_beside_the_cpu() {
     ok(&world.ocelli(&["bench", "device", "--recipe", &recipe, "--device", &device(), "--steps", "3"]));
 }
 
-/// Killed and gone on with, and with the shards on the host: the losses of an unbroken run on the CPU.
+/// A run that is killed and continued, and one with its shards on the host, have the losses of an unbroken run on the CPU.
 #[test]
 fn a_run_is_the_same_beside_the_cpu() {
     let world = World::new(60);

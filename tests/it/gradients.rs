@@ -47,8 +47,8 @@ fn every_keep_trains_alike() {
     }
 }
 
-/// A batch that the upload thread has sent gives the gradients of one that is here, bit for bit, in the order of
-/// asking; one that nobody waits for holds nobody up.
+/// A batch sent by the upload thread has the same gradients as a local one, bit for bit, in the order of the
+/// requests; a batch that is not waited for blocks no other.
 #[test]
 fn batches_that_are_sent_train_like_batches_that_are_here() {
     let plan = plan(&["run.workers=1", "optim.micro_batches=2"]);
@@ -86,7 +86,7 @@ fn workers_change_rounding_only() {
     }
 }
 
-/// A frozen last layer does not move; the rest of the network does.
+/// A frozen last layer does not change; the rest of the network does.
 #[test]
 fn the_last_layer_is_frozen_at_first() {
     let plan = plan(&[]);

@@ -1,8 +1,8 @@
-//! Graphs: by node the nodes that it points to.
+//! Directed graphs, as the targets of each node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A circle in a graph, if there is one.
+/// Finds a cycle in a graph, if there is one.
 pub(crate) fn circle(edges: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
     let mut done = BTreeSet::new();
     for start in edges.keys() {

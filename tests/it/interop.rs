@@ -1,6 +1,6 @@
-//! Weights in and out of other libraries, through the libraries themselves (`tests/interop/libraries.py`).
+//! Weights from and for other libraries, checked by the libraries themselves (`tests/interop/libraries.py`).
 //!
-//! `OCELLI_PYTHON` names the Python that has them; what it lacks is left out, with one line.
+//! `OCELLI_PYTHON` names the Python that has them; tests of missing libraries are skipped, with one line.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::support::{fails, ok, program};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/interop/libraries.py");
 
-/// Small networks of every kind, by what they have.
+/// Small networks of every kind: name and configuration.
 const MODELS: [(&str, &str); 6] = [
     ("vit", "arch='vit'\nimage_px=32\npatch_px=8\nwidth=64\ndepth=2\nheads=2"),
     (
@@ -34,7 +34,7 @@ const MODELS: [(&str, &str); 6] = [
     ("regnet", "arch='regnet_y'\nimage_px=32\nsize='200mf'"),
 ];
 
-/// The Python that has `modules`, or a line about the one that has not.
+/// Returns the Python if it has `modules`; otherwise prints a line that the test is skipped.
 pub(crate) fn python(modules: &str) -> Option<PathBuf> {
     let python = std::env::var_os("OCELLI_PYTHON").map_or_else(|| PathBuf::from("python3"), PathBuf::from);
     let import = Command::new(&python).args(["-c", &format!("import {modules}")]).output();
@@ -71,7 +71,7 @@ impl Bench {
         self.folder.path().join(name).display().to_string()
     }
 
-    /// A random network of `model` as an exported file, every parameter away from zero and one.
+    /// Exports a random network of `model`, in which no parameter is zero or one throughout.
     fn network(&self, name: &str, model: &str) -> String {
         let model: ModelConfig = toml::from_str(model).unwrap();
         let tensors = shaken(&model);
@@ -88,7 +88,7 @@ impl Bench {
         path
     }
 
-    /// Features of the images, as a file.
+    /// Writes the features of the images to a file; returns its path.
     fn embed(&self, weights: &str, name: &str, more: &[&str]) -> String {
         let out = self.text(&format!("{name}.npy"));
         let images = self.text("images");
@@ -109,7 +109,7 @@ impl Bench {
         out
     }
 
-    /// Exports `weights`; the result is below the folder.
+    /// Exports `weights` into the folder; returns the path.
     fn export(&self, weights: &str, out: &str, more: &[&str]) -> String {
         let out = self.text(out);
         ok(&program().args(["export", "--checkpoint", weights, "--out", &out]).args(more).output().unwrap());
@@ -141,7 +141,7 @@ fn shaken(model: &ModelConfig) -> Vec<NamedTensor> {
     tensors
 }
 
-/// Every kind of backbone as a graph, in every precision, with any number of images.
+/// Every kind of backbone as a graph, in every precision, with several numbers of images.
 #[test]
 fn graphs_run_in_onnxruntime() {
     let Some(python) = python("onnxruntime, numpy") else { return };
@@ -214,8 +214,8 @@ fn exports_are_read_again() {
     }
 }
 
-/// Random networks of timm, torchvision, transformers, DINO and DINOv2 give the features here that they give there, and
-/// ours give there what they give here.
+/// Random networks of timm, torchvision, transformers, DINO and DINOv2 have the same features in Ocelli, and Ocelli's
+/// networks have the same features in these libraries.
 #[test]
 fn libraries_give_the_same_features() {
     let Some(python) = python("torch, torchvision, timm, transformers, safetensors") else { return };

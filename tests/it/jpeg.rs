@@ -12,7 +12,7 @@ use crate::interop::python;
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/jpeg");
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/interop/pillow.py");
 
-/// The files of `scripts/golden/jpeg.py`, by name.
+/// Reads the files of `scripts/golden/jpeg.py`, by name.
 fn files() -> BTreeMap<String, Vec<u8>> {
     let mut tar = tar::Archive::new(std::fs::File::open(format!("{FOLDER}/images.tar")).unwrap());
     let entries = tar.entries().unwrap().map(|entry| {
@@ -85,7 +85,7 @@ impl Drop for Pillow {
     }
 }
 
-/// Headers of frames and scans, up to the end marker, if there is one.
+/// Returns the headers of frames and scans, up to the end marker, if there is one.
 fn scans(bytes: &[u8]) -> Vec<&[u8]> {
     let (mut found, mut at) = (Vec::new(), 2);
     while let Some(start) =
@@ -104,7 +104,7 @@ fn scans(bytes: &[u8]) -> Vec<&[u8]> {
     found
 }
 
-/// Numbers that look random, from a seed.
+/// Returns a generator of pseudo-random numbers.
 fn numbers(seed: u64) -> impl FnMut(usize) -> usize {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     move |below| {
@@ -115,7 +115,7 @@ fn numbers(seed: u64) -> impl FnMut(usize) -> usize {
     }
 }
 
-/// A file with a few bytes changed, removed or added.
+/// Changes, removes or adds a few bytes of a file.
 fn damaged(bytes: &[u8], seed: u64) -> Vec<u8> {
     let mut next = numbers(seed);
     let pixels = bytes.windows(2).position(|pair| pair == [0xff, 0xda]).unwrap() + 14;
@@ -132,8 +132,8 @@ fn damaged(bytes: &[u8], seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Damaged files too are decoded to Pillow's bytes, or by neither. Where a scan is lost, libjpeg smooths what is left of a
-/// progressive image, which Ocelli does not: files whose scans are not what they were are left out.
+/// Damaged files are decoded to Pillow's bytes too, or by neither. If a scan is lost, libjpeg smooths the rest of a
+/// progressive image, which Ocelli does not: files whose scans have changed are left out.
 #[test]
 fn damaged_files_are_decoded_as_pillow_decodes_them() {
     let Some(mut pillow) = Pillow::start() else { return };

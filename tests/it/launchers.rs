@@ -2,7 +2,7 @@ use std::process::{Command, Output, Stdio};
 
 use crate::support::World;
 
-/// Starts the script with a program of ours in the place of ocelli.
+/// Prepares the launch script, with `program` in place of ocelli.
 fn node(world: &World, program: &str, environment: &[(&str, &str)]) -> Command {
     use std::os::unix::fs::PermissionsExt;
     let path = world.path("program.sh");
@@ -19,7 +19,7 @@ fn code(output: &Output) -> i32 {
     output.status.code().unwrap()
 }
 
-/// Ranks are numbered over machines, and each is told its GPU and where to meet.
+/// Ranks are numbered over all machines, and each gets its GPU and the address of the rendezvous.
 #[test]
 fn every_gpu_gets_a_rank() {
     let world = World::new(1);
@@ -41,7 +41,7 @@ fn every_gpu_gets_a_rank() {
     );
 }
 
-/// What people must look at goes before what may be tried again.
+/// Errors that need attention take precedence over those that may be retried.
 #[test]
 fn the_worst_exit_code_is_that_of_the_machine() {
     let world = World::new(1);

@@ -1,79 +1,79 @@
-//! One binary for everything that spans crates.
+//! One binary for all tests that span crates.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
 /// Recipes with absurd values; slow.
 mod abuse;
-/// The arrows between crates, folders and files.
+/// Dependencies between crates, folders and files.
 mod architecture;
-/// What the program says of bad input, and with which exit code.
+/// Messages and exit codes for bad input.
 mod bad_input;
 /// Runs that begin with weights, with a checkpoint, or with more steps.
 mod beginnings;
 /// Every kernel of a step, compiled for NVIDIA GPUs without one.
 #[cfg(feature = "cuda")]
 mod cuda_kernels;
-/// Damage that a program could pass over.
+/// Damage that a program could overlook.
 mod damage;
-/// The same batches whatever ranks, threads and restarts.
+/// Equal batches for any ranks, threads and restarts.
 mod data_path;
 /// Features as files.
 mod embed;
 /// Protocols, settings and bad sets.
 mod evaluation;
-/// The shell examples, run as they stand.
+/// The shell examples, run unchanged.
 mod examples;
-/// What happens to a run from outside, and recipes that make no sense.
+/// External faults during a run, and recipes that make no sense.
 mod faults;
-/// Shards from servers, stores and commands, over lines that break.
+/// Shards from servers, stores and commands, over connections that break.
 mod fetch;
 /// Shards that other tools wrote.
 mod foreign;
-/// Networks whose weights come from a file and stay as they are.
+/// Networks whose weights come from a file and are not trained.
 mod frozen;
-/// Pixels that Pillow and torchvision made.
+/// Comparison with pixels of Pillow and torchvision.
 mod golden;
-/// A GPU, or a software one, beside the CPU.
+/// Comparison of a GPU, or a software one, with the CPU.
 #[cfg(feature = "wgpu")]
 mod gpu;
-/// Unit by unit against one graph.
+/// Gradients unit by unit, and of batches that are uploaded.
 mod gradients;
 mod graph;
-/// Weights in and out of other libraries.
+/// Weights from and for other libraries.
 mod interop;
-/// JPEG files of every kind beside Pillow.
+/// JPEG files of every kind, compared with Pillow.
 mod jpeg;
 /// The scripts that start ranks without a launcher.
 mod launchers;
 /// Methods and backbones from shards to an exported backbone.
 mod methods;
-/// Runs over processes, started by mpirun, and what becomes of them when one dies.
+/// Runs of several processes, started by mpirun, and their end if one dies.
 #[cfg(feature = "mpi")]
 mod mpi;
-/// What is not there without the feature `mpi`.
+/// Behavior without the feature `mpi`.
 #[cfg(not(feature = "mpi"))]
 mod mpi_left_out;
-/// Two nodes, and the cable between them.
+/// Two nodes, whose connection is cut.
 #[cfg(feature = "mpi")]
 mod mpi_nodes;
-/// mpirun, and what its ranks say.
+/// mpirun, and the messages of its ranks.
 #[cfg(feature = "mpi")]
 mod mpirun;
 /// Output that cannot be written.
 mod output;
-/// Folders and lists of images into shards and back.
+/// Packing folders and lists of images into shards, and extracting them.
 mod pack;
-/// Lists of URLs into shards.
+/// Packing lists of URLs into shards.
 mod pack_urls;
-/// What a run will need, said before it is started.
+/// Estimates of `ocelli plan`.
 mod plan;
 /// Data preparation, as a user runs it.
 mod prep;
-/// Ranks as threads train as one rank does.
+/// Ranks as threads, which train like one rank.
 mod ranks;
-/// The lines of the README, as they stand.
+/// The commands of the README, run unchanged.
 mod readme;
-/// Recipes beside what was published of them.
+/// Recipes, compared with the published ones.
 mod recipes;
 /// A page about runs, and the list of them.
 mod report;
@@ -81,7 +81,7 @@ mod report;
 mod resume;
 /// Passwords, signatures and commands in shard lists.
 mod secrets;
-/// HTTP and S3 servers, faithful and not.
+/// HTTP and S3 servers, with and without faults.
 mod servers;
 /// Images with masks, and images with several classes.
 mod several;
@@ -93,9 +93,9 @@ mod sources;
 mod storage;
 /// Folders of temporary data, tiny recipes and the program itself.
 mod support;
-/// `ocelli track` against a server that answers as MLflow does.
+/// `ocelli track` against a server that responds like MLflow.
 mod tracking;
-/// How weights and gradients travel between ranks, and what is computed with them.
+/// Transfer of weights and gradients between ranks, and computation in bf16.
 mod travel;
 /// The verbs, as a user calls them.
 mod verbs;

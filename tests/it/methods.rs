@@ -1,6 +1,6 @@
 use crate::support::{World, fails, metrics, ok};
 
-/// A recipe that trains in seconds: `model` and `method` with views of 16 px and what `optim` adds.
+/// Returns a recipe that trains in seconds: `model` and `method` with views of 16 px, and the settings in `optim`.
 pub(crate) fn recipe(model: &str, method: &str, n_local: usize, optim: &str) -> String {
     let local = match n_local {
         0 => String::new(),
@@ -53,7 +53,7 @@ pub(crate) const SIMCLR: &str = "name = 'simclr'\nhead_hidden = [16]\nhead_outpu
 pub(crate) const LEJEPA: &str = "name = 'lejepa'\nhead_hidden = [16]\nhead_output = 8\ndirections = 16";
 const LARC: &str = "algorithm = 'larc'\nweight_decay = [1e-4, 1e-4]\ndecay_vectors = true";
 
-/// Every method from shards to a score and an exported backbone, and cut off in the middle.
+/// Every method from shards to a score and an exported backbone, with an interruption in the middle.
 #[test]
 fn every_method_trains_goes_on_is_probed_and_exported() {
     for (name, model, method, n_local, optim) in [
@@ -64,7 +64,7 @@ fn every_method_trains_goes_on_is_probed_and_exported() {
         let world = World::new(50);
         std::fs::write(world.path("tiny.toml"), recipe(model, method, n_local, optim)).unwrap();
         ok(&world.pretrain("whole", &[]));
-        // Killed in its seventh step, it goes on from the checkpoint of the fourth.
+        // Killed in its seventh step, the run continues from the checkpoint of the fourth.
         let killed = world.pretrain("parts", &["--inject-fault", "kill:step=6,phase=backward"]);
         assert_eq!(killed.status.code(), None, "{name}");
         ok(&world.pretrain("parts", &[]));
@@ -78,7 +78,7 @@ fn every_method_trains_goes_on_is_probed_and_exported() {
         assert!(std::fs::metadata(&out).unwrap().len() > 1000, "{name}");
         let (train, test) = (world.text("data/train-000000.tar"), world.text("data/train-000000.tar"));
         let scores = ok(&world.ocelli(&["probe", "--checkpoint", &run, "--train", &train, "--test", &test]));
-        // Of the same images, and of nothing else.
+        // The only warning is about equal images.
         let warned = |line: &&str| line.contains("warning") && !line.contains("among the training images");
         assert_eq!(scores.lines().find(warned), None, "{name}");
     }
@@ -136,7 +136,7 @@ fn what_does_not_go_together_is_named() {
     refused(&recipe(RESNET, dino, 2, ""), &[decay], &["method.teacher_decay is 1.1", "0..=1"]);
 }
 
-/// A work directory that another method or backbone has begun is left as it is.
+/// A work directory of another method or backbone is left unchanged.
 #[test]
 fn a_run_of_another_method_or_backbone_is_refused() {
     let world = World::new(30);

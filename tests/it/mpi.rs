@@ -7,7 +7,7 @@ use trainer::checkpoint::Checkpoint;
 use crate::mpirun::{DEADLINE_S, Ranks, mpirun};
 use crate::support::{World, metrics, ok};
 
-/// Teacher and student of a run's newest checkpoint.
+/// Returns the weights of teacher and student of a run's newest checkpoint.
 fn weights(workdir: &Path) -> Vec<Vec<f32>> {
     let checkpoint = Checkpoint::open(workdir).unwrap();
     let units = checkpoint.manifest.units.clone();
@@ -21,7 +21,7 @@ fn losses(workdir: &Path) -> Vec<f64> {
     metrics(workdir).iter().map(|row| row["train/loss"].as_f64().unwrap()).collect()
 }
 
-/// Rows without what names ranks.
+/// Rows of metrics without the columns that name ranks.
 fn rows(workdir: &Path) -> Vec<serde_json::Value> {
     let mut rows = metrics(workdir);
     rows.iter_mut().for_each(|row| row.as_object_mut().unwrap().retain(|key, _| !key.starts_with("rank/")));
@@ -38,7 +38,7 @@ fn mpi_conforms() {
             let output = mpirun(n, folder.path(), &args).output().unwrap();
             ok(&output);
             let text = String::from_utf8_lossy(&output.stdout).into_owned();
-            assert!(text.contains(&format!("mpi on {n} rank(s): every operation is right")), "{text}");
+            assert!(text.contains(&format!("mpi on {n} rank(s): all operations passed")), "{text}");
         }
     }
 }
@@ -67,8 +67,8 @@ fn processes_train_to_the_same_bits() {
     assert_eq!(Checkpoint::open(&world.path("none4")).unwrap().manifest.files.len(), 1);
 }
 
-/// Killed at every phase on three ranks, gone on with two, killed again, finished on four: the losses of
-/// a run that nothing happened to.
+/// A run that is killed at every phase on three ranks, continued on two, killed again and finished on four has the losses of
+/// an undisturbed run.
 #[test]
 fn a_killed_rank_is_named_and_the_run_goes_on_with_others() {
     let world = World::new(60);
@@ -102,7 +102,7 @@ fn a_killed_rank_is_named_and_the_run_goes_on_with_others() {
     }
 }
 
-/// A rank that hangs ends the run within the deadline, and is named with the place that it has come to.
+/// A rank that hangs ends the run within the deadline, and is named with its position.
 #[test]
 fn a_hanging_rank_is_named_within_the_deadline() {
     let world = World::new(60);
@@ -122,7 +122,7 @@ fn a_hanging_rank_is_named_within_the_deadline() {
     child.wait().unwrap();
 }
 
-/// One rank is asked to stop: all write the same checkpoint and say so.
+/// If one rank is asked to stop, all write the same checkpoint and report it.
 #[test]
 fn a_signal_on_one_rank_stops_all_at_one_step() {
     let world = World::new(60);
@@ -148,7 +148,7 @@ fn a_signal_on_one_rank_stops_all_at_one_step() {
     }
 }
 
-/// A NaN on one rank is skipped by all; three in a row go back to the last checkpoint and past the batches.
+/// A NaN on one rank is skipped by all; three in a row make all return to the last checkpoint and skip the batches.
 #[test]
 fn a_nan_on_one_rank_is_skipped_and_three_roll_back() {
     let world = World::new(60);
@@ -167,12 +167,12 @@ fn a_nan_on_one_rank_is_skipped_and_three_roll_back() {
     let manifest = Checkpoint::open(&world.path("three")).unwrap().manifest;
     assert_eq!((manifest.step, manifest.skipped_batches), (12, 4));
     assert!(losses(&world.path("three")).iter().all(|loss| loss.is_finite()));
-    // And the same without a checkpoint to go back to.
+    // The same without a checkpoint to return to.
     ranks.run(2, "early", &["--inject-fault", "nan:rank=0,step=0,steps=3"]);
     assert_eq!((ranks.code(0), ranks.code(1)), (78, 78));
 }
 
-/// A rank with another recipe, or without data, ends all of them with its reason.
+/// A rank with another recipe, or without data, ends all ranks with its reason.
 #[test]
 fn ranks_that_cannot_start_end_all() {
     let world = World::new(60);
@@ -194,7 +194,7 @@ fn ranks_that_cannot_start_end_all() {
     assert!(stderr.contains("rank 1 differs from rank 0 in optim.lr: 0.5 there"), "{stderr}");
 }
 
-/// What fails on one rank alone, here the first one's probe, ends all at once, with a checkpoint.
+/// A failure on one rank alone, here of the first one's probe, ends all at once, with a checkpoint.
 #[test]
 fn a_probe_that_fails_ends_all_with_a_checkpoint() {
     let world = World::new(60);
@@ -212,7 +212,7 @@ fn a_probe_that_fails_ends_all_with_a_checkpoint() {
     ranks.run(2, "run", &["--probe-train", broken, "--probe-test", broken]);
     assert_eq!((ranks.code(0), ranks.code(1)), (3, 3), "{}\n{}", ranks.stderr(0), ranks.stderr(1));
     assert!(ranks.stderr(0).contains("probe"), "{}", ranks.stderr(0));
-    assert!(ranks.stderr(1).contains("1 of the other ranks cannot go on"), "{}", ranks.stderr(1));
+    assert!(ranks.stderr(1).contains("1 of the other ranks cannot continue"), "{}", ranks.stderr(1));
     // The probe follows step 3; the vote is that of the step after it.
     assert_eq!(Checkpoint::open(&world.path("run")).unwrap().manifest.step, 4);
 }
@@ -223,11 +223,11 @@ fn a_straggler_is_named() {
     let world = World::new(60);
     let ranks = Ranks::new(&world, &["optim.length={steps=5}"]);
     ok(&ranks.run(2, "run", &["--inject-fault", "slow:rank=1,step=2,phase=data"]));
-    assert!(ranks.stderr(0).contains("rank 1 holds the others up"), "{}", ranks.stderr(0));
+    assert!(ranks.stderr(0).contains("rank 1 slows the others down"), "{}", ranks.stderr(0));
 }
 
-/// Four ranks train, within a limit on their memory, what one rank cannot; and what each of them holds is
-/// what `plan` says.
+/// Four ranks train, within a limit on their memory, a model that one rank cannot; and each rank's memory is
+/// that estimated by `plan`.
 #[test]
 fn shards_fit_where_a_whole_does_not() {
     let world = World::new(60);

@@ -6,7 +6,7 @@ use trainer::checkpoint::Checkpoint;
 use crate::mpirun::{DEADLINE_S, Ranks, mpirun};
 use crate::support::World;
 
-/// Two nodes, as two network namespaces joined by a cable that is cut. Needs root.
+/// Two nodes, as two network namespaces joined by a virtual cable that is cut. Requires root.
 #[test]
 fn a_cut_cable_ends_both_nodes_within_the_deadline() {
     let Some(nodes) = Nodes::new() else {

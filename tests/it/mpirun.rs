@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use crate::support::World;
 
-/// Collectives are given up after this many seconds in tests that wait for it.
+/// Deadline of collectives, in seconds, in tests that wait for it.
 pub(crate) const DEADLINE_S: &str = "run.deadline_s=4";
 
-/// Runs the program's `args` on `n` ranks. Each rank's standard error and exit code go to files in
-/// `folder`: mpirun keeps neither apart.
+/// Prepares the program's `args` on `n` ranks. Each rank's standard error and exit code are written to files in
+/// `folder`: mpirun separates neither.
 pub(crate) fn mpirun(n: usize, folder: &Path, args: &[String]) -> Command {
     let script = folder.join("rank.sh");
     let text = "#!/bin/bash\nout=$1; shift\n\"$@\" 2> $out/stderr-$OMPI_COMM_WORLD_RANK\n\
@@ -34,7 +34,7 @@ pub(crate) struct Ranks<'w> {
 }
 
 impl<'w> Ranks<'w> {
-    /// Runs of 12 steps of 24 images in 12 parts: the same on 1, 2, 3 and 4 ranks.
+    /// Prepares runs of 24 images a step in 12 micro-batches: the same on 1, 2, 3 and 4 ranks.
     pub(crate) fn new(world: &'w World, more: &[&str]) -> Self {
         let usual = ["run.workers=1", "optim.batch_size=24", "optim.micro_batches=12"];
         let overrides = usual.iter().chain(more).map(ToString::to_string).collect();

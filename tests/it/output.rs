@@ -5,14 +5,14 @@ use std::process::{Command, Stdio};
 
 use crate::support::{World, metrics, ok};
 
-/// The program, as the standard library starts it.
+/// Command of the program with `args`.
 fn program(world: &World, args: &[String]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ocelli-under-test"));
     command.args(args).env("OCELLI_CACHE", world.path("cache"));
     command
 }
 
-/// A pipe whose reader has gone.
+/// Opens a pipe whose reader has ended.
 fn closed_pipe() -> Stdio {
     let mut child = Command::new("true").stdin(Stdio::piped()).spawn().unwrap();
     let pipe = child.stdin.take().unwrap();
@@ -20,7 +20,7 @@ fn closed_pipe() -> Stdio {
     pipe.into()
 }
 
-/// A log that goes away takes nothing with it: a run ends as any other, with the same numbers.
+/// A run whose log cannot be written ends like any other, with the same numbers.
 #[test]
 fn a_run_goes_on_without_its_log() {
     let world = World::new(16);
@@ -32,7 +32,7 @@ fn a_run_goes_on_without_its_log() {
     }
 }
 
-/// A list that was cut does not look whole.
+/// A truncated list does not look complete.
 #[test]
 fn output_that_is_lost_has_an_exit_code() {
     let world = World::new(16);

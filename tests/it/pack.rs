@@ -1,4 +1,4 @@
-//! Folders and lists of images into shards and back: nothing of a user's is lost on the way.
+//! Packing folders and lists of images into shards, and extracting them, without loss of the user's data.
 
 use std::io::Cursor;
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::support::{World, fails, json_of, ok, open};
 
-/// A small picture that differs by `seed`.
+/// Draws a small picture that depends on `seed`.
 fn picture(seed: u32, size_px: u32) -> ImageBuffer<Rgb<u8>, Vec<u8>> {
     let wave =
         |x: u32, k: u32| (128.0 + 100.0 * (f64::from(x * (k + seed)) / f64::from(size_px)).sin()) as u8;
@@ -23,7 +23,7 @@ fn write(path: &Path, image: &ImageBuffer<Rgb<u8>, Vec<u8>>, format: ImageFormat
     std::fs::write(path, bytes.into_inner()).unwrap();
 }
 
-/// Key, label and columns of each sample of `spec`, by key.
+/// Reads key, label and columns of each sample of `spec`, by key.
 fn samples(world: &World, spec: &str) -> Vec<(String, Option<u32>, Value)> {
     let dataset = open(world, spec).unwrap();
     let mut all: Vec<_> = (0..dataset.n_samples())
@@ -51,7 +51,7 @@ fn a_folder_keeps_names_and_says_what_it_skips() {
     std::fs::write(folder.join("dog/notes.doc"), "x").unwrap();
     std::fs::write(folder.join("dog/new.AVIF"), "x").unwrap();
     std::fs::write(folder.join("dog/broken.bmp"), "no bitmap").unwrap();
-    // A name alone makes no image: this one leads to a text.
+    // A name does not make an image: this link leads to a text.
     std::os::unix::fs::symlink(folder.join("dog/notes.doc"), folder.join("dog/holiday.jpg")).unwrap();
     let out = world.text("packed");
     let packed = world.ocelli(&["shards", "pack", &world.text("photos"), "--out", &out, "--json"]);
@@ -66,7 +66,7 @@ fn a_folder_keeps_names_and_says_what_it_skips() {
     assert_eq!(found[1].2["name"], "cat/IMG 1.png", "a key that does not say it");
     assert_eq!(found[2].2["name"], "dog/a.b.bmp");
     assert_eq!(found.iter().map(|(_, label, _)| label.unwrap()).collect::<Vec<_>>(), [0, 0, 1, 1, 1]);
-    // A bitmap loses nothing.
+    // A bitmap is packed without loss.
     let dataset = open(&world, &out).unwrap();
     let id = (0..5).find(|id| dataset.read(SampleId(*id)).unwrap().key == "dog/a_b").unwrap();
     let png = image::load_from_memory(&dataset.read(SampleId(id)).unwrap().image).unwrap();
@@ -99,7 +99,7 @@ fn a_list_keeps_its_columns_and_goes_on_over_what_is_missing() {
     ok(&world.ocelli(&["shards", "pack", &world.text("list.jsonl"), "--out", &out]));
     let columns = &samples(&world, &out)[0].2;
     assert_eq!((&columns["boxes"][0][3], &columns["meta"]["by"]), (&Value::from(4), &Value::from("me")));
-    // Nothing of a list that is all missing.
+    // A list whose files are all missing yields no shard.
     std::fs::write(world.path("none.txt"), "a.jpg\nb.jpg\n").unwrap();
     fails(&world.ocelli(&["shards", "pack", &world.text("none.txt"), "--out", &world.text("none")]), 3);
     assert!(!world.path("none/train-000000.tar").exists());

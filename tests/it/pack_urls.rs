@@ -8,8 +8,8 @@ use serde_json::Value;
 use crate::servers::{Faults, WebServer};
 use crate::support::{World, fails, ok};
 
-/// A folder of images on a server, and a list of them with labels and captions, two of which are not
-/// there and one of which is no image.
+/// Starts a server with a folder of images, and writes a list of them with labels and captions, two of which do not
+/// exist and one of which is not an image.
 fn web(world: &World, faults: Faults) -> (WebServer, String) {
     ok(&world.ocelli(&[
         "shards",
@@ -49,7 +49,7 @@ fn report(output: &Output) -> Value {
 /// URL and members of a sample.
 type Content = (String, Vec<(String, Vec<u8>)>);
 
-/// All samples, by URL.
+/// Reads all samples, by URL.
 fn contents(folder: &Path) -> Vec<Content> {
     let mut found = Vec::new();
     for k in 0..3 {
@@ -97,7 +97,7 @@ fn a_list_of_urls_becomes_shards_and_a_list_of_failures() {
     assert_eq!(fs::read_to_string(world.path("out/classes.txt")).unwrap(), "kind 0\nkind 1\nkind 2\n");
 }
 
-/// A job that lost a shard fetches that one alone; another job is refused; the failures are a list.
+/// A job that lost a shard fetches only that one; another job is rejected; the failures are a list.
 #[test]
 fn a_pack_goes_on_and_failures_can_be_tried_again() {
     let world = World::new(20);

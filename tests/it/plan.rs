@@ -31,8 +31,8 @@ fn every_preset_has_a_table_to_4096_ranks() {
     }
 }
 
-/// The formulas of the reference: 6 bytes a parameter with shards of gradients, 8 with shards of all, at bf16
-/// without the teacher, which adds 2. Heads travel in f32: 12 bytes a parameter in both.
+/// The formulas of the reference: 6 bytes per parameter with sharded gradients, 8 with everything sharded, in bf16
+/// without the teacher, which adds 2. Heads are sent in f32: 12 bytes per parameter in both.
 #[test]
 fn traffic_follows_the_formulas() {
     let args = ["--preset", "vit-7b", "--ranks", "4096", "--rank-batch", "1", "--bf16", "--keep", "0"];
@@ -64,12 +64,12 @@ fn the_doctor_says_what_there_is() {
     let output = program().arg("doctor").output().unwrap();
     ok(&output);
     let text = String::from_utf8(output.stdout).unwrap();
-    for word in ["cores", "instructions", "memory", "disk", "MPI", "NCCL", "every operation is right"] {
+    for word in ["cores", "instructions", "memory", "disk", "MPI", "NCCL", "all operations passed"] {
         assert!(text.contains(word), "{text}");
     }
 }
 
-/// Ranks that a launcher announces and this program cannot be are an error, not one run each.
+/// Ranks that a launcher announces but this program cannot join are an error, not one run each.
 #[test]
 fn ranks_without_an_engine_are_refused() {
     let folder = tempfile::tempdir().unwrap();

@@ -18,7 +18,7 @@ fn json_of(output: &std::process::Output) -> Value {
     serde_json::from_str(text.lines().last().unwrap()).unwrap()
 }
 
-/// A picture that differs by `seed` in its large forms, not in its grain.
+/// Draws a picture whose large shapes, not its grain, depend on `seed`.
 fn picture(width: u32, height: u32, seed: u32) -> DynamicImage {
     let wave = |v: f32, k: u32| (127.0 + 120.0 * (v * 6.0 + (seed * k) as f32).sin()) as u8;
     ImageBuffer::from_fn(width, height, |x, y| {
@@ -55,7 +55,7 @@ fn keys(path: &Path) -> Vec<String> {
     (0..shard.len()).map(|i| shard.key(i).to_string()).collect()
 }
 
-/// Two shards: two large images, a small one, a long one, a blank one and a corrupt one.
+/// Packs two shards: two large images, a small one, a long one, a blank one and a corrupt one.
 fn mixed(world: &World) -> String {
     let blank = DynamicImage::from(ImageBuffer::from_pixel(80, 80, Rgb([90u8, 90, 90])));
     write_shard(
@@ -105,7 +105,7 @@ fn resizing_shrinks_what_is_large_and_leaves_the_rest() {
     let args = ["shards", "resize", &shards, "--out", &out, "--short-side", "50"];
     assert!(fails(&world.ocelli(&args), 2).contains("holds another job"));
     let args = ["shards", "resize", &shards, "--out", &world.text("in")];
-    assert!(fails(&world.ocelli(&args), 2).contains("lies in the output folder"));
+    assert!(fails(&world.ocelli(&args), 2).contains("is in the output folder"));
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn statistics_name_what_a_set_consists_of() {
     assert!(image::open(&picture).is_ok());
 }
 
-/// Whatever way samples are grouped, each is there once, with its members as they were.
+/// In any grouping of the samples, each occurs once, with its members unchanged.
 #[test]
 fn regrouping_loses_and_changes_nothing() {
     let world = World::new(50);
@@ -244,7 +244,7 @@ fn regrouping_loses_and_changes_nothing() {
     let args = ["shards", "reshard", &shard, "--out", &world.text("twice")];
     assert!(fails(&world.ocelli(&args), 2).contains("holds another job"));
     std::fs::remove_file(world.path("twice/job.json")).unwrap();
-    assert!(fails(&world.ocelli(&args), 2).contains("not this job's"));
+    assert!(fails(&world.ocelli(&args), 2).contains("of another job"));
 }
 
 #[test]

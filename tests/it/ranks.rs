@@ -16,7 +16,7 @@ use trainer::{Plan, Recipe};
 
 use crate::support::TINY;
 
-/// Images of a global batch.
+/// Number of images of a global batch.
 pub(crate) const BATCH: usize = 8;
 
 pub(crate) fn plan(world_size: usize, overrides: &[&str]) -> Plan {
@@ -29,7 +29,7 @@ pub(crate) fn plan(world_size: usize, overrides: &[&str]) -> Plan {
         .unwrap()
 }
 
-/// Runs `f` on each of the plan's ranks, as a thread, and gives what they return by rank.
+/// Runs `f` on each of the plan's ranks, as a thread; returns the results by rank.
 pub(crate) fn on_ranks<R: Send>(plan: &Plan, f: impl Fn(Trainer) -> R + Sync) -> Vec<R> {
     on_engines(plan, LocalGroup::ranks(plan.world_size), f)
 }
@@ -55,17 +55,17 @@ pub(crate) fn on_engines<R: Send>(
     })
 }
 
-/// What a run is compared by: losses and gauges of its steps, and all weights, moments and teachers.
+/// Results by which runs are compared: losses and gauges of the steps, and all weights, moments and teachers.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Trained {
     pub(crate) losses: Vec<f64>,
     pub(crate) gauges: Vec<f64>,
     pub(crate) weights: Vec<f32>,
-    /// The first moments alone.
+    /// First moments only.
     pub(crate) moments: Vec<f32>,
 }
 
-/// Weights and moments of a rank's shards without padding: (network and unit, buffer, first element, values).
+/// Returns weights and moments of a rank's shards without padding: (network and unit, buffer, first element, values).
 fn shards_of(trainer: &Trainer) -> Vec<(usize, usize, usize, Vec<f32>)> {
     let mut shards = Vec::new();
     for (unit, shard) in trainer.state.networks.iter().flat_map(|network| &network.shards).enumerate() {
@@ -79,7 +79,7 @@ fn shards_of(trainer: &Trainer) -> Vec<(usize, usize, usize, Vec<f32>)> {
     shards
 }
 
-/// The weights of a whole, from the shards of its ranks.
+/// Assembles the values of all units from the shards of the ranks.
 fn assemble(mut shards: Vec<(usize, usize, usize, Vec<f32>)>) -> Vec<f32> {
     shards.sort_by_key(|(unit, buffer, start, _)| (*unit, *buffer, *start));
     // Replicas hold the same.
@@ -117,11 +117,11 @@ pub(crate) fn train_on(plan: &Plan, engines: Vec<Local>, n_steps: u64) -> Traine
     Trained { losses, gauges, weights: assemble(shards), moments: assemble(moments) }
 }
 
-/// Everything that spans a batch at once.
+/// Settings with statistics over a whole batch.
 pub(crate) const STATISTICS: [&str; 3] =
     ["method.centering=\"sinkhorn\"", "method.koleo_weight=0.1", "model.drop_path=0.3"];
 
-/// Gate C: every rank makes its slice, and the slices are the whole.
+/// Gate C: every rank initializes its own slice, and the slices form the whole.
 #[test]
 fn initial_weights_do_not_depend_on_ranks() {
     let weights = |world| {
@@ -167,7 +167,7 @@ fn ranks_and_modes_give_the_same_bits() {
     }
 }
 
-/// Three ranks, which no tree of twos fits: the same bits as one rank with three micro-batches.
+/// Three ranks, which fit no binary tree, have the same bits as one rank with three micro-batches.
 #[test]
 fn an_odd_number_of_ranks_equals_its_micro_batches() {
     let overrides = [&["optim.micro_batches=3", "optim.batch_size=24"][..], &STATISTICS].concat();
@@ -187,8 +187,8 @@ fn train_batch(plan: &Plan, batch_size: usize) -> Vec<f32> {
     assemble(ranks.into_iter().flatten().collect())
 }
 
-/// Gate D, the other half: ranks train like one rank on the whole batch at once, up to rounding; and sums
-/// in the engine's order like sums in ours.
+/// Gate D, second half: ranks train like one rank on the whole batch at once, up to rounding; and sums
+/// in the engine's order like sums in Ocelli's.
 #[test]
 fn ranks_train_like_the_whole_batch() {
     // AdamW turns rounding into steps of full size where gradients are nearly zero: the first moments, which
@@ -206,7 +206,7 @@ fn ranks_train_like_the_whole_batch() {
     }
 }
 
-/// A rank receives what the formulas say, in one collective a unit and direction.
+/// A rank receives the bytes of the formulas, in one collective per unit and direction.
 #[test]
 fn traffic_is_what_the_formulas_say() {
     let world = 4;
@@ -242,7 +242,7 @@ fn traffic_is_what_the_formulas_say() {
     }
 }
 
-/// A saver on each rank. Rank 0's takes away what others have begun, which is why a run has all of them before
+/// Creates a saver on each rank. Rank 0's removes unfinished checkpoints, so all must exist before
 /// any starts to write.
 fn saver_of(trainer: &Trainer, folder: &Path) -> Saver {
     let saver = Saver::new(folder, trainer.topology(), 10);
@@ -250,7 +250,7 @@ fn saver_of(trainer: &Trainer, folder: &Path) -> Saver {
     saver
 }
 
-/// Writes a checkpoint of all ranks and waits until it is whole.
+/// Writes a checkpoint of all ranks and waits until it is complete.
 fn save(trainer: &mut Trainer, plan: &Plan, saver: &mut Saver) {
     saver.start(&trainer.state, plan);
     let (saved, failed) = saver.wait_for_own();
@@ -313,7 +313,7 @@ fn checkpoints_change_the_number_of_ranks_without_a_trace() {
     assert!((on_three[0] - expected[0]).abs() < 1e-6 * expected[0], "{on_three:?} {expected:?}");
 }
 
-/// One rank's file is damaged: all ranks go back to the checkpoint before, and the warning names the rank.
+/// One rank's file is damaged: all ranks return to the previous checkpoint, and the warning names the rank.
 #[test]
 fn a_file_that_one_rank_cannot_read_sends_all_to_the_one_before() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The lines of the README, as they stand.
+//! The commands of the README, run unchanged.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use image::{ImageBuffer, Rgb};
 
-/// Makes runs of seconds of what the README starts; every flag of its own is there.
+/// Script in place of ocelli that adds flags with which the README's runs take seconds.
 const SHIM: &str = r#"#!/bin/sh
 case "$1" in
 pretrain)
@@ -16,7 +16,7 @@ pretrain)
 esac
 "#;
 
-/// The shell blocks of the README below `heading`.
+/// Returns the shell blocks of the README below `heading`.
 fn blocks(heading: &str) -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let text = std::fs::read_to_string(root.join("README.md")).unwrap();
@@ -61,7 +61,7 @@ fn the_lines_about_ones_own_images_work() {
     }
 }
 
-/// Pages that the README and its pages name are there.
+/// Pages to which the README and its pages link exist.
 #[test]
 fn links_lead_somewhere() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

@@ -1,4 +1,4 @@
-//! Recipes beside what was published of them, and their headers.
+//! Recipes, compared with the published ones, and their headers.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use trainer::{Plan, Recipe};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/recipes");
 
-/// Names and texts of all recipes.
+/// Reads the names and texts of all recipes.
 fn recipes() -> BTreeMap<String, String> {
     let files = std::fs::read_dir(FOLDER).unwrap().map(|file| file.unwrap().path());
     let named = |path: std::path::PathBuf| {
@@ -22,14 +22,14 @@ fn published() -> Table {
     std::fs::read_to_string(file).unwrap().parse().unwrap()
 }
 
-/// The comment at the start of a recipe, as one line.
+/// Returns the comment at the start of a recipe, as one line.
 fn header(text: &str) -> String {
     let lines =
         text.lines().take_while(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
     lines.collect::<Vec<_>>().join(" ")
 }
 
-/// The value at a dotted key; a number in it is a place in a list.
+/// Returns the value at a dotted key; a number in the key is a position in a list.
 fn at<'v>(value: &'v Value, key: &str) -> Option<&'v Value> {
     key.split('.').try_fold(value, |value, part| match part.parse::<usize>() {
         Ok(place) => value.get(place),
@@ -46,7 +46,7 @@ fn numbers(value: &Value) -> Vec<f64> {
     }
 }
 
-/// Whether two values are equal up to rounding to f32.
+/// Returns `true` if two values are equal up to rounding to f32.
 fn same(a: &Value, b: &Value) -> bool {
     let (a_numbers, b_numbers) = (numbers(a), numbers(b));
     if a_numbers.is_empty() {
@@ -99,7 +99,7 @@ fn headers_say_command_publication_machine_and_score() {
     }
 }
 
-/// Numbers of the header that the recipe has as well.
+/// Checks that numbers of the header agree with the recipe.
 fn check_numbers(name: &str, header: &str, text: &str) {
     let recipe = Recipe::parse(text, name, &[]).unwrap();
     let before = |unit: &str| -> Option<f64> {

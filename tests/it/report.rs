@@ -1,4 +1,4 @@
-//! `ocelli report` and `ocelli runs`, as a user calls them: what a page shows, in a browser where there is one.
+//! `ocelli report` and `ocelli runs`, as a user calls them: the contents of a page, in a browser if there is one.
 
 use std::fs;
 use std::process::Command;
@@ -8,16 +8,16 @@ use serde_json::Value;
 
 use crate::support::{World, fails, json_of, ok};
 
-/// The browser that the page is opened in, by the names that distributions give it.
+/// Names that distributions give to the browser in which the page is opened.
 const BROWSERS: [&str; 4] = ["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"];
 
-/// The data within a page.
+/// Returns the data within a page.
 fn data_of(page: &str) -> Value {
     let (_, rest) = page.split_once(r#"<script type="application/json" id="data">"#).unwrap();
     serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
 }
 
-/// A run with a probe, an evaluation, a damaged sample and names that would be markup if they were not escaped.
+/// Creates a run with a probe, an evaluation, a damaged sample and names that would be markup if they were not escaped.
 fn reported() -> World {
     let world = World::new(40);
     damage(&world);
@@ -38,7 +38,7 @@ fn reported() -> World {
     world
 }
 
-/// Spoils the end of the first image of the shard: bytes that a strict decoder refuses.
+/// Damages the end of the first image of the shard, so that a strict decoder rejects it.
 fn damage(world: &World) {
     let dataset = world.dataset();
     let (_, _, offset) = dataset.describe(pipeline::SampleId(0));
@@ -92,11 +92,11 @@ fn a_page_shows_a_run_and_needs_nothing_beside_itself() {
     ok(&world.ocelli(&["report", &world.text("run"), "--no-pictures"]));
     fs::write(&path, "a letter").unwrap();
     let refused = fails(&world.ocelli(&["report", &world.text("run"), "--no-pictures"]), 2);
-    assert!(refused.contains("is no report"), "{refused}");
+    assert!(refused.contains("is not a report"), "{refused}");
     assert_eq!(fs::read_to_string(&path).unwrap(), "a letter");
 }
 
-/// A run's files may be half written, of another release or gone.
+/// A run's files may be incomplete, of another release or missing.
 #[test]
 fn what_is_missing_is_said_and_the_rest_is_shown() {
     let world = World::new(16);
@@ -155,7 +155,7 @@ fn runs_are_listed_with_their_states() {
     assert!(empty.contains("there is no run in"), "{empty}");
 }
 
-/// Left out where there is no browser; `.ci/run` brings one.
+/// Skipped if there is no browser; `.ci/run` installs one.
 #[test]
 fn a_browser_opens_the_page_without_an_error() {
     let Some(browser) = BROWSERS.iter().find(|name| Command::new(name).arg("--version").output().is_ok())

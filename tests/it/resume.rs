@@ -60,7 +60,7 @@ fn a_run_that_is_asked_to_stop_writes_a_checkpoint_and_says_143() {
     }
 }
 
-/// A damaged newest checkpoint is passed over for the one before.
+/// A damaged newest checkpoint is skipped for the previous one.
 #[test]
 fn a_damaged_checkpoint_is_passed_over() {
     let world = World::new(50);
@@ -76,7 +76,7 @@ fn a_damaged_checkpoint_is_passed_over() {
     assert_eq!(metrics(&world.path("run")), unbroken);
 }
 
-/// A manifest that was changed by hand, or by a bad disk, is not believed: the run goes on from the checkpoint before.
+/// A manifest that was changed by hand, or by a bad disk, is rejected: the run continues from the previous checkpoint.
 #[test]
 fn a_changed_manifest_is_refused() {
     let world = World::new(24);

@@ -1,4 +1,4 @@
-//! Passwords, signatures and commands in shard lists: what a run, its exports and its reports leave holds none of them.
+//! Passwords, signatures and commands in shard lists: the files of a run, its exports and its reports hold none of them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ fn silent(output: &Output) {
     assert!(!holds_a_secret(&output.stderr), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The address of `name` with a user, a password and a signature.
+/// Returns the address of `name` with a user, a password and a signature.
 fn signed(server: &WebServer, name: &str, signature: &str) -> String {
     let address = server.url(name).replace("http://", &format!("http://user:{PASSWORD}@"));
     format!("{address}?X-Amz-Signature={signature}&X-Amz-Date=1")
@@ -93,7 +93,7 @@ fn nothing_that_is_written_holds_the_secrets_of_addresses() {
     assert!(sent.iter().all(|body| !holds_a_secret(body)), "what track sent");
 }
 
-/// What an older release has written out is neither shown nor sent.
+/// Secrets that an older release has written are neither shown nor sent.
 #[test]
 fn the_secrets_of_older_runs_stay_where_they_are() {
     let (world, tracker) = (World::new(24), Tracker::start());
@@ -130,11 +130,11 @@ fn a_recipe_runs_no_command() {
         assert!(told.contains("--shards"), "{told}");
         assert!(!touched.exists(), "{shards}");
     }
-    // Where other shards are given, nobody looks at them.
+    // If other shards are given, those of the recipe are not opened.
     ok(&with(&command, &["--shards", &shard]));
     assert!(!touched.exists());
     fs::remove_dir_all(&workdir).unwrap();
-    // The command line may.
+    // The command line may name a command.
     let recipe = world.text("tiny.toml");
     ok(&world.ocelli(&["pretrain", "--recipe", &recipe, "--workdir", &workdir, "--shards", &command]));
     assert!(touched.exists());

@@ -9,28 +9,28 @@ use s3s::auth::SimpleAuth;
 use s3s::service::S3ServiceBuilder;
 use s3s_fs::FileSystem;
 
-/// What the server does wrong, for all of its files.
+/// Faults of the server, for all of its files.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Faults {
-    /// Answers with these first, one a request.
+    /// Status codes of the first responses, one per request.
     pub(crate) statuses: Vec<u16>,
-    /// Closes the connection after so many bytes of a body.
+    /// Closes the connection after this many bytes of a body.
     pub(crate) drop_after: Option<usize>,
-    /// Sends nothing more after so many bytes of a body, for the first request of each file.
+    /// Stops sending after this many bytes of a body, for the first request of each file.
     pub(crate) stall_after: Option<usize>,
-    /// Sends a byte every hundredth of a second.
+    /// Sends one byte every 10 ms.
     pub(crate) trickles: bool,
-    /// Sends the whole file whatever the range.
+    /// Sends the whole file for any range.
     pub(crate) ignores_ranges: bool,
-    /// Says neither length nor version.
+    /// Sends neither length nor version.
     pub(crate) says_nothing: bool,
-    /// Sends the rest of whatever it has now, whatever version is asked for.
+    /// Sends the rest of the current file for any requested version.
     pub(crate) ignores_versions: bool,
-    /// Answers every name that it does not have with a page.
+    /// Responds to every unknown name with a page.
     pub(crate) has_a_page_for_all: bool,
-    /// The owner of files with this in their name opts out.
+    /// Part of the names of files whose owner opts out.
     pub(crate) opts_out: Option<&'static str>,
-    /// Files are those of this folder from the second request on.
+    /// Folder from which a file is served from its second request on.
     pub(crate) changes_to: Option<PathBuf>,
 }
 
@@ -45,7 +45,7 @@ struct State {
     faults: Mutex<Faults>,
     /// Path and `Range` of each request.
     requests: Mutex<Vec<(String, Option<String>)>>,
-    /// Requests that are answered now, and the most there ever were.
+    /// Current number of concurrent requests, and its maximum.
     active: Mutex<[usize; 2]>,
 }
 
@@ -65,7 +65,7 @@ impl WebServer {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let state = Arc::clone(&shared);
-                // A client that goes away is nothing to report.
+                // A client that disconnects is not an error.
                 std::thread::spawn(move || {
                     let mut active = state.active.lock().unwrap();
                     active[0] += 1;
@@ -86,29 +86,29 @@ impl WebServer {
         *self.state.faults.lock().unwrap() = faults;
     }
 
-    /// The most requests that were answered at a time.
+    /// Returns the largest number of concurrent requests.
     pub(crate) fn most_at_a_time(&self) -> usize {
         self.state.active.lock().unwrap()[1]
     }
 
-    /// Requests so far.
+    /// Returns the number of requests so far.
     pub(crate) fn n_requests(&self) -> usize {
         self.state.requests.lock().unwrap().len()
     }
 
-    /// What has been asked for after the first `skip` requests; a client may ask for a thing twice.
+    /// Returns the names requested after the first `skip` requests; a client may request a name twice.
     pub(crate) fn names_after(&self, skip: usize) -> BTreeSet<String> {
         self.state.requests.lock().unwrap().iter().skip(skip).map(|(name, _)| name.clone()).collect()
     }
 
-    /// `Range` of each request for `name`, in order.
+    /// Returns the `Range` of each request for `name`, in order.
     pub(crate) fn ranges(&self, name: &str) -> Vec<Option<String>> {
         let requests = self.state.requests.lock().unwrap();
         requests.iter().filter(|(path, _)| path == name).map(|(_, range)| range.clone()).collect()
     }
 }
 
-/// A request that is being answered. Dropped before the last bytes leave, because the client may ask again
+/// A request in progress. Dropped before the last bytes are sent, because the client may send another
 /// as soon as it has them.
 struct Active<'a>(&'a State);
 
@@ -184,7 +184,7 @@ fn answer(state: &State, mut stream: TcpStream, active: Active<'_>) -> std::io::
     Ok(())
 }
 
-/// Path and headers of a request.
+/// Reads path and headers of a request.
 fn request(stream: &TcpStream) -> std::io::Result<(String, HashMap<String, String>)> {
     let mut lines = BufReader::new(stream).lines();
     let first = lines.next().unwrap_or_else(|| Ok(String::new()))?;

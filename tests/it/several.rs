@@ -7,7 +7,7 @@ use pipeline::shard::write::{ShardLimits, ShardWriter};
 use crate::evaluation::probe;
 use crate::support::{World, fails, json_of, ok};
 
-/// Packs images that are dark on the left and bright on the right of a border, with members that `more` makes of the number
+/// Packs images that are dark on the left and bright on the right of a border, with members that `more` derives from the number
 /// of the image and the border.
 fn pack_bordered(
     world: &World,
@@ -40,7 +40,7 @@ fn png_of(picture: &image::DynamicImage) -> Vec<u8> {
     bytes.into_inner()
 }
 
-/// Class 0 left of the border and 1 right of it; the first row does not count.
+/// Draws a mask: class 0 left of the border, 1 right of it, and the first row ignored.
 fn mask(border: u32) -> Vec<u8> {
     let class = |x: u32, y: u32| image::Luma([if y == 0 { 255 } else { u8::from(x >= border) }]);
     png_of(&image::GrayImage::from_fn(16, 16, class).into())
@@ -95,7 +95,7 @@ fn segmentation_reads_masks_and_needs_no_classes() {
     assert!(refused.contains("seg.png"), "{refused}");
 }
 
-/// Whether the border is left and whether the number is even: each image has none, one or both.
+/// Classes are "the border is on the left" and "the number is even": each image has none, one or both.
 #[test]
 fn several_classes_give_mean_average_precision() {
     let world = World::new(20);

@@ -13,15 +13,15 @@ use trainer::run::data::{StreamConfig, stream};
 const N_SAMPLES: u64 = 100_000;
 const BATCH: usize = 100;
 
-/// Resident memory of this process.
+/// Returns the resident memory of this process, in MB.
 fn resident_mb() -> f64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: f64 = statm.split_whitespace().nth(1).unwrap().parse().unwrap();
     pages * 4096.0 / 1e6
 }
 
-/// 100,000 samples, one in a hundred corrupt: memory stays where it was, and each bad sample stands
-/// in the ledger once, also after a second pass.
+/// 100,000 samples, one in a hundred corrupt: memory does not grow, and each bad sample is listed
+/// in the ledger once, even after a second pass.
 #[test]
 fn a_long_stream_with_bad_samples_keeps_its_memory() {
     if std::env::var_os("RUN_SLOW_TESTS").is_none() {

@@ -1,4 +1,4 @@
-//! The source files of a crate, parsed: who uses whom, what is defined where, and how long it is.
+//! Parsed source files of a crate: uses between files, definitions, and lengths.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,37 +12,37 @@ const MEMBERS: [&str; 10] = [
     "pipeline", "augment", "kernels", "ranks", "networks", "trainer", "eval", "report", "weights", "scripts",
 ];
 
-/// Conditions under which something is compiled for tests alone.
+/// Conditions of code that is compiled only for tests.
 const FOR_TESTS: [&str; 2] = ["test", "feature = \"testing\""];
 
 /// A crate.
 pub(crate) struct Crate {
     pub(crate) name: String,
-    /// By path.
+    /// Source files, sorted by path.
     pub(crate) files: Vec<File>,
 }
 
-/// A source file. Its tests are left out, but for `text`.
+/// A source file without its tests.
 pub(crate) struct File {
-    /// Below the folder of sources.
+    /// Path below the folder of sources.
     pub(crate) path: String,
-    /// Without the test module, which stands last.
+    /// Text without the test module, which comes last.
     pub(crate) text: String,
-    /// Lines of that.
+    /// Number of lines of `text`.
     pub(crate) n_lines: usize,
     /// Path of its module: `ranks::mesh`.
     module: String,
-    /// Everything that it names by a path, from the crate on.
+    /// Paths, from the crate on, of everything that the file names.
     pub(crate) paths: BTreeSet<String>,
-    /// Names that it hands on: the name, and what it stands for.
+    /// Names that it re-exports: each name, and the path that it stands for.
     exports: BTreeMap<String, String>,
-    /// Modules that it hands on as a whole: `pub use a::b::*`.
+    /// Modules that it re-exports completely: `pub use a::b::*`.
     open_exports: Vec<String>,
     definitions: BTreeSet<String>,
     pub(crate) inherent_impls: BTreeSet<String>,
-    /// Names and lines of its functions.
+    /// Names of its functions, and their numbers of lines.
     pub(crate) functions: Vec<(String, usize)>,
-    /// Words of its names and of its text in quotes, in lower case; comments are left out.
+    /// Words of its names and string literals, in lower case; comments are left out.
     pub(crate) words: BTreeSet<String>,
     public_modules: Vec<String>,
 }
@@ -67,7 +67,7 @@ impl Crate {
         Self { name: name.to_string(), files }
     }
 
-    /// For each file the files whose definitions it names, whatever they are handed on by.
+    /// Returns for each file the files whose definitions it names, also through re-exports.
     pub(crate) fn uses_between_files(&self) -> BTreeMap<String, BTreeSet<String>> {
         let mut edges = BTreeMap::<String, BTreeSet<String>>::new();
         for file in &self.files {
@@ -79,20 +79,20 @@ impl Crate {
         edges
     }
 
-    /// Its public modules.
+    /// Paths of its public modules.
     pub(crate) fn public_modules(&self) -> impl Iterator<Item = &String> {
         self.files.iter().flat_map(|file| &file.public_modules)
     }
 
-    /// Types of this name.
+    /// Returns the number of files that define a type of this name.
     pub(crate) fn n_definitions(&self, name: &str) -> usize {
         self.files.iter().filter(|file| file.definitions.contains(name)).count()
     }
 
-    /// The file that defines what `path` names, if it is of this crate.
+    /// Returns the file that defines the item at `path`, if it belongs to this crate.
     fn file_of(&self, path: &str) -> Option<&str> {
         let mut path = path.to_string();
-        // Names are handed on a few times at most.
+        // Names are re-exported a few times at most.
         for _ in 0..8 {
             let (file, rest) = self.longest_module(&path)?;
             let first = rest.split("::").next().unwrap_or_default();
@@ -116,7 +116,7 @@ impl Crate {
         None
     }
 
-    /// The file of the longest beginning of `path` that is a module, and the rest of the path.
+    /// Returns the file of the longest prefix of `path` that is a module, and the rest of the path.
     fn longest_module<'a>(&self, path: &'a str) -> Option<(&File, &'a str)> {
         let mut end = path.len();
         loop {
@@ -196,10 +196,10 @@ fn split(text: &str, found: &mut BTreeSet<String>) {
     found.extend(text.split(|c: char| !c.is_alphanumeric()).map(str::to_lowercase));
 }
 
-/// Walks the syntax of a file.
+/// Visitor of the syntax of a file.
 struct Reader<'a> {
     krate: &'a str,
-    /// The module of the file, and those inside it that are open.
+    /// Module of the file, and the inline modules that enclose the current position.
     module: Vec<String>,
     file: &'a mut File,
 }
@@ -209,7 +209,7 @@ impl Reader<'_> {
         self.module.join("::")
     }
 
-    /// A path from the crate on; `None` for what belongs to no crate of this workspace.
+    /// Resolves a path to one from the crate on; `None` for items outside of this workspace.
     fn absolute(&self, parts: &[String]) -> Option<String> {
         let here = self.here();
         let mut base: Vec<&str> = here.split("::").collect();

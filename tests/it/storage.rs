@@ -12,7 +12,7 @@ use crate::servers::{Faults, WebServer};
 use crate::support::{TINY, World, cached, ok, open, program, samples, without_sidecar};
 use pipeline::shard::sidecar;
 
-/// A compressed shard on a disk and on a server, and one that is damaged.
+/// A compressed shard on a disk and on a server, and a damaged one.
 #[test]
 fn compressed_shards_are_unpacked_into_the_cache() {
     let world = World::new(30);
@@ -37,7 +37,7 @@ fn compressed_shards_are_unpacked_into_the_cache() {
     assert_eq!(cached(&world).len(), 2, "nothing of it stays");
 }
 
-/// Two windows must fit; what does not fit is refused before training, not fetched for ever.
+/// Two windows must fit; otherwise the run is rejected before training, instead of fetching forever.
 #[test]
 fn a_small_cache_keeps_what_is_read_and_drops_the_rest() {
     let world = World::new(1);
@@ -80,7 +80,7 @@ fn a_small_cache_keeps_what_is_read_and_drops_the_rest() {
     assert!(cached(&world).len() <= 3, "{:?}", cached(&world));
 }
 
-/// A shard on a disk without an index is walked once; one that was written anew is walked again.
+/// A local shard without an index is read once to index it; a rewritten shard is indexed again.
 #[test]
 fn an_index_that_was_built_is_kept() {
     let world = World::new(20);
@@ -101,7 +101,7 @@ fn an_index_that_was_built_is_kept() {
     assert_eq!(Dataset::open(&spec, &pipeline::Storage::new(nowhere)).unwrap().n_samples(), 25);
 }
 
-/// A sample whose bytes are others than when it was indexed is bad, and named.
+/// A sample whose bytes have changed since it was indexed is bad, and named.
 #[test]
 fn a_shard_that_changes_under_the_reader_is_noticed() {
     let world = World::new(40);
@@ -121,7 +121,7 @@ fn a_shard_that_changes_under_the_reader_is_noticed() {
     assert!(said.contains("checksum differs") && said.contains("jpg has changed"), "{said}");
 }
 
-/// Starts at the same time, in one process and with the same shard named twice.
+/// Concurrent starts, in one process, with the same shard named several times.
 #[test]
 fn starts_at_the_same_time_share_a_cache() {
     let world = World::new(10);
@@ -139,7 +139,7 @@ fn starts_at_the_same_time_share_a_cache() {
     assert_eq!(server.ranges("train-000000.tar").len(), 1, "one fetch for all");
 }
 
-/// Lists promise lengths and hashes, of shards here and elsewhere.
+/// Lists state lengths and hashes of local and remote shards.
 #[test]
 fn promises_of_a_list_are_kept_or_broken() {
     let world = World::new(10);
@@ -169,7 +169,7 @@ fn promises_of_a_list_are_kept_or_broken() {
         let error = open(&world, &list).unwrap_err().to_string();
         assert!(error.contains("its list says"), "{list}: {error}");
     }
-    // Elsewhere the hash is checked when the shard comes, even where the same URL came before without one.
+    // The hash of a remote shard is checked when it is fetched, even if its URL was fetched before without a hash.
     let remote = open(&world, &server.url("hash.json")).unwrap();
     let error = remote.read(SampleId(0)).unwrap_err().to_string();
     assert!(error.contains("gives MD5"), "{error}");
@@ -182,7 +182,7 @@ fn promises_of_a_list_are_kept_or_broken() {
     assert!(String::from_utf8_lossy(&here.stderr).contains("gives MD5"));
 }
 
-/// Damage that no sample shows: in a member that is not read for training.
+/// Damage in padding, which reading the samples does not reveal.
 #[test]
 fn verify_reads_every_byte() {
     let world = World::new(10);
@@ -200,7 +200,7 @@ fn verify_reads_every_byte() {
     assert_eq!((&report["bad_shards"], &report["bad"]), (&1.into(), &0.into()));
 }
 
-/// A damaged sample is left out by what cleans, and counted by what looks.
+/// A damaged sample is dropped by verbs that rewrite shards, and counted by `stats`.
 #[test]
 fn a_damaged_sample_stops_no_preparation() {
     let world = World::new(20);

@@ -53,7 +53,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// `count` images in `train-*.tar`.
+    /// Creates a world with `count` images in `train-*.tar`.
     pub(crate) fn new(count: u64) -> Self {
         let world = Self { folder: tempfile::tempdir().unwrap() };
         std::fs::write(world.path("tiny.toml"), TINY).unwrap();
@@ -75,7 +75,7 @@ impl World {
         self.path("data/train-000000.tar")
     }
 
-    /// A storage with a cache in this folder, which waits for milliseconds where others wait for
+    /// Returns a storage with a cache in this folder, which waits milliseconds instead of
     /// seconds.
     pub(crate) fn storage(&self) -> Storage {
         Storage::new(self.storage_config())
@@ -91,7 +91,7 @@ impl World {
         StorageConfig { retry, ..StorageConfig::new(self.path("cache")) }
     }
 
-    /// The shard as a data set.
+    /// Opens the shard as a data set.
     pub(crate) fn dataset(&self) -> Arc<Dataset> {
         let shards = [self.shard().display().to_string()];
         Arc::new(Dataset::open(&shards, &self.storage()).unwrap())
@@ -102,12 +102,12 @@ impl World {
         program().args(args).output().unwrap()
     }
 
-    /// Runs the program with more in its environment.
+    /// Runs the program with more environment variables.
     pub(crate) fn ocelli_with(&self, args: &[&str], env: &[(&str, &str)]) -> Output {
         program().args(args).envs(env.iter().copied()).output().unwrap()
     }
 
-    /// Arguments of a tiny pretraining run in `workdir`, with more appended.
+    /// Returns the arguments of a tiny pretraining run in `workdir`, followed by `more`.
     pub(crate) fn pretrain_args(&self, workdir: &str, more: &[&str]) -> Vec<String> {
         let mut args: Vec<String> = vec![
             "pretrain".into(),
@@ -128,10 +128,10 @@ impl World {
     }
 }
 
-/// The program, built with the tests.
+/// Returns a command of the program that was built with the tests.
 pub(crate) fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ocelli-under-test"));
-    // Not that of the user, and without the user's credentials.
+    // Not the cache of the user, and without the user's credentials.
     command.env("OCELLI_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"));
     // Features of an earlier run of these tests would hide what has changed since.
     command.env("OCELLI_FEATURES_GB", "0");
@@ -143,20 +143,20 @@ pub(crate) fn program() -> Command {
     command
 }
 
-/// The last line of standard output, as JSON.
+/// Returns the last line of standard output, as JSON.
 pub(crate) fn json_of(output: &Output) -> serde_json::Value {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     serde_json::from_str(text.lines().last().unwrap()).unwrap()
 }
 
-/// Standard error of a run that must have succeeded.
+/// Returns standard error of a run that must have succeeded.
 pub(crate) fn ok(output: &Output) -> String {
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "status {:?}: {stderr}", output.status.code());
     stderr
 }
 
-/// Standard error of a run that must have failed with `code`, in one message without a backtrace.
+/// Returns standard error of a run that must have failed with `code`, in one message without a backtrace.
 pub(crate) fn fails(output: &Output, code: i32) -> String {
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(code), "{stderr}");
@@ -165,7 +165,7 @@ pub(crate) fn fails(output: &Output, code: i32) -> String {
     stderr
 }
 
-/// Rows of metrics without the columns that hold times.
+/// Reads the rows of metrics without the columns that hold times.
 pub(crate) fn metrics(workdir: &Path) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(workdir.join("metrics.jsonl")).unwrap();
     let strip = |line: &str| {
@@ -179,7 +179,7 @@ pub(crate) fn metrics(workdir: &Path) -> Vec<serde_json::Value> {
 /// Key, image and label of a sample.
 pub(crate) type Known = (String, Vec<u8>, Option<u32>);
 
-/// All samples.
+/// Reads all samples.
 pub(crate) fn samples(dataset: &Dataset) -> Vec<Known> {
     let all = (0..dataset.n_samples()).map(|id| dataset.read(SampleId(id)).unwrap());
     all.map(|sample| (sample.key, sample.image, sample.label)).collect()
@@ -189,7 +189,7 @@ pub(crate) fn open(world: &World, spec: &str) -> Result<Dataset, PipelineError> 
     Dataset::open(&[spec.to_string()], &world.storage())
 }
 
-/// Files in the cache that are shards.
+/// Returns the files in the cache that are shards.
 pub(crate) fn cached(world: &World) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(world.path("cache")).into_iter().flatten();
     entries

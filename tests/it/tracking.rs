@@ -1,4 +1,4 @@
-//! `ocelli track` against a server that answers as MLflow does and remembers what it was told.
+//! `ocelli track` against a server that responds like MLflow and records the requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,11 +13,11 @@ use crate::support::{World, fails, metrics, ok};
 /// A request: its method and path, and its body.
 type Request = (String, Vec<u8>);
 
-/// The server.
+/// A stand-in for MLflow's server.
 pub(crate) struct Tracker {
     pub(crate) address: String,
     requests: Arc<Mutex<Vec<Request>>>,
-    /// Requests that are refused from now on.
+    /// Paths of requests that are rejected from now on.
     refuses: Arc<Mutex<BTreeSet<&'static str>>>,
 }
 
@@ -35,12 +35,12 @@ impl Tracker {
         tracker
     }
 
-    /// Bodies of all requests that were not taken.
+    /// Returns the bodies of all recorded requests that have not been taken.
     pub(crate) fn bodies(&self) -> Vec<Vec<u8>> {
         self.requests.lock().unwrap().iter().map(|(_, body)| body.clone()).collect()
     }
 
-    /// Bodies of the requests since the last call whose paths end with `path`.
+    /// Takes the bodies of the requests since the last call whose paths end with `path`.
     fn take(&self, path: &str) -> Vec<Value> {
         let mut requests = self.requests.lock().unwrap();
         let (taken, left) = requests.drain(..).partition(|(asked, _)| asked.ends_with(path));
@@ -49,7 +49,7 @@ impl Tracker {
         taken.iter().map(|(_, body)| serde_json::from_slice(body).unwrap_or_default()).collect()
     }
 
-    /// The numbers since the last call: those of each name by step.
+    /// Takes the metrics since the last call: values by name and step.
     fn numbers(&self) -> BTreeMap<String, BTreeMap<u64, f64>> {
         let mut numbers = BTreeMap::<String, BTreeMap<u64, f64>>::new();
         for metric in
@@ -99,7 +99,7 @@ fn answer(mut stream: TcpStream, requests: &Mutex<Vec<Request>>, refuses: &Mutex
         requests.lock().unwrap().push((path, body));
     }
     let text = answer.to_string();
-    // A client that goes away is nothing to report.
+    // A client that disconnects is not an error.
     let _ = write!(
         stream,
         "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{text}",
@@ -170,7 +170,7 @@ fn a_server_gets_every_number_of_a_run_once() {
     assert!(tracker.take("runs/create").is_empty());
 }
 
-/// Pictures, the report and the plan.
+/// Returns `true` for pictures, the report and the plan.
 fn is_sent(entry: &fs::DirEntry) -> bool {
     let name = entry.file_name().to_string_lossy().into_owned();
     name.ends_with(".png") || name == "report.html" || name == "plan.toml"

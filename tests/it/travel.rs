@@ -1,4 +1,4 @@
-//! Weights and gradients between ranks, and what is computed in bf16.
+//! Transfer of weights and gradients between ranks, and computation in bf16.
 
 use ranks::engine::{Local, LocalGroup};
 use trainer::bench::compare::difference;
@@ -7,8 +7,8 @@ use crate::ranks::{STATISTICS, plan, train, train_on};
 
 const BF16: &str = "optim.precision={ gather = \"bf16\", reduce = \"bf16\" }";
 
-/// However weights and gradients travel between four ranks, the step is that of one rank: up to rounding in f32 where
-/// the engine sums, and in bf16 where that is sent.
+/// For every transfer of weights and gradients between four ranks, the step is that of one rank: up to rounding in f32 if
+/// the engine sums, and in bf16 if that is sent.
 #[test]
 fn every_order_of_sums_and_every_type_trains_alike() {
     let four_micro_batches = [&["optim.micro_batches=4"][..], &STATISTICS].concat();
@@ -30,7 +30,7 @@ fn every_order_of_sums_and_every_type_trains_alike() {
     }
 }
 
-/// One rank that talks to itself, as a GPU without others can be tried.
+/// One rank that communicates with itself, by which a single GPU can be tested.
 #[test]
 fn one_rank_may_talk_to_itself() {
     for more in [&[][..], &[BF16], &["run.exact_sums=false"]] {
@@ -40,8 +40,8 @@ fn one_rank_may_talk_to_itself() {
     }
 }
 
-/// Units that compute in bf16: nearly the gradients of f32, the same bits on any number of ranks and whatever is
-/// kept, and weights that stay f32.
+/// Units that compute in bf16 have nearly the gradients of f32, the same bits on any number of ranks and for any
+/// number of kept graphs, and weights in f32.
 #[test]
 fn bf16_computes_nearly_what_f32_does() {
     const BF16: &str = "optim.precision={ compute = \"bf16\" }";
@@ -68,7 +68,7 @@ fn bf16_computes_nearly_what_f32_does() {
     }
 }
 
-/// Weights and gradients in bf16 on the wire: another run, but not by much.
+/// Weights and gradients sent in bf16 change a run, but only slightly.
 #[test]
 fn bf16_on_the_wire_trains_alike() {
     let wire = ["optim.precision={gather=\"bf16\",reduce=\"bf16\"}"];

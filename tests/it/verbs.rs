@@ -80,7 +80,7 @@ fn lists_pack_like_folders() {
     assert_eq!(read("csv"), read("jsonl"));
 }
 
-/// Train and test must number their classes alike, whichever of them occur.
+/// Train and test must number their classes alike, even if some do not occur.
 #[test]
 fn classes_are_numbered_by_a_list_that_is_given() {
     let world = World::new(1);
@@ -106,7 +106,7 @@ fn classes_are_numbered_by_a_list_that_is_given() {
     assert!(stderr.contains("holds other classes") && stderr.contains("--classes"), "{stderr}");
     let stderr =
         fails(&pack(&world.text("train"), &world.text("c"), &["--classes", &world.text("tiny.toml")]), 2);
-    assert!(stderr.contains("does not stand in the list"), "{stderr}");
+    assert!(stderr.contains("is not in the list"), "{stderr}");
     // Numbers stay what they are, and an empty cell is no label.
     let list = "path,label\ntrain/cat/a.png,10\ntrain/dog/b.png,9\ntest/owl/d.png,\n";
     std::fs::write(world.path("numbers.csv"), list).unwrap();
@@ -200,7 +200,7 @@ fn a_run_is_probed_and_exported() {
     assert!(fails(&export("classes.txt", &["--overwrite"]), 2).contains(".safetensors"));
     assert_eq!(std::fs::read_to_string(world.path("classes.txt")).unwrap(), "0\tcat\n");
 
-    // The rows of the run are those of its probe; evaluations stand apart, and say what they are of.
+    // The metrics of the run have no evaluations; these are in a file of their own, with their subject.
     assert!(metrics(&world.path("run")).iter().all(|row| row.get("probe/linear").is_none()));
     let evaluations = std::fs::read_to_string(world.path("run/evaluations.jsonl")).unwrap();
     let evaluations: Vec<Value> =
@@ -228,7 +228,7 @@ fn the_benchmark_reports_every_phase() {
     assert!(json_of(&output)["kept_ms"].as_f64().unwrap() > 0.0);
 }
 
-/// The CPU beside itself has nothing to differ in; a device that is not there is named.
+/// The CPU does not differ from itself; a missing device is named.
 #[test]
 fn a_device_is_held_against_the_cpu() {
     let world = World::new(1);
@@ -247,7 +247,7 @@ fn a_device_is_held_against_the_cpu() {
     }
 }
 
-/// A folder of the user's with the name of one of its own is left alone.
+/// A folder of the user with the name of one of quickstart's is left unchanged.
 #[test]
 fn quickstart_takes_nothing_away_that_is_not_its_own() {
     let world = World::new(1);
@@ -257,7 +257,7 @@ fn quickstart_takes_nothing_away_that_is_not_its_own() {
     assert!(world.path("mine/data/train/photo.png").exists());
 }
 
-/// The whole job with a run of a few steps, twice: the second finds everything done.
+/// The whole job with a run of a few steps, twice: the second time everything is done.
 #[test]
 fn quickstart_leaves_pictures_and_numbers() {
     let world = World::new(1);

@@ -1,4 +1,4 @@
-//! Everything that can stop a run.
+//! Errors that stop a run.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use ranks::EngineError;
 /// An error of the trainer. Variants name the file, key or value they are about.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
-    /// A recipe that cannot be read or makes no sense.
+    /// The recipe cannot be read or is invalid.
     #[error("recipe {recipe}: {reason}")]
     Recipe {
         /// File or built-in name of the recipe.
@@ -28,9 +28,9 @@ pub enum TrainError {
         workdir: PathBuf,
         /// First key that differs.
         key: String,
-        /// Its value in the work directory.
+        /// Value of the key in the work directory.
         there: String,
-        /// Its value now.
+        /// Value of the key in the recipe of this start.
         here: String,
     },
     /// The shards are not those that a run began with.
@@ -42,7 +42,7 @@ pub enum TrainError {
         /// The work directory.
         workdir: PathBuf,
     },
-    /// A run that another release began, whose views were other ones.
+    /// The run was begun by a release that makes other views of the same images.
     #[error(
         "the run in {} was begun by a release that decodes JPEG or blurs in another way: finish it with that release, or \
          choose another --workdir", workdir.display()
@@ -51,7 +51,7 @@ pub enum TrainError {
         /// The work directory.
         workdir: PathBuf,
     },
-    /// A run's folder is not there any more.
+    /// The work directory no longer exists.
     #[error(
         "the work directory {} was moved, deleted or replaced while its run went on: nothing was written since", workdir.display()
     )]
@@ -62,52 +62,52 @@ pub enum TrainError {
     /// The data path failed.
     #[error(transparent)]
     Data(#[from] PipelineError),
-    /// Ranks have lost one another.
+    /// A collective or a device failed.
     #[error(transparent)]
     Ranks(#[from] EngineError),
-    /// Ranks do not agree on what they run.
+    /// Ranks were started with different recipes or data.
     #[error("rank {rank} differs from rank 0 in {what}: {theirs} there, {ours} on rank 0")]
     RanksDiffer {
-        /// The rank.
+        /// Rank that differs from rank 0.
         rank: usize,
-        /// What differs.
+        /// Key in which the plans differ.
         what: String,
-        /// Its value on that rank.
+        /// Value on that rank.
         theirs: String,
-        /// Its value on rank 0.
+        /// Value on rank 0.
         ours: String,
     },
-    /// A weight is missing from what was gathered.
+    /// A unit of the network is missing from the gathered weights.
     #[error("the network has no unit {unit}; this is a bug in ocelli")]
     NoUnit {
         /// Name of the unit.
         unit: String,
     },
-    /// A folder is no work directory.
+    /// The folder is not a work directory.
     #[error("there is no run in {}: it has no plan.toml", workdir.display())]
     NoRun {
         /// The folder.
         workdir: PathBuf,
     },
-    /// Another run works in the same folder.
+    /// Another run uses the same work directory.
     #[error("another run is at work in {}", workdir.display())]
     Busy {
         /// The work directory.
         workdir: PathBuf,
     },
-    /// Another rank cannot go on, and has said why itself.
-    #[error("{n_ranks} of the other ranks cannot go on; see their messages")]
+    /// Other ranks cannot continue, and have reported the reason themselves.
+    #[error("{n_ranks} of the other ranks cannot continue; see their messages")]
     PeersFailed {
-        /// How many.
+        /// Number of these ranks.
         n_ranks: usize,
     },
-    /// A multi-crop makes no sense.
+    /// The multi-crop is invalid.
     #[error(transparent)]
     Augment(#[from] AugmentError),
     /// A file could not be read or written.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was being done, as a verb.
+        /// Action that failed, as a verb.
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -130,13 +130,13 @@ pub enum TrainError {
     CheckpointRead {
         /// The checkpoint's folder or file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason for which it cannot be used.
         reason: String,
     },
-    /// Weights do not fit a network.
+    /// Weights do not fit the network.
     #[error(transparent)]
     Network(#[from] NetworkError),
-    /// Loss or gradients were not finite too often.
+    /// Loss or gradients were not finite in too many steps in a row.
     #[error(
         "loss or gradient was not finite in {n_steps} steps in a row, the last at step {step}; the last \
          checkpoint is untouched: lower optim.lr or optim.clip_norm, or raise the teacher temperature"
@@ -144,7 +144,7 @@ pub enum TrainError {
     NotFinite {
         /// The last such step.
         step: u64,
-        /// How many in a row.
+        /// Number of such steps in a row.
         n_steps: u32,
     },
     /// A probe failed during training.
@@ -152,10 +152,10 @@ pub enum TrainError {
     Probe {
         /// Name of the probe.
         name: String,
-        /// Its own words.
+        /// Message of the probe.
         reason: String,
     },
-    /// The data stream ended, which an endless stream does only when its threads died.
+    /// The endless data stream ended, which happens only if its threads have died.
     #[error("the data threads ended without an error; this is a bug in ocelli")]
     DataEnded,
 }

@@ -1,6 +1,6 @@
-//! Views into weights: methods, the unit-by-unit step, optimizer, checkpoints, telemetry.
+//! Training, from views to weights: methods, the unit-by-unit step, optimizer, checkpoints, telemetry.
 //!
-//! This crate knows nothing of command lines or of evaluation, which it calls through [`networks::probe`].
+//! Command lines and evaluation are outside this crate, which calls evaluation through [`networks::probe`].
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

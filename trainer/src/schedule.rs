@@ -1,40 +1,40 @@
-//! Lengths, and schedules: pure functions from the step to the values that move during training.
+//! Lengths of time, and schedules: pure functions from the step to values that change during training.
 
 use serde::{Deserialize, Serialize};
 
-/// Linear from `start` to `peak` over `warmup_steps`, then to `end` at `total_steps` as `shape` says.
+/// Warm-up and decay: linear from `start` to `peak` over `warmup_steps`, then to `end` at `total_steps` as `shape` says.
 ///
-/// Step 0 has `start`, and the last step lies one short of `end`. With [`Shape::Cosine`] the last step of the warm-up has
-/// `peak` already, as in DINO and SwAV; with the other shapes it lies one short of it, as in VISSL.
+/// Step 0 has `start`, and the last step is one step short of `end`. With [`Shape::Cosine`] the last step of the warm-up has
+/// `peak` already, as in DINO and SwAV; with the other shapes it is one step short of it, as in VISSL.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Schedule {
     /// Value of step 0.
     pub start: f64,
     /// Value after the warm-up.
     pub peak: f64,
-    /// Value that it tends to.
+    /// Value that is reached at `total_steps`.
     pub end: f64,
     /// Steps of the warm-up.
     pub warmup_steps: u64,
     /// Steps of the run.
     pub total_steps: u64,
-    /// How it falls after the warm-up.
+    /// Shape of the decay after the warm-up.
     pub shape: Shape,
 }
 
-/// How a schedule falls.
+/// Shape of a schedule after its warm-up.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Shape {
-    /// Along half a cosine over the steps behind the warm-up.
+    /// Half a cosine over the steps after the warm-up.
     Cosine,
-    /// Along half a cosine over the steps behind the warm-up, whose first step has `peak`: MoCo v3.
+    /// Half a cosine over the steps after the warm-up, whose first step has `peak`: MoCo v3.
     HalfCosine,
-    /// Along half a cosine over all steps, of which those of the warm-up are left out: VISSL's composition of a linear
+    /// Half a cosine over all steps, whose beginning the warm-up replaces: VISSL's composition of a linear
     /// schedule with a cosine of `interval_scaling: fixed`.
     CosineOfRun,
-    /// Not at all, and linearly over the last steps.
+    /// Constant, with a linear decay over the last steps.
     Constant {
-        /// Steps of the fall.
+        /// Steps of the decay.
         cooldown_steps: u64,
     },
 }
@@ -72,7 +72,7 @@ impl Schedule {
     }
 }
 
-/// Linear from `from` to `to` over `ramp_steps`, constant afterwards.
+/// Linear ramp from `from` to `to` over `ramp_steps`, constant afterwards.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Ramp {
     /// Value of step 0.
@@ -93,7 +93,7 @@ impl Ramp {
     }
 }
 
-/// The values of one step that belong to no method.
+/// Scheduled values of one step that do not depend on the method.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Knobs {
     /// The step.
@@ -104,7 +104,7 @@ pub struct Knobs {
     pub weight_decay: f64,
 }
 
-/// All schedules of a run that belong to no method.
+/// Schedules of a run that do not depend on the method.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Schedules {
     /// Learning rate.
@@ -120,26 +120,26 @@ impl Schedules {
     }
 }
 
-/// A length in the unit that suits: `{ epochs = 10 }`, `{ steps = 500 }`, `{ samples = 1e6 }` or
+/// A length of time in one of four units: `{ epochs = 10 }`, `{ steps = 500 }`, `{ samples = 1e6 }` or
 /// `{ percent = 5 }` of the run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Duration {
-    /// Updates.
+    /// Number of steps.
     Steps(u64),
-    /// Passes over the data.
+    /// Number of passes over the data.
     Epochs(f64),
-    /// Images.
+    /// Number of images.
     Samples(f64),
     /// Percent of the run's length.
     Percent(f64),
 }
 
 impl Duration {
-    /// In steps, rounded to the nearest; `total_steps` is `None` for the run's own length.
+    /// Returns the length in steps, rounded to the nearest; `total_steps` is `None` for the run's own length.
     ///
     /// # Errors
-    /// What makes no sense, in words.
+    /// A message in words if the length is invalid.
     pub fn steps(&self, n_samples: u64, batch_size: usize, total_steps: Option<u64>) -> Result<u64, String> {
         let batch = batch_size as f64;
         let steps = match *self {
@@ -158,7 +158,7 @@ impl Duration {
     }
 }
 
-/// How long a run is, for what is given in epochs or percent.
+/// Length of a run, from which lengths in epochs or percent are computed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RunLength {
     /// Samples of the data set.
@@ -170,10 +170,10 @@ pub struct RunLength {
 }
 
 impl RunLength {
-    /// `duration` in steps; `key` names it in messages.
+    /// Returns `duration` in steps; `key` names it in messages.
     ///
     /// # Errors
-    /// The key, and what makes no sense.
+    /// A message with the key and the reason if the length is invalid.
     pub fn steps(&self, key: &str, duration: &Duration) -> Result<u64, String> {
         let steps = duration.steps(self.n_samples, self.batch_size, Some(self.total_steps));
         steps.map_err(|reason| format!("{key}: {reason}"))

@@ -1,4 +1,4 @@
-//! What can be wrong with weights.
+//! Errors of reading and writing weights.
 
 use std::path::{Path, PathBuf};
 
@@ -10,19 +10,19 @@ pub enum WeightsError {
     /// A file could not be read or written.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was being done, as a verb.
+        /// Attempted action, as a verb.
         action: &'static str,
         /// The file.
         path: PathBuf,
         /// The cause.
         source: std::io::Error,
     },
-    /// A file is not what its name says.
+    /// A file does not have the format that its name implies.
     #[error("{} cannot be read: {reason}", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the defect.
         reason: String,
     },
     /// A file holds weights of a network that cannot be built here.
@@ -30,7 +30,7 @@ pub enum WeightsError {
     Unknown {
         /// The file.
         path: PathBuf,
-        /// What was found.
+        /// Description of the network or file that was found.
         reason: String,
     },
     /// A format cannot hold this network.
@@ -38,10 +38,10 @@ pub enum WeightsError {
     Unsupported {
         /// The format.
         format: &'static str,
-        /// Why.
+        /// Reason that the format cannot hold the network.
         reason: String,
     },
-    /// Something is in the way of what is to be written.
+    /// The file or folder to be written exists.
     #[error("{} exists; --overwrite replaces it", path.display())]
     Exists {
         /// The file or folder.
@@ -53,17 +53,17 @@ pub enum WeightsError {
 }
 
 impl WeightsError {
-    /// An I/O error on `path` while doing `action`.
+    /// Returns an I/O error on `path` while doing `action`.
     pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
         Self::Io { action, path: path.to_path_buf(), source }
     }
 
-    /// `path` is malformed because of `reason`.
+    /// Returns an error that calls `path` malformed because of `reason`.
     pub(crate) fn malformed(path: &Path, reason: impl Into<String>) -> Self {
         Self::Malformed { path: path.to_path_buf(), reason: reason.into() }
     }
 
-    /// `path` holds something else because of `reason`.
+    /// Returns an error that calls the network in `path` unknown because of `reason`.
     pub(crate) fn unknown(path: &Path, reason: impl Into<String>) -> Self {
         Self::Unknown { path: path.to_path_buf(), reason: reason.into() }
     }

@@ -1,4 +1,4 @@
-//! What is to be written, and what is said of it.
+//! Networks to be written, and the facts that their cards state.
 
 use networks::ModelConfig;
 use networks::NamedTensor;
@@ -6,45 +6,45 @@ use networks::NamedTensor;
 use crate::precision::Precision;
 use crate::preprocessing::Preprocessing;
 
-/// What is to be written.
+/// A network to be written.
 #[derive(Debug)]
 pub struct Export<'a> {
-    /// What the network is.
+    /// Configuration of the network.
     pub model: &'a ModelConfig,
-    /// Its parameters.
+    /// Parameters of the network.
     pub tensors: &'a [NamedTensor],
-    /// How it sees images.
+    /// Preprocessing of its images.
     pub preprocessing: Preprocessing,
-    /// Which network of a run it is.
+    /// Name of the network within its run.
     pub which: &'a str,
-    /// What weights are stored in.
+    /// Precision in which weights are stored.
     pub precision: Precision,
-    /// Where it comes from, and what it is worth.
+    /// Origin and scores.
     pub card: &'a Card,
 }
 
-/// Where a network comes from.
+/// Origin and scores of a network, for its card.
 #[derive(Debug, Clone, Default)]
 pub struct Card {
-    /// Name of the recipe, or of the file that the weights came from.
+    /// Name of the recipe, or of the file that the weights come from.
     pub name: String,
     /// The recipe with every default filled in, if the weights come from a run.
     pub plan: Option<String>,
-    /// Images that it was trained on, and how often: a sentence.
+    /// Sentence about the images that it was trained on, and how often.
     pub data: Option<String>,
-    /// What it scores.
+    /// Scores in evaluations.
     pub scores: Vec<Score>,
-    /// Release of the program.
+    /// Version of the program.
     pub version: String,
 }
 
-/// A number of an evaluation.
+/// Result of an evaluation.
 #[derive(Debug, Clone)]
 pub struct Score {
-    /// What was measured, on what: `knn (k = 20) on test`.
+    /// Metric and data set: `knn (k = 20) on test`.
     pub name: String,
-    /// The number with its interval, as people read it.
+    /// Value and confidence interval, formatted for reading.
     pub value: String,
-    /// The precision of the weights that were scored.
+    /// Precision of the weights that were scored.
     pub precision: Precision,
 }

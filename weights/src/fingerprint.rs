@@ -1,9 +1,9 @@
-//! A number that names weights.
+//! A hash that identifies weights.
 
 use networks::NamedTensor;
 use xxhash_rust::xxh3::Xxh3;
 
-/// Names `tensors`: equal for equal names, shapes and values, whatever file they came from.
+/// Hashes `tensors`: equal names, shapes and values have equal hashes, in any file.
 pub fn fingerprint(tensors: &[NamedTensor]) -> u64 {
     let mut hash = Xxh3::new();
     for tensor in tensors {

@@ -1,28 +1,19 @@
-//! Weights for the backbone of a recipe.
+//! Fitting weights to the backbone of a recipe.
 
-use networks::{ModelConfig, NamedTensor, VitConfig};
+use networks::{ModelConfig, NamedTensor};
 use serde_json::{Map, Value};
 
+use crate::backbone::exchange_of;
 use crate::resized::resized;
 
-/// Keys of a backbone that say how it is trained, or how a position embedding is resampled, not what its weights mean.
-const FREE: [&str; 9] = [
-    "drop_path",
-    "init_std",
-    "initialization",
-    "positions",
-    "freeze_patches",
-    "pos_offset",
-    "pos_antialias",
-    "image_px",
-    "zero_init_residual",
-];
+/// Keys of every backbone that do not change what given weights compute.
+const FREE_KEYS: [&str; 2] = ["drop_path", "image_px"];
 
-/// `tensors` of `from` for the backbone `to`, which must be the same but for what is only about training; a position
+/// Fits `tensors` of `from` to the backbone `to`, which must be the same but for settings of training; a position
 /// embedding is resampled as the code of `from` does it.
 ///
 /// # Errors
-/// In words: the keys that differ, with both values.
+/// A message with the keys that differ and both values of each.
 pub fn fitted(
     from: &ModelConfig,
     tensors: Vec<NamedTensor>,
@@ -47,29 +38,15 @@ pub fn fitted(
     }
 }
 
-/// What of a backbone its weights depend on.
+/// Returns the keys of a backbone on which the meaning of its weights depends.
 fn keys(model: &ModelConfig) -> Map<String, Value> {
     let mut keys = match serde_json::to_value(model) {
         Ok(Value::Object(keys)) => keys,
         _ => Map::new(),
     };
-    keys.retain(|name, _| !FREE.contains(&name.as_str()));
-    if let ModelConfig::Vit(config) = model {
-        // Ratios that give the same hidden layer are the same.
-        keys.insert("mlp_ratio".into(), (config.hidden() as f64 / config.width as f64).into());
-        keys.insert("norm_epsilon".into(), rounding_aside(config).into());
-        // It starts somewhere; where is of no matter for weights that have one.
-        keys.remove("layer_scale");
-        if config.layer_scale.is_some() {
-            keys.insert("layer_scale".into(), "some".into());
-        }
-    }
+    keys.retain(|name, _| !FREE_KEYS.contains(&name.as_str()));
+    exchange_of(model).comparable(&mut keys);
     keys
-}
-
-/// What norms add to the variance: less than 1e-6 makes no difference.
-fn rounding_aside(config: &VitConfig) -> f64 {
-    if config.norm_epsilon <= 1e-6 { 1e-6 } else { config.norm_epsilon }
 }
 
 #[cfg(test)]

@@ -1,11 +1,16 @@
-//! Weights of other libraries into networks, and networks into files for other libraries.
+//! Reading weights of other libraries, and writing networks as files for other libraries.
 //!
 //! Inside, parameters have the names that timm has for transformers and torchvision for convolutional networks.
-//! [`library`] knows what other libraries call them, [`read`](mod@read) finds out what a file holds, [`write`](mod@write)
-//! makes files and folders, [`onnx`] draws the network as a graph.
+//! [`backbone`] has everything that depends on the kind of backbone: one file or folder and one line for each.
+//! [`source`] opens files and folders, [`read`](mod@read) makes a network of them, [`write`](mod@write) creates files and
+//! folders, [`onnx`] builds graphs.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod backbone;
+#[cfg(test)]
+mod conformance;
+mod decimal;
 mod error;
 mod export;
 mod file;
@@ -17,8 +22,10 @@ mod named;
 mod onnx;
 mod precision;
 mod preprocessing;
+mod pretrained;
 mod read;
 mod resized;
+mod source;
 mod write;
 
 pub use error::WeightsError;
@@ -28,6 +35,8 @@ pub use fitted::fitted;
 pub use library::Library;
 pub use precision::{Precision, rounded};
 pub use preprocessing::Preprocessing;
-pub use read::{Hints, Pretrained, is_weights, read};
+pub use pretrained::{Hints, Pretrained};
+pub use read::read;
 pub use resized::resized;
+pub use source::is_weights;
 pub use write::{Format, write};

@@ -1,9 +1,9 @@
-//! Values by the names that the command line has for them.
+//! Lookup of values by their names on the command line.
 
-/// The one of `all` whose `name` is `text`.
+/// Returns the value among `all` whose `name` is `text`.
 ///
 /// # Errors
-/// The names that there are.
+/// A list of the known names, if `text` is none of them.
 pub(crate) fn by_name<T: Copy>(all: &[T], name: fn(T) -> &'static str, text: &str) -> Result<T, String> {
     let names = || all.iter().map(|value| name(*value)).collect::<Vec<_>>().join(", ");
     all.iter().copied().find(|value| name(*value) == text).ok_or_else(|| format!("one of {}", names()))

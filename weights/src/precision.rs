@@ -1,4 +1,4 @@
-//! What weights are stored in.
+//! Precision of stored weights.
 
 use std::str::FromStr;
 
@@ -6,10 +6,10 @@ use half::{bf16, f16};
 
 use crate::named::by_name;
 
-/// Numbers of a file. Every reader computes in what it likes.
+/// Type of the numbers in a file. Readers may compute in any other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Precision {
-    /// 32 bits, as trained.
+    /// 32 bits, as in training.
     #[default]
     F32,
     /// 16 bits, 11 of them significant.
@@ -21,10 +21,10 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// All of them.
+    /// All precisions.
     pub const ALL: [Self; 4] = [Self::F32, Self::F16, Self::Bf16, Self::Int8];
 
-    /// Its name on the command line.
+    /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -43,7 +43,7 @@ impl FromStr for Precision {
     }
 }
 
-/// `values` of a parameter of `shape` as they are read again from a file of `precision`.
+/// Rounds `values` of a parameter of `shape` to what a file of `precision` stores.
 pub fn rounded(values: &[f32], shape: &[usize], precision: Precision) -> Vec<f32> {
     match precision {
         Precision::F32 => values.to_vec(),
@@ -58,13 +58,13 @@ pub fn rounded(values: &[f32], shape: &[usize], precision: Precision) -> Vec<f32
     }
 }
 
-/// Whether [`Precision::Int8`] stores a parameter of `shape` in 8 bits: matrices and kernels, but no tables of tokens.
+/// Returns `true` if [`Precision::Int8`] stores a parameter of `shape` in 8 bits: matrices and kernels, but no tokens.
 pub(crate) fn is_quantized(shape: &[usize]) -> bool {
     matches!(shape.len(), 2 | 4)
 }
 
-/// `values`, `[out, …]` row by row, as codes in -127..=127 and a scale for each of `n_out` rows: a row's largest value
-/// gets the code 127, and zero stays zero.
+/// Quantizes `values`, `[out, …]` in row-major order, to codes in -127..=127 and a scale for each of `n_out` rows: a row's
+/// largest magnitude gets the code 127 or -127, and zero stays zero.
 pub(crate) fn quantized(values: &[f32], n_out: usize) -> (Vec<i8>, Vec<f32>) {
     let row = (values.len() / n_out.max(1)).max(1);
     let mut codes = Vec::with_capacity(values.len());

@@ -1,21 +1,21 @@
-//! The box whose passes are nearly a Gaussian.
+//! Box kernel, several passes of which approximate a Gaussian.
 
-/// Box blurs of a direction.
+/// Number of box blurs per direction.
 pub(super) const N_PASSES: usize = 3;
 
 /// A box of fractional length.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BoxKernel {
-    /// l: whole pixels to either side of the center.
+    /// Number l of whole pixels on either side of the center.
     whole: usize,
-    /// w, of the 2l + 1 pixels in the middle.
+    /// Weight w of the 2l + 1 pixels in the middle.
     pub(super) weight: u32,
-    /// f, of the two pixels at the ends.
+    /// Weight f of the two pixels at the ends.
     pub(super) end_weight: u32,
 }
 
 impl BoxKernel {
-    /// The box whose three passes are a Gaussian of deviation `radius`. Types are those of Pillow's C, so that it rounds alike.
+    /// Returns the box whose three passes approximate a Gaussian of deviation `radius`, rounded as Pillow's C types do.
     pub(super) fn of_gaussian(radius: f32) -> Self {
         let variance = radius * radius / N_PASSES as f32;
         let length = (12.0 * f64::from(variance) + 1.0).sqrt() as f32;
@@ -28,12 +28,12 @@ impl BoxKernel {
         Self { whole, weight, end_weight: ((1 << 24) - (2 * whole as u32 + 1) * weight) / 2 }
     }
 
-    /// Pixels to either side that a pass reads.
+    /// Returns the number of pixels on either side that a pass reads.
     pub(super) fn reach(self) -> usize {
         self.whole + 1
     }
 
-    /// Pixels that a pass reads for one that it writes.
+    /// Returns the number of pixels that a pass reads for each pixel that it writes.
     pub(super) fn n_taps(self) -> usize {
         2 * self.reach() + 1
     }
@@ -50,7 +50,7 @@ mod tests {
             let length = f64::from(1 << 24) / f64::from(kernel.weight);
             (kernel.whole, (length * 100.0).round() / 100.0)
         };
-        // Three boxes of length d have the variance (d² - 1) / 4: of 2 that of 0.75.
+        // Three boxes of length d have the variance (d² - 1) / 4: 2 for a length of 3, and 6 for 5.
         assert_eq!(kernel(2f32.sqrt()), (1, 3.0));
         assert_eq!(kernel(0.1).0, 0);
         assert_eq!(kernel(2.0).0, 1);

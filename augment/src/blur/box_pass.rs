@@ -1,4 +1,4 @@
-//! One pass of a box blur over bytes, which lie `step` apart along the box: 1 along rows, a row along columns.
+//! One pass of a box blur over bytes `step` apart along the box: 1 along rows, the row length along columns.
 //!
 //! ```text
 //! out[i] = (w Σ_{0 < t < T-1} in[i + t·step] + f (in[i] + in[i + (T-1)·step]) + 2^23) >> 24        T taps
@@ -8,19 +8,19 @@ use multiversion::{multiversion, target::match_target};
 
 use super::box_kernel::BoxKernel;
 
-/// Bytes whose sums are kept in registers.
+/// Number of bytes whose sums are kept in registers.
 pub(super) const BLOCK: usize = 32;
 
-/// Half a unit of the last place, by which a sum is rounded.
+/// Half a unit of the 24-bit fixed point, which is added to round a sum.
 const HALF: u32 = 1 << 23;
 
-/// One pass of `kernel` for `out`, of whole blocks: the first byte's first tap is the first of `items`.
+/// Runs one pass of `kernel` into `out`, whole blocks; the first tap of its first byte is the first of `items`.
 ///
 /// # Panics
-/// If `items` are fewer than the taps of `out`.
+/// Panics if `items` is shorter than the taps of `out` require.
 #[multiversion(targets("x86_64+avx2"))]
 pub(super) fn box_pass(items: &[u8], step: usize, kernel: BoxKernel, out: &mut [u8]) {
-    // Deviations up to 2.4, as in all recipes, have three or five taps, whose loops are unrolled.
+    // Standard deviations up to 2.4, as in all recipes, have three or five taps, whose loops are unrolled.
     match kernel.n_taps() {
         3 => match_target! {
             "x86_64+avx2" => x86::pass::<3>(items, step, kernel, out),
@@ -34,7 +34,7 @@ pub(super) fn box_pass(items: &[u8], step: usize, kernel: BoxKernel, out: &mut [
     }
 }
 
-/// [`box_pass`] for any number of taps.
+/// Computes [`box_pass`] for any number of taps.
 #[inline(always)]
 fn pass(items: &[u8], step: usize, kernel: BoxKernel, out: &mut [u8]) {
     let (out, last) = (out.as_chunks_mut::<BLOCK>().0, kernel.n_taps() - 1);
@@ -63,23 +63,23 @@ fn add(sums: &mut [u16; BLOCK], block: &[u8; BLOCK]) {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    //! [`super::pass`] in vectors of 256 bits. A weight of 24 bits is two of 12, because `pmaddwd` multiplies 16 bits, both sums
-    //! of a pixel at once; modulo 2^32 the total is the same, and it fits.
+    //! [`super::pass`] in vectors of 256 bits. A weight of 24 bits is split into two of 12, because `pmaddwd`
+    //! multiplies 16-bit numbers: both sums of a pixel at once. The total is correct modulo 2^32, and it fits.
 
     use std::arch::x86_64::*;
 
     use super::{BLOCK, BoxKernel, HALF};
 
-    /// Weights of the sums of a pixel, that of the middle in the lower half of each lane.
+    /// Weights of the two sums of a pixel, that of the middle in the lower half of each lane.
     #[derive(Clone, Copy)]
     struct Weights {
-        /// Upper twelve bits of each.
+        /// Upper twelve bits of each weight.
         high: __m256i,
-        /// Lower twelve bits.
+        /// Lower twelve bits of each weight.
         low: __m256i,
     }
 
-    /// [`super::pass`] for N taps.
+    /// Computes [`super::pass`] for N taps.
     #[target_feature(enable = "avx2")]
     #[inline]
     pub(super) fn pass<const N: usize>(items: &[u8], step: usize, kernel: BoxKernel, out: &mut [u8]) {
@@ -104,7 +104,7 @@ mod x86 {
         }
     }
 
-    /// Sums of bytes, of 16 bits: those of the lower and of the upper eight of each half.
+    /// Returns 16-bit sums of bytes of `a` and `b`: those of the lower and of the upper eight of each half.
     #[target_feature(enable = "avx2")]
     #[inline]
     fn sums(a: [u8; BLOCK], b: [u8; BLOCK]) -> [__m256i; 2] {
@@ -116,8 +116,8 @@ mod x86 {
         ]
     }
 
-    /// Weighted sums of 16 pixels, rounded. Unpacking and packing stay within halves of 128 bits, so that the pixels keep their
-    /// order.
+    /// Returns the weighted sums of 16 pixels, rounded. Unpacking and packing stay within halves of 128 bits, so that
+    /// the pixels keep their order.
     #[target_feature(enable = "avx2")]
     #[inline]
     fn pixels(middle: __m256i, ends: __m256i, weights: Weights) -> __m256i {
@@ -126,7 +126,7 @@ mod x86 {
         _mm256_packus_epi32(first, second)
     }
 
-    /// Weighted sums of eight pixels, rounded, from pairs of their sums of bytes.
+    /// Returns weighted sums of eight pixels, rounded, from pairs of their sums of bytes.
     #[target_feature(enable = "avx2")]
     #[inline]
     fn rounded(pairs: __m256i, weights: Weights) -> __m256i {
@@ -148,7 +148,7 @@ mod tests {
             let kernel = BoxKernel::of_gaussian(radius);
             prop_assert!([3, 5].contains(&kernel.n_taps()));
             let byte = |i: usize| ((i as u32 ^ seed).wrapping_mul(2_654_435_761) >> 24) as u8;
-            // Ends of the range come often.
+            // The ends of the range are frequent.
             let byte = |i: usize| match byte(i) { 0..=40 => 0, 215.. => 255, byte => byte };
             let items: Vec<u8> = (0..kernel.n_taps() * step + n * BLOCK).map(byte).collect();
             let (mut fast, mut plain) = (vec![0; n * BLOCK], vec![0; n * BLOCK]);

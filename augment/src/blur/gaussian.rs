@@ -1,25 +1,25 @@
-//! torchvision's Gaussian blur: a fixed number of taps, reflected borders, rounded to 8 bits.
+//! Gaussian blur of torchvision: a fixed number of taps, reflected borders, rounded to 8 bits.
 //!
-//! torchvision convolves with the outer product of the taps in f32; a pass along rows and one across them give the same up to
-//! the rounding of f32.
+//! torchvision convolves with the outer product of the taps in f32; a pass along rows and one across them yield the
+//! same up to f32 rounding.
 
 use multiversion::multiversion;
 
 use crate::Planes;
 
-/// Pixels whose sums are kept in registers. It divides 96 and 224.
+/// Number of pixels whose sums are kept in registers; a divisor of 96 and 224.
 const BLOCK: usize = 32;
 
 /// Scratch memory of [`GaussianBlur::apply`].
 #[derive(Debug, Default)]
 pub(super) struct GaussianBlur {
-    /// A plane after the pass along rows, each padded to whole blocks, between its reflections.
+    /// Plane after the pass along rows, between its reflected rows; each row is padded to whole blocks.
     rows: Vec<f32>,
-    /// One row between its reflections, padded likewise.
+    /// Row between its reflections, padded to whole blocks.
     padded: Vec<f32>,
 }
 
-/// `exp(-x² / 2σ²)` over the `n_taps` integers around 0, normalized.
+/// Returns `exp(-x² / 2σ²)` over the `n_taps` integers around 0, normalized.
 fn taps(n_taps: usize, sigma: f32) -> Vec<f32> {
     let half = (n_taps / 2) as f32;
     let weight = |i: usize| {
@@ -31,7 +31,7 @@ fn taps(n_taps: usize, sigma: f32) -> Vec<f32> {
 }
 
 impl GaussianBlur {
-    /// Blurs `image` in place. Where a side is so short that its reflection ends within the kernel, it is reflected again.
+    /// Blurs `image` in place. A side that is shorter than the reach of the kernel is reflected repeatedly.
     pub(super) fn apply(&mut self, image: &mut Planes, n_taps: usize, sigma: f32) {
         assert!(n_taps % 2 == 1, "a kernel has a center");
         let taps = taps(n_taps, sigma);
@@ -98,7 +98,7 @@ fn add_weighted(sums: &mut [f32; BLOCK], weight: f32, row: &[f32]) {
     }
 }
 
-/// A row between its own reflections.
+/// Copies a row into `padded`, between its own reflections.
 fn pad(row: &[u8], radius: usize, padded: &mut [f32]) {
     let width = row.len();
     for (out, value) in padded[radius..].iter_mut().zip(row) {
@@ -110,7 +110,7 @@ fn pad(row: &[u8], radius: usize, padded: &mut [f32]) {
     }
 }
 
-/// The index that reflection without repeating the edge maps `index` to.
+/// Maps `index` into `0..len` by reflection that does not repeat the edge.
 fn reflect(index: isize, len: usize) -> usize {
     if len == 1 {
         return 0;

@@ -1,4 +1,4 @@
-//! Blur, as Pillow or as torchvision does it.
+//! Gaussian blurs of Pillow and of torchvision.
 
 mod box_kernel;
 mod box_pass;
@@ -7,7 +7,7 @@ mod pillow;
 
 use crate::Planes;
 
-/// Blurs images, with memory that is used again.
+/// Blurs images, with memory that is reused.
 #[derive(Debug, Default)]
 pub struct Blur {
     pillow: pillow::BoxBlur,
@@ -15,17 +15,17 @@ pub struct Blur {
 }
 
 impl Blur {
-    /// Blurs as Pillow's `GaussianBlur(radius)` does, bit for bit: three box blurs along rows, three along columns. This is the
-    /// blur of DINO, SwAV, SimCLR and MoCo.
+    /// Blurs like Pillow's `GaussianBlur(radius)`, bit for bit: three box blurs along rows, then three along columns.
+    /// DINO, SwAV, SimCLR and MoCo use this blur.
     pub fn pillow(&mut self, image: &mut Planes, radius: f32) {
         self.pillow.apply(image, radius);
     }
 
-    /// Blurs as torchvision's `gaussian_blur` with `n_taps` taps a side does: the blur of DINOv2 and LeJEPA. A byte differs by
-    /// one level where the sums of f32 lie so near a half that their order decides.
+    /// Blurs like torchvision's `gaussian_blur` with `n_taps` taps per axis, the blur of DINOv2 and LeJEPA. A byte may
+    /// differ by one level where its f32 sum is so close to a half that the order of summation decides.
     ///
     /// # Panics
-    /// If `n_taps` is even.
+    /// Panics if `n_taps` is even.
     pub fn torchvision(&mut self, image: &mut Planes, n_taps: usize, sigma: f32) {
         self.gaussian.apply(image, n_taps, sigma);
     }

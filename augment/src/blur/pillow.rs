@@ -1,4 +1,4 @@
-//! Pillow's Gaussian blur: three box blurs along rows, then three along columns, each rounded to bytes.
+//! Gaussian blur of Pillow: three box blurs along rows, then three along columns, each rounded to bytes.
 //!
 //! ```text
 //! box length of a Gaussian of deviation r in n = 3 passes (Gwosdek et al. 2011, equations 7, 11 and 14):
@@ -7,14 +7,14 @@
 //!     w = 2^24 / (2R + 1),  f = (2^24 - (2l + 1) w) / 2
 //! ```
 //!
-//! Outside the image lie copies of its edge.
+//! Pixels outside the image are copies of its edge.
 
 use super::box_kernel::{BoxKernel, N_PASSES};
 use super::box_pass::{BLOCK, box_pass};
 use crate::Planes;
 
-/// Scratch memory of [`BoxBlur::apply`]: what a pass reads, and what it writes. Each is a plane within a frame as wide as the
-/// kernel's reach, so that one pass over all of its bytes is a pass over all rows.
+/// Scratch memory of [`BoxBlur::apply`]: the input and the output of a pass. Each is a plane within a frame as wide as
+/// the reach of the kernel, so that one pass over all of its bytes covers all rows.
 #[derive(Debug, Default)]
 pub(super) struct BoxBlur([Vec<u8>; 2]);
 
@@ -31,7 +31,7 @@ impl BoxBlur {
         let stride = width + 2 * reach;
         let first = |y: usize| (reach + y) * stride + reach;
         let Self([from, to]) = self;
-        // Whole blocks are written, up to behind the last row.
+        // Whole blocks are written, which may extend past the end of the last row.
         let len = (height + 2 * reach) * stride + BLOCK;
         [&mut *from, to].into_iter().for_each(|plane| plane.resize(len, 0));
         for (y, row) in plane.chunks_exact(width).enumerate() {

@@ -2,9 +2,9 @@
 
 use super::error::JpegError;
 
-/// A reader of entropy-coded data: bits from the highest to the lowest, zero bytes after `0xff` removed, up to a marker.
+/// Reader of entropy-coded data: bits from the highest to the lowest, zero bytes after `0xff` removed, up to a marker.
 ///
-/// Behind a marker follow zeros without end, as in libjpeg; [`Bits::is_starved`] tells that some of them were read.
+/// Beyond a marker all bits read as zero, as in libjpeg; [`Bits::is_starved`] returns whether any of them were read.
 pub(crate) struct Bits<'a> {
     bytes: &'a [u8],
     /// Position of the first byte that is not in `buffer` yet.
@@ -13,17 +13,17 @@ pub(crate) struct Bits<'a> {
     buffer: u64,
     /// Number of valid bits in `buffer`; negative once more were read than the data holds.
     n_bits: i32,
-    /// Marker that was found in the data, and that nothing is read past.
+    /// Marker that was found in the data, beyond which nothing is read.
     marker: Option<u8>,
-    /// Whether the bytes ended before a marker came.
+    /// `true` if the bytes ended before a marker was found.
     ended: bool,
 }
 
-/// Bits that a refill guarantees: enough for a code of 16 bits, its invalid 17th, and 15 bits behind it.
+/// Number of bits that a refill guarantees: enough for a code of 16 bits, an invalid 17th, and 15 bits after it.
 const REFILLED_BITS: i32 = 32;
 
 impl<'a> Bits<'a> {
-    /// A reader that starts at byte `at`.
+    /// Creates a reader that starts at byte `at`.
     pub(crate) fn new(bytes: &'a [u8], at: usize) -> Self {
         Self { bytes, at, buffer: 0, n_bits: 0, marker: None, ended: false }
     }
@@ -42,7 +42,7 @@ impl<'a> Bits<'a> {
             let inverse = !word;
             let has_ff = inverse.wrapping_sub(0x0101_0101_0101_0101) & word & 0x8080_8080_8080_8080;
             if has_ff == 0 && self.n_bits >= 0 {
-                // What does not fill a byte is loaded again next time, onto itself.
+                // Bits of an incomplete byte are loaded again next time, over the same bits.
                 self.buffer |= word >> self.n_bits;
                 let n_bytes = (63 - self.n_bits) >> 3;
                 self.at += n_bytes as usize;
@@ -53,7 +53,7 @@ impl<'a> Bits<'a> {
         self.refill_bytewise();
     }
 
-    /// [`Bits::refill`] where the data may hold `0xff` or end.
+    /// Refills as [`Bits::refill`] does, where the data may contain `0xff` or end.
     #[cold]
     #[inline(never)]
     fn refill_bytewise(&mut self) {
@@ -64,13 +64,13 @@ impl<'a> Bits<'a> {
         }
     }
 
-    /// The next byte of data, unless a marker or the end comes first.
+    /// Returns the next byte of data, unless a marker or the end comes first.
     fn next_byte(&mut self) -> Option<u8> {
         let first = self.take()?;
         if first != 0xff {
             return Some(first);
         }
-        // Any number of 0xff may stand before the code of a marker.
+        // Any number of 0xff may precede the code of a marker.
         loop {
             match self.take()? {
                 0xff => {}
@@ -90,7 +90,7 @@ impl<'a> Bits<'a> {
         byte
     }
 
-    /// The next `n` bits, 1 to 17, without consuming them.
+    /// Returns the next `n` bits, 1 to 17, without consuming them.
     #[inline(always)]
     pub(crate) fn peek(&self, n: u32) -> u32 {
         (self.buffer >> (64 - n)) as u32
@@ -103,7 +103,7 @@ impl<'a> Bits<'a> {
         self.n_bits -= n as i32;
     }
 
-    /// Consumes `size` bits, 1 to 15, as a signed number: those whose first bit is 0 are negative (T.81, F.2.2.1).
+    /// Consumes `size` bits, 1 to 15, as a signed number, which is negative if its first bit is 0 (T.81, F.2.2.1).
     #[inline(always)]
     pub(crate) fn signed(&mut self, size: u32) -> i32 {
         let value = self.peek(size) as i32;
@@ -111,7 +111,7 @@ impl<'a> Bits<'a> {
         extended(value, size)
     }
 
-    /// Consumes one bit, refilling if need be.
+    /// Consumes one bit, refilling if necessary.
     #[inline(always)]
     pub(crate) fn bit(&mut self) -> bool {
         self.refill();
@@ -120,7 +120,7 @@ impl<'a> Bits<'a> {
         bit
     }
 
-    /// Whether more bits were read than came before the marker. An error if the file ended instead.
+    /// Returns whether more bits were read than precede the marker. Fails if the file ended instead.
     #[inline(always)]
     pub(crate) fn is_starved(&mut self) -> Result<bool, JpegError> {
         if self.n_bits >= 0 && !self.ended {
@@ -134,8 +134,8 @@ impl<'a> Bits<'a> {
         Ok(true)
     }
 
-    /// Drops what is left before the marker of a restart, and passes that marker, or recovers as libjpeg does if it is
-    /// missing. False if the next marker must stay unread, so that the interval that follows is empty.
+    /// Discards the bits before a restart marker, and consumes that marker, or recovers as libjpeg does if it is
+    /// missing. Returns false if the next marker must stay unread, so that the interval that follows is empty.
     pub(crate) fn restart(&mut self, expected: u8) -> Result<bool, JpegError> {
         self.buffer = 0;
         self.n_bits = 0;
@@ -147,7 +147,7 @@ impl<'a> Bits<'a> {
             self.marker = Some(marker);
             let behind = marker.wrapping_sub(0xd0).wrapping_sub(expected) & 7;
             match marker {
-                // A marker that does not exist, or one of the two restarts before.
+                // An invalid marker, or one of the two previous restarts.
                 0..0xc0 => self.marker = None,
                 0xd0..=0xd7 if behind >= 6 => self.marker = None,
                 0xd0..=0xd7 if matches!(behind, 1 | 2) => return Ok(false),
@@ -160,20 +160,20 @@ impl<'a> Bits<'a> {
         }
     }
 
-    /// Skips to the next marker.
+    /// Skips past the next marker and returns it.
     fn next_marker(&mut self) -> Result<u8, JpegError> {
         let (marker, at) = next_marker(self.bytes, self.at).ok_or(JpegError::CutOff)?;
         self.at = at;
         Ok(marker)
     }
 
-    /// The marker that ended the data, if one was met, and the position behind it or behind the data that was read.
+    /// Returns the marker that ended the data, if one was found, and the position after it or after the data.
     pub(crate) fn end(&self) -> (Option<u8>, usize) {
         (self.marker, self.at)
     }
 }
 
-/// The first marker at or behind `at`, and the position behind it. Bytes between are skipped.
+/// Returns the first marker at or after `at`, and the position after it. Bytes before it are skipped.
 pub(crate) fn next_marker(bytes: &[u8], mut at: usize) -> Option<(u8, usize)> {
     loop {
         at += bytes.get(at..)?.iter().position(|byte| *byte == 0xff)?;
@@ -186,7 +186,7 @@ pub(crate) fn next_marker(bytes: &[u8], mut at: usize) -> Option<(u8, usize)> {
     }
 }
 
-/// A number of `size` bits with its sign (T.81, table F.1).
+/// Extends a number of `size` bits to a signed number (T.81, table F.1).
 pub(crate) fn extended(value: i32, size: u32) -> i32 {
     if value < 1 << (size - 1) { value + 1 - (1 << size) } else { value }
 }
@@ -243,14 +243,14 @@ mod tests {
             let found = bits.restart(expected).expect("a marker");
             (found, bits.end())
         };
-        // The one that is expected, with garbage before it.
+        // The expected marker, with garbage before it.
         assert_eq!(restart(&[1, 2, 0xff, 0xd3, 7], 3), (true, (None, 4)));
-        // One of the two before: on to the next.
+        // One of the two previous restarts: it is skipped.
         assert_eq!(restart(&[0xff, 0xd2, 0xff, 0xd3], 3), (true, (None, 4)));
-        // One of the two behind, or another marker: it stays.
+        // One of the two following restarts, or another marker: it stays unread.
         assert_eq!(restart(&[0xff, 0xd4], 3), (false, (Some(0xd4), 2)));
         assert_eq!(restart(&[0xff, 0xd9], 3), (false, (Some(0xd9), 2)));
-        // Far away: taken for the one that is expected.
+        // A distant restart: it is treated as the expected one.
         assert_eq!(restart(&[0xff, 0xd7], 3), (true, (None, 2)));
     }
 

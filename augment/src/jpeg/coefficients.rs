@@ -1,53 +1,53 @@
 //! Coefficients of blocks, read scan by scan.
 //!
-//! A block is 8 × 8 coefficients in rows. An MCU is what a scan codes at a time: `h · v` blocks of each of its components, or
-//! one block where it has a single component.
+//! A block is 8 × 8 coefficients in row order. An MCU (minimum coded unit) is `h · v` blocks of each component of a
+//! scan, or one block if the scan has a single component.
 
 use super::bits::Bits;
 use super::error::JpegError;
 use super::huffman::Table;
 use super::segments::{Frame, Scan, Segments, ZIGZAG};
 
-/// 8 × 8 coefficients in rows.
+/// A block of 8 × 8 coefficients in row order.
 pub(crate) type Block = [i16; 64];
 
 /// Blocks of one component, in rows.
 #[derive(Debug, Default)]
 pub(crate) struct BlockRows {
     pub(crate) blocks: Vec<Block>,
-    /// Blocks of a row, those that fill the last MCU included.
+    /// Number of blocks per row, including the padding of the last MCU.
     pub(crate) width: usize,
 }
 
 impl BlockRows {
-    /// Memory that the blocks take.
+    /// Returns the size of the blocks in memory, in bytes.
     pub(crate) fn n_bytes(&self) -> usize {
         size_of_val(self.blocks.as_slice())
     }
 
-    /// Becomes `height` rows of `width` blocks of zeros.
+    /// Resets to `height` rows of `width` blocks of zeros.
     pub(crate) fn clear(&mut self, width: usize, height: usize) {
         self.width = width;
         self.blocks.clear();
         self.blocks.resize(width * height, [0; 64]);
     }
 
-    /// The blocks of `n` rows from row `first` on.
+    /// Returns the blocks of `n` rows from row `first` on.
     pub(crate) fn rows(&self, first: usize, n: usize) -> impl Iterator<Item = &[Block]> {
         self.blocks[first * self.width..(first + n) * self.width].chunks_exact(self.width)
     }
 }
 
-/// How a scan codes its coefficients.
+/// Coding of the coefficients of a scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Coding {
-    /// All 64 of a block.
+    /// All 64 coefficients of a block.
     Sequential,
-    /// The highest bits of the DC coefficient, or all of it.
+    /// The highest bits of the DC coefficient, or all of them.
     FirstDc,
     /// One further bit of the DC coefficient.
     FurtherDc,
-    /// The highest bits of a band, or all of it.
+    /// The highest bits of the coefficients of a band, or all of them.
     FirstAc,
     /// One further bit of each coefficient of a band.
     FurtherAc,
@@ -57,13 +57,13 @@ enum Coding {
 struct Part {
     /// Index of the component in the frame.
     index: usize,
-    /// Blocks of an MCU across and down.
+    /// Numbers of blocks of an MCU across and down.
     h: usize,
     v: usize,
-    /// Tables, where the coding needs them.
+    /// Huffman tables, if the coding needs them.
     dc: Option<Box<Table>>,
     ac: Option<Box<Table>>,
-    /// The last DC coefficient.
+    /// The previous DC coefficient.
     prediction: i32,
 }
 
@@ -76,22 +76,22 @@ pub(crate) struct ScanReader<'a> {
     band: [usize; 2],
     /// The lowest bit that this scan codes.
     low: u8,
-    /// Blocks that follow without further coefficients in this band.
+    /// Number of blocks that follow without further coefficients in this band.
     end_of_band_run: u32,
-    /// MCUs between restarts, 0 without any.
+    /// Number of MCUs between restarts, 0 without any.
     restart_interval: usize,
-    /// MCUs until the next restart.
+    /// Number of MCUs until the next restart.
     until_restart: usize,
     /// Number of the next restart marker, 0 to 7.
     next_restart: u8,
-    /// Whether a marker came too early: up to the next restart all coefficients stay as they are.
+    /// `true` if a marker was found too early: up to the next restart all coefficients are left unchanged.
     starved: bool,
-    /// MCUs of a row, and rows of MCUs.
+    /// Number of MCUs per row, and number of rows of MCUs.
     pub(crate) n_mcus: [usize; 2],
 }
 
 impl<'a> ScanReader<'a> {
-    /// A reader at the start of the scan's data.
+    /// Creates a reader at the start of the scan's data.
     pub(crate) fn new(bytes: &'a [u8], segments: &Segments<'_>, scan: &Scan) -> Result<Self, JpegError> {
         let frame = segments.frame()?;
         let coding = coding(frame, scan)?;
@@ -148,7 +148,7 @@ impl<'a> ScanReader<'a> {
         Ok(())
     }
 
-    /// The marker that ended the data, if one was met, and the position behind it or behind the data.
+    /// Returns the marker that ended the data, if one was found, and the position after it or after the data.
     pub(crate) fn end(&self) -> (Option<u8>, usize) {
         self.bits.end()
     }
@@ -212,7 +212,7 @@ impl<'a> ScanReader<'a> {
     }
 }
 
-/// The coding of a scan, if it is one that there is.
+/// Returns the coding of a scan, or an error if its header is invalid.
 fn coding(frame: &Frame, scan: &Scan) -> Result<Coding, JpegError> {
     if !frame.progressive {
         return Ok(Coding::Sequential);
@@ -233,13 +233,13 @@ fn coding(frame: &Frame, scan: &Scan) -> Result<Coding, JpegError> {
     }
 }
 
-/// MCUs across and down of a scan with several components.
+/// Returns the numbers of MCUs across and down of a scan with several components.
 pub(crate) fn n_mcus(frame: &Frame) -> [usize; 2] {
     let [h, v] = frame.max_sampling();
     [(frame.width_px as usize).div_ceil(8 * h), (frame.height_px as usize).div_ceil(8 * v)]
 }
 
-/// Blocks of a component across and down, without those that fill the last MCU.
+/// Returns the numbers of blocks of a component across and down, without the padding of the last MCU.
 fn n_blocks(frame: &Frame, index: usize) -> [usize; 2] {
     let ([max_h, max_v], component) = (frame.max_sampling(), &frame.components[index]);
     [
@@ -248,7 +248,7 @@ fn n_blocks(frame: &Frame, index: usize) -> [usize; 2] {
     ]
 }
 
-/// A DC coefficient: the last one and a difference (T.81, F.2.2.1).
+/// Decodes a DC coefficient: the sum of the previous one and a difference (T.81, F.2.2.1).
 #[inline(always)]
 fn dc_coefficient(bits: &mut Bits<'_>, table: &Table, prediction: &mut i32) -> i32 {
     bits.refill();
@@ -259,7 +259,7 @@ fn dc_coefficient(bits: &mut Bits<'_>, table: &Table, prediction: &mut i32) -> i
     *prediction
 }
 
-/// The 63 coefficients behind the first (T.81, F.2.2.2).
+/// Decodes the 63 coefficients after the first (T.81, F.2.2.2).
 #[inline(always)]
 fn ac_coefficients(bits: &mut Bits<'_>, table: &Table, block: &mut Block) {
     let mut k = 1;
@@ -287,7 +287,7 @@ fn ac_coefficients(bits: &mut Bits<'_>, table: &Table, block: &mut Block) {
     }
 }
 
-/// The highest bits of the coefficients of a band (T.81, G.1.2.2).
+/// Decodes the highest bits of the coefficients of a band (T.81, G.1.2.2).
 fn first_ac(
     bits: &mut Bits<'_>,
     table: &Table,
@@ -318,7 +318,7 @@ fn first_ac(
     }
 }
 
-/// One further bit of each coefficient of a band (T.81, G.1.2.3).
+/// Decodes one further bit of each coefficient of a band (T.81, G.1.2.3).
 fn further_ac(
     bits: &mut Bits<'_>,
     table: &Table,
@@ -340,7 +340,7 @@ fn further_ac(
             *run_left = end_of_band_run(bits, run);
             break;
         }
-        // Coefficients that are not zero get their bit on the way; the run counts the others.
+        // Nonzero coefficients are refined as they are passed; the run counts the others.
         while k <= last {
             let value = &mut block[position(k)];
             if *value != 0 {
@@ -368,7 +368,7 @@ fn further_ac(
     }
 }
 
-/// Moves a coefficient away from zero by `step` if the next bit says so, and it has not been moved yet.
+/// Moves a coefficient away from zero by `step` if the next bit is set and it has not been moved yet.
 #[inline(always)]
 fn refine(bits: &mut Bits<'_>, value: &mut i16, step: i16) {
     if bits.bit() && *value & step == 0 {
@@ -376,7 +376,7 @@ fn refine(bits: &mut Bits<'_>, value: &mut i16, step: i16) {
     }
 }
 
-/// Blocks, this one included, that have nothing further in the band: 2^size and `size` bits more.
+/// Decodes the number of blocks, this one included, without further coefficients in the band: 2^size plus `size` bits.
 fn end_of_band_run(bits: &mut Bits<'_>, size: u32) -> u32 {
     if size == 0 {
         return 1;
@@ -386,7 +386,7 @@ fn end_of_band_run(bits: &mut Bits<'_>, size: u32) -> u32 {
     (1 << size) + more
 }
 
-/// The place in a block of coefficient `k` of the zigzag order.
+/// Returns the position in a block of coefficient `k` of the zigzag order.
 #[inline(always)]
 fn position(k: usize) -> usize {
     usize::from(ZIGZAG[k & 127] & 63)

@@ -1,4 +1,4 @@
-//! A JPEG into RGB.
+//! Decoding of a JPEG to RGB.
 
 use image::metadata::Orientation;
 
@@ -14,16 +14,16 @@ use crate::{AugmentError, DecodeRules, Rgb8};
 /// Marker that ends an image.
 const END_OF_IMAGE: [u8; 2] = [0xff, 0xd9];
 
-/// Scans of an image at most. Encoders write about ten; each may cost as much as the whole image, and takes a dozen bytes.
+/// Maximum number of scans. Encoders write about ten; each takes a dozen bytes and may cost as much as an image.
 const MAX_SCANS: usize = 100;
 
-/// Memory for the coefficients of a whole image that is kept for the next one.
+/// Maximum size of the coefficients of a whole image that are kept for the next one, in bytes.
 const MAX_KEPT_BYTES: usize = 32 << 20;
 
-/// A decoder with its memory, which every further image uses again.
+/// A decoder that reuses its memory for every image.
 #[derive(Debug, Default)]
 pub(crate) struct Decoder {
-    /// Coefficients by component: of one row of MCUs, or of the whole image where it comes in several scans.
+    /// Coefficients by component: of one row of MCUs, or of the whole image if it is coded in several scans.
     coefficients: Vec<BlockRows>,
     /// Samples by component.
     windows: Vec<Window>,
@@ -31,7 +31,7 @@ pub(crate) struct Decoder {
 }
 
 impl Decoder {
-    /// Decodes to RGB, whatever the color space, and returns the orientation that `rules` ask to apply.
+    /// Decodes any color space to RGB, and returns the orientation to apply according to `rules`.
     pub(crate) fn decode_into(
         &mut self,
         bytes: &[u8],
@@ -57,7 +57,7 @@ impl Decoder {
         Ok(if rules.apply_exif { orientation(&segments) } else { Orientation::NoTransforms })
     }
 
-    /// Decodes an image whose only scan holds all components, row by row of MCUs.
+    /// Decodes an image whose only scan holds all components, one row of MCUs at a time.
     fn decode_scan(
         &mut self,
         bytes: &[u8],
@@ -74,14 +74,14 @@ impl Decoder {
             self.write_pixels(segments.frame()?, image, [mcu_row, 0], pixels);
         }
         match segments.next_scan_behind(reader.end()) {
-            // The end marker was found before: it lies in a segment that a damaged length makes too long.
+            // [`ends`] has found the end marker: it is inside a segment whose damaged length is too long.
             Ok(None) | Err(JpegError::CutOff) => Ok(()),
             Ok(Some(_)) => Err(JpegError::Damaged("a second scan")),
             Err(error) => Err(error),
         }
     }
 
-    /// Decodes an image that comes in several scans: all coefficients first.
+    /// Decodes an image that is coded in several scans: first all coefficients, then the pixels.
     fn decode_scans(
         &mut self,
         bytes: &[u8],
@@ -113,7 +113,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Transforms row `mcu_row` of MCUs, whose coefficients lie in row `stored_row`, and writes the pixels that are complete.
+    /// Transforms row `mcu_row` of MCUs, whose coefficients are in row `stored_row`, and writes the completed pixels.
     fn write_pixels(
         &mut self,
         frame: &Frame,
@@ -124,7 +124,7 @@ impl Decoder {
         for ((component, window), coefficients) in
             frame.components.iter().zip(&mut self.windows).zip(&self.coefficients)
         {
-            // A component that no scan has brought has no table, either, and is gray.
+            // A component without a scan has no table, either, and is gray.
             let quantization = component.quantization.unwrap_or([0; 64]);
             for (y, blocks) in coefficients.rows(stored_row * component.v, component.v).enumerate() {
                 let top = 8 * (mcu_row * component.v + y);
@@ -139,7 +139,7 @@ impl Decoder {
     }
 }
 
-/// Whether an end marker follows the start of the pixels. The headers may hold one of a thumbnail.
+/// Returns whether an end marker follows the headers, which may themselves contain that of a thumbnail.
 fn ends(bytes: &[u8], pixels: usize) -> bool {
     bytes.ends_with(&END_OF_IMAGE) || bytes[pixels..].windows(2).any(|pair| pair == END_OF_IMAGE)
 }
@@ -148,7 +148,7 @@ fn ends(bytes: &[u8], pixels: usize) -> bool {
 mod tests {
     use super::*;
 
-    /// A scan of eleven bytes makes a decoder walk the whole image.
+    /// A scan of eleven bytes makes a decoder process the whole image.
     #[test]
     fn an_image_of_many_scans_is_refused() {
         let segment = |marker: u8, body: &[u8]| {

@@ -1,17 +1,17 @@
-//! What can be wrong with a JPEG.
+//! Errors of a JPEG.
 
 use crate::AugmentError;
 
-/// Why a JPEG cannot be decoded.
+/// Reason why a JPEG cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum JpegError {
-    /// The bytes end too early.
+    /// The file ends early.
     #[error("the JPEG is cut off")]
     CutOff,
-    /// A part of the file says what cannot be.
+    /// A part of the file is invalid.
     #[error("the JPEG is damaged: {0}")]
     Damaged(&'static str),
-    /// The file is whole, but of a kind that is not decoded.
+    /// The file is valid, but of a kind that is not supported.
     #[error("the JPEG has {0}, which is not supported")]
     Unsupported(&'static str),
 }

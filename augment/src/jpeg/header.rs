@@ -1,4 +1,4 @@
-//! What a JPEG says before its pixels.
+//! Header of a JPEG: the properties that are stated before the pixels.
 
 use image::metadata::Orientation;
 
@@ -12,9 +12,9 @@ pub(crate) struct Header {
     pub(crate) height_px: u32,
     pub(crate) is_gray: bool,
     pub(crate) is_cmyk: bool,
-    /// Whether the pixels come in several scans.
+    /// `true` for a progressive JPEG, whose pixels are coded in several scans.
     pub(crate) progressive: bool,
-    /// Whether EXIF says that the picture stands otherwise than its pixels.
+    /// `true` if EXIF states an orientation other than that of the pixels.
     pub(crate) turned: bool,
 }
 
@@ -38,7 +38,7 @@ pub(super) fn first_scan(segments: &mut Segments<'_>) -> Result<Scan, JpegError>
     segments.next_scan()?.ok_or(JpegError::Damaged("no pixels"))
 }
 
-/// The orientation that EXIF states.
+/// Returns the orientation that EXIF states.
 pub(super) fn orientation(segments: &Segments<'_>) -> Orientation {
     segments.exif().and_then(Orientation::from_exif_chunk).unwrap_or(Orientation::NoTransforms)
 }

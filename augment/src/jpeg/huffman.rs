@@ -3,44 +3,44 @@
 use super::bits::{Bits, extended};
 use super::error::JpegError;
 
-/// Codes of up to so many bits are found in one step.
+/// Maximum length of a code that is found in one step, in bits.
 const LOOKUP_BITS: u32 = 10;
 
-/// A table as a file defines it.
+/// Definition of a table, as it is stored in a file.
 #[derive(Clone)]
 pub(crate) struct Definition {
-    /// Number of codes of 1 to 16 bits.
+    /// Number of codes of each length, 1 to 16 bits.
     pub(crate) counts: [u8; 16],
-    /// Symbols by code, and zeros behind them.
+    /// Symbols in the order of codes, followed by zeros.
     pub(crate) symbols: [u8; 256],
 }
 
-/// A table made ready for decoding.
+/// A table prepared for decoding.
 pub(crate) struct Table {
     /// Entries by the next [`LOOKUP_BITS`] bits.
     lookup: [Entry; 1 << LOOKUP_BITS],
-    /// Largest code of each length, -1 without any. The last one ends every search.
+    /// Largest code of each length, or -1 if there is none. The last entry ends every search.
     max_code: [i32; 18],
     /// Offset from a code of each length to the index of its symbol.
     symbol_offset: [i32; 17],
     symbols: [u8; 256],
 }
 
-/// Meaning of a code: its length, its symbol and, where they fit into the bits looked at, the signed number behind it.
+/// Meaning of a code: its length, its symbol and, if it fits into the bits looked up, the signed number after it.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Entry {
-    /// Bits of the code, 0 if it is longer than the lookup.
+    /// Number of bits of the code, 0 if it is longer than the lookup.
     pub(crate) code_len: u8,
-    /// The symbol: a run of zeros above, the size of the number below.
+    /// The symbol: a run of zeros in the upper four bits, the size of the number in the lower four.
     pub(crate) symbol: u8,
-    /// Bits of code and number together, 0 if they are more than were looked at or there is no number.
+    /// Number of bits of code and number together; 0 if they exceed the lookup or there is no number.
     pub(crate) whole_len: u8,
-    /// The number.
+    /// The signed number.
     pub(crate) value: i16,
 }
 
 impl Table {
-    /// Makes a table. For differences of DC coefficients (`is_dc`) no symbol may exceed 15.
+    /// Prepares a table. In a table of DC differences (`is_dc`), no symbol may exceed 15.
     pub(crate) fn new(definition: &Definition, is_dc: bool) -> Result<Self, JpegError> {
         let mut table = Self {
             lookup: [Entry::default(); 1 << LOOKUP_BITS],
@@ -73,7 +73,7 @@ impl Table {
         Ok(table)
     }
 
-    /// Enters a code of `len` bits wherever the bits looked at begin with it.
+    /// Enters a code of `len` bits at every index of the lookup that begins with it.
     fn enter(&mut self, code: u32, len: u32, symbol: u8) {
         if len > LOOKUP_BITS {
             return;
@@ -96,7 +96,7 @@ impl Table {
         self.lookup[bits.peek(LOOKUP_BITS) as usize]
     }
 
-    /// Consumes a code and returns its symbol. Needs a refill before it; 15 bits can be consumed after it.
+    /// Consumes a code and returns its symbol. Requires a refill before; 15 further bits can be consumed afterwards.
     #[inline(always)]
     pub(crate) fn symbol(&self, bits: &mut Bits<'_>) -> u8 {
         let entry = self.look_up(bits);
@@ -107,7 +107,7 @@ impl Table {
         self.long_symbol(bits)
     }
 
-    /// [`Table::symbol`] of a code that the lookup does not hold. One that no table holds is read as 17 bits that mean 0.
+    /// Consumes a code longer than the lookup, like [`Table::symbol`]. An invalid one is read as 17 bits with symbol 0.
     #[inline(never)]
     fn long_symbol(&self, bits: &mut Bits<'_>) -> u8 {
         let mut len = LOOKUP_BITS + 1;

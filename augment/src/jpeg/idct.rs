@@ -1,4 +1,4 @@
-//! Dequantization and the inverse cosine transform, in libjpeg's integers ("islow").
+//! Dequantization and the inverse cosine transform, in libjpeg's integer arithmetic ("islow").
 //!
 //! ```text
 //! one dimension, inputs x_0 .. x_7, c_k the constants below in 13-bit fixed point (Loeffler, Ligtenberg and Moschytz 1989):
@@ -11,42 +11,42 @@
 //! columns first, shifted by 11 bits; then rows, by 18; then 128 is added and the result clamped to a byte
 //! ```
 //!
-//! Numbers have 16 bits before the products and between the passes, as in libjpeg-turbo's vector code: they wrap before a product
-//! and saturate after one, and a column of a DC coefficient alone is a shift, which wraps. That matters for coefficients that no
-//! encoder writes.
+//! Numbers have 16 bits before the products and between the passes, as in libjpeg-turbo's vector code: they wrap before
+//! a product and saturate after one. If only the first row of a block is nonzero, the pass over columns is a shift,
+//! which wraps. All this matters only for coefficients that no encoder writes.
 
 use multiversion::{multiversion, target::match_target};
 
 use super::coefficients::Block;
 
-/// Constants in 13-bit fixed point, by size.
+/// Constants in 13-bit fixed point, in ascending order.
 const C: [i32; 12] = [2446, 3196, 4433, 6270, 7373, 9633, 12299, 15137, 16069, 16819, 20995, 25172];
 
-/// Shift after the columns: the constants' 13 bits but for 2 that are kept.
+/// Shift after the columns: the 13 bits of the constants, less 2 that are kept.
 const COLUMNS_SHIFT: i32 = 11;
 
-/// Shift after the rows: 13 bits, the 2 that were kept, and 3 of the transform's own factor.
+/// Shift after the rows: 13 bits, the 2 that were kept, and 3 for the factor of the transform.
 const ROWS_SHIFT: i32 = 18;
 
-/// Pairs of factors of two inputs, by what they are factors for.
+/// Pairs of factors of two inputs, named by the sums that they are used in.
 mod factors {
     use super::C;
 
-    /// x_2 and x_6.
+    /// Factors of x_2 and x_6.
     pub(super) const E_3: [i32; 2] = [C[2] + C[3], C[2]];
     pub(super) const E_2: [i32; 2] = [C[2], C[2] - C[7]];
-    /// x_7 + x_3 and x_5 + x_1.
+    /// Factors of x_7 + x_3 and x_5 + x_1.
     pub(super) const Z_3: [i32; 2] = [C[5] - C[8], C[5]];
     pub(super) const Z_4: [i32; 2] = [C[5], C[5] - C[1]];
-    /// x_7 and x_1.
+    /// Factors of x_7 and x_1.
     pub(super) const O_0: [i32; 2] = [C[0] - C[4], -C[4]];
     pub(super) const O_3: [i32; 2] = [-C[4], C[6] - C[4]];
-    /// x_5 and x_3.
+    /// Factors of x_5 and x_3.
     pub(super) const O_1: [i32; 2] = [C[9] - C[10], -C[10]];
     pub(super) const O_2: [i32; 2] = [-C[10], C[11] - C[10]];
 }
 
-/// Transforms a row of blocks into 8 rows of samples, `stride` bytes from one another.
+/// Transforms a row of blocks into 8 rows of samples, `stride` bytes apart.
 #[multiversion(targets("x86_64+avx2"))]
 pub(crate) fn transform_row(blocks: &[Block], quantization: &[u16; 64], samples: &mut [u8], stride: usize) {
     match_target! {
@@ -75,14 +75,14 @@ fn transform(block: &Block, quantization: &[u16; 64]) -> [[u8; 8]; 8] {
     let has_ac_rows = rows[1..].iter().flatten().any(|value| *value != 0);
     let columns = match has_ac_rows {
         true => pass::<COLUMNS_SHIFT>(rows),
-        // The first row alone: a shift, which wraps.
+        // Only the first row is nonzero: the pass is a shift, which wraps.
         false => [rows[0].map(|value| value << 2); 8],
     };
     let rows = transposed(pass::<ROWS_SHIFT>(transposed(columns)));
     rows.map(|row| row.map(|value| (i32::from(value).clamp(-128, 127) + 128) as u8))
 }
 
-/// One dimension, for eight columns at a time.
+/// Transforms along one dimension, for eight columns at a time.
 #[inline(always)]
 fn pass<const SHIFT: i32>(x: [[i16; 8]; 8]) -> [[i16; 8]; 8] {
     let mut out = [[0; 8]; 8];
@@ -119,7 +119,7 @@ fn transposed(rows: [[i16; 8]; 8]) -> [[i16; 8]; 8] {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    //! Two blocks at a time, one in each half of a vector.
+    //! Vector code for two blocks at a time, one in each half of a vector.
 
     use std::arch::x86_64::*;
 
@@ -153,7 +153,7 @@ mod x86 {
         }
     }
 
-    /// Rows of both blocks.
+    /// Transforms two blocks; returns the rows of both.
     #[target_feature(enable = "avx2")]
     #[inline]
     fn transform([left, right]: [&Block; 2], steps: &[__m256i; 8]) -> [[[u8; 8]; 2]; 8] {
@@ -164,7 +164,7 @@ mod x86 {
         }
         let below = rows[2..].iter().fold(rows[1], |all, row| _mm256_or_si256(all, *row));
         let zeros = _mm256_movemask_epi8(_mm256_cmpeq_epi8(below, _mm256_setzero_si256()));
-        // The first row alone: a shift, which wraps.
+        // Only the first row is nonzero: the pass is a shift, which wraps.
         let shifted = _mm256_slli_epi16::<2>(rows[0]);
         let columns = match [zeros & 0xffff == 0xffff, zeros >> 16 == -1] {
             [true, true] => [shifted; 8],
@@ -179,7 +179,7 @@ mod x86 {
         bytes(pass::<ROWS_SHIFT>(transposed(columns)))
     }
 
-    /// One dimension, for the eight columns of both blocks.
+    /// Transforms along one dimension, for the eight columns of both blocks.
     #[target_feature(enable = "avx2")]
     #[inline]
     fn pass<const SHIFT: i32>(x: [__m256i; 8]) -> [__m256i; 8] {
@@ -192,7 +192,7 @@ mod x86 {
         out
     }
 
-    /// One dimension, for the columns that `unpack` interleaves.
+    /// Transforms along one dimension, for the columns that `unpack` interleaves.
     #[target_feature(enable = "avx2")]
     #[inline]
     fn half<const SHIFT: i32>(x: [__m256i; 8], unpack: impl Fn(__m256i, __m256i) -> __m256i) -> [__m256i; 8] {
@@ -226,7 +226,7 @@ mod x86 {
         out
     }
 
-    /// Rows into columns, within each half.
+    /// Transposes rows into columns, within each half.
     #[target_feature(enable = "avx2")]
     #[inline]
     fn transposed(x: [__m256i; 8]) -> [__m256i; 8] {
@@ -247,7 +247,7 @@ mod x86 {
         [a, b, c, d, e, f, g, h]
     }
 
-    /// Columns of samples around zero into rows of bytes: row, block, column.
+    /// Converts columns of samples around zero to rows of bytes: row, block, column.
     #[target_feature(enable = "avx2")]
     #[inline]
     fn bytes(x: [__m256i; 8]) -> [[[u8; 8]; 2]; 8] {
@@ -299,7 +299,7 @@ mod tests {
             prop_assert_eq!(widest(&blocks, &quantization), portable(&blocks, &quantization));
         }
 
-        /// Against the definition of the transform, in f64.
+        /// Comparison with the definition of the transform, in f64.
         #[test]
         fn samples_are_those_of_the_cosine_transform(
             values in prop::collection::vec((0usize..64, -200i16..200), 0..20), step in 1u16..5,

@@ -1,27 +1,27 @@
-//! How the components of an image lie in it.
+//! Geometry of an image and of its components.
 
 use super::coefficients::{BlockRows, n_mcus};
 use super::rows::{Upsampling, Window};
 use super::segments::{ColorSpace, Frame};
 
-/// The geometry of an image and of its components.
+/// Geometry of an image and of its components, in pixels, blocks and MCUs.
 pub(super) struct Image {
-    /// Rows of pixels.
+    /// Number of rows of pixels.
     height: usize,
     /// Color space of the components.
     pub(super) color_space: ColorSpace,
     /// Upsampling of each component to the size of the image.
     pub(super) upsamplings: Vec<Upsampling>,
-    /// Blocks of an MCU across and down, by component.
+    /// Numbers of blocks of an MCU across and down, by component.
     blocks: Vec<[usize; 2]>,
-    /// MCUs across and down.
+    /// Numbers of MCUs across and down.
     pub(super) n_mcus: [usize; 2],
-    /// Rows of pixels of an MCU.
+    /// Number of rows of pixels per MCU.
     mcu_height: usize,
 }
 
 impl Image {
-    /// The geometry that a frame header states.
+    /// Computes the geometry that a frame header states.
     pub(super) fn new(frame: &Frame, color_space: ColorSpace) -> Self {
         let max = frame.max_sampling();
         let size = [frame.width_px as usize, frame.height_px as usize];
@@ -39,7 +39,7 @@ impl Image {
         }
     }
 
-    /// Makes the windows as large as two rows of MCUs.
+    /// Resizes the windows to two rows of MCUs.
     pub(super) fn size(&self, windows: &mut Vec<Window>) {
         windows.resize_with(self.blocks.len(), Window::default);
         for (window, [h, v]) in windows.iter_mut().zip(&self.blocks) {
@@ -55,7 +55,7 @@ impl Image {
         }
     }
 
-    /// The rows of pixels that row `mcu_row` of MCUs completes. The last rows of an MCU wait for the samples below them.
+    /// Returns the rows of pixels that row `mcu_row` of MCUs completes. Its last rows need the samples below them.
     pub(super) fn complete_rows(&self, mcu_row: usize) -> std::ops::Range<usize> {
         let waiting = self.mcu_height / 8;
         let up_to = |mcu_row: usize| match mcu_row == self.n_mcus[1] {

@@ -1,11 +1,11 @@
-//! JPEG, baseline and progressive, to the bytes that libjpeg-turbo gives Pillow.
+//! JPEG decoder, baseline and progressive, which yields the same bytes as Pillow with libjpeg-turbo.
 //!
-//! Crates decode to other bytes: `zune-jpeg` and `jpeg-decoder` have another inverse transform and another upsampling, and those
-//! that follow libjpeg-turbo are C, which needs an assembler to be fast, or mostly `unsafe`.
+//! Existing crates yield other bytes: `zune-jpeg` and `jpeg-decoder` use another inverse transform and upsampling, and
+//! those that follow libjpeg-turbo are C, which needs an assembler to be fast, or mostly `unsafe`.
 //!
-//! Damaged data is read as libjpeg reads it, but without the smoothing that hides the missing scans of a progressive image: where
-//! an image cannot be decoded further, the rest stays gray. An image without its end marker, or of more than a hundred scans, is an
-//! error.
+//! Damaged data is decoded as in libjpeg, but without the smoothing that hides missing scans of a progressive image: if
+//! an image cannot be decoded further, the rest stays gray. An image without an end marker, or with more than a hundred
+//! scans, is an error.
 
 mod bits;
 mod coefficients;

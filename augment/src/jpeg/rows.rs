@@ -1,4 +1,4 @@
-//! Samples of components into rows of RGB: upsampling, then color conversion, in libjpeg's integers.
+//! Conversion of component samples to rows of RGB: upsampling, then color conversion, in libjpeg's integer arithmetic.
 //!
 //! ```text
 //! across, twice as many:   out[2i] = (3 s[i] + s[i-1] + 1) / 4,   out[2i+1] = (3 s[i] + s[i+1] + 2) / 4
@@ -7,60 +7,60 @@
 //! any other ratio:         every sample is repeated
 //! ```
 //!
-//! A neighbor outside the image is the sample itself. Colors are those of JFIF, in 16-bit fixed point.
+//! A neighbor outside the image is replaced by the sample itself. Colors are those of JFIF, in 16-bit fixed point.
 
 use multiversion::multiversion;
 
 use super::segments::ColorSpace;
 
-/// The samples of one component: a window of two rows of MCUs that moves down the image.
+/// Samples of one component: a window of two rows of MCUs that moves down the image.
 #[derive(Debug, Default)]
 pub(crate) struct Window {
     samples: Vec<u8>,
-    /// Bytes of a row of samples, those that fill the last MCU included.
+    /// Number of bytes of a row of samples, including the padding of the last MCU.
     pub(crate) stride: usize,
-    /// Rows that the window holds.
+    /// Number of rows that the window holds.
     n_rows: usize,
 }
 
 impl Window {
-    /// Becomes a window of `n_rows` rows of `stride` bytes.
+    /// Resizes the window to `n_rows` rows of `stride` bytes.
     pub(crate) fn set_size(&mut self, stride: usize, n_rows: usize) {
         (self.stride, self.n_rows) = (stride, n_rows);
         self.samples.resize(stride * n_rows, 0);
     }
 
-    /// Row `y` of the component, if the window holds it.
+    /// Returns row `y` of the component, which the window must hold.
     fn row(&self, y: usize) -> &[u8] {
         &self.samples[y % self.n_rows * self.stride..][..self.stride]
     }
 
-    /// The eight rows from row `y` on, to be written.
+    /// Returns the eight rows from row `y` on, to be written.
     pub(crate) fn rows_mut(&mut self, y: usize) -> &mut [u8] {
         &mut self.samples[y % self.n_rows * self.stride..][..8 * self.stride]
     }
 }
 
-/// How a component becomes as large as the image.
+/// Upsampling of a component to the size of the image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Upsampling {
-    /// Samples of the component in the image, across and down.
+    /// Numbers of samples of the component in the image, across and down.
     pub(crate) size: [usize; 2],
-    /// Pixels for each sample, across and down.
+    /// Numbers of pixels per sample, across and down.
     pub(crate) factors: [usize; 2],
 }
 
-/// Memory for the rows between samples and pixels.
+/// Scratch memory for the rows between samples and pixels.
 #[derive(Debug, Default)]
 pub(crate) struct RowScratch {
-    /// A row of each component as wide as the image.
+    /// Row of each component, as wide as the image.
     wide: [Vec<u8>; 4],
-    /// 3 · near + far of a row.
+    /// Sums 3 · near + far of a row.
     sums: Vec<u16>,
 }
 
 impl RowScratch {
-    /// Makes row `y` of the image: `out` has three bytes a pixel.
+    /// Writes row `y` of the image: `out` has three bytes per pixel.
     pub(crate) fn write_row(
         &mut self,
         windows: &[Window],
@@ -89,7 +89,7 @@ impl RowScratch {
             ColorSpace::YCbCr => ycc_to_rgb([0, 1, 2].map(|c| &rows[c][..n]), out),
             ColorSpace::Cmyk => cmyk_to_rgb([0, 1, 2].map(|c| &rows[c][..n]), &rows[3][..n], out),
             ColorSpace::Ycck => {
-                // Colors are inks subtracted from white: what is converted are their complements.
+                // The conversion yields RGB; the inks are its complement.
                 ycc_to_rgb([0, 1, 2].map(|c| &rows[c][..n]), out);
                 out.iter_mut().for_each(|value| *value = 255 - *value);
                 over_black(&rows[3][..n], out);
@@ -98,7 +98,7 @@ impl RowScratch {
     }
 }
 
-/// Row `y` of the image, of one component.
+/// Upsamples one component for row `y` of the image.
 fn upsample(window: &Window, upsampling: Upsampling, y: usize, sums: &mut Vec<u16>, out: &mut [u8]) {
     let Upsampling { size: [n, n_rows], factors: [across, down] } = upsampling;
     let near = y / down;
@@ -169,12 +169,12 @@ fn interleave(rows: [&[u8]; 3], out: &mut [u8]) {
     }
 }
 
-/// A number in 16-bit fixed point, rounded.
+/// Rounds a number to 16-bit fixed point.
 const fn fixed(value: f64) -> i32 {
     (value * 65536.0 + 0.5) as i32
 }
 
-/// JFIF's colors: R = Y + 1.402 Cr, G = Y - 0.34414 Cb - 0.71414 Cr, B = Y + 1.772 Cb, with Cb and Cr around 128.
+/// Converts JFIF colors: R = Y + 1.402 Cr, G = Y - 0.34414 Cb - 0.71414 Cr, B = Y + 1.772 Cb; Cb and Cr around 128.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn ycc_to_rgb([y, cb, cr]: [&[u8]; 3], out: &mut [u8]) {
     const HALF: i32 = 1 << 15;
@@ -187,17 +187,17 @@ fn ycc_to_rgb([y, cb, cr]: [&[u8]; 3], out: &mut [u8]) {
     }
 }
 
-/// Inks as Adobe stores them, inverted, in Pillow's arithmetic: each color is what its ink and black let through.
+/// Converts inks, inverted as Adobe stores them, as Pillow does: a color is the light that its ink and black pass.
 fn cmyk_to_rgb(inks: [&[u8]; 3], black: &[u8], out: &mut [u8]) {
     interleave(inks, out);
     over_black(black, out);
 }
 
-/// Multiplies colors by the share of white that black ink leaves.
+/// Multiplies colors by the fraction of white that black ink leaves.
 fn over_black(white: &[u8], out: &mut [u8]) {
     for (white, out) in white.iter().zip(out.as_chunks_mut::<3>().0) {
         *out = out.map(|value| {
-            // Pillow subtracts the ink's product with the white from the white, with its rounded division by 255.
+            // Pillow subtracts the product of ink and white from the white, with its rounded division by 255.
             let product = i32::from(255 - value) * i32::from(*white) + 128;
             let ink = ((product >> 8) + product) >> 8;
             (i32::from(*white) - ink).clamp(0, 255) as u8

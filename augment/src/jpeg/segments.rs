@@ -1,12 +1,12 @@
-//! Marker segments: what a file says before and between its scans (T.81, B).
+//! Marker segments of a file, before and between its scans (T.81, B).
 
 use super::bits::next_marker;
 use super::error::JpegError;
 use super::huffman::Definition;
 use super::standard;
 
-/// Order in which the coefficients of a block are coded, as positions in rows. Behind the 64 follow 64 more of the last, for
-/// runs of zeros that damaged data may make too long.
+/// Order in which the coefficients of a block are coded, as positions in row order. The last position is repeated 64
+/// times, for runs of zeros that are too long in damaged data.
 pub(crate) const ZIGZAG: [u8; 128] = {
     const ORDER: [u8; 64] = [
         0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13,
@@ -29,12 +29,12 @@ const END_OF_IMAGE: u8 = 0xd9;
 #[derive(Clone)]
 pub(crate) struct Component {
     id: u8,
-    /// Sampling across, relative to the largest one of the frame.
+    /// Sampling factor across, relative to the largest one of the frame.
     pub(crate) h: usize,
-    /// Sampling down.
+    /// Sampling factor down, relative to the largest one of the frame.
     pub(crate) v: usize,
     quantization_slot: usize,
-    /// Quantization by rows, as it was when the first scan with this component began.
+    /// Quantization table in row order, as it was when the first scan with this component began.
     pub(crate) quantization: Option<[u16; 64]>,
 }
 
@@ -43,20 +43,20 @@ pub(crate) struct Component {
 pub(crate) struct Frame {
     pub(crate) width_px: u32,
     pub(crate) height_px: u32,
-    /// Whether coefficients come bit by bit or band by band, in several scans.
+    /// `true` if coefficients are coded bit by bit or band by band, in several scans.
     pub(crate) progressive: bool,
     pub(crate) components: Vec<Component>,
 }
 
 impl Frame {
-    /// The largest sampling across and down.
+    /// Returns the largest sampling factors across and down.
     pub(crate) fn max_sampling(&self) -> [usize; 2] {
         let max = |of: fn(&Component) -> usize| self.components.iter().map(of).max().unwrap_or(1);
         [max(|component| component.h), max(|component| component.v)]
     }
 }
 
-/// Meaning of the numbers of the components.
+/// Color space of the components.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ColorSpace {
     Gray,
@@ -71,7 +71,7 @@ pub(crate) enum ColorSpace {
 pub(crate) struct ScanComponent {
     /// Index of the component in the frame.
     pub(crate) index: usize,
-    /// Slots of its Huffman tables.
+    /// Slots of the component's Huffman tables.
     pub(crate) dc_slot: usize,
     pub(crate) ac_slot: usize,
 }
@@ -81,11 +81,11 @@ pub(crate) struct Scan {
     pub(crate) components: Vec<ScanComponent>,
     /// First and last coefficient in zigzag order.
     pub(crate) band: [usize; 2],
-    /// Bit down to which the coefficients are known already, 0 in their first scan.
+    /// Lowest bit of the coefficients that earlier scans have coded; 0 in the first scan.
     pub(crate) high: u8,
-    /// Bit down to which this scan makes them known.
+    /// Lowest bit of the coefficients that this scan codes.
     pub(crate) low: u8,
-    /// Position of its data.
+    /// Position of the scan's data.
     pub(crate) data: usize,
 }
 
@@ -97,7 +97,7 @@ pub(crate) struct Segments<'a> {
     quantization: [Option<[u16; 64]>; 4],
     dc: [Option<Definition>; 4],
     ac: [Option<Definition>; 4],
-    /// MCUs between two restart markers, 0 without any.
+    /// Number of MCUs between two restart markers, 0 without any.
     pub(crate) restart_interval: usize,
     is_jfif: bool,
     /// Adobe's code for the color space.
@@ -106,9 +106,9 @@ pub(crate) struct Segments<'a> {
 }
 
 impl<'a> Segments<'a> {
-    /// A reader at the start of a file.
+    /// Creates a reader at the start of a file.
     pub(crate) fn new(bytes: &'a [u8]) -> Result<Self, JpegError> {
-        // Pillow, too, wants a marker at once.
+        // Pillow also requires a marker right after the start.
         if !bytes.starts_with(&[0xff, START_OF_IMAGE, 0xff]) {
             return Err(JpegError::Damaged("the start of the file"));
         }
@@ -133,7 +133,7 @@ impl<'a> Segments<'a> {
         self.next_scan_from(marker)
     }
 
-    /// Continues behind the data of a scan, of which [`super::bits::Bits::end`] tells how it ended.
+    /// Continues after the data of a scan, from the marker and position that [`super::bits::Bits::end`] returned.
     pub(crate) fn next_scan_behind(
         &mut self,
         (marker, at): (Option<u8>, usize),
@@ -157,7 +157,7 @@ impl<'a> Segments<'a> {
                 0xdb => self.read_quantization()?,
                 0xdd => self.read_restart_interval()?,
                 0xe0..=0xef => self.read_application(marker)?,
-                // Comments, the number of lines, and settings of arithmetic coding: libjpeg skips them, too.
+                // Comments, the number of lines, and settings of arithmetic coding: libjpeg also skips them.
                 0xcc | 0xdc | 0xfe => drop(self.contents()?),
                 0xc9..=0xcb | 0xcd..=0xcf => return Err(JpegError::Unsupported("arithmetic coding")),
                 0xc3 | 0xc5..=0xc7 => return Err(JpegError::Unsupported("lossless or hierarchical coding")),
@@ -167,7 +167,7 @@ impl<'a> Segments<'a> {
         }
     }
 
-    /// The contents of the segment whose length comes next.
+    /// Reads the segment that starts at its length, and returns its contents.
     fn contents(&mut self) -> Result<&'a [u8], JpegError> {
         let rest = self.bytes.get(self.at..).ok_or(JpegError::CutOff)?;
         let (len, _) = rest.split_first_chunk::<2>().ok_or(JpegError::CutOff)?;
@@ -201,7 +201,7 @@ impl<'a> Segments<'a> {
             if !(1..=4).contains(&h) || !(1..=4).contains(&v) {
                 return Err(DAMAGED);
             }
-            // The sampling of a single component has nothing to be relative to.
+            // The sampling factors of a single component have no effect: they are relative to other components.
             let [h, v] = if *n == 1 { [1, 1] } else { [h, v] };
             components.push(Component {
                 id: *id,
@@ -265,7 +265,7 @@ impl<'a> Segments<'a> {
         Ok(())
     }
 
-    /// Reads what JFIF, EXIF and Adobe say; segments of other applications are skipped.
+    /// Reads segments of JFIF, EXIF and Adobe; those of other applications are skipped.
     fn read_application(&mut self, marker: u8) -> Result<(), JpegError> {
         let contents = self.contents()?;
         match marker {
@@ -292,7 +292,7 @@ impl<'a> Segments<'a> {
         }
         let mut components: Vec<ScanComponent> = Vec::with_capacity(n);
         for spec in rest[..2 * n].as_chunks::<2>().0 {
-            // Of components with the same name the first one that this scan does not have yet.
+            // Among components with the same identifier, the first one that this scan does not have yet.
             let free = |index: &usize| components.iter().all(|other| other.index != *index);
             let named = (0..frame.components.len()).filter(|index| frame.components[*index].id == spec[0]);
             let index = named.into_iter().find(free).ok_or(DAMAGED)?;
@@ -304,12 +304,12 @@ impl<'a> Segments<'a> {
         Ok(Scan { components, band, high: bits >> 4, low: bits & 15, data: self.at })
     }
 
-    /// The frame, once a scan was reached.
+    /// Returns the frame, once a scan was reached.
     pub(crate) fn frame(&self) -> Result<&Frame, JpegError> {
         self.frame.as_ref().ok_or(JpegError::Damaged("the frame header"))
     }
 
-    /// Keeps the quantization of the components of a scan, unless an earlier scan has done so.
+    /// Copies the current quantization tables to the components of a scan, unless an earlier scan has done so.
     pub(crate) fn keep_quantization(&mut self, scan: &Scan) -> Result<(), JpegError> {
         const DAMAGED: JpegError = JpegError::Damaged("a quantization table");
         let frame = self.frame.as_mut().ok_or(DAMAGED)?;
@@ -323,12 +323,12 @@ impl<'a> Segments<'a> {
         Ok(())
     }
 
-    /// The Huffman table of DC coefficients in `slot`. A sequential file without tables means the standard's.
+    /// Returns the Huffman table of DC coefficients in `slot`. A sequential file without tables uses the default ones.
     pub(crate) fn dc(&self, slot: usize) -> Result<&Definition, JpegError> {
         self.defined(&self.dc, slot, &standard::DC)
     }
 
-    /// The Huffman table of AC coefficients in `slot`.
+    /// Returns the Huffman table of AC coefficients in `slot`.
     pub(crate) fn ac(&self, slot: usize) -> Result<&Definition, JpegError> {
         self.defined(&self.ac, slot, &standard::AC)
     }
@@ -345,7 +345,7 @@ impl<'a> Segments<'a> {
         table.ok_or(JpegError::Damaged("a Huffman table"))
     }
 
-    /// The color space, by libjpeg's rules.
+    /// Returns the color space, by libjpeg's rules.
     pub(crate) fn color_space(&self) -> Result<ColorSpace, JpegError> {
         let ids: Vec<u8> = self.frame()?.components.iter().map(|component| component.id).collect();
         Ok(match (ids.as_slice(), self.adobe_transform) {
@@ -360,7 +360,7 @@ impl<'a> Segments<'a> {
         })
     }
 
-    /// The EXIF data, from its TIFF header on.
+    /// Returns the EXIF data, from its TIFF header on.
     pub(crate) fn exif(&self) -> Option<&'a [u8]> {
         self.exif
     }

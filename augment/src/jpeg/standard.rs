@@ -1,4 +1,4 @@
-//! The Huffman tables that a sequential file without tables means (T.81, K.3): frames of motion JPEG have none.
+//! Default Huffman tables, for sequential files without tables (T.81, K.3), such as frames of motion JPEG.
 
 use super::huffman::Definition;
 

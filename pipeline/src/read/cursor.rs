@@ -1,5 +1,5 @@
 //! The resume point of the data path.
 
-/// One integer: the next global batch. Resuming is setting it.
+/// Number of the next global batch. Nothing else is needed to resume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, PartialOrd, Ord)]
 pub struct Cursor(pub u64);

@@ -1,4 +1,4 @@
-//! A list of shards with their indices: which samples there are, and their bytes on demand.
+//! A list of shards with their indices: the samples, and their bytes on demand.
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -8,26 +8,26 @@ use crate::{PipelineError, Storage};
 /// A data set that is open for reading. Shared by threads.
 pub struct Dataset {
     shards: Vec<Shard>,
-    /// Samples before each shard, in the order of the list.
+    /// Number of samples before each shard, in the order of the list.
     starts: Vec<u64>,
     n_samples: u64,
 }
 
-/// Number of a sample in its data set, in the order of the shard list. It names the sample for
-/// ever: seeds of crops and rows of feature files are keyed by it.
+/// Number of a sample in its data set, in the order of the shard list. It identifies the sample
+/// permanently: seeds of crops and rows of feature files are keyed by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SampleId(pub u64);
 
 /// One sample's image, still encoded, and its label.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sample {
-    /// Its number.
+    /// Number of the sample.
     pub id: SampleId,
-    /// Its key in the shard.
+    /// Key of the sample in its shard.
     pub key: String,
     /// The encoded image.
     pub image: Vec<u8>,
-    /// The class, where the sample has one.
+    /// The class, if the sample has one.
     pub label: Option<u32>,
 }
 
@@ -35,13 +35,12 @@ impl Dataset {
     /// Opens the shards that `specs` names (see [`crate::url::expand`]).
     ///
     /// # Errors
-    /// Whatever is wrong with the list, a shard or an index; [`PipelineError::Empty`] when no
-    /// shard holds an image.
+    /// Errors of the list, of a shard or of an index; [`PipelineError::Empty`] if no shard holds an image.
     pub fn open(specs: &[String], storage: &Storage) -> Result<Self, PipelineError> {
         Self::new(storage.open_all(&storage.sources(specs)?)?)
     }
 
-    /// The samples of `shards`, in their order.
+    /// Creates a data set of the samples of `shards`, in their order.
     ///
     /// # Errors
     /// [`PipelineError::Empty`].
@@ -65,31 +64,30 @@ impl Dataset {
         Ok(dataset)
     }
 
-    /// Samples in all shards, usable or not.
+    /// Returns the number of samples in all shards, usable or not.
     pub fn n_samples(&self) -> u64 {
         self.n_samples
     }
 
-    /// Samples of each shard, in the order of the list.
+    /// Returns the number of samples of each shard, in the order of the list.
     pub fn shard_sizes(&self) -> Vec<u64> {
         self.shards.iter().map(|shard| shard.len() as u64).collect()
     }
 
-    /// Has the shards with these numbers fetched in the background, in this order, where they are not
-    /// read where they stand.
+    /// Starts fetching the shards with these numbers in the background, in this order, except those that are
+    /// read in place.
     pub fn prefetch(&self, shards: &[usize]) {
         for shard in shards {
             self.shards[*shard].prefetch();
         }
     }
 
-    /// Whether all shards are read where they stand.
+    /// Returns whether all shards are read in place.
     pub fn is_local(&self) -> bool {
         self.shards.iter().all(|shard| shard.cache_use().is_none())
     }
 
-    /// Checks that the cache holds the window that is read and the one that is fetched, whichever they
-    /// are.
+    /// Checks that the cache can hold any two windows of shards: the one being read and the one being fetched.
     ///
     /// # Errors
     /// [`PipelineError::CacheTooSmall`].
@@ -106,18 +104,18 @@ impl Dataset {
         }
     }
 
-    /// The number of the sample at (`shard`, `sample`).
+    /// Returns the number of the sample at (`shard`, `sample`).
     pub fn id(&self, shard: usize, sample: u64) -> SampleId {
         SampleId(self.starts[shard] + sample)
     }
 
-    /// Name of the shard that holds sample `id`, its key, and the offset of its first member.
+    /// Returns the name of the shard that holds sample `id`, the sample's key, and its offset in the shard in bytes.
     pub fn describe(&self, id: SampleId) -> (String, String, u64) {
         let (shard, i) = self.locate(id);
         (shard.name(), shard.key(i).to_string(), shard.offset_bytes(i))
     }
 
-    /// Bytes that reading sample `id` will bring into memory.
+    /// Returns the number of bytes that reading sample `id` brings into memory.
     pub fn sample_bytes(&self, id: SampleId) -> u64 {
         let (shard, i) = self.locate(id);
         shard.image_bytes(i).unwrap_or(0)
@@ -134,7 +132,7 @@ impl Dataset {
         Ok(Sample { id, key: shard.key(i).to_string(), image, label: shard.label(i)? })
     }
 
-    /// The class of sample `id`, without its image.
+    /// Returns the class of sample `id`, without its image.
     ///
     /// # Errors
     /// [`PipelineError::Io`] when the shard cannot be read.
@@ -143,7 +141,7 @@ impl Dataset {
         shard.label(i)
     }
 
-    /// The classes of sample `id`, numbers or names: none, one or several.
+    /// Returns the classes of sample `id`, numbers or names: none, one or several.
     ///
     /// # Errors
     /// [`PipelineError::Io`] when the shard cannot be read.
@@ -152,7 +150,7 @@ impl Dataset {
         shard.classes(i)
     }
 
-    /// The first of the members of sample `id` that have one of `extensions`, in their order.
+    /// Returns the member of sample `id` with the first of `extensions` that the sample has.
     ///
     /// # Errors
     /// [`PipelineError::Io`] when the shard cannot be read.
@@ -161,30 +159,30 @@ impl Dataset {
         shard.member(i, extensions)
     }
 
-    /// Length of the encoded image of sample `id`, if it has one, and the short check of its bytes where that is known:
-    /// images that differ in either are not the same.
+    /// Returns the length of the encoded image of sample `id` in bytes, if it has one, and the short check of its
+    /// bytes, if known: images that differ in either are different.
     pub fn image_check(&self, id: SampleId) -> Option<(u64, Option<u16>)> {
         let (shard, i) = self.locate(id);
         let member = shard.index().member(i, &IMAGE_EXTENSIONS)?;
         Some((member.len_bytes, member.check))
     }
 
-    /// Names the samples: equal for the same members in the same order, wherever the shards lie.
+    /// Returns a hash that identifies the samples: equal for the same members in the same order, wherever they are.
     pub fn fingerprint(&self) -> u64 {
         let mut hash = Xxh3::new();
         self.shards.iter().for_each(|shard| hash.update(&shard.index().fingerprint().to_le_bytes()));
         hash.digest()
     }
 
-    /// Names the samples by their keys and the lengths of their images, in their order: equal for the same shards wherever
-    /// they lie, with an index beside them or without.
+    /// Returns a hash of the keys of the samples and the lengths of their images, in order: equal for the same shards,
+    /// wherever they are, with or without a sidecar.
     pub fn samples_fingerprint(&self) -> u64 {
         let mut hash = Xxh3::new();
         for shard in &self.shards {
             hash.update(&(shard.len() as u64).to_le_bytes());
             for i in 0..shard.len() {
                 hash.update(shard.key(i).as_bytes());
-                // No image is as long as that.
+                // `u64::MAX` stands for a missing image: no image is that long.
                 hash.update(&shard.image_bytes(i).unwrap_or(u64::MAX).to_le_bytes());
             }
         }

@@ -1,10 +1,9 @@
-//! Reader threads: positions of a rank's share, in order, into samples in memory.
+//! Reader threads, which read the samples of a rank's share into memory, in the order of positions.
 //!
-//! Two limits hold the threads back. Bytes: encoded images in flight stay below `max_bytes`,
-//! counted from the read to the drop of the [`Item`]. Batches: nothing is read beyond
-//! `prefetch_batches` ahead of the last batch that [`Loader::finish_batch`] reported, so that
-//! whoever assembles batches has a bounded number of them open. Both are taken in the order of
-//! positions, which is why neither can starve the batch that is waited for.
+//! Two limits throttle the threads. Bytes: encoded images in flight stay below `max_bytes`, counted from the read to
+//! the drop of the [`Item`]. Batches: nothing is read more than `prefetch_batches` ahead of the last batch that
+//! [`Loader::finish_batch`] reported, so that the caller, which assembles batches, has a bounded number of them open.
+//! Both are applied in the order of positions, so that neither can starve the batch that the caller waits for.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -16,14 +15,14 @@ use super::order::Place;
 use super::stats::ReadStats;
 use crate::{Cursor, Dataset, Order, PipelineError, Quarantine, Sample, Share};
 
-/// How much a loader may hold and how many threads read.
+/// Limits and number of threads of a [`Loader`].
 #[derive(Debug, Clone, Copy)]
 pub struct LoaderConfig {
-    /// Reader threads.
+    /// Number of reader threads.
     pub n_threads: usize,
-    /// Encoded bytes in flight; one sample larger than this still passes, alone.
+    /// Maximum number of encoded bytes in flight; a larger sample is read alone.
     pub max_bytes: u64,
-    /// Global batches that may be open at once.
+    /// Maximum number of global batches that are open at once.
     pub prefetch_batches: u64,
 }
 
@@ -33,29 +32,29 @@ impl Default for LoaderConfig {
     }
 }
 
-/// A sample on its way to its slot in a batch.
+/// A sample with its slot in a batch.
 #[derive(Debug)]
 pub struct Item {
-    /// Global batch.
+    /// Number of the global batch.
     pub batch: u64,
     /// Slot in this rank's part of the batch.
     pub slot: usize,
-    /// Pass over the data.
+    /// Number of the pass over the data.
     pub epoch: u64,
     /// Zero for the sample that the order names, `k` for its `k`-th substitute.
     pub attempt: u64,
     /// The sample.
     pub sample: Sample,
-    /// Its bytes count against the limit until the item goes.
+    /// Permit for the bytes, which count against the limit until the item is dropped.
     _permit: Permit,
 }
 
-/// Reads ahead on threads until it is dropped.
+/// Reads samples ahead on threads until it is dropped.
 #[derive(Debug)]
 pub struct Loader {
     shared: Arc<Shared>,
     items: Receiver<Result<Item, PipelineError>>,
-    /// Ends when the loader is closed, while a thread may still wait for a server.
+    /// Disconnected when the loader is closed, even if a thread still waits for a server.
     open: Receiver<()>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -71,7 +70,7 @@ struct Shared {
     stats: ReadStats,
     gate: Mutex<Gate>,
     changed: Condvar,
-    /// Dropped to close.
+    /// Sender that is dropped to close the loader.
     opened: Mutex<Option<Sender<()>>>,
 }
 
@@ -82,15 +81,15 @@ struct Gate {
     /// First batch that may not be read yet.
     batch_limit: u64,
     bytes_in_flight: u64,
-    /// First position of the window that is not fetched yet.
+    /// First position after the current window; reaching it starts the next prefetch.
     window_end: u64,
-    /// Nothing more is read: a read has failed, or nobody wants it.
+    /// Set when reading has stopped, because a read failed or the loader was closed.
     closed: bool,
-    /// Nobody wants what was read.
+    /// Set when the loader was closed, so that items already read are discarded.
     abandoned: bool,
 }
 
-/// Bytes of one item, given back when it is dropped.
+/// Bytes of one item, released when it is dropped.
 #[derive(Debug)]
 struct Permit {
     shared: Arc<Shared>,
@@ -130,7 +129,7 @@ impl Loader {
             changed: Condvar::new(),
             opened: Mutex::new(Some(opened)),
         });
-        // Unbounded, because the gate bounds it: an item in the channel holds its bytes.
+        // Unbounded, because the gate bounds it: an item in the channel holds its permit.
         let (sender, items) = unbounded();
         let threads = (0..config.n_threads.max(1))
             .map(|_| {
@@ -141,7 +140,7 @@ impl Loader {
         Self { shared, items, open, threads }
     }
 
-    /// The next item, about in order of positions; blocks. `None` once the loader is closed.
+    /// Returns the next item, roughly in the order of positions; blocks. Returns `None` once the loader is closed.
     ///
     /// Any number of threads may call this.
     pub fn next_item(&self) -> Option<Result<Item, PipelineError>> {
@@ -149,8 +148,8 @@ impl Loader {
             recv(self.items) -> item => item.ok()?,
             recv(self.open) -> _ => return None,
         };
-        // Whoever closes wants to leave, and not to wait until all that was read is decoded. The
-        // lock is let go first: an item that is dropped takes it to give its bytes back.
+        // After a close, items already read are discarded, not decoded. The lock is released
+        // first: an item that is dropped takes it to release its bytes.
         let abandoned = self.shared.lock().abandoned;
         if abandoned { None } else { Some(item) }
     }
@@ -167,7 +166,7 @@ impl Loader {
         fetch(&self.shared, batch, slot, next, None)
     }
 
-    /// Tells that `batch` has left: one more batch may be read ahead.
+    /// Reports that `batch` is complete: one more batch may be read ahead.
     pub fn finish_batch(&self, batch: u64) {
         let mut gate = self.shared.lock();
         gate.batch_limit = gate.batch_limit.max(batch + 1 + self.shared.prefetch_batches);
@@ -175,22 +174,22 @@ impl Loader {
         self.shared.changed.notify_all();
     }
 
-    /// Items that are read and wait for a taker.
+    /// Returns the number of items that were read and not taken yet.
     pub fn queue_len(&self) -> usize {
         self.items.len()
     }
 
-    /// Share of the byte limit that is in use.
+    /// Returns the fraction of the byte limit that is in use.
     pub fn fill(&self) -> f64 {
         self.shared.lock().bytes_in_flight as f64 / self.shared.max_bytes as f64
     }
 
-    /// What the reader threads have done.
+    /// Returns the statistics of the reader threads.
     pub fn stats(&self) -> &ReadStats {
         &self.shared.stats
     }
 
-    /// Stops the reader threads; nothing more can be taken.
+    /// Stops the reader threads; no further item can be taken.
     pub fn close(&self) {
         let mut gate = self.shared.lock();
         (gate.closed, gate.abandoned) = (true, true);
@@ -203,13 +202,13 @@ impl Loader {
 impl Drop for Loader {
     fn drop(&mut self) {
         self.close();
-        // A thread that waits for a server ends when that answers or is given up, and holds nothing
-        // that anyone waits for.
+        // A thread that waits for a server ends when the server answers or the retries are exhausted. Nothing depends
+        // on it, so that it is not joined.
         if !self.shared.dataset.is_local() {
             return;
         }
         for thread in self.threads.drain(..) {
-            // A reader that panicked has already ended its channel; there is nothing to add here.
+            // A reader that panicked has already dropped its sender; there is nothing left to handle.
             let _ = thread.join();
         }
     }
@@ -250,7 +249,7 @@ fn read_loop(shared: &Arc<Shared>, sender: &Sender<Result<Item, PipelineError>>)
     }
 }
 
-/// Waits until the next slot may be read and charges its bytes. `None` once closed.
+/// Waits until the next slot may be read, and takes a permit for its bytes. `None` once closed.
 fn take_turn(shared: &Arc<Shared>) -> Option<(u64, usize, Permit)> {
     let start = Instant::now();
     let mut gate = shared.lock();
@@ -282,7 +281,7 @@ fn take_turn(shared: &Arc<Shared>) -> Option<(u64, usize, Permit)> {
     }
 }
 
-/// Reads the sample of a slot, passing over bad ones from `attempt` on.
+/// Reads the sample of a slot, skipping bad ones, from `first_attempt` on.
 fn fetch(
     shared: &Arc<Shared>,
     batch: u64,
@@ -300,8 +299,8 @@ fn fetch(
         match shared.dataset.read(id) {
             Ok(sample) => {
                 shared.stats.add_read(start, sample.image.len() as u64);
-                // A substitute was not waited for: it replaces one that is gone, so that at most
-                // one sample a thread exceeds the limit.
+                // A substitute does not wait for room: it replaces a dropped sample, so that at most
+                // one sample per thread exceeds the limit.
                 let permit = permit.unwrap_or_else(|| {
                     let bytes = sample.image.len() as u64;
                     shared.lock().bytes_in_flight += bytes;
@@ -312,7 +311,7 @@ fn fetch(
             Err(error) if error.is_of_a_sample() => {
                 shared.quarantine.report(&shared.dataset, id, &error.to_string())?;
             }
-            // That a shard does not come is no fault of its samples.
+            // A shard that cannot be fetched does not make its samples bad.
             Err(error) => return Err(error),
         }
     }

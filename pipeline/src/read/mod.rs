@@ -1,4 +1,4 @@
-//! Samples in a defined order: which sample stands at which position, and the threads that read them.
+//! Samples in a defined order: which sample is at which position, and the threads that read them.
 
 pub(crate) mod cursor;
 pub(crate) mod dataset;

@@ -3,15 +3,15 @@
 //! Positions count samples in one endless stream; epoch `e` is positions `[e·n, (e+1)·n)`. Within
 //! an epoch the shards are permuted, taken in windows of `window_shards`, and the samples of a
 //! window are permuted together: reads stay within a few shards while neighbors come from all of
-//! them. World size never enters. Entering the stream anywhere costs nothing but the shard
-//! permutation of that epoch.
+//! them. The order does not depend on the world size. Starting at any position costs no more than
+//! the shard permutation of its epoch.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use crate::hash::mix;
 
-/// Rounds of the Feistel network that permutes a window. Four already give a pseudo-random
+/// Number of rounds of the Feistel network that permutes a window. Four already yield a pseudo-random
 /// permutation when the round function is random (Luby and Rackoff 1988); two more are for a round
 /// function that is merely a good mixer.
 const FEISTEL_ROUNDS: u64 = 6;
@@ -26,18 +26,18 @@ pub struct Order {
     epoch: Mutex<Option<Arc<EpochOrder>>>,
 }
 
-/// A place in the stream, resolved.
+/// Sample at a position of the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Place {
     /// Number of the pass over the data.
     pub epoch: u64,
-    /// Shard of the list.
+    /// Number of the shard in the list.
     pub shard: usize,
-    /// Sample of the shard.
+    /// Number of the sample in the shard.
     pub sample: u64,
 }
 
-/// What will be read around a position.
+/// Shards that are read from a position on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ahead {
     /// The first position after the window.
@@ -56,28 +56,28 @@ struct EpochOrder {
 #[derive(Debug)]
 struct Window {
     range: Range<u64>,
-    /// (shard, samples before it in the window)
+    /// Pairs of (shard, number of samples before it in the window).
     shards: Vec<(usize, u64)>,
     key: u64,
 }
 
 impl Order {
-    /// The order of shards with `shard_sizes` samples each. `window_shards` is at least one.
+    /// Creates the order of shards with `shard_sizes` samples each. A `window_shards` of zero counts as one.
     pub fn new(seed: u64, shard_sizes: Vec<u64>, window_shards: usize) -> Self {
         let n_samples = shard_sizes.iter().sum();
         Self { seed, window_shards: window_shards.max(1), shard_sizes, n_samples, epoch: Mutex::new(None) }
     }
 
-    /// Samples of one epoch.
+    /// Returns the number of samples of one epoch.
     pub fn n_samples(&self) -> u64 {
         self.n_samples
     }
 
-    /// The sample at `position` of the endless stream, or, for `attempt > 0`, the `attempt`-th
-    /// substitute for it: the sample that many places further in the same epoch.
+    /// Returns the sample at `position` of the endless stream, or, for `attempt > 0`, the `attempt`-th
+    /// substitute for it: the sample `attempt` positions further in the same epoch, cyclically.
     ///
     /// # Panics
-    /// If the data set is empty, which [`crate::Dataset::open`] refuses.
+    /// Panics if the data set is empty, which [`crate::Dataset::open`] refuses.
     pub fn place(&self, position: u64, attempt: u64) -> Place {
         assert!(self.n_samples > 0, "an order needs at least one sample");
         let epoch = position / self.n_samples;
@@ -92,7 +92,7 @@ impl Order {
         Place { epoch, shard, sample: permuted - before }
     }
 
-    /// The window in which `position` lies and the one after it.
+    /// Returns the shards of the window that contains `position`, and of the window after it.
     pub fn ahead(&self, position: u64) -> Ahead {
         let (epoch, within) = (position / self.n_samples, position % self.n_samples);
         let order = self.epoch(epoch);
@@ -156,8 +156,8 @@ impl Order {
     }
 }
 
-/// A bijection of `0..n` under `key`: a Feistel network on the next even number of bits, walked
-/// until it falls inside the range.
+/// Permutes `0..n` under `key`: a Feistel network on the next even number of bits, repeated until the value falls
+/// inside the range (cycle walking).
 fn permute(index: u64, n: u64, key: u64) -> u64 {
     if n <= 1 {
         return 0;
@@ -178,7 +178,7 @@ fn permute(index: u64, n: u64, key: u64) -> u64 {
     }
 }
 
-/// Uniform in `0..n` from 64 random bits, by the high half of a product.
+/// Maps 64 random bits to a uniform number in `0..n`, by the high half of a product.
 fn bounded(random: u64, n: u64) -> u64 {
     ((u128::from(random) * u128::from(n)) >> 64) as u64
 }
@@ -190,7 +190,7 @@ mod tests {
     use std::collections::HashSet;
 
     proptest! {
-        /// Whoever fetches what lies ahead has every shard before it is read.
+        /// Fetching the shards ahead provides every shard before it is read.
         #[test]
         fn what_lies_ahead_comes(sizes in proptest::collection::vec(0u64..9, 1..9), window in 1usize..5, seed: u64) {
             prop_assume!(sizes.iter().sum::<u64>() > 0);
@@ -247,7 +247,7 @@ mod tests {
         assert_ne!(epoch(1, 0), epoch(2, 0));
     }
 
-    /// Each of the 24 orders of four samples comes about equally often: chi-square with 23 degrees
+    /// Each of the 24 orders of four samples is about equally frequent: chi-square with 23 degrees
     /// of freedom stays under its 99.9 % point.
     #[test]
     fn small_windows_are_permuted_evenly() {

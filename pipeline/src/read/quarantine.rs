@@ -1,4 +1,4 @@
-//! The ledger of bad samples: one JSON line each, once, and an error above a set rate.
+//! The ledger of bad samples: one JSON line for each, and an error if their rate exceeds a limit.
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Dataset, PipelineError, SampleId};
 
-/// Below this many samples a rate means little, so that the limit is computed from this many.
+/// Minimum number of samples from which the limit is computed: a rate over fewer means little.
 const RATE_FLOOR_SAMPLES: u64 = 1000;
 
 /// Bad samples of one run.
@@ -37,15 +37,15 @@ pub(crate) struct LedgerRow {
     pub shard: String,
     /// The sample's key.
     pub key: String,
-    /// Where the sample starts in the shard.
+    /// Offset of the sample's first member in the shard, in bytes.
     pub offset_bytes: u64,
-    /// Why it cannot be used.
+    /// Reason why it cannot be used.
     pub reason: String,
 }
 
 impl Quarantine {
-    /// The ledger at `path`, which is created with the first bad sample; lines of earlier runs
-    /// stay and are not written twice. Above `max_rate` (a fraction) reporting becomes an error.
+    /// Opens the ledger at `path`, which is created with the first bad sample; lines of earlier runs
+    /// are kept and not written twice. Above `max_rate` (a fraction) a report is an error.
     ///
     /// # Errors
     /// [`PipelineError::Io`] when an existing ledger cannot be read.
@@ -55,7 +55,7 @@ impl Quarantine {
             Ok(file) => {
                 for line in BufReader::new(file).lines() {
                     let line = line.map_err(|error| PipelineError::io("read", path, error))?;
-                    // A half-written last line of a killed run is no reason to stop.
+                    // A killed run may have left a half-written last line, which is ignored.
                     if let Ok(row) = serde_json::from_str::<LedgerRow>(&line) {
                         written.insert((row.shard, row.key));
                     }
@@ -72,22 +72,22 @@ impl Quarantine {
         })
     }
 
-    /// Whether `id` was reported before.
+    /// Returns whether `id` was reported in this run.
     pub fn is_bad(&self, id: SampleId) -> bool {
         self.lock().bad.contains(&id)
     }
 
-    /// Distinct bad samples of this run.
+    /// Returns the number of distinct bad samples of this run.
     pub fn n_bad(&self) -> u64 {
         self.lock().bad.len() as u64
     }
 
-    /// Counts one more sample asked for.
+    /// Counts one more requested sample.
     pub fn count_seen(&self) {
         self.n_seen.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Writes `id` into the ledger, unless it stands there already.
+    /// Marks `id` as bad and writes it into the ledger, unless it is there already.
     ///
     /// # Errors
     /// [`PipelineError::TooManyBad`] above the rate, [`PipelineError::Io`] when the ledger cannot
@@ -119,7 +119,7 @@ impl Quarantine {
         Ok(())
     }
 
-    /// The error for a data set of which nothing is usable.
+    /// Creates the error for a data set without usable samples.
     pub fn all_bad(&self, n_samples: u64) -> PipelineError {
         PipelineError::AllBad { n_samples, ledger: self.path.clone() }
     }

@@ -1,6 +1,6 @@
-//! Which positions of the stream a rank reads.
+//! Share of the stream that one rank reads.
 //!
-//! Global batch `g` is positions `[g·B, (g+1)·B)`; rank `r` of `W` takes those with
+//! Global batch `g` is positions `[g·B, (g+1)·B)`; rank `r` of `W` reads those with
 //! `p mod W = r`. `B` belongs to the recipe, not to the machine, so that the union over ranks is
 //! the same for every world size.
 
@@ -9,19 +9,19 @@ use crate::PipelineError;
 /// The part of each global batch that one rank reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
-    /// This rank, below `world_size`.
+    /// Number of the rank, below `world_size`.
     pub rank: usize,
     /// Number of ranks.
     pub world_size: usize,
-    /// Samples of a global batch.
+    /// Number of samples of a global batch.
     pub batch_size: usize,
 }
 
 impl Share {
-    /// The share of `rank`.
+    /// Creates the share of `rank`.
     ///
     /// # Errors
-    /// [`PipelineError::UnevenShare`] when the batch does not divide by the ranks.
+    /// [`PipelineError::UnevenShare`] when the batch size is not divisible by the number of ranks.
     pub fn new(rank: usize, world_size: usize, batch_size: usize) -> Result<Self, PipelineError> {
         if world_size == 0 || rank >= world_size || batch_size == 0 || !batch_size.is_multiple_of(world_size)
         {
@@ -30,7 +30,7 @@ impl Share {
         Ok(Self { rank, world_size, batch_size })
     }
 
-    /// The whole of each batch, for one rank.
+    /// Creates the share of a single rank: the whole of each batch.
     ///
     /// # Errors
     /// [`PipelineError::UnevenShare`] when the batch is empty.
@@ -38,17 +38,17 @@ impl Share {
         Self::new(0, 1, batch_size)
     }
 
-    /// Samples of a batch that this rank reads.
+    /// Returns the number of samples of a batch that this rank reads.
     pub fn len(&self) -> usize {
         self.batch_size / self.world_size
     }
 
-    /// Never true; a share has at least one sample.
+    /// Returns `false`: a share has at least one sample.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Position of this rank's sample `slot` of global batch `batch`.
+    /// Returns the position of this rank's sample `slot` of global batch `batch`.
     pub fn position(&self, batch: u64, slot: usize) -> u64 {
         batch * self.batch_size as u64 + (slot * self.world_size + self.rank) as u64
     }

@@ -1,17 +1,17 @@
-//! Counters of the reading side, readable while it runs.
+//! Statistics of the reader threads, available while they run.
 
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
-/// Longest read that the histogram tells apart; what takes longer counts as this.
+/// Longest read that the histogram resolves, in nanoseconds; longer reads count as this.
 const MAX_NS: u64 = 60_000_000_000;
 
-/// Significant digits of a percentile.
+/// Number of significant digits of a percentile.
 const DIGITS: u8 = 2;
 
-/// What the reader threads have done since the last reset.
+/// Statistics of the reader threads since the last reset.
 #[derive(Debug)]
 pub struct ReadStats(Mutex<Totals>);
 
@@ -21,20 +21,20 @@ struct Totals {
     reads: Histogram<u64>,
 }
 
-/// A reading of [`ReadStats`].
+/// A snapshot of [`ReadStats`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReadSnapshot {
     /// Time spent in reads, summed over threads.
     pub read: Duration,
-    /// Median read.
+    /// Median time of a read.
     pub read_p50: Duration,
-    /// 99th percentile of the reads.
+    /// 99th percentile of the time of a read.
     pub read_p99: Duration,
-    /// Time that threads waited for room, summed over threads.
+    /// Time that threads waited for the limits of the loader, summed over threads.
     pub wait: Duration,
-    /// Bytes of the members read.
+    /// Number of bytes of the images read.
     pub bytes: u64,
-    /// Samples read.
+    /// Number of samples read.
     pub samples: u64,
 }
 
@@ -66,12 +66,12 @@ impl ReadStats {
         self.lock().snapshot.wait += time;
     }
 
-    /// Forgets what was counted, for a measurement after a warm-up.
+    /// Resets all counters, for a measurement after a warm-up.
     pub fn reset(&self) {
         *self.lock() = Totals::new();
     }
 
-    /// The counters now.
+    /// Returns a snapshot of the counters.
     pub fn snapshot(&self) -> ReadSnapshot {
         let totals = self.lock();
         let quantile = |q| Duration::from_nanos(totals.reads.value_at_quantile(q));

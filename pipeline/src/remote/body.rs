@@ -1,4 +1,4 @@
-//! What a server or a store answers, why it may not, and where the bytes go.
+//! Responses of servers and object stores, failures of a fetch, and the sink of the bytes.
 
 use std::io;
 use std::time::Duration;
@@ -6,39 +6,39 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
 
-/// Where fetched bytes go.
+/// Receiver of fetched bytes.
 pub(crate) trait Sink: io::Write + Send {
-    /// Forgets what was written: the object comes from its start, `total_bytes` long if that is known.
+    /// Discards the bytes written so far: the object follows from its start, `total_bytes` long if that is known.
     fn restart(&mut self, total_bytes: Option<u64>) -> io::Result<()>;
 }
 
-/// An answer.
+/// A response.
 pub(crate) struct Body {
-    /// Which byte of the object comes first: the one that was asked for, or 0.
+    /// Offset of the first byte in the object: the requested one, or 0.
     pub(crate) start: u64,
     /// Length of the whole object.
     pub(crate) total_bytes: Option<u64>,
-    /// What names this version of the object, to ask for the rest of the same.
+    /// Identifier of this version of the object, with which the rest of it can be requested.
     pub(crate) version: Option<String>,
     pub(crate) chunks: BoxStream<'static, Result<Bytes, String>>,
 }
 
-/// Why an object did not come.
+/// Reason why an object could not be fetched.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// There is no such object.
+    /// The object does not exist.
     NotFound,
-    /// There may be one, but not for us.
+    /// Access to the object, which may not even exist, is denied.
     Denied(String),
-    /// An answer after which asking again will not help.
+    /// An error response; a retry will not help.
     Answered(String),
-    /// There is no answer, or none any more, and asking again will not help.
+    /// No response, or none within the retries; another retry will not help.
     Refused(String),
-    /// It is not the version any more whose rest was asked for.
+    /// The object is no longer the version whose rest was requested.
     Changed,
-    /// Asking again may help.
+    /// A temporary failure; a retry may help.
     Passing(String),
-    /// A server that is there asks to come again; not before this time if it names one.
+    /// A reachable server asks for a later retry, after this time if it names one.
     Busy(String, Option<Duration>),
     /// The sink failed.
     Sink(io::Error),

@@ -1,4 +1,4 @@
-//! What speaks to servers: one runtime, one HTTP client and one client a bucket.
+//! Client of servers and object stores: one runtime, one HTTP client and one client per bucket.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,10 +18,10 @@ use super::http::HttpObject;
 use super::object::{StoredObject, open_store};
 use super::retry::RetryPolicy;
 
-/// Threads that wait for the network. What they receive is written by the threads that asked.
+/// Number of threads that wait for the network. Received bytes are written by the calling threads.
 const RUNTIME_THREADS: usize = 2;
 
-/// A client for everything that a URL can name. Shared by threads; its calls block.
+/// A client for all remote URLs. Shared by threads; its calls block.
 pub struct Client {
     runtime: Runtime,
     http: reqwest::Client,
@@ -31,31 +31,31 @@ pub struct Client {
     answered: AtomicBool,
 }
 
-/// What is asked of an answer that goes into memory.
+/// Rules for a response that is read into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GetRules {
-    /// Its length at the most.
+    /// Limit of the length, in bytes.
     pub max_bytes: u64,
-    /// The time that it may take with all retries.
+    /// Limit of the time, all retries included.
     pub timeout: Duration,
-    /// Whether an `X-Robots-Tag` that forbids indexing, or learning from it, is honored.
+    /// `true` if an `X-Robots-Tag` that forbids indexing or AI training is honored.
     pub honors_opt_out: bool,
 }
 
-/// Bytes in memory, up to a limit.
+/// Sink that keeps bytes in memory, up to a limit.
 struct Bounded {
     bytes: Vec<u8>,
     max_bytes: u64,
 }
 
 impl Client {
-    /// A client. `options` are the credentials of object stores, under the names of the usual
+    /// Creates a client. `options` are the credentials of object stores, under the names of the usual
     /// environment variables.
     ///
     /// # Errors
     /// Fails if no thread can be started or no root certificates are installed.
     pub fn new(options: Vec<(String, String)>, policy: RetryPolicy) -> io::Result<Self> {
-        // Fails where the program has chosen one already, which serves as well.
+        // Fails if the program has already installed a provider, which works as well.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(RUNTIME_THREADS)
@@ -77,10 +77,10 @@ impl Client {
         })
     }
 
-    /// Fetches what an `http` or `https` URL names into memory.
+    /// Fetches the object of an `http` or `https` URL into memory.
     ///
     /// # Errors
-    /// The reason in words: it is not there, it breaks one of the `rules`, or it did not come.
+    /// Returns the reason as text: the object does not exist, breaks one of the `rules`, or could not be fetched.
     pub fn get(&self, url: &str, rules: &GetRules) -> Result<Vec<u8>, String> {
         let url = Url::parse(url).map_err(|error| error.to_string())?;
         if !matches!(url.scheme(), "http" | "https") {
@@ -98,14 +98,14 @@ impl Client {
         }
     }
 
-    /// Fetches what `url` names into memory, up to a limit.
+    /// Fetches the object of `url` into memory, up to a limit.
     pub(crate) fn read(&self, url: &Url, max_bytes: u64) -> Result<Vec<u8>, Failure> {
         let mut sink = Bounded { bytes: Vec::new(), max_bytes };
         self.fetch(url, &mut sink)?;
         Ok(sink.bytes)
     }
 
-    /// Fetches what `url` names into `sink`, with retries.
+    /// Fetches the object of `url` into `sink`, with retries.
     pub(crate) fn fetch(&self, url: &Url, sink: &mut dyn Sink) -> Result<(), Failure> {
         let origin = self.origin(url).map_err(Failure::Refused)?;
         self.runtime.block_on(fetch(&origin, &self.policy, &self.answered, sink))

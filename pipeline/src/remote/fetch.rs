@@ -1,4 +1,4 @@
-//! One object from its first byte to its last, however often the connection breaks.
+//! Fetching of one object from its first byte to its last, across broken connections.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,7 +10,7 @@ use super::http::HttpObject;
 use super::object::StoredObject;
 use super::retry::RetryPolicy;
 
-/// Something that can be read from any byte on.
+/// An object that can be read from any byte on.
 pub(crate) enum Origin {
     Http(HttpObject),
     Stored(StoredObject),
@@ -32,12 +32,12 @@ impl Origin {
     }
 }
 
-/// How far a fetch has come.
+/// Progress of a fetch.
 #[derive(Default)]
 struct Progress {
     done_bytes: u64,
-    /// The furthest that any attempt came. Only what goes beyond it is a gain, so that a server that
-    /// always breaks at the same place cannot hold a fetch for ever.
+    /// Number of bytes of the furthest attempt. Only bytes beyond it count as progress, so that a server that
+    /// always fails at the same byte cannot hold a fetch forever.
     furthest_bytes: u64,
     total_bytes: Option<u64>,
     version: Option<String>,
@@ -52,8 +52,8 @@ impl Progress {
     }
 }
 
-/// Fetches all of `origin` into `sink`. `answered` tells, and learns, whether anything from elsewhere
-/// has ever answered.
+/// Fetches all of `origin` into `sink`. `answered` says whether any server has ever responded, which selects the limit
+/// of failures, and is set when this one does.
 pub(crate) async fn fetch(
     origin: &Origin,
     policy: &RetryPolicy,
@@ -82,7 +82,7 @@ pub(crate) async fn fetch(
         };
         let gained_bytes = progress.done_bytes.saturating_sub(progress.furthest_bytes);
         progress.furthest_bytes += gained_bytes;
-        // A trickle is no gain, or a server could hold a fetch for years.
+        // A trickle does not count as progress, or a server could hold a fetch for years.
         if gained_bytes > 0 && !policy.is_too_slow(gained_bytes, begun.elapsed()) {
             failures = 0;
         }
@@ -105,21 +105,21 @@ pub(crate) async fn fetch(
                         "{name}: {reason}; from the start in {wait_s:.1} s, because it names no version"
                     );
                 }
-                _ => tracing::warn!("{name}: {reason}; going on at byte {done_bytes} in {wait_s:.1} s"),
+                _ => tracing::warn!("{name}: {reason}; resuming at byte {done_bytes} in {wait_s:.1} s"),
             }
         }
         sleep(wait).await;
     }
 }
 
-/// Bytes that have come since a moment, by which a server that is too slow is told.
+/// Number of bytes received since a point in time, which shows whether a server is too slow.
 struct Window {
     start: Instant,
     bytes: u64,
 }
 
 impl Window {
-    /// Counts bytes that have come; an error once a whole window has brought too few.
+    /// Counts received bytes; fails once a whole window has brought too few.
     fn check(&mut self, n_bytes: u64, policy: &RetryPolicy) -> Result<(), Failure> {
         self.bytes += n_bytes;
         let time = self.start.elapsed();
@@ -135,7 +135,7 @@ impl Window {
     }
 }
 
-/// Whether both are known and not the same.
+/// Returns whether both are known and differ.
 fn differ<T: PartialEq>(a: &Option<T>, b: &Option<T>) -> bool {
     matches!((a, b), (Some(a), Some(b)) if a != b)
 }
@@ -147,7 +147,7 @@ async fn attempt(
     sink: &mut dyn Sink,
 ) -> Result<(), Failure> {
     let stalled = |_| Failure::Passing(format!("nothing came for {:?}", policy.stall));
-    // The rest of a version that has no name might be the rest of another one.
+    // Without an identifier of the version, the rest might be that of another version.
     let from = if progress.version.is_some() { progress.done_bytes } else { 0 };
     let asked = origin.open(from, progress.version.as_deref());
     let mut body = timeout(policy.stall, asked).await.map_err(stalled)??;

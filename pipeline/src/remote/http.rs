@@ -12,15 +12,15 @@ use url::Url;
 use super::body::{Body, Failure};
 use crate::secrets::name_of_url;
 
-/// An object that a web server has.
+/// An object of a web server.
 pub(crate) struct HttpObject {
     pub(crate) client: Client,
     pub(crate) url: Url,
-    /// Whether an answer that forbids its use is refused.
+    /// `true` if a response whose owner opts out is refused.
     pub(crate) honors_opt_out: bool,
 }
 
-/// Words of `X-Robots-Tag` by which an owner says no.
+/// Words of `X-Robots-Tag` by which an owner opts out.
 const OPT_OUTS: [&str; 5] = ["noai", "noimageai", "noindex", "noimageindex", "none"];
 
 impl HttpObject {
@@ -61,7 +61,7 @@ fn body_of(response: Response, from: u64) -> Result<Body, Failure> {
     Ok(Body { start, total_bytes, version, chunks })
 }
 
-/// A word that says no to everyone. Those behind the name of a robot are for that robot.
+/// Returns a directive that opts out for all robots. Values with the name of a robot apply to that robot only.
 fn opt_out(headers: &HeaderMap) -> Option<&'static str> {
     let tags = headers.get_all("x-robots-tag").iter().filter_map(|value| value.to_str().ok());
     let for_everyone = tags.filter(|value| !value.contains(':'));
@@ -84,7 +84,7 @@ fn refusal(status: StatusCode, headers: &HeaderMap) -> Failure {
     }
 }
 
-/// First byte and whole length of `bytes 5-9/10`.
+/// Parses first byte and total length of a `Content-Range` such as `bytes 5-9/10`.
 fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
     let text = headers.get(CONTENT_RANGE)?.to_str().ok()?;
     let (range, total) = text.trim().strip_prefix("bytes ")?.split_once('/')?;
@@ -93,7 +93,7 @@ fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
     Some((first.parse().ok()?, total))
 }
 
-/// What `If-Range` may hold: a strong entity tag, or a date.
+/// Returns a value for `If-Range`: a strong entity tag, or a date.
 fn version_of(headers: &HeaderMap) -> Option<String> {
     let text = |name: &HeaderName| Some(headers.get(name)?.to_str().ok()?.to_string());
     text(&ETAG).filter(|tag| !tag.starts_with("W/")).or_else(|| text(&LAST_MODIFIED))
@@ -103,7 +103,7 @@ fn number(headers: &HeaderMap, name: &HeaderName) -> Option<u64> {
     headers.get(name)?.to_str().ok()?.parse().ok()
 }
 
-/// An error before the answer: a name that does not resolve, a port that refuses, a bad certificate.
+/// Converts an error before the response: a name that does not resolve, a port that refuses, a bad certificate.
 fn failure_of(error: &reqwest::Error) -> Failure {
     match error.is_builder() || error.is_redirect() {
         true => Failure::Refused(reason_of(error)),
@@ -111,7 +111,7 @@ fn failure_of(error: &reqwest::Error) -> Failure {
     }
 }
 
-/// The innermost cause says what happened; the outer ones repeat the URL.
+/// Returns the innermost cause, which states the problem; the outer ones repeat the URL.
 fn reason_of(error: &reqwest::Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     while let Some(inner) = cause.source() {

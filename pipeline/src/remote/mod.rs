@@ -1,7 +1,7 @@
-//! Bytes from elsewhere: HTTP servers, object stores, commands.
+//! Bytes from outside the local disks: HTTP servers, object stores, commands.
 //!
-//! [`fetch`] is the one loop that all of them go through: it waits and goes on at the byte where a
-//! connection was lost, and tells a [`Sink`] to start anew where that cannot be done.
+//! [`fetch`] is the retry loop for servers and stores: after a lost connection it waits and continues at the next byte,
+//! or tells a [`Sink`] to restart if that is not possible.
 
 pub(crate) mod body;
 pub(crate) mod fetch;

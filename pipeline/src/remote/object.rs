@@ -1,4 +1,4 @@
-//! `s3://`, `gs://` and `az://`, through `object_store`.
+//! Objects of `s3://`, `gs://` and `az://`, through `object_store`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use url::Url;
 use super::body::{Body, Failure};
 use crate::secrets::name_of_url;
 
-/// The library's own retries serve its credentials; shards are continued by [`super::fetch`].
+/// Number of retries by the library itself, for its credentials; shards are continued by [`super::fetch`].
 const OWN_RETRIES: usize = 2;
 
-/// Where a machine of a cloud asks for its own credentials.
+/// Address of the service from which a cloud machine gets its own credentials.
 const METADATA_SERVICE: &str = "169.254.169.254";
 
 /// An object of a store.
@@ -46,11 +46,11 @@ impl StoredObject {
     }
 }
 
-/// The store that `url` names, with credentials from `options`: pairs with the names of the usual
+/// Opens the store that `url` names, with credentials from `options`: pairs with the names of the usual
 /// environment variables (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`,
-/// `AZURE_STORAGE_ACCOUNT_NAME` …). Names that the store does not know are passed over.
+/// `AZURE_STORAGE_ACCOUNT_NAME` …). Names that the store does not know are ignored.
 pub(crate) fn open_store(url: &Url, options: &[(String, String)]) -> Result<Arc<dyn ObjectStore>, String> {
-    // A shard takes as long as it takes; a connection that stalls is noticed by the fetch loop.
+    // A shard may take any time; a connection that stalls is detected by the fetch loop.
     let client = ClientOptions::new().with_timeout_disabled().with_connect_timeout(Duration::from_secs(10));
     let retry = RetryConfig { max_retries: OWN_RETRIES, ..RetryConfig::default() };
     macro_rules! build {
@@ -84,13 +84,13 @@ fn failure_of(error: Error) -> Failure {
     }
 }
 
-/// What went wrong as one line: it holds what the server said, which must not look like lines of the program.
+/// Returns the error as one line: it quotes the server, whose line breaks must not imitate log lines of the program.
 fn reason_of(error: &Error) -> String {
     let text = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
     if !text.contains(METADATA_SERVICE) {
         return text;
     }
-    // Without keys the library asks the machine's own cloud for some, and tells of that alone.
+    // Without keys the library queries the cloud's metadata service, and reports only that failure.
     format!(
         "no credentials: the environment has none (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, \
          GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY; for what is public, AWS_SKIP_SIGNATURE, \

@@ -1,4 +1,4 @@
-//! `pipe:COMMAND`: what a shell command writes.
+//! Output of shell commands, `pipe:COMMAND`.
 
 use std::io;
 use std::io::Read;
@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use super::body::{Failure, Sink};
 
-/// Bytes of the command's messages that an error repeats, the last ones.
+/// Number of bytes from the end of the command's standard error that an error quotes.
 const MESSAGE_BYTES: usize = 500;
 
-/// Runs `command` and sends what it writes to `sink`. Commands are those of the user: lists of shards
+/// Runs `command` and sends its output to `sink`. Commands come from the user only: lists of shards
 /// cannot name any.
 pub(crate) fn run(command: &str, sink: &mut dyn Sink) -> Result<(), Failure> {
     let refused = |error: io::Error| Failure::Refused(format!("the shell cannot be started: {error}"));
@@ -35,10 +35,10 @@ pub(crate) fn run(command: &str, sink: &mut dyn Sink) -> Result<(), Failure> {
         sender.send(String::from_utf8_lossy(&kept).trim().to_string())
     });
     let copied = sink.restart(None).and_then(|()| io::copy(&mut stdout, sink));
-    // A command whose output nobody takes any more ends by itself.
+    // A command that still writes to its closed output ends by itself.
     drop(stdout);
     let status = child.wait().map_err(refused)?;
-    // What the command left running in the background may hold on to its messages.
+    // Processes that the command left running in the background may keep its standard error open.
     let messages = messages.recv_timeout(Duration::from_secs(1)).unwrap_or_default();
     copied.map_err(Failure::Sink)?;
     match status.success() {

@@ -1,38 +1,38 @@
-//! How long to wait after a failure, and when to give up.
+//! Waits after failures, and the limits of failures.
 
 use std::time::Duration;
 
 use crate::hash::mix;
 
-/// What is done about failures that may pass.
+/// Policy for retries after temporary failures.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RetryPolicy {
-    /// Failures in a row, without a byte gained, that are borne.
+    /// Limit of consecutive failures without progress.
     pub max_failures: u32,
-    /// The same until anything from anywhere has answered: a mistyped host is no outage.
+    /// Limit of consecutive failures until any server has responded: a mistyped host is not an outage.
     pub max_first_failures: u32,
-    /// Wait after the first failure, on average three quarters of it; doubled with each further one.
+    /// Longest wait after the first failure, on average three quarters of it; doubled with each further one.
     pub first_wait: Duration,
-    /// The longest wait.
+    /// Limit of the wait after any failure.
     pub longest_wait: Duration,
-    /// A server that sends nothing for this long has failed, and so has one that is slower than
-    /// [`least_bytes_per_s`](Self::least_bytes_per_s) all the while.
+    /// Time after which a server has failed that sends nothing, or less than
+    /// [`least_bytes_per_s`](Self::least_bytes_per_s) on average.
     pub stall: Duration,
-    /// A server that sends less than this gains nothing, however long it is listened to.
+    /// Lowest rate that counts as progress, in bytes per second.
     pub least_bytes_per_s: u64,
-    /// Differs between processes, so that those that failed together do not come back together.
+    /// Seed that differs between processes, so that those that failed together do not retry together.
     pub jitter_seed: u64,
-    /// Whether each failure is told as a warning. A job that keeps a list of failures need not.
+    /// `true` if each failure is logged as a warning. A job that records failures itself does not need it.
     pub warns: bool,
 }
 
 impl RetryPolicy {
-    /// Whether `n_bytes` in `time` are too few.
+    /// Returns whether `n_bytes` in `time` are too few.
     pub(super) fn is_too_slow(&self, n_bytes: u64, time: Duration) -> bool {
         (n_bytes as f64) < self.least_bytes_per_s as f64 * time.as_secs_f64()
     }
 
-    /// The wait after failure number `failures`, counted from 1: between half and all of
+    /// Returns the wait after failure number `failures`, counted from 1: between half and all of
     /// `first_wait · 2^(failures - 1)`, at most `longest_wait`.
     pub fn wait(&self, failures: u32) -> Duration {
         let doubled = self.first_wait.saturating_mul(1 << failures.saturating_sub(1).min(20));
@@ -43,7 +43,7 @@ impl RetryPolicy {
 }
 
 impl Default for RetryPolicy {
-    /// About three minutes until an outage ends the run.
+    /// Returns a policy by which an outage ends the run after about three minutes.
     fn default() -> Self {
         Self {
             max_failures: 12,

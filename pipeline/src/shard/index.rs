@@ -1,83 +1,83 @@
 //! The index of a shard in memory: for every sample its key and, for every member, extension, offset
-//! and length, and what its bytes must hash to where that is known. [`crate::shard::sidecar`] keeps it on disk.
+//! and length, and the hash of its bytes if it is known. [`crate::shard::sidecar`] stores it on disk.
 
 use std::collections::HashMap;
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-/// Data of a member starts on a multiple of this, by the tar format.
+/// Block size of a tar in bytes: the data of a member starts on a multiple of it.
 const BLOCK_BYTES: u64 = 512;
 
-/// More members than any sample has. Names with a dot too early, such as `img.000001.jpg`, have all one key.
+/// Maximum number of members in a sample. Names with an early dot, such as `img.000001.jpg`, all share one key.
 const MAX_MEMBERS: usize = 1000;
 
-/// Where the samples of one shard lie. Keys sit in one arena and members in columns, and samples with
+/// Locations of the samples of one shard. Keys are in one arena and members in columns, and samples with
 /// the same list of extensions share it, so that a sample of two members and a key of eight
 /// characters takes 38 bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ShardIndex {
     /// Length of the shard file when it was indexed.
     pub shard_bytes: u64,
-    /// XXH3-64 of the whole file, where it is known.
+    /// XXH3-64 of the whole file, if it is known.
     pub checksum: Option<u64>,
     keys: String,
     key_ends: Vec<u32>,
     member_ends: Vec<u32>,
-    /// Which of `layouts` a sample has.
+    /// Index into `layouts`, by sample.
     sample_layouts: Vec<u16>,
     /// Extensions of a sample's members, in the order of the tar.
     layouts: Vec<Vec<String>>,
-    /// Start of each member in blocks, which reaches 2 TiB.
+    /// Offset of each member in blocks; 32 bits cover 2 TiB.
     member_blocks: Vec<u32>,
     member_lens: Vec<u32>,
-    /// [`check_of`] each member; empty where they are not known.
+    /// Check ([`check_of`]) of each member; empty if unknown.
     member_checks: Vec<u16>,
 }
 
 /// One member of a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Member<'a> {
-    /// In lower case, without the leading dot: `jpg`, `cls`, `seg.png`.
+    /// Extension in lower case, without the leading dot: `jpg`, `cls`, `seg.png`.
     pub extension: &'a str,
-    /// Start of its data in the shard.
+    /// Start of the data, in bytes from the start of the shard.
     pub offset_bytes: u64,
-    /// Length of its data.
+    /// Length of the data, in bytes.
     pub len_bytes: u64,
-    /// [`check_of`] its data, where it is known.
+    /// Check ([`check_of`]) of the data, if known.
     pub check: Option<u16>,
 }
 
-/// The low 16 bits of the XXH3-64 of a member's data. Enough to notice that a shard is not the one
-/// that was indexed: a change of `n` samples goes unseen with probability 2^(-16 n).
+/// Returns the low 16 bits of the XXH3-64 of a member's data: enough to detect that a shard is not the one that was
+/// indexed. A change of `n` members is missed with probability 2^(-16 n).
 pub(crate) fn check_of(data: &[u8]) -> u16 {
     xxh3_64(data) as u16
 }
 
 impl ShardIndex {
-    /// Number of samples.
+    /// Returns the number of samples.
     pub fn len(&self) -> usize {
         self.key_ends.len()
     }
 
-    /// Whether the shard holds no sample.
+    /// Returns whether the shard holds no sample.
     pub fn is_empty(&self) -> bool {
         self.key_ends.is_empty()
     }
 
-    /// Key of sample `i`.
+    /// Returns the key of sample `i`.
     pub fn key(&self, i: usize) -> &str {
         let start = if i == 0 { 0 } else { self.key_ends[i - 1] as usize };
         &self.keys[start..self.key_ends[i] as usize]
     }
 
-    /// Whether both hold the same samples at the same places of a shard of the same length. Checksums are
+    /// Returns whether both hold the same samples at the same offsets in a shard of the same length. Checksums are
     /// not compared.
     pub fn has_members_of(&self, other: &Self) -> bool {
         let bare = |index: &Self| Self { checksum: None, member_checks: Vec::new(), ..index.clone() };
         bare(self) == bare(other)
     }
 
-    /// Members of sample `i`, in the order of the tar.
+    /// Returns the members of sample `i`, in the order of the tar.
     pub fn members(&self, i: usize) -> impl Iterator<Item = Member<'_>> {
         let start = if i == 0 { 0 } else { self.member_ends[i - 1] as usize };
         let extensions = &self.layouts[usize::from(self.sample_layouts[i])];
@@ -89,7 +89,7 @@ impl ShardIndex {
         })
     }
 
-    /// Names the samples of the shard, by their keys, places and checks.
+    /// Returns a hash that identifies the samples of the shard, by their keys, offsets, lengths and checks.
     pub fn fingerprint(&self) -> u64 {
         let mut hash = Xxh3::new();
         hash.update(&self.shard_bytes.to_le_bytes());
@@ -106,7 +106,7 @@ impl ShardIndex {
         hash.digest()
     }
 
-    /// Bytes that this index holds in memory.
+    /// Returns the number of bytes that the index takes in memory.
     pub fn memory_bytes(&self) -> usize {
         self.keys.capacity()
             + 4 * (self.key_ends.capacity() + self.member_ends.capacity())
@@ -114,32 +114,32 @@ impl ShardIndex {
             + 2 * (self.sample_layouts.capacity() + self.member_checks.capacity())
     }
 
-    /// The member of sample `i` with the first of `extensions` that it has.
+    /// Returns the member of sample `i` with the first of `extensions` that the sample has.
     pub fn member(&self, i: usize, extensions: &[&str]) -> Option<Member<'_>> {
         extensions.iter().find_map(|wanted| self.members(i).find(|m| m.extension == *wanted))
     }
 }
 
-/// Groups members into samples as they come.
+/// Groups members into samples, in the order of the tar.
 #[derive(Debug, Default)]
 pub(crate) struct IndexBuilder {
     index: ShardIndex,
     layout_ids: HashMap<Vec<String>, u16>,
-    /// Key and extensions of the sample that may go on.
+    /// Key and extensions of the sample that further members may join.
     open: Option<(String, Vec<String>)>,
 }
 
 impl IndexBuilder {
-    /// An empty one.
+    /// Creates an empty builder.
     pub(crate) fn new() -> Self {
         Self::default()
     }
 
     /// Adds a member; one with the key of the member before it joins that sample. Either all
-    /// members come with a check or none.
+    /// members have a check or none.
     ///
     /// # Errors
-    /// The reason in words: an extension twice in one sample, or a size the index cannot hold.
+    /// Returns the reason as text: an extension twice in one sample, or a size that the index cannot hold.
     pub(crate) fn push(&mut self, key: &str, member: Member<'_>) -> Result<(), String> {
         if !member.offset_bytes.is_multiple_of(BLOCK_BYTES) {
             return Err(format!("offset {} is no multiple of {BLOCK_BYTES}", member.offset_bytes));
@@ -167,7 +167,7 @@ impl IndexBuilder {
         Ok(())
     }
 
-    /// The finished index of a shard of `shard_bytes`.
+    /// Returns the finished index of a shard of `shard_bytes`.
     ///
     /// # Errors
     /// As [`IndexBuilder::push`].

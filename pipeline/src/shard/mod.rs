@@ -15,32 +15,32 @@ use crate::PipelineError;
 use crate::shard::index::{Member, ShardIndex, check_of};
 use crate::shard::store::{CacheUse, LocalStore, Store};
 
-/// Extensions that hold an image, in the order in which they are preferred.
+/// Extensions of images, in order of preference.
 pub const IMAGE_EXTENSIONS: [&str; 8] =
     ["jpg", "jpeg", "png", "webp", "input.jpg", "input.jpeg", "input.png", "input.webp"];
 
-/// Extensions that hold a class as text, a number or a name.
+/// Extensions of members that hold classes as text, numbers or names.
 const CLASS_EXTENSIONS: [&str; 3] = ["cls", "cls2", "output.cls"];
 
-/// A longer member is no list of classes.
+/// Maximum length of a member that holds classes, in bytes.
 const MAX_CLASS_BYTES: u64 = 64 << 10;
 
-/// A longer member is not searched for a class.
+/// Maximum length of a `.json` member that is searched for classes, in bytes.
 const MAX_JSON_BYTES: u64 = 1 << 20;
 
-/// A shard. Shared by threads.
+/// A shard that is open for reading. Shared by threads.
 pub struct Shard {
     store: Arc<dyn Store>,
     index: ShardIndex,
 }
 
 impl Shard {
-    /// A shard of these bytes.
+    /// Creates a shard from its bytes and its index.
     pub fn new(store: Arc<dyn Store>, index: ShardIndex) -> Self {
         Self { store, index }
     }
 
-    /// Opens the tar at `path`, on a disk of this machine. [`crate::Storage::open`] opens all others.
+    /// Opens the tar at `path`, on a local disk. [`crate::Storage::open`] opens all other shards.
     ///
     /// # Errors
     /// As [`sidecar::open`] and [`LocalStore::open`].
@@ -48,56 +48,56 @@ impl Shard {
         Ok(Self { index: sidecar::open(path)?, store: Arc::new(LocalStore::open(path)?) })
     }
 
-    /// Where its samples lie.
+    /// Returns the index of the samples.
     pub fn index(&self) -> &ShardIndex {
         &self.index
     }
 
-    /// What it takes of a cache; `None` for one that is read where it stands.
+    /// Returns the shard's share of the cache; `None` for a shard that is read in place.
     pub fn cache_use(&self) -> Option<CacheUse> {
         self.store.cache_use()
     }
 
-    /// Has it fetched in the background, if it must be fetched at all.
+    /// Starts fetching the shard in the background, if it must be fetched at all.
     pub fn prefetch(&self) {
         Arc::clone(&self.store).prefetch();
     }
 
-    /// Its name, for messages and ledgers.
+    /// Returns the name of the shard, for messages and ledgers.
     pub fn name(&self) -> String {
         self.store.name()
     }
 
-    /// Number of samples, with an image or without.
+    /// Returns the number of samples, with an image or without.
     pub fn len(&self) -> usize {
         self.index.len()
     }
 
-    /// Whether there is no sample.
+    /// Returns whether the shard holds no sample.
     pub fn is_empty(&self) -> bool {
         self.index.is_empty()
     }
 
-    /// Key of sample `i`.
+    /// Returns the key of sample `i`.
     pub fn key(&self, i: usize) -> &str {
         self.index.key(i)
     }
 
-    /// Start of sample `i`'s first member.
+    /// Returns the offset of sample `i`'s first member, in bytes.
     pub fn offset_bytes(&self, i: usize) -> u64 {
         self.index.members(i).next().map_or(0, |member| member.offset_bytes)
     }
 
-    /// Length of sample `i`'s encoded image, if it has one.
+    /// Returns the length of sample `i`'s encoded image in bytes, if it has one.
     pub fn image_bytes(&self, i: usize) -> Option<u64> {
         self.index.member(i, &IMAGE_EXTENSIONS).map(|member| member.len_bytes)
     }
 
-    /// The encoded image of sample `i`.
+    /// Returns the encoded image of sample `i`.
     ///
     /// # Errors
     /// [`PipelineError::MissingField`] when it holds no image, [`PipelineError::Changed`] when its bytes
-    /// are not those that were indexed, and those of the store.
+    /// are not those that were indexed, and errors of the store.
     pub fn image(&self, i: usize) -> Result<Vec<u8>, PipelineError> {
         let member = self.index.member(i, &IMAGE_EXTENSIONS).ok_or_else(|| PipelineError::MissingField {
             shard: self.name(),
@@ -107,7 +107,7 @@ impl Shard {
         self.bytes_of(i, &member)
     }
 
-    /// The class of sample `i` where it has a member of its own and that is a number.
+    /// Returns the class of sample `i`, if it has a class member that holds a number.
     ///
     /// # Errors
     /// As [`Shard::image`].
@@ -115,8 +115,8 @@ impl Shard {
         Ok(self.class_member(i)?.and_then(|text| canonical(&text)?.parse().ok()))
     }
 
-    /// The classes of sample `i`, numbers or names, each once: from a member of its own, one a line, or under `label` or
-    /// `labels` in its `.json`, a value or a list.
+    /// Returns the classes of sample `i`, numbers or names, each once: from the class member, one per line, or under
+    /// `label` or `labels` in its `.json`, a value or a list.
     ///
     /// # Errors
     /// As [`Shard::image`].
@@ -130,7 +130,7 @@ impl Shard {
         }
     }
 
-    /// The first of the members of sample `i` that have one of `extensions`, in their order.
+    /// Returns the member of sample `i` with the first of `extensions` that the sample has.
     ///
     /// # Errors
     /// As [`Shard::image`].
@@ -138,7 +138,7 @@ impl Shard {
         self.index.member(i, extensions).map(|member| self.bytes_of(i, &member)).transpose()
     }
 
-    /// The text of the member that holds the class.
+    /// Returns the text of the member that holds the class.
     fn class_member(&self, i: usize) -> Result<Option<String>, PipelineError> {
         let member = self.index.member(i, &CLASS_EXTENSIONS);
         let Some(member) = member.filter(|member| member.len_bytes <= MAX_CLASS_BYTES) else {
@@ -148,7 +148,7 @@ impl Shard {
         Ok(std::str::from_utf8(&bytes).ok().map(str::to_string))
     }
 
-    /// All members of sample `i` in the order of the tar: extension and bytes.
+    /// Returns all members of sample `i` in the order of the tar: extension and bytes.
     ///
     /// # Errors
     /// As [`Shard::image`].
@@ -167,7 +167,7 @@ impl Shard {
     }
 }
 
-/// A class as it is compared: 7 for 007, without space around it. Negative numbers stand for no class.
+/// Returns a class in canonical form: 7 for 007, without surrounding space. Negative numbers mean no class.
 fn canonical(text: &str) -> Option<String> {
     let text = text.trim();
     match text.parse::<i64>() {
@@ -177,7 +177,7 @@ fn canonical(text: &str) -> Option<String> {
     }
 }
 
-/// What JSON has under `label`, or else under `labels`: numbers and texts, one or a list of them.
+/// Returns the value of `label`, or else of `labels`, in a JSON object: a number or a text, or a list of them.
 fn classes_in(json: &[u8]) -> Vec<String> {
     let value: serde_json::Value = serde_json::from_slice(json).unwrap_or_default();
     let found = value.get("label").or_else(|| value.get("labels"));
@@ -194,7 +194,7 @@ fn classes_in(json: &[u8]) -> Vec<String> {
     once(values.iter().filter_map(class))
 }
 
-/// Each class once, at its first place: detection sets name a class for every box.
+/// Returns each class once, in the order of first occurrence: detection sets name a class for every box.
 fn once(classes: impl Iterator<Item = String>) -> Vec<String> {
     let mut seen = HashSet::new();
     classes.filter(|class| seen.insert(class.clone())).collect()

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A member is extension, offset, length and check ([`check_of`]). `xxh3`, of the whole file, and the
-//! checks are left out where nobody has computed them.
+//! checks are left out if they have not been computed.
 
 use std::fs;
 use std::fs::File;
@@ -37,7 +37,7 @@ struct Sidecar {
 #[derive(Deserialize)]
 struct Entry(String, u64, u32, #[serde(default)] Option<u16>);
 
-/// Walks the headers of the shard at `path`.
+/// Builds the index of the shard at `path` from its headers.
 ///
 /// # Errors
 /// As [`crate::shard::tar::list_members_in`]; [`PipelineError::BadMember`] when a sample has an extension
@@ -46,7 +46,7 @@ pub fn build(path: &Path) -> Result<ShardIndex, PipelineError> {
     walk(&open_shard(path)?, path, false)
 }
 
-/// As [`build`], and reads the whole shard for its checksums.
+/// Builds the index as [`build`] does, and reads the whole shard for its checksums.
 ///
 /// # Errors
 /// As [`build`].
@@ -54,7 +54,7 @@ pub fn build_checked(path: &Path) -> Result<ShardIndex, PipelineError> {
     of_file(&open_shard(path)?, path)
 }
 
-/// [`build_checked`] of an open file; `path` is for messages only.
+/// Builds the index of an open file like [`build_checked`]; `path` is for messages only.
 pub(crate) fn of_file(file: &File, path: &Path) -> Result<ShardIndex, PipelineError> {
     let mut index = walk(file, path, true)?;
     let (checksum, _) = hash::of_file(file, false).map_err(|error| PipelineError::io("read", path, error))?;
@@ -62,7 +62,7 @@ pub(crate) fn of_file(file: &File, path: &Path) -> Result<ShardIndex, PipelineEr
     Ok(index)
 }
 
-/// The index without checksums, or with those of members.
+/// Builds the index without checksums, or, if `checked`, with those of members.
 pub(crate) fn walk(file: &File, path: &Path, checked: bool) -> Result<ShardIndex, PipelineError> {
     let io = |error| PipelineError::io("read", path, error);
     let shard_bytes = file.metadata().map_err(io)?.len();
@@ -89,7 +89,7 @@ pub(crate) fn walk(file: &File, path: &Path, checked: bool) -> Result<ShardIndex
     index.finish(shard_bytes).map_err(|reason| PipelineError::NotATar { path: path.to_path_buf(), reason })
 }
 
-/// The sidecar's name for the shard at `path`.
+/// Returns the path of the sidecar of the shard at `path`.
 pub fn path_of(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".idx.json");
@@ -109,11 +109,11 @@ pub fn open(path: &Path) -> Result<ShardIndex, PipelineError> {
         Err(_) => return Err(PipelineError::MissingShard { path: path.to_path_buf() }),
     };
     if index.shard_bytes != actual_bytes {
-        // The sidecar describes another file: one that was cut off, or one that was rewritten.
-        // Walking the headers names the member where it breaks.
+        // The sidecar describes another file: this one was cut off or rewritten. Walking the headers names the member
+        // where it breaks.
         let found = build(path)?;
         if actual_bytes < index.shard_bytes && found.len() < index.len() {
-            // It was cut between two members, which no header tells.
+            // The file was cut between two members, which no header shows.
             return Err(PipelineError::Truncated {
                 path: path.to_path_buf(),
                 member: index.key(found.len()).to_string(),
@@ -126,7 +126,7 @@ pub fn open(path: &Path) -> Result<ShardIndex, PipelineError> {
     Ok(index)
 }
 
-/// Reads the sidecar of the shard at `path`, whether the shard is there or not. `None` where
+/// Reads the sidecar of the shard at `path`, whether the shard exists or not. `None` if
 /// there is no sidecar.
 ///
 /// # Errors
@@ -144,7 +144,7 @@ pub fn load(path: &Path) -> Result<Option<ShardIndex>, PipelineError> {
 /// Parses a sidecar. Never panics, whatever the bytes.
 ///
 /// # Errors
-/// The reason in words.
+/// Returns the reason as text.
 pub fn parse(text: &[u8]) -> Result<ShardIndex, String> {
     let sidecar: Sidecar = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     if sidecar.version != VERSION {
@@ -223,7 +223,7 @@ mod tests {
         assert!(parse(text).expect_err("outside").contains("outside"));
     }
 
-    /// Sidecars of before there were checksums, and of both kinds mixed, which nobody writes.
+    /// Older versions wrote sidecars without checksums; no version writes checksums of only some members.
     #[test]
     fn checks_are_there_for_all_members_or_for_none() {
         let plain = br#"{"version":1,"shard_bytes":2000,"samples":[["a",[["jpg",512,1]]]]}"#;

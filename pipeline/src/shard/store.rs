@@ -1,5 +1,5 @@
-//! Where the bytes of a shard come from, behind one trait. Files are read at offsets, by many threads
-//! at once, through one handle per shard: that of the shard itself, or that of its copy in the cache.
+//! Sources of the bytes of a shard, behind one trait. Files are read at offsets, by many threads at once, through one
+//! handle per shard: on the shard itself, or on its copy in the cache.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -11,30 +11,30 @@ use crate::PipelineError;
 
 /// Bytes of a shard, readable at any offset from any thread.
 pub trait Store: Send + Sync {
-    /// Fills `buffer` from `offset_bytes` on.
+    /// Fills `buffer` with the bytes from `offset_bytes` on.
     ///
     /// # Errors
     /// [`PipelineError::Io`] with the shard's name.
     fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), PipelineError>;
 
-    /// The shard's name, for messages and ledgers.
+    /// Returns the name of the shard, for messages and ledgers.
     fn name(&self) -> String;
 
-    /// What the shard takes of a cache; `None` for one that is read where it stands.
+    /// Returns the shard's share of the cache; `None` for a shard that is read in place.
     fn cache_use(&self) -> Option<CacheUse> {
         None
     }
 
-    /// Has the shard fetched in the background, if it must be fetched at all.
+    /// Starts fetching the shard in the background, if it must be fetched at all.
     fn prefetch(self: Arc<Self>) {}
 }
 
-/// A shard's part of a cache.
+/// A shard's share of the cache, and the limit of the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheUse {
-    /// Bytes of the shard.
+    /// Length of the shard, in bytes.
     pub len_bytes: u64,
-    /// Bytes that the cache may hold.
+    /// Limit of the cache, in bytes.
     pub max_bytes: u64,
 }
 

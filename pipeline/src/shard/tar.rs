@@ -11,13 +11,13 @@ use std::path::Path;
 
 use crate::PipelineError;
 
-/// Everything in a tar is a multiple of it.
+/// Block size of a tar in bytes: headers and padded data are multiples of it.
 const BLOCK_BYTES: u64 = 512;
 
-/// Bytes of zeros that end an archive.
+/// Number of zero bytes that end an archive.
 const END_BYTES: u64 = 2 * BLOCK_BYTES;
 
-/// Bytes of the records that GNU tar and Python fill up with further zeros.
+/// Size of a record, to which GNU tar and Python pad an archive with further zeros, in bytes.
 const RECORD_BYTES: u64 = 20 * BLOCK_BYTES;
 
 /// One regular file inside a shard.
@@ -25,16 +25,15 @@ const RECORD_BYTES: u64 = 20 * BLOCK_BYTES;
 pub(crate) struct TarMember {
     /// Path inside the tar.
     pub name: String,
-    /// Where its data starts, in bytes from the start of the shard.
+    /// Start of the data, in bytes from the start of the shard.
     pub offset_bytes: u64,
-    /// Length of its data.
+    /// Length of the data, in bytes.
     pub len_bytes: u64,
 }
 
-/// Splits a member's path into key and extension; `None` where WebDataset skips the member.
+/// Splits a member's path into key and extension; `None` if WebDataset skips the member.
 ///
-/// Skipped are names without a dot, names that start with a dot, and paths with a part of the
-/// form `__name__`.
+/// Names without a dot, names that start with a dot, and paths with a part of the form `__name__` are skipped.
 pub(crate) fn split_key(name: &str) -> Option<(&str, String)> {
     let reserved = |part: &str| part.len() > 4 && part.starts_with("__") && part.ends_with("__");
     if name.split('/').any(reserved) {
@@ -48,22 +47,22 @@ pub(crate) fn split_key(name: &str) -> Option<(&str, String)> {
     Some((&name[..dot], name[dot + 1..].to_lowercase()))
 }
 
-/// Reads the headers of a shard, whose position is left alone, and lists its regular files in order. `path` is for
-/// messages only.
+/// Reads the headers of a shard and lists its regular files in order. The position of `file` is not changed; `path` is
+/// for messages only.
 ///
-/// Links, devices and folders are passed over. Long names in GNU and PAX form are understood.
+/// Links, devices and folders are skipped. Long names in GNU and PAX form are supported.
 ///
 /// # Errors
-/// [`PipelineError::NotATar`] when a header does not check, [`PipelineError::Truncated`] when a
+/// [`PipelineError::NotATar`] when a header is invalid, [`PipelineError::Truncated`] when a
 /// member's data runs past the end of the file, [`PipelineError::NoEnd`] when the archive has no end, and
-/// [`PipelineError::AfterEnd`] when more than the zeros of an end follow it.
+/// [`PipelineError::AfterEnd`] when anything but the zeros of an end follows the last member.
 pub(crate) fn list_members_in(file: &File, path: &Path) -> Result<Vec<TarMember>, PipelineError> {
     let actual_bytes = file.metadata().map_err(|source| PipelineError::io("read", path, source))?.len();
     let reader = Positioned { file, at_bytes: 0, len_bytes: actual_bytes };
     list_members_of(BufReader::with_capacity(64 << 10, reader), actual_bytes, path)
 }
 
-/// A position of its own in a file that others read too.
+/// Reader with a position of its own in a file that is shared with other readers.
 struct Positioned<'a> {
     file: &'a File,
     at_bytes: u64,
@@ -90,7 +89,7 @@ impl Seek for Positioned<'_> {
     }
 }
 
-/// [`list_members_in`] for any source of known length.
+/// Lists the members in any reader of known length, like [`list_members_in`].
 ///
 /// # Errors
 /// As [`list_members_in`].
@@ -142,8 +141,8 @@ pub(crate) fn list_members_of(
     Ok(members)
 }
 
-/// Checks that nothing but the zeros of its end follows an archive whose last member ends at `end_bytes`. A header that was
-/// overwritten by zeros looks like an end, too.
+/// Checks that only the zeros of an end follow an archive whose last member ends at `end_bytes`. A header that was
+/// overwritten by zeros also looks like an end.
 fn check_end(
     mut reader: impl Read + Seek,
     [end_bytes, actual_bytes]: [u64; 2],
@@ -154,7 +153,7 @@ fn check_end(
     reader.seek(SeekFrom::Start(end_bytes)).map_err(io)?;
     let mut rest = Vec::new();
     reader.take(END_BYTES + RECORD_BYTES).read_to_end(&mut rest).map_err(io)?;
-    // The end may lie in one record and begin in the one before.
+    // The end may begin in the last block of one record and fill the next.
     let max_bytes = match actual_bytes.is_multiple_of(RECORD_BYTES) {
         true => RECORD_BYTES + BLOCK_BYTES,
         false => END_BYTES,
@@ -173,7 +172,7 @@ fn check_end(
     Err(PipelineError::AfterEnd { path: path.to_path_buf(), last, end_bytes, found })
 }
 
-/// Whether `bytes` begin with the header of a member.
+/// Returns whether `bytes` begin with the header of a member.
 fn is_header(bytes: &[u8]) -> bool {
     let Some(block) = bytes.first_chunk::<512>() else { return false };
     let mut header = ::tar::Header::new_old();
@@ -186,7 +185,7 @@ fn is_header(bytes: &[u8]) -> bool {
     header.cksum().is_ok_and(|says| says == sum)
 }
 
-/// A header after `last` could not be read: the file ends early, or something else stands there.
+/// Returns the error for a header after `last` that could not be read: the file ends early, or the header is damaged.
 fn cut_off(path: &Path, last: &TarMember, actual_bytes: u64, error: &std::io::Error) -> PipelineError {
     let header_end = (last.offset_bytes + last.len_bytes).next_multiple_of(512) + 512;
     if header_end > actual_bytes {
@@ -259,7 +258,7 @@ mod tests {
         for zeros in [512, 1024, 10_240 - end] {
             assert_eq!(listed(&with_end(zeros, &[])).ok(), Some(3), "{zeros}");
         }
-        // Nobody fills up to other lengths, and GNU tar with no more than a record and a block.
+        // No writer pads to other lengths, and GNU tar adds no more than a record and a block.
         for zeros in [1536, 4096, 10_240, 2 * 10_240 - end] {
             assert!(listed(&with_end(zeros, &[])).is_err(), "{zeros}");
         }
@@ -281,7 +280,7 @@ mod tests {
         assert!(matches!(listed(&tail), Err(PipelineError::AfterEnd { .. })));
     }
 
-    /// Links could name files of this machine, devices and folders hold no bytes.
+    /// Links could point to local files, and devices and folders hold no bytes.
     #[test]
     fn only_regular_files_are_members() {
         use ::tar::EntryType;
@@ -311,7 +310,8 @@ mod tests {
     }
 
     proptest! {
-        /// A block of zeros anywhere: the members are all there, or it is told. (The data of a member is checked by its sum.)
+        /// With a block of zeros anywhere, all members are listed or an error is returned. (Member data has its own
+        /// checks.)
         #[test]
         fn no_hole_shortens_a_shard_in_silence(hole in 0usize..60) {
             let names: Vec<String> = (0..30).map(|i| format!("{i}.jpg")).collect();

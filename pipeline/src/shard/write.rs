@@ -1,4 +1,4 @@
-//! Samples into shards: USTAR archives with fixed times and owners, so that the same samples give
+//! Writing of shards: USTAR archives with fixed times and owners, so that the same samples produce
 //! the same bytes, each with its index beside it.
 
 use std::fs;
@@ -15,12 +15,12 @@ use crate::file::temporary;
 use crate::shard::sidecar;
 use xxhash_rust::xxh3::Xxh3;
 
-/// When a shard is full. Whichever comes first counts.
+/// Limits of a shard; it is full when either is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShardLimits {
-    /// Samples of a shard.
+    /// Maximum number of samples in a shard.
     pub max_samples: u64,
-    /// Bytes of a shard, headers and padding counted.
+    /// Maximum size of a shard in bytes, headers and padding included.
     pub max_bytes: u64,
 }
 
@@ -29,24 +29,24 @@ pub struct ShardWriter {
     folder: PathBuf,
     prefix: String,
     limits: ShardLimits,
-    /// Whether shards that are there stay, instead of being an error.
+    /// `true` if existing shards are kept; otherwise they are an error.
     resume: bool,
     current: Option<Current>,
     written: Vec<PathBuf>,
     n_samples: u64,
 }
 
-/// The shard that samples go to.
+/// The shard that samples are added to.
 struct Current {
     path: PathBuf,
-    /// `None` for one that an earlier run has written.
+    /// Open file; `None` for a shard that an earlier run has written.
     file: Option<ShardFile>,
     n_samples: u64,
     bytes: u64,
 }
 
-/// One shard that is being written. It stands under a temporary name until [`ShardFile::finish`],
-/// so that a shard that has its name is whole.
+/// One shard that is being written. It has a temporary name until [`ShardFile::finish`],
+/// so that a shard with its final name is complete.
 pub struct ShardFile {
     path: PathBuf,
     temporary: PathBuf,
@@ -65,7 +65,7 @@ struct Hashed {
 const BLOCK_BYTES: u64 = 512;
 
 impl ShardWriter {
-    /// A writer into `folder`, which is created.
+    /// Creates a writer, and the folder that it writes into.
     ///
     /// # Errors
     /// [`PipelineError::Io`].
@@ -82,8 +82,8 @@ impl ShardWriter {
         })
     }
 
-    /// A writer that goes on where an earlier one was stopped. It must get the same samples in the
-    /// same order: the shards that are there are counted and not written again.
+    /// Creates a writer that continues where an earlier one was stopped. It must receive the same samples in the
+    /// same order: existing shards are counted and not written again.
     ///
     /// # Errors
     /// [`PipelineError::Io`].
@@ -94,7 +94,7 @@ impl ShardWriter {
     /// Adds one sample: a key without dots, and its members as (extension, bytes).
     ///
     /// # Errors
-    /// [`PipelineError::Exists`] when a shard of that name is there already,
+    /// [`PipelineError::Exists`] when a shard of that name already exists,
     /// [`PipelineError::BadMember`], [`PipelineError::Io`].
     pub fn add(&mut self, key: &str, members: &[(&str, &[u8])]) -> Result<(), PipelineError> {
         let sample_bytes: u64 =
@@ -119,7 +119,7 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Samples added so far.
+    /// Returns the number of samples added so far.
     pub fn n_samples(&self) -> u64 {
         self.n_samples
     }
@@ -152,10 +152,10 @@ impl ShardWriter {
 }
 
 impl ShardFile {
-    /// A shard that will stand at `path`.
+    /// Creates a shard whose final path is `path`.
     ///
     /// # Errors
-    /// [`PipelineError::Exists`] when something stands there, [`PipelineError::Io`].
+    /// [`PipelineError::Exists`] when `path` exists, [`PipelineError::Io`].
     pub fn create(path: &Path) -> Result<Self, PipelineError> {
         if path.exists() {
             return Err(PipelineError::Exists { path: path.to_path_buf() });
@@ -192,8 +192,8 @@ impl ShardFile {
         Ok(())
     }
 
-    /// Ends the tar, writes its index, and gives both their names. The index comes first: a shard
-    /// with a name has one.
+    /// Ends the tar, writes its index, and renames it to its final name. The index is written first: a shard
+    /// with its final name has one.
     ///
     /// # Errors
     /// [`PipelineError::Io`].
@@ -248,18 +248,18 @@ impl Write for Hashed {
     }
 }
 
-/// Name of a member. Some tools write `./a.jpg`, which is `a.jpg`.
+/// Returns the normalized name of a member. Some tools write `./a.jpg`, which is `a.jpg`.
 fn name_of(key: &str, extension: &str) -> String {
     let key = key.split('/').filter(|part| !part.is_empty() && *part != ".").collect::<Vec<_>>().join("/");
     format!("{key}.{extension}")
 }
 
-/// Whether a name does not fit a USTAR header and takes a GNU one before it.
+/// Returns whether a name does not fit a USTAR header and needs an additional GNU header.
 fn is_long(name: &str) -> bool {
     ::tar::Header::new_ustar().set_path(name).is_err()
 }
 
-/// Headers, data and padding of a member.
+/// Returns the number of bytes of a member: headers, data and padding.
 fn member_bytes(name: &str, data: &[u8]) -> u64 {
     let padded = |len: usize| (len as u64).next_multiple_of(BLOCK_BYTES);
     let long_name = if is_long(name) { BLOCK_BYTES + padded(name.len() + 1) } else { 0 };
@@ -292,7 +292,7 @@ mod tests {
         }
     }
 
-    /// Names that other tools write: with `./`, and longer than USTAR holds.
+    /// Names that other tools write: with `./`, and longer than USTAR allows.
     #[test]
     fn strange_names_are_written_as_they_are_read() {
         let folder = tempfile::tempdir().expect("temporary folder");
@@ -342,7 +342,7 @@ mod tests {
         }
     }
 
-    /// What a killed writer left behind is no shard, and does not stand in the way of the next.
+    /// The file of a killed writer is not a shard, and does not block the next writer.
     #[test]
     fn a_shard_that_was_not_finished_has_no_name() {
         let folder = tempfile::tempdir().expect("temporary folder");

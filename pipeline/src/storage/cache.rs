@@ -1,9 +1,9 @@
 //! A bounded folder of whole shards, shared by threads and processes.
 //!
-//! A shard is written as `<name>.part` under a lock and renamed when it is whole, so that a file with
-//! its name is one. When room is needed the shards that were longest unused go, and the handles on them,
-//! without which their bytes would stay on the disk. Indices stay: they are small, and a run that starts
-//! again needs all of them. Files that have not the names of a cache are never touched.
+//! A shard is written as `<name>.part` under a lock and renamed when it is complete, so that a file with the
+//! name of a shard is complete. When room is needed, the least recently used shards are removed and the handles on them
+//! closed, since an open handle keeps the bytes on the disk. Indices are kept: they are small, and a run that restarts
+//! needs all of them. Files without the name of a cached shard are never touched.
 
 use std::collections::HashMap;
 use std::fs;
@@ -21,30 +21,30 @@ use super::part::{allocate, lock_part, remove_if_abandoned};
 use crate::PipelineError;
 use crate::remote::Sink;
 
-/// How often a shard in use says so to other processes.
+/// Interval at which the modification time of a shard in use is updated, for other processes to see.
 const TOUCH_EVERY: Duration = Duration::from_secs(1);
 
-/// How often a fetch that waits for room looks for it.
+/// Interval at which a fetch that waits for room checks for it.
 const ROOM_POLL: Duration = Duration::from_millis(100);
 
-/// Room that is made at a time for what does not say how long it is.
+/// Room that is made at a time for a stream of unknown length, in bytes.
 const STEP_BYTES: u64 = 64 << 20;
 
-/// The cache.
+/// A bounded folder of whole shards.
 #[derive(Debug)]
 pub(crate) struct Cache {
     folder: PathBuf,
     max_bytes: u64,
     slots: Mutex<HashMap<String, Arc<Slot>>>,
-    /// Held while room is made, so that two threads do not clear for the same bytes.
+    /// Held while room is made, so that two threads do not claim the same bytes.
     clearing: Mutex<()>,
-    /// Fetches that may still start.
+    /// Number of further fetches that may start.
     permits: Mutex<usize>,
     returned: Condvar,
 }
 
-/// A shard of the cache, as this process knows it. Locked while it is fetched: whoever needs it too
-/// waits.
+/// Handle on a shard of the cache, if this process has one. Locked while the shard is fetched: other threads that
+/// need it wait.
 type Slot = Mutex<Option<Held>>;
 
 #[derive(Debug)]
@@ -68,9 +68,9 @@ pub(crate) struct Filling<'a> {
     file: File,
     hash: Xxh3,
     len_bytes: u64,
-    /// Bytes that room was made for.
+    /// Number of bytes that room was made for.
     reserved_bytes: u64,
-    /// Whether its length was told before it came.
+    /// `true` if the length was known before the first byte.
     length_told: bool,
 }
 
@@ -86,23 +86,23 @@ impl Cache {
         }
     }
 
-    /// Bytes that it may hold.
+    /// Returns the size limit of the shards, in bytes.
     pub(crate) fn max_bytes(&self) -> u64 {
         self.max_bytes
     }
 
-    /// Where the shard `name` stands when it is there.
+    /// Returns the path of the shard `name`, whether it exists or not.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
-    /// Makes the folder, where indices are kept too.
+    /// Creates the folder, which holds indices too.
     pub(crate) fn create(&self) -> Result<(), PipelineError> {
         fs::create_dir_all(&self.folder).map_err(|e| PipelineError::io("create folder", &self.folder, e))
     }
 
-    /// The shard `name`, by `fill` if it is not there. One that has not `expected_bytes` is fetched
-    /// again: a machine that lost its power leaves such files.
+    /// Returns the shard `name`, written by `fill` if it is not there. A file that does not have `expected_bytes` is
+    /// fetched again: a power failure leaves such files.
     pub(crate) fn file(
         &self,
         name: &str,
@@ -116,7 +116,7 @@ impl Cache {
         {
             return Ok(Arc::clone(&shard.file));
         }
-        // Room is made for what is to come, not kept by what is gone.
+        // The handle is closed first, because it may keep the room of a removed file.
         *held = None;
         let file = match self.open_whole(name, expected_bytes)? {
             Some(file) => file,
@@ -127,10 +127,10 @@ impl Cache {
         Ok(file)
     }
 
-    /// Closes a handle that failed, so that the next reader opens the shard anew. One that another thread
-    /// has opened since stays.
+    /// Closes a handle that failed, so that the next reader opens the shard again. A handle that another thread
+    /// has opened since is kept.
     pub(crate) fn close(&self, name: &str, failed: &Arc<File>) {
-        // The map must not stay locked while the slot is waited for: whoever fetches into it needs the map.
+        // The map must not stay locked while the slot is waited for: the thread that fetches into it needs the map.
         let slot = lock(&self.slots).get(name).cloned();
         if let Some(slot) = slot {
             lock(&slot).take_if(|held| Arc::ptr_eq(&held.file, failed));
@@ -149,7 +149,7 @@ impl Cache {
             fs::remove_file(&path).map_err(|error| PipelineError::io("remove", &path, error))?;
             return Ok(None);
         }
-        // Where the time cannot be set, as on a folder of someone else, the oldest goes first.
+        // If the time cannot be set, as in another user's folder, the oldest file is removed first.
         let _ = file.set_modified(SystemTime::now());
         Ok(Some(file))
     }
@@ -184,20 +184,20 @@ impl Cache {
             let _ = fs::remove_file(&part);
         }
         filled?;
-        // The handle stays, because another process may need the room at once; the lock has served.
+        // The handle is kept, because another process may remove the file at once; the lock is no longer needed.
         let _ = filling.file.unlock();
         Ok(filling.file)
     }
 
-    /// Gives `file` its length, with room in the cache and on the disk. Where other fetches leave none it
-    /// waits, if it may: those that have their room end.
+    /// Sets the length of `file`, with room in the cache and on the disk. If other fetches leave no room, waits if
+    /// `may_wait`: fetches that have their room finish.
     fn reserve(&self, file: &File, len_bytes: u64, part: &Path, may_wait: bool) -> io::Result<()> {
         loop {
             let clearing = lock(&self.clearing);
             let fits = self.make_room(len_bytes, part)?;
             if fits || !may_wait {
                 match allocate(file, len_bytes) {
-                    // The disk may be smaller than the cache was promised.
+                    // The disk may be smaller than the limit of the cache.
                     Err(error) if error.kind() == ErrorKind::StorageFull => {
                         let (shards, parts_bytes) = self.list(part)?;
                         let removed = shards.iter().any(|shard| fs::remove_file(&shard.path).is_ok());
@@ -218,8 +218,8 @@ impl Cache {
         }
     }
 
-    /// Removes what was longest unused until `wanted_bytes` more fit. `part` is not counted. False where
-    /// what others are fetching leaves no room. The caller holds `clearing`.
+    /// Removes the least recently used shards until `wanted_bytes` more fit. `part` is not counted. Returns `false` if
+    /// other fetches leave no room. The caller holds `clearing`.
     fn make_room(&self, wanted_bytes: u64, part: &Path) -> io::Result<bool> {
         if wanted_bytes > self.max_bytes {
             let (needed_bytes, max_bytes) = (wanted_bytes, self.max_bytes);
@@ -232,7 +232,7 @@ impl Cache {
             if fits(sum_bytes) {
                 break;
             }
-            // What cannot be removed, because it is someone else's, is passed over.
+            // Files that cannot be removed, such as another user's, are skipped.
             if fs::remove_file(&shard.path).is_ok() {
                 sum_bytes -= shard.len_bytes;
             }
@@ -241,7 +241,7 @@ impl Cache {
         Ok(fits(sum_bytes))
     }
 
-    /// The shards of the folder, the longest unused first, and the bytes of what is being fetched besides
+    /// Returns the shards of the folder, the least recently used first, and the bytes of partial files other than
     /// `part`.
     fn list(&self, part: &Path) -> io::Result<(Vec<Listed>, u64)> {
         let (mut shards, mut parts_bytes) = (Vec::new(), 0);
@@ -262,10 +262,10 @@ impl Cache {
         Ok((shards, parts_bytes))
     }
 
-    /// Closes the handles on shards that have no name any more, whoever removed them.
+    /// Closes the handles on shards whose files were removed, by this process or another.
     fn close_removed(&self) {
         for slot in lock(&self.slots).values() {
-            // A slot that is locked is being fetched or looked at.
+            // A locked slot is being fetched or checked.
             let Ok(mut held) = slot.try_lock() else { continue };
             let gone = held.as_ref().is_some_and(|held| held.file.metadata().is_ok_and(|m| m.nlink() == 0));
             if gone {
@@ -275,14 +275,14 @@ impl Cache {
     }
 }
 
-/// Whether a file has the name of a shard of a cache: 16 hexadecimal digits and a dash come first.
+/// Returns whether a file has the name of a cached shard, which begins with 16 hexadecimal digits and a dash.
 fn has_cache_name(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().as_encoded_bytes();
     name.get(16) == Some(&b'-') && name[..16].iter().all(u8::is_ascii_hexdigit)
 }
 
 impl Held {
-    /// Whether the file still has its name, looked up now and then; says that it is in use.
+    /// Returns whether the file still has its name, checked every [`TOUCH_EVERY`], and then marks it as in use.
     fn still_there(&mut self, path: &Path) -> bool {
         if self.touched.elapsed() < TOUCH_EVERY {
             return true;
@@ -294,13 +294,13 @@ impl Held {
 }
 
 impl Filling<'_> {
-    /// Length and XXH3-64 of what was written.
+    /// Returns the length and the XXH3-64 of the bytes written.
     pub(crate) fn written(&self) -> (u64, u64) {
         (self.len_bytes, self.hash.digest())
     }
 
-    /// Whether all of a tar came, where that can be told: by its length, which the fetch has checked, or by
-    /// the two empty blocks at its end, which some writers leave out.
+    /// Returns whether the bytes are known to be a complete tar: by the length, which the fetch has checked, or by the
+    /// two empty blocks at the end, which some writers leave out.
     pub(crate) fn is_whole_tar(&self) -> bool {
         let mut end = [1; 1024];
         let start = self.len_bytes.checked_sub(end.len() as u64);
@@ -312,7 +312,7 @@ impl Filling<'_> {
     fn finish(&mut self, path: &Path) -> Result<(), PipelineError> {
         let io = |error| PipelineError::io("write", path, error);
         self.file.set_len(self.len_bytes).map_err(io)?;
-        // A machine that loses its power must not leave a shard of zeros under its name.
+        // A power failure must not leave a shard of zeros under its name.
         self.file.sync_data().map_err(io)?;
         fs::rename(&self.part, path).map_err(io)
     }
@@ -342,7 +342,7 @@ impl Write for Filling<'_> {
         if end_bytes > self.reserved_bytes {
             let step_bytes = STEP_BYTES.min(self.cache.max_bytes / 8);
             let more = step_bytes.min(self.cache.max_bytes.saturating_sub(end_bytes));
-            // Two streams that do not say how long they are must not wait for one another.
+            // Two streams of unknown length must not wait for each other.
             self.reserve(end_bytes + more, false)?;
         }
         self.file.write_all_at(bytes, self.len_bytes)?;
@@ -356,7 +356,7 @@ impl Write for Filling<'_> {
     }
 }
 
-/// One of the fetches that may run at a time.
+/// Permit for one of the fetches that may run at a time.
 struct Permit<'a>(&'a Cache);
 
 impl<'a> Permit<'a> {
@@ -377,7 +377,7 @@ impl Drop for Permit<'_> {
     }
 }
 
-/// Locks; what these locks guard stays valid if a holder panics.
+/// Locks a mutex and ignores poisoning: the guarded data stays valid if a holder panics.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -398,7 +398,7 @@ mod tests {
         format!("{number:016x}-s.tar")
     }
 
-    /// `name`, which is `len` times its number, fetched or not.
+    /// Returns the bytes of shard `number`, which are `len` times that number, fetched or not.
     fn get(cache: &Cache, number: u8, len: usize, fetched: &AtomicUsize) -> Vec<u8> {
         let fill = |filling: &mut Filling<'_>| {
             fetched.fetch_add(1, Ordering::SeqCst);
@@ -423,7 +423,7 @@ mod tests {
         names
     }
 
-    /// Files of the cache that this process has open.
+    /// Counts the files of the cache that this process has open.
     fn n_open(cache: &Cache) -> usize {
         let open = fs::read_dir("/proc/self/fd").expect("listed").flatten();
         open.filter_map(|fd| fs::read_link(fd.path()).ok())
@@ -468,7 +468,7 @@ mod tests {
         assert_eq!(fetched.load(Ordering::SeqCst), 1);
     }
 
-    /// A partial file of a process that was killed, and a whole one of another length.
+    /// Partial files of a killed process, and a complete file of another length.
     #[test]
     fn what_a_crash_left_is_replaced() {
         let (_folder, cache) = cache(1000);
@@ -481,7 +481,7 @@ mod tests {
         assert_eq!(names(&cache), [name(1)]);
     }
 
-    /// Two threads whose reads failed, while a third fetches: none waits for ever.
+    /// Threads whose reads failed, while others fetch: none waits forever.
     #[test]
     fn handles_are_closed_while_others_fetch() {
         let (_folder, cache) = cache(350);
@@ -504,7 +504,7 @@ mod tests {
         assert!(names(&cache).len() <= 3, "{:?}", names(&cache));
     }
 
-    /// Fetches at the same time that do not fit together: one waits for the other.
+    /// Concurrent fetches that do not fit together: one waits for the other.
     #[test]
     fn fetches_wait_for_room() {
         let (_folder, cache) = cache(250);
@@ -520,7 +520,7 @@ mod tests {
         assert!(held <= 250, "{held} bytes");
     }
 
-    /// Someone points the cache at a folder of their own.
+    /// The folder of the cache holds other files.
     #[test]
     fn files_of_others_stay() {
         let (_folder, cache) = cache(150);

@@ -10,24 +10,24 @@ use crate::PipelineError;
 use crate::shard::store::{CacheUse, Store};
 use crate::source::Source;
 
-/// Threads that wait for a shard together do not each try again what has just failed.
+/// Time for which a failure is repeated without a new fetch, so that threads that wait for a shard do not each retry.
 const FAILURE_LASTS: Duration = Duration::from_secs(10);
 
 /// A shard that is read from the cache, and fetched when it is not there.
 pub(super) struct CachedStore {
     pub(super) fetcher: Fetcher,
     pub(super) source: Source,
-    /// Its name in the cache.
+    /// Name of the shard in the cache.
     pub(super) cache_name: String,
-    /// What its index says of it.
+    /// Length of the shard in bytes, which its index states along with the checksum.
     pub(super) len_bytes: u64,
     pub(super) checksum: Option<u64>,
-    /// When it last did not come, and why. Locked while it is fetched, so that others who want it wait.
+    /// Time and reason of the last failed fetch. Locked during a fetch, so that other threads that need the shard wait.
     pub(super) failure: Mutex<Option<(Instant, String)>>,
 }
 
 impl CachedStore {
-    /// The file in the cache.
+    /// Returns the file in the cache, fetched if it is not there.
     pub(super) fn file(&self) -> Result<Arc<File>, PipelineError> {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, reason)) = failure.take_if(|(at, _)| at.elapsed() < FAILURE_LASTS) {
@@ -48,7 +48,7 @@ impl Store for CachedStore {
         if file.read_exact_at(buffer, offset_bytes).is_ok() {
             return Ok(());
         }
-        // On a network file system another machine may have removed what is open here.
+        // On a network file system another machine may have removed the file that is open here.
         self.fetcher.close(&self.cache_name, &file);
         self.file()?
             .read_exact_at(buffer, offset_bytes)
@@ -66,7 +66,7 @@ impl Store for CachedStore {
     fn prefetch(self: Arc<Self>) {
         let fetcher = self.fetcher.clone();
         fetcher.prefetch(Box::new(move || {
-            // Whoever needs the shard will try again, and tell.
+            // The thread that needs the shard tries again, and reports the error.
             let _ = self.file();
         }));
     }

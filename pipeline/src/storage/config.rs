@@ -4,23 +4,23 @@ use std::path::PathBuf;
 
 use crate::remote::RetryPolicy;
 
-/// Where shards are kept and how they are fetched.
+/// Settings of the shard cache and of fetches.
 #[derive(Debug, Clone)]
 pub struct StorageConfig {
-    /// Folder of the cache; made when it is needed.
+    /// Folder of the cache; created when it is needed.
     pub cache_folder: PathBuf,
-    /// Bytes of shards in the cache at the most.
+    /// Maximum size of the shards in the cache, in bytes.
     pub cache_bytes: u64,
-    /// Shards that are fetched at a time.
+    /// Maximum number of shards that are fetched at a time.
     pub n_fetches: usize,
     /// Credentials of object stores, under the names of the usual environment variables.
     pub options: Vec<(String, String)>,
-    /// What is done about failures.
+    /// Policy for retries after failures.
     pub retry: RetryPolicy,
 }
 
 impl StorageConfig {
-    /// A cache of 100 GB in `cache_folder`, four fetches at a time, no credentials.
+    /// Default settings: a cache of 100 GB in `cache_folder`, four fetches at a time, no credentials.
     pub fn new(cache_folder: PathBuf) -> Self {
         Self {
             cache_folder,

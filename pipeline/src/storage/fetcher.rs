@@ -1,4 +1,4 @@
-//! Whole shards and small texts from wherever they are: shards into the cache, texts into memory.
+//! Fetching of whole shards into the cache and of small texts into memory.
 
 use std::fs::{self, File};
 use std::io;
@@ -18,13 +18,13 @@ use crate::shard::sidecar;
 use crate::source::Source;
 use crate::url::ShardUrl;
 
-/// A list of shards, or the index of one, is never larger.
+/// Maximum size of a shard list or an index, in bytes.
 const MAX_TEXT_BYTES: u64 = 1 << 28;
 
-/// What a user can do about an index that does not fit any more.
+/// Advice to the user about an index that no longer fits its shard.
 const REPLACED: &str = "if it was replaced, `ocelli shards index --overwrite` reads it anew";
 
-/// Fetches. Shared by threads; copies are the same fetcher.
+/// Fetches shards and texts. Shared by threads; clones are handles of the same fetcher.
 #[derive(Clone)]
 pub(super) struct Fetcher {
     inner: Arc<Inner>,
@@ -37,23 +37,23 @@ struct Inner {
     prefetcher: Mutex<Option<Sender<Job>>>,
 }
 
-/// A shard to have in the cache before it is needed.
+/// Closure that brings a shard into the cache before it is needed.
 type Job = Box<dyn FnOnce() + Send>;
 
 impl Fetcher {
-    /// A fetcher. Nothing is touched until it is needed.
+    /// Creates a fetcher. No file or server is accessed until it is needed.
     pub(super) fn new(config: StorageConfig) -> Self {
         let cache = Cache::new(config.cache_folder.clone(), config.cache_bytes, config.n_fetches);
         let inner = Inner { config, cache, client: OnceLock::new(), prefetcher: Mutex::default() };
         Self { inner: Arc::new(inner) }
     }
 
-    /// The folder of whole shards and indices.
+    /// Returns the cache of whole shards and indices.
     pub(super) fn cache(&self) -> &Cache {
         &self.inner.cache
     }
 
-    /// The name of a shard in the cache, and of its index.
+    /// Returns the name of a shard in the cache, and of its index.
     ///
     /// # Errors
     /// [`PipelineError::MissingShard`], [`PipelineError::Io`].
@@ -61,13 +61,13 @@ impl Fetcher {
         cache_name(source, &self.inner.config.options)
     }
 
-    /// Where the index of a shard is kept that has none beside it.
+    /// Returns the path of the cached index of a shard that has no sidecar.
     pub(super) fn kept_index_path(&self, source: &Source) -> Result<PathBuf, PipelineError> {
         Ok(sidecar::path_of(&self.inner.cache.path(&self.cache_name(source)?)))
     }
 
-    /// The cached file of a shard, fetched if it is not there. `expected` is the length and the checksum
-    /// that its index gives.
+    /// Returns the cached file of a shard, fetched if it is not there. `expected` is the length in bytes and the
+    /// checksum that its index states.
     pub(super) fn file(
         &self,
         source: &Source,
@@ -116,7 +116,7 @@ impl Fetcher {
         self.inner.cache.close(cache_name, failed);
     }
 
-    /// Forgets the index that is kept for a shard, and the shard: the next start reads both again. What stands beside the shard stays.
+    /// Removes the cached index of a shard and the cached shard: the next run reads both again. A sidecar is kept.
     ///
     /// # Errors
     /// [`PipelineError::Io`].
@@ -133,7 +133,7 @@ impl Fetcher {
         Ok(())
     }
 
-    /// Runs `job`, which brings a shard into the cache, on a thread of its own, after those that were asked for
+    /// Runs `job`, which brings a shard into the cache, on a background thread, after the jobs that were queued
     /// before.
     pub(super) fn prefetch(&self, job: Job) {
         let mut prefetcher = self.inner.prefetcher.lock().unwrap_or_else(PoisonError::into_inner);
@@ -149,7 +149,7 @@ impl Fetcher {
         let _ = sender.send(job);
     }
 
-    /// A list or a sidecar, in memory.
+    /// Reads a list or a sidecar into memory.
     pub(super) fn read_text(&self, url: &ShardUrl) -> Result<Vec<u8>, Failure> {
         match url {
             ShardUrl::File(path) => fs::read(path).map_err(|error| match error.kind() {

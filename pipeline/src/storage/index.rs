@@ -1,4 +1,4 @@
-//! The index of a shard without reading the shard, where one is kept or stands beside it.
+//! Lookup of the index of a shard, which is read as a whole only if there is no index in the cache or beside it.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use crate::shard::index::ShardIndex;
 use crate::shard::sidecar;
 use crate::source::Source;
 
-/// The index of a tar on a disk: its sidecar, or one that an earlier start has kept, or a new one.
+/// Returns the index of a tar on a local disk: its sidecar, the cached index of an earlier run, or a new one.
 pub(super) fn local_index(
     fetcher: &Fetcher,
     source: &Source,
@@ -24,12 +24,12 @@ pub(super) fn local_index(
         return Ok(index);
     }
     let index = sidecar::build(path)?;
-    // Where nothing can be kept, the next start builds it again.
+    // If the index cannot be cached, the next run builds it again.
     let _ = fetcher.cache().create().and_then(|()| sidecar::save(&index, &kept));
     Ok(index)
 }
 
-/// The index of a shard that is read from the cache: the one that is kept there, the one beside the
+/// Returns the index of a shard that is read from the cache: the cached index, the sidecar beside the
 /// shard, or a new one, for which the shard is fetched.
 pub(super) fn cached_index(
     fetcher: &Fetcher,
@@ -44,21 +44,21 @@ pub(super) fn cached_index(
         Some(index) => index,
         None => index_of_whole(fetcher, source, name)?,
     };
-    // Where nothing can be kept, the next start asks again.
+    // If the index cannot be cached, the next run fetches it again.
     let _ = fetcher.cache().create().and_then(|()| sidecar::save(&index, &path));
     Ok(index)
 }
 
-/// The index that stands beside a shard, if one does.
+/// Fetches the sidecar beside a shard, if there is one.
 fn index_beside(fetcher: &Fetcher, source: &Source) -> Result<Option<ShardIndex>, PipelineError> {
     let Some(beside) = source.url.with_suffix(".idx.json") else { return Ok(None) };
     let reason = match fetcher.read_text(&beside) {
         Ok(text) => match sidecar::parse(&text) {
             Ok(index) => return Ok(Some(index)),
-            // Some servers answer every name with a page.
+            // Some servers return a web page for every name.
             Err(reason) => reason,
         },
-        // A store that does not show its list denies a name that it does not have.
+        // A store that does not permit listing denies access to objects that do not exist.
         Err(Failure::NotFound | Failure::Denied(_)) => return Ok(None),
         Err(Failure::Answered(reason)) => reason,
         Err(failure) => return Err(failed(&source.url, failure)),
@@ -67,7 +67,7 @@ fn index_beside(fetcher: &Fetcher, source: &Source) -> Result<Option<ShardIndex>
     Ok(None)
 }
 
-/// The index of a shard that has none: the shard is fetched, and kept only if it is a whole tar.
+/// Builds the index of a shard that has none: the shard is fetched, and kept only if it is a complete tar.
 fn index_of_whole(fetcher: &Fetcher, source: &Source, name: &str) -> Result<ShardIndex, PipelineError> {
     tracing::info!("{} has no index beside it: it is read once as a whole", source.url);
     let file = fetcher.file(source, name, None)?;

@@ -1,7 +1,7 @@
-//! From what a user names to shards that can be read, wherever they are.
+//! Opening of the shards that a user names, local or remote.
 //!
-//! A tar on a disk of this machine is read where it stands. Everything else — a server's, a store's, a
-//! command's, a compressed one — is read from the [cache], which gets it as a whole
+//! A tar on a local disk is read in place. Every other shard — from a server, an object store or a
+//! command, or a compressed one — is read from the [cache], which fetches it as a whole
 //! when it is first needed.
 
 mod cache;
@@ -34,25 +34,25 @@ use crate::source::Source;
 use crate::url::ShardUrl;
 use crate::{PipelineError, url};
 
-/// Shards that are opened at a time: what opening costs is waiting.
+/// Number of shards that are opened at a time: opening mostly waits for disks and servers.
 const OPENERS: usize = 16;
 
-/// Opens shards. Shared by threads; copies are the same storage.
+/// Opens shards. Shared by threads; clones are handles of the same storage.
 #[derive(Clone)]
 pub struct Storage {
     fetcher: Fetcher,
 }
 
 impl Storage {
-    /// A storage. Nothing is touched until it is needed.
+    /// Creates a storage. No file or server is accessed until it is needed.
     pub fn new(config: StorageConfig) -> Self {
         Self { fetcher: Fetcher::new(config) }
     }
 
-    /// The shards that `specs` name ([`url::expand`]), those of `wids` lists in their place.
+    /// Returns the shards that `specs` name ([`url::expand`]); the shards of a `wids` list take its place.
     ///
     /// # Errors
-    /// As [`url::expand`]; what is wrong with a list.
+    /// As [`url::expand`], and errors of fetching or parsing a list.
     pub fn sources(&self, specs: &[String]) -> Result<Vec<Source>, PipelineError> {
         let mut sources = Vec::new();
         for url in url::expand(specs)? {
@@ -81,7 +81,7 @@ impl Storage {
             }
             _ => self.open_cached(source)?,
         };
-        // What a list says of a compressed shard is of bytes that are gone.
+        // A list states the length of the compressed bytes, which are not kept.
         let (says, has) = (source.len_bytes.filter(|_| !source.url.is_gzip()), shard.index().shard_bytes);
         match says {
             Some(says) if says != has => {
@@ -106,10 +106,10 @@ impl Storage {
         Ok(Shard::new(Arc::new(store), index))
     }
 
-    /// Opens shards, in their order.
+    /// Opens shards on several threads; the result is in the order of `sources`.
     ///
     /// # Errors
-    /// As [`Storage::open`]: that of the first shard that has one.
+    /// As [`Storage::open`]: the error of the first shard that failed.
     pub fn open_all(&self, sources: &[Source]) -> Result<Vec<Shard>, PipelineError> {
         let next = AtomicUsize::new(0);
         let opened: Mutex<Vec<Option<Result<Shard, PipelineError>>>> =
@@ -118,7 +118,7 @@ impl Storage {
             while let Some(i) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|i| *i < sources.len()) {
                 let shard = self.open(&sources[i]);
                 if shard.is_err() {
-                    // Nobody needs the rest.
+                    // The remaining shards are not needed.
                     next.store(sources.len(), Ordering::Relaxed);
                 }
                 opened.lock().unwrap_or_else(PoisonError::into_inner)[i] = Some(shard);
@@ -132,7 +132,7 @@ impl Storage {
         opened.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter().flatten().collect()
     }
 
-    /// Whether the cache holds the index of a shard.
+    /// Returns whether the cache holds the index of a shard.
     ///
     /// # Errors
     /// [`PipelineError::MissingShard`], [`PipelineError::Io`].
@@ -140,8 +140,8 @@ impl Storage {
         Ok(self.fetcher.kept_index_path(source)?.exists())
     }
 
-    /// Forgets the index that is kept for a shard, and the shard: the next [`Storage::open`] reads both
-    /// again. What stands beside the shard stays.
+    /// Removes the cached index of a shard, and the cached shard: the next [`Storage::open`] reads both
+    /// again. A sidecar beside the shard is kept.
     ///
     /// # Errors
     /// [`PipelineError::Io`].
@@ -150,16 +150,16 @@ impl Storage {
     }
 
     /// Checks the members of `shard`, which is `source` opened, against the headers of the tar, and its
-    /// bytes against the checksums that its index and its list give. Samples are not looked at.
+    /// bytes against the checksums that its index and its list state. Samples are not decoded.
     ///
     /// # Errors
-    /// [`PipelineError::BadIndex`] when the members are others, [`PipelineError::OtherShard`] when the
-    /// bytes are, and those of [`Storage::open`].
+    /// [`PipelineError::BadIndex`] when the members differ, [`PipelineError::OtherShard`] when the
+    /// bytes differ, and errors of [`Storage::open`].
     pub fn verify(&self, source: &Source, shard: &Shard) -> Result<(), PipelineError> {
         verify::verify(source, shard, &*self.file_of(source, shard)?, &self.index_path(source)?)
     }
 
-    /// The tar of `shard`, which is `source` opened; fetched if it is not there.
+    /// Returns the tar of `shard`, which is `source` opened; fetches it if it is not in the cache.
     fn file_of(&self, source: &Source, shard: &Shard) -> Result<Arc<File>, PipelineError> {
         match &source.url {
             ShardUrl::File(path) if source.is_read_in_place() => {
@@ -172,7 +172,7 @@ impl Storage {
         }
     }
 
-    /// The file that holds the index of `source`.
+    /// Returns the path of the index of `source`: beside the shard, or in the cache.
     fn index_path(&self, source: &Source) -> Result<PathBuf, PipelineError> {
         match &source.url {
             ShardUrl::File(path) if sidecar::path_of(path).exists() => Ok(sidecar::path_of(path)),

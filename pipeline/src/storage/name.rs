@@ -10,14 +10,14 @@ use crate::source::Source;
 use crate::url::ShardUrl;
 use crate::{PipelineError, secrets};
 
-/// Changes when an index would be another one: 2 since the end of an archive is checked.
+/// Version of the rules by which an index is built, a part of every name: 2 since the end of an archive is checked.
 const VERSION: u32 = 2;
 
-/// The name of a shard in the cache, and of its index. It holds what tells two shards apart; `options` are the
-/// settings of object stores.
+/// Returns the name of a shard in the cache, and of its index. It holds a hash of everything that identifies the shard;
+/// `options` are the settings of object stores.
 pub(super) fn cache_name(source: &Source, options: &[(String, String)]) -> Result<String, PipelineError> {
     let mut identity = match &source.url {
-        // A file that was written anew is another one.
+        // A rewritten file is another shard.
         ShardUrl::File(path) => {
             let whole = path.canonicalize().and_then(|whole| Ok((fs::metadata(&whole)?, whole)));
             let (meta, whole) = whole.map_err(|error| match error.kind() {
@@ -38,16 +38,16 @@ pub(super) fn cache_name(source: &Source, options: &[(String, String)]) -> Resul
             places.sort();
             format!("{}{}", secrets::identity(url), places.concat())
         }
-        // A command depends on where it is run.
+        // A command depends on the working directory.
         ShardUrl::Pipe(command) => {
             format!("{} {command}", std::env::current_dir().unwrap_or_default().display())
         }
     };
-    // A promise is checked when a shard comes: one that came without is another one.
+    // An MD5 is checked when a shard is fetched: a copy that was fetched without the check has another name.
     if let Some(md5) = source.md5.as_ref().filter(|_| !source.is_read_in_place()) {
         identity += &format!(" {md5}");
     }
-    // A file system takes names of 255 bytes; the hash alone tells shards apart.
+    // File systems limit names to 255 bytes; the hash alone tells shards apart.
     let name = source.url.tar_name();
     let tail: String = name.chars().skip(name.chars().count().saturating_sub(60)).collect();
     Ok(format!("{:016x}-{tail}", xxh3_64(format!("{VERSION} {identity}").as_bytes())))

@@ -1,4 +1,4 @@
-//! Partial files: written by one process at a time, and void when that has ended.
+//! Partial files: written by one process at a time, and invalid once that process has ended.
 
 use std::fs;
 use std::fs::{File, TryLockError};
@@ -13,12 +13,12 @@ use rustix::io::Errno;
 /// `ENOLCK` of Linux: a network file system without a lock server.
 const NO_LOCKS: i32 = 37;
 
-/// Opens and locks a partial file; waits while another process writes it. What it holds is void.
+/// Opens and locks a partial file; waits while another process writes it. Its previous contents are invalid.
 pub(crate) fn lock_part(part: &Path) -> io::Result<File> {
     loop {
         let file = File::options().create(true).read(true).write(true).truncate(false).open(part)?;
         match file.lock() {
-            // A file system without locks has one process for each cache, one hopes.
+            // Without locks, a cache is assumed to be used by one process at a time.
             Err(error)
                 if error.kind() == ErrorKind::Unsupported || error.raw_os_error() == Some(NO_LOCKS) =>
             {
@@ -26,7 +26,7 @@ pub(crate) fn lock_part(part: &Path) -> io::Result<File> {
             }
             locked => locked?,
         }
-        // Whoever had the lock before may have renamed or removed what was opened here.
+        // The previous holder of the lock may have renamed or removed the file that was opened here.
         match fs::metadata(part) {
             Ok(meta) if meta.ino() == file.metadata()?.ino() => return Ok(file),
             _ => continue,
@@ -34,11 +34,11 @@ pub(crate) fn lock_part(part: &Path) -> io::Result<File> {
     }
 }
 
-/// Removes a partial file that no process writes any more.
+/// Removes a partial file that no process writes any more; returns whether it was removed.
 pub(crate) fn remove_if_abandoned(part: &Path) -> bool {
     let Ok(file) = File::options().write(true).open(part) else { return false };
     match file.try_lock() {
-        // Between opening and locking it may have become a shard, and another one have taken its name.
+        // Between opening and locking, the file may have been renamed, and another one created under its name.
         Ok(()) => {
             let same = matches!((file.metadata(), fs::metadata(part)), (Ok(a), Ok(b)) if a.ino() == b.ino());
             same && fs::remove_file(part).is_ok()
@@ -47,7 +47,7 @@ pub(crate) fn remove_if_abandoned(part: &Path) -> bool {
     }
 }
 
-/// Gives a file its length and the blocks for it, where the file system can promise blocks.
+/// Sets the length of a file, and allocates its blocks where the file system supports that.
 pub(crate) fn allocate(file: &File, len_bytes: u64) -> io::Result<()> {
     if len_bytes == 0 {
         return file.set_len(0);

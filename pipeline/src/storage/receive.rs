@@ -1,4 +1,4 @@
-//! A shard's bytes, from wherever they are, unpacked and checked, into a sink.
+//! Transfer of the bytes of a shard, unpacked and checked, into a sink.
 
 use std::fs::File;
 use std::io;
@@ -15,29 +15,29 @@ use crate::secrets::name_of_command;
 use crate::source::Source;
 use crate::url::ShardUrl;
 
-/// Times a command is run before its failure counts.
+/// Number of times that a command is run before its failure is reported.
 const COMMAND_ATTEMPTS: u32 = 3;
 
-/// Compressed bytes that are unpacked at a time. They become a thousand times as many at the most.
+/// Number of compressed bytes that are unpacked at a time; they expand at most about a thousandfold.
 const PIECE_BYTES: usize = 16 << 10;
 
-/// Hashes what passes, where a hash is wanted.
+/// Sink that passes bytes on and computes their MD5, if one is wanted.
 struct Hashing<'a> {
     sink: &'a mut dyn Sink,
     md5: Option<Md5>,
 }
 
-/// Decompresses what passes.
+/// Sink that decompresses bytes and passes them on.
 struct Unpacking<'a> {
     sink: &'a mut dyn Sink,
     decoder: MultiGzDecoder<Vec<u8>>,
 }
 
-/// Sends the tar that `source` names to `sink`. `client` is asked for only if it is needed.
+/// Sends the tar that `source` names to `sink`. `client` is called only if a client is needed.
 ///
 /// # Errors
-/// [`PipelineError::MissingShard`], [`PipelineError::Fetch`]; [`PipelineError::OtherShard`] where it has
-/// not the MD5 that its list gives; what the sink says.
+/// [`PipelineError::MissingShard`], [`PipelineError::Fetch`]; [`PipelineError::OtherShard`] if the MD5
+/// differs from the one that its list states; errors of the sink.
 pub(crate) fn receive<'c>(
     source: &Source,
     client: impl Fn() -> Result<&'c Client, Failure>,
@@ -70,7 +70,7 @@ pub(crate) fn receive<'c>(
     }
 }
 
-/// What a failure to get `url` is to the user.
+/// Converts a failure to fetch `url` into an error for the user.
 pub(crate) fn failed(url: &ShardUrl, failure: Failure) -> PipelineError {
     let url = url.to_string();
     match failure {
@@ -157,7 +157,7 @@ impl Write for Unpacking<'_> {
 }
 
 impl Sink for Unpacking<'_> {
-    /// How long it will be unpacked is not known.
+    /// Restarts the decoder; the unpacked length is not known.
     fn restart(&mut self, _packed_bytes: Option<u64>) -> io::Result<()> {
         self.decoder = MultiGzDecoder::new(Vec::new());
         self.sink.restart(None)

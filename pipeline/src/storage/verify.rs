@@ -1,4 +1,4 @@
-//! Whether a shard is what its index and its list say, read from its first byte to its last.
+//! Verification of a whole shard against its index and its list.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use crate::source::Source;
 use crate::{PipelineError, hash};
 
 /// Checks the members of `shard`, which is `source` opened and has the bytes of `file`, against the headers of the
-/// tar, and its bytes against the checksums that its index, which stands at `index_path`, and its list give.
+/// tar, and its bytes against the checksums that its index, at `index_path`, and its list state.
 ///
 /// # Errors
-/// [`PipelineError::BadIndex`] when the members are others, [`PipelineError::OtherShard`] when the bytes are.
+/// [`PipelineError::BadIndex`] when the members differ, [`PipelineError::OtherShard`] when the bytes differ.
 pub(super) fn verify(
     source: &Source,
     shard: &Shard,
@@ -25,7 +25,7 @@ pub(super) fn verify(
         return Err(PipelineError::BadIndex { path: index_path.to_path_buf(), reason });
     }
     let other = |reason| PipelineError::OtherShard { shard: shard.name(), reason };
-    // The MD5 of a compressed shard is that of bytes that are gone.
+    // The MD5 of a compressed shard is that of the compressed bytes, which are not kept.
     let md5 = source.md5.as_ref().filter(|_| !source.url.is_gzip());
     let (xxh3, found) =
         hash::of_file(file, md5.is_some()).map_err(|e| PipelineError::io("read", &name, e))?;

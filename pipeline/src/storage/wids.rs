@@ -1,4 +1,4 @@
-//! Shard lists in the form of `wids`: a JSON file that names shards with their sizes.
+//! Shard lists in the format of `wids`: a JSON file that names shards with their sizes.
 //!
 //! ```json
 //! {"__kind__": "wids-shard-index-v1", "wids_version": 1, "base": "...",
@@ -17,7 +17,7 @@ use crate::braces::MAX_SHARDS;
 use crate::source::Source;
 use crate::url::ShardUrl;
 
-/// Lists that name one another are followed this deep.
+/// Maximum nesting depth of lists that name other lists.
 const MAX_DEPTH: usize = 8;
 
 #[derive(Deserialize)]
@@ -45,10 +45,10 @@ struct Part {
     shardlist: Vec<Entry>,
 }
 
-/// The shards that the list at `list` names, in its order. `read` gets the text of a list.
+/// Returns the shards that the list at `list` names, in its order. `read` returns the text of a list.
 ///
 /// # Errors
-/// Errors of `read`; [`PipelineError::BadIndex`] if the text is no such list.
+/// Errors of `read`; [`PipelineError::BadIndex`] if the text is not such a list.
 pub(crate) fn shards(
     list: &ShardUrl,
     read: &impl Fn(&ShardUrl) -> Result<Vec<u8>, PipelineError>,
@@ -74,7 +74,7 @@ fn collect(
     }
     index.base = index.base.filter(|base| !base.is_empty());
     let base = match &index.base {
-        // A base is a folder, with a slash at its end or without.
+        // A base is a folder, with or without a trailing slash.
         Some(base) => list.join(&format!("{}/", base.trim_end_matches('/'))).map_err(bad)?,
         None => list.clone(),
     };
@@ -107,7 +107,7 @@ mod tests {
 
     const HEAD: &str = r#""__kind__":"wids-shard-index-v1","wids_version":1"#;
 
-    /// The shards of `list` where each list of `lists` has the text that stands beside it.
+    /// Returns the shards of `list`; `lists` holds the name and the text of each list.
     fn shards_of(list: &str, lists: &[(&str, &str)]) -> Result<Vec<String>, PipelineError> {
         let read = |url: &ShardUrl| {
             let text = lists.iter().find(|(name, _)| *name == url.to_string());

@@ -1,4 +1,4 @@
-//! What the class token attends to in the last block, head by head (Caron et al. 2021, figure 1).
+//! Attention of the class token in the last block, head by head (Caron et al. 2021, figure 1).
 
 use eval::{ImageSet, attention_of};
 use networks::Network;
@@ -7,11 +7,11 @@ use super::sheet::{Sheet, caption};
 use super::tile::Tile;
 use crate::ReportError;
 
-/// Heads that are shown.
+/// Largest number of heads that are shown.
 const MAX_HEADS: usize = 12;
 
-/// Each image beside the mean of all heads and beside each head; nothing for a backbone without class token. Each map goes
-/// from its own lowest weight to its highest.
+/// Shows each image beside the mean of all heads and beside each head; empty for a backbone without class token. The
+/// colors of a map range from its own lowest weight to its highest.
 pub(super) fn sheet(network: &Network, images: &ImageSet) -> Result<Sheet, ReportError> {
     let size_px = images.transform.size_px as usize;
     let mut sheet = Sheet::default();
@@ -39,12 +39,12 @@ pub(super) fn sheet(network: &Network, images: &ImageSet) -> Result<Sheet, Repor
     Ok(sheet)
 }
 
-/// Weights from the lowest, black, by way of red and yellow to the highest, white.
+/// Colors weights from the lowest, black, through red and yellow to the highest, white.
 fn heat(weights: &[f32]) -> Vec<[u8; 3]> {
     let (low, high) = weights.iter().fold((f32::MAX, f32::MIN), |(l, h), v| (l.min(*v), h.max(*v)));
     let color = |weight: &f32| {
         let share = if high > low { (weight - low) / (high - low) } else { 0.0 };
-        // Thirds of the way light one channel after another.
+        // Each third of the range lights up one more channel.
         [0.0, 1.0, 2.0].map(|channel| (255.0 * (3.0 * share - channel).clamp(0.0, 1.0)).round() as u8)
     };
     weights.iter().map(color).collect()

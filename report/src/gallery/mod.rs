@@ -1,4 +1,4 @@
-//! What a run's network makes of a few images, as sheets of tiles.
+//! Pictures of a network's features of a few images, as sheets of tiles.
 
 mod attention;
 mod neighbors;
@@ -22,35 +22,35 @@ use crate::ReportError;
 /// The pictures of a run.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Gallery {
-    /// The set that the images are from.
+    /// Name of the set that the images are from.
     pub set: String,
-    /// The network, its step, and how it sees images.
+    /// Description of the network, its step, and its transform of images.
     pub seen_by: String,
-    /// Images among which neighbors were looked for.
+    /// Number of images among which neighbors were searched.
     n_candidates: usize,
     /// The first three principal components of patch features as colors.
     patches: Sheet,
-    /// What class tokens attend to; empty for a backbone without.
+    /// Attention of class tokens; empty for a backbone without class token.
     attention: Sheet,
-    /// Images with those whose features are most similar.
+    /// Images with the images whose features are most similar.
     neighbors: Sheet,
     /// Images with their augmented views.
     views: Sheet,
 }
 
-/// What is drawn.
+/// Rules for drawing a [`Gallery`].
 #[derive(Debug, Clone, Copy)]
 pub struct GalleryRules<'a> {
-    /// Images of each sheet.
+    /// Number of images of each sheet.
     pub n_images: usize,
-    /// The views that the run makes.
+    /// Views that the run draws.
     pub multicrop: &'a MultiCrop,
-    /// The run's seed.
+    /// Seed of the run.
     pub seed: u64,
 }
 
 impl Gallery {
-    /// Draws what `network` makes of `images`, whose features are `table`; neighbors are sought among all of them.
+    /// Draws the pictures of `network` on `images`, whose features are `table`; all of them are searched for neighbors.
     ///
     /// # Errors
     /// [`ReportError::Eval`] when images cannot be read or do not fit the network, [`ReportError::Encode`].

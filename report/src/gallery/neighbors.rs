@@ -1,4 +1,4 @@
-//! Images beside those whose features are most similar.
+//! Images beside the images whose features are most similar.
 
 use std::sync::Arc;
 
@@ -8,17 +8,17 @@ use super::sheet::{Sheet, caption};
 use super::tile::Tile;
 use crate::ReportError;
 
-/// Neighbors of each image.
+/// Number of neighbors of each image.
 const N_NEIGHBORS: usize = 8;
 
-/// `n_rows` of `images`, whose features are `table`, with their neighbors among all of them. Where classes are known, a neighbor's mark says whether it
-/// has the same one.
+/// Shows `n_rows` of `images`, whose features are `table`, with their neighbors among all of them. Where classes are
+/// known, a neighbor's mark says whether it has the same class.
 pub(super) fn sheet(images: &ImageSet, table: Arc<Table>, n_rows: usize) -> Result<Sheet, ReportError> {
     let size_px = images.transform.size_px as usize;
     let all = FeatureSet::of(table, |_| Some(0));
     let n_rows = n_rows.min(all.len());
     let queries = all.select((0..n_rows).map(|i| i * all.len() / n_rows));
-    // Each finds itself, too.
+    // The nearest neighbor of each query is the query itself.
     let found = neighbors(&all, &queries, N_NEIGHBORS + 1, false);
     let mut sheet = Sheet { headings: vec!["image".into(), "nearest".into()], rows: Vec::new() };
     for (row, near) in found.iter().enumerate() {

@@ -9,7 +9,7 @@ use super::sheet::{Sheet, caption};
 use super::tile::Tile;
 use crate::ReportError;
 
-/// Each image beside its patches: a color means the same in all rows.
+/// Shows each image beside its patches; a color has the same meaning in all rows.
 pub(super) fn sheet(network: &Network, images: &ImageSet) -> Result<Sheet, ReportError> {
     let (size_px, d) = (images.transform.size_px as usize, network.model.width());
     let side = size_px / network.model.stride_px();

@@ -1,15 +1,15 @@
-//! The directions along which rows vary most.
+//! Principal components of rows: the directions along which they vary most.
 
 use kernels::ops::gemm::{Mat, gemm};
 
-/// Rounds of the iteration: far more than colors need.
+/// Number of iterations, far more than colors need.
 const ROUNDS: usize = 60;
 
-/// Directions.
+/// Number of directions.
 const N: usize = 3;
 
-/// The coordinates of `rows`, `[n, d]`, along the three principal components of all rows, `[n, 3]`, each scaled so that
-/// its middle 96 % fill 0 to 1.
+/// Returns the coordinates of `rows`, `[n, d]`, along the three principal components of all rows, `[n, 3]`, each
+/// scaled so that its middle 96 % fill 0 to 1.
 ///
 /// Orthogonal iteration: `W ← orthonormal(Xᵀ X W)`, `[d, 3]`.
 pub(super) fn coordinates(rows: &[f32], d: usize) -> Vec<[f32; N]> {
@@ -20,7 +20,7 @@ pub(super) fn coordinates(rows: &[f32], d: usize) -> Vec<[f32; N]> {
         .chunks_exact(d)
         .flat_map(|row| row.iter().zip(&mean).map(|(v, m)| (f64::from(*v) - m / n as f64) as f32))
         .collect();
-    // Any start that is not orthogonal to the answer; the same for the same sizes.
+    // Any initial value that is not orthogonal to the result works; this one depends on the sizes alone.
     let mut w: Vec<f32> = (0..d * N).map(|i| ((i * 7919 + 13) % 101) as f32 / 50.0 - 1.0).collect();
     let mut along = vec![0.0f32; n * N];
     for _ in 0..ROUNDS {
@@ -34,14 +34,14 @@ pub(super) fn coordinates(rows: &[f32], d: usize) -> Vec<[f32; N]> {
     let scaled = |row: &[f32]| {
         std::array::from_fn(|c| {
             let [low, high] = ranges[c];
-            // Where all rows are one, there is no color.
+            // Equal rows are gray.
             if high > low { ((row[c] - low) / (high - low)).clamp(0.0, 1.0) } else { 0.5 }
         })
     };
     along.chunks_exact(N).map(scaled).collect()
 }
 
-/// Gram and Schmidt on the columns of `[d, 3]`.
+/// Orthonormalizes the columns of `[d, 3]` by the Gram-Schmidt process.
 fn orthonormalize(w: &mut [f32]) {
     for c in 0..N {
         for before in 0..c {
@@ -53,7 +53,7 @@ fn orthonormalize(w: &mut [f32]) {
     }
 }
 
-/// Bounds of the middle 96 % of `values`.
+/// Returns the bounds of the middle 96 % of `values`.
 fn middle<'a>(values: impl Iterator<Item = &'a f32>) -> [f32; 2] {
     let mut sorted: Vec<f32> = values.copied().collect();
     sorted.sort_unstable_by(f32::total_cmp);
@@ -66,7 +66,7 @@ fn middle<'a>(values: impl Iterator<Item = &'a f32>) -> [f32; 2] {
 mod tests {
     use super::*;
 
-    /// Rows that vary by 100, 10 and 1 along three axes that are turned: each coordinate follows its own axis.
+    /// Rows that vary by 100, 10 and 1 along three rotated axes: each coordinate follows its own axis.
     #[test]
     fn each_coordinate_follows_the_axis_of_its_rank() {
         let (n, d) = (200, 5);

@@ -1,4 +1,4 @@
-//! Samples that could not be used, with as much of them as can be seen.
+//! Samples that a run could not use, each with as much of its picture as can be decoded.
 
 use std::collections::BTreeMap;
 use std::io::Cursor;
@@ -11,22 +11,22 @@ use serde::Serialize;
 use super::tile::Tile;
 use crate::run::quarantine::BadSample;
 
-/// Samples that are shown; the rest are counted.
+/// Largest number of samples that are shown; the others are only counted.
 const MAX_SHOWN: usize = 60;
 
-/// Bytes that a decoder may allocate for a damaged image.
+/// Limit of the bytes that a decoder may allocate for a damaged image.
 const MAX_DECODED_BYTES: u64 = 256 << 20;
 
-/// A sample, and what a forgiving decoder sees of it.
+/// A sample, and the picture that a tolerant decoder makes of it.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Shown {
     #[serde(flatten)]
     sample: BadSample,
-    /// Nothing where no pixel could be decoded, or the shard is not at hand.
+    /// Picture of the sample; absent where no pixel could be decoded, or the shard is not available.
     tile: Option<Tile>,
 }
 
-/// The first of `bad`, looked up in `dataset` if it is at hand. Paths of shards are relative to `folder`.
+/// Returns the first of `bad`, looked up in `dataset` if it is available. Paths of shards are relative to `folder`.
 pub(crate) fn shown(bad: &[BadSample], dataset: Option<&Dataset>, folder: &Path) -> Vec<Shown> {
     let bad = &bad[..bad.len().min(MAX_SHOWN)];
     let place = |sample: &BadSample| (folder.join(&sample.shard).display().to_string(), sample.key.clone());
@@ -49,7 +49,7 @@ pub(crate) fn shown(bad: &[BadSample], dataset: Option<&Dataset>, folder: &Path)
         .collect()
 }
 
-/// What can be seen of encoded bytes that may be damaged.
+/// Decodes an image that may be damaged; `None` if nothing could be decoded.
 fn tile(bytes: &[u8]) -> Option<Tile> {
     let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().ok()?;
     let mut limits = Limits::default();

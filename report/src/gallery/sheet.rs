@@ -8,12 +8,12 @@ use super::tile::Tile;
 /// Rows of tiles.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct Sheet {
-    /// What the columns are, where they differ.
+    /// Headings of the columns; only two if all columns after the first have the same heading.
     pub(crate) headings: Vec<String>,
     pub(crate) rows: Vec<Vec<Tile>>,
 }
 
-/// What image `i` is called, and its class.
+/// Returns the name of image `i`, and its class.
 pub(super) fn caption(images: &ImageSet, i: usize) -> String {
     let (_, key) = images.describe(i);
     match images.label(i).map(|label| &images.classes()[label as usize]) {

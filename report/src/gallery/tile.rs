@@ -1,4 +1,4 @@
-//! One picture of a page, inside the page.
+//! A picture that is embedded in the page.
 
 use std::io::Cursor;
 
@@ -11,18 +11,18 @@ use serde::Serialize;
 
 use crate::ReportError;
 
-/// Sides above this are shown smaller.
+/// Largest side in pixels; larger pictures are shrunk.
 const MAX_PX: u32 = 160;
 
-/// Sides up to this are kept without loss: their pixels are seen one by one.
+/// Largest side in pixels of pictures that are encoded without loss, because their single pixels can be seen.
 const LOSSLESS_PX: u32 = 64;
 
 const JPEG_QUALITY: u8 = 88;
 
-/// A picture with what is said of it.
+/// A picture with its caption.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Tile {
-    /// The file as a `data:` address.
+    /// The file as a `data:` URL.
     pub(crate) src: String,
     pub(crate) caption: String,
     /// `same` or `other`, for neighbors whose class is known.
@@ -31,7 +31,7 @@ pub(crate) struct Tile {
 }
 
 impl Tile {
-    /// `planes` of `[3, size, size]` bytes.
+    /// Creates a tile of `planes` of `[3, size, size]` bytes.
     pub(crate) fn of_planes(planes: &[u8], size_px: usize, caption: String) -> Result<Self, ReportError> {
         let area = size_px * size_px;
         let pixel = |x: u32, y: u32| {
@@ -41,7 +41,7 @@ impl Tile {
         Self::of_image(&RgbImage::from_fn(size_px as u32, size_px as u32, pixel), caption)
     }
 
-    /// `pixels` of a grid, row by row.
+    /// Creates a tile of the `pixels` of a grid, row by row.
     pub(crate) fn of_grid(
         pixels: &[[u8; 3]],
         [rows, columns]: [usize; 2],
@@ -51,7 +51,7 @@ impl Tile {
         Self::of_image(&RgbImage::from_fn(columns as u32, rows as u32, pixel), caption)
     }
 
-    /// An image, smaller where it is large.
+    /// Creates a tile of an image, shrunk if it is large.
     pub(crate) fn of_image(image: &RgbImage, caption: String) -> Result<Self, ReportError> {
         let (width, height) = image.dimensions();
         let longest = width.max(height);

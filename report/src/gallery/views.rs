@@ -1,4 +1,4 @@
-//! Images beside the views that a run makes of them in its first epoch.
+//! Images beside the views that a run draws of them in its first epoch.
 
 use augment::MultiCrop;
 use eval::ImageSet;
@@ -7,7 +7,7 @@ use super::sheet::{Sheet, caption};
 use super::tile::Tile;
 use crate::ReportError;
 
-/// Each image beside all of its views.
+/// Shows each image beside all of its views.
 pub(super) fn sheet(images: &ImageSet, multicrop: &MultiCrop, seed: u64) -> Result<Sheet, ReportError> {
     let size_px = images.transform.size_px as usize;
     let groups = multicrop.groups();

@@ -25,7 +25,7 @@ function short(value) {
 
 const bounds = (values) => values.reduce(([low, high], v) => [Math.min(low, v), Math.max(high, v)], [Infinity, -Infinity]);
 
-// About `n` round numbers between `low` and `high`.
+// Returns about `n` round numbers between `low` and `high`.
 function ticks(low, high, n) {
   const raw = (high - low) / n;
   const unit = Math.pow(10, Math.floor(Math.log10(raw)));
@@ -35,7 +35,7 @@ function ticks(low, high, n) {
   return found;
 }
 
-// The running mean of a curve, started without bias.
+// Returns the exponential moving average of a curve, with its initial bias corrected.
 function smoothed(points, weight) {
   if (weight === 0) return points;
   let mean = 0;
@@ -93,7 +93,7 @@ class Chart {
     const visible = this.lines.map((line) => {
       const points = smoothed(line.points, weight);
       const inside = (p) => p[0] >= first && p[0] <= last;
-      // One point beyond each edge, so that lines reach it.
+      // Keeps one point beyond each edge, so that lines reach the edge.
       return { ...line, points: points.filter((p, i) => inside(p) || (points[i + 1] && inside(points[i + 1])) || (points[i - 1] && inside(points[i - 1]))) };
     });
     const values = visible.flatMap((line) => line.points.filter((p) => p[0] >= first && p[0] <= last).flatMap((p) => p.slice(1).filter((v) => v !== null && v !== undefined)));
@@ -133,7 +133,7 @@ class Chart {
     this.say(null);
   }
 
-  // The values at a step, or the newest ones.
+  // Shows the values at a step, or the newest ones.
   say(step) {
     const shown = this.lines.map((line) => {
       const points = smoothed(line.points, this.options.dots ? 0 : shared.smoothing);

@@ -1,4 +1,4 @@
-//! Runs side by side on one HTML page that needs nothing beside itself.
+//! Runs side by side on one self-contained HTML page.
 //!
 //! The page is `page.html` with its style, its script and the data inside. Everything that comes from a run reaches the
 //! page as JSON, and the script sets it as text: no name of a file or class can become markup.
@@ -15,20 +15,20 @@ use crate::run::Run;
 use crate::run::metrics::thinned;
 use crate::run::overview::Overview;
 
-/// Points of a curve: more than a screen has columns.
+/// Largest number of points of a curve, more than a screen has columns.
 const MAX_POINTS: usize = 2000;
 
-/// A run and what is drawn of it.
+/// A run with its pictures and its shards.
 pub struct Report {
     /// The run.
     pub run: Run,
-    /// Its pictures, or why there are none; nothing where nobody has asked for them.
+    /// Pictures of the run, or the reason why there are none; absent if none were requested.
     pub gallery: Option<Result<Gallery, String>>,
-    /// Its shards, where they are at hand.
+    /// Shards of the run, where they are available.
     pub dataset: Option<Arc<Dataset>>,
 }
 
-/// The page of `reports`, made at `made_at_s` seconds since 1970.
+/// Renders the page of `reports`, made at `made_at_s` seconds since 1970.
 pub fn html(reports: &[Report], made_at_s: u64) -> String {
     let names = names(reports.iter().map(|report| report.run.workdir.as_path()));
     let runs: Vec<Value> = reports.iter().zip(names).map(|(report, name)| of_run(report, name)).collect();
@@ -38,14 +38,14 @@ pub fn html(reports: &[Report], made_at_s: u64) -> String {
         "runs": runs,
         "settings": differing_settings(reports),
     });
-    // No end tag, and no comment, can begin within the data.
+    // Keeps end tags and comments from beginning within the data.
     let data = data.to_string().replace('<', "\\u003c");
     let mut page = include_str!("page.html").to_string();
     let parts = [
         ("/*style*/", include_str!("page.css")),
         ("/*charts*/", include_str!("charts.js")),
         ("/*script*/", include_str!("page.js")),
-        // Last, so that nothing in it is taken for one of the others.
+        // Last, so that nothing in the data is taken for one of the other placeholders.
         ("/*data*/", &data),
     ];
     for (place, text) in parts {
@@ -54,7 +54,7 @@ pub fn html(reports: &[Report], made_at_s: u64) -> String {
     page
 }
 
-/// All that the page shows of a run.
+/// Returns all data that the page shows of a run.
 fn of_run(report: &Report, name: String) -> Value {
     let Report { run, gallery, dataset } = report;
     let (gallery, no_gallery) = match gallery {
@@ -91,7 +91,7 @@ fn of_run(report: &Report, name: String) -> Value {
     })
 }
 
-/// The shortest ends of `paths` that tell them apart.
+/// Returns the shortest suffixes of `paths` that distinguish them.
 fn names<'a>(paths: impl Iterator<Item = &'a Path>) -> Vec<String> {
     let whole: Vec<PathBuf> =
         paths.map(|path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf())).collect();
@@ -120,7 +120,7 @@ const STAGES: [(&str, &str); 6] = [
     ("update", "time/update_ms"),
 ];
 
-/// Milliseconds of a step, of its stages and of waiting for other ranks within them: means of the newest rows.
+/// Returns milliseconds of a step, of its stages and of waiting for ranks within them: means over the newest rows.
 fn stages(run: &Run) -> Value {
     let ms = |column: &str| run.metrics.recent(column);
     let of_stage = STAGES.iter().filter_map(|(name, column)| Some((*name, ms(column)?)));
@@ -131,7 +131,7 @@ fn stages(run: &Run) -> Value {
     })
 }
 
-/// Settings of the recipes that are not the same in all runs: the key, and its value in each.
+/// Returns settings of the recipes that are not the same in all runs: the key, and its value in each.
 fn differing_settings(reports: &[Report]) -> Vec<(String, Vec<Option<String>>)> {
     let flat: Vec<BTreeMap<String, String>> = reports
         .iter()

@@ -1,5 +1,5 @@
 "use strict";
-// The sections of the page, from the data within it.
+// The sections of the page, made from the data embedded in it.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const runs = data.runs;
@@ -25,7 +25,7 @@ function section(id, title, ...children) {
   document.getElementById("nav").append(el("a", { href: `#${id}` }, title));
 }
 
-// For each run its own part, under its name where there are several.
+// Makes one part per run, under the run's name if there are several runs.
 function perRun(make) {
   return runs.flatMap((run, i) => {
     const parts = [make(run, i)].flat().filter((part) => part !== null && part !== undefined);
@@ -63,7 +63,7 @@ function overview() {
     ...why.map((run) => el("p", { class: "note" }, `${run.overview.name} ${run.overview.why}`))];
 }
 
-// In the order in which people look for them.
+// Order of the charts: the most important ones first.
 const ORDER = ["train/loss", "probe/", "health/", "train/", "knobs/", "rate/", "time/"];
 const rank = (name) => { const found = ORDER.findIndex((start) => name.startsWith(start)); return found < 0 ? ORDER.length : found; };
 const HIDDEN = ["train/samples", "train/epoch"];
@@ -159,7 +159,7 @@ function confusions(run) {
   const choice = el("select", { "aria-label": "score" }, ...run.confusions.map((c, i) => el("option", { value: i }, title(c))));
   const show = () => { const c = run.confusions[choice.value]; place.replaceChildren(c.matrix ? matrix(c) : confusedPairs(c)); };
   choice.addEventListener("change", show);
-  // The score that people quote.
+  // The score that is usually quoted.
   const usual = run.confusions.findIndex((c) => c.kind.metric === "knn_20");
   choice.value = Math.max(0, usual);
   show();
@@ -218,14 +218,14 @@ function warnings(run) {
   if (run.warnings.length === 0) return el("p", { class: "note" }, "No warnings.");
   const groups = new Map();
   for (const warning of run.warnings) {
-    // Numbers change from one warning to the next that means the same.
+    // Warnings that differ in their numbers alone are grouped.
     const key = warning.concern + warning.message.replace(/[0-9.]+/g, "#").slice(0, 60);
     if (!groups.has(key)) groups.set(key, []);
     groups.get(key).push(warning);
   }
   return [...groups.values()].map((all) => {
     const last = all[all.length - 1];
-    // Messages count steps from 0; the page counts those that are taken.
+    // Messages count steps from 0; the page shows the number of steps taken.
     const at = (warning) => (warning.step + 1).toLocaleString("en");
     const when = all.length > 1 ? `${all.length} times, steps ${at(all[0])} to ${at(last)}; the last: ` : `step ${at(last)}: `;
     return el("p", { class: "warning" }, el("strong", {}, last.concern.replace("_", " ")), ` · ${when}${last.message.replace(/^step \d+: /, "")}`);
@@ -242,7 +242,7 @@ function bad(run) {
 
 function command(run) {
   if (!run.continue) return el("p", { class: "note" }, "This run was started by a release that did not note its command; the same command continues it.");
-  // Browsers lend the clipboard to local files and to https alone.
+  // Browsers grant access to the clipboard only to local files and https pages.
   const copy = navigator.clipboard ? el("button", { type: "button" }, "copy") : null;
   if (copy) copy.addEventListener("click", () => navigator.clipboard.writeText(run.continue).then(() => { copy.textContent = "copied"; }));
   const many = run.start.world_size > 1;
@@ -279,7 +279,7 @@ section("health", "Health", [...perRun(warnings), ...curves((name) => name.start
 section("throughput", "Throughput", [...perRun(stages), ...curves((name) => /^(rate|time)\//.test(name))]);
 section("quarantine", "Quarantine", perRun(bad));
 section("recipe", "Recipe and command", recipes());
-// Now that all of them have a place; later on each follows its own width.
+// All charts are in the page now and have a width; later each is drawn again when its own width changes.
 shared.charts.forEach((chart) => chart.draw());
 document.getElementById("footer").textContent = `Made by ocelli ${data.version}, ${new Date(1000 * data.made_at_s).toLocaleString()}. Curves of more than 2,000 rows keep the lowest and the highest value of each stretch.`;
 

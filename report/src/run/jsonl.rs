@@ -1,4 +1,4 @@
-//! Files with a JSON value a line.
+//! Files with one JSON value per line.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::ReportError;
 
-/// The rows of `path` that can be read as `T`: none if there is no such file. The last line may be half written.
+/// Reads the rows of `path` that parse as `T`: none if there is no such file. The last line may be half written.
 ///
 /// # Errors
 /// [`ReportError::Read`], also for a pipe or a device, which might never end.
@@ -26,7 +26,7 @@ pub(crate) fn rows<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, ReportErr
     }
 }
 
-/// Warns of lines that are no JSON. The last one may be half written; rows of another kind are no damage.
+/// Warns of lines that are not JSON, except the last, which may be half written. Rows of another kind are not damaged.
 fn tell_damaged(path: &Path, lines: &[&[u8]]) {
     let whole = lines.split_last().map_or(&[][..], |(_, before)| before);
     let damaged = |line: &&&[u8]| !line.is_empty() && serde_json::from_slice::<IgnoredAny>(line).is_err();

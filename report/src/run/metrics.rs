@@ -9,10 +9,10 @@ use trainer::run::telemetry::METRICS;
 use super::jsonl;
 use crate::ReportError;
 
-/// Rows whose times are taken for what a step takes now.
+/// Number of newest rows that recent means are taken over.
 const NEWEST: usize = 20;
 
-/// A number at a count of steps taken.
+/// Number of steps taken, and a value.
 pub(crate) type Point = (u64, f64);
 
 /// Columns by name, each in the order of the steps.
@@ -27,7 +27,7 @@ impl Metrics {
             let Some(step) = row.get("step").and_then(Value::as_u64) else { continue };
             for (name, value) in row.iter().filter(|(name, _)| *name != "step") {
                 if let Some(value) = value.as_f64() {
-                    // Rows count steps from 0; checkpoints and people count those that are taken.
+                    // Rows count steps from 0; checkpoints and people count steps taken.
                     columns.entry(name.clone()).or_default().push((step + 1, value));
                 }
             }
@@ -35,12 +35,12 @@ impl Metrics {
         Ok(Self(columns))
     }
 
-    /// The newest value of a column.
+    /// Returns the newest value of a column.
     pub(crate) fn last(&self, name: &str) -> Option<f64> {
         Some(self.0.get(name)?.last()?.1)
     }
 
-    /// The mean of the newest values of a column.
+    /// Returns the mean of the newest values of a column.
     pub(crate) fn recent(&self, name: &str) -> Option<f64> {
         let points = self.0.get(name)?;
         let newest = &points[points.len().saturating_sub(NEWEST)..];
@@ -48,8 +48,8 @@ impl Metrics {
     }
 }
 
-/// At most about `n` of `points`: of each stretch of steps the lowest and the highest, so that no peak is lost, and the
-/// very first and last.
+/// Selects at most about `n` of `points`: the lowest and the highest of each stretch of steps, so that no peak is
+/// lost, and the first and last of all.
 pub(crate) fn thinned(points: &[Point], n: usize) -> Vec<Point> {
     if points.len() <= n {
         return points.to_vec();

@@ -1,4 +1,4 @@
-//! What the files of a work directory say of its run.
+//! Runs as read from the files of their work directories.
 
 pub(crate) mod jsonl;
 pub(crate) mod metrics;
@@ -22,24 +22,24 @@ use start::Start;
 /// A run.
 #[derive(Debug, Clone)]
 pub struct Run {
-    /// Its work directory.
+    /// Work directory of the run.
     pub workdir: PathBuf,
-    /// How it is, and what it does.
+    /// State of the run, its steps and its plan.
     pub status: Status,
-    /// Its logged rows.
+    /// Logged rows.
     pub(crate) metrics: Metrics,
-    /// Scores of its checkpoints.
+    /// Scores of the run's checkpoints.
     pub(crate) evaluations: Evaluations,
-    /// What it has warned of, in the order of the steps.
+    /// Warnings of the run, in the order of the steps.
     pub(crate) warnings: Vec<Warning>,
     /// Samples that could not be used.
     pub(crate) bad: Vec<BadSample>,
-    /// How it was started the last time, where that is known.
+    /// Last start of the run, where it is known.
     pub start: Option<Start>,
 }
 
 impl Run {
-    /// Reads the run in `workdir`. Files that are not there say nothing; lines that are broken are passed over.
+    /// Reads the run in `workdir`. Files that are missing count as empty; damaged lines are skipped.
     ///
     /// # Errors
     /// [`ReportError::Run`] where there is no run of this release, [`ReportError::Read`].
@@ -56,19 +56,19 @@ impl Run {
         })
     }
 
-    /// What it is called beside others: its folder.
+    /// Returns the name of the run's folder.
     pub fn name(&self) -> String {
         let path = self.workdir.canonicalize().unwrap_or_else(|_| self.workdir.clone());
         path.file_name()
             .map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
     }
 
-    /// The numbers that were logged, column by column: steps taken, and the value.
+    /// Returns the logged numbers, column by column: steps taken, and the value.
     pub fn columns(&self) -> impl Iterator<Item = (&str, &[(u64, f64)])> {
         self.metrics.0.iter().map(|(name, points)| (name.as_str(), points.as_slice()))
     }
 
-    /// Work directories below `folder`, or `folder` itself if it is one, in the order of their names.
+    /// Returns the work directories below `folder`, or `folder` itself if it is one, in the order of their names.
     pub fn workdirs_in(folder: &Path) -> Vec<PathBuf> {
         let mut found = Vec::new();
         collect(folder, 0, &mut found);
@@ -77,7 +77,7 @@ impl Run {
     }
 }
 
-/// Folders within folders that are looked through for runs.
+/// Limit of the depth of folders that are searched for runs.
 const MAX_DEPTH: usize = 4;
 
 fn collect(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
@@ -88,7 +88,7 @@ fn collect(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     if depth == MAX_DEPTH {
         return;
     }
-    // What cannot be listed holds no run that could be shown.
+    // A folder that cannot be listed holds no run that could be shown.
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     // Links are not followed: they may lead in a circle.
     let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));

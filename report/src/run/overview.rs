@@ -1,4 +1,4 @@
-//! A run in one line.
+//! Summary of a run in one line.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -7,18 +7,18 @@ use trainer::run::status::State;
 
 use super::Run;
 
-/// What a list of runs says of one.
+/// Entry of a run in a list of runs.
 #[derive(Debug, Clone, Serialize)]
 pub struct Overview {
-    /// Its folder.
+    /// Name of the run's folder.
     pub name: String,
-    /// The method, as recipes call it.
+    /// Name of the method in recipes.
     pub method: String,
-    /// The backbone and its parameters.
+    /// Name of the backbone, and its number of parameters.
     pub backbone: String,
-    /// Steps taken.
+    /// Number of steps taken.
     pub step: u64,
-    /// Steps of the run.
+    /// Number of steps of the run.
     pub total_steps: u64,
     /// The newest loss.
     pub loss: Option<f64>,
@@ -26,24 +26,24 @@ pub struct Overview {
     pub best: Option<Best>,
     /// `running`, `finished`, `stopped`, `failed`, `died`, `not started`.
     pub state: &'static str,
-    /// The same with the reason.
+    /// State with its reason.
     pub why: String,
-    /// Whether its newest row warned of a collapse.
+    /// True if the newest row warned of a collapse.
     pub collapsed: bool,
-    /// Images a second over the newest rows.
+    /// Images per second over the newest rows.
     pub images_per_s: Option<f64>,
-    /// What is left at the pace of the newest rows, of a run that has steps to take.
+    /// Seconds left at the pace of the newest rows, for a run that has steps to take.
     pub seconds_left: Option<f64>,
 }
 
 /// The highest score of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Best {
-    /// What it is called: `knn_20`.
+    /// Name of the score: `knn_20`.
     pub metric: String,
     /// The test set; empty where it is not known.
     pub set: String,
-    /// In percent.
+    /// Score in percent.
     pub value: f64,
 }
 
@@ -52,7 +52,7 @@ impl Overview {
     pub fn of(run: &Run) -> Self {
         let (status, recipe) = (&run.status, &run.status.plan.recipe);
         let total_steps = status.plan.total_steps;
-        // A run that logs has a row for a step before its heartbeat says so, or a checkpoint after.
+        // A logged row may be ahead of the heartbeat, or a checkpoint ahead of the logged rows.
         let logged =
             run.metrics.0.get("train/loss").and_then(|points| points.last()).map_or(0, |(step, _)| *step);
         let step = status.step.max(logged).min(total_steps);
@@ -75,14 +75,14 @@ impl Overview {
     }
 }
 
-/// Whether the newest logged step has warned of a collapse.
+/// Returns true if the newest logged step has warned of a collapse.
 fn collapsed(run: &Run) -> bool {
     let newest = run.metrics.0.get("train/loss").and_then(|points| points.last()).map(|(step, _)| *step);
     let mut collapses = run.warnings.iter().filter(|warning| warning.concern == Concern::Collapse);
     collapses.next_back().is_some_and(|warning| Some(warning.step + 1) >= newest)
 }
 
-/// The highest score of the run: of its evaluations, or else of the probe within it. Accuracies come before other
+/// Returns the highest score of the run's evaluations, or else of its probe. Accuracies come before other
 /// percentages, and sets that were not fitted on before those that were.
 fn best(run: &Run) -> Option<Best> {
     let percentages = run.evaluations.scores.iter().filter(|(kind, _)| !kind.measure.is_empty());
@@ -98,7 +98,7 @@ fn best(run: &Run) -> Option<Best> {
     scored.max_by(by_rank).map(|(_, best)| best).or_else(|| probed(run))
 }
 
-/// The highest score in the logged rows, which runs of older releases have alone.
+/// Returns the highest score of the probe in the logged rows, the only scores in runs of older releases.
 fn probed(run: &Run) -> Option<Best> {
     let columns =
         run.metrics.0.iter().filter_map(|(name, points)| Some((name.strip_prefix("probe/")?, points)));
@@ -108,13 +108,13 @@ fn probed(run: &Run) -> Option<Best> {
     scored.max_by(|a, b| a.value.total_cmp(&b.value))
 }
 
-/// The value of `key` in what recipes write for `config`.
+/// Returns the value of `key` in `config`, as recipes write it.
 fn tag(config: &impl Serialize, key: &str) -> String {
     let value = serde_json::to_value(config).unwrap_or_default();
     value.get(key).and_then(Value::as_str).unwrap_or_default().to_string()
 }
 
-/// `21.7 M`.
+/// Formats a number of parameters, such as `21.7 M`.
 fn millions(n: usize) -> String {
     match n {
         n if n >= 1_000_000_000 => format!("{:.2} G", n as f64 / 1e9),

@@ -10,11 +10,11 @@ use crate::ReportError;
 /// A sample that could not be used.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct BadSample {
-    /// Its shard.
+    /// Shard of the sample.
     pub shard: String,
-    /// Its key.
+    /// Key of the sample.
     pub key: String,
-    /// Why.
+    /// Reason why it could not be used.
     pub reason: String,
 }
 

@@ -1,22 +1,22 @@
-//! A row of `evaluations.jsonl`: one number with everything that it depends on. `scripts` writes rows, and a report reads
-//! them.
+//! A row of `evaluations.jsonl`: one number with everything that it depends on. `scripts` writes rows, and a report
+//! reads them.
 
 use eval::Transform;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// One number and what it is of.
+/// One number with everything that it depends on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EvaluationRow {
-    /// Name of the number among those of all protocols and measures: `knn_20`.
+    /// Name of the number, unique among all protocols and measures: `knn_20`.
     pub metric: String,
     /// The number.
     #[serde(flatten)]
     pub number: Number,
-    /// The middle 95 % of resampled test sets.
+    /// Bounds of the middle 95 % of resampled test sets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<[f64; 2]>,
-    /// Number of each class, in percent.
+    /// Value of the number for each class, in percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by_class: Option<Vec<Option<f64>>>,
     /// Name of the protocol; absent for a measure that needs no labels.
@@ -28,10 +28,10 @@ pub struct EvaluationRow {
     /// Settings of the protocol.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub settings: Map<String, Value>,
-    /// Values that the protocol has chosen, and what it has chosen them on.
+    /// Values that the protocol has chosen, and the images on which it has chosen them.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub details: Value,
-    /// Seed of orders, initial weights and draws.
+    /// Seed of orders, initial weights and random draws.
     #[serde(default)]
     pub seed: u64,
     /// The training set; absent for a measure that needs none.
@@ -39,7 +39,7 @@ pub struct EvaluationRow {
     pub train: Option<SetOfImages>,
     /// The test set.
     pub test: SetOfImages,
-    /// The network and how it sees images.
+    /// The network and its transform of images.
     pub about: About,
     /// Names of the classes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -75,33 +75,33 @@ pub struct Number {
 /// A set of images.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SetOfImages {
-    /// Its name.
+    /// Name of the set.
     pub set: String,
-    /// Images that counted.
+    /// Number of images that were used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub images: Option<usize>,
 }
 
-/// A network and how it sees images.
+/// A network and its transform of images.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct About {
     /// Steps that the network has taken; absent for weights that belong to no run.
     pub step: Option<u64>,
     /// Name of the network within its run.
     pub network: String,
-    /// How images are resized and cut.
+    /// Resize and crop of images.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transform: Option<Transform>,
-    /// The same in words.
+    /// The transform in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transform_in_words: Option<String>,
-    /// Checkpoint, weights, model and whatever else is known.
+    /// Checkpoint, weights, model and other known facts.
     #[serde(flatten)]
     pub more: Map<String, Value>,
 }
 
 impl Number {
-    /// The number `value` of the measure `measure`: `accuracy`, `mAP`, `mIoU`, or any other for one that needs no labels.
+    /// Creates the number `value` of the measure `measure`: `accuracy`, `mAP`, `mIoU`, or one that needs no labels.
     pub fn of(measure: &str, value: f64) -> Self {
         let of = |name: &str| (measure == name).then_some(value);
         let (accuracy, mean_average_precision) = (of("accuracy"), of("mAP"));
@@ -111,7 +111,7 @@ impl Number {
         Self { accuracy, mean_average_precision, mean_intersection_over_union, value: other }
     }
 
-    /// The measure, empty for one that needs no labels, and the number.
+    /// Returns the measure, empty for one that needs no labels, and the number.
     pub(crate) fn named(&self) -> Option<(&'static str, f64)> {
         let all = [
             ("accuracy", self.accuracy),
@@ -127,7 +127,7 @@ impl Number {
 mod tests {
     use super::*;
 
-    /// A row that is written is the row that is read, and older rows with fewer keys are read as well.
+    /// Rows are read as they were written, and older rows with fewer keys are read as well.
     #[test]
     fn rows_are_read_as_they_were_written() {
         let about =

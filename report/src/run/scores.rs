@@ -10,19 +10,19 @@ use super::jsonl;
 use super::row::EvaluationRow;
 use crate::ReportError;
 
-/// The file of a run's evaluations.
+/// Name of the file of a run's evaluations.
 pub const EVALUATIONS: &str = "evaluations.jsonl";
 
-/// A score at a count of steps taken.
+/// A score after a number of steps.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Scored {
     pub(crate) step: u64,
     pub(crate) value: f64,
-    /// Its interval, where it has one.
+    /// Interval of the score, where it has one.
     pub(crate) interval: Option<[f64; 2]>,
 }
 
-/// What is scored, and how: numbers of one kind may be compared.
+/// Kind of a score: all that it depends on except the step. Numbers of one kind may be compared.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct Kind {
     /// The test set.
@@ -32,17 +32,17 @@ pub(crate) struct Kind {
     pub(crate) metric: String,
     /// `accuracy`, `mAP` or `mIoU`, in percent; empty for a measure that needs no labels.
     pub(crate) measure: &'static str,
-    /// Which network of the run; empty for the one that evaluation looks at, such as the teacher of a method that has one,
-    /// so that runs of different methods can be compared.
+    /// Name of the network in the run; empty for the network that is evaluated, such as the teacher if the method has
+    /// one, so that runs of different methods can be compared.
     pub(crate) network: String,
-    /// How images are seen.
+    /// Transform of the images, in words.
     pub(crate) transform: String,
     /// Settings of the protocol that change the number.
     pub(crate) settings: String,
     pub(crate) seed: u64,
 }
 
-/// Which classes were taken for which, in the newest evaluation of a kind.
+/// Confusion of classes in the newest evaluation of a kind.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Confusion {
     pub(crate) kind: Kind,
@@ -57,7 +57,7 @@ pub(crate) struct Confusion {
 }
 
 impl Confusion {
-    /// Whether all parts are of the same classes. A file may say anything, and the page looks classes up by number.
+    /// Returns true if all parts have the same classes. A file may hold anything, and the page uses class indices.
     fn is_whole(&self) -> bool {
         let n = self.classes.len();
         let square = |matrix: &Vec<Vec<u64>>| matrix.len() == n && matrix.iter().all(|row| row.len() == n);
@@ -70,14 +70,14 @@ impl Confusion {
 /// All scores of a run.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Evaluations {
-    /// By kind, each in the order of the steps.
+    /// Scores by kind, each in the order of the steps.
     pub(crate) scores: BTreeMap<Kind, Vec<Scored>>,
     pub(crate) confusions: Vec<Confusion>,
 }
 
 impl Evaluations {
-    /// Reads the evaluations of the run in `workdir`, which look at the network `evaluated`. Of several evaluations of one kind
-    /// at one step the last one counts.
+    /// Reads the evaluations of the run in `workdir`, whose evaluated network is `evaluated`. The last of several
+    /// evaluations of one kind at one step counts.
     pub(crate) fn read(workdir: &Path, evaluated: &str) -> Result<Self, ReportError> {
         let mut by_kind = BTreeMap::<Kind, BTreeMap<u64, (f64, EvaluationRow)>>::new();
         for row in jsonl::rows::<EvaluationRow>(&workdir.join(EVALUATIONS))? {
@@ -86,7 +86,7 @@ impl Evaluations {
         }
         let confusion = |(kind, rows): (&Kind, &BTreeMap<u64, (f64, EvaluationRow)>)| {
             let (step, (_, row)) = rows.iter().next_back()?;
-            // Where several classes may be right, none is taken for another.
+            // Evaluations with several labels per image have no confusions.
             if row.confusion.is_none() && row.confused.as_ref().is_none_or(Vec::is_empty) {
                 return None;
             }
@@ -111,8 +111,7 @@ impl Evaluations {
     }
 }
 
-/// Scores of the network `network` of the run in `workdir` after `step` steps: what was measured on what, the number, and
-/// its interval.
+/// Returns the scores of the network `network` of the run in `workdir` after `step` steps.
 ///
 /// # Errors
 /// [`ReportError`] when the run's evaluations cannot be read.
@@ -126,11 +125,11 @@ pub fn scores_at(workdir: &Path, network: &str, step: u64) -> Result<Vec<ScoreAt
     Ok(evaluations.scores.iter().filter_map(of_kind).collect())
 }
 
-/// What was measured on what, the number, and its interval where it has one.
+/// Description of the measure and the images, the number, and its interval where it has one.
 pub type ScoreAt = (String, f64, Option<[f64; 2]>);
 
-/// Scores of the run in `workdir`, in the order in which they were made: the name, see [`score_name`], the number of steps
-/// taken, and the number.
+/// Returns the scores of the run in `workdir`, in the order in which they were made: the name (see [`score_name`]),
+/// the number of steps taken, and the value.
 ///
 /// # Errors
 /// [`ReportError`] when the run's evaluations cannot be read.
@@ -143,16 +142,16 @@ pub fn named_scores(workdir: &Path) -> Result<Vec<(String, u64, f64)>, ReportErr
     Ok(jsonl::rows(&workdir.join(EVALUATIONS))?.into_iter().filter_map(named).collect())
 }
 
-/// What trackers call the score `metric` of the network `network` on images of `size_px` pixels of the set `set`, apart from
-/// those of the probe within the run.
+/// Returns the name in trackers of the score `metric` of the network `network` on images of `size_px` pixels of the set
+/// `set`, distinct from names of the run's probe.
 pub fn score_name(set: &str, network: &str, size_px: u32, metric: &str) -> String {
     format!("eval/{set}/{network}/{size_px}px/{metric}")
 }
 
-/// The kind of the number of `row`, of the measure `measure`, in a run whose network `evaluated` is looked at.
+/// Returns the kind of `row`, whose number has the measure `measure`, in a run whose evaluated network is `evaluated`.
 fn kind_of(row: &EvaluationRow, measure: &'static str, evaluated: &str) -> Kind {
     let mut settings = row.settings.clone();
-    // The name of the metric says which of them it is.
+    // The name of the metric contains these settings.
     settings.remove("k");
     settings.remove("shots");
     Kind {

@@ -1,4 +1,4 @@
-//! How a run was started: a line of `starts.jsonl` for each time.
+//! Starts of a run: one line of `starts.jsonl` for each.
 
 use std::path::{Path, PathBuf};
 
@@ -8,35 +8,35 @@ use serde::{Deserialize, Serialize};
 use super::jsonl;
 use crate::ReportError;
 
-/// The file of a run's starts.
+/// Name of the file of a run's starts.
 const STARTS: &str = "starts.jsonl";
 
 /// A start of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Start {
-    /// When, in seconds since 1970.
+    /// Time of the start, in seconds since 1970.
     pub at_s: f64,
     /// Release of the program.
     pub version: String,
-    /// On which machine rank 0 was.
+    /// Name of the machine of rank 0.
     pub host: String,
-    /// Ranks.
+    /// Number of ranks.
     pub world_size: usize,
-    /// The folder that paths are relative to.
+    /// Folder that paths are relative to.
     pub folder: PathBuf,
     /// The command of rank 0: the program, then its arguments, without the secrets of addresses.
     pub command: Vec<String>,
 }
 
 impl Start {
-    /// The newest one of the run in `workdir`; `None` for a run of an older release.
+    /// Reads the newest start of the run in `workdir`; `None` for a run of an older release.
     pub(crate) fn last_of(workdir: &Path) -> Result<Option<Self>, ReportError> {
         let newest: Option<Self> = jsonl::rows(&workdir.join(STARTS))?.pop();
-        // An older release has written them out.
+        // Older releases wrote secrets to the file.
         Ok(newest.as_ref().map(Self::without_secrets))
     }
 
-    /// Adds this one to those of the run in `workdir`.
+    /// Appends this start to the file of starts in `workdir`.
     ///
     /// # Errors
     /// Fails if the file cannot be written.
@@ -55,15 +55,15 @@ impl Start {
         Self { command, ..self.clone() }
     }
 
-    /// The command of rank 0, as a shell takes it: it continues the run, under the launcher that started its ranks.
+    /// Returns rank 0's command in shell syntax, which continues the run under the launcher that started its ranks.
     pub fn to_continue(&self) -> String {
         let words: Vec<String> = self.command.iter().map(|word| quoted(word)).collect();
         format!("cd {} && {}", quoted(&self.folder.display().to_string()), words.join(" "))
     }
 }
 
-/// A word of a command without the secrets of the addresses in it: `URL`, `--shards=URL`, `data.shards=["URL", 'URL']`. What
-/// follows a command is left out, because it may be the command's.
+/// Removes the secrets of the addresses in a word of a command: `URL`, `--shards=URL`, `data.shards=["URL", 'URL']`.
+/// Text after a `pipe:` command is left out, because it may be part of that command.
 fn word_without_secrets(word: &str) -> String {
     let mut written = String::new();
     for piece in word.split_inclusive(['"', '\'']) {
@@ -82,7 +82,7 @@ fn word_without_secrets(word: &str) -> String {
     written
 }
 
-/// Where the value begins in `--set=data.shards=VALUE`.
+/// Returns the index at which the value begins in `--set=data.shards=VALUE`.
 fn end_of_keys(text: &str) -> usize {
     let is_of_a_key = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let mut at = 0;
@@ -92,7 +92,7 @@ fn end_of_keys(text: &str) -> usize {
     at
 }
 
-/// A word as a shell takes it.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@%+".contains(c);
     match !word.is_empty() && word.chars().all(is_plain) {

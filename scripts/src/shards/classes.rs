@@ -7,23 +7,23 @@ use anyhow::{Context, bail};
 use pipeline::Source;
 use pipeline::url::ShardUrl;
 
-/// The list of names that lies beside the shards `sources`, by number; empty where there is none.
+/// Reads the list of class names beside the shards `sources`, by number; empty if there is none.
 pub(crate) fn names_beside(sources: &[Source]) -> Vec<String> {
     let Some(ShardUrl::File(path)) = sources.first().map(|source| &source.url) else { return Vec::new() };
     let text = std::fs::read_to_string(path.with_file_name("classes.txt")).unwrap_or_default();
     text.lines().map(str::to_string).collect()
 }
 
-/// How labels become numbers.
+/// Mapping from labels to numbers.
 pub(crate) enum Classes {
-    /// They are numbers.
+    /// Labels that are numbers.
     Numbers,
-    /// By the place in a list of names.
+    /// Labels numbered by their position in a list of names.
     Named(Vec<String>),
 }
 
 impl Classes {
-    /// Numbers for `labels`: those of the list of names at `list`, if one is given. `out` is the folder of the
+    /// Returns the classes of `labels`, numbered by the list of names at `list`, if given. `out` is the folder of the
     /// shards, which may hold other classes only if `overwrite` is set.
     pub(crate) fn of<'a>(
         list: Option<&Path>,
@@ -53,7 +53,7 @@ impl Classes {
         Ok(Self::Named(names))
     }
 
-    /// Names in the order of their numbers, where classes have names.
+    /// Names in the order of their numbers, if classes have names.
     pub(crate) fn names(&self) -> Option<&Vec<String>> {
         match self {
             Self::Numbers => None,
@@ -61,18 +61,18 @@ impl Classes {
         }
     }
 
-    /// The number of `class`.
+    /// Number of `class`.
     pub(crate) fn number(&self, class: &str) -> anyhow::Result<usize> {
         match self {
             Self::Numbers => Ok(class.parse()?),
             Self::Named(names) => names.iter().position(|name| name == class).with_context(|| {
-                format!("class {class:?} does not stand in the list of classes ({} names)", names.len())
+                format!("class {class:?} is not in the list of classes ({} names)", names.len())
             }),
         }
     }
 }
 
-/// Writes `classes.txt`, one name a line in the order of the class numbers.
+/// Writes `classes.txt`, one name per line in the order of the class numbers.
 pub(crate) fn write_classes(folder: &Path, names: &[String]) -> anyhow::Result<()> {
     let path = folder.join("classes.txt");
     let text: String = names.iter().flat_map(|name| [name.as_str(), "\n"]).collect();

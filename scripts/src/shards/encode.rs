@@ -1,4 +1,4 @@
-//! Images into JPEGs.
+//! Encoding of images as JPEG.
 
 use std::io::Cursor;
 

@@ -1,4 +1,4 @@
-//! Images in files of their own: a folder, or a list of paths.
+//! Images as single files: a folder, or a list of paths.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,34 +10,34 @@ use serde_json::{Map, Value};
 use super::list;
 use crate::console::say;
 
-/// Extensions of images that are made PNGs of when they are packed.
+/// Extensions of images that are converted to PNG when they are packed.
 pub(crate) const CONVERTED: [&str; 5] = ["bmp", "gif", "tif", "tiff", "dib"];
 
-/// Extensions of what stands beside an image and belongs to it: its class, its columns, its caption.
+/// Extensions of files that belong to the image of the same name: its class, its columns, its caption.
 const BESIDE: [&str; 4] = ["cls", "cls.txt", "json", "txt"];
 
 /// An image in a file.
 pub(crate) struct Entry {
     pub(crate) path: PathBuf,
-    /// Its path as the user knows it: below the folder, or as the list has it.
+    /// Path as the user knows it: relative to the folder, or as written in the list.
     pub(crate) name: String,
     pub(crate) class: Option<String>,
-    /// What else is known of it.
+    /// Other columns of the list or of a file beside the image.
     pub(crate) columns: Map<String, Value>,
 }
 
-/// Images, and what was found beside them.
+/// Images, and the other files that were found beside them.
 #[derive(Default)]
 pub(crate) struct Found {
     pub(crate) entries: Vec<Entry>,
-    /// Files that are no images, by extension.
+    /// Numbers of skipped files, by extension.
     pub(crate) skipped: BTreeMap<String, usize>,
 }
 
-/// Extensions of images that no decoder here reads.
+/// Extensions of images that cannot be decoded.
 const UNREAD: [&str; 11] = ["arw", "avif", "cr2", "dng", "heic", "heif", "jp2", "jxl", "nef", "psd", "svg"];
 
-/// Says which files were left out, by their extensions.
+/// Prints how many files were skipped, by extension.
 pub(crate) fn tell_skipped(skipped: &BTreeMap<String, usize>) {
     let (unread, others): (Vec<_>, Vec<_>) =
         skipped.iter().partition(|(extension, _)| UNREAD.contains(&extension.as_str()));
@@ -50,7 +50,7 @@ pub(crate) fn tell_skipped(skipped: &BTreeMap<String, usize>) {
     }
 }
 
-/// `1 .txt, 3 without extension`.
+/// Formats counts by extension: `1 .txt, 3 without extension`.
 fn in_words(skipped: &[(&String, &usize)]) -> String {
     let kinds = skipped.iter().map(|(extension, n)| match extension.as_str() {
         "" => format!("{n} without extension"),
@@ -59,7 +59,7 @@ fn in_words(skipped: &[(&String, &usize)]) -> String {
     kinds.collect::<Vec<_>>().join(", ")
 }
 
-/// The images that `input` names.
+/// Finds the images that `input` names.
 pub(crate) fn entries(input: &Path) -> anyhow::Result<Found> {
     if input.is_dir() {
         return folder(input);
@@ -79,14 +79,14 @@ pub(crate) fn entries(input: &Path) -> anyhow::Result<Found> {
     Ok(Found { entries: list::read(input, "path")?.into_iter().map(entry).collect(), ..Found::default() })
 }
 
-/// Images below `root`, in the order of their paths. An image has the class that a .cls file of its name says; else, in a
+/// Finds the images below `root`, in the order of their paths. An image has the class in the .cls file of its name; else, in a
 /// sub-folder, the name of the first folder below `root`.
 fn folder(root: &Path) -> anyhow::Result<Found> {
     let mut found = Found::default();
     for file in walkdir::WalkDir::new(root).follow_links(true).sort_by_file_name() {
         let path = match file {
             Ok(file) => file.into_path(),
-            // A link that leads nowhere, or a folder that may not be read.
+            // A broken link, or a folder that may not be read.
             Err(error) if error.depth() > 0 => {
                 say(format!("warning: {error}: skipped"));
                 continue;
@@ -115,12 +115,12 @@ fn folder(root: &Path) -> anyhow::Result<Found> {
     Ok(found)
 }
 
-/// The class and the columns in the files that have the name of the image at `path`, as `shards extract` writes them.
+/// Reads the class and the columns from the files with the name of the image at `path`, as `shards extract` writes them.
 fn beside(path: &Path) -> anyhow::Result<(Option<String>, Map<String, Value>)> {
     let text = |extension: &str| -> anyhow::Result<Option<String>> {
         let path = path.with_extension(extension);
         match path.is_file() {
-            // What is not UTF-8 is kept as far as it can be read.
+            // Invalid UTF-8 is replaced.
             true => std::fs::read(&path)
                 .map(|bytes| Some(String::from_utf8_lossy(&bytes).trim().to_string()))
                 .with_context(|| format!("cannot read {}", path.display())),
@@ -130,7 +130,7 @@ fn beside(path: &Path) -> anyhow::Result<(Option<String>, Map<String, Value>)> {
     let class = text("cls")?.filter(|class| !class.is_empty());
     let mut columns = match text("json")?.map(|text| serde_json::from_str(&text)) {
         Some(Ok(Value::Object(columns))) => columns,
-        // Some other program's: it says nothing that could be kept as columns.
+        // A file of another program: it holds nothing that could be kept as columns.
         _ => Map::new(),
     };
     if let Some(caption) = text("txt")? {
@@ -139,26 +139,26 @@ fn beside(path: &Path) -> anyhow::Result<(Option<String>, Map<String, Value>)> {
     Ok((class, columns))
 }
 
-/// Whether `path` belongs to an image of the same name.
+/// Returns `true` if `path` belongs to an image of the same name.
 fn is_beside(path: &Path) -> bool {
     let known = extension(path).is_some_and(|extension| BESIDE.contains(&extension.as_str()));
     let images = IMAGE_EXTENSIONS.iter().chain(&CONVERTED);
     known && images.map(|extension| path.with_extension(extension)).any(|image| image.is_file())
 }
 
-/// Whether `path` is hidden: what systems and programs leave beside images, such as `._photo.jpg`.
+/// Returns `true` if `path` is hidden, as files that systems create beside images, such as `._photo.jpg`.
 fn is_hidden(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'))
 }
 
-/// Whether `path` has the name of an image that can be packed.
+/// Returns `true` if `path` has the name of an image that can be packed.
 pub(crate) fn is_image(path: &Path) -> bool {
     extension(path).is_some_and(|extension| {
         IMAGE_EXTENSIONS.contains(&extension.as_str()) || CONVERTED.contains(&extension.as_str())
     })
 }
 
-/// The extension of `path` in lower case.
+/// Extension of `path` in lower case.
 pub(crate) fn extension(path: &Path) -> Option<String> {
     path.extension().map(|extension| extension.to_string_lossy().to_lowercase())
 }

@@ -1,4 +1,4 @@
-//! Folders of images in the place of shards.
+//! Folders of images in place of shards.
 
 use std::path::{Path, PathBuf};
 
@@ -10,14 +10,14 @@ use super::files::is_image;
 use super::pack::{PackJob, pack};
 use crate::console::say;
 
-/// Samples of a shard: few enough that a small folder gives several, between which samples are shuffled.
+/// Largest number of samples of a shard, so small that a small folder yields several, among which samples are shuffled.
 const SAMPLES_PER_SHARD: u64 = 2_000;
 
-/// Bytes of a shard at the most.
+/// Largest size of a shard, in bytes.
 const BYTES_PER_SHARD: u64 = 1 << 30;
 
-/// `specs` with shards in the place of folders of images. They are packed into `out`, a folder each, if `packs`; what is
-/// there whole already is taken as it is.
+/// Replaces folders of images among `specs` by shards. They are packed into `out`, a folder each, if `packs`; complete
+/// shards of an earlier start are used as they are.
 pub(crate) fn in_shards(specs: &[String], out: &Path, packs: bool) -> anyhow::Result<Vec<String>> {
     specs.iter().map(|spec| in_shard(spec, out, packs)).collect()
 }
@@ -29,20 +29,20 @@ fn in_shard(spec: &str, out: &Path, packs: bool) -> anyhow::Result<String> {
     }
     let real = folder.canonicalize().with_context(|| format!("cannot open {spec}"))?;
     let name = real.file_name().map_or_else(|| "images".into(), |name| name.to_string_lossy().into_owned());
-    // Folders of the same name are told apart by where they lie.
+    // A hash of the path distinguishes folders of the same name.
     let place = xxh3_64(real.as_os_str().as_encoded_bytes()) as u32;
     let target = out.join(format!("{name}-{place:08x}"));
-    // Says of which folder they are, and that they are whole.
+    // Names the folder of the images, and marks the shards as complete.
     let mark = target.join("packed-from.txt");
     let is_there = std::fs::read_to_string(&mark).is_ok_and(|from| from.trim_end() == real.to_string_lossy());
     if !is_there && !packs {
         bail!(
-            "{spec} holds images: over several ranks, make shards of them first, with `ocelli shards pack`"
+            "{spec} holds images: over several ranks, pack them into shards first, with `ocelli shards pack`"
         );
     }
     if !is_there {
         let begun = target.join("packing");
-        // What a start that was cut off has left, and nothing else.
+        // Only remains of an interrupted start are removed.
         if begun.exists() {
             std::fs::remove_dir_all(&target)
                 .with_context(|| format!("cannot remove {}", target.display()))?;
@@ -70,7 +70,7 @@ fn in_shard(spec: &str, out: &Path, packs: bool) -> anyhow::Result<String> {
     Ok(target.display().to_string())
 }
 
-/// Whether there are images below `folder`, and no shard in it.
+/// Returns `true` if there are images below `folder`, and no shard in it.
 fn holds_images_alone(folder: &Path) -> anyhow::Result<bool> {
     let entries = std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
     if entries.flatten().any(|entry| pipeline::url::is_shard(&entry.path())) {

@@ -1,9 +1,9 @@
-//! Which URL is fetched next: in order, but never too many from one server at a time.
+//! Queue of URLs to fetch: in order, with a limit on concurrent fetches from one server.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Numbers of URLs that wait. Shared by the threads that fetch.
+/// Queue of the numbers of waiting URLs. Shared by the threads that fetch.
 pub(crate) struct HostQueue<'a> {
     urls: &'a [&'a str],
     per_host: usize,
@@ -14,7 +14,7 @@ pub(crate) struct HostQueue<'a> {
 #[derive(Default)]
 struct State<'a> {
     hosts: HashMap<&'a str, Host>,
-    /// Servers that are free, by the first item that waits for each.
+    /// Free servers, by the first item that waits for each.
     free: BTreeSet<(usize, &'a str)>,
     n_waiting: usize,
     /// First item that may not be taken yet.
@@ -23,12 +23,12 @@ struct State<'a> {
 
 #[derive(Default)]
 struct Host {
-    /// Items that nobody has taken, in order.
+    /// Items that have not been taken, in order.
     waiting: VecDeque<usize>,
     n_active: usize,
 }
 
-/// An item that is being fetched. Its server is free again when it is dropped.
+/// An item that is being fetched. Dropping it frees a slot of its server.
 pub(crate) struct Turn<'q, 'a> {
     /// Number of the URL.
     pub(crate) item: usize,
@@ -36,7 +36,7 @@ pub(crate) struct Turn<'q, 'a> {
 }
 
 impl<'a> HostQueue<'a> {
-    /// A queue of the items `waiting`, with at most `per_host` fetches from a server.
+    /// Creates a queue of the items `waiting`, with at most `per_host` concurrent fetches from a server.
     pub(crate) fn new(
         urls: &'a [&'a str],
         waiting: impl IntoIterator<Item = usize>,
@@ -51,13 +51,13 @@ impl<'a> HostQueue<'a> {
         Self { urls, per_host: per_host.max(1), state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Items from `horizon` on are held back.
+    /// Holds back the items from `horizon` on.
     pub(crate) fn set_horizon(&self, horizon: usize) {
         self.lock().horizon = horizon;
         self.changed.notify_all();
     }
 
-    /// Nothing more is taken.
+    /// Empties the queue; [`take`](Self::take) returns `None` from now on.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.n_waiting = 0;
@@ -66,7 +66,7 @@ impl<'a> HostQueue<'a> {
         self.changed.notify_all();
     }
 
-    /// The next item whose server is free; waits for one. `None` when there is no item left.
+    /// Takes the next item whose server is free; waits for one. Returns `None` if no item is left.
     pub(crate) fn take(&self) -> Option<Turn<'_, 'a>> {
         let mut state = self.lock();
         loop {
@@ -83,7 +83,7 @@ impl<'a> HostQueue<'a> {
                 }
                 state.offer(name, self.per_host);
                 if state.n_waiting == 0 {
-                    // Those that still wait have nothing to wait for.
+                    // Threads that still wait have nothing to wait for.
                     self.changed.notify_all();
                 }
                 return Some(Turn { item, queue: self });
@@ -98,7 +98,7 @@ impl<'a> HostQueue<'a> {
 }
 
 impl<'a> State<'a> {
-    /// Puts a server among those that are free, if it is and something waits for it.
+    /// Adds a server to the free ones, if it has a free slot and an item waits for it.
     fn offer(&mut self, name: &'a str, per_host: usize) {
         let Some(host) = self.hosts.get(name).filter(|host| host.n_active < per_host) else { return };
         // After `close` nothing is offered any more.
@@ -121,7 +121,7 @@ impl Drop for Turn<'_, '_> {
     }
 }
 
-/// The server that a URL names, as it is written. What is no URL fails when it is fetched.
+/// Server that a URL names, as written. Text that is not a URL fails when it is fetched.
 fn host_of(url: &str) -> &str {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
     rest.split(['/', '?', '#']).next().unwrap_or_default()

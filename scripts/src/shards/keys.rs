@@ -1,14 +1,14 @@
-//! Names of files as keys of samples.
+//! Keys of samples, from the names of their files.
 
 use std::collections::HashSet;
 
-/// Keys that differ from one another.
+/// Set of the keys in use, which differ from one another.
 #[derive(Default)]
 pub(crate) struct Keys(HashSet<String>);
 
 impl Keys {
-    /// A key for the file `name`: its path without extension, so that a sample can be traced to it. What WebDataset gives a
-    /// meaning of its own is replaced, and a number follows where the key is taken.
+    /// Returns a key for the file `name`: its path without extension, so that a sample can be traced to it. Characters to which
+    /// WebDataset gives a meaning are replaced, and a number is appended if the key is taken.
     pub(crate) fn of(&mut self, name: &str) -> String {
         let name = name.replace('\\', "/");
         let parts: Vec<String> =
@@ -31,7 +31,7 @@ impl Keys {
     }
 }
 
-/// A part of a path without what WebDataset passes over: `__name__`, and what steers a terminal.
+/// Strips the underscores of `__name__`, which WebDataset skips, from a part of a path, and replaces control characters.
 fn plain(part: &str) -> String {
     let part: String = part.chars().map(|c| if c.is_control() { '_' } else { c }).collect();
     match part.len() > 4 && part.starts_with("__") && part.ends_with("__") {

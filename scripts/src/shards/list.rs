@@ -1,4 +1,4 @@
-//! Lists of images as users have them: one a line, CSV, TSV or JSON lines.
+//! Lists of images: one per line, CSV, TSV or JSON lines.
 
 use std::path::Path;
 
@@ -10,21 +10,21 @@ use serde_json::{Map, Value};
 pub(crate) struct Row {
     /// Path or URL.
     pub(crate) target: String,
-    /// Class, where there is one.
+    /// Class, if there is one.
     pub(crate) label: Option<String>,
-    /// Text that goes with the image, where there is one.
+    /// Caption of the image, if there is one.
     pub(crate) caption: Option<String>,
-    /// All of its columns but that of the target.
+    /// All columns but that of the target.
     pub(crate) columns: Map<String, Value>,
 }
 
-/// Whether `path` has the name of a list.
+/// Returns `true` if `path` has the name of a list.
 pub(crate) fn is_list(path: &Path) -> bool {
     matches!(extension(path).as_deref(), Some("txt" | "csv" | "tsv" | "jsonl"))
 }
 
-/// Reads the list at `path`. Its column `target` says which images, `label` and `caption` are taken
-/// where they are, in capitals or not; a `.txt` list has nothing else.
+/// Reads the list at `path`. Its column `target` names the images; `label` and `caption` are read
+/// if present, in upper or lower case; a `.txt` list has only the target.
 pub(crate) fn read(path: &Path, target: &str) -> anyhow::Result<Vec<Row>> {
     match extension(path).as_deref() {
         Some("csv") => table(path, b',', target),

@@ -1,4 +1,4 @@
-//! Samples into shards: lists, labels, names, encodings, and jobs that rewrite shards.
+//! Writing shards: lists, labels, names, encodings, and jobs that rewrite shards.
 
 pub(crate) mod classes;
 pub(crate) mod encode;

@@ -1,8 +1,8 @@
-//! The names of shards.
+//! Names of shards.
 
 use std::path::Path;
 
-/// The shards as one list that other verbs understand.
+/// Names the shards of `prefix` by one pattern that other verbs accept.
 pub(crate) fn shard_list(folder: &Path, prefix: &str, n_shards: usize) -> String {
     let range = match n_shards {
         0 | 1 => "000000".to_string(),

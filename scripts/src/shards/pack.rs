@@ -1,4 +1,4 @@
-//! Files of images into shards.
+//! Packing of image files into shards.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Cursor;
@@ -20,19 +20,19 @@ use super::order::shuffle;
 use crate::console::say;
 use crate::progress::bar;
 
-/// What was packed.
+/// Result of a pack.
 pub(crate) struct Packed {
     pub(crate) n_samples: u64,
     pub(crate) n_classes: usize,
     pub(crate) paths: Vec<PathBuf>,
-    /// The list of what could not be packed, and how many there are.
+    /// File that lists the images that could not be packed, and their number.
     pub(crate) failures: Option<(PathBuf, usize)>,
-    /// Files of other kinds, by extension.
+    /// Numbers of skipped files, by extension.
     pub(crate) skipped: BTreeMap<String, usize>,
 }
 
 impl Packed {
-    /// Says what was left out.
+    /// Prints what was left out.
     pub(crate) fn tell(&self) {
         tell_skipped(&self.skipped);
         if let Some((list, n)) = &self.failures {
@@ -41,24 +41,24 @@ impl Packed {
     }
 }
 
-/// What is packed, and how.
+/// Images to pack, and the settings.
 pub(crate) struct PackJob<'a> {
-    /// A folder or a list.
+    /// Folder or list of images.
     pub(crate) input: &'a Path,
     /// Folder of the shards.
     pub(crate) out: &'a Path,
-    /// Beginning of their names.
+    /// Prefix of the shards' names.
     pub(crate) prefix: &'a str,
     pub(crate) limits: ShardLimits,
-    /// A list of classes to number by.
+    /// List of classes that determines their numbers.
     pub(crate) classes: Option<&'a Path>,
-    /// Whether the folder may hold other classes.
+    /// Whether the classes of an earlier pack in the folder may be replaced.
     pub(crate) overwrite: bool,
     /// Seed of the order in which samples are packed.
     pub(crate) seed: u64,
 }
 
-/// Packs what `job` names.
+/// Packs the images of `job`.
 pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
     let found = entries(job.input)?;
     let _held = hold(job.out)?;
@@ -72,7 +72,7 @@ pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
     }
     let labels = entries.iter().filter_map(|entry| entry.class.as_ref());
     let classes = Classes::of(job.classes, job.out, job.overwrite, labels)?;
-    // Keys in the order of the list, whatever the seed.
+    // Keys in the order of the list, for any seed.
     let mut keys = Keys::default();
     let mut named: Vec<(String, Entry)> =
         entries.drain(..).map(|entry| (keys.of(&entry.name), entry)).collect();
@@ -117,7 +117,7 @@ pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
     })
 }
 
-/// Adds a sample: its image, its class, and, where there are more columns or its key does not say its name, all of these.
+/// Adds a sample: its image, its class, and its columns, with its name if the key differs from it.
 fn add(
     writer: &mut ShardWriter,
     key: &str,
@@ -137,17 +137,17 @@ fn add(
     Ok(writer.add(key, &members)?)
 }
 
-/// The image at `path`: its extension in the shard, and its bytes. What the loader does not read becomes a PNG, which loses
-/// nothing but further pages and what exceeds 8 bits a color.
+/// Reads the image at `path`: its extension in the shard, and its bytes. A format that the loader does not read is converted
+/// to PNG, which loses nothing but further pages and precision beyond 8 bits per color.
 fn image_of(path: &Path) -> anyhow::Result<(String, Vec<u8>)> {
     let extension = extension(path).unwrap_or_default();
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     if !CONVERTED.contains(&extension.as_str()) {
         if !IMAGE_EXTENSIONS.contains(&extension.as_str()) {
-            bail!("{} is no image by its name", path.display());
+            bail!("{} does not have the extension of an image", path.display());
         }
-        // A name says little: links lead anywhere, and files are renamed.
-        facts(&bytes).with_context(|| format!("{} is no image by its content", path.display()))?;
+        // An extension may be wrong: files are renamed, and links may lead anywhere.
+        facts(&bytes).with_context(|| format!("{} is not a readable image", path.display()))?;
         return Ok((extension, bytes));
     }
     let image =

@@ -1,7 +1,7 @@
-//! Shards in, shards out, one for one: the loop under `shards resize`, `filter` and `dedup`.
+//! Rewriting of shards one by one: the loop of `shards resize`, `filter` and `dedup`.
 //!
-//! An output shard has the name of its input and gets it when it is whole. Those that have one
-//! already are passed over, so that a job that was stopped goes on where it was; `job.json` makes
+//! An output shard has the name of its input and gets it when it is complete. Shards that exist
+//! already are skipped, so that a job that was stopped continues where it was; `job.json` makes
 //! sure that it is the same job.
 
 use std::collections::HashSet;
@@ -19,19 +19,19 @@ use serde_json::{Value, json};
 use crate::progress::bar;
 use crate::shards::hold::hold;
 
-/// Samples that are read, worked on by all cores and written before the next ones.
+/// Samples that are read, processed on all cores and written before the next ones.
 const CHUNK: usize = 256;
 
 /// Flags of every verb that rewrites shards.
 #[derive(clap::Args)]
 pub(crate) struct Flags {
-    /// Shard lists.
+    /// Shards: paths, patterns such as 'train-*.tar', folders, or URLs.
     #[arg(required = true)]
     pub(crate) shards: Vec<String>,
-    /// Folder for the shards, which keep their names, and for lists.
+    /// Folder that receives the shards, which keep their names, and lists.
     #[arg(long)]
     pub(crate) out: PathBuf,
-    /// Start anew in a folder that holds another job of this kind, whose outputs are taken away.
+    /// Start over in a folder that holds the output of another job of this kind, which is deleted.
     #[arg(long)]
     pub(crate) overwrite: bool,
     /// End with one line of JSON.
@@ -41,25 +41,25 @@ pub(crate) struct Flags {
 
 /// A sample of a shard.
 pub(crate) struct Item<'a> {
-    /// Its shard.
+    /// Shard of the sample.
     pub(crate) shard: &'a Shard,
-    /// Its place in the shard.
+    /// Position in the shard.
     pub(crate) number: usize,
-    /// Its members: extension and bytes.
+    /// Members: extension and bytes.
     pub(crate) members: Vec<(String, Vec<u8>)>,
 }
 
-/// What becomes of a sample.
+/// Decision about a sample.
 pub(crate) enum Verdict {
-    /// It is written as it is.
+    /// Write the sample unchanged.
     Keep,
-    /// It is written with another image: extension and bytes.
+    /// Write the sample with another image: extension and bytes.
     Replace(&'static str, Vec<u8>),
-    /// It is left out, for this reason.
+    /// Leave the sample out, for this reason.
     Drop(String),
 }
 
-/// What a job did.
+/// Counts of a job.
 #[derive(Default)]
 pub(crate) struct Totals {
     pub(crate) n_shards: u64,
@@ -69,36 +69,36 @@ pub(crate) struct Totals {
     pub(crate) n_dropped: u64,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
-    /// The list of what was left out, if anything was.
+    /// File that lists the samples that were left out, if any.
     pub(crate) list: Option<PathBuf>,
 }
 
-/// Where a job writes, and what it is.
+/// Output folder and identity of a job.
 pub(crate) struct Job<'a> {
     /// Folder of the outputs.
     pub(crate) out: &'a Path,
     /// Name of the verb.
     pub(crate) verb: &'static str,
-    /// Everything that decides what is written.
+    /// All settings that affect the output.
     pub(crate) settings: Value,
-    /// Whether an earlier job that is there is taken away.
+    /// Whether the output of an earlier job is deleted.
     pub(crate) overwrite: bool,
 }
 
 impl Item<'_> {
-    /// The image: extension and bytes.
+    /// Image of the sample: extension and bytes.
     pub(crate) fn image(&self) -> Option<&(String, Vec<u8>)> {
         use pipeline::shard::IMAGE_EXTENSIONS;
         IMAGE_EXTENSIONS.iter().find_map(|wanted| self.members.iter().find(|(ext, _)| ext == wanted))
     }
 
-    /// Its key.
+    /// Key of the sample.
     pub(crate) fn key(&self) -> &str {
         self.shard.key(self.number)
     }
 }
 
-/// Passes every sample of `sources` through `judge`, on all cores, and writes what it says.
+/// Passes every sample of `sources` to `judge`, on all cores, and writes it accordingly.
 pub(crate) fn rewrite(
     sources: &[Source],
     storage: &Storage,
@@ -139,7 +139,7 @@ fn one_shard(
         let work = |number: usize| -> anyhow::Result<(Item<'_>, Verdict)> {
             let (members, flaw) = match shard.members(number) {
                 Ok(members) => (members, None),
-                // One whose bytes are not those that were indexed. None of these jobs may copy it.
+                // The bytes differ from those that were indexed. None of these jobs may copy the sample.
                 Err(error) if error.is_of_a_sample() => (Vec::new(), Some(Verdict::Drop(error.to_string()))),
                 Err(error) => return Err(error.into()),
             };
@@ -184,7 +184,7 @@ fn bytes_of(members: &[(String, Vec<u8>)]) -> u64 {
     members.iter().map(|(_, bytes)| bytes.len() as u64).sum()
 }
 
-/// The members of `item` with its image exchanged, in its place.
+/// Returns the members of `item` with its image replaced in place.
 fn replaced(item: &Item<'_>, extension: &str, bytes: Vec<u8>) -> Vec<(String, Vec<u8>)> {
     let old = item.image().map(|(old, _)| old.clone()).unwrap_or_default();
     let mut bytes = Some(bytes);
@@ -197,7 +197,7 @@ fn replaced(item: &Item<'_>, extension: &str, bytes: Vec<u8>) -> Vec<(String, Ve
         .collect()
 }
 
-/// The list of what a shard lost, beside the shard.
+/// Path of the list of dropped samples beside a shard.
 fn dropped_of(target: &Path) -> PathBuf {
     target.with_extension("dropped.jsonl")
 }
@@ -216,7 +216,7 @@ fn join_dropped(out: &Path, sources: &[Source]) -> anyhow::Result<Option<PathBuf
     Ok(Some(list))
 }
 
-/// What names the inputs of a job: where each shard is and how long.
+/// Identifies the inputs of a job: location and length of each shard.
 pub(crate) fn inputs_of(sources: &[Source], shards: &[Shard], out: &Path) -> anyhow::Result<Vec<Value>> {
     let real_out = out.canonicalize().ok();
     let mut inputs = Vec::new();
@@ -225,7 +225,7 @@ pub(crate) fn inputs_of(sources: &[Source], shards: &[Shard], out: &Path) -> any
             ShardUrl::File(path) => {
                 let real = path.canonicalize().with_context(|| format!("cannot open {}", path.display()))?;
                 if real_out.is_some() && real.parent() == real_out.as_deref() {
-                    bail!("{} lies in the output folder; choose another --out", path.display());
+                    bail!("{} is in the output folder; choose another --out", path.display());
                 }
                 real.display().to_string()
             }
@@ -236,8 +236,8 @@ pub(crate) fn inputs_of(sources: &[Source], shards: &[Shard], out: &Path) -> any
     Ok(inputs)
 }
 
-/// Makes the output folder, or checks that it belongs to this job: the same verb with the same
-/// settings on the same inputs. With `overwrite` what an earlier job has left there is taken away.
+/// Creates the output folder, or checks that it belongs to this job: the same verb with the same
+/// settings on the same inputs. With `overwrite`, the output of an earlier job is deleted.
 pub(crate) fn claim(
     inputs: Vec<Value>,
     out: &Path,
@@ -263,13 +263,13 @@ pub(crate) fn claim(
             return Ok(());
         }
         Err(_) if outputs(out)?.is_empty() => {}
-        Err(_) => bail!("{} holds shards that are not this job's; choose another --out", out.display()),
+        Err(_) => bail!("{} has shards of another job; choose another --out", out.display()),
     }
     file::replace(&mark, format!("{this}\n").as_bytes())
         .with_context(|| format!("cannot write {}", mark.display()))
 }
 
-/// Files in `out` with the names that jobs give.
+/// Finds the files in `out` that have names of jobs' outputs.
 fn outputs(out: &Path) -> anyhow::Result<Vec<PathBuf>> {
     const ENDINGS: [&str; 5] = [".tar", ".tar.tmp", ".tar.idx.json", ".dropped.jsonl", ".failures.jsonl"];
     let entries: std::io::Result<Vec<_>> = fs::read_dir(out)?.collect();
@@ -281,7 +281,7 @@ fn outputs(out: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Takes an earlier job away, its mark last.
+/// Deletes the output of an earlier job, `job.json` last.
 fn clear(out: &Path) -> anyhow::Result<()> {
     for path in outputs(out)? {
         fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
@@ -289,17 +289,17 @@ fn clear(out: &Path) -> anyhow::Result<()> {
     fs::remove_file(out.join("job.json")).context("cannot remove job.json")
 }
 
-/// Outputs have the names of their inputs, which must differ.
+/// Checks that the names of the inputs differ, because the outputs have them too.
 pub(crate) fn check_names(sources: &[Source]) -> anyhow::Result<()> {
     let mut names = HashSet::new();
     match sources.iter().find(|source| !names.insert(source.url.tar_name())) {
-        Some(source) => bail!("two shards have the name of {}; use two folders", source.url),
+        Some(source) => bail!("two input shards are both named {}; use two folders", source.url),
         None => Ok(()),
     }
 }
 
 impl Totals {
-    /// Says what was done.
+    /// Prints the counts.
     pub(crate) fn print(&self, json: bool) {
         let there = match self.n_shards_there {
             0 => String::new(),

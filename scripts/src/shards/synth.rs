@@ -1,7 +1,7 @@
 //! A procedural, labeled image set: ten shapes, drawn so that nothing but the shape tells the class.
 //!
 //! Each image holds two to six stamps of its class's shape, each with a position, size, rotation and
-//! color of its own, on a ground of gradient, ripple and noise: all drawn independently of the class.
+//! color of its own, on a background of gradient, ripple and noise: all drawn independently of the class.
 //! Pixels are a pure function of (seed, number).
 
 use augment::ViewRng;
@@ -10,10 +10,10 @@ use augment::ViewRng;
 pub(crate) const CLASSES: [&str; 10] =
     ["disc", "ring", "square", "frame", "triangle", "cross", "star", "bars", "dots", "crescent"];
 
-/// Keeps these streams apart from all others.
+/// Distinguishes these random streams from all others.
 const DOMAIN: u64 = 0x7379_6e74_6800_0000;
 
-/// Image `number` of the set `seed`: its class and its RGB pixels, `size_px` a side.
+/// Draws image `number` of the set `seed`: its class and its RGB pixels, `size_px` per side.
 pub(crate) fn image(seed: u64, number: u64, size_px: u32) -> (u32, Vec<u8>) {
     let mut rng = ViewRng::from_words([seed, DOMAIN, number, 0]);
     let class = rng.below(CLASSES.len() as u32);
@@ -36,7 +36,7 @@ pub(crate) fn image(seed: u64, number: u64, size_px: u32) -> (u32, Vec<u8>) {
     (class, pixels)
 }
 
-/// One drawn shape: where, how large, how turned, in what color.
+/// One drawn shape: position, size, rotation and color.
 struct Stamp {
     center: [f64; 2],
     radius: f64,
@@ -93,10 +93,10 @@ impl Scene {
     }
 }
 
-/// Places that a stamp tries before it is left out.
+/// Attempts to place the stamps of an image.
 const TRIES: usize = 40;
 
-/// Shapes that do not touch, on a ground of luma `behind`.
+/// Draws shapes that do not touch, on a background of luma `behind`.
 fn draw_stamps(rng: &mut ViewRng, behind: f64) -> Vec<Stamp> {
     let wanted = 2 + rng.below(5) as usize;
     let mut stamps: Vec<Stamp> = Vec::with_capacity(wanted);
@@ -115,7 +115,7 @@ fn draw_stamps(rng: &mut ViewRng, behind: f64) -> Vec<Stamp> {
         }
         let angle = rng.between(0.0, std::f64::consts::TAU);
         let mut color = draw_color(rng, 0.0, 1.0);
-        // A shape nobody can see has no class: its luma keeps away from the ground's.
+        // An invisible shape has no class: its luma must differ from the background's.
         if (luma(color) - behind).abs() < 0.3 {
             let shift = if behind > 0.5 { -0.45 } else { 0.45 };
             color = color.map(|c| (0.5 * c + 0.5 * behind + shift).clamp(0.0, 1.0));
@@ -133,7 +133,7 @@ fn luma(color: [f64; 3]) -> f64 {
     color.iter().sum::<f64>() / 3.0
 }
 
-/// Whether a point, in units of the shape's radius, lies in the shape.
+/// Returns `true` if a point, in units of the shape's radius, is inside the shape.
 fn inside(class: u32, [x, y]: [f64; 2]) -> bool {
     let r = x.hypot(y);
     let box_distance = x.abs().max(y.abs());
@@ -170,7 +170,7 @@ mod tests {
         assert!(counts.iter().all(|n| (140..260).contains(n)), "{counts:?}");
     }
 
-    /// Mean color and mean brightness say next to nothing of the class: over many images the class
+    /// Mean color and mean brightness hardly depend on the class: over many images the class
     /// means of each channel lie within a few levels of one another.
     #[test]
     fn color_does_not_tell_the_class() {

@@ -1,4 +1,4 @@
-//! `ocelli doctor`: what this machine has, and whether ranks reach one another.
+//! `ocelli doctor`: hardware and libraries of this machine, and a test of communication between ranks.
 
 use std::fs;
 use std::io::Write;
@@ -20,7 +20,7 @@ use crate::cluster::launch::Launch;
 use crate::cluster::start::EngineChoice;
 use crate::cluster::{compute, machine, start};
 
-/// What is written to look how fast a disk is.
+/// Bytes that are written to measure the speed of a disk.
 const DISK_BYTES: usize = 64 << 20;
 
 /// Flags of `doctor`.
@@ -31,13 +31,13 @@ pub(crate) struct Args {
     folder: PathBuf,
     #[command(flatten)]
     compute: compute::Flags,
-    /// Only test communication: every operation with odd lengths, then the speed of large ones. Run it under mpirun.
+    /// Only test communication: every operation with odd lengths, then the speed of large transfers. Run it under mpirun.
     #[arg(long)]
     fabric: bool,
-    /// Seconds to wait for ranks that do not answer.
+    /// Seconds to wait for ranks that do not respond.
     #[arg(long, default_value_t = 120)]
     deadline_s: u64,
-    /// Elements that one MPI call may move: small ones take the way of what is too long for one call.
+    /// Largest number of elements that one MPI call may move; a small number tests transfers that need several calls.
     #[arg(long, hide = true)]
     max_count: Option<usize>,
 }
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if !args.fabric && launch.rank == 0 {
         out!("device         {}", device.name);
     }
-    // In a thread of its own: ranks that do not come leave it waiting for ever.
+    // In a thread of its own: it waits forever for ranks that do not arrive.
     let (done, is_done) = std::sync::mpsc::channel();
     let (rank, max_count, choice) = (launch.rank, args.max_count, args.compute.engine);
     let last = Arc::new(Mutex::new(None));
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             Err(error) => return drop(done.send(Err(error))),
         };
         let tested = fabric(&launch, &device, engine.as_mut(), &passed);
-        // To let an engine go may wait for the others, who have no reason to come when something was wrong.
+        // Dropping an engine may wait for other ranks, which may never arrive if something was wrong.
         if tested.is_ok() {
             drop(engine);
             return drop(done.send(tested));
@@ -102,7 +102,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What this machine has.
+/// Prints the hardware and libraries of this machine.
 fn print_machine(folder: &Path) {
     out!("ocelli {}", env!("CARGO_PKG_VERSION"));
     out!("cores          {} for this process{}", or_cores(0), machine::bound_note());
@@ -115,7 +115,7 @@ fn print_machine(folder: &Path) {
     out!("NCCL           {}", nccl());
 }
 
-/// What kernels are compiled for, of what the CPU has; bf16 that is slower than f32 is said.
+/// Names the instruction sets of the CPU for which kernels are compiled, and says if bf16 is slower than f32.
 fn instructions() -> String {
     #[cfg(target_arch = "x86_64")]
     {
@@ -132,7 +132,7 @@ fn instructions() -> String {
         }
     }
     #[cfg(not(target_arch = "x86_64"))]
-    format!("{}; kernels have vectors for x86-64 alone", std::env::consts::ARCH)
+    format!("{}; vectorized kernels exist only for x86-64", std::env::consts::ARCH)
 }
 
 fn available() -> String {
@@ -142,7 +142,7 @@ fn available() -> String {
     }
 }
 
-/// Writes a file that is synced, and takes it away.
+/// Measures the speed of writing and syncing a temporary file.
 fn disk(folder: &Path) -> String {
     let write = || -> std::io::Result<f64> {
         let mut file = tempfile::tempfile_in(folder)?;
@@ -160,7 +160,7 @@ fn disk(folder: &Path) -> String {
     }
 }
 
-/// What this build talks to, and what the machine could start it with.
+/// Names the MPI library of this build, and the launcher of the machine.
 fn mpi() -> String {
     let built = match library_version() {
         Some(version) => format!("built in: {version}"),
@@ -186,7 +186,7 @@ fn library_version() -> Option<String> {
     None
 }
 
-/// What this build could compute on.
+/// Names the CUDA devices that this build can use.
 fn cuda() -> String {
     match cuda_devices() {
         Ok(names) => format!("built in: {}", names.join(", ")),
@@ -208,7 +208,7 @@ fn nccl() -> String {
     found(&["libnccl.so", "libnccl.so.2"], "none")
 }
 
-/// The first library of `names` in the folders that the loader looks at.
+/// Returns the path of the first library of `names` in the folders of the loader, or `none`.
 fn found(names: &[&str], none: &str) -> String {
     let mut folders: Vec<PathBuf> =
         std::env::var("LD_LIBRARY_PATH").unwrap_or_default().split(':').map(PathBuf::from).collect();
@@ -222,7 +222,7 @@ fn found(names: &[&str], none: &str) -> String {
         .map_or(none.into(), |path| path.display().to_string())
 }
 
-/// Runs the conformance suite on the ranks of `launch`, and times what a step does most.
+/// Runs the conformance suite on the ranks of `launch`, and times the most frequent operations of a step.
 fn fabric(
     launch: &Launch,
     device: &Opened,
@@ -235,7 +235,7 @@ fn fabric(
     let mut trial = Trial { device: &device.device, passed: &mut passed };
     match conformance::check(engine, &mut trial) {
         Ok(()) => {}
-        // With its own type, which the exit code is made of.
+        // The error keeps its type, which determines the exit code.
         Err(Broken::Failed(error)) => {
             return Err(anyhow::Error::new(error).context(format!("rank {}", launch.rank)));
         }
@@ -243,7 +243,7 @@ fn fabric(
     }
     let first = launch.rank == 0;
     if first {
-        out!("fabric         {} on {} rank(s): every operation is right", engine.name(), launch.world_size);
+        out!("fabric         {} on {} rank(s): all operations passed", engine.name(), launch.world_size);
     }
     if launch.world_size == 1 {
         return Ok(());
@@ -263,7 +263,7 @@ fn fabric(
     Ok(())
 }
 
-/// Median times of a gather and of an exchange of a buffer of `bytes`, where the engine takes it from.
+/// Returns the median times, in milliseconds, of a gather and an exchange of a buffer of `bytes` in the engine's memory.
 fn time(engine: &mut dyn Engine, device: &Device, bytes: usize) -> Result<(f64, f64), EngineError> {
     let mut pair = conformance::Pair::new(engine, device, bytes)?;
     let (mut gathers, mut exchanges) = (Vec::new(), Vec::new());

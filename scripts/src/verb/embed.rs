@@ -1,4 +1,4 @@
-//! `ocelli embed`: images into features, in a file for other programs.
+//! `ocelli embed`: writes the features of images to a file for other programs.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -33,13 +33,13 @@ pub(crate) struct Args {
     /// Shards to take images from.
     #[arg(long, num_args = 1.., required_unless_present = "images", conflicts_with = "images")]
     shards: Vec<String>,
-    /// A folder of images, with or without one of each class below it, or a .txt, .csv, .tsv or .jsonl list of paths.
+    /// Folder of images, with or without a sub-folder per class, or a .txt, .csv, .tsv or .jsonl list of paths.
     #[arg(long, value_name = "FOLDER|LIST")]
     images: Option<PathBuf>,
-    /// The file to write: .npy, with the images' keys and classes beside it in FILE.rows.jsonl; .parquet; or .safetensors.
+    /// File to write: .npy, with the images' keys and classes beside it in FILE.rows.jsonl; .parquet; or .safetensors.
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Last blocks whose class tokens, or last stages whose mean maps, are written side by side.
+    /// Number of last blocks whose class tokens, or of last stages whose mean maps, are concatenated.
     #[arg(long, default_value_t = 1, value_name = "N", conflicts_with = "patches")]
     levels: usize,
     /// Add the mean patch token of the last block.
@@ -48,7 +48,7 @@ pub(crate) struct Args {
     /// Write all patch tokens, or the cells of the last map, instead.
     #[arg(long)]
     patches: bool,
-    /// Replace files that are there.
+    /// Replace existing files.
     #[arg(long)]
     overwrite: bool,
     #[command(flatten)]
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
         bail!("{} exists; --overwrite replaces it", there.display());
     }
     if let Some(parent) = out.parent().filter(|parent| !parent.as_os_str().is_empty() && !parent.is_dir()) {
-        bail!("there is no folder {}", parent.display());
+        bail!("no such folder: {}", parent.display());
     }
     let device = args.compute.open(&launch)?.device;
     let open = args.network.open(&args.checkpoint, &device)?;
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     Ok(ExitCode::SUCCESS)
 }
 
-/// The images, and what they are called.
+/// Opens the images; returns them with their name.
 fn source(args: &Args, storage: &Storage) -> anyhow::Result<(Source, String)> {
     let Some(input) = &args.images else {
         return Ok((Source::Shards(Arc::new(Dataset::open(&args.shards, storage)?)), set_name(&args.shards)));
@@ -134,7 +134,7 @@ fn source(args: &Args, storage: &Storage) -> anyhow::Result<(Source, String)> {
     Ok((Source::Files(Arc::new(files)), input.display().to_string()))
 }
 
-/// The file of this rank: `x-00001-of-00004.npy`.
+/// Path of this rank's file: `x-00001-of-00004.npy`.
 fn part(out: &Path, launch: &Launch) -> PathBuf {
     if launch.world_size == 1 {
         return out.to_path_buf();

@@ -1,4 +1,4 @@
-//! `ocelli export`: a backbone for other programs, with a page that says what it is.
+//! `ocelli export`: writes a backbone for other programs, with a model card.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -28,30 +28,30 @@ pub(crate) struct Args {
     /// A run's work directory, a checkpoint's folder, or weights of another library.
     #[arg(long)]
     checkpoint: PathBuf,
-    /// The file to write, NAME.safetensors, NAME.onnx or NAME.pth; or a folder for timm or transformers.
+    /// File to write, NAME.safetensors, NAME.onnx or NAME.pth; or a folder for timm or transformers.
     #[arg(long)]
     out: PathBuf,
-    /// safetensors, timm, torchvision, transformers, dinov2 or onnx [default: as the extension of --out says].
+    /// Format: safetensors, timm, torchvision, transformers, dinov2 or onnx [default: as the extension of --out says].
     #[arg(long)]
     format: Option<Format>,
-    /// Numbers that weights are stored in: f32, f16, bf16, or, in ONNX, int8. ONNX computes in f32 in any case.
+    /// Precision of the stored weights: f32, f16, bf16, or, in ONNX, int8. ONNX computes in f32 in any case.
     #[arg(long, default_value = "f32")]
     precision: Precision,
-    /// Replace files that are there.
+    /// Replace existing files.
     #[arg(long)]
     overwrite: bool,
     /// Network of a run, by its name, such as student [default: the one that its method evaluates].
     #[arg(long, value_name = "NAME")]
     network: Option<String>,
-    /// Side of the square that the network is to see, in place of the model's.
+    /// Side of the square input image, in place of the model's.
     #[arg(long, value_name = "PX")]
     image_px: Option<u32>,
     #[command(flatten)]
     weights: WeightFlags,
-    /// Shards with classes to score the weights with, as trained and as stored: k-NN fits on these.
+    /// Labeled shards that k-NN fits on, to score the weights as trained and as stored.
     #[arg(long, num_args = 1.., requires = "test")]
     train: Vec<String>,
-    /// Shards with classes to report on.
+    /// Labeled shards that k-NN reports on.
     #[arg(long, num_args = 1.., requires = "train")]
     test: Vec<String>,
     /// End with one line of JSON: format, precision, files, scores.
@@ -108,7 +108,7 @@ pub(crate) fn write(
     overwrite: bool,
 ) -> anyhow::Result<Vec<PathBuf>> {
     if let Some(parent) = out.parent().filter(|parent| !parent.as_os_str().is_empty() && !parent.is_dir()) {
-        bail!("there is no folder {}", parent.display());
+        bail!("no such folder: {}", parent.display());
     }
     let export = Export {
         model: &backbone.model,
@@ -121,7 +121,7 @@ pub(crate) fn write(
     Ok(weights::write(out, format, &export, overwrite)?)
 }
 
-/// What is known of `backbone`, which comes from `path`.
+/// Collects the facts about `backbone`, which comes from `path`.
 pub(crate) fn card_of(path: &Path, backbone: &Backbone) -> anyhow::Result<Card> {
     let version = env!("CARGO_PKG_VERSION").to_string();
     let Some(manifest) = &backbone.manifest else {
@@ -149,11 +149,11 @@ pub(crate) fn card_of(path: &Path, backbone: &Backbone) -> anyhow::Result<Card> 
     })
 }
 
-/// What a checkpoint says of the images of its run.
+/// Describes the training images of a checkpoint.
 fn trained_on(manifest: &Manifest) -> String {
     let plan = &manifest.plan;
     let images = manifest.step * plan.recipe.optim.batch_size as u64;
-    // The plan, below, has them all.
+    // The plan, further down on the card, lists all shards.
     let shards: Vec<String> = plan.recipe.data.shards.iter().map(|spec| without_secrets(spec)).collect();
     let shards = match shards.as_slice() {
         [first, _, .., last] => {
@@ -172,7 +172,7 @@ fn trained_on(manifest: &Manifest) -> String {
     )
 }
 
-/// k-NN of the weights as trained, and as they are stored.
+/// Scores the weights by k-NN, as trained and as stored.
 fn scored(args: &Args, backbone: &Backbone, storage: &Storage) -> anyhow::Result<Vec<Score>> {
     let usual = Transform::new(backbone.preprocessing.size_px);
     let transform = Transform { resize_px: backbone.preprocessing.resize_px.max(usual.size_px), ..usual };
@@ -204,7 +204,7 @@ fn scored(args: &Args, backbone: &Backbone, storage: &Storage) -> anyhow::Result
     Ok(scores)
 }
 
-/// A number with its interval.
+/// Formats a value with its interval.
 fn read_out(value: f64, interval: Option<[f64; 2]>) -> String {
     match interval {
         Some([low, high]) => format!("{value:.2} ({low:.1} - {high:.1})"),

@@ -1,4 +1,4 @@
-//! The verbs, one file or folder each.
+//! Verbs of the program, one file or folder each.
 
 pub(crate) mod bench;
 pub(crate) mod doctor;

@@ -1,4 +1,4 @@
-//! `ocelli pretrain`: a recipe and shards into checkpoints. The same command continues a run.
+//! `ocelli pretrain`: trains a recipe on shards and writes checkpoints. The same command continues a run.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -36,14 +36,14 @@ use crate::{frozen, initial, pictures, recipes};
     after_help = "Examples:\n  ocelli pretrain --recipe lejepa_cifar --shards photos/ --workdir runs/mine\n  ocelli pretrain --recipe dino_vits16 --shards 'data/train-*.tar' --workdir runs/mine --set optim.batch_size=32\n  mpirun -n 4 ocelli pretrain --recipe dino_vits16 --shards data/ --workdir runs/mine\n  ocelli pretrain --recipe lejepa_vits16 --shards data/ --workdir runs/more --init dinov2_vits14_pretrain.pth"
 )]
 pub(crate) struct Args {
-    /// A recipe's name, such as dino_vits16, swav_resnet50 or simclr_cifar, or a file; an unknown name lists them all.
+    /// Name of a recipe, such as dino_vits16, swav_resnet50 or simclr_cifar, or a file; an unknown name lists them all.
     #[arg(long)]
     recipe: String,
-    /// Folder for plan, metrics and checkpoints. A run that exists there is resumed.
+    /// Folder that receives plan, metrics and checkpoints. A run that exists there is resumed.
     #[arg(long)]
     workdir: PathBuf,
-    /// Shards to learn from, in place of the recipe's: `train-{000000..000009}.tar`, `'data/train-*.tar'`, a folder of shards,
-    /// or a folder of images, which are packed into the work directory first.
+    /// Shards to train on, in place of the recipe's: `train-{000000..000009}.tar`, `'data/train-*.tar'`, a folder of shards,
+    /// or a folder of images, which are first packed into the work directory.
     #[arg(long, num_args = 1..)]
     shards: Vec<String>,
     /// Labeled shards that the in-training probe fits on: at the end, and every
@@ -79,7 +79,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         false => recipe.data.shards.clone_from(&args.shards),
     }
     if args.probe_train.is_empty() && recipe.run.probe_every_steps > 0 {
-        bail!("run.probe_every_steps is set: say what to probe on, with --probe-train and --probe-test");
+        bail!(
+            "run.probe_every_steps is set: specify the probe's shards, with --probe-train and --probe-test"
+        );
     }
     let start = Instant::now();
     let launch = Launch::from_env()?;
@@ -95,8 +97,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         if launch.rank == 0 {
             let has_checkpoint = !steps(&args.workdir.join("checkpoints")).is_empty();
             say(match has_checkpoint {
-                true => "stopped as asked; a checkpoint is written: the same command continues",
-                false => "stopped as asked, before there was anything to save: the same command starts anew",
+                true => "stopped by a signal; a checkpoint is written: the same command continues",
+                false => "stopped by a signal before anything was saved; the same command starts over",
             });
         }
         return Ok(ExitCode::from(PREEMPTED));
@@ -107,8 +109,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     tell_bad_samples(&args.workdir);
     let device = args.compute.device.open(0)?.device;
     match write_beside(&args.workdir, true, storage, &device) {
-        Ok(page) => say(format!("everything on one page: {}", page.display())),
-        Err(error) => say(format!("warning: there is no report: {error:#}")),
+        Ok(page) => say(format!("report: {}", page.display())),
+        Err(error) => say(format!("warning: the report could not be written: {error:#}")),
     }
     if args.json {
         let seconds = start.elapsed().as_secs_f64();
@@ -126,20 +128,20 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says how many samples of the run in `workdir` could not be used.
+/// Prints how many samples of the run in `workdir` could not be used.
 fn tell_bad_samples(workdir: &Path) {
     let ledger = workdir.join("quarantine.jsonl");
     let n_bad = std::fs::read(&ledger)
         .map_or(0, |text| text.split(|byte| *byte == b'\n').filter(|row| !row.is_empty()).count());
     if n_bad > 0 {
         say(format!(
-            "warning: {n_bad} samples could not be used, and others took their place: see {}",
+            "warning: {n_bad} samples could not be used, and were replaced by others: see {}",
             ledger.display()
         ));
     }
 }
 
-/// The probes that the flags ask for.
+/// Creates the probes that the flags request.
 fn probes(args: &Args, plan: &Plan, storage: &Storage) -> anyhow::Result<Vec<Box<dyn Probe>>> {
     if args.probe_train.is_empty() {
         return Ok(Vec::new());
@@ -157,13 +159,13 @@ fn probes(args: &Args, plan: &Plan, storage: &Storage) -> anyhow::Result<Vec<Box
     Ok(vec![Box::new(InTraining { split, protocols, workdir, plan })])
 }
 
-/// Where a run goes, and among whom.
+/// Work directory and ranks of a run, with its other settings.
 pub(crate) struct Target<'a> {
     pub(crate) workdir: &'a Path,
     pub(crate) launch: &'a Launch,
     pub(crate) compute: compute::Flags,
     pub(crate) fault: Option<Fault>,
-    /// What it starts from.
+    /// Initial state of the run.
     pub(crate) initial: initial::Flags,
 }
 
@@ -182,11 +184,10 @@ pub(crate) fn pretrain(
     let device = target.compute.open(launch)?;
     let mut comm = start::connect(launch, &recipe.run, &device, target.compute.engine)?;
     let n_sharers = start::n_sharers(&comm, &device)?;
-    // Without a GPU the host's memory is where everything lies.
+    // Without a GPU everything is in the host's memory.
     recipe.run.offload &= device.kind != DeviceKind::Cpu;
     // Other ranks would wait for the one that packs, and no longer than their deadline.
-    let packs = launch.world_size == 1;
-    let shards = in_shards(&recipe.data.shards, &target.workdir.join("shards"), packs);
+    let shards = in_shards(&recipe.data.shards, &target.workdir.join("shards"), launch.world_size == 1);
     recipe.data.shards = start::all_ready(&comm, shards)?;
     let open = || -> anyhow::Result<_> {
         let initial = initial::prepare(&mut recipe, target.workdir, &target.initial, launch.rank)?;
@@ -204,7 +205,7 @@ pub(crate) fn pretrain(
     let topology = plan.topology(launch.rank).map_err(anyhow::Error::msg)?;
     comm.regroup(topology, plan.recipe.run.exact_sums)?;
     let signals = Signals::listen()?;
-    // A forecast that cannot be made keeps no rank waiting.
+    // A forecast that fails must not delay any rank.
     if launch.rank == 0
         && let Ok(forecast) = at_least(&plan, &device)
     {
@@ -236,7 +237,7 @@ pub(crate) fn pretrain(
     Ok((plan, outcome?))
 }
 
-/// Writes the command of this start into the work directory, for whoever continues the run.
+/// Records the command of this start in the work directory, so that the run can be continued.
 fn note_start(workdir: &Path, world_size: usize) {
     let start = Start {
         at_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64()),
@@ -247,6 +248,6 @@ fn note_start(workdir: &Path, world_size: usize) {
         command: std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect(),
     };
     if let Err(error) = start.note(workdir) {
-        say(format!("warning: the command is not noted in {}: {error}", workdir.display()));
+        say(format!("warning: could not record the command in {}: {error}", workdir.display()));
     }
 }

@@ -1,4 +1,4 @@
-//! `ocelli quickstart`: the whole job on data that it makes itself.
+//! `ocelli quickstart`: the whole job on generated data.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -36,16 +36,16 @@ use crate::{initial, recipes};
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  ocelli quickstart\n  ocelli quickstart --workdir runs/second --seed 1")]
 pub(crate) struct Args {
-    /// Folder of the run.
+    /// Work directory of the run.
     #[arg(long, default_value = "runs/quickstart")]
     workdir: PathBuf,
-    /// Seed of images and run.
+    /// Seed of the images and of the run.
     #[arg(long)]
     seed: Option<u64>,
-    /// Images to learn from.
+    /// Number of images to train on.
     #[arg(long, default_value_t = 8000)]
     train_images: u64,
-    /// Images to report on.
+    /// Number of images to report on.
     #[arg(long, default_value_t = 2000)]
     test_images: u64,
     #[command(flatten)]
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let mut recipe = recipes::load("quickstart", &args.overrides)?;
     let seed = args.seed.unwrap_or(recipe.seed);
     recipe.seed = seed;
-    // What the recipe has wrong is said before anything is made.
+    // An invalid recipe is reported before anything is written.
     Plan::resolve(recipe.clone(), args.train_images)?;
     let (size_px, rules) = (recipe.model.image_px(), recipe.data.rules());
     let data = args.workdir.join("data");
@@ -90,7 +90,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     };
     let (_, outcome) = pretrain(recipe, &target, storage, |_| Ok(Vec::new()))?;
     if outcome == Outcome::Stopped {
-        say("stopped as asked; the same command continues");
+        say("stopped by a signal; the same command continues");
         return Ok(ExitCode::from(PREEMPTED));
     }
 
@@ -105,14 +105,14 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     print_table(&table);
     let page = write_beside(&args.workdir, false, storage, &device)?;
     let seconds = start.elapsed().as_secs_f64();
-    out!("{seconds:.0} s; everything on one page: {}", page.display());
+    out!("{seconds:.0} s; report: {}", page.display());
     if args.json {
         out!("{}", to_json(&table, seconds));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The line for programs.
+/// Line of JSON for programs.
 fn to_json(table: &Table, seconds: f64) -> serde_json::Value {
     let linear = |i: usize| table[i].1.accuracy("linear_honest");
     let knn = |i: usize| table[i].1.accuracy("knn_20");
@@ -126,12 +126,12 @@ fn to_json(table: &Table, seconds: f64) -> serde_json::Value {
     })
 }
 
-/// The shards of a split, made unless they are there. Train and test come from different seeds.
+/// Returns the shards of a split, which are created if they do not exist. Train and test come from different seeds.
 fn ensure_synth(data: &Path, set: SynthArgs) -> anyhow::Result<Vec<PathBuf>> {
     let done = data.join(format!("{}.done", set.prefix));
     let holds = format!("{} images of {} px, seed {}", set.count, set.size_px, set.seed);
     if !done.exists() {
-        // Only what an earlier start of this verb has begun is taken away.
+        // Only unfinished shards of an earlier start of this verb are removed.
         let begun = data.join(format!("{}.begun", set.prefix));
         if set.out.exists() {
             if !begun.exists() {
@@ -159,7 +159,7 @@ fn ensure_synth(data: &Path, set: SynthArgs) -> anyhow::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// The scores of the run's network, of a random one and of pixels. The first ones go to the run, with a picture of nearest
+/// Scores the run's network, a random one and raw pixels. The first scores are recorded in the run, with a picture of nearest
 /// neighbors and the exported backbone.
 fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Table> {
     let open = NetworkFlags::default().open(&args.workdir, device)?;

@@ -21,13 +21,13 @@ use crate::evaluation::network::NetworkFlags;
 use crate::evaluation::scores::set_name;
 use crate::pictures;
 
-/// Bytes of a page that have its title.
+/// Length of a page's beginning that contains its title, in bytes.
 const BEGINNING: u64 = 300;
 
 /// Images of each sheet, unless a flag says otherwise.
 const N_IMAGES: usize = 8;
 
-/// Images among which neighbors are looked for, unless a flag says otherwise.
+/// Images among which neighbors are searched, unless a flag says otherwise.
 const CANDIDATES: u64 = 1000;
 
 /// Flags of `report`.
@@ -39,19 +39,19 @@ pub(crate) struct Args {
     /// Work directories, or folders of them.
     #[arg(required = true, value_name = "WORKDIR")]
     workdirs: Vec<PathBuf>,
-    /// The page [default: report.html in the work directory; report.html here for several].
+    /// HTML file to write [default: report.html in the work directory; report.html here for several].
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Shards of the images that are shown, in place of the run's own.
+    /// Shards of the images to show, in place of the run's own.
     #[arg(long, num_args = 1.., value_name = "SHARDS")]
     images: Vec<String>,
-    /// Images of each sheet of pictures.
+    /// Number of images on each sheet.
     #[arg(long, default_value_t = N_IMAGES, value_name = "N")]
     n_images: usize,
-    /// Images among which nearest neighbors are looked for, evenly spread over all.
+    /// Number of images among which nearest neighbors are searched, evenly spread over all.
     #[arg(long, default_value_t = CANDIDATES, value_name = "N")]
     candidates: u64,
-    /// Leave out what needs the network and images: patch features, attention, neighbors, views.
+    /// Leave out the pictures that need the network and images: patch features, attention, neighbors, views.
     #[arg(long, conflicts_with_all = ["images", "n_images", "candidates"])]
     no_pictures: bool,
     #[command(flatten)]
@@ -68,14 +68,14 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     for folder in &args.workdirs {
         let found = Run::workdirs_in(folder);
         if found.is_empty() {
-            bail!("there is no run in {}: it has no plan.toml, nor has a folder in it", folder.display());
+            bail!("there is no run in {}: neither it nor a folder in it has a plan.toml", folder.display());
         }
         let is_asked_for = found == [folder.clone()];
         for workdir in found {
             match Run::open(&workdir) {
                 Ok(run) => runs.push(run),
                 Err(error) if is_asked_for => return Err(error.into()),
-                Err(error) => say(format!("warning: {} is left out: {error}", workdir.display())),
+                Err(error) => say(format!("warning: {} is skipped: {error}", workdir.display())),
             }
         }
     }
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         (None, _) => PathBuf::from("report.html"),
     };
     if out.exists() && !is_ours(&out) {
-        bail!("{} exists and is no report; choose another --out", out.display());
+        bail!("{} exists and is not a report; choose another --out", out.display());
     }
     let device = args.device.open()?.device;
     let reports: Vec<Report> =
@@ -113,7 +113,7 @@ pub(crate) fn write_beside(
 ) -> anyhow::Result<PathBuf> {
     let out = workdir.join("report.html");
     if out.exists() && !is_ours(&out) {
-        bail!("{} exists and is no report", out.display());
+        bail!("{} exists and is not a report", out.display());
     }
     let args = Args { n_images: N_IMAGES, candidates: CANDIDATES, ..Args::default() };
     let sheet = draws_neighbors.then_some(workdir);
@@ -121,7 +121,7 @@ pub(crate) fn write_beside(
     Ok(out)
 }
 
-/// Writes the page of `reports` to `out`; gives its length in bytes.
+/// Writes the page of `reports` to `out`; returns its length in bytes.
 fn write(out: &Path, reports: &[Report]) -> anyhow::Result<usize> {
     let made_at_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let page = html(reports, made_at_s);
@@ -130,14 +130,14 @@ fn write(out: &Path, reports: &[Report]) -> anyhow::Result<usize> {
     Ok(page.len())
 }
 
-/// Whether an earlier report may be replaced by a new one.
+/// Returns `true` if `path` is an earlier report, which may be replaced.
 fn is_ours(path: &Path) -> bool {
     let mut beginning = Vec::new();
     let read = std::fs::File::open(path).and_then(|file| file.take(BEGINNING).read_to_end(&mut beginning));
     read.is_ok() && String::from_utf8_lossy(&beginning).contains("<title>Ocelli report</title>")
 }
 
-/// The run with its shards, where they are at hand, and its pictures. Its neighbors are drawn into `sheet` as well.
+/// Creates the report of a run with its shards, if available, and its pictures. Its neighbors are drawn into `sheet` as well.
 fn of_run(args: &Args, run: Run, storage: &Storage, device: &Device, sheet: Option<&Path>) -> Report {
     let own = own_shards(&run, storage);
     let gallery = (!args.no_pictures).then(|| {
@@ -157,8 +157,8 @@ fn of_run(args: &Args, run: Run, storage: &Storage, device: &Device, sheet: Opti
     Report { run, gallery, dataset: own.ok() }
 }
 
-/// The run's shards, if they lie on a disk: to open one on a server may be to fetch it. Paths are relative to where the run
-/// was started.
+/// Opens the run's shards, if they are on a disk: opening a remote shard may fetch it. Paths are relative to the folder where
+/// the run was started.
 fn own_shards(run: &Run, storage: &Storage) -> Result<Arc<Dataset>, String> {
     let folder = run.start.as_ref().map(|start| start.folder.clone()).unwrap_or_default();
     let hint = |error: PipelineError| format!("{error}; choose images with `ocelli report --images`");

@@ -1,4 +1,4 @@
-//! `ocelli runs`: the runs below a folder, a line each.
+//! `ocelli runs`: lists the runs below a folder, one per line.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -26,7 +26,7 @@ const HEADINGS: [&str; 8] = ["run", "method", "backbone", "step", "loss", "best 
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if !args.folder.is_dir() {
-        bail!("there is no folder {}", args.folder.display());
+        bail!("no such folder: {}", args.folder.display());
     }
     let workdirs = Run::workdirs_in(&args.folder);
     if workdirs.is_empty() {
@@ -69,7 +69,7 @@ fn with_workdir(mut value: Value, workdir: &Path) -> Value {
     value
 }
 
-/// A row of the table. Runs are called by their paths below `folder`.
+/// Row of the table. A run is named by its path below `folder`.
 fn cells(folder: &Path, workdir: &Path, overview: &Overview) -> [String; 8] {
     let below = workdir.strip_prefix(folder).ok().filter(|path| !path.as_os_str().is_empty());
     let state = match overview.collapsed {
@@ -108,7 +108,7 @@ fn print_aligned(rows: &[[String; 8]]) {
     }
 }
 
-/// `40 s`, `12 min`, `5.0 h`, `3.0 days`.
+/// Formats a duration: `40 s`, `12 min`, `5.0 h`, `3.0 days`.
 fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 90.0 => format!("{s:.0} s"),

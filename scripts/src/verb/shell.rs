@@ -1,4 +1,4 @@
-//! `ocelli completions` and `ocelli man`: what shells and manuals know of the program.
+//! `ocelli completions` and `ocelli man`: completion scripts for shells, and manual pages.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,19 +10,19 @@ use clap_complete::Shell;
 /// Flags of `completions`.
 #[derive(clap::Args)]
 pub(crate) struct CompletionsArgs {
-    /// bash, zsh, fish, elvish or powershell.
+    /// Shell: bash, zsh, fish, elvish or powershell.
     shell: Shell,
 }
 
 /// Flags of `man`.
 #[derive(clap::Args)]
 pub(crate) struct ManArgs {
-    /// Folder for the pages, one a verb.
+    /// Folder that receives the pages, one per verb.
     #[arg(long)]
     out: PathBuf,
 }
 
-/// Prints what `args.shell` needs to complete the program's verbs and flags.
+/// Prints the script with which `args.shell` completes the program's verbs and flags.
 pub(crate) fn completions(args: &CompletionsArgs, mut command: Command) -> ExitCode {
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut command, "ocelli", &mut text);

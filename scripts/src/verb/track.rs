@@ -1,4 +1,4 @@
-//! `ocelli track`: runs to an MLflow server. It reads what a run has written and nothing waits for it.
+//! `ocelli track`: sends runs to an MLflow server. It only reads the files of a run, which never waits for it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -31,47 +31,47 @@ pub(crate) struct Args {
     /// Experiment that the runs are listed in; created if it does not exist.
     #[arg(long, env = "MLFLOW_EXPERIMENT_NAME", default_value = "ocelli")]
     experiment: String,
-    /// Go on until all of the runs have ended, and two minutes longer, for their pictures and reports.
+    /// Continue until all runs have ended, and two minutes longer, for their pictures and reports.
     #[arg(long)]
     follow: bool,
-    /// Token, for servers that ask for one.
+    /// Token, for servers that require one.
     #[arg(long, env = "MLFLOW_TRACKING_TOKEN", hide_env_values = true)]
     token: Option<String>,
 }
 
-/// Time between looks at the runs.
+/// Time between two checks of the runs.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// Looks without news, after all runs have ended, that are the last: a run draws its pictures after its last checkpoint.
+/// Number of checks without news, after all runs have ended, before the end: pictures are drawn after the last checkpoint.
 const IDLE_LOOKS: u32 = 12;
 
-/// What has been sent, by server and experiment: in the work directory.
+/// File in the work directory that records what has been sent, by server and experiment.
 const SENT: &str = "mlflow.json";
 
-/// The plan among [`FILES`].
+/// Name of the plan among [`FILES`].
 const PLAN: &str = "plan.toml";
 
-/// The page among [`FILES`].
+/// Name of the report among [`FILES`].
 const REPORT: &str = "report.html";
 
-/// Files that are kept with a run that has ended.
+/// Files that are uploaded once a run has ended.
 const FILES: [&str; 5] = [PLAN, REPORT, "views.png", "curves.png", "neighbors.png"];
 
-/// What a server has of a run.
+/// Record of the parts of a run that a server has received.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Sent {
     run: RunId,
-    /// Steps whose rows are there.
+    /// Last step whose metrics have been sent.
     steps: u64,
-    /// Scores that are there.
+    /// Number of scores that have been sent.
     scores: usize,
-    /// Whether parameters are there.
+    /// Whether parameters have been sent.
     params: bool,
-    /// When the run was begun there.
+    /// Start time of the run on the server, in milliseconds since 1970.
     begun_ms: u64,
-    /// Files that are there, by the hash of their bytes.
+    /// Files that have been sent, with the hashes of their bytes.
     files: BTreeMap<String, u64>,
-    /// What was said of its state.
+    /// Last state that has been sent.
     state: String,
 }
 
@@ -98,12 +98,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         for workdir in &workdirs {
             match send(args, &server, workdir) {
                 Ok(has_all) => is_idle &= has_all,
-                // The run goes on, and so does whoever follows it.
+                // The run continues, and so does following it.
                 Err(error) if args.follow => {
                     say(format!("warning: {}: {error:#}", workdir.display()));
                     is_idle = false;
                 }
-                Err(error) => return Err(error.context(format!("{} is not tracked", workdir.display()))),
+                Err(error) => {
+                    return Err(error.context(format!("{} could not be tracked", workdir.display())));
+                }
             }
         }
         idle_looks = if is_idle { idle_looks + 1 } else { 0 };
@@ -114,7 +116,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Sends what the server does not have yet of the run in `workdir`; says whether the run has ended and all of it was there.
+/// Sends the new parts of the run in `workdir`; returns `true` if the run has ended and there was nothing new.
 fn send(args: &Args, server: &Server, workdir: &Path) -> anyhow::Result<bool> {
     let run = Run::open(workdir)?;
     let key = format!("{} {}", args.mlflow.trim_end_matches('/'), args.experiment);
@@ -129,7 +131,7 @@ fn send(args: &Args, server: &Server, workdir: &Path) -> anyhow::Result<bool> {
         let text = serde_json::to_vec_pretty(&all)?;
         pipeline::file::replace(&path, &text).with_context(|| format!("cannot write {}", path.display()))
     };
-    // Whatever fails below, the run is not begun twice.
+    // If anything below fails, the run is not begun twice.
     keep(&begun)?;
     let mut sent = begun;
     if !sent.params {
@@ -190,7 +192,7 @@ fn begin(args: &Args, server: &Server, run: &Run) -> anyhow::Result<Sent> {
     })
 }
 
-/// The values of the recipe, and what follows from them.
+/// Returns the values of the recipe, and numbers that follow from them.
 fn params(run: &Run) -> Vec<(String, String)> {
     let plan = &run.status.plan;
     let values = plan.recipe.values().into_iter().map(|(key, value)| {
@@ -203,7 +205,7 @@ fn params(run: &Run) -> Vec<(String, String)> {
     values
 }
 
-/// Numbers of `run` that are not `sent`, and the counts of steps and scores with them.
+/// Returns the metrics of `run` that are not `sent`, and the counts of steps and scores including them.
 fn news(run: &Run, sent: &Sent) -> anyhow::Result<(Vec<Metric>, u64, usize)> {
     let mut metrics = Vec::new();
     for (name, points) in run.columns() {
@@ -217,22 +219,22 @@ fn news(run: &Run, sent: &Sent) -> anyhow::Result<(Vec<Metric>, u64, usize)> {
     Ok((metrics, steps, scores.len()))
 }
 
-/// Sends those of [`FILES`] that are new or have changed; says whether there were any.
+/// Sends the [`FILES`] that are new or have changed; returns `true` if there were any.
 fn send_files(server: &Server, sent: &mut Sent, run: &Run) -> bool {
     let mut has_news = false;
     let shards = &run.status.plan.recipe.data.shards;
     let shows_secrets = shards.iter().any(|spec| without_secrets(spec) != *spec);
     for name in FILES {
-        // The plan has secrets only where an older release wrote it, whose page has them too.
+        // Only older releases wrote secrets into the plan, and then also into the report.
         if name == REPORT && shows_secrets {
             say(format!(
-                "warning: {name} of an older release may show passwords and is not sent: `ocelli report` makes it anew"
+                "warning: {name} of an older release may show passwords and is not sent: `ocelli report` recreates it"
             ));
             continue;
         }
         let Ok(mut bytes) = std::fs::read(run.workdir.join(name)) else { continue };
         if name == PLAN {
-            // That of an older release may hold passwords.
+            // The file of an older release may hold passwords.
             bytes = run.status.plan_toml.clone().into_bytes();
         }
         let hash = xxh3_64(&bytes);

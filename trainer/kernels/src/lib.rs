@@ -1,4 +1,4 @@
-//! The device that a rank computes on, and the operations that training spends its time in.
+//! The device that a rank computes on, and the operations that take most of the training time.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,4 +1,4 @@
-//! Batch normalization whose statistics are those of the whole batch (Ioffe and Szegedy 2015).
+//! Batch normalization with statistics over the whole batch (Ioffe and Szegedy 2015).
 //!
 //! ```text
 //! n, s, q = rows, Σ (x - μ), Σ (x - μ)²       summed over the batch, by set of statistics; μ the running mean
@@ -6,8 +6,8 @@
 //! μ ← (1 - ρ) μ + ρ mean      σ² ← (1 - ρ) σ² + ρ var · n / (n - 1)       ε = 1e-5, ρ = 0.1, as PyTorch
 //! ```
 //!
-//! The sums of a stage become totals of the next ([`super::unit`]), so that neither micro-batches nor ranks change what
-//! is computed. Without totals, as in evaluation, the running statistics take their place.
+//! The sums of a stage become totals of the next ([`super::unit`]), so that neither micro-batches nor ranks change the
+//! result. Without totals, as in evaluation, the running statistics take their place.
 
 use burn_tensor::Tensor;
 use kernels::ops::{self, Affine};
@@ -15,7 +15,7 @@ use kernels::ops::{self, Affine};
 use crate::params::{Init, ParamSpec};
 use crate::unit::Context;
 
-/// Keeps a deviation away from zero.
+/// Number added to the variance, ε, to keep a deviation away from zero.
 const EPSILON: f64 = 1e-5;
 
 /// Share of the new statistics in the running ones, ρ.
@@ -24,7 +24,7 @@ const MOMENTUM: f64 = 0.1;
 /// One normalization of a unit.
 #[derive(Debug, Clone)]
 pub struct BatchNorm {
-    /// Prefix of its parameters: `bn1`.
+    /// Prefix of the parameters: `bn1`.
     pub name: String,
     /// Channels, C.
     pub width: usize,
@@ -33,7 +33,7 @@ pub struct BatchNorm {
 }
 
 impl BatchNorm {
-    /// A normalization whose γ starts at one.
+    /// Creates a normalization whose γ starts at one.
     pub fn new(name: impl Into<String>, width: usize) -> Self {
         Self { name: name.into(), width, gain: Some(1.0) }
     }
@@ -42,7 +42,7 @@ impl BatchNorm {
         format!("{}.{name}", self.name)
     }
 
-    /// γ, β and the running statistics.
+    /// Returns γ, β and the running statistics.
     pub fn params(&self) -> Vec<ParamSpec> {
         let mut params = Vec::new();
         if let Some(gain) = self.gain {
@@ -58,17 +58,17 @@ impl BatchNorm {
         ParamSpec::vector(self.param(name), self.width, 0.0)
     }
 
-    /// Elements of the sums of a set of statistics.
+    /// Returns the number of elements of the sums of a set of statistics.
     pub fn n_sums(&self) -> usize {
         1 + 2 * self.width
     }
 
-    /// Sums of `x` of `[B, N, C]`, `[1 + 2C]`, and `x`, which takes the place of what was given.
+    /// Returns `x` of `[B, N, C]`, which replaces the argument, and its sums, `[1 + 2C]`.
     pub fn moments(&self, x: Tensor<3>, cx: &Context<'_>) -> (Tensor<3>, Tensor<1>) {
         ops::moments(x, cx.leaves.get(&self.param("running_mean")))
     }
 
-    /// What [`ops::normalize`] does to inputs whose totals are `totals` of `[1 + 2C]`.
+    /// Returns the arguments of [`ops::normalize`] for `totals` of `[1 + 2C]`, or else for the running statistics.
     pub fn affine(&self, totals: Option<Tensor<1>>, cx: &Context<'_>) -> Affine {
         let guess = cx.leaves.get::<1>(&self.param("running_mean"));
         let [mean, var] = match totals {
@@ -90,8 +90,8 @@ impl BatchNorm {
         }
     }
 
-    /// Rows, the mean's distance from the guess, and the variance of a set of statistics; rounding does not make a
-    /// variance negative.
+    /// Returns the number of rows, the mean's distance from the guess, and the variance of a set of statistics;
+    /// rounding cannot make a variance negative.
     fn statistics(&self, totals: &Tensor<1>) -> [Tensor<1>; 3] {
         let c = self.width;
         let n = totals.clone().slice(0..1);
@@ -101,7 +101,7 @@ impl BatchNorm {
         [n, mean, var]
     }
 
-    /// The running statistics after a step that met `totals`, one set after another.
+    /// Returns the running statistics after a step with `totals`, which are applied one set after another.
     pub fn observe(
         &self,
         totals: impl IntoIterator<Item = Tensor<1>>,
@@ -113,7 +113,7 @@ impl BatchNorm {
         for totals in totals {
             let [n, of_batch, var_of_batch] = self.statistics(&totals);
             let of_batch = guess.clone() + of_batch;
-            // Of one row the variance is zero.
+            // The variance of a single row is zero.
             let unbiased = n.clone() / (n - 1.0).clamp_min(1.0);
             mean = mean * (1.0 - MOMENTUM) + of_batch * MOMENTUM;
             var = var * (1.0 - MOMENTUM) + var_of_batch * unbiased * MOMENTUM;

@@ -5,21 +5,21 @@ use augment::ViewRng;
 
 use crate::unit::Draws;
 
-/// Keeps drop-path streams apart from all others.
+/// Domain that separates drop-path streams from all others.
 const DROP_PATH_DOMAIN: u64 = 0x6472_6f70_0000_0000;
 
-/// What is drawn for a step.
+/// Source of the random numbers of a step.
 pub struct Drawing {
     /// Seed of the run.
     pub seed: u64,
     /// The step.
     pub step: u64,
-    /// Views of each group.
+    /// Views per image of each group.
     pub n_views: Vec<usize>,
 }
 
 impl Drawing {
-    /// Factors of unit `unit`, whose branches are dropped with probability `p`, for the images at
+    /// Draws the factors of unit `unit`, whose branches are dropped with probability `p`, for the images at
     /// `positions` of the global batch.
     pub fn draw(&self, unit: usize, p: f32, positions: impl Iterator<Item = u64>) -> Draws {
         let mut draws = Draws::default();

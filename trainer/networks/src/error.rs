@@ -8,7 +8,7 @@ pub enum NetworkError {
     Weights {
         /// Name of the parameter.
         name: String,
-        /// What is wrong with it.
+        /// Reason why the network cannot use it.
         reason: String,
     },
 }

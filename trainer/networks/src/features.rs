@@ -1,4 +1,4 @@
-//! What units hand on to one another, and what a network gives.
+//! Features that units pass to one another, and the outputs of a network.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use crate::mask::Rows;
 /// Features of the views of one size.
 #[derive(Debug, Clone)]
 pub struct Features {
-    /// `[B·V, P + N, D]`: views of an image next to one another. P prefix tokens, such as a class token, come first,
+    /// Values, `[B·V, P + N, D]`: views of an image are adjacent. P prefix tokens, such as a class token, come first,
     /// then the N patch tokens of the grid, row by row.
     pub x: Tensor<3>,
-    /// Prefix tokens, P.
+    /// Number of prefix tokens, P.
     pub n_prefix: usize,
     /// Rows and columns of the grid.
     pub grid: [usize; 2],
-    /// What goes around the rest of a unit; between units nothing does.
+    /// Skip connection around the rest of a unit; absent between units.
     pub skip: Option<Skip>,
     /// Masked cells, where a method masks some.
     pub masked: Option<Masked>,
@@ -27,59 +27,59 @@ pub struct Features {
 /// Masked cells of sequences.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Masked {
-    /// The cells.
+    /// Cells of each sequence.
     pub rows: Arc<Rows>,
-    /// Whether the network sees a token of its own in their place.
+    /// Shows the network a mask token in the place of each masked cell.
     pub hides: bool,
-    /// Whether these are the masked cells alone, `[R, 1, D]`, in the order of [`Rows::tokens`].
+    /// Restricts the features to the masked cells, `[R, 1, D]`, in the order of [`Rows::tokens`].
     pub is_selected: bool,
 }
 
-/// Features that a stage of a unit leaves for a later one.
+/// Features that a stage of a unit keeps for a later stage.
 #[derive(Debug, Clone)]
 pub struct Skip {
-    /// `[B·V, N, D]`.
+    /// Values, `[B·V, N, D]`.
     pub x: Tensor<3>,
     /// Rows and columns of its grid.
     pub grid: [usize; 2],
 }
 
-/// What a network gives for a micro-batch.
+/// Outputs of a network for a micro-batch.
 #[derive(Debug, Clone)]
 pub struct Outputs {
-    /// Images, B.
+    /// Number of images, B.
     pub n_images: usize,
-    /// What the backbone gives, by size of view.
+    /// Features of the backbone, by size of view.
     pub features: Vec<Features>,
-    /// Outputs of each head, by size of view, `[B, V, K]`; of a head on masked cells `[R, 1, K]`.
+    /// Outputs of each head, by size of view, `[B, V, K]`; `[R, 1, K]` for a head on masked cells.
     pub heads: BTreeMap<&'static str, Vec<Tensor<3>>>,
 }
 
 impl Features {
-    /// The cells of `grid`, `[B·V, N, D]`.
+    /// Creates features of the cells of `grid`, `[B·V, N, D]`, without prefix tokens.
     pub fn on_grid(x: Tensor<3>, grid: [usize; 2]) -> Self {
         Self { x, n_prefix: 0, grid, skip: None, masked: None }
     }
 
-    /// One vector per view, `[B·V, 1, D]`.
+    /// Creates features of one vector per view, `[B·V, 1, D]`.
     pub fn vectors(x: Tensor<3>) -> Self {
         Self { x, n_prefix: 1, grid: [0, 0], skip: None, masked: None }
     }
 
-    /// The same place with other numbers, and nothing that goes around.
+    /// Returns features with the values `x`, the same grid and masks, and no skip connection.
     pub fn with(&self, x: Tensor<3>) -> Self {
         let masked = self.masked.clone();
         Self { x, n_prefix: self.n_prefix, grid: self.grid, skip: None, masked }
     }
 
-    /// The same with every tensor replaced by what `f` makes of it.
+    /// Applies `f` to every tensor, including the skip connection's.
     pub fn map(&self, mut f: impl FnMut(&Tensor<3>) -> Tensor<3>) -> Self {
         let skip = self.skip.as_ref();
         let around = skip.map(|skip| Skip { x: f(&skip.x), grid: skip.grid });
         Self { skip: around, ..self.with(f(&self.x)) }
     }
 
-    /// One vector per view, `[B·V, 1, D]`: the first prefix token, or the mean of the patch tokens if there is none.
+    /// Returns one vector per view, `[B·V, 1, D]`: the first prefix token, or without one the mean of the patch tokens.
     pub fn pooled(&self) -> Self {
         let [b, n, d] = self.x.dims();
         Self::vectors(match (self.n_prefix, n) {
@@ -89,13 +89,13 @@ impl Features {
         })
     }
 
-    /// The cells of the grid alone, `[B·V, N, D]`.
+    /// Returns the cells of the grid alone, `[B·V, N, D]`.
     pub fn patches(&self) -> Self {
         let [b, n, d] = self.x.dims();
         Self::on_grid(self.x.clone().slice([0..b, self.n_prefix..n, 0..d]), self.grid)
     }
 
-    /// The masked cells alone, `[R, 1, D]`; one row of no meaning where no cell is masked.
+    /// Returns the masked cells alone, `[R, 1, D]`; one row without meaning if no cell is masked.
     pub fn masked(&self) -> Self {
         let masked = self.masked.clone().unwrap_or_default();
         let [b, n, d] = self.x.dims();
@@ -108,26 +108,26 @@ impl Features {
         Self { masked, ..Self::vectors(rows.reshape([r, 1, d])) }
     }
 
-    /// The same numbers in f32, if they have fewer bits.
+    /// Casts values of fewer bits to f32; drops the skip connection.
     pub fn in_f32(&self) -> Self {
         self.with(in_f32(self.x.clone()))
     }
 }
 
 impl Outputs {
-    /// One vector a view of size `group`, `[B, V, D]`.
+    /// Returns one vector per view of size `group`, `[B, V, D]`.
     pub fn pooled(&self, group: usize) -> Tensor<3> {
         by_image(&self.features[group].pooled(), self.n_images)
     }
 
-    /// Embeddings of the first size of views, a row an image, `[B, V · D]`.
+    /// Returns the embeddings of the first size of views, one row per image, `[B, V · D]`.
     pub fn image_rows(&self) -> Tensor<2> {
         let pooled = self.pooled(0);
         let [b, v, d] = pooled.dims();
         pooled.reshape([b, v * d])
     }
 
-    /// Masked cells of the views of size `group`, the rows of the output of a head on masked cells.
+    /// Returns the masked cells of the views of size `group`, the rows of the output of a head on masked cells.
     ///
     /// # Panics
     /// If no masks were drawn: a bug in the method.
@@ -135,7 +135,7 @@ impl Outputs {
         &self.features[group].masked.as_ref().expect("a method that reads masked cells has masks").rows
     }
 
-    /// The output of the head `name`, by size of view, `[B, V, K]`; of a head on masked cells `[R, 1, K]`.
+    /// Returns the output of the head `name`, by size of view, `[B, V, K]`; `[R, 1, K]` for a head on masked cells.
     ///
     /// # Panics
     /// If there is no such head: a bug in the method, which lists its heads itself.
@@ -144,8 +144,8 @@ impl Outputs {
     }
 }
 
-/// One token a view, `[B·V, 1, K]`, into `[B, V, K]`; more than one are taken as if they were views. Masked cells are of no
-/// fixed number, and stay `[R, 1, K]`.
+/// Reshapes one token per view, `[B·V, 1, K]`, to `[B, V, K]`; several tokens are treated as views. Masked cells have
+/// no fixed number, and stay `[R, 1, K]`.
 pub fn by_image(features: &Features, n_images: usize) -> Tensor<3> {
     let [rows, n, k] = features.x.dims();
     if features.masked.as_ref().is_some_and(|masked| masked.is_selected) {

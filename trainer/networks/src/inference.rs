@@ -17,9 +17,9 @@ use crate::unit::{Context, Draws, GroupShape, StatSets, Unit};
 
 /// A backbone with its weights.
 pub struct Network {
-    /// What it is.
+    /// Configuration of the backbone.
     pub model: ModelConfig,
-    /// What its pixels are normalized with.
+    /// Normalization of its pixels.
     pub normalization: Normalization,
     units: Vec<Box<dyn Unit>>,
     layouts: Vec<UnitLayout>,
@@ -29,7 +29,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// A network on `device` whose units have the flat buffers that `flat` gives.
+    /// Creates a network on `device`; `flat` returns the flat buffer of each unit.
     ///
     /// # Errors
     /// Errors of `flat`; [`NetworkError::Weights`] if a parameter is not finite.
@@ -57,10 +57,10 @@ impl Network {
         Ok(Self { model, normalization, units, layouts, flats: flats?, workers, device })
     }
 
-    /// The network as `seed` initializes it.
+    /// Creates a network with initial weights of `seed`.
     ///
     /// # Errors
-    /// None in practice; the signature is that of [`Network::new`].
+    /// Never fails in practice; the signature is that of [`Network::new`].
     pub fn random(
         model: &ModelConfig,
         normalization: Normalization,
@@ -77,7 +77,7 @@ impl Network {
         })
     }
 
-    /// The network that has the values of `tensors`, of which there is one for each parameter of `model`.
+    /// Creates a network with the values of `tensors`, which holds one tensor for each parameter of `model`.
     ///
     /// # Errors
     /// [`NetworkError::Weights`] for a parameter that is missing or has another shape.
@@ -99,7 +99,7 @@ impl Network {
         })
     }
 
-    /// All parameters with their values.
+    /// Returns all parameters with their values.
     pub fn tensors(&self) -> Vec<NamedTensor> {
         let mut tensors = Vec::new();
         for (layout, flat) in self.layouts.iter().zip(&self.flats) {
@@ -113,30 +113,30 @@ impl Network {
         tensors
     }
 
-    /// One vector for each of `images`, `[3, size, size]` as bytes: `[B, D]`.
+    /// Returns one vector for each of `images`, `[3, size, size]` as bytes: `[B, D]`.
     pub fn embed(&self, images: &[&[u8]], size_px: usize) -> Tensor<2> {
         let x = self.features(images, size_px).pooled().x;
         let [b, _, d] = x.dims();
         x.reshape([b, d])
     }
 
-    /// All features of `images`, `[3, size, size]` as bytes: `[B, P + N, D]`.
+    /// Returns all features of `images`, `[3, size, size]` as bytes: `[B, P + N, D]`.
     pub fn features(&self, images: &[&[u8]], size_px: usize) -> Features {
-        // One level is asked for, and one is given.
+        // One level is requested, and one is returned.
         self.through(images, size_px, &[self.units.len() - 1], None).pop().expect("one level")
     }
 
-    /// Features of `images`, `[3, size, size]` as bytes, at each of the last `n` levels of the backbone, or at all where
-    /// it has fewer, `[B, P + N, D]` each: the blocks of a transformer, each behind the last norm, or the stages of a
-    /// convolutional network.
+    /// Returns the features of `images`, `[3, size, size]` as bytes, at each of the last `n` levels of the backbone, or
+    /// at all if it has fewer, `[B, P + N, D]` each: the blocks of a transformer, each after the last norm, or the
+    /// stages of a convolutional network.
     pub fn levels(&self, images: &[&[u8]], size_px: usize, n: usize) -> Vec<Features> {
         let Levels { units, readout } = self.model.levels();
         let first = units.len().saturating_sub(n.max(1));
         self.through(images, size_px, &units[first..], readout)
     }
 
-    /// Bytes that one image of `size_px` takes on its way through the network: what its most expensive unit holds, with the
-    /// input of that unit.
+    /// Returns the bytes that one image of `size_px` needs in the forward pass: those of the most expensive unit, with
+    /// its input.
     pub fn image_bytes(&self, size_px: usize) -> f64 {
         let cell_px = self.model.cell_px();
         let pixels = GroupShape {
@@ -156,14 +156,14 @@ impl Network {
         largest * size_of::<f32>() as f64
     }
 
-    /// Levels that [`Network::levels`] can give.
+    /// Returns the number of levels that [`Network::levels`] can return.
     pub fn n_levels(&self) -> usize {
         self.model.levels().units.len()
     }
 
-    /// How much the class token of each of `images`, `[3, size, size]` as bytes, attends to each patch in the last unit that
-    /// attends, head by head, `[B, H, N]`, and the grid of the patches; `None` for a backbone without attention or class
-    /// token. What it attends to in itself is missing from the sum of a row, which is 1 otherwise.
+    /// Returns the attention of the class token of each of `images`, `[3, size, size]` as bytes, to each patch in the
+    /// last unit with attention, per head, `[B, H, N]`, and the grid of the patches; `None` for a backbone without
+    /// attention or class token. A row sums to 1 less the attention to prefix tokens.
     pub fn class_attention(&self, images: &[&[u8]], size_px: usize) -> Option<(Tensor<3>, [usize; 2])> {
         let input = PixelInput { cell_px: self.model.cell_px(), normalization: self.normalization };
         let mut groups = vec![input.features(images, size_px, &self.device)];
@@ -181,7 +181,7 @@ impl Network {
         found
     }
 
-    /// Features after each of `ends`, which then go through the unit `readout`.
+    /// Computes features after each of the units `ends`, passed through the unit `readout`.
     fn through(
         &self,
         images: &[&[u8]],
@@ -212,13 +212,13 @@ impl Network {
         (0..ends.len()).map(whole).collect()
     }
 
-    /// `groups` through the unit with this number.
+    /// Passes `groups` through the unit with this number.
     fn unit(&self, number: usize, groups: Vec<Features>) -> Vec<Features> {
         let leaves = Leaves::new(&self.layouts[number], &self.flats[number], false);
         evaluated(self.units[number].as_ref(), &leaves, groups)
     }
 
-    /// Names the weights and what they are used with: equal for equal networks, whatever file they came from.
+    /// Returns a hash of the weights, the configuration and the normalization: equal for equal networks from any file.
     pub fn fingerprint(&self) -> u64 {
         let mut hash = Xxh3::new();
         hash.update(format!("{:?} {:?}", self.model, self.normalization).as_bytes());
@@ -229,14 +229,14 @@ impl Network {
     }
 }
 
-/// `groups` through all stages of `unit`, each image by itself: statistics are the running ones.
+/// Passes `groups` through all stages of `unit` with running statistics, so that images do not depend on one another.
 fn evaluated(unit: &dyn Unit, leaves: &Leaves<'_>, groups: Vec<Features>) -> Vec<Features> {
     in_evaluation(leaves, groups.len(), |cx| {
         (0..unit.n_stages()).fold(groups, |groups, stage| unit.forward(stage, groups, cx).features)
     })
 }
 
-/// `f` with what units are given in evaluation.
+/// Calls `f` with the context of units in evaluation.
 fn in_evaluation<R>(leaves: &Leaves<'_>, n_groups: usize, f: impl FnOnce(&Context<'_>) -> R) -> R {
     let (draws, sets) = (Draws::default(), StatSets::per_size(n_groups));
     f(&Context { leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 })

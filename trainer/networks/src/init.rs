@@ -1,5 +1,5 @@
-//! Initial values by counter: element `i` of parameter `name` is a pure function of
-//! (seed, name, i), so that any slice can be made without the rest, on any number of ranks.
+//! Initial values from a counter RNG: element `i` of parameter `name` is a pure function of
+//! (seed, name, i), so that any slice can be computed without the rest, on any number of ranks.
 
 use augment::ViewRng;
 use xxhash_rust::xxh3::xxh3_64;
@@ -31,10 +31,10 @@ pub fn fill(init: Init, seed: u64, name: &str, first: usize, out: &mut [f32]) {
     }
 }
 
-/// Keeps these streams apart from those of views, whose addresses are small numbers.
+/// Domain that separates these streams from those of views, whose addresses are small numbers.
 const INIT_DOMAIN: u64 = 0x696e_6974_0000_0000;
 
-/// Channel `channel` of cell `cell` of a grid; zero before the first cell.
+/// Returns channel `channel` of cell `cell` of a grid; zero before the first cell.
 ///
 /// ```text
 /// [sin(row ω), cos(row ω), sin(column ω), cos(column ω)]      ω_k = 10000^(-k / (D/4)), a quarter of D each
@@ -61,7 +61,7 @@ fn draw(init: Init, rng: &mut ViewRng) -> f32 {
         Init::Uniform(bound) => rng.between(f64::from(-bound), f64::from(bound)) as f32,
         Init::Normal(std) => rng.normal() * std,
         Init::TruncNormal(std) => loop {
-            // timm cuts at ±2 in absolute terms, which for small deviations cuts nothing.
+            // timm truncates at ±2 in absolute terms, which for small deviations truncates nothing.
             let value = rng.normal() * std;
             if value.abs() <= 2.0 {
                 return value;

@@ -1,4 +1,4 @@
-//! Which parameter sits where in a unit's flat buffer.
+//! Positions of parameters in a unit's flat buffer.
 //!
 //! Parameters are ordered by name; the end is padded so that the buffer divides by the ranks that share it
 //! with every shard a multiple of [`ALIGNMENT`] elements.
@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use crate::params::ParamSpec;
 
-/// Elements of which every shard is a multiple: 256 bytes of f32.
+/// Number of elements of which every shard is a multiple: 256 bytes of f32.
 pub const ALIGNMENT: usize = 64;
 
 /// The flat buffer of one unit.
@@ -15,32 +15,32 @@ pub const ALIGNMENT: usize = 64;
 pub struct UnitLayout {
     /// Name of the unit.
     pub name: String,
-    /// Its parameters, by offset.
+    /// Parameters of the unit, by offset.
     pub params: Vec<ParamSlot>,
-    /// Elements of all parameters.
+    /// Number of elements of all parameters.
     pub numel: usize,
-    /// Elements of the buffer.
+    /// Number of elements of the buffer.
     pub padded: usize,
 }
 
-/// A parameter with its place.
+/// A parameter and its position in the buffer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParamSlot {
-    /// What it is.
+    /// Specification of the parameter.
     pub spec: ParamSpec,
-    /// First element.
+    /// Index of the first element.
     pub offset: usize,
 }
 
 impl ParamSlot {
-    /// Its elements in the flat buffer.
+    /// Returns the elements of the parameter in the flat buffer.
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.spec.numel()
     }
 }
 
 impl UnitLayout {
-    /// The layout of the unit `name` that has parameters `specs`, over a shard group of `group_size` ranks.
+    /// Creates the layout of the unit `name` that has parameters `specs`, over a shard group of `group_size` ranks.
     pub fn new(name: &str, mut specs: Vec<ParamSpec>, group_size: usize) -> Self {
         specs.sort_by(|a, b| a.name.cmp(&b.name));
         let mut offset = 0;
@@ -56,23 +56,23 @@ impl UnitLayout {
         Self { name: name.to_string(), params, numel: offset, padded }
     }
 
-    /// Number of the parameter `name`.
+    /// Returns the index of the parameter `name`.
     pub fn position(&self, name: &str) -> Option<usize> {
         self.params.binary_search_by(|slot| slot.spec.name.as_str().cmp(name)).ok()
     }
 
-    /// The elements that place `rank` of a group of `group_size` holds.
+    /// Returns the elements that rank `rank` of a group of `group_size` ranks holds.
     pub fn shard(&self, rank: usize, group_size: usize) -> Range<usize> {
         let len = self.padded / group_size;
         rank * len..(rank + 1) * len
     }
 
-    /// Name of a parameter in exports: the unit's name and its own.
+    /// Returns the name of a parameter in exports: the unit's name and its own.
     pub fn full_name(&self, slot: &ParamSlot) -> String {
         format!("{}{}", self.prefix(), slot.spec.name)
     }
 
-    /// Prefix of the parameter names. Units named with a leading dot stand at the root.
+    /// Returns the prefix of the parameter names; empty for a unit whose name begins with a dot.
     fn prefix(&self) -> String {
         match self.name.starts_with('.') {
             true => String::new(),

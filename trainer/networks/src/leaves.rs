@@ -13,7 +13,7 @@ use crate::params::Role;
 pub struct Leaves<'a> {
     layout: &'a UnitLayout,
     tensors: Vec<Tensor<1>>,
-    /// A parameter is used once for each size of views.
+    /// Gradients over all uses of each parameter, one use for each size of views.
     gradients: Vec<SharedGradient>,
 }
 
@@ -34,10 +34,10 @@ impl<'a> Leaves<'a> {
         Self { layout, tensors, gradients }
     }
 
-    /// The parameter `name`, relative to the unit, in its shape.
+    /// Returns the parameter `name`, relative to the unit, in its shape.
     ///
     /// # Panics
-    /// If the unit asks for a parameter that it does not list, or in another rank: a bug in the
+    /// If the unit requests a parameter that it does not list, or in another rank: a bug in the
     /// unit, which `conformance::units` finds.
     pub fn get<const D: usize>(&self, name: &str) -> Tensor<D> {
         let at = self.layout.position(name).unwrap_or_else(|| panic!("{} has no {name}", self.layout.name));
@@ -48,12 +48,12 @@ impl<'a> Leaves<'a> {
         self.gradients[at].of(&self.tensors[at]).reshape(shape)
     }
 
-    /// The gradients of all parameters as one flat buffer of `[padded]` in f32; zeros where there is none.
+    /// Returns the gradients of all parameters as one flat buffer of `[padded]` in f32; zeros where there is none.
     pub fn gradient(&self, grads: &mut Gradients) -> Tensor<1> {
         self.gradients(grads).flat(self.layout)
     }
 
-    /// The gradients of the parameters that have one, in f32.
+    /// Returns the gradients of the parameters that have one, in f32.
     pub fn gradients(&self, grads: &mut Gradients) -> ParamGrads {
         let mut of_leaf = |(leaf, shared): (&Tensor<1>, &SharedGradient)| {
             let grad = shared.take().or_else(|| leaf.grad_remove(grads));
@@ -66,13 +66,13 @@ impl<'a> Leaves<'a> {
 
 /// Gradients of a unit's parameters. A stage of a unit uses few of them: the others take neither memory nor time.
 pub struct ParamGrads {
-    /// By parameter of the layout, `[numel]`.
+    /// Gradient of each parameter of the layout, `[numel]`.
     parts: Vec<Option<Tensor<1>>>,
     device: Device,
 }
 
 impl ParamGrads {
-    /// The sum of both, parameter by parameter.
+    /// Returns the sum of both, parameter by parameter.
     pub fn plus(self, other: Self) -> Self {
         let sum = |pair: (Option<Tensor<1>>, Option<Tensor<1>>)| match pair {
             (Some(a), Some(b)) => Some(add(a, b)),
@@ -81,7 +81,7 @@ impl ParamGrads {
         Self { parts: self.parts.into_iter().zip(other.parts).map(sum).collect(), device: self.device }
     }
 
-    /// One flat buffer of `[padded]`; zeros where there is none.
+    /// Concatenates the gradients to one flat buffer of `[padded]`; zeros where there is none.
     pub fn flat(self, layout: &UnitLayout) -> Tensor<1> {
         let zeros = |len: usize| Tensor::<1>::zeros([len], &self.device);
         let params = layout.params.iter().zip(self.parts);

@@ -6,15 +6,15 @@
 //! blocks of U(4, room) cells with sides in a ratio of 0.3 to 3.3 are placed until there is no room
 //! ```
 //!
-//! That is how BEiT places blocks (Bao et al. 2022) and how DINOv2 spreads ratios over a batch; with `exact` single cells
-//! fill up what blocks have left, as in DINOv3.
+//! BEiT places blocks in this way (Bao et al. 2022), and DINOv2 spreads ratios over a batch in this way; with `exact`,
+//! single cells fill up what blocks have left, as in DINOv3.
 
 use augment::ViewRng;
 
-/// Keeps these streams apart from all others.
+/// Domain that separates these streams from all others.
 const MASK_DOMAIN: u64 = 0x6d61_736b_0000_0000;
 
-/// Cells of the smallest block.
+/// Number of cells of the smallest block.
 const SMALLEST: f64 = 4.0;
 
 /// Largest ratio of a block's sides.
@@ -23,47 +23,47 @@ const ELONGATION: f64 = 1.0 / 0.3;
 /// Largest share of the cells in one block.
 const LARGEST_SHARE: f64 = 0.5;
 
-/// Attempts to place a block.
+/// Number of attempts to place a block.
 const N_ATTEMPTS: usize = 10;
 
-/// Masks of the views of one size.
+/// Rule for the masks of the views of one size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MaskRule {
-    /// Number of the size of views.
+    /// Index of the size of views.
     pub size: usize,
     /// Share of the views that are masked.
     pub masked_share: f64,
     /// Smallest and largest share of a masked view's cells.
     pub ratio: [f64; 2],
-    /// Whether the number of masked cells is as drawn; without it blocks may fall short.
+    /// Masks exactly the drawn number of cells; otherwise blocks may fall short of it.
     pub exact: bool,
 }
 
 /// Masked cells of the views of some images, in the order of their sequences.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rows {
-    /// By sequence, in the order of the cells.
+    /// Cells of each sequence, in ascending order.
     pub cells: Vec<Vec<usize>>,
 }
 
-/// What is drawn of the masks of a step.
+/// Drawing of the masks of a step.
 pub struct MaskDrawing {
     rule: MaskRule,
     seed: u64,
     step: u64,
-    /// Views of an image.
+    /// Number of views of an image.
     n_views: usize,
     grid: [usize; 2],
-    /// By view of the global batch, its number among the masked ones.
+    /// Index among the masked views, for each view of the global batch.
     order: Vec<Option<usize>>,
     n_masked: usize,
 }
 
 impl MaskRule {
-    /// Checks that shares are shares.
+    /// Checks that shares lie in 0..=1, and ratios in ascending order.
     ///
     /// # Errors
-    /// In words.
+    /// Description of the invalid rule.
     pub fn validate(&self) -> Result<(), String> {
         let [low, high] = self.ratio;
         match (0.0..=1.0).contains(&self.masked_share) && 0.0 <= low && low <= high && high <= 1.0 {
@@ -72,7 +72,7 @@ impl MaskRule {
         }
     }
 
-    /// The masks of `step` for `batch_size` images of `n_views` views each, on a grid of cells.
+    /// Prepares the masks of `step` for `batch_size` images of `n_views` views each, on a grid of cells.
     pub fn at(
         self,
         seed: u64,
@@ -97,13 +97,13 @@ impl MaskRule {
 }
 
 impl MaskDrawing {
-    /// Masked cells of the views of the images at `positions` of the global batch.
+    /// Draws the masked cells of the views of the images at `positions` of the global batch.
     pub fn rows(&self, positions: impl Iterator<Item = u64>) -> Rows {
         let views = positions.flat_map(|position| (0..self.n_views).map(move |view| (position, view)));
         Rows { cells: views.map(|(position, view)| self.cells(position, view)).collect() }
     }
 
-    /// Masked cells of one view.
+    /// Draws the masked cells of one view.
     fn cells(&self, position: u64, view: usize) -> Vec<usize> {
         let Some(number) = self.order[position as usize * self.n_views + view] else { return Vec::new() };
         let words = [self.seed, MASK_DOMAIN ^ self.step, position, view as u64];
@@ -131,7 +131,7 @@ impl MaskDrawing {
     }
 }
 
-/// Places a block of at most `room` further cells. Gives how many it has masked: none after some attempts.
+/// Places a block of at most `room` further cells. Returns the number of cells that it masks: 0 if all attempts fail.
 fn block(rng: &mut ViewRng, [rows, columns]: [usize; 2], room: f64, is_masked: &mut [bool]) -> usize {
     for _ in 0..N_ATTEMPTS {
         let area = rng.between(SMALLEST, room);
@@ -152,7 +152,7 @@ fn block(rng: &mut ViewRng, [rows, columns]: [usize; 2], room: f64, is_masked: &
     0
 }
 
-/// `n` of `cells`, by chance.
+/// Chooses `n` of `cells` at random.
 fn chosen(rng: &mut ViewRng, mut cells: Vec<usize>, n: usize) -> Vec<usize> {
     for i in 0..n.min(cells.len()) {
         let other = i + rng.below((cells.len() - i) as u32) as usize;
@@ -163,13 +163,13 @@ fn chosen(rng: &mut ViewRng, mut cells: Vec<usize>, n: usize) -> Vec<usize> {
 }
 
 impl Rows {
-    /// Masked cells of all sequences.
+    /// Returns the number of masked cells of all sequences.
     pub fn n(&self) -> usize {
         self.cells.iter().map(Vec::len).sum()
     }
 
-    /// Where each masked cell is in sequences of `n_prefix` + `n_cells` tokens that follow one another; the first token
-    /// where there is none, because no tensor is without a row.
+    /// Returns the index of each masked cell in concatenated sequences of `n_prefix` + `n_cells` tokens; the first
+    /// token if no cell is masked, because a tensor needs a row.
     pub fn tokens(&self, n_prefix: usize, n_cells: usize) -> Vec<usize> {
         let of_sequence = |(sequence, cells): (usize, &Vec<usize>)| {
             let first = sequence * (n_prefix + n_cells) + n_prefix;
@@ -179,14 +179,14 @@ impl Rows {
         if tokens.is_empty() { vec![0] } else { tokens }
     }
 
-    /// One over the masked cells of the sequence of each row of [`Rows::tokens`]; zero for the row of nothing.
+    /// Returns one over the number of masked cells of each row's sequence in [`Rows::tokens`]; zero if none is masked.
     pub fn weights(&self) -> Vec<f32> {
         let of_sequence = |cells: &Vec<usize>| vec![1.0 / cells.len() as f32; cells.len()];
         let weights: Vec<f32> = self.cells.iter().flat_map(of_sequence).collect();
         if weights.is_empty() { vec![0.0] } else { weights }
     }
 
-    /// The rows of several groups of sequences, one after another.
+    /// Concatenates the rows of several groups of sequences.
     pub fn joined<'a>(parts: impl IntoIterator<Item = &'a Rows>) -> Rows {
         Rows { cells: parts.into_iter().flat_map(|rows| rows.cells.iter().cloned()).collect() }
     }
@@ -202,8 +202,8 @@ mod tests {
     }
 
     proptest! {
-        /// As many views are masked as the rule says, none beyond its share of cells, and the masks of an image do not
-        /// depend on who draws them.
+        /// No more views and cells are masked than the rule allows, and the masks of an image do not depend on the
+        /// images that are drawn with it.
         #[test]
         fn masks_keep_to_their_rule(seed: u64, step in 0u64..100, batch in 1usize..20, side in 3usize..15, exact: bool) {
             let drawing = rule(exact).at(seed, step, batch, 2, [side; 2]);
@@ -219,7 +219,7 @@ mod tests {
                 let mut counts: Vec<usize> = all.cells.iter().map(Vec::len).filter(|n| *n > 0).collect();
                 counts.sort_unstable();
                 let edge = |i: usize| n as f64 * (0.1 + 0.4 * i as f64 / batch as f64);
-                // Those of no cell are the first.
+                // Views without masked cells come first.
                 let first = batch - counts.len();
                 for (i, count) in counts.iter().enumerate() {
                     prop_assert!((*count as f64) >= edge(first + i).floor() && (*count as f64) <= edge(first + i + 1));
@@ -242,7 +242,7 @@ mod tests {
         assert_eq!(Rows::joined([&rows, &none]).cells.len(), 5);
     }
 
-    /// Half of the views, and close to 30 % of their cells on average.
+    /// Half of the views are masked, and close to 30 % of their cells on average.
     #[test]
     fn about_as_much_is_masked_as_is_asked_for() {
         let n: usize = (0..20).map(|step| rule(false).at(1, step, 16, 2, [14, 14]).rows(0..16).n()).sum();

@@ -1,25 +1,25 @@
-//! Parameters before they exist: names, shapes, how they start and how they are updated.
+//! Specifications of parameters: names, shapes, initial values and updates.
 
-/// A parameter before it exists.
+/// Specification of a parameter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParamSpec {
-    /// Relative to the unit: `attn.qkv.weight`.
+    /// Name relative to the unit: `attn.qkv.weight`.
     pub name: String,
-    /// Its dimensions, as PyTorch stores them.
+    /// Dimensions, as PyTorch stores them.
     pub shape: Vec<usize>,
-    /// How it starts.
+    /// Rule for the initial values.
     pub init: Init,
-    /// What moves it.
+    /// Source of the updates.
     pub role: Role,
-    /// Its learning rate over the run's.
+    /// Ratio of the learning rate to the run's.
     pub lr_scale: f64,
-    /// Whether weight decay applies.
+    /// Applies weight decay.
     pub decay: bool,
-    /// Steps at the beginning of a run during which it stays as it is. All parameters of a unit have the same.
+    /// Steps at the beginning of a run during which it is not updated. All parameters of a unit have the same number.
     pub frozen_steps: u64,
 }
 
-/// What moves a parameter.
+/// Source of a parameter's updates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// The optimizer: a matrix, kernel or table.
@@ -28,29 +28,29 @@ pub enum Role {
     Vector,
     /// Observation: running statistics, which have no gradient.
     Running,
-    /// Nothing: it stays as it starts, and has no gradient.
+    /// Nothing: the parameter keeps its initial values, and has no gradient.
     Fixed,
 }
 
 impl Role {
-    /// Whether the optimizer moves it.
+    /// Returns whether the optimizer updates the parameter.
     pub fn is_trained(self) -> bool {
         matches!(self, Self::Weight | Self::Vector)
     }
 }
 
-/// How a parameter starts.
+/// Rule for the initial values of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Init {
-    /// All equal.
+    /// Equal values.
     Constant(f32),
-    /// Normal with this deviation.
+    /// Normal numbers with this standard deviation.
     Normal(f32),
-    /// Normal with this deviation, cut at ±2 (absolute), as timm's `trunc_normal_`.
+    /// Normal numbers with this standard deviation, truncated at ±2 (absolute), as timm's `trunc_normal_`.
     TruncNormal(f32),
-    /// Uniform in `±bound`.
+    /// Uniform numbers in `±bound`.
     Uniform(f32),
-    /// Sines and cosines of the rows and columns of a square grid, behind rows of zeros, `[n_before + side², width]`.
+    /// Sines and cosines of the rows and columns of a square grid, after rows of zeros, `[n_before + side², width]`.
     SinCos {
         /// Cells along a side.
         side: usize,
@@ -62,7 +62,7 @@ pub enum Init {
 }
 
 impl ParamSpec {
-    /// A weight that is decayed.
+    /// Creates a weight with weight decay.
     pub fn weight(name: impl Into<String>, shape: impl Into<Vec<usize>>, init: Init) -> Self {
         Self {
             name: name.into(),
@@ -75,23 +75,23 @@ impl ParamSpec {
         }
     }
 
-    /// A bias, gain or other vector that is not decayed.
+    /// Creates a bias, gain or other vector without weight decay.
     pub fn vector(name: impl Into<String>, len: usize, value: f32) -> Self {
         let weight = Self::weight(name, [len], Init::Constant(value));
         Self { role: Role::Vector, decay: false, ..weight }
     }
 
-    /// Statistics that follow what is observed.
+    /// Creates running statistics, which follow observed values.
     pub fn running(name: impl Into<String>, len: usize, value: f32) -> Self {
         Self { role: Role::Running, ..Self::vector(name, len, value) }
     }
 
-    /// The same parameter, which stays as it starts.
+    /// Returns the parameter fixed at its initial values.
     pub fn fixed(self) -> Self {
         Self { role: Role::Fixed, decay: false, ..self }
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn numel(&self) -> usize {
         self.shape.iter().product()
     }

@@ -1,5 +1,5 @@
-//! Views as bytes into normalized vectors of cells of pixels, with the channels of a vector in the order of a
-//! convolution's weight: color, row, column.
+//! Conversion of views from bytes to normalized vectors, one for each cell of pixels, with the values of a vector in
+//! the order of a convolution's weight: color, row, column.
 //!
 //! ```text
 //! [n, 3, size, size] bytes → [n, N, 3·p·p]        (byte / 255 - mean) / std by color
@@ -10,28 +10,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::features::Features;
 
-/// Mean and deviation by color, in units of 0..=1.
+/// Mean and standard deviation by color, in units of 0..=1.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Normalization {
     /// Mean.
     pub mean: [f32; 3],
-    /// Deviation.
+    /// Standard deviation.
     pub std: [f32; 3],
 }
 
 impl Default for Normalization {
-    /// ImageNet's, which nearly everybody uses.
+    /// Returns ImageNet's values, the most common ones.
     fn default() -> Self {
         Self { mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225] }
     }
 }
 
 impl Normalization {
-    /// Checks that colors stay numbers of a usual size.
+    /// Checks that deviations and means lie in their ranges.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// Description of the value that is out of range.
     pub fn validate(&self) -> Result<(), String> {
         if let Some(std) = self.std.iter().find(|std| !(1e-3..=1e3).contains(*std)) {
             return Err(format!("a color's deviation is {std} and must lie in 0.001..=1000"));
@@ -43,17 +43,17 @@ impl Normalization {
     }
 }
 
-/// How pixels reach the first unit of a network.
+/// Conversion of pixels into the input of a network's first unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PixelInput {
-    /// Side of a cell.
+    /// Side of a cell, in pixels.
     pub cell_px: usize,
-    /// What is subtracted and divided by.
+    /// Mean that is subtracted and deviation that is divided by.
     pub normalization: Normalization,
 }
 
 impl PixelInput {
-    /// The vectors of `views`, and their shape, on the host.
+    /// Returns the vectors of `views`, and their shape, on the host.
     pub fn vectors(&self, views: &[&[u8]], size_px: usize) -> (Vec<f32>, [usize; 3]) {
         let Normalization { mean, std } = self.normalization;
         let (p, grid, plane) = (self.cell_px, size_px / self.cell_px, size_px * size_px);
@@ -76,7 +76,7 @@ impl PixelInput {
         (out, [n_views, grid * grid, 3 * p * p])
     }
 
-    /// [`PixelInput::vectors`] of `bytes` on their device, by its operations: `[n, N, 3·p·p]` in f32.
+    /// Computes [`PixelInput::vectors`] of `bytes` on their device, with its operations: `[n, N, 3·p·p]` in f32.
     pub fn vectors_there(&self, bytes: Tensor<4, Int>) -> Tensor<3> {
         let Normalization { mean, std } = self.normalization;
         let [n, _, size_px, _] = bytes.dims();
@@ -90,24 +90,24 @@ impl PixelInput {
         x.reshape([n, grid * grid, 3 * p * p])
     }
 
-    /// The input of a network for `views` of `size_px`, on `device`.
+    /// Returns the input of a network for `views` of `size_px`, on `device`.
     pub fn features(&self, views: &[&[u8]], size_px: usize, device: &Device) -> Features {
         let (values, shape) = self.vectors(views, size_px);
         self.placed(Tensor::from_data(TensorData::new(values, shape), device), size_px)
     }
 
-    /// Vectors `[n, N, 3·p·p]` of views of `size_px` with their grid.
+    /// Adds the grid to vectors `[n, N, 3·p·p]` of views of `size_px`.
     pub fn placed(&self, x: Tensor<3>, size_px: usize) -> Features {
         Features::on_grid(x, [size_px / self.cell_px; 2])
     }
 }
 
-/// The bytes of `views` on `device`, `[n, 3, size, size]`.
+/// Copies the bytes of `views` to `device`, `[n, 3, size, size]`.
 pub fn bytes_on(device: &Device, views: &[&[u8]], size_px: usize) -> Tensor<4, Int> {
     let bytes = views.concat();
     let n = bytes.len() / (3 * size_px * size_px);
     let len = bytes.len();
-    // As one row: CUDA's allocator pads rows, which then are copied one by one.
+    // As one row: CUDA's allocator pads rows, which would then be copied one by one.
     let flat = Tensor::<1, Int>::from_data(TensorData::new(bytes, [len]), (device, DType::U8));
     flat.reshape([n, 3, size_px, size_px])
 }
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
     use kernels::ops::twin::devices;
 
-    /// What a GPU makes of bytes is what the host makes of them.
+    /// Vectors that a GPU computes from bytes equal those of the host.
     #[test]
     fn patch_vectors_are_the_same_by_device() {
         let size_px = 12;

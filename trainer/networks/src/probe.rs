@@ -1,15 +1,15 @@
-//! What evaluation implements, so that a run can call it without knowing it.
+//! Interface of evaluations, through which a run calls them without depending on them.
 
 use crate::inference::Network;
 
-/// An evaluation of frozen features that a run calls every so many steps.
+/// An evaluation of frozen features that a run calls at intervals of steps.
 pub trait Probe {
-    /// Its name, which prefixes its numbers in the metrics.
+    /// Returns the name, which prefixes the numbers in the metrics.
     fn name(&self) -> &str;
 
-    /// Scores the network after `step` steps; gives named numbers.
+    /// Scores the network after `step` steps; returns named numbers.
     ///
     /// # Errors
-    /// In words.
+    /// Description of the failure.
     fn run(&mut self, network: &Network, step: u64) -> Result<Vec<(String, f64)>, String>;
 }

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, HashMap};
 use ::safetensors::SafeTensorError;
 use ::safetensors::tensor::{TensorView, serialize};
 
-/// Tensors as one safetensors file. The same tensors give the same bytes.
+/// Encodes tensors as one safetensors file. Equal tensors make equal bytes.
 ///
 /// # Errors
-/// When the header cannot be written.
+/// Fails if the header cannot be written.
 pub fn file_of(
     views: Vec<(String, TensorView<'_>)>,
     metadata: HashMap<String, String>,
@@ -20,8 +20,8 @@ fn invalid(error: SafeTensorError) -> std::io::Error {
     std::io::Error::other(error.to_string())
 }
 
-/// The library writes metadata in the order of a hash map, another one each time. The same weights are to
-/// be the same bytes.
+/// Sorts the metadata, which the library writes in the changing order of a hash map: equal weights must make
+/// equal bytes.
 fn with_sorted_header(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
     let invalid = || std::io::Error::other("the header cannot be read again");
     let (len, rest) = bytes.split_first_chunk::<8>().ok_or_else(invalid)?;

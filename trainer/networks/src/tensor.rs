@@ -8,15 +8,15 @@ use crate::params::ParamSpec;
 /// A parameter with its values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NamedTensor {
-    /// The name that timm or torchvision has for it.
+    /// Name in timm or torchvision.
     pub name: String,
-    /// Its dimensions, as PyTorch stores them.
+    /// Dimensions, as PyTorch stores them.
     pub shape: Vec<usize>,
-    /// Its elements, row by row.
+    /// Elements in row-major order.
     pub values: Vec<f32>,
 }
 
-/// The values of the parameter `name` among `tensors`, which must have the shape of `spec`.
+/// Returns the values of the parameter `name` among `tensors`, which must have the shape of `spec`.
 ///
 /// # Errors
 /// [`NetworkError::Weights`].
@@ -33,7 +33,7 @@ pub fn values_of<'a>(
     }
 }
 
-/// `tensors` by their names.
+/// Maps names to `tensors`.
 pub fn by_name(tensors: &[NamedTensor]) -> HashMap<&str, &NamedTensor> {
     tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect()
 }

@@ -1,8 +1,8 @@
 //! The unit of sharding: a part of a network whose parameters live in one flat buffer.
 //!
-//! A unit owns no tensor. It says which parameters it has ([`Unit::params`]) and what it computes
+//! A unit owns no tensor. It declares its parameters ([`Unit::params`]) and computes features
 //! from them ([`Unit::forward`]); the parameters come as [`Leaves`], slices of a gathered flat
-//! buffer. That is what makes the three passes of a step one piece of code:
+//! buffer. The three passes of a step therefore share one piece of code:
 //!
 //! ```text
 //! follower            y = f(slices of θ_F, x)
@@ -16,7 +16,7 @@
 //! are autodiff leaves like the input, so that gradients flow through them.
 //!
 //! Everything random inside a unit is an argument ([`Draws`]), so that the second forward pass
-//! equals the first. `conformance::units` holds every unit to all of this.
+//! equals the first. `conformance::units` checks every unit for all of this.
 
 use std::iter::Sum;
 use std::ops::Add;
@@ -29,84 +29,84 @@ use crate::layout::UnitLayout;
 use crate::leaves::Leaves;
 use crate::params::ParamSpec;
 
-/// A piece of network.
+/// A part of a network.
 pub trait Unit: Send + Sync {
-    /// Names the unit within its network, and prefixes its parameters in exports: `blocks.3`.
+    /// Returns the name of the unit within its network, which prefixes its parameters in exports: `blocks.3`.
     fn name(&self) -> &str;
 
-    /// The parameters, with names relative to the unit.
+    /// Returns the parameters, with names relative to the unit.
     fn params(&self) -> Vec<ParamSpec>;
 
-    /// Stages, of which all but the last give sums.
+    /// Returns the number of stages; all but the last return sums.
     fn n_stages(&self) -> usize {
         1
     }
 
-    /// Takes each group of features through stage `stage`; sizes may change, the number of groups may not.
+    /// Runs stage `stage` on each group of features; sizes may change, the number of groups may not.
     fn forward(&self, stage: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput;
 
-    /// Probability with which each branch of the unit is dropped while training.
+    /// Returns the probability with which each branch of the unit is dropped in training.
     fn drop_path(&self) -> f32 {
         0.0
     }
 
-    /// What the forward pass takes for one image with views of these shapes, and the shapes that it gives.
+    /// Returns the cost of the forward pass for one image with views of these shapes, and the shapes of the output.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>);
 
-    /// New values of running parameters, by name, given the totals that each stage but the first was given. Called
-    /// once for every step.
+    /// Returns new values of running parameters, by name, from the totals that each stage but the first received.
+    /// Called once per step.
     fn observe(&self, totals: &[Vec<Tensor<1>>], cx: &Context<'_>) -> Vec<(String, Tensor<1>)> {
         let _ = (totals, cx);
         Vec::new()
     }
 
-    /// New values of parameters before a step, by name: where a method keeps them on a surface, such as the sphere. The
-    /// optimizer goes on from them. Followers average them as they are.
+    /// Returns new values of parameters before a step, by name, if a method keeps them on a surface such as the
+    /// sphere. The optimizer starts from these values. Followers average them as they are.
     fn constrain(&self, leaves: &Leaves<'_>) -> Vec<(String, Tensor<1>)> {
         let _ = leaves;
         Vec::new()
     }
 
-    /// The weights with which each token attends to each within the unit, for `features`: `[B·V, H, P + N, P + N]`, a row
-    /// for each token that looks; `None` where nothing attends.
+    /// Returns the attention weights of each token on each token within the unit, for `features`:
+    /// `[B·V, H, P + N, P + N]`, one row per query token; `None` for a unit without attention.
     fn attention(&self, features: &Features, cx: &Context<'_>) -> Option<Tensor<4>> {
         let _ = (features, cx);
         None
     }
 
-    /// The layout of its flat buffer over a shard group of `group_size` ranks.
+    /// Returns the layout of the unit's flat buffer over a shard group of `group_size` ranks.
     fn layout(&self, group_size: usize) -> UnitLayout {
         UnitLayout::new(self.name(), self.params(), group_size)
     }
 }
 
-/// What a unit is given beside its input.
+/// Inputs of a unit beside its features.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
-    /// The parameters.
+    /// Parameters of the unit.
     pub leaves: &'a Leaves<'a>,
-    /// What was drawn.
+    /// Random numbers drawn for the step.
     pub draws: &'a Draws,
-    /// Totals of the sums of the stage before, by set of statistics; of the first stage and in evaluation none.
+    /// Totals of the sums of the previous stage, by set of statistics; empty for the first stage and in evaluation.
     pub totals: &'a [Tensor<1>],
-    /// Which groups share a set of statistics.
+    /// Sets of statistics that groups share.
     pub sets: &'a StatSets,
-    /// What matrix products are computed in.
+    /// Type in which matrix products are computed.
     pub compute: DType,
 }
 
 impl Context<'_> {
-    /// `x` in what matrix products are computed in.
+    /// Casts `x` to the type in which matrix products are computed.
     pub fn rounded<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         cast(x, self.compute)
     }
 }
 
-/// What a stage gives.
+/// Output of a stage.
 pub struct StageOutput {
-    /// By group.
+    /// Features by group.
     pub features: Vec<Features>,
-    /// Local sums by set of statistics, for the next stage; of the last stage none.
+    /// Local sums by set of statistics, for the next stage; empty for the last stage.
     pub sums: Vec<Tensor<1>>,
 }
 
@@ -116,22 +116,22 @@ impl From<Vec<Features>> for StageOutput {
     }
 }
 
-/// Which groups of views share a set of statistics over the batch: by group, the number of its set.
+/// Sets of statistics over the batch that groups of views share: by group, the number of its set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatSets(pub Vec<usize>);
 
 impl StatSets {
-    /// A set for each size of view.
+    /// Creates one set for each size of views.
     pub fn per_size(n_groups: usize) -> Self {
         Self((0..n_groups).collect())
     }
 
-    /// One set for all sizes of views.
+    /// Creates one set for all sizes of views.
     pub fn joint(n_groups: usize) -> Self {
         Self(vec![0; n_groups])
     }
 
-    /// Selects the sets of the sizes of views with these numbers, numbered anew from zero.
+    /// Selects the sets of the sizes of views with these numbers, renumbered from zero.
     pub fn of(&self, sizes: &[usize]) -> Self {
         let sets: Vec<usize> = sizes.iter().map(|size| self.0[*size]).collect();
         let mut distinct = sets.clone();
@@ -141,7 +141,7 @@ impl StatSets {
         Self(sets.iter().map(|set| distinct.partition_point(|other| other < set)).collect())
     }
 
-    /// Sums over the groups of each set, given those of the groups.
+    /// Sums over the groups of each set, given the sums of each group.
     pub fn sums(&self, of_groups: Vec<Tensor<1>>) -> Vec<Tensor<1>> {
         let n_sets = self.0.iter().max().map_or(0, |last| last + 1);
         let mut sums: Vec<Option<Tensor<1>>> = vec![None; n_sets];
@@ -155,12 +155,12 @@ impl StatSets {
     }
 }
 
-/// Features of one image's views of one size, by their dimensions alone.
+/// Dimensions of the features of one image's views of one size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupShape {
-    /// Views of the image.
+    /// Number of views of the image.
     pub n_views: usize,
-    /// Tokens without a place.
+    /// Number of prefix tokens, which have no position in the grid.
     pub n_prefix: usize,
     /// Rows and columns of the grid.
     pub grid: [usize; 2],
@@ -169,23 +169,23 @@ pub struct GroupShape {
 }
 
 impl GroupShape {
-    /// Tokens of a view.
+    /// Returns the number of tokens of a view.
     pub fn n_tokens(&self) -> usize {
         self.n_prefix + self.grid[0] * self.grid[1]
     }
 
-    /// Tokens of all views.
+    /// Returns the number of tokens of all views.
     pub fn n_rows(&self) -> usize {
         self.n_views * self.n_tokens()
     }
 
-    /// One token a view.
+    /// Returns the shape with one token per view.
     pub fn pooled(&self) -> Self {
         Self { n_prefix: 1, grid: [0, 0], ..*self }
     }
 }
 
-/// What a forward pass takes for one image.
+/// Cost of a forward pass for one image.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Cost {
     /// Multiply-adds of matrix products, times two.
@@ -208,16 +208,16 @@ impl Sum for Cost {
     }
 }
 
-/// Drawn randomness of one unit in one step.
+/// Random numbers drawn for one unit in one step.
 #[derive(Debug, Clone, Default)]
 pub struct Draws {
-    /// For each group and branch, the factor of each sequence: 0, or 1 / (1 - p). Empty when
+    /// Factor of each sequence, by group and branch: 0, or 1 / (1 - p). Empty when
     /// nothing is dropped.
     pub drop_path: Vec<[Vec<f32>; 2]>,
 }
 
 impl Draws {
-    /// The factors of a branch, one for each of the B·V sequences of `group`.
+    /// Returns the factors of a branch, one for each of the B·V sequences of `group`.
     pub fn factors(&self, group: usize, branch: usize) -> Option<&[f32]> {
         self.drop_path.get(group).map(|branches| branches[branch].as_slice())
     }

@@ -1,13 +1,13 @@
-//! Buffers for gathered units that pass, used again and again: fresh memory would cost page faults.
+//! Reused buffers for gathered units that are not kept: fresh memory would cost page faults.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn_tensor::{AllocationProperty, Bytes, DType, Device, Tensor, TensorData};
 
-/// Buffers that are kept while nobody uses them: the units of a head, the one that comes, the one that goes.
+/// Number of unused buffers that are kept: for the units of a head, a unit in transfer and a unit just released.
 const N_SPARE: usize = 4;
 
-/// A spare buffer this many times as large as needed is left for a unit of its size.
+/// Ratio of capacity to need above which a spare buffer is left for a unit of its own size.
 const TOO_LARGE: usize = 3;
 
 /// A pool of buffers.
@@ -16,18 +16,18 @@ pub struct BufferPool {
     spare: Mutex<Vec<Vec<f32>>>,
 }
 
-/// A buffer out of a pool, which it goes back to.
+/// A buffer of a pool, to which it returns when dropped.
 pub struct PooledBuffer {
     values: Vec<f32>,
     pool: Arc<BufferPool>,
 }
 
 impl BufferPool {
-    /// A buffer of `len` elements, of any content.
+    /// Takes a buffer of `len` elements with unspecified content.
     pub fn take(self: &Arc<Self>, len: usize) -> PooledBuffer {
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
-        // The smallest that is large enough, and not so large that a unit of its size would miss it: then the peak of a
-        // step does not depend on which buffer happens to be free. Growing would copy what nobody reads.
+        // Takes the smallest that is large enough, but not so large that a unit of its size would lack it, so that the
+        // peak of a step does not depend on which buffer happens to be free. Growing one would copy unused content.
         spare.sort_by_key(Vec::capacity);
         let fits = spare.iter().position(|values| (len..=TOO_LARGE * len).contains(&values.capacity()));
         let mut values = fits.map_or_else(|| Vec::with_capacity(len), |index| spare.swap_remove(index));
@@ -38,19 +38,19 @@ impl BufferPool {
 }
 
 impl BufferPool {
-    /// Lets go what nobody uses.
+    /// Frees the unused buffers.
     pub fn clear(&self) {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 
 impl PooledBuffer {
-    /// Its elements.
+    /// Returns the elements of the buffer.
     pub fn values(&mut self) -> &mut [f32] {
         &mut self.values
     }
 
-    /// A tensor that looks at the buffer, without a copy.
+    /// Converts the buffer into a tensor that views it, without a copy.
     pub fn into_tensor(self, device: &Device) -> Tensor<1> {
         let len = self.values.len();
         let bytes = Bytes::from_shared(bytes::Bytes::from_owner(self), AllocationProperty::Other);

@@ -1,4 +1,4 @@
-//! Weights and gradients on their way, over the host or where they lie.
+//! Collectives on weights and gradients, through host memory or in place.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use crate::error::EngineError;
 use crate::mesh::Mesh;
 use crate::wire::Wire;
 
-/// Queues a gather of the unit of which `shard` is this rank's part. A result that is kept for long has
-/// memory of its own; others share a few buffers of the host, or the device's pool.
+/// Queues a gather of the unit of which `shard` is this rank's part. A result that `stays` has memory of
+/// its own; others share a few buffers of the host, or the device's pool.
 ///
 /// # Errors
 /// [`EngineError`].
@@ -52,12 +52,12 @@ pub fn reduce(
     Ok(comm.submit("reduce", unit, move |mesh| mesh.reduce(first, len)))
 }
 
-/// Whether one rank talks to itself, which shows that an engine on device memory moves what it should.
+/// Returns true if one rank communicates with itself, as a test of an engine on device memory.
 fn is_trial(comm: &Comm) -> bool {
     comm.takes_tensors && comm.topology().world_size == 1
 }
 
-/// What is left of `values` after a trip on `wire`.
+/// Rounds `values` as a transfer on `wire` does.
 fn rounded(values: Tensor<1>, wire: Wire) -> Tensor<1> {
     match wire {
         Wire::F32 => values,

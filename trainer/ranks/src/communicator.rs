@@ -1,9 +1,9 @@
 //! The communication thread: it owns the engines and runs collectives in the order in which they are
 //! submitted, which is the same on all ranks, while the trainer computes.
 //!
-//! At most one gather runs ahead of the one that is used, and at most two reductions are on their way
-//! ([`flow`](super::prefetch)). Gathered buffers come from a pool and go back to it when the last tensor that
-//! looks at them is dropped.
+//! At most one gather runs ahead of the one in use, and at most two reductions are in flight
+//! ([`prefetch`](super::prefetch)). Gathered buffers come from a pool and return to it when the last tensor that
+//! views them is dropped.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,43 +19,43 @@ use crate::flight_recorder::FlightRecorder;
 use crate::mesh::{Mesh, Traffic};
 use crate::topology::Topology;
 
-/// Ranks may take this long to start, whatever the deadline of collectives.
+/// Time that ranks may take to start, even if the deadline of collectives is shorter.
 pub const START: Duration = Duration::from_secs(120);
 
-/// How long an engine may take to leave a collective that nobody waits for any more.
+/// Time that an engine may take to abort a collective that is no longer waited for.
 const LEAVE: Duration = Duration::from_secs(2);
 
-/// How ranks talk.
+/// Settings of a [`Comm`].
 pub struct CommConfig {
-    /// This rank's topology.
+    /// Topology as this rank sees it.
     pub topology: Topology,
-    /// Whether sums are taken in an order of ours.
+    /// True if sums are taken in the order of [`ordered`](crate::ordered), not in the engine's.
     pub exact: bool,
-    /// How long a collective may take.
+    /// Deadline of a collective.
     pub deadline: Duration,
 }
 
-/// Makes an engine in the communication thread.
+/// Function that makes an engine in the communication thread.
 pub type EngineFactory = Box<dyn FnOnce() -> Result<Box<dyn Engine>, EngineError> + Send>;
 
-/// A rank's line to the others.
+/// Connection of a rank to the others, through the communication thread.
 pub struct Comm {
     topology: Topology,
     pub(super) exact: bool,
-    /// Whether the engine is given tensors where they lie.
+    /// True if the engine reads and writes tensors in place.
     pub(super) takes_tensors: bool,
-    /// `None` for one rank, for which there is nothing to move.
+    /// Queue of collectives; `None` for one rank, which has nothing to move.
     queue: Option<Sender<Queued>>,
     recorder: Arc<FlightRecorder>,
     watch: Mutex<Option<Arc<dyn Watch>>>,
     deadline: Duration,
     pub(super) buffers: Arc<BufferPool>,
     waited_us: AtomicU64,
-    /// Time that the thread has waited for this rank's own device.
+    /// Microseconds that the thread has waited for this rank's own device.
     settled_us: Arc<AtomicU64>,
-    /// Set when this rank waits for no collective any more.
+    /// Set once this rank no longer waits for collectives.
     given_up: Arc<AtomicBool>,
-    /// Closed when the thread has let its engines go.
+    /// Closed once the thread has dropped its engines.
     ended: Option<Receiver<()>>,
 }
 
@@ -70,14 +70,14 @@ struct Queued {
 
 /// The result of a collective that may still be running.
 pub enum Pending<R> {
-    /// There was nothing to move.
+    /// Result of a collective that had nothing to move.
     Ready(R),
-    /// The communication thread has it.
+    /// Receiver of the result from the communication thread.
     Queued(Receiver<Result<R, EngineError>>),
 }
 
 impl Comm {
-    /// One rank.
+    /// Creates the communicator of a single rank.
     pub fn solo() -> Self {
         Self {
             topology: Topology::SOLO,
@@ -98,7 +98,7 @@ impl Comm {
     /// Starts the communication thread, which makes the engine itself. All ranks call it.
     ///
     /// # Errors
-    /// Errors of `engine`, and [`EngineError`] if ranks do not meet.
+    /// Errors of `engine`, and [`EngineError`] if the ranks do not meet.
     pub fn start(config: CommConfig, engine: EngineFactory) -> Result<Self, EngineError> {
         let CommConfig { topology, exact, deadline } = config;
         let (queue, jobs) = unbounded::<Queued>();
@@ -117,12 +117,12 @@ impl Comm {
                 Ok(mesh) => mesh,
                 Err(error) => return drop(ready.send(Err(error))),
             };
-            // A starter that has given up has no use for what comes.
+            // The send fails only if the thread that starts this one has given up.
             let _ = ready.send(Ok(mesh.world().takes_tensors()));
             for (number, Queued { collective, unit, on_tensors, job }) in (0..).zip(jobs) {
                 if on_tensors {
-                    // Before it is noted: a device that hangs keeps its rank behind the others, which shows who it is.
-                    // What has gone wrong on the device is said again by the collective.
+                    // Runs before the recorder notes the collective, so that a rank whose device hangs stays behind the
+                    // others, which identifies it. The collective itself reports any error of the device.
                     let start = Instant::now();
                     let _ = mesh.world().settle();
                     settled.fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
@@ -145,7 +145,7 @@ impl Comm {
             topology,
             exact,
             takes_tensors,
-            // One rank has nothing to move, but an engine on device memory may be tried with it.
+            // One rank has nothing to move, but an engine on device memory may be tested with it.
             queue: (topology.world_size > 1 || takes_tensors).then_some(queue),
             recorder,
             deadline,
@@ -156,27 +156,27 @@ impl Comm {
         })
     }
 
-    /// This rank's topology.
+    /// Returns the topology as this rank sees it.
     pub fn topology(&self) -> Topology {
         self.topology
     }
 
-    /// What the communication thread did last.
+    /// Returns the flight recorder of the communication thread.
     pub fn recorder(&self) -> Arc<FlightRecorder> {
         Arc::clone(&self.recorder)
     }
 
-    /// Lets `watch` say who is missing when a collective does not end.
+    /// Sets the watch, which names the missing ranks when a collective does not end.
     pub fn set_watch(&self, watch: Arc<dyn Watch>) {
         *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = Some(watch);
     }
 
-    /// Time that the trainer has waited for others, in all.
+    /// Returns the total time that the trainer has waited for other ranks.
     pub fn waited(&self) -> Duration {
         Duration::from_micros(self.waited_us.load(Ordering::Relaxed))
     }
 
-    /// Queues `run` behind what is queued.
+    /// Queues `run` behind the collectives already queued.
     pub(super) fn submit<R: Send + 'static>(
         &self,
         collective: &'static str,
@@ -185,19 +185,19 @@ impl Comm {
     ) -> Pending<R> {
         let (sender, result) = bounded(1);
         if let Some(queue) = &self.queue {
-            // A rank that no longer waits for the result has given up on an error before.
+            // The send fails only if this rank, after an error, no longer waits for the result.
             let job: Job = Box::new(move |mesh| drop(sender.send(run(mesh))));
-            // A thread that has ended drops the job and its sender with it: the wait says so.
+            // A thread that has ended drops the job and its sender with it: the wait then returns an error.
             let on_tensors = self.takes_tensors;
             let _ = queue.send(Queued { collective, unit: unit.to_string(), on_tensors, job });
         }
         Pending::Queued(result)
     }
 
-    /// Waits for a collective.
+    /// Waits for a collective and returns its result.
     ///
     /// # Errors
-    /// [`EngineError`]: its own, a lost rank, or the deadline.
+    /// [`EngineError`] of the collective, for a lost rank, or past the deadline.
     pub fn wait<R>(&self, pending: Pending<R>) -> Result<R, EngineError> {
         let result = match pending {
             Pending::Ready(value) => return Ok(value),
@@ -212,7 +212,7 @@ impl Comm {
                 Err(RecvTimeoutError::Timeout) => {
                     if let Err(error) = self.look_around(&mut waiting) {
                         self.given_up.store(true, Ordering::Relaxed);
-                        // The engine that can leaves its collective, so that the device is free when the process ends.
+                        // Gives such an engine time to abort, so that the device is free when the process ends.
                         if self.takes_tensors {
                             let _ = result.recv_timeout(LEAVE);
                         }
@@ -232,7 +232,7 @@ impl Comm {
         match self.recorder.newest() {
             Some(here) => waiting.look(here, watch.as_deref(), self.deadline),
             None if waiting.since.elapsed() < self.deadline.max(START) => Ok(()),
-            // Not even the first has begun: this rank's own device hangs.
+            // Not even the first collective has begun: this rank's own device hangs.
             None => Err(EngineError::Deadline {
                 collective: "start",
                 unit: "this rank's device".into(),
@@ -243,7 +243,7 @@ impl Comm {
         }
     }
 
-    /// The sum of `values` over ranks, in the order of their parts of the batch.
+    /// Returns the sum of `values` over ranks, in the order of their data ranks.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -254,7 +254,7 @@ impl Comm {
         self.wait(self.submit("sum", what, move |mesh| mesh.sum(&values)))
     }
 
-    /// Every rank's `values`, in the order of their parts of the batch.
+    /// Gathers every rank's `values`, in the order of their data ranks.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -265,7 +265,7 @@ impl Comm {
         self.wait(self.submit("gather", what, move |mesh| mesh.gather_parts(&values)))
     }
 
-    /// Joins a few numbers over ranks; all ranks get the same bits.
+    /// Reduces a few numbers over ranks; all ranks get the same bits.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -285,7 +285,7 @@ impl Comm {
         }))
     }
 
-    /// The bytes of rank 0, on all ranks.
+    /// Broadcasts the bytes of rank 0 to all ranks.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -303,7 +303,7 @@ impl Comm {
         }))
     }
 
-    /// Every rank's bytes, by rank.
+    /// Gathers every rank's bytes, in the order of the ranks.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -324,12 +324,12 @@ impl Comm {
         }))
     }
 
-    /// Lets the buffers go that wait for the next gathers.
+    /// Frees the pooled buffers that are kept for later gathers.
     pub fn release_buffers(&self) {
         self.buffers.clear();
     }
 
-    /// Groups the ranks in another way and starts to count anew. All ranks call it, with nothing on its way.
+    /// Regroups the ranks and resets the traffic counters. All ranks call it, with no collective in flight.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -343,7 +343,7 @@ impl Comm {
         Ok(())
     }
 
-    /// What has moved since the start.
+    /// Returns the traffic since the start, or since the ranks were last regrouped.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -354,15 +354,15 @@ impl Comm {
         self.wait(self.submit("look", "the counters", |mesh| Ok(mesh.traffic)))
     }
 
-    /// Waits for all ranks and lets the engines go. Without it, as after an error, the thread is left as
-    /// it stands: it may never come out of its collective.
+    /// Waits for all ranks and drops the engines. Without this call, as after an error, the thread is left
+    /// running: it may never return from its collective.
     ///
     /// # Errors
     /// [`EngineError`].
     pub fn finish(mut self) -> Result<(), EngineError> {
         self.all_reduce("the end", vec![0.0], Reduction::Sum)?;
         self.queue = None;
-        // Letting MPI go waits for all ranks once more.
+        // Dropping MPI waits for all ranks once more.
         match self.ended.take().map(|ended| ended.recv_timeout(self.deadline)) {
             Some(Err(RecvTimeoutError::Timeout)) => Err(EngineError::Deadline {
                 collective: "end",
@@ -376,7 +376,7 @@ impl Comm {
     }
 }
 
-/// Why the engine is not there.
+/// Returns the error of an engine that has not started.
 fn not_started(error: RecvTimeoutError, deadline: Duration) -> EngineError {
     match error {
         RecvTimeoutError::Disconnected => EngineError::Ended,

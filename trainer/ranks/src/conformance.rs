@@ -1,4 +1,4 @@
-//! What every engine must do. Tests of each implementation call [`check`] on every rank, and so does
+//! Requirements on every engine. Tests of each implementation call [`check`] on every rank, and so does
 //! `ocelli doctor` on the machine that it runs on.
 
 use burn_tensor::{DType, Device, Tensor, TensorData};
@@ -10,44 +10,44 @@ use crate::ordered;
 use crate::wire;
 use crate::wire::Wire;
 
-/// Elements a rank that the operations are tried with: none, fewer than ranks, odd, and more than a page.
+/// Elements per rank that the operations are tried with: none, fewer than ranks, odd, and more than a page.
 const LENGTHS: [usize; 6] = [0, 1, 3, 63, 64, 5001];
 
-/// An operation that gave something else than it should.
+/// An operation that does not conform.
 #[derive(Debug, thiserror::Error)]
 pub enum Broken {
-    /// It failed.
+    /// The operation failed.
     #[error(transparent)]
     Failed(#[from] EngineError),
-    /// It gave wrong numbers.
+    /// The operation returned wrong numbers.
     #[error("{engine}, rank {rank} of {world_size}: {operation} of {n} elements gives wrong numbers")]
     Wrong {
         /// Name of the engine.
         engine: &'static str,
-        /// This rank.
+        /// Number of the rank.
         rank: usize,
         /// Number of ranks.
         world_size: usize,
         /// The operation.
         operation: &'static str,
-        /// Elements a rank.
+        /// Elements per rank.
         n: usize,
     },
 }
 
-/// What a check is made with.
+/// Device and progress callback of a check.
 pub struct Trial<'a> {
-    /// Where tensors lie.
+    /// Device of the tensors.
     pub device: &'a Device,
-    /// Is told of every operation that was right, with its elements a rank: what does not end comes after the
-    /// last of them.
+    /// Callback for every operation that passed, with its elements per rank. An operation that hangs is the one after
+    /// the last call.
     pub passed: &'a mut dyn FnMut(&'static str, usize),
 }
 
 /// Tries every operation with every length, over all ranks and over halves of them.
 ///
 /// # Errors
-/// The first operation that is broken.
+/// The first operation that does not conform.
 pub fn check(engine: &mut dyn Engine, trial: &mut Trial<'_>) -> Result<(), Broken> {
     check_group(engine, trial)?;
     // Even and odd ranks, in reverse order: their groups work apart from one another and from the whole.
@@ -62,17 +62,17 @@ pub fn check(engine: &mut dyn Engine, trial: &mut Trial<'_>) -> Result<(), Broke
     check_group(engine, trial)
 }
 
-/// What the fabric is timed with: a gather and an exchange of one buffer, in the host's memory or, for an engine that
+/// Buffers for timing the fabric: a gather and an exchange of one buffer, in host memory or, for an engine that
 /// takes tensors, on the device.
 pub enum Pair {
-    /// What a rank gives, and what it gets.
+    /// Part that a rank contributes to a gather, and the gathered buffer, which an exchange sends.
     Host(Vec<u8>, Vec<u8>),
-    /// A gather and an exchange.
+    /// Transfers of a gather and of an exchange.
     Tensors(Box<[Transfer; 2]>),
 }
 
 impl Pair {
-    /// Buffers of `bytes` in all.
+    /// Creates buffers for a gather of `bytes` bytes over all ranks.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -88,7 +88,7 @@ impl Pair {
         Ok(Self::Tensors(Box::new([gather, exchange])))
     }
 
-    /// Gathers.
+    /// Runs the gather.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -99,7 +99,7 @@ impl Pair {
         }
     }
 
-    /// Exchanges.
+    /// Runs the exchange.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -141,12 +141,12 @@ fn expect(
     Err(Broken::Wrong { engine, rank, world_size, operation, n })
 }
 
-/// A value that depends on who sends, to whom, and where it stands; small enough to be exact in bf16.
+/// Returns a value that depends on sender, receiver and index; small enough to be exact in bf16.
 fn value(from: usize, to: usize, i: usize) -> f32 {
     ((from * 31 + to * 17 + i) % 256) as f32
 }
 
-/// [`check`] on the host's tensors, with nobody told.
+/// Runs [`check`] on host tensors, without a callback.
 #[cfg(test)]
 pub(super) fn check_on_host(engine: &mut dyn Engine) -> Result<(), Broken> {
     check(engine, &mut Trial { device: &Device::flex(), passed: &mut |_, _| {} })
@@ -181,7 +181,7 @@ fn movement(engine: &mut dyn Engine, n: usize, trial: &mut Trial<'_>) -> Result<
     Ok(())
 }
 
-/// Sums of small integers are exact in any order.
+/// Checks sums of small integers, which are exact in any order.
 fn sums(engine: &mut dyn Engine, n: usize, trial: &mut Trial<'_>) -> Result<(), Broken> {
     let (rank, world_size) = (engine.rank(), engine.world_size());
     let full: Vec<f32> = (0..world_size).flat_map(|to| (0..n).map(move |i| value(rank, to, i))).collect();
@@ -192,7 +192,7 @@ fn sums(engine: &mut dyn Engine, n: usize, trial: &mut Trial<'_>) -> Result<(), 
     Ok(())
 }
 
-/// The same where tensors lie. Tensors are never empty: no unit is.
+/// Checks the operations on tensors, which are never empty because units are not.
 fn on_tensors(engine: &mut dyn Engine, n: usize, trial: &mut Trial<'_>) -> Result<(), Broken> {
     let (rank, world_size) = (engine.rank(), engine.world_size());
     let (takes_tensors, device) = (engine.takes_tensors(), trial.device.clone());
@@ -230,7 +230,7 @@ fn on_tensors(engine: &mut dyn Engine, n: usize, trial: &mut Trial<'_>) -> Resul
     Ok(())
 }
 
-/// Sums whose last bits depend on the order, in the order that is ours.
+/// Checks sums whose last bits depend on the order, in the order of [`ordered`].
 fn ordered_sums(engine: &mut dyn Engine, n: usize, trial: &mut Trial<'_>) -> Result<(), Broken> {
     let (rank, world_size) = (engine.rank(), engine.world_size());
     let real =

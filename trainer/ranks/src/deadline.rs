@@ -1,40 +1,40 @@
-//! How long a rank waits for others, and what it says when it waits no longer.
+//! Waiting for other ranks: deadlines, and the errors past them.
 
 use std::time::{Duration, Instant};
 
 use crate::error::EngineError;
 use crate::flight_recorder::Entry;
 
-/// How often a rank that waits looks whether the others live.
+/// Interval at which a waiting rank checks whether the others are alive.
 pub(super) const POLL: Duration = Duration::from_millis(100);
 
-/// Deadlines that ranks have for what may take long: data, probes, a checkpoint's last bytes.
+/// Multiple of the deadline allowed for slow work: data, probes, a checkpoint's last bytes.
 const PATIENCE: u32 = 6;
 
-/// Between two looks at heartbeats, once the deadline has passed.
+/// Interval between two checks of heartbeats, once the deadline has passed.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
-/// A rank that is gone.
+/// A lost rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lost {
-    /// Which.
+    /// Number of the rank.
     pub rank: usize,
-    /// How that is known, or what it said.
+    /// Evidence of the loss, or the reason that the rank reported.
     pub how: String,
-    /// Whether it has left for a reason of its own.
+    /// True if the rank has stopped for a reason of its own, which `how` then holds.
     pub by_itself: bool,
 }
 
-/// Knows how the other ranks are.
+/// Monitor of the other ranks.
 pub trait Watch: Send + Sync {
-    /// A rank that is known to be gone.
+    /// Returns a rank that is known to be lost.
     fn lost(&self) -> Option<Lost>;
 
-    /// Describes the ranks that have not come to `here`; `None` if all are merely busy with what may take long, and `is_patient`.
+    /// Describes the ranks that have not reached `here`; `None` if `is_patient` and one of them is busy with slow work.
     fn suspects(&self, here: &Entry, is_patient: bool) -> Option<String>;
 }
 
-/// For what, and since when, a rank waits.
+/// The collective that a rank waits for, and the start of the wait.
 pub(super) struct Waiting {
     number: u64,
     pub(super) since: Instant,
@@ -47,7 +47,7 @@ impl Waiting {
         // The first look is due as soon as the deadline has passed.
         Self { number, since: now, looked: now.checked_sub(LOOK_AGAIN).unwrap_or(now) }
     }
-    /// Whether somebody is gone, or the collective `here` that runs is older than the deadline.
+    /// Returns an error if a rank is lost, or if the running collective `here` is older than the deadline.
     pub(super) fn look(
         &mut self,
         here: Entry,

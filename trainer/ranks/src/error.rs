@@ -1,30 +1,30 @@
-//! What can go wrong between ranks.
+//! Errors of communication between ranks.
 
 use kernels::device::DeviceFailure;
 
-/// What can go wrong between ranks.
+/// An error of communication between ranks.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum EngineError {
-    /// A rank's process has ended, or its line is dead.
+    /// The process or thread of a rank has ended.
     #[error("rank {rank} is lost ({how}) while this rank waits in {collective} of {unit} (number {number})")]
     PeerLost {
         /// The rank.
         rank: usize,
-        /// How that is known.
+        /// Evidence that the rank is lost.
         how: String,
-        /// The collective that this rank is in.
+        /// The collective that this rank waits in.
         collective: &'static str,
-        /// The unit, or what it is about.
+        /// Name of the unit, or subject of a collective without a unit.
         unit: String,
         /// Number of the collective since the start.
         number: u64,
     },
-    /// A rank has given up for a reason of its own, which starting again would not change.
+    /// A rank has stopped for a reason of its own that a restart would not change.
     #[error("rank {rank} has given up: {reason}")]
     PeerFailed {
         /// The rank.
         rank: usize,
-        /// What it said.
+        /// Reason that the rank reported.
         reason: String,
     },
     /// A collective took longer than the deadline.
@@ -32,51 +32,51 @@ pub enum EngineError {
     Deadline {
         /// The collective.
         collective: &'static str,
-        /// The unit, or what it is about.
+        /// Name of the unit, or subject of a collective without a unit.
         unit: String,
         /// Number of the collective since the start.
         number: u64,
-        /// The deadline.
+        /// Time that the rank has waited.
         seconds: u64,
-        /// Which ranks are behind, and where.
+        /// Description of the ranks that are behind.
         suspects: String,
     },
     /// The engine's library reports an error.
     #[error("{engine}: {operation} failed: {reason}")]
     Failed {
-        /// Its name.
+        /// Name of the engine.
         engine: &'static str,
-        /// What was asked of it.
+        /// The operation that failed.
         operation: &'static str,
-        /// What it said.
+        /// Reason for the failure.
         reason: String,
     },
-    /// The engine cannot be had.
+    /// The engine is not available.
     #[error("{engine}: {reason}")]
     Unavailable {
-        /// Its name.
+        /// Name of the engine.
         engine: &'static str,
-        /// Why, and what to do.
+        /// Reason, and a remedy where there is one.
         reason: String,
     },
-    /// An operation was given buffers that do not fit one another: a bug in ocelli.
+    /// An operation was called with buffers whose lengths do not match: a bug in ocelli.
     #[error(
         "{operation}: buffers of {left} and {right} elements on {world_size} ranks; this is a bug in ocelli"
     )]
     Lengths {
         /// The operation.
         operation: &'static str,
-        /// One length.
+        /// Elements of a part.
         left: usize,
-        /// The other.
+        /// Elements of the whole buffer.
         right: usize,
         /// Number of ranks.
         world_size: usize,
     },
-    /// This rank's device has failed.
+    /// The device of this rank has failed.
     #[error(transparent)]
     Device(#[from] DeviceFailure),
-    /// The communication thread is gone.
+    /// The communication thread has ended.
     #[error("the communication thread has ended")]
     Ended,
 }

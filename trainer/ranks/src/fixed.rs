@@ -1,31 +1,31 @@
 //! Sums that do not depend on their order, for the few numbers that ranks agree on in a step.
 //!
-//! A number is an integer multiple of 2⁻⁶⁴ in 128 bits: from 5·10⁻²⁰ to 9·10¹⁸, of which the sum is exact.
-//! Squared gradient norms and losses that matter lie well within. What does not fit is marked and makes
-//! the sum NaN, as a NaN does.
+//! A number is an integer multiple of 2⁻⁶⁴ in 128 bits, from 5·10⁻²⁰ to 9·10¹⁸, so that sums are exact.
+//! Squared gradient norms and losses that matter lie well within this range. A number out of range is counted and
+//! makes the sum NaN, as a NaN does.
 
-/// Bits behind the point.
+/// Number of fractional bits.
 const FRACTION_BITS: i32 = 64;
 
-/// Bits of a limb, so small that f64 sums of limbs over two million ranks are exact.
+/// Bits of a limb, few enough that f64 sums of limbs over two million ranks are exact.
 const LIMB_BITS: u32 = 32;
 
-/// Numbers that a [`Fixed`] travels as.
+/// Number of f64 values that a [`Fixed`] is sent as.
 pub const N_LIMBS: usize = 5;
 
-/// A number that adds up exactly.
+/// A fixed-point number with exact sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Fixed {
     value: i128,
-    /// How many numbers did not fit.
+    /// Number of values out of range.
     n_bad: u32,
 }
 
 impl Fixed {
-    /// The number nearest to zero beside `value`.
+    /// Converts `value`, rounded toward zero.
     pub fn new(value: f64) -> Self {
         let scaled = value * 2f64.powi(FRACTION_BITS);
-        // Half of the range is left to sums of sums.
+        // Half of the range is left for sums.
         if scaled.is_finite() && scaled.abs() < 2f64.powi(126) {
             return Self { value: scaled as i128, n_bad: 0 };
         }
@@ -42,20 +42,20 @@ impl Fixed {
         self.n_bad += other.n_bad;
     }
 
-    /// Zero, with what did not fit.
+    /// Returns zero with this number's count of values out of range.
     pub fn only_bad(self) -> Self {
         Self { value: 0, n_bad: self.n_bad }
     }
 
-    /// What travels: sums of these over ranks are the limbs of the sum.
+    /// Returns the values to send: their sums over ranks are the limbs of the sum.
     pub fn limbs(self) -> [f64; N_LIMBS] {
         let limb = |i: u32| (self.value >> (i * LIMB_BITS)) & i128::from(u32::MAX);
-        // The highest keeps its sign.
+        // The highest limb is signed.
         let high = self.value >> (3 * LIMB_BITS);
         [limb(0) as f64, limb(1) as f64, limb(2) as f64, high as f64, f64::from(self.n_bad)]
     }
 
-    /// The number whose limbs these are; NaN if anything in it did not fit.
+    /// Returns the number that has these limbs; NaN if any number in it was out of range.
     pub fn from_limbs(limbs: &[f64]) -> f64 {
         let (limbs, n_bad) = limbs.split_at(N_LIMBS - 1);
         let mut value = 0i128;

@@ -1,4 +1,4 @@
-//! What a rank's communication thread did last, for the day it hangs.
+//! Recorder of the last collectives of a rank's communication thread, for the diagnosis of hangs.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -6,32 +6,32 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-/// Collectives that are remembered.
+/// Number of collectives that are kept.
 const N_ENTRIES: usize = 512;
 
-/// One collective.
+/// Record of one collective.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Entry {
     /// Number since the start; the same collective has the same number on all ranks.
     pub number: u64,
-    /// What it is.
+    /// Kind of the collective.
     pub collective: &'static str,
-    /// The unit, or what it is about.
+    /// Name of the unit, or subject of a collective without a unit.
     pub unit: String,
-    /// When it began, in seconds since 1970.
+    /// Time of the start, in seconds since 1970.
     pub began_s: f64,
-    /// How long it took; `null` while it has not ended.
+    /// Duration in milliseconds; `null` while the collective has not ended.
     pub took_ms: Option<f64>,
 }
 
-/// A ring of the last collectives.
+/// Ring buffer of the last collectives.
 #[derive(Debug, Default)]
 pub struct FlightRecorder {
     entries: Mutex<VecDeque<Entry>>,
 }
 
 impl FlightRecorder {
-    /// Notes that `collective` of `unit` begins.
+    /// Records the start of `collective` of `unit`.
     pub fn begin(&self, number: u64, collective: &'static str, unit: &str) {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         if entries.len() == N_ENTRIES {
@@ -46,28 +46,28 @@ impl FlightRecorder {
         });
     }
 
-    /// Notes that the last one has ended.
+    /// Records the end of the last collective.
     pub fn end(&self) {
         if let Some(entry) = self.entries.lock().unwrap_or_else(PoisonError::into_inner).back_mut() {
             entry.took_ms = Some((now_s() - entry.began_s) * 1e3);
         }
     }
 
-    /// All that are remembered, the oldest first.
+    /// Returns all entries that are kept, the oldest first.
     #[cfg(feature = "testing")]
     pub fn entries(&self) -> Vec<Entry> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
-    /// The newest entry.
+    /// Returns the newest entry.
     pub fn newest(&self) -> Option<Entry> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner).back().cloned()
     }
 
-    /// All entries, oldest first, one JSON object a line.
+    /// Formats all entries, the oldest first, one JSON object per line.
     pub fn dump(&self) -> String {
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        // An entry has nothing that JSON cannot say.
+        // Every field of an entry can be written as JSON.
         entries.iter().filter_map(|entry| Some(serde_json::to_string(entry).ok()? + "\n")).collect()
     }
 }

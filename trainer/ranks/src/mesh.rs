@@ -3,8 +3,8 @@
 //! ```text
 //! W = S · R       rank = q · S + s        q: replica, s: place in the shard group
 //! none   S = 1    everything on every rank; gradients are summed over all
-//! grad   S = W    shards; the student's gathered weights are kept from forwards to backwards
-//! full   S = W    shards; weights are gathered again on the way back
+//! grad   S = W    shards; the student's gathered weights are kept from the forward to the backward pass
+//! full   S = W    shards; weights are gathered again in the backward pass
 //! group  S < W    shards within neighboring ranks, sums over replicas
 //! ```
 
@@ -20,39 +20,39 @@ use crate::wire::Wire;
 pub struct Mesh {
     topology: Topology,
     world: Box<dyn Engine>,
-    /// `None` where the group is one rank, or all.
+    /// Engine of the shard group; `None` where the group is one rank, or all.
     group: Option<Box<dyn Engine>>,
     replicas: Option<Box<dyn Engine>>,
-    /// Whether sums are taken in our order; else in the engine's.
+    /// True if sums are taken in the order of [`ordered`], not in the engine's.
     exact: bool,
-    /// What has moved.
+    /// Bytes and collectives counted so far.
     pub traffic: Traffic,
 }
 
-/// Bytes that a rank received from others, and how often.
+/// Bytes that a rank received from others, and the number of collectives.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Weights gathered.
+    /// Bytes of gathered weights.
     pub gather_bytes: u64,
-    /// Collectives of that kind.
+    /// Number of gathers of weights.
     pub n_gathers: u64,
-    /// Gradients summed.
+    /// Bytes of summed gradients.
     pub reduce_bytes: u64,
-    /// Collectives of that kind.
+    /// Number of sums of gradients.
     pub n_reduces: u64,
-    /// Everything else: statistics, norms, flags.
+    /// Bytes of everything else: statistics, norms, flags.
     pub small_bytes: u64,
-    /// Collectives of that kind.
+    /// Number of other collectives.
     pub n_small: u64,
 }
 
 impl Traffic {
-    /// What has moved since `before`.
+    /// Returns the traffic since `before`.
     pub fn since(self, before: Self) -> Self {
         self.each(before, |now, before| now - before)
     }
 
-    /// The `n`-th part.
+    /// Returns every count divided by `n`.
     pub fn over(self, n: u64) -> Self {
         self.each(self, |now, _| now / n)
     }
@@ -70,7 +70,7 @@ impl Traffic {
 }
 
 impl Mesh {
-    /// The engines of `place`, split off `world`. All ranks call it.
+    /// Splits the engines of `topology` off `world`. All ranks call it.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -86,7 +86,7 @@ impl Mesh {
         Ok(Self { topology, world, group, replicas, exact, traffic: Traffic::default() })
     }
 
-    /// Groups the ranks in another way. All ranks call it.
+    /// Regroups the ranks. All ranks call it.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -98,7 +98,7 @@ impl Mesh {
         Ok(())
     }
 
-    /// All ranks.
+    /// Returns the engine of all ranks.
     pub fn world(&mut self) -> &mut dyn Engine {
         self.world.as_mut()
     }
@@ -107,7 +107,7 @@ impl Mesh {
         self.group.as_deref_mut().unwrap_or(self.world.as_mut())
     }
 
-    /// The buffer `[S·n]` of which this rank sends the shard `[n]`.
+    /// Gathers the buffer `[S·n]` of which this rank sends the shard `[n]`.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -119,7 +119,7 @@ impl Mesh {
         Ok(shard.received())
     }
 
-    /// The transfer that [`Mesh::reduce`] of `full` of `[S·n]` begins with.
+    /// Creates the transfer that [`Mesh::reduce`] of `full` of `[S·n]` begins with.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -138,8 +138,8 @@ impl Mesh {
         Transfer::new(full, n_receive, wire, device_memory)
     }
 
-    /// This rank's shard of the sum over all ranks of a buffer of `len` elements, of which `first` is the first
-    /// transfer.
+    /// Returns this rank's shard of the sum over all ranks of a buffer of `len` elements; `first` is the transfer made
+    /// by [`Mesh::transfer_of`].
     ///
     /// # Errors
     /// [`EngineError`].
@@ -168,7 +168,7 @@ impl Mesh {
         self.over_replicas(first, n)
     }
 
-    /// The sum over replicas of the shards of `n` elements that `exchange` sends, in f32 on the way back.
+    /// Returns the sum over replicas of the shards of `n` elements that `exchange` sends; the sum is gathered in f32.
     fn over_replicas(&mut self, mut exchange: Transfer, n: usize) -> Result<Tensor<1>, EngineError> {
         let [padded, _] = exchange.lengths();
         let n_replicas = self.topology.n_replicas();
@@ -185,7 +185,7 @@ impl Mesh {
         Ok(if padded == n { sum } else { sum.narrow(0, 0, n) })
     }
 
-    /// The sum of `values` over all ranks, in the order of their parts of the batch.
+    /// Returns the sum of `values` over all ranks, in the order of their data ranks.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -195,7 +195,7 @@ impl Mesh {
         ordered::all_sum(self.world.as_mut(), values, &order)
     }
 
-    /// Every rank's `values`, in the order of their parts of the batch.
+    /// Gathers every rank's `values`, in the order of their data ranks.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -208,20 +208,20 @@ impl Mesh {
         Ok(order.into_iter().map(part).collect())
     }
 
-    /// Adds to the count of small collectives.
+    /// Counts a small collective that moves `bytes` bytes.
     pub fn count_small(&mut self, bytes: usize) {
         self.traffic.n_small += 1;
         self.traffic.small_bytes += bytes as u64;
     }
 }
 
-/// Whether the engine may sum as it likes. Only f32 has a native sum: every engine would have its own idea of
-/// one in bf16.
+/// Returns true if the engine may sum in any order. Only f32 has a native sum: in bf16 the result would differ from
+/// engine to engine.
 fn native_sum(wire: Wire, exact: bool) -> bool {
     !exact && wire == Wire::F32
 }
 
-/// The exchange of `mine` of `[n]` among replicas, padded to a part for each.
+/// Creates the exchange of `mine` of `[n]` among replicas, padded to equal parts.
 fn replica_transfer(
     mine: Tensor<1>,
     wire: Wire,
@@ -249,7 +249,7 @@ mod tests {
     use crate::topology::Sharding;
     use kernels::device::host::to_host;
 
-    /// However ranks are grouped, the sums have the same bits.
+    /// Sums have the same bits however ranks are grouped.
     #[test]
     fn every_grouping_reduces_alike() {
         let n = 128;

@@ -1,14 +1,14 @@
-//! Sums over the micro-batches of a batch in an order that does not depend on how these are spread over ranks. What one
-//! of them gives is a part of the sum.
+//! Sums over the micro-batches of a batch in an order that does not depend on their distribution over ranks. The
+//! values of one micro-batch are a part of the sum.
 //!
 //! ```text
 //! sum of N parts = sum of the parts of even number + sum of the parts of odd number     N even
 //!                = part 0 + part 1 + … in sequence                                       N odd
 //! ```
 //!
-//! Position `p` of a global batch belongs to micro-batch `p mod N`, and rank `r` of `W` holds those numbered
-//! `r, r + W, …`. With N a power of two, what a rank sums by itself is therefore one branch of this tree,
-//! and what is left to sum over ranks is the tree above it: 1, 2, 4 … N ranks give the same bits.
+//! Position `p` of a global batch belongs to micro-batch `p mod N`, and data rank `r` of `W` holds micro-batches
+//! `r, r + W, …`. With N a power of two, the sum of a rank's own parts is therefore one branch of this tree,
+//! and the sum over ranks is the tree above the branches: 1, 2, 4 … N ranks give the same bits.
 
 use burn_tensor::{DType, Tensor, TensorData};
 use kernels::device::host::{is_host, with_slice};
@@ -16,15 +16,15 @@ use kernels::device::host::{is_host, with_slice};
 use crate::engine::Engine;
 use crate::error::EngineError;
 
-/// Elements that are summed together: they stay in the first-level cache.
+/// Elements that are summed together: few enough for the level 1 cache.
 const BLOCK: usize = 1024;
 
-/// Joins `part(0) … part(n - 1)` in this module's order, at most log₂ n results at a time. `n` is at least 1.
+/// Folds `part(0) … part(n - 1)` in this module's order, with at most log₂ n results at a time. `n` is at least 1.
 pub fn fold<T>(n: usize, part: &mut impl FnMut(usize) -> T, add: &impl Fn(T, T) -> T) -> T {
     branch(0, 1, n, part, add)
 }
 
-/// The parts `first, first + stride, …`, `n` of them.
+/// Folds the `n` parts `first, first + stride, …`.
 fn branch<T>(
     first: usize,
     stride: usize,
@@ -44,7 +44,7 @@ fn branch<T>(
     })
 }
 
-/// The sum of `n` parts of `out.len()` elements, `parts(i)` giving part `i`.
+/// Writes the sum of `n` parts of `out.len()` elements to `out`; `parts(i)` returns part `i`.
 fn sum_into<'a>(n: usize, parts: &(impl Fn(usize) -> &'a [f32] + Sync), out: &mut [f32]) {
     for (number, out) in out.chunks_mut(BLOCK).enumerate() {
         let range = number * BLOCK..number * BLOCK + out.len();
@@ -62,8 +62,8 @@ fn sum_into<'a>(n: usize, parts: &(impl Fn(usize) -> &'a [f32] + Sync), out: &mu
     }
 }
 
-/// The sum of the parts that ranks have sent, `received` of `[W·n]`: `[n]` in f32. Part `i` of the order is the rank
-/// `order[i]`.
+/// Returns the sum of the parts that ranks have sent, `received` of `[W·n]`: `[n]` in f32. Part `i` of the order is
+/// that of rank `order[i]`.
 pub fn sum_of_parts(received: Tensor<1>, order: &[usize]) -> Tensor<1> {
     let [len] = received.dims();
     let n = len / order.len();
@@ -74,7 +74,7 @@ pub fn sum_of_parts(received: Tensor<1>, order: &[usize]) -> Tensor<1> {
     sum_of_tensors(&received, order)
 }
 
-/// [`sum_of_parts`] by the device's operations.
+/// Computes [`sum_of_parts`] with operations of the device.
 fn sum_of_tensors(received: &Tensor<1>, order: &[usize]) -> Tensor<1> {
     let [len] = received.dims();
     let n = len / order.len();
@@ -89,8 +89,8 @@ fn sum_of_slices(parts: &[f32], order: &[usize]) -> Vec<f32> {
     sum
 }
 
-/// The sum over ranks of `values` of `[n]`, on all ranks. Part `i` of the order is the rank `order[i]`. The same
-/// bytes move as in a ring.
+/// Returns the sum over ranks of `values` of `[n]`, on all ranks. Part `i` of the order is that of rank `order[i]`.
+/// Moves as many bytes as a ring.
 ///
 /// # Errors
 /// [`EngineError`].
@@ -114,7 +114,7 @@ mod tests {
     use kernels::device::host::to_host;
 
     proptest! {
-        /// What ranks sum of their own parts, and then over ranks, is one and the same tree.
+        /// Sums over each rank's own parts, and then over ranks, form one and the same tree.
         #[test]
         fn any_number_of_ranks_gives_the_same_bits(log_parts in 0u32..6, seed in 0u64..1000) {
             let n = 1usize << log_parts;

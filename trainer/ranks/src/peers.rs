@@ -1,8 +1,8 @@
-//! What a micro-batch sees of the rest of the batch, on this rank and on others.
+//! Access of a micro-batch to the rest of the batch, on this rank and on others.
 //!
-//! A global batch is N micro-batches; position `p` is in number `p mod N`. Rank `r` of `W` holds the numbers
-//! `r, r + W, …`. Statistics over the batch are sums over micro-batches, in an order that does not depend on W
-//! ([`ordered`](crate::ordered)).
+//! A global batch is N micro-batches; position `p` is in micro-batch `p mod N`. Data rank `r` of `W` holds
+//! micro-batches `r, r + W, …`. Statistics over the batch are sums over micro-batches, in an order that does not
+//! depend on W ([`ordered`](crate::ordered)).
 
 use burn_tensor::{Tensor, TensorData};
 use kernels::device::readback::read_back;
@@ -20,29 +20,29 @@ pub struct Peers<'a> {
 }
 
 impl<'a> Peers<'a> {
-    /// A batch of which this rank holds `n_here` micro-batches.
+    /// Describes a batch of which this rank holds `n_here` micro-batches.
     pub fn new(comm: &'a Comm, n_here: usize) -> Self {
         Self { comm, n_here }
     }
 
-    /// Micro-batches of the batch, N.
+    /// Returns the number of micro-batches of the batch, N.
     pub fn n_micro_batches(&self) -> usize {
         self.n_here * self.comm.topology().world_size
     }
 
-    /// Position of image `i` of this rank's micro-batch `number` in the global batch.
+    /// Returns the position of image `i` of this rank's micro-batch `number` in the global batch.
     pub fn position(&self, number: usize, i: usize) -> usize {
         let topology = self.comm.topology();
         i * self.n_micro_batches() + number * topology.world_size + topology.data_rank()
     }
 
-    /// Positions in the global batch of the `n_images` images of each of this rank's micro-batches.
+    /// Returns the positions in the global batch of the `n_images` images of each of this rank's micro-batches.
     pub fn positions(&self, n_images: usize) -> Vec<Vec<usize>> {
         let of_batch = |number| (0..n_images).map(|i| self.position(number, i)).collect();
         (0..self.n_here).map(of_batch).collect()
     }
 
-    /// The sum over all micro-batches; `values` are those of this rank's, `[n]` each.
+    /// Returns the sum over all micro-batches; `values` holds the addends of this rank's micro-batches, `[n]` each.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -57,7 +57,7 @@ impl<'a> Peers<'a> {
         Ok(Tensor::from_data(TensorData::new(sum, [len]), &device))
     }
 
-    /// The largest of the numbers of all micro-batches, `[1]`; `values` are those of this rank's.
+    /// Returns the largest number over all micro-batches, `[1]`; `values` holds those of this rank's micro-batches.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -72,8 +72,8 @@ impl<'a> Peers<'a> {
         Ok(Tensor::from_data(TensorData::from([max[0] as f32]), &device))
     }
 
-    /// Rows of all micro-batches in the order of the global batch, `[B, D]`; `rows` are those of this rank's,
-    /// `[B / N, D]` each.
+    /// Gathers the rows of all micro-batches in the order of the global batch, `[B, D]`; `rows` holds those of this
+    /// rank's micro-batches, `[B / N, D]` each.
     ///
     /// # Errors
     /// [`EngineError`].

@@ -1,4 +1,4 @@
-//! What is on its way while a unit computes: the next gather, and the last reductions.
+//! Collectives in flight while a unit computes: the next gather, and the last reductions.
 
 use std::collections::VecDeque;
 
@@ -9,22 +9,22 @@ use crate::communicator::{Comm, Pending};
 use crate::error::EngineError;
 use crate::wire::Wire;
 
-/// Reductions on their way.
+/// Limit of reductions in flight.
 const REDUCE_SLOTS: usize = 2;
 
-/// A gather that is to come.
+/// A gather to be queued.
 pub struct Wanted<'a> {
     /// Name of the unit.
     pub unit: &'a str,
-    /// This rank's shard of it.
+    /// Shard of the unit that this rank holds.
     pub shard: &'a Tensor<1>,
-    /// How it travels.
+    /// Element type on the wire.
     pub wire: Wire,
-    /// Whether it stays for longer than its unit runs.
+    /// True if the gathered buffer is kept for longer than its unit runs.
     pub stays: bool,
 }
 
-/// The gathers of a step, in order: while one is used, the next is on its way.
+/// The gathers of a step, in order: while one is used, the next is in flight.
 pub struct Gathers<'a> {
     comm: &'a Comm,
     device: &'a Device,
@@ -33,7 +33,7 @@ pub struct Gathers<'a> {
 }
 
 impl<'a> Gathers<'a> {
-    /// Starts with the first of `list`; what is gathered comes to `device`.
+    /// Queues the first gather of `list`; gathered buffers are moved to `device`.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -47,8 +47,8 @@ impl<'a> Gathers<'a> {
         Ok(gathers)
     }
 
-    /// Sends for the next buffer, unless it is on its way. Statistics of the unit that computes go first: what is
-    /// submitted runs in order, and they are waited for.
+    /// Queues the next gather, unless it is in flight. Statistics of the unit that computes must be submitted before:
+    /// collectives run in the order of submission, and the statistics are waited for.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -57,7 +57,7 @@ impl<'a> Gathers<'a> {
             return Ok(());
         }
         let submit = |next: Wanted<'_>| {
-            // What an engine on device memory sends must lie there.
+            // An engine on device memory sends tensors on the device only.
             let shard = match self.comm.takes_tensors {
                 true => next.shard.clone().to_device(self.device),
                 false => next.shard.clone(),
@@ -68,44 +68,44 @@ impl<'a> Gathers<'a> {
         Ok(())
     }
 
-    /// The next unit's buffer, `[padded]`. The one after it is not on its way before [`Gathers::look_ahead`].
+    /// Returns the next unit's buffer, `[padded]`. The gather after it is not queued before [`Gathers::look_ahead`].
     ///
     /// # Errors
     /// [`EngineError`].
     ///
     /// # Panics
-    /// If more are asked for than were listed: a bug in the step.
+    /// If more buffers are requested than were listed: a bug in the step.
     pub fn next_flat(&mut self) -> Result<Tensor<1>, EngineError> {
         self.look_ahead()?;
         let pending = self.ahead.take().expect("the step lists every gather");
         let flat = self.comm.wait(pending)?;
         let flat = flat.to_device(self.device);
-        // Leaves are f32, whatever weights travel in: gradients of several uses are added up in it.
+        // Leaves are f32, whatever the type on the wire, because gradients of several uses are summed in f32.
         Ok(if flat.dtype() == DType::F32 { flat } else { flat.cast(DType::F32) })
     }
 }
 
-/// Reductions on their way, results in the order of submission.
+/// Reductions in flight; results are in the order of submission.
 pub struct Reductions<'a> {
     comm: &'a Comm,
-    /// Units, gradients and how they travel, still to be submitted.
+    /// Units, gradients and wire types that are still to be submitted.
     held: Vec<(&'a str, Tensor<1>, Wire)>,
     pending: VecDeque<Pending<Tensor<1>>>,
     done: Vec<Tensor<1>>,
 }
 
 impl<'a> Reductions<'a> {
-    /// None yet.
+    /// Creates an empty list of reductions.
     pub fn new(comm: &'a Comm) -> Self {
         Self { comm, held: Vec::new(), pending: VecDeque::new(), done: Vec::new() }
     }
 
-    /// Holds one until [`Reductions::release`].
+    /// Holds the gradient `full` of `unit` until [`Reductions::release`].
     pub fn push(&mut self, unit: &'a str, full: Tensor<1>, wire: Wire) {
         self.held.push((unit, full, wire));
     }
 
-    /// Submits what is held, after the statistics of the unit that computes; waits first if too many are on their way.
+    /// Submits the held gradients, after the statistics of the computing unit; waits first if too many are in flight.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -126,7 +126,7 @@ impl<'a> Reductions<'a> {
         Ok(())
     }
 
-    /// All shards.
+    /// Waits for all reductions and returns their shards.
     ///
     /// # Errors
     /// [`EngineError`].

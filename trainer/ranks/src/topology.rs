@@ -2,39 +2,39 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What is cut over ranks.
+/// Data that is sharded over ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sharding {
-    /// Nothing: every rank holds all of it (DDP).
+    /// Nothing: every rank holds all data (DDP).
     None,
-    /// Master weights, moments, gradients and teacher; gathered weights stay until the backward pass
+    /// Master weights, moments, gradients and teacher; gathered weights are kept until the backward pass
     /// (ZeRO-2).
     Grad,
-    /// The same, and gathered weights go as soon as a unit has run (ZeRO-3).
+    /// As [`Sharding::Grad`], but gathered weights are dropped as soon as a unit has run (ZeRO-3).
     #[default]
     Full,
 }
 
-/// A rank among the others.
+/// Position of a rank among the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Topology {
-    /// This rank.
+    /// Number of this rank.
     pub rank: usize,
     /// Number of ranks, W.
     pub world_size: usize,
-    /// Ranks of a shard group, S.
+    /// Number of ranks in a shard group, S.
     pub group_size: usize,
 }
 
 impl Topology {
-    /// One rank alone.
+    /// Topology of a single rank.
     pub const SOLO: Self = Self { rank: 0, world_size: 1, group_size: 1 };
 
-    /// The topology as `rank` sees it; `group` ranks share a unit, or all with 0.
+    /// Returns the topology as `rank` sees it; `group` ranks share a unit, or all ranks if it is 0.
     ///
     /// # Errors
-    /// In words, when groups do not divide the ranks.
+    /// A message, if groups do not divide the ranks.
     pub fn new(rank: usize, world_size: usize, sharding: Sharding, group: usize) -> Result<Self, String> {
         let group_size = match (sharding, group) {
             (Sharding::None, _) => 1,
@@ -47,28 +47,28 @@ impl Topology {
         Ok(Self { rank, world_size, group_size })
     }
 
-    /// Place within the shard group, s: which shard this rank holds.
+    /// Returns the index within the shard group, s: the shard that this rank holds.
     pub fn shard(&self) -> usize {
         self.rank % self.group_size
     }
 
-    /// Which copy of the shard it is, q.
+    /// Returns the index of the replica that this rank belongs to, q.
     pub fn replica(&self) -> usize {
         self.rank / self.group_size
     }
 
-    /// Copies of every shard, R.
+    /// Returns the number of replicas, R.
     pub fn n_replicas(&self) -> usize {
         self.world_size / self.group_size
     }
 
-    /// Which share of a global batch this rank takes: positions p with p mod W = data rank. Ranks are numbered
-    /// so that sums over a group and then over replicas are branches of one tree ([`super::ordered`]).
+    /// Returns the share of a global batch that this rank takes: positions p with p mod W = data rank. Data ranks are
+    /// such that sums over a group and then over replicas are branches of one tree ([`super::ordered`]).
     pub fn data_rank(&self) -> usize {
         self.shard() * self.n_replicas() + self.replica()
     }
 
-    /// The ranks in the order of their data ranks.
+    /// Returns the ranks in the order of their data ranks.
     pub fn by_data_rank(&self) -> Vec<usize> {
         let (s, r) = (self.group_size, self.n_replicas());
         (0..self.world_size).map(|data_rank| (data_rank % r) * s + data_rank / r).collect()

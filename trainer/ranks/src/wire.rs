@@ -1,4 +1,4 @@
-//! How flat buffers travel: as f32, or rounded to bf16 for half the bytes.
+//! Element type of flat buffers on the wire: f32, or bf16 for half the bytes.
 
 use burn_tensor::DType;
 use half::bf16;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wire {
-    /// As it is.
+    /// Unchanged f32.
     #[default]
     F32,
     /// Rounded to the nearest bf16.
@@ -16,7 +16,7 @@ pub enum Wire {
 }
 
 impl Wire {
-    /// Bytes of an element.
+    /// Returns the bytes of an element.
     pub fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -24,7 +24,7 @@ impl Wire {
         }
     }
 
-    /// Type of a tensor that travels as it is.
+    /// Returns the type of a tensor that is sent without conversion.
     pub fn dtype(self) -> DType {
         match self {
             Self::F32 => DType::F32,
@@ -33,10 +33,10 @@ impl Wire {
     }
 }
 
-/// Fills `bytes` with `values` as they travel.
+/// Encodes `values` into `bytes` in the type of `wire`.
 ///
 /// # Panics
-/// If the lengths do not fit.
+/// If the lengths do not match.
 pub fn encode(values: &[f32], wire: Wire, bytes: &mut [u8]) {
     assert_eq!(bytes.len(), values.len() * wire.bytes(), "bytes of every element");
     match wire {
@@ -49,10 +49,10 @@ pub fn encode(values: &[f32], wire: Wire, bytes: &mut [u8]) {
     }
 }
 
-/// Fills `values` from what [`encode`] gave.
+/// Decodes `bytes`, written by [`encode`], into `values`.
 ///
 /// # Panics
-/// If the lengths do not fit.
+/// If the lengths do not match.
 pub fn decode(bytes: &[u8], wire: Wire, values: &mut [f32]) {
     assert_eq!(bytes.len(), values.len() * wire.bytes(), "bytes of every element");
     match wire {

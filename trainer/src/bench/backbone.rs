@@ -1,4 +1,4 @@
-//! A backbone unit by unit, with the passes of a step, against one whole graph.
+//! Times of a backbone that runs unit by unit, as in a training step, against one graph over all units.
 
 use std::time::Instant;
 
@@ -25,17 +25,17 @@ pub struct BackboneTimes {
     pub whole_graph_ms: f64,
     /// Unit by unit, one thread, graphs kept.
     pub kept_ms: f64,
-    /// Unit by unit, one thread, every unit run again on the way back.
+    /// Unit by unit, one thread, every unit run again in the backward pass.
     pub recomputed_ms: f64,
     /// Unit by unit on the plan's workers, graphs kept.
     pub workers_ms: f64,
 }
 
-/// Times of the plan's backbone at its own image size. Variants take turns, so that what else the
-/// machine does falls on all of them.
+/// Measures the plan's backbone at its own image size. Variants take turns, so that other load of the
+/// machine affects all of them.
 ///
 /// # Errors
-/// None in practice: one rank has nobody to lose.
+/// [`EngineError`]; never in practice, because a single rank has no others to lose.
 pub fn backbone(plan: &Plan, repeats: usize, device: &Device) -> Result<BackboneTimes, EngineError> {
     let bench = BackboneBench::new(plan, device);
     let one = Workers::on(device, 1);
@@ -57,7 +57,7 @@ pub fn backbone(plan: &Plan, repeats: usize, device: &Device) -> Result<Backbone
     Ok(BackboneTimes { whole_graph_ms, kept_ms, recomputed_ms, workers_ms })
 }
 
-/// A backbone with weights, and one view an image.
+/// A backbone with weights, and one view per image.
 struct BackboneBench {
     units: Vec<Box<dyn Unit>>,
     shards: Vec<UnitShard>,
@@ -67,7 +67,7 @@ struct BackboneBench {
 }
 
 impl BackboneBench {
-    /// The backbone of `plan` on noise, on `device`.
+    /// Creates the backbone of `plan` on `device`, with images of noise.
     fn new(plan: &Plan, device: &Device) -> Self {
         let model = &plan.recipe.model;
         let units = model.units(Readout::All);
@@ -81,7 +81,7 @@ impl BackboneBench {
         Self { units, shards, plan: plan.clone(), images, device: device.clone() }
     }
 
-    /// What matrix products are computed in.
+    /// Returns the data type of matrix products.
     fn compute(&self) -> DType {
         self.plan.recipe.optim.precision.compute.dtype()
     }
@@ -91,7 +91,7 @@ impl BackboneBench {
         vec![self.plan.pixel_input().features(&views, self.plan.recipe.model.image_px(), &self.device)]
     }
 
-    /// Flat gradients of all units from one graph.
+    /// Returns the flat gradients of all units, from one graph.
     fn whole_graph(&self, one: &Workers) -> Result<Vec<Tensor<1>>, EngineError> {
         let (draws, sets) = (Draws::default(), StatSets::per_size(1));
         let run = || {
@@ -115,7 +115,7 @@ impl BackboneBench {
         Ok(one.map(vec![()], |_, ()| run()).remove(0))
     }
 
-    /// Flat gradients of all units, unit by unit.
+    /// Returns the flat gradients of all units, computed unit by unit.
     fn units(&self, workers: &Workers, keeps_graph: bool) -> Result<Vec<Tensor<1>>, EngineError> {
         let ranges = workers.slices(self.images.len());
         let slices = workers.map(ranges, |_, range| self.input(range));
@@ -135,7 +135,7 @@ impl BackboneBench {
     }
 }
 
-/// A gradient that depends on the image alone, so that slices see what the whole batch sees.
+/// Returns a gradient of the output that depends on each image alone, so that slices get the same as the whole batch.
 fn start_gradient(y: &Tensor<3>) -> Tensor<3> {
     y.clone().sin()
 }
@@ -157,8 +157,8 @@ mod tests {
         a.into_iter().zip(b).map(of_unit).fold(0.0, f64::max)
     }
 
-    /// The vector-Jacobian product unit by unit equals one whole graph; with one worker and one size of views bit
-    /// for bit, recomputed or kept.
+    /// The vector-Jacobian product unit by unit equals that of one graph over all units; with one worker and one size
+    /// of views bit for bit, recomputed or kept.
     #[test]
     fn units_equal_one_graph() {
         for plan in plans(&[]) {

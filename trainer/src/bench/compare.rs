@@ -1,6 +1,6 @@
-//! A device beside the CPU: is what it computes right?
+//! Comparison of a device with the CPU.
 //!
-//! The same plan, weights and batch go through forwards, loss and backwards on both, and then through a few steps.
+//! Forward pass, loss and backward pass run on both with the same plan, weights and batch, and then a few steps.
 
 use burn_tensor::{Device, Tensor};
 use kernels::device::host::to_host;
@@ -10,10 +10,10 @@ use super::noise::noise_batch;
 use crate::error::TrainError;
 use crate::recipe::plan::Plan;
 
-/// How far a device is from the CPU. Differences are relative to the largest number of the CPU's.
+/// Differences between a device and the CPU, relative to the CPU's largest number.
 #[derive(Debug, Clone)]
 pub struct Comparison {
-    /// Difference of embeddings, of the network that evaluation looks at.
+    /// Difference of the embeddings of the evaluated network.
     pub embeddings: f64,
     /// Difference of the loss.
     pub loss: f64,
@@ -24,12 +24,12 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// The largest of the gradients' differences.
+    /// Returns the largest of the gradients' differences.
     pub fn worst_gradient(&self) -> f64 {
         self.gradients.iter().map(|(_, difference)| *difference).fold(0.0, f64::max)
     }
 
-    /// The largest of the differences of the steps' losses; infinite where one is no number.
+    /// Returns the largest relative difference of the steps' losses; infinite where it is not finite.
     pub fn worst_step(&self) -> f64 {
         let relative = |[here, there]: &[f64; 2]| (here - there).abs() / here.abs();
         let finite = |gap: f64| if gap.is_finite() { gap } else { f64::INFINITY };
@@ -40,10 +40,10 @@ impl Comparison {
 /// Compares `device` with the CPU, over `n_steps` steps of `plan` on noise.
 ///
 /// # Errors
-/// None in practice: one rank has nobody to lose.
+/// [`TrainError`] if the method cannot be built or the device fails; a single rank has no others to lose.
 pub fn compare(plan: &Plan, device: &Device, n_steps: u64) -> Result<Comparison, TrainError> {
     let mut plan = plan.clone();
-    // The same order of sums on both.
+    // Gives both the same order of sums.
     plan.n_workers = 1;
     let schedules = plan.schedules();
     let batch = |number| noise_batch(&plan.multicrop(), plan.recipe.optim.batch_size, number);
@@ -80,7 +80,7 @@ fn flat(rows: &Tensor<2>) -> Vec<f32> {
     to_host(rows.clone().reshape([b * d]))
 }
 
-/// Largest difference of elements, relative to the largest of `a`; infinite where something is not a number.
+/// Returns the largest difference of elements, relative to the largest of `a`; infinite if one is NaN.
 ///
 /// # Panics
 /// If the lengths differ.

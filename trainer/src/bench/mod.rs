@@ -1,4 +1,4 @@
-//! What `ocelli bench` measures.
+//! Measurements of `ocelli bench`.
 
 pub mod backbone;
 pub mod compare;
@@ -7,12 +7,12 @@ mod products;
 pub mod shard;
 pub mod step;
 
-/// Several times of the same thing. On a machine that others use, too, their spread says what a difference is worth.
+/// Repeated times of one operation. On a machine with other load, their range shows which differences are significant.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Times {
-    /// The one in the middle.
+    /// Median time.
     pub median_ms: f64,
-    /// The shortest and the longest.
+    /// Shortest and longest time.
     pub range_ms: [f64; 2],
 }
 

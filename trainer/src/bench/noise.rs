@@ -1,8 +1,8 @@
-//! Batches of noise, which cost no data path.
+//! Batches of noise, which need no data path.
 
 use augment::{Batch, MultiCrop, ViewRng, Views};
 
-/// A batch of noise for `multicrop`.
+/// Creates a batch of noise for `multicrop`.
 pub fn noise_batch(multicrop: &MultiCrop, n_samples: usize, seed: u64) -> Batch {
     let mut rng = ViewRng::from_words([seed, 0x6e6f_6973_6500_0000, 0, 0]);
     let mut views = || Views {

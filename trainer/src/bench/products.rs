@@ -1,4 +1,4 @@
-//! The matrix products of a step, alone: of the same shapes, by as many workers at once, with nothing between them.
+//! The matrix products of a step, alone: with the same shapes, by as many workers at once, with nothing between them.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -11,14 +11,14 @@ use kernels::ops::{Number, Start, product_into};
 
 use super::Times;
 
-/// Each shape is multiplied for at least so long, so that clocks are exact.
+/// Milliseconds for which each shape is multiplied at least, so that clocks are exact.
 const AT_LEAST_MS: f64 = 1.0;
 
-/// Rounds, of which the median counts.
+/// Number of rounds, of which the median counts.
 const ROUNDS: usize = 3;
 
-/// Milliseconds that `products`, each as often as it says, take on `n_workers` workers. Matrices are in the caches, as far as
-/// they fit there.
+/// Returns the milliseconds that `products`, each as often as its count, take on `n_workers` workers. Matrices are in
+/// the caches, as far as they fit there.
 pub(super) fn alone_ms(products: &BTreeMap<Product, u64>, n_workers: usize) -> f64 {
     let workers = Workers::new(n_workers);
     let rounds = (0..ROUNDS).map(|_| {
@@ -27,19 +27,19 @@ pub(super) fn alone_ms(products: &BTreeMap<Product, u64>, n_workers: usize) -> f
     Times::of(rounds.collect()).median_ms
 }
 
-/// Floating-point operations of `products`.
+/// Returns the floating-point operations of `products`.
 pub(super) fn flops(products: &BTreeMap<Product, u64>) -> f64 {
     let one = |product: &Product| product.mkn.iter().map(|side| *side as f64).product::<f64>();
     products.iter().map(|(product, count)| 2.0 * *count as f64 * one(product)).sum()
 }
 
-/// Mean time of one product of two square matrices of side `n`, on all threads of the calling pool.
+/// Returns the mean time of one product of two square matrices of side `n`, on all threads of the calling pool.
 pub(super) fn square_ms(n: usize, bf16: bool) -> f64 {
     let n_threads = rayon::current_num_threads();
     repeated_ms(&Product { mkn: [n; 3], transposed: [false, false], adds: false, bf16, n_threads })
 }
 
-/// The share of `product` in the time of a step: where it is computed on one thread, all workers compute one at a time.
+/// Returns the time that `product` adds to a step; if it runs on one thread, workers compute several at the same time.
 fn one_ms(product: &Product, workers: &Workers) -> f64 {
     if product.n_threads > 1 {
         return repeated_ms(product);
@@ -48,7 +48,7 @@ fn one_ms(product: &Product, workers: &Workers) -> f64 {
     each.iter().sum::<f64>() / (each.len() * each.len()) as f64
 }
 
-/// Mean time of `product`, on the calling thread and those that it takes in.
+/// Returns the mean time of `product`, on the calling thread and the threads that it uses.
 fn repeated_ms(product: &Product) -> f64 {
     match product.bf16 {
         true => ms_of::<bf16>(product),
@@ -56,7 +56,7 @@ fn repeated_ms(product: &Product) -> f64 {
     }
 }
 
-/// Mean time of `product` of matrices of T. In bf16 all three are, also where the step packs f32.
+/// Returns the mean time of `product` with matrices of T. With bf16 all three are bf16, even where the step packs f32.
 fn ms_of<T: Number>(product: &Product) -> f64 {
     let [m, k, n] = product.mkn;
     let (a, b) = (vec![T::nearest(0.5); m * k], vec![T::nearest(0.25); k * n]);
@@ -94,7 +94,7 @@ mod tests {
                 n_threads: rayon::current_num_threads(),
             };
             let (_, noted) = products_of(|| repeated_ms(&product));
-            // Tests beside this one multiply, too.
+            // Other tests multiply at the same time.
             assert!(noted.get(&product).is_some_and(|n| *n > 1), "{noted:?}");
             assert_eq!(flops(&BTreeMap::from([(product, 2)])), 240.0);
             assert!(alone_ms(&BTreeMap::from([(product, 2)]), 2) > 0.0);

@@ -1,4 +1,4 @@
-//! What `ocelli bench shard` measures: training steps over ranks, in one mode of sharding after another.
+//! Measurements of `ocelli bench shard`: training steps over ranks, in one mode of sharding after another.
 
 use std::time::Instant;
 
@@ -16,37 +16,37 @@ use crate::estimate::Memory;
 use crate::estimate::{self, Spread};
 use crate::recipe::plan::Plan;
 
-/// How much memory is in use.
+/// Gauge of the memory in use.
 pub trait MemoryGauge {
     /// Bytes that are allocated now.
     fn bytes(&self) -> usize;
-    /// Most bytes that were, since the last [`MemoryGauge::reset_peak`].
+    /// Largest number of bytes that were allocated since the last [`MemoryGauge::reset_peak`].
     fn peak_bytes(&self) -> usize;
-    /// Starts to look for a peak anew.
+    /// Restarts the measurement of the peak.
     fn reset_peak(&self);
 }
 
-/// One mode's figures: of the rank that has the most, or over all.
+/// Results of one mode of sharding. Bytes of memory and times are the largest over ranks.
 #[derive(Debug, Clone)]
 pub struct ShardBench {
-    /// Bytes of weights and moments of all networks that are there after a step, beyond those before the model was
+    /// Bytes of weights and moments of all networks after a step, beyond those in use before the model was
     /// made.
     pub state_bytes: f64,
-    /// Most bytes in use during a step, beyond the same.
+    /// Most bytes in use during a step, beyond those in use before the model was made.
     pub peak_bytes: f64,
-    /// What the plan says of both.
+    /// Estimate of the plan for both.
     pub planned: Memory,
-    /// Bytes that a rank has received in a step, and how often.
+    /// Traffic of this rank per step.
     pub traffic: Traffic,
     /// Median time of a step, on the slowest rank.
     pub step_ms: f64,
-    /// Median time that a rank waited for others.
+    /// Median time that a rank waited for others, on the rank that waited longest.
     pub wait_ms: f64,
-    /// Loss after the last step.
+    /// Loss of the last step.
     pub loss: f64,
 }
 
-/// Takes `repeats` steps, after one that warms up, on noise. Gives the line back.
+/// Takes `repeats` steps on noise, after one for warm-up, and gives the communicator back.
 ///
 /// # Errors
 /// [`TrainError`].
@@ -94,7 +94,7 @@ pub fn run(
     Ok((bench, trainer.comm))
 }
 
-/// The images of a global batch that fall to a rank.
+/// Selects the images of a global batch that belong to a rank.
 pub fn share_of(batch: Batch, topology: Topology) -> Batch {
     let mine = |i: &usize| i % topology.world_size == topology.data_rank();
     let kept: Vec<usize> = (0..batch.samples.len()).filter(mine).collect();

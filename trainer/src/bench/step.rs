@@ -1,4 +1,4 @@
-//! What `ocelli bench step` measures: steps on noise.
+//! Measurements of `ocelli bench step`: steps on noise.
 
 use std::time::Instant;
 
@@ -19,31 +19,31 @@ use crate::step::precision::Arithmetic;
 use crate::step::upload::Uploads;
 use crate::step::{Phases, Trainer, Votes};
 
-/// Times that a product is measured, of which the best counts.
+/// Number of measurements of a product, of which the best counts.
 const ROUNDS: usize = 6;
 
-/// Products that are timed together.
+/// Number of products that are timed together.
 const MATRIX_PRODUCTS: usize = 4;
 
-/// What steps take.
+/// Times, operations and memory of steps.
 #[derive(Debug, Clone, Copy)]
 pub struct StepBench {
     /// Median times by phase, in steps whose phases wait for the device.
     pub phases: Phases,
-    /// Steps one after another.
+    /// Times of steps one after another.
     pub step: Times,
     /// The step's matrix products alone, in milliseconds, and their operations; `None` where another device computes.
     pub products: Option<[f64; 2]>,
-    /// Floating-point operations of a step's matrix products: what must be done, and with what is done twice.
+    /// Floating-point operations of a step's matrix products: without and with those of recomputed units.
     pub flops: [f64; 2],
-    /// The most bytes that the device's pools have held, scratch of tuning among them; `None` for the host.
+    /// Most bytes that the device's pools have held, including scratch of tuning; `None` for the host.
     pub peak_bytes: Option<u64>,
 }
 
-/// Takes `repeats` steps by phase and as many one after another, after two that warm up.
+/// Takes `repeats` steps by phase and as many one after another, after two for warm-up.
 ///
 /// # Errors
-/// [`TrainError::Recipe`] for a plan that makes no sense.
+/// [`TrainError::Recipe`] for an invalid plan.
 pub fn steps(plan: &Plan, repeats: usize, device: &Device) -> Result<StepBench, TrainError> {
     let mut trainer = plan.trainer(Comm::solo(), device)?;
     let batch = noise_batch(&plan.multicrop(), plan.recipe.optim.batch_size, 0);
@@ -77,7 +77,7 @@ pub fn steps(plan: &Plan, repeats: usize, device: &Device) -> Result<StepBench, 
     Ok(StepBench { phases, step, products, flops: needed, peak_bytes: held.max(peak) })
 }
 
-/// Times of steps one after another, as a run takes them: a device is sent the next batch while it computes.
+/// Returns the times of consecutive steps, as in a run: a device is sent the next batch while it computes.
 fn whole_steps_ms(
     trainer: &mut Trainer,
     batch: Batch,
@@ -115,8 +115,8 @@ fn whole_steps_ms(
     Ok(all)
 }
 
-/// Floating-point operations a second of the best of a few products of two square matrices of side `n`, by what multiplies
-/// matrices in a step.
+/// Returns the floating-point operations per second of the fastest of a few products of two square matrices of side
+/// `n`, with the kernels that multiply matrices in a step.
 pub fn matrix_peak(device: &Device, n: usize, arithmetic: Arithmetic) -> f64 {
     let flops = 2.0 * (n as f64).powi(3);
     if *device == Device::flex() {
@@ -134,7 +134,7 @@ pub fn matrix_peak(device: &Device, n: usize, arithmetic: Arithmetic) -> f64 {
         let start = Instant::now();
         let mut product = a.clone().matmul(b.clone());
         for _ in 1..MATRIX_PRODUCTS {
-            // Each waits for the one before, and none can be left out.
+            // Each product depends on the one before, so that none can be skipped.
             product = product.matmul(b.clone());
         }
         let _ = device.sync();

@@ -1,4 +1,4 @@
-//! The folder of checkpoints: which are there, and which go.
+//! The folder of checkpoints: their names, their holds and their removal.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,13 +7,13 @@ use std::{fs, io};
 
 use super::LATEST;
 
-/// What a folder that is being written begins with.
+/// Prefix of a folder that is being written.
 const WRITING: &str = ".writing-";
 
-/// What stands between a checkpoint's name and the reader's, in the name of the file that holds it.
+/// Separator between a checkpoint's name and its reader's, in the name of the file that holds it.
 const HELD: &str = ".held-";
 
-/// How long a checkpoint is held for a reader who does not say that it is done.
+/// Time for which a checkpoint is held for a reader who does not end the hold.
 const HOLD: Duration = Duration::from_secs(15 * 60);
 
 /// The folder of `step`.
@@ -21,7 +21,7 @@ pub(super) fn of_step(folder: &Path, step: u64) -> PathBuf {
     folder.join(format!("step-{step:010}"))
 }
 
-/// Where it is written.
+/// Folder of `step` while it is written.
 pub(super) fn temporary_of_step(folder: &Path, step: u64) -> PathBuf {
     folder.join(format!("{WRITING}{step:010}"))
 }
@@ -37,8 +37,8 @@ pub fn steps(folder: &Path) -> Vec<(u64, PathBuf)> {
     steps_in(folder).into_iter().filter_map(|path| Some((step(&path)?, path))).collect()
 }
 
-/// Keeps the newest `n_keep` checkpoints under `folder` up to that of `step`, and those that somebody reads. Newer ones
-/// could not be read when this run started; they are in nobody's way, and do not count.
+/// Keeps the newest `n_keep` checkpoints under `folder` up to that of `step`, and those that a reader holds. Newer ones
+/// could not be read when this run started; they stay, and do not count.
 pub fn prune(folder: &Path, step: u64, n_keep: usize) {
     let mut steps = steps_in(folder);
     let newest = of_step(folder, step);
@@ -50,7 +50,7 @@ pub fn prune(folder: &Path, step: u64, n_keep: usize) {
     }
 }
 
-/// Removes a checkpoint that nobody reads. It goes out of sight first, so that no reader finds half of it.
+/// Removes a checkpoint unless a reader holds it. The folder is hidden first, so that no reader finds half of it.
 fn remove_unless_held(folder: &Path, path: &Path) -> io::Result<()> {
     let Some(name) = path.file_name().map(|name| name.to_string_lossy().into_owned()) else { return Ok(()) };
     if is_held(folder, &name) {
@@ -60,13 +60,13 @@ fn remove_unless_held(folder: &Path, path: &Path) -> io::Result<()> {
     remove_if_there(&hidden)?;
     fs::rename(path, &hidden)?;
     if is_held(folder, &name) {
-        // Somebody came in between.
+        // A reader has taken a hold in between.
         return fs::rename(&hidden, path);
     }
     fs::remove_dir_all(&hidden)
 }
 
-/// Keeps a checkpoint from being pruned until it is dropped, or for [`HOLD`] if this process dies.
+/// Guard that keeps a checkpoint from being pruned until it is dropped, or for [`HOLD`] if this process dies.
 #[derive(Debug)]
 pub struct Hold(PathBuf);
 
@@ -88,12 +88,12 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // What is left holds until its time is over.
+        // A file that is left holds until it expires.
         let _ = fs::remove_file(&self.0);
     }
 }
 
-/// Whether somebody holds the checkpoint called `name`. Files of those who died are removed.
+/// Returns whether a reader holds the checkpoint called `name`. Expired holds are removed.
 fn is_held(folder: &Path, name: &str) -> bool {
     let beginning = format!("{name}{HELD}");
     let holds = entries(folder, |entry| entry.starts_with(&beginning));
@@ -110,14 +110,14 @@ fn is_held(folder: &Path, name: &str) -> bool {
     })
 }
 
-/// Takes away what a killed run has begun to write.
+/// Removes files that a killed run has begun to write.
 pub(super) fn sweep(folder: &Path) {
     for path in entries(folder, |name| name.starts_with(WRITING)) {
         if let Err(error) = fs::remove_dir_all(&path) {
             tracing::warn!("cannot remove the unfinished checkpoint {}: {error}", path.display());
         }
     }
-    // The pointer's successor, which had not got its name yet.
+    // New versions of `latest` that have not been renamed yet.
     let pointers = entries(folder, |name| name.starts_with(LATEST) && name.ends_with(".tmp"));
     pointers.iter().for_each(|path| drop(fs::remove_file(path)));
 }
@@ -140,7 +140,7 @@ fn entries(folder: &Path, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     paths
 }
 
-/// `step-` and ten digits: a folder that a user has renamed is the user's.
+/// Returns whether `name` is `step-` and ten digits: a folder that a user has renamed is the user's.
 fn is_step(name: &str) -> bool {
     name.strip_prefix("step-").is_some_and(|n| n.len() == 10 && n.bytes().all(|b| b.is_ascii_digit()))
 }

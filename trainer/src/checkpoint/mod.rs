@@ -1,7 +1,7 @@
 //! Checkpoints: `checkpoints/step-0000001000/{manifest.json, rank-00000.safetensors, …}`.
 //!
 //! Every rank writes its own shards ([`write`](mod@write)) into a temporary folder; when all have, the
-//! manifest is written, the folder renamed and `latest` moved. Whatever interrupts that, the checkpoints
+//! manifest is written, the folder renamed and `latest` moved. If anything interrupts that, the checkpoints
 //! before it stay as they were. The manifest holds the layouts, and length and checksums of every file, so
 //! that any number of ranks can read just the byte ranges that it needs ([`read`]).
 
@@ -25,43 +25,43 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::error::TrainError;
 use crate::recipe::plan::Plan;
 
-/// Form of the checkpoints that this program writes and reads.
+/// Version of the checkpoints that this program writes and reads.
 const VERSION: u32 = 4;
 
 const MANIFEST: &str = "manifest.json";
 const LATEST: &str = "latest";
 
-/// What a checkpoint says of itself.
+/// Manifest of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// Form of the checkpoint.
+    /// Version of the checkpoint.
     pub version: u32,
-    /// Steps taken.
+    /// Number of steps taken.
     pub step: u64,
-    /// Batches passed over; the next global batch is `step + skipped_batches`.
+    /// Number of batches skipped; the next global batch is `step + skipped_batches`.
     #[serde(default)]
     pub skipped_batches: u64,
-    /// Steps skipped in a row just before.
+    /// Number of steps skipped in a row just before.
     #[serde(default)]
     pub bad_steps: u32,
-    /// Ranks of the run that wrote it.
+    /// Number of ranks of the run that wrote the checkpoint.
     pub world_size: usize,
-    /// The run.
+    /// Plan of the run.
     pub plan: Plan,
     /// Units of all networks but frozen ones, in order.
     pub units: Vec<UnitEntry>,
     /// Names and lengths of the method's values, which the first file holds.
     pub method: Vec<(String, usize)>,
-    /// One file a shard, in order.
+    /// Files in order, one per shard.
     pub files: Vec<FileEntry>,
-    /// XXH3 of the manifest's text with zeros in place of this; empty in those of older releases.
+    /// XXH3 of the manifest's text with zeros in place of this checksum; empty in manifests of older releases.
     #[serde(default)]
     pub checksum: String,
 }
 
 impl Manifest {
-    /// Its text, with its checksum.
+    /// Returns the manifest as text, with its checksum.
     fn to_text(&self) -> serde_json::Result<String> {
         let zeros = Self { checksum: NO_CHECKSUM.into(), ..self.clone() };
         let text = serde_json::to_string_pretty(&zeros)?;
@@ -69,14 +69,14 @@ impl Manifest {
         Ok(text.replacen(&checksum_entry(NO_CHECKSUM), &checksum_entry(&sum), 1))
     }
 
-    /// Whether `text`, from which it was read, is as it was written.
+    /// Returns whether `text`, from which the manifest was read, matches its checksum.
     fn is_of(&self, text: &str) -> bool {
         let zeros = text.replacen(&checksum_entry(&self.checksum), &checksum_entry(NO_CHECKSUM), 1);
         self.checksum.is_empty() || self.checksum == format!("{:016x}", xxh3_64(zeros.as_bytes()))
     }
 }
 
-/// What stands in a manifest's text while its checksum is not known.
+/// Placeholder for the checksum in a manifest's text while it is not known.
 const NO_CHECKSUM: &str = "0000000000000000";
 
 /// The line of a manifest's text that holds its checksum.
@@ -92,11 +92,11 @@ pub struct UnitEntry {
     pub network: String,
     /// Name of the unit.
     pub name: String,
-    /// Elements of its parameters.
+    /// Number of elements of its parameters.
     pub numel: usize,
-    /// Elements of its buffer: every file holds an equal part.
+    /// Number of elements of its buffer; every file holds an equal part.
     pub padded: usize,
-    /// Its parameters.
+    /// Parameters of the unit.
     pub params: Vec<ParamEntry>,
 }
 
@@ -110,7 +110,7 @@ pub struct ParamEntry {
     pub shape: Vec<usize>,
     /// First element in the unit's buffer.
     pub offset: usize,
-    /// Updates that its moments have seen.
+    /// Number of updates that its moments have seen.
     pub n_updates: u64,
 }
 
@@ -118,18 +118,18 @@ pub struct ParamEntry {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileEntry {
-    /// Its name in the folder.
+    /// Name of the file in the folder.
     pub name: String,
-    /// Its length.
+    /// Length of the file in bytes.
     pub bytes: u64,
-    /// Length of a block; the last one may be shorter.
+    /// Length of a block in bytes; the last one may be shorter.
     pub block_bytes: u64,
     /// XXH3 of every block, so that parts can be checked without the rest.
     pub xxh3: Vec<u64>,
 }
 
 impl UnitEntry {
-    /// The entry of a unit of `network`, whose parameters have seen `n_updates`, none where none are given.
+    /// Creates the entry of a unit of `network`, whose parameters have seen `n_updates`; 0 where none are given.
     pub fn of(network: &str, layout: &UnitLayout, n_updates: &[u64]) -> Self {
         let param = |(number, slot): (usize, &networks::layout::ParamSlot)| ParamEntry {
             name: layout.full_name(slot),
@@ -146,12 +146,12 @@ impl UnitEntry {
         }
     }
 
-    /// Updates that the moments of each parameter have seen.
+    /// Number of updates that the moments of each parameter have seen.
     fn n_updates(&self) -> Vec<u64> {
         self.params.iter().map(|param| param.n_updates).collect()
     }
 
-    /// Whether the unit laid out as `layout` has the same parameters.
+    /// Returns whether the unit laid out as `layout` has the same parameters.
     fn fits(&self, layout: &UnitLayout) -> bool {
         let here = Self::of(&self.network, layout, &self.n_updates());
         (&here.name, here.numel, &here.params) == (&self.name, self.numel, &self.params)

@@ -1,4 +1,4 @@
-//! Reading: whole checkpoints for evaluation, and the byte ranges of a rank for training.
+//! Reading of checkpoints: whole ones for evaluation, and the byte ranges of a rank for training.
 
 use std::cell::RefCell;
 use std::fs;
@@ -18,17 +18,17 @@ use crate::step::TrainState;
 
 /// A checkpoint on disk.
 pub struct Checkpoint {
-    /// Its folder.
+    /// Folder of the checkpoint.
     pub path: PathBuf,
-    /// What it says of itself.
+    /// Manifest of the checkpoint.
     pub manifest: Manifest,
-    /// The file that was read last: what is wanted of one stands together.
+    /// The file that was read last: reads of one file follow one another.
     open: RefCell<Option<(usize, ShardFile)>>,
 }
 
 impl Checkpoint {
     /// Opens the checkpoint in `path`: a step's folder, a folder of checkpoints, or a work
-    /// directory; of the latter two the newest that is whole. The file `latest` stands for the
+    /// directory; of the latter two the newest that is intact. The file `latest` stands for the
     /// step that it names.
     ///
     /// # Errors
@@ -56,10 +56,10 @@ impl Checkpoint {
         ))
     }
 
-    /// The newest whole checkpoint under `folder`; damaged ones are passed over with a warning.
+    /// The newest intact checkpoint under `folder`; damaged ones are skipped with a warning.
     ///
     /// # Errors
-    /// [`TrainError::CheckpointRead`] when there are checkpoints and none is whole.
+    /// [`TrainError::CheckpointRead`] when there are checkpoints and none is intact.
     pub fn newest(folder: &Path) -> Result<Option<Self>, TrainError> {
         let mut last_error = None;
         for path in folder::steps_in(folder).into_iter().rev() {
@@ -121,7 +121,7 @@ impl Checkpoint {
         Ok(Self { path: path.to_path_buf(), manifest, open: RefCell::new(None) })
     }
 
-    /// Its folder.
+    /// Folder of the checkpoint.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -144,7 +144,7 @@ impl Checkpoint {
         }
     }
 
-    /// The same if every block of every file is as it was written.
+    /// Checks every block of every file, and returns the checkpoint if all match their checksums.
     fn verified(self) -> Result<Self, TrainError> {
         for number in 0..self.manifest.files.len() {
             let check = |file: &ShardFile| file.check();
@@ -153,7 +153,7 @@ impl Checkpoint {
         Ok(self)
     }
 
-    /// The backbone of the network `name`, or of the one that evaluation looks at, with its name.
+    /// Reads the backbone of the network `name`, or of the evaluated network, and returns it with its name.
     ///
     /// # Errors
     /// [`TrainError::CheckpointRead`], also when there is no such network.
@@ -170,10 +170,10 @@ impl Checkpoint {
         Ok((Network::new(&recipe.model, normalization, n_workers, device, flat)?, name))
     }
 
-    /// Elements `wanted` of the buffer `which` of `unit`; padding is zero.
+    /// Reads the elements `wanted` of the buffer `which` of `unit`; padding is zero.
     fn elements(&self, which: &str, unit: &UnitEntry, wanted: Range<usize>) -> Result<Vec<f32>, String> {
         let file_len = unit.padded / self.manifest.files.len();
-        // A manifest may say anything, and memory is taken for what the files hold alone.
+        // A manifest is not trusted: memory is allocated only for as much as the files hold.
         let stored_bytes: u64 = self.manifest.files.iter().map(|file| file.bytes).sum();
         if wanted.len() as u64 > stored_bytes / 4 + ALIGNMENT as u64 {
             return Err(format!("unit {} has more elements than its files", unit.name));
@@ -187,7 +187,7 @@ impl Checkpoint {
         Ok(values)
     }
 
-    /// Fills `state`, whose shards are those of some rank of some number of ranks.
+    /// Fills `state`, whose shards may be those of any rank, for any number of ranks.
     ///
     /// # Errors
     /// [`TrainError::CheckpointRead`] when something is missing, damaged or of another length.
@@ -236,7 +236,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// `name` if there is a network of that name, or the name of the one that evaluation looks at.
+    /// Returns `name` if there is a network of that name; without one, the name of the evaluated network.
     ///
     /// # Errors
     /// [`TrainError::CheckpointRead`] when there is no such network; [`TrainError::Recipe`] when the plan's method cannot
@@ -253,7 +253,7 @@ impl Checkpoint {
         }
     }
 
-    /// The parameters of the unit that is laid out as `layout`, out of `network`, whose unit may have others beside them,
+    /// Reads the parameters of the unit that is laid out as `layout`, from `network`, whose unit may have more of them,
     /// such as a token for masked patches.
     ///
     /// # Errors
@@ -288,12 +288,12 @@ impl Checkpoint {
     }
 }
 
-/// Fills `state` from the newest checkpoint under `folder`, of step `newest` or before, that every rank can
-/// read its part of; those that
-/// one cannot are passed over by all, with a warning on rank 0. Returns its step. All ranks call it.
+/// Fills `state` from the newest checkpoint under `folder`, of step `newest` or before, of which every rank can read its
+/// part; checkpoints that one rank cannot read are skipped by all, with a warning on rank 0. Returns the step of the
+/// checkpoint. All ranks call it.
 ///
 /// # Errors
-/// [`TrainError::CheckpointRead`] when there are checkpoints and none is whole; [`TrainError::Ranks`].
+/// [`TrainError::CheckpointRead`] when there are checkpoints and none is intact; [`TrainError::Ranks`].
 pub fn resume(
     folder: &Path,
     newest: u64,
@@ -334,7 +334,7 @@ pub fn resume(
     last_error.map_or(Ok(None), Err)
 }
 
-/// What is wrong with a checkpoint, without its name.
+/// Reason of an error, without the name of the checkpoint.
 fn reason_of(error: TrainError) -> String {
     match error {
         TrainError::CheckpointRead { reason, .. } => reason,
@@ -342,7 +342,7 @@ fn reason_of(error: TrainError) -> String {
     }
 }
 
-/// f32 values of little-endian bytes.
+/// Converts little-endian bytes into f32 values.
 fn from_le_bytes(bytes: &[u8]) -> Vec<f32> {
     let word = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
     bytes.chunks_exact(4).map(word).collect()

@@ -1,8 +1,8 @@
-//! Which parts of which files make up a shard: a pure function of lengths.
+//! Parts of files that make up a shard: a pure function of lengths.
 
 use std::ops::Range;
 
-/// A run of elements in one file.
+/// A range of elements in one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
     /// Number of the file.
@@ -13,8 +13,8 @@ pub struct Piece {
     pub target: Range<usize>,
 }
 
-/// What elements `wanted` of a unit's buffer consist of, when files hold `file_len` elements of it each and
-/// the unit has `numel` elements. What lies beyond `numel` is padding: zero, and in no piece.
+/// Cuts the elements `wanted` of a unit's buffer into pieces, when files hold `file_len` elements of it each and
+/// the unit has `numel` elements. Elements beyond `numel` are padding: zero, and in no piece.
 pub fn pieces(wanted: Range<usize>, numel: usize, file_len: usize) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let end = wanted.end.min(numel);
@@ -39,7 +39,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Cut by W, put together again by W', and back: nothing is lost, nothing read twice.
+        /// Shards of W ranks, read by W' ranks: every element is read exactly once.
         #[test]
         fn every_element_is_read_once(numel in 1usize..5000, from in 1usize..9, to in 1usize..9) {
             let padded = |world: usize| numel.next_multiple_of(ALIGNMENT * world);

@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::FileEntry;
 
-/// A file of a checkpoint: every block is checked before anything of it is used.
+/// A file of a checkpoint: every block is checked before it is used.
 pub(super) struct ShardFile {
     path: PathBuf,
     file: File,
@@ -41,7 +41,7 @@ impl ShardFile {
         }
         let mut opened = Self { path, file, entry, tensors: HashMap::new(), last_block: RefCell::new(None) };
         let n = opened.bytes(0..8)?;
-        // bytes() gives as many as were asked for.
+        // bytes() returns as many as requested.
         let n = u64::from_le_bytes(n.try_into().expect("eight bytes"));
         let header_end = n.checked_add(8).filter(|end| *end <= opened.entry.bytes);
         let header_end = header_end.ok_or_else(|| opened.broken("its header is longer than the file"))?;
@@ -69,7 +69,7 @@ impl ShardFile {
         format!("{}: {reason}", self.entry.name)
     }
 
-    /// Elements `range` of the tensor `key`, which has `len`.
+    /// Reads the elements `range` of the tensor `key`, which has `len` elements.
     pub(super) fn tensor(&self, key: &str, len: usize, range: Range<usize>) -> Result<Vec<u8>, String> {
         let bytes = self.tensors.get(key).ok_or_else(|| self.broken(&format!("it has no {key}")))?;
         if bytes.end - bytes.start != 4 * len as u64 || bytes.end > self.entry.bytes {
@@ -79,7 +79,7 @@ impl ShardFile {
         self.bytes(bytes.start + 4 * range.start as u64..bytes.start + 4 * range.end as u64)
     }
 
-    /// Bytes `range` of the file, out of blocks that are as they were written.
+    /// Reads the bytes `range` of the file, from blocks that match their checksums.
     fn bytes(&self, range: Range<u64>) -> Result<Vec<u8>, String> {
         let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
         let block_bytes = self.entry.block_bytes;
@@ -97,7 +97,7 @@ impl ShardFile {
         Ok(bytes)
     }
 
-    /// Reads and checks block `number`, unless it is the last one that was.
+    /// Reads and checks block `number`, unless it is the last one that was read.
     fn block(&self, number: usize) -> Result<(), String> {
         if self.last_block.borrow().as_ref().is_some_and(|(last, _)| *last == number) {
             return Ok(());

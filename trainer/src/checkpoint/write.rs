@@ -1,4 +1,4 @@
-//! Writing while training goes on: a snapshot, a thread, and a vote of all ranks that theirs is done.
+//! Writing of checkpoints while training continues: a snapshot, a thread, and a vote of all ranks that theirs is done.
 //!
 //! A snapshot shares the tensors' memory; the optimizer copies what it changes, so that memory grows by at
 //! most one copy of the state while a file is being written. One checkpoint is in flight at a time.
@@ -34,7 +34,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// What `state` is now.
+    /// Takes a snapshot of `state`.
     pub fn of(state: &TrainState, plan: &Plan) -> Self {
         let mut tensors = Vec::new();
         let mut units = Vec::new();
@@ -66,7 +66,7 @@ impl Snapshot {
         Self { tensors, method, manifest }
     }
 
-    /// Writes this rank's file, and beside it what the manifest will say of it.
+    /// Writes this rank's file, and beside it its entry for the manifest.
     fn write(self, temporary: &Path, topology: Topology) -> io::Result<()> {
         fs::create_dir_all(temporary)?;
         let name = rank_file(topology.shard());
@@ -97,7 +97,7 @@ impl Snapshot {
     }
 }
 
-/// A tensor on its way into a file.
+/// A tensor to be written to a file.
 struct Stored {
     tensor: Tensor<1>,
     shape: [usize; 1],
@@ -128,7 +128,7 @@ impl View for Stored {
     }
 }
 
-/// Length and checksums of a file, read again as it will be read.
+/// Computes the length and the checksums of a file, reading it again as it will be read.
 fn checksums(mut file: File, name: String) -> io::Result<FileEntry> {
     let mut entry = FileEntry { name, bytes: 0, block_bytes: BLOCK_BYTES as u64, xxh3: Vec::new() };
     let mut block = vec![0; BLOCK_BYTES];
@@ -177,8 +177,8 @@ impl InFlight {
 }
 
 impl Saver {
-    /// A saver into `folder`, of which the newest `n_keep` are kept. Rank 0's takes away what a killed run has
-    /// begun: ranks must have met once more before any of them saves.
+    /// Creates a saver into `folder`, which keeps the newest `n_keep` checkpoints. Rank 0's removes files that a killed run
+    /// has begun to write: ranks must have met once more before any of them saves.
     pub fn new(folder: &Path, topology: Topology, n_keep: usize) -> Self {
         if topology.rank == 0 {
             folder::sweep(folder);
@@ -186,7 +186,7 @@ impl Saver {
         Self { folder: folder.to_path_buf(), topology, n_keep, in_flight: None }
     }
 
-    /// Whether a checkpoint is being written.
+    /// Returns whether a checkpoint is being written.
     pub fn is_busy(&self) -> bool {
         self.in_flight.is_some()
     }
@@ -208,7 +208,7 @@ impl Saver {
         self.in_flight = Some(InFlight { step, manifest, writing, outcome });
     }
 
-    /// What this rank says of its part: written, failed, or neither.
+    /// Returns the votes of this rank on its part: written and failed, both zero if neither.
     pub fn vote(&mut self) -> (f64, f64) {
         let Some(in_flight) = &mut self.in_flight else { return (0.0, 0.0) };
         if in_flight.writing.as_ref().is_some_and(JoinHandle::is_finished) {
@@ -221,8 +221,8 @@ impl Saver {
         }
     }
 
-    /// Takes what all ranks have said: when all have written theirs, the checkpoint is made whole. Returns
-    /// its step then.
+    /// Takes the votes of all ranks: when all have written their parts, completes the checkpoint and returns
+    /// its step.
     ///
     /// # Errors
     /// [`TrainError::CheckpointWrite`]; earlier checkpoints are untouched then.
@@ -246,7 +246,7 @@ impl Saver {
         Ok(Some(step))
     }
 
-    /// Waits until this rank's part is written or has failed.
+    /// Waits until this rank's part is written or has failed, and returns its votes.
     pub fn wait_for_own(&mut self) -> (f64, f64) {
         if let Some(in_flight) = &mut self.in_flight {
             in_flight.join();
@@ -254,7 +254,7 @@ impl Saver {
         self.vote()
     }
 
-    /// Manifest, name, `latest`: in this order.
+    /// Writes the manifest, renames the folder and updates `latest`, in this order.
     fn commit(&self, step: u64, mut manifest: Manifest) -> io::Result<()> {
         let (target, temporary) =
             (folder::of_step(&self.folder, step), folder::temporary_of_step(&self.folder, step));

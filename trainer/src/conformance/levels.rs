@@ -1,4 +1,4 @@
-//! Where evaluation reads features: the last level is what the whole network gives, and every level is there.
+//! Levels of features for evaluation: the last level is the output of the whole network, and every level is there.
 
 use burn_tensor::Device;
 use kernels::device::host::to_host;
@@ -34,7 +34,7 @@ fn the_last_level_is_what_the_network_gives() {
     }
 }
 
-/// Where there is attention, each head of the class token spreads at most 1 over the patches, and not by chance alike in
+/// Attention of the class token to the patches, where there is any, sums to at most 1 in each head, and differs between
 /// two images.
 #[test]
 fn class_tokens_spread_their_attention_over_the_grid() {
@@ -61,7 +61,7 @@ fn class_tokens_spread_their_attention_over_the_grid() {
     assert!(attending >= 2, "transformers attend");
 }
 
-/// Equal weights have equal names, and one changed weight another.
+/// Equal weights have equal fingerprints, and other weights have others.
 #[test]
 fn networks_are_named_by_their_weights() {
     for model in ModelConfig::examples() {

@@ -1,4 +1,4 @@
-//! Methods on every backbone: the same run on any number of ranks, however graphs are kept and wherever it was cut off.
+//! Methods on every backbone: the same run on any number of ranks, however graphs are kept and wherever it was interrupted.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::optim::state::UnitShard;
 use crate::recipe::plan::Room;
 use crate::step::Trainer;
 
-/// What a run leaves: losses and gauges by step, and every buffer.
+/// Results of a run: losses and gauges by step, and every buffer.
 #[derive(Debug, Clone, PartialEq)]
 struct Trained {
     reports: Vec<f64>,
@@ -64,13 +64,13 @@ fn take(plan: &Plan, trainer: &mut Trainer, n_steps: u64) -> Vec<f64> {
     reports
 }
 
-/// The buffers of a shard by their names.
+/// Returns the buffers of a shard by their names.
 fn named(shard: &UnitShard) -> Vec<(&'static str, &Tensor<1>)> {
     let moments = shard.moments.iter().map(|moment| (moment.name, &moment.values));
     std::iter::once(("weights", &shard.weights)).chain(moments).collect()
 }
 
-/// Joins what ranks say, which agree on all but their shards.
+/// Joins the results of ranks, which agree on all but their shards.
 fn joined(ranks: Vec<(Vec<f64>, Trainer)>) -> Trained {
     let (first, trainer) = &ranks[0];
     let mut buffers = Vec::new();
@@ -127,7 +127,7 @@ fn groups_of_statistics_and_rates_by_layer_do_not_know_ranks() {
 }
 
 /// Statistics never wait behind a gather: between the gather of a unit, which it waits for before it begins, and its last
-/// statistics there is no other.
+/// statistics there is no other gather.
 #[test]
 fn statistics_wait_for_no_gather() {
     for plan in plans(&["run.keep=0"]) {
@@ -197,7 +197,7 @@ fn micro_batches_change_rounding_only() {
 
 fn save(trainer: &Trainer, plan: &Plan, folder: &Path) {
     let mut saver = Saver::new(folder, trainer.topology(), 10);
-    // Rank 0 takes away what others have begun, so that all savers are there before any writes.
+    // Rank 0 removes unfinished checkpoints, so all savers must exist before any writes.
     trainer.comm.all_reduce("savers", vec![0.0], Reduction::Sum).unwrap();
     saver.start(&trainer.state, plan);
     let (saved, failed) = saver.wait_for_own();
@@ -206,8 +206,8 @@ fn save(trainer: &Trainer, plan: &Plan, folder: &Path) {
     trainer.comm.all_reduce("renamed", vec![0.0], Reduction::Sum).unwrap();
 }
 
-/// A run that is cut off after two steps and goes on from its checkpoint, on another number of ranks too, is the run
-/// that was not.
+/// A run that is interrupted after two steps and continues from its checkpoint, also on another number of ranks, equals one
+/// without interruption.
 #[test]
 fn a_run_that_is_cut_off_goes_on() {
     for plan in plans(&[]) {

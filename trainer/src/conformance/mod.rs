@@ -1,4 +1,4 @@
-//! What every backbone and every method must hold. They join by their `examples`: each backbone with one method, each
+//! Conformance tests of every backbone and every method. Both join by their `examples`: each backbone with one method, each
 //! method with two backbones, of which one has statistics over the batch. With `RUN_SLOW_TESTS=1` it is all pairs.
 
 mod levels;
@@ -16,7 +16,7 @@ use crate::{Plan, Recipe};
 /// Images of a global batch.
 const BATCH: usize = 8;
 
-/// What the plans share; `[model]`, `[method]` and `[views]` are replaced.
+/// Recipe that the plans share; `[model]`, `[method]` and `[views]` are replaced.
 const BASE: &str = r#"
 name = "conformance"
 seed = 3
@@ -66,7 +66,7 @@ pub(crate) fn plans(overrides: &[&str]) -> Vec<Plan> {
     plans
 }
 
-/// The same views, larger where `stride_px` does not divide them.
+/// Scales the views up until `stride_px` divides their sizes.
 fn scaled(mut views: MultiCrop, stride_px: u32) -> MultiCrop {
     let divide =
         |factor: &u32| views.crops.iter().all(|crop| (crop.size_px * factor).is_multiple_of(stride_px));
@@ -75,7 +75,7 @@ fn scaled(mut views: MultiCrop, stride_px: u32) -> MultiCrop {
     views
 }
 
-/// What fails, in words.
+/// Names the pair of method and backbone, for messages.
 pub(crate) fn pair(plan: &Plan) -> String {
     format!("{:?} on {:?}", plan.recipe.method, plan.recipe.model)
 }

@@ -24,7 +24,7 @@ use crate::optim::state::UnitShard;
 use crate::step::{NetworkState, Trainer};
 use crate::{Plan, schedule::Knobs};
 
-/// Networks whose batch goes through at once.
+/// Networks that process the whole batch at once.
 struct Whole<'a> {
     plan: &'a Plan,
     method: Box<dyn Method>,
@@ -59,14 +59,14 @@ impl Whole<'_> {
         spec.sees.iter().map(of_sight).collect()
     }
 
-    /// The specification of the network that moves by gradient.
+    /// Specification of the trained network.
     fn trained(&self) -> NetworkSpec {
         let mut networks = self.method.networks().into_iter();
         networks.find(|spec| spec.moves == Moves::ByGradient).unwrap()
     }
 
-    /// Features and heads of the views that `spec` sees for the parameters `leaves`, a tensor for the whole batch each.
-    /// Names the heads on masked cells.
+    /// Computes features and heads of the views that `spec` sees with the parameters `leaves`, a tensor for the whole batch
+    /// each. Also returns the names of the heads on masked cells.
     fn outputs(
         &self,
         spec: &NetworkSpec,
@@ -115,7 +115,7 @@ impl Whole<'_> {
         &self.networks.iter().find(|network| network.name == name).unwrap().shards
     }
 
-    /// The output of the trained network's head `name` for vectors.
+    /// Applies the trained network's head `name` to vectors.
     fn score(&self, name: &str, x: Tensor<3>) -> Tensor<3> {
         let [n, v, d] = x.dims();
         let mut given = vec![Features::vectors(x.reshape([n * v, 1, d]))];
@@ -215,7 +215,7 @@ impl Whole<'_> {
     }
 }
 
-/// The trained network's weights, where its method keeps them.
+/// Returns the trained network's weights, constrained as its method constrains them.
 fn constrained(unit: &dyn Unit, shard: &UnitShard) -> Tensor<1> {
     let mut flat = shard.weights.clone();
     for (param, values) in unit.constrain(&Leaves::new(&shard.layout, &flat, false)) {
@@ -225,7 +225,7 @@ fn constrained(unit: &dyn Unit, shard: &UnitShard) -> Tensor<1> {
     flat
 }
 
-/// All stages of a unit: the sums of the whole batch are its totals, unless it `evaluates`.
+/// Runs all stages of a unit: the sums of the whole batch are its totals, unless it `evaluates`.
 fn through(
     unit: &dyn Unit,
     mut groups: Vec<Features>,
@@ -244,11 +244,11 @@ fn through(
     groups
 }
 
-/// Roundings of the weights that are tried.
+/// Number of roundings of the weights that are tried.
 pub(super) const ROUNDINGS: u64 = 4;
 
-/// Every weight moved by up to half of what f32 can tell apart. Where gradients follow by more than is allowed, their own
-/// rounding is larger: behind normalizations over few cells it can be.
+/// Moves every weight by up to half the spacing of f32. Where gradients change by more than is allowed, their own
+/// rounding is larger, as it can be behind normalizations over few cells.
 pub(super) fn rounded(networks: &[NetworkState], seed: u64) -> Vec<NetworkState> {
     let device = Device::flex();
     device.seed(seed);
@@ -262,7 +262,7 @@ pub(super) fn rounded(networks: &[NetworkState], seed: u64) -> Vec<NetworkState>
 
 fn check(plan: &Plan, number: u64) {
     let mut trainer: Trainer = plan.trainer(Comm::solo(), &Device::flex()).unwrap();
-    // A step ahead the averages are no longer the trained network.
+    // After one step the averages differ from the trained network.
     trainer.step(&batch(plan, 0), &plan.schedules().at(number - 1)).unwrap();
     let knobs = plan.schedules().at(number);
     let batch = batch(plan, number);

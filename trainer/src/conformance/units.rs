@@ -21,7 +21,7 @@ use crate::method::network::Moves;
 use crate::optim::state::UnitShard;
 use crate::step::whole::BackbonePass;
 
-/// Units that follow one another, with weights, and what the first of them is given.
+/// Units that follow one another, with weights, and the input of the first of them.
 struct Chain {
     units: Vec<Box<dyn Unit>>,
     shards: Vec<UnitShard>,
@@ -37,7 +37,7 @@ impl Chain {
         Self { units, shards, input }
     }
 
-    /// What it gives with these weights.
+    /// Computes the output with these weights.
     fn output(&self, flats: &[Tensor<1>]) -> Features {
         let compute = flats[0].dtype();
         let (draws, sets) = (Draws::default(), StatSets::per_size(1));
@@ -79,7 +79,7 @@ fn chains(plan: &Plan) -> Vec<Chain> {
     let device = Device::flex();
     let (input, batch) = (plan.pixel_input(), batch(plan, 0));
     let method = plan.method().unwrap();
-    // Networks that follow have the same units as those that they follow.
+    // Followers have the same units as the networks that they follow.
     let mut networks = method.networks().into_iter();
     let trained = networks.find(|network| network.moves == Moves::ByGradient).unwrap();
     let mut chains = Vec::new();
@@ -162,7 +162,7 @@ fn recomputing_equals_keeping() {
 fn gradients_equal_finite_differences() {
     // A step ten times as long crosses bends: slopes of deep rectified networks are then off by a hundredth.
     const STEP: f64 = 1e-7;
-    // Of gradients in f32 that are zero, such as a bias's before a normalization.
+    // Rounding of f32 gradients that are zero, such as a bias's before a normalization.
     const ROUNDING: f64 = 1e-4;
     let device = Device::flex();
     device.seed(5);
@@ -201,13 +201,13 @@ fn gradients_equal_finite_differences() {
     }
 }
 
-/// What units say of their products and shapes is what they do.
+/// Costs and output shapes that units state equal those that are counted.
 #[test]
 fn costs_are_what_is_counted() {
     for plan in plans(&[]) {
         for chain in chains(&plan) {
             let [rows, tokens, width] = chain.input.x.dims();
-            // Masked cells are no multiple of the images.
+            // Masked cells are not a multiple of the images.
             let is_ragged = chain.input.masked.as_ref().is_some_and(|masked| masked.is_selected);
             let n_images = if is_ragged { 1 } else { BATCH };
             let mut shapes = vec![GroupShape {

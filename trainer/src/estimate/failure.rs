@@ -1,25 +1,25 @@
-//! How much of the time failures leave (Young 1974; Kokolis et al. 2024).
+//! Share of the time that failures leave (Young 1974; Kokolis et al. 2024).
 //!
 //! ```text
 //! MTTF of the job = MTTF of a node / nodes        interval = √(2 · write · MTTF)
 //! goodput = 1 - write / interval - (interval / 2 + restart) / MTTF
 //! ```
 
-/// What checkpoints and failures cost.
+/// Cost of checkpoints and failures.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Goodput {
     /// Mean time to a failure of the job.
     pub mttf_s: f64,
-    /// Time that a checkpoint takes to be on disk.
+    /// Time to write a checkpoint to disk.
     pub write_s: f64,
-    /// The best interval between checkpoints.
+    /// Optimal interval between checkpoints.
     pub interval_s: f64,
-    /// Part of the time that goes into steps that count, at that interval.
+    /// Share of the time that goes into steps that are kept, at that interval.
     pub fraction: f64,
 }
 
-/// The goodput of `n_nodes`, each of which fails once in `node_mttf_s`; a rank writes `rank_bytes` at
-/// `write_bytes_per_s`, and a restart takes `restart_s`.
+/// Returns the goodput of `n_nodes` nodes, each of which fails once per `node_mttf_s` on average; a rank writes
+/// `rank_bytes` at `write_bytes_per_s`, and a restart takes `restart_s`.
 pub fn goodput(
     n_nodes: usize,
     node_mttf_s: f64,

@@ -1,4 +1,4 @@
-//! Bytes of a rank, by item.
+//! Memory of a rank in bytes, by item.
 
 use networks::layout::ALIGNMENT;
 use ranks::topology::Sharding;
@@ -10,39 +10,39 @@ use crate::recipe::plan::{Plan, Room};
 /// Bytes of an element in memory.
 const F32: f64 = 4.0;
 
-/// What a rank holds at the worst moment of a step.
+/// Memory that a rank holds at the peak of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Memory {
-    /// Shards of all networks and of moments; none where they are left to the host.
+    /// Shards of all networks and of moments; zero where they are offloaded to the host.
     pub state_bytes: f64,
     /// Shards of gradients.
     pub gradient_bytes: f64,
-    /// Gathered units that are on their way or kept.
+    /// Gathered units in transfer, in use or kept.
     pub gathered_bytes: f64,
-    /// Pixels of a batch as the first unit takes them.
+    /// Pixels of a batch in the form that the first unit takes.
     pub input_bytes: f64,
     /// Inputs and graphs that stay until the backward pass.
     pub activation_bytes: f64,
-    /// The graph that is worked on, and gradients of whole units before they are cut; in the worse of two
-    /// phases: the head, and the units' way back.
+    /// The graph in use, and gradients of whole units before they are sharded; in the worse of two
+    /// phases: the head, and the units' backward pass.
     pub work_bytes: f64,
     /// Copies of the state while a checkpoint is written: the optimizer changes what is being saved.
     pub checkpoint_bytes: f64,
 }
 
 impl Memory {
-    /// What must be there: the peak of a step during which a checkpoint is written.
+    /// Memory that must be available: the peak of a step during which a checkpoint is written.
     pub fn needed_bytes(&self) -> f64 {
         self.peak_bytes() + self.checkpoint_bytes
     }
 
-    /// All that is there at once in a step. Gradient shards grow while graphs shrink: `work_bytes` has their part.
+    /// Peak of a step. Gradient shards grow while graphs shrink: `work_bytes` includes them.
     pub fn peak_bytes(&self) -> f64 {
         self.state_bytes + self.gathered_bytes + self.input_bytes + self.activation_bytes + self.work_bytes
     }
 }
 
-/// The memory of a rank.
+/// Estimates the memory of a rank.
 pub fn memory(model: &ModelCost, spread: &Spread) -> Memory {
     let padded = |unit: &UnitCost| unit.numel.next_multiple_of(ALIGNMENT * spread.group_size) as f64;
     let sum = |units: &[UnitCost]| units.iter().map(padded).sum::<f64>();
@@ -54,7 +54,7 @@ pub fn memory(model: &ModelCost, spread: &Spread) -> Memory {
     let shards = shards_of(trained);
     let first_kept = n_backbone.saturating_sub(spread.keep);
     let (again, kept) = trained.backbone.split_at(first_kept);
-    // Heads are there as a whole while the next unit comes; elsewhere one unit while the next comes.
+    // All heads are in memory while the next unit is gathered; elsewhere one unit while the next is gathered.
     let passing_of = |network: &NetworkCost| {
         sum(&network.head).max(largest(&network.backbone)) + largest(&network.backbone)
     };
@@ -69,16 +69,16 @@ pub fn memory(model: &ModelCost, spread: &Spread) -> Memory {
     let inputs: f64 = again.iter().map(|unit| unit.input * images).sum();
     let graphs: f64 = kept.iter().map(|unit| unit.graph * images).sum();
     let head_graph: f64 = trained.head.iter().map(|unit| unit.graph * micro_batch).sum();
-    // Gradients by parameter and in one piece; that of the prototypes is a sum of two.
+    // Gradients exist by parameter and as one flat buffer; the prototypes' gradient is a sum of two addends.
     let prototypes = trained.head.last().map_or(0.0, padded);
     let in_head = head_graph + 2.0 * head + prototypes;
     let at_once = |unit: &UnitCost| if unit.staged { images } else { micro_batch };
     let live = again.iter().map(|unit| unit.graph * at_once(unit)).fold(0.0, f64::max);
-    // Every worker has the gradients of its slice, by parameter, beside the sums of earlier micro-batches; at the end there
-    // are the sum of all and a copy of it in one piece.
+    // Every worker has the gradients of its slice, by parameter, beside the sums of earlier micro-batches; at the end
+    // there are the sum of all and a copy of it as one flat buffer.
     let copies_of_unit = (spread.workers + partial_sums(spread.rank_micro_batches)).max(2);
     let of_unit = copies_of_unit as f64 * largest(&trained.backbone);
-    // At first the head's gradients are on their way, at last all shards are there.
+    // At the start the head's gradients are in transfer; at the end all shards exist.
     let on_their_way = if spread.world_size > 1 { head + largest(&trained.head) } else { head };
     let backwards = live + of_unit + on_their_way.max(shards);
     // The trained network with its moments, and the others; a checkpoint leaves out frozen ones.
@@ -100,14 +100,14 @@ pub fn memory(model: &ModelCost, spread: &Spread) -> Memory {
     }
 }
 
-/// Sums that wait for the next of `n` parts in the order of [`ranks::ordered`]: one for each halving, and one in a
-/// sequence.
+/// Returns the number of partial sums held while the next of `n` parts is computed, in the order of
+/// [`ranks::ordered`]: one for each halving, and one for the sequence.
 fn partial_sums(n: usize) -> usize {
     let halvings = n.max(1).trailing_zeros();
     halvings as usize + usize::from(n >> halvings > 1)
 }
 
-/// The plan with as many units that keep their graph as fit into `room`, where its recipe leaves that open.
+/// Returns `plan` with as many units that keep their graph as fit into `room`, where its recipe leaves that open.
 ///
 /// # Errors
 /// [`TrainError::Recipe`] when the method cannot be built, or when far more memory is needed than there is.
@@ -130,12 +130,12 @@ pub fn fit(mut plan: Plan, room: Room) -> Result<Plan, TrainError> {
     Ok(plan)
 }
 
-/// A plan above this multiple of the rank's memory is refused: room for memory that others give back, and for what the estimate is
-/// off.
+/// Multiple of the rank's memory above which a plan is refused. The margin allows for memory that other processes
+/// free, and for errors of the estimate.
 const REFUSED: f64 = 1.5;
 
-/// The largest number of units that can keep their graph within `bytes` of a rank's memory; none where even 0 does
-/// not fit.
+/// Returns the largest number of units that can keep their graph within `bytes` of a rank's memory; `None` if even 0
+/// does not fit.
 pub fn keep_that_fits(model: &ModelCost, spread: &Spread, bytes: f64) -> Option<usize> {
     let fits = |keep: &usize| memory(model, &Spread { keep: *keep, ..*spread }).needed_bytes() <= bytes;
     (0..=model.trained.backbone.len()).rev().find(fits)
@@ -149,13 +149,13 @@ mod tests {
     use super::*;
     use ranks::ordered::fold;
 
-    /// What is there when a part comes is counted where parts are summed.
+    /// The estimate equals the number of parts that are alive while parts are summed.
     #[test]
     fn partial_sums_are_those_of_the_order() {
         for n in [1, 2, 3, 4, 6, 7, 8, 12, 64] {
             let (alive, most) = (Rc::new(()), Cell::new(0));
             let mut part = |_: usize| {
-                // The one that counts is no part.
+                // `alive` itself is not a part.
                 most.set(most.get().max(Rc::strong_count(&alive) - 1));
                 Rc::clone(&alive)
             };

@@ -1,10 +1,10 @@
-//! What a run will need before it is started: bytes a rank, traffic and time of a step, and how much of a
-//! machine's time failures leave.
+//! Estimates of a run before it is started: bytes per rank, traffic and time of a step, and the share of a
+//! machine's time that failures leave.
 //!
 //! ```text
-//! persistent   4·(student + followers + moments + gradient) · P / S        S ranks of a shard group; AdamW has two moments,
-//!              SGD one
-//! gathered     two units on their way, the head, and what is kept (graphs of K units; all with `grad`)
+//! persistent   4·(weights + other networks + moments + gradients) · P / S     S: ranks of a shard group; AdamW has two
+//!              moments, SGD one
+//! gathered     one unit in transfer, the heads or one unit in use, and units that are kept (K; all with `grad`)
 //! traffic      full (2·P + P - kept) gathered, P reduced;  grad 2·P gathered, P reduced;  none 2·P reduced
 //! time         max(compute, communication) where the two overlap
 //! ```

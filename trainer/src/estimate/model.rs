@@ -1,4 +1,4 @@
-//! What a model costs, unit by unit, as the units themselves say.
+//! Costs of a model, unit by unit, as stated by the units themselves.
 
 use std::collections::BTreeMap;
 
@@ -17,24 +17,24 @@ use crate::recipe::plan::Plan;
 pub struct UnitCost {
     /// Name of the unit.
     pub name: String,
-    /// Elements of its parameters.
+    /// Number of elements of its parameters.
     pub numel: usize,
-    /// Multiply-adds of its forward pass, times two.
+    /// Floating-point operations of its forward pass: two per multiply-add.
     pub flops: f64,
-    /// Elements of its input: what stays until it runs again.
+    /// Elements of its input, which is kept until the unit runs again.
     pub input: f64,
     /// Elements that its graph holds.
     pub graph: f64,
-    /// Whether it needs statistics over the batch: all micro-batches of a rank then go through it together.
+    /// True if the unit needs statistics over the batch: all micro-batches of a rank then go through it together.
     pub staged: bool,
 }
 
 /// A network with its heads.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NetworkCost {
-    /// Its name.
+    /// Name of the network.
     pub name: String,
-    /// Whether its weights come from a file and stay as they are: checkpoints leave it out.
+    /// True if the weights come from a file and stay as they are; checkpoints leave such a network out.
     pub is_frozen: bool,
     /// Units of the backbone.
     pub backbone: Vec<UnitCost>,
@@ -47,36 +47,36 @@ pub struct NetworkCost {
 pub struct ModelCost {
     /// Name of the run or the preset.
     pub name: String,
-    /// The network that moves by gradient.
+    /// The trained network.
     pub trained: NetworkCost,
-    /// The others.
+    /// The other networks.
     pub others: Vec<NetworkCost>,
-    /// Numbers that the optimizer keeps for each parameter.
+    /// Number of moments that the optimizer keeps for each parameter.
     pub n_moments: usize,
-    /// Elements of one image's pixels, as networks are given them.
+    /// Elements of the pixels of one image's views, counted once for each form in which networks take them.
     pub pixels: f64,
 }
 
 impl NetworkCost {
-    /// Elements of all parameters.
+    /// Returns the number of elements of all parameters.
     pub fn numel(&self) -> usize {
         self.units().map(|unit| unit.numel).sum()
     }
 
-    /// Backbone, then heads.
+    /// Returns the units of the backbone, then those of the heads.
     pub fn units(&self) -> impl Iterator<Item = &UnitCost> {
         self.backbone.iter().chain(&self.head)
     }
 }
 
 impl ModelCost {
-    /// All networks, the trained one first.
+    /// Returns all networks, the trained one first.
     pub fn networks(&self) -> impl Iterator<Item = &NetworkCost> {
         std::iter::once(&self.trained).chain(&self.others)
     }
 }
 
-/// The costs of `plan`'s networks with its views.
+/// Returns the costs of `plan`'s networks with its views.
 ///
 /// # Errors
 /// [`TrainError::Recipe`] when the method cannot be built.
@@ -86,7 +86,7 @@ pub fn of_plan(plan: &Plan) -> Result<ModelCost, TrainError> {
     Ok(of_parts(&plan.recipe.name, &plan.recipe.model, method.as_ref(), n_moments))
 }
 
-/// The costs of `method`'s networks on `model` and an optimizer of `n_moments`.
+/// Returns the costs of `method`'s networks on `model` with an optimizer of `n_moments`.
 pub(super) fn of_parts(name: &str, model: &ModelConfig, method: &dyn Method, n_moments: usize) -> ModelCost {
     let views = method.views().groups();
     let cost = |spec: &NetworkSpec| {
@@ -99,7 +99,7 @@ pub(super) fn of_parts(name: &str, model: &ModelConfig, method: &dyn Method, n_m
         let shapes = spec.sizes().into_iter().map(of_size).collect();
         let mut network = of_network(spec, spec.units(model), shapes);
         if let Some(first) = network.backbone.first_mut() {
-            // Pixels are kept once, whatever units do.
+            // Pixels are counted once, in `ModelCost::pixels`.
             first.input = 0.0;
         }
         network
@@ -116,7 +116,7 @@ pub(super) fn of_parts(name: &str, model: &ModelConfig, method: &dyn Method, n_m
     let pixels = views.iter().map(|group| group.n_views * 3 * (group.size_px * group.size_px) as usize);
     ModelCost {
         name: name.to_string(),
-        // Every method's list was checked with the plan.
+        // Plans check that each method has exactly one; presets use the same methods.
         trained: cost(trained.first().expect("a network that moves by gradient")),
         others: others.into_iter().map(cost).collect(),
         n_moments,
@@ -124,7 +124,7 @@ pub(super) fn of_parts(name: &str, model: &ModelConfig, method: &dyn Method, n_m
     }
 }
 
-/// One image's views through the backbone and the heads of a network.
+/// Computes the costs of one image's views in the backbone and the heads of a network.
 fn of_network(spec: &NetworkSpec, backbone: Vec<Box<dyn Unit>>, shapes: Vec<GroupShape>) -> NetworkCost {
     let (backbone, features) = through(&backbone, shapes);
     let (mut heads, mut given) = (Vec::new(), BTreeMap::<&str, Vec<GroupShape>>::new());
@@ -138,7 +138,7 @@ fn of_network(spec: &NetworkSpec, backbone: Vec<Box<dyn Unit>>, shapes: Vec<Grou
     NetworkCost { name: spec.name.to_string(), is_frozen, backbone, head: heads }
 }
 
-/// The costs of `units`, one behind the other, and the shapes that the last one gives.
+/// Computes the costs of `units`, one after the other, and the output shapes of the last one.
 fn through(units: &[Box<dyn Unit>], mut shapes: Vec<GroupShape>) -> (Vec<UnitCost>, Vec<GroupShape>) {
     let mut costs = Vec::new();
     for unit in units {
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
     use crate::Recipe;
 
-    /// The toy's head on patches sees all tokens of a view, its head on pooled features one.
+    /// The toy method's head on patches sees all tokens of a view, its head on pooled features one vector per view.
     #[test]
     fn heads_on_patches_are_not_free() {
         let text = "name = 't'\nseed = 0\n[model]\narch = 'vit'\nimage_px = 16\npatch_px = 4\nwidth = 8\ndepth = 1\nheads = 2\n\
@@ -171,7 +171,7 @@ mod tests {
         let plan = Plan::resolve(Recipe::parse(text, "t", &[]).unwrap(), 8).unwrap();
         let cost = of_plan(&plan).unwrap();
         let flops = |name: &str| cost.trained.head.iter().find(|unit| unit.name == name).unwrap().flops;
-        // Two views of 16 cells and two of four, in place of four vectors.
+        // Two views of 16 cells and two of 4, against four pooled vectors.
         assert_eq!(flops("cells.mlp"), flops("scores.mlp") * 40.0 / 4.0);
     }
 }

@@ -1,8 +1,8 @@
-//! Models of the literature by size. Those that this program trains are counted from their units; the larger
-//! transformers, whose gated layers and second head have no units yet, are counted here.
+//! Presets: published models of several sizes. Costs of the models that this program trains come from their units;
+//! costs of the larger transformers, whose gated layers and second head have no units yet, are computed here.
 //!
-//! Heads are those of the runs that made the models known: DINO's for ViT-S and B; DINOv2's two for L, H and g; two of
-//! DINOv3 for its 7B (40 blocks of 4096, gated MLP of 8192; Siméoni et al. 2025); SwAV's for ResNet-50 and for SEER.
+//! Heads are those of the published runs: DINO's for ViT-S and B; DINOv2's two for L, H and g; DINOv3's two for its
+//! 7B (40 blocks of 4096, gated MLP of 8192; Siméoni et al. 2025); SwAV's for ResNet-50 and for SEER.
 
 use augment::MultiCrop;
 use networks::backbone::ModelConfig;
@@ -31,19 +31,19 @@ pub const PRESETS: [&str; 12] = [
     "seer-rg10b",
 ];
 
-/// A transformer's sizes.
+/// Sizes of a transformer.
 #[derive(Clone, Copy)]
 struct Transformer {
     width: usize,
     depth: usize,
     heads: usize,
     hidden: usize,
-    /// Matrices of the MLP: two, or three with a gate.
+    /// Number of matrices of the MLP: two, or three with a gate.
     products: usize,
     patch_px: usize,
 }
 
-/// A head's sizes, and how many rows it sees of each image: of the student and of the teacher.
+/// Sizes of a head, and its rows per image: in the trained network and in its moving average.
 #[derive(Clone, Copy)]
 struct HeadSizes {
     name: &'static str,
@@ -53,14 +53,14 @@ struct HeadSizes {
     rows: [usize; 2],
 }
 
-/// Two global and eight local views of an image.
+/// Numbers of global and of local views of an image.
 const N_VIEWS: [usize; 2] = [2, 8];
 
-/// Masked patches that iBOT's head sees of an image: half of the images are masked, a fifth to a third of 256 patches
-/// each, in two views.
+/// Mean number of masked patches per image that iBOT's head sees: half of the images are masked, about 30 % of 256
+/// patches each, in two views.
 const N_MASKED: usize = 77;
 
-/// The costs of `name`, with the views of its method.
+/// Returns the costs of the preset `name`, with the views of its method; `None` if there is no such preset.
 pub fn preset(name: &str) -> Option<ModelCost> {
     let sizes = |width, depth, heads, hidden, products, patch_px| Transformer {
         width,
@@ -103,8 +103,8 @@ pub fn preset(name: &str) -> Option<ModelCost> {
     })
 }
 
-/// Costs of a head of an MLP and prototypes behind `width` channels, in the network with number `i`: the trained one, or
-/// its average.
+/// Returns the costs of a head (an MLP, then prototypes) on `width` channels, in network `i`: 0 for the trained
+/// network, 1 for its moving average.
 fn head(width: usize, sizes: HeadSizes, i: usize) -> Vec<UnitCost> {
     let HeadSizes { name, hidden, bottleneck, prototypes, rows } = sizes;
     let mlp = Mlp { name: format!("{name}.mlp"), input: width, hidden, output: bottleneck, init_std: 0.0 };
@@ -171,9 +171,9 @@ fn transformer(name: &str, sizes: Transformer, heads: &[HeadSizes]) -> ModelCost
     }
 }
 
-/// A model by its units, as recipes write model, method and views.
+/// Returns the costs of a model from its units; `model` and `method` are TOML sections, as in a recipe.
 fn of_units(name: &str, model: &str, method: &str, views: MultiCrop, n_moments: usize) -> ModelCost {
-    // They are constants of this file, which the tests below build.
+    // Models and methods are constants of this file, and the test below builds every preset.
     let model: ModelConfig = toml::from_str(model).expect("a model of this file");
     let method: MethodConfig = toml::from_str(method).expect("a method of this file");
     let length = RunLength { n_samples: 1 << 20, batch_size: 1024, total_steps: 1 << 10 };
@@ -182,12 +182,12 @@ fn of_units(name: &str, model: &str, method: &str, views: MultiCrop, n_moments: 
     of_parts(name, &model, method.as_ref(), n_moments)
 }
 
-/// SwAV's views: two of `global_px` and `n_local` of 96 px.
+/// Returns SwAV's views: two of `global_px` and `n_local` of 96 px.
 fn swav_views(global_px: u32, n_local: usize) -> MultiCrop {
     MultiCrop::dino(global_px, 96, n_local)
 }
 
-/// SEER's RegNetY under SwAV, with stochastic gradient descent.
+/// Returns the costs of SEER's RegNetY under SwAV, with stochastic gradient descent.
 fn seer(name: &str, size: &str, hidden: usize, batch_norm: bool, global_px: u32) -> ModelCost {
     let model = format!("arch = 'regnet_y'\nimage_px = 224\nsize = '{size}'");
     let method = format!(
@@ -197,7 +197,7 @@ fn seer(name: &str, size: &str, hidden: usize, batch_norm: bool, global_px: u32)
     of_units(name, &model, &method, swav_views(global_px, 4), 1)
 }
 
-/// A ResNet under SwAV.
+/// Returns the costs of a ResNet under SwAV.
 fn resnet(name: &str, depth: usize) -> ModelCost {
     let model = format!("arch = 'resnet'\nimage_px = 224\ndepth = {depth}");
     let method =
@@ -205,7 +205,7 @@ fn resnet(name: &str, depth: usize) -> ModelCost {
     of_units(name, &model, method, swav_views(224, 6), 1)
 }
 
-/// A transformer under DINO with its usual head.
+/// Returns the costs of a ViT under DINO with its usual head.
 fn vit(name: &str, width: usize, heads: usize) -> ModelCost {
     let model =
         format!("arch = 'vit'\nimage_px = 224\npatch_px = 16\nwidth = {width}\ndepth = 12\nheads = {heads}");
@@ -218,7 +218,7 @@ fn vit(name: &str, width: usize, heads: usize) -> ModelCost {
 mod tests {
     use super::*;
 
-    /// Parameters in millions, of backbones as their papers count them and of heads as their code has them.
+    /// Millions of parameters: of backbones from their papers, of heads from their published code.
     #[test]
     fn sizes_are_those_of_the_papers() {
         for (name, millions, heads) in [
@@ -231,7 +231,7 @@ mod tests {
             ("resnet50", 23.6, 4.8),
             ("seer-rg32gf", 141.4, 37.15),
             ("seer-rg256gf", 1_272.0, 158.9),
-            // Ten thousand by name; its widths and depths give 9.3.
+            // Called 10B; its widths and depths give 9.3 billion.
             ("seer-rg10b", 9_324.0, 305.0),
         ] {
             let model = preset(name).unwrap();

@@ -1,5 +1,5 @@
-//! The layouts, manifest and reads of thousands of ranks, made by the code that makes them in a run, in one
-//! process without a tensor.
+//! Simulation of a checkpoint that one number of ranks writes and another reads. Layouts, manifest and reads of
+//! thousands of ranks are made in one process, by the code that makes them in a run, without a tensor.
 
 use std::time::Instant;
 
@@ -9,27 +9,27 @@ use networks::params::{Init, ParamSpec};
 use super::ModelCost;
 use crate::checkpoint::{UnitEntry, pieces};
 
-/// What a change of the number of ranks takes.
+/// Cost of a change of the number of ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Simulation {
-    /// Units.
+    /// Number of units.
     pub n_units: usize,
     /// Bytes of the manifest's table of units.
     pub manifest_bytes: usize,
-    /// Runs of bytes that one rank reads, at most, of each of the four buffers.
+    /// Largest number of byte ranges that one rank reads of each of the four buffers.
     pub max_reads: usize,
-    /// Files that one rank opens, at most.
+    /// Largest number of files that one rank opens.
     pub max_files: usize,
-    /// Elements that are padding, of all.
+    /// Share of the elements that is padding.
     pub padding: f64,
-    /// Time that all of it took here.
+    /// Seconds that the simulation took.
     pub seconds: f64,
 }
 
-/// Cuts `model` over `from` ranks and reads it on `to`. Every element must be read exactly once.
+/// Shards `model` over `from` ranks and reads it on `to` ranks. Every element must be read exactly once.
 ///
 /// # Errors
-/// In words, if one is not: a bug in ocelli.
+/// A message in words if an element is not read exactly once: a bug in ocelli.
 pub fn simulate(model: &ModelCost, from: usize, to: usize) -> Result<Simulation, String> {
     let start = Instant::now();
     let of_unit = |world: usize| {

@@ -1,35 +1,35 @@
-//! How a model is spread over ranks.
+//! Distribution of a model over ranks.
 
 use ranks::topology::Sharding;
 
 use crate::recipe::plan::Plan;
 use crate::step::precision::Precision;
 
-/// How a model is spread.
+/// Distribution of a model over ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Spread {
-    /// Ranks, W.
+    /// Number of ranks, W.
     pub world_size: usize,
-    /// Ranks of a shard group, S.
+    /// Number of ranks in a shard group, S.
     pub group_size: usize,
-    /// What is cut.
+    /// Data that is sharded over ranks.
     pub sharding: Sharding,
-    /// Units of the backbone that keep their graph, from the last on.
+    /// Number of backbone units, counted from the last, that keep their graph.
     pub keep: usize,
-    /// Images of a step on one rank.
+    /// Number of images of a step on one rank.
     pub rank_batch: usize,
-    /// Micro-batches that these go in.
+    /// Number of micro-batches of a step on one rank.
     pub rank_micro_batches: usize,
-    /// Worker threads of a rank; 1 where a device works on the whole.
+    /// Worker threads of a rank; 1 where a device processes all images.
     pub workers: usize,
-    /// How weights and gradients travel.
+    /// Data types of computation, and of the weights and gradients that are sent.
     pub precision: Precision,
-    /// Whether weights, moments and followers lie in the host's memory, and units come to a GPU.
+    /// True if weights and moments of all networks are in host memory, and units are sent to a GPU.
     pub offload: bool,
 }
 
 impl Spread {
-    /// How `plan` spreads its model.
+    /// Returns the distribution of `plan`.
     pub fn of(plan: &Plan) -> Self {
         let step = plan.step_config();
         let rank_batch = plan.recipe.optim.batch_size / plan.world_size;
@@ -46,7 +46,7 @@ impl Spread {
         }
     }
 
-    /// Whether weights are gathered at all.
+    /// Returns true if weights are gathered at all.
     pub(super) fn gathers(&self) -> bool {
         self.group_size > 1 || self.offload
     }

@@ -7,39 +7,39 @@ use ranks::wire::Wire;
 
 use super::{ModelCost, NetworkCost, Spread};
 
-/// What connects ranks, and what they compute with.
+/// Interconnect of the ranks, and their speed of computation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fabric {
-    /// Ranks of a node.
+    /// Number of ranks on a node.
     pub ranks_per_node: usize,
-    /// Bytes a second between ranks of a node, for each.
+    /// Bytes per second between ranks of a node, for each rank.
     pub local_bytes_per_s: f64,
-    /// Bytes a second between nodes, for a node.
+    /// Bytes per second between nodes, for each node.
     pub node_bytes_per_s: f64,
-    /// Seconds of a message within a node.
+    /// Latency of a message within a node, in seconds.
     pub local_latency_s: f64,
-    /// Seconds of a message between nodes.
+    /// Latency of a message between nodes, in seconds.
     pub node_latency_s: f64,
-    /// Floating-point operations a second of a rank.
+    /// Floating-point operations per second of a rank.
     pub flops: f64,
 }
 
-/// Bytes that a rank receives in a step, and in how many collectives.
+/// Bytes that a rank receives in a step, and the number of collectives.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Traffic {
-    /// Weights.
+    /// Bytes of gathered weights.
     pub gather_bytes: f64,
-    /// Collectives of that kind.
+    /// Number of gathers.
     pub n_gathers: usize,
-    /// Gradients within shard groups.
+    /// Bytes of gradients within shard groups.
     pub reduce_bytes: f64,
-    /// Collectives of that kind.
+    /// Number of reductions.
     pub n_reduces: usize,
-    /// Gradients between replicas.
+    /// Bytes of gradients between replicas.
     pub replica_bytes: f64,
 }
 
-/// The traffic of a step.
+/// Estimates the traffic of a step.
 pub fn traffic(model: &ModelCost, spread: &Spread) -> Traffic {
     let precision = spread.precision;
     let (groups, replicas) = (spread.group_size as f64, (spread.world_size / spread.group_size) as f64);
@@ -76,18 +76,18 @@ pub fn traffic(model: &ModelCost, spread: &Spread) -> Traffic {
 /// Seconds of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepTime {
-    /// Arithmetic.
+    /// Seconds of the computation.
     pub compute_s: f64,
-    /// Collectives, with rings.
+    /// Seconds of the collectives, with rings.
     pub ring_s: f64,
-    /// Collectives, with trees: latency grows with the logarithm of the ranks.
+    /// Seconds of the collectives, with trees: latency grows with the logarithm of the number of ranks.
     pub tree_s: f64,
-    /// The step, with the better of the two: what does not overlap is the first gather and the last reduction.
+    /// Seconds of the step, with the faster of the two; only the first gather and the last reduction do not overlap.
     pub step_s: f64,
 }
 
-/// Floating-point operations of matrix products in a step of one rank: what must be done, and what is done when
-/// units that keep no graph run again.
+/// Returns the floating-point operations of matrix products in a step of one rank: without recomputation, and with
+/// that of units that keep no graph.
 pub fn step_flops(model: &ModelCost, spread: &Spread) -> [f64; 2] {
     let images = spread.rank_batch as f64;
     let backbone = &model.trained.backbone;
@@ -98,7 +98,7 @@ pub fn step_flops(model: &ModelCost, spread: &Spread) -> [f64; 2] {
     [images * once, images * (once + twice)]
 }
 
-/// The time of a step.
+/// Estimates the time of a step.
 pub fn step_time(model: &ModelCost, spread: &Spread, fabric: &Fabric) -> StepTime {
     let compute_s = step_flops(model, spread)[1] / fabric.flops;
     let traffic = traffic(model, spread);
@@ -106,7 +106,7 @@ pub fn step_time(model: &ModelCost, spread: &Spread, fabric: &Fabric) -> StepTim
     let (ring_a, tree_a) = within(traffic.gather_bytes, spread.group_size, traffic.n_gathers);
     let (ring_b, tree_b) = within(traffic.reduce_bytes, spread.group_size, traffic.n_reduces);
     let n_replicas = spread.world_size / spread.group_size;
-    // A replica's sum is two passes, of which neighbors in the group run one each at a time.
+    // A sum over replicas is two collectives. All ranks of a shard group run theirs at the same time.
     let (ring_c, tree_c) =
         collective(traffic.replica_bytes, n_replicas, 2 * traffic.n_reduces, spread.group_size, fabric);
     let (ring_s, tree_s) = (ring_a + ring_b + ring_c, tree_a + tree_b + tree_c);
@@ -115,8 +115,8 @@ pub fn step_time(model: &ModelCost, spread: &Spread, fabric: &Fabric) -> StepTim
     StepTime { compute_s, ring_s, tree_s, step_s: compute_s.max(best) + 2.0 * best / n }
 }
 
-/// Seconds of `n` collectives over `size` ranks, `stride` apart, in which each receives `bytes` in all: with
-/// rings and with trees.
+/// Returns the seconds of `n` collectives over `size` ranks, `stride` apart, in which each rank receives `bytes` in
+/// total: with rings and with trees.
 fn collective(bytes: f64, size: usize, n: usize, stride: usize, fabric: &Fabric) -> (f64, f64) {
     if size < 2 || n == 0 {
         return (0.0, 0.0);
@@ -124,8 +124,8 @@ fn collective(bytes: f64, size: usize, n: usize, stride: usize, fabric: &Fabric)
     let per_node = (fabric.ranks_per_node / stride).clamp(1, size);
     let n_nodes = size.div_ceil(per_node);
     let local_s = bytes / fabric.local_bytes_per_s;
-    // What crosses between nodes enters each node once for all of its ranks in the collective, and ranks of
-    // other groups on the node use the same lines.
+    // Data between nodes enters each node once for all of its ranks in the collective, and ranks of
+    // other groups on the node share its links.
     let groups_on_node = fabric.ranks_per_node.div_ceil(per_node) as f64;
     let share = (n_nodes - 1) as f64 / n_nodes as f64 / ((size - 1) as f64 / size as f64);
     let node_s = if n_nodes > 1 { bytes * share * groups_on_node / fabric.node_bytes_per_s } else { 0.0 };

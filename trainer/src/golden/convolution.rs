@@ -18,10 +18,10 @@ use crate::optim::state::UnitShard;
 
 const TOLERANCE: f32 = 1e-5;
 
-/// Through a network.
+/// Tolerance behind a whole network.
 const OF_NETWORK: f32 = 1e-4;
 
-/// The names of a golden file's tensors that end with `end`, without it.
+/// Returns the names of a golden file's tensors that begin with `begin` and end with `end`, without both.
 fn named(golden: &Golden, begin: &str, end: &str) -> Vec<String> {
     let cut = |name: &String| Some(name.strip_prefix(begin)?.strip_suffix(end)?.to_string());
     golden.names().iter().filter_map(cut).collect()
@@ -58,7 +58,7 @@ fn convolutions_equal_pytorch() {
     }
 }
 
-/// Three steps: values, gradients and what runs along. In the last a channel is constant: its rounding is multiplied by
+/// Three steps: values, gradients and running statistics. In the last a channel is constant: its rounding is multiplied by
 /// 1/√ε, and its gradient is within a tenth while the running mean is far from it.
 #[test]
 fn batch_normalization_equals_pytorch() {
@@ -97,7 +97,7 @@ fn batch_normalization_equals_pytorch() {
     }
 }
 
-/// One value a channel has no variance: what comes out is finite, there and back.
+/// One value per channel has no variance; outputs and gradients stay finite.
 #[test]
 fn one_value_a_channel_stays_finite() {
     let norm = BatchNorm::new("norm", 6);
@@ -132,7 +132,7 @@ fn filled(unit: &dyn Unit) -> UnitShard {
     shard
 }
 
-/// What a network gives, with statistics of the batch or the running ones, and what each unit observes.
+/// Returns the output of a network, with statistics of the batch or the running ones, and the values that each unit observes.
 fn through(
     units: &[Box<dyn Unit>],
     leaves: &[Leaves<'_>],

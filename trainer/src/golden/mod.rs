@@ -1,5 +1,4 @@
-//! What PyTorch and the official code of methods compute of the same numbers (`scripts/golden`, in f64), beside what is computed
-//! here.
+//! Comparison with PyTorch and with the official code of methods on the same numbers, in f64 (`scripts/golden`).
 
 mod convolution;
 mod names;
@@ -58,7 +57,7 @@ impl Golden {
         Tensor::from_data(TensorData::new(self.values(name), shape), &Device::flex())
     }
 
-    /// Fills the buffers of a shard of one rank with `prefix` and the names of its parameters.
+    /// Fills the buffer of a shard of one rank with the tensors named by `prefix` and its parameters.
     fn flat(&self, prefix: &str, shard: &UnitShard) -> Tensor<1> {
         let mut flat = vec![0.0; shard.layout.padded];
         for slot in &shard.layout.params {
@@ -77,7 +76,7 @@ impl Golden {
         }
     }
 
-    /// As `assert_tensor`, whatever the golden shape.
+    /// Asserts as `assert_tensor`, whatever the golden shape.
     fn assert_values(&self, name: &str, ours: Tensor<1>, tolerance: f32) {
         assert_near(name, &to_host(ours), &self.values(name), tolerance);
     }

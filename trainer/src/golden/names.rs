@@ -6,7 +6,7 @@ use networks::params::Init;
 
 use crate::optim::state::UnitShard;
 
-/// `n` numbers of 0..1 that depend on name and place alone: SplitMix64 from the FNV-1a hash of the name.
+/// Returns `n` numbers in 0..1 that depend on name and place alone: SplitMix64 from the FNV-1a hash of the name.
 pub(super) fn uniform(name: &str, n: usize) -> Vec<f64> {
     let hash = |seed: u64, byte: u8| (seed ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     let seed = name.bytes().fold(0xcbf2_9ce4_8422_2325, hash);
@@ -19,7 +19,7 @@ pub(super) fn uniform(name: &str, n: usize) -> Vec<f64> {
     (1..=n as u64).map(number).collect()
 }
 
-/// The weights that the scripts give the parameters of `shard`. The gain of a weight-normalized layer starts at one.
+/// Returns the weights that the scripts give the parameters of `shard`. The gain of a weight-normalized layer starts at one.
 pub(super) fn weights(shard: &UnitShard) -> Tensor<1> {
     let mut flat = vec![0.0; shard.layout.padded];
     for slot in &shard.layout.params {

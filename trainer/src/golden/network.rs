@@ -13,7 +13,7 @@ use ranks::topology::Topology;
 use super::Golden;
 use crate::optim::state::UnitShard;
 
-/// Through a network.
+/// Tolerance behind a whole network.
 const TOLERANCE: f32 = 1e-5;
 
 fn shards(golden: &Golden, prefix: &str, units: &[Box<dyn Unit>]) -> Vec<UnitShard> {

@@ -19,7 +19,7 @@ use crate::schedule::RunLength;
 
 const TOLERANCE: f32 = 1e-5;
 
-/// A method as a recipe writes it, with `n_local` views beside two global ones.
+/// Builds a method from its recipe, with `n_local` views beside two global ones.
 fn method(recipe: &str, n_local: usize, batch_size: usize) -> Box<dyn Method> {
     let config: MethodConfig = toml::from_str(recipe).unwrap();
     let length = RunLength { n_samples: 100, batch_size, total_steps: 100 };
@@ -28,7 +28,7 @@ fn method(recipe: &str, n_local: usize, batch_size: usize) -> Box<dyn Method> {
     config.build(&MethodContext { views, model, length, seed: 0 }).unwrap()
 }
 
-/// The loss of one micro-batch where the head `name` gives `x` of `[B, V, K]`, two global views first, and its gradient.
+/// Returns loss and gradient of one micro-batch where the head `name` outputs `x` of `[B, V, K]`, two global views first.
 fn loss_and_gradient(
     method: &dyn Method,
     name: &'static str,

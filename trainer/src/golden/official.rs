@@ -14,13 +14,13 @@ use crate::{Plan, Recipe};
 
 const BATCH: usize = 16;
 
-/// Batches that a run goes through again and again.
+/// Number of batches, which a run repeats.
 const N_BATCHES: u64 = 3;
 
 /// A run of an official program.
 struct Run {
     file: &'static str,
-    /// Name that its views are made of.
+    /// Name from which its views are made.
     views: &'static str,
     recipe: String,
     /// Largest difference of a loss, relative to it.
@@ -258,8 +258,8 @@ fn batch(plan: &Plan, name: &str, number: u64) -> Batch {
     }
 }
 
-/// `values` with the golden ones where keys have their biases: softmax is blind to these, so that their gradient is
-/// nothing but rounding, and AdamW turns rounding into steps of full size.
+/// Returns `values` with the golden biases of keys: softmax does not depend on these, so their gradient is
+/// nothing but rounding, which AdamW turns into steps of full size.
 fn without_key_biases(values: &Tensor<1>, golden: Tensor<1>, shard: &UnitShard) -> Tensor<1> {
     let Some(qkv) = shard.layout.position("attn.qkv.bias") else { return values.clone() };
     let bias = shard.layout.params[qkv].range();

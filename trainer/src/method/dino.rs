@@ -36,74 +36,74 @@ const TARGET_ENTROPY: &str = "health/teacher_entropy";
 /// Name of the head.
 const HEAD: &str = "head";
 
-/// Name of the network that learns.
+/// Name of the trained network.
 const STUDENT: &str = "student";
 
-/// Name of its moving average.
+/// Name of the trained network's moving average.
 const TEACHER: &str = "teacher";
 
-/// Name of the mean teacher logits, which move the center.
+/// Name of the mean teacher logits, from which the center is updated.
 const MEAN: &str = "mean";
 
 /// Iterations of [`Centering::Sinkhorn`], as in SwAV and DINOv2.
 const SINKHORN_ITERATIONS: usize = 3;
 
-/// DINO as a recipe writes it.
+/// Settings of DINO, as a recipe writes them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Prototypes, K.
+    /// Number of prototypes, K.
     pub prototypes: usize,
-    /// Hidden channels of the head.
+    /// Channels of the head's hidden layers; 2048 by default.
     #[serde(default = "default_hidden")]
     pub head_hidden: usize,
-    /// Channels between the head's MLP and its prototypes.
+    /// Channels between the head's MLP and its prototypes; 256 by default.
     #[serde(default = "default_bottleneck")]
     pub head_bottleneck: usize,
-    /// Deviation of the head's initial weights; see `model.init_std`.
+    /// Standard deviation of the head's initial weights, 0.02 by default; see `model.init_std`.
     #[serde(default = "default_head_init_std")]
     pub head_init_std: f32,
-    /// Whether the rows of the last layer keep length one. DINO's released small models and its longest runs train
-    /// the lengths as well, and so does DINOv2.
+    /// Whether the rows of the last layer keep length one, the default. DINO's released small models and its longest runs
+    /// train the lengths as well, and so does DINOv2.
     #[serde(default = "default_norm_last_layer")]
     pub norm_last_layer: bool,
-    /// How long the last layer stays as it is.
+    /// Length of time at the start during which the last layer is frozen; 1 epoch by default.
     #[serde(default = "default_freeze")]
     pub freeze_last_layer: Duration,
-    /// Temperature of the student's softmax.
+    /// Temperature of the student's softmax; 0.1 by default.
     #[serde(default = "default_student_temp")]
     pub student_temp: f64,
     /// Temperature of the teacher's softmax at the start, and after its warm-up.
     pub teacher_temp: [f64; 2],
-    /// Warm-up of the teacher's temperature.
+    /// Length of the warm-up of the teacher's temperature.
     pub teacher_temp_warmup: Duration,
-    /// Share of the old teacher that stays, at the start and at the end of the run.
+    /// Decay of the teacher's moving average at the start and at the end of the run; 0.996 and 1 by default.
     #[serde(default = "default_teacher_decay")]
     pub teacher_decay: [f64; 2],
-    /// What keeps the teacher from giving everything to one prototype.
+    /// Rule that balances the teacher's outputs over prototypes, so that it does not use one alone; `mean` by default.
     #[serde(default)]
     pub centering: Centering,
-    /// Share of the old center that stays.
+    /// Decay of the center's moving average; 0.9 by default.
     #[serde(default = "default_center_decay")]
     pub center_decay: f64,
-    /// Weight of the KoLeo regularizer on the student's global embeddings; 0 for none, as in DINO.
+    /// Weight of the KoLeo regularizer on the student's global embeddings; 0, the default, for none, as in DINO.
     /// DINOv2 uses 0.1. It keeps short runs on few images from collapsing.
     #[serde(default)]
     pub koleo_weight: f64,
-    /// Images among which KoLeo looks for neighbors: so many that follow one another in the batch; 0 for the whole
-    /// batch. DINOv2's code looks among the images of one GPU.
+    /// Number of consecutive images of the batch among which KoLeo searches for neighbors; 0, the default, for the whole
+    /// batch. DINOv2's code searches among the images of one GPU.
     #[serde(default)]
     pub koleo_group: usize,
 }
 
-/// How the teacher's outputs are balanced over prototypes.
+/// Rule that balances the teacher's outputs over prototypes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Centering {
-    /// A moving mean of the logits is subtracted: DINO.
+    /// Subtraction of a moving mean of the logits: DINO.
     #[default]
     Mean,
-    /// Every batch is balanced by three iterations of Sinkhorn and Knopp: SwAV, DINOv2's long
+    /// Three iterations of Sinkhorn and Knopp, which balance every batch: SwAV, DINOv2's long
     /// recipes. Steadier than the mean where batches and runs are small.
     Sinkhorn,
 }
@@ -351,15 +351,15 @@ impl Method for Dino {
     }
 }
 
-/// A batch under DINO's loss.
+/// DINO's loss of a batch.
 struct DinoLoss {
     /// Teacher probabilities by micro-batch, `[B, V, K]`.
     targets: Vec<Tensor<3>>,
     /// Mean teacher logits, `[K]`.
     mean: Tensor<1>,
-    /// `[1]`, of the whole batch.
+    /// Effective number of prototypes in use in the whole batch, `[1]`.
     prototypes_in_use: Tensor<1>,
-    /// By global view; none where KoLeo has no weight.
+    /// Neighbors by global view; none where KoLeo has no weight.
     neighbors: Vec<Neighbors>,
     /// Positions in the batch of the images of each micro-batch.
     positions: Vec<Vec<usize>>,

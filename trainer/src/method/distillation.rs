@@ -1,8 +1,8 @@
 //! Distillation of a frozen network's features, as lightly-train has it by default.
 //!
 //! ```text
-//! t, T = teacher(x)      one vector and a map of patches a view, D_t channels, without a graph
-//! s, S = student(x)      the same of the network that learns, D_s channels
+//! t, T = teacher(x)      one vector and a map of patches per view, D_t channels, without a graph
+//! s, S = student(x)      the same of the trained network, D_s channels
 //! loss = a · d(W s + b, t) + c · d(R(V S + v), T)       R resamples the student's grid to the teacher's
 //! d(x, y) = mean (x - y)², or mean (1 - x̂ · ŷ)          x̂ = x / |x|
 //! ```
@@ -24,34 +24,34 @@ use super::loss::resample::resampled;
 use super::network::{Backbone, FrozenWeights, Moves, NetworkSpec};
 use super::{BatchLoss, BatchOutputs, Method, MethodContext, MethodRecipe, MicroBatchLoss};
 
-/// Name of the network that learns.
+/// Name of the trained network.
 const STUDENT: &str = "student";
 
 /// Name of the frozen network.
 const TEACHER: &str = "teacher";
 
-/// Name of the head on one vector a view.
+/// Name of the head on one vector per view.
 const POOLED: &str = "pooled";
 
 /// Name of the head on patches.
 const PATCHES: &str = "patches";
 
-/// Keeps a length away from zero, as PyTorch's `normalize`.
+/// Keeps a norm away from zero, as in PyTorch's `normalize`.
 const NORM_EPSILON: f64 = 1e-12;
 
-/// Distillation as a recipe writes it.
+/// Settings of distillation, as a recipe writes them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// The frozen network.
+    /// Frozen network that is distilled.
     pub teacher: FrozenWeights,
-    /// How far features are apart.
+    /// Distance between features; `squared` by default.
     #[serde(default)]
     pub distance: Distance,
-    /// Weight of the distance between the vectors of whole views, a.
+    /// Weight of the distance between the vectors of whole views, a; 1 by default.
     #[serde(default = "default_weight")]
     pub pooled_weight: f64,
-    /// Weight of the distance between maps of patches, c.
+    /// Weight of the distance between maps of patches, c; 1 by default.
     #[serde(default = "default_weight")]
     pub patch_weight: f64,
 }
@@ -187,9 +187,9 @@ impl Method for Distillation {
     }
 }
 
-/// A batch under distillation.
+/// Distillation loss of a batch.
 struct DistillationLoss {
-    /// Features of the teacher, by micro-batch and size of view.
+    /// Features of the teacher, by micro-batch and view size.
     targets: Vec<Vec<Features>>,
     distance: Distance,
     pooled_weight: f64,
@@ -197,8 +197,8 @@ struct DistillationLoss {
 }
 
 impl DistillationLoss {
-    /// The distance between the output of the head `name` and the target that `select` takes of the teacher's features:
-    /// the mean over all views, `[1]`; none if the head is not there.
+    /// Returns the distance between the output of the head `name` and the teacher's features that `reads` selects: the mean
+    /// over all views, `[1]`; `None` if there is no such head.
     fn term(&self, number: usize, student: &Outputs, name: &str, reads: Reads) -> Option<Tensor<1>> {
         let given = student.heads.get(name)?;
         let n_views = |group: usize| student.pooled(group).dims()[1] as f64;
@@ -216,7 +216,7 @@ impl DistillationLoss {
         given.iter().enumerate().map(of_group).reduce(|sum, term| sum + term)
     }
 
-    /// The mean distance of `x` and `y`, `[B, N, D]` both: `[1]`.
+    /// Returns the mean distance of `x` and `y`, `[B, N, D]` both: `[1]`.
     fn between(&self, x: Tensor<3>, y: Tensor<3>) -> Tensor<1> {
         let [b, n, d] = x.dims();
         match self.distance {
@@ -241,7 +241,7 @@ impl BatchLoss for DistillationLoss {
             named.iter().filter_map(|(name, term)| Some((*name, term.as_ref()?.clone().inner()))).collect();
         let weighted =
             [pooled.map(|term| term * self.pooled_weight), patches.map(|term| term * self.patch_weight)];
-        // One of the weights is above zero, and so there is one of the heads.
+        // One of the weights is above zero, so at least one head exists.
         let loss =
             weighted.into_iter().flatten().reduce(|sum, term| sum + term).expect("a head of the method");
         MicroBatchLoss { loss, gauges }

@@ -5,7 +5,7 @@
 //! loss = (1 - λ) mean_v,d (z_v - mean_{global} z)²  +  λ mean_v sigreg(z_v)
 //! ```
 //!
-//! No teacher, no stop of gradients and no schedule of its own. Directions of the regularizer are drawn anew each step.
+//! No teacher, no stopped gradient and no schedule of its own. Directions of the regularizer are drawn anew each step.
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
@@ -27,40 +27,40 @@ const HEAD: &str = "head";
 /// Name of the network.
 const STUDENT: &str = "student";
 
-/// LeJEPA as a recipe writes it.
+/// Settings of LeJEPA, as a recipe writes them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Weight of the regularizer, λ.
+    /// Weight of the regularizer, λ; 0.02 by default.
     #[serde(default = "default_weight")]
     pub sigreg_weight: f64,
-    /// Directions of the regularizer, M.
+    /// Number of directions of the regularizer, M; 256 by default.
     #[serde(default = "default_directions")]
     pub directions: usize,
-    /// Views whose mean all views are drawn to.
+    /// Views whose mean is the target of all views; `global` by default.
     #[serde(default)]
     pub center: Center,
     /// Channels of a linear layer between the backbone and the projection, as in the authors' examples; absent for none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding: Option<usize>,
-    /// Channels of the head's hidden layers.
+    /// Channels of the head's hidden layers; two layers of 2048 by default.
     #[serde(default = "default_hidden")]
     pub head_hidden: Vec<usize>,
-    /// Channels of what the head gives.
+    /// Channels of the head's output.
     pub head_output: usize,
-    /// Whether the head's hidden layers are normalized over the batch.
+    /// Whether the head's hidden layers are normalized over the batch; true by default.
     #[serde(default = "default_batch_norm")]
     pub head_batch_norm: bool,
 }
 
-/// Views whose mean all views are drawn to.
+/// Views whose mean is the target of all views.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Center {
     /// Views of the first size: the paper.
     #[default]
     Global,
-    /// All of them: the authors' minimal example.
+    /// All views: the authors' minimal example.
     All,
 }
 
@@ -187,10 +187,10 @@ fn all_views(outputs: &Outputs) -> Tensor<3> {
     }
 }
 
-/// A batch under LeJEPA's loss.
+/// LeJEPA's loss of a batch.
 struct LeJepaLoss {
     sigreg: Sigreg,
-    /// Views, from the first on, whose mean all are drawn to.
+    /// Number of views, from the first on, whose mean is the target of all views.
     n_central: usize,
     weight: f64,
 }

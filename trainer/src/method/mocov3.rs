@@ -1,5 +1,5 @@
-//! MoCo v3: every view predicts the key that a moving average gives another view, among all keys of the batch (Chen, Xie
-//! and He 2021).
+//! MoCo v3: every view predicts the key that a moving average computes for another view, among all keys of the batch (Chen,
+//! Xie and He 2021).
 //!
 //! ```text
 //! q_v = predictor(projector(base(x_v)))      k_v = projector(momentum(x_v))      v = 1, 2; each of length one
@@ -25,41 +25,41 @@ use super::network::{Moves, NetworkSpec};
 use super::{BatchLoss, BatchOutputs, Gauges, Method, MethodContext, MethodRecipe, MicroBatchLoss};
 use crate::schedule::Schedule;
 
-/// Name of the network that learns.
+/// Name of the trained network.
 const BASE: &str = "base";
 
-/// Name of its moving average.
+/// Name of the trained network's moving average.
 const MOMENTUM: &str = "momentum";
 
 /// Name of the head of both networks.
 const PROJECTOR: &str = "projector";
 
-/// Name of the head behind it, of the network that learns.
+/// Name of the trained network's head that reads the projector.
 const PREDICTOR: &str = "predictor";
 
-/// Keeps a length away from zero, as PyTorch's `normalize`.
+/// Keeps a norm away from zero, as in PyTorch's `normalize`.
 const NORM_EPSILON: f64 = 1e-12;
 
-/// MoCo v3 as a recipe writes it.
+/// Settings of MoCo v3, as a recipe writes them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Temperature, τ: 0.2 for transformers, 1 for ResNet-50.
+    /// Temperature, τ: 0.2, the default, for transformers; 1 for ResNet-50.
     #[serde(default = "default_temperature")]
     pub temperature: f64,
-    /// Share of the old momentum network that stays, at the start and at the end of the run.
+    /// Decay of the momentum network's moving average at the start and at the end of the run; 0.99 and 1 by default.
     #[serde(default = "default_momentum")]
     pub momentum: [f64; 2],
-    /// Channels of the projector's hidden layers: two for transformers, one for ResNet-50.
+    /// Channels of the projector's hidden layers: two of 4096, the default, for transformers; one for ResNet-50.
     #[serde(default = "default_projector_hidden")]
     pub projector_hidden: Vec<usize>,
-    /// Channels of the predictor's hidden layers.
+    /// Channels of the predictor's hidden layers; one layer of 4096 by default.
     #[serde(default = "default_predictor_hidden")]
     pub predictor_hidden: Vec<usize>,
-    /// Channels of queries and keys.
+    /// Channels of queries and keys; 256 by default.
     #[serde(default = "default_output")]
     pub output: usize,
-    /// Whether the predictor's output is normalized over the batch: true for transformers, false for ResNet-50.
+    /// Whether the predictor's output is normalized over the batch: true, the default, for transformers; false for ResNet-50.
     #[serde(default = "default_predictor_output_norm")]
     pub predictor_output_norm: bool,
 }
@@ -215,16 +215,16 @@ impl Method for MocoV3 {
     }
 }
 
-/// The output of the head `head` for view `view`, of length one, `[B, D]`.
+/// Returns the output of the head `head` for view `view`, at length one, `[B, D]`.
 fn rows(outputs: &Outputs, head: &str, view: usize) -> Tensor<2> {
     let z = outputs.head(head)[view].clone();
     let [b, v, d] = z.dims();
     unit_rows(z.reshape([b * v, d]), NORM_EPSILON)
 }
 
-/// A batch under MoCo v3's loss.
+/// MoCo v3's loss of a batch.
 struct MocoV3Loss {
-    /// By view.
+    /// Keys by view.
     keys: [Keys; 2],
     /// Positions in the batch of the images of each micro-batch.
     positions: Vec<Vec<usize>>,

@@ -33,7 +33,7 @@ use ranks::peers::Peers;
 use self::network::{FrozenWeights, NetworkSpec};
 use crate::schedule::RunLength;
 
-/// Gauge of the part of the loss in which the trained network follows targets. A method whose loss has no other part
+/// Gauge of the part of the loss in which the trained network predicts targets. A method whose loss has no other part
 /// leaves it out.
 pub(crate) const MATCH_LOSS: &str = "train/match_loss";
 
@@ -42,38 +42,38 @@ pub(crate) type Gauges = Vec<(&'static str, f64)>;
 
 /// A self-supervised method.
 pub trait Method: Send + Sync {
-    /// The views that it wants of each image.
+    /// Views that the method needs of each image.
     fn views(&self) -> &MultiCrop;
 
-    /// Its networks, in the order in which they run; the one that moves by gradient runs last, wherever it stands.
+    /// Networks of the method, in the order in which they run; the trained network runs last, wherever it is listed.
     fn networks(&self) -> Vec<NetworkSpec>;
 
-    /// Name of the network that evaluation and export look at.
+    /// Name of the network that is evaluated and exported.
     fn evaluated(&self) -> &'static str;
 
-    /// Masks of views of one size; [`Sight::masked`](network::Sight) says which networks do not see what is masked.
+    /// Masks of views of one size; [`Sight::masked`](network::Sight) says for which networks masked patches are hidden.
     fn masks(&self) -> Option<MaskRule> {
         None
     }
 
-    /// Which sizes of views share statistics over the batch.
+    /// Sets of view sizes that share statistics over the batch.
     fn stat_sets(&self) -> StatSets {
         StatSets::per_size(self.views().groups().len())
     }
 
-    /// The same within heads.
+    /// Sets of view sizes that share statistics over the batch within heads.
     fn head_stat_sets(&self) -> StatSets {
         StatSets::joint(self.views().groups().len())
     }
 
-    /// Whether [`Method::prepare`] wants the output of the trained network's heads, at the price of a second pass
+    /// Returns whether [`Method::prepare`] needs the output of the trained network's heads, at the cost of a second pass
     /// through them.
     fn prepares_with_heads(&self) -> bool {
         false
     }
 
-    /// Finds out what the loss of each micro-batch needs of the whole batch: targets that are balanced over images,
-    /// neighbors. `peers` knows the micro-batches of other ranks.
+    /// Computes the values of the whole batch that the loss of each micro-batch needs, such as targets that are balanced over
+    /// images, or neighbors. `peers` exchanges data with the micro-batches of other ranks.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -96,7 +96,7 @@ pub trait Method: Send + Sync {
         Vec::new()
     }
 
-    /// The value that [`MATCH_LOSS`] has when the trained network knows nothing, if there is one.
+    /// Value of [`MATCH_LOSS`] at chance level, for a trained network that has learned nothing, if there is one.
     fn uninformed_loss(&self) -> Option<f64> {
         None
     }
@@ -107,15 +107,15 @@ pub trait Method: Send + Sync {
         None
     }
 
-    /// What a checkpoint must hold: names and values.
+    /// Values that a checkpoint must hold, with their names.
     fn state(&self) -> Vec<(String, Vec<f32>)> {
         Vec::new()
     }
 
-    /// Takes what a checkpoint held. Unknown names are ignored.
+    /// Restores values that a checkpoint held. Unknown names are ignored.
     ///
     /// # Errors
-    /// The name of a value of the wrong length.
+    /// A message with the name of a value of the wrong length.
     fn load_state(&mut self, state: &[(String, Vec<f32>)]) -> Result<(), String> {
         let _ = state;
         Ok(())
@@ -128,7 +128,7 @@ pub struct BatchOutputs<'a> {
     pub trained: &'a [Outputs],
     /// Outputs of the other networks by name, by micro-batch.
     pub others: &'a [(&'static str, Vec<Outputs>)],
-    /// The output of the trained network's head of a name for vectors `[n, V, D]` that are none of this batch, without
+    /// Applies the trained network's head of the given name to vectors `[n, V, D]` that are not part of this batch, without
     /// a graph.
     pub score: &'a dyn Fn(&str, Tensor<3>) -> Tensor<3>,
 }
@@ -146,7 +146,7 @@ impl BatchOutputs<'_> {
 
 /// The loss of a batch, once everything that depends on the whole batch is known.
 pub trait BatchLoss {
-    /// The loss of this rank's micro-batch `number`, given the outputs of the trained network with their graph.
+    /// Returns the loss of this rank's micro-batch `number`, given the outputs of the trained network with their graph.
     fn of(&self, number: usize, trained: &Outputs) -> MicroBatchLoss;
 
     /// Values of the whole batch for [`Method::after_step`], by name, `[n]` each: the same on all ranks.
@@ -155,29 +155,29 @@ pub trait BatchLoss {
     }
 }
 
-/// What a method says of a micro-batch.
+/// Loss and gauges of a micro-batch.
 pub struct MicroBatchLoss {
     /// Mean loss of the micro-batch `[1]`, with its graph.
     pub loss: Tensor<1>,
-    /// What to report, `[1]` each without a graph: means over the micro-batch. They stay on the device, which is
-    /// asked for them when it has nothing else to do.
+    /// Gauges to report, `[1]` each without a graph: means over the micro-batch. They stay on the device until the host
+    /// waits for it anyway.
     pub gauges: Vec<(&'static str, Tensor<1>)>,
 }
 
-/// What a recipe writes under `[method]` for one method.
+/// Settings that a recipe writes under `[method]` for one method.
 pub(crate) trait MethodRecipe {
-    /// The method.
+    /// Builds the method.
     ///
     /// # Errors
-    /// The key and what is wrong with it, the views among them.
+    /// A message with the key and what is wrong with it; views are checked as well.
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String>;
 
-    /// The frozen networks that the recipe names, by the names that the method has for them.
+    /// Returns the frozen networks that the recipe names, with the names that the method has for them.
     fn frozen(&mut self) -> Vec<(&'static str, &mut FrozenWeights)> {
         Vec::new()
     }
 
-    /// Small ones that between them use everything that the method can do, each with its views, for the conformance
+    /// Small settings that together use every feature of the method, each with its views, for the conformance
     /// tests.
     #[cfg(test)]
     fn examples() -> Vec<(Self, MultiCrop)>
@@ -185,14 +185,14 @@ pub(crate) trait MethodRecipe {
         Self: Sized;
 }
 
-/// What a method is built for.
+/// Data from which a method is built.
 #[derive(Debug, Clone)]
 pub struct MethodContext {
     /// The views of an image.
     pub views: MultiCrop,
     /// The recipe's backbone.
     pub model: ModelConfig,
-    /// How long the run is.
+    /// Length of the run.
     pub length: RunLength,
     /// Seed of the run.
     pub seed: u64,

@@ -1,4 +1,4 @@
-//! The networks that a method trains and compares: what each is made of, what it sees and how its weights change.
+//! The networks that a method trains and compares: their parts, their views and how their weights change.
 
 use networks::backbone::{ModelConfig, Readout};
 use networks::head::{Head, Reads, readout};
@@ -9,26 +9,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::schedule::Schedule;
 
-/// A network before it exists.
+/// Specification of a network.
 pub struct NetworkSpec {
-    /// Its name: that of its weights in checkpoints and in metrics. It is unique within the method.
+    /// Name of the network: that of its weights in checkpoints and in metrics, unique within the method.
     pub name: &'static str,
-    /// Its backbone.
+    /// Backbone of the network.
     pub backbone: Backbone,
-    /// Its heads; one that reads another comes after it.
+    /// Heads of the network; a head that reads another one comes after it.
     pub heads: Vec<Head>,
-    /// The views that it sees.
+    /// Views that the network sees.
     pub sees: Vec<Sight>,
-    /// Whether its backbone has a token for masked patches.
+    /// Whether the backbone has a token for masked patches.
     pub takes_masks: bool,
-    /// How its weights change.
+    /// Rule by which the weights change.
     pub moves: Moves,
 }
 
 /// Views of one size as a network sees them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sight {
-    /// Number of the size.
+    /// Number of the view size.
     pub size: usize,
     /// Whether masked patches are hidden from the network.
     pub masked: bool,
@@ -37,36 +37,36 @@ pub struct Sight {
 /// The backbone of a network.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Backbone {
-    /// The recipe's.
+    /// The recipe's backbone.
     OfRecipe,
-    /// One of its own, with what its pixels are normalized with.
+    /// A backbone of its own, with the normalization of its pixels.
     Own(ModelConfig, Normalization),
 }
 
-/// How the weights of a network change. Exactly one network of a method moves by gradient.
+/// Rule by which the weights of a network change. Exactly one network of a method moves by gradient: the trained network.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Moves {
-    /// By gradient.
+    /// Update by gradient: the trained network.
     ByGradient,
-    /// As a moving average of another network, which comes before it or moves by gradient.
+    /// Moving average of another network, which comes before it or is the trained network.
     Average {
         /// Name of the other network.
         of: &'static str,
-        /// Share of the old weights that stays, by step.
+        /// Decay of the average, by step: share of the old weights that stays.
         decay: Schedule,
-        /// Whether it moves before a step, with the decay of that step, instead of after it.
+        /// Whether the average is updated before a step, with the decay of that step, instead of after it.
         moves_first: bool,
     },
-    /// To the weights of another network, which comes before it or moves by gradient.
+    /// Copy of the weights of another network, which comes before it or is the trained network.
     Copy {
         /// Name of the other network.
         of: &'static str,
         /// Steps between two copies.
         every_steps: u64,
-        /// Steps before the first one.
+        /// Steps before the first copy.
         from_step: u64,
     },
-    /// Not at all: its weights come from a file.
+    /// Frozen: the weights come from a file.
     Frozen,
 }
 
@@ -74,50 +74,50 @@ pub enum Moves {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FrozenWeights {
-    /// File or folder of the weights: of another library, or of a run of this program.
+    /// File or folder of the weights, written by another library or by a run of this program.
     pub weights: String,
-    /// Names the weights: two files with the same one hold the same weights. A plan has it.
+    /// Fingerprint of the weights: files with the same one hold the same weights. Always set in a plan.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fingerprint: String,
-    /// The backbone, as the file says. A plan has it.
+    /// Backbone that the file describes. Always set in a plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelConfig>,
-    /// What its pixels are normalized with, as the file says. A plan has it.
+    /// Normalization of pixels that the file describes. Always set in a plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub normalization: Option<Normalization>,
 }
 
 impl NetworkSpec {
-    /// A network with the recipe's backbone that moves by gradient and sees all of `n_sizes` sizes of views.
+    /// Returns the specification of a trained network with the recipe's backbone that sees all of `n_sizes` view sizes.
     pub fn trained(name: &'static str, heads: Vec<Head>, n_sizes: usize) -> Self {
         let sees = (0..n_sizes).map(|size| Sight { size, masked: false }).collect();
         Self { name, backbone: Backbone::OfRecipe, heads, sees, takes_masks: false, moves: Moves::ByGradient }
     }
 
-    /// The units of its backbone, where `recipe` is the backbone of the recipe.
+    /// Units of the network's backbone, where `recipe` is the backbone of the recipe.
     pub fn units(&self, recipe: &ModelConfig) -> Vec<Box<dyn Unit>> {
         self.units_to(self.readout(), recipe)
     }
 
-    /// [`NetworkSpec::units`] that give the features of `readout`.
+    /// Units of the network's backbone as in [`NetworkSpec::units`], with the features of `readout` as output.
     pub fn units_to(&self, readout: Readout, recipe: &ModelConfig) -> Vec<Box<dyn Unit>> {
         let model = self.model(recipe);
         let masked = self.takes_masks.then(|| model.masked_units(readout)).flatten();
         masked.unwrap_or_else(|| model.units(readout))
     }
 
-    /// Numbers of the sizes of views that it sees.
+    /// Numbers of the view sizes that the network sees.
     pub fn sizes(&self) -> Vec<usize> {
         self.sees.iter().map(|sight| sight.size).collect()
     }
 
-    /// Features that leave its backbone.
+    /// Features that the network's backbone outputs.
     pub fn readout(&self) -> Readout {
         // A frozen network without a head is compared by all of its features.
         if self.heads.is_empty() && self.moves == Moves::Frozen { Readout::All } else { readout(&self.heads) }
     }
 
-    /// Its backbone, where `recipe` is the backbone of the recipe.
+    /// Backbone of the network, where `recipe` is the backbone of the recipe.
     pub fn model<'a>(&'a self, recipe: &'a ModelConfig) -> &'a ModelConfig {
         match &self.backbone {
             Backbone::OfRecipe => recipe,
@@ -125,7 +125,7 @@ impl NetworkSpec {
         }
     }
 
-    /// How pixels reach its first unit, where `recipe` is how they reach the recipe's backbone.
+    /// Conversion of pixels into the input of the first unit, where `recipe` is that of the recipe's backbone.
     pub fn input(&self, recipe: PixelInput) -> PixelInput {
         match &self.backbone {
             Backbone::OfRecipe => recipe,
@@ -137,12 +137,12 @@ impl NetworkSpec {
 }
 
 impl Moves {
-    /// The network whose weights it takes, and the share of the old weights that stays when the step before
-    /// `next_step` has been taken.
+    /// Returns the network whose weights this one follows, if any, and the share of the old weights that stays once the
+    /// step before `next_step` has been taken.
     pub fn follows(self, next_step: u64) -> Option<(&'static str, f64)> {
         match self {
             Self::ByGradient | Self::Frozen => None,
-            // After a step or before the next one is the same moment.
+            // The end of a step is the same moment as the beginning of the next one.
             Self::Average { of, decay, moves_first } => {
                 Some((of, decay.at(if moves_first { next_step } else { next_step.saturating_sub(1) })))
             }
@@ -154,10 +154,10 @@ impl Moves {
     }
 }
 
-/// Checks that `model`, the recipe's backbone, takes masks if one of `networks` wants it to.
+/// Checks that `model`, the recipe's backbone, supports masks if one of `networks` needs them.
 ///
 /// # Errors
-/// The key and what is wrong with it.
+/// A message with the key and what is wrong with it.
 pub(crate) fn check_masks(networks: &[NetworkSpec], model: &ModelConfig) -> Result<(), String> {
     let refused = |network: &&NetworkSpec| {
         network.takes_masks && network.model(model).masked_units(Readout::Pooled).is_none()
@@ -168,10 +168,10 @@ pub(crate) fn check_masks(networks: &[NetworkSpec], model: &ModelConfig) -> Resu
     }
 }
 
-/// Checks a method's list of networks, as the rest of the program relies on it.
+/// Checks the properties of a method's list of networks that the rest of the program relies on.
 ///
 /// # Errors
-/// What is wrong with it, in words.
+/// A message in words that says what is wrong with the list.
 pub(crate) fn check(networks: &[NetworkSpec]) -> Result<(), String> {
     let n_trained = networks.iter().filter(|network| network.moves == Moves::ByGradient).count();
     if n_trained != 1 {

@@ -1,4 +1,4 @@
-//! All methods, by the names that recipes have for them.
+//! Registry of all methods, by their names in recipes.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,17 +18,17 @@ macro_rules! methods {
         }
 
         impl MethodConfig {
-            /// The method.
+            /// Builds the method.
             ///
             /// # Errors
-            /// The key and what is wrong with it.
+            /// A message with the key and what is wrong with it.
             pub fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
                 match self {
                     $($(#[cfg($cfg)])? Self::$name(config) => config.build(cx),)*
                 }
             }
 
-            /// The frozen networks that the recipe names, by the names that the method has for them.
+            /// Returns the frozen networks that the recipe names, with the names that the method has for them.
             pub fn frozen(&mut self) -> Vec<(&'static str, &mut FrozenWeights)> {
                 match self {
                     $($(#[cfg($cfg)])? Self::$name(config) => config.frozen(),)*
@@ -62,10 +62,10 @@ methods! {
     Simclr => simclr,
     /// Swapped assignments between views.
     Swav => swav,
-    /// Prediction of what another view gets: for tests.
+    /// Prediction of the scores of other views: for tests.
     #[cfg(test)]
     Toy => toy,
-    /// Prediction of what is hidden: for tests.
+    /// Prediction of masked patches: for tests.
     #[cfg(test)]
     ToyMasked => toymasked,
 }

@@ -1,4 +1,4 @@
-//! SimCLR: a view's image is found among those of the batch by its other view (Chen et al. 2020).
+//! SimCLR: each view identifies the other view of its image among all views of the batch (Chen et al. 2020).
 //!
 //! ```text
 //! z_i = head(student(x_i))        two views of every image
@@ -27,23 +27,23 @@ const HEAD: &str = "head";
 /// Name of the network.
 const STUDENT: &str = "student";
 
-/// Keeps a length away from zero.
+/// Keeps a norm away from zero.
 const NORM_EPSILON: f64 = 1e-12;
 
-/// SimCLR as a recipe writes it.
+/// Settings of SimCLR, as a recipe writes them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Temperature of the contrast, τ.
+    /// Temperature of the contrast, τ; 0.1 by default.
     #[serde(default = "default_temperature")]
     pub temperature: f64,
-    /// Channels of the head's hidden layers.
+    /// Channels of the head's hidden layers; one layer of 2048 by default.
     #[serde(default = "default_hidden")]
     pub head_hidden: Vec<usize>,
-    /// Channels in which views are compared.
+    /// Channels of the head's output, in which views are compared; 128 by default.
     #[serde(default = "default_output")]
     pub head_output: usize,
-    /// Whether the head's hidden layers are normalized over the batch.
+    /// Whether the head's hidden layers are normalized over the batch; false by default.
     #[serde(default)]
     pub head_batch_norm: bool,
 }
@@ -131,14 +131,14 @@ impl Method for SimClr {
     }
 }
 
-/// Both views of each image at length one, `[B, 2, D]`.
+/// Returns both views of each image at length one, `[B, 2, D]`.
 fn unit_views(outputs: &Outputs) -> Tensor<3> {
     let z = outputs.head(HEAD)[0].clone();
     let [b, v, d] = z.dims();
     unit_rows(z.reshape([b * v, d]), NORM_EPSILON).reshape([b, v, d])
 }
 
-/// A batch under contrast.
+/// SimCLR's loss of a batch.
 struct SimClrLoss {
     contrast: Contrast,
     /// Positions in the batch of the images of each micro-batch.

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! There is no teacher. The queue holds ẑ of earlier batches by view, so that small batches are assigned among more
-//! images; it counts once it is full.
+//! images; it is used once it is full.
 
 use augment::MultiCrop;
 use burn_tensor::{Device, Tensor, TensorData};
@@ -31,52 +31,52 @@ use crate::schedule::Duration;
 /// Gauge of the mean entropy of the targets.
 const TARGET_ENTROPY: &str = "health/target_entropy";
 
-/// Name of the head that gives z.
+/// Name of the head that outputs z.
 const PROJECTION: &str = "projection";
 
-/// Name of the head that gives scores.
+/// Name of the head that outputs scores.
 const SCORES: &str = "scores";
 
-/// Keeps a length away from zero.
+/// Keeps a norm away from zero.
 const NORM_EPSILON: f64 = 1e-12;
 
-/// Name of the rows for the queue.
+/// Name of the queue's rows among observed values and in checkpoints.
 const QUEUE: &str = "queue";
 
 /// Name of the network.
 const STUDENT: &str = "student";
 
-/// SwAV as a recipe writes it.
+/// Settings of SwAV, as a recipe writes them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Prototypes, K.
+    /// Number of prototypes, K.
     pub prototypes: usize,
-    /// Channels of the head's hidden layers.
+    /// Channels of the head's hidden layers; one layer of 2048 by default.
     #[serde(default = "default_hidden")]
     pub head_hidden: Vec<usize>,
-    /// Channels of an embedding.
+    /// Channels of the head's output, the embedding; 128 by default.
     #[serde(default = "default_output")]
     pub head_output: usize,
-    /// Whether the head's hidden layers are normalized over the batch: SwAV's are, SEER's are not.
+    /// Whether the head's hidden layers are normalized over the batch, the default: SwAV's are, SEER's are not.
     #[serde(default = "default_batch_norm")]
     pub head_batch_norm: bool,
-    /// Temperature of the predictions, τ.
+    /// Temperature of the predictions, τ; 0.1 by default.
     #[serde(default = "default_temperature")]
     pub temperature: f64,
-    /// Sharpness of the assignments, ε.
+    /// Temperature of the assignments, ε: smaller is sharper; 0.05 by default.
     #[serde(default = "default_epsilon")]
     pub epsilon: f64,
-    /// Iterations of Sinkhorn and Knopp.
+    /// Number of iterations of Sinkhorn and Knopp; 3 by default.
     #[serde(default = "default_iterations")]
     pub sinkhorn_iterations: usize,
-    /// How long the prototypes stay as they are.
+    /// Length of time at the start during which the prototypes are frozen; 313 steps by default.
     #[serde(default = "default_freeze")]
     pub freeze_prototypes: Duration,
-    /// Images of the queue; 0 for none.
+    /// Number of images in the queue; 0, the default, for no queue.
     #[serde(default)]
     pub queue: usize,
-    /// When the queue begins to fill.
+    /// Length of time before the queue begins to fill; 15 epochs by default.
     #[serde(default = "default_queue_start")]
     pub queue_start: Duration,
 }
@@ -198,19 +198,19 @@ struct Swav {
     views: MultiCrop,
     width: usize,
     frozen_steps: u64,
-    /// Step from which on the queue fills.
+    /// First step whose embeddings enter the queue.
     queue_from: u64,
-    /// ẑ of all assigned views of an image one after another, the newest image first.
+    /// Queue: ẑ of all assigned views of an image one after another, the newest image first.
     queue: Vec<f32>,
 }
 
 impl Swav {
-    /// Views that are assigned.
+    /// Number of views that are assigned to prototypes.
     fn n_assigned(&self) -> usize {
         self.views.groups()[0].n_views
     }
 
-    /// Numbers that the queue has of an image.
+    /// Number of values that the queue holds of an image.
     fn n_each(&self) -> usize {
         self.n_assigned() * self.config.head_output
     }
@@ -219,7 +219,7 @@ impl Swav {
         self.config.queue > 0 && step >= self.queue_from
     }
 
-    /// The queue's share of micro-batch `number` of the global batch, `[n, V, D]`; none while it is not full.
+    /// Returns the queue's share of micro-batch `number` of the global batch, `[n, V, D]`; `None` while it is not full.
     fn queued(&self, number: usize, n_micro_batches: usize, device: &Device) -> Option<Tensor<3>> {
         let n_each = self.n_each();
         if self.config.queue == 0 || self.queue.len() < self.config.queue * n_each {
@@ -231,7 +231,7 @@ impl Swav {
         (!values.is_empty()).then(|| Tensor::from_data(TensorData::new(values, shape), device))
     }
 
-    /// Assignments by micro-batch, `[B, V, K]`.
+    /// Computes the assignments by micro-batch, `[B, V, K]`.
     fn assign(&self, batch: &BatchOutputs<'_>, peers: Peers<'_>) -> Result<Vec<Tensor<3>>, EngineError> {
         let scores: Vec<Tensor<3>> =
             batch.trained.iter().map(|outputs| outputs.head(SCORES)[0].clone()).collect();
@@ -265,7 +265,7 @@ impl Swav {
         Ok((0..scores.len()).map(of_batch).collect())
     }
 
-    /// ẑ of the assigned views of the whole batch, if the queue fills.
+    /// Gathers ẑ of the assigned views of the whole batch, if the queue fills.
     fn for_queue(
         &self,
         batch: &BatchOutputs<'_>,
@@ -369,13 +369,13 @@ impl Method for Swav {
     }
 }
 
-/// A batch under SwAV's loss.
+/// SwAV's loss of a batch.
 struct SwavLoss {
     /// Assignments by micro-batch, `[B, V, K]`.
     targets: Vec<Tensor<3>>,
     /// ẑ of the assigned views of the whole batch, if the queue fills.
     for_queue: Option<Tensor<1>>,
-    /// `[1]`, of the whole batch.
+    /// Effective number of prototypes in use in the whole batch, `[1]`.
     prototypes_in_use: Tensor<1>,
     temperature: f64,
 }

@@ -1,5 +1,5 @@
-//! A method for tests that uses what no other does yet: an average and copies of it from some step on, heads that read
-//! patches and other heads, and the trained network's own scores before the loss.
+//! A method for tests of features that no other method uses yet: an average and copies of it from some step on, heads that
+//! read patches and other heads, and the trained network's own scores before the loss.
 //!
 //! ```text
 //! s = scores(x)  g = guess(s)                pooled, [B, V, K]      p = cells(patches)       [B, V·N, K]
@@ -20,11 +20,11 @@ use super::network::{Moves, NetworkSpec};
 use super::{BatchLoss, BatchOutputs, Method, MethodContext, MethodRecipe, MicroBatchLoss};
 use crate::schedule::Schedule;
 
-/// The toy, as a recipe writes it.
+/// Settings of the toy method.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Scores, K.
+    /// Number of scores, K.
     pub scores: usize,
 }
 
@@ -49,9 +49,9 @@ struct Toy {
 }
 
 struct ToyLoss {
-    /// By micro-batch, `[B, 1, K]`.
+    /// Targets by micro-batch, `[B, 1, K]`.
     targets: Vec<Tensor<3>>,
-    /// By micro-batch, `[B, V·N, K]`.
+    /// Outputs of the copy's head on patches by micro-batch, `[B, V·N, K]`.
     past: Vec<Tensor<3>>,
     mean: Tensor<1>,
 }

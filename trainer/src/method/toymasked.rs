@@ -1,4 +1,4 @@
-//! A method for tests whose views are masked: what it hides from one network it asks another one for.
+//! A method for tests with masked views: the trained network predicts what another network outputs for hidden patches.
 //!
 //! ```text
 //! c, t = cells(learner(masked x)), cells(average(x))         at the masked cells, [R, K]      g = guess(c)
@@ -20,7 +20,7 @@ use super::network::{Moves, NetworkSpec, Sight};
 use super::{BatchLoss, BatchOutputs, Method, MethodContext, MethodRecipe, MicroBatchLoss};
 use crate::schedule::Schedule;
 
-/// The toy, as a recipe writes it.
+/// Settings of the toy method.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
@@ -40,7 +40,7 @@ impl MethodRecipe for Config {
     }
 
     fn examples() -> Vec<(Self, MultiCrop)> {
-        // Of few masked views there are micro-batches without any.
+        // With few masked views, some micro-batches have none.
         let views = MultiCrop::dino(16, 8, 2);
         let few = Self { scores: 4, masked_share: 0.1 };
         vec![(Self { scores: 4, masked_share: 0.6 }, views.clone()), (few, views)]

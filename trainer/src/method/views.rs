@@ -3,34 +3,34 @@
 use augment::{BlurRule, CropSpec, MultiCrop};
 use serde::{Deserialize, Serialize};
 
-/// The multi-crop.
+/// Views of an image: a preset, or a list.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "preset", rename_all = "snake_case")]
 pub enum ViewsConfig {
-    /// DINO's.
+    /// DINO's views.
     Dino(PresetSizes),
-    /// DINOv2's.
+    /// DINOv2's views.
     Dinov2(Dinov2Views),
-    /// MoCo v3's.
+    /// MoCo v3's views.
     MocoV3(MocoV3Views),
-    /// As listed.
+    /// Views as listed.
     Custom(CustomViews),
 }
 
-/// Sizes of a preset.
+/// Sizes of the views of a preset.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PresetSizes {
-    /// Side of the two global views.
+    /// Side of the two global views in pixels.
     pub global_px: u32,
-    /// Side of the local views.
+    /// Side of the local views in pixels.
     pub local_px: u32,
-    /// Local views.
+    /// Number of local views.
     pub n_local: usize,
-    /// Area of a global view over that of the image, at least and at most.
+    /// Smallest and largest area of a global view over that of the image; 0.4 and 1 by default.
     #[serde(default = "default_global_scale")]
     pub global_scale: [f64; 2],
-    /// Area of a local view over that of the image.
+    /// Smallest and largest area of a local view over that of the image; 0.05 and 0.4 by default.
     #[serde(default = "default_local_scale")]
     pub local_scale: [f64; 2],
 }
@@ -43,17 +43,17 @@ fn default_local_scale() -> [f64; 2] {
     [0.05, 0.4]
 }
 
-/// Sizes of DINOv2's views, and its blur.
+/// Sizes and blur of DINOv2's views.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Dinov2Views {
-    /// Side of the two global views.
+    /// Side of the two global views in pixels.
     pub global_px: u32,
-    /// Side of the local views.
+    /// Side of the local views in pixels.
     pub local_px: u32,
-    /// Local views.
+    /// Number of local views.
     pub n_local: usize,
-    /// Probabilities of blur: those that the released models saw, or the paper's.
+    /// Probabilities of blur: `released`, the default, has those of the released models, `paper` the paper's.
     #[serde(default = "default_blur")]
     pub blur: BlurRule,
 }
@@ -66,9 +66,9 @@ fn default_blur() -> BlurRule {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MocoV3Views {
-    /// Side of both views.
+    /// Side of both views in pixels.
     pub size_px: u32,
-    /// Area of a view over that of the image, at least and at most: from 0.08 for transformers, from 0.2 for ResNet-50.
+    /// Smallest and largest area of a view over that of the image: from 0.08, the default, for transformers, 0.2 for ResNet-50.
     #[serde(default = "default_moco_v3_scale")]
     pub scale: [f64; 2],
 }
@@ -77,19 +77,19 @@ fn default_moco_v3_scale() -> [f64; 2] {
     [0.08, 1.0]
 }
 
-/// Views one by one.
+/// List of views.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CustomViews {
-    /// In order; global views come first.
+    /// Views in order; global views come first.
     pub crops: Vec<CropSpec>,
 }
 
 impl ViewsConfig {
-    /// The multi-crop that is meant.
+    /// Converts the settings into a multi-crop.
     ///
     /// # Errors
-    /// The key and what is wrong with it.
+    /// A message with the key and what is wrong with it.
     pub fn multicrop(&self) -> Result<MultiCrop, String> {
         let multicrop = match self {
             Self::Dino(s) => {
@@ -119,9 +119,9 @@ impl From<MultiCrop> for ViewsConfig {
     }
 }
 
-/// Views are told apart by their size.
+/// Checks that global and local views differ in size, by which they are told apart.
 fn apart(global_px: u32, local_px: u32, n_local: usize) -> Result<(), String> {
-    // The presets repeat one kind of view; what is too many is said where all kinds are checked.
+    // Presets repeat one kind of view; too many views are refused where all kinds are checked.
     if global_px != local_px || n_local == 0 {
         return Ok(());
     }

@@ -15,7 +15,7 @@ use multiversion::multiversion;
 use super::runs::scaled;
 use super::state::UnitShard;
 
-/// PyTorch's epsilon; Burn's default of 1e-5 is another optimizer.
+/// PyTorch's epsilon; Burn's default is 1e-5.
 pub(super) const EPSILON: f32 = 1e-8;
 
 /// AdamW's constants.
@@ -25,7 +25,7 @@ pub struct AdamW {
     pub betas: [f64; 2],
 }
 
-/// What is done to one parameter in one update.
+/// Constants of one update of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Constants {
     /// Factor of weight decay.
@@ -37,14 +37,14 @@ pub(super) struct Constants {
     pub(super) root: f32,
 }
 
-/// What is done to a shard in one update, by ranges of it.
+/// Constants of one update of a shard, by ranges of it.
 pub(super) type Update = Vec<(Range<usize>, Constants)>;
 
 impl AdamW {
-    /// Names of its moments in checkpoints.
+    /// Names of the moments in checkpoints.
     pub const MOMENTS: [&'static str; 2] = ["exp_avg", "exp_avg_sq"];
 
-    /// Update `t` at the rate `lr`, with a decay of `weight_decay` and gradients times `clip`.
+    /// Returns the constants of update `t` at the rate `lr`, with a decay of `weight_decay` and gradients times `clip`.
     pub(super) fn constants(&self, t: u64, lr: f64, weight_decay: f64, clip: f32) -> Constants {
         let [beta1, beta2] = self.betas;
         let t = t as i32;
@@ -59,7 +59,7 @@ impl AdamW {
     }
 }
 
-/// The update on the host's memory, in one pass, given this rank's shard of the mean gradient.
+/// Updates a shard in host memory in one pass, given this rank's shard of the mean gradient.
 pub(super) fn on_slices(shard: &mut UnitShard, grad: &Tensor<1>, update: Update) {
     let UnitShard { weights, moments, .. } = shard;
     // AdamW::MOMENTS are two.
@@ -79,7 +79,7 @@ pub(super) fn on_slices(shard: &mut UnitShard, grad: &Tensor<1>, update: Update)
     });
 }
 
-/// The same by tensor operations, on whatever device the shards lie.
+/// Updates a shard by tensor operations, on the device that holds it.
 pub(super) fn on_tensors(shard: &mut UnitShard, grad: Tensor<1>, update: &Update) {
     // AdamW::MOMENTS are two.
     let [m, v] = shard.moments.as_mut_slice() else { return };

@@ -21,7 +21,7 @@ use super::state::UnitShard;
 /// Keeps the clip factor finite, as in DINO.
 const CLIP_EPSILON: f64 = 1e-6;
 
-/// What shares a clip norm.
+/// Parameters that share a clip norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ClipRule {
@@ -42,7 +42,7 @@ pub(super) struct ClipNorms<T = f64> {
 }
 
 impl ClipNorms<Fixed> {
-    /// This rank's share of the norms of `grads`, or of whatever lies in their places; `modules` has the number of each unit's module.
+    /// Computes this rank's share of the norms of `grads`, or of tensors laid out like them; `modules` has each unit's module.
     ///
     /// # Errors
     /// [`EngineError::Device`] when the device of the gradients has failed.
@@ -75,7 +75,7 @@ impl ClipNorms<Fixed> {
         Ok(Self { squares, groups })
     }
 
-    /// The norms of all ranks, whose squares are `squares`.
+    /// Returns the norms over all ranks, whose squares are `squares`.
     pub(super) fn agreed(self, squares: &[f64]) -> ClipNorms {
         ClipNorms { squares: squares.to_vec(), groups: self.groups }
     }
@@ -93,7 +93,7 @@ fn add_on_host(shards: &[UnitShard], grads: &[Tensor<1>], groups: &[Vec<usize>],
     }
 }
 
-/// The same where the gradients lie, with one trip to the host for all of them.
+/// Adds the squares on the device that holds `grads`, with one transfer to the host for all of them.
 fn add_on_device(
     shards: &[UnitShard],
     grads: &[Tensor<1>],
@@ -122,7 +122,7 @@ fn add_on_device(
     Ok(())
 }
 
-/// Sums of squares over parts of `ranges`, on the device, and the range of each part.
+/// Returns sums of squares over parts of `ranges`, on the device, and the range of each part.
 fn range_squares(grad: &Tensor<1>, ranges: &[Range<usize>]) -> (Tensor<1>, Vec<usize>) {
     #[cfg(feature = "cube")]
     if super::cube::is_cube(grad) {
@@ -135,7 +135,7 @@ fn range_squares(grad: &Tensor<1>, ranges: &[Range<usize>]) -> (Tensor<1>, Vec<u
     (Tensor::cat(ranges.iter().map(square).collect(), 0), (0..ranges.len()).collect())
 }
 
-/// Cuts `start..end` at multiples of [`ALIGNMENT`], of which the ends of a shard are one: whatever the
+/// Cuts `start..end` at multiples of [`ALIGNMENT`], to which the ends of a shard are aligned: whatever the
 /// number of ranks, the same elements are summed together.
 fn blocks(mut start: usize, end: usize, mut f: impl FnMut(Range<usize>)) {
     while start < end {
@@ -156,7 +156,7 @@ impl ClipNorms {
         self.squares[self.groups[unit][param]].sqrt()
     }
 
-    /// What gradients of a parameter are multiplied with.
+    /// Factor by which gradients of a parameter are multiplied.
     pub(super) fn factor(&self, unit: usize, param: usize, clip_norm: f64) -> f32 {
         if clip_norm == 0.0 {
             return 1.0;
@@ -176,7 +176,7 @@ fn sum_of_squares(block: &[f32]) -> f64 {
     lanes.iter().sum()
 }
 
-/// The squares of one unit's groups by the other way.
+/// Returns the squares of one unit's groups, computed by tensor operations.
 #[cfg(test)]
 pub(super) fn on_device_for_tests(shards: &[UnitShard], grads: &[Tensor<1>]) -> Vec<f64> {
     let n = shards[0].layout.params.len();

@@ -1,5 +1,5 @@
-//! The update and the norms on a device, in one pass over a shard each: [`super::adamw::on_tensors`] is the same in Burn's own
-//! operations, of which there are two dozen, each a pass of its own.
+//! Update and norms on a device, in one pass over a shard each: [`super::adamw::on_tensors`] computes the same with two
+//! dozen of Burn's own operations, each a pass of its own.
 //!
 //! ```text
 //! θ, m, v, θ_F, g  [n] f32      ends[s] one past segment s; shrink[s], clip[s], rate[s] and root[s] its factors
@@ -7,8 +7,8 @@
 //! θ ← shrink[s] · θ - rate[s] · m / (root[s] · √v + ε)      θ_F ← d θ_F + (1 - d) θ
 //! ```
 //!
-//! New numbers go to new memory: CubeCL orders threads by when memory was given out, so that what has been written in
-//! place would not be waited for by the threads that send shards or write checkpoints.
+//! Results go to new memory: CubeCL orders threads by when memory was allocated, so threads that send shards or write
+//! checkpoints would not wait for results that are written in place.
 
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
@@ -23,16 +23,16 @@ use super::state::UnitShard;
 /// Elements whose squares are added up by one cube.
 const BLOCK: usize = 8192;
 
-/// Units of a cube that adds up.
+/// Units of a cube that sums squares.
 const UNITS: usize = 128;
 
-/// Whether the kernels here can take `tensor`.
+/// Returns whether the kernels here support `tensor`.
 pub(super) fn is_cube(tensor: &Tensor<1>) -> bool {
     tensor.clone().try_into_primitive::<CubeBackend>().is_ok()
 }
 
-/// AdamW on `shard`, given this rank's shard of the mean gradient, and then its followers, the first of them in the same
-/// pass.
+/// Applies AdamW to `shard`, given this rank's shard of the mean gradient, and then updates its followers, the first of them
+/// in the same pass.
 pub(super) fn update(
     shard: &mut UnitShard,
     grad: Tensor<1>,
@@ -92,7 +92,7 @@ pub(super) fn update(
     follow_all(followers, &shard.weights);
 }
 
-/// Sums of squares of blocks of `ranges`, on the device, and the range of each.
+/// Returns sums of squares of blocks of `ranges`, on the device, and the range of each block.
 pub(super) fn squares(grad: &Tensor<1>, ranges: &[std::ops::Range<usize>]) -> (Tensor<1>, Vec<usize>) {
     let (mut bounds, mut of_range) = (Vec::new(), Vec::new());
     for (number, range) in ranges.iter().enumerate() {
@@ -163,7 +163,7 @@ fn adam_w(
     }
 }
 
-/// A cube adds up the squares of one block, always in one order.
+/// Sums the squares of one block per cube, always in the same order.
 #[cube(launch)]
 fn sum_squares(grad: &[f32], bounds: &[i32], sums: &mut [f32]) {
     let block = CUBE_POS;

@@ -1,4 +1,4 @@
-//! Networks that take over weights of another one.
+//! Followers: networks whose weights are a moving average or a copy of those of another network.
 //!
 //! ```text
 //! θ_F ← d θ_F + (1 - d) θ       d the decay of the follower
@@ -8,22 +8,22 @@ use burn_tensor::Tensor;
 use kernels::device::host::{is_host, on_host, with_slice};
 use multiversion::multiversion;
 
-/// A shard that follows another one.
+/// A shard of a follower.
 pub struct Follower<'a> {
-    /// Its weights.
+    /// Weights of the shard.
     pub weights: &'a mut Tensor<1>,
-    /// Share of them that stays.
+    /// Share of the old weights that stays.
     pub decay: f64,
 }
 
-/// Moves all `followers` towards `leader`.
+/// Updates all `followers` from the weights `leader`.
 pub(super) fn follow_all(followers: Vec<Follower<'_>>, leader: &Tensor<1>) {
     for follower in followers {
         follow(follower, leader);
     }
 }
 
-/// Moves `follower` towards `leader`.
+/// Updates `follower` from the weights `leader`.
 pub(crate) fn follow(Follower { weights, decay }: Follower<'_>, leader: &Tensor<1>) {
     let (stays, rest) = (decay as f32, (1.0 - decay) as f32);
     match decay {

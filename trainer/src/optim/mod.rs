@@ -1,4 +1,4 @@
-//! The optimizer over flat shards, and networks that follow what it moves.
+//! The optimizer over flat shards, and the update of followers.
 
 mod adamw;
 mod clip;

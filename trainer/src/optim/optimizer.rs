@@ -1,4 +1,4 @@
-//! The optimizer of a run: a rule, what it is given of each parameter, and where the shards lie.
+//! The optimizer of a run: its rule, its inputs for each parameter, and the device of the shards.
 
 use std::ops::Range;
 
@@ -21,32 +21,32 @@ use crate::schedule::Knobs;
 /// The optimizer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Optimizer {
-    /// How a parameter moves.
+    /// Update rule of a parameter.
     pub rule: Rule,
     /// Largest norm of a clip group; zero for no clipping.
     pub clip_norm: f64,
-    /// What a clip group is.
+    /// Parameters that share a clip norm.
     pub clip: ClipRule,
     /// Whether biases, gains and other vectors are decayed as well.
     pub decays_vectors: bool,
 }
 
-/// How a parameter moves.
+/// Update rule of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Rule {
-    /// By moments of its gradient.
+    /// Moments of the gradient, with decoupled weight decay.
     AdamW(AdamW),
-    /// Along its gradient.
+    /// Gradient descent with momentum.
     Sgd(Sgd),
 }
 
-/// The lengths that an optimizer needs, squared: this rank's shares, or those of all ranks.
+/// Squared lengths that an optimizer needs: this rank's shares, or the sums over all ranks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Norms<T = f64> {
     grads: ClipNorms<T>,
     /// Lengths of the parameters, where rates depend on them.
     params: Option<ClipNorms<T>>,
-    /// Lengths of gradients and decay together, where rates depend on them.
+    /// Lengths of the sums of gradients and decay, where rates depend on them.
     directions: Option<ClipNorms<T>>,
 }
 
@@ -57,7 +57,7 @@ impl Norms<Fixed> {
         self.grads.squares.iter().chain(others).copied().collect()
     }
 
-    /// The norms of all ranks, whose squares are `squares`.
+    /// Returns the norms over all ranks, whose squares are `squares`.
     pub fn agreed(self, squares: &[f64]) -> Norms {
         let mut rest = squares;
         let mut agreed = |norms: ClipNorms<Fixed>| {
@@ -90,7 +90,7 @@ impl Norms {
     }
 }
 
-/// What is done to a shard in one update.
+/// Constants of one update of a shard.
 #[derive(Debug, Clone)]
 enum Update {
     AdamW(adamw::Update),
@@ -98,7 +98,7 @@ enum Update {
 }
 
 impl Optimizer {
-    /// Names of what it keeps for each parameter, in checkpoints.
+    /// Names of the moments that are kept for each parameter, in checkpoints.
     pub fn moments(&self) -> &'static [&'static str] {
         match self.rule {
             Rule::AdamW(_) => &AdamW::MOMENTS,
@@ -106,8 +106,8 @@ impl Optimizer {
         }
     }
 
-    /// This rank's share of the norms that a step at the weight decay of `knobs` needs; `modules` has the number of each
-    /// unit's module.
+    /// Computes this rank's share of the norms that a step at the weight decay of `knobs` needs; `modules` has the number of
+    /// each unit's module.
     ///
     /// # Errors
     /// [`EngineError::Device`] when the device of the gradients has failed.
@@ -159,7 +159,7 @@ impl Optimizer {
             let still = still(shard, &frozen);
             apply(shard, grad, update, &still, followers);
         };
-        // A device has one queue, which several threads would only make them wait for.
+        // A device has one queue, for which several threads would only wait.
         match shards.first().is_some_and(|shard| is_host(&shard.weights)) {
             true => shards.par_iter_mut().zip(grads).zip(followers).enumerate().for_each(update),
             false => shards.iter_mut().zip(grads).zip(followers).enumerate().for_each(update),
@@ -175,7 +175,7 @@ impl Optimizer {
         };
         match self.rule {
             Rule::AdamW(rule) => {
-                // Their gradients are zero, and so are their moments.
+                // Running and fixed parameters have zero gradients, and so their moments are zero.
                 let constants = |segment: Segment<'_>| {
                     let (lr, decay, clip) = of_param(&segment);
                     let constants =
@@ -200,7 +200,7 @@ impl Optimizer {
     }
 }
 
-/// Whether each parameter of `shard` is frozen at `step`.
+/// Returns whether each parameter of `shard` is frozen at `step`.
 fn frozen_at(shard: &UnitShard, step: u64) -> Vec<bool> {
     shard.layout.params.iter().map(|slot| step < slot.spec.frozen_steps).collect()
 }
@@ -208,7 +208,7 @@ fn frozen_at(shard: &UnitShard, step: u64) -> Vec<bool> {
 /// Ranges of a shard whose parameters are frozen, with their values and those of each moment.
 type Still = Vec<(Range<usize>, Vec<Tensor<1>>)>;
 
-/// The values of the parameters that are `frozen`.
+/// Copies the values of the parameters that are `frozen`.
 fn still(shard: &UnitShard, frozen: &[bool]) -> Still {
     let values = |range: &Range<usize>| {
         let moments = shard.moments.iter().map(|moment| &moment.values);
@@ -218,7 +218,7 @@ fn still(shard: &UnitShard, frozen: &[bool]) -> Still {
     segments.map(|segment| segment.start..segment.end).map(|range| (range.clone(), values(&range))).collect()
 }
 
-/// Updates a shard where it lies, but for what is to stand `still`, and then its followers.
+/// Updates a shard on its device, except for the `frozen` ranges, and then its followers.
 fn apply(
     shard: &mut UnitShard,
     grad: Tensor<1>,
@@ -262,7 +262,7 @@ mod tests {
     use networks::unit::{Context, Cost, GroupShape, StageOutput, Unit};
     use ranks::topology::Topology;
 
-    /// A shard with two more that follow it.
+    /// A shard with two followers.
     struct Three {
         leader: UnitShard,
         followers: [Tensor<1>; 2],
@@ -294,7 +294,7 @@ mod tests {
         }
     }
 
-    /// The update by tensor operations or by a kernel, whichever the device has.
+    /// Applies the update by tensor operations or by a kernel, whichever the device has.
     fn apply_there(three: &mut Three, grad: Tensor<1>, update: Update) {
         let (shard, followers) = three.parts();
         #[cfg(feature = "cube")]
@@ -308,13 +308,13 @@ mod tests {
         follow_all(followers, &shard.weights);
     }
 
-    /// A unit's updates on the host and on `device`, and the norms of both; a shard that somebody holds stays as it is.
+    /// Compares a unit's updates and norms on the host and on `device`; a tensor that is held elsewhere keeps its values.
     fn check(optimizer: Optimizer, unit: &dyn Unit, seed: u64, topology: Topology, device: &Device) {
         let knobs = Knobs { step: 0, lr: 0.01, weight_decay: 0.1 };
         let of = |device: &Device| Three::new(unit, seed, topology, optimizer, device);
         let (mut here, mut there) = (of(&Device::flex()), of(device));
         assert_eq!(unit.layout(3).padded / 3, here.leader.len());
-        // What pads a unit has no gradient.
+        // The padding of a unit has no gradient.
         let n_real = here.leader.segments().last().map_or(0, |segment| segment.end);
         let is_real: Vec<f32> = (0..here.leader.len()).map(|i| f32::from(u8::from(i < n_real))).collect();
         let is_real = Tensor::<1>::from_floats(is_real.as_slice(), &Device::flex());
@@ -356,8 +356,8 @@ mod tests {
         }
     }
 
-    /// A frozen parameter keeps its values while the others of its unit move, on any device, and its moments have seen
-    /// nothing when it starts.
+    /// A frozen parameter keeps its values while the others of its unit are updated, on any device, and its moments are
+    /// untouched when it starts.
     #[test]
     fn parameters_are_frozen_one_by_one() {
         let frozen =
@@ -420,7 +420,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(16))]
 
-        /// All ways of updating are one formula: on the host in one pass, by tensor operations, by a kernel.
+        /// All implementations of an update agree: on the host in one pass, by tensor operations, by a kernel.
         #[test]
         fn every_device_updates_like_the_host(seed in 0u64..1000, clip_norm in 0.0..2.0f64, rank in 0usize..3) {
             let mlp = Mlp { name: "mlp".into(), input: 8, hidden: 12, output: 6, init_std: 0.1 };

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn_tensor::Tensor;
 
-/// Neighboring ranges with equal values as one.
+/// Joins neighboring ranges with equal values.
 pub(super) fn joined<T: PartialEq>(
     ranges: impl Iterator<Item = (Range<usize>, T)>,
 ) -> Vec<(Range<usize>, T)> {
@@ -18,7 +18,7 @@ pub(super) fn joined<T: PartialEq>(
     runs
 }
 
-/// Every range of `values` times its factor; the padding after the last stays.
+/// Multiplies every range of `values` by its factor; the padding after the last range stays.
 pub(super) fn scaled(values: Tensor<1>, factors: impl Iterator<Item = (Range<usize>, f32)>) -> Tensor<1> {
     let [len] = values.dims();
     let mut runs = joined(factors);

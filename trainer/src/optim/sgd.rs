@@ -1,4 +1,4 @@
-//! Stochastic gradient descent with momentum, as PyTorch has it, and rates by layer (LARS and LARC: You et al. 2017).
+//! Stochastic gradient descent with momentum, as in PyTorch, and rates by layer (LARS and LARC: You et al. 2017).
 //!
 //! ```text
 //! d = q · (c g + λ θ)        c the factor of clipping, λ = 0 where a parameter is not decayed
@@ -12,7 +12,7 @@
 //! ```
 //!
 //! `lars` is that of VISSL and MoCo v3: biases, gains and other parameters that are not decayed keep q = 1. `larc` is that of
-//! NVIDIA's apex without clipping: it takes every parameter, and one of which a norm is zero is not decayed.
+//! NVIDIA's apex without clipping: it adapts every parameter, and a parameter with a zero norm is not decayed.
 
 use std::ops::Range;
 
@@ -26,12 +26,12 @@ use super::state::UnitShard;
 /// Keeps a rate finite.
 const EPSILON: f64 = 1e-8;
 
-/// Its constants.
+/// Constants of stochastic gradient descent.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sgd {
-    /// Share of the old direction that stays, μ.
+    /// Momentum, μ: share of the old direction that stays.
     pub momentum: f64,
-    /// Whether the step looks ahead along the direction.
+    /// Whether the momentum is Nesterov's.
     pub nesterov: bool,
     /// Rates by layer.
     pub adaptation: Option<Adaptation>,
@@ -40,7 +40,7 @@ pub struct Sgd {
 /// Rates by layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Adaptation {
-    /// How far a layer moves over its length, at a rate of one, t.
+    /// Trust coefficient, t: length of a layer's update over that of the layer, at a rate of one.
     pub trust: f64,
     /// Rule for the rate of a layer.
     pub rule: RateRule,
@@ -58,15 +58,15 @@ pub enum RateRule {
 /// Lengths of a parameter, over all ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Lengths {
-    /// |θ|.
+    /// Length of the parameter, |θ|.
     pub(super) param: f64,
-    /// |g|.
+    /// Length of the gradient, |g|.
     pub(super) grad: f64,
-    /// |g + λ θ|, for LARS; otherwise not used.
+    /// Length of the direction, |g + λ θ|, for LARS; otherwise not used.
     pub(super) direction: f64,
 }
 
-/// What is done to one parameter in one update.
+/// Constants of one update of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Constants {
     /// Factor of the gradient.
@@ -78,21 +78,21 @@ pub(super) struct Constants {
     nesterov: bool,
 }
 
-/// What is done to a shard in one update, by ranges of it.
+/// Constants of one update of a shard, by ranges of it.
 pub(super) type Update = Vec<(Range<usize>, Constants)>;
 
 impl Sgd {
-    /// Names of what it keeps, in checkpoints.
+    /// Names of the moments in checkpoints.
     pub const MOMENTS: [&'static str; 1] = ["momentum_buffer"];
 
-    /// What leaves a parameter as it is: running statistics have no gradient.
+    /// Returns constants that leave a parameter as it is: running statistics have no gradient.
     pub(super) fn still(&self) -> Constants {
         let momentum = self.momentum as f32;
         Constants { scale: 0.0, pull: 0.0, rate: 0.0, momentum, nesterov: self.nesterov }
     }
 
-    /// An update at the rate `lr` of a parameter that is decayed at the rate `decay`, if at all, with gradients times
-    /// `clip`.
+    /// Returns the constants of an update at the rate `lr` of a parameter with the weight decay `decay`, if any, and gradients
+    /// times `clip`.
     pub(super) fn constants(
         &self,
         lr: f64,
@@ -118,12 +118,12 @@ impl Sgd {
 }
 
 impl Adaptation {
-    /// Whether a parameter with this decay, if it has one, gets a rate of its own.
+    /// Returns whether a parameter with this decay, if it has one, gets a rate of its own.
     fn is_for(self, decay: Option<f64>) -> bool {
         self.rule == RateRule::Larc || decay.is_some()
     }
 
-    /// The factor q, and the decay.
+    /// Returns the factor q, and the decay.
     fn factor(self, Lengths { param, grad, direction }: Lengths, decay: f64) -> (f64, f64) {
         match self.rule {
             RateRule::Lars if param > 0.0 && direction > 0.0 => (self.trust * param / direction, decay),
@@ -136,7 +136,7 @@ impl Adaptation {
     }
 }
 
-/// The update on the host's memory, in one pass, given this rank's shard of the mean gradient.
+/// Updates a shard in host memory in one pass, given this rank's shard of the mean gradient.
 pub(super) fn on_slices(shard: &mut UnitShard, grad: &Tensor<1>, update: Update) {
     let UnitShard { weights, moments, .. } = shard;
     // Sgd::MOMENTS is one.
@@ -153,11 +153,11 @@ pub(super) fn on_slices(shard: &mut UnitShard, grad: &Tensor<1>, update: Update)
     });
 }
 
-/// The same by tensor operations, on whatever device the shards lie.
+/// Updates a shard by tensor operations, on the device that holds it.
 pub(super) fn on_tensors(shard: &mut UnitShard, grad: Tensor<1>, update: &Update) {
     // Sgd::MOMENTS is one.
     let [direction] = shard.moments.as_mut_slice() else { return };
-    // Of a unit with parameters there is a segment; all have the same momentum.
+    // A unit with parameters has a segment; all have the same momentum.
     let Some(&(_, Constants { momentum, nesterov, .. })) = update.first() else { return };
     let each =
         |factor: fn(&Constants) -> f32| update.iter().map(move |(range, c)| (range.clone(), factor(c)));
@@ -185,7 +185,7 @@ fn descend(c: Constants, param: &mut [f32], direction: &mut [f32], grad: &[f32])
 mod tests {
     use super::*;
 
-    /// By hand, from the formulas.
+    /// Factors computed by hand, from the formulas.
     #[test]
     fn rates_by_layer() {
         let sgd =

@@ -1,4 +1,4 @@
-//! This rank's shards of a network: master weights and what the optimizer keeps beside them, unit by unit.
+//! Shards of a network on one rank: master weights and the optimizer's moments, unit by unit.
 
 use burn_tensor::{Device, Tensor, TensorData};
 use networks::NetworkError;
@@ -11,25 +11,25 @@ use ranks::topology::Topology;
 /// The shards of one unit, `[padded / S]` each.
 #[derive(Debug, Clone)]
 pub struct UnitShard {
-    /// Where the parameters sit.
+    /// Layout of the parameters in the unit's buffer.
     pub layout: UnitLayout,
     /// First element of this rank's shard in the unit's buffer.
     pub start: usize,
     /// Master weights.
     pub weights: Tensor<1>,
-    /// Numbers that the optimizer keeps; none in a network that does not move by gradient.
+    /// Moments of the optimizer; empty in networks other than the trained one.
     pub moments: Vec<Buffer>,
     /// Updates that the moments of each parameter have seen. Frozen steps do not count, as in PyTorch, where a
     /// parameter without gradient has no step.
     pub n_updates: Vec<u64>,
 }
 
-/// A shard beside the weights.
+/// A shard of the optimizer's moments.
 #[derive(Debug, Clone)]
 pub struct Buffer {
-    /// Its name in checkpoints.
+    /// Name in checkpoints.
     pub name: &'static str,
-    /// Its elements.
+    /// Elements of the shard.
     pub values: Tensor<1>,
 }
 
@@ -38,16 +38,16 @@ pub struct Buffer {
 pub struct Segment<'a> {
     /// The parameter.
     pub slot: &'a ParamSlot,
-    /// Its number within the unit.
+    /// Number of the parameter within the unit.
     pub param: usize,
     /// First element within the shard.
     pub start: usize,
-    /// One past the last.
+    /// One past the last element.
     pub end: usize,
 }
 
 impl UnitShard {
-    /// A fresh shard: every parameter from (`seed`, its full name, element), `moments` zero. Networks that share a unit
+    /// Creates a shard: every parameter from (`seed`, its full name, element), `moments` zero. Networks that share a unit
     /// start with the same weights.
     pub fn init(
         unit: &dyn Unit,
@@ -75,7 +75,7 @@ impl UnitShard {
         }
     }
 
-    /// Takes the values of `tensors`, of which there is one for each parameter.
+    /// Replaces the weights by the values of `tensors`, which must hold every parameter.
     ///
     /// # Errors
     /// [`NetworkError::Weights`].
@@ -98,12 +98,12 @@ impl UnitShard {
         segments(&self.layout, self.start, self.len())
     }
 
-    /// Elements of the shard.
+    /// Number of elements in the shard.
     pub fn len(&self) -> usize {
         self.weights.dims()[0]
     }
 
-    /// Whether the shard has no element, which a unit with parameters never gives.
+    /// Returns whether the shard has no element, which no shard of a unit with parameters is.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -1,8 +1,8 @@
-//! What differs between two plans, and what may.
+//! Comparison of two plans.
 
 use super::plan::Plan;
 
-/// The first key in which the recipes differ, `[run]` aside, with both values.
+/// Returns the first key outside `[run]` in which the plans differ, with both values.
 pub(crate) fn difference(plan: &Plan, other: &Plan) -> Option<(String, String, String)> {
     let flat = |plan: &Plan, other: &Plan| {
         let values = plan.recipe.values().into_iter().filter(|(key, _)| !key.starts_with("run."));
@@ -20,7 +20,7 @@ pub(crate) fn difference(plan: &Plan, other: &Plan) -> Option<(String, String, S
     a.iter().chain(&b).map(|(key, _)| (key.clone(), find(key, &a), find(key, &b))).find(|(_, x, y)| x != y)
 }
 
-/// `plan` with the length of `other`.
+/// Returns `plan` with the length of `other`.
 pub(crate) fn with_length_of(plan: &Plan, other: &Plan) -> Plan {
     let mut longer = plan.clone();
     longer.total_steps = other.total_steps;

@@ -1,4 +1,4 @@
-//! A table as a list of keys and values.
+//! TOML tables as flat lists of keys and values.
 
 /// Adds the values in `value` to `out`, by their keys below `prefix`: `optim.lr`.
 pub(super) fn flatten(prefix: &str, value: &toml::Value, out: &mut Vec<(String, toml::Value)>) {

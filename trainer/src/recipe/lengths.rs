@@ -3,7 +3,7 @@
 use super::Recipe;
 use crate::schedule::{Duration, RunLength};
 
-/// Every length of time in `recipe` but that of the run and what comes after it, by its key, in steps.
+/// Returns every length of time in `recipe` except that of the run, with its key, in steps.
 pub(super) fn lengths(recipe: &Recipe, length: RunLength) -> Vec<(String, u64)> {
     let in_steps = |(key, value): (String, toml::Value)| {
         let (parent, unit) = key.rsplit_once('.')?;

@@ -1,4 +1,4 @@
-//! The recipe as written: a TOML file whose unknown keys are errors; and the plan that it resolves into.
+//! The recipe as written, a TOML file in which unknown keys are errors, and the plan that it resolves into.
 
 pub(crate) mod compare;
 mod flat;
@@ -19,30 +19,30 @@ use crate::optim::ClipRule;
 use crate::schedule::Duration;
 use crate::step::precision::Precision;
 
-/// A recipe.
+/// A recipe: all settings of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
-    /// Its name, for people.
+    /// Name of the recipe, shown to people.
     pub name: String,
-    /// Seed of everything random.
+    /// Seed of all random numbers of the run; 0 by default.
     #[serde(default)]
     pub seed: u64,
-    /// Where the samples come from.
+    /// Source of the samples: shards, and rules for reading them.
     #[serde(default)]
     pub data: DataConfig,
-    /// The backbone.
+    /// Architecture of the backbone.
     pub model: ModelConfig,
-    /// What is learned.
+    /// Self-supervised method, with its settings.
     pub method: MethodConfig,
-    /// The views of an image.
+    /// Views that are made of an image.
     pub views: ViewsConfig,
-    /// How the trained network moves.
+    /// Optimizer of the trained network, and length of the run.
     pub optim: OptimConfig,
-    /// Weights that the backbone starts from; absent for random ones.
+    /// Initial weights of the backbone; random if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub init: Option<InitConfig>,
-    /// What may differ between two starts of the same run.
+    /// Settings that may differ between two starts of the same run.
     #[serde(default)]
     pub run: RunConfig,
 }
@@ -58,10 +58,10 @@ impl Recipe {
             .map_err(|reason| TrainError::Recipe { recipe: origin.into(), reason })
     }
 
-    /// Every value by its key, such as `optim.batch_size`, in the order of the keys.
+    /// Returns every value with its key, such as `optim.batch_size`, in the order of the keys.
     pub fn values(&self) -> Vec<(String, toml::Value)> {
         let mut values = Vec::new();
-        // Through text, in which a number of single precision has as many digits as it needs.
+        // Goes through text, in which a single-precision number has only the digits that it needs.
         let text = toml::to_string(self).unwrap_or_default();
         if let Ok(table) = toml::from_str::<toml::Value>(&text) {
             flat::flatten("", &table, &mut values);
@@ -70,22 +70,22 @@ impl Recipe {
     }
 }
 
-/// Shards and their order.
+/// Shards, their order, and the decoding of images.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataConfig {
-    /// Shard lists; `--shards` replaces them. Written without secrets: every start of a run opens the shards that it names itself.
+    /// Shard lists; `--shards` replaces them. Plans omit their secrets, since each start opens the shards given to it.
     #[serde(serialize_with = "without_secrets")]
     pub shards: Vec<String>,
-    /// Shards whose samples are permuted together.
+    /// Number of shards whose samples are shuffled together; 16 by default.
     pub window_shards: usize,
-    /// Share of unusable samples above which the run stops.
+    /// Share of unusable samples, in 0..=1, above which the run stops; 0.01 by default.
     pub max_bad_rate: f64,
-    /// Images with more pixels are refused.
+    /// Largest image in pixels; larger ones are refused.
     pub max_pixels: u64,
-    /// Whether EXIF orientation is applied.
+    /// True if the EXIF orientation of an image is applied.
     pub apply_exif: bool,
-    /// What is subtracted from colors, and what they are divided by.
+    /// Mean subtracted from colors, and standard deviation by which they are divided; ImageNet's by default.
     pub normalization: Normalization,
 }
 
@@ -94,7 +94,7 @@ fn without_secrets<S: Serializer>(shards: &[String], serializer: S) -> Result<S:
 }
 
 impl DataConfig {
-    /// What the decoder accepts and applies.
+    /// Returns the rules for decoding an image.
     pub fn rules(&self) -> DecodeRules {
         DecodeRules { max_pixels: self.max_pixels, apply_exif: self.apply_exif }
     }
@@ -118,68 +118,68 @@ impl Default for DataConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimConfig {
-    /// Images of a step, over all ranks.
+    /// Number of images in a step, over all ranks.
     pub batch_size: usize,
     /// Length of the run.
     pub length: Duration,
-    /// How parameters move.
+    /// Update rule of the parameters; AdamW by default.
     #[serde(default)]
     pub algorithm: Algorithm,
-    /// Learning rate for 256 images.
+    /// Learning rate for a batch of 256 images; `lr_scaling` adapts it to the batch size.
     pub lr: f64,
-    /// How the rate of the run follows its batch size.
+    /// Rule that scales `lr` and `start_lr` with the batch size; linear by default.
     #[serde(default)]
     pub lr_scaling: LrScaling,
-    /// Learning rate of the first step of the warm-up, for 256 images, like `lr`.
+    /// Learning rate of the first step of the warm-up, for 256 images like `lr`; 0 by default.
     #[serde(default)]
     pub start_lr: f64,
-    /// What the learning rate falls to, whatever the batch.
+    /// Final learning rate, which is not scaled with the batch size; 1e-6 by default.
     #[serde(default = "default_min_lr")]
     pub min_lr: f64,
-    /// Warm-up of the learning rate.
+    /// Length of the learning rate's linear warm-up.
     pub warmup: Duration,
-    /// How the learning rate goes on after its warm-up.
+    /// Schedule of the learning rate after the warm-up; a cosine by default.
     #[serde(default)]
     pub schedule: LrSchedule,
-    /// Last part of the run, over which a constant learning rate falls.
+    /// Length of the decay at the end of a run with a constant learning rate; none by default.
     #[serde(default = "default_cooldown")]
     pub cooldown: Duration,
-    /// Weight decay at start and end. Absent for 0.04 to 0.4 with AdamW (DINO's), 1e-4 with SGD (DINO's on ResNet-50) and
-    /// 1e-6 with LARS and LARC (SimCLR's and SwAV's).
+    /// Weight decay at start and end. If absent: 0.04 to 0.4 with AdamW (DINO's), 1e-4 with SGD (DINO's on ResNet-50)
+    /// and 1e-6 with LARS and LARC (SimCLR's and SwAV's).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<[f64; 2]>,
-    /// Whether biases, gains and other vectors are decayed as well.
+    /// True if biases, gains and other vectors are decayed as well; false by default.
     #[serde(default)]
     pub decay_vectors: bool,
-    /// Decay rates of AdamW's moments.
+    /// Decay rates of AdamW's two moments; 0.9 and 0.999 by default.
     #[serde(default = "default_betas")]
     pub betas: [f64; 2],
-    /// Momentum of all algorithms but AdamW.
+    /// Momentum of all algorithms but AdamW; 0.9 by default.
     #[serde(default = "default_momentum")]
     pub momentum: f64,
-    /// Whether this momentum is Nesterov's.
+    /// True if the momentum is Nesterov's; false by default.
     #[serde(default)]
     pub nesterov: bool,
-    /// How far LARS and LARC move a parameter over its length, at a rate of one.
+    /// Trust coefficient of LARS and LARC: norm of an update over that of its parameter, at rate 1; 1e-3 by default.
     #[serde(default = "default_trust")]
     pub trust: f64,
-    /// Largest gradient norm of a clip group, 0 for none. Absent for 3 with AdamW and none with the others.
+    /// Largest gradient norm of a clip group; 0 for no clipping. If absent: 3 with AdamW, no clipping with the others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f64>,
-    /// What a clip group is.
+    /// Parameters that form a clip group; each tensor by itself by default.
     #[serde(default)]
     pub clip: ClipRule,
-    /// Micro-batches in a global batch, over all ranks; 0 for one per rank, or more where `stat_images` needs it. A rank takes its own through a
-    /// unit one after another: a unit that does not keep its graph needs activation memory for one only.
-    /// The order of sums depends on this number, not on the number of ranks: if it is set, 1, 2, 4 … ranks
-    /// give the same bits, as long as gradients are sent in f32.
+    /// Number of micro-batches in a global batch, over all ranks; 0 for one per rank, or more where `stat_images` needs
+    /// it. A rank runs its own through a unit one after another: a unit that does not keep its graph needs activation
+    /// memory for one only. The order of sums depends on this number, not on the number of ranks: if it is set, 1, 2,
+    /// 4 … ranks give the same bits, as long as gradients are sent in f32.
     #[serde(default)]
     pub micro_batches: usize,
-    /// Images that share statistics over the batch, such as those of batch normalization; 0 for the whole batch. The
-    /// groups of ranks that published runs have: 128 is a group of 8 GPUs with 16 images each.
+    /// Number of images that share statistics, such as those of batch normalization; 0 for the whole batch. Published
+    /// runs compute them over groups of ranks: 128 is a group of 8 GPUs with 16 images each.
     #[serde(default)]
     pub stat_images: usize,
-    /// How weights and gradients travel between ranks.
+    /// Data types of computation, and of the weights and gradients sent between ranks.
     #[serde(default)]
     pub precision: Precision,
 }
@@ -205,23 +205,23 @@ fn default_trust() -> f64 {
 }
 
 impl OptimConfig {
-    /// Writes out what depends on the algorithm, so that a plan has every value and an absent one equals it.
+    /// Fills in defaults that depend on the algorithm, so that a plan is the same whether a recipe states them or not.
     pub(crate) fn fill_in(&mut self) {
         self.weight_decay = Some(self.weight_decay());
         self.clip_norm = Some(self.clip_norm());
     }
 
-    /// Images that share statistics.
+    /// Returns the number of images that share statistics.
     pub fn stat_images(&self) -> usize {
         if self.stat_images == 0 { self.batch_size } else { self.stat_images }
     }
 
-    /// Groups of a batch that share statistics.
+    /// Returns the number of groups of a batch that share statistics.
     pub fn n_stat_groups(&self) -> usize {
         (self.batch_size / self.stat_images()).max(1)
     }
 
-    /// Weight decay at start and end.
+    /// Returns the weight decay at start and end.
     pub fn weight_decay(&self) -> [f64; 2] {
         self.weight_decay.unwrap_or(match self.algorithm {
             Algorithm::Adamw => [0.04, 0.4],
@@ -230,7 +230,7 @@ impl OptimConfig {
         })
     }
 
-    /// Largest gradient norm of a clip group; 0 for none.
+    /// Returns the largest gradient norm of a clip group; 0 for no clipping.
     pub fn clip_norm(&self) -> f64 {
         self.clip_norm.unwrap_or(match self.algorithm {
             Algorithm::Adamw => 3.0,
@@ -239,52 +239,52 @@ impl OptimConfig {
     }
 }
 
-/// How parameters move.
+/// Update rule of the parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Algorithm {
-    /// By moments of the gradient, with weight decay apart (Loshchilov and Hutter 2019).
+    /// AdamW: moments of the gradient, with decoupled weight decay (Loshchilov and Hutter 2019).
     #[default]
     Adamw,
-    /// Along the gradient, with momentum.
+    /// Stochastic gradient descent with momentum.
     Sgd,
-    /// Along the gradient, with a rate for each parameter that is decayed (You et al. 2017), as VISSL and MoCo v3 have it.
+    /// Gradient descent with a rate of its own for each decayed parameter (You et al. 2017), as in VISSL and MoCo v3.
     Lars,
-    /// Along the gradient, with a rate for every parameter, as in NVIDIA's apex.
+    /// Gradient descent with a rate of its own for every parameter, as in NVIDIA's apex.
     Larc,
 }
 
-/// How the learning rate goes on after its warm-up.
+/// Schedule of the learning rate after its warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LrSchedule {
-    /// Half a cosine that begins after the warm-up, whose last step has the full rate: DINO, SwAV.
+    /// Half a cosine after the warm-up; the last step of the warm-up has the full rate: DINO, SwAV.
     #[default]
     Cosine,
-    /// The same, but for the warm-up, whose last step lies short of the full rate: MoCo v3.
+    /// Half a cosine after the warm-up; the last step of the warm-up is one increment below the full rate: MoCo v3.
     HalfCosine,
-    /// Half a cosine over the whole run, whose beginning the warm-up replaces: VISSL. The rate drops slightly where the warm-up
-    /// ends.
+    /// Half a cosine over the whole run, whose beginning the warm-up replaces: VISSL. The rate drops slightly at the
+    /// end of the warm-up.
     CosineOfRun,
-    /// Constant, but for `cooldown` at the end.
+    /// Constant until the `cooldown` at the end.
     Constant,
 }
 
-/// A rule for the learning rate of a batch.
+/// Rule that scales the learning rate with the batch size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LrScaling {
-    /// `lr · batch_size / 256` (Goyal et al. 2017).
+    /// Linear scaling: `lr · batch_size / 256` (Goyal et al. 2017).
     #[default]
     Linear,
-    /// `lr · √(batch_size / 256)`.
+    /// Square-root scaling: `lr · √(batch_size / 256)`.
     Sqrt,
-    /// `lr` whatever the batch.
+    /// No scaling: `lr`, whatever the batch size.
     Fixed,
 }
 
 impl LrScaling {
-    /// The rate of a run over `optim.lr`.
+    /// Returns the learning rate of a run divided by `optim.lr`.
     pub fn factor(self, batch_size: usize) -> f64 {
         let ratio = batch_size as f64 / 256.0;
         match self {
@@ -299,51 +299,51 @@ impl LrScaling {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InitConfig {
-    /// File or folder of the weights: of another library, or of a run of this program.
+    /// File or folder of the weights, written by another library or by a run of this program.
     pub weights: String,
-    /// What they were when the run began: two files with the same one hold the same weights. A plan has it.
+    /// Fingerprint of the weights when the run began: files with the same one hold the same weights. Set in a plan.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fingerprint: String,
 }
 
-/// What does not change what is learned.
+/// Settings that do not change what is learned.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RunConfig {
-    /// Steps between rows of metrics.
+    /// Steps between two rows of metrics; 10 by default.
     pub log_every_steps: u64,
-    /// Steps between checkpoints.
+    /// Steps between two checkpoints; 500 by default.
     pub checkpoint_every_steps: u64,
-    /// Minutes after which one is written in between; 0 for none.
+    /// Minutes after which a checkpoint is written in between; 0 for never, 30 by default.
     pub checkpoint_every_minutes: f64,
-    /// Checkpoints that are kept, the newest.
+    /// Number of checkpoints that are kept, the newest ones; 2 by default.
     pub keep_checkpoints: usize,
-    /// Steps between probes; 0 for none.
+    /// Steps between two probes; 0, the default, to probe after the last step only.
     pub probe_every_steps: u64,
-    /// Worker threads of the trainer; 0 for one a core. Another number changes the order of sums,
-    /// and with it the last bits.
+    /// Worker threads of a rank; 0 for one per core, or one if a GPU computes. Another number changes the order of
+    /// sums, and so the last bits of the result.
     pub workers: usize,
-    /// Threads that decode and augment; 0 for one a core.
+    /// Threads of a rank that decode and augment; 0 for one per core.
     pub data_threads: usize,
-    /// Backbone units that keep their graph, counted from the last; the others are recomputed in the
-    /// backward pass. Absent for as many as fit.
+    /// Number of backbone units, counted from the last, that keep their graph; the others are recomputed in the
+    /// backward pass. If absent, as many as fit into memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep: Option<usize>,
-    /// What is cut over ranks.
+    /// Data that is sharded over ranks: `none`, `grad` (ZeRO-2) or `full` (ZeRO-3), the default.
     pub shard: Sharding,
-    /// Ranks that share a copy of the model; 0 for all. Fewer make replicas: less traffic between nodes
+    /// Number of ranks that share a copy of the model; 0 for all. Fewer make replicas: less traffic between nodes
     /// for more memory.
     pub shard_group: usize,
-    /// Whether master weights and moments of all networks stay in the host's memory while a GPU computes, which gets
-    /// weights unit by unit.
+    /// True if master weights and moments of all networks are kept in host memory while a GPU computes, which is sent
+    /// weights unit by unit; false by default.
     pub offload: bool,
-    /// Whether gradients are summed in a fixed order, which costs the same traffic and gives the same
-    /// bits on any number of ranks; otherwise the engine chooses the order.
+    /// True if gradients are summed in a fixed order, which costs the same traffic and yields the same
+    /// bits on any number of ranks; otherwise the engine chooses the order. True by default.
     pub exact_sums: bool,
-    /// Seconds after which a collective that has not finished is an error.
+    /// Seconds after which a collective that has not finished is an error; 600 by default.
     pub deadline_s: u64,
-    /// How often a run may return to its last checkpoint after three non-finite steps in a row and skip
-    /// the batches since then.
+    /// Number of times that a run may return to its last checkpoint after three non-finite steps in a row and skip
+    /// the batches since then; 2 by default.
     pub max_rollbacks: u64,
 }
 

@@ -1,14 +1,14 @@
-//! TOML into any type, with `--set` overrides and messages that name the nearest known key.
+//! Parsing of TOML into any type, with `--set` overrides and messages that name the nearest known key.
 
 use serde::de::DeserializeOwned;
 
 /// Parses `text` and applies `overrides` of the form `optim.lr=1e-3`.
 ///
 /// # Errors
-/// What is wrong, in words; for an unknown key with the nearest known one.
+/// A message in words; for an unknown key it names the nearest known one.
 pub(super) fn from_toml<T: DeserializeOwned>(text: &str, overrides: &[String]) -> Result<T, String> {
     if overrides.is_empty() {
-        // Parsing the text itself, so that messages carry line numbers.
+        // The text itself is parsed, so that messages have line numbers.
         return toml::from_str(text).map_err(|error| explain(&error.to_string()));
     }
     let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
@@ -18,7 +18,7 @@ pub(super) fn from_toml<T: DeserializeOwned>(text: &str, overrides: &[String]) -
     T::deserialize(table).map_err(|error| explain(&error.to_string()))
 }
 
-/// Units of a length of time, of which it has one.
+/// Units of a length of time, which has exactly one of them.
 const UNITS: [&str; 4] = ["steps", "epochs", "samples", "percent"];
 
 /// Sets one dotted key.
@@ -41,7 +41,7 @@ fn set(table: &mut toml::Table, entry: &str) -> Result<(), String> {
             .as_table_mut()
             .ok_or(format!("--set {entry}: {key} is not a section"))?;
     }
-    // A length has one unit; another one takes its place.
+    // A length has one unit: a new unit replaces the old one.
     if UNITS.contains(&last) && at.keys().all(|key| UNITS.contains(&key.as_str())) {
         at.clear();
     }
@@ -51,7 +51,7 @@ fn set(table: &mut toml::Table, entry: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Keys that have another place since version 0.2.
+/// Keys that were moved since version 0.2, with their messages.
 const MOVED: [(&str, &str); 3] = [
     (
         "stat_groups",
@@ -61,7 +61,7 @@ const MOVED: [(&str, &str); 3] = [
     ("teacher", "the section [teacher] is gone: teacher.decay is method.teacher_decay now"),
 ];
 
-/// Adds to serde's message on an unknown key where it has gone, or the nearest known one.
+/// Adds to serde's message on an unknown key its new place, or the nearest known key.
 fn explain(message: &str) -> String {
     let message = message.trim_end();
     let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();

@@ -22,28 +22,28 @@ use crate::step::{StepConfig, Trainer};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// Samples of the data set.
+    /// Number of samples in the data set.
     pub n_samples: u64,
-    /// Names its samples; empty in plans of older releases.
+    /// Fingerprint of the samples; empty in plans of older releases.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub data_fingerprint: String,
-    /// [`augment::VIEWS_VERSION`] of the release that began the run; 1 in plans of releases that did not say it.
+    /// [`augment::VIEWS_VERSION`] of the release that began the run; 1 in plans of releases that did not record it.
     #[serde(default = "first_views_version")]
     pub views_version: u32,
-    /// Steps of the run.
+    /// Number of steps of the run.
     pub total_steps: u64,
     /// Steps of the learning rate's warm-up.
     pub warmup_steps: u64,
-    /// Steps over which a constant rate cools down at the end.
+    /// Steps at the end over which a constant learning rate decays.
     #[serde(default)]
     pub cooldown_steps: u64,
     /// Worker threads of a rank: the order in which their gradients are summed is part of the result.
     pub n_workers: usize,
     /// Threads of a rank that decode and augment.
     pub n_data_threads: usize,
-    /// Ranks.
+    /// Number of ranks.
     pub world_size: usize,
-    /// Units of the backbone that keep their graph, from the last on. It changes no bit of the result.
+    /// Number of backbone units, counted from the last, that keep their graph. Changes no bit of the result.
     pub keep: usize,
     /// The recipe as written.
     pub recipe: Recipe,
@@ -53,14 +53,14 @@ fn first_views_version() -> u32 {
     1
 }
 
-/// What a rank has to work with.
+/// Resources of a rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Room {
-    /// Cores.
+    /// CPU cores.
     pub n_cores: usize,
     /// Threads that compute: one for each core, or one that keeps a GPU busy.
     pub n_workers: usize,
-    /// Bytes of memory where it computes.
+    /// Bytes of memory of the device that computes.
     pub bytes: f64,
 }
 
@@ -100,13 +100,13 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Its text, as it stands in a work directory.
+    /// Returns the plan as TOML, as it is stored in a work directory.
     pub fn to_toml(&self) -> String {
-        // Numbers, texts and tables alone: nothing that TOML has no form for.
+        // Numbers, texts and tables alone, all of which TOML can represent.
         toml::to_string_pretty(self).unwrap_or_default()
     }
 
-    /// Name of the network that evaluation looks at.
+    /// Returns the name of the network that is evaluated.
     ///
     /// # Errors
     /// [`TrainError::Recipe`] when the method cannot be built.
@@ -114,7 +114,7 @@ impl Plan {
         Ok(self.method()?.evaluated())
     }
 
-    /// Checks what depends on more than one section of the recipe.
+    /// Checks values that depend on more than one section of the recipe.
     ///
     /// # Errors
     /// [`TrainError::Recipe`] with the key and what is wrong with it.
@@ -167,8 +167,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Values of the recipe that make little sense for this run, a sentence each: lengths of time that go beyond its end, such
-    /// as a warm-up after which there is no step, batches larger than the data set, rates that are zero.
+    /// Describes dubious values: lengths beyond the end of the run, batches larger than the data set, rates near zero.
     pub fn warnings(&self) -> Vec<String> {
         let length = RunLength {
             n_samples: self.n_samples,
@@ -206,7 +205,7 @@ impl Plan {
         TrainError::Recipe { recipe: self.recipe.name.clone(), reason }
     }
 
-    /// The plan over `world_size` ranks, each of which has `room`.
+    /// Returns the plan for `world_size` ranks, each of which has `room`.
     ///
     /// # Errors
     /// [`TrainError::Recipe`] when batch, micro-batches or groups do not divide.
@@ -244,7 +243,7 @@ impl Plan {
         Ok(self)
     }
 
-    /// Micro-batches of a global batch, N: by default the fewest that ranks and groups of statistics divide.
+    /// Returns the number of micro-batches in a batch, N; by default the least common multiple of ranks and groups.
     pub fn n_micro_batches(&self) -> usize {
         let n_groups = self.recipe.optim.n_stat_groups();
         match self.recipe.optim.micro_batches {
@@ -253,22 +252,22 @@ impl Plan {
         }
     }
 
-    /// The topology as `rank` sees it.
+    /// Returns the topology as `rank` sees it.
     ///
     /// # Errors
-    /// In words, when groups do not divide the ranks.
+    /// A message in words if groups do not divide the ranks.
     pub fn topology(&self, rank: usize) -> Result<Topology, String> {
         let run = &self.recipe.run;
         Topology::new(rank, self.world_size, run.shard, run.shard_group)
     }
 
-    /// How long the run is.
+    /// Returns the length of the run.
     pub fn length(&self) -> RunLength {
         let batch_size = self.recipe.optim.batch_size;
         RunLength { n_samples: self.n_samples, batch_size, total_steps: self.total_steps }
     }
 
-    /// The schedules of the run.
+    /// Returns the schedules of the run.
     pub fn schedules(&self) -> Schedules {
         let optim = &self.recipe.optim;
         let cosine = |ends: [f64; 2]| Schedule::cosine(ends[0], ends[1], self.total_steps);
@@ -291,7 +290,7 @@ impl Plan {
         }
     }
 
-    /// The optimizer.
+    /// Returns the optimizer.
     pub fn optimizer(&self) -> Optimizer {
         let optim = &self.recipe.optim;
         let sgd =
@@ -307,7 +306,7 @@ impl Plan {
         Optimizer { rule, clip_norm, clip, decays_vectors: optim.decay_vectors }
     }
 
-    /// How steps are taken.
+    /// Returns the configuration of the training step.
     pub fn step_config(&self) -> StepConfig {
         StepConfig {
             seed: self.recipe.seed,
@@ -322,19 +321,18 @@ impl Plan {
         }
     }
 
-    /// How pixels reach the first unit.
+    /// Returns the conversion of pixels into the input of the first unit.
     pub fn pixel_input(&self) -> PixelInput {
         let normalization = self.recipe.data.normalization;
         PixelInput { cell_px: self.recipe.model.cell_px(), normalization }
     }
 
-    /// The views of an image.
+    /// Returns the views of an image.
     pub fn multicrop(&self) -> MultiCrop {
-        // They were checked when the plan was made or read.
         self.recipe.views.multicrop().expect("views that were checked")
     }
 
-    /// The method.
+    /// Builds the method.
     ///
     /// # Errors
     /// [`TrainError::Recipe`] with the key and what is wrong with it.
@@ -345,7 +343,7 @@ impl Plan {
         self.recipe.method.build(&cx).map_err(|reason| self.bad(reason))
     }
 
-    /// The networks of the run, at step zero, on `device`.
+    /// Creates the networks of the run, at step zero, on `device`.
     ///
     /// # Errors
     /// [`TrainError::Recipe`] with the key and what is wrong with it.
@@ -356,12 +354,11 @@ impl Plan {
     }
 }
 
-/// The largest number that divides both.
 fn greatest_common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
-/// More than any network has.
+/// A number of units that no network reaches.
 const ALL_UNITS: usize = u32::MAX as usize;
 
 #[cfg(test)]
@@ -385,7 +382,7 @@ mod tests {
         }
     }
 
-    /// A plan has every value, so that writing a default out is no other recipe.
+    /// A plan has every value, so a recipe that writes out a default resolves to the same plan.
     #[test]
     fn defaults_of_an_algorithm_are_written_out() {
         for (algorithm, weight_decay, clip_norm) in

@@ -1,15 +1,15 @@
-//! Which values of a recipe make sense by themselves.
+//! Range checks for the values of a recipe.
 
 use super::flat::flatten;
 use super::{Algorithm, Recipe};
 
-/// Largest of rates, weights and temperatures.
+/// Upper bound of rates, weights and temperatures.
 const MOST: f64 = 1e6;
 
-/// Largest of sizes and counts, so that products of two of them are numbers still.
+/// Upper bound of sizes and counts, so that products of two of them do not overflow.
 const MOST_ITEMS: f64 = (1u64 << 24) as f64;
 
-/// Values that would do harm without a word: a negative clip norm turns every gradient round.
+/// Rejects values that would silently do harm: a negative clip norm reverses every gradient.
 pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
     let (optim, run) = (&recipe.optim, &recipe.run);
     within("optim.batch_size", optim.batch_size as f64, 1.0, MOST_ITEMS)?;
@@ -60,7 +60,7 @@ fn within(key: &str, value: f64, low: f64, high: f64) -> Result<(), String> {
     }
 }
 
-/// Sizes and weights of a method, whichever it is; lengths of time are checked where they become steps.
+/// Checks sizes and weights of any method; lengths of time are checked where they become steps.
 fn within_method(recipe: &Recipe) -> Result<(), String> {
     let Ok(table) = toml::Value::try_from(&recipe.method) else { return Ok(()) };
     let mut values = Vec::new();

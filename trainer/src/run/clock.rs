@@ -1,4 +1,4 @@
-//! The time of day, as heartbeats and metrics carry it.
+//! Wall-clock time for heartbeats and metrics.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

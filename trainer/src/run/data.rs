@@ -1,4 +1,4 @@
-//! The joint between `pipeline` and `augment`: samples of a rank's share into batches of views.
+//! Connection of `pipeline` and `augment`: turns the samples of a rank's share into batches of views.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -72,30 +72,30 @@ impl Source for ShardSource {
 }
 
 impl ShardSource {
-    /// What the reader threads have done.
+    /// Loader whose threads read the shards.
     pub fn loader(&self) -> &Loader {
         &self.loader
     }
 }
 
-/// What a stream of batches is made of.
+/// Configuration of a stream of batches.
 #[derive(Debug, Clone)]
 pub struct StreamConfig {
     /// The views of an image.
     pub multicrop: MultiCrop,
     /// Seed of the order and of the views.
     pub seed: u64,
-    /// Shards whose samples are permuted together.
+    /// Number of shards whose samples are shuffled together.
     pub window_shards: usize,
-    /// Threads that decode and augment.
+    /// Number of threads that decode and augment.
     pub n_threads: usize,
-    /// What the decoder accepts.
+    /// Rules for decoding an image.
     pub rules: DecodeRules,
-    /// What the readers may hold.
+    /// Threads and memory of the loader.
     pub loader: LoaderConfig,
 }
 
-/// Batches of `plan`'s run from `cursor` on, for one rank; bad samples go to `ledger`.
+/// Starts the stream of batches of `plan`'s run from `cursor` on, for one rank; bad samples are recorded in `ledger`.
 ///
 /// # Errors
 /// [`PipelineError`] when the batch does not divide, the ledger cannot be read, or the cache is too small
@@ -121,7 +121,7 @@ pub fn batches(
     Ok(stream(dataset, config, share, cursor, Arc::new(quarantine)))
 }
 
-/// Batches of a stream from `cursor` on, for one rank.
+/// Starts a stream of batches from `cursor` on, for one rank.
 pub fn stream(
     dataset: Arc<Dataset>,
     config: StreamConfig,

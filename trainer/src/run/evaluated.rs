@@ -1,4 +1,4 @@
-//! The network that evaluation looks at while a run goes on.
+//! The evaluated network of a run in progress.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use crate::error::TrainError;
 use crate::recipe::plan::Plan;
 use crate::step::Trainer;
 
-/// The backbone that evaluation looks at, on rank 0. All ranks call it.
+/// Gathers the backbone of the evaluated network on rank 0. All ranks call it.
 ///
 /// # Errors
 /// [`TrainError::Ranks`].

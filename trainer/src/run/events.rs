@@ -1,5 +1,5 @@
-//! What TensorBoard shows of a run: scalars, pictures, text, and the recipe as hyperparameters. The files lie in the work
-//! directory itself, so that the run is called as its folder is.
+//! TensorBoard events of a run: scalars, pictures, text, and the recipe as hyperparameters. The files are in the work
+//! directory itself, so that the run has the name of its folder.
 
 use std::fs::File;
 use std::io;
@@ -20,7 +20,7 @@ use tensorboard_rs::summary;
 use super::clock::now_s;
 use crate::error::TrainError;
 
-/// Files of one process and one second.
+/// Largest number of files that one process creates in one second.
 const MAX_FILES_A_SECOND: u32 = 1000;
 
 /// A file of events.
@@ -30,7 +30,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// A new file in `workdir`; files of others stay as they are.
+    /// Creates a new file in `workdir`; existing files stay as they are.
     ///
     /// # Errors
     /// [`TrainError::Io`].
@@ -117,7 +117,7 @@ impl Events {
     }
 }
 
-/// A file with a name that no other has. TensorBoard reads those of a folder in the order of their names.
+/// Creates a file with a unique name. TensorBoard reads the files of a folder in the order of their names.
 fn create(workdir: &Path, now_s: f64) -> Result<(PathBuf, File), TrainError> {
     let process = std::process::id();
     let mut n = 0;
@@ -138,7 +138,7 @@ fn of_value(value: Summary_Value) -> Summary {
     summary
 }
 
-/// What the plugin `plugin` of TensorBoard reads.
+/// Summary for the plugin `plugin` of TensorBoard.
 fn of_plugin(plugin: &str, tag: &str, content: Vec<u8>, tensor: TensorProto) -> Summary {
     let mut data = SummaryMetadata_PluginData::new();
     data.set_plugin_name(plugin.into());
@@ -152,7 +152,7 @@ fn of_plugin(plugin: &str, tag: &str, content: Vec<u8>, tensor: TensorProto) -> 
     of_value(value)
 }
 
-/// A value of a recipe: a number, a switch, or else text.
+/// Converts a value of a recipe: a number, a switch, or else text.
 fn hparam(value: &toml::Value) -> HparamValue {
     let mut of_kind = HparamValue::new();
     match value {
@@ -165,7 +165,7 @@ fn hparam(value: &toml::Value) -> HparamValue {
     of_kind
 }
 
-/// Width and height in pixels, from the header that every PNG file begins with.
+/// Width and height in pixels, from the header at the beginning of every PNG file.
 fn png_size(png: &[u8]) -> Option<[i32; 2]> {
     let header = png.strip_prefix(b"\x89PNG\r\n\x1a\n")?;
     let number = |at: usize| Some(i32::from_be_bytes(header.get(at..at + 4)?.try_into().ok()?));

@@ -1,6 +1,6 @@
-//! Drills: a rank that dies, hangs, dawdles or computes nonsense, at a place of one's choice.
+//! Fault injection, for drills: a rank that dies, hangs, is slow or computes NaN gradients, at a chosen place.
 //!
-//! Written as `kill:rank=1,step=5,phase=backward`. Phases are those of a step (`targets`, `forward`, `head`,
+//! Faults are written as `kill:rank=1,step=5,phase=backward`. Phases are those of a step (`targets`, `forward`, `head`,
 //! `backward`, `update`), `data` and `checkpoint`.
 
 use std::str::FromStr;
@@ -8,38 +8,38 @@ use std::time::Duration;
 
 use crate::recipe::plan::Plan;
 
-/// What a rank is made to do.
+/// Kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Dies by SIGKILL.
+    /// Kills the process by SIGKILL.
     Kill,
-    /// Never goes on.
+    /// Blocks forever.
     Hang,
     /// Waits for 300 ms, in this and every later step.
     Slow,
-    /// Has gradients that are no numbers, for `steps` steps.
+    /// Makes the gradients NaN, for `steps` steps.
     Nan,
 }
 
-/// A drill.
+/// A fault to inject.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// What happens.
+    /// Kind of the fault.
     pub action: Action,
-    /// To which rank.
+    /// Rank that has the fault.
     pub rank: usize,
-    /// In which step.
+    /// First step with the fault.
     pub step: u64,
-    /// For how many steps, where that makes sense.
+    /// Number of steps with the fault, for [`Action::Nan`].
     pub steps: u64,
-    /// On entering which phase.
+    /// Phase at whose beginning the fault happens.
     pub phase: String,
 }
 
 /// Phases of a step.
 const PHASES: [&str; 7] = ["targets", "forward", "head", "backward", "data", "update", "checkpoint"];
 
-/// How long a dawdling rank waits.
+/// Time that a slow rank waits.
 const SLOW: Duration = Duration::from_millis(300);
 
 impl FromStr for Fault {
@@ -72,7 +72,7 @@ impl FromStr for Fault {
 }
 
 impl Fault {
-    /// Happens, if `rank` enters `phase` of `step` where it should.
+    /// Triggers the fault, if `rank` enters `phase` of `step` and these match.
     pub fn strike(&self, rank: usize, step: u64, phase: &str) {
         if rank != self.rank || phase != self.phase || step < self.step {
             return;
@@ -91,7 +91,7 @@ impl Fault {
         }
     }
 
-    /// What keeps it from ever happening in a run of `plan`, in words.
+    /// Returns in words why the fault cannot, or may not, happen in a run of `plan`; `None` if it will.
     pub fn misses(&self, plan: &Plan) -> Option<String> {
         if self.rank >= plan.world_size {
             return Some(format!(
@@ -113,7 +113,7 @@ impl Fault {
         })
     }
 
-    /// Whether the gradients that `rank` has of global batch `batch` are nonsense.
+    /// Returns whether the gradients that `rank` has of global batch `batch` are made NaN.
     pub fn poisons(&self, rank: usize, batch: u64) -> bool {
         self.action == Action::Nan
             && rank == self.rank

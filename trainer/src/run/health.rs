@@ -1,15 +1,15 @@
-//! Gauges of collapse, and what they mean in plain words.
+//! Gauges of collapse, and warnings about it in plain words.
 
 use burn_tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
-/// What a warning is about.
+/// Subject of a warning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Concern {
     /// The representation collapses or has collapsed.
     Collapse,
-    /// The student does no better than one that knows nothing.
+    /// The trained network does no better than chance.
     ChanceLevel,
     /// A rank is slower than the others.
     SlowRank,
@@ -17,13 +17,13 @@ pub enum Concern {
     NotFinite,
 }
 
-/// What embeddings look like: the teacher's, or the student's where there is none.
+/// Statistics of the evaluated network's embeddings.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct FeatureHealth {
     /// Mean over channels of the deviation of L2-normalized embeddings, times √D: 1 for directions
-    /// spread evenly over the sphere, 0 when all embeddings are one.
+    /// spread evenly over the sphere, 0 when all embeddings are equal.
     pub std: f64,
-    /// Participation ratio of the covariance's spectrum, (Σλ)² / Σλ²: how many directions carry
+    /// Participation ratio of the covariance's spectrum, (Σλ)² / Σλ²: number of directions that carry
     /// the variance. At most the batch size, and at most D.
     pub effective_rank: f64,
 }
@@ -49,8 +49,8 @@ pub(crate) fn features(embeddings: Tensor<2>) -> FeatureHealth {
     FeatureHealth { std, effective_rank }
 }
 
-/// What is wrong, if anything, in words for people. `uninformed` is the loss of a student that
-/// knows nothing; judgment starts after `step` has passed `grace_steps`.
+/// Warns of problems in words for people; empty if there are none. `uninformed` is the loss at chance
+/// level; judgment starts after `step` has passed `grace_steps`.
 pub(crate) fn diagnose(
     step: u64,
     grace_steps: u64,

@@ -1,4 +1,4 @@
-//! Which ranks live, and where they are: a heartbeat file of each, and the processes of this machine.
+//! Liveness and progress of ranks: a heartbeat file of each, and the processes of this machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,51 +16,51 @@ use serde::{Deserialize, Serialize};
 use super::clock::now_s;
 use crate::error::TrainError;
 
-/// Between heartbeats.
+/// Time between two heartbeats.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// A heartbeat older than this is one of a rank that is gone or stuck.
+/// Age in seconds above which a heartbeat is that of a rank that is gone or stuck.
 const STALE_S: f64 = 15.0;
 
-/// Without a heartbeat for so long, a process that cannot be seen on this machine has ended.
+/// Seconds without a heartbeat after which a process that is not found on this machine has ended.
 const SILENT_S: f64 = 4.0;
 
-/// What may take long without being wrong, and is not done by all ranks alike.
+/// Phases that may take long without a fault, and that not all ranks are in at the same time.
 const PATIENT_PHASES: [&str; 3] = ["checkpoint", "data", "probe"];
 
-/// What a rank says of itself every second.
+/// Status of a rank, written every second.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Heartbeat {
-    /// Who.
+    /// Rank.
     pub rank: usize,
-    /// On which machine.
+    /// Name of its machine.
     pub host: String,
-    /// As which process.
+    /// Number of its process.
     pub pid: u32,
-    /// When, in seconds since 1970.
+    /// Time of the heartbeat, in seconds since 1970.
     pub at_s: f64,
-    /// In which step.
+    /// Current step.
     pub step: u64,
-    /// In which phase of it.
+    /// Current phase of the step.
     pub phase: String,
-    /// The newest collective.
+    /// Number of the newest collective.
     pub number: u64,
-    /// What it is.
+    /// Kind of the newest collective.
     pub collective: String,
-    /// The unit, or what it is about.
+    /// Unit or purpose of the newest collective.
     pub unit: String,
-    /// Why it leaves, in its last heartbeat.
+    /// Reason for leaving, in the last heartbeat.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whether the reason is its own, and not the loss of another rank.
+    /// Whether the reason is the rank's own, and not the loss of another rank.
     #[serde(default)]
     pub by_itself: bool,
 }
 
-/// The phase of a rank that has left by itself: not the first to be blamed when ranks are missing.
+/// Phase of a rank that has left by itself, which is not the first to be blamed when ranks are missing.
 const LEFT: &str = "leaving";
 
-/// Where this rank is: set by the trainer, written by the heartbeat.
+/// Current position of this rank: set by the trainer, written by the heartbeat.
 #[derive(Debug, Default)]
 struct Here {
     step: u64,
@@ -69,7 +69,7 @@ struct Here {
     by_itself: bool,
 }
 
-/// This rank's heartbeat, which stops when it is dropped.
+/// Heartbeat of this rank, which stops when it is dropped.
 pub(crate) struct Pulse {
     here: Arc<Mutex<Here>>,
     stop: Arc<AtomicBool>,
@@ -77,7 +77,7 @@ pub(crate) struct Pulse {
 }
 
 impl Pulse {
-    /// Starts to beat in `folder`.
+    /// Starts the heartbeat in `folder`.
     ///
     /// # Errors
     /// [`TrainError::Io`] when the first beat cannot be written.
@@ -125,10 +125,10 @@ impl Pulse {
         let run = move || {
             while !stopped.load(Ordering::Relaxed) {
                 std::thread::park_timeout(BEAT);
-                // A beat that is missed, as on a full disk, is what the others see; the run itself goes on.
+                // The other ranks see that a beat is missing, as on a full disk; the run itself continues.
                 let _ = beat();
             }
-            // The last one, whatever came between.
+            // The last heartbeat, with the final state.
             let _ = beat();
         };
         let thread = std::thread::Builder::new().name("heartbeat".into()).spawn(run);
@@ -136,13 +136,13 @@ impl Pulse {
         Ok(Self { here, stop, thread: Some(thread) })
     }
 
-    /// Notes where this rank is.
+    /// Records the step and the phase that this rank enters.
     pub(crate) fn enter(&self, step: u64, phase: &'static str) {
         let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
         (here.step, here.phase) = (step, phase);
     }
 
-    /// Leaves the others a word on why this rank gives up.
+    /// Records for the other ranks why this rank gives up.
     pub(crate) fn give_up(&self, error: &TrainError) {
         let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
         here.reason = Some(error.to_string());
@@ -162,13 +162,13 @@ impl Drop for Pulse {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // Its panic would be its own end alone.
+            // A panic of the thread has stopped nothing but the heartbeat.
             let _ = thread.join();
         }
     }
 }
 
-/// A process on some machine. Start times tell it from a later one with its number.
+/// A process on some machine. Start times distinguish it from a later one with the same number.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct Process {
     host: String,
@@ -186,14 +186,14 @@ impl Process {
 pub(crate) struct RankWatch {
     rank: usize,
     folder: PathBuf,
-    /// By rank.
+    /// Processes by rank.
     processes: Vec<Process>,
-    /// Ranks whose processes this one can see.
+    /// Ranks whose processes this rank can see.
     neighbors: Vec<usize>,
 }
 
 impl RankWatch {
-    /// Tells the others which process this is. All ranks call it.
+    /// Exchanges process identities with the other ranks. All ranks call it.
     ///
     /// # Errors
     /// [`TrainError::Ranks`].
@@ -212,7 +212,7 @@ impl RankWatch {
         Ok(Self { rank, folder: folder.to_path_buf(), processes, neighbors })
     }
 
-    /// The heartbeats of this run's ranks, by rank: an earlier run may have left others.
+    /// Reads the heartbeats of this run's ranks, by rank: an earlier run may have left others.
     fn beats(&self) -> Vec<Heartbeat> {
         let read = |rank: usize| -> Option<Heartbeat> {
             let beat: Heartbeat =
@@ -233,7 +233,7 @@ impl Watch for RankWatch {
         }
         let beats = self.beats();
         let beat_of = |rank: usize| beats.iter().find(|beat| beat.rank == rank);
-        // Those that have left may have left because of one that has not.
+        // Ranks that have left may have left because of one that has not.
         let first = gone.iter().find(|rank| beat_of(**rank).is_none_or(|beat| beat.phase != LEFT));
         let rank = *first.or(gone.first())?;
         let process = &self.processes[rank];
@@ -287,30 +287,30 @@ impl Watch for RankWatch {
     }
 }
 
-/// What a heartbeat says of the rank's life, seen from any machine.
+/// State of a rank according to its heartbeat, seen from any machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Sign {
-    /// It is fresh.
+    /// The heartbeat is fresh.
     Alive,
-    /// It is the last one of a rank that has left.
+    /// The heartbeat is the last one of a rank that has left.
     Left,
-    /// The rank is gone without a word, or stuck: in words.
+    /// The rank is gone without notice, or stuck: the reason in words.
     Gone(String),
 }
 
-/// The newest heartbeats of the `n_ranks` ranks of the run in `workdir`, as far as there are any.
+/// Reads the newest heartbeats of the `n_ranks` ranks of the run in `workdir`, as far as there are any.
 pub(super) fn beats_of(workdir: &Path, n_ranks: usize) -> Vec<Heartbeat> {
     let folder = folder_of(workdir);
     let read = |rank| serde_json::from_slice(&fs::read(path_of(&folder, rank)).ok()?).ok();
     (0..n_ranks).filter_map(read).collect()
 }
 
-/// Where the heartbeats of the run in `workdir` are.
+/// Folder of the heartbeats of the run in `workdir`.
 pub(super) fn folder_of(workdir: &Path) -> PathBuf {
     workdir.join("heartbeats")
 }
 
-/// What `beat` means now.
+/// State of the rank that wrote `beat`, as of now.
 pub(super) fn sign_of(beat: &Heartbeat) -> Sign {
     if beat.phase == LEFT {
         return Sign::Left;
@@ -327,7 +327,7 @@ pub(super) fn sign_of(beat: &Heartbeat) -> Sign {
     }
 }
 
-/// `40 s`, `12 min`, `5 h`, `3 days`.
+/// Formats an age: `40 s`, `12 min`, `5 h`, `3 days`.
 fn human_age(age_s: f64) -> String {
     match age_s {
         s if s < 120.0 => format!("{s:.0} s"),
@@ -353,8 +353,8 @@ pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// When process `pid` started, in ticks since the machine did; `None` if there is none, or a dead one that
-/// nobody has asked after.
+/// Start time of process `pid`, in ticks since the machine started; `None` if there is none, or a dead one that
+/// its parent has not waited for.
 fn start_time(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may hold anything; fields are counted from behind it.

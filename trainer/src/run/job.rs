@@ -1,4 +1,4 @@
-//! What a run is given, and whom it tells what.
+//! Inputs of a run, and the observer that it reports to.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use pipeline::Dataset;
 use super::fault::Fault;
 use crate::recipe::plan::Plan;
 
-/// How a run ended.
+/// Outcome of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// All steps are taken.
     Finished,
-    /// It was asked to stop, and a checkpoint is written.
+    /// The run was asked to stop, and a checkpoint is written.
     Stopped,
 }
 
-/// What a step looked like, for a progress bar.
+/// Progress of a run after a step, for a progress bar.
 #[derive(Debug, Clone, Copy)]
 pub struct Progress {
     /// Steps taken.
@@ -29,23 +29,23 @@ pub struct Progress {
     pub total_steps: u64,
     /// Loss of the last step.
     pub loss: f64,
-    /// Images a second, over the last step and all ranks.
+    /// Images per second, over the last step and all ranks.
     pub images_per_s: f64,
-    /// Time that the last step waited for a batch.
+    /// Milliseconds that the last step waited for a batch.
     pub data_wait_ms: f64,
     /// Passes over the data set.
     pub epoch: f64,
 }
 
-/// What a run tells while it runs.
+/// Receiver of a run's reports.
 pub trait Observer {
     /// Called once, with the step that the run starts or continues at.
     fn started(&mut self, step: u64, total_steps: u64);
     /// Called after every step.
     fn stepped(&mut self, progress: Progress);
-    /// Called with something that people should know once.
+    /// Called with a warning that people should see once.
     fn warned(&mut self, message: &str);
-    /// Called with something that has happened, each time.
+    /// Called with an event that people should see each time.
     fn happened(&mut self, message: &str);
     /// Called after a probe.
     fn probed(&mut self, step: u64, name: &str, numbers: &[(String, f64)]);
@@ -54,32 +54,32 @@ pub trait Observer {
 /// A frozen network with its weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FrozenNetwork {
-    /// Its name, as its method has it.
+    /// Name of the network, as its method lists it.
     pub name: &'static str,
-    /// Parameters of its backbone.
+    /// Parameters of the backbone.
     pub weights: Vec<NamedTensor>,
 }
 
-/// What a rank is given to run.
+/// Inputs of a run on one rank.
 pub struct Job<'a> {
-    /// What to do; the same on all ranks.
+    /// Plan to run; the same on all ranks.
     pub plan: &'a Plan,
-    /// The samples; the same on all ranks.
+    /// Samples; the same on all ranks.
     pub dataset: Arc<Dataset>,
-    /// Where everything goes; on several machines a folder that all of them see.
+    /// Folder that receives all output; on several machines a folder that all of them see.
     pub workdir: &'a Path,
-    /// Set by whoever wants the run to stop, on any rank.
+    /// Flag that asks the run to stop; may be set on any rank.
     pub stop: &'a AtomicBool,
-    /// What this rank computes on.
+    /// Device that this rank computes on.
     pub device: Device,
-    /// A drill.
+    /// Fault to inject.
     pub fault: Option<Fault>,
-    /// What the backbone starts from, where no checkpoint is there yet; random weights without it.
+    /// Initial weights of the backbone, used if there is no checkpoint yet; random without them.
     pub initial: Option<&'a [NamedTensor]>,
-    /// Weights of the frozen networks; random ones without them.
+    /// Weights of the frozen networks; random without them.
     pub frozen: &'a [FrozenNetwork],
     /// Whether the run may become longer than its plan says.
     pub lengthen: bool,
-    /// The step of a checkpoint that another run has left as the beginning of this one, whose plan may be another.
+    /// Step of a checkpoint that another run has left as the beginning of this one, whose plan may differ.
     pub forked_step: Option<u64>,
 }

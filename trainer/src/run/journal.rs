@@ -1,4 +1,4 @@
-//! What a run tells of its steps: the observer after each, a row of metrics where one is due, and probes.
+//! Reports of a run's steps: the observer after each, a row of metrics where one is due, and probes.
 
 use std::path::Path;
 
@@ -18,10 +18,10 @@ use crate::recipe::plan::Plan;
 use crate::schedule::Knobs;
 use crate::step::{StepReport, Trainer};
 
-/// How long a step took.
+/// Time that a step took.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StepTime {
-    /// All of it.
+    /// Seconds of the whole step.
     pub(super) seconds: f64,
     /// Milliseconds of the step spent waiting for a batch.
     pub(super) data_wait_ms: f64,
@@ -29,13 +29,13 @@ pub(super) struct StepTime {
 
 /// The journal of a rank.
 pub(super) struct Journal {
-    /// Rank 0's.
+    /// Telemetry of rank 0.
     telemetry: Option<Telemetry>,
     stragglers: Stragglers,
 }
 
 impl Journal {
-    /// The journal of `rank` in `workdir`, for a run of `plan` that goes on at `next_step`.
+    /// Opens the journal of `rank` in `workdir`, for a run of `plan` that continues at `next_step`.
     pub(super) fn open(workdir: &Path, plan: &Plan, rank: usize, next_step: u64) -> Result<Self, TrainError> {
         let open = || {
             let mut telemetry = Telemetry::open(workdir, next_step)?;
@@ -46,7 +46,7 @@ impl Journal {
         Ok(Self { telemetry, stragglers: Stragglers::default() })
     }
 
-    /// Goes back from `step` to `next_step`, for a reason that is kept: rows from there on will be written again.
+    /// Goes back from `step` to `next_step` and records the reason: rows from there on will be written again.
     pub(super) fn go_back(
         &mut self,
         workdir: &Path,
@@ -59,7 +59,7 @@ impl Journal {
         self.keep(step, &[(Concern::NotFinite, reason)])
     }
 
-    /// Tells the observer of a step.
+    /// Reports a step to the observer.
     pub(super) fn tell(
         &mut self,
         trainer: &Trainer,
@@ -86,7 +86,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes warnings down, for whoever looks at the run later.
+    /// Records warnings for later readers of the run.
     fn keep(&mut self, step: u64, warnings: &[(Concern, String)]) -> Result<(), TrainError> {
         match &mut self.telemetry {
             Some(telemetry) => {
@@ -96,8 +96,8 @@ impl Journal {
         }
     }
 
-    /// Writes the row of the step that `trainer` has just taken, where one is due, with what ranks have to be asked
-    /// for. All ranks call it.
+    /// Writes the row of the step that `trainer` has just taken, where one is due, with values that are gathered from all
+    /// ranks. All ranks call it.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn log(
         &mut self,
@@ -147,7 +147,7 @@ impl Journal {
     }
 }
 
-/// Embeddings of the global batch, `[B·V, D]`.
+/// Gathers the embeddings of the global batch, `[B·V, D]`.
 fn embeddings(trainer: &Trainer, plan: &Plan, report: &StepReport) -> Result<Tensor<2>, TrainError> {
     let peers = Peers::new(&trainer.comm, report.embeddings.len());
     let [_, width] = report.embeddings[0].dims();

@@ -1,4 +1,4 @@
-//! A row of metrics, and what it warns of.
+//! A row of metrics, and its warnings.
 
 use burn_tensor::Tensor;
 
@@ -8,7 +8,7 @@ use crate::recipe::plan::Plan;
 use crate::schedule::Knobs;
 use crate::step::StepReport;
 
-/// The row of a step. `embeddings` `[B·V, D]` are those of the global batch.
+/// Builds the row of a step. `embeddings` `[B·V, D]` are those of the global batch.
 pub(crate) fn row_of(
     plan: &Plan,
     step: u64,
@@ -44,7 +44,7 @@ pub(crate) fn row_of(
     row.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
 }
 
-/// What the row says of a collapse.
+/// Returns the warnings of a collapse that the row gives rise to.
 pub(crate) fn collapse_warnings(
     plan: &Plan,
     step: u64,
@@ -60,7 +60,7 @@ pub(crate) fn collapse_warnings(
     let grace_steps = plan.warmup_steps.max(plan.total_steps / 10);
     let uninformed = method.uninformed_loss();
     let entropy = method.target_entropy().and_then(value);
-    // What a method adds to its loss has no say in whether the trained network follows its targets.
+    // Other terms of a method's loss do not show whether the trained network predicts its targets.
     let loss = value(MATCH_LOSS).unwrap_or(report.loss);
     let warnings = health::diagnose(step, grace_steps, loss, uninformed, entropy, health);
     warnings.into_iter().map(|(concern, warning)| (concern, format!("step {step}: {warning}"))).collect()
@@ -72,7 +72,7 @@ mod tests {
     use crate::conformance::{pair, plans};
     use crate::step::{Phases, Votes};
 
-    /// A method with prototypes is told that its targets have become uniform, whatever it calls their entropy.
+    /// Uniform targets are reported for every method with prototypes, whatever the name of its entropy gauge.
     #[test]
     fn uniform_targets_are_told_of_every_method() {
         let mut n_told = 0;

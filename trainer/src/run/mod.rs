@@ -1,4 +1,4 @@
-//! A run: batches in, steps, metrics, checkpoints, probes out.
+//! A run: the loop from batches to steps, metrics, checkpoints and probes.
 
 mod clock;
 pub mod data;
@@ -30,7 +30,7 @@ use crate::error::TrainError;
 /// one. All ranks call it, with the same probes, which run on rank 0.
 ///
 /// # Errors
-/// Whatever stops a run; what was checkpointed stays.
+/// Any error that stops a run; written checkpoints stay.
 pub fn run(
     job: &Job<'_>,
     comm: Comm,

@@ -1,5 +1,5 @@
-//! The loop of one rank. What ranks must do alike is decided by what all of them have said: in the step's
-//! votes, or in a collective of its own.
+//! The loop of one rank. Decisions that ranks must take alike follow from the votes of all of them: in the step's
+//! all-reduce, or in a collective of their own.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::step::{StepReport, Trainer, Votes};
 /// Steps in a row that may be skipped before the run goes back to its last checkpoint, or stops.
 const MAX_BAD_STEPS: u32 = 3;
 
-/// A run that is under way.
+/// A run in progress.
 pub(super) struct Run<'a> {
     job: &'a Job<'a>,
     plan: Plan,
@@ -37,14 +37,14 @@ pub(super) struct Run<'a> {
     saved_step: u64,
     last_save: Instant,
     n_rollbacks: u64,
-    /// What has failed on this rank alone since the last vote: all leave together, with a checkpoint.
+    /// Error on this rank alone since the last vote: all leave together, with a checkpoint.
     failure: Option<TrainError>,
     /// Rank 0's claim on the work directory.
     lock: Option<File>,
 }
 
 impl<'a> Run<'a> {
-    /// Claims the work directory and goes to where the run stands. All ranks call it.
+    /// Claims the work directory and restores the state of the run. All ranks call it.
     pub(super) fn open(
         job: &'a Job<'a>,
         comm: Comm,
@@ -105,7 +105,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Takes the steps that are left.
+    /// Takes the remaining steps.
     pub(super) fn train(
         mut self,
         probes: &mut [Box<dyn Probe>],
@@ -137,7 +137,7 @@ impl<'a> Run<'a> {
             (report, next) = self.step(batch, probes, observer)?;
             agreed = report.votes;
             if self.trainer.state.step == self.plan.total_steps {
-                // As many as would take the run back to its last checkpoint, or all that there were.
+                // As many as would cause a rollback, or all steps of a run that has fewer.
                 let n_steps = self.trainer.state.bad_steps;
                 if u64::from(n_steps) >= self.plan.total_steps.min(u64::from(MAX_BAD_STEPS)) {
                     let step = self.trainer.state.step - 1;
@@ -155,7 +155,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The first batch of a stream, and whether all ranks have theirs.
+    /// Waits for the first batch of a stream, and agrees on whether all ranks have theirs.
     fn first_batch(&mut self) -> Result<(Next, Votes), TrainError> {
         self.pulse.enter(self.trainer.state.step, "data");
         let next = self.stream.next(self.job.stop);
@@ -165,7 +165,7 @@ impl<'a> Run<'a> {
         Ok((next, Votes { stop: said[0], failed: said[1], ..Votes::default() }))
     }
 
-    /// One step with everything around it, and the next batch.
+    /// Takes one step with everything around it, and waits for the next batch.
     fn step(
         &mut self,
         batch: Arrival,
@@ -185,12 +185,12 @@ impl<'a> Run<'a> {
         };
         let computed = self.stream.gradients(batch, &self.trainer, &knobs, &mut |phase| enter(phase));
         let (mut gradients, upload_wait_ms) = computed?;
-        // By batch: a rollback passes over what it struck.
+        // By batch, because a rollback skips the batches that the fault struck.
         let number = step + self.trainer.state.skipped_batches;
         if fault.as_ref().is_some_and(|fault| fault.poisons(rank, number)) {
             gradients.poison();
         }
-        // The next batch is asked for before ranks agree on this step, so that they agree on it as well.
+        // The next batch is fetched before ranks agree on this step, so that they agree on it as well.
         enter("data");
         let waiting = Instant::now();
         let next = match step + 1 == self.plan.total_steps {
@@ -238,20 +238,20 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Whether the clock of rank 0 asks for a checkpoint.
+    /// Returns whether a checkpoint is due by the clock of rank 0.
     fn is_due(&self) -> bool {
         let minutes = self.plan.recipe.run.checkpoint_every_minutes;
         let is_first = self.trainer.topology().rank == 0;
         is_first && minutes > 0.0 && self.last_save.elapsed().as_secs_f64() >= 60.0 * minutes
     }
 
-    /// Starts to save, if there is something new; an earlier one is waited for.
+    /// Starts a checkpoint, if there is something new, after waiting for an earlier one.
     fn save(&mut self) -> Result<(), TrainError> {
         if self.saved_step == self.trainer.state.step {
             return Ok(());
         }
         self.finish_saving()?;
-        // A checkpoint would make a folder where nobody looks for one.
+        // A checkpoint would create the folder anew, where nobody expects it.
         let there = workdir::check(self.job.workdir, self.lock.as_ref());
         // All ranks write, or none does.
         let gone = vec![f64::from(u8::from(there.is_err()))];
@@ -266,7 +266,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Waits until the checkpoint in flight is whole.
+    /// Waits until the checkpoint in flight is complete.
     fn finish_saving(&mut self) -> Result<(), TrainError> {
         if self.saver.is_busy() {
             self.pulse.enter(self.trainer.state.step, "checkpoint");
@@ -277,7 +277,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Goes back to the newest checkpoint and passes over the batches since then.
+    /// Goes back to the newest checkpoint and skips the batches since then.
     fn roll_back(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         self.finish_saving()?;
         let state_device = self.trainer.state_device().clone();
@@ -309,7 +309,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Some rank was asked to stop or has no batch: what was learned is saved by all.
+    /// Ends the run because some rank was asked to stop or has no batch, after all ranks have saved.
     fn end_early(
         &mut self,
         next: Next,
@@ -344,7 +344,7 @@ impl<'a> Run<'a> {
         Ok(std::mem::replace(&mut self.trainer.comm, Comm::solo()).finish()?)
     }
 
-    /// All steps are taken: what has failed since the last vote is told before ranks part.
+    /// Ends the run after all steps: ranks exchange failures since the last vote, and then leave.
     fn finish(&mut self) -> Result<Outcome, TrainError> {
         let failed = f64::from(u8::from(self.failure.is_some()));
         let n_failed = self.trainer.comm.all_reduce("the last word", vec![failed], Reduction::Sum)?[0];
@@ -356,7 +356,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Ends with an error that all ranks have found alike.
+    /// Ends the run with an error that all ranks have in common.
     fn end_together<T>(&mut self, error: TrainError) -> Result<T, TrainError> {
         // Launchers are easier on ranks that have taken leave of one another.
         let _ = self.leave();

@@ -1,4 +1,4 @@
-//! Whether a run goes on, has ended or has died, as its work directory tells anybody who looks.
+//! State of a run, such as running, finished or dead, as its work directory shows it to any reader.
 
 use std::fmt;
 use std::path::Path;
@@ -9,38 +9,38 @@ use crate::checkpoint::steps;
 use crate::error::TrainError;
 use crate::recipe::plan::Plan;
 
-/// How a run is.
+/// State of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// Its ranks live.
+    /// The ranks are alive.
     Running,
     /// All steps are taken.
     Finished,
-    /// It was asked to stop; the same command continues.
+    /// The run was asked to stop; the same command continues it.
     Stopped,
-    /// A rank gave up, for the reason that it left.
+    /// A rank gave up, for the reason that it recorded.
     Failed(String),
-    /// A rank has ended without a word, or says nothing any more.
+    /// A rank has ended without notice, or its heartbeat has stopped.
     Died(String),
-    /// No rank has ever lived here, as far as can be seen.
+    /// No rank has written a heartbeat yet.
     NotStarted,
 }
 
 /// A run as its work directory shows it.
 #[derive(Debug, Clone)]
 pub struct Status {
-    /// How it is.
+    /// State of the run.
     pub state: State,
     /// Steps taken, as far as is known.
     pub step: u64,
-    /// The plan that it follows.
+    /// Plan of the run.
     pub plan: Plan,
-    /// The plan as text, without secrets, whatever an older release has written.
+    /// Plan as text, without secrets, even if an older release has written some.
     pub plan_toml: String,
 }
 
 impl Status {
-    /// Reads the status of the run in `workdir`. Nothing is locked or written, so that a run never notices.
+    /// Reads the status of the run in `workdir`. Nothing is locked or written, so the run is not disturbed.
     ///
     /// # Errors
     /// [`TrainError::NoRun`] where there is none, [`TrainError::Recipe`] for a run of another release,
@@ -61,12 +61,12 @@ impl Status {
     }
 }
 
-/// What the heartbeats of a run that has not taken all steps mean.
+/// State of a run with steps left, from its heartbeats.
 fn state(beats: &[Heartbeat]) -> State {
     let Some(first) = beats.first() else { return State::NotStarted };
     let reason =
         |beat: &Heartbeat| Some((beat.by_itself, format!("rank {}: {}", beat.rank, beat.reason.clone()?)));
-    // Who left for the loss of another is not to blame.
+    // A rank that left because it lost another one is not to blame.
     if let Some((_, reason)) = beats.iter().filter_map(reason).max_by_key(|(by_itself, _)| *by_itself) {
         return State::Failed(reason);
     }
@@ -84,7 +84,7 @@ fn state(beats: &[Heartbeat]) -> State {
 }
 
 impl State {
-    /// In one word: `running`.
+    /// Name of the state, such as `running`.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Running => "running",

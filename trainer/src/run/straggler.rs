@@ -1,12 +1,12 @@
-//! Which ranks hold the others up.
+//! Detection of ranks that slow the others down.
 
 use ranks::EngineError;
 use ranks::communicator::Comm;
 
-/// A rank is late when it is busy for this many times as long as the median.
+/// Multiple of the median busy time above which a rank is late.
 const LATE: f64 = 1.3;
 
-/// Differences below this are noise.
+/// Milliseconds above the median below which a difference is noise.
 const LEAST_MS: f64 = 50.0;
 
 /// Compares ranks at logged steps.
@@ -15,18 +15,18 @@ pub(crate) struct Stragglers {
     n_looks: u64,
 }
 
-/// What a comparison says.
+/// Result of a comparison.
 #[derive(Debug, Default)]
 pub(crate) struct Lateness {
-    /// For the metrics.
+    /// Values for the metrics.
     pub(crate) row: Vec<(String, f64)>,
-    /// For people.
+    /// Warnings for people.
     pub(crate) warnings: Vec<String>,
 }
 
 impl Stragglers {
-    /// Compares how long ranks were busy in `step`, waiting for others aside. All ranks call it. The first
-    /// time is not judged: it holds what happens once.
+    /// Compares how long ranks were busy in `step`, without waiting for others. All ranks call it. The first
+    /// time is not judged: it includes one-time work.
     pub(crate) fn look(
         &mut self,
         comm: &Comm,
@@ -61,7 +61,7 @@ fn judge(step: u64, times: &mut [(usize, f64, f64)]) -> Lateness {
     let late = |(_, busy, _): &&(usize, f64, f64)| *busy > LATE * median && *busy > median + LEAST_MS;
     let say = |(rank, busy, data): &(usize, f64, f64)| {
         format!(
-            "step {step}: rank {rank} holds the others up: busy for {busy:.0} ms, {data:.0} of them waiting for \
+            "step {step}: rank {rank} slows the others down: busy for {busy:.0} ms, {data:.0} of them waiting for \
              data, where the median is {median:.0}"
         )
     };

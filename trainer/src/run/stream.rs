@@ -17,7 +17,7 @@ use crate::schedule::Knobs;
 use crate::step::upload::{Upload, Uploads};
 use crate::step::{Gradients, Trainer};
 
-/// What the next step has to work with.
+/// Input of the next step, or the reason for its absence.
 pub(super) enum Next {
     Batch(Arrival),
     /// The run was asked to stop while it waited.
@@ -25,7 +25,7 @@ pub(super) enum Next {
     Failed(TrainError),
 }
 
-/// A batch that is there, or on its way to the device.
+/// A batch in host memory, or on its way to the device.
 pub(super) enum Arrival {
     Here(Batch),
     Sent(Upload),
@@ -34,12 +34,12 @@ pub(super) enum Arrival {
 /// The batches of one rank.
 pub(super) struct Stream {
     pool: BatchPool<ShardSource>,
-    /// Where it computes on another device than the CPU.
+    /// Uploads to a device other than the CPU.
     uploads: Option<Uploads>,
 }
 
 impl Stream {
-    /// Batches from where the state stands.
+    /// Opens the batches that follow the state of `trainer`.
     pub(super) fn open(job: &Job<'_>, plan: &Plan, trainer: &Trainer) -> Result<Self, TrainError> {
         let uploads = (job.device != Device::flex()).then(|| Uploads::start(trainer.uplink()));
         let uploads = uploads.transpose()?;
@@ -59,8 +59,8 @@ impl Stream {
         }
     }
 
-    /// Forwards and backwards on a batch, whose memory is then used again; and the milliseconds that were spent
-    /// waiting for it to be sent.
+    /// Runs forward and backward passes on a batch and recycles its memory. Also returns the milliseconds that were spent
+    /// waiting for the upload.
     pub(super) fn gradients(
         &self,
         arrival: Arrival,
@@ -89,7 +89,7 @@ impl Stream {
 fn open_pool(job: &Job<'_>, plan: &Plan, trainer: &Trainer) -> Result<BatchPool<ShardSource>, TrainError> {
     let topology = trainer.topology();
     let share = Share::new(topology.data_rank(), topology.world_size, plan.recipe.optim.batch_size)?;
-    // Each rank notes what it has met; ranks on other machines could not append to one file.
+    // Each rank records its bad samples in its own file; ranks on other machines could not append to one.
     let name = match topology.rank {
         0 => "quarantine.jsonl".to_string(),
         rank => format!("quarantine-{rank:05}.jsonl"),

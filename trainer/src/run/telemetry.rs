@@ -1,4 +1,4 @@
-//! What a run writes of itself: one JSON row a logged step, and TensorBoard events beside it.
+//! Records of a run: one JSON row per logged step, and TensorBoard events beside it.
 
 use std::fs;
 use std::fs::{File, OpenOptions};
@@ -15,10 +15,10 @@ use super::health::Concern;
 use crate::error::TrainError;
 use crate::recipe::plan::Plan;
 
-/// One row a logged step.
+/// File with one row per logged step.
 pub const METRICS: &str = "metrics.jsonl";
 
-/// What the run has warned of.
+/// File with the warnings of the run.
 pub const WARNINGS: &str = "warnings.jsonl";
 
 /// Writer of `metrics.jsonl`, `warnings.jsonl` and of the events.
@@ -32,17 +32,17 @@ pub struct Telemetry {
 /// A line of `warnings.jsonl`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Warning {
-    /// The step that it is about, counted from 0.
+    /// Step that the warning is about, counted from 0.
     pub step: u64,
-    /// What it is about.
+    /// Subject of the warning.
     pub concern: Concern,
-    /// In words.
+    /// Message in words.
     pub message: String,
 }
 
 impl Telemetry {
-    /// Opens the files of `workdir` for a run that goes on at `next_step`. Rows from there on, which a killed run may have
-    /// left beyond its last checkpoint, are taken out, and so are warnings of a killed run: they will be written again.
+    /// Opens the files of `workdir` for a run that continues at `next_step`. Rows from there on, which a killed run may have
+    /// left beyond its last checkpoint, are removed, and so are warnings of a killed run: they will be written again.
     /// Warnings of a run that goes back by itself stay, because they say why.
     ///
     /// # Errors
@@ -52,7 +52,7 @@ impl Telemetry {
         Self::go_back(workdir, next_step)
     }
 
-    /// As [`Telemetry::open`], of a run that goes back by itself.
+    /// Opens the files like [`Telemetry::open`], for a run that goes back by itself: its warnings stay.
     ///
     /// # Errors
     /// [`TrainError::Io`].
@@ -61,7 +61,7 @@ impl Telemetry {
         Self::append(workdir)
     }
 
-    /// Opens the files of `workdir` to add to them, whoever else does.
+    /// Opens the files of `workdir` for appending, even if other processes append as well.
     ///
     /// # Errors
     /// [`TrainError::Io`].
@@ -92,12 +92,12 @@ impl Telemetry {
         self.file.write_all(line.as_bytes()).map_err(|error| TrainError::io("write", &self.path, error))
     }
 
-    /// Writes the plan for TensorBoard: as it stands, and the values of its recipe as hyperparameters.
+    /// Writes the plan for TensorBoard: as text, and the values of its recipe as hyperparameters.
     ///
     /// # Errors
     /// [`TrainError::Io`].
     pub(crate) fn write_plan(&mut self, step: u64, plan: &Plan) -> Result<(), TrainError> {
-        // Indented, it is shown as it stands.
+        // Indented text is shown verbatim.
         let lines: String = plan.to_toml().lines().map(|line| format!("    {line}\n")).collect();
         self.events.text(step, "plan", &lines)?;
         self.events.hyperparameters(&plan.recipe.values())
@@ -119,8 +119,8 @@ impl Telemetry {
     }
 }
 
-/// Takes the rows of the JSON lines in `path` from `next_step` on away. Rows that cannot be read go into a file beside it,
-/// except for a last one without an end, which a killed run leaves.
+/// Removes the rows of the JSON lines in `path` from `next_step` on. Rows that cannot be read are moved into a file beside
+/// it, except for an unfinished last one, which a killed run leaves.
 fn cut(path: &Path, next_step: u64) -> Result<(), TrainError> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,

@@ -1,4 +1,4 @@
-//! The folder of a run, and whose it is.
+//! The work directory of a run, and the check that the run owns it.
 
 use std::fs;
 use std::fs::{File, TryLockError};
@@ -14,21 +14,21 @@ use crate::error::TrainError;
 use crate::recipe::compare::{difference, with_length_of};
 use crate::recipe::plan::Plan;
 
-/// The file that the rank 0 of a run holds.
+/// Name of the file that rank 0 of a run keeps locked.
 const LOCK: &str = ".lock";
 
-/// Differences that a start may have from the run that it continues.
+/// Allowed differences between a start and the run that it continues.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Exceptions {
     /// Whether the run may become longer.
     pub(crate) lengthen: bool,
-    /// The step of the checkpoint that another run has left as the beginning of this one.
+    /// Step of the checkpoint that another run has left as the beginning of this one.
     pub(crate) forked_step: Option<u64>,
 }
 
-/// Makes `workdir`, or checks that it belongs to this plan: by plan.toml, and by the newest checkpoint of the run, whatever
-/// has become of plan.toml. Returns the plan to follow: where the recipe leaves the number of workers open, a run goes on with
-/// the number that it started with.
+/// Writes the plan into `workdir`, or checks that it belongs to this plan: by plan.toml, and by the newest checkpoint of the
+/// run, even if plan.toml is missing. Returns the plan to follow: where the recipe leaves the number of workers open, a run
+/// continues with the number that it started with.
 fn claim(
     workdir: &Path,
     plan: &Plan,
@@ -52,7 +52,7 @@ fn claim(
                 there.total_steps, plan.total_steps
             ));
         }
-        // Of a run that becomes longer, its length may differ.
+        // The length of a run that becomes longer may differ.
         let known = if longer { with_length_of(there, &plan) } else { there.clone() };
         compare(workdir, &known, &plan)?;
         continue_as(&mut plan, there, warn);
@@ -71,14 +71,14 @@ fn claim(
     Ok(plan)
 }
 
-/// The plan of the newest checkpoint that can be read, and its step, but for the one that another run has left.
+/// Returns the plan of the newest readable checkpoint, and its step, unless another run has left that checkpoint.
 fn newest_plan(workdir: &Path, forked_step: Option<u64>) -> Option<(u64, Plan)> {
     let readable = |(_, path): &(u64, PathBuf)| Checkpoint::read(path).ok();
     let manifest = steps(&workdir.join("checkpoints")).iter().rev().find_map(readable)?.manifest;
     (forked_step != Some(manifest.step)).then_some((manifest.step, manifest.plan))
 }
 
-/// Checks that `plan` is the one that is `known` in `workdir`.
+/// Checks that `plan` equals `known`, the plan of `workdir`.
 fn compare(workdir: &Path, known: &Plan, plan: &Plan) -> Result<(), TrainError> {
     if known.views_version != plan.views_version {
         return Err(TrainError::OtherViews { workdir: workdir.to_path_buf() });
@@ -93,7 +93,7 @@ fn compare(workdir: &Path, known: &Plan, plan: &Plan) -> Result<(), TrainError> 
     }
 }
 
-/// Takes over the number of workers of the run that is `there`, and warns of what makes results differ by rounding.
+/// Takes over the number of workers of the run `there`, and warns of changes that make results differ by rounding.
 fn continue_as(plan: &mut Plan, there: &Plan, warn: &mut dyn FnMut(&str)) {
     if plan.recipe.run.workers == 0 && plan.world_size == there.world_size {
         plan.n_workers = there.n_workers;
@@ -112,7 +112,7 @@ fn continue_as(plan: &mut Plan, there: &Plan, warn: &mut dyn FnMut(&str)) {
     }
 }
 
-/// The plan of the run in `workdir`, as text and as it is read; `None` if there is none.
+/// Reads the plan of the run in `workdir`, as text and parsed; `None` if there is none.
 ///
 /// # Errors
 /// [`TrainError::Io`], and [`TrainError::Recipe`] for a plan of another release.
@@ -140,7 +140,7 @@ fn plan_path(workdir: &Path) -> PathBuf {
     workdir.join("plan.toml")
 }
 
-/// Keeps other runs out of `workdir` for as long as the file is held. Nothing where the file system knows no
+/// Locks `workdir` against other runs for as long as the file is held. `None` where the file system does not support
 /// locks.
 ///
 /// # Errors
@@ -156,7 +156,7 @@ fn lock(workdir: &Path) -> Result<Option<File>, TrainError> {
     }
 }
 
-/// Whether `workdir` is still the folder whose lock rank 0 holds, and has its plan.
+/// Checks that `workdir` is still the folder whose lock rank 0 holds, and has its plan.
 ///
 /// # Errors
 /// [`TrainError::WorkdirGone`].
@@ -170,7 +170,7 @@ pub(super) fn check(workdir: &Path, lock: Option<&File>) -> Result<(), TrainErro
     }
 }
 
-/// [`lock`] and [`claim`] by rank 0 for all. All ranks call it. The lock holds as long as the file does.
+/// Runs [`lock`] and [`claim`] on rank 0 for all. All ranks call it. The lock is held as long as the file is.
 ///
 /// # Errors
 /// Errors of both on rank 0; [`TrainError::RanksDiffer`] where a rank was given another recipe or sees

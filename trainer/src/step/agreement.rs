@@ -1,4 +1,4 @@
-//! What ranks agree on at the end of a step, in one small all-reduce: loss, gauges, norms and votes.
+//! Agreement of ranks at the end of a step, in one small all-reduce: loss, gauges, norms and votes.
 
 use ranks::EngineError;
 use ranks::communicator::Comm;
@@ -7,22 +7,22 @@ use ranks::fixed::{Fixed, N_LIMBS};
 
 use crate::method::Gauges;
 
-/// What a rank has to say to the others at the end of a step; numbers of ranks once they have agreed.
+/// Votes of a rank at the end of a step; numbers of ranks once they have agreed.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Votes {
-    /// It was asked to stop.
+    /// The rank was asked to stop.
     pub stop: f64,
-    /// It cannot go on: it has no batch, or what only this rank does has failed.
+    /// The rank cannot continue: it has no batch, or something that only this rank does has failed.
     pub failed: f64,
-    /// Its share of the checkpoint that is being written is on disk.
+    /// The rank's part of the checkpoint in flight is on disk.
     pub saved: f64,
-    /// That share could not be written.
+    /// The rank's part of the checkpoint in flight could not be written.
     pub save_failed: f64,
-    /// By its clock it is time for a checkpoint.
+    /// A checkpoint is due by the rank's clock.
     pub due: f64,
 }
 
-/// What all ranks know.
+/// Values that all ranks have agreed on.
 pub(super) struct Agreed {
     pub(super) loss: f64,
     pub(super) gauges: Gauges,
@@ -32,13 +32,13 @@ pub(super) struct Agreed {
 }
 
 impl Agreed {
-    /// Whether loss and gradients are finite on all ranks: a sum of squares is finite only if every gradient is.
+    /// Returns whether loss and gradients are finite on all ranks: a sum of squares is finite only if every gradient is.
     pub(super) fn is_finite(&self) -> bool {
         self.loss.is_finite() && self.squares.iter().all(|square| square.is_finite())
     }
 }
 
-/// Adds up what ranks have. Replicas hold the same shards, whose squares count once; a gradient that is not finite
+/// Sums the values of all ranks. Replicas hold the same shards, whose squares count once; a gradient that is not finite
 /// counts on every rank.
 pub(super) fn agree(
     comm: &Comm,

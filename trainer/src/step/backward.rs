@@ -1,4 +1,4 @@
-//! The trained network's way back through its backbone.
+//! The trained network's backward pass through its backbone.
 
 use burn_tensor::Tensor;
 use ranks::EngineError;
@@ -9,17 +9,17 @@ use super::pass::{Passes, SlicedGrads, UnitDraws, UnitTape};
 use super::sharded::ShardedNet;
 use super::tape::Gathered;
 
-/// What the way back begins with.
+/// Inputs of the backbone's backward pass.
 pub(super) struct AtFeatures<'a> {
-    /// By unit, with the gathered weights where they stay.
+    /// Tapes by unit, with the gathered weights where they stay.
     pub(super) tape: Vec<(UnitTape<'a>, Option<Tensor<1>>)>,
     /// Gradients at the backbone's features, by micro-batch.
     pub(super) grads: Vec<SlicedGrads>,
-    /// How gradients travel.
+    /// Type in which gradients are sent.
     pub(super) wire: Wire,
 }
 
-/// Sends the flat gradients of the backbone's units on their way, from the last unit on.
+/// Computes the flat gradients of the backbone's units, from the last unit on, and starts their reductions.
 ///
 /// # Errors
 /// [`EngineError`].
@@ -33,7 +33,7 @@ pub(super) fn backward<'a>(
 ) -> Result<(), EngineError> {
     for number in (0..trained.net.backbone.len()).rev() {
         let shard = &trained.shards[number];
-        // The forward pass has left one for every unit.
+        // The forward pass leaves a tape for every unit.
         let (of_unit, flat) = tape.pop().expect("a tape for every unit");
         let flat = match flat {
             Some(flat) => flat,

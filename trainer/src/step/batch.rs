@@ -1,4 +1,4 @@
-//! A rank's share of a batch: micro-batches, and the slices of each that workers take.
+//! A rank's share of a batch: micro-batches, and the slices of each that workers process.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use ranks::topology::Topology;
 
 use crate::method::network::Sight;
 
-/// Features of some images, by size of view.
+/// Features of some images, by view size.
 pub(crate) type Groups = Vec<Features>;
 
 /// Gradients of [`Groups`].
@@ -21,7 +21,7 @@ pub(crate) type GroupGrads = Vec<FeatureGrads>;
 pub(crate) struct FeatureGrads {
     /// Gradient with respect to the features themselves.
     pub(crate) x: Tensor<3>,
-    /// Gradient with respect to what goes around, where something does.
+    /// Gradient with respect to the skip connection, where there is one.
     pub(crate) skip: Option<Tensor<3>>,
 }
 
@@ -34,23 +34,23 @@ impl From<Tensor<3>> for FeatureGrads {
 /// Numbers of a micro-batch's images, by slice.
 pub(crate) type SlicedImages = Vec<Vec<usize>>;
 
-/// A micro-batch: one slice a worker.
+/// A micro-batch: one slice per worker.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct MicroBatch {
-    /// In the order of their images.
+    /// Slices in the order of their images.
     pub(crate) slices: Vec<Groups>,
 }
 
-/// How the images of a rank's share are spread over micro-batches.
+/// Distribution of the images of a rank's share over micro-batches.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Share {
-    /// Micro-batches of this rank.
+    /// Number of micro-batches of this rank.
     pub(crate) n_micro_batches: usize,
     pub(crate) topology: Topology,
 }
 
 impl MicroBatch {
-    /// The views of `sees`.
+    /// Selects the views of `sees`.
     pub(crate) fn seen(&self, sees: &[Sight]) -> Self {
         let as_seen = |groups: &Groups, sight: &Sight| {
             let mut group = groups[sight.size].clone();
@@ -68,7 +68,7 @@ impl MicroBatch {
         }
     }
 
-    /// The whole micro-batch.
+    /// Joins the slices into the whole micro-batch.
     pub(crate) fn joined(&self) -> Groups {
         let n_groups = self.slices.first().map_or(0, Vec::len);
         let join = |group: usize| {
@@ -84,7 +84,7 @@ impl MicroBatch {
         (0..n_groups).map(join).collect()
     }
 
-    /// Gradients of the whole micro-batch, by slice.
+    /// Cuts gradients of the whole micro-batch into slices.
     pub(crate) fn sliced(&self, grads: Vec<Tensor<3>>) -> Vec<GroupGrads> {
         let mut starts = vec![0; grads.len()];
         let of_slice = |groups: &Groups| {
@@ -107,7 +107,7 @@ impl Share {
         (number..n_images).step_by(self.n_micro_batches).collect()
     }
 
-    /// The images of each micro-batch, by the slices that `workers` take.
+    /// The images of each micro-batch, by the slices that `workers` process.
     pub(crate) fn slices(&self, workers: &Workers, n_images: usize) -> Vec<SlicedImages> {
         let of_batch = |number| {
             let images = self.images(number, n_images);

@@ -1,4 +1,4 @@
-//! How steps are taken.
+//! Configuration of the training step.
 
 use networks::patches::PixelInput;
 use ranks::topology::{Sharding, Topology};
@@ -6,26 +6,26 @@ use ranks::topology::{Sharding, Topology};
 use super::batch::Share;
 use super::precision::Precision;
 
-/// How steps are taken.
+/// Configuration of the training step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepConfig {
     /// Seed of the run, for initial weights and drop-path.
     pub seed: u64,
-    /// How pixels reach the first unit.
+    /// Conversion of pixels into the input of the first unit.
     pub input: PixelInput,
-    /// Units of the backbone, from the last on, that keep their graph.
+    /// Number of backbone units, counted from the last, that keep their graph.
     pub n_kept_graphs: usize,
-    /// Worker threads.
+    /// Number of worker threads.
     pub n_workers: usize,
     /// Micro-batches of a global batch, N; a multiple of the number of ranks.
     pub n_micro_batches: usize,
     /// Groups of micro-batches that share statistics over the batch.
     pub n_stat_groups: usize,
-    /// What is cut over ranks.
+    /// Data that is sharded over ranks.
     pub sharding: Sharding,
-    /// Whether the shards lie in the host's memory, whatever computes.
+    /// Whether the shards are in host memory, whichever device computes.
     pub offload: bool,
-    /// How weights and gradients travel, and what is computed with them.
+    /// Data types of computation, and of the weights and gradients that are sent.
     pub precision: Precision,
 }
 

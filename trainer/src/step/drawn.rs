@@ -1,4 +1,4 @@
-//! Everything random of a step, drawn before it: masks of patches, and branches that are dropped.
+//! Random numbers of a step, drawn before it: masks of patches, and branches that are dropped.
 
 use networks::drop_path::Drawing;
 use networks::patches::PixelInput;
@@ -18,12 +18,12 @@ pub(super) struct Drawn<'a> {
     /// Images of each micro-batch, by slice.
     pub(super) slices: Vec<SlicedImages>,
     pub(super) share: Share,
-    /// Images of all ranks.
+    /// Number of images of all ranks.
     pub(super) batch_size: usize,
 }
 
 impl Drawn<'_> {
-    /// Marks the cells that the method masks, in `batches` by the way in which pixels reach networks.
+    /// Marks the cells that the method masks in `batches`, which are listed by pixel input.
     pub(super) fn mask(&self, batches: &mut [Vec<MicroBatch>], inputs: &[PixelInput]) {
         let Some(rule) = self.method.masks() else { return };
         let group = self.method.views().groups()[rule.size];

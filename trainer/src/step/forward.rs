@@ -1,5 +1,5 @@
-//! The forward passes of a step: networks without gradients without a graph, the trained one with what the way back
-//! needs.
+//! The forward passes of a step: without a graph for networks without gradients, with the data of the backward pass for the
+//! trained one.
 
 use burn_tensor::Tensor;
 use networks::features::Outputs;
@@ -12,31 +12,31 @@ use super::net::Net;
 use super::pass::{Passes, UnitDraws, UnitTape, over_groups};
 use super::sharded::{Observation, ShardedNet};
 
-/// The forward pass of a network without gradients.
+/// Results of the forward pass of a network without gradients.
 pub(super) struct Inferred {
-    /// Its outputs, by micro-batch.
+    /// Outputs of the network, by micro-batch.
     pub(super) outputs: Vec<Outputs>,
     pub(super) observations: Vec<Observation>,
 }
 
-/// The trained network's way through its backbone.
+/// Results of the trained network's forward pass through its backbone.
 pub(super) struct TrainedPass<'a> {
-    /// Its features.
+    /// Features of the backbone, by micro-batch.
     pub(super) batches: Vec<MicroBatch>,
-    /// By unit, with the gathered weights where they stay.
+    /// Tapes by unit, with the gathered weights where they stay.
     pub(super) tape: Vec<(UnitTape<'a>, Option<Tensor<1>>)>,
     pub(super) observations: Vec<Observation>,
 }
 
-/// What a unit keeps until its backward pass.
+/// Data that a unit keeps until its backward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Keeps {
     pub(super) graph: bool,
     pub(super) weights: bool,
 }
 
-/// The outputs of a network without gradients for the sizes of views that it sees, by micro-batch of `n_images`.
-/// `passes` take micro-batches through its backbone and through its heads, for all sizes of views.
+/// Computes the outputs of a network without gradients for the view sizes that it sees, by micro-batch of `n_images`.
+/// `passes` take micro-batches through its backbone and through its heads, for all view sizes.
 pub(super) fn infer(
     network: ShardedNet<'_>,
     batches: &[MicroBatch],
@@ -67,7 +67,7 @@ pub(super) fn infer(
     Ok(Inferred { outputs: heads.outputs(inputs, &flats, n_images), observations })
 }
 
-/// The trained network through its backbone. `keeps` says whether a unit keeps its graph and its gathered weights.
+/// Runs the trained network through its backbone. `keeps` says whether a unit keeps its graph and its gathered weights.
 pub(super) fn forward<'a>(
     network: ShardedNet<'a>,
     mut batches: Vec<MicroBatch>,

@@ -22,19 +22,19 @@ pub(super) type Flats = BTreeMap<usize, Tensor<1>>;
 /// Parameters of heads' units, by number.
 pub(super) type HeadLeaves<'a> = BTreeMap<usize, Leaves<'a>>;
 
-/// What the graph of a micro-batch begins with.
+/// Inputs of a micro-batch's graph.
 #[derive(Clone)]
 pub(super) struct GraphInput {
-    /// What the backbone gives, by size of view.
+    /// Features of the backbone, by view size.
     pub(super) features: Groups,
-    /// What the staged units of heads give, by head and size of view.
+    /// Outputs of the heads' staged units, by head and view size.
     pub(super) staged: BTreeMap<&'static str, Groups>,
 }
 
 /// A head's staged units after their forward pass.
 pub(super) struct StagedHead<'a> {
     pub(super) placed: Placed<'a>,
-    /// What they give.
+    /// Outputs of the units, by micro-batch.
     pub(super) batches: Vec<MicroBatch>,
     tape: Vec<UnitTape<'a>>,
 }
@@ -44,7 +44,7 @@ pub(super) struct StagedHead<'a> {
 pub(super) struct HeadPass<'a>(pub(super) ShardedNet<'a>);
 
 impl<'a> HeadPass<'a> {
-    /// The weights of the heads' units. The next gather is sent for unless statistics are to come first.
+    /// Gathers the weights of the heads' units. The next gather is submitted unless statistics must come first.
     pub(super) fn gather(&self, gathers: &mut Gathers<'_>) -> Result<Flats, EngineError> {
         let mut flats = Flats::new();
         let mut has_stages = false;
@@ -62,7 +62,7 @@ impl<'a> HeadPass<'a> {
         Ok(flats)
     }
 
-    /// Puts the parameters of heads' units where their methods keep them, and gives their new values.
+    /// Applies the constraints of heads' units to their parameters, and returns the new values.
     pub(super) fn constrain(&self, flats: &mut Flats) -> Vec<Observation> {
         let mut observations = Vec::new();
         for (&unit, flat) in flats {
@@ -80,7 +80,7 @@ impl<'a> HeadPass<'a> {
         observations
     }
 
-    /// The trained network's staged units, head by head, from the backbone's features.
+    /// Runs the trained network's staged units, head by head, on the backbone's features.
     pub(super) fn staged(
         &self,
         features: &[MicroBatch],
@@ -110,7 +110,7 @@ impl<'a> HeadPass<'a> {
         Ok(heads)
     }
 
-    /// The staged units of a network without gradients, of which nothing is kept: the inputs of its heads' other units,
+    /// Runs the staged units of a network without gradients, and keeps nothing. Returns the inputs of its heads' other units,
     /// by micro-batch.
     pub(super) fn staged_without_graph(
         &self,
@@ -148,9 +148,9 @@ impl<'a> HeadPass<'a> {
         Ok(inputs)
     }
 
-    /// The way back through all staged units, from the last head to the first. `grads` are the gradients at the outputs
-    /// of each head; gradients at the backbone's features are added to `at_features`. Gives the flat gradients by number
-    /// of the unit.
+    /// Runs the backward pass through all staged units, from the last head to the first. `grads` are the gradients at the
+    /// outputs of each head; gradients at the backbone's features are added to `at_features`. Returns the flat gradients by
+    /// number of the unit.
     pub(super) fn back_through_staged(
         &self,
         mut heads: Vec<StagedHead<'a>>,
@@ -186,7 +186,7 @@ impl<'a> HeadPass<'a> {
         numbers.map(|number| (number, leaves(number))).collect()
     }
 
-    /// The output of the head `name` for vectors `[n, V, D]`, by its units in the graph.
+    /// Applies the head `name` to vectors `[n, V, D]`, by its units in the graph.
     pub(super) fn score(&self, name: &str, x: Tensor<3>, leaves: &HeadLeaves<'_>) -> Tensor<3> {
         let [n, v, d] = x.dims();
         let mut groups = vec![Features::vectors(x.reshape([n * v, 1, d]))];
@@ -201,7 +201,7 @@ impl<'a> HeadPass<'a> {
         by_image(&groups[0], n)
     }
 
-    /// What the heads make of `input`, by name and size of view.
+    /// Computes the outputs of the heads for `input`, by name and view size.
     pub(super) fn heads(
         &self,
         input: &GraphInput,
@@ -228,7 +228,7 @@ impl<'a> HeadPass<'a> {
         given.into_iter().map(|(name, groups)| (name, by_view(groups))).collect()
     }
 
-    /// Features with what the heads make of them, without a graph.
+    /// Returns the features and the outputs of the heads, without a graph.
     pub(super) fn outputs(&self, inputs: Vec<GraphInput>, flats: &Flats, n_images: usize) -> Vec<Outputs> {
         let leaves = self.leaves(flats, false);
         let of_batch = |input: GraphInput| {
@@ -239,7 +239,7 @@ impl<'a> HeadPass<'a> {
     }
 }
 
-/// What the graphs begin with, by micro-batch.
+/// Returns the inputs of the graphs, by micro-batch.
 pub(super) fn graph_inputs(features: &[MicroBatch], heads: &[StagedHead<'_>]) -> Vec<GraphInput> {
     let of_batch = |(number, batch): (usize, &MicroBatch)| {
         let of_head = |head: &StagedHead<'_>| (head.placed.head.name, head.batches[number].joined());
@@ -248,7 +248,7 @@ pub(super) fn graph_inputs(features: &[MicroBatch], heads: &[StagedHead<'_>]) ->
     features.iter().enumerate().map(of_batch).collect()
 }
 
-/// The staged head that `reads` names, if it reads one.
+/// Position of the staged head that `reads` names, if it names one.
 fn found(heads: &[StagedHead<'_>], reads: Reads) -> Option<usize> {
     reads.head().and_then(|name| heads.iter().position(|head| head.placed.head.name == name))
 }
@@ -261,7 +261,7 @@ fn read(reads: Reads, features: &[MicroBatch]) -> Vec<MicroBatch> {
     features.iter().map(of_batch).collect()
 }
 
-/// The gradients at the backbone's features, given those at what a head reads of them.
+/// Returns the gradients at the backbone's features, given the gradients at the part that a head reads.
 fn unread(reads: Reads, features: &[MicroBatch], grads: Vec<SlicedGrads>) -> Vec<SlicedGrads> {
     let of_group = |(group, grad): (&Features, FeatureGrads)| {
         let leaf = group.in_f32().map(|x| x.clone().autodiff().require_grad());
@@ -282,12 +282,12 @@ fn add_to(sums: &mut [SlicedGrads], grads: Vec<SlicedGrads>) {
     }
 }
 
-/// Heads draw nothing.
+/// Empty draws: heads use no random numbers.
 fn no_draws(batches: &[MicroBatch]) -> UnitDraws {
     batches.iter().map(|batch| vec![Draws::default(); batch.slices.len()]).collect()
 }
 
-/// The same features in f32.
+/// Converts features to f32.
 fn in_f32(groups: Groups) -> Groups {
     groups.iter().map(|group| group.in_f32()).collect()
 }

@@ -1,4 +1,4 @@
-//! Heads and loss of the trained network: one ordinary graph a micro-batch, behind the staged units of heads.
+//! Heads and loss of the trained network: one ordinary graph per micro-batch, behind the staged units of heads.
 
 use std::collections::BTreeMap;
 
@@ -18,15 +18,15 @@ use super::scalars::Scalars;
 use super::sharded::{Observation, ShardedNet};
 use crate::method::{BatchLoss, BatchOutputs, Method};
 
-/// What heads and loss leave.
+/// Results of heads and loss.
 pub(super) struct Scored {
-    /// This rank's share of loss and gauges.
+    /// Loss and gauges of this rank's micro-batches.
     pub(super) scalars: Scalars,
     /// Gradients at the backbone's outputs, by micro-batch.
     pub(super) grads: Vec<SlicedGrads>,
-    /// Values that the method wants after the step, by name.
+    /// Values that the method needs after the step, by name.
     pub(super) observed: Vec<(&'static str, Tensor<1>)>,
-    /// Where heads' parameters have been put before the step.
+    /// Values of heads' parameters that were constrained before the step.
     pub(super) constrained: Vec<Observation>,
     /// New values of heads' running parameters.
     pub(super) observations: Vec<Observation>,
@@ -34,26 +34,26 @@ pub(super) struct Scored {
     pub(super) trained: Vec<Outputs>,
 }
 
-/// What the loss of a step works with.
+/// Inputs of the loss of a step.
 pub(super) struct Scoring<'a> {
     /// The trained network.
     pub(super) network: ShardedNet<'a>,
     pub(super) method: &'a dyn Method,
     pub(super) peers: Peers<'a>,
-    /// What takes micro-batches through staged units of heads.
+    /// Passes that take micro-batches through staged units of heads.
     pub(super) passes: Passes<'a>,
     pub(super) step: u64,
     /// Images of a micro-batch.
     pub(super) n_images: usize,
-    /// How gradients of heads travel.
+    /// Type in which gradients of heads are sent.
     pub(super) wire: Wire,
 }
 
-/// Gradients that a micro-batch's graph gives.
+/// Gradients from the graph of a micro-batch.
 struct GraphGrads {
-    /// At the backbone's outputs.
+    /// Gradients at the backbone's outputs.
     features: SlicedGrads,
-    /// At what staged units give, by head.
+    /// Gradients at the outputs of staged units, by head.
     staged: Vec<SlicedGrads>,
     /// Gradients with respect to the parameters in the graph, by number of the unit.
     flats: Vec<Tensor<1>>,
@@ -64,7 +64,7 @@ impl<'a> Scoring<'a> {
         HeadPass(self.network)
     }
 
-    /// Loss, and its gradient at the backbone's outputs; gradients of the heads are on their way.
+    /// Computes the loss and its gradient at the backbone's outputs, and starts the reductions of the heads' gradients.
     pub(super) fn run(
         &self,
         batches: &[MicroBatch],
@@ -104,13 +104,13 @@ impl<'a> Scoring<'a> {
             reductions.push(&self.network.shards[number].layout.name, grad, self.wire);
         }
         let observed = loss.observed();
-        // What heads gave was for the loss alone.
+        // Outputs of heads are needed for the loss alone.
         let bare = |outputs: Outputs| Outputs { heads: BTreeMap::new(), ..outputs };
         let trained = trained.into_iter().map(bare).collect();
         Ok(Scored { scalars, grads, observed, constrained, observations, trained })
     }
 
-    /// The graph of micro-batch `number`, there and back.
+    /// Runs the graph of micro-batch `number` forwards and backwards.
     #[allow(clippy::too_many_arguments)]
     fn graph(
         &self,

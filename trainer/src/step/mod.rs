@@ -6,12 +6,12 @@
 //! head              heads and loss, ordinary autodiff, a micro-batch at a time → gradient at the backbone's output
 //! backward          the trained network, for each unit from the last: gather → vector-Jacobian product → reduce
 //! one small reduce  squared norms by clip group, loss, gauges, votes
-//! update            local: clip, optimizer on the flat shards, then the networks that follow
+//! update            local: clip, optimizer on the flat shards, then the followers
 //! ```
 //!
 //! A rank's share of a batch may be cut into micro-batches, which go through a unit one after another while it is
-//! gathered: a unit that runs again on the way back has the graph of one micro-batch at a time, and weights and
-//! gradients travel once a step whatever their number. The order of all gathers of a step is one list
+//! gathered: a unit that is recomputed in the backward pass has the graph of one micro-batch at a time, and weights and
+//! gradients are sent once a step whatever their number. The order of all gathers of a step is one list
 //! ([`Gathers`]), so that the next unit is on its way while one computes.
 
 mod agreement;

@@ -14,25 +14,25 @@ use crate::schedule::Knobs;
 
 /// All networks of a step.
 pub(crate) struct Nets {
-    /// In the order of their shards.
+    /// Networks in the order of their shards.
     pub(crate) list: Vec<Net>,
-    /// Number of the one that moves by gradient.
+    /// Number of the trained network.
     pub(crate) trained: usize,
-    /// How pixels reach first units, each way once.
+    /// Pixel inputs of the networks, each different one once.
     pub(crate) inputs: Vec<PixelInput>,
 }
 
 /// A network.
 pub(crate) struct Net {
-    /// Its name.
+    /// Name of the network.
     pub(crate) name: &'static str,
-    /// How its weights change.
+    /// Rule by which the weights change.
     pub(crate) moves: Moves,
-    /// The views that it sees.
+    /// Views that the network sees.
     pub(crate) sees: Vec<Sight>,
-    /// Number of the way in which pixels reach its first unit.
+    /// Number of the network's pixel input in [`Nets::inputs`].
     pub(crate) input: usize,
-    /// Units of its backbone.
+    /// Units of the backbone.
     pub(crate) backbone: Vec<Box<dyn Unit>>,
     heads: Vec<Head>,
     /// Units of each head that go through the passes of a step.
@@ -47,7 +47,7 @@ pub(crate) struct Listed<'a> {
     pub(crate) module: usize,
 }
 
-/// A head, and where its units are in the list of its network.
+/// A head, and the place of its units in the list of its network.
 #[derive(Clone, Copy)]
 pub(crate) struct Placed<'a> {
     pub(crate) head: &'a Head,
@@ -69,7 +69,7 @@ impl Placed<'_> {
 }
 
 impl Nets {
-    /// The networks of `specs`, which were checked, where `model` and `input` are the recipe's.
+    /// Creates the networks of `specs`, which were checked; `model` and `input` are the recipe's.
     pub(crate) fn new(specs: Vec<NetworkSpec>, model: &ModelConfig, input: PixelInput) -> Self {
         let mut inputs = Vec::new();
         let of_spec = |spec: NetworkSpec| {
@@ -87,7 +87,7 @@ impl Nets {
         Self { list, trained, inputs }
     }
 
-    /// The network that moves by gradient.
+    /// The trained network.
     pub(crate) fn trained(&self) -> &Net {
         &self.list[self.trained]
     }
@@ -97,7 +97,7 @@ impl Nets {
         self.list.iter().enumerate().filter(|(number, _)| *number != self.trained)
     }
 
-    /// The update of the trained network, of those that follow it, and then of those that follow these, in their order.
+    /// Updates the trained network, its followers, and then the followers of these, in their order.
     pub(super) fn update(
         &self,
         networks: &mut [NetworkState],
@@ -115,7 +115,7 @@ impl Nets {
             let Some((_, decay)) = follows(other).filter(|(of, _)| *of == trained) else { continue };
             for shard in &mut network.shards {
                 let unit = shards.iter().position(|leader| leader.layout.name == shard.layout.name);
-                // A follower's units are some of those that it follows: the list was checked.
+                // A follower's units are a subset of those of the network that it follows: the list was checked.
                 let unit = unit.expect("a unit of the network that is followed");
                 direct[unit].push(Follower { weights: &mut shard.weights, decay });
             }
@@ -146,7 +146,7 @@ impl Net {
         let backbone = spec.units(model);
         let NetworkSpec { name, heads, sees, moves, .. } = spec;
         let mut n_staged: Vec<usize> = heads.iter().map(Head::n_staged).collect();
-        // What a staged unit reads must have gone through the passes of the step as well.
+        // The input of a staged unit must have gone through the passes of the step as well.
         for reader in (0..heads.len()).rev().filter(|reader| heads[*reader].n_staged() > 0) {
             let mut reader = reader;
             while let Some(read) = heads[reader]
@@ -161,7 +161,7 @@ impl Net {
         Self { name, moves, sees, input, backbone, heads, n_staged }
     }
 
-    /// Numbers of the sizes of views that it sees.
+    /// Numbers of the view sizes that the network sees.
     pub(crate) fn sizes(&self) -> Vec<usize> {
         self.sees.iter().map(|sight| sight.size).collect()
     }
@@ -179,7 +179,7 @@ impl Net {
         self.units().nth(number).expect("numbers come from the list").unit
     }
 
-    /// Whether unit `number` belongs to the backbone.
+    /// Returns whether unit `number` belongs to the backbone.
     pub(crate) fn is_backbone(&self, number: usize) -> bool {
         number < self.backbone.len()
     }

@@ -1,12 +1,12 @@
-//! Micro-batches through a unit, stage by stage: without a graph, forwards, and backwards.
+//! Passes of micro-batches through a unit, stage by stage: without a graph, forwards, and backwards.
 //!
 //! Micro-batches go through a unit one after another while it is gathered, their slices on workers side by side.
 //! Between two stages the local sums are totaled over slices in sequence, over micro-batches in the order of the tree
-//! ([`ranks::ordered`]) and over ranks; on the way back the gradients at the totals are added up in the same
+//! ([`ranks::ordered`]) and over ranks; in the backward pass the gradients at the totals are added up in the same
 //! way, so that the vector-Jacobian product is that of the whole batch.
 //!
 //! A unit of several stages that does not keep its graph keeps its input and the totals, and runs again as a whole, for
-//! all micro-batches: no stage can go back before the next has done so for the whole batch.
+//! all micro-batches: no stage can run its backward pass before the next has done so for the whole batch.
 
 use burn_tensor::{DType, Tensor};
 use kernels::device::workers::Workers;
@@ -20,22 +20,22 @@ use ranks::peers::Peers;
 use super::batch::{GroupGrads, Groups, MicroBatch};
 use super::tape::{Beside, Gathered, InputGrads, Kept, OutputGrads};
 
-/// What takes micro-batches through units.
+/// Passes that take micro-batches through units.
 #[derive(Clone, Copy)]
 pub(crate) struct Passes<'p> {
     pub(crate) comm: &'p Comm,
     pub(crate) workers: &'p Workers,
-    /// Which of the sizes of views that pass share statistics.
+    /// Sets of view sizes that share statistics.
     pub(crate) sets: &'p StatSets,
     /// Groups of micro-batches that share statistics: number `p` is in group `p mod G`.
     pub(crate) n_stat_groups: usize,
-    /// What matrix products are computed in.
+    /// Data type of matrix products.
     pub(crate) compute: DType,
-    /// Whether each image is seen by itself, with running statistics, as in evaluation.
+    /// Whether each image is processed by itself, with running statistics, as in evaluation.
     pub(crate) evaluates: bool,
 }
 
-/// Called when a unit has no more statistics to send, so that what can wait for them may follow.
+/// Callback for a unit that has no more statistics to send, so that transfers that waited for them may follow.
 pub(crate) type Clear<'c> = &'c mut dyn FnMut() -> Result<(), EngineError>;
 
 /// Draws of a unit by micro-batch and slice.
@@ -47,27 +47,27 @@ pub(crate) type SlicedGrads = Vec<GroupGrads>;
 /// Local sums of a micro-batch by slice and set of statistics.
 type SlicedSums = Vec<Vec<Tensor<1>>>;
 
-/// Sums over the batch, by group of micro-batches and set of statistics; none before the first stage.
+/// Sums over the batch, by group of micro-batches and set of statistics; empty before the first stage.
 type Totals = Vec<Vec<Tensor<1>>>;
 
-/// What a unit's backward pass needs.
+/// Data that a unit's backward pass needs.
 pub(crate) enum UnitTape<'a> {
-    /// What each stage has kept.
+    /// Tapes of the stages.
     Stages(Vec<StageTape<'a>>),
-    /// What the unit was given: all of its stages run again.
+    /// Input of the unit, all of whose stages run again.
     Again {
-        /// By micro-batch.
+        /// Input by micro-batch.
         input: Vec<MicroBatch>,
-        /// By stage.
+        /// Totals by stage.
         totals: Vec<Totals>,
     },
 }
 
-/// What a stage's backward pass needs.
+/// Data that a stage's backward pass needs.
 pub(crate) struct StageTape<'a> {
-    /// By micro-batch and slice.
+    /// Kept data by micro-batch and slice.
     kept: Vec<Vec<Kept<'a>>>,
-    /// What it was given of the whole batch.
+    /// Totals over the whole batch that the stage was given.
     totals: Totals,
 }
 
@@ -82,7 +82,7 @@ impl UnitTape<'_> {
     }
 }
 
-/// Sums over groups, by set.
+/// Adds up totals over groups, by set.
 pub(crate) fn over_groups(totals: &Totals) -> Vec<Tensor<1>> {
     let add = |sums: Vec<Tensor<1>>, group: Vec<Tensor<1>>| -> Vec<Tensor<1>> {
         sums.into_iter().zip(group).map(|(sum, of_group)| sum + of_group).collect()
@@ -91,7 +91,7 @@ pub(crate) fn over_groups(totals: &Totals) -> Vec<Tensor<1>> {
 }
 
 impl<'p> Passes<'p> {
-    /// Through all stages without a graph; gives the totals that each stage was given as well. Without `draws` nothing
+    /// Runs all stages without a graph. Also returns the totals that each stage was given. Without `draws` nothing
     /// is dropped.
     ///
     /// # Errors
@@ -131,7 +131,7 @@ impl<'p> Passes<'p> {
         Ok((batches, given))
     }
 
-    /// Through all stages, with what the way back needs.
+    /// Runs all stages, and keeps the data of the backward pass.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -155,7 +155,7 @@ impl<'p> Passes<'p> {
         Ok((batches, UnitTape::Stages(stages)))
     }
 
-    /// Through all stages; `total` gives the totals of a stage's sums.
+    /// Runs all stages; `total` computes the totals of a stage's sums.
     fn stages<'a>(
         &self,
         unit: Gathered<'a, '_>,
@@ -192,8 +192,8 @@ impl<'p> Passes<'p> {
         Ok((batches, stages))
     }
 
-    /// Back through all stages. Gives the gradients of the unit's input, if they are wanted, and the flat gradient of
-    /// its parameters: summed over slices in sequence and over micro-batches in the order of the tree.
+    /// Runs the backward pass through all stages. Returns the gradients of the unit's input, if wanted, and the flat gradient
+    /// of its parameters: summed over slices in sequence and over micro-batches in the order of the tree.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -239,7 +239,7 @@ impl<'p> Passes<'p> {
         Ok((grads, params.flat(unit.layout)))
     }
 
-    /// The stages of `tape`; where only the unit's input was kept, they run again with the totals that they met.
+    /// Returns the stages of `tape`; where only the unit's input was kept, they run again with the totals of the first run.
     fn replayed<'a>(
         &self,
         unit: Gathered<'a, '_>,
@@ -260,19 +260,19 @@ impl<'p> Passes<'p> {
         Beside { stage, draws, totals, sets: self.sets, compute: self.compute }
     }
 
-    /// The group of this rank's micro-batch `number`.
+    /// Number of the group of this rank's micro-batch `number`.
     fn stat_group(&self, number: usize) -> usize {
         let topology = self.comm.topology();
         (number * topology.world_size + topology.data_rank()) % self.n_stat_groups
     }
 
-    /// What micro-batch `number` gets of `totals`.
+    /// Selects the part of `totals` for micro-batch `number`.
     fn of_batch<'t>(&self, totals: &'t Totals, number: usize) -> &'t [Tensor<1>] {
         totals.get(self.stat_group(number)).map_or(&[], Vec::as_slice)
     }
 
-    /// Sums over slices, micro-batches and ranks; `sums` are by micro-batch. All sets and groups travel together, so
-    /// that there is one collective: what belongs to another group is zero.
+    /// Sums over slices, micro-batches and ranks; `sums` are by micro-batch. All sets and groups are sent together, so
+    /// that there is one collective; entries of other groups are zero.
     fn totals(&self, unit: &str, sums: &[SlicedSums]) -> Result<Totals, EngineError> {
         let Some(first) = sums.first().and_then(|slices| slices.first()).filter(|sets| !sets.is_empty())
         else {
@@ -302,7 +302,7 @@ impl<'p> Passes<'p> {
     }
 }
 
-/// Features and sums by slice.
+/// Separates features and sums, by slice.
 fn parted(outputs: Vec<StageOutput>) -> (Vec<Groups>, SlicedSums) {
     outputs.into_iter().map(|output| (output.features, output.sums)).unzip()
 }

@@ -1,32 +1,32 @@
-//! Where the time of a step goes.
+//! Time of a step, by phase.
 
 use std::time::Instant;
 
 use burn_tensor::Device;
 
-/// Where a step's time went, in milliseconds of the host: a GPU works behind it, and is waited for where numbers
-/// come back: in the update, and in the head where ranks exchange them or KoLeo looks for neighbors.
-/// [`Trainer::time_phases`](crate::step::Trainer::time_phases) makes them the device's.
+/// Time of a step by phase, in milliseconds of the host. A GPU runs asynchronously, and the host waits for it where numbers
+/// come back: in the update, and in the head where ranks exchange them or neighbors are searched.
+/// [`Trainer::time_phases`](crate::step::Trainer::time_phases) makes them times of the device.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Phases {
-    /// Bytes to patch vectors.
+    /// Conversion of bytes to patch vectors.
     pub input_ms: f64,
-    /// Networks without gradients, such as an EMA teacher, forwards.
+    /// Forward passes of the networks without gradients, such as moving averages.
     pub targets_ms: f64,
-    /// The trained network's backbone, forwards.
+    /// Forward pass of the trained network's backbone.
     pub forward_ms: f64,
-    /// Heads and loss, forwards and backwards.
+    /// Forward and backward pass of heads and loss.
     pub head_ms: f64,
-    /// The trained network's backbone, backwards.
+    /// Backward pass of the trained network's backbone.
     pub backward_ms: f64,
-    /// Norms, optimizer, and the networks that follow.
+    /// Norms, optimizer and followers.
     pub update_ms: f64,
     /// Time of all phases spent waiting for other ranks.
     pub wait_ms: f64,
 }
 
 impl Phases {
-    /// The whole step.
+    /// Time of the whole step.
     pub fn total_ms(&self) -> f64 {
         self.input_ms + self.targets_ms + self.forward_ms + self.head_ms + self.backward_ms + self.update_ms
     }
@@ -39,7 +39,7 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// Starts now; with `device` every phase ends when it has done what it was asked.
+    /// Starts the clock; with `device` every phase ends when the device has finished its work.
     pub(crate) fn start(device: Option<Device>) -> Self {
         Self { last: Instant::now(), device }
     }
@@ -47,7 +47,7 @@ impl Clock {
     /// Milliseconds since the last call, or the start.
     pub(crate) fn lap_ms(&mut self) -> f64 {
         if let Some(device) = &self.device {
-            // What has gone wrong on the device is said by what next asks it for numbers.
+            // An error of the device is reported by the next read of numbers from it.
             let _ = device.sync();
         }
         let now = Instant::now();

@@ -1,23 +1,23 @@
-//! What is computed in which type of number, and what travels in which.
+//! Data types of computation and of transfers.
 
 use burn_tensor::DType;
 use ranks::wire::Wire;
 use serde::{Deserialize, Serialize};
 
-/// What the units of a backbone compute in. Master weights, moments, sums of gradients, norms, softmax and the head
-/// are f32 whatever it is.
+/// Data type in which the units of a backbone compute. Master weights, moments, sums of gradients, norms, softmax and the
+/// head are f32 in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Arithmetic {
     /// f32.
     #[default]
     F32,
-    /// bf16: weights and what they are multiplied with are rounded; the residual stream, norms, scores and softmax are f32.
+    /// bf16: weights and the values that they multiply are rounded; the residual stream, norms, scores and softmax are f32.
     Bf16,
 }
 
 impl Arithmetic {
-    /// Type of weights and tokens.
+    /// Data type of weights and tokens.
     pub fn dtype(self) -> DType {
         match self {
             Self::F32 => DType::F32,
@@ -26,18 +26,18 @@ impl Arithmetic {
     }
 }
 
-/// How weights and gradients travel, and what is computed with them. Sums are taken in f32 whatever travels.
+/// Data types of computation, and of the weights and gradients that are sent. Sums are f32 in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Precision {
-    /// What the backbone computes in.
+    /// Data type in which the backbone computes.
     pub compute: Arithmetic,
-    /// Gathered weights of the backbone, student and teacher.
+    /// Type in which gathered weights of backbones are sent.
     pub gather: Wire,
-    /// Gradients of the backbone.
+    /// Type in which gradients of the backbone are sent.
     pub reduce: Wire,
-    /// Gathered weights of the head.
+    /// Type in which gathered weights of heads are sent.
     pub head_gather: Wire,
-    /// Gradients of the head: DINOv2 found 16 bits unstable there.
+    /// Type in which gradients of heads are sent: DINOv2 found 16 bits unstable there.
     pub head_reduce: Wire,
 }

@@ -1,4 +1,4 @@
-//! What a step gives: gradients before its update, and a report after it.
+//! Results of a step: gradients before its update, and a report after it.
 
 use burn_tensor::Tensor;
 use ranks::EngineError;
@@ -10,22 +10,22 @@ use super::scalars::Scalars;
 use super::sharded::Observation;
 use crate::method::Gauges;
 
-/// A step whose gradients are known and whose update is not made.
+/// Gradients of a step whose update has not been made.
 pub struct Gradients {
-    /// This rank's shards of the mean gradients, by unit of the trained network.
+    /// Shards of the mean gradients on this rank, by unit of the trained network.
     pub(super) shards: Vec<Tensor<1>>,
     pub(super) scalars: Scalars,
     pub(super) observed: Vec<(&'static str, Tensor<1>)>,
-    /// Where parameters have been put before the step.
+    /// Values of parameters that were constrained before the step.
     pub(super) constrained: Vec<Observation>,
-    /// What the step's statistics make of running parameters.
+    /// New values of running parameters, from the step's statistics.
     pub(super) observations: Vec<Observation>,
     pub(super) embeddings: Vec<Tensor<2>>,
     pub(super) phases: Phases,
 }
 
 impl Gradients {
-    /// This rank's share of the loss.
+    /// Returns this rank's share of the loss.
     ///
     /// # Errors
     /// [`EngineError::Device`] when the device has failed.
@@ -33,7 +33,7 @@ impl Gradients {
         Ok(Fixed::from_limbs(&self.scalars.read()?.0.limbs()))
     }
 
-    /// This rank's shards of the mean gradients, by unit.
+    /// Shards of the mean gradients on this rank, by unit.
     pub fn shards(&self) -> &[Tensor<1>] {
         &self.shards
     }
@@ -43,28 +43,28 @@ impl Gradients {
         &self.embeddings
     }
 
-    /// Makes every gradient a NaN: a drill for what follows.
+    /// Makes every gradient NaN, for drills.
     pub fn poison(&mut self) {
         self.shards.iter_mut().for_each(|shard| *shard = shard.full_like(f32::NAN));
     }
 }
 
-/// What a step says of itself.
+/// Report of a step.
 #[derive(Debug, Clone)]
 pub struct StepReport {
     /// Mean loss of the global batch.
     pub loss: f64,
     /// Norm of all gradients, before clipping.
     pub grad_norm: f64,
-    /// False if the step was skipped because loss or gradient was not finite.
+    /// Whether the update was made; false if loss or gradient was not finite.
     pub finite: bool,
-    /// Where the time went.
+    /// Time of the step by phase.
     pub phases: Phases,
-    /// The method's own numbers, over the global batch.
+    /// Gauges of the method, over the global batch.
     pub gauges: Gauges,
-    /// Embeddings of the first size of views by micro-batch, a row an image, `[B, V · D]`, of the network that evaluation
-    /// looks at.
+    /// Embeddings of the first view size by micro-batch, one row per image, `[B, V · D]`, of the network that is
+    /// evaluated.
     pub embeddings: Vec<Tensor<2>>,
-    /// What the ranks have said.
+    /// Votes of all ranks.
     pub votes: Votes,
 }

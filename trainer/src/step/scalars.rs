@@ -1,18 +1,18 @@
 //! Loss and gauges of a step, which stay where they were computed until the device is waited for anyway: a number
-//! that is read at once keeps the host from launching what comes next.
+//! that is read at once keeps the host from launching the next operations.
 
 use burn_tensor::Tensor;
 use kernels::device::readback::read_back;
 use ranks::EngineError;
 use ranks::fixed::Fixed;
 
-/// Gauges as sums that have no order.
+/// Gauges as fixed-point sums, which do not depend on the order.
 pub(crate) type FixedGauges = Vec<(&'static str, Fixed)>;
 
-/// What a rank's micro-batches say of a step.
+/// Loss and gauges of a rank's micro-batches.
 #[derive(Debug, Clone)]
 pub(crate) struct Scalars {
-    /// Micro-batches of the global batch.
+    /// Number of micro-batches in the global batch.
     n_micro_batches: usize,
     /// Loss and gauges of each micro-batch, in this order.
     values: Vec<Tensor<1>>,
@@ -20,12 +20,12 @@ pub(crate) struct Scalars {
 }
 
 impl Scalars {
-    /// Holds the scalars of a batch of `n_micro_batches`.
+    /// Creates an empty list for the scalars of a batch of `n_micro_batches`.
     pub(crate) fn new(n_micro_batches: usize) -> Self {
         Self { n_micro_batches, values: Vec::new(), names: Vec::new() }
     }
 
-    /// What a micro-batch says: its loss and its gauges, `[1]` each and the same ones for all.
+    /// Adds the loss and the gauges of a micro-batch, `[1]` each; gauges are the same ones for all.
     pub(crate) fn add(&mut self, loss: Tensor<1>, gauges: Vec<(&'static str, Tensor<1>)>) {
         let (names, values): (Vec<_>, Vec<_>) = gauges.into_iter().unzip();
         self.names = names;
@@ -33,7 +33,7 @@ impl Scalars {
         self.values.extend(values);
     }
 
-    /// This rank's share of the means over all micro-batches: of the loss and of the gauges. One trip to the device.
+    /// Reads this rank's share of the means over all micro-batches, of loss and gauges, in one transfer from the device.
     ///
     /// # Errors
     /// [`EngineError::Device`] when the device has failed.
@@ -49,7 +49,7 @@ impl Scalars {
     }
 }
 
-/// The numbers of tensors on a device, fetched together.
+/// Reads tensors from a device in one transfer.
 pub(super) fn read_by_name(
     tensors: Vec<(&'static str, Tensor<1>)>,
 ) -> Result<Vec<(&'static str, Vec<f32>)>, EngineError> {

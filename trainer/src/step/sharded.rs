@@ -20,7 +20,7 @@ pub(super) struct ShardedNet<'a> {
     pub(super) shards: &'a [UnitShard],
 }
 
-/// A new value of a parameter that no gradient gives.
+/// New values of a parameter that do not come from a gradient.
 pub(super) struct Observation {
     /// Name of the network.
     pub(super) of: &'static str,
@@ -28,14 +28,14 @@ pub(super) struct Observation {
     pub(super) unit: usize,
     /// Name of the parameter.
     pub(super) param: String,
-    /// Its values.
+    /// New values.
     pub(super) values: Tensor<1>,
-    /// What it was when they were computed: rounded, where weights travel in fewer bits than they have.
+    /// Values from which these were computed: rounded, where weights are sent in fewer bits than they have.
     pub(super) before: Tensor<1>,
 }
 
 impl Observation {
-    /// Writes the values into this rank's shards, which lie on `device`.
+    /// Writes the values into this rank's shards, which are on `device`.
     pub(super) fn write(
         self,
         nets: &Nets,
@@ -55,7 +55,7 @@ impl Observation {
         let Precision { gather, head_gather, .. } = precision;
         let wire = if nets.list[number].is_backbone(unit) { gather } else { head_gather };
         let here = |tensor: &Tensor<1>| tensor.clone().slice(first..first + end - start).to_device(device);
-        // Masters keep the digits that did not travel.
+        // Master weights keep the digits that were not sent.
         let values = match wire {
             Wire::F32 => here(&values),
             _ => shard.weights.clone().slice(start..end) + (here(&values) - here(&before)),
@@ -70,7 +70,7 @@ impl<'a> ShardedNet<'a> {
         Gathered { unit: self.net.unit(number), layout: &self.shards[number].layout, flat }
     }
 
-    /// New values of the running parameters of unit `number`, given the totals that its stages met.
+    /// Returns the new values of the running parameters of unit `number`, given the totals that its stages were given.
     pub(super) fn observed(
         &self,
         number: usize,

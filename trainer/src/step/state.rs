@@ -1,32 +1,32 @@
-//! What a run changes as it trains, all of which a checkpoint holds.
+//! State that changes during training, all of which a checkpoint holds.
 
 use crate::method::Method;
 use crate::optim::state::UnitShard;
 
-/// Everything that changes while a run trains.
+/// State that changes during training.
 pub struct TrainState {
     /// Steps taken; the number of the next one.
     pub step: u64,
-    /// Global batches passed over after a rollback: the next batch is `step + skipped_batches`.
+    /// Global batches skipped after a rollback: the next batch is `step + skipped_batches`.
     pub skipped_batches: u64,
     /// Steps in a row whose loss or gradient was not finite.
     pub bad_steps: u32,
     /// All networks, in the order of the method's list.
     pub networks: Vec<NetworkState>,
-    /// The method, which owns what changes beside weights.
+    /// Method, which owns the state that changes besides weights.
     pub method: Box<dyn Method>,
 }
 
-/// This rank's shards of a network.
+/// Shards of a network on this rank.
 #[derive(Debug, Clone)]
 pub struct NetworkState {
     /// Name of the network.
     pub name: &'static str,
-    /// Whether its weights come from a file and stay as they are: checkpoints leave it out.
+    /// Whether the weights come from a file and stay as they are; checkpoints leave such a network out.
     pub is_frozen: bool,
-    /// Units of its backbone.
+    /// Number of units of the backbone.
     pub n_backbone: usize,
-    /// Units of the backbone, then of the heads.
+    /// Shards of the backbone's units, then of the heads' units.
     pub shards: Vec<UnitShard>,
 }
 

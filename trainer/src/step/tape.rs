@@ -9,7 +9,7 @@ use networks::unit::{Context, Draws, StageOutput, StatSets, Unit};
 
 use super::batch::{FeatureGrads, GroupGrads, Groups};
 
-/// What is left of a forward pass for the backward pass.
+/// Data kept from a forward pass for the backward pass.
 pub(crate) enum Kept<'a> {
     /// The input alone; the stage runs again.
     Input(Groups),
@@ -19,20 +19,20 @@ pub(crate) enum Kept<'a> {
 
 /// A stage's graph.
 pub(crate) struct Graph<'a> {
-    /// Leaves that want a gradient.
+    /// Input leaves, which track a gradient if the input needs one.
     input: Groups,
-    /// Leaves.
+    /// Leaves of the totals.
     totals: Vec<Tensor<1>>,
-    /// The parameters.
+    /// Leaves of the parameters.
     leaves: Leaves<'a>,
-    /// Tracked.
+    /// Tracked output.
     output: StageOutput,
 }
 
-/// What a stage is given beside its input.
+/// Arguments of a stage besides its input.
 #[derive(Clone, Copy)]
 pub(crate) struct Beside<'s> {
-    /// Which stage it is.
+    /// Number of the stage.
     pub(crate) stage: usize,
     pub(crate) draws: &'s Draws,
     /// Totals of the stage before.
@@ -41,14 +41,14 @@ pub(crate) struct Beside<'s> {
     pub(crate) compute: DType,
 }
 
-/// Gradients at what a stage gives.
+/// Gradients at the outputs of a stage.
 pub(crate) struct OutputGrads<'g> {
     pub(crate) features: GroupGrads,
-    /// Gradients with respect to its sums: the same for all slices.
+    /// Gradients with respect to the sums: the same for all slices.
     pub(crate) sums: &'g [Tensor<1>],
 }
 
-/// Gradients at what a stage is given.
+/// Gradients at the inputs of a stage.
 pub(crate) struct InputGrads {
     /// Gradient with respect to the input, if requested.
     pub(crate) features: GroupGrads,
@@ -61,22 +61,22 @@ pub(crate) struct InputGrads {
 /// A unit with its layout and its gathered parameters.
 #[derive(Clone, Copy)]
 pub(crate) struct Gathered<'a, 'f> {
-    /// The computation.
+    /// Computation of the unit.
     pub(crate) unit: &'a dyn Unit,
-    /// Where its parameters sit.
+    /// Layout of the parameters in the buffer.
     pub(crate) layout: &'a UnitLayout,
-    /// All of its parameters, `[padded]`.
+    /// All parameters of the unit, `[padded]`.
     pub(crate) flat: &'f Tensor<1>,
 }
 
 impl<'a> Gathered<'a, '_> {
-    /// The output without a graph.
+    /// Computes the output without a graph.
     pub(crate) fn infer(&self, input: Groups, beside: Beside<'_>) -> StageOutput {
         let leaves = Leaves::new(self.layout, self.flat, false);
         self.unit.forward(beside.stage, input, &context(&leaves, beside, beside.totals))
     }
 
-    /// The output, and what [`Gathered::backward`] needs: with `keeps_graph` the graph, else the input.
+    /// Computes the output, and keeps for [`Gathered::backward`] the graph with `keeps_graph`, else the input.
     pub(crate) fn forward(
         &self,
         input: Groups,
@@ -93,7 +93,7 @@ impl<'a> Gathered<'a, '_> {
         (StageOutput { features, sums }, Kept::Graph(Box::new(graph)))
     }
 
-    /// The vector-Jacobian product: gradients of what the stage was given, from those of what it gave.
+    /// Computes the vector-Jacobian product: gradients at the stage's inputs, from those at its outputs.
     pub(crate) fn backward(
         &self,
         kept: Kept<'a>,

@@ -44,9 +44,9 @@ type NamedOutputs = Vec<(&'static str, Vec<Outputs>)>;
 
 /// The networks of a run on one rank.
 pub struct Trainer {
-    /// What changes.
+    /// State that changes during training.
     pub state: TrainState,
-    /// The line to the other ranks.
+    /// Communicator with the other ranks.
     pub comm: Comm,
     nets: Nets,
     workers: Workers,
@@ -55,13 +55,13 @@ pub struct Trainer {
     head_sets: StatSets,
     device: Device,
     state_device: Device,
-    /// What is waited for at the end of every phase.
+    /// Device that is waited for at the end of every phase.
     timed: Option<Device>,
     optimizer: Optimizer,
 }
 
 impl Trainer {
-    /// Fresh networks of `method`, where `model` is the recipe's backbone. All ranks call it.
+    /// Creates the networks of `method`, where `model` is the recipe's backbone. All ranks call it.
     pub fn new(
         model: &ModelConfig,
         method: Box<dyn Method>,
@@ -103,7 +103,7 @@ impl Trainer {
         }
     }
 
-    /// Starts the backbones of all networks that are not frozen from `weights`, in the place of random ones.
+    /// Sets the backbones of all networks that are not frozen to `weights`, in place of random ones.
     ///
     /// # Errors
     /// [`NetworkError::Weights`] for a parameter that is not among them, or has another shape.
@@ -129,27 +129,27 @@ impl Trainer {
         self.timed = yes.then(|| self.device.clone());
     }
 
-    /// Where weights and moments lie.
+    /// Device that holds weights and moments.
     pub fn state_device(&self) -> &Device {
         &self.state_device
     }
 
-    /// What it computes on.
+    /// Device that computes.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// This rank's place among the others.
+    /// Topology of this rank.
     pub fn topology(&self) -> Topology {
         self.comm.topology()
     }
 
-    /// This rank's shards of the network that moves by gradient.
+    /// Shards of the trained network on this rank.
     pub fn trained(&self) -> &[UnitShard] {
         &self.state.networks[self.nets.trained].shards
     }
 
-    /// The whole buffer, `[padded]`, of which this rank has the shard `mine`. All ranks of a shard group call it.
+    /// Gathers the whole buffer, `[padded]`, of which this rank has the shard `mine`. All ranks of a shard group call it.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -159,7 +159,7 @@ impl Trainer {
         Ok(self.comm.wait(pending)?.to_device(&self.device))
     }
 
-    /// Takes one step on this rank's share of a batch, by itself.
+    /// Takes one step on this rank's share of a batch, without votes.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -168,7 +168,7 @@ impl Trainer {
         self.update(gradients, Votes::default(), knobs)
     }
 
-    /// Forwards and backwards: everything up to the gradients. `entering` is told of each phase.
+    /// Runs the forward and backward passes up to the gradients. `entering` is called with the name of each phase.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -186,7 +186,7 @@ impl Trainer {
         )
     }
 
-    /// [`Trainer::gradients`] of a batch that has been sent to the device.
+    /// Computes [`Trainer::gradients`] of a batch that has been sent to the device.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -264,8 +264,8 @@ impl Trainer {
         Ok(Gradients { shards, scalars, observed, constrained, observations, embeddings, phases })
     }
 
-    /// Outputs of the networks without gradients by name, and the new values of their running parameters. `batches` are by
-    /// the way in which pixels reach networks.
+    /// Computes the outputs of the networks without gradients by name, and the new values of their running parameters.
+    /// `batches` are listed by pixel input.
     fn infer(
         &self,
         networks: &[ShardedNet<'_>],
@@ -313,12 +313,12 @@ impl Trainer {
         Passes { comm: &self.comm, workers: &self.workers, sets, n_stat_groups, compute, evaluates: false }
     }
 
-    /// Heads compute in f32.
+    /// Passes for heads, which compute in f32.
     fn head_passes<'p>(&'p self, sets: &'p StatSets) -> Passes<'p> {
         Passes { compute: DType::F32, ..self.passes(sets) }
     }
 
-    /// How this rank's shares of batches get to its device.
+    /// Settings for the upload of this rank's shares of batches to its device.
     pub fn uplink(&self) -> Uplink {
         let groups = self.state.method.views().groups();
         Uplink {
@@ -329,7 +329,7 @@ impl Trainer {
         }
     }
 
-    /// Mean gradients by unit: they came heads first, then the backbone from its end.
+    /// Returns the mean gradients by unit: they arrive heads first, then the backbone from its end.
     fn in_layout_order(&self, mut reduced: Vec<Tensor<1>>) -> Vec<Tensor<1>> {
         let mut backbone = reduced.split_off(reduced.len() - self.nets.trained().backbone.len());
         backbone.reverse();
@@ -355,7 +355,7 @@ impl Trainer {
         let waited = self.comm.waited();
         let mut clock = Clock::start(self.timed.clone());
         let (loss, gauges) = scalars.read()?;
-        // Read before the optimizer is launched, which would be waited for.
+        // Read before the optimizer is launched, because reading would wait for it.
         let observed = read_by_name(observed)?;
         let modules: Vec<usize> = self.nets.trained().units().map(|unit| unit.module).collect();
         self.write(constrained);
@@ -384,7 +384,7 @@ impl Trainer {
         Ok(StepReport { loss, grad_norm: norms.total(), finite, phases, gauges, embeddings, votes })
     }
 
-    /// Writes what was observed into this rank's shards.
+    /// Writes `observations` into this rank's shards.
     fn write(&mut self, observations: Vec<Observation>) {
         let (precision, device) = (self.config.precision, &self.state_device);
         observations.into_iter().for_each(|observation| {

@@ -5,7 +5,7 @@
 //! per thread, so the transfer does not queue up behind those kernels.
 //!
 //! ```text
-//! step's thread   … backward(k) queued · batch k+1 handed over · norms, update(k) · waits for k+1 · teacher(k+1) …
+//! step's thread   … backward(k) queued · batch k+1 handed over · norms, update(k) · waits for k+1 · targets(k+1) …
 //! upload's thread                        joins views, sends them
 //! ```
 
@@ -24,10 +24,10 @@ use super::batch::{MicroBatch, SlicedImages};
 /// Views of one size, on the device.
 #[derive(Debug, Clone)]
 enum SentViews {
-    /// As bytes, `[n, 3, size, size]`.
+    /// Bytes, `[n, 3, size, size]`.
     Bytes(Box<Tensor<4, Int>>),
-    /// As normalized vectors, `[n, N, 3·p·p]` in f32 for each way in which pixels reach networks: to a device that does
-    /// not know bytes.
+    /// Normalized vectors, `[n, N, 3·p·p]` in f32, for each pixel input of the networks: for a device that does not support
+    /// bytes.
     Vectors(Vec<Tensor<3>>),
 }
 
@@ -38,14 +38,14 @@ pub struct Sent {
     batches: Vec<Vec<SentViews>>,
 }
 
-/// What is sent, and where to.
+/// Settings of an upload: the views to send, and the device.
 #[derive(Debug, Clone)]
 pub struct Uplink {
-    /// Sides of the groups' views.
+    /// Sides of the groups' views in pixels.
     pub(crate) sizes_px: Vec<usize>,
-    /// How pixels reach first units, each way once.
+    /// Pixel inputs of the networks, each different one once.
     pub(crate) inputs: Vec<PixelInput>,
-    /// Micro-batches of this rank's share.
+    /// Number of micro-batches in this rank's share.
     pub(crate) n_micro_batches: usize,
     pub(crate) device: Device,
 }
@@ -66,7 +66,7 @@ impl Uplink {
         Sent { n_images: batch.samples.len(), batches }
     }
 
-    /// The micro-batches of a batch that is here, by the images of their slices, for each way in which pixels reach
+    /// Converts a batch in host memory into micro-batches, with the images of their slices, for each pixel input of the
     /// networks.
     pub(crate) fn here(
         &self,
@@ -89,7 +89,7 @@ impl Uplink {
         self.inputs.iter().map(of_input).collect()
     }
 
-    /// A GPU is sent the bytes, a quarter of what they become, where it knows such a type.
+    /// Sends views as bytes, a quarter of the size of vectors, if the device supports that type.
     fn send_views(&self, views: &[&[u8]], size_px: usize) -> SentViews {
         match self.device != Device::flex() && self.device.supports_dtype(DType::U8) {
             true => SentViews::Bytes(Box::new(bytes_on(&self.device, views, size_px))),
@@ -100,7 +100,7 @@ impl Uplink {
         }
     }
 
-    /// The micro-batches of what was sent, each of one slice, for each way in which pixels reach networks.
+    /// Converts what was sent into micro-batches of one slice each, for each pixel input of the networks.
     pub(crate) fn micro_batches(&self, sent: Sent) -> Vec<Vec<MicroBatch>> {
         let of_input = |(number, input): (usize, &PixelInput)| {
             let features = |(views, size_px): (&SentViews, &usize)| {
@@ -119,19 +119,19 @@ impl Uplink {
     }
 }
 
-/// A batch to send, and whom to tell.
+/// A batch to send, and the channel for its delivery.
 type Order = (Batch, Sender<Delivery>);
 
-/// A batch whose memory on the host is free again, and what the device has of it.
+/// A batch whose memory on the host is free again, and its copy on the device.
 type Delivery = Result<(Batch, Sent), EngineError>;
 
-/// The thread that sends batches. It ends with what it was given to do.
+/// The thread that sends batches. Dropping it waits for the batches that it was given.
 pub struct Uploads {
     batches: Option<Sender<Order>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// A batch on its way.
+/// A batch on its way to the device.
 pub struct Upload(Receiver<Delivery>);
 
 impl Uploads {
@@ -144,10 +144,10 @@ impl Uploads {
         let run = move || {
             for (batch, done) in taken {
                 let sent = uplink.send(&batch);
-                // CubeCL collects what it is asked to do; without this nothing would leave before the step's own
+                // CubeCL collects operations before it sends them; without this nothing would leave before the step's own
                 // thread waits for the device.
                 let arrived = uplink.device.sync().map_err(|error| failure(&error).into());
-                // Nobody waits for what was sent before a rollback.
+                // Nobody waits for batches that were sent before a rollback.
                 let _ = done.send(arrived.map(|()| (batch, sent)));
             }
         };
@@ -159,11 +159,11 @@ impl Uploads {
         Ok(Self { batches: Some(batches), thread: Some(thread) })
     }
 
-    /// Sends a batch on its way.
+    /// Queues a batch for upload.
     pub fn push(&self, batch: Batch) -> Upload {
         let (done, sent) = bounded(1);
         if let Some(batches) = &self.batches {
-            // A thread that has failed is noticed by who waits.
+            // A failure of the thread is noticed by the caller that waits.
             let _ = batches.send((batch, done));
         }
         Upload(sent)
@@ -171,7 +171,7 @@ impl Uploads {
 }
 
 impl Upload {
-    /// Waits until the batch is on the device; gives back its memory on the host as well.
+    /// Waits until the batch is on the device; returns its memory on the host as well.
     ///
     /// # Errors
     /// [`EngineError::Failed`] when it could not be sent.
@@ -189,7 +189,7 @@ impl Drop for Uploads {
     fn drop(&mut self) {
         drop(self.batches.take());
         if let Some(thread) = self.thread.take() {
-            // Its panic was told to who waited.
+            // A panic of the thread was reported to the caller that waited.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! Which weights a step gathers, in what order, and which of them stay.
+//! Weights that a step gathers: their order, and which of them stay.
 
 use ranks::prefetch::Wanted;
 use ranks::topology::Sharding;
@@ -17,7 +17,7 @@ pub(super) struct Weights<'a> {
 }
 
 impl<'a> Weights<'a> {
-    /// Every gather of a step, in order: networks without gradients, the trained one, and its way back.
+    /// Every gather of a step, in order: networks without gradients, the trained network, and its backward pass.
     pub(super) fn gathers(&self) -> Vec<Wanted<'a>> {
         let Precision { gather, head_gather, .. } = self.config.precision;
         let wanted = |network: &ShardedNet<'a>, number: usize, stays| {
@@ -38,7 +38,7 @@ impl<'a> Weights<'a> {
         list
     }
 
-    /// What unit `number` of the trained network keeps from its forward to its backward pass.
+    /// Data that unit `number` of the trained network keeps from its forward to its backward pass.
     pub(super) fn keeps(&self, number: usize) -> Keeps {
         let net = self.trained.net;
         if !net.is_backbone(number) {

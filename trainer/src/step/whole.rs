@@ -1,4 +1,4 @@
-//! The passes of a step over a backbone alone, from features to the gradients that a given gradient at the end makes.
+//! The passes of a step over a backbone alone, from features to gradients, with a given gradient at its output.
 
 use burn_tensor::{DType, Tensor};
 use kernels::device::workers::Workers;
@@ -17,7 +17,7 @@ pub(crate) struct BackbonePass<'a> {
     pub(crate) shards: &'a [UnitShard],
     pub(crate) workers: &'a Workers,
     pub(crate) comm: &'a Comm,
-    /// What matrix products are computed in.
+    /// Data type of matrix products.
     pub(crate) compute: DType,
 }
 

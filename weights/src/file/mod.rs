@@ -8,16 +8,16 @@ use std::collections::BTreeMap;
 /// A tensor of a file.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Array {
-    /// Its dimensions.
+    /// Dimensions.
     pub shape: Vec<usize>,
-    /// Its elements, row by row.
+    /// Elements in row-major order.
     pub values: Vec<f32>,
 }
 
 /// The tensors of a file, by name.
 pub(crate) type Arrays = BTreeMap<String, Array>;
 
-/// Numbers of a file.
+/// Type of the numbers in a file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Element {
     F64,
@@ -27,7 +27,7 @@ pub(crate) enum Element {
 }
 
 impl Element {
-    /// The f32 values of little-endian `bytes`.
+    /// Converts little-endian `bytes` to f32.
     fn values(self, bytes: &[u8]) -> Vec<f32> {
         let pair = |b: &[u8]| [b[0], b[1]];
         match self {

@@ -1,7 +1,7 @@
-//! Files of `torch.save`: a zip archive with a pickle that names the tensors, and a member for the bytes of each.
+//! Files of `torch.save`: a zip archive of a pickle that names the tensors, and one member with the bytes of each tensor.
 //!
-//! What is read is parsed as data: nothing that a pickle asks for is run, and a file that asks for more than tensors and
-//! plain values is refused.
+//! A pickle is parsed as data: no function that it names is called, and a file that refers to more than tensors and
+//! plain values is rejected.
 
 use std::io::{Cursor, Write};
 use std::path::Path;
@@ -20,17 +20,17 @@ use crate::precision::Precision;
 const DATA_MODULES: [&str; 9] =
     ["torch", "collections", "numpy", "argparse", "types", "omegaconf", "pathlib", "_codecs", "datetime"];
 
-/// The tensors of floating-point numbers in `path`; dictionaries within one another give names with dots.
+/// Reads the floating-point tensors in `path`; nested dictionaries yield names joined by dots.
 ///
 /// # Errors
-/// [`WeightsError::Malformed`], also for a pickle that would run something.
+/// [`WeightsError::Malformed`], also for a pickle that would execute code.
 pub(crate) fn read(path: &Path) -> Result<Arrays, WeightsError> {
     let malformed = |error: pytorch_reader::PytorchError| WeightsError::malformed(path, error.to_string());
     let pickle = PytorchReader::read_pickle_data(path, None).map_err(malformed)?;
     if let Some(name) = stranger(&pickle) {
         return Err(WeightsError::malformed(
             path,
-            format!("its pickle asks for {name}, which is neither a tensor nor a plain value"),
+            format!("its pickle refers to {name}, which is neither a tensor nor a plain value"),
         ));
     }
     let reader = PytorchReader::new(path).map_err(malformed)?;
@@ -49,7 +49,7 @@ pub(crate) fn read(path: &Path) -> Result<Arrays, WeightsError> {
     Ok(arrays)
 }
 
-/// The first object whose module is none of [`DATA_MODULES`].
+/// Returns the first object whose module is not one of [`DATA_MODULES`].
 fn stranger(value: &PickleValue) -> Option<&str> {
     match value {
         PickleValue::List(values) => values.iter().find_map(stranger),
@@ -63,7 +63,7 @@ fn stranger(value: &PickleValue) -> Option<&str> {
     }
 }
 
-/// `arrays` as the bytes of a file that `torch.load(weights_only=True)` reads into a dictionary.
+/// Encodes `arrays` as a file that `torch.load(weights_only=True)` reads into a dictionary.
 ///
 /// # Errors
 /// When the archive cannot be written.
@@ -86,7 +86,7 @@ pub(crate) fn bytes_of(arrays: &Arrays, precision: Precision) -> std::io::Result
     Ok(zip.finish()?.into_inner())
 }
 
-/// The pickle (protocol 2) of a dictionary of tensors, each of which is the storage with its number.
+/// Pickles (protocol 2) a dictionary of tensors; each tensor refers to the storage with its number.
 fn pickle_of(arrays: &Arrays, precision: Precision) -> Vec<u8> {
     let storage = match precision {
         Precision::F32 | Precision::Int8 => "FloatStorage",
@@ -98,7 +98,7 @@ fn pickle_of(arrays: &Arrays, precision: Precision) -> Vec<u8> {
         text(&mut out, name);
         global(&mut out, "torch._utils", "_rebuild_tensor_v2");
         out.push(b'(');
-        // The storage, by a persistent id: ('storage', type, key, place, elements).
+        // The storage, by a persistent id: ('storage', type, key, location, elements).
         out.push(b'(');
         text(&mut out, "storage");
         global(&mut out, "torch", storage);
@@ -106,7 +106,7 @@ fn pickle_of(arrays: &Arrays, precision: Precision) -> Vec<u8> {
         text(&mut out, "cpu");
         integer(&mut out, array.values.len());
         out.extend([b't', b'Q']);
-        // Offset, shape, strides, whether a gradient is wanted, hooks.
+        // Offset, shape, strides, `requires_grad`, hooks.
         integer(&mut out, 0);
         tuple(&mut out, &array.shape);
         tuple(&mut out, &strides(&array.shape));
@@ -118,7 +118,7 @@ fn pickle_of(arrays: &Arrays, precision: Precision) -> Vec<u8> {
     out
 }
 
-/// Elements between two neighbors along each dimension of a tensor that is stored row by row.
+/// Strides, in elements, of a tensor in row-major order.
 fn strides(shape: &[usize]) -> Vec<usize> {
     (0..shape.len()).map(|i| shape[i + 1..].iter().product()).collect()
 }
@@ -134,7 +134,7 @@ fn global(out: &mut Vec<u8>, module: &str, name: &str) {
     out.extend(format!("{module}\n{name}\n").as_bytes());
 }
 
-/// Eight bytes, least significant first; the highest bit is a sign.
+/// Appends a signed 64-bit little-endian integer.
 fn integer(out: &mut Vec<u8>, value: usize) {
     out.extend([0x8a, 8]);
     out.extend((value as u64).to_le_bytes());
@@ -165,7 +165,7 @@ mod tests {
         }
     }
 
-    /// What `pickle.dumps(Evil())` gives where `Evil.__reduce__` returns `(os.system, ("touch ran",))`.
+    /// The pickle is that of `pickle.dumps(Evil())`, where `Evil.__reduce__` returns `(os.system, ("touch ran",))`.
     #[test]
     fn a_pickle_that_would_run_something_is_refused() {
         let folder = tempfile::tempdir().unwrap();

@@ -11,7 +11,7 @@ use super::{Array, Arrays, Element};
 use crate::error::WeightsError;
 use crate::precision::Precision;
 
-/// The tensors of floating-point numbers in `path`, and its metadata. Others, such as counters of batches, are left out.
+/// Reads the floating-point tensors in `path` and its metadata. Other tensors, such as batch counters, are skipped.
 ///
 /// # Errors
 /// [`WeightsError::Io`], [`WeightsError::Malformed`].
@@ -35,7 +35,7 @@ pub(crate) fn read(path: &Path) -> Result<(Arrays, HashMap<String, String>), Wei
     Ok((arrays, header.metadata().clone().unwrap_or_default()))
 }
 
-/// `arrays` as the bytes of a file.
+/// Encodes `arrays` as a safetensors file.
 ///
 /// # Errors
 /// When the header cannot be written.
@@ -60,7 +60,7 @@ pub(crate) fn bytes_of(
     file_of(views, metadata)
 }
 
-/// Little-endian bytes of `values` in `precision`; 8 bits have no place in files of tensors and stay 32.
+/// Little-endian bytes of `values` in `precision`; files of tensors hold no 8-bit values, which are written as f32.
 pub(crate) fn to_bytes(values: &[f32], precision: Precision) -> Vec<u8> {
     match precision {
         Precision::F32 | Precision::Int8 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),

@@ -1,4 +1,4 @@
-//! A graph that is drawn node by node.
+//! Construction of a graph, node by node.
 
 use std::collections::HashMap;
 
@@ -18,13 +18,13 @@ const FLOAT16: i32 = 10;
 const BFLOAT16: i32 = 16;
 
 /// Name of the input.
-pub(super) const PIXELS: &str = "pixels";
+pub(crate) const PIXELS: &str = "pixels";
 
 /// Name of a value within a graph.
-pub(super) type Value = String;
+pub(crate) type Value = String;
 
 /// A graph under construction.
-pub(super) struct Graph<'a> {
+pub(crate) struct Graph<'a> {
     tensors: HashMap<&'a str, &'a NamedTensor>,
     precision: Precision,
     nodes: Vec<Node>,
@@ -32,14 +32,14 @@ pub(super) struct Graph<'a> {
 }
 
 /// A setting of a node.
-pub(super) enum Setting<'a> {
+pub(crate) enum Setting<'a> {
     Int(&'a str, i64),
     Ints(&'a str, &'a [usize]),
     Float(&'a str, f64),
 }
 
 impl Setting<'_> {
-    /// Kinds of attributes have numbers in `onnx.proto`: 1 for a float, 2 for an integer, 7 for integers.
+    /// Converts to an attribute, whose kind is a number of `onnx.proto`: 1 for a float, 2 for an integer, 7 for integers.
     fn message(&self) -> Attribute {
         match self {
             Self::Int(name, value) => {
@@ -57,14 +57,14 @@ impl Setting<'_> {
 }
 
 impl<'a> Graph<'a> {
-    /// An empty graph that takes its weights from `tensors`.
-    pub(super) fn new(tensors: &'a [NamedTensor], precision: Precision) -> Self {
+    /// Creates an empty graph that takes its weights from `tensors`.
+    pub(crate) fn new(tensors: &'a [NamedTensor], precision: Precision) -> Self {
         let tensors = tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
         Self { tensors, precision, nodes: Vec::new(), initializers: Vec::new() }
     }
 
-    /// What the node `kind` makes of `inputs`.
-    pub(super) fn node(&mut self, kind: &str, inputs: &[&Value], settings: &[Setting<'_>]) -> Value {
+    /// Adds a node of the operator `kind`; returns its output.
+    pub(crate) fn node(&mut self, kind: &str, inputs: &[&Value], settings: &[Setting<'_>]) -> Value {
         let name = format!("{}_{}", kind.to_lowercase(), self.nodes.len());
         self.nodes.push(Node {
             input: inputs.iter().map(|input| (*input).clone()).collect(),
@@ -76,13 +76,13 @@ impl<'a> Graph<'a> {
         name
     }
 
-    /// The parameter `name`.
-    pub(super) fn tensor(&self, name: &str) -> Result<&'a NamedTensor, String> {
+    /// Returns the parameter `name`.
+    pub(crate) fn tensor(&self, name: &str) -> Result<&'a NamedTensor, String> {
         self.tensors.get(name).copied().ok_or_else(|| format!("it has no parameter {name}"))
     }
 
-    /// The parameter `name` as it is.
-    pub(super) fn weight(&mut self, name: &str) -> Result<Value, String> {
+    /// Adds the parameter `name`; returns its value as f32.
+    pub(crate) fn weight(&mut self, name: &str) -> Result<Value, String> {
         let tensor = self.tensor(name)?;
         if self.precision == Precision::Int8 && is_quantized(&tensor.shape) {
             let (codes, scales) = quantized(&tensor.values, tensor.shape[0]);
@@ -91,8 +91,8 @@ impl<'a> Graph<'a> {
         Ok(self.stored(name, &tensor.shape, &tensor.values))
     }
 
-    /// The matrix `name`, `[out, in]`, as a product wants it: `[in, out]`.
-    pub(super) fn transposed(&mut self, name: &str) -> Result<Value, String> {
+    /// Adds the matrix `name`, `[out, in]`, transposed to `[in, out]` for a matrix product.
+    pub(crate) fn transposed(&mut self, name: &str) -> Result<Value, String> {
         let tensor = self.tensor(name)?;
         let [n_out, n_in] = tensor.shape[..] else {
             return Err(format!("{name} has shape {:?}, not [out, in]", tensor.shape));
@@ -105,8 +105,8 @@ impl<'a> Graph<'a> {
         Ok(self.stored(name, &[n_in, n_out], &turned(&tensor.values, n_out, n_in)))
     }
 
-    /// A tensor in the precision of the file, as f32.
-    pub(super) fn stored(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Value {
+    /// Adds a tensor in the precision of the file; returns its value as f32.
+    pub(crate) fn stored(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Value {
         let kind = match self.precision {
             Precision::F32 | Precision::Int8 => FLOAT,
             Precision::F16 => FLOAT16,
@@ -119,30 +119,30 @@ impl<'a> Graph<'a> {
         }
     }
 
-    /// A tensor of f32, whatever the precision of the file.
-    pub(super) fn floats(&mut self, name: &str, values: &[f32]) -> Value {
+    /// Adds a vector of f32, in any precision of the file.
+    pub(crate) fn floats(&mut self, name: &str, values: &[f32]) -> Value {
         self.constant(name, FLOAT, &[values.len()], to_bytes(values, Precision::F32))
     }
 
-    /// One number.
-    pub(super) fn scalar(&mut self, name: &str, value: f32) -> Value {
+    /// Adds a scalar of f32.
+    pub(crate) fn scalar(&mut self, name: &str, value: f32) -> Value {
         self.constant(name, FLOAT, &[], to_bytes(&[value], Precision::F32))
     }
 
-    /// Numbers of dimensions or places.
-    pub(super) fn integers(&mut self, values: &[i64]) -> Value {
+    /// Adds a vector of integers: dimensions or indices.
+    pub(crate) fn integers(&mut self, values: &[i64]) -> Value {
         let name = format!("integers_{}", self.initializers.len());
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         self.constant(&name, INT64, &[values.len()], bytes)
     }
 
-    /// One place.
-    pub(super) fn place(&mut self, value: i64) -> Value {
+    /// Adds a scalar index.
+    pub(crate) fn place(&mut self, value: i64) -> Value {
         let name = format!("place_{}", self.initializers.len());
         self.constant(&name, INT64, &[], value.to_le_bytes().to_vec())
     }
 
-    /// Codes of 8 bits, as f32: a scale for each place along `axis`.
+    /// Adds 8-bit codes with one scale for each index along `axis`; returns their value as f32.
     fn codes(&mut self, name: &str, shape: &[usize], codes: Vec<i8>, scales: &[f32], axis: i64) -> Value {
         let bytes = codes.into_iter().map(|code| code as u8).collect();
         let codes = self.constant(name, INT8, shape, bytes);
@@ -153,16 +153,16 @@ impl<'a> Graph<'a> {
     fn constant(&mut self, name: &str, data_type: i32, shape: &[usize], raw_data: Vec<u8>) -> Value {
         let dims = shape.iter().map(|n| *n as i64).collect();
         let tensor = TensorMessage { dims, data_type, name: name.into(), raw_data: Some(raw_data) };
-        // A parameter may be asked for twice.
+        // A parameter may be added twice.
         if self.initializers.iter().all(|there| there.name != name) {
             self.initializers.push(tensor);
         }
         name.into()
     }
 
-    /// The graph from images, of `side` pixels if not of any size, to an embedding and patches, which are given their
-    /// names.
-    pub(super) fn finish(
+    /// Finishes the graph. Its input is a batch of images, of `side` pixels or of any size; the two `outputs` are named
+    /// `embedding` and `patches`.
+    pub(crate) fn finish(
         mut self,
         side: Option<usize>,
         outputs: [&Value; 2],
@@ -192,7 +192,7 @@ impl<'a> Graph<'a> {
     }
 }
 
-/// A tensor of f32 with any number of images.
+/// A tensor of f32 whose first dimension is the batch, of any size.
 fn batch_of(name: &str, dimensions: &[Dimension]) -> ValueInfo {
     let dim = [&[named(None, "batch")], dimensions].concat();
     let tensor = TensorType { elem_type: FLOAT, shape: Some(Shape { dim }) };
@@ -203,13 +203,13 @@ fn number(n: usize) -> Dimension {
     named(Some(n), "")
 }
 
-/// A dimension of `n`, or, where that is free, called `name`.
+/// A dimension of size `n`, or a free dimension called `name`.
 fn named(n: Option<usize>, name: &str) -> Dimension {
     let param = n.is_none().then(|| name.to_string());
     Dimension { value: n.map(|n| n as i64), param }
 }
 
-/// A matrix `[rows, columns]`, row by row, as `[columns, rows]`.
+/// Transposes a matrix `[rows, columns]` in row-major order.
 fn turned<T: Copy>(values: &[T], rows: usize, columns: usize) -> Vec<T> {
     (0..columns).flat_map(|column| (0..rows).map(move |row| values[row * columns + column])).collect()
 }

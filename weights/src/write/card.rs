@@ -1,13 +1,13 @@
-//! The page that goes with weights: what they are, where they come from, how to load them and what they are worth.
+//! The model card of exported weights: description, origin, code that loads them, and scores.
 
 use std::fmt::Write;
 use std::path::Path;
 
 use super::format::Format;
+use crate::backbone::exchange_of;
 use crate::export::Export;
-use crate::metadata;
 
-/// The page for `export` in `format` at `path`.
+/// Text of the card for `export` in `format` at `path`.
 pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
     let card = export.card;
     let mut out = format!("# {}\n\n", card.name);
@@ -38,7 +38,7 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
         preprocessing.size_px,
         preprocessing.normalization.mean,
         preprocessing.normalization.std,
-        metadata::pooling(export),
+        exchange_of(export.model).pooling(),
     );
     if !card.scores.is_empty() {
         out.push_str("## Scores\n\n| | weights in | |\n|---|---|---|\n");
@@ -53,7 +53,7 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
     out
 }
 
-/// Lines of Python that load it.
+/// Lines of Python that load the weights.
 fn usage(path: &Path, format: Format, export: &Export<'_>) -> String {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let loads = match path.extension().is_some_and(|extension| extension == "safetensors") {

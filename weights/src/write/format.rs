@@ -1,14 +1,14 @@
-//! What a network is written as.
+//! Formats of exported networks.
 
 use std::path::Path;
 use std::str::FromStr;
 
 use crate::named::by_name;
 
-/// What a network is written as.
+/// Format of an exported network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// One file with the names of timm or torchvision, and all that this program needs to read it again.
+    /// One file with the names of timm or torchvision, and all metadata that this program needs to read it again.
     Safetensors,
     /// A folder for `timm.create_model("local-dir:…")`, or a file for `load_state_dict`.
     Timm,
@@ -23,11 +23,11 @@ pub enum Format {
 }
 
 impl Format {
-    /// All of them.
+    /// All formats.
     pub const ALL: [Self; 6] =
         [Self::Safetensors, Self::Timm, Self::Torchvision, Self::Transformers, Self::Dinov2, Self::Onnx];
 
-    /// Its name on the command line.
+    /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Safetensors => "safetensors",
@@ -39,10 +39,10 @@ impl Format {
         }
     }
 
-    /// The format of `path`: the one that is asked for, if the path's extension agrees, or the one that its extension tells.
+    /// Returns the format of `path`: the requested one, if the path's extension agrees, or the one implied by the extension.
     ///
     /// # Errors
-    /// In words, when they contradict one another or neither says anything.
+    /// A message, if the two contradict one another or neither determines a format.
     pub fn of(path: &Path, asked: Option<Self>) -> Result<Self, String> {
         let extension = path.extension().map(|extension| extension.to_string_lossy().into_owned());
         let extension = extension.as_deref();
@@ -55,7 +55,7 @@ impl Format {
                     path.display()
                 )),
                 _ => Err(format!(
-                    "{} does not end in .safetensors or .onnx: say what it is for, with --format {}",
+                    "{} does not end in .safetensors or .onnx: choose a format with --format {}",
                     path.display(),
                     Self::ALL.map(Self::name).join(", ")
                 )),
@@ -79,7 +79,7 @@ impl Format {
         }
     }
 
-    /// Whether `path` is a folder in this format.
+    /// Returns `true` if `path` is a folder in this format.
     pub(super) fn is_folder(self, path: &Path) -> bool {
         match self {
             Self::Transformers => true,
@@ -97,7 +97,7 @@ impl FromStr for Format {
     }
 }
 
-/// Whether `extension` is that of a file: `vits16.v2` is a folder.
+/// Returns `true` if `extension` is that of a file: `vits16.v2` is a folder.
 fn is_foreign(extension: Option<&str>) -> bool {
     matches!(extension, Some("safetensors" | "pth" | "pt" | "bin" | "onnx" | "npy" | "parquet" | "json"))
 }

@@ -1,34 +1,34 @@
-//! A network into a file or folder for other libraries.
+//! Writing a network as a file or folder for other libraries.
 
 mod card;
-mod dinov2;
+mod entries;
 mod format;
-mod renamed;
+mod onnx;
 mod timm;
-mod torchvision;
 mod transformers;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use networks::NamedTensor;
-use renamed::ours;
 
+use crate::backbone::{exchange_of, ours};
 use crate::error::WeightsError;
 use crate::export::Export;
 use crate::file::{Arrays, pytorch, safetensors};
+use crate::library::Library;
+use crate::metadata::MODEL;
 use crate::precision::Precision;
-use crate::{metadata, onnx};
 
 pub use format::Format;
 
-/// A file to be written: its path below the target, and its bytes.
+/// Files to be written: the path and bytes of each.
 type Files = Vec<(PathBuf, Vec<u8>)>;
 
-/// The largest number of [`Precision::F16`].
+/// Largest number of [`Precision::F16`].
 const MAX_F16: f32 = 65_504.0;
 
-/// Writes `export` to `path`; returns the files. What is there stays, unless it is to be overwritten.
+/// Writes `export` to `path`; returns the files. Existing files are replaced only if `overwrite` is set.
 ///
 /// # Errors
 /// [`WeightsError::Exists`], [`WeightsError::Unsupported`], [`WeightsError::Io`].
@@ -39,7 +39,7 @@ pub fn write(
     overwrite: bool,
 ) -> Result<Vec<PathBuf>, WeightsError> {
     if export.precision == Precision::Int8 && format != Format::Onnx {
-        let reason = "8 bits and their scales can be written as ONNX alone".into();
+        let reason = "8 bits and their scales can only be written as ONNX".into();
         return Err(WeightsError::Unsupported { format: format.name(), reason });
     }
     let is_too_large = |tensor: &&NamedTensor| tensor.values.iter().any(|v| v.abs() > MAX_F16);
@@ -65,7 +65,7 @@ pub fn write(
         return Err(WeightsError::Unsupported {
             format: format.name(),
             reason: format!(
-                "{} of another export would be taken for a part of it; remove it, or choose another folder",
+                "{} of another export would be read as part of this export; remove it, or choose another folder",
                 other.display()
             ),
         });
@@ -78,20 +78,20 @@ pub fn write(
             pipeline::file::replace(file, bytes).map_err(|error| WeightsError::io("write", file, error))?;
         }
     }
-    // The page last, for whoever lists them.
+    // The card last, for callers that list the files.
     files.rotate_left(1);
     Ok(files.into_iter().map(|(file, _)| file).collect())
 }
 
-/// Weights or a configuration in the folder `path` that are not among `files`, and that readers would take with them or in
-/// their place.
+/// Finds weights or a configuration in the folder `path` that are not among `files`, and that readers would load with them
+/// or in their place.
 fn other_part(path: &Path, files: &Files) -> Option<PathBuf> {
-    let known = crate::read::IN_FOLDERS.iter().chain(&crate::read::CONFIGURATIONS);
+    let known = crate::source::IN_FOLDERS.iter().chain(&crate::source::CONFIGURATIONS);
     let mut there = known.map(|name| path.join(name)).filter(|file| file.exists());
     there.find(|file| files.iter().all(|(written, _)| written != file))
 }
 
-/// The page that goes with a file: `vits16.onnx.md`.
+/// Path of the card beside a file: `vits16.onnx.md`.
 fn beside(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".md");
@@ -106,21 +106,23 @@ fn files_of(
 ) -> Result<Files, WeightsError> {
     let unsupported = |reason: String| WeightsError::Unsupported { format: format.name(), reason };
     let one = |arrays: Arrays| Ok(vec![(path.to_path_buf(), in_file(path, &arrays, format, export)?)]);
+    let exchange = exchange_of(export.model);
+    let arrays = |library| exchange.arrays(library, export).map_err(unsupported);
     match format {
         Format::Safetensors => one(ours(export)),
-        Format::Torchvision => one(torchvision::arrays(export).map_err(unsupported)?),
-        Format::Dinov2 => one(dinov2::arrays(export).map_err(unsupported)?),
-        Format::Timm if !is_folder => one(timm::arrays(export)),
+        Format::Torchvision => one(arrays(Library::Torchvision)?),
+        Format::Dinov2 => one(arrays(Library::Dinov2)?),
+        Format::Timm if !is_folder => one(arrays(Library::Timm)?),
         Format::Timm => {
-            let config = timm::config(export).map_err(unsupported)?;
+            let config = timm::config(&exchange.timm(export).map_err(unsupported)?, export);
             let weights = path.join("model.safetensors");
-            let bytes = in_file(&weights, &timm::arrays(export), format, export)?;
+            let bytes = in_file(&weights, &arrays(Library::Timm)?, format, export)?;
             Ok(vec![(path.join("config.json"), pretty(&config)), (weights, bytes)])
         }
         Format::Transformers => {
-            let (config, arrays) = transformers::model(export).map_err(unsupported)?;
+            let config = exchange.transformers().map_err(unsupported)?;
             let weights = path.join("model.safetensors");
-            let bytes = in_file(&weights, &arrays, format, export)?;
+            let bytes = in_file(&weights, &arrays(Library::Transformers)?, format, export)?;
             let preprocessor = pretty(&transformers::preprocessor(export));
             let preprocessor = (path.join("preprocessor_config.json"), preprocessor);
             Ok(vec![(path.join("config.json"), pretty(&config)), preprocessor, (weights, bytes)])
@@ -129,7 +131,7 @@ fn files_of(
     }
 }
 
-/// `arrays` as the bytes of the file `path`, in the form of its extension.
+/// Encodes `arrays` as the file `path`, in the format of its extension.
 fn in_file(
     path: &Path,
     arrays: &Arrays,
@@ -138,10 +140,10 @@ fn in_file(
 ) -> Result<Vec<u8>, WeightsError> {
     let bytes = match path.extension().is_some_and(|extension| extension == "safetensors") {
         true => {
-            let mut entries: HashMap<String, String> = metadata::of(export);
+            let mut entries: HashMap<String, String> = entries::entries(export);
             if format != Format::Safetensors {
-                // With it, the file would be read as one with our names.
-                entries.remove(metadata::MODEL);
+                // With it, the file would be read as one with Ocelli's names.
+                entries.remove(MODEL);
             }
             safetensors::bytes_of(arrays, export.precision, entries)
         }

@@ -1,29 +1,29 @@
-//! Figures of a benchmark beside those of an earlier one.
+//! Comparison of a benchmark's figures with those of an earlier one.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use serde_json::Value;
 
-/// The flag of benchmarks that can be compared.
+/// Flag of benchmarks that can be compared.
 #[derive(clap::Args)]
 pub(super) struct CompareFlag {
-    /// Print the ratio of each figure to that of an earlier run, whose standard output with --json is in this file.
+    /// Print the ratio of each figure to that of an earlier run, from a file with its standard output under --json.
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
 }
 
-/// What has to be the same for figures to say something about the program.
+/// Settings that must be equal for figures to be comparable.
 const CIRCUMSTANCES: [&str; 5] = ["recipe", "batch_size", "workers", "compute", "device"];
 
 impl CompareFlag {
-    /// The earlier figures, if they are asked for. They are read before anything is measured.
+    /// Reads the earlier figures, if requested. Must be called before anything is measured.
     pub(super) fn read(&self) -> anyhow::Result<Option<Value>> {
         self.compare.as_deref().map(last_line).transpose()
     }
 }
 
-/// The last line of JSON in `path`.
+/// Returns the last line of JSON in `path`.
 fn last_line(path: &Path) -> anyhow::Result<Value> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let mut lines = text.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -33,7 +33,7 @@ fn last_line(path: &Path) -> anyhow::Result<Value> {
     }
 }
 
-/// Lines about `now` beside `before`.
+/// Returns lines that compare `now` with `before`.
 pub(super) fn compared(before: &Value, now: &Value) -> Vec<String> {
     let mut lines = Vec::new();
     for name in CIRCUMSTANCES {
@@ -52,7 +52,7 @@ pub(super) fn compared(before: &Value, now: &Value) -> Vec<String> {
     lines
 }
 
-/// Times and rates in `value`, by their names: those that say how fast something is.
+/// Returns the times and rates in `value`, recognized by their names.
 fn figures(prefix: &str, value: &Value) -> Vec<(String, f64)> {
     match value {
         Value::Object(fields) => {

@@ -1,4 +1,4 @@
-//! `ocelli bench device`: whether a device computes what the CPU does.
+//! `ocelli bench device`: checks that a device computes the same as the CPU.
 
 use std::process::ExitCode;
 
@@ -16,13 +16,13 @@ use crate::recipes;
 /// Flags of `bench device`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A recipe's name or file.
+    /// Name or file of a recipe.
     #[arg(long, default_value = "dino_shapes")]
     recipe: String,
-    /// Images of a step; 4 unless --set optim.batch_size says otherwise.
+    /// Images per step [default: 4, unless --set optim.batch_size says otherwise].
     #[arg(long)]
     batch: Option<usize>,
-    /// Steps whose losses are compared.
+    /// Number of steps whose losses are compared.
     #[arg(long, default_value_t = 5)]
     steps: u64,
     #[command(flatten)]
@@ -35,7 +35,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// Largest differences that are no fault: rounding in another order, and on tensor cores.
+/// Largest differences that are accepted: rounding in another order, and on tensor cores.
 struct Tolerance {
     embeddings: f64,
     loss: f64,
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     ];
     let mut n_wrong = 0;
     for (name, difference, most) in rows {
-        // What is no number is wrong as well.
+        // NaN is wrong as well.
         let right = difference <= most;
         n_wrong += usize::from(!right);
         out!(
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         out!("{}", json!({ "device": device.name, "differences": rows, "losses": found.steps }));
     }
     if n_wrong > 0 {
-        say(format!("error: {} does not compute what the CPU does", device.name));
+        say(format!("error: {} computes results that differ from the CPU's", device.name));
         return Ok(ExitCode::from(CHECK_FAILED));
     }
     Ok(ExitCode::SUCCESS)

@@ -1,4 +1,4 @@
-//! `ocelli bench loader`: how fast the data path alone is, and what holds it back.
+//! `ocelli bench loader`: measures the speed of the data path alone, and names its bottleneck.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -22,17 +22,17 @@ pub(crate) struct Args {
     /// Shards to read.
     #[arg(required = true)]
     shards: Vec<String>,
-    /// What to make of an image: dino or dinov2 (2 views of 224 px and 8 of 96), single (one of
-    /// 224, flipped or not), read (nothing), or a recipe's name or file.
+    /// Views of each image: dino or dinov2 (2 views of 224 px and 8 of 96), single (one of
+    /// 224, flipped or not), read (none), or the name or file of a recipe.
     #[arg(long, default_value = "dinov2")]
     recipe: String,
-    /// Threads that decode and augment; 0 for one a core.
+    /// Threads that decode and augment; 0 for one per core.
     #[arg(long, default_value_t = 0)]
     threads: usize,
     /// Seconds to measure, after a warm-up of a fifth of them.
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
-    /// Images of a batch.
+    /// Images per batch.
     #[arg(long, default_value_t = 64)]
     batch: usize,
     /// Change a value of the recipe. May be repeated.
@@ -45,20 +45,20 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What a run of the loader came to.
+/// Measurements of the loader.
 struct Measured {
     wall: Duration,
     n_threads: usize,
     images: u64,
-    /// When images were taken, and how many by then.
+    /// Times at which images were taken, and the number taken by then.
     taken: Vec<(Duration, u64)>,
     bytes: u64,
     read: ReadSnapshot,
-    /// Threads that read.
+    /// Number of threads that read.
     n_readers: usize,
-    /// Stages of the augmenting threads; `None` where nothing is decoded.
+    /// Stages of the augmenting threads; `None` if nothing is decoded.
     augment: Option<StageSnapshot>,
-    /// Means over batches.
+    /// Mean fill of the queues.
     queues: Queues,
 }
 
@@ -66,16 +66,16 @@ struct Measured {
 struct Queues {
     /// Share of the byte limit that is in use.
     bytes: f64,
-    /// Images that are read and wait for a thread.
+    /// Number of images that are read and wait for a thread.
     read: f64,
-    /// Images that are finished and wait for their batch or its taker.
+    /// Number of images that are finished and wait for their batch or its consumer.
     finished: f64,
 }
 
-/// Shards whose samples are permuted together, as recipes have it.
+/// Number of shards whose samples are shuffled together, as in recipes.
 const WINDOW_SHARDS: usize = 16;
 
-/// Parts of the time, whose rates say how even it went.
+/// Number of parts of the measured time, whose rates show how steady the loader is.
 const PARTS: usize = 5;
 
 /// One line of the table.
@@ -123,7 +123,7 @@ fn views(args: &Args) -> anyhow::Result<(MultiCrop, DecodeRules)> {
     Ok((multicrop, DecodeRules::default()))
 }
 
-/// A ledger of this process alone: a benchmark leaves nothing behind.
+/// Opens a temporary quarantine of this process, with its path: a benchmark leaves no files.
 fn quarantine() -> anyhow::Result<(Arc<Quarantine>, std::path::PathBuf)> {
     let path = std::env::temp_dir().join(format!("ocelli-bench-{}.jsonl", std::process::id()));
     Ok((Arc::new(Quarantine::open(&path, 1.0)?), path))
@@ -238,7 +238,7 @@ impl Measured {
         self.images as f64 / self.wall.as_secs_f64()
     }
 
-    /// The slowest and the fastest of five parts of the time.
+    /// Rates of the slowest and the fastest of five parts of the time.
     fn range_per_s(&self) -> [f64; 2] {
         let part_s = self.wall.as_secs_f64() / PARTS as f64;
         let by = |part: usize| {
@@ -275,7 +275,7 @@ impl Measured {
         std::iter::once(read).chain(stages).collect()
     }
 
-    /// The figures for programs.
+    /// Figures as JSON.
     fn figures(&self, args: &Args) -> Value {
         let stage = |row: &Row| {
             let numbers = json!({
@@ -302,14 +302,14 @@ impl Measured {
         })
     }
 
-    /// One sentence that names what limits.
+    /// Sentence that names the bottleneck.
     fn verdict(&self) -> String {
         let percent = |share: f64| 100.0 * share;
         let rows = self.rows();
         let waiting = rows.iter().find(|row| row.name == "wait for bytes").map_or(0.0, |row| row.share);
         if self.augment.is_none() {
             return format!(
-                "{} threads read, {:.0} % of their time in reads; the rest waits for the taker.",
+                "{} threads read, {:.0} % of their time in reads; the rest is spent waiting for the consumer.",
                 self.n_readers,
                 percent(rows[0].share)
             );

@@ -1,4 +1,4 @@
-//! `ocelli bench`: where the time of a step and of the loader goes.
+//! `ocelli bench`: measures how a step and the loader spend their time.
 
 mod compare;
 mod device;
@@ -20,16 +20,16 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand)]
 enum Verb {
-    /// Training steps on noise, by phase; and the backbone alone, unit by unit against one graph.
+    /// Time training steps on noise, by phase; or the backbone alone, unit by unit against one graph.
     Step(step::Args),
-    /// Modes of sharding on noise: memory against `ocelli plan`, bytes moved, images a second. Run it under
+    /// Compare modes of sharding on noise: memory against `ocelli plan`, bytes moved, images per second. Run it under
     /// mpirun.
     Shard(shard::Args),
-    /// A device beside the CPU: embeddings, loss, gradients and a few steps of the same network.
+    /// Compare a device with the CPU: embeddings, loss, gradients and a few steps of the same network.
     Device(device::Args),
-    /// Protocols of `ocelli probe` on noise: how long they take for so many features of such a width.
+    /// Time protocols of `ocelli probe` on noise, for a number of features of a width.
     Probe(probe::Args),
-    /// The data path alone, by stage: read, decode, augment.
+    /// Time the data path alone, by stage: read, decode, augment.
     Loader(loader::Args),
 }
 

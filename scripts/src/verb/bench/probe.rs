@@ -1,4 +1,4 @@
-//! `ocelli bench probe`: what protocols cost on features of a size, without images.
+//! `ocelli bench probe`: measures the time of protocols on features of a given size, without images.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -14,19 +14,19 @@ use crate::evaluation::flags::ProtocolFlags;
 /// Flags of `bench probe`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Rows to fit on.
+    /// Number of rows to fit on.
     #[arg(long, default_value_t = 10_000)]
     train: usize,
-    /// Rows to report on.
+    /// Number of rows to report on.
     #[arg(long, default_value_t = 2000)]
     test: usize,
-    /// Numbers of one class token.
+    /// Width of one class token.
     #[arg(long, default_value_t = 384)]
     width: usize,
-    /// Classes.
+    /// Number of classes.
     #[arg(long, default_value_t = 10)]
     classes: usize,
-    /// Times that each protocol is timed.
+    /// Number of times that each protocol is run.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeats: u32,
     #[command(flatten)]
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// `n` rows of noise around a center for each class.
+/// Draws `n` rows of noise around a center for each class.
 fn noise(args: &Args, n: usize, columns: &Columns, stream: u64) -> FeatureSet {
     let width = columns.width();
     let classes = args.classes.max(1);

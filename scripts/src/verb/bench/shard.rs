@@ -1,4 +1,4 @@
-//! `ocelli bench shard`: what each mode of sharding costs and moves, beside what `ocelli plan` says.
+//! `ocelli bench shard`: measures memory, traffic and time of each mode of sharding, beside the estimates of `ocelli plan`.
 
 use std::process::ExitCode;
 
@@ -25,16 +25,16 @@ const MODES: [(&str, &[&str]); 5] = [
 /// Flags of `bench shard`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A recipe's name or file.
+    /// Name or file of a recipe.
     #[arg(long, default_value = "dino_vits16")]
     recipe: String,
-    /// Images of a step, over all ranks; 8 unless --set optim.batch_size says otherwise.
+    /// Images per step, over all ranks [default: 8, unless --set optim.batch_size says otherwise].
     #[arg(long)]
     batch: Option<usize>,
-    /// Timed repeats, after one that warms up.
+    /// Number of timed repeats, after one warm-up.
     #[arg(long, default_value_t = 3)]
     repeats: usize,
-    /// Only the mode that the recipe and --set ask for.
+    /// Measure only the mode that the recipe and --set specify.
     #[arg(long)]
     as_set: bool,
     /// Change a value of the recipe. May be repeated.
@@ -64,7 +64,7 @@ impl MemoryGauge for Heap {
     }
 }
 
-/// The allocator of a GPU, as far as it tells: what is in use, and what it has ever held.
+/// The allocator of a GPU, as far as it reports: bytes in use, and bytes reserved.
 struct Pool<'a>(&'a Device);
 
 impl MemoryGauge for Pool<'_> {
@@ -125,7 +125,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is measured, and the names of the columns.
+/// Prints the settings, and the names of the columns.
 fn print_heading(args: &Args, plan: &Plan, world_size: usize) {
     out!(
         "{}, batch {}, {} ranks of {} workers, median of {}",

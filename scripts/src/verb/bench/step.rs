@@ -1,4 +1,4 @@
-//! `ocelli bench step`: where a step's time goes.
+//! `ocelli bench step`: measures the time of a step, by phase.
 
 use std::process::ExitCode;
 
@@ -17,22 +17,22 @@ use crate::recipes;
 /// Flags of `bench step`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A recipe's name or file.
+    /// Name or file of a recipe.
     #[arg(long, default_value = "dino_vits16")]
     recipe: String,
-    /// Images of a step; 4 unless --set optim.batch_size says otherwise.
+    /// Images per step [default: 4, unless --set optim.batch_size says otherwise].
     #[arg(long)]
     batch: Option<usize>,
-    /// Timed repeats, after one that warms up.
+    /// Number of timed repeats, after one warm-up.
     #[arg(long, default_value_t = 5)]
     repeats: usize,
-    /// Worker threads; 0 for one a core.
+    /// Number of worker threads; 0 for one per core.
     #[arg(long)]
     workers: Option<usize>,
-    /// Side of the matrices whose product is the measure of the device; 8192 on a GPU, 1024 on the CPU.
+    /// Side of the matrices whose product measures the device's peak [default: 8192 on a GPU, 1024 on the CPU].
     #[arg(long)]
     matrix: Option<usize>,
-    /// Only the backbone's forward and backward on one global view an image.
+    /// Measure only the backbone's forward and backward pass, on one global view per image.
     #[arg(long)]
     backbone: bool,
     #[command(flatten)]
@@ -78,7 +78,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Measures steps and tells of them; gives the figures for programs.
+/// Measures steps and prints the results; returns the figures for programs.
 fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
     let StepBench { phases, step, products, flops: [needed, done], peak_bytes } =
         trainer::bench::step::steps(plan, args.repeats, &device.device)?;
@@ -106,7 +106,7 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
     }
     let (step_ms, [shortest, longest]) = (step.median_ms, step.range_ms);
     let rate = 1e3 * batch_size as f64 / step_ms;
-    out!("{:<18} {total:9.1} ms", "phases, in turn");
+    out!("{:<18} {total:9.1} ms", "sum of phases");
     out!("{:<18} {step_ms:9.1} ms  {rate:.2} images/s; {shortest:.1} to {longest:.1} ms", "step");
     tell_products(products, step_ms);
     let arithmetic = plan.recipe.optim.precision.compute;
@@ -121,7 +121,7 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
         peak / 1e12,
         done / needed
     );
-    // The host's own peak, where that is where it computes.
+    // The host's own peak, if the host computes.
     let memory = peak_bytes.unwrap_or(MEMORY.peak() as u64);
     out!("{:<18} {:9.2} GB", "memory, peak", memory as f64 / 1e9);
     let phases: serde_json::Map<String, Value> =
@@ -139,14 +139,17 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
     }))
 }
 
-/// Tells what the step's matrix products take alone, where that was measured.
+/// Prints the time of the step's matrix products alone, if it was measured.
 fn tell_products(products: Option<[f64; 2]>, step_ms: f64) {
     let Some([alone_ms, flops]) = products else { return };
     let (share, rate) = (100.0 * alone_ms / step_ms, flops / alone_ms / 1e9);
-    out!("{:<18} {alone_ms:9.1} ms {share:5.1} % of the step; alone, {rate:.3} TFLOP/s", "its products");
+    out!(
+        "{:<18} {alone_ms:9.1} ms {share:5.1} % of the step; alone, {rate:.3} TFLOP/s",
+        "matrix products alone"
+    );
 }
 
-/// Measures the backbone alone and tells of it; gives the figures for programs.
+/// Measures the backbone alone and prints the results; returns the figures for programs.
 fn backbone(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
     let times = trainer::bench::backbone::backbone(plan, args.repeats, &device.device)?;
     let side = plan.recipe.model.image_px();

@@ -1,4 +1,4 @@
-//! `ocelli plan`: what a run will need, before it is started.
+//! `ocelli plan`: estimates the needs of a run before it is started.
 
 mod networks;
 
@@ -26,10 +26,10 @@ const HOUR_S: f64 = 3600.0;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  ocelli plan --recipe dino_vits16 --ranks 1 8 64")]
 pub(crate) struct Args {
-    /// A recipe's name or file.
+    /// Name or file of a recipe.
     #[arg(long, default_value = "dino_vits16", conflicts_with = "preset")]
     recipe: String,
-    /// A model of the literature instead: vit-s, vit-b, vit-l, vit-h, vit-g, vit-7b, resnet50, seer-rg32gf,
+    /// Published model, in place of a recipe: vit-s, vit-b, vit-l, vit-h, vit-g, vit-7b, resnet50, seer-rg32gf,
     /// seer-rg64gf, seer-rg128gf, seer-rg256gf, seer-rg10b.
     #[arg(long, alias = "model")]
     preset: Option<String>,
@@ -51,13 +51,13 @@ pub(crate) struct Args {
     /// Memory per rank, in GB [default: this machine's memory per rank].
     #[arg(long)]
     memory_gb: Option<f64>,
-    /// Ranks of a shard group in the row `group`; the recipe's, or a node's, where absent.
+    /// Ranks of a shard group in the row `group` [default: the recipe's, or those of a node].
     #[arg(long)]
     group: Option<usize>,
-    /// Backbone units that keep their graph; the recipe's, or as many as fit, where absent.
+    /// Backbone units that keep their graph [default: the recipe's, or as many as fit].
     #[arg(long)]
     keep: Option<usize>,
-    /// Gathered weights and gradients of the backbone travel as bf16.
+    /// Send gathered weights and gradients of the backbone as bf16.
     #[arg(long)]
     bf16: bool,
     /// Compute throughput per rank, in TFLOP/s.
@@ -78,7 +78,7 @@ pub(crate) struct Args {
     /// Mean time to a failure of one node, in hours. 1,024 GPUs in Kokolis et al. 2024 fail every 7.9 hours.
     #[arg(long, default_value_t = 1011.0)]
     node_mttf_h: f64,
-    /// What a rank writes to storage, in GB/s.
+    /// Write bandwidth of a rank to storage, in GB/s.
     #[arg(long, default_value_t = 1.0)]
     write_gb_s: f64,
     /// Time from a failure to the next step, in seconds.
@@ -95,7 +95,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// One way to spread a model over some ranks.
+/// One way to distribute a model over some ranks.
 struct Row {
     mode: &'static str,
     spread: Spread,
@@ -152,7 +152,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is asked about.
+/// Model to estimate, and its recipe.
 struct Asked {
     model: ModelCost,
     /// Images of a step over all ranks.
@@ -163,7 +163,7 @@ struct Asked {
 fn asked(args: &Args) -> anyhow::Result<Asked> {
     if let Some(name) = &args.preset {
         let Some(model) = preset(name) else {
-            bail!("there is no preset {name}: it is one of {}", PRESETS.join(", "));
+            bail!("unknown preset {name}: it is one of {}", PRESETS.join(", "));
         };
         let batch = 16 * args.ranks.iter().copied().max().unwrap_or(1);
         return Ok(Asked { model, batch, recipe: None });
@@ -199,7 +199,7 @@ fn check(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The modes for `world_size` ranks. The rest is what `args` says, or else `recipe`.
+/// Returns a row for each mode with `world_size` ranks. Other settings are those of `args`, or else of `recipe`.
 fn rows(
     args: &Args,
     model: &ModelCost,
@@ -351,7 +351,7 @@ fn print_simulation(args: &Args, model: &ModelCost) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What would have to change for anything to fit.
+/// Describes the changes with which a mode would fit.
 fn what_would_fit(
     args: &Args,
     model: &ModelCost,

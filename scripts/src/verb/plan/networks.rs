@@ -1,14 +1,14 @@
-//! The networks of a plan, for people and for programs.
+//! Networks of a plan, as text and as JSON.
 
 use serde_json::{Value, json};
 use trainer::estimate::{ModelCost, NetworkCost, UnitCost};
 
-/// Parameters of units.
+/// Number of parameters of units.
 fn numel(units: &[UnitCost]) -> usize {
     units.iter().map(|unit| unit.numel).sum()
 }
 
-/// Says which networks there are.
+/// Prints the networks and their sizes.
 pub(super) fn print(model: &ModelCost) {
     out!(
         "{}: backbone {:.1} M parameters in {} units, head {:.1} M in {}",
@@ -24,7 +24,7 @@ pub(super) fn print(model: &ModelCost) {
     }
 }
 
-/// The networks and the `rows` of the table, for programs.
+/// Returns the networks and the `rows` of the table as JSON.
 pub(super) fn described(model: &ModelCost, rows: Vec<Value>) -> Value {
     let of_network = |network: &NetworkCost| json!({ "name": network.name, "parameters": network.numel(), "is_frozen": network.is_frozen });
     json!({

@@ -1,6 +1,6 @@
-//! `ocelli shards dedup`: exact copies by hash, near ones by a perceptual hash, within a set and
-//! against another one, such as the test set of a benchmark. Of copies the best one stays: that with the most pixels, and
-//! among those the one that was compressed least.
+//! `ocelli shards dedup`: finds exact copies by hash, near copies by a perceptual hash, within a set and
+//! against another one, such as the test set of a benchmark. The best copy is kept: the one with the most pixels, and
+//! among those the least compressed one.
 //!
 //! The perceptual hash is the difference hash: the image at 9 x 8 gray pixels, one bit for each pair
 //! of neighbors in a row. Two images are near when their hashes differ in few bits.
@@ -36,39 +36,39 @@ use crate::shards::rewrite::{Flags, Job, Verdict, claim, inputs_of, rewrite};
 pub(crate) struct Args {
     #[command(flatten)]
     flags: Flags,
-    /// Samples near one of these shards are copies too: the test sets that must stay unseen.
+    /// Shards, such as test sets that must stay unseen; samples near one of theirs count as copies too.
     #[arg(long, num_args = 1..)]
     against: Vec<String>,
-    /// Bits of 64 in which near images may differ; 0 finds exact copies only.
+    /// Number of bits, out of 64, in which near copies may differ; 0 finds exact copies only.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=10))]
     max_distance: u32,
-    /// Write the shards again without the copies, under their names.
+    /// Write the shards without the copies, under their names.
     #[arg(long)]
     remove: bool,
 }
 
-/// Groups of copies that are drawn, and copies of each.
+/// Largest number of groups of copies that are drawn, and of copies in each.
 const MAX_SHOWN_GROUPS: usize = 24;
 const MAX_SHOWN_COPIES: usize = 7;
 
-/// What a sample is compared by.
+/// Fingerprint by which a sample is compared.
 #[derive(Clone, Copy)]
 struct Print {
     content: u128,
-    /// Pixels, then bytes: of copies the largest stays.
+    /// Pixels, then bytes: the largest of several copies is kept.
     quality: (u64, u64),
-    /// `None` for images too flat to be told apart.
+    /// Difference hash; `None` for images too uniform to be distinguished.
     difference: Option<u64>,
 }
 
-/// A sample and where it stands.
+/// A sample with its position and fingerprint.
 struct Entry {
     shard: usize,
     number: usize,
     print: Print,
 }
 
-/// A copy, what it is a copy of, and by how many bits they differ; `None` for exact ones.
+/// A copy, its original, and the number of bits in which they differ; `None` for exact copies.
 struct Copy {
     entry: usize,
     of: usize,
@@ -96,7 +96,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     out!("report: {}", args.flags.out.join("copies.jsonl").display());
     let picture = args.flags.out.join("copies.png");
     if draw(&picture, &shards, &entries, &copies)? {
-        out!("groups: {}, the one that stays in green", picture.display());
+        out!("groups: {}, the kept image is framed in green", picture.display());
     }
     if args.remove {
         let gone: HashSet<(String, usize)> = copies
@@ -105,7 +105,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             .collect();
         // The folder is claimed already; claiming it again must not clear it.
         let job = Job { overwrite: false, ..job };
-        // It holds the folder itself.
+        // `rewrite` locks the folder itself.
         drop(held);
         let totals = rewrite(&sources, storage, &job, |item| {
             match gone.contains(&(item.shard.name(), item.number)) {
@@ -149,7 +149,7 @@ fn fingerprints(shards: &[Shard]) -> anyhow::Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// The difference hash; `None` where nearly all neighbors are alike, as in a blank image, because
+/// Difference hash; `None` if nearly all neighbors are alike, as in a blank image, because
 /// such images would all be copies of one another.
 fn difference_hash(image: &Rgb8) -> Option<u64> {
     const MIN_ONES: u32 = 6;
@@ -164,9 +164,9 @@ fn difference_hash(image: &Rgb8) -> Option<u64> {
     (MIN_ONES..=64 - MIN_ONES).contains(&hash.count_ones()).then_some(hash)
 }
 
-/// Copies in the order of the samples. Each is compared with those that stay, the best first, so that a chain of near
-/// images does not swallow ones that are far apart; one whose bytes are those of a copy is a copy of the same image, and
-/// exact. Samples of the first `n_against` shards always stay.
+/// Finds copies, in the order of the samples. Each is compared with the samples that are kept, the best first, so that a chain
+/// of near images does not join ones that are far apart; a sample with the bytes of a copy is a copy of the same image, and
+/// exact. Samples of the first `n_against` shards are always kept.
 fn find(entries: &[Entry], n_against: usize, max_distance: u32) -> Vec<Copy> {
     // Hashes that differ in d bits agree in one of d + 1 bands.
     let n_bands = max_distance + 1;
@@ -175,7 +175,7 @@ fn find(entries: &[Entry], n_against: usize, max_distance: u32) -> Vec<Copy> {
         let width = high - low;
         (i, (hash >> low) & (u64::MAX >> (64 - width)))
     };
-    // By content: a sample with it, and the one that stays in its place.
+    // By content: the sample that is kept for it.
     let mut contents: HashMap<u128, usize> = HashMap::new();
     let mut bands: HashMap<(u32, u64), Vec<usize>> = HashMap::new();
     let mut copies = Vec::new();
@@ -214,7 +214,7 @@ fn find(entries: &[Entry], n_against: usize, max_distance: u32) -> Vec<Copy> {
     copies
 }
 
-/// Draws the first groups of copies, a row each: what stays, then what goes. Says whether there are any.
+/// Draws the first groups of copies, a row each: the kept image, then the copies. Returns `true` if there are any.
 fn draw(path: &Path, shards: &[Shard], entries: &[Entry], copies: &[Copy]) -> anyhow::Result<bool> {
     let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for copy in copies {
@@ -239,7 +239,7 @@ fn draw(path: &Path, shards: &[Shard], entries: &[Entry], copies: &[Copy]) -> an
     Ok(true)
 }
 
-/// `copies.jsonl` and `keep.txt`: shard and key of every sample that stays.
+/// Writes `copies.jsonl`, and `keep.txt` with shard and key of every sample that is kept.
 fn write_lists(
     out: &Path,
     shards: &[Shard],
@@ -286,7 +286,7 @@ mod tests {
             entry(1, 1, A),
             entry(1, 2, A ^ (1 | 1 << 20 | 1 << 40)),
             entry(1, 3, A ^ 0b1111),
-            // Near to the one before: a chain that starts anew there.
+            // Near to the previous one: a chain that starts again there.
             entry(1, 4, A ^ 0b11111),
         ];
         let found: Vec<_> = find(&entries, 1, 3).iter().map(|c| (c.entry, c.of, c.distance)).collect();
@@ -295,7 +295,7 @@ mod tests {
         assert_eq!(exact, [(1, 0, None)]);
     }
 
-    /// A large one in the middle stays; a small one and its exact twin go.
+    /// The large image in the middle is kept; a small one and its exact copy are removed.
     #[test]
     fn of_copies_the_best_one_stays() {
         const A: u64 = 0x0f0f_0f0f_0f0f_0f0f;

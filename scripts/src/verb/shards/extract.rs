@@ -1,4 +1,4 @@
-//! `ocelli shards extract`: members of shards back into files.
+//! `ocelli shards extract`: writes members of shards as files.
 
 use std::collections::HashSet;
 use std::fs;
@@ -17,16 +17,16 @@ use crate::shards::rewrite::check_names;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  ocelli shards extract data/ --out files/")]
 pub(crate) struct Args {
-    /// Shard lists.
+    /// Shards: paths, patterns such as 'train-*.tar', folders, or URLs.
     #[arg(required = true)]
     shards: Vec<String>,
-    /// Folder for the files, one sub-folder a shard.
+    /// Folder that receives the files, one sub-folder per shard.
     #[arg(long)]
     out: PathBuf,
-    /// Only the samples with these keys.
+    /// Extract only the samples with these keys.
     #[arg(long, num_args = 1..)]
     keys: Vec<String>,
-    /// Write over files that are there.
+    /// Replace existing files.
     #[arg(long)]
     overwrite: bool,
     /// End with one line of JSON.
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The list of classes beside the first shard goes with the numbers of the classes.
+/// Copies the list of classes beside the first shard, which gives the class numbers their names.
 fn copy_classes(sources: &[Source], out: &Path, overwrite: bool) -> anyhow::Result<()> {
     let Some(ShardUrl::File(shard)) = sources.first().map(|source| &source.url) else { return Ok(()) };
     let classes = shard.with_file_name("classes.txt");
@@ -82,7 +82,7 @@ fn copy_classes(sources: &[Source], out: &Path, overwrite: bool) -> anyhow::Resu
     }
 }
 
-/// `member` below `folder`. A member's name is what someone else wrote: it must not lead out.
+/// Returns the path of `member` below `folder`. A member's name is not trusted: it must not lead out of the folder.
 fn inside(shard: &Shard, folder: &Path, member: String) -> Result<PathBuf, PipelineError> {
     let inside = |part| matches!(part, Component::Normal(_) | Component::CurDir);
     if !Path::new(&member).components().all(inside) {

@@ -1,4 +1,4 @@
-//! `ocelli shards filter`: leaves out what is corrupt, too small, too long or blank.
+//! `ocelli shards filter`: drops images that are corrupt, too small, too long or blank.
 
 use std::process::ExitCode;
 
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Why a sample is left out, if it is.
+/// Reason to drop a sample, if any.
 fn flaw(args: &Args, item: &Item<'_>) -> Option<String> {
     let Some((_, bytes)) = item.image() else { return Some("no image".into()) };
     let image = match decode(bytes, &DecodeRules::default()) {

@@ -1,4 +1,4 @@
-//! `ocelli shards index`: indices for shards that other tools wrote.
+//! `ocelli shards index`: writes indices for shards that other tools wrote.
 
 use std::process::ExitCode;
 
@@ -14,13 +14,13 @@ use pipeline::shard::sidecar;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  ocelli shards index data/ --checksums")]
 pub(crate) struct Args {
-    /// Shard lists. The index of a shard on a disk is written beside it, others into the cache.
+    /// Shards: paths, patterns, folders, or URLs. The index of a local shard is written beside it, others into the cache.
     #[arg(required = true)]
     shards: Vec<String>,
-    /// Read shards on a disk as a whole, for checksums by which a change is noticed.
+    /// Read local shards completely, to add checksums that detect later changes.
     #[arg(long)]
     checksums: bool,
-    /// Make indices again that are there already.
+    /// Rebuild indices that exist already.
     #[arg(long)]
     overwrite: bool,
     /// End with one line of JSON.
@@ -49,11 +49,11 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Samples of the shard at `path`, and 1 if its index was written.
+/// Writes the index of the shard at `path`, if needed; returns its number of samples, and 1 if it was written.
 fn beside(args: &Args, path: &std::path::Path) -> anyhow::Result<(u64, u64)> {
     let known = if args.overwrite { None } else { sidecar::load(path).ok().flatten() };
     let index = match known {
-        // A sidecar of another length was not believed, and is written again.
+        // A sidecar for another length was not used, and is written again.
         Some(known) if !args.checksums || known.checksum.is_some() => {
             let index = sidecar::open(path)?;
             if index == known {

@@ -1,4 +1,4 @@
-//! `ocelli shards ls`: the samples of shards.
+//! `ocelli shards ls`: lists the samples of shards.
 
 use std::process::ExitCode;
 
@@ -10,7 +10,7 @@ use crate::console::{one_line, output_lost};
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  ocelli shards ls 'data/train-*.tar'")]
 pub(crate) struct Args {
-    /// Shard lists.
+    /// Shards: paths, patterns such as 'train-*.tar', folders, or URLs.
     #[arg(required = true)]
     shards: Vec<String>,
 }

@@ -27,9 +27,9 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// A folder of images, or a list of them, into shards.
+    /// Pack a folder of images, or a list of them, into shards.
     Pack(pack::Args),
-    /// A procedural, labeled image set as shards.
+    /// Generate a procedural, labeled image set as shards.
     Synth(synth::SynthArgs),
     /// Read every byte, decode every image, compare index and checksums with the tar.
     Verify(verify::Args),
@@ -37,23 +37,23 @@ enum Verb {
     Ls(ls::Args),
     /// Write index sidecars for shards that other tools made.
     Index(index::Args),
-    /// What the images are: sizes, formats, colors, duplicates, speed.
+    /// Report the images' sizes, formats, colors, duplicates and loading speed.
     Stats(stats::Args),
-    /// Images on one picture, as they are or as a recipe's augmented views.
+    /// Draw images into one picture, as they are or as a recipe's augmented views.
     ContactSheet(sheet::Args),
-    /// Large images to a short side, progressive JPEGs to baseline.
+    /// Shrink large images to a short side, and convert progressive JPEGs to baseline.
     Resize(resize::Args),
-    /// Leave out what is corrupt, too small, too long or blank.
+    /// Drop images that are corrupt, too small, too long or blank.
     Filter(filter::Args),
     /// Find exact and near copies, within a set and against a test set.
     Dedup(dedup::Args),
-    /// The same samples in shards of another size or order.
+    /// Write the samples again in shards of another size or order.
     Reshard(regroup::ReshardArgs),
-    /// The samples in parts, by their keys.
+    /// Split the samples into parts, by their keys.
     Split(regroup::SplitArgs),
-    /// Some of the samples: a number, a list of keys, classes.
+    /// Select some of the samples: a number, a list of keys, classes.
     Subset(regroup::SubsetArgs),
-    /// Members back into files.
+    /// Write members of shards as files.
     Extract(extract::Args),
 }
 

@@ -1,4 +1,4 @@
-//! `ocelli shards reshard`, `split` and `subset`: the same samples in other shards, in parts, or some
+//! `ocelli shards reshard`, `split` and `subset`: write all samples in other shards, in parts, or some
 //! of them.
 
 use pipeline::secrets::without_secrets;
@@ -19,22 +19,22 @@ use crate::shards::hold::hold;
 use crate::shards::names::shard_list;
 use crate::shards::rewrite::{claim, inputs_of};
 
-/// What the three have in common.
+/// Flags that the three verbs have in common.
 #[derive(clap::Args)]
 pub(crate) struct Common {
-    /// Shard lists.
+    /// Shards: paths, patterns such as 'train-*.tar', folders, or URLs.
     #[arg(required = true)]
     shards: Vec<String>,
-    /// Folder for the shards. A job that was stopped goes on there.
+    /// Folder that receives the shards. A job that was stopped continues there.
     #[arg(long)]
     out: PathBuf,
-    /// Samples of a shard at the most.
+    /// Largest number of samples of a shard.
     #[arg(long, default_value_t = 10_000)]
     samples_per_shard: u64,
-    /// Bytes of a shard at the most.
+    /// Largest size of a shard, in bytes.
     #[arg(long, default_value_t = 1 << 30)]
     bytes_per_shard: u64,
-    /// Give samples new keys, by number. Needed where keys of different shards are the same.
+    /// Give samples new keys, by number. Needed if different shards have the same keys.
     #[arg(long)]
     renumber: bool,
     /// End with one line of JSON.
@@ -50,10 +50,10 @@ pub(crate) struct Common {
 pub(crate) struct ReshardArgs {
     #[command(flatten)]
     common: Common,
-    /// Name of the shards.
+    /// Prefix of the shards' names.
     #[arg(long, default_value = "train")]
     prefix: String,
-    /// Shuffle all samples by this seed; without it they keep their order.
+    /// Shuffle all samples by this seed; without a seed they keep their order.
     #[arg(long)]
     shuffle: Option<u64>,
 }
@@ -66,8 +66,8 @@ pub(crate) struct ReshardArgs {
 pub(crate) struct SplitArgs {
     #[command(flatten)]
     common: Common,
-    /// Name and share of a part, as train=0.9; shares are relative. A sample's part depends on its
-    /// key and the seed alone, so that a set that grows keeps its parts.
+    /// Name and share of a part, such as train=0.9; shares are relative. A sample's part depends on its
+    /// key and the seed only, so that samples keep their parts when a set grows.
     #[arg(long = "part", required = true, num_args = 1..)]
     parts: Vec<String>,
     /// Seed of the parts.
@@ -83,32 +83,32 @@ pub(crate) struct SplitArgs {
 pub(crate) struct SubsetArgs {
     #[command(flatten)]
     common: Common,
-    /// Name of the shards.
+    /// Prefix of the shards' names.
     #[arg(long, default_value = "train")]
     prefix: String,
-    /// This many samples, drawn by the seed.
+    /// Number of samples, drawn by the seed.
     #[arg(long)]
     count: Option<usize>,
     /// Seed of the draw.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Only the samples that stand in this file: a line is a key, or shard, tab and key, as in the
+    /// Select only the samples listed in this file: a line is a key, or shard, tab and key, as in the
     /// keep.txt of `dedup`.
     #[arg(long)]
     keys: Option<PathBuf>,
-    /// Only the samples of these classes: numbers, or names of the classes.txt beside the shards; with commas.
+    /// Select only the samples of these classes: numbers, or names in the classes.txt beside the shards; with commas.
     #[arg(long, value_delimiter = ',', value_name = "CLASS")]
     classes: Vec<String>,
 }
 
-/// A sample by its place.
+/// Position of a sample.
 #[derive(Clone, Copy)]
 struct Place {
     shard: usize,
     number: usize,
 }
 
-/// Keeps the streams of this file apart from all others.
+/// Distinguishes the random streams of this file from all others.
 const DOMAIN: u64 = 0x7265_6772_6f75_7000;
 
 pub(crate) fn reshard(args: &ReshardArgs, storage: &Storage) -> anyhow::Result<ExitCode> {
@@ -179,7 +179,7 @@ pub(crate) fn subset(args: &SubsetArgs, storage: &Storage) -> anyhow::Result<Exi
     write(&args.common, "subset", settings, &sources, &shards, &[(args.prefix.clone(), places)])
 }
 
-/// Keeps the `places` whose class is among `wanted`: by what the samples say, or by number in the list beside the shards.
+/// Keeps the `places` whose class is among `wanted`, by the samples' own labels, or by name in the list beside the shards.
 fn of_classes(
     wanted: &[String],
     sources: &[Source],
@@ -222,7 +222,7 @@ fn shuffle<T>(items: &mut [T], seed: u64) {
     ViewRng::from_words([seed, DOMAIN, 0, 0]).shuffle(items);
 }
 
-/// `train=0.9`
+/// Parses a part such as `train=0.9`.
 fn share(part: &str) -> anyhow::Result<(String, f64)> {
     let parsed = part.split_once('=').and_then(|(name, share)| Some((name, share.parse::<f64>().ok()?)));
     match parsed {
@@ -249,7 +249,7 @@ fn write(
     settings["limits"] = json!([common.samples_per_shard, common.bytes_per_shard, common.renumber]);
     let n_samples: usize = parts.iter().map(|(_, places)| places.len()).sum();
     if n_samples == 0 {
-        bail!("no sample is left to write");
+        bail!("no samples were selected");
     }
     if let Some((name, _)) = parts.iter().find(|(name, _)| !is_file_name(name)) {
         bail!("{name:?} cannot be the name of shards");
@@ -289,7 +289,7 @@ fn write(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Two samples with one key that come to stand next to one another would become one sample.
+/// Checks that keys differ: two adjacent samples with the same key would become one sample.
 fn check_keys(shards: &[Shard], parts: &[(String, Vec<Place>)]) -> anyhow::Result<()> {
     for (_, places) in parts {
         let mut seen = HashSet::new();

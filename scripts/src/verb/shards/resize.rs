@@ -1,4 +1,4 @@
-//! `ocelli shards resize`: large images to a short side, progressive JPEGs to baseline.
+//! `ocelli shards resize`: shrinks large images to a short side, and converts progressive JPEGs to baseline.
 
 use std::process::ExitCode;
 
@@ -21,17 +21,17 @@ use crate::shards::rewrite::{Flags, Item, Job, Verdict, rewrite};
 pub(crate) struct Args {
     #[command(flatten)]
     flags: Flags,
-    /// Short side in pixels; images whose short side is not longer stay as they are. Keep twice the
-    /// size of the largest view. 0 leaves all sizes as they are.
+    /// Short side in pixels; images with a smaller or equal short side are unchanged. Keep twice the
+    /// size of the largest view. 0 keeps all sizes.
     #[arg(long, default_value_t = 512)]
     short_side: u32,
-    /// Quality of the JPEGs that are written, 1 to 100.
+    /// Quality of the written JPEGs, 1 to 100.
     #[arg(long, default_value_t = 95, value_parser = clap::value_parser!(u8).range(1..=100))]
     quality: u8,
-    /// Write progressive JPEGs again as baseline, which decodes two to three times faster.
+    /// Convert progressive JPEGs to baseline, which decodes two to three times faster.
     #[arg(long)]
     baseline: bool,
-    /// Turn images as their EXIF says; what is written has no EXIF.
+    /// Rotate images according to their EXIF; the written images have no EXIF.
     #[arg(long)]
     apply_exif: bool,
 }
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         "apply_exif": args.apply_exif,
     });
     let job = Job { out: &args.flags.out, verb: "resize", settings, overwrite: args.flags.overwrite };
-    // An image that cannot be decoded stays: `filter` is what leaves images out.
+    // An image that cannot be decoded is kept: dropping images is the job of `filter`.
     let totals = rewrite(&sources, storage, &job, |item| resized(args, item).unwrap_or(Verdict::Keep))?;
     totals.print(args.flags.json);
     Ok(ExitCode::SUCCESS)
@@ -68,7 +68,7 @@ fn resized(args: &Args, item: &Item<'_>) -> anyhow::Result<Verdict> {
     Ok(Verdict::Replace("jpg", jpeg(&image, args.quality)?))
 }
 
-/// Lanczos with three lobes, antialiased.
+/// Resizes by an antialiased Lanczos filter with three lobes.
 fn to_short_side(image: &Rgb8, short_px: u32) -> anyhow::Result<Rgb8> {
     let short = f64::from(image.width_px.min(image.height_px));
     let scaled = |side: u32| ((f64::from(side) * f64::from(short_px) / short).round() as u32).max(1);

@@ -1,4 +1,4 @@
-//! `ocelli shards contact-sheet`: images of shards on one picture, as they are or as a recipe's views.
+//! `ocelli shards contact-sheet`: draws images of shards into one picture, as they are or as a recipe's views.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -20,17 +20,17 @@ use crate::shards::classes::names_beside;
     after_help = "Examples:\n  ocelli shards contact-sheet data/ --out sheet.png\n  ocelli shards contact-sheet data/ --recipe dino_vits16 --count 8 --out views.png"
 )]
 pub(crate) struct Args {
-    /// Shard lists.
+    /// Shards: paths, patterns such as 'train-*.tar', folders, or URLs.
     #[arg(required = true)]
     shards: Vec<String>,
-    /// The PNG to write.
+    /// PNG file to write.
     #[arg(long)]
     out: PathBuf,
     /// Draw the augmented views of this recipe (a name or a file), one image a row, instead of the
     /// images themselves.
     #[arg(long)]
     recipe: Option<String>,
-    /// Images, spread evenly over the shards.
+    /// Number of images, spread evenly over the shards.
     #[arg(long, default_value_t = 64)]
     count: u64,
     /// Side of an image, in pixels.
@@ -39,7 +39,7 @@ pub(crate) struct Args {
     /// Seed of the views.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Write over a picture that is there.
+    /// Replace an existing picture.
     #[arg(long)]
     overwrite: bool,
 }

@@ -1,4 +1,4 @@
-//! `ocelli shards stats`: what a data set consists of, and how fast it will load.
+//! `ocelli shards stats`: reports the contents of a data set, and how fast it will load.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -16,14 +16,14 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::progress::bar;
 
-/// Images whose views are timed for the prediction.
+/// Number of images whose views are timed for the prediction.
 const N_TIMED: usize = 64;
 
 /// Flags of `shards stats`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  ocelli shards stats 'data/train-*.tar' --picture sizes.png")]
 pub(crate) struct Args {
-    /// Shard lists.
+    /// Shards: paths, patterns such as 'train-*.tar', folders, or URLs.
     #[arg(required = true)]
     shards: Vec<String>,
     /// Also draw the distributions of sizes into this PNG.
@@ -34,7 +34,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What one sample adds.
+/// Statistics of one sample.
 struct Found {
     facts: Option<Facts>,
     bytes: u64,
@@ -45,7 +45,7 @@ struct Found {
     label: Option<u32>,
 }
 
-/// All samples.
+/// Statistics of all samples.
 #[derive(Default)]
 struct Stats {
     n_samples: u64,
@@ -103,7 +103,7 @@ fn found(shard: &Shard, i: usize) -> Result<Option<Found>, pipeline::PipelineErr
     }
     let read = shard.label(i).and_then(|label| Ok((label, shard.image(i)?)));
     let (label, bytes) = match read {
-        // No bytes are no image: it is counted as one that cannot be read.
+        // An empty image is counted as one that cannot be decoded.
         Err(error) if error.is_of_a_sample() => (None, Vec::new()),
         read => read?,
     };
@@ -159,7 +159,7 @@ impl Stats {
         self.decode_s += found.decode_s;
     }
 
-    /// Mean and deviation of the channels, of values in 0..1.
+    /// Mean and standard deviation of each channel, for values in 0..1.
     fn channels(&self) -> ([f64; 3], [f64; 3]) {
         let mean = self.sum.map(|sum| sum / self.n_pixels.max(1.0));
         let deviation = std::array::from_fn(|c| {
@@ -226,7 +226,7 @@ fn quantiles(values: &[f64]) -> [f64; 3] {
     [at(0.0), at(0.5), at(1.0)]
 }
 
-/// DINOv2's multi-crop on some images spread over the set, on one thread, times the cores.
+/// Predicts images per second: DINOv2's multi-crop on some images spread over the set, on one thread, times the cores.
 fn predicted_images_per_s(shards: &[Shard]) -> f64 {
     let multicrop = MultiCrop::dinov2(224, 96, 8, BlurRule::Paper);
     let mut maker = ViewMaker::default();
@@ -273,7 +273,7 @@ fn print(stats: &Stats, shard_mb: &[f64], predicted: f64) {
     );
     out!("classes          {}; {} samples without a label", stats.labels.len(), stats.n_unlabeled);
     out!("formats          {}; {} progressive", list(&stats.formats), stats.n_progressive);
-    out!("colors           {}; {} turned by EXIF", list(&stats.colors), stats.n_turned);
+    out!("colors           {}; {} rotated by EXIF", list(&stats.colors), stats.n_turned);
     let (mean, deviation) = stats.channels();
     let three = |v: [f64; 3]| v.map(|v| format!("{v:.3}")).join(" ");
     out!("channels         mean {}, deviation {}", three(mean), three(deviation));

@@ -1,4 +1,4 @@
-//! `ocelli shards synth`: a procedural, labeled image set as shards.
+//! `ocelli shards synth`: generates a procedural, labeled image set as shards.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,25 +13,25 @@ use crate::shards::encode::jpeg;
 use crate::shards::hold::hold;
 use crate::shards::synth;
 
-/// Quality of procedural images.
+/// JPEG quality of procedural images.
 const JPEG_QUALITY: u8 = 92;
 
 /// Flags of `shards synth`.
 #[derive(clap::Args)]
 pub(crate) struct SynthArgs {
-    /// Folder for the shards.
+    /// Folder that receives the shards.
     #[arg(long)]
     pub(crate) out: PathBuf,
-    /// Images.
+    /// Number of images.
     #[arg(long, default_value_t = 2000)]
     pub(crate) count: u64,
     /// Seed of the set.
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Side of the images.
+    /// Side of the images, in pixels.
     #[arg(long, default_value_t = 48)]
     pub(crate) size_px: u32,
-    /// Name of the shards.
+    /// Prefix of the shards' names.
     #[arg(long, default_value = "train")]
     pub(crate) prefix: String,
 }
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &SynthArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes a procedural set; images are made on all cores and written in order.
+/// Writes a procedural set; images are drawn on all cores and written in order.
 pub(crate) fn synthesize(args: &SynthArgs) -> anyhow::Result<Vec<PathBuf>> {
     const CHUNK: u64 = 256;
     let limits = ShardLimits { max_samples: 1000, max_bytes: u64::MAX };

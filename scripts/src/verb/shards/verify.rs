@@ -1,4 +1,4 @@
-//! `ocelli shards verify`: every byte, every member, every image.
+//! `ocelli shards verify`: checks every byte, every member, every image.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use crate::progress::bar;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  ocelli shards verify data/")]
 pub(crate) struct Args {
-    /// Shard lists.
+    /// Shards: paths, patterns such as 'train-*.tar', folders, or URLs.
     #[arg(required = true)]
     shards: Vec<String>,
     /// End with one line of JSON.
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     Ok(if n_bad + n_bad_shards == 0 { ExitCode::SUCCESS } else { ExitCode::from(3) })
 }
 
-/// Opens and checks shards one by one; gives those whose samples can be read, and how many are bad.
+/// Opens and checks shards one by one; returns the shards whose samples can be read, and the number of bad shards.
 fn checked(sources: &[Source], storage: &Storage) -> anyhow::Result<(Vec<Shard>, u64)> {
     let mut n_bad_shards = 0u64;
     let mut bad = |error: PipelineError| -> anyhow::Result<()> {
@@ -91,7 +91,7 @@ fn checked(sources: &[Source], storage: &Storage) -> anyhow::Result<(Vec<Shard>,
         match storage.verify(source, &shard) {
             Ok(()) => readable.push(shard),
             Err(error) => {
-                // Which samples of a file have changed is said below. One from elsewhere is not kept.
+                // The samples of a local file that have changed are reported later. A remote shard is not kept.
                 let has_changed = matches!(error, PipelineError::OtherShard { .. });
                 bad(error)?;
                 if has_changed && source.is_read_in_place() {

@@ -1,37 +1,37 @@
-//! What a rank computes on.
+//! Choice of the device that a rank computes on.
 
 use std::str::FromStr;
 
 use burn_tensor::Device;
 
-/// A device as people name it: `auto`, `cpu`, `cuda`, `cuda:1`, `wgpu`.
+/// A device as a user writes it: `auto`, `cpu`, `cuda`, `cuda:1`, `wgpu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeviceChoice {
-    /// The NVIDIA GPU of the local rank where this build knows such and finds one, else the CPU.
+    /// The local rank's NVIDIA GPU if this build supports CUDA and finds one, else the CPU.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
-    /// An NVIDIA GPU: the one of this number, or of the local rank.
+    /// An NVIDIA GPU: the one with this number, or, if `None`, the local rank's.
     Cuda(Option<usize>),
-    /// A GPU over Vulkan, Metal or WebGPU: the one of this number, or of the local rank.
+    /// A GPU over Vulkan, Metal or WebGPU: the one with this number, or, if `None`, the local rank's.
     Wgpu(Option<usize>),
 }
 
-/// A device that is there.
+/// An opened device.
 #[derive(Debug, Clone)]
 pub struct Opened {
-    /// What tensors are made on.
+    /// Device on which tensors are allocated.
     pub device: Device,
-    /// What kind it is.
+    /// Kind of the device.
     pub kind: DeviceKind,
-    /// For people: `cuda:0, NVIDIA H200`.
+    /// Name for display: `cuda:0, NVIDIA H200`.
     pub name: String,
-    /// Bytes of its own memory that are free; `None` where it shares the host's, or does not say.
+    /// Free bytes of the device's own memory; `None` if it shares the host's, or does not report them.
     pub free_bytes: Option<u64>,
-    /// Tells a GPU from all others, on this machine and elsewhere; zeros for what has no such number.
+    /// Identifier of a GPU, unique across machines; zeros for a device without one.
     pub id: [u8; 16],
-    /// Why this is the CPU, where any device would have done.
+    /// Error that made [`DeviceChoice::Auto`] fall back to the CPU.
     pub instead_of: Option<DeviceError>,
 }
 
@@ -40,13 +40,13 @@ pub struct Opened {
 pub enum DeviceKind {
     /// The host's cores and memory.
     Cpu,
-    /// The NVIDIA GPU of this number.
+    /// The NVIDIA GPU with this number.
     Cuda(usize),
     /// A GPU over Vulkan, Metal or WebGPU.
     Wgpu,
 }
 
-/// A device that cannot be had.
+/// An error from opening a device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// The text names no device.
@@ -55,28 +55,28 @@ pub enum DeviceError {
         /// The text.
         text: String,
     },
-    /// The build does not know this kind.
+    /// The build does not support this kind of device.
     #[error("this build has no {kind} support: build with `cargo build --release --features {kind}`")]
     NotBuilt {
         /// The kind, which is also the name of the feature.
         kind: &'static str,
     },
-    /// The machine has none.
+    /// The machine has no usable device of this kind.
     #[error("no {kind} device: {reason}")]
     None {
         /// The kind.
         kind: &'static str,
-        /// What was looked for, and what was found.
+        /// The reason, in words.
         reason: String,
     },
-    /// The machine has fewer.
+    /// The machine has fewer devices of this kind.
     #[error("{kind}:{number} was asked for, and there are {n_devices}, counted from 0")]
     TooFew {
         /// The kind.
         kind: &'static str,
-        /// Which was asked for.
+        /// Number that was asked for.
         number: usize,
-        /// How many there are.
+        /// Number of devices.
         n_devices: usize,
     },
 }
@@ -101,10 +101,10 @@ impl FromStr for DeviceChoice {
 }
 
 impl DeviceChoice {
-    /// The device for the process that is the `local_rank`-th of its machine. Several ranks may share one.
+    /// Opens the device for the process with rank `local_rank` on its machine. Several ranks may share one.
     ///
     /// # Errors
-    /// [`DeviceError`]; of [`DeviceChoice::Auto`] none: it takes the CPU, whose `instead_of` says why.
+    /// [`DeviceError`]; never for [`DeviceChoice::Auto`], which falls back to the CPU with the error in `instead_of`.
     pub fn open(self, local_rank: usize) -> Result<Opened, DeviceError> {
         match self {
             Self::Auto => Ok(cuda(None, local_rank)
@@ -117,7 +117,7 @@ impl DeviceChoice {
 }
 
 impl Opened {
-    /// The CPU.
+    /// Returns the CPU.
     pub fn cpu() -> Self {
         Self {
             device: Device::flex(),
@@ -130,7 +130,7 @@ impl Opened {
     }
 }
 
-/// Which of `n_devices` the `local_rank`-th process takes.
+/// Returns the device number for the `local_rank`-th process: the one asked for, else round-robin over `n_devices`.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn number_of(
     kind: &'static str,
@@ -145,7 +145,7 @@ fn number_of(
     }
 }
 
-/// Names of the NVIDIA GPUs that this process sees.
+/// Returns the names of the NVIDIA GPUs that this process sees.
 ///
 /// # Errors
 /// [`DeviceError`].
@@ -153,7 +153,7 @@ fn number_of(
 pub fn cuda_devices() -> Result<Vec<String>, DeviceError> {
     use cudarc::driver::{result, sys};
     let none = |reason: String| DeviceError::None { kind: "cuda", reason };
-    // SAFETY: looks for files only.
+    // SAFETY: tries to load the driver's library, whose initializers are trusted.
     #[allow(unsafe_code)]
     let has_driver = unsafe { sys::is_culib_present() };
     if !has_driver {
@@ -170,7 +170,7 @@ pub fn cuda_devices() -> Result<Vec<String>, DeviceError> {
         .collect()
 }
 
-/// Without CUDA there are none.
+/// Fails, because this build has no CUDA support.
 ///
 /// # Errors
 /// [`DeviceError::NotBuilt`].
@@ -185,7 +185,7 @@ fn cuda(asked: Option<usize>, local_rank: usize) -> Result<Opened, DeviceError> 
     let names = cuda_devices()?;
     let number = number_of("cuda", asked, local_rank, names.len())?;
     let reason = |reason: String| DeviceError::None { kind: "cuda", reason };
-    // Without them the first kernel would be a panic in a thread of CubeCL's.
+    // Without these headers, the first kernel would panic in a thread of CubeCL.
     let toolkit = cubecl::cuda::install::cuda_path();
     let headers = toolkit.unwrap_or_else(|| "/usr/local/cuda".into()).join("include/cuda_fp16.h");
     if !headers.exists() {
@@ -201,7 +201,7 @@ fn cuda(asked: Option<usize>, local_rank: usize) -> Result<Opened, DeviceError> 
         kind: DeviceKind::Cuda(number),
         name: format!("cuda:{number}, {}", names[number]),
         free_bytes: result::mem_get_info().ok().map(|(free, _)| free as u64),
-        // The C header says char, which is signed on some machines.
+        // The C header declares `char`, which is signed on some machines.
         id: uuid.bytes.map(|byte| byte as u8),
         instead_of: None,
     })
@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn what_is_not_there_is_said_and_auto_takes_what_is() {
         let opened = DeviceChoice::Auto.open(0).unwrap();
-        // A machine with a GPU and a build that knows it runs this test too.
+        // This test also runs on machines with a GPU, in builds that support it.
         if opened.kind == DeviceKind::Cpu {
             let error = DeviceChoice::Cuda(None).open(0).unwrap_err().to_string();
             assert!(error.contains("--features cuda") || error.contains("driver"), "{error}");

@@ -1,21 +1,21 @@
-//! Flat tensors whose elements lie in the host's memory.
+//! Operations on flat tensors, in place if their elements are in host memory.
 
 use burn_flex::Flex;
 use burn_tensor::{Tensor, TensorData};
 use multiversion::multiversion;
 
-/// Elements of a tensor on the host; without a copy when nothing else holds it.
+/// Returns the elements of a tensor on the host; without a copy if they are there and not shared.
 pub fn to_host(tensor: Tensor<1>) -> Vec<f32> {
     // Shards are f32 by construction.
     tensor.into_data().try_into_vec::<f32>().expect("shards hold f32")
 }
 
-/// Whether `tensor` lies in the host's memory.
+/// Returns whether `tensor` is in host memory.
 pub fn is_host(tensor: &Tensor<1>) -> bool {
     tensor.clone().try_into_primitive::<Flex>().is_ok()
 }
 
-/// Runs `f` on the elements of `tensor`: on the tensor's own memory where it has any.
+/// Runs `f` on the elements of `tensor`: on its own memory if it is on the host, else on a copy.
 pub fn with_slice<R>(tensor: &Tensor<1>, f: impl FnOnce(&[f32]) -> R) -> R {
     if let Ok(flex) = tensor.clone().try_into_primitive::<Flex>()
         && let Some(values) = flex.as_slice::<f32>()
@@ -25,7 +25,7 @@ pub fn with_slice<R>(tensor: &Tensor<1>, f: impl FnOnce(&[f32]) -> R) -> R {
     f(&to_host(tensor.clone()))
 }
 
-/// Runs `f` on the elements of `tensor` in place.
+/// Runs `f` on the elements of `tensor`, which keeps the changes: in place if it is on the host and not shared.
 pub fn on_host<R>(tensor: &mut Tensor<1>, f: impl FnOnce(&mut [f32]) -> R) -> R {
     let device = tensor.device();
     let taken = std::mem::replace(tensor, Tensor::zeros([1], &device));
@@ -36,7 +36,7 @@ pub fn on_host<R>(tensor: &mut Tensor<1>, f: impl FnOnce(&mut [f32]) -> R) -> R 
     result
 }
 
-/// The sum of two flat tensors of one length, in the memory of the first where nobody else holds it.
+/// Adds two flat tensors of the same length, in the memory of the first if it is on the host and not shared.
 pub fn add(mut a: Tensor<1>, b: Tensor<1>) -> Tensor<1> {
     if !(is_host(&a) && is_host(&b)) {
         return a + b;
@@ -45,11 +45,11 @@ pub fn add(mut a: Tensor<1>, b: Tensor<1>) -> Tensor<1> {
     a
 }
 
-/// Writes `values` into a flat tensor from `start` on, where the tensor lies.
+/// Writes `values` into a flat tensor from `start` on, on the tensor's device.
 pub fn assign(tensor: &mut Tensor<1>, start: usize, values: &Tensor<1>) {
     let range = start..start + values.dims()[0];
     if !is_host(tensor) {
-        // Taken, so that there is no second holder for whose sake all of it would be copied.
+        // Taken out, so that no second reference makes `slice_assign` copy the whole tensor.
         let taken = std::mem::replace(tensor, Tensor::zeros([1], &values.device()));
         *tensor = taken.slice_assign([range], values.clone());
         return;
@@ -57,7 +57,7 @@ pub fn assign(tensor: &mut Tensor<1>, start: usize, values: &Tensor<1>) {
     with_slice(values, |values| on_host(tensor, |tensor| tensor[range].copy_from_slice(values)));
 }
 
-/// A flat tensor times a number, in its own memory where nobody else holds it.
+/// Multiplies a flat tensor by a number, in its own memory if it is on the host and not shared.
 pub fn scale(mut a: Tensor<1>, factor: f32) -> Tensor<1> {
     if !is_host(&a) {
         return a * factor;

@@ -1,4 +1,4 @@
-//! What a rank computes on: the CPU's cores, or a GPU.
+//! Devices that a rank computes on: the CPU's cores, or a GPU.
 
 mod choice;
 #[cfg(feature = "cuda")]

@@ -1,7 +1,7 @@
-//! What is found out about a GPU, kept from one start to the next.
+//! Autotuning results of a GPU, kept from one run to the next.
 
-/// Keeps what is found out about a GPU, which kernels are the fastest for which sizes, and the compiled kernels in
-/// `folder`, so that another start need not do it again. To be called before a GPU is used.
+/// Keeps autotuning results (the fastest kernels for each size) and compiled kernels in `folder`, so that the next run
+/// need not repeat the work. Must be called before the first use of a GPU.
 #[cfg(feature = "cube")]
 pub fn keep_tuning(folder: &std::path::Path) {
     use cubecl::config::cache::CacheConfig;
@@ -9,10 +9,10 @@ pub fn keep_tuning(folder: &std::path::Path) {
     let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
     config.environment.path = CacheConfig::Directory(folder.to_path_buf());
     config.compilation.cache = true;
-    // It is set already where a GPU has been used before.
+    // Without effect if a GPU has been used before: the configuration is then already set.
     CubeClRuntimeConfig::try_set(config);
 }
 
-/// Without GPUs there is nothing to keep.
+/// Does nothing, because this build has no GPU support.
 #[cfg(not(feature = "cube"))]
 pub fn keep_tuning(_: &std::path::Path) {}

@@ -1,7 +1,7 @@
-//! Threads that each take a slice of the batch through a unit with single-threaded operations.
+//! Worker threads that each compute a unit on a slice of the batch with single-threaded operations.
 //!
-//! On a CPU this beats threads inside operations: a slice stays in its core's cache, and there is
-//! one barrier a unit instead of one an operation.
+//! On a CPU this is faster than threads inside operations: a slice stays in its core's cache, and there is
+//! one barrier per unit instead of one per operation.
 
 use std::num::NonZero;
 use std::ops::Range;
@@ -9,16 +9,16 @@ use std::ops::Range;
 use burn_tensor::Device;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-/// Worker threads of a rank. Each is a rayon pool of one, so that operations inside it neither
+/// Worker threads of a rank. Each is a rayon pool of one thread, so that operations inside it neither
 /// split nor wait.
 pub struct Workers {
-    /// Empty where the thread that calls does the work.
+    /// Pools of one thread each; none if the calling thread does the work.
     pools: Vec<ThreadPool>,
 }
 
 impl Workers {
-    /// `n` workers for the CPU. What launches kernels on another device is the thread that calls: CubeCL has a queue
-    /// for every thread, and one queue need not wait for another.
+    /// Starts `n` workers for the CPU. On any other device the calling thread launches all kernels: CubeCL has one
+    /// queue per thread, and queues need not wait for one another.
     pub fn on(device: &Device, n: usize) -> Self {
         match *device == Device::flex() {
             true => Self::new(n),
@@ -26,7 +26,7 @@ impl Workers {
         }
     }
 
-    /// `n` workers, at least one.
+    /// Starts `n` workers, at least one.
     pub fn new(n: usize) -> Self {
         let pool = |i| {
             ThreadPoolBuilder::new()
@@ -39,23 +39,23 @@ impl Workers {
         Self { pools: (0..n.max(1)).map(pool).collect() }
     }
 
-    /// Number of workers, with the thread that calls where there is no other.
+    /// Returns the number of workers; the calling thread counts as one if there is no other.
     pub fn len(&self) -> usize {
         self.pools.len().max(1)
     }
 
-    /// Never true.
+    /// Returns whether there are no worker threads, so that the calling thread does the work.
     pub fn is_empty(&self) -> bool {
         self.pools.is_empty()
     }
 
-    /// The parts of `n` items, one for each worker that gets any. They differ by one item at most.
+    /// Splits `n` items into ranges, one for each worker that gets any. Their lengths differ by one at most.
     pub fn slices(&self, n: usize) -> Vec<Range<usize>> {
         let parts = self.len().min(n);
         (0..parts).map(|i| i * n / parts..(i + 1) * n / parts).collect()
     }
 
-    /// Gives each worker one of `inputs` and waits for all; results are in order.
+    /// Runs `task` on every input, each on its own worker, and waits for all; results are in the inputs' order.
     ///
     /// # Panics
     /// If `task` panics, or there are more inputs than workers.
@@ -72,7 +72,7 @@ impl Workers {
     }
 }
 
-/// `n`, or the number of cores where it is 0.
+/// Returns `n`, or the number of cores if it is 0.
 pub fn or_cores(n: usize) -> usize {
     match n {
         0 => std::thread::available_parallelism().map_or(1, NonZero::get),
@@ -80,7 +80,7 @@ pub fn or_cores(n: usize) -> usize {
     }
 }
 
-/// Spawns one job on each pool and waits: every scope encloses the scopes after it.
+/// Spawns one job on each pool and waits: each scope encloses those of the remaining pools.
 fn run_each<J: Send>(pools: &[ThreadPool], mut jobs: Vec<J>, task: &(impl Fn(J) + Sync)) {
     let Some((pool, rest)) = pools.split_first() else { return };
     if jobs.is_empty() {

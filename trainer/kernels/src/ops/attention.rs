@@ -8,8 +8,8 @@
 //! gQ = gS · K     gK = gSᵀ · Q
 //! ```
 //!
-//! `qkv` is what one linear layer gives, `[B, N, 3·H·D_h]`, with the order (q, k, v), head,
-//! channel in its last dimension, as in timm and DINO. The CPU kernel reads heads by stride: nothing is
+//! `qkv` is the output of one linear layer, `[B, N, 3·H·D_h]`, with the order (q, k, v), head,
+//! channel in its last dimension, as in timm and DINO. The CPU kernel reads heads with strides: nothing is
 //! permuted or copied.
 
 use std::marker::PhantomData;
@@ -32,7 +32,7 @@ use super::math::exp;
 use super::number::Number;
 use super::product::{Start, product_into};
 
-/// Attention of `n_heads` heads over `qkv` of `[B, N, 3·D]`; gives `[B, N, D]`.
+/// Returns the attention of `n_heads` heads over `qkv` of `[B, N, 3·D]`, `[B, N, D]`.
 pub fn attention(qkv: Tensor<3>, n_heads: usize) -> Tensor<3> {
     #[cfg(feature = "cube")]
     if cube::is_cube(&qkv) {
@@ -45,28 +45,28 @@ pub fn attention(qkv: Tensor<3>, n_heads: usize) -> Tensor<3> {
     }
 }
 
-/// P of `n_heads` heads over `qkv` of `[B, N, 3·D]`: `[B, H, N, N]` in f32, a row for each query.
+/// Returns P of `n_heads` heads over `qkv` of `[B, N, 3·D]`: `[B, H, N, N]` in f32, one row per query.
 pub fn attention_weights(qkv: Tensor<3>, n_heads: usize) -> Tensor<4> {
     let [_, _, d3] = qkv.dims();
     let [q, k] = [0, 1].map(|i| in_f32(part(qkv.clone(), n_heads, i)));
     activation::softmax(q.matmul(k.swap_dims(2, 3)) * ((d3 / 3 / n_heads) as f64).powf(-0.5), 3)
 }
 
-/// Scores and softmax in f32, the product with V in the type of `qkv`.
+/// Computes scores and softmax in f32, and the product with V in the type of `qkv`.
 fn plain(qkv: Tensor<3>, n_heads: usize) -> Tensor<3> {
     let [b, n, d3] = qkv.dims();
     let weights = attention_weights(qkv.clone(), n_heads).cast(qkv.dtype());
     weights.matmul(part(qkv, n_heads, 2)).swap_dims(1, 2).reshape([b, n, d3 / 3])
 }
 
-/// Q, K or V of `qkv`, by number: `[B, H, N, D_h]`.
+/// Returns Q, K or V of `qkv`, by number: `[B, H, N, D_h]`.
 fn part(qkv: Tensor<3>, n_heads: usize, number: usize) -> Tensor<4> {
     let [b, n, d3] = qkv.dims();
     let parts = qkv.reshape([b, n, 3, n_heads, d3 / 3 / n_heads]).permute([2, 0, 3, 1, 4]);
     parts.narrow(0, number, 1).squeeze_dim(0)
 }
 
-/// By the numbers of `qkv`; scores and softmax are f32.
+/// Kernel for `qkv` with elements of type `T`; scores and softmax are f32.
 #[derive(Debug, Clone)]
 struct Attention<T> {
     n_heads: usize,
@@ -93,7 +93,7 @@ impl Sizes {
         (self.d_head as f32).powf(-0.5)
     }
 
-    /// Q, K or V (`part` 0, 1, 2) of one head, in the rows of an image of `qkv`.
+    /// Returns Q, K or V (`part` 0, 1, 2) of one head, in the rows of an image of `qkv`.
     fn head<'a, T>(&self, image: &'a [T], part: usize, head: usize) -> Mat<'a, T> {
         Mat::rows(&image[part * self.d() + head * self.d_head..], 3 * self.d())
     }
@@ -135,7 +135,7 @@ impl<T: Number> Kernel<Flex, 1> for Attention<T> {
     }
 }
 
-/// One image: `[N, 3·D]` to weights `[H, N, N]` and output `[N, D]`.
+/// Computes one image's attention: from `[N, 3·D]` to weights `[H, N, N]` and output `[N, D]`.
 fn attend<T: Number>(sizes: Sizes, image: &[T], weights: &mut [T], y: &mut [T], scores: &mut Vec<f32>) {
     let (n, d_head) = (sizes.n_tokens, sizes.d_head);
     scores.resize(n * n, 0.0);
@@ -172,7 +172,7 @@ fn attend_backward<T: Number>(
     }
 }
 
-/// The softmax of every row of `scores`, which keep its numerators.
+/// Writes the softmax of every row of `scores` to `weights`; `scores` keeps the numerators.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn softmax_rows<T: Number>(scores: &mut [f32], weights: &mut [T], n: usize) {
     for row in scores.chunks_exact_mut(n) {
@@ -181,7 +181,7 @@ fn softmax_rows<T: Number>(scores: &mut [f32], weights: &mut [T], n: usize) {
             *value -= max;
         }
     }
-    // Over all rows at once: a row of 37 is two vectors and five numbers one by one.
+    // Over all rows at once: a row of 37 alone would be two vectors and five scalars.
     for value in scores.iter_mut() {
         *value = exp(*value);
     }
@@ -193,7 +193,7 @@ fn softmax_rows<T: Number>(scores: &mut [f32], weights: &mut [T], n: usize) {
     }
 }
 
-/// `grad` becomes `weights ∘ (grad - rowsum(grad ∘ weights)) · scale`.
+/// Replaces `grad` by `weights ∘ (grad - rowsum(grad ∘ weights)) · scale`.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn softmax_gradient<T: Number>(weights: &[T], grad: &mut [f32], n: usize, scale: f32) {
     for (weights, grad) in weights.chunks_exact(n).zip(grad.chunks_exact_mut(n)) {
@@ -204,7 +204,7 @@ fn softmax_gradient<T: Number>(weights: &[T], grad: &mut [f32], n: usize, scale:
     }
 }
 
-/// Folds a row with sixteen running results, an order that vector instructions can follow.
+/// Folds a row into sixteen running results, an order that vectorizes.
 #[inline(always)]
 fn lanes(row: &[f32], start: f32, map: impl Fn(usize, f32) -> f32, fold: impl Fn(f32, f32) -> f32) -> f32 {
     let mut results = [start; 16];
@@ -229,7 +229,7 @@ mod tests {
     use crate::ops::cast;
     use crate::ops::twin::{assert_close, devices, leaves, types};
 
-    /// Numbers of tokens that are multiples of eight and that are not, one token, rows of more than a plane's lanes.
+    /// Token counts that are and are not multiples of eight, one token, and rows longer than a plane's lanes.
     #[test]
     fn it_equals_its_twin_forwards_and_backwards() {
         for device in devices() {

@@ -1,4 +1,4 @@
-//! Batch normalization in two halves, between which sums are added up over the batch (Ioffe and Szegedy 2015).
+//! Batch normalization in two halves, between which sums are reduced over the batch (Ioffe and Szegedy 2015).
 //!
 //! ```text
 //! n, s, q = rows, Σ_rows (x - μ), Σ_rows (x - μ)²       gx = gs + 2 (x - μ) · gq        μ some guess at the mean
@@ -6,9 +6,9 @@
 //! gx = a · g'     gm = -a · Σ_rows g'     ga = Σ_rows g' · (x - μ - m)     gβ = Σ_rows g'     gskip = g'
 //! ```
 //!
-//! x, y, skip `[B, N, C]`, the others `[C]`. The mean's distance m from the guess and the factor a = γ / √(var + ε) come
-//! from the totals of n, s and q: `model::batch_norm`. Subtracting the guess first keeps the digits of features that lie
-//! far from zero.
+//! x, y, skip `[B, N, C]`, the others `[C]`. The mean's distance m from the guess and the factor a = γ / √(var + ε)
+//! come from the totals of n, s and q: `networks::batch_norm`. Subtracting the guess first preserves the precision of
+//! features that are far from zero.
 
 use burn_flex::{Flex, FlexTensor};
 use burn_tensor::Tensor;
@@ -17,11 +17,11 @@ use multiversion::multiversion;
 use super::bridge::{Kernel, run};
 use super::cpu::{Link, contiguous, dims, is_flex, owned, slice, slice_mut, tensor};
 
-/// Rows whose sums are kept in f32 before they are added to totals in f64.
+/// Rows whose sums are in f32 before they are added to totals in f64.
 const BLOCK: usize = 64;
 
-/// The sums `[1 + 2C]` of `x` of `[B, N, C]`, n, s and q one after another, around `guess` of `[C]`; and `x`, of which
-/// no other use may be made: its gradient and that of the sums are added in one pass.
+/// Returns `x`, and the sums `[1 + 2C]` of `x` of `[B, N, C]` around `guess` of `[C]`: n, s, q. The argument may have
+/// no other use than the returned `x`, whose gradient and that of the sums are added in one pass.
 pub fn moments(x: Tensor<3>, guess: Tensor<1>) -> (Tensor<3>, Tensor<1>) {
     if !is_flex(&x) {
         let sums = plain_moments(x.clone(), guess);
@@ -32,7 +32,7 @@ pub fn moments(x: Tensor<3>, guess: Tensor<1>) -> (Tensor<3>, Tensor<1>) {
     if !x.is_autodiff() {
         return (x, sums);
     }
-    // Behind the sums, so that its backward pass runs before theirs.
+    // Depends on the sums, so that its backward pass runs before theirs.
     let passed = run(Pass { link }, [x.into(), sums.clone().into()]);
     (passed, sums)
 }
@@ -46,20 +46,20 @@ fn plain_moments(x: Tensor<3>, guess: Tensor<1>) -> Tensor<1> {
     Tensor::cat(vec![count, columns(x.clone()), columns(x.clone() * x)], 0)
 }
 
-/// What a normalization is given beside its input, `[C]` each.
+/// Parameters of a normalization, `[C]` each.
 #[derive(Debug, Clone)]
 pub struct Affine {
-    /// What is subtracted first, μ: it has no gradient.
+    /// Guess at the mean, μ, which is subtracted first; it has no gradient.
     pub guess: Tensor<1>,
-    /// What is subtracted then, m.
+    /// Distance of the mean from the guess, m, which is subtracted next.
     pub mean: Tensor<1>,
-    /// What is multiplied with, a.
+    /// Factor, a.
     pub scale: Tensor<1>,
-    /// What is added, β.
+    /// Shift, β.
     pub shift: Tensor<1>,
 }
 
-/// `a · (x - μ - m) + β + skip` for `x` and `skip` of `[B, N, C]`, rectified where `rectify` says so.
+/// Returns `a · (x - μ - m) + β + skip` for `x` and `skip` of `[B, N, C]`, rectified if `rectify` is set.
 pub fn normalize(x: Tensor<3>, affine: Affine, skip: Option<Tensor<3>>, rectify: bool) -> Tensor<3> {
     if !is_flex(&x) {
         return plain_normalize(x, affine, skip, rectify);
@@ -130,7 +130,7 @@ impl Kernel<Flex, 2> for Moments {
     }
 }
 
-/// `x`, whose gradient waits for that of the sums.
+/// Passes `x` through, and leaves its gradient for the backward pass of the sums.
 #[derive(Debug, Clone)]
 struct Pass {
     link: Link,
@@ -154,7 +154,7 @@ struct Normalize {
     rectify: bool,
 }
 
-/// Input, guess, mean, factor, and the output where it was rectified.
+/// Input, guess, mean, factor, and the output if it was rectified.
 #[derive(Debug, Clone)]
 struct Normalized {
     x: FlexTensor,
@@ -164,7 +164,7 @@ struct Normalized {
     rectified: Option<FlexTensor>,
 }
 
-/// Gradients with respect to the input, guess, mean, factor and shift, and what goes around.
+/// Gradients with respect to the input, guess, mean, factor, shift and skip connection.
 type NormalizeGradients = [Option<FlexTensor>; 6];
 
 impl Normalize {
@@ -179,7 +179,7 @@ impl Normalize {
         let skip = skip.as_ref().map(contiguous);
         let (values, skip) = (slice(&x), skip.as_ref().map(slice));
         let mut y = vec![0.0; values.len()];
-        // Block by block, so that what one loop writes is near for the next.
+        // Block by block, so that the rows that one loop writes are in cache for the next.
         for (number, rows) in y.chunks_mut(BLOCK * shape[2]).enumerate() {
             let range = number * BLOCK * shape[2]..number * BLOCK * shape[2] + rows.len();
             affine_rows(&values[range.clone()], channels, rows);
@@ -203,7 +203,7 @@ impl Normalize {
         let channels = [&guess, &mean, &scale].map(slice);
         let mut totals = vec![0.0f64; 2 * c];
         let (values, y) = (slice(&x), rectified.as_ref().map(slice));
-        // Block by block, so that what one loop reads is near for the next.
+        // Block by block, so that the rows that one loop reads are in cache for the next.
         for (number, rows) in slice_mut(&mut gx).chunks_mut(BLOCK * c).enumerate() {
             let range = number * BLOCK * c..number * BLOCK * c + rows.len();
             if let Some(y) = y {
@@ -284,7 +284,7 @@ fn affine_rows(x: &[f32], [guess, mean, scale, shift]: [&[f32]; 4], y: &mut [f32
     }
 }
 
-/// Adds gradients of factor and shift to `sums`, and leaves that of the input in `grad`.
+/// Adds the gradients of factor and shift to `sums`, and replaces `grad` by the input's gradient.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
 fn affine_gradients(grad: &mut [f32], x: &[f32], [guess, mean, scale]: [&[f32]; 3], sums: &mut [f32]) {
     let c = mean.len();

@@ -1,4 +1,4 @@
-//! The bridge between kernels of our own and Burn's autodiff, on any backend.
+//! The bridge between custom kernels and Burn's autodiff, on any backend.
 
 use std::fmt::Debug;
 
@@ -14,13 +14,13 @@ use burn_tensor::Tensor;
 
 /// A kernel on backend `B` with `N` tensor inputs and one output.
 pub(super) trait Kernel<B: Backend, const N: usize>: Clone + Debug + Send + 'static {
-    /// What the backward pass needs.
+    /// Values kept for the backward pass.
     type Saved: Clone + Debug + Send + 'static;
 
-    /// The output, and what to keep.
+    /// Returns the output, and the values to keep.
     fn forward(&self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, Self::Saved);
 
-    /// Gradients of the inputs that are wanted, given that of the output.
+    /// Returns the gradients of the inputs that are `wanted`, given that of the output.
     fn backward(
         &self,
         saved: Self::Saved,
@@ -29,13 +29,13 @@ pub(super) trait Kernel<B: Backend, const N: usize>: Clone + Debug + Send + 'sta
     ) -> [Option<FloatTensor<B>>; N];
 }
 
-/// A backend that tensors can be taken to, with and without autodiff.
+/// A backend whose primitives can be taken from tensors and made into tensors, with and without autodiff.
 pub(super) trait Home: Backend {
-    /// The primitive of a tensor that lives here, under autodiff or not.
+    /// Returns the primitive of a tensor on this backend, under autodiff or not; `None` on any other backend.
     fn take<const D: usize>(tensor: Tensor<D>) -> Option<Input<Self>>;
-    /// A tensor without autodiff.
+    /// Makes a tensor without autodiff.
     fn give<const D: usize>(primitive: FloatTensor<Self>) -> Tensor<D>;
-    /// A tensor under autodiff.
+    /// Makes a tensor under autodiff.
     fn give_tracked<const D: usize>(primitive: Tracked<Self>) -> Tensor<D>;
 }
 
@@ -62,7 +62,7 @@ where
 /// A tensor of backend `B` under autodiff.
 pub(super) type Tracked<B> = FloatTensor<Autodiff<B>>;
 
-/// A tensor on its way into a kernel.
+/// An input of a kernel.
 pub(super) enum Input<B: Backend> {
     Plain(FloatTensor<B>),
     Tracked(Tracked<B>),

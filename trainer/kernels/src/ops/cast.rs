@@ -1,4 +1,4 @@
-//! Tensors in another type of number.
+//! Conversion of tensors to another element type.
 //!
 //! ```text
 //! y = x, rounded if y has fewer bits      gx = gy in the type of x
@@ -13,7 +13,7 @@ use super::cpu::{contiguous, elements, flex_dtype, like};
 use super::math::over_rows;
 use super::number::{Number, convert};
 
-/// `x` in `dtype`.
+/// Returns `x` in `dtype`.
 pub fn cast<const D: usize>(x: Tensor<D>, dtype: DType) -> Tensor<D> {
     match (flex_dtype(&x), dtype) {
         _ if x.dtype() == dtype => x,
@@ -28,7 +28,7 @@ struct Cast {
 }
 
 impl Kernel<Flex, 1> for Cast {
-    /// Type of the input.
+    /// Element type of the input.
     type Saved = DType;
 
     fn forward(&self, [x]: [FlexTensor; 1]) -> (FlexTensor, DType) {

@@ -12,17 +12,17 @@ use multiversion::multiversion;
 use super::bridge::Home;
 use super::number::Number;
 
-/// The type of `tensor`'s numbers, if it lives on the Flex backend, with or without autodiff.
+/// Returns the element type of `tensor` if it is on the Flex backend, with or without autodiff.
 pub(super) fn flex_dtype<const D: usize>(tensor: &Tensor<D>) -> Option<DType> {
     Flex::take(tensor.clone()).map(|_| tensor.dtype())
 }
 
-/// Whether `tensor` is f32 and lives on the Flex backend, with or without autodiff.
+/// Returns whether `tensor` is f32 and on the Flex backend, with or without autodiff.
 pub(super) fn is_flex<const D: usize>(tensor: &Tensor<D>) -> bool {
     tensor.dtype() == DType::F32 && flex_dtype(tensor).is_some()
 }
 
-/// The tensor with its elements in row-major order in one piece.
+/// Returns the tensor with its elements contiguous in row-major order.
 pub(super) fn contiguous(tensor: &FlexTensor) -> FlexTensor {
     match tensor.layout().contiguous_offsets() {
         Some(_) => tensor.clone(),
@@ -30,23 +30,23 @@ pub(super) fn contiguous(tensor: &FlexTensor) -> FlexTensor {
     }
 }
 
-/// The elements of a contiguous tensor of f32.
+/// Returns the elements of a contiguous f32 tensor.
 ///
 /// # Panics
-/// As [`elements`].
+/// Under the conditions of [`elements`].
 pub(super) fn slice(tensor: &FlexTensor) -> &[f32] {
     elements(tensor)
 }
 
-/// The elements of a contiguous tensor.
+/// Returns the elements of a contiguous tensor.
 ///
 /// # Panics
-/// If it is not contiguous, or of other numbers; kernels take their inputs through [`contiguous`], and know what they hold.
+/// If it is not contiguous, or of another type; kernels make their inputs [`contiguous`] and know their element type.
 pub(super) fn elements<T: Number>(tensor: &FlexTensor) -> &[T] {
     tensor.as_slice().expect("kernels see contiguous tensors of the numbers that they are made for")
 }
 
-/// The tensor with its elements in one piece that nobody else holds.
+/// Returns the tensor with contiguous elements that are not shared.
 pub(super) fn owned(tensor: FlexTensor) -> FlexTensor {
     if tensor.is_unique() && tensor.layout().contiguous_offsets().is_some() {
         return tensor;
@@ -58,49 +58,49 @@ pub(super) fn owned(tensor: FlexTensor) -> FlexTensor {
     }
 }
 
-/// The elements of an [`owned`] tensor of f32.
+/// Returns the elements of an [`owned`] f32 tensor.
 ///
 /// # Panics
-/// As [`elements`].
+/// Under the conditions of [`elements`].
 pub(super) fn slice_mut(tensor: &mut FlexTensor) -> &mut [f32] {
     elements_mut(tensor)
 }
 
-/// The elements of an [`owned`] tensor.
+/// Returns the elements of an [`owned`] tensor.
 ///
 /// # Panics
-/// As [`elements`].
+/// Under the conditions of [`elements`].
 pub(super) fn elements_mut<T: Number>(tensor: &mut FlexTensor) -> &mut [T] {
     let (start, end) = tensor.layout().contiguous_offsets().expect("kernels see contiguous tensors");
     &mut tensor.storage_mut()[start..end]
 }
 
-/// Dimensions of a tensor.
+/// Returns the dimensions of a tensor.
 pub(super) fn dims<const D: usize>(tensor: &FlexTensor) -> [usize; D] {
     std::array::from_fn(|i| tensor.layout().shape()[i])
 }
 
-/// A tensor from its elements.
+/// Builds a tensor from its elements.
 pub(super) fn tensor<T: Number, const D: usize>(data: Vec<T>, shape: [usize; D]) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(data, shape))
 }
 
-/// A tensor of the shape of `tensor` from its elements.
+/// Builds a tensor with the shape of `tensor` from its elements.
 pub(super) fn like<T: Number>(tensor: &FlexTensor, data: Vec<T>) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(data, tensor.layout().shape().clone()))
 }
 
-/// A gradient on its way from the end of a branch to its norm.
+/// A slot in which one backward pass leaves a gradient for a later one.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Link(Arc<Mutex<Option<FlexTensor>>>);
 
 impl Link {
-    /// Leaves a gradient for whoever takes it.
+    /// Stores a gradient for a later pass to take.
     pub(super) fn leave(&self, grad: FlexTensor) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(grad);
     }
 
-    /// The gradient that was left, if any was.
+    /// Takes the gradient that was stored, if any.
     pub(super) fn take(&self) -> Option<FlexTensor> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

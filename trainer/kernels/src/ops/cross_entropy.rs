@@ -5,7 +5,7 @@
 //! ∂s[b, v] = (W softmax(s[b, v] / τ) - w) / τ      w = Σ_u p[b, u]   W = Σ_k w
 //! ```
 //!
-//! A view is paired with all of p's, or, where both saw the same views, with all but its own.
+//! A view is paired with all targets, or, if both networks saw the same views, with all but its own view's.
 
 use burn_flex::{Flex, FlexTensor};
 use burn_tensor::{Tensor, activation};
@@ -15,16 +15,16 @@ use super::bridge::{Kernel, run};
 use super::cpu::{contiguous, dims, is_flex, slice, tensor};
 use super::math::{exp, lane_max, lane_sum, over_rows};
 
-/// With whom a view is paired.
+/// The targets that a view is paired with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pairs {
-    /// With every target.
+    /// All targets.
     All,
-    /// With every target but that of its own number.
+    /// All targets but the one with the view's own number.
     Others,
 }
 
-/// The sum over all pairs, `[1]`, for `logits` of `[B, V, K]` and `targets` of `[B, U, K]` without a graph.
+/// Returns the sum over all pairs, `[1]`, for `logits` of `[B, V, K]` and `targets` of `[B, U, K]`, without gradient.
 pub fn cross_entropy(logits: Tensor<3>, targets: Tensor<3>, pairs: Pairs, temperature: f64) -> Tensor<1> {
     if is_flex(&logits) && is_flex(&targets) {
         let kernel = CrossEntropy { pairs, inverse: (1.0 / temperature) as f32 };
@@ -73,7 +73,7 @@ impl Kernel<Flex, 2> for CrossEntropy {
                 *loss = row_loss(&rows[(first + i) * k..][..k], &weights, self.inverse);
             }
         });
-        // In f64: the sum of a batch does not depend on how rows were spread over threads.
+        // Row by row in f64: the sum of a batch does not depend on how rows were split over threads.
         let total: f64 = losses.iter().map(|loss| f64::from(*loss)).sum();
         (tensor(vec![total as f32], [1]), [logits, targets])
     }
@@ -104,7 +104,7 @@ impl Kernel<Flex, 2> for CrossEntropy {
 }
 
 impl CrossEntropy {
-    /// The sum of the targets that `view` is paired with; `targets` `[U, K]` are those of its image.
+    /// Sums the targets that `view` is paired with into `out`; `targets` `[U, K]` are those of its image.
     fn weights(&self, targets: &[f32], view: usize, out: &mut [f32]) {
         out.fill(0.0);
         for (u, target) in targets.chunks_exact(out.len()).enumerate() {

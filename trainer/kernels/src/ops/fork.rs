@@ -4,8 +4,8 @@
 //! a = x   b = x      gx = ga + gb
 //! ```
 //!
-//! On the CPU autodiff would add them up by an operation that is not optimized. Here the second use leaves its gradient
-//! for the first one's backward pass, which runs later: its node is nearer to the beginning of the graph.
+//! On the CPU, autodiff would add them with an operation that is not optimized. Here the second use leaves its gradient
+//! for the first one's backward pass, which runs later because its node is nearer to the start of the graph.
 
 use burn_flex::{Flex, FlexTensor};
 use burn_tensor::Tensor;
@@ -13,7 +13,7 @@ use burn_tensor::Tensor;
 use super::bridge::{Kernel, run};
 use super::cpu::{Link, add, contiguous, is_flex, owned, slice, slice_mut};
 
-/// `x` twice.
+/// Returns `x` twice.
 pub fn fork(x: Tensor<3>) -> [Tensor<3>; 2] {
     if !is_flex(&x) || !x.is_autodiff() {
         return [x.clone(), x];
@@ -44,7 +44,7 @@ impl Kernel<Flex, 1> for First {
     }
 }
 
-/// Gives autodiff no gradient of its own, so that there is nothing to add.
+/// The second use, which returns no gradient to autodiff, so that there is nothing to add.
 #[derive(Debug, Clone)]
 struct Second {
     link: Link,

@@ -30,8 +30,8 @@ pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     }
 }
 
-/// In f32 at least, whatever comes and goes. Not Burn's own operation, whose backward pass is, but for Flex, that of the tanh
-/// approximation.
+/// Computes in f32 at least, for any type of `x`. Burn's own operation is not used: except on Flex, its backward pass
+/// is that of the tanh approximation.
 fn plain<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     let dtype = x.dtype();
     let x = in_f32(x);
@@ -77,7 +77,7 @@ fn scale_by_slope(x: &[f32], grad: &mut [f32]) {
     }
 }
 
-/// `x` becomes its GELU, and `grad` is multiplied by the slope.
+/// Replaces `x` by its GELU, and multiplies `grad` by the slope.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 pub(super) fn value_and_gradient<T: Number>(x: &mut [T], grad: &mut [T]) {
     for (grad, x) in grad.iter_mut().zip(x) {

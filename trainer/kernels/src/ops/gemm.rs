@@ -1,11 +1,11 @@
-//! Matrix products on strided slices: the one place that calls the `gemm` crate.
+//! Matrix products on strided slices: the only module that calls the `gemm` crate.
 
 use super::tally::{self, Product};
 
-/// A matrix inside a slice, by the distance between rows and between columns.
+/// A matrix inside a slice, described by its strides.
 #[derive(Debug, Clone, Copy)]
 pub struct Mat<'a, T = f32> {
-    /// Where its elements lie, the first one first.
+    /// Slice that starts with the matrix's first element.
     pub data: &'a [T],
     /// Elements from one row to the next.
     pub row_stride: usize,
@@ -14,32 +14,32 @@ pub struct Mat<'a, T = f32> {
 }
 
 impl<'a, T> Mat<'a, T> {
-    /// Rows one after another, `row_stride` apart.
+    /// Returns a matrix of contiguous rows, `row_stride` apart.
     pub fn rows(data: &'a [T], row_stride: usize) -> Self {
         Self { data, row_stride, col_stride: 1 }
     }
 
-    /// The transposed matrix; nothing moves.
+    /// Returns the transposed matrix, without moving elements.
     pub fn t(self) -> Self {
         Self { data: self.data, row_stride: self.col_stride, col_stride: self.row_stride }
     }
 }
 
-/// What matrices are made of.
+/// An element type of matrices.
 pub trait Element: sealed::Float {}
 
 impl Element for f32 {}
 impl Element for f64 {}
 
 mod sealed {
-    /// The types that the `gemm` crate multiplies, of those that are used here.
+    /// The types used here that the `gemm` crate multiplies.
     pub trait Float: Copy + PartialEq + Default + 'static {}
 
     impl Float for f32 {}
     impl Float for f64 {}
 }
 
-/// `scale · a · b` for `a` of `[m, k]` and `b` of `[k, n]`, `[m, n]`. Threads as in [`gemm`].
+/// Returns `scale · a · b`, `[m, n]`, for `a` of `[m, k]` and `b` of `[k, n]`. Threads are as in [`gemm`].
 ///
 /// # Panics
 /// If a matrix does not lie inside its slice.
@@ -47,9 +47,9 @@ pub(crate) fn product<T: Element>([m, k, n]: [usize; 3], scale: T, a: Mat<'_, T>
     let mut out = Vec::with_capacity(m * n);
     if m > 0 && n > 0 {
         check([m, k, n], a, b);
-        // SAFETY: the matrices lie inside their slices, and there is room for `m` rows of `n`. The product writes all of them
-        // and reads none (`tests::what_was_there_is_not_read`), so that they are initialized when the length is set. Clearing
-        // them first takes two to three hundredths of a step.
+        // SAFETY: the matrices lie inside their slices, and there is room for `m` rows of `n`. The product writes all
+        // of them and reads none (`tests::what_was_there_is_not_read`), so they are initialized when the length is set.
+        // Zeroing them first would take two to three percent of a step.
         #[allow(unsafe_code)]
         unsafe {
             call([m, k, n], scale, a, b, T::default(), out.as_mut_ptr(), n);
@@ -59,8 +59,8 @@ pub(crate) fn product<T: Element>([m, k, n]: [usize; 3], scale: T, a: Mat<'_, T>
     out
 }
 
-/// `out = keep · out + scale · a · b` for `a` of `[m, k]` and `b` of `[k, n]`; rows of `out` are
-/// `out_stride` apart. Threads are those of the rayon pool that calls, if the product is large.
+/// Computes `out = keep · out + scale · a · b` for `a` of `[m, k]` and `b` of `[k, n]`; rows of `out` are
+/// `out_stride` apart. A large product runs on the threads of the current rayon pool.
 ///
 /// # Panics
 /// If a matrix does not lie inside its slice.
@@ -93,11 +93,11 @@ fn check<T>([m, k, n]: [usize; 3], a: Mat<'_, T>, b: Mat<'_, T>) {
     assert!(fits(m, k, &a) && fits(k, n, &b), "matrices lie inside their slices");
 }
 
-/// The call itself. Where `keep` is zero, `out` is written only.
+/// Calls the `gemm` crate. If `keep` is zero, `out` is only written.
 ///
 /// # Safety
-/// The matrices lie inside their slices, and `out` points to `m` rows of `n` elements, `out_stride` apart, which nobody else
-/// has.
+/// The matrices lie inside their slices, and `out` points to `m` rows of `n` elements, `out_stride` apart, which
+/// nothing else accesses.
 #[allow(unsafe_code)]
 unsafe fn call<T: Element>(
     [m, k, n]: [usize; 3],
@@ -147,7 +147,7 @@ unsafe fn call<T: Element>(
     }
 }
 
-/// Counts the operations of this thread's products, for the tests of costs.
+/// Counter of the floating-point operations of this thread's products, for tests of cost estimates.
 #[cfg(feature = "testing")]
 pub mod count {
     use std::cell::Cell;
@@ -160,7 +160,7 @@ pub mod count {
         FLOPS.set(FLOPS.get() + flops);
     }
 
-    /// The operations of the products in `f`.
+    /// Runs `f` and returns the floating-point operations of matrix products alone.
     pub fn flops_of<R>(f: impl FnOnce() -> R) -> f64 {
         let before = FLOPS.get();
         f();
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Every path of the library: vectors, outer products, small and large ones, parts of a vector register.
+    /// Covers every path of the library: vectors, outer products, small and large ones, parts of a vector register.
     #[test]
     fn what_was_there_is_not_read() {
         let a: Vec<f32> = (0..130 * 130).map(|i| (i as f32 * 0.7).sin()).collect();

@@ -1,4 +1,4 @@
-//! Means over the cells of a grid, and factors for all cells of one: the beginning and the end of squeeze-and-excitation.
+//! Means over the cells of a grid, and channel factors for all of its cells: the two ends of squeeze-and-excitation.
 //!
 //! ```text
 //! m[b, c] = 1/N Σ_n x[b, n, c]         gx[b, n, c] = g[b, c] / N
@@ -12,7 +12,7 @@ use multiversion::multiversion;
 use super::bridge::{Kernel, run};
 use super::cpu::{contiguous, dims, is_flex, slice, tensor};
 
-/// The mean of `x` of `[B, N, C]` over N, `[B, 1, C]`.
+/// Returns the mean of `x` of `[B, N, C]` over N, `[B, 1, C]`.
 pub fn grid_mean(x: Tensor<3>) -> Tensor<3> {
     match is_flex(&x) {
         true => run(GridMean, [x.into()]),
@@ -20,7 +20,7 @@ pub fn grid_mean(x: Tensor<3>) -> Tensor<3> {
     }
 }
 
-/// `x` of `[B, N, C]` times `factors` of `[B, 1, C]`.
+/// Multiplies `x` of `[B, N, C]` by `factors` of `[B, 1, C]`.
 pub fn scale_channels(x: Tensor<3>, factors: Tensor<3>) -> Tensor<3> {
     match is_flex(&x) {
         true => run(ScaleChannels, [x.into(), factors.into()]),

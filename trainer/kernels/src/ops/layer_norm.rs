@@ -33,7 +33,7 @@ pub fn layer_norm(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64)
     }
 }
 
-/// [`layer_norm`] on the CPU, whose gradient of `x` gets what has been left in `link` until then.
+/// [`layer_norm`] on the CPU, which adds the gradient left in `link` to the gradient of `x`.
 pub(super) fn with_link(
     x: Tensor<3>,
     gamma: Tensor<1>,
@@ -45,7 +45,7 @@ pub(super) fn with_link(
     run(kernel, [x.into(), gamma.into(), beta.into()])
 }
 
-/// In the type of γ, whatever comes and goes.
+/// Computes in the type of γ, for any type of `x`.
 fn plain(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> Tensor<3> {
     let (dtype, wide) = (x.dtype(), gamma.dtype());
     let [x, gamma, beta] = [x, gamma.unsqueeze(), beta.unsqueeze()].map(|t: Tensor<3>| t.cast(wide));
@@ -59,7 +59,7 @@ struct LayerNorm {
     link: Option<Link>,
 }
 
-/// Normalized rows `[B·N, D]`, their factors `[B·N]`, and γ.
+/// Normalized rows, each followed by its factor, `[B·N, D + 1]`; γ; β.
 type Saved = (FlexTensor, FlexTensor, FlexTensor);
 
 impl Kernel<Flex, 3> for LayerNorm {
@@ -107,7 +107,7 @@ impl Kernel<Flex, 3> for LayerNorm {
     }
 }
 
-/// The normalized row, then its factor, for every row of `kept`.
+/// Writes the normalized row, then its factor, to every row of `kept`.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
 fn normalize(x: &[f32], kept: &mut [f32], d: usize, epsilon: f32) {
     for (row, kept) in x.chunks_exact(d).zip(kept.chunks_exact_mut(d + 1)) {
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
     use crate::ops::twin::{assert_close, devices, leaves};
 
-    /// Odd widths, whole vectors, more rows than a block adds up.
+    /// Odd widths, whole vectors, more rows than a block sums.
     #[test]
     fn it_equals_its_twin_forwards_and_backwards() {
         for device in devices() {

@@ -5,8 +5,8 @@
 //! gx = g · W            gW = gᵀ · x            gb = Σ_rows g
 //! ```
 //!
-//! If x is bf16, W is rounded to it, and y and gx are bf16. The CPU kernel rounds W as it packs it for the product: its gradient
-//! stays f32, and so does b with its own.
+//! If x is bf16, W is rounded to bf16, and y and gx are bf16. The CPU kernel rounds W as it packs it for the product:
+//! W's gradient stays f32, and so do b and its gradient.
 
 use std::marker::PhantomData;
 
@@ -25,8 +25,8 @@ use super::gemm::Mat;
 use super::number::Number;
 use super::product::product;
 
-/// `x · Wᵀ + b` for `x` of `[B, N, D]`, `weight` of `[O, D]`, `bias` of `[O]`; both of the latter in f32, if `x` is f32 or
-/// bf16.
+/// Returns `x · Wᵀ + b` for `x` of `[B, N, D]`, `weight` of `[O, D]` and `bias` of `[O]`. Weight and bias are f32 if
+/// `x` is f32 or bf16.
 pub fn linear(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
     #[cfg(feature = "cube")]
     if cube::is_cube(&x) {
@@ -46,7 +46,7 @@ fn plain(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
     (x.reshape([b * n, d]).matmul(weight.transpose()) + bias.unsqueeze()).reshape([b, n, o])
 }
 
-/// `x · Wᵀ` for `x` of `[M, D]` and `weight` of `[O, D]`.
+/// Returns `x · Wᵀ` for `x` of `[M, D]` and `weight` of `[O, D]`.
 pub fn matmul_transposed(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     match is_flex(&x) {
         true => run(MatmulTransposed, [x.into(), weight.into()]),
@@ -54,7 +54,7 @@ pub fn matmul_transposed(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     }
 }
 
-/// By the numbers of `x`.
+/// Kernel for `x` with elements of type `T`.
 #[derive(Debug, Clone)]
 struct Linear<T>(PhantomData<T>);
 
@@ -125,7 +125,7 @@ pub(super) fn weight_gradient<T: Number>(grad: &[T], x: &[T], [m, o, d]: [usize;
     product([o, m, d], Mat::rows(grad, o).t(), Mat::rows(x, d), None)
 }
 
-/// Sums of rows of `row_len` elements, by column.
+/// Returns the column sums of rows of `row_len` elements.
 pub(super) fn column_sums<T: Number>(rows: &[T], row_len: usize) -> Vec<f32> {
     let mut sums = vec![0.0; row_len];
     add_rows(rows, &mut sums);
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
     use crate::ops::twin::{assert_close, devices, leaves, types};
 
-    /// Few rows, and more than a block adds up.
+    /// Few rows, and more rows than a block sums.
     #[test]
     fn it_equals_its_twin_forwards_and_backwards() {
         for device in devices() {

@@ -5,7 +5,7 @@
 //! gx_i = Σ_{p: i(p) = i} g_p (x_i - z_j(p)) / (d_p (d_p + ε))
 //! ```
 //!
-//! The square root's slope is infinite at zero: ε holds equal rows off it.
+//! The slope of the square root is infinite at zero: ε keeps the distance of equal rows away from it.
 
 use burn_flex::{Flex, FlexTensor};
 use burn_tensor::{Int, Tensor, TensorData};
@@ -15,7 +15,7 @@ use super::bridge::{Kernel, run};
 use super::cpu::{contiguous, dims, is_flex, slice, tensor};
 use super::math::lane_squared_distance;
 
-/// The logarithms for `pairs` of a row of `x` and a row of `z`, `[P]`. `z` has no gradient.
+/// Returns the logarithms, `[P]`, for `pairs` of a row of `x` and a row of `z`. `z` has no gradient.
 pub fn log_distances(x: Tensor<2>, z: Tensor<2>, pairs: Vec<[usize; 2]>, epsilon: f64) -> Tensor<1> {
     match is_flex(&x) {
         true => run(LogDistances { pairs, epsilon: epsilon as f32 }, [x.into(), z.into()]),

@@ -1,5 +1,5 @@
-//! Branch-free `exp` and `erf` that compile to vector instructions. No fused multiply-add, so that
-//! every x86 host computes the same bits.
+//! Branch-free `exp`, `erf`, sine and cosine that compile to vector instructions. They use no fused multiply-add, so
+//! that every x86 host computes the same bits.
 
 /// `e^x` to about 1e-7 relative; 0 below -87.3, and no larger than e^88 above.
 ///
@@ -47,9 +47,9 @@ pub(super) fn erf(x: f32) -> f32 {
     x * p / q
 }
 
-/// Sine and cosine to about 2e-7 absolute for angles up to some thousands.
+/// Sine and cosine to about 2e-7 absolute for angles up to a few thousand.
 ///
-/// Cephes: `x = n π/2 + r` with π/2 in three parts, polynomials in `r`, and the quadrant by `n`.
+/// Cephes: `x = n π/2 + r` with π/2 in three parts, polynomials in `r`, and the quadrant from `n`.
 #[inline(always)]
 pub(super) fn sin_cos(x: f32) -> [f32; 2] {
     const ROUND: f32 = 12_582_912.0;
@@ -66,7 +66,7 @@ pub(super) fn sin_cos(x: f32) -> [f32; 2] {
     [negative(quadrant >= 2, a), negative(quadrant == 1 || quadrant == 2, b)]
 }
 
-/// Sums with sixteen running totals, an order that vector instructions can follow.
+/// Sums `values` in sixteen running totals, an order that vectorizes.
 #[inline(always)]
 fn sum(values: impl ExactSizeIterator<Item = f32>) -> f32 {
     let mut totals = [0.0f32; 16];
@@ -115,7 +115,7 @@ fn lane_sum_of_pairs(a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> f32) -> f32 {
     totals.iter().sum::<f32>() + rest
 }
 
-/// The largest number of `row`, in sixteen lanes; negative infinity of none.
+/// The largest number of `row`, in sixteen lanes; negative infinity if it is empty.
 #[inline(always)]
 pub(super) fn lane_max(row: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; 16];
@@ -129,8 +129,8 @@ pub(super) fn lane_max(row: &[f32]) -> f32 {
     lanes.iter().fold(rest, |max, v| max.max(*v))
 }
 
-/// Splits the rows of `out` over the threads of the rayon pool that calls; `body` gets the number
-/// of its first row and its rows. With one thread it is one call.
+/// Splits the rows of `out` over the threads of the current rayon pool; `body` gets the index of its
+/// first row and its rows. With one thread, or few rows, it is a single call.
 pub(super) fn over_rows<T: Send>(out: &mut [T], row_len: usize, body: impl Fn(usize, &mut [T]) + Sync) {
     use rayon::prelude::*;
     let n_threads = rayon::current_num_threads();

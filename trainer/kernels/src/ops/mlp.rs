@@ -1,4 +1,4 @@
-//! Two affine maps with a GELU between them: the MLP of a transformer's block.
+//! Two affine maps with a GELU between them: the MLP of a transformer block.
 //!
 //! ```text
 //! h  = x · W₁ᵀ + b₁     y   = gelu(h) · W₂ᵀ + b₂          x [.., D], W₁ [H, D], b₁ [H], W₂ [O, H], b₂ [O]
@@ -7,8 +7,8 @@
 //!                       gW₂ = gᵀ · gelu(h)   gb₂ = Σ_rows g
 //! ```
 //!
-//! The CPU kernel keeps `h` alone: the backward pass has gelu(h) from the same error function as the slope, so that a graph
-//! holds a hidden layer less.
+//! The CPU kernel keeps only `h`: the backward pass computes gelu(h) from the same error function as the slope, so that
+//! a graph holds one hidden layer less.
 
 use std::marker::PhantomData;
 
@@ -23,7 +23,7 @@ use super::gelu::{self, gelu};
 use super::linear::{affine, column_sums, linear, times_transposed, times_weight, weight_gradient};
 use super::number::Number;
 
-/// `gelu(x · W₁ᵀ + b₁) · W₂ᵀ + b₂` for `x` of `[B, N, D]`, by weight and bias of each layer; types as in [`linear`].
+/// Returns `gelu(x · W₁ᵀ + b₁) · W₂ᵀ + b₂` for `x` of `[B, N, D]`, by layer weight and bias; types as in [`linear`].
 pub fn mlp(x: Tensor<3>, first: (Tensor<2>, Tensor<1>), second: (Tensor<2>, Tensor<1>)) -> Tensor<3> {
     match flex_dtype(&x) {
         Some(DType::F32) => on_flex::<f32>(x, first, second),
@@ -45,16 +45,16 @@ fn plain(x: Tensor<3>, first: (Tensor<2>, Tensor<1>), second: (Tensor<2>, Tensor
     linear(gelu(linear(x, first.0, first.1)), second.0, second.1)
 }
 
-/// By the numbers of `x`.
+/// Kernel for `x` with elements of type `T`.
 #[derive(Debug, Clone)]
 struct Mlp<T>(PhantomData<T>);
 
-/// What the backward pass needs.
+/// Tensors kept for the backward pass.
 #[derive(Debug, Clone)]
 struct Saved {
     x: FlexTensor,
     w1: FlexTensor,
-    /// `[B·N, H]`.
+    /// Hidden layer before its GELU, `[B·N, H]`.
     h: FlexTensor,
     w2: FlexTensor,
 }
@@ -80,7 +80,7 @@ impl<T: Number> Kernel<Flex, 5> for Mlp<T> {
         let grad = contiguous(&grad);
         let g = elements::<T>(&grad);
         let mut gh = times_weight(g, slice(&w2), [m, o, hidden]);
-        // The activation takes the place of what it was computed from.
+        // The activation overwrites the hidden layer that it is computed from.
         let mut a = owned(h);
         let sums_of_gh = activation_and_gradient(elements_mut(&mut a), &mut gh, hidden);
         let gx = wanted[0].then(|| tensor(times_weight(&gh, slice(&w1), [m, hidden, d]), dims::<3>(&x)));
@@ -92,10 +92,10 @@ impl<T: Number> Kernel<Flex, 5> for Mlp<T> {
     }
 }
 
-/// The hidden layer before and after its GELU, `[M, H]`.
+/// Returns the hidden layer before and after its GELU, `[M, H]` each.
 fn hidden_layer<T: Number>(x: &[T], weight: &[f32], bias: &[f32], mdh: [usize; 3]) -> (Vec<T>, Vec<T>) {
     let f32s = T::DTYPE == DType::F32;
-    // Adding the bias to f32 costs less in one pass with the GELU. To bf16 it is added before the only rounding.
+    // In f32, adding the bias in the same pass as the GELU is cheaper. In bf16, it is added before the only rounding.
     let mut h = if f32s { times_transposed(x, weight, mdh) } else { affine(x, weight, bias, mdh) };
     let mut a = vec![T::default(); h.len()];
     let rows = h.par_chunks_exact_mut(bias.len()).zip(a.par_chunks_exact_mut(bias.len()));
@@ -108,7 +108,7 @@ fn hidden_layer<T: Number>(x: &[T], weight: &[f32], bias: &[f32], mdh: [usize; 3
     (h, a)
 }
 
-/// Rows of `h` become their GELU, rows of `grad` are multiplied by its slope; gives the sums of the latter by column.
+/// Replaces `h` by its GELU, multiplies `grad` by the slope, and returns the column sums of the latter.
 fn activation_and_gradient<T: Number>(h: &mut [T], grad: &mut [T], row_len: usize) -> Vec<f32> {
     let rows = h.par_chunks_exact_mut(row_len).zip(grad.par_chunks_exact_mut(row_len));
     rows.for_each(|(h, grad)| gelu::value_and_gradient(h, grad));

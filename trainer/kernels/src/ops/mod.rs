@@ -1,11 +1,10 @@
-//! The operations that training spends its time in, each with several bodies.
+//! The operations that take most of the training time, each with several implementations.
 //!
-//! On the CPU backend (Flex) and on GPUs ([`cube`]) an operation runs as a kernel with a hand-written backward
-//! pass, registered with Burn's autodiff as a single step; `plain` is a composition
-//! of Burn's own operations. All compute the same formula, which stands at the head of each file,
-//! and the tests compare them. What this buys: Burn's softmax and layer norm are a dozen passes
-//! over memory under autodiff, and copies of permuted tensors cost as much as the products between
-//! them.
+//! On the CPU backend (Flex), and for some operations on GPUs ([`cube`]), an operation runs as a kernel with a
+//! hand-written backward pass, registered with Burn's autodiff as a single step; `plain` is a composition of
+//! Burn's own operations. All implementations compute the same formula, which is at the top of each file,
+//! and tests compare them. The reason for kernels: under autodiff, Burn's softmax and layer norm are a dozen
+//! passes over memory, and copies of permuted tensors cost as much as the products between them.
 
 mod attention;
 mod batch_norm;
@@ -67,7 +66,7 @@ pub use gemm::count::flops_of;
 
 use burn_tensor::{DType, Tensor};
 
-/// `x` in f32, if it has fewer bits. Tests compute in f64.
+/// Returns `x` in f32 if it has fewer bits. f64, which tests compute in, stays.
 pub fn in_f32<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     match x.dtype() {
         DType::F32 | DType::F64 => x,
@@ -81,7 +80,7 @@ pub mod twin {
 
     use burn_tensor::{DType, Device, Distribution, Tensor};
 
-    /// The CPU, and what the features of this build bring.
+    /// Returns the CPU and the devices that this build's features add.
     pub fn devices() -> Vec<Device> {
         #[allow(unused_mut)]
         let mut devices = vec![Device::flex()];
@@ -94,13 +93,13 @@ pub mod twin {
         devices
     }
 
-    /// What `device` computes in, and how far apart results may be: `tolerance` in f32, a few roundings in bf16.
+    /// Returns the types that `device` computes in with their tolerances: `tolerance` in f32, a few roundings in bf16.
     pub fn types(device: &Device, tolerance: f32) -> Vec<(DType, f32)> {
         let types = [(DType::F32, tolerance), (DType::BF16, 2e-2)];
         types.into_iter().filter(|(dtype, _)| device.supports_dtype(*dtype)).collect()
     }
 
-    /// Inputs for `shapes`, as leaves that want a gradient.
+    /// Returns random inputs of `shapes`, as leaves that require a gradient.
     pub fn leaves<const D: usize>(device: &Device, shapes: &[[usize; D]], seed: u64) -> Vec<Tensor<D>> {
         device.seed(seed);
         shapes
@@ -111,12 +110,12 @@ pub mod twin {
             .collect()
     }
 
-    /// Asserts that two tensors agree to `tolerance` of the largest value.
+    /// Asserts that two tensors agree to within `tolerance` times the largest value.
     pub fn assert_close<const D: usize>(name: &str, a: Tensor<D>, b: Tensor<D>, tolerance: f32) {
         let [a, b] = [a, b].map(super::in_f32);
         let scale = b.clone().abs().max().into_scalar::<f32>().max(1e-6);
         let gap = (a - b).abs();
-        // A largest value may pass over what is not a number; a sum does not.
+        // `max` may skip NaN; a sum does not.
         assert!(gap.clone().sum().into_scalar::<f32>().is_finite(), "{name}: not finite");
         let worst = gap.max().into_scalar::<f32>();
         assert!(worst <= tolerance * scale, "{name}: {worst} against a scale of {scale}");

@@ -1,4 +1,4 @@
-//! The numbers that CPU kernels of a backbone read and write. They compute in f32.
+//! Element types that the CPU kernels of a backbone read and write. They compute in f32.
 
 use std::borrow::Cow;
 
@@ -7,16 +7,16 @@ use bytemuck::Pod;
 use half::bf16;
 use multiversion::multiversion;
 
-/// f32 or bf16.
+/// An element type: f32 or bf16.
 pub trait Number: burn_tensor::Element + Pod + Default {
-    /// Its type among those of tensors.
+    /// The tensor data type of these elements.
     const DTYPE: DType;
 
-    /// The same number in f32.
+    /// Returns the same number in f32.
     fn wide(self) -> f32;
-    /// The nearest number; of two equally near ones that with an even last bit.
+    /// Returns the nearest number; a tie goes to the one with an even last bit.
     fn nearest(value: f32) -> Self;
-    /// The bits of the nearest bf16.
+    /// Returns the bits of the nearest bf16.
     fn bf16_bits(self) -> u16;
 }
 
@@ -33,13 +33,13 @@ impl Number for f32 {
         value
     }
 
-    /// In integers, which compile to vector instructions: adding half of what is cut off, less one bit if the last bit that
-    /// stays is zero, carries over where the number is to be rounded up.
+    /// Rounds in integer arithmetic, which vectorizes: adding half of what is cut off, less one bit if the last bit
+    /// that stays is zero, carries over if the number is to be rounded up.
     #[inline(always)]
     fn bf16_bits(self) -> u16 {
         let bits = self.to_bits();
         let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-        // Rounding could make an infinity of what is not a number.
+        // Rounding could turn a NaN into an infinity.
         let quiet = (bits >> 16) | 0x40;
         (if self.is_nan() { quiet } else { rounded }) as u16
     }
@@ -64,7 +64,7 @@ impl Number for bf16 {
     }
 }
 
-/// Every number of `y` becomes the nearest to that of `x`.
+/// Sets every element of `y` to the value nearest to that of `x`.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 pub(crate) fn convert<A: Number, B: Number>(x: &[A], y: &mut [B]) {
     for (y, x) in y.iter_mut().zip(x) {
@@ -72,7 +72,7 @@ pub(crate) fn convert<A: Number, B: Number>(x: &[A], y: &mut [B]) {
     }
 }
 
-/// `values` in f32; as they are, if that is what they are.
+/// Returns `values` in f32; borrowed if they are f32 already.
 pub(crate) fn wide<T: Number>(values: &[T]) -> Cow<'_, [f32]> {
     match T::DTYPE {
         DType::F32 => Cow::Borrowed(bytemuck::cast_slice(values)),
@@ -84,7 +84,7 @@ pub(crate) fn wide<T: Number>(values: &[T]) -> Cow<'_, [f32]> {
     }
 }
 
-/// The nearest numbers to `values`.
+/// Converts `values` to the nearest values of type `T`.
 pub(crate) fn nearest<T: Number>(values: Vec<f32>) -> Vec<T> {
     match T::DTYPE {
         DType::F32 => bytemuck::cast_vec(values),
@@ -96,7 +96,7 @@ pub(crate) fn nearest<T: Number>(values: Vec<f32>) -> Vec<T> {
     }
 }
 
-/// `values` in f32, rounded to what T can tell apart.
+/// Returns `values` in f32, rounded to values that `T` can represent.
 pub(crate) fn rounded<T: Number>(values: &[f32]) -> Cow<'_, [f32]> {
     match T::DTYPE {
         DType::F32 => Cow::Borrowed(values),

@@ -1,9 +1,9 @@
-//! Probabilities over prototypes, without a graph: what a teacher's scores become.
+//! Probabilities over prototypes, computed from a teacher's scores without autodiff.
 //!
 //! ```text
 //! softmax_rows     p = softmax((x - c) / τ)                        x [.., K]  c [K]
 //! column_sums      Σ over rows                                     [.., K] → [K]
-//! balanced         columns scaled, then rows to sum one            Sinkhorn and Knopp's half steps
+//! balanced         columns scaled, then rows scaled to sum one      half steps of Sinkhorn and Knopp
 //! sharpness        mean entropy and mean largest probability of rows
 //! ```
 
@@ -15,7 +15,7 @@ use super::bridge::Home;
 use super::cpu::{add, contiguous, is_flex, slice, tensor};
 use super::math::{exp, lane_max, lane_sum, over_rows};
 
-/// `softmax((x - center) / temperature)` over the last dimension of `x` `[B, V, K]`.
+/// Returns `softmax((x - center) / temperature)` over the last dimension of `x` `[B, V, K]`.
 pub fn softmax_rows(x: Tensor<3>, center: Option<Tensor<1>>, temperature: f64) -> Tensor<3> {
     let (dims, inverse) = (x.dims(), (1.0 / temperature) as f32);
     match (host(&x), center.as_ref().map(host)) {
@@ -31,7 +31,7 @@ pub fn softmax_rows(x: Tensor<3>, center: Option<Tensor<1>>, temperature: f64) -
     }
 }
 
-/// Sums over all but the last dimension of `x` `[B, V, K]`, `[K]`.
+/// Returns the sums over all but the last dimension of `x` `[B, V, K]`, `[K]`.
 pub fn column_sums(x: Tensor<3>) -> Tensor<1> {
     let [b, v, k] = x.dims();
     match host(&x) {
@@ -44,7 +44,7 @@ pub fn column_sums(x: Tensor<3>) -> Tensor<1> {
     }
 }
 
-/// The largest element, `[1]`.
+/// Returns the largest element, `[1]`.
 pub fn largest(x: Tensor<3>) -> Tensor<1> {
     match host(&x) {
         Some(x) => Flex::give(tensor(vec![row_max(slice(&x))], [1])),
@@ -52,7 +52,7 @@ pub fn largest(x: Tensor<3>) -> Tensor<1> {
     }
 }
 
-/// `max(exp((x - max) / temperature), floor)` of every element of `x` `[B, V, K]`; `max` is `[1]`.
+/// Returns `max(exp((x - max) / temperature), floor)` of every element of `x` `[B, V, K]`; `max` is `[1]`.
 pub fn exp_rows(x: Tensor<3>, max: Tensor<1>, temperature: f64, floor: f32) -> Tensor<3> {
     let dims = x.dims();
     match (host(&x), host(&max)) {
@@ -66,7 +66,7 @@ pub fn exp_rows(x: Tensor<3>, max: Tensor<1>, temperature: f64, floor: f32) -> T
     }
 }
 
-/// Rows of `q` `[B, V, K]` with column `k` divided by `columns[k]`, and then scaled to sum one.
+/// Divides column `k` of `q` `[B, V, K]` by `columns[k]`, and then scales the rows to sum one.
 pub fn balanced(q: Tensor<3>, columns: Tensor<1>) -> Tensor<3> {
     let dims = q.dims();
     match (host(&q), host(&columns)) {
@@ -83,7 +83,7 @@ pub fn balanced(q: Tensor<3>, columns: Tensor<1>) -> Tensor<3> {
     }
 }
 
-/// Mean entropy in nats and mean largest probability of the rows of `probs` `[B, V, K]`, `[1]` each.
+/// Returns the mean entropy in nats and the mean largest probability of the rows of `probs` `[B, V, K]`, `[1]` each.
 pub fn sharpness(probs: &Tensor<3>) -> [Tensor<1>; 2] {
     let [b, v, k] = probs.dims();
     match host(probs) {
@@ -103,7 +103,7 @@ pub fn sharpness(probs: &Tensor<3>) -> [Tensor<1>; 2] {
     }
 }
 
-/// The elements in one piece, of a tensor on the CPU.
+/// Returns the contiguous elements of a tensor on the CPU without autodiff, `None` for any other tensor.
 fn host<const D: usize>(x: &Tensor<D>) -> Option<FlexTensor> {
     if x.is_autodiff() || !is_flex(x) {
         return None;
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
     use crate::ops::twin::{assert_close, devices, leaves};
 
-    /// What Burn's operations make of the same numbers, in f64.
+    /// Reference: compositions of Burn's operations.
     #[test]
     fn every_function_equals_its_composition() {
         for device in devices() {
@@ -204,7 +204,7 @@ mod tests {
         }
     }
 
-    /// A difference of thousands of nats leaves zeros and no NaN.
+    /// Differences of thousands of nats give zeros and no NaN.
     #[test]
     fn extreme_scores_stay_finite() {
         let x = Tensor::<3>::from_floats([[[1e4, -1e4, 0.0]]], &Device::flex());

@@ -1,4 +1,4 @@
-//! The rectifier.
+//! The rectifier (ReLU).
 //!
 //! ```text
 //! y = max(x, 0)      gx = g where y > 0, else 0
@@ -38,7 +38,7 @@ impl Kernel<Flex, 1> for Relu {
     }
 }
 
-/// What is not a number stays.
+/// Rectifies in place; NaN stays NaN.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
 pub(super) fn rectify(values: &mut [f32]) {
     for value in values {

@@ -1,12 +1,12 @@
-//! A residual branch behind a layer norm: what begins it, and what ends it.
+//! A residual branch behind a layer norm: its start and its end.
 //!
 //! ```text
-//! h = norm(x)      y = x + f ⊙ γ ⊙ b(h)      x, h, b, y [B, N, D]   f [B]   γ [D]   ones where there is none
-//! gb = f ⊙ γ ⊙ g   gγ = Σ_rows f ⊙ g ⊙ b     gx = g + norm's gradient of h's
+//! h = norm(x)      y = x + f ⊙ γ ⊙ b(h)      x, h, b, y [B, N, D]   f [B]   γ [D]   ones if absent
+//! gb = f ⊙ γ ⊙ g   gγ = Σ_rows f ⊙ g ⊙ b     gx = g + gradient of norm(x), given gh
 //! ```
 //!
 //! On the CPU the end leaves `g` for the norm's backward pass, which runs later and adds it in its own loop: the
-//! gradient of `x` is one pass over memory instead of two, and autodiff has nothing to add up.
+//! gradient of `x` takes one pass over memory instead of two, and autodiff has nothing to add.
 
 use std::sync::Arc;
 
@@ -20,14 +20,14 @@ use super::cpu::{Link, add, contiguous, dims, is_flex, owned, slice, slice_mut, 
 use super::layer_norm::{self, layer_norm};
 use super::math::over_rows;
 
-/// The way around a branch.
+/// The skip connection of a branch.
 pub struct Skip {
     x: Tensor<3>,
-    /// Where the end leaves its gradient for the norm; `None` where autodiff adds it up.
+    /// Slot in which the end leaves its gradient for the norm; `None` if autodiff adds it.
     link: Option<Link>,
 }
 
-/// Begins a branch: the normalized `x` of `[B, N, D]`, and the way around it.
+/// Starts a branch: returns the normalized `x` of `[B, N, D]`, and the skip connection.
 pub fn branch(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> (Tensor<3>, Skip) {
     if !is_flex(&x) {
         return (layer_norm(x.clone(), gamma, beta, epsilon), Skip { x, link: None });
@@ -39,8 +39,8 @@ pub fn branch(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> 
 }
 
 impl Skip {
-    /// Ends the branch with `b` of `[B, N, D]`. `gamma` scales channels (LayerScale); `factors` has one number for
-    /// each of the B sequences.
+    /// Ends the branch with its output `b` of `[B, N, D]`. `gamma` scales channels (LayerScale); `factors` has one
+    /// number for each of the B sequences.
     pub fn join(self, b: Tensor<3>, gamma: Option<Tensor<1>>, factors: Option<&[f32]>) -> Tensor<3> {
         let b = cast(b, self.x.dtype());
         let Some(link) = self.link else { return plain(self.x, b, gamma, factors) };
@@ -64,7 +64,7 @@ fn plain(x: Tensor<3>, b: Tensor<3>, gamma: Option<Tensor<1>>, factors: Option<&
     if b.is_autodiff() { x + b * factors.autodiff() } else { x + b * factors }
 }
 
-/// The value of a tensor, without its graph if it has one.
+/// Access to a tensor without its autodiff graph, if it has one.
 trait InnerOrSelf {
     fn inner_or_self(self) -> Self;
 }
@@ -86,7 +86,7 @@ impl Join {
         self.factors.as_ref().map_or(1.0, |factors| factors[sequence])
     }
 
-    /// `into` with `join(factor, into, other)` done to every sequence.
+    /// Returns `into` with `join(factor, into, other)` applied to every sequence.
     fn sum(
         &self,
         into: FlexTensor,
@@ -110,7 +110,7 @@ impl Kernel<Flex, 2> for Join {
     type Saved = ();
 
     fn forward(&self, [x, b]: [FlexTensor; 2]) -> (FlexTensor, ()) {
-        // Nobody else holds what the branch gives: the sum can lie where it lies.
+        // Nothing else holds the branch's output, so the sum can overwrite it.
         let y = match &self.factors {
             Some(_) => self.sum(b, &x, |factor, b, x| scale_and_add(b, x, factor)),
             None => self.sum(b, &x, |_, b, x| add(b, x)),
@@ -129,7 +129,7 @@ impl Kernel<Flex, 2> for Join {
 }
 
 impl Kernel<Flex, 3> for Join {
-    /// The branch, and γ.
+    /// The branch's output, and γ.
     type Saved = [FlexTensor; 2];
 
     fn forward(&self, [x, b, gamma]: [FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
@@ -224,7 +224,7 @@ mod tests {
     use crate::ops::gelu;
     use crate::ops::twin::{assert_close, devices, leaves};
 
-    /// Two branches, one after the other: with dropped sequences and without, scaled and not.
+    /// Two branches in sequence: with and without dropped sequences, scaled and not.
     #[test]
     fn it_equals_its_twin_forwards_and_backwards() {
         for device in devices() {

@@ -1,10 +1,10 @@
-//! The beginning of a backward pass.
+//! The start of a backward pass.
 //!
 //! ```text
 //! s = Σ y · g  without computing it       gy = g            y, g of one shape, s [1]
 //! ```
 //!
-//! Backward starts from ones, and only the gradient of the sum counts: the vector-Jacobian product with `g`.
+//! Autodiff starts from ones, and only the gradient of the sum matters: the vector-Jacobian product with `g`.
 
 use burn_flex::{Flex, FlexTensor};
 use burn_tensor::Tensor;
@@ -12,10 +12,10 @@ use burn_tensor::Tensor;
 use super::bridge::{Kernel, run};
 use super::cpu::{is_flex, tensor};
 
-/// A number whose gradient at `y` is `g`; its value means nothing.
+/// Returns a scalar whose gradient at `y` is `g`; its value is unspecified.
 pub fn seed<const D: usize>(y: Tensor<D>, g: Tensor<D>) -> Tensor<1> {
     if is_flex(&y) && is_flex(&g) {
-        // Both are f32 tensors of Flex: the conversion that is_flex tries has just worked.
+        // Both are f32 tensors of Flex: `is_flex` has just tried the same conversion.
         let g = g.try_into_primitive::<Flex>().expect("a tensor of Flex");
         return run(Seed { g }, [y.into()]);
     }

@@ -1,4 +1,4 @@
-//! Patch tokens into a sequence: tokens without a place before them, and a position for each.
+//! Assembly of sequences: prefix tokens before the patch tokens, and a position embedding added to each token.
 //!
 //! ```text
 //! y  = [prefix; patches] + positions      prefix [1, P, D]  patches [B, N, D]  positions [1, P+N, D]  y [B, P+N, D]
@@ -12,7 +12,7 @@ use super::bridge::{Kernel, run};
 use super::cast::cast;
 use super::cpu::{add, contiguous, dims, is_flex, slice, tensor};
 
-/// The sequences, in the type of the prefix.
+/// Returns the sequences, in the type of the prefix.
 pub fn sequence(prefix: Tensor<3>, patches: Tensor<3>, positions: Tensor<3>) -> Tensor<3> {
     let patches = cast(patches, prefix.dtype());
     match is_flex(&patches) {
@@ -30,7 +30,7 @@ fn plain(prefix: Tensor<3>, patches: Tensor<3>, positions: Tensor<3>) -> Tensor<
 struct Sequence;
 
 impl Kernel<Flex, 3> for Sequence {
-    /// Elements of the prefix, and of the whole sequence.
+    /// Number of elements of the prefix, and of the whole sequence.
     type Saved = [usize; 2];
 
     fn forward(&self, [prefix, patches, positions]: [FlexTensor; 3]) -> (FlexTensor, Self::Saved) {

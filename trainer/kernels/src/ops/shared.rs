@@ -4,7 +4,7 @@
 //! y_i = x          gx = Σ_i gy_i          summed in the order of the backward pass
 //! ```
 //!
-//! Autodiff adds such gradients as well, with a loop of the backend's that is not fast.
+//! Autodiff adds such gradients too, but with a loop of the backend that is not optimized.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,17 +14,17 @@ use burn_tensor::Tensor;
 use super::bridge::{Home, Kernel, run};
 use super::cpu::{add, contiguous, is_flex, owned, slice, slice_mut};
 
-/// The gradients that have come back to a tensor.
+/// The sum of the gradients of all uses of a tensor.
 #[derive(Debug, Clone, Default)]
 pub struct SharedGradient(Sum);
 
-/// The first gradient, to which the others are added where it lies. Gradients wait for the end of the backward pass: a
-/// copy would be one more on top of them all.
+/// First gradient, to which the others are added in place. Gradients live until the end of the backward pass: a
+/// copy would add to the peak memory.
 type Sum = Arc<Mutex<Option<FlexTensor>>>;
 
 impl SharedGradient {
-    /// `x` for one more use. Where its gradient is added up here, [`SharedGradient::take`] has it after the backward
-    /// pass; elsewhere the gradients of autodiff have it.
+    /// Returns `x` for one more use. Under autodiff on the CPU, [`SharedGradient::take`] returns its gradient after the
+    /// backward pass; elsewhere it is among autodiff's gradients.
     pub fn of(&self, x: &Tensor<1>) -> Tensor<1> {
         if is_flex(x) && x.is_autodiff() {
             return run(Use { sum: Arc::clone(&self.0) }, [x.clone().into()]);
@@ -32,7 +32,7 @@ impl SharedGradient {
         x.clone()
     }
 
-    /// The sum, if any gradient came back to here.
+    /// Takes the sum; `None` if no gradient was added here.
     pub fn take(&self) -> Option<Tensor<1>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take().map(Flex::give)
     }
@@ -71,7 +71,7 @@ mod tests {
         for device in devices() {
             let x = leaves(&device, &[[15]], 1).remove(0);
             let uses = |get: &dyn Fn() -> Tensor<1>| {
-                // Gradients of what is put together are views into one buffer.
+                // Gradients of concatenated tensors are views into one buffer.
                 let pair = Tensor::cat(vec![get(), get() * 2.0], 0);
                 (gelu(get().unsqueeze::<3>()).sum() + (get() * get()).sum() + pair.powi_scalar(3).sum())
                     .backward()

@@ -1,29 +1,29 @@
-//! Which matrix products are computed, for benchmarks that multiply matrices of the same shapes alone.
+//! Record of the matrix products that are computed, for benchmarks that time products of the same shapes alone.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// The shape of a product, and how its matrices lie in memory.
+/// The shape of a product and the memory layout of its matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Product {
     /// Rows of the first matrix, columns of the first, columns of the second: `[m, k] · [k, n]`.
     pub mkn: [usize; 3],
-    /// Whether the first and the second are read by columns.
+    /// Column-major storage of the first and the second matrix.
     pub transposed: [bool; 2],
-    /// Whether it is added to what is there.
+    /// Adds the product to a row or to the output.
     pub adds: bool,
-    /// Whether it is of numbers rounded to bf16.
+    /// Rounds the matrices to bf16.
     pub bf16: bool,
     /// Threads that may take part.
     pub n_threads: usize,
 }
 
-/// Products are noted while this is set. One benchmark at a time has them noted, whatever threads its step runs on.
+/// Switch that records products. One benchmark at a time records them, whichever threads its step runs on.
 static NOTING: AtomicBool = AtomicBool::new(false);
 static NOTED: Mutex<BTreeMap<Product, u64>> = Mutex::new(BTreeMap::new());
 
-/// Notes a product, if somebody asks for it.
+/// Records a product, if a benchmark asks for it.
 pub(super) fn note(product: impl FnOnce() -> Product) {
     if NOTING.load(Ordering::Relaxed) {
         let mut noted = NOTED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -31,7 +31,7 @@ pub(super) fn note(product: impl FnOnce() -> Product) {
     }
 }
 
-/// The products of `f` and how often each is computed.
+/// Runs `f`; returns its result, and the products computed meanwhile with their counts.
 pub fn products_of<R>(f: impl FnOnce() -> R) -> (R, BTreeMap<Product, u64>) {
     NOTED.lock().unwrap_or_else(PoisonError::into_inner).clear();
     NOTING.store(true, Ordering::Relaxed);

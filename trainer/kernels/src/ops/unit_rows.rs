@@ -1,4 +1,4 @@
-//! Rows at length one.
+//! Rows scaled to unit length.
 //!
 //! ```text
 //! y = x · r      r = 1 / √(|x|² + ε)       x, y [M, D]
@@ -13,7 +13,7 @@ use super::bridge::{Kernel, run};
 use super::cpu::{contiguous, dims, is_flex, slice, tensor};
 use super::math::{lane_dot, over_rows};
 
-/// The rows of `x` at length one; `epsilon` keeps a row of zeros finite.
+/// Scales the rows of `x` to unit length; `epsilon` keeps a row of zeros finite.
 pub fn unit_rows(x: Tensor<2>, epsilon: f64) -> Tensor<2> {
     match is_flex(&x) {
         true => run(UnitRows { epsilon: epsilon as f32 }, [x.into()]),
@@ -32,7 +32,7 @@ struct UnitRows {
 }
 
 impl Kernel<Flex, 1> for UnitRows {
-    /// The rows, and the factor of each behind it: `[M, D + 1]`.
+    /// The rows, each followed by its factor: `[M, D + 1]`.
     type Saved = FlexTensor;
 
     fn forward(&self, [x]: [FlexTensor; 1]) -> (FlexTensor, FlexTensor) {

@@ -6,7 +6,7 @@
 //! gp[n, m] = δ Σ_k k (b[k, m] cos(k δ p[n, m]) - a[k, m] sin(k δ p[n, m]))
 //! ```
 //!
-//! Waves of higher k come from those before: cos (k+1)θ = 2 cos θ cos kθ - cos (k-1)θ, and so for the sine.
+//! Waves follow a recurrence over k: cos (k+1)θ = 2 cos θ cos kθ - cos (k-1)θ, and likewise for the sine.
 
 use std::ops::Range;
 
@@ -19,13 +19,13 @@ use super::bridge::{Home, Kernel, run};
 use super::cpu::{contiguous, dims, is_flex, slice, tensor};
 use super::math::sin_cos;
 
-/// Columns that go through a loop side by side.
+/// Columns that a loop computes side by side, as vector lanes.
 const LANES: usize = 16;
 
-/// Columns whose waves a thread adds up at once: sums fit its cache.
+/// Columns whose waves a thread sums at once: the sums fit its cache.
 const COLUMNS: usize = 64;
 
-/// C and S of `p` of `[N, M]` without a graph, one after the other, `[2 T M]`.
+/// Returns C and S of `p` of `[N, M]`, concatenated, `[2 T M]`; without autodiff.
 pub fn wave_sums(p: Tensor<2>, n_points: usize, spacing: f64) -> Tensor<1> {
     let [_, m] = p.dims();
     if !is_flex(&p) {
@@ -34,7 +34,7 @@ pub fn wave_sums(p: Tensor<2>, n_points: usize, spacing: f64) -> Tensor<1> {
         let all = all.chain((0..n_points).map(|k| point(k, Tensor::sin)));
         return Tensor::cat(all.map(|sums| sums.reshape([m])).collect(), 0);
     }
-    // It was an f32 tensor of Flex a line above.
+    // `is_flex` has just tried the same conversion.
     let p = contiguous(&p.try_into_primitive::<Flex>().expect("a tensor of Flex"));
     let starts = (0..m).into_par_iter().step_by(COLUMNS);
     let of_columns =
@@ -49,7 +49,7 @@ pub fn wave_sums(p: Tensor<2>, n_points: usize, spacing: f64) -> Tensor<1> {
     Flex::give(tensor(sums.copied().collect(), [2 * n_points * m]))
 }
 
-/// C and S of some columns of `p`, one after the other: summed over rows in sequence.
+/// Returns C and S of some columns of `p`, concatenated, summed over the rows in order.
 fn sums_of_columns(p: &FlexTensor, columns: Range<usize>, spacing: f32, n_points: usize) -> Vec<f32> {
     let [_, m]: [usize; 2] = dims(p);
     let mut waves = vec![0.0f32; 2 * n_points * columns.len()];
@@ -61,7 +61,7 @@ fn sums_of_columns(p: &FlexTensor, columns: Range<usize>, spacing: f32, n_points
     totals.into_iter().map(|total| total as f32).collect()
 }
 
-/// E of `p` of `[N, M]`, `[1]`, for `weights` of `[2 T M]` without a graph, a and then b.
+/// Returns E, `[1]`, of `p` of `[N, M]` for `weights` of `[2 T M]`: a, then b, without a gradient.
 pub fn weighted_waves(p: Tensor<2>, weights: Tensor<1>, spacing: f64) -> Tensor<1> {
     if is_flex(&p) && is_flex(&weights) {
         return run(WeightedWaves { spacing: spacing as f32 }, [p.into(), weights.into()]);
@@ -112,7 +112,7 @@ impl Kernel<Flex, 2> for WeightedWaves {
     }
 }
 
-/// The waves of one row, `[2 T M]`.
+/// Writes the waves of one row, `[2 T M]`, to `waves`.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
 fn waves_of_row(row: &[f32], spacing: f32, n_points: usize, waves: &mut [f32]) {
     let m = row.len();
@@ -126,7 +126,7 @@ fn waves_of_row(row: &[f32], spacing: f32, n_points: usize, waves: &mut [f32]) {
     }
 }
 
-/// E of one row.
+/// Returns E of one row.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
 fn weighted_row(row: &[f32], weights: &[f32], spacing: f32) -> f32 {
     let (m, n_points) = (row.len(), weights.len() / (2 * row.len()));
@@ -143,7 +143,7 @@ fn weighted_row(row: &[f32], weights: &[f32], spacing: f32) -> f32 {
     sums.iter().sum()
 }
 
-/// The gradient of E at one row, times `scale / δ`.
+/// Writes the gradient of E at one row, times `scale / δ`, to `gp`.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
 fn wave_gradient(row: &[f32], weights: &[f32], spacing: f32, scale: f32, gp: &mut [f32]) {
     let (m, n_points) = (row.len(), weights.len() / (2 * row.len()));
@@ -162,8 +162,8 @@ fn wave_gradient(row: &[f32], weights: &[f32], spacing: f32, scale: f32, gp: &mu
     }
 }
 
-/// Calls `f` with k, cos(k δ p) and sin(k δ p) for every point k. The recursion over k keeps a compiler from making vectors
-/// of it, so that columns go side by side.
+/// Calls `f` with k, cos(k δ p) and sin(k δ p) for every point k. The recurrence over k does not vectorize, so columns
+/// are the vector lanes.
 #[inline(always)]
 fn each_wave(
     p: &[f32; LANES],
@@ -187,7 +187,7 @@ fn each_wave(
     }
 }
 
-/// Up to [`LANES`] numbers, and zeros.
+/// Returns up to [`LANES`] values, padded with zeros.
 #[inline(always)]
 fn lanes(values: &[f32]) -> [f32; LANES] {
     values.try_into().unwrap_or_else(|_| std::array::from_fn(|i| values.get(i).copied().unwrap_or(0.0)))

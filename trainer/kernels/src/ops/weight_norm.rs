@@ -1,4 +1,4 @@
-//! An affine map whose rows are directions with a length of their own (Salimans and Kingma 2016).
+//! A linear map whose rows are directions with a separate length (Salimans and Kingma 2016).
 //!
 //! ```text
 //! y  = x · (g ⊙ v / |v|)ᵀ           x [M, D]  v [K, D]  g [K]  y [M, K]
@@ -16,7 +16,7 @@ use super::gemm::{Mat, gemm};
 use super::linear::matmul_transposed;
 use super::math::{lane_dot, over_rows};
 
-/// `x · (gain ⊙ v / |v|)ᵀ`. No row of `v` may be zero, no `gain` either where it has a gradient.
+/// Returns `x · (gain ⊙ v / |v|)ᵀ`. No row of `v` may be zero, nor any `gain` that has a gradient.
 pub fn weight_norm_linear(x: Tensor<2>, v: Tensor<2>, gain: Tensor<1>) -> Tensor<2> {
     match is_flex(&x) {
         true => run(WeightNorm, [x.into(), v.into(), gain.into()]),
@@ -103,7 +103,7 @@ fn scale_columns(rows: &mut [f32], factors: &[f32]) {
     }
 }
 
-/// Σ over rows of `a ⊙ b`.
+/// Adds the sum over rows of `a ⊙ b` to `sums`.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
 fn column_dots(a: &[f32], b: &[f32], sums: &mut [f32]) {
     let k = sums.len();
@@ -114,7 +114,7 @@ fn column_dots(a: &[f32], b: &[f32], sums: &mut [f32]) {
     }
 }
 
-/// Takes the part along `v` out of gradients: what is left turns a direction and does not lengthen it.
+/// Removes the component along `v` from gradients: the rest turns a direction without lengthening it.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
 fn across(gv: &mut [f32], v: &[f32], along: &[f32], d: usize) {
     for ((gv, v), along) in gv.chunks_exact_mut(d).zip(v.chunks_exact(d)).zip(along) {

@@ -6,7 +6,7 @@
 //!          y = relu(norm(h_L) + x)      or norm(conv(x)) in the place of x, where grid or width change
 //! ```
 //!
-//! x `[B, H·W, C]` with channels last. Every normalization needs statistics over the batch, so that each begins a stage.
+//! x `[B, H·W, C]` with channels last. Every normalization needs statistics over the batch, and so begins a stage.
 
 use burn_tensor::Tensor;
 use kernels::ops::{Window, conv, fork, grid_mean, in_f32, max_pool, normalize};
@@ -17,20 +17,20 @@ use crate::features::{Features, Skip};
 use crate::params::{Init, ParamSpec};
 use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
 
-/// A convolution without bias, and the normalization of what it gives.
+/// A convolution without bias, and the normalization of its output.
 #[derive(Debug, Clone)]
 pub(super) struct Layer {
     /// Name of the convolution: `conv1`.
     pub conv: String,
-    /// The normalization.
+    /// Normalization of the output.
     pub norm: BatchNorm,
-    /// Channels that come; those that go are the normalization's.
+    /// Input channels; the output channels are the normalization's.
     pub input: usize,
     /// Side of the kernel.
     pub kernel: usize,
-    /// Between two windows.
+    /// Distance between two windows, in cells.
     pub stride: usize,
-    /// Groups of channels.
+    /// Number of groups of channels.
     pub groups: usize,
 }
 
@@ -41,7 +41,7 @@ impl Layer {
 
     fn params(&self) -> Vec<ParamSpec> {
         let (o, k) = (self.norm.width, self.kernel);
-        // He et al. 2015, by what leaves.
+        // He et al. 2015, by fan-out.
         let init = Init::Normal((2.0 / (k * k * o) as f32).sqrt());
         let shape = [o, self.input / self.groups, k, k];
         let mut params = vec![ParamSpec::weight(format!("{}.weight", self.conv), shape, init)];
@@ -49,7 +49,7 @@ impl Layer {
         params
     }
 
-    /// What the convolution gives, its grid and its sums.
+    /// Returns the output of the convolution, its grid and its sums.
     fn conv(&self, x: Tensor<3>, grid: [usize; 2], cx: &Context<'_>) -> (Tensor<3>, [usize; 2], Tensor<1>) {
         let weight = cx.leaves.get::<4>(&format!("{}.weight", self.conv));
         let (h, grid) = conv(cx.rounded(x), grid, weight, self.window());
@@ -62,7 +62,7 @@ impl Layer {
         GroupShape { grid, width: self.norm.width, ..shape }
     }
 
-    /// Cost of the convolution, and of the numbers before and after the normalization.
+    /// Returns the cost of the convolution, and of the numbers before and after the normalization.
     fn cost(&self, shape: GroupShape) -> Cost {
         let rows = self.output(shape).n_rows() as f64;
         let taps = (self.kernel * self.kernel * self.input / self.groups) as f64;
@@ -71,13 +71,13 @@ impl Layer {
     }
 }
 
-/// The first unit.
+/// First unit of a network.
 pub(super) struct Stem {
     /// Name of the unit.
     pub name: &'static str,
-    /// Its only layer.
+    /// Only layer of the unit.
     pub layer: Layer,
-    /// Whether a max pooling of 3 by 3 cells, two apart, follows.
+    /// Appends a max pooling of 3×3 cells with a stride of two.
     pub pools: bool,
 }
 
@@ -135,17 +135,17 @@ impl Unit for Stem {
 pub(super) struct Branch {
     /// Name of the unit.
     pub name: String,
-    /// One after another.
+    /// Layers in their order.
     pub layers: Vec<Layer>,
-    /// Before the last layer.
+    /// Excitation before the last layer.
     pub excitation: Option<Excitation>,
-    /// In the place of the input where its grid or its width is not that of the output.
+    /// Layer on the skip connection, if the grid or the width of the input is not that of the output.
     pub shortcut: Option<Layer>,
-    /// Whether one vector a view is given, the mean of its cells.
+    /// Averages the cells of the output to one vector per view.
     pub pools: bool,
 }
 
-/// What a branch has for its input where that goes around it.
+/// Message of the panic if a branch's input is missing from its skip connection.
 const AROUND: &str = "a branch's first stage leaves its input for the last";
 
 impl Branch {
@@ -153,13 +153,13 @@ impl Branch {
         self.layers.len() - 1
     }
 
-    /// The normalizations that stage `stage` gives sums for, in the order of the sums.
+    /// Returns the normalizations that stage `stage` computes sums for, in the order of the sums.
     fn norms_of(&self, stage: usize) -> impl Iterator<Item = &BatchNorm> {
         let shortcut = self.shortcut.as_ref().filter(|_| stage == self.last());
         std::iter::once(&self.layers[stage]).chain(shortcut).map(|layer| &layer.norm)
     }
 
-    /// Totals of stage `stage`, one after another, by normalization.
+    /// Splits the totals of stage `stage`, which follow one another, by normalization.
     fn parted(&self, stage: usize, totals: &Tensor<1>) -> Vec<Tensor<1>> {
         let mut start = 0;
         let cut = |norm: &BatchNorm| {
@@ -170,7 +170,7 @@ impl Branch {
         self.norms_of(stage).map(cut).collect()
     }
 
-    /// Into the next convolution, with its sums and those of the shortcut.
+    /// Applies the convolution of stage `stage`; returns its sums with those of the shortcut.
     fn convolve(&self, stage: usize, group: Features, set: usize, cx: &Context<'_>) -> (Features, Tensor<1>) {
         let (x, skip) = match stage {
             0 => {
@@ -200,7 +200,7 @@ impl Branch {
         (Features { skip: Some(skip), ..Features::on_grid(h, grid) }, sums)
     }
 
-    /// The end of the branch.
+    /// Applies the last normalization and the skip connection.
     fn finish(&self, group: Features, set: usize, cx: &Context<'_>) -> Features {
         let totals = cx.totals.get(set).map(|totals| self.parted(self.last(), totals));
         let of_norm = |i: usize| totals.as_ref().map(|totals| totals[i].clone());

@@ -14,7 +14,7 @@ use crate::unit::{Context, Cost, GroupShape};
 /// A squeeze and excitation.
 #[derive(Debug, Clone)]
 pub(super) struct Excitation {
-    /// Prefix of its parameters.
+    /// Prefix of the parameters.
     pub name: String,
     /// Channels, C.
     pub width: usize,
@@ -23,7 +23,7 @@ pub(super) struct Excitation {
 }
 
 impl Excitation {
-    /// Names, channels that go and channels that come, of both layers.
+    /// Returns the names, output channels and input channels of both layers.
     fn layers(&self) -> [(String, usize, usize); 2] {
         let name = |layer: &str| format!("{}.{layer}", self.name);
         [(name("fc1"), self.squeezed, self.width), (name("fc2"), self.width, self.squeezed)]
@@ -42,7 +42,7 @@ impl Excitation {
         self.layers().into_iter().flat_map(of_layer).collect()
     }
 
-    /// `x` of `[B, N, C]`, excited.
+    /// Applies the excitation to `x` of `[B, N, C]`.
     pub(super) fn of(&self, x: Tensor<3>, cx: &Context<'_>) -> Tensor<3> {
         let [to_squeezed, to_width] = self.layers();
         let layer = |x: Tensor<3>, (name, output, input): (String, usize, usize)| {

@@ -1,8 +1,10 @@
-//! The configurations of all backbones, for those who know them by name, such as other libraries' weights.
+//! Configurations of all backbones, for code that names them, such as conversions of other libraries' weights.
 
 pub use super::registry::ModelConfig;
 pub use super::regnet::{Config as RegnetConfig, NamedSize, Size};
 pub use super::resnet::{Config as ResnetConfig, StemKind};
+#[cfg(feature = "testing")]
+pub use super::toy::Config as ToyConfig;
 pub use super::transformer::beginning::Initialization;
 pub use super::transformer::block::MlpKind;
 pub use super::transformer::pos_embed::Positions;

@@ -17,26 +17,26 @@ pub use registry::ModelConfig;
 
 use super::unit::Unit;
 
-/// Which features leave a backbone.
+/// Features that a backbone returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Readout {
-    /// One vector a view is enough, `[B·V, 1, D]`.
+    /// One vector per view, `[B·V, 1, D]`.
     Pooled,
     /// All tokens, `[B·V, P + N, D]`.
     All,
 }
 
-/// Where features can be read on their way through the units.
+/// Levels at which features can be read between the units.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Levels {
     /// Units that end a level, from the first level to the last.
     pub units: Vec<usize>,
-    /// The unit that what is read goes through too, such as a last norm.
+    /// Unit that the features of a level pass through, such as a last norm.
     pub readout: Option<usize>,
 }
 
 impl Levels {
-    /// The last unit of each stage, where stages of so many units follow a stem of one.
+    /// Returns the last unit of each stage, where stages of so many units follow a stem of one.
     fn of_stages(depths: &[usize]) -> Self {
         let ends = depths.iter().scan(0, |end, depth| {
             *end += depth;
@@ -46,40 +46,40 @@ impl Levels {
     }
 }
 
-/// What a recipe writes under `[model]` for one kind of backbone.
+/// Settings of one kind of backbone, as a recipe writes them under `[model]`.
 pub trait BackboneConfig {
-    /// Checks what the units rely on.
+    /// Checks the settings that the units rely on.
     ///
     /// # Errors
-    /// The key and what is wrong with it.
+    /// The key and the reason, in words.
     fn validate(&self) -> Result<(), String>;
 
-    /// The units, of which the first takes cells of `cell_px` × `cell_px` pixels as vectors `[B·V, N, 3·p·p]`
+    /// Returns the units, of which the first takes cells of `cell_px` × `cell_px` pixels as vectors `[B·V, N, 3·p·p]`
     /// ([`super::patches`]).
     fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>>;
 
-    /// The same units with a token of their own in the place of masked patches; none of a backbone without tokens.
+    /// Returns the units with a mask token in the place of masked patches; `None` for a backbone without tokens.
     fn masked_units(&self, readout: Readout) -> Option<Vec<Box<dyn Unit>>> {
         let _ = readout;
         None
     }
 
-    /// Where evaluation may read features: blocks of a transformer, resolutions of a convolutional network.
+    /// Returns the levels that evaluation may read: a transformer's blocks, a convolutional network's stages.
     fn levels(&self) -> Levels;
 
-    /// Channels of the features.
+    /// Returns the number of channels of the features.
     fn width(&self) -> usize;
 
-    /// Side of a cell of the input.
+    /// Returns the side of a cell of the input, in pixels.
     fn cell_px(&self) -> usize;
 
-    /// Side of what a cell of the output stands for, of which every view's side is a multiple.
+    /// Returns the side of the pixels that a cell of the output covers; every view's side is a multiple of it.
     fn stride_px(&self) -> usize;
 
-    /// Side of the images that it is made for.
+    /// Returns the side of the images that the backbone is made for, in pixels.
     fn image_px(&self) -> usize;
 
-    /// Small ones that between them use everything that the backbone can do, for the conformance tests.
+    /// Returns small configurations that together use all options of the backbone, for the conformance tests.
     #[cfg(feature = "testing")]
     fn examples() -> Vec<Self>
     where

@@ -1,4 +1,4 @@
-//! All backbones, by the names that recipes have for them.
+//! All backbones, by their names in recipes.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +23,7 @@ macro_rules! backbones {
                 }
             }
 
-            /// Small backbones of every kind.
+            /// Returns small backbones of every kind.
             #[cfg(feature = "testing")]
             pub fn examples() -> Vec<Self> {
                 let mut all = Vec::new();
@@ -41,7 +41,7 @@ backbones! {
     Resnet => resnet,
     /// RegNetY.
     RegnetY => regnet,
-    /// Convolution without a kernel and batch normalization: for tests.
+    /// Linear projections and a batch normalization: for tests.
     #[cfg(feature = "testing")]
     Toy => toy,
 }
@@ -50,30 +50,30 @@ backbones! {
 use super::toy;
 
 impl ModelConfig {
-    /// Checks what the units rely on.
+    /// Checks the settings that the units rely on.
     ///
     /// # Errors
-    /// The key and what is wrong with it.
+    /// The key and the reason, in words.
     pub fn validate(&self) -> Result<(), String> {
         self.config().validate()
     }
 
-    /// The units from pixels to features.
+    /// Returns the units from pixels to features.
     pub fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>> {
         self.config().units(readout)
     }
 
-    /// The same units with a token of their own in the place of masked patches; none of a backbone without tokens.
+    /// Returns the units with a mask token in the place of masked patches; `None` for a backbone without tokens.
     pub fn masked_units(&self, readout: Readout) -> Option<Vec<Box<dyn Unit>>> {
         self.config().masked_units(readout)
     }
 
-    /// Where evaluation may read features, with the units of [`Readout::All`].
+    /// Returns the levels at which evaluation may read features, with the units of [`Readout::All`].
     pub fn levels(&self) -> Levels {
         self.config().levels()
     }
 
-    /// Names of all parameters in exports, and their shapes.
+    /// Returns the names of all parameters in exports, and their shapes.
     pub fn params(&self) -> Vec<(String, Vec<usize>)> {
         let layouts = self.units(Readout::All).into_iter().map(|unit| unit.layout(1));
         let of_unit = |layout: UnitLayout| {
@@ -83,28 +83,28 @@ impl ModelConfig {
         layouts.flat_map(of_unit).collect()
     }
 
-    /// Parameters of all units.
+    /// Returns the number of elements of the parameters of all units.
     pub fn n_params(&self) -> usize {
         let units = self.units(Readout::All);
         units.iter().flat_map(|unit| unit.params()).map(|param| param.numel()).sum()
     }
 
-    /// Channels of the features.
+    /// Returns the number of channels of the features.
     pub fn width(&self) -> usize {
         self.config().width()
     }
 
-    /// Side of a cell of the input, in which pixels reach the first unit.
+    /// Returns the side of a cell of the input, in which pixels reach the first unit, in pixels.
     pub fn cell_px(&self) -> usize {
         self.config().cell_px()
     }
 
-    /// Side of what a cell of the output stands for, of which every view's side is a multiple.
+    /// Returns the side of the pixels that a cell of the output covers; every view's side is a multiple of it.
     pub fn stride_px(&self) -> usize {
         self.config().stride_px()
     }
 
-    /// Side of the images that the backbone is made for.
+    /// Returns the side of the images that the backbone is made for, in pixels.
     pub fn image_px(&self) -> usize {
         self.config().image_px()
     }

@@ -7,9 +7,9 @@
 //! branch   1×1 - 3×3 in groups of g channels - excitation - 1×1; the first of a stage halves the grid
 //! ```
 //!
-//! Widths are then rounded to the nearest multiple of the group width, which is no larger than the width; torchvision does
-//! not go more than a tenth below, so that the first stage of its 8 GF is wider than the paper's. The excitation squeezes to
-//! a quarter of the channels that come to the branch. The feature of a view is the mean over the last grid.
+//! Widths are then rounded to the nearest multiple of the group width, which is no larger than the width; torchvision
+//! rounds down by at most a tenth, so that the first stage of its 8 GF is wider than the paper's. The excitation
+//! squeezes to a quarter of the branch's input channels. A view's feature is the mean over the last grid.
 
 use std::fmt::{self, Formatter};
 
@@ -26,40 +26,40 @@ use crate::unit::Unit;
 /// Channels of the stem.
 const STEM_WIDTH: usize = 32;
 
-/// Channels of the excitation over those of the branch's input.
+/// Ratio of the excitation's channels to those of the branch's input.
 const SQUEEZE: f64 = 0.25;
 
-/// Stages at most, each of which halves the grid.
+/// Upper limit of the number of stages, each of which halves the grid.
 const MOST_STAGES: usize = 8;
 
-/// Channels at most.
+/// Upper limit of the number of channels.
 const MOST_WIDTH: usize = 65_536;
 
-/// Widths are multiples of it before groups are looked at.
+/// Divisor of all widths before they are rounded to whole groups.
 const QUANTUM: f64 = 8.0;
 
 /// A RegNetY, as a recipe writes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Side of the images that it is made for.
+    /// Side of the images that the network is made for, in pixels.
     pub image_px: usize,
-    /// One of the published sizes, or a design of one's own.
+    /// Published size, or a custom design.
     pub size: Size,
 }
 
-/// A size: the name of a published one, or a table of a design.
+/// A size: the name of a published one, or a table with a design.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Size {
-    /// By the multiply-adds of an image of 224 px, or by its parameters.
+    /// Size named after the multiply-adds of an image of 224 px, or after its parameters.
     Named(NamedSize),
-    /// By its line.
+    /// Size that is given by its line of widths.
     Design(Design),
 }
 
-/// Written out, so that a misspelled name or key is named: serde's own for untagged enums tries both and says that neither
-/// fits.
+/// Implemented by hand, so that an error names the misspelled name or key: serde's own for untagged enums tries both
+/// and only says that neither fits.
 impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Either;
@@ -120,27 +120,27 @@ pub enum NamedSize {
     B10,
 }
 
-/// The line that widths come from.
+/// A design: the line that widths come from.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Design {
-    /// Branches, d.
+    /// Number of branches, d.
     pub depth: usize,
     /// Width at the beginning of the line, w₀.
     pub w_0: usize,
-    /// Its slope, wₐ.
+    /// Slope of the line, wₐ.
     pub w_a: f64,
     /// Factor between the widths of stages, wₘ.
     pub w_m: f64,
     /// Channels of a group, g.
     pub group_width: usize,
-    /// Whether no width is rounded down by more than a tenth, as in torchvision.
+    /// Rounds no width down by more than a tenth, as in torchvision.
     #[serde(default)]
     pub keeps_width: bool,
 }
 
 impl NamedSize {
-    /// All of them, from the smallest.
+    /// All sizes, from the smallest.
     pub const ALL: [Self; 16] = [
         Self::Mf200,
         Self::Mf400,
@@ -188,7 +188,7 @@ impl NamedSize {
 pub struct Stage {
     /// Channels.
     pub width: usize,
-    /// Branches.
+    /// Number of branches.
     pub depth: usize,
     /// Channels of a group.
     pub group_width: usize,
@@ -201,7 +201,7 @@ impl Design {
             let on_line = w_0 + self.w_a * j as f64;
             let step = ((on_line / w_0).ln() / self.w_m.ln()).round_ties_even();
             let width = (w_0 * self.w_m.powf(step) / QUANTUM).round_ties_even() * QUANTUM;
-            // Beyond what may be; the design is refused.
+            // Any width above the limit gets the design rejected.
             width.min(2.0 * MOST_WIDTH as f64) as usize
         };
         let mut stages: Vec<Stage> = Vec::new();
@@ -219,14 +219,14 @@ impl Design {
     }
 }
 
-/// The multiple of `group_width` nearest to `width`.
+/// Rounds `width` to the nearest multiple of `group_width`, with `keeps_width` not down by more than a tenth.
 fn whole_groups(width: usize, group_width: usize, keeps_width: bool) -> usize {
     let nearest = ((width + group_width / 2) / group_width * group_width).max(group_width);
     if keeps_width && nearest * 10 < width * 9 { nearest + group_width } else { nearest }
 }
 
 impl Config {
-    /// The stages, from the first to the last.
+    /// Returns the stages, from the first to the last.
     pub fn stages(&self) -> Vec<Stage> {
         match self.size {
             Size::Named(size) => size.design().stages(),
@@ -234,7 +234,7 @@ impl Config {
         }
     }
 
-    /// Branch `number` of stage `stage_number`, of `input` channels.
+    /// Creates branch `number` of stage `stage_number`, of `input` channels.
     fn branch(&self, stage_number: usize, number: usize, stage: Stage, input: usize) -> Branch {
         let Stage { width, group_width, .. } = stage;
         let stride = if number == 0 { 2 } else { 1 };
@@ -345,8 +345,8 @@ impl BackboneConfig for Config {
 mod tests {
     use super::*;
 
-    /// Widths, and parameters without a classifier: of the paper's code (pycls), of torchvision for 8 GF, of VISSL for
-    /// the largest, all counted there.
+    /// Widths, and numbers of parameters without a classifier: those of the paper's code (pycls), of torchvision for
+    /// 8 GF, and of VISSL for the largest, all counted there.
     #[test]
     fn sizes_are_the_published_ones() {
         let of = |size: NamedSize| {

@@ -4,7 +4,7 @@
 //! stem      7×7/2, max pool 3×3/2; for small images 3×3 and no pooling
 //! basic     3×3 - 3×3                    bottleneck   1×1 - 3×3 - 1×1, four times as wide
 //! stages    4, of widths w, 2w, 4w, 8w; the first unit of all but the first halves the grid, in its 3×3
-//! ```
+//! stages    4, of widths w, 2w, 4w, 8w; the first unit of every stage but the first halves the grid, in its 3×3
 //!
 //! The feature of a view is the mean over the last grid.
 
@@ -19,22 +19,22 @@ use crate::unit::Unit;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Side of the images that it is made for.
+    /// Side of the images that the network is made for, in pixels.
     pub image_px: usize,
-    /// Layers: 10, 18 and 34 of basic branches, 14, 26, 50, 101 and 152 of bottlenecks.
+    /// Number of layers: 10, 18 and 34 of basic branches, 14, 26, 50, 101 and 152 of bottlenecks.
     pub depth: usize,
     /// Channels of the first stage.
     #[serde(default = "default_width")]
     pub width: usize,
-    /// The first unit.
+    /// Kind of the first unit.
     #[serde(default)]
     pub stem: StemKind,
-    /// Whether the last normalization of each branch starts at zero, so that it begins as what goes around it.
+    /// Starts the gain of each branch's last normalization at zero, so that the branch starts as its skip connection.
     #[serde(default)]
     pub zero_init_residual: bool,
 }
 
-/// First units.
+/// Kind of the first unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StemKind {
@@ -49,7 +49,7 @@ fn default_width() -> usize {
     64
 }
 
-/// Branches of each stage, and whether they are bottlenecks.
+/// Returns the number of branches of each stage, and whether they are bottlenecks.
 fn stages(depth: usize) -> Option<([usize; 4], bool)> {
     Some(match depth {
         10 => ([1, 1, 1, 1], false),
@@ -65,9 +65,9 @@ fn stages(depth: usize) -> Option<([usize; 4], bool)> {
 }
 
 impl Config {
-    /// Branches of each stage, and whether they are bottlenecks.
+    /// Returns the number of branches of each stage, and whether they are bottlenecks.
     pub fn stages(&self) -> ([usize; 4], bool) {
-        // The recipe was checked.
+        // Validation has checked the depth.
         stages(self.depth).expect("a depth that was checked")
     }
 
@@ -80,7 +80,7 @@ impl Config {
         Stem { name: ".stem", layer, pools: self.stem == StemKind::Imagenet }
     }
 
-    /// Branch `number` of `stage`, of `input` channels.
+    /// Creates branch `number` of `stage`, of `input` channels.
     fn branch(&self, [stage, number]: [usize; 2], input: usize) -> Branch {
         let width = self.width << stage;
         let stride = if stage > 0 && number == 0 { 2 } else { 1 };
@@ -178,7 +178,7 @@ impl BackboneConfig for Config {
 mod tests {
     use super::*;
 
-    /// torchvision's, without their classifiers.
+    /// Numbers of parameters of torchvision's networks, without their classifiers.
     #[test]
     fn sizes_are_the_published_ones() {
         for (depth, numel) in [(18, 11_176_512), (34, 21_284_672), (50, 23_508_032)] {

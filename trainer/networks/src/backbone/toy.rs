@@ -15,7 +15,7 @@ use crate::features::Features;
 use crate::params::{Init, ParamSpec};
 use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
 
-/// The toy, as a recipe writes it.
+/// Settings of the toy, as a recipe writes them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {

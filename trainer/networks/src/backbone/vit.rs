@@ -1,5 +1,5 @@
-//! The vision transformer (Dosovitskiy et al. 2021), as DINO, DINOv2 and timm build it: tokens of patches, a class token
-//! and registers, blocks, and a norm. The formulas stand in [`super::transformer`]'s files.
+//! The vision transformer (Dosovitskiy et al. 2021), as DINO, DINOv2 and timm build it: tokens of patches, a class
+//! token and registers, blocks, and a norm. The formulas are in [`super::transformer`]'s files.
 //!
 //! Parameter names and shapes are timm's.
 
@@ -13,33 +13,33 @@ use super::transformer::pos_embed::{self, Positions, Resampling};
 use super::{BackboneConfig, Levels, Readout};
 use crate::unit::Unit;
 
-/// Largest of all sizes: far above any network, and small enough for their products.
+/// Upper limit of every size: far above any network, and small enough for products of sizes.
 const MOST: usize = 65_536;
 
-/// Blocks that a transformer has at most: a plan looks at each number of them that may keep its graph.
+/// Upper limit of the number of blocks: a plan tries every number of blocks that keep their graphs.
 const MOST_BLOCKS: usize = 1000;
 
 /// A vision transformer, as a recipe writes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Side of the images that the position embedding is made for.
+    /// Side of the images that the position embedding is made for, in pixels.
     pub image_px: usize,
-    /// Side of a patch.
+    /// Side of a patch, in pixels.
     pub patch_px: usize,
     /// Channels of a token.
     pub width: usize,
-    /// Blocks.
+    /// Number of blocks.
     pub depth: usize,
-    /// Attention heads.
+    /// Number of attention heads.
     pub heads: usize,
-    /// Hidden channels of the MLP over `width`.
+    /// Ratio of the MLP's hidden channels to `width`.
     #[serde(default = "default_mlp_ratio")]
     pub mlp_ratio: f64,
-    /// How the hidden layer of the MLP is made.
+    /// Kind of the MLP's hidden layer.
     #[serde(default, skip_serializing_if = "is_default")]
     pub mlp: MlpKind,
-    /// Registers: further tokens beside the class token (Darcet et al. 2024).
+    /// Number of registers, further tokens beside the class token (Darcet et al. 2024).
     #[serde(default, skip_serializing_if = "is_default")]
     pub registers: usize,
     /// Initial LayerScale; absent for none.
@@ -48,32 +48,32 @@ pub struct Config {
     /// Drop-path rate of the last block; earlier ones grow linearly towards it.
     #[serde(default)]
     pub drop_path: f32,
-    /// Position embedding: a table that is trained, or sines and cosines that stay as they are.
+    /// Position embedding: a trained table, or fixed sines and cosines.
     #[serde(default, skip_serializing_if = "is_default")]
     pub positions: Positions,
-    /// What is added to the cells of another grid before the position embedding is resampled: 0.1 in DINO's and
+    /// Offset added to the side of another grid before the position embedding is resampled: 0.1 in DINO's and
     /// DINOv2's code, which matters for weights that were trained with it.
     #[serde(default)]
     pub pos_offset: f64,
-    /// Whether the position embedding is resampled with antialiasing, as timm does and DINOv2 with registers.
+    /// Resamples the position embedding with antialiasing, as in timm and in DINOv2 with registers.
     #[serde(default, skip_serializing_if = "is_default")]
     pub pos_antialias: bool,
-    /// What layer norms add to the variance.
+    /// Number that layer norms add to the variance.
     #[serde(default = "default_norm_epsilon", skip_serializing_if = "is_default_norm_epsilon")]
     pub norm_epsilon: f64,
-    /// Whether the projection of patches stays as it starts, which steadies MoCo v3 (Chen, Xie and He 2021).
+    /// Keeps the initial values of the projection of patches, which stabilizes MoCo v3 (Chen, Xie and He 2021).
     #[serde(default, skip_serializing_if = "is_default")]
     pub freeze_patches: bool,
-    /// How weights start.
+    /// Rule for the initial weights.
     #[serde(default, skip_serializing_if = "is_default")]
     pub initialization: Initialization,
-    /// Deviation of truncated normal initial weights. The usual 0.02 suits widths from 384 on; narrow networks
-    /// need about `1/√width`, or their branches start out too faint to matter.
+    /// Standard deviation of truncated normal initial weights. The usual 0.02 suits widths from 384 on; narrow networks
+    /// need about `1/√width`, or their branches start too small to matter.
     #[serde(default = "default_init_std")]
     pub init_std: f32,
 }
 
-/// As in DINO and timm.
+/// Returns the value of DINO and timm.
 fn default_norm_epsilon() -> f64 {
     1e-6
 }
@@ -95,12 +95,12 @@ fn default_mlp_ratio() -> f64 {
 }
 
 impl Config {
-    /// Cells along a side of the images that the position embedding is made for.
+    /// Returns the number of cells along a side of the images that the position embedding is made for.
     fn grid(&self) -> usize {
         self.image_px / self.patch_px
     }
 
-    /// The position embedding `[1, 1 + N, D]` for images of `px` pixels, resampled from `embedding` if they are others.
+    /// Returns the position embedding `[1, 1 + N, D]` for images of `px` pixels, resampled from `embedding` if needed.
     pub fn positions_for(&self, embedding: &[f32], px: usize) -> Vec<f32> {
         let grid = px / self.patch_px;
         if grid == self.grid() {
@@ -119,7 +119,7 @@ impl Config {
         out
     }
 
-    /// The units, which have a token for masked patches if they take masks.
+    /// Creates the units, with a token for masked patches if `takes_masks`.
     fn with_masks(&self, readout: Readout, takes_masks: bool) -> Vec<Box<dyn Unit>> {
         let resampling = self.resampling();
         let sizes = [self.patch_px, self.width, self.grid(), self.registers];
@@ -149,8 +149,8 @@ impl Config {
         Resampling { offset: self.pos_offset, antialias: self.pos_antialias }
     }
 
-    /// Channels of the hidden layer. A gated one has two thirds, in steps of eight, as in DINOv2, so that both kinds have
-    /// as many parameters.
+    /// Returns the channels of the hidden layer. A gated one has two thirds, in steps of eight, as in DINOv2, so that
+    /// both kinds have as many parameters.
     pub fn hidden(&self) -> usize {
         let hidden = (self.mlp_ratio * self.width as f64) as usize;
         match self.mlp {
@@ -222,7 +222,7 @@ impl BackboneConfig for Config {
         Some(self.with_masks(readout, true))
     }
 
-    /// Every block, behind the last norm.
+    /// Returns every block as a level, read through the last norm.
     fn levels(&self) -> Levels {
         // The embedding comes first.
         Levels { units: (1..=self.depth).collect(), readout: Some(self.depth + 1) }

@@ -1,4 +1,4 @@
-//! A projection of three layers (DINO: Caron et al. 2021, appendix C).
+//! A projection of three layers (DINO: Caron et al. 2021, appendix C). The formula leaves out the biases.
 //!
 //! ```text
 //! z = W₃ gelu(W₂ gelu(W₁ x))          [M, D] → [M, bottleneck]
@@ -10,17 +10,17 @@ use crate::features::Features;
 use crate::params::{Init, ParamSpec};
 use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
 
-/// The projection.
+/// A projection of three layers.
 pub struct Mlp {
     /// Name of the unit.
     pub name: String,
-    /// Channels that come.
+    /// Input channels.
     pub input: usize,
     /// Channels of both hidden layers.
     pub hidden: usize,
-    /// Channels that go.
+    /// Output channels.
     pub output: usize,
-    /// Deviation of initial weights.
+    /// Standard deviation of the initial weights.
     pub init_std: f32,
 }
 
@@ -58,7 +58,7 @@ impl Unit for Mlp {
         groups.iter().map(mlp).collect::<Vec<_>>().into()
     }
 
-    /// A graph holds what is before and after each activation.
+    /// Counts a graph that holds the values before and after each activation.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
         let weights: usize = self.layers().iter().map(|(_, output, input)| output * input).sum();

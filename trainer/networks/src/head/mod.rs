@@ -1,4 +1,4 @@
-//! Heads: what a method puts behind a backbone.
+//! Heads: units that a method puts after a backbone.
 
 pub mod mlp;
 pub mod projection;
@@ -11,18 +11,18 @@ use crate::unit::{GroupShape, Unit};
 
 /// A head of a network.
 pub struct Head {
-    /// Its name, which is unique within the network.
+    /// Name, unique within the network.
     pub name: &'static str,
-    /// What it reads.
+    /// Input of the head.
     pub reads: Reads,
-    /// Its units.
+    /// Units of the head.
     pub units: Vec<Box<dyn Unit>>,
 }
 
-/// What a head reads. Everything that depends on it is a method of this type.
+/// Input of a head. Everything that depends on it is a method of this type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reads {
-    /// One vector a view.
+    /// One vector per view.
     Pooled,
     /// The cells of the grid.
     Patches,
@@ -33,15 +33,15 @@ pub enum Reads {
 }
 
 impl Head {
-    /// Number of units up to the last one that has several stages. Those go through the passes of a step like a
-    /// backbone's; the units behind them are part of the loss's graph.
+    /// Returns the number of units up to the last one that has several stages. These run in the passes of a step like a
+    /// backbone's; the units after them are part of the loss's graph.
     pub fn n_staged(&self) -> usize {
         self.units.iter().rposition(|unit| unit.n_stages() > 1).map_or(0, |last| last + 1)
     }
 }
 
 impl Reads {
-    /// The head that is read, if it is not the backbone.
+    /// Returns the name of the head that is read; `None` for the backbone.
     pub fn head(self) -> Option<&'static str> {
         match self {
             Self::Head(name) => Some(name),
@@ -49,7 +49,7 @@ impl Reads {
         }
     }
 
-    /// The input of a head, given the backbone's features of one size of view. A head's output is read as it is.
+    /// Returns the input of a head, given the backbone's features of one size of view. A head's output is not changed.
     pub fn select(self, features: &Features) -> Features {
         match self {
             Self::Pooled => features.pooled(),
@@ -59,19 +59,19 @@ impl Reads {
         }
     }
 
-    /// The shape of [`Reads::select`].
+    /// Returns the shape of [`Reads::select`].
     pub fn shape(self, shape: &GroupShape) -> GroupShape {
         match self {
             Self::Pooled => shape.pooled(),
             Self::Patches => GroupShape { n_prefix: 0, ..*shape },
-            // As if all were masked.
+            // Counted as if all cells were masked.
             Self::Masked => GroupShape { n_prefix: 0, ..*shape },
             Self::Head(_) => *shape,
         }
     }
 }
 
-/// Features that must leave a backbone with these heads behind it.
+/// Returns the features that a backbone must return for these heads.
 pub fn readout(heads: &[Head]) -> Readout {
     match heads.iter().any(|head| matches!(head.reads, Reads::Patches | Reads::Masked)) {
         true => Readout::All,

@@ -4,9 +4,9 @@
 //! h₀ = x      h_i = relu(norm(W_i h_{i-1} + b_i))      z = W_L h_{L-1} + b_L       [M, D] → [M, output]
 //! ```
 //!
-//! Without normalization it is one stage; with it every normalized layer ends one. The output may be normalized too,
-//! without a gain, as in MoCo v3 (Chen, Xie and He 2021), and layers may be without biases, of which a normalization
-//! leaves nothing.
+//! Without normalization the unit has one stage; with it every normalized layer ends one. The output may be normalized
+//! too, without a gain, as in MoCo v3 (Chen, Xie and He 2021), and layers may have no biases, which a normalization
+//! would cancel.
 
 use burn_tensor::Tensor;
 use kernels::ops::{linear, matmul_transposed, normalize, relu};
@@ -16,31 +16,31 @@ use crate::features::Features;
 use crate::params::{Init, ParamSpec};
 use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
 
-/// The projection.
+/// A projection of any number of layers.
 pub struct Projection {
     /// Name of the unit.
     pub name: String,
-    /// Channels that come, those of every hidden layer, and those that go.
+    /// Input channels, channels of every hidden layer, and output channels.
     pub widths: Vec<usize>,
     /// Layers that are normalized over the batch.
     pub normalizes: Normalizes,
-    /// Whether layers have biases.
+    /// Gives every layer a bias.
     pub has_biases: bool,
 }
 
 /// Layers that a projection normalizes over the batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Normalizes {
-    /// None.
+    /// No layer.
     Nothing,
-    /// Hidden ones.
+    /// Hidden layers.
     Hidden,
-    /// Hidden ones and the output, the latter without a gain.
+    /// Hidden layers and the output, the latter without a gain.
     All,
 }
 
 impl Projection {
-    /// The first unit of a head behind `width` channels.
+    /// Creates the first unit of a head on `width` channels.
     pub fn of_head(width: usize, hidden: &[usize], output: usize, normalizes: bool) -> Self {
         let widths = [&[width], hidden, &[output]].concat();
         let normalizes = if normalizes { Normalizes::Hidden } else { Normalizes::Nothing };
@@ -51,7 +51,7 @@ impl Projection {
         self.widths.len() - 1
     }
 
-    /// Layers that are normalized, from the first on.
+    /// Returns the number of layers that are normalized, from the first on.
     fn n_norms(&self) -> usize {
         match self.normalizes {
             Normalizes::Nothing => 0,
@@ -74,7 +74,7 @@ impl Projection {
         matmul_transposed(x.reshape([b * n, d]), weight).reshape([b, n, self.widths[layer + 1]])
     }
 
-    /// All layers at once.
+    /// Applies all layers, without normalization.
     fn unnormalized(&self, group: &Features, cx: &Context<'_>) -> Features {
         let mut x = group.x.clone();
         for layer in 0..self.n_layers() {
@@ -146,7 +146,7 @@ impl Unit for Projection {
         totals.iter().enumerate().flat_map(of_layer).collect()
     }
 
-    /// A graph holds what is before and after each activation.
+    /// Counts a graph that holds the values before and after each activation.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
         let products: usize = self.widths.windows(2).map(|pair| pair[0] * pair[1]).sum();

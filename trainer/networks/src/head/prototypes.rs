@@ -4,8 +4,8 @@
 //! logits = (z / |z|) · (g ⊙ V / |V|)ᵀ      rows of V are prototypes, [M, D] → [M, K]
 //! ```
 //!
-//! The layer is weight-normalized. Its gain g is one and stays so, so that only directions of V matter, or is trained
-//! with the rest.
+//! The layer is weight-normalized. Its gain g is either fixed at one, so that only the directions of V matter, or
+//! trained with the rest.
 
 use burn_tensor::Tensor;
 use kernels::ops::{unit_rows, weight_norm_linear};
@@ -14,20 +14,20 @@ use crate::features::Features;
 use crate::params::{Init, ParamSpec};
 use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
 
-/// Keeps the norm of an embedding away from zero, as PyTorch's `normalize` in half precision.
+/// Number that keeps the norm of an embedding away from zero, the default of PyTorch's `normalize`.
 const NORM_EPSILON: f64 = 1e-12;
 
-/// The layer.
+/// A layer of prototypes.
 pub struct Prototypes {
     /// Name of the unit.
     pub name: String,
-    /// Channels that come.
+    /// Input channels.
     pub input: usize,
-    /// Prototypes, K.
+    /// Number of prototypes, K.
     pub count: usize,
-    /// Whether the gain is trained, and decayed like a weight.
+    /// Trains the gain, and decays it like a weight.
     pub trains_gain: bool,
-    /// Steps at the beginning during which the layer stays as it is.
+    /// Steps at the beginning of a run during which the layer is not updated.
     pub frozen_steps: u64,
 }
 
@@ -61,7 +61,7 @@ impl Unit for Prototypes {
         groups.iter().map(project).collect::<Vec<_>>().into()
     }
 
-    /// A graph holds logits, their softmax and their targets.
+    /// Counts a graph that holds logits, their softmax and their targets.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
         let flops = 2.0 * (rows * self.count * self.input) as f64;

@@ -4,7 +4,7 @@
 //! scores = (z / |z|) · Cᵀ      before every step C ← C / |C| by rows       [M, D] → [M, K]
 //! ```
 //!
-//! The length is no part of the gradient: prototypes are put back onto the sphere, and the step starts from there.
+//! The gradient ignores the normalization: prototypes are put back onto the sphere, and the step starts from there.
 
 use burn_tensor::Tensor;
 use kernels::ops::{matmul_transposed, unit_rows};
@@ -14,21 +14,21 @@ use crate::leaves::Leaves;
 use crate::params::{Init, ParamSpec};
 use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
 
-/// Keeps a length away from zero, as PyTorch's `normalize`.
+/// Number that keeps a length away from zero, the default of PyTorch's `normalize`.
 const NORM_EPSILON: f64 = 1e-12;
 
-/// Name of the prototypes.
+/// Name of the parameter of the prototypes.
 const WEIGHT: &str = "weight";
 
-/// The layer.
+/// A layer of prototypes.
 pub struct UnitPrototypes {
     /// Name of the unit.
     pub name: String,
-    /// Channels that come.
+    /// Input channels.
     pub input: usize,
-    /// Prototypes, K.
+    /// Number of prototypes, K.
     pub count: usize,
-    /// Steps at the beginning during which they stay as they are.
+    /// Steps at the beginning of a run during which prototypes are not updated.
     pub frozen_steps: u64,
 }
 
@@ -58,7 +58,7 @@ impl Unit for UnitPrototypes {
         vec![(WEIGHT.into(), unit.reshape([self.count * self.input]))]
     }
 
-    /// A graph holds scores, their softmax and their targets.
+    /// Counts a graph that holds scores, their softmax and their targets.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
         let flops = 2.0 * (rows * self.count * self.input) as f64;

@@ -1,19 +1,19 @@
-//! Device memory of Burn's CUDA tensors, as NCCL wants it: addresses.
+//! Addresses of Burn's CUDA tensors in device memory, for NCCL.
 //!
-//! Why nothing is read too early or written too late:
+//! Steps that keep reads from coming too early and writes from coming too late:
 //!
 //! ```text
 //! pinning      asks the device's one queue for an address and waits for the answer: every launch that any
 //!              thread has queued before is then in a CUDA stream, and the memory stays where it is while the
 //!              pin lives
-//! before NCCL  cuCtxSynchronize: everything in every stream of the context has run, also what still read
-//!              memory that has been given out anew
-//! after NCCL   the collective's own stream is waited for before anybody is told that it has ended
+//! before NCCL  cuCtxSynchronize: everything in every stream of the context has run, including reads of memory that
+//!              has since been allocated again
+//! after NCCL   the collective's own stream is waited for before its end is reported
 //! ```
 //!
-//! What is queued between the first and the last of these runs beside the collective. It cannot write to what is
-//! sent, which the transfer holds as well, and a tensor that has two holders is never changed in place; and nobody
-//! else knows what is received.
+//! Work queued between the first and the last of these steps runs beside the collective. It cannot write to the tensor
+//! that is sent, which the transfer holds as well: a tensor with two holders is never changed in place. Nothing else
+//! refers to the tensor that is received.
 
 #![allow(unsafe_code)]
 
@@ -30,7 +30,7 @@ use crate::error::EngineError;
 type Server = <CudaRuntime as Runtime>::Server;
 type Resource = <<Server as ServerStorage>::Storage as ComputeStorage>::Resource;
 
-/// Where the two tensors of a transfer lie.
+/// Pinned memory of the two tensors of a transfer.
 pub(crate) struct Memory {
     send: ManagedResource<Resource>,
     receive: ManagedResource<Resource>,
@@ -42,19 +42,19 @@ impl Memory {
         Ok(Self { send: pinned(send)?, receive: pinned(receive)? })
     }
 
-    /// First byte of what is sent.
+    /// Returns the address of the tensor that is sent.
     pub(super) fn send(&self) -> u64 {
         self.send.resource().ptr
     }
 
-    /// First byte of where it is received.
+    /// Returns the address of the tensor that is received.
     pub(super) fn receive(&self) -> u64 {
         self.receive.resource().ptr
     }
 }
 
-/// Whether `tensor` lies on a CUDA device. All of CubeCL's devices have one type of tensor; the service behind it
-/// tells them apart.
+/// Returns true if `tensor` is on a CUDA device. All of CubeCL's devices share one type of tensor; the service
+/// behind it tells them apart.
 pub(super) fn is_cuda(tensor: &Tensor<1>) -> bool {
     let service = std::any::TypeId::of::<Server>();
     tensor.clone().try_into_primitive::<Cuda>().is_ok_and(|cube| cube.client.service_id().service == service)
@@ -70,7 +70,7 @@ fn pinned(tensor: &Tensor<1>) -> Result<ManagedResource<Resource>, EngineError> 
     if cube.meta.strides()[0] != 1 && cube.meta.shape()[0] > 1 {
         return Err(failed("its elements do not lie one after another; this is a bug in ocelli".into()));
     }
-    // What an earlier launch has broken is said here.
+    // Errors of earlier launches are reported here.
     let resource = cube.client.get_resource::<Server>(cube.handle.clone());
     let resource = resource.map_err(|error| failed(format!("{error:?}")))?;
     if resource.resource().size < n_bytes {
@@ -87,12 +87,12 @@ pub(super) fn wait_for_context() -> Result<(), EngineError> {
     result::ctx::synchronize().map_err(|error| driver_failed("waiting for the device", error))
 }
 
-/// An error of the driver in `operation`.
+/// Creates the error of the driver in `operation`.
 pub(super) fn driver_failed(operation: &'static str, error: result::DriverError) -> EngineError {
     EngineError::Failed { engine: "nccl", operation, reason: error.to_string() }
 }
 
-/// Memory for what comes from the host and goes back there, grown when needed.
+/// Staging buffer in device memory for data of the host, grown when needed.
 #[derive(Default)]
 pub(super) struct Scratch {
     address: sys::CUdeviceptr,
@@ -100,7 +100,7 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// The address of at least `n_bytes`.
+    /// Returns the address of at least `n_bytes` bytes.
     pub(super) fn at_least(&mut self, n_bytes: usize) -> Result<sys::CUdeviceptr, EngineError> {
         if self.n_bytes < n_bytes {
             self.release();
@@ -114,8 +114,8 @@ impl Scratch {
 
     fn release(&mut self) {
         if self.n_bytes > 0 {
-            // SAFETY: the address is one of ours, and no collective is under way: each waits for its own end.
-            // What cannot be given back is lost with the context, which is then lost as well.
+            // SAFETY: the address was allocated here, and no collective is running: each waits for its own end.
+            // Memory that cannot be freed is lost with the context, which is then lost as well.
             let _ = unsafe { result::free_sync(self.address) };
             self.n_bytes = 0;
         }

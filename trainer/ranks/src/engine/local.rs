@@ -1,4 +1,4 @@
-//! Ranks as threads of one process, so that everything about sharding can be tested anywhere.
+//! Ranks as threads of one process, so that sharding can be tested on any machine.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use super::{Engine, Reduction, check_parts, members_of};
 use crate::error::EngineError;
 
-/// The meeting place of a group of ranks.
+/// Shared state of a group of ranks.
 #[derive(Debug, Default)]
 pub struct LocalGroup {
     world_size: usize,
@@ -14,15 +14,15 @@ pub struct LocalGroup {
     changed: Condvar,
 }
 
-/// One operation: everybody puts a message down, everybody reads all of them, the table is cleared.
+/// One operation: every rank posts a message, every rank reads all messages, and the state is reset.
 #[derive(Debug, Default)]
 struct Round {
     number: u64,
     messages: BTreeMap<usize, Arc<Message>>,
     n_readers: usize,
-    /// Ranks whose engine is gone.
+    /// Ranks whose engine has been dropped.
     ended: Vec<usize>,
-    /// Groups that this round's split has opened, by color.
+    /// Groups that the split of this round has opened, by color.
     groups: Groups,
 }
 
@@ -44,27 +44,27 @@ pub struct Local {
 }
 
 impl LocalGroup {
-    /// One engine for each of `world_size` ranks.
+    /// Creates one engine for each of `world_size` ranks.
     pub fn ranks(world_size: usize) -> Vec<Local> {
         let group = Arc::new(Self { world_size, ..Self::default() });
         let rank = |rank| Local { rank, group: Arc::clone(&group), n_operations: 0, takes_tensors: false };
         (0..world_size).map(rank).collect()
     }
 
-    /// A rank that panics holds no invariant half done: rounds change in single statements.
+    /// Locks the round. A rank that panics leaves no half-made change, because rounds change in single statements.
     fn lock(&self) -> MutexGuard<'_, Round> {
         self.round.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Local {
-    /// Asks for tensors, as an engine on device memory would: for tests of what such an engine is given.
+    /// Makes the engine take tensors, as one on device memory does: for tests of the tensors that it gets.
     pub fn with_tensors(mut self) -> Self {
         self.takes_tensors = true;
         self
     }
 
-    /// Puts `message` down and gives everybody's, by rank, with the groups that a split opens.
+    /// Posts `message` and returns the messages of all ranks, by rank, with the groups that a split opens.
     fn exchange(
         &mut self,
         operation: &'static str,
@@ -102,7 +102,7 @@ impl Local {
         Ok((all, groups))
     }
 
-    /// An engine that is gone and has not put its message down never will.
+    /// Returns an error if an engine was dropped before it posted its message, which never comes.
     fn check_alive(&self, round: &Round, operation: &'static str) -> Result<(), EngineError> {
         match round.ended.iter().find(|rank| !round.messages.contains_key(rank)) {
             Some(&rank) => Err(EngineError::PeerLost {

@@ -1,12 +1,12 @@
-//! Collectives over flat buffers: all that the trainer knows of other ranks.
+//! Collectives over flat buffers: the only interface of the trainer to other ranks.
 //!
-//! An engine is driven by one thread, in one order that is the same on all ranks
-//! ([`Comm`](super::communicator::Comm)). Movement is bytes, whatever they mean; sums are f32 for gradients and
-//! f64 for the few numbers of a step. Lengths are the caller's duty and equal on all ranks.
+//! An engine is called by one thread, in one order that is the same on all ranks
+//! ([`Comm`](super::communicator::Comm)). Data moves as bytes of any type; sums are f32 for gradients and
+//! f64 for the few numbers of a step. The caller keeps lengths equal on all ranks.
 //!
 //! Every operation works on host memory. Those that move weights and gradients exist for tensors as well
-//! ([`Transfer`]): an engine that knows device memory runs them where the tensors lie, and any other by way of
-//! the host.
+//! ([`Transfer`]): an engine that knows device memory runs them in place, and any other through host
+//! memory.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -33,58 +33,58 @@ use std::sync::atomic::AtomicBool;
 
 use crate::error::EngineError;
 
-/// How [`Engine::all_reduce`] joins elements.
+/// Operation by which [`Engine::all_reduce`] combines elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reduction {
-    /// Their sum.
+    /// Sum of the elements.
     Sum,
-    /// The largest.
+    /// Largest of the elements.
     Max,
 }
 
-/// A rank's view of the others. It lives and dies in one thread: MPI's handles may not leave theirs.
+/// Connection of a rank to the others. Made, used and dropped in one thread: MPI handles must not change threads.
 pub trait Engine {
-    /// What moves the bytes, for people.
+    /// Returns the name of the engine, for messages.
     fn name(&self) -> &'static str;
 
-    /// This rank.
+    /// Returns the number of this rank.
     fn rank(&self) -> usize;
 
-    /// Number of ranks, W.
+    /// Returns the number of ranks, W.
     fn world_size(&self) -> usize;
 
-    /// Every rank's `mine` of `[n]`, one after another, into `all` of `[W·n]`.
+    /// Gathers every rank's `mine` of `[n]`, one after another, into `all` of `[W·n]`.
     ///
     /// # Errors
-    /// [`EngineError`], as of every operation.
+    /// [`EngineError`], as for every operation.
     fn all_gather(&mut self, mine: &[u8], all: &mut [u8]) -> Result<(), EngineError>;
 
-    /// Part `r` of `send` goes to rank `r`; part `r` of `receive` comes from rank `r`; `[W·n]` both.
+    /// Sends part `r` of `send` to rank `r` and receives part `r` of `receive` from rank `r`; both are `[W·n]`.
     ///
     /// # Errors
     /// [`EngineError`].
     fn all_to_all(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), EngineError>;
 
-    /// This rank's part `[n]` of the sum over ranks of `full` of `[W·n]`, in the order of the engine.
-    /// For an order of ours see [`ordered`](super::ordered).
+    /// Writes this rank's part `[n]` of the sum over ranks of `full` of `[W·n]` to `mine`, in an order of the engine.
+    /// For an order that does not depend on the engine see [`ordered`](super::ordered).
     ///
     /// # Errors
     /// [`EngineError`].
     fn reduce_scatter(&mut self, full: &[f32], mine: &mut [f32]) -> Result<(), EngineError>;
 
-    /// Joins each element over ranks. All ranks get the same bits.
+    /// Reduces each element over ranks. All ranks get the same bits.
     ///
     /// # Errors
     /// [`EngineError`].
     fn all_reduce(&mut self, values: &mut [f64], reduction: Reduction) -> Result<(), EngineError>;
 
-    /// The bytes of `root`, on all ranks.
+    /// Broadcasts the bytes of `root` to all ranks.
     ///
     /// # Errors
     /// [`EngineError`].
     fn broadcast(&mut self, bytes: &mut [u8], root: usize) -> Result<(), EngineError>;
 
-    /// An engine among the ranks that give the same `color`, in the order of `key`. All ranks call it.
+    /// Creates an engine for the ranks that pass the same `color`, in the order of `key`. All ranks call it.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -93,8 +93,8 @@ pub trait Engine {
     /// Makes a collective that does not end return an error once `given_up` is set.
     fn watch(&mut self, _given_up: Arc<AtomicBool>) {}
 
-    /// Waits until what has been asked of the device has run: before collectives on tensors, so that a rank's own
-    /// work does not look like waiting for others.
+    /// Waits until all work queued on the device has run. Called before collectives on tensors, so that a rank's own
+    /// work is not counted as waiting for others.
     ///
     /// # Errors
     /// [`EngineError::Failed`].
@@ -102,12 +102,12 @@ pub trait Engine {
         Ok(())
     }
 
-    /// Whether tensors are best given to it as they are, with transfers on device memory.
+    /// Returns true if the engine takes tensors in place, as transfers on device memory.
     fn takes_tensors(&self) -> bool {
         false
     }
 
-    /// [`Engine::all_gather`] of tensors.
+    /// Runs [`Engine::all_gather`] on tensors.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -115,7 +115,7 @@ pub trait Engine {
         transfer.by_host(|mine, all| self.all_gather(mine, all))
     }
 
-    /// [`Engine::all_to_all`] of tensors.
+    /// Runs [`Engine::all_to_all`] on tensors.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -123,7 +123,7 @@ pub trait Engine {
         transfer.by_host(|send, receive| self.all_to_all(send, receive))
     }
 
-    /// [`Engine::reduce_scatter`] of f32 tensors.
+    /// Runs [`Engine::reduce_scatter`] on f32 tensors.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -134,7 +134,7 @@ pub trait Engine {
     }
 }
 
-/// The ranks that have given `color`, in the order of their keys; `said` is every rank's color and key.
+/// Returns the ranks that passed `color`, in the order of their keys; `said` holds every rank's color and key.
 pub fn members_of(said: &[[u64; 2]], color: u64) -> Vec<usize> {
     let of_color = said.iter().enumerate().filter(|(_, [theirs, _])| *theirs == color);
     let mut members: Vec<(u64, usize)> = of_color.map(|(rank, [_, key])| (*key, rank)).collect();
@@ -142,7 +142,7 @@ pub fn members_of(said: &[[u64; 2]], color: u64) -> Vec<usize> {
     members.into_iter().map(|(_, rank)| rank).collect()
 }
 
-/// Checks that `whole` is `world_size` parts of `part` elements.
+/// Checks that `whole` consists of `world_size` parts of `part` elements.
 pub fn check_parts(
     operation: &'static str,
     part: usize,

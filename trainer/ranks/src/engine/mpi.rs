@@ -1,7 +1,7 @@
-//! MPI, by the `mpi` crate: between processes and nodes, over whatever fabric the library knows.
+//! MPI, through the `mpi` crate: between processes and nodes, over any fabric that the library supports.
 //!
 //! The library is started in the thread that makes the engine and is called by no other, so that it needs no
-//! more than `MPI_THREAD_FUNNELED`. Counts are C ints: longer buffers go in pieces.
+//! more than `MPI_THREAD_FUNNELED`. Counts are C ints: longer buffers are sent in pieces.
 
 use std::rc::Rc;
 
@@ -15,21 +15,21 @@ use crate::error::EngineError;
 
 /// A rank of an MPI communicator.
 pub struct Mpi {
-    // Before the universe, whose end is that of all communicators.
+    // Declared, and so dropped, before the universe, which finalizes MPI and with it all communicators.
     communicator: SimpleCommunicator,
     universe: Rc<Universe>,
     /// Elements that one call may move, over all ranks.
     max_count: usize,
 }
 
-/// Name and version of the MPI library.
+/// Returns the name and version of the MPI library.
 pub fn library_version() -> String {
-    // Unreadable only if the library's own text is no text.
+    // Fails only if the library's description is not valid text.
     mpi::environment::library_version().unwrap_or_else(|error| error.to_string())
 }
 
 impl Mpi {
-    /// Starts MPI in this thread. Once a process.
+    /// Starts MPI in this thread; possible once per process.
     ///
     /// # Errors
     /// [`EngineError::Unavailable`].
@@ -44,27 +44,26 @@ impl Mpi {
         Ok(Self { communicator, universe: Rc::new(universe), max_count: i32::MAX as usize })
     }
 
-    /// The same with calls that move at most `max_count` elements: for tests of what otherwise takes
-    /// gigabytes.
+    /// Limits calls to `max_count` elements, for tests of buffers that would otherwise take gigabytes.
     pub fn with_max_count(mut self, max_count: usize) -> Self {
         self.max_count = max_count.max(self.world_size());
         self
     }
 
-    /// Ranges of a part of `n` elements that one call may move.
+    /// Returns the ranges of a part of `n` elements that one call may move.
     fn pieces(&self, n: usize) -> impl Iterator<Item = std::ops::Range<usize>> + use<> {
         let step = (self.max_count / self.world_size()).max(1);
         (0..n).step_by(step).map(move |start| start..(start + step).min(n))
     }
 
     fn in_one_call(&self, n: usize) -> bool {
-        // Empty buffers have no address of their own, and MPI takes two at one address for an error. Nothing
-        // is moved in no piece.
+        // Empty buffers have no address of their own, and MPI rejects two buffers at one address: they take the
+        // path of pieces, of which they have none.
         n > 0 && n * self.world_size() <= self.max_count
     }
 }
 
-/// `range` of each of the parts of `n` elements of `whole`, one after another.
+/// Copies `range` of each of the parts of `n` elements of `whole`, one after another.
 fn cut<T: Copy>(whole: &[T], n: usize, range: &std::ops::Range<usize>) -> Vec<T> {
     whole.chunks_exact(n.max(1)).flat_map(|part| part[range.clone()].iter().copied()).collect()
 }

@@ -1,9 +1,9 @@
-//! NCCL, by the `cudarc` crate: between GPUs, one process each.
+//! NCCL, through the `cudarc` crate: between GPUs, one process each.
 //!
-//! The library is loaded when the program runs. Tensors are moved where they lie ([`cuda`]); what lies on the
-//! host goes over a piece of device memory. A collective that does not end is not waited for blindly: the
-//! communicator is asked for errors meanwhile, which it knows of what goes over a network. Of a rank on the same
-//! machine that has died it knows nothing: there the waiting thread finds out, and sets a flag.
+//! The library is loaded at run time. Tensors are moved in place ([`cuda`]); data on the host goes through a
+//! staging buffer in device memory. While a collective runs, the communicator is polled for errors, which it
+//! detects on a network. It does not detect the death of a rank on the same machine: the waiting thread does,
+//! and sets a flag.
 
 #![allow(unsafe_code)]
 
@@ -24,17 +24,17 @@ use super::cuda::{Memory, Scratch, driver_failed};
 use super::{Engine, Reduction, Transfer, check_parts, members_of};
 use crate::error::EngineError;
 
-/// What ranks of one communicator have in common.
+/// Bytes of the id that ranks of one communicator share.
 pub(super) const ID_BYTES: usize = 128;
 
-/// How long a collective is asked after without a rest: most end sooner.
+/// Time for which the end of a collective is polled without a pause: most end sooner.
 const SPIN: Duration = Duration::from_micros(200);
-/// The rest.
+/// Pause between two later polls.
 const REST: Duration = Duration::from_micros(50);
 
 /// A rank of an NCCL communicator.
 pub struct Nccl {
-    /// Null when it has been given up.
+    /// Null once it has been aborted.
     communicator: sys::ncclComm_t,
     stream: cuda_sys::CUstream,
     rank: usize,
@@ -42,14 +42,14 @@ pub struct Nccl {
     device: usize,
     send: Scratch,
     receive: Scratch,
-    /// Set when nobody waits for collectives any more.
+    /// Set once this rank no longer waits for collectives.
     given_up: Arc<AtomicBool>,
 }
 
-/// Version of the library, as 2.27.3; why it cannot be loaded otherwise.
+/// Returns the version of the library, such as 2.27.3.
 ///
 /// # Errors
-/// In words.
+/// The reason why the library cannot be loaded, in words.
 pub fn library_version() -> Result<String, String> {
     // SAFETY: looks for files only.
     if !unsafe { sys::is_culib_present() } {
@@ -64,7 +64,7 @@ pub fn library_version() -> Result<String, String> {
     Ok(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
 }
 
-/// What rank 0 makes and all ranks give to [`Nccl::start`].
+/// Creates the id that one rank makes and all ranks pass to [`Nccl::start`].
 ///
 /// # Errors
 /// [`EngineError::Unavailable`].
@@ -76,8 +76,8 @@ pub fn new_id() -> Result<[u8; ID_BYTES], EngineError> {
 }
 
 impl Nccl {
-    /// Whether this process could join a communicator on the GPU number `device`: asked before ranks meet, so that
-    /// one that cannot does not leave the others waiting.
+    /// Checks that this process can join a communicator on the GPU number `device`: called before ranks meet, so that
+    /// a rank that cannot does not leave the others waiting.
     ///
     /// # Errors
     /// [`EngineError::Unavailable`].
@@ -119,8 +119,8 @@ impl Nccl {
         })
     }
 
-    /// Runs `launch` on the engine's stream, and waits for its end. With an error the communicator is given up
-    /// before anything that it may still write to is.
+    /// Runs `launch` on the engine's stream, and waits for its end. After an error the communicator is aborted
+    /// before any memory that it may still write to is freed.
     fn run(
         &mut self,
         operation: &'static str,
@@ -139,7 +139,7 @@ impl Nccl {
         ended
     }
 
-    /// Takes the communicator's kernels off the device.
+    /// Aborts the communicator, which takes its kernels off the device.
     fn abort(&mut self) {
         // SAFETY: the communicator is this engine's own, and is not used again.
         unsafe { sys::ncclCommAbort(self.communicator) };
@@ -175,7 +175,7 @@ impl Nccl {
         }
     }
 
-    /// Brings `send` to the device, runs `launch` on the addresses, and brings what was received to `receive`.
+    /// Copies `send` to the device, runs `launch` on the addresses, and copies the result to `receive`.
     fn over_device<T: bytemuck::Pod>(
         &mut self,
         operation: &'static str,
@@ -184,14 +184,14 @@ impl Nccl {
         launch: impl FnOnce(u64, u64, sys::ncclComm_t, sys::cudaStream_t) -> Result<(), result::NcclError>,
     ) -> Result<(), EngineError> {
         if receive.is_empty() {
-            // All lengths are alike, so that nobody has anything.
+            // All ranks have equal lengths, so that no rank has any data.
             return Ok(());
         }
         let copying = |error| driver_failed("copying to or from the device", error);
         let from = self.send.at_least(size_of_val(send))?;
         let to = self.receive.at_least(size_of_val(receive))?;
-        // SAFETY: both pieces are as long as the slices. On the stream of the collective, which is so behind the copy;
-        // the slice is borrowed until that has been waited for. The copy back ends before its call returns.
+        // SAFETY: both buffers are at least as long as the slices. The copy is queued on the collective's stream before
+        // it; the slice is borrowed until that stream has been waited for. The copy back ends before its call returns.
         unsafe { driver::memcpy_htod_async(from, send, self.stream) }.map_err(copying)?;
         self.run(operation, |communicator, stream| launch(from, to, communicator, stream))?;
         unsafe { driver::memcpy_dtoh_sync(receive, to) }.map_err(copying)
@@ -276,7 +276,7 @@ impl Engine for Nccl {
         })
     }
 
-    /// By a new id, which the first of every color makes: older libraries know no split.
+    /// Splits by a new id from the first rank of each color: older libraries have no split.
     fn split(&mut self, color: usize, key: usize) -> Result<Box<dyn Engine>, EngineError> {
         let mut said = vec![[0u64; 2]; self.world_size];
         let mine = [color as u64, key as u64];
@@ -284,7 +284,7 @@ impl Engine for Nccl {
         let members = members_of(&said, color as u64);
         // This rank is among those of its own color.
         let rank = members.iter().position(|member| *member == self.rank).unwrap_or_default();
-        // A leader that has none sends zeros, so that nobody waits for what does not come.
+        // A leader without an id sends zeros, so that the others do not wait for a message that never comes.
         let made = if rank == 0 { new_id() } else { Ok([0; ID_BYTES]) };
         let mut ids = vec![0; ID_BYTES * self.world_size];
         self.all_gather(made.as_ref().unwrap_or(&[0; ID_BYTES]), &mut ids)?;

@@ -1,12 +1,12 @@
-//! One message from rank 0 to every other rank over TCP, for engines whose ranks need one to meet.
+//! One message from rank 0 to every other rank over TCP, for engines whose ranks need one to connect.
 //!
 //! ```text
 //! rank r → rank 0   "ocelli" 0 2 | W as u32 | r as u32 | its device, 16 bytes      little endian
-//! rank 0 → rank r   1 | length as u32 | message                 when all W - 1 have come, or
-//!                   0 | length as u32 | why ranks do not meet
+//! rank 0 → rank r   1 | length as u32 | message                 once all W - 1 have connected, or
+//!                   0 | length as u32 | reason why ranks do not meet
 //! ```
 //!
-//! Ranks come in any order and try again until rank 0 listens. Whoever says something else is sent away.
+//! Ranks connect in any order and retry until rank 0 listens. A connection that sends anything else is dropped.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
@@ -15,43 +15,43 @@ use std::time::{Duration, Instant};
 use crate::error::EngineError;
 
 const MAGIC: [u8; 8] = *b"ocelli\0\x02";
-/// Bytes of a hello.
+/// Bytes of a rank's first message.
 const HELLO_BYTES: usize = 32;
-/// How long one that has come may take to say who it is.
+/// Time that a connection may take to identify itself.
 const HELLO: Duration = Duration::from_secs(5);
-/// Between two tries.
+/// Pause between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(100);
-/// More than any message.
+/// Limit of the bytes of a message.
 const MAX_BYTES: usize = 1 << 16;
 
-/// Where ranks meet, and for how long they try.
+/// Address at which ranks meet, and the deadline.
 #[derive(Debug, Clone)]
 pub struct Rendezvous {
     /// Host name or address of rank 0.
     pub host: String,
-    /// Its port.
+    /// Port of rank 0.
     pub port: u16,
-    /// When to give up.
+    /// Time after which a rank gives up.
     pub deadline: Duration,
 }
 
 /// A rank that has reached the rendezvous.
 #[derive(Debug, Clone, Copy)]
 pub struct Comer {
-    /// Its rank.
+    /// Number of the rank.
     pub rank: usize,
     /// Number of ranks.
     pub world_size: usize,
-    /// What it computes on, of which every rank must have its own.
+    /// Identifier of the GPU that the rank computes on; every rank must have its own.
     pub device: [u8; 16],
 }
 
 impl Rendezvous {
-    /// The message of rank 0, on all ranks; `message` makes it on rank 0.
+    /// Returns the message of rank 0 on all ranks; `message` makes it on rank 0.
     ///
     /// # Errors
-    /// [`EngineError::Failed`] with the ranks that have not come, or why rank 0 cannot be reached;
-    /// [`EngineError::Unavailable`] when what ranks say of themselves does not fit; those of `message`.
+    /// Errors of `message`; [`EngineError::Failed`] with the missing ranks, or if rank 0 cannot be reached or refuses;
+    /// [`EngineError::Unavailable`] on rank 0 if ranks contradict one another, on others if another program answers.
     pub fn share(
         &self,
         comer: Comer,
@@ -79,7 +79,7 @@ impl Rendezvous {
     }
 
     fn serve(&self, own: Comer, message: &[u8]) -> Result<(), EngineError> {
-        // On every address: the name that others know may stand for one that this machine does not have.
+        // On every address: the name that others use may stand for an address that this machine does not have.
         let listener = TcpListener::bind(("0.0.0.0", self.port))
             .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
             .map_err(|error| self.failed(&format!("rank 0 cannot listen there: {error}")))?;
@@ -104,7 +104,7 @@ impl Rendezvous {
         })
     }
 
-    /// Receives all other ranks, or says what is wrong and whether trying again would change it.
+    /// Accepts all other ranks; an error holds its reason, and true for a contradiction that a retry would not fix.
     fn receive(
         &self,
         own: Comer,
@@ -160,7 +160,7 @@ impl Rendezvous {
                 Err(_) => std::thread::sleep(RETRY),
             }
         };
-        // Rank 0 may have begun to wait later, and says itself who is missing.
+        // Rank 0 may have begun to wait later, and reports the missing ranks itself.
         let gone = |error: std::io::Error| self.failed(&format!("rank 0 does not answer: {error}"));
         stream.set_read_timeout(Some(self.deadline + HELLO)).map_err(gone)?;
         let mut packet = MAGIC.to_vec();
@@ -194,7 +194,7 @@ impl Rendezvous {
     }
 }
 
-/// Reads which rank has connected; `None` for a connection that is no rank of this run.
+/// Reads the first message of a connection; `None` if it does not come from a rank.
 fn hello(mut stream: &TcpStream) -> Option<Comer> {
     let mut packet = [0; HELLO_BYTES];
     let read = stream
@@ -235,7 +235,7 @@ mod tests {
             let come = |rank: usize| {
                 let meeting = &meeting;
                 move || {
-                    // The last to come is rank 0, and something else has come before.
+                    // Rank 0 starts last, and a connection that is not from a rank comes first.
                     if rank == 0 {
                         std::thread::sleep(Duration::from_millis(150));
                     }

@@ -1,4 +1,4 @@
-//! One rank: moving is copying, a sum is what there is.
+//! One rank: moving data copies it, and a sum is the value itself.
 
 use super::{Engine, Reduction, check_parts};
 use crate::error::EngineError;

@@ -1,8 +1,8 @@
-//! What a collective on tensors sends and where it receives.
+//! Tensors that a collective sends and receives.
 //!
-//! A transfer is made by the thread that computed what it sends, behind everything that this thread has asked
-//! of the device; the communication thread then runs it. That order is what an engine on device memory relies
-//! on.
+//! A transfer is made by the thread that computed the tensor that it sends, after all work that this thread has
+//! queued on the device; the communication thread then runs it. An engine on device memory relies on that
+//! order.
 
 use std::sync::Arc;
 
@@ -15,24 +15,24 @@ use crate::wire::{self, Wire};
 
 /// Two flat tensors of one collective.
 pub struct Transfer {
-    /// In f32; on a device whose addresses are known in the type that travels.
+    /// Tensor that is sent: in f32, or in the type of the wire where the device's addresses are known.
     send: Tensor<1>,
     wire: Wire,
-    /// Absent while an engine without access to device memory has not filled it.
+    /// Tensor that is received; absent until an engine without access to device memory has filled it.
     receive: Option<Tensor<1>>,
     n_receive: usize,
-    /// Where what comes by way of the host is received; absent for memory of its own.
+    /// Pool of buffers for receiving through host memory; without one, the tensor has memory of its own.
     buffers: Option<Arc<BufferPool>>,
     #[cfg(feature = "cuda")]
     pub(super) memory: Option<super::cuda::Memory>,
 }
 
 impl Transfer {
-    /// Sends `send`, in f32, as `wire` has it, and receives `n_receive` elements. For `device_memory` what lies on a
-    /// CUDA device is pinned to its address.
+    /// Creates a transfer that sends `send`, in f32, in the type of `wire`, and receives `n_receive` elements. With
+    /// `device_memory`, tensors on a CUDA device are pinned to their addresses.
     ///
     /// # Errors
-    /// [`EngineError::Unavailable`] when the addresses cannot be had.
+    /// [`EngineError::Failed`] when the tensors cannot be pinned.
     pub fn new(
         send: Tensor<1>,
         n_receive: usize,
@@ -46,10 +46,10 @@ impl Transfer {
             let memory = Some(super::cuda::Memory::of(&send, &receive)?);
             return Ok(Self { send, wire, receive: Some(receive), n_receive, buffers: None, memory });
         }
-        // No build without CUDA has an engine that reads device memory.
+        // Unused without CUDA: no such build has an engine that reads device memory.
         let _ = device_memory;
-        // The communication thread reads what lies on a device. CubeCL lets it wait for memory that was given out since
-        // it last looked, not for what has been written in place: a copy is such memory.
+        // The communication thread reads tensors on a device. CubeCL makes it wait for memory that was allocated since
+        // it last synchronized, not for writes in place: a copy is such memory.
         let send = if is_host(&send) { send } else { send.clone() * 1.0 };
         Ok(Self {
             send,
@@ -62,22 +62,22 @@ impl Transfer {
         })
     }
 
-    /// Receives in a buffer out of `pool` what comes by way of the host.
+    /// Sets the pool of buffers for receiving through host memory.
     pub fn into_pool(self, pool: Arc<BufferPool>) -> Self {
         Self { buffers: Some(pool), ..self }
     }
 
-    /// Elements sent and received.
+    /// Returns the numbers of elements sent and received.
     pub fn lengths(&self) -> [usize; 2] {
         [self.send.dims()[0], self.n_receive]
     }
 
-    /// What the elements are as they travel.
+    /// Returns the type of the elements on the wire.
     pub fn wire(&self) -> Wire {
         self.wire
     }
 
-    /// Runs `collective` on host buffers of what is sent and received.
+    /// Runs `collective` on host buffers of the tensors that are sent and received.
     ///
     /// # Errors
     /// Errors of `collective`.
@@ -103,16 +103,16 @@ impl Transfer {
         Ok(())
     }
 
-    /// What has been received: by way of the host in f32 and on the host, else on the device in the type that travels.
+    /// Returns the tensor received: in f32 on the host if it came through host memory, else on the device as sent.
     ///
     /// # Panics
-    /// If no collective has run, where that can be told: a bug in the mesh.
+    /// If no collective has run, where that can be detected: a bug in the mesh.
     pub fn received(self) -> Tensor<1> {
         self.receive.expect("the collective has run")
     }
 }
 
-/// A tensor on the host of `n` elements that `fill` has filled, in a buffer out of a pool or in memory of its own.
+/// Creates a host tensor of `n` elements that `fill` fills, in a buffer of a pool or in memory of its own.
 fn filled(
     n: usize,
     buffers: Option<&Arc<BufferPool>>,

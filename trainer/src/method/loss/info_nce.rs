@@ -11,13 +11,13 @@ use ranks::peers::Peers;
 
 /// The keys of one view over the whole batch.
 pub(crate) struct Keys {
-    /// `[B, D]`, by position in the batch.
+    /// Keys `[B, D]`, by position in the batch.
     all: Tensor<2>,
     temperature: f64,
 }
 
 impl Keys {
-    /// The keys of a batch, of which this rank has `keys` of `[b, D]` by micro-batch, of length one.
+    /// Gathers the keys of a batch, of which this rank has `keys` of `[b, D]` by micro-batch, of length one.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -25,7 +25,7 @@ impl Keys {
         Ok(Self { all: peers.gather("keys", keys)?, temperature })
     }
 
-    /// The loss of `queries` of `[b, D]`, of length one and with a graph, whose images are at `positions` of the batch:
+    /// Returns the loss of `queries` of `[b, D]`, of length one and with a graph, whose images are at `positions` of the batch:
     /// `[1]`.
     pub(crate) fn loss(&self, queries: Tensor<2>, positions: &[usize]) -> Tensor<1> {
         let ([b, _], [n, _]) = (queries.dims(), self.all.dims());

@@ -6,7 +6,7 @@
 //! koleo(x) = -1/B · Σᵢ log(|x̂ᵢ - x̂ₙ₍ᵢ₎| + ε)              ε = 1e-8
 //! ```
 //!
-//! Neighbors are looked for in the whole batch, or in groups of images that follow one another in it.
+//! Neighbors are searched in the whole batch, or in groups of consecutive images.
 
 use burn_tensor::{Tensor, TensorData};
 use kernels::device::readback::failure;
@@ -18,32 +18,32 @@ use ranks::peers::Peers;
 /// Keeps norms and the logarithm finite, as in DINOv2.
 const EPSILON: f64 = 1e-8;
 
-/// Images whose neighbors are looked for at a time: all at once would take B² numbers several times over.
+/// Images whose neighbors are searched at a time: all at once would take B² numbers several times over.
 const ROWS: usize = 512;
 
 /// Nearest neighbors within a batch, for one kind of view.
 pub(crate) struct Neighbors {
     /// Directions of all images, `[B, D]`, without a graph.
     directions: Tensor<2>,
-    /// Nearest other image of each.
+    /// Nearest other image of each image.
     nearest: Vec<usize>,
-    /// Images that are looked for together.
+    /// Number of consecutive images among which neighbors are searched.
     group_size: usize,
 }
 
-/// Rows of `x` `[B, D]` at length one.
+/// Normalizes the rows of `x` `[B, D]` to length one.
 pub(crate) fn directions(x: Tensor<2>) -> Tensor<2> {
     unit_rows(x, EPSILON * EPSILON)
 }
 
-/// View `i` of embeddings `[B, V, D]`, `[B, D]`.
+/// Returns view `i`, `[B, D]`, of embeddings `[B, V, D]`.
 pub(crate) fn view(embeddings: &Tensor<3>, i: usize) -> Tensor<2> {
     let [b, _, d] = embeddings.dims();
     embeddings.clone().slice([0..b, i..i + 1, 0..d]).reshape([b, d])
 }
 
-/// The neighbors over the whole batch for each view of the first size, within groups of `group_size` images, 0 for the
-/// whole batch.
+/// Finds the neighbors over the whole batch for each view of the first size, within groups of `group_size` images, 0 for
+/// the whole batch.
 ///
 /// # Errors
 /// [`EngineError`].
@@ -64,8 +64,8 @@ pub(crate) fn by_view(
 }
 
 impl Neighbors {
-    /// The neighbors among `directions` `[B, D]` of the whole batch, without a graph, where only images of the same
-    /// `group_size` that follow one another are neighbors.
+    /// Finds the neighbors among `directions` `[B, D]` of the whole batch, without a graph, within groups of `group_size`
+    /// consecutive images.
     ///
     /// # Errors
     /// [`EngineError::Device`] when the device has failed.
@@ -90,11 +90,11 @@ impl Neighbors {
         Ok(Self { directions, nearest, group_size })
     }
 
-    /// The regularizer of one micro-batch, `[1]`: `x` `[b, D]` are the embeddings of the images at
+    /// Returns the regularizer of one micro-batch, `[1]`: `x` `[b, D]` are the embeddings of the images at
     /// `positions`, with a graph. Zero in groups of one, which have no neighbor.
     ///
-    /// Its value is the mean over the micro-batch. Its gradient is that of the sum over the whole batch, divided by
-    /// b: an image is also pushed by those elsewhere that have it for their neighbor.
+    /// The value is the mean over the micro-batch. The gradient is that of the sum over the whole batch, divided by
+    /// b: an image is also pushed by images elsewhere whose neighbor it is.
     pub(crate) fn koleo(&self, x: Tensor<2>, positions: &[usize]) -> Tensor<1> {
         let [b, _] = x.dims();
         if self.nearest.len() < 2 || self.group_size < 2 {
@@ -107,7 +107,7 @@ impl Neighbors {
             pairs.extend(reverse_neighbors.map(|i| [row, i]));
         }
         let logs = log_distances(directions(x), self.directions.clone(), pairs, EPSILON);
-        // The value is that of the own terms. The pushes count where the neighbors' own terms count; here they move.
+        // The value sums the own terms. Terms of other images count in their own micro-batch, and add only a gradient here.
         let values = logs.clone().inner();
         let own = values.clone().slice(0..b).sum().autodiff();
         let still = values.sum().autodiff();
@@ -158,7 +158,7 @@ mod tests {
         assert!((both - apart).abs() < 1e-6);
     }
 
-    /// Groups look among themselves: the sum over groups is that of batches of their own.
+    /// Neighbors are searched within groups: the sum over groups is that of separate batches.
     #[test]
     fn groups_are_batches_of_their_own() {
         let values = [1.0, 0.0, 0.3, 0.2, 0.0, 1.0, -0.7, 0.1, 0.5, 0.6, 0.2, 0.9];

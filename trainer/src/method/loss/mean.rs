@@ -11,8 +11,8 @@ use kernels::ops::column_sums;
 use ranks::EngineError;
 use ranks::peers::Peers;
 
-/// Means over the whole batch and its views, `[K]` each, of rows `[B, V, K]` by micro-batch, of which this rank has some. One
-/// sum over ranks serves all of them.
+/// Computes means over the whole batch and its views, `[K]` each, of rows `[B, V, K]` by micro-batch, of which this rank has
+/// some. One sum over ranks serves all of them.
 ///
 /// # Errors
 /// [`EngineError`].
@@ -30,7 +30,7 @@ pub(crate) fn batch_means<const N: usize>(
     Ok(std::array::from_fn(|i| means.clone().slice(i * k..(i + 1) * k)))
 }
 
-/// How many of K prototypes targets use whose mean is `mean` `[K]`: the exponential of its entropy, `[1]`, from 1 to K.
+/// Effective number of prototypes, from 1 to K, given the mean `[K]` of targets: the exponential of its entropy, `[1]`.
 pub(crate) fn in_use(mean: Tensor<1>) -> Tensor<1> {
     (mean.clone() * mean.clamp_min(1e-30).log()).sum().neg().exp()
 }

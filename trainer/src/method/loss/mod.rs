@@ -1,4 +1,4 @@
-//! Losses: pure functions of tensors. What they need of the rest of a batch comes through
+//! Losses: pure functions of tensors. Data from the rest of a batch comes through
 //! [`Peers`](ranks::peers::Peers).
 
 pub(crate) mod cross_entropy;

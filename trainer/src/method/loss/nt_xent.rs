@@ -6,19 +6,19 @@
 //! ∂(Σ ℓ)/∂ẑ_i = 1/τ · Σ_{j≠i} (e^{s_ij - L_i} + e^{s_ij - L_j}) ẑ_j - 2/τ · ẑ_p(i)      L_i the logarithm of the sum
 //! ```
 //!
-//! Every rank knows all views and all L: the gradient that the rows of others send to a view needs no message.
+//! Every rank knows all views and all L, so the gradient that other rows send to a view needs no message.
 
 use burn_tensor::{Tensor, TensorData};
 use ranks::EngineError;
 use ranks::peers::Peers;
 
-/// Views of an image.
+/// Number of views of an image.
 pub(crate) const N_VIEWS: usize = 2;
 
-/// Far below every score, whose exponential is to be zero.
+/// Subtracted from scores that are masked, so that their exponential is zero.
 const MASKED: f32 = 1e9;
 
-/// A batch under contrast.
+/// Contrastive loss of a batch.
 pub(crate) struct Contrast {
     /// ẑ of all views, those of an image next to one another, `[2B, D]`, without a graph.
     all: Tensor<2>,
@@ -28,7 +28,7 @@ pub(crate) struct Contrast {
 }
 
 impl Contrast {
-    /// The contrast of a batch, of which this rank has `views` of `[b, 2, D]` by micro-batch, of length one and without
+    /// Gathers the views of a batch, of which this rank has `views` of `[b, 2, D]` by micro-batch, of length one and without
     /// a graph.
     ///
     /// # Errors
@@ -52,10 +52,10 @@ impl Contrast {
         Ok(Self { all, logs, temperature })
     }
 
-    /// The loss of one micro-batch, `[1]`: `views` of `[b, 2, D]` are those of the images at `positions`, of length one,
+    /// Returns the loss of a micro-batch, `[1]`: `views` of `[b, 2, D]` are those of the images at `positions`, of length one,
     /// with a graph.
     ///
-    /// Its value is the mean over the micro-batch. Its gradient is that of the sum over the whole batch, divided by 2b.
+    /// The value is the mean over the micro-batch. The gradient is that of the sum over the whole batch, divided by 2b.
     pub(crate) fn loss(&self, views: Tensor<3>, positions: &[usize]) -> Tensor<1> {
         let [b, v, d] = views.dims();
         let (rows, n) = (b * v, self.all.dims()[0]);
@@ -75,14 +75,14 @@ impl Contrast {
     }
 }
 
-/// s of `rows` of `[R, D]` with all views, `[R, 2B]`.
+/// Returns the scores s of `rows` of `[R, D]` with all views, `[R, 2B]`.
 fn scores(rows: Tensor<2>, all: &Tensor<2>, temperature: f64) -> Tensor<2> {
     let all = all.clone().transpose() / temperature;
     let all = if rows.is_autodiff() { all.autodiff() } else { all };
     rows.matmul(all)
 }
 
-/// A one in each row of `[R, 2B]`, where `column` says of the image's position and the number of the view.
+/// Returns `[R, 2B]` with a one in each row, in the column that `column` returns for the image's position and the view.
 fn marks(all: &Tensor<2>, positions: &[usize], column: impl Fn(usize, usize) -> usize) -> Tensor<2> {
     let [n, _] = all.dims();
     let rows = positions.len() * N_VIEWS;
@@ -107,7 +107,7 @@ mod tests {
         unit_rows(x.reshape([b * v, d]), 1e-12).reshape([b, v, d])
     }
 
-    /// The formula on one graph for the whole batch.
+    /// Evaluates the formula with one graph for the whole batch.
     fn plain(x: Tensor<3>, temperature: f64) -> Tensor<1> {
         let [b, v, d] = x.dims();
         let z = unit(x).reshape([b * v, d]);
@@ -121,7 +121,7 @@ mod tests {
         -(0..b * v).map(pick).reduce(|a, b| a + b).unwrap() / (b * v) as f64
     }
 
-    /// One micro-batch and several.
+    /// One micro-batch and several have the same loss and gradients.
     #[test]
     fn micro_batches_share_one_contrast() {
         let device = Device::flex();

@@ -1,4 +1,4 @@
-//! Feature maps on another grid: bilinear interpolation as a matrix.
+//! Resampling of feature maps to another grid: bilinear interpolation as a matrix.
 //!
 //! ```text
 //! y = M x      x [B, N, D] on a grid of from, y [B, N', D] on a grid of to, rows of M [N', N] sum to one
@@ -8,7 +8,7 @@
 
 use burn_tensor::{Tensor, TensorData};
 
-/// `x` of `[B, N, D]` on the grid `from`, on the grid `to`: `[B, N', D]`.
+/// Resamples `x` of `[B, N, D]` from the grid `from` to the grid `to`: `[B, N', D]`.
 pub(crate) fn resampled(x: Tensor<3>, from: [usize; 2], to: [usize; 2]) -> Tensor<3> {
     if from == to {
         return x;
@@ -20,7 +20,7 @@ pub(crate) fn resampled(x: Tensor<3>, from: [usize; 2], to: [usize; 2]) -> Tenso
     matrix.reshape([1, m, n]).expand([b, m, n]).matmul(x)
 }
 
-/// Row-major `[to_h · to_w, from_h · from_w]`.
+/// Interpolation matrix, row-major `[to_h · to_w, from_h · from_w]`.
 fn matrix(from: [usize; 2], to: [usize; 2]) -> Vec<f32> {
     let [rows, columns] = [0, 1].map(|axis| weights(from[axis], to[axis]));
     let mut out = Vec::with_capacity(from[0] * from[1] * to[0] * to[1]);
@@ -32,7 +32,7 @@ fn matrix(from: [usize; 2], to: [usize; 2]) -> Vec<f32> {
     out
 }
 
-/// Row-major `[to, from]` weights along one axis.
+/// Interpolation weights along one axis, row-major `[to, from]`.
 fn weights(from: usize, to: usize) -> Vec<f64> {
     let mut weights = vec![0.0; to * from];
     let scale = from as f64 / to as f64;

@@ -14,26 +14,26 @@ use kernels::ops::{matmul_transposed, wave_sums, weighted_waves};
 use ranks::EngineError;
 use ranks::peers::Peers;
 
-/// Points t, T.
+/// Number of points t, T.
 const N_POINTS: usize = 17;
 
-/// The last of them.
+/// Last of the points t.
 const LAST_POINT: f64 = 3.0;
 
-/// Between two of them, dt.
+/// Distance between two points, dt.
 const SPACING: f64 = LAST_POINT / (N_POINTS - 1) as f64;
 
-/// Keeps these streams apart from those of views and initial weights.
+/// Domain that separates these random numbers from those of views and initial weights.
 const DOMAIN: u64 = 0x7369_6772_6567_0000;
 
-/// M directions of length one in D dimensions, `[M, D]`: a function of seed and step alone.
+/// Draws M directions of length one in D dimensions, `[M, D]`: a function of seed and step alone.
 pub(crate) fn directions(seed: u64, step: u64, [m, d]: [usize; 2]) -> Vec<f32> {
     let mut all = vec![0.0f32; m * d];
     for (number, direction) in all.chunks_exact_mut(d).enumerate() {
         let mut rng = ViewRng::from_words([seed, step, number as u64, DOMAIN]);
         direction.fill_with(|| rng.normal());
         let length = direction.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt();
-        // All zero with a probability of nothing.
+        // All numbers are zero with negligible probability.
         let factor = if length > 0.0 { (1.0 / length) as f32 } else { 0.0 };
         direction.iter_mut().for_each(|x| *x *= factor);
     }
@@ -42,17 +42,17 @@ pub(crate) fn directions(seed: u64, step: u64, [m, d]: [usize; 2]) -> Vec<f32> {
 
 /// The regularizer of a batch, for each kind of view.
 pub(crate) struct Sigreg {
-    /// `[M, D]`.
+    /// Directions, `[M, D]`.
     directions: Tensor<2>,
-    /// By kind of view, the gradient at the sums of cosines and sines, `[2 T M]`.
+    /// Gradients at the sums of cosines and sines, `[2 T M]`, by kind of view.
     weights: Vec<Tensor<1>>,
-    /// The mean over kinds of views, `[1]`.
+    /// Mean value over kinds of views, `[1]`.
     value: Tensor<1>,
     n_micro_batches: usize,
 }
 
 impl Sigreg {
-    /// The regularizer along `directions` of `[M, D]` of a batch, of which this rank has `views` of `[b, V, D]` by
+    /// Computes the regularizer along `directions` of `[M, D]` of a batch, of which this rank has `views` of `[b, V, D]` by
     /// micro-batch, without a graph.
     ///
     /// # Errors
@@ -89,8 +89,8 @@ impl Sigreg {
         Ok(Self { directions, weights, value, n_micro_batches: peers.n_micro_batches() })
     }
 
-    /// The regularizer, `[1]`, given the embeddings of one micro-batch, `[b, V, D]` with a graph. Its value is that of
-    /// the whole batch; its gradient too, times the number of micro-batches, over which losses are averaged.
+    /// Returns the regularizer, `[1]`, given the embeddings of one micro-batch, `[b, V, D]` with a graph. The value is that of
+    /// the whole batch; the gradient too, times the number of micro-batches, over which losses are averaged.
     pub(crate) fn loss(&self, views: Tensor<3>) -> Tensor<1> {
         let directions = self.directions.clone().autodiff();
         let of_view = |(i, weights): (usize, &Tensor<1>)| {
@@ -104,25 +104,25 @@ impl Sigreg {
         moves + (self.value.clone() - stands).autodiff()
     }
 
-    /// The value, `[1]`.
+    /// Value of the regularizer, `[1]`.
     pub(crate) fn value(&self) -> Tensor<1> {
         self.value.clone()
     }
 }
 
-/// View `i` of `[b, V, D]`, `[b, D]`.
+/// Returns view `i`, `[b, D]`, of `[b, V, D]`.
 fn view(views: &Tensor<3>, i: usize) -> Tensor<2> {
     let [b, _, d] = views.dims();
     views.clone().slice([0..b, i..i + 1, 0..d]).reshape([b, d])
 }
 
-/// What cosines and sines of a standard normal distribution are on average, `[2 T M]`.
+/// Means of cosines and sines of a standard normal distribution, `[2 T M]`.
 fn normal_waves(m: usize) -> Vec<f32> {
     let cosines = (0..N_POINTS).map(|k| (-0.5 * (k as f64 * SPACING).powi(2)).exp() as f32);
     cosines.chain([0.0; N_POINTS]).flat_map(|value| std::iter::repeat_n(value, m)).collect()
 }
 
-/// w_t e^{-t²/2} for cosines and for sines, `[2 T M]`.
+/// Quadrature weights w_t e^{-t²/2} for cosines and for sines, `[2 T M]`.
 fn quadrature(m: usize) -> Vec<f32> {
     let weight = |k: usize| {
         let t = k as f64 * SPACING;
@@ -142,7 +142,7 @@ mod tests {
     use kernels::ops::twin::assert_close;
     use ranks::communicator::Comm;
 
-    /// The formula on one graph for the whole batch.
+    /// Evaluates the formula with one graph for the whole batch.
     fn plain(views: Tensor<3>, directions: &[f32]) -> Tensor<1> {
         let [n, v, d] = views.dims();
         let m = directions.len() / d;
@@ -189,7 +189,7 @@ mod tests {
         }
     }
 
-    /// Far from normal it is large, and for normal numbers about what chance makes of it.
+    /// The value is large far from a normal distribution, and at chance level for normal numbers.
     #[test]
     fn it_knows_a_normal_distribution() {
         let device = Device::flex();

@@ -1,4 +1,4 @@
-//! Targets that use all prototypes alike (Sinkhorn and Knopp; Caron et al. 2020; DINOv2).
+//! Targets that use all prototypes equally (Sinkhorn and Knopp; Caron et al. 2020; DINOv2).
 //!
 //! ```text
 //! Q = exp((T - max T) / τ)        rows are views of the whole batch, B·V of them, columns prototypes
@@ -10,11 +10,11 @@ use kernels::ops::{balanced, column_sums, exp_rows, largest};
 use ranks::EngineError;
 use ranks::peers::Peers;
 
-/// Keeps a row whose entries all vanish from dividing by zero.
+/// Keeps the sum of a row above zero when all its entries vanish.
 const FLOOR: f32 = 1e-30;
 
-/// Probabilities of this rank's micro-batches, `[B, V, K]` each, whose logits are `logits`; there are `n_rows` rows on all
-/// ranks. Micro-batches may have different numbers of rows.
+/// Returns the probabilities of this rank's micro-batches, `[B, V, K]` each, given their `logits`; `n_rows` counts the rows of
+/// all ranks. Micro-batches may have different numbers of rows.
 ///
 /// # Errors
 /// [`EngineError`].
@@ -44,7 +44,7 @@ mod tests {
     use burn_tensor::{Device, Distribution};
     use ranks::communicator::Comm;
 
-    /// Rows sum to one exactly, columns nearly to their equal share, and what a row prefers it keeps.
+    /// Rows sum to one exactly, and columns nearly to their equal share.
     #[test]
     fn sinkhorn_balances_the_prototypes() {
         let device = Device::flex();

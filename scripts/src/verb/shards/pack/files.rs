@@ -1,4 +1,4 @@
-//! A folder of images, or a list of paths, into shards.
+//! Packing of a folder of images, or a list of paths, into shards.
 
 use std::process::ExitCode;
 

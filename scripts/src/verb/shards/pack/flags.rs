@@ -8,23 +8,23 @@ use std::path::PathBuf;
     after_help = "Examples:\n  ocelli shards pack photos/ --out shards/\n  ocelli shards pack list.csv --out shards/ --prefix train\n  ocelli shards pack urls.csv --urls --out shards/"
 )]
 pub(crate) struct Args {
-    /// A folder (plain, or one sub-folder a class), or a .csv, .tsv or .jsonl list with the columns
+    /// Folder (plain, or one sub-folder per class), or a .csv, .tsv or .jsonl list with the columns
     /// `path` and, if there are labels, `label`, or a .txt list. Paths are relative to the list.
     pub(super) input: PathBuf,
-    /// Folder for the shards.
+    /// Folder that receives the shards.
     #[arg(long)]
     pub(super) out: PathBuf,
-    /// Name of the shards.
+    /// Prefix of the shards' names.
     #[arg(long, default_value = "train")]
     pub(super) prefix: String,
-    /// Samples of a shard at the most.
+    /// Largest number of samples of a shard.
     #[arg(long, default_value_t = 10_000)]
     pub(super) samples_per_shard: u64,
-    /// Bytes of a shard at the most. With --urls the number of samples alone counts.
+    /// Largest size of a shard, in bytes. With --urls, only the number of samples counts.
     #[arg(long, default_value_t = 1 << 30)]
     pub(super) bytes_per_shard: u64,
-    /// Number classes by this list, one name a line: the classes.txt of another pack. Without it,
-    /// labels that are all numbers stay as they are, and names are numbered in alphabetical order.
+    /// List that numbers the classes, one name per line: the classes.txt of another pack. Without it,
+    /// labels that are all numbers are kept, and names are numbered in alphabetical order.
     #[arg(long)]
     pub(super) classes: Option<PathBuf>,
     /// Seed of the order in which samples are packed.
@@ -37,26 +37,26 @@ pub(crate) struct Args {
     pub(super) web: WebFlags,
 }
 
-/// Flags of a pack from the web.
+/// Flags of packing from the web.
 #[derive(clap::Args)]
 pub(crate) struct WebFlags {
-    /// The list holds URLs, in the column `url`: fetch them. `label` and `caption` are kept where they
-    /// are there.
+    /// Fetch the URLs in the list's column `url`. `label` and `caption` are kept if they
+    /// are present.
     #[arg(long, help_heading = "From the web")]
     pub(super) urls: bool,
-    /// Images that are fetched at a time.
+    /// Number of images that are fetched at a time.
     #[arg(long, default_value_t = 64, requires = "urls", help_heading = "From the web")]
     pub(super) connections: usize,
-    /// Images that are fetched from one server at a time.
+    /// Number of images that are fetched from one server at a time.
     #[arg(long, default_value_t = 8, requires = "urls", help_heading = "From the web")]
     pub(super) per_host: usize,
-    /// Attempts after the first one.
+    /// Number of attempts after the first one.
     #[arg(long, default_value_t = 2, requires = "urls", help_heading = "From the web")]
     pub(super) retries: u32,
-    /// Seconds that an image may take, with all attempts.
+    /// Seconds that fetching an image may take, with all attempts.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..), requires = "urls", help_heading = "From the web")]
     pub(super) timeout_s: u64,
-    /// Megabytes that an image may have.
+    /// Largest size of an image, in megabytes.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..), requires = "urls", help_heading = "From the web")]
     pub(super) max_mb: u64,
     /// Fetch images whose owners forbid it by an X-Robots-Tag (noai, noimageai, noindex, noimageindex, none).

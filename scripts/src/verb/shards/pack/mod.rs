@@ -1,4 +1,4 @@
-//! `ocelli shards pack`: a folder of images, or a list of them, into shards.
+//! `ocelli shards pack`: packs a folder of images, or a list of them, into shards.
 
 mod files;
 mod flags;

@@ -1,9 +1,9 @@
-//! `ocelli shards pack --urls`: a list of image URLs into shards.
+//! `ocelli shards pack --urls`: packs the images of a list of URLs into shards.
 //!
-//! Shard `k` holds those of rows `[k·n, (k+1)·n)` that came and can be decoded, in the order in which
-//! they came; the key of a sample is the number of its row in the order of `--seed`. Beside it stands the list of those that did
-//! not, with reasons, in a form that can be packed again where addresses hold no password or signature: these are left out. A job
-//! that was stopped goes on with the shards that are not there.
+//! Shard `k` holds the images of rows `[k·n, (k+1)·n)` that were fetched and can be decoded, in the order in which
+//! they arrived; the key of a sample is the number of its row in the order of `--seed`. Beside it is the list of rows that
+//! failed, with reasons, which can be packed again if the addresses have no passwords or signatures: these are left out. A job
+//! that was stopped continues with the shards that are missing.
 
 use pipeline::secrets::address_without_secrets;
 use std::collections::BTreeMap;
@@ -37,10 +37,10 @@ use crate::shards::order::shuffle;
 use crate::shards::rewrite::claim;
 use crate::storage::jitter_seed;
 
-/// Shards that may be open at a time: a slow server holds its shard open, not all work up.
+/// Shards that may be open at a time: a slow server keeps its shard open, but does not block all work.
 const OPEN_SHARDS: usize = 4;
 
-/// A row that came.
+/// An image that was fetched.
 struct Fetched {
     extension: &'static str,
     image: Vec<u8>,
@@ -55,21 +55,21 @@ struct Open {
     n_left: usize,
 }
 
-/// Writes rows as they come, each into its shard.
+/// Writer of rows in the order of their arrival, each into its shard.
 struct Writer<'a> {
     args: &'a Args,
     rows: &'a [Row],
     classes: &'a Classes,
-    /// Rows of a shard.
+    /// Number of rows of a shard.
     n: usize,
-    /// Shards that are not there.
+    /// Numbers of the shards that do not exist.
     missing: Vec<usize>,
     open: BTreeMap<usize, Open>,
     n_closed: usize,
     totals: Totals,
 }
 
-/// What became of the rows.
+/// Counts of fetched and failed rows.
 #[derive(Default)]
 struct Totals {
     n_fetched: u64,
@@ -92,7 +92,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         args.web.overwrite,
         rows.iter().filter_map(|row| row.label.as_ref()),
     )?;
-    // A label without a number is an error before anything is fetched.
+    // A label without a number is reported before anything is fetched.
     rows.iter().filter_map(|row| row.label.as_ref()).try_for_each(|label| classes.number(label).map(drop))?;
     shuffle(&mut rows, args.seed);
     let text = fs::read(&args.input).with_context(|| format!("cannot read {}", args.input.display()))?;
@@ -115,7 +115,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     finish(args, &classes, rows.len(), &totals, start.elapsed())
 }
 
-/// Fetches the rows of all shards that are not there.
+/// Fetches the rows of all missing shards.
 fn fetch_all(args: &Args, rows: &[Row], classes: &Classes) -> anyhow::Result<Totals> {
     let mut writer = Writer::new(args, rows, classes);
     let urls: Vec<&str> = rows.iter().map(|row| row.target.as_str()).collect();
@@ -149,7 +149,7 @@ fn fetch_all(args: &Args, rows: &[Row], classes: &Classes) -> anyhow::Result<Tot
             progress.set_message(format!("{} failed", writer.totals.n_failed));
             Ok(())
         });
-        // After an error nobody takes the rest: threads that wait for a row, or for a taker, are let go.
+        // After an error the rest is not read: threads that wait for a row, or for the receiver, must end.
         queue.close();
         drop(results);
         written
@@ -161,7 +161,7 @@ fn fetch_all(args: &Args, rows: &[Row], classes: &Classes) -> anyhow::Result<Tot
 fn client(args: &Args) -> anyhow::Result<Client> {
     let policy = RetryPolicy {
         max_failures: args.web.retries,
-        // Each server is met for the first time.
+        // No server has been contacted before.
         max_first_failures: args.web.retries,
         first_wait: Duration::from_millis(250),
         longest_wait: Duration::from_secs(10),
@@ -198,12 +198,12 @@ impl<'a> Writer<'a> {
         shard * self.n..self.rows.len().min((shard + 1) * self.n)
     }
 
-    /// The first row that may not be fetched yet.
+    /// First row that may not be fetched yet.
     fn horizon(&self) -> usize {
         self.missing.get(self.n_closed + OPEN_SHARDS).map_or(usize::MAX, |shard| shard * self.n)
     }
 
-    /// Writes what became of a row. Whether its shard is whole by it.
+    /// Writes a fetched row, or notes its failure. Returns `true` if that completes its shard.
     fn add(&mut self, number: usize, fetched: Result<Fetched, String>) -> anyhow::Result<bool> {
         let shard = number / self.n;
         let n_left = self.rows_of(shard).len();
@@ -221,7 +221,7 @@ impl<'a> Writer<'a> {
                 let mut about = about(row);
                 about["reason"] = json!(reason);
                 if about["url"] != json!(row.target) {
-                    // The address alone does not open it.
+                    // The address does not suffice to fetch it.
                     about["row"] = json!(number);
                 }
                 open.failures.push(about);
@@ -244,7 +244,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Describes a row without the secrets of its address: shards are passed on.
+/// Describes a row without the secrets of its address: shards are shared.
 fn about(row: &Row) -> Value {
     let mut about = json!({ "url": address_without_secrets(&row.target) });
     for (name, cell) in [("label", &row.label), ("caption", &row.caption)] {
@@ -275,7 +275,7 @@ fn write(
 }
 
 impl Open {
-    /// The list of failures comes first: a shard that has its name has its list.
+    /// Finishes the shard. The list of failures comes first: a shard that has its name has its list.
     fn finish(self, list: &Path) -> anyhow::Result<()> {
         let text: String = self.failures.iter().flat_map(|row| [row.to_string(), "\n".into()]).collect();
         file::replace(list, text.as_bytes()).with_context(|| format!("cannot write {}", list.display()))?;
@@ -292,7 +292,7 @@ fn failures_of(args: &Args, shard: usize) -> PathBuf {
     tar_of(args, shard).with_extension("failures.jsonl")
 }
 
-/// Joins the lists of failures and says what was done.
+/// Joins the lists of failures and prints the counts.
 fn finish(
     args: &Args,
     classes: &Classes,
@@ -322,11 +322,11 @@ fn finish(
             Some(_) => format!(" --classes {}", args.out.join("classes.txt").display()),
             None => String::new(),
         };
-        out!("to try them again: ocelli shards pack {} --urls{same_classes} --out ...", path.display());
+        out!("to retry them: ocelli shards pack {} --urls{same_classes} --out ...", path.display());
     }
     let n_there = n_rows as u64 - totals.n_fetched - totals.n_failed;
     if n_there > 0 {
-        out!("{n_there} rows were done already");
+        out!("{n_there} rows were already done");
     }
     if args.json {
         let line = json!({
@@ -336,6 +336,6 @@ fn finish(
         });
         out!("{line}");
     }
-    // Some always fail; where nothing came there is no data set.
+    // Some rows always fail; if all fail there is no data set.
     Ok(if n_failed == n_rows { ExitCode::from(3) } else { ExitCode::SUCCESS })
 }

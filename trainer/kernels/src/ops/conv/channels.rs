@@ -1,50 +1,50 @@
-//! Channels of a convolution, and its weights in the orders that its passes take them.
+//! Channels of a convolution, and its weights in the orders that its passes read them.
 
-/// Channels of a convolution.
+/// Channel counts of a convolution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Channels {
-    /// That come.
+    /// Input channels.
     pub input: usize,
-    /// That go.
+    /// Output channels.
     pub output: usize,
-    /// Groups of both.
+    /// Groups that both are split into.
     pub groups: usize,
 }
 
 impl Channels {
-    /// Channels of the convolution that gives this one's gradient.
+    /// Returns the channels of the convolution that computes this one's input gradient.
     pub(super) fn turned(self) -> Self {
         Self { input: self.output, output: self.input, ..self }
     }
 
-    /// Channels of a group: those of the input, and those of the output.
+    /// Returns the numbers of input and output channels of one group.
     pub(super) fn each(self) -> [usize; 2] {
         [self.input / self.groups, self.output / self.groups]
     }
 }
 
-/// `[O, C/G, T]` into `[G, T·C/G, O/G]`.
+/// Reorders `[O, C/G, T]` into `[G, T·C/G, O/G]`.
 pub(super) fn packed(weight: &[f32], channels: Channels, n_taps: usize) -> Vec<f32> {
     let mut packed = vec![0.0; weight.len()];
     for_each_weight(channels, n_taps, by_output(channels), |from, to| packed[to] = weight[from]);
     packed
 }
 
-/// `[G, T·C/G, O/G]` into `[O, C/G, T]`.
+/// Reorders `[G, T·C/G, O/G]` into `[O, C/G, T]`.
 pub(super) fn unpacked(packed: &[f32], channels: Channels, n_taps: usize) -> Vec<f32> {
     let mut weight = vec![0.0; packed.len()];
     for_each_weight(channels, n_taps, by_output(channels), |to, from| weight[to] = packed[from]);
     weight
 }
 
-/// `[O, C/G, T]` into `[G, T·O/G, C/G]`, taps in their order.
+/// Reorders `[O, C/G, T]` into `[G, T·O/G, C/G]`, keeping the order of the taps.
 pub(super) fn by_tap(weight: &[f32], channels: Channels, n_taps: usize) -> Vec<f32> {
     let mut by_tap = vec![0.0; weight.len()];
     for_each_weight(channels, n_taps, by_input(channels), |from, to| by_tap[to] = weight[from]);
     by_tap
 }
 
-/// `[O, C/G, T]` into `[G, T·O/G, C/G]` with the taps in reverse: what a gradient of the output is convolved with.
+/// Reorders `[O, C/G, T]` into `[G, T·O/G, C/G]` with the taps in reverse, to convolve an output gradient with.
 pub(super) fn turned(weight: &[f32], channels: Channels, n_taps: usize) -> Vec<f32> {
     let mut turned = vec![0.0; weight.len()];
     let place = by_input(channels);
@@ -53,19 +53,19 @@ pub(super) fn turned(weight: &[f32], channels: Channels, n_taps: usize) -> Vec<f
     turned
 }
 
-/// Where tap, output and input channel lie in a group of `[T·C/G, O/G]`.
+/// Returns the index of a tap, output and input channel in a group of `[T·C/G, O/G]`.
 fn by_output(channels: Channels) -> impl Fn([usize; 3]) -> usize {
     let [c, o] = channels.each();
     move |[tap, out, input]| (tap * c + input) * o + out
 }
 
-/// Where they lie in a group of `[T·O/G, C/G]`.
+/// Returns the index of a tap, output and input channel in a group of `[T·O/G, C/G]`.
 fn by_input(channels: Channels) -> impl Fn([usize; 3]) -> usize {
     let [c, o] = channels.each();
     move |[tap, out, input]| (tap * o + out) * c + input
 }
 
-/// Calls `f` for every weight with its number in `[O, C/G, T]` and in groups ordered by `place`.
+/// Calls `f` for every weight with its index in `[O, C/G, T]` and its index in groups ordered by `place`.
 #[inline(always)]
 fn for_each_weight(
     channels: Channels,

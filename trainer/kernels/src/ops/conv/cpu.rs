@@ -1,9 +1,9 @@
-//! Convolution on the CPU: windows side by side in a matrix, a block of them at a time, and matrix products.
+//! Convolution on the CPU by matrix products over blocks of windows, which are the rows of a matrix (im2col).
 //!
 //! ```text
 //! X [M, T·C]  windows of x      W [T·C, O]       y = X · W      gW = Xᵀ · g
-//! gx = windows of g · W turned round            for a stride of one
-//! gx = Σ over windows of g · Wᵀ                 else
+//! gx = windows of g · W with reversed taps      for a stride of one and less padding than taps
+//! gx = Σ over windows of g · Wᵀ                 otherwise
 //! ```
 //!
 //! for each group of channels; T taps, C and O channels of a group.
@@ -17,13 +17,13 @@ use crate::ops::gemm::Mat;
 use crate::ops::number::{Number, nearest, rounded, wide};
 use crate::ops::product::{Start, product_into};
 
-/// Elements of a block of windows, which lie in a core's cache.
+/// Elements of a block of windows, which stays in a core's cache.
 const BLOCK: usize = 1 << 18;
 
-/// Windows of a block at least: the weights are packed anew for every block.
+/// Least number of windows of a block: the weights are packed again for every block.
 const LEAST_WINDOWS: usize = 256;
 
-/// The convolution of `x` with `packed` weights, `[M, O]`.
+/// Returns the convolution of `x` with `packed` weights, `[M, O]`.
 pub(super) fn forward<T: Number>(x: &[T], packed: &[f32], channels: Channels, geometry: &Geometry) -> Vec<T> {
     if grouped::suits(channels) {
         return nearest(grouped::forward(&wide(x), &rounded::<T>(packed), channels, geometry));
@@ -41,7 +41,7 @@ pub(super) fn forward<T: Number>(x: &[T], packed: &[f32], channels: Channels, ge
     y
 }
 
-/// The gradient of packed weights, `[G, T·C/G, O/G]`, given that of the output, `[M, O]`.
+/// Returns the gradient of packed weights, `[G, T·C/G, O/G]`, given that of the output, `[M, O]`.
 pub(super) fn weight_gradient<T: Number>(
     x: &[T],
     grad: &[T],
@@ -65,7 +65,7 @@ pub(super) fn weight_gradient<T: Number>(
     gw
 }
 
-/// The gradient of the input, `[N, C]`, given that of the output and the weights as PyTorch stores them.
+/// Returns the input's gradient, `[N, C]`, given that of the output and the weights as PyTorch stores them.
 pub(super) fn input_gradient<T: Number>(
     grad: &[T],
     weight: &[f32],
@@ -85,7 +85,7 @@ pub(super) fn input_gradient<T: Number>(
     let k = geometry.n_taps() * c;
     let packed = packed(weight, channels, geometry.n_taps());
     let mut gx = vec![0.0; geometry.n_cells() * channels.input];
-    // Windows that overlap are added up in f32.
+    // Overlapping windows are summed in f32.
     let mut block: Vec<f32> = Vec::new();
     for windows in blocks(geometry, k) {
         let grad = &grad[windows.start * channels.output..windows.end * channels.output];
@@ -107,7 +107,7 @@ pub(super) fn input_gradient<T: Number>(
     nearest(gx)
 }
 
-/// Ranges of windows of `k` elements each that fit a block.
+/// Returns ranges of windows, of `k` elements each, that fit a block.
 fn blocks(geometry: &Geometry, k: usize) -> impl Iterator<Item = Range<usize>> {
     let (len, n) = ((BLOCK / k).max(LEAST_WINDOWS), geometry.n_windows());
     (0..n).step_by(len).map(move |start| start..(start + len).min(n))
@@ -138,7 +138,7 @@ fn in_blocks<T: Number>(
     }
 }
 
-/// Writes the `windows` of a group's channels side by side, zeros where they reach outside.
+/// Gathers the `windows` of a group's channels side by side, with zeros where they extend beyond the input.
 fn gather<T: Number>(
     x: &[T],
     channels: Channels,

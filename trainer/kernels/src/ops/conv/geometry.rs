@@ -1,38 +1,38 @@
-//! Where the windows of a convolution or pooling lie.
+//! Positions of the windows of a convolution or pooling.
 
 use std::ops::Range;
 
 /// Windows over the grids of some images, with channels last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Geometry {
-    /// Images.
+    /// Number of images.
     pub n_images: usize,
-    /// Rows and columns that come.
+    /// Rows and columns of the input.
     pub input: [usize; 2],
-    /// Rows and columns that go: one window each.
+    /// Rows and columns of the output: one window each.
     pub output: [usize; 2],
     /// Rows and columns of a window.
     pub kernel: [usize; 2],
-    /// Between two windows.
+    /// Distance between two windows, in cells.
     pub stride: usize,
-    /// Rows above and columns left of the input that windows reach.
+    /// Rows above and columns to the left of the input that windows reach.
     pub padding: [usize; 2],
 }
 
 /// A cell of a window that lies inside the input.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tap {
-    /// Number of the cell in its window.
+    /// Index of the cell in its window.
     pub number: usize,
-    /// Number of the cell in the input, counted over all images.
+    /// Index of the cell in the input, counted over all images.
     pub cell: usize,
 }
 
 impl Geometry {
-    /// Windows of `kernel` over `n_images` grids of `input`, `stride` apart, with `padding` around the input.
+    /// Returns windows of `kernel` over `n_images` grids of `input`, `stride` apart, with `padding` around the input.
     ///
     /// # Panics
-    /// If a window is larger than the padded input: grids are checked with the recipe.
+    /// If a window is larger than the padded input: recipe validation checks grids.
     pub(super) fn new(
         n_images: usize,
         input: [usize; 2],
@@ -44,35 +44,35 @@ impl Geometry {
         Self { n_images, input, output, kernel, stride, padding: [padding; 2] }
     }
 
-    /// The windows whose convolution gives the gradient of this one's input, for a stride of one: the output is seen
-    /// through the kernel turned round.
+    /// Returns the geometry of the convolution that computes this one's input gradient, for a stride of one: it runs
+    /// over the output's gradient with the kernel's taps reversed.
     pub(super) fn turned(&self) -> Self {
         let padding = [0, 1].map(|axis| self.kernel[axis] - 1 - self.padding[axis]);
         Self { input: self.output, output: self.input, padding, ..*self }
     }
 
-    /// Windows of all images.
+    /// Returns the number of windows of all images.
     pub(super) fn n_windows(&self) -> usize {
         self.n_images * self.output[0] * self.output[1]
     }
 
-    /// Cells of all images.
+    /// Returns the number of cells of all images.
     pub(super) fn n_cells(&self) -> usize {
         self.n_images * self.input[0] * self.input[1]
     }
 
-    /// Cells of a window.
+    /// Returns the number of cells of a window.
     pub(super) fn n_taps(&self) -> usize {
         self.kernel[0] * self.kernel[1]
     }
 
-    /// Whether every window is one cell and every cell a window.
+    /// Returns whether every window is one cell and every cell a window.
     pub(super) fn is_pointwise(&self) -> bool {
         self.kernel == [1, 1] && self.stride == 1 && self.padding == [0, 0]
     }
 
-    /// Calls `row` for each row of each of the `windows`, in order, with the number of the window counted from the first
-    /// of them, the first tap of the row that lies inside the input, and how many do.
+    /// Calls `row` for each row of each of the `windows` that has taps inside the input, in order, with the index of
+    /// the window among `windows`, the first such tap of the row, and their number.
     #[inline(always)]
     pub(super) fn for_each_row(&self, windows: Range<usize>, mut row: impl FnMut(usize, Tap, usize)) {
         let [height, width] = self.input;
@@ -103,7 +103,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Every pair of a window and a cell of it inside the input, once.
+        /// Every pair of a window and a cell of it inside the input is visited once.
         #[test]
         fn rows_are_the_taps_inside(
             h in 1usize..6, w in 1usize..6, kh in 1usize..4, kw in 1usize..4, stride in 1usize..3, padding in 0usize..2,

@@ -1,5 +1,5 @@
-//! Convolution of narrow groups of channels on the CPU. Matrix products as narrow as these leave most of a vector unit
-//! idle; here a block of windows stays in registers while taps and channels go by.
+//! Convolution of narrow groups of channels on the CPU. Matrix products this narrow leave most of a vector unit
+//! idle; here a block of windows stays in registers during the loops over taps and channels.
 //!
 //! ```text
 //! y[i, o]  = Σ_t,c x[i, t, c] · W[t, c, o]        windows i in blocks, o in lanes
@@ -7,7 +7,7 @@
 //! gW[t, c, o] = Σ_i x[i, t, c] · g[i, o]          c in rows, o in lanes
 //! ```
 //!
-//! Each group is copied into a plane with its padding, so that no window needs a test. No fused multiply-add.
+//! Each group is copied into a padded plane, so that windows need no bounds tests. No fused multiply-add.
 
 use multiversion::multiversion;
 
@@ -17,13 +17,13 @@ use super::geometry::Geometry;
 /// Channels of a vector.
 const LANES: usize = 8;
 
-/// Whether this is the way for groups of so many channels.
+/// Returns whether this implementation is the one for groups of these sizes.
 pub(super) fn suits(channels: Channels) -> bool {
     let [c, o] = channels.each();
     channels.groups > 1 && c.is_multiple_of(LANES) && o.is_multiple_of(LANES) && c.max(o) <= 32
 }
 
-/// A group's channels of one image with what pads them, `[rows, columns, C]`.
+/// A group's channels of one image with its padding, `[rows, columns, C]`.
 struct Plane {
     rows: usize,
     columns: usize,
@@ -36,7 +36,7 @@ impl Plane {
         Self { rows, columns, values: vec![0.0; rows * columns * width] }
     }
 
-    /// Calls `f` for every cell of the image with its place in the plane and in the image's channels.
+    /// Calls `f` for every cell of the image with its offset in the plane and its offset in the image.
     fn each_cell(
         columns: usize,
         geometry: &Geometry,
@@ -51,7 +51,7 @@ impl Plane {
         }
     }
 
-    /// Takes a group's channels of an image.
+    /// Copies a group's channels of an image into the plane.
     fn fill(&mut self, image: &[f32], geometry: &Geometry, width: usize, channels: usize, first: usize) {
         let values = &mut self.values;
         Self::each_cell(self.columns, geometry, [width, channels], |to, from| {
@@ -60,7 +60,7 @@ impl Plane {
     }
 }
 
-/// Copies the channels of a cell. Their number is known in each branch, so that none of them is a call.
+/// Copies the channels of a cell. The branches for common widths have a constant length, so that none is a call.
 #[inline(always)]
 fn copy_cell(from: &[f32], to: &mut [f32]) {
     fn copy<const W: usize>(from: &[f32], to: &mut [f32]) {
@@ -74,7 +74,7 @@ fn copy_cell(from: &[f32], to: &mut [f32]) {
     }
 }
 
-/// Where taps and windows lie in a plane.
+/// Distances between taps and windows in a plane.
 #[derive(Clone, Copy)]
 struct Steps {
     /// Elements between windows of a row.
@@ -87,7 +87,7 @@ struct Steps {
     kernel: [usize; 2],
 }
 
-/// The convolution of `x` with `packed` weights of `[G, T·C, O]`, `[M, G·O]`.
+/// Returns the convolution of `x` with `packed` weights of `[G, T·C, O]`, `[M, G·O]`.
 pub(super) fn forward(x: &[f32], packed: &[f32], channels: Channels, geometry: &Geometry) -> Vec<f32> {
     let [c, o] = channels.each();
     let mut y = vec![0.0; geometry.n_windows() * channels.output];
@@ -107,7 +107,7 @@ pub(super) fn forward(x: &[f32], packed: &[f32], channels: Channels, geometry: &
     y
 }
 
-/// The gradient of the input, `[N, G·C]`, given that of the output and weights `[G, T·O, C]`.
+/// Returns the input's gradient, `[N, G·C]`, given that of the output and weights `[G, T·O, C]`.
 pub(super) fn input_gradient(
     grad: &[f32],
     weights: &[f32],
@@ -136,7 +136,7 @@ pub(super) fn input_gradient(
     gx
 }
 
-/// The gradient of packed weights, `[G, T·C, O]`, given that of the output.
+/// Returns the gradient of packed weights, `[G, T·C, O]`, given that of the output.
 pub(super) fn weight_gradient(x: &[f32], grad: &[f32], channels: Channels, geometry: &Geometry) -> Vec<f32> {
     let [c, o] = channels.each();
     let mut gw = vec![0.0; channels.groups * geometry.n_taps() * c * o];
@@ -160,7 +160,7 @@ fn steps(geometry: &Geometry, plane: &Plane, width: usize) -> Steps {
     Steps { window: geometry.stride * width, row: plane.columns * width, width, kernel: geometry.kernel }
 }
 
-/// All windows of one row of the output: channels `first..first + o` of every `all`.
+/// Computes all windows of one row of the output: channels `first..first + o` of every `all`.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
 fn windows_of_row(x: &[f32], weights: &[f32], steps: Steps, channels: [usize; 3], y: &mut [f32]) {
     let [o, ..] = channels;
@@ -173,7 +173,7 @@ fn windows_of_row(x: &[f32], weights: &[f32], steps: Steps, channels: [usize; 3]
     }
 }
 
-/// `L` channels of one row of the output, from `lane` on, `N` windows at a time.
+/// Computes `L` channels of one row of the output, from `lane` on, `N` windows at a time.
 #[inline(always)]
 fn lanes_of_row<const L: usize, const N: usize>(
     x: &[f32],
@@ -197,14 +197,14 @@ fn lanes_of_row<const L: usize, const N: usize>(
         return;
     }
     for start in (0..n).step_by(N) {
-        // The last block takes windows of the one before it again.
+        // The last block overlaps the one before it.
         let start = start.min(n - N);
         let sums = block::<L, N>(&x[start * steps.window..], weights, steps, o);
         sums.iter().enumerate().for_each(|(i, sums)| put(start + i, sums));
     }
 }
 
-/// The sums of `N` windows that follow one another.
+/// Returns the sums of `N` consecutive windows.
 #[inline(always)]
 fn block<const L: usize, const N: usize>(
     x: &[f32],
@@ -214,7 +214,7 @@ fn block<const L: usize, const N: usize>(
 ) -> [[f32; L]; N] {
     let [kh, kw] = steps.kernel;
     let mut totals = [[0.0f32; L]; N];
-    // A row of the kernel is one run of a plane's row.
+    // A row of the kernel is one contiguous run of a plane's row.
     let len = kw * steps.width;
     for ky in 0..kh {
         let runs: [&[f32]; N] = std::array::from_fn(|i| &x[ky * steps.row + i * steps.window..][..len]);
@@ -232,7 +232,7 @@ fn block<const L: usize, const N: usize>(
     totals
 }
 
-/// Adds to the plane what the gradients of one row of the output spread over their windows.
+/// Spreads the gradients of one row of the output over their windows, and adds them to the plane.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
 fn spread_row(plane: &mut [f32], weights: &[f32], steps: Steps, [o, all, first]: [usize; 3], grad: &[f32]) {
     let [kh, kw] = steps.kernel;
@@ -258,7 +258,7 @@ fn spread_row(plane: &mut [f32], weights: &[f32], steps: Steps, [o, all, first]:
     }
 }
 
-/// Adds the products of windows with the gradients of one row of the output.
+/// Adds the outer products of windows and the gradients of one row of the output to `gw`.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
 fn add_outer_products(x: &[f32], grad: &[f32], steps: Steps, [o, all, first]: [usize; 3], gw: &mut [f32]) {
     let [kh, kw] = steps.kernel;

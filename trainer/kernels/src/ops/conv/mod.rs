@@ -32,24 +32,24 @@ use super::cast::cast;
 use super::cpu::{contiguous, dims, elements, flex_dtype, slice, tensor};
 use super::number::Number;
 
-/// How windows lie.
+/// Spacing of windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
-    /// Between two windows.
+    /// Distance between two windows, in cells.
     pub stride: usize,
     /// Cells of zeros around the input.
     pub padding: usize,
 }
 
 impl Window {
-    /// Rows or columns that windows of `kernel` cells make of `side`.
+    /// Returns the number of rows or columns of windows of `kernel` cells over `side` cells.
     pub fn output(self, side: usize, kernel: usize) -> usize {
         (side + 2 * self.padding - kernel) / self.stride + 1
     }
 }
 
-/// `x` of `[B, H·W, C]` on `grid`, convolved with `weight` of `[O, C/G, kh, kw]`: `[B, H'·W', O]` and its grid. The weight is f32,
-/// if `x` is f32 or bf16.
+/// Convolves `x` of `[B, H·W, C]` on `grid` with `weight` of `[O, C/G, kh, kw]`; returns `[B, H'·W', O]` and its grid.
+/// The weight is f32 if `x` is f32 or bf16.
 pub fn conv(x: Tensor<3>, grid: [usize; 2], weight: Tensor<4>, window: Window) -> (Tensor<3>, [usize; 2]) {
     let ([b, _, c], [_, of_group, kh, kw]) = (x.dims(), weight.dims());
     let geometry = Geometry::new(b, grid, [kh, kw], window.stride, window.padding);
@@ -62,7 +62,7 @@ pub fn conv(x: Tensor<3>, grid: [usize; 2], weight: Tensor<4>, window: Window) -
     (y, geometry.output)
 }
 
-/// GPUs have a kernel of their own for this in Burn.
+/// Computes it with Burn's `conv2d`, which has its own kernels on GPUs.
 fn plain(x: Tensor<3>, weight: Tensor<4>, geometry: &Geometry) -> Tensor<3> {
     let ([b, _, c], [o, of_group, _, _]) = (x.dims(), weight.dims());
     let ([h, w], [rows, columns]) = (geometry.input, geometry.output);
@@ -73,7 +73,7 @@ fn plain(x: Tensor<3>, weight: Tensor<4>, geometry: &Geometry) -> Tensor<3> {
     y.permute([0, 2, 3, 1]).reshape([b, rows * columns, o])
 }
 
-/// By the numbers of `x`.
+/// Kernel for `x` with elements of type `T`.
 #[derive(Debug, Clone)]
 struct Conv<T> {
     geometry: Geometry,

@@ -1,4 +1,4 @@
-//! The largest number of each window, by channel.
+//! Max pooling: the largest number of each window, by channel.
 //!
 //! ```text
 //! y[b, i, c] = max_t x[b, s·i + t - p, c]      over the taps t inside the grid
@@ -15,8 +15,8 @@ use super::geometry::Geometry;
 use crate::ops::bridge::{Kernel, run};
 use crate::ops::cpu::{contiguous, dims, is_flex, slice, tensor};
 
-/// The largest of `x` of `[B, H·W, C]` in windows of `side` by `side` cells: `[B, H'·W', C]` and its grid. Padding is
-/// at most half a window, so that each has a cell inside.
+/// Returns the largest of `x` of `[B, H·W, C]` in windows of `side` by `side` cells, `[B, H'·W', C]`, and its grid.
+/// Padding is at most half a window, so that each window has a cell inside.
 pub fn max_pool(x: Tensor<3>, grid: [usize; 2], side: usize, window: Window) -> (Tensor<3>, [usize; 2]) {
     let [b, _, _] = x.dims();
     let geometry = Geometry::new(b, grid, [side; 2], window.stride, window.padding);
@@ -52,7 +52,7 @@ impl Kernel<Flex, 1> for MaxPool {
         self.geometry.for_each_row(0..self.geometry.n_windows(), |window, tap, n| {
             let y = &mut y[window * c..(window + 1) * c];
             for cell in values[tap.cell * c..(tap.cell + n) * c].chunks_exact(c) {
-                // A number that is not one stays.
+                // NaN propagates.
                 y.iter_mut().zip(cell).for_each(|(y, x)| *y = if *x > *y || x.is_nan() { *x } else { *y });
             }
         });

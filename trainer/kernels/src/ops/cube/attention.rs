@@ -1,5 +1,5 @@
-//! [`attention`](crate::ops::attention): the device's own matrix products, on heads whose tokens are padded to a
-//! multiple of eight, and one pass over the scores each way between them.
+//! [`attention`](crate::ops::attention) with the device's own matrix products, on heads whose tokens are padded to a
+//! multiple of eight, and one pass over the scores between the products, forwards and backwards.
 //!
 //! ```text
 //! Q, K, V = split(qkv)              [B, N, 3·H·D_h] to [B, H, M, D_h]     M = N, up to a multiple of 8
@@ -17,17 +17,17 @@ use super::softmax::{softmax, softmax_gradient};
 use super::{Rows, empty};
 use crate::ops::bridge::Kernel;
 
-/// Runs forwards and backwards.
+/// The operation's kernels, forwards and backwards.
 #[derive(Debug, Clone)]
 pub(in crate::ops) struct Attention {
     pub(in crate::ops) n_heads: usize,
 }
 
-/// The input, and the weights `[B, H, M, M]`.
+/// The input, and the attention weights `[B, H, M, M]`.
 type Saved = (CubeTensor, CubeTensor);
 
 impl Attention {
-    /// Sizes of rows with `n_parts` parts.
+    /// Returns the sizes, given rows of `n_parts` parts.
     fn sizes(&self, rows: &CubeTensor, n_parts: usize) -> Sizes {
         let shape = rows.meta.shape();
         let d_head = shape[2] / n_parts / self.n_heads;

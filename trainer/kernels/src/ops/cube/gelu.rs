@@ -1,7 +1,7 @@
 //! [`gelu`](crate::ops::gelu) in one pass each way.
 //!
 //! ```text
-//! y = x · Φ(x)      gx = g · (Φ(x) + x · φ(x))      elements of [.., D], the rows any distance apart
+//! y = x · Φ(x)      gx = g · (Φ(x) + x · φ(x))      elements of [.., D], rows at any stride
 //! ```
 
 use burn_cubecl::CubeBackend;
@@ -12,7 +12,7 @@ use cubecl::prelude::*;
 use super::{Rows, elem, one_unit_each, vector_size};
 use crate::ops::bridge::Kernel;
 
-/// Runs forwards and backwards.
+/// The operation's kernels, forwards and backwards.
 #[derive(Debug, Clone)]
 pub(in crate::ops) struct Gelu;
 
@@ -67,7 +67,7 @@ impl Kernel<CubeBackend, 1> for Gelu {
     }
 }
 
-/// Φ(x), the normal distribution.
+/// Φ(x), the cumulative normal distribution.
 #[cube]
 fn cdf<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
     (Vector::new(1.0f32) + Vector::erf(x * Vector::new(0.707_106_77f32))) * Vector::new(0.5f32)

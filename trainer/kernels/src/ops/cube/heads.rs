@@ -1,7 +1,7 @@
-//! Between rows of tokens, `[B, N, P·H·D_h]`, and heads, `[B, H, M, D_h]`: part p of P is queries, keys or values.
+//! Conversion between rows of tokens, `[B, N, P·H·D_h]`, and heads, `[B, H, M, D_h]`: parts are queries, keys, values.
 //!
 //! A head has M ≥ N tokens, the last of them zero: matrix products want M to be a multiple of eight, which
-//! 197 tokens are not.
+//! 197 is not.
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
@@ -19,24 +19,24 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// M: tokens of a head with those that are zero.
+    /// Returns M, the number of tokens of a head including the zero padding.
     pub(super) fn padded(&self) -> usize {
         self.n_tokens.next_multiple_of(8)
     }
 
-    /// Width of a part.
+    /// Returns the width of a part.
     pub(super) fn d(&self) -> usize {
         self.n_heads * self.d_head
     }
 }
 
-/// Rows of tokens by the vectors that are moved.
+/// Sizes of the copy between tokens and heads, in vectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Grid {
     n_tokens: usize,
     padded: usize,
     n_heads: usize,
-    /// Vectors of a head.
+    /// Vectors of one token in a head.
     n_vectors: usize,
 }
 
@@ -51,7 +51,7 @@ impl Grid {
     }
 }
 
-/// The heads of part `part`, `[B, H, M, D_h]`, of `tokens` of `[B, N, P·H·D_h]`.
+/// Returns the heads of part `part`, `[B, H, M, D_h]`, of `tokens` of `[B, N, P·H·D_h]`.
 pub(super) fn split(tokens: &Rows, part: usize, sizes: Sizes) -> CubeTensor {
     let shape = [sizes.n_images, sizes.n_heads, sizes.padded(), sizes.d_head];
     let heads = Rows::of(&empty(&tokens.tensor, shape, tokens.tensor.dtype));

@@ -4,21 +4,21 @@ use cubecl::client::Client;
 use cubecl::ir::features::Plane;
 use cubecl::prelude::*;
 
-/// Rows of a cube.
+/// Rows per cube.
 const ROWS: u32 = 4;
 
-/// How the units of a cube are shared out over rows.
+/// Assignment of the units of a cube to rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Lanes {
-    /// Units a row.
+    /// Units per row.
     pub(super) n: usize,
-    /// Whether a row's units are one plane, which adds up by itself.
+    /// Makes the units of a row one plane, which has its own reductions.
     pub(super) planes: bool,
 }
 
 impl Lanes {
-    /// A plane a row where the device has planes of one size, and where they can be told to meet: lanes have gone
-    /// through loops of unequal lengths before they add up.
+    /// Returns one plane per row if the device has planes of a single size that it can synchronize: lanes go through
+    /// loops of unequal lengths before they reduce.
     pub(super) fn of(client: &Client) -> Self {
         let hardware = &client.properties().hardware;
         let one_size = hardware.plane_size_min == hardware.plane_size_max && hardware.plane_size_min > 1;
@@ -29,24 +29,24 @@ impl Lanes {
         }
     }
 
-    /// Units of a cube: lanes × rows.
+    /// Returns the units of a cube: lanes × rows.
     pub(super) fn dim(self) -> CubeDim {
         CubeDim::new_2d(self.n as u32, ROWS)
     }
 
-    /// Cubes for `n_rows`.
+    /// Returns the number of cubes for `n_rows`.
     pub(super) fn n_cubes(n_rows: usize) -> usize {
         n_rows.div_ceil(ROWS as usize)
     }
 }
 
-/// The row of this unit.
+/// Returns the row of this unit.
 #[cube]
 pub(super) fn row() -> usize {
     CUBE_POS * CUBE_DIM_Y as usize + UNIT_POS_Y as usize
 }
 
-/// The sum over the lanes of a row, known to all of them. All units of a cube call it.
+/// Returns the sum over the lanes of a row to all of them. All units of a cube must call it.
 #[cube]
 pub(super) fn sum(value: f32, #[comptime] lanes: Lanes) -> f32 {
     if comptime!(lanes.planes) {
@@ -63,7 +63,7 @@ pub(super) fn sum(value: f32, #[comptime] lanes: Lanes) -> f32 {
     }
 }
 
-/// The largest over the lanes of a row, likewise.
+/// Returns the largest value over the lanes of a row to all of them. All units of a cube must call it.
 #[cube]
 pub(super) fn largest(value: f32, #[comptime] lanes: Lanes) -> f32 {
     if comptime!(lanes.planes) {
@@ -80,7 +80,7 @@ pub(super) fn largest(value: f32, #[comptime] lanes: Lanes) -> f32 {
     }
 }
 
-/// What every unit of the cube has, in shared memory.
+/// Returns the values of all units of the cube, in shared memory.
 #[cube]
 fn spread(value: f32, #[comptime] lanes: Lanes) -> Shared<[f32]> {
     let mut shared = Shared::<[f32]>::new_slice(comptime!(lanes.n * ROWS as usize));

@@ -1,5 +1,5 @@
-//! [`layer_norm`](crate::ops::layer_norm): a row's lanes find its moments; columns of the parameters' gradients are added up
-//! in blocks of rows.
+//! [`layer_norm`](crate::ops::layer_norm): the lanes of a row compute its moments; the parameters' gradients are summed
+//! over blocks of rows.
 //!
 //! ```text
 //! x̂  = (x - mean(x)) · r        r = 1 / √(var(x) + ε)         x, y [.., D]   moments [rows, 2]: mean and r
@@ -20,10 +20,10 @@ use super::lanes::Lanes;
 use super::{Rows, cast, elem, empty, one_unit_each, spread, vector_size};
 use crate::ops::bridge::Kernel;
 
-/// Rows that are added up together.
+/// Rows that are summed together.
 const BLOCK: usize = 64;
 
-/// Runs forwards and backwards.
+/// The operation's kernels, forwards and backwards.
 #[derive(Debug, Clone)]
 pub(in crate::ops) struct LayerNorm {
     pub(in crate::ops) epsilon: f32,
@@ -108,11 +108,11 @@ fn input_gradient(x: &Rows, moments: &CubeTensor, gamma: &Rows, grad: &Rows) -> 
     gx.tensor
 }
 
-/// gγ and gβ, `[2, D]` in f32.
+/// Returns gγ and gβ, `[2, D]` in f32.
 fn parameter_gradients(x: &Rows, moments: &CubeTensor, grad: &Rows) -> CubeTensor {
     let n_blocks = x.n_rows.div_ceil(BLOCK);
     let partial = Rows::of(&empty(&x.tensor, [n_blocks, 2, x.d], DType::F32));
-    // Four bytes each: wider reads would leave too few units.
+    // At most four bytes per read: wider reads would leave too few units.
     let n = vector_size(&[x, grad, &partial]).min((4 / x.tensor.dtype.size()).max(1));
     let client = &x.tensor.client;
     let (count, dim) = one_unit_each(client, n_blocks * x.d / n);
@@ -154,7 +154,7 @@ fn layer_norm_forward<F: Float, G: Float, N: Size>(
     let row = lanes::row();
     let lane = UNIT_POS_X as usize;
     let d = f32::cast_from(n_vectors * N::value());
-    // Rows beyond the last work on the last one: all units take part in sums.
+    // Units beyond the last row work on the last one: all units must take part in the sums.
     let from = min(row, n_rows - 1) * x_stride;
 
     let mut total = Vector::<f32, N>::new(0.0f32);
@@ -228,7 +228,7 @@ fn layer_norm_backward<F: Float, G: Float, N: Size>(
     }
 }
 
-/// Sums of g · x̂ and of g over blocks of rows: a unit has some columns of one block.
+/// Sums g · x̂ and g over blocks of rows: a unit sums some columns of one block.
 #[cube(launch)]
 fn layer_norm_sums<F: Float, N: Size>(
     x: &[Vector<F, N>],

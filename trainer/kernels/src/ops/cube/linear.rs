@@ -1,5 +1,5 @@
-//! [`linear`](crate::ops::linear): the device's own matrix products, on rows wherever they lie. Burn's operations
-//! copy padded rows when they take images and tokens for one dimension.
+//! [`linear`](crate::ops::linear) with the device's own matrix products, on rows at any stride. Burn's operations
+//! copy padded rows when they merge images and tokens into one dimension.
 //!
 //! ```text
 //! y  = x · Wᵀ + b     x [B, N, D]   W [O, D]   b [O]   y [B, N, O]
@@ -17,10 +17,10 @@ use cubecl::zspace::metadata::Metadata;
 use super::{Rows, cast, elem, empty, one_unit_each, vector_size};
 use crate::ops::bridge::Kernel;
 
-/// Rows that are added up together.
+/// Rows that are summed together.
 const BLOCK: usize = 64;
 
-/// Runs forwards and backwards.
+/// The operation's kernels, forwards and backwards.
 #[derive(Debug, Clone)]
 pub(in crate::ops) struct Linear;
 
@@ -53,7 +53,7 @@ impl Kernel<CubeBackend, 3> for Linear {
     }
 }
 
-/// Rows as a matrix, `[rows, D]`.
+/// Returns the rows as a matrix, `[rows, D]`.
 fn matrix(tensor: &CubeTensor) -> CubeTensor {
     let Rows { mut tensor, n_rows, d, stride } = Rows::of(tensor);
     *tensor.meta = Metadata::new([n_rows, d], [stride, 1]);
@@ -64,12 +64,12 @@ fn transposed(matrix: CubeTensor) -> CubeTensor {
     CubeBackend::float_swap_dims(matrix, 0, 1)
 }
 
-/// The sum of all rows, `[D]` in f32: first of blocks of them.
+/// Returns the sum of all rows, `[D]` in f32, from sums over blocks of rows.
 fn column_sums(tensor: &CubeTensor) -> CubeTensor {
     let rows = Rows::of(tensor);
     let n_blocks = rows.n_rows.div_ceil(BLOCK);
     let partial = Rows::of(&empty(tensor, [n_blocks, rows.d], DType::F32));
-    // Four bytes each: wider reads would leave too few units.
+    // At most four bytes per read: wider reads would leave too few units.
     let n = vector_size(&[&rows, &partial]).min((4 / tensor.dtype.size()).max(1));
     let client = &tensor.client;
     let (count, dim) = one_unit_each(client, n_blocks * rows.d / n);
@@ -88,7 +88,7 @@ fn column_sums(tensor: &CubeTensor) -> CubeTensor {
     CubeBackend::float_reshape(CubeBackend::float_sum_dim(partial.tensor, 0), [rows.d].into())
 }
 
-/// Sums of blocks of rows: a unit has some columns of one block.
+/// Sums blocks of rows: a unit sums some columns of one block.
 #[cube(launch)]
 fn block_sums<F: Float, N: Size>(
     rows: &[Vector<F, N>],

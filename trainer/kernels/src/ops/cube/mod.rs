@@ -1,7 +1,7 @@
-//! Kernels in CubeCL for the devices that it compiles for, one file each, with its formula; the body of Burn operations
-//! beside it in the file above is what tests compare it with.
+//! CubeCL kernels for the devices that it compiles for, one file each, with its formula. Tests compare each with the
+//! composition of Burn operations in the file of the same name one level up.
 //!
-//! All of them read and write f32, bf16 or f16 and compute in f32. Rows may lie further apart than they are long:
+//! All of them read and write f32, bf16 or f16 and compute in f32. Rows may be further apart than they are long:
 //! CUDA's allocations are padded that way.
 
 mod attention;
@@ -30,13 +30,13 @@ pub(super) use self::gelu::Gelu;
 pub(super) use self::layer_norm::LayerNorm;
 pub(super) use self::linear::Linear;
 
-/// Whether a kernel here can take `tensor`.
+/// Returns whether the kernels here accept `tensor`.
 pub(super) fn is_cube<const D: usize>(tensor: &Tensor<D>) -> bool {
     matches!(tensor.dtype(), DType::F32 | DType::BF16 | DType::F16)
         && CubeBackend::take(tensor.clone()).is_some()
 }
 
-/// The type of a tensor's elements, as kernels are compiled for it.
+/// Returns the type of a tensor's elements, as kernels are compiled for it.
 fn elem(tensor: &CubeTensor) -> ElemType {
     burn_backend::cubecl::dtype_to_elem_type(tensor.dtype)
 }
@@ -48,12 +48,12 @@ struct Rows {
     n_rows: usize,
     /// Length of a row.
     d: usize,
-    /// Elements from a row's begin to the next one's.
+    /// Elements from the start of one row to the start of the next.
     stride: usize,
 }
 
 impl Rows {
-    /// Copies the tensor only if its rows are not equally far apart.
+    /// Returns the rows of `tensor`, which is copied only if they are not contiguous and equally far apart.
     fn of(tensor: &CubeTensor) -> Self {
         match row_stride(tensor) {
             Some(stride) => Self::spaced(tensor.clone(), stride),
@@ -70,21 +70,21 @@ impl Rows {
         Self { n_rows: n / d.max(1), d, stride, tensor }
     }
 
-    /// Rows like these, in one piece and not yet written.
+    /// Allocates rows of the same shape and type, contiguous and uninitialized.
     fn empty_like(&self) -> Self {
         Self::of(&empty(&self.tensor, self.tensor.shape(), self.tensor.dtype))
     }
 
-    /// What a kernel takes.
+    /// Returns the argument for a kernel.
     fn arg(&self) -> BufferArg {
         self.tensor.clone().into_buffer_arg()
     }
 }
 
-/// Elements from a row's begin to the next one's, if all are equally far apart and in one piece each.
+/// Returns the elements from one row's start to the next one's, if rows are contiguous and equally far apart.
 fn row_stride(tensor: &CubeTensor) -> Option<usize> {
     let dims = tensor.meta.shape().iter().zip(tensor.meta.strides().iter());
-    // The stride of a dimension of one says nothing.
+    // The stride of a dimension of length one is meaningless.
     let mut dims = dims.map(|(len, stride)| (*len, *stride)).collect::<Vec<_>>();
     let (d, step) = dims.pop()?;
     dims.retain(|(len, _)| *len > 1);
@@ -94,7 +94,7 @@ fn row_stride(tensor: &CubeTensor) -> Option<usize> {
     (whole && nested && stride >= d).then_some(stride)
 }
 
-/// A tensor in one piece, not yet written.
+/// Allocates a contiguous, uninitialized tensor on the device of `like`.
 pub fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
 }
@@ -103,7 +103,7 @@ fn cast(tensor: CubeTensor, dtype: DType) -> CubeTensor {
     CubeBackend::float_cast(tensor, dtype.into())
 }
 
-/// Elements that a unit reads at once from rows of these: the most that all of them allow.
+/// Returns the number of elements that a unit reads at once: the most that all `rows` allow.
 fn vector_size(rows: &[&Rows]) -> usize {
     let of = |rows: &&Rows| {
         let divides = |n: &usize| rows.d.is_multiple_of(*n) && rows.stride.is_multiple_of(*n);
@@ -113,14 +113,14 @@ fn vector_size(rows: &[&Rows]) -> usize {
     rows.iter().map(of).min().unwrap_or(1)
 }
 
-/// Launches that give one unit to each of `n_units`.
+/// Returns the launch dimensions for `n_units` units.
 pub fn one_unit_each(client: &Client, n_units: usize) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new_1d(256.min(client.properties().hardware.max_units_per_cube));
     let n_cubes = n_units.div_ceil(dim.num_elems() as usize);
     (spread(client, n_cubes), dim)
 }
 
-/// A count of cubes within what each dimension may have.
+/// Returns a count of cubes within the limit of each dimension.
 pub fn spread(client: &Client, n_cubes: usize) -> CubeCount {
     let (max, _, _) = client.properties().hardware.max_cube_count;
     let (n_cubes, max) = (n_cubes as u32, max.max(1));
@@ -136,7 +136,7 @@ mod tests {
     use crate::ops::twin::{assert_close, devices, leaves};
     use crate::ops::{attention, gelu, layer_norm};
 
-    /// Output and input's gradient of `op`, in f32.
+    /// Returns the output and the input's gradient of `op`, in f32.
     fn results(op: impl Fn(Tensor<3>) -> Tensor<3>, x: &Tensor<3>, dtype: DType) -> [Tensor<3>; 2] {
         let y = op(x.clone().cast(dtype));
         assert_eq!(y.dtype(), dtype);
@@ -145,7 +145,7 @@ mod tests {
         [y.inner(), x.grad(&grads).expect("a leaf")]
     }
 
-    /// In types of 16 bits every operation gives what it gives in f32, rounded.
+    /// Every operation returns its f32 result, rounded, in 16-bit types.
     #[test]
     fn types_of_16_bits_are_those_of_32_rounded() {
         for (device, (dtype, tolerance)) in devices()
@@ -171,7 +171,7 @@ mod tests {
         }
     }
 
-    /// Rows that lie further apart than they are long are read where they are; others are copied, and none is mixed up.
+    /// Rows that are further apart than they are long are read in place; others are copied, and none is mixed up.
     #[test]
     fn rows_are_found_in_padded_tensors_and_in_slices() {
         let cpu = burn_tensor::Device::flex();
@@ -180,7 +180,7 @@ mod tests {
             if !is_cube(&x) {
                 continue;
             }
-            // A view, because it ends where a device's vectors begin.
+            // A view, because it ends at a multiple of the device's vector size.
             let padded = x.clone().slice([0..4, 0..6, 0..64]);
             let primitive = padded.clone().try_into_primitive::<CubeBackend>().unwrap();
             assert_eq!(Rows::of(&primitive).stride, 128);
@@ -200,7 +200,7 @@ mod tests {
         }
     }
 
-    /// More cubes than a dimension takes.
+    /// More cubes than a dimension allows.
     #[test]
     fn cubes_are_spread_over_dimensions() {
         for device in devices() {

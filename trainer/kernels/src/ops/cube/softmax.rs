@@ -5,7 +5,7 @@
 //! gS = P ∘ (gP - rowsum(gP ∘ P)) · scale
 //! ```
 //!
-//! S, P and their gradients are `[.., M, M']` of one type; what is between is in f32.
+//! S, P and their gradients are `[.., M, M']` of one type; intermediate values are f32.
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
@@ -15,7 +15,7 @@ use super::lanes;
 use super::lanes::Lanes;
 use super::{Rows, elem, spread, vector_size};
 
-/// P from S.
+/// Returns P, given S.
 pub(super) fn softmax(scores: CubeTensor, scale: f32, n_valid: usize) -> CubeTensor {
     let scores = Rows::of(&scores);
     let weights = scores.empty_like();
@@ -41,7 +41,7 @@ pub(super) fn softmax(scores: CubeTensor, scale: f32, n_valid: usize) -> CubeTen
     weights.tensor
 }
 
-/// gS from P and gP.
+/// Returns gS, given P and gP.
 pub(super) fn softmax_gradient(weights: &CubeTensor, grad: CubeTensor, scale: f32) -> CubeTensor {
     let (weights, grad) = (Rows::of(weights), Rows::of(&grad));
     let out = weights.empty_like();
@@ -68,7 +68,7 @@ pub(super) fn softmax_gradient(weights: &CubeTensor, grad: CubeTensor, scale: f3
     out.tensor
 }
 
-/// The scores of a vector, scaled; those of columns that do not count are below all others.
+/// Returns the scaled scores of a vector; columns from `n_valid` on get a value below all others.
 #[cube]
 fn scaled<F: Float, N: Size>(
     scores: Vector<F, N>,
@@ -104,7 +104,7 @@ fn softmax_forward<F: Float, N: Size>(
 ) {
     let row = lanes::row();
     let lane = UNIT_POS_X as usize;
-    // Rows beyond the last work on the last one: all units take part in sums.
+    // Units beyond the last row work on the last one: all units must take part in the sums.
     let from = min(row, n_rows - 1) * scores_stride;
 
     let mut best = Vector::<f32, N>::new(-1e30f32);

@@ -1,14 +1,14 @@
-//! Products of matrices of f32 or bf16.
+//! Products of f32 or bf16 matrices.
 //!
 //! ```text
-//! out = scale · a · b + start       a [m, k]   b [k, n]   start nothing, a row [n], or what out was   out [m, n]
+//! out = scale · a · b + start       a [m, k]   b [k, n]   start zero, a row [n], or the old out   out [m, n]
 //! ```
 //!
-//! Where all is f32, this is the `gemm` crate's ([`super::gemm`]). Else both matrices are rounded to bf16: then products of
-//! two numbers fit f32 exactly, and sums are f32, by the instruction `vdpbf16ps` where the CPU has it (AVX512-BF16: AMD from
-//! Zen 4 on, Intel's Cooper Lake and from Sapphire Rapids on), which multiplies twice as many numbers as a multiply-add of f32,
-//! and else by the latter. Both add up in one order, so that bits are the same but for numbers below 1.2e-38, which the
-//! instruction takes for zero. Matrices are packed into panels ([`pack`]), whose products are tiles ([`tile`]).
+//! If all types are f32, the `gemm` crate computes the product ([`super::gemm`]). Else both matrices are rounded to
+//! bf16, so that products of two numbers are exact in f32, and sums are f32. Where the CPU has AVX512-BF16 (AMD from
+//! Zen 4 on, Intel's Cooper Lake and from Sapphire Rapids on), `vdpbf16ps` multiplies twice as many numbers as an f32
+//! multiply-add, which is used elsewhere. Both add in one order: bits differ only for numbers below 1.2e-38, which
+//! `vdpbf16ps` treats as zero. Matrices are packed into panels ([`pack`]), whose products are tiles ([`tile`]).
 
 mod pack;
 mod tile;
@@ -26,36 +26,36 @@ use super::tally::{self, Product};
 use pack::{pack_columns, pack_rows};
 use tile::{COLUMNS, Lanes, N_LANES, ROWS, Tile, VECTORS, multiply};
 
-/// Numbers that are added up before a sum is written to memory: a panel of columns stays in the second-level cache.
+/// Numbers along k that are summed before a sum is written to memory: a panel of columns stays in the L2 cache.
 const DEPTH: usize = 2048;
 
-/// Rows whose panels are made at once, at most.
+/// Rows whose panels are packed at once, at most.
 const CHUNK_ROWS: usize = 256;
 
 /// Multiplications below which a product is computed by the calling thread alone.
 const SMALL: usize = 1 << 20;
 
-/// What a product is added to.
+/// The start value that a product is added to.
 #[derive(Debug, Clone, Copy)]
 pub enum Start<'a> {
-    /// Nothing.
+    /// Zeros.
     Zero,
-    /// To every row, this one.
+    /// One row, which is added to every row of the output.
     Row(&'a [f32]),
-    /// What is in the place of the output.
+    /// The previous content of the output.
     Output,
 }
 
-// Panels of a thread's last product, in whose place go those of its next one.
+// Panels of a thread's last product, whose memory the next one reuses.
 thread_local! {
     static OF_ROWS: Cell<Vec<[u32; ROWS]>> = const { Cell::new(Vec::new()) };
     static OF_COLUMNS: Cell<Vec<Lanes>> = const { Cell::new(Vec::new()) };
 }
 
-/// `a · b`, `[m, n]`, with `row` added to every row.
+/// Returns `a · b`, `[m, n]`, with `row` added to every row.
 ///
 /// # Panics
-/// As [`product_into`].
+/// Under the conditions of [`product_into`].
 pub(super) fn product<A: Number, B: Number, O: Number>(
     [m, k, n]: [usize; 3],
     a: Mat<'_, A>,
@@ -64,7 +64,7 @@ pub(super) fn product<A: Number, B: Number, O: Number>(
 ) -> Vec<O> {
     match (as_f32(a), as_f32(b), O::DTYPE, row) {
         (Some(a), Some(b), DType::F32, None) => nearest(gemm::product([m, k, n], 1.0, a, b)),
-        // What a product is added to need not be cleared first.
+        // `out` starts as the row, so that it need not be zeroed first.
         (Some(a), Some(b), DType::F32, Some(row)) => {
             let mut out = row.repeat(m);
             gemm([m, k, n], 1.0, a, b, 1.0, &mut out, n);
@@ -78,11 +78,11 @@ pub(super) fn product<A: Number, B: Number, O: Number>(
     }
 }
 
-/// `out = scale · a · b + start`; rows of `out` are `out_stride` apart. Threads are those of the rayon pool that calls, if the
-/// product is large.
+/// Computes `out = scale · a · b + start`; rows of `out` are `out_stride` apart. A large product runs on the threads of
+/// the current rayon pool.
 ///
 /// # Panics
-/// If a matrix does not lie inside its slice, or has neither rows nor columns in one piece.
+/// If a matrix does not lie inside its slice, or, unless all types are f32, has neither contiguous rows nor columns.
 pub fn product_into<A: Number, B: Number, O: Number>(
     [m, k, n]: [usize; 3],
     scale: f32,
@@ -123,7 +123,7 @@ pub fn product_into<A: Number, B: Number, O: Number>(
     }
 }
 
-/// `mat` as it is, if it is of f32.
+/// Returns `mat` unchanged if it is f32.
 fn as_f32<T: Number>(mat: Mat<'_, T>) -> Option<Mat<'_, f32>> {
     let Mat { data, row_stride, col_stride } = mat;
     (T::DTYPE == DType::F32).then(|| Mat { data: bytemuck::cast_slice(data), row_stride, col_stride })
@@ -150,7 +150,7 @@ impl Sums<'_> {
         });
     }
 
-    /// Rounds sums over several blocks of k once, at their end.
+    /// Computes sums over several blocks of k in f32, and rounds them once at the end.
     fn compute_wide<A: Number, B: Number, O: Number>(
         self,
         a: Mat<'_, A>,
@@ -167,7 +167,7 @@ impl Sums<'_> {
         }
     }
 
-    /// Blocks of k one after another, chunks of rows on as many threads as there are.
+    /// Computes blocks of k one after another, and chunks of rows in parallel.
     fn compute<A: Number, B: Number, O: Number>(
         self,
         a: Mat<'_, A>,
@@ -196,7 +196,7 @@ impl Sums<'_> {
     }
 }
 
-/// A part of k.
+/// A block of k.
 struct Block<'a> {
     sums: Sums<'a>,
     depth: Range<usize>,
@@ -207,7 +207,7 @@ impl Block<'_> {
         self.depth.len().div_ceil(2).max(1)
     }
 
-    /// The panels of all columns of `b`, each with the vectors of a tile.
+    /// Packs the panels of all columns of `b`, each with the vectors of a tile.
     fn pack_columns<B: Number>(&self, b: Mat<'_, B>, columns: &mut Vec<Lanes>, n_threads: usize) {
         let [_, _, n] = self.sums.mkn;
         columns.resize(n.div_ceil(N_LANES) * self.n_pairs(), Lanes::default());
@@ -221,7 +221,7 @@ impl Block<'_> {
         }
     }
 
-    /// `rows` of the product, given the panels of all columns.
+    /// Computes `rows` of the product, given the panels of all columns.
     fn chunk<A: Number, O: Number>(
         &self,
         a: Mat<'_, A>,
@@ -286,8 +286,8 @@ mod tests {
         (0..n).map(|i| T::nearest((i as f32 * frequency).sin())).collect()
     }
 
-    /// The largest distance to three loops in f64 over numbers rounded to bf16, whose products are exact, in parts of what
-    /// k products may add up to.
+    /// Returns the largest distance to three loops in f64 over numbers rounded to bf16, whose products are exact,
+    /// relative to what k products may add up to.
     fn distance<A: Number, B: Number, O: Number>(
         [m, k, n]: [usize; 3],
         turned: [bool; 2],
@@ -341,7 +341,7 @@ mod tests {
         }
     }
 
-    /// More than a block of k, more than a chunk of rows.
+    /// Covers more than one block of k and more than one chunk of rows.
     #[test]
     fn large_products_equal_three_loops() {
         let (mkn, row) = ([CHUNK_ROWS + 5, DEPTH + 37, 67], numbers::<f32>(67, 0.9));

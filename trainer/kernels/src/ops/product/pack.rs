@@ -1,11 +1,11 @@
-//! Matrices into panels of pairs: what lies side by side in a panel is multiplied by one instruction.
+//! Packing of matrices into panels of pairs: one instruction multiplies the pairs that lie side by side in a panel.
 //!
 //! ```text
 //! panel[p][l] = (line l, number 2p) | (line l, number 2p + 1) << 16        as bf16
 //! ```
 //!
-//! Lines are the rows of the first matrix or the columns of the second. Where there are fewer than a vector or a panel has, or an
-//! odd number of numbers, the rest is zero.
+//! Lines are the rows of the first matrix or the columns of the second. The missing lines of a vector or panel are
+//! zero, as is the missing second number of an odd depth.
 
 use std::ops::Range;
 
@@ -18,14 +18,14 @@ use crate::ops::number::Number;
 /// Lines that are packed at once, and pairs of each that are transposed at once.
 pub(super) const LINES: usize = N_LANES;
 
-/// Pairs by line or lines by pair.
+/// Pairs indexed by line, or lines indexed by pair.
 type Square = [Lanes; LINES];
 
 /// Numbers of a line in a square.
 const NUMBERS: usize = 2 * LINES;
 
-/// Packs `lines` of `mat` with the numbers in `depth` as columns: vectors of LINES of them, `panel` has all vectors of the first
-/// pair, then those of the second.
+/// Packs `lines` of `mat` with the numbers in `depth` as columns, in vectors of LINES lines: `panel` holds all vectors
+/// of the first pair, then those of the second, and so on.
 #[multiversion(targets(
     "x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx512bf16",
     "x86_64+avx512f+avx512bw+avx512dq+avx512vl",
@@ -52,7 +52,7 @@ pub(super) fn pack_columns<T: Number>(
     }
 }
 
-/// Packs `lines` of `mat` with the numbers in `depth` as rows: panels of ROWS of them, each of `n_pairs`, one after another.
+/// Packs `lines` of `mat` with the numbers in `depth` as rows: consecutive panels of ROWS lines and `n_pairs` pairs.
 #[multiversion(targets(
     "x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx512bf16",
     "x86_64+avx512f+avx512bw+avx512dq+avx512vl",
@@ -67,7 +67,7 @@ pub(super) fn pack_rows<T: Number>(
 ) {
     let [groups, squares] = [lines.len(), n_pairs].map(|n| n.div_ceil(LINES));
     for i in 0..groups * squares {
-        // Where lines lie side by side, what a cache line has of all of them is taken before the next one.
+        // If lines lie side by side, all that a cache line holds of them is read before the next cache line.
         let (group, square) = match mat.col_stride {
             1 => (i / squares, i % squares),
             _ => (i % groups, i / groups),
@@ -86,14 +86,14 @@ pub(super) fn pack_rows<T: Number>(
     }
 }
 
-/// The `number`-th part of a range that is cut into parts of `len`; past its end an empty one.
+/// Returns part `number` of a range that is cut into parts of `len`; an empty one past the end.
 #[inline(always)]
 fn part(range: &Range<usize>, number: usize, len: usize) -> Range<usize> {
     let start = range.end.min(range.start + number * len);
     start..range.end.min(start + len)
 }
 
-/// The pairs of `numbers` of `lines`, the lanes of each pair together.
+/// Returns the pairs of `numbers` of `lines`, with the lanes of each pair together.
 #[inline(always)]
 fn by_pair<T: Number>(mat: Mat<'_, T>, lines: Range<usize>, numbers: Range<usize>) -> Square {
     let mut square = Square::default();
@@ -124,7 +124,7 @@ fn pair_of<T: Number>(first: T, second: T) -> u32 {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    //! [`super::by_pair`] in vectors.
+    //! [`super::by_pair`] with vector instructions.
 
     use std::arch::x86_64::*;
     use std::ops::Range;
@@ -155,7 +155,7 @@ mod x86 {
         bytemuck::cast(square)
     }
 
-    /// The pairs of a line.
+    /// Returns the pairs of a line.
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     #[inline]
     fn pairs<T: Number>(numbers: &[T]) -> __m512i {
@@ -169,7 +169,7 @@ mod x86 {
         }
     }
 
-    /// The bits of numbers as bf16, one a lane.
+    /// Returns the bits of numbers as bf16, one per lane.
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
     #[inline]
     fn wide_bits<T: Number>(numbers: &[T]) -> __m512i {
@@ -184,7 +184,7 @@ mod x86 {
         _mm512_cvtepu16_epi32(bits)
     }
 
-    /// With zeros behind them, if there are fewer than N.
+    /// Pads `numbers` with zeros to length N.
     #[inline(always)]
     fn padded<T: Number, const N: usize>(numbers: &[T]) -> [T; N] {
         match numbers.first_chunk() {
@@ -197,7 +197,7 @@ mod x86 {
         }
     }
 
-    /// Rows into columns: first within each four rows and columns, then these as blocks.
+    /// Transposes rows into columns: first within blocks of four by four, then the blocks.
     #[target_feature(enable = "avx512f")]
     #[inline]
     fn transposed(mut rows: [__m512i; LINES]) -> [__m512i; LINES] {
@@ -215,7 +215,7 @@ mod x86 {
         transposed
     }
 
-    /// Each block of four numbers of four rows becomes its columns.
+    /// Transposes each block of four numbers of four rows.
     #[target_feature(enable = "avx512f")]
     #[inline]
     fn transpose_within(rows: &mut [__m512i; 4]) {
@@ -230,7 +230,7 @@ mod x86 {
         ];
     }
 
-    /// Block `j` of all four, for every `j`.
+    /// Transposes four rows of four blocks: row `j` of the result holds block `j` of each.
     #[target_feature(enable = "avx512f")]
     #[inline]
     fn transposed_blocks([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Both ways of lying in memory, parts of a panel, odd depths, and what is beside the matrix stays out.
+        /// Covers both memory layouts, partial panels and odd depths; numbers beside the matrix stay out.
         #[test]
         fn a_panel_has_the_pairs_of_its_lines(
             n_lines in 1usize..=3 * LINES,

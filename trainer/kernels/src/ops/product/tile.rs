@@ -20,8 +20,8 @@ pub(super) const COLUMNS: usize = VECTORS * N_LANES;
 /// Sums by row, vector and lane.
 pub(super) type Tile = [[[f32; N_LANES]; VECTORS]; ROWS];
 
-/// The sums of a tile with `n_vectors` vectors, those of the others as they were. `rows` has the pairs of ROWS rows one after
-/// another, `columns` those of as many vectors.
+/// Computes the sums of a tile with `n_vectors` vectors; the other vectors of `tile` stay unchanged. `rows` holds the
+/// pairs of ROWS rows one after another, `columns` those of `n_vectors` vectors.
 pub(super) fn multiply(rows: &[[u32; ROWS]], columns: &[Lanes], n_vectors: usize, tile: &mut Tile) {
     match n_vectors {
         1 => of_vectors::<1>(rows, columns, tile),
@@ -45,8 +45,8 @@ fn of_vectors<const N: usize>(rows: &[[u32; ROWS]], columns: &[Lanes], tile: &mu
     }
 }
 
-/// Two multiply-adds in f32 for each pair, in the order of `vdpbf16ps`. One vector of columns at a time, because AVX2 has no
-/// registers for more sums.
+/// Computes two f32 multiply-adds for each pair, in the order of `vdpbf16ps`. One vector of columns at a time, because
+/// AVX2 lacks the registers for more sums.
 #[inline(always)]
 fn by_numbers<const N: usize>(
     rows: &[[u32; ROWS]],
@@ -72,7 +72,7 @@ fn by_numbers<const N: usize>(
     }
 }
 
-/// Both numbers of a pair in f32.
+/// Returns both numbers of a pair in f32.
 #[inline(always)]
 fn halves(pair: u32) -> [f32; 2] {
     [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)]
@@ -84,7 +84,7 @@ mod x86 {
 
     use super::{Lanes, ROWS, Tile};
 
-    /// Each pair is one lane of `vdpbf16ps`.
+    /// Multiplies each pair in one lane of `vdpbf16ps`.
     #[target_feature(enable = "avx512f,avx512bf16")]
     #[inline]
     pub(super) fn by_pairs<const N: usize>(rows: &[[u32; ROWS]], columns: &[[Lanes; N]], tile: &mut Tile) {
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
     use crate::ops::number::Number;
 
-    /// What is computed without AVX512-BF16 are the bits that are computed with it, and those without fused multiply-add.
+    /// Results without AVX512-BF16 or without fused multiply-add have the same bits as those with them.
     #[test]
     fn every_way_to_multiply_gives_the_same_bits() {
         let number = |i: usize| (i as f32 * 0.71).sin() * 10f32.powi((i * 7 % 13) as i32 - 6);

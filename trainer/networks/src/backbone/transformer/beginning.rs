@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! trunc_normal   W ~ N(0, σ²) cut at ±2           patches and their bias ~ U(±1/√fan_in), as PyTorch's convolution
-//! xavier         W ~ U(±√(6 / (fan_in + fan_out)))  queries, keys and values each by themselves; biases zero
+//! xavier         W ~ U(±√(6 / (fan_in + fan_out)))  queries, keys and values separately; biases zero
 //! ```
 //!
-//! The second is MoCo v3's (Chen, Xie and He 2021), with a class token of deviation 10⁻⁶.
+//! The second is MoCo v3's (Chen, Xie and He 2021), with a class token of standard deviation 10⁻⁶.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,17 +22,17 @@ pub enum Initialization {
     Xavier,
 }
 
-/// A rule for initial weights with its deviation.
+/// A rule for initial weights with its standard deviation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(in crate::backbone) struct Beginning {
     /// The rule.
     pub rule: Initialization,
-    /// Deviation of truncated normal numbers.
+    /// Standard deviation of truncated normal numbers.
     pub std: f32,
 }
 
 impl Beginning {
-    /// Start of a matrix that makes `outputs` channels of `inputs`.
+    /// Returns the initial values of a matrix from `inputs` to `outputs` channels.
     pub(in crate::backbone) fn matrix(self, outputs: usize, inputs: usize) -> Init {
         match self.rule {
             Initialization::TruncNormal => Init::TruncNormal(self.std),
@@ -40,7 +40,7 @@ impl Beginning {
         }
     }
 
-    /// Start of the projection of patches of `inputs` numbers into `outputs` channels, and of its bias.
+    /// Returns the initial values of the projection of patches of `inputs` numbers into `outputs` channels, and bias.
     pub(in crate::backbone) fn patches(self, outputs: usize, inputs: usize) -> [Init; 2] {
         match self.rule {
             // timm draws convolutions like PyTorch: uniform in ±1/√fan_in.
@@ -49,7 +49,7 @@ impl Beginning {
         }
     }
 
-    /// Start of the class token.
+    /// Returns the initial values of the class token.
     pub(in crate::backbone) fn class_token(self) -> Init {
         match self.rule {
             Initialization::TruncNormal => Init::TruncNormal(self.std),

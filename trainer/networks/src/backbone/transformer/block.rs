@@ -1,8 +1,8 @@
-//! A block of a transformer: attention and MLP, each behind a norm and around a residual.
+//! A block of a transformer: attention and MLP, each after a norm and inside a residual branch.
 //!
 //! ```text
 //! x ← x + drop(ls₁ · attention(norm₁(x)))
-//! x ← x + drop(ls₂ · W₂ h(W₁ norm₂(x)))       x in f32, branches in what the run computes in
+//! x ← x + drop(ls₂ · W₂ h(W₁ norm₂(x)))       x in f32, branches in the type that the run computes in
 //! h(a) = gelu(a), or silu(a₁) · a₂ with a = [a₁; a₂] (SwiGLU, Shazeer 2020)
 //! ```
 
@@ -28,7 +28,7 @@ pub enum MlpKind {
 }
 
 impl MlpKind {
-    /// Products of the hidden layer.
+    /// Returns the number of products of the hidden layer.
     fn n_products(self) -> usize {
         match self {
             Self::Gelu => 1,
@@ -37,25 +37,25 @@ impl MlpKind {
     }
 }
 
-/// Attention and MLP, each behind a norm and around a residual.
+/// Attention and MLP, each after a norm and inside a residual branch.
 pub(in crate::backbone) struct Block {
     /// Name of the unit.
     pub name: String,
     /// Channels of a token.
     pub width: usize,
-    /// Attention heads.
+    /// Number of attention heads.
     pub heads: usize,
     /// Channels of the hidden layer.
     pub hidden: usize,
-    /// How the hidden layer is made.
+    /// Kind of the hidden layer.
     pub mlp: MlpKind,
     /// Initial LayerScale; absent for none.
     pub layer_scale: Option<f32>,
-    /// Probability that a branch is left out for an image.
+    /// Probability that a branch is dropped for a view.
     pub drop_path: f32,
-    /// How weights start.
+    /// Rule for the initial weights.
     pub beginning: Beginning,
-    /// What norms add to the variance.
+    /// Number that norms add to the variance.
     pub epsilon: f64,
 }
 
@@ -80,7 +80,7 @@ impl Block {
         }
     }
 
-    /// `x` with the residual branch `number`, which is `f`, of `[B·V, N, D]`.
+    /// Adds the residual branch `number`, which `f` computes, to `x` of `[B·V, N, D]`.
     fn residual(
         &self,
         cx: &Context<'_>,
@@ -104,7 +104,7 @@ impl Unit for Block {
     fn params(&self) -> Vec<ParamSpec> {
         let (d, hidden) = (self.width, self.hidden);
         let n_products = self.mlp.n_products();
-        // Several products that are stored as one matrix start like one each.
+        // Several products that are stored as one matrix have the initial values of separate matrices.
         let weight = |name: &str, n_each: usize, n_products: usize, input| {
             let init = self.beginning.matrix(n_each, input);
             ParamSpec::weight(format!("{name}.weight"), [n_products * n_each, input], init)
@@ -139,9 +139,9 @@ impl Unit for Block {
         groups.into_iter().enumerate().map(block).collect::<Vec<_>>().into()
     }
 
-    /// A graph holds for each token, beside the attention weights: the input, both norms in and out, queries, keys
-    /// and values, what attention and both branches give, and the hidden layer: before its GELU, or with gates both halves,
-    /// before and after. Measured with `ocelli bench shard` on the CPU; on a GPU, what comes out of a GELU is kept, too.
+    /// Counts a graph that holds per token, beside the attention weights: the input, inputs and outputs of both
+    /// norms, queries, keys and values, outputs of attention and branches, and the hidden layer: before its GELU,
+    /// or with gates both halves, before and after. Measured with `ocelli bench shard` on CPUs; GPUs keep the GELU too.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let (width, hidden) = (self.width as f64, self.hidden as f64);
         let products = (1 + self.mlp.n_products()) as f64;

@@ -1,4 +1,4 @@
-//! Pixels into tokens: patch projection, class token, registers and position embedding.
+//! Conversion of pixels to tokens: patch projection, class token, registers and position embedding.
 //!
 //! ```text
 //! patches [B, N, 3p²] → [cls; patches · Wᵀ + b] + pos          [B, 1+N, D]
@@ -35,14 +35,14 @@ pub(in crate::backbone) struct Embed {
     freezes_patches: bool,
     takes_masks: bool,
     resampling: Resampling,
-    /// Interpolation matrices by grid; a run sees two or three grids.
+    /// Interpolation matrices by grid; a run has two or three grids.
     matrices: Mutex<HashMap<[usize; 2], TensorData>>,
 }
 
 impl Embed {
-    /// Embeds patches of `patch_px` into `width` channels, with a position embedding for `grid` × `grid` of them that is
-    /// resampled for others. With `freezes_patches` the projection of patches stays as it starts; with `takes_masks` there is a token for masked
-    /// patches.
+    /// Embeds patches of `patch_px` into `width` channels, with a position embedding for `grid` × `grid` of them that
+    /// is resampled for others. With `freezes_patches` the projection of patches keeps its initial values; with
+    /// `takes_masks` there is a token for masked patches.
     pub(in crate::backbone) fn new(
         [patch_px, width, grid, n_registers]: [usize; 4],
         beginning: Beginning,
@@ -65,7 +65,7 @@ impl Embed {
         }
     }
 
-    /// The position embedding of `grid`, `[1, 1 + N, D]`.
+    /// Returns the position embedding of `grid`, `[1, 1 + N, D]`.
     fn positions(&self, leaves: &Leaves<'_>, grid: [usize; 2]) -> Tensor<3> {
         let embedding = leaves.get::<3>("pos_embed");
         let [_, n, d] = embedding.dims();
@@ -88,7 +88,7 @@ impl Embed {
         Tensor::cat(vec![class, patches], 1)
     }
 
-    /// `patches` of `[B, N, D]` with the token for masked patches where `group` hides some.
+    /// Replaces the patches that `group` hides, in `patches` of `[B, N, D]`, by the token for masked patches.
     fn masked(&self, patches: Tensor<3>, group: &Features, leaves: &Leaves<'_>) -> Tensor<3> {
         let Some(masked) = group.masked.as_ref().filter(|masked| masked.hides && self.takes_masks) else {
             return patches;
@@ -105,7 +105,7 @@ impl Embed {
         patches * (hidden.clone().neg() + 1.0) + hidden * token
     }
 
-    /// `x`, `[B, 1 + N, D]`, with registers after its class token.
+    /// Inserts registers after the class token of `x`, `[B, 1 + N, D]`.
     fn with_registers(&self, x: Tensor<3>, leaves: &Leaves<'_>) -> Tensor<3> {
         if self.n_registers == 0 {
             return x;

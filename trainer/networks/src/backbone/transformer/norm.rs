@@ -11,9 +11,9 @@ use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
 pub(in crate::backbone) struct Norm {
     /// Channels of a token.
     pub width: usize,
-    /// Which tokens leave the network.
+    /// Tokens that leave the network.
     pub readout: Readout,
-    /// What is added to the variance.
+    /// Number that is added to the variance.
     pub epsilon: f64,
 }
 

@@ -1,7 +1,7 @@
-//! Position embeddings for another grid: bicubic interpolation as a matrix.
+//! Resampling of position embeddings to another grid: bicubic interpolation as a matrix.
 //!
 //! The weights are PyTorch's `interpolate(mode="bicubic", align_corners=False)`, with `antialias=True` or without. As a
-//! matrix product they are differentiable and cost nothing.
+//! matrix product they are differentiable and cheap.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,23 +9,23 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Positions {
-    /// A table that is trained.
+    /// A trained table.
     #[default]
     Learned,
-    /// Sines and cosines of rows and columns that stay as they are: MoCo v3.
+    /// Fixed sines and cosines of rows and columns: MoCo v3.
     SinCos,
 }
 
-/// How a position embedding is resampled.
+/// Rule for the resampling of a position embedding.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(in crate::backbone) struct Resampling {
-    /// What is added to the number of cells wanted when the scale is computed, and to nothing else.
+    /// Offset added to the number of cells wanted when the scale is computed, and nowhere else.
     pub offset: f64,
-    /// Whether the kernel widens where cells become fewer.
+    /// Widens the kernel if the grid has fewer cells.
     pub antialias: bool,
 }
 
-/// Row-major `[to_h · to_w, from · from]` such that `matrix · embedding` resamples a square grid.
+/// Returns a row-major matrix `[to_h · to_w, from · from]` such that `matrix · embedding` resamples a square grid.
 pub(in crate::backbone) fn matrix(from: usize, [to_h, to_w]: [usize; 2], resampling: Resampling) -> Vec<f32> {
     let (rows, cols) = (axis(from, to_h, resampling), axis(from, to_w, resampling));
     let mut out = vec![0.0; to_h * to_w * from * from];
@@ -42,7 +42,7 @@ pub(in crate::backbone) fn matrix(from: usize, [to_h, to_w]: [usize; 2], resampl
     out
 }
 
-/// Row-major `[to, from]` weights along one axis.
+/// Returns row-major `[to, from]` weights along one axis.
 fn axis(from: usize, to: usize, Resampling { offset, antialias }: Resampling) -> Vec<f64> {
     let mut weights = vec![0.0; to * from];
     let scale = from as f64 / (to as f64 + offset);
@@ -56,7 +56,7 @@ fn axis(from: usize, to: usize, Resampling { offset, antialias }: Resampling) ->
     weights
 }
 
-/// Weights at the four cells around `source`, those beyond the edge taken as the edge.
+/// Computes weights of the four cells around `source`; cells beyond the edge count as the edge.
 fn four_taps(row: &mut [f64], source: f64) {
     let floor = source.floor();
     for tap in -1..=2 {
@@ -65,7 +65,7 @@ fn four_taps(row: &mut [f64], source: f64) {
     }
 }
 
-/// Weights within two cells of `center`, widened by `scale`, whose sum is one; those beyond the edge are left out.
+/// Computes weights within two cells of `center`, widened by `scale`, with sum one; cells beyond the edge are left out.
 fn antialiased(row: &mut [f64], center: f64, scale: f64) {
     let first = (center - 2.0 * scale + 0.5).max(0.0) as usize;
     let end = ((center + 2.0 * scale + 0.5) as usize).min(row.len());

@@ -1,4 +1,4 @@
-//! NCCL's calls on addresses.
+//! NCCL calls on device addresses.
 
 use std::ffi::c_void;
 
@@ -6,7 +6,7 @@ use cudarc::nccl::{result, sys};
 
 use crate::error::EngineError;
 
-/// `n` bytes from each to each.
+/// Exchanges `n` bytes between every two ranks.
 pub(super) fn exchange(
     (from, to): (u64, u64),
     n: usize,
@@ -25,12 +25,12 @@ pub(super) fn exchange(
     };
     result::group_start()?;
     let queued = (0..world_size).try_for_each(|peer| queue(peer).map(drop));
-    // A group that is begun is ended, or all that this thread asks for later would belong to it.
+    // A group that was started is ended, or all later calls of this thread would belong to it.
     let ended = result::group_end();
     queued.and(ended.map(drop))
 }
 
-/// `n` bytes of each to all.
+/// Gathers `n` bytes of each rank on all ranks.
 pub(super) fn gather(
     (from, to): (u64, u64),
     n: usize,
@@ -43,7 +43,7 @@ pub(super) fn gather(
         .map(drop)
 }
 
-/// `n` elements of the sum for each.
+/// Sums over ranks; each rank receives `n` elements of the sum.
 pub(super) fn sum_parts(
     (from, to): (u64, u64),
     n: usize,
@@ -62,7 +62,7 @@ pub(super) fn failed(operation: &'static str, error: &result::NcclError) -> Engi
     EngineError::Failed { engine: "nccl", operation, reason: said(error) }
 }
 
-/// The crate's own text has no code in it.
+/// Formats an error with its code, which the crate's own text lacks.
 pub(super) fn said(error: &result::NcclError) -> String {
     format!("{:?}; NCCL_DEBUG=WARN makes the library say more", error.0)
 }

@@ -8,34 +8,34 @@ use networks::NamedTensor;
 use networks::Normalization;
 use serde_json::Value;
 
-use super::pretrained::{Hints, Pretrained};
 use crate::error::WeightsError;
 use crate::file::{Arrays, pytorch, safetensors};
 use crate::metadata;
 use crate::preprocessing::Preprocessing;
+use crate::pretrained::{Hints, Pretrained};
 
-/// Files of weights that a folder may hold, the first that is there being taken.
+/// Files of weights that a folder may hold; the first that exists is read.
 pub(crate) const IN_FOLDERS: [&str; 3] =
     ["model.safetensors.index.json", "model.safetensors", "pytorch_model.bin"];
 
 /// Configurations that a folder may hold.
 pub(crate) const CONFIGURATIONS: [&str; 2] = ["config.json", "preprocessor_config.json"];
 
-/// What was found at a path.
-pub(super) struct Source {
-    pub(super) path: PathBuf,
-    pub(super) arrays: Arrays,
+/// Tensors and configurations that were found at a path.
+pub(crate) struct Source {
+    pub(crate) path: PathBuf,
+    pub(crate) arrays: Arrays,
     /// Metadata of a safetensors file.
     metadata: HashMap<String, String>,
-    /// `config.json`.
-    pub(super) config: Option<Value>,
-    /// `preprocessor_config.json`.
-    pub(super) preprocessor: Option<Value>,
-    /// Whether PyTorch has written it.
-    pub(super) is_pickle: bool,
+    /// Contents of `config.json`.
+    pub(crate) config: Option<Value>,
+    /// Contents of `preprocessor_config.json`.
+    pub(crate) preprocessor: Option<Value>,
+    /// Whether the file is a pickle of PyTorch.
+    pub(crate) is_pickle: bool,
 }
 
-/// Whether `path` is a file of weights, or a folder that another library has written; a checkpoint is neither.
+/// Returns `true` if `path` is a file of weights or a folder that another library has written; a checkpoint is neither.
 pub fn is_weights(path: &Path) -> bool {
     match path.is_dir() {
         true => IN_FOLDERS.iter().any(|name| path.join(name).is_file()),
@@ -45,14 +45,14 @@ pub fn is_weights(path: &Path) -> bool {
 
 impl Source {
     /// Reads the tensors of `path`.
-    pub(super) fn open(path: &Path) -> Result<Self, WeightsError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, WeightsError> {
         let file = match path.is_dir() {
             true => IN_FOLDERS.iter().map(|name| path.join(name)).find(|file| file.is_file()).ok_or_else(
                 || WeightsError::unknown(path, format!("it has none of {}", IN_FOLDERS.join(", "))),
             )?,
             false => path.to_path_buf(),
         };
-        // A file may be named by itself; its configuration counts if the library gave it its name.
+        // A file may be given without its folder; its configuration is used if the file has a name that libraries give.
         let folder = file.file_name().is_some_and(|name| IN_FOLDERS.iter().any(|known| name == *known));
         let beside = file.parent().filter(|_| folder);
         let [config, preprocessor] = CONFIGURATIONS.map(|name| json(beside, name));
@@ -72,8 +72,8 @@ impl Source {
         Ok(Self { path: path.to_path_buf(), arrays, metadata, config, preprocessor, is_pickle })
     }
 
-    /// The backbone, if `ocelli export` wrote the file.
-    pub(super) fn exported(&self, hints: &Hints) -> Result<Option<Pretrained>, WeightsError> {
+    /// Returns the backbone, if `ocelli export` wrote the file.
+    pub(crate) fn exported(&self, hints: &Hints) -> Result<Option<Pretrained>, WeightsError> {
         let Some(text) = self.metadata.get(metadata::MODEL) else { return Ok(None) };
         let which = self.metadata.get(metadata::NETWORK).map_or(metadata::UNNAMED, String::as_str);
         if let Some(wanted) = hints.network.as_deref().filter(|wanted| *wanted != which) {
@@ -86,7 +86,7 @@ impl Source {
         let entry = |key: &str| self.metadata.get(key);
         let preprocessing = match entry(metadata::PREPROCESSING) {
             Some(text) => serde_json::from_str(text).map_err(bad)?,
-            // Older files say the colors alone, or nothing.
+            // Older files have only the color normalization, or nothing.
             None => {
                 let normalization: Option<Normalization> = entry(metadata::NORMALIZATION)
                     .map(|text| serde_json::from_str(text))
@@ -122,7 +122,7 @@ fn is_torch(extension: &std::ffi::OsStr) -> bool {
     extension == "pth" || extension == "pt"
 }
 
-/// `name` in `folder`, if both are there.
+/// Reads the JSON file `name` in `folder`, if both exist.
 fn json(folder: Option<&Path>, name: &str) -> Result<Option<Value>, WeightsError> {
     let Some(path) = folder.map(|folder| folder.join(name)).filter(|path| path.is_file()) else {
         return Ok(None);
@@ -132,7 +132,7 @@ fn json(folder: Option<&Path>, name: &str) -> Result<Option<Value>, WeightsError
     value.map(Some).map_err(|error| WeightsError::malformed(&path, error.to_string()))
 }
 
-/// The tensors of all files that `index` names, which lie beside it.
+/// Reads the tensors of all files that `index` names, which are in its folder.
 fn parts(index: &Path) -> Result<Arrays, WeightsError> {
     let folder = index.parent();
     let value = json(folder, IN_FOLDERS[0])?.unwrap_or_default();
@@ -143,7 +143,7 @@ fn parts(index: &Path) -> Result<Arrays, WeightsError> {
     names.dedup();
     let mut arrays = Arrays::new();
     for name in names {
-        // A name alone: what a file says must not lead out of its folder.
+        // Only file names are accepted: an index must not lead out of its folder.
         if Path::new(name).components().count() != 1 || name.contains("..") {
             return Err(WeightsError::malformed(
                 index,

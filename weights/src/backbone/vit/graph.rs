@@ -2,10 +2,11 @@
 
 use networks::{MlpKind, VitConfig};
 
-use super::graph::{Graph, PIXELS, Setting, Value};
+use crate::backbone::Drawn;
+use crate::onnx::{Graph, PIXELS, Setting, Value};
 
-/// Embedding and patches, for images of `px` pixels.
-pub(super) fn draw(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<(Value, Value), String> {
+/// Adds a transformer for images of `px` pixels to `graph`.
+pub(super) fn draw(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<Drawn, String> {
     let mut x = embed(graph, config, px)?;
     for number in 0..config.depth {
         let block = format!("blocks.{number}");
@@ -21,7 +22,8 @@ pub(super) fn draw(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Resu
     let embedding = graph.node("Gather", &[&x, &first], &[Setting::Int("axis", 1)]);
     let [start, end, axis] = [1 + config.registers as i64, i64::MAX, 1].map(|at| graph.integers(&[at]));
     let patches = graph.node("Slice", &[&x, &start, &end, &axis], &[]);
-    Ok((embedding, patches))
+    // The position embedding has one vector for each patch.
+    Ok(Drawn { embedding, patches, has_fixed_size: true })
 }
 
 /// Tokens, `[B, 1 + R + N, D]`.
@@ -45,7 +47,7 @@ fn embed(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<Value, 
     }
     let n_prefix = 1 + config.registers;
     let prefix = graph.stored("prefix", &[1, n_prefix, d], &prefix);
-    // As many as there are images.
+    // One prefix for each image.
     let shape = graph.node("Shape", &[&patches], &[Setting::Int("start", 0), Setting::Int("end", 1)]);
     let rest = graph.integers(&[n_prefix as i64, d as i64]);
     let shape = graph.node("Concat", &[&shape, &rest], &[Setting::Int("axis", 0)]);

@@ -1,32 +1,29 @@
-//! What other libraries call the parameters of a backbone.
-
-pub(crate) mod convnet;
-pub(crate) mod transformer;
+//! Libraries that weights are exchanged with.
 
 use std::str::FromStr;
 
 use crate::named::by_name;
 
-/// A library whose weights can be read.
+/// A library that weights are exchanged with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Library {
-    /// The code of DINO: `hubconf.py` of facebookresearch/dino, and its training checkpoints.
+    /// DINO: `hubconf.py` of facebookresearch/dino, and its training checkpoints.
     Dino,
-    /// The code of DINOv2, with registers or without.
+    /// DINOv2, with or without registers.
     Dinov2,
     /// timm (pytorch-image-models).
     Timm,
     /// torchvision.
     Torchvision,
-    /// transformers of Hugging Face.
+    /// transformers by Hugging Face.
     Transformers,
 }
 
 impl Library {
-    /// All of them.
+    /// All libraries.
     pub const ALL: [Self; 5] = [Self::Dino, Self::Dinov2, Self::Timm, Self::Torchvision, Self::Transformers];
 
-    /// Its name on the command line.
+    /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Dino => "dino",

@@ -2,36 +2,36 @@
 //!
 //! ```text
 //! ours      blocks.3.attn.qkv.weight  [3D, D]
-//! theirs    the same, or three tensors [D, D] that are joined from top to bottom
+//! theirs    the same, or three tensors [D, D] that are concatenated along the first dimension
 //! ```
 
-/// What a library calls them. `{}` stands for the number of a block.
+/// Names of the parameters in a library. `{}` stands for the number of a block.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Names {
-    /// `[1, 1, D]`.
+pub(super) struct Names {
+    /// Class token, `[1, 1, D]`.
     pub cls_token: &'static str,
-    /// `[1, 1 + N, D]`.
+    /// Position embedding, `[1, 1 + N, D]`.
     pub pos_embed: &'static str,
-    /// `[1, R, D]`.
+    /// Register tokens, `[1, R, D]`.
     pub registers: &'static str,
-    /// The convolution that makes tokens of patches.
+    /// Convolution that embeds patches as tokens.
     pub patch_embed: &'static str,
-    /// The last norm.
+    /// Final norm.
     pub norm: &'static str,
-    /// A block.
+    /// Prefix of a block's parameters.
     pub block: &'static str,
-    /// Names within a block, ours first; those that are missing are the same.
+    /// Names within a block, Ocelli's and the library's; a name that is not listed is the same in both.
     parts: &'static [(&'static str, &'static str)],
-    /// What queries, keys and values are called, or their common product.
+    /// Layers of queries, keys and values, or the one layer that computes all three.
     qkv: &'static [&'static str],
-    /// Whether the weight and bias of `qkv` are `{}_weight`, not `{}.weight`.
+    /// Whether `_`, not `.`, separates `weight` and `bias` from the names in `qkv`.
     joins_by_underscore: bool,
-    /// The two products of a gated hidden layer, where they are two.
+    /// The two layers of a gated MLP's hidden layer, if the library stores them apart.
     gates: &'static [&'static str],
 }
 
-/// timm's, which are ours; DINO's are the same.
-pub(crate) const TIMM: Names = Names {
+/// Names of timm and DINO, which Ocelli uses too.
+pub(super) const TIMM: Names = Names {
     cls_token: "cls_token",
     pos_embed: "pos_embed",
     registers: "reg_token",
@@ -45,14 +45,14 @@ pub(crate) const TIMM: Names = Names {
 };
 
 /// Names of DINOv2's code with a plain MLP.
-pub(crate) const DINOV2: Names = Names { registers: "register_tokens", ..TIMM };
+pub(super) const DINOV2: Names = Names { registers: "register_tokens", ..TIMM };
 
 /// Names of DINOv2's code with a gated MLP.
-pub(crate) const DINOV2_GATED: Names =
+pub(super) const DINOV2_GATED: Names =
     Names { parts: &[("mlp.fc1", "mlp.w12"), ("mlp.fc2", "mlp.w3")], ..DINOV2 };
 
-/// torchvision's.
-pub(crate) const TORCHVISION: Names = Names {
+/// Names of torchvision.
+pub(super) const TORCHVISION: Names = Names {
     cls_token: "class_token",
     pos_embed: "encoder.pos_embedding",
     registers: "",
@@ -72,7 +72,7 @@ pub(crate) const TORCHVISION: Names = Names {
 };
 
 /// Files of `ViTModel` in transformers.
-pub(crate) const VIT: Names = Names {
+pub(super) const VIT: Names = Names {
     cls_token: "embeddings.cls_token",
     pos_embed: "embeddings.position_embeddings",
     registers: "embeddings.register_tokens",
@@ -91,8 +91,8 @@ pub(crate) const VIT: Names = Names {
     gates: &[],
 };
 
-/// Files of `Dinov2Model` and `Dinov2WithRegistersModel` in transformers.
-pub(crate) const HF_DINOV2: Names = Names {
+/// Files of `Dinov2Model` and `Dinov2WithRegistersModel` in transformers, with a plain MLP.
+pub(super) const HF_DINOV2: Names = Names {
     parts: &[
         ("attn.proj", "attention.output.dense"),
         ("ls1.gamma", "layer_scale1.lambda1"),
@@ -101,8 +101,8 @@ pub(crate) const HF_DINOV2: Names = Names {
     ..VIT
 };
 
-/// The same with a gated MLP.
-pub(crate) const HF_DINOV2_GATED: Names = Names {
+/// Files of `Dinov2Model` and `Dinov2WithRegistersModel` in transformers, with a gated MLP.
+pub(super) const HF_DINOV2_GATED: Names = Names {
     parts: &[
         ("attn.proj", "attention.output.dense"),
         ("ls1.gamma", "layer_scale1.lambda1"),
@@ -114,15 +114,15 @@ pub(crate) const HF_DINOV2_GATED: Names = Names {
 };
 
 /// `ViTModel().state_dict()` of transformers 5, which its files do not use.
-pub(crate) const VIT_IN_MEMORY: Names = Names {
+pub(super) const VIT_IN_MEMORY: Names = Names {
     block: "layers.{}",
     parts: &[("norm1", "layernorm_before"), ("attn.proj", "attention.o_proj"), ("norm2", "layernorm_after")],
     qkv: &["attention.q_proj", "attention.k_proj", "attention.v_proj"],
     ..VIT
 };
 
-/// `Dinov2Model().state_dict()` of transformers 5.
-pub(crate) const HF_DINOV2_IN_MEMORY: Names = Names {
+/// `Dinov2Model().state_dict()` of transformers 5, with a gated MLP.
+pub(super) const HF_DINOV2_IN_MEMORY: Names = Names {
     parts: &[
         ("attn.proj", "attention.o_proj"),
         ("ls1.gamma", "layer_scale1.lambda1"),
@@ -134,8 +134,8 @@ pub(crate) const HF_DINOV2_IN_MEMORY: Names = Names {
     ..VIT
 };
 
-/// The same with a plain MLP.
-pub(crate) const HF_DINOV2_PLAIN_IN_MEMORY: Names = Names {
+/// `Dinov2Model().state_dict()` of transformers 5, with a plain MLP.
+pub(super) const HF_DINOV2_PLAIN_IN_MEMORY: Names = Names {
     parts: &[
         ("attn.proj", "attention.o_proj"),
         ("ls1.gamma", "layer_scale1.lambda1"),
@@ -145,8 +145,8 @@ pub(crate) const HF_DINOV2_PLAIN_IN_MEMORY: Names = Names {
     ..VIT
 };
 
-/// All of them, those first that have what others lack.
-pub(crate) const ALL: [Names; 10] = [
+/// All tables, the more specific ones first.
+pub(super) const ALL: [Names; 10] = [
     HF_DINOV2_GATED,
     HF_DINOV2,
     VIT,
@@ -160,8 +160,8 @@ pub(crate) const ALL: [Names; 10] = [
 ];
 
 impl Names {
-    /// What the library calls our `name`: one tensor, or several to be joined along their first dimension.
-    pub(crate) fn theirs(&self, name: &str) -> Vec<String> {
+    /// Names in the library of Ocelli's `name`: one tensor, or several to be joined along their first dimension.
+    pub(super) fn theirs(&self, name: &str) -> Vec<String> {
         match name {
             "cls_token" => return vec![self.cls_token.into()],
             "pos_embed" => return vec![self.pos_embed.into()],
@@ -178,7 +178,7 @@ impl Names {
         vec![found.unwrap_or_else(|| name.to_string())]
     }
 
-    /// What the library calls `part` of a block.
+    /// Names in the library of `part` of a block.
     fn part(&self, part: &str) -> Vec<String> {
         if let Some(kind) = part.strip_prefix("attn.qkv.") {
             let separator = if self.joins_by_underscore { "_" } else { "." };

@@ -1,13 +1,13 @@
-//! What the configurations of timm and transformers say.
+//! Configuration files of timm and transformers.
 
 use networks::Normalization;
 use serde_json::Value;
 
-use super::source::Source;
+use super::Source;
 use crate::preprocessing::Preprocessing;
 
-/// The preprocessing that `source` says, or `otherwise` with a sentence about it.
-pub(super) fn preprocessing(
+/// Returns the preprocessing stated by `source`, or `otherwise` if it states none; adds a sentence for each assumption.
+pub(crate) fn preprocessing(
     source: &Source,
     otherwise: Preprocessing,
     is_known: bool,
@@ -37,7 +37,7 @@ pub(super) fn preprocessing(
     Ok(preprocessing)
 }
 
-/// The preprocessing of `preprocessor_config.json`, if it has one, and the name of its interpolation.
+/// Returns the preprocessing of `preprocessor_config.json`, if it has one, and the name of its interpolation.
 fn of_transformers(
     said: &Value,
     otherwise: Preprocessing,
@@ -63,7 +63,7 @@ fn of_transformers(
     Ok(Some((Preprocessing { normalization, resize_px, size_px }, interpolation)))
 }
 
-/// The preprocessing of timm's `config.json`, if it has one, and the name of its interpolation.
+/// Returns the preprocessing of timm's `config.json`, if it has one, and the name of its interpolation.
 fn of_timm(
     config: &Value,
     otherwise: Preprocessing,
@@ -82,29 +82,29 @@ fn of_timm(
     Ok(Some((Preprocessing { normalization, resize_px, size_px }, interpolation)))
 }
 
-/// Checks that a configuration names no other activation than `known`, which networks here have.
-pub(super) fn check_activation(source: &Source, known: &str) -> Result<(), String> {
+/// Checks that a configuration names no activation but `known`, the one that Ocelli's networks have.
+pub(crate) fn check_activation(source: &Source, known: &str) -> Result<(), String> {
     let Some(config) = &source.config else { return Ok(()) };
     for key in ["hidden_act", "act_layer"] {
         let said = [&config[key], &config["model_args"][key]].into_iter().find(|said| !said.is_null());
         if let Some(said) = said.filter(|said| *said != known) {
-            return Err(format!("{key} is {said}, and such networks have {known:?} here"));
+            return Err(format!("{key} is {said}, but only {known:?} is supported for such networks"));
         }
     }
     Ok(())
 }
 
-/// A count under one of several keys; nothing where none is there.
-pub(super) fn count(config: &Value, keys: &[&str]) -> Result<Option<usize>, String> {
+/// Returns the count under the first present of several keys; `None` if all are absent.
+pub(crate) fn count(config: &Value, keys: &[&str]) -> Result<Option<usize>, String> {
     let Some((key, said)) = keys.iter().map(|key| (key, &config[*key])).find(|(_, said)| !said.is_null())
     else {
         return Ok(None);
     };
     let count = said.as_u64().and_then(|count| usize::try_from(count).ok()).filter(|count| *count > 0);
-    count.map(Some).ok_or_else(|| format!("{key} is {said}, which is no count"))
+    count.map(Some).ok_or_else(|| format!("{key} is {said}, which is not a positive integer"))
 }
 
-/// The mean and the deviation of colors under two keys; nothing where neither is there.
+/// Returns the mean and standard deviation of colors under two keys; `None` if both are absent.
 fn normalization(said: &Value, keys: [&str; 2]) -> Result<Option<Normalization>, String> {
     let [mean, std] = keys.map(|key| &said[key]);
     if mean.is_null() && std.is_null() {

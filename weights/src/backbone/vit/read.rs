@@ -1,49 +1,45 @@
-//! A vision transformer among the tensors of a file: its sizes are read from their shapes.
+//! Recognition of a vision transformer among the tensors of a file, with its sizes from their shapes.
 
-use networks::Normalization;
 use networks::{Initialization, MlpKind, ModelConfig, Positions, VitConfig};
 
-use super::config;
-use super::found::Found;
-use super::pretrained::{Hints, Pretrained};
-use super::source::Source;
+use super::names::{ALL, Names};
+use crate::backbone::Recognized;
 use crate::file::Array;
 use crate::library::Library;
-use crate::library::transformer::{ALL, Names};
-use crate::metadata::UNNAMED;
-use crate::preprocessing::Preprocessing;
+use crate::pretrained::Hints;
+use crate::source::{Found, Source, config};
 
-/// Channels at most.
-const MOST: usize = 65_536;
+/// Largest number of channels.
+const MAX_CHANNELS: usize = 65_536;
 
 /// Sides of the squares on which DINO and DINOv2 are evaluated.
-const EVALUATED_PX: u32 = 224;
+const EVALUATED_PX: usize = 224;
 
-/// The transformer in `found`.
-pub(super) fn read(mut found: Found, source: &Source, hints: &Hints) -> Result<Pretrained, String> {
-    let names = names(&found)?;
-    let mut assumed = Vec::new();
-    let library = library(&found, source, &names, hints, &mut assumed);
-    refuse_others(&found)?;
-    let sizes = Sizes::of(&mut found, &names, hints, source)?;
-    let model = sizes.model(library, &found, &names, source);
+/// Names of the convolution that embeds patches.
+pub(super) const ANCHORS: [&str; 3] =
+    ["patch_embed.proj.weight", "conv_proj.weight", "embeddings.patch_embeddings.projection.weight"];
+
+/// Determines the transformer in `found`.
+pub(super) fn recognized(
+    found: &mut Found,
+    source: &Source,
+    hints: &Hints,
+    assumed: &mut Vec<String>,
+) -> Result<Recognized, String> {
+    let names = names(found)?;
+    let library = library(found, source, &names, hints, assumed);
+    refuse_others(found)?;
+    let sizes = Sizes::of(found, &names, hints, source)?;
+    let model = sizes.model(library, found, &names, source);
     let size_px = match library {
         Library::Dinov2 => EVALUATED_PX,
-        _ => model.image_px() as u32,
+        _ => model.image_px(),
     };
-    let otherwise = Preprocessing::of_size(size_px, Normalization::default());
-    let is_known = matches!(library, Library::Dino | Library::Dinov2 | Library::Torchvision)
-        || hints.normalization.is_some();
-    config::check_activation(source, "gelu")?;
-    let preprocessing = config::preprocessing(source, otherwise, is_known, &mut assumed)?;
-    if library == Library::Torchvision {
-        assumed.push("torchvision resizes bilinearly; images are resized bicubically here".into());
-    }
-    let tensors = found.parameters(&model, |name| names.theirs(name))?;
-    Ok(Pretrained { model, preprocessing, tensors, which: UNNAMED.into(), origin: library.name(), assumed })
+    let names = Box::new(move |name: &str| names.theirs(name));
+    Ok(Recognized { model, library, names, size_px, activation: "gelu" })
 }
 
-/// The table that has a name for what is there.
+/// Returns the table whose names are in `found`.
 fn names(found: &Found) -> Result<Names, String> {
     let fits = |names: &Names| {
         [
@@ -57,7 +53,7 @@ fn names(found: &Found) -> Result<Names, String> {
         .chain([names.cls_token.to_string(), names.pos_embed.to_string()])
         .all(|name| found.holds(&name))
     };
-    // DINOv2's and timm's differ in what only some networks have.
+    // DINOv2's names and timm's differ only in parameters that some networks lack.
     let is_dinov2 = found.holds("register_tokens") || found.holds("mask_token");
     let table =
         ALL.into_iter().find(|names| fits(names) && (is_dinov2 || names.registers != "register_tokens"));
@@ -69,7 +65,7 @@ fn names(found: &Found) -> Result<Names, String> {
     })
 }
 
-/// Library whose code made it, which says how its position embedding is resampled.
+/// Returns the library whose code made the network, which determines how its position embedding is resampled.
 fn library(
     found: &Found,
     source: &Source,
@@ -98,7 +94,7 @@ fn library(
     }
 }
 
-/// Networks whose names are the same and which compute something else.
+/// Rejects networks that have the same names and compute something else.
 fn refuse_others(found: &Found) -> Result<(), String> {
     let others = [
         ("fc_norm.weight", "it pools patch tokens behind a norm of its own (fc_norm)"),
@@ -107,12 +103,12 @@ fn refuse_others(found: &Found) -> Result<(), String> {
         ("dist_token", "it has a distillation token (dist_token)"),
     ];
     match others.into_iter().find(|(name, _)| found.holds(name)) {
-        Some((_, reason)) => Err(format!("{reason}, which networks here do not")),
+        Some((_, reason)) => Err(format!("{reason}, which is not supported")),
         None => Ok(()),
     }
 }
 
-/// What the shapes say.
+/// Sizes that the shapes determine.
 struct Sizes {
     patch_px: usize,
     grid: usize,
@@ -131,7 +127,7 @@ impl Sizes {
         let &[width, 3, patch_px, side] = patches.as_slice() else {
             return Err(format!("{} has shape {patches:?}, not [D, 3, P, P]", found.anchor));
         };
-        if width == 0 || patch_px == 0 || width > MOST {
+        if width == 0 || patch_px == 0 || width > MAX_CHANNELS {
             return Err(format!("{} has shape {patches:?}", found.anchor));
         }
         if patch_px != side {
@@ -207,7 +203,7 @@ impl Sizes {
     }
 }
 
-/// Cells along a side of the position embedding. One without a place for the class token gets a row of zeros for it.
+/// Returns the cells along a side of the position embedding. If it has no row for the class token, a row of zeros is added.
 fn square_positions(found: &mut Found, names: &Names, width: usize) -> Result<usize, String> {
     let positions = found.take(names.pos_embed).ok_or("it has no position embedding")?;
     let shape = positions.shape.clone();
@@ -220,16 +216,14 @@ fn square_positions(found: &mut Found, names: &Names, width: usize) -> Result<us
         (Some(grid), _) if n > 1 => (grid, positions.values),
         (_, Some(grid)) => (grid, [vec![0.0; width], positions.values].concat()),
         _ => {
-            return Err(format!(
-                "its position embedding has {n} rows, which is no square with or without one more"
-            ));
+            return Err(format!("its position embedding has {n} rows, which is neither n² nor n² + 1"));
         }
     };
     found.put(names.pos_embed, Array { shape: vec![1, 1 + grid * grid, width], values });
     Ok(grid)
 }
 
-/// Attention heads, which no shape tells.
+/// Returns the number of attention heads, which no shape determines.
 fn heads(width: usize, hints: &Hints, source: &Source) -> Result<usize, String> {
     let said = match &source.config {
         Some(config) => match config::count(config, &["num_attention_heads"])? {

@@ -1,21 +1,14 @@
-//! The backbone among the tensors of a file, whatever stands before their names.
+//! The backbone among the tensors of a file, under any prefix of their names.
 
 use std::collections::BTreeSet;
 
 use networks::ModelConfig;
 use networks::NamedTensor;
 
-use super::source::Source;
+use super::Source;
 use crate::file::{Array, Arrays};
-use crate::library::convnet::Renaming;
 
-/// Names of the first convolution, by which a backbone is found: of transformers, then of convolutional networks.
-const PATCHES: [&str; 3] =
-    ["patch_embed.proj.weight", "conv_proj.weight", "embeddings.patch_embeddings.projection.weight"];
-const STEMS: [&str; 4] =
-    ["stem.0.weight", "stem.conv.weight", "embedder.embedder.convolution.weight", "conv1.weight"];
-
-/// Beginnings of the names of what stands on a backbone: classifiers, projection heads, and what only training uses.
+/// Prefixes of parameters beyond the backbone: classifiers, projection heads, and tensors that only training uses.
 const HEADS: [&str; 15] = [
     "head",
     "heads",
@@ -34,67 +27,63 @@ const HEADS: [&str; 15] = [
     "dist_token_head",
 ];
 
-/// The tensors of a backbone that have not been asked for.
-pub(super) struct Found {
+/// Tensors of a backbone that have not been taken.
+pub(crate) struct Found {
     arrays: Arrays,
-    /// Name of the first convolution.
-    pub(super) anchor: &'static str,
+    /// Name of the first layer's weight, by which the backbone was found.
+    pub(crate) anchor: &'static str,
 }
 
 impl Found {
-    /// The backbone in `source`: the teacher where there are two, unless the student is wanted.
-    pub(super) fn of(source: &Source, network: Option<&str>) -> Result<Self, String> {
-        for anchor in PATCHES.into_iter().chain(STEMS) {
-            let prefixes: BTreeSet<&str> = source
-                .arrays
-                .keys()
-                .filter_map(|name| name.strip_suffix(anchor))
-                .filter(|prefix| prefix.is_empty() || prefix.ends_with('.'))
-                .filter(|prefix| !prefix.split('.').any(is_inner))
-                .collect();
-            let Some(prefix) = chosen(&prefixes, network)? else { continue };
-            let mut arrays = Arrays::new();
-            for (name, array) in &source.arrays {
-                if let Some(name) = name.strip_prefix(prefix) {
-                    arrays.insert(without_chunk(name), array.clone());
-                }
+    /// Finds the backbone in `source` whose first layer's weight is called `anchor`, under any prefix: the one that `network`
+    /// names, or the teacher if there are a teacher and a student. `None` if no tensor has the name.
+    ///
+    /// # Errors
+    /// A message, if there are several such networks, or none that is called `network`.
+    pub(crate) fn of(
+        source: &Source,
+        anchor: &'static str,
+        network: Option<&str>,
+    ) -> Result<Option<Self>, String> {
+        let prefixes: BTreeSet<&str> = source
+            .arrays
+            .keys()
+            .filter_map(|name| name.strip_suffix(anchor))
+            .filter(|prefix| prefix.is_empty() || prefix.ends_with('.'))
+            .filter(|prefix| !prefix.split('.').any(is_inner))
+            .collect();
+        let Some(prefix) = chosen(&prefixes, network)? else { return Ok(None) };
+        let mut arrays = Arrays::new();
+        for (name, array) in &source.arrays {
+            if let Some(name) = name.strip_prefix(prefix) {
+                arrays.insert(without_chunk(name), array.clone());
             }
-            return Ok(Self { arrays, anchor });
         }
-        let names: Vec<&str> = source.arrays.keys().take(3).map(String::as_str).collect();
-        Err(format!(
-            "no vision transformer, ResNet or RegNetY is among its {} tensors ({}, …)",
-            source.arrays.len(),
-            names.join(", ")
-        ))
+        Ok(Some(Self { arrays, anchor }))
     }
 
-    pub(super) fn is_transformer(&self) -> bool {
-        PATCHES.contains(&self.anchor)
-    }
-
-    pub(super) fn get(&self, name: &str) -> Option<&Array> {
+    pub(crate) fn get(&self, name: &str) -> Option<&Array> {
         self.arrays.get(name)
     }
 
-    pub(super) fn shape(&self, name: &str) -> Option<&[usize]> {
+    pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
         self.get(name).map(|array| array.shape.as_slice())
     }
 
-    pub(super) fn holds(&self, name: &str) -> bool {
+    pub(crate) fn holds(&self, name: &str) -> bool {
         self.arrays.contains_key(name)
     }
 
-    pub(super) fn take(&mut self, name: &str) -> Option<Array> {
+    pub(crate) fn take(&mut self, name: &str) -> Option<Array> {
         self.arrays.remove(name)
     }
 
-    pub(super) fn put(&mut self, name: &str, array: Array) {
+    pub(crate) fn put(&mut self, name: &str, array: Array) {
         self.arrays.insert(name.to_string(), array);
     }
 
-    /// The parameters of `model`, each joined from what `theirs` calls it. What is left must stand on a backbone.
-    pub(super) fn parameters(
+    /// Returns the parameters of `model`, each joined from the tensors that `theirs` names. The rest must belong to heads.
+    pub(crate) fn parameters(
         mut self,
         model: &ModelConfig,
         theirs: impl Fn(&str) -> Vec<String>,
@@ -112,31 +101,26 @@ impl Found {
             }
             tensors.push(NamedTensor { name, shape, values });
         }
-        let strangers: Vec<String> =
+        let unknown: Vec<String> =
             self.arrays.into_keys().filter(|name| !HEADS.iter().any(|head| name.starts_with(head))).collect();
-        match strangers.is_empty() {
+        match unknown.is_empty() {
             true => Ok(tensors),
             false => Err(format!(
-                "it has {} parameters that a network of this kind has not: {}{}",
-                strangers.len(),
-                strangers[..strangers.len().min(4)].join(", "),
-                if strangers.len() > 4 { ", …" } else { "" }
+                "it has {} parameters that are not part of such a network: {}{}",
+                unknown.len(),
+                unknown[..unknown.len().min(4)].join(", "),
+                if unknown.len() > 4 { ", …" } else { "" }
             )),
         }
     }
-
-    /// [`Found::parameters`] by a table of one name each.
-    pub(super) fn renamed(self, model: &ModelConfig, renaming: Renaming) -> Result<Vec<NamedTensor>, String> {
-        self.parameters(model, |name| renaming(name).into_iter().collect())
-    }
 }
 
-/// Whether part of a prefix lies within a network: `layer1.0.conv1.weight` ends like a stem.
+/// Returns `true` if part of a prefix is inside a network: `layer1.0.conv1.weight` ends like a stem.
 fn is_inner(part: &str) -> bool {
     part.starts_with("layer") || part.starts_with("block") || part.parse::<usize>().is_ok()
 }
 
-/// The prefix of the network `wanted`, of the teacher where there is one, or the one that all others begin with; `None` if
+/// Returns the prefix of the network `wanted`, of the teacher if there is one, or the one that all others start with; `None` if
 /// there are no prefixes.
 fn chosen<'a>(prefixes: &BTreeSet<&'a str>, wanted: Option<&str>) -> Result<Option<&'a str>, String> {
     let named =
@@ -152,14 +136,14 @@ fn chosen<'a>(prefixes: &BTreeSet<&'a str>, wanted: Option<&str>) -> Result<Opti
     let outermost = candidates.iter().copied().find(|p| candidates.iter().all(|other| other.starts_with(p)));
     match outermost {
         None if !candidates.is_empty() => Err(format!(
-            "it holds several networks, under {}: write the one that is meant into a file of its own",
+            "it holds several networks, under {}: save the intended one to a separate file",
             candidates.join(" and ")
         )),
         found => Ok(found),
     }
 }
 
-/// DINOv2's training groups blocks: `blocks.0.3.norm1.weight` is block 3.
+/// Removes the chunk number of DINOv2's training checkpoints: `blocks.0.3.norm1.weight` is block 3.
 fn without_chunk(name: &str) -> String {
     let parts: Vec<&str> = name.split('.').collect();
     match parts.as_slice() {

@@ -1,0 +1,89 @@
+//! Vision transformers of DINO, DINOv2, timm, torchvision and transformers.
+
+mod graph;
+mod names;
+mod read;
+mod write;
+
+use networks::{ModelConfig, NamedTensor, VitConfig};
+use serde_json::{Map, Value};
+
+use super::{Drawn, Exchange, Recognized, TimmModel};
+use crate::export::Export;
+use crate::file::Arrays;
+use crate::library::Library;
+use crate::onnx::Graph;
+use crate::pretrained::Hints;
+use crate::source::{Found, Source};
+
+/// Keys of the configuration that affect only training or the resampling of the position embedding.
+const TRAINING_KEYS: [&str; 6] =
+    ["init_std", "initialization", "positions", "freeze_patches", "pos_offset", "pos_antialias"];
+
+/// Smallest norm epsilon that is told apart: smaller values differ from it by rounding only.
+const MIN_EPSILON: f64 = 1e-6;
+
+impl Exchange for VitConfig {
+    fn kind() -> &'static str {
+        "vision transformer"
+    }
+
+    fn anchors() -> &'static [&'static str] {
+        &read::ANCHORS
+    }
+
+    fn recognized(
+        found: &mut Found,
+        source: &Source,
+        hints: &Hints,
+        assumed: &mut Vec<String>,
+    ) -> Result<Recognized, String> {
+        read::recognized(found, source, hints, assumed)
+    }
+
+    fn arrays(&self, library: Library, export: &Export<'_>) -> Result<Arrays, String> {
+        match library {
+            Library::Timm => Ok(write::timm_arrays(export)),
+            Library::Torchvision => write::torchvision_arrays(self, export),
+            Library::Dinov2 => write::dinov2_arrays(self, export),
+            Library::Transformers => Ok(write::transformers_arrays(self, export)),
+            Library::Dino => Ok(super::ours(export)),
+        }
+    }
+
+    fn timm(&self, export: &Export<'_>) -> Result<TimmModel, String> {
+        write::timm(self, export.preprocessing.size_px as usize)
+    }
+
+    fn transformers(&self) -> Result<Value, String> {
+        write::transformers(self)
+    }
+
+    fn draw(&self, graph: &mut Graph<'_>, px: usize) -> Result<Drawn, String> {
+        graph::draw(graph, self, px)
+    }
+
+    fn resized(&self, tensors: &mut [NamedTensor], px: usize) -> Option<ModelConfig> {
+        for tensor in tensors.iter_mut().filter(|tensor| tensor.name == names::TIMM.pos_embed) {
+            tensor.values = self.positions_for(&tensor.values, px);
+            tensor.shape = vec![1, tensor.values.len() / self.width, self.width];
+        }
+        Some(ModelConfig::Vit(Self { image_px: px, ..self.clone() }))
+    }
+
+    fn comparable(&self, keys: &mut Map<String, Value>) {
+        keys.retain(|name, _| !TRAINING_KEYS.contains(&name.as_str()));
+        // Ratios that give the same hidden layer are the same.
+        keys.insert("mlp_ratio".into(), (self.hidden() as f64 / self.width as f64).into());
+        keys.insert("norm_epsilon".into(), self.norm_epsilon.max(MIN_EPSILON).into());
+        // The initial value does not matter to weights that have a LayerScale.
+        keys.remove("layer_scale");
+        if self.layer_scale.is_some() {
+            keys.insert("layer_scale".into(), "some".into());
+        }
+    }
+
+    fn pooling(&self) -> &'static str {
+        "class token"
+    }
+}

@@ -1,0 +1,119 @@
+//! Conformance of all backbones: what is written for a library is read again as it was.
+
+use std::path::Path;
+
+use networks::{ModelConfig, NamedTensor, Size};
+
+use crate::backbone::exchange_of;
+use crate::{
+    Card, Export, Format, Hints, Precision, Preprocessing, WeightsError, fitted, read, resized, write,
+};
+
+/// Parameters of `model` with values that all differ.
+fn tensors(model: &ModelConfig) -> Vec<NamedTensor> {
+    let mut next = 0;
+    let mut value = || {
+        next += 1;
+        0.25 + f32::from((next % 8191) as u16) / 8192.0
+    };
+    let params = model.params().into_iter();
+    params
+        .map(|(name, shape)| {
+            let values = (0..shape.iter().product()).map(|_| value()).collect();
+            NamedTensor { name, shape, values }
+        })
+        .collect()
+}
+
+/// Path in `folder` for `format`.
+fn place(folder: &Path, format: Format) -> std::path::PathBuf {
+    folder.join(match format {
+        Format::Safetensors => "a.safetensors",
+        Format::Torchvision | Format::Dinov2 => "a.pth",
+        Format::Timm | Format::Transformers => "folder",
+        Format::Onnx => "a.onnx",
+    })
+}
+
+#[test]
+fn every_backbone_is_read_as_it_was_written() {
+    let card = Card::default();
+    for model in ModelConfig::examples() {
+        let px = model.image_px() as u32;
+        let tensors = tensors(&model);
+        let export = Export {
+            model: &model,
+            tensors: &tensors,
+            preprocessing: Preprocessing { resize_px: px, size_px: px, normalization: Default::default() },
+            which: "network",
+            precision: Precision::F32,
+            card: &card,
+        };
+        let mut n_formats = 0;
+        for format in Format::ALL {
+            let folder = tempfile::tempdir().unwrap();
+            let path = place(folder.path(), format);
+            match write(&path, format, &export, false) {
+                Ok(_) => n_formats += 1,
+                Err(WeightsError::Unsupported { .. }) => continue,
+                Err(error) => panic!("{model:?} as {format:?}: {error}"),
+            }
+            if format == Format::Onnx {
+                continue;
+            }
+            let hints = Hints { heads: Some(heads(&model)), ..Hints::default() };
+            match read(&path, &hints) {
+                Ok(again) => check(&model, &tensors, format, again),
+                // Shapes do not determine the rule by which such a RegNet was designed.
+                Err(WeightsError::Unknown { .. }) if is_designed(&model) => {}
+                Err(error) => panic!("{model:?} as {format:?}: {error}"),
+            }
+        }
+        assert!(n_formats >= 2, "{model:?} has no format but this program's own");
+    }
+}
+
+/// Checks that `again` is the network of `tensors`, but for what `format` stores in another way.
+fn check(model: &ModelConfig, tensors: &[NamedTensor], format: Format, again: crate::Pretrained) {
+    // timm has no position for a class token beside registers: it is in the token, and read as zeros.
+    let is_merged = format == Format::Timm && tensors.iter().any(|tensor| tensor.name == "reg_token");
+    // DINOv2 has a LayerScale in every network.
+    let gains_scale = again.tensors.len() > tensors.len();
+    if !gains_scale {
+        let there = fitted(&again.model, again.tensors.clone(), model);
+        assert!(there.is_ok(), "{model:?} as {format:?}: {there:?}");
+    }
+    for ours in tensors {
+        let theirs = again.tensors.iter().find(|tensor| tensor.name == ours.name);
+        let theirs = theirs.unwrap_or_else(|| panic!("{model:?} as {format:?} lacks {}", ours.name));
+        assert_eq!(theirs.shape, ours.shape, "{} as {format:?}", ours.name);
+        let is_moved = is_merged && ["cls_token", "pos_embed"].contains(&ours.name.as_str());
+        assert!(is_moved || theirs.values == ours.values, "{} as {format:?}", ours.name);
+    }
+    for added in again.tensors.iter().filter(|added| tensors.iter().all(|ours| ours.name != added.name)) {
+        assert!(added.values.iter().all(|value| *value == 1.0), "{} as {format:?}", added.name);
+    }
+}
+
+fn is_designed(model: &ModelConfig) -> bool {
+    matches!(model, ModelConfig::RegnetY(config) if !matches!(config.size, Size::Named(_)))
+}
+
+/// Attention heads of a transformer, which no file but a configuration states.
+fn heads(model: &ModelConfig) -> usize {
+    match model {
+        ModelConfig::Vit(config) => config.heads,
+        _ => 1,
+    }
+}
+
+#[test]
+fn networks_of_another_size_have_the_size_that_was_asked_for() {
+    for model in ModelConfig::examples() {
+        let px = 2 * model.image_px();
+        let (adapted, tensors) = resized(&model, tensors(&model), px);
+        let shapes: Vec<_> = tensors.into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();
+        assert_eq!(shapes, adapted.params(), "{adapted:?}");
+        assert!(!exchange_of(&adapted).pooling().is_empty());
+    }
+}

@@ -1,0 +1,6 @@
+//! Numbers as a person would have typed them.
+
+/// Converts an f32 to the f64 with the same decimal digits: 0.1, not 0.10000000149.
+pub(crate) fn decimal(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or_else(|_| f64::from(value))
+}

@@ -1,0 +1,38 @@
+//! A backbone that was read from a file, and the hints for reading it.
+
+use networks::ModelConfig;
+use networks::NamedTensor;
+use networks::Normalization;
+
+use crate::library::Library;
+use crate::preprocessing::Preprocessing;
+
+/// Facts about a file that the user states because the file may not.
+#[derive(Debug, Clone, Default)]
+pub struct Hints {
+    /// Library whose code made the file.
+    pub library: Option<Library>,
+    /// Number of attention heads.
+    pub heads: Option<usize>,
+    /// Mean and standard deviation by which colors are normalized.
+    pub normalization: Option<Normalization>,
+    /// Name of the network to read, in a file that holds several.
+    pub network: Option<String>,
+}
+
+/// A backbone that was read from a file.
+#[derive(Debug)]
+pub struct Pretrained {
+    /// Configuration of the network.
+    pub model: ModelConfig,
+    /// Preprocessing of its images.
+    pub preprocessing: Preprocessing,
+    /// Parameters, by Ocelli's names.
+    pub tensors: Vec<NamedTensor>,
+    /// Name of the network within its run, or `weights`.
+    pub which: String,
+    /// Name of the library that made it, or `ocelli`.
+    pub origin: &'static str,
+    /// Assumptions that were made, a sentence each.
+    pub assumed: Vec<String>,
+}

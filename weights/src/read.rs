@@ -1,0 +1,84 @@
+//! Reading a network's configuration and parameters from files of weights.
+
+use std::path::Path;
+
+use crate::backbone::{Reader, readers};
+use crate::error::WeightsError;
+use crate::library::Library;
+use crate::metadata::UNNAMED;
+use crate::preprocessing::Preprocessing;
+use crate::pretrained::{Hints, Pretrained};
+use crate::source::{Found, Source, config};
+
+/// Reads the backbone in `path`: a file of `ocelli export`, a library's weights (safetensors or `torch.save`), or a folder
+/// of weights and their configuration.
+///
+/// # Errors
+/// [`WeightsError::Malformed`], and [`WeightsError::Unknown`] for a network that cannot be built here.
+pub fn read(path: &Path, hints: &Hints) -> Result<Pretrained, WeightsError> {
+    let source = Source::open(path)?;
+    if let Some(exported) = source.exported(hints)? {
+        return checked(path, exported);
+    }
+    let unknown = |reason: String| WeightsError::unknown(path, reason);
+    let (reader, found) = recognized(&source, hints).map_err(unknown)?;
+    let mut read = foreign(&reader, found, &source, hints).map_err(unknown)?;
+    read.model.validate().map_err(|reason| WeightsError::unknown(path, reason))?;
+    if let Some(normalization) = hints.normalization {
+        read.preprocessing.normalization = normalization;
+    }
+    checked(path, read)
+}
+
+/// Finds the backbone among the tensors of `source`, and the reader of its kind.
+fn recognized(source: &Source, hints: &Hints) -> Result<(Reader, Found), String> {
+    let mut kinds = Vec::new();
+    for reader in readers() {
+        for anchor in reader.anchors {
+            let found = Found::of(source, anchor, hints.network.as_deref())?;
+            if let Some(found) = found.filter(|found| (reader.recognizes)(found)) {
+                return Ok((reader, found));
+            }
+        }
+        kinds.push(reader.kind);
+    }
+    let last = kinds.pop().unwrap_or_default();
+    let names: Vec<&str> = source.arrays.keys().take(3).map(String::as_str).collect();
+    Err(format!(
+        "no {} or {last} is among its {} tensors ({}, …)",
+        kinds.join(", "),
+        source.arrays.len(),
+        names.join(", ")
+    ))
+}
+
+/// Reads the parameters in `found`, which another library has written.
+fn foreign(reader: &Reader, mut found: Found, source: &Source, hints: &Hints) -> Result<Pretrained, String> {
+    let mut assumed = Vec::new();
+    let recognized = (reader.recognized)(&mut found, source, hints, &mut assumed)?;
+    let library = recognized.library;
+    let otherwise =
+        Preprocessing::of_size(u32::try_from(recognized.size_px).unwrap_or(u32::MAX), Default::default());
+    let is_known = matches!(library, Library::Dino | Library::Dinov2 | Library::Torchvision)
+        || hints.normalization.is_some();
+    config::check_activation(source, recognized.activation)?;
+    let preprocessing = config::preprocessing(source, otherwise, is_known, &mut assumed)?;
+    if library == Library::Torchvision {
+        assumed.push("torchvision resizes bilinearly; images are resized bicubically here".into());
+    }
+    let model = recognized.model;
+    let tensors = found.parameters(&model, recognized.names)?;
+    Ok(Pretrained { model, preprocessing, tensors, which: UNNAMED.into(), origin: library.name(), assumed })
+}
+
+/// Checks the preprocessing, and that all values are finite: a single other value makes all features meaningless.
+fn checked(path: &Path, read: Pretrained) -> Result<Pretrained, WeightsError> {
+    read.preprocessing.validate().map_err(|reason| WeightsError::malformed(path, reason))?;
+    match read.tensors.iter().find(|tensor| !tensor.values.iter().all(|value| value.is_finite())) {
+        Some(tensor) => {
+            let reason = format!("its parameter {} holds numbers that are not finite", tensor.name);
+            Err(WeightsError::malformed(path, reason))
+        }
+        None => Ok(read),
+    }
+}

@@ -1,0 +1,61 @@
+//! Networks as ONNX graphs.
+//!
+//! ```text
+//! pixels [B, 3, H, W] f32, normalized  →  embedding [B, D]    patches [B, N, D], cells row by row
+//! ```
+//!
+//! B is free, and so are H and W, except in a transformer, whose position embedding is made for the exported size.
+//! Operators are those of opset 17. Weights are stored in the chosen precision and cast to f32 before use, so that every
+//! precision computes in f32.
+
+use prost::Message;
+
+use super::entries::entries;
+use crate::backbone::exchange_of;
+use crate::export::Export;
+use crate::onnx::{Entry, Graph, Model, OperatorSet};
+
+/// Version of the operators.
+const OPSET: i64 = 17;
+
+/// Version of the file format that belongs to [`OPSET`].
+const IR_VERSION: i64 = 8;
+
+/// Largest size of a message, in bytes.
+const MAX_BYTES: usize = 2_000_000_000;
+
+/// Encodes `export` as an ONNX file.
+///
+/// # Errors
+/// A message, if the network is too large or has no graph for images of this size.
+pub(super) fn bytes_of(export: &Export<'_>) -> Result<Vec<u8>, String> {
+    let n_params: usize = export.tensors.iter().map(|tensor| tensor.values.len()).sum();
+    let mut graph = Graph::new(export.tensors, export.precision);
+    let px = export.preprocessing.size_px as usize;
+    let stride_px = export.model.stride_px();
+    if !px.is_multiple_of(stride_px) {
+        return Err(format!("images of {px} px are not a multiple of {stride_px} px"));
+    }
+    let drawn = exchange_of(export.model).draw(&mut graph, px)?;
+    let side = drawn.has_fixed_size.then_some(px);
+    let cells = side.map(|px| (px / stride_px) * (px / stride_px));
+    let graph = graph.finish(side, [&drawn.embedding, &drawn.patches], cells, export.model.width());
+    let mut entries = entries(export);
+    entries.remove("format");
+    let mut metadata: Vec<Entry> = entries.into_iter().map(|(key, value)| Entry { key, value }).collect();
+    metadata.sort_by(|a, b| a.key.cmp(&b.key));
+    let model = Model {
+        ir_version: Some(IR_VERSION),
+        producer_name: "ocelli".into(),
+        producer_version: export.card.version.clone(),
+        graph: Some(graph),
+        opset_import: vec![OperatorSet { domain: String::new(), version: Some(OPSET) }],
+        metadata_props: metadata,
+    };
+    match model.encoded_len() <= MAX_BYTES {
+        true => Ok(model.encode_to_vec()),
+        false => Err(format!(
+            "{n_params} parameters do not fit into the two gigabytes of a file; choose a smaller precision"
+        )),
+    }
+}
