@@ -22,7 +22,7 @@ impl CropBox {
     }
 
     /// Returns whether the box contains a pixel, and none outside an image of this width and height.
-    pub fn lies_in(&self, [width_px, height_px]: [u32; 2]) -> bool {
+    pub fn is_inside(&self, [width_px, height_px]: [u32; 2]) -> bool {
         let end = |start: u32, len: u32| u64::from(start) + u64::from(len);
         let is_empty = self.width_px == 0 || self.height_px == 0;
         !is_empty

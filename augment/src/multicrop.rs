@@ -76,7 +76,7 @@ pub struct GroupSpec {
 }
 
 /// Maximum number of views of one kind.
-const MOST_VIEWS: usize = 1024;
+const MAX_VIEWS: usize = 1024;
 
 impl MultiCrop {
     /// Creates DINO's multi-crop (Caron et al. 2021, appendix): two global views and `n_local` local ones.
@@ -144,7 +144,7 @@ impl MultiCrop {
             });
         }
         for (i, crop) in self.crops.iter().enumerate() {
-            if !(1..=MOST_VIEWS).contains(&crop.count) {
+            if !(1..=MAX_VIEWS).contains(&crop.count) {
                 return bad(i, "count", "must lie in 1..=1024");
             }
             if crop.size_px == 0 || crop.size_px > 4096 {

@@ -62,7 +62,7 @@ impl BoxResizer {
         interpolation: Interpolation,
         out: &mut Planes,
     ) -> Result<(), AugmentError> {
-        if !crop.lies_in([image.width_px, image.height_px]) || !part.lies_in(size_px) {
+        if !crop.is_inside([image.width_px, image.height_px]) || !part.is_inside(size_px) {
             let [width_px, height_px] = size_px;
             return Err(AugmentError::Resize(format!(
                 "{crop:?} of an image of {} x {} to {width_px} x {height_px}",
@@ -81,13 +81,13 @@ impl BoxResizer {
             height_px: rows.len() as u32,
         };
         out.set_size(part.width_px, part.height_px);
-        self.narrow(image, read, part.width_px as usize);
-        self.shorten(part.width_px as usize, out);
+        self.resize_rows(image, read, part.width_px as usize);
+        self.resize_columns(part.width_px as usize, out);
         Ok(())
     }
 
     /// Runs the pass along rows, which also separates the pixels into planes.
-    fn narrow(&mut self, image: &Rgb8, crop: CropBox, width: usize) {
+    fn resize_rows(&mut self, image: &Rgb8, crop: CropBox, width: usize) {
         let height = crop.height_px as usize;
         let n_bytes = 3 * crop.width_px as usize;
         let row_len = pair_of_rows_len(width);
@@ -103,7 +103,7 @@ impl BoxResizer {
             let n_rows = LANES.min(height - top);
             // The last band repeats its last row in the unused lanes.
             let rows: [&[u8]; LANES] = std::array::from_fn(|lane| row(top + lane.min(n_rows - 1)));
-            turn(&rows, &mut self.band[..n_bytes * LANES]);
+            transpose(&rows, &mut self.band[..n_bytes * LANES]);
             pair_up(&self.band, &mut self.paired);
             let rows = top / 2 * row_len..(top + n_rows).div_ceil(2) * row_len;
             let planes = self.narrowed.each_mut().map(|plane| &mut plane[rows.clone()]);
@@ -112,7 +112,7 @@ impl BoxResizer {
     }
 
     /// Runs the pass along columns.
-    fn shorten(&self, width: usize, out: &mut Planes) {
+    fn resize_columns(&self, width: usize, out: &mut Planes) {
         for (plane, out) in self.narrowed.iter().zip(out.channels_mut()) {
             shorten_plane(plane, pair_of_rows_len(width), &self.vertical, out, width);
         }
@@ -126,7 +126,7 @@ fn pair_of_rows_len(width: usize) -> usize {
 
 /// Transposes a band: byte `j` of row `lane` moves to `[j, lane]`. Wider vectors would take twice as long.
 #[multiversion(targets("x86_64+avx2"))]
-fn turn(rows: &[&[u8]; LANES], band: &mut [u8]) {
+fn transpose(rows: &[&[u8]; LANES], band: &mut [u8]) {
     let (tiles, rest) = band.as_chunks_mut::<{ LANES * LANES }>();
     for (number, out) in tiles.iter_mut().enumerate() {
         let mut tile = [[0; LANES]; LANES];
@@ -135,7 +135,7 @@ fn turn(rows: &[&[u8]; LANES], band: &mut [u8]) {
         }
         // A shuffle rotates the eight address bits (row, column) of each byte by one: four of them swap row and column.
         for _ in 0..4 {
-            tile = shuffled(&tile);
+            tile = halves_interleaved(&tile);
         }
         out.copy_from_slice(tile.as_flattened());
     }
@@ -148,7 +148,7 @@ fn turn(rows: &[&[u8]; LANES], band: &mut [u8]) {
 
 /// Interleaves the upper and the lower half of a tile byte by byte, as in a riffle shuffle.
 #[inline(always)]
-fn shuffled(tile: &[[u8; LANES]; LANES]) -> [[u8; LANES]; LANES] {
+fn halves_interleaved(tile: &[[u8; LANES]; LANES]) -> [[u8; LANES]; LANES] {
     let mut out = [[0; LANES]; LANES];
     for i in 0..LANES / 2 {
         let (upper, lower) = (&tile[i], &tile[i + LANES / 2]);

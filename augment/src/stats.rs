@@ -44,10 +44,10 @@ pub struct StageTimes([Duration; STAGES.len()]);
 
 /// Times of all images since the last reset.
 #[derive(Debug)]
-pub struct StageStats(Mutex<Totals>);
+pub struct StageStats(Mutex<StageTotals>);
 
 #[derive(Debug)]
-struct Totals {
+struct StageTotals {
     images: u64,
     bytes: u64,
     total: StageTimes,
@@ -87,11 +87,11 @@ impl StageTimes {
 
 impl Default for StageStats {
     fn default() -> Self {
-        Self(Mutex::new(Totals::new()))
+        Self(Mutex::new(StageTotals::new()))
     }
 }
 
-impl Totals {
+impl StageTotals {
     fn new() -> Self {
         let histogram =
             || Histogram::new_with_bounds(1, MAX_NS, DIGITS).expect("bounds and digits are valid");
@@ -114,7 +114,7 @@ impl StageStats {
 
     /// Resets all counters, for a measurement after a warm-up.
     pub fn reset(&self) {
-        *self.lock() = Totals::new();
+        *self.lock() = StageTotals::new();
     }
 
     /// Returns the times and counts since the last reset.
@@ -133,7 +133,7 @@ impl StageStats {
         StageSnapshot { images: totals.images, bytes: totals.bytes, stages: stages.collect() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Totals> {
+    fn lock(&self) -> MutexGuard<'_, StageTotals> {
         // Numbers stay valid if a holder panics.
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }

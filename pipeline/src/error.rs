@@ -34,7 +34,7 @@ pub enum PipelineError {
         "shard {} is truncated: the end of the archive is missing after {last}; copy or write the shard again",
         path.display()
     )]
-    NoEnd {
+    MissingEnd {
         /// The shard.
         path: PathBuf,
         /// Name of the last member.
@@ -45,7 +45,7 @@ pub enum PipelineError {
         "shard {}: its archive ends at byte {end_bytes}, after {last}, and {found}; copy or write the shard again, or \
          name joined tars one by one", path.display()
     )]
-    AfterEnd {
+    TrailingData {
         /// The shard.
         path: PathBuf,
         /// Name of the last member.
@@ -171,7 +171,7 @@ pub enum PipelineError {
     },
     /// The bytes of a shard differ from what its index or its list states.
     #[error("shard {shard} is not the expected one: {reason}")]
-    OtherShard {
+    ShardMismatch {
         /// The shard.
         shard: String,
         /// Description of the difference.
@@ -216,12 +216,12 @@ impl PipelineError {
         matches!(
             self,
             Self::NotATar { .. }
-                | Self::NoEnd { .. }
-                | Self::AfterEnd { .. }
+                | Self::MissingEnd { .. }
+                | Self::TrailingData { .. }
                 | Self::Truncated { .. }
                 | Self::BadMember { .. }
                 | Self::BadIndex { .. }
-                | Self::OtherShard { .. }
+                | Self::ShardMismatch { .. }
         )
     }
 

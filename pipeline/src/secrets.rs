@@ -19,7 +19,7 @@ const STORES: [&str; 3] = ["s3", "gs", "az"];
 const MAX_WRITTEN: usize = 100;
 
 /// Placeholder for an address that cannot be parsed.
-const LEFT_OUT: &str = "(an address that is left out)";
+const REDACTED_ADDRESS: &str = "(an address that is left out)";
 
 /// Parameters whose values may be shown unchanged: names of files and their parts.
 const PLAIN_NAMES: [&str; 16] = [
@@ -34,7 +34,7 @@ const MAX_PLAIN_CHARS: usize = 64;
 const MAX_DIGITS: usize = 6;
 
 /// Returns a shard list without secrets, for files and pages that others may read.
-pub fn without_secrets(spec: &str) -> String {
+pub fn redact_list(spec: &str) -> String {
     let mut behind_a_command = false;
     let mut parts = Vec::new();
     for part in split_list(spec) {
@@ -51,8 +51,8 @@ pub fn without_secrets(spec: &str) -> String {
 /// Returns one address without secrets, for files and pages that others may read. Braces are not expanded.
 pub fn address_without_secrets(address: &str) -> String {
     match Address::of(address.trim()).filter(|_| !is_malformed(address.trim())) {
-        Some(address) => address.without_secrets(),
-        None if address.contains(':') => LEFT_OUT.into(),
+        Some(address) => address.redact_list(),
+        None if address.contains(':') => REDACTED_ADDRESS.into(),
         None => address.into(),
     }
 }
@@ -67,13 +67,13 @@ fn is_remote(scheme: &str) -> bool {
 
 fn part_without_secrets(part: &str) -> String {
     if is_malformed(part) {
-        return LEFT_OUT.into();
+        return REDACTED_ADDRESS.into();
     }
     if let Some(command) = part.strip_prefix("pipe:") {
         return command_without_secrets(command);
     }
     if let Some(address) = Address::of(part).filter(|address| !address.has_braces_beside_its_path()) {
-        return address.without_secrets();
+        return address.redact_list();
     }
     // Without a colon there is no scheme, address or command.
     if !part.contains('{') || !part.contains(':') {
@@ -87,10 +87,10 @@ fn part_without_secrets(part: &str) -> String {
         Ok(()) if !all.iter().any(is_address) => part.to_string(),
         Ok(()) if all.len() <= MAX_WRITTEN && all != [part] => {
             let parts: Vec<String> = all.iter().map(|one| part_without_secrets(one)).collect();
-            without_secrets(&parts.join("::"))
+            redact_list(&parts.join("::"))
         }
         Err(_) if !part.contains("//") => part.to_string(),
-        _ => LEFT_OUT.into(),
+        _ => REDACTED_ADDRESS.into(),
     }
 }
 
@@ -140,7 +140,7 @@ impl<'a> Address<'a> {
         self.authority.contains(['{', '}']) || self.query.is_some_and(|query| query.contains(['{', '}']))
     }
 
-    fn without_secrets(&self) -> String {
+    fn redact_list(&self) -> String {
         let host = self.authority.rsplit('@').next().unwrap_or_default();
         let kept = self.query.map(|query| Query::of(query).kept).unwrap_or_default();
         let mark = if kept.is_empty() { "" } else { "?" };
@@ -306,8 +306,8 @@ mod tests {
             ("{a,b}-{1..2}.tar", "{a,b}-{1..2}.tar"),
             ("file:///data/a@b.tar", "file:///data/a@b.tar"),
         ] {
-            assert_eq!(without_secrets(given), written, "{given}");
-            assert_eq!(without_secrets(written), written);
+            assert_eq!(redact_list(given), written, "{given}");
+            assert_eq!(redact_list(written), written);
         }
     }
 
@@ -326,11 +326,11 @@ mod tests {
             "n=1234567PW",
         ] {
             let spec = format!("https://h/a.tar?{query}");
-            let written = without_secrets(&spec);
+            let written = redact_list(&spec);
             assert!(!written.contains("PW") && written.starts_with("https://h/a.tar"), "{written}");
-            assert_eq!(without_secrets(&written), written);
+            assert_eq!(redact_list(&written), written);
         }
-        let [a, b] = ["p=PA", "p=PB"].map(|query| without_secrets(&format!("https://h/a.tar?{query}")));
+        let [a, b] = ["p=PA", "p=PB"].map(|query| redact_list(&format!("https://h/a.tar?{query}")));
         assert!(a != b && a.starts_with("https://h/a.tar?p=~"), "{a} {b}");
     }
 
@@ -345,12 +345,12 @@ mod tests {
             "https://u:P?W@h/a.tar",
             "h{ttp:,ttps:}//u:x/PW@h/a",
         ] {
-            let written = without_secrets(spec);
-            assert!(written.contains(LEFT_OUT) && !written.contains('@'), "{spec}: {written}");
+            let written = redact_list(spec);
+            assert!(written.contains(REDACTED_ADDRESS) && !written.contains('@'), "{spec}: {written}");
         }
-        assert_eq!(without_secrets("h{ttp:,ttps:}//u:PW@h/a"), "http://h/a::https://h/a");
-        assert_eq!(without_secrets("pipe:A='x SECRET y' curl h"), "pipe:(…)");
-        assert_eq!(without_secrets("pipe:A=PW B=PW curl h"), "pipe:curl (…)");
+        assert_eq!(redact_list("h{ttp:,ttps:}//u:PW@h/a"), "http://h/a::https://h/a");
+        assert_eq!(redact_list("pipe:A='x SECRET y' curl h"), "pipe:(…)");
+        assert_eq!(redact_list("pipe:A=PW B=PW curl h"), "pipe:curl (…)");
     }
 
     fn url(text: &str) -> Url {
@@ -374,8 +374,8 @@ mod tests {
     proptest! {
         #[test]
         fn writing_twice_changes_nothing(spec in "(http://|s3://|pipe:|https://h/)?[{},.0-9a-c:/@?&=# ']{0,24}") {
-            let once = without_secrets(&spec);
-            prop_assert_eq!(without_secrets(&once), once);
+            let once = redact_list(&spec);
+            prop_assert_eq!(redact_list(&once), once);
         }
 
         #[test]
@@ -386,7 +386,7 @@ mod tests {
                 format!("https://host/{path}.tar?a=1&signature={password}"),
                 format!("{{https,http}}://{user}:{password}@host/a"),
             ] {
-                prop_assert!(!without_secrets(&spec).contains(&password), "{}", without_secrets(&spec));
+                prop_assert!(!redact_list(&spec).contains(&password), "{}", redact_list(&spec));
             }
         }
     }

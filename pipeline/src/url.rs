@@ -10,7 +10,7 @@ use url::Url;
 
 use crate::PipelineError;
 use crate::braces::{MAX_SHARDS, expand_braces, split_list};
-use crate::secrets::{self, REMOTE_SCHEMES, without_secrets};
+use crate::secrets::{self, REMOTE_SCHEMES, redact_list};
 
 /// Maximum number of characters of a list that a message quotes.
 const MAX_SHOWN_CHARS: usize = 500;
@@ -38,7 +38,7 @@ pub fn expand(specs: &[String]) -> Result<Vec<ShardUrl>, PipelineError> {
         for url in named(spec).map_err(bad)? {
             match url {
                 ShardUrl::File(path) => {
-                    urls.extend(files_at(path).map_err(bad)?.into_iter().map(ShardUrl::File))
+                    urls.extend(resolve_path(path).map_err(bad)?.into_iter().map(ShardUrl::File))
                 }
                 url => urls.push(url),
             }
@@ -54,7 +54,7 @@ pub fn expand(specs: &[String]) -> Result<Vec<ShardUrl>, PipelineError> {
 }
 
 /// Returns whether one of `specs` names a command.
-pub fn names_a_command(specs: &[String]) -> bool {
+pub fn contains_command(specs: &[String]) -> bool {
     let is_command = |url: &ShardUrl| matches!(url, ShardUrl::Pipe(_));
     specs.iter().filter_map(|spec| named(spec).ok()).flatten().any(|url| is_command(&url))
 }
@@ -74,7 +74,7 @@ fn named(spec: &str) -> Result<Vec<ShardUrl>, String> {
 
 /// Creates an error about a list. A reason that may quote a password is replaced.
 pub(crate) fn bad_url(spec: &str, reason: String) -> PipelineError {
-    let mut shown = without_secrets(spec);
+    let mut shown = redact_list(spec);
     let reason = if shown == spec { reason } else { "it cannot be read".into() };
     if let Some((end, _)) = shown.char_indices().nth(MAX_SHOWN_CHARS) {
         shown.truncate(end);
@@ -90,7 +90,7 @@ pub fn is_shard(path: &Path) -> bool {
 }
 
 /// Returns the shards of `path`: the file itself, all of a folder, or all matches of a pattern, sorted by name.
-fn files_at(path: PathBuf) -> Result<Vec<PathBuf>, String> {
+fn resolve_path(path: PathBuf) -> Result<Vec<PathBuf>, String> {
     if path.is_dir() {
         let entries = std::fs::read_dir(&path).map_err(|error| error.to_string())?;
         let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
@@ -211,7 +211,7 @@ impl ShardUrl {
         match (self, absolute.then(|| Self::parse(reference)).transpose()?) {
             (_, Some(Self::Pipe(_))) => Err("a list cannot name commands".into()),
             (Self::Remote(_), Some(Self::File(_))) => {
-                Err(format!("a list from elsewhere cannot name {}", without_secrets(reference)))
+                Err(format!("a list from elsewhere cannot name {}", redact_list(reference)))
             }
             (_, Some(url)) => Ok(url),
             (Self::Remote(base), None) => base.join(reference).map(Self::Remote).map_err(|e| e.to_string()),
@@ -281,9 +281,9 @@ mod tests {
     #[test]
     fn commands_are_seen_wherever_they_stand() {
         for spec in ["pipe:cat x", "a.tar::pipe:cat x", "{pi,pi}pe:cat x", "{a.tar,pipe:x}"] {
-            assert!(names_a_command(&["b.tar".into(), spec.into()]), "{spec}");
+            assert!(contains_command(&["b.tar".into(), spec.into()]), "{spec}");
         }
-        assert!(!names_a_command(&["http://host/pipe:x.tar".into(), "a-{0..3}.tar".into()]));
+        assert!(!contains_command(&["http://host/pipe:x.tar".into(), "a-{0..3}.tar".into()]));
     }
 
     /// Lists are untrusted text.

@@ -21,7 +21,7 @@ pub(crate) enum LogFormat {
 /// Flags about messages.
 #[derive(Clone, Copy, Default, clap::Args)]
 #[group(id = "messages")]
-pub(crate) struct Flags {
+pub(crate) struct ConsoleFlags {
     /// Print only warnings and errors: no progress, no notes.
     #[arg(short, long, global = true, help_heading = "Messages", hide_short_help = true)]
     quiet: bool,
@@ -48,15 +48,15 @@ pub(crate) struct Flags {
     log_format: LogFormat,
 }
 
-static FLAGS: OnceLock<Flags> = OnceLock::new();
+static FLAGS: OnceLock<ConsoleFlags> = OnceLock::new();
 
 /// Sets the flags for all messages of the program.
-pub(crate) fn speak(flags: Flags) {
+pub(crate) fn speak(flags: ConsoleFlags) {
     // Once, at the start of the program.
     let _ = FLAGS.set(flags);
 }
 
-fn flags() -> Flags {
+fn flags() -> ConsoleFlags {
     FLAGS.get().copied().unwrap_or_default()
 }
 
@@ -89,8 +89,8 @@ pub(crate) fn say(line: impl Into<String>) {
 /// Writes a line of progress, in text with the time of day, for later readers of a log.
 pub(crate) fn say_progress(line: &str) {
     match flags() {
-        Flags { quiet: true, .. } => {}
-        Flags { log_format: LogFormat::Json, .. } => say(line),
+        ConsoleFlags { quiet: true, .. } => {}
+        ConsoleFlags { log_format: LogFormat::Json, .. } => say(line),
         _ => say(format!("{} {line}", time_of_day(now_s() as u64))),
     }
 }

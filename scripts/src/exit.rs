@@ -82,9 +82,9 @@ fn of_eval(error: &EvalError) -> u8 {
 fn of_train(error: &TrainError) -> u8 {
     match error {
         TrainError::Recipe { .. }
-        | TrainError::OtherRecipe { .. }
-        | TrainError::OtherData { .. }
-        | TrainError::OtherViews { .. }
+        | TrainError::RecipeMismatch { .. }
+        | TrainError::DataMismatch { .. }
+        | TrainError::ViewsMismatch { .. }
         | TrainError::RanksDiffer { .. }
         | TrainError::Busy { .. }
         | TrainError::NoRun { .. }
@@ -98,7 +98,7 @@ fn of_train(error: &TrainError) -> u8 {
         | TrainError::Probe { .. }
         | TrainError::PeersFailed { .. }
         | TrainError::NoUnit { .. }
-        | TrainError::WorkdirGone { .. }
+        | TrainError::WorkdirMissing { .. }
         | TrainError::Network(NetworkError::Weights { .. })
         | TrainError::DataEnded => DATA,
     }

@@ -19,7 +19,7 @@ const FORKED_FROM: &str = "forked-from.txt";
 /// Flags about the initial state of a run.
 #[derive(Clone, Default, clap::Args)]
 #[group(id = "initial")]
-pub(crate) struct Flags {
+pub(crate) struct InitialFlags {
     /// Initial weights of the backbone, in place of the recipe's init.weights: a file or folder of DINO, DINOv2,
     /// timm, torchvision, transformers or `ocelli export`, or a run. Heads start at random.
     #[arg(long, value_name = "WEIGHTS", conflicts_with = "fork")]
@@ -47,7 +47,7 @@ pub(crate) fn forked_step(workdir: &Path) -> Option<u64> {
 pub(crate) fn prepare(
     recipe: &mut Recipe,
     workdir: &Path,
-    flags: &Flags,
+    flags: &InitialFlags,
     rank: usize,
 ) -> anyhow::Result<Option<Vec<NamedTensor>>> {
     if let Some(path) = &flags.init {

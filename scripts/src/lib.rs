@@ -38,9 +38,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 #[command(name = "ocelli", version = env!("OCELLI_VERSION"), max_term_width = 100)]
 struct Cli {
     #[command(flatten)]
-    storage: storage::Flags,
+    storage: storage::StorageFlags,
     #[command(flatten)]
-    console: console::Flags,
+    console: console::ConsoleFlags,
     #[command(subcommand)]
     verb: Verb,
 }

@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use anyhow::{Context, bail};
-use pipeline::url::names_a_command;
+use pipeline::url::contains_command;
 use trainer::Recipe;
 
 use crate::frozen;
@@ -61,7 +61,7 @@ pub(crate) fn load(name: &str, overrides: &[String]) -> anyhow::Result<Recipe> {
 pub(crate) fn refuse_commands(recipe: &Recipe, overrides: &[String]) -> anyhow::Result<()> {
     let key = |entry: &String| entry.split('=').next().unwrap_or_default().trim().to_string();
     let by_hand = overrides.iter().map(key).any(|key| key == "data.shards" || key == "data");
-    if !by_hand && names_a_command(&recipe.data.shards) {
+    if !by_hand && contains_command(&recipe.data.shards) {
         bail!(
             "recipe {}: data.shards names a command (pipe:…), which a recipe may not run: give it with --shards",
             recipe.name

@@ -18,7 +18,7 @@ const OTHER_NAMES: [(&str, &str); 3] = [
 
 /// Flags about the cache, which every verb has.
 #[derive(clap::Args)]
-pub(crate) struct Flags {
+pub(crate) struct StorageFlags {
     /// Cache folder for remote shards, indices, and compiled and tuned GPU kernels [default:
     /// ~/.cache/ocelli].
     #[arg(
@@ -43,7 +43,7 @@ pub(crate) struct Flags {
     cache_gb: f64,
 }
 
-impl Flags {
+impl StorageFlags {
     /// Folder of the cache.
     pub(crate) fn folder(&self) -> PathBuf {
         self.cache.clone().unwrap_or_else(default_folder)

@@ -211,13 +211,13 @@ fn functions_fit_a_screen() {
 }
 
 /// First words of doc lines that leave their noun to be guessed.
-const RIDDLES: [&str; 5] = ["Of", "Those", "That of", "Who", "Whose"];
+const VAGUE_FIRST_WORDS: [&str; 5] = ["Of", "Those", "That of", "Who", "Whose"];
 
 #[test]
 fn doc_lines_name_what_they_are_about() {
     let is_riddle = |line: &&str| {
         let text = line.trim_start().strip_prefix("/// ").or(line.strip_prefix("//! "));
-        text.is_some_and(|text| RIDDLES.iter().any(|word| text.starts_with(&format!("{word} "))))
+        text.is_some_and(|text| VAGUE_FIRST_WORDS.iter().any(|word| text.starts_with(&format!("{word} "))))
     };
     assert!(is_riddle(&"    /// Those of the file.") && !is_riddle(&"/// Offset of the file."));
     let mut riddles = Vec::new();

@@ -1,6 +1,6 @@
 use burn_tensor::{Device, Tensor};
 use kernels::device::host::to_host;
-use ranks::communicator::Comm;
+use ranks::communicator::Communicator;
 use trainer::bench::compare::difference;
 use trainer::bench::noise::noise_batch;
 use trainer::step::upload::Uploads;
@@ -27,7 +27,7 @@ fn worst(a: Vec<Tensor<1>>, b: Vec<Tensor<1>>) -> f64 {
 }
 
 fn losses(plan: &Plan, n: u64) -> Vec<f64> {
-    let mut trainer = plan.trainer(Comm::solo(), &Device::flex()).unwrap();
+    let mut trainer = plan.trainer(Communicator::solo(), &Device::flex()).unwrap();
     let schedules = plan.schedules();
     let step = |step| {
         let batch = noise_batch(&plan.multicrop(), 8, step);
@@ -52,8 +52,8 @@ fn every_keep_trains_alike() {
 #[test]
 fn batches_that_are_sent_train_like_batches_that_are_here() {
     let plan = plan(&["run.workers=1", "optim.micro_batches=2"]);
-    let trainer = plan.trainer(Comm::solo(), &Device::flex()).unwrap();
-    let knobs = plan.schedules().at(3);
+    let trainer = plan.trainer(Communicator::solo(), &Device::flex()).unwrap();
+    let scheduled_values = plan.schedules().at(3);
     let batches = [0, 1, 2].map(|seed| noise_batch(&plan.multicrop(), 8, seed));
     let uploads = Uploads::start(trainer.uplink()).unwrap();
     let mut on_their_way = batches.clone().map(|batch| uploads.push(batch)).into_iter();
@@ -61,8 +61,8 @@ fn batches_that_are_sent_train_like_batches_that_are_here() {
     for (batch, upload) in batches[1..].iter().zip(on_their_way) {
         let (back, sent) = upload.wait().unwrap();
         assert!(back == *batch);
-        let there = trainer.gradients_of_sent(sent, &knobs, &mut |_| {}).unwrap();
-        let here = trainer.gradients(batch, &knobs, &mut |_| {}).unwrap();
+        let there = trainer.gradients_of_sent(sent, &scheduled_values, &mut |_| {}).unwrap();
+        let here = trainer.gradients(batch, &scheduled_values, &mut |_| {}).unwrap();
         assert_eq!(there.loss().unwrap(), here.loss().unwrap());
         assert_eq!(worst(there.shards().to_vec(), here.shards().to_vec()), 0.0);
     }
@@ -72,7 +72,7 @@ fn batches_that_are_sent_train_like_batches_that_are_here() {
 #[test]
 fn more_workers_than_images_train() {
     let plan = plan(&["run.workers=3", "model.drop_path=0.5"]);
-    let mut trainer = plan.trainer(Comm::solo(), &Device::flex()).unwrap();
+    let mut trainer = plan.trainer(Communicator::solo(), &Device::flex()).unwrap();
     let batch = noise_batch(&plan.multicrop(), 2, 0);
     assert!(trainer.step(&batch, &plan.schedules().at(0)).unwrap().finite);
 }
@@ -90,7 +90,7 @@ fn workers_change_rounding_only() {
 #[test]
 fn the_last_layer_is_frozen_at_first() {
     let plan = plan(&[]);
-    let mut trainer = plan.trainer(Comm::solo(), &Device::flex()).unwrap();
+    let mut trainer = plan.trainer(Communicator::solo(), &Device::flex()).unwrap();
     let weights = |trainer: &Trainer, name: &str| {
         let shard = trainer.trained().iter().find(|s| s.layout.name == name).unwrap();
         to_host(shard.weights.clone())
@@ -111,8 +111,8 @@ fn the_last_layer_is_frozen_at_first() {
 #[test]
 fn a_step_that_is_not_finite_is_skipped() {
     let plan = plan(&[]);
-    let mut trainer = plan.trainer(Comm::solo(), &Device::flex()).unwrap();
-    let knobs = plan.schedules().at(5);
+    let mut trainer = plan.trainer(Communicator::solo(), &Device::flex()).unwrap();
+    let scheduled_values = plan.schedules().at(5);
     let all = |trainer: &Trainer| -> Vec<Vec<f32>> {
         let shards = trainer.state.networks.iter().flat_map(|network| &network.shards);
         let buffers = shards.flat_map(|s| s.moments.iter().map(|moment| &moment.values).chain([&s.weights]));
@@ -121,9 +121,9 @@ fn a_step_that_is_not_finite_is_skipped() {
     let before = all(&trainer);
     let state = trainer.state.method.state();
     let mut gradients =
-        trainer.gradients(&noise_batch(&plan.multicrop(), 8, 0), &knobs, &mut |_| {}).unwrap();
-    gradients.poison();
-    let report = trainer.update(gradients, Votes::default(), &knobs).unwrap();
+        trainer.gradients(&noise_batch(&plan.multicrop(), 8, 0), &scheduled_values, &mut |_| {}).unwrap();
+    gradients.fill_nan();
+    let report = trainer.update(gradients, Votes::default(), &scheduled_values).unwrap();
     assert!(!report.finite);
     let after = all(&trainer);
     assert_eq!(before, after);

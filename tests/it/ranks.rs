@@ -3,14 +3,14 @@ use std::time::Duration;
 
 use burn_tensor::Device;
 use kernels::device::host::to_host;
-use ranks::communicator::{Comm, CommConfig};
+use ranks::communicator::{Communicator, CommunicatorConfig};
 use ranks::engine::{Engine, Local, LocalGroup, Reduction};
 use ranks::mesh::Traffic;
 use trainer::bench::compare::difference;
 use trainer::bench::noise::noise_batch;
 use trainer::bench::shard::share_of;
 use trainer::checkpoint::{Saver, resume};
-use trainer::recipe::plan::Room;
+use trainer::recipe::plan::RankResources;
 use trainer::step::Trainer;
 use trainer::{Plan, Recipe};
 
@@ -25,7 +25,7 @@ pub(crate) fn plan(world_size: usize, overrides: &[&str]) -> Plan {
     let recipe = Recipe::parse(TINY, "tiny", &overrides).unwrap();
     Plan::resolve(recipe, 100)
         .unwrap()
-        .over(world_size, Room { n_cores: 1, n_workers: 1, bytes: f64::MAX })
+        .over(world_size, RankResources { n_cores: 1, n_workers: 1, bytes: f64::MAX })
         .unwrap()
 }
 
@@ -45,9 +45,9 @@ pub(crate) fn on_engines<R: Send>(
             move || {
                 let topology = plan.topology(engine.rank()).unwrap();
                 let exact = plan.recipe.run.exact_sums;
-                let config = CommConfig { topology, exact, deadline: Duration::from_secs(60) };
+                let config = CommunicatorConfig { topology, exact, deadline: Duration::from_secs(60) };
                 let factory = Box::new(move || Ok(Box::new(engine) as Box<dyn Engine>));
-                f(plan.trainer(Comm::start(config, factory).unwrap(), &Device::flex()).unwrap())
+                f(plan.trainer(Communicator::start(config, factory).unwrap(), &Device::flex()).unwrap())
             }
         };
         let threads: Vec<_> = engines.into_iter().map(|engine| scope.spawn(run(engine))).collect();

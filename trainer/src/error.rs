@@ -23,7 +23,7 @@ pub enum TrainError {
         "work directory {} was made by another recipe: {key} is {there} there and {here} here; \
          choose another --workdir, or set {key} back", workdir.display()
     )]
-    OtherRecipe {
+    RecipeMismatch {
         /// The work directory.
         workdir: PathBuf,
         /// First key that differs.
@@ -38,7 +38,7 @@ pub enum TrainError {
         "the shards are not those that the run in {} began with: as many samples, but other keys, lengths or order; give \
          those shards, or choose another --workdir", workdir.display()
     )]
-    OtherData {
+    DataMismatch {
         /// The work directory.
         workdir: PathBuf,
     },
@@ -47,7 +47,7 @@ pub enum TrainError {
         "the run in {} was begun by a release that decodes JPEG or blurs in another way: finish it with that release, or \
          choose another --workdir", workdir.display()
     )]
-    OtherViews {
+    ViewsMismatch {
         /// The work directory.
         workdir: PathBuf,
     },
@@ -55,7 +55,7 @@ pub enum TrainError {
     #[error(
         "the work directory {} was moved, deleted or replaced while its run went on: nothing was written since", workdir.display()
     )]
-    WorkdirGone {
+    WorkdirMissing {
         /// The work directory.
         workdir: PathBuf,
     },

@@ -95,7 +95,7 @@ impl Ramp {
 
 /// Scheduled values of one step that do not depend on the method.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Knobs {
+pub struct ScheduledValues {
     /// The step.
     pub step: u64,
     /// Learning rate.
@@ -115,8 +115,8 @@ pub struct Schedules {
 
 impl Schedules {
     /// The values of `step`.
-    pub fn at(&self, step: u64) -> Knobs {
-        Knobs { step, lr: self.lr.at(step), weight_decay: self.weight_decay.at(step) }
+    pub fn at(&self, step: u64) -> ScheduledValues {
+        ScheduledValues { step, lr: self.lr.at(step), weight_decay: self.weight_decay.at(step) }
     }
 }
 

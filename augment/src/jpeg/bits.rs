@@ -4,7 +4,7 @@ use super::error::JpegError;
 
 /// Reader of entropy-coded data: bits from the highest to the lowest, zero bytes after `0xff` removed, up to a marker.
 ///
-/// Beyond a marker all bits read as zero, as in libjpeg; [`Bits::is_starved`] returns whether any of them were read.
+/// Beyond a marker all bits read as zero, as in libjpeg; [`Bits::is_exhausted`] returns whether any of them were read.
 pub(crate) struct Bits<'a> {
     bytes: &'a [u8],
     /// Position of the first byte that is not in `buffer` yet.
@@ -122,7 +122,7 @@ impl<'a> Bits<'a> {
 
     /// Returns whether more bits were read than precede the marker. Fails if the file ended instead.
     #[inline(always)]
-    pub(crate) fn is_starved(&mut self) -> Result<bool, JpegError> {
+    pub(crate) fn is_exhausted(&mut self) -> Result<bool, JpegError> {
         if self.n_bits >= 0 && !self.ended {
             return Ok(false);
         }
@@ -207,9 +207,9 @@ mod tests {
         let bytes = [0x12, 0xff, 0x00, 0x34, 0xff, 0xff, 0xd9, 0x55];
         let mut bits = Bits::new(&bytes, 0);
         assert_eq!([8, 8, 8].map(|n| read(&mut bits, n)), [0x12, 0xff, 0x34]);
-        assert!(!bits.is_starved().expect("data"));
+        assert!(!bits.is_exhausted().expect("data"));
         assert_eq!(read(&mut bits, 16), 0);
-        assert!(bits.is_starved().expect("data"));
+        assert!(bits.is_exhausted().expect("data"));
         assert_eq!(bits.end(), (Some(0xd9), 7));
     }
 
@@ -226,14 +226,14 @@ mod tests {
             assert_eq!(read(&mut bits, n as u32), wanted, "{n} bits at {at}");
             at += n;
         }
-        assert!(!bits.is_starved().expect("data"));
+        assert!(!bits.is_exhausted().expect("data"));
     }
 
     #[test]
     fn data_without_a_marker_is_cut_off() {
         let mut bits = Bits::new(&[0x12], 0);
         read(&mut bits, 9);
-        assert!(matches!(bits.is_starved(), Err(JpegError::CutOff)));
+        assert!(matches!(bits.is_exhausted(), Err(JpegError::CutOff)));
     }
 
     #[test]

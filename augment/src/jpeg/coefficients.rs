@@ -85,7 +85,7 @@ pub(crate) struct ScanReader<'a> {
     /// Number of the next restart marker, 0 to 7.
     next_restart: u8,
     /// `true` if a marker was found too early: up to the next restart all coefficients are left unchanged.
-    starved: bool,
+    is_exhausted: bool,
     /// Number of MCUs per row, and number of rows of MCUs.
     pub(crate) n_mcus: [usize; 2],
 }
@@ -130,7 +130,7 @@ impl<'a> ScanReader<'a> {
             restart_interval: segments.restart_interval,
             until_restart: segments.restart_interval,
             next_restart: 0,
-            starved: false,
+            is_exhausted: false,
             n_mcus,
         })
     }
@@ -139,9 +139,9 @@ impl<'a> ScanReader<'a> {
     pub(crate) fn read_row(&mut self, mcu_row: usize, components: &mut [BlockRows]) -> Result<(), JpegError> {
         for column in 0..self.n_mcus[0] {
             self.restart_if_due()?;
-            if !self.starved {
+            if !self.is_exhausted {
                 self.read_mcu([column, mcu_row], components);
-                self.starved = self.bits.is_starved()?;
+                self.is_exhausted = self.bits.is_exhausted()?;
             }
             self.until_restart = self.until_restart.wrapping_sub(1);
         }
@@ -158,7 +158,7 @@ impl<'a> ScanReader<'a> {
             return Ok(());
         }
         if self.bits.restart(self.next_restart)? {
-            self.starved = false;
+            self.is_exhausted = false;
         }
         self.next_restart = (self.next_restart + 1) & 7;
         self.until_restart = self.restart_interval;
@@ -195,7 +195,7 @@ impl<'a> ScanReader<'a> {
                             );
                         }
                         (Coding::FurtherAc, _, Some(ac)) => {
-                            further_ac(
+                            refine_ac(
                                 &mut self.bits,
                                 ac,
                                 block,
@@ -319,7 +319,7 @@ fn first_ac(
 }
 
 /// Decodes one further bit of each coefficient of a band (T.81, G.1.2.3).
-fn further_ac(
+fn refine_ac(
     bits: &mut Bits<'_>,
     table: &Table,
     block: &mut Block,

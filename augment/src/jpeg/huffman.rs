@@ -18,7 +18,7 @@ pub(crate) struct Definition {
 /// A table prepared for decoding.
 pub(crate) struct Table {
     /// Entries by the next [`LOOKUP_BITS`] bits.
-    lookup: [Entry; 1 << LOOKUP_BITS],
+    lookup: [CodeEntry; 1 << LOOKUP_BITS],
     /// Largest code of each length, or -1 if there is none. The last entry ends every search.
     max_code: [i32; 18],
     /// Offset from a code of each length to the index of its symbol.
@@ -28,7 +28,7 @@ pub(crate) struct Table {
 
 /// Meaning of a code: its length, its symbol and, if it fits into the bits looked up, the signed number after it.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Entry {
+pub(crate) struct CodeEntry {
     /// Number of bits of the code, 0 if it is longer than the lookup.
     pub(crate) code_len: u8,
     /// The symbol: a run of zeros in the upper four bits, the size of the number in the lower four.
@@ -43,7 +43,7 @@ impl Table {
     /// Prepares a table. In a table of DC differences (`is_dc`), no symbol may exceed 15.
     pub(crate) fn new(definition: &Definition, is_dc: bool) -> Result<Self, JpegError> {
         let mut table = Self {
-            lookup: [Entry::default(); 1 << LOOKUP_BITS],
+            lookup: [CodeEntry::default(); 1 << LOOKUP_BITS],
             max_code: [-1; 18],
             symbol_offset: [0; 17],
             symbols: definition.symbols,
@@ -82,7 +82,7 @@ impl Table {
         let size = u32::from(symbol & 15);
         let entries = &mut self.lookup[(code as usize) << n_behind..][..1 << n_behind];
         for (behind, entry) in entries.iter_mut().enumerate() {
-            *entry = Entry { code_len: len as u8, symbol, ..Entry::default() };
+            *entry = CodeEntry { code_len: len as u8, symbol, ..CodeEntry::default() };
             if size > 0 && size <= n_behind {
                 entry.whole_len = (len + size) as u8;
                 entry.value = extended((behind >> (n_behind - size)) as i32, size) as i16;
@@ -92,7 +92,7 @@ impl Table {
 
     /// Looks up the next bits without consuming them; the code may be longer than the lookup.
     #[inline(always)]
-    pub(crate) fn look_up(&self, bits: &Bits<'_>) -> Entry {
+    pub(crate) fn look_up(&self, bits: &Bits<'_>) -> CodeEntry {
         self.lookup[bits.peek(LOOKUP_BITS) as usize]
     }
 

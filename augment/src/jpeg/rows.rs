@@ -92,7 +92,7 @@ impl RowScratch {
                 // The conversion yields RGB; the inks are its complement.
                 ycc_to_rgb([0, 1, 2].map(|c| &rows[c][..n]), out);
                 out.iter_mut().for_each(|value| *value = 255 - *value);
-                over_black(&rows[3][..n], out);
+                apply_black(&rows[3][..n], out);
             }
         }
     }
@@ -190,11 +190,11 @@ fn ycc_to_rgb([y, cb, cr]: [&[u8]; 3], out: &mut [u8]) {
 /// Converts inks, inverted as Adobe stores them, as Pillow does: a color is the light that its ink and black pass.
 fn cmyk_to_rgb(inks: [&[u8]; 3], black: &[u8], out: &mut [u8]) {
     interleave(inks, out);
-    over_black(black, out);
+    apply_black(black, out);
 }
 
 /// Multiplies colors by the fraction of white that black ink leaves.
-fn over_black(white: &[u8], out: &mut [u8]) {
+fn apply_black(white: &[u8], out: &mut [u8]) {
     for (white, out) in white.iter().zip(out.as_chunks_mut::<3>().0) {
         *out = out.map(|value| {
             // Pillow subtracts the product of ink and white from the white, with its rounded division by 255.

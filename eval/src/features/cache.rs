@@ -35,7 +35,7 @@ pub struct FeatureCache {
 
 /// What the rows of an entry are.
 #[derive(Debug, Serialize, Deserialize)]
-struct Entry {
+struct CacheEntry {
     version: u32,
     columns: Columns,
     n_rows: usize,
@@ -47,7 +47,7 @@ struct Entry {
     checksum: String,
 }
 
-impl Entry {
+impl CacheEntry {
     /// The checksum of rows whose own one is `rows`.
     fn checksum(&self, rows: u64) -> String {
         let about = format!(
@@ -121,7 +121,7 @@ impl FeatureCache {
         let there: std::collections::HashSet<u32> = numbers.iter().copied().collect();
         let bad = (0..images.len() as u32).filter(|image| !there.contains(image)).collect();
         let (n_rows, n_images, checksum) = (numbers.len(), images.len(), String::new());
-        let mut entry = Entry { version: VERSION, columns, n_rows, bad, n_images, checksum };
+        let mut entry = CacheEntry { version: VERSION, columns, n_rows, bad, n_images, checksum };
         entry.checksum = entry.checksum(hash.digest());
         let json = rows.with_extension("json");
         let text = serde_json::to_vec(&entry).map_err(|error| io("write", &json)(error.into()))?;
@@ -174,7 +174,7 @@ fn name(network: &Network, images: &ImageSet, wanted: Wanted) -> String {
 
 /// The entry at `path`, if it is whole. It counts as used from now on.
 fn open(path: &Path, images: &ImageSet) -> Option<Table> {
-    let entry = Entry::of(path, images)?;
+    let entry = CacheEntry::of(path, images)?;
     let mapped = Mapped::open(path).ok()?;
     let rows = xxhash_rust::xxh3::xxh3_64(bytemuck::cast_slice(mapped.values()));
     if entry.checksum != entry.checksum(rows) {

@@ -86,7 +86,7 @@ struct Gate {
     /// Set when reading has stopped, because a read failed or the loader was closed.
     closed: bool,
     /// Set when the loader was closed, so that items already read are discarded.
-    abandoned: bool,
+    discards_items: bool,
 }
 
 /// Bytes of one item, released when it is dropped.
@@ -114,7 +114,7 @@ impl Loader {
             bytes_in_flight: 0,
             window_end: 0,
             closed: false,
-            abandoned: false,
+            discards_items: false,
         };
         let (opened, open) = bounded(0);
         let shared = Arc::new(Shared {
@@ -150,8 +150,8 @@ impl Loader {
         };
         // After a close, items already read are discarded, not decoded. The lock is released
         // first: an item that is dropped takes it to release its bytes.
-        let abandoned = self.shared.lock().abandoned;
-        if abandoned { None } else { Some(item) }
+        let discards_items = self.shared.lock().discards_items;
+        if discards_items { None } else { Some(item) }
     }
 
     /// Reports that `item` cannot be used and reads its substitute: the next sample of the
@@ -192,7 +192,7 @@ impl Loader {
     /// Stops the reader threads; no further item can be taken.
     pub fn close(&self) {
         let mut gate = self.shared.lock();
-        (gate.closed, gate.abandoned) = (true, true);
+        (gate.closed, gate.discards_items) = (true, true);
         drop(gate);
         self.shared.changed.notify_all();
         self.shared.opened.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -234,7 +234,7 @@ impl Shared {
 }
 
 fn read_loop(shared: &Arc<Shared>, sender: &Sender<Result<Item, PipelineError>>) {
-    while let Some((batch, slot, permit)) = take_turn(shared) {
+    while let Some((batch, slot, permit)) = claim_next_slot(shared) {
         shared.quarantine.count_seen();
         let result = fetch(shared, batch, slot, 0, Some(permit));
         let failed = result.is_err();
@@ -250,7 +250,7 @@ fn read_loop(shared: &Arc<Shared>, sender: &Sender<Result<Item, PipelineError>>)
 }
 
 /// Waits until the next slot may be read, and takes a permit for its bytes. `None` once closed.
-fn take_turn(shared: &Arc<Shared>) -> Option<(u64, usize, Permit)> {
+fn claim_next_slot(shared: &Arc<Shared>) -> Option<(u64, usize, Permit)> {
     let start = Instant::now();
     let mut gate = shared.lock();
     loop {

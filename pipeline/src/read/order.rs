@@ -39,7 +39,7 @@ pub struct Place {
 
 /// Shards that are read from a position on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ahead {
+pub struct Lookahead {
     /// The first position after the window.
     pub end: u64,
     /// The shards of the window, then those of the next one.
@@ -93,7 +93,7 @@ impl Order {
     }
 
     /// Returns the shards of the window that contains `position`, and of the window after it.
-    pub fn ahead(&self, position: u64) -> Ahead {
+    pub fn ahead(&self, position: u64) -> Lookahead {
         let (epoch, within) = (position / self.n_samples, position % self.n_samples);
         let order = self.epoch(epoch);
         let at = order.windows.partition_point(|window| window.range.end <= within);
@@ -109,7 +109,7 @@ impl Order {
             }
         }
         let shards = windows.iter().flat_map(|window| window.shards.iter().map(|(shard, _)| *shard));
-        Ahead { end, shards: shards.collect() }
+        Lookahead { end, shards: shards.collect() }
     }
 
     fn epoch(&self, epoch: u64) -> Arc<EpochOrder> {

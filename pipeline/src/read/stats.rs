@@ -13,10 +13,10 @@ const DIGITS: u8 = 2;
 
 /// Statistics of the reader threads since the last reset.
 #[derive(Debug)]
-pub struct ReadStats(Mutex<Totals>);
+pub struct ReadStats(Mutex<ReadTotals>);
 
 #[derive(Debug)]
-struct Totals {
+struct ReadTotals {
     snapshot: ReadSnapshot,
     reads: Histogram<u64>,
 }
@@ -40,11 +40,11 @@ pub struct ReadSnapshot {
 
 impl Default for ReadStats {
     fn default() -> Self {
-        Self(Mutex::new(Totals::new()))
+        Self(Mutex::new(ReadTotals::new()))
     }
 }
 
-impl Totals {
+impl ReadTotals {
     fn new() -> Self {
         let reads = Histogram::new_with_bounds(1, MAX_NS, DIGITS).expect("bounds and digits are valid");
         Self { snapshot: ReadSnapshot::default(), reads }
@@ -68,7 +68,7 @@ impl ReadStats {
 
     /// Resets all counters, for a measurement after a warm-up.
     pub fn reset(&self) {
-        *self.lock() = Totals::new();
+        *self.lock() = ReadTotals::new();
     }
 
     /// Returns a snapshot of the counters.
@@ -78,7 +78,7 @@ impl ReadStats {
         ReadSnapshot { read_p50: quantile(0.5), read_p99: quantile(0.99), ..totals.snapshot }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Totals> {
+    fn lock(&self) -> MutexGuard<'_, ReadTotals> {
         // Numbers stay valid if a holder panics.
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }

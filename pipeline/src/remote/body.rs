@@ -33,11 +33,11 @@ pub(crate) enum Failure {
     /// An error response; a retry will not help.
     Answered(String),
     /// No response, or none within the retries; another retry will not help.
-    Refused(String),
+    Permanent(String),
     /// The object is no longer the version whose rest was requested.
     Changed,
     /// A temporary failure; a retry may help.
-    Passing(String),
+    Temporary(String),
     /// A reachable server asks for a later retry, after this time if it names one.
     Busy(String, Option<Duration>),
     /// The sink failed.
@@ -50,8 +50,8 @@ impl std::fmt::Display for Failure {
             Self::NotFound => write!(f, "there is no such object"),
             Self::Denied(reason)
             | Self::Answered(reason)
-            | Self::Refused(reason)
-            | Self::Passing(reason)
+            | Self::Permanent(reason)
+            | Self::Temporary(reason)
             | Self::Busy(reason, _) => write!(f, "{reason}"),
             Self::Changed => write!(f, "it changed while it was fetched"),
             Self::Sink(error) => write!(f, "{error}"),

@@ -107,7 +107,7 @@ impl Client {
 
     /// Fetches the object of `url` into `sink`, with retries.
     pub(crate) fn fetch(&self, url: &Url, sink: &mut dyn Sink) -> Result<(), Failure> {
-        let origin = self.origin(url).map_err(Failure::Refused)?;
+        let origin = self.origin(url).map_err(Failure::Permanent)?;
         self.runtime.block_on(fetch(&origin, &self.policy, &self.answered, sink))
     }
 

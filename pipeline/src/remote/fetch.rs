@@ -69,7 +69,7 @@ pub(crate) async fn fetch(
                 answered.store(true, Ordering::Relaxed);
                 return Ok(());
             }
-            Err(Failure::Passing(reason)) => (reason, None),
+            Err(Failure::Temporary(reason)) => (reason, None),
             Err(Failure::Busy(reason, not_before)) => {
                 answered.store(true, Ordering::Relaxed);
                 (reason, not_before)
@@ -93,7 +93,7 @@ pub(crate) async fn fetch(
         let reached = answered.load(Ordering::Relaxed);
         let limit = if reached { policy.max_failures } else { policy.max_first_failures };
         if failures > limit {
-            return Err(Failure::Refused(format!("{reason} (tried {failures} times)")));
+            return Err(Failure::Permanent(format!("{reason} (tried {failures} times)")));
         }
         let wait = policy.wait(failures).max(not_before.unwrap_or_default().min(policy.longest_wait));
         if policy.warns {
@@ -128,7 +128,7 @@ impl Window {
         }
         if policy.is_too_slow(self.bytes, time) {
             let reason = format!("only {} bytes came in {:.1} s", self.bytes, time.as_secs_f64());
-            return Err(Failure::Passing(reason));
+            return Err(Failure::Temporary(reason));
         }
         *self = Self { start: Instant::now(), bytes: 0 };
         Ok(())
@@ -146,7 +146,7 @@ async fn attempt(
     progress: &mut Progress,
     sink: &mut dyn Sink,
 ) -> Result<(), Failure> {
-    let stalled = |_| Failure::Passing(format!("nothing came for {:?}", policy.stall));
+    let stalled = |_| Failure::Temporary(format!("nothing came for {:?}", policy.stall));
     // Without an identifier of the version, the rest might be that of another version.
     let from = if progress.version.is_some() { progress.done_bytes } else { 0 };
     let asked = origin.open(from, progress.version.as_deref());
@@ -158,7 +158,7 @@ async fn attempt(
         progress.version = body.version;
     } else if body.start != from {
         let reason = format!("asked for byte {from}, it answered with byte {}", body.start);
-        return Err(Failure::Passing(reason));
+        return Err(Failure::Temporary(reason));
     } else if differ(&body.total_bytes, &progress.total_bytes) || differ(&body.version, &progress.version) {
         return Err(Failure::Changed);
     } else {
@@ -168,7 +168,7 @@ async fn attempt(
     while let Some(chunk) = timeout(policy.stall, body.chunks.next()).await.map_err(stalled)? {
         let chunk = chunk.map_err(|reason| {
             let reason = format!("the connection broke after {}: {reason}", progress.so_far());
-            Failure::Passing(reason)
+            Failure::Temporary(reason)
         })?;
         sink.write_all(&chunk).map_err(Failure::Sink)?;
         progress.done_bytes += chunk.len() as u64;
@@ -176,7 +176,7 @@ async fn attempt(
     }
     match progress.total_bytes {
         Some(total) if progress.done_bytes < total => {
-            Err(Failure::Passing(format!("the connection ended after {}", progress.so_far())))
+            Err(Failure::Temporary(format!("the connection ended after {}", progress.so_far())))
         }
         _ => Ok(()),
     }

@@ -106,8 +106,8 @@ fn number(headers: &HeaderMap, name: &HeaderName) -> Option<u64> {
 /// Converts an error before the response: a name that does not resolve, a port that refuses, a bad certificate.
 fn failure_of(error: &reqwest::Error) -> Failure {
     match error.is_builder() || error.is_redirect() {
-        true => Failure::Refused(reason_of(error)),
-        false => Failure::Passing(reason_of(error)),
+        true => Failure::Permanent(reason_of(error)),
+        false => Failure::Temporary(reason_of(error)),
     }
 }
 

@@ -79,7 +79,7 @@ fn failure_of(error: Error) -> Failure {
         Error::NotFound { .. } => Failure::NotFound,
         Error::Precondition { .. } => Failure::Changed,
         Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => Failure::Denied(reason_of(&error)),
-        Error::Generic { .. } => Failure::Passing(reason_of(&error)),
+        Error::Generic { .. } => Failure::Temporary(reason_of(&error)),
         error => Failure::Answered(reason_of(&error)),
     }
 }

@@ -13,7 +13,7 @@ const MESSAGE_BYTES: usize = 500;
 /// Runs `command` and sends its output to `sink`. Commands come from the user only: lists of shards
 /// cannot name any.
 pub(crate) fn run(command: &str, sink: &mut dyn Sink) -> Result<(), Failure> {
-    let refused = |error: io::Error| Failure::Refused(format!("the shell cannot be started: {error}"));
+    let refused = |error: io::Error| Failure::Permanent(format!("the shell cannot be started: {error}"));
     let mut child = Command::new("sh")
         .args(["-c", command])
         .stdin(Stdio::null())
@@ -22,7 +22,7 @@ pub(crate) fn run(command: &str, sink: &mut dyn Sink) -> Result<(), Failure> {
         .spawn()
         .map_err(refused)?;
     let (Some(mut stdout), Some(mut stderr)) = (child.stdout.take(), child.stderr.take()) else {
-        return Err(Failure::Refused("the command has no output".into()));
+        return Err(Failure::Permanent("the command has no output".into()));
     };
     let (sender, messages) = crossbeam::channel::bounded(1);
     std::thread::spawn(move || {
@@ -45,7 +45,7 @@ pub(crate) fn run(command: &str, sink: &mut dyn Sink) -> Result<(), Failure> {
         true => Ok(()),
         false => {
             let separator = if messages.is_empty() { "" } else { ": " };
-            Err(Failure::Passing(format!("the command ended with {status}{separator}{messages}")))
+            Err(Failure::Temporary(format!("the command ended with {status}{separator}{messages}")))
         }
     }
 }

@@ -30,12 +30,12 @@ struct Sidecar {
     shard_bytes: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     xxh3: Option<String>,
-    samples: Vec<(String, Vec<Entry>)>,
+    samples: Vec<(String, Vec<MemberEntry>)>,
 }
 
 /// Extension, offset, length, check.
 #[derive(Deserialize)]
-struct Entry(String, u64, u32, #[serde(default)] Option<u16>);
+struct MemberEntry(String, u64, u32, #[serde(default)] Option<u16>);
 
 /// Builds the index of the shard at `path` from its headers.
 ///
@@ -180,7 +180,7 @@ pub fn parse(text: &[u8]) -> Result<ShardIndex, String> {
 pub fn save(index: &ShardIndex, path: &Path) -> Result<(), PipelineError> {
     let target = path_of(path);
     let samples = (0..index.len())
-        .map(|i| (index.key(i).to_string(), index.members(i).map(Entry::of).collect()))
+        .map(|i| (index.key(i).to_string(), index.members(i).map(MemberEntry::of).collect()))
         .collect();
     let xxh3 = index.checksum.map(|checksum| format!("{checksum:016x}"));
     let sidecar = Sidecar { version: VERSION, shard_bytes: index.shard_bytes, xxh3, samples };
@@ -191,7 +191,7 @@ pub fn save(index: &ShardIndex, path: &Path) -> Result<(), PipelineError> {
     };
     write().map_err(|error| PipelineError::io("write", &target, error))
 }
-impl Entry {
+impl MemberEntry {
     fn of(member: Member<'_>) -> Self {
         Self(member.extension.to_string(), member.offset_bytes, member.len_bytes as u32, member.check)
     }
@@ -202,7 +202,7 @@ impl Entry {
     }
 }
 
-impl Serialize for Entry {
+impl Serialize for MemberEntry {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self(extension, offset_bytes, len, check) = self;
         match check {

@@ -54,22 +54,22 @@ pub(crate) fn split_key(name: &str) -> Option<(&str, String)> {
 ///
 /// # Errors
 /// [`PipelineError::NotATar`] when a header is invalid, [`PipelineError::Truncated`] when a
-/// member's data runs past the end of the file, [`PipelineError::NoEnd`] when the archive has no end, and
-/// [`PipelineError::AfterEnd`] when anything but the zeros of an end follows the last member.
+/// member's data runs past the end of the file, [`PipelineError::MissingEnd`] when the archive has no end, and
+/// [`PipelineError::TrailingData`] when anything but the zeros of an end follows the last member.
 pub(crate) fn list_members_in(file: &File, path: &Path) -> Result<Vec<TarMember>, PipelineError> {
     let actual_bytes = file.metadata().map_err(|source| PipelineError::io("read", path, source))?.len();
-    let reader = Positioned { file, at_bytes: 0, len_bytes: actual_bytes };
+    let reader = PositionedReader { file, at_bytes: 0, len_bytes: actual_bytes };
     list_members_of(BufReader::with_capacity(64 << 10, reader), actual_bytes, path)
 }
 
 /// Reader with a position of its own in a file that is shared with other readers.
-struct Positioned<'a> {
+struct PositionedReader<'a> {
     file: &'a File,
     at_bytes: u64,
     len_bytes: u64,
 }
 
-impl Read for Positioned<'_> {
+impl Read for PositionedReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let n = self.file.read_at(buffer, self.at_bytes)?;
         self.at_bytes += n as u64;
@@ -77,7 +77,7 @@ impl Read for Positioned<'_> {
     }
 }
 
-impl Seek for Positioned<'_> {
+impl Seek for PositionedReader<'_> {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         let target = match to {
             SeekFrom::Start(at) => Some(at),
@@ -132,7 +132,7 @@ pub(crate) fn list_members_of(
         last.as_ref().map_or(0, |last| (last.offset_bytes + last.len_bytes).next_multiple_of(BLOCK_BYTES));
     let last_name = last.as_ref().map_or_else(|| "its beginning".into(), |last| last.name.clone());
     if last.is_some() && end + BLOCK_BYTES > actual_bytes {
-        return Err(PipelineError::NoEnd { path: path.to_path_buf(), last: last_name });
+        return Err(PipelineError::MissingEnd { path: path.to_path_buf(), last: last_name });
     }
     if members.is_empty() && actual_bytes < 512 {
         return Err(not_a_tar(format!("it has {actual_bytes} bytes, less than one header")));
@@ -169,7 +169,7 @@ fn check_end(
         }
         None => return Ok(()),
     };
-    Err(PipelineError::AfterEnd { path: path.to_path_buf(), last, end_bytes, found })
+    Err(PipelineError::TrailingData { path: path.to_path_buf(), last, end_bytes, found })
 }
 
 /// Returns whether `bytes` begin with the header of a member.
@@ -273,11 +273,11 @@ mod tests {
         for member in 0..3 {
             let mut holed = whole.clone();
             holed[member * 1024..][..512].fill(0);
-            assert!(matches!(listed(&holed), Err(PipelineError::AfterEnd { .. })), "{member}");
+            assert!(matches!(listed(&holed), Err(PipelineError::TrailingData { .. })), "{member}");
         }
         let mut tail = [&whole[..end], &vec![7; 20_000][..]].concat();
         tail[1024..].fill(0);
-        assert!(matches!(listed(&tail), Err(PipelineError::AfterEnd { .. })));
+        assert!(matches!(listed(&tail), Err(PipelineError::TrailingData { .. })));
     }
 
     /// Links could point to local files, and devices and folders hold no bytes.

@@ -50,14 +50,14 @@ struct Current {
 pub struct ShardFile {
     path: PathBuf,
     temporary: PathBuf,
-    builder: ::tar::Builder<Hashed>,
+    builder: ::tar::Builder<HashingWriter>,
     index: IndexBuilder,
     last_key: Option<String>,
     bytes: u64,
 }
 
 /// A file that hashes what is written to it.
-struct Hashed {
+struct HashingWriter {
     file: BufWriter<File>,
     hash: Xxh3,
 }
@@ -165,7 +165,7 @@ impl ShardFile {
         Ok(Self {
             path: path.to_path_buf(),
             temporary,
-            builder: ::tar::Builder::new(Hashed {
+            builder: ::tar::Builder::new(HashingWriter {
                 file: BufWriter::with_capacity(1 << 20, file),
                 hash: Xxh3::new(),
             }),
@@ -199,7 +199,7 @@ impl ShardFile {
     /// [`PipelineError::Io`].
     pub fn finish(self) -> Result<PathBuf, PipelineError> {
         let io = |error| PipelineError::io("write", &self.temporary, error);
-        let Hashed { mut file, hash } = self.builder.into_inner().map_err(io)?;
+        let HashingWriter { mut file, hash } = self.builder.into_inner().map_err(io)?;
         file.flush().map_err(io)?;
         file.get_ref().sync_all().map_err(io)?;
         let bytes = file.get_ref().metadata().map_err(io)?.len();
@@ -236,7 +236,7 @@ impl ShardFile {
     }
 }
 
-impl Write for Hashed {
+impl Write for HashingWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.file.write_all(bytes)?;
         self.hash.update(bytes);

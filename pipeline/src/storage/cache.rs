@@ -22,7 +22,7 @@ use crate::PipelineError;
 use crate::remote::Sink;
 
 /// Interval at which the modification time of a shard in use is updated, for other processes to see.
-const TOUCH_EVERY: Duration = Duration::from_secs(1);
+const TOUCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Interval at which a fetch that waits for room checks for it.
 const ROOM_POLL: Duration = Duration::from_millis(100);
@@ -45,24 +45,24 @@ pub(crate) struct Cache {
 
 /// Handle on a shard of the cache, if this process has one. Locked while the shard is fetched: other threads that
 /// need it wait.
-type Slot = Mutex<Option<Held>>;
+type Slot = Mutex<Option<OpenShard>>;
 
 #[derive(Debug)]
-struct Held {
+struct OpenShard {
     file: Arc<File>,
     touched: Instant,
 }
 
 /// A shard in the folder. Ordered by the time of its last use.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Listed {
+struct CachedFile {
     used: SystemTime,
     len_bytes: u64,
     path: PathBuf,
 }
 
 /// A shard that is being written into the cache.
-pub(crate) struct Filling<'a> {
+pub(crate) struct PartialShard<'a> {
     cache: &'a Cache,
     part: PathBuf,
     file: File,
@@ -107,7 +107,7 @@ impl Cache {
         &self,
         name: &str,
         expected_bytes: Option<u64>,
-        fill: impl FnOnce(&mut Filling<'_>) -> Result<(), PipelineError>,
+        fill: impl FnOnce(&mut PartialShard<'_>) -> Result<(), PipelineError>,
     ) -> Result<Arc<File>, PipelineError> {
         let slot = Arc::clone(lock(&self.slots).entry(name.to_string()).or_default());
         let mut held = lock(&slot);
@@ -123,7 +123,7 @@ impl Cache {
             None => self.fetch(name, expected_bytes, fill)?,
         };
         let file = Arc::new(file);
-        *held = Some(Held { file: Arc::clone(&file), touched: Instant::now() });
+        *held = Some(OpenShard { file: Arc::clone(&file), touched: Instant::now() });
         Ok(file)
     }
 
@@ -158,7 +158,7 @@ impl Cache {
         &self,
         name: &str,
         expected_bytes: Option<u64>,
-        fill: impl FnOnce(&mut Filling<'_>) -> Result<(), PipelineError>,
+        fill: impl FnOnce(&mut PartialShard<'_>) -> Result<(), PipelineError>,
     ) -> Result<File, PipelineError> {
         self.create()?;
         let _permit = Permit::take(self);
@@ -170,7 +170,7 @@ impl Cache {
             let _ = fs::remove_file(&part);
             return Ok(there);
         }
-        let mut filling = Filling {
+        let mut filling = PartialShard {
             cache: self,
             part: part.clone(),
             file,
@@ -243,7 +243,7 @@ impl Cache {
 
     /// Returns the shards of the folder, the least recently used first, and the bytes of partial files other than
     /// `part`.
-    fn list(&self, part: &Path) -> io::Result<(Vec<Listed>, u64)> {
+    fn list(&self, part: &Path) -> io::Result<(Vec<CachedFile>, u64)> {
         let (mut shards, mut parts_bytes) = (Vec::new(), 0);
         for entry in fs::read_dir(&self.folder)? {
             let path = entry?.path();
@@ -253,7 +253,9 @@ impl Cache {
                 continue;
             }
             match path.extension().and_then(|extension| extension.to_str()) {
-                Some("tar") => shards.push(Listed { used: meta.modified()?, len_bytes: meta.len(), path }),
+                Some("tar") => {
+                    shards.push(CachedFile { used: meta.modified()?, len_bytes: meta.len(), path })
+                }
                 Some("part") if path != part && !remove_if_abandoned(&path) => parts_bytes += meta.len(),
                 _ => {}
             }
@@ -281,10 +283,10 @@ fn has_cache_name(path: &Path) -> bool {
     name.get(16) == Some(&b'-') && name[..16].iter().all(u8::is_ascii_hexdigit)
 }
 
-impl Held {
-    /// Returns whether the file still has its name, checked every [`TOUCH_EVERY`], and then marks it as in use.
+impl OpenShard {
+    /// Returns whether the file still has its name, checked every [`TOUCH_INTERVAL`], and then marks it as in use.
     fn still_there(&mut self, path: &Path) -> bool {
-        if self.touched.elapsed() < TOUCH_EVERY {
+        if self.touched.elapsed() < TOUCH_INTERVAL {
             return true;
         }
         self.touched = Instant::now();
@@ -293,7 +295,7 @@ impl Held {
     }
 }
 
-impl Filling<'_> {
+impl PartialShard<'_> {
     /// Returns the length and the XXH3-64 of the bytes written.
     pub(crate) fn written(&self) -> (u64, u64) {
         (self.len_bytes, self.hash.digest())
@@ -327,7 +329,7 @@ impl Filling<'_> {
     }
 }
 
-impl Sink for Filling<'_> {
+impl Sink for PartialShard<'_> {
     fn restart(&mut self, total_bytes: Option<u64>) -> io::Result<()> {
         self.file.set_len(0)?;
         (self.hash, self.len_bytes) = (Xxh3::new(), 0);
@@ -336,7 +338,7 @@ impl Sink for Filling<'_> {
     }
 }
 
-impl Write for Filling<'_> {
+impl Write for PartialShard<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let end_bytes = self.len_bytes + bytes.len() as u64;
         if end_bytes > self.reserved_bytes {
@@ -400,7 +402,7 @@ mod tests {
 
     /// Returns the bytes of shard `number`, which are `len` times that number, fetched or not.
     fn get(cache: &Cache, number: u8, len: usize, fetched: &AtomicUsize) -> Vec<u8> {
-        let fill = |filling: &mut Filling<'_>| {
+        let fill = |filling: &mut PartialShard<'_>| {
             fetched.fetch_add(1, Ordering::SeqCst);
             let io = |error| PipelineError::io("write", Path::new("test"), error);
             filling.restart(Some(len as u64)).map_err(io)?;

@@ -11,7 +11,7 @@ use crate::shard::store::{CacheUse, Store};
 use crate::source::Source;
 
 /// Time for which a failure is repeated without a new fetch, so that threads that wait for a shard do not each retry.
-const FAILURE_LASTS: Duration = Duration::from_secs(10);
+const FAILURE_LIFETIME: Duration = Duration::from_secs(10);
 
 /// A shard that is read from the cache, and fetched when it is not there.
 pub(super) struct CachedStore {
@@ -30,7 +30,7 @@ impl CachedStore {
     /// Returns the file in the cache, fetched if it is not there.
     pub(super) fn file(&self) -> Result<Arc<File>, PipelineError> {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, reason)) = failure.take_if(|(at, _)| at.elapsed() < FAILURE_LASTS) {
+        if let Some((_, reason)) = failure.take_if(|(at, _)| at.elapsed() < FAILURE_LIFETIME) {
             let (url, at) = (self.name(), Instant::now());
             *failure = Some((at, reason.clone()));
             return Err(PipelineError::Fetch { url, reason: format!("a moment ago: {reason}") });

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crossbeam::channel::{Sender, unbounded};
 
-use super::cache::{Cache, Filling};
+use super::cache::{Cache, PartialShard};
 use super::config::StorageConfig;
 use super::name::cache_name;
 use super::receive::receive;
@@ -74,7 +74,7 @@ impl Fetcher {
         name: &str,
         expected: Option<(u64, Option<u64>)>,
     ) -> Result<Arc<File>, PipelineError> {
-        let check = |filling: &Filling<'_>| -> Result<(), PipelineError> {
+        let check = |filling: &PartialShard<'_>| -> Result<(), PipelineError> {
             let Some((expected_bytes, checksum)) = expected else {
                 // A compressed stream has a checksum of its own at its end.
                 if source.url.is_gzip() || filling.is_whole_tar() {
@@ -85,7 +85,7 @@ impl Fetcher {
                 return Err(PipelineError::Fetch { url: source.url.to_string(), reason: reason.into() });
             };
             let (len_bytes, hash) = filling.written();
-            let other = |reason| PipelineError::OtherShard { shard: source.url.to_string(), reason };
+            let other = |reason| PipelineError::ShardMismatch { shard: source.url.to_string(), reason };
             if expected_bytes != len_bytes {
                 return Err(other(format!(
                     "it has {len_bytes} bytes, its index says {expected_bytes}; {REPLACED}"
@@ -102,7 +102,7 @@ impl Fetcher {
                 check(filling)
             };
             match fill() {
-                Err(error @ PipelineError::OtherShard { .. }) => {
+                Err(error @ PipelineError::ShardMismatch { .. }) => {
                     tracing::warn!("{error}; fetching it once more");
                     fill()
                 }
@@ -166,6 +166,6 @@ impl Fetcher {
         let made = self.inner.client.get_or_init(|| {
             Client::new(config.options.clone(), config.retry.clone()).map_err(|error| error.to_string())
         });
-        made.as_ref().map_err(|reason| Failure::Refused(reason.clone()))
+        made.as_ref().map_err(|reason| Failure::Permanent(reason.clone()))
     }
 }

@@ -73,7 +73,7 @@ impl Storage {
     ///
     /// # Errors
     /// As [`sidecar::open`] and [`LocalStore::open`] for a tar on a disk; for others
-    /// [`PipelineError::Fetch`], [`PipelineError::OtherShard`], and those of the cache.
+    /// [`PipelineError::Fetch`], [`PipelineError::ShardMismatch`], and those of the cache.
     pub fn open(&self, source: &Source) -> Result<Shard, PipelineError> {
         let shard = match &source.url {
             ShardUrl::File(path) if source.is_read_in_place() => {
@@ -86,7 +86,7 @@ impl Storage {
         match says {
             Some(says) if says != has => {
                 let reason = format!("its list says {says} bytes, it has {has}");
-                Err(PipelineError::OtherShard { shard: source.url.to_string(), reason })
+                Err(PipelineError::ShardMismatch { shard: source.url.to_string(), reason })
             }
             _ => Ok(shard),
         }
@@ -153,7 +153,7 @@ impl Storage {
     /// bytes against the checksums that its index and its list state. Samples are not decoded.
     ///
     /// # Errors
-    /// [`PipelineError::BadIndex`] when the members differ, [`PipelineError::OtherShard`] when the
+    /// [`PipelineError::BadIndex`] when the members differ, [`PipelineError::ShardMismatch`] when the
     /// bytes differ, and errors of [`Storage::open`].
     pub fn verify(&self, source: &Source, shard: &Shard) -> Result<(), PipelineError> {
         verify::verify(source, shard, &*self.file_of(source, shard)?, &self.index_path(source)?)

@@ -36,7 +36,7 @@ struct Unpacking<'a> {
 /// Sends the tar that `source` names to `sink`. `client` is called only if a client is needed.
 ///
 /// # Errors
-/// [`PipelineError::MissingShard`], [`PipelineError::Fetch`]; [`PipelineError::OtherShard`] if the MD5
+/// [`PipelineError::MissingShard`], [`PipelineError::Fetch`]; [`PipelineError::ShardMismatch`] if the MD5
 /// differs from the one that its list states; errors of the sink.
 pub(crate) fn receive<'c>(
     source: &Source,
@@ -64,7 +64,7 @@ pub(crate) fn receive<'c>(
     match (md5.map(hex), &source.md5) {
         (Some(found), Some(says)) if !found.eq_ignore_ascii_case(says) => {
             let reason = format!("its list gives MD5 {says}, it has {found}");
-            Err(PipelineError::OtherShard { shard: source.url.to_string(), reason })
+            Err(PipelineError::ShardMismatch { shard: source.url.to_string(), reason })
         }
         _ => Ok(()),
     }
@@ -94,7 +94,7 @@ fn copy_file(path: &std::path::Path, sink: &mut dyn Sink) -> Result<(), Failure>
 fn run_command(command: &str, retry: &RetryPolicy, sink: &mut dyn Sink) -> Result<(), Failure> {
     for attempt in 1.. {
         match pipe::run(command, sink) {
-            Err(Failure::Passing(reason)) if attempt < COMMAND_ATTEMPTS => {
+            Err(Failure::Temporary(reason)) if attempt < COMMAND_ATTEMPTS => {
                 let wait = retry.wait(attempt);
                 let name = name_of_command(command);
                 tracing::warn!("{name}: {reason}; again in {:.1} s", wait.as_secs_f64());

@@ -12,7 +12,7 @@ use crate::{PipelineError, hash};
 /// tar, and its bytes against the checksums that its index, at `index_path`, and its list state.
 ///
 /// # Errors
-/// [`PipelineError::BadIndex`] when the members differ, [`PipelineError::OtherShard`] when the bytes differ.
+/// [`PipelineError::BadIndex`] when the members differ, [`PipelineError::ShardMismatch`] when the bytes differ.
 pub(super) fn verify(
     source: &Source,
     shard: &Shard,
@@ -24,7 +24,7 @@ pub(super) fn verify(
         let reason = "it does not describe what the tar holds".into();
         return Err(PipelineError::BadIndex { path: index_path.to_path_buf(), reason });
     }
-    let other = |reason| PipelineError::OtherShard { shard: shard.name(), reason };
+    let other = |reason| PipelineError::ShardMismatch { shard: shard.name(), reason };
     // The MD5 of a compressed shard is that of the compressed bytes, which are not kept.
     let md5 = source.md5.as_ref().filter(|_| !source.url.is_gzip());
     let (xxh3, found) =

@@ -26,13 +26,13 @@ struct Index {
     kind: String,
     base: Option<String>,
     #[serde(default)]
-    shardlist: Vec<Entry>,
+    shardlist: Vec<WidsShard>,
     #[serde(default)]
     datasets: Vec<Part>,
 }
 
 #[derive(Deserialize)]
-struct Entry {
+struct WidsShard {
     url: String,
     filesize: Option<u64>,
     md5sum: Option<String>,
@@ -42,7 +42,7 @@ struct Entry {
 struct Part {
     source_url: Option<String>,
     #[serde(default)]
-    shardlist: Vec<Entry>,
+    shardlist: Vec<WidsShard>,
 }
 
 /// Returns the shards that the list at `list` names, in its order. `read` returns the text of a list.

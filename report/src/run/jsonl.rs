@@ -18,7 +18,7 @@ pub(crate) fn rows<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, ReportErr
     match read() {
         Ok(bytes) => {
             let lines: Vec<&[u8]> = bytes.split(|byte| *byte == b'\n').collect();
-            tell_damaged(path, &lines);
+            warn_of_damage(path, &lines);
             Ok(lines.into_iter().filter_map(|line| serde_json::from_slice(line).ok()).collect())
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
@@ -27,7 +27,7 @@ pub(crate) fn rows<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, ReportErr
 }
 
 /// Warns of lines that are not JSON, except the last, which may be half written. Rows of another kind are not damaged.
-fn tell_damaged(path: &Path, lines: &[&[u8]]) {
+fn warn_of_damage(path: &Path, lines: &[&[u8]]) {
     let whole = lines.split_last().map_or(&[][..], |(_, before)| before);
     let damaged = |line: &&&[u8]| !line.is_empty() && serde_json::from_slice::<IgnoredAny>(line).is_err();
     match whole.iter().filter(damaged).count() {

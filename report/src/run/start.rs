@@ -33,7 +33,7 @@ impl Start {
     pub(crate) fn last_of(workdir: &Path) -> Result<Option<Self>, ReportError> {
         let newest: Option<Self> = jsonl::rows(&workdir.join(STARTS))?.pop();
         // Older releases wrote secrets to the file.
-        Ok(newest.as_ref().map(Self::without_secrets))
+        Ok(newest.as_ref().map(Self::redact_list))
     }
 
     /// Appends this start to the file of starts in `workdir`.
@@ -42,7 +42,7 @@ impl Start {
     /// Fails if the file cannot be written.
     pub fn note(&self, workdir: &Path) -> std::io::Result<()> {
         use std::io::Write;
-        let line = format!("{}\n", serde_json::to_string(&self.without_secrets())?);
+        let line = format!("{}\n", serde_json::to_string(&self.redact_list())?);
         std::fs::OpenOptions::new()
             .create(true)
             .append(true)
@@ -50,7 +50,7 @@ impl Start {
             .write_all(line.as_bytes())
     }
 
-    fn without_secrets(&self) -> Self {
+    fn redact_list(&self) -> Self {
         let command = self.command.iter().map(|word| word_without_secrets(word)).collect();
         Self { command, ..self.clone() }
     }
@@ -72,7 +72,7 @@ fn word_without_secrets(word: &str) -> String {
             None => (piece, ""),
         };
         let (keys, list) = text.split_at(end_of_keys(text));
-        let cleaned = secrets::without_secrets(list);
+        let cleaned = secrets::redact_list(list);
         written.extend([keys, &cleaned]);
         if cleaned.contains("pipe:") {
             break;

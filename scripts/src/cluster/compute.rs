@@ -12,7 +12,7 @@ use crate::console::say;
 
 /// The flags.
 #[derive(Debug, Clone, Default, clap::Args)]
-pub(crate) struct Flags {
+pub(crate) struct ComputeFlags {
     /// auto, cpu, cuda, cuda:1 or wgpu. `auto` takes the NVIDIA GPU of the local rank where there is one, else the CPU.
     #[arg(long, default_value = "auto")]
     pub(crate) device: DeviceChoice,
@@ -29,7 +29,7 @@ pub(crate) struct DeviceFlag {
     device: DeviceChoice,
 }
 
-impl Flags {
+impl ComputeFlags {
     /// The device of this rank. What is no CPU is said.
     pub(crate) fn open(&self, launch: &Launch) -> anyhow::Result<Opened> {
         open(self.device, launch)

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use kernels::device::workers::or_cores;
 use kernels::device::{DeviceKind, Opened};
-use trainer::recipe::plan::Room;
+use trainer::recipe::plan::RankResources;
 
 /// Bytes that programs may still take: what the kernel calls available, within the limits of this process and of the group
 /// of processes that it runs in.
@@ -50,7 +50,7 @@ fn left_in(group: &Path) -> Option<f64> {
 
 /// What a rank has for itself when `n_local` share this machine and `n_sharers` its `device`. A fifth of the memory
 /// is left to the data path and to others.
-pub(crate) fn room(n_local: usize, n_sharers: usize, device: &Opened) -> Room {
+pub(crate) fn room(n_local: usize, n_sharers: usize, device: &Opened) -> RankResources {
     let n_local = n_local.max(1);
     // Cores that the launcher has given to this process alone are not shared.
     let sharers = if is_bound() { 1 } else { n_local };
@@ -58,7 +58,7 @@ pub(crate) fn room(n_local: usize, n_sharers: usize, device: &Opened) -> Room {
     let own = device.free_bytes.map(|bytes| 0.8 * bytes as f64 / n_sharers.max(1) as f64);
     let shared = || available_bytes().map_or(f64::MAX, |bytes| 0.8 * bytes / n_local as f64);
     let n_workers = if device.kind == DeviceKind::Cpu { n_cores } else { 1 };
-    Room { n_cores, n_workers, bytes: own.unwrap_or_else(shared) }
+    RankResources { n_cores, n_workers, bytes: own.unwrap_or_else(shared) }
 }
 
 /// A word on cores that are fewer than the machine's.

@@ -14,8 +14,8 @@ use std::time::Duration;
 use anyhow::bail;
 use kernels::device::{DeviceKind, Opened};
 use ranks::EngineError;
-use ranks::communicator::{Comm, CommConfig, START};
-use ranks::engine::{Comer, Engine, Reduction, Rendezvous};
+use ranks::communicator::{Communicator, CommunicatorConfig, START_TIMEOUT};
+use ranks::engine::{Engine, Participant, Reduction, Rendezvous};
 use ranks::topology::Topology;
 use trainer::TrainError;
 use trainer::recipe::RunConfig;
@@ -53,26 +53,26 @@ pub(crate) fn connect(
     run: &RunConfig,
     device: &Opened,
     choice: EngineChoice,
-) -> anyhow::Result<Comm> {
+) -> anyhow::Result<Communicator> {
     let Launch { rank, world_size, .. } = *launch;
     if world_size == 1 && choice == EngineChoice::Auto {
-        return Ok(Comm::solo());
+        return Ok(Communicator::solo());
     }
     let topology = Topology { rank, world_size, group_size: world_size };
     let deadline = Duration::from_secs(run.deadline_s);
-    let config = CommConfig { topology, exact: run.exact_sums, deadline };
-    let wish = Wish::new(launch, device, choice, deadline.max(START))?;
-    Ok(Comm::start(config, Box::new(move || wish.start(None)))?)
+    let config = CommunicatorConfig { topology, exact: run.exact_sums, deadline };
+    let wish = Wish::new(launch, device, choice, deadline.max(START_TIMEOUT))?;
+    Ok(Communicator::start(config, Box::new(move || wish.start(None)))?)
 }
 
 /// How many ranks compute on the device of this one, itself among them. All ranks call it.
-pub(crate) fn n_sharers(comm: &Comm, device: &Opened) -> anyhow::Result<usize> {
+pub(crate) fn n_sharers(comm: &Communicator, device: &Opened) -> anyhow::Result<usize> {
     let ids = comm.gather_bytes("devices", device.id.to_vec())?;
     Ok(ids.iter().filter(|id| **id == device.id).count().max(1))
 }
 
 /// What this rank has opened, if all ranks have opened theirs. All ranks call it.
-pub(crate) fn all_ready<T>(comm: &Comm, opened: anyhow::Result<T>) -> anyhow::Result<T> {
+pub(crate) fn all_ready<T>(comm: &Communicator, opened: anyhow::Result<T>) -> anyhow::Result<T> {
     let failed = f64::from(u8::from(opened.is_err()));
     let n_failed = comm.all_reduce("what is opened", vec![failed], Reduction::Sum)?[0];
     let opened = opened?;
@@ -201,7 +201,7 @@ impl Wish {
         }
         let rendezvous = rendezvous(&self.launch, self.deadline)?;
         let Launch { rank, world_size, .. } = self.launch;
-        let comer = Comer { rank, world_size, device: self.device.id };
+        let comer = Participant { rank, world_size, device: self.device.id };
         let id = rendezvous.share(comer, nccl::new_id)?;
         nccl::start(&self.launch, number, id)
     }

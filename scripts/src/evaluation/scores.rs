@@ -1,6 +1,6 @@
 //! Scores as people and programs read them.
 
-use pipeline::secrets::without_secrets;
+use pipeline::secrets::redact_list;
 use std::path::Path;
 
 use eval::Split;
@@ -139,7 +139,7 @@ fn confusion(outcome: &eval::Outcome) -> Option<Vec<Vec<u64>>> {
 
 /// What a set is called if nobody says: the folder and the common beginning of its shards, `cifar10/test`.
 pub(crate) fn set_name(specs: &[String]) -> String {
-    let first = specs.first().map(|spec| without_secrets(spec)).unwrap_or_default();
+    let first = specs.first().map(|spec| redact_list(spec)).unwrap_or_default();
     // A query is no part of a name; on a disk a question mark may be.
     let first = first.split('?').next().filter(|_| first.contains("://")).unwrap_or(&first);
     let shard = first.trim_end_matches(".gz");

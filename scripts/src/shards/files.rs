@@ -17,7 +17,7 @@ pub(crate) const CONVERTED: [&str; 5] = ["bmp", "gif", "tif", "tiff", "dib"];
 const BESIDE: [&str; 4] = ["cls", "cls.txt", "json", "txt"];
 
 /// An image in a file.
-pub(crate) struct Entry {
+pub(crate) struct SampleFile {
     pub(crate) path: PathBuf,
     /// Path as the user knows it: relative to the folder, or as written in the list.
     pub(crate) name: String,
@@ -29,7 +29,7 @@ pub(crate) struct Entry {
 /// Images, and the other files that were found beside them.
 #[derive(Default)]
 pub(crate) struct Found {
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<SampleFile>,
     /// Numbers of skipped files, by extension.
     pub(crate) skipped: BTreeMap<String, usize>,
 }
@@ -38,7 +38,7 @@ pub(crate) struct Found {
 const UNREAD: [&str; 11] = ["arw", "avif", "cr2", "dng", "heic", "heif", "jp2", "jxl", "nef", "psd", "svg"];
 
 /// Prints how many files were skipped, by extension.
-pub(crate) fn tell_skipped(skipped: &BTreeMap<String, usize>) {
+pub(crate) fn print_skipped(skipped: &BTreeMap<String, usize>) {
     let (unread, others): (Vec<_>, Vec<_>) =
         skipped.iter().partition(|(extension, _)| UNREAD.contains(&extension.as_str()));
     if !unread.is_empty() {
@@ -70,7 +70,7 @@ pub(crate) fn entries(input: &Path) -> anyhow::Result<Found> {
     if !list::is_list(input) {
         bail!("{} is neither a folder nor a .txt, .csv, .tsv or .jsonl list", input.display());
     }
-    let entry = |row: list::Row| Entry {
+    let entry = |row: list::ListRow| SampleFile {
         path: input.parent().unwrap_or(Path::new("")).join(&row.target),
         name: row.target,
         class: row.label,
@@ -110,7 +110,7 @@ fn folder(root: &Path) -> anyhow::Result<Found> {
         let class = class.map(|part| part.as_os_str().to_string_lossy().into_owned());
         let name = below.display().to_string();
         let (own_class, columns) = beside(&path)?;
-        found.entries.push(Entry { class: own_class.or(class), name, path, columns });
+        found.entries.push(SampleFile { class: own_class.or(class), name, path, columns });
     }
     Ok(found)
 }

@@ -18,13 +18,13 @@ const BYTES_PER_SHARD: u64 = 1 << 30;
 
 /// Replaces folders of images among `specs` by shards. They are packed into `out`, a folder each, if `packs`; complete
 /// shards of an earlier start are used as they are.
-pub(crate) fn in_shards(specs: &[String], out: &Path, packs: bool) -> anyhow::Result<Vec<String>> {
-    specs.iter().map(|spec| in_shard(spec, out, packs)).collect()
+pub(crate) fn replace_folders(specs: &[String], out: &Path, packs: bool) -> anyhow::Result<Vec<String>> {
+    specs.iter().map(|spec| pack_folder(spec, out, packs)).collect()
 }
 
-fn in_shard(spec: &str, out: &Path, packs: bool) -> anyhow::Result<String> {
+fn pack_folder(spec: &str, out: &Path, packs: bool) -> anyhow::Result<String> {
     let folder = PathBuf::from(spec);
-    if !folder.is_dir() || !holds_images_alone(&folder)? {
+    if !folder.is_dir() || !has_images_but_no_shards(&folder)? {
         return Ok(spec.into());
     }
     let real = folder.canonicalize().with_context(|| format!("cannot open {spec}"))?;
@@ -71,7 +71,7 @@ fn in_shard(spec: &str, out: &Path, packs: bool) -> anyhow::Result<String> {
 }
 
 /// Returns `true` if there are images below `folder`, and no shard in it.
-fn holds_images_alone(folder: &Path) -> anyhow::Result<bool> {
+fn has_images_but_no_shards(folder: &Path) -> anyhow::Result<bool> {
     let entries = std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
     if entries.flatten().any(|entry| pipeline::url::is_shard(&entry.path())) {
         return Ok(false);

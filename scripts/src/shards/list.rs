@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 /// A line of a list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Row {
+pub(crate) struct ListRow {
     /// Path or URL.
     pub(crate) target: String,
     /// Class, if there is one.
@@ -25,7 +25,7 @@ pub(crate) fn is_list(path: &Path) -> bool {
 
 /// Reads the list at `path`. Its column `target` names the images; `label` and `caption` are read
 /// if present, in upper or lower case; a `.txt` list has only the target.
-pub(crate) fn read(path: &Path, target: &str) -> anyhow::Result<Vec<Row>> {
+pub(crate) fn read(path: &Path, target: &str) -> anyhow::Result<Vec<ListRow>> {
     match extension(path).as_deref() {
         Some("csv") => table(path, b',', target),
         Some("tsv") => table(path, b'\t', target),
@@ -33,7 +33,7 @@ pub(crate) fn read(path: &Path, target: &str) -> anyhow::Result<Vec<Row>> {
         _ => {
             let lines = text(path)?;
             let rows = lines.lines().map(str::trim).filter(|line| !line.is_empty());
-            Ok(rows.map(|line| Row { target: line.to_string(), ..Row::default() }).collect())
+            Ok(rows.map(|line| ListRow { target: line.to_string(), ..ListRow::default() }).collect())
         }
     }
 }
@@ -48,7 +48,7 @@ fn text(path: &Path) -> anyhow::Result<String> {
     Ok(text.strip_prefix('\u{feff}').map(str::to_string).unwrap_or(text))
 }
 
-fn table(path: &Path, delimiter: u8, target: &str) -> anyhow::Result<Vec<Row>> {
+fn table(path: &Path, delimiter: u8, target: &str) -> anyhow::Result<Vec<ListRow>> {
     let mut reader = csv::ReaderBuilder::new()
         .delimiter(delimiter)
         .from_path(path)
@@ -73,12 +73,12 @@ fn table(path: &Path, delimiter: u8, target: &str) -> anyhow::Result<Vec<Row>> {
             let columns =
                 others.filter_map(|(at, name)| Some((name.trim().to_string(), cell(Some(at))?.into())));
             let columns = columns.collect();
-            Ok(Row { target, label: cell(label), caption: cell(caption), columns })
+            Ok(ListRow { target, label: cell(label), caption: cell(caption), columns })
         })
         .collect()
 }
 
-fn json_lines(path: &Path, target: &str) -> anyhow::Result<Vec<Row>> {
+fn json_lines(path: &Path, target: &str) -> anyhow::Result<Vec<ListRow>> {
     let lines = text(path)?;
     let rows = lines.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     rows.map(|(number, line)| {
@@ -96,7 +96,7 @@ fn json_lines(path: &Path, target: &str) -> anyhow::Result<Vec<Row>> {
             other => Some(other.to_string()),
         };
         let (label, caption) = (cell(label), cell(caption));
-        Ok(Row { target: image.to_string(), label, caption, columns })
+        Ok(ListRow { target: image.to_string(), label, caption, columns })
     })
     .collect()
 }

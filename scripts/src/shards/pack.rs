@@ -13,7 +13,7 @@ use pipeline::shard::write::{ShardLimits, ShardWriter};
 use serde_json::{Value, json};
 
 use super::classes::{Classes, write_classes};
-use super::files::{CONVERTED, Entry, entries, extension, tell_skipped};
+use super::files::{CONVERTED, SampleFile, entries, extension, print_skipped};
 use super::hold::hold;
 use super::keys::Keys;
 use super::order::shuffle;
@@ -34,7 +34,7 @@ pub(crate) struct Packed {
 impl Packed {
     /// Prints what was left out.
     pub(crate) fn tell(&self) {
-        tell_skipped(&self.skipped);
+        print_skipped(&self.skipped);
         if let Some((list, n)) = &self.failures {
             say(format!("warning: {n} images could not be packed: see {}", list.display()));
         }
@@ -74,7 +74,7 @@ pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
     let classes = Classes::of(job.classes, job.out, job.overwrite, labels)?;
     // Keys in the order of the list, for any seed.
     let mut keys = Keys::default();
-    let mut named: Vec<(String, Entry)> =
+    let mut named: Vec<(String, SampleFile)> =
         entries.drain(..).map(|entry| (keys.of(&entry.name), entry)).collect();
     shuffle(&mut named, job.seed);
     let mut writer = ShardWriter::new(job.out, job.prefix, job.limits)?;
@@ -121,7 +121,7 @@ pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
 fn add(
     writer: &mut ShardWriter,
     key: &str,
-    entry: &Entry,
+    entry: &SampleFile,
     (extension, image): (&str, &[u8]),
     label: Option<usize>,
 ) -> anyhow::Result<()> {

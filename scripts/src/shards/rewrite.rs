@@ -24,7 +24,7 @@ const CHUNK: usize = 256;
 
 /// Flags of every verb that rewrites shards.
 #[derive(clap::Args)]
-pub(crate) struct Flags {
+pub(crate) struct RewriteFlags {
     /// Shards: paths, patterns such as 'train-*.tar', folders, or URLs.
     #[arg(required = true)]
     pub(crate) shards: Vec<String>,
@@ -61,7 +61,7 @@ pub(crate) enum Verdict {
 
 /// Counts of a job.
 #[derive(Default)]
-pub(crate) struct Totals {
+pub(crate) struct RewriteTotals {
     pub(crate) n_shards: u64,
     pub(crate) n_shards_there: u64,
     pub(crate) n_kept: u64,
@@ -104,12 +104,12 @@ pub(crate) fn rewrite(
     storage: &Storage,
     job: &Job<'_>,
     judge: impl Fn(&Item<'_>) -> Verdict + Sync,
-) -> anyhow::Result<Totals> {
+) -> anyhow::Result<RewriteTotals> {
     check_names(sources)?;
     let shards = storage.open_all(sources)?;
     let _held = hold(job.out)?;
     claim(inputs_of(sources, &shards, job.out)?, job.out, job.verb, &job.settings, job.overwrite)?;
-    let mut totals = Totals::default();
+    let mut totals = RewriteTotals::default();
     let progress = bar(shards.iter().map(|shard| shard.len() as u64).sum(), job.verb);
     for (shard, source) in shards.iter().zip(sources) {
         let target = job.out.join(source.url.tar_name());
@@ -130,7 +130,7 @@ fn one_shard(
     shard: &Shard,
     target: &Path,
     judge: &(impl Fn(&Item<'_>) -> Verdict + Sync),
-    totals: &mut Totals,
+    totals: &mut RewriteTotals,
     progress: &ProgressBar,
 ) -> anyhow::Result<()> {
     let mut writer = ShardFile::create(target)?;
@@ -298,7 +298,7 @@ pub(crate) fn check_names(sources: &[Source]) -> anyhow::Result<()> {
     }
 }
 
-impl Totals {
+impl RewriteTotals {
     /// Prints the counts.
     pub(crate) fn print(&self, json: bool) {
         let there = match self.n_shards_there {

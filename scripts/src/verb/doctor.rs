@@ -13,7 +13,7 @@ use kernels::device::workers::or_cores;
 use kernels::device::{Device, DeviceError, Opened, cuda_devices};
 use ranks::EngineError;
 use ranks::conformance;
-use ranks::conformance::{Broken, Trial};
+use ranks::conformance::{ConformanceError, CheckContext};
 use ranks::engine::{Engine, Solo};
 
 use crate::cluster::launch::Launch;
@@ -30,7 +30,7 @@ pub(crate) struct Args {
     #[arg(long, default_value = ".")]
     folder: PathBuf,
     #[command(flatten)]
-    compute: compute::Flags,
+    compute: compute::ComputeFlags,
     /// Only test communication: every operation with odd lengths, then the speed of large transfers. Run it under mpirun.
     #[arg(long)]
     fabric: bool,
@@ -232,14 +232,14 @@ fn fabric(
     let mut passed = |operation, n| {
         *last.lock().unwrap_or_else(PoisonError::into_inner) = Some((operation, n));
     };
-    let mut trial = Trial { device: &device.device, passed: &mut passed };
+    let mut trial = CheckContext { device: &device.device, passed: &mut passed };
     match conformance::check(engine, &mut trial) {
         Ok(()) => {}
         // The error keeps its type, which determines the exit code.
-        Err(Broken::Failed(error)) => {
+        Err(ConformanceError::Failed(error)) => {
             return Err(anyhow::Error::new(error).context(format!("rank {}", launch.rank)));
         }
-        Err(error @ Broken::Wrong { .. }) => bail!("rank {}: {error}", launch.rank),
+        Err(error @ ConformanceError::Wrong { .. }) => bail!("rank {}: {error}", launch.rank),
     }
     let first = launch.rank == 0;
     if first {
@@ -265,7 +265,7 @@ fn fabric(
 
 /// Returns the median times, in milliseconds, of a gather and an exchange of a buffer of `bytes` in the engine's memory.
 fn time(engine: &mut dyn Engine, device: &Device, bytes: usize) -> Result<(f64, f64), EngineError> {
-    let mut pair = conformance::Pair::new(engine, device, bytes)?;
+    let mut pair = conformance::TimingBuffers::new(engine, device, bytes)?;
     let (mut gathers, mut exchanges) = (Vec::new(), Vec::new());
     for _ in 0..9 {
         let start = Instant::now();

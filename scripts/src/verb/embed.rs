@@ -16,7 +16,7 @@ use crate::cluster::launch::Launch;
 use crate::evaluation::flags::{CacheFlags, StageBar};
 use crate::evaluation::network::NetworkFlags;
 use crate::evaluation::scores::set_name;
-use crate::shards::files::{entries, tell_skipped};
+use crate::shards::files::{entries, print_skipped};
 
 /// Flags of `embed`.
 #[derive(clap::Args)]
@@ -54,7 +54,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     cache: CacheFlags,
     #[command(flatten)]
-    compute: compute::Flags,
+    compute: compute::ComputeFlags,
     /// End with one line of JSON: images, undecodable, width, cached, seconds, images_per_s.
     #[arg(long)]
     json: bool,
@@ -120,13 +120,13 @@ fn source(args: &Args, storage: &Storage) -> anyhow::Result<(Source, String)> {
         return Ok((Source::Shards(Arc::new(Dataset::open(&args.shards, storage)?)), set_name(&args.shards)));
     };
     let root = if input.is_dir() { input.as_path() } else { input.parent().unwrap_or(Path::new("")) };
-    let file = |entry: crate::shards::files::Entry| ImageFile {
+    let file = |entry: crate::shards::files::SampleFile| ImageFile {
         name: entry.path.strip_prefix(root).unwrap_or(&entry.path).display().to_string(),
         path: entry.path,
         class: entry.class,
     };
     let found = entries(input)?;
-    tell_skipped(&found.skipped);
+    print_skipped(&found.skipped);
     let files: Vec<ImageFile> = found.entries.into_iter().map(file).collect();
     if files.is_empty() {
         bail!("{} holds no image", input.display());

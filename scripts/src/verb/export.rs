@@ -9,7 +9,7 @@ use eval::{ImageSet, Protocol, Silent, Source, Split, Transform};
 use kernels::device::Opened;
 use networks::NamedTensor;
 use networks::Network;
-use pipeline::secrets::without_secrets;
+use pipeline::secrets::redact_list;
 use pipeline::{Dataset, Storage};
 use serde_json::json;
 use trainer::checkpoint::Manifest;
@@ -154,7 +154,7 @@ fn trained_on(manifest: &Manifest) -> String {
     let plan = &manifest.plan;
     let images = manifest.step * plan.recipe.optim.batch_size as u64;
     // The plan, further down on the card, lists all shards.
-    let shards: Vec<String> = plan.recipe.data.shards.iter().map(|spec| without_secrets(spec)).collect();
+    let shards: Vec<String> = plan.recipe.data.shards.iter().map(|spec| redact_list(spec)).collect();
     let shards = match shards.as_slice() {
         [first, _, .., last] => {
             format!("{} shards, the first {first}, the last {last}", shards.len())

@@ -26,7 +26,7 @@ use crate::evaluation::scores::set_name;
 use crate::exit::PREEMPTED;
 use crate::forecast::at_least;
 use crate::run_progress::RunProgress;
-use crate::shards::folders::in_shards;
+use crate::shards::folders::replace_folders;
 use crate::signals::Signals;
 use crate::{frozen, initial, pictures, recipes};
 
@@ -60,9 +60,9 @@ pub(crate) struct Args {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     #[command(flatten)]
-    initial: initial::Flags,
+    initial: initial::InitialFlags,
     #[command(flatten)]
-    compute: compute::Flags,
+    compute: compute::ComputeFlags,
     /// Inject a fault: `kill:rank=1,step=5,phase=backward`; also hang, slow, nan. Phases: teacher, forward, head,
     /// backward, data, update, checkpoint.
     #[arg(long, value_name = "WHAT:WHERE")]
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     if launch.rank > 0 {
         return Ok(ExitCode::SUCCESS);
     }
-    tell_bad_samples(&args.workdir);
+    print_bad_samples(&args.workdir);
     let device = args.compute.device.open(0)?.device;
     match write_beside(&args.workdir, true, storage, &device) {
         Ok(page) => say(format!("report: {}", page.display())),
@@ -129,7 +129,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 }
 
 /// Prints how many samples of the run in `workdir` could not be used.
-fn tell_bad_samples(workdir: &Path) {
+fn print_bad_samples(workdir: &Path) {
     let ledger = workdir.join("quarantine.jsonl");
     let n_bad = std::fs::read(&ledger)
         .map_or(0, |text| text.split(|byte| *byte == b'\n').filter(|row| !row.is_empty()).count());
@@ -163,10 +163,10 @@ fn probes(args: &Args, plan: &Plan, storage: &Storage) -> anyhow::Result<Vec<Box
 pub(crate) struct Target<'a> {
     pub(crate) workdir: &'a Path,
     pub(crate) launch: &'a Launch,
-    pub(crate) compute: compute::Flags,
+    pub(crate) compute: compute::ComputeFlags,
     pub(crate) fault: Option<Fault>,
     /// Initial state of the run.
-    pub(crate) initial: initial::Flags,
+    pub(crate) initial: initial::InitialFlags,
 }
 
 /// Trains `recipe` at `target`, with signals and a progress bar. The recipe is checked before
@@ -187,7 +187,7 @@ pub(crate) fn pretrain(
     // Without a GPU everything is in the host's memory.
     recipe.run.offload &= device.kind != DeviceKind::Cpu;
     // Other ranks would wait for the one that packs, and no longer than their deadline.
-    let shards = in_shards(&recipe.data.shards, &target.workdir.join("shards"), launch.world_size == 1);
+    let shards = replace_folders(&recipe.data.shards, &target.workdir.join("shards"), launch.world_size == 1);
     recipe.data.shards = start::all_ready(&comm, shards)?;
     let open = || -> anyhow::Result<_> {
         let initial = initial::prepare(&mut recipe, target.workdir, &target.initial, launch.rank)?;

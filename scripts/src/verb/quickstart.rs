@@ -49,7 +49,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 2000)]
     test_images: u64,
     #[command(flatten)]
-    compute: compute::Flags,
+    compute: compute::ComputeFlags,
     /// Change a value of the recipe. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
@@ -86,7 +86,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         launch: &Launch::ALONE,
         compute: args.compute.clone(),
         fault: None,
-        initial: initial::Flags::default(),
+        initial: initial::InitialFlags::default(),
     };
     let (_, outcome) = pretrain(recipe, &target, storage, |_| Ok(Vec::new()))?;
     if outcome == Outcome::Stopped {

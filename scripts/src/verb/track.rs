@@ -7,7 +7,7 @@ use std::thread::sleep;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
-use pipeline::secrets::without_secrets;
+use pipeline::secrets::redact_list;
 use report::{Run, named_scores};
 use serde::{Deserialize, Serialize};
 use trainer::run::status::State;
@@ -40,10 +40,10 @@ pub(crate) struct Args {
 }
 
 /// Time between two checks of the runs.
-const LOOK: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Number of checks without news, after all runs have ended, before the end: pictures are drawn after the last checkpoint.
-const IDLE_LOOKS: u32 = 12;
+const IDLE_POLLS: u32 = 12;
 
 /// File in the work directory that records what has been sent, by server and experiment.
 const SENT: &str = "mlflow.json";
@@ -109,10 +109,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             }
         }
         idle_looks = if is_idle { idle_looks + 1 } else { 0 };
-        if !args.follow || idle_looks == IDLE_LOOKS {
+        if !args.follow || idle_looks == IDLE_POLLS {
             return Ok(ExitCode::SUCCESS);
         }
-        sleep(LOOK);
+        sleep(POLL_INTERVAL);
     }
 }
 
@@ -223,7 +223,7 @@ fn news(run: &Run, sent: &Sent) -> anyhow::Result<(Vec<Metric>, u64, usize)> {
 fn send_files(server: &Server, sent: &mut Sent, run: &Run) -> bool {
     let mut has_news = false;
     let shards = &run.status.plan.recipe.data.shards;
-    let shows_secrets = shards.iter().any(|spec| without_secrets(spec) != *spec);
+    let shows_secrets = shards.iter().any(|spec| redact_list(spec) != *spec);
     for name in FILES {
         // Only older releases wrote secrets into the plan, and then also into the report.
         if name == REPORT && shows_secrets {

@@ -9,7 +9,7 @@ use crate::unit::Draws;
 const DROP_PATH_DOMAIN: u64 = 0x6472_6f70_0000_0000;
 
 /// Source of the random numbers of a step.
-pub struct Drawing {
+pub struct DropPathSampler {
     /// Seed of the run.
     pub seed: u64,
     /// The step.
@@ -18,7 +18,7 @@ pub struct Drawing {
     pub n_views: Vec<usize>,
 }
 
-impl Drawing {
+impl DropPathSampler {
     /// Draws the factors of unit `unit`, whose branches are dropped with probability `p`, for the images at
     /// `positions` of the global batch.
     pub fn draw(&self, unit: usize, p: f32, positions: impl Iterator<Item = u64>) -> Draws {

@@ -170,7 +170,8 @@ impl Network {
         let mut found = None;
         for unit in 0..self.units.len() {
             let leaves = Leaves::new(&self.layouts[unit], &self.flats[unit], false);
-            let attention = in_evaluation(&leaves, 1, |cx| self.units[unit].attention(&groups[0], cx));
+            let attention =
+                with_evaluation_context(&leaves, 1, |cx| self.units[unit].attention(&groups[0], cx));
             if let Some(weights) = attention.filter(|_| groups[0].n_prefix > 0) {
                 let ([b, heads, tokens, _], n_prefix) = (weights.dims(), groups[0].n_prefix);
                 let of_class = weights.slice([0..b, 0..heads, 0..1, n_prefix..tokens]);
@@ -231,13 +232,13 @@ impl Network {
 
 /// Passes `groups` through all stages of `unit` with running statistics, so that images do not depend on one another.
 fn evaluated(unit: &dyn Unit, leaves: &Leaves<'_>, groups: Vec<Features>) -> Vec<Features> {
-    in_evaluation(leaves, groups.len(), |cx| {
+    with_evaluation_context(leaves, groups.len(), |cx| {
         (0..unit.n_stages()).fold(groups, |groups, stage| unit.forward(stage, groups, cx).features)
     })
 }
 
 /// Calls `f` with the context of units in evaluation.
-fn in_evaluation<R>(leaves: &Leaves<'_>, n_groups: usize, f: impl FnOnce(&Context<'_>) -> R) -> R {
+fn with_evaluation_context<R>(leaves: &Leaves<'_>, n_groups: usize, f: impl FnOnce(&Context<'_>) -> R) -> R {
     let (draws, sets) = (Draws::default(), StatSets::per_size(n_groups));
     f(&Context { leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 })
 }

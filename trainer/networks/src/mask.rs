@@ -47,7 +47,7 @@ pub struct Rows {
 }
 
 /// Drawing of the masks of a step.
-pub struct MaskDrawing {
+pub struct MaskSampler {
     rule: MaskRule,
     seed: u64,
     step: u64,
@@ -80,7 +80,7 @@ impl MaskRule {
         batch_size: usize,
         n_views: usize,
         grid: [usize; 2],
-    ) -> MaskDrawing {
+    ) -> MaskSampler {
         let n = batch_size * n_views;
         let n_masked = (n as f64 * self.masked_share) as usize;
         let mut shuffled: Vec<usize> = (0..n).collect();
@@ -92,11 +92,11 @@ impl MaskRule {
         for (number, view) in shuffled.into_iter().take(n_masked).enumerate() {
             order[view] = Some(number);
         }
-        MaskDrawing { rule: self, seed, step, n_views, grid, order, n_masked }
+        MaskSampler { rule: self, seed, step, n_views, grid, order, n_masked }
     }
 }
 
-impl MaskDrawing {
+impl MaskSampler {
     /// Draws the masked cells of the views of the images at `positions` of the global batch.
     pub fn rows(&self, positions: impl Iterator<Item = u64>) -> Rows {
         let views = positions.flat_map(|position| (0..self.n_views).map(move |view| (position, view)));

@@ -77,7 +77,7 @@ impl PixelInput {
     }
 
     /// Computes [`PixelInput::vectors`] of `bytes` on their device, with its operations: `[n, N, 3·p·p]` in f32.
-    pub fn vectors_there(&self, bytes: Tensor<4, Int>) -> Tensor<3> {
+    pub fn vectors_on_device(&self, bytes: Tensor<4, Int>) -> Tensor<3> {
         let Normalization { mean, std } = self.normalization;
         let [n, _, size_px, _] = bytes.dims();
         let (grid, p, device) = (size_px / self.cell_px, self.cell_px, bytes.device());
@@ -103,7 +103,7 @@ impl PixelInput {
 }
 
 /// Copies the bytes of `views` to `device`, `[n, 3, size, size]`.
-pub fn bytes_on(device: &Device, views: &[&[u8]], size_px: usize) -> Tensor<4, Int> {
+pub fn copy_to_device(device: &Device, views: &[&[u8]], size_px: usize) -> Tensor<4, Int> {
     let bytes = views.concat();
     let n = bytes.len() / (3 * size_px * size_px);
     let len = bytes.len();
@@ -126,7 +126,7 @@ mod tests {
         let (a, b) = bytes.split_at(bytes.len() / 2);
         let (here, shape) = input.vectors(&[a, b], size_px);
         for device in devices().iter().filter(|device| device.supports_dtype(DType::U8)) {
-            let there = input.vectors_there(bytes_on(device, &[a, b], size_px));
+            let there = input.vectors_on_device(copy_to_device(device, &[a, b], size_px));
             assert_eq!(there.dims(), shape);
             let there = there.into_data().try_to_vec::<f32>().unwrap();
             assert!(here.iter().zip(&there).all(|(a, b)| (a - b).abs() < 1e-6));

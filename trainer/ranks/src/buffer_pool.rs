@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn_tensor::{AllocationProperty, Bytes, DType, Device, Tensor, TensorData};
 
 /// Number of unused buffers that are kept: for the units of a head, a unit in transfer and a unit just released.
-const N_SPARE: usize = 4;
+const MAX_SPARE: usize = 4;
 
 /// Ratio of capacity to need above which a spare buffer is left for a unit of its own size.
-const TOO_LARGE: usize = 3;
+const MAX_CAPACITY_RATIO: usize = 3;
 
 /// A pool of buffers.
 #[derive(Debug, Default)]
@@ -29,7 +29,8 @@ impl BufferPool {
         // Takes the smallest that is large enough, but not so large that a unit of its size would lack it, so that the
         // peak of a step does not depend on which buffer happens to be free. Growing one would copy unused content.
         spare.sort_by_key(Vec::capacity);
-        let fits = spare.iter().position(|values| (len..=TOO_LARGE * len).contains(&values.capacity()));
+        let fits =
+            spare.iter().position(|values| (len..=MAX_CAPACITY_RATIO * len).contains(&values.capacity()));
         let mut values = fits.map_or_else(|| Vec::with_capacity(len), |index| spare.swap_remove(index));
         drop(spare);
         values.resize(len, 0.0);
@@ -68,7 +69,7 @@ impl Drop for PooledBuffer {
     fn drop(&mut self) {
         let mut spare = self.pool.spare.lock().unwrap_or_else(PoisonError::into_inner);
         spare.push(std::mem::take(&mut self.values));
-        if spare.len() > N_SPARE {
+        if spare.len() > MAX_SPARE {
             spare.sort_by_key(Vec::capacity);
             spare.remove(0);
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn_tensor::{DType, Tensor};
 
-use crate::communicator::{Comm, Pending};
+use crate::communicator::{Communicator, Pending};
 use crate::engine::Transfer;
 use crate::error::EngineError;
 use crate::mesh::Mesh;
@@ -16,18 +16,18 @@ use crate::wire::Wire;
 /// # Errors
 /// [`EngineError`].
 pub fn gather(
-    comm: &Comm,
+    comm: &Communicator,
     unit: &str,
     shard: &Tensor<1>,
     wire: Wire,
     stays: bool,
 ) -> Result<Pending<Tensor<1>>, EngineError> {
     let group_size = comm.topology().group_size;
-    if group_size == 1 && !is_trial(comm) {
+    if group_size == 1 && !is_self_test(comm) {
         return Ok(Pending::Ready(rounded(shard.clone(), wire)));
     }
     let [n] = shard.dims();
-    let mut shard = Transfer::new(shard.clone(), n * group_size, wire, comm.takes_tensors)?;
+    let mut shard = Transfer::new(shard.clone(), n * group_size, wire, comm.supports_device_tensors)?;
     if !stays {
         shard = shard.into_pool(Arc::clone(&comm.buffers));
     }
@@ -39,22 +39,22 @@ pub fn gather(
 /// # Errors
 /// [`EngineError`].
 pub fn reduce(
-    comm: &Comm,
+    comm: &Communicator,
     unit: &str,
     full: Tensor<1>,
     wire: Wire,
 ) -> Result<Pending<Tensor<1>>, EngineError> {
-    if comm.topology().world_size == 1 && !is_trial(comm) {
+    if comm.topology().world_size == 1 && !is_self_test(comm) {
         return Ok(Pending::Ready(rounded(full, wire)));
     }
     let [len] = full.dims();
-    let first = Mesh::transfer_of(full, wire, comm.topology(), comm.exact, comm.takes_tensors)?;
+    let first = Mesh::transfer_of(full, wire, comm.topology(), comm.exact, comm.supports_device_tensors)?;
     Ok(comm.submit("reduce", unit, move |mesh| mesh.reduce(first, len)))
 }
 
 /// Returns true if one rank communicates with itself, as a test of an engine on device memory.
-fn is_trial(comm: &Comm) -> bool {
-    comm.takes_tensors && comm.topology().world_size == 1
+fn is_self_test(comm: &Communicator) -> bool {
+    comm.supports_device_tensors && comm.topology().world_size == 1
 }
 
 /// Rounds `values` as a transfer on `wire` does.

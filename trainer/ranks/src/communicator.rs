@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 
 use crate::buffer_pool::BufferPool;
-use crate::deadline::{POLL, Waiting, Watch};
+use crate::deadline::{POLL_INTERVAL, PeerMonitor, Waiting};
 use crate::engine::{Engine, Reduction};
 use crate::error::EngineError;
 use crate::flight_recorder::FlightRecorder;
@@ -20,13 +20,13 @@ use crate::mesh::{Mesh, Traffic};
 use crate::topology::Topology;
 
 /// Time that ranks may take to start, even if the deadline of collectives is shorter.
-pub const START: Duration = Duration::from_secs(120);
+pub const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Time that an engine may take to abort a collective that is no longer waited for.
-const LEAVE: Duration = Duration::from_secs(2);
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Settings of a [`Comm`].
-pub struct CommConfig {
+/// Settings of a [`Communicator`].
+pub struct CommunicatorConfig {
     /// Topology as this rank sees it.
     pub topology: Topology,
     /// True if sums are taken in the order of [`ordered`](crate::ordered), not in the engine's.
@@ -39,22 +39,22 @@ pub struct CommConfig {
 pub type EngineFactory = Box<dyn FnOnce() -> Result<Box<dyn Engine>, EngineError> + Send>;
 
 /// Connection of a rank to the others, through the communication thread.
-pub struct Comm {
+pub struct Communicator {
     topology: Topology,
     pub(super) exact: bool,
     /// True if the engine reads and writes tensors in place.
-    pub(super) takes_tensors: bool,
+    pub(super) supports_device_tensors: bool,
     /// Queue of collectives; `None` for one rank, which has nothing to move.
     queue: Option<Sender<Queued>>,
     recorder: Arc<FlightRecorder>,
-    watch: Mutex<Option<Arc<dyn Watch>>>,
+    watch: Mutex<Option<Arc<dyn PeerMonitor>>>,
     deadline: Duration,
     pub(super) buffers: Arc<BufferPool>,
     waited_us: AtomicU64,
     /// Microseconds that the thread has waited for this rank's own device.
-    settled_us: Arc<AtomicU64>,
+    device_wait_us: Arc<AtomicU64>,
     /// Set once this rank no longer waits for collectives.
-    given_up: Arc<AtomicBool>,
+    abort_flag: Arc<AtomicBool>,
     /// Closed once the thread has dropped its engines.
     ended: Option<Receiver<()>>,
 }
@@ -76,21 +76,21 @@ pub enum Pending<R> {
     Queued(Receiver<Result<R, EngineError>>),
 }
 
-impl Comm {
+impl Communicator {
     /// Creates the communicator of a single rank.
     pub fn solo() -> Self {
         Self {
             topology: Topology::SOLO,
             exact: true,
-            takes_tensors: false,
+            supports_device_tensors: false,
             queue: None,
             recorder: Arc::default(),
             watch: Mutex::new(None),
             deadline: Duration::MAX,
             buffers: Arc::default(),
             waited_us: AtomicU64::new(0),
-            settled_us: Arc::default(),
-            given_up: Arc::default(),
+            device_wait_us: Arc::default(),
+            abort_flag: Arc::default(),
             ended: None,
         }
     }
@@ -99,15 +99,15 @@ impl Comm {
     ///
     /// # Errors
     /// Errors of `engine`, and [`EngineError`] if the ranks do not meet.
-    pub fn start(config: CommConfig, engine: EngineFactory) -> Result<Self, EngineError> {
-        let CommConfig { topology, exact, deadline } = config;
+    pub fn start(config: CommunicatorConfig, engine: EngineFactory) -> Result<Self, EngineError> {
+        let CommunicatorConfig { topology, exact, deadline } = config;
         let (queue, jobs) = unbounded::<Queued>();
         let (ready, is_ready) = bounded(1);
         let (has_ended, ended) = bounded::<()>(0);
         let recorder = Arc::<FlightRecorder>::default();
         let notes = Arc::clone(&recorder);
-        let (settled_us, given_up) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
-        let (settled, watched) = (Arc::clone(&settled_us), Arc::clone(&given_up));
+        let (device_wait_us, abort_flag) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
+        let (settled, watched) = (Arc::clone(&device_wait_us), Arc::clone(&abort_flag));
         let run = move || {
             let mesh = engine().and_then(|mut world| {
                 world.watch(watched);
@@ -118,13 +118,13 @@ impl Comm {
                 Err(error) => return drop(ready.send(Err(error))),
             };
             // The send fails only if the thread that starts this one has given up.
-            let _ = ready.send(Ok(mesh.world().takes_tensors()));
+            let _ = ready.send(Ok(mesh.world().supports_device_tensors()));
             for (number, Queued { collective, unit, on_tensors, job }) in (0..).zip(jobs) {
                 if on_tensors {
                     // Runs before the recorder notes the collective, so that a rank whose device hangs stays behind the
                     // others, which identifies it. The collective itself reports any error of the device.
                     let start = Instant::now();
-                    let _ = mesh.world().settle();
+                    let _ = mesh.world().wait_for_device();
                     settled.fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
                 }
                 notes.begin(number, collective, &unit);
@@ -139,18 +139,18 @@ impl Comm {
             engine: "communication thread",
             reason: error.to_string(),
         })?;
-        let takes_tensors =
-            is_ready.recv_timeout(deadline.max(START)).map_err(|e| not_started(e, deadline))??;
+        let supports_device_tensors =
+            is_ready.recv_timeout(deadline.max(START_TIMEOUT)).map_err(|e| not_started(e, deadline))??;
         Ok(Self {
             topology,
             exact,
-            takes_tensors,
+            supports_device_tensors,
             // One rank has nothing to move, but an engine on device memory may be tested with it.
-            queue: (topology.world_size > 1 || takes_tensors).then_some(queue),
+            queue: (topology.world_size > 1 || supports_device_tensors).then_some(queue),
             recorder,
             deadline,
-            settled_us,
-            given_up,
+            device_wait_us,
+            abort_flag,
             ended: Some(ended),
             ..Self::solo()
         })
@@ -167,7 +167,7 @@ impl Comm {
     }
 
     /// Sets the watch, which names the missing ranks when a collective does not end.
-    pub fn set_watch(&self, watch: Arc<dyn Watch>) {
+    pub fn set_watch(&self, watch: Arc<dyn PeerMonitor>) {
         *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = Some(watch);
     }
 
@@ -188,7 +188,7 @@ impl Comm {
             // The send fails only if this rank, after an error, no longer waits for the result.
             let job: Job = Box::new(move |mesh| drop(sender.send(run(mesh))));
             // A thread that has ended drops the job and its sender with it: the wait then returns an error.
-            let on_tensors = self.takes_tensors;
+            let on_tensors = self.supports_device_tensors;
             let _ = queue.send(Queued { collective, unit: unit.to_string(), on_tensors, job });
         }
         Pending::Queued(result)
@@ -204,40 +204,40 @@ impl Comm {
             Pending::Queued(result) => result,
         };
         let mut waiting = Waiting::new(self.recorder.newest().map_or(0, |entry| entry.number));
-        let (start, settled_us) = (waiting.since, self.settled_us.load(Ordering::Relaxed));
+        let (start, device_wait_us) = (waiting.since, self.device_wait_us.load(Ordering::Relaxed));
         let outcome = loop {
-            match result.recv_timeout(POLL) {
+            match result.recv_timeout(POLL_INTERVAL) {
                 Ok(outcome) => break outcome,
                 Err(RecvTimeoutError::Disconnected) => break Err(EngineError::Ended),
                 Err(RecvTimeoutError::Timeout) => {
-                    if let Err(error) = self.look_around(&mut waiting) {
-                        self.given_up.store(true, Ordering::Relaxed);
+                    if let Err(error) = self.check_peers(&mut waiting) {
+                        self.abort_flag.store(true, Ordering::Relaxed);
                         // Gives such an engine time to abort, so that the device is free when the process ends.
-                        if self.takes_tensors {
-                            let _ = result.recv_timeout(LEAVE);
+                        if self.supports_device_tensors {
+                            let _ = result.recv_timeout(LEAVE_TIMEOUT);
                         }
                         return Err(error);
                     }
                 }
             }
         };
-        let own_us = self.settled_us.load(Ordering::Relaxed) - settled_us;
+        let own_us = self.device_wait_us.load(Ordering::Relaxed) - device_wait_us;
         let waited_us = (start.elapsed().as_micros() as u64).saturating_sub(own_us);
         self.waited_us.fetch_add(waited_us, Ordering::Relaxed);
         outcome
     }
 
-    fn look_around(&self, waiting: &mut Waiting) -> Result<(), EngineError> {
+    fn check_peers(&self, waiting: &mut Waiting) -> Result<(), EngineError> {
         let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).clone();
         match self.recorder.newest() {
             Some(here) => waiting.look(here, watch.as_deref(), self.deadline),
-            None if waiting.since.elapsed() < self.deadline.max(START) => Ok(()),
+            None if waiting.since.elapsed() < self.deadline.max(START_TIMEOUT) => Ok(()),
             // Not even the first collective has begun: this rank's own device hangs.
             None => Err(EngineError::Deadline {
                 collective: "start",
                 unit: "this rank's device".into(),
                 number: 0,
-                seconds: self.deadline.max(START).as_secs(),
+                seconds: self.deadline.max(START_TIMEOUT).as_secs(),
                 suspects: "it has not done what it was asked before the first collective".into(),
             }),
         }
@@ -384,7 +384,7 @@ fn not_started(error: RecvTimeoutError, deadline: Duration) -> EngineError {
             collective: "start",
             unit: "the engine".into(),
             number: 0,
-            seconds: deadline.max(START).as_secs(),
+            seconds: deadline.max(START_TIMEOUT).as_secs(),
             suspects: "not all ranks have come".into(),
         },
     }

@@ -15,7 +15,7 @@ const LENGTHS: [usize; 6] = [0, 1, 3, 63, 64, 5001];
 
 /// An operation that does not conform.
 #[derive(Debug, thiserror::Error)]
-pub enum Broken {
+pub enum ConformanceError {
     /// The operation failed.
     #[error(transparent)]
     Failed(#[from] EngineError),
@@ -36,7 +36,7 @@ pub enum Broken {
 }
 
 /// Device and progress callback of a check.
-pub struct Trial<'a> {
+pub struct CheckContext<'a> {
     /// Device of the tensors.
     pub device: &'a Device,
     /// Callback for every operation that passed, with its elements per rank. An operation that hangs is the one after
@@ -48,7 +48,7 @@ pub struct Trial<'a> {
 ///
 /// # Errors
 /// The first operation that does not conform.
-pub fn check(engine: &mut dyn Engine, trial: &mut Trial<'_>) -> Result<(), Broken> {
+pub fn check(engine: &mut dyn Engine, trial: &mut CheckContext<'_>) -> Result<(), ConformanceError> {
     check_group(engine, trial)?;
     // Even and odd ranks, in reverse order: their groups work apart from one another and from the whole.
     let (rank, world_size) = (engine.rank(), engine.world_size());
@@ -64,14 +64,14 @@ pub fn check(engine: &mut dyn Engine, trial: &mut Trial<'_>) -> Result<(), Broke
 
 /// Buffers for timing the fabric: a gather and an exchange of one buffer, in host memory or, for an engine that
 /// takes tensors, on the device.
-pub enum Pair {
+pub enum TimingBuffers {
     /// Part that a rank contributes to a gather, and the gathered buffer, which an exchange sends.
     Host(Vec<u8>, Vec<u8>),
     /// Transfers of a gather and of an exchange.
     Tensors(Box<[Transfer; 2]>),
 }
 
-impl Pair {
+impl TimingBuffers {
     /// Creates buffers for a gather of `bytes` bytes over all ranks.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ impl Pair {
     pub fn new(engine: &dyn Engine, device: &Device, bytes: usize) -> Result<Self, EngineError> {
         let world_size = engine.world_size();
         let n = (bytes / 4 / world_size).max(1);
-        if !engine.takes_tensors() {
+        if !engine.supports_device_tensors() {
             return Ok(Self::Host(vec![1; 4 * n], vec![0; 4 * n * world_size]));
         }
         let send = |n: usize| Tensor::<1>::ones([n], device);
@@ -114,7 +114,7 @@ impl Pair {
     }
 }
 
-fn check_group(engine: &mut dyn Engine, trial: &mut Trial<'_>) -> Result<(), Broken> {
+fn check_group(engine: &mut dyn Engine, trial: &mut CheckContext<'_>) -> Result<(), ConformanceError> {
     for n in LENGTHS {
         movement(engine, n, trial)?;
         sums(engine, n, trial)?;
@@ -128,17 +128,17 @@ fn check_group(engine: &mut dyn Engine, trial: &mut Trial<'_>) -> Result<(), Bro
 
 fn expect(
     engine: &dyn Engine,
-    trial: &mut Trial<'_>,
+    trial: &mut CheckContext<'_>,
     operation: &'static str,
     n: usize,
     holds: bool,
-) -> Result<(), Broken> {
+) -> Result<(), ConformanceError> {
     if holds {
         (trial.passed)(operation, n);
         return Ok(());
     }
     let (engine, rank, world_size) = (engine.name(), engine.rank(), engine.world_size());
-    Err(Broken::Wrong { engine, rank, world_size, operation, n })
+    Err(ConformanceError::Wrong { engine, rank, world_size, operation, n })
 }
 
 /// Returns a value that depends on sender, receiver and index; small enough to be exact in bf16.
@@ -148,11 +148,11 @@ fn value(from: usize, to: usize, i: usize) -> f32 {
 
 /// Runs [`check`] on host tensors, without a callback.
 #[cfg(test)]
-pub(super) fn check_on_host(engine: &mut dyn Engine) -> Result<(), Broken> {
-    check(engine, &mut Trial { device: &Device::flex(), passed: &mut |_, _| {} })
+pub(super) fn check_on_host(engine: &mut dyn Engine) -> Result<(), ConformanceError> {
+    check(engine, &mut CheckContext { device: &Device::flex(), passed: &mut |_, _| {} })
 }
 
-fn movement(engine: &mut dyn Engine, n: usize, trial: &mut Trial<'_>) -> Result<(), Broken> {
+fn movement(engine: &mut dyn Engine, n: usize, trial: &mut CheckContext<'_>) -> Result<(), ConformanceError> {
     let (rank, world_size) = (engine.rank(), engine.world_size());
     for wire in [Wire::F32, Wire::Bf16] {
         let of = |from: usize, to: usize| (0..n).map(move |i| value(from, to, i));
@@ -182,7 +182,7 @@ fn movement(engine: &mut dyn Engine, n: usize, trial: &mut Trial<'_>) -> Result<
 }
 
 /// Checks sums of small integers, which are exact in any order.
-fn sums(engine: &mut dyn Engine, n: usize, trial: &mut Trial<'_>) -> Result<(), Broken> {
+fn sums(engine: &mut dyn Engine, n: usize, trial: &mut CheckContext<'_>) -> Result<(), ConformanceError> {
     let (rank, world_size) = (engine.rank(), engine.world_size());
     let full: Vec<f32> = (0..world_size).flat_map(|to| (0..n).map(move |i| value(rank, to, i))).collect();
     let expected: Vec<f32> = (0..n).map(|i| (0..world_size).map(|from| value(from, rank, i)).sum()).collect();
@@ -193,13 +193,17 @@ fn sums(engine: &mut dyn Engine, n: usize, trial: &mut Trial<'_>) -> Result<(), 
 }
 
 /// Checks the operations on tensors, which are never empty because units are not.
-fn on_tensors(engine: &mut dyn Engine, n: usize, trial: &mut Trial<'_>) -> Result<(), Broken> {
+fn on_tensors(
+    engine: &mut dyn Engine,
+    n: usize,
+    trial: &mut CheckContext<'_>,
+) -> Result<(), ConformanceError> {
     let (rank, world_size) = (engine.rank(), engine.world_size());
-    let (takes_tensors, device) = (engine.takes_tensors(), trial.device.clone());
+    let (supports_device_tensors, device) = (engine.supports_device_tensors(), trial.device.clone());
     let transfer = |values: Vec<f32>, n_receive: usize, wire: Wire| {
         let len = values.len();
         let send = Tensor::<1>::from_data(TensorData::new(values, [len]), &device);
-        Transfer::new(send, n_receive, wire, takes_tensors)
+        Transfer::new(send, n_receive, wire, supports_device_tensors)
     };
     for wire in [Wire::F32, Wire::Bf16].into_iter().filter(|wire| device.supports_dtype(wire.dtype())) {
         let mut gather = transfer((0..n).map(|i| value(rank, 0, i)).collect(), n * world_size, wire)?;
@@ -231,7 +235,11 @@ fn on_tensors(engine: &mut dyn Engine, n: usize, trial: &mut Trial<'_>) -> Resul
 }
 
 /// Checks sums whose last bits depend on the order, in the order of [`ordered`].
-fn ordered_sums(engine: &mut dyn Engine, n: usize, trial: &mut Trial<'_>) -> Result<(), Broken> {
+fn ordered_sums(
+    engine: &mut dyn Engine,
+    n: usize,
+    trial: &mut CheckContext<'_>,
+) -> Result<(), ConformanceError> {
     let (rank, world_size) = (engine.rank(), engine.world_size());
     let real =
         |from: usize, i: usize| ((from * 7919 + i * 104_729) as f32).sin() * 10f32.powi(from as i32 % 5);
@@ -243,7 +251,7 @@ fn ordered_sums(engine: &mut dyn Engine, n: usize, trial: &mut Trial<'_>) -> Res
     expect(engine, trial, "sum in order", n, sum == expected)
 }
 
-fn small(engine: &mut dyn Engine, trial: &mut Trial<'_>) -> Result<(), Broken> {
+fn small(engine: &mut dyn Engine, trial: &mut CheckContext<'_>) -> Result<(), ConformanceError> {
     let (rank, world_size) = (engine.rank(), engine.world_size());
     let mut values = [rank as f64, 1.0, -(rank as f64)];
     engine.all_reduce(&mut values, Reduction::Sum)?;

@@ -3,16 +3,16 @@
 use std::time::{Duration, Instant};
 
 use crate::error::EngineError;
-use crate::flight_recorder::Entry;
+use crate::flight_recorder::RecordedCall;
 
 /// Interval at which a waiting rank checks whether the others are alive.
-pub(super) const POLL: Duration = Duration::from_millis(100);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Multiple of the deadline allowed for slow work: data, probes, a checkpoint's last bytes.
-const PATIENCE: u32 = 6;
+const SLOW_WORK_FACTOR: u32 = 6;
 
 /// Interval between two checks of heartbeats, once the deadline has passed.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
+const HEARTBEAT_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A lost rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,36 +26,36 @@ pub struct Lost {
 }
 
 /// Monitor of the other ranks.
-pub trait Watch: Send + Sync {
+pub trait PeerMonitor: Send + Sync {
     /// Returns a rank that is known to be lost.
     fn lost(&self) -> Option<Lost>;
 
-    /// Describes the ranks that have not reached `here`; `None` if `is_patient` and one of them is busy with slow work.
-    fn suspects(&self, here: &Entry, is_patient: bool) -> Option<String>;
+    /// Describes the ranks that have not reached `here`; `None` if `allows_slow_work` and one of them is busy with slow work.
+    fn suspects(&self, here: &RecordedCall, allows_slow_work: bool) -> Option<String>;
 }
 
 /// The collective that a rank waits for, and the start of the wait.
 pub(super) struct Waiting {
     number: u64,
     pub(super) since: Instant,
-    looked: Instant,
+    last_check: Instant,
 }
 
 impl Waiting {
     pub(super) fn new(number: u64) -> Self {
         let now = Instant::now();
         // The first look is due as soon as the deadline has passed.
-        Self { number, since: now, looked: now.checked_sub(LOOK_AGAIN).unwrap_or(now) }
+        Self { number, since: now, last_check: now.checked_sub(HEARTBEAT_CHECK_INTERVAL).unwrap_or(now) }
     }
     /// Returns an error if a rank is lost, or if the running collective `here` is older than the deadline.
     pub(super) fn look(
         &mut self,
-        here: Entry,
-        watch: Option<&dyn Watch>,
+        here: RecordedCall,
+        watch: Option<&dyn PeerMonitor>,
         deadline: Duration,
     ) -> Result<(), EngineError> {
         if let Some(Lost { rank, how, by_itself }) = watch.and_then(|watch| watch.lost()) {
-            let Entry { collective, unit, number, .. } = here;
+            let RecordedCall { collective, unit, number, .. } = here;
             return Err(match by_itself {
                 true => EngineError::PeerFailed { rank, reason: how },
                 false => EngineError::PeerLost { rank, how, collective, unit, number },
@@ -65,16 +65,16 @@ impl Waiting {
             *self = Self::new(here.number);
         }
         let waited = self.since.elapsed();
-        if waited < deadline || self.looked.elapsed() < LOOK_AGAIN {
+        if waited < deadline || self.last_check.elapsed() < HEARTBEAT_CHECK_INTERVAL {
             return Ok(());
         }
-        self.looked = Instant::now();
+        self.last_check = Instant::now();
         let suspects = match watch {
-            Some(watch) => watch.suspects(&here, waited < deadline * PATIENCE),
+            Some(watch) => watch.suspects(&here, waited < deadline * SLOW_WORK_FACTOR),
             None => Some("no rank's heartbeat can be seen".into()),
         };
         let Some(suspects) = suspects else { return Ok(()) };
-        let Entry { collective, unit, number, .. } = here;
+        let RecordedCall { collective, unit, number, .. } = here;
         Err(EngineError::Deadline { collective, unit, number, seconds: waited.as_secs(), suspects })
     }
 }

@@ -10,26 +10,26 @@ const FRACTION_BITS: i32 = 64;
 /// Bits of a limb, few enough that f64 sums of limbs over two million ranks are exact.
 const LIMB_BITS: u32 = 32;
 
-/// Number of f64 values that a [`Fixed`] is sent as.
+/// Number of f64 values that a [`FixedPoint`] is sent as.
 pub const N_LIMBS: usize = 5;
 
 /// A fixed-point number with exact sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Fixed {
+pub struct FixedPoint {
     value: i128,
     /// Number of values out of range.
-    n_bad: u32,
+    n_out_of_range: u32,
 }
 
-impl Fixed {
+impl FixedPoint {
     /// Converts `value`, rounded toward zero.
     pub fn new(value: f64) -> Self {
         let scaled = value * 2f64.powi(FRACTION_BITS);
         // Half of the range is left for sums.
         if scaled.is_finite() && scaled.abs() < 2f64.powi(126) {
-            return Self { value: scaled as i128, n_bad: 0 };
+            return Self { value: scaled as i128, n_out_of_range: 0 };
         }
-        Self { value: 0, n_bad: 1 }
+        Self { value: 0, n_out_of_range: 1 }
     }
 
     /// Adds `value`.
@@ -37,14 +37,14 @@ impl Fixed {
         let other = Self::new(value);
         match self.value.checked_add(other.value) {
             Some(sum) => self.value = sum,
-            None => self.n_bad += 1,
+            None => self.n_out_of_range += 1,
         }
-        self.n_bad += other.n_bad;
+        self.n_out_of_range += other.n_out_of_range;
     }
 
     /// Returns zero with this number's count of values out of range.
-    pub fn only_bad(self) -> Self {
-        Self { value: 0, n_bad: self.n_bad }
+    pub fn zero_with_range_errors(self) -> Self {
+        Self { value: 0, n_out_of_range: self.n_out_of_range }
     }
 
     /// Returns the values to send: their sums over ranks are the limbs of the sum.
@@ -52,12 +52,12 @@ impl Fixed {
         let limb = |i: u32| (self.value >> (i * LIMB_BITS)) & i128::from(u32::MAX);
         // The highest limb is signed.
         let high = self.value >> (3 * LIMB_BITS);
-        [limb(0) as f64, limb(1) as f64, limb(2) as f64, high as f64, f64::from(self.n_bad)]
+        [limb(0) as f64, limb(1) as f64, limb(2) as f64, high as f64, f64::from(self.n_out_of_range)]
     }
 
     /// Returns the number that has these limbs; NaN if any number in it was out of range.
     pub fn from_limbs(limbs: &[f64]) -> f64 {
-        let (limbs, n_bad) = limbs.split_at(N_LIMBS - 1);
+        let (limbs, n_out_of_range) = limbs.split_at(N_LIMBS - 1);
         let mut value = 0i128;
         for (i, limb) in limbs.iter().enumerate() {
             let Some(sum) = (*limb as i128)
@@ -68,7 +68,7 @@ impl Fixed {
             };
             value = sum;
         }
-        match n_bad {
+        match n_out_of_range {
             [0.0] => value as f64 / 2f64.powi(FRACTION_BITS),
             _ => f64::NAN,
         }
@@ -83,11 +83,11 @@ mod tests {
     fn sum_of(ranks: &[Vec<f64>]) -> f64 {
         let mut total = [0.0; N_LIMBS];
         for values in ranks {
-            let mut sum = Fixed::default();
+            let mut sum = FixedPoint::default();
             values.iter().for_each(|value| sum.add(*value));
             total.iter_mut().zip(sum.limbs()).for_each(|(total, limb)| *total += limb);
         }
-        Fixed::from_limbs(&total)
+        FixedPoint::from_limbs(&total)
     }
 
     proptest! {

@@ -11,7 +11,7 @@ const N_ENTRIES: usize = 512;
 
 /// Record of one collective.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Entry {
+pub struct RecordedCall {
     /// Number since the start; the same collective has the same number on all ranks.
     pub number: u64,
     /// Kind of the collective.
@@ -27,7 +27,7 @@ pub struct Entry {
 /// Ring buffer of the last collectives.
 #[derive(Debug, Default)]
 pub struct FlightRecorder {
-    entries: Mutex<VecDeque<Entry>>,
+    entries: Mutex<VecDeque<RecordedCall>>,
 }
 
 impl FlightRecorder {
@@ -37,7 +37,7 @@ impl FlightRecorder {
         if entries.len() == N_ENTRIES {
             entries.pop_front();
         }
-        entries.push_back(Entry {
+        entries.push_back(RecordedCall {
             number,
             collective,
             unit: unit.to_string(),
@@ -55,12 +55,12 @@ impl FlightRecorder {
 
     /// Returns all entries that are kept, the oldest first.
     #[cfg(feature = "testing")]
-    pub fn entries(&self) -> Vec<Entry> {
+    pub fn entries(&self) -> Vec<RecordedCall> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
     /// Returns the newest entry.
-    pub fn newest(&self) -> Option<Entry> {
+    pub fn newest(&self) -> Option<RecordedCall> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner).back().cloned()
     }
 

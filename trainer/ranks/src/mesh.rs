@@ -163,23 +163,23 @@ impl Mesh {
             if topology.group_size == topology.world_size {
                 return Ok(mine);
             }
-            first = replica_transfer(mine, wire, topology, self.world.takes_tensors())?;
+            first = replica_transfer(mine, wire, topology, self.world.supports_device_tensors())?;
         }
-        self.over_replicas(first, n)
+        self.reduce_over_replicas(first, n)
     }
 
     /// Returns the sum over replicas of the shards of `n` elements that `exchange` sends; the sum is gathered in f32.
-    fn over_replicas(&mut self, mut exchange: Transfer, n: usize) -> Result<Tensor<1>, EngineError> {
+    fn reduce_over_replicas(&mut self, mut exchange: Transfer, n: usize) -> Result<Tensor<1>, EngineError> {
         let [padded, _] = exchange.lengths();
         let n_replicas = self.topology.n_replicas();
         let (part, n_bytes) = (padded / n_replicas, exchange.wire().bytes() + Wire::F32.bytes());
         self.traffic.reduce_bytes += ((n_replicas - 1) * part * n_bytes) as u64;
-        let takes_tensors = self.world.takes_tensors();
+        let supports_device_tensors = self.world.supports_device_tensors();
         let replicas = self.replicas.as_deref_mut().unwrap_or(self.world.as_mut());
         replicas.all_to_all_tensor(&mut exchange)?;
         let order: Vec<usize> = (0..n_replicas).collect();
         let sum = ordered::sum_of_parts(exchange.received(), &order);
-        let mut sum = Transfer::new(sum, padded, Wire::F32, takes_tensors)?;
+        let mut sum = Transfer::new(sum, padded, Wire::F32, supports_device_tensors)?;
         replicas.all_gather_tensor(&mut sum)?;
         let sum = sum.received();
         Ok(if padded == n { sum } else { sum.narrow(0, 0, n) })

@@ -7,7 +7,7 @@
 use burn_tensor::{Tensor, TensorData};
 use kernels::device::readback::read_back;
 
-use crate::communicator::Comm;
+use crate::communicator::Communicator;
 use crate::engine::Reduction;
 use crate::error::EngineError;
 use crate::ordered;
@@ -15,13 +15,13 @@ use crate::ordered;
 /// The micro-batches of a batch, as one rank sees them.
 #[derive(Clone, Copy)]
 pub struct Peers<'a> {
-    comm: &'a Comm,
+    comm: &'a Communicator,
     n_here: usize,
 }
 
 impl<'a> Peers<'a> {
     /// Describes a batch of which this rank holds `n_here` micro-batches.
-    pub fn new(comm: &'a Comm, n_here: usize) -> Self {
+    pub fn new(comm: &'a Communicator, n_here: usize) -> Self {
         Self { comm, n_here }
     }
 

@@ -5,15 +5,15 @@ use std::collections::VecDeque;
 use burn_tensor::{DType, Device, Tensor};
 
 use crate::collectives;
-use crate::communicator::{Comm, Pending};
+use crate::communicator::{Communicator, Pending};
 use crate::error::EngineError;
 use crate::wire::Wire;
 
 /// Limit of reductions in flight.
-const REDUCE_SLOTS: usize = 2;
+const MAX_REDUCTIONS_IN_FLIGHT: usize = 2;
 
 /// A gather to be queued.
-pub struct Wanted<'a> {
+pub struct GatherRequest<'a> {
     /// Name of the unit.
     pub unit: &'a str,
     /// Shard of the unit that this rank holds.
@@ -25,21 +25,21 @@ pub struct Wanted<'a> {
 }
 
 /// The gathers of a step, in order: while one is used, the next is in flight.
-pub struct Gathers<'a> {
-    comm: &'a Comm,
+pub struct GatherQueue<'a> {
+    comm: &'a Communicator,
     device: &'a Device,
-    rest: VecDeque<Wanted<'a>>,
+    rest: VecDeque<GatherRequest<'a>>,
     ahead: Option<Pending<Tensor<1>>>,
 }
 
-impl<'a> Gathers<'a> {
+impl<'a> GatherQueue<'a> {
     /// Queues the first gather of `list`; gathered buffers are moved to `device`.
     ///
     /// # Errors
     /// [`EngineError`].
     pub fn new(
-        comm: &'a Comm,
-        list: impl IntoIterator<Item = Wanted<'a>>,
+        comm: &'a Communicator,
+        list: impl IntoIterator<Item = GatherRequest<'a>>,
         device: &'a Device,
     ) -> Result<Self, EngineError> {
         let mut gathers = Self { comm, device, rest: list.into_iter().collect(), ahead: None };
@@ -56,9 +56,9 @@ impl<'a> Gathers<'a> {
         if self.ahead.is_some() {
             return Ok(());
         }
-        let submit = |next: Wanted<'_>| {
+        let submit = |next: GatherRequest<'_>| {
             // An engine on device memory sends tensors on the device only.
-            let shard = match self.comm.takes_tensors {
+            let shard = match self.comm.supports_device_tensors {
                 true => next.shard.clone().to_device(self.device),
                 false => next.shard.clone(),
             };
@@ -68,7 +68,7 @@ impl<'a> Gathers<'a> {
         Ok(())
     }
 
-    /// Returns the next unit's buffer, `[padded]`. The gather after it is not queued before [`Gathers::look_ahead`].
+    /// Returns the next unit's buffer, `[padded]`. The gather after it is not queued before [`GatherQueue::look_ahead`].
     ///
     /// # Errors
     /// [`EngineError`].
@@ -86,21 +86,21 @@ impl<'a> Gathers<'a> {
 }
 
 /// Reductions in flight; results are in the order of submission.
-pub struct Reductions<'a> {
-    comm: &'a Comm,
+pub struct ReductionQueue<'a> {
+    comm: &'a Communicator,
     /// Units, gradients and wire types that are still to be submitted.
     held: Vec<(&'a str, Tensor<1>, Wire)>,
     pending: VecDeque<Pending<Tensor<1>>>,
     done: Vec<Tensor<1>>,
 }
 
-impl<'a> Reductions<'a> {
+impl<'a> ReductionQueue<'a> {
     /// Creates an empty list of reductions.
-    pub fn new(comm: &'a Comm) -> Self {
+    pub fn new(comm: &'a Communicator) -> Self {
         Self { comm, held: Vec::new(), pending: VecDeque::new(), done: Vec::new() }
     }
 
-    /// Holds the gradient `full` of `unit` until [`Reductions::release`].
+    /// Holds the gradient `full` of `unit` until [`ReductionQueue::release`].
     pub fn push(&mut self, unit: &'a str, full: Tensor<1>, wire: Wire) {
         self.held.push((unit, full, wire));
     }
@@ -111,7 +111,7 @@ impl<'a> Reductions<'a> {
     /// [`EngineError`].
     pub fn release(&mut self) -> Result<(), EngineError> {
         for (unit, full, wire) in std::mem::take(&mut self.held) {
-            if self.pending.len() == REDUCE_SLOTS {
+            if self.pending.len() == MAX_REDUCTIONS_IN_FLIGHT {
                 self.wait_for_one()?;
             }
             self.pending.push_back(collectives::reduce(self.comm, unit, full, wire)?);

@@ -10,7 +10,7 @@ use networks::features::Features;
 use networks::leaves::Leaves;
 use networks::unit::{Context, Draws, StatSets, Unit};
 use ranks::EngineError;
-use ranks::communicator::Comm;
+use ranks::communicator::Communicator;
 use ranks::topology::Topology;
 
 use super::median;
@@ -119,7 +119,7 @@ impl BackboneBench {
     fn units(&self, workers: &Workers, keeps_graph: bool) -> Result<Vec<Tensor<1>>, EngineError> {
         let ranges = workers.slices(self.images.len());
         let slices = workers.map(ranges, |_, range| self.input(range));
-        let comm = Comm::solo();
+        let comm = Communicator::solo();
         let (units, shards, compute) = (&self.units, &self.shards, self.compute());
         let pass = BackbonePass { units, shards, workers, comm: &comm, compute };
         pass.gradients(slices, keeps_graph, start_gradient)

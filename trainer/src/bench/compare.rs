@@ -4,7 +4,7 @@
 
 use burn_tensor::{Device, Tensor};
 use kernels::device::host::to_host;
-use ranks::communicator::Comm;
+use ranks::communicator::Communicator;
 
 use super::noise::noise_batch;
 use crate::error::TrainError;
@@ -47,11 +47,11 @@ pub fn compare(plan: &Plan, device: &Device, n_steps: u64) -> Result<Comparison,
     plan.n_workers = 1;
     let schedules = plan.schedules();
     let batch = |number| noise_batch(&plan.multicrop(), plan.recipe.optim.batch_size, number);
-    let trainer = |device: &Device| plan.trainer(Comm::solo(), device);
+    let trainer = |device: &Device| plan.trainer(Communicator::solo(), device);
     let mut trainers = [trainer(&Device::flex())?, trainer(device)?];
-    let knobs = schedules.at(plan.warmup_steps);
+    let scheduled_values = schedules.at(plan.warmup_steps);
     let first = batch(0);
-    let [here, there] = [0, 1].map(|i| trainers[i].gradients(&first, &knobs, &mut |_| {}));
+    let [here, there] = [0, 1].map(|i| trainers[i].gradients(&first, &scheduled_values, &mut |_| {}));
     let (here, there) = (here?, there?);
     let loss = here.loss()?;
     let embeddings =
@@ -67,9 +67,9 @@ pub fn compare(plan: &Plan, device: &Device, n_steps: u64) -> Result<Comparison,
         steps: Vec::new(),
     };
     for number in 0..n_steps {
-        let knobs = schedules.at(plan.warmup_steps + number);
+        let scheduled_values = schedules.at(plan.warmup_steps + number);
         let batch = batch(number);
-        let [here, there] = [0, 1].map(|i| trainers[i].step(&batch, &knobs));
+        let [here, there] = [0, 1].map(|i| trainers[i].step(&batch, &scheduled_values));
         comparison.steps.push([here?.loss, there?.loss]);
     }
     Ok(comparison)

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use augment::Batch;
 use burn_tensor::Device;
-use ranks::communicator::Comm;
+use ranks::communicator::Communicator;
 use ranks::engine::Reduction;
 use ranks::mesh::Traffic;
 use ranks::topology::Topology;
@@ -13,7 +13,7 @@ use super::median;
 use super::noise::noise_batch;
 use crate::error::TrainError;
 use crate::estimate::Memory;
-use crate::estimate::{self, Spread};
+use crate::estimate::{self, Placement};
 use crate::recipe::plan::Plan;
 
 /// Gauge of the memory in use.
@@ -52,25 +52,25 @@ pub struct ShardBench {
 /// [`TrainError`].
 pub fn run(
     plan: &Plan,
-    mut comm: Comm,
+    mut comm: Communicator,
     repeats: usize,
     memory: &dyn MemoryGauge,
     device: &Device,
-) -> Result<(ShardBench, Comm), TrainError> {
+) -> Result<(ShardBench, Communicator), TrainError> {
     let bad = |reason| TrainError::Recipe { recipe: plan.recipe.name.clone(), reason };
     let topology = plan.topology(comm.topology().rank).map_err(bad)?;
     comm.regroup(topology, plan.recipe.run.exact_sums)?;
     let batch = share_of(noise_batch(&plan.multicrop(), plan.recipe.optim.batch_size, 0), topology);
     let before = memory.bytes();
     let mut trainer = plan.trainer(comm, device)?;
-    let knobs = plan.schedules().at(plan.warmup_steps);
-    let mut report = trainer.step(&batch, &knobs)?;
+    let scheduled_values = plan.schedules().at(plan.warmup_steps);
+    let mut report = trainer.step(&batch, &scheduled_values)?;
     memory.reset_peak();
     let at_start = trainer.comm.traffic()?;
     let (mut steps_ms, mut waits_ms) = (Vec::new(), Vec::new());
     for _ in 0..repeats.max(1) {
         let start = Instant::now();
-        report = trainer.step(&batch, &knobs)?;
+        report = trainer.step(&batch, &scheduled_values)?;
         steps_ms.push(start.elapsed().as_secs_f64() * 1e3);
         waits_ms.push(report.phases.wait_ms);
     }
@@ -85,7 +85,7 @@ pub fn run(
     let bench = ShardBench {
         state_bytes: worst[0],
         peak_bytes: worst[1],
-        planned: estimate::memory(&estimate::of_plan(plan)?, &Spread::of(plan)),
+        planned: estimate::memory(&estimate::of_plan(plan)?, &Placement::of(plan)),
         traffic: moved,
         step_ms: worst[2],
         wait_ms: worst[3],

@@ -6,15 +6,15 @@ use augment::Batch;
 use burn_tensor::{Device, Distribution, Tensor};
 use kernels::ops::tally::products_of;
 use ranks::EngineError;
-use ranks::communicator::Comm;
+use ranks::communicator::Communicator;
 
 use super::noise::noise_batch;
 use super::products::{alone_ms, flops, square_ms};
 use super::{Times, median};
 use crate::error::TrainError;
-use crate::estimate::{self, Spread};
+use crate::estimate::{self, Placement};
 use crate::recipe::plan::Plan;
-use crate::schedule::Knobs;
+use crate::schedule::ScheduledValues;
 use crate::step::precision::Arithmetic;
 use crate::step::upload::Uploads;
 use crate::step::{Phases, Trainer, Votes};
@@ -45,20 +45,20 @@ pub struct StepBench {
 /// # Errors
 /// [`TrainError::Recipe`] for an invalid plan.
 pub fn steps(plan: &Plan, repeats: usize, device: &Device) -> Result<StepBench, TrainError> {
-    let mut trainer = plan.trainer(Comm::solo(), device)?;
+    let mut trainer = plan.trainer(Communicator::solo(), device)?;
     let batch = noise_batch(&plan.multicrop(), plan.recipe.optim.batch_size, 0);
-    let knobs = plan.schedules().at(plan.warmup_steps);
+    let scheduled_values = plan.schedules().at(plan.warmup_steps);
     let repeats = repeats.max(1);
-    trainer.step(&batch, &knobs)?;
+    trainer.step(&batch, &scheduled_values)?;
     trainer.time_phases(true);
     let mut all = Vec::new();
     for _ in 0..repeats {
-        all.push(trainer.step(&batch, &knobs)?.phases);
+        all.push(trainer.step(&batch, &scheduled_values)?.phases);
     }
     trainer.time_phases(false);
-    let (stepped, noted) = products_of(|| trainer.step(&batch, &knobs));
+    let (stepped, noted) = products_of(|| trainer.step(&batch, &scheduled_values));
     stepped?;
-    let step = Times::of(whole_steps_ms(&mut trainer, batch, &knobs, repeats, device)?);
+    let step = Times::of(whole_steps_ms(&mut trainer, batch, &scheduled_values, repeats, device)?);
     let products = (*device == Device::flex()).then(|| [alone_ms(&noted, plan.n_workers), flops(&noted)]);
     let of = |f: fn(&Phases) -> f64| median(all.iter().map(f).collect());
     let phases = Phases {
@@ -70,7 +70,7 @@ pub fn steps(plan: &Plan, repeats: usize, device: &Device) -> Result<StepBench, 
         update_ms: of(|p| p.update_ms),
         wait_ms: of(|p| p.wait_ms),
     };
-    let needed = estimate::step_flops(&estimate::of_plan(plan)?, &Spread::of(plan));
+    let needed = estimate::step_flops(&estimate::of_plan(plan)?, &Placement::of(plan));
     let pools = device.memory_pool_report();
     let peak = pools.map(|pools| pools.iter().map(|pool| pool.page_size * pool.pages_peak).sum());
     let held = device.memory_pool_usage().map(|usage| usage.bytes_reserved);
@@ -81,16 +81,16 @@ pub fn steps(plan: &Plan, repeats: usize, device: &Device) -> Result<StepBench, 
 fn whole_steps_ms(
     trainer: &mut Trainer,
     batch: Batch,
-    knobs: &Knobs,
+    scheduled_values: &ScheduledValues,
     repeats: usize,
     device: &Device,
 ) -> Result<Vec<f64>, EngineError> {
     let mut all = Vec::with_capacity(repeats);
     if *device == Device::flex() {
-        trainer.step(&batch, knobs)?;
+        trainer.step(&batch, scheduled_values)?;
         for _ in 0..repeats {
             let start = Instant::now();
-            trainer.step(&batch, knobs)?;
+            trainer.step(&batch, scheduled_values)?;
             all.push(start.elapsed().as_secs_f64() * 1e3);
         }
         return Ok(all);
@@ -100,9 +100,9 @@ fn whole_steps_ms(
     let mut start = Instant::now();
     for repeat in 0..=repeats {
         let (batch, sent) = upload.wait()?;
-        let gradients = trainer.gradients_of_sent(sent, knobs, &mut |_| {})?;
+        let gradients = trainer.gradients_of_sent(sent, scheduled_values, &mut |_| {})?;
         upload = uploads.push(batch);
-        trainer.update(gradients, Votes::default(), knobs)?;
+        trainer.update(gradients, Votes::default(), scheduled_values)?;
         if repeat == 0 || repeat == repeats {
             let _ = device.sync();
         }

@@ -11,10 +11,10 @@ use super::LATEST;
 const WRITING: &str = ".writing-";
 
 /// Separator between a checkpoint's name and its reader's, in the name of the file that holds it.
-const HELD: &str = ".held-";
+const HOLD_SEPARATOR: &str = ".held-";
 
 /// Time for which a checkpoint is held for a reader who does not end the hold.
-const HOLD: Duration = Duration::from_secs(15 * 60);
+const HOLD_DURATION: Duration = Duration::from_secs(15 * 60);
 
 /// The folder of `step`.
 pub(super) fn of_step(folder: &Path, step: u64) -> PathBuf {
@@ -66,7 +66,7 @@ fn remove_unless_held(folder: &Path, path: &Path) -> io::Result<()> {
     fs::remove_dir_all(&hidden)
 }
 
-/// Guard that keeps a checkpoint from being pruned until it is dropped, or for [`HOLD`] if this process dies.
+/// Guard that keeps a checkpoint from being pruned until it is dropped, or for [`HOLD_DURATION`] if this process dies.
 #[derive(Debug)]
 pub struct Hold(PathBuf);
 
@@ -80,7 +80,7 @@ impl Hold {
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         // Processes of two machines may have the same number, and then the same file: it holds for both.
-        let file = path.with_file_name(format!("{name}{HELD}{}-{number}", std::process::id()));
+        let file = path.with_file_name(format!("{name}{HOLD_SEPARATOR}{}-{number}", std::process::id()));
         fs::write(&file, [])?;
         Ok(Self(file))
     }
@@ -95,13 +95,13 @@ impl Drop for Hold {
 
 /// Returns whether a reader holds the checkpoint called `name`. Expired holds are removed.
 fn is_held(folder: &Path, name: &str) -> bool {
-    let beginning = format!("{name}{HELD}");
+    let beginning = format!("{name}{HOLD_SEPARATOR}");
     let holds = entries(folder, |entry| entry.starts_with(&beginning));
     holds.into_iter().any(|path| {
         let age =
             fs::metadata(&path).and_then(|about| about.modified()).ok().and_then(|time| time.elapsed().ok());
         match age {
-            Some(age) if age > HOLD => {
+            Some(age) if age > HOLD_DURATION => {
                 let _ = fs::remove_file(path);
                 false
             }
@@ -185,7 +185,7 @@ mod tests {
         let folder = folder.path();
         (1..=2).for_each(|step| fs::create_dir(of_step(folder, step)).unwrap());
         let hold = Hold::new(&of_step(folder, 1)).unwrap();
-        let long_ago = std::time::SystemTime::now() - HOLD - Duration::from_secs(60);
+        let long_ago = std::time::SystemTime::now() - HOLD_DURATION - Duration::from_secs(60);
         fs::File::options().append(true).open(&hold.0).unwrap().set_modified(long_ago).unwrap();
         prune(folder, 2, 1);
         assert_eq!(steps(folder).len(), 1);

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use burn_tensor::{Device, Tensor, TensorData};
 use networks::Network;
 use networks::layout::{ALIGNMENT, UnitLayout};
-use ranks::communicator::Comm;
+use ranks::communicator::Communicator;
 use ranks::engine::Reduction;
 
 use super::shard_file::ShardFile;
@@ -298,7 +298,7 @@ pub fn resume(
     folder: &Path,
     newest: u64,
     state: &mut TrainState,
-    comm: &Comm,
+    comm: &Communicator,
     device: &Device,
     warn: &mut dyn FnMut(&str),
 ) -> Result<Option<u64>, TrainError> {

@@ -71,13 +71,13 @@ impl Snapshot {
         fs::create_dir_all(temporary)?;
         let name = rank_file(topology.shard());
         let path = temporary.join(&name);
-        let mut views: Vec<(String, Stored)> =
-            self.tensors.into_iter().map(|(name, tensor)| (name, Stored::of(tensor))).collect();
+        let mut views: Vec<(String, StoredTensor)> =
+            self.tensors.into_iter().map(|(name, tensor)| (name, StoredTensor::of(tensor))).collect();
         if topology.shard() == 0 {
             let of_method = |(name, values): (String, Vec<f32>)| {
                 (
                     format!("method/{name}"),
-                    Stored::of(Tensor::from_floats(values.as_slice(), &Device::flex())),
+                    StoredTensor::of(Tensor::from_floats(values.as_slice(), &Device::flex())),
                 )
             };
             views.extend(self.method.into_iter().map(of_method));
@@ -98,19 +98,19 @@ impl Snapshot {
 }
 
 /// A tensor to be written to a file.
-struct Stored {
+struct StoredTensor {
     tensor: Tensor<1>,
     shape: [usize; 1],
 }
 
-impl Stored {
+impl StoredTensor {
     fn of(tensor: Tensor<1>) -> Self {
         let shape = tensor.dims();
         Self { tensor, shape }
     }
 }
 
-impl View for Stored {
+impl View for StoredTensor {
     fn dtype(&self) -> Dtype {
         Dtype::F32
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use burn_tensor::{Device, Tensor};
 use kernels::device::host::to_host;
 use networks::backbone::Readout;
-use ranks::communicator::{Comm, CommConfig};
+use ranks::communicator::{Communicator, CommunicatorConfig};
 use ranks::engine::{Engine, Local, LocalGroup, Reduction};
 
 use super::step::{ROUNDINGS, rounded};
@@ -16,7 +16,7 @@ use crate::bench::compare::difference;
 use crate::bench::shard::share_of;
 use crate::checkpoint::{Saver, resume};
 use crate::optim::state::UnitShard;
-use crate::recipe::plan::Room;
+use crate::recipe::plan::RankResources;
 use crate::step::Trainer;
 
 /// Results of a run: losses and gauges by step, and every buffer.
@@ -30,12 +30,13 @@ struct Trained {
 
 /// Runs `f` on each rank, as a thread.
 fn on_ranks<R: Send>(plan: &Plan, world_size: usize, f: impl Fn(&Plan, Trainer) -> R + Sync) -> Vec<R> {
-    let room = Room { n_cores: 1, n_workers: 1, bytes: f64::MAX };
+    let room = RankResources { n_cores: 1, n_workers: 1, bytes: f64::MAX };
     let plan = plan.clone().over(world_size, room).unwrap();
     let run = |engine: Local| {
         let topology = plan.topology(engine.rank()).unwrap();
-        let config = CommConfig { topology, exact: true, deadline: Duration::from_secs(60) };
-        let comm = Comm::start(config, Box::new(move || Ok(Box::new(engine) as Box<dyn Engine>))).unwrap();
+        let config = CommunicatorConfig { topology, exact: true, deadline: Duration::from_secs(60) };
+        let comm =
+            Communicator::start(config, Box::new(move || Ok(Box::new(engine) as Box<dyn Engine>))).unwrap();
         f(&plan, plan.trainer(comm, &Device::flex()).unwrap())
     };
     std::thread::scope(|scope| {

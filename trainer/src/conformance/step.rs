@@ -8,12 +8,12 @@ use augment::Batch;
 use burn_tensor::{DType, Device, Distribution, Tensor};
 use kernels::device::host::to_host;
 use networks::backbone::Readout;
-use networks::drop_path::Drawing;
+use networks::drop_path::DropPathSampler;
 use networks::features::{Features, Masked, Outputs, by_image};
 use networks::leaves::Leaves;
 use networks::mask::Rows;
 use networks::unit::{Context, Draws, StatSets, Unit};
-use ranks::communicator::Comm;
+use ranks::communicator::Communicator;
 use ranks::peers::Peers;
 
 use super::{BATCH, batch, pair, plans};
@@ -22,7 +22,7 @@ use crate::method::network::{Moves, NetworkSpec, Sight};
 use crate::method::{BatchOutputs, Method};
 use crate::optim::state::UnitShard;
 use crate::step::{NetworkState, Trainer};
-use crate::{Plan, schedule::Knobs};
+use crate::{Plan, schedule::ScheduledValues};
 
 /// Networks that process the whole batch at once.
 struct Whole<'a> {
@@ -76,7 +76,7 @@ impl Whole<'_> {
         let is_frozen = spec.moves == Moves::Frozen;
         let sets = self.method.stat_sets().of(&spec.sizes());
         let views = self.method.views().groups();
-        let drawing = Drawing {
+        let drawing = DropPathSampler {
             seed: self.plan.recipe.seed,
             step: self.step,
             n_views: spec.sizes().into_iter().map(|size| views[size].n_views).collect(),
@@ -175,8 +175,8 @@ impl Whole<'_> {
     }
 
     /// Mean loss of the batch, and the gradients of all units.
-    fn gradients(&self, batch: &Batch, knobs: &Knobs) -> (f64, Vec<Tensor<1>>) {
-        let comm = Comm::solo();
+    fn gradients(&self, batch: &Batch, scheduled_values: &ScheduledValues) -> (f64, Vec<Tensor<1>>) {
+        let comm = Communicator::solo();
         let others = |spec: &NetworkSpec| {
             let shards = self.shards(spec.name).iter();
             let leaves: Vec<_> =
@@ -206,7 +206,7 @@ impl Whole<'_> {
         let score = |name: &str, x: Tensor<3>| self.score(name, x);
         let outputs = BatchOutputs { trained: &plain, others: &others, score: &score };
         let peers = Peers::new(&comm, self.plan.n_micro_batches());
-        let prepared = self.method.prepare(&outputs, knobs.step, peers).unwrap();
+        let prepared = self.method.prepare(&outputs, scheduled_values.step, peers).unwrap();
         let losses = tracked.iter().enumerate().map(|(number, outputs)| prepared.of(number, outputs).loss);
         let loss = losses.reduce(|a, b| a + b).unwrap() / self.plan.n_micro_batches() as f64;
         let value = f64::from(loss.clone().inner().into_scalar::<f32>());
@@ -261,17 +261,17 @@ pub(super) fn rounded(networks: &[NetworkState], seed: u64) -> Vec<NetworkState>
 }
 
 fn check(plan: &Plan, number: u64) {
-    let mut trainer: Trainer = plan.trainer(Comm::solo(), &Device::flex()).unwrap();
+    let mut trainer: Trainer = plan.trainer(Communicator::solo(), &Device::flex()).unwrap();
     // After one step the averages differ from the trained network.
     trainer.step(&batch(plan, 0), &plan.schedules().at(number - 1)).unwrap();
-    let knobs = plan.schedules().at(number);
+    let scheduled_values = plan.schedules().at(number);
     let batch = batch(plan, number);
-    let given = trainer.gradients(&batch, &knobs, &mut |_| {}).unwrap();
+    let given = trainer.gradients(&batch, &scheduled_values, &mut |_| {}).unwrap();
     let mut method = plan.method().unwrap();
     method.load_state(&trainer.state.method.state()).unwrap();
     let mut whole =
         Whole { plan, method, networks: trainer.state.networks.clone(), step: trainer.state.step };
-    let (loss, grads) = whole.gradients(&batch, &knobs);
+    let (loss, grads) = whole.gradients(&batch, &scheduled_values);
     let of_step = given.loss().unwrap();
     assert!((of_step - loss).abs() <= 1e-5 * loss.abs(), "{}: loss {of_step}, {loss}", pair(plan));
     let expected: Vec<Vec<f32>> = grads.into_iter().map(to_host).collect();
@@ -284,7 +284,8 @@ fn check(plan: &Plan, number: u64) {
     if worst(&given).iter().any(|worst| *worst > 1e-4) {
         for draw in 0..ROUNDINGS {
             whole.networks = rounded(&trainer.state.networks, draw);
-            let moved: Vec<Vec<f32>> = whole.gradients(&batch, &knobs).1.into_iter().map(to_host).collect();
+            let moved: Vec<Vec<f32>> =
+                whole.gradients(&batch, &scheduled_values).1.into_iter().map(to_host).collect();
             allowed =
                 allowed.into_iter().zip(worst(&moved)).map(|(a, moved)| f64::max(a, 2.0 * moved)).collect();
         }

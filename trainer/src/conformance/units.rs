@@ -12,7 +12,7 @@ use networks::features::{Features, Masked};
 use networks::leaves::Leaves;
 use networks::params::Role;
 use networks::unit::{Context, Draws, GroupShape, StatSets, Unit};
-use ranks::communicator::Comm;
+use ranks::communicator::Communicator;
 use ranks::topology::Topology;
 
 use super::{BATCH, batch, pair, plans};
@@ -60,7 +60,7 @@ impl Chain {
 
     /// Flat gradients of Σ -cos(output), whose gradient at the output is its sine.
     fn gradients(&self, keeps_graph: bool) -> Vec<Vec<f32>> {
-        let (workers, comm) = (Workers::new(1), Comm::solo());
+        let (workers, comm) = (Workers::new(1), Communicator::solo());
         let (units, shards) = (&self.units, &self.shards);
         let pass = BackbonePass { units, shards, workers: &workers, comm: &comm, compute: DType::F32 };
         let slices = vec![vec![self.input.clone()]];

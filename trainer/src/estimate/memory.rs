@@ -3,9 +3,9 @@
 use networks::layout::ALIGNMENT;
 use ranks::topology::Sharding;
 
-use super::{ModelCost, NetworkCost, Spread, UnitCost, of_plan};
+use super::{ModelCost, NetworkCost, Placement, UnitCost, of_plan};
 use crate::error::TrainError;
-use crate::recipe::plan::{Plan, Room};
+use crate::recipe::plan::{Plan, RankResources};
 
 /// Bytes of an element in memory.
 const F32: f64 = 4.0;
@@ -43,29 +43,29 @@ impl Memory {
 }
 
 /// Estimates the memory of a rank.
-pub fn memory(model: &ModelCost, spread: &Spread) -> Memory {
-    let padded = |unit: &UnitCost| unit.numel.next_multiple_of(ALIGNMENT * spread.group_size) as f64;
+pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
+    let padded = |unit: &UnitCost| unit.numel.next_multiple_of(ALIGNMENT * placement.group_size) as f64;
     let sum = |units: &[UnitCost]| units.iter().map(padded).sum::<f64>();
     let largest = |units: &[UnitCost]| units.iter().map(padded).fold(0.0, f64::max);
     let trained = &model.trained;
     let (head, n_backbone) = (sum(&trained.head), trained.backbone.len());
-    let group = spread.group_size as f64;
+    let group = placement.group_size as f64;
     let shards_of = |network: &NetworkCost| (sum(&network.backbone) + sum(&network.head)) / group;
     let shards = shards_of(trained);
-    let first_kept = n_backbone.saturating_sub(spread.keep);
+    let first_kept = n_backbone.saturating_sub(placement.keep);
     let (again, kept) = trained.backbone.split_at(first_kept);
     // All heads are in memory while the next unit is gathered; elsewhere one unit while the next is gathered.
     let passing_of = |network: &NetworkCost| {
         sum(&network.head).max(largest(&network.backbone)) + largest(&network.backbone)
     };
     let passing = model.networks().map(passing_of).fold(0.0, f64::max);
-    let gathered = match (spread.gathers(), spread.sharding) {
+    let gathered = match (placement.gathers(), placement.sharding) {
         (false, _) => 0.0,
         (true, Sharding::Grad) => sum(&trained.backbone) + passing,
         (true, _) => sum(kept) + passing,
     };
-    let images = spread.rank_batch as f64;
-    let micro_batch = images / spread.rank_micro_batches.max(1) as f64;
+    let images = placement.rank_batch as f64;
+    let micro_batch = images / placement.rank_micro_batches.max(1) as f64;
     let inputs: f64 = again.iter().map(|unit| unit.input * images).sum();
     let graphs: f64 = kept.iter().map(|unit| unit.graph * images).sum();
     let head_graph: f64 = trained.head.iter().map(|unit| unit.graph * micro_batch).sum();
@@ -76,17 +76,17 @@ pub fn memory(model: &ModelCost, spread: &Spread) -> Memory {
     let live = again.iter().map(|unit| unit.graph * at_once(unit)).fold(0.0, f64::max);
     // Every worker has the gradients of its slice, by parameter, beside the sums of earlier micro-batches; at the end
     // there are the sum of all and a copy of it as one flat buffer.
-    let copies_of_unit = (spread.workers + partial_sums(spread.rank_micro_batches)).max(2);
+    let copies_of_unit = (placement.workers + partial_sums(placement.rank_micro_batches)).max(2);
     let of_unit = copies_of_unit as f64 * largest(&trained.backbone);
     // At the start the head's gradients are in transfer; at the end all shards exist.
-    let on_their_way = if spread.world_size > 1 { head + largest(&trained.head) } else { head };
+    let on_their_way = if placement.world_size > 1 { head + largest(&trained.head) } else { head };
     let backwards = live + of_unit + on_their_way.max(shards);
     // The trained network with its moments, and the others; a checkpoint leaves out frozen ones.
     let with_moments = (1.0 + model.n_moments as f64) * shards;
     let others = |frozen: bool| -> f64 {
         model.others.iter().filter(|network| frozen || !network.is_frozen).map(shards_of).sum()
     };
-    let here = if spread.offload { 0.0 } else { 1.0 };
+    let here = if placement.offload { 0.0 } else { 1.0 };
     Memory {
         state_bytes: here * F32 * (with_moments + others(true)),
         gradient_bytes: F32 * shards,
@@ -111,14 +111,14 @@ fn partial_sums(n: usize) -> usize {
 ///
 /// # Errors
 /// [`TrainError::Recipe`] when the method cannot be built, or when far more memory is needed than there is.
-pub fn fit(mut plan: Plan, room: Room) -> Result<Plan, TrainError> {
-    let (model, spread) = (of_plan(&plan)?, Spread::of(&plan));
+pub fn fit(mut plan: Plan, room: RankResources) -> Result<Plan, TrainError> {
+    let (model, placement) = (of_plan(&plan)?, Placement::of(&plan));
     if plan.recipe.run.keep.is_none() {
-        plan.keep = keep_that_fits(&model, &spread, room.bytes).unwrap_or(0);
+        plan.keep = keep_that_fits(&model, &placement, room.bytes).unwrap_or(0);
     }
     let keep = plan.keep.min(model.trained.backbone.len());
-    let peak_bytes = memory(&model, &Spread { keep, ..spread }).peak_bytes();
-    if peak_bytes > REFUSED * room.bytes {
+    let peak_bytes = memory(&model, &Placement { keep, ..placement }).peak_bytes();
+    if peak_bytes > MAX_OVERCOMMIT * room.bytes {
         let reason = format!(
             "a rank would need about {:.1} GB and has {:.1} GB: fewer images a step (optim.batch_size), a smaller model, more \
              ranks, or optim.micro_batches; `ocelli plan` says what would fit",
@@ -132,12 +132,12 @@ pub fn fit(mut plan: Plan, room: Room) -> Result<Plan, TrainError> {
 
 /// Multiple of the rank's memory above which a plan is refused. The margin allows for memory that other processes
 /// free, and for errors of the estimate.
-const REFUSED: f64 = 1.5;
+const MAX_OVERCOMMIT: f64 = 1.5;
 
 /// Returns the largest number of units that can keep their graph within `bytes` of a rank's memory; `None` if even 0
 /// does not fit.
-pub fn keep_that_fits(model: &ModelCost, spread: &Spread, bytes: f64) -> Option<usize> {
-    let fits = |keep: &usize| memory(model, &Spread { keep: *keep, ..*spread }).needed_bytes() <= bytes;
+pub fn keep_that_fits(model: &ModelCost, placement: &Placement, bytes: f64) -> Option<usize> {
+    let fits = |keep: &usize| memory(model, &Placement { keep: *keep, ..*placement }).needed_bytes() <= bytes;
     (0..=model.trained.backbone.len()).rev().find(fits)
 }
 

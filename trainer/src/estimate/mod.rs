@@ -12,15 +12,15 @@
 mod failure;
 mod memory;
 mod model;
+mod placement;
 mod presets;
 mod simulate;
-mod spread;
 mod time;
 
 pub use failure::{Goodput, goodput};
 pub use memory::{Memory, fit, keep_that_fits, memory};
 pub use model::{ModelCost, NetworkCost, UnitCost, of_plan};
+pub use placement::Placement;
 pub use presets::{PRESETS, preset};
 pub use simulate::{Simulation, simulate};
-pub use spread::Spread;
 pub use time::{Fabric, StepTime, Traffic, step_flops, step_time, traffic};

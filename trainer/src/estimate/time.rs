@@ -5,7 +5,7 @@ use networks::layout::ALIGNMENT;
 use ranks::topology::Sharding;
 use ranks::wire::Wire;
 
-use super::{ModelCost, NetworkCost, Spread};
+use super::{ModelCost, NetworkCost, Placement};
 
 /// Interconnect of the ranks, and their speed of computation.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -40,17 +40,18 @@ pub struct Traffic {
 }
 
 /// Estimates the traffic of a step.
-pub fn traffic(model: &ModelCost, spread: &Spread) -> Traffic {
-    let precision = spread.precision;
-    let (groups, replicas) = (spread.group_size as f64, (spread.world_size / spread.group_size) as f64);
+pub fn traffic(model: &ModelCost, placement: &Placement) -> Traffic {
+    let precision = placement.precision;
+    let (groups, replicas) =
+        (placement.group_size as f64, (placement.world_size / placement.group_size) as f64);
     let bytes = |units: &[super::UnitCost], wire: Wire| -> f64 {
-        let padded = |unit: &super::UnitCost| unit.numel.next_multiple_of(ALIGNMENT * spread.group_size);
+        let padded = |unit: &super::UnitCost| unit.numel.next_multiple_of(ALIGNMENT * placement.group_size);
         units.iter().map(|unit| (padded(unit) * wire.bytes()) as f64).sum()
     };
     let trained = &model.trained;
     let n_backbone = trained.backbone.len();
-    let again = match spread.sharding {
-        Sharding::Full => &trained.backbone[..n_backbone.saturating_sub(spread.keep)],
+    let again = match placement.sharding {
+        Sharding::Full => &trained.backbone[..n_backbone.saturating_sub(placement.keep)],
         _ => &[],
     };
     let once = |network: &NetworkCost| {
@@ -62,13 +63,13 @@ pub fn traffic(model: &ModelCost, spread: &Spread) -> Traffic {
     let share = |n: f64| (n - 1.0) / n;
     Traffic {
         gather_bytes: gathered * share(groups),
-        n_gathers: if spread.gathers() {
+        n_gathers: if placement.gathers() {
             model.networks().map(|network| network.units().count()).sum::<usize>() + again.len()
         } else {
             0
         },
         reduce_bytes: reduced * share(groups),
-        n_reduces: if spread.world_size > 1 { trained.units().count() } else { 0 },
+        n_reduces: if placement.world_size > 1 { trained.units().count() } else { 0 },
         replica_bytes: (reduced + whole) / groups * share(replicas),
     }
 }
@@ -88,10 +89,10 @@ pub struct StepTime {
 
 /// Returns the floating-point operations of matrix products in a step of one rank: without recomputation, and with
 /// that of units that keep no graph.
-pub fn step_flops(model: &ModelCost, spread: &Spread) -> [f64; 2] {
-    let images = spread.rank_batch as f64;
+pub fn step_flops(model: &ModelCost, placement: &Placement) -> [f64; 2] {
+    let images = placement.rank_batch as f64;
     let backbone = &model.trained.backbone;
-    let again = &backbone[..backbone.len().saturating_sub(spread.keep)];
+    let again = &backbone[..backbone.len().saturating_sub(placement.keep)];
     let flops = |network: &NetworkCost| network.units().map(|unit| unit.flops).sum::<f64>();
     let once = model.others.iter().map(flops).sum::<f64>() + 3.0 * flops(&model.trained);
     let twice: f64 = again.iter().map(|unit| unit.flops).sum();
@@ -99,16 +100,16 @@ pub fn step_flops(model: &ModelCost, spread: &Spread) -> [f64; 2] {
 }
 
 /// Estimates the time of a step.
-pub fn step_time(model: &ModelCost, spread: &Spread, fabric: &Fabric) -> StepTime {
-    let compute_s = step_flops(model, spread)[1] / fabric.flops;
-    let traffic = traffic(model, spread);
+pub fn step_time(model: &ModelCost, placement: &Placement, fabric: &Fabric) -> StepTime {
+    let compute_s = step_flops(model, placement)[1] / fabric.flops;
+    let traffic = traffic(model, placement);
     let within = |bytes: f64, size: usize, n: usize| collective(bytes, size, n, 1, fabric);
-    let (ring_a, tree_a) = within(traffic.gather_bytes, spread.group_size, traffic.n_gathers);
-    let (ring_b, tree_b) = within(traffic.reduce_bytes, spread.group_size, traffic.n_reduces);
-    let n_replicas = spread.world_size / spread.group_size;
+    let (ring_a, tree_a) = within(traffic.gather_bytes, placement.group_size, traffic.n_gathers);
+    let (ring_b, tree_b) = within(traffic.reduce_bytes, placement.group_size, traffic.n_reduces);
+    let n_replicas = placement.world_size / placement.group_size;
     // A sum over replicas is two collectives. All ranks of a shard group run theirs at the same time.
     let (ring_c, tree_c) =
-        collective(traffic.replica_bytes, n_replicas, 2 * traffic.n_reduces, spread.group_size, fabric);
+        collective(traffic.replica_bytes, n_replicas, 2 * traffic.n_reduces, placement.group_size, fabric);
     let (ring_s, tree_s) = (ring_a + ring_b + ring_c, tree_a + tree_b + tree_c);
     let n = (traffic.n_gathers + traffic.n_reduces).max(1) as f64;
     let best = ring_s.min(tree_s);

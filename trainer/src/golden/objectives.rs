@@ -4,7 +4,7 @@ use augment::MultiCrop;
 use burn_tensor::Tensor;
 use kernels::ops::{softmax_rows, unit_rows};
 use networks::features::Outputs;
-use ranks::communicator::Comm;
+use ranks::communicator::Communicator;
 use ranks::peers::Peers;
 
 use super::Golden;
@@ -35,7 +35,7 @@ fn loss_and_gradient(
     x: Tensor<3>,
     score: &dyn Fn(&str, Tensor<3>) -> Tensor<3>,
 ) -> [Tensor<1>; 2] {
-    let ([b, v, k], comm) = (x.dims(), Comm::solo());
+    let ([b, v, k], comm) = (x.dims(), Communicator::solo());
     let outputs = |x: Tensor<3>| {
         let sizes = [0..2, 2..v].map(|views| x.clone().slice([0..b, views, 0..k])).to_vec();
         Outputs { n_images: b, features: Vec::new(), heads: [(name, sizes)].into() }
@@ -63,14 +63,14 @@ fn cross_entropy_and_center_equal_pytorch() {
     let grads = loss.backward();
     golden.assert_tensor("grad_0", student[0].grad(&grads).unwrap(), TOLERANCE);
     golden.assert_tensor("grad_1", student[1].grad(&grads).unwrap(), TOLERANCE);
-    let comm = Comm::solo();
+    let comm = Communicator::solo();
     let [mean] = batch_means("center", [&[teacher]], Peers::new(&comm, 1)).unwrap();
     golden.assert_tensor("mean", mean, TOLERANCE);
 }
 
 #[test]
 fn sinkhorn_equals_pytorch() {
-    let (golden, comm) = (Golden::open("losses"), Comm::solo());
+    let (golden, comm) = (Golden::open("losses"), Communicator::solo());
     let logits: Tensor<3> = golden.tensor("teacher");
     let [b, v, _] = logits.dims();
     let given = targets(&[logits], b * v, 0.07, 3, Peers::new(&comm, 1)).unwrap().remove(0);
@@ -79,7 +79,7 @@ fn sinkhorn_equals_pytorch() {
 
 #[test]
 fn contrast_equals_pytorch() {
-    let (golden, comm) = (Golden::open("objectives"), Comm::solo());
+    let (golden, comm) = (Golden::open("objectives"), Communicator::solo());
     let z = golden.tensor::<3>("contrast.z").autodiff().require_grad();
     let [b, v, d] = z.dims();
     let unit = |z: Tensor<3>| unit_rows(z.reshape([b * v, d]), 1e-12).reshape([b, v, d]);
@@ -91,7 +91,7 @@ fn contrast_equals_pytorch() {
 
 #[test]
 fn the_regularizer_of_lejepa_equals_pytorch() {
-    let (golden, comm) = (Golden::open("objectives"), Comm::solo());
+    let (golden, comm) = (Golden::open("objectives"), Communicator::solo());
     let z = golden.tensor::<3>("sigreg.z").autodiff().require_grad();
     let directions = golden.values("sigreg.directions");
     let sigreg = Sigreg::of(&[z.clone().inner()], directions, Peers::new(&comm, 1)).unwrap();

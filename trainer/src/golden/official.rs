@@ -4,7 +4,7 @@
 use augment::{Batch, GroupSpec, Views};
 use burn_tensor::{Device, Tensor};
 use kernels::device::host::to_host;
-use ranks::communicator::Comm;
+use ranks::communicator::Communicator;
 
 use super::names::{uniform, weights};
 use super::{Golden, assert_near};
@@ -271,7 +271,7 @@ fn check(run: &Run, overrides: &[&str]) {
     let golden = Golden::open_in("official", run.file);
     let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
     let plan = Plan::resolve(Recipe::parse(&run.recipe, run.file, &overrides).unwrap(), 64).unwrap();
-    let mut trainer: Trainer = plan.trainer(Comm::solo(), &Device::flex()).unwrap();
+    let mut trainer: Trainer = plan.trainer(Communicator::solo(), &Device::flex()).unwrap();
     for shard in trainer.state.networks.iter_mut().flat_map(|network| &mut network.shards) {
         shard.weights = weights(shard);
     }
@@ -279,9 +279,15 @@ fn check(run: &Run, overrides: &[&str]) {
     let (losses, rates) = (golden.values("loss"), golden.values("lr"));
     assert_eq!(losses.len() as u64, plan.total_steps);
     for (step, (loss, rate)) in (0..).zip(losses.iter().zip(&rates)) {
-        let knobs = plan.schedules().at(step);
-        assert!((knobs.lr as f32 - rate).abs() <= 1e-6 * rate.abs(), "{} {step}: {}", run.file, knobs.lr);
-        let ours = trainer.step(&batches[(step % N_BATCHES) as usize], &knobs).unwrap().loss as f32;
+        let scheduled_values = plan.schedules().at(step);
+        assert!(
+            (scheduled_values.lr as f32 - rate).abs() <= 1e-6 * rate.abs(),
+            "{} {step}: {}",
+            run.file,
+            scheduled_values.lr
+        );
+        let ours =
+            trainer.step(&batches[(step % N_BATCHES) as usize], &scheduled_values).unwrap().loss as f32;
         assert!((ours - loss).abs() <= run.loss * loss.abs(), "{} step {step}: {ours} {loss}", run.file);
     }
     for network in &trainer.state.networks {

@@ -4,13 +4,13 @@ use burn_tensor::Device;
 use networks::head::mlp::Mlp;
 use networks::head::projection::{Normalizes, Projection};
 use networks::unit::Unit;
-use ranks::fixed::Fixed;
+use ranks::fixed::FixedPoint;
 use ranks::topology::Topology;
 
 use super::Golden;
 use crate::optim::state::UnitShard;
 use crate::optim::{AdamW, Adaptation, ClipRule, Optimizer, RateRule, Rule, Sgd};
-use crate::schedule::Knobs;
+use crate::schedule::ScheduledValues;
 
 /// Checks the steps of `unit` from the parameters that begin with `prefix`, at rates and decays of `schedule`.
 fn check(golden: &Golden, prefix: &str, unit: &dyn Unit, rule: Rule, schedule: [(f64, f64); 3]) {
@@ -21,12 +21,12 @@ fn check(golden: &Golden, prefix: &str, unit: &dyn Unit, rule: Rule, schedule: [
     let mut shards = [UnitShard::init(unit, 0, Topology::SOLO, optimizer.moments(), &device)];
     shards[0].weights = golden.flat(&format!("{prefix}param"), &shards[0]);
     for (step, (lr, weight_decay)) in schedule.into_iter().enumerate() {
-        let knobs = Knobs { step: step as u64, lr, weight_decay };
+        let scheduled_values = ScheduledValues { step: step as u64, lr, weight_decay };
         let grads = vec![golden.flat(&format!("{prefix}grad_{step}"), &shards[0])];
-        let norms = optimizer.norms(&shards, &grads, &[0], &knobs).unwrap();
+        let norms = optimizer.norms(&shards, &grads, &[0], &scheduled_values).unwrap();
         let squares: Vec<f64> =
-            norms.squares().iter().map(|square| Fixed::from_limbs(&square.limbs())).collect();
-        optimizer.step(&mut shards, grads, &norms.agreed(&squares), &knobs, vec![Vec::new()]);
+            norms.squares().iter().map(|square| FixedPoint::from_limbs(&square.limbs())).collect();
+        optimizer.step(&mut shards, grads, &norms.agreed(&squares), &scheduled_values, vec![Vec::new()]);
         golden.assert_params(&format!("{prefix}after_{step}"), &shards[0], &shards[0].weights, 1e-6);
     }
 }

@@ -324,7 +324,7 @@ impl Method for Dino {
         }
     }
 
-    fn knobs(&self, step: u64) -> Gauges {
+    fn scheduled_values(&self, step: u64) -> Gauges {
         vec![("knobs/teacher_decay", self.decay.at(step)), ("knobs/teacher_temp", self.teacher_temp.at(step))]
     }
 

@@ -206,7 +206,7 @@ impl Method for MocoV3 {
         Ok(Box::new(MocoV3Loss { keys: [keys(0)?, keys(1)?], positions: peers.positions(n_images) }))
     }
 
-    fn knobs(&self, step: u64) -> Gauges {
+    fn scheduled_values(&self, step: u64) -> Gauges {
         vec![("knobs/momentum", self.decay.at(step))]
     }
 

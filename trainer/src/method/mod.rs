@@ -91,7 +91,7 @@ pub trait Method: Send + Sync {
     }
 
     /// Scheduled values, such as temperatures, for the metrics row.
-    fn knobs(&self, step: u64) -> Gauges {
+    fn scheduled_values(&self, step: u64) -> Gauges {
         let _ = step;
         Vec::new()
     }

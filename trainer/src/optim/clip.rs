@@ -12,7 +12,7 @@ use kernels::device::readback::read_back;
 use multiversion::multiversion;
 use networks::layout::ALIGNMENT;
 use ranks::EngineError;
-use ranks::fixed::Fixed;
+use ranks::fixed::FixedPoint;
 use serde::{Deserialize, Serialize};
 
 use super::runs::joined;
@@ -41,7 +41,7 @@ pub(super) struct ClipNorms<T = f64> {
     groups: Vec<Vec<usize>>,
 }
 
-impl ClipNorms<Fixed> {
+impl ClipNorms<FixedPoint> {
     /// Computes this rank's share of the norms of `grads`, or of tensors laid out like them; `modules` has each unit's module.
     ///
     /// # Errors
@@ -67,7 +67,7 @@ impl ClipNorms<Fixed> {
             })
             .collect();
         let n = groups.iter().flatten().max().map_or(0, |last| last + 1);
-        let mut squares = vec![Fixed::default(); n];
+        let mut squares = vec![FixedPoint::default(); n];
         match grads.iter().all(is_host) {
             true => add_on_host(shards, grads, &groups, &mut squares),
             false => add_on_device(shards, grads, &groups, &mut squares)?,
@@ -82,7 +82,7 @@ impl ClipNorms<Fixed> {
 }
 
 /// Adds the squares of `grads` to those of their groups.
-fn add_on_host(shards: &[UnitShard], grads: &[Tensor<1>], groups: &[Vec<usize>], squares: &mut [Fixed]) {
+fn add_on_host(shards: &[UnitShard], grads: &[Tensor<1>], groups: &[Vec<usize>], squares: &mut [FixedPoint]) {
     for ((shard, grad), groups) in shards.iter().zip(grads).zip(groups) {
         with_slice(grad, |grad| {
             for segment in shard.segments() {
@@ -98,7 +98,7 @@ fn add_on_device(
     shards: &[UnitShard],
     grads: &[Tensor<1>],
     groups: &[Vec<usize>],
-    squares: &mut [Fixed],
+    squares: &mut [FixedPoint],
 ) -> Result<(), EngineError> {
     let mut sums = Vec::new();
     let mut of_sum = Vec::new();
@@ -180,7 +180,7 @@ fn sum_of_squares(block: &[f32]) -> f64 {
 #[cfg(test)]
 pub(super) fn on_device_for_tests(shards: &[UnitShard], grads: &[Tensor<1>]) -> Vec<f64> {
     let n = shards[0].layout.params.len();
-    let mut squares = vec![Fixed::default(); n];
+    let mut squares = vec![FixedPoint::default(); n];
     add_on_device(shards, grads, &[(0..n).collect()], &mut squares).expect("the device works");
-    squares.iter().map(|square| Fixed::from_limbs(&square.limbs())).collect()
+    squares.iter().map(|square| FixedPoint::from_limbs(&square.limbs())).collect()
 }

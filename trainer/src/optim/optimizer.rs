@@ -6,7 +6,7 @@ use burn_tensor::Tensor;
 use kernels::device::host::{self, is_host};
 use networks::params::Role;
 use ranks::EngineError;
-use ranks::fixed::Fixed;
+use ranks::fixed::FixedPoint;
 use rayon::prelude::*;
 
 use super::adamw::{self, AdamW};
@@ -16,7 +16,7 @@ use super::cube;
 use super::follow::{Follower, follow_all};
 use super::sgd::{self, Lengths, RateRule, Sgd};
 use super::state::{Segment, UnitShard};
-use crate::schedule::Knobs;
+use crate::schedule::ScheduledValues;
 
 /// The optimizer.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -50,9 +50,9 @@ pub struct Norms<T = f64> {
     directions: Option<ClipNorms<T>>,
 }
 
-impl Norms<Fixed> {
+impl Norms<FixedPoint> {
     /// All squares, one after another.
-    pub fn squares(&self) -> Vec<Fixed> {
+    pub fn squares(&self) -> Vec<FixedPoint> {
         let others = self.params.iter().chain(&self.directions).flat_map(|norms| &norms.squares);
         self.grads.squares.iter().chain(others).copied().collect()
     }
@@ -60,7 +60,7 @@ impl Norms<Fixed> {
     /// Returns the norms over all ranks, whose squares are `squares`.
     pub fn agreed(self, squares: &[f64]) -> Norms {
         let mut rest = squares;
-        let mut agreed = |norms: ClipNorms<Fixed>| {
+        let mut agreed = |norms: ClipNorms<FixedPoint>| {
             let (here, behind) = rest.split_at(norms.squares.len());
             rest = behind;
             norms.agreed(here)
@@ -106,7 +106,7 @@ impl Optimizer {
         }
     }
 
-    /// Computes this rank's share of the norms that a step at the weight decay of `knobs` needs; `modules` has the number of
+    /// Computes this rank's share of the norms that a step at the weight decay of `scheduled_values` needs; `modules` has the number of
     /// each unit's module.
     ///
     /// # Errors
@@ -116,8 +116,8 @@ impl Optimizer {
         shards: &[UnitShard],
         grads: &[Tensor<1>],
         modules: &[usize],
-        knobs: &Knobs,
-    ) -> Result<Norms<Fixed>, EngineError> {
+        scheduled_values: &ScheduledValues,
+    ) -> Result<Norms<FixedPoint>, EngineError> {
         let Rule::Sgd(Sgd { adaptation: Some(adaptation), .. }) = self.rule else {
             let grads = ClipNorms::of(self.clip, shards, grads, modules)?;
             return Ok(Norms { grads, params: None, directions: None });
@@ -128,7 +128,7 @@ impl Optimizer {
             RateRule::Larc => None,
             RateRule::Lars => {
                 let sum = |(grad, param): (&Tensor<1>, &Tensor<1>)| {
-                    grad.clone() + param.clone() * knobs.weight_decay
+                    grad.clone() + param.clone() * scheduled_values.weight_decay
                 };
                 Some(per_tensor(&grads.iter().zip(&params).map(sum).collect::<Vec<_>>())?)
             }
@@ -143,19 +143,19 @@ impl Optimizer {
         shards: &mut [UnitShard],
         grads: Vec<Tensor<1>>,
         norms: &Norms,
-        knobs: &Knobs,
+        scheduled_values: &ScheduledValues,
         followers: Vec<Vec<Follower<'_>>>,
     ) {
         type Work<'s, 'f> = ((&'s mut UnitShard, Tensor<1>), Vec<Follower<'f>>);
         let update = |(unit, ((shard, grad), followers)): (usize, Work<'_, '_>)| {
-            let frozen = frozen_at(shard, knobs.step);
+            let frozen = frozen_at(shard, scheduled_values.step);
             if frozen.iter().all(|frozen| *frozen) {
                 return follow_all(followers, &shard.weights);
             }
             for (n_updates, frozen) in shard.n_updates.iter_mut().zip(&frozen) {
                 *n_updates += u64::from(!frozen);
             }
-            let update = self.update_of(shard, unit, norms, knobs);
+            let update = self.update_of(shard, unit, norms, scheduled_values);
             let still = still(shard, &frozen);
             apply(shard, grad, update, &still, followers);
         };
@@ -166,12 +166,18 @@ impl Optimizer {
         }
     }
 
-    fn update_of(&self, shard: &UnitShard, unit: usize, norms: &Norms, knobs: &Knobs) -> Update {
+    fn update_of(
+        &self,
+        shard: &UnitShard,
+        unit: usize,
+        norms: &Norms,
+        scheduled_values: &ScheduledValues,
+    ) -> Update {
         let of_param = |segment: &Segment<'_>| {
             let spec = &segment.slot.spec;
             let decays = spec.decay || (self.decays_vectors && spec.role.is_trained());
             let clip = norms.grads.factor(unit, segment.param, self.clip_norm);
-            (knobs.lr * spec.lr_scale, decays.then_some(knobs.weight_decay), clip)
+            (scheduled_values.lr * spec.lr_scale, decays.then_some(scheduled_values.weight_decay), clip)
         };
         match self.rule {
             Rule::AdamW(rule) => {
@@ -206,10 +212,10 @@ fn frozen_at(shard: &UnitShard, step: u64) -> Vec<bool> {
 }
 
 /// Ranges of a shard whose parameters are frozen, with their values and those of each moment.
-type Still = Vec<(Range<usize>, Vec<Tensor<1>>)>;
+type FrozenValues = Vec<(Range<usize>, Vec<Tensor<1>>)>;
 
 /// Copies the values of the parameters that are `frozen`.
-fn still(shard: &UnitShard, frozen: &[bool]) -> Still {
+fn still(shard: &UnitShard, frozen: &[bool]) -> FrozenValues {
     let values = |range: &Range<usize>| {
         let moments = shard.moments.iter().map(|moment| &moment.values);
         std::iter::once(&shard.weights).chain(moments).map(|all| all.clone().slice([range.clone()])).collect()
@@ -223,7 +229,7 @@ fn apply(
     shard: &mut UnitShard,
     grad: Tensor<1>,
     update: Update,
-    frozen: &Still,
+    frozen: &FrozenValues,
     followers: Vec<Follower<'_>>,
 ) {
     match (update, is_host(&shard.weights)) {
@@ -310,7 +316,7 @@ mod tests {
 
     /// Compares a unit's updates and norms on the host and on `device`; a tensor that is held elsewhere keeps its values.
     fn check(optimizer: Optimizer, unit: &dyn Unit, seed: u64, topology: Topology, device: &Device) {
-        let knobs = Knobs { step: 0, lr: 0.01, weight_decay: 0.1 };
+        let scheduled_values = ScheduledValues { step: 0, lr: 0.01, weight_decay: 0.1 };
         let of = |device: &Device| Three::new(unit, seed, topology, optimizer, device);
         let (mut here, mut there) = (of(&Device::flex()), of(device));
         assert_eq!(unit.layout(3).padded / 3, here.leader.len());
@@ -324,8 +330,10 @@ mod tests {
             let grad = Tensor::<1>::random([here.leader.len()], normal, &Device::flex()) * is_real.clone();
             let sent = grad.clone().to_device(device);
             let shards = [here.leader.clone()];
-            let norms = optimizer.norms(&shards, std::slice::from_ref(&grad), &[0], &knobs).unwrap();
-            let squares: Vec<f64> = norms.squares().iter().map(|s| Fixed::from_limbs(&s.limbs())).collect();
+            let norms =
+                optimizer.norms(&shards, std::slice::from_ref(&grad), &[0], &scheduled_values).unwrap();
+            let squares: Vec<f64> =
+                norms.squares().iter().map(|s| FixedPoint::from_limbs(&s.limbs())).collect();
             let by_device = super::super::clip::on_device_for_tests(&shards, std::slice::from_ref(&sent));
             // Gradients come first; lengths by layer follow.
             for (a, b) in squares.iter().zip(by_device) {
@@ -336,9 +344,9 @@ mod tests {
             for (i, n_updates) in here.leader.n_updates.iter_mut().enumerate() {
                 *n_updates = step + 1 + i as u64 % 2;
             }
-            let update = optimizer.update_of(&here.leader, 0, &norms, &knobs);
+            let update = optimizer.update_of(&here.leader, 0, &norms, &scheduled_values);
             let (shard, followers) = here.parts();
-            apply(shard, grad, update.clone(), &Still::new(), followers);
+            apply(shard, grad, update.clone(), &FrozenValues::new(), followers);
             // As a checkpoint holds it.
             let held = (step == 1).then(|| {
                 let weights = there.leader.weights.clone();
@@ -395,12 +403,18 @@ mod tests {
                 };
                 for step in 0..3 {
                     let before = buffers(&shards[0]);
-                    let knobs = Knobs { step, lr: 0.1, weight_decay: 0.1 };
+                    let scheduled_values = ScheduledValues { step, lr: 0.1, weight_decay: 0.1 };
                     let grads = vec![Tensor::ones([shards[0].len()], &device)];
-                    let norms = optimizer.norms(&shards, &grads, &[0], &knobs).unwrap();
+                    let norms = optimizer.norms(&shards, &grads, &[0], &scheduled_values).unwrap();
                     let squares: Vec<f64> =
-                        norms.squares().iter().map(|s| Fixed::from_limbs(&s.limbs())).collect();
-                    optimizer.step(&mut shards, grads, &norms.agreed(&squares), &knobs, vec![Vec::new()]);
+                        norms.squares().iter().map(|s| FixedPoint::from_limbs(&s.limbs())).collect();
+                    optimizer.step(
+                        &mut shards,
+                        grads,
+                        &norms.agreed(&squares),
+                        &scheduled_values,
+                        vec![Vec::new()],
+                    );
                     for (before, after) in before.iter().zip(buffers(&shards[0])) {
                         let moved = before.iter().zip(&after).map(|(a, b)| a != b);
                         for (i, moved) in moved.enumerate().take(shards[0].layout.numel) {

@@ -75,7 +75,7 @@ impl Recipe {
 #[serde(deny_unknown_fields, default)]
 pub struct DataConfig {
     /// Shard lists; `--shards` replaces them. Plans omit their secrets, since each start opens the shards given to it.
-    #[serde(serialize_with = "without_secrets")]
+    #[serde(serialize_with = "redact_list")]
     pub shards: Vec<String>,
     /// Number of shards whose samples are shuffled together; 16 by default.
     pub window_shards: usize,
@@ -89,8 +89,8 @@ pub struct DataConfig {
     pub normalization: Normalization,
 }
 
-fn without_secrets<S: Serializer>(shards: &[String], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(shards.iter().map(|spec| pipeline::secrets::without_secrets(spec)))
+fn redact_list<S: Serializer>(shards: &[String], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(shards.iter().map(|spec| pipeline::secrets::redact_list(spec)))
 }
 
 impl DataConfig {

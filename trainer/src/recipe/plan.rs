@@ -4,7 +4,7 @@ use augment::MultiCrop;
 use burn_tensor::Device;
 use kernels::device::workers::or_cores;
 use networks::patches::PixelInput;
-use ranks::communicator::Comm;
+use ranks::communicator::Communicator;
 use ranks::topology::Topology;
 use serde::{Deserialize, Serialize};
 
@@ -55,7 +55,7 @@ fn first_views_version() -> u32 {
 
 /// Resources of a rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Room {
+pub struct RankResources {
     /// CPU cores.
     pub n_cores: usize,
     /// Threads that compute: one for each core, or one that keeps a GPU busy.
@@ -209,7 +209,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`TrainError::Recipe`] when batch, micro-batches or groups do not divide.
-    pub fn over(mut self, world_size: usize, room: Room) -> Result<Self, TrainError> {
+    pub fn over(mut self, world_size: usize, room: RankResources) -> Result<Self, TrainError> {
         self.world_size = world_size;
         if self.recipe.run.workers == 0 {
             self.n_workers = room.n_workers.max(1);
@@ -347,7 +347,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`TrainError::Recipe`] with the key and what is wrong with it.
-    pub fn trainer(&self, comm: Comm, device: &Device) -> Result<Trainer, TrainError> {
+    pub fn trainer(&self, comm: Communicator, device: &Device) -> Result<Trainer, TrainError> {
         let method = self.method()?;
         let (optimizer, config) = (self.optimizer(), self.step_config());
         Ok(Trainer::new(&self.recipe.model, method, comm, optimizer, config, device.clone()))

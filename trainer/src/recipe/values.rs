@@ -4,26 +4,26 @@ use super::flat::flatten;
 use super::{Algorithm, Recipe};
 
 /// Upper bound of rates, weights and temperatures.
-const MOST: f64 = 1e6;
+const MAX_VALUE: f64 = 1e6;
 
 /// Upper bound of sizes and counts, so that products of two of them do not overflow.
-const MOST_ITEMS: f64 = (1u64 << 24) as f64;
+const MAX_COUNT: f64 = (1u64 << 24) as f64;
 
 /// Rejects values that would silently do harm: a negative clip norm reverses every gradient.
 pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
     let (optim, run) = (&recipe.optim, &recipe.run);
-    within("optim.batch_size", optim.batch_size as f64, 1.0, MOST_ITEMS)?;
-    within("optim.micro_batches", optim.micro_batches as f64, 0.0, MOST_ITEMS)?;
-    within("data.window_shards", recipe.data.window_shards as f64, 1.0, MOST_ITEMS)?;
-    within("run.checkpoint_every_minutes (0 for none)", run.checkpoint_every_minutes, 0.0, MOST)?;
+    within("optim.batch_size", optim.batch_size as f64, 1.0, MAX_COUNT)?;
+    within("optim.micro_batches", optim.micro_batches as f64, 0.0, MAX_COUNT)?;
+    within("data.window_shards", recipe.data.window_shards as f64, 1.0, MAX_COUNT)?;
+    within("run.checkpoint_every_minutes (0 for none)", run.checkpoint_every_minutes, 0.0, MAX_VALUE)?;
     within("run.deadline_s", run.deadline_s as f64, 1.0, 1e9)?;
     within_method(recipe)?;
     if run.log_every_steps == 0 || run.checkpoint_every_steps == 0 {
         return Err("run.log_every_steps and run.checkpoint_every_steps must be at least 1".into());
     }
-    within("optim.lr", optim.lr, 0.0, MOST)?;
-    within("optim.min_lr", optim.min_lr, 0.0, MOST)?;
-    within("optim.start_lr", optim.start_lr, 0.0, MOST)?;
+    within("optim.lr", optim.lr, 0.0, MAX_VALUE)?;
+    within("optim.min_lr", optim.min_lr, 0.0, MAX_VALUE)?;
+    within("optim.start_lr", optim.start_lr, 0.0, MAX_VALUE)?;
     if optim.start_lr > optim.lr {
         return Err(format!(
             "optim.start_lr {} is above optim.lr {}: both are for 256 images, and the warm-up goes from one to the other",
@@ -31,8 +31,8 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
         ));
     }
     within("optim.momentum", optim.momentum, 0.0, 1.0 - 1e-9)?;
-    within("optim.trust", optim.trust, 0.0, MOST)?;
-    within("optim.clip_norm (0 for none)", optim.clip_norm(), 0.0, MOST)?;
+    within("optim.trust", optim.trust, 0.0, MAX_VALUE)?;
+    within("optim.clip_norm (0 for none)", optim.clip_norm(), 0.0, MAX_VALUE)?;
     let by_layer = matches!(optim.algorithm, Algorithm::Lars | Algorithm::Larc);
     if by_layer && optim.clip_norm() > 0.0 {
         return Err(format!(
@@ -41,14 +41,14 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
             optim.clip_norm()
         ));
     }
-    within("optim.stat_images (0 for the whole batch)", optim.stat_images as f64, 0.0, MOST_ITEMS)?;
+    within("optim.stat_images (0 for the whole batch)", optim.stat_images as f64, 0.0, MAX_COUNT)?;
     within("data.max_bad_rate", recipe.data.max_bad_rate, 0.0, 1.0)?;
     within("run.workers (0 for one a core)", run.workers as f64, 0.0, 4096.0)?;
     within("run.data_threads (0 for one a core)", run.data_threads as f64, 0.0, 4096.0)?;
     recipe.data.normalization.validate().map_err(|reason| format!("data.normalization: {reason}"))?;
     for i in 0..2 {
         within("optim.betas", optim.betas[i], 0.0, 1.0 - 1e-9)?;
-        within("optim.weight_decay", optim.weight_decay()[i], 0.0, MOST)?;
+        within("optim.weight_decay", optim.weight_decay()[i], 0.0, MAX_VALUE)?;
     }
     Ok(())
 }
@@ -74,8 +74,8 @@ fn within_method(recipe: &Recipe) -> Result<(), String> {
         };
         for number in numbers {
             match number {
-                toml::Value::Integer(value) => within(key, *value as f64, 0.0, MOST_ITEMS)?,
-                toml::Value::Float(value) => within(key, *value, -MOST, MOST)?,
+                toml::Value::Integer(value) => within(key, *value as f64, 0.0, MAX_COUNT)?,
+                toml::Value::Float(value) => within(key, *value, -MAX_VALUE, MAX_VALUE)?,
                 _ => {}
             }
         }

@@ -73,7 +73,7 @@ impl FromStr for Fault {
 
 impl Fault {
     /// Triggers the fault, if `rank` enters `phase` of `step` and these match.
-    pub fn strike(&self, rank: usize, step: u64, phase: &str) {
+    pub fn trigger(&self, rank: usize, step: u64, phase: &str) {
         if rank != self.rank || phase != self.phase || step < self.step {
             return;
         }
@@ -114,7 +114,7 @@ impl Fault {
     }
 
     /// Returns whether the gradients that `rank` has of global batch `batch` are made NaN.
-    pub fn poisons(&self, rank: usize, batch: u64) -> bool {
+    pub fn makes_nan(&self, rank: usize, batch: u64) -> bool {
         self.action == Action::Nan
             && rank == self.rank
             && (self.step..self.step + self.steps).contains(&batch)
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!((fault.action, fault.rank, fault.step), (Action::Kill, 1, 5));
         assert_eq!(fault.phase, "backward");
         let fault: Fault = "nan:step=3,steps=2".parse().unwrap();
-        assert!(fault.poisons(0, 4) && !fault.poisons(0, 5) && !fault.poisons(1, 4));
+        assert!(fault.makes_nan(0, 4) && !fault.makes_nan(0, 5) && !fault.makes_nan(1, 4));
         for bad in ["kil", "kill:rank", "kill:rank=x", "kill:where=1", "kill:phase=back"] {
             assert!(bad.parse::<Fault>().is_err(), "{bad}");
         }

@@ -8,9 +8,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pipeline::file;
-use ranks::communicator::Comm;
-use ranks::deadline::{Lost, Watch};
-use ranks::flight_recorder::{Entry, FlightRecorder};
+use ranks::communicator::Communicator;
+use ranks::deadline::{Lost, PeerMonitor};
+use ranks::flight_recorder::{FlightRecorder, RecordedCall};
 use serde::{Deserialize, Serialize};
 
 use super::clock::now_s;
@@ -58,7 +58,7 @@ pub(crate) struct Heartbeat {
 }
 
 /// Phase of a rank that has left by itself, which is not the first to be blamed when ranks are missing.
-const LEFT: &str = "leaving";
+const LEAVING: &str = "leaving";
 
 /// Current position of this rank: set by the trainer, written by the heartbeat.
 #[derive(Debug, Default)]
@@ -70,13 +70,13 @@ struct Here {
 }
 
 /// Heartbeat of this rank, which stops when it is dropped.
-pub(crate) struct Pulse {
+pub(crate) struct HeartbeatWriter {
     here: Arc<Mutex<Here>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Pulse {
+impl HeartbeatWriter {
     /// Starts the heartbeat in `folder`.
     ///
     /// # Errors
@@ -150,11 +150,11 @@ impl Pulse {
     }
 }
 
-impl Drop for Pulse {
+impl Drop for HeartbeatWriter {
     fn drop(&mut self) {
         {
             let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
-            here.phase = LEFT;
+            here.phase = LEAVING;
             if std::thread::panicking() && here.reason.is_none() {
                 (here.reason, here.by_itself) = (Some("it has panicked".into()), true);
             }
@@ -197,7 +197,7 @@ impl RankWatch {
     ///
     /// # Errors
     /// [`TrainError::Ranks`].
-    pub(crate) fn new(folder: &Path, comm: &Comm) -> Result<Self, TrainError> {
+    pub(crate) fn new(folder: &Path, comm: &Communicator) -> Result<Self, TrainError> {
         let rank = comm.topology().rank;
         let pid = std::process::id();
         let me = Process { host: host_name(), pid, started: start_time(pid).unwrap_or_default() };
@@ -224,7 +224,7 @@ impl RankWatch {
     }
 }
 
-impl Watch for RankWatch {
+impl PeerMonitor for RankWatch {
     fn lost(&self) -> Option<Lost> {
         let gone: Vec<usize> =
             self.neighbors.iter().copied().filter(|rank| !self.processes[*rank].is_running()).collect();
@@ -234,7 +234,7 @@ impl Watch for RankWatch {
         let beats = self.beats();
         let beat_of = |rank: usize| beats.iter().find(|beat| beat.rank == rank);
         // Ranks that have left may have left because of one that has not.
-        let first = gone.iter().find(|rank| beat_of(**rank).is_none_or(|beat| beat.phase != LEFT));
+        let first = gone.iter().find(|rank| beat_of(**rank).is_none_or(|beat| beat.phase != LEAVING));
         let rank = *first.or(gone.first())?;
         let process = &self.processes[rank];
         if let Some(beat) = beat_of(rank)
@@ -256,7 +256,7 @@ impl Watch for RankWatch {
         Some(Lost { rank, how, by_itself: false })
     }
 
-    fn suspects(&self, here: &Entry, is_patient: bool) -> Option<String> {
+    fn suspects(&self, here: &RecordedCall, is_patient: bool) -> Option<String> {
         let beats = self.beats();
         let behind = |beat: &&Heartbeat| beat.rank != self.rank && beat.number <= here.number;
         let first = beats.iter().filter(behind).map(|beat| beat.number).min();
@@ -289,7 +289,7 @@ impl Watch for RankWatch {
 
 /// State of a rank according to its heartbeat, seen from any machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Sign {
+pub(super) enum RankState {
     /// The heartbeat is fresh.
     Alive,
     /// The heartbeat is the last one of a rank that has left.
@@ -311,19 +311,19 @@ pub(super) fn folder_of(workdir: &Path) -> PathBuf {
 }
 
 /// State of the rank that wrote `beat`, as of now.
-pub(super) fn sign_of(beat: &Heartbeat) -> Sign {
-    if beat.phase == LEFT {
-        return Sign::Left;
+pub(super) fn rank_state(beat: &Heartbeat) -> RankState {
+    if beat.phase == LEAVING {
+        return RankState::Left;
     }
     // Clocks of machines may differ in both directions.
     let age_s = (now_s() - beat.at_s).abs();
     // Containers may share a host's name and see none of one another's processes: a fresh beat is proof of life.
     if age_s > SILENT_S && beat.host == host_name() && start_time(beat.pid).is_none() {
-        return Sign::Gone(format!("process {} has ended", beat.pid));
+        return RankState::Gone(format!("process {} has ended", beat.pid));
     }
     match age_s < STALE_S {
-        true => Sign::Alive,
-        false => Sign::Gone(format!("the last heartbeat is {} old", human_age(age_s))),
+        true => RankState::Alive,
+        false => RankState::Gone(format!("the last heartbeat is {} old", human_age(age_s))),
     }
 }
 

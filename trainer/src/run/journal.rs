@@ -8,14 +8,14 @@ use ranks::peers::Peers;
 
 use super::evaluated::evaluated_network;
 use super::health::Concern;
-use super::heartbeat::Pulse;
+use super::heartbeat::HeartbeatWriter;
 use super::job::{Observer, Progress};
 use super::metrics::{collapse_warnings, row_of};
 use super::straggler::Stragglers;
 use super::telemetry::Telemetry;
 use crate::error::TrainError;
 use crate::recipe::plan::Plan;
-use crate::schedule::Knobs;
+use crate::schedule::ScheduledValues;
 use crate::step::{StepReport, Trainer};
 
 /// Time that a step took.
@@ -104,10 +104,10 @@ impl Journal {
         trainer: &Trainer,
         plan: &Plan,
         report: &StepReport,
-        knobs: &Knobs,
+        scheduled_values: &ScheduledValues,
         time: StepTime,
         probes: &mut [Box<dyn Probe>],
-        pulse: &Pulse,
+        pulse: &HeartbeatWriter,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
         let done = trainer.state.step;
@@ -128,7 +128,7 @@ impl Journal {
             ("rate/images_per_s", plan.recipe.optim.batch_size as f64 / time.seconds),
         ];
         let method = trainer.state.method.as_ref();
-        let mut row = row_of(plan, step, knobs, report, embeddings, &timing, method);
+        let mut row = row_of(plan, step, scheduled_values, report, embeddings, &timing, method);
         row.extend(slow.row);
         if trainer.topology().rank == 0 {
             let mut warnings = collapse_warnings(plan, step, report, &row, method);

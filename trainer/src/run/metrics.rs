@@ -5,14 +5,14 @@ use burn_tensor::Tensor;
 use super::health::{self, Concern};
 use crate::method::{MATCH_LOSS, Method};
 use crate::recipe::plan::Plan;
-use crate::schedule::Knobs;
+use crate::schedule::ScheduledValues;
 use crate::step::StepReport;
 
 /// Builds the row of a step. `embeddings` `[B·V, D]` are those of the global batch.
 pub(crate) fn row_of(
     plan: &Plan,
     step: u64,
-    knobs: &Knobs,
+    scheduled_values: &ScheduledValues,
     report: &StepReport,
     embeddings: Tensor<2>,
     timing: &[(&'static str, f64)],
@@ -27,8 +27,8 @@ pub(crate) fn row_of(
         ("train/finite", f64::from(u8::from(report.finite))),
         ("train/epoch", samples / plan.n_samples as f64),
         ("train/samples", samples),
-        ("knobs/lr", knobs.lr),
-        ("knobs/weight_decay", knobs.weight_decay),
+        ("knobs/lr", scheduled_values.lr),
+        ("knobs/weight_decay", scheduled_values.weight_decay),
         ("health/feature_std", health.std),
         ("health/effective_rank", health.effective_rank),
         ("time/targets_ms", phases.targets_ms),
@@ -38,7 +38,7 @@ pub(crate) fn row_of(
         ("time/update_ms", phases.update_ms),
         ("time/rank_wait_ms", phases.wait_ms),
     ];
-    row.extend(method.knobs(step));
+    row.extend(method.scheduled_values(step));
     row.extend_from_slice(timing);
     row.extend_from_slice(&report.gauges);
     row.into_iter().map(|(name, value)| (name.to_string(), value)).collect()

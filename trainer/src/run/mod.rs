@@ -22,7 +22,7 @@ pub use heartbeat::host_name;
 pub use job::{FrozenNetwork, Job, Observer, Outcome, Progress};
 
 use networks::probe::Probe;
-use ranks::communicator::Comm;
+use ranks::communicator::Communicator;
 
 use crate::error::TrainError;
 
@@ -33,7 +33,7 @@ use crate::error::TrainError;
 /// Any error that stops a run; written checkpoints stay.
 pub fn run(
     job: &Job<'_>,
-    comm: Comm,
+    comm: Communicator,
     probes: &mut [Box<dyn Probe>],
     observer: &mut dyn Observer,
 ) -> Result<Outcome, TrainError> {

@@ -7,14 +7,14 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use networks::probe::Probe;
-use ranks::communicator::Comm;
+use ranks::communicator::Communicator;
 use ranks::engine::Reduction;
 
-use super::heartbeat::{self, Pulse, RankWatch};
+use super::heartbeat::{self, HeartbeatWriter, RankWatch};
 use super::job::{Job, Observer, Outcome};
 use super::journal::{Journal, StepTime};
-use super::stream::{Arrival, Next, Stream};
-use super::workdir::{self, Exceptions};
+use super::stream::{BatchSource, Next, Stream};
+use super::workdir::{self, AllowedDifferences};
 use crate::checkpoint::{self, Saver};
 use crate::error::TrainError;
 use crate::recipe::plan::Plan;
@@ -31,7 +31,7 @@ pub(super) struct Run<'a> {
     schedules: Schedules,
     trainer: Trainer,
     saver: Saver,
-    pulse: Pulse,
+    pulse: HeartbeatWriter,
     journal: Journal,
     stream: Stream,
     saved_step: u64,
@@ -47,15 +47,15 @@ impl<'a> Run<'a> {
     /// Claims the work directory and restores the state of the run. All ranks call it.
     pub(super) fn open(
         job: &'a Job<'a>,
-        comm: Comm,
+        comm: Communicator,
         observer: &mut dyn Observer,
     ) -> Result<Self, TrainError> {
         let warn = &mut |message: &str| observer.warned(message);
-        let exceptions = Exceptions { lengthen: job.lengthen, forked_step: job.forked_step };
+        let exceptions = AllowedDifferences { lengthen: job.lengthen, forked_step: job.forked_step };
         let (plan, lock) = workdir::agree(job.workdir, job.plan, exceptions, &comm, warn)?;
         let topology = comm.topology();
         let beats = heartbeat::folder_of(job.workdir);
-        let pulse = Pulse::start(&beats, topology.rank, comm.recorder())?;
+        let pulse = HeartbeatWriter::start(&beats, topology.rank, comm.recorder())?;
         let failed = |error: &TrainError| pulse.give_up(error);
         if topology.world_size > 1 {
             comm.set_watch(Arc::new(RankWatch::new(&beats, &comm).inspect_err(failed)?));
@@ -168,27 +168,28 @@ impl<'a> Run<'a> {
     /// Takes one step with everything around it, and waits for the next batch.
     fn step(
         &mut self,
-        batch: Arrival,
+        batch: BatchSource,
         probes: &mut [Box<dyn Probe>],
         observer: &mut dyn Observer,
     ) -> Result<(StepReport, Next), TrainError> {
         let start = Instant::now();
         let step = self.trainer.state.step;
-        let knobs = self.schedules.at(step);
+        let scheduled_values = self.schedules.at(step);
         let rank = self.trainer.topology().rank;
         let (pulse, fault) = (&self.pulse, &self.job.fault);
         let enter = |phase: &'static str| {
             pulse.enter(step, phase);
             if let Some(fault) = fault {
-                fault.strike(rank, step, phase);
+                fault.trigger(rank, step, phase);
             }
         };
-        let computed = self.stream.gradients(batch, &self.trainer, &knobs, &mut |phase| enter(phase));
+        let computed =
+            self.stream.gradients(batch, &self.trainer, &scheduled_values, &mut |phase| enter(phase));
         let (mut gradients, upload_wait_ms) = computed?;
         // By batch, because a rollback skips the batches that the fault struck.
         let number = step + self.trainer.state.skipped_batches;
-        if fault.as_ref().is_some_and(|fault| fault.poisons(rank, number)) {
-            gradients.poison();
+        if fault.as_ref().is_some_and(|fault| fault.makes_nan(rank, number)) {
+            gradients.fill_nan();
         }
         // The next batch is fetched before ranks agree on this step, so that they agree on it as well.
         enter("data");
@@ -200,12 +201,12 @@ impl<'a> Run<'a> {
         let data_wait_ms = waiting.elapsed().as_secs_f64() * 1e3 + upload_wait_ms;
         enter("update");
         let votes = self.votes(&next);
-        let report = self.trainer.update(gradients, votes, &knobs)?;
+        let report = self.trainer.update(gradients, votes, &scheduled_values)?;
         self.saver.agreed(report.votes.saved, report.votes.save_failed)?;
         let time = StepTime { seconds: start.elapsed().as_secs_f64(), data_wait_ms };
         let Self { journal, trainer, plan, pulse, .. } = self;
         let told = journal.tell(trainer, plan, &report, time, observer);
-        let logged = journal.log(trainer, plan, &report, &knobs, time, probes, pulse, observer);
+        let logged = journal.log(trainer, plan, &report, &scheduled_values, time, probes, pulse, observer);
         let there = workdir::check(self.job.workdir, self.lock.as_ref());
         if let Err(error) = there.and(logged).and(told) {
             match error {
@@ -219,7 +220,7 @@ impl<'a> Run<'a> {
         if (done.is_multiple_of(every_steps) || report.votes.due > 0.0) && report.finite {
             self.pulse.enter(step, "checkpoint");
             if let Some(fault) = &self.job.fault {
-                fault.strike(rank, step, "checkpoint");
+                fault.trigger(rank, step, "checkpoint");
             }
             self.save()?;
         }
@@ -258,7 +259,7 @@ impl<'a> Run<'a> {
         let n_gone = self.trainer.comm.all_reduce("work directory", gone, Reduction::Sum)?[0];
         there?;
         if n_gone > 0.0 {
-            return Err(TrainError::WorkdirGone { workdir: self.job.workdir.to_path_buf() });
+            return Err(TrainError::WorkdirMissing { workdir: self.job.workdir.to_path_buf() });
         }
         self.saver.start(&self.trainer.state, &self.plan);
         self.saved_step = self.trainer.state.step;
@@ -341,7 +342,7 @@ impl<'a> Run<'a> {
 
     /// Leaves together with all other ranks.
     fn leave(&mut self) -> Result<(), TrainError> {
-        Ok(std::mem::replace(&mut self.trainer.comm, Comm::solo()).finish()?)
+        Ok(std::mem::replace(&mut self.trainer.comm, Communicator::solo()).finish()?)
     }
 
     /// Ends the run after all steps: ranks exchange failures since the last vote, and then leave.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use super::heartbeat::{Heartbeat, Sign, beats_of, sign_of};
+use super::heartbeat::{Heartbeat, RankState, beats_of, rank_state};
 use super::workdir::read_plan;
 use crate::checkpoint::steps;
 use crate::error::TrainError;
@@ -70,16 +70,16 @@ fn state(beats: &[Heartbeat]) -> State {
     if let Some((_, reason)) = beats.iter().filter_map(reason).max_by_key(|(by_itself, _)| *by_itself) {
         return State::Failed(reason);
     }
-    let dead = beats.iter().find_map(|beat| match sign_of(beat) {
-        Sign::Gone(words) => Some((beat, words)),
-        Sign::Alive | Sign::Left => None,
+    let dead = beats.iter().find_map(|beat| match rank_state(beat) {
+        RankState::Gone(words) => Some((beat, words)),
+        RankState::Alive | RankState::Left => None,
     });
     if let Some((beat, words)) = dead {
         return State::Died(format!("rank {} in step {}, {}: {words}", beat.rank, beat.step, beat.phase));
     }
-    match sign_of(first) {
-        Sign::Left => State::Stopped,
-        Sign::Alive | Sign::Gone(_) => State::Running,
+    match rank_state(first) {
+        RankState::Left => State::Stopped,
+        RankState::Alive | RankState::Gone(_) => State::Running,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Detection of ranks that slow the others down.
 
 use ranks::EngineError;
-use ranks::communicator::Comm;
+use ranks::communicator::Communicator;
 
 /// Multiple of the median busy time above which a rank is late.
 const LATE: f64 = 1.3;
@@ -29,7 +29,7 @@ impl Stragglers {
     /// time is not judged: it includes one-time work.
     pub(crate) fn look(
         &mut self,
-        comm: &Comm,
+        comm: &Communicator,
         step: u64,
         busy_ms: f64,
         data_wait_ms: f64,

@@ -13,20 +13,20 @@ use super::data::{ShardSource, batches};
 use super::job::Job;
 use crate::error::TrainError;
 use crate::recipe::plan::Plan;
-use crate::schedule::Knobs;
+use crate::schedule::ScheduledValues;
 use crate::step::upload::{Upload, Uploads};
 use crate::step::{Gradients, Trainer};
 
 /// Input of the next step, or the reason for its absence.
 pub(super) enum Next {
-    Batch(Arrival),
+    Batch(BatchSource),
     /// The run was asked to stop while it waited.
     Stopped,
     Failed(TrainError),
 }
 
 /// A batch in host memory, or on its way to the device.
-pub(super) enum Arrival {
+pub(super) enum BatchSource {
     Here(Batch),
     Sent(Upload),
 }
@@ -50,8 +50,8 @@ impl Stream {
     pub(super) fn next(&mut self, stop: &AtomicBool) -> Next {
         match self.pool.next_batch_unless(stop) {
             Some(Ok(batch)) => Next::Batch(match &self.uploads {
-                Some(uploads) => Arrival::Sent(uploads.push(batch)),
-                None => Arrival::Here(batch),
+                Some(uploads) => BatchSource::Sent(uploads.push(batch)),
+                None => BatchSource::Here(batch),
             }),
             Some(Err(error)) => Next::Failed(error.into()),
             None if stop.load(Ordering::Relaxed) => Next::Stopped,
@@ -63,24 +63,24 @@ impl Stream {
     /// waiting for the upload.
     pub(super) fn gradients(
         &self,
-        arrival: Arrival,
+        arrival: BatchSource,
         trainer: &Trainer,
-        knobs: &Knobs,
+        scheduled_values: &ScheduledValues,
         entering: &mut dyn FnMut(&'static str),
     ) -> Result<(Gradients, f64), EngineError> {
         match arrival {
-            Arrival::Here(batch) => {
-                let gradients = trainer.gradients(&batch, knobs, entering)?;
+            BatchSource::Here(batch) => {
+                let gradients = trainer.gradients(&batch, scheduled_values, entering)?;
                 self.pool.recycle(batch);
                 Ok((gradients, 0.0))
             }
-            Arrival::Sent(upload) => {
+            BatchSource::Sent(upload) => {
                 entering("upload");
                 let waiting = Instant::now();
                 let (batch, sent) = upload.wait()?;
                 let waited_ms = waiting.elapsed().as_secs_f64() * 1e3;
                 self.pool.recycle(batch);
-                Ok((trainer.gradients_of_sent(sent, knobs, entering)?, waited_ms))
+                Ok((trainer.gradients_of_sent(sent, scheduled_values, entering)?, waited_ms))
             }
         }
     }

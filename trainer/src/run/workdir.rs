@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use pipeline::file;
-use ranks::communicator::Comm;
+use ranks::communicator::Communicator;
 use ranks::engine::Reduction;
 
 use crate::checkpoint::{Checkpoint, steps};
@@ -19,7 +19,7 @@ const LOCK: &str = ".lock";
 
 /// Allowed differences between a start and the run that it continues.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Exceptions {
+pub(crate) struct AllowedDifferences {
     /// Whether the run may become longer.
     pub(crate) lengthen: bool,
     /// Step of the checkpoint that another run has left as the beginning of this one.
@@ -32,7 +32,7 @@ pub(crate) struct Exceptions {
 fn claim(
     workdir: &Path,
     plan: &Plan,
-    exceptions: Exceptions,
+    exceptions: AllowedDifferences,
     warn: &mut dyn FnMut(&str),
 ) -> Result<Plan, TrainError> {
     let path = plan_path(workdir);
@@ -81,15 +81,15 @@ fn newest_plan(workdir: &Path, forked_step: Option<u64>) -> Option<(u64, Plan)> 
 /// Checks that `plan` equals `known`, the plan of `workdir`.
 fn compare(workdir: &Path, known: &Plan, plan: &Plan) -> Result<(), TrainError> {
     if known.views_version != plan.views_version {
-        return Err(TrainError::OtherViews { workdir: workdir.to_path_buf() });
+        return Err(TrainError::ViewsMismatch { workdir: workdir.to_path_buf() });
     }
     let Some((key, there, mut here)) = difference(known, plan) else { return Ok(()) };
     if plan.total_steps > known.total_steps && difference(&with_length_of(known, plan), plan).is_none() {
         here.push_str(" (--lengthen goes on with it)");
     }
     match key == "data_fingerprint" {
-        true => Err(TrainError::OtherData { workdir: workdir.to_path_buf() }),
-        false => Err(TrainError::OtherRecipe { workdir: workdir.to_path_buf(), key, there, here }),
+        true => Err(TrainError::DataMismatch { workdir: workdir.to_path_buf() }),
+        false => Err(TrainError::RecipeMismatch { workdir: workdir.to_path_buf(), key, there, here }),
     }
 }
 
@@ -159,14 +159,14 @@ fn lock(workdir: &Path) -> Result<Option<File>, TrainError> {
 /// Checks that `workdir` is still the folder whose lock rank 0 holds, and has its plan.
 ///
 /// # Errors
-/// [`TrainError::WorkdirGone`].
+/// [`TrainError::WorkdirMissing`].
 pub(super) fn check(workdir: &Path, lock: Option<&File>) -> Result<(), TrainError> {
     let place = |about: fs::Metadata| (about.dev(), about.ino());
     let here = fs::metadata(workdir.join(LOCK)).ok().map(place);
     let held = lock.and_then(|lock| lock.metadata().ok()).map(place);
     match plan_path(workdir).exists() && (held.is_none() || held == here) {
         true => Ok(()),
-        false => Err(TrainError::WorkdirGone { workdir: workdir.to_path_buf() }),
+        false => Err(TrainError::WorkdirMissing { workdir: workdir.to_path_buf() }),
     }
 }
 
@@ -178,8 +178,8 @@ pub(super) fn check(workdir: &Path, lock: Option<&File>) -> Result<(), TrainErro
 pub(crate) fn agree(
     workdir: &Path,
     plan: &Plan,
-    exceptions: Exceptions,
-    comm: &Comm,
+    exceptions: AllowedDifferences,
+    comm: &Communicator,
     warn: &mut dyn FnMut(&str),
 ) -> Result<(Plan, Option<File>), TrainError> {
     let rank = comm.topology().rank;
@@ -220,7 +220,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("plan.toml"), "freeze_last_layer_steps = 63\n").unwrap();
         let plan = crate::conformance::plans(&[]).remove(0);
-        let error = claim(folder.path(), &plan, Exceptions::default(), &mut |_| {}).unwrap_err().to_string();
+        let error =
+            claim(folder.path(), &plan, AllowedDifferences::default(), &mut |_| {}).unwrap_err().to_string();
         assert!(
             error.contains("freeze_last_layer_steps") && error.contains("the release that started it"),
             "{error}"

@@ -1,9 +1,9 @@
 //! Agreement of ranks at the end of a step, in one small all-reduce: loss, gauges, norms and votes.
 
 use ranks::EngineError;
-use ranks::communicator::Comm;
+use ranks::communicator::Communicator;
 use ranks::engine::Reduction;
-use ranks::fixed::{Fixed, N_LIMBS};
+use ranks::fixed::{FixedPoint, N_LIMBS};
 
 use crate::method::Gauges;
 
@@ -41,24 +41,24 @@ impl Agreed {
 /// Sums the values of all ranks. Replicas hold the same shards, whose squares count once; a gradient that is not finite
 /// counts on every rank.
 pub(super) fn agree(
-    comm: &Comm,
-    squares: &[Fixed],
-    loss: Fixed,
-    gauges: &[(&'static str, Fixed)],
+    comm: &Communicator,
+    squares: &[FixedPoint],
+    loss: FixedPoint,
+    gauges: &[(&'static str, FixedPoint)],
     votes: Votes,
 ) -> Result<Agreed, EngineError> {
-    let mut sums: Vec<Fixed> = match comm.topology().replica() {
+    let mut sums: Vec<FixedPoint> = match comm.topology().replica() {
         0 => squares.to_vec(),
-        _ => squares.iter().map(|square| square.only_bad()).collect(),
+        _ => squares.iter().map(|square| square.zero_with_range_errors()).collect(),
     };
     sums.push(loss);
     sums.extend(gauges.iter().map(|(_, value)| *value));
-    let mut shared: Vec<f64> = sums.into_iter().flat_map(Fixed::limbs).collect();
+    let mut shared: Vec<f64> = sums.into_iter().flat_map(FixedPoint::limbs).collect();
     let said = [votes.stop, votes.failed, votes.saved, votes.save_failed, votes.due];
     shared.extend(said);
     let shared = comm.all_reduce("norms and votes", shared, Reduction::Sum)?;
     let (limbs, counts) = shared.split_at(shared.len() - said.len());
-    let numbers: Vec<f64> = limbs.chunks_exact(N_LIMBS).map(Fixed::from_limbs).collect();
+    let numbers: Vec<f64> = limbs.chunks_exact(N_LIMBS).map(FixedPoint::from_limbs).collect();
     let (squares, rest) = numbers.split_at(squares.len());
     let gauges = gauges.iter().zip(&rest[1..]).map(|((name, _), mean)| (*name, *mean)).collect();
     let votes = Votes {

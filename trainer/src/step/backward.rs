@@ -2,7 +2,7 @@
 
 use burn_tensor::Tensor;
 use ranks::EngineError;
-use ranks::prefetch::{Gathers, Reductions};
+use ranks::prefetch::{GatherQueue, ReductionQueue};
 use ranks::wire::Wire;
 
 use super::pass::{Passes, SlicedGrads, UnitDraws, UnitTape};
@@ -10,7 +10,7 @@ use super::sharded::ShardedNet;
 use super::tape::Gathered;
 
 /// Inputs of the backbone's backward pass.
-pub(super) struct AtFeatures<'a> {
+pub(super) struct BackwardInputs<'a> {
     /// Tapes by unit, with the gathered weights where they stay.
     pub(super) tape: Vec<(UnitTape<'a>, Option<Tensor<1>>)>,
     /// Gradients at the backbone's features, by micro-batch.
@@ -25,11 +25,11 @@ pub(super) struct AtFeatures<'a> {
 /// [`EngineError`].
 pub(super) fn backward<'a>(
     trained: ShardedNet<'a>,
-    AtFeatures { mut tape, mut grads, wire }: AtFeatures<'a>,
+    BackwardInputs { mut tape, mut grads, wire }: BackwardInputs<'a>,
     draws: &[UnitDraws],
     passes: Passes<'_>,
-    gathers: &mut Gathers<'_>,
-    reductions: &mut Reductions<'a>,
+    gathers: &mut GatherQueue<'_>,
+    reductions: &mut ReductionQueue<'a>,
 ) -> Result<(), EngineError> {
     for number in (0..trained.net.backbone.len()).rev() {
         let shard = &trained.shards[number];

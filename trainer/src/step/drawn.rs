@@ -1,6 +1,6 @@
 //! Random numbers of a step, drawn before it: masks of patches, and branches that are dropped.
 
-use networks::drop_path::Drawing;
+use networks::drop_path::DropPathSampler;
 use networks::patches::PixelInput;
 use networks::unit::Unit;
 
@@ -43,7 +43,7 @@ impl Drawn<'_> {
     pub(super) fn drop_paths(&self, backbone: &[Box<dyn Unit>], sizes: &[usize]) -> Vec<UnitDraws> {
         let groups = self.method.views().groups();
         let n_views = sizes.iter().map(|size| groups[*size].n_views).collect();
-        let drawing = Drawing { seed: self.seed, step: self.step, n_views };
+        let drawing = DropPathSampler { seed: self.seed, step: self.step, n_views };
         let of_unit = |(number, p): (usize, f32)| {
             let of_slice = |images: &Vec<usize>| {
                 drawing.draw(number, p, images.iter().map(|image| self.share.position(*image)))

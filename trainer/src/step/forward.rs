@@ -4,7 +4,7 @@
 use burn_tensor::Tensor;
 use networks::features::Outputs;
 use ranks::EngineError;
-use ranks::prefetch::Gathers;
+use ranks::prefetch::GatherQueue;
 
 use super::batch::MicroBatch;
 use super::heads::HeadPass;
@@ -13,7 +13,7 @@ use super::pass::{Passes, UnitDraws, UnitTape, over_groups};
 use super::sharded::{Observation, ShardedNet};
 
 /// Results of the forward pass of a network without gradients.
-pub(super) struct Inferred {
+pub(super) struct InferencePass {
     /// Outputs of the network, by micro-batch.
     pub(super) outputs: Vec<Outputs>,
     pub(super) observations: Vec<Observation>,
@@ -30,7 +30,7 @@ pub(super) struct TrainedPass<'a> {
 
 /// Data that a unit keeps until its backward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Keeps {
+pub(super) struct Retention {
     pub(super) graph: bool,
     pub(super) weights: bool,
 }
@@ -41,9 +41,9 @@ pub(super) fn infer(
     network: ShardedNet<'_>,
     batches: &[MicroBatch],
     [passes, of_heads]: [Passes<'_>; 2],
-    gathers: &mut Gathers<'_>,
+    gathers: &mut GatherQueue<'_>,
     n_images: usize,
-) -> Result<Inferred, EngineError> {
+) -> Result<InferencePass, EngineError> {
     let Net { sees, .. } = network.net;
     let mut seen: Vec<MicroBatch> = batches.iter().map(|batch| batch.seen(sees)).collect();
     let sizes = network.net.sizes();
@@ -64,7 +64,7 @@ pub(super) fn infer(
     let heads = HeadPass(network);
     let flats = heads.gather(gathers)?;
     let inputs = heads.staged_without_graph(&seen, &flats, of_heads, gathers, &mut observations)?;
-    Ok(Inferred { outputs: heads.outputs(inputs, &flats, n_images), observations })
+    Ok(InferencePass { outputs: heads.outputs(inputs, &flats, n_images), observations })
 }
 
 /// Runs the trained network through its backbone. `keeps` says whether a unit keeps its graph and its gathered weights.
@@ -73,8 +73,8 @@ pub(super) fn forward<'a>(
     mut batches: Vec<MicroBatch>,
     draws: &[UnitDraws],
     passes: Passes<'_>,
-    gathers: &mut Gathers<'_>,
-    keeps: impl Fn(usize) -> Keeps,
+    gathers: &mut GatherQueue<'_>,
+    keeps: impl Fn(usize) -> Retention,
 ) -> Result<TrainedPass<'a>, EngineError> {
     let mut tape = Vec::with_capacity(network.net.backbone.len());
     let mut observations = Vec::new();

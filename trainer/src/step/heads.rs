@@ -9,7 +9,7 @@ use networks::head::Reads;
 use networks::leaves::Leaves;
 use networks::unit::{Context, Draws, StatSets};
 use ranks::EngineError;
-use ranks::prefetch::Gathers;
+use ranks::prefetch::GatherQueue;
 
 use super::batch::{FeatureGrads, GroupGrads, Groups, MicroBatch};
 use super::net::Placed;
@@ -45,7 +45,7 @@ pub(super) struct HeadPass<'a>(pub(super) ShardedNet<'a>);
 
 impl<'a> HeadPass<'a> {
     /// Gathers the weights of the heads' units. The next gather is submitted unless statistics must come first.
-    pub(super) fn gather(&self, gathers: &mut Gathers<'_>) -> Result<Flats, EngineError> {
+    pub(super) fn gather(&self, gathers: &mut GatherQueue<'_>) -> Result<Flats, EngineError> {
         let mut flats = Flats::new();
         let mut has_stages = false;
         let mut numbers = Vec::new();
@@ -86,7 +86,7 @@ impl<'a> HeadPass<'a> {
         features: &[MicroBatch],
         flats: &Flats,
         passes: Passes<'_>,
-        gathers: &mut Gathers<'_>,
+        gathers: &mut GatherQueue<'_>,
         observations: &mut Vec<Observation>,
     ) -> Result<Vec<StagedHead<'a>>, EngineError> {
         let mut heads: Vec<StagedHead<'a>> = Vec::new();
@@ -117,7 +117,7 @@ impl<'a> HeadPass<'a> {
         features: &[MicroBatch],
         flats: &Flats,
         passes: Passes<'_>,
-        gathers: &mut Gathers<'_>,
+        gathers: &mut GatherQueue<'_>,
         observations: &mut Vec<Observation>,
     ) -> Result<Vec<GraphInput>, EngineError> {
         let mut given: BTreeMap<&'static str, Vec<MicroBatch>> = BTreeMap::new();

@@ -8,7 +8,7 @@ use networks::features::Outputs;
 use ranks::EngineError;
 use ranks::ordered;
 use ranks::peers::Peers;
-use ranks::prefetch::{Gathers, Reductions};
+use ranks::prefetch::{GatherQueue, ReductionQueue};
 use ranks::wire::Wire;
 
 use super::batch::{Groups, MicroBatch};
@@ -19,7 +19,7 @@ use super::sharded::{Observation, ShardedNet};
 use crate::method::{BatchLoss, BatchOutputs, Method};
 
 /// Results of heads and loss.
-pub(super) struct Scored {
+pub(super) struct LossResult {
     /// Loss and gauges of this rank's micro-batches.
     pub(super) scalars: Scalars,
     /// Gradients at the backbone's outputs, by micro-batch.
@@ -69,9 +69,9 @@ impl<'a> Scoring<'a> {
         &self,
         batches: &[MicroBatch],
         others: &[(&'static str, Vec<Outputs>)],
-        gathers: &mut Gathers<'_>,
-        reductions: &mut Reductions<'a>,
-    ) -> Result<Scored, EngineError> {
+        gathers: &mut GatherQueue<'_>,
+        reductions: &mut ReductionQueue<'a>,
+    ) -> Result<LossResult, EngineError> {
         let mut flats = self.heads().gather(gathers)?;
         let constrained = self.heads().constrain(&mut flats);
         let mut observations = Vec::new();
@@ -107,7 +107,7 @@ impl<'a> Scoring<'a> {
         // Outputs of heads are needed for the loss alone.
         let bare = |outputs: Outputs| Outputs { heads: BTreeMap::new(), ..outputs };
         let trained = trained.into_iter().map(bare).collect();
-        Ok(Scored { scalars, grads, observed, constrained, observations, trained })
+        Ok(LossResult { scalars, grads, observed, constrained, observations, trained })
     }
 
     /// Runs the graph of micro-batch `number` forwards and backwards.

@@ -10,7 +10,7 @@ use super::state::NetworkState;
 use crate::method::network::{Moves, NetworkSpec, Sight};
 use crate::optim::follow::{Follower, follow};
 use crate::optim::{Norms, Optimizer};
-use crate::schedule::Knobs;
+use crate::schedule::ScheduledValues;
 
 /// All networks of a step.
 pub(crate) struct Nets {
@@ -104,9 +104,9 @@ impl Nets {
         optimizer: &Optimizer,
         grads: Vec<Tensor<1>>,
         norms: &Norms,
-        knobs: &Knobs,
+        scheduled_values: &ScheduledValues,
     ) {
-        let (number, next_step) = (self.trained, knobs.step + 1);
+        let (number, next_step) = (self.trained, scheduled_values.step + 1);
         let trained = self.trained().name;
         let follows = |other: usize| self.list[other].moves.follows(next_step);
         let mut shards = std::mem::take(&mut networks[number].shards);
@@ -120,7 +120,7 @@ impl Nets {
                 direct[unit].push(Follower { weights: &mut shard.weights, decay });
             }
         }
-        optimizer.step(&mut shards, grads, norms, knobs, direct);
+        optimizer.step(&mut shards, grads, norms, scheduled_values, direct);
         networks[number].shards = shards;
         for other in 0..self.list.len() {
             let Some((of, decay)) = follows(other).filter(|(of, _)| *of != trained) else { continue };

@@ -13,17 +13,17 @@ use kernels::device::workers::Workers;
 use networks::leaves::ParamGrads;
 use networks::unit::{Draws, StageOutput, StatSets};
 use ranks::EngineError;
-use ranks::communicator::Comm;
+use ranks::communicator::Communicator;
 use ranks::ordered;
 use ranks::peers::Peers;
 
 use super::batch::{GroupGrads, Groups, MicroBatch};
-use super::tape::{Beside, Gathered, InputGrads, Kept, OutputGrads};
+use super::tape::{Gathered, InputGrads, OutputGrads, StageArguments, StageRecord};
 
 /// Passes that take micro-batches through units.
 #[derive(Clone, Copy)]
 pub(crate) struct Passes<'p> {
-    pub(crate) comm: &'p Comm,
+    pub(crate) comm: &'p Communicator,
     pub(crate) workers: &'p Workers,
     /// Sets of view sizes that share statistics.
     pub(crate) sets: &'p StatSets,
@@ -36,7 +36,7 @@ pub(crate) struct Passes<'p> {
 }
 
 /// Callback for a unit that has no more statistics to send, so that transfers that waited for them may follow.
-pub(crate) type Clear<'c> = &'c mut dyn FnMut() -> Result<(), EngineError>;
+pub(crate) type OnStatisticsSent<'c> = &'c mut dyn FnMut() -> Result<(), EngineError>;
 
 /// Draws of a unit by micro-batch and slice.
 pub(crate) type UnitDraws = Vec<Vec<Draws>>;
@@ -66,7 +66,7 @@ pub(crate) enum UnitTape<'a> {
 /// Data that a stage's backward pass needs.
 pub(crate) struct StageTape<'a> {
     /// Kept data by micro-batch and slice.
-    kept: Vec<Vec<Kept<'a>>>,
+    kept: Vec<Vec<StageRecord<'a>>>,
     /// Totals over the whole batch that the stage was given.
     totals: Totals,
 }
@@ -101,7 +101,7 @@ impl<'p> Passes<'p> {
         unit: Gathered<'_, '_>,
         mut batches: Vec<MicroBatch>,
         draws: Option<&UnitDraws>,
-        clear: Clear<'_>,
+        clear: OnStatisticsSent<'_>,
     ) -> Result<(Vec<MicroBatch>, Vec<Totals>), EngineError> {
         let none = Draws::default();
         let mut given = vec![Totals::new()];
@@ -142,7 +142,7 @@ impl<'p> Passes<'p> {
         draws: &UnitDraws,
         keeps_graph: bool,
         wants_input: bool,
-        clear: Clear<'_>,
+        clear: OnStatisticsSent<'_>,
     ) -> Result<(Vec<MicroBatch>, UnitTape<'a>), EngineError> {
         if !keeps_graph && unit.unit.n_stages() > 1 {
             let input = batches.clone();
@@ -163,7 +163,7 @@ impl<'p> Passes<'p> {
         draws: &UnitDraws,
         [keeps_graph, wants_input]: [bool; 2],
         mut total: impl FnMut(usize, &[SlicedSums]) -> Result<Totals, EngineError>,
-        clear: Clear<'_>,
+        clear: OnStatisticsSent<'_>,
     ) -> Result<(Vec<MicroBatch>, Vec<StageTape<'a>>), EngineError> {
         let mut stages = Vec::with_capacity(unit.unit.n_stages());
         let mut totals = Totals::new();
@@ -204,7 +204,7 @@ impl<'p> Passes<'p> {
         mut grads: Vec<SlicedGrads>,
         draws: &UnitDraws,
         wants_input: bool,
-        clear: Clear<'_>,
+        clear: OnStatisticsSent<'_>,
     ) -> Result<(Vec<SlicedGrads>, Tensor<1>), EngineError> {
         let mut at_sums = Totals::new();
         let mut params: Option<ParamGrads> = None;
@@ -256,8 +256,8 @@ impl<'p> Passes<'p> {
         Ok(stages)
     }
 
-    fn beside<'s>(&'s self, stage: usize, draws: &'s Draws, totals: &'s [Tensor<1>]) -> Beside<'s> {
-        Beside { stage, draws, totals, sets: self.sets, compute: self.compute }
+    fn beside<'s>(&'s self, stage: usize, draws: &'s Draws, totals: &'s [Tensor<1>]) -> StageArguments<'s> {
+        StageArguments { stage, draws, totals, sets: self.sets, compute: self.compute }
     }
 
     /// Number of the group of this rank's micro-batch `number`.

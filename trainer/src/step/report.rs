@@ -2,7 +2,7 @@
 
 use burn_tensor::Tensor;
 use ranks::EngineError;
-use ranks::fixed::Fixed;
+use ranks::fixed::FixedPoint;
 
 use super::agreement::Votes;
 use super::phases::Phases;
@@ -30,7 +30,7 @@ impl Gradients {
     /// # Errors
     /// [`EngineError::Device`] when the device has failed.
     pub fn loss(&self) -> Result<f64, EngineError> {
-        Ok(Fixed::from_limbs(&self.scalars.read()?.0.limbs()))
+        Ok(FixedPoint::from_limbs(&self.scalars.read()?.0.limbs()))
     }
 
     /// Shards of the mean gradients on this rank, by unit.
@@ -44,7 +44,7 @@ impl Gradients {
     }
 
     /// Makes every gradient NaN, for drills.
-    pub fn poison(&mut self) {
+    pub fn fill_nan(&mut self) {
         self.shards.iter_mut().for_each(|shard| *shard = shard.full_like(f32::NAN));
     }
 }

@@ -4,10 +4,10 @@
 use burn_tensor::Tensor;
 use kernels::device::readback::read_back;
 use ranks::EngineError;
-use ranks::fixed::Fixed;
+use ranks::fixed::FixedPoint;
 
 /// Gauges as fixed-point sums, which do not depend on the order.
-pub(crate) type FixedGauges = Vec<(&'static str, Fixed)>;
+pub(crate) type FixedGauges = Vec<(&'static str, FixedPoint)>;
 
 /// Loss and gauges of a rank's micro-batches.
 #[derive(Debug, Clone)]
@@ -37,8 +37,8 @@ impl Scalars {
     ///
     /// # Errors
     /// [`EngineError::Device`] when the device has failed.
-    pub(crate) fn read(&self) -> Result<(Fixed, FixedGauges), EngineError> {
-        let mut sums = vec![Fixed::default(); 1 + self.names.len()];
+    pub(crate) fn read(&self) -> Result<(FixedPoint, FixedGauges), EngineError> {
+        let mut sums = vec![FixedPoint::default(); 1 + self.names.len()];
         let values = read_back(Tensor::cat(self.values.clone(), 0))?;
         for of_batch in values.chunks_exact(sums.len()) {
             for (sum, value) in sums.iter_mut().zip(of_batch) {

@@ -10,7 +10,7 @@ use networks::unit::{Context, Draws, StageOutput, StatSets, Unit};
 use super::batch::{FeatureGrads, GroupGrads, Groups};
 
 /// Data kept from a forward pass for the backward pass.
-pub(crate) enum Kept<'a> {
+pub(crate) enum StageRecord<'a> {
     /// The input alone; the stage runs again.
     Input(Groups),
     /// The graph from input, totals and parameters to output.
@@ -31,7 +31,7 @@ pub(crate) struct Graph<'a> {
 
 /// Arguments of a stage besides its input.
 #[derive(Clone, Copy)]
-pub(crate) struct Beside<'s> {
+pub(crate) struct StageArguments<'s> {
     /// Number of the stage.
     pub(crate) stage: usize,
     pub(crate) draws: &'s Draws,
@@ -71,7 +71,7 @@ pub(crate) struct Gathered<'a, 'f> {
 
 impl<'a> Gathered<'a, '_> {
     /// Computes the output without a graph.
-    pub(crate) fn infer(&self, input: Groups, beside: Beside<'_>) -> StageOutput {
+    pub(crate) fn infer(&self, input: Groups, beside: StageArguments<'_>) -> StageOutput {
         let leaves = Leaves::new(self.layout, self.flat, false);
         self.unit.forward(beside.stage, input, &context(&leaves, beside, beside.totals))
     }
@@ -80,30 +80,30 @@ impl<'a> Gathered<'a, '_> {
     pub(crate) fn forward(
         &self,
         input: Groups,
-        beside: Beside<'_>,
+        beside: StageArguments<'_>,
         keeps_graph: bool,
         wants_input: bool,
-    ) -> (StageOutput, Kept<'a>) {
+    ) -> (StageOutput, StageRecord<'a>) {
         if !keeps_graph {
-            return (self.infer(input.clone(), beside), Kept::Input(input));
+            return (self.infer(input.clone(), beside), StageRecord::Input(input));
         }
         let graph = self.graph(input, beside, wants_input);
         let features = graph.output.features.iter().map(|group| group.map(|x| x.clone().inner())).collect();
         let sums = graph.output.sums.iter().map(|sum| sum.clone().inner()).collect();
-        (StageOutput { features, sums }, Kept::Graph(Box::new(graph)))
+        (StageOutput { features, sums }, StageRecord::Graph(Box::new(graph)))
     }
 
     /// Computes the vector-Jacobian product: gradients at the stage's inputs, from those at its outputs.
     pub(crate) fn backward(
         &self,
-        kept: Kept<'a>,
+        kept: StageRecord<'a>,
         grads: OutputGrads<'_>,
-        beside: Beside<'_>,
+        beside: StageArguments<'_>,
         wants_input: bool,
     ) -> InputGrads {
         let Graph { input, totals, leaves, output } = match kept {
-            Kept::Input(input) => self.graph(input, beside, wants_input),
-            Kept::Graph(graph) => *graph,
+            StageRecord::Input(input) => self.graph(input, beside, wants_input),
+            StageRecord::Graph(graph) => *graph,
         };
         let of_features = output.features.into_iter().zip(grads.features).flat_map(|(group, grad)| {
             let around = group.skip.zip(grad.skip).map(|(skip, grad)| seed(skip.x, grad));
@@ -129,7 +129,7 @@ impl<'a> Gathered<'a, '_> {
         InputGrads { features, totals: totals.collect(), params: leaves.gradients(&mut grads) }
     }
 
-    fn graph(&self, input: Groups, beside: Beside<'_>, wants_input: bool) -> Graph<'a> {
+    fn graph(&self, input: Groups, beside: StageArguments<'_>, wants_input: bool) -> Graph<'a> {
         let leaf = |x: Tensor<3>| {
             let x = x.autodiff();
             if wants_input { x.require_grad() } else { x }
@@ -143,6 +143,6 @@ impl<'a> Gathered<'a, '_> {
     }
 }
 
-fn context<'c>(leaves: &'c Leaves<'c>, beside: Beside<'c>, totals: &'c [Tensor<1>]) -> Context<'c> {
+fn context<'c>(leaves: &'c Leaves<'c>, beside: StageArguments<'c>, totals: &'c [Tensor<1>]) -> Context<'c> {
     Context { leaves, draws: beside.draws, totals, sets: beside.sets, compute: beside.compute }
 }

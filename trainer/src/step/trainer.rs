@@ -11,19 +11,19 @@ use networks::tensor::NamedTensor;
 use networks::unit::StatSets;
 use ranks::EngineError;
 use ranks::collectives;
-use ranks::communicator::Comm;
+use ranks::communicator::Communicator;
 use ranks::peers::Peers;
-use ranks::prefetch::{Gathers, Reductions};
+use ranks::prefetch::{GatherQueue, ReductionQueue};
 use ranks::topology::Topology;
 use ranks::wire::Wire;
 
 use super::agreement::{Votes, agree};
-use super::backward::{AtFeatures, backward};
+use super::backward::{BackwardInputs, backward};
 use super::batch::{MicroBatch, SlicedImages};
 use super::config::StepConfig;
 use super::drawn::Drawn;
 use super::forward::{forward, infer};
-use super::loss::{Scored, Scoring};
+use super::loss::{LossResult, Scoring};
 use super::net::{Listed, Net, Nets};
 use super::pass::Passes;
 use super::phases::{Clock, Phases};
@@ -31,13 +31,13 @@ use super::report::{Gradients, StepReport};
 use super::scalars::read_by_name;
 use super::sharded::{Observation, ShardedNet};
 use super::state::{NetworkState, TrainState};
-use super::upload::{Sent, Uplink};
+use super::upload::{BatchUploader, Sent};
 use super::weights::Weights;
 use crate::method::Method;
 use crate::method::network::Moves;
 use crate::optim::Optimizer;
 use crate::optim::state::UnitShard;
-use crate::schedule::Knobs;
+use crate::schedule::ScheduledValues;
 
 /// Outputs of networks by their names, by micro-batch.
 type NamedOutputs = Vec<(&'static str, Vec<Outputs>)>;
@@ -47,7 +47,7 @@ pub struct Trainer {
     /// State that changes during training.
     pub state: TrainState,
     /// Communicator with the other ranks.
-    pub comm: Comm,
+    pub comm: Communicator,
     nets: Nets,
     workers: Workers,
     config: StepConfig,
@@ -65,7 +65,7 @@ impl Trainer {
     pub fn new(
         model: &ModelConfig,
         method: Box<dyn Method>,
-        comm: Comm,
+        comm: Communicator,
         optimizer: Optimizer,
         config: StepConfig,
         device: Device,
@@ -163,9 +163,13 @@ impl Trainer {
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn step(&mut self, batch: &Batch, knobs: &Knobs) -> Result<StepReport, EngineError> {
-        let gradients = self.gradients(batch, knobs, &mut |_| {})?;
-        self.update(gradients, Votes::default(), knobs)
+    pub fn step(
+        &mut self,
+        batch: &Batch,
+        scheduled_values: &ScheduledValues,
+    ) -> Result<StepReport, EngineError> {
+        let gradients = self.gradients(batch, scheduled_values, &mut |_| {})?;
+        self.update(gradients, Votes::default(), scheduled_values)
     }
 
     /// Runs the forward and backward passes up to the gradients. `entering` is called with the name of each phase.
@@ -175,13 +179,13 @@ impl Trainer {
     pub fn gradients(
         &self,
         batch: &Batch,
-        knobs: &Knobs,
+        scheduled_values: &ScheduledValues,
         entering: &mut dyn FnMut(&'static str),
     ) -> Result<Gradients, EngineError> {
         self.gradients_of(
             batch.samples.len(),
             || self.uplink().here(batch, self.slices(batch.samples.len()), &self.workers),
-            knobs,
+            scheduled_values,
             entering,
         )
     }
@@ -193,17 +197,17 @@ impl Trainer {
     pub fn gradients_of_sent(
         &self,
         sent: Sent,
-        knobs: &Knobs,
+        scheduled_values: &ScheduledValues,
         entering: &mut dyn FnMut(&'static str),
     ) -> Result<Gradients, EngineError> {
-        self.gradients_of(sent.n_images, || self.uplink().micro_batches(sent), knobs, entering)
+        self.gradients_of(sent.n_images, || self.uplink().micro_batches(sent), scheduled_values, entering)
     }
 
     fn gradients_of(
         &self,
         n_images: usize,
         batches: impl FnOnce() -> Vec<Vec<MicroBatch>>,
-        knobs: &Knobs,
+        scheduled_values: &ScheduledValues,
         entering: &mut dyn FnMut(&'static str),
     ) -> Result<Gradients, EngineError> {
         let waited = self.comm.waited();
@@ -213,8 +217,8 @@ impl Trainer {
         let others: Vec<ShardedNet<'_>> =
             self.nets.others().map(|(number, _)| self.sharded(number)).collect();
         let weights = Weights { others, trained, config: &self.config };
-        let mut gathers = Gathers::new(&self.comm, weights.gathers(), &self.device)?;
-        let mut reductions = Reductions::new(&self.comm);
+        let mut gathers = GatherQueue::new(&self.comm, weights.gathers(), &self.device)?;
+        let mut reductions = ReductionQueue::new(&self.comm);
         let mut batches = batches();
         let drawn = self.drawn(n_images);
         drawn.mask(&mut batches, &self.nets.inputs);
@@ -241,18 +245,18 @@ impl Trainer {
             method: self.state.method.as_ref(),
             peers: Peers::new(&self.comm, self.config.share(self.topology()).n_micro_batches),
             passes: self.head_passes(&of_heads),
-            step: knobs.step,
+            step: scheduled_values.step,
             n_images: n_each,
             wire: self.config.precision.head_reduce,
         };
         let scored = scoring.run(&pass.batches, &others, &mut gathers, &mut reductions)?;
-        let Scored { scalars, grads, observed, constrained, observations: of_heads, trained: outputs } =
+        let LossResult { scalars, grads, observed, constrained, observations: of_heads, trained: outputs } =
             scored;
         observations.extend(pass.observations.into_iter().chain(of_heads));
         phases.head_ms = clock.lap_ms();
 
         entering("backward");
-        let at_features = AtFeatures { tape: pass.tape, grads, wire: self.config.precision.reduce };
+        let at_features = BackwardInputs { tape: pass.tape, grads, wire: self.config.precision.reduce };
         backward(trained, at_features, &draws, passes, &mut gathers, &mut reductions)?;
         let shards = self.in_layout_order(reductions.finish()?);
         phases.backward_ms = clock.lap_ms();
@@ -270,7 +274,7 @@ impl Trainer {
         &self,
         networks: &[ShardedNet<'_>],
         batches: &[Vec<MicroBatch>],
-        gathers: &mut Gathers<'_>,
+        gathers: &mut GatherQueue<'_>,
         n_images: usize,
     ) -> Result<(NamedOutputs, Vec<Observation>), EngineError> {
         let (mut outputs, mut observations) = (Vec::new(), Vec::new());
@@ -319,9 +323,9 @@ impl Trainer {
     }
 
     /// Settings for the upload of this rank's shares of batches to its device.
-    pub fn uplink(&self) -> Uplink {
+    pub fn uplink(&self) -> BatchUploader {
         let groups = self.state.method.views().groups();
-        Uplink {
+        BatchUploader {
             sizes_px: groups.iter().map(|group| group.size_px as usize).collect(),
             inputs: self.nets.inputs.clone(),
             n_micro_batches: self.config.share(self.topology()).n_micro_batches,
@@ -348,7 +352,7 @@ impl Trainer {
         &mut self,
         gradients: Gradients,
         votes: Votes,
-        knobs: &Knobs,
+        scheduled_values: &ScheduledValues,
     ) -> Result<StepReport, EngineError> {
         let Gradients { shards: grads, scalars, observed, constrained, observations, embeddings, mut phases } =
             gradients;
@@ -359,7 +363,7 @@ impl Trainer {
         let observed = read_by_name(observed)?;
         let modules: Vec<usize> = self.nets.trained().units().map(|unit| unit.module).collect();
         self.write(constrained);
-        let norms = self.optimizer.norms(self.trained(), &grads, &modules, knobs)?;
+        let norms = self.optimizer.norms(self.trained(), &grads, &modules, scheduled_values)?;
         let agreed = agree(&self.comm, &norms.squares(), loss, &gauges, votes)?;
         let norms = norms.agreed(&agreed.squares);
         let finite = agreed.is_finite();
@@ -369,7 +373,7 @@ impl Trainer {
                 observations.into_iter().partition(|observation| observation.of == trained);
             self.write(of_trained);
             let (nets, networks) = (&self.nets, &mut self.state.networks);
-            nets.update(networks, &self.optimizer, grads, &norms, knobs);
+            nets.update(networks, &self.optimizer, grads, &norms, scheduled_values);
             // Running statistics of a network are its own: they are not averaged.
             self.write(of_others);
             self.state.method.after_step(&observed);

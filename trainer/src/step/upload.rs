@@ -16,7 +16,7 @@ use burn_tensor::{DType, Device, Int, Tensor};
 use crossbeam::channel::{Receiver, Sender, bounded};
 use kernels::device::readback::failure;
 use kernels::device::workers::Workers;
-use networks::patches::{PixelInput, bytes_on};
+use networks::patches::{PixelInput, copy_to_device};
 use ranks::EngineError;
 
 use super::batch::{MicroBatch, SlicedImages};
@@ -40,7 +40,7 @@ pub struct Sent {
 
 /// Settings of an upload: the views to send, and the device.
 #[derive(Debug, Clone)]
-pub struct Uplink {
+pub struct BatchUploader {
     /// Sides of the groups' views in pixels.
     pub(crate) sizes_px: Vec<usize>,
     /// Pixel inputs of the networks, each different one once.
@@ -50,7 +50,7 @@ pub struct Uplink {
     pub(crate) device: Device,
 }
 
-impl Uplink {
+impl BatchUploader {
     /// Sends this rank's share of a batch.
     pub fn send(&self, batch: &Batch) -> Sent {
         let of_batch = |number: usize| {
@@ -92,7 +92,7 @@ impl Uplink {
     /// Sends views as bytes, a quarter of the size of vectors, if the device supports that type.
     fn send_views(&self, views: &[&[u8]], size_px: usize) -> SentViews {
         match self.device != Device::flex() && self.device.supports_dtype(DType::U8) {
-            true => SentViews::Bytes(Box::new(bytes_on(&self.device, views, size_px))),
+            true => SentViews::Bytes(Box::new(copy_to_device(&self.device, views, size_px))),
             false => {
                 let vectors = |input: &PixelInput| input.features(views, size_px, &self.device).x;
                 SentViews::Vectors(self.inputs.iter().map(vectors).collect())
@@ -105,7 +105,7 @@ impl Uplink {
         let of_input = |(number, input): (usize, &PixelInput)| {
             let features = |(views, size_px): (&SentViews, &usize)| {
                 let x = match views {
-                    SentViews::Bytes(bytes) => input.vectors_there(bytes.as_ref().clone()),
+                    SentViews::Bytes(bytes) => input.vectors_on_device(bytes.as_ref().clone()),
                     SentViews::Vectors(vectors) => vectors[number].clone(),
                 };
                 input.placed(x, *size_px)
@@ -139,7 +139,7 @@ impl Uploads {
     ///
     /// # Errors
     /// [`EngineError::Unavailable`] when the process is out of threads.
-    pub fn start(uplink: Uplink) -> Result<Self, EngineError> {
+    pub fn start(uplink: BatchUploader) -> Result<Self, EngineError> {
         let (batches, taken) = bounded::<Order>(1);
         let run = move || {
             for (batch, done) in taken {

@@ -1,10 +1,10 @@
 //! Weights that a step gathers: their order, and which of them stay.
 
-use ranks::prefetch::Wanted;
+use ranks::prefetch::GatherRequest;
 use ranks::topology::Sharding;
 
 use super::config::StepConfig;
-use super::forward::Keeps;
+use super::forward::Retention;
 use super::precision::Precision;
 use super::sharded::ShardedNet;
 
@@ -18,12 +18,12 @@ pub(super) struct Weights<'a> {
 
 impl<'a> Weights<'a> {
     /// Every gather of a step, in order: networks without gradients, the trained network, and its backward pass.
-    pub(super) fn gathers(&self) -> Vec<Wanted<'a>> {
+    pub(super) fn gathers(&self) -> Vec<GatherRequest<'a>> {
         let Precision { gather, head_gather, .. } = self.config.precision;
         let wanted = |network: &ShardedNet<'a>, number: usize, stays| {
             let shard = &network.shards[number];
             let wire = if network.net.is_backbone(number) { gather } else { head_gather };
-            Wanted { unit: &shard.layout.name, shard: &shard.weights, wire, stays }
+            GatherRequest { unit: &shard.layout.name, shard: &shard.weights, wire, stays }
         };
         let mut list = Vec::new();
         for network in &self.others {
@@ -39,12 +39,12 @@ impl<'a> Weights<'a> {
     }
 
     /// Data that unit `number` of the trained network keeps from its forward to its backward pass.
-    pub(super) fn keeps(&self, number: usize) -> Keeps {
+    pub(super) fn keeps(&self, number: usize) -> Retention {
         let net = self.trained.net;
         if !net.is_backbone(number) {
-            return Keeps { graph: false, weights: false };
+            return Retention { graph: false, weights: false };
         }
         let graph = number >= net.backbone.len().saturating_sub(self.config.n_kept_graphs);
-        Keeps { graph, weights: graph || self.config.sharding == Sharding::Grad }
+        Retention { graph, weights: graph || self.config.sharding == Sharding::Grad }
     }
 }

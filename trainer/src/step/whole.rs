@@ -4,7 +4,7 @@ use burn_tensor::{DType, Tensor};
 use kernels::device::workers::Workers;
 use networks::unit::{Draws, StatSets, Unit};
 use ranks::EngineError;
-use ranks::communicator::Comm;
+use ranks::communicator::Communicator;
 
 use super::batch::{Groups, MicroBatch};
 use super::pass::Passes;
@@ -16,7 +16,7 @@ pub(crate) struct BackbonePass<'a> {
     pub(crate) units: &'a [Box<dyn Unit>],
     pub(crate) shards: &'a [UnitShard],
     pub(crate) workers: &'a Workers,
-    pub(crate) comm: &'a Comm,
+    pub(crate) comm: &'a Communicator,
     /// Data type of matrix products.
     pub(crate) compute: DType,
 }

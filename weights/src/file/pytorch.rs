@@ -27,7 +27,7 @@ const DATA_MODULES: [&str; 9] =
 pub(crate) fn read(path: &Path) -> Result<Arrays, WeightsError> {
     let malformed = |error: pytorch_reader::PytorchError| WeightsError::malformed(path, error.to_string());
     let pickle = PytorchReader::read_pickle_data(path, None).map_err(malformed)?;
-    if let Some(name) = stranger(&pickle) {
+    if let Some(name) = foreign_object(&pickle) {
         return Err(WeightsError::malformed(
             path,
             format!("its pickle refers to {name}, which is neither a tensor nor a plain value"),
@@ -50,10 +50,10 @@ pub(crate) fn read(path: &Path) -> Result<Arrays, WeightsError> {
 }
 
 /// Returns the first object whose module is not one of [`DATA_MODULES`].
-fn stranger(value: &PickleValue) -> Option<&str> {
+fn foreign_object(value: &PickleValue) -> Option<&str> {
     match value {
-        PickleValue::List(values) => values.iter().find_map(stranger),
-        PickleValue::Dict(entries) => entries.values().find_map(stranger),
+        PickleValue::List(values) => values.iter().find_map(foreign_object),
+        PickleValue::Dict(entries) => entries.values().find_map(foreign_object),
         PickleValue::Unsupported(name) => {
             // Names without a module are tensors, storages and large integers.
             let module = name.split_once('.').map(|(module, _)| module)?;

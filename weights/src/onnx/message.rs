@@ -14,7 +14,7 @@ pub(crate) struct Model {
     #[prost(message, repeated, tag = "8")]
     pub(crate) opset_import: Vec<OperatorSet>,
     #[prost(message, repeated, tag = "14")]
-    pub(crate) metadata_props: Vec<Entry>,
+    pub(crate) metadata_props: Vec<MetadataEntry>,
 }
 
 /// `OperatorSetIdProto`.
@@ -28,7 +28,7 @@ pub(crate) struct OperatorSet {
 
 /// `StringStringEntryProto`.
 #[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct Entry {
+pub(crate) struct MetadataEntry {
     #[prost(string, tag = "1")]
     pub(crate) key: String,
     #[prost(string, tag = "2")]

@@ -4,4 +4,4 @@ mod graph;
 mod message;
 
 pub(crate) use graph::{Graph, PIXELS, Setting, Value};
-pub(crate) use message::{Entry, Model, OperatorSet};
+pub(crate) use message::{MetadataEntry, Model, OperatorSet};

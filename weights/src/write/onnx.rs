@@ -13,7 +13,7 @@ use prost::Message;
 use super::entries::entries;
 use crate::backbone::exchange_of;
 use crate::export::Export;
-use crate::onnx::{Entry, Graph, Model, OperatorSet};
+use crate::onnx::{Graph, MetadataEntry, Model, OperatorSet};
 
 /// Version of the operators.
 const OPSET: i64 = 17;
@@ -42,7 +42,8 @@ pub(super) fn bytes_of(export: &Export<'_>) -> Result<Vec<u8>, String> {
     let graph = graph.finish(side, [&drawn.embedding, &drawn.patches], cells, export.model.width());
     let mut entries = entries(export);
     entries.remove("format");
-    let mut metadata: Vec<Entry> = entries.into_iter().map(|(key, value)| Entry { key, value }).collect();
+    let mut metadata: Vec<MetadataEntry> =
+        entries.into_iter().map(|(key, value)| MetadataEntry { key, value }).collect();
     metadata.sort_by(|a, b| a.key.cmp(&b.key));
     let model = Model {
         ir_version: Some(IR_VERSION),

@@ -79,7 +79,7 @@ const WINDOW_SHARDS: usize = 16;
 const PARTS: usize = 5;
 
 /// One line of the table.
-struct Row {
+struct LoaderRow {
     name: &'static str,
     p50: Duration,
     p99: Duration,
@@ -258,15 +258,15 @@ impl Measured {
         self.bytes as f64 / 1e6 / self.wall.as_secs_f64()
     }
 
-    fn rows(&self) -> Vec<Row> {
+    fn rows(&self) -> Vec<LoaderRow> {
         let share = |total: Duration, n: usize| total.as_secs_f64() / (self.wall.as_secs_f64() * n as f64);
-        let read = Row {
+        let read = LoaderRow {
             name: "read",
             p50: self.read.read_p50,
             p99: self.read.read_p99,
             share: share(self.read.read, self.n_readers),
         };
-        let stages = self.augment.iter().flat_map(|augment| &augment.stages).map(|stage| Row {
+        let stages = self.augment.iter().flat_map(|augment| &augment.stages).map(|stage| LoaderRow {
             name: stage.name,
             p50: stage.p50,
             p99: stage.p99,
@@ -277,7 +277,7 @@ impl Measured {
 
     /// Figures as JSON.
     fn figures(&self, args: &Args) -> Value {
-        let stage = |row: &Row| {
+        let stage = |row: &LoaderRow| {
             let numbers = json!({
                 "p50_ms": row.p50.as_secs_f64() * 1e3,
                 "p99_ms": row.p99.as_secs_f64() * 1e3,

@@ -41,7 +41,7 @@ pub(crate) struct Args {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     #[command(flatten)]
-    compute: compute::Flags,
+    compute: compute::ComputeFlags,
     /// End with one line of JSON.
     #[arg(long)]
     json: bool,

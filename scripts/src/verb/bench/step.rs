@@ -108,7 +108,7 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
     let rate = 1e3 * batch_size as f64 / step_ms;
     out!("{:<18} {total:9.1} ms", "sum of phases");
     out!("{:<18} {step_ms:9.1} ms  {rate:.2} images/s; {shortest:.1} to {longest:.1} ms", "step");
-    tell_products(products, step_ms);
+    print_products(products, step_ms);
     let arithmetic = plan.recipe.optim.precision.compute;
     let side = if device.kind == DeviceKind::Cpu { 1024 } else { 8192 };
     let peak = trainer::bench::step::matrix_peak(&device.device, args.matrix.unwrap_or(side), arithmetic);
@@ -140,7 +140,7 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
 }
 
 /// Prints the time of the step's matrix products alone, if it was measured.
-fn tell_products(products: Option<[f64; 2]>, step_ms: f64) {
+fn print_products(products: Option<[f64; 2]>, step_ms: f64) {
     let Some([alone_ms, flops]) = products else { return };
     let (share, rate) = (100.0 * alone_ms / step_ms, flops / alone_ms / 1e9);
     out!(

@@ -10,7 +10,7 @@ use ranks::topology::Sharding;
 use ranks::wire::Wire;
 use serde_json::json;
 use trainer::estimate::{
-    Fabric, ModelCost, PRESETS, Spread, goodput, keep_that_fits, memory, of_plan, preset, simulate,
+    Fabric, ModelCost, PRESETS, Placement, goodput, keep_that_fits, memory, of_plan, preset, simulate,
     step_time, traffic,
 };
 use trainer::step::precision::Precision;
@@ -96,9 +96,9 @@ pub(crate) struct Args {
 }
 
 /// One way to distribute a model over some ranks.
-struct Row {
+struct PlanRow {
     mode: &'static str,
-    spread: Spread,
+    placement: Placement,
     fits: bool,
 }
 
@@ -207,7 +207,7 @@ fn rows(
     world_size: usize,
     rank_batch: usize,
     limit: f64,
-) -> Vec<Row> {
+) -> Vec<PlanRow> {
     let mut precision = recipe.map_or_else(Precision::default, |recipe| recipe.optim.precision);
     if args.bf16 {
         (precision.gather, precision.reduce) = (Wire::Bf16, Wire::Bf16);
@@ -227,7 +227,7 @@ fn rows(
     }
     let row = |(mode, sharding, group_size)| {
         let workers = args.workers.min(rank_batch);
-        let spread = Spread {
+        let placement = Placement {
             world_size,
             group_size,
             sharding,
@@ -238,9 +238,9 @@ fn rows(
             precision,
             offload: false,
         };
-        let keep = set_keep.or_else(|| keep_that_fits(model, &spread, limit)).unwrap_or(0);
-        let spread = Spread { keep: keep.min(model.trained.backbone.len()), ..spread };
-        Row { mode, spread, fits: memory(model, &spread).needed_bytes() <= limit }
+        let keep = set_keep.or_else(|| keep_that_fits(model, &placement, limit)).unwrap_or(0);
+        let placement = Placement { keep: keep.min(model.trained.backbone.len()), ..placement };
+        PlanRow { mode, placement, fits: memory(model, &placement).needed_bytes() <= limit }
     };
     modes.into_iter().map(row).collect()
 }
@@ -256,21 +256,21 @@ fn fabric(args: &Args) -> Fabric {
     }
 }
 
-fn print_row(args: &Args, model: &ModelCost, row: &Row) -> serde_json::Value {
-    let spread = &row.spread;
-    let (memory, moved) = (memory(model, spread), traffic(model, spread));
-    let time = step_time(model, spread, &fabric(args));
+fn print_row(args: &Args, model: &ModelCost, row: &PlanRow) -> serde_json::Value {
+    let placement = &row.placement;
+    let (memory, moved) = (memory(model, placement), traffic(model, placement));
+    let time = step_time(model, placement, &fabric(args));
     let moved_bytes = moved.gather_bytes + moved.reduce_bytes + moved.replica_bytes;
-    let keep = match spread.keep {
+    let keep = match placement.keep {
         n if n == model.trained.backbone.len() => "all".to_string(),
         n => n.to_string(),
     };
     out!(
         "{:>6} {:<6} {:>5} {:>6} {:>7} {:>7.2} {:>7.2} {:>7.2} {:>7.2} {:>7.2} {:>8.2} {:>8.3} {:>8.3} {:>8.3} {:>8.3}{}",
-        spread.world_size,
+        placement.world_size,
         row.mode,
-        spread.group_size,
-        spread.rank_batch,
+        placement.group_size,
+        placement.rank_batch,
         keep,
         memory.state_bytes / GB,
         memory.gradient_bytes / GB,
@@ -285,11 +285,11 @@ fn print_row(args: &Args, model: &ModelCost, row: &Row) -> serde_json::Value {
         if row.fits { "" } else { "  does not fit" }
     );
     json!({
-        "ranks": spread.world_size,
+        "ranks": placement.world_size,
         "mode": row.mode,
-        "group": spread.group_size,
-        "rank_batch": spread.rank_batch,
-        "keep": spread.keep,
+        "group": placement.group_size,
+        "rank_batch": placement.rank_batch,
+        "keep": placement.keep,
         "fits": row.fits,
         "state_bytes": memory.state_bytes,
         "gradient_bytes": memory.gradient_bytes,
@@ -373,7 +373,7 @@ fn what_would_fit(
         said += &format!(" {largest} ranks with {images} images each would.");
     }
     let one = rows(args, model, recipe, largest, 1, limit);
-    let least = one.iter().map(|row| memory(model, &Spread { keep: 0, ..row.spread }).needed_bytes());
+    let least = one.iter().map(|row| memory(model, &Placement { keep: 0, ..row.placement }).needed_bytes());
     said += &format!(
         " One image on each of {largest} ranks takes {:.1} GB.",
         least.fold(f64::INFINITY, f64::min) / GB

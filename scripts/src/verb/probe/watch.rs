@@ -1,6 +1,6 @@
 //! `ocelli probe --watch`: every checkpoint of a run, once, as it appears.
 
-use pipeline::secrets::without_secrets;
+use pipeline::secrets::redact_list;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::ExitCode;
@@ -77,7 +77,7 @@ fn length(workdir: &Path) -> Option<(u64, u64)> {
 fn name(args: &Args, means: &Means<'_>) -> String {
     let set: String =
         test_name(args).chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-    let sets = |specs: &[String]| specs.iter().map(|spec| without_secrets(spec)).collect::<Vec<_>>();
+    let sets = |specs: &[String]| specs.iter().map(|spec| redact_list(spec)).collect::<Vec<_>>();
     let how = json!({
         "train": sets(&args.train),
         "test": sets(&args.test),

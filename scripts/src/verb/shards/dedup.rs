@@ -5,7 +5,7 @@
 //! The perceptual hash is the difference hash: the image at 9 x 8 gray pixels, one bit for each pair
 //! of neighbors in a row. Two images are near when their hashes differ in few bits.
 
-use pipeline::secrets::without_secrets;
+use pipeline::secrets::redact_list;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
@@ -26,7 +26,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::progress::bar;
 use crate::shards::hold::hold;
-use crate::shards::rewrite::{Flags, Job, Verdict, claim, inputs_of, rewrite};
+use crate::shards::rewrite::{Job, RewriteFlags, Verdict, claim, inputs_of, rewrite};
 
 /// Flags of `shards dedup`.
 #[derive(clap::Args)]
@@ -35,7 +35,7 @@ use crate::shards::rewrite::{Flags, Job, Verdict, claim, inputs_of, rewrite};
 )]
 pub(crate) struct Args {
     #[command(flatten)]
-    flags: Flags,
+    flags: RewriteFlags,
     /// Shards, such as test sets that must stay unseen; samples near one of theirs count as copies too.
     #[arg(long, num_args = 1..)]
     against: Vec<String>,
@@ -53,7 +53,7 @@ const MAX_SHOWN_COPIES: usize = 7;
 
 /// Fingerprint by which a sample is compared.
 #[derive(Clone, Copy)]
-struct Print {
+struct Fingerprint {
     content: u128,
     /// Pixels, then bytes: the largest of several copies is kept.
     quality: (u64, u64),
@@ -62,10 +62,10 @@ struct Print {
 }
 
 /// A sample with its position and fingerprint.
-struct Entry {
+struct SampleEntry {
     shard: usize,
     number: usize,
-    print: Print,
+    print: Fingerprint,
 }
 
 /// A copy, its original, and the number of bits in which they differ; `None` for exact copies.
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let against = if args.against.is_empty() { Vec::new() } else { storage.sources(&args.against)? };
     let all: Vec<Source> = against.iter().chain(&sources).cloned().collect();
     let shards = storage.open_all(&all)?;
-    let against_specs: Vec<String> = args.against.iter().map(|spec| without_secrets(spec)).collect();
+    let against_specs: Vec<String> = args.against.iter().map(|spec| redact_list(spec)).collect();
     let settings = json!({ "against": against_specs, "max_distance": args.max_distance });
     let job = Job { out: &args.flags.out, verb: "dedup", settings, overwrite: args.flags.overwrite };
     let inputs = inputs_of(&sources, &shards[against.len()..], job.out)?;
@@ -121,11 +121,11 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn fingerprints(shards: &[Shard]) -> anyhow::Result<Vec<Entry>> {
+fn fingerprints(shards: &[Shard]) -> anyhow::Result<Vec<SampleEntry>> {
     let progress = bar(shards.iter().map(|shard| shard.len() as u64).sum(), "dedup");
     let mut entries = Vec::new();
     for (number_of_shard, shard) in shards.iter().enumerate() {
-        let look = |number: usize| -> anyhow::Result<Option<Entry>> {
+        let look = |number: usize| -> anyhow::Result<Option<SampleEntry>> {
             progress.inc(1);
             if shard.image_bytes(number).is_none() {
                 return Ok(None);
@@ -139,8 +139,8 @@ fn fingerprints(shards: &[Shard]) -> anyhow::Result<Vec<Entry>> {
                 image.as_ref().map_or(0, |image| u64::from(image.width_px) * u64::from(image.height_px));
             let difference = image.and_then(|image| difference_hash(&image));
             let quality = (n_pixels, bytes.len() as u64);
-            let print = Print { content: xxh3_128(&bytes), quality, difference };
-            Ok(Some(Entry { shard: number_of_shard, number, print }))
+            let print = Fingerprint { content: xxh3_128(&bytes), quality, difference };
+            Ok(Some(SampleEntry { shard: number_of_shard, number, print }))
         };
         let found: anyhow::Result<Vec<_>> = (0..shard.len()).into_par_iter().map(look).collect();
         entries.extend(found?.into_iter().flatten());
@@ -167,7 +167,7 @@ fn difference_hash(image: &Rgb8) -> Option<u64> {
 /// Finds copies, in the order of the samples. Each is compared with the samples that are kept, the best first, so that a chain
 /// of near images does not join ones that are far apart; a sample with the bytes of a copy is a copy of the same image, and
 /// exact. Samples of the first `n_against` shards are always kept.
-fn find(entries: &[Entry], n_against: usize, max_distance: u32) -> Vec<Copy> {
+fn find(entries: &[SampleEntry], n_against: usize, max_distance: u32) -> Vec<Copy> {
     // Hashes that differ in d bits agree in one of d + 1 bands.
     let n_bands = max_distance + 1;
     let band = |hash: u64, i: u32| {
@@ -215,7 +215,7 @@ fn find(entries: &[Entry], n_against: usize, max_distance: u32) -> Vec<Copy> {
 }
 
 /// Draws the first groups of copies, a row each: the kept image, then the copies. Returns `true` if there are any.
-fn draw(path: &Path, shards: &[Shard], entries: &[Entry], copies: &[Copy]) -> anyhow::Result<bool> {
+fn draw(path: &Path, shards: &[Shard], entries: &[SampleEntry], copies: &[Copy]) -> anyhow::Result<bool> {
     let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for copy in copies {
         groups.entry(copy.of).or_default().push(copy.entry);
@@ -243,12 +243,12 @@ fn draw(path: &Path, shards: &[Shard], entries: &[Entry], copies: &[Copy]) -> an
 fn write_lists(
     out: &Path,
     shards: &[Shard],
-    entries: &[Entry],
+    entries: &[SampleEntry],
     copies: &[Copy],
     n_against: usize,
 ) -> anyhow::Result<()> {
     let name =
-        |entry: &Entry| (shards[entry.shard].name(), shards[entry.shard].key(entry.number).to_string());
+        |entry: &SampleEntry| (shards[entry.shard].name(), shards[entry.shard].key(entry.number).to_string());
     let mut report = BufWriter::new(File::create(out.join("copies.jsonl"))?);
     for copy in copies {
         let ((shard, key), (of_shard, of_key)) = (name(&entries[copy.entry]), name(&entries[copy.of]));
@@ -273,8 +273,12 @@ fn write_lists(
 mod tests {
     use super::*;
 
-    fn entry(shard: usize, content: u128, difference: u64) -> Entry {
-        Entry { shard, number: 0, print: Print { content, quality: (1, 1), difference: Some(difference) } }
+    fn entry(shard: usize, content: u128, difference: u64) -> SampleEntry {
+        SampleEntry {
+            shard,
+            number: 0,
+            print: Fingerprint { content, quality: (1, 1), difference: Some(difference) },
+        }
     }
 
     #[test]

@@ -8,14 +8,14 @@ use augment::decode::decode;
 use augment::{DecodeRules, Rgb8};
 use serde_json::json;
 
-use crate::shards::rewrite::{Flags, Item, Job, Verdict, rewrite};
+use crate::shards::rewrite::{Item, Job, RewriteFlags, Verdict, rewrite};
 
 /// Flags of `shards filter`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  ocelli shards filter data/ --min-side 64 --max-aspect 4 --out kept/")]
 pub(crate) struct Args {
     #[command(flatten)]
-    flags: Flags,
+    flags: RewriteFlags,
     /// Drop images whose short side is below this, in pixels.
     #[arg(long, default_value_t = 0)]
     min_side: u32,

@@ -1,7 +1,7 @@
 //! `ocelli shards reshard`, `split` and `subset`: write all samples in other shards, in parts, or some
 //! of them.
 
-use pipeline::secrets::without_secrets;
+use pipeline::secrets::redact_list;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -245,7 +245,7 @@ fn write(
     shards: &[Shard],
     parts: &[(String, Vec<Place>)],
 ) -> anyhow::Result<ExitCode> {
-    settings["shards"] = json!(common.shards.iter().map(|spec| without_secrets(spec)).collect::<Vec<_>>());
+    settings["shards"] = json!(common.shards.iter().map(|spec| redact_list(spec)).collect::<Vec<_>>());
     settings["limits"] = json!([common.samples_per_shard, common.bytes_per_shard, common.renumber]);
     let n_samples: usize = parts.iter().map(|(_, places)| places.len()).sum();
     if n_samples == 0 {

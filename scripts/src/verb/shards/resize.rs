@@ -13,14 +13,14 @@ use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer
 use serde_json::json;
 
 use crate::shards::encode::jpeg;
-use crate::shards::rewrite::{Flags, Item, Job, Verdict, rewrite};
+use crate::shards::rewrite::{Item, Job, RewriteFlags, Verdict, rewrite};
 
 /// Flags of `shards resize`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  ocelli shards resize data/ --short-side 256 --out small/")]
 pub(crate) struct Args {
     #[command(flatten)]
-    flags: Flags,
+    flags: RewriteFlags,
     /// Short side in pixels; images with a smaller or equal short side are unchanged. Keep twice the
     /// size of the largest view. 0 keeps all sizes.
     #[arg(long, default_value_t = 512)]

@@ -92,7 +92,7 @@ fn checked(sources: &[Source], storage: &Storage) -> anyhow::Result<(Vec<Shard>,
             Ok(()) => readable.push(shard),
             Err(error) => {
                 // The samples of a local file that have changed are reported later. A remote shard is not kept.
-                let has_changed = matches!(error, PipelineError::OtherShard { .. });
+                let has_changed = matches!(error, PipelineError::ShardMismatch { .. });
                 bad(error)?;
                 if has_changed && source.is_read_in_place() {
                     readable.push(shard);

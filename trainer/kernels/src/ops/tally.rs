@@ -20,22 +20,22 @@ pub struct Product {
 }
 
 /// Switch that records products. One benchmark at a time records them, whichever threads its step runs on.
-static NOTING: AtomicBool = AtomicBool::new(false);
-static NOTED: Mutex<BTreeMap<Product, u64>> = Mutex::new(BTreeMap::new());
+static RECORDING: AtomicBool = AtomicBool::new(false);
+static RECORDED: Mutex<BTreeMap<Product, u64>> = Mutex::new(BTreeMap::new());
 
 /// Records a product, if a benchmark asks for it.
 pub(super) fn note(product: impl FnOnce() -> Product) {
-    if NOTING.load(Ordering::Relaxed) {
-        let mut noted = NOTED.lock().unwrap_or_else(PoisonError::into_inner);
+    if RECORDING.load(Ordering::Relaxed) {
+        let mut noted = RECORDED.lock().unwrap_or_else(PoisonError::into_inner);
         *noted.entry(product()).or_default() += 1;
     }
 }
 
 /// Runs `f`; returns its result, and the products computed meanwhile with their counts.
 pub fn products_of<R>(f: impl FnOnce() -> R) -> (R, BTreeMap<Product, u64>) {
-    NOTED.lock().unwrap_or_else(PoisonError::into_inner).clear();
-    NOTING.store(true, Ordering::Relaxed);
+    RECORDED.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    RECORDING.store(true, Ordering::Relaxed);
     let result = f();
-    NOTING.store(false, Ordering::Relaxed);
-    (result, std::mem::take(&mut *NOTED.lock().unwrap_or_else(PoisonError::into_inner)))
+    RECORDING.store(false, Ordering::Relaxed);
+    (result, std::mem::take(&mut *RECORDED.lock().unwrap_or_else(PoisonError::into_inner)))
 }

@@ -146,7 +146,7 @@ pub(super) struct Branch {
 }
 
 /// Message of the panic if a branch's input is missing from its skip connection.
-const AROUND: &str = "a branch's first stage leaves its input for the last";
+const NO_SKIP: &str = "a branch's first stage leaves its input for the last";
 
 impl Branch {
     fn last(&self) -> usize {
@@ -160,7 +160,7 @@ impl Branch {
     }
 
     /// Splits the totals of stage `stage`, which follow one another, by normalization.
-    fn parted(&self, stage: usize, totals: &Tensor<1>) -> Vec<Tensor<1>> {
+    fn split_totals(&self, stage: usize, totals: &Tensor<1>) -> Vec<Tensor<1>> {
         let mut start = 0;
         let cut = |norm: &BatchNorm| {
             let range = start..start + norm.n_sums();
@@ -178,9 +178,9 @@ impl Branch {
                 (x, Skip { x: around, grid: group.grid })
             }
             _ => {
-                let totals = cx.totals.get(set).map(|totals| self.parted(stage - 1, totals).remove(0));
+                let totals = cx.totals.get(set).map(|totals| self.split_totals(stage - 1, totals).remove(0));
                 let affine = self.layers[stage - 1].norm.affine(totals, cx);
-                (normalize(group.x, affine, None, true), group.skip.expect(AROUND))
+                (normalize(group.x, affine, None, true), group.skip.expect(NO_SKIP))
             }
         };
         let excitation = self.excitation.as_ref().filter(|_| stage == self.last());
@@ -202,9 +202,9 @@ impl Branch {
 
     /// Applies the last normalization and the skip connection.
     fn finish(&self, group: Features, set: usize, cx: &Context<'_>) -> Features {
-        let totals = cx.totals.get(set).map(|totals| self.parted(self.last(), totals));
+        let totals = cx.totals.get(set).map(|totals| self.split_totals(self.last(), totals));
         let of_norm = |i: usize| totals.as_ref().map(|totals| totals[i].clone());
-        let around = group.skip.expect(AROUND).x;
+        let around = group.skip.expect(NO_SKIP).x;
         let around = match &self.shortcut {
             Some(shortcut) => normalize(around, shortcut.norm.affine(of_norm(1), cx), None, false),
             None => around,
@@ -244,9 +244,9 @@ impl Unit for Branch {
     fn observe(&self, totals: &[Vec<Tensor<1>>], cx: &Context<'_>) -> Vec<(String, Tensor<1>)> {
         let mut observed = Vec::new();
         for (stage, by_set) in totals.iter().enumerate() {
-            let parted: Vec<_> = by_set.iter().map(|totals| self.parted(stage, totals)).collect();
+            let split_totals: Vec<_> = by_set.iter().map(|totals| self.split_totals(stage, totals)).collect();
             for (i, norm) in self.norms_of(stage).enumerate() {
-                observed.extend(norm.observe(parted.iter().map(|parts| parts[i].clone()), cx));
+                observed.extend(norm.observe(split_totals.iter().map(|parts| parts[i].clone()), cx));
             }
         }
         observed

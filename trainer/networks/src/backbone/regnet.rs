@@ -30,13 +30,13 @@ const STEM_WIDTH: usize = 32;
 const SQUEEZE: f64 = 0.25;
 
 /// Upper limit of the number of stages, each of which halves the grid.
-const MOST_STAGES: usize = 8;
+const MAX_STAGES: usize = 8;
 
 /// Upper limit of the number of channels.
-const MOST_WIDTH: usize = 65_536;
+const MAX_WIDTH: usize = 65_536;
 
 /// Divisor of all widths before they are rounded to whole groups.
-const QUANTUM: f64 = 8.0;
+const WIDTH_MULTIPLE: f64 = 8.0;
 
 /// A RegNetY, as a recipe writes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -200,9 +200,9 @@ impl Design {
         let of_branch = |j: usize| {
             let on_line = w_0 + self.w_a * j as f64;
             let step = ((on_line / w_0).ln() / self.w_m.ln()).round_ties_even();
-            let width = (w_0 * self.w_m.powf(step) / QUANTUM).round_ties_even() * QUANTUM;
+            let width = (w_0 * self.w_m.powf(step) / WIDTH_MULTIPLE).round_ties_even() * WIDTH_MULTIPLE;
             // Any width above the limit gets the design rejected.
-            width.min(2.0 * MOST_WIDTH as f64) as usize
+            width.min(2.0 * MAX_WIDTH as f64) as usize
         };
         let mut stages: Vec<Stage> = Vec::new();
         for width in (0..self.depth).map(of_branch) {
@@ -265,12 +265,13 @@ impl Config {
 
 impl BackboneConfig for Config {
     fn validate(&self) -> Result<(), String> {
-        if !(1..=MOST_WIDTH).contains(&self.image_px) {
-            return Err(format!("model.image_px must lie in 1..={MOST_WIDTH}"));
+        if !(1..=MAX_WIDTH).contains(&self.image_px) {
+            return Err(format!("model.image_px must lie in 1..={MAX_WIDTH}"));
         }
         let Size::Design(Design { depth, w_0, w_a, w_m, group_width, .. }) = self.size else { return Ok(()) };
-        let within = (0.0..=MOST_WIDTH as f64).contains(&w_a) && w_m > 1.0 && w_m.is_finite();
-        let sized = (1..=MOST_WIDTH).contains(&group_width) && (QUANTUM as usize..=MOST_WIDTH).contains(&w_0);
+        let within = (0.0..=MAX_WIDTH as f64).contains(&w_a) && w_m > 1.0 && w_m.is_finite();
+        let sized =
+            (1..=MAX_WIDTH).contains(&group_width) && (WIDTH_MULTIPLE as usize..=MAX_WIDTH).contains(&w_0);
         if !(1..=1000).contains(&depth) || !sized || !within {
             return Err(
                 "model.size: depth must lie in 1..=1000, group_width in 1..=65536, w_0 in 8..=65536, w_a in 0..=65536 and \
@@ -279,10 +280,10 @@ impl BackboneConfig for Config {
             );
         }
         let stages = self.stages();
-        match stages.len() <= MOST_STAGES && stages.iter().all(|stage| stage.width <= MOST_WIDTH) {
+        match stages.len() <= MAX_STAGES && stages.iter().all(|stage| stage.width <= MAX_WIDTH) {
             true => Ok(()),
             false => Err(format!(
-                "model.size: this design has {} stages, the widest of {} channels; it may have {MOST_STAGES} and {MOST_WIDTH}",
+                "model.size: this design has {} stages, the widest of {} channels; it may have {MAX_STAGES} and {MAX_WIDTH}",
                 stages.len(),
                 stages.iter().map(|stage| stage.width).max().unwrap_or(0)
             )),

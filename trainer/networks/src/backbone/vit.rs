@@ -5,19 +5,19 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::transformer::beginning::{Beginning, Initialization};
 use super::transformer::block::{Block, MlpKind};
 use super::transformer::embed::Embed;
+use super::transformer::initial_weights::{InitialWeights, Initialization};
 use super::transformer::norm::Norm;
 use super::transformer::pos_embed::{self, Positions, Resampling};
 use super::{BackboneConfig, Levels, Readout};
 use crate::unit::Unit;
 
 /// Upper limit of every size: far above any network, and small enough for products of sizes.
-const MOST: usize = 65_536;
+const MAX_SIZE: usize = 65_536;
 
 /// Upper limit of the number of blocks: a plan tries every number of blocks that keep their graphs.
-const MOST_BLOCKS: usize = 1000;
+const MAX_BLOCKS: usize = 1000;
 
 /// A vision transformer, as a recipe writes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -123,9 +123,9 @@ impl Config {
     fn with_masks(&self, readout: Readout, takes_masks: bool) -> Vec<Box<dyn Unit>> {
         let resampling = self.resampling();
         let sizes = [self.patch_px, self.width, self.grid(), self.registers];
-        let beginning = Beginning { rule: self.initialization, std: self.init_std };
+        let initial_weights = InitialWeights { rule: self.initialization, std: self.init_std };
         let kinds = [self.freeze_patches, takes_masks];
-        let embed = Embed::new(sizes, beginning, self.positions, kinds, resampling);
+        let embed = Embed::new(sizes, initial_weights, self.positions, kinds, resampling);
         let mut units: Vec<Box<dyn Unit>> = vec![Box::new(embed)];
         for i in 0..self.depth {
             let share = i as f32 / (self.depth - 1).max(1) as f32;
@@ -137,7 +137,7 @@ impl Config {
                 mlp: self.mlp,
                 layer_scale: self.layer_scale,
                 drop_path: self.drop_path * share,
-                beginning,
+                initial_weights,
                 epsilon: self.norm_epsilon,
             }));
         }
@@ -169,14 +169,14 @@ impl BackboneConfig for Config {
             ("depth", self.depth),
             ("heads", self.heads),
         ];
-        if let Some((key, value)) = sizes.iter().find(|(_, value)| !(1..=MOST).contains(value)) {
-            return Err(format!("model.{key} is {value} and must lie in 1..={MOST}"));
+        if let Some((key, value)) = sizes.iter().find(|(_, value)| !(1..=MAX_SIZE).contains(value)) {
+            return Err(format!("model.{key} is {value} and must lie in 1..={MAX_SIZE}"));
         }
-        if self.depth > MOST_BLOCKS {
-            return Err(format!("model.depth is {} and must lie in 1..={MOST_BLOCKS}", self.depth));
+        if self.depth > MAX_BLOCKS {
+            return Err(format!("model.depth is {} and must lie in 1..={MAX_BLOCKS}", self.depth));
         }
-        if self.registers > MOST || !(0.0..=MOST as f64).contains(&self.mlp_ratio) {
-            return Err(format!("model.registers and model.mlp_ratio must lie in 0..={MOST}"));
+        if self.registers > MAX_SIZE || !(0.0..=MAX_SIZE as f64).contains(&self.mlp_ratio) {
+            return Err(format!("model.registers and model.mlp_ratio must lie in 0..={MAX_SIZE}"));
         }
         if !(-1.0..=1.0).contains(&self.pos_offset) {
             return Err(format!("model.pos_offset {} must lie in -1..=1", self.pos_offset));

@@ -40,14 +40,15 @@ pub struct Local {
     rank: usize,
     group: Arc<LocalGroup>,
     n_operations: u64,
-    takes_tensors: bool,
+    supports_device_tensors: bool,
 }
 
 impl LocalGroup {
     /// Creates one engine for each of `world_size` ranks.
     pub fn ranks(world_size: usize) -> Vec<Local> {
         let group = Arc::new(Self { world_size, ..Self::default() });
-        let rank = |rank| Local { rank, group: Arc::clone(&group), n_operations: 0, takes_tensors: false };
+        let rank =
+            |rank| Local { rank, group: Arc::clone(&group), n_operations: 0, supports_device_tensors: false };
         (0..world_size).map(rank).collect()
     }
 
@@ -60,7 +61,7 @@ impl LocalGroup {
 impl Local {
     /// Makes the engine take tensors, as one on device memory does: for tests of the tensors that it gets.
     pub fn with_tensors(mut self) -> Self {
-        self.takes_tensors = true;
+        self.supports_device_tensors = true;
         self
     }
 
@@ -199,8 +200,8 @@ impl Engine for Local {
         Ok(())
     }
 
-    fn takes_tensors(&self) -> bool {
-        self.takes_tensors
+    fn supports_device_tensors(&self) -> bool {
+        self.supports_device_tensors
     }
 
     fn split(&mut self, color: usize, key: usize) -> Result<Box<dyn Engine>, EngineError> {
@@ -210,7 +211,12 @@ impl Engine for Local {
         let members = members_of(&said, color as u64);
         let rank = members.iter().position(|member| *member == self.rank).unwrap_or_default();
         let group = Arc::clone(&groups[&color]);
-        Ok(Box::new(Self { rank, group, n_operations: 0, takes_tensors: self.takes_tensors }))
+        Ok(Box::new(Self {
+            rank,
+            group,
+            n_operations: 0,
+            supports_device_tensors: self.supports_device_tensors,
+        }))
     }
 }
 

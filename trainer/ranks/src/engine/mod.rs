@@ -1,7 +1,7 @@
 //! Collectives over flat buffers: the only interface of the trainer to other ranks.
 //!
 //! An engine is called by one thread, in one order that is the same on all ranks
-//! ([`Comm`](super::communicator::Comm)). Data moves as bytes of any type; sums are f32 for gradients and
+//! ([`Communicator`](super::communicator::Comm)). Data moves as bytes of any type; sums are f32 for gradients and
 //! f64 for the few numbers of a step. The caller keeps lengths equal on all ranks.
 //!
 //! Every operation works on host memory. Those that move weights and gradients exist for tensors as well
@@ -24,7 +24,7 @@ pub use local::{Local, LocalGroup};
 pub use mpi::{Mpi, library_version as mpi_version};
 #[cfg(feature = "cuda")]
 pub use nccl::{Nccl, library_version as nccl_version, new_id as new_nccl_id};
-pub use rendezvous::{Comer, Rendezvous};
+pub use rendezvous::{Participant, Rendezvous};
 pub use solo::Solo;
 pub use transfer::Transfer;
 
@@ -90,7 +90,7 @@ pub trait Engine {
     /// [`EngineError`].
     fn split(&mut self, color: usize, key: usize) -> Result<Box<dyn Engine>, EngineError>;
 
-    /// Makes a collective that does not end return an error once `given_up` is set.
+    /// Makes a collective that does not end return an error once `abort_flag` is set.
     fn watch(&mut self, _given_up: Arc<AtomicBool>) {}
 
     /// Waits until all work queued on the device has run. Called before collectives on tensors, so that a rank's own
@@ -98,12 +98,12 @@ pub trait Engine {
     ///
     /// # Errors
     /// [`EngineError::Failed`].
-    fn settle(&mut self) -> Result<(), EngineError> {
+    fn wait_for_device(&mut self) -> Result<(), EngineError> {
         Ok(())
     }
 
     /// Returns true if the engine takes tensors in place, as transfers on device memory.
-    fn takes_tensors(&self) -> bool {
+    fn supports_device_tensors(&self) -> bool {
         false
     }
 
@@ -112,7 +112,7 @@ pub trait Engine {
     /// # Errors
     /// [`EngineError`].
     fn all_gather_tensor(&mut self, transfer: &mut Transfer) -> Result<(), EngineError> {
-        transfer.by_host(|mine, all| self.all_gather(mine, all))
+        transfer.through_host(|mine, all| self.all_gather(mine, all))
     }
 
     /// Runs [`Engine::all_to_all`] on tensors.
@@ -120,7 +120,7 @@ pub trait Engine {
     /// # Errors
     /// [`EngineError`].
     fn all_to_all_tensor(&mut self, transfer: &mut Transfer) -> Result<(), EngineError> {
-        transfer.by_host(|send, receive| self.all_to_all(send, receive))
+        transfer.through_host(|send, receive| self.all_to_all(send, receive))
     }
 
     /// Runs [`Engine::reduce_scatter`] on f32 tensors.
@@ -128,7 +128,7 @@ pub trait Engine {
     /// # Errors
     /// [`EngineError`].
     fn reduce_scatter_tensor(&mut self, transfer: &mut Transfer) -> Result<(), EngineError> {
-        transfer.by_host(|full, mine| {
+        transfer.through_host(|full, mine| {
             self.reduce_scatter(bytemuck::cast_slice(full), bytemuck::cast_slice_mut(mine))
         })
     }

@@ -28,9 +28,9 @@ use crate::error::EngineError;
 pub(super) const ID_BYTES: usize = 128;
 
 /// Time for which the end of a collective is polled without a pause: most end sooner.
-const SPIN: Duration = Duration::from_micros(200);
+const SPIN_TIME: Duration = Duration::from_micros(200);
 /// Pause between two later polls.
-const REST: Duration = Duration::from_micros(50);
+const POLL_PAUSE: Duration = Duration::from_micros(50);
 
 /// A rank of an NCCL communicator.
 pub struct Nccl {
@@ -43,7 +43,7 @@ pub struct Nccl {
     send: Scratch,
     receive: Scratch,
     /// Set once this rank no longer waits for collectives.
-    given_up: Arc<AtomicBool>,
+    abort_flag: Arc<AtomicBool>,
 }
 
 /// Returns the version of the library, such as 2.27.3.
@@ -115,7 +115,7 @@ impl Nccl {
             device,
             send: Scratch::default(),
             receive: Scratch::default(),
-            given_up: Arc::default(),
+            abort_flag: Arc::default(),
         })
     }
 
@@ -155,11 +155,11 @@ impl Nccl {
                 cuda_sys::CUresult::CUDA_ERROR_NOT_READY => {}
                 error => return Err(driver_failed(operation, driver::DriverError(error))),
             }
-            if start.elapsed() < SPIN {
+            if start.elapsed() < SPIN_TIME {
                 std::hint::spin_loop();
                 continue;
             }
-            if self.given_up.load(Ordering::Relaxed) {
+            if self.abort_flag.load(Ordering::Relaxed) {
                 let reason = "other ranks are lost".into();
                 return Err(EngineError::Failed { engine: "nccl", operation, reason });
             }
@@ -171,12 +171,12 @@ impl Nccl {
                     return Err(failed(operation, &result::NcclError(result)));
                 }
             }
-            std::thread::sleep(REST);
+            std::thread::sleep(POLL_PAUSE);
         }
     }
 
     /// Copies `send` to the device, runs `launch` on the addresses, and copies the result to `receive`.
-    fn over_device<T: bytemuck::Pod>(
+    fn through_device<T: bytemuck::Pod>(
         &mut self,
         operation: &'static str,
         send: &[T],
@@ -213,7 +213,7 @@ impl Nccl {
             return Ok(());
         }
         let (from, to) = (memory.send(), memory.receive());
-        self.settle()?;
+        self.wait_for_device()?;
         self.run(operation, |communicator, stream| launch(from, to, communicator, stream))
     }
 }
@@ -233,7 +233,7 @@ impl Engine for Nccl {
 
     fn all_gather(&mut self, mine: &[u8], all: &mut [u8]) -> Result<(), EngineError> {
         check_parts("all_gather", mine.len(), all.len(), self.world_size)?;
-        self.over_device("all_gather", mine, all, |from, to, communicator, stream| {
+        self.through_device("all_gather", mine, all, |from, to, communicator, stream| {
             gather((from, to), mine.len(), communicator, stream)
         })
     }
@@ -241,7 +241,7 @@ impl Engine for Nccl {
     fn all_to_all(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), EngineError> {
         let (world_size, n) = (self.world_size, send.len() / self.world_size);
         check_parts("all_to_all", n, receive.len(), world_size)?;
-        self.over_device("all_to_all", send, receive, |from, to, communicator, stream| {
+        self.through_device("all_to_all", send, receive, |from, to, communicator, stream| {
             exchange((from, to), n, world_size, communicator, stream)
         })
     }
@@ -249,7 +249,7 @@ impl Engine for Nccl {
     fn reduce_scatter(&mut self, full: &[f32], mine: &mut [f32]) -> Result<(), EngineError> {
         check_parts("reduce_scatter", mine.len(), full.len(), self.world_size)?;
         let n = mine.len();
-        self.over_device("reduce_scatter", full, mine, |from, to, communicator, stream| {
+        self.through_device("reduce_scatter", full, mine, |from, to, communicator, stream| {
             sum_parts((from, to), n, communicator, stream)
         })
     }
@@ -260,7 +260,7 @@ impl Engine for Nccl {
             Reduction::Max => sys::ncclRedOp_t::ncclMax,
         };
         let (mine, n, double) = (values.to_vec(), values.len(), sys::ncclDataType_t::ncclFloat64);
-        self.over_device("all_reduce", &mine, values, |from, to, communicator, stream| {
+        self.through_device("all_reduce", &mine, values, |from, to, communicator, stream| {
             let (from, to) = (from as *const c_void, to as *mut c_void);
             // SAFETY: both have `n` doubles and live until the stream has been waited for.
             unsafe { result::all_reduce(from, to, n, double, operation, communicator, stream) }.map(drop)
@@ -269,7 +269,7 @@ impl Engine for Nccl {
 
     fn broadcast(&mut self, bytes: &mut [u8], root: usize) -> Result<(), EngineError> {
         let (mine, n, byte) = (bytes.to_vec(), bytes.len(), sys::ncclDataType_t::ncclUint8);
-        self.over_device("broadcast", &mine, bytes, |from, to, communicator, stream| {
+        self.through_device("broadcast", &mine, bytes, |from, to, communicator, stream| {
             let (from, to) = (from as *const c_void, to as *mut c_void);
             // SAFETY: both have `n` bytes and live until the stream has been waited for.
             unsafe { result::broadcast(from, to, n, byte, root as i32, communicator, stream) }.map(drop)
@@ -296,19 +296,19 @@ impl Engine for Nccl {
             return Err(EngineError::Failed { engine: "nccl", operation: "split", reason });
         }
         let mut part = Self::start(id, rank, members.len(), self.device)?;
-        part.given_up = Arc::clone(&self.given_up);
+        part.abort_flag = Arc::clone(&self.abort_flag);
         Ok(Box::new(part))
     }
 
-    fn watch(&mut self, given_up: Arc<AtomicBool>) {
-        self.given_up = given_up;
+    fn watch(&mut self, abort_flag: Arc<AtomicBool>) {
+        self.abort_flag = abort_flag;
     }
 
-    fn settle(&mut self) -> Result<(), EngineError> {
+    fn wait_for_device(&mut self) -> Result<(), EngineError> {
         cuda::wait_for_context()
     }
 
-    fn takes_tensors(&self) -> bool {
+    fn supports_device_tensors(&self) -> bool {
         true
     }
 

@@ -18,9 +18,9 @@ const MAGIC: [u8; 8] = *b"ocelli\0\x02";
 /// Bytes of a rank's first message.
 const HELLO_BYTES: usize = 32;
 /// Time that a connection may take to identify itself.
-const HELLO: Duration = Duration::from_secs(5);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause between two attempts to connect.
-const RETRY: Duration = Duration::from_millis(100);
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// Limit of the bytes of a message.
 const MAX_BYTES: usize = 1 << 16;
 
@@ -37,7 +37,7 @@ pub struct Rendezvous {
 
 /// A rank that has reached the rendezvous.
 #[derive(Debug, Clone, Copy)]
-pub struct Comer {
+pub struct Participant {
     /// Number of the rank.
     pub rank: usize,
     /// Number of ranks.
@@ -54,7 +54,7 @@ impl Rendezvous {
     /// [`EngineError::Unavailable`] on rank 0 if ranks contradict one another, on others if another program answers.
     pub fn share(
         &self,
-        comer: Comer,
+        comer: Participant,
         message: impl FnOnce() -> Result<Vec<u8>, EngineError>,
     ) -> Result<Vec<u8>, EngineError> {
         match comer.rank {
@@ -78,12 +78,12 @@ impl Rendezvous {
         EngineError::Unavailable { engine: "rendezvous", reason: format!("{host}:{port}: {reason}") }
     }
 
-    fn serve(&self, own: Comer, message: &[u8]) -> Result<(), EngineError> {
+    fn serve(&self, own: Participant, message: &[u8]) -> Result<(), EngineError> {
         // On every address: the name that others use may stand for an address that this machine does not have.
         let listener = TcpListener::bind(("0.0.0.0", self.port))
             .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
             .map_err(|error| self.failed(&format!("rank 0 cannot listen there: {error}")))?;
-        let mut come: Vec<(Comer, TcpStream)> = Vec::new();
+        let mut come: Vec<(Participant, TcpStream)> = Vec::new();
         let met = self.receive(own, &listener, &mut come);
         let (flag, text) = match &met {
             Ok(()) => (1, message),
@@ -107,9 +107,9 @@ impl Rendezvous {
     /// Accepts all other ranks; an error holds its reason, and true for a contradiction that a retry would not fix.
     fn receive(
         &self,
-        own: Comer,
+        own: Participant,
         listener: &TcpListener,
-        come: &mut Vec<(Comer, TcpStream)>,
+        come: &mut Vec<(Participant, TcpStream)>,
     ) -> Result<(), (bool, String)> {
         let start = Instant::now();
         while come.len() + 1 < own.world_size {
@@ -124,11 +124,11 @@ impl Rendezvous {
                 ));
             }
             let Ok((stream, _)) = listener.accept() else {
-                std::thread::sleep(RETRY / 10);
+                std::thread::sleep(RETRY_PAUSE / 10);
                 continue;
             };
             let Some(comer) = hello(&stream) else { continue };
-            let Comer { rank, world_size, device } = comer;
+            let Participant { rank, world_size, device } = comer;
             let wrong = if world_size != own.world_size || rank == 0 || rank >= own.world_size {
                 Some(format!(
                     "a process says that it is rank {rank} of {world_size}, and there are {}",
@@ -149,7 +149,7 @@ impl Rendezvous {
         Ok(())
     }
 
-    fn ask(&self, comer: Comer) -> Result<Vec<u8>, EngineError> {
+    fn ask(&self, comer: Participant) -> Result<Vec<u8>, EngineError> {
         let start = Instant::now();
         let mut stream = loop {
             match self.connect() {
@@ -157,12 +157,12 @@ impl Rendezvous {
                 Err(error) if start.elapsed() > self.deadline => {
                     return Err(self.failed(&format!("rank 0 cannot be reached: {error}")));
                 }
-                Err(_) => std::thread::sleep(RETRY),
+                Err(_) => std::thread::sleep(RETRY_PAUSE),
             }
         };
         // Rank 0 may have begun to wait later, and reports the missing ranks itself.
         let gone = |error: std::io::Error| self.failed(&format!("rank 0 does not answer: {error}"));
-        stream.set_read_timeout(Some(self.deadline + HELLO)).map_err(gone)?;
+        stream.set_read_timeout(Some(self.deadline + HELLO_TIMEOUT)).map_err(gone)?;
         let mut packet = MAGIC.to_vec();
         packet.extend((comer.world_size as u32).to_le_bytes());
         packet.extend((comer.rank as u32).to_le_bytes());
@@ -185,7 +185,7 @@ impl Rendezvous {
     fn connect(&self) -> std::io::Result<TcpStream> {
         let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
         for address in (self.host.as_str(), self.port).to_socket_addrs()? {
-            match TcpStream::connect_timeout(&address, HELLO) {
+            match TcpStream::connect_timeout(&address, HELLO_TIMEOUT) {
                 Ok(stream) => return Ok(stream),
                 Err(error) => last = error,
             }
@@ -195,11 +195,11 @@ impl Rendezvous {
 }
 
 /// Reads the first message of a connection; `None` if it does not come from a rank.
-fn hello(mut stream: &TcpStream) -> Option<Comer> {
+fn hello(mut stream: &TcpStream) -> Option<Participant> {
     let mut packet = [0; HELLO_BYTES];
     let read = stream
         .set_nonblocking(false)
-        .and_then(|()| stream.set_read_timeout(Some(HELLO)))
+        .and_then(|()| stream.set_read_timeout(Some(HELLO_TIMEOUT)))
         .and_then(|()| stream.read_exact(&mut packet));
     if read.is_err() || packet[..8] != MAGIC {
         return None;
@@ -207,7 +207,7 @@ fn hello(mut stream: &TcpStream) -> Option<Comer> {
     let number = |at: usize| u32::from_le_bytes([packet[at], packet[at + 1], packet[at + 2], packet[at + 3]]);
     let mut device = [0; 16];
     device.copy_from_slice(&packet[16..]);
-    Some(Comer { rank: number(12) as usize, world_size: number(8) as usize, device })
+    Some(Participant { rank: number(12) as usize, world_size: number(8) as usize, device })
 }
 
 #[cfg(test)]
@@ -224,8 +224,8 @@ mod tests {
         Ok((0..128).collect())
     }
 
-    fn comer(rank: usize, world_size: usize) -> Comer {
-        Comer { rank, world_size, device: [rank as u8; 16] }
+    fn comer(rank: usize, world_size: usize) -> Participant {
+        Participant { rank, world_size, device: [rank as u8; 16] }
     }
 
     #[test]
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn contradictions_are_errors_on_both_sides() {
-        let same = Comer { device: [0; 16], ..comer(1, 2) };
+        let same = Participant { device: [0; 16], ..comer(1, 2) };
         for (other, words) in [
             (comer(1, 3), "there are 2"),
             (comer(5, 2), "rank 5 of 2"),

@@ -81,7 +81,7 @@ impl Transfer {
     ///
     /// # Errors
     /// Errors of `collective`.
-    pub(super) fn by_host(
+    pub(super) fn through_host(
         &mut self,
         collective: impl FnOnce(&[u8], &mut [u8]) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {

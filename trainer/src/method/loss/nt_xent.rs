@@ -100,7 +100,7 @@ mod tests {
     use super::*;
     use kernels::ops::twin::assert_close;
     use kernels::ops::unit_rows;
-    use ranks::communicator::Comm;
+    use ranks::communicator::Communicator;
 
     fn unit(x: Tensor<3>) -> Tensor<3> {
         let [b, v, d] = x.dims();
@@ -132,7 +132,7 @@ mod tests {
         let expected = plain(whole.clone(), 0.3);
         let grad = whole.grad(&expected.clone().backward()).unwrap();
         for n in [1, 3, 4] {
-            let comm = Comm::solo();
+            let comm = Communicator::solo();
             let peers = Peers::new(&comm, n);
             let part = |t: &Tensor<3>, number: usize| {
                 let images: Vec<_> = (number..b).step_by(n).map(|i| t.clone().slice(i..i + 1)).collect();

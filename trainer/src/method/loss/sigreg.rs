@@ -140,7 +140,7 @@ mod tests {
 
     use super::*;
     use kernels::ops::twin::assert_close;
-    use ranks::communicator::Comm;
+    use ranks::communicator::Communicator;
 
     /// Evaluates the formula with one graph for the whole batch.
     fn plain(views: Tensor<3>, directions: &[f32]) -> Tensor<1> {
@@ -173,7 +173,7 @@ mod tests {
         let whole = x.clone().autodiff().require_grad();
         let expected = plain(whole.clone(), &a);
         let grad = whole.grad(&expected.clone().backward()).unwrap();
-        let comm = Comm::solo();
+        let comm = Communicator::solo();
         for parts in [1, 3] {
             let part =
                 |t: &Tensor<3>, number: usize| t.clone().slice(number * n / parts..(number + 1) * n / parts);
@@ -194,7 +194,7 @@ mod tests {
     fn it_knows_a_normal_distribution() {
         let device = Device::flex();
         device.seed(7);
-        let comm = Comm::solo();
+        let comm = Communicator::solo();
         let of = |x: Tensor<3>| {
             let a = directions(0, 0, [64, 8]);
             Sigreg::of(&[x], a, Peers::new(&comm, 1)).unwrap().value().into_scalar::<f32>()

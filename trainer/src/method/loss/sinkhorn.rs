@@ -42,7 +42,7 @@ pub(crate) fn targets(
 mod tests {
     use super::*;
     use burn_tensor::{Device, Distribution};
-    use ranks::communicator::Comm;
+    use ranks::communicator::Communicator;
 
     /// Rows sum to one exactly, and columns nearly to their equal share.
     #[test]
@@ -52,7 +52,7 @@ mod tests {
         let logits = Tensor::<3>::random([32, 2, 8], Distribution::Normal(0.0, 1.0), &device);
         // One prototype that everybody prefers: a softmax would give it nearly all.
         let bias = Tensor::<1>::from_floats([3.0, 0., 0., 0., 0., 0., 0., 0.], &device);
-        let comm = Comm::solo();
+        let comm = Communicator::solo();
         let logits = logits + bias.unsqueeze();
         let q = targets(&[logits], 64, 0.5, 20, Peers::new(&comm, 1)).expect("one rank");
         let q = q[0].clone().reshape([64, 8]);

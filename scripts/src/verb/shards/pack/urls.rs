@@ -31,7 +31,7 @@ use crate::shards::classes::write_classes;
 use crate::shards::hold::hold;
 use crate::shards::host_queue::HostQueue;
 use crate::shards::list;
-use crate::shards::list::Row;
+use crate::shards::list::ListRow;
 use crate::shards::names::shard_list;
 use crate::shards::order::shuffle;
 use crate::shards::rewrite::claim;
@@ -58,7 +58,7 @@ struct Open {
 /// Writer of rows in the order of their arrival, each into its shard.
 struct Writer<'a> {
     args: &'a Args,
-    rows: &'a [Row],
+    rows: &'a [ListRow],
     classes: &'a Classes,
     /// Number of rows of a shard.
     n: usize,
@@ -66,12 +66,12 @@ struct Writer<'a> {
     missing: Vec<usize>,
     open: BTreeMap<usize, Open>,
     n_closed: usize,
-    totals: Totals,
+    totals: DownloadTotals,
 }
 
 /// Counts of fetched and failed rows.
 #[derive(Default)]
-struct Totals {
+struct DownloadTotals {
     n_fetched: u64,
     n_failed: u64,
     bytes: u64,
@@ -116,7 +116,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Fetches the rows of all missing shards.
-fn fetch_all(args: &Args, rows: &[Row], classes: &Classes) -> anyhow::Result<Totals> {
+fn fetch_all(args: &Args, rows: &[ListRow], classes: &Classes) -> anyhow::Result<DownloadTotals> {
     let mut writer = Writer::new(args, rows, classes);
     let urls: Vec<&str> = rows.iter().map(|row| row.target.as_str()).collect();
     let waiting: Vec<usize> = writer.missing.iter().flat_map(|shard| writer.rows_of(*shard)).collect();
@@ -187,10 +187,10 @@ fn fetch(url: &str, client: &Client, args: &Args) -> Result<Fetched, String> {
 }
 
 impl<'a> Writer<'a> {
-    fn new(args: &'a Args, rows: &'a [Row], classes: &'a Classes) -> Self {
+    fn new(args: &'a Args, rows: &'a [ListRow], classes: &'a Classes) -> Self {
         let n = args.samples_per_shard.max(1) as usize;
         let missing = (0..rows.len().div_ceil(n)).filter(|shard| !tar_of(args, *shard).exists()).collect();
-        let (open, totals) = (BTreeMap::new(), Totals::default());
+        let (open, totals) = (BTreeMap::new(), DownloadTotals::default());
         Self { args, rows, classes, n, missing, open, n_closed: 0, totals }
     }
 
@@ -245,7 +245,7 @@ impl<'a> Writer<'a> {
 }
 
 /// Describes a row without the secrets of its address: shards are shared.
-fn about(row: &Row) -> Value {
+fn about(row: &ListRow) -> Value {
     let mut about = json!({ "url": address_without_secrets(&row.target) });
     for (name, cell) in [("label", &row.label), ("caption", &row.caption)] {
         if let Some(cell) = cell {
@@ -258,7 +258,7 @@ fn about(row: &Row) -> Value {
 fn write(
     file: &mut ShardFile,
     number: usize,
-    row: &Row,
+    row: &ListRow,
     fetched: &Fetched,
     classes: &Classes,
 ) -> anyhow::Result<()> {
@@ -297,7 +297,7 @@ fn finish(
     args: &Args,
     classes: &Classes,
     n_rows: usize,
-    totals: &Totals,
+    totals: &DownloadTotals,
     took: Duration,
 ) -> anyhow::Result<ExitCode> {
     let n_shards = n_rows.div_ceil(args.samples_per_shard.max(1) as usize);

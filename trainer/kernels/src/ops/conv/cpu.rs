@@ -21,7 +21,7 @@ use crate::ops::product::{Start, product_into};
 const BLOCK: usize = 1 << 18;
 
 /// Least number of windows of a block: the weights are packed again for every block.
-const LEAST_WINDOWS: usize = 256;
+const MIN_WINDOWS: usize = 256;
 
 /// Returns the convolution of `x` with `packed` weights, `[M, O]`.
 pub(super) fn forward<T: Number>(x: &[T], packed: &[f32], channels: Channels, geometry: &Geometry) -> Vec<T> {
@@ -109,7 +109,7 @@ pub(super) fn input_gradient<T: Number>(
 
 /// Returns ranges of windows, of `k` elements each, that fit a block.
 fn blocks(geometry: &Geometry, k: usize) -> impl Iterator<Item = Range<usize>> {
-    let (len, n) = ((BLOCK / k).max(LEAST_WINDOWS), geometry.n_windows());
+    let (len, n) = ((BLOCK / k).max(MIN_WINDOWS), geometry.n_windows());
     (0..n).step_by(len).map(move |start| start..(start + len).min(n))
 }
 

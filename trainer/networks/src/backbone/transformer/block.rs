@@ -11,7 +11,7 @@ use burn_tensor::activation::silu;
 use kernels::ops::{attention, attention_weights, branch, layer_norm, linear, mlp};
 use serde::{Deserialize, Serialize};
 
-use super::beginning::Beginning;
+use super::initial_weights::InitialWeights;
 use crate::features::Features;
 use crate::params::ParamSpec;
 use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
@@ -54,7 +54,7 @@ pub(in crate::backbone) struct Block {
     /// Probability that a branch is dropped for a view.
     pub drop_path: f32,
     /// Rule for the initial weights.
-    pub beginning: Beginning,
+    pub initial_weights: InitialWeights,
     /// Number that norms add to the variance.
     pub epsilon: f64,
 }
@@ -106,7 +106,7 @@ impl Unit for Block {
         let n_products = self.mlp.n_products();
         // Several products that are stored as one matrix have the initial values of separate matrices.
         let weight = |name: &str, n_each: usize, n_products: usize, input| {
-            let init = self.beginning.matrix(n_each, input);
+            let init = self.initial_weights.matrix(n_each, input);
             ParamSpec::weight(format!("{name}.weight"), [n_products * n_each, input], init)
         };
         let bias = |name: &str, n| ParamSpec::vector(format!("{name}.bias"), n, 0.0);

@@ -16,7 +16,7 @@ use std::sync::Mutex;
 use burn_tensor::{Tensor, TensorData};
 use kernels::ops::{linear, sequence};
 
-use super::beginning::Beginning;
+use super::initial_weights::InitialWeights;
 use super::pos_embed::{self, Positions, Resampling};
 use crate::features::Features;
 use crate::leaves::Leaves;
@@ -30,7 +30,7 @@ pub(in crate::backbone) struct Embed {
     /// Cells along a side of the images that the position embedding is made for.
     grid: usize,
     n_registers: usize,
-    beginning: Beginning,
+    initial_weights: InitialWeights,
     positions: Positions,
     freezes_patches: bool,
     takes_masks: bool,
@@ -45,7 +45,7 @@ impl Embed {
     /// `takes_masks` there is a token for masked patches.
     pub(in crate::backbone) fn new(
         [patch_px, width, grid, n_registers]: [usize; 4],
-        beginning: Beginning,
+        initial_weights: InitialWeights,
         positions: Positions,
         [freezes_patches, takes_masks]: [bool; 2],
         resampling: Resampling,
@@ -56,7 +56,7 @@ impl Embed {
             width,
             grid,
             n_registers,
-            beginning,
+            initial_weights,
             positions,
             freezes_patches,
             takes_masks,
@@ -125,7 +125,7 @@ impl Unit for Embed {
     fn params(&self) -> Vec<ParamSpec> {
         let (d, p) = (self.width, self.patch_px);
         let n = self.grid * self.grid;
-        let [init, bias] = self.beginning.patches(d, 3 * p * p);
+        let [init, bias] = self.initial_weights.patches(d, 3 * p * p);
         let mut patches = [
             ParamSpec::weight("patch_embed.proj.weight", [d, 3, p, p], init),
             ParamSpec { init: bias, ..ParamSpec::vector("patch_embed.proj.bias", d, 0.0) },
@@ -133,7 +133,7 @@ impl Unit for Embed {
         if self.freezes_patches {
             patches = patches.map(ParamSpec::fixed);
         }
-        let table = Init::TruncNormal(self.beginning.std);
+        let table = Init::TruncNormal(self.initial_weights.std);
         let positions = match self.positions {
             Positions::Learned => ParamSpec::weight("pos_embed", [1, 1 + n, d], table),
             Positions::SinCos => {
@@ -141,7 +141,7 @@ impl Unit for Embed {
                 ParamSpec::weight("pos_embed", [1, 1 + n, d], init).fixed()
             }
         };
-        let class = ParamSpec::weight("cls_token", [1, 1, d], self.beginning.class_token());
+        let class = ParamSpec::weight("cls_token", [1, 1, d], self.initial_weights.class_token());
         let mut params = [&patches[..], &[class, positions]].concat();
         if self.takes_masks {
             params.push(ParamSpec::weight("mask_token", [1, d], Init::Constant(0.0)));

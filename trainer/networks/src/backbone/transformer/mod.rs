@@ -1,7 +1,7 @@
 //! Units of transformers.
 
-pub(super) mod beginning;
 pub(super) mod block;
 pub(super) mod embed;
+pub(super) mod initial_weights;
 pub(super) mod norm;
 pub(super) mod pos_embed;

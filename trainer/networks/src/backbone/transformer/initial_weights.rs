@@ -24,14 +24,14 @@ pub enum Initialization {
 
 /// A rule for initial weights with its standard deviation.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(in crate::backbone) struct Beginning {
+pub(in crate::backbone) struct InitialWeights {
     /// The rule.
     pub rule: Initialization,
     /// Standard deviation of truncated normal numbers.
     pub std: f32,
 }
 
-impl Beginning {
+impl InitialWeights {
     /// Returns the initial values of a matrix from `inputs` to `outputs` channels.
     pub(in crate::backbone) fn matrix(self, outputs: usize, inputs: usize) -> Init {
         match self.rule {

@@ -1,13 +1,13 @@
-//! Distribution of a model over ranks.
+//! Placement of a model on ranks.
 
 use ranks::topology::Sharding;
 
 use crate::recipe::plan::Plan;
 use crate::step::precision::Precision;
 
-/// Distribution of a model over ranks.
+/// Placement of a model on ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Spread {
+pub struct Placement {
     /// Number of ranks, W.
     pub world_size: usize,
     /// Number of ranks in a shard group, S.
@@ -28,7 +28,7 @@ pub struct Spread {
     pub offload: bool,
 }
 
-impl Spread {
+impl Placement {
     /// Returns the distribution of `plan`.
     pub fn of(plan: &Plan) -> Self {
         let step = plan.step_config();
