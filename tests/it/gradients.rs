@@ -38,7 +38,7 @@ fn losses(plan: &Plan, n: u64) -> Vec<f64> {
     (0..n).map(step).collect()
 }
 
-/// Gate E: keeping graphs or recomputing, with drop-path, gives the same losses bit for bit.
+/// Keeping graphs or recomputing, with drop-path, gives the same losses bit for bit.
 #[test]
 fn every_keep_trains_alike() {
     let all = losses(&plan(&[]), 6);

@@ -121,7 +121,7 @@ pub(crate) fn train_on(plan: &Plan, engines: Vec<Local>, n_steps: u64) -> Traine
 pub(crate) const STATISTICS: [&str; 3] =
     ["method.centering=\"sinkhorn\"", "method.koleo_weight=0.1", "model.drop_path=0.3"];
 
-/// Gate C: every rank initializes its own slice, and the slices form the whole.
+/// Every rank initializes its own slice, and the slices form the whole.
 #[test]
 fn initial_weights_do_not_depend_on_ranks() {
     let weights = |world| {
@@ -187,7 +187,7 @@ fn train_batch(plan: &Plan, batch_size: usize) -> Vec<f32> {
     assemble(ranks.into_iter().flatten().collect())
 }
 
-/// Gate D, second half: ranks train like one rank on the whole batch at once, up to rounding; and sums
+/// Ranks train like one rank on the whole batch at once, up to rounding; and sums
 /// in the engine's order like sums in Ocelli's.
 #[test]
 fn ranks_train_like_the_whole_batch() {
@@ -281,7 +281,7 @@ fn step(trainer: &mut Trainer, plan: &Plan) -> f64 {
     trainer.step(&batch, &plan.schedules().at(number + 3)).unwrap().loss
 }
 
-/// Gate F: four ranks write, three read and write, four read and write: the same bytes, and the same next loss.
+/// Four ranks write, three read and write, four read and write: the same bytes, and the same next loss.
 #[test]
 fn checkpoints_change_the_number_of_ranks_without_a_trace() {
     let folder = tempfile::tempdir().unwrap();

@@ -139,7 +139,7 @@ pub enum TrainError {
     /// Loss or gradients were not finite in too many steps in a row.
     #[error(
         "loss or gradient was not finite in {n_steps} steps in a row, the last at step {step}; the last \
-         checkpoint is untouched: lower optim.lr or optim.clip_norm, or raise the teacher temperature"
+         checkpoint is untouched: lower optim.lr or optim.clip_norm, or make the targets softer"
     )]
     NotFinite {
         /// The last such step.

@@ -22,7 +22,7 @@ use crate::url::ShardUrl;
 const MAX_TEXT_BYTES: u64 = 1 << 28;
 
 /// Advice to the user about an index that no longer fits its shard.
-const REPLACED: &str = "if it was replaced, `ocelli shards index --overwrite` reads it anew";
+const REPLACED: &str = "if it was replaced, `ocelli shards index --overwrite` reads it again";
 
 /// Fetches shards and texts. Shared by threads; clones are handles of the same fetcher.
 #[derive(Clone)]

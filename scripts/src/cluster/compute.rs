@@ -1,5 +1,4 @@
-//! What to compute on and what to talk over: the flags that several verbs share.
-
+//! Flags for the device and the engine, which several verbs share.
 use anyhow::bail;
 use kernels::device::{DeviceChoice, DeviceError, DeviceKind, Opened};
 use ranks::wire::Wire;
@@ -10,40 +9,40 @@ use super::launch::Launch;
 use super::start::EngineChoice;
 use crate::console::say;
 
-/// The flags.
+/// Flags for the device and the engine.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct ComputeFlags {
-    /// auto, cpu, cuda, cuda:1 or wgpu. `auto` takes the NVIDIA GPU of the local rank where there is one, else the CPU.
+    /// Device: auto, cpu, cuda, cuda:1 or wgpu. `auto` is the NVIDIA GPU of the local rank if there is one, otherwise the CPU.
     #[arg(long, default_value = "auto")]
     pub(crate) device: DeviceChoice,
-    /// What ranks talk over: auto, mpi or nccl. `auto` takes NCCL where every rank has a GPU of its own.
+    /// Engine between ranks: auto, mpi or nccl. `auto` is NCCL if every rank has a GPU of its own, otherwise MPI.
     #[arg(long, default_value = "auto")]
     pub(crate) engine: EngineChoice,
 }
 
-/// The flag of verbs that no ranks run.
+/// Flag for the device of verbs that run as one process.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct DeviceFlag {
-    /// auto, cpu, cuda, cuda:1 or wgpu. `auto` takes an NVIDIA GPU where there is one, else the CPU.
+    /// Device: auto, cpu, cuda, cuda:1 or wgpu. `auto` is an NVIDIA GPU if there is one, otherwise the CPU.
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
 }
 
 impl ComputeFlags {
-    /// The device of this rank. What is no CPU is said.
+    /// Opens the device of this rank, and prints its name unless it is the CPU.
     pub(crate) fn open(&self, launch: &Launch) -> anyhow::Result<Opened> {
         open(self.device, launch)
     }
 }
 
 impl DeviceFlag {
-    /// The device. What is no CPU is said.
+    /// Opens the device, and prints its name unless it is the CPU.
     pub(crate) fn open(&self) -> anyhow::Result<Opened> {
         open(self.device, &Launch::ALONE)
     }
 }
 
-/// Checks that `device` knows the types that `plan` computes and travels in.
+/// Checks that `device` supports the types in which `plan` computes and communicates.
 pub(crate) fn check(plan: &Plan, device: &Opened) -> anyhow::Result<()> {
     let Precision { compute, gather, reduce, head_gather, head_reduce } = plan.recipe.optim.precision;
     let types = [gather, reduce, head_gather, head_reduce].map(Wire::dtype);
@@ -58,7 +57,7 @@ pub(crate) fn check(plan: &Plan, device: &Opened) -> anyhow::Result<()> {
 fn open(choice: DeviceChoice, launch: &Launch) -> anyhow::Result<Opened> {
     let opened = choice.open(launch.local_rank)?;
     match &opened.instead_of {
-        // Of a build for CPUs nobody expects anything else.
+        // A build without GPU support is not expected to find one.
         None | Some(DeviceError::NotBuilt { .. }) => {}
         Some(error) => say(format!("on the CPU: {error}")),
     }

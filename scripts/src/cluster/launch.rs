@@ -1,4 +1,4 @@
-//! Which rank this process is: from what the launcher has set, or alone.
+//! Rank of this process, from the launcher's environment variables.
 //!
 //! | launcher | variables |
 //! |---|---|
@@ -8,32 +8,32 @@
 //! | MPICH's mpiexec, PMI | `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` |
 //! | a Kubernetes indexed job | `JOB_COMPLETION_INDEX` with `WORLD_SIZE` |
 //!
-//! Slurm often stands outside of one of the others, which then counts. An sbatch script by itself is one
-//! process whatever the number of tasks it asked for: only what `srun` sets is believed.
+//! Slurm often starts one of the others, whose variables then count. An sbatch script by itself is one process, whatever
+//! number of tasks it requests: only the variables that `srun` sets count.
 
 use anyhow::{Context, bail};
 
-/// A process among others.
+/// Position of a process among all processes of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Launch {
     /// Launcher that started it, for messages.
     pub(crate) launcher: &'static str,
-    /// Its rank.
+    /// Rank of the process.
     pub(crate) rank: usize,
     /// Number of ranks.
     pub(crate) world_size: usize,
-    /// Ranks on this machine, as far as that is known.
+    /// Number of ranks on this machine, if known.
     pub(crate) n_local: Option<usize>,
-    /// Its place among the ranks of this machine, from 0.
+    /// Index of the process among the ranks of this machine, from 0.
     pub(crate) local_rank: usize,
 }
 
 impl Launch {
-    /// One process.
+    /// A process by itself.
     pub(crate) const ALONE: Self =
         Self { launcher: "nobody", rank: 0, world_size: 1, n_local: Some(1), local_rank: 0 };
 
-    /// What the environment says.
+    /// Reads the environment of this process.
     pub(crate) fn from_env() -> anyhow::Result<Self> {
         Self::from_variables(&|name| std::env::var(name).ok())
     }
@@ -45,9 +45,9 @@ impl Launch {
         if let Some(index) = get("JOB_COMPLETION_INDEX") {
             let index = number("JOB_COMPLETION_INDEX", &index)?;
             match found.first() {
-                // mpirun inside of a pod numbers its own ranks.
+                // mpirun inside a pod numbers its own ranks.
                 Some((inner, _)) if inner.launcher != "torchrun" => {}
-                // torchrun starts several in a pod, and numbers them itself.
+                // torchrun starts several processes in a pod and numbers them itself.
                 Some((by_hand, _)) if by_hand.n_local.is_some_and(|n_local| n_local > 1) => {}
                 Some((by_hand, _)) if by_hand.rank != index => {
                     bail!("RANK is {} and JOB_COMPLETION_INDEX {index}: which is it?", by_hand.rank)
@@ -59,7 +59,7 @@ impl Launch {
                          where every pod works for itself",
                     )?;
                     let rank = if size == "1" { 0 } else { index };
-                    // Every pod counts its own devices.
+                    // Every pod numbers its own devices.
                     let local = [None, Some(0)];
                     found.push((Self::new("kubernetes", rank, number("WORLD_SIZE", &size)?, local)?, false));
                 }
@@ -84,7 +84,7 @@ impl Launch {
         {
             bail!("{launcher} says {n_local} ranks on this machine, of {world_size} in all");
         }
-        // Launchers that do not say it fill one machine after another.
+        // Launchers without a local rank fill one machine after another.
         let local_rank = local_rank.unwrap_or_else(|| rank % n_local.unwrap_or(world_size));
         if let Some(n_local) = n_local
             && local_rank >= n_local
@@ -95,14 +95,14 @@ impl Launch {
     }
 }
 
-/// The variables of one launcher.
+/// Environment variables of one launcher.
 struct Family {
     launcher: &'static str,
     rank: &'static str,
     size: &'static str,
     n_local: &'static str,
     local_rank: &'static str,
-    /// Whether another launcher may run inside of it.
+    /// `true` if another launcher may run inside this one.
     is_outer: bool,
 }
 
@@ -145,12 +145,12 @@ impl Family {
     fn read(&self, get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Option<(Launch, bool)>> {
         let (rank, size) = match (get(self.rank), get(self.size)) {
             (Some(rank), Some(size)) => (number(self.rank, &rank)?, number(self.size, &size)?),
-            // A script of sbatch has the one without the other; a pod of an indexed job is told WORLD_SIZE alone.
+            // An sbatch script has the size without the rank; a pod of an indexed job has WORLD_SIZE only.
             (Some(_), None) if self.is_outer => return Ok(None),
             (Some(_), None) => bail!("{} is set and {} is not", self.rank, self.size),
             _ => return Ok(None),
         };
-        // `2(x3),1`: two tasks on each of three nodes, one on the last. Only equal ones are believed.
+        // `2(x3),1` means two tasks on each of three nodes and one on the last. Only equal counts are used.
         let local = get(self.n_local).and_then(|text| text.split('(').next()?.parse().ok());
         let n_local = local.filter(|_| !get(self.n_local).is_some_and(|text| text.contains(',')));
         let local_rank = get(self.local_rank).map(|text| number(self.local_rank, &text)).transpose()?;
@@ -162,7 +162,7 @@ fn number(name: &str, text: &str) -> anyhow::Result<usize> {
     text.trim().parse().with_context(|| format!("{name} is {text:?}, which is no number"))
 }
 
-/// The first launcher that is not an outer one, if those that have left variables agree with one another.
+/// Returns the innermost launcher, if the launchers whose variables are set agree with one another.
 fn agreed<'f>(
     found: &'f [(Launch, bool)],
     get: &dyn Fn(&str) -> Option<String>,
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(launch(&[("JOB_COMPLETION_INDEX", "3"), ("WORLD_SIZE", "8")]).unwrap().local_rank, 0);
     }
 
-    /// The script of `#SBATCH --ntasks=8` is one process, though it is told of eight tasks.
+    /// The script of `#SBATCH --ntasks=8` is one process, although its environment says eight tasks.
     #[test]
     fn an_sbatch_script_is_alone_and_what_runs_inside_slurm_counts() {
         assert_eq!(ranks(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")]), (0, 1));

@@ -1,5 +1,4 @@
-//! What this machine has.
-
+//! Memory and cores of this machine.
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -7,8 +6,8 @@ use kernels::device::workers::or_cores;
 use kernels::device::{DeviceKind, Opened};
 use trainer::recipe::plan::RankResources;
 
-/// Bytes that programs may still take: what the kernel calls available, within the limits of this process and of the group
-/// of processes that it runs in.
+/// Returns the bytes of memory that this process can still allocate: what the kernel reports as available, within the limits
+/// of the process and of its control group.
 pub(crate) fn available_bytes() -> Option<f64> {
     let available = kilobytes("/proc/meminfo", "MemAvailable:")?;
     let used = kilobytes("/proc/self/status", "VmSize:").unwrap_or_default();
@@ -16,20 +15,20 @@ pub(crate) fn available_bytes() -> Option<f64> {
     Some([group_limit(), own].into_iter().flatten().fold(available, f64::min))
 }
 
-/// Limit of this process's address space (`ulimit -v`), in bytes.
+/// Returns the limit of this process's address space (`ulimit -v`), in bytes.
 pub(crate) fn address_space_bytes() -> Option<f64> {
     rustix::process::getrlimit(rustix::process::Resource::As).current.map(|bytes| bytes as f64)
 }
 
-/// The bytes that the line `name` of a file of the kernel says in kilobytes.
+/// Returns the value of the line `name` of a kernel file, converted from kilobytes to bytes.
 fn kilobytes(file: &str, name: &str) -> Option<f64> {
     let text = fs::read_to_string(file).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.split_whitespace().next()?.parse::<f64>().ok()? * 1024.0)
 }
 
-/// What is left of the limits of the control groups, version 2, that this process is in. Cached files count as
-/// used there, and give way.
+/// Returns the bytes left within the limits of this process's control groups (version 2). Cached files count as used there,
+/// although they are evicted on demand, so they are added back.
 fn group_limit() -> Option<f64> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     let own = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
@@ -48,11 +47,11 @@ fn left_in(group: &Path) -> Option<f64> {
     Some((limit - used + cached.unwrap_or(0.0)).max(0.0))
 }
 
-/// What a rank has for itself when `n_local` share this machine and `n_sharers` its `device`. A fifth of the memory
-/// is left to the data path and to others.
+/// Returns the resources of one rank if `n_local` ranks share this machine and `n_sharers` its `device`. A fifth of the memory
+/// is reserved for the data path and other programs.
 pub(crate) fn room(n_local: usize, n_sharers: usize, device: &Opened) -> RankResources {
     let n_local = n_local.max(1);
-    // Cores that the launcher has given to this process alone are not shared.
+    // Cores that the launcher has bound to this process alone are not shared.
     let sharers = if is_bound() { 1 } else { n_local };
     let n_cores = (or_cores(0) / sharers).max(1);
     let own = device.free_bytes.map(|bytes| 0.8 * bytes as f64 / n_sharers.max(1) as f64);
@@ -61,12 +60,12 @@ pub(crate) fn room(n_local: usize, n_sharers: usize, device: &Opened) -> RankRes
     RankResources { n_cores, n_workers, bytes: own.unwrap_or_else(shared) }
 }
 
-/// A word on cores that are fewer than the machine's.
+/// Returns a note if this process may use fewer cores than the machine has.
 pub(crate) fn bound_note() -> &'static str {
     if is_bound() { ", to which its launcher has bound it" } else { "" }
 }
 
-/// Whether this process may use fewer cores than the one that started it: mpirun and srun bind their ranks.
+/// Returns `true` if this process may use fewer cores than its parent: mpirun and srun bind their ranks.
 fn is_bound() -> bool {
     let allowed = |process: &str| {
         let text = fs::read_to_string(format!("/proc/{process}/status")).ok()?;

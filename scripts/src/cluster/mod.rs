@@ -1,5 +1,4 @@
-//! Ranks: who started this process, what it talks over, and what it computes on.
-
+//! Ranks: the launcher of this process, its engine and its device.
 pub(crate) mod compute;
 pub(crate) mod launch;
 pub(crate) mod machine;

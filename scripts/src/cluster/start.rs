@@ -1,12 +1,12 @@
-//! From what the launcher says to a line between ranks.
+//! Connecting the ranks of a launch through an engine.
 //!
 //! | engine | ranks meet | started by |
 //! |---|---|---|
 //! | mpi | as MPI has arranged | mpirun, srun --mpi=pmix |
 //! | nccl | over MPI, where it has started them and is built in; else at MASTER_ADDR:MASTER_PORT | anything |
 //!
-//! Over MPI ranks tell one another what they compute on first: `auto` takes NCCL only where all have it and each a
-//! GPU of its own.
+//! Ranks that MPI started exchange their devices first: `auto` chooses NCCL only if all ranks have it and each has a GPU of
+//! its own.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -22,13 +22,13 @@ use trainer::recipe::RunConfig;
 
 use super::launch::Launch;
 
-/// What ranks talk over, as flags name it.
+/// Engine that a flag requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum EngineChoice {
-    /// NCCL where every rank has a GPU of its own, else MPI.
+    /// NCCL if every rank has a GPU of its own, otherwise MPI.
     #[default]
     Auto,
-    /// MPI; what lies on a GPU goes over the host.
+    /// MPI. Tensors on a GPU are copied through host memory.
     Mpi,
     /// NCCL.
     Nccl,
@@ -47,7 +47,7 @@ impl FromStr for EngineChoice {
     }
 }
 
-/// The line to the other ranks of `launch`, in one group.
+/// Connects to the other ranks of `launch`, all in one shard group.
 pub(crate) fn connect(
     launch: &Launch,
     run: &RunConfig,
@@ -65,13 +65,13 @@ pub(crate) fn connect(
     Ok(Communicator::start(config, Box::new(move || wish.start(None)))?)
 }
 
-/// How many ranks compute on the device of this one, itself among them. All ranks call it.
+/// Returns the number of ranks that compute on the device of this one, including itself. All ranks call it.
 pub(crate) fn n_sharers(comm: &Communicator, device: &Opened) -> anyhow::Result<usize> {
     let ids = comm.gather_bytes("devices", device.id.to_vec())?;
     Ok(ids.iter().filter(|id| **id == device.id).count().max(1))
 }
 
-/// What this rank has opened, if all ranks have opened theirs. All ranks call it.
+/// Returns `opened` if no rank has failed to open its own. All ranks call it.
 pub(crate) fn all_ready<T>(comm: &Communicator, opened: anyhow::Result<T>) -> anyhow::Result<T> {
     let failed = f64::from(u8::from(opened.is_err()));
     let n_failed = comm.all_reduce("what is opened", vec![failed], Reduction::Sum)?[0];
@@ -82,7 +82,7 @@ pub(crate) fn all_ready<T>(comm: &Communicator, opened: anyhow::Result<T>) -> an
     Ok(opened)
 }
 
-/// The engine of `launch`, in this thread; `max_count` as of `Mpi::with_max_count`.
+/// Starts the engine of `launch` in this thread; `max_count` is that of `Mpi::with_max_count`.
 pub(crate) fn start(
     launch: &Launch,
     device: &Opened,
@@ -93,11 +93,11 @@ pub(crate) fn start(
     Ok(Wish::new(launch, device, choice, deadline)?.start(max_count)?)
 }
 
-/// What a rank could talk over, before the others have been asked.
+/// Engines that a rank could use, before the ranks have agreed on one.
 struct Wish {
     launch: Launch,
     choice: EngineChoice,
-    /// Number of the GPU, where NCCL may be used.
+    /// Number of the GPU if NCCL may be used.
     nccl: Option<usize>,
     device: Opened,
     deadline: Duration,
@@ -124,20 +124,20 @@ impl Wish {
         if nccl.is_none() {
             can_start_mpi(launch)?;
         }
-        // Sooner than whoever waits for the engine, so that the ranks that are missing are named.
+        // Shorter than the caller's own deadline, so that this one names the missing ranks.
         let deadline = deadline.saturating_sub(Duration::from_secs(10)).max(Duration::from_secs(5));
         Ok(Self { launch: launch.clone(), choice, nccl, device: device.clone(), deadline })
     }
 
-    /// Makes the engine. All ranks call it, each in the thread that will own it.
+    /// Starts the engine. All ranks call it, each in the thread that will own it.
     fn start(self, max_count: Option<usize>) -> Result<Box<dyn Engine>, EngineError> {
-        // Before ranks meet: one that lacks the library must not leave the others waiting.
+        // Checked before ranks connect: the others must not wait for a rank that lacks the library.
         let checked = self.nccl.map(nccl::check).transpose();
         if can_agree(&self.launch) {
             let can_nccl = self.nccl.is_some() && checked.is_ok();
             let choice = self.choice;
             let engine = self.agree(can_nccl, max_count);
-            // A rank that cannot knows better why than that it cannot.
+            // The reason why this rank cannot use NCCL is more precise than the agreement that it cannot.
             return engine.map_err(|error| match (choice, checked) {
                 (EngineChoice::Nccl, Err(own)) => own,
                 _ => error,
@@ -150,7 +150,7 @@ impl Wish {
         }
     }
 
-    /// Over MPI, ranks tell one another what they could talk over: NCCL only where all can, each on a GPU of its own.
+    /// Agrees on an engine through MPI: NCCL only if all ranks can use it, each on a GPU of its own.
     fn agree(self, can_nccl: bool, max_count: Option<usize>) -> Result<Box<dyn Engine>, EngineError> {
         let mut mpi = start_mpi(&self.launch, max_count)?;
         let kind = match self.device.kind {
@@ -178,7 +178,7 @@ impl Wish {
             (_, Some(number)) if all_can && own_gpus => {
                 let made = nccl::over_mpi(&self.launch, mpi.as_mut(), number);
                 if made.is_err() {
-                    // To leave MPI is to wait for the others, who wait for this rank.
+                    // Finalizing MPI would wait for the other ranks, which wait for this one.
                     std::mem::forget(mpi);
                 }
                 made
@@ -194,7 +194,7 @@ impl Wish {
         }
     }
 
-    /// Ranks that MPI has not started meet where the launcher says.
+    /// Connects ranks that MPI did not start at the launcher's address.
     fn meet(self, number: usize) -> Result<Box<dyn Engine>, EngineError> {
         if self.launch.world_size == 1 {
             return nccl::start(&self.launch, number, nccl::new_id()?);
@@ -207,7 +207,7 @@ impl Wish {
     }
 }
 
-/// Whether MPI has started the ranks of `launch`. Of srun that is so where it was told to speak its language.
+/// Returns `true` if MPI started the ranks of `launch`. Under srun this requires `--mpi=pmix`.
 fn is_of_mpi(launch: &Launch) -> bool {
     match launch.launcher {
         "mpirun" | "mpiexec" => true,
@@ -216,7 +216,7 @@ fn is_of_mpi(launch: &Launch) -> bool {
     }
 }
 
-/// Whether ranks can ask one another over MPI what to talk over.
+/// Returns `true` if ranks can agree on an engine through MPI.
 fn can_agree(launch: &Launch) -> bool {
     cfg!(feature = "mpi") && is_of_mpi(launch)
 }
@@ -253,7 +253,7 @@ fn start_mpi(launch: &Launch, max_count: Option<usize>) -> Result<Box<dyn Engine
     Ok(Box::new(engine))
 }
 
-/// Without an engine between processes there is nothing to start.
+/// Fails: this build has no engine between processes.
 #[cfg(not(feature = "mpi"))]
 fn start_mpi(_: &Launch, _: Option<usize>) -> Result<Box<dyn Engine>, EngineError> {
     Err(EngineError::Unavailable { engine: "mpi", reason: "it is not built in".into() })
@@ -289,7 +289,7 @@ mod nccl {
         new_nccl_id().map(Vec::from)
     }
 
-    /// Joins the communicator of `id` on the GPU `number`.
+    /// Joins the communicator `id` on the GPU `number`.
     pub(super) fn start(launch: &Launch, number: usize, id: Vec<u8>) -> Result<Box<dyn Engine>, EngineError> {
         let id = id.try_into().map_err(|_| EngineError::Unavailable {
             engine: "nccl",
@@ -298,14 +298,14 @@ mod nccl {
         Ok(Box::new(Nccl::start(id, launch.rank, launch.world_size, number)?))
     }
 
-    /// Ranks meet over MPI, which is then left: it is not asked for anything else.
+    /// Connects ranks through MPI, which is not used afterwards.
     pub(super) fn over_mpi(
         launch: &Launch,
         mpi: &mut dyn Engine,
         number: usize,
     ) -> Result<Box<dyn Engine>, EngineError> {
         let made = if launch.rank == 0 { new_id().map(Some) } else { Ok(None) };
-        // The length is zero where rank 0 has failed, so that nobody waits for what does not come.
+        // A length of zero says that rank 0 has failed, so that no rank waits for its message.
         let mut len = [0u8; 8];
         if let Ok(Some(bytes)) = &made {
             len = (bytes.len() as u64).to_ne_bytes();
@@ -318,7 +318,7 @@ mod nccl {
     }
 }
 
-/// No build without CUDA gets here: it knows no such device.
+/// Unreachable in a build without CUDA, which has no such device.
 #[cfg(not(feature = "cuda"))]
 mod nccl {
     use crate::cluster::start::{Engine, EngineError, Launch};
@@ -344,7 +344,7 @@ mod nccl {
     }
 }
 
-/// Where ranks meet that MPI has not started: rank 0's address, as torchrun and its like say it.
+/// Returns the meeting point of ranks that MPI did not start: rank 0's address, as torchrun and similar launchers set it.
 fn rendezvous(launch: &Launch, deadline: Duration) -> Result<Rendezvous, EngineError> {
     let wrong = |reason: String| EngineError::Unavailable { engine: "rendezvous", reason };
     let get = |name: &str| {
@@ -359,7 +359,7 @@ fn rendezvous(launch: &Launch, deadline: Duration) -> Result<Rendezvous, EngineE
     let (host, port) = (get("MASTER_ADDR")?, get("MASTER_PORT")?);
     let port: u16 =
         port.trim().parse().map_err(|_| wrong(format!("MASTER_PORT is {port:?}, which is no port")))?;
-    // torchrun's own store listens on the port that it hands out.
+    // torchrun's own store listens on the port in MASTER_PORT.
     let taken = std::env::var("TORCHELASTIC_USE_AGENT_STORE").is_ok_and(|value| value == "True");
     let port = if taken { port.wrapping_add(1) } else { port };
     Ok(Rendezvous { host, port, deadline })

@@ -1,5 +1,4 @@
-//! Flags of evaluations: protocols, and where features are kept.
-
+//! Flags of evaluations: protocols, and the cache of features.
 use std::path::Path;
 
 use anyhow::bail;
@@ -9,16 +8,16 @@ use serde_json::Value;
 
 use crate::progress::bar;
 
-/// Where features are kept.
+/// Flags of the cache of features.
 #[derive(clap::Args)]
 pub(crate) struct CacheFlags {
-    /// Gigabytes of features that are kept for the next look at the same weights and images; 0 keeps none.
+    /// Gigabytes of features kept for later evaluations of the same weights and images; 0 keeps none.
     #[arg(long, env = "OCELLI_FEATURES_GB", value_name = "GB", default_value_t = 20.0)]
     features_gb: f64,
 }
 
 impl CacheFlags {
-    /// The features below `folder`, if any are kept.
+    /// Opens the cache in `folder`, if features are kept.
     pub(crate) fn open(&self, folder: &Path) -> Option<FeatureCache> {
         let max_bytes = (self.features_gb * 1e9) as u64;
         (max_bytes > 0).then(|| FeatureCache::new(folder.join("features"), max_bytes))
@@ -36,7 +35,7 @@ pub(crate) struct ProtocolFlags {
     /// not exist is refused with those that do.
     #[arg(long = "set", value_name = "PROTOCOL.KEY=VALUE")]
     settings: Vec<String>,
-    /// Look for the neighbors of each test image among the other test images, without a training set (knn).
+    /// Search the neighbors of each test image among the other test images, without a training set (knn).
     #[arg(long)]
     pub(crate) leave_one_out: bool,
     /// Seed of orders, initial weights and draws.
@@ -45,7 +44,7 @@ pub(crate) struct ProtocolFlags {
 }
 
 impl ProtocolFlags {
-    /// The protocols with the settings that the flags change.
+    /// Returns the protocols, with the settings that the flags change.
     pub(crate) fn protocols(&self) -> anyhow::Result<Vec<Protocol>> {
         let chosen: Result<Vec<_>, String> = self.protocol.iter().map(|name| Protocol::named(name)).collect();
         let mut chosen = chosen.map_err(anyhow::Error::msg)?;
@@ -56,7 +55,7 @@ impl ProtocolFlags {
         for entry in self.settings.iter().chain(&leave_one_out) {
             let (name, key, value) = setting(entry)?;
             let Some(protocol) = chosen.iter_mut().find(|protocol| protocol.name() == name) else {
-                // An unknown name is said with those that there are.
+                // The message for an unknown name lists the known ones.
                 Protocol::named(name).map_err(anyhow::Error::msg)?;
                 bail!("--set {entry}: {name} is not among the protocols, {}", self.protocol.join(", "));
             };
@@ -67,7 +66,7 @@ impl ProtocolFlags {
     }
 }
 
-/// The protocol, the key and the value of a setting as it is written: numbers, with commas between several.
+/// Splits a setting into protocol, key and value; a value is one number or several with commas.
 fn setting(entry: &str) -> anyhow::Result<(&str, &str, Value)> {
     let parts = entry.split_once('=').and_then(|(path, value)| Some((path.rsplit_once('.')?, value)));
     let Some(((name, key), value)) = parts else {
@@ -81,11 +80,11 @@ fn setting(entry: &str) -> anyhow::Result<(&str, &str, Value)> {
     Ok((name.trim(), key.trim(), value))
 }
 
-/// A bar for each stage of an evaluation.
+/// Progress bars, one for each stage of an evaluation.
 pub(crate) struct StageBar(ProgressBar);
 
 impl StageBar {
-    /// Shows nothing until a stage begins.
+    /// Creates the bars; none is shown before its stage begins.
     pub(crate) fn new() -> Self {
         Self(bar(0, ""))
     }

@@ -1,5 +1,4 @@
-//! The probe that a run calls every so many steps.
-
+//! Probe that a run calls at regular intervals of steps.
 use std::path::PathBuf;
 
 use eval::{Protocol, Silent, Split, Transform};
@@ -13,20 +12,20 @@ use super::record;
 use super::scores::rows;
 use crate::console::say;
 
-/// Protocols on sets that were given before the run.
+/// Protocols on image sets that were opened before the run.
 pub(crate) struct InTraining {
-    /// What it looks at.
+    /// Images to fit on and to report on.
     pub(crate) split: Split,
-    /// What it computes.
+    /// Protocols to run.
     pub(crate) protocols: Vec<Protocol>,
-    /// The run's folder, whose evaluations say what the numbers are of.
+    /// Work directory, whose `evaluations.jsonl` records what each number depends on.
     pub(crate) workdir: PathBuf,
-    /// The run.
+    /// Plan of the run.
     pub(crate) plan: Plan,
 }
 
 impl InTraining {
-    /// What the numbers are of.
+    /// Returns the metadata of the scores of `network` after `step` steps.
     fn about(&self, network: &Network, step: u64) -> Result<About, String> {
         let described = Described {
             network,
@@ -52,7 +51,7 @@ impl Probe for InTraining {
         let scores =
             self.split.score(network, &self.protocols, None, &Silent).map_err(|error| error.to_string())?;
         let rows = rows(&scores, &self.split, &self.about(network, step)?);
-        // TensorBoard has them from the run itself.
+        // The run itself writes them to TensorBoard.
         if let Err(error) = record::add(&self.workdir, step, &rows, &[]) {
             say(format!("warning: the scores of step {step} are not among the evaluations: {error:#}"));
         }

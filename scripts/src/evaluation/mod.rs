@@ -1,5 +1,4 @@
-//! What the verbs of evaluation share: flags, networks, and how scores are shown.
-
+//! Parts that the verbs of evaluation share: flags, networks, and the display of scores.
 pub(crate) mod flags;
 pub(crate) mod in_training;
 pub(crate) mod network;

@@ -1,5 +1,4 @@
-//! Networks that verbs look at: of a run, a checkpoint, or a file of weights.
-
+//! Opening a network for evaluation: from a run, a checkpoint, or a file of weights.
 use std::path::Path;
 
 use anyhow::bail;
@@ -15,7 +14,7 @@ use weights::Preprocessing;
 use crate::backbone::{WeightFlags, check_there};
 use crate::cluster::machine;
 
-/// Which network of a checkpoint, and how it sees images.
+/// Flags for the choice of the network and for its preprocessing.
 #[derive(Default, clap::Args)]
 pub(crate) struct NetworkFlags {
     /// Network of a run, by its name, such as student [default: the one that its method evaluates].
@@ -33,26 +32,26 @@ pub(crate) struct NetworkFlags {
     pub(crate) weights: WeightFlags,
 }
 
-/// A network that is open, and what is known of it.
+/// An open network and its origin.
 pub(crate) struct OpenNetwork {
     pub(crate) network: Network,
-    /// Which of a run's networks it is.
+    /// Name of the network within its run.
     pub(crate) which: String,
     pub(crate) transform: Transform,
     pub(crate) rules: DecodeRules,
-    /// What the checkpoint says of its run; a file of weights says nothing.
+    /// Manifest of the checkpoint; `None` for a file of weights.
     pub(crate) manifest: Option<Manifest>,
-    /// Side of the squares that it was made for, or is evaluated on.
+    /// Side of the square images that the network was trained for, or is evaluated on.
     usual_px: u32,
 }
 
 impl NetworkFlags {
-    /// Opens the network of `path`, a run, a checkpoint or weights, on `device`.
+    /// Opens the network in `path` (a run, a checkpoint or weights) on `device`.
     pub(crate) fn open(&self, path: &Path, device: &Device) -> anyhow::Result<OpenNetwork> {
         check_there(path)?;
         let opened = match weights::is_weights(path) {
             true => self.of_weights(path, device)?,
-            // Opened once: a run that goes on may write another one meanwhile.
+            // Opened once: a running job may write another checkpoint meanwhile.
             false => {
                 let checkpoint = Checkpoint::open(path)?;
                 let (network, which) = checkpoint.network(self.network.as_deref(), 0, device)?;
@@ -89,7 +88,7 @@ impl NetworkFlags {
     }
 }
 
-/// Checks that one image of `size_px` has room on its way through `network`, where that is in the memory of this machine.
+/// Checks that this machine's memory holds the activations of one image of `size_px`, if `network` is in that memory.
 fn check_memory(network: &Network, device: &Device, size_px: u32) -> anyhow::Result<()> {
     let needed = network.image_bytes(size_px as usize);
     match machine::available_bytes() {
@@ -102,16 +101,16 @@ fn check_memory(network: &Network, device: &Device, size_px: u32) -> anyhow::Res
     }
 }
 
-/// A network, which of a run's it is, how it sees images, and what its checkpoint says.
+/// A network with its name, its preprocessing, and the plan and step of its checkpoint.
 type Opened = (Network, String, Preprocessing, Option<Manifest>);
 
 impl OpenNetwork {
-    /// The step that the checkpoint follows.
+    /// Number of steps before the checkpoint.
     pub(crate) fn step(&self) -> Option<u64> {
         self.manifest.as_ref().map(|run| run.step)
     }
 
-    /// The views that it was trained on, or DINO's where nothing is known of its run.
+    /// Views that the network was trained on; DINO's if its run is not known.
     pub(crate) fn multicrop(&self) -> MultiCrop {
         let size_px = self.transform.size_px;
         self.manifest
@@ -119,7 +118,7 @@ impl OpenNetwork {
             .map_or_else(|| MultiCrop::dino(size_px, size_px, 0), |run| run.plan.multicrop())
     }
 
-    /// What does not fit the weights, a sentence each.
+    /// Warnings about settings that do not fit the weights, a sentence each.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let (seen_px, made_px) = (self.transform.size_px, self.usual_px);
         let differs = seen_px != made_px;
@@ -129,7 +128,7 @@ impl OpenNetwork {
             .collect()
     }
 
-    /// Metadata that goes with every result.
+    /// Returns the metadata that accompanies every result.
     pub(crate) fn about(&self, checkpoint: &Path) -> About {
         let described = Described {
             network: &self.network,
@@ -142,17 +141,17 @@ impl OpenNetwork {
     }
 }
 
-/// What is known of a network that is scored.
+/// Origin and preprocessing of a scored network.
 pub(crate) struct Described<'a> {
     pub(crate) network: &'a Network,
-    /// Which of a run's networks it is.
+    /// Name of the network within its run.
     pub(crate) which: &'a str,
     pub(crate) step: Option<u64>,
     pub(crate) recipe: Option<String>,
     pub(crate) transform: Transform,
 }
 
-/// The same as metadata; the probe within a run has no checkpoint.
+/// Converts to metadata; the probe within a run has no checkpoint.
 pub(crate) fn about(described: &Described<'_>, checkpoint: Option<&Path>) -> About {
     let network = described.network;
     let more = [
@@ -171,12 +170,12 @@ pub(crate) fn about(described: &Described<'_>, checkpoint: Option<&Path>) -> Abo
     }
 }
 
-/// The work directory of the run that `checkpoint` belongs to, if it lies in one.
+/// Returns the work directory that `checkpoint` is in, if any.
 pub(crate) fn workdir_of(checkpoint: &Path) -> Option<&Path> {
     checkpoint.ancestors().find(|folder| folder.join("plan.toml").exists())
 }
 
-/// By way of the text: as numbers of 64 bits, those of 32 would end in digits that nobody wrote.
+/// Converts through text, since an f32 converted to f64 directly gains digits that nobody wrote.
 fn as_written(value: &impl serde::Serialize) -> Value {
     let text = serde_json::to_string(value).unwrap_or_default();
     serde_json::from_str(&text).unwrap_or_default()

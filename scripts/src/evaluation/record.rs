@@ -1,5 +1,4 @@
-//! Numbers into the run that they are about.
-
+//! Recording scores in the run that they belong to.
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -10,12 +9,12 @@ use trainer::run::telemetry::append_scalars;
 
 use super::network::OpenNetwork;
 
-/// The file of a run's evaluations.
+/// Returns the path of a run's evaluations.
 pub(crate) fn path_in(workdir: &Path) -> PathBuf {
     workdir.join(EVALUATIONS)
 }
 
-/// Adds rows that say all that they depend on to a run's evaluations, and scalars at the training step.
+/// Appends rows to a run's evaluations, and scalars at the training step to its TensorBoard files.
 pub(crate) fn add(
     workdir: &Path,
     step: u64,
@@ -31,11 +30,11 @@ pub(crate) fn add(
     if scalars.is_empty() {
         return Ok(());
     }
-    // The row of a step is that of the step before which it was counted.
+    // Scalars have the index of the last step, and steps are counted from 0.
     Ok(append_scalars(workdir, step.saturating_sub(1), scalars)?)
 }
 
-/// Scalars under a name of their own, apart from those of the probe within the run.
+/// Returns scalars under names that differ from those of the probe within the run.
 pub(crate) fn scalars(open: &OpenNetwork, set: &str, numbers: &[(String, f64)]) -> Vec<(String, f64)> {
     let named = |metric: &str| score_name(set, &open.which, open.transform.size_px, metric);
     numbers.iter().map(|(metric, value)| (named(metric), *value)).collect()

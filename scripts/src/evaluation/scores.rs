@@ -1,5 +1,4 @@
-//! Scores as people and programs read them.
-
+//! Scores as text and as JSON.
 use pipeline::secrets::redact_list;
 use std::path::Path;
 
@@ -11,19 +10,20 @@ use serde_json::{Map, Value, json};
 /// Scores by the name of the network.
 pub(crate) type Table = Vec<(String, Scores)>;
 
-/// Classes whose confusions are told.
+/// Largest number of classes whose confusions are printed.
 const MAX_CONFUSED: usize = 100;
 
-/// Classes whose confusions a run keeps with each of its scores; of more, the most frequent ones.
+/// Largest number of classes whose whole confusion matrix is kept with a score; of more, the most frequent confusions are.
 const MAX_KEPT_CONFUSED: usize = 20;
 
-/// Confusions that are kept where there are more classes.
+/// Number of confusions that are kept if there are more classes.
 const N_KEPT_PAIRS: usize = 30;
 
-/// Characters of the longest name of a number.
+/// Width of the column of names, in characters.
 const WIDTH: usize = 22;
 
-/// Prints a line a number, a column a network, the first network's with the interval; then what each protocol is.
+/// Prints one line per metric and one column per network, the first network's with its interval; then a description of each
+/// protocol.
 pub(crate) fn print_table(table: &Table) {
     let Some((_, first)) = table.first() else { return };
     let names: String = table[1..].iter().map(|(name, _)| format!(" {name:>12}")).collect();
@@ -45,7 +45,7 @@ pub(crate) fn print_table(table: &Table) {
     }
 }
 
-/// What the percentages are.
+/// Returns a description of the percentages.
 fn heading(scores: &Scores) -> String {
     let mut measures: Vec<&str> = scores.numbers().map(|(_, scored)| scored.outcome.measure()).collect();
     measures.sort_unstable();
@@ -56,7 +56,7 @@ fn heading(scores: &Scores) -> String {
     }
 }
 
-/// All numbers with what they are about.
+/// Returns all scores with their settings as JSON.
 pub(crate) fn to_json(table: &Table, split: &Split, about: &About) -> Value {
     let networks: Map<String, Value> =
         table.iter().map(|(name, scores)| (name.replace(' ', "_"), numbers(scores, split.seed))).collect();
@@ -71,7 +71,7 @@ pub(crate) fn to_json(table: &Table, split: &Split, about: &About) -> Value {
     })
 }
 
-/// A row a number, as a run keeps them: each says all that it depends on. `about` is of the network.
+/// Returns one row per score, with everything that it depends on; `about` describes the network.
 pub(crate) fn rows(scores: &Scores, split: &Split, about: &About) -> Vec<EvaluationRow> {
     let row = |(of, scored): (&ProtocolScores, &eval::Scored)| {
         let (protocol, outcome) = (&of.protocol, &scored.outcome);
@@ -115,7 +115,7 @@ fn numbers(scores: &Scores, seed: u64) -> Value {
     Value::Object(scores.numbers().map(number).collect())
 }
 
-/// A number under the name of what it is, `accuracy`, `mAP` or `mIoU`, with all that it depends on.
+/// Returns a score under the name of its measure, `accuracy`, `mAP` or `mIoU`, with everything that it depends on.
 fn about_number(of: &ProtocolScores, scored: &eval::Scored, seed: u64) -> Value {
     let (protocol, outcome) = (&of.protocol, &scored.outcome);
     json!({
@@ -131,21 +131,21 @@ fn about_number(of: &ProtocolScores, scored: &eval::Scored, seed: u64) -> Value 
     })
 }
 
-/// Images or pixels by true class, a row each, and by predicted class; none where several classes may be right.
+/// Returns the number of images or pixels by true class (rows) and predicted class; `None` if an image may have several classes.
 fn confusion(outcome: &eval::Outcome) -> Option<Vec<Vec<u64>>> {
     let counts = outcome.confusion()?;
     Some(counts.chunks(outcome.n_classes().max(1)).map(<[u64]>::to_vec).collect())
 }
 
-/// What a set is called if nobody says: the folder and the common beginning of its shards, `cifar10/test`.
+/// Returns the default name of a set: the folder and the common beginning of its shards, `cifar10/test`.
 pub(crate) fn set_name(specs: &[String]) -> String {
     let first = specs.first().map(|spec| redact_list(spec)).unwrap_or_default();
-    // A query is no part of a name; on a disk a question mark may be.
+    // A query is not part of a name; a question mark in a file name is.
     let first = first.split('?').next().filter(|_| first.contains("://")).unwrap_or(&first);
     let shard = first.trim_end_matches(".gz");
     let path = Path::new(shard.trim_end_matches(".tar"));
     let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    // A folder is called as it is.
+    // The name of a folder is its own.
     let file = match shard.ends_with(".tar") {
         true => file.trim_end_matches(|c: char| c.is_ascii_digit() || "-_.{}*?[]".contains(c)).to_string(),
         false => file,

@@ -52,7 +52,7 @@ pub(crate) struct PackJob<'a> {
     pub(crate) limits: ShardLimits,
     /// List of classes that determines their numbers.
     pub(crate) classes: Option<&'a Path>,
-    /// Whether the classes of an earlier pack in the folder may be replaced.
+    /// `true` if the classes of an earlier pack in the folder may be replaced.
     pub(crate) overwrite: bool,
     /// Seed of the order in which samples are packed.
     pub(crate) seed: u64,

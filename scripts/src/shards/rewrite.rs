@@ -81,7 +81,7 @@ pub(crate) struct Job<'a> {
     pub(crate) verb: &'static str,
     /// All settings that affect the output.
     pub(crate) settings: Value,
-    /// Whether the output of an earlier job is deleted.
+    /// `true` if the output of an earlier job is deleted.
     pub(crate) overwrite: bool,
 }
 

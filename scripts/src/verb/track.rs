@@ -65,7 +65,7 @@ struct Sent {
     steps: u64,
     /// Number of scores that have been sent.
     scores: usize,
-    /// Whether parameters have been sent.
+    /// `true` once the parameters have been sent.
     params: bool,
     /// Start time of the run on the server, in milliseconds since 1970.
     begun_ms: u64,
@@ -255,7 +255,7 @@ fn send_files(server: &Server, sent: &mut Sent, run: &Run) -> bool {
 fn read(path: &Path) -> anyhow::Result<BTreeMap<String, Sent>> {
     match std::fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes)
-            .with_context(|| format!("{} cannot be read; without it, the run is sent anew", path.display())),
+            .with_context(|| format!("{} cannot be read; if you delete it, the whole run is sent again", path.display())),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(BTreeMap::new()),
         Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
     }

@@ -90,7 +90,7 @@ impl Checkpoint {
         if let Some(version) = version.filter(|version| *version != VERSION) {
             let reason = format!(
                 "it has version {version}, and this program reads version {VERSION}: finish the run with the release \
-                 that started it, or start anew in another folder"
+                 that started it, or start a new run in another folder"
             );
             return Err(unusable(path, reason));
         }

@@ -66,8 +66,8 @@ pub(crate) fn diagnose(
     if let Some(uninformed) = uninformed {
         if (loss - uninformed).abs() < 0.005 * uninformed {
             let warning = format!(
-                "the loss {loss:.4} is still at chance level ({uninformed:.4}): the student does not \
-                 learn; try a higher learning rate or lower temperatures"
+                "the loss {loss:.4} is still at chance level ({uninformed:.4}): the network does \
+                 not learn; try a higher learning rate or lower temperatures"
             );
             warnings.push((Concern::ChanceLevel, warning));
         }
@@ -80,7 +80,7 @@ pub(crate) fn diagnose(
                 );
             } else if entropy < 0.01 && loss < 0.05 * uninformed {
                 collapse(
-                    "the targets give one prototype all probability and the student follows: collapse to one output; make \
+                    "the targets give one prototype all probability and the network predicts it: collapse to one output; make \
                      the targets softer (method.teacher_temp, method.epsilon)",
                 );
             }

@@ -40,7 +40,7 @@ fn claim(
     let before = read_plan(workdir)?;
     let checkpoint = newest_plan(workdir, exceptions.forked_step);
     if let Some((step, _)) = checkpoint.as_ref().filter(|_| before.is_none()) {
-        warn(&format!("plan.toml is missing: it is written anew, as the checkpoint of step {step} has it"));
+        warn(&format!("plan.toml is missing: it is restored from the checkpoint of step {step}"));
     }
     let there = before.as_ref().map(|(_, plan)| plan).or(checkpoint.as_ref().map(|(_, plan)| plan));
     if let Some(there) = there {
@@ -129,7 +129,7 @@ pub(super) fn read_plan(workdir: &Path) -> Result<Option<(String, Plan)>, TrainE
             recipe: path.display().to_string(),
             reason: format!(
                 "this program cannot read it ({}): finish the run with the release that started it, or use another \
-                 folder; if the file was damaged, remove it: it is written anew, and the run goes on from its checkpoint",
+                 folder; if the file was damaged, remove it: it will be restored from the newest checkpoint",
                 error.message()
             ),
         }),

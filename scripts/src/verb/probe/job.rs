@@ -1,5 +1,4 @@
-//! What is to be scored, on what and how.
-
+//! A scoring job: networks, images and protocols.
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -58,7 +57,7 @@ pub(crate) struct Args {
     pub(super) json: bool,
 }
 
-/// What scoring needs beside the flags.
+/// Resources that scoring needs beside the flags.
 pub(super) struct Means<'a> {
     pub(super) storage: &'a Storage,
     pub(super) protocols: Vec<Protocol>,
@@ -66,7 +65,7 @@ pub(super) struct Means<'a> {
     pub(super) cache: Option<eval::FeatureCache>,
 }
 
-/// The images to fit on and to report on, as `open` sees them.
+/// Returns the images to fit on and to report on, with the preprocessing of `open`.
 pub(super) fn split(
     args: &Args,
     open: &OpenNetwork,
@@ -83,7 +82,7 @@ pub(super) fn split(
     Ok(Split { seed: args.protocols.seed, keeps_transform, ..split })
 }
 
-/// The images of shards, called `name`, as `open` sees them.
+/// Returns the images of shards as the set `name`, with the preprocessing of `open`.
 pub(super) fn images(
     specs: &[String],
     name: String,
@@ -94,7 +93,7 @@ pub(super) fn images(
     Ok(ImageSet::open(source, open.transform, open.rules, name)?)
 }
 
-/// What the test set is called.
+/// Returns the name of the test set.
 pub(super) fn test_name(args: &Args) -> String {
     args.name.clone().unwrap_or_else(|| set_name(&args.test))
 }

@@ -1,8 +1,8 @@
-//! Which checkpoints of a run have been scored, and who is at which.
+//! Record of the checkpoints that have been scored, and of those that are being scored.
 //!
 //! `WORKDIR/evaluations/NAME/step-0000001000.json` holds the rows of a checkpoint that was scored; `.claim` beside it says
-//! that somebody is at it. A claim is touched as long as its owner lives. Both are made so that of two who try only one
-//! succeeds, on any file system that has hard links.
+//! that a process is scoring it. A claim is touched as long as its owner lives. Both are created so that only one of two
+//! concurrent attempts succeeds, on any file system with hard links.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -18,20 +18,20 @@ use trainer::run::host_name;
 
 use crate::evaluation::record;
 
-/// How often a claim is touched.
+/// Interval at which a claim is touched.
 const TOUCH: Duration = Duration::from_secs(20);
 
-/// After this time without a touch its owner is taken for dead; at once if it was a process of this machine and is gone.
+/// Time without a touch after which the owner is considered dead; a process of this machine that has ended is so at once.
 const STALE: Duration = Duration::from_secs(300);
 
-/// The ledger of one kind of evaluation.
+/// The record of one kind of evaluation.
 pub(super) struct Ledger {
     workdir: PathBuf,
     folder: PathBuf,
     name: String,
 }
 
-/// A checkpoint that this process is at.
+/// Claim of this process on a checkpoint.
 pub(super) struct Claim<'a> {
     ledger: &'a Ledger,
     step: u64,
@@ -40,8 +40,8 @@ pub(super) struct Claim<'a> {
 }
 
 impl Ledger {
-    /// Opens the ledger of the evaluations called `name` in `workdir`. What was scored, and not yet told when a process was killed, is
-    /// told now.
+    /// Opens the ledger of the evaluations called `name` in `workdir`. Scores that a killed
+    /// process had not added to the run are added now.
     pub(super) fn open(workdir: &Path, name: String) -> anyhow::Result<Self> {
         let folder = workdir.join("evaluations").join(&name);
         fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
@@ -56,18 +56,18 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Whether the checkpoint of `step` has been scored.
+    /// Returns `true` if the checkpoint of `step` has been scored.
     pub(super) fn is_done(&self, step: u64) -> bool {
         self.file(step, "json").exists()
     }
 
-    /// Whether somebody who lives is at the checkpoint of `step`.
+    /// Returns `true` if a live process is scoring the checkpoint of `step`.
     pub(super) fn is_claimed(&self, step: u64) -> bool {
         let path = self.file(step, "claim");
         path.exists() && !is_stale(&path)
     }
 
-    /// Takes the checkpoint of `step`; `None` if it has been scored or somebody else is at it.
+    /// Claims the checkpoint of `step`; `None` if it has been scored or another process has claimed it.
     pub(super) fn claim(&self, step: u64) -> anyhow::Result<Option<Claim<'_>>> {
         let path = self.file(step, "claim");
         let owner = json!({ "host": host_name(), "pid": std::process::id() }).to_string();
@@ -86,7 +86,7 @@ impl Ledger {
             if !is_stale(&path) {
                 return Ok(None);
             }
-            // Of several who find it stale, one moves it away.
+            // Only one of several processes that find it stale can rename it.
             let aside = path.with_extension(format!("stale-{}", std::process::id()));
             if fs::rename(&path, &aside).is_ok() {
                 fs::remove_file(&aside).with_context(|| format!("cannot remove {}", aside.display()))?;
@@ -99,12 +99,12 @@ impl Ledger {
         self.folder.join(format!("step-{step:010}.{extension}"))
     }
 
-    /// Adds what was found at `step` to the run's evaluations, unless it stands there.
+    /// Adds the scores of `step` to the run's evaluations, unless they are there.
     fn tell(&self, step: u64) -> anyhow::Result<()> {
         let path = self.file(step, "json");
         let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let found: Value = serde_json::from_slice(&text).with_context(|| format!("in {}", path.display()))?;
-        // Two who look and find nothing would both write.
+        // Without the lock, two processes that find nothing would both write.
         let lock = pipeline::file::open_lock(&self.workdir.join("evaluations/.lock"))?;
         lock.lock()?;
         let there = match fs::read_to_string(record::path_in(&self.workdir)) {
@@ -125,7 +125,7 @@ impl Ledger {
 }
 
 impl Claim<'_> {
-    /// Notes that the checkpoint cannot be scored, so that nobody tries again.
+    /// Records that the checkpoint cannot be scored, so that no process tries again.
     pub(super) fn give_up(self, reason: &str) -> anyhow::Result<()> {
         self.write(&json!({ "rows": [], "scalars": {}, "error": reason }))
     }
@@ -140,7 +140,7 @@ impl Claim<'_> {
         self.write(&json!({ "rows": rows, "scalars": scalars }))
     }
 
-    /// Makes `result` appear whole, unless there is one, and adds its rows to the run's evaluations.
+    /// Creates `result` atomically, unless it exists, and adds its rows to the run's evaluations.
     fn write(self, result: &Value) -> anyhow::Result<()> {
         let path = self.ledger.file(self.step, "json");
         let half = path.with_extension(format!("json-{}-{}", host_name(), std::process::id()));
@@ -164,7 +164,7 @@ impl Drop for Claim<'_> {
             drop(stop);
             let _ = thread.join();
         }
-        // A claim that is left is stale soon.
+        // A claim that remains becomes stale soon.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -177,14 +177,14 @@ fn touch(path: PathBuf) -> (Sender<()>, JoinHandle<()>) {
             let now = || -> io::Result<()> {
                 File::options().append(true).open(&path)?.set_modified(SystemTime::now())
             };
-            // A folder that is away for a while comes back, or the claim becomes stale.
+            // If the folder is unavailable for long, the claim becomes stale.
             let _ = now();
         }
     });
     (sender, thread)
 }
 
-/// Whether the owner of the claim at `path` is dead.
+/// Returns `true` if the owner of the claim at `path` is dead.
 fn is_stale(path: &Path) -> bool {
     let age = fs::metadata(path).and_then(|about| about.modified()).ok().and_then(|time| time.elapsed().ok());
     if age.is_some_and(|age| age > STALE) {
@@ -212,7 +212,7 @@ mod tests {
         assert!(ledger.is_done(7) && ledger.claim(7).unwrap().is_none());
         let told = || fs::read_to_string(workdir.path().join("evaluations.jsonl")).unwrap();
         assert_eq!(told().lines().count(), 1);
-        // Another start tells nothing twice, and what was lost again.
+        // Opening the record again repeats no row and restores a lost one.
         Ledger::open(workdir.path(), "cifar".into()).unwrap();
         assert_eq!(told().lines().count(), 1);
         fs::remove_file(workdir.path().join("evaluations.jsonl")).unwrap();
@@ -224,11 +224,11 @@ mod tests {
     fn the_claims_of_the_dead_are_taken_over() {
         let workdir = tempfile::tempdir().unwrap();
         let ledger = Ledger::open(workdir.path(), "cifar".into()).unwrap();
-        // No process has such a number.
+        // No process has such an ID.
         let dead = json!({ "host": host_name(), "pid": 4_000_000_000u64 }).to_string();
         fs::write(ledger.file(3, "claim"), dead).unwrap();
         assert!(!ledger.is_claimed(3) && ledger.claim(3).unwrap().is_some());
-        // Of another machine nothing is known until its time is over.
+        // A process of another machine counts as alive until its time is over.
         let elsewhere = json!({ "host": "elsewhere", "pid": 1 }).to_string();
         fs::write(ledger.file(4, "claim"), elsewhere).unwrap();
         assert!(ledger.claim(4).unwrap().is_none());

@@ -1,5 +1,4 @@
-//! `ocelli probe`: what a checkpoint's features are worth.
-
+//! `ocelli probe`: scores of a checkpoint's features.
 mod job;
 mod ledger;
 mod watch;
@@ -34,7 +33,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     if let Some(workdir) = &args.watch {
         return watch::watch(args, workdir, &means);
     }
-    // One of the two is required.
+    // One of the two flags is required.
     let checkpoint = args.checkpoint.as_deref().context("--checkpoint or --watch is needed")?;
     let open = args.network.open(checkpoint, &means.device)?;
     match args.label_free {
@@ -47,7 +46,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
 fn score(args: &Args, checkpoint: &Path, open: &OpenNetwork, means: &Means<'_>) -> anyhow::Result<ExitCode> {
     let split = split(args, open, &means.protocols, means.storage)?;
     let check = Check::of(&split.train, &split.test)?;
-    // A set that is compared with itself shares all of its images.
+    // With leave-one-out, both sets are the same images.
     let warnings = if args.protocols.leave_one_out { Vec::new() } else { check.warnings() };
     for warning in warnings.iter().chain(&open.warnings()) {
         say(format!("warning: {warning}"));
@@ -84,7 +83,7 @@ fn score(args: &Args, checkpoint: &Path, open: &OpenNetwork, means: &Means<'_>) 
     Ok(ExitCode::SUCCESS)
 }
 
-/// What can be said without labels.
+/// Measures that need no labels.
 fn measure(
     args: &Args,
     checkpoint: &Path,
@@ -131,7 +130,7 @@ fn measure(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Adds rows to the run that the checkpoint belongs to, unless told not to.
+/// Adds rows to the run that the checkpoint belongs to, unless a flag forbids it.
 fn keep(
     args: &Args,
     checkpoint: &Path,
@@ -149,7 +148,7 @@ fn keep(
     }
 }
 
-/// A random network of the same form, and pixels.
+/// Scores a randomly initialized network of the same form, and raw pixels.
 pub(crate) fn baselines(
     network: &Network,
     split: &Split,

@@ -1,5 +1,4 @@
-//! `ocelli probe --watch`: every checkpoint of a run, once, as it appears.
-
+//! `ocelli probe --watch`: scores every checkpoint of a run once, as it appears.
 use pipeline::secrets::redact_list;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -19,10 +18,10 @@ use crate::evaluation::flags::StageBar;
 use crate::evaluation::record;
 use crate::evaluation::scores::rows;
 
-/// Time between looks at the folder.
+/// Interval at which the folder is listed.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// How long a run is waited for that has not begun.
+/// Time to wait for a run that has not started.
 const BEGIN: Duration = Duration::from_secs(24 * 3600);
 
 /// Scores the checkpoints of the run in `workdir` until it has ended and all are scored.
@@ -52,7 +51,7 @@ pub(super) fn watch(args: &Args, workdir: &Path, means: &Means<'_>) -> anyhow::R
     Ok(ExitCode::SUCCESS)
 }
 
-/// Waits until there is a run in `workdir`.
+/// Waits until `workdir` contains a run.
 fn await_run(workdir: &Path) -> anyhow::Result<()> {
     let start = Instant::now();
     while !workdir.join("plan.toml").exists() {
@@ -67,13 +66,13 @@ fn await_run(workdir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The last step of the run, and how often it writes checkpoints, as its newest one says.
+/// Returns the last step of the run and its checkpoint interval, from its newest checkpoint.
 fn length(workdir: &Path) -> Option<(u64, u64)> {
     let plan = Checkpoint::open(workdir).ok()?.manifest.plan;
     Some((plan.total_steps, plan.recipe.run.checkpoint_every_steps))
 }
 
-/// What is scored and how: others in the same run with other sets or settings have a ledger of their own.
+/// Returns the name of an evaluation by its sets and settings: other ones of the same run have a record of their own.
 fn name(args: &Args, means: &Means<'_>) -> String {
     let set: String =
         test_name(args).chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
@@ -94,17 +93,18 @@ fn name(args: &Args, means: &Means<'_>) -> String {
 struct Watcher<'a> {
     args: &'a Args,
     means: &'a Means<'a>,
-    /// The images, once a checkpoint has said at which size they are seen.
+    /// Images, once a checkpoint has determined their size.
     split: Option<Split>,
-    /// The last step of the run, and how often it writes checkpoints, once a checkpoint has said so.
+    /// Last step of the run and its checkpoint interval, once a checkpoint has been read.
     last: Option<(u64, u64)>,
     n_scored: u64,
-    /// Steps whose checkpoints went before anybody scored them.
+    /// Steps whose checkpoints were removed before they were scored.
     missed: BTreeSet<u64>,
 }
 
 impl Watcher<'_> {
-    /// Scores the checkpoint in `path`. One that is gone is missed, one that cannot be read is told as such: both end.
+    /// Scores the checkpoint in `path`. A checkpoint that has been removed is recorded as missed, one that cannot be read as
+    /// unreadable.
     fn score(&mut self, claim: Claim<'_>, step: u64, path: &Path) -> anyhow::Result<()> {
         let hold = Hold::new(path);
         let open = match self.args.network.open(path, &self.means.device) {
@@ -115,7 +115,7 @@ impl Watcher<'_> {
                 return claim.give_up(&format!("{error:#}"));
             }
         };
-        // All weights are in memory.
+        // All weights are in memory by now.
         drop(hold);
         let split = match self.split.take() {
             Some(split) => split,
@@ -135,7 +135,7 @@ impl Watcher<'_> {
         claim.finish(&rows, &scalars)
     }
 
-    /// Says which checkpoints the run has written and removed before anybody scored them.
+    /// Prints the checkpoints that the run removed before they were scored.
     fn name_missed(&mut self, workdir: &Path, ledger: &Ledger) {
         let there: BTreeSet<u64> =
             steps(&workdir.join("checkpoints")).into_iter().map(|(step, _)| step).collect();
@@ -148,7 +148,7 @@ impl Watcher<'_> {
         }
     }
 
-    /// Whether the run has written its last checkpoint and everything that is there has been scored.
+    /// Returns `true` if the run has written its last checkpoint and all checkpoints have been scored.
     fn has_ended(&self, workdir: &Path, ledger: &Ledger) -> bool {
         let there = steps(&workdir.join("checkpoints"));
         let ended = self.last.is_some_and(|(last, _)| ledger.is_done(last));
