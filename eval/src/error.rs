@@ -1,4 +1,4 @@
-//! What can go wrong while features are turned into numbers.
+//! Errors of evaluation.
 
 use std::path::{Path, PathBuf};
 
@@ -8,13 +8,13 @@ use pipeline::PipelineError;
 /// An error of evaluation.
 #[derive(Debug, thiserror::Error)]
 pub enum EvalError {
-    /// The data path failed.
+    /// Reading the data failed.
     #[error(transparent)]
     Data(Box<PipelineError>),
     /// The network's weights cannot be used.
     #[error(transparent)]
     Network(#[from] NetworkError),
-    /// No sample has a label.
+    /// No image has a class.
     #[error(
         "none of the {n_samples} images of {split} has a class: probes need a .cls, .cls2 or output.cls member, or `label` \
          or `labels` in a .json member"
@@ -22,22 +22,22 @@ pub enum EvalError {
     NoLabels {
         /// The set.
         split: String,
-        /// Samples that were looked at.
+        /// Images of the set.
         n_samples: usize,
     },
     /// No image can be decoded.
     #[error(
-        "none of the {n_samples} images of {split} can be decoded; `ocelli shards verify` says why of shards"
+        "none of the {n_samples} images of {split} can be decoded; for shards, `ocelli shards verify` says why"
     )]
     NoImages {
         /// The set.
         split: String,
-        /// Images that were looked at.
+        /// Images of the set.
         n_samples: usize,
     },
-    /// A network gives numbers that are not finite.
+    /// The network's features are not finite.
     #[error(
-        "the features of image {image} of {split} are not finite: the weights or the colors are out of range"
+        "the features of image {image} of {split} are not finite: the weights or the color mean or std are wrong"
     )]
     NotFinite {
         /// The set.
@@ -45,14 +45,15 @@ pub enum EvalError {
         /// The image.
         image: String,
     },
-    /// No image has a mask.
+    /// No image has a mask with a pixel that counts.
     #[error(
-        "none of the {n_samples} images of {split} has a mask with a class: a seg.png or mask.png member"
+        "none of the {n_samples} images of {split} has a mask with a class: masks are seg.png, mask.png or \
+         output.png members"
     )]
     NoMasks {
         /// The set.
         split: String,
-        /// Images that were looked at.
+        /// Images of the set.
         n_samples: usize,
     },
     /// A mask cannot be read.
@@ -65,56 +66,58 @@ pub enum EvalError {
         /// Why.
         reason: String,
     },
-    /// All pixels are of one class.
+    /// All pixels that count are of one class.
     #[error(
-        "all pixels of {split} that count are of one class; 255 means that a pixel does not count: masks of 0 and 255 \
-         must be written as 0 and 1"
+        "all labeled pixels of {split} are of one class; 255 marks ignored pixels: write binary masks as 0 and 1, \
+         not 0 and 255"
     )]
     OneClass {
         /// The set.
         split: String,
     },
-    /// Protocols that look at different images.
+    /// The protocols need different images: with masks and with classes.
     #[error(
-        "{protocol} looks at images with masks, the other protocols at images with classes: score them one after the other"
+        "{protocol} scores images with masks, the other protocols images with classes: run them one after the other"
     )]
-    Alone {
-        /// The protocol.
+    MixedInputs {
+        /// The protocol that needs masks.
         protocol: &'static str,
     },
-    /// A protocol that knows one class for each image was given several.
-    #[error("images of {split} have several classes: only knn scores them (as mAP), not {protocol}")]
+    /// Images have several classes, but the protocol supports one class per image.
+    #[error("some images of {split} have several classes: knn scores them (as mAP), {protocol} does not")]
     SeveralClasses {
         /// The set.
         split: String,
         /// The protocol.
         protocol: &'static str,
     },
-    /// A class with fewer images than shots.
-    #[error("few-shot: a class has {n_images} training images, fewer than {shots} shots: --shots")]
-    FewImages {
+    /// A class has fewer training images than shots.
+    #[error(
+        "few-shot: a class has {n_images} training images, fewer than {shots} shots: lower few-shot.shots"
+    )]
+    TooFewImages {
         /// Training images of the smallest class.
         n_images: usize,
-        /// Images of each class that are wanted.
+        /// Images of each class that the protocol draws.
         shots: usize,
     },
-    /// A protocol that looks at images was given features alone.
+    /// The protocol needs images, but only features are available.
     #[error("{protocol} needs the images, not only their features")]
-    NoViews {
+    ImagesRequired {
         /// The protocol.
         protocol: &'static str,
     },
-    /// A file of features.
+    /// Input or output failed.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// Failed operation, as a verb: `write`.
         action: &'static str,
         /// The file.
         path: PathBuf,
         /// Why.
         source: std::io::Error,
     },
-    /// A file of features in a format of its own.
+    /// A file of features cannot be written in its format.
     #[error("cannot write {}: {reason}", path.display())]
     Write {
         /// The file.
@@ -122,15 +125,15 @@ pub enum EvalError {
         /// Why.
         reason: String,
     },
-    /// The images do not fit the network.
+    /// The image size is not a multiple of the network's stride.
     #[error("image size {image_px} px is not a multiple of the network's stride, {stride_px} px")]
     ImageSize {
-        /// Side of the images.
+        /// Side of the images in pixels.
         image_px: usize,
-        /// Side of a patch.
+        /// Stride of the network in pixels, such as the side of a ViT's patch.
         stride_px: usize,
     },
-    /// A picture could not be made.
+    /// A picture cannot be drawn.
     #[error("cannot draw {}: {reason}", path.display())]
     Picture {
         /// The file.
@@ -155,12 +158,12 @@ impl From<PipelineError> for EvalError {
 }
 
 impl EvalError {
-    /// Makes an [`EvalError::Io`].
+    /// Returns an [`EvalError::Io`].
     pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
         Self::Io { action, path: path.to_path_buf(), source }
     }
 
-    /// Makes an [`EvalError::Write`].
+    /// Returns an [`EvalError::Write`].
     pub(crate) fn write(path: &Path, error: impl std::fmt::Display) -> Self {
         Self::Write { path: path.to_path_buf(), reason: error.to_string() }
     }

@@ -1,4 +1,4 @@
-//! Protocols on a pair of image sets.
+//! Evaluation of a network by protocols on a pair of image sets.
 
 use std::sync::Arc;
 
@@ -6,8 +6,8 @@ use networks::Network;
 
 use crate::EvalError;
 use crate::features::cache::{FeatureCache, features};
-use crate::features::columns::Wanted;
-use crate::features::extract::{Progress, Silent, pixels};
+use crate::features::columns::FeatureKind;
+use crate::features::extract::{NoProgress, Progress, pixels};
 use crate::features::set::FeatureSet;
 use crate::features::table::Table;
 use crate::images::ImageSet;
@@ -16,16 +16,16 @@ use crate::protocol::task::{Scored, Sets, Task};
 use crate::protocol::views::Views;
 use crate::protocol::{Classes, Protocol};
 
-/// Images with classes to fit on and to report on.
+/// Image sets to fit on and to score on.
 #[derive(Debug, Clone)]
 pub struct Split {
-    /// What neighbors and heads are taken from.
+    /// Training set of the protocols: source of neighbors and heads.
     pub train: ImageSet,
-    /// What the numbers are about.
+    /// Test set, which is scored.
     pub test: ImageSet,
-    /// Seed of orders, initial weights and draws.
+    /// Seed of shuffles, initial weights and draws.
     pub seed: u64,
-    /// Whether every protocol uses the transform of the sets, even where its script has another one.
+    /// Makes every protocol use the transform of the sets, even if its script has another one.
     pub keeps_transform: bool,
 }
 
@@ -34,65 +34,66 @@ pub struct Split {
 pub struct ProtocolScores {
     /// The protocol.
     pub protocol: Protocol,
-    /// The transform through which it saw the images.
+    /// Transform of the images.
     pub transform: Transform,
-    /// Its numbers.
+    /// Numbers of the protocol.
     pub numbers: Vec<Scored>,
 }
 
-/// Scores of a network's features.
+/// Scores of a network by several protocols.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Scores {
-    /// The numbers of each protocol.
+    /// Numbers of each protocol.
     pub of_protocols: Vec<ProtocolScores>,
-    /// Images that were fitted on.
+    /// Number of images that were fitted on.
     pub n_train: usize,
-    /// Images that were scored.
+    /// Number of images that were scored.
     pub n_test: usize,
-    /// Images of both sets that could not be decoded and are not part of the numbers.
+    /// Number of images of both sets that could not be decoded and were left out.
     pub n_bad: usize,
 }
 
 impl Scores {
-    /// All numbers, in the order of the protocols.
+    /// Returns all numbers, in the order of the protocols.
     pub fn numbers(&self) -> impl Iterator<Item = (&ProtocolScores, &Scored)> {
         self.of_protocols.iter().flat_map(|of| of.numbers.iter().map(move |scored| (of, scored)))
     }
 
-    /// The numbers by name, in percent.
+    /// Returns the names and values of all numbers, in percent.
     pub fn by_name(&self) -> impl Iterator<Item = (String, f64)> {
         self.numbers().map(|(_, scored)| (scored.metric.clone(), scored.outcome.value()))
     }
 
-    /// The number called `metric`, in percent.
+    /// Returns the number called `metric`, in percent.
     pub fn accuracy(&self, metric: &str) -> Option<f64> {
         self.numbers().find(|(_, scored)| scored.metric == metric).map(|(_, scored)| scored.outcome.value())
     }
 }
 
 impl Split {
-    /// Both sets, of which only the images with a class count. Classes are numbered by those that occur in either.
+    /// Returns both sets without the images that have no class. Classes are numbered by the union of both sets.
     ///
     /// # Errors
-    /// [`EvalError::NoLabels`].
+    /// [`EvalError::NoLabels`] if no image of a set has a class.
     pub fn new(train: ImageSet, test: ImageSet) -> Result<Self, EvalError> {
         let (mut train, mut test) = (train.labeled()?, test.labeled()?);
         ImageSet::unify(&mut [&mut train, &mut test]);
         Ok(Self { train, test, seed: 0, keeps_transform: false })
     }
 
-    /// Both sets as `protocols` look at them: of those that look at classes as [`Split::new`], else all images.
+    /// Returns both sets as `protocols` need them: like [`Split::new`] if they use classes of images, otherwise all
+    /// images.
     ///
     /// # Errors
-    /// As [`Split::new`]; [`EvalError::Alone`] for protocols that look at different images, [`EvalError::SeveralClasses`],
-    /// [`EvalError::FewImages`].
+    /// Errors of [`Split::new`]; [`EvalError::MixedInputs`] if the protocols need different images,
+    /// [`EvalError::SeveralClasses`], [`EvalError::TooFewImages`].
     pub fn of(protocols: &[Protocol], mut train: ImageSet, mut test: ImageSet) -> Result<Self, EvalError> {
         let needs_classes = |protocol: &Protocol| protocol.needs().has_classes();
         let classless = protocols.iter().find(|protocol| !needs_classes(protocol));
         let split = match classless {
             None => Self::new(train, test)?,
             Some(classless) if protocols.iter().any(needs_classes) => {
-                return Err(EvalError::Alone { protocol: classless.name() });
+                return Err(EvalError::MixedInputs { protocol: classless.name() });
             }
             Some(_) => {
                 ImageSet::unify(&mut [&mut train, &mut test]);
@@ -110,15 +111,15 @@ impl Split {
         }
     }
 
-    /// Whether some image has several classes.
+    /// Returns whether some image has several classes.
     pub fn is_multi_label(&self) -> bool {
         self.train.is_multi_label() || self.test.is_multi_label()
     }
 
-    /// Scores `network` by each of `protocols`. Protocols that see images through one transform share its features.
+    /// Scores `network` by each of `protocols`. Protocols with the same transform share features.
     ///
     /// # Errors
-    /// As [`features`], and those of the protocols.
+    /// Errors of [`features`] and of the protocols.
     pub fn score(
         &self,
         network: &Network,
@@ -151,14 +152,14 @@ impl Split {
         Ok(all)
     }
 
-    /// The same images through `transform`.
+    /// Returns the same images with `transform`.
     fn through(&self, transform: Transform) -> Self {
         let mut seen = self.clone();
         (seen.train.transform, seen.test.transform) = (transform, transform);
         seen
     }
 
-    /// As [`Split::score`], through the transform of the sets.
+    /// Scores `network` by protocols that all use the transform of the sets.
     fn score_alike(
         &self,
         network: &Network,
@@ -181,14 +182,14 @@ impl Split {
         Ok(scores)
     }
 
-    /// Features of both sets, with their classes.
+    /// Computes the features of both sets, with their classes.
     ///
     /// # Errors
-    /// As [`features`].
+    /// Errors of [`features`].
     pub fn features(
         &self,
         network: &Network,
-        wanted: Wanted,
+        wanted: FeatureKind,
         cache: Option<&FeatureCache>,
         progress: &dyn Progress,
     ) -> Result<(FeatureSet, FeatureSet), EvalError> {
@@ -196,7 +197,7 @@ impl Split {
             Ok(labeled(features(cache, network, images, wanted, progress)?, images))
         };
         let train = of(&self.train)?;
-        // Neighbors of a set within itself are looked for in features that are made once.
+        // If both sets are the same, as for leave-one-out neighbors, features are computed once.
         let test = match self.train.fingerprint() == self.test.fingerprint() {
             true => train.clone(),
             false => of(&self.test)?,
@@ -204,19 +205,19 @@ impl Split {
         Ok((train, test))
     }
 
-    /// What those of `protocols` that are cheap, nearest neighbors, make of pixels: what a network must beat.
+    /// Scores raw pixels by the cheap protocols among `protocols` (nearest neighbors): a baseline for the network.
     ///
     /// # Errors
-    /// As [`pixels`].
+    /// Errors of [`pixels`].
     pub fn score_pixels(&self, protocols: &[Protocol]) -> Result<Scores, EvalError> {
         let of = |images: &ImageSet| -> Result<FeatureSet, EvalError> {
             Ok(labeled(Arc::new(pixels(images)?), images))
         };
-        // Where images have several classes, or none, neighbors among pixels are not looked for.
+        // Images with several classes, or without classes, have no pixel baseline.
         let is_single = !self.is_multi_label() && !self.train.classes().is_empty();
         let cheap = protocols.iter().filter(|protocol| is_single && protocol.needs().is_cheap);
         let cheap: Vec<Protocol> = cheap.cloned().collect();
-        self.scores(&of(&self.train)?, &of(&self.test)?, &cheap, None, &Silent)
+        self.scores(&of(&self.train)?, &of(&self.test)?, &cheap, None, &NoProgress)
     }
 
     fn scores(
@@ -241,10 +242,10 @@ impl Split {
     }
 }
 
-/// The features that all of `protocols` look at.
-pub fn wanted(protocols: &[Protocol]) -> Wanted {
+/// Returns the features that cover the needs of all `protocols`.
+pub fn wanted(protocols: &[Protocol]) -> FeatureKind {
     let n_levels = protocols.iter().map(|protocol| protocol.needs().n_levels).max().unwrap_or(1);
-    Wanted::Vectors { n_levels, average: protocols.iter().any(|protocol| protocol.needs().average) }
+    FeatureKind::Vectors { n_levels, average: protocols.iter().any(|protocol| protocol.needs().average) }
 }
 
 fn labeled(table: Arc<Table>, images: &ImageSet) -> FeatureSet {

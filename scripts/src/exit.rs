@@ -61,10 +61,10 @@ fn of_eval(error: &EvalError) -> u8 {
     match error {
         EvalError::Data(error) => of_pipeline(error),
         EvalError::ImageSize { .. }
-        | EvalError::NoViews { .. }
-        | EvalError::FewImages { .. }
+        | EvalError::ImagesRequired { .. }
+        | EvalError::TooFewImages { .. }
         | EvalError::SeveralClasses { .. }
-        | EvalError::Alone { .. } => CONFIGURATION,
+        | EvalError::MixedInputs { .. } => CONFIGURATION,
         EvalError::NotFinite { .. } => NOT_FINITE,
         EvalError::Network(NetworkError::Weights { .. })
         | EvalError::NoLabels { .. }

@@ -211,7 +211,7 @@ fn functions_fit_a_screen() {
 }
 
 /// First words of doc lines that leave their noun to be guessed.
-const VAGUE_FIRST_WORDS: [&str; 5] = ["Of", "Those", "That of", "Who", "Whose"];
+const VAGUE_FIRST_WORDS: [&str; 8] = ["Of", "Those", "That of", "Who", "Whose", "What", "Where", "Which"];
 
 #[test]
 fn doc_lines_name_what_they_are_about() {

@@ -1,7 +1,7 @@
-//! Features on disk, under a name made of the weights, the images and the transform: made once, mapped by every probe.
+//! Cache of features on disk, keyed by the weights, the images and the transform; probes memory-map its files.
 //!
-//! `<name>.f32` holds the rows, `<name>.json` what they are. The JSON is written last: without it there is no entry.
-//! When room is needed, what was not used for the longest time goes first.
+//! `<name>.f32` holds the rows, `<name>.json` their description. The JSON is written last: without it there is no
+//! entry. The least recently used entries are evicted first.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -13,42 +13,42 @@ use networks::Network;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::columns::{Columns, Wanted};
+use super::columns::{Columns, FeatureKind};
 use super::extract::{Progress, extract, table};
 use super::mapped::Mapped;
 use super::table::Table;
 use crate::EvalError;
 use crate::images::ImageSet;
 
-/// Changes when the same weights and images would give other rows.
+/// Version of the rows; raised when the same weights and images would give other rows.
 const VERSION: u32 = 3;
 
-/// What a program that was killed leaves is removed after this time.
-const LEFT_OVER: Duration = Duration::from_secs(24 * 3600);
+/// Age at which temporary files of killed processes are removed.
+const STALE_AFTER: Duration = Duration::from_secs(24 * 3600);
 
-/// A folder of features.
+/// A folder of cached features.
 #[derive(Debug, Clone)]
 pub struct FeatureCache {
     folder: PathBuf,
     max_bytes: u64,
 }
 
-/// What the rows of an entry are.
+/// Description of an entry's rows.
 #[derive(Debug, Serialize, Deserialize)]
 struct CacheEntry {
     version: u32,
     columns: Columns,
     n_rows: usize,
-    /// Numbers of the images that have no row.
+    /// Indices of the images without a row: those that cannot be decoded.
     bad: Vec<u32>,
-    /// Images of the set.
+    /// Number of images in the set.
     n_images: usize,
-    /// XXH3-64 of the rows and of what is said of them here.
+    /// XXH3-64 of the rows' hash and the fields above.
     checksum: String,
 }
 
 impl CacheEntry {
-    /// The checksum of rows whose own one is `rows`.
+    /// Returns the checksum of the entry, given the hash of its rows.
     fn checksum(&self, rows: u64) -> String {
         let about = format!(
             "{rows:016x} {} {:?} {} {:?} {}",
@@ -65,7 +65,7 @@ impl CacheEntry {
             && fs::metadata(path).is_ok_and(|about| about.len() == len)
     }
 
-    /// The description of the rows at `path`, if both are there.
+    /// Reads the description of the rows at `path`; `None` if it is missing or does not match the rows and `images`.
     fn of(path: &Path, images: &ImageSet) -> Option<Self> {
         let entry: Self = serde_json::from_slice(&fs::read(path.with_extension("json")).ok()?).ok()?;
         entry.is_whole(path, images).then_some(entry)
@@ -73,20 +73,20 @@ impl CacheEntry {
 }
 
 impl FeatureCache {
-    /// Features in `folder`, up to `max_bytes` of them. Those that are being made are kept even if they are more.
+    /// Returns a cache in `folder` of at most `max_bytes`. The entry written last stays even if it is larger.
     pub fn new(folder: PathBuf, max_bytes: u64) -> Self {
         Self { folder, max_bytes }
     }
 
-    /// The rows of `images`, from the cache or into it.
+    /// Returns the rows of `images` from the cache; extracts and stores them if they are absent.
     ///
     /// # Errors
-    /// As [`extract`], and [`EvalError::Io`].
+    /// Errors of [`extract`], and [`EvalError::Io`].
     pub fn table(
         &self,
         network: &Network,
         images: &ImageSet,
-        wanted: Wanted,
+        wanted: FeatureKind,
         progress: &dyn Progress,
     ) -> Result<Table, EvalError> {
         let name = name(network, images, wanted);
@@ -99,7 +99,7 @@ impl FeatureCache {
             move |source| EvalError::io(action, &path, source)
         };
         fs::create_dir_all(&self.folder).map_err(io("create", &self.folder))?;
-        // Processes of two containers that share the folder may have the same number.
+        // Processes in two containers that share the folder may have the same id.
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let half = self.folder.join(format!("{name}.{}-{}.tmp", std::process::id(), now.as_nanos()));
         let mut out = BufWriter::with_capacity(1 << 20, File::create(&half).map_err(io("create", &half))?);
@@ -115,7 +115,7 @@ impl FeatureCache {
             Ok(columns)
         });
         let columns = finished.inspect_err(|_| {
-            // The error that led here is the one to report.
+            // A failed removal must not hide the first error.
             let _ = fs::remove_file(&half);
         })?;
         let there: std::collections::HashSet<u32> = numbers.iter().copied().collect();
@@ -127,26 +127,28 @@ impl FeatureCache {
         let text = serde_json::to_vec(&entry).map_err(|error| io("write", &json)(error.into()))?;
         pipeline::file::replace(&json, &text).map_err(io("write", &json))?;
         let mapped = Mapped::open(&rows).map_err(io("map", &rows))?;
-        self.make_room(&name);
+        self.evict(&name);
         Ok(Table::mapped(entry.columns, numbers, mapped))
     }
 
-    /// Whether these rows are there already.
-    pub fn holds(&self, network: &Network, images: &ImageSet, wanted: Wanted) -> bool {
+    /// Returns whether the rows are cached.
+    pub fn holds(&self, network: &Network, images: &ImageSet, wanted: FeatureKind) -> bool {
         let rows = self.folder.join(format!("{}.f32", name(network, images, wanted)));
         open(&rows, images).is_some()
     }
 
-    /// Removes what was not used for the longest time until the rest fits, and what was left half written. The entry
-    /// `kept` stays. Failures to remove are ignored.
-    fn make_room(&self, kept: &str) {
+    /// Removes the least recently used entries, except `kept`, until the rest fits, and stale temporary files. Failures
+    /// to remove are ignored.
+    fn evict(&self, kept: &str) {
         let mut entries: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let (path, Ok(about)) = (entry.path(), entry.metadata()) else { continue };
             let used = about.modified().unwrap_or(SystemTime::UNIX_EPOCH);
             match path.extension().and_then(|extension| extension.to_str()) {
                 Some("f32") => entries.push((used, about.len(), path)),
-                Some("tmp") if used.elapsed().is_ok_and(|age| age > LEFT_OVER) => drop(fs::remove_file(path)),
+                Some("tmp") if used.elapsed().is_ok_and(|age| age > STALE_AFTER) => {
+                    drop(fs::remove_file(path))
+                }
                 _ => {}
             }
         }
@@ -157,7 +159,7 @@ impl FeatureCache {
                 return;
             }
             if path.file_stem().is_some_and(|name| name != kept) {
-                // Whoever has mapped the rows keeps them.
+                // Processes that have mapped the rows can still read them.
                 let _ = fs::remove_file(path.with_extension("json"));
                 let _ = fs::remove_file(&path);
                 total -= bytes;
@@ -166,38 +168,38 @@ impl FeatureCache {
     }
 }
 
-/// What an entry is called.
-fn name(network: &Network, images: &ImageSet, wanted: Wanted) -> String {
+/// Returns the file name of an entry, without its extension.
+fn name(network: &Network, images: &ImageSet, wanted: FeatureKind) -> String {
     let about = format!("{VERSION} {:016x} {:016x} {wanted:?}", network.fingerprint(), images.fingerprint());
     format!("{:032x}", xxhash_rust::xxh3::xxh3_128(about.as_bytes()))
 }
 
-/// The entry at `path`, if it is whole. It counts as used from now on.
+/// Opens the entry at `path` if it is complete and undamaged, and marks it as used now.
 fn open(path: &Path, images: &ImageSet) -> Option<Table> {
     let entry = CacheEntry::of(path, images)?;
     let mapped = Mapped::open(path).ok()?;
     let rows = xxhash_rust::xxh3::xxh3_64(bytemuck::cast_slice(mapped.values()));
     if entry.checksum != entry.checksum(rows) {
-        tracing::warn!("the cached features {} are damaged; they are made anew", path.display());
+        tracing::warn!("the cached features {} are damaged; they are computed again", path.display());
         return None;
     }
     let bad: std::collections::HashSet<u32> = entry.bad.into_iter().collect();
     let numbers: Vec<u32> = (0..entry.n_images as u32).filter(|image| !bad.contains(image)).collect();
-    // The time of its last use; a folder that cannot be written to works all the same.
+    // The modification time records the last use. Failures are ignored: the cache may be read-only.
     let _ = File::options().append(true).open(path).and_then(|file| file.set_modified(SystemTime::now()));
     Some(Table::mapped(entry.columns, numbers, mapped))
 }
 
-/// The rows of `images`, from a cache where there is one. Where the cache cannot be written, as on a full disk, they are
-/// computed and kept in memory alone.
+/// Returns the rows of `images`, through the cache if there is one. If the cache cannot be read or written, as on a
+/// full disk, the rows are computed and kept in memory only.
 ///
 /// # Errors
-/// As [`extract`].
+/// Errors of [`extract`].
 pub fn features(
     cache: Option<&FeatureCache>,
     network: &Network,
     images: &ImageSet,
-    wanted: Wanted,
+    wanted: FeatureKind,
     progress: &dyn Progress,
 ) -> Result<Arc<Table>, EvalError> {
     let kept = cache.map(|cache| cache.table(network, images, wanted, progress));

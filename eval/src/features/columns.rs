@@ -1,55 +1,55 @@
-//! What a row of features holds.
+//! Layout of a row of features.
 //!
 //! ```text
 //! [ level L-n+1 | … | level L-1 | level L | average ]
 //! ```
 //!
-//! A level is the class token behind a block of a transformer, or the mean of the map behind a stage of a convolutional
-//! network; the average is that of the last level's patch tokens, where there is a class token beside them. Whatever a
-//! protocol concatenates then lies side by side.
+//! A level is the class token after a block of a transformer, or the spatial mean after a stage of a convolutional
+//! network; the average is the mean patch token of the last level, present only if the network has a class token. The
+//! columns that a protocol concatenates are therefore contiguous.
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// Which features are made of an image.
+/// Features to extract from an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
-pub enum Wanted {
-    /// One vector of the last levels, and the average if that is another one.
+pub enum FeatureKind {
+    /// One vector per level, and the mean patch token if the network has a class token.
     Vectors {
-        /// Levels, or all where the network has fewer.
+        /// Number of last levels, or all if the network has fewer.
         n_levels: usize,
-        /// Whether the average follows.
+        /// Includes the mean patch token.
         average: bool,
     },
-    /// All patch tokens of the last level, row by row of the grid.
+    /// All patch tokens of the last level, in row-major order of the grid.
     Patches,
 }
 
-/// The columns of a row.
+/// Columns of a row.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Columns {
-    /// Channels of each level, the last level last.
+    /// Channels of each level, from the earliest to the last.
     pub levels: Vec<usize>,
-    /// Channels of the average; 0 without one.
+    /// Channels of the mean patch token; 0 if it is absent.
     pub average: usize,
 }
 
 impl Columns {
-    /// Columns of a row.
+    /// Returns the number of columns.
     pub fn width(&self) -> usize {
         self.levels.iter().sum::<usize>() + self.average
     }
 
-    /// The last `n` levels, or all where there are fewer.
+    /// Returns the columns of the last `n` levels, or of all if there are fewer.
     pub fn last(&self, n: usize) -> Range<usize> {
         let end = self.width() - self.average;
         let levels = &self.levels[self.levels.len().saturating_sub(n)..];
         end - levels.iter().sum::<usize>()..end
     }
 
-    /// The last `n` levels and the average.
+    /// Returns the columns of the last `n` levels and the mean patch token.
     pub fn last_and_average(&self, n: usize) -> Range<usize> {
         self.last(n).start..self.width()
     }

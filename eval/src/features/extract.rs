@@ -1,4 +1,4 @@
-//! Images through a network into rows. Images of the next batch are decoded meanwhile.
+//! Extraction of features from images. The next batch is decoded while the network computes.
 
 use std::sync::mpsc::sync_channel;
 
@@ -6,49 +6,49 @@ use kernels::device::host::to_host;
 use networks::Network;
 use rayon::prelude::*;
 
-use super::columns::{Columns, Wanted};
+use super::columns::{Columns, FeatureKind};
 use super::table::Table;
 use crate::EvalError;
 use crate::images::ImageSet;
 
-/// Images that go through the network together, at most: enough for a GPU.
+/// Maximum number of images per batch: enough to keep a GPU busy.
 const BATCH: usize = 64;
 
-/// Memory that they may take: few enough gigabytes for a laptop.
+/// Memory that a batch may take, in bytes: small enough for a laptop.
 const BATCH_BYTES: f64 = 2e9;
 
-/// Number of images of `size_px` that go through `network` together.
+/// Returns the batch size for images of `size_px`.
 pub(crate) fn batch_of(network: &Network, size_px: usize) -> usize {
     ((BATCH_BYTES / network.image_bytes(size_px)) as usize).clamp(1, BATCH)
 }
 
-/// Receives the progress of what takes long.
+/// Receives the progress of long computations.
 pub trait Progress: Sync {
-    /// A stage of `n` items begins.
+    /// Reports that a stage of `n` items begins.
     fn begins(&self, stage: &str, n: usize);
 
-    /// So many items more are done.
+    /// Reports that `n` more items are done.
     fn seen(&self, n: usize);
 }
 
-/// Ignores progress.
-pub struct Silent;
+/// Progress receiver that ignores all reports.
+pub struct NoProgress;
 
-impl Progress for Silent {
+impl Progress for NoProgress {
     fn begins(&self, _: &str, _: usize) {}
     fn seen(&self, _: usize) {}
 }
 
-/// Rows of `images`, handed to `sink` in their order, batch by batch: the indices of the images, `[b]`, and their rows,
-/// `[b, width]`.
+/// Extracts the rows of `images` and passes them to `sink` in order, batch by batch: the indices of the images, `[b]`,
+/// and their rows, `[b, width]`.
 ///
 /// # Errors
-/// [`EvalError::ImageSize`] when the network cannot see images of this size, [`EvalError::NoImages`] when none can be
-/// decoded, [`EvalError::Data`] when a shard cannot be read, and those of `sink`.
+/// [`EvalError::ImageSize`] if the network does not support images of this size, [`EvalError::NoImages`] if none can be
+/// decoded, [`EvalError::NotFinite`], [`EvalError::Data`] if a shard cannot be read, and errors of `sink`.
 pub fn extract(
     network: &Network,
     images: &ImageSet,
-    wanted: Wanted,
+    wanted: FeatureKind,
     progress: &dyn Progress,
     mut sink: impl FnMut(&[u32], &[f32]) -> Result<(), EvalError>,
 ) -> Result<Columns, EvalError> {
@@ -68,14 +68,14 @@ pub fn extract(
     columns.ok_or_else(|| EvalError::NoImages { split: images.name.clone(), n_samples: images.len() })
 }
 
-/// The rows of `images` in memory.
+/// Extracts the rows of `images` into memory.
 ///
 /// # Errors
-/// As [`extract`].
+/// Errors of [`extract`].
 pub(crate) fn table(
     network: &Network,
     images: &ImageSet,
-    wanted: Wanted,
+    wanted: FeatureKind,
     progress: &dyn Progress,
 ) -> Result<Table, EvalError> {
     let (mut numbers, mut rows) = (Vec::new(), Vec::new());
@@ -87,16 +87,16 @@ pub(crate) fn table(
     Ok(Table::new(columns, numbers, rows))
 }
 
-/// The pixels themselves, at most 32 a side, as features: a baseline.
+/// Returns the pixels, averaged down to at most 32 per side, as features: a baseline.
 ///
 /// # Errors
-/// As [`extract`].
+/// [`EvalError::NoImages`] if no image can be decoded, [`EvalError::Data`] if a shard cannot be read.
 pub fn pixels(images: &ImageSet) -> Result<Table, EvalError> {
     let size_px = images.transform.size_px as usize;
     let step = size_px.div_ceil(32);
     let width = 3 * (size_px / step).pow(2);
     let (mut numbers, mut rows) = (Vec::new(), Vec::new());
-    each_batch(images, BATCH, &Silent, |of_batch, views| {
+    each_batch(images, BATCH, &NoProgress, |of_batch, views| {
         numbers.extend_from_slice(of_batch);
         rows.extend(views.iter().flat_map(|view| pooled(view, size_px, step)));
         Ok(())
@@ -107,16 +107,17 @@ pub fn pixels(images: &ImageSet) -> Result<Table, EvalError> {
     }
 }
 
-/// How class tokens attend to the patches.
+/// Attention of class tokens to the patches.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attention {
-    /// Weights of each head of each image, row by row of the grid, `[B · H][N]`.
+    /// Weights of each head of each image, in row-major order of the grid, `[B · H][N]`.
     pub heads: Vec<Vec<f32>>,
     /// Rows and columns of the grid.
     pub grid: [usize; 2],
 }
 
-/// Returns the attention of the class tokens of `views`, `[3, size, size]` as bytes; `None` for a backbone without attention or class token.
+/// Returns the attention of the class tokens of `views`, `[3, size, size]` as bytes; `None` if the backbone has no
+/// attention or no class token.
 pub fn attention_of(network: &Network, views: &[&[u8]], size_px: usize) -> Option<Attention> {
     let (weights, grid) = network.class_attention(views, size_px)?;
     let [b, h, n] = weights.dims();
@@ -124,7 +125,7 @@ pub fn attention_of(network: &Network, views: &[&[u8]], size_px: usize) -> Optio
     Some(Attention { heads, grid })
 }
 
-/// Calls `f` with the numbers and the bytes of the images that can be decoded, of each `batch` of them.
+/// Calls `f` for each batch with the indices and the bytes of the images that can be decoded.
 fn each_batch(
     images: &ImageSet,
     batch: usize,
@@ -156,27 +157,27 @@ fn each_batch(
     })
 }
 
-/// Checks the rows of the images `numbers` of a set, which follow one another in `rows`.
+/// Fails if a value of `rows`, the concatenated rows of the images `numbers`, is not finite.
 pub(crate) fn check_finite(images: &ImageSet, numbers: &[u32], rows: &[f32]) -> Result<(), EvalError> {
     let Some(at) = rows.iter().position(|value| !value.is_finite()) else { return Ok(()) };
     let image = numbers.get(at * numbers.len() / rows.len()).copied().unwrap_or_default() as usize;
     Err(EvalError::NotFinite { split: images.name.clone(), image: images.describe(image).1 })
 }
 
-/// Rows of `views`, `[3, size, size]` as bytes, and what they hold.
+/// Computes the rows of `views`, `[3, size, size]` as bytes, and their columns.
 pub(crate) fn rows_of(
     network: &Network,
     views: &[&[u8]],
     size_px: usize,
-    wanted: Wanted,
+    wanted: FeatureKind,
 ) -> (Columns, Vec<f32>) {
     match wanted {
-        Wanted::Vectors { n_levels, average } => vectors(network, views, size_px, n_levels, average),
-        Wanted::Patches => patches(network, views, size_px),
+        FeatureKind::Vectors { n_levels, average } => vectors(network, views, size_px, n_levels, average),
+        FeatureKind::Patches => patches(network, views, size_px),
     }
 }
 
-/// `[B, width]` as [`Wanted::Vectors`] says.
+/// Computes the rows of [`FeatureKind::Vectors`], `[B, width]`.
 fn vectors(
     network: &Network,
     views: &[&[u8]],
@@ -205,14 +206,14 @@ fn vectors(
     (columns, rows)
 }
 
-/// `[B, N · D]`.
+/// Computes the rows of [`FeatureKind::Patches`], `[B, N · D]`.
 fn patches(network: &Network, views: &[&[u8]], size_px: usize) -> (Columns, Vec<f32>) {
     let x = network.features(views, size_px).patches().x;
     let [b, n, d] = x.dims();
     (Columns { levels: vec![n * d], average: 0 }, to_host(x.reshape([b * n * d])))
 }
 
-/// Means over squares of `step` pixels, centered around zero.
+/// Averages squares of `step` x `step` pixels and scales the means to -1..=1.
 fn pooled(planes: &[u8], size_px: usize, step: usize) -> Vec<f32> {
     let n = size_px / step;
     let mut out = Vec::with_capacity(3 * n * n);

@@ -1,4 +1,4 @@
-//! What a protocol sees: some columns of some rows of a table, with their classes.
+//! Input of a protocol: some columns of some rows of a table, with their classes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ pub struct FeatureSet {
     /// Class of each row.
     pub labels: Vec<u32>,
     table: Arc<Table>,
-    /// Which of the table's rows these are.
+    /// Index of each row in the table.
     rows: Vec<u32>,
     columns: Range<usize>,
 }
 
 impl FeatureSet {
-    /// The rows of `table` whose image has a class by `label`.
+    /// Returns the rows of `table` for whose image `label` returns a class.
     pub fn of(table: Arc<Table>, label: impl Fn(usize) -> Option<u32>) -> Self {
         let labeled = table.images.iter().zip(0u32..);
         let labeled = labeled.filter_map(|(image, row)| Some((row, label(*image as usize)?)));
@@ -27,54 +27,54 @@ impl FeatureSet {
         Self { labels, table, rows, columns }
     }
 
-    /// No rows.
+    /// Returns an empty set.
     pub fn none() -> Self {
         Self::from_rows(0, Vec::new(), Vec::new())
     }
 
-    /// Rows of one level, `[n, width]`.
+    /// Returns a set of rows of one level, `[n, width]`.
     pub fn from_rows(width: usize, rows: Vec<f32>, labels: Vec<u32>) -> Self {
         let images = (0..labels.len() as u32).collect();
         let table = Table::new(Columns { levels: vec![width], average: 0 }, images, rows);
         Self::of(Arc::new(table), |image| Some(labels[image]))
     }
 
-    /// What the columns of the table are.
+    /// Returns the layout of the table's columns.
     pub fn layout(&self) -> &Columns {
         &self.table.columns
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn len(&self) -> usize {
         self.rows.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// Numbers of a row.
+    /// Returns the number of columns.
     pub fn width(&self) -> usize {
         self.columns.len()
     }
 
-    /// Row `i`.
+    /// Returns row `i`.
     pub fn row(&self, i: usize) -> &[f32] {
         &self.table.row(self.rows[i] as usize)[self.columns.clone()]
     }
 
-    /// Number of row `i`'s image in its set.
+    /// Returns the index of row `i`'s image in its set.
     pub fn image(&self, i: usize) -> usize {
         self.table.images[self.rows[i] as usize] as usize
     }
 
-    /// The same rows, of which these columns of the table alone.
+    /// Returns the same rows with only `columns` of the table.
     pub fn columns(&self, columns: Range<usize>) -> Self {
         Self { columns, ..self.clone() }
     }
 
-    /// The rows with these numbers.
+    /// Returns the rows with these indices.
     pub fn select(&self, rows: impl Iterator<Item = usize>) -> Self {
         let (rows, labels) = rows.map(|i| (self.rows[i], self.labels[i])).unzip();
         Self { labels, rows, table: Arc::clone(&self.table), columns: self.columns.clone() }

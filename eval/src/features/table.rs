@@ -1,16 +1,16 @@
-//! Rows of features: in memory, or in a file that is mapped.
+//! Rows of features, in memory or in a memory-mapped file.
 
 use std::sync::Arc;
 
 use super::columns::Columns;
 use super::mapped::Mapped;
 
-/// Rows of features and the images that they belong to.
+/// Rows of features and their images.
 #[derive(Debug, Clone)]
 pub struct Table {
-    /// What a row holds.
+    /// Columns of a row.
     pub columns: Columns,
-    /// Number of each row's image in its set. An image that cannot be decoded has no row.
+    /// Index of each row's image in its set. An image that cannot be decoded has no row.
     pub images: Vec<u32>,
     rows: Rows,
 }
@@ -22,27 +22,27 @@ enum Rows {
 }
 
 impl Table {
-    /// Rows in memory, `[n, width]`.
+    /// Returns a table of rows in memory, `[n, width]`.
     pub fn new(columns: Columns, images: Vec<u32>, rows: Vec<f32>) -> Self {
         Self { columns, images, rows: Rows::Memory(Arc::new(rows)) }
     }
 
-    /// Rows of a file.
+    /// Returns a table of rows in a memory-mapped file.
     pub(crate) fn mapped(columns: Columns, images: Vec<u32>, rows: Mapped) -> Self {
         Self { columns, images, rows: Rows::File(Arc::new(rows)) }
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn len(&self) -> usize {
         self.images.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.images.is_empty()
     }
 
-    /// All rows, `[n, width]`.
+    /// Returns all rows, `[n, width]`.
     pub fn rows(&self) -> &[f32] {
         match &self.rows {
             Rows::Memory(rows) => rows,
@@ -50,7 +50,7 @@ impl Table {
         }
     }
 
-    /// Row `i`.
+    /// Returns row `i`.
     pub fn row(&self, i: usize) -> &[f32] {
         let width = self.columns.width();
         &self.rows()[i * width..(i + 1) * width]

@@ -1,4 +1,4 @@
-//! What is wrong with a pair of sets, before their numbers mislead.
+//! Checks of a pair of sets for problems that make scores misleading.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,32 +7,32 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::ImageSet;
 use crate::EvalError;
 
-/// Classes that are named.
+/// Maximum number of classes listed by name in a warning.
 const NAMED: usize = 5;
 
-/// What two sets are like.
+/// Statistics of a training set and a test set.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Check {
-    /// Images of test that are among train, byte for byte.
+    /// Number of test images that are also in train, byte for byte.
     pub n_shared: usize,
-    /// Images of test.
+    /// Number of test images.
     pub n_test: usize,
-    /// Images of each class in train.
+    /// Number of images of each class in train.
     pub train: Vec<usize>,
-    /// Images of each class in test.
+    /// Number of images of each class in test.
     pub test: Vec<usize>,
     /// Names of the classes.
     pub classes: Vec<String>,
-    /// Whether some image has several classes.
+    /// Set if some image has several classes.
     pub is_multi_label: bool,
 }
 
 impl Check {
-    /// Looks at both sets, whose classes are numbered alike. Images are read where their lengths and short checks are
-    /// equal, and only there.
+    /// Compares two sets, whose classes must be numbered alike. Only images with equal lengths and short checks are
+    /// read.
     ///
     /// # Errors
-    /// [`EvalError::Data`] when a shard cannot be read.
+    /// [`EvalError::Data`] if an image cannot be read.
     pub fn of(train: &ImageSet, test: &ImageSet) -> Result<Self, EvalError> {
         let histogram = |set: &ImageSet| {
             let mut counts = vec![0; set.classes().len()];
@@ -49,12 +49,12 @@ impl Check {
         })
     }
 
-    /// Accuracy in percent of always naming the most frequent class of test.
+    /// Returns the accuracy, in percent, of always predicting the most frequent class of test.
     pub fn chance(&self) -> f64 {
         100.0 * self.test.iter().copied().max().unwrap_or(0) as f64 / self.n_test.max(1) as f64
     }
 
-    /// What is wrong, a sentence each.
+    /// Returns a sentence for each problem found.
     pub fn warnings(&self) -> Vec<String> {
         let mut found = Vec::new();
         if self.n_shared > 0 {
@@ -76,7 +76,7 @@ impl Check {
         found
     }
 
-    /// The classes of `there` that `here` has no image of, by name; the empty text where there is none.
+    /// Returns the names of the classes with images in `there` but none in `here`; an empty string if there are none.
     fn missing_from(&self, here: &[usize], there: &[usize]) -> String {
         let missing: Vec<&str> = (0..self.classes.len())
             .filter(|class| here[*class] == 0 && there[*class] > 0)
@@ -92,7 +92,7 @@ impl Check {
     }
 }
 
-/// `10 classes of 900 to 1100 images`.
+/// Formats the counts, as in `train: 10 classes of 900 to 1100; test: 10 classes of 100; chance 10.0`.
 impl std::fmt::Display for Check {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let range = |counts: &[usize]| {
@@ -111,7 +111,7 @@ impl std::fmt::Display for Check {
     }
 }
 
-/// Images of `test` that are among `train`, byte for byte.
+/// Counts the images of `test` that are also in `train`, byte for byte.
 fn n_shared(train: &ImageSet, test: &ImageSet) -> Result<usize, EvalError> {
     let mut by_len: HashMap<u64, Vec<(usize, Option<u16>)>> = HashMap::new();
     for i in 0..train.len() {
@@ -123,7 +123,7 @@ fn n_shared(train: &ImageSet, test: &ImageSet) -> Result<usize, EvalError> {
     let mut n = 0;
     for i in 0..test.len() {
         let Some((len, check)) = test.len_and_check(i) else { continue };
-        // Where either set was indexed without checks, equal lengths are enough to look.
+        // If either set was indexed without checks, equal lengths alone make a candidate.
         let may_equal = |other: &Option<u16>| check.is_none() || other.is_none() || check == *other;
         let candidates = by_len.get(&len).into_iter().flatten().filter(|(_, other)| may_equal(other));
         let candidates: Vec<usize> = candidates.map(|(j, _)| *j).collect();

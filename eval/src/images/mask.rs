@@ -1,13 +1,13 @@
-//! Classes of pixels: a PNG whose values are classes, of one channel or with a palette.
+//! Segmentation masks: PNGs of one channel or with a palette, whose values are classes.
 
 use std::io::Cursor;
 
 use crate::images::transform::Transform;
 
-/// The class of pixels that do not count.
+/// Class of ignored pixels.
 pub(crate) const IGNORED: u8 = 255;
 
-/// Masks with more pixels are refused by their header.
+/// Maximum number of pixels of a mask, checked before decoding.
 const MAX_PIXELS: u64 = 89_478_485;
 
 /// Classes of an image's pixels.
@@ -19,10 +19,10 @@ pub(crate) struct Mask {
 }
 
 impl Mask {
-    /// Decodes a PNG: the numbers of a palette's colors, not the colors.
+    /// Decodes a PNG. Classes are the palette's indices, not its colors.
     ///
     /// # Errors
-    /// In words, when it is no such PNG.
+    /// A message if the bytes are no such PNG.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let mut reader =
             png::Decoder::new(Cursor::new(bytes)).read_info().map_err(|error| error.to_string())?;
@@ -44,7 +44,7 @@ impl Mask {
         for row in raw.chunks_exact(frame.line_size).take(height_px as usize) {
             let value = |x: usize| {
                 let byte = row[x * bits / 8];
-                // Pixels of fewer bits begin at the highest ones.
+                // Pixels of fewer than 8 bits are packed from the highest bit down.
                 let shift = 8 - bits - (x * bits) % 8;
                 (byte >> shift) & (0xff >> (8 - bits)) as u8
             };
@@ -53,17 +53,18 @@ impl Mask {
         Ok(Self { width_px, height_px, classes })
     }
 
-    /// Width and height.
+    /// Returns the width and height.
     pub(crate) fn size_px(&self) -> [u32; 2] {
         [self.width_px, self.height_px]
     }
 
-    /// `[s, s]` classes as `transform` sees them, by the nearest pixel; what lies outside is [`IGNORED`].
+    /// Returns the classes after `transform`, `[s, s]`, by nearest neighbor; pixels outside of the mask are
+    /// [`IGNORED`].
     pub(crate) fn seen(&self, transform: &Transform) -> Vec<u8> {
         let (resized_px, corner_px) = transform.place([self.width_px, self.height_px]);
         let source = |at: u32, corner: i64, resized: u32, source: u32| -> Option<u32> {
             let at = u32::try_from(i64::from(at) + corner).ok().filter(|at| *at < resized)?;
-            // As Pillow takes the nearest one.
+            // Pillow's nearest neighbor.
             Some(((f64::from(at) + 0.5) * f64::from(source) / f64::from(resized)) as u32)
         };
         let side = transform.size_px;

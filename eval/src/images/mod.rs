@@ -1,4 +1,4 @@
-//! Images of a data set with their classes, seen through one transform.
+//! Images of a data set with their classes and the transform that is applied to them.
 
 pub(crate) mod check;
 pub(crate) mod mask;
@@ -16,30 +16,31 @@ use mask::Mask;
 use source::Source;
 use transform::Transform;
 
-/// Images that are decoded when they are needed, so that a set may be larger than memory.
+/// A set of images with their classes. Images are decoded on demand, so that a set may be larger than memory.
 #[derive(Debug, Clone)]
 pub struct ImageSet {
-    /// How they are seen.
+    /// Transform applied to each image.
     pub transform: Transform,
-    /// What it is called in messages and results.
+    /// Name of the set in messages and results.
     pub name: String,
     source: Source,
     rules: DecodeRules,
     /// Indices of the images in their source.
     indices: Vec<u64>,
-    /// Class of each, where it has one: the first of several.
+    /// Class of each image, if it has one: the first of several.
     labels: Vec<Option<u32>>,
-    /// All classes of those that have several, by their indices in the source.
+    /// All classes of the images that have several, by index in the source.
     several: HashMap<u64, Vec<u32>>,
     /// Names of the classes, by number.
     classes: Vec<String>,
 }
 
 impl ImageSet {
-    /// All images of `source`. Classes are numbered in the order of their names, numbers before words.
+    /// Opens all images of `source`. Classes are numbered in the order of their names: numbers first, by value, then
+    /// words.
     ///
     /// # Errors
-    /// [`EvalError::Data`] when a shard cannot be read.
+    /// [`EvalError::Data`] if a shard cannot be read.
     pub fn open(
         source: Source,
         transform: Transform,
@@ -50,11 +51,11 @@ impl ImageSet {
         Self::open_some(source, transform, rules, name, all)
     }
 
-    /// As [`ImageSet::open`], of `n` images that are evenly spread over `source`, or of all where there are fewer. The
-    /// classes of the others are not read.
+    /// Opens `n` images that are evenly spread over `source`, or all if there are fewer, like [`ImageSet::open`]. The
+    /// classes of the other images are not read.
     ///
     /// # Errors
-    /// [`EvalError::Data`] when a shard cannot be read.
+    /// [`EvalError::Data`] if a shard cannot be read.
     pub fn open_some(
         source: Source,
         transform: Transform,
@@ -76,14 +77,14 @@ impl ImageSet {
         Ok(Self { transform, name: name.into(), source, rules, indices, labels, several, classes })
     }
 
-    /// Keeps the images that have a class.
+    /// Keeps only the images that have a class.
     ///
     /// # Errors
-    /// [`EvalError::NoLabels`] when none has.
+    /// [`EvalError::NoLabels`] if no image has one.
     pub fn labeled(mut self) -> Result<Self, EvalError> {
         let n_samples = self.indices.len();
         let mut keep = self.labels.iter().map(Option::is_some);
-        // As many as there are images.
+        // `keep` yields one value per image, so that the default is never used.
         self.indices.retain(|_| keep.next().unwrap_or_default());
         self.labels.retain(Option::is_some);
         match self.indices.is_empty() {
@@ -92,7 +93,7 @@ impl ImageSet {
         }
     }
 
-    /// The images of rank `rank` of `world_size`: a range of them.
+    /// Returns the contiguous part of the images that belongs to rank `rank` of `world_size`.
     pub fn part(mut self, rank: usize, world_size: usize) -> Self {
         let n = self.indices.len();
         let range = rank * n / world_size..(rank + 1) * n / world_size;
@@ -101,7 +102,7 @@ impl ImageSet {
         self
     }
 
-    /// `n` images, evenly spread over the set, or all where there are fewer.
+    /// Returns `n` images that are evenly spread over the set, or all if there are fewer.
     pub fn spread(&self, n: usize) -> Self {
         let (all, n) = (self.len(), n.min(self.len()));
         let taken = || (0..n).map(|i| i * all / n);
@@ -109,7 +110,7 @@ impl ImageSet {
         Self { indices, labels: taken().map(|i| self.labels[i]).collect(), ..self.clone() }
     }
 
-    /// Numbers the classes of several sets alike, by all that occur in any.
+    /// Renumbers the classes of several sets by the union of their classes.
     pub fn unify(sets: &mut [&mut Self]) {
         let all = ordered(sets.iter().flat_map(|set| set.classes.iter().map(String::as_str)));
         let by_name: HashMap<&str, u32> = all.iter().map(String::as_str).zip(0..).collect();
@@ -122,22 +123,22 @@ impl ImageSet {
         }
     }
 
-    /// Number of images.
+    /// Returns the number of images.
     pub fn len(&self) -> usize {
         self.indices.len()
     }
 
-    /// Whether there is no image.
+    /// Returns whether there are no images.
     pub fn is_empty(&self) -> bool {
         self.indices.is_empty()
     }
 
-    /// Whether some image has several classes.
+    /// Returns whether some image has several classes.
     pub fn is_multi_label(&self) -> bool {
         !self.several.is_empty()
     }
 
-    /// All classes of image `i`.
+    /// Returns all classes of image `i`.
     pub fn labels(&self, i: usize) -> Vec<u32> {
         match self.several.get(&self.indices[i]) {
             Some(all) => all.clone(),
@@ -145,18 +146,18 @@ impl ImageSet {
         }
     }
 
-    /// The classes of image `i`'s pixels, `[s, s]`; `None` where it has no mask.
+    /// Returns the classes of image `i`'s pixels after the transform, `[s, s]`; `None` if it has no mask.
     ///
     /// # Errors
-    /// [`EvalError::Mask`] for a mask that cannot be read, [`EvalError::Data`] when a shard cannot.
+    /// [`EvalError::Mask`] if the mask cannot be decoded, [`EvalError::Data`] if a shard cannot be read.
     pub(crate) fn mask(&self, i: usize) -> Result<Option<Vec<u8>>, EvalError> {
         Ok(self.decoded_mask(i)?.map(|mask| mask.seen(&self.transform)))
     }
 
-    /// Whether image `i` and its mask have the same size, if it has one.
+    /// Checks that image `i` and its mask, if it has one, have the same size.
     ///
     /// # Errors
-    /// [`EvalError::Mask`] if they have not, and as [`ImageSet::mask`].
+    /// [`EvalError::Mask`] if the sizes differ, and errors of [`ImageSet::mask`].
     pub(crate) fn check_mask(&self, i: usize) -> Result<(), EvalError> {
         let (Some(mask), Some(image)) = (self.decoded_mask(i)?, self.decoded(i)?) else { return Ok(()) };
         let ([width, height], mask) = ([image.width_px, image.height_px], mask.size_px());
@@ -180,42 +181,42 @@ impl ImageSet {
         EvalError::Mask { shard: shard.unwrap_or_default(), key, reason }
     }
 
-    /// Class of image `i`, the first of several.
+    /// Returns the class of image `i`: the first of several.
     pub fn label(&self, i: usize) -> Option<u32> {
         self.labels[i]
     }
 
-    /// Names of the classes, by number.
+    /// Returns the names of the classes, by number.
     pub fn classes(&self) -> &[String] {
         &self.classes
     }
 
-    /// The shard of image `i`, where it lies in one, and its key there or its name.
+    /// Returns the shard of image `i`, if it is in one, and its key there or its name.
     pub fn describe(&self, i: usize) -> (Option<String>, String) {
         self.source.describe(self.indices[i])
     }
 
-    /// Image `i` as `[3, size, size]` bytes; `None` if it cannot be decoded.
+    /// Returns image `i` after the transform as `[3, size, size]` bytes; `None` if it cannot be decoded.
     ///
     /// # Errors
-    /// [`EvalError::Data`] when it cannot be read: a score over the readable images alone would mislead.
+    /// [`EvalError::Data`] if it cannot be read: a score over the readable images only would be misleading.
     pub fn image(&self, i: usize) -> Result<Option<Vec<u8>>, EvalError> {
         Ok(self.decoded(i)?.and_then(|image| self.transform.apply(&image).ok()))
     }
 
-    /// Image `i` as it is; `None` if it cannot be decoded.
+    /// Returns image `i` without the transform; `None` if it cannot be decoded.
     ///
     /// # Errors
-    /// As [`ImageSet::image`].
+    /// Errors of [`ImageSet::image`].
     pub(crate) fn decoded(&self, i: usize) -> Result<Option<Rgb8>, EvalError> {
         Ok(self.bytes(i)?.and_then(|bytes| decode(&bytes, &self.rules).ok()))
     }
 
-    /// The views that `multicrop` makes of image `i`, by size, `[V, 3, size, size]` each, drawn by `seed` and `epoch`;
-    /// `None` if it cannot be decoded.
+    /// Returns the views that `multicrop` makes of image `i`, by size, `[V, 3, size, size]` each, drawn from `seed` and
+    /// `epoch`; `None` if it cannot be decoded.
     ///
     /// # Errors
-    /// As [`ImageSet::image`].
+    /// Errors of [`ImageSet::image`].
     pub fn views(
         &self,
         i: usize,
@@ -228,17 +229,17 @@ impl ImageSet {
         Ok(made.ok().map(|views| views.groups))
     }
 
-    /// Image `i` as it is encoded; `None` if it is not there.
+    /// Returns the encoded bytes of image `i`; `None` if the image is missing.
     pub(crate) fn bytes(&self, i: usize) -> Result<Option<Vec<u8>>, EvalError> {
         Ok(self.source.bytes(self.indices[i])?)
     }
 
-    /// As [`Source::len_and_check`], of image `i`.
+    /// Returns the length and short check of image `i`, like [`Source::len_and_check`].
     pub(crate) fn len_and_check(&self, i: usize) -> Option<(u64, Option<u16>)> {
         self.source.len_and_check(self.indices[i])
     }
 
-    /// Names the images and how they are seen.
+    /// Returns a hash that identifies the images, the transform and the decoding rules.
     pub fn fingerprint(&self) -> u64 {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
         hash.update(
@@ -249,7 +250,7 @@ impl ImageSet {
     }
 }
 
-/// The name of a class, in the order in which classes are numbered.
+/// Name of a class, ordered as classes are numbered.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum ClassName {
     Number(u64, String),
@@ -265,7 +266,7 @@ impl ClassName {
     }
 }
 
-/// The names in their order.
+/// Returns the distinct names in the order in which classes are numbered.
 fn ordered<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let distinct: BTreeSet<ClassName> = names.map(ClassName::of).collect();
     let name = |class| match class {

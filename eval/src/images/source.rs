@@ -1,35 +1,35 @@
-//! Where images lie: in shards, or in files of their own.
+//! Sources of images: shards or individual files.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use pipeline::{Dataset, PipelineError, SampleId};
 
-/// Extensions that hold a mask, in the order in which they are preferred.
+/// Extensions of masks, in order of preference.
 const MASK_EXTENSIONS: [&str; 3] = ["seg.png", "mask.png", "output.png"];
 
-/// Images by index.
+/// A source of images by index.
 #[derive(Debug, Clone)]
 pub enum Source {
     /// Samples of shards.
     Shards(Arc<Dataset>),
-    /// Files.
+    /// Individual image files.
     Files(Arc<Vec<ImageFile>>),
 }
 
-/// An image in a file of its own.
+/// An individual image file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageFile {
-    /// Where it lies.
+    /// Path of the file.
     pub path: PathBuf,
-    /// What its row is called.
+    /// Name of the image in exported rows and messages.
     pub name: String,
-    /// Its class, where it is known.
+    /// Class of the image, if it is known.
     pub class: Option<String>,
 }
 
 impl Source {
-    /// Images, usable or not.
+    /// Returns the number of images, usable or not.
     pub fn len(&self) -> u64 {
         match self {
             Self::Shards(dataset) => dataset.n_samples(),
@@ -37,12 +37,12 @@ impl Source {
         }
     }
 
-    /// Whether there is no image.
+    /// Returns whether there are no images.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The shard of image `index`, where it lies in one, and its key there or its name.
+    /// Returns the shard of image `index`, if it is in one, and its key there or its name.
     pub fn describe(&self, index: u64) -> (Option<String>, String) {
         match self {
             Self::Shards(dataset) => {
@@ -53,15 +53,15 @@ impl Source {
         }
     }
 
-    /// The encoded image `index`; `None` if it is not there.
+    /// Returns the encoded bytes of image `index`; `None` if the image is missing.
     ///
     /// # Errors
-    /// [`PipelineError`] when a shard cannot be read.
+    /// [`PipelineError`] if a shard or file cannot be read.
     pub fn bytes(&self, index: u64) -> Result<Option<Vec<u8>>, PipelineError> {
         match self {
             Self::Shards(dataset) => match dataset.read(SampleId(index)) {
                 Ok(sample) => Ok(Some(sample.image)),
-                // What the sample itself lacks; a disk or a network that fails says nothing of the sample.
+                // The sample itself is incomplete. Input errors are no property of the sample: they are returned.
                 Err(error) if error.is_of_a_sample() && !matches!(error, PipelineError::Io { .. }) => {
                     Ok(None)
                 }
@@ -75,8 +75,8 @@ impl Source {
         }
     }
 
-    /// Length of the encoded image `index`, and the short check of its bytes where that is known; `None` if it is not
-    /// there.
+    /// Returns the length of the encoded image `index` in bytes, and the short check of its bytes, if known; `None` if
+    /// the image is missing.
     pub fn len_and_check(&self, index: u64) -> Option<(u64, Option<u16>)> {
         match self {
             Self::Shards(dataset) => dataset.image_check(SampleId(index)),
@@ -84,10 +84,10 @@ impl Source {
         }
     }
 
-    /// The classes of image `index` as they are written there.
+    /// Returns the names of the classes of image `index`.
     ///
     /// # Errors
-    /// [`PipelineError`] when a shard cannot be read.
+    /// [`PipelineError`] if a shard cannot be read.
     pub fn classes(&self, index: u64) -> Result<Vec<String>, PipelineError> {
         match self {
             Self::Shards(dataset) => dataset.classes(SampleId(index)),
@@ -95,10 +95,10 @@ impl Source {
         }
     }
 
-    /// The encoded mask of image `index`, where it has one.
+    /// Returns the encoded mask of image `index`, if it has one.
     ///
     /// # Errors
-    /// [`PipelineError`] when a shard cannot be read.
+    /// [`PipelineError`] if a shard cannot be read.
     pub fn mask(&self, index: u64) -> Result<Option<Vec<u8>>, PipelineError> {
         match self {
             Self::Shards(dataset) => dataset.member(SampleId(index), &MASK_EXTENSIONS),
@@ -106,7 +106,8 @@ impl Source {
         }
     }
 
-    /// Names what is read, down to the last member of each shard or the size and age of each file.
+    /// Returns a hash that identifies the images: by the members of each shard, or by the path, size and modification
+    /// time of each file.
     pub fn fingerprint(&self) -> u64 {
         match self {
             Self::Shards(dataset) => dataset.fingerprint(),

@@ -1,4 +1,4 @@
-//! How evaluation sees an image: torchvision's `Resize` and `CenterCrop`, on bytes.
+//! Transform of images for evaluation: torchvision's `Resize` and `CenterCrop`, on bytes.
 //!
 //! ```text
 //! [h, w] → the short side becomes r, the long one ⌊r · long / short⌋: bicubic, antialiased, rounded to 8 bits
@@ -16,21 +16,21 @@ use serde::{Deserialize, Serialize};
 pub struct Transform {
     /// Length of the short side after the resize.
     pub resize_px: u32,
-    /// Side of the square that is cut out.
+    /// Side of the central square.
     pub size_px: u32,
 }
 
 impl Transform {
-    /// The transform of DINO's and DINOv2's evaluations for squares of `size_px`: the short side becomes 256 px for 224, and
-    /// in proportion for other sizes.
+    /// Returns the transform of DINO's and DINOv2's evaluations for squares of `size_px`: the short side becomes 256 px
+    /// for 224, and in proportion for other sizes.
     pub fn new(size_px: u32) -> Self {
         Self { resize_px: (f64::from(size_px) * 256.0 / 224.0).round() as u32, size_px }
     }
 
-    /// The square of `size_px` of an image whose short side has become `resize_px`.
+    /// Returns the transform with a short side of `resize_px` and a square of `size_px`.
     ///
     /// # Errors
-    /// In words, when the square is larger.
+    /// A message if the square is larger than the short side.
     pub fn resizing(resize_px: u32, size_px: u32) -> Result<Self, String> {
         if resize_px < size_px {
             return Err(format!("the crop ({size_px} px) is larger than the resized image ({resize_px} px)"));
@@ -38,10 +38,10 @@ impl Transform {
         Ok(Self { resize_px, size_px })
     }
 
-    /// `[3, s, s]` bytes of `image`.
+    /// Applies the transform to `image`: `[3, s, s]` bytes.
     ///
     /// # Errors
-    /// [`AugmentError::Resize`] for an image without pixels.
+    /// [`AugmentError::Resize`] if the image has no pixels.
     pub fn apply(&self, image: &Rgb8) -> Result<Vec<u8>, AugmentError> {
         let source_px = [image.width_px, image.height_px];
         let side_px = self.size_px;
@@ -61,16 +61,16 @@ impl Transform {
         Ok(out.data)
     }
 
-    /// Width and height after the resize of an image of `source_px`, and the left upper corner of the square within.
+    /// Returns the resized width and height of an image of `source_px`, and the upper left corner of the square in it.
     pub(super) fn place(&self, source_px: [u32; 2]) -> ([u32; 2], [i64; 2]) {
         let resized_px = self.resized(source_px);
         let corner = |side: u32| ((f64::from(side) - f64::from(self.size_px)) / 2.0).round_ties_even() as i64;
         (resized_px, resized_px.map(corner))
     }
 
-    /// Width and height after the resize.
+    /// Returns the width and height after the resize.
     fn resized(&self, [width_px, height_px]: [u32; 2]) -> [u32; 2] {
-        // As Python's `int(size * long / short)`, whose product is exact and whose quotient is rounded once.
+        // Python's `int(size * long / short)`: the product is exact, and the quotient is rounded once.
         let long = |long: u32, short: u32| {
             ((u64::from(self.resize_px) * u64::from(long)) as f64 / f64::from(short.max(1))) as u32
         };
@@ -81,7 +81,7 @@ impl Transform {
     }
 }
 
-/// As torchvision writes it: `Resize(256), CenterCrop(224)`.
+/// Formats the transform in torchvision's terms: `Resize(256, bicubic), CenterCrop(224)`.
 impl std::fmt::Display for Transform {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Resize({}, bicubic), CenterCrop({})", self.resize_px, self.size_px)
@@ -103,7 +103,7 @@ mod tests {
         assert_ne!(Transform::new(8).apply(&image).expect("a square"), planes);
     }
 
-    /// A needle becomes millions of pixels long, of which the square alone is made.
+    /// A very elongated image would become millions of pixels long; only the square is computed.
     #[test]
     fn long_images_are_cut_before_they_are_made() {
         let image = Rgb8::new(60_000, 1, vec![7; 180_000]);

@@ -1,4 +1,4 @@
-//! Alignment (Wang and Isola 2020): how far apart views of an image are.
+//! Alignment (Wang and Isola 2020): the distance between views of an image.
 //!
 //! ```text
 //! mean over pairs of views of an image of ‖u - v‖²,  u, v rows of unit length
@@ -6,7 +6,7 @@
 
 use crate::features::set::normalize;
 
-/// Alignment of rows `[n, n_views, D]`.
+/// Computes the alignment of rows, `[n, n_views, D]`.
 pub(crate) fn alignment(rows: &[f32], n_views: usize, d: usize) -> f64 {
     let unit = unit_rows(rows, d);
     let (mut sum, mut n_pairs) = (0.0, 0usize);
@@ -22,7 +22,7 @@ pub(crate) fn alignment(rows: &[f32], n_views: usize, d: usize) -> f64 {
     sum / n_pairs.max(1) as f64
 }
 
-/// Rows of `d` numbers at unit length.
+/// Scales rows of `d` numbers to unit length.
 pub(crate) fn unit_rows(rows: &[f32], d: usize) -> Vec<f32> {
     let mut out = rows.to_vec();
     out.chunks_exact_mut(d).for_each(normalize);

@@ -1,26 +1,26 @@
-//! α-ReQ (Agrawal et al. 2022): how fast the spectrum of the covariance falls.
+//! α-ReQ (Agrawal et al. 2022): the power-law decay of the covariance's spectrum.
 //!
 //! ```text
-//! λ_i ∝ i^-α for i in 4..=100: a line through (ln i, ln λ_i) by least squares with weights 1 / i
+//! λ_i ∝ i^-α for i in 4..=100: a least-squares line through (ln i, ln λ_i) with weights 1 / i
 //! ```
 
 use super::moments::{mean_of, second_moment, spectrum};
 
-/// Eigenvalues that the line goes through, from the authors' code.
+/// Numbers of the eigenvalues that the line is fitted to, from the authors' code; the largest is 1.
 const RANGE: std::ops::RangeInclusive<usize> = 4..=100;
 
-/// α of rows of `d` numbers; 0 where there are too few directions for a line.
+/// Computes α of rows of `d` numbers; 0 if there are too few nonzero eigenvalues for a line.
 pub(crate) fn alpha_req(rows: &[f32], d: usize) -> f64 {
     let mut eigenvalues = spectrum(second_moment(rows, &mean_of(rows, d)));
     let n = rows.len() / d.max(1);
-    // n rows less their mean have n - 1 directions, and what is below the rounding of the largest one is none.
+    // n centered rows span at most n - 1 directions, and eigenvalues below the rounding error of the largest are noise.
     let floor = eigenvalues.first().map_or(0.0, |largest| largest * n.max(d) as f64 * f64::EPSILON);
     eigenvalues.truncate(n.saturating_sub(1));
     eigenvalues.retain(|value| *value > floor);
     slope(&eigenvalues)
 }
 
-/// The fall of eigenvalues, the largest first.
+/// Fits α to eigenvalues in descending order.
 fn slope(eigenvalues: &[f64]) -> f64 {
     let points: Vec<(f64, f64, f64)> = RANGE
         .filter_map(|i| eigenvalues.get(i - 1).map(|v| (i as f64, v)))
@@ -44,7 +44,7 @@ mod tests {
         assert_eq!(slope(&[1.0, 0.5]), 0.0);
     }
 
-    /// Directions that few rows cannot have do not bend the line.
+    /// Eigenvalues that are rounding noise, because there are few rows, do not affect the fit.
     #[test]
     fn rounding_is_no_direction() {
         let d = 64;

@@ -1,5 +1,5 @@
-//! LiDAR (Thilak et al. 2024): the effective rank of linear discriminant analysis whose classes are images and whose
-//! members are their views.
+//! LiDAR (Thilak et al. 2024): the effective rank of linear discriminant analysis with images as classes and views as
+//! their members.
 //!
 //! ```text
 //! Σ_b = mean over images of (μ_x - μ)(μ_x - μ)ᵀ,   Σ_w = mean over views of (z - μ_x)(z - μ_x)ᵀ + δ I
@@ -16,7 +16,7 @@ const DELTA: f64 = 1e-4;
 /// The paper's ε.
 const EPSILON: f64 = 1e-7;
 
-/// LiDAR of rows `[n, n_views, D]`; 0 for fewer than two images.
+/// Computes LiDAR of rows, `[n, n_views, D]`; 0 for fewer than two images.
 pub(crate) fn lidar(rows: &[f32], n_views: usize, d: usize) -> f64 {
     let n = rows.len() / (n_views * d).max(1);
     if n < 2 {
@@ -41,8 +41,8 @@ pub(crate) fn lidar(rows: &[f32], n_views: usize, d: usize) -> f64 {
 mod tests {
     use super::*;
 
-    /// Images lie along two axes, and views differ along a third: two directions tell images apart, however much the
-    /// third one varies.
+    /// Images lie along two axes, and views differ along a third: two directions distinguish images, however large the
+    /// variation along the third.
     #[test]
     fn what_differs_between_views_does_not_count() {
         let mut rows = Vec::new();

@@ -1,4 +1,4 @@
-//! What can be said of features without labels, one file a measure.
+//! Label-free measures of features, one file each.
 
 pub(crate) mod alignment;
 pub(crate) mod alpha_req;
@@ -13,47 +13,47 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::EvalError;
-use crate::features::columns::Wanted;
+use crate::features::columns::FeatureKind;
 use crate::features::extract::{Progress, check_finite, rows_of, table};
 use crate::images::ImageSet;
 
-/// How much is looked at.
+/// Number of images and views to measure on.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct Effort {
-    /// Images that are seen as they are, spread over the set.
+pub struct SampleSizes {
+    /// Images without augmentation, evenly spread over the set.
     pub n_images: usize,
-    /// Images of which views are made, spread over the set.
+    /// Images with augmented views, evenly spread over the set.
     pub n_viewed: usize,
-    /// Views of each.
+    /// Views per image.
     pub n_views: usize,
 }
 
-impl Default for Effort {
-    /// Few enough for a laptop; RankMe's paper takes 25,600 images.
+impl Default for SampleSizes {
+    /// Returns numbers small enough for a laptop; RankMe's paper uses 25,600 images.
     fn default() -> Self {
         Self { n_images: 10_000, n_viewed: 1000, n_views: 10 }
     }
 }
 
-/// Images whose views go through the network together.
-const IMAGES: usize = 8;
+/// Number of images per batch of views.
+const IMAGES_PER_BATCH: usize = 8;
 
-/// Measures by name, each with which way is better.
+/// Name and value of each measure, and a text on which values are better.
 pub type Measures = Vec<(&'static str, f64, &'static str)>;
 
-/// The measures of `network` on `images`; `multicrop` says which views it was trained on, of which the first kind is
-/// taken.
+/// Computes the measures of `network` on `images`. Views are drawn like the first kind of crop in `multicrop`, the
+/// views of the pretraining.
 ///
 /// # Errors
-/// As [`crate::extract`].
+/// Errors of [`crate::extract`].
 pub fn label_free(
     network: &Network,
     images: &ImageSet,
     multicrop: &MultiCrop,
-    effort: Effort,
+    effort: SampleSizes,
     progress: &dyn Progress,
 ) -> Result<Measures, EvalError> {
-    let wanted = Wanted::Vectors { n_levels: 1, average: false };
+    let wanted = FeatureKind::Vectors { n_levels: 1, average: false };
     let seen = table(network, &images.spread(effort.n_images), wanted, progress)?;
     let (rows, d) = (seen.rows(), seen.columns.width());
     let views = views_of(network, &images.spread(effort.n_viewed), multicrop, effort.n_views, progress)?;
@@ -74,7 +74,7 @@ pub fn label_free(
     ])
 }
 
-/// Features of `n_views` views of each image that can be decoded, `[n, n_views, D]`.
+/// Computes features of `n_views` views of each image that can be decoded, `[n, n_views, D]`.
 fn views_of(
     network: &Network,
     images: &ImageSet,
@@ -82,7 +82,7 @@ fn views_of(
     n_views: usize,
     progress: &dyn Progress,
 ) -> Result<Vec<f32>, EvalError> {
-    let wanted = Wanted::Vectors { n_levels: 1, average: false };
+    let wanted = FeatureKind::Vectors { n_levels: 1, average: false };
     let Some(first) = multicrop.crops.first() else { return Ok(Vec::new()) };
     let mut crop = first.clone();
     crop.count = n_views;
@@ -91,7 +91,7 @@ fn views_of(
     let mut rows = Vec::new();
     progress.begins("views", images.len());
     let indices: Vec<usize> = (0..images.len()).collect();
-    for indices in indices.chunks(IMAGES) {
+    for indices in indices.chunks(IMAGES_PER_BATCH) {
         let made: Result<Vec<_>, EvalError> =
             indices.par_iter().map(|i| images.views(*i, &multicrop, [0, 0])).collect();
         progress.seen(indices.len());

@@ -3,10 +3,10 @@
 use kernels::ops::gemm::{Mat, gemm};
 use nalgebra::DMatrix;
 
-/// Rows that are turned into f64 at a time.
+/// Number of rows converted to f64 at a time.
 const BLOCK: usize = 1024;
 
-/// `Σ x xᵀ` over rows of `d` numbers, each less `mean`: `[d, d]`.
+/// Computes `Σ (x - mean)(x - mean)ᵀ` over rows x of `d` numbers: `[d, d]`.
 pub(crate) fn second_moment(rows: &[f32], mean: &[f64]) -> DMatrix<f64> {
     let d = mean.len();
     let mut sum = vec![0.0; d * d];
@@ -20,7 +20,7 @@ pub(crate) fn second_moment(rows: &[f32], mean: &[f64]) -> DMatrix<f64> {
     DMatrix::from_vec(d, d, sum)
 }
 
-/// The mean of rows of `d` numbers.
+/// Computes the mean of rows of `d` numbers.
 pub(crate) fn mean_of(rows: &[f32], d: usize) -> Vec<f64> {
     let mut mean = vec![0.0; d];
     let n = (rows.len() / d).max(1) as f64;
@@ -30,14 +30,15 @@ pub(crate) fn mean_of(rows: &[f32], d: usize) -> Vec<f64> {
     mean
 }
 
-/// Eigenvalues of a symmetric matrix that has no negative ones, the largest first. What rounding makes negative is zero.
+/// Computes the eigenvalues of a positive semidefinite matrix in descending order. Values that are negative by rounding
+/// become 0.
 pub(crate) fn spectrum(matrix: DMatrix<f64>) -> Vec<f64> {
     let mut values: Vec<f64> = matrix.symmetric_eigenvalues().iter().map(|v| v.max(0.0)).collect();
     values.sort_unstable_by(|a, b| b.total_cmp(a));
     values
 }
 
-/// How many of `values` count, by the entropy of their shares: exp(-Σ p ln p), p = v / Σ v + ε.
+/// Computes the effective number of `values`, the exponential of their entropy: exp(-Σ p ln p), p = v / Σ v + ε.
 pub(crate) fn effective_number(values: &[f64], epsilon: f64) -> f64 {
     let sum: f64 = values.iter().sum();
     if sum <= 0.0 {

@@ -1,4 +1,4 @@
-//! Uniformity (Wang and Isola 2020): how evenly features cover the sphere.
+//! Uniformity (Wang and Isola 2020): the evenness of features on the unit sphere.
 //!
 //! ```text
 //! ln mean over pairs of exp(-2 ‖u - v‖²),  u, v rows of unit length
@@ -8,10 +8,11 @@ use kernels::ops::gemm::{Mat, gemm};
 
 use super::alignment::unit_rows;
 
-/// Rows of which all pairs are looked at.
+/// Maximum number of rows; all pairs of them are compared.
 const ROWS: usize = 2000;
 
-/// Uniformity of rows of `d` numbers, of which some are taken, evenly spread.
+/// Computes the uniformity of rows of `d` numbers, on an evenly spread subset if there are many; 0 for fewer than two
+/// rows.
 pub(crate) fn uniformity(rows: &[f32], d: usize) -> f64 {
     let n_all = rows.len() / d;
     let n = n_all.min(ROWS);

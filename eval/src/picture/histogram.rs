@@ -1,4 +1,4 @@
-//! Distributions as a picture.
+//! Histograms.
 
 use std::path::Path;
 
@@ -7,13 +7,13 @@ use plotters::prelude::*;
 use super::report::{SCALE, canvas, save};
 use crate::EvalError;
 
-/// Bars of a distribution.
+/// Number of bars of a histogram.
 const N_BINS: usize = 40;
 
-/// A name and its values.
+/// Name of a distribution, and its values.
 pub type Histogram = (String, Vec<f64>);
 
-/// Draws the distributions side by side, two in a row.
+/// Draws histograms of the distributions, two per row.
 ///
 /// # Errors
 /// [`EvalError::Picture`].
@@ -36,7 +36,7 @@ fn draw(
     (name, values): &Histogram,
 ) -> Result<(), String> {
     let (low, high) = values.iter().fold((f64::MAX, f64::MIN), |(l, h), v| (l.min(*v), h.max(*v)));
-    // All values alike, or none, still make a picture.
+    // Equal values, or none, still need a range of nonzero width.
     let (low, high) = if low < high { (low, high) } else { (low.min(1e9) - 0.5, low.min(1e9) + 0.5) };
     let width = (high - low) / N_BINS as f64;
     let mut counts = [0u32; N_BINS];

@@ -1,4 +1,4 @@
-//! What people look at, as PNG files.
+//! Charts and sheets of images, as PNG files.
 
 pub mod histogram;
 pub mod report;

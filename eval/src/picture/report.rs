@@ -1,4 +1,4 @@
-//! What people look at: the curves of a run, contact sheets, nearest neighbors.
+//! Pictures of a run: its curves, contact sheets, nearest neighbors.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -15,13 +15,14 @@ use crate::images::ImageSet;
 use crate::images::transform::Transform;
 use crate::protocol::knn::neighbors;
 
-/// Columns of a sheet of thumbnails.
+/// Number of columns of a sheet of thumbnails.
 const SHEET_COLUMNS: usize = 12;
 
-/// Pixels of a chart for each that its sizes count: letters are placed on whole pixels, and stand evenly where these are small.
+/// Factor from the sizes of a chart to pixels: glyphs are placed on whole pixels, and are spaced evenly only if pixels
+/// are small.
 pub(crate) const SCALE: u32 = 2;
 
-/// Side of a tile in the pictures.
+/// Side of a tile in a sheet.
 const TILE_PX: u32 = 72;
 
 /// Draws `count` images, spread evenly over `dataset`, each with all of its views in a row.
@@ -65,8 +66,8 @@ pub fn contact_sheet(
     sheet(path, &rows, TILE_PX.max(groups.first().map_or(0, |g| g.size_px.min(128))), "")
 }
 
-/// Draws `images` as their transform sees them, each with its key and, where it has one, its class, which
-/// is written as `named` says.
+/// Draws `images` after their transform, each with its key and, if it has one, its class as `named` formats it. Images
+/// that cannot be decoded are left out.
 ///
 /// # Errors
 /// [`EvalError::Data`] or [`EvalError::Picture`].
@@ -97,7 +98,7 @@ pub fn thumbnails(path: &Path, images: &ImageSet, named: impl Fn(&str) -> String
     sheet(path, &rows, size_px, "")
 }
 
-/// A sample, unless it is bad.
+/// Reads a sample; `None` if the sample itself is bad.
 fn readable(dataset: &Dataset, id: SampleId) -> Result<Option<Sample>, EvalError> {
     match dataset.read(id) {
         Err(error) if error.is_of_a_sample() => Ok(None),
@@ -105,21 +106,21 @@ fn readable(dataset: &Dataset, id: SampleId) -> Result<Option<Sample>, EvalError
     }
 }
 
-/// `count` sample numbers, or all where there are fewer.
+/// Returns `count` sample numbers that are evenly spread over `dataset`, or all if there are fewer.
 fn spread(dataset: &Dataset, count: u64) -> impl Iterator<Item = u64> {
     let n = dataset.n_samples();
     let count = count.min(n).max(1);
     (0..count).map(move |i| i * n / count)
 }
 
-/// Neighbors of each image of a sheet.
+/// Number of neighbors per query in a sheet.
 const N_NEIGHBORS: usize = 8;
 
-/// Images of a sheet of neighbors.
+/// Maximum number of queries in a sheet of neighbors.
 const N_QUERIES: usize = 10;
 
-/// Draws a few images of `queries`, or of `candidates` without these, each with those of `candidates` whose features are
-/// most similar. Where classes are known, green frames share the class.
+/// Draws a few images of `queries`, or of `candidates` if there are none, each with the `candidates` whose features are
+/// most similar. If classes are known, a green frame marks the query's class and a red frame another class.
 ///
 /// # Errors
 /// [`EvalError::Picture`].
@@ -138,7 +139,7 @@ pub fn neighbor_sheet(
     let tile = |set: &ImageSet, image: usize, frame| {
         let size_px = set.transform.size_px as usize;
         let black = || vec![0; 3 * size_px * size_px];
-        // Its features were made, so that only a picture would be missing.
+        // Features of the image exist: if it cannot be decoded now, a black tile is all that is lost.
         (set.image(image).ok().flatten().unwrap_or_else(black), size_px, frame)
     };
     let mut framed = false;
@@ -147,7 +148,7 @@ pub fn neighbor_sheet(
         let query = shown.image(row);
         let mut tiles = vec![tile(asked, query, None)];
         let near = near.iter().map(|(i, _)| rows.image(*i as usize));
-        // Among themselves each finds itself.
+        // Without queries, each image is its own nearest neighbor.
         for image in near.filter(|image| !among_themselves || *image != query).take(N_NEIGHBORS) {
             let classes = asked.label(query).zip(images.label(image));
             let frame = classes.map(|(a, b)| if a == b { [40, 160, 70] } else { [200, 50, 50] });
@@ -174,10 +175,10 @@ pub fn neighbor_sheet(
     sheet(path, &borrowed, TILE_PX, &format!("left: {what}; right: its nearest neighbors{frames}"))
 }
 
-/// A curve: its name and its points (step, value).
+/// Name of a curve, and its points (step, value).
 pub type Curve = (String, Vec<(f64, f64)>);
 
-/// Reads columns of a `metrics.jsonl`: those of `names`, then those whose names begin with one of `beginnings`.
+/// Reads columns of a `metrics.jsonl`: first `names`, then all whose names start with one of `beginnings`.
 ///
 /// # Errors
 /// [`EvalError::Metrics`].
@@ -194,7 +195,7 @@ pub fn read_curves(path: &Path, names: &[&str], beginnings: &[&str]) -> Result<V
         .collect();
     let begun = all.into_iter().filter(|name| beginnings.iter().any(|beginning| name.starts_with(beginning)));
     let curve = |name: &str| {
-        // Rows count steps from 0; people count those that are taken.
+        // Rows number steps from 0; charts show the number of completed steps.
         let point =
             |row: &serde_json::Value| Some((row.get("step")?.as_f64()? + 1.0, row.get(name)?.as_f64()?));
         (name.to_string(), rows.iter().filter_map(point).collect())
@@ -202,7 +203,7 @@ pub fn read_curves(path: &Path, names: &[&str], beginnings: &[&str]) -> Result<V
     Ok(names.iter().copied().chain(begun).map(curve).collect())
 }
 
-/// Draws curves below one another, each with its own scale.
+/// Draws curves, two per row, each with its own scale.
 ///
 /// # Errors
 /// [`EvalError::Picture`].
@@ -221,14 +222,14 @@ pub fn draw_curves(path: &Path, curves: &[Curve]) -> Result<(), EvalError> {
     save(path, &pixels, size)
 }
 
-/// `0.0015`, `250`: without digits that say nothing.
+/// Formats a value without trailing zeros: `0.0015`, `250`.
 fn tick(value: f64) -> String {
     let text = format!("{value:.6}");
     let short = text.trim_end_matches('0').trim_end_matches('.');
     if short == "-0" { "0".into() } else { short.into() }
 }
 
-/// White pixels for `n_rows` rows of charts, their size, and a font to write on them with.
+/// Returns white pixels for `n_rows` rows of charts, and their size; registers the font.
 pub(crate) fn canvas(n_rows: usize) -> (Vec<u8>, (u32, u32)) {
     have_font();
     let (width, height) = (1000 * SCALE, 260 * SCALE * n_rows as u32);

@@ -1,4 +1,4 @@
-//! Pictures of images: contact sheets of views, and images with their nearest neighbors.
+//! Sheets of images: contact sheets of views, and images with their nearest neighbors.
 
 use std::path::Path;
 use std::sync::Once;
@@ -22,20 +22,20 @@ const LINE_PX: u32 = 16;
 /// Size of the text below a tile.
 const CAPTION_PX: u32 = 12;
 
-/// One tile: planes `[3, size, size]` of bytes, its frame, and what is written below it.
+/// An image in a sheet, with its frame and caption.
 pub(crate) struct Tile<'a> {
-    /// R, G and B planes.
+    /// R, G and B planes, `[3, size, size]`.
     pub planes: &'a [u8],
     /// Side of the image.
     pub size_px: usize,
     /// Color of a frame around the tile, if it has one.
     pub frame: Option<[u8; 3]>,
-    /// Lines of text, each shortened to the tile's width.
+    /// Lines of text below the tile, each shortened to the tile's width.
     pub caption: &'a [String],
 }
 
-/// Writes rows of tiles as a PNG, with `legend` below them unless it is empty. Tiles are scaled up or down, by whole
-/// pixels, to `tile_px`.
+/// Writes rows of tiles as a PNG, with `legend` below them unless it is empty. Tiles are scaled to `tile_px` by
+/// nearest neighbor.
 ///
 /// # Errors
 /// [`EvalError::Picture`].
@@ -68,7 +68,7 @@ pub(crate) fn sheet(
     write_png(path, canvas.as_raw(), canvas.dimensions()).map_err(failed)
 }
 
-/// Writes RGB pixels as a PNG, which appears whole or not at all.
+/// Writes RGB pixels as a PNG, atomically.
 pub(crate) fn write_png(path: &Path, pixels: &[u8], (width, height): (u32, u32)) -> Result<(), String> {
     let mut bytes = Vec::new();
     let encoder = PngEncoder::new(&mut bytes);
@@ -76,8 +76,8 @@ pub(crate) fn write_png(path: &Path, pixels: &[u8], (width, height): (u32, u32))
     pipeline::file::replace(path, &bytes).map_err(|error| error.to_string())
 }
 
-/// Writes a line of text of `size_px` whose upper left corner is at `[x, y]`, with its beginning left out where it is wider
-/// than `max_width_px`: the end of a path says more.
+/// Draws a line of text of `size_px` whose upper left corner is at `[x, y]`. If it is wider than `max_width_px`, its
+/// beginning is cut off: the end of a path says more.
 fn write(
     canvas: &mut RgbImage,
     text: &str,
@@ -98,16 +98,16 @@ fn write(
     area.draw(&text).and_then(|()| area.present()).map_err(|error| error.to_string())
 }
 
-/// The longest end of `text` that fits behind an ellipsis.
+/// Returns the longest suffix of `text` that fits after an ellipsis.
 fn longest_end(text: &str, fits: impl Fn(&str) -> bool) -> String {
     let starts: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
     let end = |start: &usize| format!("…{}", &text[*start..]);
-    // A shorter end is not wider.
+    // A shorter suffix is never wider, so that bisection applies.
     let first = starts.partition_point(|start| !fits(&end(start)));
     starts.get(first).map_or_else(String::new, end)
 }
 
-/// Makes the font that ships with the program known.
+/// Registers the font that ships with the program.
 pub(crate) fn have_font() {
     static FONT: Once = Once::new();
     FONT.call_once(|| {

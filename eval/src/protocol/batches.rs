@@ -1,21 +1,21 @@
-//! Rows for training: held out, in mini-batches, standardized.
+//! Preparation of rows for training: held-out sets, mini-batches, standardization.
 
 use augment::ViewRng;
 
 use super::heads::{Heads, Rows};
 use crate::features::set::FeatureSet;
-use crate::score::Classified;
+use crate::score::Predictions;
 
-/// Keeps the order of mini-batches apart from all other streams.
+/// RNG domain of the shuffles, distinct from all other streams.
 const SHUFFLE_DOMAIN: u64 = 0x7072_6f62_6500_0000;
 
-/// Rows that are scored at a time.
+/// Number of rows scored at a time.
 const SCORED: usize = 1024;
 
-/// Keeps the choice of held-out rows apart from all other streams.
+/// RNG domain of the choice of held-out rows, distinct from all other streams.
 const HOLD_OUT_DOMAIN: u64 = 0x686f_6c64_0000_0000;
 
-/// A random one in `parts` of the rows of `set`, and the rest: (to fit on, held out).
+/// Splits the rows of `set` at random, holding out one in `parts`: (to fit on, held out).
 pub(super) fn hold_out(set: &FeatureSet, parts: usize, seed: u64) -> (FeatureSet, FeatureSet) {
     let mut order: Vec<usize> = (0..set.len()).collect();
     ViewRng::from_words([seed, HOLD_OUT_DOMAIN, 0, 0]).shuffle(&mut order);
@@ -24,26 +24,26 @@ pub(super) fn hold_out(set: &FeatureSet, parts: usize, seed: u64) -> (FeatureSet
     (set.select(fit.iter().copied()), set.select(held_out.iter().copied()))
 }
 
-/// The factor of a learning rate that falls to zero along half a cosine; `done` is the share of the run that is over.
+/// Returns the factor of a learning rate with cosine decay to zero; `done` is the completed share of the training.
 pub(super) fn cosine(done: f32) -> f32 {
     0.5 * (1.0 + (std::f32::consts::PI * done).cos())
 }
 
-/// Rows gathered side by side, perhaps standardized.
-pub(super) struct Gathered<'a> {
+/// Reader of batches of contiguous rows, standardized if required.
+pub(super) struct BatchReader<'a> {
     set: &'a FeatureSet,
-    scaling: Option<&'a Scaling>,
+    scaling: Option<&'a Standardization>,
     rows: Vec<f32>,
     labels: Vec<u32>,
 }
 
-impl<'a> Gathered<'a> {
-    /// Rows of `set`, through `scaling` if there is one.
-    pub(super) fn new(set: &'a FeatureSet, scaling: Option<&'a Scaling>) -> Self {
+impl<'a> BatchReader<'a> {
+    /// Returns a reader of `set` that applies `scaling` if there is one.
+    pub(super) fn new(set: &'a FeatureSet, scaling: Option<&'a Standardization>) -> Self {
         Self { set, scaling, rows: Vec::new(), labels: Vec::new() }
     }
 
-    /// Calls `f` with each of the mini-batches of `epoch`: every row once, in an order that `seed` gives.
+    /// Calls `f` with each mini-batch of `epoch`: every row once, shuffled by `seed` and `epoch`.
     pub(super) fn epoch(
         &mut self,
         seed: u64,
@@ -59,7 +59,7 @@ impl<'a> Gathered<'a> {
         }
     }
 
-    /// Calls `f` with all rows in their order, block by block.
+    /// Calls `f` with all rows in order, block by block.
     pub(super) fn in_order(&mut self, mut f: impl FnMut(Rows<'_>)) {
         for start in (0..self.set.len()).step_by(SCORED) {
             self.gather(start..self.set.len().min(start + SCORED));
@@ -81,14 +81,14 @@ impl<'a> Gathered<'a> {
     }
 }
 
-/// Mean and inverse deviation of each channel.
-pub(super) struct Scaling {
+/// Mean and inverse standard deviation of each channel.
+pub(super) struct Standardization {
     mean: Vec<f32>,
     inverse: Vec<f32>,
 }
 
-impl Scaling {
-    /// Computes the moments of the rows of `set`.
+impl Standardization {
+    /// Computes the statistics of the rows of `set`.
     pub(super) fn of(set: &FeatureSet) -> Self {
         let n = set.len().max(1) as f64;
         let mut sums = vec![(0.0f64, 0.0f64); set.width()];
@@ -102,7 +102,7 @@ impl Scaling {
         let inverse = sums
             .iter()
             .zip(&mean)
-            // A channel without variance says nothing; its deviation is rounding.
+            // The deviation of a constant channel is rounding noise, which must not be amplified.
             .map(|(sum, mean)| 1.0 / (sum.1 / n - mean * mean).max(1e-12).sqrt().max(1e-4))
             .map(|v| v as f32)
             .collect();
@@ -116,21 +116,21 @@ impl Scaling {
     }
 }
 
-/// What each of `n_heads` heads makes of `test`.
+/// Returns the predictions of each of `n_heads` heads on `test`.
 pub(super) fn classified(
     heads: &mut Heads,
     n_heads: usize,
     test: &FeatureSet,
-    scaling: Option<&Scaling>,
+    scaling: Option<&Standardization>,
     n_classes: usize,
-) -> Vec<Classified> {
+) -> Vec<Predictions> {
     let mut predicted = vec![Vec::with_capacity(test.len()); n_heads];
-    Gathered::new(test, scaling).in_order(|rows| {
+    BatchReader::new(test, scaling).in_order(|rows| {
         for (all, of_block) in predicted.iter_mut().zip(heads.predict(rows)) {
             all.extend(of_block);
         }
     });
-    let of_head = |predicted| Classified::new(predicted, &test.labels, n_classes);
+    let of_head = |predicted| Predictions::new(predicted, &test.labels, n_classes);
     predicted.into_iter().map(of_head).collect()
 }
 
@@ -138,7 +138,7 @@ pub(super) fn classified(
 mod tests {
     use super::*;
 
-    /// Labels that repeat with any period are held out as all others.
+    /// The random choice also works for labels that repeat periodically.
     #[test]
     fn every_class_is_on_both_sides() {
         let labels: Vec<u32> = (0..200).map(|i| i % 10).collect();

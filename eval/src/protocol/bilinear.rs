@@ -1,13 +1,13 @@
 //! Bilinear interpolation from a grid to pixels, and its transpose.
 //!
 //! ```text
-//! pixel i looks at (i + 0.5) · g / s - 0.5, not below 0: PyTorch's `interpolate` with `align_corners=False`
+//! pixel i samples the grid at max((i + 0.5) · g / s - 0.5, 0): PyTorch's `interpolate` with `align_corners=False`
 //! ```
 
-/// From a grid of g x g cells to s x s pixels, of any number of channels.
+/// Interpolation from a grid of g x g cells to s x s pixels, with any number of channels.
 pub(super) struct Bilinear {
     side: usize,
-    /// For each pixel along a side the two cells that it looks at, and the weight of the second.
+    /// For each pixel along a side, the two cells that it is interpolated from, and the weight of the second.
     taps: Vec<(usize, usize, f32)>,
 }
 
@@ -21,7 +21,7 @@ impl Bilinear {
         Self { side, taps: (0..size_px).map(tap).collect() }
     }
 
-    /// Cells `[g·g, C]` into pixels `[s·s, C]`.
+    /// Interpolates cells, `[g·g, C]`, to pixels, `[s·s, C]`.
     pub(super) fn up(&self, cells: &[f32], n_channels: usize) -> Vec<f32> {
         let (size_px, c) = (self.taps.len(), n_channels);
         let mut out = vec![0.0; size_px * size_px * c];
@@ -42,7 +42,7 @@ impl Bilinear {
         out
     }
 
-    /// Gradients of pixels `[s·s, C]` into those of cells `[g·g, C]`.
+    /// Propagates gradients of pixels, `[s·s, C]`, back to gradients of cells, `[g·g, C]`.
     pub(super) fn down(&self, pixels: &[f32], n_channels: usize) -> Vec<f32> {
         let (size_px, c) = (self.taps.len(), n_channels);
         let mut out = vec![0.0; self.side * self.side * c];
@@ -69,7 +69,8 @@ impl Bilinear {
 mod tests {
     use super::*;
 
-    /// Numbers of `torch.nn.functional.interpolate(x, 4, mode="bilinear")` for x of 2 x 2: 0, 1, 2, 3.
+    /// The expected values are those of `torch.nn.functional.interpolate(x, 4, mode="bilinear")` for x = [[0, 1], [2,
+    /// 3]].
     #[test]
     fn it_is_that_of_pytorch() {
         let up = Bilinear::new(2, 4).up(&[0.0, 1.0, 2.0, 3.0], 1);

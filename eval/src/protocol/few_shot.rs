@@ -1,5 +1,5 @@
-//! Nearest neighbors among a few rows of each class, as DINOv2's k-NN with `--n-per-class-list`: as many neighbors as shots, at most
-//! 20, and one draw, as there, or the mean over several.
+//! Nearest neighbors among a few images of each class, like DINOv2's k-NN with `--n-per-class-list`: as many neighbors
+//! as shots, at most 20; one draw, as there, or the mean over several.
 
 use std::collections::BTreeMap;
 
@@ -12,21 +12,21 @@ use super::task::{Scored, Task};
 use super::{Needs, Rules};
 use crate::EvalError;
 use crate::images::ImageSet;
-use crate::score::Classified;
+use crate::score::Predictions;
 use crate::score::outcome::Outcome;
 
-/// Keeps these draws apart from all other streams.
+/// RNG domain of the draws of shots, distinct from all other streams.
 const DOMAIN: u64 = 0x6665_7773_0000_0000;
 
 /// The protocol's settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FewShot {
-    /// Rows of each class.
+    /// Numbers of images per class; each gives a score.
     pub shots: Vec<usize>,
-    /// Draws of each.
+    /// Number of draws for each number of shots.
     pub tries: usize,
-    /// Neighbors at most; no more than shots.
+    /// Maximum number of neighbors; the number of shots limits it further.
     pub neighbors: usize,
     /// Temperature of the votes.
     pub temperature: f64,
@@ -53,35 +53,36 @@ impl Rules for FewShot {
     }
 
     fn score(&self, task: &Task<'_>) -> Result<Vec<Scored>, EvalError> {
-        // Images that cannot be decoded are left out of train.
+        // Checked again: images that could not be decoded are missing from train.
         self.check_labels(task.train.labels.iter().copied())?;
         Ok(self.shots.iter().map(|shots| self.of_shots(task, *shots)).collect())
     }
 }
 
 impl FewShot {
-    /// Checks that every class among the `labels` of train has as many images as shots: else the number would not be what its
-    /// name says. Classes that train lacks altogether are warned of elsewhere.
+    /// Checks that every class among the `labels` of train has at least as many images as shots: otherwise the number
+    /// would not match its name. Classes missing from train altogether cause a warning elsewhere.
     ///
     /// # Errors
-    /// [`EvalError::FewImages`].
+    /// [`EvalError::TooFewImages`] if a class has fewer.
     fn check_labels(&self, labels: impl Iterator<Item = u32>) -> Result<(), EvalError> {
         let mut n_images = BTreeMap::<u32, usize>::new();
         labels.for_each(|label| *n_images.entry(label).or_default() += 1);
         let fewest = n_images.into_values().min().unwrap_or_default();
         match self.shots.iter().find(|shots| **shots > fewest) {
-            Some(shots) => Err(EvalError::FewImages { n_images: fewest, shots: *shots }),
+            Some(shots) => Err(EvalError::TooFewImages { n_images: fewest, shots: *shots }),
             None => Ok(()),
         }
     }
 
-    /// The predictions of all tries, concatenated.
+    /// Computes the number for `shots` images per class: the predictions of all draws, concatenated.
     fn of_shots(&self, task: &Task<'_>, shots: usize) -> Scored {
         let columns = task.train.layout().last(1);
         let (train, test) = (task.train.columns(columns.clone()), task.test.columns(columns));
         let k = vec![shots.min(self.neighbors)];
         let knn = Knn { k, temperature: self.temperature, leave_one_out: false };
-        let mut all = Classified { n_tries: self.tries, ..Classified::new(Vec::new(), &[], task.n_classes) };
+        let mut all =
+            Predictions { n_tries: self.tries, ..Predictions::new(Vec::new(), &[], task.n_classes) };
         let mut accuracies = Vec::new();
         for attempt in 0..self.tries {
             let mut by_class = vec![Vec::new(); task.n_classes];
@@ -101,7 +102,7 @@ impl FewShot {
         let details = json!({ "shots": shots, "tries": accuracies });
         Scored {
             metric: format!("few_shot_{shots}"),
-            outcome: Outcome::Classified(all),
+            outcome: Outcome::Predictions(all),
             details,
             counts: None,
         }

@@ -1,8 +1,8 @@
-//! Linear classifiers that are trained side by side on the same batches: one for each learning rate and each choice of
+//! Linear classifiers that are trained in parallel on the same batches: one for each learning rate and each choice of
 //! columns.
 //!
 //! ```text
-//! logits = x Wᵀ + b                     [B, H·C] for the H heads that see the same columns, in one product
+//! logits = x Wᵀ + b                     [B, H·C] for the H heads on the same columns, in one product
 //! v ← m v + ∇,  (W, b) ← (W, b) - lr v   SGD with momentum, no weight decay
 //! ```
 
@@ -14,30 +14,30 @@ use kernels::ops::gemm::{Mat, gemm};
 
 use crate::score::largest;
 
-/// Keeps the initial weights apart from all other streams.
+/// RNG domain of the initial weights, distinct from all other streams.
 const INIT_DOMAIN: u64 = 0x6865_6164_0000_0000;
 
-/// How all heads are trained.
+/// Training settings of all heads.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Descent {
+pub(super) struct HeadTraining {
     /// Momentum, m.
     pub momentum: f32,
-    /// Deviation of the initial weights; biases are 0.
+    /// Standard deviation of the initial weights; biases start at 0.
     pub init_std: f32,
     /// Seed of the initial weights.
     pub seed: u64,
 }
 
-/// Heads over the columns of a batch.
+/// Linear heads on columns of the same batches.
 pub(super) struct Heads {
     banks: Vec<Bank>,
     workers: Workers,
-    /// Which banks each worker has.
+    /// Indices of the banks of each worker.
     shares: Vec<Vec<usize>>,
     n_classes: usize,
 }
 
-/// Heads that see the same columns.
+/// Heads of one worker on the same columns.
 #[derive(Clone)]
 struct Bank {
     columns: Range<usize>,
@@ -48,7 +48,7 @@ struct Bank {
     /// `[heads · classes]`
     bias: Vec<f32>,
     bias_velocity: Vec<f32>,
-    /// `[B, heads · classes]`: logits, then the errors.
+    /// `[B, heads · classes]`: logits, then their gradients.
     scratch: Vec<f32>,
     momentum: f32,
 }
@@ -56,24 +56,30 @@ struct Bank {
 /// A batch of features: `rows` is `[B, width]`.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a> {
-    /// The numbers.
+    /// Values of all rows.
     pub rows: &'a [f32],
-    /// Numbers of a row.
+    /// Length of a row.
     pub width: usize,
 }
 
 impl Heads {
-    /// A head for each of `rates` on each of `columns`, in that order.
-    pub(super) fn new(columns: &[Range<usize>], rates: &[f64], n_classes: usize, descent: Descent) -> Self {
+    /// Returns a head for each of `rates` on each of `columns`, grouped by columns.
+    pub(super) fn new(
+        columns: &[Range<usize>],
+        rates: &[f64],
+        n_classes: usize,
+        descent: HeadTraining,
+    ) -> Self {
         let workers = Workers::new(rayon::current_num_threads());
         let mut banks = Vec::new();
         let mut shares = vec![Vec::new(); workers.len()];
         for (group, columns) in columns.iter().enumerate() {
-            // Heads do not know each other: what is split by worker needs no sums.
+            // Heads are independent: splitting them by worker needs no reduction.
             let parts = workers.len().min(rates.len());
             for part in 0..parts {
                 let range = part * rates.len() / parts..(part + 1) * rates.len() / parts;
-                // Who got the larger parts of this group gets the smaller ones of the next.
+                // Every other group is assigned in reverse: workers with larger parts of one get smaller parts of the
+                // next.
                 let worker = if group % 2 == 0 { part } else { parts - 1 - part };
                 shares[worker].push(banks.len());
                 let first_head = group * rates.len() + range.start;
@@ -83,19 +89,19 @@ impl Heads {
         Self { banks, workers, shares, n_classes }
     }
 
-    /// One step of all heads; the rates are multiplied by `scale`.
+    /// Takes one step of all heads; learning rates are multiplied by `scale`.
     pub(super) fn step(&mut self, batch: Rows<'_>, labels: &[u32], scale: f32) {
         let n_classes = self.n_classes;
         self.each_share(|bank| bank.step(batch, labels, n_classes, scale));
     }
 
-    /// The predictions of each head for `rows`, by head.
+    /// Returns the predictions of each head for `rows`, by head.
     pub(super) fn predict(&mut self, rows: Rows<'_>) -> Vec<Vec<u32>> {
         let n_classes = self.n_classes;
         self.each_share(|bank| bank.predict(rows, n_classes)).concat()
     }
 
-    /// `f` of each bank, in the order of the banks.
+    /// Calls `f` for each bank on its worker; returns the results in the order of the banks.
     fn each_share<R: Send>(&mut self, f: impl Fn(&mut Bank) -> R + Sync) -> Vec<R> {
         let mut banks: Vec<Option<&mut Bank>> = self.banks.iter_mut().map(Some).collect();
         let mut take = |share: &Vec<usize>| -> Vec<(usize, &mut Bank)> {
@@ -118,7 +124,7 @@ impl Bank {
         rates: &[f64],
         n_classes: usize,
         first_head: usize,
-        descent: Descent,
+        descent: HeadTraining,
     ) -> Self {
         let (n_rows, d) = (rates.len() * n_classes, columns.len());
         let mut weight = Vec::with_capacity(n_rows * d);
@@ -141,7 +147,7 @@ impl Bank {
         }
     }
 
-    /// Logits of `rows` into the scratch memory, `[B, heads · classes]`.
+    /// Computes the logits of `rows` into `scratch`, `[B, heads · classes]`.
     fn logits(&mut self, Rows { rows, width }: Rows<'_>) {
         let (b, n, d) = (rows.len() / width, self.bias.len(), self.columns.len());
         self.scratch.clear();
@@ -189,7 +195,7 @@ fn descend(params: &mut [f32], velocity: &[f32], rate: f32) {
     params.iter_mut().zip(velocity).for_each(|(param, velocity)| *param -= rate * velocity);
 }
 
-/// Logits into probabilities.
+/// Replaces logits by probabilities.
 pub(super) fn softmax(logits: &mut [f32]) {
     let max = logits.iter().copied().fold(f32::MIN, f32::max);
     logits.iter_mut().for_each(|v| *v = (*v - max).exp());
@@ -201,7 +207,7 @@ pub(super) fn softmax(logits: &mut [f32]) {
 mod tests {
     use super::*;
 
-    /// The step of head `head` of `bank`, written out in f64: weights, then biases.
+    /// Computes the parameters of head `head` of `bank` after a step, in f64: weights, then biases.
     fn stepped(
         bank: &Bank,
         head: usize,
@@ -240,7 +246,7 @@ mod tests {
         let (b, width, n_classes) = (5, 7, 3);
         let rows: Vec<f32> = (0..b * width).map(|i| ((i * 7919 % 100) as f32) / 50.0 - 1.0).collect();
         let labels: Vec<u32> = (0..b as u32).map(|i| i % 3).collect();
-        let descent = Descent { momentum: 0.9, init_std: 0.3, seed: 1 };
+        let descent = HeadTraining { momentum: 0.9, init_std: 0.3, seed: 1 };
         let mut heads = Heads::new(&[0..7, 2..5], &[0.5, 0.1, 0.01], n_classes, descent);
         let batch = Rows { rows: &rows, width };
         for step in 0..3 {
@@ -265,9 +271,9 @@ mod tests {
 
     #[test]
     fn predictions_come_by_head() {
-        let descent = Descent { momentum: 0.9, init_std: 0.0, seed: 0 };
+        let descent = HeadTraining { momentum: 0.9, init_std: 0.0, seed: 0 };
         let mut heads = Heads::new(std::slice::from_ref(&(0..1)), &[1.0, 0.0], 2, descent);
-        // The first head learns the sign; the second never moves, and takes the first class.
+        // The first head learns the sign; the second has rate 0 and always predicts the first class.
         for _ in 0..20 {
             heads.step(Rows { rows: &[1.0, -1.0], width: 1 }, &[1, 0], 1.0);
         }

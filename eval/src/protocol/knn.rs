@@ -4,11 +4,11 @@
 //! s_i = x · x_i over rows of unit length; the k largest vote for their class with exp(s_i / T)
 //! ```
 //!
-//! Where images have several classes, each class has the share of the votes for it as its score, and the number is the
-//! mean average precision (as in DINOv3's evaluation).
+//! If images have several classes, the score of a class is its share of the votes, and the number is the mean average
+//! precision (as in DINOv3's evaluation).
 //!
-//! Similarities come from products of blocks, `[queries, D] · [D, candidates]`, of which the largest are kept: all of
-//! them are never in memory at once.
+//! Similarities are computed in blocks, `[queries, D] · [D, candidates]`, keeping the largest: the full matrix is never
+//! in memory.
 
 use std::ops::Range;
 
@@ -23,30 +23,30 @@ use crate::EvalError;
 use crate::features::set::FeatureSet;
 use crate::score::outcome::Outcome;
 use crate::score::ranked::Ranked;
-use crate::score::{Classified, argmax};
+use crate::score::{Predictions, argmax};
 
-/// Queries that are compared at a time, by one thread, at most: many, so that scaling candidates to unit length does
-/// not count.
+/// Maximum number of queries per block of a thread: many, so that the cost of scaling candidates to unit length is
+/// negligible.
 const QUERIES: usize = 512;
 
-/// Candidates that they are compared with at a time. Their block stays in a core's cache.
+/// Number of candidates per block. The block stays in a core's cache.
 const CANDIDATES: usize = 1024;
 
 /// The protocol's settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Knn {
-    /// Numbers of neighbors that are scored.
+    /// Numbers of neighbors; each gives a score.
     pub k: Vec<usize>,
     /// Temperature of the votes, T.
     pub temperature: f64,
-    /// Whether neighbors come from test itself, each image being left out of its own.
+    /// Searches neighbors in the test set itself, excluding the image itself.
     #[serde(default)]
     pub leave_one_out: bool,
 }
 
 impl Default for Knn {
-    /// DINO's.
+    /// Returns DINO's settings.
     fn default() -> Self {
         Self { k: vec![10, 20, 100, 200], temperature: 0.07, leave_one_out: false }
     }
@@ -76,7 +76,7 @@ impl Rules for Knn {
 }
 
 impl Knn {
-    /// A number for each `k`.
+    /// Computes a number for each `k`.
     fn numbers(&self, task: &Task<'_>) -> Vec<Scored> {
         let columns = task.test.layout().last(1);
         let test = task.test.columns(columns.clone());
@@ -86,7 +86,7 @@ impl Knn {
             Some(sets) => self.rank(sets, &train, &test, task.n_classes),
             None => {
                 let found = self.classify(&train, &test, task.n_classes);
-                found.into_iter().map(|(k, classified)| (k, Outcome::Classified(classified))).collect()
+                found.into_iter().map(|(k, classified)| (k, Outcome::Predictions(classified))).collect()
             }
         };
         let prefix = if self.leave_one_out { "knn_loo" } else { "knn" };
@@ -100,7 +100,7 @@ impl Knn {
         found.into_iter().map(scored).collect()
     }
 
-    /// What each `k` makes of `test`, given `train`, where images have several classes.
+    /// Ranks the classes of `test` by the votes of `train` for each `k`, if images have several classes.
     fn rank(
         &self,
         sets: &Sets<'_>,
@@ -130,26 +130,26 @@ impl Knn {
         self.k.iter().map(ranked).collect()
     }
 
-    /// What each `k` makes of `test`, given `train`.
+    /// Classifies `test` by the votes of `train` for each `k`.
     pub(crate) fn classify(
         &self,
         train: &FeatureSet,
         test: &FeatureSet,
         n_classes: usize,
-    ) -> Vec<(usize, Classified)> {
+    ) -> Vec<(usize, Predictions)> {
         let most = self.k.iter().copied().max().unwrap_or_default();
         let found = neighbors(train, test, most, self.leave_one_out);
         let classified = |k: &usize| {
             let vote = |near: &Vec<(u32, f32)>| self.vote(near, *k, &train.labels, n_classes);
             let predicted = found.par_iter().map(vote).collect();
-            (*k, Classified::new(predicted, &test.labels, n_classes))
+            (*k, Predictions::new(predicted, &test.labels, n_classes))
         };
         self.k.iter().map(classified).collect()
     }
 
     fn vote(&self, near: &[(u32, f32)], k: usize, labels: &[u32], n_classes: usize) -> u32 {
         let mut votes = vec![0.0f64; n_classes];
-        // Relative to the nearest one, so that no vote overflows; the ranking is the same.
+        // Similarities relative to the nearest neighbor: no vote overflows, and the ranking is the same.
         let top = near.first().map_or(0.0, |(_, similarity)| f64::from(*similarity));
         for (row, similarity) in near.iter().take(k) {
             votes[labels[*row as usize] as usize] +=
@@ -159,8 +159,8 @@ impl Knn {
     }
 }
 
-/// The `k` rows of `train` most similar to each row of `test`, best first, with their cosines. Of equal ones the lower
-/// number comes first. With `leave_one_out` both are one set, and no row is its own neighbor.
+/// Returns the `k` rows of `train` most similar to each row of `test`, best first, with their cosine similarities. Ties
+/// go to the lower index. With `leave_one_out`, both sets must be the same, and no row is its own neighbor.
 pub fn neighbors(
     train: &FeatureSet,
     test: &FeatureSet,
@@ -186,7 +186,7 @@ fn search_block(
     test.copy_normalized(queries.clone(), &mut query_rows);
     let mut candidate_rows = vec![0.0; CANDIDATES * d];
     let mut cosines = vec![0.0; n_queries * CANDIDATES];
-    let mut best: Vec<Best> = queries.clone().map(|_| Best::new(k)).collect();
+    let mut best: Vec<TopK> = queries.clone().map(|_| TopK::new(k)).collect();
     for candidates in blocks(train.len(), CANDIDATES) {
         let n = candidates.len();
         train.copy_normalized(candidates.clone(), &mut candidate_rows);
@@ -200,30 +200,30 @@ fn search_block(
             }
         }
     }
-    best.into_iter().map(Best::sorted).collect()
+    best.into_iter().map(TopK::sorted).collect()
 }
 
 fn blocks(n: usize, len: usize) -> impl Iterator<Item = Range<usize>> {
     (0..n).step_by(len).map(move |start| start..n.min(start + len))
 }
 
-/// The `k` best of what is offered, which are sorted out whenever twice as many have gathered.
-struct Best {
+/// Collector of the `k` best candidates, pruned whenever it holds 2 `k`.
+struct TopK {
     k: usize,
     found: Vec<(u32, f32)>,
-    /// The lowest similarity that can still enter the `k` best.
+    /// Similarity that a candidate must exceed to enter the `k` best.
     bar: f32,
 }
 
-impl Best {
+impl TopK {
     fn new(k: usize) -> Self {
         Self { k, found: Vec::with_capacity(2 * k), bar: f32::NEG_INFINITY }
     }
 
     #[inline(always)]
     fn offer(&mut self, row: u32, cosine: f32) {
-        // Rows come in order, so that one that equals the worst of the best comes too late. What is no number
-        // compares as false, and is no neighbor.
+        // Rows are offered in order, so that a tie with the worst of the best loses by its higher index. NaN compares
+        // as false and is never a neighbor.
         if cosine > self.bar {
             self.found.push((row, cosine));
             if self.found.len() == 2 * self.k.max(1) {
@@ -247,7 +247,7 @@ impl Best {
     }
 }
 
-/// Ties go to the lower row, so that the result is deterministic.
+/// Orders by descending similarity. Ties go to the lower index, so that the result is deterministic.
 fn better(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
@@ -282,7 +282,7 @@ mod tests {
         assert_eq!(order, [1, 3, 2]);
     }
 
-    /// At a low temperature the nearest one decides, and no vote overflows.
+    /// At a low temperature the nearest neighbor decides, and no vote overflows.
     #[test]
     fn low_temperatures_are_nearest_neighbors() {
         let train = set(&[([0.0, 1.0], 0), ([0.3, 1.0], 0), ([1.0, 0.01], 1), ([0.9, 0.3], 0)]);
@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(scored[0].1.accuracy(), 100.0);
     }
 
-    /// A wrong class on every near neighbor scores zero: the score can fail.
+    /// A wrong class on every nearest neighbor scores zero.
     #[test]
     fn wrong_labels_score_zero() {
         let train = set(&[([1.0, 0.0], 0), ([0.0, 1.0], 1)]);
@@ -300,7 +300,7 @@ mod tests {
     }
 
     proptest! {
-        /// Blocks and sorting out give what comparing everything with everything gives.
+        /// The blockwise search equals an exhaustive one.
         #[test]
         fn blocks_give_what_all_pairs_give(n in 1usize..2300, k in 1usize..12, leave_one_out: bool) {
             let d = 3;

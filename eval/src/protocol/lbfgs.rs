@@ -1,4 +1,4 @@
-//! Limited-memory BFGS (Nocedal 1980) for smooth functions that have one minimum.
+//! Limited-memory BFGS (Nocedal 1980) for smooth functions with one minimum.
 //!
 //! ```text
 //! p = -H ∇f, with H from the last m pairs s = Δx, y = Δ∇f;  x ← x + t p
@@ -7,33 +7,34 @@
 
 use std::collections::VecDeque;
 
-/// Pairs that are kept, m; scipy's default.
+/// Number of pairs kept, m; scipy's default.
 const MEMORY: usize = 10;
 
-/// How much of the promised descent a step must bring, c₁.
-const DESCENT: f64 = 1e-4;
+/// Sufficient-decrease constant of the line search, c₁.
+const SUFFICIENT_DECREASE: f64 = 1e-4;
 
-/// How much of the slope may be left after a step, c₂.
-const SLOPE: f64 = 0.9;
+/// Curvature constant of the line search, c₂.
+const CURVATURE: f64 = 0.9;
 
-/// Steps that a line search tries. In floating point both conditions may fail near the minimum.
-const TRIES: usize = 40;
+/// Maximum number of points that a line search tries. In floating point, both conditions may fail near the minimum.
+const MAX_LINE_SEARCH_POINTS: usize = 40;
 
-/// When to stop.
+/// Stopping criteria.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// Largest component of the gradient.
+    /// Stops once no component of the gradient is larger in magnitude.
     pub gradient: f64,
-    /// Descent of a step, over the larger of 1 and the value.
+    /// Stops once a step decreases the value by no more than this, relative to the largest of 1 and the values'
+    /// magnitudes.
     pub descent: f64,
-    /// Steps.
+    /// Maximum number of steps.
     pub n_steps: usize,
 }
 
-/// A function's value, and its gradient.
+/// Value of a function and its gradient.
 pub(super) type Value = (f64, Vec<f64>);
 
-/// Where `f` is smallest, from `x` on, and the number of steps.
+/// Minimizes `f`, starting at `x`; returns the minimizer and the number of steps.
 pub(super) fn minimize(mut x: Vec<f64>, limits: Limits, f: impl Fn(&[f64]) -> Value) -> (Vec<f64>, usize) {
     let (mut value, mut gradient) = f(&x);
     let mut pairs: VecDeque<Pair> = VecDeque::new();
@@ -43,7 +44,7 @@ pub(super) fn minimize(mut x: Vec<f64>, limits: Limits, f: impl Fn(&[f64]) -> Va
         }
         let mut direction = descent_direction(&gradient, &pairs);
         if dot(&direction, &gradient) >= 0.0 {
-            // Rounding has spoiled the pairs.
+            // By rounding, the pairs no longer give a descent direction.
             pairs.clear();
             direction = descent_direction(&gradient, &pairs);
         }
@@ -66,11 +67,11 @@ pub(super) fn minimize(mut x: Vec<f64>, limits: Limits, f: impl Fn(&[f64]) -> Va
     (x, limits.n_steps)
 }
 
-/// A step and what it changed.
+/// A step s and the change y of the gradient.
 struct Pair {
     s: Vec<f64>,
     y: Vec<f64>,
-    /// s · y.
+    /// Dot product s · y.
     curvature: f64,
 }
 
@@ -83,7 +84,7 @@ impl Pair {
     }
 }
 
-/// -H ∇f by the two loops over the pairs, the newest of which comes first.
+/// Computes -H ∇f by the two-loop recursion; the newest pair comes first.
 fn descent_direction(gradient: &[f64], pairs: &VecDeque<Pair>) -> Vec<f64> {
     let mut q: Vec<f64> = gradient.iter().map(|g| -g).collect();
     let mut alphas = Vec::with_capacity(pairs.len());
@@ -103,7 +104,8 @@ fn descent_direction(gradient: &[f64], pairs: &VecDeque<Pair>) -> Vec<f64> {
     q
 }
 
-/// The point on the line that meets both conditions, or the best that brings any descent.
+/// Searches along the line until a point meets both conditions; returns the point of the smallest value among those
+/// tried that meet the first, with its value and gradient.
 fn search(
     x: &[f64],
     value: f64,
@@ -115,19 +117,19 @@ fn search(
     let slope = dot(gradient, direction);
     let (mut low, mut high, mut t) = (0.0, f64::INFINITY, first);
     let mut best: Option<(Vec<f64>, f64, Vec<f64>)> = None;
-    for _ in 0..TRIES {
+    for _ in 0..MAX_LINE_SEARCH_POINTS {
         let mut next = x.to_vec();
         add(&mut next, t, direction);
         let (next_value, next_gradient) = f(&next);
-        let descends = next_value <= value + DESCENT * t * slope;
-        let flattens = dot(&next_gradient, direction) >= SLOPE * slope;
+        let descends = next_value <= value + SUFFICIENT_DECREASE * t * slope;
+        let flattens = dot(&next_gradient, direction) >= CURVATURE * slope;
         if descends && best.as_ref().is_none_or(|(_, best_value, _)| next_value < *best_value) {
             best = Some((next, next_value, next_gradient));
         }
         match (descends, flattens) {
             (true, true) => break,
             (true, false) => low = t,
-            // What is no number does not descend either.
+            // NaN does not count as descent.
             (false, _) => high = t,
         }
         t = if high.is_finite() { 0.5 * (low + high) } else { 2.0 * low };

@@ -1,27 +1,27 @@
-//! DINO's linear probe (Caron et al. 2021, `eval_linear.py`): one head on views that are drawn anew in every epoch.
+//! DINO's linear probe (Caron et al. 2021, `eval_linear.py`): one head on crops that are drawn anew in every epoch.
 //!
 //! ```text
-//! x = class tokens of the last 4 blocks (ViT-S), or class token and mean patch token of the last (ViT-B)
+//! x = class tokens of the last 4 blocks (ViT-S), or class token and mean patch token of the last block (ViT-B)
 //! train: random-resized crops (bilinear, area 0.08 to 1) and flips;  test: the central square
 //! SGD with momentum 0.9 and no weight decay, lr · B / 256, cosine to zero by epoch, W from N(0, 0.01²)
 //! ```
 //!
-//! The number is that after the last epoch; the authors' script prints the largest of all epochs, which is chosen on the
-//! test set. A convolutional network has the mean maps of its last stages in place of class tokens, where the authors
-//! take the last one alone (`levels` 1).
+//! The number is the accuracy after the last epoch; the authors' script prints the maximum over all epochs, which is
+//! chosen on the test set. A convolutional network has the spatial means of its last stages in place of class tokens;
+//! the authors use only the last stage (`levels` 1).
 
 use augment::Interpolation;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::batches::{classified, cosine};
-use super::heads::{Descent, Heads, Rows};
+use super::heads::{HeadTraining, Heads, Rows};
 use super::task::{Scored, Task};
 use super::{Needs, Rules, as_published};
 use crate::EvalError;
 use crate::score::outcome::Outcome;
 
-/// Name of the number.
+/// Name of the protocol.
 const NAME: &str = "linear-dino";
 
 /// The protocol's settings.
@@ -30,18 +30,18 @@ const NAME: &str = "linear-dino";
 pub struct LinearDino {
     /// Learning rate for batches of 256.
     pub rate: f64,
-    /// Passes over train.
+    /// Number of passes over train.
     pub epochs: usize,
-    /// Images of a mini-batch.
+    /// Images per mini-batch.
     pub batch: usize,
-    /// Last levels whose class tokens are concatenated.
+    /// Number of last levels whose class tokens are concatenated.
     pub levels: usize,
-    /// Whether the mean patch token follows them.
+    /// Appends the mean patch token.
     pub average: bool,
 }
 
 impl Default for LinearDino {
-    /// DINO's for ViT-S on one GPU.
+    /// Returns DINO's settings for ViT-S on one GPU.
     fn default() -> Self {
         Self { rate: 0.001, epochs: 100, batch: 128, levels: 4, average: false }
     }
@@ -67,19 +67,20 @@ impl Rules for LinearDino {
 }
 
 impl LinearDino {
-    /// The score on `task.test`.
+    /// Computes the score on `task.test`.
     ///
     /// # Errors
-    /// [`EvalError::NoViews`] where the task has features alone, [`EvalError::Data`] when a shard cannot be read.
+    /// [`EvalError::ImagesRequired`] if the task has features only, [`EvalError::Data`] if a shard cannot be read,
+    /// [`EvalError::NotFinite`].
     fn number(&self, task: &Task<'_>) -> Result<Scored, EvalError> {
-        let views = task.views.ok_or(EvalError::NoViews { protocol: NAME })?;
+        let views = task.views.ok_or(EvalError::ImagesRequired { protocol: NAME })?;
         let crops = views.crops(Interpolation::Bilinear);
         let columns = match self.average {
             true => task.test.layout().last_and_average(self.levels),
             false => task.test.layout().last(self.levels),
         };
         let test = task.test.columns(columns.clone());
-        let descent = Descent { momentum: 0.9, init_std: 0.01, seed: task.seed };
+        let descent = HeadTraining { momentum: 0.9, init_std: 0.01, seed: task.seed };
         let scaled = self.rate * self.batch as f64 / 256.0;
         let all = 0..columns.len();
         let mut heads = Heads::new(std::slice::from_ref(&all), &[scaled], task.n_classes, descent);
@@ -98,7 +99,7 @@ impl LinearDino {
         let details = json!({ "levels": self.levels, "average": self.average });
         Ok(Scored {
             metric: "linear_dino".into(),
-            outcome: Outcome::Classified(classified),
+            outcome: Outcome::Predictions(classified),
             details,
             counts: None,
         })

@@ -1,43 +1,45 @@
-//! DINOv2's linear probe (Oquab et al. 2023, `eval/linear.py`): 13 rates × {1, 4} levels × average {no, yes} = 52 heads in one pass.
+//! DINOv2's linear probe (Oquab et al. 2023, `eval/linear.py`): 13 rates × {1, 4} levels × average {no, yes} = 52
+//! heads, trained in parallel.
 //!
 //! ```text
 //! x = class tokens of the last 1 or 4 blocks, with or without the mean patch token of the last;  W from N(0, 0.01²)
-//! train: random-resized crops (bicubic, area 0.08 to 1) and flips, 12,500 mini-batches of 1,024;  test: the central square
+//! train: random-resized crops (bicubic, area 0.08 to 1) and flips, 12,500 mini-batches of 1,024;  test: central square
 //! SGD with momentum 0.9 and no weight decay, lr · B / 256, cosine to zero over all steps
 //! ```
 //!
-//! **The best head is chosen on the test set**, as published; [`super::linear_honest`] does not look there. The official code keys
-//! heads by their scaled rate with five decimals; where two rates print alike, the later head replaces the earlier one. With 128
-//! images, its default on one GPU, 48 of the 52 remain, and `linear-dinov2` does the same. A convolutional network has the mean maps
-//! of its last stages in place of class tokens, and no mean patch token beside them: half as many heads.
+//! **The best head is chosen on the test set**, as published; [`super::linear_honest`] never chooses on it. The
+//! official code keys heads by their scaled rate with five decimals; if two rates print alike, the later head replaces
+//! the earlier one. With batches of 128, its default on one GPU, 48 of the 52 remain, and `linear-dinov2` does the
+//! same. A convolutional network has the spatial means of its last stages in place of class tokens, and no mean patch
+//! token: half as many heads.
 //!
-//! `linear-dinov2-features` is a cheap form under a name of its own: all heads on features of the central square, made once. Its
-//! numbers are not those of the publication.
+//! `linear-dinov2-features` is a cheap variant with its own name: all heads on features of the central square,
+//! extracted once. Its numbers do not compare with published ones.
 
 use augment::Interpolation;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::batches::{Gathered, classified, cosine};
-use super::heads::{Descent, Heads, Rows};
+use super::batches::{BatchReader, classified, cosine};
+use super::heads::{HeadTraining, Heads, Rows};
 use super::task::{Scored, Task};
 use super::{Needs, Rules};
 use crate::EvalError;
-use crate::score::Classified;
+use crate::score::Predictions;
 use crate::score::outcome::Outcome;
 
 /// Name of the published protocol.
 const NAME: &str = "linear-dinov2";
 
-/// Name of the form on features that are made once.
+/// Name of the variant on features that are extracted once.
 const FEATURES_NAME: &str = "linear-dinov2-features";
 
 /// Input of the heads during training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sees {
-    /// Crops and flips, drawn anew.
+enum HeadInput {
+    /// Features of crops and flips, drawn anew in every pass.
     Crops,
-    /// Features of the central square, made once.
+    /// Features of the central square, extracted once.
     Features,
 }
 
@@ -47,25 +49,25 @@ enum Sees {
 pub struct LinearDinov2 {
     /// Learning rates for batches of 256.
     pub rates: Vec<f64>,
-    /// Steps, where `epochs` is not given.
+    /// Number of steps if `epochs` is absent.
     pub iterations: usize,
-    /// Passes over train.
+    /// Number of passes over train; overrides `iterations`.
     pub epochs: Option<usize>,
-    /// Rows of a mini-batch.
+    /// Images per mini-batch.
     pub batch: usize,
-    /// Numbers of last levels whose class tokens are concatenated.
+    /// Choices for the number of last levels whose class tokens are concatenated.
     pub levels: Vec<usize>,
 }
 
 impl Default for LinearDinov2 {
-    /// The published settings: eight GPUs with 128 images each.
+    /// Returns the published settings: eight GPUs with 128 images each.
     fn default() -> Self {
         let rates = vec![1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1];
         Self { rates, iterations: 12_500, epochs: None, batch: 1024, levels: vec![1, 4] }
     }
 }
 
-/// The same settings with heads on features that are made once.
+/// Settings of the variant on features that are extracted once.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct OnFeatures(pub LinearDinov2);
@@ -83,11 +85,11 @@ impl Rules for LinearDinov2 {
     }
 
     fn in_words(&self, numbers: &[Scored], _: bool) -> String {
-        self.described(Sees::Crops, n_heads(numbers))
+        self.described(HeadInput::Crops, n_heads(numbers))
     }
 
     fn score(&self, task: &Task<'_>) -> Result<Vec<Scored>, EvalError> {
-        Ok(vec![self.number(Sees::Crops, task)?])
+        Ok(vec![self.number(HeadInput::Crops, task)?])
     }
 }
 
@@ -97,61 +99,62 @@ impl Rules for OnFeatures {
     }
 
     fn in_words(&self, numbers: &[Scored], _: bool) -> String {
-        self.0.described(Sees::Features, n_heads(numbers))
+        self.0.described(HeadInput::Features, n_heads(numbers))
     }
 
     fn score(&self, task: &Task<'_>) -> Result<Vec<Scored>, EvalError> {
-        Ok(vec![self.0.number(Sees::Features, task)?])
+        Ok(vec![self.0.number(HeadInput::Features, task)?])
     }
 }
 
-/// Heads that the numbers were chosen among.
+/// Returns the number of heads that the best was chosen from.
 fn n_heads(numbers: &[Scored]) -> usize {
     let said = numbers.first().and_then(|scored| scored.details["n_heads"].as_u64());
     said.unwrap_or_default() as usize
 }
 
 impl LinearDinov2 {
-    /// The rates that have a head: with [`Sees::Crops`] the last one of those whose names are one in the official code.
-    fn kept_rates(&self, sees: Sees) -> Vec<f64> {
+    /// Returns the rates that have a head: with [`HeadInput::Crops`], only the last of those that share a name in the
+    /// official code.
+    fn kept_rates(&self, sees: HeadInput) -> Vec<f64> {
         let name = |rate: &f64| format!("{:.5}", rate * self.batch as f64 / 256.0);
         let is_last = |i: usize| self.rates[i + 1..].iter().all(|later| name(later) != name(&self.rates[i]));
-        let is_kept = |i: &usize| sees == Sees::Features || is_last(*i);
+        let is_kept = |i: &usize| sees == HeadInput::Features || is_last(*i);
         (0..self.rates.len()).filter(is_kept).map(|i| self.rates[i]).collect()
     }
 
     /// Describes the protocol for readers who compare numbers; `n_heads` is how many there were.
-    fn described(&self, sees: Sees, n_heads: usize) -> String {
+    fn described(&self, sees: HeadInput, n_heads: usize) -> String {
         let length = match self.epochs {
             Some(epochs) => format!("{epochs} passes in batches of {}", self.batch),
             None => format!("iterations: {} of {} images", self.iterations, self.batch),
         };
         let best = format!("the best of {n_heads} heads on test");
-        // A convolutional network has no mean patch token beside its mean maps.
+        // A convolutional network has no mean patch token, and hence half as many heads.
         let is_transformer = n_heads == 2 * self.levels.len() * self.kept_rates(sees).len();
         match sees {
-            Sees::Features => format!(
+            HeadInput::Features => format!(
                 "DINOv2's heads on features made once, without crops; {length}; {best}; not the published protocol"
             ),
-            Sees::Crops if !is_transformer => format!(
+            HeadInput::Crops if !is_transformer => format!(
                 "DINOv2's heads on the stages of a convolutional network, bicubic crops and flips; {length}; {best}; not a \
                  published protocol"
             ),
-            Sees::Crops if *self == Self::default() => {
+            HeadInput::Crops if *self == Self::default() => {
                 format!("as published, bicubic crops and flips; {length}; {best}")
             }
-            Sees::Crops => {
+            HeadInput::Crops => {
                 format!("as DINOv2's, but for its settings, bicubic crops and flips; {length}; {best}")
             }
         }
     }
 
-    /// The score of the best head on `task.test`.
+    /// Computes the score of the best head on `task.test`.
     ///
     /// # Errors
-    /// With [`Sees::Crops`], [`EvalError::NoViews`] where the task has features alone, [`EvalError::Data`] when a shard cannot
-    /// be read.
-    fn number(&self, sees: Sees, task: &Task<'_>) -> Result<Scored, EvalError> {
+    /// With [`HeadInput::Crops`]: [`EvalError::ImagesRequired`] if the task has features only, [`EvalError::Data`] if a shard
+    /// cannot be read, [`EvalError::NotFinite`].
+    fn number(&self, sees: HeadInput, task: &Task<'_>) -> Result<Scored, EvalError> {
         let layout = task.test.layout();
         let rates = self.kept_rates(sees);
         let mut inputs = Vec::new();
@@ -162,15 +165,15 @@ impl LinearDinov2 {
             }
         }
         let columns: Vec<_> = inputs.iter().map(|(_, _, columns)| columns.clone()).collect();
-        let descent = Descent { momentum: 0.9, init_std: 0.01, seed: task.seed };
+        let descent = HeadTraining { momentum: 0.9, init_std: 0.01, seed: task.seed };
         let mut heads = Heads::new(&columns, &rates, task.n_classes, descent);
         let n_steps = match sees {
-            Sees::Crops => self.fit_on_crops(&mut heads, task)?,
-            Sees::Features => self.fit_on_features(&mut heads, task),
+            HeadInput::Crops => self.fit_on_crops(&mut heads, task)?,
+            HeadInput::Features => self.fit_on_features(&mut heads, task),
         };
         let n_heads = columns.len() * rates.len();
         let mut found = classified(&mut heads, n_heads, task.test, None, task.n_classes);
-        let accuracies: Vec<f64> = found.iter().map(Classified::accuracy).collect();
+        let accuracies: Vec<f64> = found.iter().map(Predictions::accuracy).collect();
         let about = |head: usize| {
             let (level, average, _) = &inputs[head / rates.len()];
             let rate = rates[head % rates.len()];
@@ -185,17 +188,17 @@ impl LinearDinov2 {
             "n_heads": n_heads,
             "heads": (0..n_heads).map(about).collect::<Vec<_>>(),
         });
-        let outcome = Outcome::Classified(found.swap_remove(best));
+        let outcome = Outcome::Predictions(found.swap_remove(best));
         let metric = match sees {
-            Sees::Crops => "linear_dinov2",
-            Sees::Features => "linear_dinov2_features",
+            HeadInput::Crops => "linear_dinov2",
+            HeadInput::Features => "linear_dinov2_features",
         };
         Ok(Scored { metric: metric.into(), outcome, details, counts: None })
     }
 
-    /// Trains all heads side by side on crops; gives the steps that they took.
+    /// Trains all heads in parallel on crops; returns the number of steps.
     fn fit_on_crops(&self, heads: &mut Heads, task: &Task<'_>) -> Result<usize, EvalError> {
-        let views = task.views.ok_or(EvalError::NoViews { protocol: NAME })?;
+        let views = task.views.ok_or(EvalError::ImagesRequired { protocol: NAME })?;
         let batch = self.batch.max(1);
         let n_steps =
             self.epochs.map_or(self.iterations, |epochs| (epochs * views.len()).div_ceil(batch).max(1));
@@ -210,7 +213,7 @@ impl LinearDinov2 {
         Ok(n_steps)
     }
 
-    /// Trains all heads side by side on the rows of train; gives the steps that they took.
+    /// Trains all heads in parallel on the rows of train; returns the number of steps.
     fn fit_on_features(&self, heads: &mut Heads, task: &Task<'_>) -> usize {
         let batch = self.batch.max(1);
         let of_epoch = task.train.len().div_ceil(batch).max(1);
@@ -224,7 +227,7 @@ impl LinearDinov2 {
             }
             step += 1;
         };
-        let mut batches = Gathered::new(task.train, None);
+        let mut batches = BatchReader::new(task.train, None);
         (0..n_steps.div_ceil(of_epoch)).for_each(|epoch| batches.epoch(task.seed, epoch, batch, &mut one));
         n_steps
     }
@@ -238,11 +241,12 @@ mod tests {
 
     use super::*;
     use crate::features::columns::Columns;
-    use crate::features::extract::Silent;
+    use crate::features::extract::NoProgress;
     use crate::features::set::FeatureSet;
     use crate::features::table::Table;
 
-    /// Rows of two levels of two columns and an average of two, of which only columns `informative` tell the class.
+    /// Returns rows of two levels with two columns each and an average of two; only columns `informative` depend on the
+    /// class.
     fn set(informative: std::ops::Range<usize>, n: usize, seed: u64) -> FeatureSet {
         let mut rng = ViewRng::from_words([seed, 0, 0, 0]);
         let mut rows = Vec::new();
@@ -254,23 +258,23 @@ mod tests {
         FeatureSet::of(Arc::new(table), |image| Some((image % 2) as u32))
     }
 
-    /// The official code names heads by `lr:.5f`; of those with one name the last one stays.
+    /// The official code names heads by `lr:.5f`; the last head of a name replaces the others.
     #[test]
     fn heads_of_one_name_are_one_head() {
         for (batch, n_rates) in [(1024, 13), (512, 13), (256, 13), (128, 12), (64, 12), (32, 11), (16, 10)] {
             let protocol = LinearDinov2 { batch, ..LinearDinov2::default() };
-            let kept = protocol.kept_rates(Sees::Crops);
+            let kept = protocol.kept_rates(HeadInput::Crops);
             assert_eq!((kept.len(), kept.last()), (n_rates, Some(&0.1)), "{batch}");
-            assert_eq!(protocol.kept_rates(Sees::Features).len(), 13);
-            let words = protocol.described(Sees::Crops, 4 * n_rates);
+            assert_eq!(protocol.kept_rates(HeadInput::Features).len(), 13);
+            let words = protocol.described(HeadInput::Crops, 4 * n_rates);
             assert_eq!(words.contains("as published"), batch == 1024, "{words}");
-            assert!(protocol.described(Sees::Crops, 2 * n_rates).contains("not a published protocol"));
+            assert!(protocol.described(HeadInput::Crops, 2 * n_rates).contains("not a published protocol"));
         }
         let protocol = LinearDinov2 { batch: 128, ..LinearDinov2::default() };
-        assert_eq!(protocol.kept_rates(Sees::Crops)[0], 2e-5);
+        assert_eq!(protocol.kept_rates(HeadInput::Crops)[0], 2e-5);
     }
 
-    /// Each head sees the levels and the average that it is said to see, and no others; small rates stay behind.
+    /// Each head uses exactly the levels and the average that its details state.
     #[test]
     fn heads_see_their_columns_alone() {
         let protocol = LinearDinov2 {
@@ -288,9 +292,9 @@ mod tests {
                 seed: 0,
                 views: None,
                 sets: None,
-                progress: &Silent,
+                progress: &NoProgress,
             };
-            let scored = protocol.number(Sees::Features, &task).unwrap();
+            let scored = protocol.number(HeadInput::Features, &task).unwrap();
             let heads = scored.details["heads"].as_array().unwrap();
             assert_eq!(heads.len(), 8);
             for head in heads.iter().filter(|head| head["rate"] == 0.1) {

@@ -1,35 +1,35 @@
-//! The linear probe whose learning rate never sees the test set: softmax regression on standardized features.
+//! A linear probe whose learning rate is never chosen on the test set: softmax regression on standardized features.
 //!
 //! ```text
-//! x̂ = (x - mean) / std over train;  logits = W x̂ + b, one (W, b) a learning rate, from zero
+//! x̂ = (x - mean) / std over train;  logits = W x̂ + b, one (W, b) per learning rate, from zero
 //! SGD with momentum 0.9 and no weight decay on mini-batches, cosine to zero
-//! the rate is chosen on a fifth of train that is held out; then W, b are fitted anew on all of train
+//! the rate is chosen on a held-out fifth of train; then W, b are fitted again on all of train
 //! ```
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::batches::{Gathered, Scaling, classified, cosine, hold_out};
-use super::heads::{Descent, Heads};
+use super::batches::{BatchReader, Standardization, classified, cosine, hold_out};
+use super::heads::{HeadTraining, Heads};
 use super::task::{Scored, Task};
 use super::{Needs, Rules};
 use crate::EvalError;
 use crate::features::set::FeatureSet;
-use crate::score::Classified;
+use crate::score::Predictions;
 use crate::score::outcome::Outcome;
 
-/// One row in so many is held out.
+/// Held-out share of the rows: one in this many.
 const HELD_OUT: usize = 5;
 
 /// The protocol's settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinearHonest {
-    /// Learning rates, of which one is chosen.
+    /// Candidate learning rates.
     pub rates: Vec<f64>,
-    /// Passes over train.
+    /// Number of passes over train.
     pub epochs: usize,
-    /// Rows of a mini-batch.
+    /// Images per mini-batch.
     pub batch: usize,
 }
 
@@ -54,35 +54,35 @@ impl Rules for LinearHonest {
 }
 
 impl LinearHonest {
-    /// The score on `task.test`.
+    /// Computes the score on `task.test`.
     fn number(&self, task: &Task<'_>) -> Scored {
         let columns = task.train.layout().last(1);
         let (train, test) = (task.train.columns(columns.clone()), task.test.columns(columns));
         let (fit, held_out) = hold_out(&train, HELD_OUT, task.seed);
         let tried = self.fit(&fit, &held_out, &self.rates, task);
-        let accuracies: Vec<f64> = tried.iter().map(Classified::accuracy).collect();
-        // The largest rate among equals, as `max_by` gives the last.
+        let accuracies: Vec<f64> = tried.iter().map(Predictions::accuracy).collect();
+        // The last rate among equals: `max_by` returns the last maximum.
         let best = (0..accuracies.len()).max_by(|a, b| accuracies[*a].total_cmp(&accuracies[*b]));
         let rate = self.rates[best.unwrap_or_default()];
         let classified = self.fit(&train, &test, &[rate], task).remove(0);
         let held_out: Vec<_> = self.rates.iter().zip(accuracies).collect();
         Scored {
             metric: "linear_honest".into(),
-            outcome: Outcome::Classified(classified),
+            outcome: Outcome::Predictions(classified),
             details: json!({ "rate": rate, "held_out": held_out }),
             counts: None,
         }
     }
 
-    /// What heads of these `rates` that are fitted on `train` make of `test`.
-    fn fit(&self, train: &FeatureSet, test: &FeatureSet, rates: &[f64], task: &Task<'_>) -> Vec<Classified> {
-        let scaling = Scaling::of(train);
-        let descent = Descent { momentum: 0.9, init_std: 0.0, seed: task.seed };
+    /// Fits a head for each of `rates` on `train`; returns their predictions on `test`.
+    fn fit(&self, train: &FeatureSet, test: &FeatureSet, rates: &[f64], task: &Task<'_>) -> Vec<Predictions> {
+        let scaling = Standardization::of(train);
+        let descent = HeadTraining { momentum: 0.9, init_std: 0.0, seed: task.seed };
         let all = 0..train.width();
         let mut heads = Heads::new(std::slice::from_ref(&all), rates, task.n_classes, descent);
         let n_steps = self.epochs * train.len().div_ceil(self.batch.max(1));
         let mut step = 0;
-        let mut batches = Gathered::new(train, Some(&scaling));
+        let mut batches = BatchReader::new(train, Some(&scaling));
         for epoch in 0..self.epochs {
             batches.epoch(task.seed, epoch, self.batch.max(1), |rows, labels| {
                 let done = step as f32 / n_steps as f32;
@@ -99,10 +99,10 @@ mod tests {
     use augment::ViewRng;
 
     use super::*;
-    use crate::features::extract::Silent;
+    use crate::features::extract::NoProgress;
 
-    /// Three classes, separable by a line each, under a scale and shift that only a probe that
-    /// standardizes can cope with.
+    /// Returns three linearly separable classes with a scale and shift that a probe can learn only after
+    /// standardization.
     fn classes(n: usize, seed: u64) -> FeatureSet {
         let mut rng = ViewRng::from_words([seed, 0, 0, 0]);
         let mut rows = Vec::new();
@@ -114,7 +114,8 @@ mod tests {
     }
 
     fn accuracy(train: &FeatureSet, test: &FeatureSet) -> f64 {
-        let task = Task { train, test, n_classes: 3, seed: 0, views: None, sets: None, progress: &Silent };
+        let task =
+            Task { train, test, n_classes: 3, seed: 0, views: None, sets: None, progress: &NoProgress };
         LinearHonest::default().number(&task).outcome.value()
     }
 
@@ -122,7 +123,7 @@ mod tests {
     fn it_learns_what_is_separable_and_not_what_is_noise() {
         let (train, test) = (classes(600, 1), classes(300, 2));
         assert!(accuracy(&train, &test) > 97.0);
-        // Labels that say nothing of the rows leave a probe at chance, on true labels too.
+        // With random training labels, the probe stays near chance on the true labels.
         let mut shuffled = train;
         let mut rng = ViewRng::from_words([9, 0, 0, 0]);
         shuffled.labels.iter_mut().for_each(|label| *label = rng.below(3));

@@ -1,11 +1,12 @@
-//! Logistic regression on class tokens as they are (the protocol of DINOv2 and DINOv3), solved to the end.
+//! Logistic regression on class tokens without normalization (the protocol of DINOv2 and DINOv3), solved to
+//! convergence.
 //!
 //! ```text
 //! f(W, b) = (1/n) Σ -log softmax(W x + b)_y + ‖W‖² / (2 C n)              in f64; b is not penalized
-//! C is one of 45 from 10⁻⁶ to 10⁵, chosen on a tenth of train that is held out; then fitted anew on all of train
+//! C is one of 45 from 10⁻⁶ to 10⁵, chosen on a held-out tenth of train; then W, b are fitted again on all of train
 //! ```
 //!
-//! Images are resized to the side of the square, as DINOv2's script does, not to 256/224 of it.
+//! The short side of images is resized to the side of the square, as in DINOv2's script, not to 256/224 of it.
 
 use kernels::ops::gemm::{Mat, gemm};
 use rayon::prelude::*;
@@ -20,26 +21,26 @@ use crate::EvalError;
 use crate::features::set::FeatureSet;
 use crate::images::transform::Transform;
 use crate::score::outcome::Outcome;
-use crate::score::{Classified, largest};
+use crate::score::{Predictions, largest};
 
-/// One row in so many is held out.
+/// Held-out share of the rows: one in this many.
 const HELD_OUT: usize = 10;
 
-/// Parts of the sum over rows. A fixed number: the same on any machine.
+/// Number of parts of the sum over rows; fixed, so that results are the same on any number of cores.
 const PARTS: usize = 16;
 
-/// Rows that are turned into f64 at a time.
+/// Number of rows converted to f64 at a time.
 const BLOCK: usize = 256;
 
 /// The protocol's settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Logreg {
-    /// Values of C, of which one is chosen.
+    /// Candidate values of C.
     pub c: Vec<f64>,
-    /// Steps of L-BFGS at most.
+    /// Maximum number of steps of L-BFGS.
     pub iterations: usize,
-    /// Largest component of the gradient at the end.
+    /// Largest component of the gradient at which L-BFGS stops.
     pub tolerance: f64,
 }
 
@@ -64,7 +65,7 @@ impl Rules for Logreg {
         }
     }
 
-    /// A resize to the side of the square.
+    /// Returns a transform that resizes the short side to the side of the square.
     fn transform(&self, usual: Transform) -> Transform {
         Transform { resize_px: usual.size_px, ..usual }
     }
@@ -75,7 +76,7 @@ impl Rules for Logreg {
 }
 
 impl Logreg {
-    /// The score on `task.test`.
+    /// Computes the score on `task.test`.
     fn number(&self, task: &Task<'_>) -> Scored {
         let columns = task.train.layout().last(1);
         let (train, test) = (task.train.columns(columns.clone()), task.test.columns(columns));
@@ -90,7 +91,7 @@ impl Logreg {
             1 => vec![0.0],
             _ => self.c.par_iter().map(accuracy).collect(),
         };
-        // Of equal ones the smallest C: the simplest classifier.
+        // The smallest C among equals: the simplest classifier.
         let best = (0..self.c.len()).rev().max_by(|a, b| accuracies[*a].total_cmp(&accuracies[*b]));
         let c = self.c[best.unwrap_or_default()];
         let regression = self.fit(&train, task.n_classes, c);
@@ -98,7 +99,7 @@ impl Logreg {
         let details = json!({ "c": c, "steps": regression.n_steps, "held_out": held_out });
         Scored {
             metric: "logreg".into(),
-            outcome: Outcome::Classified(regression.classify(&test)),
+            outcome: Outcome::Predictions(regression.classify(&test)),
             details,
             counts: None,
         }
@@ -106,7 +107,7 @@ impl Logreg {
 
     fn fit(&self, set: &FeatureSet, n_classes: usize, c: f64) -> Regression {
         let len = n_classes * (set.width() + 1);
-        // As scikit-learn stops: by the gradient, or when a step brings no more than 64 rounding errors.
+        // scikit-learn's criteria: the gradient, or a decrease of at most 64 machine epsilons.
         let limits =
             Limits { gradient: self.tolerance, descent: 64.0 * f64::EPSILON, n_steps: self.iterations };
         let (params, n_steps) = minimize(vec![0.0; len], limits, |params| value(set, n_classes, c, params));
@@ -123,7 +124,7 @@ struct Regression {
 }
 
 impl Regression {
-    fn classify(&self, set: &FeatureSet) -> Classified {
+    fn classify(&self, set: &FeatureSet) -> Predictions {
         let starts: Vec<usize> = (0..set.len()).step_by(BLOCK).collect();
         let of_block = |start: &usize| {
             let mut block = Block::default();
@@ -131,11 +132,11 @@ impl Regression {
             largest(&block.logits, self.n_classes)
         };
         let predicted = starts.par_iter().flat_map_iter(of_block).collect();
-        Classified::new(predicted, &set.labels, self.n_classes)
+        Predictions::new(predicted, &set.labels, self.n_classes)
     }
 }
 
-/// f and its gradient at `params`.
+/// Computes f and its gradient at `params`.
 fn value(set: &FeatureSet, n_classes: usize, c: f64, params: &[f64]) -> Value {
     let n = set.len();
     let part = |part: usize| {
@@ -160,7 +161,7 @@ fn value(set: &FeatureSet, n_classes: usize, c: f64, params: &[f64]) -> Value {
     (loss, gradient)
 }
 
-/// Memory for some rows in f64.
+/// Buffers for a block of rows in f64.
 #[derive(Default)]
 struct Block {
     rows: Vec<f64>,
@@ -180,7 +181,7 @@ impl Block {
         gemm([b, d, n_classes], 1.0, x, w, 1.0, &mut self.logits, n_classes);
     }
 
-    /// The sum of the losses of some rows; adds their gradients to `gradient`.
+    /// Returns the sum of the losses of the rows in `range` and adds their gradients to `gradient`.
     fn add(
         &mut self,
         set: &FeatureSet,
@@ -243,7 +244,7 @@ mod tests {
         }
     }
 
-    /// At the minimum nothing is left of the gradient, from wherever the descent began.
+    /// The gradient vanishes at the solution.
     #[test]
     fn the_minimum_is_reached() {
         let set = set(400);

@@ -1,6 +1,7 @@
-//! Protocols that say what features are worth, one file each.
+//! Protocols that score features on labels, one file each.
 //!
-//! A new one is a file with a struct of settings that has a default and is [`Rules`], and one line in `registry`.
+//! A new protocol is a file with a struct of settings that implements `Default` and [`Rules`], and one line in
+//! `registry`.
 
 mod batches;
 mod bilinear;
@@ -26,53 +27,53 @@ use crate::images::ImageSet;
 use crate::images::transform::Transform;
 use task::{Scored, Task};
 
-/// The rules of a protocol: its settings, what it looks at, and its numbers.
+/// Rules of a protocol, implemented by its settings.
 pub(crate) trait Rules {
-    /// What the protocol looks at.
+    /// Returns the features and classes that the protocol needs.
     fn needs(&self) -> Needs;
 
-    /// Description of `numbers`, which are this protocol's, and of what they can be compared with. `is_published` says that
-    /// all settings are the published ones.
+    /// Describes `numbers`, which are this protocol's, and states which published numbers they compare with.
+    /// `is_published` is set if all settings are the published ones.
     fn in_words(&self, numbers: &[Scored], is_published: bool) -> String;
 
-    /// Transform of the protocol's script, where evaluation usually sees images through `usual`.
+    /// Returns the transform of the protocol's script; `usual` is the default of evaluation.
     fn transform(&self, usual: Transform) -> Transform {
         usual
     }
 
-    /// Checks that the images of train are enough.
+    /// Checks that the training images suffice for the protocol.
     ///
     /// # Errors
-    /// [`EvalError`] that names what is missing.
+    /// An [`EvalError`] that names what is missing.
     fn check(&self, train: &ImageSet) -> Result<(), EvalError> {
         let _ = train;
         Ok(())
     }
 
-    /// The numbers.
+    /// Computes the protocol's numbers.
     ///
     /// # Errors
-    /// Errors of protocols that look at images.
+    /// Errors of the protocol, such as images that cannot be read.
     fn score(&self, task: &Task<'_>) -> Result<Vec<Scored>, EvalError>;
 }
 
-/// What a protocol looks at.
+/// Features and classes that a protocol needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Needs {
-    /// Last levels whose vectors it looks at.
+    /// Number of last levels whose vectors are used.
     pub n_levels: usize,
-    /// Whether it looks at the mean patch token.
+    /// Set if the mean patch token is used.
     pub average: bool,
-    /// Classes of images.
+    /// Classes per image.
     pub classes: Classes,
-    /// Whether it takes so little time that raw pixels are scored as well.
+    /// Set if the protocol is fast enough to score raw pixels as well.
     pub is_cheap: bool,
 }
 
-/// Classes of images that a protocol takes.
+/// Number of classes per image that a protocol supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Classes {
-    /// None: it looks at the images themselves.
+    /// None: the protocol uses the images themselves.
     Unused,
     /// One for each image.
     One,
@@ -81,17 +82,17 @@ pub enum Classes {
 }
 
 impl Needs {
-    /// One vector and one class an image.
+    /// One vector and one class per image.
     pub(crate) const VECTORS: Self =
         Self { n_levels: 1, average: false, classes: Classes::One, is_cheap: false };
 
-    /// Whether images must have classes.
+    /// Returns whether images must have classes.
     pub fn has_classes(self) -> bool {
         self.classes != Classes::Unused
     }
 }
 
-/// `as DINO's`, with a remark where settings are others.
+/// Formats `as DINO's`, with a remark if settings differ from the published ones.
 pub(crate) fn as_published(whose: &str, is_plural: bool, is_published: bool) -> String {
     match (is_published, is_plural) {
         (true, _) => format!("as {whose}"),

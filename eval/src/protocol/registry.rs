@@ -27,12 +27,12 @@ macro_rules! protocols {
         }
 
         impl Protocol {
-            /// One of each, with published settings where there are any.
+            /// Returns every protocol with its default settings: the published ones, if there are any.
             pub fn all() -> Vec<Self> {
                 vec![$($(#[cfg($cfg)])? Self::$variant(<$settings>::default()),)*]
             }
 
-            /// Name, such as `linear-dinov2`.
+            /// Returns the protocol's name, such as `linear-dinov2`.
             pub fn name(&self) -> &'static str {
                 match self {
                     $($(#[cfg($cfg)])? Self::$variant(_) => $name,)*
@@ -55,26 +55,26 @@ protocols! {
     LinearDino(linear_dino::LinearDino) => "linear-dino",
     /// DINOv2's linear probe, as published.
     LinearDinov2(linear_dinov2::LinearDinov2) => "linear-dinov2",
-    /// DINOv2's linear heads on features that are made once.
+    /// DINOv2's linear heads on features that are extracted once.
     LinearDinov2Features(linear_dinov2::OnFeatures) => "linear-dinov2-features",
-    /// A linear probe that chooses on a part of train.
+    /// A linear probe that chooses its learning rate on a held-out part of train.
     LinearHonest(linear_honest::LinearHonest) => "linear-honest",
     /// Logistic regression.
     Logreg(logreg::Logreg) => "logreg",
-    /// Nearest neighbors among a few rows of each class.
+    /// Nearest neighbors among a few images of each class.
     FewShot(few_shot::FewShot) => "few-shot",
     /// Linear segmentation.
     Segmentation(segmentation::Segmentation) => "segmentation",
-    /// The share of a class: for tests.
+    /// A constant prediction, for tests.
     #[cfg(test)]
     Toy(toy::Toy) => "toy",
 }
 
 impl Protocol {
-    /// The protocol called `name`, with published settings.
+    /// Returns the protocol called `name`, with default settings.
     ///
     /// # Errors
-    /// In words, with the names that there are.
+    /// A message with the valid names if `name` is unknown.
     pub fn named(name: &str) -> Result<Self, String> {
         let found = Self::all().into_iter().find(|protocol| protocol.name() == name);
         found.ok_or_else(|| {
@@ -83,13 +83,13 @@ impl Protocol {
         })
     }
 
-    /// Description of `numbers`, which are this protocol's, and of what they can be compared with.
+    /// Describes `numbers`, which are this protocol's, and states which published numbers they compare with.
     pub fn in_words(&self, numbers: &[Scored]) -> String {
         let is_published = Self::named(self.name()).as_ref() == Ok(self);
         self.rules().in_words(numbers, is_published)
     }
 
-    /// Settings by name.
+    /// Returns the settings by name.
     pub fn settings(&self) -> Value {
         let mut value = json!(self);
         if let Some(settings) = value.as_object_mut() {
@@ -98,10 +98,10 @@ impl Protocol {
         value
     }
 
-    /// The protocol with the setting `key` at `value`: one number for a list is a list of one.
+    /// Returns the protocol with the setting `key` at `value`. A single number for a list becomes a list of one.
     ///
     /// # Errors
-    /// In words, when there is no such setting, with those that there are, or when the value is of another kind.
+    /// A message if there is no such setting, with the valid ones, or if the value has the wrong type or range.
     pub fn with(&self, key: &str, value: &Value) -> Result<Self, String> {
         let (name, mut all) = (self.name(), json!(self));
         let settings = self.settings();
@@ -114,7 +114,7 @@ impl Protocol {
         if let (Value::Number(_), Some(values)) = (before, value.as_array()) {
             return Err(format!("{name}.{key} takes one number, not {}", values.len()));
         }
-        // Counts are whole, and everything else is larger than zero.
+        // Counts must be at least 1, and all other numbers larger than 0.
         let numbers = value.as_array().map_or(std::slice::from_ref(&value), Vec::as_slice);
         if numbers.is_empty() {
             return Err(format!("{name}.{key} must not be empty"));
@@ -130,28 +130,28 @@ impl Protocol {
         serde_json::from_value(all).map_err(|error| format!("{name}.{key}: {error}"))
     }
 
-    /// What it looks at.
+    /// Returns the features and classes that the protocol needs.
     pub fn needs(&self) -> Needs {
         self.rules().needs()
     }
 
-    /// Transform of the protocol's script, where evaluation usually sees images through `usual`.
+    /// Returns the transform of the protocol's script; `usual` is the default of evaluation.
     pub(crate) fn transform(&self, usual: Transform) -> Transform {
         self.rules().transform(usual)
     }
 
-    /// Checks that the images of train are enough.
+    /// Checks that the training images suffice for the protocol.
     ///
     /// # Errors
-    /// [`EvalError`] that names what is missing.
+    /// An [`EvalError`] that names what is missing.
     pub(crate) fn check(&self, train: &ImageSet) -> Result<(), EvalError> {
         self.rules().check(train)
     }
 
-    /// The numbers.
+    /// Computes the protocol's numbers.
     ///
     /// # Errors
-    /// Errors of protocols that look at images.
+    /// Errors of the protocol, such as images that cannot be read.
     pub fn score(&self, task: &Task<'_>) -> Result<Vec<Scored>, EvalError> {
         self.rules().score(task)
     }

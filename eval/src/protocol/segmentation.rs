@@ -1,14 +1,14 @@
 //! Linear segmentation: one linear layer on frozen patch features (like DINOv3's linear head).
 //!
 //! ```text
-//! x̂ = (x - mean) / std over the patches of train            [N, D]: batch norm whose statistics are known
+//! x̂ = (x - mean) / std over the patches of train            [N, D]: batch norm with fixed statistics
 //! logits = up(x̂ Wᵀ + b)                                     [s·s, C]: bilinear from the grid to the pixels
 //! loss = mean over pixels of -log softmax(logits)[class];    AdamW, cosine to zero
 //! ```
 //!
-//! Published numbers on ADE20k are of 512 px crops with flips, 40,000 steps, and of windows that slide over whole images;
-//! here image and mask are seen through the one transform of evaluation, without augmentation. Pixels of class 255 do not
-//! count.
+//! Published numbers on ADE20k come from 512 px crops with flips, 40,000 steps, and sliding windows over whole images;
+//! here, images and masks go through the one transform of evaluation, without augmentation. Pixels of class 255 are
+//! ignored.
 
 use augment::ViewRng;
 use kernels::ops::gemm::{Mat, gemm};
@@ -23,20 +23,20 @@ use super::task::{Counts, Scored, Sets, Task};
 use super::{Classes, Needs, Rules};
 use crate::EvalError;
 use crate::features::cache::features;
-use crate::features::columns::Wanted;
+use crate::features::columns::FeatureKind;
 use crate::features::table::Table;
 use crate::images::ImageSet;
 use crate::images::mask::IGNORED;
 use crate::score::outcome::Outcome;
-use crate::score::segmented::Segmented;
+use crate::score::segmented::SegmentationCounts;
 
-/// What it is called.
+/// Name of the protocol and of its number.
 const NAME: &str = "segmentation";
 
-/// Keeps the order of images apart from all other streams.
+/// RNG domain of the shuffles, distinct from all other streams.
 const ORDER_DOMAIN: u64 = 0x7365_676d_0000_0000;
 
-/// AdamW's, as everywhere.
+/// Usual betas of AdamW.
 const BETAS: [f32; 2] = [0.9, 0.999];
 
 /// The protocol's settings.
@@ -45,16 +45,16 @@ const BETAS: [f32; 2] = [0.9, 0.999];
 pub struct Segmentation {
     /// Learning rate.
     pub rate: f64,
-    /// Weight decay, of the weights alone.
+    /// Weight decay, applied to the weights but not to the biases.
     pub weight_decay: f64,
-    /// Passes over train.
+    /// Number of passes over train.
     pub epochs: usize,
-    /// Images of a mini-batch.
+    /// Images per mini-batch.
     pub batch: usize,
 }
 
 impl Default for Segmentation {
-    /// DINOv3's rate, decay and batch.
+    /// Returns DINOv3's rate, decay and batch.
     fn default() -> Self {
         Self { rate: 1e-3, weight_decay: 1e-3, epochs: 20, batch: 16 }
     }
@@ -79,13 +79,13 @@ impl Rules for Segmentation {
 }
 
 impl Segmentation {
-    /// The score on the masks of test.
+    /// Computes the score on the masks of test.
     ///
     /// # Errors
-    /// [`EvalError::NoViews`] where the task has features alone, [`EvalError::Mask`] for a mask that cannot be read or has
-    /// another size than its image, [`EvalError::NoMasks`], [`EvalError::OneClass`], and those of features.
+    /// [`EvalError::ImagesRequired`] if the task has features only, [`EvalError::Mask`] if a mask cannot be decoded or differs
+    /// in size from its image, [`EvalError::NoMasks`], [`EvalError::OneClass`], and errors of [`features`].
     fn number(&self, task: &Task<'_>) -> Result<Scored, EvalError> {
-        let sets = task.sets.ok_or(EvalError::NoViews { protocol: NAME })?;
+        let sets = task.sets.ok_or(EvalError::ImagesRequired { protocol: NAME })?;
         let train = Patches::of(sets, sets.train, task)?;
         let test = Patches::of(sets, sets.test, task)?;
         if train.n_classes < 2 {
@@ -105,7 +105,7 @@ impl Segmentation {
                 task.progress.seen(rows.len());
             }
         }
-        let mut found = Segmented::new(n_classes);
+        let mut found = SegmentationCounts::new(n_classes);
         for rows in test.masked.chunks(64) {
             let counted: Result<Vec<_>, EvalError> =
                 rows.par_iter().map(|row| head.confusion(&test, *row)).collect();
@@ -115,18 +115,18 @@ impl Segmentation {
         let counts = Counts { n_train, n_test, n_bad: train.n_bad() + test.n_bad() };
         Ok(Scored {
             metric: NAME.into(),
-            outcome: Outcome::Segmented(found),
+            outcome: Outcome::SegmentationCounts(found),
             details: Value::Null,
             counts: Some(counts),
         })
     }
 }
 
-/// Patch features of a set, and the images that have a mask.
+/// Patch features of a set and its masks.
 struct Patches<'a> {
     images: &'a ImageSet,
     table: std::sync::Arc<Table>,
-    /// Rows of the images that have a mask.
+    /// Rows of the images whose mask has a pixel that counts.
     masked: Vec<usize>,
     /// Cells along a side of the grid.
     side: usize,
@@ -135,7 +135,7 @@ struct Patches<'a> {
 
 impl<'a> Patches<'a> {
     fn of(sets: &Sets<'a>, images: &'a ImageSet, task: &Task<'_>) -> Result<Self, EvalError> {
-        let table = features(sets.cache, sets.network, images, Wanted::Patches, task.progress)?;
+        let table = features(sets.cache, sets.network, images, FeatureKind::Patches, task.progress)?;
         let side = images.transform.size_px as usize / sets.network.model.stride_px();
         let highest = |row: usize| -> Result<Option<(usize, u8)>, EvalError> {
             let image = table.images[row] as usize;
@@ -153,24 +153,24 @@ impl<'a> Patches<'a> {
         Ok(Self { images, table, masked, side, n_classes: usize::from(highest) + 1 })
     }
 
-    /// Images that could not be decoded.
+    /// Returns the number of images that could not be decoded.
     fn n_bad(&self) -> usize {
         self.images.len() - self.table.len()
     }
 
-    /// Channels of a patch.
+    /// Returns the number of channels of a patch.
     fn width(&self) -> usize {
         self.table.columns.width() / (self.side * self.side)
     }
 
-    /// Classes of the pixels of row `row`, `[s·s]`.
+    /// Returns the classes of the pixels of row `row`, `[s·s]`.
     fn mask(&self, row: usize) -> Result<Vec<u8>, EvalError> {
-        // Rows without a mask were left out.
+        // `masked` holds only rows with a mask, so that the default is never used.
         Ok(self.images.mask(self.table.images[row] as usize)?.unwrap_or_default())
     }
 }
 
-/// The linear layer, with what AdamW keeps of it.
+/// The linear layer and the state of AdamW.
 struct Head {
     n_classes: usize,
     mean: Vec<f32>,
@@ -184,7 +184,7 @@ struct Head {
 }
 
 impl Head {
-    /// From zero, for patches like those of `train`.
+    /// Returns a layer of zeros that standardizes by the patches of `train`.
     fn new(train: &Patches<'_>, n_classes: usize) -> Self {
         let d = train.width();
         let (mut sums, mut squares, mut n) = (vec![0.0f64; d], vec![0.0f64; d], 0.0f64);
@@ -212,14 +212,14 @@ impl Head {
         }
     }
 
-    /// Standardized patches of a row, `[N, D]`.
+    /// Standardizes the patches of a row, `[N, D]`.
     fn standardized(&self, row: &[f32]) -> Vec<f32> {
         let d = self.mean.len();
         let value = |(i, value): (usize, &f32)| (value - self.mean[i % d]) * self.inverse[i % d];
         row.iter().enumerate().map(value).collect()
     }
 
-    /// Logits of standardized patches, `[N, C]`.
+    /// Computes the logits of standardized patches, `[N, C]`.
     fn logits(&self, x: &[f32]) -> Vec<f32> {
         let (c, d) = (self.n_classes, self.mean.len());
         let (weight, bias) = self.params.split_at(c * d);
@@ -229,7 +229,7 @@ impl Head {
         out
     }
 
-    /// One step of AdamW on the images of `rows`; the rate is multiplied by `scale`.
+    /// Takes one step of AdamW on the images of `rows`; the learning rate is multiplied by `scale`.
     fn step(
         &mut self,
         settings: &Segmentation,
@@ -260,7 +260,7 @@ impl Head {
         Ok(())
     }
 
-    /// Gradient of the summed loss of one image, and the pixels that count.
+    /// Computes the gradient of the summed loss of one image, and the number of pixels that count.
     fn gradient(&self, row: &[f32], mask: &[u8]) -> Result<(Vec<f32>, usize), EvalError> {
         let (c, d) = (self.n_classes, self.mean.len());
         let x = self.standardized(row);
@@ -285,7 +285,7 @@ impl Head {
         Ok((gradient, n_pixels))
     }
 
-    /// Pixels of an image by true and predicted class, `[C, C]`.
+    /// Counts the pixels of an image by true and predicted class, `[C, C]`.
     fn confusion(&self, patches: &Patches<'_>, row: usize) -> Result<Vec<u64>, EvalError> {
         let c = self.n_classes;
         let pixels = self.up.up(&self.logits(&self.standardized(patches.table.row(row))), c);
@@ -317,7 +317,7 @@ mod tests {
         }
     }
 
-    /// Summed cross-entropy of the pixels that count.
+    /// Computes the summed cross-entropy of the pixels that count.
     fn loss(head: &Head, row: &[f32], mask: &[u8]) -> f64 {
         let pixels = head.up.up(&head.logits(&head.standardized(row)), head.n_classes);
         let of_pixel = |(logits, class): (&[f32], &u8)| {

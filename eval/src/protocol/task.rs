@@ -1,4 +1,4 @@
-//! What a protocol is given, and what it gives.
+//! Input and output of a protocol.
 
 use networks::Network;
 use serde_json::Value;
@@ -10,51 +10,51 @@ use crate::features::set::FeatureSet;
 use crate::images::ImageSet;
 use crate::score::outcome::Outcome;
 
-/// What is scored.
+/// Input of a protocol.
 #[derive(Clone, Copy)]
 pub struct Task<'a> {
-    /// What classifiers are made from.
+    /// Features that classifiers are fitted on.
     pub train: &'a FeatureSet,
-    /// What the numbers are about.
+    /// Features that are scored.
     pub test: &'a FeatureSet,
-    /// Classes of both.
+    /// Number of classes of both sets.
     pub n_classes: usize,
-    /// Seed of orders, initial weights and draws.
+    /// Seed of shuffles, initial weights and draws.
     pub seed: u64,
-    /// Views of train, for protocols that draw them.
+    /// Source of augmented views of the training images, for protocols that draw them.
     pub views: Option<&'a Views<'a>>,
-    /// The images themselves, for protocols that look at more than vectors and classes.
+    /// Images, for protocols that need more than vectors and classes.
     pub sets: Option<&'a Sets<'a>>,
-    /// What is told of protocols that take long.
+    /// Receiver of progress reports.
     pub progress: &'a dyn Progress,
 }
 
-/// Images, and the network that sees them.
+/// Image sets and the network to evaluate on them.
 pub struct Sets<'a> {
     /// The network.
     pub network: &'a Network,
-    /// What classifiers are made from.
+    /// Images that classifiers are fitted on.
     pub train: &'a ImageSet,
-    /// What the numbers are about.
+    /// Images that are scored.
     pub test: &'a ImageSet,
-    /// Where features are kept.
+    /// Cache of features.
     pub cache: Option<&'a FeatureCache>,
 }
 
-/// A number, and what it came from.
+/// A number of a protocol and its origin.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scored {
-    /// What it is called among the numbers of all protocols: `knn_20`.
+    /// Name, unique among the numbers of all protocols: `knn_20`.
     pub metric: String,
-    /// What was made of the test set.
+    /// Result on the test set.
     pub outcome: Outcome,
-    /// What was chosen, and on what.
+    /// Chosen settings and the data that they were chosen on.
     pub details: Value,
-    /// The images that it looked at, where they are not those with classes.
+    /// Number of images used, if it differs from the images with classes.
     pub counts: Option<Counts>,
 }
 
-/// Images that a protocol looked at.
+/// Numbers of images that a protocol used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counts {
     /// Images that were fitted on.

@@ -1,4 +1,4 @@
-//! A protocol for tests: the share of one class in test.
+//! A protocol for tests: the accuracy of a constant prediction.
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -6,14 +6,14 @@ use serde_json::json;
 use super::task::{Scored, Task};
 use super::{Needs, Rules};
 use crate::EvalError;
-use crate::score::Classified;
+use crate::score::Predictions;
 use crate::score::outcome::Outcome;
 
 /// The protocol's settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Toy {
-    /// Class that is always predicted, from 1 on.
+    /// Class that is always predicted, counted from 1.
     pub answer: u32,
 }
 
@@ -34,8 +34,8 @@ impl Rules for Toy {
 
     fn score(&self, task: &Task<'_>) -> Result<Vec<Scored>, EvalError> {
         let labels = &task.test.labels;
-        let classified = Classified::new(vec![self.answer - 1; labels.len()], labels, task.n_classes);
-        let outcome = Outcome::Classified(classified);
+        let classified = Predictions::new(vec![self.answer - 1; labels.len()], labels, task.n_classes);
+        let outcome = Outcome::Predictions(classified);
         Ok(vec![Scored { metric: "toy".into(), outcome, details: json!({}), counts: None }])
     }
 }
@@ -44,10 +44,10 @@ impl Rules for Toy {
 mod tests {
     use super::super::registry::Protocol;
     use super::*;
-    use crate::features::extract::Silent;
+    use crate::features::extract::NoProgress;
     use crate::features::set::FeatureSet;
 
-    /// It is found by its name, set by its key, described, and scored like all others.
+    /// The toy is found by name, configured by key, described and scored like all other protocols.
     #[test]
     fn a_protocol_is_a_file_and_a_line() {
         let toy = Protocol::named("toy").expect("a protocol").with("answer", &json!(2)).expect("a setting");
@@ -61,7 +61,7 @@ mod tests {
             seed: 0,
             views: None,
             sets: None,
-            progress: &Silent,
+            progress: &NoProgress,
         };
         let scored = toy.score(&task).expect("numbers");
         assert_eq!(scored[0].outcome.value(), 75.0);

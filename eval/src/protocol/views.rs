@@ -1,4 +1,4 @@
-//! Features of random crops, drawn anew in every pass, for the protocols that want them.
+//! Features of random crops, drawn anew in every pass, for the protocols that train on them.
 
 use std::sync::mpsc::sync_channel;
 
@@ -7,51 +7,51 @@ use networks::Network;
 use rayon::prelude::*;
 
 use crate::EvalError;
-use crate::features::columns::Wanted;
+use crate::features::columns::FeatureKind;
 use crate::features::extract::{batch_of, check_finite, rows_of};
 use crate::features::table::Table;
 use crate::images::ImageSet;
 
-/// Keeps the order of images apart from all other streams.
+/// RNG domain of the shuffles, distinct from all other streams.
 const ORDER_DOMAIN: u64 = 0x7669_6577_0000_0000;
 
-/// Images whose views a network makes features of.
+/// Training images and the network that computes features of their views.
 pub struct Views<'a> {
     network: &'a Network,
     images: &'a ImageSet,
-    wanted: Wanted,
+    wanted: FeatureKind,
 }
 
-/// Random-resized crops and flips of images, as torchvision's `RandomResizedCrop` and `RandomHorizontalFlip` make them by
-/// default but for the interpolation.
+/// Random-resized crops and flips of images, with the defaults of torchvision's `RandomResizedCrop` and
+/// `RandomHorizontalFlip` except for the interpolation.
 pub(super) struct Crops<'a> {
     of: &'a Views<'a>,
     multicrop: MultiCrop,
 }
 
-/// An image in a pass over all of them.
+/// Pass and index of an image.
 type Item = (u64, u32);
 
-/// Images of a mini-batch that can be decoded: their numbers, classes and pixels.
+/// Decoded views of a mini-batch: indices, classes and pixels of the images that can be decoded.
 #[derive(Default)]
-struct Made {
+struct DecodedBatch {
     numbers: Vec<u32>,
     labels: Vec<u32>,
     views: Vec<Vec<u8>>,
 }
 
 impl<'a> Views<'a> {
-    /// The images of `images`, seen by `network`.
-    pub fn new(network: &'a Network, images: &'a ImageSet, wanted: Wanted) -> Self {
+    /// Returns the views of `images` for `network`.
+    pub fn new(network: &'a Network, images: &'a ImageSet, wanted: FeatureKind) -> Self {
         Self { network, images, wanted }
     }
 
-    /// Images of a pass.
+    /// Returns the number of images per pass.
     pub(super) fn len(&self) -> usize {
         self.images.len()
     }
 
-    /// Crops that are resized by `interpolation`.
+    /// Returns crops that are resized by `interpolation`.
     pub(super) fn crops(&'a self, interpolation: Interpolation) -> Crops<'a> {
         let mut multicrop = MultiCrop::single(self.images.transform.size_px);
         multicrop.crops.iter_mut().for_each(|crop| crop.interpolation = interpolation);
@@ -60,7 +60,7 @@ impl<'a> Views<'a> {
 }
 
 impl Crops<'_> {
-    /// Calls `f` with the features and the classes of each mini-batch of the pass `epoch`; the last one may be short.
+    /// Calls `f` with the features and the classes of each mini-batch of pass `epoch`; the last one may be smaller.
     pub(super) fn epoch(
         &self,
         seed: u64,
@@ -72,7 +72,8 @@ impl Crops<'_> {
         self.batches(seed, items.chunks(batch).map(<[Item]>::to_vec), f)
     }
 
-    /// Calls `f` with the features and the classes of `n_batches` whole mini-batches, which go on from pass to pass.
+    /// Calls `f` with the features and the classes of `n_batches` mini-batches of `batch` images, which may span
+    /// passes.
     pub(super) fn stream(
         &self,
         seed: u64,
@@ -84,14 +85,14 @@ impl Crops<'_> {
         self.batches(seed, (0..n_batches).map(|_| items.by_ref().take(batch).collect()), f)
     }
 
-    /// All images in the order of a pass.
+    /// Returns all images in the order of a pass.
     fn order(&self, seed: u64, pass: u64) -> impl Iterator<Item = Item> + use<> {
         let mut order: Vec<u32> = (0..self.of.images.len() as u32).collect();
         ViewRng::from_words([seed, ORDER_DOMAIN, pass, 0]).shuffle(&mut order);
         order.into_iter().map(move |number| (pass, number))
     }
 
-    /// Makes the features of `batches`; the next one is decoded while the network computes.
+    /// Calls `f` with the features of each batch; the next one is decoded while the network computes.
     fn batches(
         &self,
         seed: u64,
@@ -108,7 +109,7 @@ impl Crops<'_> {
                 }
             });
             for made in made {
-                let Made { numbers, labels, views } = made?;
+                let DecodedBatch { numbers, labels, views } = made?;
                 if numbers.is_empty() {
                     continue;
                 }
@@ -119,11 +120,11 @@ impl Crops<'_> {
         })
     }
 
-    fn make(&self, seed: u64, items: &[Item]) -> Result<Made, EvalError> {
+    fn make(&self, seed: u64, items: &[Item]) -> Result<DecodedBatch, EvalError> {
         let images = self.of.images;
         let view = |(pass, number): &Item| images.views(*number as usize, &self.multicrop, [seed, *pass]);
         let views: Result<Vec<_>, EvalError> = items.par_iter().map(view).collect();
-        let mut made = Made::default();
+        let mut made = DecodedBatch::default();
         for ((_, number), view) in items.iter().zip(views?) {
             if let (Some(mut view), Some(label)) = (view, images.label(*number as usize)) {
                 made.labels.push(label);
@@ -134,7 +135,7 @@ impl Crops<'_> {
         Ok(made)
     }
 
-    /// Rows of `views`, of as many at a time as features are extracted of.
+    /// Computes the rows of `views`, in batches of the size that feature extraction uses.
     fn table(&self, numbers: Vec<u32>, views: &[Vec<u8>]) -> Result<Table, EvalError> {
         let size_px = self.of.images.transform.size_px as usize;
         let (mut columns, mut rows) = (None, Vec::new());
@@ -145,7 +146,7 @@ impl Crops<'_> {
             rows.extend(of_views);
         }
         check_finite(self.of.images, &numbers, &rows)?;
-        // There is a view for each number, and at least one.
+        // `batches` skips empty mini-batches, so that there is at least one view.
         let columns = columns.expect("a mini-batch that is not empty");
         Ok(Table::new(columns, numbers, rows))
     }

@@ -1,16 +1,16 @@
-//! Intervals by the bootstrap (Efron 1979): how far a mean over a test set would move with another one of its size.
+//! Bootstrap intervals (Efron 1979): the variation of a score over other test sets of the same size.
 
 use augment::ViewRng;
 use rayon::prelude::*;
 
-/// Test sets that are drawn.
+/// Number of resampled test sets.
 const DRAWS: u64 = 1000;
 
-/// Keeps these draws apart from all other streams.
+/// RNG domain of the resampling, distinct from all other streams.
 const DOMAIN: u64 = 0x626f_6f74_0000_0000;
 
-/// The middle 95 % of `value` over test sets of `n` images drawn with replacement, given how often each was drawn. The same
-/// for the same number of images and the same value.
+/// Returns the bounds of the middle 95 % of `value` over test sets of `n` images drawn with replacement. `value`
+/// receives how often each image was drawn. The result is deterministic: the draws depend on `n` only.
 pub(crate) fn interval(n: usize, value: impl Fn(&[u32]) -> f64 + Sync) -> [f64; 2] {
     if n == 0 {
         return [0.0; 2];
@@ -27,7 +27,7 @@ pub(crate) fn interval(n: usize, value: impl Fn(&[u32]) -> f64 + Sync) -> [f64; 
     [at(0.025), at(0.975)]
 }
 
-/// The same of the mean of `values`.
+/// Returns the [`interval`] of the mean of `values`.
 pub(crate) fn interval_of_mean(values: &[f64]) -> [f64; 2] {
     let n = values.len() as f64;
     interval(values.len(), |counts| {
@@ -39,7 +39,7 @@ pub(crate) fn interval_of_mean(values: &[f64]) -> [f64; 2] {
 mod tests {
     use super::*;
 
-    /// The mean of 400 coins lies within two deviations, 2 · 0.5 / 20, of a half.
+    /// The interval of the mean of 400 coin flips is about two standard deviations, 2 · 0.5 / 20, around a half.
     #[test]
     fn coins_have_the_interval_of_the_normal_distribution() {
         let coins: Vec<f64> = (0..400).map(|i| f64::from(i % 2)).collect();

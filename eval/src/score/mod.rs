@@ -1,4 +1,4 @@
-//! Predictions into accuracies, intervals and confusions.
+//! Scores of predictions: accuracies, intervals and confusion matrices.
 
 pub(crate) mod bootstrap;
 pub(crate) mod outcome;
@@ -9,31 +9,31 @@ use rayon::prelude::*;
 
 /// Predictions on a test set.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Classified {
+pub struct Predictions {
     /// Predicted class of each row.
     pub predicted: Vec<u32>,
     /// True class of each row.
     pub labels: Vec<u32>,
-    /// Classes.
+    /// Number of classes.
     pub n_classes: usize,
-    /// How often the test set was predicted: the rows are those of each try, one after another.
+    /// Number of predictions of the whole test set: the rows of all tries are concatenated.
     pub n_tries: usize,
 }
 
-impl Classified {
-    /// One prediction of each row.
+impl Predictions {
+    /// Returns one prediction of each row.
     pub(crate) fn new(predicted: Vec<u32>, labels: &[u32], n_classes: usize) -> Self {
         Self { predicted, labels: labels.to_vec(), n_classes, n_tries: 1 }
     }
 
-    /// Rows whose class was found, in percent.
+    /// Returns the share of correctly predicted rows, in percent.
     pub fn accuracy(&self) -> f64 {
         let correct = self.hits().filter(|hit| *hit).count();
         100.0 * correct as f64 / self.labels.len().max(1) as f64
     }
 
-    /// Bounds of the accuracy, in percent: the middle 95 % of what other test sets of this size would have given, by
-    /// resampling the images.
+    /// Returns the 95 % bootstrap interval of the accuracy over test sets of this size, in percent. Images are
+    /// resampled, not tries.
     pub fn interval(&self) -> [f64; 2] {
         let mut of_image = vec![0.0; self.labels.len() / self.n_tries.max(1)];
         let n_images = of_image.len().max(1);
@@ -43,7 +43,7 @@ impl Classified {
         bootstrap::interval_of_mean(&of_image)
     }
 
-    /// Accuracy of each class in percent; `None` for a class that no row has.
+    /// Returns the accuracy of each class in percent; `None` for a class without rows.
     pub fn by_class(&self) -> Vec<Option<f64>> {
         let of_class = |counts: (usize, &[u32])| {
             let (class, counts) = counts;
@@ -53,7 +53,7 @@ impl Classified {
         self.confusion().chunks_exact(self.n_classes).enumerate().map(of_class).collect()
     }
 
-    /// Rows by true class (rows) and predicted class (columns), `[classes, classes]`.
+    /// Returns the number of rows by true class (rows) and predicted class (columns), `[classes, classes]`.
     pub fn confusion(&self) -> Vec<u32> {
         let mut counts = vec![0; self.n_classes * self.n_classes];
         for (predicted, label) in self.predicted.iter().zip(&self.labels) {
@@ -67,16 +67,16 @@ impl Classified {
     }
 }
 
-/// The class with the largest of each row's scores, `[n, classes]`; of equal ones the first.
+/// Returns the class with the largest score of each row of `scores`, `[n, classes]`; the first among equals.
 pub(crate) fn largest<T: PartialOrd + Copy + Sync>(scores: &[T], n_classes: usize) -> Vec<u32> {
     scores.par_chunks_exact(n_classes).map(argmax).collect()
 }
 
-/// Index of the largest of `scores`; of equal ones the first. A NaN is never the largest.
+/// Returns the index of the largest score, the first among equals; 0 if there is none. NaN is never the largest.
 pub(crate) fn argmax<T: PartialOrd + Copy>(scores: &[T]) -> u32 {
     let mut best: Option<(usize, T)> = None;
     for (index, score) in scores.iter().enumerate() {
-        // A NaN cannot be compared, not even with itself.
+        // `partial_cmp` of a NaN with itself is `None`.
         if score.partial_cmp(score).is_some() && best.is_none_or(|(_, largest)| *score > largest) {
             best = Some((index, *score));
         }
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn classes_are_counted_by_what_they_are_and_what_they_were_taken_for() {
-        let scored = Classified::new(vec![0, 1, 1, 0], &[0, 0, 1, 0], 3);
+        let scored = Predictions::new(vec![0, 1, 1, 0], &[0, 0, 1, 0], 3);
         assert_eq!(scored.accuracy(), 75.0);
         assert_eq!(scored.confusion(), [2, 1, 0, 0, 1, 0, 0, 0, 0]);
         assert_eq!(scored.by_class(), [Some(200.0 / 3.0), Some(100.0), None]);
@@ -98,13 +98,14 @@ mod tests {
         assert!((0.0..75.0).contains(&low) && (75.0..=100.0).contains(&high), "{low} {high}");
     }
 
-    /// Several tries on the same images are no more images.
+    /// Several tries on the same images do not count as more images.
     #[test]
     fn tries_do_not_narrow_the_interval() {
         let labels = vec![0; 100];
         let predicted: Vec<u32> = (0..100).map(|i| i % 2).collect();
-        let once = Classified::new(predicted.clone(), &labels, 2);
-        let thrice = Classified { n_tries: 3, ..Classified::new(predicted.repeat(3), &labels.repeat(3), 2) };
+        let once = Predictions::new(predicted.clone(), &labels, 2);
+        let thrice =
+            Predictions { n_tries: 3, ..Predictions::new(predicted.repeat(3), &labels.repeat(3), 2) };
         assert_eq!(once.accuracy(), thrice.accuracy());
         for (a, b) in once.interval().iter().zip(thrice.interval()) {
             assert!((a - b).abs() < 1e-9, "{:?}", thrice.interval());

@@ -1,78 +1,78 @@
-//! What a protocol found on a test set: a percentage, and what it is made of.
+//! Result of a protocol on a test set: a percentage and the predictions behind it.
 
-use super::Classified;
+use super::Predictions;
 use super::ranked::Ranked;
-use super::segmented::Segmented;
+use super::segmented::SegmentationCounts;
 
-/// What was found.
+/// Result of a protocol on a test set.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     /// One class for each image.
-    Classified(Classified),
-    /// A score of each class for each image, of which several may be right.
+    Predictions(Predictions),
+    /// A score of each class for each image, which may have several classes.
     Ranked(Ranked),
     /// One class for each pixel.
-    Segmented(Segmented),
+    SegmentationCounts(SegmentationCounts),
 }
 
 impl Outcome {
-    /// What the percentage is: `accuracy`, `mAP` or `mIoU`.
+    /// Returns the name of the percentage: `accuracy`, `mAP` or `mIoU`.
     pub fn measure(&self) -> &'static str {
         match self {
-            Self::Classified(_) => "accuracy",
+            Self::Predictions(_) => "accuracy",
             Self::Ranked(_) => "mAP",
-            Self::Segmented(_) => "mIoU",
+            Self::SegmentationCounts(_) => "mIoU",
         }
     }
 
-    /// The percentage.
+    /// Returns the percentage.
     pub fn value(&self) -> f64 {
         match self {
-            Self::Classified(found) => found.accuracy(),
+            Self::Predictions(found) => found.accuracy(),
             Self::Ranked(found) => found.mean_average_precision(),
-            Self::Segmented(found) => found.mean_iou(),
+            Self::SegmentationCounts(found) => found.mean_iou(),
         }
     }
 
-    /// Its bounds: the middle 95 % of what other test sets of this size would have given, by resampling the images.
+    /// Returns the 95 % bootstrap interval of the percentage over test sets of this size, by resampling the images.
     pub fn interval(&self) -> [f64; 2] {
         match self {
-            Self::Classified(found) => found.interval(),
+            Self::Predictions(found) => found.interval(),
             Self::Ranked(found) => found.interval(),
-            Self::Segmented(found) => found.interval(),
+            Self::SegmentationCounts(found) => found.interval(),
         }
     }
 
-    /// The percentage of each class; `None` for a class that no image has.
+    /// Returns the percentage of each class; `None` for a class without images.
     pub fn by_class(&self) -> Vec<Option<f64>> {
         match self {
-            Self::Classified(found) => found.by_class(),
+            Self::Predictions(found) => found.by_class(),
             Self::Ranked(found) => found.by_class(),
-            Self::Segmented(found) => found.by_class(),
+            Self::SegmentationCounts(found) => found.by_class(),
         }
     }
 
-    /// Images or pixels by true class (rows) and predicted class (columns), `[classes, classes]`; `None` where several
-    /// classes may be right.
+    /// Returns the number of images or pixels by true class (rows) and predicted class (columns), `[classes, classes]`;
+    /// `None` if images may have several classes.
     pub fn confusion(&self) -> Option<Vec<u64>> {
         match self {
-            Self::Classified(found) => Some(found.confusion().into_iter().map(u64::from).collect()),
+            Self::Predictions(found) => Some(found.confusion().into_iter().map(u64::from).collect()),
             Self::Ranked(_) => None,
-            Self::Segmented(found) => Some(found.confusion().to_vec()),
+            Self::SegmentationCounts(found) => Some(found.confusion().to_vec()),
         }
     }
 
-    /// Classes.
+    /// Returns the number of classes.
     pub fn n_classes(&self) -> usize {
         match self {
-            Self::Classified(found) => found.n_classes,
+            Self::Predictions(found) => found.n_classes,
             Self::Ranked(found) => found.n_classes(),
-            Self::Segmented(found) => found.n_classes(),
+            Self::SegmentationCounts(found) => found.n_classes(),
         }
     }
 
-    /// The `n` most frequent confusions: true class, predicted class, and images or pixels. Of equally frequent ones the
-    /// first classes come first.
+    /// Returns the `n` most frequent confusions: true class, predicted class, and number of images or pixels. Ties are
+    /// ordered by class.
     pub fn most_confused(&self, n: usize) -> Vec<(usize, usize, u64)> {
         let n_classes = self.n_classes();
         let counts = self.confusion().unwrap_or_default().into_iter().enumerate();
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn the_most_frequent_confusions_come_first() {
-        let found = Classified::new(vec![1, 2, 2, 0, 1], &[0, 0, 0, 0, 1], 3);
-        assert_eq!(Outcome::Classified(found).most_confused(5), [(0, 2, 2), (0, 1, 1)]);
+        let found = Predictions::new(vec![1, 2, 2, 0, 1], &[0, 0, 0, 0, 1], 3);
+        assert_eq!(Outcome::Predictions(found).most_confused(5), [(0, 2, 2), (0, 1, 1)]);
     }
 }

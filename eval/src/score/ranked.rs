@@ -1,27 +1,27 @@
-//! Scores of classes of which several may be right: average precision.
+//! Average precision of class scores, for images that may have several classes.
 //!
 //! ```text
-//! AP_c  = Σ_t (R_t - R_{t-1}) · P_t     over the distinct scores t of class c, from the highest on
-//! mAP   = mean of AP_c over the classes that some image has
+//! AP_c  = Σ_t (R_t - R_{t-1}) · P_t     over the distinct scores t of class c, in descending order
+//! mAP   = mean of AP_c over the classes with at least one image
 //! ```
 //!
 //! P_t and R_t are precision and recall of "class c has a score of at least t", as in scikit-learn's
-//! `average_precision_score`: images of equal scores come in together.
+//! `average_precision_score`: images of equal scores share one threshold.
 
 use rayon::prelude::*;
 
 use super::bootstrap;
 
-/// Scores of a test set.
+/// Class scores of the images of a test set.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ranked {
-    /// By class, the images from the highest score on: number of the image, its score, and whether it has the class.
+    /// For each class, the images by descending score: index of the image, its score, and whether it has the class.
     classes: Vec<Vec<(u32, f32, bool)>>,
     n_images: usize,
 }
 
 impl Ranked {
-    /// `scores` of `[n, classes]`, and which classes each image has.
+    /// Returns the ranking by `scores`, `[n, classes]`, given the classes of each image.
     pub(crate) fn new(scores: &[f32], n_classes: usize, truths: &[Vec<u32>]) -> Self {
         let of_class = |class: usize| {
             let image =
@@ -33,22 +33,22 @@ impl Ranked {
         Self { classes: (0..n_classes).into_par_iter().map(of_class).collect(), n_images: truths.len() }
     }
 
-    /// Classes.
+    /// Returns the number of classes.
     pub fn n_classes(&self) -> usize {
         self.classes.len()
     }
 
-    /// Mean of the average precisions, in percent.
+    /// Returns the mean of the average precisions, in percent.
     pub fn mean_average_precision(&self) -> f64 {
         self.mean(&vec![1; self.n_images])
     }
 
-    /// Bounds of the mean, in percent, by resampling the images.
+    /// Returns the 95 % bootstrap interval of the mean, in percent, by resampling the images.
     pub fn interval(&self) -> [f64; 2] {
         bootstrap::interval(self.n_images, |counts| self.mean(counts))
     }
 
-    /// Average precision of each class in percent; `None` for a class that no image has.
+    /// Returns the average precision of each class in percent; `None` for a class without images.
     pub fn by_class(&self) -> Vec<Option<f64>> {
         let once = vec![1; self.n_images];
         self.classes.iter().map(|images| average_precision(images, &once)).collect()
@@ -61,7 +61,8 @@ impl Ranked {
     }
 }
 
-/// In percent, where image i counts `counts[i]` times; `None` where no image has the class.
+/// Returns the average precision in percent, counting image i `counts[i]` times; `None` if no counted image has the
+/// class.
 fn average_precision(images: &[(u32, f32, bool)], counts: &[u32]) -> Option<f64> {
     let (mut seen, mut right, mut before, mut sum) = (0u64, 0u64, 0u64, 0.0);
     for (place, (image, score, has)) in images.iter().enumerate() {
@@ -81,7 +82,7 @@ fn average_precision(images: &[(u32, f32, bool)], counts: &[u32]) -> Option<f64>
 mod tests {
     use super::*;
 
-    /// What scikit-learn's `average_precision_score` gives.
+    /// Result of scikit-learn's `average_precision_score`.
     const SKLEARN: f64 = 75.555_555_555_555_56;
 
     #[test]

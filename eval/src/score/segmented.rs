@@ -1,23 +1,24 @@
-//! Classes of pixels: intersection over union.
+//! Intersection over union of pixel classes.
 //!
 //! ```text
-//! IoU_c = pixels of c that were found / (pixels of c + pixels taken for c - both)     mIoU: mean over classes in the truth
+//! IoU_c = correct pixels of c / (true pixels of c + predicted pixels of c - correct pixels of c)
+//! mIoU  = mean of IoU_c over the classes with at least one true pixel
 //! ```
 
 use super::bootstrap;
 
-/// Predictions of pixels.
+/// Predicted classes of pixels.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Segmented {
+pub struct SegmentationCounts {
     n_classes: usize,
-    /// Pixels by true and predicted class, `[classes, classes]`.
+    /// Number of pixels by true and predicted class, `[classes, classes]`.
     confusion: Vec<u64>,
-    /// For each image the classes that occur in it: the class, and pixels that are found, true and predicted.
+    /// For each image, the classes in its truth or prediction: the class, and its correct, true and predicted pixels.
     images: Vec<Vec<(u32, [u64; 3])>>,
 }
 
-impl Segmented {
-    /// Nothing yet.
+impl SegmentationCounts {
+    /// Returns a result without images.
     pub(crate) fn new(n_classes: usize) -> Self {
         Self { n_classes, confusion: vec![0; n_classes * n_classes], images: Vec::new() }
     }
@@ -35,27 +36,27 @@ impl Segmented {
             .push((0..c).map(of_class).filter(|(_, [_, truth, predicted])| truth + predicted > 0).collect());
     }
 
-    /// Classes.
+    /// Returns the number of classes.
     pub fn n_classes(&self) -> usize {
         self.n_classes
     }
 
-    /// Mean over classes, in percent.
+    /// Returns the mean over classes, in percent.
     pub fn mean_iou(&self) -> f64 {
         self.mean(&vec![1; self.images.len()])
     }
 
-    /// Bounds of the mean, in percent, by resampling the images.
+    /// Returns the 95 % bootstrap interval of the mean, in percent, by resampling the images.
     pub fn interval(&self) -> [f64; 2] {
         bootstrap::interval(self.images.len(), |counts| self.mean(counts))
     }
 
-    /// Intersection over union of each class in percent; `None` for a class that no pixel has.
+    /// Returns the intersection over union of each class in percent; `None` for a class without true pixels.
     pub fn by_class(&self) -> Vec<Option<f64>> {
         self.ious(&vec![1; self.images.len()])
     }
 
-    /// Pixels by true class (rows) and predicted class (columns), `[classes, classes]`.
+    /// Returns the number of pixels by true class (rows) and predicted class (columns), `[classes, classes]`.
     pub fn confusion(&self) -> &[u64] {
         &self.confusion
     }
@@ -86,8 +87,8 @@ mod tests {
 
     #[test]
     fn intersections_and_unions_are_of_all_images_together() {
-        let mut found = Segmented::new(3);
-        // Four pixels: three of class 0, of which one was taken for class 1; one of class 1.
+        let mut found = SegmentationCounts::new(3);
+        // Four pixels: three of class 0, one of which is predicted as class 1; one of class 1.
         found.add(&[2, 1, 0, 0, 1, 0, 0, 0, 0]);
         found.add(&[4, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(found.by_class(), [Some(100.0 * 6.0 / 7.0), Some(50.0), None]);

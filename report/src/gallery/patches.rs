@@ -1,7 +1,7 @@
 //! Patch features as colors: the first three principal components of all patches of all images (Oquab et al. 2023,
 //! figure 1, without its foreground mask).
 
-use eval::{ImageSet, Silent, Wanted, extract};
+use eval::{FeatureKind, ImageSet, NoProgress, extract};
 use networks::Network;
 
 use super::principal;
@@ -14,7 +14,7 @@ pub(super) fn sheet(network: &Network, images: &ImageSet) -> Result<Sheet, Repor
     let (size_px, d) = (images.transform.size_px as usize, network.model.width());
     let side = size_px / network.model.stride_px();
     let (mut shown, mut rows) = (Vec::new(), Vec::new());
-    extract(network, images, Wanted::Patches, &Silent, |of_batch, values| {
+    extract(network, images, FeatureKind::Patches, &NoProgress, |of_batch, values| {
         shown.extend_from_slice(of_batch);
         rows.extend_from_slice(values);
         Ok(())

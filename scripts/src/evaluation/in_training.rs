@@ -1,7 +1,7 @@
 //! Probe that a run calls at regular intervals of steps.
 use std::path::PathBuf;
 
-use eval::{Protocol, Silent, Split, Transform};
+use eval::{NoProgress, Protocol, Split, Transform};
 use networks::Network;
 use networks::probe::Probe;
 use report::About;
@@ -48,8 +48,10 @@ impl Probe for InTraining {
     }
 
     fn run(&mut self, network: &Network, step: u64) -> Result<Vec<(String, f64)>, String> {
-        let scores =
-            self.split.score(network, &self.protocols, None, &Silent).map_err(|error| error.to_string())?;
+        let scores = self
+            .split
+            .score(network, &self.protocols, None, &NoProgress)
+            .map_err(|error| error.to_string())?;
         let rows = rows(&scores, &self.split, &self.about(network, step)?);
         // The run itself writes them to TensorBoard.
         if let Err(error) = record::add(&self.workdir, step, &rows, &[]) {

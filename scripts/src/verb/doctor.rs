@@ -13,7 +13,7 @@ use kernels::device::workers::or_cores;
 use kernels::device::{Device, DeviceError, Opened, cuda_devices};
 use ranks::EngineError;
 use ranks::conformance;
-use ranks::conformance::{ConformanceError, CheckContext};
+use ranks::conformance::{CheckContext, ConformanceError};
 use ranks::engine::{Engine, Solo};
 
 use crate::cluster::launch::Launch;

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::bail;
 use eval::features::file::{Format, files_of, write};
-use eval::{ImageFile, ImageSet, Source, Wanted, features};
+use eval::{FeatureKind, ImageFile, ImageSet, Source, features};
 use pipeline::{Dataset, Storage};
 use serde_json::json;
 
@@ -79,8 +79,8 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     }
     let images = images.part(launch.rank, launch.world_size);
     let wanted = match args.patches {
-        true => Wanted::Patches,
-        false => Wanted::Vectors { n_levels: args.levels.max(1), average: args.average },
+        true => FeatureKind::Patches,
+        false => FeatureKind::Vectors { n_levels: args.levels.max(1), average: args.average },
     };
     let start = Instant::now();
     let cache = args.cache.open(folder);

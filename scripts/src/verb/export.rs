@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::bail;
-use eval::{ImageSet, Protocol, Silent, Source, Split, Transform};
+use eval::{ImageSet, NoProgress, Protocol, Source, Split, Transform};
 use kernels::device::Opened;
 use networks::NamedTensor;
 use networks::Network;
@@ -194,7 +194,7 @@ fn scored(args: &Args, backbone: &Backbone, storage: &Storage) -> anyhow::Result
         let tensors: Vec<NamedTensor> = backbone.tensors.iter().map(stored).collect();
         let normalization = backbone.preprocessing.normalization;
         let network = Network::with_tensors(&backbone.model, normalization, &tensors, 0, &device)?;
-        let found = split.score(&network, &protocols, None, &Silent)?;
+        let found = split.score(&network, &protocols, None, &NoProgress)?;
         scores.extend(found.numbers().map(|(_, scored)| Score {
             name: format!("{} on {}, {transform}", scored.metric, split.test.name),
             value: read_out(scored.outcome.value(), Some(scored.outcome.interval())),

@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::bail;
 use eval::picture::report as pictures;
 use eval::probe::wanted;
-use eval::{ImageSet, Protocol, Silent, Source, Split, Transform};
+use eval::{ImageSet, NoProgress, Protocol, Source, Split, Transform};
 use kernels::device::Device;
 use networks::Network;
 use pipeline::{Dataset, Storage};
@@ -165,7 +165,7 @@ fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Table> {
     let open = NetworkFlags::default().open(&args.workdir, device)?;
     let protocols = ["knn", "linear-honest"].map(Protocol::named).into_iter().collect::<Result<Vec<_>, _>>();
     let protocols = protocols.map_err(anyhow::Error::msg)?;
-    let scores = split.score(&open.network, &protocols, None, &Silent)?;
+    let scores = split.score(&open.network, &protocols, None, &NoProgress)?;
     let scalars = record::scalars(&open, &split.test.name, &scores.by_name().collect::<Vec<_>>());
     let rows = rows(&scores, split, &open.about(&args.workdir));
     record::add(&args.workdir, open.step().unwrap_or_default(), &rows, &scalars)?;
@@ -183,7 +183,7 @@ fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Table> {
 
 /// Draws held-out images with their nearest neighbors.
 fn neighbors(args: &Args, split: &Split, network: &Network) -> anyhow::Result<()> {
-    let (train, test) = split.features(network, wanted(&[]), None, &Silent)?;
+    let (train, test) = split.features(network, wanted(&[]), None, &NoProgress)?;
     let path = args.workdir.join("neighbors.png");
     pictures::neighbor_sheet(&path, (&split.train, &train), Some((&split.test, &test)))?;
     Ok(())

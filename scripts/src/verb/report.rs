@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use eval::probe::wanted;
-use eval::{ImageSet, Silent, Source, features};
+use eval::{ImageSet, NoProgress, Source, features};
 use kernels::device::Device;
 use pipeline::url::{ShardUrl, expand};
 use pipeline::{Dataset, PipelineError, Storage};
@@ -188,7 +188,7 @@ fn gallery(
     let seed = run.status.plan.recipe.seed;
     let rules = GalleryRules { n_images: args.n_images.max(1), multicrop: &multicrop, seed };
     say(format!("{}: pictures of {} images of {}", run.name(), images.len(), images.name));
-    let table = features(None, &open.network, &images, wanted(&[]), &Silent)?;
+    let table = features(None, &open.network, &images, wanted(&[]), &NoProgress)?;
     if let Some(workdir) = sheet {
         pictures::neighbors(workdir, &images, &table, open.step().unwrap_or_default());
     }

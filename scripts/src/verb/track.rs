@@ -254,8 +254,9 @@ fn send_files(server: &Server, sent: &mut Sent, run: &Run) -> bool {
 
 fn read(path: &Path) -> anyhow::Result<BTreeMap<String, Sent>> {
     match std::fs::read(path) {
-        Ok(bytes) => serde_json::from_slice(&bytes)
-            .with_context(|| format!("{} cannot be read; if you delete it, the whole run is sent again", path.display())),
+        Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| {
+            format!("{} cannot be read; if you delete it, the whole run is sent again", path.display())
+        }),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(BTreeMap::new()),
         Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
     }

@@ -1,4 +1,4 @@
-//! Features as files for other programs: NumPy, Parquet, safetensors.
+//! Export of features for other programs: NumPy, Parquet, safetensors.
 
 mod npy;
 mod parquet;
@@ -12,14 +12,14 @@ use super::table::Table;
 use crate::EvalError;
 use crate::images::ImageSet;
 
-/// A file format, by its extension.
+/// A file format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// `[n, width]` as NumPy reads it.
+    /// NumPy array `[n, width]`, with the images in `.rows.jsonl` and the origin in `.about.json`.
     Npy,
-    /// A row an image, with everything in it.
+    /// One row per image, with its shard, key, label, class and features.
     Parquet,
-    /// `features` and `labels`.
+    /// Tensors `features` and `labels`, with the images in `.rows.jsonl`.
     Safetensors,
 }
 
@@ -28,10 +28,10 @@ const EXTENSIONS: [(&str, Format); 3] =
     [("npy", Format::Npy), ("parquet", Format::Parquet), ("safetensors", Format::Safetensors)];
 
 impl Format {
-    /// Returns the format that the name of `path` stands for.
+    /// Returns the format for the extension of `path`.
     ///
     /// # Errors
-    /// In words, when it is none of them.
+    /// A message if the extension is unknown.
     pub fn of(path: &Path) -> Result<Self, String> {
         let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
         let found = EXTENSIONS.iter().find(|(name, _)| *name == extension);
@@ -42,7 +42,7 @@ impl Format {
     }
 }
 
-/// Files that features in `path` consist of, `path` first.
+/// Returns the files that an export to `path` consists of, `path` first.
 pub fn files_of(path: &Path, format: Format) -> Vec<PathBuf> {
     match format {
         Format::Npy => vec![path.to_path_buf(), rows_of(path), about_of(path)],
@@ -51,12 +51,12 @@ pub fn files_of(path: &Path, format: Format) -> Vec<PathBuf> {
     }
 }
 
-/// `x.npy.rows.jsonl`: the images of the rows.
+/// Returns the path of the images of the rows: `x.npy.rows.jsonl`.
 fn rows_of(path: &Path) -> PathBuf {
     beside(path, "rows.jsonl")
 }
 
-/// `x.npy.about.json`: how the rows were made.
+/// Returns the path of the description of the rows: `x.npy.about.json`.
 fn about_of(path: &Path) -> PathBuf {
     beside(path, "about.json")
 }
@@ -67,7 +67,7 @@ fn beside(path: &Path, extension: &str) -> PathBuf {
     name.into()
 }
 
-/// Writes `table`, the rows of `images`, to `path`; `about` says how they were made.
+/// Writes `table`, the rows of `images`, to `path`; `about` describes how they were computed.
 ///
 /// # Errors
 /// [`EvalError::Io`] and [`EvalError::Write`].
@@ -78,7 +78,7 @@ pub fn write(
     images: &ImageSet,
     about: &Value,
 ) -> Result<(), EvalError> {
-    // Each file appears whole: it is renamed when it is done.
+    // Each file appears complete: it is renamed once it is written.
     let half = pipeline::file::temporary(path);
     let written = match format {
         Format::Npy => npy::write(&half, table),
@@ -86,7 +86,7 @@ pub fn write(
         Format::Safetensors => safetensors::write(&half, table, images, about),
     };
     written.inspect_err(|_| {
-        // The error that led here is the one to report.
+        // A failed removal must not hide the first error.
         let _ = std::fs::remove_file(&half);
     })?;
     if format != Format::Parquet {
@@ -101,7 +101,7 @@ pub fn write(
     std::fs::rename(&half, path).map_err(|source| EvalError::io("rename", &half, source))
 }
 
-/// The image of each row, one line each.
+/// Writes the image of each row, one line each.
 fn write_rows(path: &Path, table: &Table, images: &ImageSet) -> Result<(), EvalError> {
     let mut text = String::new();
     for image in &table.images {
@@ -111,7 +111,7 @@ fn write_rows(path: &Path, table: &Table, images: &ImageSet) -> Result<(), EvalE
     pipeline::file::replace(path, text.as_bytes()).map_err(|source| EvalError::io("write", path, source))
 }
 
-/// What is known of image `i`.
+/// Returns the shard, key, label and class of image `i`.
 fn row(images: &ImageSet, i: usize) -> Value {
     let (shard, key) = images.describe(i);
     let label = images.label(i);

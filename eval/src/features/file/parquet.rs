@@ -1,4 +1,4 @@
-//! Parquet: a row an image, with its shard, key, label, class and features.
+//! Parquet: one row per image, with its shard, key, label, class and features.
 
 use std::fs::File;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::EvalError;
 use crate::features::table::Table;
 use crate::images::ImageSet;
 
-/// What a row is.
+/// Columns of the file.
 const SCHEMA: &str = "message features {
     optional binary shard (UTF8);
     required binary key (UTF8);
@@ -25,13 +25,13 @@ const SCHEMA: &str = "message features {
     required group features (LIST) { repeated group list { required float element; } }
 }";
 
-/// Bytes of features that are in memory at a time, as they are; their levels are as much again.
+/// Bytes of features per row group; their definition and repetition levels take as many again.
 const GROUP_BYTES: usize = 64 << 20;
 
-/// Rows of a group at most.
+/// Maximum number of rows per row group.
 const MAX_ROWS: usize = 4096;
 
-/// Writes the rows and what they are.
+/// Writes the rows with their images, and `about` as metadata.
 pub(super) fn write(path: &Path, table: &Table, images: &ImageSet, about: &Value) -> Result<(), EvalError> {
     let file = File::create(path).map_err(|source| EvalError::io("create", path, source))?;
     let written = || -> Result<(), ParquetError> {
@@ -77,14 +77,14 @@ fn write_group(
     let mut column = group.next_column()?.ok_or_else(missing)?;
     let width = table.columns.width();
     let values = &table.rows()[rows.start * width..rows.end * width];
-    // A repetition of 0 starts a list.
+    // A repetition level of 0 starts a list.
     let repetitions: Vec<i16> = (0..values.len()).map(|i| i16::from(i % width != 0)).collect();
     column.typed::<FloatType>().write_batch(values, Some(&vec![1; values.len()]), Some(&repetitions))?;
     column.close()?;
     group.close().map(drop)
 }
 
-/// The next column, of texts that may be missing.
+/// Writes the next column: optional strings.
 fn write_text<'a>(
     group: &mut SerializedRowGroupWriter<'_, File>,
     texts: impl Iterator<Item = Option<&'a str>> + Clone,
@@ -99,7 +99,7 @@ fn write_text<'a>(
     column.close()
 }
 
-/// Definition levels: 1 for what is there.
+/// Returns definition levels: 1 for present values.
 fn levels(there: impl Iterator<Item = bool>) -> Vec<i16> {
     there.map(i16::from).collect()
 }

@@ -1,4 +1,4 @@
-//! safetensors: `features` `[n, width]` in f32 and `labels` `[n]` in i64, -1 where an image has none.
+//! safetensors: `features` `[n, width]` in f32 and `labels` `[n]` in i64, -1 for images without a label.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::EvalError;
 use crate::features::table::Table;
 use crate::images::ImageSet;
 
-/// Writes the rows and what they are.
+/// Writes the rows and their labels, and `about` and the class names as metadata.
 pub(super) fn write(path: &Path, table: &Table, images: &ImageSet, about: &Value) -> Result<(), EvalError> {
     let label = |image: &u32| images.label(*image as usize).map_or(-1i64, i64::from);
     let labels: Vec<i64> = table.images.iter().map(label).collect();

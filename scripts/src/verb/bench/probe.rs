@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use augment::ViewRng;
-use eval::{Columns, FeatureSet, Silent, Table, Task};
+use eval::{Columns, FeatureSet, NoProgress, Table, Task};
 use serde_json::{Map, Value, json};
 
 use super::compare::{CompareFlag, compared};
@@ -53,7 +53,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         seed: 0,
         views: None,
         sets: None,
-        progress: &Silent,
+        progress: &NoProgress,
     };
     let mut figures = Map::new();
     for protocol in &protocols {

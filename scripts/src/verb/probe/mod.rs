@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use eval::{Check, Effort, Protocol, Split, label_free};
+use eval::{Check, Protocol, SampleSizes, Split, label_free};
 use kernels::device::Device;
 use networks::Network;
 use pipeline::Storage;
@@ -91,7 +91,7 @@ fn measure(
     means: &Means<'_>,
 ) -> anyhow::Result<ExitCode> {
     let images = images(&args.test, test_name(args), open, means.storage)?;
-    let effort = Effort::default();
+    let effort = SampleSizes::default();
     let measures = {
         let progress = StageBar::new();
         label_free(&open.network, &images, &open.multicrop(), effort, &progress)?
