@@ -86,7 +86,7 @@ pub struct PoolConfig {
 pub struct BatchPool<S: Source> {
     source: Arc<S>,
     finished: Receiver<Result<Finished, S::Error>>,
-    open: BTreeMap<u64, OpenBatch>,
+    open: BTreeMap<u64, PartialBatch>,
     next_batch: u64,
     batch_len: usize,
     stats: Arc<StageStats>,
@@ -102,7 +102,7 @@ struct Finished {
     views: Views,
 }
 
-struct OpenBatch {
+struct PartialBatch {
     batch: Batch,
     missing: usize,
 }
@@ -201,7 +201,7 @@ impl<S: Source> BatchPool<S> {
 
     fn place(&mut self, finished: Finished) {
         let n = self.batch_len;
-        let open = self.open.entry(finished.batch).or_insert_with(|| OpenBatch {
+        let open = self.open.entry(finished.batch).or_insert_with(|| PartialBatch {
             batch: Batch {
                 index: finished.batch,
                 samples: vec![Views::default(); n],

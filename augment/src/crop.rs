@@ -63,15 +63,15 @@ fn unit(rng: &mut ViewRng) -> f32 {
 /// Returns the width and height of the box given by two uniforms in `[0, 1)`, if it fits the image. As in torch,
 /// uniforms are scaled and logarithms and exponentials computed in f32, and the rest in f64.
 pub fn candidate(
-    [of_area, of_aspect]: [f32; 2],
+    [area_uniform, aspect_uniform]: [f32; 2],
     width_px: u32,
     height_px: u32,
     scale: [f64; 2],
     ratio: [f64; 2],
 ) -> Option<(u32, u32)> {
     let between = |u: f32, [low, high]: [f32; 2]| u * (high - low) + low;
-    let share = between(of_area, scale.map(|s| s as f32));
-    let aspect = between(of_aspect, ratio.map(|r| (r as f32).ln())).exp();
+    let share = between(area_uniform, scale.map(|s| s as f32));
+    let aspect = between(aspect_uniform, ratio.map(|r| (r as f32).ln())).exp();
     let area = f64::from(width_px) * f64::from(height_px);
     let (w, h) = box_size(area * f64::from(share), f64::from(aspect));
     (w > 0 && h > 0 && w <= width_px && h <= height_px).then_some((w, h))

@@ -212,7 +212,7 @@ pub enum PipelineError {
 
 impl PipelineError {
     /// Returns whether the error concerns one damaged shard, so that others may still be read.
-    pub fn is_of_a_shard(&self) -> bool {
+    pub fn is_shard_error(&self) -> bool {
         matches!(
             self,
             Self::NotATar { .. }
@@ -226,7 +226,7 @@ impl PipelineError {
     }
 
     /// Returns whether the error concerns one sample, so that others may still be used.
-    pub fn is_of_a_sample(&self) -> bool {
+    pub fn is_sample_error(&self) -> bool {
         matches!(
             self,
             Self::MissingField { .. }

@@ -34,7 +34,7 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 ///
 /// # Errors
 /// Returns the file that failed, and the error of the file system.
-pub fn replace_together(files: &[(PathBuf, Vec<u8>)]) -> Result<(), (PathBuf, io::Error)> {
+pub fn replace_all(files: &[(PathBuf, Vec<u8>)]) -> Result<(), (PathBuf, io::Error)> {
     let mut written = Temporaries::default();
     for (path, bytes) in files {
         let temporary = unique(path);
@@ -132,19 +132,19 @@ mod tests {
         let path = |name: &str| folder.path().join(name);
         let files = |text: &str| ["config", "weights"].map(|name| (path(name), text.as_bytes().to_vec()));
         let read = |name: &str| fs::read_to_string(path(name)).ok();
-        replace_together(&files("old")).expect("written");
+        replace_all(&files("old")).expect("written");
         // The temporary name beside a name that long is too long: nothing changes.
         let long = [&files("new")[..], &[(path(&"n".repeat(250)), Vec::new())]].concat();
-        assert!(replace_together(&long).is_err());
+        assert!(replace_all(&long).is_err());
         assert_eq!([read("config"), read("weights")], [Some("old".into()), Some("old".into())]);
         // The first file cannot be replaced: the weights are already removed.
         fs::remove_file(path("config")).expect("removed");
         fs::create_dir(path("config")).expect("created");
-        assert_eq!(replace_together(&files("new")).expect_err("a folder").0, path("config"));
+        assert_eq!(replace_all(&files("new")).expect_err("a folder").0, path("config"));
         assert_eq!(read("weights"), None);
         assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 1, "nothing is left behind");
         fs::remove_dir(path("config")).expect("removed");
-        replace_together(&files("new")).expect("written");
+        replace_all(&files("new")).expect("written");
         assert_eq!([read("config"), read("weights")], [Some("new".into()), Some("new".into())]);
     }
 

@@ -13,10 +13,10 @@ use crate::braces::{expand_braces, split_list};
 pub(crate) const REMOTE_SCHEMES: [&str; 5] = ["http", "https", "s3", "gs", "az"];
 
 /// Schemes of object stores, in whose addresses a question mark is part of a name.
-const STORES: [&str; 3] = ["s3", "gs", "az"];
+const STORE_SCHEMES: [&str; 3] = ["s3", "gs", "az"];
 
 /// Maximum number of addresses of one part of a list that are written out one by one.
-const MAX_WRITTEN: usize = 100;
+const MAX_EXPANDED_ADDRESSES: usize = 100;
 
 /// Placeholder for an address that cannot be parsed.
 const REDACTED_ADDRESS: &str = "(an address that is left out)";
@@ -72,7 +72,7 @@ fn part_without_secrets(part: &str) -> String {
     if let Some(command) = part.strip_prefix("pipe:") {
         return command_without_secrets(command);
     }
-    if let Some(address) = Address::of(part).filter(|address| !address.has_braces_beside_its_path()) {
+    if let Some(address) = Address::of(part).filter(|address| !address.has_braces_outside_path()) {
         return address.redact_list();
     }
     // Without a colon there is no scheme, address or command.
@@ -85,7 +85,7 @@ fn part_without_secrets(part: &str) -> String {
     let mut all = Vec::new();
     match expand_braces(part, &mut all) {
         Ok(()) if !all.iter().any(is_address) => part.to_string(),
-        Ok(()) if all.len() <= MAX_WRITTEN && all != [part] => {
+        Ok(()) if all.len() <= MAX_EXPANDED_ADDRESSES && all != [part] => {
             let parts: Vec<String> = all.iter().map(|one| part_without_secrets(one)).collect();
             redact_list(&parts.join("::"))
         }
@@ -128,7 +128,7 @@ impl<'a> Address<'a> {
         };
         let (scheme, rest) = part.split_once("://").filter(|(scheme, _)| is_scheme(scheme))?;
         let (authority, rest) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
-        if STORES.contains(&scheme.to_ascii_lowercase().as_str()) {
+        if STORE_SCHEMES.contains(&scheme.to_ascii_lowercase().as_str()) {
             return Some(Self { scheme, authority, path: rest, query: None });
         }
         let rest = rest.split('#').next().unwrap_or_default();
@@ -136,7 +136,7 @@ impl<'a> Address<'a> {
         Some(Self { scheme, authority, path, query })
     }
 
-    fn has_braces_beside_its_path(&self) -> bool {
+    fn has_braces_outside_path(&self) -> bool {
         self.authority.contains(['{', '}']) || self.query.is_some_and(|query| query.contains(['{', '}']))
     }
 
@@ -153,7 +153,7 @@ struct Query {
     /// Parameters that may be shown.
     kept: String,
     /// All parameters except signatures: those that may tell one file from another.
-    telling: String,
+    identifying: String,
 }
 
 impl Query {
@@ -165,17 +165,17 @@ impl Query {
             })
             .collect();
         let names: Vec<&str> = parameters.iter().map(|(name, _)| name.as_str()).collect();
-        let (mut kept, mut telling) = (Vec::new(), Vec::new());
+        let (mut kept, mut identifying) = (Vec::new(), Vec::new());
         for (name, parameter) in &parameters {
             if is_signature(name, &names) {
                 continue;
             }
-            telling.push((*parameter).to_string());
+            identifying.push((*parameter).to_string());
             if !is_secret(name) {
                 kept.push(shown(parameter));
             }
         }
-        Self { kept: kept.join("&"), telling: telling.join("&") }
+        Self { kept: kept.join("&"), identifying: identifying.join("&") }
     }
 }
 
@@ -240,7 +240,7 @@ fn command_without_secrets(command: &str) -> String {
 }
 
 /// Returns a command for names and messages: its program, and a hash that tells it from other commands.
-pub(crate) fn name_of_command(command: &str) -> String {
+pub(crate) fn display_name_of_command(command: &str) -> String {
     format!("{}#{:08x}", command_without_secrets(command), xxh3_64(command.as_bytes()) as u32)
 }
 
@@ -250,8 +250,8 @@ pub(crate) fn name_of_url(url: &Url) -> String {
     let Some(query) = shown.query().map(Query::of) else { return shown.into() };
     let mut named = shown.clone();
     named.set_query(Some(query.kept.as_str()).filter(|kept| !kept.is_empty()));
-    if query.kept != query.telling {
-        named.set_fragment(Some(&format!("{:08x}", xxh3_64(query.telling.as_bytes()) as u32)));
+    if query.kept != query.identifying {
+        named.set_fragment(Some(&format!("{:08x}", xxh3_64(query.identifying.as_bytes()) as u32)));
     }
     named.into()
 }
@@ -262,7 +262,7 @@ pub(crate) fn identity(url: &Url) -> String {
     // The password cannot be set on a URL without a host, which has none.
     let _ = url.set_password(None);
     if let Some(query) = url.query().map(Query::of) {
-        url.set_query(Some(query.telling.as_str()).filter(|telling| !telling.is_empty()));
+        url.set_query(Some(query.identifying.as_str()).filter(|identifying| !identifying.is_empty()));
     }
     url.into()
 }
@@ -363,7 +363,7 @@ mod tests {
         assert_eq!(name("https://u:PW@h/a.tar?x=1"), "https://h/a.tar?x=1");
         assert_eq!(name("https://h/a.tar?X-Amz-Signature=1"), name("https://h/a.tar?X-Amz-Signature=2"));
         assert_ne!(name("https://h/get?token=1"), name("https://h/get?token=2"));
-        assert_ne!(name_of_command("cat a"), name_of_command("cat b"));
+        assert_ne!(display_name_of_command("cat a"), display_name_of_command("cat b"));
         assert_eq!(
             identity(&url("https://u:PW@h/a?X-Amz-Date=1")),
             identity(&url("https://u:P@h/a?X-Amz-Date=2"))

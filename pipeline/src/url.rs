@@ -228,7 +228,7 @@ impl fmt::Display for ShardUrl {
         match self {
             Self::File(path) => write!(f, "{}", path.display()),
             Self::Remote(url) => write!(f, "{}", secrets::name_of_url(url)),
-            Self::Pipe(command) => write!(f, "{}", secrets::name_of_command(command)),
+            Self::Pipe(command) => write!(f, "{}", secrets::display_name_of_command(command)),
         }
     }
 }

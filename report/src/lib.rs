@@ -12,10 +12,10 @@ pub(crate) mod page;
 pub(crate) mod run;
 
 pub use error::ReportError;
-pub use gallery::{Gallery, GalleryRules};
+pub use gallery::{Gallery, GalleryOptions};
 pub use page::{Report, html};
 pub use run::Run;
 pub use run::overview::Overview;
-pub use run::row::{About, EvaluationRow, Number, SetOfImages};
+pub use run::row::{EvaluationRow, ImageSetInfo, NetworkInfo, Number};
 pub use run::scores::{EVALUATIONS, ScoreAt, named_scores, score_name, scores_at};
 pub use run::start::Start;

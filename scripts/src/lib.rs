@@ -101,7 +101,7 @@ pub fn main() -> ExitCode {
     let _ = rlimit::increase_nofile_limit(u64::MAX);
     let storage = cli.storage.open();
     let folder = cli.storage.folder();
-    kernels::device::keep_tuning(&folder.join("gpu"));
+    kernels::device::set_tuning_cache(&folder.join("gpu"));
     let result = match cli.verb {
         Verb::Quickstart(args) => verb::quickstart::run(&args, &storage),
         Verb::Shards(args) => verb::shards::run(&args, &storage),

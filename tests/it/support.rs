@@ -84,7 +84,7 @@ impl World {
     pub(crate) fn storage_config(&self) -> StorageConfig {
         let retry = RetryPolicy {
             first_wait: Duration::from_millis(5),
-            longest_wait: Duration::from_millis(50),
+            max_wait: Duration::from_millis(50),
             stall: Duration::from_millis(500),
             ..RetryPolicy::default()
         };

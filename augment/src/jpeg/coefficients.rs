@@ -46,11 +46,11 @@ enum Coding {
     /// The highest bits of the DC coefficient, or all of them.
     FirstDc,
     /// One further bit of the DC coefficient.
-    FurtherDc,
+    RefineDc,
     /// The highest bits of the coefficients of a band, or all of them.
     FirstAc,
     /// One further bit of each coefficient of a band.
-    FurtherAc,
+    RefineAc,
 }
 
 /// A component in a scan.
@@ -104,7 +104,7 @@ impl<'a> ScanReader<'a> {
                 _ => None,
             };
             let ac = match coding {
-                Coding::Sequential | Coding::FirstAc | Coding::FurtherAc => {
+                Coding::Sequential | Coding::FirstAc | Coding::RefineAc => {
                     Some(table(segments.ac(component.ac_slot)?, false)?)
                 }
                 _ => None,
@@ -183,7 +183,7 @@ impl<'a> ScanReader<'a> {
                             let value = dc_coefficient(&mut self.bits, dc, &mut part.prediction);
                             block[0] = (value << self.low) as i16;
                         }
-                        (Coding::FurtherDc, ..) if self.bits.bit() => block[0] |= 1 << self.low,
+                        (Coding::RefineDc, ..) if self.bits.bit() => block[0] |= 1 << self.low,
                         (Coding::FirstAc, _, Some(ac)) => {
                             first_ac(
                                 &mut self.bits,
@@ -194,7 +194,7 @@ impl<'a> ScanReader<'a> {
                                 &mut self.end_of_band_run,
                             );
                         }
-                        (Coding::FurtherAc, _, Some(ac)) => {
+                        (Coding::RefineAc, _, Some(ac)) => {
                             refine_ac(
                                 &mut self.bits,
                                 ac,
@@ -227,9 +227,9 @@ fn coding(frame: &Frame, scan: &Scan) -> Result<Coding, JpegError> {
     match (is_dc, scan.high) {
         _ if !band_fits || !bits_fit => Err(JpegError::Damaged("a scan header")),
         (true, 0) => Ok(Coding::FirstDc),
-        (true, _) => Ok(Coding::FurtherDc),
+        (true, _) => Ok(Coding::RefineDc),
         (false, 0) => Ok(Coding::FirstAc),
-        (false, _) => Ok(Coding::FurtherAc),
+        (false, _) => Ok(Coding::RefineAc),
     }
 }
 

@@ -66,14 +66,14 @@ impl Decoder {
         image: &Image,
         pixels: &mut [u8],
     ) -> Result<(), JpegError> {
-        segments.keep_quantization(scan)?;
+        segments.latch_quantization(scan)?;
         let mut reader = ScanReader::new(bytes, segments, scan)?;
         for mcu_row in 0..image.n_mcus[1] {
             image.clear(&mut self.coefficients, 1);
             reader.read_row(0, &mut self.coefficients)?;
             self.write_pixels(segments.frame()?, image, [mcu_row, 0], pixels);
         }
-        match segments.next_scan_behind(reader.end()) {
+        match segments.next_scan_after(reader.end()) {
             // [`ends`] has found the end marker: it is inside a segment whose damaged length is too long.
             Ok(None) | Err(JpegError::CutOff) => Ok(()),
             Ok(Some(_)) => Err(JpegError::Damaged("a second scan")),
@@ -97,12 +97,12 @@ impl Decoder {
             if n_scans > MAX_SCANS {
                 return Err(JpegError::Damaged("more scans than any encoder writes"));
             }
-            segments.keep_quantization(&scan)?;
+            segments.latch_quantization(&scan)?;
             let mut reader = ScanReader::new(bytes, segments, &scan)?;
             for mcu_row in 0..reader.n_mcus[1] {
                 reader.read_row(mcu_row, &mut self.coefficients)?;
             }
-            next = segments.next_scan_behind(reader.end())?;
+            next = segments.next_scan_after(reader.end())?;
         }
         for mcu_row in 0..image.n_mcus[1] {
             self.write_pixels(segments.frame()?, image, [mcu_row, mcu_row], pixels);

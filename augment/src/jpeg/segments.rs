@@ -134,7 +134,7 @@ impl<'a> Segments<'a> {
     }
 
     /// Continues after the data of a scan, from the marker and position that [`super::bits::Bits::end`] returned.
-    pub(crate) fn next_scan_behind(
+    pub(crate) fn next_scan_after(
         &mut self,
         (marker, at): (Option<u8>, usize),
     ) -> Result<Option<Scan>, JpegError> {
@@ -310,7 +310,7 @@ impl<'a> Segments<'a> {
     }
 
     /// Copies the current quantization tables to the components of a scan, unless an earlier scan has done so.
-    pub(crate) fn keep_quantization(&mut self, scan: &Scan) -> Result<(), JpegError> {
+    pub(crate) fn latch_quantization(&mut self, scan: &Scan) -> Result<(), JpegError> {
         const DAMAGED: JpegError = JpegError::Damaged("a quantization table");
         let frame = self.frame.as_mut().ok_or(DAMAGED)?;
         for component in &scan.components {

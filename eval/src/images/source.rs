@@ -62,7 +62,7 @@ impl Source {
             Self::Shards(dataset) => match dataset.read(SampleId(index)) {
                 Ok(sample) => Ok(Some(sample.image)),
                 // The sample itself is incomplete. Input errors are no property of the sample: they are returned.
-                Err(error) if error.is_of_a_sample() && !matches!(error, PipelineError::Io { .. }) => {
+                Err(error) if error.is_sample_error() && !matches!(error, PipelineError::Io { .. }) => {
                     Ok(None)
                 }
                 Err(error) => Err(error),

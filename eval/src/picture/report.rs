@@ -77,7 +77,7 @@ pub fn thumbnails(path: &Path, images: &ImageSet, named: impl Fn(&str) -> String
         let planes = match images.image(i) {
             Ok(Some(planes)) => planes,
             Ok(None) => continue,
-            Err(EvalError::Data(error)) if error.is_of_a_sample() => continue,
+            Err(EvalError::Data(error)) if error.is_sample_error() => continue,
             Err(error) => return Err(error),
         };
         let (_, key) = images.describe(i);
@@ -101,7 +101,7 @@ pub fn thumbnails(path: &Path, images: &ImageSet, named: impl Fn(&str) -> String
 /// Reads a sample; `None` if the sample itself is bad.
 fn readable(dataset: &Dataset, id: SampleId) -> Result<Option<Sample>, EvalError> {
     match dataset.read(id) {
-        Err(error) if error.is_of_a_sample() => Ok(None),
+        Err(error) if error.is_sample_error() => Ok(None),
         sample => Ok(Some(sample?)),
     }
 }

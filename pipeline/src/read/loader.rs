@@ -308,7 +308,7 @@ fn fetch(
                 });
                 return Ok(Item { batch, slot, epoch: place.epoch, attempt, sample, _permit: permit });
             }
-            Err(error) if error.is_of_a_sample() => {
+            Err(error) if error.is_sample_error() => {
                 shared.quarantine.report(&shared.dataset, id, &error.to_string())?;
             }
             // A shard that cannot be fetched does not make its samples bad.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Dataset, PipelineError, SampleId};
 
 /// Minimum number of samples from which the limit is computed: a rate over fewer means little.
-const RATE_FLOOR_SAMPLES: u64 = 1000;
+const MIN_SAMPLES_FOR_RATE: u64 = 1000;
 
 /// Bad samples of one run.
 #[derive(Debug)]
@@ -105,7 +105,7 @@ impl Quarantine {
             self.write_row(&mut state, &row)?;
         }
         let n_seen = self.n_seen.load(Ordering::Relaxed);
-        if n_bad as f64 > self.max_rate * n_seen.max(RATE_FLOOR_SAMPLES) as f64 {
+        if n_bad as f64 > self.max_rate * n_seen.max(MIN_SAMPLES_FOR_RATE) as f64 {
             return Err(PipelineError::TooManyBad {
                 n_bad,
                 n_seen,

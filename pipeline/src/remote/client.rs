@@ -33,7 +33,7 @@ pub struct Client {
 
 /// Rules for a response that is read into memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GetRules {
+pub struct GetLimits {
     /// Limit of the length, in bytes.
     pub max_bytes: u64,
     /// Limit of the time, all retries included.
@@ -43,7 +43,7 @@ pub struct GetRules {
 }
 
 /// Sink that keeps bytes in memory, up to a limit.
-struct Bounded {
+struct BoundedBuffer {
     bytes: Vec<u8>,
     max_bytes: u64,
 }
@@ -81,13 +81,13 @@ impl Client {
     ///
     /// # Errors
     /// Returns the reason as text: the object does not exist, breaks one of the `rules`, or could not be fetched.
-    pub fn get(&self, url: &str, rules: &GetRules) -> Result<Vec<u8>, String> {
+    pub fn get(&self, url: &str, rules: &GetLimits) -> Result<Vec<u8>, String> {
         let url = Url::parse(url).map_err(|error| error.to_string())?;
         if !matches!(url.scheme(), "http" | "https") {
             return Err(format!("scheme {}: is neither http nor https", url.scheme()));
         }
         let object = HttpObject { client: self.http.clone(), url, honors_opt_out: rules.honors_opt_out };
-        let mut sink = Bounded { bytes: Vec::new(), max_bytes: rules.max_bytes };
+        let mut sink = BoundedBuffer { bytes: Vec::new(), max_bytes: rules.max_bytes };
         let origin = Origin::Http(object);
         let fetched = fetch(&origin, &self.policy, &self.answered, &mut sink);
         let fetched = self.runtime.block_on(async { timeout(rules.timeout, fetched).await });
@@ -100,7 +100,7 @@ impl Client {
 
     /// Fetches the object of `url` into memory, up to a limit.
     pub(crate) fn read(&self, url: &Url, max_bytes: u64) -> Result<Vec<u8>, Failure> {
-        let mut sink = Bounded { bytes: Vec::new(), max_bytes };
+        let mut sink = BoundedBuffer { bytes: Vec::new(), max_bytes };
         self.fetch(url, &mut sink)?;
         Ok(sink.bytes)
     }
@@ -139,14 +139,14 @@ impl std::fmt::Debug for Client {
     }
 }
 
-impl Sink for Bounded {
+impl Sink for BoundedBuffer {
     fn restart(&mut self, total_bytes: Option<u64>) -> io::Result<()> {
         self.bytes.clear();
         self.check(total_bytes.unwrap_or(0))
     }
 }
 
-impl Bounded {
+impl BoundedBuffer {
     fn check(&self, len_bytes: u64) -> io::Result<()> {
         match len_bytes > self.max_bytes {
             true => Err(io::Error::other(format!("it is larger than {} bytes", self.max_bytes))),
@@ -155,7 +155,7 @@ impl Bounded {
     }
 }
 
-impl io::Write for Bounded {
+impl io::Write for BoundedBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.check((self.bytes.len() + bytes.len()) as u64)?;
         self.bytes.extend_from_slice(bytes);

@@ -95,7 +95,7 @@ pub(crate) async fn fetch(
         if failures > limit {
             return Err(Failure::Permanent(format!("{reason} (tried {failures} times)")));
         }
-        let wait = policy.wait(failures).max(not_before.unwrap_or_default().min(policy.longest_wait));
+        let wait = policy.wait(failures).max(not_before.unwrap_or_default().min(policy.max_wait));
         if policy.warns {
             let (name, done_bytes, wait_s) = (origin.name(), progress.done_bytes, wait.as_secs_f64());
             match done_bytes {

@@ -13,5 +13,5 @@ pub(crate) mod retry;
 mod client;
 
 pub(crate) use body::Sink;
-pub use client::{Client, GetRules};
+pub use client::{Client, GetLimits};
 pub use retry::RetryPolicy;

@@ -30,7 +30,7 @@ pub struct ShardIndex {
     /// Offset of each member in blocks; 32 bits cover 2 TiB.
     member_blocks: Vec<u32>,
     member_lens: Vec<u32>,
-    /// Check ([`check_of`]) of each member; empty if unknown.
+    /// Check ([`short_checksum`]) of each member; empty if unknown.
     member_checks: Vec<u16>,
 }
 
@@ -43,13 +43,13 @@ pub struct Member<'a> {
     pub offset_bytes: u64,
     /// Length of the data, in bytes.
     pub len_bytes: u64,
-    /// Check ([`check_of`]) of the data, if known.
+    /// Check ([`short_checksum`]) of the data, if known.
     pub check: Option<u16>,
 }
 
 /// Returns the low 16 bits of the XXH3-64 of a member's data: enough to detect that a shard is not the one that was
 /// indexed. A change of `n` members is missed with probability 2^(-16 n).
-pub(crate) fn check_of(data: &[u8]) -> u16 {
+pub(crate) fn short_checksum(data: &[u8]) -> u16 {
     xxh3_64(data) as u16
 }
 
@@ -72,7 +72,7 @@ impl ShardIndex {
 
     /// Returns whether both hold the same samples at the same offsets in a shard of the same length. Checksums are
     /// not compared.
-    pub fn has_members_of(&self, other: &Self) -> bool {
+    pub fn has_same_members_as(&self, other: &Self) -> bool {
         let bare = |index: &Self| Self { checksum: None, member_checks: Vec::new(), ..index.clone() };
         bare(self) == bare(other)
     }

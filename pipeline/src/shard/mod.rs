@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::PipelineError;
-use crate::shard::index::{Member, ShardIndex, check_of};
+use crate::shard::index::{Member, ShardIndex, short_checksum};
 use crate::shard::store::{CacheUse, LocalStore, Store};
 
 /// Extensions of images, in order of preference.
@@ -159,7 +159,7 @@ impl Shard {
     fn bytes_of(&self, i: usize, member: &Member<'_>) -> Result<Vec<u8>, PipelineError> {
         let mut bytes = vec![0; member.len_bytes as usize];
         self.store.read_at(member.offset_bytes, &mut bytes)?;
-        if member.check.is_some_and(|check| check != check_of(&bytes)) {
+        if member.check.is_some_and(|check| check != short_checksum(&bytes)) {
             let (shard, key) = (self.name(), self.key(i).to_string());
             return Err(PipelineError::Changed { shard, key, extension: member.extension.to_string() });
         }

@@ -5,7 +5,7 @@
 //!  "samples": [["000001", [["jpg", 512, 2311, 40961], ["cls", 3584, 1, 77]]]]}
 //! ```
 //!
-//! A member is extension, offset, length and check ([`check_of`]). `xxh3`, of the whole file, and the
+//! A member is extension, offset, length and check ([`short_checksum`]). `xxh3`, of the whole file, and the
 //! checks are left out if they have not been computed.
 
 use std::fs;
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::index::{IndexBuilder, Member, ShardIndex, check_of};
+use super::index::{IndexBuilder, Member, ShardIndex, short_checksum};
 use super::open::open_shard;
 use super::tar::{list_members_in, split_key};
 use crate::{PipelineError, file, hash};
@@ -73,7 +73,7 @@ pub(crate) fn walk(file: &File, path: &Path, checked: bool) -> Result<ShardIndex
             true => {
                 let mut data = vec![0; member.len_bytes as usize];
                 file.read_exact_at(&mut data, member.offset_bytes).map_err(io)?;
-                Some(check_of(&data))
+                Some(short_checksum(&data))
             }
             false => None,
         };

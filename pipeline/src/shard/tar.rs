@@ -105,7 +105,7 @@ pub(crate) fn list_members_of(
     let entries = archive.entries_with_seek().map_err(|error| not_a_tar(error.to_string()))?;
     for entry in entries {
         let entry = entry.map_err(|error| match &last {
-            Some(last) => cut_off(path, last, actual_bytes, &error),
+            Some(last) => unreadable_header_error(path, last, actual_bytes, &error),
             None => not_a_tar(error.to_string()),
         })?;
         let member = TarMember {
@@ -186,7 +186,12 @@ fn is_header(bytes: &[u8]) -> bool {
 }
 
 /// Returns the error for a header after `last` that could not be read: the file ends early, or the header is damaged.
-fn cut_off(path: &Path, last: &TarMember, actual_bytes: u64, error: &std::io::Error) -> PipelineError {
+fn unreadable_header_error(
+    path: &Path,
+    last: &TarMember,
+    actual_bytes: u64,
+    error: &std::io::Error,
+) -> PipelineError {
     let header_end = (last.offset_bytes + last.len_bytes).next_multiple_of(512) + 512;
     if header_end > actual_bytes {
         return PipelineError::Truncated {

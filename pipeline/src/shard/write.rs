@@ -7,7 +7,7 @@ use std::io;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use super::index::{IndexBuilder, Member, check_of};
+use super::index::{IndexBuilder, Member, short_checksum};
 use super::tar::split_key;
 use crate::PipelineError;
 use crate::file::temporary;
@@ -229,7 +229,7 @@ impl ShardFile {
         let end = self.bytes - 2 * BLOCK_BYTES + member_bytes(&name, data);
         let offset_bytes = end - (data.len() as u64).next_multiple_of(BLOCK_BYTES);
         let bad = |reason| PipelineError::BadMember { path: self.path.clone(), member: name.clone(), reason };
-        let (len_bytes, check) = (data.len() as u64, Some(check_of(data)));
+        let (len_bytes, check) = (data.len() as u64, Some(short_checksum(data)));
         self.index.push(key, Member { extension, offset_bytes, len_bytes, check }).map_err(bad)?;
         self.bytes += member_bytes(&name, data);
         Ok(())

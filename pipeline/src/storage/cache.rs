@@ -25,10 +25,10 @@ use crate::remote::Sink;
 const TOUCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Interval at which a fetch that waits for room checks for it.
-const ROOM_POLL: Duration = Duration::from_millis(100);
+const SPACE_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Room that is made at a time for a stream of unknown length, in bytes.
-const STEP_BYTES: u64 = 64 << 20;
+const RESERVE_STEP_BYTES: u64 = 64 << 20;
 
 /// A bounded folder of whole shards.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ pub(crate) struct PartialShard<'a> {
     /// Number of bytes that room was made for.
     reserved_bytes: u64,
     /// `true` if the length was known before the first byte.
-    length_told: bool,
+    length_known: bool,
 }
 
 impl Cache {
@@ -112,13 +112,13 @@ impl Cache {
         let slot = Arc::clone(lock(&self.slots).entry(name.to_string()).or_default());
         let mut held = lock(&slot);
         if let Some(shard) = held.as_mut()
-            && shard.still_there(&self.path(name))
+            && shard.is_current(&self.path(name))
         {
             return Ok(Arc::clone(&shard.file));
         }
         // The handle is closed first, because it may keep the room of a removed file.
         *held = None;
-        let file = match self.open_whole(name, expected_bytes)? {
+        let file = match self.open_complete(name, expected_bytes)? {
             Some(file) => file,
             None => self.fetch(name, expected_bytes, fill)?,
         };
@@ -137,7 +137,7 @@ impl Cache {
         }
     }
 
-    fn open_whole(&self, name: &str, expected_bytes: Option<u64>) -> Result<Option<File>, PipelineError> {
+    fn open_complete(&self, name: &str, expected_bytes: Option<u64>) -> Result<Option<File>, PipelineError> {
         let path = self.path(name);
         let io = |error| PipelineError::io("open", &path, error);
         let file = match File::open(&path) {
@@ -166,7 +166,7 @@ impl Cache {
         let part = self.folder.join(format!("{name}.part"));
         let file = lock_part(&part).map_err(|error| PipelineError::io("write", &part, error))?;
         // Another process may have fetched it while this one waited for the lock.
-        if let Some(there) = self.open_whole(name, expected_bytes)? {
+        if let Some(there) = self.open_complete(name, expected_bytes)? {
             let _ = fs::remove_file(&part);
             return Ok(there);
         }
@@ -177,7 +177,7 @@ impl Cache {
             hash: Xxh3::new(),
             len_bytes: 0,
             reserved_bytes: 0,
-            length_told: false,
+            length_known: false,
         };
         let filled = fill(&mut filling).and_then(|()| filling.finish(&path));
         if filled.is_err() {
@@ -214,7 +214,7 @@ impl Cache {
                 }
             }
             drop(clearing);
-            std::thread::sleep(ROOM_POLL);
+            std::thread::sleep(SPACE_POLL_INTERVAL);
         }
     }
 
@@ -285,7 +285,7 @@ fn has_cache_name(path: &Path) -> bool {
 
 impl OpenShard {
     /// Returns whether the file still has its name, checked every [`TOUCH_INTERVAL`], and then marks it as in use.
-    fn still_there(&mut self, path: &Path) -> bool {
+    fn is_current(&mut self, path: &Path) -> bool {
         if self.touched.elapsed() < TOUCH_INTERVAL {
             return true;
         }
@@ -306,7 +306,7 @@ impl PartialShard<'_> {
     pub(crate) fn is_whole_tar(&self) -> bool {
         let mut end = [1; 1024];
         let start = self.len_bytes.checked_sub(end.len() as u64);
-        self.length_told
+        self.length_known
             || (start.is_some_and(|start| self.file.read_exact_at(&mut end, start).is_ok())
                 && end == [0; 1024])
     }
@@ -333,7 +333,7 @@ impl Sink for PartialShard<'_> {
     fn restart(&mut self, total_bytes: Option<u64>) -> io::Result<()> {
         self.file.set_len(0)?;
         (self.hash, self.len_bytes) = (Xxh3::new(), 0);
-        self.length_told = total_bytes.is_some();
+        self.length_known = total_bytes.is_some();
         self.reserve(total_bytes.unwrap_or(0), true)
     }
 }
@@ -342,7 +342,7 @@ impl Write for PartialShard<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let end_bytes = self.len_bytes + bytes.len() as u64;
         if end_bytes > self.reserved_bytes {
-            let step_bytes = STEP_BYTES.min(self.cache.max_bytes / 8);
+            let step_bytes = RESERVE_STEP_BYTES.min(self.cache.max_bytes / 8);
             let more = step_bytes.min(self.cache.max_bytes.saturating_sub(end_bytes));
             // Two streams of unknown length must not wait for each other.
             self.reserve(end_bytes + more, false)?;

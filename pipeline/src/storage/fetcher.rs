@@ -22,7 +22,7 @@ use crate::url::ShardUrl;
 const MAX_TEXT_BYTES: u64 = 1 << 28;
 
 /// Advice to the user about an index that no longer fits its shard.
-const REPLACED: &str = "if it was replaced, `ocelli shards index --overwrite` reads it again";
+const REINDEX_HINT: &str = "if it was replaced, `ocelli shards index --overwrite` reads it again";
 
 /// Fetches shards and texts. Shared by threads; clones are handles of the same fetcher.
 #[derive(Clone)]
@@ -62,7 +62,7 @@ impl Fetcher {
     }
 
     /// Returns the path of the cached index of a shard that has no sidecar.
-    pub(super) fn kept_index_path(&self, source: &Source) -> Result<PathBuf, PipelineError> {
+    pub(super) fn cached_index_path(&self, source: &Source) -> Result<PathBuf, PipelineError> {
         Ok(sidecar::path_of(&self.inner.cache.path(&self.cache_name(source)?)))
     }
 
@@ -88,11 +88,11 @@ impl Fetcher {
             let other = |reason| PipelineError::ShardMismatch { shard: source.url.to_string(), reason };
             if expected_bytes != len_bytes {
                 return Err(other(format!(
-                    "it has {len_bytes} bytes, its index says {expected_bytes}; {REPLACED}"
+                    "it has {len_bytes} bytes, its index says {expected_bytes}; {REINDEX_HINT}"
                 )));
             }
             match checksum.is_some_and(|checksum| checksum != hash) {
-                true => Err(other(format!("its checksum differs from its index; {REPLACED}"))),
+                true => Err(other(format!("its checksum differs from its index; {REINDEX_HINT}"))),
                 false => Ok(()),
             }
         };

@@ -40,9 +40,9 @@ pub(super) fn cached_index(
     if let Ok(Some(index)) = sidecar::load(&path) {
         return Ok(index);
     }
-    let index = match index_beside(fetcher, source)? {
+    let index = match fetch_sidecar(fetcher, source)? {
         Some(index) => index,
-        None => index_of_whole(fetcher, source, name)?,
+        None => index_by_reading_shard(fetcher, source, name)?,
     };
     // If the index cannot be cached, the next run fetches it again.
     let _ = fetcher.cache().create().and_then(|()| sidecar::save(&index, &path));
@@ -50,7 +50,7 @@ pub(super) fn cached_index(
 }
 
 /// Fetches the sidecar beside a shard, if there is one.
-fn index_beside(fetcher: &Fetcher, source: &Source) -> Result<Option<ShardIndex>, PipelineError> {
+fn fetch_sidecar(fetcher: &Fetcher, source: &Source) -> Result<Option<ShardIndex>, PipelineError> {
     let Some(beside) = source.url.with_suffix(".idx.json") else { return Ok(None) };
     let reason = match fetcher.read_text(&beside) {
         Ok(text) => match sidecar::parse(&text) {
@@ -68,7 +68,11 @@ fn index_beside(fetcher: &Fetcher, source: &Source) -> Result<Option<ShardIndex>
 }
 
 /// Builds the index of a shard that has none: the shard is fetched, and kept only if it is a complete tar.
-fn index_of_whole(fetcher: &Fetcher, source: &Source, name: &str) -> Result<ShardIndex, PipelineError> {
+fn index_by_reading_shard(
+    fetcher: &Fetcher,
+    source: &Source,
+    name: &str,
+) -> Result<ShardIndex, PipelineError> {
     tracing::info!("{} has no index beside it: it is read once as a whole", source.url);
     let file = fetcher.file(source, name, None)?;
     let index = sidecar::of_file(&file, &PathBuf::from(source.url.to_string()));

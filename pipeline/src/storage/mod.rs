@@ -35,7 +35,7 @@ use crate::url::ShardUrl;
 use crate::{PipelineError, url};
 
 /// Number of shards that are opened at a time: opening mostly waits for disks and servers.
-const OPENERS: usize = 16;
+const N_OPEN_THREADS: usize = 16;
 
 /// Opens shards. Shared by threads; clones are handles of the same storage.
 #[derive(Clone)]
@@ -125,7 +125,7 @@ impl Storage {
             }
         };
         std::thread::scope(|scope| {
-            for _ in 0..OPENERS.min(sources.len()) {
+            for _ in 0..N_OPEN_THREADS.min(sources.len()) {
                 scope.spawn(work);
             }
         });
@@ -137,7 +137,7 @@ impl Storage {
     /// # Errors
     /// [`PipelineError::MissingShard`], [`PipelineError::Io`].
     pub fn has_index(&self, source: &Source) -> Result<bool, PipelineError> {
-        Ok(self.fetcher.kept_index_path(source)?.exists())
+        Ok(self.fetcher.cached_index_path(source)?.exists())
     }
 
     /// Removes the cached index of a shard, and the cached shard: the next [`Storage::open`] reads both
@@ -176,7 +176,7 @@ impl Storage {
     fn index_path(&self, source: &Source) -> Result<PathBuf, PipelineError> {
         match &source.url {
             ShardUrl::File(path) if sidecar::path_of(path).exists() => Ok(sidecar::path_of(path)),
-            _ => self.fetcher.kept_index_path(source),
+            _ => self.fetcher.cached_index_path(source),
         }
     }
 }

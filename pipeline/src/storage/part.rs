@@ -11,7 +11,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 /// `ENOLCK` of Linux: a network file system without a lock server.
-const NO_LOCKS: i32 = 37;
+const ENOLCK: i32 = 37;
 
 /// Opens and locks a partial file; waits while another process writes it. Its previous contents are invalid.
 pub(crate) fn lock_part(part: &Path) -> io::Result<File> {
@@ -19,9 +19,7 @@ pub(crate) fn lock_part(part: &Path) -> io::Result<File> {
         let file = File::options().create(true).read(true).write(true).truncate(false).open(part)?;
         match file.lock() {
             // Without locks, a cache is assumed to be used by one process at a time.
-            Err(error)
-                if error.kind() == ErrorKind::Unsupported || error.raw_os_error() == Some(NO_LOCKS) =>
-            {
+            Err(error) if error.kind() == ErrorKind::Unsupported || error.raw_os_error() == Some(ENOLCK) => {
                 return Ok(file);
             }
             locked => locked?,

@@ -11,7 +11,7 @@ use crate::PipelineError;
 use crate::hash::hex;
 use crate::remote::body::Failure;
 use crate::remote::{Client, RetryPolicy, Sink, pipe};
-use crate::secrets::name_of_command;
+use crate::secrets::display_name_of_command;
 use crate::source::Source;
 use crate::url::ShardUrl;
 
@@ -22,13 +22,13 @@ const COMMAND_ATTEMPTS: u32 = 3;
 const PIECE_BYTES: usize = 16 << 10;
 
 /// Sink that passes bytes on and computes their MD5, if one is wanted.
-struct Hashing<'a> {
+struct HashingSink<'a> {
     sink: &'a mut dyn Sink,
     md5: Option<Md5>,
 }
 
 /// Sink that decompresses bytes and passes them on.
-struct Unpacking<'a> {
+struct DecompressingSink<'a> {
     sink: &'a mut dyn Sink,
     decoder: MultiGzDecoder<Vec<u8>>,
 }
@@ -51,13 +51,13 @@ pub(crate) fn receive<'c>(
     };
     let md5 = source.md5.as_ref().map(|_| Md5::new());
     let (transferred, md5) = if source.url.is_gzip() {
-        let mut unpacking = Unpacking { sink, decoder: MultiGzDecoder::new(Vec::new()) };
-        let mut hashing = Hashing { sink: &mut unpacking, md5 };
+        let mut unpacking = DecompressingSink { sink, decoder: MultiGzDecoder::new(Vec::new()) };
+        let mut hashing = HashingSink { sink: &mut unpacking, md5 };
         let transferred = transfer(&mut hashing);
         let md5 = hashing.md5;
         (transferred.and_then(|()| unpacking.finish().map_err(Failure::Sink)), md5)
     } else {
-        let mut hashing = Hashing { sink, md5 };
+        let mut hashing = HashingSink { sink, md5 };
         (transfer(&mut hashing), hashing.md5)
     };
     transferred.map_err(|failure| failed(&source.url, failure))?;
@@ -96,7 +96,7 @@ fn run_command(command: &str, retry: &RetryPolicy, sink: &mut dyn Sink) -> Resul
         match pipe::run(command, sink) {
             Err(Failure::Temporary(reason)) if attempt < COMMAND_ATTEMPTS => {
                 let wait = retry.wait(attempt);
-                let name = name_of_command(command);
+                let name = display_name_of_command(command);
                 tracing::warn!("{name}: {reason}; again in {:.1} s", wait.as_secs_f64());
                 std::thread::sleep(wait);
             }
@@ -106,7 +106,7 @@ fn run_command(command: &str, retry: &RetryPolicy, sink: &mut dyn Sink) -> Resul
     unreachable!("the last attempt returns")
 }
 
-impl Write for Hashing<'_> {
+impl Write for HashingSink<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.sink.write_all(bytes)?;
         if let Some(md5) = &mut self.md5 {
@@ -120,21 +120,21 @@ impl Write for Hashing<'_> {
     }
 }
 
-impl Sink for Hashing<'_> {
+impl Sink for HashingSink<'_> {
     fn restart(&mut self, total_bytes: Option<u64>) -> io::Result<()> {
         self.md5 = self.md5.as_ref().map(|_| Md5::new());
         self.sink.restart(total_bytes)
     }
 }
 
-impl Unpacking<'_> {
+impl DecompressingSink<'_> {
     /// Checks the end of the stream, which holds a checksum of its own.
     fn finish(&mut self) -> io::Result<()> {
         self.decoder.try_finish()?;
-        self.hand_on()
+        self.forward_unpacked()
     }
 
-    fn hand_on(&mut self) -> io::Result<()> {
+    fn forward_unpacked(&mut self) -> io::Result<()> {
         let unpacked = self.decoder.get_mut();
         self.sink.write_all(unpacked)?;
         unpacked.clear();
@@ -142,11 +142,11 @@ impl Unpacking<'_> {
     }
 }
 
-impl Write for Unpacking<'_> {
+impl Write for DecompressingSink<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         for piece in bytes.chunks(PIECE_BYTES) {
             self.decoder.write_all(piece)?;
-            self.hand_on()?;
+            self.forward_unpacked()?;
         }
         Ok(bytes.len())
     }
@@ -156,7 +156,7 @@ impl Write for Unpacking<'_> {
     }
 }
 
-impl Sink for Unpacking<'_> {
+impl Sink for DecompressingSink<'_> {
     /// Restarts the decoder; the unpacked length is not known.
     fn restart(&mut self, _packed_bytes: Option<u64>) -> io::Result<()> {
         self.decoder = MultiGzDecoder::new(Vec::new());

@@ -20,7 +20,7 @@ pub(super) fn verify(
     index_path: &Path,
 ) -> Result<(), PipelineError> {
     let name = PathBuf::from(shard.name());
-    if !sidecar::walk(file, &name, false)?.has_members_of(shard.index()) {
+    if !sidecar::walk(file, &name, false)?.has_same_members_as(shard.index()) {
         let reason = "it does not describe what the tar holds".into();
         return Err(PipelineError::BadIndex { path: index_path.to_path_buf(), reason });
     }

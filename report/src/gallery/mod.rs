@@ -25,7 +25,7 @@ pub struct Gallery {
     /// Name of the set that the images are from.
     pub set: String,
     /// Description of the network, its step, and its transform of images.
-    pub seen_by: String,
+    pub network_description: String,
     /// Number of images among which neighbors were searched.
     n_candidates: usize,
     /// The first three principal components of patch features as colors.
@@ -40,7 +40,7 @@ pub struct Gallery {
 
 /// Rules for drawing a [`Gallery`].
 #[derive(Debug, Clone, Copy)]
-pub struct GalleryRules<'a> {
+pub struct GalleryOptions<'a> {
     /// Number of images of each sheet.
     pub n_images: usize,
     /// Views that the run draws.
@@ -58,12 +58,12 @@ impl Gallery {
         network: &Network,
         images: &ImageSet,
         table: Arc<Table>,
-        rules: GalleryRules<'_>,
+        rules: GalleryOptions<'_>,
     ) -> Result<Self, ReportError> {
         let shown = images.spread(rules.n_images);
         Ok(Self {
             set: images.name.clone(),
-            seen_by: String::new(),
+            network_description: String::new(),
             n_candidates: images.len(),
             patches: patches::sheet(network, &shown)?,
             attention: attention::sheet(network, &shown)?,

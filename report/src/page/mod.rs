@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::gallery::{Gallery, quarantine};
 use crate::run::Run;
-use crate::run::metrics::thinned;
+use crate::run::metrics::downsample;
 use crate::run::overview::Overview;
 
 /// Largest number of points of a curve, more than a screen has columns.
@@ -64,7 +64,7 @@ fn of_run(report: &Report, name: String) -> Value {
     };
     let folder = run.start.as_ref().map(|start| start.folder.clone()).unwrap_or_default();
     let series: BTreeMap<&String, _> =
-        run.metrics.0.iter().map(|(name, points)| (name, thinned(points, MAX_POINTS))).collect();
+        run.metrics.0.iter().map(|(name, points)| (name, downsample(points, MAX_POINTS))).collect();
     let scores: Vec<Value> = run
         .evaluations
         .scores

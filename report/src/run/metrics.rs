@@ -10,7 +10,7 @@ use super::jsonl;
 use crate::ReportError;
 
 /// Number of newest rows that recent means are taken over.
-const NEWEST: usize = 20;
+const N_RECENT_ROWS: usize = 20;
 
 /// Number of steps taken, and a value.
 pub(crate) type Point = (u64, f64);
@@ -43,14 +43,14 @@ impl Metrics {
     /// Returns the mean of the newest values of a column.
     pub(crate) fn recent(&self, name: &str) -> Option<f64> {
         let points = self.0.get(name)?;
-        let newest = &points[points.len().saturating_sub(NEWEST)..];
+        let newest = &points[points.len().saturating_sub(N_RECENT_ROWS)..];
         (!newest.is_empty()).then(|| newest.iter().map(|(_, value)| value).sum::<f64>() / newest.len() as f64)
     }
 }
 
 /// Selects at most about `n` of `points`: the lowest and the highest of each stretch of steps, so that no peak is
 /// lost, and the first and last of all.
-pub(crate) fn thinned(points: &[Point], n: usize) -> Vec<Point> {
+pub(crate) fn downsample(points: &[Point], n: usize) -> Vec<Point> {
     if points.len() <= n {
         return points.to_vec();
     }
@@ -89,7 +89,7 @@ mod tests {
     fn peaks_stay_when_points_are_left_out() {
         let mut points: Vec<Point> = (0..10_000).map(|step| (step, (step as f64 / 300.0).sin())).collect();
         points[6_543].1 = 50.0;
-        let thin = thinned(&points, 500);
+        let thin = downsample(&points, 500);
         assert!(thin.len() <= 502, "{}", thin.len());
         assert!(thin.contains(&(6_543, 50.0)));
         assert_eq!((thin[0], thin[thin.len() - 1]), (points[0], points[9_999]));

@@ -95,11 +95,11 @@ fn best(run: &Run) -> Option<Best> {
     let by_rank = |a: &((bool, bool), Best), b: &((bool, bool), Best)| {
         a.0.cmp(&b.0).then(a.1.value.total_cmp(&b.1.value))
     };
-    scored.max_by(by_rank).map(|(_, best)| best).or_else(|| probed(run))
+    scored.max_by(by_rank).map(|(_, best)| best).or_else(|| best_probe_score(run))
 }
 
 /// Returns the highest score of the probe in the logged rows, the only scores in runs of older releases.
-fn probed(run: &Run) -> Option<Best> {
+fn best_probe_score(run: &Run) -> Option<Best> {
     let columns =
         run.metrics.0.iter().filter_map(|(name, points)| Some((name.strip_prefix("probe/")?, points)));
     let scored = columns.flat_map(|(name, points)| {

@@ -36,11 +36,11 @@ pub struct EvaluationRow {
     pub seed: u64,
     /// The training set; absent for a measure that needs none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub train: Option<SetOfImages>,
+    pub train: Option<ImageSetInfo>,
     /// The test set.
-    pub test: SetOfImages,
+    pub test: ImageSetInfo,
     /// The network and its transform of images.
-    pub about: About,
+    pub about: NetworkInfo,
     /// Names of the classes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub classes: Option<Vec<String>>,
@@ -74,7 +74,7 @@ pub struct Number {
 
 /// A set of images.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct SetOfImages {
+pub struct ImageSetInfo {
     /// Name of the set.
     pub set: String,
     /// Number of images that were used.
@@ -84,7 +84,7 @@ pub struct SetOfImages {
 
 /// A network and its transform of images.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct About {
+pub struct NetworkInfo {
     /// Steps that the network has taken; absent for weights that belong to no run.
     pub step: Option<u64>,
     /// Name of the network within its run.
@@ -142,8 +142,8 @@ mod tests {
             settings: Map::from_iter([("k".into(), serde_json::json!([20]))]),
             details: serde_json::json!({ "k": 20 }),
             seed: 1,
-            train: Some(SetOfImages { set: "cifar/train".into(), images: Some(10) }),
-            test: SetOfImages { set: "cifar/test".into(), images: Some(5) },
+            train: Some(ImageSetInfo { set: "cifar/train".into(), images: Some(10) }),
+            test: ImageSetInfo { set: "cifar/test".into(), images: Some(5) },
             about: serde_json::from_value(about).unwrap(),
             classes: Some(vec!["cat".into(), "dog".into()]),
             confusion: Some(vec![vec![1, 2], vec![0, 2]]),

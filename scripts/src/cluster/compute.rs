@@ -56,7 +56,7 @@ pub(crate) fn check(plan: &Plan, device: &Opened) -> anyhow::Result<()> {
 
 fn open(choice: DeviceChoice, launch: &Launch) -> anyhow::Result<Opened> {
     let opened = choice.open(launch.local_rank)?;
-    match &opened.instead_of {
+    match &opened.fallback_error {
         // A build without GPU support is not expected to find one.
         None | Some(DeviceError::NotBuilt { .. }) => {}
         Some(error) => say(format!("on the CPU: {error}")),

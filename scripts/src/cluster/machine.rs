@@ -2,7 +2,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kernels::device::workers::or_cores;
+use kernels::device::workers::n_or_all_cores;
 use kernels::device::{DeviceKind, Opened};
 use trainer::recipe::plan::RankResources;
 
@@ -53,7 +53,7 @@ pub(crate) fn room(n_local: usize, n_sharers: usize, device: &Opened) -> RankRes
     let n_local = n_local.max(1);
     // Cores that the launcher has bound to this process alone are not shared.
     let sharers = if is_bound() { 1 } else { n_local };
-    let n_cores = (or_cores(0) / sharers).max(1);
+    let n_cores = (n_or_all_cores(0) / sharers).max(1);
     let own = device.free_bytes.map(|bytes| 0.8 * bytes as f64 / n_sharers.max(1) as f64);
     let shared = || available_bytes().map_or(f64::MAX, |bytes| 0.8 * bytes / n_local as f64);
     let n_workers = if device.kind == DeviceKind::Cpu { n_cores } else { 1 };

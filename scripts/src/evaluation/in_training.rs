@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use eval::{NoProgress, Protocol, Split, Transform};
 use networks::Network;
 use networks::probe::Probe;
-use report::About;
+use report::NetworkInfo;
 use trainer::Plan;
 
 use super::network::{Described, about};
@@ -26,7 +26,7 @@ pub(crate) struct InTraining {
 
 impl InTraining {
     /// Returns the metadata of the scores of `network` after `step` steps.
-    fn about(&self, network: &Network, step: u64) -> Result<About, String> {
+    fn about(&self, network: &Network, step: u64) -> Result<NetworkInfo, String> {
         let described = Described {
             network,
             which: self.plan.evaluated().map_err(|error| error.to_string())?,

@@ -6,7 +6,7 @@ use augment::{DecodeRules, MultiCrop};
 use eval::Transform;
 use kernels::device::Device;
 use networks::Network;
-use report::About;
+use report::NetworkInfo;
 use serde_json::{Value, json};
 use trainer::checkpoint::{Checkpoint, Manifest};
 use weights::Preprocessing;
@@ -129,7 +129,7 @@ impl OpenNetwork {
     }
 
     /// Returns the metadata that accompanies every result.
-    pub(crate) fn about(&self, checkpoint: &Path) -> About {
+    pub(crate) fn about(&self, checkpoint: &Path) -> NetworkInfo {
         let described = Described {
             network: &self.network,
             which: &self.which,
@@ -152,7 +152,7 @@ pub(crate) struct Described<'a> {
 }
 
 /// Converts to metadata; the probe within a run has no checkpoint.
-pub(crate) fn about(described: &Described<'_>, checkpoint: Option<&Path>) -> About {
+pub(crate) fn about(described: &Described<'_>, checkpoint: Option<&Path>) -> NetworkInfo {
     let network = described.network;
     let more = [
         ("checkpoint", json!(checkpoint)),
@@ -161,7 +161,7 @@ pub(crate) fn about(described: &Described<'_>, checkpoint: Option<&Path>) -> Abo
         ("model", as_written(&network.model)),
         ("normalization", as_written(&network.normalization)),
     ];
-    About {
+    NetworkInfo {
         step: described.step,
         network: described.which.to_string(),
         transform: Some(described.transform),

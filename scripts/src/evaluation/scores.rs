@@ -4,7 +4,7 @@ use std::path::Path;
 
 use eval::Split;
 use eval::probe::{ProtocolScores, Scores};
-use report::{About, EvaluationRow, Number, SetOfImages};
+use report::{EvaluationRow, ImageSetInfo, NetworkInfo, Number};
 use serde_json::{Map, Value, json};
 
 /// Scores by the name of the network.
@@ -57,7 +57,7 @@ fn heading(scores: &Scores) -> String {
 }
 
 /// Returns all scores with their settings as JSON.
-pub(crate) fn to_json(table: &Table, split: &Split, about: &About) -> Value {
+pub(crate) fn to_json(table: &Table, split: &Split, about: &NetworkInfo) -> Value {
     let networks: Map<String, Value> =
         table.iter().map(|(name, scores)| (name.replace(' ', "_"), numbers(scores, split.seed))).collect();
     let Some((_, first)) = table.first() else { return Value::Null };
@@ -72,16 +72,16 @@ pub(crate) fn to_json(table: &Table, split: &Split, about: &About) -> Value {
 }
 
 /// Returns one row per score, with everything that it depends on; `about` describes the network.
-pub(crate) fn rows(scores: &Scores, split: &Split, about: &About) -> Vec<EvaluationRow> {
+pub(crate) fn rows(scores: &Scores, split: &Split, about: &NetworkInfo) -> Vec<EvaluationRow> {
     let row = |(of, scored): (&ProtocolScores, &eval::Scored)| {
         let (protocol, outcome) = (&of.protocol, &scored.outcome);
-        let about = About {
+        let about = NetworkInfo {
             transform: Some(of.transform),
             transform_in_words: Some(of.transform.to_string()),
             ..about.clone()
         };
         let is_small = outcome.n_classes() <= MAX_KEPT_CONFUSED;
-        let set = |set: &str, images| SetOfImages { set: set.to_string(), images: Some(images) };
+        let set = |set: &str, images| ImageSetInfo { set: set.to_string(), images: Some(images) };
         EvaluationRow {
             metric: scored.metric.clone(),
             number: Number::of(outcome.measure(), outcome.value()),

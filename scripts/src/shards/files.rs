@@ -14,7 +14,7 @@ use crate::console::say;
 pub(crate) const CONVERTED: [&str; 5] = ["bmp", "gif", "tif", "tiff", "dib"];
 
 /// Extensions of files that belong to the image of the same name: its class, its columns, its caption.
-const BESIDE: [&str; 4] = ["cls", "cls.txt", "json", "txt"];
+const SIDECAR_EXTENSIONS: [&str; 4] = ["cls", "cls.txt", "json", "txt"];
 
 /// An image in a file.
 pub(crate) struct SampleFile {
@@ -28,7 +28,7 @@ pub(crate) struct SampleFile {
 
 /// Images, and the other files that were found beside them.
 #[derive(Default)]
-pub(crate) struct Found {
+pub(crate) struct FoundFiles {
     pub(crate) entries: Vec<SampleFile>,
     /// Numbers of skipped files, by extension.
     pub(crate) skipped: BTreeMap<String, usize>,
@@ -60,7 +60,7 @@ fn in_words(skipped: &[(&String, &usize)]) -> String {
 }
 
 /// Finds the images that `input` names.
-pub(crate) fn entries(input: &Path) -> anyhow::Result<Found> {
+pub(crate) fn entries(input: &Path) -> anyhow::Result<FoundFiles> {
     if input.is_dir() {
         return folder(input);
     }
@@ -76,13 +76,16 @@ pub(crate) fn entries(input: &Path) -> anyhow::Result<Found> {
         class: row.label,
         columns: row.columns,
     };
-    Ok(Found { entries: list::read(input, "path")?.into_iter().map(entry).collect(), ..Found::default() })
+    Ok(FoundFiles {
+        entries: list::read(input, "path")?.into_iter().map(entry).collect(),
+        ..FoundFiles::default()
+    })
 }
 
 /// Finds the images below `root`, in the order of their paths. An image has the class in the .cls file of its name; else, in a
 /// sub-folder, the name of the first folder below `root`.
-fn folder(root: &Path) -> anyhow::Result<Found> {
-    let mut found = Found::default();
+fn folder(root: &Path) -> anyhow::Result<FoundFiles> {
+    let mut found = FoundFiles::default();
     for file in walkdir::WalkDir::new(root).follow_links(true).sort_by_file_name() {
         let path = match file {
             Ok(file) => file.into_path(),
@@ -141,7 +144,7 @@ fn beside(path: &Path) -> anyhow::Result<(Option<String>, Map<String, Value>)> {
 
 /// Returns `true` if `path` belongs to an image of the same name.
 fn is_beside(path: &Path) -> bool {
-    let known = extension(path).is_some_and(|extension| BESIDE.contains(&extension.as_str()));
+    let known = extension(path).is_some_and(|extension| SIDECAR_EXTENSIONS.contains(&extension.as_str()));
     let images = IMAGE_EXTENSIONS.iter().chain(&CONVERTED);
     known && images.map(|extension| path.with_extension(extension)).any(|image| image.is_file())
 }

@@ -140,7 +140,7 @@ fn one_shard(
             let (members, flaw) = match shard.members(number) {
                 Ok(members) => (members, None),
                 // The bytes differ from those that were indexed. None of these jobs may copy the sample.
-                Err(error) if error.is_of_a_sample() => (Vec::new(), Some(Verdict::Drop(error.to_string()))),
+                Err(error) if error.is_sample_error() => (Vec::new(), Some(Verdict::Drop(error.to_string()))),
                 Err(error) => return Err(error.into()),
             };
             let item = Item { shard, number, members };

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use kernels::device::workers::or_cores;
+use kernels::device::workers::n_or_all_cores;
 use kernels::device::{Device, DeviceError, Opened, cuda_devices};
 use ranks::EngineError;
 use ranks::conformance;
@@ -105,7 +105,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 /// Prints the hardware and libraries of this machine.
 fn print_machine(folder: &Path) {
     out!("ocelli {}", env!("CARGO_PKG_VERSION"));
-    out!("cores          {} for this process{}", or_cores(0), machine::bound_note());
+    out!("cores          {} for this process{}", n_or_all_cores(0), machine::bound_note());
     out!("instructions   {}", instructions());
     out!("memory         {}", available());
     out!("disk           {}", disk(folder));

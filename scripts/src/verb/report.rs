@@ -12,7 +12,7 @@ use eval::{ImageSet, NoProgress, Source, features};
 use kernels::device::Device;
 use pipeline::url::{ShardUrl, expand};
 use pipeline::{Dataset, PipelineError, Storage};
-use report::{Gallery, GalleryRules, Report, Run, html};
+use report::{Gallery, GalleryOptions, Report, Run, html};
 use serde_json::json;
 
 use crate::cluster::compute::DeviceFlag;
@@ -186,7 +186,7 @@ fn gallery(
     let images = ImageSet::open_some(Source::Shards(dataset), open.transform, open.rules, name, n)?;
     let multicrop = open.multicrop();
     let seed = run.status.plan.recipe.seed;
-    let rules = GalleryRules { n_images: args.n_images.max(1), multicrop: &multicrop, seed };
+    let rules = GalleryOptions { n_images: args.n_images.max(1), multicrop: &multicrop, seed };
     say(format!("{}: pictures of {} images of {}", run.name(), images.len(), images.name));
     let table = features(None, &open.network, &images, wanted(&[]), &NoProgress)?;
     if let Some(workdir) = sheet {
@@ -194,6 +194,6 @@ fn gallery(
     }
     let mut gallery = Gallery::of(&open.network, &images, table, rules)?;
     let step = open.step().unwrap_or_default();
-    gallery.seen_by = format!("the {} of step {step} through {}", open.which, open.transform);
+    gallery.network_description = format!("the {} of step {step} through {}", open.which, open.transform);
     Ok(gallery)
 }

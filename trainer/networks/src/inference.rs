@@ -2,7 +2,7 @@
 
 use burn_tensor::{DType, Device, Tensor, TensorData};
 use kernels::device::host::{to_host, with_slice};
-use kernels::device::workers::{Workers, or_cores};
+use kernels::device::workers::{Workers, n_or_all_cores};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::backbone::{Levels, ModelConfig, Readout};
@@ -52,7 +52,7 @@ impl Network {
             })
             .collect();
         // A GPU is kept busy by one thread.
-        let workers = Workers::on(device, or_cores(n_workers));
+        let workers = Workers::on(device, n_or_all_cores(n_workers));
         let (model, device) = (model.clone(), device.clone());
         Ok(Self { model, normalization, units, layouts, flats: flats?, workers, device })
     }

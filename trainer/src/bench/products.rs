@@ -12,7 +12,7 @@ use kernels::ops::{Number, Start, product_into};
 use super::Times;
 
 /// Milliseconds for which each shape is multiplied at least, so that clocks are exact.
-const AT_LEAST_MS: f64 = 1.0;
+const MIN_MEASURED_MS: f64 = 1.0;
 
 /// Number of rounds, of which the median counts.
 const ROUNDS: usize = 3;
@@ -72,7 +72,7 @@ fn ms_of<T: Number>(product: &Product) -> f64 {
         multiply();
         repeats += 1;
         let ms = start.elapsed().as_secs_f64() * 1e3;
-        if ms >= AT_LEAST_MS {
+        if ms >= MIN_MEASURED_MS {
             return ms / f64::from(repeats);
         }
     }

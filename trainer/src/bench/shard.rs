@@ -60,7 +60,7 @@ pub fn run(
     let bad = |reason| TrainError::Recipe { recipe: plan.recipe.name.clone(), reason };
     let topology = plan.topology(comm.topology().rank).map_err(bad)?;
     comm.regroup(topology, plan.recipe.run.exact_sums)?;
-    let batch = share_of(noise_batch(&plan.multicrop(), plan.recipe.optim.batch_size, 0), topology);
+    let batch = rank_share(noise_batch(&plan.multicrop(), plan.recipe.optim.batch_size, 0), topology);
     let before = memory.bytes();
     let mut trainer = plan.trainer(comm, device)?;
     let scheduled_values = plan.schedules().at(plan.warmup_steps);
@@ -95,7 +95,7 @@ pub fn run(
 }
 
 /// Selects the images of a global batch that belong to a rank.
-pub fn share_of(batch: Batch, topology: Topology) -> Batch {
+pub fn rank_share(batch: Batch, topology: Topology) -> Batch {
     let mine = |i: &usize| i % topology.world_size == topology.data_rank();
     let kept: Vec<usize> = (0..batch.samples.len()).filter(mine).collect();
     let samples = batch.samples.into_iter().enumerate().filter(|(i, _)| mine(i));

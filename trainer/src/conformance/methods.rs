@@ -13,7 +13,7 @@ use super::step::{ROUNDINGS, rounded};
 use super::{batch, pair, plans};
 use crate::Plan;
 use crate::bench::compare::difference;
-use crate::bench::shard::share_of;
+use crate::bench::shard::rank_share;
 use crate::checkpoint::{Saver, resume};
 use crate::optim::state::UnitShard;
 use crate::recipe::plan::RankResources;
@@ -53,7 +53,7 @@ fn take(plan: &Plan, trainer: &mut Trainer, n_steps: u64) -> Vec<f64> {
     let mut reports = Vec::new();
     for _ in 0..n_steps {
         let step = trainer.state.step;
-        let share = share_of(batch(plan, step), trainer.topology());
+        let share = rank_share(batch(plan, step), trainer.topology());
         let report = trainer.step(&share, &plan.schedules().at(step + 3)).unwrap();
         assert!(report.finite, "{}", pair(plan));
         if let Some(name) = trainer.state.method.target_entropy() {

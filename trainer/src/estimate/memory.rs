@@ -79,8 +79,8 @@ pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
     let copies_of_unit = (placement.workers + partial_sums(placement.rank_micro_batches)).max(2);
     let of_unit = copies_of_unit as f64 * largest(&trained.backbone);
     // At the start the head's gradients are in transfer; at the end all shards exist.
-    let on_their_way = if placement.world_size > 1 { head + largest(&trained.head) } else { head };
-    let backwards = live + of_unit + on_their_way.max(shards);
+    let in_transfer = if placement.world_size > 1 { head + largest(&trained.head) } else { head };
+    let backwards = live + of_unit + in_transfer.max(shards);
     // The trained network with its moments, and the others; a checkpoint leaves out frozen ones.
     let with_moments = (1.0 + model.n_moments as f64) * shards;
     let others = |frozen: bool| -> f64 {
@@ -114,7 +114,7 @@ fn partial_sums(n: usize) -> usize {
 pub fn fit(mut plan: Plan, room: RankResources) -> Result<Plan, TrainError> {
     let (model, placement) = (of_plan(&plan)?, Placement::of(&plan));
     if plan.recipe.run.keep.is_none() {
-        plan.keep = keep_that_fits(&model, &placement, room.bytes).unwrap_or(0);
+        plan.keep = max_kept_graphs(&model, &placement, room.bytes).unwrap_or(0);
     }
     let keep = plan.keep.min(model.trained.backbone.len());
     let peak_bytes = memory(&model, &Placement { keep, ..placement }).peak_bytes();
@@ -136,7 +136,7 @@ const MAX_OVERCOMMIT: f64 = 1.5;
 
 /// Returns the largest number of units that can keep their graph within `bytes` of a rank's memory; `None` if even 0
 /// does not fit.
-pub fn keep_that_fits(model: &ModelCost, placement: &Placement, bytes: f64) -> Option<usize> {
+pub fn max_kept_graphs(model: &ModelCost, placement: &Placement, bytes: f64) -> Option<usize> {
     let fits = |keep: &usize| memory(model, &Placement { keep: *keep, ..*placement }).needed_bytes() <= bytes;
     (0..=model.trained.backbone.len()).rev().find(fits)
 }

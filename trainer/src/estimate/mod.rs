@@ -18,7 +18,7 @@ mod simulate;
 mod time;
 
 pub use failure::{Goodput, goodput};
-pub use memory::{Memory, fit, keep_that_fits, memory};
+pub use memory::{Memory, fit, max_kept_graphs, memory};
 pub use model::{ModelCost, NetworkCost, UnitCost, of_plan};
 pub use placement::Placement;
 pub use presets::{PRESETS, preset};

@@ -206,7 +206,7 @@ fn default_trust() -> f64 {
 
 impl OptimConfig {
     /// Fills in defaults that depend on the algorithm, so that a plan is the same whether a recipe states them or not.
-    pub(crate) fn fill_in(&mut self) {
+    pub(crate) fn fill_defaults(&mut self) {
         self.weight_decay = Some(self.weight_decay());
         self.clip_norm = Some(self.clip_norm());
     }

@@ -9,13 +9,13 @@ use serde::de::DeserializeOwned;
 pub(super) fn from_toml<T: DeserializeOwned>(text: &str, overrides: &[String]) -> Result<T, String> {
     if overrides.is_empty() {
         // The text itself is parsed, so that messages have line numbers.
-        return toml::from_str(text).map_err(|error| explain(&error.to_string()));
+        return toml::from_str(text).map_err(|error| add_hint(&error.to_string()));
     }
     let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
     for entry in overrides {
         set(&mut table, entry)?;
     }
-    T::deserialize(table).map_err(|error| explain(&error.to_string()))
+    T::deserialize(table).map_err(|error| add_hint(&error.to_string()))
 }
 
 /// Units of a length of time, which has exactly one of them.
@@ -62,7 +62,7 @@ const MOVED: [(&str, &str); 3] = [
 ];
 
 /// Adds to serde's message on an unknown key its new place, or the nearest known key.
-fn explain(message: &str) -> String {
+fn add_hint(message: &str) -> String {
     let message = message.trim_end();
     let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
     let Some(list) = message.find("unknown field").or_else(|| message.find("unknown variant")) else {
@@ -88,13 +88,13 @@ mod tests {
 
     #[test]
     fn a_misspelled_key_names_the_nearest() {
-        let message = explain("unknown field `warmpu`, expected one of `lr`, `warmup`, `betas`");
+        let message = add_hint("unknown field `warmpu`, expected one of `lr`, `warmup`, `betas`");
         assert!(message.contains("did you mean `warmup`"), "{message}");
     }
 
     #[test]
     fn a_key_that_has_moved_says_where_to() {
-        let message = explain("unknown field `teacher`, expected one of `name`, `method`");
+        let message = add_hint("unknown field `teacher`, expected one of `name`, `method`");
         assert!(message.contains("method.teacher_decay"), "{message}");
     }
 }

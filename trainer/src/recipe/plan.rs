@@ -2,7 +2,7 @@
 
 use augment::MultiCrop;
 use burn_tensor::Device;
-use kernels::device::workers::or_cores;
+use kernels::device::workers::n_or_all_cores;
 use networks::patches::PixelInput;
 use ranks::communicator::Communicator;
 use ranks::topology::Topology;
@@ -73,7 +73,7 @@ impl Plan {
         let name = recipe.name.clone();
         let bad = |reason: String| TrainError::Recipe { recipe: name.clone(), reason };
         check_values(&recipe).map_err(bad)?;
-        recipe.optim.fill_in();
+        recipe.optim.fill_defaults();
         let optim = &recipe.optim;
         let total_steps = optim
             .length
@@ -90,8 +90,8 @@ impl Plan {
             total_steps,
             warmup_steps: length.steps("optim.warmup", &optim.warmup).map_err(bad)?,
             cooldown_steps: length.steps("optim.cooldown", &optim.cooldown).map_err(bad)?,
-            n_workers: or_cores(recipe.run.workers),
-            n_data_threads: or_cores(recipe.run.data_threads),
+            n_workers: n_or_all_cores(recipe.run.workers),
+            n_data_threads: n_or_all_cores(recipe.run.data_threads),
             world_size: 1,
             keep: recipe.run.keep.unwrap_or(ALL_UNITS),
             recipe,

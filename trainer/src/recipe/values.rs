@@ -17,7 +17,7 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
     within("data.window_shards", recipe.data.window_shards as f64, 1.0, MAX_COUNT)?;
     within("run.checkpoint_every_minutes (0 for none)", run.checkpoint_every_minutes, 0.0, MAX_VALUE)?;
     within("run.deadline_s", run.deadline_s as f64, 1.0, 1e9)?;
-    within_method(recipe)?;
+    check_method_values(recipe)?;
     if run.log_every_steps == 0 || run.checkpoint_every_steps == 0 {
         return Err("run.log_every_steps and run.checkpoint_every_steps must be at least 1".into());
     }
@@ -61,7 +61,7 @@ fn within(key: &str, value: f64, low: f64, high: f64) -> Result<(), String> {
 }
 
 /// Checks sizes and weights of any method; lengths of time are checked where they become steps.
-fn within_method(recipe: &Recipe) -> Result<(), String> {
+fn check_method_values(recipe: &Recipe) -> Result<(), String> {
     let Ok(table) = toml::Value::try_from(&recipe.method) else { return Ok(()) };
     let mut values = Vec::new();
     flatten("method", &table, &mut values);

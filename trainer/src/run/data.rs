@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use augment::{AugmentError, BatchPool, DecodeRules, EncodedImage, MultiCrop, PoolConfig, SampleKey, Source};
-use kernels::device::workers::or_cores;
+use kernels::device::workers::n_or_all_cores;
 use pipeline::{Cursor, Dataset, Item, Loader, LoaderConfig, Order, PipelineError, Quarantine, Share};
 
 use crate::recipe::plan::Plan;
@@ -112,7 +112,7 @@ pub fn batches(
         multicrop: plan.multicrop(),
         seed: plan.recipe.seed,
         window_shards: data.window_shards,
-        n_threads: or_cores(plan.n_data_threads),
+        n_threads: n_or_all_cores(plan.n_data_threads),
         rules: data.rules(),
         loader: LoaderConfig::default(),
     };

@@ -71,7 +71,7 @@ pub fn write(
         });
     }
     if is_folder {
-        pipeline::file::replace_together(&files)
+        pipeline::file::replace_all(&files)
             .map_err(|(file, error)| WeightsError::io("write", &file, error))?;
     } else {
         for (file, bytes) in &files {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use augment::stats::StageSnapshot;
 use augment::{BlurRule, DecodeRules, MultiCrop};
-use kernels::device::workers::or_cores;
+use kernels::device::workers::n_or_all_cores;
 use pipeline::read::stats::ReadSnapshot;
 use pipeline::{Cursor, Dataset, Loader, LoaderConfig, Order, Quarantine, Share, Storage};
 use serde_json::{Map, Value, json};
@@ -130,7 +130,7 @@ fn quarantine() -> anyhow::Result<(Arc<Quarantine>, std::path::PathBuf)> {
 }
 
 fn augmented(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
-    let n_threads = or_cores(args.threads);
+    let n_threads = n_or_all_cores(args.threads);
     let (quarantine, ledger) = quarantine()?;
     let loader = LoaderConfig::default();
     let (multicrop, rules) = views(args)?;
@@ -183,7 +183,7 @@ fn augmented(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
 }
 
 fn read_only(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
-    let n_threads = or_cores(args.threads);
+    let n_threads = n_or_all_cores(args.threads);
     let (quarantine, ledger) = quarantine()?;
     let order = Order::new(0, dataset.shard_sizes(), 16);
     let share = Share::solo(args.batch)?;

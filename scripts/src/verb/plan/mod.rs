@@ -10,7 +10,7 @@ use ranks::topology::Sharding;
 use ranks::wire::Wire;
 use serde_json::json;
 use trainer::estimate::{
-    Fabric, ModelCost, PRESETS, Placement, goodput, keep_that_fits, memory, of_plan, preset, simulate,
+    Fabric, ModelCost, PRESETS, Placement, goodput, max_kept_graphs, memory, of_plan, preset, simulate,
     step_time, traffic,
 };
 use trainer::step::precision::Precision;
@@ -104,7 +104,7 @@ struct PlanRow {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     check(args)?;
-    let Asked { model, batch, recipe } = asked(args)?;
+    let PlanRequest { model, batch, recipe } = asked(args)?;
     networks::print(&model);
     let limit = args
         .memory_gb
@@ -153,26 +153,26 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Model to estimate, and its recipe.
-struct Asked {
+struct PlanRequest {
     model: ModelCost,
     /// Images of a step over all ranks.
     batch: usize,
     recipe: Option<Recipe>,
 }
 
-fn asked(args: &Args) -> anyhow::Result<Asked> {
+fn asked(args: &Args) -> anyhow::Result<PlanRequest> {
     if let Some(name) = &args.preset {
         let Some(model) = preset(name) else {
             bail!("unknown preset {name}: it is one of {}", PRESETS.join(", "));
         };
         let batch = 16 * args.ranks.iter().copied().max().unwrap_or(1);
-        return Ok(Asked { model, batch, recipe: None });
+        return Ok(PlanRequest { model, batch, recipe: None });
     }
     let mut recipe = recipes::load(&args.recipe, &args.overrides)?;
     frozen::open(&mut recipe, None)?;
     // The data set's size only moves schedules.
     let model = of_plan(&Plan::resolve(recipe.clone(), 1 << 20)?)?;
-    Ok(Asked { model, batch: recipe.optim.batch_size, recipe: Some(recipe) })
+    Ok(PlanRequest { model, batch: recipe.optim.batch_size, recipe: Some(recipe) })
 }
 
 fn check(args: &Args) -> anyhow::Result<()> {
@@ -238,7 +238,7 @@ fn rows(
             precision,
             offload: false,
         };
-        let keep = set_keep.or_else(|| keep_that_fits(model, &placement, limit)).unwrap_or(0);
+        let keep = set_keep.or_else(|| max_kept_graphs(model, &placement, limit)).unwrap_or(0);
         let placement = Placement { keep: keep.min(model.trained.backbone.len()), ..placement };
         PlanRow { mode, placement, fits: memory(model, &placement).needed_bytes() <= limit }
     };

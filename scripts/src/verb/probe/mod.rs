@@ -11,7 +11,7 @@ use eval::{Check, Protocol, SampleSizes, Split, label_free};
 use kernels::device::Device;
 use networks::Network;
 use pipeline::Storage;
-use report::{EvaluationRow, Number, SetOfImages};
+use report::{EvaluationRow, ImageSetInfo, Number};
 use serde_json::{Value, json};
 
 use crate::console::say;
@@ -112,7 +112,7 @@ fn measure(
         details: Value::Null,
         seed: 0,
         train: None,
-        test: SetOfImages { set: images.name.clone(), images: None },
+        test: ImageSetInfo { set: images.name.clone(), images: None },
         about: about.clone(),
         classes: None,
         confusion: None,

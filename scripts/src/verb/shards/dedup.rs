@@ -131,7 +131,7 @@ fn fingerprints(shards: &[Shard]) -> anyhow::Result<Vec<SampleEntry>> {
                 return Ok(None);
             }
             let bytes = match shard.image(number) {
-                Err(error) if error.is_of_a_sample() => return Ok(None),
+                Err(error) if error.is_sample_error() => return Ok(None),
                 bytes => bytes?,
             };
             let image = decode(&bytes, &DecodeRules::default()).ok();

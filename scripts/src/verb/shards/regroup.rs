@@ -103,7 +103,7 @@ pub(crate) struct SubsetArgs {
 
 /// Position of a sample.
 #[derive(Clone, Copy)]
-struct Place {
+struct SamplePosition {
     shard: usize,
     number: usize,
 }
@@ -130,7 +130,7 @@ pub(crate) fn split(args: &SplitArgs, storage: &Storage) -> anyhow::Result<ExitC
         bail!("--part {name} is given twice");
     }
     let sum: f64 = shares.iter().map(|(_, share)| share).sum();
-    let part_of = |place: &Place| {
+    let part_of = |place: &SamplePosition| {
         let key = shards[place.shard].key(place.number);
         let mut at = xxh3_64_with_seed(key.as_bytes(), args.seed) as f64 / 2f64.powi(64) * sum;
         let fits = |(_, share): &(String, f64)| {
@@ -139,7 +139,7 @@ pub(crate) fn split(args: &SplitArgs, storage: &Storage) -> anyhow::Result<ExitC
         };
         shares.iter().position(fits).unwrap_or(shares.len() - 1)
     };
-    let mut parts: Vec<(String, Vec<Place>)> =
+    let mut parts: Vec<(String, Vec<SamplePosition>)> =
         shares.iter().map(|(name, _)| (name.clone(), Vec::new())).collect();
     for place in all(&shards) {
         parts[part_of(&place)].1.push(place);
@@ -184,8 +184,8 @@ fn of_classes(
     wanted: &[String],
     sources: &[Source],
     shards: &[Shard],
-    places: Vec<Place>,
-) -> anyhow::Result<Vec<Place>> {
+    places: Vec<SamplePosition>,
+) -> anyhow::Result<Vec<SamplePosition>> {
     let names = names_beside(sources);
     let number = |class: &String| names.iter().position(|name| name == class).map(|at| at.to_string());
     let classes: HashSet<String> =
@@ -213,8 +213,9 @@ fn open(common: &Common, storage: &Storage) -> anyhow::Result<(Vec<Source>, Vec<
     Ok((sources, shards))
 }
 
-fn all(shards: &[Shard]) -> Vec<Place> {
-    let of_shard = |(shard, s): (usize, &Shard)| (0..s.len()).map(move |number| Place { shard, number });
+fn all(shards: &[Shard]) -> Vec<SamplePosition> {
+    let of_shard =
+        |(shard, s): (usize, &Shard)| (0..s.len()).map(move |number| SamplePosition { shard, number });
     shards.iter().enumerate().flat_map(of_shard).collect()
 }
 
@@ -243,7 +244,7 @@ fn write(
     mut settings: Value,
     sources: &[Source],
     shards: &[Shard],
-    parts: &[(String, Vec<Place>)],
+    parts: &[(String, Vec<SamplePosition>)],
 ) -> anyhow::Result<ExitCode> {
     settings["shards"] = json!(common.shards.iter().map(|spec| redact_list(spec)).collect::<Vec<_>>());
     settings["limits"] = json!([common.samples_per_shard, common.bytes_per_shard, common.renumber]);
@@ -290,7 +291,7 @@ fn write(
 }
 
 /// Checks that keys differ: two adjacent samples with the same key would become one sample.
-fn check_keys(shards: &[Shard], parts: &[(String, Vec<Place>)]) -> anyhow::Result<()> {
+fn check_keys(shards: &[Shard], parts: &[(String, Vec<SamplePosition>)]) -> anyhow::Result<()> {
     for (_, places) in parts {
         let mut seen = HashSet::new();
         for place in places {

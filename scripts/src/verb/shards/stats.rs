@@ -35,7 +35,7 @@ pub(crate) struct Args {
 }
 
 /// Statistics of one sample.
-struct Found {
+struct SampleStats {
     facts: Option<Facts>,
     bytes: u64,
     hash: u128,
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             progress.inc(1);
             found(shard, i)
         };
-        let found: Result<Vec<Option<Found>>, _> = (0..shard.len()).into_par_iter().map(look).collect();
+        let found: Result<Vec<Option<SampleStats>>, _> = (0..shard.len()).into_par_iter().map(look).collect();
         for found in found? {
             stats.add(found, &mut hashes);
         }
@@ -97,14 +97,14 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn found(shard: &Shard, i: usize) -> Result<Option<Found>, pipeline::PipelineError> {
+fn found(shard: &Shard, i: usize) -> Result<Option<SampleStats>, pipeline::PipelineError> {
     if shard.image_bytes(i).is_none() {
         return Ok(None);
     }
     let read = shard.label(i).and_then(|label| Ok((label, shard.image(i)?)));
     let (label, bytes) = match read {
         // An empty image is counted as one that cannot be decoded.
-        Err(error) if error.is_of_a_sample() => (None, Vec::new()),
+        Err(error) if error.is_sample_error() => (None, Vec::new()),
         read => read?,
     };
     let start = Instant::now();
@@ -122,11 +122,18 @@ fn found(shard: &Shard, i: usize) -> Result<Option<Found>, pipeline::PipelineErr
         (scaled(sum, 255.0), scaled(squares, 255.0 * 255.0), image.data.len() as f64 / 3.0)
     });
     let hash = xxh3_128(&bytes);
-    Ok(Some(Found { facts: facts(&bytes).ok(), bytes: bytes.len() as u64, hash, sums, decode_s, label }))
+    Ok(Some(SampleStats {
+        facts: facts(&bytes).ok(),
+        bytes: bytes.len() as u64,
+        hash,
+        sums,
+        decode_s,
+        label,
+    }))
 }
 
 impl Stats {
-    fn add(&mut self, found: Option<Found>, hashes: &mut HashMap<u128, u64>) {
+    fn add(&mut self, found: Option<SampleStats>, hashes: &mut HashMap<u128, u64>) {
         self.n_samples += 1;
         let Some(found) = found else {
             self.n_no_image += 1;

@@ -38,7 +38,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
                 bytes.fetch_add(sample.image.len() as u64, Ordering::Relaxed);
                 decode(&sample.image, &DecodeRules::default()).err().map(|error| error.to_string())
             }
-            Err(error) if error.is_of_a_sample() => Some(error.to_string()),
+            Err(error) if error.is_sample_error() => Some(error.to_string()),
             Err(error) => return Err(error.into()),
         };
         if let Some(reason) = flaw {
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 fn checked(sources: &[Source], storage: &Storage) -> anyhow::Result<(Vec<Shard>, u64)> {
     let mut n_bad_shards = 0u64;
     let mut bad = |error: PipelineError| -> anyhow::Result<()> {
-        if !error.is_of_a_shard() {
+        if !error.is_shard_error() {
             return Err(error.into());
         }
         say(format!("bad: {error}"));

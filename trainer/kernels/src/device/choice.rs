@@ -32,7 +32,7 @@ pub struct Opened {
     /// Identifier of a GPU, unique across machines; zeros for a device without one.
     pub id: [u8; 16],
     /// Error that made [`DeviceChoice::Auto`] fall back to the CPU.
-    pub instead_of: Option<DeviceError>,
+    pub fallback_error: Option<DeviceError>,
 }
 
 /// Kinds of devices.
@@ -104,11 +104,11 @@ impl DeviceChoice {
     /// Opens the device for the process with rank `local_rank` on its machine. Several ranks may share one.
     ///
     /// # Errors
-    /// [`DeviceError`]; never for [`DeviceChoice::Auto`], which falls back to the CPU with the error in `instead_of`.
+    /// [`DeviceError`]; never for [`DeviceChoice::Auto`], which falls back to the CPU with the error in `fallback_error`.
     pub fn open(self, local_rank: usize) -> Result<Opened, DeviceError> {
         match self {
             Self::Auto => Ok(cuda(None, local_rank)
-                .unwrap_or_else(|error| Opened { instead_of: Some(error), ..Opened::cpu() })),
+                .unwrap_or_else(|error| Opened { fallback_error: Some(error), ..Opened::cpu() })),
             Self::Cpu => Ok(Opened::cpu()),
             Self::Cuda(number) => cuda(number, local_rank),
             Self::Wgpu(number) => wgpu(number, local_rank),
@@ -125,14 +125,14 @@ impl Opened {
             name: "cpu".into(),
             free_bytes: None,
             id: [0; 16],
-            instead_of: None,
+            fallback_error: None,
         }
     }
 }
 
 /// Returns the device number for the `local_rank`-th process: the one asked for, else round-robin over `n_devices`.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
-fn number_of(
+fn device_index(
     kind: &'static str,
     asked: Option<usize>,
     local_rank: usize,
@@ -183,7 +183,7 @@ pub fn cuda_devices() -> Result<Vec<String>, DeviceError> {
 fn cuda(asked: Option<usize>, local_rank: usize) -> Result<Opened, DeviceError> {
     use cudarc::driver::result;
     let names = cuda_devices()?;
-    let number = number_of("cuda", asked, local_rank, names.len())?;
+    let number = device_index("cuda", asked, local_rank, names.len())?;
     let reason = |reason: String| DeviceError::None { kind: "cuda", reason };
     // Without these headers, the first kernel would panic in a thread of CubeCL.
     let toolkit = cubecl::cuda::install::cuda_path();
@@ -203,7 +203,7 @@ fn cuda(asked: Option<usize>, local_rank: usize) -> Result<Opened, DeviceError> 
         free_bytes: result::mem_get_info().ok().map(|(free, _)| free as u64),
         // The C header declares `char`, which is signed on some machines.
         id: uuid.bytes.map(|byte| byte as u8),
-        instead_of: None,
+        fallback_error: None,
     })
 }
 
@@ -220,7 +220,7 @@ fn wgpu(asked: Option<usize>, local_rank: usize) -> Result<Opened, DeviceError> 
         let reason = "no driver for Vulkan or Metal is installed, or it sees no GPU".into();
         return Err(DeviceError::None { kind: "wgpu", reason });
     }
-    let number = number_of("wgpu", asked, local_rank, devices.len())?;
+    let number = device_index("wgpu", asked, local_rank, devices.len())?;
     let device = devices[number].clone();
     let name = device.identity().map_or_else(|| "a GPU".to_string(), |identity| identity.name);
     Ok(Opened {
@@ -229,7 +229,7 @@ fn wgpu(asked: Option<usize>, local_rank: usize) -> Result<Opened, DeviceError> 
         name: format!("wgpu:{number}, {name}"),
         free_bytes: None,
         id: [0; 16],
-        instead_of: None,
+        fallback_error: None,
     })
 }
 

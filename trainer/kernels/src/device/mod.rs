@@ -11,4 +11,4 @@ pub mod workers;
 pub use burn_tensor::Device;
 pub use choice::{DeviceChoice, DeviceError, DeviceKind, Opened, cuda_devices};
 pub use readback::DeviceFailure;
-pub use tuning::keep_tuning;
+pub use tuning::set_tuning_cache;

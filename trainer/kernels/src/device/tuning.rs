@@ -3,7 +3,7 @@
 /// Keeps autotuning results (the fastest kernels for each size) and compiled kernels in `folder`, so that the next run
 /// need not repeat the work. Must be called before the first use of a GPU.
 #[cfg(feature = "cube")]
-pub fn keep_tuning(folder: &std::path::Path) {
+pub fn set_tuning_cache(folder: &std::path::Path) {
     use cubecl::config::cache::CacheConfig;
     use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
     let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
@@ -15,4 +15,4 @@ pub fn keep_tuning(folder: &std::path::Path) {
 
 /// Does nothing, because this build has no GPU support.
 #[cfg(not(feature = "cube"))]
-pub fn keep_tuning(_: &std::path::Path) {}
+pub fn set_tuning_cache(_: &std::path::Path) {}

@@ -73,7 +73,7 @@ impl Workers {
 }
 
 /// Returns `n`, or the number of cores if it is 0.
-pub fn or_cores(n: usize) -> usize {
+pub fn n_or_all_cores(n: usize) -> usize {
     match n {
         0 => std::thread::available_parallelism().map_or(1, NonZero::get),
         n => n,

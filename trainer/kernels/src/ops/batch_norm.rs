@@ -15,7 +15,7 @@ use burn_tensor::Tensor;
 use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
-use super::cpu::{Link, contiguous, dims, is_flex, owned, slice, slice_mut, tensor};
+use super::cpu::{GradientSlot, contiguous, dims, is_flex, owned, slice, slice_mut, tensor};
 
 /// Rows whose sums are in f32 before they are added to totals in f64.
 const BLOCK: usize = 64;
@@ -27,7 +27,7 @@ pub fn moments(x: Tensor<3>, guess: Tensor<1>) -> (Tensor<3>, Tensor<1>) {
         let sums = plain_moments(x.clone(), guess);
         return (x, sums);
     }
-    let link = Link::default();
+    let link = GradientSlot::default();
     let sums: Tensor<1> = run(Moments { link: link.clone() }, [x.clone().into(), guess.into()]);
     if !x.is_autodiff() {
         return (x, sums);
@@ -87,7 +87,7 @@ fn plain_normalize(x: Tensor<3>, affine: Affine, skip: Option<Tensor<3>>, rectif
 
 #[derive(Debug, Clone)]
 struct Moments {
-    link: Link,
+    link: GradientSlot,
 }
 
 impl Kernel<Flex, 2> for Moments {
@@ -133,7 +133,7 @@ impl Kernel<Flex, 2> for Moments {
 /// Passes `x` through, and leaves its gradient for the backward pass of the sums.
 #[derive(Debug, Clone)]
 struct Pass {
-    link: Link,
+    link: GradientSlot,
 }
 
 impl Kernel<Flex, 2> for Pass {

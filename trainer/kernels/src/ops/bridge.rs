@@ -30,31 +30,31 @@ pub(super) trait Kernel<B: Backend, const N: usize>: Clone + Debug + Send + 'sta
 }
 
 /// A backend whose primitives can be taken from tensors and made into tensors, with and without autodiff.
-pub(super) trait Home: Backend {
+pub(super) trait PrimitiveBackend: Backend {
     /// Returns the primitive of a tensor on this backend, under autodiff or not; `None` on any other backend.
-    fn take<const D: usize>(tensor: Tensor<D>) -> Option<Input<Self>>;
+    fn to_primitive<const D: usize>(tensor: Tensor<D>) -> Option<Input<Self>>;
     /// Makes a tensor without autodiff.
-    fn give<const D: usize>(primitive: FloatTensor<Self>) -> Tensor<D>;
+    fn from_primitive<const D: usize>(primitive: FloatTensor<Self>) -> Tensor<D>;
     /// Makes a tensor under autodiff.
-    fn give_tracked<const D: usize>(primitive: Tracked<Self>) -> Tensor<D>;
+    fn from_tracked_primitive<const D: usize>(primitive: Tracked<Self>) -> Tensor<D>;
 }
 
-impl<B: Backend> Home for B
+impl<B: Backend> PrimitiveBackend for B
 where
     DispatchTensor: DispatchKindConversion<B> + DispatchKindConversion<Autodiff<B>>,
 {
-    fn take<const D: usize>(tensor: Tensor<D>) -> Option<Input<B>> {
+    fn to_primitive<const D: usize>(tensor: Tensor<D>) -> Option<Input<B>> {
         match tensor.is_autodiff() {
             true => tensor.try_into_primitive::<Autodiff<B>>().ok().map(Input::Tracked),
             false => tensor.try_into_primitive::<B>().ok().map(Input::Plain),
         }
     }
 
-    fn give<const D: usize>(primitive: FloatTensor<B>) -> Tensor<D> {
+    fn from_primitive<const D: usize>(primitive: FloatTensor<B>) -> Tensor<D> {
         Tensor::from_primitive::<B>(primitive)
     }
 
-    fn give_tracked<const D: usize>(primitive: Tracked<B>) -> Tensor<D> {
+    fn from_tracked_primitive<const D: usize>(primitive: Tracked<B>) -> Tensor<D> {
         Tensor::from_primitive::<Autodiff<B>>(primitive)
     }
 }
@@ -68,14 +68,14 @@ pub(super) enum Input<B: Backend> {
     Tracked(Tracked<B>),
 }
 
-impl<B: Home, const D: usize> From<Tensor<D>> for Input<B> {
+impl<B: PrimitiveBackend, const D: usize> From<Tensor<D>> for Input<B> {
     fn from(tensor: Tensor<D>) -> Self {
-        B::take(tensor).expect("callers ask where a tensor lives before they build inputs")
+        B::to_primitive(tensor).expect("callers ask where a tensor lives before they build inputs")
     }
 }
 
 /// Runs `kernel`, as one autodiff step if any input is under autodiff.
-pub(super) fn run<B: Home, K: Kernel<B, N>, const N: usize, const D: usize>(
+pub(super) fn run<B: PrimitiveBackend, K: Kernel<B, N>, const N: usize, const D: usize>(
     kernel: K,
     inputs: [Input<B>; N],
 ) -> Tensor<D> {
@@ -84,7 +84,7 @@ pub(super) fn run<B: Home, K: Kernel<B, N>, const N: usize, const D: usize>(
             Input::Plain(tensor) => tensor,
             Input::Tracked(tensor) => tensor.into_primitive(),
         });
-        return B::give(kernel.forward(inputs).0);
+        return B::from_primitive(kernel.forward(inputs).0);
     }
     let tracked = inputs.map(|input| match input {
         Input::Tracked(tensor) => tensor,
@@ -95,7 +95,7 @@ pub(super) fn run<B: Home, K: Kernel<B, N>, const N: usize, const D: usize>(
     let (output, saved) = kernel.forward(primitives);
     let step = KernelStep(std::marker::PhantomData::<K>);
     let prepared = step.prepare::<NoCheckpointing>(nodes).compute_bound().stateful();
-    B::give_tracked(match prepared {
+    B::from_tracked_primitive(match prepared {
         OpsKind::Tracked(prepared) => prepared.finish((kernel, saved), output),
         OpsKind::UnTracked(prepared) => prepared.finish(output),
     })

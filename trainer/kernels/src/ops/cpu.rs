@@ -9,12 +9,12 @@ use half::bf16;
 
 use multiversion::multiversion;
 
-use super::bridge::Home;
+use super::bridge::PrimitiveBackend;
 use super::number::Number;
 
 /// Returns the element type of `tensor` if it is on the Flex backend, with or without autodiff.
 pub(super) fn flex_dtype<const D: usize>(tensor: &Tensor<D>) -> Option<DType> {
-    Flex::take(tensor.clone()).map(|_| tensor.dtype())
+    Flex::to_primitive(tensor.clone()).map(|_| tensor.dtype())
 }
 
 /// Returns whether `tensor` is f32 and on the Flex backend, with or without autodiff.
@@ -92,9 +92,9 @@ pub(super) fn like<T: Number>(tensor: &FlexTensor, data: Vec<T>) -> FlexTensor {
 
 /// A slot in which one backward pass leaves a gradient for a later one.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Link(Arc<Mutex<Option<FlexTensor>>>);
+pub(super) struct GradientSlot(Arc<Mutex<Option<FlexTensor>>>);
 
-impl Link {
+impl GradientSlot {
     /// Stores a gradient for a later pass to take.
     pub(super) fn leave(&self, grad: FlexTensor) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(grad);

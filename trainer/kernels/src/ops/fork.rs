@@ -11,14 +11,14 @@ use burn_flex::{Flex, FlexTensor};
 use burn_tensor::Tensor;
 
 use super::bridge::{Kernel, run};
-use super::cpu::{Link, add, contiguous, is_flex, owned, slice, slice_mut};
+use super::cpu::{GradientSlot, add, contiguous, is_flex, owned, slice, slice_mut};
 
 /// Returns `x` twice.
 pub fn fork(x: Tensor<3>) -> [Tensor<3>; 2] {
     if !is_flex(&x) || !x.is_autodiff() {
         return [x.clone(), x];
     }
-    let link = Link::default();
+    let link = GradientSlot::default();
     let a: Tensor<3> = run(First { link: link.clone() }, [x.into()]);
     let b = run(Second { link }, [a.clone().into()]);
     [a, b]
@@ -26,7 +26,7 @@ pub fn fork(x: Tensor<3>) -> [Tensor<3>; 2] {
 
 #[derive(Debug, Clone)]
 struct First {
-    link: Link,
+    link: GradientSlot,
 }
 
 impl Kernel<Flex, 1> for First {
@@ -47,7 +47,7 @@ impl Kernel<Flex, 1> for First {
 /// The second use, which returns no gradient to autodiff, so that there is nothing to add.
 #[derive(Debug, Clone)]
 struct Second {
-    link: Link,
+    link: GradientSlot,
 }
 
 impl Kernel<Flex, 1> for Second {

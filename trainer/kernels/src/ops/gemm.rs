@@ -179,10 +179,9 @@ mod tests {
         let a: Vec<f32> = (0..130 * 130).map(|i| (i as f32 * 0.7).sin()).collect();
         let sides = [1, 2, 3, 7, 16, 17, 65, 130];
         for ((m, k), n) in pairs(&sides, &[0, 1, 2, 3, 16, 65, 130]).flat_map(|mk| sides.map(|n| (mk, n))) {
-            for [first_turned, second_turned] in [[false, false], [false, true], [true, false], [true, true]]
-            {
-                let left = if first_turned { Mat::rows(&a, m).t() } else { Mat::rows(&a, k) };
-                let right = if second_turned { Mat::rows(&a, k).t() } else { Mat::rows(&a, n) };
+            for [transpose_a, transpose_b] in [[false, false], [false, true], [true, false], [true, true]] {
+                let left = if transpose_a { Mat::rows(&a, m).t() } else { Mat::rows(&a, k) };
+                let right = if transpose_b { Mat::rows(&a, k).t() } else { Mat::rows(&a, n) };
                 let mut out = vec![f32::NAN; m * n];
                 gemm([m, k, n], 1.0, left, right, 0.0, &mut out, n);
                 assert!(out.iter().all(|value| value.is_finite()), "[{m}, {k}] · [{k}, {n}]");

@@ -11,7 +11,7 @@ use burn_flex::{Flex, FlexTensor};
 use burn_tensor::{Tensor, activation};
 use multiversion::multiversion;
 
-use super::bridge::Home;
+use super::bridge::PrimitiveBackend;
 use super::cpu::{add, contiguous, is_flex, slice, tensor};
 use super::math::{exp, lane_max, lane_sum, over_rows};
 
@@ -38,7 +38,7 @@ pub fn column_sums(x: Tensor<3>) -> Tensor<1> {
         Some(x) => {
             let mut sums = vec![0.0; k];
             slice(&x).chunks_exact(k).for_each(|row| add(&mut sums, row));
-            Flex::give(tensor(sums, [k]))
+            Flex::from_primitive(tensor(sums, [k]))
         }
         None => x.reshape([b * v, k]).sum_dim(0).reshape([k]),
     }
@@ -47,7 +47,7 @@ pub fn column_sums(x: Tensor<3>) -> Tensor<1> {
 /// Returns the largest element, `[1]`.
 pub fn largest(x: Tensor<3>) -> Tensor<1> {
     match host(&x) {
-        Some(x) => Flex::give(tensor(vec![row_max(slice(&x))], [1])),
+        Some(x) => Flex::from_primitive(tensor(vec![row_max(slice(&x))], [1])),
         None => x.max(),
     }
 }
@@ -60,7 +60,7 @@ pub fn exp_rows(x: Tensor<3>, max: Tensor<1>, temperature: f64, floor: f32) -> T
             let (max, inverse) = (slice(&max)[0], (1.0 / temperature) as f32);
             let mut out = slice(&x).to_vec();
             over_rows(&mut out, dims[2], |_, rows| exp_all(rows, max, inverse, floor));
-            Flex::give(tensor(out, dims))
+            Flex::from_primitive(tensor(out, dims))
         }
         _ => ((x - max.unsqueeze()) / temperature).exp().clamp_min(floor),
     }
@@ -73,7 +73,7 @@ pub fn balanced(q: Tensor<3>, columns: Tensor<1>) -> Tensor<3> {
         (Some(q), Some(columns)) => {
             let mut out = slice(&q).to_vec();
             over_rows(&mut out, dims[2], |_, rows| balance(rows, slice(&columns)));
-            Flex::give(tensor(out, dims))
+            Flex::from_primitive(tensor(out, dims))
         }
         _ => {
             let scaled = q / columns.unsqueeze();
@@ -92,7 +92,7 @@ pub fn sharpness(probs: &Tensor<3>) -> [Tensor<1>; 2] {
             over_rows(&mut rows, 2, |first, rows| sharpness_of(&slice(&probs)[first * k..], k, rows));
             let mean = |which: usize| {
                 let total: f64 = rows.iter().skip(which).step_by(2).map(|value| f64::from(*value)).sum();
-                Flex::give(tensor(vec![(total / (b * v) as f64) as f32], [1]))
+                Flex::from_primitive(tensor(vec![(total / (b * v) as f64) as f32], [1]))
             };
             [mean(0), mean(1)]
         }
@@ -118,7 +118,7 @@ fn softmax_on_host(x: FlexTensor, center: Option<FlexTensor>, inverse: f32, dims
         Some(center) => softmax(rows, slice(center), inverse),
         None => softmax(rows, &vec![0.0; k], inverse),
     });
-    Flex::give(tensor(out, dims))
+    Flex::from_primitive(tensor(out, dims))
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]

@@ -16,7 +16,7 @@ use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
 use super::cast::cast;
-use super::cpu::{Link, add, contiguous, dims, is_flex, owned, slice, slice_mut, tensor};
+use super::cpu::{GradientSlot, add, contiguous, dims, is_flex, owned, slice, slice_mut, tensor};
 use super::layer_norm::{self, layer_norm};
 use super::math::over_rows;
 
@@ -24,7 +24,7 @@ use super::math::over_rows;
 pub struct Skip {
     x: Tensor<3>,
     /// Slot in which the end leaves its gradient for the norm; `None` if autodiff adds it.
-    link: Option<Link>,
+    link: Option<GradientSlot>,
 }
 
 /// Starts a branch: returns the normalized `x` of `[B, N, D]`, and the skip connection.
@@ -32,7 +32,7 @@ pub fn branch(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> 
     if !is_flex(&x) {
         return (layer_norm(x.clone(), gamma, beta, epsilon), Skip { x, link: None });
     }
-    let link = Link::default();
+    let link = GradientSlot::default();
     let around = x.clone().inner_or_self();
     let h = layer_norm::with_link(x, gamma, beta, epsilon, link.clone());
     (h, Skip { x: around, link: Some(link) })
@@ -78,7 +78,7 @@ impl InnerOrSelf for Tensor<3> {
 #[derive(Debug, Clone)]
 struct Join {
     factors: Option<Arc<[f32]>>,
-    link: Link,
+    link: GradientSlot,
 }
 
 impl Join {

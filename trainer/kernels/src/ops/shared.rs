@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn_flex::{Flex, FlexTensor};
 use burn_tensor::Tensor;
 
-use super::bridge::{Home, Kernel, run};
+use super::bridge::{Kernel, PrimitiveBackend, run};
 use super::cpu::{add, contiguous, is_flex, owned, slice, slice_mut};
 
 /// The sum of the gradients of all uses of a tensor.
@@ -34,7 +34,7 @@ impl SharedGradient {
 
     /// Takes the sum; `None` if no gradient was added here.
     pub fn take(&self) -> Option<Tensor<1>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take().map(Flex::give)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take().map(Flex::from_primitive)
     }
 }
 

@@ -15,7 +15,7 @@ use burn_tensor::Tensor;
 use multiversion::multiversion;
 use rayon::prelude::*;
 
-use super::bridge::{Home, Kernel, run};
+use super::bridge::{Kernel, PrimitiveBackend, run};
 use super::cpu::{contiguous, dims, is_flex, slice, tensor};
 use super::math::sin_cos;
 
@@ -46,7 +46,7 @@ pub fn wave_sums(p: Tensor<2>, n_points: usize, spacing: f64) -> Tensor<1> {
             &block[wave * n_columns..(wave + 1) * n_columns]
         })
     });
-    Flex::give(tensor(sums.copied().collect(), [2 * n_points * m]))
+    Flex::from_primitive(tensor(sums.copied().collect(), [2 * n_points * m]))
 }
 
 /// Returns C and S of some columns of `p`, concatenated, summed over the rows in order.

@@ -19,7 +19,7 @@ use augment::DecodeRules;
 use augment::decode::decode;
 use augment::facts::facts;
 use pipeline::file;
-use pipeline::remote::{Client, GetRules, RetryPolicy};
+use pipeline::remote::{Client, GetLimits, RetryPolicy};
 use pipeline::shard::write::ShardFile;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
@@ -164,7 +164,7 @@ fn client(args: &Args) -> anyhow::Result<Client> {
         // No server has been contacted before.
         max_first_failures: args.web.retries,
         first_wait: Duration::from_millis(250),
-        longest_wait: Duration::from_secs(10),
+        max_wait: Duration::from_secs(10),
         stall: Duration::from_secs(15),
         jitter_seed: jitter_seed(),
         warns: false,
@@ -174,7 +174,7 @@ fn client(args: &Args) -> anyhow::Result<Client> {
 }
 
 fn fetch(url: &str, client: &Client, args: &Args) -> Result<Fetched, String> {
-    let rules = GetRules {
+    let rules = GetLimits {
         max_bytes: args.web.max_mb << 20,
         timeout: Duration::from_secs(args.web.timeout_s.max(1)),
         honors_opt_out: !args.web.ignore_opt_out,

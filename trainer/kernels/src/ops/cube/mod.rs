@@ -23,7 +23,7 @@ use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::bridge::Home;
+use super::bridge::PrimitiveBackend;
 
 pub(super) use self::attention::Attention;
 pub(super) use self::gelu::Gelu;
@@ -33,7 +33,7 @@ pub(super) use self::linear::Linear;
 /// Returns whether the kernels here accept `tensor`.
 pub(super) fn is_cube<const D: usize>(tensor: &Tensor<D>) -> bool {
     matches!(tensor.dtype(), DType::F32 | DType::BF16 | DType::F16)
-        && CubeBackend::take(tensor.clone()).is_some()
+        && CubeBackend::to_primitive(tensor.clone()).is_some()
 }
 
 /// Returns the type of a tensor's elements, as kernels are compiled for it.

@@ -48,8 +48,8 @@ pub enum Start<'a> {
 
 // Panels of a thread's last product, whose memory the next one reuses.
 thread_local! {
-    static OF_ROWS: Cell<Vec<[u32; ROWS]>> = const { Cell::new(Vec::new()) };
-    static OF_COLUMNS: Cell<Vec<Lanes>> = const { Cell::new(Vec::new()) };
+    static ROW_PANELS: Cell<Vec<[u32; ROWS]>> = const { Cell::new(Vec::new()) };
+    static COLUMN_PANELS: Cell<Vec<Lanes>> = const { Cell::new(Vec::new()) };
 }
 
 /// Returns `a · b`, `[m, n]`, with `row` added to every row.
@@ -178,7 +178,7 @@ impl Sums<'_> {
         let [m, k, n] = self.mkn;
         let n_threads = if m * k * n < SMALL { 1 } else { rayon::current_num_threads() };
         let chunk_rows = CHUNK_ROWS.min(m.div_ceil(n_threads)).next_multiple_of(ROWS);
-        let mut columns = OF_COLUMNS.take();
+        let mut columns = COLUMN_PANELS.take();
         for first in (0..k.max(1)).step_by(DEPTH) {
             let start = if first == 0 { self.start } else { Start::Output };
             let block = Block { sums: Sums { start, ..self }, depth: first..k.min(first + DEPTH) };
@@ -192,7 +192,7 @@ impl Sums<'_> {
                 _ => out.par_chunks_mut(chunk_rows * out_stride).enumerate().for_each(chunk),
             }
         }
-        OF_COLUMNS.set(columns);
+        COLUMN_PANELS.set(columns);
     }
 }
 
@@ -231,7 +231,7 @@ impl Block<'_> {
         out_stride: usize,
     ) {
         let (n_pairs, [_, _, n]) = (self.n_pairs(), self.sums.mkn);
-        let mut panels = OF_ROWS.take();
+        let mut panels = ROW_PANELS.take();
         panels.resize(rows.len().div_ceil(ROWS) * n_pairs, [0; ROWS]);
         pack_rows(a, rows.clone(), self.depth.clone(), &mut panels, n_pairs);
         let mut tile = Tile::default();
@@ -249,7 +249,7 @@ impl Block<'_> {
                 }
             }
         }
-        OF_ROWS.set(panels);
+        ROW_PANELS.set(panels);
     }
 }
 
