@@ -267,13 +267,14 @@ impl BackboneConfig for Config {
         };
         let full =
             Self { layer_scale: Some(0.5), drop_path: 0.3, pos_offset: 0.1, depth: 3, ..plain.clone() };
-        let dinov2_like = Self { mlp: MlpKind::Swiglu, registers: 2, pos_antialias: true, ..plain.clone() };
+        let with_registers =
+            Self { mlp: MlpKind::Swiglu, registers: 2, pos_antialias: true, ..plain.clone() };
         let fixed = Self {
             positions: Positions::SinCos,
             freeze_patches: true,
             initialization: Initialization::Xavier,
             ..plain.clone()
         };
-        vec![plain, full, dinov2_like, fixed]
+        vec![plain, full, with_registers, fixed]
     }
 }
