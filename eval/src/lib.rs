@@ -1,7 +1,8 @@
 //! Evaluation of trained backbones.
 //!
-//! [`images`] loads images through one transform, [`features`] computes and caches their features, each [`protocol`]
-//! scores features on labels, each [`measure`] without labels, [`probe`] combines these, and [`picture`] draws.
+//! [`images`] loads images through one transform, [`features`](mod@features) computes and caches their features, each
+//! [`protocol`](mod@protocol) scores features on labels, each [`measure`] without labels, [`probe`] combines these, and
+//! [`picture`] draws.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -176,7 +176,7 @@ impl ShardUrl {
         !matches!(self, Self::Pipe(_)) && (name.ends_with(".gz") || name.ends_with(".tgz"))
     }
 
-    /// Returns whether the URL names a list of shards ([`crate::storage::wids`]), by the file name.
+    /// Returns whether the URL names a wids list of shards, by the file name.
     pub fn is_list(&self) -> bool {
         !matches!(self, Self::Pipe(_)) && self.file_name().ends_with(".json")
     }

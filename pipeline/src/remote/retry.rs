@@ -16,7 +16,7 @@ pub struct RetryPolicy {
     /// Limit of the wait after any failure.
     pub max_wait: Duration,
     /// Time after which a server has failed that sends nothing, or less than
-    /// [`min_bytes_per_s`](Self::least_bytes_per_s) on average.
+    /// [`min_bytes_per_s`](Self::min_bytes_per_s) on average.
     pub stall: Duration,
     /// Lowest rate that counts as progress, in bytes per second.
     pub min_bytes_per_s: u64,

@@ -12,7 +12,7 @@
 //! A rank's share of a batch may be cut into micro-batches, which go through a unit one after another while it is
 //! gathered: a unit that is recomputed in the backward pass has the graph of one micro-batch at a time, and weights and
 //! gradients are sent once a step whatever their number. The order of all gathers of a step is one list
-//! ([`GatherQueue`]), so that the next unit is on its way while one computes.
+//! ([`GatherQueue`](ranks::prefetch::GatherQueue)), so that the next unit is on its way while one computes.
 
 mod agreement;
 mod backward;

@@ -39,7 +39,7 @@ mod sealed {
     impl Float for f64 {}
 }
 
-/// Returns `scale · a · b`, `[m, n]`, for `a` of `[m, k]` and `b` of `[k, n]`. Threads are as in [`gemm`].
+/// Returns `scale · a · b`, `[m, n]`, for `a` of `[m, k]` and `b` of `[k, n]`. Threads are as in [`gemm`](fn@gemm).
 ///
 /// # Panics
 /// If a matrix does not lie inside its slice.

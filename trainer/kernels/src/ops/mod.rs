@@ -1,6 +1,6 @@
 //! The operations that take most of the training time, each with several implementations.
 //!
-//! On the CPU backend (Flex), and for some operations on GPUs ([`cube`]), an operation runs as a kernel with a
+//! On the CPU backend (Flex), and for some operations on GPUs (`cube`), an operation runs as a kernel with a
 //! hand-written backward pass, registered with Burn's autodiff as a single step; `plain` is a composition of
 //! Burn's own operations. All implementations compute the same formula, which is at the top of each file,
 //! and tests compare them. The reason for kernels: under autodiff, Burn's softmax and layer norm are a dozen

@@ -1,7 +1,7 @@
 //! Collectives over flat buffers: the only interface of the trainer to other ranks.
 //!
 //! An engine is called by one thread, in one order that is the same on all ranks
-//! ([`Communicator`](super::communicator::Comm)). Data moves as bytes of any type; sums are f32 for gradients and
+//! ([`Communicator`](super::communicator::Communicator)). Data moves as bytes of any type; sums are f32 for gradients and
 //! f64 for the few numbers of a step. The caller keeps lengths equal on all ranks.
 //!
 //! Every operation works on host memory. Those that move weights and gradients exist for tensors as well
