@@ -15,9 +15,10 @@ use crate::console::say;
 const SHEET_IMAGES: u64 = 8;
 
 /// Curves of the picture, if the run has them.
-const CURVES: [&str; 7] = [
+const CURVES: [&str; 8] = [
     "train/loss",
     "health/teacher_entropy",
+    "health/target_entropy",
     "health/prototypes_in_use",
     "health/feature_std",
     "health/effective_rank",

@@ -7,14 +7,13 @@ use trainer::checkpoint::Checkpoint;
 use crate::mpirun::{DEADLINE_S, Ranks, mpirun};
 use crate::support::{World, metrics, ok};
 
-/// Returns the weights of teacher and student of a run's newest checkpoint.
+/// Returns the weights of all networks of a run's newest checkpoint.
 fn weights(workdir: &Path) -> Vec<Vec<f32>> {
     let checkpoint = Checkpoint::open(workdir).unwrap();
-    let units = checkpoint.manifest.units.clone();
-    let buffer = |which: &str| {
-        units.iter().map(|unit| checkpoint.buffer(which, &unit.name).unwrap()).collect::<Vec<_>>()
-    };
-    [buffer("student"), buffer("teacher")].concat()
+    let units = checkpoint.manifest.units.iter();
+    let weights: Vec<_> = units.map(|unit| checkpoint.buffer(&unit.network, &unit.name).unwrap()).collect();
+    assert!(checkpoint.manifest.units.iter().any(|unit| unit.network == "teacher"), "two networks");
+    weights
 }
 
 fn losses(workdir: &Path) -> Vec<f64> {

@@ -5,6 +5,7 @@ use std::path::Path;
 use networks::{ModelConfig, NamedTensor, Size};
 
 use crate::backbone::exchange_of;
+use crate::file::{Array, Arrays, safetensors};
 use crate::{
     Card, Export, Format, Hints, Precision, Preprocessing, WeightsError, fitted, read, resized, write,
 };
@@ -108,7 +109,7 @@ fn heads(model: &ModelConfig) -> usize {
 }
 
 #[test]
-fn networks_of_another_size_have_the_size_that_was_asked_for() {
+fn resized_parameters_have_the_shapes_of_the_resized_network() {
     for model in ModelConfig::examples() {
         let px = 2 * model.image_px();
         let (adapted, tensors) = resized(&model, tensors(&model), px);
@@ -116,4 +117,40 @@ fn networks_of_another_size_have_the_size_that_was_asked_for() {
         assert_eq!(shapes, adapted.params(), "{adapted:?}");
         assert!(!exchange_of(&adapted).pooling().is_empty());
     }
+}
+
+#[test]
+fn files_that_do_not_fit_are_refused() {
+    let model = ModelConfig::examples().remove(0);
+    let (tensors, card) = (tensors(&model), Card::default());
+    let export = Export {
+        model: &model,
+        tensors: &tensors,
+        preprocessing: Preprocessing::of_size(model.image_px() as u32, Default::default()),
+        which: "network",
+        precision: Precision::F32,
+        card: &card,
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.safetensors");
+    write(&path, Format::Timm, &export, false).unwrap();
+    let (arrays, _) = safetensors::read(&path).unwrap();
+    let refused = |change: &dyn Fn(&mut Arrays)| {
+        let mut changed = arrays.clone();
+        change(&mut changed);
+        let bytes = safetensors::bytes_of(&changed, Precision::F32, Default::default()).unwrap();
+        std::fs::write(&path, bytes).unwrap();
+        read(&path, &Hints { heads: Some(heads(&model)), ..Hints::default() }).unwrap_err().to_string()
+    };
+    let transposed = refused(&|arrays| arrays.get_mut("blocks.0.attn.qkv.weight").unwrap().shape.reverse());
+    assert!(transposed.contains("blocks.0.attn.qkv.weight"), "{transposed}");
+    let twice = refused(&|arrays| {
+        let norm = arrays["blocks.0.norm1.weight"].clone();
+        arrays.insert("blocks.0.0.norm1.weight".into(), norm);
+    });
+    assert!(twice.contains("blocks.0.norm1.weight"), "{twice}");
+    // Nothing of this size is allocated.
+    let empty = |n: usize| Array { shape: vec![1, n, 0], values: Vec::new() };
+    let absurd = refused(&|arrays| drop(arrays.insert("reg_token".into(), empty(1 << 40))));
+    assert!(absurd.contains("model.registers"), "{absurd}");
 }

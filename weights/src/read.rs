@@ -23,7 +23,6 @@ pub fn read(path: &Path, hints: &Hints) -> Result<Pretrained, WeightsError> {
     let unknown = |reason: String| WeightsError::unknown(path, reason);
     let (reader, found) = recognized(&source, hints).map_err(unknown)?;
     let mut read = foreign(&reader, found, &source, hints).map_err(unknown)?;
-    read.model.validate().map_err(|reason| WeightsError::unknown(path, reason))?;
     if let Some(normalization) = hints.normalization {
         read.preprocessing.normalization = normalization;
     }
@@ -32,15 +31,20 @@ pub fn read(path: &Path, hints: &Hints) -> Result<Pretrained, WeightsError> {
 
 /// Finds the backbone among the tensors of `source`, and the reader of its kind.
 fn recognized(source: &Source, hints: &Hints) -> Result<(Reader, Found), String> {
-    let mut kinds = Vec::new();
+    let (mut kinds, mut refused) = (Vec::new(), None);
     for reader in readers() {
         for anchor in reader.anchors {
-            let found = Found::of(source, anchor, hints.network.as_deref())?;
-            if let Some(found) = found.filter(|found| (reader.recognizes)(found)) {
-                return Ok((reader, found));
+            match Found::of(source, anchor, hints.network.as_deref()) {
+                Ok(Some(found)) if (reader.recognizes)(&found) => return Ok((reader, found)),
+                Ok(_) => {}
+                // The network may be of another kind.
+                Err(reason) => refused = refused.or(Some(reason)),
             }
         }
         kinds.push(reader.kind);
+    }
+    if let Some(reason) = refused {
+        return Err(reason);
     }
     let last = kinds.pop().unwrap_or_default();
     let names: Vec<&str> = source.arrays.keys().take(3).map(String::as_str).collect();
@@ -57,6 +61,8 @@ fn foreign(reader: &Reader, mut found: Found, source: &Source, hints: &Hints) ->
     let mut assumed = Vec::new();
     let recognized = (reader.recognized)(&mut found, source, hints, &mut assumed)?;
     let library = recognized.library;
+    // Before anything is allocated by its sizes.
+    recognized.model.validate()?;
     let otherwise =
         Preprocessing::of_size(u32::try_from(recognized.size_px).unwrap_or(u32::MAX), Default::default());
     let is_known = matches!(library, Library::Dino | Library::Dinov2 | Library::Torchvision)

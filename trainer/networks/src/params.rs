@@ -17,6 +17,8 @@ pub struct ParamSpec {
     pub decay: bool,
     /// Steps at the beginning of a run during which it is not updated. All parameters of a unit have the same number.
     pub frozen_steps: u64,
+    /// Weights from elsewhere may lack it: it then keeps its initial values.
+    pub is_optional: bool,
 }
 
 /// Source of a parameter's updates.
@@ -72,6 +74,7 @@ impl ParamSpec {
             lr_scale: 1.0,
             decay: true,
             frozen_steps: 0,
+            is_optional: false,
         }
     }
 
@@ -89,6 +92,11 @@ impl ParamSpec {
     /// Returns the parameter fixed at its initial values.
     pub fn fixed(self) -> Self {
         Self { role: Role::Fixed, decay: false, ..self }
+    }
+
+    /// Returns the parameter as one that weights from elsewhere may lack.
+    pub fn optional(self) -> Self {
+        Self { is_optional: true, ..self }
     }
 
     /// Returns the number of elements.

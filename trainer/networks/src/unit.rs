@@ -5,9 +5,9 @@
 //! buffer. The three passes of a step therefore share one piece of code:
 //!
 //! ```text
-//! follower            y = f(slices of θ_F, x)
-//! student, forwards   y = f(slices of θ_S, x)                         x is kept
-//! student, backwards  y = f(leaves of θ_S, leaf x);  (y · g).sum().backward()
+//! any other network   y = f(slices of θ, x)
+//! trained, forwards   y = f(slices of θ_T, x)                         x is kept
+//! trained, backwards  y = f(leaves of θ_T, leaf x);  (y · g).sum().backward()
 //!                     gives the gradient of x, which is the next g, and of every parameter
 //! ```
 //!

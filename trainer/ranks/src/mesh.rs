@@ -3,7 +3,7 @@
 //! ```text
 //! W = S · R       rank = q · S + s        q: replica, s: place in the shard group
 //! none   S = 1    everything on every rank; gradients are summed over all
-//! grad   S = W    shards; the student's gathered weights are kept from the forward to the backward pass
+//! grad   S = W    shards; the trained network's gathered weights are kept from the forward to the backward pass
 //! full   S = W    shards; weights are gathered again in the backward pass
 //! group  S < W    shards within neighboring ranks, sums over replicas
 //! ```

@@ -8,8 +8,7 @@ use serde::{Deserialize, Serialize};
 pub enum Sharding {
     /// Nothing: every rank holds all data (DDP).
     None,
-    /// Master weights, moments, gradients and teacher; gathered weights are kept until the backward pass
-    /// (ZeRO-2).
+    /// Weights and moments of all networks, and gradients; gathered weights are kept until the backward pass (ZeRO-2).
     Grad,
     /// As [`Sharding::Grad`], but gathered weights are dropped as soon as a unit has run (ZeRO-3).
     #[default]

@@ -281,6 +281,15 @@ impl Checkpoint {
         Ok(values)
     }
 
+    /// Reads all parameters of the unit `name` of `network`, in the order of its layout.
+    ///
+    /// # Errors
+    /// [`TrainError::CheckpointRead`] when there is no such unit or it cannot be read.
+    pub fn buffer(&self, network: &str, name: &str) -> Result<Vec<f32>, TrainError> {
+        let unit = self.unit(network, name)?;
+        self.elements(network, unit, 0..unit.numel).map_err(|reason| unusable(&self.path, reason))
+    }
+
     fn unit(&self, network: &str, name: &str) -> Result<&UnitEntry, TrainError> {
         let mut units = self.manifest.units.iter();
         let entry = units.find(|entry| entry.network == network && entry.name == name);

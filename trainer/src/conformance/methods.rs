@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use burn_tensor::{Device, Tensor};
 use kernels::device::host::to_host;
+use networks::Network;
 use networks::backbone::Readout;
+use networks::patches::Normalization;
 use ranks::communicator::{Communicator, CommunicatorConfig};
 use ranks::engine::{Engine, Local, LocalGroup, Reduction};
 
@@ -15,6 +17,7 @@ use crate::Plan;
 use crate::bench::compare::difference;
 use crate::bench::shard::rank_share;
 use crate::checkpoint::{Saver, resume};
+use crate::method::network::{Backbone, Moves};
 use crate::optim::state::UnitShard;
 use crate::recipe::plan::RankResources;
 use crate::step::Trainer;
@@ -56,8 +59,9 @@ fn take(plan: &Plan, trainer: &mut Trainer, n_steps: u64) -> Vec<f64> {
         let share = rank_share(batch(plan, step), trainer.topology());
         let report = trainer.step(&share, &plan.schedules().at(step + 3)).unwrap();
         assert!(report.finite, "{}", pair(plan));
-        if let Some(name) = trainer.state.method.target_entropy() {
-            assert!(report.gauges.iter().any(|(gauge, _)| *gauge == name), "{name}: {}", pair(plan));
+        for target in trainer.state.method.target_distributions() {
+            let is_reported = report.gauges.iter().any(|(gauge, _)| *gauge == target.entropy);
+            assert!(is_reported, "{}: {}", target.entropy, pair(plan));
         }
         reports.extend([report.loss, report.grad_norm]);
         reports.extend(report.gauges.iter().map(|(_, value)| *value));
@@ -230,5 +234,40 @@ fn a_run_that_is_cut_off_goes_on() {
             assert_eq!([&first[0][..], &rest.reports[..]].concat(), all.reports, "{}", pair(&plan));
             assert!(rest.buffers == all.buffers && rest.state == all.state, "{}", pair(&plan));
         }
+    }
+}
+
+/// Networks with the recipe's backbone start from given weights, also where these lack what is optional. All others, and
+/// heads, keep theirs.
+#[test]
+fn runs_start_from_given_weights() {
+    for plan in plans(&[]) {
+        let model = &plan.recipe.model;
+        let network = Network::random(model, Normalization::default(), 99, 1, &Device::flex()).unwrap();
+        let given = network.tensors();
+        let value = |name: &str| given.iter().find(|tensor| tensor.name == name);
+        let specs = plan.method().unwrap().networks();
+        on_ranks(&plan, 2, |_, mut trainer| {
+            let before = trainer.state.networks.clone();
+            trainer.start_from(&given).unwrap();
+            for ((spec, before), network) in specs.iter().zip(&before).zip(&trainer.state.networks) {
+                let starts = spec.backbone == Backbone::OfRecipe && spec.moves != Moves::Frozen;
+                for (number, (old, shard)) in before.shards.iter().zip(&network.shards).enumerate() {
+                    let (mut expected, values) =
+                        (to_host(old.weights.clone()), to_host(shard.weights.clone()));
+                    for segment in shard.segments().filter(|_| starts && number < network.n_backbone) {
+                        let name = shard.layout.full_name(segment.slot);
+                        let Some(tensor) = value(&name) else {
+                            assert!(segment.slot.spec.is_optional, "{name}: {}", pair(&plan));
+                            continue;
+                        };
+                        let first = shard.start + segment.start - segment.slot.offset;
+                        let part = &tensor.values[first..first + segment.end - segment.start];
+                        expected[segment.start..segment.end].copy_from_slice(part);
+                    }
+                    assert!(values == expected, "{} {number}: {}", spec.name, pair(&plan));
+                }
+            }
+        });
     }
 }

@@ -1,5 +1,5 @@
 //! Presets: published models of several sizes. Costs of the models that this program trains come from their units;
-//! costs of the larger transformers, whose gated layers and second head have no units yet, are computed here.
+//! costs of the larger transformers, which no recipe here trains yet, are computed from their published sizes.
 //!
 //! Heads are those of the published runs: DINO's for ViT-S and B; DINOv2's two for L, H and g; DINOv3's two for its
 //! 7B (40 blocks of 4096, gated MLP of 8192; Siméoni et al. 2025); SwAV's for ResNet-50 and for SEER.

@@ -27,6 +27,7 @@ use super::loss::sinkhorn;
 use super::network::{Moves, NetworkSpec};
 use super::{
     BatchLoss, BatchOutputs, Gauges, MATCH_LOSS, Method, MethodContext, MethodRecipe, MicroBatchLoss,
+    TargetDistribution,
 };
 use crate::schedule::{Duration, Ramp, Schedule};
 
@@ -332,8 +333,13 @@ impl Method for Dino {
         Some((self.config.prototypes as f64).ln())
     }
 
-    fn target_entropy(&self) -> Option<&'static str> {
-        Some(TARGET_ENTROPY)
+    fn target_distributions(&self) -> Vec<TargetDistribution> {
+        let uniform_entropy = (self.config.prototypes as f64).ln();
+        vec![TargetDistribution {
+            entropy: TARGET_ENTROPY,
+            uniform_entropy,
+            sharpness_key: "method.teacher_temp",
+        }]
     }
 
     fn state(&self) -> Vec<(String, Vec<f32>)> {

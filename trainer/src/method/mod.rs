@@ -3,6 +3,7 @@
 //!
 //! A new method is one file, with a `Config` that is a [`MethodRecipe`], and one line in `registry`.
 
+pub(crate) mod check;
 mod dino;
 mod distillation;
 mod lejepa;
@@ -101,10 +102,9 @@ pub trait Method: Send + Sync {
         None
     }
 
-    /// Name of the gauge with the mean entropy of the targets over prototypes, if the method has such targets: a run whose
-    /// targets become uniform has collapsed, whatever the gauge is called.
-    fn target_entropy(&self) -> Option<&'static str> {
-        None
+    /// Targets that are distributions over prototypes: a run whose targets become uniform has collapsed.
+    fn target_distributions(&self) -> Vec<TargetDistribution> {
+        Vec::new()
     }
 
     /// Values that a checkpoint must hold, with their names.
@@ -128,8 +128,8 @@ pub struct BatchOutputs<'a> {
     pub trained: &'a [Outputs],
     /// Outputs of the other networks by name, by micro-batch.
     pub others: &'a [(&'static str, Vec<Outputs>)],
-    /// Applies the trained network's head of the given name to vectors `[n, V, D]` that are not part of this batch, without
-    /// a graph.
+    /// Applies the trained network's head of the given name, which has no statistics over the batch, to vectors
+    /// `[n, V, D]` that are not part of this batch, without a graph.
     pub score: &'a dyn Fn(&str, Tensor<3>) -> Tensor<3>,
 }
 
@@ -155,12 +155,23 @@ pub trait BatchLoss {
     }
 }
 
+/// Targets that are distributions over prototypes, as warnings of collapse see them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TargetDistribution {
+    /// Gauge with the mean entropy of the targets.
+    pub entropy: &'static str,
+    /// Entropy of uniform targets, the logarithm of the number of prototypes.
+    pub uniform_entropy: f64,
+    /// Key of the recipe that makes the targets sharper when it is lowered.
+    pub sharpness_key: &'static str,
+}
+
 /// Loss and gauges of a micro-batch.
 pub struct MicroBatchLoss {
     /// Mean loss of the micro-batch `[1]`, with its graph.
     pub loss: Tensor<1>,
-    /// Gauges to report, `[1]` each without a graph: means over the micro-batch. They stay on the device until the host
-    /// waits for it anyway.
+    /// Gauges to report, `[1]` each without a graph: means over the micro-batch. All micro-batches on all ranks have the same
+    /// gauges in the same order. They stay on the device until the host waits for it anyway.
     pub gauges: Vec<(&'static str, Tensor<1>)>,
 }
 

@@ -1,7 +1,7 @@
 //! The networks that a method trains and compares: their parts, their views and how their weights change.
 
 use networks::backbone::{ModelConfig, Readout};
-use networks::head::{Head, Reads, readout};
+use networks::head::{Head, readout};
 use networks::patches::{Normalization, PixelInput};
 use networks::unit::Unit;
 
@@ -154,121 +154,13 @@ impl Moves {
     }
 }
 
-/// Checks that `model`, the recipe's backbone, supports masks if one of `networks` needs them.
-///
-/// # Errors
-/// A message with the key and what is wrong with it.
-pub(crate) fn check_masks(networks: &[NetworkSpec], model: &ModelConfig) -> Result<(), String> {
-    let refused = |network: &&NetworkSpec| {
-        network.takes_masks && network.model(model).masked_units(Readout::Pooled).is_none()
-    };
-    match networks.iter().find(refused) {
-        Some(_) => Err("model.arch: the method masks patches, and this backbone has no tokens to mask: a transformer has".into()),
-        None => Ok(()),
-    }
-}
-
-/// Checks the properties of a method's list of networks that the rest of the program relies on.
-///
-/// # Errors
-/// A message in words that says what is wrong with the list.
-pub(crate) fn check(networks: &[NetworkSpec]) -> Result<(), String> {
-    let n_trained = networks.iter().filter(|network| network.moves == Moves::ByGradient).count();
-    if n_trained != 1 {
-        return Err(format!("{n_trained} networks move by gradient, and it must be one"));
-    }
-    for (number, network) in networks.iter().enumerate() {
-        let (name, before) = (network.name, &networks[..number]);
-        if before.iter().any(|other| other.name == name) {
-            return Err(format!("two networks are called {name}"));
-        }
-        if let Some((of, _)) = network.moves.follows(0) {
-            let trained = networks.iter().find(|other| other.moves == Moves::ByGradient);
-            let Some(other) = before.iter().chain(trained).find(|other| other.name == of) else {
-                return Err(format!("the network {name} follows {of}, which does not come before it"));
-            };
-            if other.backbone != network.backbone {
-                return Err(format!("the network {name} follows {of}, which has another backbone"));
-            }
-            let has = |head: &Head| {
-                other.heads.iter().find(|found| found.name == head.name).is_some_and(|found| {
-                    let params = |head: &Head| -> Vec<_> {
-                        head.units.iter().map(|unit| (unit.name().to_string(), unit.params())).collect()
-                    };
-                    params(found) == params(head)
-                })
-            };
-            if let Some(head) = network.heads.iter().find(|head| !has(head)) {
-                return Err(format!("the network {name} follows {of}, which has no such head {}", head.name));
-            }
-        }
-        if network.sees.iter().any(|sight| sight.masked) && !network.takes_masks {
-            return Err(format!("the network {name} is to see masks and takes none"));
-        }
-        for (i, head) in network.heads.iter().enumerate() {
-            if head.reads == Reads::Masked && head.n_staged() > 0 {
-                return Err(format!(
-                    "the head {} of the network {name} has statistics over masked cells",
-                    head.name
-                ));
-            }
-            let earlier = &network.heads[..i];
-            if earlier.iter().any(|other| other.name == head.name) {
-                return Err(format!("two heads of the network {name} are called {}", head.name));
-            }
-            let is_there = |read: &'static str| earlier.iter().any(|other| other.name == read);
-            if let Some(read) = head.reads.head().filter(|read| !is_there(read)) {
-                let head = head.name;
-                return Err(format!(
-                    "the head {head} of the network {name} reads {read}, which is not before it"
-                ));
-            }
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn head(name: &'static str, reads: Reads) -> Head {
-        Head { name, reads, units: Vec::new() }
-    }
-
-    fn follower(name: &'static str, of: &'static str, heads: Vec<Head>) -> NetworkSpec {
-        let moves = Moves::Copy { of, every_steps: 2, from_step: 4 };
-        NetworkSpec { moves, ..NetworkSpec::trained(name, heads, 1) }
-    }
-
-    #[test]
-    fn lists_that_cannot_be_run_are_refused() {
-        let trained = || NetworkSpec::trained("a", vec![head("x", Reads::Pooled)], 1);
-        let refused = |networks: Vec<NetworkSpec>, why: &str| {
-            let error = check(&networks).unwrap_err();
-            assert!(error.contains(why), "{error}");
-        };
-        assert_eq!(check(&[trained(), follower("b", "a", vec![head("x", Reads::Pooled)])]), Ok(()));
-        assert_eq!(
-            check(&[follower("b", "a", Vec::new()), trained()]),
-            Ok(()),
-            "the trained network is known"
-        );
-        refused(vec![], "0 networks move by gradient");
-        refused(vec![trained(), trained()], "2 networks move by gradient");
-        refused(vec![trained(), follower("a", "a", vec![])], "two networks are called a");
-        refused(vec![trained(), follower("b", "c", vec![])], "follows c");
-        refused(vec![trained(), follower("b", "c", vec![]), follower("c", "a", vec![])], "follows c");
-        refused(vec![trained(), follower("b", "a", vec![head("y", Reads::Pooled)])], "no such head y");
-        let twice = vec![head("x", Reads::Pooled), head("x", Reads::Patches)];
-        refused(vec![NetworkSpec::trained("a", twice, 1)], "two heads");
-        let backwards = vec![head("x", Reads::Head("y")), head("y", Reads::Pooled)];
-        refused(vec![NetworkSpec::trained("a", backwards, 1)], "reads y");
-    }
-
     #[test]
     fn copies_are_made_from_a_step_on() {
-        let moves = follower("b", "a", Vec::new()).moves;
+        let moves = Moves::Copy { of: "a", every_steps: 2, from_step: 4 };
         let stays: Vec<f64> = (1..9).map(|next| moves.follows(next).unwrap().1).collect();
         assert_eq!(stays, [1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]);
     }

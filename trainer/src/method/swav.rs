@@ -25,7 +25,9 @@ use super::loss::cross_entropy::between_views;
 use super::loss::mean::{batch_means, in_use};
 use super::loss::sinkhorn;
 use super::network::NetworkSpec;
-use super::{BatchLoss, BatchOutputs, Method, MethodContext, MethodRecipe, MicroBatchLoss};
+use super::{
+    BatchLoss, BatchOutputs, Method, MethodContext, MethodRecipe, MicroBatchLoss, TargetDistribution,
+};
 use crate::schedule::Duration;
 
 /// Gauge of the mean entropy of the targets.
@@ -343,8 +345,9 @@ impl Method for Swav {
         Some((self.config.prototypes as f64).ln())
     }
 
-    fn target_entropy(&self) -> Option<&'static str> {
-        Some(TARGET_ENTROPY)
+    fn target_distributions(&self) -> Vec<TargetDistribution> {
+        let uniform_entropy = (self.config.prototypes as f64).ln();
+        vec![TargetDistribution { entropy: TARGET_ENTROPY, uniform_entropy, sharpness_key: "method.epsilon" }]
     }
 
     fn state(&self) -> Vec<(String, Vec<f32>)> {

@@ -126,7 +126,7 @@ fn apart(global_px: u32, local_px: u32, n_local: usize) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "views.local_px must differ from views.global_px, {global_px}: views are told apart by their size, and the \
-         teacher sees all views of the global size"
+        "views.local_px must differ from views.global_px, {global_px}: views are told apart by their size, and \
+         targets come from all views of the global size"
     ))
 }

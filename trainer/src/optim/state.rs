@@ -1,6 +1,7 @@
 //! Shards of a network on one rank: master weights and the optimizer's moments, unit by unit.
 
 use burn_tensor::{Device, Tensor, TensorData};
+use kernels::device::host::to_host;
 use networks::NetworkError;
 use networks::init::fill;
 use networks::layout::{ParamSlot, UnitLayout};
@@ -75,16 +76,20 @@ impl UnitShard {
         }
     }
 
-    /// Replaces the weights by the values of `tensors`, which must hold every parameter.
+    /// Replaces the weights by the values of `tensors`, which must hold every parameter that is not optional.
     ///
     /// # Errors
     /// [`NetworkError::Weights`].
     pub fn start_from(&mut self, tensors: &[NamedTensor]) -> Result<(), NetworkError> {
         let tensors = by_name(tensors);
-        let mut values = vec![0.0; self.len()];
+        let mut values = to_host(self.weights.clone());
         for segment in self.segments() {
             let first = self.start + segment.start - segment.slot.offset;
-            let found = values_of(&tensors, &self.layout.full_name(segment.slot), &segment.slot.spec)?;
+            let name = self.layout.full_name(segment.slot);
+            if segment.slot.spec.is_optional && !tensors.contains_key(name.as_str()) {
+                continue;
+            }
+            let found = values_of(&tensors, &name, &segment.slot.spec)?;
             values[segment.start..segment.end]
                 .copy_from_slice(&found[first..first + segment.end - segment.start]);
         }
@@ -120,7 +125,6 @@ fn segments(layout: &UnitLayout, start: usize, len: usize) -> impl Iterator<Item
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernels::device::host::to_host;
     use networks::Network;
     use networks::init::fill;
     use networks::patches::Normalization;

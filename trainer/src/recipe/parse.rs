@@ -51,14 +51,15 @@ fn set(table: &mut toml::Table, entry: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Keys that were moved since version 0.2, with their messages.
-const MOVED: [(&str, &str); 3] = [
+/// Keys that were moved since version 0.2, each with a key that its section still has, and a message.
+const MOVED: [(&str, &str, &str); 3] = [
     (
         "stat_groups",
+        "stat_images",
         "optim.stat_groups is optim.stat_images now, in images: optim.batch_size divided by the groups",
     ),
-    ("freeze_last_layer", "optim.freeze_last_layer is method.freeze_last_layer now"),
-    ("teacher", "the section [teacher] is gone: teacher.decay is method.teacher_decay now"),
+    ("freeze_last_layer", "stat_images", "optim.freeze_last_layer is method.freeze_last_layer now"),
+    ("teacher", "method", "the section [teacher] is gone: teacher.decay is method.teacher_decay now"),
 ];
 
 /// Adds to serde's message on an unknown key its new place, or the nearest known key.
@@ -69,7 +70,8 @@ fn add_hint(message: &str) -> String {
         return message.into();
     };
     let unknown = message[list..].split('`').nth(1).unwrap_or_default();
-    if let Some((_, now)) = MOVED.iter().find(|(key, _)| *key == unknown) {
+    let is_moved = |(key, neighbor, _): &&(&str, &str, &str)| *key == unknown && quoted.contains(neighbor);
+    if let Some((_, _, now)) = MOVED.iter().find(is_moved) {
         return format!("{message}\n{now}");
     }
     let nearest = quoted
@@ -96,5 +98,7 @@ mod tests {
     fn a_key_that_has_moved_says_where_to() {
         let message = add_hint("unknown field `teacher`, expected one of `name`, `method`");
         assert!(message.contains("method.teacher_decay"), "{message}");
+        let message = add_hint("unknown field `teacher`, expected one of `workers`, `shard`");
+        assert!(!message.contains("method.teacher_decay"), "another section: {message}");
     }
 }

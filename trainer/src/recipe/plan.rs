@@ -12,8 +12,8 @@ use super::lengths::lengths;
 use super::values::check_values;
 use super::{Algorithm, LrSchedule, Recipe};
 use crate::error::TrainError;
-use crate::method::network::{self, Moves, NetworkSpec};
-use crate::method::{Method, MethodContext};
+use crate::method::network::{Moves, NetworkSpec};
+use crate::method::{Method, MethodContext, check};
 use crate::optim::{AdamW, Adaptation, Optimizer, RateRule, Rule, Sgd};
 use crate::schedule::{RunLength, Schedule, Schedules, Shape};
 use crate::step::{StepConfig, Trainer};
@@ -45,7 +45,7 @@ pub struct Plan {
     pub world_size: usize,
     /// Number of backbone units, counted from the last, that keep their graph. Changes no bit of the result.
     pub keep: usize,
-    /// The recipe as written.
+    /// The recipe, with every default filled in.
     pub recipe: Recipe,
 }
 
@@ -131,10 +131,10 @@ impl Plan {
                 crop.size_px
             )));
         }
-        let networks = self.method()?.networks();
-        network::check(&networks)
-            .map_err(|reason| bad(format!("method: {reason}; this is a bug in ocelli")))?;
-        network::check_masks(&networks, &recipe.model).map_err(bad)?;
+        let method = self.method()?;
+        check::check(&*method).map_err(|reason| bad(format!("method: {reason}; this is a bug in ocelli")))?;
+        let networks = method.networks();
+        check::check_has_tokens(&networks, &recipe.model).map_err(bad)?;
         let has_stages = |network: &NetworkSpec| {
             let backbone = network.units(&recipe.model);
             let mut units = backbone.iter().chain(network.heads.iter().flat_map(|head| &head.units));

@@ -3,6 +3,8 @@
 use burn_tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
+use crate::method::TargetDistribution;
+
 /// Subject of a warning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -50,40 +52,40 @@ pub(crate) fn features(embeddings: Tensor<2>) -> FeatureHealth {
 }
 
 /// Warns of problems in words for people; empty if there are none. `uninformed` is the loss at chance
-/// level; judgment starts after `step` has passed `grace_steps`.
+/// level, and every target comes with its mean entropy; judgment starts after `step` has passed `grace_steps`.
 pub(crate) fn diagnose(
     step: u64,
     grace_steps: u64,
     loss: f64,
     uninformed: Option<f64>,
-    target_entropy: Option<f64>,
+    targets: &[(TargetDistribution, f64)],
     features: FeatureHealth,
 ) -> Vec<(Concern, String)> {
     let mut warnings = Vec::new();
     if step < grace_steps {
         return warnings;
     }
-    if let Some(uninformed) = uninformed {
-        if (loss - uninformed).abs() < 0.005 * uninformed {
+    if let Some(uninformed) = uninformed.filter(|uninformed| (loss - uninformed).abs() < 0.005 * uninformed) {
+        let warning = format!(
+            "the loss {loss:.4} is still at chance level ({uninformed:.4}): the network does \
+             not learn; try a higher learning rate or lower temperatures"
+        );
+        warnings.push((Concern::ChanceLevel, warning));
+    }
+    for (target, entropy) in targets {
+        let TargetDistribution { uniform_entropy, sharpness_key, .. } = target;
+        if *entropy > 0.995 * uniform_entropy {
             let warning = format!(
-                "the loss {loss:.4} is still at chance level ({uninformed:.4}): the network does \
-                 not learn; try a higher learning rate or lower temperatures"
+                "the targets give every prototype the same probability: collapse to uniform; make the targets sharper \
+                 (a lower {sharpness_key})"
             );
-            warnings.push((Concern::ChanceLevel, warning));
-        }
-        let mut collapse = |words: &str| warnings.push((Concern::Collapse, words.to_string()));
-        if let Some(entropy) = target_entropy {
-            if entropy > 0.995 * uninformed {
-                collapse(
-                    "the targets give every prototype the same probability: collapse to uniform; make the targets sharper \
-                     (method.teacher_temp, method.epsilon)",
-                );
-            } else if entropy < 0.01 && loss < 0.05 * uninformed {
-                collapse(
-                    "the targets give one prototype all probability and the network predicts it: collapse to one output; make \
-                     the targets softer (method.teacher_temp, method.epsilon)",
-                );
-            }
+            warnings.push((Concern::Collapse, warning));
+        } else if *entropy < 0.01 && uninformed.is_some_and(|uninformed| loss < 0.05 * uninformed) {
+            let warning = format!(
+                "the targets give one prototype all probability and the network predicts it: collapse to one output; make \
+                 the targets softer (a higher {sharpness_key})"
+            );
+            warnings.push((Concern::Collapse, warning));
         }
     }
     let FeatureHealth { std, effective_rank } = features;
@@ -124,14 +126,16 @@ mod tests {
     fn each_collapse_is_said_in_words() {
         let healthy = FeatureHealth { std: 0.8, effective_rank: 30.0 };
         let said = |loss, entropy, features| {
-            let warnings = diagnose(100, 10, loss, Some(8.0), Some(entropy), features);
+            let target =
+                TargetDistribution { entropy: "entropy", uniform_entropy: 8.0, sharpness_key: "method.temp" };
+            let warnings = diagnose(100, 10, loss, Some(8.0), &[(target, entropy)], features);
             warnings.into_iter().map(|(_, warning)| warning).collect::<Vec<_>>().join(" ")
         };
         assert_eq!(said(5.0, 4.0, healthy), "");
         assert!(said(7.99, 4.0, healthy).contains("does not learn"));
-        assert!(said(6.0, 7.99, healthy).contains("uniform"));
+        assert!(said(6.0, 7.99, healthy).contains("a lower method.temp"));
         assert!(said(0.1, 0.001, healthy).contains("one output"));
         assert!(said(5.0, 4.0, FeatureHealth { std: 0.001, effective_rank: 1.0 }).contains("collapsed"));
-        assert!(diagnose(5, 10, 8.0, Some(8.0), None, healthy).is_empty());
+        assert!(diagnose(5, 10, 8.0, Some(8.0), &[], healthy).is_empty());
     }
 }

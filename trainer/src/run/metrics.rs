@@ -59,10 +59,13 @@ pub(crate) fn collapse_warnings(
     };
     let grace_steps = plan.warmup_steps.max(plan.total_steps / 10);
     let uninformed = method.uninformed_loss();
-    let entropy = method.target_entropy().and_then(value);
+    let targets = method.target_distributions();
+    let targets =
+        targets.into_iter().filter_map(|target| value(target.entropy).map(|entropy| (target, entropy)));
     // Other terms of a method's loss do not show whether the trained network predicts its targets.
     let loss = value(MATCH_LOSS).unwrap_or(report.loss);
-    let warnings = health::diagnose(step, grace_steps, loss, uninformed, entropy, health);
+    let warnings =
+        health::diagnose(step, grace_steps, loss, uninformed, &targets.collect::<Vec<_>>(), health);
     warnings.into_iter().map(|(concern, warning)| (concern, format!("step {step}: {warning}"))).collect()
 }
 
@@ -78,9 +81,8 @@ mod tests {
         let mut n_told = 0;
         for plan in plans(&[]) {
             let method = plan.method().unwrap();
-            let (Some(gauge), Some(uniform)) = (method.target_entropy(), method.uninformed_loss()) else {
-                continue;
-            };
+            let Some(target) = method.target_distributions().pop() else { continue };
+            let uniform = target.uniform_entropy;
             let report = StepReport {
                 loss: uniform / 2.0,
                 grad_norm: 1.0,
@@ -90,7 +92,7 @@ mod tests {
                 embeddings: Vec::new(),
                 votes: Votes::default(),
             };
-            let row = |entropy: f64| vec![(gauge.to_string(), entropy)];
+            let row = |entropy: f64| vec![(target.entropy.to_string(), entropy)];
             let said = |entropy| collapse_warnings(&plan, 100, &report, &row(entropy), method.as_ref());
             assert!(said(uniform / 2.0).is_empty(), "{}", pair(&plan));
             assert!(

@@ -77,7 +77,10 @@ impl<'a> Run<'a> {
             trainer.start_from(initial).map_err(TrainError::from).inspect_err(failed)?;
         }
         for frozen in job.frozen {
-            trainer.freeze(frozen.name, &frozen.weights).map_err(TrainError::from).inspect_err(failed)?;
+            trainer
+                .load_frozen(frozen.name, &frozen.weights)
+                .map_err(TrainError::from)
+                .inspect_err(failed)?;
         }
         let saver = Saver::new(&folder, topology, plan.recipe.run.keep_checkpoints);
         let first = trainer.state.step;

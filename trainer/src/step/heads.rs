@@ -186,17 +186,21 @@ impl<'a> HeadPass<'a> {
         numbers.map(|number| (number, leaves(number))).collect()
     }
 
-    /// Applies the head `name` to vectors `[n, V, D]`, by its units in the graph.
+    /// Applies the head `name` to vectors `[n, V, D]`.
+    ///
+    /// # Panics
+    /// If there is no such head, or it has statistics over the batch: a bug in the method, which lists its heads itself.
     pub(super) fn score(&self, name: &str, x: Tensor<3>, leaves: &HeadLeaves<'_>) -> Tensor<3> {
         let [n, v, d] = x.dims();
         let mut groups = vec![Features::vectors(x.reshape([n * v, 1, d]))];
         let (draws, sets) = (Draws::default(), StatSets::joint(1));
-        for placed in self.0.net.heads().filter(|placed| placed.head.name == name) {
-            for (number, unit) in placed.in_graph().zip(&placed.head.units[placed.staged().len()..]) {
-                let leaves = &leaves[&number];
-                let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 };
-                groups = unit.forward(0, groups, &cx).features;
-            }
+        let found = self.0.net.heads().find(|placed| placed.head.name == name);
+        let placed = found.unwrap_or_else(|| panic!("the trained network has no head {name}"));
+        assert!(placed.staged().is_empty(), "the head {name} has statistics over the batch");
+        for (number, unit) in placed.in_graph().zip(&placed.head.units) {
+            let leaves = &leaves[&number];
+            let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 };
+            groups = unit.forward(0, groups, &cx).features;
         }
         by_image(&groups[0], n)
     }

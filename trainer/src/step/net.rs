@@ -7,7 +7,7 @@ use networks::patches::PixelInput;
 use networks::unit::Unit;
 
 use super::state::NetworkState;
-use crate::method::network::{Moves, NetworkSpec, Sight};
+use crate::method::network::{Backbone, Moves, NetworkSpec, Sight};
 use crate::optim::follow::{Follower, follow};
 use crate::optim::{Norms, Optimizer};
 use crate::schedule::ScheduledValues;
@@ -32,6 +32,8 @@ pub(crate) struct Net {
     pub(crate) sees: Vec<Sight>,
     /// Number of the network's pixel input in [`Nets::inputs`].
     pub(crate) input: usize,
+    /// Whether the backbone is the recipe's.
+    pub(crate) is_of_recipe: bool,
     /// Units of the backbone.
     pub(crate) backbone: Vec<Box<dyn Unit>>,
     heads: Vec<Head>,
@@ -143,7 +145,7 @@ impl Nets {
 
 impl Net {
     fn new(spec: NetworkSpec, model: &ModelConfig, input: usize) -> Self {
-        let backbone = spec.units(model);
+        let (backbone, is_of_recipe) = (spec.units(model), spec.backbone == Backbone::OfRecipe);
         let NetworkSpec { name, heads, sees, moves, .. } = spec;
         let mut n_staged: Vec<usize> = heads.iter().map(Head::n_staged).collect();
         // The input of a staged unit must have gone through the passes of the step as well.
@@ -158,7 +160,7 @@ impl Net {
                 reader = read;
             }
         }
-        Self { name, moves, sees, input, backbone, heads, n_staged }
+        Self { name, moves, sees, input, is_of_recipe, backbone, heads, n_staged }
     }
 
     /// Numbers of the view sizes that the network sees.

@@ -25,9 +25,13 @@ impl Scalars {
         Self { n_micro_batches, values: Vec::new(), names: Vec::new() }
     }
 
-    /// Adds the loss and the gauges of a micro-batch, `[1]` each; gauges are the same ones for all.
+    /// Adds the loss and the gauges of a micro-batch, `[1]` each.
+    ///
+    /// # Panics
+    /// If the gauges are not those of the micro-batch before, since gauges are summed over ranks by position.
     pub(crate) fn add(&mut self, loss: Tensor<1>, gauges: Vec<(&'static str, Tensor<1>)>) {
         let (names, values): (Vec<_>, Vec<_>) = gauges.into_iter().unzip();
+        assert!(self.values.is_empty() || self.names == names, "gauges differ: {:?}, {names:?}", self.names);
         self.names = names;
         self.values.push(loss);
         self.values.extend(values);

@@ -103,13 +103,14 @@ impl Trainer {
         }
     }
 
-    /// Sets the backbones of all networks that are not frozen to `weights`, in place of random ones.
+    /// Sets the backbones of all networks that have the recipe's and are not frozen to `weights`, in place of random ones.
     ///
     /// # Errors
     /// [`NetworkError::Weights`] for a parameter that is not among them, or has another shape.
     pub fn start_from(&mut self, weights: &[NamedTensor]) -> Result<(), NetworkError> {
-        let networks = self.state.networks.iter_mut().filter(|network| !network.is_frozen);
-        let mut backbones = networks.flat_map(|network| &mut network.shards[..network.n_backbone]);
+        let networks = self.nets.list.iter().zip(&mut self.state.networks);
+        let started = networks.filter(|(net, network)| net.is_of_recipe && !network.is_frozen);
+        let mut backbones = started.flat_map(|(_, network)| &mut network.shards[..network.n_backbone]);
         backbones.try_for_each(|shard| shard.start_from(weights))
     }
 
@@ -117,7 +118,7 @@ impl Trainer {
     ///
     /// # Errors
     /// [`NetworkError::Weights`] for a parameter that is not among them, or has another shape.
-    pub fn freeze(&mut self, name: &str, weights: &[NamedTensor]) -> Result<(), NetworkError> {
+    pub fn load_frozen(&mut self, name: &str, weights: &[NamedTensor]) -> Result<(), NetworkError> {
         let mut networks = self.state.networks.iter_mut().filter(|network| network.name == name);
         networks.try_for_each(|network| {
             network.shards[..network.n_backbone].iter_mut().try_for_each(|shard| shard.start_from(weights))

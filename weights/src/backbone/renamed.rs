@@ -17,7 +17,7 @@ pub(super) fn renamed(export: &Export<'_>, names: impl Fn(&str) -> Vec<String>) 
         let len = tensor.values.len() / theirs.len();
         let mut shape = tensor.shape.clone();
         shape[0] /= theirs.len();
-        for (name, values) in theirs.into_iter().zip(tensor.values.chunks_exact(len)) {
+        for (name, values) in theirs.into_iter().zip(tensor.values.chunks_exact(len.max(1))) {
             arrays.insert(name, Array { shape: shape.clone(), values: values.to_vec() });
         }
     }

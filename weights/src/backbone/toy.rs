@@ -1,13 +1,13 @@
 //! Exchange of the backbone that is for tests only, with a library that stores it under other names.
 
 use networks::{ModelConfig, ToyConfig};
+use serde_json::json;
 
 use super::renamed::renamed;
-use super::{Drawn, Exchange, Recognized, no_such};
+use super::{Exchange, Recognized, TimmModel, no_such};
 use crate::export::Export;
 use crate::file::Arrays;
 use crate::library::Library;
-use crate::onnx::{Graph, PIXELS, Setting};
 use crate::pretrained::Hints;
 use crate::source::{Found, Source};
 
@@ -49,11 +49,14 @@ impl Exchange for ToyConfig {
         }
     }
 
-    fn draw(&self, graph: &mut Graph<'_>, _: usize) -> Result<Drawn, String> {
-        // The mean color in place of the network: enough for a graph with two outputs.
-        let embedding = graph.node("GlobalAveragePool", &[&PIXELS.to_string()], &[]);
-        let patches = graph.node("Flatten", &[&embedding], &[Setting::Int("axis", 1)]);
-        Ok(Drawn { embedding: patches.clone(), patches, has_fixed_size: false })
+    fn timm(&self, _: &Export<'_>) -> Result<TimmModel, String> {
+        Ok(TimmModel {
+            architecture: "toy",
+            arguments: json!({ "width": self.width }),
+            first_conv: "toy_stem",
+            classifier: "head",
+            pool: "avg",
+        })
     }
 }
 

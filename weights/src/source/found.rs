@@ -56,7 +56,10 @@ impl Found {
         let mut arrays = Arrays::new();
         for (name, array) in &source.arrays {
             if let Some(name) = name.strip_prefix(prefix) {
-                arrays.insert(without_chunk(name), array.clone());
+                let name = without_chunk(name);
+                if arrays.insert(name.clone(), array.clone()).is_some() {
+                    return Err(format!("it holds two tensors for {name}, in and outside of a chunk"));
+                }
             }
         }
         Ok(Some(Self { arrays, anchor }))
@@ -90,14 +93,20 @@ impl Found {
     ) -> Result<Vec<NamedTensor>, String> {
         let mut tensors = Vec::new();
         for (name, shape) in model.params() {
-            let mut values = Vec::with_capacity(shape.iter().product());
+            let (mut values, mut joined) = (Vec::new(), Vec::new());
             for name in theirs(&name) {
                 let array = self.take(&name).ok_or_else(|| format!("{name} is missing"))?;
+                let dims = without_ones(&array.shape);
+                joined = match (joined.split_first(), dims.split_first()) {
+                    (Some((rows, rest)), Some((more, others))) if rest == others => {
+                        [&[rows + more], rest].concat()
+                    }
+                    _ => dims,
+                };
                 values.extend(array.values);
             }
-            let numel: usize = shape.iter().product();
-            if values.len() != numel {
-                return Err(format!("{name} has {} elements, not {numel} {shape:?}", values.len()));
+            if joined != without_ones(&shape) || values.len() != shape.iter().product::<usize>() {
+                return Err(format!("{name} has {} elements {joined:?}, not {shape:?}", values.len()));
             }
             tensors.push(NamedTensor { name, shape, values });
         }
@@ -141,6 +150,11 @@ fn chosen<'a>(prefixes: &BTreeSet<&'a str>, wanted: Option<&str>) -> Result<Opti
         )),
         found => Ok(found),
     }
+}
+
+/// Returns the dimensions other than one: libraries differ in those.
+fn without_ones(shape: &[usize]) -> Vec<usize> {
+    shape.iter().copied().filter(|n| *n != 1).collect()
 }
 
 /// Removes the chunk number of DINOv2's training checkpoints: `blocks.0.3.norm1.weight` is block 3.

@@ -1,4 +1,4 @@
-//! Cross-entropy of student views against the teacher views that they are paired with.
+//! Cross-entropy of predicted scores of views against the targets of the views that they are paired with.
 //!
 //! ```text
 //! L = -Σ_b Σ_v Σ_{u paired with v} Σ_k p[b, u, k] · log softmax(s[b, v] / τ)[k]       s [B, V, K]  p [B, U, K]

@@ -1,4 +1,4 @@
-//! Probabilities over prototypes, computed from a teacher's scores without autodiff.
+//! Probabilities over prototypes, computed from scores without autodiff.
 //!
 //! ```text
 //! softmax_rows     p = softmax((x - c) / τ)                        x [.., K]  c [K]

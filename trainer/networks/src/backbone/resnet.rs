@@ -3,8 +3,8 @@
 //! ```text
 //! stem      7×7/2, max pool 3×3/2; for small images 3×3 and no pooling
 //! basic     3×3 - 3×3                    bottleneck   1×1 - 3×3 - 1×1, four times as wide
-//! stages    4, of widths w, 2w, 4w, 8w; the first unit of all but the first halves the grid, in its 3×3
 //! stages    4, of widths w, 2w, 4w, 8w; the first unit of every stage but the first halves the grid, in its 3×3
+//! ```
 //!
 //! The feature of a view is the mean over the last grid.
 

@@ -140,11 +140,11 @@ impl Sizes {
             .theirs("blocks.0.mlp.fc1.weight")
             .iter()
             .filter_map(|name| found.shape(name)?.first().copied())
-            .sum();
+            .fold(0, usize::saturating_add);
         let hidden = columns("blocks.0.mlp.fc2.weight").unwrap_or_default();
         let mlp = match rows {
             rows if rows == hidden => MlpKind::Gelu,
-            rows if rows == 2 * hidden => MlpKind::Swiglu,
+            rows if Some(rows) == hidden.checked_mul(2) => MlpKind::Swiglu,
             _ => return Err(format!("its MLP goes to {rows} channels and comes from {hidden}")),
         };
         let grid = square_positions(found, names, width)?;

@@ -144,7 +144,8 @@ impl Unit for Embed {
         let class = ParamSpec::weight("cls_token", [1, 1, d], self.initial_weights.class_token());
         let mut params = [&patches[..], &[class, positions]].concat();
         if self.takes_masks {
-            params.push(ParamSpec::weight("mask_token", [1, d], Init::Constant(0.0)));
+            // Networks that were trained without masks have no such token.
+            params.push(ParamSpec::weight("mask_token", [1, d], Init::Constant(0.0)).optional());
         }
         if self.n_registers > 0 {
             params.push(ParamSpec::weight("reg_token", [1, self.n_registers, d], table));

@@ -1,0 +1,241 @@
+//! Checks of a method's networks and masks: properties that the rest of the program relies on.
+
+use networks::backbone::{ModelConfig, Readout};
+use networks::head::{Head, Reads};
+use networks::mask::MaskRule;
+
+use super::Method;
+use super::network::{Backbone, Moves, NetworkSpec};
+
+/// Checks the networks and masks that `method` lists. A violation is a mistake in the method, not in a recipe.
+///
+/// # Errors
+/// A message that says what is wrong.
+pub(crate) fn check(method: &dyn Method) -> Result<(), String> {
+    let networks = method.networks();
+    check_networks(&networks)?;
+    check_evaluated(&networks, method.evaluated())?;
+    check_views(&networks, method.views().groups().len(), method.masks())
+}
+
+/// Checks that `model`, the recipe's backbone, supports masks if one of `networks` needs them.
+///
+/// # Errors
+/// A message with the key and what is wrong with it.
+pub(crate) fn check_has_tokens(networks: &[NetworkSpec], model: &ModelConfig) -> Result<(), String> {
+    let refused = |network: &&NetworkSpec| {
+        network.takes_masks && network.model(model).masked_units(Readout::Pooled).is_none()
+    };
+    match networks.iter().find(refused) {
+        Some(_) => Err("model.arch: the method masks patches, and this backbone has no tokens to mask: a transformer has".into()),
+        None => Ok(()),
+    }
+}
+
+/// Checks that one network is trained, that names are unique, and that networks and heads read what comes before them.
+fn check_networks(networks: &[NetworkSpec]) -> Result<(), String> {
+    let n_trained = networks.iter().filter(|network| network.moves == Moves::ByGradient).count();
+    if n_trained != 1 {
+        return Err(format!("{n_trained} networks move by gradient, and it must be one"));
+    }
+    for (number, network) in networks.iter().enumerate() {
+        let (name, before) = (network.name, &networks[..number]);
+        if before.iter().any(|other| other.name == name) {
+            return Err(format!("two networks are called {name}"));
+        }
+        if let Some((of, _)) = network.moves.follows(0) {
+            let trained = networks.iter().find(|other| other.moves == Moves::ByGradient);
+            let Some(leader) = before.iter().chain(trained).find(|other| other.name == of) else {
+                return Err(format!("the network {name} follows {of}, which does not come before it"));
+            };
+            check_follows(network, leader)?;
+        }
+        check_heads(network)?;
+    }
+    Ok(())
+}
+
+/// Checks that `network` can have the weights of `leader`.
+fn check_follows(network: &NetworkSpec, leader: &NetworkSpec) -> Result<(), String> {
+    let (name, of) = (network.name, leader.name);
+    if leader.backbone != network.backbone {
+        return Err(format!("the network {name} follows {of}, which has another backbone"));
+    }
+    if leader.takes_masks != network.takes_masks {
+        return Err(format!("the network {name} follows {of}, and only one of them takes masks"));
+    }
+    let params = |head: &Head| -> Vec<_> {
+        head.units.iter().map(|unit| (unit.name().to_string(), unit.params())).collect()
+    };
+    let has = |head: &Head| {
+        leader.heads.iter().any(|found| found.name == head.name && params(found) == params(head))
+    };
+    match network.heads.iter().find(|head| !has(head)) {
+        Some(head) => Err(format!("the network {name} follows {of}, which has no such head {}", head.name)),
+        None => Ok(()),
+    }
+}
+
+/// Checks names and inputs of a network's heads.
+fn check_heads(network: &NetworkSpec) -> Result<(), String> {
+    let name = network.name;
+    // Checkpoints keep buffers by the names of their network and unit.
+    let mut units: Vec<&str> =
+        network.heads.iter().flat_map(|head| &head.units).map(|unit| unit.name()).collect();
+    units.sort_unstable();
+    if let Some(twice) = units.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(format!("two units of the heads of the network {name} are called {}", twice[0]));
+    }
+    for (i, head) in network.heads.iter().enumerate() {
+        let (called, earlier) = (head.name, &network.heads[..i]);
+        if earlier.iter().any(|other| other.name == called) {
+            return Err(format!("two heads of the network {name} are called {called}"));
+        }
+        let is_there = |read: &'static str| earlier.iter().any(|other| other.name == read);
+        if let Some(read) = head.reads.head().filter(|read| !is_there(read)) {
+            return Err(format!(
+                "the head {called} of the network {name} reads {read}, which is not before it"
+            ));
+        }
+        if source(head, earlier) == Reads::Masked {
+            if !network.takes_masks {
+                return Err(format!(
+                    "the head {called} of the network {name} reads masked cells, and the network takes no masks"
+                ));
+            }
+            if head.n_staged() > 0 {
+                return Err(format!(
+                    "the head {called} of the network {name} has statistics over masked cells"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks that the network `evaluated` exists, that its weights change, and that the recipe describes its backbone.
+fn check_evaluated(networks: &[NetworkSpec], evaluated: &str) -> Result<(), String> {
+    let Some(network) = networks.iter().find(|network| network.name == evaluated) else {
+        return Err(format!("the network {evaluated} is evaluated, and there is no such network"));
+    };
+    if network.moves == Moves::Frozen {
+        return Err(format!("the network {evaluated} is evaluated, and it is frozen"));
+    }
+    if network.backbone != Backbone::OfRecipe {
+        return Err(format!("the network {evaluated} is evaluated, and its backbone is not the recipe's"));
+    }
+    Ok(())
+}
+
+/// Checks that networks see views that exist, among `n_sizes` sizes, and masks that the method draws.
+fn check_views(networks: &[NetworkSpec], n_sizes: usize, masks: Option<MaskRule>) -> Result<(), String> {
+    if let Some(rule) = masks {
+        rule.validate()?;
+        if rule.size >= n_sizes {
+            return Err(format!(
+                "masks: there are {n_sizes} sizes of views, and the rule is for {}",
+                rule.size
+            ));
+        }
+    }
+    for network in networks {
+        let name = network.name;
+        for (i, sight) in network.sees.iter().enumerate() {
+            let is_again = network.sees[..i].iter().any(|other| other.size == sight.size);
+            if sight.size >= n_sizes || is_again {
+                return Err(format!(
+                    "the network {name} sees views of size {}, of {n_sizes}, or sees them twice",
+                    sight.size
+                ));
+            }
+            if sight.masked && !network.takes_masks {
+                return Err(format!("the network {name} is to see masks and takes none"));
+            }
+            if sight.masked && masks.is_none_or(|rule| rule.size != sight.size) {
+                return Err(format!(
+                    "the network {name} is to see masks of views of size {}, and none are drawn",
+                    sight.size
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Returns the features that `head` reads, itself or by way of heads among `earlier`.
+fn source(head: &Head, earlier: &[Head]) -> Reads {
+    let read = head.reads.head().and_then(|name| earlier.iter().position(|other| other.name == name));
+    read.map_or(head.reads, |at| source(&earlier[at], &earlier[..at]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::method::network::Sight;
+
+    fn head(name: &'static str, reads: Reads) -> Head {
+        Head { name, reads, units: Vec::new() }
+    }
+
+    fn trained() -> NetworkSpec {
+        NetworkSpec::trained("a", vec![head("x", Reads::Pooled)], 1)
+    }
+
+    fn follower(name: &'static str, of: &'static str, heads: Vec<Head>) -> NetworkSpec {
+        let moves = Moves::Copy { of, every_steps: 2, from_step: 4 };
+        NetworkSpec { moves, ..NetworkSpec::trained(name, heads, 1) }
+    }
+
+    fn assert_refused(result: Result<(), String>, why: &str) {
+        let error = result.unwrap_err();
+        assert!(error.contains(why), "{error}");
+    }
+
+    #[test]
+    fn lists_that_cannot_be_run_are_refused() {
+        let refused = |networks: Vec<NetworkSpec>, why: &str| assert_refused(check_networks(&networks), why);
+        assert_eq!(check_networks(&[trained(), follower("b", "a", vec![head("x", Reads::Pooled)])]), Ok(()));
+        let known = [follower("b", "a", Vec::new()), trained()];
+        assert_eq!(check_networks(&known), Ok(()), "the trained network is known");
+        refused(vec![], "0 networks move by gradient");
+        refused(vec![trained(), trained()], "2 networks move by gradient");
+        refused(vec![trained(), follower("a", "a", vec![])], "two networks are called a");
+        refused(vec![trained(), follower("b", "c", vec![])], "follows c");
+        refused(vec![trained(), follower("b", "c", vec![]), follower("c", "a", vec![])], "follows c");
+        refused(vec![trained(), follower("b", "a", vec![head("y", Reads::Pooled)])], "no such head y");
+        let twice = vec![head("x", Reads::Pooled), head("x", Reads::Patches)];
+        refused(vec![NetworkSpec::trained("a", twice, 1)], "two heads");
+        let mut without_token = follower("b", "a", Vec::new());
+        without_token.takes_masks = true;
+        refused(vec![trained(), without_token], "only one of them takes masks");
+        let backwards = vec![head("x", Reads::Head("y")), head("y", Reads::Pooled)];
+        refused(vec![NetworkSpec::trained("a", backwards, 1)], "reads y");
+        let without_masks = vec![head("x", Reads::Masked), head("y", Reads::Head("x"))];
+        refused(vec![NetworkSpec::trained("a", without_masks, 1)], "takes no masks");
+    }
+
+    #[test]
+    fn the_evaluated_network_has_the_recipes_backbone_and_is_not_frozen() {
+        let frozen = NetworkSpec { moves: Moves::Frozen, ..NetworkSpec::trained("f", Vec::new(), 1) };
+        let networks = [trained(), frozen];
+        assert_eq!(check_evaluated(&networks, "a"), Ok(()));
+        assert_refused(check_evaluated(&networks, "b"), "no such network");
+        assert_refused(check_evaluated(&networks, "f"), "is frozen");
+    }
+
+    #[test]
+    fn networks_see_views_and_masks_that_exist() {
+        let rule = |size| Some(MaskRule { size, masked_share: 0.5, ratio: [0.1, 0.5], exact: true });
+        let sees = |size, masked, takes_masks| {
+            vec![NetworkSpec { sees: vec![Sight { size, masked }], takes_masks, ..trained() }]
+        };
+        assert_eq!(check_views(&sees(0, true, true), 2, rule(0)), Ok(()));
+        assert_refused(check_views(&sees(2, false, false), 2, None), "size 2, of 2");
+        assert_refused(check_views(&sees(0, true, false), 2, rule(0)), "takes none");
+        assert_refused(check_views(&sees(0, true, true), 2, None), "none are drawn");
+        assert_refused(check_views(&sees(0, true, true), 2, rule(1)), "none are drawn");
+        assert_refused(check_views(&sees(0, false, false), 2, rule(2)), "the rule is for 2");
+        let backwards = Some(MaskRule { size: 0, masked_share: 0.5, ratio: [0.5, 0.1], exact: true });
+        assert_refused(check_views(&sees(0, false, false), 2, backwards), "shares lie in 0..=1");
+    }
+}
