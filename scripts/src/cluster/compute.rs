@@ -1,12 +1,12 @@
 //! Flags for the device and the engine, which several verbs share.
 use anyhow::bail;
 use kernels::device::{DeviceChoice, DeviceError, DeviceKind, Opened};
+use ranks::engine::EngineChoice;
 use ranks::wire::Wire;
 use trainer::Plan;
 use trainer::step::precision::Precision;
 
 use super::launch::Launch;
-use super::start::EngineChoice;
 use crate::console::say;
 
 /// Flags for the device and the engine.

@@ -14,10 +14,9 @@ use kernels::device::{Device, DeviceError, Opened, cuda_devices};
 use ranks::EngineError;
 use ranks::conformance;
 use ranks::conformance::{CheckContext, ConformanceError};
-use ranks::engine::{Engine, Solo};
+use ranks::engine::{self, Engine, EngineChoice, Solo, connectors};
 
 use crate::cluster::launch::Launch;
-use crate::cluster::start::EngineChoice;
 use crate::cluster::{compute, machine, start};
 
 /// Bytes that are written to measure the speed of a disk.
@@ -63,11 +62,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     std::thread::spawn(move || {
         let engine = match (launch.world_size, choice) {
             (1, EngineChoice::Auto) => Ok(Box::new(Solo) as Box<dyn Engine>),
-            _ => start::start(&launch, &device, choice, deadline, max_count),
+            _ => engine::start(&start::site(&launch, &device, deadline, max_count), choice),
         };
         let mut engine = match engine {
             Ok(engine) => engine,
-            Err(error) => return drop(done.send(Err(error))),
+            Err(error) => return drop(done.send(Err(error.into()))),
         };
         let tested = fabric(&launch, &device, engine.as_mut(), &passed);
         // Dropping an engine may wait for other ranks, which may never arrive if something was wrong.
@@ -109,10 +108,13 @@ fn print_machine(folder: &Path) {
     out!("instructions   {}", instructions());
     out!("memory         {}", available());
     out!("disk           {}", disk(folder));
-    out!("MPI            {}", mpi());
+    out!("mpirun         {}", mpirun());
     out!("NVIDIA driver  {}", found(&["libcuda.so.1", "libcuda.so"], "none: the CPU will be used"));
     out!("CUDA           {}", cuda());
-    out!("NCCL           {}", nccl());
+    for connector in connectors() {
+        let found = connector.library().map(|version| format!("built in: {version}"));
+        out!("{:<14} {}", connector.name().to_uppercase(), found.unwrap_or_else(|reason| reason));
+    }
 }
 
 /// Names the instruction sets of the CPU for which kernels are compiled, and says if bf16 is slower than f32.
@@ -160,30 +162,15 @@ fn disk(folder: &Path) -> String {
     }
 }
 
-/// Names the MPI library of this build, and the launcher of the machine.
-fn mpi() -> String {
-    let built = match library_version() {
-        Some(version) => format!("built in: {version}"),
-        None => "not built in (cargo build --release --features mpi)".to_string(),
-    };
+/// Names the version of `mpirun`.
+fn mpirun() -> String {
     let version =
         Command::new("mpirun").arg("--version").output().ok().filter(|output| output.status.success());
     let launcher = version.and_then(|output| {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         text.lines().find(|line| !line.is_empty()).map(str::to_string)
     });
-    format!("{built}; {}", launcher.unwrap_or_else(|| "no mpirun on the path".into()))
-}
-
-#[cfg(feature = "mpi")]
-fn library_version() -> Option<String> {
-    let version = ranks::engine::mpi_version();
-    Some(version.split(',').next().unwrap_or_default().to_string())
-}
-
-#[cfg(not(feature = "mpi"))]
-fn library_version() -> Option<String> {
-    None
+    launcher.unwrap_or_else(|| "no mpirun on the path".into())
 }
 
 /// Names the CUDA devices that this build can use.
@@ -193,19 +180,6 @@ fn cuda() -> String {
         Err(error @ DeviceError::NotBuilt { .. }) => format!("not built in: {error}"),
         Err(error) => format!("built in: {error}"),
     }
-}
-
-#[cfg(feature = "cuda")]
-fn nccl() -> String {
-    match ranks::engine::nccl_version() {
-        Ok(version) => format!("built in: {version}"),
-        Err(reason) => format!("built in: {reason}"),
-    }
-}
-
-#[cfg(not(feature = "cuda"))]
-fn nccl() -> String {
-    found(&["libnccl.so", "libnccl.so.2"], "none")
 }
 
 /// Returns the path of the first library of `names` in the folders of the loader, or `none`.

@@ -15,16 +15,14 @@ mod local;
 mod mpi;
 #[cfg(feature = "cuda")]
 mod nccl;
+mod registry;
+#[cfg(any(feature = "cuda", test))]
 mod rendezvous;
 mod solo;
 mod transfer;
 
 pub use local::{Local, LocalGroup};
-#[cfg(feature = "mpi")]
-pub use mpi::{Mpi, library_version as mpi_version};
-#[cfg(feature = "cuda")]
-pub use nccl::{Nccl, library_version as nccl_version, new_id as new_nccl_id};
-pub use rendezvous::{Participant, Rendezvous};
+pub use registry::{Connector, EngineChoice, Site, connectors, start};
 pub use solo::Solo;
 pub use transfer::Transfer;
 

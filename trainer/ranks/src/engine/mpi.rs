@@ -10,11 +10,12 @@ use mpi::collective::{CommunicatorCollectives, Root, SystemOperation};
 use mpi::environment::Universe;
 use mpi::topology::{Color, Communicator, SimpleCommunicator};
 
+use super::registry::{Connector, Site};
 use super::{Engine, Reduction, check_parts};
 use crate::error::EngineError;
 
 /// A rank of an MPI communicator.
-pub struct Mpi {
+pub(super) struct Mpi {
     // Declared, and so dropped, before the universe, which finalizes MPI and with it all communicators.
     communicator: SimpleCommunicator,
     universe: Rc<Universe>,
@@ -22,10 +23,47 @@ pub struct Mpi {
     max_count: usize,
 }
 
-/// Returns the name and version of the MPI library.
-pub fn library_version() -> String {
-    // Fails only if the library's description is not valid text.
-    mpi::environment::library_version().unwrap_or_else(|error| error.to_string())
+/// MPI, before it is started.
+pub(super) struct MpiConnector;
+
+impl Connector for MpiConnector {
+    fn name(&self) -> &'static str {
+        "mpi"
+    }
+
+    fn library(&self) -> Result<String, String> {
+        // Fails only if the library's description is not valid text.
+        let version = mpi::environment::library_version().unwrap_or_else(|error| error.to_string());
+        Ok(version.split(',').next().unwrap_or_default().to_string())
+    }
+
+    fn check(&self, site: &Site) -> Result<(), String> {
+        match site.is_started_by_mpi {
+            true => Ok(()),
+            false => Err("MPI has not started the ranks; start them with mpirun or srun --mpi=pmix".into()),
+        }
+    }
+
+    fn meets_by_itself(&self) -> bool {
+        true
+    }
+
+    fn start(&self, site: &Site, _: Option<&mut dyn Engine>) -> Result<Box<dyn Engine>, EngineError> {
+        let mut engine = Mpi::start()?;
+        if let Some(max_count) = site.max_count {
+            engine = engine.with_max_count(max_count);
+        }
+        let (rank, world_size) = (engine.rank(), engine.world_size());
+        if (rank, world_size) != (site.rank, site.world_size) {
+            let reason = format!(
+                "{} says rank {} of {}, MPI says {rank} of {world_size}: is this program built for the MPI that \
+                 starts it? With srun, say --mpi=pmix",
+                site.launcher, site.rank, site.world_size
+            );
+            return Err(EngineError::Unavailable { engine: "mpi", reason });
+        }
+        Ok(Box::new(engine))
+    }
 }
 
 impl Mpi {
@@ -33,7 +71,7 @@ impl Mpi {
     ///
     /// # Errors
     /// [`EngineError::Unavailable`].
-    pub fn start() -> Result<Self, EngineError> {
+    fn start() -> Result<Self, EngineError> {
         let unavailable = |reason: &str| EngineError::Unavailable { engine: "mpi", reason: reason.into() };
         let (universe, threading) = mpi::initialize_with_threading(Threading::Funneled)
             .ok_or_else(|| unavailable("it was started before in this process"))?;
@@ -45,7 +83,7 @@ impl Mpi {
     }
 
     /// Limits calls to `max_count` elements, for tests of buffers that would otherwise take gigabytes.
-    pub fn with_max_count(mut self, max_count: usize) -> Self {
+    fn with_max_count(mut self, max_count: usize) -> Self {
         self.max_count = max_count.max(self.world_size());
         self
     }

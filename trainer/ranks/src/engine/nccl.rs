@@ -8,6 +8,9 @@
 #![allow(unsafe_code)]
 
 mod calls;
+mod connector;
+
+pub(super) use connector::NcclConnector;
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -25,7 +28,7 @@ use super::{Engine, Reduction, Transfer, check_parts, members_of};
 use crate::error::EngineError;
 
 /// Bytes of the id that ranks of one communicator share.
-pub(super) const ID_BYTES: usize = 128;
+const ID_BYTES: usize = 128;
 
 /// Time for which the end of a collective is polled without a pause: most end sooner.
 const SPIN_TIME: Duration = Duration::from_micros(200);
@@ -33,7 +36,7 @@ const SPIN_TIME: Duration = Duration::from_micros(200);
 const POLL_PAUSE: Duration = Duration::from_micros(50);
 
 /// A rank of an NCCL communicator.
-pub struct Nccl {
+pub(super) struct Nccl {
     /// Null once it has been aborted.
     communicator: sys::ncclComm_t,
     stream: cuda_sys::CUstream,
@@ -50,7 +53,7 @@ pub struct Nccl {
 ///
 /// # Errors
 /// The reason why the library cannot be loaded, in words.
-pub fn library_version() -> Result<String, String> {
+fn library_version() -> Result<String, String> {
     // SAFETY: looks for files only.
     if !unsafe { sys::is_culib_present() } {
         return Err(
@@ -68,7 +71,7 @@ pub fn library_version() -> Result<String, String> {
 ///
 /// # Errors
 /// [`EngineError::Unavailable`].
-pub fn new_id() -> Result<[u8; ID_BYTES], EngineError> {
+fn new_id() -> Result<[u8; ID_BYTES], EngineError> {
     library_version().map_err(|reason| EngineError::Unavailable { engine: "nccl", reason })?;
     let id = result::get_uniqueid().map_err(|error| failed("making an id for ranks to meet", &error))?;
     // The C header says char, which is signed on some machines.
@@ -76,30 +79,15 @@ pub fn new_id() -> Result<[u8; ID_BYTES], EngineError> {
 }
 
 impl Nccl {
-    /// Checks that this process can join a communicator on the GPU number `device`: called before ranks meet, so that
-    /// a rank that cannot does not leave the others waiting.
-    ///
-    /// # Errors
-    /// [`EngineError::Unavailable`].
-    pub fn check(device: usize) -> Result<(), EngineError> {
-        library_version().map_err(|reason| EngineError::Unavailable { engine: "nccl", reason })?;
-        context::enter(device).map_err(|error| EngineError::Unavailable {
-            engine: "nccl",
-            reason: format!("cuda:{device} cannot be used: {error}"),
-        })
-    }
-
     /// Joins the communicator of `id` on the GPU number `device`. All ranks call it, each on a GPU of its own.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn start(
-        id: [u8; ID_BYTES],
-        rank: usize,
-        world_size: usize,
-        device: usize,
-    ) -> Result<Self, EngineError> {
-        Self::check(device)?;
+    fn start(id: [u8; ID_BYTES], rank: usize, world_size: usize, device: usize) -> Result<Self, EngineError> {
+        context::enter(device).map_err(|error| EngineError::Unavailable {
+            engine: "nccl",
+            reason: format!("cuda:{device} cannot be used: {error}"),
+        })?;
         let stream = driver::stream::create(driver::stream::StreamKind::NonBlocking)
             .map_err(|error| driver_failed("making a stream", error))?;
         let id = sys::ncclUniqueId { internal: id.map(|byte| byte as _) };

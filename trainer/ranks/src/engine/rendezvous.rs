@@ -26,24 +26,24 @@ const MAX_BYTES: usize = 1 << 16;
 
 /// Address at which ranks meet, and the deadline.
 #[derive(Debug, Clone)]
-pub struct Rendezvous {
+pub(super) struct Rendezvous {
     /// Host name or address of rank 0.
-    pub host: String,
+    pub(super) host: String,
     /// Port of rank 0.
-    pub port: u16,
+    pub(super) port: u16,
     /// Time after which a rank gives up.
-    pub deadline: Duration,
+    pub(super) deadline: Duration,
 }
 
 /// A rank that has reached the rendezvous.
 #[derive(Debug, Clone, Copy)]
-pub struct Participant {
+pub(super) struct Participant {
     /// Number of the rank.
-    pub rank: usize,
+    pub(super) rank: usize,
     /// Number of ranks.
-    pub world_size: usize,
+    pub(super) world_size: usize,
     /// Identifier of the GPU that the rank computes on; every rank must have its own.
-    pub device: [u8; 16],
+    pub(super) device: [u8; 16],
 }
 
 impl Rendezvous {
@@ -52,18 +52,18 @@ impl Rendezvous {
     /// # Errors
     /// Errors of `message`; [`EngineError::Failed`] with the missing ranks, or if rank 0 cannot be reached or refuses;
     /// [`EngineError::Unavailable`] on rank 0 if ranks contradict one another, on others if another program answers.
-    pub fn share(
+    pub(super) fn share(
         &self,
-        comer: Participant,
+        participant: Participant,
         message: impl FnOnce() -> Result<Vec<u8>, EngineError>,
     ) -> Result<Vec<u8>, EngineError> {
-        match comer.rank {
+        match participant.rank {
             0 => {
                 let message = message()?;
-                self.serve(comer, &message)?;
+                self.serve(participant, &message)?;
                 Ok(message)
             }
-            _ => self.ask(comer),
+            _ => self.ask(participant),
         }
     }
 
@@ -92,10 +92,10 @@ impl Rendezvous {
         let mut packet = vec![flag];
         packet.extend((text.len() as u32).to_le_bytes());
         packet.extend_from_slice(text);
-        for (comer, stream) in &mut come {
+        for (participant, stream) in &mut come {
             let sent = stream.write_all(&packet);
             if met.is_ok() {
-                sent.map_err(|error| self.failed(&format!("rank {} is gone: {error}", comer.rank)))?;
+                sent.map_err(|error| self.failed(&format!("rank {} is gone: {error}", participant.rank)))?;
             }
         }
         met.map_err(|(is_contradiction, reason)| match is_contradiction {
@@ -114,7 +114,7 @@ impl Rendezvous {
         let start = Instant::now();
         while come.len() + 1 < own.world_size {
             if start.elapsed() > self.deadline {
-                let here = |rank: &usize| come.iter().any(|(comer, _)| comer.rank == *rank);
+                let here = |rank: &usize| come.iter().any(|(participant, _)| participant.rank == *rank);
                 let missing = (1..own.world_size).filter(|rank| !here(rank));
                 let missing: Vec<String> = missing.map(|rank| rank.to_string()).collect();
                 let seconds = self.deadline.as_secs();
@@ -127,8 +127,8 @@ impl Rendezvous {
                 std::thread::sleep(RETRY_PAUSE / 10);
                 continue;
             };
-            let Some(comer) = hello(&stream) else { continue };
-            let Participant { rank, world_size, device } = comer;
+            let Some(participant) = hello(&stream) else { continue };
+            let Participant { rank, world_size, device } = participant;
             let wrong = if world_size != own.world_size || rank == 0 || rank >= own.world_size {
                 Some(format!(
                     "a process says that it is rank {rank} of {world_size}, and there are {}",
@@ -137,11 +137,11 @@ impl Rendezvous {
             } else if come.iter().any(|(other, _)| other.rank == rank) {
                 Some(format!("two processes say that they are rank {rank}"))
             } else {
-                let mut others = come.iter().map(|(comer, _)| comer).chain([&own]);
+                let mut others = come.iter().map(|(participant, _)| participant).chain([&own]);
                 let same = others.find(|other| other.device == device);
                 same.map(|other| format!("ranks {} and {rank} have the same GPU", other.rank.min(rank)))
             };
-            come.push((comer, stream));
+            come.push((participant, stream));
             if let Some(reason) = wrong {
                 return Err((true, reason));
             }
@@ -149,7 +149,7 @@ impl Rendezvous {
         Ok(())
     }
 
-    fn ask(&self, comer: Participant) -> Result<Vec<u8>, EngineError> {
+    fn ask(&self, participant: Participant) -> Result<Vec<u8>, EngineError> {
         let start = Instant::now();
         let mut stream = loop {
             match self.connect() {
@@ -164,9 +164,9 @@ impl Rendezvous {
         let gone = |error: std::io::Error| self.failed(&format!("rank 0 does not answer: {error}"));
         stream.set_read_timeout(Some(self.deadline + HELLO_TIMEOUT)).map_err(gone)?;
         let mut packet = MAGIC.to_vec();
-        packet.extend((comer.world_size as u32).to_le_bytes());
-        packet.extend((comer.rank as u32).to_le_bytes());
-        packet.extend(comer.device);
+        packet.extend((participant.world_size as u32).to_le_bytes());
+        packet.extend((participant.rank as u32).to_le_bytes());
+        packet.extend(participant.device);
         stream.write_all(&packet).map_err(gone)?;
         let mut head = [0; 5];
         stream.read_exact(&mut head).map_err(gone)?;
@@ -224,7 +224,7 @@ mod tests {
         Ok((0..128).collect())
     }
 
-    fn comer(rank: usize, world_size: usize) -> Participant {
+    fn participant(rank: usize, world_size: usize) -> Participant {
         Participant { rank, world_size, device: [rank as u8; 16] }
     }
 
@@ -239,7 +239,7 @@ mod tests {
                     if rank == 0 {
                         std::thread::sleep(Duration::from_millis(150));
                     }
-                    meeting.share(comer(rank, 4), message).unwrap()
+                    meeting.share(participant(rank, 4), message).unwrap()
                 }
             };
             let stray = scope.spawn(|| {
@@ -261,29 +261,29 @@ mod tests {
     fn who_does_not_come_is_named_by_all() {
         let meeting = rendezvous(Duration::from_millis(400));
         std::thread::scope(|scope| {
-            let here = scope.spawn(|| meeting.share(comer(2, 4), message).unwrap_err().to_string());
-            let error = meeting.share(comer(0, 4), message).unwrap_err();
+            let here = scope.spawn(|| meeting.share(participant(2, 4), message).unwrap_err().to_string());
+            let error = meeting.share(participant(0, 4), message).unwrap_err();
             assert!(matches!(error, EngineError::Failed { .. }), "trying again may help: {error}");
             assert!(error.to_string().contains("have not come: 1, 3"), "{error}");
             let here = here.join().unwrap();
             assert!(here.contains("rank 0 says") && here.contains("1, 3"), "{here}");
         });
-        let error = meeting.share(comer(1, 2), message).unwrap_err().to_string();
+        let error = meeting.share(participant(1, 2), message).unwrap_err().to_string();
         assert!(error.contains("rank 0 cannot be reached"), "{error}");
     }
 
     #[test]
     fn contradictions_are_errors_on_both_sides() {
-        let same = Participant { device: [0; 16], ..comer(1, 2) };
+        let same = Participant { device: [0; 16], ..participant(1, 2) };
         for (other, words) in [
-            (comer(1, 3), "there are 2"),
-            (comer(5, 2), "rank 5 of 2"),
+            (participant(1, 3), "there are 2"),
+            (participant(5, 2), "rank 5 of 2"),
             (same, "ranks 0 and 1 have the same GPU"),
         ] {
             let meeting = rendezvous(Duration::from_secs(5));
             std::thread::scope(|scope| {
                 let there = scope.spawn(|| meeting.share(other, message).unwrap_err().to_string());
-                let error = meeting.share(comer(0, 2), message).unwrap_err();
+                let error = meeting.share(participant(0, 2), message).unwrap_err();
                 assert!(matches!(error, EngineError::Unavailable { .. }), "it stays as it is: {error}");
                 assert!(error.to_string().contains(words), "{error}");
                 let there = there.join().unwrap();

@@ -1,0 +1,433 @@
+//! Engines between processes: which of them can serve a launch, and the start of the first one that all ranks can use.
+//!
+//! | engine | serves | ranks meet |
+//! |---|---|---|
+//! | nccl | ranks with an NVIDIA GPU each | over MPI, where it has started them and is built in; else at an address |
+//! | mpi | ranks that MPI has started | as MPI has arranged |
+//!
+//! A new engine is one file with a [`Connector`] and one line in `CONNECTORS`.
+
+use std::collections::BTreeSet;
+use std::str::FromStr;
+use std::time::Duration;
+
+use kernels::device::{DeviceKind, Opened};
+
+use super::Engine;
+#[cfg(feature = "mpi")]
+use super::mpi::MpiConnector;
+#[cfg(feature = "cuda")]
+use super::nccl::NcclConnector;
+use crate::error::EngineError;
+
+/// All engines between processes, the preferred one first.
+static CONNECTORS: [&dyn Connector; 2] = [
+    #[cfg(feature = "cuda")]
+    &NcclConnector,
+    #[cfg(not(feature = "cuda"))]
+    &NotBuilt { name: "nccl", feature: "cuda" },
+    #[cfg(feature = "mpi")]
+    &MpiConnector,
+    #[cfg(not(feature = "mpi"))]
+    &NotBuilt { name: "mpi", feature: "mpi" },
+];
+
+/// Launch and device of a rank: everything from which an engine tells whether it can serve the rank.
+#[derive(Debug, Clone)]
+pub struct Site {
+    /// Name of the launcher, for messages.
+    pub launcher: &'static str,
+    /// Number of the rank.
+    pub rank: usize,
+    /// Number of ranks.
+    pub world_size: usize,
+    /// Whether MPI has started the ranks.
+    pub is_started_by_mpi: bool,
+    /// Host and port of rank 0 at which ranks meet that MPI has not started, or the reason why there are none.
+    pub address: Result<(String, u16), String>,
+    /// Device on which the rank computes.
+    pub device: Opened,
+    /// Time that ranks may take to meet.
+    pub deadline: Duration,
+    /// Largest number of elements that a call may move; `None` for the engine's own limit.
+    pub max_count: Option<usize>,
+}
+
+/// An engine between processes, before it is started.
+pub trait Connector: Sync {
+    /// Returns the name of the engine, as users write it.
+    fn name(&self) -> &'static str;
+
+    /// Returns name and version of the engine's library.
+    ///
+    /// # Errors
+    /// The reason why it cannot be used, and a remedy where there is one.
+    fn library(&self) -> Result<String, String>;
+
+    /// Checks that the engine can serve the rank at `site`, as far as the rank can tell without the others.
+    ///
+    /// # Errors
+    /// The reason, and a remedy where there is one.
+    fn check(&self, site: &Site) -> Result<(), String>;
+
+    /// Returns whether the engine meets the other ranks by itself, so that all can agree on another one through it.
+    fn meets_by_itself(&self) -> bool {
+        false
+    }
+
+    /// Returns whether every rank must have a device of its own.
+    fn needs_own_device(&self) -> bool {
+        false
+    }
+
+    /// Starts the engine in this thread. All ranks call it. `other` is an engine through which ranks may exchange what
+    /// they need to meet; it is not used afterwards.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    fn start(&self, site: &Site, other: Option<&mut dyn Engine>) -> Result<Box<dyn Engine>, EngineError>;
+}
+
+/// Engine that a user requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum EngineChoice {
+    /// The first engine that all ranks can use.
+    #[default]
+    Auto,
+    /// The engine of this name.
+    Named(&'static str),
+}
+
+impl EngineChoice {
+    /// Returns whether the choice admits the engine `name`.
+    fn admits(self, name: &str) -> bool {
+        match self {
+            Self::Auto => true,
+            Self::Named(chosen) => chosen == name,
+        }
+    }
+}
+
+impl FromStr for EngineChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut names = CONNECTORS.iter().map(|connector| connector.name());
+        match names.clone().find(|name| *name == text) {
+            Some(name) => Ok(Self::Named(name)),
+            None if text == "auto" => Ok(Self::Auto),
+            None => {
+                let names: Vec<&str> = names.by_ref().collect();
+                Err(format!("{text:?} names no engine: say auto, {}", names.join(" or ")))
+            }
+        }
+    }
+}
+
+/// All engines between processes, the preferred one first; those that this build lacks say so.
+pub fn connectors() -> &'static [&'static dyn Connector] {
+    &CONNECTORS
+}
+
+/// Starts the first engine of `choice` that all ranks can use, in this thread. All ranks call it.
+///
+/// # Errors
+/// [`EngineError::Unavailable`] with the reason of every engine; errors of the engine that starts.
+pub fn start(site: &Site, choice: EngineChoice) -> Result<Box<dyn Engine>, EngineError> {
+    start_among(&CONNECTORS, site, choice)
+}
+
+fn start_among(
+    connectors: &[&dyn Connector],
+    site: &Site,
+    choice: EngineChoice,
+) -> Result<Box<dyn Engine>, EngineError> {
+    // Checked before ranks connect: the others must not wait for a rank that lacks a library.
+    let checked: Vec<Checked<'_>> =
+        connectors.iter().map(|&connector| Checked { connector, result: connector.check(site) }).collect();
+    let meeting = checked.iter().find(|each| each.connector.meets_by_itself() && each.result.is_ok());
+    let admitted: Vec<&Checked<'_>> =
+        checked.iter().filter(|each| choice.admits(each.connector.name())).collect();
+    match meeting {
+        Some(meeting) => agree(site, meeting.connector, &admitted),
+        None => match admitted.iter().find(|each| each.result.is_ok()) {
+            Some(usable) => usable.connector.start(site, None),
+            None => Err(unusable(site, &admitted)),
+        },
+    }
+}
+
+/// An engine, and whether it can serve this rank.
+struct Checked<'a> {
+    connector: &'a dyn Connector,
+    result: Result<(), String>,
+}
+
+/// Starts the first of `admitted` that all ranks can use, on which they agree through `meeting`.
+fn agree(
+    site: &Site,
+    meeting: &dyn Connector,
+    admitted: &[&Checked<'_>],
+) -> Result<Box<dyn Engine>, EngineError> {
+    let mut engine = meeting.start(site, None)?;
+    let kind = match site.device.kind {
+        DeviceKind::Cpu => 0,
+        DeviceKind::Cuda(_) => 1,
+        DeviceKind::Wgpu => 2,
+    };
+    let mut mine = vec![kind];
+    mine.extend(admitted.iter().map(|each| u8::from(each.result.is_ok())));
+    mine.extend(site.device.id);
+    let mut gathered = vec![0; mine.len() * site.world_size];
+    engine.all_gather(&mine, &mut gathered)?;
+    let ranks: Vec<&[u8]> = gathered.chunks_exact(mine.len()).collect();
+    check_kinds(&ranks)?;
+    let ids = 1 + admitted.len();
+    let have_own_devices =
+        ranks.iter().map(|rank| &rank[ids..]).collect::<BTreeSet<_>>().len() == ranks.len();
+    let mut refused = None;
+    for (number, Checked { connector, result }) in admitted.iter().enumerate() {
+        let unavailable = |reason: String| EngineError::Unavailable { engine: connector.name(), reason };
+        if let Some(rank) = ranks.iter().position(|rank| rank[1 + number] == 0) {
+            // The reason why this rank cannot use the engine is more precise than that another one cannot.
+            let other = format!("rank {rank} cannot use it; see its message");
+            refused.get_or_insert(unavailable(result.clone().err().unwrap_or(other)));
+        } else if connector.needs_own_device() && !have_own_devices {
+            let reason = format!(
+                "two ranks have the same device, which it does not support; say --engine {}",
+                meeting.name()
+            );
+            refused.get_or_insert(unavailable(reason));
+        } else if connector.name() == meeting.name() {
+            return Ok(engine);
+        } else {
+            let started = connector.start(site, Some(engine.as_mut()));
+            if started.is_err() {
+                // Finalizing MPI would wait for the other ranks, which wait for this one.
+                std::mem::forget(engine);
+            }
+            return started;
+        }
+    }
+    Err(refused.unwrap_or_else(|| unusable(site, admitted)))
+}
+
+/// Checks that all ranks compute on one kind of device, the first byte of their messages.
+fn check_kinds(ranks: &[&[u8]]) -> Result<(), EngineError> {
+    let Some(other) = ranks.iter().position(|rank| rank[0] != ranks[0][0]) else { return Ok(()) };
+    let names = ["the CPU", "an NVIDIA GPU", "another GPU"];
+    let name = |rank: usize| names[usize::from(ranks[rank][0]).min(2)];
+    let reason = format!("rank 0 computes on {}, rank {other} on {}; say --device", name(0), name(other));
+    Err(EngineError::Unavailable { engine: "ranks", reason })
+}
+
+/// Returns the error of a rank that none of `admitted` can serve.
+fn unusable(site: &Site, admitted: &[&Checked<'_>]) -> EngineError {
+    if let [Checked { connector, result: Err(reason) }] = admitted {
+        return EngineError::Unavailable { engine: connector.name(), reason: reason.clone() };
+    }
+    let reasons = admitted
+        .iter()
+        .filter_map(|each| Some(format!("{}: {}", each.connector.name(), each.result.as_ref().err()?)));
+    let reason = format!(
+        "{} says rank {} of {}, and no engine can connect the ranks; {}",
+        site.launcher,
+        site.rank,
+        site.world_size,
+        reasons.collect::<Vec<_>>().join("; ")
+    );
+    EngineError::Unavailable { engine: "ranks", reason }
+}
+
+/// An engine that this build lacks.
+#[cfg(any(not(feature = "cuda"), not(feature = "mpi")))]
+struct NotBuilt {
+    name: &'static str,
+    /// Feature of the program that adds it.
+    feature: &'static str,
+}
+
+#[cfg(any(not(feature = "cuda"), not(feature = "mpi")))]
+impl Connector for NotBuilt {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn library(&self) -> Result<String, String> {
+        Err(format!("not built in (cargo build --release --features {})", self.feature))
+    }
+
+    fn check(&self, _: &Site) -> Result<(), String> {
+        self.library().map(drop)
+    }
+
+    fn start(&self, site: &Site, _: Option<&mut dyn Engine>) -> Result<Box<dyn Engine>, EngineError> {
+        let reason = self.check(site).err().unwrap_or_default();
+        Err(EngineError::Unavailable { engine: self.name, reason })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use burn_tensor::Device;
+
+    use super::*;
+    use crate::engine::{Local, LocalGroup};
+
+    /// An engine in threads under a name, which some ranks cannot use.
+    struct Threads {
+        name: &'static str,
+        ranks: Mutex<Vec<Option<Local>>>,
+        meets_by_itself: bool,
+        needs_own_device: bool,
+        cannot: Vec<usize>,
+    }
+
+    impl Threads {
+        fn new(name: &'static str, n_ranks: usize) -> Self {
+            let ranks = Mutex::new(LocalGroup::ranks(n_ranks).into_iter().map(Some).collect());
+            Self { name, ranks, meets_by_itself: false, needs_own_device: false, cannot: Vec::new() }
+        }
+    }
+
+    impl Connector for Threads {
+        fn name(&self) -> &'static str {
+            self.name
+        }
+
+        fn library(&self) -> Result<String, String> {
+            Ok("threads".into())
+        }
+
+        fn check(&self, site: &Site) -> Result<(), String> {
+            match self.cannot.contains(&site.rank) {
+                true => Err(format!("no {} at hand", self.name)),
+                false => Ok(()),
+            }
+        }
+
+        fn meets_by_itself(&self) -> bool {
+            self.meets_by_itself
+        }
+
+        fn needs_own_device(&self) -> bool {
+            self.needs_own_device
+        }
+
+        fn start(&self, site: &Site, _: Option<&mut dyn Engine>) -> Result<Box<dyn Engine>, EngineError> {
+            let engine = self.ranks.lock().unwrap()[site.rank].take().unwrap();
+            Ok(Box::new(Named(self.name, engine)))
+        }
+    }
+
+    /// An engine under another name.
+    struct Named(&'static str, Local);
+
+    impl Engine for Named {
+        fn name(&self) -> &'static str {
+            self.0
+        }
+
+        fn rank(&self) -> usize {
+            self.1.rank()
+        }
+
+        fn world_size(&self) -> usize {
+            self.1.world_size()
+        }
+
+        fn all_gather(&mut self, mine: &[u8], all: &mut [u8]) -> Result<(), EngineError> {
+            self.1.all_gather(mine, all)
+        }
+
+        fn all_to_all(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), EngineError> {
+            self.1.all_to_all(send, receive)
+        }
+
+        fn reduce_scatter(&mut self, full: &[f32], mine: &mut [f32]) -> Result<(), EngineError> {
+            self.1.reduce_scatter(full, mine)
+        }
+
+        fn all_reduce(
+            &mut self,
+            values: &mut [f64],
+            reduction: crate::engine::Reduction,
+        ) -> Result<(), EngineError> {
+            self.1.all_reduce(values, reduction)
+        }
+
+        fn broadcast(&mut self, bytes: &mut [u8], root: usize) -> Result<(), EngineError> {
+            self.1.broadcast(bytes, root)
+        }
+
+        fn split(&mut self, color: usize, key: usize) -> Result<Box<dyn Engine>, EngineError> {
+            self.1.split(color, key)
+        }
+    }
+
+    fn site(rank: usize, id: u8) -> Site {
+        let device = Opened {
+            device: Device::flex(),
+            kind: DeviceKind::Cpu,
+            name: "cpu".into(),
+            free_bytes: None,
+            id: [id; 16],
+            fallback_error: None,
+        };
+        Site {
+            launcher: "test",
+            rank,
+            world_size: 2,
+            is_started_by_mpi: false,
+            address: Err("none".into()),
+            device,
+            deadline: Duration::from_secs(5),
+            max_count: None,
+        }
+    }
+
+    /// The engine that each of two ranks starts, or its error; `ids` are those of their devices.
+    fn started(connectors: [&dyn Connector; 2], ids: [u8; 2], choice: EngineChoice) -> [String; 2] {
+        std::thread::scope(|scope| {
+            let rank = |rank: usize| {
+                scope.spawn(move || match start_among(&connectors, &site(rank, ids[rank]), choice) {
+                    Ok(engine) => engine.name().to_string(),
+                    Err(error) => error.to_string(),
+                })
+            };
+            [0, 1].map(rank).map(|thread| thread.join().unwrap())
+        })
+    }
+
+    #[test]
+    fn ranks_agree_on_the_first_engine_that_all_can_use() {
+        let fast = || Threads { needs_own_device: true, ..Threads::new("fast", 2) };
+        let slow = || Threads { meets_by_itself: true, ..Threads::new("slow", 2) };
+        let lacking = || Threads { cannot: vec![1], ..fast() };
+        let auto = EngineChoice::Auto;
+        assert_eq!(started([&fast(), &slow()], [1, 2], auto), ["fast", "fast"]);
+        assert_eq!(started([&fast(), &slow()], [1, 1], auto), ["slow", "slow"], "one device for both");
+        assert_eq!(started([&lacking(), &slow()], [1, 2], auto), ["slow", "slow"]);
+        let [other, own] = started([&lacking(), &slow()], [1, 2], EngineChoice::Named("fast"));
+        assert_eq!(
+            (&other[..], &own[..]),
+            ("fast: rank 1 cannot use it; see its message", "fast: no fast at hand")
+        );
+        let [shared, _] = started([&fast(), &slow()], [1, 1], EngineChoice::Named("fast"));
+        assert!(shared.contains("the same device") && shared.contains("--engine slow"), "{shared}");
+    }
+
+    #[test]
+    fn a_rank_that_no_engine_serves_names_every_reason() {
+        let none = |name| Threads { cannot: vec![0, 1], ..Threads::new(name, 2) };
+        let [error, _] = started([&none("a"), &none("b")], [1, 2], EngineChoice::Auto);
+        assert_eq!(
+            error,
+            "ranks: test says rank 0 of 2, and no engine can connect the ranks; a: no a at hand; b: no b at hand"
+        );
+        assert_eq!("mpi".parse(), Ok(EngineChoice::Named("mpi")));
+        assert!("ucx".parse::<EngineChoice>().unwrap_err().contains("auto, nccl or mpi"));
+    }
+}
