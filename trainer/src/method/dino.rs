@@ -334,12 +334,7 @@ impl Method for Dino {
     }
 
     fn target_distributions(&self) -> Vec<TargetDistribution> {
-        let uniform_entropy = (self.config.prototypes as f64).ln();
-        vec![TargetDistribution {
-            entropy: TARGET_ENTROPY,
-            uniform_entropy,
-            sharpness_key: "method.teacher_temp",
-        }]
+        vec![TargetDistribution::over(self.config.prototypes, TARGET_ENTROPY, "method.teacher_temp")]
     }
 
     fn state(&self) -> Vec<(String, Vec<f32>)> {

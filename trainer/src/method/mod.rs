@@ -166,6 +166,13 @@ pub struct TargetDistribution {
     pub sharpness_key: &'static str,
 }
 
+impl TargetDistribution {
+    /// Describes targets over `n_prototypes`, with the gauge of their entropy and the key that sharpens them.
+    pub fn over(n_prototypes: usize, entropy: &'static str, sharpness_key: &'static str) -> Self {
+        Self { entropy, uniform_entropy: (n_prototypes as f64).ln(), sharpness_key }
+    }
+}
+
 /// Loss and gauges of a micro-batch.
 pub struct MicroBatchLoss {
     /// Mean loss of the micro-batch `[1]`, with its graph.

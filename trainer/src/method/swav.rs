@@ -346,8 +346,7 @@ impl Method for Swav {
     }
 
     fn target_distributions(&self) -> Vec<TargetDistribution> {
-        let uniform_entropy = (self.config.prototypes as f64).ln();
-        vec![TargetDistribution { entropy: TARGET_ENTROPY, uniform_entropy, sharpness_key: "method.epsilon" }]
+        vec![TargetDistribution::over(self.config.prototypes, TARGET_ENTROPY, "method.epsilon")]
     }
 
     fn state(&self) -> Vec<(String, Vec<f32>)> {

@@ -8,6 +8,7 @@
 //! ([`Transfer`]): an engine that knows device memory runs them in place, and any other through host
 //! memory.
 
+mod connector;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod local;
@@ -21,8 +22,9 @@ mod rendezvous;
 mod solo;
 mod transfer;
 
+pub use connector::{Connector, Site};
 pub use local::{Local, LocalGroup};
-pub use registry::{Connector, EngineChoice, Site, connectors, start};
+pub use registry::{EngineChoice, connectors, start};
 pub use solo::Solo;
 pub use transfer::Transfer;
 

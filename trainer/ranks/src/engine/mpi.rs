@@ -10,7 +10,7 @@ use mpi::collective::{CommunicatorCollectives, Root, SystemOperation};
 use mpi::environment::Universe;
 use mpi::topology::{Color, Communicator, SimpleCommunicator};
 
-use super::registry::{Connector, Site};
+use super::connector::{Connector, Site};
 use super::{Engine, Reduction, check_parts};
 use crate::error::EngineError;
 

@@ -4,7 +4,7 @@ use kernels::device::{DeviceKind, context};
 
 use super::{ID_BYTES, Nccl, library_version, new_id};
 use crate::engine::Engine;
-use crate::engine::registry::{Connector, Site};
+use crate::engine::connector::{Connector, Site};
 use crate::engine::rendezvous::{Participant, Rendezvous};
 use crate::error::EngineError;
 
