@@ -133,22 +133,6 @@ pub enum EvalError {
         /// Stride of the network in pixels, such as the side of a ViT's patch.
         stride_px: usize,
     },
-    /// A picture cannot be drawn.
-    #[error("cannot draw {}: {reason}", path.display())]
-    Picture {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
-    /// A run's metrics cannot be read.
-    #[error("cannot read {}: {reason}", path.display())]
-    Metrics {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
 }
 
 impl From<PipelineError> for EvalError {

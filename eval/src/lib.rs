@@ -1,8 +1,8 @@
 //! Evaluation of trained backbones.
 //!
 //! [`images`] loads images through one transform, [`features`](mod@features) computes and caches their features, each
-//! [`protocol`](mod@protocol) scores features on labels, each [`measure`] without labels, [`probe`] combines these, and
-//! [`picture`] draws.
+//! [`protocol`](mod@protocol) scores features on labels, each [`measure`] without labels, and [`probe`] combines
+//! these.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -10,7 +10,6 @@ pub(crate) mod error;
 pub mod features;
 pub(crate) mod images;
 pub(crate) mod measure;
-pub mod picture;
 pub mod probe;
 pub(crate) mod protocol;
 pub(crate) mod score;

@@ -26,7 +26,7 @@ pub struct Split {
     /// Seed of shuffles, initial weights and draws.
     pub seed: u64,
     /// Makes every protocol use the transform of the sets, even if its script has another one.
-    pub keeps_transform: bool,
+    pub overrides_transform: bool,
 }
 
 /// The numbers of one protocol.
@@ -78,7 +78,7 @@ impl Split {
     pub fn new(train: ImageSet, test: ImageSet) -> Result<Self, EvalError> {
         let (mut train, mut test) = (train.labeled()?, test.labeled()?);
         ImageSet::unify(&mut [&mut train, &mut test]);
-        Ok(Self { train, test, seed: 0, keeps_transform: false })
+        Ok(Self { train, test, seed: 0, overrides_transform: false })
     }
 
     /// Returns both sets as `protocols` need them: like [`Split::new`] if they use classes of images, otherwise all
@@ -97,7 +97,7 @@ impl Split {
             }
             Some(_) => {
                 ImageSet::unify(&mut [&mut train, &mut test]);
-                Self { train, test, seed: 0, keeps_transform: false }
+                Self { train, test, seed: 0, overrides_transform: false }
             }
         };
         protocols.iter().try_for_each(|protocol| protocol.check(&split.train))?;
@@ -127,7 +127,7 @@ impl Split {
         cache: Option<&FeatureCache>,
         progress: &dyn Progress,
     ) -> Result<Scores, EvalError> {
-        let transform_of = |protocol: &Protocol| match self.keeps_transform {
+        let transform_of = |protocol: &Protocol| match self.overrides_transform {
             true => self.test.transform,
             false => protocol.transform(self.test.transform),
         };
@@ -141,7 +141,8 @@ impl Split {
         for transform in transforms {
             let alike = protocols.iter().filter(|protocol| transform_of(protocol) == transform);
             let alike: Vec<Protocol> = alike.cloned().collect();
-            let scores = self.through(transform).score_alike(network, &alike, cache, progress)?;
+            let scores =
+                self.through(transform).score_with_one_transform(network, &alike, cache, progress)?;
             match &mut all {
                 Some(all) => all.of_protocols.extend(scores.of_protocols),
                 None => all = Some(scores),
@@ -160,7 +161,7 @@ impl Split {
     }
 
     /// Scores `network` by protocols that all use the transform of the sets.
-    fn score_alike(
+    fn score_with_one_transform(
         &self,
         network: &Network,
         protocols: &[Protocol],

@@ -90,7 +90,7 @@ pub enum PipelineError {
     },
     /// A shard list cannot be expanded.
     #[error("shard list {spec:?}: {reason}")]
-    BadUrl {
+    InvalidShardList {
         /// The list without secrets, truncated if it is long.
         spec: String,
         /// Reason why it cannot be expanded.

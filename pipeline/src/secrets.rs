@@ -28,7 +28,7 @@ const PLAIN_NAMES: [&str; 16] = [
 ];
 
 /// Maximum number of characters of a value that is shown unchanged.
-const MAX_PLAIN_CHARS: usize = 64;
+const MAX_SHOWN_VALUE_CHARS: usize = 64;
 
 /// Maximum number of digits of a number that is shown under any parameter name.
 const MAX_DIGITS: usize = 6;
@@ -213,10 +213,10 @@ fn shown(parameter: &str) -> String {
         let stays = is_hash(parameter) || PLAIN_NAMES.contains(&parameter) || parameter.is_empty();
         return if stays { parameter.to_string() } else { hash(parameter) };
     };
-    let is_name =
-        name.len() <= MAX_PLAIN_CHARS / 4 && name.chars().all(|c| c.is_ascii_lowercase() || "_-".contains(c));
+    let is_name = name.len() <= MAX_SHOWN_VALUE_CHARS / 4
+        && name.chars().all(|c| c.is_ascii_lowercase() || "_-".contains(c));
     let is_number = value.len() <= MAX_DIGITS && value.chars().all(|c| c.is_ascii_digit());
-    let is_known = PLAIN_NAMES.contains(&name) && is_plain(value) && value.len() <= MAX_PLAIN_CHARS;
+    let is_known = PLAIN_NAMES.contains(&name) && is_plain(value) && value.len() <= MAX_SHOWN_VALUE_CHARS;
     match is_name {
         true if is_number || is_known || is_hash(value) => parameter.to_string(),
         true => format!("{name}={}", hash(value)),

@@ -29,7 +29,7 @@ pub enum ShardUrl {
 /// Expands shard lists, in the order written.
 ///
 /// # Errors
-/// [`PipelineError::BadUrl`] for unbalanced braces, ranges that run backwards, an empty list or an
+/// [`PipelineError::InvalidShardList`] for unbalanced braces, ranges that run backwards, an empty list or an
 /// unknown scheme.
 pub fn expand(specs: &[String]) -> Result<Vec<ShardUrl>, PipelineError> {
     let mut urls = Vec::new();
@@ -80,7 +80,7 @@ pub(crate) fn bad_url(spec: &str, reason: String) -> PipelineError {
         shown.truncate(end);
         shown.push('…');
     }
-    PipelineError::BadUrl { spec: shown, reason }
+    PipelineError::InvalidShardList { spec: shown, reason }
 }
 
 /// Returns whether `path` has the name of a shard.

@@ -22,6 +22,14 @@ pub enum ReportError {
         /// Cause of the failure.
         source: std::io::Error,
     },
+    /// A picture cannot be drawn.
+    #[error("cannot draw {}: {reason}", path.display())]
+    Picture {
+        /// The file.
+        path: PathBuf,
+        /// Reason for the failure.
+        reason: String,
+    },
     /// A picture could not be encoded.
     #[error("cannot encode a picture: {0}")]
     Encode(String),

@@ -1,7 +1,7 @@
 //! Reports on runs, from the files of their work directories.
 //!
 //! A [`Run`] holds the contents of those files, a [`Gallery`] holds pictures of the features that its network computes
-//! from a few images, and [`html`] puts several runs side by side on one page. Nothing is written into a work
+//! from a few images, [`picture`] draws PNG files, and [`html`] puts several runs side by side on one page. Nothing is written into a work
 //! directory, so that a run in progress is not disturbed.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -9,6 +9,7 @@
 pub(crate) mod error;
 pub(crate) mod gallery;
 pub(crate) mod page;
+pub mod picture;
 pub(crate) mod run;
 
 pub use error::ReportError;

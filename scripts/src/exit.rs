@@ -48,7 +48,7 @@ pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
             return Some(match error {
                 ReportError::Run(error) => of_train(error),
                 ReportError::Eval(error) => of_eval(error),
-                ReportError::Read { .. } | ReportError::Encode(_) => DATA,
+                ReportError::Read { .. } | ReportError::Picture { .. } | ReportError::Encode(_) => DATA,
             });
         }
         cause.downcast_ref::<EvalError>().map(of_eval)
@@ -73,9 +73,7 @@ fn of_eval(error: &EvalError) -> u8 {
         | EvalError::Mask { .. }
         | EvalError::OneClass { .. }
         | EvalError::Io { .. }
-        | EvalError::Write { .. }
-        | EvalError::Picture { .. }
-        | EvalError::Metrics { .. } => DATA,
+        | EvalError::Write { .. } => DATA,
     }
 }
 
@@ -129,7 +127,7 @@ fn of_engine(error: &EngineError) -> u8 {
 
 fn of_pipeline(error: &PipelineError) -> u8 {
     match error {
-        PipelineError::BadUrl { .. } | PipelineError::UnevenShare { .. } => CONFIGURATION,
+        PipelineError::InvalidShardList { .. } | PipelineError::UnevenShare { .. } => CONFIGURATION,
         _ => DATA,
     }
 }

@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use eval::picture::report;
-use eval::{EvalError, FeatureSet, ImageSet, Table};
+use eval::{FeatureSet, ImageSet, Table};
 use pipeline::Dataset;
+use report::ReportError;
+use report::picture::{curves, sheets};
 use trainer::Plan;
 use trainer::run::events::Events;
 
@@ -34,7 +35,7 @@ pub(crate) fn views(workdir: &Path, dataset: &Dataset, plan: &Plan) {
     }
     let path = workdir.join("views.png");
     let (seed, rules) = (plan.recipe.seed, plan.recipe.data.rules());
-    let drawn = report::contact_sheet(&path, dataset, &plan.multicrop(), &rules, seed, SHEET_IMAGES);
+    let drawn = sheets::contact_sheet(&path, dataset, &plan.multicrop(), &rules, seed, SHEET_IMAGES);
     tell("augmented views", &path, drawn);
     show(workdir, "views", 0);
 }
@@ -42,18 +43,14 @@ pub(crate) fn views(workdir: &Path, dataset: &Dataset, plan: &Plan) {
 /// Draws the curves of `metrics.jsonl`: `curves.png`.
 pub(crate) fn curves(workdir: &Path) {
     let path = workdir.join("curves.png");
-    let drawn = match report::read_curves(&workdir.join("metrics.jsonl"), &CURVES, &["probe/"]) {
-        Ok(curves) => report::draw_curves(&path, &curves),
-        Err(error) => Err(error),
-    };
-    tell("curves", &path, drawn);
+    tell("curves", &path, curves::draw_curves(&path, workdir, &CURVES, &["probe/"]));
 }
 
 /// Draws some of `images`, whose features after `step` steps are `table`, with their nearest neighbors: `neighbors.png`.
 pub(crate) fn neighbors(workdir: &Path, images: &ImageSet, table: &Arc<Table>, step: u64) {
     let path = workdir.join("neighbors.png");
     let rows = FeatureSet::of(Arc::clone(table), |_| Some(0));
-    tell("nearest neighbors", &path, report::neighbor_sheet(&path, (images, &rows), None));
+    tell("nearest neighbors", &path, sheets::neighbor_sheet(&path, (images, &rows), None));
     show(workdir, "neighbors", step);
 }
 
@@ -66,7 +63,7 @@ pub(crate) fn show(workdir: &Path, name: &str, step: u64) {
     }
 }
 
-fn tell(what: &str, path: &Path, drawn: Result<(), EvalError>) {
+fn tell(what: &str, path: &Path, drawn: Result<(), ReportError>) {
     match drawn {
         Ok(()) => say(format!("{what}: {}", path.display())),
         Err(error) => say(format!("warning: {error}")),

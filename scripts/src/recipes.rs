@@ -92,7 +92,6 @@ pub(crate) fn load_for_bench(
 
 #[cfg(test)]
 mod tests {
-    use trainer::Plan;
 
     use super::*;
 
@@ -102,7 +101,7 @@ mod tests {
         for (name, _) in BUILT_IN {
             let recipe = load(name, &[]).unwrap();
             assert_eq!(recipe.name, name);
-            let plan = Plan::resolve(recipe, 1 << 20).unwrap();
+            let plan = trainer::resolve(recipe, 1 << 20).unwrap();
             plan.method().unwrap();
         }
     }
@@ -111,7 +110,7 @@ mod tests {
     fn every_recipe_can_be_measured_with_a_small_batch() {
         for (name, _) in BUILT_IN {
             let recipe = load_for_bench(name, &[], Some(8), 4).unwrap();
-            Plan::resolve(recipe, 1 << 20).unwrap();
+            trainer::resolve(recipe, 1 << 20).unwrap();
         }
     }
 }

@@ -9,7 +9,7 @@ use pipeline::shard::sidecar;
 
 fn plan(threads: usize, n_samples: u64) -> Plan {
     let recipe = Recipe::parse(TINY, "tiny", &[format!("run.data_threads={threads}")]).unwrap();
-    Plan::resolve(recipe, n_samples).unwrap()
+    trainer::resolve(recipe, n_samples).unwrap()
 }
 
 /// Returns the views of global batches `first..first + n`, gathered from all ranks in the order of positions.

@@ -11,7 +11,7 @@ use crate::support::TINY;
 
 fn plan(overrides: &[&str]) -> Plan {
     let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
-    Plan::resolve(Recipe::parse(TINY, "tiny", &overrides).unwrap(), 1000).unwrap()
+    trainer::resolve(Recipe::parse(TINY, "tiny", &overrides).unwrap(), 1000).unwrap()
 }
 
 fn worst(a: Vec<Tensor<1>>, b: Vec<Tensor<1>>) -> f64 {
@@ -55,7 +55,7 @@ fn batches_that_are_sent_train_like_batches_that_are_here() {
     let trainer = plan.trainer(Communicator::solo(), &Device::flex()).unwrap();
     let scheduled_values = plan.schedules().at(3);
     let batches = [0, 1, 2].map(|seed| noise_batch(&plan.multicrop(), 8, seed));
-    let uploads = Uploads::start(trainer.uplink()).unwrap();
+    let uploads = Uploads::start(trainer.uploader()).unwrap();
     let mut on_their_way = batches.clone().map(|batch| uploads.push(batch)).into_iter();
     drop(on_their_way.next());
     for (batch, upload) in batches[1..].iter().zip(on_their_way) {

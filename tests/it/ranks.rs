@@ -23,7 +23,7 @@ pub(crate) fn plan(world_size: usize, overrides: &[&str]) -> Plan {
     let defaults = ["run.workers=1", "optim.batch_size=8", "model.layer_scale=0.5"];
     let overrides: Vec<String> = defaults.iter().chain(overrides).map(ToString::to_string).collect();
     let recipe = Recipe::parse(TINY, "tiny", &overrides).unwrap();
-    Plan::resolve(recipe, 100)
+    trainer::resolve(recipe, 100)
         .unwrap()
         .over(world_size, RankResources { n_cores: 1, n_workers: 1, bytes: f64::MAX })
         .unwrap()
@@ -237,7 +237,7 @@ fn traffic_is_what_the_formulas_say() {
             };
             assert_eq!((traffic.gather_bytes, traffic.reduce_bytes), (gathered, reduced), "{more:?}");
             // One sum of the center and one of norms and votes.
-            assert_eq!(traffic.n_small, 2, "{more:?}");
+            assert_eq!(traffic.n_other, 2, "{more:?}");
         }
     }
 }

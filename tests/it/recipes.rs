@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use toml::{Table, Value};
-use trainer::{Plan, Recipe};
+use trainer::Recipe;
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/recipes");
 
@@ -61,7 +61,7 @@ fn recipes_have_the_values_that_were_published() {
     let recipes = recipes();
     for (name, facts) in published() {
         let n_samples = facts["n_samples"].as_integer().unwrap() as u64;
-        let plan = Plan::resolve(Recipe::parse(&recipes[&name], &name, &[]).unwrap(), n_samples).unwrap();
+        let plan = trainer::resolve(Recipe::parse(&recipes[&name], &name, &[]).unwrap(), n_samples).unwrap();
         let written = Value::try_from(&plan.recipe).unwrap();
         for (key, expected) in facts["keys"].as_table().unwrap() {
             let value = at(&written, key).unwrap_or_else(|| panic!("{name} has no {key}"));

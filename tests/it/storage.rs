@@ -5,8 +5,8 @@ use std::sync::Arc;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use pipeline::{Cursor, Dataset, PipelineError, SampleId, Share, StorageConfig};
+use trainer::Recipe;
 use trainer::run::data::batches;
-use trainer::{Plan, Recipe};
 
 use crate::servers::{Faults, WebServer};
 use crate::support::{TINY, World, cached, ok, open, program, samples, without_sidecar};
@@ -54,7 +54,7 @@ fn a_small_cache_keeps_what_is_read_and_drops_the_rest() {
     let overrides = ["data.window_shards=1".to_string(), "run.data_threads=2".to_string()];
     let recipe = Recipe::parse(TINY, "tiny", &overrides).unwrap();
     let views = |dataset: Dataset, ledger: &str| {
-        let plan = Plan::resolve(recipe.clone(), dataset.n_samples()).unwrap();
+        let plan = trainer::resolve(recipe.clone(), dataset.n_samples()).unwrap();
         let share = Share::new(0, 1, 8).unwrap();
         let mut pool = batches(Arc::new(dataset), &plan, share, Cursor(0), &world.path(ledger))?;
         Ok::<_, PipelineError>(

@@ -22,3 +22,4 @@ pub mod step;
 pub use error::TrainError;
 pub use recipe::Recipe;
 pub use recipe::plan::Plan;
+pub use recipe::resolve::resolve;

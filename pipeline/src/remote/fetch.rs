@@ -80,10 +80,10 @@ pub(crate) async fn fetch(
             }
             Err(failure) => return Err(failure),
         };
-        let gained_bytes = progress.done_bytes.saturating_sub(progress.furthest_bytes);
-        progress.furthest_bytes += gained_bytes;
+        let new_bytes = progress.done_bytes.saturating_sub(progress.furthest_bytes);
+        progress.furthest_bytes += new_bytes;
         // A trickle does not count as progress, or a server could hold a fetch for years.
-        if gained_bytes > 0 && !policy.is_too_slow(gained_bytes, begun.elapsed()) {
+        if new_bytes > 0 && !policy.is_too_slow(new_bytes, begun.elapsed()) {
             failures = 0;
         }
         if progress.furthest_bytes > 0 {

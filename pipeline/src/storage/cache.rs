@@ -37,7 +37,7 @@ pub(crate) struct Cache {
     max_bytes: u64,
     slots: Mutex<HashMap<String, Arc<Slot>>>,
     /// Held while room is made, so that two threads do not claim the same bytes.
-    clearing: Mutex<()>,
+    eviction_lock: Mutex<()>,
     /// Number of further fetches that may start.
     permits: Mutex<usize>,
     returned: Condvar,
@@ -80,7 +80,7 @@ impl Cache {
             folder,
             max_bytes,
             slots: Mutex::default(),
-            clearing: Mutex::default(),
+            eviction_lock: Mutex::default(),
             permits: Mutex::new(n_fetches.max(1)),
             returned: Condvar::new(),
         }
@@ -193,8 +193,8 @@ impl Cache {
     /// `may_wait`: fetches that have their room finish.
     fn reserve(&self, file: &File, len_bytes: u64, part: &Path, may_wait: bool) -> io::Result<()> {
         loop {
-            let clearing = lock(&self.clearing);
-            let fits = self.make_room(len_bytes, part)?;
+            let eviction_lock = lock(&self.eviction_lock);
+            let fits = self.evict(len_bytes, part)?;
             if fits || !may_wait {
                 match allocate(file, len_bytes) {
                     // The disk may be smaller than the limit of the cache.
@@ -213,14 +213,14 @@ impl Cache {
                     allocated => return allocated,
                 }
             }
-            drop(clearing);
+            drop(eviction_lock);
             std::thread::sleep(SPACE_POLL_INTERVAL);
         }
     }
 
     /// Removes the least recently used shards until `wanted_bytes` more fit. `part` is not counted. Returns `false` if
-    /// other fetches leave no room. The caller holds `clearing`.
-    fn make_room(&self, wanted_bytes: u64, part: &Path) -> io::Result<bool> {
+    /// other fetches leave no room. The caller holds `eviction_lock`.
+    fn evict(&self, wanted_bytes: u64, part: &Path) -> io::Result<bool> {
         if wanted_bytes > self.max_bytes {
             let (needed_bytes, max_bytes) = (wanted_bytes, self.max_bytes);
             return Err(io::Error::other(PipelineError::CacheTooSmall { needed_bytes, max_bytes }));

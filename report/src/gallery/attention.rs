@@ -26,7 +26,7 @@ pub(super) fn sheet(network: &Network, images: &ImageSet) -> Result<Sheet, Repor
         let caption = caption(images, image);
         let mut row = vec![Tile::of_planes(&planes, size_px, caption.clone())?];
         let map = |weights: &[f32], what: &str| {
-            Tile::of_grid(&heat(weights), attention.grid, format!("{caption}: {what}"))
+            Tile::of_grid(&heat_map(weights), attention.grid, format!("{caption}: {what}"))
         };
         row.push(map(&mean, "mean of all heads")?);
         for (number, head) in attention.heads.iter().take(n_shown).enumerate() {
@@ -40,7 +40,7 @@ pub(super) fn sheet(network: &Network, images: &ImageSet) -> Result<Sheet, Repor
 }
 
 /// Colors weights from the lowest, black, through red and yellow to the highest, white.
-fn heat(weights: &[f32]) -> Vec<[u8; 3]> {
+fn heat_map(weights: &[f32]) -> Vec<[u8; 3]> {
     let (low, high) = weights.iter().fold((f32::MAX, f32::MIN), |(l, h), v| (l.min(*v), h.max(*v)));
     let color = |weight: &f32| {
         let share = if high > low { (weight - low) / (high - low) } else { 0.0 };
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn weights_go_from_black_to_white() {
-        assert_eq!(heat(&[0.1, 0.4, 0.25, 0.2]), [[0; 3], [255; 3], [255, 128, 0], [255, 0, 0]]);
-        assert_eq!(heat(&[0.5, 0.5]), [[0; 3]; 2]);
+        assert_eq!(heat_map(&[0.1, 0.4, 0.25, 0.2]), [[0; 3], [255; 3], [255, 128, 0], [255, 0, 0]]);
+        assert_eq!(heat_map(&[0.5, 0.5]), [[0; 3]; 2]);
     }
 }

@@ -51,7 +51,7 @@ impl Run {
             status,
             warnings: jsonl::rows(&workdir.join(WARNINGS))?,
             bad: quarantine::read(workdir)?,
-            start: Start::last_of(workdir)?,
+            start: Start::read_newest(workdir)?,
             workdir: workdir.to_path_buf(),
         })
     }

@@ -30,7 +30,7 @@ pub struct Start {
 
 impl Start {
     /// Reads the newest start of the run in `workdir`; `None` for a run of an older release.
-    pub(crate) fn last_of(workdir: &Path) -> Result<Option<Self>, ReportError> {
+    pub(crate) fn read_newest(workdir: &Path) -> Result<Option<Self>, ReportError> {
         let newest: Option<Self> = jsonl::rows(&workdir.join(STARTS))?.pop();
         // Older releases wrote secrets to the file.
         Ok(newest.as_ref().map(Self::redact_list))
@@ -57,8 +57,8 @@ impl Start {
 
     /// Returns rank 0's command in shell syntax, which continues the run under the launcher that started its ranks.
     pub fn to_continue(&self) -> String {
-        let words: Vec<String> = self.command.iter().map(|word| quoted(word)).collect();
-        format!("cd {} && {}", quoted(&self.folder.display().to_string()), words.join(" "))
+        let words: Vec<String> = self.command.iter().map(|word| shell_quote(word)).collect();
+        format!("cd {} && {}", shell_quote(&self.folder.display().to_string()), words.join(" "))
     }
 }
 
@@ -93,7 +93,7 @@ fn end_of_keys(text: &str) -> usize {
 }
 
 /// Quotes a word for a shell.
-fn quoted(word: &str) -> String {
+fn shell_quote(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@%+".contains(c);
     match !word.is_empty() && word.chars().all(is_plain) {
         true => word.to_string(),
@@ -139,10 +139,10 @@ mod tests {
             folder: "/home/me/my runs".into(),
             command: ["ocelli", "pretrain", "--shards", shards].map(String::from).into(),
         };
-        assert_eq!(Start::last_of(folder.path()).unwrap(), None);
+        assert_eq!(Start::read_newest(folder.path()).unwrap(), None);
         start("a.tar").note(folder.path()).unwrap();
         start("it's-{0..3}.tar").note(folder.path()).unwrap();
-        let last = Start::last_of(folder.path()).unwrap().unwrap();
+        let last = Start::read_newest(folder.path()).unwrap().unwrap();
         assert_eq!(
             last.to_continue(),
             r"cd '/home/me/my runs' && ocelli pretrain --shards 'it'\''s-{0..3}.tar'"

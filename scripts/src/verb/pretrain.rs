@@ -193,7 +193,7 @@ pub(crate) fn pretrain(
         let initial = initial::prepare(&mut recipe, target.workdir, &target.initial, launch.rank)?;
         let frozen = frozen::open(&mut recipe, Some(target.workdir))?;
         let dataset = Arc::new(Dataset::open(&recipe.data.shards, storage)?);
-        let mut plan = Plan::resolve(recipe, dataset.n_samples())?;
+        let mut plan = trainer::resolve(recipe, dataset.n_samples())?;
         plan.data_fingerprint = format!("{:016x}", dataset.samples_fingerprint());
         let room = machine::room(launch.n_local.unwrap_or(1), n_sharers, &device);
         let plan = fit(plan.over(launch.world_size, room)?, room)?;

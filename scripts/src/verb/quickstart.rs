@@ -6,14 +6,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::bail;
-use eval::picture::report as pictures;
 use eval::probe::wanted;
 use eval::{ImageSet, NoProgress, Protocol, Source, Split, Transform};
 use kernels::device::Device;
 use networks::Network;
 use pipeline::{Dataset, Storage};
+use report::picture::sheets;
 use serde_json::json;
-use trainer::Plan;
 use trainer::run::Outcome;
 use weights::{Format, Precision};
 
@@ -64,7 +63,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let seed = args.seed.unwrap_or(recipe.seed);
     recipe.seed = seed;
     // An invalid recipe is reported before anything is written.
-    Plan::resolve(recipe.clone(), args.train_images)?;
+    trainer::resolve(recipe.clone(), args.train_images)?;
     let (size_px, rules) = (recipe.model.image_px(), recipe.data.rules());
     let data = args.workdir.join("data");
     let set = |prefix: &str, count, stream| {
@@ -185,6 +184,6 @@ fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Table> {
 fn neighbors(args: &Args, split: &Split, network: &Network) -> anyhow::Result<()> {
     let (train, test) = split.features(network, wanted(&[]), None, &NoProgress)?;
     let path = args.workdir.join("neighbors.png");
-    pictures::neighbor_sheet(&path, (&split.train, &train), Some((&split.test, &test)))?;
+    sheets::neighbor_sheet(&path, (&split.train, &train), Some((&split.test, &test)))?;
     Ok(())
 }

@@ -29,7 +29,7 @@ pub fn gather(
     let [n] = shard.dims();
     let mut shard = Transfer::new(shard.clone(), n * group_size, wire, comm.supports_device_tensors)?;
     if !stays {
-        shard = shard.into_pool(Arc::clone(&comm.buffers));
+        shard = shard.with_pool(Arc::clone(&comm.buffers));
     }
     Ok(comm.submit("gather", unit, move |mesh| mesh.gather(shard)))
 }

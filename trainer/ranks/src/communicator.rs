@@ -80,7 +80,7 @@ impl Communicator {
     /// Creates the communicator of a single rank.
     pub fn solo() -> Self {
         Self {
-            topology: Topology::SOLO,
+            topology: Topology::SINGLE_RANK,
             exact: true,
             supports_device_tensors: false,
             queue: None,

@@ -41,9 +41,9 @@ pub struct Traffic {
     /// Number of sums of gradients.
     pub n_reduces: u64,
     /// Bytes of everything else: statistics, norms, flags.
-    pub small_bytes: u64,
+    pub other_bytes: u64,
     /// Number of other collectives.
-    pub n_small: u64,
+    pub n_other: u64,
 }
 
 impl Traffic {
@@ -63,8 +63,8 @@ impl Traffic {
             n_gathers: f(self.n_gathers, other.n_gathers),
             reduce_bytes: f(self.reduce_bytes, other.reduce_bytes),
             n_reduces: f(self.n_reduces, other.n_reduces),
-            small_bytes: f(self.small_bytes, other.small_bytes),
-            n_small: f(self.n_small, other.n_small),
+            other_bytes: f(self.other_bytes, other.other_bytes),
+            n_other: f(self.n_other, other.n_other),
         }
     }
 }
@@ -210,8 +210,8 @@ impl Mesh {
 
     /// Counts a small collective that moves `bytes` bytes.
     pub fn count_small(&mut self, bytes: usize) {
-        self.traffic.n_small += 1;
-        self.traffic.small_bytes += bytes as u64;
+        self.traffic.n_other += 1;
+        self.traffic.other_bytes += bytes as u64;
     }
 }
 

@@ -1,6 +1,6 @@
 //! Collectives in flight while a unit computes: the next gather, and the last reductions.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use burn_tensor::{DType, Device, Tensor};
 
@@ -21,7 +21,7 @@ pub struct GatherRequest<'a> {
     /// Element type on the wire.
     pub wire: Wire,
     /// True if the gathered buffer is kept for longer than its unit runs.
-    pub stays: bool,
+    pub is_kept: bool,
 }
 
 /// The gathers of a step, in order: while one is used, the next is in flight.
@@ -29,7 +29,8 @@ pub struct GatherQueue<'a> {
     comm: &'a Communicator,
     device: &'a Device,
     rest: VecDeque<GatherRequest<'a>>,
-    ahead: Option<Pending<Tensor<1>>>,
+    /// The gather in flight, with the name of its unit.
+    in_flight: Option<(&'a str, Pending<Tensor<1>>)>,
 }
 
 impl<'a> GatherQueue<'a> {
@@ -42,7 +43,7 @@ impl<'a> GatherQueue<'a> {
         list: impl IntoIterator<Item = GatherRequest<'a>>,
         device: &'a Device,
     ) -> Result<Self, EngineError> {
-        let mut gathers = Self { comm, device, rest: list.into_iter().collect(), ahead: None };
+        let mut gathers = Self { comm, device, rest: list.into_iter().collect(), in_flight: None };
         gathers.look_ahead()?;
         Ok(gathers)
     }
@@ -53,31 +54,33 @@ impl<'a> GatherQueue<'a> {
     /// # Errors
     /// [`EngineError`].
     pub fn look_ahead(&mut self) -> Result<(), EngineError> {
-        if self.ahead.is_some() {
+        if self.in_flight.is_some() {
             return Ok(());
         }
-        let submit = |next: GatherRequest<'_>| {
+        let submit = |next: GatherRequest<'a>| {
             // An engine on device memory sends tensors on the device only.
             let shard = match self.comm.supports_device_tensors {
                 true => next.shard.clone().to_device(self.device),
                 false => next.shard.clone(),
             };
-            collectives::gather(self.comm, next.unit, &shard, next.wire, next.stays)
+            let pending = collectives::gather(self.comm, next.unit, &shard, next.wire, next.is_kept);
+            pending.map(|pending| (next.unit, pending))
         };
-        self.ahead = self.rest.pop_front().map(submit).transpose()?;
+        self.in_flight = self.rest.pop_front().map(submit).transpose()?;
         Ok(())
     }
 
-    /// Returns the next unit's buffer, `[padded]`. The gather after it is not queued before [`GatherQueue::look_ahead`].
+    /// Returns the buffer of `unit`, whose gather is the next of the list, `[padded]`. The gather after it is not queued before [`GatherQueue::look_ahead`].
     ///
     /// # Errors
     /// [`EngineError`].
     ///
     /// # Panics
-    /// If more buffers are requested than were listed: a bug in the step.
-    pub fn next_flat(&mut self) -> Result<Tensor<1>, EngineError> {
+    /// If another unit is the next of the list: a bug in the step.
+    pub fn next_flat(&mut self, unit: &str) -> Result<Tensor<1>, EngineError> {
         self.look_ahead()?;
-        let pending = self.ahead.take().expect("the step lists every gather");
+        let (listed, pending) = self.in_flight.take().expect("the step lists every gather");
+        assert_eq!(listed, unit, "the step gathers units in the order of its list");
         let flat = self.comm.wait(pending)?;
         let flat = flat.to_device(self.device);
         // Leaves are f32, whatever the type on the wire, because gradients of several uses are summed in f32.
@@ -85,24 +88,34 @@ impl<'a> GatherQueue<'a> {
     }
 }
 
-/// Reductions in flight; results are in the order of submission.
+/// Reductions in flight, by number of the unit.
 pub struct ReductionQueue<'a> {
     comm: &'a Communicator,
-    /// Units, gradients and wire types that are still to be submitted.
-    held: Vec<(&'a str, Tensor<1>, Wire)>,
-    pending: VecDeque<Pending<Tensor<1>>>,
-    done: Vec<Tensor<1>>,
+    /// Gradients that are still to be submitted.
+    held: Vec<HeldGradient<'a>>,
+    pending: VecDeque<(usize, Pending<Tensor<1>>)>,
+    done: BTreeMap<usize, Tensor<1>>,
+}
+
+/// A gradient that is to be reduced.
+struct HeldGradient<'a> {
+    /// Number and name of the unit.
+    unit: (usize, &'a str),
+    /// Gradient of the whole buffer, `[padded]`.
+    full: Tensor<1>,
+    /// Element type on the wire.
+    wire: Wire,
 }
 
 impl<'a> ReductionQueue<'a> {
     /// Creates an empty list of reductions.
     pub fn new(comm: &'a Communicator) -> Self {
-        Self { comm, held: Vec::new(), pending: VecDeque::new(), done: Vec::new() }
+        Self { comm, held: Vec::new(), pending: VecDeque::new(), done: BTreeMap::new() }
     }
 
-    /// Holds the gradient `full` of `unit` until [`ReductionQueue::release`].
-    pub fn push(&mut self, unit: &'a str, full: Tensor<1>, wire: Wire) {
-        self.held.push((unit, full, wire));
+    /// Holds the gradient `full`, `[padded]`, of `unit`, by its number and name, until [`ReductionQueue::release`].
+    pub fn push(&mut self, unit: (usize, &'a str), full: Tensor<1>, wire: Wire) {
+        self.held.push(HeldGradient { unit, full, wire });
     }
 
     /// Submits the held gradients, after the statistics of the computing unit; waits first if too many are in flight.
@@ -110,27 +123,27 @@ impl<'a> ReductionQueue<'a> {
     /// # Errors
     /// [`EngineError`].
     pub fn release(&mut self) -> Result<(), EngineError> {
-        for (unit, full, wire) in std::mem::take(&mut self.held) {
+        for HeldGradient { unit: (number, name), full, wire } in std::mem::take(&mut self.held) {
             if self.pending.len() == MAX_REDUCTIONS_IN_FLIGHT {
                 self.wait_for_one()?;
             }
-            self.pending.push_back(collectives::reduce(self.comm, unit, full, wire)?);
+            self.pending.push_back((number, collectives::reduce(self.comm, name, full, wire)?));
         }
         Ok(())
     }
 
     fn wait_for_one(&mut self) -> Result<(), EngineError> {
-        if let Some(pending) = self.pending.pop_front() {
-            self.done.push(self.comm.wait(pending)?);
+        if let Some((number, pending)) = self.pending.pop_front() {
+            self.done.insert(number, self.comm.wait(pending)?);
         }
         Ok(())
     }
 
-    /// Waits for all reductions and returns their shards.
+    /// Waits for all reductions and returns their shards, by number of the unit.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn finish(mut self) -> Result<Vec<Tensor<1>>, EngineError> {
+    pub fn finish(mut self) -> Result<BTreeMap<usize, Tensor<1>>, EngineError> {
         self.release()?;
         while !self.pending.is_empty() {
             self.wait_for_one()?;

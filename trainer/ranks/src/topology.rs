@@ -28,7 +28,7 @@ pub struct Topology {
 
 impl Topology {
     /// Topology of a single rank.
-    pub const SOLO: Self = Self { rank: 0, world_size: 1, group_size: 1 };
+    pub const SINGLE_RANK: Self = Self { rank: 0, world_size: 1, group_size: 1 };
 
     /// Returns the topology as `rank` sees it; `group` ranks share a unit, or all ranks if it is 0.
     ///

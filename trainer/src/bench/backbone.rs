@@ -72,8 +72,9 @@ impl BackboneBench {
         let model = &plan.recipe.model;
         let units = model.units(Readout::All);
         let of_units = units.iter().map(AsRef::as_ref);
-        let shards =
-            of_units.map(|unit: &dyn Unit| UnitShard::init(unit, 0, Topology::SOLO, &[], device)).collect();
+        let shards = of_units
+            .map(|unit: &dyn Unit| UnitShard::init(unit, 0, Topology::SINGLE_RANK, &[], device))
+            .collect();
         let size_px = model.image_px();
         let mut rng = ViewRng::from_words([0, 0x6e6f_6973_6500_0000, 1, 0]);
         let mut image = || (0..3 * size_px * size_px).map(|_| rng.below(256) as u8).collect();

@@ -93,9 +93,9 @@ mod tests {
                 bf16,
                 n_threads: rayon::current_num_threads(),
             };
-            let (_, noted) = products_of(|| repeated_ms(&product));
+            let (_, recorded) = products_of(|| repeated_ms(&product));
             // Other tests multiply at the same time.
-            assert!(noted.get(&product).is_some_and(|n| *n > 1), "{noted:?}");
+            assert!(recorded.get(&product).is_some_and(|n| *n > 1), "{recorded:?}");
             assert_eq!(flops(&BTreeMap::from([(product, 2)])), 240.0);
             assert!(alone_ms(&BTreeMap::from([(product, 2)]), 2) > 0.0);
         }

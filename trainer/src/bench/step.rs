@@ -56,10 +56,11 @@ pub fn steps(plan: &Plan, repeats: usize, device: &Device) -> Result<StepBench, 
         all.push(trainer.step(&batch, &scheduled_values)?.phases);
     }
     trainer.time_phases(false);
-    let (stepped, noted) = products_of(|| trainer.step(&batch, &scheduled_values));
+    let (stepped, recorded) = products_of(|| trainer.step(&batch, &scheduled_values));
     stepped?;
     let step = Times::of(whole_steps_ms(&mut trainer, batch, &scheduled_values, repeats, device)?);
-    let products = (*device == Device::flex()).then(|| [alone_ms(&noted, plan.n_workers), flops(&noted)]);
+    let products =
+        (*device == Device::flex()).then(|| [alone_ms(&recorded, plan.n_workers), flops(&recorded)]);
     let of = |f: fn(&Phases) -> f64| median(all.iter().map(f).collect());
     let phases = Phases {
         input_ms: of(|p| p.input_ms),
@@ -95,7 +96,7 @@ fn whole_steps_ms(
         }
         return Ok(all);
     }
-    let uploads = Uploads::start(trainer.uplink())?;
+    let uploads = Uploads::start(trainer.uploader())?;
     let mut upload = uploads.push(batch);
     let mut start = Instant::now();
     for repeat in 0..=repeats {

@@ -14,6 +14,7 @@ use ranks::engine::Reduction;
 use super::shard_file::ShardFile;
 use super::{LATEST, MANIFEST, Manifest, ParamEntry, UnitEntry, VERSION, folder, pieces, unusable};
 use crate::error::TrainError;
+use crate::recipe::check::check;
 use crate::step::TrainState;
 
 /// A checkpoint on disk.
@@ -102,7 +103,7 @@ impl Checkpoint {
         if manifest.step > total_steps {
             return Err(unusable(path, format!("it follows step {} of {total_steps}", manifest.step)));
         }
-        manifest.plan.check().map_err(|error| unusable(path, error))?;
+        check(&manifest.plan).map_err(|error| unusable(path, error))?;
         if manifest.files.is_empty() {
             return Err(unusable(path, "it lists no file"));
         }

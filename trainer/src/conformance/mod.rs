@@ -56,7 +56,7 @@ pub(crate) fn plans(overrides: &[&str]) -> Vec<Plan> {
             let model = model.clone();
             let views = scaled(views, model.stride_px() as u32).into();
             let recipe = Recipe { model, method, views, ..base.clone() };
-            match Plan::resolve(recipe, 100) {
+            match crate::resolve(recipe, 100) {
                 // Masks need a backbone with tokens.
                 Err(error) if error.to_string().contains("no tokens to mask") => {}
                 plan => plans.push(plan.unwrap()),

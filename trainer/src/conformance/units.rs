@@ -32,8 +32,9 @@ impl Chain {
     fn new(units: Vec<Box<dyn Unit>>, input: Features) -> Self {
         let device = Device::flex();
         let of_units = units.iter().map(AsRef::as_ref);
-        let shards =
-            of_units.map(|unit: &dyn Unit| UnitShard::init(unit, 1, Topology::SOLO, &[], &device)).collect();
+        let shards = of_units
+            .map(|unit: &dyn Unit| UnitShard::init(unit, 1, Topology::SINGLE_RANK, &[], &device))
+            .collect();
         Self { units, shards, input }
     }
 

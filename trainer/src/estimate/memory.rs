@@ -58,11 +58,11 @@ pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
     let passing_of = |network: &NetworkCost| {
         sum(&network.head).max(largest(&network.backbone)) + largest(&network.backbone)
     };
-    let passing = model.networks().map(passing_of).fold(0.0, f64::max);
+    let transient = model.networks().map(passing_of).fold(0.0, f64::max);
     let gathered = match (placement.gathers(), placement.sharding) {
         (false, _) => 0.0,
-        (true, Sharding::Grad) => sum(&trained.backbone) + passing,
-        (true, _) => sum(kept) + passing,
+        (true, Sharding::Grad) => sum(&trained.backbone) + transient,
+        (true, _) => sum(kept) + transient,
     };
     let images = placement.rank_batch as f64;
     let micro_batch = images / placement.rank_micro_batches.max(1) as f64;

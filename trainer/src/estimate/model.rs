@@ -168,7 +168,7 @@ mod tests {
         let text = "name = 't'\nseed = 0\n[model]\narch = 'vit'\nimage_px = 16\npatch_px = 4\nwidth = 8\ndepth = 1\nheads = 2\n\
                     [method]\nname = 'toy'\nscores = 5\n[views]\npreset = 'dino'\nglobal_px = 16\nlocal_px = 8\nn_local = 2\n\
                     [optim]\nbatch_size = 4\nlength = { steps = 2 }\nlr = 0.1\nwarmup = { steps = 0 }\n";
-        let plan = Plan::resolve(Recipe::parse(text, "t", &[]).unwrap(), 8).unwrap();
+        let plan = crate::resolve(Recipe::parse(text, "t", &[]).unwrap(), 8).unwrap();
         let cost = of_plan(&plan).unwrap();
         let flops = |name: &str| cost.trained.head.iter().find(|unit| unit.name == name).unwrap().flops;
         // Two views of 16 cells and two of 4, against four pooled vectors.

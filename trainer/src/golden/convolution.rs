@@ -127,7 +127,7 @@ fn images(name: &str, size_px: usize) -> Vec<u8> {
 
 /// A unit's shard with the weights that the script gives networks.
 fn filled(unit: &dyn Unit) -> UnitShard {
-    let mut shard = UnitShard::init(unit, 0, Topology::SOLO, &[], &Device::flex());
+    let mut shard = UnitShard::init(unit, 0, Topology::SINGLE_RANK, &[], &Device::flex());
     shard.weights = weights(&shard);
     shard
 }

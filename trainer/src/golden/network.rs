@@ -18,7 +18,7 @@ const TOLERANCE: f32 = 1e-5;
 
 fn shards(golden: &Golden, prefix: &str, units: &[Box<dyn Unit>]) -> Vec<UnitShard> {
     let of_unit = |unit: &dyn Unit| {
-        let mut shard = UnitShard::init(unit, 0, Topology::SOLO, &[], &Device::flex());
+        let mut shard = UnitShard::init(unit, 0, Topology::SINGLE_RANK, &[], &Device::flex());
         shard.weights = golden.flat(prefix, &shard);
         shard
     };

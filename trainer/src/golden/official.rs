@@ -270,7 +270,7 @@ fn without_key_biases(values: &Tensor<1>, golden: Tensor<1>, shard: &UnitShard) 
 fn check(run: &Run, overrides: &[&str]) {
     let golden = Golden::open_in("official", run.file);
     let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
-    let plan = Plan::resolve(Recipe::parse(&run.recipe, run.file, &overrides).unwrap(), 64).unwrap();
+    let plan = crate::resolve(Recipe::parse(&run.recipe, run.file, &overrides).unwrap(), 64).unwrap();
     let mut trainer: Trainer = plan.trainer(Communicator::solo(), &Device::flex()).unwrap();
     for shard in trainer.state.networks.iter_mut().flat_map(|network| &mut network.shards) {
         shard.weights = weights(shard);

@@ -18,7 +18,7 @@ fn check(golden: &Golden, prefix: &str, unit: &dyn Unit, rule: Rule, schedule: [
     let decays_vectors = matches!(rule, Rule::Sgd(sgd) if sgd.adaptation.is_some_and(larc));
     let optimizer = Optimizer { rule, clip_norm: 0.0, clip: ClipRule::PerTensor, decays_vectors };
     let device = Device::flex();
-    let mut shards = [UnitShard::init(unit, 0, Topology::SOLO, optimizer.moments(), &device)];
+    let mut shards = [UnitShard::init(unit, 0, Topology::SINGLE_RANK, optimizer.moments(), &device)];
     shards[0].weights = golden.flat(&format!("{prefix}param"), &shards[0]);
     for (step, (lr, weight_decay)) in schedule.into_iter().enumerate() {
         let scheduled_values = ScheduledValues { step: step as u64, lr, weight_decay };

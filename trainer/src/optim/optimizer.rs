@@ -395,7 +395,8 @@ mod tests {
             for device in devices() {
                 let optimizer =
                     Optimizer { rule, clip_norm: 1.0, clip: ClipRule::PerTensor, decays_vectors: false };
-                let mut shards = [UnitShard::init(&unit, 3, Topology::SOLO, optimizer.moments(), &device)];
+                let mut shards =
+                    [UnitShard::init(&unit, 3, Topology::SINGLE_RANK, optimizer.moments(), &device)];
                 let gain = shards[0].layout.params[shards[0].layout.position("weight_g").unwrap()].range();
                 let buffers = |shard: &UnitShard| -> Vec<Vec<f32>> {
                     let moments = shard.moments.iter().map(|moment| moment.values.clone());

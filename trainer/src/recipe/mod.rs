@@ -1,11 +1,14 @@
 //! The recipe as written, a TOML file in which unknown keys are errors, and the plan that it resolves into.
 
+pub(crate) mod check;
 pub(crate) mod compare;
 mod flat;
 mod lengths;
 mod parse;
 pub mod plan;
+pub(crate) mod resolve;
 mod values;
+pub(crate) mod warnings;
 
 use augment::DecodeRules;
 use networks::backbone::ModelConfig;

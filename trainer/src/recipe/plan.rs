@@ -2,18 +2,14 @@
 
 use augment::MultiCrop;
 use burn_tensor::Device;
-use kernels::device::workers::n_or_all_cores;
 use networks::patches::PixelInput;
 use ranks::communicator::Communicator;
 use ranks::topology::Topology;
 use serde::{Deserialize, Serialize};
 
-use super::lengths::lengths;
-use super::values::check_values;
 use super::{Algorithm, LrSchedule, Recipe};
 use crate::error::TrainError;
-use crate::method::network::{Moves, NetworkSpec};
-use crate::method::{Method, MethodContext, check};
+use crate::method::{Method, MethodContext};
 use crate::optim::{AdamW, Adaptation, Optimizer, RateRule, Rule, Sgd};
 use crate::schedule::{RunLength, Schedule, Schedules, Shape};
 use crate::step::{StepConfig, Trainer};
@@ -65,41 +61,6 @@ pub struct RankResources {
 }
 
 impl Plan {
-    /// Resolves and checks `recipe` for a data set of `n_samples`.
-    ///
-    /// # Errors
-    /// [`TrainError::Recipe`] with the key and what is wrong with it.
-    pub fn resolve(mut recipe: Recipe, n_samples: u64) -> Result<Self, TrainError> {
-        let name = recipe.name.clone();
-        let bad = |reason: String| TrainError::Recipe { recipe: name.clone(), reason };
-        check_values(&recipe).map_err(bad)?;
-        recipe.optim.fill_defaults();
-        let optim = &recipe.optim;
-        let total_steps = optim
-            .length
-            .steps(n_samples, optim.batch_size, None)
-            .map_err(|why| bad(format!("optim.length: {why}")))?;
-        if total_steps == 0 {
-            return Err(bad("optim.length is less than one step".into()));
-        }
-        let length = RunLength { n_samples, batch_size: optim.batch_size, total_steps };
-        let plan = Self {
-            n_samples,
-            data_fingerprint: String::new(),
-            views_version: augment::VIEWS_VERSION,
-            total_steps,
-            warmup_steps: length.steps("optim.warmup", &optim.warmup).map_err(bad)?,
-            cooldown_steps: length.steps("optim.cooldown", &optim.cooldown).map_err(bad)?,
-            n_workers: n_or_all_cores(recipe.run.workers),
-            n_data_threads: n_or_all_cores(recipe.run.data_threads),
-            world_size: 1,
-            keep: recipe.run.keep.unwrap_or(ALL_UNITS),
-            recipe,
-        };
-        plan.check()?;
-        Ok(plan)
-    }
-
     /// Returns the plan as TOML, as it is stored in a work directory.
     pub fn to_toml(&self) -> String {
         // Numbers, texts and tables alone, all of which TOML can represent.
@@ -114,94 +75,8 @@ impl Plan {
         Ok(self.method()?.evaluated())
     }
 
-    /// Checks values that depend on more than one section of the recipe.
-    ///
-    /// # Errors
-    /// [`TrainError::Recipe`] with the key and what is wrong with it.
-    pub fn check(&self) -> Result<(), TrainError> {
-        let bad = |reason: String| self.bad(reason);
-        let recipe = &self.recipe;
-        check_values(recipe).map_err(bad)?;
-        recipe.model.validate().map_err(bad)?;
-        let views = recipe.views.multicrop().map_err(bad)?;
-        let stride_px = recipe.model.stride_px() as u32;
-        if let Some(crop) = views.crops.iter().find(|crop| !crop.size_px.is_multiple_of(stride_px)) {
-            return Err(bad(format!(
-                "views: a view of {} px is not a multiple of the {stride_px} px that a token of the model covers",
-                crop.size_px
-            )));
-        }
-        let method = self.method()?;
-        check::check(&*method).map_err(|reason| bad(format!("method: {reason}; this is a bug in ocelli")))?;
-        let networks = method.networks();
-        check::check_has_tokens(&networks, &recipe.model).map_err(bad)?;
-        let has_stages = |network: &NetworkSpec| {
-            let backbone = network.units(&recipe.model);
-            let mut units = backbone.iter().chain(network.heads.iter().flat_map(|head| &head.units));
-            units.any(|unit| unit.n_stages() > 1)
-        };
-        let mut moving = networks.iter().filter(|network| network.moves != Moves::Frozen);
-        let optim = &recipe.optim;
-        if !optim.batch_size.is_multiple_of(optim.stat_images()) {
-            return Err(bad(format!(
-                "optim.stat_images {} does not divide optim.batch_size {}; 0 takes the whole batch",
-                optim.stat_images, optim.batch_size
-            )));
-        }
-        if optim.stat_images() < 2 && moving.any(has_stages) {
-            return Err(bad(format!(
-                "optim.batch_size {}, optim.stat_images {}: batch normalization needs statistics over two images or more",
-                optim.batch_size, optim.stat_images
-            )));
-        }
-        if self.cooldown_steps > 0 && optim.schedule != LrSchedule::Constant {
-            return Err(bad("optim.cooldown goes with optim.schedule = \"constant\" alone".into()));
-        }
-        if self.warmup_steps + self.cooldown_steps > self.total_steps && self.cooldown_steps > 0 {
-            return Err(bad(format!(
-                "optim.warmup and optim.cooldown take {} steps, more than the {} of the run",
-                self.warmup_steps + self.cooldown_steps,
-                self.total_steps
-            )));
-        }
-        Ok(())
-    }
-
-    /// Describes dubious values: lengths beyond the end of the run, batches larger than the data set, rates near zero.
-    pub fn warnings(&self) -> Vec<String> {
-        let length = RunLength {
-            n_samples: self.n_samples,
-            batch_size: self.recipe.optim.batch_size,
-            total_steps: self.total_steps,
-        };
-        let beyond = |(key, steps): (String, u64)| {
-            (steps > self.total_steps).then(|| {
-                format!(
-                    "{key} is {steps} steps, and the run has {}: it never gets to its end",
-                    self.total_steps
-                )
-            })
-        };
-        let mut warnings: Vec<String> =
-            lengths(&self.recipe, length).into_iter().filter_map(beyond).collect();
-        let optim = &self.recipe.optim;
-        if optim.batch_size as u64 > self.n_samples {
-            warnings.push(format!(
-                "optim.batch_size is {}, and the data set has {} images: an image comes several times in a batch",
-                optim.batch_size, self.n_samples
-            ));
-        }
-        if optim.lr == 0.0 {
-            warnings.push("optim.lr is 0: nothing is learned".into());
-        }
-        if (f64::MIN_POSITIVE..1e-6).contains(&optim.clip_norm()) {
-            warnings
-                .push(format!("optim.clip_norm is {:e}: it leaves nothing of a gradient", optim.clip_norm()));
-        }
-        warnings
-    }
-
-    fn bad(&self, reason: String) -> TrainError {
+    /// Returns the error of a recipe that cannot be run, for `reason`.
+    pub(super) fn bad(&self, reason: String) -> TrainError {
         TrainError::Recipe { recipe: self.recipe.name.clone(), reason }
     }
 
@@ -358,9 +233,6 @@ fn greatest_common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
-/// A number of units that no network reaches.
-const ALL_UNITS: usize = u32::MAX as usize;
-
 #[cfg(test)]
 mod tests {
     use crate::conformance::plans;
@@ -379,22 +251,6 @@ mod tests {
             let lr = plans(&sets).remove(0).schedules().lr;
             assert!((lr.at(0) - 0.1 * factor).abs() < 1e-12, "{scaling}");
             assert!((lr.at(4) - 0.4 * factor).abs() < 1e-12, "{scaling}");
-        }
-    }
-
-    /// A plan has every value, so a recipe that writes out a default resolves to the same plan.
-    #[test]
-    fn defaults_of_an_algorithm_are_written_out() {
-        for (algorithm, weight_decay, clip_norm) in
-            [("adamw", "[0.04, 0.4]", "3.0"), ("sgd", "[1e-4, 1e-4]", "0.0"), ("larc", "[1e-6, 1e-6]", "0.0")]
-        {
-            let algorithm = format!("optim.algorithm={algorithm}");
-            let absent = plans(&[&algorithm]).remove(0);
-            let decay = format!("optim.weight_decay={weight_decay}");
-            let clip = format!("optim.clip_norm={clip_norm}");
-            let written = plans(&[&algorithm, &decay, &clip]).remove(0);
-            assert_eq!(crate::recipe::compare::difference(&absent, &written), None, "{algorithm}");
-            assert!(absent.recipe.optim.weight_decay.is_some());
         }
     }
 }

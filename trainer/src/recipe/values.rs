@@ -1,7 +1,7 @@
 //! Range checks for the values of a recipe.
 
 use super::flat::flatten;
-use super::{Algorithm, Recipe};
+use super::{Algorithm, OptimConfig, Recipe, default_betas, default_momentum, default_trust};
 
 /// Upper bound of rates, weights and temperatures.
 const MAX_VALUE: f64 = 1e6;
@@ -33,6 +33,7 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
     within("optim.momentum", optim.momentum, 0.0, 1.0 - 1e-9)?;
     within("optim.trust", optim.trust, 0.0, MAX_VALUE)?;
     within("optim.clip_norm (0 for none)", optim.clip_norm(), 0.0, MAX_VALUE)?;
+    check_keys_of_algorithm(optim)?;
     let by_layer = matches!(optim.algorithm, Algorithm::Lars | Algorithm::Larc);
     if by_layer && optim.clip_norm() > 0.0 {
         return Err(format!(
@@ -51,6 +52,27 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
         within("optim.weight_decay", optim.weight_decay()[i], 0.0, MAX_VALUE)?;
     }
     Ok(())
+}
+
+/// Rejects keys that the algorithm does not read, unless they have their defaults, which every plan writes out.
+fn check_keys_of_algorithm(optim: &OptimConfig) -> Result<(), String> {
+    let (is_adamw, by_layer) = match optim.algorithm {
+        Algorithm::Adamw => (true, false),
+        Algorithm::Sgd => (false, false),
+        Algorithm::Lars | Algorithm::Larc => (false, true),
+    };
+    let keys = [
+        ("betas", is_adamw, optim.betas == default_betas(), "adamw"),
+        ("momentum", !is_adamw, optim.momentum == default_momentum(), "sgd, lars and larc"),
+        ("nesterov", !is_adamw, !optim.nesterov, "sgd, lars and larc"),
+        ("trust", by_layer, optim.trust == default_trust(), "lars and larc"),
+    ];
+    match keys.iter().find(|(_, is_read, is_default, _)| !is_read && !is_default) {
+        Some((key, _, _, readers)) => Err(format!(
+            "optim.{key} is a key of {readers}, which optim.algorithm does not choose: remove it"
+        )),
+        None => Ok(()),
+    }
 }
 
 fn within(key: &str, value: f64, low: f64, high: f64) -> Result<(), String> {

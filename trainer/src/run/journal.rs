@@ -107,7 +107,7 @@ impl Journal {
         scheduled_values: &ScheduledValues,
         time: StepTime,
         probes: &mut [Box<dyn Probe>],
-        pulse: &HeartbeatWriter,
+        heartbeat: &HeartbeatWriter,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
         let done = trainer.state.step;
@@ -137,7 +137,7 @@ impl Journal {
             self.keep(step, &warnings)?;
         }
         if probing {
-            pulse.enter(step, "probe");
+            heartbeat.enter(step, "probe");
             row.extend(probe_all(trainer, plan, done, probes, observer)?);
         }
         match &mut self.telemetry {

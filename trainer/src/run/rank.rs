@@ -18,6 +18,7 @@ use super::workdir::{self, AllowedDifferences};
 use crate::checkpoint::{self, Saver};
 use crate::error::TrainError;
 use crate::recipe::plan::Plan;
+use crate::recipe::warnings::warnings;
 use crate::schedule::Schedules;
 use crate::step::{StepReport, Trainer, Votes};
 
@@ -31,7 +32,7 @@ pub(super) struct Run<'a> {
     schedules: Schedules,
     trainer: Trainer,
     saver: Saver,
-    pulse: HeartbeatWriter,
+    heartbeat: HeartbeatWriter,
     journal: Journal,
     stream: Stream,
     saved_step: u64,
@@ -51,19 +52,18 @@ impl<'a> Run<'a> {
         observer: &mut dyn Observer,
     ) -> Result<Self, TrainError> {
         let warn = &mut |message: &str| observer.warned(message);
-        let exceptions = AllowedDifferences { lengthen: job.lengthen, forked_step: job.forked_step };
-        let (plan, lock) = workdir::agree(job.workdir, job.plan, exceptions, &comm, warn)?;
+        let allowed = AllowedDifferences { lengthen: job.lengthen, forked_step: job.forked_step };
+        let (plan, lock) = workdir::agree(job.workdir, job.plan, allowed, &comm, warn)?;
         let topology = comm.topology();
         let beats = heartbeat::folder_of(job.workdir);
-        let pulse = HeartbeatWriter::start(&beats, topology.rank, comm.recorder())?;
-        let failed = |error: &TrainError| pulse.give_up(error);
+        let heartbeat = HeartbeatWriter::start(&beats, topology.rank, comm.recorder())?;
+        let failed = |error: &TrainError| heartbeat.give_up(error);
         if topology.world_size > 1 {
             comm.set_watch(Arc::new(RankWatch::new(&beats, &comm).inspect_err(failed)?));
         }
         let mut trainer = plan.trainer(comm, &job.device).inspect_err(failed)?;
         let folder = job.workdir.join("checkpoints");
-        for warning in plan
-            .warnings()
+        for warning in warnings(&plan)
             .iter()
             .chain(&job.fault.iter().filter_map(|fault| fault.misses(&plan)).collect::<Vec<_>>())
         {
@@ -97,7 +97,7 @@ impl<'a> Run<'a> {
             job,
             trainer,
             saver,
-            pulse,
+            heartbeat,
             journal,
             stream,
             saved_step: first,
@@ -116,7 +116,7 @@ impl<'a> Run<'a> {
     ) -> Result<Outcome, TrainError> {
         let result = self.take_steps(probes, observer);
         if let Err(error) = &result {
-            self.pulse.give_up(error);
+            self.heartbeat.give_up(error);
         }
         result
     }
@@ -160,7 +160,7 @@ impl<'a> Run<'a> {
 
     /// Waits for the first batch of a stream, and agrees on whether all ranks have theirs.
     fn first_batch(&mut self) -> Result<(Next, Votes), TrainError> {
-        self.pulse.enter(self.trainer.state.step, "data");
+        self.heartbeat.enter(self.trainer.state.step, "data");
         let next = self.stream.next(self.job.stop);
         let votes = self.votes(&next);
         let said = vec![votes.stop, votes.failed];
@@ -179,9 +179,9 @@ impl<'a> Run<'a> {
         let step = self.trainer.state.step;
         let scheduled_values = self.schedules.at(step);
         let rank = self.trainer.topology().rank;
-        let (pulse, fault) = (&self.pulse, &self.job.fault);
+        let (heartbeat, fault) = (&self.heartbeat, &self.job.fault);
         let enter = |phase: &'static str| {
-            pulse.enter(step, phase);
+            heartbeat.enter(step, phase);
             if let Some(fault) = fault {
                 fault.trigger(rank, step, phase);
             }
@@ -207,9 +207,10 @@ impl<'a> Run<'a> {
         let report = self.trainer.update(gradients, votes, &scheduled_values)?;
         self.saver.agreed(report.votes.saved, report.votes.save_failed)?;
         let time = StepTime { seconds: start.elapsed().as_secs_f64(), data_wait_ms };
-        let Self { journal, trainer, plan, pulse, .. } = self;
+        let Self { journal, trainer, plan, heartbeat, .. } = self;
         let told = journal.tell(trainer, plan, &report, time, observer);
-        let logged = journal.log(trainer, plan, &report, &scheduled_values, time, probes, pulse, observer);
+        let logged =
+            journal.log(trainer, plan, &report, &scheduled_values, time, probes, heartbeat, observer);
         let there = workdir::check(self.job.workdir, self.lock.as_ref());
         if let Err(error) = there.and(logged).and(told) {
             match error {
@@ -221,7 +222,7 @@ impl<'a> Run<'a> {
         let done = self.trainer.state.step;
         let every_steps = self.plan.recipe.run.checkpoint_every_steps;
         if (done.is_multiple_of(every_steps) || report.votes.due > 0.0) && report.finite {
-            self.pulse.enter(step, "checkpoint");
+            self.heartbeat.enter(step, "checkpoint");
             if let Some(fault) = &self.job.fault {
                 fault.trigger(rank, step, "checkpoint");
             }
@@ -273,7 +274,7 @@ impl<'a> Run<'a> {
     /// Waits until the checkpoint in flight is complete.
     fn finish_saving(&mut self) -> Result<(), TrainError> {
         if self.saver.is_busy() {
-            self.pulse.enter(self.trainer.state.step, "checkpoint");
+            self.heartbeat.enter(self.trainer.state.step, "checkpoint");
             let (saved, failed) = self.saver.wait_for_own();
             let said = self.trainer.comm.all_reduce("checkpoint", vec![saved, failed], Reduction::Sum)?;
             self.saver.agreed(said[0], said[1])?;

@@ -41,7 +41,7 @@ pub(super) struct Stream {
 impl Stream {
     /// Opens the batches that follow the state of `trainer`.
     pub(super) fn open(job: &Job<'_>, plan: &Plan, trainer: &Trainer) -> Result<Self, TrainError> {
-        let uploads = (job.device != Device::flex()).then(|| Uploads::start(trainer.uplink()));
+        let uploads = (job.device != Device::flex()).then(|| Uploads::start(trainer.uploader()));
         let uploads = uploads.transpose()?;
         Ok(Self { pool: open_pool(job, plan, trainer)?, uploads })
     }

@@ -32,19 +32,19 @@ pub(crate) struct AllowedDifferences {
 fn claim(
     workdir: &Path,
     plan: &Plan,
-    exceptions: AllowedDifferences,
+    allowed: AllowedDifferences,
     warn: &mut dyn FnMut(&str),
 ) -> Result<Plan, TrainError> {
     let path = plan_path(workdir);
     let mut plan = plan.clone();
     let before = read_plan(workdir)?;
-    let checkpoint = newest_plan(workdir, exceptions.forked_step);
+    let checkpoint = newest_plan(workdir, allowed.forked_step);
     if let Some((step, _)) = checkpoint.as_ref().filter(|_| before.is_none()) {
         warn(&format!("plan.toml is missing: it is restored from the checkpoint of step {step}"));
     }
     let there = before.as_ref().map(|(_, plan)| plan).or(checkpoint.as_ref().map(|(_, plan)| plan));
     if let Some(there) = there {
-        let longer = exceptions.lengthen && plan.total_steps > there.total_steps;
+        let longer = allowed.lengthen && plan.total_steps > there.total_steps;
         if longer {
             warn(&format!(
                 "the run becomes longer, from {} to {} steps: rates that follow its length jump to where the longer run \
@@ -178,14 +178,14 @@ pub(super) fn check(workdir: &Path, lock: Option<&File>) -> Result<(), TrainErro
 pub(crate) fn agree(
     workdir: &Path,
     plan: &Plan,
-    exceptions: AllowedDifferences,
+    allowed: AllowedDifferences,
     comm: &Communicator,
     warn: &mut dyn FnMut(&str),
 ) -> Result<(Plan, Option<File>), TrainError> {
     let rank = comm.topology().rank;
     let mut take = |plan: &Plan| {
         let lock = lock(workdir)?;
-        Ok((claim(workdir, plan, exceptions, warn)?, lock))
+        Ok((claim(workdir, plan, allowed, warn)?, lock))
     };
     if comm.topology().world_size == 1 {
         return take(plan);

@@ -37,14 +37,14 @@ pub(super) fn backward<'a>(
         let (of_unit, flat) = tape.pop().expect("a tape for every unit");
         let flat = match flat {
             Some(flat) => flat,
-            None => gathers.next_flat()?,
+            None => gathers.next_flat(&shard.layout.name)?,
         };
         let unit = trained.net.backbone[number].as_ref();
         let gathered = Gathered { unit, layout: &shard.layout, flat: &flat };
         let sum;
-        let clear = &mut || gathers.look_ahead().and_then(|()| reductions.release());
-        (grads, sum) = passes.backward(gathered, of_unit, grads, &draws[number], number > 0, clear)?;
-        reductions.push(&shard.layout.name, sum, wire);
+        let on_sent = &mut || gathers.look_ahead().and_then(|()| reductions.release());
+        (grads, sum) = passes.backward(gathered, of_unit, grads, &draws[number], number > 0, on_sent)?;
+        reductions.push((number, &shard.layout.name), sum, wire);
     }
     reductions.release()
 }

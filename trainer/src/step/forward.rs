@@ -52,7 +52,7 @@ pub(super) fn infer(
     let of_heads = Passes { sets: &head_sets, ..of_heads };
     let mut observations = Vec::new();
     for number in 0..network.net.backbone.len() {
-        let flat = gathers.next_flat()?;
+        let flat = gathers.next_flat(network.unit_name(number))?;
         let unit = network.gathered(number, &flat);
         let totals;
         (seen, totals) = passes.infer(unit, seen, None, &mut || gathers.look_ahead())?;
@@ -79,12 +79,12 @@ pub(super) fn forward<'a>(
     let mut tape = Vec::with_capacity(network.net.backbone.len());
     let mut observations = Vec::new();
     for (number, draws) in draws.iter().enumerate() {
-        let flat = gathers.next_flat()?;
+        let flat = gathers.next_flat(network.unit_name(number))?;
         let unit = network.gathered(number, &flat);
         let keeps = keeps(number);
         let of_unit;
-        let clear = &mut || gathers.look_ahead();
-        (batches, of_unit) = passes.forward(unit, batches, draws, keeps.graph, number > 0, clear)?;
+        let on_sent = &mut || gathers.look_ahead();
+        (batches, of_unit) = passes.forward(unit, batches, draws, keeps.graph, number > 0, on_sent)?;
         observations.extend(network.observed(number, unit, &of_unit.totals(), passes));
         tape.push((of_unit, keeps.weights.then_some(flat)));
     }

@@ -54,7 +54,7 @@ impl<'a> HeadPass<'a> {
             numbers.extend(placed.staged().chain(placed.in_graph()));
         }
         for (i, number) in numbers.iter().enumerate() {
-            flats.insert(*number, gathers.next_flat()?);
+            flats.insert(*number, gathers.next_flat(self.0.unit_name(*number))?);
             if i + 1 < numbers.len() || !has_stages {
                 gathers.look_ahead()?;
             }

@@ -101,7 +101,7 @@ impl<'a> Scoring<'a> {
         of_heads
             .extend(self.heads().back_through_staged(heads, staged, batches, &flats, passes, &mut grads)?);
         for (number, grad) in of_heads {
-            reductions.push(&self.network.shards[number].layout.name, grad, self.wire);
+            reductions.push((number, &self.network.shards[number].layout.name), grad, self.wire);
         }
         let observed = loss.observed();
         // Outputs of heads are needed for the loss alone.

@@ -101,13 +101,13 @@ impl<'p> Passes<'p> {
         unit: Gathered<'_, '_>,
         mut batches: Vec<MicroBatch>,
         draws: Option<&UnitDraws>,
-        clear: OnStatisticsSent<'_>,
+        on_sent: OnStatisticsSent<'_>,
     ) -> Result<(Vec<MicroBatch>, Vec<Totals>), EngineError> {
         let none = Draws::default();
         let mut given = vec![Totals::new()];
         for stage in 0..unit.unit.n_stages() {
             if stage + 1 == unit.unit.n_stages() {
-                clear()?;
+                on_sent()?;
             }
             let mut sums = Vec::with_capacity(batches.len());
             for (number, batch) in batches.iter_mut().enumerate() {
@@ -142,16 +142,16 @@ impl<'p> Passes<'p> {
         draws: &UnitDraws,
         keeps_graph: bool,
         wants_input: bool,
-        clear: OnStatisticsSent<'_>,
+        on_sent: OnStatisticsSent<'_>,
     ) -> Result<(Vec<MicroBatch>, UnitTape<'a>), EngineError> {
         if !keeps_graph && unit.unit.n_stages() > 1 {
             let input = batches.clone();
-            let (batches, totals) = self.infer(unit, batches, Some(draws), clear)?;
+            let (batches, totals) = self.infer(unit, batches, Some(draws), on_sent)?;
             return Ok((batches, UnitTape::Again { input, totals }));
         }
         let total = |_: usize, sums: &[SlicedSums]| self.totals(unit.unit.name(), sums);
         let (batches, stages) =
-            self.stages(unit, batches, draws, [keeps_graph, wants_input], total, clear)?;
+            self.stages(unit, batches, draws, [keeps_graph, wants_input], total, on_sent)?;
         Ok((batches, UnitTape::Stages(stages)))
     }
 
@@ -163,13 +163,13 @@ impl<'p> Passes<'p> {
         draws: &UnitDraws,
         [keeps_graph, wants_input]: [bool; 2],
         mut total: impl FnMut(usize, &[SlicedSums]) -> Result<Totals, EngineError>,
-        clear: OnStatisticsSent<'_>,
+        on_sent: OnStatisticsSent<'_>,
     ) -> Result<(Vec<MicroBatch>, Vec<StageTape<'a>>), EngineError> {
         let mut stages = Vec::with_capacity(unit.unit.n_stages());
         let mut totals = Totals::new();
         for stage in 0..unit.unit.n_stages() {
             if stage + 1 == unit.unit.n_stages() {
-                clear()?;
+                on_sent()?;
             }
             let (mut sums, mut kept) = (Vec::new(), Vec::new());
             // Before the first stage there may be nothing to differentiate by; after it there are parameters.
@@ -204,13 +204,13 @@ impl<'p> Passes<'p> {
         mut grads: Vec<SlicedGrads>,
         draws: &UnitDraws,
         wants_input: bool,
-        clear: OnStatisticsSent<'_>,
+        on_sent: OnStatisticsSent<'_>,
     ) -> Result<(Vec<SlicedGrads>, Tensor<1>), EngineError> {
         let mut at_sums = Totals::new();
         let mut params: Option<ParamGrads> = None;
         for (stage, tape) in self.replayed(unit, tape, draws, wants_input)?.into_iter().enumerate().rev() {
             if stage == 0 {
-                clear()?;
+                on_sent()?;
             }
             let StageTape { mut kept, totals } = tape;
             let wants_input = wants_input || stage > 0;

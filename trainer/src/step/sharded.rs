@@ -65,6 +65,11 @@ impl Observation {
 }
 
 impl<'a> ShardedNet<'a> {
+    /// Name of unit `number`.
+    pub(super) fn unit_name(&self, number: usize) -> &'a str {
+        &self.shards[number].layout.name
+    }
+
     /// Unit `number` with its gathered weights.
     pub(super) fn gathered<'f>(&self, number: usize, flat: &'f Tensor<1>) -> Gathered<'a, 'f> {
         Gathered { unit: self.net.unit(number), layout: &self.shards[number].layout, flat }

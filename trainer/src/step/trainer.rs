@@ -1,5 +1,7 @@
 //! The networks of a run on one rank, and the step that they take.
 
+use std::collections::BTreeMap;
+
 use augment::Batch;
 use burn_tensor::{DType, Device, Tensor};
 use kernels::device::host;
@@ -185,7 +187,7 @@ impl Trainer {
     ) -> Result<Gradients, EngineError> {
         self.gradients_of(
             batch.samples.len(),
-            || self.uplink().here(batch, self.slices(batch.samples.len()), &self.workers),
+            || self.uploader().here(batch, self.slices(batch.samples.len()), &self.workers),
             scheduled_values,
             entering,
         )
@@ -201,7 +203,7 @@ impl Trainer {
         scheduled_values: &ScheduledValues,
         entering: &mut dyn FnMut(&'static str),
     ) -> Result<Gradients, EngineError> {
-        self.gradients_of(sent.n_images, || self.uplink().micro_batches(sent), scheduled_values, entering)
+        self.gradients_of(sent.n_images, || self.uploader().micro_batches(sent), scheduled_values, entering)
     }
 
     fn gradients_of(
@@ -259,7 +261,7 @@ impl Trainer {
         entering("backward");
         let at_features = BackwardInputs { tape: pass.tape, grads, wire: self.config.precision.reduce };
         backward(trained, at_features, &draws, passes, &mut gathers, &mut reductions)?;
-        let shards = self.in_layout_order(reductions.finish()?);
+        let shards = self.mean_gradients(reductions.finish()?);
         phases.backward_ms = clock.lap_ms();
         phases.wait_ms = (self.comm.waited() - waited).as_secs_f64() * 1e3;
 
@@ -324,7 +326,7 @@ impl Trainer {
     }
 
     /// Settings for the upload of this rank's shares of batches to its device.
-    pub fn uplink(&self) -> BatchUploader {
+    pub fn uploader(&self) -> BatchUploader {
         let groups = self.state.method.views().groups();
         BatchUploader {
             sizes_px: groups.iter().map(|group| group.size_px as usize).collect(),
@@ -334,15 +336,13 @@ impl Trainer {
         }
     }
 
-    /// Returns the mean gradients by unit: they arrive heads first, then the backbone from its end.
-    fn in_layout_order(&self, mut reduced: Vec<Tensor<1>>) -> Vec<Tensor<1>> {
-        let mut backbone = reduced.split_off(reduced.len() - self.nets.trained().backbone.len());
-        backbone.reverse();
-        backbone.append(&mut reduced);
+    /// Returns the mean gradients in the order of the units, given their sums over micro-batches by number of the unit.
+    fn mean_gradients(&self, sums: BTreeMap<usize, Tensor<1>>) -> Vec<Tensor<1>> {
+        debug_assert!(sums.keys().copied().eq(0..self.trained().len()), "a gradient for every unit");
         let n_micro_batches = self.config.n_micro_batches;
         let factor = 1.0 / n_micro_batches as f32;
         let mean = |grad| if n_micro_batches > 1 { host::scale(grad, factor) } else { grad };
-        backbone.into_iter().map(|grad| mean(grad).to_device(&self.state_device)).collect()
+        sums.into_values().map(|grad| mean(grad).to_device(&self.state_device)).collect()
     }
 
     /// Agrees with all ranks on loss, norms and finiteness, then updates or skips.

@@ -139,14 +139,14 @@ impl Uploads {
     ///
     /// # Errors
     /// [`EngineError::Unavailable`] when the process is out of threads.
-    pub fn start(uplink: BatchUploader) -> Result<Self, EngineError> {
+    pub fn start(uploader: BatchUploader) -> Result<Self, EngineError> {
         let (batches, taken) = bounded::<Order>(1);
         let run = move || {
             for (batch, done) in taken {
-                let sent = uplink.send(&batch);
+                let sent = uploader.send(&batch);
                 // CubeCL collects operations before it sends them; without this nothing would leave before the step's own
                 // thread waits for the device.
-                let arrived = uplink.device.sync().map_err(|error| failure(&error).into());
+                let arrived = uploader.device.sync().map_err(|error| failure(&error).into());
                 // Nobody waits for batches that were sent before a rollback.
                 let _ = done.send(arrived.map(|()| (batch, sent)));
             }

@@ -20,10 +20,10 @@ impl<'a> Weights<'a> {
     /// Every gather of a step, in order: networks without gradients, the trained network, and its backward pass.
     pub(super) fn gathers(&self) -> Vec<GatherRequest<'a>> {
         let Precision { gather, head_gather, .. } = self.config.precision;
-        let wanted = |network: &ShardedNet<'a>, number: usize, stays| {
+        let wanted = |network: &ShardedNet<'a>, number: usize, is_kept| {
             let shard = &network.shards[number];
             let wire = if network.net.is_backbone(number) { gather } else { head_gather };
-            GatherRequest { unit: &shard.layout.name, shard: &shard.weights, wire, stays }
+            GatherRequest { unit: &shard.layout.name, shard: &shard.weights, wire, is_kept }
         };
         let mut list = Vec::new();
         for network in &self.others {

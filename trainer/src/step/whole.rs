@@ -39,7 +39,7 @@ impl BackbonePass<'_> {
             compute: self.compute,
             evaluates: false,
         };
-        let mut clear = || Ok(());
+        let mut on_sent = || Ok(());
         let draws = vec![vec![Draws::default(); slices.len()]];
         let gathered = |number: usize| {
             let shard = &self.shards[number];
@@ -50,7 +50,7 @@ impl BackbonePass<'_> {
         for number in 0..self.units.len() {
             let of_unit;
             (batches, of_unit) =
-                passes.forward(gathered(number), batches, &draws, keeps_graph, number > 0, &mut clear)?;
+                passes.forward(gathered(number), batches, &draws, keeps_graph, number > 0, &mut on_sent)?;
             tape.push(of_unit);
         }
         let mut grads =
@@ -59,7 +59,7 @@ impl BackbonePass<'_> {
         for (number, of_unit) in tape.into_iter().enumerate().rev() {
             let flat;
             (grads, flat) =
-                passes.backward(gathered(number), of_unit, grads, &draws, number > 0, &mut clear)?;
+                passes.backward(gathered(number), of_unit, grads, &draws, number > 0, &mut on_sent)?;
             flats.push(flat);
         }
         flats.reverse();

@@ -3,7 +3,6 @@
 use std::process::ExitCode;
 
 use serde_json::json;
-use trainer::Plan;
 use trainer::bench::compare::compare;
 use trainer::step::precision::Arithmetic;
 
@@ -55,7 +54,7 @@ impl Tolerance {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let recipe = recipes::load_for_bench(&args.recipe, &args.overrides, args.batch, 4)?;
-    let plan = Plan::resolve(recipe, 1 << 20)?;
+    let plan = trainer::resolve(recipe, 1 << 20)?;
     let device = args.device.open()?;
     compute::check(&plan, &device)?;
     let tolerance = Tolerance::of(plan.recipe.optim.precision.compute);

@@ -95,7 +95,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         // The data set's size only moves schedules, which a benchmark does not follow.
         let n_local = launch.n_local.unwrap_or(1);
         let room = machine::room(n_local, n_sharers, &device);
-        Ok(fit(Plan::resolve(recipe, 1 << 20)?.over(launch.world_size, room)?, room)?)
+        Ok(fit(trainer::resolve(recipe, 1 << 20)?.over(launch.world_size, room)?, room)?)
     };
     let modes: Vec<(&str, Plan)> = match args.as_set {
         true => vec![("as set", plan_of(&[])?)],
@@ -159,8 +159,8 @@ fn print_row(name: &str, bench: &ShardBench) {
         mb(bench.planned.state_bytes),
         mb(bench.peak_bytes),
         mb(bench.planned.peak_bytes()),
-        mb((traffic.gather_bytes + traffic.reduce_bytes + traffic.small_bytes) as f64),
-        traffic.n_gathers + traffic.n_reduces + traffic.n_small,
+        mb((traffic.gather_bytes + traffic.reduce_bytes + traffic.other_bytes) as f64),
+        traffic.n_gathers + traffic.n_reduces + traffic.n_other,
         100.0 * bench.wait_ms / bench.step_ms,
         bench.step_ms,
         bench.loss,
@@ -178,7 +178,7 @@ fn json_of(name: &str, plan: &Plan, bench: &ShardBench) -> serde_json::Value {
         "n_gathers": bench.traffic.n_gathers,
         "reduce_bytes": bench.traffic.reduce_bytes,
         "n_reduces": bench.traffic.n_reduces,
-        "small_bytes": bench.traffic.small_bytes,
+        "small_bytes": bench.traffic.other_bytes,
         "step_ms": bench.step_ms,
         "wait_ms": bench.wait_ms,
         "images_per_s": 1e3 * plan.recipe.optim.batch_size as f64 / bench.step_ms,

@@ -56,7 +56,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     // The data set's size only moves schedules, which a benchmark does not follow.
     recipe.run.offload &= device.kind != DeviceKind::Cpu;
-    let plan = Plan::resolve(recipe, 1 << 20)?;
+    let plan = trainer::resolve(recipe, 1 << 20)?;
     let room = machine::room(1, 1, &device);
     let plan = fit(plan.over(1, room)?, room)?;
     compute::check(&plan, &device)?;

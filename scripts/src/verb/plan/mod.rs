@@ -9,12 +9,12 @@ use kernels::device::Opened;
 use ranks::topology::Sharding;
 use ranks::wire::Wire;
 use serde_json::json;
+use trainer::Recipe;
 use trainer::estimate::{
     Fabric, ModelCost, PRESETS, Placement, goodput, max_kept_graphs, memory, of_plan, preset, simulate,
     step_time, traffic,
 };
 use trainer::step::precision::Precision;
-use trainer::{Plan, Recipe};
 
 use crate::cluster::machine;
 use crate::{frozen, recipes};
@@ -171,7 +171,7 @@ fn asked(args: &Args) -> anyhow::Result<PlanRequest> {
     let mut recipe = recipes::load(&args.recipe, &args.overrides)?;
     frozen::open(&mut recipe, None)?;
     // The data set's size only moves schedules.
-    let model = of_plan(&Plan::resolve(recipe.clone(), 1 << 20)?)?;
+    let model = of_plan(&trainer::resolve(recipe.clone(), 1 << 20)?)?;
     Ok(PlanRequest { model, batch: recipe.optim.batch_size, recipe: Some(recipe) })
 }
 

@@ -78,8 +78,8 @@ pub(super) fn split(
         false => images(&args.train, set_name(&args.train), open, storage)?,
     };
     let split = Split::of(protocols, train, test)?;
-    let keeps_transform = args.network.resize_px.is_some();
-    Ok(Split { seed: args.protocols.seed, keeps_transform, ..split })
+    let overrides_transform = args.network.resize_px.is_some();
+    Ok(Split { seed: args.protocols.seed, overrides_transform, ..split })
 }
 
 /// Returns the images of shards as the set `name`, with the preprocessing of `open`.

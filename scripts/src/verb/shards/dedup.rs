@@ -18,9 +18,9 @@ use augment::crop::CropBox;
 use augment::decode::decode;
 use augment::resize::BoxResizer;
 use augment::{DecodeRules, Planes, Rgb8};
-use eval::picture::report;
 use pipeline::{Shard, Source, Storage};
 use rayon::prelude::*;
+use report::picture::sheets;
 use serde_json::json;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -235,7 +235,7 @@ fn draw(path: &Path, shards: &[Shard], entries: &[SampleEntry], copies: &[Copy])
         return Ok(false);
     }
     let legend = format!("{} of {} groups of copies", rows.len(), groups.len());
-    report::groups_of_images(path, &rows, &legend)?;
+    sheets::image_groups(path, &rows, &legend)?;
     Ok(true)
 }
 

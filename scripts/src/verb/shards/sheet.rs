@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use augment::DecodeRules;
-use eval::picture::report;
 use eval::{ImageSet, Source, Transform};
 use pipeline::{Dataset, Storage};
+use report::picture::sheets;
 
 use crate::evaluation::scores::set_name;
 use crate::recipes;
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             let recipe = recipes::load(name, &[])?;
             let views = recipe.views.multicrop().map_err(anyhow::Error::msg)?;
             let rules = recipe.data.rules();
-            report::contact_sheet(&args.out, &dataset, &views, &rules, args.seed, args.count)?;
+            sheets::contact_sheet(&args.out, &dataset, &views, &rules, args.seed, args.count)?;
         }
         None => {
             let square = Transform { resize_px: args.tile_px, size_px: args.tile_px };
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             let names = names_beside(&storage.sources(&args.shards)?);
             let named =
                 |class: &str| class.parse::<usize>().ok().and_then(|number| names.get(number).cloned());
-            report::thumbnails(&args.out, &images, |class| {
+            sheets::thumbnails(&args.out, &images, |class| {
                 named(class).unwrap_or_else(|| class.to_string())
             })?;
         }

@@ -8,9 +8,9 @@ use std::time::Instant;
 use augment::decode::decode;
 use augment::facts::{ColorKind, Facts, facts};
 use augment::{BlurRule, DecodeRules, MultiCrop, SampleKey, ViewMaker};
-use eval::picture::histogram::{Histogram, draw_histograms};
 use pipeline::{Shard, Storage};
 use rayon::prelude::*;
+use report::picture::histogram::{Histogram, draw_histograms};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 

@@ -31,12 +31,12 @@ type Server = <CudaRuntime as Runtime>::Server;
 type Resource = <<Server as ServerStorage>::Storage as ComputeStorage>::Resource;
 
 /// Pinned memory of the two tensors of a transfer.
-pub(crate) struct Memory {
+pub(crate) struct PinnedTensors {
     send: ManagedResource<Resource>,
     receive: ManagedResource<Resource>,
 }
 
-impl Memory {
+impl PinnedTensors {
     /// Pins two flat tensors.
     pub(super) fn of(send: &Tensor<1>, receive: &Tensor<1>) -> Result<Self, EngineError> {
         Ok(Self { send: pinned(send)?, receive: pinned(receive)? })
@@ -94,14 +94,14 @@ pub(super) fn driver_failed(operation: &'static str, error: result::DriverError)
 
 /// Staging buffer in device memory for data of the host, grown when needed.
 #[derive(Default)]
-pub(super) struct Scratch {
+pub(super) struct StagingBuffer {
     address: sys::CUdeviceptr,
     n_bytes: usize,
 }
 
-impl Scratch {
+impl StagingBuffer {
     /// Returns the address of at least `n_bytes` bytes.
-    pub(super) fn at_least(&mut self, n_bytes: usize) -> Result<sys::CUdeviceptr, EngineError> {
+    pub(super) fn ensure_capacity(&mut self, n_bytes: usize) -> Result<sys::CUdeviceptr, EngineError> {
         if self.n_bytes < n_bytes {
             self.release();
             // SAFETY: a context is current in the thread that owns the engine.
@@ -122,7 +122,7 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for StagingBuffer {
     fn drop(&mut self) {
         self.release();
     }

@@ -102,12 +102,12 @@ impl Mpi {
 }
 
 /// Copies `range` of each of the parts of `n` elements of `whole`, one after another.
-fn cut<T: Copy>(whole: &[T], n: usize, range: &std::ops::Range<usize>) -> Vec<T> {
+fn gather_pieces<T: Copy>(whole: &[T], n: usize, range: &std::ops::Range<usize>) -> Vec<T> {
     whole.chunks_exact(n.max(1)).flat_map(|part| part[range.clone()].iter().copied()).collect()
 }
 
-/// The inverse of [`cut`].
-fn paste(whole: &mut [u8], n: usize, range: &std::ops::Range<usize>, pieces: &[u8]) {
+/// The inverse of [`gather_pieces`].
+fn scatter_pieces(whole: &mut [u8], n: usize, range: &std::ops::Range<usize>, pieces: &[u8]) {
     for (part, piece) in whole.chunks_exact_mut(n).zip(pieces.chunks_exact(range.len())) {
         part[range.clone()].copy_from_slice(piece);
     }
@@ -136,7 +136,7 @@ impl Engine for Mpi {
         for range in self.pieces(mine.len()) {
             let mut pieces = vec![0; range.len() * self.world_size()];
             self.communicator.all_gather_into(&mine[range.clone()], &mut pieces[..]);
-            paste(all, mine.len(), &range, &pieces);
+            scatter_pieces(all, mine.len(), &range, &pieces);
         }
         Ok(())
     }
@@ -149,10 +149,10 @@ impl Engine for Mpi {
             return Ok(());
         }
         for range in self.pieces(n) {
-            let out = cut(send, n, &range);
+            let out = gather_pieces(send, n, &range);
             let mut pieces = vec![0; out.len()];
             self.communicator.all_to_all_into(&out[..], &mut pieces[..]);
-            paste(receive, n, &range, &pieces);
+            scatter_pieces(receive, n, &range, &pieces);
         }
         Ok(())
     }
@@ -166,7 +166,7 @@ impl Engine for Mpi {
         }
         let n = mine.len();
         for range in self.pieces(n) {
-            let out = cut(full, n, &range);
+            let out = gather_pieces(full, n, &range);
             self.communicator.reduce_scatter_block_into(&out[..], &mut mine[range], sum);
         }
         Ok(())

@@ -21,9 +21,9 @@ use cudarc::driver::{result as driver, sys as cuda_sys};
 use cudarc::nccl::{result, sys};
 use kernels::device::context;
 
-use self::calls::{exchange, failed, gather, said, sum_parts};
+use self::calls::{describe, exchange, failed, gather, sum_parts};
 use super::cuda;
-use super::cuda::{Memory, Scratch, driver_failed};
+use super::cuda::{PinnedTensors, StagingBuffer, driver_failed};
 use super::{Engine, Reduction, Transfer, check_parts, members_of};
 use crate::error::EngineError;
 
@@ -43,8 +43,8 @@ pub(super) struct Nccl {
     rank: usize,
     world_size: usize,
     device: usize,
-    send: Scratch,
-    receive: Scratch,
+    send: StagingBuffer,
+    receive: StagingBuffer,
     /// Set once this rank no longer waits for collectives.
     abort_flag: Arc<AtomicBool>,
 }
@@ -62,7 +62,7 @@ fn library_version() -> Result<String, String> {
                 .into(),
         );
     }
-    let version = result::get_nccl_version().map_err(|error| said(&error))?;
+    let version = result::get_nccl_version().map_err(|error| describe(&error))?;
     // 2.9 and later: major · 10⁴ + minor · 10² + patch.
     Ok(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
 }
@@ -101,8 +101,8 @@ impl Nccl {
             rank,
             world_size,
             device,
-            send: Scratch::default(),
-            receive: Scratch::default(),
+            send: StagingBuffer::default(),
+            receive: StagingBuffer::default(),
             abort_flag: Arc::default(),
         })
     }
@@ -164,7 +164,7 @@ impl Nccl {
     }
 
     /// Copies `send` to the device, runs `launch` on the addresses, and copies the result to `receive`.
-    fn through_device<T: bytemuck::Pod>(
+    fn run_staged<T: bytemuck::Pod>(
         &mut self,
         operation: &'static str,
         send: &[T],
@@ -176,8 +176,8 @@ impl Nccl {
             return Ok(());
         }
         let copying = |error| driver_failed("copying to or from the device", error);
-        let from = self.send.at_least(size_of_val(send))?;
-        let to = self.receive.at_least(size_of_val(receive))?;
+        let from = self.send.ensure_capacity(size_of_val(send))?;
+        let to = self.receive.ensure_capacity(size_of_val(receive))?;
         // SAFETY: both buffers are at least as long as the slices. The copy is queued on the collective's stream before
         // it; the slice is borrowed until that stream has been waited for. The copy back ends before its call returns.
         unsafe { driver::memcpy_htod_async(from, send, self.stream) }.map_err(copying)?;
@@ -192,7 +192,7 @@ impl Nccl {
         transfer: &Transfer,
         launch: impl FnOnce(u64, u64, sys::ncclComm_t, sys::cudaStream_t) -> Result<(), result::NcclError>,
     ) -> Result<(), EngineError> {
-        let memory: &Memory = transfer.memory.as_ref().ok_or_else(|| EngineError::Failed {
+        let memory: &PinnedTensors = transfer.memory.as_ref().ok_or_else(|| EngineError::Failed {
             engine: "nccl",
             operation,
             reason: "the transfer is not on device memory; this is a bug in ocelli".into(),
@@ -221,7 +221,7 @@ impl Engine for Nccl {
 
     fn all_gather(&mut self, mine: &[u8], all: &mut [u8]) -> Result<(), EngineError> {
         check_parts("all_gather", mine.len(), all.len(), self.world_size)?;
-        self.through_device("all_gather", mine, all, |from, to, communicator, stream| {
+        self.run_staged("all_gather", mine, all, |from, to, communicator, stream| {
             gather((from, to), mine.len(), communicator, stream)
         })
     }
@@ -229,7 +229,7 @@ impl Engine for Nccl {
     fn all_to_all(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), EngineError> {
         let (world_size, n) = (self.world_size, send.len() / self.world_size);
         check_parts("all_to_all", n, receive.len(), world_size)?;
-        self.through_device("all_to_all", send, receive, |from, to, communicator, stream| {
+        self.run_staged("all_to_all", send, receive, |from, to, communicator, stream| {
             exchange((from, to), n, world_size, communicator, stream)
         })
     }
@@ -237,7 +237,7 @@ impl Engine for Nccl {
     fn reduce_scatter(&mut self, full: &[f32], mine: &mut [f32]) -> Result<(), EngineError> {
         check_parts("reduce_scatter", mine.len(), full.len(), self.world_size)?;
         let n = mine.len();
-        self.through_device("reduce_scatter", full, mine, |from, to, communicator, stream| {
+        self.run_staged("reduce_scatter", full, mine, |from, to, communicator, stream| {
             sum_parts((from, to), n, communicator, stream)
         })
     }
@@ -248,7 +248,7 @@ impl Engine for Nccl {
             Reduction::Max => sys::ncclRedOp_t::ncclMax,
         };
         let (mine, n, double) = (values.to_vec(), values.len(), sys::ncclDataType_t::ncclFloat64);
-        self.through_device("all_reduce", &mine, values, |from, to, communicator, stream| {
+        self.run_staged("all_reduce", &mine, values, |from, to, communicator, stream| {
             let (from, to) = (from as *const c_void, to as *mut c_void);
             // SAFETY: both have `n` doubles and live until the stream has been waited for.
             unsafe { result::all_reduce(from, to, n, double, operation, communicator, stream) }.map(drop)
@@ -257,7 +257,7 @@ impl Engine for Nccl {
 
     fn broadcast(&mut self, bytes: &mut [u8], root: usize) -> Result<(), EngineError> {
         let (mine, n, byte) = (bytes.to_vec(), bytes.len(), sys::ncclDataType_t::ncclUint8);
-        self.through_device("broadcast", &mine, bytes, |from, to, communicator, stream| {
+        self.run_staged("broadcast", &mine, bytes, |from, to, communicator, stream| {
             let (from, to) = (from as *const c_void, to as *mut c_void);
             // SAFETY: both have `n` bytes and live until the stream has been waited for.
             unsafe { result::broadcast(from, to, n, byte, root as i32, communicator, stream) }.map(drop)
@@ -266,10 +266,10 @@ impl Engine for Nccl {
 
     /// Splits by a new id from the first rank of each color: older libraries have no split.
     fn split(&mut self, color: usize, key: usize) -> Result<Box<dyn Engine>, EngineError> {
-        let mut said = vec![[0u64; 2]; self.world_size];
+        let mut describe = vec![[0u64; 2]; self.world_size];
         let mine = [color as u64, key as u64];
-        self.all_gather(bytemuck::cast_slice(&mine), bytemuck::cast_slice_mut(&mut said))?;
-        let members = members_of(&said, color as u64);
+        self.all_gather(bytemuck::cast_slice(&mine), bytemuck::cast_slice_mut(&mut describe))?;
+        let members = members_of(&describe, color as u64);
         // This rank is among those of its own color.
         let rank = members.iter().position(|member| *member == self.rank).unwrap_or_default();
         // A leader without an id sends zeros, so that the others do not wait for a message that never comes.

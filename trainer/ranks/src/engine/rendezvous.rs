@@ -73,7 +73,7 @@ impl Rendezvous {
         EngineError::Failed { engine: "rendezvous", operation: "meeting", reason }
     }
 
-    fn contradiction(&self, reason: &str) -> EngineError {
+    fn inconsistent(&self, reason: &str) -> EngineError {
         let Self { host, port, .. } = self;
         EngineError::Unavailable { engine: "rendezvous", reason: format!("{host}:{port}: {reason}") }
     }
@@ -83,23 +83,23 @@ impl Rendezvous {
         let listener = TcpListener::bind(("0.0.0.0", self.port))
             .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
             .map_err(|error| self.failed(&format!("rank 0 cannot listen there: {error}")))?;
-        let mut come: Vec<(Participant, TcpStream)> = Vec::new();
-        let met = self.receive(own, &listener, &mut come);
-        let (flag, text) = match &met {
+        let mut connections: Vec<(Participant, TcpStream)> = Vec::new();
+        let outcome = self.receive(own, &listener, &mut connections);
+        let (flag, text) = match &outcome {
             Ok(()) => (1, message),
             Err((_, reason)) => (0, reason.as_bytes()),
         };
         let mut packet = vec![flag];
         packet.extend((text.len() as u32).to_le_bytes());
         packet.extend_from_slice(text);
-        for (participant, stream) in &mut come {
+        for (participant, stream) in &mut connections {
             let sent = stream.write_all(&packet);
-            if met.is_ok() {
+            if outcome.is_ok() {
                 sent.map_err(|error| self.failed(&format!("rank {} is gone: {error}", participant.rank)))?;
             }
         }
-        met.map_err(|(is_contradiction, reason)| match is_contradiction {
-            true => self.contradiction(&reason),
+        outcome.map_err(|(is_contradiction, reason)| match is_contradiction {
+            true => self.inconsistent(&reason),
             false => self.failed(&reason),
         })
     }
@@ -109,12 +109,13 @@ impl Rendezvous {
         &self,
         own: Participant,
         listener: &TcpListener,
-        come: &mut Vec<(Participant, TcpStream)>,
+        connections: &mut Vec<(Participant, TcpStream)>,
     ) -> Result<(), (bool, String)> {
         let start = Instant::now();
-        while come.len() + 1 < own.world_size {
+        while connections.len() + 1 < own.world_size {
             if start.elapsed() > self.deadline {
-                let here = |rank: &usize| come.iter().any(|(participant, _)| participant.rank == *rank);
+                let here =
+                    |rank: &usize| connections.iter().any(|(participant, _)| participant.rank == *rank);
                 let missing = (1..own.world_size).filter(|rank| !here(rank));
                 let missing: Vec<String> = missing.map(|rank| rank.to_string()).collect();
                 let seconds = self.deadline.as_secs();
@@ -127,21 +128,21 @@ impl Rendezvous {
                 std::thread::sleep(RETRY_PAUSE / 10);
                 continue;
             };
-            let Some(participant) = hello(&stream) else { continue };
+            let Some(participant) = read_hello(&stream) else { continue };
             let Participant { rank, world_size, device } = participant;
             let wrong = if world_size != own.world_size || rank == 0 || rank >= own.world_size {
                 Some(format!(
                     "a process says that it is rank {rank} of {world_size}, and there are {}",
                     own.world_size
                 ))
-            } else if come.iter().any(|(other, _)| other.rank == rank) {
+            } else if connections.iter().any(|(other, _)| other.rank == rank) {
                 Some(format!("two processes say that they are rank {rank}"))
             } else {
-                let mut others = come.iter().map(|(participant, _)| participant).chain([&own]);
+                let mut others = connections.iter().map(|(participant, _)| participant).chain([&own]);
                 let same = others.find(|other| other.device == device);
                 same.map(|other| format!("ranks {} and {rank} have the same GPU", other.rank.min(rank)))
             };
-            come.push((participant, stream));
+            connections.push((participant, stream));
             if let Some(reason) = wrong {
                 return Err((true, reason));
             }
@@ -172,7 +173,7 @@ impl Rendezvous {
         stream.read_exact(&mut head).map_err(gone)?;
         let len = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
         if head[0] > 1 || len > MAX_BYTES {
-            return Err(self.contradiction("something else than rank 0 answers there"));
+            return Err(self.inconsistent("something else than rank 0 answers there"));
         }
         let mut message = vec![0; len];
         stream.read_exact(&mut message).map_err(gone)?;
@@ -195,7 +196,7 @@ impl Rendezvous {
 }
 
 /// Reads the first message of a connection; `None` if it does not come from a rank.
-fn hello(mut stream: &TcpStream) -> Option<Participant> {
+fn read_hello(mut stream: &TcpStream) -> Option<Participant> {
     let mut packet = [0; HELLO_BYTES];
     let read = stream
         .set_nonblocking(false)
@@ -232,7 +233,7 @@ mod tests {
     fn everybody_gets_the_message_of_rank_0() {
         let meeting = rendezvous(Duration::from_secs(20));
         std::thread::scope(|scope| {
-            let come = |rank: usize| {
+            let connections = |rank: usize| {
                 let meeting = &meeting;
                 move || {
                     // Rank 0 starts last, and a connection that is not from a rank comes first.
@@ -249,7 +250,7 @@ mod tests {
                     }
                 }
             });
-            let ranks: Vec<_> = (0..4).map(|rank| scope.spawn(come(rank))).collect();
+            let ranks: Vec<_> = (0..4).map(|rank| scope.spawn(connections(rank))).collect();
             for rank in ranks {
                 assert_eq!(rank.join().unwrap(), message().unwrap());
             }

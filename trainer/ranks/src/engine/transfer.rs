@@ -63,7 +63,7 @@ impl Transfer {
     }
 
     /// Sets the pool of buffers for receiving through host memory.
-    pub fn into_pool(self, pool: Arc<BufferPool>) -> Self {
+    pub fn with_pool(self, pool: Arc<BufferPool>) -> Self {
         Self { buffers: Some(pool), ..self }
     }
 

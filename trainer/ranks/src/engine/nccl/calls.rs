@@ -59,10 +59,10 @@ pub(super) fn sum_parts(
 }
 
 pub(super) fn failed(operation: &'static str, error: &result::NcclError) -> EngineError {
-    EngineError::Failed { engine: "nccl", operation, reason: said(error) }
+    EngineError::Failed { engine: "nccl", operation, reason: describe(error) }
 }
 
 /// Formats an error with its code, which the crate's own text lacks.
-pub(super) fn said(error: &result::NcclError) -> String {
+pub(super) fn describe(error: &result::NcclError) -> String {
     format!("{:?}; NCCL_DEBUG=WARN makes the library say more", error.0)
 }

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use plotters::prelude::*;
 
-use super::report::{SCALE, canvas, save};
-use crate::EvalError;
+use super::canvas::{SCALE, canvas, save};
+use crate::ReportError;
 
 /// Number of bars of a histogram.
 const N_BINS: usize = 40;
@@ -16,9 +16,9 @@ pub type Histogram = (String, Vec<f64>);
 /// Draws histograms of the distributions, two per row.
 ///
 /// # Errors
-/// [`EvalError::Picture`].
-pub fn draw_histograms(path: &Path, histograms: &[Histogram]) -> Result<(), EvalError> {
-    let failed = |reason: String| EvalError::Picture { path: path.to_path_buf(), reason };
+/// [`ReportError::Picture`].
+pub fn draw_histograms(path: &Path, histograms: &[Histogram]) -> Result<(), ReportError> {
+    let failed = |reason: String| ReportError::Picture { path: path.to_path_buf(), reason };
     let n_rows = histograms.len().div_ceil(2).max(1);
     let (mut pixels, size) = canvas(n_rows);
     {

@@ -1,14 +1,12 @@
-//! Sheets of images: contact sheets of views, and images with their nearest neighbors.
+//! Rows of tiles, each an image with its frame and caption.
 
 use std::path::Path;
-use std::sync::Once;
 
-use image::codecs::png::PngEncoder;
-use image::{ExtendedColorType, ImageEncoder, Rgb, RgbImage};
+use image::{Rgb, RgbImage};
 use plotters::prelude::*;
-use plotters::style::register_font;
 
-use crate::EvalError;
+use super::canvas::{register_default_font, write_png};
+use crate::ReportError;
 
 /// Pixels between tiles.
 const GAP_PX: u32 = 4;
@@ -38,14 +36,14 @@ pub(crate) struct Tile<'a> {
 /// nearest neighbor.
 ///
 /// # Errors
-/// [`EvalError::Picture`].
+/// [`ReportError::Picture`].
 pub(crate) fn sheet(
     path: &Path,
     rows: &[Vec<Tile<'_>>],
     tile_px: u32,
     legend: &str,
-) -> Result<(), EvalError> {
-    let failed = |reason: String| EvalError::Picture { path: path.to_path_buf(), reason };
+) -> Result<(), ReportError> {
+    let failed = |reason: String| ReportError::Picture { path: path.to_path_buf(), reason };
     let n_columns = rows.iter().map(Vec::len).max().unwrap_or(0) as u32;
     let n_lines = rows.iter().flatten().map(|tile| tile.caption.len()).max().unwrap_or(0) as u32;
     let pitch = [tile_px + GAP_PX, tile_px + GAP_PX + n_lines * LINE_PX];
@@ -68,14 +66,6 @@ pub(crate) fn sheet(
     write_png(path, canvas.as_raw(), canvas.dimensions()).map_err(failed)
 }
 
-/// Writes RGB pixels as a PNG, atomically.
-pub(crate) fn write_png(path: &Path, pixels: &[u8], (width, height): (u32, u32)) -> Result<(), String> {
-    let mut bytes = Vec::new();
-    let encoder = PngEncoder::new(&mut bytes);
-    encoder.write_image(pixels, width, height, ExtendedColorType::Rgb8).map_err(|error| error.to_string())?;
-    pipeline::file::replace(path, &bytes).map_err(|error| error.to_string())
-}
-
 /// Draws a line of text of `size_px` whose upper left corner is at `[x, y]`. If it is wider than `max_width_px`, its
 /// beginning is cut off: the end of a path says more.
 fn write(
@@ -85,7 +75,7 @@ fn write(
     size_px: u32,
     max_width_px: Option<u32>,
 ) -> Result<(), String> {
-    have_font();
+    register_default_font();
     let size = canvas.dimensions();
     let area = BitMapBackend::with_buffer(canvas, size).into_drawing_area();
     let font = ("sans-serif", size_px).into_font();
@@ -105,15 +95,6 @@ fn longest_end(text: &str, fits: impl Fn(&str) -> bool) -> String {
     // A shorter suffix is never wider, so that bisection applies.
     let first = starts.partition_point(|start| !fits(&end(start)));
     starts.get(first).map_or_else(String::new, end)
-}
-
-/// Registers the font that ships with the program.
-pub(crate) fn have_font() {
-    static FONT: Once = Once::new();
-    FONT.call_once(|| {
-        // A second registration would only repeat the first.
-        let _ = register_font("sans-serif", FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT);
-    });
 }
 
 fn draw(canvas: &mut RgbImage, tile: &Tile<'_>, [left, top]: [u32; 2], tile_px: u32) {

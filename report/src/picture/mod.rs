@@ -1,5 +1,7 @@
 //! Charts and sheets of images, as PNG files.
 
+mod canvas;
+pub mod curves;
 pub mod histogram;
-pub mod report;
-pub(crate) mod sheet;
+pub mod sheets;
+mod tiles;

@@ -1,26 +1,17 @@
-//! Pictures of a run: its curves, contact sheets, nearest neighbors.
+//! Sheets of images: views, thumbnails, nearest neighbors, groups of copies.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use augment::{DecodeRules, SampleKey, decode};
 use augment::{MultiCrop, Rgb8, ViewMaker};
+use eval::{EvalError, FeatureSet, ImageSet, Transform, neighbors};
 use pipeline::{Dataset, Sample, SampleId};
-use plotters::prelude::*;
 
-use super::sheet::{Tile, have_font, sheet, write_png};
-use crate::EvalError;
-use crate::features::set::FeatureSet;
-use crate::images::ImageSet;
-use crate::images::transform::Transform;
-use crate::protocol::knn::neighbors;
+use super::tiles::{Tile, sheet};
+use crate::ReportError;
 
 /// Number of columns of a sheet of thumbnails.
 const SHEET_COLUMNS: usize = 12;
-
-/// Factor from the sizes of a chart to pixels: glyphs are placed on whole pixels, and are spaced evenly only if pixels
-/// are small.
-pub(crate) const SCALE: u32 = 2;
 
 /// Side of a tile in a sheet.
 const TILE_PX: u32 = 72;
@@ -28,7 +19,7 @@ const TILE_PX: u32 = 72;
 /// Draws `count` images, spread evenly over `dataset`, each with all of its views in a row.
 ///
 /// # Errors
-/// [`EvalError::Data`] or [`EvalError::Picture`].
+/// [`ReportError::Eval`] or [`ReportError::Picture`].
 pub fn contact_sheet(
     path: &Path,
     dataset: &Dataset,
@@ -36,7 +27,7 @@ pub fn contact_sheet(
     rules: &DecodeRules,
     seed: u64,
     count: u64,
-) -> Result<(), EvalError> {
+) -> Result<(), ReportError> {
     let mut maker = ViewMaker::default();
     let mut made = Vec::new();
     for id in spread(dataset, count) {
@@ -70,15 +61,15 @@ pub fn contact_sheet(
 /// that cannot be decoded are left out.
 ///
 /// # Errors
-/// [`EvalError::Data`] or [`EvalError::Picture`].
-pub fn thumbnails(path: &Path, images: &ImageSet, named: impl Fn(&str) -> String) -> Result<(), EvalError> {
+/// [`ReportError::Eval`] or [`ReportError::Picture`].
+pub fn thumbnails(path: &Path, images: &ImageSet, named: impl Fn(&str) -> String) -> Result<(), ReportError> {
     let mut made = Vec::new();
     for i in 0..images.len() {
         let planes = match images.image(i) {
             Ok(Some(planes)) => planes,
             Ok(None) => continue,
             Err(EvalError::Data(error)) if error.is_sample_error() => continue,
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         };
         let (_, key) = images.describe(i);
         let class = images.label(i).map(|label| named(&images.classes()[label as usize]));
@@ -99,10 +90,10 @@ pub fn thumbnails(path: &Path, images: &ImageSet, named: impl Fn(&str) -> String
 }
 
 /// Reads a sample; `None` if the sample itself is bad.
-fn readable(dataset: &Dataset, id: SampleId) -> Result<Option<Sample>, EvalError> {
+fn readable(dataset: &Dataset, id: SampleId) -> Result<Option<Sample>, ReportError> {
     match dataset.read(id) {
         Err(error) if error.is_sample_error() => Ok(None),
-        sample => Ok(Some(sample?)),
+        sample => Ok(Some(sample.map_err(EvalError::from)?)),
     }
 }
 
@@ -123,12 +114,12 @@ const N_QUERIES: usize = 10;
 /// most similar. If classes are known, a green frame marks the query's class and a red frame another class.
 ///
 /// # Errors
-/// [`EvalError::Picture`].
+/// [`ReportError::Picture`].
 pub fn neighbor_sheet(
     path: &Path,
     candidates: (&ImageSet, &FeatureSet),
     queries: Option<(&ImageSet, &FeatureSet)>,
-) -> Result<(), EvalError> {
+) -> Result<(), ReportError> {
     let among_themselves = queries.is_none();
     let columns = candidates.1.layout().last(1);
     let (images, rows) = (candidates.0, candidates.1.columns(columns.clone()));
@@ -175,113 +166,13 @@ pub fn neighbor_sheet(
     sheet(path, &borrowed, TILE_PX, &format!("left: {what}; right: its nearest neighbors{frames}"))
 }
 
-/// Name of a curve, and its points (step, value).
-pub type Curve = (String, Vec<(f64, f64)>);
-
-/// Reads columns of a `metrics.jsonl`: first `names`, then all whose names start with one of `beginnings`.
-///
-/// # Errors
-/// [`EvalError::Metrics`].
-pub fn read_curves(path: &Path, names: &[&str], beginnings: &[&str]) -> Result<Vec<Curve>, EvalError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| EvalError::Metrics { path: path.to_path_buf(), reason: error.to_string() })?;
-    let rows: Vec<serde_json::Value> =
-        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    let all: BTreeSet<&str> = rows
-        .iter()
-        .filter_map(|row| row.as_object())
-        .flat_map(|row| row.keys())
-        .map(String::as_str)
-        .collect();
-    let begun = all.into_iter().filter(|name| beginnings.iter().any(|beginning| name.starts_with(beginning)));
-    let curve = |name: &str| {
-        // Rows number steps from 0; charts show the number of completed steps.
-        let point =
-            |row: &serde_json::Value| Some((row.get("step")?.as_f64()? + 1.0, row.get(name)?.as_f64()?));
-        (name.to_string(), rows.iter().filter_map(point).collect())
-    };
-    Ok(names.iter().copied().chain(begun).map(curve).collect())
-}
-
-/// Draws curves, two per row, each with its own scale.
-///
-/// # Errors
-/// [`EvalError::Picture`].
-pub fn draw_curves(path: &Path, curves: &[Curve]) -> Result<(), EvalError> {
-    let curves: Vec<&Curve> = curves.iter().filter(|(_, points)| points.len() > 1).collect();
-    let failed = |reason: String| EvalError::Picture { path: path.to_path_buf(), reason };
-    let n_rows = curves.len().div_ceil(2).max(1);
-    let (mut pixels, size) = canvas(n_rows);
-    {
-        let area = BitMapBackend::with_buffer(&mut pixels, size).into_drawing_area();
-        for ((name, points), cell) in curves.iter().zip(area.split_evenly((n_rows, 2))) {
-            draw_curve(&cell, name, points).map_err(failed)?;
-        }
-        area.present().map_err(|error| failed(error.to_string()))?;
-    }
-    save(path, &pixels, size)
-}
-
-/// Formats a value without trailing zeros: `0.0015`, `250`.
-fn tick(value: f64) -> String {
-    let text = format!("{value:.6}");
-    let short = text.trim_end_matches('0').trim_end_matches('.');
-    if short == "-0" { "0".into() } else { short.into() }
-}
-
-/// Returns white pixels for `n_rows` rows of charts, and their size; registers the font.
-pub(crate) fn canvas(n_rows: usize) -> (Vec<u8>, (u32, u32)) {
-    have_font();
-    let (width, height) = (1000 * SCALE, 260 * SCALE * n_rows as u32);
-    (vec![255; 3 * width as usize * height as usize], (width, height))
-}
-
-/// Writes a chart as a PNG.
-pub(crate) fn save(path: &Path, pixels: &[u8], size: (u32, u32)) -> Result<(), EvalError> {
-    write_png(path, pixels, size).map_err(|reason| EvalError::Picture { path: path.to_path_buf(), reason })
-}
-
-fn draw_curve(
-    cell: &DrawingArea<BitMapBackend<'_>, plotters::coord::Shift>,
-    name: &str,
-    points: &[(f64, f64)],
-) -> Result<(), String> {
-    let bounds = |of: fn(&(f64, f64)) -> f64| {
-        points.iter().map(of).fold((f64::MAX, f64::MIN), |(low, high), v| (low.min(v), high.max(v)))
-    };
-    let (first, last) = bounds(|p| p.0);
-    let (low, high) = bounds(|p| p.1);
-    let margin = (0.05 * (high - low)).max(1e-9);
-    let mut chart = ChartBuilder::on(cell)
-        .caption(name, ("sans-serif", 18 * SCALE))
-        .margin(10 * SCALE)
-        .x_label_area_size(28 * SCALE)
-        .y_label_area_size(56 * SCALE)
-        .build_cartesian_2d(first..last, low - margin..high + margin)
-        .map_err(|error| error.to_string())?;
-    chart
-        .configure_mesh()
-        .light_line_style(WHITE)
-        .label_style(("sans-serif", 12 * SCALE))
-        .x_labels(6)
-        .x_label_formatter(&|step| format!("{step:.0}"))
-        .y_labels(5)
-        .y_label_formatter(&|value| tick(*value))
-        .x_desc("step")
-        .draw()
-        .map_err(|error| error.to_string())?;
-    let style = ShapeStyle::from(&RGBColor(30, 90, 180)).stroke_width(2 * SCALE);
-    chart.draw_series(LineSeries::new(points.iter().copied(), style)).map_err(|error| error.to_string())?;
-    Ok(())
-}
-
 /// Writes rows of images as a PNG, the first of each row in a green frame, with `legend` below them.
 ///
 /// # Errors
-/// [`EvalError::Picture`].
-pub fn groups_of_images(path: &Path, rows: &[Vec<Rgb8>], legend: &str) -> Result<(), EvalError> {
+/// [`ReportError::Picture`].
+pub fn image_groups(path: &Path, rows: &[Vec<Rgb8>], legend: &str) -> Result<(), ReportError> {
     const TILE_PX: u32 = 128;
-    let failed = |reason: String| EvalError::Picture { path: path.to_path_buf(), reason };
+    let failed = |reason: String| ReportError::Picture { path: path.to_path_buf(), reason };
     let square = Transform::resizing(TILE_PX, TILE_PX).map_err(failed)?;
     let planes: Result<Vec<Vec<Vec<u8>>>, _> =
         rows.iter().map(|row| row.iter().map(|image| square.apply(image)).collect()).collect();

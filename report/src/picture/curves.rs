@@ -1,0 +1,85 @@
+//! Curves of a run's metrics.
+
+use std::path::Path;
+
+use plotters::prelude::*;
+
+use super::canvas::{SCALE, canvas, save};
+use crate::ReportError;
+use crate::run::metrics::{Metrics, Point};
+
+/// Draws the metrics of the run in `workdir`, two per row, each with its own scale: first `names`, then all whose names
+/// start with one of `beginnings`. Those with less than two values are left out.
+///
+/// # Errors
+/// [`ReportError::Read`] or [`ReportError::Picture`].
+pub fn draw_curves(
+    path: &Path,
+    workdir: &Path,
+    names: &[&str],
+    beginnings: &[&str],
+) -> Result<(), ReportError> {
+    let Metrics(columns) = Metrics::read(workdir)?;
+    let begun = columns
+        .keys()
+        .map(String::as_str)
+        .filter(|name| beginnings.iter().any(|beginning| name.starts_with(beginning)));
+    let names = names.iter().copied().chain(begun);
+    let curves: Vec<(&str, &[Point])> = names
+        .filter_map(|name| Some((name, columns.get(name)?.as_slice())))
+        .filter(|(_, points)| points.len() > 1)
+        .collect();
+    let failed = |reason: String| ReportError::Picture { path: path.to_path_buf(), reason };
+    let n_rows = curves.len().div_ceil(2).max(1);
+    let (mut pixels, size) = canvas(n_rows);
+    {
+        let area = BitMapBackend::with_buffer(&mut pixels, size).into_drawing_area();
+        for ((name, points), cell) in curves.iter().zip(area.split_evenly((n_rows, 2))) {
+            draw_curve(&cell, name, points).map_err(failed)?;
+        }
+        area.present().map_err(|error| failed(error.to_string()))?;
+    }
+    save(path, &pixels, size)
+}
+
+/// Formats a value without trailing zeros: `0.0015`, `250`.
+fn format_tick(value: f64) -> String {
+    let text = format!("{value:.6}");
+    let short = text.trim_end_matches('0').trim_end_matches('.');
+    if short == "-0" { "0".into() } else { short.into() }
+}
+
+fn draw_curve(
+    cell: &DrawingArea<BitMapBackend<'_>, plotters::coord::Shift>,
+    name: &str,
+    points: &[Point],
+) -> Result<(), String> {
+    let points: Vec<(f64, f64)> = points.iter().map(|(step, value)| (*step as f64, *value)).collect();
+    let bounds = |of: fn(&(f64, f64)) -> f64| {
+        points.iter().map(of).fold((f64::MAX, f64::MIN), |(low, high), v| (low.min(v), high.max(v)))
+    };
+    let (first, last) = bounds(|p| p.0);
+    let (low, high) = bounds(|p| p.1);
+    let margin = (0.05 * (high - low)).max(1e-9);
+    let mut chart = ChartBuilder::on(cell)
+        .caption(name, ("sans-serif", 18 * SCALE))
+        .margin(10 * SCALE)
+        .x_label_area_size(28 * SCALE)
+        .y_label_area_size(56 * SCALE)
+        .build_cartesian_2d(first..last, low - margin..high + margin)
+        .map_err(|error| error.to_string())?;
+    chart
+        .configure_mesh()
+        .light_line_style(WHITE)
+        .label_style(("sans-serif", 12 * SCALE))
+        .x_labels(6)
+        .x_label_formatter(&|step| format!("{step:.0}"))
+        .y_labels(5)
+        .y_label_formatter(&|value| format_tick(*value))
+        .x_desc("step")
+        .draw()
+        .map_err(|error| error.to_string())?;
+    let style = ShapeStyle::from(&RGBColor(30, 90, 180)).stroke_width(2 * SCALE);
+    chart.draw_series(LineSeries::new(points, style)).map_err(|error| error.to_string())?;
+    Ok(())
+}

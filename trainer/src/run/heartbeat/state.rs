@@ -1,0 +1,49 @@
+//! State of a rank, as its heartbeat tells from any machine.
+
+use super::beat::{Heartbeat, LEAVING};
+use super::process::{host_name, start_time};
+use crate::run::clock::now_s;
+
+/// Age in seconds above which a heartbeat is that of a rank that is gone or stuck.
+pub(super) const STALE_S: f64 = 15.0;
+
+/// Seconds without a heartbeat after which a process that is not found on this machine has ended.
+const SILENT_S: f64 = 4.0;
+
+/// State of a rank according to its heartbeat, seen from any machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum RankState {
+    /// The heartbeat is fresh.
+    Alive,
+    /// The heartbeat is the last one of a rank that has left.
+    Left,
+    /// The rank is gone without notice, or stuck: the reason in words.
+    Gone(String),
+}
+
+/// State of the rank that wrote `beat`, as of now.
+pub(crate) fn rank_state(beat: &Heartbeat) -> RankState {
+    if beat.phase == LEAVING {
+        return RankState::Left;
+    }
+    // Clocks of machines may differ in both directions.
+    let age_s = (now_s() - beat.at_s).abs();
+    // Containers may share a host's name and see none of one another's processes: a fresh beat is proof of life.
+    if age_s > SILENT_S && beat.host == host_name() && start_time(beat.pid).is_none() {
+        return RankState::Gone(format!("process {} has ended", beat.pid));
+    }
+    match age_s < STALE_S {
+        true => RankState::Alive,
+        false => RankState::Gone(format!("the last heartbeat is {} old", human_age(age_s))),
+    }
+}
+
+/// Formats an age: `40 s`, `12 min`, `5 h`, `3 days`.
+fn human_age(age_s: f64) -> String {
+    match age_s {
+        s if s < 120.0 => format!("{s:.0} s"),
+        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s if s < 172_800.0 => format!("{:.0} h", s / 3600.0),
+        s => format!("{:.0} days", s / 86_400.0),
+    }
+}
