@@ -5,7 +5,7 @@ use kernels::device::workers::n_or_all_cores;
 use super::Recipe;
 use super::check::check;
 use super::plan::Plan;
-use super::values::check_values;
+use super::values::{check_keys_of_algorithm, check_values};
 use crate::error::TrainError;
 use crate::schedule::RunLength;
 
@@ -20,6 +20,8 @@ pub fn resolve(mut recipe: Recipe, n_samples: u64) -> Result<Plan, TrainError> {
     let name = recipe.name.clone();
     let bad = |reason: String| TrainError::Recipe { recipe: name.clone(), reason };
     check_values(&recipe).map_err(bad)?;
+    // Plans of older releases may have such keys: their runs stay readable.
+    check_keys_of_algorithm(&recipe.optim).map_err(bad)?;
     recipe.optim.fill_defaults();
     let optim = &recipe.optim;
     let total_steps = optim

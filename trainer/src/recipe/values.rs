@@ -33,7 +33,6 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
     within("optim.momentum", optim.momentum, 0.0, 1.0 - 1e-9)?;
     within("optim.trust", optim.trust, 0.0, MAX_VALUE)?;
     within("optim.clip_norm (0 for none)", optim.clip_norm(), 0.0, MAX_VALUE)?;
-    check_keys_of_algorithm(optim)?;
     let by_layer = matches!(optim.algorithm, Algorithm::Lars | Algorithm::Larc);
     if by_layer && optim.clip_norm() > 0.0 {
         return Err(format!(
@@ -55,7 +54,7 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
 }
 
 /// Rejects keys that the algorithm does not read, unless they have their defaults, which every plan writes out.
-fn check_keys_of_algorithm(optim: &OptimConfig) -> Result<(), String> {
+pub(super) fn check_keys_of_algorithm(optim: &OptimConfig) -> Result<(), String> {
     let (is_adamw, by_layer) = match optim.algorithm {
         Algorithm::Adamw => (true, false),
         Algorithm::Sgd => (false, false),

@@ -338,7 +338,7 @@ impl Trainer {
 
     /// Returns the mean gradients in the order of the units, given their sums over micro-batches by number of the unit.
     fn mean_gradients(&self, sums: BTreeMap<usize, Tensor<1>>) -> Vec<Tensor<1>> {
-        debug_assert!(sums.keys().copied().eq(0..self.trained().len()), "a gradient for every unit");
+        assert!(sums.keys().copied().eq(0..self.trained().len()), "a gradient for every unit");
         let n_micro_batches = self.config.n_micro_batches;
         let factor = 1.0 / n_micro_batches as f32;
         let mean = |grad| if n_micro_batches > 1 { host::scale(grad, factor) } else { grad };
