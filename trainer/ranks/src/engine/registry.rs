@@ -87,13 +87,18 @@ fn start_among(
     choice: EngineChoice,
 ) -> Result<Box<dyn Engine>, EngineError> {
     // Checked before ranks connect: the others must not wait for a rank that lacks a library.
+    let check =
+        |connector: &dyn Connector| match choice.admits(connector.name()) || connector.meets_by_itself() {
+            true => connector.check(site),
+            false => Err("the rank was started with another --engine".into()),
+        };
     let checked: Vec<Checked<'_>> =
-        connectors.iter().map(|&connector| Checked { connector, result: connector.check(site) }).collect();
+        connectors.iter().map(|&connector| Checked { connector, result: check(connector) }).collect();
     let meeting = checked.iter().find(|each| each.connector.meets_by_itself() && each.result.is_ok());
     let admitted: Vec<&Checked<'_>> =
         checked.iter().filter(|each| choice.admits(each.connector.name())).collect();
     match meeting {
-        Some(meeting) => agree(site, meeting.connector, &admitted),
+        Some(meeting) => agree(site, choice, meeting.connector, &checked),
         None => match admitted.iter().find(|each| each.result.is_ok()) {
             Some(usable) => usable.connector.start(site, None),
             None => Err(unusable(site, &admitted)),
@@ -107,11 +112,12 @@ struct Checked<'a> {
     result: Result<(), String>,
 }
 
-/// Starts the first of `admitted` that all ranks can use, on which they agree through `meeting`.
+/// Starts the first engine of `choice` that all ranks can use, on which they agree through `meeting`.
 fn agree(
     site: &Site,
+    choice: EngineChoice,
     meeting: &dyn Connector,
-    admitted: &[&Checked<'_>],
+    checked: &[Checked<'_>],
 ) -> Result<Box<dyn Engine>, EngineError> {
     let mut engine = meeting.start(site, None)?;
     let kind = match site.device.kind {
@@ -120,17 +126,20 @@ fn agree(
         DeviceKind::Wgpu => 2,
     };
     let mut mine = vec![kind];
-    mine.extend(admitted.iter().map(|each| u8::from(each.result.is_ok())));
+    // A byte for every engine, also for those that this rank's flags leave out: messages have one length on all ranks.
+    let is_usable = |each: &Checked<'_>| choice.admits(each.connector.name()) && each.result.is_ok();
+    mine.extend(checked.iter().map(|each| u8::from(is_usable(each))));
     mine.extend(site.device.id);
     let mut gathered = vec![0; mine.len() * site.world_size];
     engine.all_gather(&mine, &mut gathered)?;
     let ranks: Vec<&[u8]> = gathered.chunks_exact(mine.len()).collect();
     check_kinds(&ranks)?;
-    let ids = 1 + admitted.len();
+    let ids = 1 + checked.len();
     let have_own_devices =
         ranks.iter().map(|rank| &rank[ids..]).collect::<BTreeSet<_>>().len() == ranks.len();
     let mut refused = None;
-    for (number, Checked { connector, result }) in admitted.iter().enumerate() {
+    let admitted = checked.iter().enumerate().filter(|(_, each)| choice.admits(each.connector.name()));
+    for (number, Checked { connector, result }) in admitted {
         let unavailable = |reason: String| EngineError::Unavailable { engine: connector.name(), reason };
         if let Some(rank) = ranks.iter().position(|rank| rank[1 + number] == 0) {
             // The reason why this rank cannot use the engine is more precise than that another one cannot.
@@ -153,7 +162,7 @@ fn agree(
             return started;
         }
     }
-    Err(refused.unwrap_or_else(|| unusable(site, admitted)))
+    Err(refused.unwrap_or_else(|| unusable(site, &checked.iter().collect::<Vec<_>>())))
 }
 
 /// Checks that all ranks compute on one kind of device, the first byte of their messages.
