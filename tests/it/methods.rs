@@ -98,7 +98,19 @@ fn what_does_not_go_together_is_named() {
     refused(&swav, &["teacher.decay=[0.9,1.0]"], &["[teacher] is gone", "method.teacher_decay"]);
     refused(&swav, &["method.queue=4"], &["method.queue 4", "optim.batch_size 8"]);
     refused(&swav, &["optim.clip_norm=3.0"], &["optim.clip_norm", "remove it"]);
-    refused(&swav, &["optim.betas=[0.9, 0.95]"], &["optim.betas", "adamw", "remove it"]);
+    refused(
+        &swav,
+        &["optim.betas=[0.9, 0.95]"],
+        &["optim.betas", "adamw", "optim.algorithm is larc", "remove it"],
+    );
+    for key in ["momentum=0.8", "nesterov=true", "trust=0.01"] {
+        refused(
+            &swav,
+            &["optim.algorithm=adamw", &format!("optim.{key}")],
+            &[key.split('=').next().unwrap(), "remove it"],
+        );
+    }
+    refused(&swav, &["optim.algorithm=sgd", "optim.trust=0.01"], &["optim.trust", "lars and larc"]);
     refused(
         &swav,
         &["optim.batch_size=1", "optim.micro_batches=1", "method.queue=0"],

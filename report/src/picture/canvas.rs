@@ -5,6 +5,7 @@ use std::sync::Once;
 
 use image::codecs::png::PngEncoder;
 use image::{ExtendedColorType, ImageEncoder};
+use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::register_font;
 
@@ -14,16 +15,31 @@ use crate::ReportError;
 /// are small.
 pub(crate) const SCALE: u32 = 2;
 
-/// Returns white pixels for `n_rows` rows of charts, and their size; registers the font.
-pub(crate) fn canvas(n_rows: usize) -> (Vec<u8>, (u32, u32)) {
-    register_default_font();
-    let (width, height) = (1000 * SCALE, 260 * SCALE * n_rows as u32);
-    (vec![255; 3 * width as usize * height as usize], (width, height))
-}
+/// Area of one chart.
+pub(crate) type Cell<'a> = DrawingArea<BitMapBackend<'a>, Shift>;
 
-/// Writes a chart as a PNG.
-pub(crate) fn save(path: &Path, pixels: &[u8], size: (u32, u32)) -> Result<(), ReportError> {
-    write_png(path, pixels, size).map_err(|reason| ReportError::Picture { path: path.to_path_buf(), reason })
+/// Draws a chart of each of `items`, two per row, and writes them as one PNG.
+///
+/// # Errors
+/// [`ReportError::Picture`].
+pub(crate) fn draw_charts<T>(
+    path: &Path,
+    items: &[T],
+    draw: impl Fn(&Cell<'_>, &T) -> Result<(), String>,
+) -> Result<(), ReportError> {
+    register_default_font();
+    let failed = |reason: String| ReportError::Picture { path: path.to_path_buf(), reason };
+    let n_rows = items.len().div_ceil(2).max(1);
+    let size = (1000 * SCALE, 260 * SCALE * n_rows as u32);
+    let mut pixels = vec![255; 3 * size.0 as usize * size.1 as usize];
+    {
+        let area = BitMapBackend::with_buffer(&mut pixels, size).into_drawing_area();
+        for (item, cell) in items.iter().zip(area.split_evenly((n_rows, 2))) {
+            draw(&cell, item).map_err(failed)?;
+        }
+        area.present().map_err(|error| failed(error.to_string()))?;
+    }
+    write_png(path, &pixels, size).map_err(failed)
 }
 
 /// Writes RGB pixels as a PNG, atomically.

@@ -4,15 +4,15 @@ use std::path::Path;
 
 use plotters::prelude::*;
 
-use super::canvas::{SCALE, canvas, save};
+use super::canvas::{Cell, SCALE, draw_charts};
 use crate::ReportError;
 use crate::run::metrics::{Metrics, Point};
 
 /// Draws the metrics of the run in `workdir`, two per row, each with its own scale: first `names`, then all whose names
-/// start with one of `beginnings`. Those with less than two values are left out.
+/// start with one of `beginnings`. Metrics with fewer than two values are left out.
 ///
 /// # Errors
-/// [`ReportError::Read`] or [`ReportError::Picture`].
+/// [`ReportError::Read`]; [`ReportError::Picture`], also if there is nothing to draw.
 pub fn draw_curves(
     path: &Path,
     workdir: &Path,
@@ -29,17 +29,11 @@ pub fn draw_curves(
         .filter_map(|name| Some((name, columns.get(name)?.as_slice())))
         .filter(|(_, points)| points.len() > 1)
         .collect();
-    let failed = |reason: String| ReportError::Picture { path: path.to_path_buf(), reason };
-    let n_rows = curves.len().div_ceil(2).max(1);
-    let (mut pixels, size) = canvas(n_rows);
-    {
-        let area = BitMapBackend::with_buffer(&mut pixels, size).into_drawing_area();
-        for ((name, points), cell) in curves.iter().zip(area.split_evenly((n_rows, 2))) {
-            draw_curve(&cell, name, points).map_err(failed)?;
-        }
-        area.present().map_err(|error| failed(error.to_string()))?;
+    if curves.is_empty() {
+        let reason = format!("{} has no metric with two values", workdir.display());
+        return Err(ReportError::Picture { path: path.to_path_buf(), reason });
     }
-    save(path, &pixels, size)
+    draw_charts(path, &curves, |cell, (name, points)| draw_curve(cell, name, points))
 }
 
 /// Formats a value without trailing zeros: `0.0015`, `250`.
@@ -49,11 +43,7 @@ fn format_tick(value: f64) -> String {
     if short == "-0" { "0".into() } else { short.into() }
 }
 
-fn draw_curve(
-    cell: &DrawingArea<BitMapBackend<'_>, plotters::coord::Shift>,
-    name: &str,
-    points: &[Point],
-) -> Result<(), String> {
+fn draw_curve(cell: &Cell<'_>, name: &str, points: &[Point]) -> Result<(), String> {
     let points: Vec<(f64, f64)> = points.iter().map(|(step, value)| (*step as f64, *value)).collect();
     let bounds = |of: fn(&(f64, f64)) -> f64| {
         points.iter().map(of).fold((f64::MAX, f64::MIN), |(low, high), v| (low.min(v), high.max(v)))

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use plotters::prelude::*;
 
-use super::canvas::{SCALE, canvas, save};
+use super::canvas::{Cell, SCALE, draw_charts};
 use crate::ReportError;
 
 /// Number of bars of a histogram.
@@ -18,23 +18,10 @@ pub type Histogram = (String, Vec<f64>);
 /// # Errors
 /// [`ReportError::Picture`].
 pub fn draw_histograms(path: &Path, histograms: &[Histogram]) -> Result<(), ReportError> {
-    let failed = |reason: String| ReportError::Picture { path: path.to_path_buf(), reason };
-    let n_rows = histograms.len().div_ceil(2).max(1);
-    let (mut pixels, size) = canvas(n_rows);
-    {
-        let area = BitMapBackend::with_buffer(&mut pixels, size).into_drawing_area();
-        for (histogram, cell) in histograms.iter().zip(area.split_evenly((n_rows, 2))) {
-            draw(&cell, histogram).map_err(failed)?;
-        }
-        area.present().map_err(|error| failed(error.to_string()))?;
-    }
-    save(path, &pixels, size)
+    draw_charts(path, histograms, draw)
 }
 
-fn draw(
-    cell: &DrawingArea<BitMapBackend<'_>, plotters::coord::Shift>,
-    (name, values): &Histogram,
-) -> Result<(), String> {
+fn draw(cell: &Cell<'_>, (name, values): &Histogram) -> Result<(), String> {
     let (low, high) = values.iter().fold((f64::MAX, f64::MIN), |(l, h), v| (l.min(*v), h.max(*v)));
     // Equal values, or none, still need a range of nonzero width.
     let (low, high) = if low < high { (low, high) } else { (low.min(1e9) - 0.5, low.min(1e9) + 0.5) };

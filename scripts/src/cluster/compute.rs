@@ -15,7 +15,7 @@ pub(crate) struct ComputeFlags {
     /// Device: auto, cpu, cuda, cuda:1 or wgpu. `auto` is the NVIDIA GPU of the local rank if there is one, otherwise the CPU.
     #[arg(long, default_value = "auto")]
     pub(crate) device: DeviceChoice,
-    /// Engine between ranks: auto, mpi or nccl. `auto` is NCCL if every rank has a GPU of its own, otherwise MPI.
+    /// Engine between ranks: auto, mpi or nccl (`ocelli doctor` lists them). `auto` is NCCL if every rank has a GPU of its own, otherwise MPI.
     #[arg(long, default_value = "auto")]
     pub(crate) engine: EngineChoice,
 }

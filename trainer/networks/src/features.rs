@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn_tensor::{Int, Tensor};
 use kernels::ops::{grid_mean, in_f32};
 
-use crate::mask::Rows;
+use crate::mask::MaskedCells;
 
 /// Features of the views of one size.
 #[derive(Debug, Clone)]
@@ -28,10 +28,10 @@ pub struct Features {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Masked {
     /// Cells of each sequence.
-    pub rows: Arc<Rows>,
+    pub rows: Arc<MaskedCells>,
     /// Shows the network a mask token in the place of each masked cell.
     pub hides: bool,
-    /// Restricts the features to the masked cells, `[R, 1, D]`, in the order of [`Rows::tokens`].
+    /// Restricts the features to the masked cells, `[R, 1, D]`, in the order of [`MaskedCells::tokens`].
     pub is_selected: bool,
 }
 
@@ -131,7 +131,7 @@ impl Outputs {
     ///
     /// # Panics
     /// If no masks were drawn: a bug in the method.
-    pub fn rows(&self, group: usize) -> &Rows {
+    pub fn rows(&self, group: usize) -> &MaskedCells {
         &self.features[group].masked.as_ref().expect("a method that reads masked cells has masks").rows
     }
 

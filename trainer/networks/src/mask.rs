@@ -41,7 +41,7 @@ pub struct MaskRule {
 
 /// Masked cells of the views of some images, in the order of their sequences.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Rows {
+pub struct MaskedCells {
     /// Cells of each sequence, in ascending order.
     pub cells: Vec<Vec<usize>>,
 }
@@ -98,9 +98,9 @@ impl MaskRule {
 
 impl MaskSampler {
     /// Draws the masked cells of the views of the images at `positions` of the global batch.
-    pub fn rows(&self, positions: impl Iterator<Item = u64>) -> Rows {
+    pub fn rows(&self, positions: impl Iterator<Item = u64>) -> MaskedCells {
         let views = positions.flat_map(|position| (0..self.n_views).map(move |view| (position, view)));
-        Rows { cells: views.map(|(position, view)| self.cells(position, view)).collect() }
+        MaskedCells { cells: views.map(|(position, view)| self.cells(position, view)).collect() }
     }
 
     /// Draws the masked cells of one view.
@@ -123,7 +123,7 @@ impl MaskSampler {
         }
         if self.rule.exact {
             let free: Vec<usize> = (0..n).filter(|cell| !is_masked[*cell]).collect();
-            for cell in chosen(&mut rng, free, wanted - n_masked) {
+            for cell in choose(&mut rng, free, wanted - n_masked) {
                 is_masked[cell] = true;
             }
         }
@@ -153,7 +153,7 @@ fn block(rng: &mut ViewRng, [rows, columns]: [usize; 2], room: f64, is_masked: &
 }
 
 /// Chooses `n` of `cells` at random.
-fn chosen(rng: &mut ViewRng, mut cells: Vec<usize>, n: usize) -> Vec<usize> {
+fn choose(rng: &mut ViewRng, mut cells: Vec<usize>, n: usize) -> Vec<usize> {
     for i in 0..n.min(cells.len()) {
         let other = i + rng.below((cells.len() - i) as u32) as usize;
         cells.swap(i, other);
@@ -162,7 +162,7 @@ fn chosen(rng: &mut ViewRng, mut cells: Vec<usize>, n: usize) -> Vec<usize> {
     cells
 }
 
-impl Rows {
+impl MaskedCells {
     /// Returns the number of masked cells of all sequences.
     pub fn n(&self) -> usize {
         self.cells.iter().map(Vec::len).sum()
@@ -179,7 +179,7 @@ impl Rows {
         if tokens.is_empty() { vec![0] } else { tokens }
     }
 
-    /// Returns one over the number of masked cells of each row's sequence in [`Rows::tokens`]; zero if none is masked.
+    /// Returns one over the number of masked cells of each row's sequence in [`MaskedCells::tokens`]; zero if none is masked.
     pub fn weights(&self) -> Vec<f32> {
         let of_sequence = |cells: &Vec<usize>| vec![1.0 / cells.len() as f32; cells.len()];
         let weights: Vec<f32> = self.cells.iter().flat_map(of_sequence).collect();
@@ -187,8 +187,8 @@ impl Rows {
     }
 
     /// Concatenates the rows of several groups of sequences.
-    pub fn joined<'a>(parts: impl IntoIterator<Item = &'a Rows>) -> Rows {
-        Rows { cells: parts.into_iter().flat_map(|rows| rows.cells.iter().cloned()).collect() }
+    pub fn concat<'a>(parts: impl IntoIterator<Item = &'a MaskedCells>) -> MaskedCells {
+        MaskedCells { cells: parts.into_iter().flat_map(|rows| rows.cells.iter().cloned()).collect() }
     }
 }
 
@@ -234,12 +234,12 @@ mod tests {
 
     #[test]
     fn rows_are_found_in_sequences() {
-        let rows = Rows { cells: vec![vec![0, 3], vec![], vec![2]] };
+        let rows = MaskedCells { cells: vec![vec![0, 3], vec![], vec![2]] };
         assert_eq!(rows.tokens(1, 4), [1, 4, 13]);
         assert_eq!(rows.weights(), [0.5, 0.5, 1.0]);
-        let none = Rows { cells: vec![vec![], vec![]] };
+        let none = MaskedCells { cells: vec![vec![], vec![]] };
         assert_eq!((none.tokens(1, 4), none.weights(), none.n()), (vec![0], vec![0.0], 0));
-        assert_eq!(Rows::joined([&rows, &none]).cells.len(), 5);
+        assert_eq!(MaskedCells::concat([&rows, &none]).cells.len(), 5);
     }
 
     /// Half of the views are masked, and close to 30 % of their cells on average.

@@ -17,7 +17,7 @@ pub struct ParamSpec {
     pub decay: bool,
     /// Steps at the beginning of a run during which it is not updated. All parameters of a unit have the same number.
     pub frozen_steps: u64,
-    /// Weights from elsewhere may lack it: it then keeps its initial values.
+    /// Whether a file of initial weights may lack it: it then keeps the values of `init`.
     pub is_optional: bool,
 }
 
@@ -94,7 +94,7 @@ impl ParamSpec {
         Self { role: Role::Fixed, decay: false, ..self }
     }
 
-    /// Returns the parameter as one that weights from elsewhere may lack.
+    /// Returns the parameter as one that a file of initial weights may lack.
     pub fn optional(self) -> Self {
         Self { is_optional: true, ..self }
     }

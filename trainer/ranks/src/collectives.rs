@@ -10,7 +10,7 @@ use crate::error::EngineError;
 use crate::mesh::Mesh;
 use crate::wire::Wire;
 
-/// Queues a gather of the unit of which `shard` is this rank's part. A result that `stays` has memory of
+/// Queues a gather of the unit of which `shard` is this rank's part. A result that `is_kept` has memory of
 /// its own; others share a few buffers of the host, or the device's pool.
 ///
 /// # Errors
@@ -20,7 +20,7 @@ pub fn gather(
     unit: &str,
     shard: &Tensor<1>,
     wire: Wire,
-    stays: bool,
+    is_kept: bool,
 ) -> Result<Pending<Tensor<1>>, EngineError> {
     let group_size = comm.topology().group_size;
     if group_size == 1 && !is_self_test(comm) {
@@ -28,7 +28,7 @@ pub fn gather(
     }
     let [n] = shard.dims();
     let mut shard = Transfer::new(shard.clone(), n * group_size, wire, comm.supports_device_tensors)?;
-    if !stays {
+    if !is_kept {
         shard = shard.with_pool(Arc::clone(&comm.buffers));
     }
     Ok(comm.submit("gather", unit, move |mesh| mesh.gather(shard)))

@@ -279,7 +279,7 @@ impl Communicator {
             return Ok(values);
         }
         self.wait(self.submit("all_reduce", what, move |mesh| {
-            mesh.count_small(8 * values.len());
+            mesh.count_other(8 * values.len());
             mesh.world().all_reduce(&mut values, reduction)?;
             Ok(values)
         }))

@@ -191,7 +191,7 @@ impl Mesh {
     /// [`EngineError`].
     pub fn sum(&mut self, values: &[f32]) -> Result<Vec<f32>, EngineError> {
         let order = self.topology.by_data_rank();
-        self.count_small(2 * 4 * values.len().div_ceil(order.len()) * (order.len() - 1));
+        self.count_other(2 * 4 * values.len().div_ceil(order.len()) * (order.len() - 1));
         ordered::all_sum(self.world.as_mut(), values, &order)
     }
 
@@ -201,15 +201,15 @@ impl Mesh {
     /// [`EngineError`].
     pub fn gather_parts(&mut self, values: &[f32]) -> Result<Vec<Vec<f32>>, EngineError> {
         let order = self.topology.by_data_rank();
-        self.count_small(4 * values.len() * (order.len() - 1));
+        self.count_other(4 * values.len() * (order.len() - 1));
         let mut all = vec![0.0; values.len() * order.len()];
         self.world.all_gather(bytemuck::cast_slice(values), bytemuck::cast_slice_mut(&mut all))?;
         let part = |rank: usize| all[rank * values.len()..(rank + 1) * values.len()].to_vec();
         Ok(order.into_iter().map(part).collect())
     }
 
-    /// Counts a small collective that moves `bytes` bytes.
-    pub fn count_small(&mut self, bytes: usize) {
+    /// Counts a collective of neither weights nor gradients, which moves `bytes` bytes.
+    pub fn count_other(&mut self, bytes: usize) {
         self.traffic.n_other += 1;
         self.traffic.other_bytes += bytes as u64;
     }

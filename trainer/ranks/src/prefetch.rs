@@ -70,7 +70,7 @@ impl<'a> GatherQueue<'a> {
         Ok(())
     }
 
-    /// Returns the buffer of `unit`, whose gather is the next of the list, `[padded]`. The gather after it is not queued before [`GatherQueue::look_ahead`].
+    /// Returns the gathered buffer of `unit`, `[padded]`, which is the next of the list by its name. The gather after it is not queued before [`GatherQueue::look_ahead`].
     ///
     /// # Errors
     /// [`EngineError`].
@@ -134,7 +134,8 @@ impl<'a> ReductionQueue<'a> {
 
     fn wait_for_one(&mut self) -> Result<(), EngineError> {
         if let Some((number, pending)) = self.pending.pop_front() {
-            self.done.insert(number, self.comm.wait(pending)?);
+            let before = self.done.insert(number, self.comm.wait(pending)?);
+            assert!(before.is_none(), "unit {number} has one gradient");
         }
         Ok(())
     }
@@ -143,11 +144,49 @@ impl<'a> ReductionQueue<'a> {
     ///
     /// # Errors
     /// [`EngineError`].
+    ///
+    /// # Panics
+    /// If a unit has two gradients: a bug in the step.
     pub fn finish(mut self) -> Result<BTreeMap<usize, Tensor<1>>, EngineError> {
         self.release()?;
         while !self.pending.is_empty() {
             self.wait_for_one()?;
         }
         Ok(self.done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shard(value: f32) -> Tensor<1> {
+        Tensor::full([64], value, &Device::flex())
+    }
+
+    #[test]
+    #[should_panic(expected = "in the order of its list")]
+    fn another_unit_than_the_listed_one_is_a_bug() {
+        let (comm, device, shards) = (Communicator::solo(), Device::flex(), [shard(1.0), shard(2.0)]);
+        let request = |(unit, shard)| GatherRequest { unit, shard, wire: Wire::F32, is_kept: false };
+        let list = ["a", "b"].into_iter().zip(&shards).map(request);
+        let mut gathers = GatherQueue::new(&comm, list, &device).unwrap();
+        let _ = gathers.next_flat("b");
+    }
+
+    #[test]
+    fn shards_come_back_by_the_numbers_of_their_units() {
+        let comm = Communicator::solo();
+        let mut reductions = ReductionQueue::new(&comm);
+        for number in [4, 0, 3, 1, 2] {
+            reductions.push((number, "unit"), shard(number as f32), Wire::F32);
+        }
+        let found: Vec<(usize, f32)> = reductions
+            .finish()
+            .unwrap()
+            .into_iter()
+            .map(|(number, values)| (number, values.into_data().try_to_vec::<f32>().unwrap()[0]))
+            .collect();
+        assert_eq!(found, [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]);
     }
 }

@@ -11,7 +11,7 @@ use networks::backbone::Readout;
 use networks::drop_path::DropPathSampler;
 use networks::features::{Features, Masked, Outputs, by_image};
 use networks::leaves::Leaves;
-use networks::mask::Rows;
+use networks::mask::MaskedCells;
 use networks::unit::{Context, Draws, StatSets, Unit};
 use ranks::communicator::Communicator;
 use ranks::peers::Peers;
@@ -142,7 +142,7 @@ impl Whole<'_> {
             let sequences = part(group.x.dims()[0], number);
             let mut cut = group.with(group.x.clone().slice(sequences.clone()));
             cut.masked.iter_mut().for_each(|masked| {
-                masked.rows = Arc::new(Rows { cells: masked.rows.cells[sequences.clone()].to_vec() });
+                masked.rows = Arc::new(MaskedCells { cells: masked.rows.cells[sequences.clone()].to_vec() });
             });
             cut
         };

@@ -7,13 +7,15 @@ use networks::mask::MaskRule;
 use super::Method;
 use super::network::{Backbone, Moves, NetworkSpec};
 
-/// Checks the networks and masks that `method` lists. A violation is a mistake in the method, not in a recipe.
+/// Checks the networks and masks that `method` lists, where `model` is the recipe's backbone. A violation is a mistake in
+/// the method, not in a recipe.
 ///
 /// # Errors
 /// A message that says what is wrong.
-pub(crate) fn check(method: &dyn Method) -> Result<(), String> {
+pub(crate) fn check(method: &dyn Method, model: &ModelConfig) -> Result<(), String> {
     let networks = method.networks();
     check_networks(&networks)?;
+    check_unit_names(&networks, model)?;
     check_evaluated(&networks, method.evaluated())?;
     check_views(&networks, method.views().groups().len(), method.masks())
 }
@@ -76,16 +78,23 @@ fn check_follows(network: &NetworkSpec, leader: &NetworkSpec) -> Result<(), Stri
     }
 }
 
+/// Checks that the units of a network have different names: checkpoints keep buffers by network and unit.
+fn check_unit_names(networks: &[NetworkSpec], model: &ModelConfig) -> Result<(), String> {
+    for network in networks {
+        let backbone = network.units(model);
+        let units = backbone.iter().chain(network.heads.iter().flat_map(|head| &head.units));
+        let mut names: Vec<&str> = units.map(|unit| unit.name()).collect();
+        names.sort_unstable();
+        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(format!("two units of the network {} are called {}", network.name, twice[0]));
+        }
+    }
+    Ok(())
+}
+
 /// Checks names and inputs of a network's heads.
 fn check_heads(network: &NetworkSpec) -> Result<(), String> {
     let name = network.name;
-    // Checkpoints keep buffers by the names of their network and unit.
-    let mut units: Vec<&str> =
-        network.heads.iter().flat_map(|head| &head.units).map(|unit| unit.name()).collect();
-    units.sort_unstable();
-    if let Some(twice) = units.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(format!("two units of the heads of the network {name} are called {}", twice[0]));
-    }
     for (i, head) in network.heads.iter().enumerate() {
         let (called, earlier) = (head.name, &network.heads[..i]);
         if earlier.iter().any(|other| other.name == called) {
@@ -133,7 +142,7 @@ fn check_views(networks: &[NetworkSpec], n_sizes: usize, masks: Option<MaskRule>
         rule.validate()?;
         if rule.size >= n_sizes {
             return Err(format!(
-                "masks: there are {n_sizes} sizes of views, and the rule is for {}",
+                "masks: the rule is for view size number {}, and there are {n_sizes}, counted from 0",
                 rule.size
             ));
         }
@@ -141,20 +150,21 @@ fn check_views(networks: &[NetworkSpec], n_sizes: usize, masks: Option<MaskRule>
     for network in networks {
         let name = network.name;
         for (i, sight) in network.sees.iter().enumerate() {
-            let is_again = network.sees[..i].iter().any(|other| other.size == sight.size);
-            if sight.size >= n_sizes || is_again {
+            let size = sight.size;
+            if size >= n_sizes {
                 return Err(format!(
-                    "the network {name} sees views of size {}, of {n_sizes}, or sees them twice",
-                    sight.size
+                    "the network {name} sees view size number {size}, and there are {n_sizes}, counted from 0"
                 ));
+            }
+            if network.sees[..i].iter().any(|other| other.size == size) {
+                return Err(format!("the network {name} sees view size number {size} twice"));
             }
             if sight.masked && !network.takes_masks {
                 return Err(format!("the network {name} is to see masks and takes none"));
             }
             if sight.masked && masks.is_none_or(|rule| rule.size != sight.size) {
                 return Err(format!(
-                    "the network {name} is to see masks of views of size {}, and none are drawn",
-                    sight.size
+                    "the network {name} is to see masks of view size number {size}, and none are drawn"
                 ));
             }
         }
@@ -170,6 +180,10 @@ fn source(head: &Head, earlier: &[Head]) -> Reads {
 
 #[cfg(test)]
 mod tests {
+    use networks::head::projection::{Normalizes, Projection};
+    use networks::patches::Normalization;
+    use networks::unit::Unit;
+
     use super::*;
     use crate::method::network::Sight;
 
@@ -215,12 +229,36 @@ mod tests {
     }
 
     #[test]
+    fn followers_and_heads_fit_their_network() {
+        let backbone = Backbone::Own(ModelConfig::examples().remove(0), Normalization::default());
+        let other = NetworkSpec { backbone, ..follower("b", "a", Vec::new()) };
+        assert_refused(check_networks(&[trained(), other]), "another backbone");
+        let unit = |name: &str, normalizes| -> Box<dyn Unit> {
+            Box::new(Projection { name: name.into(), widths: vec![6, 6], normalizes, has_biases: true })
+        };
+        let reader = Head { units: vec![unit("u", Normalizes::All)], ..head("y", Reads::Head("x")) };
+        let heads = vec![head("x", Reads::Masked), reader];
+        let masked = NetworkSpec { takes_masks: true, ..NetworkSpec::trained("a", heads, 1) };
+        assert_refused(check_networks(&[masked]), "statistics over masked cells");
+        let model = ModelConfig::examples().remove(0);
+        let taken = trained().units(&model)[0].name().to_string();
+        for names in [["u", "u"], ["u", &taken]] {
+            let units = names.map(|name| unit(name, Normalizes::Nothing)).into();
+            let spec = NetworkSpec::trained("a", vec![Head { units, ..head("x", Reads::Pooled) }], 1);
+            assert_refused(check_unit_names(&[spec], &model), names[1]);
+        }
+    }
+
+    #[test]
     fn the_evaluated_network_has_the_recipes_backbone_and_is_not_frozen() {
         let frozen = NetworkSpec { moves: Moves::Frozen, ..NetworkSpec::trained("f", Vec::new(), 1) };
         let networks = [trained(), frozen];
         assert_eq!(check_evaluated(&networks, "a"), Ok(()));
         assert_refused(check_evaluated(&networks, "b"), "no such network");
         assert_refused(check_evaluated(&networks, "f"), "is frozen");
+        let backbone = Backbone::Own(ModelConfig::examples().remove(0), Normalization::default());
+        let own = NetworkSpec { backbone, ..trained() };
+        assert_refused(check_evaluated(&[own], "a"), "not the recipe's");
     }
 
     #[test]
@@ -230,11 +268,14 @@ mod tests {
             vec![NetworkSpec { sees: vec![Sight { size, masked }], takes_masks, ..trained() }]
         };
         assert_eq!(check_views(&sees(0, true, true), 2, rule(0)), Ok(()));
-        assert_refused(check_views(&sees(2, false, false), 2, None), "size 2, of 2");
+        assert_refused(check_views(&sees(2, false, false), 2, None), "number 2, and there are 2");
+        let mut twice = sees(1, false, false);
+        twice[0].sees.push(Sight { size: 1, masked: false });
+        assert_refused(check_views(&twice, 2, None), "number 1 twice");
         assert_refused(check_views(&sees(0, true, false), 2, rule(0)), "takes none");
         assert_refused(check_views(&sees(0, true, true), 2, None), "none are drawn");
         assert_refused(check_views(&sees(0, true, true), 2, rule(1)), "none are drawn");
-        assert_refused(check_views(&sees(0, false, false), 2, rule(2)), "the rule is for 2");
+        assert_refused(check_views(&sees(0, false, false), 2, rule(2)), "number 2, and there are 2");
         let backwards = Some(MaskRule { size: 0, masked_share: 0.5, ratio: [0.5, 0.1], exact: true });
         assert_refused(check_views(&sees(0, false, false), 2, backwards), "shares lie in 0..=1");
     }

@@ -25,7 +25,7 @@ pub(crate) fn check(plan: &Plan) -> Result<(), TrainError> {
         )));
     }
     let method = plan.method()?;
-    method::check::check(&*method)
+    method::check::check(&*method, &recipe.model)
         .map_err(|reason| bad(format!("method: {reason}; this is a bug in ocelli")))?;
     let networks = method.networks();
     method::check::check_has_tokens(&networks, &recipe.model).map_err(bad)?;

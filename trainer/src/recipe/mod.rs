@@ -257,6 +257,18 @@ pub enum Algorithm {
     Larc,
 }
 
+impl Algorithm {
+    /// Returns the name that recipes use.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Adamw => "adamw",
+            Self::Sgd => "sgd",
+            Self::Lars => "lars",
+            Self::Larc => "larc",
+        }
+    }
+}
+
 /// Schedule of the learning rate after its warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

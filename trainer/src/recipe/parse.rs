@@ -51,7 +51,7 @@ fn set(table: &mut toml::Table, entry: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Keys that were moved since version 0.2, each with a key that its section still has, and a message.
+/// Keys that were moved, each with a key that its section still has, and a message.
 const MOVED: [(&str, &str, &str); 3] = [
     (
         "stat_groups",

@@ -68,7 +68,8 @@ pub(super) fn check_keys_of_algorithm(optim: &OptimConfig) -> Result<(), String>
     ];
     match keys.iter().find(|(_, is_read, is_default, _)| !is_read && !is_default) {
         Some((key, _, _, readers)) => Err(format!(
-            "optim.{key} is a key of {readers}, which optim.algorithm does not choose: remove it"
+            "optim.{key} is read by {readers} alone, and optim.algorithm is {}: remove it",
+            optim.algorithm.name()
         )),
         None => Ok(()),
     }

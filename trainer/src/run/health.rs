@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(said(5.0, 4.0, healthy), "");
         assert!(said(7.99, 4.0, healthy).contains("does not learn"));
         assert!(said(6.0, 7.99, healthy).contains("a lower method.temp"));
-        assert!(said(0.1, 0.001, healthy).contains("one output"));
+        assert!(said(0.1, 0.001, healthy).contains("a higher method.temp"));
         assert!(said(5.0, 4.0, FeatureHealth { std: 0.001, effective_rank: 1.0 }).contains("collapsed"));
         assert!(diagnose(5, 10, 8.0, Some(8.0), &[], healthy).is_empty());
     }

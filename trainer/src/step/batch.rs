@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn_tensor::Tensor;
 use kernels::device::workers::Workers;
 use networks::features::{Features, Masked};
-use networks::mask::Rows;
+use networks::mask::MaskedCells;
 use ranks::topology::Topology;
 
 use crate::method::network::Sight;
@@ -62,7 +62,7 @@ impl MicroBatch {
     }
 
     /// Marks the masked cells of the views of one size, by slice.
-    pub(crate) fn mask(&mut self, size: usize, rows: Vec<Rows>) {
+    pub(crate) fn mask(&mut self, size: usize, rows: Vec<MaskedCells>) {
         for (groups, rows) in self.slices.iter_mut().zip(rows) {
             groups[size].masked = Some(Masked { rows: Arc::new(rows), hides: false, is_selected: false });
         }
@@ -77,7 +77,7 @@ impl MicroBatch {
             let mut whole = self.slices[0][group].with(Tensor::cat(all, 0));
             if let Some(masked) = &mut whole.masked {
                 let rows = parts().filter_map(|part| part.masked.as_ref()).map(|masked| &*masked.rows);
-                masked.rows = Arc::new(Rows::joined(rows));
+                masked.rows = Arc::new(MaskedCells::concat(rows));
             }
             whole
         };

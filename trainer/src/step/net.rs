@@ -196,3 +196,89 @@ impl Net {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use burn_tensor::Device;
+    use kernels::device::host::to_host;
+    use networks::head::Reads;
+    use networks::head::projection::{Normalizes, Projection};
+    use networks::patches::Normalization;
+    use ranks::fixed::FixedPoint;
+    use ranks::topology::Topology;
+
+    use super::*;
+    use crate::optim::state::UnitShard;
+    use crate::optim::{ClipRule, Rule, Sgd};
+
+    fn head(name: &'static str, reads: Reads, normalizes: &[Normalizes]) -> Head {
+        let unit = |(i, normalizes): (usize, &Normalizes)| {
+            let widths = vec![6, 6, 6];
+            let unit =
+                Projection { name: format!("{name}.{i}"), widths, normalizes: *normalizes, has_biases: true };
+            Box::new(unit) as Box<dyn Unit>
+        };
+        Head { name, reads, units: normalizes.iter().enumerate().map(unit).collect() }
+    }
+
+    fn nets(specs: Vec<NetworkSpec>) -> Nets {
+        let model = ModelConfig::examples().remove(0);
+        let input = PixelInput { cell_px: model.cell_px(), normalization: Normalization::default() };
+        Nets::new(specs, &model, input)
+    }
+
+    /// A head goes through the passes up to its last unit with statistics, and as a whole if such a head reads it.
+    #[test]
+    fn what_statistics_depend_on_goes_through_the_passes() {
+        use Normalizes::{Hidden, Nothing};
+        let heads = vec![
+            head("read", Reads::Pooled, &[Nothing, Nothing]),
+            head("by_itself", Reads::Pooled, &[Nothing]),
+            head("reader", Reads::Head("read"), &[Nothing, Hidden, Nothing]),
+        ];
+        let nets = nets(vec![NetworkSpec::trained("a", heads, 1)]);
+        let n_backbone = nets.trained().backbone.len();
+        let split = |placed: Placed<'_>| {
+            let start = placed.staged().start - n_backbone;
+            (placed.head.name, start, placed.staged().len(), placed.in_graph().len())
+        };
+        let splits: Vec<_> = nets.trained().heads().map(split).collect();
+        assert_eq!(splits, [("read", 0, 2, 0), ("by_itself", 2, 0, 1), ("reader", 3, 2, 1)]);
+    }
+
+    /// A copy of a network that follows the trained one is made of the weights that the step has given it.
+    #[test]
+    fn a_follower_of_a_follower_is_updated_after_it() {
+        let follower = |name, of| NetworkSpec {
+            moves: Moves::Copy { of, every_steps: 1, from_step: 0 },
+            ..NetworkSpec::trained(name, Vec::new(), 1)
+        };
+        let trained = NetworkSpec::trained("trained", Vec::new(), 1);
+        let nets = nets(vec![follower("first", "trained"), follower("second", "first"), trained]);
+        let device = Device::flex();
+        let rule = Rule::Sgd(Sgd { momentum: 0.9, nesterov: false, adaptation: None });
+        let optimizer = Optimizer { rule, clip_norm: 0.0, clip: ClipRule::PerTensor, decays_vectors: false };
+        let state = |(seed, net): (usize, &Net)| {
+            let shard = |unit: Listed<'_>| {
+                let topology = Topology::SINGLE_RANK;
+                UnitShard::init(unit.unit, seed as u64, topology, optimizer.moments(), &device)
+            };
+            let shards = net.units().map(shard).collect();
+            NetworkState { name: net.name, is_frozen: false, n_backbone: net.backbone.len(), shards }
+        };
+        let mut networks: Vec<NetworkState> = nets.list.iter().enumerate().map(state).collect();
+        let weights = |network: &NetworkState| to_host(network.shards[0].weights.clone());
+        let before: Vec<_> = networks.iter().map(weights).collect();
+        assert!(before[0] != before[1] && before[1] != before[2] && before[0] != before[2]);
+        let grads: Vec<Tensor<1>> =
+            networks[2].shards.iter().map(|shard| shard.weights.ones_like()).collect();
+        let values = ScheduledValues { step: 0, lr: 0.1, weight_decay: 0.0 };
+        let norms = optimizer.norms(&networks[2].shards, &grads, &vec![0; grads.len()], &values).unwrap();
+        let squares: Vec<f64> =
+            norms.squares().iter().map(|square| FixedPoint::from_limbs(&square.limbs())).collect();
+        nets.update(&mut networks, &optimizer, grads, &norms.agreed(&squares), &values);
+        let after: Vec<_> = networks.iter().map(weights).collect();
+        assert_ne!(after[2], before[2], "the step has changed the trained network");
+        assert_eq!((&after[0], &after[1]), (&after[2], &after[2]));
+    }
+}

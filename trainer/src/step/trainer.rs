@@ -108,7 +108,7 @@ impl Trainer {
     /// Sets the backbones of all networks that have the recipe's and are not frozen to `weights`, in place of random ones.
     ///
     /// # Errors
-    /// [`NetworkError::Weights`] for a parameter that is not among them, or has another shape.
+    /// [`NetworkError::Weights`] for a parameter that is neither among them nor optional, or has another shape.
     pub fn start_from(&mut self, weights: &[NamedTensor]) -> Result<(), NetworkError> {
         let networks = self.nets.list.iter().zip(&mut self.state.networks);
         let started = networks.filter(|(net, network)| net.is_of_recipe && !network.is_frozen);
@@ -119,7 +119,7 @@ impl Trainer {
     /// Fills the backbone of the frozen network `name` with `weights`.
     ///
     /// # Errors
-    /// [`NetworkError::Weights`] for a parameter that is not among them, or has another shape.
+    /// [`NetworkError::Weights`] for a parameter that is neither among them nor optional, or has another shape.
     pub fn load_frozen(&mut self, name: &str, weights: &[NamedTensor]) -> Result<(), NetworkError> {
         let mut networks = self.state.networks.iter_mut().filter(|network| network.name == name);
         networks.try_for_each(|network| {

@@ -51,7 +51,8 @@ impl Exchange for RegnetConfig {
             Library::Timm => Ok(renamed(export, |name| in_timm(name).into_iter().collect())),
             Library::Torchvision => Ok(ours(export)),
             Library::Transformers => Ok(renamed(export, |name| in_transformers(name).into_iter().collect())),
-            Library::Dino | Library::Dinov2 => Err("DINOv2's networks are vision transformers".into()),
+            Library::Dino => Err("DINO has no RegNets".into()),
+            Library::Dinov2 => Err("DINOv2's networks are vision transformers".into()),
         }
     }
 

@@ -6,6 +6,9 @@ use serde_json::Value;
 use super::Source;
 use crate::preprocessing::Preprocessing;
 
+/// Size from which on the processor of ConvNeXT in transformers resizes images without a crop.
+const UNCROPPED_PX: u32 = 384;
+
 /// Returns the preprocessing stated by `source`, or `otherwise` if it states none; adds a sentence for each assumption.
 pub(crate) fn preprocessing(
     source: &Source,
@@ -47,11 +50,14 @@ fn of_transformers(
         let sides = ["shortest_edge", "height"].into_iter().filter_map(|key| value[key].as_u64());
         sides.chain(value.as_u64()).next().map(|side| u32::try_from(side).unwrap_or(u32::MAX))
     };
-    let resize_px = side(&said["size"]).unwrap_or(otherwise.resize_px);
+    let stated_px = side(&said["size"]).unwrap_or(otherwise.resize_px);
     let crops = said["do_center_crop"].as_bool().unwrap_or(said["crop_size"].is_object());
-    let size_px = match crops {
-        true => side(&said["crop_size"]).unwrap_or(resize_px),
-        false => resize_px,
+    let share = said["crop_pct"].as_f64().filter(|share| (0.1..=1.0).contains(share));
+    let (resize_px, size_px) = match share {
+        _ if crops => (stated_px, side(&said["crop_size"]).unwrap_or(stated_px)),
+        // ConvNeXT's processor: the stated size is that of the crop, below a size that it does not crop.
+        Some(share) if stated_px < UNCROPPED_PX => ((f64::from(stated_px) / share).floor() as u32, stated_px),
+        _ => (stated_px, stated_px),
     };
     // Pillow's numbers.
     let interpolation = match said["resample"].as_u64() {
@@ -147,5 +153,22 @@ mod tests {
         ] {
             assert!(of(mean.clone(), std.clone()).unwrap_err().contains("image_std"), "{mean} {std}");
         }
+    }
+
+    /// Sizes as the processors of DINOv2, ViT and ConvNeXT in transformers apply them.
+    #[test]
+    fn a_crop_is_stated_by_its_size_or_by_its_share() {
+        let otherwise = Preprocessing::of_size(96, Normalization::default());
+        let sizes = |mut said: Value| {
+            said["image_mean"] = json!([0.5, 0.5, 0.5]);
+            said["image_std"] = json!([0.5, 0.5, 0.5]);
+            let (found, _) = of_transformers(&said, otherwise).unwrap().unwrap();
+            [found.resize_px, found.size_px]
+        };
+        let side = |px: u32| json!({ "height": px, "width": px });
+        assert_eq!(sizes(json!({ "size": { "shortest_edge": 256 }, "crop_size": side(224) })), [256, 224]);
+        assert_eq!(sizes(json!({ "size": side(224) })), [224, 224]);
+        assert_eq!(sizes(json!({ "size": { "shortest_edge": 224 }, "crop_pct": 0.875 })), [256, 224]);
+        assert_eq!(sizes(json!({ "size": { "shortest_edge": 384 }, "crop_pct": 0.95 })), [384, 384]);
     }
 }

@@ -266,10 +266,10 @@ impl Engine for Nccl {
 
     /// Splits by a new id from the first rank of each color: older libraries have no split.
     fn split(&mut self, color: usize, key: usize) -> Result<Box<dyn Engine>, EngineError> {
-        let mut describe = vec![[0u64; 2]; self.world_size];
+        let mut colors_and_keys = vec![[0u64; 2]; self.world_size];
         let mine = [color as u64, key as u64];
-        self.all_gather(bytemuck::cast_slice(&mine), bytemuck::cast_slice_mut(&mut describe))?;
-        let members = members_of(&describe, color as u64);
+        self.all_gather(bytemuck::cast_slice(&mine), bytemuck::cast_slice_mut(&mut colors_and_keys))?;
+        let members = members_of(&colors_and_keys, color as u64);
         // This rank is among those of its own color.
         let rank = members.iter().position(|member| *member == self.rank).unwrap_or_default();
         // A leader without an id sends zeros, so that the others do not wait for a message that never comes.

@@ -21,7 +21,7 @@ use super::nccl::NcclConnector;
 use crate::error::EngineError;
 
 /// All engines between processes, the preferred one first.
-static CONNECTORS: [&dyn Connector; 2] = [
+static CONNECTORS: &[&dyn Connector] = &[
     #[cfg(feature = "cuda")]
     &NcclConnector,
     #[cfg(not(feature = "cuda"))]
@@ -70,15 +70,16 @@ impl FromStr for EngineChoice {
 
 /// All engines between processes, the preferred one first; those that this build lacks say so.
 pub fn connectors() -> &'static [&'static dyn Connector] {
-    &CONNECTORS
+    CONNECTORS
 }
 
-/// Starts the first engine of `choice` that all ranks can use, in this thread. All ranks call it.
+/// Starts an engine of `choice` in this thread: the first that all ranks can use, if MPI has started them, and otherwise
+/// the first that this rank can use. All ranks call it.
 ///
 /// # Errors
-/// [`EngineError::Unavailable`] with the reason of every engine; errors of the engine that starts.
+/// [`EngineError::Unavailable`] with the reason against every engine; errors of the engine that starts.
 pub fn start(site: &Site, choice: EngineChoice) -> Result<Box<dyn Engine>, EngineError> {
-    start_among(&CONNECTORS, site, choice)
+    start_among(CONNECTORS, site, choice)
 }
 
 fn start_among(
@@ -87,22 +88,24 @@ fn start_among(
     choice: EngineChoice,
 ) -> Result<Box<dyn Engine>, EngineError> {
     // Checked before ranks connect: the others must not wait for a rank that lacks a library.
-    let check =
-        |connector: &dyn Connector| match choice.admits(connector.name()) || connector.meets_by_itself() {
-            true => connector.check(site),
-            false => Err("the rank was started with another --engine".into()),
-        };
+    let check = |connector: &dyn Connector| match choice.admits(connector.name()) {
+        true => connector.check(site),
+        false => Err("this rank was started with another --engine".into()),
+    };
     let checked: Vec<Checked<'_>> =
         connectors.iter().map(|&connector| Checked { connector, result: check(connector) }).collect();
-    let meeting = checked.iter().find(|each| each.connector.meets_by_itself() && each.result.is_ok());
-    let admitted: Vec<&Checked<'_>> =
-        checked.iter().filter(|each| choice.admits(each.connector.name())).collect();
-    match meeting {
-        Some(meeting) => agree(site, choice, meeting.connector, &checked),
-        None => match admitted.iter().find(|each| each.result.is_ok()) {
-            Some(usable) => usable.connector.start(site, None),
-            None => Err(unusable(site, &admitted)),
-        },
+    let meets = |connector: &&&dyn Connector| connector.meets_by_itself() && connector.check(site).is_ok();
+    if let Some(meeting) = connectors.iter().find(meets) {
+        return agree(site, *meeting, &checked);
+    }
+    match checked.iter().find(|each| each.result.is_ok()) {
+        Some(usable) => usable.connector.start(site, None),
+        None => {
+            let admitted = checked.into_iter().filter(|each| choice.admits(each.connector.name()));
+            let refused: Vec<_> =
+                admitted.filter_map(|each| Some((each.connector.name(), each.result.err()?))).collect();
+            Err(no_engine(site, &refused))
+        }
     }
 }
 
@@ -112,10 +115,9 @@ struct Checked<'a> {
     result: Result<(), String>,
 }
 
-/// Starts the first engine of `choice` that all ranks can use, on which they agree through `meeting`.
+/// Starts the first engine that all ranks can use, on which they agree through `meeting`.
 fn agree(
     site: &Site,
-    choice: EngineChoice,
     meeting: &dyn Connector,
     checked: &[Checked<'_>],
 ) -> Result<Box<dyn Engine>, EngineError> {
@@ -125,10 +127,9 @@ fn agree(
         DeviceKind::Cuda(_) => 1,
         DeviceKind::Wgpu => 2,
     };
+    // A byte for every engine, whatever this rank's flags: messages have one length on all ranks.
     let mut mine = vec![kind];
-    // A byte for every engine, also for those that this rank's flags leave out: messages have one length on all ranks.
-    let is_usable = |each: &Checked<'_>| choice.admits(each.connector.name()) && each.result.is_ok();
-    mine.extend(checked.iter().map(|each| u8::from(is_usable(each))));
+    mine.extend(checked.iter().map(|each| u8::from(each.result.is_ok())));
     mine.extend(site.device.id);
     let mut gathered = vec![0; mine.len() * site.world_size];
     engine.all_gather(&mine, &mut gathered)?;
@@ -137,20 +138,18 @@ fn agree(
     let ids = 1 + checked.len();
     let have_own_devices =
         ranks.iter().map(|rank| &rank[ids..]).collect::<BTreeSet<_>>().len() == ranks.len();
-    let mut refused = None;
-    let admitted = checked.iter().enumerate().filter(|(_, each)| choice.admits(each.connector.name()));
-    for (number, Checked { connector, result }) in admitted {
-        let unavailable = |reason: String| EngineError::Unavailable { engine: connector.name(), reason };
+    let mut refused = Vec::new();
+    for (number, Checked { connector, result }) in checked.iter().enumerate() {
         if let Some(rank) = ranks.iter().position(|rank| rank[1 + number] == 0) {
             // The reason why this rank cannot use the engine is more precise than that another one cannot.
             let other = format!("rank {rank} cannot use it; see its message");
-            refused.get_or_insert(unavailable(result.clone().err().unwrap_or(other)));
+            refused.push((connector.name(), result.clone().err().unwrap_or(other)));
         } else if connector.needs_own_device() && !have_own_devices {
             let reason = format!(
                 "two ranks have the same device, which it does not support; say --engine {}",
                 meeting.name()
             );
-            refused.get_or_insert(unavailable(reason));
+            refused.push((connector.name(), reason));
         } else if connector.name() == meeting.name() {
             return Ok(engine);
         } else {
@@ -162,7 +161,7 @@ fn agree(
             return started;
         }
     }
-    Err(refused.unwrap_or_else(|| unusable(site, &checked.iter().collect::<Vec<_>>())))
+    Err(no_engine(site, &refused))
 }
 
 /// Checks that all ranks compute on one kind of device, the first byte of their messages.
@@ -174,20 +173,16 @@ fn check_kinds(ranks: &[&[u8]]) -> Result<(), EngineError> {
     Err(EngineError::Unavailable { engine: "ranks", reason })
 }
 
-/// Returns the error of a rank that none of `admitted` can serve.
-fn unusable(site: &Site, admitted: &[&Checked<'_>]) -> EngineError {
-    if let [Checked { connector, result: Err(reason) }] = admitted {
-        return EngineError::Unavailable { engine: connector.name(), reason: reason.clone() };
+/// Returns the error of a rank that no engine can serve, with the name of each and the reason against it.
+fn no_engine(site: &Site, refused: &[(&'static str, String)]) -> EngineError {
+    if let [(engine, reason)] = refused {
+        return EngineError::Unavailable { engine, reason: reason.clone() };
     }
-    let reasons = admitted
-        .iter()
-        .filter_map(|each| Some(format!("{}: {}", each.connector.name(), each.result.as_ref().err()?)));
+    let reasons: Vec<String> = refused.iter().map(|(engine, reason)| format!("{engine}: {reason}")).collect();
+    let Site { launcher, rank, world_size, .. } = site;
     let reason = format!(
-        "{} says rank {} of {}, and no engine can connect the ranks; {}",
-        site.launcher,
-        site.rank,
-        site.world_size,
-        reasons.collect::<Vec<_>>().join("; ")
+        "{launcher} says rank {rank} of {world_size}, and no engine can connect the ranks: {}",
+        reasons.join("; ")
     );
     EngineError::Unavailable { engine: "ranks", reason }
 }
@@ -238,12 +233,21 @@ mod tests {
         meets_by_itself: bool,
         needs_own_device: bool,
         cannot: Vec<usize>,
+        /// Ranks on which the engine fails to start.
+        fails: Vec<usize>,
     }
 
     impl Threads {
         fn new(name: &'static str, n_ranks: usize) -> Self {
             let ranks = Mutex::new(LocalGroup::ranks(n_ranks).into_iter().map(Some).collect());
-            Self { name, ranks, meets_by_itself: false, needs_own_device: false, cannot: Vec::new() }
+            Self {
+                name,
+                ranks,
+                meets_by_itself: false,
+                needs_own_device: false,
+                cannot: Vec::new(),
+                fails: Vec::new(),
+            }
         }
     }
 
@@ -272,6 +276,9 @@ mod tests {
         }
 
         fn start(&self, site: &Site, _: Option<&mut dyn Engine>) -> Result<Box<dyn Engine>, EngineError> {
+            if self.fails.contains(&site.rank) {
+                return Err(EngineError::Unavailable { engine: self.name, reason: "it fails".into() });
+            }
             let engine = self.ranks.lock().unwrap()[site.rank].take().unwrap();
             Ok(Box::new(Named(self.name, engine)))
         }
@@ -343,11 +350,12 @@ mod tests {
         }
     }
 
-    /// The engine that each of two ranks starts, or its error; `ids` are those of their devices.
-    fn started(connectors: [&dyn Connector; 2], ids: [u8; 2], choice: EngineChoice) -> [String; 2] {
+    /// The engine that each of two ranks starts at its site with its choice, or its error.
+    fn started(connectors: [&dyn Connector; 2], sites: [Site; 2], choices: [EngineChoice; 2]) -> [String; 2] {
         std::thread::scope(|scope| {
             let rank = |rank: usize| {
-                scope.spawn(move || match start_among(&connectors, &site(rank, ids[rank]), choice) {
+                let (site, choice) = (sites[rank].clone(), choices[rank]);
+                scope.spawn(move || match start_among(&connectors, &site, choice) {
                     Ok(engine) => engine.name().to_string(),
                     Err(error) => error.to_string(),
                 })
@@ -356,31 +364,67 @@ mod tests {
         })
     }
 
+    const AUTO: EngineChoice = EngineChoice::Auto;
+    const FAST: EngineChoice = EngineChoice::Named("fast");
+    const SLOW: EngineChoice = EngineChoice::Named("slow");
+
+    fn fast() -> Threads {
+        Threads { needs_own_device: true, ..Threads::new("fast", 2) }
+    }
+
+    fn slow() -> Threads {
+        Threads { meets_by_itself: true, ..Threads::new("slow", 2) }
+    }
+
     #[test]
     fn ranks_agree_on_the_first_engine_that_all_can_use() {
-        let fast = || Threads { needs_own_device: true, ..Threads::new("fast", 2) };
-        let slow = || Threads { meets_by_itself: true, ..Threads::new("slow", 2) };
+        let apart = || [site(0, 1), site(1, 2)];
+        let together = || [site(0, 1), site(1, 1)];
         let lacking = || Threads { cannot: vec![1], ..fast() };
-        let auto = EngineChoice::Auto;
-        assert_eq!(started([&fast(), &slow()], [1, 2], auto), ["fast", "fast"]);
-        assert_eq!(started([&fast(), &slow()], [1, 1], auto), ["slow", "slow"], "one device for both");
-        assert_eq!(started([&lacking(), &slow()], [1, 2], auto), ["slow", "slow"]);
-        let [other, own] = started([&lacking(), &slow()], [1, 2], EngineChoice::Named("fast"));
+        assert_eq!(started([&fast(), &slow()], apart(), [AUTO; 2]), ["fast", "fast"]);
         assert_eq!(
-            (&other[..], &own[..]),
-            ("fast: rank 1 cannot use it; see its message", "fast: no fast at hand")
+            started([&fast(), &slow()], together(), [AUTO; 2]),
+            ["slow", "slow"],
+            "one device for both"
         );
-        let [shared, _] = started([&fast(), &slow()], [1, 1], EngineChoice::Named("fast"));
+        assert_eq!(started([&lacking(), &slow()], apart(), [AUTO; 2]), ["slow", "slow"]);
+        let [other, own] = started([&lacking(), &slow()], apart(), [FAST; 2]);
+        assert!(other.contains("fast: rank 1 cannot use it; see its message"), "{other}");
+        assert!(own.contains("fast: no fast at hand"), "{own}");
+        let [shared, _] = started([&fast(), &slow()], together(), [FAST; 2]);
         assert!(shared.contains("the same device") && shared.contains("--engine slow"), "{shared}");
+    }
+
+    /// Ranks that were started with different flags agree where they can, and are told where they cannot.
+    #[test]
+    fn ranks_with_different_flags_do_not_hang() {
+        let apart = || [site(0, 1), site(1, 2)];
+        assert_eq!(started([&fast(), &slow()], apart(), [AUTO, SLOW]), ["slow", "slow"]);
+        assert_eq!(started([&fast(), &slow()], apart(), [AUTO, FAST]), ["fast", "fast"]);
+        for error in started([&fast(), &slow()], apart(), [SLOW, FAST]) {
+            assert!(error.contains("another --engine"), "{error}");
+        }
+        let [cpu, mut gpu] = apart();
+        gpu.device.kind = DeviceKind::Cuda(0);
+        for error in started([&fast(), &slow()], [cpu, gpu], [AUTO; 2]) {
+            assert!(error.contains("rank 0 computes on the CPU, rank 1 on an NVIDIA GPU"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_engine_that_fails_to_start_leaves_its_own_error() {
+        let failing = Threads { fails: vec![0, 1], ..fast() };
+        let errors = started([&failing, &slow()], [site(0, 1), site(1, 2)], [AUTO; 2]);
+        assert_eq!(errors, ["fast: it fails", "fast: it fails"]);
     }
 
     #[test]
     fn a_rank_that_no_engine_serves_names_every_reason() {
         let none = |name| Threads { cannot: vec![0, 1], ..Threads::new(name, 2) };
-        let [error, _] = started([&none("a"), &none("b")], [1, 2], EngineChoice::Auto);
+        let [error, _] = started([&none("a"), &none("b")], [site(0, 1), site(1, 2)], [AUTO; 2]);
         assert_eq!(
             error,
-            "ranks: test says rank 0 of 2, and no engine can connect the ranks; a: no a at hand; b: no b at hand"
+            "ranks: test says rank 0 of 2, and no engine can connect the ranks: a: no a at hand; b: no b at hand"
         );
         assert_eq!("mpi".parse(), Ok(EngineChoice::Named("mpi")));
         assert!("ucx".parse::<EngineChoice>().unwrap_err().contains("auto, nccl or mpi"));

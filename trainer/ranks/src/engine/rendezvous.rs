@@ -233,7 +233,7 @@ mod tests {
     fn everybody_gets_the_message_of_rank_0() {
         let meeting = rendezvous(Duration::from_secs(20));
         std::thread::scope(|scope| {
-            let connections = |rank: usize| {
+            let join = |rank: usize| {
                 let meeting = &meeting;
                 move || {
                     // Rank 0 starts last, and a connection that is not from a rank comes first.
@@ -250,7 +250,7 @@ mod tests {
                     }
                 }
             });
-            let ranks: Vec<_> = (0..4).map(|rank| scope.spawn(connections(rank))).collect();
+            let ranks: Vec<_> = (0..4).map(|rank| scope.spawn(join(rank))).collect();
             for rank in ranks {
                 assert_eq!(rank.join().unwrap(), message().unwrap());
             }
