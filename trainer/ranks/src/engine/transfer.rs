@@ -24,7 +24,7 @@ pub struct Transfer {
     /// Pool of buffers for receiving through host memory; without one, the tensor has memory of its own.
     buffers: Option<Arc<BufferPool>>,
     #[cfg(feature = "cuda")]
-    pub(super) memory: Option<super::cuda::Memory>,
+    pub(super) memory: Option<super::cuda::PinnedTensors>,
 }
 
 impl Transfer {
@@ -43,7 +43,7 @@ impl Transfer {
         if device_memory && super::cuda::is_cuda(&send) {
             let send = send.cast(wire.dtype());
             let receive = Tensor::<1>::empty([n_receive], (&send.device(), send.dtype()));
-            let memory = Some(super::cuda::Memory::of(&send, &receive)?);
+            let memory = Some(super::cuda::PinnedTensors::of(&send, &receive)?);
             return Ok(Self { send, wire, receive: Some(receive), n_receive, buffers: None, memory });
         }
         // Unused without CUDA: no such build has an engine that reads device memory.
