@@ -10,6 +10,7 @@ pub(crate) mod error;
 pub mod features;
 pub(crate) mod images;
 pub(crate) mod measure;
+pub(crate) mod parallel;
 pub mod probe;
 pub(crate) mod protocol;
 pub(crate) mod score;

@@ -10,6 +10,7 @@ use super::columns::{Columns, FeatureKind};
 use super::table::Table;
 use crate::EvalError;
 use crate::images::ImageSet;
+use crate::parallel::try_collect;
 
 /// Maximum number of images per batch: enough to keep a GPU busy.
 const BATCH: usize = 64;
@@ -137,8 +138,7 @@ fn each_batch(
         scope.spawn(move || {
             for start in (0..images.len()).step_by(batch) {
                 let range = start..images.len().min(start + batch);
-                let decoded: Result<Vec<_>, _> =
-                    range.clone().into_par_iter().map(|i| images.image(i)).collect();
+                let decoded = try_collect(range.clone().into_par_iter().map(|i| images.image(i)));
                 if sender.send((range, decoded)).is_err() {
                     return;
                 }

@@ -12,6 +12,7 @@ use augment::{DecodeRules, MultiCrop, Rgb8, SampleKey, ViewMaker};
 use rayon::prelude::*;
 
 use crate::EvalError;
+use crate::parallel::try_collect;
 use mask::Mask;
 use source::Source;
 use transform::Transform;
@@ -66,8 +67,7 @@ impl ImageSet {
         let (all, n) = (source.len(), n.min(source.len()));
         let indices: Vec<u64> =
             (0..n).map(|i| (u128::from(i) * u128::from(all) / u128::from(n)) as u64).collect();
-        let written: Result<Vec<_>, _> = indices.par_iter().map(|index| source.classes(*index)).collect();
-        let written = written?;
+        let written = try_collect(indices.par_iter().map(|index| source.classes(*index)))?;
         let classes = ordered(written.iter().flatten().map(String::as_str));
         let by_name: HashMap<&str, u32> = classes.iter().map(String::as_str).zip(0..).collect();
         let labels = written.iter().map(|names| Some(by_name[names.first()?.as_str()])).collect();

@@ -16,6 +16,7 @@ use crate::EvalError;
 use crate::features::columns::FeatureKind;
 use crate::features::extract::{Progress, check_finite, rows_of, table};
 use crate::images::ImageSet;
+use crate::parallel::try_collect;
 
 /// Number of images and views to measure on.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -92,10 +93,9 @@ fn views_of(
     progress.begins("views", images.len());
     let indices: Vec<usize> = (0..images.len()).collect();
     for indices in indices.chunks(IMAGES_PER_BATCH) {
-        let made: Result<Vec<_>, EvalError> =
-            indices.par_iter().map(|i| images.views(*i, &multicrop, [0, 0])).collect();
+        let made = try_collect(indices.par_iter().map(|i| images.views(*i, &multicrop, [0, 0])))?;
         progress.seen(indices.len());
-        let made = indices.iter().zip(made?).filter_map(|(i, views)| Some((*i as u32, views?)));
+        let made = indices.iter().zip(made).filter_map(|(i, views)| Some((*i as u32, views?)));
         let (numbers, made): (Vec<u32>, Vec<Vec<u8>>) =
             made.map(|(number, mut views)| (number, views.remove(0))).unzip();
         let views: Vec<&[u8]> =

@@ -27,6 +27,7 @@ use crate::features::columns::FeatureKind;
 use crate::features::table::Table;
 use crate::images::ImageSet;
 use crate::images::mask::IGNORED;
+use crate::parallel::try_collect;
 use crate::score::outcome::Outcome;
 use crate::score::segmented::SegmentationCounts;
 
@@ -144,8 +145,8 @@ impl<'a> Patches<'a> {
             let highest = mask.into_iter().filter(|class| *class != IGNORED).max();
             Ok(highest.map(|class| (row, class)))
         };
-        let found: Result<Vec<_>, EvalError> = (0..table.len()).into_par_iter().map(highest).collect();
-        let found: Vec<(usize, u8)> = found?.into_iter().flatten().collect();
+        let found = try_collect((0..table.len()).into_par_iter().map(highest))?;
+        let found: Vec<(usize, u8)> = found.into_iter().flatten().collect();
         let Some(highest) = found.iter().map(|(_, class)| *class).max() else {
             return Err(EvalError::NoMasks { split: images.name.clone(), n_samples: images.len() });
         };
@@ -238,8 +239,7 @@ impl Head {
         scale: f32,
     ) -> Result<(), EvalError> {
         let of_image = |row: &usize| self.gradient(patches.table.row(*row), &patches.mask(*row)?);
-        let parts: Result<Vec<(Vec<f32>, usize)>, EvalError> = rows.par_iter().map(of_image).collect();
-        let parts = parts?;
+        let parts: Vec<(Vec<f32>, usize)> = try_collect(rows.par_iter().map(of_image))?;
         let n_pixels: usize = parts.iter().map(|(_, n)| n).sum();
         let mut gradient = vec![0.0f32; self.params.len()];
         for (part, _) in &parts {

@@ -11,6 +11,7 @@ use crate::features::columns::FeatureKind;
 use crate::features::extract::{batch_of, check_finite, rows_of};
 use crate::features::table::Table;
 use crate::images::ImageSet;
+use crate::parallel::try_collect;
 
 /// RNG domain of the shuffles, distinct from all other streams.
 const ORDER_DOMAIN: u64 = 0x7669_6577_0000_0000;
@@ -123,9 +124,9 @@ impl Crops<'_> {
     fn make(&self, seed: u64, items: &[Item]) -> Result<DecodedBatch, EvalError> {
         let images = self.of.images;
         let view = |(pass, number): &Item| images.views(*number as usize, &self.multicrop, [seed, *pass]);
-        let views: Result<Vec<_>, EvalError> = items.par_iter().map(view).collect();
+        let views = try_collect(items.par_iter().map(view))?;
         let mut made = DecodedBatch::default();
-        for ((_, number), view) in items.iter().zip(views?) {
+        for ((_, number), view) in items.iter().zip(views) {
             if let (Some(mut view), Some(label)) = (view, images.label(*number as usize)) {
                 made.labels.push(label);
                 made.numbers.push(*number);
