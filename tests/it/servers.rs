@@ -185,9 +185,13 @@ fn answer(state: &State, mut stream: TcpStream, active: Active<'_>) -> std::io::
 }
 
 /// Reads path and headers of a request.
+///
+/// # Errors
+///
+/// If the connection is closed without a request, as a client does whose request went out on another connection.
 fn request(stream: &TcpStream) -> std::io::Result<(String, HashMap<String, String>)> {
     let mut lines = BufReader::new(stream).lines();
-    let first = lines.next().unwrap_or_else(|| Ok(String::new()))?;
+    let first = lines.next().unwrap_or_else(|| Err(std::io::ErrorKind::UnexpectedEof.into()))?;
     let path = first.split(' ').nth(1).unwrap_or("/").split('?').next().unwrap_or("/");
     let mut headers = HashMap::new();
     for line in lines {
