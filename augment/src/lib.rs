@@ -25,6 +25,7 @@ pub mod resize;
 pub(crate) mod seed;
 pub mod solarize;
 pub mod stats;
+mod transform;
 pub(crate) mod views;
 
 /// Version of the views that given bytes and seeds yield: 2 since JPEG and blur equal Pillow's, bit for bit.
@@ -37,4 +38,5 @@ pub use multicrop::{BlurRule, CropSpec, GroupSpec, MultiCrop};
 pub use pixels::{DecodeRules, Rgb8};
 pub use planes::Planes;
 pub use seed::{SampleKey, ViewRng};
+pub use transform::Transform;
 pub use views::{ViewMaker, Views};

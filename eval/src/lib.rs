@@ -24,7 +24,6 @@ pub use features::table::Table;
 pub use images::ImageSet;
 pub use images::check::Check;
 pub use images::source::{ImageFile, Source};
-pub use images::transform::Transform;
 pub use measure::{Measures, SampleSizes, label_free};
 pub use probe::Split;
 pub use protocol::knn::neighbors;

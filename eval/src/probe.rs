@@ -11,10 +11,10 @@ use crate::features::extract::{NoProgress, Progress, pixels};
 use crate::features::set::FeatureSet;
 use crate::features::table::Table;
 use crate::images::ImageSet;
-use crate::images::transform::Transform;
 use crate::protocol::task::{Scored, Sets, Task};
 use crate::protocol::views::Views;
 use crate::protocol::{Classes, Protocol};
+use augment::Transform;
 
 /// Image sets to fit on and to score on.
 #[derive(Debug, Clone)]

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use kernels::device::Opened;
-use networks::{ModelConfig, NamedTensor, Normalization};
+use kernels::device::Device;
+use networks::{ModelConfig, NamedTensor, Network, NetworkError, Normalization};
 use trainer::checkpoint::{Checkpoint, Manifest, steps};
 use weights::{Hints, Library, Preprocessing, Pretrained};
 
@@ -31,16 +31,23 @@ impl Backbone {
                 flags.read(path, network)?;
             return Ok(Self { model, tensors, preprocessing, which, manifest: None, origin });
         }
+        // Opened once: a running job may write another checkpoint meanwhile.
         let checkpoint = Checkpoint::open(path)?;
-        let (network, which) = checkpoint.network(network, 1, &Opened::cpu().device)?;
-        let preprocessing = Preprocessing::of_size(network.model.image_px() as u32, network.normalization);
-        let (tensors, manifest) = (network.tensors(), Some(checkpoint.manifest));
-        Ok(Self { tensors, model: network.model, preprocessing, which, manifest, origin: "ocelli" })
+        let (tensors, which) = checkpoint.backbone(network)?;
+        let manifest = checkpoint.manifest;
+        let (model, colors) = (manifest.plan.recipe.model.clone(), manifest.plan.recipe.data.normalization);
+        let preprocessing = Preprocessing::of_size(model.image_px() as u32, colors);
+        Ok(Self { model, tensors, preprocessing, which, manifest: Some(manifest), origin: "ocelli" })
+    }
+
+    /// Returns the network with these weights on `device`.
+    pub(crate) fn network(&self, n_workers: usize, device: &Device) -> Result<Network, NetworkError> {
+        Network::new(&self.model, self.preprocessing.normalization, &self.tensors, n_workers, device)
     }
 }
 
 /// Checks that `path` exists; the error about a removed checkpoint lists the remaining ones.
-pub(crate) fn check_there(path: &Path) -> anyhow::Result<()> {
+fn check_there(path: &Path) -> anyhow::Result<()> {
     let Err(error) = std::fs::metadata(path) else { return Ok(()) };
     let others = path.parent().map(steps).unwrap_or_default();
     let names: Vec<String> = others.iter().map(|(step, _)| step.to_string()).collect();

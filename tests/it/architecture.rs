@@ -16,7 +16,7 @@ const ARROWS: [(&str, &str, &[&str]); 11] = [
     ("trainer", "trainer", &["pipeline", "augment", "kernels", "ranks", "networks"]),
     ("eval", "eval", &["pipeline", "augment", "kernels", "networks"]),
     ("report", "report", &["pipeline", "augment", "kernels", "networks", "trainer", "eval"]),
-    ("weights", "weights", &["pipeline", "networks"]),
+    ("weights", "weights", &["pipeline", "augment", "networks"]),
     (
         "scripts",
         "scripts",

@@ -5,8 +5,7 @@ use augment::crop::{CropBox, candidate, centered_fallback};
 use augment::hue::hue;
 use augment::resize::BoxResizer;
 use augment::solarize::solarize;
-use augment::{Planes, Rgb8};
-use eval::Transform;
+use augment::{Planes, Rgb8, Transform};
 
 fn golden(name: &str) -> Vec<u8> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/augment");

@@ -45,7 +45,10 @@ fn every_backbone_is_read_as_it_was_written() {
         let export = Export {
             model: &model,
             tensors: &tensors,
-            preprocessing: Preprocessing { resize_px: px, size_px: px, normalization: Default::default() },
+            preprocessing: Preprocessing {
+                normalization: Default::default(),
+                transform: augment::Transform { resize_px: px, size_px: px },
+            },
             which: "network",
             precision: Precision::F32,
             card: &card,

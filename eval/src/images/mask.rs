@@ -2,7 +2,7 @@
 
 use std::io::Cursor;
 
-use crate::images::transform::Transform;
+use augment::Transform;
 
 /// Class of ignored pixels.
 pub(crate) const IGNORED: u8 = 255;

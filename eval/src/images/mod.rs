@@ -3,7 +3,6 @@
 pub(crate) mod check;
 pub(crate) mod mask;
 pub(crate) mod source;
-pub(crate) mod transform;
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -13,9 +12,9 @@ use rayon::prelude::*;
 
 use crate::EvalError;
 use crate::parallel::try_collect;
+use augment::Transform;
 use mask::Mask;
 use source::Source;
-use transform::Transform;
 
 /// A set of images with their classes. Images are decoded on demand, so that a set may be larger than memory.
 #[derive(Debug, Clone)]

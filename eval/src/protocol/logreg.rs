@@ -19,9 +19,9 @@ use super::task::{Scored, Task};
 use super::{Needs, Rules, as_published};
 use crate::EvalError;
 use crate::features::set::FeatureSet;
-use crate::images::transform::Transform;
 use crate::score::outcome::Outcome;
 use crate::score::{Predictions, largest};
+use augment::Transform;
 
 /// Held-out share of the rows: one in this many.
 const HELD_OUT: usize = 10;

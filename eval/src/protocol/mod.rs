@@ -24,7 +24,7 @@ pub use registry::Protocol;
 
 use crate::EvalError;
 use crate::images::ImageSet;
-use crate::images::transform::Transform;
+use augment::Transform;
 use task::{Scored, Task};
 
 /// Rules of a protocol, implemented by its settings.

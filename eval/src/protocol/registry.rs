@@ -9,7 +9,7 @@ use super::toy;
 use super::{Needs, Rules, few_shot, knn, linear_dino, linear_dinov2, linear_honest, logreg, segmentation};
 use crate::EvalError;
 use crate::images::ImageSet;
-use crate::images::transform::Transform;
+use augment::Transform;
 
 /// Declares [`Protocol`] with a variant for each protocol: its documentation, its name, and its settings.
 macro_rules! protocols {

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use augment::{DecodeRules, SampleKey, decode};
+use augment::{DecodeRules, SampleKey, Transform, decode};
 use augment::{MultiCrop, Rgb8, ViewMaker};
-use eval::{EvalError, FeatureSet, ImageSet, Transform, neighbors};
+use eval::{EvalError, FeatureSet, ImageSet, neighbors};
 use pipeline::{Dataset, Sample, SampleId};
 
 use super::tiles::{Tile, sheet};

@@ -1,7 +1,7 @@
 //! A row of `evaluations.jsonl`: one number with everything that it depends on. `scripts` writes rows, and a report
 //! reads them.
 
-use eval::Transform;
+use augment::Transform;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 

@@ -1,7 +1,8 @@
 //! Probe that a run calls at regular intervals of steps.
 use std::path::PathBuf;
 
-use eval::{NoProgress, Protocol, Split, Transform};
+use augment::Transform;
+use eval::{NoProgress, Protocol, Split};
 use networks::Network;
 use networks::probe::Probe;
 use report::NetworkInfo;

@@ -2,16 +2,14 @@
 use std::path::Path;
 
 use anyhow::bail;
-use augment::{DecodeRules, MultiCrop};
-use eval::Transform;
+use augment::{DecodeRules, MultiCrop, Transform};
 use kernels::device::Device;
 use networks::Network;
 use report::NetworkInfo;
 use serde_json::{Value, json};
-use trainer::checkpoint::{Checkpoint, Manifest};
-use weights::Preprocessing;
+use trainer::checkpoint::Manifest;
 
-use crate::backbone::{WeightFlags, check_there};
+use crate::backbone::{Backbone, WeightFlags};
 use crate::cluster::machine;
 
 /// Flags for the choice of the network and for its preprocessing.
@@ -48,43 +46,29 @@ pub(crate) struct OpenNetwork {
 impl NetworkFlags {
     /// Opens the network in `path` (a run, a checkpoint or weights) on `device`.
     pub(crate) fn open(&self, path: &Path, device: &Device) -> anyhow::Result<OpenNetwork> {
-        check_there(path)?;
-        let opened = match weights::is_weights(path) {
-            true => self.of_weights(path, device)?,
-            // Opened once: a running job may write another checkpoint meanwhile.
-            false => {
-                let checkpoint = Checkpoint::open(path)?;
-                let (network, which) = checkpoint.network(self.network.as_deref(), 0, device)?;
-                let size_px = network.model.image_px() as u32;
-                let preprocessing = Preprocessing::of_size(size_px, network.normalization);
-                (network, which, preprocessing, Some(checkpoint.manifest))
-            }
-        };
-        let (network, which, preprocessing, manifest) = opened;
-        let size_px = self.image_px.unwrap_or(preprocessing.size_px);
-        let stride_px = network.model.stride_px();
+        let backbone = Backbone::open(path, &self.weights, self.network.as_deref())?;
+        let network = backbone.network(0, device)?;
+        let usual = backbone.preprocessing.transform;
+        let transform = self.transform(usual, network.model.stride_px())?;
+        check_memory(&network, device, transform.size_px)?;
+        let Backbone { which, manifest, .. } = backbone;
+        let rules = manifest.as_ref().map_or_else(DecodeRules::default, |run| run.plan.recipe.data.rules());
+        Ok(OpenNetwork { network, which, transform, rules, manifest, usual_px: usual.size_px })
+    }
+
+    /// Returns the transform for a network whose weights state `usual`.
+    fn transform(&self, usual: Transform, stride_px: usize) -> anyhow::Result<Transform> {
+        let size_px = self.image_px.unwrap_or(usual.size_px);
         if size_px == 0 || !(size_px as usize).is_multiple_of(stride_px) {
             bail!(eval::EvalError::ImageSize { image_px: size_px as usize, stride_px });
         }
-        let usual = Transform::new(size_px);
         let transform = match (self.resize_px, self.image_px) {
             (Some(resize_px), _) => Transform::resizing(resize_px, size_px).map_err(anyhow::Error::msg)?,
-            (None, None) => Transform { resize_px: preprocessing.resize_px.max(size_px), ..usual },
-            (None, Some(_)) => usual,
+            (None, None) => Transform { resize_px: usual.resize_px.max(size_px), size_px },
+            (None, Some(_)) => Transform::new(size_px),
         };
-        let Transform { resize_px, size_px } = transform;
-        let seen = Preprocessing { normalization: preprocessing.normalization, resize_px, size_px };
-        seen.validate().map_err(anyhow::Error::msg)?;
-        check_memory(&network, device, size_px)?;
-        let rules = manifest.as_ref().map_or_else(DecodeRules::default, |run| run.plan.recipe.data.rules());
-        Ok(OpenNetwork { network, which, transform, rules, manifest, usual_px: preprocessing.size_px })
-    }
-
-    fn of_weights(&self, path: &Path, device: &Device) -> anyhow::Result<Opened> {
-        let read = self.weights.read(path, self.network.as_deref())?;
-        let normalization = read.preprocessing.normalization;
-        let network = Network::with_tensors(&read.model, normalization, &read.tensors, 0, device)?;
-        Ok((network, read.which, read.preprocessing, None))
+        transform.validate().map_err(anyhow::Error::msg)?;
+        Ok(transform)
     }
 }
 
@@ -100,9 +84,6 @@ fn check_memory(network: &Network, device: &Device, size_px: u32) -> anyhow::Res
         _ => Ok(()),
     }
 }
-
-/// A network with its name, its preprocessing, and the plan and step of its checkpoint.
-type Opened = (Network, String, Preprocessing, Option<Manifest>);
 
 impl OpenNetwork {
     /// Number of steps before the checkpoint.

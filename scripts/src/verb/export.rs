@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::bail;
-use eval::{ImageSet, NoProgress, Protocol, Source, Split, Transform};
+use augment::Transform;
+use eval::{ImageSet, NoProgress, Protocol, Source, Split};
 use kernels::device::Opened;
 use networks::NamedTensor;
 use networks::Network;
@@ -174,8 +175,8 @@ fn trained_on(manifest: &Manifest) -> String {
 
 /// Scores the weights by k-NN, as trained and as stored.
 fn scored(args: &Args, backbone: &Backbone, storage: &Storage) -> anyhow::Result<Vec<Score>> {
-    let usual = Transform::new(backbone.preprocessing.size_px);
-    let transform = Transform { resize_px: backbone.preprocessing.resize_px.max(usual.size_px), ..usual };
+    let Transform { resize_px, size_px } = backbone.preprocessing.transform;
+    let transform = Transform { resize_px: resize_px.max(size_px), size_px };
     let images = |specs: &[String]| -> anyhow::Result<ImageSet> {
         let source = Source::Shards(Arc::new(Dataset::open(specs, storage)?));
         Ok(ImageSet::open(source, transform, augment::DecodeRules::default(), set_name(specs))?)
@@ -193,7 +194,7 @@ fn scored(args: &Args, backbone: &Backbone, storage: &Storage) -> anyhow::Result
         };
         let tensors: Vec<NamedTensor> = backbone.tensors.iter().map(stored).collect();
         let normalization = backbone.preprocessing.normalization;
-        let network = Network::with_tensors(&backbone.model, normalization, &tensors, 0, &device)?;
+        let network = Network::new(&backbone.model, normalization, &tensors, 0, &device)?;
         let found = split.score(&network, &protocols, None, &NoProgress)?;
         scores.extend(found.numbers().map(|(_, scored)| Score {
             name: format!("{} on {}, {transform}", scored.metric, split.test.name),

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::bail;
-use eval::{ImageSet, Protocol, Source, Split, Transform};
+use augment::Transform;
+use eval::{ImageSet, Protocol, Source, Split};
 use kernels::device::DeviceKind;
 use networks::probe::Probe;
 use pipeline::{Dataset, Storage};

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::bail;
+use augment::Transform;
 use eval::probe::wanted;
-use eval::{ImageSet, NoProgress, Protocol, Source, Split, Transform};
+use eval::{ImageSet, NoProgress, Protocol, Source, Split};
 use kernels::device::Device;
 use networks::Network;
 use pipeline::{Dataset, Storage};

@@ -1,5 +1,7 @@
 //! A backbone with weights, for inference.
 
+use std::convert::Infallible;
+
 use burn_tensor::{DType, Device, Tensor, TensorData};
 use kernels::device::host::{to_host, with_slice};
 use kernels::device::workers::{Workers, n_or_all_cores};
@@ -9,7 +11,7 @@ use crate::backbone::{Levels, ModelConfig, Readout};
 use crate::error::NetworkError;
 use crate::features::Features;
 use crate::init::fill;
-use crate::layout::{ParamSlot, UnitLayout};
+use crate::layout::UnitLayout;
 use crate::leaves::Leaves;
 use crate::patches::{Normalization, PixelInput};
 use crate::tensor::{NamedTensor, by_name, values_of};
@@ -29,88 +31,74 @@ pub struct Network {
 }
 
 impl Network {
-    /// Creates a network on `device`; `flat` returns the flat buffer of each unit.
+    /// Creates a network on `device` with the values of `tensors`, which holds one tensor for each parameter of `model`.
     ///
     /// # Errors
-    /// Errors of `flat`; [`NetworkError::Weights`] if a parameter is not finite.
-    pub fn new<E: From<NetworkError>>(
-        model: &ModelConfig,
-        normalization: Normalization,
-        n_workers: usize,
-        device: &Device,
-        mut flat: impl FnMut(&UnitLayout) -> Result<Vec<f32>, E>,
-    ) -> Result<Self, E> {
-        let units = model.units(Readout::All);
-        let layouts: Vec<UnitLayout> = units.iter().map(|unit| unit.layout(1)).collect();
-        let flats: Result<Vec<_>, E> = layouts
-            .iter()
-            .map(|layout| {
-                let values = flat(layout)?;
-                check_finite(layout, &values)?;
-                let len = values.len();
-                Ok(Tensor::from_data(TensorData::new(values, [len]), device))
-            })
-            .collect();
-        // A GPU is kept busy by one thread.
-        let workers = Workers::on(device, n_or_all_cores(n_workers));
-        let (model, device) = (model.clone(), device.clone());
-        Ok(Self { model, normalization, units, layouts, flats: flats?, workers, device })
-    }
-
-    /// Creates a network with initial weights of `seed`.
-    ///
-    /// # Errors
-    /// Never fails in practice; the signature is that of [`Network::new`].
-    pub fn random(
-        model: &ModelConfig,
-        normalization: Normalization,
-        seed: u64,
-        n_workers: usize,
-        device: &Device,
-    ) -> Result<Self, NetworkError> {
-        Self::new::<NetworkError>(model, normalization, n_workers, device, |layout| {
-            let mut values = vec![0.0; layout.padded];
-            for slot in &layout.params {
-                fill(slot.spec.init, seed, &layout.full_name(slot), 0, &mut values[slot.range()]);
-            }
-            Ok(values)
-        })
-    }
-
-    /// Creates a network with the values of `tensors`, which holds one tensor for each parameter of `model`.
-    ///
-    /// # Errors
-    /// [`NetworkError::Weights`] for a parameter that is missing or has another shape.
-    pub fn with_tensors(
+    /// [`NetworkError::Weights`] for a parameter that is missing, has another shape or is not finite.
+    pub fn new(
         model: &ModelConfig,
         normalization: Normalization,
         tensors: &[NamedTensor],
         n_workers: usize,
         device: &Device,
     ) -> Result<Self, NetworkError> {
+        tensors.iter().try_for_each(NamedTensor::check_finite)?;
         let tensors = by_name(tensors);
-        Self::new::<NetworkError>(model, normalization, n_workers, device, |layout| {
+        let flat = |layout: &UnitLayout| {
             let mut values = vec![0.0; layout.padded];
             for slot in &layout.params {
                 let found = values_of(&tensors, &layout.full_name(slot), &slot.spec)?;
                 values[slot.range()].copy_from_slice(found);
             }
             Ok(values)
-        })
+        };
+        Self::with_flats(model, normalization, n_workers, device, flat)
+    }
+
+    /// Creates a network with initial weights of `seed`.
+    pub fn random(
+        model: &ModelConfig,
+        normalization: Normalization,
+        seed: u64,
+        n_workers: usize,
+        device: &Device,
+    ) -> Self {
+        let flat = |layout: &UnitLayout| {
+            let mut values = vec![0.0; layout.padded];
+            for slot in &layout.params {
+                fill(slot.spec.init, seed, &layout.full_name(slot), 0, &mut values[slot.range()]);
+            }
+            Ok::<_, Infallible>(values)
+        };
+        let Ok(network) = Self::with_flats(model, normalization, n_workers, device, flat);
+        network
+    }
+
+    /// Creates a network; `flat` returns the flat buffer of each unit.
+    fn with_flats<E>(
+        model: &ModelConfig,
+        normalization: Normalization,
+        n_workers: usize,
+        device: &Device,
+        flat: impl Fn(&UnitLayout) -> Result<Vec<f32>, E>,
+    ) -> Result<Self, E> {
+        let units = model.units(Readout::All);
+        let layouts: Vec<UnitLayout> = units.iter().map(|unit| unit.layout(1)).collect();
+        let on_device = |values: Vec<f32>| {
+            let len = values.len();
+            Tensor::from_data(TensorData::new(values, [len]), device)
+        };
+        let flats = layouts.iter().map(|layout| flat(layout).map(on_device)).collect::<Result<_, E>>()?;
+        // A GPU is kept busy by one thread.
+        let workers = Workers::on(device, n_or_all_cores(n_workers));
+        let (model, device) = (model.clone(), device.clone());
+        Ok(Self { model, normalization, units, layouts, flats, workers, device })
     }
 
     /// Returns all parameters with their values.
     pub fn tensors(&self) -> Vec<NamedTensor> {
-        let mut tensors = Vec::new();
-        for (layout, flat) in self.layouts.iter().zip(&self.flats) {
-            let values = to_host(flat.clone());
-            tensors.extend(layout.params.iter().map(|slot| NamedTensor {
-                name: layout.full_name(slot),
-                shape: slot.spec.shape.clone(),
-                values: values[slot.range()].to_vec(),
-            }));
-        }
-        tensors
+        let units = self.layouts.iter().zip(&self.flats);
+        units.flat_map(|(layout, flat)| layout.tensors(&to_host(flat.clone()))).collect()
     }
 
     /// Returns one vector for each of `images`, `[3, size, size]` as bytes: `[B, D]`.
@@ -241,16 +229,4 @@ fn evaluated(unit: &dyn Unit, leaves: &Leaves<'_>, groups: Vec<Features>) -> Vec
 fn with_evaluation_context<R>(leaves: &Leaves<'_>, n_groups: usize, f: impl FnOnce(&Context<'_>) -> R) -> R {
     let (draws, sets) = (Draws::default(), StatSets::per_size(n_groups));
     f(&Context { leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 })
-}
-
-/// Checks the values of a unit: a single one that is not finite makes all features meaningless.
-fn check_finite(layout: &UnitLayout, values: &[f32]) -> Result<(), NetworkError> {
-    let is_damaged = |slot: &&ParamSlot| !values[slot.range()].iter().all(|value| value.is_finite());
-    match layout.params.iter().find(is_damaged) {
-        Some(slot) => Err(NetworkError::Weights {
-            name: layout.full_name(slot),
-            reason: "it holds numbers that are not finite".into(),
-        }),
-        None => Ok(()),
-    }
 }

@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use crate::params::ParamSpec;
+use crate::tensor::NamedTensor;
 
 /// Number of elements of which every shard is a multiple: 256 bytes of f32.
 pub const ALIGNMENT: usize = 64;
@@ -70,6 +71,16 @@ impl UnitLayout {
     /// Returns the name of a parameter in exports: the unit's name and its own.
     pub fn full_name(&self, slot: &ParamSlot) -> String {
         format!("{}{}", self.prefix(), slot.spec.name)
+    }
+
+    /// Returns the parameters with their values in `flat`, the whole buffer.
+    pub fn tensors(&self, flat: &[f32]) -> Vec<NamedTensor> {
+        let tensor = |slot: &ParamSlot| NamedTensor {
+            name: self.full_name(slot),
+            shape: slot.spec.shape.clone(),
+            values: flat[slot.range()].to_vec(),
+        };
+        self.params.iter().map(tensor).collect()
     }
 
     /// Returns the prefix of the parameter names; empty for a unit whose name begins with a dot.

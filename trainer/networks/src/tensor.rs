@@ -16,6 +16,22 @@ pub struct NamedTensor {
     pub values: Vec<f32>,
 }
 
+impl NamedTensor {
+    /// Checks that all values are finite: a single other one makes all features meaningless.
+    ///
+    /// # Errors
+    /// [`NetworkError::Weights`].
+    pub fn check_finite(&self) -> Result<(), NetworkError> {
+        match self.values.iter().all(|value| value.is_finite()) {
+            true => Ok(()),
+            false => Err(NetworkError::Weights {
+                name: self.name.clone(),
+                reason: "it holds numbers that are not finite".into(),
+            }),
+        }
+    }
+}
+
 /// Returns the values of the parameter `name` among `tensors`, which must have the shape of `spec`.
 ///
 /// # Errors

@@ -6,7 +6,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use burn_tensor::{Device, Tensor, TensorData};
-use networks::Network;
+use networks::NamedTensor;
+use networks::backbone::Readout;
 use networks::layout::{ALIGNMENT, UnitLayout};
 use ranks::communicator::Communicator;
 use ranks::engine::Reduction;
@@ -154,21 +155,20 @@ impl Checkpoint {
         Ok(self)
     }
 
-    /// Reads the backbone of the network `name`, or of the evaluated network, and returns it with its name.
+    /// Reads the parameters of the backbone of the network `name`, or of the evaluated network; returns them with the name of
+    /// the network.
     ///
     /// # Errors
-    /// [`TrainError::CheckpointRead`], also when there is no such network.
-    pub fn network(
-        &self,
-        name: Option<&str>,
-        n_workers: usize,
-        device: &Device,
-    ) -> Result<(Network, String), TrainError> {
-        let recipe = &self.manifest.plan.recipe;
+    /// [`TrainError::CheckpointRead`], also when there is no such network; [`TrainError::Network`] if a parameter is not finite.
+    pub fn backbone(&self, name: Option<&str>) -> Result<(Vec<NamedTensor>, String), TrainError> {
         let name = self.evaluated(name)?;
-        let normalization = recipe.data.normalization;
-        let flat = |layout: &UnitLayout| self.parameters(&name, layout);
-        Ok((Network::new(&recipe.model, normalization, n_workers, device, flat)?, name))
+        let mut tensors = Vec::new();
+        for unit in self.manifest.plan.recipe.model.units(Readout::All) {
+            let layout = unit.layout(1);
+            tensors.extend(layout.tensors(&self.parameters(&name, &layout)?));
+        }
+        tensors.iter().try_for_each(NamedTensor::check_finite)?;
+        Ok((tensors, name))
     }
 
     /// Reads the elements `wanted` of the buffer `which` of `unit`; padding is zero.

@@ -11,7 +11,7 @@ use networks::patches::Normalization;
 fn the_last_level_is_what_the_network_gives() {
     for model in ModelConfig::examples() {
         let (size_px, levels) = (model.image_px(), model.levels());
-        let network = Network::random(&model, Normalization::default(), 1, 2, &Device::flex()).unwrap();
+        let network = Network::random(&model, Normalization::default(), 1, 2, &Device::flex());
         let images: Vec<Vec<u8>> = (0..3u32)
             .map(|i| (0..3 * size_px * size_px).map(|j| ((j as u32 * 37 + i * 91) % 251) as u8).collect())
             .collect();
@@ -41,7 +41,7 @@ fn class_tokens_spread_their_attention_over_the_grid() {
     let mut attending = 0;
     for model in ModelConfig::examples() {
         let size_px = model.image_px();
-        let network = Network::random(&model, Normalization::default(), 1, 2, &Device::flex()).unwrap();
+        let network = Network::random(&model, Normalization::default(), 1, 2, &Device::flex());
         let image = |i: usize| (0..3 * size_px * size_px).map(|j| (j * (37 + 2 * i) % 251) as u8).collect();
         let images: [Vec<u8>; 2] = [image(0), image(1)];
         let images = images.each_ref().map(Vec::as_slice);
@@ -67,7 +67,7 @@ fn networks_are_named_by_their_weights() {
     for model in ModelConfig::examples() {
         let name = |seed| {
             let device = Device::flex();
-            Network::random(&model, Normalization::default(), seed, 1, &device).unwrap().fingerprint()
+            Network::random(&model, Normalization::default(), seed, 1, &device).fingerprint()
         };
         assert_eq!(name(1), name(1), "{model:?}");
         assert_ne!(name(1), name(2), "{model:?}");

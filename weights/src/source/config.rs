@@ -1,5 +1,6 @@
 //! Configuration files of timm and transformers.
 
+use augment::Transform;
 use networks::Normalization;
 use serde_json::Value;
 
@@ -50,7 +51,7 @@ fn of_transformers(
         let sides = ["shortest_edge", "height"].into_iter().filter_map(|key| value[key].as_u64());
         sides.chain(value.as_u64()).next().map(|side| u32::try_from(side).unwrap_or(u32::MAX))
     };
-    let stated_px = side(&said["size"]).unwrap_or(otherwise.resize_px);
+    let stated_px = side(&said["size"]).unwrap_or(otherwise.transform.resize_px);
     let crops = said["do_center_crop"].as_bool().unwrap_or(said["crop_size"].is_object());
     let share = said["crop_pct"].as_f64().filter(|share| (0.1..=1.0).contains(share));
     let (resize_px, size_px) = match share {
@@ -66,7 +67,7 @@ fn of_transformers(
         Some(0) => "nearest",
         _ => "bicubic",
     };
-    Ok(Some((Preprocessing { normalization, resize_px, size_px }, interpolation)))
+    Ok(Some((Preprocessing { normalization, transform: Transform { resize_px, size_px } }, interpolation)))
 }
 
 /// Returns the preprocessing of timm's `config.json`, if it has one, and the name of its interpolation.
@@ -78,14 +79,14 @@ fn of_timm(
     let Some(normalization) = normalization(config, ["mean", "std"])? else { return Ok(None) };
     let size_px = config["input_size"][2]
         .as_u64()
-        .map_or(otherwise.size_px, |side| u32::try_from(side).unwrap_or(u32::MAX));
+        .map_or(otherwise.transform.size_px, |side| u32::try_from(side).unwrap_or(u32::MAX));
     let share = config["crop_pct"].as_f64().filter(|share| (0.1..=1.0).contains(share)).unwrap_or(0.875);
     let resize_px = (f64::from(size_px) / share).floor() as u32;
     let interpolation = match config["interpolation"].as_str() {
         Some("bilinear") => "bilinear",
         _ => "bicubic",
     };
-    Ok(Some((Preprocessing { normalization, resize_px, size_px }, interpolation)))
+    Ok(Some((Preprocessing { normalization, transform: Transform { resize_px, size_px } }, interpolation)))
 }
 
 /// Checks that a configuration names no activation but `known`, the one that Ocelli's networks have.
@@ -163,7 +164,7 @@ mod tests {
             said["image_mean"] = json!([0.5, 0.5, 0.5]);
             said["image_std"] = json!([0.5, 0.5, 0.5]);
             let (found, _) = of_transformers(&said, otherwise).unwrap().unwrap();
-            [found.resize_px, found.size_px]
+            [found.transform.resize_px, found.transform.size_px]
         };
         let side = |px: u32| json!({ "height": px, "width": px });
         assert_eq!(sizes(json!({ "size": { "shortest_edge": 256 }, "crop_size": side(224) })), [256, 224]);

@@ -6,6 +6,7 @@ use std::path::Path;
 use super::format::Format;
 use crate::backbone::exchange_of;
 use crate::export::Export;
+use crate::preprocessing::Preprocessing;
 
 /// Text of the card for `export` in `format` at `path`.
 pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
@@ -29,15 +30,15 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
         let _ = writeln!(out, "{data}\n");
     }
     let _ = writeln!(out, "## Use\n\n```python\n{}```\n", usage(path, format, export));
-    let preprocessing = &export.preprocessing;
+    let Preprocessing { normalization, transform } = &export.preprocessing;
     let _ = writeln!(
         out,
         "Images: RGB, short side resized to {} px (bicubic, antialiased), the middle {1} × {1} px, colors in 0..1 minus \
          {2:?} over {3:?}. One vector an image: {4}.\n",
-        preprocessing.resize_px,
-        preprocessing.size_px,
-        preprocessing.normalization.mean,
-        preprocessing.normalization.std,
+        transform.resize_px,
+        transform.size_px,
+        normalization.mean,
+        normalization.std,
         exchange_of(export.model).pooling(),
     );
     if !card.scores.is_empty() {
@@ -71,7 +72,7 @@ fn usage(path: &Path, format: Format, export: &Export<'_>) -> String {
         Format::Onnx => format!(
             "import onnxruntime\nsession = onnxruntime.InferenceSession({name:?})\n# pixels: float32, [batch, 3, {0}, {0}], \
              normalized as below\nembedding, patches = session.run(None, {{\"pixels\": pixels}})\n",
-            export.preprocessing.size_px
+            export.preprocessing.transform.size_px
         ),
         Format::Dinov2 => format!(
             "{loads}# A network of DINOv2's vision_transformer.py with the sizes below.\nmodel.load_state_dict(state)\n"

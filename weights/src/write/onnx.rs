@@ -31,7 +31,7 @@ const MAX_BYTES: usize = 2_000_000_000;
 pub(super) fn bytes_of(export: &Export<'_>) -> Result<Vec<u8>, String> {
     let n_params: usize = export.tensors.iter().map(|tensor| tensor.values.len()).sum();
     let mut graph = Graph::new(export.tensors, export.precision);
-    let px = export.preprocessing.size_px as usize;
+    let px = export.preprocessing.transform.size_px as usize;
     let stride_px = export.model.stride_px();
     if !px.is_multiple_of(stride_px) {
         return Err(format!("images of {px} px are not a multiple of {stride_px} px"));

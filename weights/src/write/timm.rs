@@ -9,7 +9,7 @@ use crate::export::Export;
 /// Returns the contents of a folder's `config.json`.
 pub(super) fn config(model: &TimmModel, export: &Export<'_>) -> Value {
     let preprocessing = &export.preprocessing;
-    let px = preprocessing.size_px;
+    let px = preprocessing.transform.size_px;
     json!({
         "architecture": model.architecture,
         "num_classes": 0,

@@ -8,12 +8,12 @@ use crate::export::Export;
 /// Returns the contents of `preprocessor_config.json`.
 pub(super) fn preprocessor(export: &Export<'_>) -> Value {
     let preprocessing = &export.preprocessing;
-    let px = preprocessing.size_px;
+    let px = preprocessing.transform.size_px;
     json!({
         "image_processor_type": "BitImageProcessor",
         "do_convert_rgb": true,
         "do_resize": true,
-        "size": { "shortest_edge": preprocessing.resize_px },
+        "size": { "shortest_edge": preprocessing.transform.resize_px },
         // Bicubic, by Pillow's number.
         "resample": 3,
         "do_center_crop": true,

@@ -73,9 +73,12 @@ fn to_short_side(image: &Rgb8, short_px: u32) -> anyhow::Result<Rgb8> {
     let short = f64::from(image.width_px.min(image.height_px));
     let scaled = |side: u32| ((f64::from(side) * f64::from(short_px) / short).round() as u32).max(1);
     let (width, height) = (scaled(image.width_px), scaled(image.height_px));
-    let source = ImageRef::new(image.width_px, image.height_px, &image.data, PixelType::U8x3)?;
-    let mut target = Image::new(width, height, PixelType::U8x3);
-    let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Lanczos3));
-    Resizer::new().resize(&source, &mut target, &options)?;
-    Ok(Rgb8::new(width, height, target.into_vec()))
+    // The crate is built for pixels of four bytes alone, a tenth of its size.
+    let padded: Vec<u8> = image.data.chunks_exact(3).flat_map(|p| [p[0], p[1], p[2], u8::MAX]).collect();
+    let source = ImageRef::new(image.width_px, image.height_px, &padded, PixelType::U8x4)?;
+    let mut target = Image::new(width, height, PixelType::U8x4);
+    let filter = ResizeAlg::Convolution(FilterType::Lanczos3);
+    Resizer::new().resize(&source, &mut target, &ResizeOptions::new().resize_alg(filter).use_alpha(false))?;
+    let colors = target.buffer().chunks_exact(4).flat_map(|p| [p[0], p[1], p[2]]).collect();
+    Ok(Rgb8::new(width, height, colors))
 }

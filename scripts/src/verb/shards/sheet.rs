@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use augment::DecodeRules;
-use eval::{ImageSet, Source, Transform};
+use augment::Transform;
+use eval::{ImageSet, Source};
 use pipeline::{Dataset, Storage};
 use report::picture::sheets;
 

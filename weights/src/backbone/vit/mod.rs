@@ -52,7 +52,7 @@ impl Exchange for VitConfig {
     }
 
     fn timm(&self, export: &Export<'_>) -> Result<TimmModel, String> {
-        write::timm(self, export.preprocessing.size_px as usize)
+        write::timm(self, export.preprocessing.transform.size_px as usize)
     }
 
     fn transformers(&self) -> Result<Value, String> {

@@ -1,14 +1,21 @@
-//! Transform of images for evaluation: torchvision's `Resize` and `CenterCrop`, on bytes.
+//! Transform of images for evaluation and deployment: torchvision's `Resize` and `CenterCrop`, on bytes.
 //!
 //! ```text
 //! [h, w] → the short side becomes r, the long one ⌊r · long / short⌋: bicubic, antialiased, rounded to 8 bits
 //!        → the square of side s whose corner is at round((side - s) / 2), halves to even
 //! ```
 
-use augment::crop::CropBox;
-use augment::resize::BoxResizer;
-use augment::{AugmentError, Interpolation, Planes, Rgb8};
 use serde::{Deserialize, Serialize};
+
+use crate::coefficients::Interpolation;
+use crate::crop::CropBox;
+use crate::error::AugmentError;
+use crate::pixels::Rgb8;
+use crate::planes::Planes;
+use crate::resize::BoxResizer;
+
+/// Largest side of the square.
+const MAX_PX: u32 = 4096;
 
 /// A resize and a central crop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +45,21 @@ impl Transform {
         Ok(Self { resize_px, size_px })
     }
 
+    /// Checks the sizes.
+    ///
+    /// # Errors
+    /// A message that says what is wrong.
+    pub fn validate(&self) -> Result<(), String> {
+        let Self { resize_px, size_px } = *self;
+        match (1..=MAX_PX).contains(&size_px) && (1..=2 * MAX_PX).contains(&resize_px) {
+            true => Ok(()),
+            false => Err(format!(
+                "images are resized to {resize_px} px and cut to {size_px} px, which must lie in 1..={} and 1..={MAX_PX}",
+                2 * MAX_PX
+            )),
+        }
+    }
+
     /// Applies the transform to `image`: `[3, s, s]` bytes.
     ///
     /// # Errors
@@ -62,7 +84,7 @@ impl Transform {
     }
 
     /// Returns the resized width and height of an image of `source_px`, and the upper left corner of the square in it.
-    pub(super) fn place(&self, source_px: [u32; 2]) -> ([u32; 2], [i64; 2]) {
+    pub fn place(&self, source_px: [u32; 2]) -> ([u32; 2], [i64; 2]) {
         let resized_px = self.resized(source_px);
         let corner = |side: u32| ((f64::from(side) - f64::from(self.size_px)) / 2.0).round_ties_even() as i64;
         (resized_px, resized_px.map(corner))
