@@ -31,8 +31,20 @@ pub struct Masked {
     pub rows: Arc<MaskedCells>,
     /// Shows the network a mask token in the place of each masked cell.
     pub hides: bool,
-    /// Restricts the features to the masked cells, `[R, 1, D]`, in the order of [`MaskedCells::tokens`].
-    pub is_selected: bool,
+    /// Tokens that the features hold.
+    pub selection: Selection,
+}
+
+/// Tokens that features with masked cells hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Selection {
+    /// All tokens.
+    #[default]
+    All,
+    /// The masked cells alone, `[R, 1, D]`, in the order of [`MaskedCells::tokens`].
+    Masked,
+    /// One token per view, then the masked cells if there are any, `[B·V + R, 1, D]`.
+    PooledAndMasked,
 }
 
 /// Features that a stage of a unit keeps for a later stage.
@@ -51,7 +63,8 @@ pub struct Outputs {
     pub n_images: usize,
     /// Features of the backbone, by size of view.
     pub features: Vec<Features>,
-    /// Outputs of each head, by size of view, `[B, V, K]`; `[R, 1, K]` for a head on masked cells.
+    /// Outputs of each head, by size of view, `[B, V, K]`; `[R, 1, K]` for a head on masked cells, and `[B·V + R, 1, K]`
+    /// for one on pooled features and masked cells.
     pub heads: BTreeMap<&'static str, Vec<Tensor<3>>>,
 }
 
@@ -104,8 +117,26 @@ impl Features {
         let tokens = Tensor::<1, Int>::from_data(&tokens[..], &self.x.device().inner());
         let rows = self.x.clone().reshape([b * n, d]).select(0, tokens);
         let [r, _] = rows.dims();
-        let masked = Some(Masked { is_selected: true, ..masked });
+        let masked = Some(Masked { selection: Selection::Masked, ..masked });
         Self { masked, ..Self::vectors(rows.reshape([r, 1, d])) }
+    }
+
+    /// Returns one vector per view and then the masked cells, `[B·V + R, 1, D]`; [`Features::pooled`] where no masks were
+    /// drawn.
+    pub fn pooled_and_masked(&self) -> Self {
+        let pooled = self.pooled();
+        let Some(masked) = self.masked.clone() else { return pooled };
+        let parts = match masked.rows.n() {
+            0 => vec![pooled.x],
+            _ => vec![pooled.x, self.masked().x],
+        };
+        let masked = Some(Masked { selection: Selection::PooledAndMasked, ..masked });
+        Self { masked, ..Self::vectors(Tensor::cat(parts, 0)) }
+    }
+
+    /// Returns whether the number of rows depends on how many cells are masked.
+    pub fn is_ragged(&self) -> bool {
+        self.masked.as_ref().is_some_and(|masked| masked.selection != Selection::All)
     }
 
     /// Casts values of fewer bits to f32; drops the skip connection.
@@ -135,20 +166,54 @@ impl Outputs {
         &self.features[group].masked.as_ref().expect("a method that reads masked cells has masks").rows
     }
 
-    /// Returns the output of the head `name`, by size of view, `[B, V, K]`; `[R, 1, K]` for a head on masked cells.
+    /// Returns the output of the head `name`, by size of view, with the shapes of [`Outputs::heads`].
     ///
     /// # Panics
     /// If there is no such head: a bug in the method, which lists its heads itself.
     pub fn head(&self, name: &str) -> &[Tensor<3>] {
         self.heads.get(name).unwrap_or_else(|| panic!("the method has no head {name}"))
     }
+
+    /// Returns the output of the head `name` for the views of size `group`, `[B, V, K]`, without that for masked cells.
+    ///
+    /// # Panics
+    /// As [`Outputs::head`].
+    pub fn head_on_views(&self, name: &str, group: usize) -> Tensor<3> {
+        let all = self.head(name)[group].clone();
+        let ([rows, v, k], n_masked) = (all.dims(), self.n_masked(group));
+        match n_masked > 0 && v == 1 && rows > n_masked {
+            // The masked cells come last.
+            true => {
+                let n = rows - n_masked;
+                all.slice([0..n, 0..1, 0..k]).reshape([self.n_images, n / self.n_images, k])
+            }
+            false => all.reshape([self.n_images, rows * v / self.n_images, k]),
+        }
+    }
+
+    /// Returns the output of the head `name`, which reads masked cells, for those of the views of size `group`,
+    /// `[R, 1, K]`; `None` if no cell is masked.
+    ///
+    /// # Panics
+    /// As [`Outputs::head`].
+    pub fn head_on_masked(&self, name: &str, group: usize) -> Option<Tensor<3>> {
+        let all = self.head(name)[group].clone();
+        let ([rows, _, k], n_masked) = (all.dims(), self.n_masked(group));
+        (n_masked > 0).then(|| all.slice([rows - n_masked..rows, 0..1, 0..k]))
+    }
+
+    /// Number of masked cells of the views of size `group`.
+    fn n_masked(&self, group: usize) -> usize {
+        let features = self.features.get(group);
+        features.and_then(|features| features.masked.as_ref()).map_or(0, |masked| masked.rows.n())
+    }
 }
 
-/// Reshapes one token per view, `[B·V, 1, K]`, to `[B, V, K]`; several tokens are treated as views. Masked cells have
-/// no fixed number, and stay `[R, 1, K]`.
+/// Reshapes one token per view, `[B·V, 1, K]`, to `[B, V, K]`; several tokens are treated as views. Ragged features stay as
+/// they are.
 pub fn by_image(features: &Features, n_images: usize) -> Tensor<3> {
     let [rows, n, k] = features.x.dims();
-    if features.masked.as_ref().is_some_and(|masked| masked.is_selected) {
+    if features.is_ragged() {
         return features.x.clone();
     }
     features.x.clone().reshape([n_images, rows * n / n_images, k])

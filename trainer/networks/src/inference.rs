@@ -132,6 +132,7 @@ impl Network {
             n_prefix: 0,
             grid: [size_px / cell_px; 2],
             width: 3 * cell_px * cell_px,
+            n_masked: 0,
         };
         let mut shapes = vec![pixels];
         let mut largest = 0.0_f64;

@@ -1,27 +1,23 @@
 //! Masks of patches, drawn before the step: a pure function of (seed, step, position in the global batch, view).
 //!
 //! ```text
-//! a share of the views of a batch is masked, the i-th of n of them in about a part r of its cells
-//! r ~ U(a + (b - a) i / n, a + (b - a)(i + 1) / n)      [a, b] the ratios of the rule
-//! blocks of U(4, room) cells with sides in a ratio of 0.3 to 3.3 are placed until there is no room
+//! a share of the views of a batch is masked, each in about a part r of its cells
+//! independent   each view with the probability of the share                                        r ~ U(a, b)
+//! spread        the i-th of n shuffled views    r ~ U(a + (b - a) i / n, a + (b - a)(i + 1) / n)
+//! exact         the i-th of n shuffled views    r = a + (b - a)(i + 1) / n       [a, b] the ratios of the rule
+//! blocks of U(smallest, room) cells with sides in a ratio of 0.3 to 3.3 are placed until there is no room
 //! ```
 //!
-//! BEiT places blocks in this way (Bao et al. 2022), and DINOv2 spreads ratios over a batch in this way; with `exact`,
-//! single cells fill up what blocks have left, as in DINOv3.
+//! BEiT places blocks in this way (Bao et al. 2022), iBOT draws ratios independently (Zhou et al. 2022), and DINOv2 spreads
+//! them over a batch (Oquab et al. 2023). With exact counts, single cells fill up what blocks have left, as in DINOv3.
 
 use augment::ViewRng;
 
 /// Domain that separates these streams from all others.
 const MASK_DOMAIN: u64 = 0x6d61_736b_0000_0000;
 
-/// Number of cells of the smallest block.
-const SMALLEST: f64 = 4.0;
-
 /// Largest ratio of a block's sides.
 const ELONGATION: f64 = 1.0 / 0.3;
-
-/// Largest share of the cells in one block.
-const LARGEST_SHARE: f64 = 0.5;
 
 /// Number of attempts to place a block.
 const N_ATTEMPTS: usize = 10;
@@ -35,8 +31,21 @@ pub struct MaskRule {
     pub masked_share: f64,
     /// Smallest and largest share of a masked view's cells.
     pub ratio: [f64; 2],
-    /// Masks exactly the drawn number of cells; otherwise blocks may fall short of it.
-    pub exact: bool,
+    /// Rule for the share of each view.
+    pub spread: Spread,
+    /// Number of cells of the smallest block.
+    pub smallest_block: usize,
+}
+
+/// Rule for the share of a view's cells that is masked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Spread {
+    /// Each view draws for itself whether it is masked, and its share. Blocks may fall short of the share.
+    Independent,
+    /// Shares are spread evenly over the masked views of the batch. Blocks may fall short of them.
+    Even,
+    /// Shares are spread evenly over the masked views of the batch, and exactly as many cells are masked.
+    Exact,
 }
 
 /// Masked cells of the views of some images, in the order of their sequences.
@@ -66,10 +75,17 @@ impl MaskRule {
     /// Description of the invalid rule.
     pub fn validate(&self) -> Result<(), String> {
         let [low, high] = self.ratio;
-        match (0.0..=1.0).contains(&self.masked_share) && 0.0 <= low && low <= high && high <= 1.0 {
+        let are_shares = (0.0..=1.0).contains(&self.masked_share) && 0.0 <= low && low <= high && high <= 1.0;
+        match are_shares && self.smallest_block > 0 {
             true => Ok(()),
-            false => Err(format!("masks: shares lie in 0..=1, not {self:?}")),
+            false => Err(format!("masks: shares lie in 0..=1, and blocks have a cell or more, not {self:?}")),
         }
+    }
+
+    /// Returns the expected number of masked cells of `n_views` views on a grid.
+    pub fn expected_cells(self, n_views: usize, [rows, columns]: [usize; 2]) -> usize {
+        let ratio = self.ratio.iter().sum::<f64>() / 2.0;
+        ((n_views * rows * columns) as f64 * self.masked_share * ratio).round() as usize
     }
 
     /// Prepares the masks of `step` for `batch_size` images of `n_views` views each, on a grid of cells.
@@ -82,15 +98,14 @@ impl MaskRule {
         grid: [usize; 2],
     ) -> MaskSampler {
         let n = batch_size * n_views;
-        let n_masked = (n as f64 * self.masked_share) as usize;
-        let mut shuffled: Vec<usize> = (0..n).collect();
-        let mut rng = ViewRng::from_words([seed, MASK_DOMAIN ^ step, u64::MAX, 0]);
-        for i in (1..n).rev() {
-            shuffled.swap(i, rng.below(i as u32 + 1) as usize);
-        }
         let mut order = vec![None; n];
-        for (number, view) in shuffled.into_iter().take(n_masked).enumerate() {
-            order[view] = Some(number);
+        let n_masked = (n as f64 * self.masked_share) as usize;
+        if self.spread != Spread::Independent {
+            let mut shuffled: Vec<usize> = (0..n).collect();
+            ViewRng::from_words([seed, MASK_DOMAIN ^ step, u64::MAX, 0]).shuffle(&mut shuffled);
+            for (number, view) in shuffled.into_iter().take(n_masked).enumerate() {
+                order[view] = Some(number);
+            }
         }
         MaskSampler { rule: self, seed, step, n_views, grid, order, n_masked }
     }
@@ -105,23 +120,26 @@ impl MaskSampler {
 
     /// Draws the masked cells of one view.
     fn cells(&self, position: u64, view: usize) -> Vec<usize> {
-        let Some(number) = self.order[position as usize * self.n_views + view] else { return Vec::new() };
         let words = [self.seed, MASK_DOMAIN ^ self.step, position, view as u64];
         let mut rng = ViewRng::from_words(words);
-        let [low, high] = self.rule.ratio;
-        let edge = |number: usize| low + (high - low) * number as f64 / self.n_masked as f64;
+        let Some(ratio) = self.ratio(position as usize * self.n_views + view, &mut rng) else {
+            return Vec::new();
+        };
         let n = self.grid[0] * self.grid[1];
-        let wanted = (n as f64 * rng.between(edge(number), edge(number + 1))) as usize;
+        let wanted = (n as f64 * ratio) as usize;
+        // The largest block, as DINOv2's code rounds it.
+        let largest = (self.grid[0] / 2 * self.grid[1]) as f64;
         let mut is_masked = vec![false; n];
         let mut n_masked = 0;
         while n_masked < wanted {
-            let room = ((wanted - n_masked) as f64).min(LARGEST_SHARE * n as f64);
-            match block(&mut rng, self.grid, room, &mut is_masked) {
+            let room = ((wanted - n_masked) as f64).min(largest);
+            let area = [self.rule.smallest_block as f64, room];
+            match block(&mut rng, self.grid, area, &mut is_masked) {
                 0 => break,
                 more => n_masked += more,
             }
         }
-        if self.rule.exact {
+        if self.rule.spread == Spread::Exact {
             let free: Vec<usize> = (0..n).filter(|cell| !is_masked[*cell]).collect();
             for cell in choose(&mut rng, free, wanted - n_masked) {
                 is_masked[cell] = true;
@@ -129,12 +147,33 @@ impl MaskSampler {
         }
         (0..n).filter(|cell| is_masked[*cell]).collect()
     }
+
+    /// Draws the share of the cells of view `number` of the global batch that is masked; `None` for a view without masks.
+    fn ratio(&self, number: usize, rng: &mut ViewRng) -> Option<f64> {
+        let [low, high] = self.rule.ratio;
+        let edge = |number: usize| low + (high - low) * number as f64 / self.n_masked as f64;
+        match (self.rule.spread, self.order[number]) {
+            (Spread::Independent, _) => {
+                let is_masked = rng.chance(self.rule.masked_share as f32);
+                is_masked.then(|| rng.between(low, high))
+            }
+            (Spread::Even, Some(number)) => Some(rng.between(edge(number), edge(number + 1))),
+            (Spread::Exact, Some(number)) => Some(edge(number + 1)),
+            (Spread::Even | Spread::Exact, None) => None,
+        }
+    }
 }
 
-/// Places a block of at most `room` further cells. Returns the number of cells that it masks: 0 if all attempts fail.
-fn block(rng: &mut ViewRng, [rows, columns]: [usize; 2], room: f64, is_masked: &mut [bool]) -> usize {
+/// Places a block with an area of `smallest` to `room` cells, of which at most `room` are new. Returns the number of cells
+/// that it masks: 0 if all attempts fail.
+fn block(
+    rng: &mut ViewRng,
+    [rows, columns]: [usize; 2],
+    [smallest, room]: [f64; 2],
+    is_masked: &mut [bool],
+) -> usize {
     for _ in 0..N_ATTEMPTS {
-        let area = rng.between(SMALLEST, room);
+        let area = rng.between(smallest, room);
         let aspect = rng.between(-ELONGATION.ln(), ELONGATION.ln()).exp();
         let (h, w) = ((area * aspect).sqrt().round() as usize, (area / aspect).sqrt().round() as usize);
         if h == 0 || w == 0 || h >= rows || w >= columns {
@@ -197,33 +236,40 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn rule(exact: bool) -> MaskRule {
-        MaskRule { size: 0, masked_share: 0.5, ratio: [0.1, 0.5], exact }
+    fn rule(spread: Spread) -> MaskRule {
+        MaskRule { size: 0, masked_share: 0.5, ratio: [0.1, 0.5], spread, smallest_block: 4 }
+    }
+
+    fn spread() -> impl Strategy<Value = Spread> {
+        prop_oneof![Just(Spread::Independent), Just(Spread::Even), Just(Spread::Exact)]
     }
 
     proptest! {
         /// No more views and cells are masked than the rule allows, and the masks of an image do not depend on the
         /// images that are drawn with it.
         #[test]
-        fn masks_keep_to_their_rule(seed: u64, step in 0u64..100, batch in 1usize..20, side in 3usize..15, exact: bool) {
-            let drawing = rule(exact).at(seed, step, batch, 2, [side; 2]);
+        fn masks_keep_to_their_rule(
+            seed: u64,
+            step in 0u64..100,
+            batch in 1usize..20,
+            side in 3usize..15,
+            spread in spread(),
+        ) {
+            let drawing = rule(spread).at(seed, step, batch, 2, [side; 2]);
             let all = drawing.rows(0..batch as u64);
             let masked: Vec<&Vec<usize>> = all.cells.iter().filter(|cells| !cells.is_empty()).collect();
-            prop_assert!(masked.len() <= batch);
+            prop_assert!(spread == Spread::Independent || masked.len() <= batch);
             let n = side * side;
             for cells in &masked {
                 prop_assert!(cells.windows(2).all(|pair| pair[0] < pair[1]) && cells.iter().all(|cell| *cell < n));
                 prop_assert!(cells.len() as f64 <= 0.5 * n as f64);
             }
-            if exact {
-                let mut counts: Vec<usize> = all.cells.iter().map(Vec::len).filter(|n| *n > 0).collect();
+            if spread == Spread::Exact {
+                let mut counts: Vec<usize> = all.cells.iter().map(Vec::len).collect();
                 counts.sort_unstable();
-                let edge = |i: usize| n as f64 * (0.1 + 0.4 * i as f64 / batch as f64);
-                // Views without masked cells come first.
-                let first = batch - counts.len();
-                for (i, count) in counts.iter().enumerate() {
-                    prop_assert!((*count as f64) >= edge(first + i).floor() && (*count as f64) <= edge(first + i + 1));
-                }
+                let edge = |i: usize| (n as f64 * (0.1 + (0.5 - 0.1) * (i + 1) as f64 / batch as f64)) as usize;
+                let expected: Vec<usize> = std::iter::repeat_n(0, batch).chain((0..batch).map(edge)).collect();
+                prop_assert_eq!(counts, expected);
             }
             for position in 0..batch as u64 {
                 let alone = drawing.rows(std::iter::once(position));
@@ -245,8 +291,11 @@ mod tests {
     /// Half of the views are masked, and close to 30 % of their cells on average.
     #[test]
     fn about_as_much_is_masked_as_is_asked_for() {
-        let n: usize = (0..20).map(|step| rule(false).at(1, step, 16, 2, [14, 14]).rows(0..16).n()).sum();
-        let share = n as f64 / (20.0 * 16.0 * 196.0);
-        assert!((0.25..=0.31).contains(&share), "{share}");
+        for spread in [Spread::Independent, Spread::Even, Spread::Exact] {
+            let rule = rule(spread);
+            let n: usize = (0..20).map(|step| rule.at(1, step, 16, 2, [14, 14]).rows(0..16).n()).sum();
+            let share = n as f64 / (20.0 * 16.0 * rule.expected_cells(2, [14, 14]) as f64);
+            assert!((0.88..=1.07).contains(&share), "{spread:?}: {share}");
+        }
     }
 }

@@ -15,8 +15,12 @@ pub struct ParamSpec {
     pub lr_scale: f64,
     /// Applies weight decay.
     pub decay: bool,
-    /// Steps at the beginning of a run during which it is not updated. All parameters of a unit have the same number.
+    /// Steps at the beginning of a run during which it is not updated.
     pub frozen_steps: u64,
+    /// Whether the optimizer's moments follow its gradients while it is frozen.
+    pub warms_moments: bool,
+    /// Whether it projects patches of pixels, for which a run may have a learning rate of its own.
+    pub projects_patches: bool,
     /// Whether a file of initial weights may lack it: it then keeps the values of `init`.
     pub is_optional: bool,
 }
@@ -74,6 +78,8 @@ impl ParamSpec {
             lr_scale: 1.0,
             decay: true,
             frozen_steps: 0,
+            warms_moments: false,
+            projects_patches: false,
             is_optional: false,
         }
     }

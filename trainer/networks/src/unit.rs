@@ -166,6 +166,8 @@ pub struct GroupShape {
     pub grid: [usize; 2],
     /// Channels.
     pub width: usize,
+    /// Expected number of masked cells of all views.
+    pub n_masked: usize,
 }
 
 impl GroupShape {

@@ -1,7 +1,7 @@
 //! The step itself: [`Trainer::gradients`] against one whole autodiff graph that knows no slices, no tape, no order
 //! of gathers and no reductions.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use augment::Batch;
@@ -9,7 +9,7 @@ use burn_tensor::{DType, Device, Distribution, Tensor};
 use kernels::device::host::to_host;
 use networks::backbone::Readout;
 use networks::drop_path::DropPathSampler;
-use networks::features::{Features, Masked, Outputs, by_image};
+use networks::features::{Features, Masked, Outputs, Selection, by_image};
 use networks::leaves::Leaves;
 use networks::mask::MaskedCells;
 use networks::unit::{Context, Draws, StatSets, Unit};
@@ -51,7 +51,7 @@ impl Whole<'_> {
                 let positions = self.images().into_iter().map(|image| image as u64);
                 let (seed, n_views) = (self.plan.recipe.seed, groups[*size].n_views);
                 let rows = rule.at(seed, self.step, BATCH, n_views, features.grid).rows(positions);
-                let masked = Masked { rows: Arc::new(rows), hides: sight.masked, is_selected: false };
+                let masked = Masked { rows: Arc::new(rows), hides: sight.masked, selection: Selection::All };
                 features.masked = Some(masked);
             }
             features
@@ -66,13 +66,13 @@ impl Whole<'_> {
     }
 
     /// Computes features and heads of the views that `spec` sees with the parameters `leaves`, a tensor for the whole batch
-    /// each. Also returns the names of the heads on masked cells.
+    /// each. Also returns what the heads on masked cells hold, by name.
     fn outputs(
         &self,
         spec: &NetworkSpec,
         input: Vec<Features>,
         leaves: &[Leaves<'_>],
-    ) -> (Outputs, BTreeSet<&'static str>) {
+    ) -> (Outputs, BTreeMap<&'static str, Selection>) {
         let is_frozen = spec.moves == Moves::Frozen;
         let sets = self.method.stat_sets().of(&spec.sizes());
         let views = self.method.views().groups();
@@ -102,9 +102,9 @@ impl Whole<'_> {
             }
             heads.insert(head.name, given);
         }
-        let is_ragged =
-            |groups: &[Features]| groups[0].masked.as_ref().is_some_and(|masked| masked.is_selected);
-        let ragged = heads.iter().filter(|(_, groups)| is_ragged(groups)).map(|(name, _)| *name).collect();
+        let selection = |groups: &[Features]| groups[0].masked.as_ref().map(|masked| masked.selection);
+        let selected = heads.iter().filter_map(|(name, groups)| Some((*name, selection(groups)?)));
+        let ragged = selected.filter(|(_, selection)| *selection != Selection::All).collect();
         let by_view = |groups: Vec<Features>| groups.iter().map(|group| by_image(group, BATCH)).collect();
         let heads = heads.into_iter().map(|(name, groups)| (name, by_view(groups))).collect();
         (Outputs { n_images: BATCH, features: groups, heads }, ragged)
@@ -134,8 +134,8 @@ impl Whole<'_> {
         by_image(&given[0], n)
     }
 
-    /// The outputs of each micro-batch. Outputs of the heads `ragged` have a row for each masked cell.
-    fn cut(&self, (whole, ragged): &(Outputs, BTreeSet<&str>)) -> Vec<Outputs> {
+    /// The outputs of each micro-batch. Outputs of the heads `ragged` have a row for each masked cell, some also for views.
+    fn cut(&self, (whole, ragged): &(Outputs, BTreeMap<&'static str, Selection>)) -> Vec<Outputs> {
         let n = self.plan.n_micro_batches();
         let part = |len: usize, number: usize| number * len / n..(number + 1) * len / n;
         let features = |group: &Features, number: usize| {
@@ -147,18 +147,22 @@ impl Whole<'_> {
             cut
         };
         let head = |name: &str, group: usize, x: &Tensor<3>, number: usize| {
-            let Some(masked) = whole.features[group].masked.as_ref().filter(|_| ragged.contains(name)) else {
+            let Some((masked, selection)) = whole.features[group].masked.as_ref().zip(ragged.get(name))
+            else {
                 return x.clone().slice(part(x.dims()[0], number));
             };
             let cells = &masked.rows.cells;
             let sequences = part(cells.len(), number);
             let n_rows = |cells: &[Vec<usize>]| -> usize { cells.iter().map(Vec::len).sum() };
-            let first = n_rows(&cells[..sequences.start]);
-            // Where no cell is masked there is a row of no meaning.
-            match n_rows(&cells[sequences]) {
-                0 => x.clone().slice(0..1),
-                n => x.clone().slice(first..first + n),
-            }
+            let n_views = if *selection == Selection::PooledAndMasked { cells.len() } else { 0 };
+            let first = n_views + n_rows(&cells[..sequences.start]);
+            let of_views = (n_views > 0).then(|| x.clone().slice(sequences.clone()));
+            let of_cells = match n_rows(&cells[sequences]) {
+                // Where no cell is masked and no view is read there is a row of no meaning.
+                0 => (n_views == 0).then(|| x.clone().slice(0..1)),
+                n => Some(x.clone().slice(first..first + n)),
+            };
+            Tensor::cat(of_views.into_iter().chain(of_cells).collect(), 0)
         };
         let of_number = |number: usize| {
             let of_head = |(name, groups): (&&'static str, &Vec<Tensor<3>>)| {

@@ -8,7 +8,7 @@ use kernels::device::host::to_host;
 use kernels::device::workers::Workers;
 use kernels::ops::flops_of;
 use networks::backbone::Readout;
-use networks::features::{Features, Masked};
+use networks::features::{Features, Masked, Selection};
 use networks::leaves::Leaves;
 use networks::params::Role;
 use networks::unit::{Context, Draws, GroupShape, StatSets, Unit};
@@ -91,7 +91,7 @@ fn chains(plan: &Plan) -> Vec<Chain> {
         if let Some(rule) = method.masks().filter(|rule| rule.size == size) {
             let drawing = rule.at(1, 0, BATCH, group.n_views, pixels.grid);
             let rows = Arc::new(drawing.rows(0..BATCH as u64));
-            pixels.masked = Some(Masked { rows, hides: true, is_selected: false });
+            pixels.masked = Some(Masked { rows, hides: true, selection: Selection::All });
         }
         let chain = Chain::new(trained.units_to(Readout::All, &plan.recipe.model), pixels);
         features.get_or_insert(chain.output(&chain.weights()));
@@ -209,13 +209,14 @@ fn costs_are_what_is_counted() {
         for chain in chains(&plan) {
             let [rows, tokens, width] = chain.input.x.dims();
             // Masked cells are not a multiple of the images.
-            let is_ragged = chain.input.masked.as_ref().is_some_and(|masked| masked.is_selected);
+            let is_ragged = chain.input.is_ragged();
             let n_images = if is_ragged { 1 } else { BATCH };
             let mut shapes = vec![GroupShape {
                 n_views: rows / n_images,
                 n_prefix: chain.input.n_prefix,
                 grid: chain.input.grid,
                 width,
+                n_masked: 0,
             }];
             assert_eq!(shapes[0].n_tokens().max(1), tokens);
             let mut flops = 0.0;

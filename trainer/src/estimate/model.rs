@@ -94,7 +94,10 @@ pub(super) fn of_parts(name: &str, model: &ModelConfig, method: &dyn Method, n_m
         let of_size = |size: usize| {
             let cell_px = own.cell_px();
             let grid = [views[size].size_px as usize / cell_px; 2];
-            GroupShape { n_views: views[size].n_views, n_prefix: 0, grid, width: 3 * cell_px * cell_px }
+            let n_views = views[size].n_views;
+            let rule = method.masks().filter(|rule| rule.size == size);
+            let n_masked = rule.map_or(0, |rule| rule.expected_cells(n_views, grid));
+            GroupShape { n_views, n_prefix: 0, grid, width: 3 * cell_px * cell_px, n_masked }
         };
         let shapes = spec.sizes().into_iter().map(of_size).collect();
         let mut network = of_network(spec, spec.units(model), shapes);

@@ -72,8 +72,14 @@ fn the_vision_transformer_equals_timm() {
 fn the_projection_head_equals_pytorch() {
     let golden = Golden::open("head");
     let mlp = Mlp { name: "mlp".into(), input: 12, hidden: 10, output: 6, init_std: 0.02 };
-    let last =
-        Prototypes { name: "last_layer".into(), input: 6, count: 16, trains_gain: true, frozen_steps: 0 };
+    let last = Prototypes {
+        name: "last_layer".into(),
+        input: 6,
+        count: 16,
+        trains_gain: true,
+        frozen_steps: 0,
+        warms_moments: false,
+    };
     let units: Vec<Box<dyn Unit>> = vec![Box::new(mlp), Box::new(last)];
     let shards = shards(&golden, "param", &units);
     let leaves: Vec<_> =

@@ -106,7 +106,7 @@ fn check_heads(network: &NetworkSpec) -> Result<(), String> {
                 "the head {called} of the network {name} reads {read}, which is not before it"
             ));
         }
-        if source(head, earlier) == Reads::Masked {
+        if source(head, earlier).has_masked() {
             if !network.takes_masks {
                 return Err(format!(
                     "the head {called} of the network {name} reads masked cells, and the network takes no masks"
@@ -181,6 +181,7 @@ fn source(head: &Head, earlier: &[Head]) -> Reads {
 #[cfg(test)]
 mod tests {
     use networks::head::projection::{Normalizes, Projection};
+    use networks::mask::Spread;
     use networks::patches::Normalization;
     use networks::unit::Unit;
 
@@ -263,7 +264,15 @@ mod tests {
 
     #[test]
     fn networks_see_views_and_masks_that_exist() {
-        let rule = |size| Some(MaskRule { size, masked_share: 0.5, ratio: [0.1, 0.5], exact: true });
+        let rule = |size| {
+            Some(MaskRule {
+                size,
+                masked_share: 0.5,
+                ratio: [0.1, 0.5],
+                spread: Spread::Exact,
+                smallest_block: 4,
+            })
+        };
         let sees = |size, masked, takes_masks| {
             vec![NetworkSpec { sees: vec![Sight { size, masked }], takes_masks, ..trained() }]
         };
@@ -276,7 +285,13 @@ mod tests {
         assert_refused(check_views(&sees(0, true, true), 2, None), "none are drawn");
         assert_refused(check_views(&sees(0, true, true), 2, rule(1)), "none are drawn");
         assert_refused(check_views(&sees(0, false, false), 2, rule(2)), "number 2, and there are 2");
-        let backwards = Some(MaskRule { size: 0, masked_share: 0.5, ratio: [0.5, 0.1], exact: true });
+        let backwards = Some(MaskRule {
+            size: 0,
+            masked_share: 0.5,
+            ratio: [0.5, 0.1],
+            spread: Spread::Exact,
+            smallest_block: 4,
+        });
         assert_refused(check_views(&sees(0, false, false), 2, backwards), "shares lie in 0..=1");
     }
 }

@@ -5,12 +5,15 @@
 
 pub(crate) mod check;
 mod dino;
+mod dinov2;
 mod distillation;
+mod ibot;
 mod lejepa;
 pub(crate) mod loss;
 mod mocov3;
 pub(crate) mod network;
 mod registry;
+mod self_distillation;
 mod simclr;
 mod swav;
 #[cfg(test)]

@@ -3,7 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::network::FrozenWeights;
-use super::{Method, MethodContext, MethodRecipe, dino, distillation, lejepa, mocov3, simclr, swav};
+use super::{
+    Method, MethodContext, MethodRecipe, dino, dinov2, distillation, ibot, lejepa, mocov3, simclr, swav,
+};
 #[cfg(test)]
 use super::{toy, toymasked};
 
@@ -52,8 +54,12 @@ macro_rules! methods {
 methods! {
     /// Self-distillation with no labels.
     Dino => dino,
+    /// Self-distillation of views and masked patches, with embeddings that keep apart.
+    Dinov2 => dinov2,
     /// Distillation of a frozen network.
     Distillation => distillation,
+    /// Self-distillation of views and masked patches.
+    Ibot => ibot,
     /// Joint embeddings that are normally distributed.
     Lejepa => lejepa,
     /// Momentum contrast.

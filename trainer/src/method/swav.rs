@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use super::loss::cross_entropy::between_views;
 use super::loss::mean::{batch_means, in_use};
+use super::loss::rows::Rows;
 use super::loss::sinkhorn;
 use super::network::NetworkSpec;
 use super::{
@@ -233,11 +234,11 @@ impl Swav {
         (!values.is_empty()).then(|| Tensor::from_data(TensorData::new(values, shape), device))
     }
 
-    /// Computes the assignments by micro-batch, `[B, V, K]`.
-    fn assign(&self, batch: &BatchOutputs<'_>, peers: Peers<'_>) -> Result<Vec<Tensor<3>>, EngineError> {
+    /// Computes the assignments of the views.
+    fn assign(&self, batch: &BatchOutputs<'_>, peers: Peers<'_>) -> Result<Rows, EngineError> {
         let scores: Vec<Tensor<3>> =
             batch.trained.iter().map(|outputs| outputs.head(SCORES)[0].clone()).collect();
-        let ([b, v, k], n) = (scores[0].dims(), peers.n_micro_batches());
+        let ([b, v, _], n) = (scores[0].dims(), peers.n_micro_batches());
         let with_queue = |(i, scores): (usize, &Tensor<3>)| {
             // Micro-batches are told apart by the position of their first image.
             match self.queued(peers.position(i, 0), n, &scores.device()) {
@@ -249,22 +250,16 @@ impl Swav {
         let is_full = self.config.queue > 0 && self.queue.len() >= self.config.queue * self.n_each();
         let n_rows = b * n + if is_full { self.config.queue } else { 0 };
         let of_view = |view: usize| {
-            let logits: Vec<Tensor<3>> = all
-                .iter()
-                .map(|all| {
-                    let [rows, _, _] = all.dims();
-                    all.clone().slice([0..rows, view..view + 1, 0..k])
-                })
-                .collect();
-            let (epsilon, iterations) = (self.config.epsilon, self.config.sinkhorn_iterations);
-            sinkhorn::targets(&logits, n_rows, epsilon, iterations, peers)
+            let of_view = |all: &Tensor<3>| all.clone().narrow(1, view, 1);
+            let logits = Rows::with_number(all.iter().map(of_view).collect(), n_rows);
+            sinkhorn::targets(&logits, self.config.epsilon, self.config.sinkhorn_iterations, peers)
         };
-        let by_view: Vec<Vec<Tensor<3>>> = (0..v).map(of_view).collect::<Result<_, _>>()?;
+        let by_view: Vec<Rows> = (0..v).map(of_view).collect::<Result<_, _>>()?;
         let of_batch = |number: usize| {
-            let views = by_view.iter().map(|targets| targets[number].clone().slice(0..b)).collect();
-            Tensor::cat(views, 1)
+            let views = by_view.iter().filter_map(|targets| targets.of(number));
+            Tensor::cat(views.map(|targets| targets.clone().slice(0..b)).collect(), 1)
         };
-        Ok((0..scores.len()).map(of_batch).collect())
+        Ok(Rows::even((0..scores.len()).map(of_batch).collect(), peers))
     }
 
     /// Gathers ẑ of the assigned views of the whole batch, if the queue fills.
@@ -373,8 +368,8 @@ impl Method for Swav {
 
 /// SwAV's loss of a batch.
 struct SwavLoss {
-    /// Assignments by micro-batch, `[B, V, K]`.
-    targets: Vec<Tensor<3>>,
+    /// Assignments of the views.
+    targets: Rows,
     /// ẑ of the assigned views of the whole batch, if the queue fills.
     for_queue: Option<Tensor<1>>,
     /// Effective number of prototypes in use in the whole batch, `[1]`.
@@ -384,7 +379,7 @@ struct SwavLoss {
 
 impl BatchLoss for SwavLoss {
     fn of(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
-        let targets = &self.targets[number];
+        let targets = self.targets.even_of(number);
         let [entropy, max_prob] = sharpness(targets);
         let gauges = vec![
             (TARGET_ENTROPY, entropy),

@@ -11,7 +11,7 @@ use burn_tensor::Tensor;
 use networks::features::Outputs;
 use networks::head::mlp::Mlp;
 use networks::head::{Head, Reads};
-use networks::mask::MaskRule;
+use networks::mask::{MaskRule, Spread};
 use ranks::EngineError;
 use ranks::peers::Peers;
 use serde::{Deserialize, Serialize};
@@ -32,7 +32,13 @@ pub struct Config {
 
 impl MethodRecipe for Config {
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
-        let rule = MaskRule { size: 0, masked_share: self.masked_share, ratio: [0.2, 0.6], exact: true };
+        let rule = MaskRule {
+            size: 0,
+            masked_share: self.masked_share,
+            ratio: [0.2, 0.6],
+            spread: Spread::Exact,
+            smallest_block: 4,
+        };
         rule.validate()?;
         let (views, width) = (cx.views.clone(), cx.model.width());
         let decay = Schedule::cosine(0.9, 1.0, cx.length.total_steps);

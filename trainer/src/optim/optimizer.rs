@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn_tensor::Tensor;
 use kernels::device::host::{self, is_host};
-use networks::params::Role;
+use networks::params::{ParamSpec, Role};
 use ranks::EngineError;
 use ranks::fixed::FixedPoint;
 use rayon::prelude::*;
@@ -14,6 +14,7 @@ use super::clip::{ClipNorms, ClipRule};
 #[cfg(feature = "cube")]
 use super::cube;
 use super::follow::{Follower, follow_all};
+use super::rates::LayerRates;
 use super::sgd::{self, Lengths, RateRule, Sgd};
 use super::state::{Segment, UnitShard};
 use crate::schedule::ScheduledValues;
@@ -29,6 +30,8 @@ pub struct Optimizer {
     pub clip: ClipRule,
     /// Whether biases, gains and other vectors are decayed as well.
     pub decays_vectors: bool,
+    /// Learning rates by depth.
+    pub rates: LayerRates,
 }
 
 /// Update rule of a parameter.
@@ -177,7 +180,9 @@ impl Optimizer {
             let spec = &segment.slot.spec;
             let decays = spec.decay || (self.decays_vectors && spec.role.is_trained());
             let clip = norms.grads.factor(unit, segment.param, self.clip_norm);
-            (scheduled_values.lr * spec.lr_scale, decays.then_some(scheduled_values.weight_decay), clip)
+            let is_frozen = scheduled_values.step < spec.frozen_steps;
+            let lr = if is_frozen { 0.0 } else { scheduled_values.lr * spec.lr_scale };
+            (lr, decays.then_some(scheduled_values.weight_decay), clip)
         };
         match self.rule {
             Rule::AdamW(rule) => {
@@ -206,9 +211,10 @@ impl Optimizer {
     }
 }
 
-/// Returns whether each parameter of `shard` is frozen at `step`.
+/// Returns whether each parameter of `shard` is frozen at `step` together with its moments.
 fn frozen_at(shard: &UnitShard, step: u64) -> Vec<bool> {
-    shard.layout.params.iter().map(|slot| step < slot.spec.frozen_steps).collect()
+    let is_frozen = |spec: &ParamSpec| step < spec.frozen_steps && !spec.warms_moments;
+    shard.layout.params.iter().map(|slot| is_frozen(&slot.spec)).collect()
 }
 
 /// Ranges of a shard whose parameters are frozen, with their values and those of each moment.
@@ -368,8 +374,14 @@ mod tests {
     /// untouched when it starts.
     #[test]
     fn parameters_are_frozen_one_by_one() {
-        let frozen =
-            Prototypes { name: "last".into(), input: 6, count: 20, trains_gain: true, frozen_steps: 0 };
+        let frozen = Prototypes {
+            name: "last".into(),
+            input: 6,
+            count: 20,
+            trains_gain: true,
+            frozen_steps: 0,
+            warms_moments: false,
+        };
         struct Half(Prototypes);
         impl Unit for Half {
             fn name(&self) -> &str {
@@ -393,8 +405,13 @@ mod tests {
             Rule::Sgd(Sgd { momentum: 0.9, nesterov: false, adaptation: None }),
         ] {
             for device in devices() {
-                let optimizer =
-                    Optimizer { rule, clip_norm: 1.0, clip: ClipRule::PerTensor, decays_vectors: false };
+                let optimizer = Optimizer {
+                    rule,
+                    clip_norm: 1.0,
+                    clip: ClipRule::PerTensor,
+                    decays_vectors: false,
+                    rates: LayerRates::default(),
+                };
                 let mut shards =
                     [UnitShard::init(&unit, 3, Topology::SINGLE_RANK, optimizer.moments(), &device)];
                 let gain = shards[0].layout.params[shards[0].layout.position("weight_g").unwrap()].range();
@@ -440,7 +457,7 @@ mod tests {
         fn every_device_updates_like_the_host(seed in 0u64..1000, clip_norm in 0.0..2.0f64, rank in 0usize..3) {
             let mlp = Mlp { name: "mlp".into(), input: 8, hidden: 12, output: 6, init_std: 0.1 };
             let last = Prototypes {
-                name: "last".into(), input: 6, count: 20, trains_gain: true, frozen_steps: 0,
+                name: "last".into(), input: 6, count: 20, trains_gain: true, frozen_steps: 0, warms_moments: false,
             };
             let normalized = Projection { name: "norm".into(), widths: vec![6, 10, 4], normalizes: Normalizes::Hidden, has_biases: true };
             let head: [&dyn Unit; 3] = [&mlp, &last, &normalized];
@@ -453,7 +470,7 @@ mod tests {
                 sgd(false, Some(Adaptation { trust: 0.02, rule: RateRule::Larc })),
             ];
             for rule in rules {
-                let optimizer = Optimizer { rule, clip_norm, clip: ClipRule::PerTensor, decays_vectors: false };
+                let optimizer = Optimizer { rule, clip_norm, clip: ClipRule::PerTensor, decays_vectors: false, rates: LayerRates::default() };
                 for (unit, device) in head.into_iter().flat_map(|unit| devices().into_iter().map(move |d| (unit, d))) {
                     check(optimizer, unit, seed, topology, &device);
                 }

@@ -172,6 +172,13 @@ pub struct OptimConfig {
     /// Parameters that form a clip group; each tensor by itself by default.
     #[serde(default)]
     pub clip: ClipRule,
+    /// Ratio of the learning rate of a unit of the backbone to that of the unit after it, from the last one, which has the
+    /// run's rate, to the first; 1 by default.
+    #[serde(default = "default_ratio", skip_serializing_if = "is_one")]
+    pub layer_decay: f64,
+    /// Ratio of the learning rate of a transformer's projection of patches to that of its unit; 1 by default.
+    #[serde(default = "default_ratio", skip_serializing_if = "is_one")]
+    pub patch_rate: f64,
     /// Number of micro-batches in a global batch, over all ranks; 0 for one per rank, or more where `stat_images` needs
     /// it. A rank runs its own through a unit one after another: a unit that does not keep its graph needs activation
     /// memory for one only. The order of sums depends on this number, not on the number of ranks: if it is set, 1, 2,
@@ -197,6 +204,14 @@ fn default_betas() -> [f64; 2] {
 
 fn default_cooldown() -> Duration {
     Duration::Steps(0)
+}
+
+fn default_ratio() -> f64 {
+    1.0
+}
+
+fn is_one(ratio: &f64) -> bool {
+    *ratio == 1.0
 }
 
 fn default_momentum() -> f64 {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{Algorithm, LrSchedule, Recipe};
 use crate::error::TrainError;
 use crate::method::{Method, MethodContext};
-use crate::optim::{AdamW, Adaptation, Optimizer, RateRule, Rule, Sgd};
+use crate::optim::{AdamW, Adaptation, LayerRates, Optimizer, RateRule, Rule, Sgd};
 use crate::schedule::{RunLength, Schedule, Schedules, Shape};
 use crate::step::{StepConfig, Trainer};
 
@@ -178,7 +178,8 @@ impl Plan {
             Algorithm::Larc => by_layer(RateRule::Larc),
         };
         let (clip_norm, clip) = (optim.clip_norm(), optim.clip);
-        Optimizer { rule, clip_norm, clip, decays_vectors: optim.decay_vectors }
+        let rates = LayerRates { layer_decay: optim.layer_decay, patch_rate: optim.patch_rate };
+        Optimizer { rule, clip_norm, clip, decays_vectors: optim.decay_vectors, rates }
     }
 
     /// Returns the configuration of the training step.

@@ -31,6 +31,8 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
         ));
     }
     within("optim.momentum", optim.momentum, 0.0, 1.0 - 1e-9)?;
+    within("optim.layer_decay", optim.layer_decay, 0.0, 1.0)?;
+    within("optim.patch_rate", optim.patch_rate, 0.0, MAX_VALUE)?;
     within("optim.trust", optim.trust, 0.0, MAX_VALUE)?;
     within("optim.clip_norm (0 for none)", optim.clip_norm(), 0.0, MAX_VALUE)?;
     let by_layer = matches!(optim.algorithm, Algorithm::Lars | Algorithm::Larc);

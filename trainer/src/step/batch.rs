@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn_tensor::Tensor;
 use kernels::device::workers::Workers;
-use networks::features::{Features, Masked};
+use networks::features::{Features, Masked, Selection};
 use networks::mask::MaskedCells;
 use ranks::topology::Topology;
 
@@ -64,7 +64,8 @@ impl MicroBatch {
     /// Marks the masked cells of the views of one size, by slice.
     pub(crate) fn mask(&mut self, size: usize, rows: Vec<MaskedCells>) {
         for (groups, rows) in self.slices.iter_mut().zip(rows) {
-            groups[size].masked = Some(Masked { rows: Arc::new(rows), hides: false, is_selected: false });
+            groups[size].masked =
+                Some(Masked { rows: Arc::new(rows), hides: false, selection: Selection::All });
         }
     }
 

@@ -79,12 +79,12 @@ impl Trainer {
             let shard = |unit: Listed<'_>| {
                 UnitShard::init(unit.unit, config.seed, comm.topology(), moments, &state_device)
             };
-            NetworkState {
-                name: net.name,
-                is_frozen: net.moves == Moves::Frozen,
-                n_backbone: net.backbone.len(),
-                shards: net.units().map(shard).collect(),
+            let (n_backbone, is_frozen) = (net.backbone.len(), net.moves == Moves::Frozen);
+            let mut shards: Vec<UnitShard> = net.units().map(shard).collect();
+            if net.moves == Moves::ByGradient {
+                optimizer.rates.apply(&mut shards[..n_backbone]);
             }
+            NetworkState { name: net.name, is_frozen, n_backbone, shards }
         };
         let networks = nets.list.iter().map(of_net).collect();
         let workers = Workers::on(&device, config.n_workers);

@@ -28,6 +28,8 @@ pub enum Reads {
     Patches,
     /// The masked cells of the grid.
     Masked,
+    /// One vector per view, and the masked cells of the grid.
+    PooledAndMasked,
     /// The output of the head of this name, which comes before it.
     Head(&'static str),
 }
@@ -45,7 +47,7 @@ impl Reads {
     pub fn head(self) -> Option<&'static str> {
         match self {
             Self::Head(name) => Some(name),
-            Self::Pooled | Self::Patches | Self::Masked => None,
+            Self::Pooled | Self::Patches | Self::Masked | Self::PooledAndMasked => None,
         }
     }
 
@@ -55,6 +57,7 @@ impl Reads {
             Self::Pooled => features.pooled(),
             Self::Patches => features.patches(),
             Self::Masked => features.masked(),
+            Self::PooledAndMasked => features.pooled_and_masked(),
             Self::Head(_) => features.clone(),
         }
     }
@@ -64,16 +67,23 @@ impl Reads {
         match self {
             Self::Pooled => shape.pooled(),
             Self::Patches => GroupShape { n_prefix: 0, ..*shape },
-            // Counted as if all cells were masked.
-            Self::Masked => GroupShape { n_prefix: 0, ..*shape },
+            Self::Masked => GroupShape { n_views: 1, n_prefix: shape.n_masked, grid: [0, 0], ..*shape },
+            Self::PooledAndMasked => {
+                GroupShape { n_views: 1, n_prefix: shape.n_views + shape.n_masked, grid: [0, 0], ..*shape }
+            }
             Self::Head(_) => *shape,
         }
+    }
+
+    /// Returns whether masked cells are read.
+    pub fn has_masked(self) -> bool {
+        matches!(self, Self::Masked | Self::PooledAndMasked)
     }
 }
 
 /// Returns the features that a backbone must return for these heads.
 pub fn readout(heads: &[Head]) -> Readout {
-    match heads.iter().any(|head| matches!(head.reads, Reads::Patches | Reads::Masked)) {
+    match heads.iter().any(|head| head.reads == Reads::Patches || head.reads.has_masked()) {
         true => Readout::All,
         false => Readout::Pooled,
     }

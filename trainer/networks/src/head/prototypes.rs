@@ -29,6 +29,8 @@ pub struct Prototypes {
     pub trains_gain: bool,
     /// Steps at the beginning of a run during which the layer is not updated.
     pub frozen_steps: u64,
+    /// Whether the optimizer's moments follow the layer's gradients while it is frozen: DINOv2.
+    pub warms_moments: bool,
 }
 
 impl Unit for Prototypes {
@@ -42,8 +44,9 @@ impl Unit for Prototypes {
         let gain = ParamSpec::weight("weight_g", [self.count, 1], Init::Constant(1.0));
         let mut params = vec![directions];
         params.extend(self.trains_gain.then_some(gain));
-        params.iter_mut().for_each(|param| param.frozen_steps = self.frozen_steps);
-        params
+        let frozen =
+            |param| ParamSpec { frozen_steps: self.frozen_steps, warms_moments: self.warms_moments, ..param };
+        params.into_iter().map(frozen).collect()
     }
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {

@@ -11,22 +11,22 @@ use kernels::ops::column_sums;
 use ranks::EngineError;
 use ranks::peers::Peers;
 
-/// Computes means over the whole batch and its views, `[K]` each, of rows `[B, V, K]` by micro-batch, of which this rank has
-/// some. One sum over ranks serves all of them.
+use super::rows::Rows;
+
+/// Computes means over all rows of the batch, `[K]` each. One sum over ranks serves all of them; all have as many rows.
 ///
 /// # Errors
 /// [`EngineError`].
 pub(crate) fn batch_means<const N: usize>(
     what: &str,
-    rows: [&[Tensor<3>]; N],
+    rows: [&Rows; N],
     peers: Peers<'_>,
 ) -> Result<[Tensor<1>; N], EngineError> {
-    let [b, v, k] = rows[0][0].dims();
-    let of_number = |number: usize| {
-        Tensor::cat(rows.iter().map(|rows| column_sums(rows[number].clone())).collect::<Vec<_>>(), 0)
-    };
-    let sums: Vec<Tensor<1>> = (0..rows[0].len()).map(of_number).collect();
-    let means = peers.sum(what, &sums)? / (b * v * peers.n_micro_batches()) as f64;
+    let (k, n) = (rows[0].n_prototypes(), rows[0].n().max(1));
+    let sums = rows.map(|rows| rows.reduced(k, 0.0, column_sums));
+    let joined = |number: usize| Tensor::cat(sums.iter().map(|sums| sums[number].clone()).collect(), 0);
+    let joined: Vec<Tensor<1>> = (0..sums[0].len()).map(joined).collect();
+    let means = peers.sum(what, &joined)? / n as f64;
     Ok(std::array::from_fn(|i| means.clone().slice(i * k..(i + 1) * k)))
 }
 

@@ -7,5 +7,6 @@ pub(crate) mod koleo;
 pub(crate) mod mean;
 pub(crate) mod nt_xent;
 pub(crate) mod resample;
+pub(crate) mod rows;
 pub(crate) mod sigreg;
 pub(crate) mod sinkhorn;

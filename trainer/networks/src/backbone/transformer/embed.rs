@@ -130,6 +130,7 @@ impl Unit for Embed {
             ParamSpec::weight("patch_embed.proj.weight", [d, 3, p, p], init),
             ParamSpec { init: bias, ..ParamSpec::vector("patch_embed.proj.bias", d, 0.0) },
         ];
+        patches = patches.map(|param| ParamSpec { projects_patches: true, ..param });
         if self.freezes_patches {
             patches = patches.map(ParamSpec::fixed);
         }

@@ -1,0 +1,128 @@
+//! The gate of a SwiGLU layer (Shazeer 2020).
+//!
+//! ```text
+//! y  = a · σ(a) · b                          x = [a; b] of [.., 2·H], y of [.., H]      σ the logistic function
+//! ga = g · b · σ(a) · (1 + a · (1 - σ(a)))   gb = g · a · σ(a)
+//! ```
+//!
+//! The graph keeps x alone.
+
+use std::marker::PhantomData;
+
+use burn_flex::{Flex, FlexTensor};
+use burn_tensor::{DType, Tensor, activation};
+use half::bf16;
+use multiversion::multiversion;
+
+use super::bridge::{Kernel, run};
+use super::cpu::{contiguous, dims, elements, flex_dtype, tensor};
+use super::in_f32;
+use super::math::{exp, over_rows};
+use super::number::Number;
+
+/// Returns the gated second half of `x` of `[B, N, 2·H]`, `[B, N, H]`: the first half, through its SiLU, is the gate.
+pub fn swiglu(x: Tensor<3>) -> Tensor<3> {
+    match flex_dtype(&x) {
+        Some(DType::F32) => run(Swiglu::<f32>(PhantomData), [x.into()]),
+        Some(DType::BF16) => run(Swiglu::<bf16>(PhantomData), [x.into()]),
+        _ => plain(x),
+    }
+}
+
+/// Computes in f32 at least.
+fn plain(x: Tensor<3>) -> Tensor<3> {
+    let ([b, n, h], dtype) = (x.dims(), x.dtype());
+    let x = in_f32(x);
+    let half = |i: usize| x.clone().slice([0..b, 0..n, i * (h / 2)..(i + 1) * (h / 2)]);
+    (activation::silu(half(0)) * half(1)).cast(dtype)
+}
+
+/// Kernel for elements of type `T`.
+#[derive(Debug, Clone)]
+struct Swiglu<T>(PhantomData<T>);
+
+impl<T: Number> Kernel<Flex, 1> for Swiglu<T> {
+    type Saved = FlexTensor;
+
+    fn forward(&self, [x]: [FlexTensor; 1]) -> (FlexTensor, FlexTensor) {
+        let [b, n, h]: [usize; 3] = dims(&x);
+        let (x, width) = (contiguous(&x), h / 2);
+        let mut y = vec![T::default(); b * n * width];
+        over_rows(&mut y, width, |first, rows| {
+            let inputs = elements::<T>(&x)[first * h..].chunks_exact(h);
+            rows.chunks_exact_mut(width).zip(inputs).for_each(|(y, x)| forward(x, y));
+        });
+        (tensor(y, [b, n, width]), x)
+    }
+
+    fn backward(&self, x: FlexTensor, grad: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
+        let ([b, n, h], grad): ([usize; 3], _) = (dims(&x), contiguous(&grad));
+        let mut gx = vec![T::default(); b * n * h];
+        over_rows(&mut gx, h, |first, rows| {
+            let inputs = elements::<T>(&x)[first * h..].chunks_exact(h);
+            let grads = elements::<T>(&grad)[first * (h / 2)..].chunks_exact(h / 2);
+            rows.chunks_exact_mut(h).zip(inputs).zip(grads).for_each(|((gx, x), g)| backward(x, g, gx));
+        });
+        [Some(tensor(gx, [b, n, h]))]
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn forward<T: Number>(x: &[T], y: &mut [T]) {
+    let (gates, values) = x.split_at(y.len());
+    for ((y, a), b) in y.iter_mut().zip(gates).zip(values) {
+        let a = a.wide();
+        *y = T::nearest(a * logistic(a) * b.wide());
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn backward<T: Number>(x: &[T], g: &[T], gx: &mut [T]) {
+    let (gates, values) = x.split_at(g.len());
+    let (at_gates, at_values) = gx.split_at_mut(g.len());
+    for ((((ga, gb), a), b), g) in at_gates.iter_mut().zip(at_values).zip(gates).zip(values).zip(g) {
+        let (a, b, g) = (a.wide(), b.wide(), g.wide());
+        let share = logistic(a);
+        *ga = T::nearest(g * b * share * (1.0 + a * (1.0 - share)));
+        *gb = T::nearest(g * a * share);
+    }
+}
+
+#[inline(always)]
+fn logistic(a: f32) -> f32 {
+    1.0 / (1.0 + exp(-a))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::cast;
+    use crate::ops::twin::{assert_close, devices, leaves, types};
+
+    #[test]
+    fn it_equals_its_twin_forwards_and_backwards() {
+        for device in devices() {
+            for (dtype, tolerance) in types(&device, 2e-6) {
+                for shape in [[2, 5, 38], [1, 70, 96]] {
+                    let x = leaves(&device, &[shape], 1).remove(0);
+                    let rounded = || cast(x.clone() * 3.0, dtype);
+                    let (y, twin) = (swiglu(rounded()), plain(rounded()));
+                    assert_eq!(y.dtype(), dtype);
+                    assert_close("forward", y.clone().inner(), twin.clone().inner(), tolerance);
+                    let gradient = |y: Tensor<3>| {
+                        let grads = (y.clone() * y.inner().autodiff()).sum().backward();
+                        x.grad(&grads).expect("a leaf")
+                    };
+                    assert_close("backward", gradient(y), gradient(twin), 2.0 * tolerance);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn large_gates_stay_finite() {
+        let x = Tensor::<3>::from_floats([[[200.0, -200.0, 2.0, 3.0]]], &burn_tensor::Device::flex());
+        let y = swiglu(x).into_data().try_to_vec::<f32>().expect("f32");
+        assert!(y[0] == 400.0 && y[1].abs() < 1e-30, "{y:?}");
+    }
+}

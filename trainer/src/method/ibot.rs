@@ -1,0 +1,140 @@
+//! iBOT: self-distillation of views and of masked patches (Zhou et al. 2022).
+//!
+//! ```text
+//! the first views of half of the images are masked by blocks, in a share of U(0.1, 0.5) of their patches
+//! S, T  scores of one head on class tokens and on masked patches, of the student and of its moving average
+//! loss = mean over v, u≠v of H(softmax((T_v - c) / τ_t), softmax(S_u / τ_s))
+//!      + w · 1/(B V) Σ_views mean over masked patches of H(softmax((T_p - c') / τ_t'), softmax(S_p / τ_s))
+//! after the step: centers c of views and c' of patches, and the teacher, follow their means
+//! ```
+//!
+//! The authors' code averages c' over all patches of the views, this one over the masked patches, as DINOv2's.
+
+#[cfg(test)]
+use augment::MultiCrop;
+use networks::mask::{MaskRule, Spread};
+use serde::{Deserialize, Serialize};
+
+use super::self_distillation::SelfDistillation;
+use super::self_distillation::heads::HeadSizes;
+use super::self_distillation::settings::{
+    Teacher, default_bottleneck, default_center_decay, default_freeze, default_head_init_std, default_hidden,
+    default_mask_ratio, default_masked_share, default_patch_weight, default_student_temp,
+};
+use super::self_distillation::targets::Centering;
+use super::{Method, MethodContext, MethodRecipe};
+use crate::schedule::Duration;
+
+/// Settings of iBOT, as a recipe writes them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Number of prototypes of class tokens and patches, K; 8192 by default.
+    #[serde(default = "default_prototypes")]
+    pub prototypes: usize,
+    /// Channels of the head's hidden layers; 2048 by default.
+    #[serde(default = "default_hidden")]
+    pub head_hidden: usize,
+    /// Channels between the head's MLP and its prototypes; 256 by default.
+    #[serde(default = "default_bottleneck")]
+    pub head_bottleneck: usize,
+    /// Standard deviation of the head's initial weights, 0.02 by default; see `model.init_std`.
+    #[serde(default = "default_head_init_std")]
+    pub head_init_std: f32,
+    /// Whether the rows of the last layer keep length one; they are trained by default, as in the published runs of small
+    /// models.
+    #[serde(default)]
+    pub norm_last_layer: bool,
+    /// Length of time at the start during which the last layer is frozen; 1 epoch by default.
+    #[serde(default = "default_freeze")]
+    pub freeze_last_layer: Duration,
+    /// Temperature of the student's softmax; 0.1 by default.
+    #[serde(default = "default_student_temp")]
+    pub student_temp: f64,
+    /// Temperature of the teacher's softmax of views at the start, and after its warm-up.
+    pub teacher_temp: [f64; 2],
+    /// Temperature of the teacher's softmax of patches at the start, and after its warm-up; that of views by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub teacher_patch_temp: Option<[f64; 2]>,
+    /// Length of the warm-up of the teacher's temperatures.
+    pub teacher_temp_warmup: Duration,
+    /// Decay of the teacher's moving average at the start and at the end of the run; 0.996 and 1 by default.
+    #[serde(default = "default_teacher_decay")]
+    pub teacher_decay: [f64; 2],
+    /// Decay of the centers' moving averages; 0.9 by default.
+    #[serde(default = "default_center_decay")]
+    pub center_decay: f64,
+    /// Probability with which a view of the first size is masked; 0.5 by default.
+    #[serde(default = "default_masked_share")]
+    pub masked_share: f64,
+    /// Smallest and largest share of a masked view's patches that is hidden; 0.1 and 0.5 by default.
+    #[serde(default = "default_mask_ratio")]
+    pub mask_ratio: [f64; 2],
+    /// Weight of the masked patches' part of the loss; 1 by default.
+    #[serde(default = "default_patch_weight")]
+    pub patch_weight: f64,
+}
+
+fn default_prototypes() -> usize {
+    8192
+}
+
+fn default_teacher_decay() -> [f64; 2] {
+    [0.996, 1.0]
+}
+
+impl MethodRecipe for Config {
+    fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
+        let head = HeadSizes {
+            prototypes: self.prototypes,
+            hidden: self.head_hidden,
+            bottleneck: self.head_bottleneck,
+            init_std: self.head_init_std,
+            trains_lengths: !self.norm_last_layer,
+            frozen_steps: cx.length.steps("method.freeze_last_layer", &self.freeze_last_layer)?,
+            warms_moments: false,
+        };
+        let teacher = Teacher {
+            temperature: self.teacher_temp,
+            warmup: &self.teacher_temp_warmup,
+            decay: self.teacher_decay,
+            centering: Centering::Mean,
+            center_decay: self.center_decay,
+        };
+        let of_patches =
+            Teacher { temperature: self.teacher_patch_temp.unwrap_or(self.teacher_temp), ..teacher };
+        let method = SelfDistillation::new(head, &teacher, self.student_temp, cx)?;
+        // The side of the smallest block is a third of the grid's.
+        let side = cx.views.groups()[0].size_px as usize / cx.model.cell_px();
+        let masks = MaskRule {
+            size: 0,
+            masked_share: self.masked_share,
+            ratio: self.mask_ratio,
+            spread: Spread::Independent,
+            smallest_block: (side / 3).pow(2).max(1),
+        };
+        Ok(Box::new(method.with_patches(None, &of_patches, masks, self.patch_weight, cx)?))
+    }
+
+    #[cfg(test)]
+    fn examples() -> Vec<(Self, MultiCrop)> {
+        let config = Self {
+            prototypes: 24,
+            head_hidden: 16,
+            head_bottleneck: 8,
+            head_init_std: 0.3,
+            norm_last_layer: false,
+            freeze_last_layer: Duration::Steps(0),
+            student_temp: 0.1,
+            teacher_temp: [0.04, 0.07],
+            teacher_patch_temp: Some([0.05, 0.08]),
+            teacher_temp_warmup: Duration::Steps(4),
+            teacher_decay: [0.9, 1.0],
+            center_decay: 0.9,
+            masked_share: 0.5,
+            mask_ratio: [0.1, 0.5],
+            patch_weight: 1.0,
+        };
+        vec![(config, MultiCrop::dino(16, 8, 2))]
+    }
+}

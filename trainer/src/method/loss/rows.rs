@@ -1,0 +1,94 @@
+//! Rows over prototypes, by micro-batch: scores or targets of all views, or of masked cells, whose number varies.
+
+use burn_tensor::{Device, Tensor};
+use kernels::device::readback::read_back;
+use ranks::EngineError;
+use ranks::peers::Peers;
+
+/// Rows `[B, V, K]` by micro-batch of this rank.
+#[derive(Debug, Clone)]
+pub(crate) struct Rows {
+    by_batch: Vec<Option<Tensor<3>>>,
+    n: usize,
+    n_prototypes: usize,
+    device: Device,
+}
+
+impl Rows {
+    /// Creates rows of which every micro-batch of the batch has as many: `[B, V, K]` each, at least one on each rank.
+    pub(crate) fn even(by_batch: Vec<Tensor<3>>, peers: Peers<'_>) -> Self {
+        let [b, v, _] = by_batch[0].dims();
+        Self::with_number(by_batch, b * v * peers.n_micro_batches())
+    }
+
+    /// Creates rows of which the batch has `n`: `[B, V, K]` each, at least one on each rank.
+    pub(crate) fn with_number(by_batch: Vec<Tensor<3>>, n: usize) -> Self {
+        let ([_, _, n_prototypes], device) = (by_batch[0].dims(), by_batch[0].device());
+        Self { by_batch: by_batch.into_iter().map(Some).collect(), n, n_prototypes, device }
+    }
+
+    /// Creates rows of which micro-batches have different numbers, `[R, 1, K]` each over `n_prototypes`, or none. Ranks add
+    /// up how many there are.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub(crate) fn ragged(
+        by_batch: Vec<Option<Tensor<3>>>,
+        n_prototypes: usize,
+        device: Device,
+        peers: Peers<'_>,
+    ) -> Result<Self, EngineError> {
+        let here = |rows: &Option<Tensor<3>>| {
+            let n = rows.as_ref().map_or(0, |rows| rows.dims()[0]);
+            Tensor::from_floats([n as f32], &device)
+        };
+        // Exact in f32: a batch has fewer than 2^24 cells.
+        let n = read_back(peers.sum("rows", &by_batch.iter().map(here).collect::<Vec<_>>())?)?;
+        Ok(Self { by_batch, n: n[0] as usize, n_prototypes, device })
+    }
+
+    /// Rows of micro-batch `number`, if it has any.
+    pub(crate) fn of(&self, number: usize) -> Option<&Tensor<3>> {
+        self.by_batch[number].as_ref()
+    }
+
+    /// Rows of micro-batch `number`, where every micro-batch has as many.
+    ///
+    /// # Panics
+    /// If it has none, which only masked cells can have.
+    pub(crate) fn even_of(&self, number: usize) -> &Tensor<3> {
+        self.of(number).expect("rows of every micro-batch")
+    }
+
+    /// Number of rows of the whole batch.
+    pub(crate) fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Number of prototypes, K.
+    pub(crate) fn n_prototypes(&self) -> usize {
+        self.n_prototypes
+    }
+
+    /// Device of the rows.
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Returns the rows changed by `f`.
+    pub(crate) fn map(&self, f: impl Fn(&Tensor<3>) -> Tensor<3>) -> Self {
+        let by_batch = self.by_batch.iter().map(|rows| rows.as_ref().map(&f)).collect();
+        Self { by_batch, device: self.device.clone(), ..*self }
+    }
+
+    /// Returns `f` of the rows of each micro-batch, `[n]`; `otherwise` in each of the `n` places for one without rows.
+    pub(crate) fn reduced(
+        &self,
+        n: usize,
+        otherwise: f32,
+        f: impl Fn(Tensor<3>) -> Tensor<1>,
+    ) -> Vec<Tensor<1>> {
+        let none = || Tensor::full([n], otherwise, &self.device);
+        self.by_batch.iter().map(|rows| rows.clone().map_or_else(none, &f)).collect()
+    }
+}

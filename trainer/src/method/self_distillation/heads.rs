@@ -1,0 +1,70 @@
+//! The head of self-distillation: a projection of three layers and a layer of prototypes.
+
+use networks::head::mlp::Mlp;
+use networks::head::prototypes::Prototypes;
+use networks::unit::Unit;
+
+use super::settings::check_bounds;
+
+/// Name of the head of the views.
+pub(super) const HEAD: &str = "head";
+
+/// Name of the head of masked patches, where they have one of their own.
+pub(super) const PATCH_HEAD: &str = "patch_head";
+
+/// Sizes and initial values of a head.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::method) struct HeadSizes {
+    /// Number of prototypes, K.
+    pub(in crate::method) prototypes: usize,
+    /// Channels of the hidden layers.
+    pub(in crate::method) hidden: usize,
+    /// Channels between the projection and the prototypes.
+    pub(in crate::method) bottleneck: usize,
+    /// Standard deviation of the projection's initial weights.
+    pub(in crate::method) init_std: f32,
+    /// Trains the lengths of the prototypes, which are one otherwise.
+    pub(in crate::method) trains_lengths: bool,
+    /// Steps at the beginning of a run during which the prototypes are not updated.
+    pub(in crate::method) frozen_steps: u64,
+    /// Lets the optimizer's moments of the prototypes follow their gradients while they are frozen.
+    pub(in crate::method) warms_moments: bool,
+}
+
+impl HeadSizes {
+    /// Checks the sizes. `of_layers` precedes the names of layers in keys, `of_prototypes` that of prototypes.
+    ///
+    /// # Errors
+    /// A message with the key.
+    pub(super) fn check(&self, of_layers: &str, of_prototypes: &str) -> Result<(), String> {
+        let sizes = [
+            (format!("{of_prototypes}prototypes"), self.prototypes),
+            (format!("{of_layers}hidden"), self.hidden),
+            (format!("{of_layers}bottleneck"), self.bottleneck),
+        ];
+        if let Some((key, value)) = sizes.iter().find(|(_, value)| *value < 2) {
+            return Err(format!("method.{key} is {value}, must be at least 2"));
+        }
+        check_bounds(&[("head_init_std", f64::from(self.init_std), [0.0, 1.0])])
+    }
+
+    /// Returns the units of the head `name` on features of `width` channels.
+    pub(super) fn units(&self, name: &str, width: usize) -> Vec<Box<dyn Unit>> {
+        let projection = Mlp {
+            name: format!("{name}.mlp"),
+            input: width,
+            hidden: self.hidden,
+            output: self.bottleneck,
+            init_std: self.init_std,
+        };
+        let prototypes = Prototypes {
+            name: format!("{name}.last_layer"),
+            input: self.bottleneck,
+            count: self.prototypes,
+            trains_gain: self.trains_lengths,
+            frozen_steps: self.frozen_steps,
+            warms_moments: self.warms_moments,
+        };
+        vec![Box::new(projection), Box::new(prototypes)]
+    }
+}

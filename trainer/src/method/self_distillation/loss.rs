@@ -1,0 +1,117 @@
+//! The loss of a micro-batch, given the targets of the batch.
+
+use burn_tensor::Tensor;
+use kernels::ops::{Pairs, cross_entropy, sharpness};
+use networks::features::Outputs;
+use ranks::EngineError;
+use ranks::peers::Peers;
+
+use super::heads::HEAD;
+use super::targets::Balanced;
+
+use crate::method::loss::cross_entropy::between_views;
+use crate::method::loss::koleo::{Neighbors, view};
+use crate::method::{BatchLoss, MATCH_LOSS, MicroBatchLoss};
+
+/// Gauge of the mean entropy of the targets of views.
+pub(super) const TARGET_ENTROPY: &str = "health/teacher_entropy";
+
+/// Gauge of the mean entropy of the targets of masked patches.
+pub(super) const PATCH_TARGET_ENTROPY: &str = "health/teacher_patch_entropy";
+
+/// The loss of a batch.
+pub(super) struct Loss {
+    /// Targets of the views.
+    pub(super) views: Balanced,
+    /// Targets of masked cells, if the method predicts them.
+    pub(super) cells: Option<Cells>,
+    /// Neighbors by view of the first size; none where KoLeo has no weight.
+    pub(super) neighbors: Vec<Neighbors>,
+    /// Positions in the batch of the images of each micro-batch.
+    pub(super) positions: Vec<Vec<usize>>,
+    pub(super) student_temp: f64,
+    pub(super) koleo_weight: f64,
+}
+
+/// Targets of masked cells.
+pub(super) struct Cells {
+    /// Name of the head that scores them.
+    head: &'static str,
+    balanced: Balanced,
+    /// Mean entropy of the targets over the whole batch, `[1]`: micro-batches may have no masked cell.
+    entropy: Tensor<1>,
+    weight: f64,
+}
+
+impl Cells {
+    /// Wraps the targets of masked cells, which the head `head` scores.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub(super) fn of(
+        head: &'static str,
+        balanced: Balanced,
+        weight: f64,
+        peers: Peers<'_>,
+    ) -> Result<Self, EngineError> {
+        let targets = &balanced.targets;
+        let summed = |targets: Tensor<3>| {
+            let [rows, _, _] = targets.dims();
+            let [entropy, _] = sharpness(&targets);
+            entropy * rows as f64
+        };
+        let entropy = peers.sum("entropy", &targets.reduced(1, 0.0, summed))? / targets.n().max(1) as f64;
+        Ok(Self { head, balanced, entropy, weight })
+    }
+
+    /// The loss of micro-batch `number`, `[1]`: the mean over all views of the mean over a view's masked cells, zero for a
+    /// view without.
+    fn loss(&self, number: usize, student: &Outputs, temperature: f64) -> Option<Tensor<1>> {
+        let targets = self.balanced.targets.of(number)?;
+        let scores = student.head_on_masked(self.head, 0)?;
+        let [rows, _, _] = scores.dims();
+        let masked = student.rows(0);
+        let weights = Tensor::<1>::from_floats(&masked.weights()[..], self.balanced.targets.device());
+        // Cross-entropy is linear in the targets.
+        let weighted = targets.clone() * weights.reshape([rows, 1, 1]);
+        Some(cross_entropy(scores, weighted, Pairs::All, temperature) / masked.cells.len() as f64)
+    }
+}
+
+impl BatchLoss for Loss {
+    fn of(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
+        let targets = self.views.targets.even_of(number);
+        let [entropy, max_prob] = sharpness(targets);
+        let mut gauges = vec![
+            (TARGET_ENTROPY, entropy),
+            ("health/teacher_max_prob", max_prob),
+            ("health/prototypes_in_use", self.views.prototypes_in_use.clone()),
+        ];
+        let n_sizes = student.head(HEAD).len();
+        let scores: Vec<Tensor<3>> = (0..n_sizes).map(|size| student.head_on_views(HEAD, size)).collect();
+        let mut loss = between_views(&scores, targets, self.student_temp);
+        if self.cells.is_some() || !self.neighbors.is_empty() {
+            gauges.push((MATCH_LOSS, loss.clone().inner()));
+        }
+        if let Some(cells) = &self.cells {
+            let of_cells = cells.loss(number, student, self.student_temp);
+            let value = of_cells.clone().map_or_else(|| cells.entropy.zeros_like(), Tensor::inner);
+            gauges.push(("train/patch_loss", value));
+            gauges.push((PATCH_TARGET_ENTROPY, cells.entropy.clone()));
+            gauges.push(("health/patch_prototypes_in_use", cells.balanced.prototypes_in_use.clone()));
+            loss = of_cells.into_iter().fold(loss, |loss, of_cells| loss + of_cells * cells.weight);
+        }
+        let globals = student.pooled(0);
+        let of_view = |(i, n): (usize, &Neighbors)| n.koleo(view(&globals, i), &self.positions[number]);
+        if let Some(spread) = self.neighbors.iter().enumerate().map(of_view).reduce(|sum, term| sum + term) {
+            gauges.push(("train/koleo_loss", spread.clone().inner()));
+            loss = loss + spread * self.koleo_weight;
+        }
+        MicroBatchLoss { loss, gauges }
+    }
+
+    fn observed(&self) -> Vec<(&'static str, Tensor<1>)> {
+        let of_cells = self.cells.as_ref().and_then(|cells| cells.balanced.mean.clone());
+        self.views.mean.clone().into_iter().chain(of_cells).collect()
+    }
+}

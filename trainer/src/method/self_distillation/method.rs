@@ -1,0 +1,232 @@
+//! The method: networks, targets and loss of self-distillation over prototypes.
+
+use augment::MultiCrop;
+use burn_tensor::Tensor;
+use networks::features::Outputs;
+use networks::head::{Head, Reads};
+use networks::mask::MaskRule;
+use ranks::EngineError;
+use ranks::peers::Peers;
+
+use super::heads::{HEAD, HeadSizes, PATCH_HEAD};
+use super::loss::{Cells, Loss, PATCH_TARGET_ENTROPY, TARGET_ENTROPY};
+use super::settings::{Teacher, check_koleo, check_masks, check_student_temp, check_views};
+use super::targets::Targets;
+use crate::method::loss::koleo::by_view;
+use crate::method::loss::rows::Rows;
+use crate::method::network::{Moves, NetworkSpec, Sight};
+use crate::method::{BatchLoss, BatchOutputs, Gauges, Method, MethodContext, TargetDistribution};
+use crate::schedule::Schedule;
+
+/// Name of the trained network.
+const STUDENT: &str = "student";
+
+/// Name of the trained network's moving average.
+const TEACHER: &str = "teacher";
+
+/// Self-distillation over prototypes.
+pub(in crate::method) struct SelfDistillation {
+    views: MultiCrop,
+    /// Channels of the backbone's features.
+    width: usize,
+    /// Head of the views, and of masked cells that have none of their own.
+    head: HeadSizes,
+    /// Targets of the views.
+    targets: Targets,
+    /// Prediction of masked cells, if the method has one.
+    cells: Option<PatchPrediction>,
+    /// Temperature of the student's softmax.
+    student_temp: f64,
+    /// Weight of KoLeo.
+    koleo_weight: f64,
+    /// Number of consecutive images among which KoLeo searches for neighbors; 0 for the whole batch.
+    koleo_group: usize,
+    /// Decay of the teacher.
+    decay: Schedule,
+}
+
+/// Prediction of masked patches.
+struct PatchPrediction {
+    /// Head of the patches; `None` for that of the views.
+    head: Option<HeadSizes>,
+    targets: Targets,
+    /// Weight of the patches' part of the loss.
+    weight: f64,
+    masks: MaskRule,
+}
+
+impl SelfDistillation {
+    /// Creates the method without masks and KoLeo. `head` scores views.
+    ///
+    /// # Errors
+    /// A message with the key and what is wrong with it.
+    pub(in crate::method) fn new(
+        head: HeadSizes,
+        teacher: &Teacher<'_>,
+        student_temp: f64,
+        cx: &MethodContext,
+    ) -> Result<Self, String> {
+        head.check("head_", "")?;
+        check_student_temp(student_temp)?;
+        check_views(cx)?;
+        Ok(Self {
+            targets: teacher.targets("center", head.prototypes, cx)?,
+            decay: teacher.decay(cx)?,
+            head,
+            cells: None,
+            student_temp,
+            koleo_weight: 0.0,
+            koleo_group: 0,
+            views: cx.views.clone(),
+            width: cx.model.width(),
+        })
+    }
+
+    /// Adds the prediction of patches that `masks` hides, with `weight`. `head` scores them, or else that of the views.
+    ///
+    /// # Errors
+    /// A message with the key and what is wrong with it.
+    pub(in crate::method) fn with_patches(
+        self,
+        head: Option<HeadSizes>,
+        teacher: &Teacher<'_>,
+        masks: MaskRule,
+        weight: f64,
+        cx: &MethodContext,
+    ) -> Result<Self, String> {
+        check_masks(&masks, weight)?;
+        head.iter().try_for_each(|head| head.check("patch_head.", "patch_head."))?;
+        let prototypes = head.as_ref().unwrap_or(&self.head).prototypes;
+        let targets = teacher.targets("patch_center", prototypes, cx)?;
+        Ok(Self { cells: Some(PatchPrediction { head, targets, weight, masks }), ..self })
+    }
+
+    /// Adds KoLeo with `weight`, among `group` consecutive images or, with 0, the whole batch.
+    ///
+    /// # Errors
+    /// A message with the key and what is wrong with it.
+    pub(in crate::method) fn with_koleo(
+        self,
+        weight: f64,
+        group: usize,
+        cx: &MethodContext,
+    ) -> Result<Self, String> {
+        check_koleo(weight, group, cx)?;
+        Ok(Self { koleo_weight: weight, koleo_group: group, ..self })
+    }
+
+    /// The heads, which both networks have.
+    fn heads(&self) -> Vec<Head> {
+        let of = |name, reads, sizes: &HeadSizes| Head { name, reads, units: sizes.units(name, self.width) };
+        match &self.cells {
+            None => vec![of(HEAD, Reads::Pooled, &self.head)],
+            Some(PatchPrediction { head: None, .. }) => vec![of(HEAD, Reads::PooledAndMasked, &self.head)],
+            Some(PatchPrediction { head: Some(own), .. }) => {
+                vec![of(HEAD, Reads::Pooled, &self.head), of(PATCH_HEAD, Reads::Masked, own)]
+            }
+        }
+    }
+
+    /// The specification of a network that sees `n_sizes` view sizes; masked cells are hidden from it if `hides`.
+    fn network(&self, name: &'static str, n_sizes: usize, hides: bool) -> NetworkSpec {
+        let takes_masks = self.cells.is_some();
+        let sight = |size| Sight { size, masked: hides && takes_masks && size == 0 };
+        let sees = (0..n_sizes).map(sight).collect();
+        NetworkSpec { sees, takes_masks, ..NetworkSpec::trained(name, self.heads(), n_sizes) }
+    }
+
+    /// Computes the targets of masked cells from the outputs of the teacher.
+    fn cells(&self, teacher: &[Outputs], step: u64, peers: Peers<'_>) -> Result<Option<Cells>, EngineError> {
+        let Some(PatchPrediction { head, targets, weight, .. }) = &self.cells else { return Ok(None) };
+        let (name, sizes) = head.as_ref().map_or((HEAD, &self.head), |own| (PATCH_HEAD, own));
+        let scores: Vec<Option<Tensor<3>>> =
+            teacher.iter().map(|outputs| outputs.head_on_masked(name, 0)).collect();
+        let device = teacher[0].head(name)[0].device();
+        let scores = Rows::ragged(scores, sizes.prototypes, device, peers)?;
+        let balanced = targets.of("masked patches", &scores, step, peers)?;
+        Cells::of(name, balanced, *weight, peers).map(Some)
+    }
+}
+
+impl Method for SelfDistillation {
+    fn views(&self) -> &MultiCrop {
+        &self.views
+    }
+
+    fn networks(&self) -> Vec<NetworkSpec> {
+        let moves = Moves::Average { of: STUDENT, decay: self.decay, moves_first: false };
+        let teacher = NetworkSpec { moves, ..self.network(TEACHER, 1, false) };
+        vec![teacher, self.network(STUDENT, self.views.groups().len(), true)]
+    }
+
+    fn evaluated(&self) -> &'static str {
+        TEACHER
+    }
+
+    fn masks(&self) -> Option<MaskRule> {
+        self.cells.as_ref().map(|cells| cells.masks)
+    }
+
+    fn prepare(
+        &self,
+        batch: &BatchOutputs<'_>,
+        step: u64,
+        peers: Peers<'_>,
+    ) -> Result<Box<dyn BatchLoss>, EngineError> {
+        let teacher = batch.of(TEACHER);
+        let scores = teacher.iter().map(|outputs| outputs.head_on_views(HEAD, 0)).collect();
+        let views = self.targets.of("views", &Rows::even(scores, peers), step, peers)?;
+        let neighbors = match self.koleo_weight {
+            0.0 => Vec::new(),
+            _ => by_view(batch.trained, self.koleo_group, peers)?,
+        };
+        let positions = peers.positions(teacher[0].n_images);
+        let cells = self.cells(teacher, step, peers)?;
+        let (student_temp, koleo_weight) = (self.student_temp, self.koleo_weight);
+        Ok(Box::new(Loss { views, cells, neighbors, positions, student_temp, koleo_weight }))
+    }
+
+    fn after_step(&mut self, observed: &[(&'static str, Vec<f32>)]) {
+        let of_cells = self.cells.as_mut().map(|cells| &mut cells.targets);
+        for targets in std::iter::once(&mut self.targets).chain(of_cells) {
+            targets.observe(observed);
+        }
+    }
+
+    fn scheduled_values(&self, step: u64) -> Gauges {
+        let mut values = vec![
+            ("knobs/teacher_decay", self.decay.at(step)),
+            ("knobs/teacher_temp", self.targets.temperature.at(step)),
+        ];
+        if let Some(cells) = &self.cells {
+            values.push(("knobs/teacher_patch_temp", cells.targets.temperature.at(step)));
+        }
+        values
+    }
+
+    fn uninformed_loss(&self) -> Option<f64> {
+        Some((self.head.prototypes as f64).ln())
+    }
+
+    fn target_distributions(&self) -> Vec<TargetDistribution> {
+        let of = |sizes: &HeadSizes, entropy| {
+            TargetDistribution::over(sizes.prototypes, entropy, "method.teacher_temp")
+        };
+        let of_views = of(&self.head, TARGET_ENTROPY);
+        let of_cells = self
+            .cells
+            .as_ref()
+            .map(|cells| of(cells.head.as_ref().unwrap_or(&self.head), PATCH_TARGET_ENTROPY));
+        std::iter::once(of_views).chain(of_cells).collect()
+    }
+
+    fn state(&self) -> Vec<(String, Vec<f32>)> {
+        let of_cells = self.cells.as_ref().map(|cells| cells.targets.state());
+        std::iter::once(self.targets.state()).chain(of_cells).collect()
+    }
+
+    fn load_state(&mut self, state: &[(String, Vec<f32>)]) -> Result<(), String> {
+        let of_cells = self.cells.as_mut().map(|cells| &mut cells.targets);
+        std::iter::once(&mut self.targets).chain(of_cells).try_for_each(|targets| targets.load(state))
+    }
+}

@@ -1,0 +1,22 @@
+//! Self-distillation over prototypes, as DINO, iBOT and DINOv2 have it: a network predicts the balanced scores that its own
+//! moving average gives to other views, and to patches that are hidden from it.
+//!
+//! ```text
+//! S, T   scores of the student on all views and of the teacher on those of the first size, [B, V, K]
+//! P      softmax((T - c) / τ_t), or Sinkhorn(T / τ_t), over the whole batch
+//! loss = mean over views v of the teacher, views u ≠ v of the student, of H(P_v, softmax(S_u / τ_s))
+//!      + w_p · 1/(B V) Σ_views mean over the view's masked cells of H(P_cell, softmax(S_cell / τ_s))
+//!      + w_k · Σ_views of the first size koleo(student(x_v))
+//! after the step: c ← m · c + (1 - m) · mean(T);   teacher ← λ · teacher + (1 - λ) · student
+//! ```
+//!
+//! Cells are scored by the head of the views or by one of their own; cells and views have each their center, and are
+//! balanced apart. A method is a configuration that builds [`SelfDistillation`].
+
+pub(super) mod heads;
+mod loss;
+mod method;
+pub(super) mod settings;
+pub(super) mod targets;
+
+pub(super) use method::SelfDistillation;

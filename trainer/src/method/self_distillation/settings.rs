@@ -1,0 +1,165 @@
+//! Settings with their defaults and checks that the methods of self-distillation share.
+
+use networks::mask::MaskRule;
+
+use super::targets::{Centering, Targets};
+use crate::method::MethodContext;
+use crate::schedule::{Duration, Ramp, Schedule};
+
+/// Settings of the teacher, and of the targets that it gives.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::method) struct Teacher<'a> {
+    /// Temperature of its softmax at the start, and after the warm-up.
+    pub(in crate::method) temperature: [f64; 2],
+    /// Length of the temperature's warm-up.
+    pub(in crate::method) warmup: &'a Duration,
+    /// Decay of the moving average at the start and at the end of the run.
+    pub(in crate::method) decay: [f64; 2],
+    pub(in crate::method) centering: Centering,
+    /// Decay of centers' moving averages.
+    pub(in crate::method) center_decay: f64,
+}
+
+impl Teacher<'_> {
+    /// Returns the rule for targets over `prototypes`, whose center is called `name`.
+    ///
+    /// # Errors
+    /// A message with the key and what is wrong with it.
+    pub(super) fn targets(
+        &self,
+        name: &'static str,
+        prototypes: usize,
+        cx: &MethodContext,
+    ) -> Result<Targets, String> {
+        check_temperatures(&self.temperature)?;
+        check_bounds(&[("center_decay", self.center_decay, [0.0, 1.0])])?;
+        let [from, to] = self.temperature;
+        let ramp_steps = cx.length.steps("method.teacher_temp_warmup", self.warmup)?;
+        Ok(Targets {
+            name,
+            centering: self.centering,
+            center_decay: self.center_decay,
+            temperature: Ramp { from, to, ramp_steps },
+            center: vec![0.0; prototypes],
+        })
+    }
+
+    /// Returns the decay of the moving average by step.
+    ///
+    /// # Errors
+    /// A message with the key and what is wrong with it.
+    pub(super) fn decay(&self, cx: &MethodContext) -> Result<Schedule, String> {
+        let [from, to] = self.decay;
+        check_bounds(&[("teacher_decay", from, [0.0, 1.0]), ("teacher_decay", to, [0.0, 1.0])])?;
+        Ok(Schedule::cosine(from, to, cx.length.total_steps))
+    }
+}
+
+pub(in crate::method) fn default_hidden() -> usize {
+    2048
+}
+
+pub(in crate::method) fn default_bottleneck() -> usize {
+    256
+}
+
+pub(in crate::method) fn default_head_init_std() -> f32 {
+    0.02
+}
+
+pub(in crate::method) fn default_freeze() -> Duration {
+    Duration::Epochs(1.0)
+}
+
+pub(in crate::method) fn default_student_temp() -> f64 {
+    0.1
+}
+
+pub(in crate::method) fn default_center_decay() -> f64 {
+    0.9
+}
+
+pub(in crate::method) fn default_masked_share() -> f64 {
+    0.5
+}
+
+pub(in crate::method) fn default_mask_ratio() -> [f64; 2] {
+    [0.1, 0.5]
+}
+
+pub(in crate::method) fn default_patch_weight() -> f64 {
+    1.0
+}
+
+/// Smallest and largest value of each key.
+type Bounds<'a> = &'a [(&'a str, f64, [f64; 2])];
+
+/// Checks that the values of keys lie within their bounds.
+///
+/// # Errors
+/// A message with the key.
+pub(super) fn check_bounds(values: Bounds<'_>) -> Result<(), String> {
+    match values.iter().find(|(_, value, [low, high])| !(*low..=*high).contains(value)) {
+        Some((key, value, [low, high])) => {
+            Err(format!("method.{key} is {value} and must lie in {low}..={high}"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Checks the rule for masks and the weight of the patches' part of the loss.
+///
+/// # Errors
+/// A message with the key.
+pub(super) fn check_masks(masks: &MaskRule, weight: f64) -> Result<(), String> {
+    let [low, high] = masks.ratio;
+    check_bounds(&[
+        ("masked_share", masks.masked_share, [0.0, 1.0]),
+        ("mask_ratio", high, [0.0, 1.0]),
+        ("mask_ratio", low, [0.0, high]),
+        ("patch_weight", weight, [0.0, 1e6]),
+    ])
+}
+
+/// Checks the temperature of the student.
+///
+/// # Errors
+/// A message with the key.
+pub(super) fn check_student_temp(temperature: f64) -> Result<(), String> {
+    check_temperatures(&[temperature])
+}
+
+fn check_temperatures(temperatures: &[f64]) -> Result<(), String> {
+    match temperatures.iter().find(|value| !(**value > 0.0 && **value <= 1e3)) {
+        Some(value) => Err(format!(
+            "method.student_temp and method.teacher_temp must lie above 0 and not above 1000, not at {value}"
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Checks the weight of KoLeo, and that the batch divides into its groups.
+///
+/// # Errors
+/// A message with the key.
+pub(super) fn check_koleo(weight: f64, group: usize, cx: &MethodContext) -> Result<(), String> {
+    check_bounds(&[("koleo_weight", weight, [0.0, 1e6])])?;
+    let batch_size = cx.length.batch_size;
+    if group == 1 || (group > 0 && !batch_size.is_multiple_of(group)) {
+        return Err(format!(
+            "method.koleo_group {group} must be 0, or at least 2 and divide optim.batch_size {batch_size}"
+        ));
+    }
+    Ok(())
+}
+
+/// Checks that there are two views of the first size.
+///
+/// # Errors
+/// A message with the key.
+pub(super) fn check_views(cx: &MethodContext) -> Result<(), String> {
+    match cx.views.groups().first() {
+        Some(group) if group.n_views >= 2 => Ok(()),
+        _ => Err("views: the first size needs two views or more, one to predict the other".into()),
+    }
+}

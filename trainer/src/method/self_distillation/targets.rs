@@ -1,0 +1,113 @@
+//! Targets: the teacher's scores, balanced over prototypes and sharpened.
+//!
+//! ```text
+//! mean       P = softmax((T - c) / τ)       c ← m · c + (1 - m) · mean(T) after the step
+//! sinkhorn   P = Sinkhorn(T / τ)            over the whole batch
+//! ```
+
+use burn_tensor::{Device, Tensor, TensorData};
+use kernels::ops::softmax_rows;
+use ranks::EngineError;
+use ranks::peers::Peers;
+use serde::{Deserialize, Serialize};
+
+use crate::method::loss::mean::{batch_means, in_use};
+use crate::method::loss::rows::Rows;
+use crate::method::loss::sinkhorn;
+use crate::schedule::Ramp;
+
+/// Iterations of [`Centering::Sinkhorn`], as in SwAV and DINOv2.
+const SINKHORN_ITERATIONS: usize = 3;
+
+/// Rule that balances the teacher's outputs over prototypes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Centering {
+    /// Subtraction of a moving mean of the logits: DINO.
+    #[default]
+    Mean,
+    /// Three iterations of Sinkhorn and Knopp, which balance every batch: SwAV, DINOv2's long
+    /// recipes. Steadier than the mean where batches and runs are small.
+    Sinkhorn,
+}
+
+/// Rule by which scores become targets, with its center.
+#[derive(Debug, Clone)]
+pub(super) struct Targets {
+    /// Name of the center in checkpoints and among observed values.
+    pub(super) name: &'static str,
+    pub(super) centering: Centering,
+    /// Decay of the center's moving average.
+    pub(super) center_decay: f64,
+    /// Temperature of the teacher's softmax.
+    pub(super) temperature: Ramp,
+    /// The center, `[K]`.
+    pub(super) center: Vec<f32>,
+}
+
+/// Targets of a batch.
+pub(super) struct Balanced {
+    pub(super) targets: Rows,
+    /// Mean of the teacher's scores `[K]`, under the name of the center; `None` for a batch without rows.
+    pub(super) mean: Option<(&'static str, Tensor<1>)>,
+    /// Effective number of prototypes in use in the whole batch, `[1]`.
+    pub(super) prototypes_in_use: Tensor<1>,
+}
+
+impl Targets {
+    /// Returns the targets for the `scores` of a batch; `what` names them in messages.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub(super) fn of(
+        &self,
+        what: &str,
+        scores: &Rows,
+        step: u64,
+        peers: Peers<'_>,
+    ) -> Result<Balanced, EngineError> {
+        let temperature = self.temperature.at(step);
+        let targets = match self.centering {
+            Centering::Mean => {
+                let center = self.center_tensor(scores.device());
+                scores.map(|scores| softmax_rows(scores.clone(), Some(center.clone()), temperature))
+            }
+            Centering::Sinkhorn => sinkhorn::targets(scores, temperature, SINKHORN_ITERATIONS, peers)?,
+        };
+        let [mean, mean_target] = batch_means(what, [scores, &targets], peers)?;
+        let mean = (scores.n() > 0).then_some((self.name, mean));
+        Ok(Balanced { targets, mean, prototypes_in_use: in_use(mean_target) })
+    }
+
+    /// Moves the center towards the mean that an accepted step observed.
+    pub(super) fn observe(&mut self, observed: &[(&'static str, Vec<f32>)]) {
+        let stays = self.center_decay as f32;
+        let mean = observed.iter().filter(|(name, _)| *name == self.name).flat_map(|(_, mean)| mean);
+        for (center, mean) in self.center.iter_mut().zip(mean) {
+            *center = *center * stays + mean * (1.0 - stays);
+        }
+    }
+
+    /// The center with its name.
+    pub(super) fn state(&self) -> (String, Vec<f32>) {
+        (self.name.into(), self.center.clone())
+    }
+
+    /// Restores the center.
+    ///
+    /// # Errors
+    /// A message if it has another length.
+    pub(super) fn load(&mut self, state: &[(String, Vec<f32>)]) -> Result<(), String> {
+        for (name, values) in state.iter().filter(|(name, _)| name == self.name) {
+            if values.len() != self.center.len() {
+                return Err(format!("{name} has {} values, not {}", values.len(), self.center.len()));
+            }
+            self.center.clone_from(values);
+        }
+        Ok(())
+    }
+
+    fn center_tensor(&self, device: &Device) -> Tensor<1> {
+        Tensor::from_data(TensorData::new(self.center.clone(), [self.center.len()]), device)
+    }
+}

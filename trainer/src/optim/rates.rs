@@ -1,0 +1,77 @@
+//! Learning rates by depth (DINOv2, after BEiT: Bao et al. 2022).
+//!
+//! ```text
+//! rate of unit u of a backbone of n = run's rate · decay^(n - 1 - u)          the embedding is unit 0, the last norm n - 1
+//! rate of the projection of patches = rate of its unit · patch_rate
+//! ```
+
+use super::state::UnitShard;
+
+/// Ratios of a backbone's learning rates to the run's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LayerRates {
+    /// Ratio of a unit's rate to that of the unit after it.
+    pub layer_decay: f64,
+    /// Ratio of the rate of the projection of patches to that of its unit.
+    pub patch_rate: f64,
+}
+
+impl Default for LayerRates {
+    fn default() -> Self {
+        Self { layer_decay: 1.0, patch_rate: 1.0 }
+    }
+}
+
+impl LayerRates {
+    /// Scales the rates of a backbone's units, which are in the order of `shards`.
+    pub(crate) fn apply(self, shards: &mut [UnitShard]) {
+        let n_after = (0..shards.len() as i32).rev();
+        for (shard, n_after) in shards.iter_mut().zip(n_after) {
+            for slot in &mut shard.layout.params {
+                let own = if slot.spec.projects_patches { self.patch_rate } else { 1.0 };
+                slot.spec.lr_scale *= self.layer_decay.powi(n_after) * own;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_tensor::Device;
+    use networks::backbone::{ModelConfig, Readout};
+    use ranks::topology::Topology;
+
+    use super::*;
+
+    /// The multipliers of `get_params_groups_with_decay` of facebookresearch/dinov2 for two blocks, decay 0.9 and 0.2.
+    #[test]
+    fn rates_fall_towards_the_pixels() {
+        let model: ModelConfig = toml::from_str(
+            "arch = 'vit'\nimage_px = 8\npatch_px = 4\nwidth = 8\ndepth = 2\nheads = 2\nregisters = 1",
+        )
+        .unwrap();
+        let device = Device::flex();
+        let shard =
+            |unit: &dyn networks::unit::Unit| UnitShard::init(unit, 0, Topology::SINGLE_RANK, &[], &device);
+        let units = model.masked_units(Readout::All).unwrap();
+        let mut shards: Vec<UnitShard> = units.iter().map(|unit| shard(unit.as_ref())).collect();
+        LayerRates { layer_decay: 0.9, patch_rate: 0.2 }.apply(&mut shards);
+        let expected = [
+            ("patch_embed.proj.weight", 0.9f64.powi(3) * 0.2),
+            ("patch_embed.proj.bias", 0.9f64.powi(3) * 0.2),
+            ("pos_embed", 0.9f64.powi(3)),
+            ("cls_token", 0.9f64.powi(3)),
+            ("reg_token", 0.9f64.powi(3)),
+            ("mask_token", 0.9f64.powi(3)),
+            ("blocks.0.norm1.weight", 0.9f64.powi(2)),
+            ("blocks.1.mlp.fc2.bias", 0.9),
+            ("norm.weight", 1.0),
+        ];
+        for (name, rate) in expected {
+            let mut slots =
+                shards.iter().flat_map(|shard| shard.layout.params.iter().map(move |slot| (shard, slot)));
+            let found = slots.find(|(shard, slot)| shard.layout.full_name(slot) == name).unwrap();
+            assert!((found.1.spec.lr_scale - rate).abs() < 1e-12, "{name}: {}", found.1.spec.lr_scale);
+        }
+    }
+}
