@@ -1,4 +1,4 @@
-"""Makes tests/golden/official/: what the official training code of five methods computes of small networks, on a CPU, in f64.
+"""Makes tests/golden/official/: what the official training code of six methods computes of small networks, on a CPU, in f64.
 
 Needs torch, torchvision, timm, safetensors and fvcore, and the official repositories as they are. Run at the root of the repository:
 
@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dino import DINO_RESNET, DINO_VIT, balanced, dino
+from dinov2_training import dinov2
 from distillation import distillation
 from lejepa import lejepa
 from mocov3 import moco
@@ -55,6 +56,9 @@ def runs(paths) -> dict:
         "moco_vit": lambda: moco(paths, "moco_vit", "adamw", 1, 0.2),
         # The views of this name are as far from ties.
         "moco_resnet": lambda: moco(paths, "moco_resnet_e", "lars", 1, 1.0),
+        "dinov2_shared": lambda: dinov2(paths, "dinov2_shared", False, "centering", 0.02, {}),
+        "dinov2_apart": lambda: dinov2(paths, "dinov2_apart", True, "sinkhorn_knopp", 0.005, {
+            "ffn_layer": "swiglufused", "num_register_tokens": 2, "interpolate_offset": 0.0, "interpolate_antialias": True}),
         "dino_balanced": lambda: vit("dinov2_balanced", False, ["--freeze_last_layer", "0"], more_losses=balanced(paths)),
     }
 
@@ -76,7 +80,9 @@ def main() -> None:
                 continue
             rates = []
             hook = register_optimizer_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
-            made = make() | {"lr": torch.tensor(rates)}
+            made = make()
+            # Runs with rates by layer know the one that these are parts of.
+            made = {"lr": torch.tensor(rates)} | made
             hook.remove()
             losses = " ".join(f"{loss:.6f}" for loss in made["loss"].tolist())
             print(f"{name}: {losses}", flush=True)

@@ -233,6 +233,21 @@ clip_norm = 0.0
     Run { file, views: "distillation", recipe, loss: 2e-5, weights: 5e-5, blind: &[] }
 }
 
+fn dinov2(file: &'static str, lr: f64, more: &str) -> Run {
+    let method = format!(
+        "layer_scale = 0.5\n{more}prototypes = 16\nhead_hidden = 12\nhead_bottleneck = 8\n\
+         freeze_last_layer = {{ steps = 4 }}\nteacher_temp = [0.04, 0.07]\nteacher_temp_warmup = {{ steps = 8 }}\n\
+         teacher_decay = [0.9, 1.0]\n"
+    );
+    let optim = format!(
+        "[optim]\nbatch_size = 16\nlength = {{ steps = 16 }}\nlr = {lr}\nlr_scaling = 'fixed'\nmin_lr = 1e-5\n\
+         warmup = {{ steps = 4 }}\nweight_decay = [0.04, 0.4]\nclip = 'per_module'\nclip_norm = 0.3\nlayer_decay = 0.9\n\
+         patch_rate = 0.2\n"
+    );
+    let recipe = recipe(&[VIT, &method, &views(32, 16, 2), &optim]);
+    Run { file, views: file, recipe, loss: 1e-5, weights: 1e-4, blind: &[] }
+}
+
 /// Batch `number` of the views `name`: noise around a color of each image's own.
 fn batch(plan: &Plan, name: &str, number: u64) -> Batch {
     let colors = uniform(&format!("{name}.{number}.colors"), 3 * BATCH);
@@ -367,4 +382,18 @@ fn dino_with_dinov2s_losses_is_the_official_run() {
     let mut run = dino("dino_balanced", "dinov2_balanced", balanced);
     run.recipe = run.recipe.replace("clip_norm = 0.3", "clip_norm = 0.3\nclip = 'per_module'");
     check_both(&run);
+}
+
+/// Masks, one head for views and patches, centers, layer-wise rates and frozen rates of last layers.
+#[test]
+fn dinov2_is_the_official_run() {
+    check_both(&dinov2("dinov2_shared", 0.02, "pos_offset = 0.1\n[method]\nname = 'dinov2'\n"));
+}
+
+/// Registers, a gated MLP, heads apart, and Sinkhorn and Knopp over masked patches.
+#[test]
+fn dinov2_with_heads_apart_is_the_official_run() {
+    let more = "pos_antialias = true\nregisters = 2\nmlp = 'swiglu'\n[method]\nname = 'dinov2'\ncentering = 'sinkhorn'\n\
+                patch_head = { prototypes = 20, hidden = 10, bottleneck = 6 }\n";
+    check_both(&dinov2("dinov2_apart", 0.005, more));
 }

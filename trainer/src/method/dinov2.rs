@@ -126,6 +126,7 @@ impl MethodRecipe for Config {
         let teacher = Teacher {
             temperature: self.teacher_temp,
             warmup: &self.teacher_temp_warmup,
+            warmup_includes_end: true,
             decay: self.teacher_decay,
             centering: self.centering,
             center_decay: self.center_decay,

@@ -97,6 +97,7 @@ impl MethodRecipe for Config {
         let teacher = Teacher {
             temperature: self.teacher_temp,
             warmup: &self.teacher_temp_warmup,
+            warmup_includes_end: false,
             decay: self.teacher_decay,
             centering: Centering::Mean,
             center_decay: self.center_decay,

@@ -13,6 +13,8 @@ pub(in crate::method) struct Teacher<'a> {
     pub(in crate::method) temperature: [f64; 2],
     /// Length of the temperature's warm-up.
     pub(in crate::method) warmup: &'a Duration,
+    /// Reaches the temperature's end in the last step of the warm-up: DINOv2. Otherwise in the step after it.
+    pub(in crate::method) warmup_includes_end: bool,
     /// Decay of the moving average at the start and at the end of the run.
     pub(in crate::method) decay: [f64; 2],
     pub(in crate::method) centering: Centering,
@@ -34,7 +36,8 @@ impl Teacher<'_> {
         check_temperatures(&self.temperature)?;
         check_bounds(&[("center_decay", self.center_decay, [0.0, 1.0])])?;
         let [from, to] = self.temperature;
-        let ramp_steps = cx.length.steps("method.teacher_temp_warmup", self.warmup)?;
+        let steps = cx.length.steps("method.teacher_temp_warmup", self.warmup)?;
+        let ramp_steps = steps.saturating_sub(u64::from(self.warmup_includes_end));
         Ok(Targets {
             name,
             centering: self.centering,
