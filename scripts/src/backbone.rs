@@ -46,6 +46,15 @@ impl Backbone {
     }
 }
 
+/// Returns the configuration of the backbone in `path`, as [`Backbone::open`] finds it; prints nothing.
+pub(crate) fn model_of(path: &Path, flags: &WeightFlags) -> anyhow::Result<ModelConfig> {
+    check_there(path)?;
+    match weights::is_weights(path) {
+        true => Ok(weights::read(path, &flags.hints(None))?.model),
+        false => Ok(Checkpoint::open(path)?.manifest.plan.recipe.model),
+    }
+}
+
 /// Checks that `path` exists; the error about a removed checkpoint lists the remaining ones.
 fn check_there(path: &Path) -> anyhow::Result<()> {
     let Err(error) = std::fs::metadata(path) else { return Ok(()) };
@@ -78,15 +87,18 @@ pub(crate) struct WeightFlags {
 }
 
 impl WeightFlags {
-    /// Reads the backbone in `path`; prints the assumptions that were made.
-    pub(crate) fn read(&self, path: &Path, network: Option<&str>) -> anyhow::Result<Pretrained> {
-        let hints = Hints {
+    fn hints(&self, network: Option<&str>) -> Hints {
+        Hints {
             library: self.source,
             heads: self.heads,
             normalization: self.normalization,
             network: network.map(str::to_string),
-        };
-        let read = weights::read(path, &hints)?;
+        }
+    }
+
+    /// Reads the backbone in `path`; prints the assumptions that were made.
+    pub(crate) fn read(&self, path: &Path, network: Option<&str>) -> anyhow::Result<Pretrained> {
+        let read = weights::read(path, &self.hints(network))?;
         for sentence in &read.assumed {
             say(format!("note: {}: {sentence}", path.display()));
         }

@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use networks::NamedTensor;
+use networks::{ModelConfig, NamedTensor};
 use trainer::Recipe;
 use trainer::checkpoint::{Checkpoint, steps};
 use trainer::recipe::InitConfig;
 use trainer::run::status::Status;
 use weights::fitted;
 
-use crate::backbone::{Backbone, WeightFlags};
+use crate::backbone::{Backbone, WeightFlags, model_of};
 use crate::console::say;
 
 /// File that names the run and the step that a fork began with.
@@ -64,6 +64,28 @@ pub(crate) fn prepare(
         _ => {}
     }
     weights(recipe, workdir, &flags.weights)
+}
+
+/// Returns the backbone of the weights that the run in `workdir` started with, or that a run is to start with: those of
+/// `flags`, or `weights`, which its recipe names.
+pub(crate) fn model(
+    flags: &InitialFlags,
+    workdir: Option<&Path>,
+    weights: Option<&str>,
+) -> anyhow::Result<ModelConfig> {
+    if let Some(run) = workdir.and_then(|workdir| Status::of(workdir).ok()) {
+        return Ok(run.plan.recipe.model);
+    }
+    if let Some(from) = &flags.fork {
+        return Ok(Checkpoint::open(from)?.manifest.plan.recipe.model);
+    }
+    let Some(path) = flags.init.as_deref().or(weights.map(Path::new)) else {
+        bail!(
+            "model.arch is from_init, the backbone of the weights that a run starts with: give --init WEIGHTS, or \
+             --set init.weights=WEIGHTS"
+        );
+    };
+    model_of(path, &flags.weights)
 }
 
 /// Opens the initial weights of `recipe`, and records their fingerprint in it. A run with a checkpoint in `workdir` continues

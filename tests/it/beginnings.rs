@@ -104,3 +104,60 @@ fn a_run_is_forked_from_a_checkpoint() {
     assert!(of("c") == of("a"));
     assert!(of("b") != of("a"));
 }
+
+/// Settings that make `dinov2_continue` small.
+const SMALL: [&str; 12] = [
+    "model.image_px=16",
+    "views.global_px=16",
+    "views.local_px=8",
+    "views.n_local=2",
+    "method.prototypes=32",
+    "method.head_hidden=16",
+    "method.head_bottleneck=8",
+    "optim.batch_size=8",
+    "optim.length={steps=6}",
+    "optim.freeze_backbone={steps=4}",
+    "run.checkpoint_every_steps=2",
+    "run.keep_checkpoints=9",
+];
+
+/// Steps at which the evaluations of a run were made.
+fn evaluated(world: &World, run: &str) -> Vec<u64> {
+    let text = std::fs::read_to_string(world.path(run).join("evaluations.jsonl")).unwrap();
+    let rows = text.lines().map(|row| serde_json::from_str::<Value>(row).unwrap());
+    let mut steps: Vec<u64> = rows.map(|row| row["about"]["step"].as_u64().unwrap()).collect();
+    steps.dedup();
+    steps
+}
+
+/// Another library's weights give the recipe its backbone; they are scored before the first step, stay as they are while
+/// the backbone is frozen, and change afterwards.
+#[test]
+fn training_goes_on_from_the_weights_of_another_library() {
+    let world = World::new(40);
+    ok(&world.pretrain("a", &["--set", "optim.length={steps=4}"]));
+    let (run, file, shard) = (world.text("a"), world.text("a.pth"), world.text("data/train-000000.tar"));
+    ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &file, "--format", "dinov2"]));
+    let workdir = world.text("b");
+    let mut args = vec!["pretrain", "--recipe", "dinov2_continue", "--shards", &shard, "--workdir", &workdir];
+    args.extend(SMALL.iter().flat_map(|set| ["--set", set]));
+    let error = fails(&world.ocelli(&args), 2);
+    assert!(error.contains("give --init WEIGHTS"), "{error}");
+    assert!(!world.path("b").exists());
+    args.extend(["--init", &file, "--heads", "2", "--probe-train", &shard, "--probe-test", &shard]);
+    ok(&world.ocelli(&args));
+    let plan = std::fs::read_to_string(world.path("b/plan.toml")).unwrap();
+    let plan: toml::Table = plan.parse().unwrap();
+    let model = &plan["recipe"]["model"];
+    assert_eq!((model["arch"].as_str(), model["width"].as_integer()), (Some("vit"), Some(32)));
+    assert_eq!((model["patch_px"].as_integer(), model["depth"].as_integer()), (Some(4), Some(2)));
+    assert_eq!(evaluated(&world, "b"), [0, 6]);
+    let given = features(&world, &run, &["--image-px", "16"]);
+    let at = |step: u64, network: &str| {
+        let checkpoint = world.text(&format!("b/checkpoints/step-{step:010}"));
+        features(&world, &checkpoint, &["--network", network])
+    };
+    // The teacher moves by the rounding of an average of equal numbers.
+    assert!(at(4, "student") == given, "the backbone is frozen for four steps");
+    assert!(at(6, "student") != given);
+}

@@ -74,7 +74,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
-    let mut recipe = recipes::load(&args.recipe, &args.overrides)?;
+    let mut recipe = recipes::load_with_model(&args.recipe, &args.overrides, |weights| {
+        initial::model(&args.initial, Some(&args.workdir), weights)
+    })?;
     match args.shards.is_empty() {
         true => recipes::refuse_commands(&recipe, &args.overrides)?,
         false => recipe.data.shards.clone_from(&args.shards),

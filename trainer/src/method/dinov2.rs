@@ -144,6 +144,12 @@ impl MethodRecipe for Config {
         Ok(Box::new(method))
     }
 
+    fn fit_batch(&mut self, batch_size: usize) {
+        if self.koleo_group > 0 && !batch_size.is_multiple_of(self.koleo_group) {
+            self.koleo_group = 0;
+        }
+    }
+
     #[cfg(test)]
     fn examples() -> Vec<(Self, MultiCrop)> {
         let shared = Self {

@@ -198,6 +198,11 @@ pub(crate) trait MethodRecipe {
         Vec::new()
     }
 
+    /// Changes settings that count images to fit a batch of `batch_size`, which is not that of the recipe: for benchmarks.
+    fn fit_batch(&mut self, batch_size: usize) {
+        let _ = batch_size;
+    }
+
     /// Small settings that together use every feature of the method, each with its views, for the conformance
     /// tests.
     #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Learning rates by depth (DINOv2, after BEiT: Bao et al. 2022).
+//! Learning rates of a backbone, by depth (DINOv2, after BEiT: Bao et al. 2022).
 //!
 //! ```text
 //! rate of unit u of a backbone of n = run's rate · decay^(n - 1 - u)          the embedding is unit 0, the last norm n - 1
@@ -14,22 +14,25 @@ pub struct LayerRates {
     pub layer_decay: f64,
     /// Ratio of the rate of the projection of patches to that of its unit.
     pub patch_rate: f64,
+    /// Steps at the beginning of a run during which the backbone is frozen.
+    pub frozen_steps: u64,
 }
 
 impl Default for LayerRates {
     fn default() -> Self {
-        Self { layer_decay: 1.0, patch_rate: 1.0 }
+        Self { layer_decay: 1.0, patch_rate: 1.0, frozen_steps: 0 }
     }
 }
 
 impl LayerRates {
-    /// Scales the rates of a backbone's units, which are in the order of `shards`.
+    /// Scales the rates of a backbone's units, which are in the order of `shards`, and freezes them at first.
     pub(crate) fn apply(self, shards: &mut [UnitShard]) {
         let n_after = (0..shards.len() as i32).rev();
         for (shard, n_after) in shards.iter_mut().zip(n_after) {
             for slot in &mut shard.layout.params {
                 let own = if slot.spec.projects_patches { self.patch_rate } else { 1.0 };
                 slot.spec.lr_scale *= self.layer_decay.powi(n_after) * own;
+                slot.spec.frozen_steps = slot.spec.frozen_steps.max(self.frozen_steps);
             }
         }
     }
@@ -55,7 +58,7 @@ mod tests {
             |unit: &dyn networks::unit::Unit| UnitShard::init(unit, 0, Topology::SINGLE_RANK, &[], &device);
         let units = model.masked_units(Readout::All).unwrap();
         let mut shards: Vec<UnitShard> = units.iter().map(|unit| shard(unit.as_ref())).collect();
-        LayerRates { layer_decay: 0.9, patch_rate: 0.2 }.apply(&mut shards);
+        LayerRates { layer_decay: 0.9, patch_rate: 0.2, frozen_steps: 7 }.apply(&mut shards);
         let expected = [
             ("patch_embed.proj.weight", 0.9f64.powi(3) * 0.2),
             ("patch_embed.proj.bias", 0.9f64.powi(3) * 0.2),
@@ -71,6 +74,7 @@ mod tests {
             let mut slots =
                 shards.iter().flat_map(|shard| shard.layout.params.iter().map(move |slot| (shard, slot)));
             let found = slots.find(|(shard, slot)| shard.layout.full_name(slot) == name).unwrap();
+            assert_eq!(found.1.spec.frozen_steps, 7);
             assert!((found.1.spec.lr_scale - rate).abs() < 1e-12, "{name}: {}", found.1.spec.lr_scale);
         }
     }

@@ -1,6 +1,6 @@
 //! Checks of a plan as a whole.
 
-use super::LrSchedule;
+use super::optim::LrSchedule;
 use super::plan::Plan;
 use super::values::check_values;
 use crate::error::TrainError;

@@ -4,6 +4,7 @@ pub(crate) mod check;
 pub(crate) mod compare;
 mod flat;
 mod lengths;
+pub(crate) mod optim;
 mod parse;
 pub mod plan;
 pub(crate) mod resolve;
@@ -16,11 +17,9 @@ use networks::patches::Normalization;
 use ranks::topology::Sharding;
 use serde::{Deserialize, Serialize, Serializer};
 
+use self::optim::OptimConfig;
 use crate::error::TrainError;
 use crate::method::{MethodConfig, ViewsConfig};
-use crate::optim::ClipRule;
-use crate::schedule::Duration;
-use crate::step::precision::Precision;
 
 /// A recipe: all settings of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -58,6 +57,25 @@ impl Recipe {
     /// [`TrainError::Recipe`] with the key, and for an unknown key the nearest known one.
     pub fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Self, TrainError> {
         parse::from_toml(text, overrides)
+            .map_err(|reason| TrainError::Recipe { recipe: origin.into(), reason })
+    }
+
+    /// Parses as [`Recipe::parse`]. Where `model.arch` is `from_init`, `model_of` is called with `init.weights`, and returns
+    /// the backbone of the weights that the run starts with; other keys of `[model]` replace its keys.
+    ///
+    /// # Errors
+    /// [`TrainError::Recipe`] as [`Recipe::parse`], and with the message of `model_of`.
+    pub fn parse_with_model(
+        text: &str,
+        origin: &str,
+        overrides: &[String],
+        mut model_of: impl FnMut(Option<&str>) -> Result<ModelConfig, String>,
+    ) -> Result<Self, TrainError> {
+        let mut table_of = |weights: Option<&str>| {
+            let model = model_of(weights)?;
+            toml::Table::try_from(model).map_err(|error| error.to_string())
+        };
+        parse::from_toml_with_model(text, overrides, &mut table_of)
             .map_err(|reason| TrainError::Recipe { recipe: origin.into(), reason })
     }
 
@@ -113,214 +131,6 @@ impl Default for DataConfig {
             max_pixels: rules.max_pixels,
             apply_exif: rules.apply_exif,
             normalization: Normalization::default(),
-        }
-    }
-}
-
-/// The optimizer and the length of the run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct OptimConfig {
-    /// Number of images in a step, over all ranks.
-    pub batch_size: usize,
-    /// Length of the run.
-    pub length: Duration,
-    /// Update rule of the parameters; AdamW by default.
-    #[serde(default)]
-    pub algorithm: Algorithm,
-    /// Learning rate for a batch of 256 images; `lr_scaling` adapts it to the batch size.
-    pub lr: f64,
-    /// Rule that scales `lr` and `start_lr` with the batch size; linear by default.
-    #[serde(default)]
-    pub lr_scaling: LrScaling,
-    /// Learning rate of the first step of the warm-up, for 256 images like `lr`; 0 by default.
-    #[serde(default)]
-    pub start_lr: f64,
-    /// Final learning rate, which is not scaled with the batch size; 1e-6 by default.
-    #[serde(default = "default_min_lr")]
-    pub min_lr: f64,
-    /// Length of the learning rate's linear warm-up.
-    pub warmup: Duration,
-    /// Schedule of the learning rate after the warm-up; a cosine by default.
-    #[serde(default)]
-    pub schedule: LrSchedule,
-    /// Length of the decay at the end of a run with a constant learning rate; none by default.
-    #[serde(default = "default_cooldown")]
-    pub cooldown: Duration,
-    /// Weight decay at start and end. If absent: 0.04 to 0.4 with AdamW (DINO's), 1e-4 with SGD (DINO's on ResNet-50)
-    /// and 1e-6 with LARS and LARC (SimCLR's and SwAV's).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub weight_decay: Option<[f64; 2]>,
-    /// True if biases, gains and other vectors are decayed as well; false by default.
-    #[serde(default)]
-    pub decay_vectors: bool,
-    /// Decay rates of AdamW's two moments; 0.9 and 0.999 by default.
-    #[serde(default = "default_betas")]
-    pub betas: [f64; 2],
-    /// Momentum of all algorithms but AdamW; 0.9 by default.
-    #[serde(default = "default_momentum")]
-    pub momentum: f64,
-    /// True if the momentum is Nesterov's; false by default.
-    #[serde(default)]
-    pub nesterov: bool,
-    /// Trust coefficient of LARS and LARC: norm of an update over that of its parameter, at rate 1; 1e-3 by default.
-    #[serde(default = "default_trust")]
-    pub trust: f64,
-    /// Largest gradient norm of a clip group; 0 for no clipping. If absent: 3 with AdamW, no clipping with the others.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub clip_norm: Option<f64>,
-    /// Parameters that form a clip group; each tensor by itself by default.
-    #[serde(default)]
-    pub clip: ClipRule,
-    /// Ratio of the learning rate of a unit of the backbone to that of the unit after it, from the last one, which has the
-    /// run's rate, to the first; 1 by default.
-    #[serde(default = "default_ratio", skip_serializing_if = "is_one")]
-    pub layer_decay: f64,
-    /// Ratio of the learning rate of a transformer's projection of patches to that of its unit; 1 by default.
-    #[serde(default = "default_ratio", skip_serializing_if = "is_one")]
-    pub patch_rate: f64,
-    /// Number of micro-batches in a global batch, over all ranks; 0 for one per rank, or more where `stat_images` needs
-    /// it. A rank runs its own through a unit one after another: a unit that does not keep its graph needs activation
-    /// memory for one only. The order of sums depends on this number, not on the number of ranks: if it is set, 1, 2,
-    /// 4 … ranks give the same bits, as long as gradients are sent in f32.
-    #[serde(default)]
-    pub micro_batches: usize,
-    /// Number of images that share statistics, such as those of batch normalization; 0 for the whole batch. Published
-    /// runs compute them over groups of ranks: 128 is a group of 8 GPUs with 16 images each.
-    #[serde(default)]
-    pub stat_images: usize,
-    /// Data types of computation, and of the weights and gradients sent between ranks.
-    #[serde(default)]
-    pub precision: Precision,
-}
-
-fn default_min_lr() -> f64 {
-    1e-6
-}
-
-fn default_betas() -> [f64; 2] {
-    [0.9, 0.999]
-}
-
-fn default_cooldown() -> Duration {
-    Duration::Steps(0)
-}
-
-fn default_ratio() -> f64 {
-    1.0
-}
-
-fn is_one(ratio: &f64) -> bool {
-    *ratio == 1.0
-}
-
-fn default_momentum() -> f64 {
-    0.9
-}
-
-fn default_trust() -> f64 {
-    1e-3
-}
-
-impl OptimConfig {
-    /// Fills in defaults that depend on the algorithm, so that a plan is the same whether a recipe states them or not.
-    pub(crate) fn fill_defaults(&mut self) {
-        self.weight_decay = Some(self.weight_decay());
-        self.clip_norm = Some(self.clip_norm());
-    }
-
-    /// Returns the number of images that share statistics.
-    pub fn stat_images(&self) -> usize {
-        if self.stat_images == 0 { self.batch_size } else { self.stat_images }
-    }
-
-    /// Returns the number of groups of a batch that share statistics.
-    pub fn n_stat_groups(&self) -> usize {
-        (self.batch_size / self.stat_images()).max(1)
-    }
-
-    /// Returns the weight decay at start and end.
-    pub fn weight_decay(&self) -> [f64; 2] {
-        self.weight_decay.unwrap_or(match self.algorithm {
-            Algorithm::Adamw => [0.04, 0.4],
-            Algorithm::Sgd => [1e-4; 2],
-            Algorithm::Lars | Algorithm::Larc => [1e-6; 2],
-        })
-    }
-
-    /// Returns the largest gradient norm of a clip group; 0 for no clipping.
-    pub fn clip_norm(&self) -> f64 {
-        self.clip_norm.unwrap_or(match self.algorithm {
-            Algorithm::Adamw => 3.0,
-            Algorithm::Sgd | Algorithm::Lars | Algorithm::Larc => 0.0,
-        })
-    }
-}
-
-/// Update rule of the parameters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Algorithm {
-    /// AdamW: moments of the gradient, with decoupled weight decay (Loshchilov and Hutter 2019).
-    #[default]
-    Adamw,
-    /// Stochastic gradient descent with momentum.
-    Sgd,
-    /// Gradient descent with a rate of its own for each decayed parameter (You et al. 2017), as in VISSL and MoCo v3.
-    Lars,
-    /// Gradient descent with a rate of its own for every parameter, as in NVIDIA's apex.
-    Larc,
-}
-
-impl Algorithm {
-    /// Returns the name that recipes use.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Adamw => "adamw",
-            Self::Sgd => "sgd",
-            Self::Lars => "lars",
-            Self::Larc => "larc",
-        }
-    }
-}
-
-/// Schedule of the learning rate after its warm-up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LrSchedule {
-    /// Half a cosine after the warm-up; the last step of the warm-up has the full rate: DINO, SwAV.
-    #[default]
-    Cosine,
-    /// Half a cosine after the warm-up; the last step of the warm-up is one increment below the full rate: MoCo v3.
-    HalfCosine,
-    /// Half a cosine over the whole run, whose beginning the warm-up replaces: VISSL. The rate drops slightly at the
-    /// end of the warm-up.
-    CosineOfRun,
-    /// Constant until the `cooldown` at the end.
-    Constant,
-}
-
-/// Rule that scales the learning rate with the batch size.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LrScaling {
-    /// Linear scaling: `lr · batch_size / 256` (Goyal et al. 2017).
-    #[default]
-    Linear,
-    /// Square-root scaling: `lr · √(batch_size / 256)`.
-    Sqrt,
-    /// No scaling: `lr`, whatever the batch size.
-    Fixed,
-}
-
-impl LrScaling {
-    /// Returns the learning rate of a run divided by `optim.lr`.
-    pub fn factor(self, batch_size: usize) -> f64 {
-        let ratio = batch_size as f64 / 256.0;
-        match self {
-            Self::Linear => ratio,
-            Self::Sqrt => ratio.sqrt(),
-            Self::Fixed => 1.0,
         }
     }
 }

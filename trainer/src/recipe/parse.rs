@@ -11,11 +11,46 @@ pub(super) fn from_toml<T: DeserializeOwned>(text: &str, overrides: &[String]) -
         // The text itself is parsed, so that messages have line numbers.
         return toml::from_str(text).map_err(|error| add_hint(&error.to_string()));
     }
-    let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
-    for entry in overrides {
-        set(&mut table, entry)?;
-    }
+    let table = overridden(text, overrides)?;
     T::deserialize(table).map_err(|error| add_hint(&error.to_string()))
+}
+
+/// Value of `model.arch`, or of `model`, for the backbone of the weights that a run starts with.
+const FROM_INIT: &str = "from_init";
+
+/// Parses as [`from_toml`]. Where the recipe takes its backbone from the weights that it starts with, `model_of` is called
+/// with `init.weights` and returns that backbone; other keys of the recipe's `[model]` replace its keys.
+///
+/// # Errors
+/// A message in words as [`from_toml`], or that of `model_of`.
+pub(super) fn from_toml_with_model<T: DeserializeOwned>(
+    text: &str,
+    overrides: &[String],
+    model_of: &mut dyn FnMut(Option<&str>) -> Result<toml::Table, String>,
+) -> Result<T, String> {
+    let Ok(mut table) = overridden(text, overrides) else { return from_toml(text, overrides) };
+    let own = match table.get("model") {
+        Some(toml::Value::String(name)) if name == FROM_INIT => toml::Table::new(),
+        Some(toml::Value::Table(model))
+            if model.get("arch").and_then(|arch| arch.as_str()) == Some(FROM_INIT) =>
+        {
+            let keys = model.iter().filter(|(key, _)| *key != "arch");
+            keys.map(|(key, value)| (key.clone(), value.clone())).collect()
+        }
+        _ => return from_toml(text, overrides),
+    };
+    let weights = table.get("init").and_then(|init| init.get("weights")).and_then(|path| path.as_str());
+    let mut model = model_of(weights)?;
+    model.extend(own);
+    table.insert("model".into(), model.into());
+    T::deserialize(table).map_err(|error| add_hint(&error.to_string()))
+}
+
+/// Parses `text` as a table, and applies `overrides`.
+fn overridden(text: &str, overrides: &[String]) -> Result<toml::Table, String> {
+    let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
+    overrides.iter().try_for_each(|entry| set(&mut table, entry))?;
+    Ok(table)
 }
 
 /// Units of a length of time, which has exactly one of them.

@@ -7,7 +7,8 @@ use ranks::communicator::Communicator;
 use ranks::topology::Topology;
 use serde::{Deserialize, Serialize};
 
-use super::{Algorithm, LrSchedule, Recipe};
+use super::Recipe;
+use super::optim::{Algorithm, LrSchedule};
 use crate::error::TrainError;
 use crate::method::{Method, MethodContext};
 use crate::optim::{AdamW, Adaptation, LayerRates, Optimizer, RateRule, Rule, Sgd};
@@ -33,6 +34,9 @@ pub struct Plan {
     /// Steps at the end over which a constant learning rate decays.
     #[serde(default)]
     pub cooldown_steps: u64,
+    /// Steps at the beginning over which the backbone of the trained network is frozen.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub frozen_backbone_steps: u64,
     /// Worker threads of a rank: the order in which their gradients are summed is part of the result.
     pub n_workers: usize,
     /// Threads of a rank that decode and augment.
@@ -43,6 +47,10 @@ pub struct Plan {
     pub keep: usize,
     /// The recipe, with every default filled in.
     pub recipe: Recipe,
+}
+
+fn is_zero(steps: &u64) -> bool {
+    *steps == 0
 }
 
 fn first_views_version() -> u32 {
@@ -178,7 +186,11 @@ impl Plan {
             Algorithm::Larc => by_layer(RateRule::Larc),
         };
         let (clip_norm, clip) = (optim.clip_norm(), optim.clip);
-        let rates = LayerRates { layer_decay: optim.layer_decay, patch_rate: optim.patch_rate };
+        let rates = LayerRates {
+            layer_decay: optim.layer_decay,
+            patch_rate: optim.patch_rate,
+            frozen_steps: self.frozen_backbone_steps,
+        };
         Optimizer { rule, clip_norm, clip, decays_vectors: optim.decay_vectors, rates }
     }
 

@@ -39,6 +39,7 @@ pub fn resolve(mut recipe: Recipe, n_samples: u64) -> Result<Plan, TrainError> {
         total_steps,
         warmup_steps: length.steps("optim.warmup", &optim.warmup).map_err(bad)?,
         cooldown_steps: length.steps("optim.cooldown", &optim.cooldown).map_err(bad)?,
+        frozen_backbone_steps: length.steps("optim.freeze_backbone", &optim.freeze_backbone).map_err(bad)?,
         n_workers: n_or_all_cores(recipe.run.workers),
         n_data_threads: n_or_all_cores(recipe.run.data_threads),
         world_size: 1,

@@ -1,7 +1,8 @@
 //! Range checks for the values of a recipe.
 
+use super::Recipe;
 use super::flat::flatten;
-use super::{Algorithm, OptimConfig, Recipe, default_betas, default_momentum, default_trust};
+use super::optim::{Algorithm, OptimConfig, default_betas, default_momentum, default_trust};
 
 /// Upper bound of rates, weights and temperatures.
 const MAX_VALUE: f64 = 1e6;

@@ -96,6 +96,22 @@ impl Journal {
         }
     }
 
+    /// Probes the weights that a run starts with. All ranks call it.
+    pub(super) fn probe_start(
+        &self,
+        trainer: &Trainer,
+        plan: &Plan,
+        probes: &mut [Box<dyn Probe>],
+        heartbeat: &HeartbeatWriter,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        if !probes.is_empty() {
+            heartbeat.enter(0, "probe");
+            probe_all(trainer, plan, 0, probes, observer)?;
+        }
+        Ok(())
+    }
+
     /// Writes the row of the step that `trainer` has just taken, where one is due, with values that are gathered from all
     /// ranks. All ranks call it.
     #[allow(clippy::too_many_arguments)]

@@ -8,4 +8,4 @@ pub use super::toy::Config as ToyConfig;
 pub use super::transformer::block::MlpKind;
 pub use super::transformer::initial_weights::Initialization;
 pub use super::transformer::pos_embed::Positions;
-pub use super::vit::Config as VitConfig;
+pub use super::vit::{Config as VitConfig, DropPathDepth};

@@ -45,9 +45,12 @@ pub struct Config {
     /// Initial LayerScale; absent for none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer_scale: Option<f32>,
-    /// Drop-path rate of the last block; earlier ones grow linearly towards it.
+    /// Drop-path rate of the last block.
     #[serde(default)]
     pub drop_path: f32,
+    /// Drop-path rates of the blocks before it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub drop_path_depth: DropPathDepth,
     /// Position embedding: a trained table, or fixed sines and cosines.
     #[serde(default, skip_serializing_if = "is_default")]
     pub positions: Positions,
@@ -67,10 +70,24 @@ pub struct Config {
     /// Rule for the initial weights.
     #[serde(default, skip_serializing_if = "is_default")]
     pub initialization: Initialization,
+    /// Standard deviation of the initial class token and registers: 1e-6 in DINOv2; if absent, `init_std`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_std: Option<f32>,
     /// Standard deviation of truncated normal initial weights. The usual 0.02 suits widths from 384 on; narrow networks
     /// need about `1/√width`, or their branches start too small to matter.
     #[serde(default = "default_init_std")]
     pub init_std: f32,
+}
+
+/// Drop-path rates over the depth of a transformer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DropPathDepth {
+    /// Growth from 0 in the first block: DINO.
+    #[default]
+    Linear,
+    /// The same rate in all blocks: DINOv2.
+    Uniform,
 }
 
 /// Returns the value of DINO and timm.
@@ -123,12 +140,16 @@ impl Config {
     fn with_masks(&self, readout: Readout, takes_masks: bool) -> Vec<Box<dyn Unit>> {
         let resampling = self.resampling();
         let sizes = [self.patch_px, self.width, self.grid(), self.registers];
-        let initial_weights = InitialWeights { rule: self.initialization, std: self.init_std };
+        let initial_weights =
+            InitialWeights { rule: self.initialization, std: self.init_std, token_std: self.token_std };
         let kinds = [self.freeze_patches, takes_masks];
         let embed = Embed::new(sizes, initial_weights, self.positions, kinds, resampling);
         let mut units: Vec<Box<dyn Unit>> = vec![Box::new(embed)];
         for i in 0..self.depth {
-            let share = i as f32 / (self.depth - 1).max(1) as f32;
+            let share = match self.drop_path_depth {
+                DropPathDepth::Linear => i as f32 / (self.depth - 1).max(1) as f32,
+                DropPathDepth::Uniform => 1.0,
+            };
             units.push(Box::new(Block {
                 name: format!("blocks.{i}"),
                 width: self.width,
@@ -196,8 +217,10 @@ impl BackboneConfig for Config {
         if !(0.0..1.0).contains(&self.drop_path) {
             return Err(format!("model.drop_path {} must lie in 0..1", self.drop_path));
         }
-        if !(0.0..=1.0).contains(&self.init_std) {
-            return Err(format!("model.init_std {} must lie in 0..=1", self.init_std));
+        for (key, std) in [("init_std", Some(self.init_std)), ("token_std", self.token_std)] {
+            if let Some(std) = std.filter(|std| !(0.0..=1.0).contains(std)) {
+                return Err(format!("model.{key} {std} must lie in 0..=1"));
+            }
         }
         if !(0.0..=1e-2).contains(&self.norm_epsilon) {
             return Err(format!("model.norm_epsilon {} must lie in 0..=0.01", self.norm_epsilon));
@@ -261,20 +284,28 @@ impl BackboneConfig for Config {
             freeze_patches: false,
             initialization: Initialization::TruncNormal,
             init_std: 0.2,
+            token_std: None,
+            drop_path_depth: DropPathDepth::Linear,
             pos_offset: 0.0,
             pos_antialias: false,
             norm_epsilon: default_norm_epsilon(),
         };
         let full =
             Self { layer_scale: Some(0.5), drop_path: 0.3, pos_offset: 0.1, depth: 3, ..plain.clone() };
-        let with_registers =
-            Self { mlp: MlpKind::Swiglu, registers: 2, pos_antialias: true, ..plain.clone() };
+        let with_registers = Self {
+            mlp: MlpKind::Swiglu,
+            registers: 2,
+            pos_antialias: true,
+            token_std: Some(0.1),
+            ..plain.clone()
+        };
+        let uniform = Self { drop_path: 0.3, drop_path_depth: DropPathDepth::Uniform, ..plain.clone() };
         let fixed = Self {
             positions: Positions::SinCos,
             freeze_patches: true,
             initialization: Initialization::Xavier,
             ..plain.clone()
         };
-        vec![plain, full, with_registers, fixed]
+        vec![plain, full, with_registers, uniform, fixed]
     }
 }

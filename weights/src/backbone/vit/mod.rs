@@ -17,8 +17,16 @@ use crate::pretrained::Hints;
 use crate::source::{Found, Source};
 
 /// Keys of the configuration that affect only training or the resampling of the position embedding.
-const TRAINING_KEYS: [&str; 6] =
-    ["init_std", "initialization", "positions", "freeze_patches", "pos_offset", "pos_antialias"];
+const TRAINING_KEYS: [&str; 8] = [
+    "init_std",
+    "token_std",
+    "initialization",
+    "positions",
+    "freeze_patches",
+    "pos_offset",
+    "pos_antialias",
+    "drop_path_depth",
+];
 
 /// Smallest norm epsilon that is told apart: smaller values differ from it by rounding only.
 const MIN_EPSILON: f64 = 1e-6;

@@ -1,6 +1,6 @@
 //! Recognition of a vision transformer among the tensors of a file, with its sizes from their shapes.
 
-use networks::{Initialization, MlpKind, ModelConfig, Positions, VitConfig};
+use networks::{DropPathDepth, Initialization, MlpKind, ModelConfig, Positions, VitConfig};
 
 use super::names::{ALL, Names};
 use crate::backbone::Recognized;
@@ -189,6 +189,8 @@ impl Sizes {
             freeze_patches: false,
             initialization: Initialization::TruncNormal,
             init_std: 0.02,
+            token_std: None,
+            drop_path_depth: DropPathDepth::default(),
         };
         if self.mlp == MlpKind::Swiglu {
             config.mlp_ratio *= 1.5;

@@ -149,7 +149,11 @@ impl Unit for Embed {
             params.push(ParamSpec::weight("mask_token", [1, d], Init::Constant(0.0)).optional());
         }
         if self.n_registers > 0 {
-            params.push(ParamSpec::weight("reg_token", [1, self.n_registers, d], table));
+            params.push(ParamSpec::weight(
+                "reg_token",
+                [1, self.n_registers, d],
+                self.initial_weights.registers(),
+            ));
         }
         params
     }

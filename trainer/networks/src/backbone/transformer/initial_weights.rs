@@ -29,6 +29,8 @@ pub(in crate::backbone) struct InitialWeights {
     pub rule: Initialization,
     /// Standard deviation of truncated normal numbers.
     pub std: f32,
+    /// Standard deviation of the class token and registers, if it is another one.
+    pub token_std: Option<f32>,
 }
 
 impl InitialWeights {
@@ -51,9 +53,15 @@ impl InitialWeights {
 
     /// Returns the initial values of the class token.
     pub(in crate::backbone) fn class_token(self) -> Init {
-        match self.rule {
-            Initialization::TruncNormal => Init::TruncNormal(self.std),
-            Initialization::Xavier => Init::Normal(1e-6),
+        match (self.token_std, self.rule) {
+            (Some(std), _) => Init::Normal(std),
+            (None, Initialization::TruncNormal) => Init::TruncNormal(self.std),
+            (None, Initialization::Xavier) => Init::Normal(1e-6),
         }
+    }
+
+    /// Returns the initial values of registers.
+    pub(in crate::backbone) fn registers(self) -> Init {
+        self.token_std.map_or(Init::TruncNormal(self.std), Init::Normal)
     }
 }
