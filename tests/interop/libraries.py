@@ -121,6 +121,11 @@ def networks():
     yield "timm-registers", "timm", timm.create_model("vit_small_patch14_reg4_dinov2", **registers), ["--heads", "2"]
     gated = dict(vit, init_values=0.1, mlp_ratio=5.5)
     yield "timm-gated", "timm", timm.create_model("vit_giant_patch14_dinov2", **gated), ["--heads", "2"]
+    rotary = dict(vit, init_values=0.1, num_reg_tokens=2, global_pool="token")
+    for name in ("", "_qkvb"):
+        yield f"timm-dinov3{name}", "timm", timm.create_model(f"vit_small_patch16_dinov3{name}", **rotary), ["--heads", "2"]
+    plus = timm.create_model("vit_small_plus_patch16_dinov3_qkvb", **rotary)
+    yield "timm-dinov3-gated", "timm", plus, ["--heads", "2"]
     yield "timm-resnet", "timm", timm.create_model("resnet26", num_classes=0), []
     yield "timm-regnet", "timm", timm.create_model("regnety_002", num_classes=0), []
     yield "tv-resnet", "torchvision", torchvision.models.resnet18(), []
@@ -134,6 +139,10 @@ def networks():
     yield "hf-dinov2", "transformers", transformers.Dinov2Model(vit), []
     vit = transformers.Dinov2WithRegistersConfig(**config, use_swiglu_ffn=True, num_register_tokens=2)
     yield "hf-registers", "transformers", transformers.Dinov2WithRegistersModel(vit), []
+    for gated in (False, True):
+        vit = transformers.DINOv3ViTConfig(**config, intermediate_size=128, num_register_tokens=2, use_gated_mlp=gated,
+                                           hidden_act="silu" if gated else "gelu")
+        yield "hf-dinov3" + "-gated" * gated, "transformers", transformers.DINOv3ViTModel(vit), []
     net = transformers.ResNetConfig(embedding_size=16, hidden_sizes=[16, 32, 64, 128], depths=[2, 2, 2, 2], layer_type="basic")
     yield "hf-resnet", "transformers", transformers.ResNetModel(net), []
     net = transformers.RegNetConfig(embedding_size=32, hidden_sizes=[24, 56, 152, 368], depths=[1, 1, 4, 7], groups_width=8)
@@ -144,6 +153,25 @@ def dinov2_names(state):
     """timm's names of a network without registers as DINOv2's code has them."""
     renamed = {name.replace("mlp.fc1", "mlp.w12").replace("mlp.fc2", "mlp.w3"): value for name, value in state.items()}
     return renamed | {"mask_token": renamed["cls_token"][0] * 0}
+
+
+def dinov3_names(state):
+    """The names of a network with rotary positions in DINOv3's code, with its constants, from timm's."""
+    import torch
+
+    renamed = {}
+    for name, value in state.items():
+        if name.endswith("_bias"):
+            continue
+        name = name.replace("gamma_1", "ls1.gamma").replace("gamma_2", "ls2.gamma").replace("reg_token", "storage_tokens")
+        renamed[name.replace("fc1_g", "w1").replace("fc1_x", "w2").replace("mlp.fc2", "mlp.w3" if "blocks.0.mlp.fc1_g.weight" in state
+                                                                           else "mlp.fc2")] = value
+    for block in range(2):
+        q, v = (state[f"blocks.{block}.attn.{part}_bias"] for part in "qv")
+        # What the mask hides is of no meaning.
+        renamed[f"blocks.{block}.attn.qkv.bias"] = torch.cat([q, q + 1, v])
+        renamed[f"blocks.{block}.attn.qkv.bias_mask"] = torch.cat([q * 0 + 1, q * 0, v * 0 + 1])
+    return renamed | {"mask_token": renamed["cls_token"][0] * 0, "rope_embed.periods": 100 ** (torch.arange(8) / 8)}
 
 
 def make(folder):
@@ -184,6 +212,11 @@ def make(folder):
             torch.save(whole, folder / "dino.pth")
             said["dino"] = (str(folder / "dino.pth"), ["--heads", "2"])
             np.save(folder / "dino.npy", expected)
+        if name in ("timm-dinov3_qkvb", "timm-dinov3-gated"):
+            plain = name.replace("timm-", "").replace("_qkvb", "")
+            torch.save(dinov3_names(state), folder / f"hub-{plain}.pth")
+            said[f"hub-{plain}"] = (str(folder / f"hub-{plain}.pth"), ["--heads", "2"])
+            np.save(folder / f"hub-{plain}.npy", expected)
         if name == "timm-gated":
             torch.save(dinov2_names(state), folder / "dinov2-gated.pth")
             said["dinov2-gated"] = (str(folder / "dinov2-gated.pth"), ["--heads", "2"])

@@ -19,7 +19,7 @@ use crate::support::{fails, ok, program};
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/interop/libraries.py");
 
 /// Small networks of every kind: name and configuration.
-const MODELS: [(&str, &str); 6] = [
+const MODELS: [(&str, &str); 8] = [
     ("vit", "arch='vit'\nimage_px=32\npatch_px=8\nwidth=64\ndepth=2\nheads=2"),
     (
         "registers",
@@ -28,6 +28,16 @@ const MODELS: [(&str, &str); 6] = [
     (
         "gated",
         "arch='vit'\nimage_px=32\npatch_px=8\nwidth=64\ndepth=2\nheads=2\nmlp='swiglu'\nlayer_scale=0.1",
+    ),
+    (
+        "rotary",
+        "arch='vit'\nimage_px=32\npatch_px=8\nwidth=64\ndepth=2\nheads=2\nlayer_scale=0.1\nregisters=2\npositions='rope'\n\
+         qkv_bias='without_keys'\nnorm_epsilon=1e-5",
+    ),
+    (
+        "rotary-gated",
+        "arch='vit'\nimage_px=32\npatch_px=8\nwidth=64\ndepth=2\nheads=2\nlayer_scale=0.1\nregisters=2\npositions='rope'\n\
+         qkv_bias='none'\nnorm_epsilon=1e-5\nmlp='swiglu'\nmlp_multiple=64",
     ),
     ("resnet", "arch='resnet'\nimage_px=32\ndepth=18\nwidth=64"),
     ("small-stem", "arch='resnet'\nimage_px=32\ndepth=14\nwidth=16\nstem='small'"),
@@ -182,6 +192,7 @@ fn exports_are_read_again() {
             (Format::Transformers, ""),
             (Format::Torchvision, ".pth"),
             (Format::Dinov2, ".pth"),
+            (Format::Dinov3, ".pth"),
         ] {
             let path = folder.path().join(format!("{name}-{}{extension}", format.name()));
             match weights::write(&path, format, &export, false) {

@@ -11,6 +11,8 @@ pub enum Library {
     Dino,
     /// DINOv2, with or without registers.
     Dinov2,
+    /// DINOv3: `hubconf.py` of facebookresearch/dinov3.
+    Dinov3,
     /// timm (pytorch-image-models).
     Timm,
     /// torchvision.
@@ -21,13 +23,15 @@ pub enum Library {
 
 impl Library {
     /// All libraries.
-    pub const ALL: [Self; 5] = [Self::Dino, Self::Dinov2, Self::Timm, Self::Torchvision, Self::Transformers];
+    pub const ALL: [Self; 6] =
+        [Self::Dino, Self::Dinov2, Self::Dinov3, Self::Timm, Self::Torchvision, Self::Transformers];
 
     /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Dino => "dino",
             Self::Dinov2 => "dinov2",
+            Self::Dinov3 => "dinov3",
             Self::Timm => "timm",
             Self::Torchvision => "torchvision",
             Self::Transformers => "transformers",

@@ -4,7 +4,6 @@
 
 pub mod backbone;
 pub mod batch_norm;
-pub mod drop_path;
 mod error;
 pub mod features;
 pub mod head;
@@ -17,6 +16,7 @@ pub mod params;
 pub mod patches;
 pub mod probe;
 pub mod safetensors;
+pub mod sampler;
 pub mod tensor;
 pub mod unit;
 

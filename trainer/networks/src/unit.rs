@@ -50,6 +50,11 @@ pub trait Unit: Send + Sync {
         0.0
     }
 
+    /// Returns the rule by which the unit changes the coordinates of cells in training.
+    fn coordinate_rule(&self) -> CoordinateRule {
+        CoordinateRule::default()
+    }
+
     /// Returns the cost of the forward pass for one image with views of these shapes, and the shapes of the output.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>);
 
@@ -210,9 +215,37 @@ impl Sum for Cost {
     }
 }
 
+/// Rule by which coordinates of cells are changed in training.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct CoordinateRule {
+    /// Largest shift of an axis, of which half the grid is 1.
+    pub shift: Option<f32>,
+    /// Largest factor of an axis, drawn for each.
+    pub jitter: Option<f32>,
+    /// Largest factor of both axes.
+    pub rescale: Option<f32>,
+}
+
+/// Change of the coordinates of cells: `(c + shift) · factor`, by axis.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CoordinateDraw {
+    /// Shift of rows and columns.
+    pub shift: [f32; 2],
+    /// Factor of rows and columns.
+    pub factor: [f32; 2],
+}
+
+impl Default for CoordinateDraw {
+    fn default() -> Self {
+        Self { shift: [0.0; 2], factor: [1.0; 2] }
+    }
+}
+
 /// Random numbers drawn for one unit in one step.
 #[derive(Debug, Clone, Default)]
 pub struct Draws {
+    /// Changes of coordinates, by group; empty when nothing is changed.
+    pub coordinates: Vec<CoordinateDraw>,
     /// Factor of each sequence, by group and branch: 0, or 1 / (1 - p). Empty when
     /// nothing is dropped.
     pub drop_path: Vec<[Vec<f32>; 2]>,

@@ -8,10 +8,10 @@ use augment::Batch;
 use burn_tensor::{DType, Device, Distribution, Tensor};
 use kernels::device::host::to_host;
 use networks::backbone::Readout;
-use networks::drop_path::DropPathSampler;
 use networks::features::{Features, Masked, Outputs, Selection, by_image};
 use networks::leaves::Leaves;
 use networks::mask::MaskedCells;
+use networks::sampler::UnitSampler;
 use networks::unit::{Context, Draws, StatSets, Unit};
 use ranks::communicator::Communicator;
 use ranks::peers::Peers;
@@ -76,7 +76,7 @@ impl Whole<'_> {
         let is_frozen = spec.moves == Moves::Frozen;
         let sets = self.method.stat_sets().of(&spec.sizes());
         let views = self.method.views().groups();
-        let drawing = DropPathSampler {
+        let drawing = UnitSampler {
             seed: self.plan.recipe.seed,
             step: self.step,
             n_views: spec.sizes().into_iter().map(|size| views[size].n_views).collect(),
@@ -86,7 +86,7 @@ impl Whole<'_> {
         for (number, (unit, leaves)) in backbone.iter().zip(leaves).enumerate() {
             let positions = self.images().into_iter().map(|image| image as u64);
             let drawn = match spec.moves {
-                Moves::ByGradient => drawing.draw(number, unit.drop_path(), positions),
+                Moves::ByGradient => drawing.draw(number, unit.as_ref(), positions),
                 _ => Draws::default(),
             };
             groups = through(unit.as_ref(), groups, leaves, &drawn, &sets, is_frozen);

@@ -1,7 +1,7 @@
 //! Random numbers of a step, drawn before it: masks of patches, and branches that are dropped.
 
-use networks::drop_path::DropPathSampler;
 use networks::patches::PixelInput;
+use networks::sampler::UnitSampler;
 use networks::unit::Unit;
 
 use super::batch::{MicroBatch, Share, SlicedImages};
@@ -39,17 +39,17 @@ impl Drawn<'_> {
         }
     }
 
-    /// Drop-path factors of every unit of `backbone`, for views of these sizes.
-    pub(super) fn drop_paths(&self, backbone: &[Box<dyn Unit>], sizes: &[usize]) -> Vec<UnitDraws> {
+    /// Random numbers of every unit of `backbone`, for views of these sizes.
+    pub(super) fn units(&self, backbone: &[Box<dyn Unit>], sizes: &[usize]) -> Vec<UnitDraws> {
         let groups = self.method.views().groups();
         let n_views = sizes.iter().map(|size| groups[*size].n_views).collect();
-        let drawing = DropPathSampler { seed: self.seed, step: self.step, n_views };
-        let of_unit = |(number, p): (usize, f32)| {
+        let drawing = UnitSampler { seed: self.seed, step: self.step, n_views };
+        let of_unit = |(number, unit): (usize, &dyn Unit)| {
             let of_slice = |images: &Vec<usize>| {
-                drawing.draw(number, p, images.iter().map(|image| self.share.position(*image)))
+                drawing.draw(number, unit, images.iter().map(|image| self.share.position(*image)))
             };
             self.slices.iter().map(|slices| slices.iter().map(of_slice).collect()).collect()
         };
-        backbone.iter().map(|unit| unit.drop_path()).enumerate().map(of_unit).collect()
+        backbone.iter().map(AsRef::as_ref).enumerate().map(of_unit).collect()
     }
 }

@@ -235,7 +235,7 @@ impl Trainer {
         phases.targets_ms = clock.lap_ms();
 
         entering("forward");
-        let draws = drawn.drop_paths(&trained.net.backbone, &sizes);
+        let draws = drawn.units(&trained.net.backbone, &sizes);
         let seen = batches[trained.net.input].iter().map(|batch| batch.seen(&trained.net.sees)).collect();
         drop(batches);
         let passes = self.passes(&of_trained);

@@ -52,7 +52,9 @@ impl Exchange for RegnetConfig {
             Library::Torchvision => Ok(ours(export)),
             Library::Transformers => Ok(renamed(export, |name| in_transformers(name).into_iter().collect())),
             Library::Dino => Err("DINO has no RegNets".into()),
-            Library::Dinov2 => Err("DINOv2's networks are vision transformers".into()),
+            Library::Dinov2 | Library::Dinov3 => {
+                Err(format!("{}'s networks are vision transformers here", library.name()))
+            }
         }
     }
 

@@ -42,7 +42,9 @@ impl Exchange for ResnetConfig {
         match library {
             Library::Timm | Library::Torchvision | Library::Dino => Ok(ours(export)),
             Library::Transformers => Ok(renamed(export, |name| in_transformers(name).into_iter().collect())),
-            Library::Dinov2 => Err("DINOv2's networks are vision transformers".into()),
+            Library::Dinov2 | Library::Dinov3 => {
+                Err(format!("{}'s networks are vision transformers here", library.name()))
+            }
         }
     }
 

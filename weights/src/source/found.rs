@@ -77,6 +77,11 @@ impl Found {
         self.arrays.contains_key(name)
     }
 
+    /// Names of all tensors.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
+        self.arrays.keys()
+    }
+
     pub(crate) fn take(&mut self, name: &str) -> Option<Array> {
         self.arrays.remove(name)
     }

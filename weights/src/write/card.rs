@@ -74,9 +74,12 @@ fn usage(path: &Path, format: Format, export: &Export<'_>) -> String {
              normalized as below\nembedding, patches = session.run(None, {{\"pixels\": pixels}})\n",
             export.preprocessing.transform.size_px
         ),
-        Format::Dinov2 => format!(
-            "{loads}# A network of DINOv2's vision_transformer.py with the sizes below.\nmodel.load_state_dict(state)\n"
-        ),
+        Format::Dinov2 | Format::Dinov3 => {
+            let whose = if format == Format::Dinov2 { "DINOv2" } else { "DINOv3" };
+            format!(
+                "{loads}# A network of {whose}'s vision_transformer.py with the sizes below.\nmodel.load_state_dict(state)\n"
+            )
+        }
         _ => format!(
             "{loads}# A network of the library without its classifier, with the sizes below.\nmodel.load_state_dict(state)\n"
         ),

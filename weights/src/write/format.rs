@@ -18,14 +18,23 @@ pub enum Format {
     Transformers,
     /// A file for `load_state_dict` of DINOv2's networks.
     Dinov2,
+    /// A file for `load_state_dict` of DINOv3's networks.
+    Dinov3,
     /// A graph for ONNX runtimes.
     Onnx,
 }
 
 impl Format {
     /// All formats.
-    pub const ALL: [Self; 6] =
-        [Self::Safetensors, Self::Timm, Self::Torchvision, Self::Transformers, Self::Dinov2, Self::Onnx];
+    pub const ALL: [Self; 7] = [
+        Self::Safetensors,
+        Self::Timm,
+        Self::Torchvision,
+        Self::Transformers,
+        Self::Dinov2,
+        Self::Dinov3,
+        Self::Onnx,
+    ];
 
     /// Name on the command line.
     pub fn name(self) -> &'static str {
@@ -35,6 +44,7 @@ impl Format {
             Self::Torchvision => "torchvision",
             Self::Transformers => "transformers",
             Self::Dinov2 => "dinov2",
+            Self::Dinov3 => "dinov3",
             Self::Onnx => "onnx",
         }
     }
@@ -51,7 +61,7 @@ impl Format {
                 Some("safetensors") => Ok(Self::Safetensors),
                 Some("onnx") => Ok(Self::Onnx),
                 Some("pth" | "pt") => Err(format!(
-                    "{} may be for several libraries: add --format timm, torchvision or dinov2",
+                    "{} may be for several libraries: add --format timm, torchvision, dinov2 or dinov3",
                     path.display()
                 )),
                 _ => Err(format!(
@@ -64,7 +74,7 @@ impl Format {
         let (fits, wanted) = match format {
             Self::Safetensors => (extension == Some("safetensors"), "end in .safetensors"),
             Self::Onnx => (extension == Some("onnx"), "end in .onnx"),
-            Self::Torchvision | Self::Dinov2 => {
+            Self::Torchvision | Self::Dinov2 | Self::Dinov3 => {
                 (matches!(extension, Some("safetensors" | "pth" | "pt")), "end in .safetensors or .pth")
             }
             Self::Timm => {

@@ -112,6 +112,7 @@ fn files_of(
         Format::Safetensors => one(ours(export)),
         Format::Torchvision => one(arrays(Library::Torchvision)?),
         Format::Dinov2 => one(arrays(Library::Dinov2)?),
+        Format::Dinov3 => one(arrays(Library::Dinov3)?),
         Format::Timm if !is_folder => one(arrays(Library::Timm)?),
         Format::Timm => {
             let config = timm::config(&exchange.timm(export).map_err(unsupported)?, export);

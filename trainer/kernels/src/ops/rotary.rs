@@ -64,8 +64,9 @@ impl Rotate {
             let table = Tensor::<4>::from_data(data, &device);
             if qkv.is_autodiff() { table.autodiff() } else { table }
         };
-        let (cos, sin) = (table(&self.rotations.cos), table(&self.rotations.sin));
         let rotated = in_f32(qkv.clone().slice([0..b, self.n_prefix..n, 0..d3 / 3 * 2]));
+        let [cos, sin] =
+            [&self.rotations.cos, &self.rotations.sin].map(|values| table(values).cast(rotated.dtype()));
         let parts = rotated.reshape([b, n_cells, heads, 2 * half]);
         let part = |i: usize| parts.clone().slice([0..b, 0..n_cells, 0..heads, i * half..(i + 1) * half]);
         let (first, second) = (part(0), part(1));

@@ -5,7 +5,7 @@ pub use super::regnet::{Config as RegnetConfig, NamedSize, Size};
 pub use super::resnet::{Config as ResnetConfig, StemKind};
 #[cfg(feature = "testing")]
 pub use super::toy::Config as ToyConfig;
-pub use super::transformer::block::MlpKind;
+pub use super::transformer::block::{DropPathDepth, MlpKind, QkvBias};
 pub use super::transformer::initial_weights::Initialization;
 pub use super::transformer::pos_embed::Positions;
-pub use super::vit::{Config as VitConfig, DropPathDepth};
+pub use super::vit::Config as VitConfig;

@@ -3,15 +3,18 @@
 //!
 //! Parameter names and shapes are timm's.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
-use super::transformer::block::{Block, MlpKind};
+use super::transformer::block::{Block, DropPathDepth, MlpKind, QkvBias};
 use super::transformer::embed::Embed;
 use super::transformer::initial_weights::{InitialWeights, Initialization};
 use super::transformer::norm::Norm;
 use super::transformer::pos_embed::{self, Positions, Resampling};
+use super::transformer::rope::{Rope, rotations};
 use super::{BackboneConfig, Levels, Readout};
-use crate::unit::Unit;
+use crate::unit::{CoordinateDraw, CoordinateRule, Unit};
 
 /// Upper limit of every size: far above any network, and small enough for products of sizes.
 const MAX_SIZE: usize = 65_536;
@@ -39,6 +42,9 @@ pub struct Config {
     /// Kind of the MLP's hidden layer.
     #[serde(default, skip_serializing_if = "is_default")]
     pub mlp: MlpKind,
+    /// Number that the hidden channels of a gated MLP are a multiple of: 8 by default, 64 in DINOv3's largest network.
+    #[serde(default = "default_mlp_multiple", skip_serializing_if = "is_default_mlp_multiple")]
+    pub mlp_multiple: usize,
     /// Number of registers, further tokens beside the class token (Darcet et al. 2024).
     #[serde(default, skip_serializing_if = "is_default")]
     pub registers: usize,
@@ -51,9 +57,24 @@ pub struct Config {
     /// Drop-path rates of the blocks before it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub drop_path_depth: DropPathDepth,
-    /// Position embedding: a trained table, or fixed sines and cosines.
+    /// Positions: a trained table, fixed sines and cosines, or rotations of queries and keys.
     #[serde(default, skip_serializing_if = "is_default")]
     pub positions: Positions,
+    /// Base of the periods of rotary positions; 100 by default.
+    #[serde(default = "default_rope_base", skip_serializing_if = "is_default_rope_base")]
+    pub rope_base: f64,
+    /// Largest shift of rotary coordinates in training, of which half an image is 1; none by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope_shift: Option<f32>,
+    /// Largest factor of each rotary coordinate in training; none by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope_jitter: Option<f32>,
+    /// Largest factor of both rotary coordinates in training; none by default, 2 in DINOv3.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope_rescale: Option<f32>,
+    /// Biases of queries, keys and values; all by default.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub qkv_bias: QkvBias,
     /// Offset added to the side of another grid before the position embedding is resampled: 0.1 in DINO's and
     /// DINOv2's code, which matters for weights that were trained with it.
     #[serde(default)]
@@ -79,17 +100,6 @@ pub struct Config {
     pub init_std: f32,
 }
 
-/// Drop-path rates over the depth of a transformer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DropPathDepth {
-    /// Growth from 0 in the first block: DINO.
-    #[default]
-    Linear,
-    /// The same rate in all blocks: DINOv2.
-    Uniform,
-}
-
 /// Returns the value of DINO and timm.
 fn default_norm_epsilon() -> f64 {
     1e-6
@@ -97,6 +107,22 @@ fn default_norm_epsilon() -> f64 {
 
 fn is_default_norm_epsilon(epsilon: &f64) -> bool {
     *epsilon == default_norm_epsilon()
+}
+
+fn default_rope_base() -> f64 {
+    100.0
+}
+
+fn is_default_rope_base(base: &f64) -> bool {
+    *base == default_rope_base()
+}
+
+fn default_mlp_multiple() -> usize {
+    8
+}
+
+fn is_default_mlp_multiple(multiple: &usize) -> bool {
+    *multiple == default_mlp_multiple()
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -112,6 +138,37 @@ fn default_mlp_ratio() -> f64 {
 }
 
 impl Config {
+    /// Creates a transformer for images of `image_px` pixels with `depth` blocks, and defaults for everything else.
+    pub fn of_sizes([image_px, patch_px, width, depth, heads]: [usize; 5]) -> Self {
+        Self {
+            image_px,
+            patch_px,
+            width,
+            depth,
+            heads,
+            mlp_ratio: default_mlp_ratio(),
+            layer_scale: None,
+            drop_path: 0.0,
+            mlp: MlpKind::Gelu,
+            mlp_multiple: default_mlp_multiple(),
+            rope_base: default_rope_base(),
+            rope_shift: None,
+            rope_jitter: None,
+            rope_rescale: None,
+            qkv_bias: QkvBias::All,
+            registers: 0,
+            positions: Positions::Learned,
+            freeze_patches: false,
+            initialization: Initialization::TruncNormal,
+            init_std: default_init_std(),
+            token_std: None,
+            drop_path_depth: DropPathDepth::Linear,
+            pos_offset: 0.0,
+            pos_antialias: false,
+            norm_epsilon: default_norm_epsilon(),
+        }
+    }
+
     /// Returns the number of cells along a side of the images that the position embedding is made for.
     fn grid(&self) -> usize {
         self.image_px / self.patch_px
@@ -123,17 +180,17 @@ impl Config {
         if grid == self.grid() {
             return embedding.to_vec();
         }
-        let (class, patches) = embedding.split_at(self.width);
-        let weights = pos_embed::matrix(self.grid(), [grid; 2], self.resampling());
-        let mut out = class.to_vec();
-        for row in weights.chunks_exact(self.grid() * self.grid()) {
-            let start = out.len();
-            out.resize(start + self.width, 0.0);
-            for (weight, patch) in row.iter().zip(patches.chunks_exact(self.width)) {
-                out[start..].iter_mut().zip(patch).for_each(|(sum, value)| *sum += weight * value);
-            }
-        }
-        out
+        pos_embed::resampled(embedding, self.width, [self.grid(), grid], self.resampling())
+    }
+
+    /// Returns cosines and sines of rotary positions, row-major `[N, D_h / 2]` each, for images of `px` pixels; `None` for other
+    /// positions.
+    pub fn rotations_for(&self, px: usize) -> Option<[Vec<f32>; 2]> {
+        let grid = [px / self.patch_px; 2];
+        let draw = CoordinateDraw::default();
+        (self.positions == Positions::Rope)
+            .then(|| rotations(grid, self.width / self.heads, self.rope_base, &draw))
+            .map(|found| [found.cos, found.sin])
     }
 
     /// Creates the units, with a token for masked patches if `takes_masks`.
@@ -145,6 +202,10 @@ impl Config {
         let kinds = [self.freeze_patches, takes_masks];
         let embed = Embed::new(sizes, initial_weights, self.positions, kinds, resampling);
         let mut units: Vec<Box<dyn Unit>> = vec![Box::new(embed)];
+        let rule =
+            CoordinateRule { shift: self.rope_shift, jitter: self.rope_jitter, rescale: self.rope_rescale };
+        let rope = (self.positions == Positions::Rope)
+            .then(|| Arc::new(Rope::new(self.rope_base, self.width / self.heads, rule)));
         for i in 0..self.depth {
             let share = match self.drop_path_depth {
                 DropPathDepth::Linear => i as f32 / (self.depth - 1).max(1) as f32,
@@ -160,10 +221,36 @@ impl Config {
                 drop_path: self.drop_path * share,
                 initial_weights,
                 epsilon: self.norm_epsilon,
+                qkv_bias: self.qkv_bias,
+                rope: rope.clone(),
             }));
         }
         units.push(Box::new(Norm { width: self.width, readout, epsilon: self.norm_epsilon }));
         units
+    }
+
+    /// Checks the settings of rotary positions.
+    fn validate_rope(&self) -> Result<(), String> {
+        if self.positions == Positions::Rope && !(self.width / self.heads).is_multiple_of(4) {
+            return Err(format!(
+                "model.width {} divided by model.heads {} must be a multiple of 4 for model.positions = rope",
+                self.width, self.heads
+            ));
+        }
+        if !(1.0..=1e6).contains(&self.rope_base) || !(1..=MAX_SIZE).contains(&self.mlp_multiple) {
+            return Err(format!(
+                "model.rope_base must lie in 1..=1000000, and model.mlp_multiple in 1..={MAX_SIZE}"
+            ));
+        }
+        if self.rope_shift.is_some_and(|shift| !(0.0..=10.0).contains(&shift)) {
+            return Err("model.rope_shift must lie in 0..=10".into());
+        }
+        for (key, factor) in [("rope_jitter", self.rope_jitter), ("rope_rescale", self.rope_rescale)] {
+            if let Some(factor) = factor.filter(|factor| !(1.0..=100.0).contains(factor)) {
+                return Err(format!("model.{key} {factor} must lie in 1..=100"));
+            }
+        }
+        Ok(())
     }
 
     fn resampling(&self) -> Resampling {
@@ -176,7 +263,7 @@ impl Config {
         let hidden = (self.mlp_ratio * self.width as f64) as usize;
         match self.mlp {
             MlpKind::Gelu => hidden,
-            MlpKind::Swiglu => ((2.0 * hidden as f64 / 3.0) as usize).next_multiple_of(8),
+            MlpKind::Swiglu => ((2.0 * hidden as f64 / 3.0) as usize).next_multiple_of(self.mlp_multiple),
         }
     }
 }
@@ -231,6 +318,7 @@ impl BackboneConfig for Config {
                 self.width
             ));
         }
+        self.validate_rope()?;
         if self.hidden() == 0 {
             return Err(format!("model.mlp_ratio {} leaves no hidden channel", self.mlp_ratio));
         }
@@ -269,27 +357,7 @@ impl BackboneConfig for Config {
 
     #[cfg(feature = "testing")]
     fn examples() -> Vec<Self> {
-        let plain = Self {
-            image_px: 16,
-            patch_px: 4,
-            width: 12,
-            depth: 2,
-            heads: 2,
-            mlp_ratio: 2.0,
-            layer_scale: None,
-            drop_path: 0.0,
-            mlp: MlpKind::Gelu,
-            registers: 0,
-            positions: Positions::Learned,
-            freeze_patches: false,
-            initialization: Initialization::TruncNormal,
-            init_std: 0.2,
-            token_std: None,
-            drop_path_depth: DropPathDepth::Linear,
-            pos_offset: 0.0,
-            pos_antialias: false,
-            norm_epsilon: default_norm_epsilon(),
-        };
+        let plain = Self { mlp_ratio: 2.0, init_std: 0.2, ..Self::of_sizes([16, 4, 12, 2, 2]) };
         let full =
             Self { layer_scale: Some(0.5), drop_path: 0.3, pos_offset: 0.1, depth: 3, ..plain.clone() };
         let with_registers = Self {
@@ -297,15 +365,64 @@ impl BackboneConfig for Config {
             registers: 2,
             pos_antialias: true,
             token_std: Some(0.1),
+            drop_path: 0.3,
+            drop_path_depth: DropPathDepth::Uniform,
             ..plain.clone()
         };
-        let uniform = Self { drop_path: 0.3, drop_path_depth: DropPathDepth::Uniform, ..plain.clone() };
         let fixed = Self {
             positions: Positions::SinCos,
             freeze_patches: true,
             initialization: Initialization::Xavier,
+            qkv_bias: QkvBias::None,
             ..plain.clone()
         };
-        vec![plain, full, with_registers, uniform, fixed]
+        let rotary = Self {
+            positions: Positions::Rope,
+            norm_epsilon: 1e-5,
+            rope_shift: Some(0.1),
+            rope_jitter: Some(1.2),
+            rope_rescale: Some(2.0),
+            qkv_bias: QkvBias::WithoutKeys,
+            mlp: MlpKind::Swiglu,
+            mlp_multiple: 12,
+            layer_scale: Some(0.5),
+            registers: 2,
+            heads: 3,
+            ..plain.clone()
+        };
+        vec![plain, full, with_registers, fixed, rotary]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::backbone::ModelConfig;
+
+    /// Numbers of parameters of the published networks, as timm builds them: its DINOv3 ones have no biases of queries, keys and
+    /// values.
+    #[test]
+    fn published_networks_have_as_many_parameters() {
+        let v2 = "image_px = 518\npatch_px = 14\nlayer_scale = 1e-5";
+        let v3 = "image_px = 256\npatch_px = 16\nlayer_scale = 1e-5\npositions = 'rope'\nqkv_bias = 'none'\nregisters = 4";
+        let gated = "mlp = 'swiglu'\nmlp_ratio";
+        let published = [
+            (384, 12, 6, v2.to_string(), 22_056_192),
+            (768, 12, 12, v2.to_string(), 86_579_712),
+            (1024, 24, 16, v2.to_string(), 304_367_616),
+            // timm has no position for the class token of networks with registers.
+            (1024, 24, 16, format!("{v2}\nregisters = 4"), 304_370_688 + 1024),
+            (1536, 40, 24, format!("{v2}\n{gated} = 4.0"), 1_136_479_232),
+            (384, 12, 6, v3.to_string(), 21_586_944),
+            (384, 12, 6, format!("{v3}\n{gated} = 6.0"), 28_683_264),
+            (768, 12, 12, v3.to_string(), 85_641_216),
+            (1024, 24, 16, v3.to_string(), 303_079_424),
+            (1280, 32, 20, format!("{v3}\n{gated} = 6.0"), 840_509_440),
+            (4096, 40, 32, format!("{v3}\n{gated} = 3.0\nmlp_multiple = 64"), 6_716_030_976),
+        ];
+        for (width, depth, heads, more, n) in published {
+            let text = format!("arch = 'vit'\nwidth = {width}\ndepth = {depth}\nheads = {heads}\n{more}");
+            let model: ModelConfig = toml::from_str(&text).unwrap();
+            assert_eq!(model.n_params(), n, "{text}");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! The graph of a vision transformer.
 
-use networks::{MlpKind, VitConfig};
+use networks::{MlpKind, Positions, QkvBias, VitConfig};
 
 use crate::backbone::Drawn;
 use crate::onnx::{Graph, PIXELS, Setting, Value};
@@ -8,10 +8,11 @@ use crate::onnx::{Graph, PIXELS, Setting, Value};
 /// Adds a transformer for images of `px` pixels to `graph`.
 pub(super) fn draw(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<Drawn, String> {
     let mut x = embed(graph, config, px)?;
+    let rotation = rotation(graph, config, px);
     for number in 0..config.depth {
         let block = format!("blocks.{number}");
         let h = norm(graph, &format!("{block}.norm1"), &x, config)?;
-        let h = attention(graph, &block, &h, config)?;
+        let h = attention(graph, &block, &h, config, rotation.as_ref())?;
         x = residual(graph, &format!("{block}.ls1"), &x, &h, config)?;
         let h = norm(graph, &format!("{block}.norm2"), &x, config)?;
         let h = mlp(graph, &block, &h, config)?;
@@ -22,7 +23,7 @@ pub(super) fn draw(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Resu
     let embedding = graph.node("Gather", &[&x, &first], &[Setting::Int("axis", 1)]);
     let [start, end, axis] = [1 + config.registers as i64, i64::MAX, 1].map(|at| graph.integers(&[at]));
     let patches = graph.node("Slice", &[&x, &start, &end, &axis], &[]);
-    // The position embedding has one vector for each patch.
+    // Positions are stored for each patch.
     Ok(Drawn { embedding, patches, has_fixed_size: true })
 }
 
@@ -35,13 +36,18 @@ fn embed(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<Value, 
     let flat = graph.integers(&[0, d as i64, -1]);
     let maps = graph.node("Reshape", &[&maps, &flat], &[]);
     let patches = graph.node("Transpose", &[&maps], &[Setting::Ints("perm", &[0, 2, 1])]);
-    let positions = config.positions_for(&graph.tensor("pos_embed")?.values, px);
-    let n = positions.len() / d - 1;
-    let of_patches = graph.stored("pos_embed.patches", &[1, n, d], &positions[d..]);
-    let patches = graph.node("Add", &[&patches, &of_patches], &[]);
     let class = graph.tensor("cls_token")?;
-    let mut prefix: Vec<f32> =
-        class.values.iter().zip(&positions).map(|(token, position)| token + position).collect();
+    let (patches, mut prefix) = match config.positions {
+        Positions::Rope => (patches, class.values.clone()),
+        Positions::Learned | Positions::SinCos => {
+            let positions = config.positions_for(&graph.tensor("pos_embed")?.values, px);
+            let n = positions.len() / d - 1;
+            let of_patches = graph.stored("pos_embed.patches", &[1, n, d], &positions[d..]);
+            let patches = graph.node("Add", &[&patches, &of_patches], &[]);
+            let with_position = |(token, position): (&f32, &f32)| token + position;
+            (patches, class.values.iter().zip(&positions).map(with_position).collect::<Vec<f32>>())
+        }
+    };
     if config.registers > 0 {
         prefix.extend(&graph.tensor("reg_token")?.values);
     }
@@ -70,9 +76,59 @@ fn linear(graph: &mut Graph<'_>, name: &str, x: &Value) -> Result<Value, String>
     Ok(graph.node("Add", &[&product, &bias], &[]))
 }
 
-fn attention(graph: &mut Graph<'_>, block: &str, x: &Value, config: &VitConfig) -> Result<Value, String> {
+/// Cosines and sines of all tokens, `[1, 1, 1 + R + N, D_h]` each; a prefix token is not rotated.
+fn rotation(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Option<[Value; 2]> {
+    let tables = config.rotations_for(px)?;
+    let (d_head, n_prefix) = (config.width / config.heads, 1 + config.registers);
+    let mut number = 0;
+    Some(tables.map(|table| {
+        let (name, of_prefix) = [("rope.cos", 1.0), ("rope.sin", 0.0)][number];
+        number += 1;
+        let mut values = vec![of_prefix; n_prefix * d_head];
+        // Both halves of a head are rotated by the same angles.
+        values.extend(table.chunks_exact(d_head / 2).flat_map(|row| [row, row].concat()));
+        graph.stored(name, &[1, 1, values.len() / d_head, d_head], &values)
+    }))
+}
+
+/// `x cos θ + [-x₂; x₁] sin θ` for queries or keys of `[B, H, N, D_h]`.
+fn rotated(graph: &mut Graph<'_>, x: &Value, [cos, sin]: &[Value; 2], d_head: usize) -> Value {
+    let half = d_head as i64 / 2;
+    let [first, second] = [0, 1].map(|number| {
+        let [start, end, axis] = [number * half, (number + 1) * half, 3].map(|at| graph.integers(&[at]));
+        graph.node("Slice", &[x, &start, &end, &axis], &[])
+    });
+    let negative = graph.node("Neg", &[&second], &[]);
+    let turned = graph.node("Concat", &[&negative, &first], &[Setting::Int("axis", 3)]);
+    let (kept, turned) = (graph.node("Mul", &[x, cos], &[]), graph.node("Mul", &[&turned, sin], &[]));
+    graph.node("Add", &[&kept, &turned], &[])
+}
+
+/// Queries, keys and values, `[B, N, 3·D]`.
+fn qkv(graph: &mut Graph<'_>, layer: &str, x: &Value, config: &VitConfig) -> Result<Value, String> {
+    let (weight, d) = (graph.transposed(&format!("{layer}.weight"))?, config.width);
+    let product = graph.node("MatMul", &[x, &weight], &[]);
+    let bias = match config.qkv_bias {
+        QkvBias::None => return Ok(product),
+        QkvBias::All => graph.weight(&format!("{layer}.bias"))?,
+        QkvBias::WithoutKeys => {
+            let mut values = graph.tensor(&format!("{layer}.bias"))?.values.clone();
+            values[d..2 * d].fill(0.0);
+            graph.stored(&format!("{layer}.bias"), &[3 * d], &values)
+        }
+    };
+    Ok(graph.node("Add", &[&product, &bias], &[]))
+}
+
+fn attention(
+    graph: &mut Graph<'_>,
+    block: &str,
+    x: &Value,
+    config: &VitConfig,
+    rotation: Option<&[Value; 2]>,
+) -> Result<Value, String> {
     let (d, heads) = (config.width, config.heads);
-    let qkv = linear(graph, &format!("{block}.attn.qkv"), x)?;
+    let qkv = qkv(graph, &format!("{block}.attn.qkv"), x, config)?;
     let apart = graph.integers(&[0, 0, 3, heads as i64, (d / heads) as i64]);
     let qkv = graph.node("Reshape", &[&qkv, &apart], &[]);
     // [3, B, H, N, d]
@@ -81,6 +137,10 @@ fn attention(graph: &mut Graph<'_>, block: &str, x: &Value, config: &VitConfig) 
         let place = graph.place(number);
         graph.node("Gather", &[&qkv, &place], &[Setting::Int("axis", 0)])
     });
+    let [q, k] = match rotation {
+        Some(rotation) => [q, k].map(|x| rotated(graph, &x, rotation, d / heads)),
+        None => [q, k],
+    };
     let scale = graph.scalar("attention.scale", (1.0 / ((d / heads) as f64).sqrt()) as f32);
     let q = graph.node("Mul", &[&q, &scale], &[]);
     let k = graph.node("Transpose", &[&k], &[Setting::Ints("perm", &[0, 1, 3, 2])]);

@@ -5,7 +5,7 @@ mod names;
 mod read;
 mod write;
 
-use networks::{ModelConfig, NamedTensor, VitConfig};
+use networks::{ModelConfig, NamedTensor, Positions, VitConfig};
 use serde_json::{Map, Value};
 
 use super::{Drawn, Exchange, Recognized, TimmModel};
@@ -17,11 +17,14 @@ use crate::pretrained::Hints;
 use crate::source::{Found, Source};
 
 /// Keys of the configuration that affect only training or the resampling of the position embedding.
-const TRAINING_KEYS: [&str; 8] = [
+const TRAINING_KEYS: [&str; 11] = [
     "init_std",
     "token_std",
     "initialization",
-    "positions",
+    "mlp_multiple",
+    "rope_shift",
+    "rope_jitter",
+    "rope_rescale",
     "freeze_patches",
     "pos_offset",
     "pos_antialias",
@@ -51,10 +54,11 @@ impl Exchange for VitConfig {
 
     fn arrays(&self, library: Library, export: &Export<'_>) -> Result<Arrays, String> {
         match library {
-            Library::Timm => Ok(write::timm_arrays(export)),
+            Library::Timm => write::timm_arrays(self, export),
             Library::Torchvision => write::torchvision_arrays(self, export),
             Library::Dinov2 => write::dinov2_arrays(self, export),
-            Library::Transformers => Ok(write::transformers_arrays(self, export)),
+            Library::Dinov3 => write::dinov3_arrays(self, export),
+            Library::Transformers => write::transformers_arrays(self, export),
             Library::Dino => Ok(super::ours(export)),
         }
     }
@@ -81,6 +85,11 @@ impl Exchange for VitConfig {
 
     fn comparable(&self, keys: &mut Map<String, Value>) {
         keys.retain(|name, _| !TRAINING_KEYS.contains(&name.as_str()));
+        // Fixed positions and trained ones are parameters alike.
+        if self.positions != Positions::Rope {
+            keys.remove("positions");
+            keys.remove("rope_base");
+        }
         // Ratios that give the same hidden layer are the same.
         keys.insert("mlp_ratio".into(), (self.hidden() as f64 / self.width as f64).into());
         keys.insert("norm_epsilon".into(), self.norm_epsilon.max(MIN_EPSILON).into());

@@ -28,6 +28,8 @@ pub(super) struct Names {
     joins_by_underscore: bool,
     /// The two layers of a gated MLP's hidden layer, if the library stores them apart.
     gates: &'static [&'static str],
+    /// Biases of queries, keys and values, if their names are not those of the layers.
+    qkv_biases: &'static [&'static str],
 }
 
 /// Names of timm and DINO, which Ocelli uses too.
@@ -42,6 +44,7 @@ pub(super) const TIMM: Names = Names {
     qkv: &["attn.qkv"],
     joins_by_underscore: false,
     gates: &[],
+    qkv_biases: &[],
 };
 
 /// Names of DINOv2's code with a plain MLP.
@@ -69,6 +72,7 @@ pub(super) const TORCHVISION: Names = Names {
     qkv: &["self_attention.in_proj"],
     joins_by_underscore: true,
     gates: &[],
+    qkv_biases: &[],
 };
 
 /// Files of `ViTModel` in transformers.
@@ -89,6 +93,7 @@ pub(super) const VIT: Names = Names {
     qkv: &["attention.attention.query", "attention.attention.key", "attention.attention.value"],
     joins_by_underscore: false,
     gates: &[],
+    qkv_biases: &[],
 };
 
 /// Files of `Dinov2Model` and `Dinov2WithRegistersModel` in transformers, with a plain MLP.
@@ -145,7 +150,68 @@ pub(super) const HF_DINOV2_PLAIN_IN_MEMORY: Names = Names {
     ..VIT
 };
 
-/// All tables, the more specific ones first.
+/// Names of DINOv3's code with a plain MLP. Rotary positions have no parameter.
+pub(super) const DINOV3: Names = Names { registers: "storage_tokens", pos_embed: "", ..TIMM };
+
+/// Names of DINOv3's code with a gated MLP.
+pub(super) const DINOV3_GATED: Names =
+    Names { parts: &[("mlp.fc2", "mlp.w3")], gates: &["mlp.w1", "mlp.w2"], ..DINOV3 };
+
+/// Names of timm for networks with rotary positions and a plain MLP.
+pub(super) const TIMM_ROTARY: Names = Names {
+    pos_embed: "",
+    parts: &[("ls1.gamma", "gamma_1"), ("ls2.gamma", "gamma_2")],
+    qkv_biases: &["attn.q_bias", KEY_BIAS, "attn.v_bias"],
+    ..TIMM
+};
+
+/// Name of a bias of keys, which timm's networks with rotary positions do not have.
+pub(super) const KEY_BIAS: &str = "attn.k_bias";
+
+/// Names of timm for networks with rotary positions and a gated MLP.
+pub(super) const TIMM_ROTARY_GATED: Names = Names { gates: &["mlp.fc1_g", "mlp.fc1_x"], ..TIMM_ROTARY };
+
+/// Files of `DINOv3ViTModel` in transformers with a plain MLP.
+pub(super) const HF_DINOV3: Names = Names {
+    cls_token: "embeddings.cls_token",
+    pos_embed: "",
+    registers: "embeddings.register_tokens",
+    patch_embed: "embeddings.patch_embeddings",
+    norm: "norm",
+    block: "layer.{}",
+    parts: &[
+        ("attn.proj", "attention.o_proj"),
+        ("ls1.gamma", "layer_scale1.lambda1"),
+        ("ls2.gamma", "layer_scale2.lambda1"),
+        ("mlp.fc1", "mlp.up_proj"),
+        ("mlp.fc2", "mlp.down_proj"),
+    ],
+    qkv: VIT_IN_MEMORY.qkv,
+    joins_by_underscore: false,
+    gates: &[],
+    qkv_biases: &[],
+};
+
+/// Files of `DINOv3ViTModel` in transformers with a gated MLP.
+pub(super) const HF_DINOV3_GATED: Names = Names { gates: &["mlp.gate_proj", "mlp.up_proj"], ..HF_DINOV3 };
+
+/// `DINOv3ViTModel().state_dict()` of transformers 5.
+const HF_DINOV3_IN_MEMORY: [Names; 2] =
+    [Names { block: "model.layer.{}", ..HF_DINOV3_GATED }, Names { block: "model.layer.{}", ..HF_DINOV3 }];
+
+/// Tables of networks with rotary positions, the more specific ones first.
+pub(super) const ROTARY: [Names; 8] = [
+    HF_DINOV3_GATED,
+    HF_DINOV3,
+    HF_DINOV3_IN_MEMORY[0],
+    HF_DINOV3_IN_MEMORY[1],
+    DINOV3_GATED,
+    TIMM_ROTARY_GATED,
+    TIMM_ROTARY,
+    DINOV3,
+];
+
+/// Tables of networks with a position embedding, the more specific ones first.
 pub(super) const ALL: [Names; 10] = [
     HF_DINOV2_GATED,
     HF_DINOV2,
@@ -180,6 +246,9 @@ impl Names {
 
     /// Names in the library of `part` of a block.
     fn part(&self, part: &str) -> Vec<String> {
+        if part == "attn.qkv.bias" && !self.qkv_biases.is_empty() {
+            return self.qkv_biases.iter().map(ToString::to_string).collect();
+        }
         if let Some(kind) = part.strip_prefix("attn.qkv.") {
             let separator = if self.joins_by_underscore { "_" } else { "." };
             return self.qkv.iter().map(|name| format!("{name}{separator}{kind}")).collect();

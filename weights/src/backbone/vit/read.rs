@@ -1,8 +1,8 @@
 //! Recognition of a vision transformer among the tensors of a file, with its sizes from their shapes.
 
-use networks::{DropPathDepth, Initialization, MlpKind, ModelConfig, Positions, VitConfig};
+use networks::{MlpKind, ModelConfig, Positions, QkvBias, VitConfig};
 
-use super::names::{ALL, Names};
+use super::names::{ALL, Names, ROTARY};
 use crate::backbone::Recognized;
 use crate::file::Array;
 use crate::library::Library;
@@ -12,12 +12,28 @@ use crate::source::{Found, Source, config};
 /// Largest number of channels.
 const MAX_CHANNELS: usize = 65_536;
 
-/// Sides of the squares on which DINO and DINOv2 are evaluated.
+/// Periods of rotary positions in DINOv3's files: what the base of the recipe says, rounded to 16 bits.
+const PERIODS: &str = "rope_embed.periods";
+
+/// Base of the periods of all published networks.
+const USUAL_BASE: f64 = 100.0;
+
+/// Largest deviation of a base that is computed from rounded periods.
+const BASE_ROUNDING: f64 = 0.02;
+
+/// Epsilon of the norms of DINOv3's networks.
+const ROTARY_EPSILON: f64 = 1e-5;
+
+/// Sides of the squares on which DINO, DINOv2 and DINOv3 are evaluated.
 const EVALUATED_PX: usize = 224;
 
 /// Names of the convolution that embeds patches.
-pub(super) const ANCHORS: [&str; 3] =
-    ["patch_embed.proj.weight", "conv_proj.weight", "embeddings.patch_embeddings.projection.weight"];
+pub(super) const ANCHORS: [&str; 4] = [
+    "patch_embed.proj.weight",
+    "conv_proj.weight",
+    "embeddings.patch_embeddings.projection.weight",
+    "embeddings.patch_embeddings.weight",
+];
 
 /// Determines the transformer in `found`.
 pub(super) fn recognized(
@@ -35,8 +51,9 @@ pub(super) fn recognized(
         Library::Dinov2 => EVALUATED_PX,
         _ => model.image_px(),
     };
+    let activation = if sizes.is_rotary && sizes.mlp == MlpKind::Swiglu { "silu" } else { "gelu" };
     let names = Box::new(move |name: &str| names.theirs(name));
-    Ok(Recognized { model, library, names, size_px, activation: "gelu" })
+    Ok(Recognized { model, library, names, size_px, activation })
 }
 
 /// Returns the table whose names are in `found`.
@@ -51,8 +68,22 @@ fn names(found: &Found) -> Result<Names, String> {
         .iter()
         .flat_map(|name| names.theirs(name))
         .chain([names.cls_token.to_string(), names.pos_embed.to_string()])
+        .filter(|name| !name.is_empty())
         .all(|name| found.holds(&name))
     };
+    let has_positions = ALL.iter().any(|names| found.holds(names.pos_embed));
+    if !has_positions {
+        // DINOv3's names and timm's differ in parameters that some networks lack.
+        let is_dinov3 = found.holds("storage_tokens") || found.holds(PERIODS);
+        let is_meant = |names: &Names| match names.registers {
+            "storage_tokens" => is_dinov3,
+            "reg_token" => !is_dinov3,
+            _ => true,
+        };
+        if let Some(names) = ROTARY.into_iter().find(|names| fits(names) && is_meant(names)) {
+            return Ok(names);
+        }
+    }
     // DINOv2's names and timm's differ only in parameters that some networks lack.
     let is_dinov2 = found.holds("register_tokens") || found.holds("mask_token");
     let table =
@@ -60,7 +91,7 @@ fn names(found: &Found) -> Result<Names, String> {
     let gated = ALL.into_iter().find(|names| fits(names));
     table.or(gated).ok_or_else(|| {
         "it is a transformer, but not one with a class token, a position embedding and blocks of attention and MLP \
-         as in DINO, DINOv2, timm, torchvision and transformers"
+         as in DINO, DINOv2, DINOv3, timm, torchvision and transformers"
             .into()
     })
 }
@@ -78,8 +109,10 @@ fn library(
     }
     match (names.block, names.registers) {
         ("encoder.layers.encoder_layer_{}", _) => Library::Torchvision,
-        ("encoder.layer.{}" | "layers.{}", _) => Library::Transformers,
+        ("encoder.layer.{}" | "layers.{}" | "layer.{}" | "model.layer.{}", _) => Library::Transformers,
         (_, "register_tokens") => Library::Dinov2,
+        (_, "storage_tokens") => Library::Dinov3,
+        _ if names.pos_embed.is_empty() => Library::Timm,
         _ if source.config.is_some() || found.holds(names.registers) || found.holds("blocks.0.ls1.gamma") => {
             Library::Timm
         }
@@ -119,6 +152,9 @@ struct Sizes {
     mlp: MlpKind,
     registers: usize,
     has_layer_scale: bool,
+    is_rotary: bool,
+    rope_base: f64,
+    qkv_bias: QkvBias,
 }
 
 impl Sizes {
@@ -147,12 +183,38 @@ impl Sizes {
             rows if Some(rows) == hidden.checked_mul(2) => MlpKind::Swiglu,
             _ => return Err(format!("its MLP goes to {rows} channels and comes from {hidden}")),
         };
-        let grid = square_positions(found, names, width)?;
+        let is_rotary = names.pos_embed.is_empty();
+        let grid = match is_rotary {
+            true => (rotary_px(source, patch_px) / patch_px).max(1),
+            false => square_positions(found, names, width)?,
+        };
+        let rope_base = rope_base(found, source);
+        let qkv_bias = qkv_bias(found, names, depth, width);
         let registers = found.shape(names.registers).and_then(|shape| shape.get(1)).copied();
         let has_layer_scale = found.holds(&first("blocks.0.ls1.gamma"));
-        let heads = heads(width, hints, source)?;
+        let heads = heads(width, is_rotary, hints, source)?;
         let registers = registers.unwrap_or_default();
-        Ok(Self { patch_px, grid, width, depth, heads, hidden, mlp, registers, has_layer_scale })
+        if registers == 0 {
+            // transformers has an empty tensor.
+            found.take(names.registers);
+        }
+        for name in unused(found, is_rotary) {
+            found.take(&name);
+        }
+        Ok(Self {
+            patch_px,
+            grid,
+            width,
+            depth,
+            heads,
+            hidden,
+            mlp,
+            registers,
+            has_layer_scale,
+            is_rotary,
+            rope_base,
+            qkv_bias,
+        })
     }
 
     fn model(&self, library: Library, found: &Found, names: &Names, source: &Source) -> ModelConfig {
@@ -162,35 +224,36 @@ impl Sizes {
             Library::Dinov2 if has_registers => (0.0, true),
             Library::Dinov2 => (0.1, false),
             Library::Timm => (0.0, true),
+            Library::Dinov3 => (0.0, false),
             Library::Transformers => (0.0, has_registers),
             Library::Torchvision => (0.0, false),
         };
         let said = source.config.as_ref().and_then(|config| config["layer_norm_eps"].as_f64());
         let norm_epsilon = said.unwrap_or(match (library, self.has_layer_scale) {
+            _ if self.is_rotary => ROTARY_EPSILON,
             // The default of `ViTConfig`.
             (Library::Transformers, false) => 1e-12,
             _ => 1e-6,
         });
         let mut config = VitConfig {
-            image_px: self.grid * self.patch_px,
-            patch_px: self.patch_px,
-            width: self.width,
-            depth: self.depth,
-            heads: self.heads,
             mlp_ratio: self.hidden as f64 / self.width as f64,
             mlp: self.mlp,
+            mlp_multiple: if self.hidden.is_multiple_of(8) { 8 } else { 1 },
+            rope_base: self.rope_base,
+            qkv_bias: self.qkv_bias,
             registers: self.registers,
             layer_scale: self.has_layer_scale.then_some(1e-5),
-            drop_path: 0.0,
             pos_offset,
             pos_antialias,
             norm_epsilon,
-            positions: Positions::Learned,
-            freeze_patches: false,
-            initialization: Initialization::TruncNormal,
-            init_std: 0.02,
-            token_std: None,
-            drop_path_depth: DropPathDepth::default(),
+            positions: if self.is_rotary { Positions::Rope } else { Positions::Learned },
+            ..VitConfig::of_sizes([
+                self.grid * self.patch_px,
+                self.patch_px,
+                self.width,
+                self.depth,
+                self.heads,
+            ])
         };
         if self.mlp == MlpKind::Swiglu {
             config.mlp_ratio *= 1.5;
@@ -225,8 +288,63 @@ fn square_positions(found: &mut Found, names: &Names, width: usize) -> Result<us
     Ok(grid)
 }
 
+/// Returns the side of the images that a network with rotary positions was made for, which no shape determines.
+fn rotary_px(source: &Source, patch_px: usize) -> usize {
+    let config = source.config.as_ref();
+    let said = config.and_then(|config| {
+        let timm = config.get("pretrained_cfg").unwrap_or(config);
+        let [of_model, of_timm] = [&config["image_size"], &timm["input_size"][2]].map(|side| side.as_u64());
+        of_model.or(of_timm)
+    });
+    said.and_then(|side| usize::try_from(side).ok()).unwrap_or(EVALUATED_PX).next_multiple_of(patch_px)
+}
+
+/// Returns the base of the periods of rotary positions.
+fn rope_base(found: &Found, source: &Source) -> f64 {
+    let said = source.config.as_ref().and_then(|config| {
+        let [of_model, of_timm] = [&config["rope_theta"], &config["model_args"]["rope_temperature"]];
+        of_model.as_f64().or(of_timm.as_f64())
+    });
+    let of_periods = found.get(PERIODS).and_then(|periods| {
+        let (last, n) = (f64::from(*periods.values.last()?), periods.values.len() as f64);
+        // Period k of n is base^(k / n).
+        (n > 1.0).then(|| last.powf(n / (n - 1.0)))
+    });
+    match said.or(of_periods) {
+        Some(base) if (base / USUAL_BASE - 1.0).abs() > BASE_ROUNDING => base,
+        _ => USUAL_BASE,
+    }
+}
+
+/// Returns which of queries, keys and values have biases. Keys that have none beside the others get zeros.
+fn qkv_bias(found: &mut Found, names: &Names, depth: usize, width: usize) -> QkvBias {
+    let biases = |i: usize| names.theirs(&format!("blocks.{i}.attn.qkv.bias"));
+    let n_held = biases(0).iter().filter(|name| found.holds(name)).count();
+    if found.holds("blocks.0.attn.qkv.bias_mask") {
+        return QkvBias::WithoutKeys;
+    }
+    match (n_held, biases(0).len()) {
+        (0, _) => QkvBias::None,
+        (2, 3) => {
+            for name in (0..depth).map(|i| biases(i).swap_remove(1)) {
+                found.put(&name, Array { shape: vec![width], values: vec![0.0; width] });
+            }
+            QkvBias::WithoutKeys
+        }
+        _ => QkvBias::All,
+    }
+}
+
+/// Names of tensors of DINOv3's files that are no parameters, or that only its training uses.
+fn unused(found: &Found, is_rotary: bool) -> Vec<String> {
+    let is_unused = |name: &&String| {
+        name.ends_with(".bias_mask") || name.starts_with("rope_embed.") || name.starts_with("local_cls_norm.")
+    };
+    found.names().filter(|name| is_rotary && is_unused(name)).cloned().collect()
+}
+
 /// Returns the number of attention heads, which no shape determines.
-fn heads(width: usize, hints: &Hints, source: &Source) -> Result<usize, String> {
+fn heads(width: usize, is_rotary: bool, hints: &Hints, source: &Source) -> Result<usize, String> {
     let said = match &source.config {
         Some(config) => match config::count(config, &["num_attention_heads"])? {
             Some(heads) => Some(heads),
@@ -236,7 +354,8 @@ fn heads(width: usize, hints: &Hints, source: &Source) -> Result<usize, String> 
     };
     // Channels of a head are 64 in the published networks but the largest.
     let usual = match width {
-        1152 | 1280 | 1408 | 1664 => Some(16),
+        1152 | 1280 | 1408 | 1664 if !is_rotary => Some(16),
+        4096 if is_rotary => Some(32),
         _ if width.is_multiple_of(64) => Some(width / 64),
         _ => None,
     };

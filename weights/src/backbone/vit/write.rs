@@ -1,9 +1,12 @@
 //! Vision transformers for other libraries: parameters by their names, and configurations.
 
-use networks::{MlpKind, VitConfig};
+use networks::{MlpKind, Positions, QkvBias, VitConfig};
 use serde_json::{Value, json};
 
-use super::names::{DINOV2, DINOV2_GATED, HF_DINOV2, HF_DINOV2_GATED, Names, TIMM, TORCHVISION, VIT};
+use super::names::{
+    DINOV2, DINOV2_GATED, DINOV3, DINOV3_GATED, HF_DINOV2, HF_DINOV2_GATED, HF_DINOV3, HF_DINOV3_GATED,
+    KEY_BIAS, Names, TIMM, TIMM_ROTARY, TIMM_ROTARY_GATED, TORCHVISION, VIT,
+};
 use crate::backbone::TimmModel;
 use crate::backbone::renamed::{ours, renamed};
 use crate::decimal::decimal;
@@ -12,25 +15,35 @@ use crate::file::{Array, Arrays};
 
 /// Returns the parameters by timm's names. With registers, the class token's position is added to the token: timm has
 /// positions for patches only.
-pub(super) fn timm_arrays(export: &Export<'_>) -> Arrays {
+pub(super) fn timm_arrays(config: &VitConfig, export: &Export<'_>) -> Result<Arrays, String> {
+    if is_rotary(config) {
+        check_rotary_epsilon(config)?;
+        check_keys(config, "timm's")?;
+        let names = if config.mlp == MlpKind::Swiglu { TIMM_ROTARY_GATED } else { TIMM_ROTARY };
+        let mut arrays = renamed(export, |name| names.theirs(name));
+        arrays.retain(|name, _| !name.ends_with(KEY_BIAS));
+        return Ok(arrays);
+    }
+    check_has_biases(config, "timm's")?;
     let mut arrays = ours(export);
     if !arrays.contains_key(TIMM.registers) {
-        return arrays;
+        return Ok(arrays);
     }
     if let Some(positions) = arrays.remove(TIMM.pos_embed) {
-        let [_, n, d] = positions.shape[..] else { return arrays };
+        let [_, n, d] = positions.shape[..] else { return Ok(arrays) };
         if let Some(class) = arrays.get_mut(TIMM.cls_token) {
             class.values.iter_mut().zip(&positions.values).for_each(|(class, position)| *class += position);
         }
         let patches = Array { shape: vec![1, n - 1, d], values: positions.values[d..].to_vec() };
         arrays.insert(TIMM.pos_embed.into(), patches);
     }
-    arrays
+    Ok(arrays)
 }
 
 /// Returns the parameters by torchvision's names.
 pub(super) fn torchvision_arrays(config: &VitConfig, export: &Export<'_>) -> Result<Arrays, String> {
     check_epsilon(config)?;
+    check_tables(config, "torchvision's")?;
     match config {
         VitConfig { registers: 1.., .. } => Err("torchvision's transformers have no registers".into()),
         VitConfig { layer_scale: Some(_), .. } => Err("torchvision's transformers have no LayerScale".into()),
@@ -42,14 +55,42 @@ pub(super) fn torchvision_arrays(config: &VitConfig, export: &Export<'_>) -> Res
 /// Returns the parameters by DINOv2's names, with a LayerScale of one where the network has none, and an unused mask token.
 pub(super) fn dinov2_arrays(config: &VitConfig, export: &Export<'_>) -> Result<Arrays, String> {
     check_epsilon(config)?;
+    check_tables(config, "DINOv2's")?;
     let names = if config.mlp == MlpKind::Swiglu { DINOV2_GATED } else { DINOV2 };
     let mut arrays = renamed(export, |name| names.theirs(name));
     complete(&mut arrays, config, &names, "mask_token");
     Ok(arrays)
 }
 
+/// Returns the parameters and constants by DINOv3's names, with an unused mask token.
+pub(super) fn dinov3_arrays(config: &VitConfig, export: &Export<'_>) -> Result<Arrays, String> {
+    if !is_rotary(config) {
+        return Err("DINOv3's networks have rotary positions".into());
+    }
+    check_rotary_epsilon(config)?;
+    let names = if config.mlp == MlpKind::Swiglu { DINOV3_GATED } else { DINOV3 };
+    let mut arrays = renamed(export, |name| names.theirs(name));
+    let d = config.width;
+    arrays.insert("mask_token".into(), Array { shape: vec![1, d], values: vec![0.0; d] });
+    let n = d / config.heads / 4;
+    let period = |k: usize| config.rope_base.powf(k as f64 / n as f64) as f32;
+    arrays
+        .insert("rope_embed.periods".into(), Array { shape: vec![n], values: (0..n).map(period).collect() });
+    if config.qkv_bias == QkvBias::WithoutKeys {
+        let mask = (0..3 * d).map(|i| if (d..2 * d).contains(&i) { 0.0 } else { 1.0 }).collect::<Vec<f32>>();
+        arrays.extend((0..config.depth).map(|i| {
+            let mask = Array { shape: vec![3 * d], values: mask.clone() };
+            (format!("blocks.{i}.attn.qkv.bias_mask"), mask)
+        }));
+    }
+    Ok(arrays)
+}
+
 /// Returns the parameters by the names of transformers' files.
-pub(super) fn transformers_arrays(config: &VitConfig, export: &Export<'_>) -> Arrays {
+pub(super) fn transformers_arrays(config: &VitConfig, export: &Export<'_>) -> Result<Arrays, String> {
+    if is_rotary(config) {
+        return Ok(rotary_transformers_arrays(config, export));
+    }
     let names = match (is_plain(config), config.mlp) {
         (true, _) => VIT,
         (false, MlpKind::Swiglu) => HF_DINOV2_GATED,
@@ -57,7 +98,24 @@ pub(super) fn transformers_arrays(config: &VitConfig, export: &Export<'_>) -> Ar
     };
     let mut arrays = renamed(export, |name| names.theirs(name));
     if !is_plain(config) {
+        check_has_biases(config, "transformers' DINOv2")?;
         complete(&mut arrays, config, &names, "embeddings.mask_token");
+    }
+    Ok(arrays)
+}
+
+/// Returns the parameters of a network with rotary positions by the names of `DINOv3ViTModel`.
+fn rotary_transformers_arrays(config: &VitConfig, export: &Export<'_>) -> Arrays {
+    let names = if config.mlp == MlpKind::Swiglu { HF_DINOV3_GATED } else { HF_DINOV3 };
+    let mut arrays = renamed(export, |name| names.theirs(name));
+    if config.qkv_bias == QkvBias::WithoutKeys {
+        arrays.retain(|name, _| !name.ends_with("attention.k_proj.bias"));
+    }
+    complete(&mut arrays, config, &names, "embeddings.mask_token");
+    let d = config.width;
+    arrays.insert("embeddings.mask_token".into(), Array { shape: vec![1, 1, d], values: vec![0.0; d] });
+    if config.registers == 0 {
+        arrays.insert(names.registers.into(), Array { shape: vec![1, 0, d], values: Vec::new() });
     }
     arrays
 }
@@ -74,6 +132,9 @@ fn complete(arrays: &mut Arrays, config: &VitConfig, names: &Names, mask_token: 
 
 /// Returns timm's constructor, for images of `size_px`.
 pub(super) fn timm(config: &VitConfig, size_px: usize) -> Result<TimmModel, String> {
+    if is_rotary(config) {
+        return rotary_timm(config);
+    }
     check_epsilon(config)?;
     // Architectures whose other settings are the same; all sizes are arguments.
     let architecture = match config.mlp {
@@ -82,17 +143,13 @@ pub(super) fn timm(config: &VitConfig, size_px: usize) -> Result<TimmModel, Stri
     };
     // timm's hidden layer of a gated MLP has both products.
     let hidden = config.hidden() * if config.mlp == MlpKind::Swiglu { 2 } else { 1 };
-    let mut mlp_ratio = hidden as f64 / config.width as f64;
-    while ((config.width as f64 * mlp_ratio) as usize) < hidden {
-        mlp_ratio *= 1.0 + 1e-9;
-    }
     let mut arguments = json!({
         "img_size": config.image_px,
         "patch_size": config.patch_px,
         "embed_dim": config.width,
         "depth": config.depth,
         "num_heads": config.heads,
-        "mlp_ratio": mlp_ratio,
+        "mlp_ratio": ratio_for(hidden, config.width),
         "init_values": config.layer_scale.map(decimal),
     });
     if config.registers > 0 {
@@ -111,8 +168,86 @@ pub(super) fn timm(config: &VitConfig, size_px: usize) -> Result<TimmModel, Stri
     })
 }
 
+/// Returns timm's constructor of a network with rotary positions, which takes images of any size.
+fn rotary_timm(config: &VitConfig) -> Result<TimmModel, String> {
+    check_rotary_epsilon(config)?;
+    check_keys(config, "timm's")?;
+    let is_gated = config.mlp == MlpKind::Swiglu;
+    let architecture = match (is_gated, config.qkv_bias == QkvBias::None) {
+        (false, true) => "vit_small_patch16_dinov3",
+        (false, false) => "vit_small_patch16_dinov3_qkvb",
+        (true, true) => "vit_small_plus_patch16_dinov3",
+        (true, false) => "vit_small_plus_patch16_dinov3_qkvb",
+    };
+    let mut arguments = json!({
+        "img_size": config.image_px,
+        "patch_size": config.patch_px,
+        "embed_dim": config.width,
+        "depth": config.depth,
+        "num_heads": config.heads,
+        "mlp_ratio": ratio_for(config.hidden(), config.width),
+        "init_values": config.layer_scale.map(decimal),
+        "num_reg_tokens": config.registers,
+        "rope_temperature": config.rope_base,
+        "global_pool": "token",
+    });
+    if is_gated {
+        arguments["swiglu_align_to"] = json!(1);
+    }
+    Ok(TimmModel {
+        architecture,
+        arguments,
+        first_conv: "patch_embed.proj",
+        classifier: "head",
+        pool: "token",
+    })
+}
+
+/// Returns a ratio with which a library computes `hidden` channels from `width`, rounding down.
+fn ratio_for(hidden: usize, width: usize) -> f64 {
+    let mut ratio = hidden as f64 / width as f64;
+    while ((width as f64 * ratio) as usize) < hidden {
+        ratio *= 1.0 + 1e-9;
+    }
+    ratio
+}
+
+/// Returns the configuration of a `DINOv3ViTModel`.
+fn rotary_transformers(config: &VitConfig) -> Value {
+    let is_gated = config.mlp == MlpKind::Swiglu;
+    json!({
+        "model_type": "dinov3_vit",
+        "architectures": ["DINOv3ViTModel"],
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "intermediate_size": config.hidden(),
+        "hidden_act": if is_gated { "silu" } else { "gelu" },
+        "use_gated_mlp": is_gated,
+        "layer_norm_eps": config.norm_epsilon,
+        "layerscale_value": 1.0,
+        "drop_path_rate": 0.0,
+        "image_size": config.image_px,
+        "patch_size": config.patch_px,
+        "num_channels": 3,
+        "num_register_tokens": config.registers,
+        "query_bias": config.qkv_bias != QkvBias::None,
+        "key_bias": config.qkv_bias == QkvBias::All,
+        "value_bias": config.qkv_bias != QkvBias::None,
+        "proj_bias": true,
+        "mlp_bias": true,
+        "rope_theta": config.rope_base,
+        "pos_embed_rescale": config.rope_rescale,
+        "pos_embed_jitter": config.rope_jitter,
+        "pos_embed_shift": config.rope_shift,
+    })
+}
+
 /// Returns the configuration of a `ViTModel`, or of a DINOv2 model if the network has registers, LayerScale or a gated MLP.
 pub(super) fn transformers(config: &VitConfig) -> Result<Value, String> {
+    if is_rotary(config) {
+        return Ok(rotary_transformers(config));
+    }
     let mut json = json!({
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
@@ -125,7 +260,7 @@ pub(super) fn transformers(config: &VitConfig) -> Result<Value, String> {
         "image_size": config.image_px,
         "patch_size": config.patch_px,
         "num_channels": 3,
-        "qkv_bias": true,
+        "qkv_bias": config.qkv_bias != QkvBias::None,
     });
     if is_plain(config) {
         json["model_type"] = json!("vit");
@@ -169,5 +304,42 @@ fn check_epsilon(config: &VitConfig) -> Result<(), String> {
     match config.norm_epsilon <= 1e-6 {
         true => Ok(()),
         false => Err(format!("its norms add {} to the variance, this library's 1e-6", config.norm_epsilon)),
+    }
+}
+
+/// Returns `true` for a network with rotary positions.
+fn is_rotary(config: &VitConfig) -> bool {
+    config.positions == Positions::Rope
+}
+
+/// Checks that a network has a position embedding and biases, as those of the library `whose` have.
+fn check_tables(config: &VitConfig, whose: &str) -> Result<(), String> {
+    match is_rotary(config) {
+        true => Err(format!("{whose} transformers have no rotary positions")),
+        false => check_has_biases(config, whose),
+    }
+}
+
+/// Checks that queries, keys and values have biases.
+fn check_has_biases(config: &VitConfig, whose: &str) -> Result<(), String> {
+    match config.qkv_bias {
+        QkvBias::None => Err(format!("{whose} queries, keys and values have biases")),
+        QkvBias::All | QkvBias::WithoutKeys => Ok(()),
+    }
+}
+
+/// Checks that keys have no bias, which rotary positions do not cancel.
+fn check_keys(config: &VitConfig, whose: &str) -> Result<(), String> {
+    match config.qkv_bias {
+        QkvBias::All => Err(format!("{whose} networks with rotary positions have no biases of keys")),
+        QkvBias::WithoutKeys | QkvBias::None => Ok(()),
+    }
+}
+
+/// Checks that norms add 1e-5 to the variance, as timm's networks with rotary positions do.
+fn check_rotary_epsilon(config: &VitConfig) -> Result<(), String> {
+    match config.norm_epsilon == 1e-5 {
+        true => Ok(()),
+        false => Err(format!("its norms add {} to the variance, this library's 1e-5", config.norm_epsilon)),
     }
 }

@@ -5,15 +5,20 @@
 //! x ← x + drop(ls₂ · W₂ h(W₁ norm₂(x)))       x in f32, branches in the type that the run computes in
 //! h(a) = gelu(a), or silu(a₁) · a₂ with a = [a₁; a₂] (SwiGLU, Shazeer 2020)
 //! ```
+//!
+//! Queries and keys may be rotated by their positions ([`super::rope`]).
+
+use std::sync::Arc;
 
 use burn_tensor::Tensor;
-use kernels::ops::{attention, attention_weights, branch, layer_norm, linear, mlp, swiglu};
+use kernels::ops::{attention, attention_weights, branch, layer_norm, linear, mlp, rotate, swiglu};
 use serde::{Deserialize, Serialize};
 
 use super::initial_weights::InitialWeights;
+use super::rope::Rope;
 use crate::features::Features;
 use crate::params::ParamSpec;
-use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
+use crate::unit::{Context, CoordinateRule, Cost, GroupShape, StageOutput, Unit};
 
 /// The hidden layer of an MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -56,12 +61,68 @@ pub(in crate::backbone) struct Block {
     pub initial_weights: InitialWeights,
     /// Number that norms add to the variance.
     pub epsilon: f64,
+    /// Biases of queries, keys and values.
+    pub qkv_bias: QkvBias,
+    /// Rotary positions; absent for none.
+    pub rope: Option<Arc<Rope>>,
+}
+
+/// Drop-path rates over the depth of a transformer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DropPathDepth {
+    /// Growth from 0 in the first block: DINO.
+    #[default]
+    Linear,
+    /// The same rate in all blocks: DINOv2.
+    Uniform,
+}
+
+/// Biases of queries, keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QkvBias {
+    /// All three have one.
+    #[default]
+    All,
+    /// Keys have none, which no attention depends on: DINOv3.
+    WithoutKeys,
+    /// None.
+    None,
 }
 
 impl Block {
-    fn attend(&self, cx: &Context<'_>, x: Tensor<3>) -> Tensor<3> {
-        let qkv = linear(cx.rounded(x), cx.leaves.get("attn.qkv.weight"), cx.leaves.get("attn.qkv.bias"));
-        let x = attention(qkv, self.heads);
+    /// Returns queries, keys and values of `x`, `[B·V, P + N, 3·D]`, where `features` of view group `group` has the grid.
+    fn qkv(&self, cx: &Context<'_>, group: usize, features: &Features, x: Tensor<3>) -> Tensor<3> {
+        let weight = cx.leaves.get::<2>("attn.qkv.weight");
+        let qkv = linear(cx.rounded(x), weight.clone(), self.qkv_bias(cx, &weight));
+        match &self.rope {
+            Some(rope) => {
+                let rotations = rope.rotations(features.grid, cx.draws.coordinates.get(group));
+                rotate(qkv, self.heads, &rotations)
+            }
+            None => qkv,
+        }
+    }
+
+    fn qkv_bias(&self, cx: &Context<'_>, weight: &Tensor<2>) -> Tensor<1> {
+        let d = self.width;
+        let zeros = |len: usize| {
+            let zeros = Tensor::<1>::zeros([len], &weight.device().inner()).cast(weight.dtype());
+            if weight.is_autodiff() { zeros.autodiff() } else { zeros }
+        };
+        match self.qkv_bias {
+            QkvBias::All => cx.leaves.get("attn.qkv.bias"),
+            QkvBias::WithoutKeys => {
+                let bias = cx.leaves.get::<1>("attn.qkv.bias");
+                Tensor::cat(vec![bias.clone().slice(0..d), zeros(d), bias.slice(2 * d..3 * d)], 0)
+            }
+            QkvBias::None => zeros(3 * d),
+        }
+    }
+
+    fn attend(&self, cx: &Context<'_>, group: usize, features: &Features, x: Tensor<3>) -> Tensor<3> {
+        let x = attention(self.qkv(cx, group, features, x), self.heads);
         linear(x, cx.leaves.get("attn.proj.weight"), cx.leaves.get("attn.proj.bias"))
     }
 
@@ -80,13 +141,13 @@ impl Block {
         cx: &Context<'_>,
         [group, number]: [usize; 2],
         x: Tensor<3>,
-        f: impl FnOnce(&Self, &Context<'_>, Tensor<3>) -> Tensor<3>,
+        f: impl FnOnce(Tensor<3>) -> Tensor<3>,
     ) -> Tensor<3> {
         let name = |part: &str| format!("norm{}.{part}", number + 1);
         let (gain, bias) = (cx.leaves.get(&name("weight")), cx.leaves.get(&name("bias")));
         let (h, skip) = branch(x, gain, bias, self.epsilon);
         let scale = self.layer_scale.map(|_| cx.leaves.get(&format!("ls{}.gamma", number + 1)));
-        skip.join(f(self, cx, h), scale, cx.draws.factors(group, number))
+        skip.join(f(h), scale, cx.draws.factors(group, number))
     }
 }
 
@@ -109,7 +170,6 @@ impl Unit for Block {
             gain("norm1"),
             bias("norm1", d),
             weight("attn.qkv", d, 3, d),
-            bias("attn.qkv", 3 * d),
             weight("attn.proj", d, 1, d),
             bias("attn.proj", d),
             gain("norm2"),
@@ -119,6 +179,9 @@ impl Unit for Block {
             weight("mlp.fc2", d, 1, hidden),
             bias("mlp.fc2", d),
         ];
+        if self.qkv_bias != QkvBias::None {
+            params.push(bias("attn.qkv", 3 * d));
+        }
         if let Some(value) = self.layer_scale {
             params.extend(["ls1.gamma", "ls2.gamma"].map(|name| ParamSpec::vector(name, d, value)));
         }
@@ -127,8 +190,9 @@ impl Unit for Block {
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
         let block = |(group, features): (usize, Features)| {
-            let x = self.residual(cx, [group, 0], features.x.clone(), Self::attend);
-            features.with(self.residual(cx, [group, 1], x, Self::mlp))
+            let x = features.x.clone();
+            let x = self.residual(cx, [group, 0], x, |h| self.attend(cx, group, &features, h));
+            features.with(self.residual(cx, [group, 1], x, |h| self.mlp(cx, h)))
         };
         groups.into_iter().enumerate().map(block).collect::<Vec<_>>().into()
     }
@@ -155,11 +219,14 @@ impl Unit for Block {
     fn attention(&self, features: &Features, cx: &Context<'_>) -> Option<Tensor<4>> {
         let (gain, bias) = (cx.leaves.get("norm1.weight"), cx.leaves.get("norm1.bias"));
         let x = layer_norm(features.x.clone(), gain, bias, self.epsilon);
-        let qkv = linear(cx.rounded(x), cx.leaves.get("attn.qkv.weight"), cx.leaves.get("attn.qkv.bias"));
-        Some(attention_weights(qkv, self.heads))
+        Some(attention_weights(self.qkv(cx, 0, features, x), self.heads))
     }
 
     fn drop_path(&self) -> f32 {
         self.drop_path
+    }
+
+    fn coordinate_rule(&self) -> CoordinateRule {
+        self.rope.as_ref().map(|rope| rope.rule).unwrap_or_default()
     }
 }

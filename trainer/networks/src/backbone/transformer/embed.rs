@@ -136,14 +136,15 @@ impl Unit for Embed {
         }
         let table = Init::TruncNormal(self.initial_weights.std);
         let positions = match self.positions {
-            Positions::Learned => ParamSpec::weight("pos_embed", [1, 1 + n, d], table),
+            Positions::Learned => Some(ParamSpec::weight("pos_embed", [1, 1 + n, d], table)),
             Positions::SinCos => {
                 let init = Init::SinCos { side: self.grid, n_before: 1, width: d };
-                ParamSpec::weight("pos_embed", [1, 1 + n, d], init).fixed()
+                Some(ParamSpec::weight("pos_embed", [1, 1 + n, d], init).fixed())
             }
+            Positions::Rope => None,
         };
         let class = ParamSpec::weight("cls_token", [1, 1, d], self.initial_weights.class_token());
-        let mut params = [&patches[..], &[class, positions]].concat();
+        let mut params: Vec<ParamSpec> = patches.into_iter().chain([class]).chain(positions).collect();
         if self.takes_masks {
             // Networks that were trained without masks have no such token.
             params.push(ParamSpec::weight("mask_token", [1, d], Init::Constant(0.0)).optional());
@@ -164,8 +165,16 @@ impl Unit for Embed {
             let weight = cx.leaves.get::<4>("patch_embed.proj.weight").reshape([d, 3 * p * p]);
             let patches = linear(cx.rounded(group.x.clone()), weight, cx.leaves.get("patch_embed.proj.bias"));
             let patches = self.masked(patches, group, cx.leaves);
-            let positions = self.positions(cx.leaves, group.grid);
-            let x = sequence(cx.leaves.get("cls_token"), patches, positions);
+            let class = cx.leaves.get::<3>("cls_token");
+            let x = match self.positions {
+                Positions::Rope => {
+                    let [b, _, _] = patches.dims();
+                    Tensor::cat(vec![class.cast(patches.dtype()).expand([b, 1, d]), patches], 1)
+                }
+                Positions::Learned | Positions::SinCos => {
+                    sequence(class, patches, self.positions(cx.leaves, group.grid))
+                }
+            };
             let x = self.with_registers(x, cx.leaves);
             Features { n_prefix: 1 + self.n_registers, ..group.with(x) }
         };

@@ -14,6 +14,8 @@ pub enum Positions {
     Learned,
     /// Fixed sines and cosines of rows and columns: MoCo v3.
     SinCos,
+    /// Rotation of queries and keys by rows and columns: DINOv3.
+    Rope,
 }
 
 /// Rule for the resampling of a position embedding.
@@ -37,6 +39,26 @@ pub(in crate::backbone) fn matrix(from: usize, [to_h, to_w]: [usize; 2], resampl
                     *target = (row * col) as f32;
                 }
             }
+        }
+    }
+    out
+}
+
+/// Resamples the rows of patches in `embedding` of `[1 + from², width]` from one square grid to another; the first row stays.
+pub(in crate::backbone) fn resampled(
+    embedding: &[f32],
+    width: usize,
+    [from, to]: [usize; 2],
+    resampling: Resampling,
+) -> Vec<f32> {
+    let (class, patches) = embedding.split_at(width);
+    let weights = matrix(from, [to; 2], resampling);
+    let mut out = class.to_vec();
+    for row in weights.chunks_exact(from * from) {
+        let start = out.len();
+        out.resize(start + width, 0.0);
+        for (weight, patch) in row.iter().zip(patches.chunks_exact(width)) {
+            out[start..].iter_mut().zip(patch).for_each(|(sum, value)| *sum += weight * value);
         }
     }
     out

@@ -1,0 +1,141 @@
+//! Rotary positions on two axes (DINOv3: Siméoni et al. 2025).
+//!
+//! ```text
+//! c = 2 (i + ½) / n - 1                   coordinate of row or column i of n, in -1..1
+//! c ← (c + s) · j · r                     in training: shift s ~ U(±S), jitter j ~ logU(1/J, J) by axis, rescale r ~ logU(1/R, R)
+//! θ_k = 2π c / base^(4k / D_h)            k = 0 .. D_h/4 - 1; a cell's angles are those of its row, then of its column
+//! ```
+//!
+//! Shift, jitter and rescale are drawn for each block, step and size of views, as in the official code, and are the same for all
+//! images of a batch.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use augment::ViewRng;
+use kernels::ops::Rotations;
+
+use crate::unit::{CoordinateDraw, CoordinateRule};
+
+/// Rotary positions of a backbone's blocks.
+#[derive(Debug)]
+pub(in crate::backbone) struct Rope {
+    /// Base of the periods.
+    base: f64,
+    /// Channels of an attention head.
+    d_head: usize,
+    /// Changes of the coordinates in training.
+    pub rule: CoordinateRule,
+    /// Rotations without changes, by grid; a run has two or three grids.
+    plain: Mutex<HashMap<[usize; 2], Arc<Rotations>>>,
+}
+
+impl Rope {
+    /// Creates the positions of heads of `d_head` channels, a multiple of four.
+    pub(in crate::backbone) fn new(base: f64, d_head: usize, rule: CoordinateRule) -> Self {
+        Self { base, d_head, rule, plain: Mutex::default() }
+    }
+
+    /// Returns the rotations of the cells of `grid`, changed as `draw` says.
+    pub(in crate::backbone) fn rotations(
+        &self,
+        grid: [usize; 2],
+        draw: Option<&CoordinateDraw>,
+    ) -> Arc<Rotations> {
+        if let Some(draw) = draw {
+            return Arc::new(rotations(grid, self.d_head, self.base, draw));
+        }
+        // The map stays valid if a holder panics: an entry is inserted whole.
+        let mut plain = self.plain.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let make = || Arc::new(rotations(grid, self.d_head, self.base, &CoordinateDraw::default()));
+        Arc::clone(plain.entry(grid).or_insert_with(make))
+    }
+}
+
+/// Computes the rotations of the cells of a grid, row by row, for heads of `d_head` channels.
+pub(in crate::backbone) fn rotations(
+    [rows, columns]: [usize; 2],
+    d_head: usize,
+    base: f64,
+    draw: &CoordinateDraw,
+) -> Rotations {
+    let n_periods = d_head / 4;
+    let coordinate = |axis: usize, i: usize, n: usize| {
+        let plain = 2.0 * (i as f64 + 0.5) / n as f64 - 1.0;
+        (plain + f64::from(draw.shift[axis])) * f64::from(draw.factor[axis])
+    };
+    let period = |k: usize| base.powf(2.0 * k as f64 / (d_head / 2) as f64);
+    let angles =
+        |coordinate: f64| (0..n_periods).map(move |k| std::f64::consts::TAU * coordinate / period(k));
+    let n = rows * columns * 2 * n_periods;
+    let (mut cos, mut sin) = (Vec::with_capacity(n), Vec::with_capacity(n));
+    for row in 0..rows {
+        for column in 0..columns {
+            for angle in angles(coordinate(0, row, rows)).chain(angles(coordinate(1, column, columns))) {
+                cos.push(angle.cos() as f32);
+                sin.push(angle.sin() as f32);
+            }
+        }
+    }
+    Rotations { cos, sin }
+}
+
+impl CoordinateRule {
+    /// Returns whether coordinates are changed in training.
+    pub fn changes(&self) -> bool {
+        self.shift.is_some() || self.jitter.is_some() || self.rescale.is_some()
+    }
+
+    /// Draws a change of the coordinates.
+    pub(crate) fn draw(&self, rng: &mut ViewRng) -> CoordinateDraw {
+        let mut draw = CoordinateDraw::default();
+        if let Some(shift) = self.shift.map(f64::from) {
+            draw.shift = [0, 1].map(|_| rng.between(-shift, shift) as f32);
+        }
+        let mut factor = |largest: f32| {
+            let log = f64::from(largest).ln();
+            rng.between(-log, log).exp() as f32
+        };
+        if let Some(jitter) = self.jitter {
+            draw.factor = [0, 1].map(|_| factor(jitter));
+        }
+        if let Some(rescale) = self.rescale {
+            let factor = factor(rescale);
+            draw.factor = draw.factor.map(|jitter| jitter * factor);
+        }
+        draw
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `RopePositionEmbedding` of DINOv3's formulas in f64: the first cell of 2 × 3, heads of eight channels.
+    #[test]
+    fn angles_are_those_of_row_and_column() {
+        let found = rotations([2, 3], 8, 100.0, &CoordinateDraw::default());
+        assert_eq!((found.cos.len(), found.sin.len()), (24, 24));
+        let tau = std::f64::consts::TAU;
+        // Periods 1 and 10; coordinates -1/2 and -2/3.
+        let angles = [tau * -0.5, tau * -0.05, tau * -2.0 / 3.0, tau * -2.0 / 30.0];
+        for (i, angle) in angles.iter().enumerate() {
+            assert!((f64::from(found.cos[i]) - angle.cos()).abs() < 1e-6, "{i}");
+            assert!((f64::from(found.sin[i]) - angle.sin()).abs() < 1e-6, "{i}");
+        }
+    }
+
+    #[test]
+    fn changes_keep_to_their_rule() {
+        let rule = CoordinateRule { shift: Some(0.2), jitter: Some(1.5), rescale: Some(2.0) };
+        let (mut rng, mut factors) = (ViewRng::from_words([1, 2, 3, 4]), Vec::new());
+        for _ in 0..200 {
+            let draw = rule.draw(&mut rng);
+            assert!(draw.shift.iter().all(|shift| shift.abs() <= 0.2));
+            assert!(draw.factor.iter().all(|factor| (1.0 / 3.0..=3.0).contains(factor)));
+            factors.extend(draw.factor);
+        }
+        assert!(factors.iter().any(|f| *f > 1.4) && factors.iter().any(|f| *f < 0.7));
+        assert_eq!(CoordinateRule::default().draw(&mut rng), CoordinateDraw::default());
+    }
+}
