@@ -11,7 +11,7 @@ use crate::frozen;
 use crate::initial::{self, InitialFlags};
 
 /// Recipes that ship with the program, by name.
-const BUILT_IN: [(&str, &str); 28] = [
+const BUILT_IN: [(&str, &str); 31] = [
     ("quickstart", include_str!("../recipes/quickstart.toml")),
     ("dino_cifar", include_str!("../recipes/dino_cifar.toml")),
     ("dino_resnet50", include_str!("../recipes/dino_resnet50.toml")),
@@ -24,6 +24,9 @@ const BUILT_IN: [(&str, &str); 28] = [
     ("dinov2_vitg14", include_str!("../recipes/dinov2_vitg14.toml")),
     ("dinov2_vitl14", include_str!("../recipes/dinov2_vitl14.toml")),
     ("dinov2_vitl16", include_str!("../recipes/dinov2_vitl16.toml")),
+    ("dinov3_cifar", include_str!("../recipes/dinov3_cifar.toml")),
+    ("dinov3_continue", include_str!("../recipes/dinov3_continue.toml")),
+    ("dinov3_vitl16_im1k", include_str!("../recipes/dinov3_vitl16_im1k.toml")),
     ("lejepa_cifar", include_str!("../recipes/lejepa_cifar.toml")),
     ("lejepa_vits16", include_str!("../recipes/lejepa_vits16.toml")),
     ("lejepa_vits8_imagenette", include_str!("../recipes/lejepa_vits8_imagenette.toml")),
@@ -122,7 +125,7 @@ mod tests {
 
     /// Backbone of weights for recipes that take it from there.
     fn small() -> ModelConfig {
-        let text = r#"{"arch": "vit", "image_px": 518, "patch_px": 14, "width": 12, "depth": 2, "heads": 2}"#;
+        let text = r#"{"arch": "vit", "image_px": 448, "patch_px": 2, "width": 12, "depth": 2, "heads": 2}"#;
         serde_json::from_str(text).unwrap()
     }
 

@@ -9,6 +9,7 @@ pub mod features;
 pub mod head;
 mod inference;
 pub mod init;
+pub mod interpolation;
 pub mod layout;
 pub mod leaves;
 pub mod mask;

@@ -7,7 +7,7 @@
 use augment::MultiCrop;
 use networks::backbone::ModelConfig;
 use networks::head::mlp::Mlp;
-use networks::head::prototypes::Prototypes;
+use networks::head::prototypes::{Lengths, Prototypes};
 use networks::unit::{GroupShape, Unit};
 
 use super::model::of_parts;
@@ -112,7 +112,7 @@ fn head(width: usize, sizes: HeadSizes, i: usize) -> Vec<UnitCost> {
         name: format!("{name}.last_layer"),
         input: bottleneck,
         count: prototypes,
-        trains_gain: false,
+        lengths: Lengths::One,
         frozen_steps: 0,
         warms_moments: false,
     };

@@ -4,7 +4,7 @@ use burn_tensor::{DType, Device};
 use networks::backbone::{ModelConfig, Readout};
 use networks::features::Features;
 use networks::head::mlp::Mlp;
-use networks::head::prototypes::Prototypes;
+use networks::head::prototypes::{Lengths, Prototypes};
 use networks::leaves::Leaves;
 use networks::patches::{Normalization, PixelInput};
 use networks::unit::{Context, Draws, StatSets, Unit};
@@ -76,7 +76,7 @@ fn the_projection_head_equals_pytorch() {
         name: "last_layer".into(),
         input: 6,
         count: 16,
-        trains_gain: true,
+        lengths: Lengths::Gain,
         frozen_steps: 0,
         warms_moments: false,
     };

@@ -11,6 +11,7 @@
 
 #[cfg(test)]
 use augment::MultiCrop;
+use networks::head::prototypes::Lengths;
 use serde::{Deserialize, Serialize};
 
 use super::self_distillation::SelfDistillation;
@@ -86,7 +87,7 @@ impl MethodRecipe for Config {
             hidden: self.head_hidden,
             bottleneck: self.head_bottleneck,
             init_std: self.head_init_std,
-            trains_lengths: !self.norm_last_layer,
+            lengths: if self.norm_last_layer { Lengths::One } else { Lengths::Gain },
             frozen_steps: cx.length.steps("method.freeze_last_layer", &self.freeze_last_layer)?,
             warms_moments: false,
         };

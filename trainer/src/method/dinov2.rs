@@ -15,14 +15,15 @@
 
 #[cfg(test)]
 use augment::MultiCrop;
+use networks::head::prototypes::Lengths;
 use networks::mask::{MaskRule, Spread};
 use serde::{Deserialize, Serialize};
 
 use super::self_distillation::SelfDistillation;
 use super::self_distillation::heads::HeadSizes;
 use super::self_distillation::settings::{
-    Teacher, default_bottleneck, default_center_decay, default_freeze, default_head_init_std, default_hidden,
-    default_mask_ratio, default_masked_share, default_patch_weight, default_student_temp,
+    PatchHead, Teacher, default_bottleneck, default_center_decay, default_freeze, default_head_init_std,
+    default_hidden, default_mask_ratio, default_masked_share, default_patch_weight, default_student_temp,
 };
 use super::self_distillation::targets::Centering;
 use super::{Method, MethodContext, MethodRecipe};
@@ -87,20 +88,6 @@ pub struct Config {
     pub koleo_group: usize,
 }
 
-/// Head of masked patches.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PatchHead {
-    /// Number of prototypes.
-    pub prototypes: usize,
-    /// Channels of the hidden layers; 2048 by default.
-    #[serde(default = "default_hidden")]
-    pub hidden: usize,
-    /// Channels between the MLP and the prototypes; 256 by default.
-    #[serde(default = "default_bottleneck")]
-    pub bottleneck: usize,
-}
-
 fn default_teacher_decay() -> [f64; 2] {
     [0.992, 1.0]
 }
@@ -117,7 +104,7 @@ impl MethodRecipe for Config {
             hidden,
             bottleneck,
             init_std: self.head_init_std,
-            trains_lengths: true,
+            lengths: Lengths::Gain,
             frozen_steps,
             warms_moments: true,
         };

@@ -12,6 +12,7 @@
 
 #[cfg(test)]
 use augment::MultiCrop;
+use networks::head::prototypes::Lengths;
 use networks::mask::{MaskRule, Spread};
 use serde::{Deserialize, Serialize};
 
@@ -90,7 +91,7 @@ impl MethodRecipe for Config {
             hidden: self.head_hidden,
             bottleneck: self.head_bottleneck,
             init_std: self.head_init_std,
-            trains_lengths: !self.norm_last_layer,
+            lengths: if self.norm_last_layer { Lengths::One } else { Lengths::Gain },
             frozen_steps: cx.length.steps("method.freeze_last_layer", &self.freeze_last_layer)?,
             warms_moments: false,
         };

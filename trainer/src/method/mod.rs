@@ -6,6 +6,7 @@
 pub(crate) mod check;
 mod dino;
 mod dinov2;
+mod dinov3;
 mod distillation;
 mod ibot;
 mod lejepa;

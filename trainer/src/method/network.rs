@@ -113,8 +113,9 @@ impl NetworkSpec {
 
     /// Features that the network's backbone outputs.
     pub fn readout(&self) -> Readout {
-        // A frozen network without a head is compared by all of its features.
-        if self.heads.is_empty() && self.moves == Moves::Frozen { Readout::All } else { readout(&self.heads) }
+        // A network that another one is compared with, and that has no head, is compared by all of its features.
+        let is_compared = matches!(self.moves, Moves::Frozen | Moves::Copy { .. });
+        if self.heads.is_empty() && is_compared { Readout::All } else { readout(&self.heads) }
     }
 
     /// Backbone of the network, where `recipe` is the backbone of the recipe.
@@ -147,7 +148,7 @@ impl Moves {
                 Some((of, decay.at(if moves_first { next_step } else { next_step.saturating_sub(1) })))
             }
             Self::Copy { of, every_steps, from_step } => {
-                let is_due = next_step >= from_step && next_step.is_multiple_of(every_steps);
+                let is_due = next_step >= from_step && (next_step - from_step).is_multiple_of(every_steps);
                 Some((of, if is_due { 0.0 } else { 1.0 }))
             }
         }

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::network::FrozenWeights;
 use super::{
-    Method, MethodContext, MethodRecipe, dino, dinov2, distillation, ibot, lejepa, mocov3, simclr, swav,
+    Method, MethodContext, MethodRecipe, dino, dinov2, dinov3, distillation, ibot, lejepa, mocov3, simclr,
+    swav,
 };
 #[cfg(test)]
 use super::{toy, toymasked};
@@ -63,6 +64,8 @@ methods! {
     Dino => dino,
     /// Self-distillation of views and masked patches, with embeddings that keep apart.
     Dinov2 => dinov2,
+    /// Self-distillation of views and masked patches, with similarities between patches that stay.
+    Dinov3 => dinov3,
     /// Distillation of a frozen network.
     Distillation => distillation,
     /// Self-distillation of views and masked patches.

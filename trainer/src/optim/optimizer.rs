@@ -269,7 +269,7 @@ mod tests {
     use networks::features::Features;
     use networks::head::mlp::Mlp;
     use networks::head::projection::{Normalizes, Projection};
-    use networks::head::prototypes::Prototypes;
+    use networks::head::prototypes::{Lengths, Prototypes};
     use networks::params::ParamSpec;
     use networks::unit::{Context, Cost, GroupShape, StageOutput, Unit};
     use ranks::topology::Topology;
@@ -378,7 +378,7 @@ mod tests {
             name: "last".into(),
             input: 6,
             count: 20,
-            trains_gain: true,
+            lengths: Lengths::Gain,
             frozen_steps: 0,
             warms_moments: false,
         };
@@ -457,7 +457,7 @@ mod tests {
         fn every_device_updates_like_the_host(seed in 0u64..1000, clip_norm in 0.0..2.0f64, rank in 0usize..3) {
             let mlp = Mlp { name: "mlp".into(), input: 8, hidden: 12, output: 6, init_std: 0.1 };
             let last = Prototypes {
-                name: "last".into(), input: 6, count: 20, trains_gain: true, frozen_steps: 0, warms_moments: false,
+                name: "last".into(), input: 6, count: 20, lengths: Lengths::Gain, frozen_steps: 0, warms_moments: false,
             };
             let normalized = Projection { name: "norm".into(), widths: vec![6, 10, 4], normalizes: Normalizes::Hidden, has_biases: true };
             let head: [&dyn Unit; 3] = [&mlp, &last, &normalized];

@@ -11,9 +11,10 @@ use super::transformer::block::{Block, DropPathDepth, MlpKind, QkvBias};
 use super::transformer::embed::Embed;
 use super::transformer::initial_weights::{InitialWeights, Initialization};
 use super::transformer::norm::Norm;
-use super::transformer::pos_embed::{self, Positions, Resampling};
+use super::transformer::pos_embed::{self, Positions};
 use super::transformer::rope::{Rope, rotations};
 use super::{BackboneConfig, Levels, Readout};
+use crate::interpolation::Resampling;
 use crate::unit::{CoordinateDraw, CoordinateRule, Unit};
 
 /// Upper limit of every size: far above any network, and small enough for products of sizes.

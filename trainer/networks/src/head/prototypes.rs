@@ -5,10 +5,10 @@
 //! ```
 //!
 //! The layer is weight-normalized. Its gain g is either fixed at one, so that only the directions of V matter, or
-//! trained with the rest.
+//! trained with the rest; DINOv3's layer is V as it is.
 
 use burn_tensor::Tensor;
-use kernels::ops::{unit_rows, weight_norm_linear};
+use kernels::ops::{matmul_transposed, unit_rows, weight_norm_linear};
 
 use crate::features::Features;
 use crate::params::{Init, ParamSpec};
@@ -25,13 +25,27 @@ pub struct Prototypes {
     pub input: usize,
     /// Number of prototypes, K.
     pub count: usize,
-    /// Trains the gain, and decays it like a weight.
-    pub trains_gain: bool,
+    /// Lengths of the prototypes.
+    pub lengths: Lengths,
     /// Steps at the beginning of a run during which the layer is not updated.
     pub frozen_steps: u64,
     /// Whether the optimizer's moments follow the layer's gradients while it is frozen: DINOv2.
     pub warms_moments: bool,
 }
+
+/// Lengths of prototypes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lengths {
+    /// One: only directions matter.
+    One,
+    /// Gains that are trained, and decayed like a weight.
+    Gain,
+    /// Lengths of the rows of the matrix, which is not normalized.
+    Free,
+}
+
+/// Standard deviation of the initial rows of a matrix that is not normalized.
+const FREE_STD: f32 = 0.02;
 
 impl Unit for Prototypes {
     fn name(&self) -> &str {
@@ -39,27 +53,38 @@ impl Unit for Prototypes {
     }
 
     fn params(&self) -> Vec<ParamSpec> {
-        let init = Init::Uniform(1.0 / (self.input as f32).sqrt());
-        let directions = ParamSpec::weight("weight_v", [self.count, self.input], init);
-        let gain = ParamSpec::weight("weight_g", [self.count, 1], Init::Constant(1.0));
-        let mut params = vec![directions];
-        params.extend(self.trains_gain.then_some(gain));
+        let shape = [self.count, self.input];
+        let params = match self.lengths {
+            Lengths::Free => vec![ParamSpec::weight("weight", shape, Init::TruncNormal(FREE_STD))],
+            Lengths::One | Lengths::Gain => {
+                let init = Init::Uniform(1.0 / (self.input as f32).sqrt());
+                let directions = ParamSpec::weight("weight_v", shape, init);
+                let gain = ParamSpec::weight("weight_g", [self.count, 1], Init::Constant(1.0));
+                let has_gain = self.lengths == Lengths::Gain;
+                [directions].into_iter().chain(has_gain.then_some(gain)).collect()
+            }
+        };
         let frozen =
             |param| ParamSpec { frozen_steps: self.frozen_steps, warms_moments: self.warms_moments, ..param };
         params.into_iter().map(frozen).collect()
     }
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        let directions = cx.leaves.get::<2>("weight_v");
-        let gain = match self.trains_gain {
-            true => cx.leaves.get::<2>("weight_g").reshape([self.count]),
-            false => Tensor::<1>::ones([self.count], &directions.device().inner()).cast(directions.dtype()),
+        let scores = |z: Tensor<2>| {
+            if self.lengths == Lengths::Free {
+                return matmul_transposed(z, cx.leaves.get::<2>("weight"));
+            }
+            let directions = cx.leaves.get::<2>("weight_v");
+            let gain = match self.lengths {
+                Lengths::Gain => cx.leaves.get::<2>("weight_g").reshape([self.count]),
+                _ => Tensor::<1>::ones([self.count], &directions.device().inner()).cast(directions.dtype()),
+            };
+            weight_norm_linear(z, directions, gain)
         };
         let project = |group: &Features| {
             let [b, n, d] = group.x.dims();
             let z = unit_rows(group.x.clone().reshape([b * n, d]), NORM_EPSILON);
-            let logits = weight_norm_linear(z, directions.clone(), gain.clone());
-            group.with(logits.reshape([b, n, self.count]))
+            group.with(scores(z).reshape([b, n, self.count]))
         };
         groups.iter().map(project).collect::<Vec<_>>().into()
     }

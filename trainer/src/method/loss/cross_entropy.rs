@@ -14,6 +14,17 @@ use kernels::ops::{Pairs, cross_entropy};
 /// The loss of groups of student logits `[B, V, K]` against `targets` `[B, V_t, K]`, `[1]`. The first
 /// `V_t` views of the first group are the views that the teacher saw.
 pub(crate) fn between_views(student: &[Tensor<3>], targets: &Tensor<3>, temperature: f64) -> Tensor<1> {
+    between_weighted_views(student, targets, temperature, 1.0)
+}
+
+/// The loss as [`between_views`], in which pairs with views of other groups than the first count `other_weight` times. The number
+/// of pairs, by which it is divided, counts all of them (DINOv3).
+pub(crate) fn between_weighted_views(
+    student: &[Tensor<3>],
+    targets: &Tensor<3>,
+    temperature: f64,
+    other_weight: f64,
+) -> Tensor<1> {
     let [b, n_teacher, _] = targets.dims();
     let mut n_pairs = 0;
     let of_group = |(i, logits): (usize, &Tensor<3>)| {
@@ -23,7 +34,8 @@ pub(crate) fn between_views(student: &[Tensor<3>], targets: &Tensor<3>, temperat
             _ => (Pairs::All, v * n_teacher),
         };
         n_pairs += n;
-        cross_entropy(logits.clone(), targets.clone(), pairs, temperature)
+        let sum = cross_entropy(logits.clone(), targets.clone(), pairs, temperature);
+        if i == 0 || other_weight == 1.0 { sum } else { sum * other_weight }
     };
     let total = student.iter().enumerate().map(of_group).reduce(|total, sum| total + sum);
     // Every method has at least one group of views; an empty one was refused with the recipe.

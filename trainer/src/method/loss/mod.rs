@@ -2,6 +2,7 @@
 //! [`Peers`](ranks::peers::Peers).
 
 pub(crate) mod cross_entropy;
+pub(crate) mod gram;
 pub(crate) mod info_nce;
 pub(crate) mod koleo;
 pub(crate) mod mean;

@@ -1,7 +1,7 @@
 //! The head of self-distillation: a projection of three layers and a layer of prototypes.
 
 use networks::head::mlp::Mlp;
-use networks::head::prototypes::Prototypes;
+use networks::head::prototypes::{Lengths, Prototypes};
 use networks::unit::Unit;
 
 use super::settings::check_bounds;
@@ -23,8 +23,8 @@ pub(in crate::method) struct HeadSizes {
     pub(in crate::method) bottleneck: usize,
     /// Standard deviation of the projection's initial weights.
     pub(in crate::method) init_std: f32,
-    /// Trains the lengths of the prototypes, which are one otherwise.
-    pub(in crate::method) trains_lengths: bool,
+    /// Lengths of the prototypes.
+    pub(in crate::method) lengths: Lengths,
     /// Steps at the beginning of a run during which the prototypes are not updated.
     pub(in crate::method) frozen_steps: u64,
     /// Lets the optimizer's moments of the prototypes follow their gradients while they are frozen.
@@ -61,7 +61,7 @@ impl HeadSizes {
             name: format!("{name}.last_layer"),
             input: self.bottleneck,
             count: self.prototypes,
-            trains_gain: self.trains_lengths,
+            lengths: self.lengths,
             frozen_steps: self.frozen_steps,
             warms_moments: self.warms_moments,
         };

@@ -2,14 +2,15 @@
 
 use burn_tensor::Tensor;
 use kernels::ops::{Pairs, cross_entropy, sharpness};
-use networks::features::Outputs;
+use networks::features::{Features, Outputs};
 use ranks::EngineError;
 use ranks::peers::Peers;
 
 use super::heads::HEAD;
 use super::targets::Balanced;
 
-use crate::method::loss::cross_entropy::between_views;
+use crate::method::loss::cross_entropy::between_weighted_views;
+use crate::method::loss::gram::{gram, on_grid};
 use crate::method::loss::koleo::{Neighbors, view};
 use crate::method::{BatchLoss, MATCH_LOSS, MicroBatchLoss};
 
@@ -29,8 +30,30 @@ pub(super) struct Loss {
     pub(super) neighbors: Vec<Neighbors>,
     /// Positions in the batch of the images of each micro-batch.
     pub(super) positions: Vec<Vec<usize>>,
+    /// Features of the earlier teacher, once there is one.
+    pub(super) anchors: Option<Anchors>,
+    /// Whether the method anchors similarities between patches, now or later.
+    pub(super) has_gram: bool,
     pub(super) student_temp: f64,
     pub(super) koleo_weight: f64,
+    /// Weight of the pairs with views of other sizes than the first.
+    pub(super) local_weight: f64,
+}
+
+/// Features of the earlier teacher.
+pub(super) struct Anchors {
+    /// Patches by micro-batch, `[B·V, N, D]`.
+    pub(super) features: Vec<Features>,
+    /// Weight of the anchoring's part of the loss.
+    pub(super) weight: f64,
+}
+
+impl Anchors {
+    /// The loss of micro-batch `number`, `[1]`.
+    fn loss(&self, number: usize, student: &Outputs) -> Tensor<1> {
+        let (anchor, patches) = (&self.features[number], student.features[0].patches());
+        gram(patches.x, on_grid(anchor.x.clone(), anchor.grid[0], patches.grid[0]))
+    }
 }
 
 /// Targets of masked cells.
@@ -89,8 +112,8 @@ impl BatchLoss for Loss {
         ];
         let n_sizes = student.head(HEAD).len();
         let scores: Vec<Tensor<3>> = (0..n_sizes).map(|size| student.head_on_views(HEAD, size)).collect();
-        let mut loss = between_views(&scores, targets, self.student_temp);
-        if self.cells.is_some() || !self.neighbors.is_empty() {
+        let mut loss = between_weighted_views(&scores, targets, self.student_temp, self.local_weight);
+        if self.cells.is_some() || !self.neighbors.is_empty() || self.has_gram {
             gauges.push((MATCH_LOSS, loss.clone().inner()));
         }
         if let Some(cells) = &self.cells {
@@ -106,6 +129,14 @@ impl BatchLoss for Loss {
         if let Some(spread) = self.neighbors.iter().enumerate().map(of_view).reduce(|sum, term| sum + term) {
             gauges.push(("train/koleo_loss", spread.clone().inner()));
             loss = loss + spread * self.koleo_weight;
+        }
+        if self.has_gram {
+            let anchored =
+                self.anchors.as_ref().map(|anchors| (anchors.loss(number, student), anchors.weight));
+            let zero = || self.views.prototypes_in_use.zeros_like();
+            gauges
+                .push(("train/gram_loss", anchored.as_ref().map_or_else(zero, |(of, _)| of.clone().inner())));
+            loss = anchored.into_iter().fold(loss, |loss, (of, weight)| loss + of * weight);
         }
         MicroBatchLoss { loss, gauges }
     }

@@ -9,8 +9,8 @@ use ranks::EngineError;
 use ranks::peers::Peers;
 
 use super::heads::{HEAD, HeadSizes, PATCH_HEAD};
-use super::loss::{Cells, Loss, PATCH_TARGET_ENTROPY, TARGET_ENTROPY};
-use super::settings::{Teacher, check_koleo, check_masks, check_student_temp, check_views};
+use super::loss::{Anchors, Cells, Loss, PATCH_TARGET_ENTROPY, TARGET_ENTROPY};
+use super::settings::{Teacher, check_bounds, check_koleo, check_masks, check_student_temp, check_views};
 use super::targets::Targets;
 use crate::method::loss::koleo::by_view;
 use crate::method::loss::rows::Rows;
@@ -23,6 +23,9 @@ const STUDENT: &str = "student";
 
 /// Name of the trained network's moving average.
 const TEACHER: &str = "teacher";
+
+/// Name of the earlier teacher.
+const ANCHOR: &str = "gram_teacher";
 
 /// Self-distillation over prototypes.
 pub(in crate::method) struct SelfDistillation {
@@ -43,6 +46,23 @@ pub(in crate::method) struct SelfDistillation {
     koleo_group: usize,
     /// Decay of the teacher.
     decay: Schedule,
+    /// Weight of the pairs with views of other sizes than the first.
+    local_weight: f64,
+    /// Anchoring of similarities between patches, if the method has one.
+    gram: Option<GramAnchor>,
+}
+
+/// Anchoring of similarities between patches to those of an earlier teacher.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::method) struct GramAnchor {
+    /// Weight of the anchoring's part of the loss.
+    pub(in crate::method) weight: f64,
+    /// Steps before the earlier teacher is first taken, and the loss begins.
+    pub(in crate::method) from_step: u64,
+    /// Steps between two copies of the teacher.
+    pub(in crate::method) every_steps: u64,
+    /// Number of the view size that the earlier teacher sees, the last one: the first views again, at another size.
+    pub(in crate::method) size: usize,
 }
 
 /// Prediction of masked patches.
@@ -77,6 +97,8 @@ impl SelfDistillation {
             student_temp,
             koleo_weight: 0.0,
             koleo_group: 0,
+            local_weight: 1.0,
+            gram: None,
             views: cx.views.clone(),
             width: cx.model.width(),
         })
@@ -99,6 +121,35 @@ impl SelfDistillation {
         let prototypes = head.as_ref().unwrap_or(&self.head).prototypes;
         let targets = teacher.targets("patch_center", prototypes, cx)?;
         Ok(Self { cells: Some(PatchPrediction { head, targets, weight, masks }), ..self })
+    }
+
+    /// Sets the weight of the pairs with views of other sizes than the first.
+    ///
+    /// # Errors
+    /// A message with the key and what is wrong with it.
+    pub(in crate::method) fn with_local_weight(self, weight: f64) -> Result<Self, String> {
+        check_bounds(&[("local_weight", weight, [0.0, 1e6])])?;
+        Ok(Self { local_weight: weight, ..self })
+    }
+
+    /// Adds the anchoring of similarities between patches.
+    ///
+    /// # Errors
+    /// A message with the key and what is wrong with it.
+    pub(in crate::method) fn with_gram(self, gram: Option<GramAnchor>) -> Result<Self, String> {
+        if let Some(GramAnchor { weight, every_steps, size, .. }) = gram {
+            check_bounds(&[("gram.weight", weight, [0.0, 1e6])])?;
+            if every_steps == 0 {
+                return Err("method.gram.every is less than one step".into());
+            }
+            let crops = &self.views.crops;
+            if size + 1 != self.views.groups().len() || crops.last().is_none_or(|crop| crop.like != Some(0)) {
+                return Err("method.gram: the earlier teacher sees the last of the views, which must repeat the first ones \
+                            at another size (views.crops: like = 0)"
+                    .into());
+            }
+        }
+        Ok(Self { gram, ..self })
     }
 
     /// Adds KoLeo with `weight`, among `group` consecutive images or, with 0, the whole batch.
@@ -156,7 +207,15 @@ impl Method for SelfDistillation {
     fn networks(&self) -> Vec<NetworkSpec> {
         let moves = Moves::Average { of: STUDENT, decay: self.decay, moves_first: false };
         let teacher = NetworkSpec { moves, ..self.network(TEACHER, 1, false) };
-        vec![teacher, self.network(STUDENT, self.views.groups().len(), true)]
+        let n_sizes = self.views.groups().len() - usize::from(self.gram.is_some());
+        let student = self.network(STUDENT, n_sizes, true);
+        let anchor = self.gram.map(|GramAnchor { from_step, every_steps, size, .. }| NetworkSpec {
+            heads: Vec::new(),
+            sees: vec![Sight { size, masked: false }],
+            moves: Moves::Copy { of: TEACHER, every_steps, from_step },
+            ..self.network(ANCHOR, 1, false)
+        });
+        [Some(teacher), anchor, Some(student)].into_iter().flatten().collect()
     }
 
     fn evaluated(&self) -> &'static str {
@@ -182,8 +241,21 @@ impl Method for SelfDistillation {
         };
         let positions = peers.positions(teacher[0].n_images);
         let cells = self.cells(teacher, step, peers)?;
-        let (student_temp, koleo_weight) = (self.student_temp, self.koleo_weight);
-        Ok(Box::new(Loss { views, cells, neighbors, positions, student_temp, koleo_weight }))
+        let anchors = self.gram.filter(|gram| step >= gram.from_step).map(|gram| Anchors {
+            features: batch.of(ANCHOR).iter().map(|outputs| outputs.features[0].patches()).collect(),
+            weight: gram.weight,
+        });
+        Ok(Box::new(Loss {
+            views,
+            cells,
+            neighbors,
+            positions,
+            anchors,
+            has_gram: self.gram.is_some(),
+            student_temp: self.student_temp,
+            koleo_weight: self.koleo_weight,
+            local_weight: self.local_weight,
+        }))
     }
 
     fn after_step(&mut self, observed: &[(&'static str, Vec<f32>)]) {

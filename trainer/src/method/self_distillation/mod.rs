@@ -1,4 +1,4 @@
-//! Self-distillation over prototypes, as DINO, iBOT and DINOv2 have it: a network predicts the balanced scores that its own
+//! Self-distillation over prototypes, as DINO, iBOT, DINOv2 and DINOv3 have it: a network predicts the balanced scores that its own
 //! moving average gives to other views, and to patches that are hidden from it.
 //!
 //! ```text
@@ -7,6 +7,7 @@
 //! loss = mean over views v of the teacher, views u ≠ v of the student, of H(P_v, softmax(S_u / τ_s))
 //!      + w_p · 1/(B V) Σ_views mean over the view's masked cells of H(P_cell, softmax(S_cell / τ_s))
 //!      + w_k · Σ_views of the first size koleo(student(x_v))
+//!      + w_g · gram(patches of the student, patches of an earlier teacher)
 //! after the step: c ← m · c + (1 - m) · mean(T);   teacher ← λ · teacher + (1 - λ) · student
 //! ```
 //!
@@ -19,4 +20,4 @@ mod method;
 pub(super) mod settings;
 pub(super) mod targets;
 
-pub(super) use method::SelfDistillation;
+pub(super) use method::{GramAnchor, SelfDistillation};

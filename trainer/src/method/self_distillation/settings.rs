@@ -1,6 +1,7 @@
 //! Settings with their defaults and checks that the methods of self-distillation share.
 
 use networks::mask::MaskRule;
+use serde::{Deserialize, Serialize};
 
 use super::targets::{Centering, Targets};
 use crate::method::MethodContext;
@@ -56,6 +57,20 @@ impl Teacher<'_> {
         check_bounds(&[("teacher_decay", from, [0.0, 1.0]), ("teacher_decay", to, [0.0, 1.0])])?;
         Ok(Schedule::cosine(from, to, cx.length.total_steps))
     }
+}
+
+/// Head of masked patches.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PatchHead {
+    /// Number of prototypes.
+    pub prototypes: usize,
+    /// Channels of the hidden layers; 2048 by default.
+    #[serde(default = "default_hidden")]
+    pub hidden: usize,
+    /// Channels between the MLP and the prototypes; 256 by default.
+    #[serde(default = "default_bottleneck")]
+    pub bottleneck: usize,
 }
 
 pub(in crate::method) fn default_hidden() -> usize {

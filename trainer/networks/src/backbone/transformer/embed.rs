@@ -17,8 +17,9 @@ use burn_tensor::{Tensor, TensorData};
 use kernels::ops::{linear, sequence};
 
 use super::initial_weights::InitialWeights;
-use super::pos_embed::{self, Positions, Resampling};
+use super::pos_embed::Positions;
 use crate::features::Features;
+use crate::interpolation::{Resampling, matrix};
 use crate::leaves::Leaves;
 use crate::params::{Init, ParamSpec};
 use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
@@ -78,7 +79,7 @@ impl Embed {
             // The map stays valid if a holder panics: an entry is inserted whole.
             let mut cache = self.matrices.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
             let make = || {
-                let matrix = pos_embed::matrix(self.grid, grid, self.resampling);
+                let matrix = matrix(self.grid, grid, self.resampling);
                 TensorData::new(matrix, [grid[0] * grid[1], n - 1])
             };
             cache.entry(grid).or_insert_with(make).clone()
