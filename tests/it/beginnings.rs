@@ -161,3 +161,43 @@ fn training_goes_on_from_the_weights_of_another_library() {
     assert!(at(4, "student") == given, "the backbone is frozen for four steps");
     assert!(at(6, "student") != given);
 }
+
+/// Settings of masks, anchors and weights that cannot be run are refused with their key, before anything is written.
+#[test]
+fn what_masked_training_cannot_do_is_said() {
+    let world = World::new(24);
+    ok(&world.pretrain("a", &["--set", "optim.length={steps=2}"]));
+    let (run, shard, workdir) = (world.text("a"), world.text("data/train-000000.tar"), world.text("b"));
+    let half = world.path("half.pth");
+    let whole = world.text("a.pth");
+    ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &whole, "--format", "dinov2"]));
+    std::fs::write(&half, &std::fs::read(&whole).unwrap()[..20_000]).unwrap();
+    let half = half.display().to_string();
+    let resnet = "model={arch=\"resnet\",image_px=32,depth=18,stem=\"small\"}";
+    let gram = "method.gram={weight=2.0,from={steps=1},every={steps=2}}";
+    let cases: [(&[&str], &str); 8] = [
+        (&["dinov2_cifar", "--set", "method.mask_ratio=[0.1,1.5]"], "method.mask_ratio is 1.5"),
+        (&["dinov2_cifar", "--set", resnet], "has no tokens to mask"),
+        (&["dinov3_cifar", "--set", gram], "method.gram: the earlier teacher sees the last of the views"),
+        (&["dinov3_cifar", "--set", "model.rope_rescale=0.5"], "model.rope_rescale 0.5"),
+        (&["dinov2_continue", "--init", &half], "half.pth"),
+        (&["dinov2_continue", "--init", &run, "--set", "model.image_px=225"], "model.image_px 225"),
+        (
+            &["dinov2_continue", "--init", &run, "--set", "model.width=48"],
+            "model.width is 48 in the recipe and 32",
+        ),
+        (&["dinov2_cifar", "--init", &run], "model.registers"),
+    ];
+    for (more, told) in cases {
+        let more = [more, &["--set", "optim.batch_size=8", "--set", "optim.length={steps=4}"]].concat();
+        let more = if told == "model.registers" {
+            [&more[..], &["--set", "model.registers=2"]].concat()
+        } else {
+            more
+        };
+        let args = [&["pretrain", "--shards", &shard, "--workdir", &workdir, "--recipe"], &more[..]].concat();
+        let error = fails(&world.ocelli(&args), 2);
+        assert!(error.contains(told), "{more:?}: {error}");
+        assert!(!world.path("b").exists(), "{more:?}");
+    }
+}

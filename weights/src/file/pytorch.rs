@@ -25,7 +25,16 @@ const DATA_MODULES: [&str; 9] =
 /// # Errors
 /// [`WeightsError::Malformed`], also for a pickle that would execute code.
 pub(crate) fn read(path: &Path) -> Result<Arrays, WeightsError> {
-    let malformed = |error: pytorch_reader::PytorchError| WeightsError::malformed(path, error.to_string());
+    let malformed = |error: pytorch_reader::PytorchError| {
+        let reason = match error.to_string() {
+            // The directory of an archive is at its end.
+            reason if reason.contains("Could not find EOCD") => {
+                "it is cut off, or no file of torch.save".to_string()
+            }
+            reason => reason,
+        };
+        WeightsError::malformed(path, reason)
+    };
     let pickle = PytorchReader::read_pickle_data(path, None).map_err(malformed)?;
     if let Some(name) = foreign_object(&pickle) {
         return Err(WeightsError::malformed(
