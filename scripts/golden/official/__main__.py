@@ -27,6 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dino import DINO_RESNET, DINO_VIT, balanced, dino
 from dinov2_training import dinov2
+from dinov3_training import dinov3
 from distillation import distillation
 from lejepa import lejepa
 from mocov3 import moco
@@ -59,6 +60,8 @@ def runs(paths) -> dict:
         "dinov2_shared": lambda: dinov2(paths, "dinov2_shared", False, "centering", 0.02, {}),
         "dinov2_apart": lambda: dinov2(paths, "dinov2_apart", True, "sinkhorn_knopp", 0.005, {
             "ffn_layer": "swiglufused", "num_register_tokens": 2, "interpolate_offset": 0.0, "interpolate_antialias": True}),
+        # Written out, on the backbone of transformers.
+        "dinov3": lambda: dinov3("dinov3"),
         "dino_balanced": lambda: vit("dinov2_balanced", False, ["--freeze_last_layer", "0"], more_losses=balanced(paths)),
     }
 

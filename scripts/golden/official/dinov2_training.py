@@ -43,8 +43,8 @@ class Stream:
             items[i], items[other] = items[other], items[i]
 
 
-def masks(step: int, n_images: int, n_views: int, side: int, share: float, ratio: tuple[float, float]) -> torch.Tensor:
-    """networks::mask for `Spread::Even` and blocks of four or more, seed 0: `[B, V, N]`."""
+def masks(step: int, n_images: int, n_views: int, side: int, share: float, ratio: tuple[float, float], exact: bool = False) -> torch.Tensor:
+    """networks::mask for `Spread::Even` or `Spread::Exact` and blocks of four or more, seed 0: `[B, V, N]`."""
     domain = 0x6D61736B00000000 ^ step
     n, n_masked, cells = n_images * n_views, int(n_images * n_views * share), side * side
     order = list(range(n))
@@ -53,7 +53,8 @@ def masks(step: int, n_images: int, n_views: int, side: int, share: float, ratio
     for number, place in enumerate(order[:n_masked]):
         rng = Stream(0, domain, place // n_views, place % n_views)
         edge = lambda i: ratio[0] + (ratio[1] - ratio[0]) * i / n_masked
-        wanted, mask, count = int(cells * rng.between(edge(number), edge(number + 1))), torch.zeros(side, side, dtype=torch.bool), 0
+        part = edge(number + 1) if exact else rng.between(edge(number), edge(number + 1))
+        wanted, mask, count = int(cells * part), torch.zeros(side, side, dtype=torch.bool), 0
         while count < wanted:
             room, placed = float(min(wanted - count, side // 2 * side)), 0
             for _ in range(10):
@@ -72,6 +73,12 @@ def masks(step: int, n_images: int, n_views: int, side: int, share: float, ratio
             if placed == 0:
                 break
             count += placed
+        if exact:
+            free = [cell for cell in range(cells) if not mask.flatten()[cell]]
+            for i in range(min(wanted - count, len(free))):
+                other = i + rng.below(len(free) - i)
+                free[i], free[other] = free[other], free[i]
+                mask[free[i] // side, free[i] % side] = True
         out[place // n_views, place % n_views] = mask.flatten()
     return out
 

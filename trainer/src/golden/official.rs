@@ -248,6 +248,28 @@ fn dinov2(file: &'static str, lr: f64, more: &str) -> Run {
     Run { file, views: file, recipe, loss: 1e-5, weights: 1e-4, blind: &[] }
 }
 
+fn dinov3() -> Run {
+    let method = "layer_scale = 0.5\nregisters = 2\npositions = 'rope'\nqkv_bias = 'without_keys'\n[method]\nname = 'dinov3'\n\
+                  prototypes = 16\nhead_hidden = 12\nhead_bottleneck = 8\n\
+                  patch_head = { prototypes = 20, hidden = 10, bottleneck = 6 }\nfreeze_last_layer = { steps = 2 }\n\
+                  teacher_temp = [0.04, 0.07]\nteacher_temp_warmup = { steps = 4 }\nteacher_decay = [0.9, 1.0]\n\
+                  local_weight = 0.5\ngram = { weight = 2.0, from = { steps = 4 }, every = { steps = 4 } }\n";
+    let crop = |size_px: u32, like: &str| {
+        format!(
+            "[[views.crops]]\ncount = 2\nsize_px = {size_px}\nscale = [0.3, 1.0]\nflip_p = 0.5\n\
+             jitter = {{ brightness = 0.4, contrast = 0.4, saturation = 0.2, hue = 0.1, p = 0.8 }}\ngray_p = 0.2\n\
+             blur_p = 0.5\nblur_sigma = [0.1, 2.0]\nsolarize_p = 0.2\n{like}"
+        )
+    };
+    let views =
+        format!("[views]\npreset = 'custom'\n{}{}{}", crop(32, ""), crop(16, ""), crop(64, "like = 0\n"));
+    let optim = "[optim]\nbatch_size = 16\nlength = { steps = 12 }\nlr = 0.005\nlr_scaling = 'fixed'\nmin_lr = 1e-5\n\
+                 warmup = { steps = 4 }\nweight_decay = [0.04, 0.4]\nclip = 'per_module'\nclip_norm = 0.3\n\
+                 layer_decay = 0.9\npatch_rate = 0.2\n";
+    let recipe = recipe(&[VIT, method, &views, optim]);
+    Run { file: "dinov3", views: "dinov3", recipe, loss: 1e-5, weights: 1e-4, blind: &[] }
+}
+
 /// Batch `number` of the views `name`: noise around a color of each image's own.
 fn batch(plan: &Plan, name: &str, number: u64) -> Batch {
     let colors = uniform(&format!("{name}.{number}.colors"), 3 * BATCH);
@@ -396,4 +418,10 @@ fn dinov2_with_heads_apart_is_the_official_run() {
     let more = "pos_antialias = true\nregisters = 2\nmlp = 'swiglu'\n[method]\nname = 'dinov2'\ncentering = 'sinkhorn'\n\
                 patch_head = { prototypes = 20, hidden = 10, bottleneck = 6 }\n";
     check_both(&dinov2("dinov2_apart", 0.005, more));
+}
+
+/// Exact masks, rotary positions, plain last layers, a weight of smaller views and Gram anchoring, on transformers' backbone.
+#[test]
+fn dinov3_is_the_run_in_pytorch() {
+    check_both(&dinov3());
 }
