@@ -1,6 +1,6 @@
 """Makes tests/golden/official/: what the official training code of six methods computes of small networks, on a CPU, in f64.
 
-Needs torch, torchvision, timm, safetensors and fvcore, and the official repositories as they are. Run at the root of the repository:
+Needs torch, torchvision, timm, transformers, safetensors and fvcore, and the official repositories as they are. Run at the root of the repository:
 
     python scripts/golden/official --swav DIR --vissl DIR --classy DIR --apex DIR --lejepa DIR --dino DIR --dinov2 DIR \
         --moco DIR
