@@ -74,7 +74,8 @@ fn check_there(path: &Path) -> anyhow::Result<()> {
 /// Flags for facts that a file of weights may not state.
 #[derive(Clone, Default, clap::Args)]
 pub(crate) struct WeightFlags {
-    /// Library that wrote a file of weights, if its names are ambiguous: dino, dinov2, timm, torchvision or transformers.
+    /// Library that wrote a file of weights, if its names are ambiguous: dino, dinov2, dinov3, timm, torchvision or
+    /// transformers.
     #[arg(long, value_name = "LIBRARY")]
     source: Option<Library>,
     /// Number of attention heads of a file's network [default: as its config.json says, else one for each 64 channels].

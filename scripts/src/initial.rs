@@ -21,7 +21,7 @@ const FORKED_FROM: &str = "forked-from.txt";
 #[group(id = "initial")]
 pub(crate) struct InitialFlags {
     /// Initial weights of the backbone, in place of the recipe's init.weights: a file or folder of DINO, DINOv2,
-    /// timm, torchvision, transformers or `ocelli export`, or a run. Heads start at random.
+    /// DINOv3, timm, torchvision, transformers or `ocelli export`, or a run. Heads start at random.
     #[arg(long, value_name = "WEIGHTS", conflicts_with = "fork")]
     init: Option<PathBuf>,
     #[command(flatten)]

@@ -44,9 +44,19 @@ fn one_rank_may_talk_to_itself() {
 /// number of kept graphs, and weights in f32.
 #[test]
 fn bf16_computes_nearly_what_f32_does() {
+    near_in_bf16(&[]);
+    near_in_bf16(&[
+        "model.positions=rope",
+        "model.registers=2",
+        "model.mlp=swiglu",
+        "model.qkv_bias=without_keys",
+    ]);
+}
+
+fn near_in_bf16(model: &[&str]) {
     const BF16: &str = "optim.precision={ compute = \"bf16\" }";
     let run = |world, more: &[&str], n_steps| {
-        let overrides = [&["optim.micro_batches=2"][..], &STATISTICS, more].concat();
+        let overrides = [&["optim.micro_batches=2"][..], &STATISTICS, model, more].concat();
         train(&plan(world, &overrides), n_steps)
     };
     let (f32s, bf16s) = (run(1, &[], 1), run(1, &[BF16], 1));

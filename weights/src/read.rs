@@ -65,9 +65,8 @@ fn foreign(reader: &Reader, mut found: Found, source: &Source, hints: &Hints) ->
     recognized.model.validate()?;
     let otherwise =
         Preprocessing::of_size(u32::try_from(recognized.size_px).unwrap_or(u32::MAX), Default::default());
-    let is_known =
-        matches!(library, Library::Dino | Library::Dinov2 | Library::Dinov3 | Library::Torchvision)
-            || hints.normalization.is_some();
+    let is_known = matches!(library, Library::Dino | Library::Dinov2 | Library::Torchvision)
+        || hints.normalization.is_some();
     config::check_activation(source, recognized.activation)?;
     let preprocessing = config::preprocessing(source, otherwise, is_known, &mut assumed)?;
     if library == Library::Torchvision {

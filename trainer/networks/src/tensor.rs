@@ -17,7 +17,7 @@ pub struct NamedTensor {
 }
 
 impl NamedTensor {
-    /// Checks that all values are finite: a single other one makes all features meaningless.
+    /// Checks that all values are finite: one value that is not makes all features meaningless.
     ///
     /// # Errors
     /// [`NetworkError::Weights`].

@@ -158,7 +158,7 @@ impl Whole<'_> {
             let first = n_views + n_rows(&cells[..sequences.start]);
             let of_views = (n_views > 0).then(|| x.clone().slice(sequences.clone()));
             let of_cells = match n_rows(&cells[sequences]) {
-                // Where no cell is masked and no view is read there is a row of no meaning.
+                // Where no cell is masked and no view is read there is a placeholder row.
                 0 => (n_views == 0).then(|| x.clone().slice(0..1)),
                 n => Some(x.clone().slice(first..first + n)),
             };

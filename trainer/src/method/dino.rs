@@ -93,6 +93,7 @@ impl MethodRecipe for Config {
         };
         let teacher = Teacher {
             temperature: self.teacher_temp,
+            temperature_key: "method.teacher_temp",
             warmup: &self.teacher_temp_warmup,
             warmup_includes_end: false,
             decay: self.teacher_decay,

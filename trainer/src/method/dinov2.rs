@@ -1,4 +1,4 @@
-//! DINOv2: self-distillation of views and of masked patches, with embeddings that keep apart (Oquab et al. 2023).
+//! DINOv2: self-distillation of views and of masked patches, with KoLeo, which spreads embeddings (Oquab et al. 2023).
 //!
 //! ```text
 //! half of the 2·B first views are masked by blocks, in shares spread evenly over 0.1..0.5 of their patches
@@ -9,8 +9,8 @@
 //! P = softmax((T - c) / τ_t) with a center each for views and patches, or Sinkhorn(T / τ_t), each apart, over the whole batch
 //! ```
 //!
-//! The published runs score patches by the head of the views (ViT-L/16 on ImageNet-1k, centers) or by one of their own (ViT-L
-//! and ViT-g on LVD-142M, Sinkhorn and Knopp). Blocks may mask fewer patches than a view's share, as in the released code.
+//! The published runs score patches by the head of the views (ViT-L/16 on ImageNet-1k, centers) or by one of their own (ViT-L/14
+//! on ImageNet-22k and ViT-g/14 on LVD-142M, Sinkhorn-Knopp). Blocks may mask fewer patches than a view's share, as in the released code.
 //! The center of patches is their mean over the whole batch; the released code averages the means of ranks.
 
 #[cfg(test)]
@@ -112,6 +112,7 @@ impl MethodRecipe for Config {
         let own = self.patch_head.as_ref().map(|own| head(own.prototypes, own.hidden, own.bottleneck));
         let teacher = Teacher {
             temperature: self.teacher_temp,
+            temperature_key: "method.teacher_temp",
             warmup: &self.teacher_temp_warmup,
             warmup_includes_end: true,
             decay: self.teacher_decay,

@@ -1,4 +1,5 @@
-//! DINOv3: self-distillation of views and of masked patches, with similarities between patches that stay (Siméoni et al. 2025).
+//! DINOv3: self-distillation of views and of masked patches, with Gram anchoring, which preserves similarities between patches
+//! (Siméoni et al. 2025).
 //!
 //! ```text
 //! half of the 2·B first views are masked, in shares spread evenly over 0.1..0.5 of their patches, to an exact number
@@ -9,8 +10,8 @@
 //!      + w_g · gram(student's patches of x_1 and x_2, earlier teacher's patches of the same boxes at another size)
 //! ```
 //!
-//! The earlier teacher is a copy of the moving average, taken at a step and again every so often. The views that it sees are the
-//! last of the recipe, `like` the first ones, at another size and without distortion of colors.
+//! The earlier teacher is a copy of the moving average, taken after `gram.from` and again every `gram.every`. It sees the last
+//! views of the recipe, which have the boxes of the first ones (`like = 0`), at another size and without distortion of colors.
 
 #[cfg(test)]
 use augment::MultiCrop;
@@ -139,6 +140,7 @@ impl MethodRecipe for Config {
         let of_patches = head(prototypes, hidden, bottleneck);
         let teacher = Teacher {
             temperature: self.teacher_temp,
+            temperature_key: "method.teacher_temp",
             warmup: &self.teacher_temp_warmup,
             warmup_includes_end: true,
             decay: self.teacher_decay,

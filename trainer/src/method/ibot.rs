@@ -1,7 +1,7 @@
 //! iBOT: self-distillation of views and of masked patches (Zhou et al. 2022).
 //!
 //! ```text
-//! the first views of half of the images are masked by blocks, in a share of U(0.1, 0.5) of their patches
+//! each view of the first size is masked by blocks with probability 1/2, in a share of U(0.1, 0.5) of its patches
 //! S, T  scores of one head on class tokens and on masked patches, of the student and of its moving average
 //! loss = mean over v, u≠v of H(softmax((T_v - c) / τ_t), softmax(S_u / τ_s))
 //!      + w · 1/(B V) Σ_views mean over masked patches of H(softmax((T_p - c') / τ_t'), softmax(S_p / τ_s))
@@ -97,14 +97,19 @@ impl MethodRecipe for Config {
         };
         let teacher = Teacher {
             temperature: self.teacher_temp,
+            temperature_key: "method.teacher_temp",
             warmup: &self.teacher_temp_warmup,
             warmup_includes_end: false,
             decay: self.teacher_decay,
             centering: Centering::Mean,
             center_decay: self.center_decay,
         };
-        let of_patches =
-            Teacher { temperature: self.teacher_patch_temp.unwrap_or(self.teacher_temp), ..teacher };
+        let of_patches = match self.teacher_patch_temp {
+            Some(temperature) => {
+                Teacher { temperature, temperature_key: "method.teacher_patch_temp", ..teacher }
+            }
+            None => teacher,
+        };
         let method = SelfDistillation::new(head, &teacher, self.student_temp, cx)?;
         // The side of the smallest block is a third of the grid's.
         let side = cx.views.groups()[0].size_px as usize / cx.model.cell_px();

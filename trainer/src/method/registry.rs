@@ -62,9 +62,9 @@ macro_rules! methods {
 methods! {
     /// Self-distillation with no labels.
     Dino => dino,
-    /// Self-distillation of views and masked patches, with embeddings that keep apart.
+    /// Self-distillation of views and masked patches, with a regularizer that spreads embeddings.
     Dinov2 => dinov2,
-    /// Self-distillation of views and masked patches, with similarities between patches that stay.
+    /// Self-distillation of views and masked patches, with Gram anchoring, which preserves similarities between patches.
     Dinov3 => dinov3,
     /// Distillation of a frozen network.
     Distillation => distillation,

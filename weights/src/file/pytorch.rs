@@ -29,7 +29,7 @@ pub(crate) fn read(path: &Path) -> Result<Arrays, WeightsError> {
         let reason = match error.to_string() {
             // The directory of an archive is at its end.
             reason if reason.contains("Could not find EOCD") => {
-                "it is cut off, or no file of torch.save".to_string()
+                "it is truncated, or was not written by torch.save".to_string()
             }
             reason => reason,
         };

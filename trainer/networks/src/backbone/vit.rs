@@ -64,13 +64,13 @@ pub struct Config {
     /// Base of the periods of rotary positions; 100 by default.
     #[serde(default = "default_rope_base", skip_serializing_if = "is_default_rope_base")]
     pub rope_base: f64,
-    /// Largest shift of rotary coordinates in training, of which half an image is 1; none by default.
+    /// Largest random shift of rotary coordinates in training, in units of half an image; none by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rope_shift: Option<f32>,
-    /// Largest factor of each rotary coordinate in training; none by default.
+    /// Largest random factor of each axis's rotary coordinate in training; none by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rope_jitter: Option<f32>,
-    /// Largest factor of both rotary coordinates in training; none by default, 2 in DINOv3.
+    /// Largest random factor of both rotary coordinates in training; none by default, 2 in DINOv3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rope_rescale: Option<f32>,
     /// Biases of queries, keys and values; all by default.

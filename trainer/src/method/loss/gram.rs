@@ -1,5 +1,5 @@
-//! Gram anchoring (DINOv3: Siméoni et al. 2025, section 4.2): similarities between the patches of a view stay as those of an
-//! earlier network.
+//! Gram anchoring (DINOv3: Siméoni et al. 2025, section 4.2): similarities between the patches of a view are kept close to those
+//! of an earlier network.
 //!
 //! ```text
 //! loss = mean over views of mean_{ij} (x̂_i · x̂_j - ŷ_i · ŷ_j)²      x, y [N, D] the patches of both networks

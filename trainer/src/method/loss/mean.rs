@@ -13,7 +13,7 @@ use ranks::peers::Peers;
 
 use super::rows::Rows;
 
-/// Computes means over all rows of the batch, `[K]` each. One sum over ranks serves all of them; all have as many rows.
+/// Computes means over all rows of the batch, `[K]` each. One sum over ranks serves all of them; all have the same number of rows.
 ///
 /// # Errors
 /// [`EngineError`].

@@ -15,7 +15,7 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// Creates rows of which every micro-batch of the batch has as many: `[B, V, K]` each, at least one on each rank.
+    /// Creates rows with the same number in every micro-batch: `[B, V, K]` each, at least one on each rank.
     pub(crate) fn even(by_batch: Vec<Tensor<3>>, peers: Peers<'_>) -> Self {
         let [b, v, _] = by_batch[0].dims();
         Self::with_number(by_batch, b * v * peers.n_micro_batches())
@@ -52,7 +52,7 @@ impl Rows {
         self.by_batch[number].as_ref()
     }
 
-    /// Rows of micro-batch `number`, where every micro-batch has as many.
+    /// Rows of micro-batch `number`, when all have the same number.
     ///
     /// # Panics
     /// If it has none, which only masked cells can have.

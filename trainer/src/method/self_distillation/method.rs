@@ -1,6 +1,6 @@
 //! The method: networks, targets and loss of self-distillation over prototypes.
 
-use augment::MultiCrop;
+use augment::{CropSpec, MultiCrop};
 use burn_tensor::Tensor;
 use networks::features::Outputs;
 use networks::head::{Head, Reads};
@@ -142,10 +142,11 @@ impl SelfDistillation {
             if every_steps == 0 {
                 return Err("method.gram.every is less than one step".into());
             }
-            let crops = &self.views.crops;
-            if size + 1 != self.views.groups().len() || crops.last().is_none_or(|crop| crop.like != Some(0)) {
-                return Err("method.gram: the earlier teacher sees the last of the views, which must repeat the first ones \
-                            at another size (views.crops: like = 0)"
+            if size == 0
+                || repeated(&self.views, size) != (0..self.views.groups()[0].n_views).collect::<Vec<_>>()
+            {
+                return Err("method.gram: the earlier teacher sees the last of the views, which must repeat all of the first \
+                            ones, in their order, at a size of their own (views.crops: like = 0)"
                     .into());
             }
         }
@@ -197,6 +198,19 @@ impl SelfDistillation {
         let balanced = targets.of("masked patches", &scores, step, peers)?;
         Cells::of(name, balanced, *weight, peers).map(Some)
     }
+}
+
+/// Returns the places among the views that the views of group `size` repeat; those that repeat none are left out.
+fn repeated(views: &MultiCrop, size: usize) -> Vec<usize> {
+    let groups = views.groups();
+    let before: usize = groups[..size].iter().map(|group| group.n_views).sum();
+    let first = |crop: usize| views.crops[..crop].iter().map(|crop| crop.count).sum::<usize>();
+    let places = views.crops.iter().enumerate().filter(|(number, _)| first(*number) >= before);
+    let of_crop = |(_, crop): (usize, &CropSpec)| {
+        let start = crop.like.map(first);
+        start.map(|start| start..start + crop.count).into_iter().flatten().collect::<Vec<_>>()
+    };
+    places.flat_map(of_crop).collect()
 }
 
 impl Method for SelfDistillation {
@@ -277,18 +291,24 @@ impl Method for SelfDistillation {
     }
 
     fn uninformed_loss(&self) -> Option<f64> {
-        Some((self.head.prototypes as f64).ln())
+        // Pairs count by their weights, and are divided by their number.
+        let n_sizes = self.views.groups().len() - usize::from(self.gram.is_some());
+        let n_views: Vec<usize> = self.views.groups()[..n_sizes].iter().map(|group| group.n_views).collect();
+        let first = (n_views[0] * (n_views[0] - 1)) as f64;
+        let others = (n_views[0] * n_views[1..].iter().sum::<usize>()) as f64;
+        let share = (first + self.local_weight * others) / (first + others);
+        Some((self.head.prototypes as f64).ln() * share)
     }
 
     fn target_distributions(&self) -> Vec<TargetDistribution> {
-        let of = |sizes: &HeadSizes, entropy| {
-            TargetDistribution::over(sizes.prototypes, entropy, "method.teacher_temp")
+        let of = |sizes: &HeadSizes, entropy, targets: &Targets| {
+            TargetDistribution::over(sizes.prototypes, entropy, targets.temperature_key)
         };
-        let of_views = of(&self.head, TARGET_ENTROPY);
+        let of_views = of(&self.head, TARGET_ENTROPY, &self.targets);
         let of_cells = self
             .cells
             .as_ref()
-            .map(|cells| of(cells.head.as_ref().unwrap_or(&self.head), PATCH_TARGET_ENTROPY));
+            .map(|cells| of(cells.head.as_ref().unwrap_or(&self.head), PATCH_TARGET_ENTROPY, &cells.targets));
         std::iter::once(of_views).chain(of_cells).collect()
     }
 
@@ -300,5 +320,39 @@ impl Method for SelfDistillation {
     fn load_state(&mut self, state: &[(String, Vec<f32>)]) -> Result<(), String> {
         let of_cells = self.cells.as_mut().map(|cells| &mut cells.targets);
         std::iter::once(&mut self.targets).chain(of_cells).try_for_each(|targets| targets.load(state))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Views that repeat all first ones in their order, in one crop or in several; and views that do not.
+    #[test]
+    fn repeated_views_are_found_by_their_crops() {
+        let crop = |count: usize, size_px: u32, like: Option<usize>| CropSpec {
+            count,
+            size_px,
+            like,
+            ..MultiCrop::dino(32, 16, 2).crops[0].clone()
+        };
+        let of = |crops: Vec<CropSpec>| {
+            let views = MultiCrop { crops };
+            repeated(&views, views.groups().len() - 1)
+        };
+        assert_eq!(of(vec![crop(2, 32, None), crop(4, 16, None), crop(2, 64, Some(0))]), [0, 1]);
+        let apart = |a: usize, b: usize| {
+            vec![
+                crop(1, 32, None),
+                crop(1, 32, None),
+                crop(2, 16, None),
+                crop(1, 64, Some(a)),
+                crop(1, 64, Some(b)),
+            ]
+        };
+        assert_eq!(of(apart(0, 1)), [0, 1]);
+        assert_eq!(of(apart(1, 0)), [1, 0]);
+        assert_eq!(of(vec![crop(1, 32, None), crop(1, 32, None), crop(1, 64, Some(0))]), [0]);
+        assert_eq!(of(vec![crop(2, 32, None), crop(2, 16, None)]), [] as [usize; 0]);
     }
 }

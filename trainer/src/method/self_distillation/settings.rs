@@ -12,6 +12,8 @@ use crate::schedule::{Duration, Ramp, Schedule};
 pub(in crate::method) struct Teacher<'a> {
     /// Temperature of its softmax at the start, and after the warm-up.
     pub(in crate::method) temperature: [f64; 2],
+    /// Key of the recipe that sets the temperature.
+    pub(in crate::method) temperature_key: &'static str,
     /// Length of the temperature's warm-up.
     pub(in crate::method) warmup: &'a Duration,
     /// Reaches the temperature's end in the last step of the warm-up: DINOv2. Otherwise in the step after it.
@@ -34,7 +36,7 @@ impl Teacher<'_> {
         prototypes: usize,
         cx: &MethodContext,
     ) -> Result<Targets, String> {
-        check_temperatures(&self.temperature)?;
+        check_temperatures(self.temperature_key, &self.temperature)?;
         check_bounds(&[("center_decay", self.center_decay, [0.0, 1.0])])?;
         let [from, to] = self.temperature;
         let steps = cx.length.steps("method.teacher_temp_warmup", self.warmup)?;
@@ -43,6 +45,7 @@ impl Teacher<'_> {
             name,
             centering: self.centering,
             center_decay: self.center_decay,
+            temperature_key: self.temperature_key,
             temperature: Ramp { from, to, ramp_steps },
             center: vec![0.0; prototypes],
         })
@@ -144,14 +147,12 @@ pub(super) fn check_masks(masks: &MaskRule, weight: f64) -> Result<(), String> {
 /// # Errors
 /// A message with the key.
 pub(super) fn check_student_temp(temperature: f64) -> Result<(), String> {
-    check_temperatures(&[temperature])
+    check_temperatures("method.student_temp", &[temperature])
 }
 
-fn check_temperatures(temperatures: &[f64]) -> Result<(), String> {
+fn check_temperatures(key: &str, temperatures: &[f64]) -> Result<(), String> {
     match temperatures.iter().find(|value| !(**value > 0.0 && **value <= 1e3)) {
-        Some(value) => Err(format!(
-            "method.student_temp and method.teacher_temp must lie above 0 and not above 1000, not at {value}"
-        )),
+        Some(value) => Err(format!("{key} must lie above 0 and not above 1000, not at {value}")),
         None => Ok(()),
     }
 }

@@ -26,8 +26,7 @@ pub enum Centering {
     /// Subtraction of a moving mean of the logits: DINO.
     #[default]
     Mean,
-    /// Three iterations of Sinkhorn and Knopp, which balance every batch: SwAV, DINOv2's long
-    /// recipes. Steadier than the mean where batches and runs are small.
+    /// Three Sinkhorn-Knopp iterations, which balance every batch: SwAV, DINOv2's long recipes. Steadier than the mean where batches and runs are small.
     Sinkhorn,
 }
 
@@ -39,6 +38,8 @@ pub(super) struct Targets {
     pub(super) centering: Centering,
     /// Decay of the center's moving average.
     pub(super) center_decay: f64,
+    /// Key of the recipe that sets the temperature.
+    pub(super) temperature_key: &'static str,
     /// Temperature of the teacher's softmax.
     pub(super) temperature: Ramp,
     /// The center, `[K]`.

@@ -42,7 +42,7 @@ pub(super) fn recognized(
     hints: &Hints,
     assumed: &mut Vec<String>,
 ) -> Result<Recognized, String> {
-    let names = names(found)?;
+    let names = names(found, source)?;
     let library = library(found, source, &names, hints, assumed);
     refuse_others(found)?;
     let sizes = Sizes::of(found, &names, hints, source)?;
@@ -57,7 +57,7 @@ pub(super) fn recognized(
 }
 
 /// Returns the table whose names are in `found`.
-fn names(found: &Found) -> Result<Names, String> {
+fn names(found: &Found, source: &Source) -> Result<Names, String> {
     let fits = |names: &Names| {
         [
             "blocks.0.attn.qkv.weight",
@@ -73,11 +73,14 @@ fn names(found: &Found) -> Result<Names, String> {
     };
     let has_positions = ALL.iter().any(|names| found.holds(names.pos_embed));
     if !has_positions {
-        // DINOv3's names and timm's differ in parameters that some networks lack.
+        // DINOv3's names and timm's differ in parameters that some networks lack. timm has networks of the same names whose
+        // rotations are others; they have no registers.
         let is_dinov3 = found.holds("storage_tokens") || found.holds(PERIODS);
+        let architecture = source.config.as_ref().and_then(|config| config["architecture"].as_str());
+        let is_timms = found.holds("reg_token") || architecture.is_some_and(|name| name.contains("dinov3"));
         let is_meant = |names: &Names| match names.registers {
             "storage_tokens" => is_dinov3,
-            "reg_token" => !is_dinov3,
+            "reg_token" => !is_dinov3 && is_timms,
             _ => true,
         };
         if let Some(names) = ROTARY.into_iter().find(|names| fits(names) && is_meant(names)) {
@@ -188,7 +191,7 @@ impl Sizes {
             true => (rotary_px(source, patch_px) / patch_px).max(1),
             false => square_positions(found, names, width)?,
         };
-        let rope_base = rope_base(found, source);
+        let rope_base = rope_base(found, source)?;
         let qkv_bias = qkv_bias(found, names, depth, width);
         let registers = found.shape(names.registers).and_then(|shape| shape.get(1)).copied();
         let has_layer_scale = found.holds(&first("blocks.0.ls1.gamma"));
@@ -256,7 +259,8 @@ impl Sizes {
             ])
         };
         if self.mlp == MlpKind::Swiglu {
-            config.mlp_ratio *= 1.5;
+            // Two thirds of it, rounded down, are the hidden layer.
+            config.mlp_ratio = (3 * self.hidden).div_ceil(2) as f64 / self.width as f64;
         }
         // A quotient may lie just below what it stands for.
         for _ in 0..8 {
@@ -300,20 +304,29 @@ fn rotary_px(source: &Source, patch_px: usize) -> usize {
 }
 
 /// Returns the base of the periods of rotary positions.
-fn rope_base(found: &Found, source: &Source) -> f64 {
+fn rope_base(found: &Found, source: &Source) -> Result<f64, String> {
     let said = source.config.as_ref().and_then(|config| {
         let [of_model, of_timm] = [&config["rope_theta"], &config["model_args"]["rope_temperature"]];
         of_model.as_f64().or(of_timm.as_f64())
     });
-    let of_periods = found.get(PERIODS).and_then(|periods| {
-        let (last, n) = (f64::from(*periods.values.last()?), periods.values.len() as f64);
+    let of_periods = found.get(PERIODS).map(|periods| -> Result<f64, String> {
+        let n = periods.values.len() as f64;
+        let last = f64::from(periods.values.last().copied().unwrap_or(1.0));
         // Period k of n is base^(k / n).
-        (n > 1.0).then(|| last.powf(n / (n - 1.0)))
+        let base = if n > 1.0 { last.powf(n / (n - 1.0)) } else { USUAL_BASE };
+        let fits = |(k, period): (usize, &f32)| {
+            (f64::from(*period) / base.powf(k as f64 / n) - 1.0).abs() < BASE_ROUNDING
+        };
+        match periods.values.iter().enumerate().all(fits) {
+            true => Ok(base),
+            false => Err("the periods of its rotary positions are not powers of one base".into()),
+        }
     });
-    match said.or(of_periods) {
+    let of_periods = of_periods.transpose()?;
+    Ok(match said.or(of_periods) {
         Some(base) if (base / USUAL_BASE - 1.0).abs() > BASE_ROUNDING => base,
         _ => USUAL_BASE,
-    }
+    })
 }
 
 /// Returns which of queries, keys and values have biases. Keys that have none beside the others get zeros.

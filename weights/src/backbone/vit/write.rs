@@ -67,7 +67,9 @@ pub(super) fn dinov3_arrays(config: &VitConfig, export: &Export<'_>) -> Result<A
     if !is_rotary(config) {
         return Err("DINOv3's networks have rotary positions".into());
     }
-    check_rotary_epsilon(config)?;
+    if ![1e-5, 1e-6].contains(&config.norm_epsilon) {
+        return Err(format!("its norms add {} to the variance, DINOv3's 1e-5 or 1e-6", config.norm_epsilon));
+    }
     let names = if config.mlp == MlpKind::Swiglu { DINOV3_GATED } else { DINOV3 };
     let mut arrays = renamed(export, |name| names.theirs(name));
     let d = config.width;
@@ -312,7 +314,7 @@ fn is_rotary(config: &VitConfig) -> bool {
     config.positions == Positions::Rope
 }
 
-/// Checks that a network has a position embedding and biases, as those of the library `whose` have.
+/// Checks that a network has a position embedding and biases, as networks of the library `whose` do.
 fn check_tables(config: &VitConfig, whose: &str) -> Result<(), String> {
     match is_rotary(config) {
         true => Err(format!("{whose} transformers have no rotary positions")),

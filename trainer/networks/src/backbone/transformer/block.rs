@@ -85,7 +85,7 @@ pub enum QkvBias {
     /// All three have one.
     #[default]
     All,
-    /// Keys have none, which no attention depends on: DINOv3.
+    /// Keys have none: DINOv3.
     WithoutKeys,
     /// None.
     None,

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 
 use burn_tensor::{Tensor, TensorData};
-use kernels::ops::{linear, sequence};
+use kernels::ops::{cast, linear, sequence};
 
 use super::initial_weights::InitialWeights;
 use super::pos_embed::Positions;
@@ -169,8 +169,10 @@ impl Unit for Embed {
             let class = cx.leaves.get::<3>("cls_token");
             let x = match self.positions {
                 Positions::Rope => {
+                    // The residual stream has the type of the parameters, as with a position embedding.
                     let [b, _, _] = patches.dims();
-                    Tensor::cat(vec![class.cast(patches.dtype()).expand([b, 1, d]), patches], 1)
+                    let patches = cast(patches, class.dtype());
+                    Tensor::cat(vec![class.expand([b, 1, d]), patches], 1)
                 }
                 Positions::Learned | Positions::SinCos => {
                     sequence(class, patches, self.positions(cx.leaves, group.grid))
