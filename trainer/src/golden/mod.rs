@@ -6,6 +6,7 @@ mod network;
 mod objectives;
 mod official;
 mod optimizer;
+mod runs;
 
 use burn_tensor::{Device, Tensor, TensorData};
 use kernels::device::host::to_host;
