@@ -18,7 +18,7 @@ use super::self_distillation::SelfDistillation;
 use super::self_distillation::heads::HeadSizes;
 use super::self_distillation::settings::{
     Teacher, default_bottleneck, default_center_decay, default_freeze, default_head_init_std, default_hidden,
-    default_student_temp,
+    default_student_temp, default_teacher_decay, fit_koleo_group,
 };
 use super::self_distillation::targets::Centering;
 use super::{Method, MethodContext, MethodRecipe};
@@ -76,10 +76,6 @@ fn default_norm_last_layer() -> bool {
     true
 }
 
-fn default_teacher_decay() -> [f64; 2] {
-    [0.996, 1.0]
-}
-
 impl MethodRecipe for Config {
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
         let head = HeadSizes {
@@ -105,9 +101,7 @@ impl MethodRecipe for Config {
     }
 
     fn fit_batch(&mut self, batch_size: usize) {
-        if self.koleo_group > 0 && !batch_size.is_multiple_of(self.koleo_group) {
-            self.koleo_group = 0;
-        }
+        fit_koleo_group(&mut self.koleo_group, batch_size);
     }
 
     #[cfg(test)]

@@ -22,15 +22,13 @@ use serde::{Deserialize, Serialize};
 use super::self_distillation::SelfDistillation;
 use super::self_distillation::heads::HeadSizes;
 use super::self_distillation::settings::{
-    PatchHead, Teacher, default_bottleneck, default_center_decay, default_freeze, default_head_init_std,
-    default_hidden, default_mask_ratio, default_masked_share, default_patch_weight, default_student_temp,
+    PatchHead, SMALLEST_BLOCK_PATCHES, Teacher, default_bottleneck, default_center_decay, default_freeze,
+    default_head_init_std, default_hidden, default_koleo_weight, default_large_batch_teacher_decay,
+    default_mask_ratio, default_masked_share, default_patch_weight, default_student_temp, fit_koleo_group,
 };
 use super::self_distillation::targets::Centering;
 use super::{Method, MethodContext, MethodRecipe};
 use crate::schedule::Duration;
-
-/// Number of patches of the smallest masked block.
-const SMALLEST_BLOCK: usize = 4;
 
 /// Settings of DINOv2, as a recipe writes them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -62,7 +60,7 @@ pub struct Config {
     /// Length of the warm-up of the teacher's temperature.
     pub teacher_temp_warmup: Duration,
     /// Decay of the teacher's moving average at the start and at the end of the run; 0.992 and 1 by default.
-    #[serde(default = "default_teacher_decay")]
+    #[serde(default = "default_large_batch_teacher_decay")]
     pub teacher_decay: [f64; 2],
     /// Rule that balances the teacher's outputs over prototypes; `mean` by default.
     #[serde(default)]
@@ -86,14 +84,6 @@ pub struct Config {
     /// batch. The published runs search among the images of one GPU.
     #[serde(default)]
     pub koleo_group: usize,
-}
-
-fn default_teacher_decay() -> [f64; 2] {
-    [0.992, 1.0]
-}
-
-fn default_koleo_weight() -> f64 {
-    0.1
 }
 
 impl MethodRecipe for Config {
@@ -124,7 +114,7 @@ impl MethodRecipe for Config {
             masked_share: self.masked_share,
             ratio: self.mask_ratio,
             spread: Spread::Even,
-            smallest_block: SMALLEST_BLOCK,
+            smallest_block: SMALLEST_BLOCK_PATCHES,
         };
         let method = SelfDistillation::new(of_views, &teacher, self.student_temp, cx)?
             .with_patches(own, &teacher, masks, self.patch_weight, cx)?
@@ -133,9 +123,7 @@ impl MethodRecipe for Config {
     }
 
     fn fit_batch(&mut self, batch_size: usize) {
-        if self.koleo_group > 0 && !batch_size.is_multiple_of(self.koleo_group) {
-            self.koleo_group = 0;
-        }
+        fit_koleo_group(&mut self.koleo_group, batch_size);
     }
 
     #[cfg(test)]

@@ -21,16 +21,14 @@ use serde::{Deserialize, Serialize};
 
 use super::self_distillation::heads::HeadSizes;
 use super::self_distillation::settings::{
-    PatchHead, Teacher, default_bottleneck, default_freeze, default_head_init_std, default_hidden,
-    default_mask_ratio, default_masked_share, default_patch_weight, default_student_temp,
+    PatchHead, SMALLEST_BLOCK_PATCHES, Teacher, default_bottleneck, default_freeze, default_head_init_std,
+    default_hidden, default_koleo_weight, default_large_batch_teacher_decay, default_mask_ratio,
+    default_masked_share, default_patch_weight, default_student_temp, fit_koleo_group,
 };
 use super::self_distillation::targets::Centering;
 use super::self_distillation::{GramAnchor, SelfDistillation};
 use super::{Method, MethodContext, MethodRecipe};
 use crate::schedule::Duration;
-
-/// Number of patches of the smallest masked block.
-const SMALLEST_BLOCK: usize = 4;
 
 /// Settings of DINOv3, as a recipe writes them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -61,7 +59,7 @@ pub struct Config {
     /// Length of the warm-up of the teacher's temperature.
     pub teacher_temp_warmup: Duration,
     /// Decay of the teacher's moving average at the start and at the end of the run; 0.992 and 1 by default.
-    #[serde(default = "default_teacher_decay")]
+    #[serde(default = "default_large_batch_teacher_decay")]
     pub teacher_decay: [f64; 2],
     /// Weight of the pairs with views of other sizes than the first; 1 by default, 0.5 in the last stages of ViT-7B.
     #[serde(default = "default_local_weight")]
@@ -97,14 +95,6 @@ pub struct GramConfig {
     pub from: Duration,
     /// Length of time between two copies.
     pub every: Duration,
-}
-
-fn default_teacher_decay() -> [f64; 2] {
-    [0.992, 1.0]
-}
-
-fn default_koleo_weight() -> f64 {
-    0.1
 }
 
 fn default_local_weight() -> f64 {
@@ -152,7 +142,7 @@ impl MethodRecipe for Config {
             masked_share: self.masked_share,
             ratio: self.mask_ratio,
             spread: Spread::Exact,
-            smallest_block: SMALLEST_BLOCK,
+            smallest_block: SMALLEST_BLOCK_PATCHES,
         };
         let method = SelfDistillation::new(of_views, &teacher, self.student_temp, cx)?
             .with_patches(Some(of_patches), &teacher, masks, self.patch_weight, cx)?
@@ -163,9 +153,7 @@ impl MethodRecipe for Config {
     }
 
     fn fit_batch(&mut self, batch_size: usize) {
-        if self.koleo_group > 0 && !batch_size.is_multiple_of(self.koleo_group) {
-            self.koleo_group = 0;
-        }
+        fit_koleo_group(&mut self.koleo_group, batch_size);
     }
 
     #[cfg(test)]

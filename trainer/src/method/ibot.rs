@@ -21,6 +21,7 @@ use super::self_distillation::heads::HeadSizes;
 use super::self_distillation::settings::{
     Teacher, default_bottleneck, default_center_decay, default_freeze, default_head_init_std, default_hidden,
     default_mask_ratio, default_masked_share, default_patch_weight, default_student_temp,
+    default_teacher_decay,
 };
 use super::self_distillation::targets::Centering;
 use super::{Method, MethodContext, MethodRecipe};
@@ -78,10 +79,6 @@ pub struct Config {
 
 fn default_prototypes() -> usize {
     8192
-}
-
-fn default_teacher_decay() -> [f64; 2] {
-    [0.996, 1.0]
 }
 
 impl MethodRecipe for Config {

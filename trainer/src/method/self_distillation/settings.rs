@@ -7,6 +7,9 @@ use super::targets::{Centering, Targets};
 use crate::method::MethodContext;
 use crate::schedule::{Duration, Ramp, Schedule};
 
+/// Number of patches of the smallest masked block of DINOv2 and DINOv3.
+pub(in crate::method) const SMALLEST_BLOCK_PATCHES: usize = 4;
+
 /// Settings of the teacher, and of the targets that it gives.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::method) struct Teacher<'a> {
@@ -96,6 +99,21 @@ pub(in crate::method) fn default_student_temp() -> f64 {
     0.1
 }
 
+/// Decay of the teacher in DINO and iBOT.
+pub(in crate::method) fn default_teacher_decay() -> [f64; 2] {
+    [0.996, 1.0]
+}
+
+/// Decay of the teacher in DINOv2 and DINOv3, whose batches are of thousands of images.
+pub(in crate::method) fn default_large_batch_teacher_decay() -> [f64; 2] {
+    [0.992, 1.0]
+}
+
+/// Weight of KoLeo in DINOv2 and DINOv3.
+pub(in crate::method) fn default_koleo_weight() -> f64 {
+    0.1
+}
+
 pub(in crate::method) fn default_center_decay() -> f64 {
     0.9
 }
@@ -170,6 +188,13 @@ pub(super) fn check_koleo(weight: f64, group: usize, cx: &MethodContext) -> Resu
         ));
     }
     Ok(())
+}
+
+/// Sets `group` to the whole batch if a batch of `batch_size` does not divide into groups of it.
+pub(in crate::method) fn fit_koleo_group(group: &mut usize, batch_size: usize) {
+    if *group > 0 && !batch_size.is_multiple_of(*group) {
+        *group = 0;
+    }
 }
 
 /// Checks that there are two views of the first size.

@@ -145,15 +145,7 @@ pub(super) fn timm(config: &VitConfig, size_px: usize) -> Result<TimmModel, Stri
     };
     // timm's hidden layer of a gated MLP has both products.
     let hidden = config.hidden() * if config.mlp == MlpKind::Swiglu { 2 } else { 1 };
-    let mut arguments = json!({
-        "img_size": config.image_px,
-        "patch_size": config.patch_px,
-        "embed_dim": config.width,
-        "depth": config.depth,
-        "num_heads": config.heads,
-        "mlp_ratio": ratio_for(hidden, config.width),
-        "init_values": config.layer_scale.map(decimal),
-    });
+    let mut arguments = sizes(config, hidden);
     if config.registers > 0 {
         arguments["reg_tokens"] = json!(config.registers);
         arguments["no_embed_class"] = json!(true);
@@ -161,13 +153,7 @@ pub(super) fn timm(config: &VitConfig, size_px: usize) -> Result<TimmModel, Stri
     if config.image_px != size_px {
         arguments["dynamic_img_size"] = json!(true);
     }
-    Ok(TimmModel {
-        architecture,
-        arguments,
-        first_conv: "patch_embed.proj",
-        classifier: "head",
-        pool: "token",
-    })
+    Ok(constructor(architecture, arguments))
 }
 
 /// Returns timm's constructor of a network with rotary positions, which takes images of any size.
@@ -181,28 +167,31 @@ fn rotary_timm(config: &VitConfig) -> Result<TimmModel, String> {
         (true, true) => "vit_small_plus_patch16_dinov3",
         (true, false) => "vit_small_plus_patch16_dinov3_qkvb",
     };
-    let mut arguments = json!({
+    let mut arguments = sizes(config, config.hidden());
+    arguments["num_reg_tokens"] = json!(config.registers);
+    arguments["rope_temperature"] = json!(config.rope_base);
+    arguments["global_pool"] = json!("token");
+    if is_gated {
+        arguments["swiglu_align_to"] = json!(1);
+    }
+    Ok(constructor(architecture, arguments))
+}
+
+/// Returns the arguments of timm's transformers whose MLP is called with `hidden` channels.
+fn sizes(config: &VitConfig, hidden: usize) -> Value {
+    json!({
         "img_size": config.image_px,
         "patch_size": config.patch_px,
         "embed_dim": config.width,
         "depth": config.depth,
         "num_heads": config.heads,
-        "mlp_ratio": ratio_for(config.hidden(), config.width),
+        "mlp_ratio": ratio_for(hidden, config.width),
         "init_values": config.layer_scale.map(decimal),
-        "num_reg_tokens": config.registers,
-        "rope_temperature": config.rope_base,
-        "global_pool": "token",
-    });
-    if is_gated {
-        arguments["swiglu_align_to"] = json!(1);
-    }
-    Ok(TimmModel {
-        architecture,
-        arguments,
-        first_conv: "patch_embed.proj",
-        classifier: "head",
-        pool: "token",
     })
+}
+
+fn constructor(architecture: &'static str, arguments: Value) -> TimmModel {
+    TimmModel { architecture, arguments, first_conv: "patch_embed.proj", classifier: "head", pool: "token" }
 }
 
 /// Returns a ratio with which a library computes `hidden` channels from `width`, rounding down.
