@@ -57,6 +57,19 @@ impl<'a> Peers<'a> {
         Ok(Tensor::from_data(TensorData::new(sum, [len]), &device))
     }
 
+    /// Returns the sum over ranks of `n_here`, a number that the host knows; one rank waits for no device.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn count(&self, what: &str, n_here: usize) -> Result<usize, EngineError> {
+        if self.comm.topology().world_size == 1 {
+            return Ok(n_here);
+        }
+        // Exact in f64 up to 2^53.
+        let n = self.comm.all_reduce(what, vec![n_here as f64], Reduction::Sum)?;
+        Ok(n[0] as usize)
+    }
+
     /// Returns the largest number over all micro-batches, `[1]`; `values` holds those of this rank's micro-batches.
     ///
     /// # Errors

@@ -8,7 +8,6 @@ use ranks::fixed::FixedPoint;
 use ranks::topology::Topology;
 
 use super::Golden;
-use crate::optim::LayerRates;
 use crate::optim::state::UnitShard;
 use crate::optim::{AdamW, Adaptation, ClipRule, Optimizer, RateRule, Rule, Sgd};
 use crate::schedule::ScheduledValues;
@@ -17,13 +16,7 @@ use crate::schedule::ScheduledValues;
 fn check(golden: &Golden, prefix: &str, unit: &dyn Unit, rule: Rule, schedule: [(f64, f64); 3]) {
     let larc = |adaptation: Adaptation| adaptation.rule == RateRule::Larc;
     let decays_vectors = matches!(rule, Rule::Sgd(sgd) if sgd.adaptation.is_some_and(larc));
-    let optimizer = Optimizer {
-        rule,
-        clip_norm: 0.0,
-        clip: ClipRule::PerTensor,
-        decays_vectors,
-        rates: LayerRates::default(),
-    };
+    let optimizer = Optimizer { rule, clip_norm: 0.0, clip: ClipRule::PerTensor, decays_vectors };
     let device = Device::flex();
     let mut shards = [UnitShard::init(unit, 0, Topology::SINGLE_RANK, optimizer.moments(), &device)];
     shards[0].weights = golden.flat(&format!("{prefix}param"), &shards[0]);

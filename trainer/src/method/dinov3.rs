@@ -108,7 +108,6 @@ impl Config {
             weight: *weight,
             from_step: cx.length.steps("method.gram.from", from)?,
             every_steps: cx.length.steps("method.gram.every", every)?,
-            size: cx.views.groups().len() - 1,
         }))
     }
 }

@@ -14,7 +14,6 @@ use super::clip::{ClipNorms, ClipRule};
 #[cfg(feature = "cube")]
 use super::cube;
 use super::follow::{Follower, follow_all};
-use super::rates::LayerRates;
 use super::sgd::{self, Lengths, RateRule, Sgd};
 use super::state::{Segment, UnitShard};
 use crate::schedule::ScheduledValues;
@@ -30,8 +29,6 @@ pub struct Optimizer {
     pub clip: ClipRule,
     /// Whether biases, gains and other vectors are decayed as well.
     pub decays_vectors: bool,
-    /// Learning rates by depth.
-    pub rates: LayerRates,
 }
 
 /// Update rule of a parameter.
@@ -405,13 +402,8 @@ mod tests {
             Rule::Sgd(Sgd { momentum: 0.9, nesterov: false, adaptation: None }),
         ] {
             for device in devices() {
-                let optimizer = Optimizer {
-                    rule,
-                    clip_norm: 1.0,
-                    clip: ClipRule::PerTensor,
-                    decays_vectors: false,
-                    rates: LayerRates::default(),
-                };
+                let optimizer =
+                    Optimizer { rule, clip_norm: 1.0, clip: ClipRule::PerTensor, decays_vectors: false };
                 let mut shards =
                     [UnitShard::init(&unit, 3, Topology::SINGLE_RANK, optimizer.moments(), &device)];
                 let gain = shards[0].layout.params[shards[0].layout.position("weight_g").unwrap()].range();
@@ -470,7 +462,7 @@ mod tests {
                 sgd(false, Some(Adaptation { trust: 0.02, rule: RateRule::Larc })),
             ];
             for rule in rules {
-                let optimizer = Optimizer { rule, clip_norm, clip: ClipRule::PerTensor, decays_vectors: false, rates: LayerRates::default() };
+                let optimizer = Optimizer { rule, clip_norm, clip: ClipRule::PerTensor, decays_vectors: false };
                 for (unit, device) in head.into_iter().flat_map(|unit| devices().into_iter().map(move |d| (unit, d))) {
                     check(optimizer, unit, seed, topology, &device);
                 }

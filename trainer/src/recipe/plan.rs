@@ -186,12 +186,7 @@ impl Plan {
             Algorithm::Larc => by_layer(RateRule::Larc),
         };
         let (clip_norm, clip) = (optim.clip_norm(), optim.clip);
-        let rates = LayerRates {
-            layer_decay: optim.layer_decay,
-            patch_rate: optim.patch_rate,
-            frozen_steps: self.frozen_backbone_steps,
-        };
-        Optimizer { rule, clip_norm, clip, decays_vectors: optim.decay_vectors, rates }
+        Optimizer { rule, clip_norm, clip, decays_vectors: optim.decay_vectors }
     }
 
     /// Returns the configuration of the training step.
@@ -206,6 +201,11 @@ impl Plan {
             sharding: self.recipe.run.shard,
             offload: self.recipe.run.offload,
             precision: self.recipe.optim.precision,
+            rates: LayerRates {
+                layer_decay: self.recipe.optim.layer_decay,
+                patch_rate: self.recipe.optim.patch_rate,
+                frozen_steps: self.frozen_backbone_steps,
+            },
         }
     }
 

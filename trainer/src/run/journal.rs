@@ -98,7 +98,6 @@ impl Journal {
 
     /// Probes the weights that a run starts with. All ranks call it.
     pub(super) fn probe_start(
-        &self,
         trainer: &Trainer,
         plan: &Plan,
         probes: &mut [Box<dyn Probe>],

@@ -131,8 +131,8 @@ impl<'a> Run<'a> {
             return Ok(Outcome::Finished);
         }
         if self.trainer.state.step == 0 && self.plan.recipe.init.is_some() {
-            let Self { journal, trainer, plan, heartbeat, .. } = &*self;
-            journal.probe_start(trainer, plan, probes, heartbeat, observer)?;
+            let Self { trainer, plan, heartbeat, .. } = &*self;
+            Journal::probe_start(trainer, plan, probes, heartbeat, observer)?;
         }
         let (mut next, mut agreed) = self.first_batch()?;
         loop {

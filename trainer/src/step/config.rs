@@ -5,6 +5,7 @@ use ranks::topology::{Sharding, Topology};
 
 use super::batch::Share;
 use super::precision::Precision;
+use crate::optim::LayerRates;
 
 /// Configuration of the training step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -23,6 +24,8 @@ pub struct StepConfig {
     pub n_stat_groups: usize,
     /// Data that is sharded over ranks.
     pub sharding: Sharding,
+    /// Ratios of the learning rates of a trained backbone's units to the run's.
+    pub rates: LayerRates,
     /// Whether the shards are in host memory, whichever device computes.
     pub offload: bool,
     /// Data types of computation, and of the weights and gradients that are sent.

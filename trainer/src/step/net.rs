@@ -209,7 +209,7 @@ mod tests {
 
     use super::*;
     use crate::optim::state::UnitShard;
-    use crate::optim::{ClipRule, LayerRates, Rule, Sgd};
+    use crate::optim::{ClipRule, Rule, Sgd};
 
     fn head(name: &'static str, reads: Reads, normalizes: &[Normalizes]) -> Head {
         let unit = |(i, normalizes): (usize, &Normalizes)| {
@@ -257,13 +257,7 @@ mod tests {
         let nets = nets(vec![follower("first", "trained"), follower("second", "first"), trained]);
         let device = Device::flex();
         let rule = Rule::Sgd(Sgd { momentum: 0.9, nesterov: false, adaptation: None });
-        let optimizer = Optimizer {
-            rule,
-            clip_norm: 0.0,
-            clip: ClipRule::PerTensor,
-            decays_vectors: false,
-            rates: LayerRates::default(),
-        };
+        let optimizer = Optimizer { rule, clip_norm: 0.0, clip: ClipRule::PerTensor, decays_vectors: false };
         let state = |(seed, net): (usize, &Net)| {
             let shard = |unit: Listed<'_>| {
                 let topology = Topology::SINGLE_RANK;

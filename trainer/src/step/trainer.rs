@@ -82,7 +82,7 @@ impl Trainer {
             let (n_backbone, is_frozen) = (net.backbone.len(), net.moves == Moves::Frozen);
             let mut shards: Vec<UnitShard> = net.units().map(shard).collect();
             if net.moves == Moves::ByGradient {
-                optimizer.rates.apply(&mut shards[..n_backbone]);
+                config.rates.apply(&mut shards[..n_backbone]);
             }
             NetworkState { name: net.name, is_frozen, n_backbone, shards }
         };

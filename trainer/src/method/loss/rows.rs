@@ -1,7 +1,6 @@
 //! Rows over prototypes, by micro-batch: scores or targets of all views, or of masked cells, whose number varies.
 
 use burn_tensor::{Device, Tensor};
-use kernels::device::readback::read_back;
 use ranks::EngineError;
 use ranks::peers::Peers;
 
@@ -38,13 +37,9 @@ impl Rows {
         device: Device,
         peers: Peers<'_>,
     ) -> Result<Self, EngineError> {
-        let here = |rows: &Option<Tensor<3>>| {
-            let n = rows.as_ref().map_or(0, |rows| rows.dims()[0]);
-            Tensor::from_floats([n as f32], &device)
-        };
-        // Exact in f32: a batch has fewer than 2^24 cells.
-        let n = read_back(peers.sum("rows", &by_batch.iter().map(here).collect::<Vec<_>>())?)?;
-        Ok(Self { by_batch, n: n[0] as usize, n_prototypes, device })
+        let here = by_batch.iter().flatten().map(|rows| rows.dims()[0]).sum();
+        let n = peers.count("rows", here)?;
+        Ok(Self { by_batch, n, n_prototypes, device })
     }
 
     /// Rows of micro-batch `number`, if it has any.

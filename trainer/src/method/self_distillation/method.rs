@@ -61,8 +61,6 @@ pub(in crate::method) struct GramAnchor {
     pub(in crate::method) from_step: u64,
     /// Steps between two copies of the teacher.
     pub(in crate::method) every_steps: u64,
-    /// Number of the view size that the earlier teacher sees, the last one: the first views again, at another size.
-    pub(in crate::method) size: usize,
 }
 
 /// Prediction of masked patches.
@@ -132,19 +130,18 @@ impl SelfDistillation {
         Ok(Self { local_weight: weight, ..self })
     }
 
-    /// Adds the anchoring of similarities between patches.
+    /// Adds the anchoring of similarities between patches. The earlier teacher sees the views of the last size: the first views
+    /// again, at another size.
     ///
     /// # Errors
     /// A message with the key and what is wrong with it.
     pub(in crate::method) fn with_gram(self, gram: Option<GramAnchor>) -> Result<Self, String> {
-        if let Some(GramAnchor { weight, every_steps, size, .. }) = gram {
+        if let Some(GramAnchor { weight, every_steps, .. }) = gram {
             check_bounds(&[("gram.weight", weight, [0.0, 1e6])])?;
             if every_steps == 0 {
                 return Err("method.gram.every is less than one step".into());
             }
-            if size == 0
-                || repeated(&self.views, size) != (0..self.views.groups()[0].n_views).collect::<Vec<_>>()
-            {
+            if !repeats_first(&self.views) {
                 return Err("method.gram: the earlier teacher sees the last of the views, which must repeat all of the first \
                             ones, in their order, at a size of their own (views.crops: like = 0)"
                     .into());
@@ -165,6 +162,11 @@ impl SelfDistillation {
     ) -> Result<Self, String> {
         check_koleo(weight, group, cx)?;
         Ok(Self { koleo_weight: weight, koleo_group: group, ..self })
+    }
+
+    /// Number of view sizes that the student sees: all but that of the earlier teacher.
+    fn n_student_sizes(&self) -> usize {
+        self.views.groups().len() - usize::from(self.gram.is_some())
     }
 
     /// The heads, which both networks have.
@@ -200,17 +202,18 @@ impl SelfDistillation {
     }
 }
 
-/// Returns the places among the views that the views of group `size` repeat; those that repeat none are left out.
-fn repeated(views: &MultiCrop, size: usize) -> Vec<usize> {
+/// Returns `true` if the views of the last size are the views of the first size again: as many, each with the box of the view in
+/// its place.
+fn repeats_first(views: &MultiCrop) -> bool {
     let groups = views.groups();
-    let before: usize = groups[..size].iter().map(|group| group.n_views).sum();
-    let first = |crop: usize| views.crops[..crop].iter().map(|crop| crop.count).sum::<usize>();
-    let places = views.crops.iter().enumerate().filter(|(number, _)| first(*number) >= before);
-    let of_crop = |(_, crop): (usize, &CropSpec)| {
-        let start = crop.like.map(first);
-        start.map(|start| start..start + crop.count).into_iter().flatten().collect::<Vec<_>>()
+    let (n_first, n_last) = (groups[0].n_views, groups[groups.len() - 1].n_views);
+    let start = |crop: usize| views.crops[..crop].iter().map(|crop| crop.count).sum::<usize>();
+    let of_crop = |crop: &CropSpec| {
+        let source = crop.like.map(start);
+        (0..crop.count).map(|i| source.map(|source| source + i)).collect::<Vec<_>>()
     };
-    places.flat_map(of_crop).collect()
+    let sources: Vec<Option<usize>> = views.crops.iter().flat_map(of_crop).collect();
+    groups.len() > 1 && sources[sources.len() - n_last..].iter().copied().eq((0..n_first).map(Some))
 }
 
 impl Method for SelfDistillation {
@@ -221,11 +224,11 @@ impl Method for SelfDistillation {
     fn networks(&self) -> Vec<NetworkSpec> {
         let moves = Moves::Average { of: STUDENT, decay: self.decay, moves_first: false };
         let teacher = NetworkSpec { moves, ..self.network(TEACHER, 1, false) };
-        let n_sizes = self.views.groups().len() - usize::from(self.gram.is_some());
+        let n_sizes = self.n_student_sizes();
         let student = self.network(STUDENT, n_sizes, true);
-        let anchor = self.gram.map(|GramAnchor { from_step, every_steps, size, .. }| NetworkSpec {
+        let anchor = self.gram.map(|GramAnchor { from_step, every_steps, .. }| NetworkSpec {
             heads: Vec::new(),
-            sees: vec![Sight { size, masked: false }],
+            sees: vec![Sight { size: n_sizes, masked: false }],
             moves: Moves::Copy { of: TEACHER, every_steps, from_step },
             ..self.network(ANCHOR, 1, false)
         });
@@ -292,8 +295,8 @@ impl Method for SelfDistillation {
 
     fn uninformed_loss(&self) -> Option<f64> {
         // Pairs count by their weights, and are divided by their number.
-        let n_sizes = self.views.groups().len() - usize::from(self.gram.is_some());
-        let n_views: Vec<usize> = self.views.groups()[..n_sizes].iter().map(|group| group.n_views).collect();
+        let n_views: Vec<usize> =
+            self.views.groups()[..self.n_student_sizes()].iter().map(|group| group.n_views).collect();
         let first = (n_views[0] * (n_views[0] - 1)) as f64;
         let others = (n_views[0] * n_views[1..].iter().sum::<usize>()) as f64;
         let share = (first + self.local_weight * others) / (first + others);
@@ -329,18 +332,15 @@ mod tests {
 
     /// Views that repeat all first ones in their order, in one crop or in several; and views that do not.
     #[test]
-    fn repeated_views_are_found_by_their_crops() {
+    fn last_views_repeat_the_first_by_their_crops() {
         let crop = |count: usize, size_px: u32, like: Option<usize>| CropSpec {
             count,
             size_px,
             like,
             ..MultiCrop::dino(32, 16, 2).crops[0].clone()
         };
-        let of = |crops: Vec<CropSpec>| {
-            let views = MultiCrop { crops };
-            repeated(&views, views.groups().len() - 1)
-        };
-        assert_eq!(of(vec![crop(2, 32, None), crop(4, 16, None), crop(2, 64, Some(0))]), [0, 1]);
+        let repeat = |crops: Vec<CropSpec>| repeats_first(&MultiCrop { crops });
+        assert!(repeat(vec![crop(2, 32, None), crop(4, 16, None), crop(2, 64, Some(0))]));
         let apart = |a: usize, b: usize| {
             vec![
                 crop(1, 32, None),
@@ -350,9 +350,12 @@ mod tests {
                 crop(1, 64, Some(b)),
             ]
         };
-        assert_eq!(of(apart(0, 1)), [0, 1]);
-        assert_eq!(of(apart(1, 0)), [1, 0]);
-        assert_eq!(of(vec![crop(1, 32, None), crop(1, 32, None), crop(1, 64, Some(0))]), [0]);
-        assert_eq!(of(vec![crop(2, 32, None), crop(2, 16, None)]), [] as [usize; 0]);
+        assert!(repeat(apart(0, 1)));
+        assert!(!repeat(apart(1, 0)));
+        assert!(!repeat(vec![crop(1, 32, None), crop(1, 32, None), crop(1, 64, Some(0))]));
+        assert!(!repeat(vec![crop(2, 32, None), crop(2, 16, None)]));
+        // Views of the smaller size that repeat the first ones are seen with those that do not.
+        assert!(!repeat(vec![crop(2, 32, None), crop(4, 16, None), crop(2, 16, Some(0))]));
+        assert!(!repeat(vec![crop(2, 32, None), crop(2, 32, Some(0))]));
     }
 }

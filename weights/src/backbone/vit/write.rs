@@ -17,7 +17,7 @@ use crate::file::{Array, Arrays};
 /// positions for patches only.
 pub(super) fn timm_arrays(config: &VitConfig, export: &Export<'_>) -> Result<Arrays, String> {
     if is_rotary(config) {
-        check_rotary_epsilon(config)?;
+        check_rotary_epsilon(config, &[1e-5])?;
         check_keys(config, "timm's")?;
         let names = if config.mlp == MlpKind::Swiglu { TIMM_ROTARY_GATED } else { TIMM_ROTARY };
         let mut arrays = renamed(export, |name| names.theirs(name));
@@ -67,9 +67,7 @@ pub(super) fn dinov3_arrays(config: &VitConfig, export: &Export<'_>) -> Result<A
     if !is_rotary(config) {
         return Err("DINOv3's networks have rotary positions".into());
     }
-    if ![1e-5, 1e-6].contains(&config.norm_epsilon) {
-        return Err(format!("its norms add {} to the variance, DINOv3's 1e-5 or 1e-6", config.norm_epsilon));
-    }
+    check_rotary_epsilon(config, &[1e-5, 1e-6])?;
     let names = if config.mlp == MlpKind::Swiglu { DINOV3_GATED } else { DINOV3 };
     let mut arrays = renamed(export, |name| names.theirs(name));
     let d = config.width;
@@ -113,7 +111,7 @@ fn rotary_transformers_arrays(config: &VitConfig, export: &Export<'_>) -> Arrays
     if config.qkv_bias == QkvBias::WithoutKeys {
         arrays.retain(|name, _| !name.ends_with("attention.k_proj.bias"));
     }
-    complete(&mut arrays, config, &names, "embeddings.mask_token");
+    add_scales(&mut arrays, config, &names);
     let d = config.width;
     arrays.insert("embeddings.mask_token".into(), Array { shape: vec![1, 1, d], values: vec![0.0; d] });
     if config.registers == 0 {
@@ -124,12 +122,18 @@ fn rotary_transformers_arrays(config: &VitConfig, export: &Export<'_>) -> Arrays
 
 /// Adds the parameters that a DINOv2 network always has: a LayerScale of one where `config` has none, and a mask token.
 fn complete(arrays: &mut Arrays, config: &VitConfig, names: &Names, mask_token: &str) {
-    let vector = |value: f32| Array { shape: vec![config.width], values: vec![value; config.width] };
+    add_scales(arrays, config, names);
+    let mask = Array { shape: vec![1, config.width], values: vec![0.0; config.width] };
+    arrays.insert(mask_token.into(), mask);
+}
+
+/// Adds a LayerScale of one where `config` has none.
+fn add_scales(arrays: &mut Arrays, config: &VitConfig, names: &Names) {
     if config.layer_scale.is_none() {
+        let one = Array { shape: vec![config.width], values: vec![1.0; config.width] };
         let scales = (0..config.depth).flat_map(|i| [1, 2].map(|k| format!("blocks.{i}.ls{k}.gamma")));
-        arrays.extend(scales.flat_map(|name| names.theirs(&name)).map(|name| (name, vector(1.0))));
+        arrays.extend(scales.flat_map(|name| names.theirs(&name)).map(|name| (name, one.clone())));
     }
-    arrays.insert(mask_token.into(), Array { shape: vec![1, config.width], ..vector(0.0) });
 }
 
 /// Returns timm's constructor, for images of `size_px`.
@@ -158,7 +162,7 @@ pub(super) fn timm(config: &VitConfig, size_px: usize) -> Result<TimmModel, Stri
 
 /// Returns timm's constructor of a network with rotary positions, which takes images of any size.
 fn rotary_timm(config: &VitConfig) -> Result<TimmModel, String> {
-    check_rotary_epsilon(config)?;
+    check_rotary_epsilon(config, &[1e-5])?;
     check_keys(config, "timm's")?;
     let is_gated = config.mlp == MlpKind::Swiglu;
     let architecture = match (is_gated, config.qkv_bias == QkvBias::None) {
@@ -327,10 +331,11 @@ fn check_keys(config: &VitConfig, whose: &str) -> Result<(), String> {
     }
 }
 
-/// Checks that norms add 1e-5 to the variance, as timm's networks with rotary positions do.
-fn check_rotary_epsilon(config: &VitConfig) -> Result<(), String> {
-    match config.norm_epsilon == 1e-5 {
+/// Checks that norms of a network with rotary positions add one of the `values` that its library has to the variance.
+fn check_rotary_epsilon(config: &VitConfig, values: &[f64]) -> Result<(), String> {
+    let told = values.iter().map(|value| format!("{value:e}")).collect::<Vec<_>>().join(" or ");
+    match values.contains(&config.norm_epsilon) {
         true => Ok(()),
-        false => Err(format!("its norms add {} to the variance, this library's 1e-5", config.norm_epsilon)),
+        false => Err(format!("its norms add {} to the variance, this library's {told}", config.norm_epsilon)),
     }
 }
