@@ -195,7 +195,7 @@ impl GroupShape {
 /// Cost of a forward pass for one image.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Cost {
-    /// Multiply-adds of matrix products, times two.
+    /// Multiply-adds of matrix products and convolutions, times two.
     pub flops: f64,
     /// Elements that the graph holds until the backward pass.
     pub graph: f64,

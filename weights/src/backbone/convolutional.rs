@@ -95,10 +95,15 @@ fn excited(graph: &mut Graph<'_>, x: &Value, name: &str) -> Result<Value, String
 pub(super) fn outputs(graph: &mut Graph<'_>, x: &Value, width: usize) -> Drawn {
     let mean = graph.node("GlobalAveragePool", &[x], &[]);
     let embedding = graph.node("Flatten", &[&mean], &[Setting::Int("axis", 1)]);
+    let patches = cells(graph, x, width);
+    Drawn { embedding, patches, has_fixed_size: false }
+}
+
+/// Adds the cells of the feature map `x` of `width` channels, `[B, N, D]`.
+pub(super) fn cells(graph: &mut Graph<'_>, x: &Value, width: usize) -> Value {
     let flat = graph.integers(&[0, width as i64, -1]);
     let cells = graph.node("Reshape", &[x, &flat], &[]);
-    let patches = graph.node("Transpose", &[&cells], &[Setting::Ints("perm", &[0, 2, 1])]);
-    Drawn { embedding, patches, has_fixed_size: false }
+    graph.node("Transpose", &[&cells], &[Setting::Ints("perm", &[0, 2, 1])])
 }
 
 /// Translates `{conv}.weight`, `{norm}.bias` and the like to the names in transformers.

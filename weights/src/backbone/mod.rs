@@ -4,7 +4,9 @@
 //! `registry`: its names in every library, how it is recognized among the tensors of a file, its configuration for timm and
 //! transformers, and its ONNX graph.
 
+mod convnext;
 mod convolutional;
+mod layers;
 mod registry;
 mod regnet;
 mod renamed;

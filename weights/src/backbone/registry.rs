@@ -1,6 +1,6 @@
 //! All kinds of backbones that can be exchanged.
 
-use networks::{ModelConfig, RegnetConfig, ResnetConfig, VitConfig};
+use networks::{ConvnextConfig, ModelConfig, RegnetConfig, ResnetConfig, VitConfig};
 
 use super::{Exchange, Reader};
 
@@ -23,6 +23,7 @@ macro_rules! backbones {
 
 backbones! {
     Vit => VitConfig,
+    Convnext => ConvnextConfig,
     RegnetY => RegnetConfig,
     Resnet => ResnetConfig,
     #[cfg(feature = "testing")]

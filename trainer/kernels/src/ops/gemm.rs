@@ -147,7 +147,7 @@ unsafe fn call<T: Element>(
     }
 }
 
-/// Counter of the floating-point operations of this thread's products, for tests of cost estimates.
+/// Counter of the floating-point operations of this thread's products and convolutions, for tests of cost estimates.
 #[cfg(feature = "testing")]
 pub mod count {
     use std::cell::Cell;
@@ -160,7 +160,7 @@ pub mod count {
         FLOPS.set(FLOPS.get() + flops);
     }
 
-    /// Runs `f` and returns the floating-point operations of matrix products alone.
+    /// Runs `f` and returns the floating-point operations of matrix products and convolutions alone.
     pub fn flops_of<R>(f: impl FnOnce() -> R) -> f64 {
         let before = FLOPS.get();
         f();

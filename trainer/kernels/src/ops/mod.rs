@@ -15,6 +15,7 @@ mod cpu;
 mod cross_entropy;
 #[cfg(feature = "cube")]
 pub mod cube;
+mod depthwise;
 mod fork;
 mod gelu;
 pub mod gemm;
@@ -44,6 +45,7 @@ pub use batch_norm::{Affine, moments, normalize};
 pub use cast::cast;
 pub use conv::{Window, conv, max_pool};
 pub use cross_entropy::{Pairs, cross_entropy};
+pub use depthwise::depthwise_branch;
 pub use fork::fork;
 pub use gelu::gelu;
 pub use grid_mean::{grid_mean, scale_channels};

@@ -1,4 +1,4 @@
-//! A residual branch behind a layer norm: its start and its end.
+//! A residual branch: its start with a layer norm, and its end.
 //!
 //! ```text
 //! h = norm(x)      y = x + f ⊙ γ ⊙ b(h)      x, h, b, y [B, N, D]   f [B]   γ [D]   ones if absent
@@ -30,15 +30,21 @@ pub struct Skip {
 /// Starts a branch: returns the normalized `x` of `[B, N, D]`, and the skip connection.
 pub fn branch(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> (Tensor<3>, Skip) {
     if !is_flex(&x) {
-        return (layer_norm(x.clone(), gamma, beta, epsilon), Skip { x, link: None });
+        return (layer_norm(x.clone(), gamma, beta, epsilon), Skip::new(x, None));
     }
     let link = GradientSlot::default();
-    let around = x.clone().inner_or_self();
-    let h = layer_norm::with_link(x, gamma, beta, epsilon, link.clone());
-    (h, Skip { x: around, link: Some(link) })
+    let skip = Skip::new(x.clone(), Some(link.clone()));
+    (layer_norm::with_link(x, gamma, beta, epsilon, link), skip)
 }
 
 impl Skip {
+    /// Creates the skip connection around a branch that starts with `x`; the branch's first operation adds the gradient left in
+    /// `link`, if there is one.
+    pub(super) fn new(x: Tensor<3>, link: Option<GradientSlot>) -> Self {
+        let x = if link.is_some() { x.inner_or_self() } else { x };
+        Self { x, link }
+    }
+
     /// Ends the branch with its output `b` of `[B, N, D]`. `gamma` scales channels (LayerScale); `factors` has one
     /// number for each of the B sequences.
     pub fn join(self, b: Tensor<3>, gamma: Option<Tensor<1>>, factors: Option<&[f32]>) -> Tensor<3> {

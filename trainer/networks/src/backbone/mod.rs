@@ -2,6 +2,7 @@
 //!
 //! A new backbone is one file, with a `Config` that is a [`BackboneConfig`], and one line in `registry`.
 
+mod convnext;
 mod convolution;
 mod excitation;
 pub(crate) mod kinds;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{BackboneConfig, Levels, Readout, regnet, resnet, vit};
+use super::{BackboneConfig, Levels, Readout, convnext, regnet, resnet, vit};
 use crate::layout::{ParamSlot, UnitLayout};
 use crate::unit::Unit;
 
@@ -41,6 +41,8 @@ backbones! {
     Resnet => resnet,
     /// RegNetY.
     RegnetY => regnet,
+    /// ConvNeXt.
+    Convnext => convnext,
     /// Linear projections and a batch normalization: for tests.
     #[cfg(feature = "testing")]
     Toy => toy,

@@ -3,6 +3,7 @@
 use networks::{MlpKind, Positions, QkvBias, VitConfig};
 
 use crate::backbone::Drawn;
+use crate::backbone::layers::{gelu, linear, norm};
 use crate::onnx::{Graph, PIXELS, Setting, Value};
 
 /// Adds a transformer for images of `px` pixels to `graph`.
@@ -11,14 +12,14 @@ pub(super) fn draw(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Resu
     let rotation = rotation(graph, config, px);
     for number in 0..config.depth {
         let block = format!("blocks.{number}");
-        let h = norm(graph, &format!("{block}.norm1"), &x, config)?;
+        let h = norm(graph, &format!("{block}.norm1"), &x, config.norm_epsilon)?;
         let h = attention(graph, &block, &h, config, rotation.as_ref())?;
         x = residual(graph, &format!("{block}.ls1"), &x, &h, config)?;
-        let h = norm(graph, &format!("{block}.norm2"), &x, config)?;
+        let h = norm(graph, &format!("{block}.norm2"), &x, config.norm_epsilon)?;
         let h = mlp(graph, &block, &h, config)?;
         x = residual(graph, &format!("{block}.ls2"), &x, &h, config)?;
     }
-    let x = norm(graph, "norm", &x, config)?;
+    let x = norm(graph, "norm", &x, config.norm_epsilon)?;
     let first = graph.place(0);
     let embedding = graph.node("Gather", &[&x, &first], &[Setting::Int("axis", 1)]);
     let [start, end, axis] = [1 + config.registers as i64, i64::MAX, 1].map(|at| graph.integers(&[at]));
@@ -59,21 +60,6 @@ fn embed(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<Value, 
     let shape = graph.node("Concat", &[&shape, &rest], &[Setting::Int("axis", 0)]);
     let prefix = graph.node("Expand", &[&prefix, &shape], &[]);
     Ok(graph.node("Concat", &[&prefix, &patches], &[Setting::Int("axis", 1)]))
-}
-
-fn norm(graph: &mut Graph<'_>, name: &str, x: &Value, config: &VitConfig) -> Result<Value, String> {
-    let gain = graph.weight(&format!("{name}.weight"))?;
-    let bias = graph.weight(&format!("{name}.bias"))?;
-    let settings = [Setting::Int("axis", -1), Setting::Float("epsilon", config.norm_epsilon)];
-    Ok(graph.node("LayerNormalization", &[x, &gain, &bias], &settings))
-}
-
-/// `x · Wᵀ + b`.
-fn linear(graph: &mut Graph<'_>, name: &str, x: &Value) -> Result<Value, String> {
-    let weight = graph.transposed(&format!("{name}.weight"))?;
-    let bias = graph.weight(&format!("{name}.bias"))?;
-    let product = graph.node("MatMul", &[x, &weight], &[]);
-    Ok(graph.node("Add", &[&product, &bias], &[]))
 }
 
 /// Cosines and sines of all tokens, `[1, 1, 1 + R + N, D_h]` each; a prefix token is not rotated.
@@ -170,17 +156,6 @@ fn mlp(graph: &mut Graph<'_>, block: &str, x: &Value, config: &VitConfig) -> Res
         }
     };
     linear(graph, &format!("{block}.mlp.fc2"), &h)
-}
-
-/// `x · (1 + erf(x / √2)) / 2`.
-fn gelu(graph: &mut Graph<'_>, x: &Value) -> Value {
-    let root = graph.scalar("gelu.root", std::f32::consts::FRAC_1_SQRT_2);
-    let (one, half) = (graph.scalar("gelu.one", 1.0), graph.scalar("gelu.half", 0.5));
-    let scaled = graph.node("Mul", &[x, &root], &[]);
-    let erf = graph.node("Erf", &[&scaled], &[]);
-    let above = graph.node("Add", &[&erf, &one], &[]);
-    let product = graph.node("Mul", &[x, &above], &[]);
-    graph.node("Mul", &[&product, &half], &[])
 }
 
 /// `x + ls · h`.

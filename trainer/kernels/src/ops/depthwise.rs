@@ -1,0 +1,305 @@
+//! Depthwise convolution over the grid of features, with channels last, as the start of a residual branch.
+//!
+//! ```text
+//! h[b, i, c]  = β[c] + Σ_t w[c, t] · x[b, i + t - p, c]      i a cell, t the taps of a square of odd side, p half of it
+//! gx[b, j, c] = Σ_t w[c, t] · g[b, j - t + p, c]             plus the gradient that the branch's end leaves
+//! gw[c, t]    = Σ_b,i g[b, i, c] · x[b, i + t - p, c]        gβ[c] = Σ_b,i g[b, i, c]
+//! ```
+//!
+//! x, h `[B, H·W, C]` in f32, w `[C, 1, K, K]` as PyTorch stores it, β `[C]`; x is zero outside its grid. On the CPU a few
+//! channels of an image are copied into a padded plane, which stays in the cache; sums over taps stay in registers.
+
+use burn_flex::{Flex, FlexTensor};
+use burn_tensor::Tensor;
+use burn_tensor::module::conv2d;
+use burn_tensor::ops::ConvOptions;
+use multiversion::multiversion;
+
+use super::bridge::{Kernel, run};
+use super::cpu::{GradientSlot, add, contiguous, dims, is_flex, slice, tensor};
+#[cfg(feature = "testing")]
+use super::gemm::count;
+use super::math::over_rows;
+use super::residual::Skip;
+
+/// Channels of a plane: one vector of AVX-512, or two of AVX2.
+const LANES: usize = 16;
+
+/// Neighboring cells that are summed at a time, so that each weight is read once for all of them.
+const CELLS: usize = 4;
+
+/// Starts a branch: returns the convolution of `x` of `[B, H·W, C]` on `grid` with `weight` of `[C, 1, K, K]`, K odd, and `bias`
+/// of `[C]`; and the skip connection.
+pub fn depthwise_branch(
+    x: Tensor<3>,
+    grid: [usize; 2],
+    weight: Tensor<4>,
+    bias: Tensor<1>,
+) -> (Tensor<3>, Skip) {
+    if !is_flex(&x) {
+        return (plain(x.clone(), grid, weight, bias), Skip::new(x, None));
+    }
+    let link = GradientSlot::default();
+    let skip = Skip::new(x.clone(), Some(link.clone()));
+    (run(Depthwise { grid, link }, [x.into(), weight.into(), bias.into()]), skip)
+}
+
+/// Computes it with Burn's `conv2d`, which has its own kernels on GPUs.
+fn plain(x: Tensor<3>, [h, w]: [usize; 2], weight: Tensor<4>, bias: Tensor<1>) -> Tensor<3> {
+    let ([b, n, c], [_, _, k, _]) = (x.dims(), weight.dims());
+    let maps = x.reshape([b, h, w, c]).permute([0, 3, 1, 2]);
+    let options = ConvOptions::new([1, 1], [k / 2, k / 2], [1, 1], c);
+    let dtype = maps.dtype();
+    let y = conv2d(maps, weight.cast(dtype), Some(bias.cast(dtype)), options);
+    y.permute([0, 2, 3, 1]).reshape([b, n, c])
+}
+
+#[derive(Debug, Clone)]
+struct Depthwise {
+    grid: [usize; 2],
+    link: GradientSlot,
+}
+
+impl Depthwise {
+    fn shape(&self, x: &FlexTensor, weight: &FlexTensor) -> Shape {
+        let ([_, _, channels], [_, _, side, _]): ([usize; 3], [usize; 4]) = (dims(x), dims(weight));
+        Shape { grid: self.grid, channels, side }
+    }
+}
+
+impl Kernel<Flex, 3> for Depthwise {
+    /// The input and the weight.
+    type Saved = [FlexTensor; 2];
+
+    fn forward(&self, [x, weight, bias]: [FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
+        let (x, weight, bias) = (contiguous(&x), contiguous(&weight), contiguous(&bias));
+        let shape = self.shape(&x, &weight);
+        #[cfg(feature = "testing")]
+        count::add(2.0 * (slice(&x).len() * shape.n_taps()) as f64);
+        let y = shape.convolved(slice(&x), &shape.by_tap(slice(&weight), false), slice(&bias));
+        (tensor(y, dims::<3>(&x)), [x, weight])
+    }
+
+    fn backward(
+        &self,
+        [x, weight]: Self::Saved,
+        grad: FlexTensor,
+        wanted: [bool; 3],
+    ) -> [Option<FlexTensor>; 3] {
+        let (shape, grad) = (self.shape(&x, &weight), contiguous(&grad));
+        let around = self.link.take().map(|around| contiguous(&around));
+        let gx = wanted[0].then(|| {
+            let turned = shape.by_tap(slice(&weight), true);
+            let mut gx = shape.convolved(slice(&grad), &turned, &vec![0.0; shape.channels]);
+            if let Some(around) = &around {
+                add::<f32>(&mut gx, slice(around));
+            }
+            tensor(gx, dims::<3>(&x))
+        });
+        let [gw, g_bias] = match wanted[1] || wanted[2] {
+            true => shape.parameter_gradients(slice(&x), slice(&grad)),
+            false => [Vec::new(), Vec::new()],
+        };
+        let gw = wanted[1].then(|| tensor(gw, dims::<4>(&weight)));
+        [gx, gw, wanted[2].then(|| tensor(g_bias, [shape.channels]))]
+    }
+}
+
+/// Dimensions of a depthwise convolution.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    /// Rows and columns.
+    grid: [usize; 2],
+    channels: usize,
+    /// Side of the kernel.
+    side: usize,
+}
+
+impl Shape {
+    fn n_cells(&self) -> usize {
+        self.grid[0] * self.grid[1]
+    }
+
+    fn n_taps(&self) -> usize {
+        self.side * self.side
+    }
+
+    /// Returns the sides of a plane: a grid with half a kernel of zeros around it. Its rows are long enough for whole groups of
+    /// cells.
+    fn plane_sides(&self) -> [usize; 2] {
+        let [h, w] = self.grid;
+        [h + self.side - 1, w.next_multiple_of(CELLS) + self.side - 1]
+    }
+
+    fn plane(&self) -> Vec<f32> {
+        let [h, w] = self.plane_sides();
+        vec![0.0; h * w * LANES]
+    }
+
+    /// Returns the first channels of the groups of at most [`LANES`], and how many they have.
+    fn groups(&self) -> impl Iterator<Item = (usize, usize)> {
+        let channels = self.channels;
+        (0..channels).step_by(LANES).map(move |first| (first, LANES.min(channels - first)))
+    }
+
+    /// Reorders weights `[C, T]` into `[C / LANES, T, LANES]`, with zeros for channels beyond the last; `turned` reverses the taps.
+    fn by_tap(&self, weight: &[f32], turned: bool) -> Vec<f32> {
+        let n_taps = self.n_taps();
+        let mut by_tap = vec![0.0; self.channels.div_ceil(LANES) * n_taps * LANES];
+        for (channel, taps) in weight.chunks_exact(n_taps).enumerate() {
+            for (tap, value) in taps.iter().enumerate() {
+                let tap = if turned { n_taps - 1 - tap } else { tap };
+                by_tap[(channel / LANES * n_taps + tap) * LANES + channel % LANES] = *value;
+            }
+        }
+        by_tap
+    }
+
+    /// Copies `n` channels of an image, from `first` on, into the inside of a plane.
+    fn fill(&self, plane: &mut [f32], image: &[f32], (first, n): (usize, usize)) {
+        let ([h, w], [_, columns], p) = (self.grid, self.plane_sides(), self.side / 2);
+        for y in 0..h {
+            let row = &mut plane[((y + p) * columns + p) * LANES..][..w * LANES];
+            let cells = image[y * w * self.channels..].chunks_exact(self.channels);
+            for (to, from) in row.chunks_exact_mut(LANES).zip(cells) {
+                to[..n].copy_from_slice(&from[first..first + n]);
+                to[n..].fill(0.0);
+            }
+        }
+    }
+
+    /// Returns the convolution of `x` of `[B, N, C]` with weights of `[C / LANES, T, LANES]`.
+    fn convolved(&self, x: &[f32], weights: &[f32], bias: &[f32]) -> Vec<f32> {
+        let image_len = self.n_cells() * self.channels;
+        let mut y = vec![0.0; x.len()];
+        over_rows(&mut y, image_len, |first, images| {
+            let mut plane = self.plane();
+            for (i, out) in images.chunks_exact_mut(image_len).enumerate() {
+                let image = &x[(first + i) * image_len..][..image_len];
+                for (number, group) in self.groups().enumerate() {
+                    self.fill(&mut plane, image, group);
+                    let weights = &weights[number * self.n_taps() * LANES..][..self.n_taps() * LANES];
+                    let mut start = [0.0; LANES];
+                    start[..group.1].copy_from_slice(&bias[group.0..group.0 + group.1]);
+                    convolve(self, &plane, weights, &start, out, group);
+                }
+            }
+        });
+        y
+    }
+
+    /// Returns the gradients of the weight, `[C, T]`, and of the bias.
+    fn parameter_gradients(&self, x: &[f32], grad: &[f32]) -> [Vec<f32>; 2] {
+        let (n_taps, image_len) = (self.n_taps(), self.n_cells() * self.channels);
+        let (mut gw, mut g_bias) = (vec![0.0; self.channels * n_taps], vec![0.0; self.channels]);
+        let mut plane = self.plane();
+        for group in self.groups() {
+            let (mut taps, mut sum) = (vec![0.0; n_taps * LANES], [0.0; LANES]);
+            for (image, grad) in x.chunks_exact(image_len).zip(grad.chunks_exact(image_len)) {
+                self.fill(&mut plane, image, group);
+                add_tap_sums(self, &plane, grad, group, &mut taps, &mut sum);
+            }
+            let (first, n) = group;
+            g_bias[first..first + n].copy_from_slice(&sum[..n]);
+            for (channel, gw) in gw[first * n_taps..(first + n) * n_taps].chunks_exact_mut(n_taps).enumerate()
+            {
+                gw.iter_mut().enumerate().for_each(|(tap, gw)| *gw = taps[tap * LANES + channel]);
+            }
+        }
+        [gw, g_bias]
+    }
+}
+
+/// Writes the convolution of a plane to the channels of its group in `out`, `[N, C]`.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn convolve(
+    shape: &Shape,
+    plane: &[f32],
+    weights: &[f32],
+    start: &[f32; LANES],
+    out: &mut [f32],
+    (first, n): (usize, usize),
+) {
+    let ([h, w], [_, columns], k) = (shape.grid, shape.plane_sides(), shape.side);
+    for y in 0..h {
+        for x in (0..w).step_by(CELLS) {
+            let mut sums = [*start; CELLS];
+            for ky in 0..k {
+                let row = &plane[((y + ky) * columns + x) * LANES..][..(k + CELLS - 1) * LANES];
+                for (kx, weight) in weights[ky * k * LANES..][..k * LANES].chunks_exact(LANES).enumerate() {
+                    for (sum, cell) in sums.iter_mut().zip(row[kx * LANES..].chunks_exact(LANES)) {
+                        for lane in 0..LANES {
+                            sum[lane] += weight[lane] * cell[lane];
+                        }
+                    }
+                }
+            }
+            for (i, sum) in sums.iter().enumerate().take(w - x) {
+                out[(y * w + x + i) * shape.channels + first..][..n].copy_from_slice(&sum[..n]);
+            }
+        }
+    }
+}
+
+/// Adds the products of an image's output gradient and its plane to the sums by tap, and the gradient to `total`.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn add_tap_sums(
+    shape: &Shape,
+    plane: &[f32],
+    grad: &[f32],
+    (first, n): (usize, usize),
+    taps: &mut [f32],
+    total: &mut [f32; LANES],
+) {
+    let ([h, w], [_, columns], k) = (shape.grid, shape.plane_sides(), shape.side);
+    for y in 0..h {
+        for x in 0..w {
+            let mut g = [0.0; LANES];
+            g[..n].copy_from_slice(&grad[(y * w + x) * shape.channels + first..][..n]);
+            for lane in 0..LANES {
+                total[lane] += g[lane];
+            }
+            for ky in 0..k {
+                let row = &plane[((y + ky) * columns + x) * LANES..][..k * LANES];
+                let sums = taps[ky * k * LANES..][..k * LANES].chunks_exact_mut(LANES);
+                for (sum, cell) in sums.zip(row.chunks_exact(LANES)) {
+                    for lane in 0..LANES {
+                        sum[lane] += g[lane] * cell[lane];
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::twin::{assert_close, devices, leaves};
+
+    /// Grids of one cell, smaller than the kernel and wider than a group of cells; channels that do not fill a vector.
+    #[test]
+    fn it_equals_its_twin_forwards_and_backwards() {
+        let cases = [([1, 1], 5, 7), ([2, 3], 16, 7), ([5, 9], 24, 7), ([8, 8], 33, 3)];
+        for device in devices() {
+            for (grid, c, k) in cases {
+                let x = leaves(&device, &[[3, grid[0] * grid[1], c]], 1).remove(0);
+                let weight = leaves(&device, &[[c, 1, k, k]], 2).remove(0);
+                let bias = leaves(&device, &[[c]], 3).remove(0);
+                let gradients = |y: Tensor<3>| {
+                    let grads = (y.clone() * y.inner().autodiff()).sum().backward();
+                    let of_bias = bias.grad(&grads).expect("a leaf");
+                    (x.grad(&grads).expect("a leaf"), weight.grad(&grads).expect("a leaf"), of_bias)
+                };
+                let (h, skip) = depthwise_branch(x.clone(), grid, weight.clone(), bias.clone());
+                let twin = plain(x.clone(), grid, weight.clone(), bias.clone());
+                assert_close("forward", h.clone().inner(), twin.clone().inner(), 1e-6);
+                let (y, twin) = (skip.join(h, None, None), x.clone() + twin);
+                let (a, b) = (gradients(y), gradients(twin));
+                assert_close("input", a.0, b.0, 5e-6);
+                assert_close("weight", a.1, b.1, 5e-6);
+                assert_close("bias", a.2, b.2, 5e-6);
+            }
+        }
+    }
+}

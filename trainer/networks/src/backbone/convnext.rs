@@ -1,0 +1,370 @@
+//! ConvNeXt (Liu et al. 2022), as timm builds it and DINOv3 distills it: blocks of depthwise convolutions and MLPs.
+//!
+//! ```text
+//! stem         norm(W · patches + b)                            patches of `patch_px`, four pixels in the published networks
+//! block        x ← x + drop(γ ⊙ W₂ gelu(W₁ norm(dw(x))))        dw 7×7 for each channel, four times as many hidden channels
+//! stages       4, of widths w, 2w, 4w, 8w; each but the first begins with conv 2×2/2 of norm(x)
+//! last norm    norm of the mean over the last grid, and of its cells
+//! ```
+//!
+//! Norms are layer norms over channels. The feature of a view is the normalized mean. Parameter names and shapes are timm's.
+
+use burn_tensor::Tensor;
+use kernels::ops::{Window, conv, depthwise_branch, grid_mean, in_f32, layer_norm, linear, mlp};
+use serde::{Deserialize, Serialize};
+
+use super::{BackboneConfig, Levels, Readout};
+use crate::features::Features;
+use crate::params::{Init, ParamSpec};
+use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
+
+/// Side of the kernels of depthwise convolutions.
+const KERNEL: usize = 7;
+
+/// Ratio of the MLP's hidden channels to the block's.
+const MLP_RATIO: usize = 4;
+
+/// Number that layer norms add to the variance.
+const EPSILON: f64 = 1e-6;
+
+/// Standard deviation of the initial weights, normal numbers cut at ±2.
+const INIT_STD: f32 = 0.02;
+
+/// Upper limit of the number of blocks of a stage.
+const MAX_DEPTH: usize = 250;
+
+/// A ConvNeXt, as a recipe writes it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Side of the images that the network is made for, in pixels.
+    pub image_px: usize,
+    /// Number of blocks of each stage: `[3, 3, 9, 3]` in ConvNeXt-T, `[3, 3, 27, 3]` in S, B and L.
+    pub depths: [usize; 4],
+    /// Channels of the first stage, which every later stage doubles: 96 in ConvNeXt-T and S, 128 in B, 192 in L.
+    pub width: usize,
+    /// Side of a patch of the stem, in pixels; 4 by default, 1 or 2 for images of 32 px.
+    #[serde(default = "default_patch_px", skip_serializing_if = "is_default_patch_px")]
+    pub patch_px: usize,
+    /// Initial LayerScale; 1e-6 by default.
+    #[serde(default = "default_layer_scale")]
+    pub layer_scale: f32,
+    /// Drop-path rate of the last block; the rates of blocks before it grow linearly from 0.
+    #[serde(default)]
+    pub drop_path: f32,
+}
+
+fn default_patch_px() -> usize {
+    4
+}
+
+fn is_default_patch_px(patch_px: &usize) -> bool {
+    *patch_px == default_patch_px()
+}
+
+fn default_layer_scale() -> f32 {
+    1e-6
+}
+
+impl Config {
+    /// Returns the channels of stage `stage`.
+    pub fn stage_width(&self, stage: usize) -> usize {
+        self.width << stage
+    }
+
+    fn block(&self, stage: usize, number: usize) -> Block {
+        let n_before: usize = self.depths[..stage].iter().sum();
+        let n_blocks: usize = self.depths.iter().sum();
+        let depth = (n_before + number) as f32 / (n_blocks - 1).max(1) as f32;
+        Block {
+            name: format!("stages.{stage}.blocks.{number}"),
+            width: self.stage_width(stage),
+            layer_scale: self.layer_scale,
+            drop_path: self.drop_path * depth,
+        }
+    }
+}
+
+impl BackboneConfig for Config {
+    fn validate(&self) -> Result<(), String> {
+        if !(1..=65_536).contains(&self.image_px) || !(1..=4096).contains(&self.width) {
+            return Err("model.image_px must lie in 1..=65536 and model.width in 1..=4096".into());
+        }
+        if !self.depths.iter().all(|depth| (1..=MAX_DEPTH).contains(depth)) {
+            return Err(format!("model.depths must lie in 1..={MAX_DEPTH}"));
+        }
+        if !(1..=64).contains(&self.patch_px) {
+            return Err("model.patch_px must lie in 1..=64".into());
+        }
+        if !(0.0..1.0).contains(&self.drop_path) {
+            return Err(format!("model.drop_path {} is not in 0..1", self.drop_path));
+        }
+        match self.layer_scale.is_finite() {
+            true => Ok(()),
+            false => Err(format!("model.layer_scale {} is not a number", self.layer_scale)),
+        }
+    }
+
+    fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>> {
+        let mut units: Vec<Box<dyn Unit>> =
+            vec![Box::new(Stem { patch_px: self.patch_px, width: self.width })];
+        for (stage, depth) in self.depths.into_iter().enumerate() {
+            if stage > 0 {
+                let name = format!("stages.{stage}.downsample");
+                units.push(Box::new(Downsample { name, input: self.stage_width(stage - 1) }));
+            }
+            for number in 0..depth {
+                units.push(Box::new(self.block(stage, number)));
+            }
+        }
+        units.push(Box::new(Norm { width: self.width(), readout }));
+        units
+    }
+
+    fn levels(&self) -> Levels {
+        // A unit between two stages; the last norm ends the last stage.
+        let last = |stage: usize| self.depths[..=stage].iter().sum::<usize>() + stage;
+        Levels { units: (0..4).map(|stage| last(stage) + usize::from(stage == 3)).collect(), readout: None }
+    }
+
+    fn width(&self) -> usize {
+        self.stage_width(3)
+    }
+
+    fn cell_px(&self) -> usize {
+        self.patch_px
+    }
+
+    fn stride_px(&self) -> usize {
+        self.patch_px * 8
+    }
+
+    fn image_px(&self) -> usize {
+        self.image_px
+    }
+
+    #[cfg(feature = "testing")]
+    fn examples() -> Vec<Self> {
+        let small = Self {
+            image_px: 16,
+            depths: [1, 1, 2, 1],
+            width: 6,
+            patch_px: 1,
+            layer_scale: 0.7,
+            drop_path: 0.0,
+        };
+        vec![small.clone(), Self { width: 4, patch_px: 2, drop_path: 0.3, ..small }]
+    }
+}
+
+fn gain_and_bias(name: &str, width: usize) -> [ParamSpec; 2] {
+    let vector = |part: &str, value| ParamSpec::vector(format!("{name}.{part}"), width, value);
+    [vector("weight", 1.0), vector("bias", 0.0)]
+}
+
+fn weight_and_bias(name: &str, shape: impl Into<Vec<usize>>) -> [ParamSpec; 2] {
+    let weight = ParamSpec::weight(format!("{name}.weight"), shape, Init::TruncNormal(INIT_STD));
+    let bias = ParamSpec::vector(format!("{name}.bias"), weight.shape[0], 0.0);
+    [weight, bias]
+}
+
+/// Applies the layer norm `name` to `x` of `[B·V, N, D]`.
+fn norm(name: &str, x: Tensor<3>, cx: &Context<'_>) -> Tensor<3> {
+    let [gain, bias] = ["weight", "bias"].map(|part| cx.leaves.get(&format!("{name}.{part}")));
+    layer_norm(x, gain, bias, EPSILON)
+}
+
+/// First unit: a projection of patches, and a norm.
+struct Stem {
+    patch_px: usize,
+    width: usize,
+}
+
+impl Unit for Stem {
+    fn name(&self) -> &str {
+        "stem"
+    }
+
+    fn params(&self) -> Vec<ParamSpec> {
+        let (d, p) = (self.width, self.patch_px);
+        let projection = weight_and_bias("0", [d, 3, p, p]);
+        let projection = projection.map(|param| ParamSpec { projects_patches: true, ..param });
+        projection.into_iter().chain(gain_and_bias("1", d)).collect()
+    }
+
+    fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
+        let stem = |group: Features| {
+            let [_, _, input] = group.x.dims();
+            let weight = cx.leaves.get::<4>("0.weight").reshape([self.width, input]);
+            let h = in_f32(linear(cx.rounded(group.x.clone()), weight, cx.leaves.get("0.bias")));
+            group.with(norm("1", h, cx))
+        };
+        groups.into_iter().map(stem).collect::<Vec<_>>().into()
+    }
+
+    fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
+        let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
+        let (d, input) = (self.width as f64, (3 * self.patch_px * self.patch_px) as f64);
+        let cost = Cost { flops: 2.0 * rows as f64 * input * d, graph: rows as f64 * (input + d) };
+        (cost, groups.iter().map(|group| GroupShape { width: self.width, ..*group }).collect())
+    }
+}
+
+/// Windows of a [`Downsample`].
+const HALVES: Window = Window { stride: 2, padding: 0 };
+
+/// Beginning of a stage: a norm, and a convolution that halves the grid and doubles the channels.
+struct Downsample {
+    name: String,
+    input: usize,
+}
+
+impl Unit for Downsample {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn params(&self) -> Vec<ParamSpec> {
+        let convolution = weight_and_bias("1", [2 * self.input, self.input, 2, 2]);
+        gain_and_bias("0", self.input).into_iter().chain(convolution).collect()
+    }
+
+    fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
+        let halve = |group: Features| {
+            let x = norm("0", group.x, cx);
+            let (h, grid) = conv(cx.rounded(x), group.grid, cx.leaves.get("1.weight"), HALVES);
+            let bias = in_f32(cx.leaves.get::<1>("1.bias"));
+            Features::on_grid(in_f32(h) + bias.unsqueeze(), grid)
+        };
+        groups.into_iter().map(halve).collect::<Vec<_>>().into()
+    }
+
+    fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
+        let halved = |group: &GroupShape| GroupShape {
+            grid: group.grid.map(|side| HALVES.output(side, 2)),
+            width: 2 * self.input,
+            ..*group
+        };
+        let shapes: Vec<GroupShape> = groups.iter().map(halved).collect();
+        let width = self.input as f64;
+        let of_group = |(before, after): (&GroupShape, &GroupShape)| Cost {
+            flops: 2.0 * after.n_rows() as f64 * 4.0 * width * 2.0 * width,
+            // Input and output of the norm, and the output.
+            graph: 2.0 * before.n_rows() as f64 * width + after.n_rows() as f64 * 2.0 * width,
+        };
+        (groups.iter().zip(&shapes).map(of_group).sum(), shapes)
+    }
+}
+
+/// A block.
+struct Block {
+    name: String,
+    width: usize,
+    layer_scale: f32,
+    drop_path: f32,
+}
+
+impl Unit for Block {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn params(&self) -> Vec<ParamSpec> {
+        let (d, hidden) = (self.width, MLP_RATIO * self.width);
+        let mut params = Vec::from(weight_and_bias("conv_dw", [d, 1, KERNEL, KERNEL]));
+        params.extend(gain_and_bias("norm", d));
+        params.extend(weight_and_bias("mlp.fc1", [hidden, d]));
+        params.extend(weight_and_bias("mlp.fc2", [d, hidden]));
+        params.push(ParamSpec::vector("gamma", d, self.layer_scale));
+        params
+    }
+
+    fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
+        let of =
+            |name: &str| (cx.leaves.get(&format!("{name}.weight")), cx.leaves.get(&format!("{name}.bias")));
+        let block = |(number, group): (usize, Features)| {
+            let (weight, bias) = (cx.leaves.get("conv_dw.weight"), cx.leaves.get("conv_dw.bias"));
+            let (h, skip) = depthwise_branch(group.x.clone(), group.grid, weight, bias);
+            let h = cx.rounded(norm("norm", h, cx));
+            let h = mlp(h, of("mlp.fc1"), of("mlp.fc2"));
+            group.with(skip.join(h, Some(cx.leaves.get("gamma")), cx.draws.factors(number, 0)))
+        };
+        groups.into_iter().enumerate().map(block).collect::<Vec<_>>().into()
+    }
+
+    /// Counts a graph that holds per cell: the input, inputs and outputs of the norm, the hidden layer before its GELU, and the
+    /// output of the branch.
+    fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
+        let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
+        let (rows, d, ratio) = (rows as f64, self.width as f64, MLP_RATIO as f64);
+        let taps = (KERNEL * KERNEL) as f64;
+        let flops = rows * (2.0 * taps * d + 4.0 * ratio * d * d);
+        (Cost { flops, graph: rows * d * (4.0 + ratio) }, groups.to_vec())
+    }
+
+    fn drop_path(&self) -> f32 {
+        self.drop_path
+    }
+}
+
+/// Last unit: the norm of the mean over the grid and, if all features are read, of its cells.
+struct Norm {
+    width: usize,
+    readout: Readout,
+}
+
+impl Unit for Norm {
+    fn name(&self) -> &str {
+        "head.norm"
+    }
+
+    fn params(&self) -> Vec<ParamSpec> {
+        vec![ParamSpec::vector("weight", self.width, 1.0), ParamSpec::vector("bias", self.width, 0.0)]
+    }
+
+    fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
+        let (gain, bias) = (cx.leaves.get::<1>("weight"), cx.leaves.get::<1>("bias"));
+        let norm = |x: Tensor<3>| layer_norm(x, gain.clone(), bias.clone(), EPSILON);
+        let read = |group: Features| {
+            let mean = grid_mean(group.x.clone());
+            match self.readout {
+                Readout::Pooled => Features::vectors(norm(mean)),
+                Readout::All => {
+                    let x = norm(Tensor::cat(vec![mean, group.x], 1));
+                    Features { n_prefix: 1, ..Features::on_grid(x, group.grid) }
+                }
+            }
+        };
+        groups.into_iter().map(read).collect::<Vec<_>>().into()
+    }
+
+    fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
+        let read = |group: &GroupShape| match self.readout {
+            Readout::Pooled => group.pooled(),
+            Readout::All => GroupShape { n_prefix: 1, ..*group },
+        };
+        let graph = groups.iter().map(|group| (group.n_rows() * self.width) as f64).sum();
+        (Cost { flops: 0.0, graph }, groups.iter().map(read).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers of parameters of timm's and transformers' networks without classifiers.
+    #[test]
+    fn sizes_are_the_published_ones() {
+        for (depths, width, numel) in [
+            ([3, 3, 9, 3], 96, 27_820_128),
+            ([3, 3, 27, 3], 96, 49_454_688),
+            ([3, 3, 27, 3], 128, 87_566_464),
+            ([3, 3, 27, 3], 192, 196_230_336),
+        ] {
+            let config: Config =
+                toml::from_str(&format!("image_px = 224\ndepths = {depths:?}\nwidth = {width}")).unwrap();
+            let units = config.units(Readout::Pooled);
+            assert_eq!(units.iter().flat_map(|unit| unit.params()).map(|p| p.numel()).sum::<usize>(), numel);
+        }
+    }
+}

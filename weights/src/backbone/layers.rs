@@ -1,0 +1,30 @@
+//! Nodes of layers over channels that stand last, which transformers and ConvNeXt share.
+
+use crate::onnx::{Graph, Setting, Value};
+
+/// Adds the layer norm `name` over the last dimension.
+pub(super) fn norm(graph: &mut Graph<'_>, name: &str, x: &Value, epsilon: f64) -> Result<Value, String> {
+    let gain = graph.weight(&format!("{name}.weight"))?;
+    let bias = graph.weight(&format!("{name}.bias"))?;
+    let settings = [Setting::Int("axis", -1), Setting::Float("epsilon", epsilon)];
+    Ok(graph.node("LayerNormalization", &[x, &gain, &bias], &settings))
+}
+
+/// Adds `x · Wᵀ + b`.
+pub(super) fn linear(graph: &mut Graph<'_>, name: &str, x: &Value) -> Result<Value, String> {
+    let weight = graph.transposed(&format!("{name}.weight"))?;
+    let bias = graph.weight(&format!("{name}.bias"))?;
+    let product = graph.node("MatMul", &[x, &weight], &[]);
+    Ok(graph.node("Add", &[&product, &bias], &[]))
+}
+
+/// Adds `x · (1 + erf(x / √2)) / 2`.
+pub(super) fn gelu(graph: &mut Graph<'_>, x: &Value) -> Value {
+    let root = graph.scalar("gelu.root", std::f32::consts::FRAC_1_SQRT_2);
+    let (one, half) = (graph.scalar("gelu.one", 1.0), graph.scalar("gelu.half", 0.5));
+    let scaled = graph.node("Mul", &[x, &root], &[]);
+    let erf = graph.node("Erf", &[&scaled], &[]);
+    let above = graph.node("Add", &[&erf, &one], &[]);
+    let product = graph.node("Mul", &[x, &above], &[]);
+    graph.node("Mul", &[&product, &half], &[])
+}
