@@ -11,6 +11,7 @@ second over all epochs, loading and augmentation included. Needs lightly-train (
 
 import argparse
 import glob
+import shutil
 import tarfile
 import time
 import tomllib
@@ -25,7 +26,8 @@ from lightly_train._models.dinov2_vit.dinov2_vit_src.models.vision_transformer i
 
 def images(shards, n, out):
     """Writes the first `n` images of `shards` to the folder `out`, as they are."""
-    out.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
     written = 0
     for shard in sorted(glob.glob(shards)):
         with tarfile.open(shard) as tar:

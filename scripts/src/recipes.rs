@@ -11,7 +11,7 @@ use crate::frozen;
 use crate::initial::{self, InitialFlags};
 
 /// Recipes that ship with the program, by name.
-const BUILT_IN: [(&str, &str); 31] = [
+const BUILT_IN: [(&str, &str); 32] = [
     ("quickstart", include_str!("../recipes/quickstart.toml")),
     ("dino_cifar", include_str!("../recipes/dino_cifar.toml")),
     ("dino_resnet50", include_str!("../recipes/dino_resnet50.toml")),
@@ -24,6 +24,7 @@ const BUILT_IN: [(&str, &str); 31] = [
     ("dinov2_vitg14", include_str!("../recipes/dinov2_vitg14.toml")),
     ("dinov2_vitl14", include_str!("../recipes/dinov2_vitl14.toml")),
     ("dinov2_vitl16", include_str!("../recipes/dinov2_vitl16.toml")),
+    ("dinov2_vits14", include_str!("../recipes/dinov2_vits14.toml")),
     ("dinov3_cifar", include_str!("../recipes/dinov3_cifar.toml")),
     ("dinov3_continue", include_str!("../recipes/dinov3_continue.toml")),
     ("dinov3_vitl16_im1k", include_str!("../recipes/dinov3_vitl16_im1k.toml")),

@@ -9,6 +9,7 @@
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def shaken(model, seed):
             continue
         if name.endswith("running_var"):
             value.uniform_(0.5, 1.5)
-        elif value.ndim >= 2 and "token" not in name and "pos" not in name:
+        elif value.ndim >= 2 and "token" not in name and "pos" not in name and "scale" not in name:
             value.normal_(0, (2.0 / value[0].numel()) ** 0.5)
         else:
             value.add_(0.1 * torch.randn_like(value))
@@ -103,6 +104,8 @@ def features(kind, model, x):
             model.heads = torch.nn.Identity()
         elif hasattr(model, "fc"):
             model.fc = torch.nn.Identity()
+        elif hasattr(model, "classifier"):
+            model.classifier[-1] = torch.nn.Identity()
         return model(x).numpy()
 
 
@@ -130,6 +133,13 @@ def networks():
     yield "timm-regnet", "timm", timm.create_model("regnety_002", num_classes=0), []
     yield "tv-resnet", "torchvision", torchvision.models.resnet18(), []
     yield "tv-regnet", "torchvision", torchvision.models.regnet_y_400mf(), []
+    depths, widths = [1, 1, 2, 1], [16, 32, 64, 128]
+    fine = dict(depths=depths, dims=widths, patch_size=1, num_classes=0)
+    yield "timm-convnext", "timm", timm.create_model("convnext_tiny", **fine), []
+    blocks = [torchvision.models.convnext.CNBlockConfig(*sizes) for sizes in zip(widths, widths[1:] + [None], depths)]
+    yield "tv-convnext", "torchvision", torchvision.models.ConvNeXt(blocks), []
+    net = transformers.DINOv3ConvNextConfig(hidden_sizes=widths, depths=depths)
+    yield "hf-convnext", "transformers", transformers.DINOv3ConvNextModel(net), []
     config = dict(image_size=PX, patch_size=8, num_layers=2, num_heads=2, hidden_dim=64, mlp_dim=128)
     yield "tv-vit", "torchvision", torchvision.models.VisionTransformer(**config), ["--heads", "2"]
     config = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, image_size=PX, patch_size=8)
@@ -172,6 +182,17 @@ def dinov3_names(state):
         renamed[f"blocks.{block}.attn.qkv.bias"] = torch.cat([q, q + 1, v])
         renamed[f"blocks.{block}.attn.qkv.bias_mask"] = torch.cat([q * 0 + 1, q * 0, v * 0 + 1])
     return renamed | {"mask_token": renamed["cls_token"][0] * 0, "rope_embed.periods": 100 ** (torch.arange(8) / 8)}
+
+
+def dinov3_convnext_names(state):
+    """The names of a ConvNeXt in DINOv3's code, which holds its last norm twice, from timm's."""
+    renamed = {}
+    for name, value in state.items():
+        name = re.sub(r"^stem\.", "downsample_layers.0.", name)
+        name = re.sub(r"^stages\.(\d)\.downsample", r"downsample_layers.\1", name)
+        name = name.replace("blocks.", "").replace("conv_dw", "dwconv").replace("mlp.fc", "pwconv").replace("head.norm", "norm")
+        renamed[name] = value
+    return renamed | {f"norms.3.{part}": renamed[f"norm.{part}"] for part in ("weight", "bias")}
 
 
 def make(folder):
@@ -217,6 +238,10 @@ def make(folder):
             torch.save(dinov3_names(state), folder / f"hub-{plain}.pth")
             said[f"hub-{plain}"] = (str(folder / f"hub-{plain}.pth"), ["--heads", "2"])
             np.save(folder / f"hub-{plain}.npy", expected)
+        if name == "timm-convnext":
+            torch.save(dinov3_convnext_names(state), folder / "hub-convnext.pth")
+            said["hub-convnext"] = (str(folder / "hub-convnext.pth"), [])
+            np.save(folder / "hub-convnext.npy", expected)
         if name == "timm-gated":
             torch.save(dinov2_names(state), folder / "dinov2-gated.pth")
             said["dinov2-gated"] = (str(folder / "dinov2-gated.pth"), ["--heads", "2"])

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::methods::{LEJEPA, REGNET, RESNET, SIMCLR, SWAV, VIT, recipe};
+use crate::methods::{CONVNEXT, LEJEPA, REGNET, RESNET, SIMCLR, SWAV, VIT, recipe};
 use crate::support::{TINY, World, ok, program};
 
 /// Values that each key is set to.
@@ -105,6 +105,7 @@ fn no_value_of_a_recipe_makes_it_panic_hang_or_abort() {
         TINY.to_string(),
         recipe(REGNET, SWAV, 2, ""),
         recipe(RESNET, SIMCLR, 0, ""),
+        recipe(CONVNEXT, SIMCLR, 0, ""),
         recipe(VIT, LEJEPA, 2, ""),
     ];
     let small = ["optim.length={steps=6}", "run.workers=1", "run.data_threads=1"];

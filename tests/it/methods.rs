@@ -51,6 +51,7 @@ pub(crate) const SWAV: &str = "name = 'swav'\nprototypes = 12\nhead_hidden = [16
                     queue_start = { steps = 2 }\nfreeze_prototypes = { steps = 2 }";
 pub(crate) const SIMCLR: &str = "name = 'simclr'\nhead_hidden = [16]\nhead_output = 8";
 pub(crate) const LEJEPA: &str = "name = 'lejepa'\nhead_hidden = [16]\nhead_output = 8\ndirections = 16";
+pub(crate) const CONVNEXT: &str = "arch = 'convnext'\ndepths = [1, 1, 1, 1]\nwidth = 4\npatch_px = 1";
 const LARC: &str = "algorithm = 'larc'\nweight_decay = [1e-4, 1e-4]\ndecay_vectors = true";
 
 /// Every method from shards to a score and an exported backbone, with an interruption in the middle.
@@ -59,6 +60,7 @@ fn every_method_trains_goes_on_is_probed_and_exported() {
     for (name, model, method, n_local, optim) in [
         ("swav", RESNET, SWAV, 2, LARC),
         ("simclr", RESNET, SIMCLR, 0, "algorithm = 'lars'"),
+        ("simclr", CONVNEXT, SIMCLR, 0, "algorithm = 'adamw'"),
         ("lejepa", VIT, LEJEPA, 2, "schedule = 'constant'\ncooldown = { steps = 4 }"),
     ] {
         let world = World::new(50);

@@ -12,7 +12,8 @@ pub enum Arithmetic {
     /// f32.
     #[default]
     F32,
-    /// bf16: weights and the values that they multiply are rounded; the residual stream, norms, scores and softmax are f32.
+    /// bf16: weights and the values that they multiply are rounded; the residual stream, norms, depthwise convolutions, scores and
+    /// softmax are f32.
     Bf16,
 }
 

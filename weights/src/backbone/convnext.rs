@@ -7,6 +7,7 @@ use super::convolutional::{IMAGE_PX, cells};
 use super::layers::{gelu, linear, norm};
 use super::renamed::{ours, renamed};
 use super::{Drawn, Exchange, Recognized, TimmModel, no_such};
+use crate::decimal::decimal;
 use crate::export::Export;
 use crate::file::{Array, Arrays};
 use crate::library::Library;
@@ -14,14 +15,19 @@ use crate::onnx::{self, Graph, PIXELS, Setting};
 use crate::pretrained::Hints;
 use crate::source::{Found, Source};
 
-/// Number that all libraries' layer norms add to the variance.
+/// Number that layer norms add to the variance.
 const EPSILON: f64 = 1e-6;
 
-/// Name of the first convolution in timm, torchvision, DINOv3's own files and transformers.
-const ANCHORS: [&str; 4] = [
+/// Name of the first convolution in the state dict of transformers' model, where the stages are inside `model` and the last norm is
+/// not; in its files neither has a prefix.
+const IN_MEMORY: &str = "model.stages.0.downsample_layers.0.weight";
+
+/// Names of the first convolution in timm, torchvision, DINOv3's own files and transformers.
+const ANCHORS: [&str; 5] = [
     "stem.0.weight",
     "features.0.0.weight",
     "downsample_layers.0.0.weight",
+    IN_MEMORY,
     "stages.0.downsample_layers.0.weight",
 ];
 
@@ -36,9 +42,9 @@ impl Exchange for ConvnextConfig {
 
     fn recognizes(found: &Found) -> bool {
         // Other networks have first convolutions of the same names, but no depthwise convolution of 7×7 after it.
-        let first = theirs(library_of(found), "stages.0.blocks.0.conv_dw.weight");
+        let first = in_file(found.anchor, "stages.0.blocks.0.conv_dw.weight");
         let shape = first.and_then(|name| found.shape(&name));
-        matches!(shape, Some([_, 1, 7, 7]))
+        matches!(shape, Some([_, 1, 7, 7])) && (found.anchor != IN_MEMORY || found.holds("layer_norm.weight"))
     }
 
     fn recognized(
@@ -47,22 +53,22 @@ impl Exchange for ConvnextConfig {
         hints: &Hints,
         _: &mut Vec<String>,
     ) -> Result<Recognized, String> {
-        let library = library_of(found);
-        let stated = source.config.as_ref().and_then(|config| config.get("layer_norm_eps")?.as_f64());
-        if let Some(epsilon) = stated.filter(|epsilon| (epsilon - EPSILON).abs() > 1e-9) {
-            return Err(format!("its norms add {epsilon} to the variance, ConvNeXts here {EPSILON}"));
-        }
+        let anchor = found.anchor;
+        check_config(source.config.as_ref())?;
         // DINOv3's files hold the last norm under two names.
         for name in ["norms.3.weight", "norms.3.bias"] {
             found.take(name);
         }
-        let names = move |name: &str| theirs(library, name).into_iter().collect::<Vec<String>>();
-        let model = of_shapes(found, library)?;
-        let library = hints.library.unwrap_or(library);
+        let names = move |name: &str| in_file(anchor, name).into_iter().collect::<Vec<String>>();
+        let model = of_shapes(found)?;
+        let library = hints.library.unwrap_or(library_of(anchor));
         Ok(Recognized { model, library, names: Box::new(names), size_px: IMAGE_PX, activation: "gelu" })
     }
 
     fn arrays(&self, library: Library, export: &Export<'_>) -> Result<Arrays, String> {
+        if library != Library::Timm {
+            check_patches(self, library)?;
+        }
         let mut arrays = match library {
             Library::Dino | Library::Dinov2 => return Err(no_such(library)),
             Library::Timm => return Ok(ours(export)),
@@ -89,6 +95,13 @@ impl Exchange for ConvnextConfig {
     }
 
     fn timm(&self, _: &Export<'_>) -> Result<TimmModel, String> {
+        // timm halves the grid behind patches of 2 px, and not below a 32nd of the image.
+        if self.patch_px == 2 || self.patch_px >= 8 {
+            return Err(format!(
+                "timm's ConvNeXts have other strides behind patches of {} px",
+                self.patch_px
+            ));
+        }
         let mut arguments = json!({ "depths": self.depths, "dims": widths(self) });
         if self.patch_px != 4 {
             arguments["patch_size"] = json!(self.patch_px);
@@ -104,12 +117,7 @@ impl Exchange for ConvnextConfig {
     }
 
     fn transformers(&self) -> Result<Value, String> {
-        if self.patch_px != 4 {
-            return Err(format!(
-                "DINOv3's ConvNeXts of transformers have patches of 4 px, this one of {}",
-                self.patch_px
-            ));
-        }
+        check_patches(self, Library::Transformers)?;
         Ok(json!({
             "model_type": "dinov3_convnext",
             "architectures": ["DINOv3ConvNextModel"],
@@ -118,7 +126,7 @@ impl Exchange for ConvnextConfig {
             "depths": self.depths,
             "hidden_act": "gelu",
             "layer_norm_eps": EPSILON,
-            "layer_scale_init_value": self.layer_scale,
+            "layer_scale_init_value": decimal(self.layer_scale),
             "drop_path_rate": 0.0,
             "image_size": self.image_px,
         }))
@@ -150,9 +158,7 @@ impl Exchange for ConvnextConfig {
     }
 
     fn comparable(&self, keys: &mut Map<String, Value>) {
-        for key in ["layer_scale", "drop_path"] {
-            keys.remove(key);
-        }
+        keys.remove("layer_scale");
     }
 
     fn pooling(&self) -> &'static str {
@@ -160,23 +166,56 @@ impl Exchange for ConvnextConfig {
     }
 }
 
+/// Checks that a configuration states no norms or strides but those of ConvNeXts here.
+fn check_config(config: Option<&Value>) -> Result<(), String> {
+    let Some(config) = config else { return Ok(()) };
+    let arguments = &config["model_args"];
+    let epsilon = [&config["layer_norm_eps"], &arguments["norm_eps"]].iter().find_map(|value| value.as_f64());
+    // The one architecture of timm with another default.
+    let is_largest = config["architecture"].as_str().is_some_and(|name| name.starts_with("convnext_xxlarge"));
+    let epsilon = epsilon.unwrap_or(if is_largest { 1e-5 } else { EPSILON });
+    if (epsilon - EPSILON).abs() > 1e-9 {
+        return Err(format!("its norms add {epsilon} to the variance, ConvNeXts here {EPSILON}"));
+    }
+    match arguments["output_stride"].as_u64() {
+        Some(stride) if stride != 32 => Err(format!("its stride is {stride}, that of ConvNeXts here 32")),
+        _ => Ok(()),
+    }
+}
+
+/// Checks that patches have the 4 px of all ConvNeXts of `library`.
+fn check_patches(config: &ConvnextConfig, library: Library) -> Result<(), String> {
+    match config.patch_px {
+        4 => Ok(()),
+        px => Err(format!("{}'s ConvNeXts have patches of 4 px, this one of {px}", library.name())),
+    }
+}
+
 fn widths(config: &ConvnextConfig) -> [usize; 4] {
     [0, 1, 2, 3].map(|stage| config.stage_width(stage))
 }
 
-/// Returns the library whose names the file has.
-fn library_of(found: &Found) -> Library {
-    match ANCHORS.iter().position(|anchor| *anchor == found.anchor) {
+/// Returns the library whose name of the first convolution is `anchor`.
+fn library_of(anchor: &str) -> Library {
+    match ANCHORS.iter().position(|known| *known == anchor) {
         Some(1) => Library::Torchvision,
         Some(2) => Library::Dinov3,
-        Some(3) => Library::Transformers,
+        Some(3 | 4) => Library::Transformers,
         _ => Library::Timm,
     }
 }
 
+/// Returns the name of a parameter in a file whose first convolution is called `anchor`.
+fn in_file(anchor: &str, name: &str) -> Option<String> {
+    let name = theirs(library_of(anchor), name)?;
+    let is_inside = anchor == IN_MEMORY && name.starts_with("stages.");
+    Some(if is_inside { format!("model.{name}") } else { name })
+}
+
 /// Determines the configuration from the shapes in `found`.
-fn of_shapes(found: &Found, library: Library) -> Result<ModelConfig, String> {
-    let shape = |name: &str| theirs(library, name).and_then(|name| found.shape(&name).map(<[usize]>::to_vec));
+fn of_shapes(found: &Found) -> Result<ModelConfig, String> {
+    let shape =
+        |name: &str| in_file(found.anchor, name).and_then(|name| found.shape(&name).map(<[usize]>::to_vec));
     let stem = shape("stem.0.weight");
     let Some([width, 3, patch_px, _]) = stem.as_deref().and_then(|shape| <[usize; 4]>::try_from(shape).ok())
     else {
@@ -186,6 +225,11 @@ fn of_shapes(found: &Found, library: Library) -> Result<ModelConfig, String> {
         let is_there = |n: &usize| shape(&format!("stages.{stage}.blocks.{n}.conv_dw.weight")).is_some();
         (0..).take_while(is_there).count()
     };
+    if library_of(found.anchor) == Library::Timm && (patch_px == 2 || patch_px >= 8) {
+        return Err(format!(
+            "timm's ConvNeXts with patches of {patch_px} px have other strides than those here"
+        ));
+    }
     let config = ConvnextConfig {
         image_px: IMAGE_PX,
         depths: [0, 1, 2, 3].map(depth),

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::convolutional::{self, IMAGE_PX, Layer, branch, outputs, stem};
 use super::renamed::{ours, renamed};
-use super::{Drawn, Exchange, Recognized, TimmModel};
+use super::{Drawn, Exchange, Recognized, TimmModel, no_such};
 use crate::export::Export;
 use crate::file::Arrays;
 use crate::library::Library;
@@ -52,9 +52,7 @@ impl Exchange for RegnetConfig {
             Library::Torchvision => Ok(ours(export)),
             Library::Transformers => Ok(renamed(export, |name| in_transformers(name).into_iter().collect())),
             Library::Dino => Err("DINO has no RegNets".into()),
-            Library::Dinov2 | Library::Dinov3 => {
-                Err(format!("{}'s networks are vision transformers here", library.name()))
-            }
+            Library::Dinov2 | Library::Dinov3 => Err(no_such(library)),
         }
     }
 

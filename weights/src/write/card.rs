@@ -77,7 +77,7 @@ fn usage(path: &Path, format: Format, export: &Export<'_>) -> String {
         Format::Dinov2 | Format::Dinov3 => {
             let whose = if format == Format::Dinov2 { "DINOv2" } else { "DINOv3" };
             format!(
-                "{loads}# A network of {whose}'s vision_transformer.py with the sizes below.\nmodel.load_state_dict(state)\n"
+                "{loads}# A network of {whose}'s code with the sizes below.\nmodel.load_state_dict(state)\n"
             )
         }
         _ => format!(

@@ -5,7 +5,7 @@
 //! gb = f ⊙ γ ⊙ g   gγ = Σ_rows f ⊙ g ⊙ b     gx = g + gradient of norm(x), given gh
 //! ```
 //!
-//! On the CPU the end leaves `g` for the norm's backward pass, which runs later and adds it in its own loop: the
+//! On the CPU the end leaves `g` for the backward pass of the branch's first operation, which runs later and adds it in its own loop: the
 //! gradient of `x` takes one pass over memory instead of two, and autodiff has nothing to add.
 
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use super::math::over_rows;
 /// The skip connection of a branch.
 pub struct Skip {
     x: Tensor<3>,
-    /// Slot in which the end leaves its gradient for the norm; `None` if autodiff adds it.
+    /// Slot in which the end leaves its gradient for the branch's first operation; `None` if autodiff adds it.
     link: Option<GradientSlot>,
 }
 

@@ -99,9 +99,9 @@ impl BackboneConfig for Config {
         if !(0.0..1.0).contains(&self.drop_path) {
             return Err(format!("model.drop_path {} is not in 0..1", self.drop_path));
         }
-        match self.layer_scale.is_finite() {
+        match (0.0..=1e3).contains(&self.layer_scale) {
             true => Ok(()),
-            false => Err(format!("model.layer_scale {} is not a number", self.layer_scale)),
+            false => Err("model.layer_scale must lie in 0..=1000".into()),
         }
     }
 
@@ -249,14 +249,14 @@ impl Unit for Downsample {
         let width = self.input as f64;
         let of_group = |(before, after): (&GroupShape, &GroupShape)| Cost {
             flops: 2.0 * after.n_rows() as f64 * 4.0 * width * 2.0 * width,
-            // Input and output of the norm, and the output.
-            graph: 2.0 * before.n_rows() as f64 * width + after.n_rows() as f64 * 2.0 * width,
+            // Input and output of the norm.
+            graph: 2.0 * before.n_rows() as f64 * width,
         };
         (groups.iter().zip(&shapes).map(of_group).sum(), shapes)
     }
 }
 
-/// A block.
+/// Depthwise convolution, norm and MLP inside a residual branch.
 struct Block {
     name: String,
     width: usize,

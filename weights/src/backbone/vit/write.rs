@@ -65,7 +65,7 @@ pub(super) fn dinov2_arrays(config: &VitConfig, export: &Export<'_>) -> Result<A
 /// Returns the parameters and constants by DINOv3's names, with an unused mask token.
 pub(super) fn dinov3_arrays(config: &VitConfig, export: &Export<'_>) -> Result<Arrays, String> {
     if !is_rotary(config) {
-        return Err("DINOv3's networks have rotary positions".into());
+        return Err("DINOv3's transformers have rotary positions".into());
     }
     check_rotary_epsilon(config, &[1e-5, 1e-6])?;
     let names = if config.mlp == MlpKind::Swiglu { DINOV3_GATED } else { DINOV3 };
