@@ -134,8 +134,10 @@ def networks():
     yield "tv-resnet", "torchvision", torchvision.models.resnet18(), []
     yield "tv-regnet", "torchvision", torchvision.models.regnet_y_400mf(), []
     depths, widths = [1, 1, 2, 1], [16, 32, 64, 128]
-    fine = dict(depths=depths, dims=widths, patch_size=1, num_classes=0)
-    yield "timm-convnext", "timm", timm.create_model("convnext_tiny", **fine), []
+    sizes = dict(depths=depths, dims=widths, num_classes=0)
+    yield "timm-convnext", "timm", timm.create_model("convnext_tiny", **sizes), []
+    # A last grid of more than one cell.
+    yield "timm-convnext-fine", "timm", timm.create_model("convnext_tiny", **sizes, patch_size=1), []
     blocks = [torchvision.models.convnext.CNBlockConfig(*sizes) for sizes in zip(widths, widths[1:] + [None], depths)]
     yield "tv-convnext", "torchvision", torchvision.models.ConvNeXt(blocks), []
     net = transformers.DINOv3ConvNextConfig(hidden_sizes=widths, depths=depths)

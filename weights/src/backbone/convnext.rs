@@ -66,9 +66,7 @@ impl Exchange for ConvnextConfig {
     }
 
     fn arrays(&self, library: Library, export: &Export<'_>) -> Result<Arrays, String> {
-        if library != Library::Timm {
-            check_patches(self, library)?;
-        }
+        check_patches(self.patch_px, library)?;
         let mut arrays = match library {
             Library::Dino | Library::Dinov2 => return Err(no_such(library)),
             Library::Timm => return Ok(ours(export)),
@@ -95,13 +93,7 @@ impl Exchange for ConvnextConfig {
     }
 
     fn timm(&self, _: &Export<'_>) -> Result<TimmModel, String> {
-        // timm halves the grid behind patches of 2 px, and not below a 32nd of the image.
-        if self.patch_px == 2 || self.patch_px >= 8 {
-            return Err(format!(
-                "timm's ConvNeXts have other strides behind patches of {} px",
-                self.patch_px
-            ));
-        }
+        check_patches(self.patch_px, Library::Timm)?;
         let mut arguments = json!({ "depths": self.depths, "dims": widths(self) });
         if self.patch_px != 4 {
             arguments["patch_size"] = json!(self.patch_px);
@@ -117,7 +109,7 @@ impl Exchange for ConvnextConfig {
     }
 
     fn transformers(&self) -> Result<Value, String> {
-        check_patches(self, Library::Transformers)?;
+        check_patches(self.patch_px, Library::Transformers)?;
         Ok(json!({
             "model_type": "dinov3_convnext",
             "architectures": ["DINOv3ConvNextModel"],
@@ -183,11 +175,15 @@ fn check_config(config: Option<&Value>) -> Result<(), String> {
     }
 }
 
-/// Checks that patches have the 4 px of all ConvNeXts of `library`.
-fn check_patches(config: &ConvnextConfig, library: Library) -> Result<(), String> {
-    match config.patch_px {
-        4 => Ok(()),
-        px => Err(format!("{}'s ConvNeXts have patches of 4 px, this one of {px}", library.name())),
+/// Checks that `library` has ConvNeXts with patches of `patch_px` that compute the same as those here.
+fn check_patches(patch_px: usize, library: Library) -> Result<(), String> {
+    match (library, patch_px) {
+        (_, 4) | (Library::Timm, 1 | 3..=7) => Ok(()),
+        // It halves the grid behind patches of 2 px, and never below a 32nd of the image.
+        (Library::Timm, px) => {
+            Err(format!("timm's ConvNeXts with patches of {px} px have other strides than those here"))
+        }
+        (_, px) => Err(format!("{}'s ConvNeXts have patches of 4 px, this one of {px}", library.name())),
     }
 }
 
@@ -225,11 +221,7 @@ fn of_shapes(found: &Found) -> Result<ModelConfig, String> {
         let is_there = |n: &usize| shape(&format!("stages.{stage}.blocks.{n}.conv_dw.weight")).is_some();
         (0..).take_while(is_there).count()
     };
-    if library_of(found.anchor) == Library::Timm && (patch_px == 2 || patch_px >= 8) {
-        return Err(format!(
-            "timm's ConvNeXts with patches of {patch_px} px have other strides than those here"
-        ));
-    }
+    check_patches(patch_px, library_of(found.anchor))?;
     let config = ConvnextConfig {
         image_px: IMAGE_PX,
         depths: [0, 1, 2, 3].map(depth),
