@@ -14,7 +14,7 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
 use crate::decode::Decoder;
 use crate::stats::{Stage, StageStats, StageTimes};
-use crate::{AugmentError, DecodeRules, MultiCrop, Rgb8, SampleKey, ViewMaker, Views};
+use crate::{AugmentError, DecodeRules, Rgb8, SampleKey, ViewMaker, ViewMix, Views};
 
 /// Interval at which a thread that waits for a batch checks whether it should stop.
 const STOP_POLL: Duration = Duration::from_millis(100);
@@ -109,17 +109,17 @@ struct PartialBatch {
 
 impl<S: Source> BatchPool<S> {
     /// Starts the threads.
-    pub fn start(source: Arc<S>, multicrop: MultiCrop, config: PoolConfig) -> Self {
+    pub fn start(source: Arc<S>, views: impl Into<ViewMix>, config: PoolConfig) -> Self {
         // Unbounded, because the source bounds it: it opens a limited number of batches.
         let (sender, finished) = unbounded();
-        let multicrop = Arc::new(multicrop);
+        let mix = Arc::new(views.into());
         let stats = Arc::new(StageStats::default());
         let (spare, spares) = unbounded();
         let threads = (0..config.n_threads.max(1))
             .map(|_| {
                 let worker = Worker {
                     source: Arc::clone(&source),
-                    multicrop: Arc::clone(&multicrop),
+                    mix: Arc::clone(&mix),
                     rules: config.rules,
                     stats: Arc::clone(&stats),
                     maker: ViewMaker::default(),
@@ -230,7 +230,7 @@ impl<S: Source> Drop for BatchPool<S> {
 /// State of one thread, with the memory that it reuses for every image.
 struct Worker<S: Source> {
     source: Arc<S>,
-    multicrop: Arc<MultiCrop>,
+    mix: Arc<ViewMix>,
     rules: DecodeRules,
     stats: Arc<StageStats>,
     maker: ViewMaker,
@@ -288,7 +288,8 @@ impl<S: Source> Worker<S> {
             let decoded = self.decoder.decode_into(image.bytes(), &self.rules, &mut self.decoded);
             times.add(Stage::Decode, start.elapsed());
             decoded?;
-            self.maker.make_into(&self.decoded, &self.multicrop, image.key(), out, times)
+            let multicrop = self.mix.of_batch(image.key().seed, image.batch());
+            self.maker.make_into(&self.decoded, multicrop, image.key(), out, times)
         }))
         .unwrap_or_else(|_| Err(AugmentError::Decode("the decoder panicked".into())))
     }

@@ -2,7 +2,7 @@
 //!
 //! [`decode`] turns bytes into RGB, [`multicrop`] specifies the views that a method takes of an image, [`views`] makes
 //! them, [`seed`] is the counter-based RNG that makes every view a pure function of (run seed, epoch, sample, view,
-//! operation), and [`batch`] does all of it on N threads and returns ordered batches. Semantics are those of
+//! operation), [`mix`] varies their sizes from batch to batch, and [`batch`] does all of it on N threads and returns ordered batches. Semantics are those of
 //! torchvision on Pillow 12, operation by operation.
 //!
 //! The crate knows nothing about files, shards, tensors or training.
@@ -17,6 +17,7 @@ pub(crate) mod error;
 pub mod facts;
 pub mod hue;
 mod jpeg;
+pub(crate) mod mix;
 pub(crate) mod multicrop;
 mod pairs;
 mod pixels;
@@ -34,6 +35,7 @@ pub const VIEWS_VERSION: u32 = 2;
 pub use batch::{Batch, BatchPool, EncodedImage, PoolConfig, Source};
 pub use coefficients::Interpolation;
 pub use error::AugmentError;
+pub use mix::{SizeChoice, ViewMix};
 pub use multicrop::{BlurRule, CropSpec, GroupSpec, MultiCrop};
 pub use pixels::{DecodeRules, Rgb8};
 pub use planes::Planes;

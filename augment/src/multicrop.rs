@@ -78,6 +78,14 @@ pub struct GroupSpec {
 /// Maximum number of views of one kind.
 const MAX_VIEWS: usize = 1024;
 
+impl CropSpec {
+    /// Returns the crop without changes of color and blur.
+    fn undistorted(&self) -> Self {
+        let jitter = Jitter { brightness: 0.0, contrast: 0.0, saturation: 0.0, hue: 0.0, p: 0.0 };
+        Self { jitter, gray_p: 0.0, blur_p: 0.0, solarize_p: 0.0, ..self.clone() }
+    }
+}
+
 impl MultiCrop {
     /// Creates DINO's multi-crop (Caron et al. 2021, appendix): two global views and `n_local` local ones.
     pub fn dino(global_px: u32, local_px: u32, n_local: usize) -> Self {
@@ -99,9 +107,15 @@ impl MultiCrop {
     /// Creates one random-resized crop with a flip, as for supervised training.
     pub fn single(size_px: u32) -> Self {
         let multicrop = Self::dino_family([0.08, 1.0], [0.05, 0.4], size_px, size_px, 0);
-        let none = Jitter { brightness: 0.0, contrast: 0.0, saturation: 0.0, hue: 0.0, p: 0.0 };
-        let plain = CropSpec { jitter: none, gray_p: 0.0, blur_p: 0.0, ..multicrop.crops[0].clone() };
-        Self { crops: vec![plain] }
+        Self { crops: vec![multicrop.crops[0].undistorted()] }
+    }
+
+    /// Adds repeats of the views of `crops`, by number, at another size and without changes of color and blur.
+    pub fn with_undistorted(mut self, crops: impl IntoIterator<Item = usize>, size_px: u32) -> Self {
+        let repeat = |crop: usize| CropSpec { size_px, like: Some(crop), ..self.crops[crop].undistorted() };
+        let repeats: Vec<CropSpec> = crops.into_iter().map(repeat).collect();
+        self.crops.extend(repeats);
+        self
     }
 
     fn dino_family(global: [f64; 2], local: [f64; 2], global_px: u32, local_px: u32, n_local: usize) -> Self {
@@ -213,21 +227,42 @@ impl MultiCrop {
 
     /// Returns the groups, in the order of [`crate::Views::groups`].
     pub fn groups(&self) -> Vec<GroupSpec> {
-        let mut groups: Vec<GroupSpec> = Vec::new();
+        self.grouped().0
+    }
+
+    /// Returns the same views in other sizes, one for each group.
+    pub(crate) fn resized(&self, sizes_px: &[u32]) -> Self {
+        let (_, first_groups) = self.grouped();
+        let resized =
+            |(crop, group): (&CropSpec, usize)| CropSpec { size_px: sizes_px[group], ..crop.clone() };
+        Self { crops: self.crops.iter().zip(first_groups).map(resized).collect() }
+    }
+
+    /// Returns the groups, and for each crop the number of the group that its first view belongs to.
+    fn grouped(&self) -> (Vec<GroupSpec>, Vec<usize>) {
+        let (mut groups, mut first_groups) = (Vec::<GroupSpec>::new(), Vec::new());
         // The last group accepts no further views if its views have their own statistics.
         let mut is_open = false;
         for crop in &self.crops {
+            let n_groups = groups.len();
             match groups.last_mut() {
                 _ if crop.own_statistics => {
                     let view = GroupSpec { size_px: crop.size_px, n_views: 1 };
                     groups.extend(std::iter::repeat_n(view, crop.count));
+                    first_groups.push(n_groups);
                 }
-                Some(group) if is_open && group.size_px == crop.size_px => group.n_views += crop.count,
-                _ => groups.push(GroupSpec { size_px: crop.size_px, n_views: crop.count }),
+                Some(group) if is_open && group.size_px == crop.size_px => {
+                    group.n_views += crop.count;
+                    first_groups.push(n_groups - 1);
+                }
+                _ => {
+                    groups.push(GroupSpec { size_px: crop.size_px, n_views: crop.count });
+                    first_groups.push(n_groups);
+                }
             }
             is_open = !crop.own_statistics;
         }
-        groups
+        (groups, first_groups)
     }
 }
 

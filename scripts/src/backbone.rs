@@ -1,8 +1,11 @@
 //! Backbones with their weights, from a run, a checkpoint or a file of weights.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use anyhow::bail;
 use kernels::device::Device;
+use networks::backbone::Readout;
 use networks::{ModelConfig, NamedTensor, Network, NetworkError, Normalization};
 use trainer::checkpoint::{Checkpoint, Manifest, steps};
 use weights::{Hints, Library, Preprocessing, Pretrained};
@@ -33,11 +36,46 @@ impl Backbone {
         }
         // Opened once: a running job may write another checkpoint meanwhile.
         let checkpoint = Checkpoint::open(path)?;
-        let (tensors, which) = checkpoint.backbone(network)?;
+        let read = checkpoint.backbone(network)?;
+        Ok(Self::of_checkpoint(checkpoint, read))
+    }
+
+    /// Opens the evaluated network of the run or checkpoint in `path` with its heads, and with what only its training uses.
+    pub(crate) fn open_with_heads(path: &Path) -> anyhow::Result<Self> {
+        check_there(path)?;
+        if weights::is_weights(path) {
+            bail!(
+                "{} holds a backbone without heads; heads are in the runs and checkpoints of this program",
+                path.display()
+            );
+        }
+        let checkpoint = Checkpoint::open(path)?;
+        let read = checkpoint.network(None)?;
+        Ok(Self::of_checkpoint(checkpoint, read))
+    }
+
+    /// Creates the backbone of `checkpoint` with the tensors, and the name of their network, that were read from it.
+    fn of_checkpoint(checkpoint: Checkpoint, (tensors, which): (Vec<NamedTensor>, String)) -> Self {
         let manifest = checkpoint.manifest;
         let (model, colors) = (manifest.plan.recipe.model.clone(), manifest.plan.recipe.data.normalization);
         let preprocessing = Preprocessing::of_size(model.image_px() as u32, colors);
-        Ok(Self { model, tensors, preprocessing, which, manifest: Some(manifest), origin: "ocelli" })
+        Self { model, tensors, preprocessing, which, manifest: Some(manifest), origin: "ocelli" }
+    }
+
+    /// Returns the shapes of the parameters that are not the backbone's, by name: those of heads, if it was opened with them.
+    pub(crate) fn head_shapes(&self) -> BTreeMap<String, Vec<usize>> {
+        let backbone: BTreeSet<String> = self
+            .model
+            .masked_units(Readout::All)
+            .unwrap_or_else(|| self.model.units(Readout::All))
+            .iter()
+            .flat_map(|unit| {
+                let layout = unit.layout(1);
+                layout.params.iter().map(|slot| layout.full_name(slot)).collect::<Vec<_>>()
+            })
+            .collect();
+        let heads = self.tensors.iter().filter(|tensor| !backbone.contains(&tensor.name));
+        heads.map(|tensor| (tensor.name.clone(), tensor.shape.clone())).collect()
     }
 
     /// Returns the network with these weights on `device`.

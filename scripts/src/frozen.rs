@@ -13,13 +13,18 @@ use crate::backbone::{Backbone, WeightFlags};
 /// fingerprint. A run that has begun in `workdir` continues only with the same weights, at any path.
 pub(crate) fn open(recipe: &mut Recipe, workdir: Option<&Path>) -> anyhow::Result<Vec<FrozenNetwork>> {
     let mut before = workdir.and_then(|workdir| Status::of(workdir).ok()).map(|run| run.plan.recipe.method);
-    let mut before = before.as_mut().map(|method| method.frozen()).unwrap_or_default();
+    let before = before.as_mut().map(|method| method.frozen()).unwrap_or_default();
     let mut networks = Vec::new();
-    for (name, frozen) in recipe.method.frozen() {
+    for entry in recipe.method.frozen() {
+        let (name, frozen, has_heads) = (entry.name, entry.weights, entry.has_heads);
         let key = format!("method.{name}.weights");
-        let begun = before.iter_mut().find(|(of, _)| *of == name).map(|(_, frozen)| &**frozen);
+        let begun = before.iter().find(|entry| entry.name == name).map(|entry| &*entry.weights);
         let path = Path::new(&frozen.weights);
-        let backbone = match Backbone::open(path, &WeightFlags::default(), None) {
+        let opened = match has_heads {
+            true => Backbone::open_with_heads(path),
+            false => Backbone::open(path, &WeightFlags::default(), None),
+        };
+        let backbone = match opened {
             Ok(backbone) => backbone,
             // A chain of causes would yield the exit code of a data error.
             Err(error) if begun.is_some() => bail!(
@@ -41,6 +46,7 @@ pub(crate) fn open(recipe: &mut Recipe, workdir: Option<&Path>) -> anyhow::Resul
         }
         frozen.fingerprint = fingerprint;
         frozen.normalization = Some(backbone.preprocessing.normalization);
+        frozen.heads = backbone.head_shapes();
         frozen.model = Some(backbone.model);
         networks.push(FrozenNetwork { name, weights: backbone.tensors });
     }

@@ -51,7 +51,9 @@ pub(crate) fn prepare(
     rank: usize,
 ) -> anyhow::Result<Option<Vec<NamedTensor>>> {
     if let Some(path) = &flags.init {
-        recipe.init = Some(InitConfig { weights: path.display().to_string(), fingerprint: String::new() });
+        let heads = recipe.init.as_ref().is_some_and(|init| init.heads);
+        recipe.init =
+            Some(InitConfig { weights: path.display().to_string(), fingerprint: String::new(), heads });
     }
     match (&flags.fork, rank) {
         (Some(from), 0) => fork(from, workdir)?,
@@ -79,7 +81,8 @@ pub(crate) fn model(
     if let Some(from) = &flags.fork {
         return Ok(Checkpoint::open(from)?.manifest.plan.recipe.model);
     }
-    let Some(path) = flags.init.as_deref().or(weights.map(Path::new)) else {
+    let Some(path) = flags.init.as_deref().or(weights.filter(|weights| !weights.is_empty()).map(Path::new))
+    else {
         bail!(
             "model.arch is from_init, the backbone of the weights that a run starts with: give --init WEIGHTS, or \
              --set init.weights=WEIGHTS"
@@ -110,11 +113,21 @@ fn weights(
         recipe.init = Some(before);
         return Ok(None);
     }
+    if init.weights.is_empty() {
+        bail!("recipe {} starts from the weights of another run: give --init RUN", recipe.name);
+    }
     let path = PathBuf::from(&init.weights);
-    let backbone = Backbone::open(&path, flags, None)?;
-    let tensors = fitted(&backbone.model, backbone.tensors, &recipe.model).map_err(|reason| {
+    let backbone = match init.heads {
+        true => Backbone::open_with_heads(&path).context("init.heads")?,
+        false => Backbone::open(&path, flags, None)?,
+    };
+    let of_heads = backbone.head_shapes();
+    let (heads, tensors): (Vec<_>, Vec<_>) =
+        backbone.tensors.into_iter().partition(|tensor| of_heads.contains_key(&tensor.name));
+    let mut tensors = fitted(&backbone.model, tensors, &recipe.model).map_err(|reason| {
         anyhow::anyhow!("{} does not fit recipe {}: {reason}", path.display(), recipe.name)
     })?;
+    tensors.extend(heads);
     if backbone.preprocessing.normalization != recipe.data.normalization {
         let theirs = backbone.preprocessing.normalization;
         say(format!(
@@ -128,7 +141,7 @@ fn weights(
     if !init.fingerprint.is_empty() && init.fingerprint != fingerprint {
         bail!("{} holds other weights than the recipe's init.fingerprint says", path.display());
     }
-    recipe.init = Some(InitConfig { weights: init.weights.clone(), fingerprint });
+    recipe.init = Some(InitConfig { weights: init.weights.clone(), fingerprint, heads: init.heads });
     Ok(Some(tensors))
 }
 

@@ -11,7 +11,7 @@ use crate::frozen;
 use crate::initial::{self, InitialFlags};
 
 /// Recipes that ship with the program, by name.
-const BUILT_IN: [(&str, &str); 32] = [
+const BUILT_IN: [(&str, &str); 37] = [
     ("quickstart", include_str!("../recipes/quickstart.toml")),
     ("dino_cifar", include_str!("../recipes/dino_cifar.toml")),
     ("dino_resnet50", include_str!("../recipes/dino_resnet50.toml")),
@@ -27,7 +27,12 @@ const BUILT_IN: [(&str, &str); 32] = [
     ("dinov2_vits14", include_str!("../recipes/dinov2_vits14.toml")),
     ("dinov3_cifar", include_str!("../recipes/dinov3_cifar.toml")),
     ("dinov3_continue", include_str!("../recipes/dinov3_continue.toml")),
+    ("dinov3_vit7b16", include_str!("../recipes/dinov3_vit7b16.toml")),
+    ("dinov3_vit7b16_gram", include_str!("../recipes/dinov3_vit7b16_gram.toml")),
+    ("dinov3_vit7b16_highres", include_str!("../recipes/dinov3_vit7b16_highres.toml")),
+    ("dinov3_vitl16_distilled", include_str!("../recipes/dinov3_vitl16_distilled.toml")),
     ("dinov3_vitl16_im1k", include_str!("../recipes/dinov3_vitl16_im1k.toml")),
+    ("ibot_vits16", include_str!("../recipes/ibot_vits16.toml")),
     ("lejepa_cifar", include_str!("../recipes/lejepa_cifar.toml")),
     ("lejepa_vits16", include_str!("../recipes/lejepa_vits16.toml")),
     ("lejepa_vits8_imagenette", include_str!("../recipes/lejepa_vits8_imagenette.toml")),

@@ -89,6 +89,8 @@ mod several;
 mod soak;
 /// Source files, parsed.
 mod sources;
+/// The stages of DINOv3, and its distillation.
+mod stages;
 /// The cache, compressed shards, checksums and promises.
 mod storage;
 /// Folders of temporary data, tiny recipes and the program itself.

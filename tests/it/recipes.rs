@@ -61,7 +61,10 @@ fn recipes_have_the_values_that_were_published() {
     let recipes = recipes();
     for (name, facts) in published() {
         let n_samples = facts["n_samples"].as_integer().unwrap() as u64;
-        let plan = trainer::resolve(Recipe::parse(&recipes[&name], &name, &[]).unwrap(), n_samples).unwrap();
+        let overrides = facts.get("overrides").and_then(Value::as_array).into_iter().flatten();
+        let overrides: Vec<String> = overrides.map(|set| set.as_str().unwrap().to_string()).collect();
+        let recipe = Recipe::parse(&recipes[&name], &name, &overrides).unwrap();
+        let plan = trainer::resolve(recipe, n_samples).unwrap();
         let written = Value::try_from(&plan.recipe).unwrap();
         for (key, expected) in facts["keys"].as_table().unwrap() {
             let value = at(&written, key).unwrap_or_else(|| panic!("{name} has no {key}"));

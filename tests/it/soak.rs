@@ -48,7 +48,7 @@ fn a_long_stream_with_bad_samples_keeps_its_memory() {
     let ledger = folder.path().join("quarantine.jsonl");
     let quarantine = Arc::new(Quarantine::open(&ledger, 0.02).unwrap());
     let config = StreamConfig {
-        multicrop: MultiCrop::dino(32, 16, 2),
+        views: MultiCrop::dino(32, 16, 2).into(),
         seed: 3,
         window_shards: 4,
         n_threads: 2,

@@ -201,10 +201,10 @@ pub(crate) fn pretrain(
         let room = machine::room(launch.n_local.unwrap_or(1), n_sharers, &device);
         let plan = fit(plan.over(launch.world_size, room)?, room)?;
         compute::check(&plan, &device)?;
-        let probes = probes(&plan)?;
-        Ok((dataset, plan, probes, initial, frozen))
+        initial.iter().try_for_each(|weights| plan.check_initial_heads(weights))?;
+        Ok((dataset, probes(&plan)?, plan, initial, frozen))
     };
-    let (dataset, plan, mut probes, initial, frozen) = start::all_ready(&comm, open())?;
+    let (dataset, mut probes, plan, initial, frozen) = start::all_ready(&comm, open())?;
     let topology = plan.topology(launch.rank).map_err(anyhow::Error::msg)?;
     comm.regroup(topology, plan.recipe.run.exact_sums)?;
     let signals = Signals::listen()?;

@@ -128,6 +128,7 @@ impl Network {
     pub fn image_bytes(&self, size_px: usize) -> f64 {
         let cell_px = self.model.cell_px();
         let pixels = GroupShape {
+            drops: false,
             n_views: 1,
             n_prefix: 0,
             grid: [size_px / cell_px; 2],

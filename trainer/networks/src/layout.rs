@@ -73,6 +73,11 @@ impl UnitLayout {
         format!("{}{}", self.prefix(), slot.spec.name)
     }
 
+    /// Returns the name, within its network, of the parameter whose given values `slot` has where a file lacks its own.
+    pub fn substitute(&self, slot: &ParamSlot) -> Option<String> {
+        slot.spec.substitute.as_ref().map(|name| format!("{}{name}", self.prefix()))
+    }
+
     /// Returns the parameters with their values in `flat`, the whole buffer.
     pub fn tensors(&self, flat: &[f32]) -> Vec<NamedTensor> {
         let tensor = |slot: &ParamSlot| NamedTensor {

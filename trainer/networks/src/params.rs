@@ -21,8 +21,10 @@ pub struct ParamSpec {
     pub warms_moments: bool,
     /// Whether it projects patches of pixels, for which a run may have a learning rate of its own.
     pub projects_patches: bool,
-    /// Whether a file of initial weights may lack it: it then keeps the values of `init`.
+    /// Whether a file of initial weights may lack it: it then has the values of `substitute`, or keeps those of `init`.
     pub is_optional: bool,
+    /// Name within the unit of the parameter whose given values it has where a file lacks its own.
+    pub substitute: Option<String>,
 }
 
 /// Source of a parameter's updates.
@@ -81,6 +83,7 @@ impl ParamSpec {
             warms_moments: false,
             projects_patches: false,
             is_optional: false,
+            substitute: None,
         }
     }
 
@@ -103,6 +106,11 @@ impl ParamSpec {
     /// Returns the parameter as one that a file of initial weights may lack.
     pub fn optional(self) -> Self {
         Self { is_optional: true, ..self }
+    }
+
+    /// Returns the parameter as one that has the values of the unit's parameter `name` where a file of initial weights lacks it.
+    pub fn or_like(self, name: impl Into<String>) -> Self {
+        Self { substitute: Some(name.into()), ..self.optional() }
     }
 
     /// Returns the number of elements.

@@ -1,14 +1,17 @@
 //! Random numbers of units, drawn before the step: a pure function of (seed, step, unit, and more).
 //!
-//! Stochastic depth (Huang et al. 2016) is drawn by position in the global batch, group of views, branch and view; changes of
-//! coordinates by group of views, so that they are the same for all images.
+//! Dropped branches are drawn by position in the global batch, group of views, branch and view, or as an exact number among all of
+//! these; changes of coordinates by group of views, so that they are the same for all images.
 
 use augment::ViewRng;
 
-use crate::unit::{Draws, Unit};
+use crate::unit::{CoordinateDraw, Draws, DropCount, DropRule, Unit};
 
 /// Domain that separates drop-path streams from all others.
 const DROP_PATH_DOMAIN: u64 = 0x6472_6f70_0000_0000;
+
+/// Domain that separates streams of exact numbers of dropped branches from all others.
+const DROP_EXACT_DOMAIN: u64 = 0x6472_6578_0000_0000;
 
 /// Domain that separates streams of coordinates from all others.
 const COORDINATE_DOMAIN: u64 = 0x636f_6f72_6400_0000;
@@ -19,42 +22,137 @@ pub struct UnitSampler {
     pub seed: u64,
     /// The step.
     pub step: u64,
+    /// Number of images in the global batch.
+    pub batch_size: usize,
     /// Views per image of each group.
     pub n_views: Vec<usize>,
 }
 
 impl UnitSampler {
-    /// Draws the random numbers of `unit`, number `number` of its network, for the images at `positions` of the global batch.
-    pub fn draw(&self, number: usize, unit: &dyn Unit, positions: impl Iterator<Item = u64>) -> Draws {
-        let mut draws = Draws::default();
+    /// Draws the random numbers that are the same for all images, for `unit`, number `number` of its network.
+    pub fn of_unit(&self, number: usize, unit: &dyn Unit) -> UnitDrawing<'_> {
         let rule = unit.coordinate_rule();
-        if rule.changes() {
-            let of_group = |group: usize| {
-                let words = [self.seed, COORDINATE_DOMAIN ^ self.step, group as u64, number as u64];
-                rule.draw(&mut ViewRng::from_words(words))
-            };
-            draws.coordinates = (0..self.n_views.len()).map(of_group).collect();
-        }
-        let p = unit.drop_path();
-        if p > 0.0 {
-            draws.drop_path = self.drop_path(number, p, positions);
-        }
-        draws
+        let coordinates = match rule.changes() {
+            true => {
+                let of_group = |group: usize| {
+                    let words = [self.seed, COORDINATE_DOMAIN ^ self.step, group as u64, number as u64];
+                    rule.draw(&mut ViewRng::from_words(words))
+                };
+                (0..self.n_views.len()).map(of_group).collect()
+            }
+            false => Vec::new(),
+        };
+        let drop_rule = unit.drop_rule();
+        let exact = match drop_rule {
+            DropRule { share, count: DropCount::Exact } if share > 0.0 => {
+                (0..self.n_views.len()).map(|group| self.exact(number, group, share)).collect()
+            }
+            _ => Vec::new(),
+        };
+        UnitDrawing { sampler: self, number, coordinates, drop_rule, exact }
     }
 
-    /// Draws the factors of the branches of unit `number`, which are dropped with probability `p`.
-    fn drop_path(&self, number: usize, p: f32, positions: impl Iterator<Item = u64>) -> Vec<[Vec<f32>; 2]> {
-        let mut drawn = vec![[Vec::new(), Vec::new()]; self.n_views.len()];
+    /// Draws the factors of unit `number` for all views of `group` in the global batch, by branch: as many as `share` says are
+    /// 0, but at least one is not.
+    fn exact(&self, number: usize, group: usize, share: f32) -> [Vec<f32>; 2] {
+        [0, 1].map(|branch: u64| {
+            let n = self.batch_size * self.n_views[group];
+            // To 1e-6, because f32 has no 0.3: of 120 views 84 are kept, as in f64.
+            let n_kept = ((n as f64 * (1.0 - f64::from(share)) + n as f64 * 1e-6) as usize).max(1);
+            let stream = (group as u64) << 1 | branch;
+            let mut rng =
+                ViewRng::from_words([self.seed, DROP_EXACT_DOMAIN ^ self.step, stream, number as u64]);
+            let mut order: Vec<usize> = (0..n).collect();
+            rng.shuffle(&mut order);
+            let mut factors = vec![0.0; n];
+            order[..n_kept].iter().for_each(|view| factors[*view] = n as f32 / n_kept as f32);
+            factors
+        })
+    }
+}
+
+/// The random numbers of one unit in one step.
+pub struct UnitDrawing<'a> {
+    sampler: &'a UnitSampler,
+    /// Number of the unit in its network.
+    number: usize,
+    coordinates: Vec<CoordinateDraw>,
+    drop_rule: DropRule,
+    /// Factors of all views of the global batch, by group and branch, if their number is exact.
+    exact: Vec<[Vec<f32>; 2]>,
+}
+
+impl UnitDrawing<'_> {
+    /// Returns the random numbers for the images at `positions` of the global batch.
+    pub fn at(&self, positions: impl Iterator<Item = u64>) -> Draws {
+        let drop_path = match self.drop_rule.share > 0.0 {
+            true => self.drop_path(positions),
+            false => Vec::new(),
+        };
+        Draws { coordinates: self.coordinates.clone(), drop_path }
+    }
+
+    /// Returns the factors of the unit's branches.
+    fn drop_path(&self, positions: impl Iterator<Item = u64>) -> Vec<[Vec<f32>; 2]> {
+        let UnitSampler { seed, step, n_views, .. } = self.sampler;
+        let p = self.drop_rule.share;
+        let mut drawn = vec![[Vec::new(), Vec::new()]; n_views.len()];
         for position in positions {
-            let words = [self.seed, DROP_PATH_DOMAIN ^ self.step, position, number as u64];
+            let words = [*seed, DROP_PATH_DOMAIN ^ *step, position, self.number as u64];
             let mut rng = ViewRng::from_words(words);
-            for (n_views, branches) in self.n_views.iter().zip(&mut drawn) {
-                for factors in branches {
-                    let factor = |_| if rng.chance(p) { 0.0 } else { 1.0 / (1.0 - p) };
-                    factors.extend((0..*n_views).map(factor));
+            for (group, (n_views, branches)) in n_views.iter().zip(&mut drawn).enumerate() {
+                for (branch, factors) in branches.iter_mut().enumerate() {
+                    match self.exact.get(group) {
+                        Some(exact) => {
+                            let first = position as usize * n_views;
+                            factors.extend_from_slice(&exact[branch][first..first + n_views]);
+                        }
+                        None => {
+                            let factor = |_| if rng.chance(p) { 0.0 } else { 1.0 / (1.0 - p) };
+                            factors.extend((0..*n_views).map(factor));
+                        }
+                    }
                 }
             }
         }
         drawn
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backbone::ModelConfig;
+
+    /// Over any parts of the batch, exactly the share of each group's views is dropped, the others' factors make up for it,
+    /// and branches and steps differ.
+    #[test]
+    fn exact_numbers_of_branches_are_dropped() {
+        let text = "arch = 'vit'\nimage_px = 16\npatch_px = 8\nwidth = 8\ndepth = 2\nheads = 2\ndrop_path = 0.3\n\
+                    drop_path_depth = 'uniform'\ndrop_path_count = 'exact'";
+        let model: ModelConfig = toml::from_str(text).unwrap();
+        let units = model.units(crate::backbone::Readout::Pooled);
+        let drawn = |step: u64, parts: &[std::ops::Range<u64>]| {
+            let sampler = UnitSampler { seed: 1, step, batch_size: 24, n_views: vec![2, 5] };
+            let unit = sampler.of_unit(1, units[1].as_ref());
+            let mut all = [[vec![], vec![]], [vec![], vec![]]];
+            for part in parts {
+                let draws = unit.at(part.clone());
+                for (group, branch) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                    all[group][branch].extend_from_slice(draws.factors(group, branch).unwrap());
+                }
+            }
+            all
+        };
+        let whole = drawn(3, &[0..24]);
+        assert_eq!(whole, drawn(3, &[0..5, 5..6, 6..24]));
+        assert!(whole != drawn(4, &[0..24]) && whole[0][0] != whole[0][1]);
+        for (group, n) in [(0, 48.0f32), (1, 120.0)] {
+            for factors in &whole[group] {
+                let kept: Vec<f32> = factors.iter().copied().filter(|factor| *factor != 0.0).collect();
+                assert_eq!(kept.len(), (n as f64 * 0.7) as usize);
+                assert!(kept.iter().all(|factor| *factor == n / kept.len() as f32));
+            }
+        }
     }
 }

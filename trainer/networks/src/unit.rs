@@ -22,7 +22,8 @@ use std::iter::Sum;
 use std::ops::Add;
 
 use burn_tensor::{DType, Tensor};
-use kernels::ops::cast;
+use kernels::ops::{SMALLEST_SHARE_LEFT_OUT, cast};
+use serde::{Deserialize, Serialize};
 
 use crate::features::Features;
 use crate::layout::UnitLayout;
@@ -45,9 +46,9 @@ pub trait Unit: Send + Sync {
     /// Runs stage `stage` on each group of features; sizes may change, the number of groups may not.
     fn forward(&self, stage: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput;
 
-    /// Returns the probability with which each branch of the unit is dropped in training.
-    fn drop_path(&self) -> f32 {
-        0.0
+    /// Returns the rule by which branches of the unit are dropped in training.
+    fn drop_rule(&self) -> DropRule {
+        DropRule::default()
     }
 
     /// Returns the rule by which the unit changes the coordinates of cells in training.
@@ -173,6 +174,8 @@ pub struct GroupShape {
     pub width: usize,
     /// Expected number of masked cells of all views.
     pub n_masked: usize,
+    /// Whether branches are dropped for some of the views: in training.
+    pub drops: bool,
 }
 
 impl GroupShape {
@@ -215,6 +218,34 @@ impl Sum for Cost {
     }
 }
 
+/// Rule by which a unit's branches are dropped for some of the views in training (stochastic depth, Huang et al. 2016).
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct DropRule {
+    /// Share of the views for which a branch is dropped.
+    pub share: f32,
+    /// Number of these views.
+    pub count: DropCount,
+}
+
+impl DropRule {
+    /// Returns the expected share of the views of `group` for which a branch is computed.
+    pub fn computed_share(&self, group: &GroupShape) -> f64 {
+        let dropped = f64::from(self.share);
+        if group.drops && dropped >= SMALLEST_SHARE_LEFT_OUT { 1.0 - dropped } else { 1.0 }
+    }
+}
+
+/// Number of the views for which a branch is dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DropCount {
+    /// A random one: every view is drawn for itself.
+    #[default]
+    Random,
+    /// The same one in each step, among all views of a size in the batch: DINOv2 and DINOv3, there among the views of a GPU.
+    Exact,
+}
+
 /// Rule by which coordinates of cells are changed in training.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct CoordinateRule {
@@ -246,8 +277,8 @@ impl Default for CoordinateDraw {
 pub struct Draws {
     /// Changes of coordinates, by group; empty when nothing is changed.
     pub coordinates: Vec<CoordinateDraw>,
-    /// Factor of each sequence, by group and branch: 0, or 1 / (1 - p). Empty when
-    /// nothing is dropped.
+    /// Factor of each sequence, by group and branch: 0, or the number of all sequences divided by the expected number of those
+    /// that keep the branch. Empty when nothing is dropped.
     pub drop_path: Vec<[Vec<f32>; 2]>,
 }
 

@@ -16,7 +16,7 @@ use super::shard_file::ShardFile;
 use super::{LATEST, MANIFEST, Manifest, ParamEntry, UnitEntry, VERSION, folder, pieces, unusable};
 use crate::error::TrainError;
 use crate::recipe::check::check;
-use crate::step::TrainState;
+use crate::step::{NetworkState, TrainState};
 
 /// A checkpoint on disk.
 pub struct Checkpoint {
@@ -171,6 +171,30 @@ impl Checkpoint {
         Ok((tensors, name))
     }
 
+    /// Reads all parameters of the network `name`, or of the evaluated network, its heads and what only training uses included;
+    /// returns them with the name of the network.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::backbone`].
+    pub fn network(&self, name: Option<&str>) -> Result<(Vec<NamedTensor>, String), TrainError> {
+        let name = self.evaluated(name)?;
+        let mut tensors = Vec::new();
+        for unit in self.manifest.units.iter().filter(|unit| unit.network == name) {
+            let bad = |reason: String| unusable(&self.path, reason);
+            for ParamEntry { name: param, shape, offset, .. } in &unit.params {
+                let numel = shape.iter().copied().fold(1, usize::saturating_mul);
+                let range = *offset..offset.saturating_add(numel);
+                if range.end > unit.numel {
+                    return Err(bad(format!("{param} ends behind its unit {}", unit.name)));
+                }
+                let values = self.elements(&name, unit, range).map_err(bad)?;
+                tensors.push(NamedTensor { name: param.clone(), shape: shape.clone(), values });
+            }
+        }
+        tensors.iter().try_for_each(NamedTensor::check_finite)?;
+        Ok((tensors, name))
+    }
+
     /// Reads the elements `wanted` of the buffer `which` of `unit`; padding is zero.
     fn elements(&self, which: &str, unit: &UnitEntry, wanted: Range<usize>) -> Result<Vec<f32>, String> {
         let file_len = unit.padded / self.manifest.files.len();
@@ -195,7 +219,7 @@ impl Checkpoint {
     pub fn restore(&self, state: &mut TrainState, device: &Device) -> Result<(), TrainError> {
         let bad = |reason: String| unusable(&self.path, reason);
         let mut restored = state.networks.clone();
-        let moving = restored.iter_mut().filter(|network| !network.is_frozen);
+        let moving = restored.iter_mut().filter(|network| !network.is_frozen && !self.lacks_copy(network));
         let shards: Vec<_> = moving
             .flat_map(|network| {
                 let name = network.name;
@@ -223,6 +247,7 @@ impl Checkpoint {
             }
             shard.n_updates = unit.n_updates();
         }
+        restored = self.with_copies(restored);
         let of_method = |(name, len): &(String, usize)| {
             let key = format!("method/{name}");
             let bytes = self.with_file(0, |file| file.tensor(&key, *len, 0..*len))?;
@@ -235,6 +260,21 @@ impl Checkpoint {
         state.skipped_batches = self.manifest.skipped_batches;
         state.bad_steps = self.manifest.bad_steps;
         Ok(())
+    }
+
+    /// Returns whether `network` is a copy of another one that the run has only since it was forked from this checkpoint.
+    fn lacks_copy(&self, network: &NetworkState) -> bool {
+        network.copies.is_some() && self.manifest.units.iter().all(|unit| unit.network != network.name)
+    }
+
+    /// Fills the copies that this checkpoint lacks with the networks that they copy.
+    fn with_copies(&self, mut networks: Vec<NetworkState>) -> Vec<NetworkState> {
+        let originals = networks.clone();
+        for network in networks.iter_mut().filter(|network| self.lacks_copy(network)) {
+            let of = originals.iter().find(|original| Some(original.name) == network.copies);
+            of.into_iter().for_each(|original| network.copy_from(original));
+        }
+        networks
     }
 
     /// Returns `name` if there is a network of that name; without one, the name of the evaluated network.

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use augment::SizeChoice;
 use burn_tensor::{Device, Tensor};
 use kernels::device::host::to_host;
 use networks::Network;
@@ -13,14 +14,15 @@ use ranks::engine::{Engine, Local, LocalGroup, Reduction};
 
 use super::step::{ROUNDINGS, rounded};
 use super::{batch, pair, plans};
-use crate::Plan;
 use crate::bench::compare::difference;
 use crate::bench::shard::rank_share;
 use crate::checkpoint::{Saver, resume};
 use crate::method::network::{Backbone, Moves};
+use crate::method::{CustomViews, ViewsConfig};
 use crate::optim::state::UnitShard;
 use crate::recipe::plan::RankResources;
 use crate::step::Trainer;
+use crate::{Plan, Recipe};
 
 /// Results of a run: losses and gauges by step, and every buffer.
 #[derive(Debug, Clone, PartialEq)]
@@ -128,6 +130,31 @@ fn groups_of_statistics_and_rates_by_layer_do_not_know_ranks() {
             assert!(train(plan, world_size, 2) == one, "{world_size} ranks: {}", pair(plan));
         }
         assert!(train(joint, 1, 2).reports != one.reports, "groups change nothing: {}", pair(plan));
+    }
+}
+
+/// Views whose sizes differ from batch to batch, on any number of ranks and with graphs recomputed.
+#[test]
+fn views_of_several_sizes_give_the_same_bits_on_any_ranks() {
+    let mixed = |plan: Plan| {
+        let groups = plan.multicrop().groups();
+        let choice = |factor: u32| SizeChoice {
+            share: 1.0,
+            sizes_px: groups.iter().map(|group| group.size_px * factor).collect(),
+        };
+        let ViewsConfig::Custom(views) = &plan.recipe.views else { unreachable!("examples are lists") };
+        let views = CustomViews { mix: vec![choice(1), choice(2)], ..views.clone() };
+        let recipe = Recipe { views: ViewsConfig::Custom(views), ..plan.recipe.clone() };
+        crate::resolve(recipe, 100).unwrap()
+    };
+    let (plans, recomputed) = (plans(&[]), plans(&["run.keep=0"]));
+    for (plan, recomputed) in plans.into_iter().zip(recomputed) {
+        let [plan, recomputed] = [plan, recomputed].map(mixed);
+        let sizes = |step| plan.view_mix().of_batch(plan.recipe.seed, step).groups();
+        assert!((1..4).any(|step| sizes(step) != sizes(0)), "all batches have the same sizes");
+        let one = train(&plan, 1, 4);
+        assert!(train(&plan, 2, 4) == one, "2 ranks: {}", pair(&plan));
+        assert!(train(&recomputed, 4, 4) == one, "recomputed on 4 ranks: {}", pair(&plan));
     }
 }
 
@@ -249,7 +276,7 @@ fn runs_start_from_given_weights() {
         let specs = plan.method().unwrap().networks();
         on_ranks(&plan, 2, |_, mut trainer| {
             let before = trainer.state.networks.clone();
-            trainer.start_from(&given).unwrap();
+            trainer.start_from(&given, false).unwrap();
             for ((spec, before), network) in specs.iter().zip(&before).zip(&trainer.state.networks) {
                 let starts = spec.backbone == Backbone::OfRecipe && spec.moves != Moves::Frozen;
                 for (number, (old, shard)) in before.shards.iter().zip(&network.shards).enumerate() {
@@ -257,7 +284,9 @@ fn runs_start_from_given_weights() {
                         (to_host(old.weights.clone()), to_host(shard.weights.clone()));
                     for segment in shard.segments().filter(|_| starts && number < network.n_backbone) {
                         let name = shard.layout.full_name(segment.slot);
-                        let Some(tensor) = value(&name) else {
+                        let substitute = shard.layout.substitute(segment.slot);
+                        let given = value(&name).or_else(|| value(&substitute?));
+                        let Some(tensor) = given else {
                             assert!(segment.slot.spec.is_optional, "{name}: {}", pair(&plan));
                             continue;
                         };

@@ -83,7 +83,8 @@ pub(crate) fn pair(plan: &Plan) -> String {
 /// The global batch of `step`: noise, brighter from image to image. Means of noise alone hardly differ, which a batch
 /// normalization would make much of, and of their rounding as well.
 fn batch(plan: &Plan, step: u64) -> Batch {
-    let mut batch = noise_batch(&plan.multicrop(), BATCH, step);
+    let mix = plan.view_mix();
+    let mut batch = noise_batch(mix.of_batch(plan.recipe.seed, step), BATCH, step);
     for (i, sample) in batch.samples.iter_mut().enumerate() {
         for byte in sample.groups.iter_mut().flatten() {
             *byte = (usize::from(*byte) * (i + 2) / (BATCH + 1)) as u8;

@@ -79,6 +79,7 @@ impl Whole<'_> {
         let drawing = UnitSampler {
             seed: self.plan.recipe.seed,
             step: self.step,
+            batch_size: BATCH,
             n_views: spec.sizes().into_iter().map(|size| views[size].n_views).collect(),
         };
         let mut groups = input;
@@ -86,7 +87,7 @@ impl Whole<'_> {
         for (number, (unit, leaves)) in backbone.iter().zip(leaves).enumerate() {
             let positions = self.images().into_iter().map(|image| image as u64);
             let drawn = match spec.moves {
-                Moves::ByGradient => drawing.draw(number, unit.as_ref(), positions),
+                Moves::ByGradient => drawing.of_unit(number, unit.as_ref()).at(positions),
                 _ => Draws::default(),
             };
             groups = through(unit.as_ref(), groups, leaves, &drawn, &sets, is_frozen);
@@ -102,7 +103,8 @@ impl Whole<'_> {
             }
             heads.insert(head.name, given);
         }
-        let selection = |groups: &[Features]| groups[0].masked.as_ref().map(|masked| masked.selection);
+        // A network that sees no views has no groups.
+        let selection = |groups: &[Features]| Some(groups.first()?.masked.as_ref()?.selection);
         let selected = heads.iter().filter_map(|(name, groups)| Some((*name, selection(groups)?)));
         let ragged = selected.filter(|(_, selection)| *selection != Selection::All).collect();
         let by_view = |groups: Vec<Features>| groups.iter().map(|group| by_image(group, BATCH)).collect();

@@ -212,6 +212,7 @@ fn costs_are_what_is_counted() {
             let is_ragged = chain.input.is_ragged();
             let n_images = if is_ragged { 1 } else { BATCH };
             let mut shapes = vec![GroupShape {
+                drops: false,
                 n_views: rows / n_images,
                 n_prefix: chain.input.n_prefix,
                 grid: chain.input.grid,

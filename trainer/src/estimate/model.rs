@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use augment::{GroupSpec, MultiCrop};
 use networks::backbone::ModelConfig;
 use networks::head::Head;
 use networks::patches::PixelInput;
@@ -82,13 +83,49 @@ impl ModelCost {
 /// [`TrainError::Recipe`] when the method cannot be built.
 pub fn of_plan(plan: &Plan) -> Result<ModelCost, TrainError> {
     let method = plan.method()?;
-    let n_moments = plan.optimizer().moments().len();
-    Ok(of_parts(&plan.recipe.name, &plan.recipe.model, method.as_ref(), n_moments))
+    let (recipe, n_moments) = (&plan.recipe, plan.optimizer().moments().len());
+    let of_views = |(share, views): (f64, &MultiCrop)| {
+        (share, of_views(&recipe.name, &recipe.model, method.as_ref(), n_moments, &views.groups()))
+    };
+    Ok(of_choices(plan.view_mix().choices().map(of_views).collect()))
+}
+
+/// Returns the costs of batches that are one of `choices`, by share: the memory of the largest, and the mean time.
+fn of_choices(choices: Vec<(f64, ModelCost)>) -> ModelCost {
+    let graph =
+        |cost: &ModelCost| cost.networks().flat_map(NetworkCost::units).map(|unit| unit.graph).sum::<f64>();
+    let by_graph = |a: &&(f64, ModelCost), b: &&(f64, ModelCost)| graph(&a.1).total_cmp(&graph(&b.1));
+    // There is one choice at least.
+    let (_, mut largest) = choices.iter().max_by(by_graph).expect("views").clone();
+    let flops = |number: usize| -> Vec<f64> {
+        let of_choice = |(share, cost): &(f64, ModelCost)| {
+            let network = cost.networks().nth(number)?;
+            Some(network.units().map(|unit| share * unit.flops).collect::<Vec<_>>())
+        };
+        let sum = |a: Vec<f64>, b: Vec<f64>| a.into_iter().zip(b).map(|(a, b)| a + b).collect();
+        choices.iter().filter_map(of_choice).reduce(sum).unwrap_or_default()
+    };
+    let networks = std::iter::once(&mut largest.trained).chain(&mut largest.others);
+    for (number, network) in networks.enumerate() {
+        let units = network.backbone.iter_mut().chain(&mut network.head);
+        units.zip(flops(number)).for_each(|(unit, flops)| unit.flops = flops);
+    }
+    largest
 }
 
 /// Returns the costs of `method`'s networks on `model` with an optimizer of `n_moments`.
 pub(super) fn of_parts(name: &str, model: &ModelConfig, method: &dyn Method, n_moments: usize) -> ModelCost {
-    let views = method.views().groups();
+    of_views(name, model, method, n_moments, &method.views().groups())
+}
+
+/// Returns the costs for these groups of views.
+fn of_views(
+    name: &str,
+    model: &ModelConfig,
+    method: &dyn Method,
+    n_moments: usize,
+    views: &[GroupSpec],
+) -> ModelCost {
     let cost = |spec: &NetworkSpec| {
         let own = spec.model(model);
         let of_size = |size: usize| {
@@ -97,7 +134,8 @@ pub(super) fn of_parts(name: &str, model: &ModelConfig, method: &dyn Method, n_m
             let n_views = views[size].n_views;
             let rule = method.masks().filter(|rule| rule.size == size);
             let n_masked = rule.map_or(0, |rule| rule.expected_cells(n_views, grid));
-            GroupShape { n_views, n_prefix: 0, grid, width: 3 * cell_px * cell_px, n_masked }
+            let drops = spec.moves == Moves::ByGradient;
+            GroupShape { n_views, n_prefix: 0, grid, width: 3 * cell_px * cell_px, n_masked, drops }
         };
         let shapes = spec.sizes().into_iter().map(of_size).collect();
         let mut network = of_network(spec, spec.units(model), shapes);

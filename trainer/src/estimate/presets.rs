@@ -116,7 +116,9 @@ fn head(width: usize, sizes: HeadSizes, i: usize) -> Vec<UnitCost> {
         frozen_steps: 0,
         warms_moments: false,
     };
-    let shape = |n_views, width| [GroupShape { n_views, n_prefix: 1, grid: [0, 0], width, n_masked: 0 }];
+    let shape = |n_views, width| {
+        [GroupShape { n_views, n_prefix: 1, grid: [0, 0], width, n_masked: 0, drops: false }]
+    };
     let of_unit = |unit: &dyn Unit, width: usize| {
         let cost = unit.cost(&shape(rows[i], width)).0;
         UnitCost {

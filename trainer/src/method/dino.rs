@@ -95,6 +95,7 @@ impl MethodRecipe for Config {
             decay: self.teacher_decay,
             centering: self.centering,
             center_decay: self.center_decay,
+            decay_key: "teacher_decay",
         };
         let method = SelfDistillation::new(head, &teacher, self.student_temp, cx)?;
         Ok(Box::new(method.with_koleo(self.koleo_weight, self.koleo_group, cx)?))

@@ -86,9 +86,10 @@ pub struct Config {
     pub koleo_group: usize,
 }
 
-impl MethodRecipe for Config {
-    fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
-        let frozen_steps = cx.length.steps("method.freeze_last_layer", &self.freeze_last_layer)?;
+impl Config {
+    /// Returns the head of views, and that of masked patches if they have one of their own. Last layers are frozen for
+    /// `frozen_steps`.
+    fn heads(&self, frozen_steps: u64) -> (HeadSizes, Option<HeadSizes>) {
         let head = |prototypes, hidden, bottleneck| HeadSizes {
             prototypes,
             hidden,
@@ -98,8 +99,15 @@ impl MethodRecipe for Config {
             frozen_steps,
             warms_moments: true,
         };
-        let of_views = head(self.prototypes, self.head_hidden, self.head_bottleneck);
         let own = self.patch_head.as_ref().map(|own| head(own.prototypes, own.hidden, own.bottleneck));
+        (head(self.prototypes, self.head_hidden, self.head_bottleneck), own)
+    }
+}
+
+impl MethodRecipe for Config {
+    fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
+        let frozen_steps = cx.length.steps("method.freeze_last_layer", &self.freeze_last_layer)?;
+        let (of_views, own) = self.heads(frozen_steps);
         let teacher = Teacher {
             temperature: self.teacher_temp,
             temperature_key: "method.teacher_temp",
@@ -108,6 +116,7 @@ impl MethodRecipe for Config {
             decay: self.teacher_decay,
             centering: self.centering,
             center_decay: self.center_decay,
+            decay_key: "teacher_decay",
         };
         let masks = MaskRule {
             size: 0,

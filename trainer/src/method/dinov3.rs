@@ -10,7 +10,8 @@
 //!      + w_g · gram(student's patches of x_1 and x_2, earlier teacher's patches of the same boxes at another size)
 //! ```
 //!
-//! The earlier teacher is a copy of the moving average, taken after `gram.from` and again every `gram.every`. It sees the last
+//! The earlier teacher is a copy of the moving average, taken after `gram.from` and again every `gram.every`: in a run that starts
+//! from weights with `gram.from` at 0, these weights. It sees the last
 //! views of the recipe, which have the boxes of the first ones (`like = 0`), at another size and without distortion of colors.
 
 #[cfg(test)]
@@ -93,8 +94,9 @@ pub struct GramConfig {
     pub weight: f64,
     /// Length of time before the teacher is first copied, and the loss begins.
     pub from: Duration,
-    /// Length of time between two copies.
-    pub every: Duration,
+    /// Length of time between two copies; if absent, there is one copy alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every: Option<Duration>,
 }
 
 fn default_local_weight() -> f64 {
@@ -102,19 +104,8 @@ fn default_local_weight() -> f64 {
 }
 
 impl Config {
-    fn gram(&self, cx: &MethodContext) -> Result<Option<GramAnchor>, String> {
-        let Some(GramConfig { weight, from, every }) = &self.gram else { return Ok(None) };
-        Ok(Some(GramAnchor {
-            weight: *weight,
-            from_step: cx.length.steps("method.gram.from", from)?,
-            every_steps: cx.length.steps("method.gram.every", every)?,
-        }))
-    }
-}
-
-impl MethodRecipe for Config {
-    fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
-        let frozen_steps = cx.length.steps("method.freeze_last_layer", &self.freeze_last_layer)?;
+    /// Returns the heads of views and of masked patches, whose last layers are frozen for `frozen_steps`.
+    fn heads(&self, frozen_steps: u64) -> [HeadSizes; 2] {
         let head = |prototypes, hidden, bottleneck| HeadSizes {
             prototypes,
             hidden,
@@ -124,9 +115,28 @@ impl MethodRecipe for Config {
             frozen_steps,
             warms_moments: true,
         };
-        let of_views = head(self.prototypes, self.head_hidden, self.head_bottleneck);
         let PatchHead { prototypes, hidden, bottleneck } = self.patch_head;
-        let of_patches = head(prototypes, hidden, bottleneck);
+        let of_views = head(self.prototypes, self.head_hidden, self.head_bottleneck);
+        [of_views, head(prototypes, hidden, bottleneck)]
+    }
+
+    fn gram(&self, cx: &MethodContext) -> Result<Option<GramAnchor>, String> {
+        let Some(GramConfig { weight, from, every }) = &self.gram else { return Ok(None) };
+        Ok(Some(GramAnchor {
+            weight: *weight,
+            from_step: cx.length.steps("method.gram.from", from)?,
+            every_steps: match every {
+                Some(every) => cx.length.steps("method.gram.every", every)?,
+                None => u64::MAX,
+            },
+        }))
+    }
+}
+
+impl MethodRecipe for Config {
+    fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
+        let frozen_steps = cx.length.steps("method.freeze_last_layer", &self.freeze_last_layer)?;
+        let [of_views, of_patches] = self.heads(frozen_steps);
         let teacher = Teacher {
             temperature: self.teacher_temp,
             temperature_key: "method.teacher_temp",
@@ -135,6 +145,7 @@ impl MethodRecipe for Config {
             decay: self.teacher_decay,
             centering: Centering::Sinkhorn,
             center_decay: 0.0,
+            decay_key: "teacher_decay",
         };
         let masks = MaskRule {
             size: 0,
@@ -176,7 +187,7 @@ impl MethodRecipe for Config {
             koleo_group: 4,
             gram: None,
         };
-        let gram = GramConfig { weight: 2.0, from: Duration::Steps(1), every: Duration::Steps(2) };
+        let gram = GramConfig { weight: 2.0, from: Duration::Steps(1), every: Some(Duration::Steps(2)) };
         let anchored = Self { gram: Some(gram), ..plain };
         let mut views = MultiCrop::dino(16, 8, 2);
         let first = views.crops[0].clone();

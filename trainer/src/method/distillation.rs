@@ -21,7 +21,7 @@ use ranks::peers::Peers;
 use serde::{Deserialize, Serialize};
 
 use super::loss::resample::resampled;
-use super::network::{Backbone, FrozenWeights, Moves, NetworkSpec};
+use super::network::{Backbone, FrozenEntry, FrozenWeights, Moves, NetworkSpec};
 use super::{BatchLoss, BatchOutputs, Method, MethodContext, MethodRecipe, MicroBatchLoss};
 
 /// Name of the trained network.
@@ -105,8 +105,8 @@ impl MethodRecipe for Config {
         }))
     }
 
-    fn frozen(&mut self) -> Vec<(&'static str, &mut FrozenWeights)> {
-        vec![(TEACHER, &mut self.teacher)]
+    fn frozen(&mut self) -> Vec<FrozenEntry<'_>> {
+        vec![FrozenEntry { name: TEACHER, weights: &mut self.teacher, has_heads: false }]
     }
 
     #[cfg(test)]
@@ -118,8 +118,13 @@ impl MethodRecipe for Config {
         let example = |model: &ModelConfig, distance| {
             let normalization = Some(networks::Normalization { mean: [0.5; 3], std: [0.5; 3] });
             let model = Some(model.clone());
-            let teacher =
-                FrozenWeights { weights: "w".into(), fingerprint: "f".into(), model, normalization };
+            let teacher = FrozenWeights {
+                weights: "w".into(),
+                fingerprint: "f".into(),
+                model,
+                normalization,
+                heads: Default::default(),
+            };
             Self { teacher, distance, pooled_weight: 0.7, patch_weight: 0.4 }
         };
         let [first, last] = [&models[0], &models[models.len() - 1]];

@@ -100,6 +100,7 @@ impl MethodRecipe for Config {
             decay: self.teacher_decay,
             centering: Centering::Mean,
             center_decay: self.center_decay,
+            decay_key: "teacher_decay",
         };
         let of_patches = match self.teacher_patch_temp {
             Some(temperature) => {

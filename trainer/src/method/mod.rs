@@ -7,6 +7,7 @@ pub(crate) mod check;
 mod dino;
 mod dinov2;
 mod dinov3;
+mod dinov3distillation;
 mod distillation;
 mod ibot;
 mod lejepa;
@@ -24,6 +25,8 @@ mod toymasked;
 mod views;
 
 pub(crate) use registry::MethodConfig;
+#[cfg(test)]
+pub(crate) use views::CustomViews;
 pub(crate) use views::ViewsConfig;
 
 use augment::MultiCrop;
@@ -35,7 +38,7 @@ use networks::unit::StatSets;
 use ranks::EngineError;
 use ranks::peers::Peers;
 
-use self::network::{FrozenWeights, NetworkSpec};
+use self::network::{FrozenEntry, NetworkSpec};
 use crate::schedule::RunLength;
 
 /// Gauge of the part of the loss in which the trained network predicts targets. A method whose loss has no other part
@@ -194,8 +197,8 @@ pub(crate) trait MethodRecipe {
     /// A message with the key and what is wrong with it; views are checked as well.
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String>;
 
-    /// Returns the frozen networks that the recipe names, with the names that the method has for them.
-    fn frozen(&mut self) -> Vec<(&'static str, &mut FrozenWeights)> {
+    /// Returns the frozen networks that the recipe names.
+    fn frozen(&mut self) -> Vec<FrozenEntry<'_>> {
         Vec::new()
     }
 

@@ -1,5 +1,7 @@
 //! The networks that a method trains and compares: their parts, their views and how their weights change.
 
+use std::collections::BTreeMap;
+
 use networks::backbone::{ModelConfig, Readout};
 use networks::head::{Head, readout};
 use networks::patches::{Normalization, PixelInput};
@@ -85,6 +87,19 @@ pub struct FrozenWeights {
     /// Normalization of pixels that the file describes. Always set in a plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub normalization: Option<Normalization>,
+    /// Shapes of the parameters of its heads, by name. Set in a plan where the network has heads.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub heads: BTreeMap<String, Vec<usize>>,
+}
+
+/// A frozen network of a method's settings.
+pub struct FrozenEntry<'a> {
+    /// Name that the method has for it.
+    pub name: &'static str,
+    /// Source of its weights.
+    pub weights: &'a mut FrozenWeights,
+    /// Whether it has the heads of the run that trained it.
+    pub has_heads: bool,
 }
 
 impl NetworkSpec {
@@ -92,6 +107,11 @@ impl NetworkSpec {
     pub fn trained(name: &'static str, heads: Vec<Head>, n_sizes: usize) -> Self {
         let sees = (0..n_sizes).map(|size| Sight { size, masked: false }).collect();
         Self { name, backbone: Backbone::OfRecipe, heads, sees, takes_masks: false, moves: Moves::ByGradient }
+    }
+
+    /// Returns whether initial weights of a run are those of this network.
+    pub fn starts_from_weights(&self) -> bool {
+        self.backbone == Backbone::OfRecipe && self.moves != Moves::Frozen
     }
 
     /// Units of the network's backbone, where `recipe` is the backbone of the recipe.
@@ -138,6 +158,14 @@ impl NetworkSpec {
 }
 
 impl Moves {
+    /// Returns the name of the network that this one copies from time to time, if it does.
+    pub fn copies(self) -> Option<&'static str> {
+        match self {
+            Self::Copy { of, .. } => Some(of),
+            Self::ByGradient | Self::Average { .. } | Self::Frozen => None,
+        }
+    }
+
     /// Returns the network whose weights this one follows, if any, and the share of the old weights that stays once the
     /// step before `next_step` has been taken.
     pub fn follows(self, next_step: u64) -> Option<(&'static str, f64)> {

@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::network::FrozenWeights;
+use super::network::FrozenEntry;
 use super::{
-    Method, MethodContext, MethodRecipe, dino, dinov2, dinov3, distillation, ibot, lejepa, mocov3, simclr,
-    swav,
+    Method, MethodContext, MethodRecipe, dino, dinov2, dinov3, dinov3distillation, distillation, ibot,
+    lejepa, mocov3, simclr, swav,
 };
 #[cfg(test)]
 use super::{toy, toymasked};
@@ -31,8 +31,8 @@ macro_rules! methods {
                 }
             }
 
-            /// Returns the frozen networks that the recipe names, with the names that the method has for them.
-            pub fn frozen(&mut self) -> Vec<(&'static str, &mut FrozenWeights)> {
+            /// Returns the frozen networks that the recipe names.
+            pub fn frozen(&mut self) -> Vec<FrozenEntry<'_>> {
                 match self {
                     $($(#[cfg($cfg)])? Self::$name(config) => config.frozen(),)*
                 }
@@ -66,6 +66,8 @@ methods! {
     Dinov2 => dinov2,
     /// Self-distillation of views and masked patches, with Gram anchoring, which preserves similarities between patches.
     Dinov3 => dinov3,
+    /// Distillation of a frozen network that DINOv3 or DINOv2 trained, with its heads.
+    Dinov3Distillation => dinov3distillation,
     /// Distillation of a frozen network.
     Distillation => distillation,
     /// Self-distillation of views and masked patches.

@@ -1,6 +1,6 @@
 //! The views of an image, as a recipe writes them: a preset of the literature, or view by view.
 
-use augment::{BlurRule, CropSpec, MultiCrop};
+use augment::{BlurRule, CropSpec, MultiCrop, SizeChoice, ViewMix};
 use serde::{Deserialize, Serialize};
 
 /// Views of an image: a preset, or a list.
@@ -33,6 +33,9 @@ pub struct PresetSizes {
     /// Smallest and largest area of a local view over that of the image; 0.05 and 0.4 by default.
     #[serde(default = "default_local_scale")]
     pub local_scale: [f64; 2],
+    /// Sizes of the views by share of the batches, in place of `global_px` and `local_px`; none by default.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mix: Vec<SizeChoice>,
 }
 
 fn default_global_scale() -> [f64; 2] {
@@ -56,6 +59,19 @@ pub struct Dinov2Views {
     /// Probabilities of blur: `released`, the default, has those of the released models, `paper` the paper's.
     #[serde(default = "default_blur")]
     pub blur: BlurRule,
+    /// Probability of a flip; 0.5 by default, 0 in DINOv3's largest network.
+    #[serde(default = "default_flip_p")]
+    pub flip_p: f32,
+    /// Side in pixels of undistorted repeats of the global views, for DINOv3's Gram teacher; none by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gram_px: Option<u32>,
+    /// Sizes of the views by share of the batches, in place of `global_px`, `local_px` and `gram_px`; none by default.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mix: Vec<SizeChoice>,
+}
+
+fn default_flip_p() -> f32 {
+    0.5
 }
 
 fn default_blur() -> BlurRule {
@@ -83,15 +99,37 @@ fn default_moco_v3_scale() -> [f64; 2] {
 pub struct CustomViews {
     /// Views in order; global views come first.
     pub crops: Vec<CropSpec>,
+    /// Sizes of the views by share of the batches, in place of those of `crops`; none by default.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mix: Vec<SizeChoice>,
 }
 
 impl ViewsConfig {
-    /// Converts the settings into a multi-crop.
+    /// Returns the views of a batch: those of the first choice of sizes, if there are several.
     ///
     /// # Errors
     /// A message with the key and what is wrong with it.
     pub fn multicrop(&self) -> Result<MultiCrop, String> {
-        let multicrop = match self {
+        self.view_mix().map(|mix| mix.first().clone())
+    }
+
+    /// Returns the views of every batch.
+    ///
+    /// # Errors
+    /// A message with the key and what is wrong with it.
+    pub fn view_mix(&self) -> Result<ViewMix, String> {
+        let choices = match self {
+            Self::Dino(PresetSizes { mix, .. })
+            | Self::Dinov2(Dinov2Views { mix, .. })
+            | Self::Custom(CustomViews { mix, .. }) => mix.as_slice(),
+            Self::MocoV3(_) => &[],
+        };
+        ViewMix::new(self.as_written()?, choices).map_err(|error| format!("views.{error}"))
+    }
+
+    /// Converts the settings into a multi-crop in the sizes that they state.
+    fn as_written(&self) -> Result<MultiCrop, String> {
+        Ok(match self {
             Self::Dino(s) => {
                 apart(s.global_px, s.local_px, s.n_local)?;
                 let mut views = MultiCrop::dino(s.global_px, s.local_px, s.n_local);
@@ -102,20 +140,23 @@ impl ViewsConfig {
             }
             Self::Dinov2(s) => {
                 apart(s.global_px, s.local_px, s.n_local)?;
-                MultiCrop::dinov2(s.global_px, s.local_px, s.n_local, s.blur)
+                let mut views = MultiCrop::dinov2(s.global_px, s.local_px, s.n_local, s.blur);
+                views.crops.iter_mut().for_each(|crop| crop.flip_p = s.flip_p);
+                match s.gram_px {
+                    Some(size_px) => views.with_undistorted([0, 1], size_px),
+                    None => views,
+                }
             }
             Self::MocoV3(s) => MultiCrop::moco_v3(s.size_px, s.scale),
             Self::Custom(views) => MultiCrop { crops: views.crops.clone() },
-        };
-        multicrop.validate().map_err(|error| format!("views.{error}"))?;
-        Ok(multicrop)
+        })
     }
 }
 
 #[cfg(test)]
 impl From<MultiCrop> for ViewsConfig {
     fn from(views: MultiCrop) -> Self {
-        Self::Custom(CustomViews { crops: views.crops })
+        Self::Custom(CustomViews { crops: views.crops, mix: Vec::new() })
     }
 }
 

@@ -86,9 +86,12 @@ impl UnitShard {
         for segment in self.segments() {
             let first = self.start + segment.start - segment.slot.offset;
             let name = self.layout.full_name(segment.slot);
-            if segment.slot.spec.is_optional && !tensors.contains_key(name.as_str()) {
-                continue;
-            }
+            let is_held = tensors.contains_key(name.as_str());
+            let name = match (is_held, self.layout.substitute(segment.slot)) {
+                (false, Some(substitute)) => substitute,
+                (false, None) if segment.slot.spec.is_optional => continue,
+                _ => name,
+            };
             let found = values_of(&tensors, &name, &segment.slot.spec)?;
             values[segment.start..segment.end]
                 .copy_from_slice(&found[first..first + segment.end - segment.start]);

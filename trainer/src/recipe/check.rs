@@ -16,9 +16,13 @@ pub(crate) fn check(plan: &Plan) -> Result<(), TrainError> {
     let recipe = &plan.recipe;
     check_values(recipe).map_err(bad)?;
     recipe.model.validate().map_err(bad)?;
-    let views = recipe.views.multicrop().map_err(bad)?;
+    let views = recipe.views.view_mix().map_err(bad)?;
     let stride_px = recipe.model.stride_px() as u32;
-    if let Some(crop) = views.crops.iter().find(|crop| !crop.size_px.is_multiple_of(stride_px)) {
+    if let Some(crop) = views
+        .choices()
+        .flat_map(|(_, views)| &views.crops)
+        .find(|crop| !crop.size_px.is_multiple_of(stride_px))
+    {
         return Err(bad(format!(
             "views: a view of {} px is not a multiple of the {stride_px} px that a token of the model covers",
             crop.size_px

@@ -139,11 +139,16 @@ impl Default for DataConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InitConfig {
-    /// File or folder of the weights, written by another library or by a run of this program.
+    /// File or folder of the weights, written by another library or by a run of this program; empty for those that the command
+    /// line names.
+    #[serde(default)]
     pub weights: String,
     /// Fingerprint of the weights when the run began: files with the same one hold the same weights. Set in a plan.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fingerprint: String,
+    /// Starts heads with those of the run that the weights come from, which must have the same sizes; at random by default.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub heads: bool,
 }
 
 /// Settings that do not change what is learned.

@@ -1,7 +1,8 @@
 //! The recipe resolved: every length in steps, every default filled in.
 
-use augment::MultiCrop;
+use augment::{MultiCrop, ViewMix};
 use burn_tensor::Device;
+use networks::NamedTensor;
 use networks::patches::PixelInput;
 use ranks::communicator::Communicator;
 use ranks::topology::Topology;
@@ -215,9 +216,14 @@ impl Plan {
         PixelInput { cell_px: self.recipe.model.cell_px(), normalization }
     }
 
-    /// Returns the views of an image.
+    /// Returns the views of an image: those of the first choice of sizes, if batches differ in them.
     pub fn multicrop(&self) -> MultiCrop {
         self.recipe.views.multicrop().expect("views that were checked")
+    }
+
+    /// Returns the views of every batch.
+    pub fn view_mix(&self) -> ViewMix {
+        self.recipe.views.view_mix().expect("views that were checked")
     }
 
     /// Builds the method.
@@ -229,6 +235,34 @@ impl Plan {
         let (model, length, seed) = (self.recipe.model.clone(), self.length(), self.recipe.seed);
         let cx = MethodContext { views, model, length, seed };
         self.recipe.method.build(&cx).map_err(|reason| self.bad(reason))
+    }
+
+    /// Checks that the initial `weights` have the heads of the method, where `init.heads` takes them.
+    ///
+    /// # Errors
+    /// [`TrainError::Recipe`] with the parameter and both shapes.
+    pub fn check_initial_heads(&self, weights: &[NamedTensor]) -> Result<(), TrainError> {
+        if !self.recipe.init.as_ref().is_some_and(|init| init.heads) {
+            return Ok(());
+        }
+        let found =
+            |name: &str| weights.iter().find(|tensor| tensor.name == name).map(|tensor| &tensor.shape);
+        let networks = self.method()?.networks();
+        let started = networks.iter().filter(|network| network.starts_from_weights());
+        for unit in started.flat_map(|network| &network.heads).flat_map(|head| &head.units) {
+            let layout = unit.layout(1);
+            for slot in &layout.params {
+                let (name, shape) = (layout.full_name(slot), &slot.spec.shape);
+                if found(&name) != Some(shape) {
+                    let theirs = found(&name).map_or("absent".into(), |shape| format!("{shape:?}"));
+                    return Err(self.bad(format!(
+                        "init.heads: {name} is {shape:?} in the recipe and {theirs} in the weights: method must have the head \
+                         sizes of their run, or set init.heads=false"
+                    )));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Creates the networks of the run, at step zero, on `device`.

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use augment::{AugmentError, BatchPool, DecodeRules, EncodedImage, MultiCrop, PoolConfig, SampleKey, Source};
+use augment::{AugmentError, BatchPool, DecodeRules, EncodedImage, PoolConfig, SampleKey, Source, ViewMix};
 use kernels::device::workers::n_or_all_cores;
 use pipeline::{Cursor, Dataset, Item, Loader, LoaderConfig, Order, PipelineError, Quarantine, Share};
 
@@ -81,8 +81,8 @@ impl ShardSource {
 /// Configuration of a stream of batches.
 #[derive(Debug, Clone)]
 pub struct StreamConfig {
-    /// The views of an image.
-    pub multicrop: MultiCrop,
+    /// The views of each batch.
+    pub views: ViewMix,
     /// Seed of the order and of the views.
     pub seed: u64,
     /// Number of shards whose samples are shuffled together.
@@ -109,7 +109,7 @@ pub fn batches(
 ) -> Result<BatchPool<ShardSource>, PipelineError> {
     let data = &plan.recipe.data;
     let config = StreamConfig {
-        multicrop: plan.multicrop(),
+        views: plan.view_mix(),
         seed: plan.recipe.seed,
         window_shards: data.window_shards,
         n_threads: n_or_all_cores(plan.n_data_threads),
@@ -138,5 +138,5 @@ pub fn stream(
         rules: config.rules,
     };
     let source = Arc::new(ShardSource { loader, seed: config.seed });
-    BatchPool::start(source, config.multicrop, pool)
+    BatchPool::start(source, config.views, pool)
 }

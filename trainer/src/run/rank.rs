@@ -74,7 +74,8 @@ impl<'a> Run<'a> {
         let state = &mut trainer.state;
         let resumed = checkpoint::resume(&folder, u64::MAX, state, &trainer.comm, &state_device, warn);
         if let (None, Some(initial)) = (resumed.inspect_err(failed)?, job.initial) {
-            trainer.start_from(initial).map_err(TrainError::from).inspect_err(failed)?;
+            let has_heads = plan.recipe.init.as_ref().is_some_and(|init| init.heads);
+            trainer.start_from(initial, has_heads).map_err(TrainError::from).inspect_err(failed)?;
         }
         for frozen in job.frozen {
             trainer

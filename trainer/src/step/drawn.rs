@@ -1,6 +1,5 @@
 //! Random numbers of a step, drawn before it: masks of patches, and branches that are dropped.
 
-use networks::patches::PixelInput;
 use networks::sampler::UnitSampler;
 use networks::unit::Unit;
 
@@ -24,11 +23,13 @@ pub(super) struct Drawn<'a> {
 
 impl Drawn<'_> {
     /// Marks the cells that the method masks in `batches`, which are listed by pixel input.
-    pub(super) fn mask(&self, batches: &mut [Vec<MicroBatch>], inputs: &[PixelInput]) {
+    pub(super) fn mask(&self, batches: &mut [Vec<MicroBatch>]) {
         let Some(rule) = self.method.masks() else { return };
         let group = self.method.views().groups()[rule.size];
-        for (batches, input) in batches.iter_mut().zip(inputs) {
-            let grid = [group.size_px as usize / input.cell_px; 2];
+        for batches in batches {
+            // Sizes may differ from batch to batch.
+            let Some(groups) = batches.first().and_then(|batch| batch.slices.first()) else { continue };
+            let grid = groups[rule.size].grid;
             let drawing = rule.at(self.seed, self.step, self.batch_size, group.n_views, grid);
             for (batch, slices) in batches.iter_mut().zip(&self.slices) {
                 let of_slice = |images: &Vec<usize>| {
@@ -43,11 +44,11 @@ impl Drawn<'_> {
     pub(super) fn units(&self, backbone: &[Box<dyn Unit>], sizes: &[usize]) -> Vec<UnitDraws> {
         let groups = self.method.views().groups();
         let n_views = sizes.iter().map(|size| groups[*size].n_views).collect();
-        let drawing = UnitSampler { seed: self.seed, step: self.step, n_views };
+        let drawing = UnitSampler { seed: self.seed, step: self.step, batch_size: self.batch_size, n_views };
         let of_unit = |(number, unit): (usize, &dyn Unit)| {
-            let of_slice = |images: &Vec<usize>| {
-                drawing.draw(number, unit, images.iter().map(|image| self.share.position(*image)))
-            };
+            let drawing = drawing.of_unit(number, unit);
+            let of_slice =
+                |images: &Vec<usize>| drawing.at(images.iter().map(|image| self.share.position(*image)));
             self.slices.iter().map(|slices| slices.iter().map(of_slice).collect()).collect()
         };
         backbone.iter().map(AsRef::as_ref).enumerate().map(of_unit).collect()

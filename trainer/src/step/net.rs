@@ -99,6 +99,11 @@ impl Nets {
         self.list.iter().enumerate().filter(|(number, _)| *number != self.trained)
     }
 
+    /// Numbers of the other networks that see views.
+    pub(crate) fn seeing(&self) -> impl Iterator<Item = usize> {
+        self.others().filter(|(_, net)| !net.sees.is_empty()).map(|(number, _)| number)
+    }
+
     /// Updates the trained network, its followers, and then the followers of these, in their order.
     pub(super) fn update(
         &self,
@@ -264,7 +269,13 @@ mod tests {
                 UnitShard::init(unit.unit, seed as u64, topology, optimizer.moments(), &device)
             };
             let shards = net.units().map(shard).collect();
-            NetworkState { name: net.name, is_frozen: false, n_backbone: net.backbone.len(), shards }
+            NetworkState {
+                name: net.name,
+                is_frozen: false,
+                copies: None,
+                n_backbone: net.backbone.len(),
+                shards,
+            }
         };
         let mut networks: Vec<NetworkState> = nets.list.iter().enumerate().map(state).collect();
         let weights = |network: &NetworkState| to_host(network.shards[0].weights.clone());

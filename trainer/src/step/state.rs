@@ -24,6 +24,8 @@ pub struct NetworkState {
     pub name: &'static str,
     /// Whether the weights come from a file and stay as they are; checkpoints leave such a network out.
     pub is_frozen: bool,
+    /// Name of the network whose weights it copies from time to time, if it does.
+    pub copies: Option<&'static str>,
     /// Number of units of the backbone.
     pub n_backbone: usize,
     /// Shards of the backbone's units, then of the heads' units.
@@ -38,6 +40,14 @@ impl TrainState {
 }
 
 impl NetworkState {
+    /// Takes the weights of the units of `original` that it has as well.
+    pub fn copy_from(&mut self, original: &Self) {
+        for shard in &mut self.shards {
+            let found = original.shards.iter().find(|found| found.layout.name == shard.layout.name);
+            found.into_iter().for_each(|found| shard.weights = found.weights.clone());
+        }
+    }
+
     /// Shards of the backbone.
     pub fn backbone(&self) -> &[UnitShard] {
         &self.shards[..self.n_backbone]

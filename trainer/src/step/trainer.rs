@@ -84,7 +84,7 @@ impl Trainer {
             if net.moves == Moves::ByGradient {
                 config.rates.apply(&mut shards[..n_backbone]);
             }
-            NetworkState { name: net.name, is_frozen, n_backbone, shards }
+            NetworkState { name: net.name, is_frozen, copies: net.moves.copies(), n_backbone, shards }
         };
         let networks = nets.list.iter().map(of_net).collect();
         let workers = Workers::on(&device, config.n_workers);
@@ -105,26 +105,28 @@ impl Trainer {
         }
     }
 
-    /// Sets the backbones of all networks that have the recipe's and are not frozen to `weights`, in place of random ones.
+    /// Starts the networks with the recipe's backbone that are not frozen from `weights`; with `has_heads` their heads, too.
     ///
     /// # Errors
     /// [`NetworkError::Weights`] for a parameter that is neither among them nor optional, or has another shape.
-    pub fn start_from(&mut self, weights: &[NamedTensor]) -> Result<(), NetworkError> {
+    pub fn start_from(&mut self, weights: &[NamedTensor], has_heads: bool) -> Result<(), NetworkError> {
         let networks = self.nets.list.iter().zip(&mut self.state.networks);
         let started = networks.filter(|(net, network)| net.is_of_recipe && !network.is_frozen);
-        let mut backbones = started.flat_map(|(_, network)| &mut network.shards[..network.n_backbone]);
-        backbones.try_for_each(|shard| shard.start_from(weights))
+        let mut shards = started.flat_map(|(_, network)| {
+            let n_started = if has_heads { network.shards.len() } else { network.n_backbone };
+            &mut network.shards[..n_started]
+        });
+        shards.try_for_each(|shard| shard.start_from(weights))
     }
 
-    /// Fills the backbone of the frozen network `name` with `weights`.
+    /// Fills the frozen network `name`, and its heads if it has any, with `weights`.
     ///
     /// # Errors
     /// [`NetworkError::Weights`] for a parameter that is neither among them nor optional, or has another shape.
     pub fn load_frozen(&mut self, name: &str, weights: &[NamedTensor]) -> Result<(), NetworkError> {
-        let mut networks = self.state.networks.iter_mut().filter(|network| network.name == name);
-        networks.try_for_each(|network| {
-            network.shards[..network.n_backbone].iter_mut().try_for_each(|shard| shard.start_from(weights))
-        })
+        let networks = self.state.networks.iter_mut().filter(|network| network.name == name);
+        let mut shards = networks.flat_map(|network| &mut network.shards);
+        shards.try_for_each(|shard| shard.start_from(weights))
     }
 
     /// Makes every phase wait for the device, so that phase times include the device's work: for benchmarks.
@@ -217,14 +219,13 @@ impl Trainer {
         let mut clock = Clock::start(self.timed.clone());
         let mut phases = Phases::default();
         let trained = self.sharded(self.nets.trained);
-        let others: Vec<ShardedNet<'_>> =
-            self.nets.others().map(|(number, _)| self.sharded(number)).collect();
+        let others: Vec<ShardedNet<'_>> = self.nets.seeing().map(|number| self.sharded(number)).collect();
         let weights = Weights { others, trained, config: &self.config };
         let mut gathers = GatherQueue::new(&self.comm, weights.gathers(), &self.device)?;
         let mut reductions = ReductionQueue::new(&self.comm);
         let mut batches = batches();
         let drawn = self.drawn(n_images);
-        drawn.mask(&mut batches, &self.nets.inputs);
+        drawn.mask(&mut batches);
         let sizes = trained.net.sizes();
         let [of_trained, of_heads] = [&self.sets, &self.head_sets].map(|sets| sets.of(&sizes));
         let n_each = n_images / self.config.share(self.topology()).n_micro_batches;
@@ -329,7 +330,7 @@ impl Trainer {
     pub fn uploader(&self) -> BatchUploader {
         let groups = self.state.method.views().groups();
         BatchUploader {
-            sizes_px: groups.iter().map(|group| group.size_px as usize).collect(),
+            n_views: groups.iter().map(|group| group.n_views).collect(),
             inputs: self.nets.inputs.clone(),
             n_micro_batches: self.config.share(self.topology()).n_micro_batches,
             device: self.device.clone(),

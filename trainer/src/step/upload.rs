@@ -35,14 +35,16 @@ enum SentViews {
 #[derive(Debug)]
 pub struct Sent {
     pub(crate) n_images: usize,
+    /// Sides of the groups' views in pixels.
+    sizes_px: Vec<usize>,
     batches: Vec<Vec<SentViews>>,
 }
 
 /// Settings of an upload: the views to send, and the device.
 #[derive(Debug, Clone)]
 pub struct BatchUploader {
-    /// Sides of the groups' views in pixels.
-    pub(crate) sizes_px: Vec<usize>,
+    /// Number of views of an image, by group.
+    pub(crate) n_views: Vec<usize>,
     /// Pixel inputs of the networks, each different one once.
     pub(crate) inputs: Vec<PixelInput>,
     /// Number of micro-batches in this rank's share.
@@ -53,6 +55,7 @@ pub struct BatchUploader {
 impl BatchUploader {
     /// Sends this rank's share of a batch.
     pub fn send(&self, batch: &Batch) -> Sent {
+        let sizes_px = self.sizes_px(batch);
         let of_batch = |number: usize| {
             let images = batch.samples.iter().skip(number).step_by(self.n_micro_batches);
             let of_group = |(group, size_px): (usize, &usize)| {
@@ -60,10 +63,10 @@ impl BatchUploader {
                     images.clone().map(|sample| sample.groups[group].as_slice()).collect();
                 self.send_views(&views, *size_px)
             };
-            self.sizes_px.iter().enumerate().map(of_group).collect()
+            sizes_px.iter().enumerate().map(of_group).collect()
         };
         let batches = (0..self.n_micro_batches).map(of_batch).collect();
-        Sent { n_images: batch.samples.len(), batches }
+        Sent { n_images: batch.samples.len(), batches, sizes_px }
     }
 
     /// Converts a batch in host memory into micro-batches, with the images of their slices, for each pixel input of the
@@ -74,19 +77,27 @@ impl BatchUploader {
         slices: Vec<SlicedImages>,
         workers: &Workers,
     ) -> Vec<Vec<MicroBatch>> {
+        let sizes_px = self.sizes_px(batch);
         let of_slice = |input: &PixelInput, images: Vec<usize>| {
             let of_group = |(group, size_px): (usize, &usize)| {
                 let views: Vec<&[u8]> =
                     images.iter().map(|image| batch.samples[*image].groups[group].as_slice()).collect();
                 input.features(&views, *size_px, &self.device)
             };
-            self.sizes_px.iter().enumerate().map(of_group).collect()
+            sizes_px.iter().enumerate().map(of_group).collect()
         };
         let of_batch = |input, slices: &SlicedImages| MicroBatch {
             slices: workers.map(slices.clone(), |_, images| of_slice(input, images)),
         };
         let of_input = |input| slices.iter().map(|slices| of_batch(input, slices)).collect();
         self.inputs.iter().map(of_input).collect()
+    }
+
+    /// Returns the sides of the groups' views, which may differ from batch to batch.
+    fn sizes_px(&self, batch: &Batch) -> Vec<usize> {
+        let side = |(group, n_views): (&Vec<u8>, &usize)| (group.len() / (3 * n_views)).isqrt();
+        let groups = batch.samples.first().map_or(&[][..], |views| &views.groups);
+        groups.iter().zip(&self.n_views).map(side).collect()
     }
 
     /// Sends views as bytes, a quarter of the size of vectors, if the device supports that type.
@@ -111,7 +122,7 @@ impl BatchUploader {
                 input.placed(x, *size_px)
             };
             let of_batch = |groups: &Vec<SentViews>| MicroBatch {
-                slices: vec![groups.iter().zip(&self.sizes_px).map(features).collect()],
+                slices: vec![groups.iter().zip(&sent.sizes_px).map(features).collect()],
             };
             sent.batches.iter().map(of_batch).collect()
         };

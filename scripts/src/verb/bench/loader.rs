@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use augment::stats::StageSnapshot;
-use augment::{BlurRule, DecodeRules, MultiCrop};
+use augment::{BlurRule, DecodeRules, MultiCrop, ViewMix};
 use kernels::device::workers::n_or_all_cores;
 use pipeline::read::stats::ReadSnapshot;
 use pipeline::{Cursor, Dataset, Loader, LoaderConfig, Order, Quarantine, Share, Storage};
@@ -110,17 +110,17 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn views(args: &Args) -> anyhow::Result<(MultiCrop, DecodeRules)> {
+fn views(args: &Args) -> anyhow::Result<(ViewMix, DecodeRules)> {
     let multicrop = match args.recipe.as_str() {
         "dino" => MultiCrop::dino(224, 96, 8),
         "dinov2" => MultiCrop::dinov2(224, 96, 8, BlurRule::Paper),
         "single" => MultiCrop::single(224),
         name => {
             let recipe = recipes::load(name, &args.overrides)?;
-            return Ok((recipe.views.multicrop().map_err(anyhow::Error::msg)?, recipe.data.rules()));
+            return Ok((recipe.views.view_mix().map_err(anyhow::Error::msg)?, recipe.data.rules()));
         }
     };
-    Ok((multicrop, DecodeRules::default()))
+    Ok((multicrop.into(), DecodeRules::default()))
 }
 
 /// Opens a temporary quarantine of this process, with its path: a benchmark leaves no files.
@@ -133,9 +133,8 @@ fn augmented(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
     let n_threads = n_or_all_cores(args.threads);
     let (quarantine, ledger) = quarantine()?;
     let loader = LoaderConfig::default();
-    let (multicrop, rules) = views(args)?;
-    let config = StreamConfig { multicrop, seed: 0, window_shards: WINDOW_SHARDS, n_threads, rules, loader };
-    config.multicrop.validate()?;
+    let (views, rules) = views(args)?;
+    let config = StreamConfig { views, seed: 0, window_shards: WINDOW_SHARDS, n_threads, rules, loader };
     let mut pool = stream(dataset, config, Share::solo(args.batch)?, Cursor(0), quarantine);
     let mut queues = Queues::default();
     let (mut n_batches, mut taken) = (0u64, Vec::new());

@@ -17,6 +17,8 @@ use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
 use super::cpu::{contiguous, dims, elements_mut, flex_dtype, owned};
+#[cfg(feature = "cube")]
+use super::cube;
 use super::in_f32;
 use super::math::over_rows;
 use super::number::Number;
@@ -35,6 +37,12 @@ pub fn rotate(qkv: Tensor<3>, n_heads: usize, rotations: &Arc<Rotations>) -> Ten
     let [_, n_tokens, d3] = qkv.dims();
     let n_cells = 2 * n_heads * rotations.cos.len() * 3 / d3;
     let kernel = Rotate { n_heads, n_prefix: n_tokens - n_cells, rotations: Arc::clone(rotations) };
+    #[cfg(feature = "cube")]
+    if cube::is_cube(&qkv) {
+        let [cos, sin] = kernel.tables(&qkv);
+        let on_cube = cube::Rotate { n_heads, n_prefix: kernel.n_prefix };
+        return run(on_cube, [qkv.into(), cos.into(), sin.into()]);
+    }
     match flex_dtype(&qkv) {
         Some(DType::F32) => run(OnFlex::<f32>(kernel, PhantomData), [qkv.into()]),
         Some(DType::BF16) => run(OnFlex::<bf16>(kernel, PhantomData), [qkv.into()]),
@@ -55,18 +63,23 @@ struct Rotate {
 struct OnFlex<T>(Rotate, PhantomData<T>);
 
 impl Rotate {
+    /// Returns cosines and sines on the device of `qkv` of `[B, P + N, 3·H·D_h]`, `[N, D_h / 2]` each.
+    fn tables(&self, qkv: &Tensor<3>) -> [Tensor<2>; 2] {
+        let ([_, n, d3], device) = (qkv.dims(), qkv.device().inner());
+        [&self.rotations.cos, &self.rotations.sin].map(|values| {
+            let data = TensorData::new(values.clone(), [n - self.n_prefix, d3 / 3 / self.n_heads / 2]);
+            let table = Tensor::<2>::from_data(data, &device);
+            if qkv.is_autodiff() { table.autodiff() } else { table }
+        })
+    }
+
     fn plain(&self, qkv: Tensor<3>) -> Tensor<3> {
-        let ([b, n, d3], dtype, device) = (qkv.dims(), qkv.dtype(), qkv.device().inner());
+        let ([b, n, d3], dtype) = (qkv.dims(), qkv.dtype());
         let (heads, half) = (2 * self.n_heads, d3 / 3 / self.n_heads / 2);
         let n_cells = n - self.n_prefix;
-        let table = |values: &[f32]| {
-            let data = TensorData::new(values.to_vec(), [1, n_cells, 1, half]);
-            let table = Tensor::<4>::from_data(data, &device);
-            if qkv.is_autodiff() { table.autodiff() } else { table }
-        };
         let rotated = in_f32(qkv.clone().slice([0..b, self.n_prefix..n, 0..d3 / 3 * 2]));
         let [cos, sin] =
-            [&self.rotations.cos, &self.rotations.sin].map(|values| table(values).cast(rotated.dtype()));
+            self.tables(&qkv).map(|table| table.reshape([1, n_cells, 1, half]).cast(rotated.dtype()));
         let parts = rotated.reshape([b, n_cells, heads, 2 * half]);
         let part = |i: usize| parts.clone().slice([0..b, 0..n_cells, 0..heads, i * half..(i + 1) * half]);
         let (first, second) = (part(0), part(1));

@@ -16,12 +16,18 @@ use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
 use super::cpu::{contiguous, dims, elements, flex_dtype, tensor};
+#[cfg(feature = "cube")]
+use super::cube;
 use super::in_f32;
 use super::math::{exp, over_rows};
 use super::number::Number;
 
 /// Returns the gated second half of `x` of `[B, N, 2·H]`, `[B, N, H]`: the first half, through its SiLU, is the gate.
 pub fn swiglu(x: Tensor<3>) -> Tensor<3> {
+    #[cfg(feature = "cube")]
+    if cube::is_cube(&x) {
+        return run(cube::Swiglu, [x.into()]);
+    }
     match flex_dtype(&x) {
         Some(DType::F32) => run(Swiglu::<f32>(PhantomData), [x.into()]),
         Some(DType::BF16) => run(Swiglu::<bf16>(PhantomData), [x.into()]),

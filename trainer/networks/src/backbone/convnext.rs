@@ -10,13 +10,13 @@
 //! Norms are layer norms over channels. The feature of a view is the normalized mean. Parameter names and shapes are timm's.
 
 use burn_tensor::Tensor;
-use kernels::ops::{Window, conv, depthwise_branch, grid_mean, in_f32, layer_norm, linear, mlp};
+use kernels::ops::{Window, conv, depthwise_branch, grid_mean, in_f32, layer_norm, linear, mlp, on_kept};
 use serde::{Deserialize, Serialize};
 
 use super::{BackboneConfig, Levels, Readout};
 use crate::features::Features;
 use crate::params::{Init, ParamSpec};
-use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
+use crate::unit::{Context, Cost, DropRule, GroupShape, StageOutput, Unit};
 
 /// Side of the kernels of depthwise convolutions.
 const KERNEL: usize = 7;
@@ -285,9 +285,9 @@ impl Unit for Block {
         let block = |(number, group): (usize, Features)| {
             let (weight, bias) = (cx.leaves.get("conv_dw.weight"), cx.leaves.get("conv_dw.bias"));
             let (h, skip) = depthwise_branch(group.x.clone(), group.grid, weight, bias);
-            let h = cx.rounded(norm("norm", h, cx));
-            let h = mlp(h, of("mlp.fc1"), of("mlp.fc2"));
-            group.with(skip.join(h, Some(cx.leaves.get("gamma")), cx.draws.factors(number, 0)))
+            let factors = cx.draws.factors(number, 0);
+            let inner = |h| mlp(cx.rounded(norm("norm", h, cx)), of("mlp.fc1"), of("mlp.fc2"));
+            group.with(skip.join(on_kept(h, factors, inner), Some(cx.leaves.get("gamma")), factors))
         };
         groups.into_iter().enumerate().map(block).collect::<Vec<_>>().into()
     }
@@ -295,15 +295,21 @@ impl Unit for Block {
     /// Counts a graph that holds per cell: the input, inputs and outputs of the norm, the hidden layer before its GELU, and the
     /// output of the branch.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
-        let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
-        let (rows, d, ratio) = (rows as f64, self.width as f64, MLP_RATIO as f64);
-        let taps = (KERNEL * KERNEL) as f64;
-        let flops = rows * (2.0 * taps * d + 4.0 * ratio * d * d);
-        (Cost { flops, graph: rows * d * (4.0 + ratio) }, groups.to_vec())
+        let (d, ratio, taps) = (self.width as f64, MLP_RATIO as f64, (KERNEL * KERNEL) as f64);
+        let of_group = |group: &GroupShape| {
+            let (rows, computed) = (group.n_rows() as f64, self.drop_rule().computed_share(group));
+            // Views that a branch leaves out have an input, and an output of the convolution; the others are copied from that.
+            let copies = if computed < 1.0 { computed } else { 0.0 };
+            Cost {
+                flops: rows * (2.0 * taps * d + computed * 4.0 * ratio * d * d),
+                graph: rows * d * (2.0 + copies + computed * (2.0 + ratio)),
+            }
+        };
+        (groups.iter().map(of_group).sum(), groups.to_vec())
     }
 
-    fn drop_path(&self) -> f32 {
-        self.drop_path
+    fn drop_rule(&self) -> DropRule {
+        DropRule { share: self.drop_path, ..DropRule::default() }
     }
 }
 

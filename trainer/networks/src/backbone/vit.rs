@@ -15,7 +15,7 @@ use super::transformer::pos_embed::{self, Positions};
 use super::transformer::rope::{Rope, rotations};
 use super::{BackboneConfig, Levels, Readout};
 use crate::interpolation::Resampling;
-use crate::unit::{CoordinateDraw, CoordinateRule, Unit};
+use crate::unit::{CoordinateDraw, CoordinateRule, DropCount, DropRule, Unit};
 
 /// Upper limit of every size: far above any network, and small enough for products of sizes.
 const MAX_SIZE: usize = 65_536;
@@ -58,6 +58,9 @@ pub struct Config {
     /// Drop-path rates of the blocks before it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub drop_path_depth: DropPathDepth,
+    /// Number of views for which a branch is dropped: a random one, or the same one in each step, as in DINOv2 and DINOv3.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub drop_path_count: DropCount,
     /// Positions: a trained table, fixed sines and cosines, or rotations of queries and keys.
     #[serde(default, skip_serializing_if = "is_default")]
     pub positions: Positions,
@@ -86,7 +89,11 @@ pub struct Config {
     /// Number that layer norms add to the variance.
     #[serde(default = "default_norm_epsilon", skip_serializing_if = "is_default_norm_epsilon")]
     pub norm_epsilon: f64,
-    /// Keeps the initial values of the projection of patches, which stabilizes MoCo v3 (Chen, Xie and He 2021).
+    /// Gives the class token and registers of the smaller views a norm of their own, in training with masked patches: DINOv3's
+    /// largest network. Weights for other programs do not have it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub local_class_norm: bool,
+    /// Keeps the initial values of the projection of patches (Chen, Xie and He 2021).
     #[serde(default, skip_serializing_if = "is_default")]
     pub freeze_patches: bool,
     /// Rule for the initial weights.
@@ -101,7 +108,6 @@ pub struct Config {
     pub init_std: f32,
 }
 
-/// Returns the value of DINO and timm.
 fn default_norm_epsilon() -> f64 {
     1e-6
 }
@@ -164,54 +170,42 @@ impl Config {
             init_std: default_init_std(),
             token_std: None,
             drop_path_depth: DropPathDepth::Linear,
+            drop_path_count: DropCount::Random,
             pos_offset: 0.0,
             pos_antialias: false,
             norm_epsilon: default_norm_epsilon(),
+            local_class_norm: false,
         }
-    }
-
-    /// Returns the number of cells along a side of the images that the position embedding is made for.
-    fn grid(&self) -> usize {
-        self.image_px / self.patch_px
     }
 
     /// Returns the position embedding `[1, 1 + N, D]` for images of `px` pixels, resampled from `embedding` if needed.
     pub fn positions_for(&self, embedding: &[f32], px: usize) -> Vec<f32> {
-        let grid = px / self.patch_px;
-        if grid == self.grid() {
+        let [grid, own_grid] = [px, self.image_px].map(|px| px / self.patch_px);
+        if grid == own_grid {
             return embedding.to_vec();
         }
-        pos_embed::resampled(embedding, self.width, [self.grid(), grid], self.resampling())
+        pos_embed::resampled(embedding, self.width, [own_grid, grid], self.resampling())
     }
 
     /// Returns cosines and sines of rotary positions, row-major `[N, D_h / 2]` each, for images of `px` pixels; `None` for other
     /// positions.
     pub fn rotations_for(&self, px: usize) -> Option<[Vec<f32>; 2]> {
         let grid = [px / self.patch_px; 2];
-        let draw = CoordinateDraw::default();
         (self.positions == Positions::Rope)
-            .then(|| rotations(grid, self.width / self.heads, self.rope_base, &draw))
+            .then(|| rotations(grid, self.width / self.heads, self.rope_base, &CoordinateDraw::default()))
             .map(|found| [found.cos, found.sin])
     }
 
     /// Creates the units, with a token for masked patches if `takes_masks`.
     fn with_masks(&self, readout: Readout, takes_masks: bool) -> Vec<Box<dyn Unit>> {
-        let resampling = self.resampling();
-        let sizes = [self.patch_px, self.width, self.grid(), self.registers];
-        let initial_weights =
-            InitialWeights { rule: self.initialization, std: self.init_std, token_std: self.token_std };
+        let sizes = [self.patch_px, self.width, self.image_px / self.patch_px, self.registers];
+        let initial_weights = self.initial_weights();
         let kinds = [self.freeze_patches, takes_masks];
-        let embed = Embed::new(sizes, initial_weights, self.positions, kinds, resampling);
+        let embed = Embed::new(sizes, initial_weights, self.positions, kinds, self.resampling());
         let mut units: Vec<Box<dyn Unit>> = vec![Box::new(embed)];
-        let rule =
-            CoordinateRule { shift: self.rope_shift, jitter: self.rope_jitter, rescale: self.rope_rescale };
         let rope = (self.positions == Positions::Rope)
-            .then(|| Arc::new(Rope::new(self.rope_base, self.width / self.heads, rule)));
+            .then(|| Arc::new(Rope::new(self.rope_base, self.width / self.heads, self.coordinate_rule())));
         for i in 0..self.depth {
-            let share = match self.drop_path_depth {
-                DropPathDepth::Linear => i as f32 / (self.depth - 1).max(1) as f32,
-                DropPathDepth::Uniform => 1.0,
-            };
             units.push(Box::new(Block {
                 name: format!("blocks.{i}"),
                 width: self.width,
@@ -219,14 +213,19 @@ impl Config {
                 hidden: self.hidden(),
                 mlp: self.mlp,
                 layer_scale: self.layer_scale,
-                drop_path: self.drop_path * share,
+                drop_rule: self.drop_rule(i),
                 initial_weights,
                 epsilon: self.norm_epsilon,
                 qkv_bias: self.qkv_bias,
                 rope: rope.clone(),
             }));
         }
-        units.push(Box::new(Norm { width: self.width, readout, epsilon: self.norm_epsilon }));
+        units.push(Box::new(Norm {
+            width: self.width,
+            readout,
+            epsilon: self.norm_epsilon,
+            has_local: self.local_class_norm && takes_masks,
+        }));
         units
     }
 
@@ -243,15 +242,21 @@ impl Config {
                 "model.rope_base must lie in 1..=1000000, and model.mlp_multiple in 1..={MAX_SIZE}"
             ));
         }
-        if self.rope_shift.is_some_and(|shift| !(0.0..=10.0).contains(&shift)) {
-            return Err("model.rope_shift must lie in 0..=10".into());
-        }
-        for (key, factor) in [("rope_jitter", self.rope_jitter), ("rope_rescale", self.rope_rescale)] {
-            if let Some(factor) = factor.filter(|factor| !(1.0..=100.0).contains(factor)) {
-                return Err(format!("model.{key} {factor} must lie in 1..=100"));
-            }
-        }
-        Ok(())
+        self.coordinate_rule().validate()
+    }
+
+    /// Returns the rule by which coordinates are changed in training.
+    fn coordinate_rule(&self) -> CoordinateRule {
+        CoordinateRule { shift: self.rope_shift, jitter: self.rope_jitter, rescale: self.rope_rescale }
+    }
+
+    fn drop_rule(&self, block: usize) -> DropRule {
+        let share = self.drop_path * self.drop_path_depth.share(block, self.depth);
+        DropRule { share, count: self.drop_path_count }
+    }
+
+    fn initial_weights(&self) -> InitialWeights {
+        InitialWeights { rule: self.initialization, std: self.init_std, token_std: self.token_std }
     }
 
     fn resampling(&self) -> Resampling {
@@ -305,11 +310,7 @@ impl BackboneConfig for Config {
         if !(0.0..1.0).contains(&self.drop_path) {
             return Err(format!("model.drop_path {} must lie in 0..1", self.drop_path));
         }
-        for (key, std) in [("init_std", Some(self.init_std)), ("token_std", self.token_std)] {
-            if let Some(std) = std.filter(|std| !(0.0..=1.0).contains(std)) {
-                return Err(format!("model.{key} {std} must lie in 0..=1"));
-            }
-        }
+        self.initial_weights().validate()?;
         if !(0.0..=1e-2).contains(&self.norm_epsilon) {
             return Err(format!("model.norm_epsilon {} must lie in 0..=0.01", self.norm_epsilon));
         }
@@ -368,6 +369,7 @@ impl BackboneConfig for Config {
             token_std: Some(0.1),
             drop_path: 0.3,
             drop_path_depth: DropPathDepth::Uniform,
+            drop_path_count: DropCount::Exact,
             ..plain.clone()
         };
         let fixed = Self {
@@ -388,6 +390,7 @@ impl BackboneConfig for Config {
             mlp_multiple: 12,
             layer_scale: Some(0.5),
             registers: 2,
+            local_class_norm: true,
             heads: 3,
             ..plain.clone()
         };

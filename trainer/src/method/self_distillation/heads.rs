@@ -1,5 +1,7 @@
 //! The head of self-distillation: a projection of three layers and a layer of prototypes.
 
+use std::collections::BTreeMap;
+
 use networks::head::mlp::Mlp;
 use networks::head::prototypes::{Lengths, Prototypes};
 use networks::unit::Unit;
@@ -32,6 +34,22 @@ pub(in crate::method) struct HeadSizes {
 }
 
 impl HeadSizes {
+    /// Returns the sizes of the trained head `name` whose parameters have these shapes, by name; `None` if there is no such head.
+    pub(super) fn of_shapes(name: &str, shapes: &BTreeMap<String, Vec<usize>>) -> Option<Self> {
+        let shape = |part: &str| -> Option<[usize; 2]> {
+            shapes.get(&format!("{name}.{part}"))?.as_slice().try_into().ok()
+        };
+        let [hidden, _] = shape("mlp.0.weight")?;
+        let gains = ["weight_v", "weight_g"].map(|part| shape(&format!("last_layer.{part}")));
+        let (lengths, [prototypes, bottleneck]) = match (shape("last_layer.weight"), gains) {
+            (Some(matrix), _) => (Lengths::Free, matrix),
+            (None, [Some(directions), Some(_)]) => (Lengths::Gain, directions),
+            (None, [directions, _]) => (Lengths::One, directions?),
+        };
+        let (init_std, frozen_steps, warms_moments) = (0.0, 0, false);
+        Some(Self { prototypes, hidden, bottleneck, init_std, lengths, frozen_steps, warms_moments })
+    }
+
     /// Checks the sizes. `of_layers` precedes the names of layers in keys, `of_prototypes` that of prototypes.
     ///
     /// # Errors

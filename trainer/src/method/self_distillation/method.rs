@@ -8,13 +8,14 @@ use networks::mask::MaskRule;
 use ranks::EngineError;
 use ranks::peers::Peers;
 
+use super::frozen::FrozenTeacher;
 use super::heads::{HEAD, HeadSizes, PATCH_HEAD};
 use super::loss::{Anchors, Cells, Loss, PATCH_TARGET_ENTROPY, TARGET_ENTROPY};
 use super::settings::{Teacher, check_bounds, check_koleo, check_masks, check_student_temp, check_views};
 use super::targets::Targets;
 use crate::method::loss::koleo::by_view;
 use crate::method::loss::rows::Rows;
-use crate::method::network::{Moves, NetworkSpec, Sight};
+use crate::method::network::{Backbone, Moves, NetworkSpec, Sight};
 use crate::method::{BatchLoss, BatchOutputs, Gauges, Method, MethodContext, TargetDistribution};
 use crate::schedule::Schedule;
 
@@ -23,6 +24,9 @@ const STUDENT: &str = "student";
 
 /// Name of the trained network's moving average.
 const TEACHER: &str = "teacher";
+
+/// Name of the trained network's moving average where the teacher is a frozen network.
+const AVERAGE: &str = "average";
 
 /// Name of the earlier teacher.
 const ANCHOR: &str = "gram_teacher";
@@ -50,6 +54,8 @@ pub(in crate::method) struct SelfDistillation {
     local_weight: f64,
     /// Anchoring of similarities between patches, if the method has one.
     gram: Option<GramAnchor>,
+    /// Frozen network in place of the moving average, if the method has one.
+    frozen: Option<FrozenTeacher>,
 }
 
 /// Anchoring of similarities between patches to those of an earlier teacher.
@@ -97,6 +103,7 @@ impl SelfDistillation {
             koleo_group: 0,
             local_weight: 1.0,
             gram: None,
+            frozen: None,
             views: cx.views.clone(),
             width: cx.model.width(),
         })
@@ -164,21 +171,58 @@ impl SelfDistillation {
         Ok(Self { koleo_weight: weight, koleo_group: group, ..self })
     }
 
+    /// Takes targets from a frozen network, whose heads have as many prototypes as the method's. The student sees all of every view,
+    /// and predicts the patches that masks select.
+    ///
+    /// # Errors
+    /// A message with the key and what is wrong with it.
+    pub(in crate::method) fn with_frozen_teacher(
+        self,
+        teacher: FrozenTeacher,
+        cx: &MethodContext,
+    ) -> Result<Self, String> {
+        let [theirs, ours] = [teacher.model.cell_px(), cx.model.cell_px()];
+        if theirs != ours {
+            return Err(format!(
+                "method.teacher.weights: patches of the teacher have {theirs} px and those of model {ours}: masked patches are \
+                 compared one by one"
+            ));
+        }
+        Ok(Self { frozen: Some(teacher), ..self })
+    }
+
     /// Number of view sizes that the student sees: all but that of the earlier teacher.
     fn n_student_sizes(&self) -> usize {
         self.views.groups().len() - usize::from(self.gram.is_some())
     }
 
-    /// The heads, which both networks have.
+    /// The heads of the student, and of its moving average.
     fn heads(&self) -> Vec<Head> {
-        let of = |name, reads, sizes: &HeadSizes| Head { name, reads, units: sizes.units(name, self.width) };
-        match &self.cells {
-            None => vec![of(HEAD, Reads::Pooled, &self.head)],
-            Some(PatchPrediction { head: None, .. }) => vec![of(HEAD, Reads::PooledAndMasked, &self.head)],
-            Some(PatchPrediction { head: Some(own), .. }) => {
-                vec![of(HEAD, Reads::Pooled, &self.head), of(PATCH_HEAD, Reads::Masked, own)]
-            }
+        self.heads_of(&self.head, self.cells.as_ref().and_then(|cells| cells.head.as_ref()), self.width)
+    }
+
+    /// Heads of these sizes on features of `width` channels.
+    fn heads_of(&self, head: &HeadSizes, of_cells: Option<&HeadSizes>, width: usize) -> Vec<Head> {
+        let of = |name, reads, sizes: &HeadSizes| Head { name, reads, units: sizes.units(name, width) };
+        match (&self.cells, of_cells) {
+            (None, _) => vec![of(HEAD, Reads::Pooled, head)],
+            (Some(_), None) => vec![of(HEAD, Reads::PooledAndMasked, head)],
+            (Some(_), Some(own)) => vec![of(HEAD, Reads::Pooled, head), of(PATCH_HEAD, Reads::Masked, own)],
         }
+    }
+
+    /// The student, its teacher `frozen`, and its moving average, which sees nothing in training and is evaluated.
+    fn networks_with(&self, frozen: &FrozenTeacher) -> Vec<NetworkSpec> {
+        let FrozenTeacher { model, normalization, head, patch_head } = frozen;
+        let teacher = NetworkSpec {
+            backbone: Backbone::Own(model.clone(), *normalization),
+            heads: self.heads_of(head, patch_head.as_ref(), model.width()),
+            moves: Moves::Frozen,
+            ..self.network(TEACHER, 1, false)
+        };
+        let moves = Moves::Average { of: STUDENT, decay: self.decay, moves_first: false };
+        let average = NetworkSpec { moves, ..self.network(AVERAGE, 0, false) };
+        vec![teacher, average, self.network(STUDENT, self.n_student_sizes(), false)]
     }
 
     /// The specification of a network that sees `n_sizes` view sizes; masked cells are hidden from it if `hides`.
@@ -222,6 +266,9 @@ impl Method for SelfDistillation {
     }
 
     fn networks(&self) -> Vec<NetworkSpec> {
+        if let Some(frozen) = &self.frozen {
+            return self.networks_with(frozen);
+        }
         let moves = Moves::Average { of: STUDENT, decay: self.decay, moves_first: false };
         let teacher = NetworkSpec { moves, ..self.network(TEACHER, 1, false) };
         let n_sizes = self.n_student_sizes();
@@ -236,7 +283,7 @@ impl Method for SelfDistillation {
     }
 
     fn evaluated(&self) -> &'static str {
-        TEACHER
+        if self.frozen.is_some() { AVERAGE } else { TEACHER }
     }
 
     fn masks(&self) -> Option<MaskRule> {
@@ -283,10 +330,9 @@ impl Method for SelfDistillation {
     }
 
     fn scheduled_values(&self, step: u64) -> Gauges {
-        let mut values = vec![
-            ("knobs/teacher_decay", self.decay.at(step)),
-            ("knobs/teacher_temp", self.targets.temperature.at(step)),
-        ];
+        let decay = if self.frozen.is_some() { "knobs/average_decay" } else { "knobs/teacher_decay" };
+        let mut values =
+            vec![(decay, self.decay.at(step)), ("knobs/teacher_temp", self.targets.temperature.at(step))];
         if let Some(cells) = &self.cells {
             values.push(("knobs/teacher_patch_temp", cells.targets.temperature.at(step)));
         }

@@ -12,12 +12,14 @@
 //! ```
 //!
 //! Cells are scored by the head of the views or by one of their own; cells and views have each their center, and are
-//! balanced apart. A method is a configuration that builds [`SelfDistillation`].
+//! balanced apart. The teacher may be a frozen network instead, with the moving average beside it for evaluation. A method is a configuration that builds [`SelfDistillation`].
 
+mod frozen;
 pub(super) mod heads;
 mod loss;
 mod method;
 pub(super) mod settings;
 pub(super) mod targets;
 
+pub(super) use frozen::FrozenTeacher;
 pub(super) use method::{GramAnchor, SelfDistillation};

@@ -23,6 +23,8 @@ pub(in crate::method) struct Teacher<'a> {
     pub(in crate::method) warmup_includes_end: bool,
     /// Decay of the moving average at the start and at the end of the run.
     pub(in crate::method) decay: [f64; 2],
+    /// Key of the recipe, under `method`, that sets this decay.
+    pub(in crate::method) decay_key: &'static str,
     pub(in crate::method) centering: Centering,
     /// Decay of centers' moving averages.
     pub(in crate::method) center_decay: f64,
@@ -60,7 +62,7 @@ impl Teacher<'_> {
     /// A message with the key and what is wrong with it.
     pub(super) fn decay(&self, cx: &MethodContext) -> Result<Schedule, String> {
         let [from, to] = self.decay;
-        check_bounds(&[("teacher_decay", from, [0.0, 1.0]), ("teacher_decay", to, [0.0, 1.0])])?;
+        check_bounds(&[(self.decay_key, from, [0.0, 1.0]), (self.decay_key, to, [0.0, 1.0])])?;
         Ok(Schedule::cosine(from, to, cx.length.total_steps))
     }
 }

@@ -17,7 +17,7 @@ use crate::pretrained::Hints;
 use crate::source::{Found, Source};
 
 /// Keys of the configuration that affect only training or the resampling of the position embedding.
-const TRAINING_KEYS: [&str; 11] = [
+const TRAINING_KEYS: [&str; 13] = [
     "init_std",
     "token_std",
     "initialization",
@@ -29,6 +29,8 @@ const TRAINING_KEYS: [&str; 11] = [
     "pos_offset",
     "pos_antialias",
     "drop_path_depth",
+    "drop_path_count",
+    "local_class_norm",
 ];
 
 /// Smallest norm epsilon that is told apart: smaller values differ from it by rounding only.

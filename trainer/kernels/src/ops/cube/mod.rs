@@ -10,7 +10,9 @@ mod heads;
 mod lanes;
 mod layer_norm;
 mod linear;
+mod rotary;
 mod softmax;
+mod swiglu;
 
 use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;
@@ -29,6 +31,8 @@ pub(super) use self::attention::Attention;
 pub(super) use self::gelu::Gelu;
 pub(super) use self::layer_norm::LayerNorm;
 pub(super) use self::linear::Linear;
+pub(super) use self::rotary::Rotate;
+pub(super) use self::swiglu::Swiglu;
 
 /// Returns whether the kernels here accept `tensor`.
 pub(super) fn is_cube<const D: usize>(tensor: &Tensor<D>) -> bool {
@@ -134,7 +138,7 @@ pub fn spread(client: &Client, n_cubes: usize) -> CubeCount {
 mod tests {
     use super::*;
     use crate::ops::twin::{assert_close, devices, leaves};
-    use crate::ops::{attention, gelu, layer_norm};
+    use crate::ops::{attention, gelu, layer_norm, swiglu};
 
     /// Returns the output and the input's gradient of `op`, in f32.
     fn results(op: impl Fn(Tensor<3>) -> Tensor<3>, x: &Tensor<3>, dtype: DType) -> [Tensor<3>; 2] {
@@ -160,8 +164,12 @@ mod tests {
             let x = x.inner().cast(dtype).cast(DType::F32).autodiff().require_grad();
             let gain = |dtype| Tensor::<1>::ones([72], &device).autodiff().cast(dtype);
             let norm = |x: Tensor<3>| layer_norm(x.clone(), gain(x.dtype()), gain(x.dtype()), 1e-6);
-            let ops: [(&str, &dyn Fn(Tensor<3>) -> Tensor<3>); 3] =
-                [("gelu", &gelu), ("layer norm", &norm), ("attention", &|x| attention(x, 3))];
+            let ops: [(&str, &dyn Fn(Tensor<3>) -> Tensor<3>); 4] = [
+                ("gelu", &gelu),
+                ("swiglu", &swiglu),
+                ("layer norm", &norm),
+                ("attention", &|x| attention(x, 3)),
+            ];
             for (name, op) in ops {
                 let [y, gx] = results(op, &x, dtype);
                 let [y32, gx32] = results(op, &x, DType::F32);

@@ -6,19 +6,20 @@
 //! h(a) = gelu(a), or silu(a₁) · a₂ with a = [a₁; a₂] (SwiGLU, Shazeer 2020)
 //! ```
 //!
-//! Queries and keys may be rotated by their positions ([`super::rope`]).
+//! Queries and keys may be rotated by their positions ([`super::rope`]). Views for which a branch is dropped are left out of it,
+//! which saves their share of its time, where they are a tenth or more.
 
 use std::sync::Arc;
 
 use burn_tensor::Tensor;
-use kernels::ops::{attention, attention_weights, branch, layer_norm, linear, mlp, rotate, swiglu};
+use kernels::ops::{attention, attention_weights, branch, layer_norm, linear, mlp, on_kept, rotate, swiglu};
 use serde::{Deserialize, Serialize};
 
 use super::initial_weights::InitialWeights;
 use super::rope::Rope;
 use crate::features::Features;
 use crate::params::ParamSpec;
-use crate::unit::{Context, CoordinateRule, Cost, GroupShape, StageOutput, Unit};
+use crate::unit::{Context, CoordinateRule, Cost, DropRule, GroupShape, StageOutput, Unit};
 
 /// The hidden layer of an MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -55,8 +56,8 @@ pub(in crate::backbone) struct Block {
     pub mlp: MlpKind,
     /// Initial LayerScale; absent for none.
     pub layer_scale: Option<f32>,
-    /// Probability that a branch is dropped for a view.
-    pub drop_path: f32,
+    /// Rule by which branches are dropped for views.
+    pub drop_rule: DropRule,
     /// Rule for the initial weights.
     pub initial_weights: InitialWeights,
     /// Number that norms add to the variance.
@@ -76,6 +77,16 @@ pub enum DropPathDepth {
     Linear,
     /// The same rate in all blocks: DINOv2.
     Uniform,
+}
+
+impl DropPathDepth {
+    /// Returns the ratio of the rate of block `number` of `depth` to that of the last one.
+    pub(in crate::backbone) fn share(self, number: usize, depth: usize) -> f32 {
+        match self {
+            Self::Linear => number as f32 / (depth - 1).max(1) as f32,
+            Self::Uniform => 1.0,
+        }
+    }
 }
 
 /// Biases of queries, keys and values.
@@ -147,7 +158,8 @@ impl Block {
         let (gain, bias) = (cx.leaves.get(&name("weight")), cx.leaves.get(&name("bias")));
         let (h, skip) = branch(x, gain, bias, self.epsilon);
         let scale = self.layer_scale.map(|_| cx.leaves.get(&format!("ls{}.gamma", number + 1)));
-        skip.join(f(h), scale, cx.draws.factors(group, number))
+        let factors = cx.draws.factors(group, number);
+        skip.join(on_kept(h, factors, f), scale, factors)
     }
 }
 
@@ -209,8 +221,13 @@ impl Unit for Block {
         };
         let of_group = |group: &GroupShape| {
             let (rows, n) = (group.n_rows() as f64, group.n_tokens() as f64);
+            let computed = self.drop_rule.computed_share(group);
             let flops = rows * (8.0 * width * width + 2.0 * products * width * hidden + 4.0 * n * width);
-            let graph = rows * (9.0 * width + hidden_kept + self.heads as f64 * n);
+            // Inputs and outputs of both norms are those of all views, and the selected ones are copies.
+            let copies = if computed < 1.0 { 2.0 * computed * width } else { 0.0 };
+            let of_branches = 5.0 * width + hidden_kept + self.heads as f64 * n;
+            let graph = rows * (4.0 * width + copies + computed * of_branches);
+            let flops = computed * flops;
             Cost { flops, graph }
         };
         (groups.iter().map(of_group).sum(), groups.to_vec())
@@ -222,8 +239,8 @@ impl Unit for Block {
         Some(attention_weights(self.qkv(cx, 0, features, x), self.heads))
     }
 
-    fn drop_path(&self) -> f32 {
-        self.drop_path
+    fn drop_rule(&self) -> DropRule {
+        self.drop_rule
     }
 
     fn coordinate_rule(&self) -> CoordinateRule {

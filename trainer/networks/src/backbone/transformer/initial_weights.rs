@@ -34,6 +34,19 @@ pub(in crate::backbone) struct InitialWeights {
 }
 
 impl InitialWeights {
+    /// Checks the bounds of every value.
+    ///
+    /// # Errors
+    /// A message with the key and what is wrong with it.
+    pub(in crate::backbone) fn validate(&self) -> Result<(), String> {
+        for (key, std) in [("init_std", Some(self.std)), ("token_std", self.token_std)] {
+            if let Some(std) = std.filter(|std| !(0.0..=1.0).contains(std)) {
+                return Err(format!("model.{key} {std} must lie in 0..=1"));
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the initial values of a matrix from `inputs` to `outputs` channels.
     pub(in crate::backbone) fn matrix(self, outputs: usize, inputs: usize) -> Init {
         match self.rule {

@@ -86,6 +86,22 @@ impl CoordinateRule {
         self.shift.is_some() || self.jitter.is_some() || self.rescale.is_some()
     }
 
+    /// Checks the bounds of every value.
+    ///
+    /// # Errors
+    /// A message with the key and what is wrong with it.
+    pub(in crate::backbone) fn validate(&self) -> Result<(), String> {
+        if self.shift.is_some_and(|shift| !(0.0..=10.0).contains(&shift)) {
+            return Err("model.rope_shift must lie in 0..=10".into());
+        }
+        for (key, factor) in [("rope_jitter", self.jitter), ("rope_rescale", self.rescale)] {
+            if let Some(factor) = factor.filter(|factor| !(1.0..=100.0).contains(factor)) {
+                return Err(format!("model.{key} {factor} must lie in 1..=100"));
+            }
+        }
+        Ok(())
+    }
+
     /// Draws a change of the coordinates.
     pub(crate) fn draw(&self, rng: &mut ViewRng) -> CoordinateDraw {
         let mut draw = CoordinateDraw::default();

@@ -1,0 +1,135 @@
+//! Views whose sizes differ from batch to batch, as in the last stage of DINOv3 (Siméoni et al. 2025).
+
+use serde::{Deserialize, Serialize};
+
+use crate::{AugmentError, MultiCrop, ViewRng};
+
+/// Domain that separates the draws of sizes from all other random streams.
+const DOMAIN: u64 = 0x7369_7a65_7300_0000;
+
+/// Largest share of a choice of sizes.
+const MAX_SHARE: f64 = 1e6;
+
+/// Sizes that the views of some batches have, in the form in which a recipe writes them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SizeChoice {
+    /// Share of the batches with these sizes, in proportion to the shares of the other choices.
+    pub share: f64,
+    /// Side of the views of each group in pixels, in the order of the groups: global, local, and those of a Gram teacher.
+    pub sizes_px: Vec<u32>,
+}
+
+/// The views of every batch: always the same, or a choice by chance for each batch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ViewMix {
+    /// Upper end of each choice's part of 0..1, with its views.
+    choices: Vec<(f64, MultiCrop)>,
+}
+
+impl From<MultiCrop> for ViewMix {
+    fn from(multicrop: MultiCrop) -> Self {
+        Self { choices: vec![(1.0, multicrop)] }
+    }
+}
+
+impl ViewMix {
+    /// Creates the mix of `multicrop` in the sizes of `choices`, or as it is if there are none.
+    ///
+    /// # Errors
+    /// [`AugmentError::Recipe`], which names the value.
+    pub fn new(multicrop: MultiCrop, choices: &[SizeChoice]) -> Result<Self, AugmentError> {
+        multicrop.validate()?;
+        if choices.is_empty() {
+            return Ok(multicrop.into());
+        }
+        let bad = |i: usize, field: &str, reason: String| AugmentError::Recipe {
+            field: format!("mix[{i}].{field}"),
+            reason,
+        };
+        let n_views =
+            |crops: &MultiCrop| crops.groups().iter().map(|group| group.n_views).collect::<Vec<_>>();
+        let (all, mut end, mut made) =
+            (choices.iter().map(|choice| choice.share).sum::<f64>(), 0.0, Vec::new());
+        for (i, SizeChoice { share, sizes_px }) in choices.iter().enumerate() {
+            if !(*share > 0.0 && *share <= MAX_SHARE) {
+                return Err(bad(i, "share", format!("{share} must be above 0 and at most {MAX_SHARE}")));
+            }
+            let n_groups = multicrop.groups().len();
+            if sizes_px.len() != n_groups {
+                let reason = format!("has {} sizes, and the views have {n_groups}", sizes_px.len());
+                return Err(bad(i, "sizes_px", reason));
+            }
+            let resized = multicrop.resized(sizes_px);
+            resized.validate().map_err(|error| bad(i, "sizes_px", error.to_string()))?;
+            if n_views(&resized) != n_views(&multicrop) {
+                let reason = "gives views the same size that are told apart by it".to_string();
+                return Err(bad(i, "sizes_px", reason));
+            }
+            end += share / all;
+            made.push((end, resized));
+        }
+        Ok(Self { choices: made })
+    }
+
+    /// Returns the views of the global batch `batch` of a run with `seed`.
+    pub fn of_batch(&self, seed: u64, batch: u64) -> &MultiCrop {
+        let chance = match self.choices.len() {
+            1 => 0.0,
+            _ => ViewRng::from_words([seed, DOMAIN, batch, 0]).uniform(),
+        };
+        let number = self.choices.partition_point(|(end, _)| *end <= f64::from(chance));
+        // Ends are sums of rounded shares: the last may lie below 1.
+        &self.choices[number.min(self.choices.len() - 1)].1
+    }
+
+    /// Returns the views of the first choice.
+    pub fn first(&self) -> &MultiCrop {
+        &self.choices[0].1
+    }
+
+    /// Returns all choices, with the shares of batches that have them.
+    pub fn choices(&self) -> impl Iterator<Item = (f64, &MultiCrop)> {
+        let starts = std::iter::once(0.0).chain(self.choices.iter().map(|(end, _)| *end));
+        starts.zip(&self.choices).map(|(start, (end, views))| (end - start, views))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choice(share: f64, sizes_px: &[u32]) -> SizeChoice {
+        SizeChoice { share, sizes_px: sizes_px.to_vec() }
+    }
+
+    #[test]
+    fn batches_have_the_sizes_by_their_shares() {
+        let choices = [choice(3.0, &[512, 112]), choice(6.0, &[768, 112]), choice(1.0, &[768, 224])];
+        let mix = ViewMix::new(MultiCrop::dino(256, 112, 8), &choices).unwrap();
+        let sizes = |batch| -> Vec<u32> {
+            mix.of_batch(7, batch).groups().iter().map(|group| group.size_px).collect()
+        };
+        assert_eq!(sizes(5), sizes(5));
+        for (i, share) in [0.3, 0.6, 0.1].into_iter().enumerate() {
+            let n = (0..10_000).filter(|batch| sizes(*batch) == choices[i].sizes_px).count() as f64;
+            // Four standard deviations.
+            assert!((n - 1e4 * share).abs() < 4.0 * (1e4f64 * share * (1.0 - share)).sqrt(), "{i}: {n}");
+        }
+        let shares: Vec<f64> = mix.choices().map(|(share, _)| share).collect();
+        assert!(shares.iter().zip([0.3, 0.6, 0.1]).all(|(a, b)| (a - b).abs() < 1e-12), "{shares:?}");
+        assert_eq!(mix.first().groups()[0].n_views, 2);
+    }
+
+    #[test]
+    fn choices_that_do_not_fit_are_named() {
+        let refused = |choices: &[SizeChoice]| {
+            ViewMix::new(MultiCrop::dino(256, 112, 8), choices).expect_err("a choice").to_string()
+        };
+        assert!(refused(&[choice(0.0, &[512, 112])]).contains("mix[0].share"));
+        assert!(refused(&[choice(f64::NAN, &[512, 112])]).contains("mix[0].share"));
+        assert!(refused(&[choice(1.0, &[512])]).contains("has 1 sizes, and the views have 2"));
+        assert!(refused(&[choice(1.0, &[512, 112]), choice(1.0, &[96, 96])]).contains("told apart"));
+        assert!(refused(&[choice(1.0, &[5000, 96])]).contains("4096"));
+    }
+}

@@ -1,0 +1,169 @@
+//! The stages of DINOv3 as one run after another: pretraining, Gram anchoring on a fork, views of several sizes from the weights with
+//! their heads, and distillation into a smaller network.
+
+use serde_json::Value;
+
+use crate::support::{World, fails, ok};
+
+/// First stage, small.
+const FIRST: &str = r#"
+name = "stage"
+seed = 3
+[model]
+arch = "vit"
+image_px = 16
+patch_px = 4
+width = 32
+depth = 2
+heads = 2
+positions = "rope"
+registers = 2
+layer_scale = 0.5
+drop_path = 0.4
+drop_path_depth = "uniform"
+drop_path_count = "exact"
+local_class_norm = true
+init_std = 0.1
+[method]
+name = "dinov3"
+prototypes = 32
+head_hidden = 16
+head_bottleneck = 8
+patch_head = { prototypes = 24, hidden = 16, bottleneck = 8 }
+freeze_last_layer = { steps = 0 }
+teacher_temp = [0.04, 0.07]
+teacher_temp_warmup = { steps = 4 }
+teacher_decay = [0.9, 0.9]
+[views]
+preset = "dinov2"
+global_px = 16
+local_px = 8
+n_local = 2
+flip_p = 0.0
+[optim]
+batch_size = 8
+length = { steps = 8 }
+lr = 1e-2
+schedule = "constant"
+warmup = { steps = 2 }
+[run]
+log_every_steps = 1
+checkpoint_every_steps = 4
+"#;
+
+/// Views of the last stage.
+const MIX: &str = "views.mix=[{share=0.5,sizes_px=[16,8,24]},{share=0.5,sizes_px=[24,12,32]}]";
+
+/// A small student of another width, with the masks and views of the first stage.
+fn student(teacher: &str) -> String {
+    let (model, rest) = FIRST.split_once("[method]").unwrap();
+    let (_, views) = rest.split_once("[views]").unwrap();
+    let method = format!(
+        "name = 'dinov3_distillation'\nteacher = {{ weights = '{teacher}' }}\nfreeze_last_layer = {{ steps = 0 }}\n\
+         teacher_temp = [0.07, 0.07]\nteacher_temp_warmup = {{ steps = 0 }}\naverage_decay = [0.5, 1.0]\n"
+    );
+    let model = model.replace("width = 32", "width = 16").replace("local_class_norm = true\n", "");
+    format!("{model}[method]\n{method}[views]{views}")
+}
+
+/// Runs `pretrain` with `recipe`, written to a file of the world.
+fn pretrain(world: &World, recipe: &str, run: &str, more: &[&str]) -> std::process::Output {
+    let (file, shard, workdir) =
+        (world.text("stage.toml"), world.text("data/train-000000.tar"), world.text(run));
+    std::fs::write(&file, recipe).unwrap();
+    let args = ["pretrain", "--recipe", &file, "--shards", &shard, "--workdir", &workdir];
+    world.ocelli(&[&args[..], more].concat())
+}
+
+/// Values of `key` in the rows of a run's metrics.
+fn logged(world: &World, run: &str, key: &str) -> Vec<Option<f64>> {
+    let text = std::fs::read_to_string(world.path(run).join("metrics.jsonl")).unwrap();
+    text.lines().map(|row| serde_json::from_str::<Value>(row).unwrap()[key].as_f64()).collect()
+}
+
+#[test]
+fn stages_go_on_from_one_another() {
+    let world = World::new(40);
+    ok(&pretrain(&world, FIRST, "first", &[]));
+    let first = world.text("first");
+
+    // A fork with a Gram teacher, which begins as the teacher of the checkpoint, goes on exactly after an interruption.
+    let gram =
+        ["--set", "views.gram_px=24", "--set", "method.gram={weight=2.0,from={steps=8},every={steps=3}}"];
+    let longer = ["--fork", &first, "--set", "optim.length={steps=14}"];
+    let forked = [&longer[..], &gram].concat();
+    ok(&pretrain(&world, FIRST, "gram", &forked));
+    let losses = logged(&world, "gram", "train/gram_loss");
+    assert_eq!(losses.len(), 6, "{losses:?}");
+    assert!(losses.iter().all(|loss| loss.is_some_and(|loss| loss > 0.0)), "{losses:?}");
+    let stopped = [&forked[..], &["--inject-fault", "kill:step=13"]].concat();
+    let _ = pretrain(&world, FIRST, "parts", &stopped);
+    ok(&pretrain(&world, FIRST, "parts", &forked));
+    assert_eq!(logged(&world, "parts", "train/loss"), logged(&world, "gram", "train/loss"));
+
+    // Views of several sizes, with the heads and the training tokens of the stage before.
+    let stage = world.text("gram");
+    let last = [
+        "--init",
+        &stage,
+        "--set",
+        "init.heads=true",
+        "--set",
+        MIX,
+        "--set",
+        "method.gram={weight=1.5,from={steps=0}}",
+    ];
+    let gram_px = ["--set", "views.gram_px=24"];
+    ok(&pretrain(&world, FIRST, "last", &[&last[..], &gram_px].concat()));
+    let fresh = ["--init", &stage, "--set", MIX, "--set", "method.gram={weight=1.5,from={steps=0}}"];
+    ok(&pretrain(&world, FIRST, "fresh", &[&fresh[..], &gram_px].concat()));
+    let of = |run: &str| logged(&world, run, "train/loss")[0].unwrap();
+    assert!(
+        of("last") < of("fresh"),
+        "trained heads begin with the smaller loss: {} {}",
+        of("last"),
+        of("fresh")
+    );
+
+    // Distillation of the result with its heads into half the width.
+    let teacher = world.text("last");
+    ok(&pretrain(&world, &student(&teacher), "student", &[]));
+    let losses = logged(&world, "student", "train/loss");
+    assert!(losses.last().unwrap() < &losses[0], "{losses:?}");
+    let plan = std::fs::read_to_string(world.path("student/plan.toml")).unwrap();
+    assert!(plan.contains("\"patch_head.last_layer.weight\" = ["), "{plan}");
+    let out = world.text("student.pth");
+    ok(&world.ocelli(&[
+        "export",
+        "--checkpoint",
+        &world.text("student"),
+        "--out",
+        &out,
+        "--format",
+        "dinov3",
+    ]));
+}
+
+/// Heads that are not there, or of other sizes, are refused with the key and a remedy, before anything is written.
+#[test]
+fn heads_that_do_not_fit_are_said() {
+    let world = World::new(24);
+    ok(&pretrain(&world, FIRST, "first", &["--set", "optim.length={steps=2}"]));
+    let (first, file) = (world.text("first"), world.text("first.pth"));
+    ok(&world.ocelli(&["export", "--checkpoint", &first, "--out", &file, "--format", "dinov3"]));
+    let heads = ["--set", "init.heads=true", "--init"];
+    let refused = |recipe: &str, more: &[&str], told: &str| {
+        let error = fails(&pretrain(&world, recipe, "b", more), 2);
+        assert!(error.contains(told), "{more:?}: {error}");
+        assert!(!world.path("b").exists(), "{more:?}");
+    };
+    refused(FIRST, &[&heads[..], &[&file]].concat(), "heads are in the runs and checkpoints of this program");
+    refused(FIRST, &["--set", "init.heads=true"], "give --init RUN");
+    let other = ["--set", "method.prototypes=40"];
+    refused(FIRST, &[&heads[..], &[&first], &other].concat(), "head.last_layer.weight");
+    refused(&student(&file), &[], "method.teacher.weights");
+    let coarse = student(&first).replace("patch_px = 4", "patch_px = 8");
+    refused(&coarse, &[], "patches of the teacher have 4 px and those of model 8");
+    refused(FIRST, &["--set", "views.mix=[{share=1.0,sizes_px=[16]}]"], "views.mix[0].sizes_px");
+    refused(FIRST, &["--set", "views.mix=[{share=1.0,sizes_px=[18,8]}]"], "view of 18 px");
+}

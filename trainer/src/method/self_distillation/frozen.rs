@@ -1,0 +1,40 @@
+//! A frozen network in place of the moving average.
+
+use networks::backbone::ModelConfig;
+use networks::patches::Normalization;
+
+use super::heads::{HEAD, HeadSizes, PATCH_HEAD};
+use crate::method::network::FrozenWeights;
+
+/// A frozen network that gives the targets, with heads of its own.
+pub(in crate::method) struct FrozenTeacher {
+    /// Backbone.
+    pub(in crate::method) model: ModelConfig,
+    /// Normalization of its pixels.
+    pub(in crate::method) normalization: Normalization,
+    /// Head of the views.
+    pub(in crate::method) head: HeadSizes,
+    /// Head of masked patches, if they have one of their own.
+    pub(in crate::method) patch_head: Option<HeadSizes>,
+}
+
+impl FrozenTeacher {
+    /// Creates the teacher that `weights` describe, after they were read.
+    ///
+    /// # Errors
+    /// A message with the key and what is wrong with it.
+    pub(in crate::method) fn of(weights: &FrozenWeights) -> Result<Self, String> {
+        let FrozenWeights { model: Some(model), normalization: Some(normalization), heads, .. } = weights
+        else {
+            return Err("method.teacher.weights: the file has not been read".into());
+        };
+        model.validate().map_err(|reason| format!("method.teacher.{reason}"))?;
+        normalization.validate().map_err(|reason| format!("method.teacher.normalization: {reason}"))?;
+        let Some(head) = HeadSizes::of_shapes(HEAD, heads) else {
+            return Err("method.teacher.weights: its run has no head of prototypes: the method distills runs of dinov2 and dinov3"
+                .into());
+        };
+        let patch_head = HeadSizes::of_shapes(PATCH_HEAD, heads);
+        Ok(Self { model: model.clone(), normalization: *normalization, head, patch_head })
+    }
+}
