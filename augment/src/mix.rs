@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn batches_have_the_sizes_by_their_shares() {
         let choices = [choice(3.0, &[512, 112]), choice(6.0, &[768, 112]), choice(1.0, &[768, 224])];
-        let mix = ViewMix::new(MultiCrop::dino(256, 112, 8), &choices).unwrap();
+        let mix = ViewMix::new(MultiCrop::dino(256, 112, 8), &choices).expect("choices that fit");
         let sizes = |batch| -> Vec<u32> {
             mix.of_batch(7, batch).groups().iter().map(|group| group.size_px).collect()
         };

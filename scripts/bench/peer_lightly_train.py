@@ -6,7 +6,7 @@ its initial weights. Writes the teacher's backbone as a state dict of DINOv2, wh
 second over all epochs, loading and augmentation included. Needs lightly-train (0.18) and Pillow.
 
     python scripts/bench/peer_lightly_train.py --train 'cifar/train-*.tar' --n-images 10000 --seed 0 --out lightly
-    ocelli probe --checkpoint lightly/backbone.pth --heads 4 --train 'cifar/train-*.tar' --test 'cifar/test-*.tar' --resize-px 32
+    ocelli probe --checkpoint lightly/backbone.pth --heads 4 --train 'cifar/train-*.tar' --test 'cifar/test-*.tar' --image-px 32 --resize-px 32
 """
 
 import argparse

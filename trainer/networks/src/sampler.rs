@@ -132,21 +132,21 @@ mod tests {
                     drop_path_depth = 'uniform'\ndrop_path_count = 'exact'";
         let model: ModelConfig = toml::from_str(text).unwrap();
         let units = model.units(crate::backbone::Readout::Pooled);
-        let drawn = |step: u64, parts: &[std::ops::Range<u64>]| {
+        let drawn = |step: u64, parts: &[[u64; 2]]| {
             let sampler = UnitSampler { seed: 1, step, batch_size: 24, n_views: vec![2, 5] };
             let unit = sampler.of_unit(1, units[1].as_ref());
             let mut all = [[vec![], vec![]], [vec![], vec![]]];
-            for part in parts {
-                let draws = unit.at(part.clone());
+            for [start, end] in parts {
+                let draws = unit.at(*start..*end);
                 for (group, branch) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
                     all[group][branch].extend_from_slice(draws.factors(group, branch).unwrap());
                 }
             }
             all
         };
-        let whole = drawn(3, &[0..24]);
-        assert_eq!(whole, drawn(3, &[0..5, 5..6, 6..24]));
-        assert!(whole != drawn(4, &[0..24]) && whole[0][0] != whole[0][1]);
+        let whole = drawn(3, &[[0, 24]]);
+        assert_eq!(whole, drawn(3, &[[0, 5], [5, 6], [6, 24]]));
+        assert!(whole != drawn(4, &[[0, 24]]) && whole[0][0] != whole[0][1]);
         for (group, n) in [(0, 48.0f32), (1, 120.0)] {
             for factors in &whole[group] {
                 let kept: Vec<f32> = factors.iter().copied().filter(|factor| *factor != 0.0).collect();

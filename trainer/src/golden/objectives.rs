@@ -1,9 +1,12 @@
 //! Losses and targets.
 
+use std::sync::Arc;
+
 use augment::MultiCrop;
-use burn_tensor::Tensor;
+use burn_tensor::{Device, Tensor};
 use kernels::ops::{softmax_rows, unit_rows};
-use networks::features::Outputs;
+use networks::features::{Features, Masked, Outputs, Selection};
+use networks::mask::MaskedCells;
 use ranks::communicator::Communicator;
 use ranks::peers::Peers;
 
@@ -22,10 +25,15 @@ const TOLERANCE: f32 = 1e-5;
 
 /// Builds a method from its recipe, with `n_local` views beside two global ones.
 fn method(recipe: &str, n_local: usize, batch_size: usize) -> Box<dyn Method> {
+    method_on("arch = 'toy'\nwidth = 4", recipe, n_local, batch_size)
+}
+
+/// Builds a method as [`method`] does, on a backbone.
+fn method_on(model: &str, recipe: &str, n_local: usize, batch_size: usize) -> Box<dyn Method> {
     let config: MethodConfig = toml::from_str(recipe).unwrap();
     let length = RunLength { n_samples: 100, batch_size, total_steps: 100 };
     let views = MultiCrop::dino(16, 8, n_local);
-    let model = toml::from_str("arch = 'toy'\nwidth = 4").unwrap();
+    let model = toml::from_str(model).unwrap();
     config.build(&MethodContext { views, model, length, seed: 0 }).unwrap()
 }
 
@@ -145,4 +153,54 @@ fn koleo_equals_pytorch() {
     let loss = neighbors.koleo(x.clone(), &(0..b).collect::<Vec<_>>());
     assert!((loss.clone().into_scalar::<f32>() - golden.values("koleo")[0]).abs() < TOLERANCE);
     golden.assert_tensor("koleo_grad", x.grad(&loss.backward()).unwrap(), TOLERANCE);
+}
+
+/// Outputs of a network whose one head scored views of `[B, V, K]` by size, and the masked ones of the cells of `[B, V, N, K]` of the
+/// first size.
+fn masked_outputs(views: &[Tensor<3>], cells: Tensor<4>, masked: &Arc<MaskedCells>) -> Outputs {
+    let [b, v, n, k] = cells.dims();
+    let tokens: Vec<i32> = masked.tokens(0, n).into_iter().map(|token| token as i32).collect();
+    let rows = cells.reshape([b * v * n, k]).select(0, Tensor::from_data(&tokens[..], &Device::flex()));
+    let first = Tensor::cat(vec![views[0].clone().reshape([b * v, k]), rows], 0);
+    let first = first.unsqueeze_dim(1);
+    let side = n.isqrt();
+    let features = Features {
+        x: Tensor::zeros([b * v, 1 + n, 4], &Device::flex()),
+        n_prefix: 1,
+        grid: [side, side],
+        skip: None,
+        masked: Some(Masked { rows: Arc::clone(masked), hides: true, selection: Selection::All }),
+    };
+    let sizes = std::iter::once(first).chain(views[1..].iter().cloned()).collect();
+    Outputs { n_images: b, features: vec![features], heads: [("head", sizes)].into() }
+}
+
+/// `iBOTLoss` of the official code, with centers, and views of which some are not masked.
+#[test]
+fn ibot_equals_the_official_loss() {
+    let (golden, comm) = (Golden::open_in("official", "ibot_loss"), Communicator::solo());
+    let recipe = "name = 'ibot'\nprototypes = 10\nhead_hidden = 4\nhead_bottleneck = 4\nteacher_temp = [0.04, 0.04]\n\
+                  teacher_patch_temp = [0.05, 0.05]\nteacher_temp_warmup = { steps = 0 }";
+    let mut ibot =
+        method_on("arch = 'vit'\nimage_px = 16\npatch_px = 4\nwidth = 4\ndepth = 1\nheads = 1", recipe, 3, 4);
+    let centers = ["center", "patch_center"].map(|name| (name.to_string(), golden.values(name)));
+    ibot.load_state(&centers).unwrap();
+    let masks = golden.values("masks");
+    let cells = |view: &[f32]| (0..view.len()).filter(|cell| view[*cell] > 0.0).collect();
+    let masked = Arc::new(MaskedCells { cells: masks.chunks(9).map(cells).collect() });
+    let names = ["student", "student_local"];
+    let student = names.map(|name| golden.tensor::<3>(name).autodiff().require_grad());
+    let student_cells = golden.tensor::<4>("student_cells").autodiff().require_grad();
+    let plain = [masked_outputs(&student.clone().map(Tensor::inner), student_cells.clone().inner(), &masked)];
+    let teacher = vec![masked_outputs(&[golden.tensor("teacher")], golden.tensor("teacher_cells"), &masked)];
+    let others = [("teacher", teacher)];
+    let batch = BatchOutputs { trained: &plain, others: &others, score: &|_, x| x };
+    let prepared = ibot.prepare(&batch, 0, Peers::new(&comm, 1)).unwrap();
+    let loss = prepared.of(0, &masked_outputs(&student, student_cells.clone(), &masked)).loss;
+    golden.assert_values("loss", loss.clone().inner(), TOLERANCE);
+    let grads = loss.backward();
+    for (name, student) in names.into_iter().zip(student) {
+        golden.assert_tensor(&format!("{name}.grad"), student.grad(&grads).unwrap(), TOLERANCE);
+    }
+    golden.assert_tensor("student_cells.grad", student_cells.grad(&grads).unwrap(), TOLERANCE);
 }

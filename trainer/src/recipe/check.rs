@@ -1,5 +1,8 @@
 //! Checks of a plan as a whole.
 
+use augment::ViewMix;
+use networks::backbone::ModelConfig;
+
 use super::optim::LrSchedule;
 use super::plan::Plan;
 use super::values::check_values;
@@ -17,21 +20,16 @@ pub(crate) fn check(plan: &Plan) -> Result<(), TrainError> {
     check_values(recipe).map_err(bad)?;
     recipe.model.validate().map_err(bad)?;
     let views = recipe.views.view_mix().map_err(bad)?;
-    let stride_px = recipe.model.stride_px() as u32;
-    if let Some(crop) = views
-        .choices()
-        .flat_map(|(_, views)| &views.crops)
-        .find(|crop| !crop.size_px.is_multiple_of(stride_px))
-    {
-        return Err(bad(format!(
-            "views: a view of {} px is not a multiple of the {stride_px} px that a token of the model covers",
-            crop.size_px
-        )));
-    }
+    let all: Vec<usize> = (0..views.first().groups().len()).collect();
+    check_sizes(&views, &all, &recipe.model, "the model").map_err(bad)?;
     let method = plan.method()?;
     method::check::check(&*method, &recipe.model)
         .map_err(|reason| bad(format!("method: {reason}; this is a bug in ocelli")))?;
     let networks = method.networks();
+    for network in &networks {
+        let of = format!("the network {}", network.name);
+        check_sizes(&views, &network.sizes(), network.model(&recipe.model), &of).map_err(bad)?;
+    }
     method::check::check_has_tokens(&networks, &recipe.model).map_err(bad)?;
     let has_stages = |network: &NetworkSpec| {
         let backbone = network.units(&recipe.model);
@@ -61,6 +59,21 @@ pub(crate) fn check(plan: &Plan) -> Result<(), TrainError> {
             plan.warmup_steps + plan.cooldown_steps,
             plan.total_steps
         )));
+    }
+    Ok(())
+}
+
+/// Checks that tokens of `model`, which `of` names, cover views of the sizes with these numbers in every batch.
+fn check_sizes(views: &ViewMix, sizes: &[usize], model: &ModelConfig, of: &str) -> Result<(), String> {
+    let stride_px = model.stride_px() as u32;
+    for (_, views) in views.choices() {
+        let groups = views.groups();
+        let mut sides = sizes.iter().map(|size| groups[*size].size_px);
+        if let Some(side) = sides.find(|side| !side.is_multiple_of(stride_px)) {
+            return Err(format!(
+                "views: a view of {side} px is not a multiple of the {stride_px} px that a token of {of} covers"
+            ));
+        }
     }
     Ok(())
 }
