@@ -18,6 +18,9 @@ pub(crate) fn open(recipe: &mut Recipe, workdir: Option<&Path>) -> anyhow::Resul
     for entry in recipe.method.frozen() {
         let (name, frozen, has_heads) = (entry.name, entry.weights, entry.has_heads);
         let key = format!("method.{name}.weights");
+        if frozen.weights.is_empty() {
+            bail!("{key} is empty: give --set {key}=RUN, the network that is distilled");
+        }
         let begun = before.iter().find(|entry| entry.name == name).map(|entry| &*entry.weights);
         let path = Path::new(&frozen.weights);
         let opened = match has_heads {
