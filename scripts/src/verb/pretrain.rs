@@ -7,7 +7,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::bail;
 use augment::Transform;
-use eval::{Check, ImageSet, Protocol, Source, Split};
+use eval::{ImageSet, Protocol, Source, Split};
 use kernels::device::DeviceKind;
 use networks::probe::Probe;
 use pipeline::{Dataset, Storage};
@@ -95,8 +95,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         fault: args.inject_fault.clone(),
         initial: args.initial.clone(),
     };
-    let (plan, outcome) =
-        pretrain(recipe, &target, storage, |plan| probes(args, plan, storage, launch.rank))?;
+    let (plan, outcome) = pretrain(recipe, &target, storage, |plan| probes(args, plan, storage))?;
     if outcome == Outcome::Stopped {
         if launch.rank == 0 {
             let has_checkpoint = !steps(&args.workdir.join("checkpoints")).is_empty();
@@ -145,8 +144,8 @@ fn print_bad_samples(workdir: &Path) {
     }
 }
 
-/// Creates the probes that the flags request; rank 0 says what is wrong with their images.
-fn probes(args: &Args, plan: &Plan, storage: &Storage, rank: usize) -> anyhow::Result<Vec<Box<dyn Probe>>> {
+/// Creates the probes that the flags request.
+fn probes(args: &Args, plan: &Plan, storage: &Storage) -> anyhow::Result<Vec<Box<dyn Probe>>> {
     if args.probe_train.is_empty() {
         return Ok(Vec::new());
     }
@@ -159,10 +158,6 @@ fn probes(args: &Args, plan: &Plan, storage: &Storage, rank: usize) -> anyhow::R
         args.probe_protocols.iter().map(|name| Protocol::named(name)).collect::<Result<Vec<_>, _>>();
     let protocols = protocols.map_err(anyhow::Error::msg)?;
     let split = Split::of(&protocols, images(&args.probe_train)?, images(&args.probe_test)?)?;
-    if rank == 0 {
-        let warnings = Check::of(&split.train, &split.test)?.warnings();
-        warnings.iter().for_each(|warning| say(format!("warning: --probe-test: {warning}")));
-    }
     let (workdir, plan) = (args.workdir.clone(), plan.clone());
     Ok(vec![Box::new(InTraining { split, protocols, workdir, plan })])
 }

@@ -154,6 +154,9 @@ impl SelfDistillation {
                     .into());
             }
         }
+        if gram.is_none() && repeats_first(&self.views) {
+            return Err("views.gram_px, and crops that repeat the first ones, are for the earlier teacher: set method.gram".into());
+        }
         Ok(Self { gram, ..self })
     }
 
