@@ -21,13 +21,14 @@ const FORKED_FROM: &str = "forked-from.txt";
 #[group(id = "initial")]
 pub(crate) struct InitialFlags {
     /// Initial weights of the backbone, in place of the recipe's init.weights: a file or folder of DINO, DINOv2,
-    /// DINOv3, timm, torchvision, transformers or `ocelli export`, or a run. Heads start at random.
+    /// DINOv3, timm, torchvision, transformers or `ocelli export`, or a run. Heads start at
+    /// random, unless the recipe sets init.heads.
     #[arg(long, value_name = "WEIGHTS", conflicts_with = "fork")]
     init: Option<PathBuf>,
     #[command(flatten)]
     weights: WeightFlags,
     /// Continue from the newest checkpoint of another run, or from the checkpoint given, with its optimizer, in the new
-    /// --workdir; the recipe may differ but for the networks.
+    /// --workdir; the recipe may differ but for the networks, to which a Gram teacher may be added.
     #[arg(long, value_name = "RUN")]
     fork: Option<PathBuf>,
     /// Continue a run although its optim.length has increased. Schedules that follow the length of the run jump.
@@ -54,6 +55,10 @@ pub(crate) fn prepare(
         let heads = recipe.init.as_ref().is_some_and(|init| init.heads);
         recipe.init =
             Some(InitConfig { weights: path.display().to_string(), fingerprint: String::new(), heads });
+    }
+    // A fork has the networks of its checkpoint.
+    if flags.fork.is_some() && recipe.init.as_ref().is_some_and(|init| init.weights.is_empty()) {
+        recipe.init = None;
     }
     match (&flags.fork, rank) {
         (Some(from), 0) => fork(from, workdir)?,
@@ -109,7 +114,15 @@ fn weights(
         }
         return Ok(None);
     };
-    if let Some(before) = begun(workdir).filter(|before| before.weights == init.weights) {
+    let is_same = |before: &InitConfig| init.weights.is_empty() || before.weights == init.weights;
+    if let Some(before) = begun(workdir).filter(is_same) {
+        if before.heads != init.heads {
+            bail!(
+                "the run in {} began with init.heads={}: set it as before",
+                workdir.display(),
+                before.heads
+            );
+        }
         recipe.init = Some(before);
         return Ok(None);
     }

@@ -34,7 +34,7 @@ pub struct MaskRule {
     /// Rule for the share of each view.
     pub spread: Spread,
     /// Number of cells of the smallest block.
-    pub smallest_block: usize,
+    pub smallest_block: SmallestBlock,
 }
 
 /// Rule for the share of a view's cells that is masked.
@@ -46,6 +46,25 @@ pub enum Spread {
     Even,
     /// Shares are spread evenly over the masked views of the batch, and exactly as many cells are masked.
     Exact,
+}
+
+/// Size of the smallest block of masked cells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SmallestBlock {
+    /// Number of cells: DINOv2, DINOv3.
+    Cells(usize),
+    /// Square of a third of the grid's side: iBOT.
+    ThirdOfSide,
+}
+
+impl SmallestBlock {
+    /// Returns the number of cells on a grid.
+    fn n_cells(self, [rows, columns]: [usize; 2]) -> usize {
+        match self {
+            Self::Cells(n) => n,
+            Self::ThirdOfSide => (rows / 3 * (columns / 3)).max(1),
+        }
+    }
 }
 
 /// Masked cells of the views of some images, in the order of their sequences.
@@ -76,7 +95,7 @@ impl MaskRule {
     pub fn validate(&self) -> Result<(), String> {
         let [low, high] = self.ratio;
         let are_shares = (0.0..=1.0).contains(&self.masked_share) && 0.0 <= low && low <= high && high <= 1.0;
-        match are_shares && self.smallest_block > 0 {
+        match are_shares && self.smallest_block != SmallestBlock::Cells(0) {
             true => Ok(()),
             false => Err(format!("masks: shares lie in 0..=1, and blocks have a cell or more, not {self:?}")),
         }
@@ -133,7 +152,7 @@ impl MaskSampler {
         let mut n_masked = 0;
         while n_masked < wanted {
             let room = ((wanted - n_masked) as f64).min(largest);
-            let area = [self.rule.smallest_block as f64, room];
+            let area = [self.rule.smallest_block.n_cells(self.grid) as f64, room];
             match block(&mut rng, self.grid, area, &mut is_masked) {
                 0 => break,
                 more => n_masked += more,
@@ -237,7 +256,13 @@ mod tests {
     use proptest::prelude::*;
 
     fn rule(spread: Spread) -> MaskRule {
-        MaskRule { size: 0, masked_share: 0.5, ratio: [0.1, 0.5], spread, smallest_block: 4 }
+        MaskRule {
+            size: 0,
+            masked_share: 0.5,
+            ratio: [0.1, 0.5],
+            spread,
+            smallest_block: SmallestBlock::Cells(4),
+        }
     }
 
     fn spread() -> impl Strategy<Value = Spread> {

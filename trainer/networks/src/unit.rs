@@ -239,10 +239,11 @@ impl DropRule {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DropCount {
-    /// A random one: every view is drawn for itself.
+    /// Random number: every view is drawn by itself.
     #[default]
     Random,
-    /// The same one in each step, among all views of a size in the batch: DINOv2 and DINOv3, there among the views of a GPU.
+    /// Fixed number, the same in each step, among all views of a size in the batch: DINOv2 and DINOv3, there among the views of a
+    /// GPU.
     Exact,
 }
 

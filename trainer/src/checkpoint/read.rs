@@ -171,22 +171,23 @@ impl Checkpoint {
         Ok((tensors, name))
     }
 
-    /// Reads all parameters of the network `name`, or of the evaluated network, its heads and what only training uses included;
-    /// returns them with the name of the network.
+    /// Reads all parameters of the network `name`, or of the evaluated network, with its heads; returns them with its name.
     ///
     /// # Errors
-    /// As [`Checkpoint::backbone`].
+    /// As [`Checkpoint::backbone`]; also where repeated entries ask for more numbers than the files hold.
     pub fn network(&self, name: Option<&str>) -> Result<(Vec<NamedTensor>, String), TrainError> {
         let name = self.evaluated(name)?;
         let mut tensors = Vec::new();
+        let mut n_left = self.manifest.files.iter().map(|file| file.bytes as usize / 4).sum::<usize>();
         for unit in self.manifest.units.iter().filter(|unit| unit.network == name) {
             let bad = |reason: String| unusable(&self.path, reason);
             for ParamEntry { name: param, shape, offset, .. } in &unit.params {
                 let numel = shape.iter().copied().fold(1, usize::saturating_mul);
                 let range = *offset..offset.saturating_add(numel);
-                if range.end > unit.numel {
-                    return Err(bad(format!("{param} ends behind its unit {}", unit.name)));
+                if range.end > unit.numel || numel > n_left {
+                    return Err(bad(format!("{param} is longer than its unit {}", unit.name)));
                 }
+                n_left -= numel;
                 let values = self.elements(&name, unit, range).map_err(bad)?;
                 tensors.push(NamedTensor { name: param.clone(), shape: shape.clone(), values });
             }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use augment::MultiCrop;
 use burn_tensor::{Device, Tensor};
+use kernels::device::host::to_host;
 use kernels::ops::{softmax_rows, unit_rows};
 use networks::features::{Features, Masked, Outputs, Selection};
 use networks::mask::MaskedCells;
@@ -203,4 +204,9 @@ fn ibot_equals_the_official_loss() {
         golden.assert_tensor(&format!("{name}.grad"), student.grad(&grads).unwrap(), TOLERANCE);
     }
     golden.assert_tensor("student_cells.grad", student_cells.grad(&grads).unwrap(), TOLERANCE);
+    let observed: Vec<_> =
+        prepared.observed().into_iter().map(|(name, mean)| (name, to_host(mean))).collect();
+    ibot.after_step(&observed);
+    let center = ibot.state().into_iter().find(|(name, _)| name == "center").unwrap().1;
+    golden.assert_values("center_after", Tensor::from_floats(&center[..], &Device::flex()), TOLERANCE);
 }

@@ -270,7 +270,7 @@ mod tests {
                 masked_share: 0.5,
                 ratio: [0.1, 0.5],
                 spread: Spread::Exact,
-                smallest_block: 4,
+                smallest_block: networks::mask::SmallestBlock::Cells(4),
             })
         };
         let sees = |size, masked, takes_masks| {
@@ -290,7 +290,7 @@ mod tests {
             masked_share: 0.5,
             ratio: [0.5, 0.1],
             spread: Spread::Exact,
-            smallest_block: 4,
+            smallest_block: networks::mask::SmallestBlock::Cells(4),
         });
         assert_refused(check_views(&sees(0, false, false), 2, backwards), "shares lie in 0..=1");
     }

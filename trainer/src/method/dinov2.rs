@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::self_distillation::SelfDistillation;
 use super::self_distillation::heads::HeadSizes;
 use super::self_distillation::settings::{
-    PatchHead, SMALLEST_BLOCK_PATCHES, Teacher, default_bottleneck, default_center_decay, default_freeze,
+    PatchHead, SMALLEST_BLOCK, Teacher, default_bottleneck, default_center_decay, default_freeze,
     default_head_init_std, default_hidden, default_koleo_weight, default_large_batch_teacher_decay,
     default_mask_ratio, default_masked_share, default_patch_weight, default_student_temp, fit_koleo_group,
 };
@@ -123,7 +123,7 @@ impl MethodRecipe for Config {
             masked_share: self.masked_share,
             ratio: self.mask_ratio,
             spread: Spread::Even,
-            smallest_block: SMALLEST_BLOCK_PATCHES,
+            smallest_block: SMALLEST_BLOCK,
         };
         let method = SelfDistillation::new(of_views, &teacher, self.student_temp, cx)?
             .with_patches(own, &teacher, masks, self.patch_weight, cx)?

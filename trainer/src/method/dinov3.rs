@@ -22,9 +22,9 @@ use serde::{Deserialize, Serialize};
 
 use super::self_distillation::heads::HeadSizes;
 use super::self_distillation::settings::{
-    PatchHead, SMALLEST_BLOCK_PATCHES, Teacher, default_bottleneck, default_freeze, default_head_init_std,
-    default_hidden, default_koleo_weight, default_large_batch_teacher_decay, default_mask_ratio,
-    default_masked_share, default_patch_weight, default_student_temp, fit_koleo_group,
+    PatchHead, SMALLEST_BLOCK, Teacher, default_bottleneck, default_freeze, default_head_init_std,
+    default_hidden, default_koleo_weight, default_large_batch_teacher_decay, default_local_weight,
+    default_mask_ratio, default_masked_share, default_patch_weight, default_student_temp, fit_koleo_group,
 };
 use super::self_distillation::targets::Centering;
 use super::self_distillation::{GramAnchor, SelfDistillation};
@@ -99,10 +99,6 @@ pub struct GramConfig {
     pub every: Option<Duration>,
 }
 
-fn default_local_weight() -> f64 {
-    1.0
-}
-
 impl Config {
     /// Returns the heads of views and of masked patches, whose last layers are frozen for `frozen_steps`.
     fn heads(&self, frozen_steps: u64) -> [HeadSizes; 2] {
@@ -152,7 +148,7 @@ impl MethodRecipe for Config {
             masked_share: self.masked_share,
             ratio: self.mask_ratio,
             spread: Spread::Exact,
-            smallest_block: SMALLEST_BLOCK_PATCHES,
+            smallest_block: SMALLEST_BLOCK,
         };
         let method = SelfDistillation::new(of_views, &teacher, self.student_temp, cx)?
             .with_patches(Some(of_patches), &teacher, masks, self.patch_weight, cx)?

@@ -19,9 +19,9 @@ use serde::{Deserialize, Serialize};
 use super::network::{FrozenEntry, FrozenWeights};
 use super::self_distillation::heads::HeadSizes;
 use super::self_distillation::settings::{
-    SMALLEST_BLOCK_PATCHES, Teacher, default_freeze, default_head_init_std, default_koleo_weight,
-    default_large_batch_teacher_decay, default_mask_ratio, default_masked_share, default_patch_weight,
-    default_student_temp, fit_koleo_group,
+    SMALLEST_BLOCK, Teacher, default_freeze, default_head_init_std, default_koleo_weight,
+    default_large_batch_teacher_decay, default_local_weight, default_mask_ratio, default_masked_share,
+    default_patch_weight, default_student_temp, fit_koleo_group,
 };
 use super::self_distillation::targets::Centering;
 use super::self_distillation::{FrozenTeacher, SelfDistillation};
@@ -78,10 +78,6 @@ pub struct Config {
     pub koleo_group: usize,
 }
 
-fn default_local_weight() -> f64 {
-    1.0
-}
-
 impl Config {
     /// Returns a head of the student, which scores what `teachers` does.
     fn head(&self, teachers: &HeadSizes, frozen_steps: u64) -> HeadSizes {
@@ -117,7 +113,7 @@ impl MethodRecipe for Config {
             masked_share: self.masked_share,
             ratio: self.mask_ratio,
             spread: Spread::Exact,
-            smallest_block: SMALLEST_BLOCK_PATCHES,
+            smallest_block: SMALLEST_BLOCK,
         };
         let method = SelfDistillation::new(of_views, &teacher, self.student_temp, cx)?
             .with_patches(of_patches, &teacher, masks, self.patch_weight, cx)?

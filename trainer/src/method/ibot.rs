@@ -13,7 +13,7 @@
 #[cfg(test)]
 use augment::MultiCrop;
 use networks::head::prototypes::Lengths;
-use networks::mask::{MaskRule, Spread};
+use networks::mask::{MaskRule, SmallestBlock, Spread};
 use serde::{Deserialize, Serialize};
 
 use super::self_distillation::SelfDistillation;
@@ -109,14 +109,12 @@ impl MethodRecipe for Config {
             None => teacher,
         };
         let method = SelfDistillation::new(head, &teacher, self.student_temp, cx)?;
-        // The side of the smallest block is a third of the grid's.
-        let side = cx.views.groups()[0].size_px as usize / cx.model.cell_px();
         let masks = MaskRule {
             size: 0,
             masked_share: self.masked_share,
             ratio: self.mask_ratio,
             spread: Spread::Independent,
-            smallest_block: (side / 3).pow(2).max(1),
+            smallest_block: SmallestBlock::ThirdOfSide,
         };
         Ok(Box::new(method.with_patches(None, &of_patches, masks, self.patch_weight, cx)?))
     }

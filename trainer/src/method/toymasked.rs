@@ -37,7 +37,7 @@ impl MethodRecipe for Config {
             masked_share: self.masked_share,
             ratio: [0.2, 0.6],
             spread: Spread::Exact,
-            smallest_block: 4,
+            smallest_block: networks::mask::SmallestBlock::Cells(4),
         };
         rule.validate()?;
         let (views, width) = (cx.views.clone(), cx.model.width());

@@ -28,8 +28,8 @@ use super::number::Number;
 /// Smallest share of dropped sequences that is left out of a branch: for fewer, copying the others takes as long as is saved.
 pub const SMALLEST_SHARE_LEFT_OUT: f64 = 0.1;
 
-/// Computes `f` of the sequences of `h` of `[B, N, D]` whose factor is not zero, and returns zeros for the others. If few are
-/// dropped, or all, it computes `f` of all.
+/// Computes `f` of the sequences of `h` of `[B, N, D]` whose factor is not zero, and returns zeros for the others; it
+/// computes `f` of all if few are dropped, and of the first if all are.
 pub fn on_kept(h: Tensor<3>, factors: Option<&[f32]>, f: impl FnOnce(Tensor<3>) -> Tensor<3>) -> Tensor<3> {
     match factors.and_then(kept) {
         Some(kept) => {
@@ -42,11 +42,14 @@ pub fn on_kept(h: Tensor<3>, factors: Option<&[f32]>, f: impl FnOnce(Tensor<3>) 
 
 /// Returns the numbers of the sequences whose factor is not zero; `None` if all are to be computed.
 fn kept(factors: &[f32]) -> Option<Vec<usize>> {
-    let kept: Vec<usize> = (0..factors.len()).filter(|number| factors[*number] != 0.0).collect();
+    let mut kept: Vec<usize> = (0..factors.len()).filter(|number| factors[*number] != 0.0).collect();
     let n_dropped = (factors.len() - kept.len()) as f64;
-    // Operations expect a sequence at least.
     let is_worth_it = n_dropped > 0.0 && n_dropped >= SMALLEST_SHARE_LEFT_OUT * factors.len() as f64;
-    (is_worth_it && !kept.is_empty()).then_some(kept)
+    if kept.is_empty() {
+        // Operations expect a sequence at least; its factor is zero.
+        kept.push(0);
+    }
+    is_worth_it.then_some(kept)
 }
 
 /// Returns the sequences of `x` of `[B, N, D]` with these increasing numbers, `[K, N, D]`.
@@ -104,9 +107,10 @@ impl<T: Number> Select<T> {
     fn selected(&self, x: &FlexTensor) -> FlexTensor {
         let ([_, n, d], x) = (dims(x), contiguous(x));
         let mut y = vec![T::default(); self.kept.len() * n * d];
+        let x = elements::<T>(&x);
         over_rows(&mut y, n * d, |first, rows| {
             for (y, number) in rows.chunks_exact_mut(n * d).zip(&self.kept[first..]) {
-                y.copy_from_slice(&elements::<T>(&x)[number * n * d..][..n * d]);
+                y.copy_from_slice(&x[number * n * d..][..n * d]);
             }
         });
         tensor(y, [self.kept.len(), n, d])
@@ -115,12 +119,13 @@ impl<T: Number> Select<T> {
     fn spread(&self, x: &FlexTensor) -> FlexTensor {
         let ([_, n, d], x) = (dims(x), contiguous(x));
         let mut y = vec![T::default(); self.n_sequences * n * d];
+        let x = elements::<T>(&x);
         over_rows(&mut y, n * d, |first, rows| {
             let start = self.kept.partition_point(|number| *number < first);
             let end = self.kept.partition_point(|number| *number < first + rows.len() / (n * d));
             for (i, number) in self.kept[start..end].iter().enumerate() {
                 let row = &mut rows[(number - first) * n * d..][..n * d];
-                row.copy_from_slice(&elements::<T>(&x)[(start + i) * n * d..][..n * d]);
+                row.copy_from_slice(&x[(start + i) * n * d..][..n * d]);
             }
         });
         tensor(y, [self.n_sequences, n, d])

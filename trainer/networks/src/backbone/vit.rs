@@ -93,7 +93,7 @@ pub struct Config {
     /// largest network. Weights for other programs do not have it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub local_class_norm: bool,
-    /// Keeps the initial values of the projection of patches (Chen, Xie and He 2021).
+    /// Keeps the initial projection of patches, which stabilizes MoCo v3 (Chen, Xie and He 2021).
     #[serde(default, skip_serializing_if = "is_default")]
     pub freeze_patches: bool,
     /// Rule for the initial weights.

@@ -1,14 +1,14 @@
 //! Settings with their defaults and checks that the methods of self-distillation share.
 
-use networks::mask::MaskRule;
+use networks::mask::{MaskRule, SmallestBlock};
 use serde::{Deserialize, Serialize};
 
 use super::targets::{Centering, Targets};
 use crate::method::MethodContext;
 use crate::schedule::{Duration, Ramp, Schedule};
 
-/// Number of patches of the smallest masked block of DINOv2 and DINOv3.
-pub(in crate::method) const SMALLEST_BLOCK_PATCHES: usize = 4;
+/// Smallest masked block of DINOv2 and DINOv3, in patches.
+pub(in crate::method) const SMALLEST_BLOCK: SmallestBlock = SmallestBlock::Cells(4);
 
 /// Settings of the teacher, and of the targets that it gives.
 #[derive(Debug, Clone, Copy)]
@@ -99,6 +99,11 @@ pub(in crate::method) fn default_freeze() -> Duration {
 
 pub(in crate::method) fn default_student_temp() -> f64 {
     0.1
+}
+
+/// Weight of the pairs with smaller views in DINOv3.
+pub(in crate::method) fn default_local_weight() -> f64 {
+    1.0
 }
 
 /// Decay of the teacher in DINO and iBOT.

@@ -67,7 +67,7 @@ impl Kernel<CubeBackend, 3> for Rotate {
     }
 }
 
-/// Each unit turns one pair of channels.
+/// Turns one pair of channels in each unit.
 #[cube(launch)]
 fn rotate_kernel<F: Float>(
     x: &[F],

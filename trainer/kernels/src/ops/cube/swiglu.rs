@@ -69,7 +69,7 @@ impl Kernel<CubeBackend, 1> for Swiglu {
     }
 }
 
-/// σ(a), the logistic function.
+/// Logistic function, σ(a).
 #[cube]
 fn logistic<N: Size>(a: Vector<f32, N>) -> Vector<f32, N> {
     Vector::new(1.0f32) / (Vector::new(1.0f32) + Vector::exp(a * Vector::new(-1.0f32)))

@@ -36,7 +36,7 @@ pub(in crate::backbone) struct Embed {
     freezes_patches: bool,
     takes_masks: bool,
     resampling: Resampling,
-    /// Interpolation matrices by grid; a run has two or three grids.
+    /// Interpolation matrices by grid; a run has a few grids.
     matrices: Mutex<HashMap<[usize; 2], TensorData>>,
 }
 

@@ -26,7 +26,7 @@ pub(in crate::backbone) struct Rope {
     d_head: usize,
     /// Changes of the coordinates in training.
     pub rule: CoordinateRule,
-    /// Rotations without changes, by grid; a run has two or three grids.
+    /// Rotations without changes, by grid; a run has a few grids.
     plain: Mutex<HashMap<[usize; 2], Arc<Rotations>>>,
 }
 
