@@ -6,6 +6,8 @@ use std::path::Path;
 use anyhow::bail;
 use kernels::device::Device;
 use networks::backbone::Readout;
+use networks::layout::UnitLayout;
+use networks::unit::Unit;
 use networks::{ModelConfig, NamedTensor, Network, NetworkError, Normalization};
 use trainer::checkpoint::{Checkpoint, Manifest, steps};
 use weights::{Hints, Library, Preprocessing, Pretrained};
@@ -64,24 +66,30 @@ impl Backbone {
 
     /// Returns the shapes of the parameters that are not the backbone's, by name: those of heads, if it was opened with them.
     pub(crate) fn head_shapes(&self) -> BTreeMap<String, Vec<usize>> {
-        let backbone: BTreeSet<String> = self
-            .model
-            .masked_units(Readout::All)
-            .unwrap_or_else(|| self.model.units(Readout::All))
-            .iter()
-            .flat_map(|unit| {
-                let layout = unit.layout(1);
-                layout.params.iter().map(|slot| layout.full_name(slot)).collect::<Vec<_>>()
-            })
-            .collect();
+        let units = self.model.masked_units(Readout::All).unwrap_or_else(|| self.model.units(Readout::All));
+        let backbone = param_names(units);
         let heads = self.tensors.iter().filter(|tensor| !backbone.contains(&tensor.name));
         heads.map(|tensor| (tensor.name.clone(), tensor.shape.clone())).collect()
+    }
+
+    /// Returns whether the weights have parameters that only training with masked patches uses, if it was opened with them.
+    pub(crate) fn saw_masks(&self) -> bool {
+        let Some(masked) = self.model.masked_units(Readout::All) else { return false };
+        let (masked, plain) = (param_names(masked), param_names(self.model.units(Readout::All)));
+        self.tensors.iter().any(|tensor| masked.contains(&tensor.name) && !plain.contains(&tensor.name))
     }
 
     /// Returns the network with these weights on `device`.
     pub(crate) fn network(&self, n_workers: usize, device: &Device) -> Result<Network, NetworkError> {
         Network::new(&self.model, self.preprocessing.normalization, &self.tensors, n_workers, device)
     }
+}
+
+/// Returns the names of the parameters of `units`.
+fn param_names(units: Vec<Box<dyn Unit>>) -> BTreeSet<String> {
+    let names =
+        |layout: UnitLayout| layout.params.iter().map(|slot| layout.full_name(slot)).collect::<Vec<_>>();
+    units.into_iter().flat_map(|unit| names(unit.layout(1))).collect()
 }
 
 /// Returns the configuration of the backbone in `path`, as [`Backbone::open`] finds it; prints nothing.

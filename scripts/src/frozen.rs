@@ -50,6 +50,7 @@ pub(crate) fn open(recipe: &mut Recipe, workdir: Option<&Path>) -> anyhow::Resul
         frozen.fingerprint = fingerprint;
         frozen.normalization = Some(backbone.preprocessing.normalization);
         frozen.heads = backbone.head_shapes();
+        frozen.saw_masks = has_heads && backbone.saw_masks();
         frozen.model = Some(backbone.model);
         networks.push(FrozenNetwork { name, weights: backbone.tensors });
     }

@@ -73,6 +73,11 @@ pub(crate) fn prepare(
     weights(recipe, workdir, &flags.weights)
 }
 
+/// Returns whether the run in `workdir` starts now, from random weights.
+pub(crate) fn is_random(recipe: &Recipe, workdir: &Path, flags: &InitialFlags) -> bool {
+    recipe.init.is_none() && flags.fork.is_none() && steps(&workdir.join("checkpoints")).is_empty()
+}
+
 /// Returns the backbone of the weights that the run in `workdir` started with, or that a run is to start with: those of
 /// `flags`, or `weights`, which its recipe names.
 pub(crate) fn model(

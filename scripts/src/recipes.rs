@@ -7,6 +7,7 @@ use networks::ModelConfig;
 use pipeline::url::contains_command;
 use trainer::Recipe;
 
+use crate::console::say;
 use crate::frozen;
 use crate::initial::{self, InitialFlags};
 
@@ -111,6 +112,11 @@ pub(crate) fn load_for_bench(
     usual: usize,
 ) -> anyhow::Result<Recipe> {
     let mut recipe = load(name, overrides)?;
+    if recipe.views.keep_first_choice() {
+        say(
+            "note: the recipe's views have one of several sizes in each batch (views.mix); the first of them is measured",
+        );
+    }
     frozen::open(&mut recipe, None)?;
     let is_set = overrides.iter().any(|entry| entry.starts_with("optim.batch_size"));
     if let Some(batch) = batch.or((!is_set).then_some(usual)) {

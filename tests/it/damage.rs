@@ -222,6 +222,21 @@ fn a_forged_manifest_is_refused() {
         manifest["units"][0]["padded"] = (1_u64 << 40).into();
     };
     refused(&huge, "other parameters than the network");
+
+    // Heads are read as the manifest lists them.
+    let with_heads = |change: &dyn Fn(&mut serde_json::Value)| {
+        let mut manifest = honest.clone();
+        manifest["checksum"] = "".into();
+        let mut units = manifest["units"].as_array_mut().unwrap().iter_mut().rev();
+        change(&mut units.find(|unit| unit["network"] == "teacher").unwrap()["params"]);
+        fs::write(&path, manifest.to_string()).unwrap();
+        let checkpoint = folder.display().to_string();
+        let told = fails(&world.pretrain("b", &["--init", &checkpoint, "--set", "init.heads=true"]), 3);
+        assert!(told.contains("is longer than its unit"), "{told}");
+    };
+    with_heads(&|params| params[0]["shape"] = serde_json::json!([1_u64 << 40, 1_u64 << 40]));
+    with_heads(&|params| params[0]["offset"] = (u64::MAX - 4).into());
+    with_heads(&|params| *params = vec![params[0].clone(); 1000].into());
 }
 
 /// A network that computes another function must not be read as if it did not.

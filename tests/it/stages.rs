@@ -166,4 +166,42 @@ fn heads_that_do_not_fit_are_said() {
     refused(&coarse, &[], "patches of the teacher have 4 px and those of model 8");
     refused(FIRST, &["--set", "views.mix=[{share=1.0,sizes_px=[16]}]"], "views.mix[0].sizes_px");
     refused(FIRST, &["--set", "views.mix=[{share=1.0,sizes_px=[18,8]}]"], "view of 18 px");
+    refused(FIRST, &["--set", "views.gram_px=24"], "views.gram_px: these repeats");
+    let plain = FIRST.replace("name = \"dinov3\"", "name = \"dinov2\"");
+    refused(&plain, &["--set", "views.gram_px=24"], "views.gram_px: these repeats");
+    let at_once = ["--set", "views.gram_px=24", "--set", "method.gram={weight=1.0,from={steps=0}}"];
+    refused(FIRST, &at_once, "method.gram.from is 0, and the first step would take random weights");
+}
+
+/// A run without masks has no use for the setting of masked training, and its heads cannot score masked patches.
+#[test]
+fn runs_without_masks_are_no_teachers_of_patches() {
+    let world = World::new(24);
+    let (model, rest) = FIRST.split_once("[method]").unwrap();
+    let (_, views) = rest.split_once("[views]").unwrap();
+    let method = "name = 'dino'\nprototypes = 16\nhead_hidden = 16\nhead_bottleneck = 8\nteacher_temp = [0.04, 0.07]\n\
+                  teacher_temp_warmup = { steps = 2 }\nfreeze_last_layer = { steps = 0 }\n";
+    let dino = format!("{model}[method]\n{method}[views]{views}");
+    let error = fails(&pretrain(&world, &dino, "dino", &[]), 2);
+    assert!(error.contains("set model.local_class_norm=false"), "{error}");
+    ok(&pretrain(&world, &dino, "dino", &["--set", "model.local_class_norm=false"]));
+    let error = fails(&pretrain(&world, &student(&world.text("dino")), "b", &[]), 2);
+    assert!(error.contains("method.teacher.weights: its run did not predict masked patches"), "{error}");
+}
+
+/// A recipe whose `init.heads` names no run can be forked from, and continued after a kill.
+#[test]
+fn recipes_with_heads_of_a_run_are_forked_and_continued() {
+    let world = World::new(24);
+    ok(&pretrain(&world, FIRST, "first", &[]));
+    let first = world.text("first");
+    let recipe = FIRST.replace("[run]", "[init]\nheads = true\n[run]");
+    let begun = ["--init", &first];
+    ok(&pretrain(&world, &recipe, "whole", &begun));
+    let _ = pretrain(&world, &recipe, "parts", &["--init", &first, "--inject-fault", "kill:step=6"]);
+    ok(&pretrain(&world, &recipe, "parts", &[]));
+    assert_eq!(logged(&world, "parts", "train/loss"), logged(&world, "whole", "train/loss"));
+    let fork = ["--fork", &first, "--set", "optim.length={steps=10}"];
+    ok(&pretrain(&world, &recipe, "fork", &fork));
+    assert_eq!(logged(&world, "fork", "train/loss").len(), 2);
 }

@@ -202,6 +202,9 @@ pub(crate) fn pretrain(
         let plan = fit(plan.over(launch.world_size, room)?, room)?;
         compute::check(&plan, &device)?;
         initial.iter().try_for_each(|weights| plan.check_initial_heads(weights))?;
+        if initial::is_random(&plan.recipe, target.workdir, &target.initial) {
+            plan.check_random_start()?;
+        }
         Ok((dataset, probes(&plan)?, plan, initial, frozen))
     };
     let (dataset, mut probes, plan, initial, frozen) = start::all_ready(&comm, open())?;

@@ -228,7 +228,8 @@ pub struct DropRule {
 }
 
 impl DropRule {
-    /// Returns the expected share of the views of `group` for which a branch is computed.
+    /// Returns the expected share of the views of `group` for which a branch is computed, in slices of many views; where all views of
+    /// a slice are dropped, one is computed still.
     pub fn computed_share(&self, group: &GroupShape) -> f64 {
         let dropped = f64::from(self.share);
         if group.drops && dropped >= SMALLEST_SHARE_LEFT_OUT { 1.0 - dropped } else { 1.0 }

@@ -20,16 +20,26 @@ pub(crate) fn check(method: &dyn Method, model: &ModelConfig) -> Result<(), Stri
     check_views(&networks, method.views().groups().len(), method.masks())
 }
 
-/// Checks that `model`, the recipe's backbone, supports masks if one of `networks` needs them.
+/// Checks that `model`, the recipe's backbone, supports masks if one of `networks` needs them, and has no setting for masks if
+/// none does.
 ///
 /// # Errors
 /// A message with the key and what is wrong with it.
-pub(crate) fn check_has_tokens(networks: &[NetworkSpec], model: &ModelConfig) -> Result<(), String> {
+pub(crate) fn check_masks_fit(networks: &[NetworkSpec], model: &ModelConfig) -> Result<(), String> {
     let refused = |network: &&NetworkSpec| {
         network.takes_masks && network.model(model).masked_units(Readout::Pooled).is_none()
     };
     match networks.iter().find(refused) {
-        Some(_) => Err("model.arch: the method masks patches, and this backbone has no tokens to mask: a transformer has".into()),
+        Some(_) => {
+            return Err("model.arch: the method masks patches, and this backbone has no tokens to mask: a transformer has".into());
+        }
+        None if networks.iter().any(|network| network.takes_masks) => return Ok(()),
+        None => {}
+    }
+    match model.setting_of_masks() {
+        Some(key) => Err(format!(
+            "{key} takes effect only where patches are masked, and the method masks none: set {key}=false"
+        )),
         None => Ok(()),
     }
 }

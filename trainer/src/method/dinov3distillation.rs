@@ -1,4 +1,4 @@
-//! Distillation of a large network that DINOv3 or DINOv2 trained, with its heads, into the recipe's backbone (Siméoni et al. 2025,
+//! Distillation of a large network that DINOv3, DINOv2 or iBOT trained, with its heads, into the recipe's backbone (Siméoni et al. 2025,
 //! section 5.2).
 //!
 //! ```text
@@ -143,6 +143,7 @@ impl MethodRecipe for Config {
             model: networks::ModelConfig::examples().into_iter().next(),
             normalization: Some(networks::Normalization { mean: [0.5; 3], std: [0.5; 3] }),
             heads: shapes("head", [24, 16, 8]).into_iter().chain(shapes("patch_head", [20, 12, 6])).collect(),
+            saw_masks: true,
         };
         let config = Self {
             teacher,

@@ -124,6 +124,7 @@ impl MethodRecipe for Config {
                 model,
                 normalization,
                 heads: Default::default(),
+                saw_masks: false,
             };
             Self { teacher, distance, pooled_weight: 0.7, patch_weight: 0.4 }
         };

@@ -59,6 +59,11 @@ pub trait Method: Send + Sync {
     /// Name of the network that is evaluated and exported.
     fn evaluated(&self) -> &'static str;
 
+    /// Returns the key of a setting with which a run does not start from random weights, if it is set so.
+    fn needs_trained_weights(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Masks of views of one size; [`Sight::masked`](network::Sight) says for which networks masked patches are hidden.
     fn masks(&self) -> Option<MaskRule> {
         None

@@ -90,6 +90,9 @@ pub struct FrozenWeights {
     /// Shapes of the parameters of its heads, by name. Set in a plan where the network has heads.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub heads: BTreeMap<String, Vec<usize>>,
+    /// Whether the network was trained with masked patches. Set in a plan where the network has heads.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub saw_masks: bool,
 }
 
 /// A frozen network of a method's settings.

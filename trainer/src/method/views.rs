@@ -113,6 +113,28 @@ impl ViewsConfig {
         self.view_mix().map(|mix| mix.first().clone())
     }
 
+    /// Returns the side of undistorted repeats of the global views in pixels, if there are such.
+    pub fn gram_px(&self) -> Option<u32> {
+        match self {
+            Self::Dinov2(views) => views.gram_px,
+            Self::Dino(_) | Self::MocoV3(_) | Self::Custom(_) => None,
+        }
+    }
+
+    /// Removes all choices of sizes but the first, and returns whether there were several.
+    pub fn keep_first_choice(&mut self) -> bool {
+        match self {
+            Self::Dino(PresetSizes { mix, .. })
+            | Self::Dinov2(Dinov2Views { mix, .. })
+            | Self::Custom(CustomViews { mix, .. }) => {
+                let had_several = mix.len() > 1;
+                mix.truncate(1);
+                had_several
+            }
+            Self::MocoV3(_) => false,
+        }
+    }
+
     /// Returns the views of every batch.
     ///
     /// # Errors

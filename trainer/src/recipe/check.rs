@@ -3,6 +3,7 @@
 use augment::ViewMix;
 use networks::backbone::ModelConfig;
 
+use super::ViewsConfig;
 use super::optim::LrSchedule;
 use super::plan::Plan;
 use super::values::check_values;
@@ -30,7 +31,8 @@ pub(crate) fn check(plan: &Plan) -> Result<(), TrainError> {
         let of = format!("the network {}", network.name);
         check_sizes(&views, &network.sizes(), network.model(&recipe.model), &of).map_err(bad)?;
     }
-    method::check::check_has_tokens(&networks, &recipe.model).map_err(bad)?;
+    method::check::check_masks_fit(&networks, &recipe.model).map_err(bad)?;
+    check_repeats(&recipe.views, &networks, all.len()).map_err(bad)?;
     let has_stages = |network: &NetworkSpec| {
         let backbone = network.units(&recipe.model);
         let mut units = backbone.iter().chain(network.heads.iter().flat_map(|head| &head.units));
@@ -61,6 +63,21 @@ pub(crate) fn check(plan: &Plan) -> Result<(), TrainError> {
         )));
     }
     Ok(())
+}
+
+/// Checks that the trained network does not see the repeats of `views.gram_px`, the last of `n_sizes` sizes.
+fn check_repeats(views: &ViewsConfig, networks: &[NetworkSpec], n_sizes: usize) -> Result<(), String> {
+    let is_trained = |network: &&NetworkSpec| network.moves == Moves::ByGradient;
+    let is_seen =
+        networks.iter().find(is_trained).is_some_and(|network| network.sizes().contains(&(n_sizes - 1)));
+    match views.gram_px() {
+        Some(_) if is_seen => Err(
+            "views.gram_px: these repeats of the global views are for a Gram teacher, and the method has none: DINOv3 has one where \
+             method.gram is set"
+                .into(),
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// Checks that tokens of `model`, which `of` names, cover views of the sizes with these numbers in every batch.

@@ -265,6 +265,20 @@ impl Plan {
         Ok(())
     }
 
+    /// Checks that the run may start from random weights.
+    ///
+    /// # Errors
+    /// [`TrainError::Recipe`] with the key of a setting that needs trained weights.
+    pub fn check_random_start(&self) -> Result<(), TrainError> {
+        match self.method()?.needs_trained_weights() {
+            Some(key) => Err(self.bad(format!(
+                "{key} is 0, and the first step would take random weights for trained ones: give --init WEIGHTS or --fork RUN, or a \
+                 later {key}"
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// Creates the networks of the run, at step zero, on `device`.
     ///
     /// # Errors

@@ -65,6 +65,11 @@ pub trait BackboneConfig {
         None
     }
 
+    /// Returns the key of a setting that takes effect only in training with masked patches, if such a one is set.
+    fn setting_of_masks(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Returns the levels that evaluation may read: a transformer's blocks, a convolutional network's stages.
     fn levels(&self) -> Levels;
 

@@ -70,6 +70,11 @@ impl ModelConfig {
         self.config().masked_units(readout)
     }
 
+    /// Returns the key of a setting that takes effect only in training with masked patches, if such a one is set.
+    pub fn setting_of_masks(&self) -> Option<&'static str> {
+        self.config().setting_of_masks()
+    }
+
     /// Returns the levels at which evaluation may read features, with the units of [`Readout::All`].
     pub fn levels(&self) -> Levels {
         self.config().levels()

@@ -298,14 +298,14 @@ impl BackboneConfig for Config {
         if self.layer_scale.is_some_and(|value| !(0.0..=1e3).contains(&value)) {
             return Err("model.layer_scale must lie in 0..=1000".into());
         }
-        if !self.image_px.is_multiple_of(self.patch_px) {
-            return Err(format!(
-                "model.image_px {} does not divide by model.patch_px {}",
-                self.image_px, self.patch_px
-            ));
-        }
-        if !self.width.is_multiple_of(self.heads) {
-            return Err(format!("model.width {} does not divide by model.heads {}", self.width, self.heads));
+        let quotients = [
+            ("image_px", self.image_px, "patch_px", self.patch_px),
+            ("width", self.width, "heads", self.heads),
+        ];
+        if let Some((key, value, by, divisor)) =
+            quotients.iter().find(|(_, value, _, by)| !value.is_multiple_of(*by))
+        {
+            return Err(format!("model.{key} {value} does not divide by model.{by} {divisor}"));
         }
         if !(0.0..1.0).contains(&self.drop_path) {
             return Err(format!("model.drop_path {} must lie in 0..1", self.drop_path));
@@ -333,6 +333,10 @@ impl BackboneConfig for Config {
 
     fn masked_units(&self, readout: Readout) -> Option<Vec<Box<dyn Unit>>> {
         Some(self.with_masks(readout, true))
+    }
+
+    fn setting_of_masks(&self) -> Option<&'static str> {
+        self.local_class_norm.then_some("model.local_class_norm")
     }
 
     /// Returns every block as a level, read through the last norm.

@@ -24,17 +24,30 @@ impl FrozenTeacher {
     /// # Errors
     /// A message with the key and what is wrong with it.
     pub(in crate::method) fn of(weights: &FrozenWeights) -> Result<Self, String> {
-        let FrozenWeights { model: Some(model), normalization: Some(normalization), heads, .. } = weights
+        let FrozenWeights {
+            model: Some(model), normalization: Some(normalization), heads, saw_masks, ..
+        } = weights
         else {
             return Err("method.teacher.weights: the file has not been read".into());
         };
         model.validate().map_err(|reason| format!("method.teacher.{reason}"))?;
         normalization.validate().map_err(|reason| format!("method.teacher.normalization: {reason}"))?;
         let Some(head) = HeadSizes::of_shapes(HEAD, heads) else {
-            return Err("method.teacher.weights: its run has no head of prototypes: the method distills runs of dinov2 and dinov3"
-                .into());
+            return Err(
+                "method.teacher.weights: its run has no head of prototypes: the method distills runs of \
+                        ibot, dinov2 and dinov3"
+                    .into(),
+            );
         };
+        if !saw_masks {
+            return Err("method.teacher.weights: its run did not predict masked patches, so its heads cannot score them: the method \
+                        distills runs of ibot, dinov2 and dinov3"
+                .into());
+        }
         let patch_head = HeadSizes::of_shapes(PATCH_HEAD, heads);
+        for head in std::iter::once(&head).chain(&patch_head) {
+            head.check("teacher.heads: ", "teacher.heads: ")?;
+        }
         Ok(Self { model: model.clone(), normalization: *normalization, head, patch_head })
     }
 }

@@ -154,9 +154,6 @@ impl SelfDistillation {
                     .into());
             }
         }
-        if gram.is_none() && repeats_first(&self.views) {
-            return Err("views.gram_px, and crops that repeat the first ones, are for the earlier teacher: set method.gram".into());
-        }
         Ok(Self { gram, ..self })
     }
 
@@ -287,6 +284,10 @@ impl Method for SelfDistillation {
 
     fn evaluated(&self) -> &'static str {
         if self.frozen.is_some() { AVERAGE } else { TEACHER }
+    }
+
+    fn needs_trained_weights(&self) -> Option<&'static str> {
+        self.gram.filter(|gram| gram.from_step == 0).map(|_| "method.gram.from")
     }
 
     fn masks(&self) -> Option<MaskRule> {

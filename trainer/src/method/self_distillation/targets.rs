@@ -49,7 +49,7 @@ pub(super) struct Targets {
 /// Targets of a batch.
 pub(super) struct Balanced {
     pub(super) targets: Rows,
-    /// Mean of the teacher's scores `[K]`, under the name of the center; `None` for a batch without rows.
+    /// Mean of the teacher's scores `[K]`, under the name of the center; `None` without a center, and for a batch without rows.
     pub(super) mean: Option<(&'static str, Tensor<1>)>,
     /// Effective number of prototypes in use in the whole batch, `[1]`.
     pub(super) prototypes_in_use: Tensor<1>,
@@ -68,16 +68,21 @@ impl Targets {
         peers: Peers<'_>,
     ) -> Result<Balanced, EngineError> {
         let temperature = self.temperature.at(step);
-        let targets = match self.centering {
+        match self.centering {
             Centering::Mean => {
                 let center = self.center_tensor(scores.device());
-                scores.map(|scores| softmax_rows(scores.clone(), Some(center.clone()), temperature))
+                let targets =
+                    scores.map(|scores| softmax_rows(scores.clone(), Some(center.clone()), temperature));
+                let [mean, mean_target] = batch_means(what, [scores, &targets], peers)?;
+                let mean = (scores.n() > 0).then_some((self.name, mean));
+                Ok(Balanced { targets, mean, prototypes_in_use: in_use(mean_target) })
             }
-            Centering::Sinkhorn => sinkhorn::targets(scores, temperature, SINKHORN_ITERATIONS, peers)?,
-        };
-        let [mean, mean_target] = batch_means(what, [scores, &targets], peers)?;
-        let mean = (scores.n() > 0).then_some((self.name, mean));
-        Ok(Balanced { targets, mean, prototypes_in_use: in_use(mean_target) })
+            Centering::Sinkhorn => {
+                let targets = sinkhorn::targets(scores, temperature, SINKHORN_ITERATIONS, peers)?;
+                let [mean_target] = batch_means(what, [&targets], peers)?;
+                Ok(Balanced { targets, mean: None, prototypes_in_use: in_use(mean_target) })
+            }
+        }
     }
 
     /// Moves the center towards the mean that an accepted step observed.
