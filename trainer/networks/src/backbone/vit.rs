@@ -410,10 +410,14 @@ mod tests {
     /// values.
     #[test]
     fn published_networks_have_as_many_parameters() {
+        let v1 = "image_px = 224\npatch_px = 16";
         let v2 = "image_px = 518\npatch_px = 14\nlayer_scale = 1e-5";
         let v3 = "image_px = 256\npatch_px = 16\nlayer_scale = 1e-5\npositions = 'rope'\nqkv_bias = 'none'\nregisters = 4";
         let gated = "mlp = 'swiglu'\nmlp_ratio";
         let published = [
+            (192, 12, 3, v1.to_string(), 5_524_416),
+            (384, 12, 6, v1.to_string(), 21_665_664),
+            (768, 12, 12, v1.to_string(), 85_798_656),
             (384, 12, 6, v2.to_string(), 22_056_192),
             (768, 12, 12, v2.to_string(), 86_579_712),
             (1024, 24, 16, v2.to_string(), 304_367_616),
