@@ -9,7 +9,7 @@ use crate::hue::{floor, hue};
 use crate::{Planes, ViewRng};
 
 /// Strengths of the color jitter: factors come from `[1 - x, 1 + x]`, the hue shift from `[-x, x]`.
-#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Jitter {
     /// Brightness.

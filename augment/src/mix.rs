@@ -1,5 +1,6 @@
 //! Views whose sizes differ from batch to batch, as in the last stage of DINOv3 (Siméoni et al. 2025).
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{AugmentError, MultiCrop, ViewRng};
@@ -11,7 +12,7 @@ const DOMAIN: u64 = 0x7369_7a65_7300_0000;
 const MAX_SHARE: f64 = 1e6;
 
 /// Sizes that the views of some batches have, in the form in which a recipe writes them.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SizeChoice {
     /// Share of the batches with these sizes, in proportion to the shares of the other choices.

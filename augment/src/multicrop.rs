@@ -1,5 +1,6 @@
 //! Specification of the views that a method takes of an image.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::AugmentError;
@@ -7,7 +8,7 @@ use crate::coefficients::Interpolation;
 use crate::color::Jitter;
 
 /// Specification of `count` views that are made alike, in the form in which a recipe writes it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CropSpec {
     /// Number of views of this kind.
@@ -39,7 +40,7 @@ pub struct CropSpec {
     /// its own colors. The `scale` and `flip_p` of the earlier crop apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub like: Option<usize>,
-    /// `true` if each view is a group of its own, which shares no batch statistics with other views of its size, as in
+    /// Whether each view is a group of its own, which shares no batch statistics with other views of its size, as in
     /// MoCo v3.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub own_statistics: bool,
@@ -47,7 +48,7 @@ pub struct CropSpec {
 
 /// Specification of all views of an image. Consecutive views of equal size form a group, which passes
 /// through the network as one tensor, unless they have statistics of their own.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct MultiCrop {
     /// Crops, in the order of the views.
@@ -55,7 +56,7 @@ pub struct MultiCrop {
 }
 
 /// Source of the blur probabilities of DINOv2's views.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BlurRule {
     /// The paper's probabilities: 1.0 and 0.1 for the global views, 0.5 for the local ones.

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use networks::{ModelConfig, NamedTensor};
-use trainer::Recipe;
 use trainer::checkpoint::{Checkpoint, steps};
 use trainer::recipe::InitConfig;
 use trainer::run::status::Status;
+use trainer::{Plan, Recipe};
 use weights::fitted;
 
 use crate::backbone::{Backbone, WeightFlags, model_of};
@@ -73,9 +73,21 @@ pub(crate) fn prepare(
     weights(recipe, workdir, &flags.weights)
 }
 
-/// Returns whether the run in `workdir` starts now, from random weights.
-pub(crate) fn is_random(recipe: &Recipe, workdir: &Path, flags: &InitialFlags) -> bool {
-    recipe.init.is_none() && flags.fork.is_none() && steps(&workdir.join("checkpoints")).is_empty()
+/// Checks that the run in `workdir` may start with the weights that [`prepare`] returned, or with random ones.
+pub(crate) fn check(
+    plan: &Plan,
+    workdir: &Path,
+    flags: &InitialFlags,
+    weights: Option<&[NamedTensor]>,
+) -> anyhow::Result<()> {
+    if let Some(weights) = weights {
+        plan.check_initial_heads(weights)?;
+    }
+    let begins = flags.fork.is_none() && steps(&workdir.join("checkpoints")).is_empty();
+    if begins && plan.recipe.init.is_none() {
+        plan.check_random_start()?;
+    }
+    Ok(())
 }
 
 /// Returns the backbone of the weights that the run in `workdir` started with, or that a run is to start with: those of

@@ -51,6 +51,8 @@ enum Verb {
     Quickstart(verb::quickstart::Args),
     /// Make, check and list shards.
     Shards(verb::shards::Args),
+    /// List recipes and their keys, and make new ones.
+    Recipe(verb::recipe::Args),
     /// Pretrain a backbone on shards.
     Pretrain(verb::pretrain::Args),
     /// Score frozen features by published protocols: nearest neighbors, linear probes, logistic regression.
@@ -105,6 +107,7 @@ pub fn main() -> ExitCode {
     let result = match cli.verb {
         Verb::Quickstart(args) => verb::quickstart::run(&args, &storage),
         Verb::Shards(args) => verb::shards::run(&args, &storage),
+        Verb::Recipe(args) => verb::recipe::run(&args),
         Verb::Pretrain(args) => verb::pretrain::run(&args, &storage),
         Verb::Probe(args) => verb::probe::run(&args, &storage, &folder),
         Verb::Embed(args) => verb::embed::run(&args, &storage, &folder),

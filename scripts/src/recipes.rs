@@ -12,7 +12,7 @@ use crate::frozen;
 use crate::initial::{self, InitialFlags};
 
 /// Recipes that ship with the program, by name.
-const BUILT_IN: [(&str, &str); 37] = [
+pub(crate) const BUILT_IN: [(&str, &str); 39] = [
     ("quickstart", include_str!("../recipes/quickstart.toml")),
     ("dino_cifar", include_str!("../recipes/dino_cifar.toml")),
     ("dino_resnet50", include_str!("../recipes/dino_resnet50.toml")),
@@ -33,6 +33,8 @@ const BUILT_IN: [(&str, &str); 37] = [
     ("dinov3_vit7b16_highres", include_str!("../recipes/dinov3_vit7b16_highres.toml")),
     ("dinov3_vitl16_distilled", include_str!("../recipes/dinov3_vitl16_distilled.toml")),
     ("dinov3_vitl16_im1k", include_str!("../recipes/dinov3_vitl16_im1k.toml")),
+    ("distill_convnext_t", include_str!("../recipes/distill_convnext_t.toml")),
+    ("distill_vits16", include_str!("../recipes/distill_vits16.toml")),
     ("ibot_vits16", include_str!("../recipes/ibot_vits16.toml")),
     ("lejepa_cifar", include_str!("../recipes/lejepa_cifar.toml")),
     ("lejepa_vits16", include_str!("../recipes/lejepa_vits16.toml")),
@@ -73,7 +75,7 @@ pub(crate) fn load_with_model(
 }
 
 /// Reads the text of the recipe called `name`, or of the file `name`.
-fn text_of(name: &str) -> anyhow::Result<String> {
+pub(crate) fn text_of(name: &str) -> anyhow::Result<String> {
     if let Some((_, text)) = BUILT_IN.iter().find(|(built_in, _)| *built_in == name) {
         return Ok((*text).to_string());
     }

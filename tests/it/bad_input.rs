@@ -76,10 +76,10 @@ fn a_misspelled_key_names_the_nearest_one() {
     let recipe = std::fs::read_to_string(world.path("tiny.toml")).unwrap();
     std::fs::write(world.path("tiny.toml"), recipe.replace("\nwarmup =", "\nwarmpu =")).unwrap();
     let stderr = fails(&world.pretrain("run", &[]), 2);
-    assert!(stderr.contains("warmpu") && stderr.contains("did you mean `warmup`"), "{stderr}");
+    assert!(stderr.contains("warmpu") && stderr.contains("did you mean warmup?"), "{stderr}");
     std::fs::write(world.path("tiny.toml"), recipe).unwrap();
     let stderr = fails(&world.pretrain("run", &["--set", "model.widht=8"]), 2);
-    assert!(stderr.contains("did you mean `width`"), "{stderr}");
+    assert!(stderr.contains("did you mean width?"), "{stderr}");
     let output = world.ocelli(&["pretrain", "--recipe", "dino_vits61", "--workdir", "x"]);
     assert!(fails(&output, 2).contains("dino_vits16"));
 }

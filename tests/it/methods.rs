@@ -136,8 +136,8 @@ fn what_does_not_go_together_is_named() {
     refused(&swav, &["model.depth=20"], &["model.depth 20", "18"]);
     refused(&swav, &["model.stem=imagenet"], &["views", "32 px"]);
     let regnet = recipe(REGNET, SIMCLR, 0, "");
-    refused(&regnet, &["model.size=900mf"], &["900mf", "did you mean `800mf`"]);
-    refused(&regnet, &["model.size.group=8"], &["`group`", "did you mean `group_width`"]);
+    refused(&regnet, &["model.size=900mf"], &["900mf", "did you mean 800mf?"]);
+    refused(&regnet, &["model.size.group=8"], &["model.size.group ", "did you mean group_width?"]);
     refused(&regnet, &["model.size=3"], &["800mf", "group_width"]);
     refused(
         &recipe(VIT, SIMCLR, 0, ""),

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use toml::{Table, Value};
 use trainer::Recipe;
 
+use crate::support::{World, fails, ok};
+
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/recipes");
 
 /// Reads the names and texts of all recipes.
@@ -134,4 +136,46 @@ fn check_numbers(name: &str, header: &str, text: &str) {
         let n_params: usize = model.trained.backbone.iter().map(|unit| unit.numel).sum();
         assert!((n_params as f64 / scale / count - 1.0).abs() < 0.03, "{name}: {n_params} parameters");
     }
+}
+
+/// A recipe that the program prints trains, and so does the plan of that run, with a key set.
+#[test]
+fn new_recipes_and_plans_are_trained() {
+    let world = World::new(24);
+    let out = |args: &[&str]| {
+        let output = world.ocelli(args);
+        ok(&output);
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let new = ["recipe", "new", "--method", "dino", "--arch", "vit", "--image-px", "16", "--width", "32"];
+    let small =
+        ["--set", "optim.batch_size=8", "--set", "optim.length={steps=2}", "--set", "method.head_hidden=16"];
+    let recipe = out(&[&new[..], &small].concat());
+    assert!(recipe.contains("\n# Channels of a token.\nwidth = 32\n"), "{recipe}");
+    std::fs::write(world.path("mine.toml"), recipe).unwrap();
+    let (file, shard) = (world.text("mine.toml"), world.text("data/train-000000.tar"));
+    let pretrain = |recipe: &str, run: &str, more: &[&str]| {
+        let workdir = world.text(run);
+        let args = ["pretrain", "--recipe", recipe, "--shards", &shard, "--workdir", &workdir];
+        world.ocelli(&[&args[..], more].concat())
+    };
+    ok(&pretrain(&file, "a", &[]));
+    ok(&pretrain(&world.text("a/plan.toml"), "b", &["--set", "seed=5"]));
+    let plan = |run: &str| std::fs::read_to_string(world.path(run).join("plan.toml")).unwrap();
+    assert_eq!(plan("b"), plan("a").replace("\nseed = 0\n", "\nseed = 5\n"));
+
+    let shown = out(&["recipe", "show", "dino_cifar"]);
+    assert_eq!(shown.trim_end(), recipes()["dino_cifar"].trim_end());
+    assert_eq!(
+        out(&["recipe", "list"]).lines().filter(|line| !line.starts_with(' ')).count(),
+        recipes().len()
+    );
+    let keys = out(&["recipe", "keys", "optim.clip"]);
+    assert!(keys.contains("optim.clip_norm  number") && !keys.contains("optim.lr"), "{keys}");
+    let told = fails(&world.ocelli(&["recipe", "keys", "optim.warmpu"]), 2);
+    assert!(told.contains("near is optim.warmup"), "{told}");
+    let told = fails(&world.ocelli(&["recipe", "new", "--method", "dion"]), 2);
+    assert!(told.contains("none of dino, dinov2"), "{told}");
+    let told = fails(&world.ocelli(&["recipe", "new", "--method", "dinov2", "--arch", "resnet"]), 2);
+    assert!(told.contains("no tokens to mask"), "{told}");
 }

@@ -1,5 +1,6 @@
 //! Lengths of time, and schedules: pure functions from the step to values that change during training.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Warm-up and decay: linear from `start` to `peak` over `warmup_steps`, then to `end` at `total_steps` as `shape` says.
@@ -122,7 +123,7 @@ impl Schedules {
 
 /// A length of time in one of four units: `{ epochs = 10 }`, `{ steps = 500 }`, `{ samples = 1e6 }` or
 /// `{ percent = 5 }` of the run.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Duration {
     /// Number of steps.

@@ -23,10 +23,9 @@ pub fn fitted(
     let mut names: Vec<&String> = here.keys().chain(there.keys()).collect();
     names.sort_unstable();
     names.dedup();
-    let differs = |name: &&&String| here.get(**name) != there.get(**name);
+    names.retain(|name| here.get(*name) != there.get(*name));
     let said: Vec<String> = names
         .iter()
-        .filter(differs)
         .map(|name| {
             let of = |keys: &Map<String, Value>| keys.get(*name).map_or("absent".into(), Value::to_string);
             format!("model.{name} is {} in the recipe and {} in the weights", of(&here), of(&there))
@@ -34,7 +33,25 @@ pub fn fitted(
         .collect();
     match said.is_empty() {
         true => Ok(resized(from, tensors, to.image_px()).1),
-        false => Err(said.join("; ")),
+        false => Err(format!("{}; {}", said.join("; "), remedy(from, &names))),
+    }
+}
+
+/// Says which overrides make a recipe fit weights of `from`, from which it differs in these keys.
+fn remedy(from: &ModelConfig, differing: &[&String]) -> String {
+    let theirs = serde_json::to_value(from).unwrap_or_default();
+    let set = |name: &&String| match theirs.get(*name)? {
+        Value::String(word) => Some(format!("--set model.{name}={word}")),
+        Value::Number(value) => Some(format!("--set model.{name}={value}")),
+        Value::Bool(value) => Some(format!("--set model.{name}={value}")),
+        Value::Array(values) => Some(format!("--set 'model.{name}={}'", Value::from(values.clone()))),
+        // A key that weights lack cannot be taken from the recipe by an override.
+        Value::Null | Value::Object(_) => None,
+    };
+    let whole = "--set model=from_init takes the backbone of the weights";
+    match differing.iter().map(set).collect::<Option<Vec<_>>>() {
+        Some(all) => format!("{} fits it, or {whole}", all.join(" ")),
+        None => whole.into(),
     }
 }
 
@@ -64,6 +81,13 @@ mod tests {
         let error = fitted(&there, Vec::new(), &vit("image_px=16\nheads=3\nlayer_scale=0.1")).unwrap_err();
         assert!(error.contains("model.heads is 3 in the recipe and 2 in the weights"), "{error}");
         assert!(error.contains("model.layer_scale is \"some\" in the recipe and absent"), "{error}");
+        assert!(error.ends_with("; --set model=from_init takes the backbone of the weights"), "{error}");
+        let scaled = vit("image_px=16\nheads=2\nlayer_scale=0.5\npositions='rope'");
+        let error = fitted(&scaled, Vec::new(), &vit("image_px=16\nheads=2")).unwrap_err();
+        assert!(
+            error.contains("; --set model.layer_scale=0.5 --set model.positions=rope fits it, or"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub(crate) mod plan;
 pub(crate) mod pretrain;
 pub(crate) mod probe;
 pub(crate) mod quickstart;
+pub(crate) mod recipe;
 pub(crate) mod report;
 pub(crate) mod runs;
 pub(crate) mod shards;

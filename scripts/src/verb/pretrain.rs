@@ -34,10 +34,11 @@ use crate::{frozen, initial, pictures, recipes};
 /// Flags of `pretrain`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  ocelli pretrain --recipe lejepa_cifar --shards photos/ --workdir runs/mine\n  ocelli pretrain --recipe dino_vits16 --shards 'data/train-*.tar' --workdir runs/mine --set optim.batch_size=32\n  mpirun -n 4 ocelli pretrain --recipe dino_vits16 --shards data/ --workdir runs/mine\n  ocelli pretrain --recipe lejepa_vits16 --shards data/ --workdir runs/more --init dinov2_vits14_pretrain.pth"
+    after_help = "Examples:\n  ocelli pretrain --recipe lejepa_cifar --shards photos/ --workdir runs/mine\n  ocelli pretrain --recipe dino_vits16 --shards 'data/train-*.tar' --workdir runs/mine --set optim.batch_size=32\n  mpirun -n 4 ocelli pretrain --recipe dino_vits16 --shards data/ --workdir runs/mine\n  ocelli pretrain --recipe dinov2_continue --init dinov2_vits14_pretrain.pth --shards data/ --workdir runs/more"
 )]
 pub(crate) struct Args {
-    /// Name of a recipe, such as dino_vits16, swav_resnet50 or simclr_cifar, or a file; an unknown name lists them all.
+    /// Name of a recipe, such as dino_vits16 or simclr_cifar, or a file, which may be the plan.toml of a run; `ocelli recipe` lists,
+    /// explains and makes them.
     #[arg(long)]
     recipe: String,
     /// Folder that receives plan, metrics and checkpoints. A run that exists there is resumed.
@@ -201,10 +202,7 @@ pub(crate) fn pretrain(
         let room = machine::room(launch.n_local.unwrap_or(1), n_sharers, &device);
         let plan = fit(plan.over(launch.world_size, room)?, room)?;
         compute::check(&plan, &device)?;
-        initial.iter().try_for_each(|weights| plan.check_initial_heads(weights))?;
-        if initial::is_random(&plan.recipe, target.workdir, &target.initial) {
-            plan.check_random_start()?;
-        }
+        initial::check(&plan, target.workdir, &target.initial, initial.as_deref())?;
         Ok((dataset, probes(&plan)?, plan, initial, frozen))
     };
     let (dataset, mut probes, plan, initial, frozen) = start::all_ready(&comm, open())?;

@@ -6,12 +6,13 @@
 //! ```
 
 use burn_tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::features::Features;
 
 /// Mean and standard deviation by color, in units of 0..=1.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Normalization {
     /// Mean.

@@ -23,6 +23,7 @@ use std::ops::Add;
 
 use burn_tensor::{DType, Tensor};
 use kernels::ops::{SMALLEST_SHARE_LEFT_OUT, cast};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::features::Features;
@@ -237,7 +238,7 @@ impl DropRule {
 }
 
 /// Number of the views for which a branch is dropped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DropCount {
     /// Random number: every view is drawn by itself.

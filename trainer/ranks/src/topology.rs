@@ -1,16 +1,17 @@
 //! Ranks that share a unit: shard groups of S ranks, and R replicas of them.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Data that is sharded over ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Sharding {
     /// Nothing: every rank holds all data (DDP).
     None,
     /// Weights and moments of all networks, and gradients; gathered weights are kept until the backward pass (ZeRO-2).
     Grad,
-    /// As [`Sharding::Grad`], but gathered weights are dropped as soon as a unit has run (ZeRO-3).
+    /// As `grad`, but gathered weights are dropped as soon as a unit has run (ZeRO-3).
     #[default]
     Full,
 }

@@ -2,10 +2,11 @@
 
 use burn_tensor::DType;
 use half::bf16;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Type of an element on the wire.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Wire {
     /// Unchanged f32.

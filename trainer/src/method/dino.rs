@@ -12,6 +12,7 @@
 #[cfg(test)]
 use augment::MultiCrop;
 use networks::head::prototypes::Lengths;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::self_distillation::SelfDistillation;
@@ -25,7 +26,7 @@ use super::{Method, MethodContext, MethodRecipe};
 use crate::schedule::Duration;
 
 /// Settings of DINO, as a recipe writes them.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Number of prototypes, K.

@@ -17,6 +17,7 @@
 use augment::MultiCrop;
 use networks::head::prototypes::Lengths;
 use networks::mask::{MaskRule, Spread};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::self_distillation::SelfDistillation;
@@ -31,7 +32,7 @@ use super::{Method, MethodContext, MethodRecipe};
 use crate::schedule::Duration;
 
 /// Settings of DINOv2, as a recipe writes them.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Number of prototypes of views, K.

@@ -18,6 +18,7 @@
 use augment::MultiCrop;
 use networks::head::prototypes::Lengths;
 use networks::mask::{MaskRule, Spread};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::self_distillation::heads::HeadSizes;
@@ -32,7 +33,7 @@ use super::{Method, MethodContext, MethodRecipe};
 use crate::schedule::Duration;
 
 /// Settings of DINOv3, as a recipe writes them.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Number of prototypes of views, K.
@@ -87,7 +88,7 @@ pub struct Config {
 }
 
 /// Anchoring of similarities between patches to those of an earlier teacher.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GramConfig {
     /// Weight of its part of the loss; 2 in the published run.

@@ -14,6 +14,7 @@
 #[cfg(test)]
 use augment::MultiCrop;
 use networks::mask::{MaskRule, Spread};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::network::{FrozenEntry, FrozenWeights};
@@ -29,7 +30,7 @@ use super::{Method, MethodContext, MethodRecipe};
 use crate::schedule::Duration;
 
 /// Settings of the distillation, as a recipe writes them.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Frozen network that is distilled: a run of this program.

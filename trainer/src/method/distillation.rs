@@ -18,6 +18,7 @@ use networks::head::projection::{Normalizes, Projection};
 use networks::head::{Head, Reads};
 use ranks::EngineError;
 use ranks::peers::Peers;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::loss::resample::resampled;
@@ -40,7 +41,7 @@ const PATCHES: &str = "patches";
 const NORM_EPSILON: f64 = 1e-12;
 
 /// Settings of distillation, as a recipe writes them.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Frozen network that is distilled.
@@ -57,7 +58,7 @@ pub struct Config {
 }
 
 /// A distance between features.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Distance {
     /// Mean squared difference, channel by channel.

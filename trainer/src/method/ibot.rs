@@ -14,6 +14,7 @@
 use augment::MultiCrop;
 use networks::head::prototypes::Lengths;
 use networks::mask::{MaskRule, SmallestBlock, Spread};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::self_distillation::SelfDistillation;
@@ -28,7 +29,7 @@ use super::{Method, MethodContext, MethodRecipe};
 use crate::schedule::Duration;
 
 /// Settings of iBOT, as a recipe writes them.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Number of prototypes of class tokens and patches, K; 8192 by default.

@@ -15,6 +15,7 @@ use networks::head::{Head, Reads};
 use networks::unit::Unit;
 use ranks::EngineError;
 use ranks::peers::Peers;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::loss::sigreg::{Sigreg, directions};
@@ -28,7 +29,7 @@ const HEAD: &str = "head";
 const STUDENT: &str = "student";
 
 /// Settings of LeJEPA, as a recipe writes them.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Weight of the regularizer, λ; 0.02 by default.
@@ -54,7 +55,7 @@ pub struct Config {
 }
 
 /// Views whose mean is the target of all views.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Center {
     /// Views of the first size: the paper.

@@ -18,6 +18,7 @@ use networks::head::{Head, Reads};
 use networks::unit::StatSets;
 use ranks::EngineError;
 use ranks::peers::Peers;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::loss::info_nce::Keys;
@@ -41,7 +42,7 @@ const PREDICTOR: &str = "predictor";
 const NORM_EPSILON: f64 = 1e-12;
 
 /// Settings of MoCo v3, as a recipe writes them.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Temperature, τ: 0.2, the default, for transformers; 1 for ResNet-50.

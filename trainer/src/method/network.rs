@@ -7,6 +7,7 @@ use networks::head::{Head, readout};
 use networks::patches::{Normalization, PixelInput};
 use networks::unit::Unit;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::schedule::Schedule;
@@ -73,7 +74,7 @@ pub enum Moves {
 }
 
 /// A frozen network, as a recipe writes it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FrozenWeights {
     /// File or folder of the weights, written by another library or by a run of this program.

@@ -1,5 +1,6 @@
 //! Registry of all methods, by their names in recipes.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::network::FrozenEntry;
@@ -14,7 +15,7 @@ use super::{toy, toymasked};
 macro_rules! methods {
     ($($(#[doc = $doc:expr])* $(#[cfg($cfg:meta)])? $name:ident => $module:ident,)*) => {
         /// A method, as a recipe writes it under `[method]`.
-        #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+        #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
         #[serde(tag = "name", rename_all = "snake_case")]
         pub enum MethodConfig {
             $($(#[doc = $doc])* $(#[cfg($cfg)])? $name($module::Config),)*

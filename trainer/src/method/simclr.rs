@@ -15,6 +15,7 @@ use networks::head::projection::Projection;
 use networks::head::{Head, Reads};
 use ranks::EngineError;
 use ranks::peers::Peers;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::loss::nt_xent::{Contrast, N_VIEWS};
@@ -31,7 +32,7 @@ const STUDENT: &str = "student";
 const NORM_EPSILON: f64 = 1e-12;
 
 /// Settings of SimCLR, as a recipe writes them.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Temperature of the contrast, τ; 0.1 by default.

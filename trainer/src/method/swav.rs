@@ -19,6 +19,7 @@ use networks::head::unit_prototypes::UnitPrototypes;
 use networks::head::{Head, Reads};
 use ranks::EngineError;
 use ranks::peers::Peers;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::loss::cross_entropy::between_views;
@@ -50,7 +51,7 @@ const QUEUE: &str = "queue";
 const STUDENT: &str = "student";
 
 /// Settings of SwAV, as a recipe writes them.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Number of prototypes, K.

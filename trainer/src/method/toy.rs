@@ -14,6 +14,7 @@ use networks::head::mlp::Mlp;
 use networks::head::{Head, Reads};
 use ranks::EngineError;
 use ranks::peers::Peers;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::network::{Moves, NetworkSpec};
@@ -21,7 +22,7 @@ use super::{BatchLoss, BatchOutputs, Method, MethodContext, MethodRecipe, MicroB
 use crate::schedule::Schedule;
 
 /// Settings of the toy method.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Number of scores, K.

@@ -1,10 +1,11 @@
 //! The views of an image, as a recipe writes them: a preset of the literature, or view by view.
 
 use augment::{BlurRule, CropSpec, MultiCrop, SizeChoice, ViewMix};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Views of an image: a preset, or a list.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "preset", rename_all = "snake_case")]
 pub enum ViewsConfig {
     /// DINO's views.
@@ -18,7 +19,7 @@ pub enum ViewsConfig {
 }
 
 /// Sizes of the views of a preset.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PresetSizes {
     /// Side of the two global views in pixels.
@@ -47,7 +48,7 @@ fn default_local_scale() -> [f64; 2] {
 }
 
 /// Sizes and blur of DINOv2's views.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Dinov2Views {
     /// Side of the two global views in pixels.
@@ -79,7 +80,7 @@ fn default_blur() -> BlurRule {
 }
 
 /// Sizes of MoCo v3's views.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MocoV3Views {
     /// Side of both views in pixels.
@@ -94,7 +95,7 @@ fn default_moco_v3_scale() -> [f64; 2] {
 }
 
 /// List of views.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CustomViews {
     /// Views in order; global views come first.

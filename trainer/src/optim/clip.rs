@@ -13,6 +13,7 @@ use multiversion::multiversion;
 use networks::layout::ALIGNMENT;
 use ranks::EngineError;
 use ranks::fixed::FixedPoint;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::runs::joined;
@@ -22,7 +23,7 @@ use super::state::UnitShard;
 const CLIP_EPSILON: f64 = 1e-6;
 
 /// Parameters that share a clip norm.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ClipRule {
     /// Every parameter tensor by itself: DINO.

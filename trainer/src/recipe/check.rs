@@ -72,8 +72,8 @@ fn check_repeats(views: &ViewsConfig, networks: &[NetworkSpec], n_sizes: usize) 
         networks.iter().find(is_trained).is_some_and(|network| network.sizes().contains(&(n_sizes - 1)));
     match views.gram_px() {
         Some(_) if is_seen => Err(
-            "views.gram_px: these repeats of the global views are for a Gram teacher, and the method has none: DINOv3 has one where \
-             method.gram is set"
+            "views.gram_px: these repeats of the global views are for an earlier teacher that sees them, and the method has none: \
+             method.gram adds one"
                 .into(),
         ),
         _ => Ok(()),
@@ -87,8 +87,10 @@ fn check_sizes(views: &ViewMix, sizes: &[usize], model: &ModelConfig, of: &str) 
         let groups = views.groups();
         let mut sides = sizes.iter().map(|size| groups[*size].size_px);
         if let Some(side) = sides.find(|side| !side.is_multiple_of(stride_px)) {
+            let [below, above] = [side / stride_px * stride_px, side.next_multiple_of(stride_px)];
+            let near = if below == 0 { format!("{above} is") } else { format!("{below} and {above} are") };
             return Err(format!(
-                "views: a view of {side} px is not a multiple of the {stride_px} px that a token of {of} covers"
+                "views: a view of {side} px is not a multiple of the {stride_px} px that a token of {of} covers; {near}"
             ));
         }
     }

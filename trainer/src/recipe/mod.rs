@@ -8,21 +8,38 @@ pub(crate) mod optim;
 mod parse;
 pub mod plan;
 pub(crate) mod resolve;
+mod schema;
 mod values;
 pub(crate) mod warnings;
+
+use std::sync::LazyLock;
 
 use augment::DecodeRules;
 use networks::backbone::ModelConfig;
 use networks::patches::Normalization;
 use ranks::topology::Sharding;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 
 use self::optim::OptimConfig;
+use self::schema::Form;
+pub use self::schema::Key;
 use crate::error::TrainError;
 use crate::method::{MethodConfig, ViewsConfig};
 
+/// Returns the reference of all keys of a recipe, section by section.
+pub fn keys() -> Vec<Key> {
+    schema::keys(form())
+}
+
+/// The form of a recipe.
+fn form() -> &'static Form {
+    static FORM: LazyLock<Form> = LazyLock::new(Form::of::<Recipe>);
+    &FORM
+}
+
 /// A recipe: all settings of a run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
     /// Name of the recipe, shown to people.
@@ -50,13 +67,13 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// Parses a recipe and applies `overrides` of the form `optim.lr=1e-3`. `origin` names it in
+    /// Parses a recipe, or takes that of a run's plan, and applies `overrides` of the form `optim.lr=1e-3`. `origin` names it in
     /// messages.
     ///
     /// # Errors
-    /// [`TrainError::Recipe`] with the key, and for an unknown key the nearest known one.
+    /// [`TrainError::Recipe`] with all keys that are missing, unknown or of another form, and what is expected.
     pub fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Self, TrainError> {
-        parse::from_toml(text, overrides)
+        parse::recipe(text, overrides, form(), None)
             .map_err(|reason| TrainError::Recipe { recipe: origin.into(), reason })
     }
 
@@ -75,7 +92,7 @@ impl Recipe {
             let model = model_of(weights)?;
             toml::Table::try_from(model).map_err(|error| error.to_string())
         };
-        parse::from_toml_with_model(text, overrides, &mut table_of)
+        parse::recipe(text, overrides, form(), Some(&mut table_of))
             .map_err(|reason| TrainError::Recipe { recipe: origin.into(), reason })
     }
 
@@ -92,7 +109,7 @@ impl Recipe {
 }
 
 /// Shards, their order, and the decoding of images.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataConfig {
     /// Shard lists; `--shards` replaces them. Plans omit their secrets, since each start opens the shards given to it.
@@ -136,7 +153,7 @@ impl Default for DataConfig {
 }
 
 /// Weights that a run starts from.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct InitConfig {
     /// File or folder of the weights, written by another library or by a run of this program; empty for those that the command
@@ -152,7 +169,7 @@ pub struct InitConfig {
 }
 
 /// Settings that do not change what is learned.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RunConfig {
     /// Steps between two rows of metrics; 10 by default.

@@ -1,5 +1,6 @@
 //! The `[optim]` section of a recipe: optimizer, schedules, batch and length of the run.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::optim::ClipRule;
@@ -7,7 +8,7 @@ use crate::schedule::Duration;
 use crate::step::precision::Precision;
 
 /// The optimizer and the length of the run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OptimConfig {
     /// Number of images in a step, over all ranks.
@@ -155,7 +156,7 @@ impl OptimConfig {
 }
 
 /// Update rule of the parameters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Algorithm {
     /// AdamW: moments of the gradient, with decoupled weight decay (Loshchilov and Hutter 2019).
@@ -182,7 +183,7 @@ impl Algorithm {
 }
 
 /// Schedule of the learning rate after its warm-up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LrSchedule {
     /// Half a cosine after the warm-up; the last step of the warm-up has the full rate: DINO, SwAV.
@@ -198,7 +199,7 @@ pub enum LrSchedule {
 }
 
 /// Rule that scales the learning rate with the batch size.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LrScaling {
     /// Linear scaling: `lr · batch_size / 256` (Goyal et al. 2017).

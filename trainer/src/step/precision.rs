@@ -2,11 +2,12 @@
 
 use burn_tensor::DType;
 use ranks::wire::Wire;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Data type in which the units of a backbone compute. Master weights, moments, sums of gradients, norms, softmax and the
 /// head are f32 in any case.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Arithmetic {
     /// f32.
@@ -28,7 +29,7 @@ impl Arithmetic {
 }
 
 /// Data types of computation, and of the weights and gradients that are sent. Sums are f32 in any case.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Precision {
     /// Data type in which the backbone computes.

@@ -11,6 +11,7 @@
 
 use burn_tensor::Tensor;
 use kernels::ops::{Window, conv, depthwise_branch, grid_mean, in_f32, layer_norm, linear, mlp, on_kept};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{BackboneConfig, Levels, Readout};
@@ -34,7 +35,7 @@ const INIT_STD: f32 = 0.02;
 const MAX_DEPTH: usize = 250;
 
 /// A ConvNeXt, as a recipe writes it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Side of the images that the network is made for, in pixels.

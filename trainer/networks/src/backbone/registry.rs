@@ -1,5 +1,6 @@
 //! All backbones, by their names in recipes.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{BackboneConfig, Levels, Readout, convnext, regnet, resnet, vit};
@@ -10,7 +11,7 @@ use crate::unit::Unit;
 macro_rules! backbones {
     ($($(#[doc = $doc:expr])* $(#[cfg($cfg:meta)])? $name:ident => $module:ident,)*) => {
         /// A backbone, as a recipe writes it under `[model]`.
-        #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+        #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
         #[serde(tag = "arch", rename_all = "snake_case")]
         pub enum ModelConfig {
             $($(#[doc = $doc])* $(#[cfg($cfg)])? $name($module::Config),)*

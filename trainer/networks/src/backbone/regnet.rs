@@ -13,6 +13,7 @@
 
 use std::fmt::{self, Formatter};
 
+use schemars::JsonSchema;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -39,7 +40,7 @@ const MAX_WIDTH: usize = 65_536;
 const WIDTH_MULTIPLE: f64 = 8.0;
 
 /// A RegNetY, as a recipe writes it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Side of the images that the network is made for, in pixels.
@@ -49,7 +50,7 @@ pub struct Config {
 }
 
 /// A size: the name of a published one, or a table with a design.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Size {
     /// Size named after the multiply-adds of an image of 224 px, or after its parameters.
@@ -83,7 +84,7 @@ impl<'de> Deserialize<'de> for Size {
 }
 
 /// The published sizes: from the paper, and from SEER.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[allow(missing_docs)]
 pub enum NamedSize {
     #[serde(rename = "200mf")]
@@ -121,7 +122,7 @@ pub enum NamedSize {
 }
 
 /// A design: the line that widths come from.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Design {
     /// Number of branches, d.

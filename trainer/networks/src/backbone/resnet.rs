@@ -8,6 +8,7 @@
 //!
 //! The feature of a view is the mean over the last grid.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::convolution::{Branch, Layer, Stem};
@@ -16,7 +17,7 @@ use crate::batch_norm::BatchNorm;
 use crate::unit::Unit;
 
 /// A residual network, as a recipe writes it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Side of the images that the network is made for, in pixels.
@@ -35,7 +36,7 @@ pub struct Config {
 }
 
 /// Kind of the first unit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StemKind {
     /// 7×7 with a stride of two, and pooling.

@@ -7,6 +7,7 @@
 
 use burn_tensor::Tensor;
 use kernels::ops::{gelu, linear, normalize};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{BackboneConfig, Levels, Readout};
@@ -16,7 +17,7 @@ use crate::params::{Init, ParamSpec};
 use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
 
 /// Settings of the toy, as a recipe writes them.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Channels.

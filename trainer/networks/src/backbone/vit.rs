@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::transformer::block::{Block, DropPathDepth, MlpKind, QkvBias};
@@ -24,7 +25,7 @@ const MAX_SIZE: usize = 65_536;
 const MAX_BLOCKS: usize = 1000;
 
 /// A vision transformer, as a recipe writes it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Side of the images that the position embedding is made for, in pixels.
@@ -44,7 +45,7 @@ pub struct Config {
     #[serde(default, skip_serializing_if = "is_default")]
     pub mlp: MlpKind,
     /// Number that the hidden channels of a gated MLP are a multiple of: 8 by default, 64 in DINOv3's largest network.
-    #[serde(default = "default_mlp_multiple", skip_serializing_if = "is_default_mlp_multiple")]
+    #[serde(default = "default_mlp_multiple")]
     pub mlp_multiple: usize,
     /// Number of registers, further tokens beside the class token (Darcet et al. 2024).
     #[serde(default, skip_serializing_if = "is_default")]
@@ -65,7 +66,7 @@ pub struct Config {
     #[serde(default, skip_serializing_if = "is_default")]
     pub positions: Positions,
     /// Base of the periods of rotary positions; 100 by default.
-    #[serde(default = "default_rope_base", skip_serializing_if = "is_default_rope_base")]
+    #[serde(default = "default_rope_base")]
     pub rope_base: f64,
     /// Largest random shift of rotary coordinates in training, in units of half an image; none by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -87,7 +88,7 @@ pub struct Config {
     #[serde(default, skip_serializing_if = "is_default")]
     pub pos_antialias: bool,
     /// Number that layer norms add to the variance.
-    #[serde(default = "default_norm_epsilon", skip_serializing_if = "is_default_norm_epsilon")]
+    #[serde(default = "default_norm_epsilon")]
     pub norm_epsilon: f64,
     /// Gives the class token and registers of the smaller views a norm of their own, in training with masked patches: DINOv3's
     /// largest network. Weights for other programs do not have it.
@@ -112,24 +113,12 @@ fn default_norm_epsilon() -> f64 {
     1e-6
 }
 
-fn is_default_norm_epsilon(epsilon: &f64) -> bool {
-    *epsilon == default_norm_epsilon()
-}
-
 fn default_rope_base() -> f64 {
     100.0
 }
 
-fn is_default_rope_base(base: &f64) -> bool {
-    *base == default_rope_base()
-}
-
 fn default_mlp_multiple() -> usize {
     8
-}
-
-fn is_default_mlp_multiple(multiple: &usize) -> bool {
-    *multiple == default_mlp_multiple()
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -298,14 +287,12 @@ impl BackboneConfig for Config {
         if self.layer_scale.is_some_and(|value| !(0.0..=1e3).contains(&value)) {
             return Err("model.layer_scale must lie in 0..=1000".into());
         }
-        let quotients = [
-            ("image_px", self.image_px, "patch_px", self.patch_px),
-            ("width", self.width, "heads", self.heads),
-        ];
-        if let Some((key, value, by, divisor)) =
-            quotients.iter().find(|(_, value, _, by)| !value.is_multiple_of(*by))
-        {
-            return Err(format!("model.{key} {value} does not divide by model.{by} {divisor}"));
+        if !self.image_px.is_multiple_of(self.patch_px) {
+            let (image_px, patch_px) = (self.image_px, self.patch_px);
+            return Err(format!("model.image_px {image_px} does not divide by model.patch_px {patch_px}"));
+        }
+        if !self.width.is_multiple_of(self.heads) {
+            return Err(format!("model.width {} does not divide by model.heads {}", self.width, self.heads));
         }
         if !(0.0..1.0).contains(&self.drop_path) {
             return Err(format!("model.drop_path {} must lie in 0..1", self.drop_path));

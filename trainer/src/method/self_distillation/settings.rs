@@ -1,6 +1,7 @@
 //! Settings with their defaults and checks that the methods of self-distillation share.
 
 use networks::mask::{MaskRule, SmallestBlock};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::targets::{Centering, Targets};
@@ -68,7 +69,7 @@ impl Teacher<'_> {
 }
 
 /// Head of masked patches.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PatchHead {
     /// Number of prototypes.

@@ -9,6 +9,7 @@ use burn_tensor::{Device, Tensor, TensorData};
 use kernels::ops::softmax_rows;
 use ranks::EngineError;
 use ranks::peers::Peers;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::method::loss::mean::{batch_means, in_use};
@@ -20,7 +21,7 @@ use crate::schedule::Ramp;
 const SINKHORN_ITERATIONS: usize = 3;
 
 /// Rule that balances the teacher's outputs over prototypes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Centering {
     /// Subtraction of a moving mean of the logits: DINO.

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use burn_tensor::Tensor;
 use kernels::ops::{attention, attention_weights, branch, layer_norm, linear, mlp, on_kept, rotate, swiglu};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::initial_weights::InitialWeights;
@@ -22,7 +23,7 @@ use crate::params::ParamSpec;
 use crate::unit::{Context, CoordinateRule, Cost, DropRule, GroupShape, StageOutput, Unit};
 
 /// The hidden layer of an MLP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MlpKind {
     /// One product and a GELU.
@@ -69,7 +70,7 @@ pub(in crate::backbone) struct Block {
 }
 
 /// Drop-path rates over the depth of a transformer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DropPathDepth {
     /// Growth from 0 in the first block: DINO.
@@ -90,7 +91,7 @@ impl DropPathDepth {
 }
 
 /// Biases of queries, keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum QkvBias {
     /// All three have one.

@@ -7,12 +7,13 @@
 //!
 //! The second is MoCo v3's (Chen, Xie and He 2021), with a class token of standard deviation 10⁻⁶.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::params::Init;
 
 /// A rule for initial weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Initialization {
     /// Truncated normal numbers: timm, DINO.

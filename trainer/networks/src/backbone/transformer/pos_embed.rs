@@ -1,11 +1,12 @@
 //! Position embeddings, and their resampling to another grid.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::interpolation::{Resampling, matrix};
 
 /// A kind of position embedding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Positions {
     /// A trained table.

@@ -1,0 +1,36 @@
+//! `ocelli recipe`: the recipes that ship with the program, their keys, and new ones.
+
+mod keys;
+mod list;
+mod new;
+mod show;
+
+use std::process::ExitCode;
+
+/// Flags of `recipe`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(clap::Subcommand)]
+enum Verb {
+    /// List the recipes that ship with the program.
+    List,
+    /// Print a recipe as it ships, with its comments.
+    Show(show::Args),
+    /// Print keys of recipes with their types, units, defaults and meanings.
+    Keys(keys::Args),
+    /// Print a recipe for a method, a backbone and an image size, to be edited.
+    New(new::Args),
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    match &args.verb {
+        Verb::List => list::run(),
+        Verb::Show(args) => show::run(args),
+        Verb::Keys(args) => keys::run(args),
+        Verb::New(args) => new::run(args),
+    }
+}

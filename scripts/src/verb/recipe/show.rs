@@ -1,0 +1,18 @@
+//! `ocelli recipe show`: a recipe as it ships.
+
+use std::process::ExitCode;
+
+use crate::recipes::text_of;
+
+/// Flags of `recipe show`.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  ocelli recipe show dino_cifar")]
+pub(super) struct Args {
+    /// Name or file of a recipe.
+    name: String,
+}
+
+pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    out!("{}", text_of(&args.name)?.trim_end());
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,11 @@
+//! The keys of a recipe, as the types of its sections and their documentation declare them: their reference, and the check of a
+//! recipe against them.
+
+mod form;
+mod keys;
+mod mistakes;
+
+pub(super) use form::Form;
+pub use keys::Key;
+pub(super) use keys::keys;
+pub(super) use mistakes::mistakes;
