@@ -19,7 +19,7 @@ const dot = (run) => { const node = el("span", { class: "dot" }); node.style.bac
 const named = (run) => el("span", { class: "named" }, dot(run), runs[run].overview.name);
 
 function section(id, title, ...children) {
-  const content = children.flat().filter((child) => child !== null && child !== undefined);
+  const content = children.flat(Infinity).filter((child) => child !== null && child !== undefined);
   if (content.length === 0) return;
   main.append(el("section", { id }, el("h2", {}, title), ...content));
   document.getElementById("nav").append(el("a", { href: `#${id}` }, title));
@@ -28,7 +28,7 @@ function section(id, title, ...children) {
 // Makes one part per run, under the run's name if there are several runs.
 function perRun(make) {
   return runs.flatMap((run, i) => {
-    const parts = [make(run, i)].flat().filter((part) => part !== null && part !== undefined);
+    const parts = [make(run, i)].flat(Infinity).filter((part) => part !== null && part !== undefined);
     if (parts.length === 0) return [];
     return several ? [el("h3", {}, named(i)), ...parts] : parts;
   });
@@ -55,7 +55,7 @@ function overview() {
     if (o.collapsed) states.push(" ", el("span", { class: "state collapsed" }, "collapsed"));
     return [el("span", { title: run.workdir }, named(i)), run.recipe, o.method, o.backbone, el("span", {}, ...states),
       `${o.step.toLocaleString("en")} of ${o.total_steps.toLocaleString("en")}`, short(o.loss),
-      o.best ? el("span", { title: o.best.set }, `${o.best.metric} ${o.best.value.toFixed(2)}`) : null, short(o.images_per_s), duration(o.seconds_left)];
+      o.best ? el("span", { title: o.best.about }, `${o.best.metric} ${o.best.value.toFixed(2)}`) : null, short(o.images_per_s), duration(o.seconds_left)];
   });
   const headings = ["run", "recipe", "method", "backbone", "state", "step", "loss", "best score", "images/s", "time left"];
   const why = runs.filter((run) => ["died", "failed"].includes(run.overview.state));
@@ -95,6 +95,9 @@ function settings(kind) {
   return Object.entries(all).filter(([, v]) => v !== null && v !== false).map(([key, v]) => `${key.replace(/_/g, " ")} ${value(v)}`).join("; ");
 }
 
+const counted = (set, images) => (images ? `${set} (${images.toLocaleString("en")})` : set);
+const fitted = (kind) => (kind.train ? counted(kind.train, kind.train_images) : "–");
+
 function scores() {
   const kinds = [];
   for (const run of runs) for (const { kind } of run.scores) if (!kinds.some((other) => sameKind(other, kind))) kinds.push(kind);
@@ -105,7 +108,9 @@ function scores() {
   const charts = moving.map((kind) => {
     const point = (p) => [p.step, p.value, ...(p.interval || [])];
     const lines = runs.map((run, i) => ({ run: i, name: run.overview.name, points: of(run, kind).map(point) }));
-    return new Chart(`${kind.metric} · ${kind.set}${kind.network ? ` · ${kind.network}` : ""}`, lines, { dots: true }).node;
+    const alike = kinds.filter((other) => other.metric === kind.metric && other.set === kind.set && other.network === kind.network);
+    const what = [kind.metric, kind.set, kind.network, alike.length > 1 ? `fitted on ${fitted(kind)}; ${settings(kind)}` : ""];
+    return new Chart(what.filter((word) => word).join(" · "), lines, { dots: true }).node;
   });
   const cell = (run, kind) => {
     const points = of(run, kind);
@@ -115,17 +120,16 @@ function scores() {
     return `${kind.measure ? last.value.toFixed(2) : short(last.value)}${range} at ${last.step.toLocaleString("en")}`;
   };
   const rows = kinds.map((kind) => {
-    const words = settings(kind);
-    const cut = words.length > 48 ? `${words.slice(0, 48)}…` : words;
     const what = kind.measure && kind.measure !== "accuracy" ? `${kind.metric} (${kind.measure})` : kind.metric;
-    const set = el("span", { title: kind.train ? `fitted on ${kind.train}` : "" }, kind.set);
     const network = kind.network ? `${kind.network}; ` : "";
-    return [what, set, ...runs.map((run) => cell(run, kind)), `${network}${kind.transform}`, el("span", { title: words }, cut)];
+    const wrapped = (words) => el("div", { class: "words" }, words);
+    return [what, wrapped(counted(kind.set, kind.test_images)), wrapped(fitted(kind)), ...runs.map((run) => cell(run, kind)),
+      wrapped(`${network}${kind.transform}`), wrapped(settings(kind))];
   });
-  const headings = ["score", "test set", ...runs.map((run) => run.overview.name), "images", "settings"];
+  const headings = ["score", "test set", "fitted on", ...runs.map((run) => run.overview.name), "images", "settings"];
   return [
     el("p", { class: "note" }, "In percent, accuracies where nothing else is said, with the middle 95 % of resampled test sets; measures that need no labels as they are. Of each, the newest checkpoint that was scored."),
-    table(headings, rows, runs.map((_, i) => 2 + i)),
+    table(headings, rows, runs.map((_, i) => 3 + i)),
     charts.length ? el("div", { class: "charts" }, ...charts) : null,
   ];
 }

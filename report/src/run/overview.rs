@@ -6,6 +6,7 @@ use trainer::run::Concern;
 use trainer::run::status::State;
 
 use super::Run;
+use super::scores::Kind;
 
 /// Entry of a run in a list of runs.
 #[derive(Debug, Clone, Serialize)]
@@ -22,7 +23,7 @@ pub struct Overview {
     pub total_steps: u64,
     /// The newest loss.
     pub loss: Option<f64>,
-    /// The highest score.
+    /// The highest of the usual scores.
     pub best: Option<Best>,
     /// `running`, `finished`, `stopped`, `failed`, `died`, `not started`.
     pub state: &'static str,
@@ -36,16 +37,21 @@ pub struct Overview {
     pub seconds_left: Option<f64>,
 }
 
-/// The highest score of a run.
+/// The highest score of a run, among its scores of one kind.
 #[derive(Debug, Clone, Serialize)]
 pub struct Best {
     /// Name of the score: `knn_20`.
     pub metric: String,
     /// The test set; empty where it is not known.
     pub set: String,
+    /// Test set, training set and images, in words.
+    pub about: String,
     /// Score in percent.
     pub value: f64,
 }
+
+/// Score that runs are compared by, where they have it: the one that DINO and DINOv2 quote.
+const USUAL: &str = "knn_20";
 
 impl Overview {
     /// Summarizes `run`.
@@ -82,30 +88,42 @@ fn collapsed(run: &Run) -> bool {
     collapses.next_back().is_some_and(|warning| Some(warning.step + 1) >= newest)
 }
 
-/// Returns the highest score of the run's evaluations, or else of its probe. Accuracies come before other
-/// percentages, and sets that were not fitted on before those that were.
+/// Returns the highest score of one kind of the run's evaluations, or else of its probe: of [`USUAL`], or else of an accuracy,
+/// fitted on other images than those it is measured on, on the most images; the kind that was scored most often if there are several.
 fn best(run: &Run) -> Option<Best> {
-    let percentages = run.evaluations.scores.iter().filter(|(kind, _)| !kind.measure.is_empty());
-    let scored = percentages.flat_map(|(kind, rows)| {
-        let rank = (kind.measure == "accuracy", kind.train != kind.set);
-        rows.iter().map(move |row| {
-            (rank, Best { metric: kind.metric.clone(), set: kind.set.clone(), value: row.value })
-        })
-    });
-    let by_rank = |a: &((bool, bool), Best), b: &((bool, bool), Best)| {
-        a.0.cmp(&b.0).then(a.1.value.total_cmp(&b.1.value))
+    let rank = |kind: &Kind, n_scores: usize| {
+        let is_usual = kind.metric == USUAL;
+        (
+            is_usual,
+            kind.measure == "accuracy",
+            kind.train != kind.set,
+            kind.train_images,
+            kind.test_images,
+            n_scores,
+        )
     };
-    scored.max_by(by_rank).map(|(_, best)| best).or_else(|| best_probe_score(run))
+    let percentages = run.evaluations.scores.iter().filter(|(kind, _)| !kind.measure.is_empty());
+    let Some((kind, scores)) = percentages.max_by_key(|(kind, scores)| rank(kind, scores.len())) else {
+        return best_probe_score(run);
+    };
+    let value = scores.iter().map(|scored| scored.value).max_by(f64::total_cmp)?;
+    let fitted = match kind.train_images {
+        Some(images) => format!(", fitted on {images} images of {}", kind.train),
+        None if kind.train.is_empty() => String::new(),
+        None => format!(", fitted on {}", kind.train),
+    };
+    let about = format!("{}{fitted}; {}", kind.set, kind.transform);
+    Some(Best { metric: kind.metric.clone(), set: kind.set.clone(), about, value })
 }
 
-/// Returns the highest score of the probe in the logged rows, the only scores in runs of older releases.
+/// Returns the highest score of the probe in the logged rows, the only scores in runs of older releases: of [`USUAL`], or else of
+/// the first column.
 fn best_probe_score(run: &Run) -> Option<Best> {
     let columns =
         run.metrics.0.iter().filter_map(|(name, points)| Some((name.strip_prefix("probe/")?, points)));
-    let scored = columns.flat_map(|(name, points)| {
-        points.iter().map(|(_, value)| Best { metric: name.to_string(), set: String::new(), value: *value })
-    });
-    scored.max_by(|a, b| a.value.total_cmp(&b.value))
+    let (metric, points) = columns.min_by_key(|(name, _)| *name != USUAL)?;
+    let value = points.iter().map(|(_, value)| *value).max_by(f64::total_cmp)?;
+    Some(Best { metric: metric.into(), set: String::new(), about: "the probe within the run".into(), value })
 }
 
 /// Returns the value of `key` in `config`, as recipes write it.

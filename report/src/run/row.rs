@@ -111,6 +111,11 @@ impl Number {
         Self { accuracy, mean_average_precision, mean_intersection_over_union, value: other }
     }
 
+    /// Returns the number.
+    pub fn value(&self) -> Option<f64> {
+        self.named().map(|(_, value)| value)
+    }
+
     /// Returns the measure, empty for one that needs no labels, and the number.
     pub(crate) fn named(&self) -> Option<(&'static str, f64)> {
         let all = [

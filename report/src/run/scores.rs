@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::Serialize;
 use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::jsonl;
 use super::row::EvaluationRow;
@@ -27,8 +28,12 @@ pub(crate) struct Scored {
 pub(crate) struct Kind {
     /// The test set.
     pub(crate) set: String,
+    /// Number of its images, where it is known.
+    pub(crate) test_images: Option<usize>,
     /// The training set; empty for measures that need none.
     pub(crate) train: String,
+    /// Number of its images, where it is known.
+    pub(crate) train_images: Option<usize>,
     pub(crate) metric: String,
     /// `accuracy`, `mAP` or `mIoU`, in percent; empty for a measure that needs no labels.
     pub(crate) measure: &'static str,
@@ -128,35 +133,60 @@ pub fn scores_at(workdir: &Path, network: &str, step: u64) -> Result<Vec<ScoreAt
 /// Description of the measure and the images, the number, and its interval where it has one.
 pub type ScoreAt = (String, f64, Option<[f64; 2]>);
 
-/// Returns the scores of the run in `workdir`, in the order in which they were made: the name (see [`score_name`]),
-/// the number of steps taken, and the value.
+/// Returns the scores of the run in `workdir`, whose evaluated network is `evaluated`, in the order in which they were made: the
+/// name (see [`score_name`]), the number of steps taken, and the value.
 ///
 /// # Errors
 /// [`ReportError`] when the run's evaluations cannot be read.
-pub fn named_scores(workdir: &Path) -> Result<Vec<(String, u64, f64)>, ReportError> {
+pub fn named_scores(workdir: &Path, evaluated: &str) -> Result<Vec<(String, u64, f64)>, ReportError> {
     let named = |row: EvaluationRow| {
         let (step, (_, value)) = (row.about.step?, row.number.named()?);
-        let size_px = row.about.transform.map_or(0, |side| side.size_px);
-        Some((score_name(&row.test.set, &row.about.network, size_px, &row.metric), step, value))
+        Some((score_name(&row, evaluated), step, value))
     };
     Ok(jsonl::rows(&workdir.join(EVALUATIONS))?.into_iter().filter_map(named).collect())
 }
 
-/// Returns the name in trackers of the score `metric` of the network `network` on images of `size_px` pixels of the set
-/// `set`, distinct from names of the run's probe.
-pub fn score_name(set: &str, network: &str, size_px: u32, metric: &str) -> String {
-    format!("eval/{set}/{network}/{size_px}px/{metric}")
+/// Longest settings within a name, in bytes; longer ones are there as a hash.
+const LONGEST_SETTINGS: usize = 40;
+
+/// Returns the name of the score of `row` in trackers, in a run whose evaluated network is `evaluated`. Scores that may not be
+/// compared have different names: with the test set, the network, the side of the images and the metric there are the training
+/// set, its number of images, and the settings of the protocol. Names differ from those of the run's probe.
+pub fn score_name(row: &EvaluationRow, evaluated: &str) -> String {
+    let kind = kind_of(row, "", evaluated);
+    let network = if kind.network.is_empty() { "evaluated" } else { &kind.network };
+    let size_px = row.about.transform.map_or(0, |transform| transform.size_px);
+    let mut name = format!("eval/{}/{network}/{size_px}px/{}", kind.set, kind.metric);
+    if !kind.train.is_empty() {
+        name += &format!("/{}", kind.train);
+        name += &kind.train_images.map_or_else(String::new, |images| format!("-{images}"));
+    }
+    let is_set =
+        |(key, value): &(&String, &Value)| !(is_in_metric(key) || value.is_null() || *value == false);
+    let set = row.settings.iter().filter(is_set).map(|(key, value)| format!("{key}-{value}"));
+    let seed = (row.seed != 0).then(|| format!("seed-{}", row.seed));
+    let settings = set.chain(seed).collect::<Vec<_>>().join("-");
+    match settings.len() {
+        0 => name,
+        len if len <= LONGEST_SETTINGS && !settings.contains(['[', '"', '{']) => format!("{name}/{settings}"),
+        _ => format!("{name}/settings-{:08x}", xxh3_64(settings.as_bytes()) >> 32),
+    }
+}
+
+/// Returns `true` if the name of a metric contains this setting.
+fn is_in_metric(setting: &str) -> bool {
+    ["k", "shots"].contains(&setting)
 }
 
 /// Returns the kind of `row`, whose number has the measure `measure`, in a run whose evaluated network is `evaluated`.
 fn kind_of(row: &EvaluationRow, measure: &'static str, evaluated: &str) -> Kind {
     let mut settings = row.settings.clone();
-    // The name of the metric contains these settings.
-    settings.remove("k");
-    settings.remove("shots");
+    settings.retain(|setting, _| !is_in_metric(setting));
     Kind {
         set: row.test.set.clone(),
+        test_images: row.test.images,
         train: row.train.as_ref().map_or_else(String::new, |train| train.set.clone()),
+        train_images: row.train.as_ref().and_then(|train| train.images),
         metric: row.metric.clone(),
         measure,
         network: if row.about.network == evaluated { String::new() } else { row.about.network.clone() },
@@ -169,6 +199,36 @@ fn kind_of(row: &EvaluationRow, measure: &'static str, evaluated: &str) -> Kind 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Scores that may not be compared have different names in trackers; the evaluated networks of two methods have one.
+    #[test]
+    fn names_in_trackers_tell_training_sets_and_settings_apart() {
+        let row = |network: &str, images: usize, settings: Value, seed: u64| -> EvaluationRow {
+            serde_json::from_value(serde_json::json!({
+                "metric": "knn_20", "accuracy": 40.0, "settings": settings, "seed": seed,
+                "train": { "set": "cifar/train", "images": images }, "test": { "set": "cifar/test", "images": 9 },
+                "about": { "step": 3, "network": network, "transform": { "resize_px": 37, "size_px": 32 } },
+            }))
+            .unwrap()
+        };
+        let knn = serde_json::json!({ "k": [20], "leave_one_out": false, "temperature": 0.07 });
+        let name = score_name(&row("teacher", 5000, knn.clone(), 0), "teacher");
+        assert_eq!(name, "eval/cifar/test/evaluated/32px/knn_20/cifar/train-5000/temperature-0.07");
+        assert_eq!(name, score_name(&row("student", 5000, knn.clone(), 0), "student"));
+        let others = [
+            row("student", 5000, knn.clone(), 0),
+            row("teacher", 40_000, knn.clone(), 0),
+            row("teacher", 5000, knn, 1),
+            row("teacher", 5000, serde_json::json!({ "temperature": 0.1 }), 0),
+            row("teacher", 5000, serde_json::json!({ "rates": [0.1, 0.2] }), 0),
+            row("teacher", 5000, serde_json::json!({ "rates": [0.1, 0.3] }), 0),
+        ];
+        let mut names: Vec<String> = others.iter().map(|row| score_name(row, "teacher")).collect();
+        names.push(name);
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), 7, "{names:?}");
+    }
 
     #[test]
     fn scores_are_told_apart_by_all_that_they_depend_on() {

@@ -34,8 +34,9 @@ pub(crate) fn add(
     Ok(append_scalars(workdir, step.saturating_sub(1), scalars)?)
 }
 
-/// Returns scalars under names that differ from those of the probe within the run.
-pub(crate) fn scalars(open: &OpenNetwork, set: &str, numbers: &[(String, f64)]) -> Vec<(String, f64)> {
-    let named = |metric: &str| score_name(set, &open.which, open.transform.size_px, metric);
-    numbers.iter().map(|(metric, value)| (named(metric), *value)).collect()
+/// Returns the numbers of `rows` as scalars, under names that differ from those of the probe within the run.
+pub(crate) fn scalars(open: &OpenNetwork, rows: &[EvaluationRow]) -> Vec<(String, f64)> {
+    let evaluated = open.manifest.as_ref().and_then(|manifest| manifest.plan.evaluated().ok());
+    let evaluated = evaluated.unwrap_or(&open.which);
+    rows.iter().filter_map(|row| Some((score_name(row, evaluated), row.number.value()?))).collect()
 }

@@ -166,8 +166,8 @@ fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Table> {
     let protocols = ["knn", "linear-honest"].map(Protocol::named).into_iter().collect::<Result<Vec<_>, _>>();
     let protocols = protocols.map_err(anyhow::Error::msg)?;
     let scores = split.score(&open.network, &protocols, None, &NoProgress)?;
-    let scalars = record::scalars(&open, &split.test.name, &scores.by_name().collect::<Vec<_>>());
     let rows = rows(&scores, split, &open.about(&args.workdir));
+    let scalars = record::scalars(&open, &rows);
     record::add(&args.workdir, open.step().unwrap_or_default(), &rows, &scalars)?;
     let backbone = Backbone::open(&args.workdir, &WeightFlags::default(), None)?;
     let card = export::card_of(&args.workdir, &backbone)?;

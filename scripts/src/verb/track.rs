@@ -213,7 +213,7 @@ fn news(run: &Run, sent: &Sent) -> anyhow::Result<(Vec<Metric>, u64, usize)> {
         metrics.extend(new.map(|(step, value)| Metric { name: name.into(), step: *step, value: *value }));
     }
     let steps = metrics.iter().map(|metric| metric.step).max().unwrap_or(sent.steps);
-    let scores = named_scores(&run.workdir)?;
+    let scores = named_scores(&run.workdir, run.status.plan.evaluated()?)?;
     let new = scores.iter().skip(sent.scores).cloned();
     metrics.extend(new.map(|(name, step, value)| Metric { name, step, value }));
     Ok((metrics, steps, scores.len()))

@@ -21,38 +21,53 @@ use crate::method::network::Moves;
 use crate::optim::state::UnitShard;
 use crate::step::whole::BackbonePass;
 
-/// Units that follow one another, with weights, and the input of the first of them.
+/// Units that follow one another, with weights, and the input of the first of them by view size.
 struct Chain {
     units: Vec<Box<dyn Unit>>,
     shards: Vec<UnitShard>,
-    input: Features,
+    inputs: Vec<Features>,
 }
 
 impl Chain {
-    fn new(units: Vec<Box<dyn Unit>>, input: Features) -> Self {
+    fn new(units: Vec<Box<dyn Unit>>, inputs: Vec<Features>) -> Self {
         let device = Device::flex();
         let of_units = units.iter().map(AsRef::as_ref);
         let shards = of_units
             .map(|unit: &dyn Unit| UnitShard::init(unit, 1, Topology::SINGLE_RANK, &[], &device))
             .collect();
-        Self { units, shards, input }
+        Self { units, shards, inputs }
     }
 
-    /// Computes the output with these weights.
-    fn output(&self, flats: &[Tensor<1>]) -> Features {
-        let compute = flats[0].dtype();
-        let (draws, sets) = (Draws::default(), StatSets::per_size(1));
-        let mut groups = vec![self.input.map(|x| x.clone().cast(compute))];
-        for ((unit, shard), flat) in self.units.iter().zip(&self.shards).zip(flats) {
-            let leaves = Leaves::new(&shard.layout, flat, false);
-            let mut totals = Vec::new();
-            for stage in 0..unit.n_stages() {
-                let cx = Context { leaves: &leaves, draws: &draws, totals: &totals, sets: &sets, compute };
-                let given = unit.forward(stage, groups, &cx);
-                (groups, totals) = (given.features, given.sums);
-            }
+    /// Computes the output with these weights, by view size.
+    fn output(&self, flats: &[Tensor<1>]) -> Vec<Features> {
+        self.output_from(0, self.inputs_as(flats[0].dtype()), flats)
+    }
+
+    /// Returns the input of the first unit in another data type.
+    fn inputs_as(&self, compute: DType) -> Vec<Features> {
+        self.inputs.iter().map(|input| input.map(|x| x.clone().cast(compute))).collect()
+    }
+
+    /// Computes the output as [`Chain::output`], given the input `groups` of the unit `first`.
+    fn output_from(&self, first: usize, mut groups: Vec<Features>, flats: &[Tensor<1>]) -> Vec<Features> {
+        for (number, flat) in flats.iter().enumerate().skip(first) {
+            groups = self.through(number, groups, flat);
         }
-        groups.remove(0)
+        groups
+    }
+
+    /// Computes the output of the unit `number` with these weights.
+    fn through(&self, number: usize, mut groups: Vec<Features>, flat: &Tensor<1>) -> Vec<Features> {
+        let (unit, layout, compute) = (&self.units[number], &self.shards[number].layout, flat.dtype());
+        let (draws, sets) = (Draws::default(), StatSets::per_size(self.inputs.len()));
+        let leaves = Leaves::new(layout, flat, false);
+        let mut totals = Vec::new();
+        for stage in 0..unit.n_stages() {
+            let cx = Context { leaves: &leaves, draws: &draws, totals: &totals, sets: &sets, compute };
+            let given = unit.forward(stage, groups, &cx);
+            (groups, totals) = (given.features, given.sums);
+        }
+        groups
     }
 
     fn weights(&self) -> Vec<Tensor<1>> {
@@ -64,18 +79,21 @@ impl Chain {
         let (workers, comm) = (Workers::new(1), Communicator::solo());
         let (units, shards) = (&self.units, &self.shards);
         let pass = BackbonePass { units, shards, workers: &workers, comm: &comm, compute: DType::F32 };
-        let slices = vec![vec![self.input.clone()]];
+        let slices = vec![self.inputs.clone()];
         let flats = pass.gradients(slices, keeps_graph, |y| y.clone().sin()).unwrap();
         flats.into_iter().map(to_host).collect()
     }
 
-    fn loss(&self, flats: &[Tensor<1>]) -> f64 {
-        let output = self.output(flats).x.cast(DType::F64).into_data();
-        output.iter::<f64>().map(|y| -y.cos()).sum()
+    /// Σ -cos(output), given the input `groups` of the unit `first`.
+    fn loss_from(&self, first: usize, groups: Vec<Features>, flats: &[Tensor<1>]) -> f64 {
+        let of_size = |output: Features| -> f64 {
+            output.x.cast(DType::F64).into_data().iter::<f64>().map(|y| -y.cos()).sum()
+        };
+        self.output_from(first, groups, flats).into_iter().map(of_size).sum()
     }
 }
 
-/// The backbone of `plan` on views of each size, then its heads.
+/// The backbone of `plan` on views of all sizes, then its heads.
 fn chains(plan: &Plan) -> Vec<Chain> {
     let device = Device::flex();
     let (input, batch) = (plan.pixel_input(), batch(plan, 0));
@@ -83,8 +101,7 @@ fn chains(plan: &Plan) -> Vec<Chain> {
     // Followers have the same units as the networks that they follow.
     let mut networks = method.networks().into_iter();
     let trained = networks.find(|network| network.moves == Moves::ByGradient).unwrap();
-    let mut chains = Vec::new();
-    let mut features = None;
+    let mut inputs = Vec::new();
     for (size, group) in plan.multicrop().groups().iter().enumerate() {
         let views: Vec<&[u8]> = batch.samples.iter().map(|sample| sample.groups[size].as_slice()).collect();
         let mut pixels = input.features(&views, group.size_px as usize, &device);
@@ -93,16 +110,16 @@ fn chains(plan: &Plan) -> Vec<Chain> {
             let rows = Arc::new(drawing.rows(0..BATCH as u64));
             pixels.masked = Some(Masked { rows, hides: true, selection: Selection::All });
         }
-        let chain = Chain::new(trained.units_to(Readout::All, &plan.recipe.model), pixels);
-        features.get_or_insert(chain.output(&chain.weights()));
-        chains.push(chain);
+        inputs.push(pixels);
     }
-    let features = features.unwrap();
+    let backbone = Chain::new(trained.units_to(Readout::All, &plan.recipe.model), inputs);
+    let features = backbone.output(&backbone.weights()).remove(0);
+    let mut chains = vec![backbone];
     let mut given: BTreeMap<&str, Features> = BTreeMap::new();
     for head in trained.heads {
         let read = head.reads.head().map_or(&features, |name| &given[name]);
-        let chain = Chain::new(head.units, head.reads.select(read));
-        given.insert(head.name, chain.output(&chain.weights()));
+        let chain = Chain::new(head.units, vec![head.reads.select(read)]);
+        given.insert(head.name, chain.output(&chain.weights()).remove(0));
         chains.push(chain);
     }
     chains
@@ -130,7 +147,6 @@ fn names_are_unique() {
 #[test]
 fn all_parameters_are_used() {
     for plan in plans(&[]) {
-        // Views of one size may have no use for a parameter that those of another size have.
         let mut moved: BTreeMap<String, (Role, bool)> = BTreeMap::new();
         for chain in chains(&plan) {
             for (shard, grad) in chain.shards.iter().zip(chain.gradients(true)) {
@@ -171,6 +187,7 @@ fn gradients_equal_finite_differences() {
         for chain in chains(&plan) {
             let grads = chain.gradients(true);
             let weights: Vec<_> = chain.weights().into_iter().map(|flat| flat.cast(DType::F64)).collect();
+            let mut groups = chain.inputs_as(DType::F64);
             for (number, shard) in chain.shards.iter().enumerate() {
                 for slot in shard.layout.params.iter().filter(|slot| slot.spec.role.is_trained()) {
                     let signs =
@@ -184,7 +201,7 @@ fn gradients_equal_finite_differences() {
                         let len = values.len();
                         let data = TensorData::new(values, [len]);
                         weights[number] = Tensor::from_data(data, (&device, DType::F64));
-                        chain.loss(&weights)
+                        chain.loss_from(number, groups.clone(), &weights)
                     };
                     let grad = &grads[number][slot.range()];
                     let expected: f64 = grad.iter().zip(&signs).map(|(g, s)| f64::from(*g) * s).sum();
@@ -197,6 +214,7 @@ fn gradients_equal_finite_differences() {
                         pair(&plan)
                     );
                 }
+                groups = chain.through(number, groups, &weights[number]);
             }
         }
     }
@@ -207,19 +225,18 @@ fn gradients_equal_finite_differences() {
 fn costs_are_what_is_counted() {
     for plan in plans(&[]) {
         for chain in chains(&plan) {
-            let [rows, tokens, width] = chain.input.x.dims();
-            // Masked cells are not a multiple of the images.
-            let is_ragged = chain.input.is_ragged();
+            // Masked cells, which are not a multiple of the images, are the only group.
+            let is_ragged = chain.inputs[0].is_ragged();
             let n_images = if is_ragged { 1 } else { BATCH };
-            let mut shapes = vec![GroupShape {
-                drops: false,
-                n_views: rows / n_images,
-                n_prefix: chain.input.n_prefix,
-                grid: chain.input.grid,
-                width,
-                n_masked: 0,
-            }];
-            assert_eq!(shapes[0].n_tokens().max(1), tokens);
+            let shape = |input: &Features| {
+                let [rows, tokens, width] = input.x.dims();
+                let (n_prefix, grid) = (input.n_prefix, input.grid);
+                let shape =
+                    GroupShape { drops: false, n_views: rows / n_images, n_prefix, grid, width, n_masked: 0 };
+                assert_eq!(shape.n_tokens().max(1), tokens);
+                shape
+            };
+            let mut shapes: Vec<GroupShape> = chain.inputs.iter().map(shape).collect();
             let mut flops = 0.0;
             for unit in &chain.units {
                 let (cost, next) = unit.cost(&shapes);
@@ -229,15 +246,16 @@ fn costs_are_what_is_counted() {
             let weights = chain.weights();
             // On one thread, which counts for itself.
             let count = |_, ()| {
-                let mut output = None;
-                let flops = flops_of(|| output = Some(chain.output(&weights)));
+                let mut output = Vec::new();
+                let flops = flops_of(|| output = chain.output(&weights));
                 (flops, output)
             };
             let (counted, output) = Workers::new(1).map(vec![()], count).remove(0);
             assert!((flops - counted).abs() <= 1e-9 * counted, "{}: {flops}, {counted}", pair(&plan));
-            let [rows, tokens, width] = output.unwrap().x.dims();
-            let given = [shapes[0].n_views * n_images, shapes[0].n_tokens(), shapes[0].width];
-            assert_eq!(given, [rows, tokens, width], "{}", pair(&plan));
+            for (shape, output) in shapes.iter().zip(output) {
+                let given = [shape.n_views * n_images, shape.n_tokens(), shape.width];
+                assert_eq!(given, output.x.dims(), "{}", pair(&plan));
+            }
         }
     }
 }

@@ -23,7 +23,7 @@ pub(crate) struct BackbonePass<'a> {
 
 impl BackbonePass<'_> {
     /// Flat gradients of all units for one micro-batch, given as `slices`. `at_end` maps the output features
-    /// `[B, N, D]` of the first view size to the gradient with respect to them.
+    /// `[B, N, D]` of a view size to the gradient with respect to them.
     pub(crate) fn gradients(
         &self,
         slices: Vec<Groups>,
@@ -53,8 +53,9 @@ impl BackbonePass<'_> {
                 passes.forward(gathered(number), batches, &draws, keeps_graph, number > 0, &mut on_sent)?;
             tape.push(of_unit);
         }
-        let mut grads =
-            vec![batches[0].slices.iter().map(|groups| vec![at_end(&groups[0].x).into()]).collect()];
+        let of_slice =
+            |groups: &Groups| groups.iter().map(|group| at_end(&group.x).into()).collect::<Vec<_>>();
+        let mut grads = vec![batches[0].slices.iter().map(of_slice).collect()];
         let mut flats = Vec::new();
         for (number, of_unit) in tape.into_iter().enumerate().rev() {
             let flat;

@@ -75,8 +75,7 @@ fn score(args: &Args, checkpoint: &Path, open: &OpenNetwork, means: &Means<'_>) 
         out!("{} images could not be decoded and were excluded", scores.n_bad);
     }
     let about = open.about(checkpoint);
-    let numbers: Vec<(String, f64)> = scores.by_name().collect();
-    keep(args, checkpoint, open, &split.test.name, &rows(scores, &split, &about), &numbers);
+    keep(args, checkpoint, open, &rows(scores, &split, &about));
     if args.json {
         out!("{}", to_json(&table, &split, &about));
     }
@@ -120,8 +119,7 @@ fn measure(
         watch: None,
     };
     let rows: Vec<EvaluationRow> = measures.iter().map(row).collect();
-    let numbers: Vec<_> = measures.iter().map(|(name, value, _)| ((*name).to_string(), *value)).collect();
-    keep(args, checkpoint, open, &images.name, &rows, &numbers);
+    keep(args, checkpoint, open, &rows);
     if args.json {
         let values: serde_json::Map<String, Value> =
             measures.iter().map(|(name, value, _)| ((*name).to_string(), json!(value))).collect();
@@ -131,18 +129,11 @@ fn measure(
 }
 
 /// Adds rows to the run that the checkpoint belongs to, unless a flag forbids it.
-fn keep(
-    args: &Args,
-    checkpoint: &Path,
-    open: &OpenNetwork,
-    set: &str,
-    rows: &[EvaluationRow],
-    numbers: &[(String, f64)],
-) {
+fn keep(args: &Args, checkpoint: &Path, open: &OpenNetwork, rows: &[EvaluationRow]) {
     let (Some(workdir), Some(step), false) = (workdir_of(checkpoint), open.step(), args.no_record) else {
         return;
     };
-    let scalars = record::scalars(open, set, numbers);
+    let scalars = record::scalars(open, rows);
     if let Err(error) = record::add(workdir, step, rows, &scalars) {
         say(format!("warning: the numbers are not written into the run: {error:#}"));
     }

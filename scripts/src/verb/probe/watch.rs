@@ -129,7 +129,7 @@ impl Watcher<'_> {
         let words: Vec<String> = numbers.iter().map(|(name, value)| format!("{name} {value:.2}")).collect();
         say(format!("step {step}: {}", words.join("  ")));
         let rows = rows(&scores, &split, &open.about(path));
-        let scalars = record::scalars(&open, &split.test.name, &numbers);
+        let scalars = record::scalars(&open, &rows);
         self.split = Some(split);
         self.n_scored += 1;
         claim.finish(&rows, &scalars)
