@@ -25,6 +25,20 @@ pub enum EvalError {
         /// Images of the set.
         n_samples: usize,
     },
+    /// Two sets have different names for a class.
+    #[error(
+        "class {class} is {} in {} and {} in {}: the lists of names (classes.txt) beside them differ, so that their classes are \
+         not numbered alike",
+        names[0], splits[0], names[1], splits[1]
+    )]
+    ClassNames {
+        /// The class.
+        class: String,
+        /// Its two names.
+        names: [String; 2],
+        /// The sets.
+        splits: [String; 2],
+    },
     /// No image can be decoded.
     #[error(
         "none of the {n_samples} images of {split} can be decoded; for shards, `ocelli shards verify` says why"

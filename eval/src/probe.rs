@@ -74,10 +74,10 @@ impl Split {
     /// Returns both sets without the images that have no class. Classes are numbered by the union of both sets.
     ///
     /// # Errors
-    /// [`EvalError::NoLabels`] if no image of a set has a class.
+    /// [`EvalError::NoLabels`] if no image of a set has a class, [`EvalError::ClassNames`].
     pub fn new(train: ImageSet, test: ImageSet) -> Result<Self, EvalError> {
         let (mut train, mut test) = (train.labeled()?, test.labeled()?);
-        ImageSet::unify(&mut [&mut train, &mut test]);
+        ImageSet::unify(&mut [&mut train, &mut test])?;
         Ok(Self { train, test, seed: 0, overrides_transform: false })
     }
 
@@ -96,7 +96,7 @@ impl Split {
                 return Err(EvalError::MixedInputs { protocol: classless.name() });
             }
             Some(_) => {
-                ImageSet::unify(&mut [&mut train, &mut test]);
+                ImageSet::unify(&mut [&mut train, &mut test])?;
                 Self { train, test, seed: 0, overrides_transform: false }
             }
         };

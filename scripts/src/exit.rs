@@ -68,6 +68,7 @@ fn of_eval(error: &EvalError) -> u8 {
         EvalError::NotFinite { .. } => NOT_FINITE,
         EvalError::Network(NetworkError::Weights { .. })
         | EvalError::NoLabels { .. }
+        | EvalError::ClassNames { .. }
         | EvalError::NoImages { .. }
         | EvalError::NoMasks { .. }
         | EvalError::Mask { .. }

@@ -300,3 +300,80 @@ fn sheets_and_sidecars_are_made() {
     assert_eq!(std::fs::read(&sidecar).unwrap(), written, "the walk finds what the writer knew");
     assert_eq!(json_of(&world.ocelli(&["shards", "index", &shard, "--json"]))["indexed"], 0);
 }
+
+/// The list of class names stays with the shards, and scores, features and pictures name classes by it.
+#[test]
+fn class_names_follow_the_shards() {
+    let world = World::new(40);
+    let shard = world.shard().display().to_string();
+    let names: Vec<String> = (0..10).map(|class| format!("kind {class}")).collect();
+    let list = names.join("\n") + "\n";
+    std::fs::write(world.path("data/classes.txt"), &list).unwrap();
+    let jobs: [&[&str]; 4] = [
+        &["split", "--part", "train=0.5", "--part", "test=0.5"],
+        &["subset", "--count", "30"],
+        &["reshard"],
+        &["dedup", "--remove"],
+    ];
+    for job in jobs {
+        let out = world.text(job[0]);
+        ok(&world.ocelli(&[&["shards", job[0], &shard, "--out", &out], &job[1..]].concat()));
+        assert_eq!(std::fs::read_to_string(world.path(job[0]).join("classes.txt")).unwrap(), list, "{job:?}");
+    }
+    // Another list is not overwritten.
+    std::fs::create_dir(world.path("else")).unwrap();
+    std::fs::write(world.path("else/classes.txt"), "cat\ndog\n").unwrap();
+    let args = ["shards", "subset", &shard, "--count", "3", "--out", &world.text("else")];
+    assert!(fails(&world.ocelli(&args), 2).contains("holds other classes than"));
+    assert_eq!(std::fs::read_to_string(world.path("else/classes.txt")).unwrap(), "cat\ndog\n");
+
+    ok(&world.pretrain("run", &["--set", "optim.length={steps=1}"]));
+    let (run, train, test) =
+        (world.text("run"), world.text("split/train-*.tar"), world.text("split/test-*.tar"));
+    let probe = ["probe", "--checkpoint", &run, "--train", &train, "--test", &test, "--json"];
+    let classes = json_of(&world.ocelli(&probe))["classes"].clone();
+    assert!(
+        classes.as_array().unwrap().iter().all(|class| class.as_str().unwrap().starts_with("kind ")),
+        "{classes}"
+    );
+    let out = world.text("features.npy");
+    ok(&world.ocelli(&["embed", "--checkpoint", &run, "--shards", &test, "--out", &out]));
+    let told = std::fs::read_to_string(world.path("features.npy.rows.jsonl")).unwrap();
+    assert!(told.lines().next().unwrap().contains("\"class\":\"kind "), "{told}");
+    // Lists that differ mean that labels are numbered in two ways.
+    std::fs::write(world.path("split/classes.txt"), list.replace("kind 3", "other 3")).unwrap();
+    let probe = ["probe", "--checkpoint", &run, "--train", &shard, "--test", &test];
+    let told = fails(&world.ocelli(&probe), 3);
+    assert!(told.contains("class 3 is kind 3 in") && told.contains("other 3 in"), "{told}");
+}
+
+/// Every class is divided by the shares, or samples by their keys alone.
+#[test]
+fn parts_have_every_class_by_its_share() {
+    let world = World::new(60);
+    let shard = world.shard().display().to_string();
+    let split = |out: &str, more: &[&str]| {
+        let out = world.text(out);
+        let args = ["shards", "split", &shard, "--out", &out, "--part", "a=3", "--part", "b=1"];
+        ok(&world.ocelli(&[&args[..], more].concat()));
+    };
+    split("even", &[]);
+    split("again", &[]);
+    split("keys", &["--by-key"]);
+    let counts = |folder: &str, part: &str| -> std::collections::BTreeMap<u32, usize> {
+        let path = world.path(&format!("{folder}/{part}-000000.tar"));
+        let shard = pipeline::Shard::open(&path).unwrap();
+        let mut counts = std::collections::BTreeMap::new();
+        (0..shard.len()).for_each(|i| *counts.entry(shard.label(i).unwrap().unwrap()).or_default() += 1);
+        counts
+    };
+    let (a, b) = (counts("even", "a"), counts("even", "b"));
+    assert_eq!((a.values().sum::<usize>(), b.values().sum::<usize>()), (45, 15));
+    for (class, n_a) in &a {
+        let n_b = b.get(class).copied().unwrap_or(0);
+        let expected = (n_a + n_b) as f64 / 4.0;
+        assert!((n_b as f64 - expected).abs() <= 1.0, "class {class}: {n_a} and {n_b}");
+    }
+    assert_eq!(keys(&world.path("even/b-000000.tar")), keys(&world.path("again/b-000000.tar")));
+    assert_ne!(keys(&world.path("even/b-000000.tar")), keys(&world.path("keys/b-000000.tar")));
+}

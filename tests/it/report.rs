@@ -163,17 +163,27 @@ fn a_browser_opens_the_page_without_an_error() {
         return;
     };
     let world = reported();
-    let (run, other, out) = (world.text("run"), world.text("other"), world.text("both.html"));
-    ok(&world.ocelli(&["report", &run, &other, "--out", &out, "--n-images", "2"]));
+    let (run, other) = (world.text("run"), world.text("other"));
+    for (runs, out) in [(vec![&run], world.text("one.html")), (vec![&run, &other], world.text("both.html"))] {
+        let mut args = vec!["report", "--out", &out, "--n-images", "2"];
+        args.extend(runs.iter().map(|run| run.as_str()));
+        ok(&world.ocelli(&args));
+        check_in_browser(browser, &out, runs.len());
+    }
+}
+
+/// Checks what a browser makes of the page `out` about `n_runs` runs.
+fn check_in_browser(browser: &str, out: &str, n_runs: usize) {
     // What the page itself says of its pictures and charts, at the end of its text.
-    let page = fs::read_to_string(&out).unwrap().replace(
+    let page = fs::read_to_string(out).unwrap().replace(
         "</body>",
         "<script>addEventListener('load', () => setTimeout(() => { const all = [...document.images]; \
          document.body.append(`LOADED ${all.filter((i) => i.complete && i.naturalWidth > 0).length} OF ${all.length}, \
          ${document.querySelectorAll('.chart path').length} LINES, \
+         ${(document.body.innerText.match(/\\[object|undefined|NaN/g) || []).length} SLIPS, \
          ${document.documentElement.scrollWidth - innerWidth} TOO WIDE`); }, 300));</script></body>",
     );
-    fs::write(&out, page).unwrap();
+    fs::write(out, page).unwrap();
     for width in [400, 800, 1600] {
         let output = Command::new(browser)
             .args([
@@ -194,9 +204,11 @@ fn a_browser_opens_the_page_without_an_error() {
             .split(|c: char| !c.is_ascii_digit() && c != '-')
             .filter_map(|word| word.parse().ok())
             .collect();
-        let [loaded, all, lines, too_wide] = numbers[..4] else { panic!("{said}") };
+        let [loaded, all, lines, slips, too_wide] = numbers[..5] else { panic!("{said}") };
         assert_eq!(loaded, all, "pictures at {width} px");
-        assert!(all > 2 * (2 + 4 + 9 + 5) && lines > 20, "{said}");
+        let n_pictures = (n_runs * (2 + 4 + 9 + 5)) as i64;
+        assert!(all > n_pictures && lines > 10 * n_runs as i64, "{said}");
+        assert_eq!(slips, 0, "objects, undefined values and numbers that are none in the text: {dom}");
         assert!(too_wide <= 0, "{too_wide} px too wide at {width} px");
     }
 }

@@ -31,7 +31,9 @@ pub struct ImageSet {
     labels: Vec<Option<u32>>,
     /// All classes of the images that have several, by index in the source.
     several: HashMap<u64, Vec<u32>>,
-    /// Names of the classes, by number.
+    /// Classes as the samples state them, by number.
+    stated: Vec<String>,
+    /// Names of the classes, by number: those of [`ImageSet::named`], or the classes as stated.
     classes: Vec<String>,
 }
 
@@ -73,7 +75,27 @@ impl ImageSet {
         let numbered = |names: &Vec<String>| names.iter().map(|name| by_name[name.as_str()]).collect();
         let several = indices.iter().zip(&written).filter(|(_, names)| names.len() > 1);
         let several = several.map(|(index, names)| (*index, numbered(names))).collect();
-        Ok(Self { transform, name: name.into(), source, rules, indices, labels, several, classes })
+        Ok(Self {
+            transform,
+            name: name.into(),
+            source,
+            rules,
+            indices,
+            labels,
+            several,
+            stated: classes.clone(),
+            classes,
+        })
+    }
+
+    /// Names the classes that samples state as numbers: class 3 has the fourth of `names`, if there are as many.
+    pub fn named(mut self, names: &[String]) -> Self {
+        let name = |class: &String| {
+            let listed = class.parse().ok().and_then(|number: usize| names.get(number));
+            listed.unwrap_or(class).clone()
+        };
+        self.classes = self.stated.iter().map(name).collect();
+        self
     }
 
     /// Keeps only the images that have a class.
@@ -109,17 +131,38 @@ impl ImageSet {
         Self { indices, labels: taken().map(|i| self.labels[i]).collect(), ..self.clone() }
     }
 
-    /// Renumbers the classes of several sets by the union of their classes.
-    pub fn unify(sets: &mut [&mut Self]) {
-        let all = ordered(sets.iter().flat_map(|set| set.classes.iter().map(String::as_str)));
+    /// Renumbers the classes of several sets by the union of their classes. A class that has a name in one set has it in all.
+    ///
+    /// # Errors
+    /// [`EvalError::ClassNames`] if two sets have different names for a class.
+    pub fn unify(sets: &mut [&mut Self]) -> Result<(), EvalError> {
+        let mut named: HashMap<String, (String, String)> = HashMap::new();
+        for set in sets.iter() {
+            for (class, name) in set.stated.iter().zip(&set.classes).filter(|(class, name)| class != name) {
+                let (other, split) =
+                    named.entry(class.clone()).or_insert_with(|| (name.clone(), set.name.clone()));
+                if other != name {
+                    let (class, names) = (class.clone(), [other.clone(), name.clone()]);
+                    return Err(EvalError::ClassNames {
+                        class,
+                        names,
+                        splits: [split.clone(), set.name.clone()],
+                    });
+                }
+            }
+        }
+        let all = ordered(sets.iter().flat_map(|set| set.stated.iter().map(String::as_str)));
         let by_name: HashMap<&str, u32> = all.iter().map(String::as_str).zip(0..).collect();
         for set in sets {
-            let moved: Vec<u32> = set.classes.iter().map(|name| by_name[name.as_str()]).collect();
+            let moved: Vec<u32> = set.stated.iter().map(|name| by_name[name.as_str()]).collect();
             for label in set.labels.iter_mut().flatten().chain(set.several.values_mut().flatten()) {
                 *label = moved[*label as usize];
             }
-            set.classes.clone_from(&all);
+            let name = |class: &String| named.get(class).map_or(class, |(name, _)| name).clone();
+            set.classes = all.iter().map(name).collect();
+            set.stated.clone_from(&all);
         }
+        Ok(())
     }
 
     /// Returns the number of images.

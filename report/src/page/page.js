@@ -193,7 +193,7 @@ const gallery = (name, note, legend) => perRun((run) => {
   return run.gallery ? sheet(run.gallery[name], note(run.gallery), legend ? legend(run.gallery[name]) : null) : null;
 });
 
-const seen = (of) => `Images of ${of.set}, seen by ${of.seen_by}.`;
+const seen = (of) => `Images of ${of.set}, seen by ${of.network_description}.`;
 
 function stages(run) {
   const { step_ms: total, rank_wait_ms: waiting, parts } = run.stages;

@@ -4,14 +4,39 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use pipeline::Source;
+use eval::ImageSet;
 use pipeline::url::ShardUrl;
+use pipeline::{Source, Storage};
+
+/// Name of the list of class names beside shards.
+const LIST: &str = "classes.txt";
 
 /// Reads the list of class names beside the shards `sources`, by number; empty if there is none.
 pub(crate) fn names_beside(sources: &[Source]) -> Vec<String> {
     let Some(ShardUrl::File(path)) = sources.first().map(|source| &source.url) else { return Vec::new() };
-    let text = std::fs::read_to_string(path.with_file_name("classes.txt")).unwrap_or_default();
+    let text = std::fs::read_to_string(path.with_file_name(LIST)).unwrap_or_default();
     text.lines().map(str::to_string).collect()
+}
+
+/// Names the classes of `images`, which are those of the shards `specs`, by the list beside the first shard.
+pub(crate) fn with_names(images: ImageSet, specs: &[String], storage: &Storage) -> anyhow::Result<ImageSet> {
+    Ok(images.named(&names_beside(&storage.sources(specs)?)))
+}
+
+/// Copies the list of class names beside the first of the shards `sources` into the folder `out`.
+pub(crate) fn copy_classes(sources: &[Source], out: &Path, overwrite: bool) -> anyhow::Result<()> {
+    let Some(ShardUrl::File(shard)) = sources.first().map(|source| &source.url) else { return Ok(()) };
+    let (list, target) = (shard.with_file_name(LIST), out.join(LIST));
+    let Ok(text) = std::fs::read(&list) else { return Ok(()) };
+    match std::fs::read(&target) {
+        Ok(there) if there == text => return Ok(()),
+        Ok(_) if !overwrite => {
+            bail!("{} holds other classes than {}; give another --out", target.display(), list.display())
+        }
+        _ => {}
+    }
+    std::fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
+    std::fs::write(&target, text).with_context(|| format!("cannot write {}", target.display()))
 }
 
 /// Mapping from labels to numbers.
@@ -32,7 +57,7 @@ impl Classes {
         labels: impl Iterator<Item = &'a String>,
     ) -> anyhow::Result<Self> {
         let found: BTreeSet<&String> = labels.collect();
-        let path = out.join("classes.txt");
+        let path = out.join(LIST);
         let read = |path: &Path| -> anyhow::Result<Vec<String>> {
             let text = std::fs::read_to_string(path)
                 .with_context(|| format!("cannot read the classes in {}", path.display()))?;
@@ -74,7 +99,7 @@ impl Classes {
 
 /// Writes `classes.txt`, one name per line in the order of the class numbers.
 pub(crate) fn write_classes(folder: &Path, names: &[String]) -> anyhow::Result<()> {
-    let path = folder.join("classes.txt");
+    let path = folder.join(LIST);
     let text: String = names.iter().flat_map(|name| [name.as_str(), "\n"]).collect();
     std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
 }

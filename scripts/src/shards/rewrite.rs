@@ -17,6 +17,7 @@ use rayon::prelude::*;
 use serde_json::{Value, json};
 
 use crate::progress::bar;
+use crate::shards::classes::copy_classes;
 use crate::shards::hold::hold;
 
 /// Samples that are read, processed on all cores and written before the next ones.
@@ -109,6 +110,7 @@ pub(crate) fn rewrite(
     let shards = storage.open_all(sources)?;
     let _held = hold(job.out)?;
     claim(inputs_of(sources, &shards, job.out)?, job.out, job.verb, &job.settings, job.overwrite)?;
+    copy_classes(sources, job.out, job.overwrite)?;
     let mut totals = RewriteTotals::default();
     let progress = bar(shards.iter().map(|shard| shard.len() as u64).sum(), job.verb);
     for (shard, source) in shards.iter().zip(sources) {

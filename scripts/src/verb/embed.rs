@@ -16,6 +16,7 @@ use crate::cluster::launch::Launch;
 use crate::evaluation::flags::{CacheFlags, StageBar};
 use crate::evaluation::network::NetworkFlags;
 use crate::evaluation::scores::set_name;
+use crate::shards::classes::with_names;
 use crate::shards::files::{entries, print_skipped};
 
 /// Flags of `embed`.
@@ -74,6 +75,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let open = args.network.open(&args.checkpoint, &device)?;
     let (source, name) = source(args, storage)?;
     let images = ImageSet::open(source, open.transform, open.rules, name)?;
+    let images = if args.images.is_some() { images } else { with_names(images, &args.shards, storage)? };
     if images.len() < launch.world_size {
         bail!("{} images cannot be divided among {} ranks", images.len(), launch.world_size);
     }

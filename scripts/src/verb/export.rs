@@ -19,6 +19,7 @@ use weights::{Card, Export, Format, Precision, Preprocessing, Score, rounded};
 use crate::backbone::{Backbone, WeightFlags};
 use crate::evaluation::network::workdir_of;
 use crate::evaluation::scores::set_name;
+use crate::shards::classes::with_names;
 
 /// Flags of `export`.
 #[derive(clap::Args)]
@@ -179,7 +180,8 @@ fn scored(args: &Args, backbone: &Backbone, storage: &Storage) -> anyhow::Result
     let transform = Transform { resize_px: resize_px.max(size_px), size_px };
     let images = |specs: &[String]| -> anyhow::Result<ImageSet> {
         let source = Source::Shards(Arc::new(Dataset::open(specs, storage)?));
-        Ok(ImageSet::open(source, transform, augment::DecodeRules::default(), set_name(specs))?)
+        let rules = augment::DecodeRules::default();
+        with_names(ImageSet::open(source, transform, rules, set_name(specs))?, specs, storage)
     };
     let device = Opened::cpu().device;
     let protocols = [Protocol::named("knn").map_err(anyhow::Error::msg)?];

@@ -27,6 +27,7 @@ use crate::evaluation::scores::set_name;
 use crate::exit::PREEMPTED;
 use crate::forecast::at_least;
 use crate::run_progress::RunProgress;
+use crate::shards::classes::with_names;
 use crate::shards::folders::replace_folders;
 use crate::signals::Signals;
 use crate::{frozen, initial, pictures, recipes};
@@ -153,7 +154,8 @@ fn probes(args: &Args, plan: &Plan, storage: &Storage) -> anyhow::Result<Vec<Box
     let transform = Transform::new(plan.recipe.model.image_px() as u32);
     let images = |specs: &[String]| -> anyhow::Result<ImageSet> {
         let source = Source::Shards(Arc::new(Dataset::open(specs, storage)?));
-        Ok(ImageSet::open(source, transform, plan.recipe.data.rules(), set_name(specs))?)
+        let images = ImageSet::open(source, transform, plan.recipe.data.rules(), set_name(specs))?;
+        with_names(images, specs, storage)
     };
     let protocols =
         args.probe_protocols.iter().map(|name| Protocol::named(name)).collect::<Result<Vec<_>, _>>();

@@ -20,6 +20,7 @@ use crate::console::say;
 use crate::evaluation::network::NetworkFlags;
 use crate::evaluation::scores::set_name;
 use crate::pictures;
+use crate::shards::classes::with_names;
 
 /// Length of a page's beginning that contains its title, in bytes.
 const BEGINNING: u64 = 300;
@@ -149,7 +150,7 @@ fn of_run(args: &Args, run: Run, storage: &Storage, device: &Device, sheet: Opti
             },
         };
         let (dataset, specs) = shown?;
-        gallery(args, &run, (dataset, specs), device, sheet).map_err(|error| format!("{error:#}"))
+        gallery(args, &run, (dataset, specs), storage, device, sheet).map_err(|error| format!("{error:#}"))
     });
     if let Some(Err(why)) = &gallery {
         say(format!("warning: {}: no pictures: {why}", run.workdir.display()));
@@ -178,12 +179,14 @@ fn gallery(
     args: &Args,
     run: &Run,
     (dataset, specs): (Arc<Dataset>, &[String]),
+    storage: &Storage,
     device: &Device,
     sheet: Option<&Path>,
 ) -> anyhow::Result<Gallery> {
     let open = args.network.open(&run.workdir, device)?;
     let (name, n) = (set_name(specs), args.candidates.max(args.n_images as u64));
     let images = ImageSet::open_some(Source::Shards(dataset), open.transform, open.rules, name, n)?;
+    let images = with_names(images, specs, storage)?;
     let multicrop = open.multicrop();
     let seed = run.status.plan.recipe.seed;
     let rules = GalleryOptions { n_images: args.n_images.max(1), multicrop: &multicrop, seed };

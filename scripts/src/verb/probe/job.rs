@@ -10,6 +10,7 @@ use crate::cluster::compute::DeviceFlag;
 use crate::evaluation::flags::{CacheFlags, ProtocolFlags};
 use crate::evaluation::network::{NetworkFlags, OpenNetwork};
 use crate::evaluation::scores::set_name;
+use crate::shards::classes::with_names;
 
 /// Flags of `probe`.
 #[derive(clap::Args)]
@@ -90,7 +91,7 @@ pub(super) fn images(
     storage: &Storage,
 ) -> anyhow::Result<ImageSet> {
     let source = Source::Shards(Arc::new(Dataset::open(specs, storage)?));
-    Ok(ImageSet::open(source, open.transform, open.rules, name)?)
+    with_names(ImageSet::open(source, open.transform, open.rules, name)?, specs, storage)
 }
 
 /// Returns the name of the test set.

@@ -6,11 +6,11 @@ use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use pipeline::url::ShardUrl;
-use pipeline::{PipelineError, Shard, Source, Storage};
+use pipeline::{PipelineError, Shard, Storage};
 use serde_json::json;
 
 use crate::progress::bar;
+use crate::shards::classes::copy_classes;
 use crate::shards::rewrite::check_names;
 
 /// Flags of `shards extract`.
@@ -64,22 +64,6 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         out!("{}", json!({ "samples": n_samples, "files": n_files }));
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Copies the list of classes beside the first shard, which gives the class numbers their names.
-fn copy_classes(sources: &[Source], out: &Path, overwrite: bool) -> anyhow::Result<()> {
-    let Some(ShardUrl::File(shard)) = sources.first().map(|source| &source.url) else { return Ok(()) };
-    let classes = shard.with_file_name("classes.txt");
-    match classes.is_file() {
-        true => {
-            let (text, target) = (fs::read(&classes)?, out.join("classes.txt"));
-            if fs::read(&target).is_ok_and(|there| there == text) {
-                return Ok(());
-            }
-            write(&target, &text, overwrite)
-        }
-        false => Ok(()),
-    }
 }
 
 /// Returns the path of `member` below `folder`. A member's name is not trusted: it must not lead out of the folder.

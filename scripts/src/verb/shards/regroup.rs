@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::progress::bar;
-use crate::shards::classes::names_beside;
+use crate::shards::classes::{copy_classes, names_beside};
 use crate::shards::hold::hold;
 use crate::shards::names::shard_list;
 use crate::shards::rewrite::{claim, inputs_of};
@@ -66,13 +66,17 @@ pub(crate) struct ReshardArgs {
 pub(crate) struct SplitArgs {
     #[command(flatten)]
     common: Common,
-    /// Name and share of a part, such as train=0.9; shares are relative. A sample's part depends on its
-    /// key and the seed only, so that samples keep their parts when a set grows.
+    /// Name and share of a part, such as train=0.9; shares are relative. Where samples have labels, every class is divided
+    /// by these shares.
     #[arg(long = "part", required = true, num_args = 1..)]
     parts: Vec<String>,
     /// Seed of the parts.
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Choose a sample's part by its key and the seed alone, whatever its label, so that samples keep their parts when a set
+    /// grows.
+    #[arg(long)]
+    by_key: bool,
 }
 
 /// Flags of `shards subset`.
@@ -130,9 +134,11 @@ pub(crate) fn split(args: &SplitArgs, storage: &Storage) -> anyhow::Result<ExitC
         bail!("--part {name} is given twice");
     }
     let sum: f64 = shares.iter().map(|(_, share)| share).sum();
+    let hash_of = |place: &SamplePosition| {
+        xxh3_64_with_seed(shards[place.shard].key(place.number).as_bytes(), args.seed)
+    };
     let part_of = |place: &SamplePosition| {
-        let key = shards[place.shard].key(place.number);
-        let mut at = xxh3_64_with_seed(key.as_bytes(), args.seed) as f64 / 2f64.powi(64) * sum;
+        let mut at = hash_of(place) as f64 / 2f64.powi(64) * sum;
         let fits = |(_, share): &(String, f64)| {
             at -= share;
             at < 0.0
@@ -141,11 +147,62 @@ pub(crate) fn split(args: &SplitArgs, storage: &Storage) -> anyhow::Result<ExitC
     };
     let mut parts: Vec<(String, Vec<SamplePosition>)> =
         shares.iter().map(|(name, _)| (name.clone(), Vec::new())).collect();
-    for place in all(&shards) {
-        parts[part_of(&place)].1.push(place);
+    let places = all(&shards);
+    let by_class = if args.by_key { None } else { by_class(&shards, &places)? };
+    match &by_class {
+        Some(classes) => {
+            let order = |place: &usize| hash_of(&places[*place]);
+            for (place, part) in stratified(classes, order, &shares) {
+                parts[part].1.push(places[place]);
+            }
+            // Samples stay in the order of the shards.
+            parts.iter_mut().for_each(|(_, places)| places.sort_by_key(|place| (place.shard, place.number)));
+        }
+        None => places.into_iter().for_each(|place| parts[part_of(&place)].1.push(place)),
     }
-    let settings = json!({ "parts": args.parts, "seed": args.seed });
+    // As older releases recorded them, which knew no labels.
+    let settings = match by_class {
+        Some(_) => json!({ "parts": args.parts, "seed": args.seed, "stratified": true }),
+        None => json!({ "parts": args.parts, "seed": args.seed }),
+    };
     write(&args.common, "split", settings, &sources, &shards, &parts)
+}
+
+/// Returns the numbers of the samples of each class, and of samples without one, in `places`; `None` if none has a class.
+fn by_class(
+    shards: &[Shard],
+    places: &[SamplePosition],
+) -> anyhow::Result<Option<BTreeMap<Vec<String>, Vec<usize>>>> {
+    let mut classes: BTreeMap<Vec<String>, Vec<usize>> = BTreeMap::new();
+    for (number, place) in places.iter().enumerate() {
+        classes.entry(shards[place.shard].classes(place.number)?).or_default().push(number);
+    }
+    Ok(classes.keys().any(|class| !class.is_empty()).then_some(classes))
+}
+
+/// Divides each class by `shares`, in the order of `order` within it: each sample goes to the part that has the fewest for its
+/// share. Returns the samples with the numbers of their parts.
+fn stratified(
+    classes: &BTreeMap<Vec<String>, Vec<usize>>,
+    order: impl Fn(&usize) -> u64,
+    shares: &[(String, f64)],
+) -> Vec<(usize, usize)> {
+    let sum: f64 = shares.iter().map(|(_, share)| share).sum();
+    let mut counts = vec![0.0; shares.len()];
+    let mut given = Vec::new();
+    for samples in classes.values() {
+        let mut samples = samples.clone();
+        samples.sort_by_key(|sample| (order(sample), *sample));
+        for sample in samples {
+            let n = given.len() as f64 + 1.0;
+            let lack = |part: usize| shares[part].1 / sum * n - counts[part];
+            let largest = |a: &usize, b: &usize| lack(*a).total_cmp(&lack(*b)).then(b.cmp(a));
+            let part = (0..shares.len()).max_by(largest).unwrap_or(0);
+            counts[part] += 1.0;
+            given.push((sample, part));
+        }
+    }
+    given
 }
 
 pub(crate) fn subset(args: &SubsetArgs, storage: &Storage) -> anyhow::Result<ExitCode> {
@@ -260,6 +317,7 @@ fn write(
     }
     let _held = hold(&common.out)?;
     claim(inputs_of(sources, shards, &common.out)?, &common.out, verb, &settings, false)?;
+    copy_classes(sources, &common.out, false)?;
     let limits =
         ShardLimits { max_samples: common.samples_per_shard.max(1), max_bytes: common.bytes_per_shard };
     let progress = bar(n_samples as u64, verb);

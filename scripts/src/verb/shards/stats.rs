@@ -42,7 +42,7 @@ struct SampleStats {
     /// Sums and sums of squares of each channel, and pixels.
     sums: Option<([f64; 3], [f64; 3], f64)>,
     decode_s: f64,
-    label: Option<u32>,
+    classes: Vec<String>,
 }
 
 /// Statistics of all samples.
@@ -52,7 +52,7 @@ struct Stats {
     n_no_image: u64,
     n_bad: u64,
     n_duplicates: u64,
-    labels: BTreeMap<u32, u64>,
+    classes: BTreeMap<String, u64>,
     n_unlabeled: u64,
     formats: BTreeMap<&'static str, u64>,
     n_progressive: u64,
@@ -101,10 +101,10 @@ fn found(shard: &Shard, i: usize) -> Result<Option<SampleStats>, pipeline::Pipel
     if shard.image_bytes(i).is_none() {
         return Ok(None);
     }
-    let read = shard.label(i).and_then(|label| Ok((label, shard.image(i)?)));
-    let (label, bytes) = match read {
+    let read = shard.classes(i).and_then(|classes| Ok((classes, shard.image(i)?)));
+    let (classes, bytes) = match read {
         // An empty image is counted as one that cannot be decoded.
-        Err(error) if error.is_sample_error() => (None, Vec::new()),
+        Err(error) if error.is_sample_error() => (Vec::new(), Vec::new()),
         read => read?,
     };
     let start = Instant::now();
@@ -128,7 +128,7 @@ fn found(shard: &Shard, i: usize) -> Result<Option<SampleStats>, pipeline::Pipel
         hash,
         sums,
         decode_s,
-        label,
+        classes,
     }))
 }
 
@@ -139,9 +139,9 @@ impl Stats {
             self.n_no_image += 1;
             return;
         };
-        match found.label {
-            Some(label) => *self.labels.entry(label).or_default() += 1,
-            None => self.n_unlabeled += 1,
+        self.n_unlabeled += u64::from(found.classes.is_empty());
+        for class in found.classes {
+            *self.classes.entry(class).or_default() += 1;
         }
         let seen = hashes.entry(found.hash).or_default();
         *seen += 1;
@@ -197,7 +197,7 @@ impl Stats {
             "no_image": self.n_no_image,
             "bad": self.n_bad,
             "duplicates": self.n_duplicates,
-            "classes": self.labels.len(),
+            "classes": self.classes.len(),
             "unlabeled": self.n_unlabeled,
             "formats": self.formats,
             "colors": self.colors,
@@ -278,7 +278,7 @@ fn print(stats: &Stats, shard_mb: &[f64], predicted: f64) {
         stats.n_bad,
         stats.n_duplicates
     );
-    out!("classes          {}; {} samples without a label", stats.labels.len(), stats.n_unlabeled);
+    out!("classes          {}; {} samples without a label", stats.classes.len(), stats.n_unlabeled);
     out!("formats          {}; {} progressive", list(&stats.formats), stats.n_progressive);
     out!("colors           {}; {} rotated by EXIF", list(&stats.colors), stats.n_turned);
     let (mean, deviation) = stats.channels();
