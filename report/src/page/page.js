@@ -123,13 +123,13 @@ function scores() {
     const what = kind.measure && kind.measure !== "accuracy" ? `${kind.metric} (${kind.measure})` : kind.metric;
     const network = kind.network ? `${kind.network}; ` : "";
     const wrapped = (words) => el("div", { class: "words" }, words);
-    return [what, wrapped(counted(kind.set, kind.test_images)), wrapped(fitted(kind)), ...runs.map((run) => cell(run, kind)),
+    return [what, ...runs.map((run) => cell(run, kind)), wrapped(counted(kind.set, kind.test_images)), wrapped(fitted(kind)),
       wrapped(`${network}${kind.transform}`), wrapped(settings(kind))];
   });
-  const headings = ["score", "test set", "fitted on", ...runs.map((run) => run.overview.name), "images", "settings"];
+  const headings = ["score", ...runs.map((run) => run.overview.name), "test set", "fitted on", "images", "settings"];
   return [
     el("p", { class: "note" }, "In percent, accuracies where nothing else is said, with the middle 95 % of resampled test sets; measures that need no labels as they are. Of each, the newest checkpoint that was scored."),
-    table(headings, rows, runs.map((_, i) => 3 + i)),
+    table(headings, rows, runs.map((_, i) => 1 + i)),
     charts.length ? el("div", { class: "charts" }, ...charts) : null,
   ];
 }
