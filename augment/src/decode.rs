@@ -1,7 +1,7 @@
 //! Decoding of encoded images to 8-bit RGB.
 //!
 //! Rules for formats other than 8-bit RGB: gray is copied into three channels; alpha is dropped, as
-//! Pillow's `convert("RGB")` does; 16-bit channels keep their high byte; CMYK and YCCK JPEGs are
+//! Pillow's `convert("RGB")` does, unless there is a background color; 16-bit channels keep their high byte; CMYK and YCCK JPEGs are
 //! converted as Pillow does; color profiles are ignored. EXIF orientation is not applied, as in
 //! the reference recipes, unless it is enabled.
 
@@ -13,7 +13,7 @@ use image::{DynamicImage, ImageDecoder, ImageReader, RgbImage};
 use crate::pixels::{DecodeRules, Rgb8};
 use crate::{AugmentError, jpeg};
 
-/// Decodes JPEG, PNG or WebP. The format is detected from the content, not from a file name.
+/// Decodes JPEG, PNG, WebP, BMP, GIF (its first image), TIFF (its first page) or PNM. The format is detected from the content, not from a file name.
 ///
 /// # Errors
 /// [`AugmentError::TooManyPixels`] by the header alone; [`AugmentError::Decode`] for bytes that
@@ -50,13 +50,13 @@ impl Decoder {
             let buffer = RgbImage::from_raw(out.width_px, out.height_px, std::mem::take(&mut out.data));
             let mut image = DynamicImage::ImageRgb8(buffer.ok_or(AugmentError::Empty)?);
             image.apply_orientation(orientation);
-            *out = to_rgb8(image);
+            *out = to_rgb8(image, None);
         }
         Ok(())
     }
 }
 
-/// Decodes PNG and WebP, and returns the orientation to apply.
+/// Decodes all formats but JPEG, and returns the orientation to apply.
 fn decode_other(bytes: &[u8], rules: &DecodeRules, out: &mut Rgb8) -> Result<Orientation, AugmentError> {
     let broken = |error: image::ImageError| AugmentError::Decode(error.to_string());
     let reader = ImageReader::new(Cursor::new(bytes))
@@ -69,12 +69,18 @@ fn decode_other(bytes: &[u8], rules: &DecodeRules, out: &mut Rgb8) -> Result<Ori
         true => decoder.orientation().unwrap_or(Orientation::NoTransforms),
         false => Orientation::NoTransforms,
     };
-    *out = to_rgb8(DynamicImage::from_decoder(decoder).map_err(broken)?);
+    *out = to_rgb8(DynamicImage::from_decoder(decoder).map_err(broken)?, rules.background);
     Ok(orientation)
 }
 
-fn to_rgb8(image: DynamicImage) -> Rgb8 {
+fn to_rgb8(image: DynamicImage, background: Option<[u8; 3]>) -> Rgb8 {
     let (width_px, height_px) = (image.width(), image.height());
+    if let Some(background) = background.filter(|_| image.color().has_alpha()) {
+        let pixels = image.to_rgba8().into_raw();
+        let data =
+            pixels.chunks_exact(4).flat_map(|p| blended([p[0], p[1], p[2]], p[3], background)).collect();
+        return Rgb8 { width_px, height_px, data };
+    }
     let data = match image {
         DynamicImage::ImageRgb8(rgb) => rgb.into_raw(),
         DynamicImage::ImageLuma8(gray) => gray.into_raw().iter().flat_map(|v| [*v; 3]).collect(),
@@ -93,6 +99,15 @@ fn to_rgb8(image: DynamicImage) -> Rgb8 {
         other => other.to_rgb8().into_raw(),
     };
     Rgb8 { width_px, height_px, data }
+}
+
+/// Mixes a color and the one behind it, with `alpha` of 255 parts of the first, rounded.
+fn blended(color: [u8; 3], alpha: u8, behind: [u8; 3]) -> [u8; 3] {
+    let alpha = u32::from(alpha);
+    std::array::from_fn(|i| {
+        let sum = alpha * u32::from(color[i]) + (255 - alpha) * u32::from(behind[i]);
+        ((sum + 127) / 255) as u8
+    })
 }
 
 fn high_byte(value: u16) -> u8 {
@@ -127,9 +142,29 @@ mod tests {
     }
 
     #[test]
-    fn webp_and_jpeg_decode_too() {
+    fn transparent_pixels_show_the_background() {
+        let of = |image: DynamicImage| {
+            let rules = DecodeRules { background: Some([255, 0, 100]), ..DecodeRules::default() };
+            let rgb = decode(&encode(image, ImageFormat::Png), &rules).expect("decoded");
+            [rgb.data[0], rgb.data[1], rgb.data[2]]
+        };
+        assert_eq!(of(ImageBuffer::from_pixel(2, 2, Rgba([1u8, 2, 3, 0])).into()), [255, 0, 100]);
+        assert_eq!(of(ImageBuffer::from_pixel(2, 2, Rgba([1u8, 2, 3, 255])).into()), [1, 2, 3]);
+        assert_eq!(of(ImageBuffer::from_pixel(2, 2, LumaA([100u8, 51])).into()), [224, 20, 100]);
+        assert_eq!(of(ImageBuffer::from_pixel(2, 2, Rgb([1u8, 2, 3])).into()), [1, 2, 3]);
+    }
+
+    #[test]
+    fn other_formats_decode_too() {
         let image = || DynamicImage::from(ImageBuffer::from_pixel(16, 8, Rgb([200u8, 100, 50])));
-        for format in [ImageFormat::Jpeg, ImageFormat::WebP] {
+        for format in [
+            ImageFormat::Jpeg,
+            ImageFormat::WebP,
+            ImageFormat::Bmp,
+            ImageFormat::Gif,
+            ImageFormat::Tiff,
+            ImageFormat::Pnm,
+        ] {
             let rgb = decode(&encode(image(), format), &DecodeRules::default()).expect("decoded");
             assert_eq!((rgb.width_px, rgb.height_px), (16, 8));
             assert!(rgb.data[0].abs_diff(200) < 6 && rgb.data[2].abs_diff(50) < 6, "{:?}", &rgb.data[..3]);
@@ -188,11 +223,13 @@ mod tests {
         #[test]
         fn damaged_images_never_panic(at in 0usize..600, value: u8, len in 0usize..700) {
             let image = DynamicImage::from(ImageBuffer::from_fn(20, 20, |x, y| Rgb([x as u8 * 9, y as u8 * 7, 3u8])));
-            for format in [ImageFormat::Jpeg, ImageFormat::Png, ImageFormat::WebP] {
+            let formats = [ImageFormat::Jpeg, ImageFormat::Png, ImageFormat::WebP, ImageFormat::Bmp, ImageFormat::Gif,
+                ImageFormat::Tiff, ImageFormat::Pnm];
+            for format in formats {
                 let mut bytes = encode(image.clone(), format);
                 if at < bytes.len() { bytes[at] = value; }
                 bytes.truncate(len);
-                let _ = decode(&bytes, &DecodeRules { max_pixels: 1 << 20, apply_exif: true });
+                let _ = decode(&bytes, &DecodeRules { max_pixels: 1 << 20, apply_exif: true, background: Some([9; 3]) });
             }
         }
     }

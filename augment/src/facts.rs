@@ -23,7 +23,7 @@ pub enum ColorKind {
 /// Properties of an image, from its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Facts {
-    /// Name of the format: `jpeg`, `png` or `webp`.
+    /// Name of the format: `jpeg`, `png`, `webp`, `bmp`, `gif`, `tiff` or `pnm`.
     pub format: &'static str,
     /// Number of pixels per row.
     pub width_px: u32,
@@ -40,7 +40,7 @@ pub struct Facts {
 /// Reads the properties of an image from its header.
 ///
 /// # Errors
-/// [`AugmentError::Decode`] for bytes that are not a JPEG, PNG or WebP, or whose header is damaged.
+/// [`AugmentError::Decode`] for bytes of another format than [`decode`](crate::decode()) reads, or whose header is damaged.
 pub fn facts(bytes: &[u8]) -> Result<Facts, AugmentError> {
     if bytes.starts_with(&jpeg::MAGIC) {
         return of_jpeg(bytes);
@@ -52,7 +52,11 @@ pub fn facts(bytes: &[u8]) -> Result<Facts, AugmentError> {
     let format = match reader.format() {
         Some(ImageFormat::Png) => "png",
         Some(ImageFormat::WebP) => "webp",
-        _ => return Err(broken("neither JPEG nor PNG nor WebP".into())),
+        Some(ImageFormat::Bmp) => "bmp",
+        Some(ImageFormat::Gif) => "gif",
+        Some(ImageFormat::Tiff) => "tiff",
+        Some(ImageFormat::Pnm) => "pnm",
+        _ => return Err(broken("not an image of a known format".into())),
     };
     let mut decoder = reader.into_decoder().map_err(|error| broken(error.to_string()))?;
     let (width_px, height_px) = decoder.dimensions();

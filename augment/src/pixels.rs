@@ -20,12 +20,14 @@ pub struct DecodeRules {
     pub max_pixels: u64,
     /// `true` if EXIF orientation is applied.
     pub apply_exif: bool,
+    /// Color behind transparent pixels; without one, alpha is dropped, as Pillow's `convert("RGB")` does.
+    pub background: Option<[u8; 3]>,
 }
 
 impl Default for DecodeRules {
     fn default() -> Self {
         // Pillow warns of a decompression bomb at 89 megapixels.
-        Self { max_pixels: 89_478_485, apply_exif: false }
+        Self { max_pixels: 89_478_485, apply_exif: false, background: None }
     }
 }
 

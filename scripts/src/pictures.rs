@@ -43,7 +43,11 @@ pub(crate) fn views(workdir: &Path, dataset: &Dataset, plan: &Plan) {
 /// Draws the curves of `metrics.jsonl`: `curves.png`.
 pub(crate) fn curves(workdir: &Path) {
     let path = workdir.join("curves.png");
-    tell("curves", &path, curves::draw_curves(&path, workdir, &CURVES, &["probe/"]));
+    match curves::draw_curves(&path, workdir, &CURVES, &["probe/"]) {
+        // After a few steps there is nothing to draw.
+        Ok(false) => {}
+        drawn => tell("curves", &path, drawn.map(|_| ())),
+    }
 }
 
 /// Draws some of `images`, whose features after `step` steps are `table`, with their nearest neighbors: `neighbors.png`.

@@ -31,6 +31,27 @@ pub(crate) fn bar(total: u64, what: &str) -> ProgressBar {
     }
 }
 
+/// Shows what is done until it is dropped: an animated line in a terminal, nothing in a log.
+pub(crate) struct Activity(ProgressBar);
+
+impl Activity {
+    /// Begins to show `what` is done.
+    pub(crate) fn new(what: impl Into<String>) -> Self {
+        let bar = match draws() {
+            true => ProgressBar::new_spinner().with_message(what.into()),
+            false => ProgressBar::hidden(),
+        };
+        bar.enable_steady_tick(Duration::from_millis(120));
+        Self(bar)
+    }
+}
+
+impl Drop for Activity {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
 /// Writes the rate in items per second, with at most one decimal.
 fn rate(state: &ProgressState, out: &mut dyn std::fmt::Write) {
     let per_s = state.per_sec();

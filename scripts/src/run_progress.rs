@@ -1,6 +1,7 @@
 //! Progress of a run while it trains.
 
 use std::collections::{HashSet, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -18,6 +19,7 @@ const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█
 /// Shows the progress of a run.
 pub(crate) struct RunProgress {
     bar: ProgressBar,
+    running: RunningStep,
     images_per_s: f64,
     waiting_ms: f64,
     seconds_per_step: f64,
@@ -36,6 +38,40 @@ pub(crate) struct RunProgress {
     on_training: Option<Box<dyn FnOnce()>>,
 }
 
+/// Step that a run is in, and its bar, for the answer to an interrupt.
+#[derive(Clone, Default)]
+struct RunningStep(Arc<Mutex<Running>>);
+
+#[derive(Default)]
+struct Running {
+    step: u64,
+    bar: Option<ProgressBar>,
+}
+
+impl RunningStep {
+    fn answer(&self, is_first: bool) {
+        let running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let line = match is_first {
+            true => {
+                format!("finishing step {}, then saving; Ctrl-C again stops without saving", running.step + 1)
+            }
+            false => "stopped without saving: the same command continues from the newest checkpoint".into(),
+        };
+        match running.bar.as_ref().filter(|_| draws()) {
+            Some(bar) => bar.suspend(|| say(&line)),
+            None => say(&line),
+        }
+    }
+
+    fn set(&self, step: u64, bar: Option<&ProgressBar>) {
+        let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        running.step = step;
+        if let Some(bar) = bar {
+            running.bar = Some(bar.clone());
+        }
+    }
+}
+
 impl RunProgress {
     /// Creates the progress of a run, hidden until it starts. Rank 0 shows the run; other ranks print only
     /// warnings of their own.
@@ -44,6 +80,7 @@ impl RunProgress {
             rank,
             prefix: if world_size > 1 { format!("rank {rank}: ") } else { String::new() },
             bar: ProgressBar::hidden(),
+            running: RunningStep::default(),
             images_per_s: 0.0,
             waiting_ms: 0.0,
             seconds_per_step: 0.0,
@@ -55,6 +92,17 @@ impl RunProgress {
             warned: HashSet::new(),
             on_start: None,
             on_training: None,
+        }
+    }
+
+    /// Returns the function that answers interrupts: the first ends the run after its step, the second at once. Only rank 0
+    /// answers.
+    pub(crate) fn answer(&self) -> impl Fn(bool) + Send + 'static {
+        let (running, speaks) = (self.running.clone(), self.rank == 0);
+        move |is_first| {
+            if speaks {
+                running.answer(is_first);
+            }
         }
     }
 
@@ -154,6 +202,8 @@ impl Observer for RunProgress {
             say(format!("continuing at step {step} of {total_steps}"));
         }
         self.bar = run_bar(total_steps, step);
+        self.running.set(step, Some(&self.bar));
+        self.bar.set_message("first batch and first step …");
         self.last_step = Instant::now();
     }
 
@@ -161,6 +211,7 @@ impl Observer for RunProgress {
         if self.rank > 0 {
             return;
         }
+        self.running.set(p.step, None);
         self.follow(p);
         let (numbers, left) = (self.numbers(p), stretch(self.left_s(p)));
         let is_last = p.step == p.total_steps;

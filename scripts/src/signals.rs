@@ -4,9 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
+use signal_hook::iterator::Signals as Received;
 
 /// Signals that ask a run to stop, from a scheduler, a closing terminal or its keyboard.
 const ASKING: [i32; 4] = [SIGTERM, SIGUSR2, SIGHUP, SIGINT];
+
+/// Status of a program that an interrupt has ended.
+const INTERRUPTED: i32 = 130;
 
 /// Signal handlers of a run.
 pub(crate) struct Signals {
@@ -17,18 +21,25 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Registers the handlers; there is nothing to save yet.
-    pub(crate) fn listen() -> std::io::Result<Self> {
+    /// Registers the handlers; there is nothing to save yet. `answer` is called at the first interrupt from the keyboard with
+    /// `true`, and at the second, which ends the program at once, with `false`.
+    pub(crate) fn listen(answer: impl Fn(bool) + Send + 'static) -> std::io::Result<Self> {
         let (stop, idle) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
-        let interrupted = Arc::new(AtomicBool::new(false));
         for signal in ASKING.into_iter().filter(|signal| !is_ignored(*signal)) {
             signal_hook::flag::register_conditional_default(signal, Arc::clone(&idle))?;
-            // A second interrupt from the keyboard ends the program at once.
-            if signal == SIGINT {
-                signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&interrupted))?;
-                signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
-            }
             signal_hook::flag::register(signal, Arc::clone(&stop))?;
+        }
+        if !is_ignored(SIGINT) {
+            // A handler may not print: a thread does, which is idle until an interrupt.
+            let mut received = Received::new([SIGINT])?;
+            std::thread::Builder::new().name("signals".into()).spawn(move || {
+                for (number, _) in received.forever().enumerate() {
+                    answer(number == 0);
+                    if number > 0 {
+                        signal_hook::low_level::exit(INTERRUPTED);
+                    }
+                }
+            })?;
         }
         Ok(Self { stop, idle })
     }

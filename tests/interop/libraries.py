@@ -131,8 +131,11 @@ def networks():
     yield "timm-dinov3-gated", "timm", plus, ["--heads", "2"]
     yield "timm-resnet", "timm", timm.create_model("resnet26", num_classes=0), []
     yield "timm-regnet", "timm", timm.create_model("regnety_002", num_classes=0), []
+    # Narrower in timm and in the paper than in torchvision.
+    yield "timm-regnet-800", "timm", timm.create_model("regnety_008", num_classes=0), []
     yield "tv-resnet", "torchvision", torchvision.models.resnet18(), []
     yield "tv-regnet", "torchvision", torchvision.models.regnet_y_400mf(), []
+    yield "tv-regnet-800", "torchvision", torchvision.models.regnet_y_800mf(), []
     depths, widths = [1, 1, 2, 1], [16, 32, 64, 128]
     sizes = dict(depths=depths, dims=widths, num_classes=0)
     yield "timm-convnext", "timm", timm.create_model("convnext_tiny", **sizes), []
@@ -304,4 +307,4 @@ if __name__ == "__main__":
     elif verb == "onnx":
         check_onnx(*rest[:3], float(rest[3]) if len(rest) > 3 else 1e-4)
     elif verb == "compare":
-        close(rest[0], np.load(rest[1]), np.load(rest[2]))
+        close(rest[0], np.load(rest[1]), np.load(rest[2]), float(rest[3]) if len(rest) > 3 else 1e-4)

@@ -70,6 +70,30 @@ fn an_image_that_lies_about_its_size_goes_to_the_ledger() {
     assert!(stderr.contains("sample 00000004") && stderr.contains("quarantine.jsonl"), "{stderr}");
 }
 
+/// The limit of bad samples holds from the first hundred on: of few images, four unreadable ones are too many.
+#[test]
+fn a_few_images_with_many_bad_ones_stop_a_run() {
+    let world = World::new(37);
+    let files = world.path("files");
+    ok(&world.ocelli(&[
+        "shards",
+        "extract",
+        &world.text("data/train-000000.tar"),
+        "--out",
+        &world.text("files"),
+    ]));
+    let mut images: Vec<_> = crate::embed::walk(&files)
+        .into_iter()
+        .filter(|path| path.extension().is_some_and(|end| end == "jpg"))
+        .collect();
+    images.sort();
+    images[..4].iter().for_each(|path| std::fs::write(path, b"no image").unwrap());
+    let shards = ["--shards", &world.text("files"), "--set", "optim.length={epochs=2}"];
+    let stderr = fails(&world.pretrain("run", &shards), 3);
+    assert!(stderr.contains("above the limit of 1 %") && stderr.contains("data.max_bad_rate"), "{stderr}");
+    ok(&world.pretrain("loose", &[shards.as_slice(), &["--set", "data.max_bad_rate=0.2"]].concat()));
+}
+
 #[test]
 fn a_misspelled_key_names_the_nearest_one() {
     let world = World::new(1);

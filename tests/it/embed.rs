@@ -123,14 +123,15 @@ fn a_folder_is_embedded_without_being_packed() {
     let skipped = ok(&output);
     assert!(skipped.contains("1 .heic"), "{skipped}");
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("1 images could not be decoded"), "{said}");
+    assert!(said.contains("1 images could not be decoded and have no row: dog/broken.jpg"), "{said}");
+    assert_eq!(json_of(&output)["left_out"], serde_json::json!(["dog/broken.jpg"]));
     let rows = lines(&world.path("x.npy.rows.jsonl"));
     assert_eq!(rows.len(), 6);
     let of = |name: &str| rows.iter().find(|row| row["name"] == name).unwrap_or_else(|| panic!("{rows:?}"));
     assert_eq!((&of("cat/0.jpg")["class"], &of("dog/1.jpg")["class"]), (&"cat".into(), &"dog".into()));
 }
 
-fn walk(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
+pub(crate) fn walk(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap().flatten() {
         let path = entry.path();

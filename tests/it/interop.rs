@@ -19,7 +19,7 @@ use crate::support::{fails, ok, program};
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/interop/libraries.py");
 
 /// Small networks of every kind: name and configuration.
-const MODELS: [(&str, &str); 10] = [
+const MODELS: [(&str, &str); 11] = [
     ("vit", "arch='vit'\nimage_px=32\npatch_px=8\nwidth=64\ndepth=2\nheads=2"),
     (
         "registers",
@@ -42,6 +42,7 @@ const MODELS: [(&str, &str); 10] = [
     ("resnet", "arch='resnet'\nimage_px=32\ndepth=18\nwidth=64"),
     ("small-stem", "arch='resnet'\nimage_px=32\ndepth=14\nwidth=16\nstem='small'"),
     ("regnet", "arch='regnet_y'\nimage_px=32\nsize='200mf'"),
+    ("regnet-800", "arch='regnet_y'\nimage_px=32\nsize='800mf'"),
     ("convnext", "arch='convnext'\nimage_px=32\ndepths=[1,1,2,1]\nwidth=16\nlayer_scale=0.5"),
     (
         "convnext-fine",
@@ -131,6 +132,27 @@ impl Bench {
         out
     }
 
+    /// Runs the program of the model card `card` in the folder; returns the file with its feature, `None` if the library cannot
+    /// build the network.
+    fn run_card(&self, card: &str) -> Option<String> {
+        let text = std::fs::read_to_string(self.text(card)).unwrap();
+        let (_, rest) = text.split_once("```python\n").unwrap();
+        let (code, _) = rest.split_once("```").unwrap();
+        if code.contains("has no constructor of this network") {
+            return None;
+        }
+        let out = self.text("feature.npy");
+        let code = format!("{code}import numpy\nnumpy.save({out:?}, numpy.asarray(feature))\n");
+        let output = Command::new(&self.python)
+            .current_dir(self.folder.path())
+            .args(["-c", &code])
+            .env("HF_HUB_OFFLINE", "1")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{card}\n{code}\n{}", String::from_utf8_lossy(&output.stderr));
+        Some(out)
+    }
+
     fn script(&self, args: &[&str]) {
         script(&self.python, args);
     }
@@ -169,8 +191,54 @@ fn graphs_run_in_onnxruntime() {
             let out = format!("{name}-{precision}.onnx");
             let out = bench.export(&weights, &out, &["--precision", precision]);
             bench.script(&["onnx", &out, &features, &images, tolerance]);
+            let again = bench.embed(&out, &format!("{name}-{precision}"), &[]);
+            // onnxruntime may compute products of 8-bit weights in 8 bits.
+            let tolerance = if precision == "int8" { "2e-2" } else { "1e-4" };
+            bench.script(&["onnx", &out, &again, &images, tolerance]);
         }
     }
+}
+
+/// The program in the card of every export, as it stands, gives the feature that `ocelli embed` gives.
+#[test]
+fn programs_of_cards_run() {
+    let Some(python) = python("torch, torchvision, timm, transformers, onnxruntime, PIL") else { return };
+    let bench = Bench::new(python);
+    std::fs::create_dir(bench.text("one")).unwrap();
+    std::fs::copy(bench.text("images/0.png"), bench.text("one/0.png")).unwrap();
+    std::fs::copy(bench.text("images/0.png"), bench.text("photo.jpg")).unwrap();
+    let there = |module: &str| {
+        let import = Command::new(&bench.python).args(["-c", &format!("import {module}")]).output();
+        import.is_ok_and(|output| output.status.success())
+    };
+    let mut formats = vec![("timm", ""), ("timm", ".pth"), ("torchvision", ".pth")];
+    formats.extend([("torchvision", ".safetensors"), ("transformers", ""), ("onnx", ".onnx")]);
+    formats
+        .extend(["dinov2", "dinov3"].into_iter().filter(|module| there(module)).map(|name| (name, ".pth")));
+    let mut n_run = 0;
+    for (name, model) in MODELS {
+        let weights = bench.network(name, model);
+        let expected = bench.text(&format!("{name}-one.npy"));
+        let args = ["embed", "--checkpoint", &weights, "--images", &bench.text("one"), "--out", &expected];
+        ok(&program().args(args).output().unwrap());
+        for (format, extension) in &formats {
+            let out = format!("{name}-{format}{extension}");
+            let path = bench.text(&out);
+            let args = ["export", "--checkpoint", &weights, "--out", &path, "--format", format];
+            let output = program().args(args).output().unwrap();
+            if output.status.code() == Some(2) {
+                continue;
+            }
+            ok(&output);
+            let card = if extension.is_empty() { format!("{out}/README.md") } else { format!("{out}.md") };
+            let Some(feature) = bench.run_card(&card) else { continue };
+            // The processors of transformers resize tensors, not images.
+            let tolerance = if *format == "transformers" { "5e-2" } else { "1e-3" };
+            bench.script(&["compare", &out, &expected, &feature, tolerance]);
+            n_run += 1;
+        }
+    }
+    assert!(n_run >= 40, "{n_run} programs");
 }
 
 /// Files of `torch.save` and safetensors with other names are read again, through every format that can hold the network.

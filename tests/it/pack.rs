@@ -130,28 +130,129 @@ fn extract_and_pack_keep_labels_and_columns() {
     assert!(fails(&none, 2).contains("cat, dog, owl"));
 }
 
+/// A folder is trained on in place, over one rank or two, as its shards are: the same weights, and nothing is copied.
 #[test]
-fn a_run_takes_a_folder_of_images_and_goes_on_with_its_shards() {
+fn a_run_takes_a_folder_of_images_in_place() {
     let world = World::new(4);
     for i in 0..12 {
-        write(&world.path(&format!("photos/{i}.png")), &picture(i, 24), ImageFormat::Png);
+        write(
+            &world.path(&format!("photos/{}/{i}.png", ["cat", "dog"][i % 2])),
+            &picture(i as u32, 24),
+            ImageFormat::Png,
+        );
     }
-    let (recipe, photos, run) = (world.text("tiny.toml"), world.text("photos"), world.text("run"));
-    let args = |steps: &str| -> Vec<String> {
-        let length = format!("optim.length={{steps={steps}}}");
-        let list =
-            ["pretrain", "--recipe", &recipe, "--shards", &photos, "--workdir", &run, "--set", &length];
-        list.map(String::from).to_vec()
+    std::fs::write(world.path("photos/dog/notes.doc"), b"no image").unwrap();
+    let (recipe, photos, shards) = (world.text("tiny.toml"), world.text("photos"), world.text("packed"));
+    ok(&world.ocelli(&["shards", "pack", &photos, "--out", &shards]));
+    let run_with = |name: &str, shards: &str, steps: &str, more: &[&str]| {
+        let (run, length) = (world.text(name), format!("optim.length={{steps={steps}}}"));
+        let args = ["pretrain", "--recipe", &recipe, "--shards", shards, "--workdir", &run, "--set", &length];
+        ok(&crate::support::program().args(args).args(more).output().unwrap())
     };
-    let run_with = |more: &[String]| crate::support::program().args(more).output().unwrap();
-    let said = ok(&run_with(&args("2")));
-    assert!(said.contains("packed into shards"), "{said}");
-    let said = ok(&run_with(&[args("4"), vec!["--lengthen".into()]].concat()));
-    assert!(!said.contains("packed into shards"), "{said}");
+    run_with("of-shards", &shards, "4", &[]);
+    let said = run_with("in-place", &photos, "4", &[]);
+    assert!(said.contains("1 .doc"), "{said}");
+    let weights = |run: &str| {
+        std::fs::read(world.path(run).join("checkpoints/step-0000000004/rank-00000.safetensors")).unwrap()
+    };
+    assert!(weights("in-place") == weights("of-shards"), "the order of a folder is not that of its shards");
+    assert!(!world.path("in-place/shards").exists(), "images were copied");
+    let said = run_with("in-place", &photos, "6", &["--lengthen"]);
+    assert!(said.contains("continuing at step 4"), "{said}");
+    let classes = json_of(&world.ocelli(&[
+        "probe",
+        "--checkpoint",
+        &world.text("in-place"),
+        "--train",
+        &photos,
+        "--test",
+        &photos,
+        "--protocol",
+        "knn",
+        "--json",
+    ]));
+    assert_eq!(classes["classes"], serde_json::json!(["cat", "dog"]), "{classes}");
     let nothing = world.path("nothing");
     std::fs::create_dir(&nothing).unwrap();
     let error = fails(&world.pretrain("x", &["--shards", &nothing.display().to_string()]), 2);
     assert!(error.contains("no shard"), "{error}");
+}
+
+/// A JPEG whose EXIF says that it is to be turned by a quarter.
+fn turned_jpeg(seed: u32) -> Vec<u8> {
+    let mut jpeg = Cursor::new(Vec::new());
+    picture(seed, 24).write_to(&mut jpeg, ImageFormat::Jpeg).unwrap();
+    let mut bytes = jpeg.into_inner();
+    // A TIFF header and a directory of one entry: tag 0x112, a short, 6.
+    let tiff = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0";
+    let segment = [&[0xff, 0xe1], (tiff.len() as u16 + 2).to_be_bytes().as_slice(), tiff].concat();
+    bytes.splice(2..2, segment);
+    bytes
+}
+
+/// Published recipes ignore EXIF: where it matters, every job says so.
+#[test]
+fn images_that_exif_turns_are_counted() {
+    let world = World::new(4);
+    write(&world.path("photos/a.png"), &picture(1, 24), ImageFormat::Png);
+    std::fs::write(world.path("photos/b.jpg"), turned_jpeg(2)).unwrap();
+    let (photos, packed) = (world.text("photos"), world.text("packed"));
+    let said = ok(&world.ocelli(&["shards", "pack", &photos, "--out", &packed]));
+    assert!(said.contains("EXIF turns 1 images") && said.contains("data.apply_exif=true"), "{said}");
+    let output = world.ocelli(&["shards", "stats", &packed]);
+    ok(&output);
+    let stats = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(stats.contains("1 rotated by EXIF (applied by data.apply_exif=true only)"), "{stats}");
+    let sizes = ["--shards", &photos, "--set", "optim.length={steps=2}"];
+    let said = ok(&world.pretrain("run", &sizes));
+    assert!(
+        said.contains("EXIF turns 1 of 6 images") && said.contains("--set data.apply_exif=true"),
+        "{said}"
+    );
+    let said =
+        ok(&world.pretrain("turned", &[sizes.as_slice(), &["--set", "data.apply_exif=true"]].concat()));
+    assert!(!said.contains("EXIF"), "{said}");
+}
+
+/// Names that are not UTF-8 stay different and can be restored.
+#[test]
+fn names_of_any_bytes_are_kept() {
+    use std::os::unix::ffi::OsStrExt;
+    let world = World::new(4);
+    for (seed, name) in [b"caf\xe9.png", b"caf\xe8.png"].into_iter().enumerate() {
+        let path = world.path("photos").join(std::ffi::OsStr::from_bytes(name));
+        write(&path, &picture(seed as u32, 24), ImageFormat::Png);
+    }
+    ok(&world.ocelli(&["shards", "pack", &world.text("photos"), "--out", &world.text("packed")]));
+    let keys: Vec<String> = samples(&world, &world.text("packed")).into_iter().map(|(key, ..)| key).collect();
+    assert_eq!(keys, ["caf%E8", "caf%E9"]);
+}
+
+/// Formats that few programs read are trained on in place as their PNGs are.
+#[test]
+fn other_formats_are_read_in_place() {
+    let world = World::new(4);
+    let formats = [
+        ("bmp", ImageFormat::Bmp),
+        ("dib", ImageFormat::Bmp),
+        ("TIF", ImageFormat::Tiff),
+        ("ppm", ImageFormat::Pnm),
+        ("png", ImageFormat::Png),
+        ("tga", ImageFormat::Tga),
+    ];
+    for (i, (extension, format)) in formats.into_iter().enumerate() {
+        write(&world.path(&format!("photos/{i}.{extension}")), &picture(i as u32, 24), format);
+    }
+    let (photos, packed) = (world.text("photos"), world.text("packed"));
+    let sizes = ["--set", "optim.length={steps=2}", "--set", "optim.batch_size=16"];
+    let said = ok(&world.pretrain("run", &[["--shards", &photos].as_slice(), &sizes].concat()));
+    assert!(said.contains("1 images are of formats") && said.contains("5.tga"), "{said}");
+    // Four of the shards that every run of a test has.
+    assert!(said.contains("the data set has 9 images"), "{said}");
+    assert!(!said.contains("no pictures"), "{said}");
+    assert!(!world.path("run/quarantine.jsonl").exists());
+    ok(&world.ocelli(&["shards", "pack", &photos, "--out", &packed]));
+    assert_eq!(samples(&world, &packed).len(), 6);
 }
 
 #[test]

@@ -15,7 +15,7 @@ fn json(args: &[&str]) -> serde_json::Value {
 fn every_preset_has_a_table_to_4096_ranks() {
     for preset in trainer::estimate::PRESETS {
         let args = ["--preset", preset, "--ranks", "8", "64", "512", "4096", "--rank-batch", "1", "--bf16"];
-        let table = json(&[&args[..], &["--memory-gb", "200", "--simulate"]].concat());
+        let table = json(&[&args[..], &["--gpu", "h100", "--memory-gb", "200", "--simulate"]].concat());
         let rows = table["rows"].as_array().unwrap();
         assert_eq!(rows.len(), 3 + 3 * 4, "none, grad and full each, and groups beyond a node");
         let parameters = table["parameters"].as_f64().unwrap();
@@ -46,6 +46,25 @@ fn traffic_follows_the_formulas() {
     let expected = |backbone: f64| backbone * (1.0 - heads) + 12.0 * heads;
     assert!((of("grad") - expected(6.0)).abs() < 0.1, "{}", of("grad"));
     assert!((of("full") - expected(8.0)).abs() < 0.1, "{}", of("full"));
+}
+
+/// Whole runs: steps of the recipe's length in images of the data set, and their time on a GPU by its data sheet.
+#[test]
+fn a_run_has_a_total() {
+    let args = ["--recipe", "dino_vits16", "--gpu", "v100", "--ranks", "8", "--images", "1281167"];
+    let table = json(&args);
+    let row = &table["rows"][0];
+    assert_eq!(row["steps"], 128_116_700 / 512 + 1, "100 epochs");
+    let (run_s, step_s) = (row["run_s"].as_f64().unwrap(), row["step_s"].as_f64().unwrap());
+    assert!((run_s / step_s - row["steps"].as_f64().unwrap()).abs() < 1.0, "{row}");
+    // Published: 1.75 days.
+    assert!((1.75 / 1.5..1.75 * 1.5).contains(&(run_s / 86_400.0)), "{row}");
+    let output = plan(&["--recipe", "dino_cifar", "--images", "50000"]);
+    ok(&output);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("measured on this machine") && text.contains("rank-h"), "{text}");
+    assert!(!text.contains("failing"), "one rank: {text}");
+    assert!(fails(&plan(&["--gpu", "h300"]), 2).contains("h200"));
 }
 
 #[test]

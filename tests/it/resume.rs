@@ -1,3 +1,4 @@
+use std::io::BufRead;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -58,6 +59,33 @@ fn a_run_that_is_asked_to_stop_writes_a_checkpoint_and_says_143() {
         let newest = trainer::checkpoint::Checkpoint::open(&world.path(&workdir)).unwrap();
         assert_eq!(newest.manifest.step as usize, rows, "the checkpoint is of the last step");
     }
+}
+
+/// An interrupt from the keyboard is answered at once, and ends the run after its step; a second one ends it at once.
+#[test]
+fn interrupts_are_answered() {
+    let world = World::new(50);
+    // A step takes long: what answers is not the loop of steps.
+    let more = ["--set", "optim.length={steps=4000}", "--inject-fault", "hang:step=3,phase=backward"];
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ocelli-under-test"))
+        .args(world.pretrain_args("run", &more))
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let lines = std::io::BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut lines = lines.map_while(Result::ok);
+    let path = world.path("run").join("metrics.jsonl");
+    while std::fs::read_to_string(&path).map_or(0, |text| text.lines().count()) < 3 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let interrupt = || Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    interrupt();
+    let answer = lines.find(|line| line.contains("finishing step"));
+    assert!(answer.is_some_and(|line| line.contains("finishing step 4, then saving")));
+    interrupt();
+    assert!(lines.any(|line| line.contains("stopped without saving")));
+    assert_eq!(child.wait().unwrap().code(), Some(130));
 }
 
 /// A damaged newest checkpoint is skipped for the previous one.

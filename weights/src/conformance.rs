@@ -7,7 +7,8 @@ use networks::{ModelConfig, NamedTensor, QkvBias, Size};
 use crate::backbone::exchange_of;
 use crate::file::{Array, Arrays, safetensors};
 use crate::{
-    Card, Export, Format, Hints, Precision, Preprocessing, WeightsError, fitted, read, resized, write,
+    Card, Export, Format, Hints, Precision, Preprocessing, WeightsError, fitted, read, resized, rounded,
+    write,
 };
 
 /// Parameters of `model` with values that all differ.
@@ -62,9 +63,6 @@ fn every_backbone_is_read_as_it_was_written() {
                 Err(WeightsError::Unsupported { .. }) => continue,
                 Err(error) => panic!("{model:?} as {format:?}: {error}"),
             }
-            if format == Format::Onnx {
-                continue;
-            }
             let hints = Hints { heads: Some(heads(&model)), ..Hints::default() };
             match read(&path, &hints) {
                 Ok(again) => check(&model, &tensors, format, again),
@@ -79,8 +77,9 @@ fn every_backbone_is_read_as_it_was_written() {
 
 /// Checks that `again` is the network of `tensors`, but for what `format` stores in another way.
 fn check(model: &ModelConfig, tensors: &[NamedTensor], format: Format, again: crate::Pretrained) {
-    // timm has no position for a class token beside registers: it is in the token, and read as zeros.
-    let is_merged = format == Format::Timm && tensors.iter().any(|tensor| tensor.name == "reg_token");
+    // timm has no position for a class token beside registers, and graphs have none: it is in the token, and read as zeros.
+    let has_registers = tensors.iter().any(|tensor| tensor.name == "reg_token");
+    let is_merged = format == Format::Onnx || (format == Format::Timm && has_registers);
     // DINOv2 has a LayerScale in every network.
     let gains_scale = again.tensors.len() > tensors.len();
     if !gains_scale {
@@ -125,6 +124,38 @@ fn heads(model: &ModelConfig) -> usize {
     match model {
         ModelConfig::Vit(config) => config.heads,
         _ => 1,
+    }
+}
+
+/// The parameters of a graph are those that its precision holds, 8 bits and their scales among them.
+#[test]
+fn graphs_of_all_precisions_are_read_as_they_were_rounded() {
+    let card = Card::default();
+    for model in ModelConfig::examples() {
+        let tensors = tensors(&model);
+        for precision in Precision::ALL {
+            let preprocessing = Preprocessing::of_size(model.image_px() as u32, Default::default());
+            let (which, card) = ("network", &card);
+            let export = Export { model: &model, tensors: &tensors, preprocessing, which, precision, card };
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("a.onnx");
+            match write(&path, Format::Onnx, &export, false) {
+                Ok(_) => {}
+                Err(WeightsError::Unsupported { .. }) => continue,
+                Err(error) => panic!("{model:?}: {error}"),
+            }
+            let again = read(&path, &Hints::default()).unwrap();
+            let kept = tensors.iter().filter(|tensor| {
+                // Tokens and positions are stored together; keys may have no biases.
+                let is_merged = ["cls_token", "reg_token", "pos_embed"].contains(&tensor.name.as_str());
+                !is_merged && as_read(&model, tensor) == tensor.values
+            });
+            for tensor in kept {
+                let wanted = rounded(&tensor.values, &tensor.shape, precision);
+                let values = &again.tensors.iter().find(|there| there.name == tensor.name).unwrap().values;
+                assert_eq!(values, &wanted, "{} of {model:?} in {precision:?}", tensor.name);
+            }
+        }
     }
 }
 

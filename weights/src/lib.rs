@@ -14,6 +14,7 @@ mod conformance;
 mod decimal;
 mod error;
 mod export;
+mod exported;
 mod file;
 mod fingerprint;
 mod fitted;

@@ -4,11 +4,12 @@ use std::path::Path;
 
 use crate::backbone::{Reader, readers};
 use crate::error::WeightsError;
+use crate::exported::exported;
 use crate::library::Library;
 use crate::metadata::UNNAMED;
 use crate::preprocessing::Preprocessing;
 use crate::pretrained::{Hints, Pretrained};
-use crate::source::{Found, Source, config};
+use crate::source::{Found, Source, config, unsupported};
 
 /// Reads the backbone in `path`: a file of `ocelli export`, a library's weights (safetensors or `torch.save`), or a folder
 /// of weights and their configuration.
@@ -17,12 +18,17 @@ use crate::source::{Found, Source, config};
 /// [`WeightsError::Malformed`], and [`WeightsError::Unknown`] for a network that cannot be built here.
 pub fn read(path: &Path, hints: &Hints) -> Result<Pretrained, WeightsError> {
     let source = Source::open(path)?;
-    if let Some(exported) = source.exported(hints)? {
-        return checked(path, exported);
+    if let Some(read) = exported(&source, hints)? {
+        return checked(path, read);
     }
     let unknown = |reason: String| WeightsError::unknown(path, reason);
-    let (reader, found) = recognized(&source, hints).map_err(unknown)?;
-    let mut read = foreign(&reader, found, &source, hints).map_err(unknown)?;
+    let read = recognized(&source, hints).and_then(|(reader, found)| foreign(&reader, found, &source, hints));
+    let mut read = read.map_err(|reason| {
+        unknown(match unsupported(&source.arrays) {
+            Some(network) => format!("it seems to be {network}, which is not supported: {reason}"),
+            None => reason,
+        })
+    })?;
     if let Some(normalization) = hints.normalization {
         read.preprocessing.normalization = normalization;
     }

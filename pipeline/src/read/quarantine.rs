@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Dataset, PipelineError, SampleId};
 
 /// Minimum number of samples from which the limit is computed: a rate over fewer means little.
-const MIN_SAMPLES_FOR_RATE: u64 = 1000;
+const MIN_SAMPLES_FOR_RATE: u64 = 100;
 
 /// Bad samples of one run.
 #[derive(Debug)]

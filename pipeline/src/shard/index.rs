@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// Block size of a tar in bytes: the data of a member starts on a multiple of it.
-const BLOCK_BYTES: u64 = 512;
+pub(super) const BLOCK_BYTES: u64 = 512;
 
 /// Maximum number of members in a sample. Names with an early dot, such as `img.000001.jpg`, all share one key.
 const MAX_MEMBERS: usize = 1000;

@@ -1,5 +1,6 @@
 //! One shard that is open for reading: its bytes and its index.
 
+pub mod files;
 pub(crate) mod index;
 mod open;
 pub mod sidecar;
@@ -16,8 +17,24 @@ use crate::shard::index::{Member, ShardIndex, short_checksum};
 use crate::shard::store::{CacheUse, LocalStore, Store};
 
 /// Extensions of images, in order of preference.
-pub const IMAGE_EXTENSIONS: [&str; 8] =
-    ["jpg", "jpeg", "png", "webp", "input.jpg", "input.jpeg", "input.png", "input.webp"];
+pub const IMAGE_EXTENSIONS: [&str; 16] = [
+    "jpg",
+    "jpeg",
+    "png",
+    "webp",
+    "bmp",
+    "gif",
+    "tif",
+    "tiff",
+    "pbm",
+    "pgm",
+    "pnm",
+    "ppm",
+    "input.jpg",
+    "input.jpeg",
+    "input.png",
+    "input.webp",
+];
 
 /// Extensions of members that hold classes as text, numbers or names.
 const CLASS_EXTENSIONS: [&str; 3] = ["cls", "cls2", "output.cls"];

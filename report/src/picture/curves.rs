@@ -9,16 +9,16 @@ use crate::ReportError;
 use crate::run::metrics::{Metrics, Point};
 
 /// Draws the metrics of the run in `workdir`, two per row, each with its own scale: first `names`, then all whose names
-/// start with one of `beginnings`. Metrics with fewer than two values are left out.
+/// start with one of `beginnings`. Metrics with fewer than two values are left out; returns `false` if no others remain.
 ///
 /// # Errors
-/// [`ReportError::Read`]; [`ReportError::Picture`], also if there is nothing to draw.
+/// [`ReportError::Read`], [`ReportError::Picture`].
 pub fn draw_curves(
     path: &Path,
     workdir: &Path,
     names: &[&str],
     beginnings: &[&str],
-) -> Result<(), ReportError> {
+) -> Result<bool, ReportError> {
     let Metrics(columns) = Metrics::read(workdir)?;
     let begun = columns
         .keys()
@@ -30,10 +30,10 @@ pub fn draw_curves(
         .filter(|(_, points)| points.len() > 1)
         .collect();
     if curves.is_empty() {
-        let reason = format!("{} has no metric with two values", workdir.display());
-        return Err(ReportError::Picture { path: path.to_path_buf(), reason });
+        return Ok(false);
     }
-    draw_charts(path, &curves, |cell, (name, points)| draw_curve(cell, name, points))
+    draw_charts(path, &curves, |cell, (name, points)| draw_curve(cell, name, points))?;
+    Ok(true)
 }
 
 /// Formats a value without trailing zeros: `0.0015`, `250`.

@@ -8,6 +8,8 @@ use eval::ImageSet;
 use pipeline::url::ShardUrl;
 use pipeline::{Source, Storage};
 
+use super::open::is_folder_of_images;
+
 /// Name of the list of class names beside shards.
 const LIST: &str = "classes.txt";
 
@@ -20,7 +22,11 @@ pub(crate) fn names_beside(sources: &[Source]) -> Vec<String> {
 
 /// Names the classes of `images`, which are those of the shards `specs`, by the list beside the first shard.
 pub(crate) fn with_names(images: ImageSet, specs: &[String], storage: &Storage) -> anyhow::Result<ImageSet> {
-    Ok(images.named(&names_beside(&storage.sources(specs)?)))
+    // The classes of a folder of images are names already.
+    match specs.iter().find(|spec| !is_folder_of_images(spec).unwrap_or(false)) {
+        Some(first) => Ok(images.named(&names_beside(&storage.sources(std::slice::from_ref(first))?))),
+        None => Ok(images),
+    }
 }
 
 /// Copies the list of class names beside the first of the shards `sources` into the folder `out`.

@@ -10,8 +10,9 @@ use serde_json::{Map, Value};
 use super::list;
 use crate::console::say;
 
-/// Extensions of images that are converted to PNG when they are packed.
-pub(crate) const CONVERTED: [&str; 5] = ["bmp", "gif", "tif", "tiff", "dib"];
+/// Extensions of images that are converted to PNG when they are packed: few other programs read them in shards.
+pub(crate) const CONVERTED: [&str; 10] =
+    ["bmp", "dib", "gif", "pbm", "pgm", "pnm", "ppm", "tga", "tif", "tiff"];
 
 /// Extensions of files that belong to the image of the same name: its class, its columns, its caption.
 const SIDECAR_EXTENSIONS: [&str; 4] = ["cls", "cls.txt", "json", "txt"];
@@ -110,12 +111,22 @@ fn folder(root: &Path) -> anyhow::Result<FoundFiles> {
         let below = path.strip_prefix(root)?;
         let in_folder = below.components().count() > 1;
         let class = below.components().next().filter(|_| in_folder);
-        let class = class.map(|part| part.as_os_str().to_string_lossy().into_owned());
-        let name = below.display().to_string();
+        let class = class.map(|part| name_of(Path::new(part.as_os_str())));
+        let name = name_of(below);
         let (own_class, columns) = beside(&path)?;
         found.entries.push(SampleFile { class: own_class.or(class), name, path, columns });
     }
     Ok(found)
+}
+
+/// Returns the text of `path`, in which a byte that is not UTF-8 stands as `%E9`: such names stay different, and can be restored.
+pub(crate) fn name_of(path: &Path) -> String {
+    let chunks = path.as_os_str().as_encoded_bytes().utf8_chunks();
+    chunks.fold(String::new(), |mut name, chunk| {
+        name.push_str(chunk.valid());
+        chunk.invalid().iter().for_each(|byte| name.push_str(&format!("%{byte:02X}")));
+        name
+    })
 }
 
 /// Reads the class and the columns from the files with the name of the image at `path`, as `shards extract` writes them.
@@ -145,8 +156,7 @@ fn beside(path: &Path) -> anyhow::Result<(Option<String>, Map<String, Value>)> {
 /// Returns `true` if `path` belongs to an image of the same name.
 fn is_beside(path: &Path) -> bool {
     let known = extension(path).is_some_and(|extension| SIDECAR_EXTENSIONS.contains(&extension.as_str()));
-    let images = IMAGE_EXTENSIONS.iter().chain(&CONVERTED);
-    known && images.map(|extension| path.with_extension(extension)).any(|image| image.is_file())
+    known && extensions().map(|extension| path.with_extension(extension)).any(|image| image.is_file())
 }
 
 /// Returns `true` if `path` is hidden, as files that systems create beside images, such as `._photo.jpg`.
@@ -156,9 +166,13 @@ fn is_hidden(path: &Path) -> bool {
 
 /// Returns `true` if `path` has the name of an image that can be packed.
 pub(crate) fn is_image(path: &Path) -> bool {
-    extension(path).is_some_and(|extension| {
-        IMAGE_EXTENSIONS.contains(&extension.as_str()) || CONVERTED.contains(&extension.as_str())
-    })
+    extension(path).is_some_and(|extension| extensions().any(|known| known == extension))
+}
+
+/// Extensions of images that can be packed.
+pub(crate) fn extensions() -> impl Iterator<Item = &'static str> {
+    let others = CONVERTED.iter().filter(|extension| !IMAGE_EXTENSIONS.contains(extension));
+    IMAGE_EXTENSIONS.iter().chain(others).copied().filter(|extension| !extension.contains('.'))
 }
 
 /// Extension of `path` in lower case.

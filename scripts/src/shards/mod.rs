@@ -3,12 +3,12 @@
 pub(crate) mod classes;
 pub(crate) mod encode;
 pub(crate) mod files;
-pub(crate) mod folders;
 pub(crate) mod hold;
 pub(crate) mod host_queue;
 pub(crate) mod keys;
 pub(crate) mod list;
 pub(crate) mod names;
+pub(crate) mod open;
 pub(crate) mod order;
 pub(crate) mod pack;
 pub(crate) mod rewrite;

@@ -13,7 +13,7 @@ use pipeline::shard::write::{ShardLimits, ShardWriter};
 use serde_json::{Value, json};
 
 use super::classes::{Classes, write_classes};
-use super::files::{CONVERTED, SampleFile, entries, extension, print_skipped};
+use super::files::{CONVERTED, SampleFile, entries, extension, extensions, print_skipped};
 use super::hold::hold;
 use super::keys::Keys;
 use super::order::shuffle;
@@ -29,6 +29,8 @@ pub(crate) struct Packed {
     pub(crate) failures: Option<(PathBuf, usize)>,
     /// Numbers of skipped files, by extension.
     pub(crate) skipped: BTreeMap<String, usize>,
+    /// Number of images that EXIF turns.
+    pub(crate) n_turned: usize,
 }
 
 impl Packed {
@@ -37,6 +39,13 @@ impl Packed {
         print_skipped(&self.skipped);
         if let Some((list, n)) = &self.failures {
             say(format!("warning: {n} images could not be packed: see {}", list.display()));
+        }
+        if self.n_turned > 0 {
+            say(format!(
+                "note: EXIF turns {} images, which are packed as they are and trained on without it, as in published recipes; \
+                 data.apply_exif=true applies it",
+                self.n_turned
+            ));
         }
     }
 }
@@ -65,7 +74,7 @@ pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
     let mut entries = found.entries;
     let nothing = || pipeline::PipelineError::NoImages {
         path: job.input.to_path_buf(),
-        wanted: IMAGE_EXTENSIONS.iter().chain(&CONVERTED).copied().collect::<Vec<_>>().join(", "),
+        wanted: extensions().collect::<Vec<_>>().join(", "),
     };
     if entries.is_empty() {
         bail!(nothing());
@@ -79,12 +88,13 @@ pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
     shuffle(&mut named, job.seed);
     let mut writer = ShardWriter::new(job.out, job.prefix, job.limits)?;
     let progress = bar(named.len() as u64, "pack");
-    let (mut failures, mut found_classes) = (Vec::new(), BTreeSet::new());
+    let (mut failures, mut found_classes, mut n_turned) = (Vec::new(), BTreeSet::new(), 0);
     for (key, entry) in &named {
         progress.inc(1);
         let label = entry.class.as_ref().map(|class| classes.number(class)).transpose()?;
         match image_of(&entry.path) {
             Ok((extension, image)) => {
+                n_turned += usize::from(facts(&image).is_ok_and(|facts| facts.turned));
                 add(&mut writer, key, entry, (&extension, &image), label)?;
                 found_classes.extend(&entry.class);
             }
@@ -114,6 +124,7 @@ pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
         paths: writer.finish()?,
         failures: failed.map(|list| (list, failures.len())),
         skipped: found.skipped,
+        n_turned,
     })
 }
 
@@ -150,8 +161,12 @@ fn image_of(path: &Path) -> anyhow::Result<(String, Vec<u8>)> {
         facts(&bytes).with_context(|| format!("{} is not a readable image", path.display()))?;
         return Ok((extension, bytes));
     }
-    let image =
-        image::load_from_memory(&bytes).with_context(|| format!("cannot decode {}", path.display()))?;
+    let image = match extension.as_str() {
+        // Nothing in such a file says what it is.
+        "tga" => image::load_from_memory_with_format(&bytes, ImageFormat::Tga),
+        _ => image::load_from_memory(&bytes),
+    };
+    let image = image.with_context(|| format!("cannot decode {}", path.display()))?;
     let image = match image {
         image @ (DynamicImage::ImageLuma8(_)
         | DynamicImage::ImageLumaA8(_)

@@ -1,5 +1,6 @@
 //! `ocelli embed`: writes the features of images to a file for other programs.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -7,17 +8,22 @@ use std::time::Instant;
 
 use anyhow::bail;
 use eval::features::file::{Format, files_of, write};
-use eval::{FeatureKind, ImageFile, ImageSet, Source, features};
-use pipeline::{Dataset, Storage};
+use eval::{FeatureKind, ImageFile, ImageSet, Source, Table, features};
+use pipeline::Storage;
 use serde_json::json;
 
 use crate::cluster::compute;
 use crate::cluster::launch::Launch;
+use crate::console::one_line;
 use crate::evaluation::flags::{CacheFlags, StageBar};
 use crate::evaluation::network::NetworkFlags;
 use crate::evaluation::scores::set_name;
 use crate::shards::classes::with_names;
-use crate::shards::files::{entries, print_skipped};
+use crate::shards::files::{entries, name_of, print_skipped};
+use crate::shards::open::open_dataset;
+
+/// Number of images that are named if they have no row.
+const NAMED: usize = 5;
 
 /// Flags of `embed`.
 #[derive(clap::Args)]
@@ -103,27 +109,47 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let how = if is_cached { "from the cache".to_string() } else { format!("{rate:.0} images/s") };
     out!("{n} rows of {} written to {} ({how})", table.columns.width(), out.display());
     out!("network: {}; images: {}", open.which, open.transform);
+    let left_out = left_out(&images, &table);
     if n_bad > 0 {
-        out!("{n_bad} images could not be decoded and have no row");
+        out!("{n_bad} images could not be decoded and have no row: {}", shortened(&left_out));
     }
     if args.json {
         let width = table.columns.width();
         out!(
             "{}",
-            json!({ "images": n, "undecodable": n_bad, "width": width, "cached": is_cached, "seconds": seconds, "images_per_s": rate })
+            json!({ "images": n, "undecodable": n_bad, "left_out": left_out, "width": width, "cached": is_cached, "seconds": seconds, "images_per_s": rate })
         );
     }
     Ok(ExitCode::SUCCESS)
 }
 
+/// Names of the images that have no row.
+fn left_out(images: &ImageSet, table: &Table) -> Vec<String> {
+    let there: HashSet<u32> = table.images.iter().copied().collect();
+    let numbers = (0..images.len()).filter(|number| !there.contains(&(*number as u32)));
+    numbers
+        .map(|number| match images.describe(number) {
+            (Some(shard), key) => format!("{shard}: {key}"),
+            (None, name) => name,
+        })
+        .collect()
+}
+
+/// The first of `names` in one line.
+fn shortened(names: &[String]) -> String {
+    let first: Vec<String> = names.iter().take(NAMED).map(|name| one_line(name)).collect();
+    let rest = if names.len() > NAMED { ", …: --json names all" } else { "" };
+    format!("{}{rest}", first.join(", "))
+}
+
 /// Opens the images; returns them with their name.
 fn source(args: &Args, storage: &Storage) -> anyhow::Result<(Source, String)> {
     let Some(input) = &args.images else {
-        return Ok((Source::Shards(Arc::new(Dataset::open(&args.shards, storage)?)), set_name(&args.shards)));
+        return Ok((Source::Shards(Arc::new(open_dataset(&args.shards, storage)?)), set_name(&args.shards)));
     };
     let root = if input.is_dir() { input.as_path() } else { input.parent().unwrap_or(Path::new("")) };
     let file = |entry: crate::shards::files::SampleFile| ImageFile {
-        name: entry.path.strip_prefix(root).unwrap_or(&entry.path).display().to_string(),
+        name: name_of(entry.path.strip_prefix(root).unwrap_or(&entry.path)),
         path: entry.path,
         class: entry.class,
     };

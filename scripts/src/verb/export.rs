@@ -10,8 +10,8 @@ use eval::{ImageSet, NoProgress, Protocol, Source, Split};
 use kernels::device::Opened;
 use networks::NamedTensor;
 use networks::Network;
+use pipeline::Storage;
 use pipeline::secrets::redact_list;
-use pipeline::{Dataset, Storage};
 use serde_json::json;
 use trainer::checkpoint::Manifest;
 use weights::{Card, Export, Format, Precision, Preprocessing, Score, rounded};
@@ -20,6 +20,7 @@ use crate::backbone::{Backbone, WeightFlags};
 use crate::evaluation::network::workdir_of;
 use crate::evaluation::scores::set_name;
 use crate::shards::classes::with_names;
+use crate::shards::open::open_dataset;
 
 /// Flags of `export`.
 #[derive(clap::Args)]
@@ -179,7 +180,7 @@ fn scored(args: &Args, backbone: &Backbone, storage: &Storage) -> anyhow::Result
     let Transform { resize_px, size_px } = backbone.preprocessing.transform;
     let transform = Transform { resize_px: resize_px.max(size_px), size_px };
     let images = |specs: &[String]| -> anyhow::Result<ImageSet> {
-        let source = Source::Shards(Arc::new(Dataset::open(specs, storage)?));
+        let source = Source::Shards(Arc::new(open_dataset(specs, storage)?));
         let rules = augment::DecodeRules::default();
         with_names(ImageSet::open(source, transform, rules, set_name(specs))?, specs, storage)
     };

@@ -8,7 +8,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use anyhow::bail;
 use augment::Transform;
 use eval::{ImageSet, Protocol, Source, Split};
-use kernels::device::DeviceKind;
+use kernels::device::{DeviceKind, Opened};
 use networks::probe::Probe;
 use pipeline::{Dataset, Storage};
 use report::Start;
@@ -26,9 +26,10 @@ use crate::evaluation::in_training::InTraining;
 use crate::evaluation::scores::set_name;
 use crate::exit::PREEMPTED;
 use crate::forecast::at_least;
+use crate::progress::Activity;
 use crate::run_progress::RunProgress;
 use crate::shards::classes::with_names;
-use crate::shards::folders::replace_folders;
+use crate::shards::open::{note_turned, open_dataset};
 use crate::signals::Signals;
 use crate::{frozen, initial, pictures, recipes};
 
@@ -153,7 +154,7 @@ fn probes(args: &Args, plan: &Plan, storage: &Storage) -> anyhow::Result<Vec<Box
     }
     let transform = Transform::new(plan.recipe.model.image_px() as u32);
     let images = |specs: &[String]| -> anyhow::Result<ImageSet> {
-        let source = Source::Shards(Arc::new(Dataset::open(specs, storage)?));
+        let source = Source::Shards(Arc::new(open_dataset(specs, storage)?));
         let images = ImageSet::open(source, transform, plan.recipe.data.rules(), set_name(specs))?;
         with_names(images, specs, storage)
     };
@@ -192,13 +193,11 @@ pub(crate) fn pretrain(
     let n_sharers = start::n_sharers(&comm, &device)?;
     // Without a GPU everything is in the host's memory.
     recipe.run.offload &= device.kind != DeviceKind::Cpu;
-    // Other ranks would wait for the one that packs, and no longer than their deadline.
-    let shards = replace_folders(&recipe.data.shards, &target.workdir.join("shards"), launch.world_size == 1);
-    recipe.data.shards = start::all_ready(&comm, shards)?;
-    let open = || -> anyhow::Result<_> {
+    let ready = || -> anyhow::Result<_> {
+        let _shown = (launch.rank == 0).then(|| Activity::new("opening the weights and the images …"));
         let initial = initial::prepare(&mut recipe, target.workdir, &target.initial, launch.rank)?;
         let frozen = frozen::open(&mut recipe, Some(target.workdir))?;
-        let dataset = Arc::new(Dataset::open(&recipe.data.shards, storage)?);
+        let dataset = Arc::new(open_dataset(&recipe.data.shards, storage)?);
         let mut plan = trainer::resolve(recipe, dataset.n_samples())?;
         plan.data_fingerprint = format!("{:016x}", dataset.samples_fingerprint());
         let room = machine::room(launch.n_local.unwrap_or(1), n_sharers, &device);
@@ -207,19 +206,16 @@ pub(crate) fn pretrain(
         initial::check(&plan, target.workdir, &target.initial, initial.as_deref())?;
         Ok((dataset, probes(&plan)?, plan, initial, frozen))
     };
-    let (dataset, mut probes, plan, initial, frozen) = start::all_ready(&comm, open())?;
+    let (dataset, mut probes, plan, initial, frozen) = start::all_ready(&comm, ready())?;
+    if launch.rank == 0 {
+        note_before(&plan, &dataset, &device);
+    }
     let topology = plan.topology(launch.rank).map_err(anyhow::Error::msg)?;
     comm.regroup(topology, plan.recipe.run.exact_sums)?;
-    let signals = Signals::listen()?;
-    // A forecast that fails must not delay any rank.
-    if launch.rank == 0
-        && let Ok(forecast) = at_least(&plan, &device)
-    {
-        say(format!("note: {forecast}"));
-    }
+    let progress = RunProgress::new(launch.rank, launch.world_size);
+    let signals = Signals::listen(progress.answer())?;
     let (workdir, data, of_run) = (target.workdir.to_path_buf(), Arc::clone(&dataset), plan.clone());
-    let progress = RunProgress::new(launch.rank, launch.world_size).on_training(signals.training());
-    let mut progress = progress.on_start(move || {
+    let mut progress = progress.on_training(signals.training()).on_start(move || {
         note_start(&workdir, of_run.world_size);
         pictures::views(&workdir, &data, &of_run);
     });
@@ -241,6 +237,15 @@ pub(crate) fn pretrain(
     }
     signals.idle();
     Ok((plan, outcome?))
+}
+
+/// Prints what a user may want to know before the first step.
+fn note_before(plan: &Plan, dataset: &Dataset, device: &Opened) {
+    note_turned(dataset, &plan.recipe.data.rules());
+    // A forecast that fails must not delay the run.
+    if let Ok(forecast) = at_least(plan, device) {
+        say(format!("note: {forecast}"));
+    }
 }
 
 /// Records the command of this start in the work directory, so that the run can be continued.

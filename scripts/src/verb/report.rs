@@ -11,7 +11,7 @@ use eval::probe::wanted;
 use eval::{ImageSet, NoProgress, Source, features};
 use kernels::device::Device;
 use pipeline::url::{ShardUrl, expand};
-use pipeline::{Dataset, PipelineError, Storage};
+use pipeline::{Dataset, Storage};
 use report::{Gallery, GalleryOptions, Report, Run, html};
 use serde_json::json;
 
@@ -21,6 +21,7 @@ use crate::evaluation::network::NetworkFlags;
 use crate::evaluation::scores::set_name;
 use crate::pictures;
 use crate::shards::classes::with_names;
+use crate::shards::open::{is_folder_of_images, open_dataset};
 
 /// Length of a page's beginning that contains its title, in bytes.
 const BEGINNING: u64 = 300;
@@ -143,10 +144,13 @@ fn of_run(args: &Args, run: Run, storage: &Storage, device: &Device, sheet: Opti
     let own = own_shards(&run, storage);
     let gallery = (!args.no_pictures).then(|| {
         let shown = match args.images.is_empty() {
-            true => own.clone().map(|dataset| (dataset, run.status.plan.recipe.data.shards.as_slice())),
-            false => match Dataset::open(&args.images, storage) {
+            true => own
+                .as_ref()
+                .map(|(dataset, paths)| (Arc::clone(dataset), paths.as_slice()))
+                .map_err(Clone::clone),
+            false => match open_dataset(&args.images, storage) {
                 Ok(dataset) => Ok((Arc::new(dataset), args.images.as_slice())),
-                Err(error) => Err(error.to_string()),
+                Err(error) => Err(format!("{error:#}")),
             },
         };
         let (dataset, specs) = shown?;
@@ -155,24 +159,32 @@ fn of_run(args: &Args, run: Run, storage: &Storage, device: &Device, sheet: Opti
     if let Some(Err(why)) = &gallery {
         say(format!("warning: {}: no pictures: {why}", run.workdir.display()));
     }
-    Report { run, gallery, dataset: own.ok() }
+    Report { run, gallery, dataset: own.ok().map(|(dataset, _)| dataset) }
 }
 
-/// Opens the run's shards, if they are on a disk: opening a remote shard may fetch it. Paths are relative to the folder where
+/// Opens the run's shards, if they are on a disk, and returns their paths with them: opening a remote shard may fetch it. Paths are relative to the folder where
 /// the run was started.
-fn own_shards(run: &Run, storage: &Storage) -> Result<Arc<Dataset>, String> {
+fn own_shards(run: &Run, storage: &Storage) -> Result<(Arc<Dataset>, Vec<String>), String> {
     let folder = run.start.as_ref().map(|start| start.folder.clone()).unwrap_or_default();
-    let hint = |error: PipelineError| format!("{error}; choose images with `ocelli report --images`");
+    let hint = "choose images with `ocelli report --images`";
     let mut paths = Vec::new();
-    for shard in expand(&run.status.plan.recipe.data.shards).map_err(hint)? {
-        match shard {
-            ShardUrl::File(path) => paths.push(folder.join(path).to_string_lossy().into_owned()),
-            ShardUrl::Remote(_) | ShardUrl::Pipe(_) => {
-                return Err("the shards are on a server; choose images with `ocelli report --images`".into());
+    for spec in &run.status.plan.recipe.data.shards {
+        let below = folder.join(spec).to_string_lossy().into_owned();
+        if is_folder_of_images(&below).unwrap_or(false) {
+            paths.push(below);
+            continue;
+        }
+        for shard in expand(std::slice::from_ref(spec)).map_err(|error| format!("{error}; {hint}"))? {
+            match shard {
+                ShardUrl::File(path) => paths.push(folder.join(path).to_string_lossy().into_owned()),
+                ShardUrl::Remote(_) | ShardUrl::Pipe(_) => {
+                    return Err(format!("the shards are on a server; {hint}"));
+                }
             }
         }
     }
-    Dataset::open(&paths, storage).map(Arc::new).map_err(hint)
+    let dataset = open_dataset(&paths, storage).map_err(|error| format!("{error:#}; {hint}"))?;
+    Ok((Arc::new(dataset), paths))
 }
 
 fn gallery(

@@ -10,6 +10,7 @@
 //! ```
 
 mod failure;
+mod gpu;
 mod memory;
 mod model;
 mod placement;
@@ -18,6 +19,7 @@ mod simulate;
 mod time;
 
 pub use failure::{Goodput, goodput};
+pub use gpu::{EFFICIENCY, GPUS, Gpu};
 pub use memory::{Memory, fit, max_kept_graphs, memory};
 pub use model::{ModelCost, NetworkCost, UnitCost, of_plan};
 pub use placement::Placement;

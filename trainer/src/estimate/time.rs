@@ -7,7 +7,7 @@ use ranks::wire::Wire;
 
 use super::{ModelCost, NetworkCost, Placement};
 
-/// Interconnect of the ranks, and their speed of computation.
+/// Interconnect of the ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fabric {
     /// Number of ranks on a node.
@@ -20,8 +20,6 @@ pub struct Fabric {
     pub local_latency_s: f64,
     /// Latency of a message between nodes, in seconds.
     pub node_latency_s: f64,
-    /// Floating-point operations per second of a rank.
-    pub flops: f64,
 }
 
 /// Bytes that a rank receives in a step, and the number of collectives.
@@ -99,9 +97,8 @@ pub fn step_flops(model: &ModelCost, placement: &Placement) -> [f64; 2] {
     [images * once, images * (once + twice)]
 }
 
-/// Estimates the time of a step.
-pub fn step_time(model: &ModelCost, placement: &Placement, fabric: &Fabric) -> StepTime {
-    let compute_s = step_flops(model, placement)[1] / fabric.flops;
+/// Estimates the time of a step in which a rank computes for `compute_s`.
+pub fn step_time(model: &ModelCost, placement: &Placement, fabric: &Fabric, compute_s: f64) -> StepTime {
     let traffic = traffic(model, placement);
     let within = |bytes: f64, size: usize, n: usize| collective(bytes, size, n, 1, fabric);
     let (ring_a, tree_a) = within(traffic.gather_bytes, placement.group_size, traffic.n_gathers);

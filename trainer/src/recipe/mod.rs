@@ -117,12 +117,15 @@ pub struct DataConfig {
     pub shards: Vec<String>,
     /// Number of shards whose samples are shuffled together; 16 by default.
     pub window_shards: usize,
-    /// Share of unusable samples, in 0..=1, above which the run stops; 0.01 by default.
+    /// Share of unusable samples, in 0..=1, above which the run stops; 0.01 by default. Of the first hundred samples, as many may
+    /// be unusable as of a hundred.
     pub max_bad_rate: f64,
     /// Largest image in pixels; larger ones are refused.
     pub max_pixels: u64,
     /// True if the EXIF orientation of an image is applied.
     pub apply_exif: bool,
+    /// Color behind transparent pixels: red, green and blue in 0..=255. Without it, the transparency of pixels is ignored.
+    pub background: Option<[u8; 3]>,
     /// Mean subtracted from colors, and standard deviation by which they are divided; ImageNet's by default.
     pub normalization: Normalization,
 }
@@ -134,7 +137,7 @@ fn redact_list<S: Serializer>(shards: &[String], serializer: S) -> Result<S::Ok,
 impl DataConfig {
     /// Returns the rules for decoding an image.
     pub fn rules(&self) -> DecodeRules {
-        DecodeRules { max_pixels: self.max_pixels, apply_exif: self.apply_exif }
+        DecodeRules { max_pixels: self.max_pixels, apply_exif: self.apply_exif, background: self.background }
     }
 }
 
@@ -147,6 +150,7 @@ impl Default for DataConfig {
             max_bad_rate: 0.01,
             max_pixels: rules.max_pixels,
             apply_exif: rules.apply_exif,
+            background: rules.background,
             normalization: Normalization::default(),
         }
     }

@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::method::TargetDistribution;
 
+/// Number of steps before which a loss at chance level says nothing: networks that learn well take longer to leave it.
+const MIN_STEPS_TO_LEARN: u64 = 200;
+
 /// Subject of a warning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -65,7 +68,9 @@ pub(crate) fn diagnose(
     if step < grace_steps {
         return warnings;
     }
-    if let Some(uninformed) = uninformed.filter(|uninformed| (loss - uninformed).abs() < 0.005 * uninformed) {
+    let is_judged = step >= MIN_STEPS_TO_LEARN;
+    let at_chance = |uninformed: &f64| is_judged && (loss - uninformed).abs() < 0.005 * uninformed;
+    if let Some(uninformed) = uninformed.filter(at_chance) {
         let warning = format!(
             "the loss {loss:.4} is still at chance level ({uninformed:.4}): the network does \
              not learn; try a higher learning rate or lower temperatures"
@@ -128,7 +133,7 @@ mod tests {
         let said = |loss, entropy, features| {
             let target =
                 TargetDistribution { entropy: "entropy", uniform_entropy: 8.0, sharpness_key: "method.temp" };
-            let warnings = diagnose(100, 10, loss, Some(8.0), &[(target, entropy)], features);
+            let warnings = diagnose(300, 10, loss, Some(8.0), &[(target, entropy)], features);
             warnings.into_iter().map(|(_, warning)| warning).collect::<Vec<_>>().join(" ")
         };
         assert_eq!(said(5.0, 4.0, healthy), "");
@@ -137,5 +142,6 @@ mod tests {
         assert!(said(0.1, 0.001, healthy).contains("a higher method.temp"));
         assert!(said(5.0, 4.0, FeatureHealth { std: 0.001, effective_rank: 1.0 }).contains("collapsed"));
         assert!(diagnose(5, 10, 8.0, Some(8.0), &[], healthy).is_empty());
+        assert!(diagnose(199, 10, 8.0, Some(8.0), &[], healthy).is_empty(), "too early to judge");
     }
 }

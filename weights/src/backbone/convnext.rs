@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::convolutional::{IMAGE_PX, cells};
 use super::layers::{gelu, linear, norm};
 use super::renamed::{ours, renamed};
-use super::{Drawn, Exchange, Recognized, TimmModel, no_such};
+use super::{Drawn, Exchange, PythonNetwork, Recognized, TimmModel, no_such};
 use crate::decimal::decimal;
 use crate::export::Export;
 use crate::file::{Array, Arrays};
@@ -122,6 +122,36 @@ impl Exchange for ConvnextConfig {
             "drop_path_rate": 0.0,
             "image_size": self.image_px,
         }))
+    }
+
+    fn feature_in_transformers(&self) -> &'static str {
+        "last_hidden_state[:, 0]"
+    }
+
+    fn python(&self, library: Library) -> Option<PythonNetwork> {
+        let (widths, depths) = (widths(self), self.depths);
+        match library {
+            Library::Torchvision => {
+                let after = widths[1..].iter().map(ToString::to_string).chain(["None".to_string()]);
+                let stages = widths.iter().zip(after).zip(depths);
+                let stages: Vec<String> = stages
+                    .map(|((width, after), depth)| {
+                        format!("convnext.CNBlockConfig({width}, {after}, {depth})")
+                    })
+                    .collect();
+                Some(PythonNetwork {
+                    imports: "from torchvision.models import convnext\n",
+                    expression: format!("convnext.ConvNeXt([{}])", stages.join(", ")),
+                    without_classifier: "model.classifier[2] = torch.nn.Identity()\n",
+                })
+            }
+            Library::Dinov3 => Some(PythonNetwork {
+                imports: "from dinov3.models.convnext import ConvNeXt\n",
+                expression: format!("ConvNeXt(depths={depths:?}, dims={widths:?})"),
+                without_classifier: "",
+            }),
+            _ => None,
+        }
     }
 
     fn draw(&self, graph: &mut Graph<'_>, _: usize) -> Result<Drawn, String> {

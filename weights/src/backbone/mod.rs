@@ -89,6 +89,18 @@ pub(crate) trait Exchange {
         Err(no_such(Library::Transformers))
     }
 
+    /// Returns the part of a model's output in transformers that is an image's feature, as Python code.
+    fn feature_in_transformers(&self) -> &'static str {
+        "last_hidden_state.mean((2, 3))"
+    }
+
+    /// Returns Python code that builds the network with the code of `library`; `None` if there is none, or if `library` is
+    /// timm, whose constructor [`Exchange::timm`] returns.
+    fn python(&self, library: Library) -> Option<PythonNetwork> {
+        let _ = library;
+        None
+    }
+
     /// Adds the network's nodes for images of `px` pixels to `graph`.
     ///
     /// # Errors
@@ -96,6 +108,16 @@ pub(crate) trait Exchange {
     fn draw(&self, graph: &mut onnx::Graph<'_>, px: usize) -> Result<Drawn, String> {
         let _ = (graph, px);
         Err("ONNX export is not implemented for it".into())
+    }
+
+    /// Restores the parameters that the network's graph merges, among the constants `arrays` of that graph; returns the
+    /// configuration if the graph is made for images of another size.
+    ///
+    /// # Errors
+    /// A message, if a constant is missing or has another shape.
+    fn separated(&self, arrays: &mut Arrays) -> Result<Option<ModelConfig>, String> {
+        let _ = arrays;
+        Ok(None)
     }
 
     /// Adapts `tensors` to images of `px` pixels, so that the network computes the features that it computed for them before;
@@ -147,6 +169,16 @@ pub(crate) struct TimmModel {
     pub classifier: &'static str,
     /// Pooling: `token` or `avg`.
     pub pool: &'static str,
+}
+
+/// Python code that builds a network.
+pub(crate) struct PythonNetwork {
+    /// Import statements, each with its newline.
+    pub imports: &'static str,
+    /// Expression whose value is the network.
+    pub expression: String,
+    /// Statement that removes the classifier, with its newline; empty if there is no classifier.
+    pub without_classifier: &'static str,
 }
 
 /// Outputs of a graph.

@@ -1,11 +1,11 @@
 //! RegNetYs of timm, torchvision and transformers. Ocelli has the names of torchvision.
 
-use networks::{ModelConfig, NamedSize, RegnetConfig, Size};
+use networks::{Design, ModelConfig, NamedSize, RegnetConfig, Size};
 use serde_json::{Value, json};
 
 use super::convolutional::{self, IMAGE_PX, Layer, branch, outputs, stem};
 use super::renamed::{ours, renamed};
-use super::{Drawn, Exchange, Recognized, TimmModel, no_such};
+use super::{Drawn, Exchange, PythonNetwork, Recognized, TimmModel, no_such};
 use crate::export::Export;
 use crate::file::Arrays;
 use crate::library::Library;
@@ -49,7 +49,10 @@ impl Exchange for RegnetConfig {
     fn arrays(&self, library: Library, export: &Export<'_>) -> Result<Arrays, String> {
         match library {
             Library::Timm => Ok(renamed(export, |name| in_timm(name).into_iter().collect())),
-            Library::Torchvision => Ok(ours(export)),
+            Library::Torchvision => {
+                check_torchvision(self)?;
+                Ok(ours(export))
+            }
             Library::Transformers => Ok(renamed(export, |name| in_transformers(name).into_iter().collect())),
             Library::Dino => Err("DINO has no RegNets".into()),
             Library::Dinov2 | Library::Dinov3 => Err(no_such(library)),
@@ -82,6 +85,22 @@ impl Exchange for RegnetConfig {
             "hidden_act": "relu",
             "downsample_in_first_stage": true,
         }))
+    }
+
+    fn python(&self, library: Library) -> Option<PythonNetwork> {
+        let design = match self.size {
+            Size::Named(size) => size.design(),
+            Size::Design(design) => design,
+        };
+        let Design { depth, w_0, w_a, w_m, group_width, .. } = design;
+        (library == Library::Torchvision).then(|| PythonNetwork {
+            imports: "from torchvision.models import regnet\n",
+            expression: format!(
+                "regnet.RegNet(regnet.BlockParams.from_init_params(depth={depth}, w_0={w_0}, w_a={w_a}, w_m={w_m}, \
+                 group_width={group_width}, se_ratio=0.25))"
+            ),
+            without_classifier: "model.fc = torch.nn.Identity()\n",
+        })
     }
 
     fn draw(&self, graph: &mut Graph<'_>, _: usize) -> Result<Drawn, String> {
@@ -174,39 +193,66 @@ fn in_branch(part: &str, numbers: [usize; 3]) -> Option<(usize, &str)> {
 
 /// Returns the published RegNetY whose parameters are all in `found`.
 fn of_shapes(found: &Found, names: impl Fn(&str) -> Vec<String>) -> Result<ModelConfig, String> {
-    let of_size = |size| ModelConfig::RegnetY(RegnetConfig { image_px: IMAGE_PX, size: Size::Named(size) });
+    let of_size = |size| ModelConfig::RegnetY(RegnetConfig { image_px: IMAGE_PX, size });
     let fits = |model: &ModelConfig| {
         model.params().iter().all(|(name, shape)| {
             names(name).first().and_then(|name| found.shape(name)) == Some(shape.as_slice())
         })
     };
-    let mut models = NamedSize::ALL.into_iter().map(of_size);
+    let mut models = published().into_iter().map(|(size, _)| of_size(size));
     models.find(fits).ok_or_else(|| "its RegNet is none of the published RegNetYs".into())
+}
+
+/// Returns the published RegNetYs, and the name of each in timm; `None` if timm does not have it.
+fn published() -> Vec<(Size, Option<&'static str>)> {
+    let in_timm = |size| match size {
+        NamedSize::Mf200 => Some("regnety_002"),
+        NamedSize::Mf400 => Some("regnety_004"),
+        NamedSize::Mf600 => Some("regnety_006"),
+        NamedSize::Mf800 => Some("regnety_008_tv"),
+        NamedSize::Gf1_6 => Some("regnety_016"),
+        NamedSize::Gf3_2 => Some("regnety_032"),
+        NamedSize::Gf4 => Some("regnety_040"),
+        NamedSize::Gf6_4 => Some("regnety_064"),
+        NamedSize::Gf8 => Some("regnety_080_tv"),
+        NamedSize::Gf12 => Some("regnety_120"),
+        NamedSize::Gf16 => Some("regnety_160"),
+        NamedSize::Gf32 => Some("regnety_320"),
+        NamedSize::Gf64 => Some("regnety_640"),
+        NamedSize::Gf128 => Some("regnety_1280"),
+        NamedSize::Gf256 => Some("regnety_2560"),
+        NamedSize::B10 => None,
+    };
+    let named = NamedSize::ALL.into_iter().map(|size| (Size::Named(size), in_timm(size)));
+    // Two sizes are wider in torchvision than in the paper; timm has both networks.
+    let of_paper = [(NamedSize::Mf800, "regnety_008"), (NamedSize::Gf8, "regnety_080")]
+        .map(|(size, name)| (Size::Design(Design { keeps_width: false, ..size.design() }), Some(name)));
+    named.chain(of_paper).collect()
+}
+
+/// Checks that torchvision's rule makes the widths of this design.
+fn check_torchvision(config: &RegnetConfig) -> Result<(), String> {
+    let Size::Design(design) = config.size else { return Ok(()) };
+    let by_its_rule = RegnetConfig {
+        image_px: config.image_px,
+        size: Size::Design(Design { keeps_width: true, ..design }),
+    };
+    match by_its_rule.stages() == config.stages() {
+        true => Ok(()),
+        false => Err("torchvision rounds the widths of this RegNetY up (keeps_width)".into()),
+    }
 }
 
 /// Returns the name of the architecture in timm.
 fn timm_architecture(config: &RegnetConfig) -> Result<&'static str, String> {
-    let Size::Named(size) = config.size else {
-        return Err("timm has only the published RegNetYs".into());
-    };
-    Ok(match size {
-        NamedSize::Mf200 => "regnety_002",
-        NamedSize::Mf400 => "regnety_004",
-        NamedSize::Mf600 => "regnety_006",
-        NamedSize::Mf800 => "regnety_008",
-        NamedSize::Gf1_6 => "regnety_016",
-        NamedSize::Gf3_2 => "regnety_032",
-        NamedSize::Gf4 => "regnety_040",
-        NamedSize::Gf6_4 => "regnety_064",
-        NamedSize::Gf8 => "regnety_080_tv",
-        NamedSize::Gf12 => "regnety_120",
-        NamedSize::Gf16 => "regnety_160",
-        NamedSize::Gf32 => "regnety_320",
-        NamedSize::Gf64 => "regnety_640",
-        NamedSize::Gf128 => "regnety_1280",
-        NamedSize::Gf256 => "regnety_2560",
-        NamedSize::B10 => return Err("timm has no RegNetY of 10 billion parameters".into()),
-    })
+    let stages = config.stages();
+    let of_size = |size| RegnetConfig { image_px: config.image_px, size };
+    let same = published().into_iter().find(|(size, _)| of_size(*size).stages() == stages);
+    match same {
+        Some((_, Some(name))) => Ok(name),
+        Some((_, None)) => Err("timm has no RegNetY of 10 billion parameters".into()),
+        None => Err("timm has only the published RegNetYs".into()),
+    }
 }
 
 #[cfg(test)]

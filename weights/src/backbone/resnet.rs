@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::convolutional::{self, IMAGE_PX, Layer, branch, outputs, stem};
 use super::renamed::{ours, renamed};
-use super::{Drawn, Exchange, Recognized, TimmModel, no_such};
+use super::{Drawn, Exchange, PythonNetwork, Recognized, TimmModel, no_such};
 use crate::export::Export;
 use crate::file::Arrays;
 use crate::library::Library;
@@ -83,6 +83,19 @@ impl Exchange for ResnetConfig {
             "downsample_in_first_stage": false,
             "downsample_in_bottleneck": false,
         }))
+    }
+
+    fn python(&self, library: Library) -> Option<PythonNetwork> {
+        if library != Library::Torchvision || self.stem == StemKind::Small || self.width != 64 {
+            return None;
+        }
+        let (depths, is_bottleneck) = self.stages();
+        let block = if is_bottleneck { "Bottleneck" } else { "BasicBlock" };
+        Some(PythonNetwork {
+            imports: "from torchvision.models import resnet\n",
+            expression: format!("resnet.ResNet(resnet.{block}, {depths:?})"),
+            without_classifier: "model.fc = torch.nn.Identity()\n",
+        })
     }
 
     fn draw(&self, graph: &mut Graph<'_>, _: usize) -> Result<Drawn, String> {
@@ -169,6 +182,7 @@ fn of_shapes(found: &Found, names: impl Fn(&str) -> Vec<String>) -> Result<Model
             return Err(format!("the first convolution of its ResNet has shape {stem:?}, not [64, 3, 7, 7]"));
         }
     };
+    check_branches(found, &names, width)?;
     let image_px = if kind == StemKind::Small { 32 } else { IMAGE_PX };
     let config = ResnetConfig { image_px, depth: layers, width, stem: kind, zero_init_residual: false };
     let model = ModelConfig::Resnet(config.clone());
@@ -176,6 +190,28 @@ fn of_shapes(found: &Found, names: impl Fn(&str) -> Vec<String>) -> Result<Model
     match config.stages() == (depths, is_bottleneck) {
         true => Ok(model),
         false => Err(format!("a ResNet with {depths:?} branches is not supported")),
+    }
+}
+
+/// Checks that the first branch is a ResNet's behind a stem of `width` channels: ResNeXts and Wide ResNets have the same names.
+fn check_branches(found: &Found, names: impl Fn(&str) -> Vec<String>, width: usize) -> Result<(), String> {
+    let shape = |name: &str| names(name).first().and_then(|name| found.shape(name));
+    let (Some([channels, ..]), Some([_, of_group, ..])) =
+        (shape("layer1.0.conv1.weight"), shape("layer1.0.conv2.weight"))
+    else {
+        return Ok(());
+    };
+    if of_group < channels && channels.is_multiple_of(*of_group) {
+        return Err(format!(
+            "it is a ResNeXt: its convolutions are in {} groups, which is not supported",
+            channels / of_group
+        ));
+    }
+    match *channels == width {
+        true => Ok(()),
+        false => Err(format!(
+            "it is a Wide ResNet: its first branch has {channels} channels instead of {width}, which is not supported"
+        )),
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) enum Element {
 
 impl Element {
     /// Converts little-endian `bytes` to f32.
-    fn values(self, bytes: &[u8]) -> Vec<f32> {
+    pub(crate) fn values(self, bytes: &[u8]) -> Vec<f32> {
         let pair = |b: &[u8]| [b[0], b[1]];
         match self {
             Self::F64 => bytes

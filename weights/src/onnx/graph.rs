@@ -5,20 +5,17 @@ use std::collections::HashMap;
 use networks::NamedTensor;
 
 use super::message::{
-    Attribute, Dimension, GraphMessage, Node, Shape, TensorMessage, TensorType, TypeMessage, ValueInfo,
+    Attribute, BFLOAT16, Dimension, FLOAT, FLOAT16, GraphMessage, INT8, INT64, Node, Shape, TensorMessage,
+    TensorType, TypeMessage, ValueInfo,
 };
 use crate::file::safetensors::to_bytes;
 use crate::precision::{Precision, is_quantized, quantized};
 
-/// Types of elements, by their numbers in `onnx.proto`.
-const FLOAT: i32 = 1;
-const INT8: i32 = 3;
-const INT64: i32 = 7;
-const FLOAT16: i32 = 10;
-const BFLOAT16: i32 = 16;
-
 /// Name of the input.
 pub(crate) const PIXELS: &str = "pixels";
+
+/// Description of a matrix that is stored `[in, out]`.
+pub(super) const TRANSPOSED: &str = "transposed";
 
 /// Name of a value within a graph.
 pub(crate) type Value = String;
@@ -99,10 +96,21 @@ impl<'a> Graph<'a> {
         };
         if self.precision == Precision::Int8 {
             let (codes, scales) = quantized(&tensor.values, n_out);
-            let codes = turned(&codes, n_out, n_in);
-            return Ok(self.codes(name, &[n_in, n_out], codes, &scales, 1));
+            let codes = transposed(&codes, n_out, n_in);
+            let value = self.codes(name, &[n_in, n_out], codes, &scales, 1);
+            self.describe(name, TRANSPOSED);
+            return Ok(value);
         }
-        Ok(self.stored(name, &[n_in, n_out], &turned(&tensor.values, n_out, n_in)))
+        let value = self.stored(name, &[n_in, n_out], &transposed(&tensor.values, n_out, n_in));
+        self.describe(name, TRANSPOSED);
+        Ok(value)
+    }
+
+    /// Sets the description of the constant `name`.
+    fn describe(&mut self, name: &str, description: &str) {
+        for tensor in self.initializers.iter_mut().filter(|tensor| tensor.name == name) {
+            tensor.doc_string = description.into();
+        }
     }
 
     /// Adds a tensor in the precision of the file; returns its value as f32.
@@ -152,7 +160,13 @@ impl<'a> Graph<'a> {
 
     fn constant(&mut self, name: &str, data_type: i32, shape: &[usize], raw_data: Vec<u8>) -> Value {
         let dims = shape.iter().map(|n| *n as i64).collect();
-        let tensor = TensorMessage { dims, data_type, name: name.into(), raw_data: Some(raw_data) };
+        let tensor = TensorMessage {
+            dims,
+            data_type,
+            name: name.into(),
+            raw_data: Some(raw_data),
+            doc_string: String::new(),
+        };
         // A parameter may be added twice.
         if self.initializers.iter().all(|there| there.name != name) {
             self.initializers.push(tensor);
@@ -210,6 +224,6 @@ fn named(n: Option<usize>, name: &str) -> Dimension {
 }
 
 /// Transposes a matrix `[rows, columns]` in row-major order.
-fn turned<T: Copy>(values: &[T], rows: usize, columns: usize) -> Vec<T> {
+pub(super) fn transposed<T: Copy>(values: &[T], rows: usize, columns: usize) -> Vec<T> {
     (0..columns).flat_map(|column| (0..rows).map(move |row| values[row * columns + column])).collect()
 }

@@ -1,5 +1,20 @@
 //! Messages of `onnx.proto`, with the fields that Ocelli writes.
 
+/// Type of 32-bit floats, by its number in `onnx.proto`.
+pub(super) const FLOAT: i32 = 1;
+
+/// Type of 8-bit integers.
+pub(super) const INT8: i32 = 3;
+
+/// Type of 64-bit integers.
+pub(super) const INT64: i32 = 7;
+
+/// Type of 16-bit floats, 11 bits of which are significant.
+pub(super) const FLOAT16: i32 = 10;
+
+/// Type of 16-bit floats, 8 bits of which are significant.
+pub(super) const BFLOAT16: i32 = 16;
+
 /// `ModelProto`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Model {
@@ -91,6 +106,8 @@ pub(crate) struct TensorMessage {
     pub(crate) name: String,
     #[prost(bytes = "vec", optional, tag = "9")]
     pub(crate) raw_data: Option<Vec<u8>>,
+    #[prost(string, tag = "12")]
+    pub(crate) doc_string: String,
 }
 
 /// `ValueInfoProto`.

@@ -2,6 +2,8 @@
 
 mod graph;
 mod message;
+mod read;
 
 pub(crate) use graph::{Graph, PIXELS, Setting, Value};
 pub(crate) use message::{MetadataEntry, Model, OperatorSet};
+pub(crate) use read::read;

@@ -150,8 +150,10 @@ fn chosen<'a>(prefixes: &BTreeSet<&'a str>, wanted: Option<&str>) -> Result<Opti
     let outermost = candidates.iter().copied().find(|p| candidates.iter().all(|other| other.starts_with(p)));
     match outermost {
         None if !candidates.is_empty() => Err(format!(
-            "it holds several networks, under {}: save the intended one to a separate file",
-            candidates.join(" and ")
+            "it holds {} networks, under {}{}: save the intended one to a separate file",
+            candidates.len(),
+            candidates[..candidates.len().min(3)].join(" and "),
+            if candidates.len() > 3 { " and others" } else { "" }
         )),
         found => Ok(found),
     }

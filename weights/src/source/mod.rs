@@ -3,7 +3,9 @@
 pub(crate) mod config;
 mod found;
 mod opened;
+mod unsupported;
 
 pub(crate) use found::Found;
 pub use opened::is_weights;
 pub(crate) use opened::{CONFIGURATIONS, IN_FOLDERS, Source};
+pub(crate) use unsupported::unsupported;

@@ -3,16 +3,11 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use networks::ModelConfig;
-use networks::NamedTensor;
-use networks::Normalization;
 use serde_json::Value;
 
 use crate::error::WeightsError;
 use crate::file::{Arrays, pytorch, safetensors};
-use crate::metadata;
-use crate::preprocessing::Preprocessing;
-use crate::pretrained::{Hints, Pretrained};
+use crate::onnx;
 
 /// Files of weights that a folder may hold; the first that exists is read.
 pub(crate) const IN_FOLDERS: [&str; 3] =
@@ -26,13 +21,15 @@ pub(crate) struct Source {
     pub(crate) path: PathBuf,
     pub(crate) arrays: Arrays,
     /// Metadata of a safetensors file.
-    metadata: HashMap<String, String>,
+    pub(crate) metadata: HashMap<String, String>,
     /// Contents of `config.json`.
     pub(crate) config: Option<Value>,
     /// Contents of `preprocessor_config.json`.
     pub(crate) preprocessor: Option<Value>,
     /// Whether the file is a pickle of PyTorch.
     pub(crate) is_pickle: bool,
+    /// Whether the file is a graph of ONNX.
+    pub(crate) is_graph: bool,
 }
 
 /// Returns `true` if `path` is a file of weights or a folder that another library has written; a checkpoint is neither.
@@ -58,63 +55,20 @@ impl Source {
         let [config, preprocessor] = CONFIGURATIONS.map(|name| json(beside, name));
         let (config, preprocessor) = (config?, preprocessor?);
         let is_pickle = file.extension().is_some_and(|extension| extension == "bin" || is_torch(extension));
+        let is_graph = file.extension().is_some_and(|extension| extension == "onnx");
         let (arrays, metadata) = match file.extension().and_then(|extension| extension.to_str()) {
             Some("json") => (parts(&file)?, HashMap::new()),
             Some("safetensors") => safetensors::read(&file)?,
+            _ if is_graph => onnx::read(&file)?,
             _ if is_pickle => (pytorch::read(&file)?, HashMap::new()),
             _ => {
                 return Err(WeightsError::unknown(
                     path,
-                    "its name does not end in .safetensors, .pth, .pt or .bin",
+                    "its name does not end in .safetensors, .pth, .pt, .bin or .onnx",
                 ));
             }
         };
-        Ok(Self { path: path.to_path_buf(), arrays, metadata, config, preprocessor, is_pickle })
-    }
-
-    /// Returns the backbone, if `ocelli export` wrote the file.
-    pub(crate) fn exported(&self, hints: &Hints) -> Result<Option<Pretrained>, WeightsError> {
-        let Some(text) = self.metadata.get(metadata::MODEL) else { return Ok(None) };
-        let which = self.metadata.get(metadata::NETWORK).map_or(metadata::UNNAMED, String::as_str);
-        if let Some(wanted) = hints.network.as_deref().filter(|wanted| *wanted != which) {
-            let reason = format!("an exported file holds one network, here {which}: it has no {wanted}");
-            return Err(WeightsError::unknown(&self.path, reason));
-        }
-        let bad = |error: serde_json::Error| WeightsError::malformed(&self.path, error.to_string());
-        let model: ModelConfig = serde_json::from_str(text).map_err(bad)?;
-        model.validate().map_err(|reason| WeightsError::malformed(&self.path, reason))?;
-        let entry = |key: &str| self.metadata.get(key);
-        let preprocessing = match entry(metadata::PREPROCESSING) {
-            Some(text) => serde_json::from_str(text).map_err(bad)?,
-            // Older files have only the color normalization, or nothing.
-            None => {
-                let normalization: Option<Normalization> = entry(metadata::NORMALIZATION)
-                    .map(|text| serde_json::from_str(text))
-                    .transpose()
-                    .map_err(bad)?;
-                Preprocessing::of_size(model.image_px() as u32, normalization.unwrap_or_default())
-            }
-        };
-        let named = |(name, shape): (String, Vec<usize>)| {
-            let array = self
-                .arrays
-                .get(&name)
-                .ok_or_else(|| WeightsError::malformed(&self.path, format!("it has no tensor {name}")))?;
-            if array.shape != shape {
-                let reason = format!("its tensor {name} has shape {:?}, not {shape:?}", array.shape);
-                return Err(WeightsError::malformed(&self.path, reason));
-            }
-            Ok(NamedTensor { name, shape, values: array.values.clone() })
-        };
-        let tensors: Result<Vec<_>, WeightsError> = model.params().into_iter().map(named).collect();
-        Ok(Some(Pretrained {
-            model,
-            preprocessing,
-            tensors: tensors?,
-            which: which.to_string(),
-            origin: "ocelli",
-            assumed: Vec::new(),
-        }))
+        Ok(Self { path: path.to_path_buf(), arrays, metadata, config, preprocessor, is_pickle, is_graph })
     }
 }
 

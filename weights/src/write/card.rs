@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use super::format::Format;
+use super::program::{Program, program};
 use crate::backbone::exchange_of;
 use crate::export::Export;
 use crate::preprocessing::Preprocessing;
@@ -29,7 +30,8 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
     if let Some(data) = &card.data {
         let _ = writeln!(out, "{data}\n");
     }
-    let _ = writeln!(out, "## Use\n\n```python\n{}```\n", usage(path, format, export));
+    let Program { language, text } = program(path, format, export);
+    let _ = writeln!(out, "## Use\n\n```{language}\n{text}```\n");
     let Preprocessing { normalization, transform } = &export.preprocessing;
     let _ = writeln!(
         out,
@@ -52,36 +54,4 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
         let _ = writeln!(out, "## Plan\n\n```toml\n{}\n```", plan.trim_end());
     }
     out
-}
-
-/// Lines of Python that load the weights.
-fn usage(path: &Path, format: Format, export: &Export<'_>) -> String {
-    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let loads = match path.extension().is_some_and(|extension| extension == "safetensors") {
-        true => format!("from safetensors.torch import load_file\nstate = load_file({name:?})\n"),
-        false => format!("import torch\nstate = torch.load({name:?}, weights_only=True)\n"),
-    };
-    match format {
-        Format::Timm if format.is_folder(path) => {
-            format!("import timm\nmodel = timm.create_model(\"local-dir:{name}\", pretrained=True)\n")
-        }
-        Format::Transformers => format!(
-            "from transformers import AutoImageProcessor, AutoModel\nprocessor = \
-             AutoImageProcessor.from_pretrained({name:?})\nmodel = AutoModel.from_pretrained({name:?})\n"
-        ),
-        Format::Onnx => format!(
-            "import onnxruntime\nsession = onnxruntime.InferenceSession({name:?})\n# pixels: float32, [batch, 3, {0}, {0}], \
-             normalized as below\nembedding, patches = session.run(None, {{\"pixels\": pixels}})\n",
-            export.preprocessing.transform.size_px
-        ),
-        Format::Dinov2 | Format::Dinov3 => {
-            let whose = if format == Format::Dinov2 { "DINOv2" } else { "DINOv3" };
-            format!(
-                "{loads}# A network of {whose}'s code with the sizes below.\nmodel.load_state_dict(state)\n"
-            )
-        }
-        _ => format!(
-            "{loads}# A network of the library without its classifier, with the sizes below.\nmodel.load_state_dict(state)\n"
-        ),
-    }
 }

@@ -4,6 +4,7 @@ mod card;
 mod entries;
 mod format;
 mod onnx;
+mod program;
 mod timm;
 mod transformers;
 

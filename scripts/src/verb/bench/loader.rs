@@ -15,6 +15,7 @@ use trainer::run::data::{StreamConfig, stream};
 
 use super::compare::{CompareFlag, compared};
 use crate::recipes;
+use crate::shards::open::open_dataset;
 
 /// Flags of `bench loader`.
 #[derive(clap::Args)]
@@ -93,7 +94,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         bail!("--set changes a recipe, and {} is none", args.recipe);
     }
     let before = args.compare.read()?;
-    let dataset = Arc::new(Dataset::open(&args.shards, storage)?);
+    let dataset = Arc::new(open_dataset(&args.shards, storage)?);
     dataset.check_cache(WINDOW_SHARDS)?;
     let measured = match args.recipe.as_str() {
         "read" => read_only(args, dataset)?,

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use eval::{ImageSet, Protocol, Source, Split};
 use kernels::device::Device;
-use pipeline::{Dataset, Storage};
+use pipeline::Storage;
 
 use crate::cluster::compute::DeviceFlag;
 use crate::evaluation::flags::{CacheFlags, ProtocolFlags};
 use crate::evaluation::network::{NetworkFlags, OpenNetwork};
 use crate::evaluation::scores::set_name;
 use crate::shards::classes::with_names;
+use crate::shards::open::open_dataset;
 
 /// Flags of `probe`.
 #[derive(clap::Args)]
@@ -90,7 +91,7 @@ pub(super) fn images(
     open: &OpenNetwork,
     storage: &Storage,
 ) -> anyhow::Result<ImageSet> {
-    let source = Source::Shards(Arc::new(Dataset::open(specs, storage)?));
+    let source = Source::Shards(Arc::new(open_dataset(specs, storage)?));
     with_names(ImageSet::open(source, open.transform, open.rules, name)?, specs, storage)
 }
 

@@ -8,12 +8,13 @@ use anyhow::bail;
 use augment::DecodeRules;
 use augment::Transform;
 use eval::{ImageSet, Source};
-use pipeline::{Dataset, Storage};
+use pipeline::Storage;
 use report::picture::sheets;
 
 use crate::evaluation::scores::set_name;
 use crate::recipes;
 use crate::shards::classes::names_beside;
+use crate::shards::open::open_dataset;
 
 /// Flags of `shards contact-sheet`.
 #[derive(clap::Args)]
@@ -49,7 +50,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     if args.out.exists() && !args.overwrite {
         bail!("{} exists; give --overwrite, or another --out", args.out.display());
     }
-    let dataset = Dataset::open(&args.shards, storage)?;
+    let dataset = open_dataset(&args.shards, storage)?;
     match &args.recipe {
         Some(name) => {
             let recipe = recipes::load(name, &[])?;

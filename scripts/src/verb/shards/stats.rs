@@ -280,7 +280,8 @@ fn print(stats: &Stats, shard_mb: &[f64], predicted: f64) {
     );
     out!("classes          {}; {} samples without a label", stats.classes.len(), stats.n_unlabeled);
     out!("formats          {}; {} progressive", list(&stats.formats), stats.n_progressive);
-    out!("colors           {}; {} rotated by EXIF", list(&stats.colors), stats.n_turned);
+    let applies = if stats.n_turned > 0 { " (applied by data.apply_exif=true only)" } else { "" };
+    out!("colors           {}; {} rotated by EXIF{applies}", list(&stats.colors), stats.n_turned);
     let (mean, deviation) = stats.channels();
     let three = |v: [f64; 3]| v.map(|v| format!("{v:.3}")).join(" ");
     out!("channels         mean {}, deviation {}", three(mean), three(deviation));

@@ -2,7 +2,7 @@
 
 pub use super::convnext::Config as ConvnextConfig;
 pub use super::registry::ModelConfig;
-pub use super::regnet::{Config as RegnetConfig, NamedSize, Size};
+pub use super::regnet::{Config as RegnetConfig, Design, NamedSize, Size};
 pub use super::resnet::{Config as ResnetConfig, StemKind};
 #[cfg(feature = "testing")]
 pub use super::toy::Config as ToyConfig;

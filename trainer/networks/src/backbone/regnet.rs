@@ -7,9 +7,10 @@
 //! branch   1×1 - 3×3 in groups of g channels - excitation - 1×1; the first of a stage halves the grid
 //! ```
 //!
-//! Widths are then rounded to the nearest multiple of the group width, which is no larger than the width; torchvision
-//! rounds down by at most a tenth, so that the first stage of its 8 GF is wider than the paper's. The excitation
-//! squeezes to a quarter of the branch's input channels. A view's feature is the mean over the last grid.
+//! Widths are then rounded to the nearest multiple of the group width, which is no larger than the width; halves become
+//! even multiples. torchvision rounds halves up, and down by at most a tenth, so that its 800 MF and 8 GF are wider than
+//! those of the paper and of timm; the names here mean torchvision's. The excitation squeezes to a quarter of the branch's
+//! input channels. A view's feature is the mean over the last grid.
 
 use std::fmt::{self, Formatter};
 
@@ -135,7 +136,8 @@ pub struct Design {
     pub w_m: f64,
     /// Channels of a group, g.
     pub group_width: usize,
-    /// Rounds no width down by more than a tenth, as in torchvision.
+    /// Rounds halves of a group up, and no width down by more than a tenth, as torchvision does; otherwise halves become even
+    /// multiples, as in the paper and in timm.
     #[serde(default)]
     pub keeps_width: bool,
 }
@@ -161,7 +163,8 @@ impl NamedSize {
         Self::B10,
     ];
 
-    fn design(self) -> Design {
+    /// Returns the design of torchvision's network of this size.
+    pub fn design(self) -> Design {
         let (depth, w_0, w_a, w_m, group_width) = match self {
             Self::Mf200 => (13, 24, 36.44, 2.49, 8),
             Self::Mf400 => (16, 48, 27.89, 2.09, 8),
@@ -180,7 +183,9 @@ impl NamedSize {
             Self::Gf256 => (27, 640, 230.83, 2.53, 373),
             Self::B10 => (27, 1744, 620.83, 2.52, 1010),
         };
-        Design { depth, w_0, w_a, w_m, group_width, keeps_width: self == Self::Gf8 }
+        // All others are the same by both rules.
+        let keeps_width = matches!(self, Self::Mf800 | Self::Gf8);
+        Design { depth, w_0, w_a, w_m, group_width, keeps_width }
     }
 }
 
@@ -220,10 +225,14 @@ impl Design {
     }
 }
 
-/// Rounds `width` to the nearest multiple of `group_width`, with `keeps_width` not down by more than a tenth.
+/// Rounds `width` to a multiple of `group_width`, by torchvision's rule if `keeps_width` is set.
 fn whole_groups(width: usize, group_width: usize, keeps_width: bool) -> usize {
+    if !keeps_width {
+        let n_groups = (width as f64 / group_width as f64).round_ties_even();
+        return (n_groups as usize).max(1) * group_width;
+    }
     let nearest = ((width + group_width / 2) / group_width * group_width).max(group_width);
-    if keeps_width && nearest * 10 < width * 9 { nearest + group_width } else { nearest }
+    if nearest * 10 < width * 9 { nearest + group_width } else { nearest }
 }
 
 impl Config {
@@ -379,6 +388,18 @@ mod tests {
         ];
         for (size, widths, numel) in published {
             assert_eq!(of(size), (widths.to_vec(), numel), "{size:?}");
+        }
+    }
+
+    /// Widths of timm's `regnety_008` and `regnety_080`, beside its `regnety_008_tv` and `regnety_080_tv`.
+    #[test]
+    fn designs_of_the_paper_are_narrower_than_those_of_torchvision() {
+        for (size, widths) in
+            [(NamedSize::Mf800, [64, 128, 320, 768]), (NamedSize::Gf8, [168, 448, 896, 2016])]
+        {
+            let design = Design { keeps_width: false, ..size.design() };
+            let of_paper: Vec<usize> = design.stages().iter().map(|stage| stage.width).collect();
+            assert_eq!(of_paper, widths, "{size:?}");
         }
     }
 }

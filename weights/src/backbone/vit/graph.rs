@@ -1,9 +1,10 @@
 //! The graph of a vision transformer.
 
-use networks::{MlpKind, Positions, QkvBias, VitConfig};
+use networks::{MlpKind, ModelConfig, Positions, QkvBias, VitConfig};
 
 use crate::backbone::Drawn;
 use crate::backbone::layers::{gelu, linear, norm};
+use crate::file::{Array, Arrays};
 use crate::onnx::{Graph, PIXELS, Setting, Value};
 
 /// Adds a transformer for images of `px` pixels to `graph`.
@@ -60,6 +61,31 @@ fn embed(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<Value, 
     let shape = graph.node("Concat", &[&shape, &rest], &[Setting::Int("axis", 0)]);
     let prefix = graph.node("Expand", &[&prefix, &shape], &[]);
     Ok(graph.node("Concat", &[&prefix, &patches], &[Setting::Int("axis", 1)]))
+}
+
+/// Restores class token, registers and position embedding of a graph that [`draw`] has made, among its constants `arrays`;
+/// returns the configuration for the size of its images. The position of the class token is zero: it is in the token.
+///
+/// # Errors
+/// A message, if a constant is missing or has another shape.
+pub(super) fn separated(arrays: &mut Arrays, config: &VitConfig) -> Result<ModelConfig, String> {
+    let (d, n_prefix) = (config.width, 1 + config.registers);
+    let prefix = arrays.remove("prefix").filter(|prefix| prefix.shape == [1, n_prefix, d]);
+    let mut class = prefix.ok_or_else(|| format!("its prefix is not of shape [1, {n_prefix}, {d}]"))?.values;
+    let registers = class.split_off(d);
+    arrays.insert("cls_token".into(), Array { shape: vec![1, 1, d], values: class });
+    if config.registers > 0 {
+        arrays.insert("reg_token".into(), Array { shape: vec![1, config.registers, d], values: registers });
+    }
+    if config.positions == Positions::Rope {
+        return Ok(ModelConfig::Vit(config.clone()));
+    }
+    let positions = arrays.remove("pos_embed.patches");
+    let positions = positions.ok_or("it has no positions of patches")?.values;
+    let n = positions.len() / d;
+    let values = [vec![0.0; d], positions].concat();
+    arrays.insert("pos_embed".into(), Array { shape: vec![1, 1 + n, d], values });
+    Ok(ModelConfig::Vit(VitConfig { image_px: n.isqrt() * config.patch_px, ..config.clone() }))
 }
 
 /// Cosines and sines of all tokens, `[1, 1, 1 + R + N, D_h]` each; a prefix token is not rotated.

@@ -2,13 +2,14 @@
 
 mod graph;
 mod names;
+mod python;
 mod read;
 mod write;
 
 use networks::{ModelConfig, NamedTensor, Positions, VitConfig};
 use serde_json::{Map, Value};
 
-use super::{Drawn, Exchange, Recognized, TimmModel};
+use super::{Drawn, Exchange, PythonNetwork, Recognized, TimmModel};
 use crate::export::Export;
 use crate::file::Arrays;
 use crate::library::Library;
@@ -73,8 +74,20 @@ impl Exchange for VitConfig {
         write::transformers(self)
     }
 
+    fn feature_in_transformers(&self) -> &'static str {
+        "last_hidden_state[:, 0]"
+    }
+
+    fn python(&self, library: Library) -> Option<PythonNetwork> {
+        python::network(self, library)
+    }
+
     fn draw(&self, graph: &mut Graph<'_>, px: usize) -> Result<Drawn, String> {
         graph::draw(graph, self, px)
+    }
+
+    fn separated(&self, arrays: &mut Arrays) -> Result<Option<ModelConfig>, String> {
+        graph::separated(arrays, self).map(Some)
     }
 
     fn resized(&self, tensors: &mut [NamedTensor], px: usize) -> Option<ModelConfig> {

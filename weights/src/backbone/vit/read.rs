@@ -116,6 +116,8 @@ fn library(
         (_, "register_tokens") => Library::Dinov2,
         (_, "storage_tokens") => Library::Dinov3,
         _ if names.pos_embed.is_empty() => Library::Timm,
+        // DINO's files have no classifier.
+        _ if ["head.weight", "fc_norm.weight"].iter().any(|name| found.holds(name)) => Library::Timm,
         _ if source.config.is_some() || found.holds(names.registers) || found.holds("blocks.0.ls1.gamma") => {
             Library::Timm
         }

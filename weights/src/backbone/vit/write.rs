@@ -199,7 +199,7 @@ fn constructor(architecture: &'static str, arguments: Value) -> TimmModel {
 }
 
 /// Returns a ratio with which a library computes `hidden` channels from `width`, rounding down.
-fn ratio_for(hidden: usize, width: usize) -> f64 {
+pub(super) fn ratio_for(hidden: usize, width: usize) -> f64 {
     let mut ratio = hidden as f64 / width as f64;
     while ((width as f64 * ratio) as usize) < hidden {
         ratio *= 1.0 + 1e-9;

@@ -1,0 +1,112 @@
+//! Opening of shards, and of folders of images that are read in place, as one data set.
+
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use augment::DecodeRules;
+use augment::facts::facts;
+use pipeline::shard::IMAGE_EXTENSIONS;
+use pipeline::shard::files::{ImageFile, of_files};
+use pipeline::{Dataset, SampleId, Shard, Storage};
+
+use super::files::{SampleFile, entries, extensions, is_image, print_skipped};
+use super::keys::Keys;
+use super::order::shuffle;
+use crate::console::say;
+
+/// Number of images of a folder that are read as one shard, so small that a small folder yields several, among which samples
+/// are shuffled.
+const FILES_PER_SHARD: usize = 2_000;
+
+/// Number of images whose headers are read to find out whether EXIF turns them.
+const HEADERS_READ: u64 = 200;
+
+/// Opens the shards that `specs` name, and the images of folders among them.
+pub(crate) fn open_dataset(specs: &[String], storage: &Storage) -> anyhow::Result<Dataset> {
+    let mut shards = Vec::new();
+    for spec in specs {
+        match is_folder_of_images(spec)? {
+            true => shards.extend(shards_of_folder(spec)?),
+            false => shards.extend(storage.open_all(&storage.sources(std::slice::from_ref(spec))?)?),
+        }
+    }
+    Ok(Dataset::new(shards)?)
+}
+
+/// Returns `true` if `spec` is a folder with images in it or below it, and no shard in it.
+pub(crate) fn is_folder_of_images(spec: &str) -> anyhow::Result<bool> {
+    let folder = Path::new(spec);
+    if !folder.is_dir() {
+        return Ok(false);
+    }
+    let entries = std::fs::read_dir(folder).with_context(|| format!("cannot read {spec}"))?;
+    if entries.flatten().any(|entry| pipeline::url::is_shard(&entry.path())) {
+        return Ok(false);
+    }
+    let mut files = walkdir::WalkDir::new(folder).follow_links(true).into_iter().flatten();
+    Ok(files.any(|file| is_image(file.path())))
+}
+
+/// Returns the images of the folder `spec` in the order in which `shards pack` would write them.
+fn shards_of_folder(spec: &str) -> anyhow::Result<Vec<Shard>> {
+    let found = entries(Path::new(spec))?;
+    print_skipped(&found.skipped);
+    let mut keys = Keys::default();
+    let files = found.entries.into_iter().map(|entry| (keys.of(&entry.name), entry));
+    let (readable, others): (Vec<_>, Vec<_>) = files.partition(|(_, entry)| extension_of(entry).is_some());
+    if let Some((_, first)) = others.first() {
+        say(format!(
+            "warning: {spec}: {} images are of formats that only `ocelli shards pack` reads, such as {}: skipped",
+            others.len(),
+            first.name
+        ));
+    }
+    if readable.is_empty() {
+        bail!(pipeline::PipelineError::NoImages {
+            path: spec.into(),
+            wanted: extensions().collect::<Vec<_>>().join(", "),
+        });
+    }
+    let mut files: Vec<ImageFile> =
+        readable.into_iter().filter_map(|(key, entry)| file(key, entry)).collect();
+    shuffle(&mut files, 0);
+    let mut shards = Vec::new();
+    while !files.is_empty() {
+        let rest = files.split_off(files.len().min(FILES_PER_SHARD));
+        shards.push(of_files(spec, std::mem::replace(&mut files, rest))?);
+    }
+    Ok(shards)
+}
+
+fn file(key: String, entry: SampleFile) -> Option<ImageFile> {
+    Some(ImageFile { key, extension: extension_of(&entry)?, path: entry.path, class: entry.class })
+}
+
+/// Extension under which the loader finds the image; `None` if it cannot read the format in place.
+fn extension_of(entry: &SampleFile) -> Option<String> {
+    match super::files::extension(&entry.path)?.as_str() {
+        "dib" => Some("bmp".into()),
+        extension => IMAGE_EXTENSIONS.contains(&extension).then(|| extension.into()),
+    }
+}
+
+/// Prints a note if images of `dataset` carry an EXIF orientation that is not applied: as many images as say it among some of
+/// them. Shards on a server are not fetched for it.
+pub(crate) fn note_turned(dataset: &Dataset, rules: &DecodeRules) {
+    if rules.apply_exif || !dataset.is_local() {
+        return;
+    }
+    let n = dataset.n_samples();
+    let n_read = n.min(HEADERS_READ);
+    let is_turned = |number: u64| {
+        let sample = dataset.read(SampleId(number * n / n_read.max(1)));
+        sample.is_ok_and(|sample| facts(&sample.image).is_ok_and(|facts| facts.turned))
+    };
+    let n_turned = (0..n_read).filter(|number| is_turned(*number)).count();
+    if n_turned > 0 {
+        say(format!(
+            "note: EXIF turns {n_turned} of {n_read} images that were looked at, and this is not applied, as in published \
+             recipes; --set data.apply_exif=true applies it"
+        ));
+    }
+}

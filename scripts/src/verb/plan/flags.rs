@@ -1,0 +1,117 @@
+//! Flags of `plan`.
+
+use anyhow::bail;
+
+/// Flags of `plan`.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  ocelli plan --recipe dino_vits16 --gpu a100-40 --ranks 1 8 64\n  ocelli plan --recipe dino_cifar --images 50000\n  ocelli plan --recipe dinov2_vitl14 --gpu h100 --ranks 32 --details"
+)]
+pub(crate) struct Args {
+    /// Name or file of a recipe.
+    #[arg(long, default_value = "dino_vits16", conflicts_with = "preset")]
+    pub(super) recipe: String,
+    /// Published model, in place of a recipe: vit-s, vit-b, vit-l, vit-h, vit-g, vit-7b, resnet50, seer-rg32gf,
+    /// seer-rg64gf, seer-rg128gf, seer-rg256gf, seer-rg10b.
+    #[arg(long, alias = "model")]
+    pub(super) preset: Option<String>,
+    /// GPU of each rank, by whose data sheet memory and time are estimated: a100-40, a100-80, h100, h200, 4090 or v100; or cpu, this
+    /// machine.
+    #[arg(long, default_value = "cpu", value_name = "NAME")]
+    pub(super) gpu: String,
+    /// Numbers of ranks to compare [default: 1 8 64 GPUs, or 1 CPU].
+    #[arg(long, num_args = 1..)]
+    pub(super) ranks: Vec<usize>,
+    /// Ranks per node [default: 8 GPUs, or 1 CPU].
+    #[arg(long)]
+    pub(super) ranks_per_node: Option<usize>,
+    /// Number of images of the data set, by which a length in epochs becomes steps.
+    #[arg(long, default_value_t = 1_281_167)]
+    pub(super) images: u64,
+    /// Images per rank and step [default: the recipe's batch size divided by the ranks].
+    #[arg(long)]
+    pub(super) rank_batch: Option<usize>,
+    /// Micro-batches per rank and step [default: from the recipe's optim.micro_batches].
+    #[arg(long, alias = "rank-parts")]
+    pub(super) rank_micro_batches: Option<usize>,
+    /// Worker threads per rank; 1 for a GPU.
+    #[arg(long, default_value_t = 1)]
+    pub(super) workers: usize,
+    /// Memory per rank, in GB [default: the GPU's, or this machine's memory per rank].
+    #[arg(long)]
+    pub(super) memory_gb: Option<f64>,
+    /// Ranks of a shard group in the row `group` [default: the recipe's, or those of a node].
+    #[arg(long)]
+    pub(super) group: Option<usize>,
+    /// Backbone units that keep their graph [default: the recipe's, or as many as fit].
+    #[arg(long)]
+    pub(super) keep: Option<usize>,
+    /// Send gathered weights and gradients of the backbone as bf16.
+    #[arg(long)]
+    pub(super) bf16: bool,
+    /// Rate of computation that a rank sustains, in TFLOP/s [default: from the GPU's data sheet, or measured on this machine].
+    #[arg(long)]
+    pub(super) tflops: Option<f64>,
+    /// Bandwidth within a node, per rank, in GB/s [default: the GPU's link].
+    #[arg(long)]
+    pub(super) local_gb_s: Option<f64>,
+    /// Bandwidth between nodes, per node, in GB/s.
+    #[arg(long, default_value_t = 336.0)]
+    pub(super) node_gb_s: f64,
+    /// Latency of a message within a node, in microseconds.
+    #[arg(long, default_value_t = 1.5)]
+    pub(super) local_us: f64,
+    /// Latency of a message between nodes, in microseconds.
+    #[arg(long, default_value_t = 6.0)]
+    pub(super) node_us: f64,
+    /// Mean time to a failure of one node, in hours. 1,024 GPUs in Kokolis et al. 2024 fail every 7.9 hours.
+    #[arg(long, default_value_t = 1011.0)]
+    pub(super) node_mttf_h: f64,
+    /// Write bandwidth of a rank to storage, in GB/s.
+    #[arg(long, default_value_t = 1.0)]
+    pub(super) write_gb_s: f64,
+    /// Time from a failure to the next step, in seconds.
+    #[arg(long, default_value_t = 300.0)]
+    pub(super) restart_s: f64,
+    /// Also print what the memory, the traffic and the time of a step consist of.
+    #[arg(long)]
+    pub(super) details: bool,
+    /// Also simulate checkpoints: shard the model over each number of ranks and read it back on every other.
+    #[arg(long)]
+    pub(super) simulate: bool,
+    /// Change a value of the recipe. May be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(super) overrides: Vec<String>,
+    /// End with one line of JSON.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// Checks that all numbers are in range.
+pub(super) fn check(args: &Args) -> anyhow::Result<()> {
+    let positive = [
+        ("--tflops", args.tflops.unwrap_or(1.0)),
+        ("--local-gb-s", args.local_gb_s.unwrap_or(1.0)),
+        ("--memory-gb", args.memory_gb.unwrap_or(1.0)),
+        ("--node-gb-s", args.node_gb_s),
+        ("--node-mttf-h", args.node_mttf_h),
+        ("--write-gb-s", args.write_gb_s),
+    ];
+    if let Some((flag, value)) = positive.iter().find(|(_, value)| !(*value > 0.0 && value.is_finite())) {
+        bail!("{flag} is {value} and must be positive");
+    }
+    if args.ranks.contains(&0)
+        || args.ranks_per_node == Some(0)
+        || args.rank_micro_batches == Some(0)
+        || args.workers == 0
+    {
+        bail!("--ranks, --ranks-per-node, --rank-micro-batches and --workers count from 1");
+    }
+    if args.images == 0 {
+        bail!("--images counts from 1");
+    }
+    if args.rank_batch == Some(0) || args.group == Some(0) {
+        bail!("--rank-batch and --group count from 1");
+    }
+    Ok(())
+}

@@ -1,0 +1,94 @@
+//! Ways to distribute a model over ranks, and those that fit into memory.
+
+use ranks::topology::Sharding;
+use ranks::wire::Wire;
+use trainer::Recipe;
+use trainer::estimate::{ModelCost, Placement, max_kept_graphs, memory};
+use trainer::step::precision::Precision;
+
+use super::flags::Args;
+use super::hardware::{GB, Hardware};
+
+/// One way to distribute a model over some ranks.
+pub(super) struct PlanRow {
+    pub(super) mode: &'static str,
+    pub(super) placement: Placement,
+    pub(super) fits: bool,
+}
+
+/// Returns a row for each mode with `world_size` ranks. Other settings are those of `args`, or else of `recipe`.
+pub(super) fn rows(
+    args: &Args,
+    model: &ModelCost,
+    recipe: Option<&Recipe>,
+    world_size: usize,
+    rank_batch: usize,
+    hardware: &Hardware,
+) -> Vec<PlanRow> {
+    let mut precision = recipe.map_or_else(Precision::default, |recipe| recipe.optim.precision);
+    if args.bf16 {
+        (precision.gather, precision.reduce) = (Wire::Bf16, Wire::Bf16);
+    }
+    let set_group = recipe.map(|recipe| recipe.run.shard_group).filter(|group| *group > 0);
+    let group = args.group.or(set_group).unwrap_or(hardware.ranks_per_node);
+    let set_micro_batches = recipe.map_or(1, |recipe| recipe.optim.micro_batches / world_size);
+    let rank_micro_batches = args.rank_micro_batches.unwrap_or(set_micro_batches).clamp(1, rank_batch);
+    let set_keep = args.keep.or(recipe.and_then(|recipe| recipe.run.keep));
+    let mut modes = vec![("none", Sharding::None, 1)];
+    if world_size > 1 {
+        modes.push(("grad", Sharding::Grad, world_size));
+        modes.push(("full", Sharding::Full, world_size));
+        if group > 1 && group < world_size && world_size.is_multiple_of(group) {
+            modes.push(("group", Sharding::Full, group));
+        }
+    }
+    let row = |(mode, sharding, group_size)| {
+        let workers = args.workers.min(rank_batch);
+        let placement = Placement {
+            world_size,
+            group_size,
+            sharding,
+            keep: 0,
+            rank_batch,
+            rank_micro_batches,
+            workers,
+            precision,
+            offload: false,
+        };
+        let keep =
+            set_keep.or_else(|| max_kept_graphs(model, &placement, hardware.memory_bytes)).unwrap_or(0);
+        let placement = Placement { keep: keep.min(model.trained.backbone.len()), ..placement };
+        PlanRow { mode, placement, fits: memory(model, &placement).needed_bytes() <= hardware.memory_bytes }
+    };
+    modes.into_iter().map(row).collect()
+}
+
+/// Describes the changes with which a mode would fit.
+pub(super) fn what_would_fit(
+    args: &Args,
+    model: &ModelCost,
+    recipe: Option<&Recipe>,
+    batch: usize,
+    hardware: &Hardware,
+) -> String {
+    let mut said = format!("nothing fits into {:.1} GB a rank.", hardware.memory_bytes / GB);
+    let largest = hardware.ranks.iter().copied().max().unwrap_or(1);
+    let rank_batch = |world: usize| args.rank_batch.unwrap_or_else(|| batch.div_ceil(world));
+    let fits = |world: usize, images: usize| {
+        rows(args, model, recipe, world, images, hardware).iter().any(|row| row.fits)
+    };
+    let ranks = (0..14).map(|log| 1usize << log).find(|world| fits(*world, rank_batch(*world)));
+    if let Some(world) = ranks {
+        said += &format!(" {world} ranks would.");
+    }
+    if let Some(images) = (1..rank_batch(largest)).rev().find(|images| fits(largest, *images)) {
+        said += &format!(" {largest} ranks with {images} images each would.");
+    }
+    let one = rows(args, model, recipe, largest, 1, hardware);
+    let least = one.iter().map(|row| memory(model, &Placement { keep: 0, ..row.placement }).needed_bytes());
+    said += &format!(
+        " One image on each of {largest} ranks takes {:.1} GB.",
+        least.fold(f64::INFINITY, f64::min) / GB
+    );
+    said
+}

@@ -1,0 +1,194 @@
+//! The table of a plan: a line for each way to distribute the model, as text and as JSON.
+
+use serde_json::{Value, json};
+use trainer::estimate::{Memory, ModelCost, StepTime, Traffic, memory, traffic};
+
+use super::hardware::{GB, Hardware};
+use super::rows::PlanRow;
+
+const HOUR_S: f64 = 3600.0;
+
+/// A way to distribute a model, with its estimates.
+pub(super) struct Line {
+    row: PlanRow,
+    /// Backbone units that keep their graph, in words.
+    keep: String,
+    memory: Memory,
+    moved: Traffic,
+    time: StepTime,
+    /// Number of steps of the run, if it is known.
+    steps: Option<u64>,
+}
+
+impl Line {
+    /// Estimates memory, traffic and time of `row` on `hardware`, and the whole run of `steps`.
+    pub(super) fn of(model: &ModelCost, row: PlanRow, hardware: &Hardware, steps: Option<u64>) -> Self {
+        let placement = &row.placement;
+        Self {
+            keep: match placement.keep {
+                n if n == model.trained.backbone.len() => "all".into(),
+                n => n.to_string(),
+            },
+            memory: memory(model, placement),
+            moved: traffic(model, placement),
+            time: hardware.step(model, placement),
+            row,
+            steps,
+        }
+    }
+
+    fn moved_bytes(&self) -> f64 {
+        self.moved.gather_bytes + self.moved.reduce_bytes + self.moved.replica_bytes
+    }
+
+    fn images_per_s(&self) -> f64 {
+        (self.row.placement.rank_batch * self.row.placement.world_size) as f64 / self.time.step_s
+    }
+
+    fn run_s(&self) -> Option<f64> {
+        self.steps.map(|steps| steps as f64 * self.time.step_s)
+    }
+
+    fn print(&self) {
+        let placement = &self.row.placement;
+        let hours = self.run_s().map(|run_s| run_s / HOUR_S);
+        let text = |hours: Option<f64>| hours.map_or_else(|| "-".into(), rounded);
+        out!(
+            "{:>5} {:<5} {:>6} {:>4} {:>7.2} {:>8.2} {:>7.3} {:>8} {:>7} {:>7}{}",
+            placement.world_size,
+            self.row.mode,
+            placement.rank_batch,
+            self.keep,
+            self.memory.peak_bytes() / GB,
+            self.moved_bytes() / GB,
+            self.time.step_s,
+            rounded(self.images_per_s()),
+            text(hours),
+            text(hours.map(|hours| hours * placement.world_size as f64)),
+            if self.row.fits { "" } else { "  too large" }
+        );
+    }
+
+    fn print_details(&self) {
+        let (placement, memory, time) = (&self.row.placement, &self.memory, &self.time);
+        out!(
+            "{:>5} {:<5} {:>5} {:>7.2} {:>7.2} {:>7.2} {:>7.2} {:>7.2} {:>8.3} {:>7.3} {:>7.3}",
+            placement.world_size,
+            self.row.mode,
+            placement.group_size,
+            memory.state_bytes / GB,
+            memory.gradient_bytes / GB,
+            memory.gathered_bytes / GB,
+            (memory.activation_bytes + memory.input_bytes + memory.work_bytes) / GB,
+            memory.checkpoint_bytes / GB,
+            time.compute_s,
+            time.ring_s,
+            time.tree_s
+        );
+    }
+
+    /// Returns all numbers as JSON.
+    pub(super) fn json(&self) -> Value {
+        let Self { row, memory, moved, time, .. } = self;
+        let placement = &row.placement;
+        json!({
+            "ranks": placement.world_size,
+            "mode": row.mode,
+            "group": placement.group_size,
+            "rank_batch": placement.rank_batch,
+            "keep": placement.keep,
+            "fits": row.fits,
+            "state_bytes": memory.state_bytes,
+            "gradient_bytes": memory.gradient_bytes,
+            "gathered_bytes": memory.gathered_bytes,
+            "input_bytes": memory.input_bytes,
+            "activation_bytes": memory.activation_bytes,
+            "work_bytes": memory.work_bytes,
+            "peak_bytes": memory.peak_bytes(),
+            "checkpoint_bytes": memory.checkpoint_bytes,
+            "gather_bytes": moved.gather_bytes,
+            "reduce_bytes": moved.reduce_bytes,
+            "replica_bytes": moved.replica_bytes,
+            "n_gathers": moved.n_gathers,
+            "n_reduces": moved.n_reduces,
+            "compute_s": time.compute_s,
+            "ring_s": time.ring_s,
+            "tree_s": time.tree_s,
+            "step_s": time.step_s,
+            "images_per_s": self.images_per_s(),
+            "steps": self.steps,
+            "run_s": self.run_s(),
+        })
+    }
+}
+
+/// Prints the table, and what its columns mean.
+pub(super) fn print(lines: &[Line], details: bool) {
+    out!(
+        "{:>5} {:<5} {:>6} {:>4} {:>7} {:>8} {:>7} {:>8} {:>7} {:>7}",
+        "ranks",
+        "mode",
+        "images",
+        "keep",
+        "peak GB",
+        "moved GB",
+        "step s",
+        "images/s",
+        "hours",
+        "rank-h"
+    );
+    lines.iter().for_each(Line::print);
+    out!("");
+    out!("mode      none: each rank holds all weights; grad: gradients and moments are");
+    out!("          sharded over ranks; full: weights too; group: full within groups");
+    out!("images    of a step on each rank");
+    out!("keep      backbone units that keep their activations; others compute them twice");
+    out!("peak GB   memory of a rank; saving a checkpoint takes another copy of the state");
+    out!("moved GB  that a rank receives in a step");
+    out!("hours     of the whole run; rank-h: times the ranks (GPU-hours)");
+    if !details {
+        return;
+    }
+    out!("");
+    out!(
+        "{:>5} {:<5} {:>5} {:>7} {:>7} {:>7} {:>7} {:>7} {:>8} {:>7} {:>7}",
+        "ranks",
+        "mode",
+        "group",
+        "state",
+        "grads",
+        "gather",
+        "graphs",
+        "copy",
+        "compute",
+        "ring",
+        "tree"
+    );
+    lines.iter().for_each(Line::print_details);
+    out!("");
+    out!("state     GB of weights of all networks and moments; grads: of gradients;");
+    out!("          gather: of weights in transfer and in use; graphs: of activations;");
+    out!("          copy: of the state while a checkpoint is written");
+    out!("compute   seconds of a step; ring, tree: of its communication by either way,");
+    out!("          the faster of which overlaps with the computation");
+}
+
+/// Formats a number with three significant digits, or all of those before the point.
+fn rounded(value: f64) -> String {
+    let digits = match value {
+        v if v >= 100.0 => 0,
+        v if v >= 10.0 => 1,
+        _ => 2,
+    };
+    format!("{value:.digits$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_three_digits() {
+        assert_eq!([0.123, 12.34, 1234.5].map(rounded), ["0.12", "12.3", "1234"]);
+    }
+}

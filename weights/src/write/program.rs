@@ -1,0 +1,171 @@
+//! Programs for model cards: from an exported file and an image to a feature, in the library that the file is for.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::format::Format;
+use crate::backbone::{PythonNetwork, exchange_of};
+use crate::export::Export;
+use crate::library::Library;
+
+/// A program and the language of its text, as Markdown names it.
+pub(super) struct Program {
+    pub language: &'static str,
+    pub text: String,
+}
+
+/// Returns the program that computes the feature of `photo.jpg` by the file or folder `path`.
+pub(super) fn program(path: &Path, format: Format, export: &Export<'_>) -> Program {
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let python = |text: String| Program { language: "python", text };
+    match format {
+        Format::Safetensors => Program {
+            language: "sh",
+            text: format!("ocelli embed --checkpoint {name} --images photos --out features.parquet\n"),
+        },
+        Format::Timm if format.is_folder(path) => python(timm_folder(&name)),
+        Format::Transformers => python(transformers_folder(&name, export)),
+        Format::Onnx => python(onnx(&name, export)),
+        Format::Timm | Format::Torchvision | Format::Dinov2 | Format::Dinov3 => {
+            python(state_dict(path, &name, format, export))
+        }
+    }
+}
+
+fn timm_folder(name: &str) -> String {
+    format!(
+        "import timm
+import torch
+from PIL import Image
+
+model = timm.create_model(\"local-dir:{name}\", pretrained=True).eval()
+transform = timm.data.create_transform(**timm.data.resolve_data_config(model=model))
+image = transform(Image.open(\"photo.jpg\").convert(\"RGB\"))
+with torch.no_grad():
+    feature = model(image[None])
+print(feature.shape)
+"
+    )
+}
+
+fn transformers_folder(name: &str, export: &Export<'_>) -> String {
+    let feature = exchange_of(export.model).feature_in_transformers();
+    format!(
+        "import torch
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModel
+
+processor = AutoImageProcessor.from_pretrained(\"{name}\")
+model = AutoModel.from_pretrained(\"{name}\").eval()
+inputs = processor(Image.open(\"photo.jpg\").convert(\"RGB\"), return_tensors=\"pt\")
+with torch.no_grad():
+    output = model(**inputs)
+# Not output.pooler_output: a pooler is not part of this network, and transformers would draw one at random.
+feature = output.{feature}
+print(feature.shape)
+"
+    )
+}
+
+fn onnx(name: &str, export: &Export<'_>) -> String {
+    let (resize_px, px, mean, std) = preprocessing(export);
+    format!(
+        "import numpy
+import onnxruntime
+from PIL import Image
+
+image = Image.open(\"photo.jpg\").convert(\"RGB\")
+scale = {resize_px} / min(image.size)
+image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
+left, top = (image.width - {px}) // 2, (image.height - {px}) // 2
+image = image.crop((left, top, left + {px}, top + {px}))
+colors = (numpy.asarray(image, \"float32\") / 255 - numpy.float32({mean})) / numpy.float32({std})
+session = onnxruntime.InferenceSession(\"{name}\")
+feature, patches = session.run(None, {{\"pixels\": colors.transpose(2, 0, 1)[None]}})
+print(feature.shape, patches.shape)
+"
+    )
+}
+
+/// Program for a file of parameters, whose network the library's own code makes.
+fn state_dict(path: &Path, name: &str, format: Format, export: &Export<'_>) -> String {
+    let exchange = exchange_of(export.model);
+    let network = match format {
+        Format::Timm => exchange
+            .timm(export)
+            .ok()
+            .map(|model| timm_network(model.architecture, &model.arguments, model.pool)),
+        Format::Torchvision => exchange.python(Library::Torchvision),
+        Format::Dinov2 => exchange.python(Library::Dinov2),
+        _ => exchange.python(Library::Dinov3),
+    };
+    let (resize_px, px, mean, std) = preprocessing(export);
+    let (import, load) = match path.extension().is_some_and(|extension| extension == "safetensors") {
+        true => ("from safetensors.torch import load_file\n", format!("load_file(\"{name}\")")),
+        false => ("", format!("torch.load(\"{name}\", weights_only=True)")),
+    };
+    let Some(PythonNetwork { imports, expression, without_classifier }) = network else {
+        return format!(
+            "import torch
+{import}
+# {} has no constructor of this network; the parameters have the names of its networks.
+for name, tensor in {load}.items():
+    print(name, tuple(tensor.shape))
+",
+            format.name()
+        );
+    };
+    format!(
+        "import torch
+{imports}from PIL import Image
+{import}from torchvision import transforms
+
+model = {expression}
+{without_classifier}model.load_state_dict({load})
+model.eval()
+transform = transforms.Compose([
+    transforms.Resize({resize_px}, interpolation=transforms.InterpolationMode.BICUBIC),
+    transforms.CenterCrop({px}),
+    transforms.ToTensor(),
+    transforms.Normalize({mean}, {std}),
+])
+image = transform(Image.open(\"photo.jpg\").convert(\"RGB\"))
+with torch.no_grad():
+    feature = model(image[None])
+print(feature.shape)
+"
+    )
+}
+
+fn timm_network(architecture: &str, arguments: &Value, pool: &str) -> PythonNetwork {
+    let mut words = vec![format!("\"{architecture}\""), "num_classes=0".into()];
+    let arguments = arguments.as_object().into_iter().flatten();
+    let arguments: Vec<_> = arguments.map(|(name, value)| (name.as_str(), literal(value))).collect();
+    if arguments.iter().all(|(name, _)| *name != "global_pool") {
+        words.push(format!("global_pool=\"{pool}\""));
+    }
+    words.extend(arguments.into_iter().map(|(name, value)| format!("{name}={value}")));
+    PythonNetwork {
+        imports: "import timm\n",
+        expression: format!("timm.create_model({})", words.join(", ")),
+        without_classifier: "",
+    }
+}
+
+/// Returns `value` as Python writes it.
+fn literal(value: &Value) -> String {
+    match value {
+        Value::Null => "None".into(),
+        Value::Bool(true) => "True".into(),
+        Value::Bool(false) => "False".into(),
+        value => value.to_string(),
+    }
+}
+
+/// Returns the size of the short side, the side of the crop, and means and deviations of the colors.
+fn preprocessing(export: &Export<'_>) -> (u32, u32, String, String) {
+    let (transform, colors) = (export.preprocessing.transform, export.preprocessing.normalization);
+    let list = |values: [f32; 3]| format!("[{}, {}, {}]", values[0], values[1], values[2]);
+    (transform.resize_px, transform.size_px, list(colors.mean), list(colors.std))
+}
