@@ -1,7 +1,8 @@
 //! Shard lists as users write them: brace expansion, `::` lists, schemes, patterns and folders.
 //!
 //! `data/train-{000000..000146}.tar::s3://bucket/{a,b}.tar` names 149 shards. The grammar is
-//! WebDataset's; on a disk, `data/train-*.tar` and `data/` stand for all shards found there.
+//! WebDataset's; on a disk, `data/train-*.tar` and `data/` stand for all shards found there. Parquet files of images are
+//! shards too.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -89,12 +90,20 @@ pub fn is_shard(path: &Path) -> bool {
     name.ends_with(".tar") || name.ends_with(".tar.gz") || name.ends_with(".tgz")
 }
 
+/// Returns whether `path` has the name of a Parquet file.
+fn is_parquet(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "parquet")
+}
+
 /// Returns the shards of `path`: the file itself, all of a folder, or all matches of a pattern, sorted by name.
 fn resolve_path(path: PathBuf) -> Result<Vec<PathBuf>, String> {
     if path.is_dir() {
         let entries = std::fs::read_dir(&path).map_err(|error| error.to_string())?;
-        let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-        paths.retain(|path| is_shard(path) && path.is_file());
+        let files = entries.flatten().map(|entry| entry.path()).filter(|path| path.is_file());
+        let (mut paths, others): (Vec<PathBuf>, Vec<PathBuf>) = files.partition(|path| is_shard(path));
+        if paths.is_empty() {
+            paths = others.into_iter().filter(|path| is_parquet(path)).collect();
+        }
         paths.sort();
         return match paths.is_empty() {
             true => {
@@ -166,7 +175,8 @@ impl ShardUrl {
     /// Returns the name for an uncompressed shard made from this one, which ends in `.tar`.
     pub fn tar_name(&self) -> String {
         let name = self.file_name();
-        let stem = [".tar.gz", ".tgz", ".tar"].iter().find_map(|ending| name.strip_suffix(ending));
+        let stem =
+            [".tar.gz", ".tgz", ".tar", ".parquet"].iter().find_map(|ending| name.strip_suffix(ending));
         format!("{}.tar", stem.unwrap_or(&name))
     }
 
@@ -174,6 +184,11 @@ impl ShardUrl {
     pub fn is_gzip(&self) -> bool {
         let name = self.file_name();
         !matches!(self, Self::Pipe(_)) && (name.ends_with(".gz") || name.ends_with(".tgz"))
+    }
+
+    /// Returns whether the URL names a Parquet file, by the file name.
+    pub fn is_parquet(&self) -> bool {
+        !matches!(self, Self::Pipe(_)) && self.file_name().ends_with(".parquet")
     }
 
     /// Returns whether the URL names a wids list of shards, by the file name.

@@ -1,32 +1,44 @@
 #!/usr/bin/env bash
-# What a release consists of, below OUT: a wheel, and a stripped archive with completions and manual pages, with checksums.
+# What a release consists of, below OUT: a wheel for every Linux with glibc 2.28 or newer (manylinux_2_28), and an archive of the same
+# program with completions, manual pages, recipes, pages and scripts, with checksums.
 #
+#   pip install maturin ziglang auditwheel
 #   scripts/release/build.sh OUT
 #
-# Needs maturin (pip install maturin). The wheel's program is linked against the C library of this machine: build on the
-# oldest system that is to run it, as in scripts/release/Dockerfile.
+# zig compiles and links the C parts against the symbols of glibc 2.28, whatever this machine has. Other flags of maturin, such as
+# those for CUDA (CONTRIBUTING.md), follow OUT.
 set -euo pipefail
-[ $# -eq 1 ] || { sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 cd "$(dirname "$0")/../.."
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
-target=${CARGO_TARGET_DIR:-target}
+shift
 
-cargo build --release --package scripts
-program=$target/release/ocelli
+maturin build --release --manifest-path scripts/Cargo.toml --out "$out" --compatibility manylinux_2_28 --zig "$@"
+wheel=$(ls -t "$out"/ocelli-*.whl | head -n 1)
+auditwheel show "$wheel" | tee /dev/stderr | grep -q manylinux_2_28
+
+# The program of the wheel, so that both are the same.
+unpacked=$(mktemp -d)
+trap 'rm -rf "$unpacked"' EXIT
+python3 -m zipfile -e "$wheel" "$unpacked"
+program=$(ls "$unpacked"/ocelli-*.data/scripts/ocelli)
+chmod 755 "$program"
 name="ocelli-$("$program" --version | cut -d' ' -f2)-$(uname -s | tr '[:upper:]' '[:lower:]')-$(uname -m)"
-folder=$(mktemp -d)/$name
-mkdir -p "$folder/completions" "$folder/man"
+folder=$unpacked/$name
+mkdir -p "$folder/completions" "$folder/man" "$folder/scripts"
 install -m 755 "$program" "$folder/ocelli"
-cp README.md CHANGELOG.md LICENSE "$folder"
+cp README.md ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md LICENSE "$folder"
+# What the README and its pages link to.
+for part in examples pages pictures recipes kubernetes mpi nccl slurm; do
+    cp -R "scripts/$part" "$folder/scripts"
+done
 for shell in bash zsh fish; do
     "$program" completions "$shell" >"$folder/completions/ocelli.$shell"
 done
 "$program" man --out "$folder/man" >/dev/null
 # The same files give the same bytes.
-tar --sort=name --owner=0 --group=0 --numeric-owner --mtime='2026-01-01 00:00Z' -C "$(dirname "$folder")" -cf - "$name" |
+tar --sort=name --owner=0 --group=0 --numeric-owner --mtime='2026-01-01 00:00Z' -C "$unpacked" -cf - "$name" |
     gzip -9n >"$out/$name.tar.gz"
-
-maturin build --release --manifest-path scripts/Cargo.toml --out "$out" --compatibility linux
 (cd "$out" && sha256sum ./*.tar.gz ./*.whl >SHA256SUMS)
 ls -l "$out"

@@ -28,8 +28,11 @@ import ocelli
 features, names = ocelli.embed("run", sorted(__import__("pathlib").Path("run").glob("*.png")))
 assert features.ndim == 2 and len(features) == len(names) > 0, features.shape
 print("embed:", features.shape, names[0])
+done = ocelli.pretrain("quickstart", "run/data/train", "again", settings={"optim.length": "{ steps = 2 }", "optim.batch_size": 16})
+assert done["steps"] == 2, done
+print("pretrain:", done)
 rows = ocelli.runs(".")
-assert len(rows) == 1, rows
+assert len(rows) == 2, rows
 print("runs:", len(rows))
 try:
     import timm, torch

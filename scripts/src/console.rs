@@ -2,7 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 use std::sync::OnceLock;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
 
@@ -19,7 +19,7 @@ pub(crate) enum LogFormat {
 }
 
 /// Flags about messages.
-#[derive(Clone, Copy, Default, clap::Args)]
+#[derive(Clone, Copy, clap::Args)]
 #[group(id = "messages")]
 pub(crate) struct ConsoleFlags {
     /// Print only warnings and errors: no progress, no notes.
@@ -46,6 +46,16 @@ pub(crate) struct ConsoleFlags {
         hide_short_help = true
     )]
     log_format: LogFormat,
+    /// Seconds between two lines of progress, where no bar is drawn.
+    #[arg(
+        long,
+        global = true,
+        default_value_t = 30.0,
+        value_name = "SECONDS",
+        help_heading = "Messages",
+        hide_short_help = true
+    )]
+    log_every: f64,
 }
 
 static FLAGS: OnceLock<ConsoleFlags> = OnceLock::new();
@@ -57,7 +67,13 @@ pub(crate) fn speak(flags: ConsoleFlags) {
 }
 
 fn flags() -> ConsoleFlags {
-    FLAGS.get().copied().unwrap_or_default()
+    let before = ConsoleFlags { quiet: false, verbose: false, log_format: LogFormat::Text, log_every: 30.0 };
+    FLAGS.get().copied().unwrap_or(before)
+}
+
+/// Returns the time between two lines of progress, where no bar is drawn.
+pub(crate) fn line_every() -> Duration {
+    Duration::try_from_secs_f64(flags().log_every).unwrap_or(Duration::MAX)
 }
 
 /// Returns `true` if progress bars are drawn: standard error is a terminal, and the flags allow it.

@@ -5,12 +5,9 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle, TermLike};
 
-use crate::console::{draws, say_progress, shows_progress};
+use crate::console::{draws, line_every, say_progress, shows_progress};
 
-/// Time between two lines of progress if there is no terminal.
-pub(crate) const LINE_EVERY: Duration = Duration::from_secs(30);
-
-/// Returns a bar of `total` items, labeled `what`; without a terminal, it prints a line every [`LINE_EVERY`].
+/// Returns a bar of `total` items, labeled `what`; without a terminal, it prints a line every [`line_every`].
 pub(crate) fn bar(total: u64, what: &str) -> ProgressBar {
     let (target, template) = match (draws(), shows_progress()) {
         (true, _) => (
@@ -59,7 +56,7 @@ fn rate(state: &ProgressState, out: &mut dyn std::fmt::Write) {
     let _ = write!(out, "{per_s:.digits$}/s");
 }
 
-/// A terminal for logs: prints what is drawn as a line, at most once per [`LINE_EVERY`].
+/// A terminal for logs: prints what is drawn as a line, at most once per [`line_every`].
 #[derive(Debug)]
 struct Lines(Mutex<Drawn>);
 
@@ -123,7 +120,7 @@ impl TermLike for Lines {
     fn flush(&self) -> std::io::Result<()> {
         let mut drawn = self.drawn();
         let text = std::mem::take(&mut drawn.text);
-        if drawn.told_at.elapsed() >= LINE_EVERY && !text.trim().is_empty() {
+        if drawn.told_at.elapsed() >= line_every() && !text.trim().is_empty() {
             drawn.told_at = Instant::now();
             say_progress(text.trim());
         }

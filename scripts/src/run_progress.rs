@@ -7,8 +7,8 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use trainer::run::{Observer, Progress};
 
-use crate::console::{draws, say, say_progress, shows_progress};
-use crate::progress::{LINE_EVERY, stretch};
+use crate::console::{draws, line_every, say, say_progress, shows_progress};
+use crate::progress::stretch;
 
 /// Points of the loss curve.
 const CURVE_POINTS: usize = 24;
@@ -53,7 +53,10 @@ impl RunningStep {
         let running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let line = match is_first {
             true => {
-                format!("finishing step {}, then saving; Ctrl-C again stops without saving", running.step + 1)
+                format!(
+                    "finishing step {}, at most one more, then saving; Ctrl-C again stops without saving",
+                    running.step + 1
+                )
             }
             false => "stopped without saving: the same command continues from the newest checkpoint".into(),
         };
@@ -219,7 +222,7 @@ impl Observer for RunProgress {
             self.bar.set_position(p.step);
             self.bar.set_prefix(format!("{left} left"));
             self.bar.set_message(format!("{numbers}  {}", sparkline(self.curve.iter())));
-        } else if shows_progress() && (self.last_line.elapsed() >= LINE_EVERY || is_last) {
+        } else if shows_progress() && (self.last_line.elapsed() >= line_every() || is_last) {
             self.last_line = Instant::now();
             say_progress(&format!("step {}/{}  {numbers}  {left} left", p.step, p.total_steps));
         }

@@ -70,3 +70,45 @@ fn a_signal_reaches_every_rank() {
     assert_eq!(child.wait().unwrap().code(), Some(17));
     assert!((0..3).all(|rank| world.path(&format!("down-{rank}")).exists()), "a rank was left behind");
 }
+
+/// The script for Slurm starts one rank for each GPU of each node, which all meet at the first node.
+#[test]
+fn slurm_starts_a_rank_for_each_gpu() {
+    use std::os::unix::fs::PermissionsExt;
+    let world = World::new(1);
+    let write = |name: &str, text: &str| {
+        std::fs::write(world.path(name), text).unwrap();
+        std::fs::set_permissions(world.path(name), std::fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    write("scontrol", "#!/bin/bash\nprintf 'node7\\nnode8\\n'\n");
+    // Both nodes, one after the other.
+    write(
+        "srun",
+        "#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nfor n in 0 1; do SLURM_NODEID=$n \"$@\" || exit; done\n",
+    );
+    write("program.sh", "#!/bin/bash\necho $RANK $WORLD_SIZE $MASTER_ADDR:$MASTER_PORT \"$@\"\n");
+    let scripts = format!("{}/../scripts", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("{}:{}", world.text("."), std::env::var("PATH").unwrap());
+    let output = Command::new("bash")
+        .arg(format!("{scripts}/slurm/pretrain_gpu.sbatch"))
+        .env("PATH", path)
+        .env("OCELLI", world.path("program.sh"))
+        .envs([
+            ("SCRIPTS", scripts.as_str()),
+            ("GPUS", "2"),
+            ("RECIPE", "r"),
+            ("SHARDS", "a b"),
+            ("WORKDIR", "w"),
+        ])
+        .envs([("SLURM_JOB_NUM_NODES", "2"), ("SLURM_JOB_NODELIST", "node[7-8]"), ("SLURM_JOB_ID", "20123")])
+        .output()
+        .unwrap();
+    assert_eq!(code(&output), 0, "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.sort_unstable();
+    let expected: Vec<String> = (0..4)
+        .map(|rank| format!("{rank} 4 node7:20123 pretrain --recipe r --shards a b --workdir w"))
+        .collect();
+    assert_eq!(lines, expected);
+}

@@ -39,6 +39,8 @@ mod gpu;
 /// Gradients unit by unit, and of batches that are uploaded.
 mod gradients;
 mod graph;
+/// Images for containers.
+mod images;
 /// Weights from and for other libraries.
 mod interop;
 /// JPEG files of every kind, compared with Pillow.
@@ -65,6 +67,8 @@ mod output;
 mod pack;
 /// Packing lists of URLs into shards.
 mod pack_urls;
+/// Parquet files in place of shards.
+mod parquet_sets;
 /// Estimates of `ocelli plan`.
 mod plan;
 /// Data preparation, as a user runs it.

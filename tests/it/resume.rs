@@ -82,7 +82,7 @@ fn interrupts_are_answered() {
     let interrupt = || Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     interrupt();
     let answer = lines.find(|line| line.contains("finishing step"));
-    assert!(answer.is_some_and(|line| line.contains("finishing step 4, then saving")));
+    assert!(answer.is_some_and(|line| line.contains("finishing step 4, at most one more")));
     interrupt();
     assert!(lines.any(|line| line.contains("stopped without saving")));
     assert_eq!(child.wait().unwrap().code(), Some(130));

@@ -77,7 +77,7 @@ impl Fetcher {
         let check = |filling: &PartialShard<'_>| -> Result<(), PipelineError> {
             let Some((expected_bytes, checksum)) = expected else {
                 // A compressed stream has a checksum of its own at its end.
-                if source.url.is_gzip() || filling.is_whole_tar() {
+                if source.url.is_gzip() || source.url.is_parquet() || filling.is_whole_tar() {
                     return Ok(());
                 }
                 let reason = "it does not end as a tar does, and nothing said how long it is: perhaps not all \
@@ -98,7 +98,8 @@ impl Fetcher {
         };
         self.inner.cache.file(name, expected.map(|(expected_bytes, _)| expected_bytes), |filling| {
             let mut fill = || -> Result<(), PipelineError> {
-                receive(source, || self.client(), &self.inner.config.retry, filling)?;
+                let config = &self.inner.config;
+                receive(source, || self.client(), &config.retry, &config.cache_folder, filling)?;
                 check(filling)
             };
             match fill() {

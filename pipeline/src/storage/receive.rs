@@ -2,11 +2,13 @@
 
 use std::fs::File;
 use std::io;
-use std::io::Write;
+use std::io::{Seek, Write};
+use std::path::Path;
 
 use flate2::write::MultiGzDecoder;
 use md5::{Digest, Md5};
 
+use super::parquet::write_tar;
 use crate::PipelineError;
 use crate::hash::hex;
 use crate::remote::body::Failure;
@@ -33,7 +35,11 @@ struct DecompressingSink<'a> {
     decoder: MultiGzDecoder<Vec<u8>>,
 }
 
-/// Sends the tar that `source` names to `sink`. `client` is called only if a client is needed.
+/// Sink into a file.
+struct FileSink(File);
+
+/// Sends the tar that `source` names to `sink`. `client` is called only if a client is needed. A Parquet file from elsewhere is
+/// kept in `folder` while it is turned into a tar.
 ///
 /// # Errors
 /// [`PipelineError::MissingShard`], [`PipelineError::Fetch`]; [`PipelineError::ShardMismatch`] if the MD5
@@ -42,6 +48,7 @@ pub(crate) fn receive<'c>(
     source: &Source,
     client: impl Fn() -> Result<&'c Client, Failure>,
     retry: &RetryPolicy,
+    folder: &Path,
     sink: &mut dyn Sink,
 ) -> Result<(), PipelineError> {
     let transfer = |sink: &mut dyn Sink| match &source.url {
@@ -50,7 +57,16 @@ pub(crate) fn receive<'c>(
         ShardUrl::Pipe(command) => run_command(command, retry, sink),
     };
     let md5 = source.md5.as_ref().map(|_| Md5::new());
-    let (transferred, md5) = if source.url.is_gzip() {
+    let (transferred, md5) = if source.url.is_parquet() {
+        // Its directory is at its end: a file must be there as a whole.
+        let whole =
+            tempfile::tempfile_in(folder).map_err(|error| PipelineError::io("write in", folder, error))?;
+        let mut whole = FileSink(whole);
+        let mut hashing = HashingSink { sink: &mut whole, md5 };
+        let transferred = transfer(&mut hashing);
+        let md5 = hashing.md5;
+        (transferred.and_then(|()| write_tar(whole.0, sink).map_err(Failure::Sink)), md5)
+    } else if source.url.is_gzip() {
         let mut unpacking = DecompressingSink { sink, decoder: MultiGzDecoder::new(Vec::new()) };
         let mut hashing = HashingSink { sink: &mut unpacking, md5 };
         let transferred = transfer(&mut hashing);
@@ -83,7 +99,7 @@ pub(crate) fn failed(url: &ShardUrl, failure: Failure) -> PipelineError {
     }
 }
 
-fn copy_file(path: &std::path::Path, sink: &mut dyn Sink) -> Result<(), Failure> {
+fn copy_file(path: &Path, sink: &mut dyn Sink) -> Result<(), Failure> {
     let mut file = File::open(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Failure::NotFound,
         _ => Failure::Sink(error),
@@ -124,6 +140,23 @@ impl Sink for HashingSink<'_> {
     fn restart(&mut self, total_bytes: Option<u64>) -> io::Result<()> {
         self.md5 = self.md5.as_ref().map(|_| Md5::new());
         self.sink.restart(total_bytes)
+    }
+}
+
+impl Write for FileSink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+impl Sink for FileSink {
+    fn restart(&mut self, _total_bytes: Option<u64>) -> io::Result<()> {
+        self.0.set_len(0)?;
+        self.0.rewind()
     }
 }
 

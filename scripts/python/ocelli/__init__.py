@@ -3,15 +3,18 @@
 Everything here calls the program, which the wheel puts on PATH, so that both always agree.
 """
 
+import collections
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-__all__ = ["embed", "load", "runs", "program"]
+__all__ = ["embed", "load", "pretrain", "program", "runs"]
 
 
 def program():
@@ -31,6 +34,81 @@ def _run(*args):
     if done.returncode != 0:
         raise RuntimeError(done.stderr.strip() or f"ocelli ended with {done.returncode}")
     return done.stdout
+
+
+def pretrain(recipe, images, workdir, *flags, settings=None, show_progress=True):
+    """Trains `recipe` on `images`, and returns a dictionary with `steps`, `seconds` and `workdir`.
+
+    `recipe` is the name or the file of a recipe; `images` a folder, a list of shards, or what else `ocelli pretrain --shards`
+    takes; `settings` a dictionary of recipe keys and values, such as `{"optim.batch_size": 32}`. The same call continues a run.
+    Warnings are printed, and a progress bar is drawn where tqdm is installed, in a notebook too. An interrupt ends the run
+    with a checkpoint, and raises KeyboardInterrupt.
+    """
+    images = [images] if isinstance(images, (str, os.PathLike)) else images
+    command = [program(), "pretrain", "--recipe", recipe, "--shards", *images, "--workdir", workdir, "--json", *flags]
+    for key, value in (settings or {}).items():
+        command += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+    command += ["--log-format", "json", "--log-every", "1"]
+    # A process group of its own: an interrupt of the notebook reaches the program once, from here.
+    running = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               start_new_session=True)
+    show = _Progress(show_progress)
+    last = collections.deque(maxlen=20)
+    interrupted = False
+    while True:
+        try:
+            for line in running.stderr:
+                last.append(show.line(line))
+            break
+        except KeyboardInterrupt:
+            # A second one ends it at once.
+            running.send_signal(signal.SIGKILL if interrupted else signal.SIGTERM)
+            interrupted = True
+    out = running.stdout.read()
+    code = running.wait()
+    show.close()
+    if interrupted:
+        raise KeyboardInterrupt
+    if code != 0:
+        raise RuntimeError("\n".join(last).strip() or f"ocelli ended with {code}")
+    return json.loads(out.strip().splitlines()[-1])
+
+
+class _Progress:
+    """Progress of a run from the messages of the program."""
+
+    STEP = re.compile(r"step (\d+)/(\d+) +loss (\S+)")
+
+    def __init__(self, is_shown):
+        self.bar = None
+        self.is_shown = is_shown
+        try:
+            from tqdm.auto import tqdm
+        except ImportError:
+            tqdm = None
+        self.tqdm = tqdm
+
+    def line(self, line):
+        """Shows a message; returns its text."""
+        try:
+            said = json.loads(line)
+            level, text = said["level"], said["message"]
+        except (ValueError, KeyError):
+            level, text = "warning", line.rstrip()
+        step = self.STEP.match(text)
+        if self.is_shown and step and self.tqdm:
+            number, total, loss = int(step[1]), int(step[2]), step[3]
+            if self.bar is None:
+                self.bar = self.tqdm(total=total, unit="step", initial=number)
+            self.bar.set_postfix(loss=loss, refresh=False)
+            self.bar.update(number - self.bar.n)
+        elif self.is_shown and (step or level != "info"):
+            print(text, file=sys.stderr)
+        return text
+
+    def close(self):
+        if self.bar is not None:
+            self.bar.close()
 
 
 def load(path, *flags):

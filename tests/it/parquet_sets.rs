@@ -1,0 +1,81 @@
+//! Parquet files of images, as the datasets of Hugging Face have them, in place of shards.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::support::{World, ok, open};
+
+/// Writes a Parquet file as the datasets of Hugging Face are: a group of bytes and path, a class number, and a caption.
+fn write_parquet(path: &Path, images: &[Vec<u8>], has_images: bool) {
+    use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
+    use parquet::file::metadata::KeyValue;
+    use parquet::file::properties::WriterProperties;
+    let column = if has_images { "image" } else { "document" };
+    let bytes = if has_images { "bytes" } else { "text" };
+    let schema = format!(
+        "message schema {{ optional group {column} {{ optional binary {bytes}; optional binary path (UTF8); }}
+         optional int64 label; optional binary caption (UTF8); }}"
+    );
+    let schema = Arc::new(parquet::schema::parser::parse_message_type(&schema).unwrap());
+    let names = r#"{"info":{"features":{"label":{"names":["cat","dog"],"_type":"ClassLabel"}}}}"#;
+    let names = KeyValue::new("huggingface".to_string(), names.to_string());
+    let properties = WriterProperties::builder()
+        .set_compression(parquet::basic::Compression::SNAPPY)
+        .set_key_value_metadata(Some(vec![names]))
+        .build();
+    let file = std::fs::File::create(path).unwrap();
+    let mut writer =
+        parquet::file::writer::SerializedFileWriter::new(file, schema, Arc::new(properties)).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    let n = images.len();
+    let texts =
+        |name: &str| (0..n).map(|i| ByteArray::from(format!("{name} {i}").as_str())).collect::<Vec<_>>();
+    let images: Vec<ByteArray> = images.iter().map(|image| ByteArray::from(image.clone())).collect();
+    for (values, level) in [(images, 2), (texts("path"), 2)] {
+        let mut column = group.next_column().unwrap().unwrap();
+        column.typed::<ByteArrayType>().write_batch(&values, Some(&vec![level; n]), None).unwrap();
+        column.close().unwrap();
+    }
+    let labels: Vec<i64> = (0..n as i64).map(|i| i % 2).collect();
+    let mut column = group.next_column().unwrap().unwrap();
+    column.typed::<Int64Type>().write_batch(&labels, Some(&vec![1; n]), None).unwrap();
+    column.close().unwrap();
+    let mut column = group.next_column().unwrap().unwrap();
+    column.typed::<ByteArrayType>().write_batch(&texts("caption"), Some(&vec![1; n]), None).unwrap();
+    column.close().unwrap();
+    group.close().unwrap();
+    writer.close().unwrap();
+}
+
+/// Parquet files of images are shards: with their classes by name, their columns, and one index for all later runs.
+#[test]
+fn parquet_files_are_shards() {
+    let world = World::new(6);
+    let images: Vec<Vec<u8>> =
+        (0..6).map(|id| world.dataset().read(pipeline::SampleId(id)).unwrap().image).collect();
+    std::fs::create_dir(world.path("hub")).unwrap();
+    write_parquet(&world.path("hub/train-00000.parquet"), &images[..4], true);
+    write_parquet(&world.path("hub/train-00001.parquet"), &images[4..], true);
+    let hub = open(&world, &world.text("hub")).unwrap();
+    assert_eq!(hub.n_samples(), 6);
+    for (id, image) in images.iter().enumerate() {
+        let id = pipeline::SampleId(id as u64);
+        assert_eq!(&hub.read(id).unwrap().image, image);
+        let columns: serde_json::Value =
+            serde_json::from_slice(&hub.member(id, &["json"]).unwrap().unwrap()).unwrap();
+        assert!(columns["caption"].as_str().unwrap().starts_with("caption "), "{columns}");
+        assert!(columns["image.path"].as_str().unwrap().starts_with("path "), "{columns}");
+    }
+    assert_eq!(hub.classes(pipeline::SampleId(1)).unwrap(), ["dog"]);
+    let again = open(&world, &world.text("hub")).unwrap();
+    assert_eq!(again.fingerprint(), hub.fingerprint());
+    ok(&world.pretrain("run", &["--shards", &world.text("hub"), "--set", "optim.length={steps=2}"]));
+
+    let whole = std::fs::read(world.path("hub/train-00000.parquet")).unwrap();
+    std::fs::write(world.path("half.parquet"), &whole[..whole.len() / 2]).unwrap();
+    write_parquet(&world.path("text.parquet"), &images[..2], false);
+    for (name, reason) in [("half", "Parquet"), ("text", "no column of images")] {
+        let error = open(&world, &world.text(&format!("{name}.parquet"))).unwrap_err().to_string();
+        assert!(error.contains(reason) && error.contains(name), "{error}");
+    }
+}
