@@ -342,3 +342,25 @@ fn libraries_give_the_same_features() {
     let out = bench.export(&larger, "smaller", &["--format", "timm", "--image-px", "32"]);
     bench.script(&["check", "timm", &out, &features, &images]);
 }
+
+/// The program on the page about Python, as it stands.
+#[test]
+fn the_page_about_python_runs() {
+    let Some(python) = python("torch, timm, numpy, safetensors") else { return };
+    let bench = Bench::new(python);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    std::fs::rename(bench.text("images"), bench.text("photos")).unwrap();
+    let page = std::fs::read_to_string(root.join("scripts/pages/python.md")).unwrap();
+    let code = page.split("```python\n").nth(1).unwrap().split("```").next().unwrap();
+    let output = Command::new(&bench.python)
+        .current_dir(bench.folder.path())
+        .args([
+            "-c",
+            &format!("{code}\nassert features.shape == (5, 128), features.shape\nassert len(table) == 1\n"),
+        ])
+        .env("PYTHONPATH", root.join("scripts/python"))
+        .env("OCELLI", env!("CARGO_BIN_EXE_ocelli-under-test"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}

@@ -67,6 +67,8 @@ mod output;
 mod pack;
 /// Packing lists of URLs into shards.
 mod pack_urls;
+/// Commands of the README and its pages.
+mod pages;
 /// Parquet files in place of shards.
 mod parquet_sets;
 /// Estimates of `ocelli plan`.

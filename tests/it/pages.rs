@@ -1,0 +1,271 @@
+//! Commands of the README and its pages: those that can run here run, and the flags of all others exist.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use image::{ImageBuffer, Rgb};
+
+use crate::support::{World, ok, program};
+
+/// Subcommands whose flags are checked without running them: they measure, or need other machines.
+const TOO_LONG: [&str; 3] = ["bench", "quickstart", "track"];
+
+/// Settings with which a run of a page takes seconds; only those of keys that its recipe has.
+const SMALL: [&str; 2] = ["optim.batch_size=4", "optim.length.steps=2"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+}
+
+/// Texts of the README and of the pages, by name.
+fn pages() -> Vec<(String, String)> {
+    let mut paths = vec![root().join("README.md")];
+    paths.extend(std::fs::read_dir(root().join("scripts/pages")).unwrap().map(|page| page.unwrap().path()));
+    paths.sort();
+    let read = |path: PathBuf| {
+        (path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read_to_string(path).unwrap())
+    };
+    paths.into_iter().map(read).collect()
+}
+
+/// Commands in the shell blocks of `text`, one a line, without comments.
+fn commands(text: &str) -> Vec<String> {
+    let blocks = text.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    let lines =
+        blocks.flat_map(|block| block.replace("\\\n", " ").lines().map(str::to_string).collect::<Vec<_>>());
+    lines
+        .map(|line| line.split(" #").next().unwrap().trim().to_string())
+        .filter(|line| is_command(line))
+        .collect()
+}
+
+fn is_command(line: &str) -> bool {
+    !line.is_empty() && !line.starts_with('#')
+}
+
+/// Words of a command, by a shell.
+fn words(command: &str) -> Vec<String> {
+    let command = command.replace("...", "…");
+    // Patterns stay as they are.
+    let script = format!("set -f; for word in {command}; do printf '%s\\n' \"$word\"; done");
+    let output = Command::new("bash").args(["+B", "-c", &script]).output().unwrap();
+    assert!(output.status.success(), "{command}");
+    let mut words: Vec<String> =
+        String::from_utf8(output.stdout).unwrap().lines().map(str::to_string).collect();
+    // A placeholder may stand for the value of a flag, or for further flags.
+    for at in (1..words.len()).rev() {
+        if words[at] == "…" && !words[at - 1].starts_with("--") {
+            words.remove(at);
+        }
+    }
+    words
+}
+
+/// Checks that the flags of `words`, a command of ocelli, exist.
+fn check_flags(words: &[String]) {
+    let output = program().args(&words[1..]).arg("--help").output().unwrap();
+    assert!(output.status.success(), "{words:?}\n{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Checks a command of another program: its files exist, and a script of ours knows the flags.
+fn check_other(words: &[String]) {
+    let scripts: Vec<&String> = words.iter().filter(|word| word.starts_with("scripts/")).collect();
+    for script in &scripts {
+        assert!(root().join(script).exists(), "{words:?}");
+    }
+    let features = std::fs::read_to_string(root().join("scripts/Cargo.toml")).unwrap();
+    let after = |flag: &str| words.iter().position(|word| word == flag).map(|at| words[at + 1].clone());
+    match words[0].as_str() {
+        "cargo" => {
+            if let Some(feature) = after("--features") {
+                assert!(features.lines().any(|line| line.starts_with(&format!("{feature} = "))), "{words:?}");
+            }
+        }
+        "python" => {
+            let text = std::fs::read_to_string(root().join(scripts[0])).unwrap();
+            for flag in words.iter().filter(|word| word.starts_with("--")) {
+                assert!(text.contains(&format!("\"{flag}\"")), "{words:?}: {flag}");
+            }
+        }
+        "mpirun" => {
+            let at = words.iter().position(|word| word == "ocelli").unwrap();
+            check_flags(&words[at..]);
+        }
+        other => panic!("no test knows what to do with {other}: {words:?}"),
+    }
+}
+
+/// A folder as the pages assume it: images, shards with and without parts, runs, and weights.
+struct Desk {
+    world: World,
+}
+
+impl Desk {
+    fn new() -> Self {
+        let desk = Self { world: World::new(12) };
+        for i in 0..24u32 {
+            let path = desk.world.path(&format!("photos/{}/{i}.png", ["cat", "dog"][i as usize % 2]));
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            let image =
+                ImageBuffer::from_fn(60, 50, |x, y| Rgb([(x * i) as u8, (y * (i + 3)) as u8, (i * 9) as u8]));
+            image.save(path).unwrap();
+        }
+        desk.run("ocelli shards pack photos --out shards --prefix all");
+        desk.run("ocelli shards split shards --part train=0.5 --part test=0.5 --out parts");
+        desk.make_set("cifar");
+        // The README makes them.
+        std::fs::remove_dir_all(desk.world.path("shards")).unwrap();
+        std::fs::remove_dir_all(desk.world.path("parts")).unwrap();
+        std::os::unix::fs::symlink(root().join("scripts"), desk.world.path("scripts")).unwrap();
+        desk.run("ocelli pretrain --recipe dinov2_cifar --shards cifar/train-000000.tar --workdir made");
+        ["first", "a", "b"].iter().for_each(|run| desk.copy("made", &format!("runs/{run}")));
+        // The weights that the pages start from: of DINOv2's names, with patches of 14 px.
+        desk.run(
+            "ocelli pretrain --recipe dinov2_cifar --shards cifar/train-000000.tar --workdir runs/patches --set model.width=64 \
+             --set model.depth=1 --set model.heads=1 --set model.patch_px=14 --set model.image_px=28 \
+             --set views.crops.0.size_px=28 --set views.crops.1.size_px=14",
+        );
+        desk.run("ocelli export --checkpoint runs/patches --out dinov2_vits14_pretrain.pth --format dinov2");
+        desk.run("ocelli export --checkpoint runs/first --out shapes.pth --format dinov2");
+        desk
+    }
+
+    /// Removes everything whose path begins with `place`.
+    fn clear(&self, place: &str) {
+        let pattern = format!("{}*", self.world.text(place));
+        for path in glob::glob(&pattern).unwrap().flatten() {
+            std::fs::remove_dir_all(&path).or_else(|_| std::fs::remove_file(&path)).unwrap();
+        }
+    }
+
+    /// Copies a folder.
+    fn copy(&self, from: &str, to: &str) {
+        std::fs::create_dir_all(self.world.path(to).parent().unwrap()).unwrap();
+        let paths = [self.world.text(from), self.world.text(to)];
+        assert!(Command::new("cp").arg("-r").args(paths).status().unwrap().success());
+    }
+
+    /// Makes a folder of thirteen shards to train on and one to test on.
+    fn make_set(&self, name: &str) {
+        let _ = std::fs::remove_dir_all(self.world.path(name));
+        std::fs::create_dir_all(self.world.path(name)).unwrap();
+        let copy =
+            |from: &str, to: String| std::fs::copy(self.world.path(from), self.world.path(&to)).unwrap();
+        for number in 0..13 {
+            copy("parts/train-000000.tar", format!("{name}/train-{number:06}.tar"));
+        }
+        copy("parts/test-000000.tar", format!("{name}/test-000000.tar"));
+    }
+
+    /// Runs a command of ocelli in the folder.
+    fn output(&self, command: &str) -> Output {
+        let mut words = words(command);
+        if words[1] == "pretrain" {
+            words.extend(self.smaller(&words));
+        }
+        let mut command = program();
+        command.args(&words[1..]).current_dir(self.world.path("."));
+        command.env("OCELLI_CACHE", self.world.path("cache")).output().unwrap()
+    }
+
+    fn run(&self, command: &str) {
+        let output = self.output(command);
+        assert!(output.status.success(), "{command}\n{}", String::from_utf8_lossy(&output.stderr));
+        ok(&output);
+    }
+
+    /// Flags that make a run small: a narrow network unless weights state it, small heads where the method has some.
+    fn smaller(&self, words: &[String]) -> Vec<String> {
+        let at = words.iter().position(|word| word == "--recipe").unwrap();
+        let recipe = &words[at + 1];
+        let is_set = |key: &str| words.iter().any(|word| word.starts_with(&format!("{key}=")));
+        let mut settings: Vec<String> = SMALL.iter().map(ToString::to_string).collect();
+        // The recipes that continue take the backbone from the weights.
+        if !recipe.ends_with("_continue") {
+            let sizes = ["model.width=32", "model.depth=1", "model.heads=4"];
+            settings.extend(
+                sizes.iter().filter(|size| !is_set(size.split('=').next().unwrap())).map(ToString::to_string),
+            );
+        }
+        let views = ["views.global_px=28", "views.local_px=14"];
+        if recipe == "dinov2_continue" && !is_set("views.global_px") {
+            settings.extend(views.map(String::from));
+        }
+        let heads: &[&str] = match recipe.starts_with("lejepa") {
+            true => &["method.head_hidden=[16]"],
+            false => &["method.prototypes=16", "method.head_hidden=16", "method.head_bottleneck=8"],
+        };
+        settings.extend(heads.iter().map(ToString::to_string));
+        settings.push("optim.warmup={steps=0}".into());
+        settings.into_iter().flat_map(|setting| ["--set".to_string(), setting]).collect()
+    }
+}
+
+/// Every command in a shell block: those of ocelli that take seconds run in the folder that pages assume, in their order.
+#[test]
+fn commands_of_pages_run() {
+    let desk = Desk::new();
+    let (mut n_run, mut n_checked) = (0, 0);
+    for (page, text) in pages() {
+        // Each page begins with the folder as it is described: what an earlier page has written is gone.
+        for name in ["runs/mine", "runs/more", "runs/short", "backbone", "features", "first.pth"] {
+            desk.clear(name);
+        }
+        if page != "README.md" {
+            desk.make_set("shards");
+            desk.copy("made", "runs/mine");
+        }
+        for command in commands(&text) {
+            let words = words(&command);
+            let is_elsewhere =
+                command.contains("://") || command.contains('…') || command.contains("--device");
+            if words[0] != "ocelli" {
+                check_other(&words);
+                n_checked += 1;
+            } else if is_elsewhere || TOO_LONG.contains(&words[1].as_str()) {
+                check_flags(&words);
+                n_checked += 1;
+            } else {
+                // A page may write to one place by two commands, of which a reader chooses one.
+                let is_started = words[1] == "pretrain" && words.iter().any(|word| word == "--init");
+                let workdir =
+                    words.iter().position(|word| word == "--workdir").map(|at| words[at + 1].as_str());
+                match words[1].as_str() {
+                    "embed" => desk.clear("features"),
+                    "export" if command.contains("--out backbone") => desk.clear("backbone"),
+                    "pretrain" if is_started => desk.clear(workdir.unwrap()),
+                    _ => {}
+                }
+                let output = desk.output(&command);
+                let said = String::from_utf8_lossy(&output.stderr);
+                let is_there = said.contains("exists") && words[1] == "shards";
+                assert!(output.status.success() || is_there, "{page}: {command}\n{said}");
+                n_run += 1;
+            }
+        }
+    }
+    assert!(n_run >= 25 && n_checked >= 20, "{n_run} run, {n_checked} checked");
+}
+
+/// Commands within sentences: their flags exist.
+#[test]
+fn flags_in_sentences_exist() {
+    let mut seen = BTreeSet::new();
+    for (page, text) in pages() {
+        let prose: String = text.split("```").step_by(2).collect();
+        for code in prose.split('`').skip(1).step_by(2).filter(|code| code.starts_with("ocelli ")) {
+            let code = code.replace('\n', " ");
+            if code.contains('|') || code.contains('[') || !seen.insert(code.clone()) {
+                continue;
+            }
+            let words = words(&code);
+            let output = program().args(&words[1..]).arg("--help").output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            // A sentence may name a flag without a value.
+            let names_flag = said.contains("a value is required for");
+            assert!(output.status.success() || names_flag, "{page}: {code}\n{said}");
+        }
+    }
+    assert!(seen.len() >= 15, "{seen:?}");
+}
