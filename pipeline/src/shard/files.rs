@@ -110,38 +110,38 @@ mod tests {
 
     fn file(folder: &std::path::Path, key: &str, bytes: &[u8], class: Option<&str>) -> ImageFile {
         let path = folder.join(format!("{key}.jpg"));
-        std::fs::write(&path, bytes).unwrap();
+        std::fs::write(&path, bytes).expect("written");
         ImageFile { key: key.into(), path, extension: "jpg".into(), class: class.map(str::to_string) }
     }
 
     #[test]
     fn files_are_read_like_members() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = tempfile::tempdir().expect("a folder");
         let files = vec![
             file(folder.path(), "a", &[7; 700], Some("cat")),
             file(folder.path(), "b", &[], None),
             file(folder.path(), "c", &[9; 512], Some("3")),
         ];
-        let shard = of_files("photos", files).unwrap();
+        let shard = of_files("photos", files).expect("indexed");
         assert_eq!((shard.len(), shard.key(2)), (3, "c"));
-        assert_eq!(shard.image(0).unwrap(), [7; 700]);
-        assert_eq!(shard.image(1).unwrap(), [0; 0]);
-        assert_eq!(shard.image(2).unwrap(), [9; 512]);
-        assert_eq!(shard.classes(0).unwrap(), ["cat"]);
-        assert_eq!((shard.label(1).unwrap(), shard.label(2).unwrap()), (None, Some(3)));
-        assert_eq!(shard.members(2).unwrap().len(), 2);
+        assert_eq!(shard.image(0).expect("read"), [7; 700]);
+        assert_eq!(shard.image(1).expect("read"), [0; 0]);
+        assert_eq!(shard.image(2).expect("read"), [9; 512]);
+        assert_eq!(shard.classes(0).expect("read"), ["cat"]);
+        assert_eq!((shard.label(1).expect("read"), shard.label(2).expect("read")), (None, Some(3)));
+        assert_eq!(shard.members(2).expect("read").len(), 2);
     }
 
     /// What happens to a file after the list was made concerns its sample only.
     #[test]
     fn files_that_change_or_vanish_are_bad_samples() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = tempfile::tempdir().expect("a folder");
         let files = vec![file(folder.path(), "a", &[7; 700], None), file(folder.path(), "b", &[8; 10], None)];
-        let shard = of_files("photos", files).unwrap();
-        std::fs::write(folder.path().join("a.jpg"), [7; 701]).unwrap();
-        std::fs::remove_file(folder.path().join("b.jpg")).unwrap();
+        let shard = of_files("photos", files).expect("indexed");
+        std::fs::write(folder.path().join("a.jpg"), [7; 701]).expect("written");
+        std::fs::remove_file(folder.path().join("b.jpg")).expect("removed");
         for (i, reason) in [(0, "700 bytes"), (1, "cannot be opened")] {
-            let error = shard.image(i).unwrap_err();
+            let error = shard.image(i).expect_err("a bad sample");
             assert!(error.is_sample_error() && error.to_string().contains(reason), "{error}");
         }
     }
