@@ -40,7 +40,7 @@ pub struct Facts {
 /// Reads the properties of an image from its header.
 ///
 /// # Errors
-/// [`AugmentError::Decode`] for bytes of another format than [`decode`](crate::decode()) reads, or whose header is damaged.
+/// [`AugmentError::Decode`] for bytes of another format than [`decode::decode`](crate::decode::decode) reads, or whose header is damaged.
 pub fn facts(bytes: &[u8]) -> Result<Facts, AugmentError> {
     if bytes.starts_with(&jpeg::MAGIC) {
         return of_jpeg(bytes);

@@ -47,7 +47,7 @@ pub(crate) struct Args {
     #[arg(long)]
     workdir: PathBuf,
     /// Shards to train on, in place of the recipe's: `train-{000000..000009}.tar`, `'data/train-*.tar'`, a folder of shards,
-    /// or a folder of images, which are first packed into the work directory.
+    /// Parquet files of images, or a folder of images, which is read in place.
     #[arg(long, num_args = 1..)]
     shards: Vec<String>,
     /// Labeled shards that the in-training probe fits on: at the end, and every
