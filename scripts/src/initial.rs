@@ -1,5 +1,6 @@
 //! Initial state of a run, if not random: weights, or the checkpoint of another run.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -83,11 +84,38 @@ pub(crate) fn check(
     if let Some(weights) = weights {
         plan.check_initial_heads(weights)?;
     }
+    if let Some(from) = &flags.fork {
+        check_fork(plan, from)?;
+    }
     let begins = flags.fork.is_none() && steps(&workdir.join("checkpoints")).is_empty();
     if begins && plan.recipe.init.is_none() {
         plan.check_random_start()?;
     }
     Ok(())
+}
+
+/// Checks that the run `from` has the backbone of `plan`.
+fn check_fork(plan: &Plan, from: &Path) -> anyhow::Result<()> {
+    let forked = Checkpoint::open(from)?.manifest.plan.recipe;
+    if forked.model.params() == plan.recipe.model.params() {
+        return Ok(());
+    }
+    let own: BTreeMap<String, toml::Value> = plan.recipe.values().into_iter().collect();
+    let text = |value: Option<&toml::Value>| value.map_or_else(|| "not set".into(), ToString::to_string);
+    let others = forked.values().into_iter();
+    let others = others.filter(|(key, value)| key.starts_with("model.") && own.get(key) != Some(value));
+    let (mut differing, mut fitting) = (Vec::new(), Vec::new());
+    for (key, value) in others {
+        differing.push(format!("{key} is {value} there and {} in the recipe", text(own.get(&key))));
+        fitting.push(format!("--set {key}={value}"));
+    }
+    bail!(
+        "{} cannot be continued under recipe {}: {}; {} fits it",
+        from.display(),
+        plan.recipe.name,
+        differing.join("; "),
+        fitting.join(" ")
+    )
 }
 
 /// Returns the backbone of the weights that the run in `workdir` started with, or that a run is to start with: those of

@@ -196,3 +196,23 @@ fn what_masked_training_cannot_do_is_said() {
         assert!(!world.path("b").exists(), "{more:?}");
     }
 }
+
+/// A fork under a recipe with another backbone is refused with the keys that differ, and the work directory takes the right recipe.
+#[test]
+fn a_fork_of_another_backbone_is_refused_by_key() {
+    let world = World::new(20);
+    ok(&world.pretrain("a", &["--set", "optim.length={steps=2}"]));
+    let from = world.text("a");
+    let other = ["--fork", &from, "--set", "optim.length={steps=4}", "--set", "model.depth=3"];
+    let said = fails(&world.pretrain("b", &other), 2);
+    assert!(said.contains("and 3 in the recipe; --set model.depth="), "{said}");
+    ok(&world.pretrain("b", &other[..4]));
+    // Folders on the way to an export are made, as by `pack`.
+    let out = world.text("deep/down/backbone.safetensors");
+    ok(&world.ocelli(&["export", "--checkpoint", &from, "--out", &out]));
+    // The probe of a run says what `probe` says.
+    let (shard, steps) = (world.text("data/train-000000.tar"), ["--set", "optim.length={steps=2}"]);
+    let probe = ["--probe-train", &shard, "--probe-test", &shard, "--set", "run.probe_every_steps=2"];
+    let said = ok(&world.pretrain("c", &[steps.as_slice(), &probe].concat()));
+    assert!(said.contains("among the training images, byte for byte"), "{said}");
+}

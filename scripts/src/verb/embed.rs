@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use eval::features::file::{Format, files_of, write};
 use eval::{FeatureKind, ImageFile, ImageSet, Source, Table, features};
 use pipeline::Storage;
@@ -74,8 +74,8 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     if let Some(there) = files_of(&out, format).iter().find(|path| path.exists() && !args.overwrite) {
         bail!("{} exists; --overwrite replaces it", there.display());
     }
-    if let Some(parent) = out.parent().filter(|parent| !parent.as_os_str().is_empty() && !parent.is_dir()) {
-        bail!("no such folder: {}", parent.display());
+    if let Some(parent) = out.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     }
     let device = args.compute.open(&launch)?.device;
     let open = args.network.open(&args.checkpoint, &device)?;

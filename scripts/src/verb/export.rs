@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use augment::Transform;
 use eval::{ImageSet, NoProgress, Protocol, Source, Split};
 use kernels::device::Opened;
@@ -110,8 +110,8 @@ pub(crate) fn write(
     precision: Precision,
     overwrite: bool,
 ) -> anyhow::Result<Vec<PathBuf>> {
-    if let Some(parent) = out.parent().filter(|parent| !parent.as_os_str().is_empty() && !parent.is_dir()) {
-        bail!("no such folder: {}", parent.display());
+    if let Some(parent) = out.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     }
     let export = Export {
         model: &backbone.model,

@@ -7,7 +7,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::bail;
 use augment::Transform;
-use eval::{ImageSet, Protocol, Source, Split};
+use eval::{Check, ImageSet, Protocol, Source, Split};
 use kernels::device::{DeviceKind, Opened};
 use networks::probe::Probe;
 use pipeline::{Dataset, Storage};
@@ -162,6 +162,9 @@ fn probes(args: &Args, plan: &Plan, storage: &Storage) -> anyhow::Result<Vec<Box
         args.probe_protocols.iter().map(|name| Protocol::named(name)).collect::<Result<Vec<_>, _>>();
     let protocols = protocols.map_err(anyhow::Error::msg)?;
     let split = Split::of(&protocols, images(&args.probe_train)?, images(&args.probe_test)?)?;
+    for warning in Check::of(&split.train, &split.test)?.warnings() {
+        say(format!("warning: probe: {warning}"));
+    }
     let (workdir, plan) = (args.workdir.clone(), plan.clone());
     Ok(vec![Box::new(InTraining { split, protocols, workdir, plan })])
 }

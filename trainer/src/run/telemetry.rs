@@ -85,7 +85,8 @@ impl Telemetry {
         for (name, value) in values {
             // JSON has no NaN; null is what readers expect in its place.
             row.insert(name.clone(), serde_json::Number::from_f64(*value).map_or(Value::Null, Value::Number));
-            self.events.scalar(step, name, *value)?;
+            // As everywhere but in this file's rows, the number of steps that have been taken.
+            self.events.scalar(step + 1, name, *value)?;
         }
         let mut line = Value::Object(row).to_string();
         line.push('\n');
