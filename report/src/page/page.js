@@ -269,10 +269,15 @@ document.getElementById("title").textContent = several ? `${runs.length} runs` :
 document.title = `${several ? `${runs.length} runs` : runs[0].overview.name} · Ocelli report`;
 section("overview", "Overview", overview());
 section("scores", "Scores", scores());
+const nBefore = shared.charts.length;
+const drawn = curves((name) => !/^(health|time|rate)\//.test(name));
+const howToRead = shared.charts.length > nBefore
+  ? "By steps taken. Drag over a chart to zoom all of them, double-click for the whole run."
+  : "No metric has two rows yet: charts appear as the run goes on (a row every run.log_every_steps).";
 section("curves", "Curves", [
   several ? el("div", { class: "legend" }, ...runs.map((_, i) => named(i))) : null,
-  el("p", { class: "note" }, "By steps taken. Drag over a chart to zoom all of them, double-click for the whole run."),
-  ...curves((name) => !/^(health|time|rate)\//.test(name)),
+  el("p", { class: "note" }, howToRead),
+  ...drawn,
 ]);
 section("confusions", "Confusion", perRun(confusions));
 section("patches", "Patch features", gallery("patches", (of) => `The first three principal components of the patch features of all images, as red, green and blue: a color means the same in every row. ${seen(of)}`));

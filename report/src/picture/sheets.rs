@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use augment::{DecodeRules, SampleKey, Transform, decode};
+use augment::{AugmentError, DecodeRules, SampleKey, Transform, decode};
 use augment::{MultiCrop, Rgb8, ViewMaker};
 use eval::{EvalError, FeatureSet, ImageSet, neighbors};
 use pipeline::{Dataset, Sample, SampleId};
@@ -166,22 +166,30 @@ pub fn neighbor_sheet(
     sheet(path, &borrowed, TILE_PX, &format!("left: {what}; right: its nearest neighbors{frames}"))
 }
 
-/// Writes rows of images as a PNG, the first of each row in a green frame, with `legend` below them.
+/// Writes rows of images, each with its key, as a PNG, the first of each row in a green frame, with `legend` below them.
 ///
 /// # Errors
 /// [`ReportError::Picture`].
-pub fn image_groups(path: &Path, rows: &[Vec<Rgb8>], legend: &str) -> Result<(), ReportError> {
+pub fn image_groups(path: &Path, rows: &[Vec<(String, Rgb8)>], legend: &str) -> Result<(), ReportError> {
     const TILE_PX: u32 = 128;
     let failed = |reason: String| ReportError::Picture { path: path.to_path_buf(), reason };
     let square = Transform::resizing(TILE_PX, TILE_PX).map_err(failed)?;
-    let planes: Result<Vec<Vec<Vec<u8>>>, _> =
-        rows.iter().map(|row| row.iter().map(|image| square.apply(image)).collect()).collect();
-    let planes = planes.map_err(|error| failed(error.to_string()))?;
+    let mut made: Vec<Vec<(Vec<u8>, [String; 1])>> = Vec::with_capacity(rows.len());
+    for row in rows {
+        let of_image = |(key, image): &(String, Rgb8)| Ok((square.apply(image)?, [key.clone()]));
+        let row: Result<Vec<_>, AugmentError> = row.iter().map(of_image).collect();
+        made.push(row.map_err(|error| failed(error.to_string()))?);
+    }
     let (size_px, green) = (TILE_PX as usize, Some([40, 160, 60]));
-    let mut tiles: Vec<Vec<Tile<'_>>> = Vec::with_capacity(planes.len());
-    for row in &planes {
-        let tile = |(i, planes)| Tile { planes, size_px, frame: green.filter(|_| i == 0), caption: &[] };
-        tiles.push(row.iter().map(Vec::as_slice).enumerate().map(tile).collect());
+    let mut tiles: Vec<Vec<Tile<'_>>> = Vec::with_capacity(made.len());
+    for row in &made {
+        let tiles_of_row = row.iter().enumerate().map(|(i, (planes, caption))| Tile {
+            planes,
+            size_px,
+            frame: green.filter(|_| i == 0),
+            caption,
+        });
+        tiles.push(tiles_of_row.collect());
     }
     sheet(path, &tiles, TILE_PX, legend)
 }

@@ -54,7 +54,9 @@ pub(crate) fn sheet(
         for (x, tile) in row.iter().enumerate() {
             let [left, top] = [GAP_PX + x as u32 * pitch[0], GAP_PX + y as u32 * pitch[1]];
             draw(&mut canvas, tile, [left, top], tile_px);
-            let below = (top + tile_px + 2..).step_by(LINE_PX as usize);
+            // A frame is around the tile.
+            let gap_px = if tile.frame.is_some() { 4 } else { 2 };
+            let below = (top + tile_px + gap_px..).step_by(LINE_PX as usize);
             for (line, y) in tile.caption.iter().zip(below) {
                 write(&mut canvas, line, [left, y], CAPTION_PX, Some(tile_px)).map_err(failed)?;
             }

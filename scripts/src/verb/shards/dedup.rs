@@ -222,14 +222,15 @@ fn draw(path: &Path, shards: &[Shard], entries: &[SampleEntry], copies: &[Copy])
     }
     let image = |number: usize| {
         let entry = &entries[number];
-        let bytes = shards[entry.shard].image(entry.number).ok()?;
-        decode(&bytes, &DecodeRules::default()).ok()
+        let shard = &shards[entry.shard];
+        let image = decode(&shard.image(entry.number).ok()?, &DecodeRules::default()).ok()?;
+        Some((shard.key(entry.number).to_string(), image))
     };
-    let row = |(of, copies): (&usize, &Vec<usize>)| -> Vec<Rgb8> {
+    let row = |(of, copies): (&usize, &Vec<usize>)| -> Vec<(String, Rgb8)> {
         let shown = std::iter::once(of).chain(copies.iter().take(MAX_SHOWN_COPIES));
         shown.filter_map(|number| image(*number)).collect()
     };
-    let rows: Vec<Vec<Rgb8>> =
+    let rows: Vec<Vec<(String, Rgb8)>> =
         groups.iter().take(MAX_SHOWN_GROUPS).map(row).filter(|row| row.len() > 1).collect();
     if rows.is_empty() {
         return Ok(false);
