@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use crate::exit::OUTPUT_LOST;
 
@@ -89,24 +89,35 @@ pub(crate) fn shows_progress() -> bool {
 /// Writes a line to standard error in one call, so that lines of several ranks do not mix. A log that cannot be written,
 /// because its reader died or the disk is full, is no reason to stop a run.
 pub(crate) fn say(line: impl Into<String>) {
-    let line = printable(line.into());
+    write_line(&line.into(), Map::new());
+}
+
+/// Writes a message as a line; `numbers` are further fields of its JSON.
+fn write_line(line: &str, numbers: Map<String, Value>) {
+    let line = printable(line.to_string());
     let flags = flags();
     let (level, message) = level_of(&line);
     if flags.quiet && level == "info" {
         return;
     }
     let line = match flags.log_format {
-        LogFormat::Json => json!({ "time": now_s(), "level": level, "message": message }).to_string(),
+        LogFormat::Json => {
+            let mut fields = json!({ "time": now_s(), "level": level, "message": message });
+            if let Some(fields) = fields.as_object_mut() {
+                fields.extend(numbers);
+            }
+            fields.to_string()
+        }
         LogFormat::Text => line,
     };
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
-/// Writes a line of progress, in text with the time of day, for later readers of a log.
-pub(crate) fn say_progress(line: &str) {
+/// Writes a line of progress, in text with the time of day, for later readers of a log; `numbers` are fields of its JSON.
+pub(crate) fn say_progress(line: &str, numbers: Map<String, Value>) {
     match flags() {
         ConsoleFlags { quiet: true, .. } => {}
-        ConsoleFlags { log_format: LogFormat::Json, .. } => say(line),
+        ConsoleFlags { log_format: LogFormat::Json, .. } => write_line(line, numbers),
         _ => say(format!("{} {line}", time_of_day(now_s() as u64))),
     }
 }

@@ -4,6 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle, TermLike};
+use serde_json::Map;
 
 use crate::console::{draws, line_every, say_progress, shows_progress};
 
@@ -122,7 +123,7 @@ impl TermLike for Lines {
         let text = std::mem::take(&mut drawn.text);
         if drawn.told_at.elapsed() >= line_every() && !text.trim().is_empty() {
             drawn.told_at = Instant::now();
-            say_progress(text.trim());
+            say_progress(text.trim(), Map::new());
         }
         Ok(())
     }

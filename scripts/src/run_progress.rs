@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::{Map, Value};
 use trainer::run::{Observer, Progress};
 
 use crate::console::{draws, line_every, say, say_progress, shows_progress};
@@ -156,6 +157,20 @@ impl RunProgress {
         )
     }
 
+    /// Numbers of a step for programs. A loss that is not finite is null.
+    fn fields(&self, p: Progress) -> Map<String, Value> {
+        let numbers = [
+            ("step", p.step.into()),
+            ("total_steps", p.total_steps.into()),
+            ("loss", p.loss.into()),
+            ("images_per_s", self.images_per_s.into()),
+            ("data_wait_ms", self.waiting_ms.into()),
+            ("epoch", p.epoch.into()),
+            ("seconds_left", self.left_s(p).into()),
+        ];
+        numbers.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+    }
+
     /// Estimates the seconds that the remaining steps will take.
     fn left_s(&self, p: Progress) -> f64 {
         p.total_steps.saturating_sub(p.step) as f64 * self.seconds_per_step
@@ -224,7 +239,8 @@ impl Observer for RunProgress {
             self.bar.set_message(format!("{numbers}  {}", sparkline(self.curve.iter())));
         } else if shows_progress() && (self.last_line.elapsed() >= line_every() || is_last) {
             self.last_line = Instant::now();
-            say_progress(&format!("step {}/{}  {numbers}  {left} left", p.step, p.total_steps));
+            let line = format!("step {}/{}  {numbers}  {left} left", p.step, p.total_steps);
+            say_progress(&line, self.fields(p));
         }
         if is_last {
             self.bar.finish();

@@ -193,6 +193,8 @@ fn logs_are_told_as_asked() {
     let said = ok(&world.pretrain("json", &["--log-format", "json", "--set", "optim.length={steps=2}"]));
     let rows: Vec<serde_json::Value> = said.lines().map(|row| serde_json::from_str(row).unwrap()).collect();
     assert!(rows.iter().any(|row| row["level"] == "warning"), "{said}");
+    let last = rows.iter().find(|row| row["step"] == 2).expect("a line of progress");
+    assert!(last["loss"].is_f64() && last["total_steps"] == 2 && last["images_per_s"].is_f64(), "{last}");
     assert!(rows.iter().all(|row| row["time"].as_f64().is_some_and(|time| time > 1.7e9)), "{said}");
 }
 

@@ -6,7 +6,6 @@ Everything here calls the program, which the wheel puts on PATH, so that both al
 import collections
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -77,8 +76,6 @@ def pretrain(recipe, images, workdir, *flags, settings=None, show_progress=True)
 class _Progress:
     """Progress of a run from the messages of the program."""
 
-    STEP = re.compile(r"step (\d+)/(\d+) +loss (\S+)")
-
     def __init__(self, is_shown):
         self.bar = None
         self.is_shown = is_shown
@@ -94,15 +91,13 @@ class _Progress:
             said = json.loads(line)
             level, text = said["level"], said["message"]
         except (ValueError, KeyError):
-            level, text = "warning", line.rstrip()
-        step = self.STEP.match(text)
-        if self.is_shown and step and self.tqdm:
-            number, total, loss = int(step[1]), int(step[2]), step[3]
+            said, level, text = {}, "warning", line.rstrip()
+        if self.is_shown and "step" in said and self.tqdm:
             if self.bar is None:
-                self.bar = self.tqdm(total=total, unit="step", initial=number)
-            self.bar.set_postfix(loss=loss, refresh=False)
-            self.bar.update(number - self.bar.n)
-        elif self.is_shown and (step or level != "info"):
+                self.bar = self.tqdm(total=said["total_steps"], unit="step", initial=said["step"])
+            self.bar.set_postfix(loss=said["loss"], refresh=False)
+            self.bar.update(said["step"] - self.bar.n)
+        elif self.is_shown and ("step" in said or level != "info"):
             print(text, file=sys.stderr)
         return text
 
@@ -115,7 +110,7 @@ def load(path, *flags):
     """The backbone of `path` as a torch module in evaluation mode, which maps `[B, 3, H, W]` to `[B, D]`.
 
     `path` is a run, a checkpoint, or weights: what `ocelli export --checkpoint` takes. `module.preprocessing` has mean,
-    std, size and crop share. Needs torch and timm. `flags` go to `ocelli export`, such as `"--student"`.
+    std, size and crop share. Needs torch and timm. `flags` go to `ocelli export`, such as `"--network", "student"`.
     """
     import timm
 
