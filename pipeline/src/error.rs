@@ -29,6 +29,14 @@ pub enum PipelineError {
         /// Description of what was found instead.
         reason: String,
     },
+    /// The Parquet file cannot be read, or has no images.
+    #[error("Parquet file {} cannot be used: {reason}", path.display())]
+    NotParquet {
+        /// The file.
+        path: PathBuf,
+        /// Description of what was found instead.
+        reason: String,
+    },
     /// The end-of-archive marker is missing, as if the tar had been cut between two members.
     #[error(
         "shard {} is truncated: the end of the archive is missing after {last}; copy or write the shard again",
@@ -216,6 +224,7 @@ impl PipelineError {
         matches!(
             self,
             Self::NotATar { .. }
+                | Self::NotParquet { .. }
                 | Self::MissingEnd { .. }
                 | Self::TrailingData { .. }
                 | Self::Truncated { .. }

@@ -16,7 +16,12 @@ shift
 
 maturin build --release --manifest-path scripts/Cargo.toml --out "$out" --compatibility manylinux_2_28 --zig "$@"
 wheel=$(ls -t "$out"/ocelli-*.whl | head -n 1)
-auditwheel show "$wheel" | tee /dev/stderr | grep -q manylinux_2_28
+tag=$(auditwheel show "$wheel")
+echo "$tag"
+case $(echo "$tag" | tr '\n' ' ') in
+*'constrains the platform tag to "manylinux_2_28'* | *'constrains the platform tag to "manylinux_2_1'*) ;;
+*) echo "error: the wheel needs a newer glibc than 2.28" >&2 && exit 1 ;;
+esac
 
 # The program of the wheel, so that both are the same.
 unpacked=$(mktemp -d)

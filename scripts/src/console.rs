@@ -1,9 +1,10 @@
 //! Messages to the user on standard error, and the output on standard output, line by line.
 
 use std::io::{IsTerminal, Write};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
 
 use crate::exit::OUTPUT_LOST;
@@ -51,6 +52,7 @@ pub(crate) struct ConsoleFlags {
         long,
         global = true,
         default_value_t = 30.0,
+        value_parser = positive_seconds,
         value_name = "SECONDS",
         help_heading = "Messages",
         hide_short_help = true
@@ -59,6 +61,21 @@ pub(crate) struct ConsoleFlags {
 }
 
 static FLAGS: OnceLock<ConsoleFlags> = OnceLock::new();
+
+/// Animated line that messages must not overwrite.
+static ANIMATED: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+/// Sets the animated line, or removes it.
+pub(crate) fn animate(line: Option<ProgressBar>) {
+    *ANIMATED.lock().unwrap_or_else(PoisonError::into_inner) = line;
+}
+
+fn positive_seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if seconds > 0.0 => Ok(seconds),
+        _ => Err("expected a number of seconds above 0".into()),
+    }
+}
 
 /// Sets the flags for all messages of the program.
 pub(crate) fn speak(flags: ConsoleFlags) {
@@ -110,7 +127,13 @@ fn write_line(line: &str, numbers: Map<String, Value>) {
         }
         LogFormat::Text => line,
     };
-    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+    let write = || {
+        let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+    };
+    match ANIMATED.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
+        Some(animated) => animated.suspend(write),
+        None => write(),
+    }
 }
 
 /// Writes a line of progress, in text with the time of day, for later readers of a log; `numbers` are fields of its JSON.

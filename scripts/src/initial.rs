@@ -1,6 +1,5 @@
 //! Initial state of a run, if not random: weights, or the checkpoint of another run.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -62,7 +61,13 @@ pub(crate) fn prepare(
         recipe.init = None;
     }
     match (&flags.fork, rank) {
-        (Some(from), 0) => fork(from, workdir)?,
+        (Some(from), 0) => {
+            // A run that has begun needs its origin no more.
+            if !workdir.join("plan.toml").exists() {
+                check_fork(recipe, from)?;
+            }
+            fork(from, workdir)?;
+        }
         (None, 0) if workdir.join(FORKED_FROM).exists() && !workdir.join("plan.toml").exists() => {
             bail!(
                 "{} was forked but never started: give --fork again, or another --workdir",
@@ -84,9 +89,6 @@ pub(crate) fn check(
     if let Some(weights) = weights {
         plan.check_initial_heads(weights)?;
     }
-    if let Some(from) = &flags.fork {
-        check_fork(plan, from)?;
-    }
     let begins = flags.fork.is_none() && steps(&workdir.join("checkpoints")).is_empty();
     if begins && plan.recipe.init.is_none() {
         plan.check_random_start()?;
@@ -94,28 +96,19 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Checks that the run `from` has the backbone of `plan`.
-fn check_fork(plan: &Plan, from: &Path) -> anyhow::Result<()> {
+/// Checks that the run `from` has the backbone of `recipe`, by the keys on which the meaning of weights depends.
+fn check_fork(recipe: &Recipe, from: &Path) -> anyhow::Result<()> {
     let forked = Checkpoint::open(from)?.manifest.plan.recipe;
-    if forked.model.params() == plan.recipe.model.params() {
-        return Ok(());
+    match fitted(&forked.model, Vec::new(), &recipe.model) {
+        Ok(_) if forked.model.params() == recipe.model.params() => Ok(()),
+        // Weights that a run starts with are resampled, the state of a run is not.
+        Ok(_) => bail!(
+            "{} has positions for images of {} px: a fork keeps model.image_px",
+            from.display(),
+            forked.model.image_px()
+        ),
+        Err(reason) => bail!("{} does not fit recipe {}: {reason}", from.display(), recipe.name),
     }
-    let own: BTreeMap<String, toml::Value> = plan.recipe.values().into_iter().collect();
-    let text = |value: Option<&toml::Value>| value.map_or_else(|| "not set".into(), ToString::to_string);
-    let others = forked.values().into_iter();
-    let others = others.filter(|(key, value)| key.starts_with("model.") && own.get(key) != Some(value));
-    let (mut differing, mut fitting) = (Vec::new(), Vec::new());
-    for (key, value) in others {
-        differing.push(format!("{key} is {value} there and {} in the recipe", text(own.get(&key))));
-        fitting.push(format!("--set {key}={value}"));
-    }
-    bail!(
-        "{} cannot be continued under recipe {}: {}; {} fits it",
-        from.display(),
-        plan.recipe.name,
-        differing.join("; "),
-        fitting.join(" ")
-    )
 }
 
 /// Returns the backbone of the weights that the run in `workdir` started with, or that a run is to start with: those of

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle, TermLike};
 use serde_json::Map;
 
-use crate::console::{draws, line_every, say_progress, shows_progress};
+use crate::console::{animate, draws, line_every, say_progress, shows_progress};
 
 /// Returns a bar of `total` items, labeled `what`; without a terminal, it prints a line every [`line_every`].
 pub(crate) fn bar(total: u64, what: &str) -> ProgressBar {
@@ -40,12 +40,14 @@ impl Activity {
             false => ProgressBar::hidden(),
         };
         bar.enable_steady_tick(Duration::from_millis(120));
+        animate(Some(bar.clone()));
         Self(bar)
     }
 }
 
 impl Drop for Activity {
     fn drop(&mut self) {
+        animate(None);
         self.0.finish_and_clear();
     }
 }

@@ -205,7 +205,10 @@ fn a_fork_of_another_backbone_is_refused_by_key() {
     let from = world.text("a");
     let other = ["--fork", &from, "--set", "optim.length={steps=4}", "--set", "model.depth=3"];
     let said = fails(&world.pretrain("b", &other), 2);
-    assert!(said.contains("and 3 in the recipe; --set model.depth="), "{said}");
+    assert!(
+        said.contains("model.depth is 3 in the recipe and") && said.contains("--set model.depth="),
+        "{said}"
+    );
     ok(&world.pretrain("b", &other[..4]));
     // Folders on the way to an export are made, as by `pack`.
     let out = world.text("deep/down/backbone.safetensors");

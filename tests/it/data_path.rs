@@ -8,7 +8,8 @@ use crate::support::{TINY, World};
 use pipeline::shard::sidecar;
 
 fn plan(threads: usize, n_samples: u64) -> Plan {
-    let recipe = Recipe::parse(TINY, "tiny", &[format!("run.data_threads={threads}")]).unwrap();
+    let settings = [format!("run.data_threads={threads}"), "data.max_bad_rate=0.5".into()];
+    let recipe = Recipe::parse(TINY, "tiny", &settings).unwrap();
     trainer::resolve(recipe, n_samples).unwrap()
 }
 

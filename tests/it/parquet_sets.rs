@@ -30,10 +30,15 @@ fn write_parquet(path: &Path, images: &[Vec<u8>], has_images: bool) {
     let n = images.len();
     let texts =
         |name: &str| (0..n).map(|i| ByteArray::from(format!("{name} {i}").as_str())).collect::<Vec<_>>();
+    // An empty image stands for none.
+    let levels: Vec<i16> = images.iter().map(|image| if image.is_empty() { 0 } else { 2 }).collect();
+    let there = |values: Vec<ByteArray>| -> Vec<ByteArray> {
+        values.into_iter().zip(&levels).filter(|(_, level)| **level > 0).map(|(value, _)| value).collect()
+    };
     let images: Vec<ByteArray> = images.iter().map(|image| ByteArray::from(image.clone())).collect();
-    for (values, level) in [(images, 2), (texts("path"), 2)] {
+    for values in [there(images), there(texts("path"))] {
         let mut column = group.next_column().unwrap().unwrap();
-        column.typed::<ByteArrayType>().write_batch(&values, Some(&vec![level; n]), None).unwrap();
+        column.typed::<ByteArrayType>().write_batch(&values, Some(&levels), None).unwrap();
         column.close().unwrap();
     }
     let labels: Vec<i64> = (0..n as i64).map(|i| i % 2).collect();
@@ -71,10 +76,16 @@ fn parquet_files_are_shards() {
     assert_eq!(again.fingerprint(), hub.fingerprint());
     ok(&world.pretrain("run", &["--shards", &world.text("hub"), "--set", "optim.length={steps=2}"]));
 
+    // A row without an image is one bad sample.
+    write_parquet(&world.path("gap.parquet"), &[images[0].clone(), Vec::new(), images[1].clone()], true);
+    let gap = open(&world, &world.text("gap.parquet")).unwrap();
+    assert_eq!((gap.n_samples(), gap.read(pipeline::SampleId(2)).unwrap().image), (3, images[1].clone()));
+    assert!(gap.read(pipeline::SampleId(1)).unwrap_err().is_sample_error());
+
     let whole = std::fs::read(world.path("hub/train-00000.parquet")).unwrap();
     std::fs::write(world.path("half.parquet"), &whole[..whole.len() / 2]).unwrap();
     write_parquet(&world.path("text.parquet"), &images[..2], false);
-    for (name, reason) in [("half", "Parquet"), ("text", "no column of images")] {
+    for (name, reason) in [("half", "cannot be used"), ("text", "no column of images")] {
         let error = open(&world, &world.text(&format!("{name}.parquet"))).unwrap_err().to_string();
         assert!(error.contains(reason) && error.contains(name), "{error}");
     }

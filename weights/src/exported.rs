@@ -30,6 +30,7 @@ pub(crate) fn exported(source: &Source, hints: &Hints) -> Result<Option<Pretrain
     if source.is_graph {
         let changed = exchange_of(&model).separated(arrays.to_mut()).map_err(malformed)?;
         model = changed.unwrap_or(model);
+        model.validate().map_err(malformed)?;
     }
     let entry = |key: &str| source.metadata.get(key);
     let preprocessing = match entry(metadata::PREPROCESSING) {

@@ -167,10 +167,11 @@ impl Dataset {
         Some((member.len_bytes, member.check))
     }
 
-    /// Returns a hash that identifies the samples: equal for the same members in the same order, wherever they are.
+    /// Returns a hash that identifies the samples: equal for the same members in the same order, wherever they are, but for
+    /// files in place of shards.
     pub fn fingerprint(&self) -> u64 {
         let mut hash = Xxh3::new();
-        self.shards.iter().for_each(|shard| hash.update(&shard.index().fingerprint().to_le_bytes()));
+        self.shards.iter().for_each(|shard| hash.update(&shard.fingerprint().to_le_bytes()));
         hash.digest()
     }
 

@@ -14,6 +14,9 @@ use crate::{Dataset, PipelineError, SampleId};
 /// Minimum number of samples from which the limit is computed: a rate over fewer means little.
 const MIN_SAMPLES_FOR_RATE: u64 = 100;
 
+/// Number of bad samples that no rate above zero forbids: chance brings as many into a hundred samples of a good set.
+const MIN_BAD_FOR_RATE: u64 = 3;
+
 /// Bad samples of one run.
 #[derive(Debug)]
 pub struct Quarantine {
@@ -105,7 +108,9 @@ impl Quarantine {
             self.write_row(&mut state, &row)?;
         }
         let n_seen = self.n_seen.load(Ordering::Relaxed);
-        if n_bad as f64 > self.max_rate * n_seen.max(MIN_SAMPLES_FOR_RATE) as f64 {
+        let allowed = self.max_rate * n_seen.max(MIN_SAMPLES_FOR_RATE) as f64;
+        let is_chance = self.max_rate > 0.0 && n_bad <= MIN_BAD_FOR_RATE;
+        if n_bad as f64 > allowed && !is_chance {
             return Err(PipelineError::TooManyBad {
                 n_bad,
                 n_seen,

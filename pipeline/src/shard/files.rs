@@ -4,9 +4,11 @@
 //! 512 bytes. No byte is copied: what is read at an offset is read from its file.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use xxhash_rust::xxh3::Xxh3;
 
 use super::Shard;
 use super::index::{BLOCK_BYTES, IndexBuilder, Member};
@@ -32,7 +34,8 @@ pub struct ImageFile {
 /// [`PipelineError::BadMember`] for a file that the index cannot hold.
 pub fn of_files(name: &str, files: Vec<ImageFile>) -> Result<Shard, PipelineError> {
     let mut builder = IndexBuilder::new();
-    let mut store = Files { name: name.into(), members: Vec::with_capacity(files.len()) };
+    let mut store = Files { name: name.into(), members: Vec::with_capacity(files.len()), identity: 0 };
+    let mut identity = Xxh3::new();
     let mut end_bytes = 0;
     let bad = |path: &Path, reason: String| PipelineError::BadMember {
         path: name.into(),
@@ -40,7 +43,11 @@ pub fn of_files(name: &str, files: Vec<ImageFile>) -> Result<Shard, PipelineErro
         reason,
     };
     for file in files {
-        let len_bytes = std::fs::metadata(&file.path).map_or(0, |metadata| metadata.len());
+        let about = std::fs::metadata(&file.path).ok();
+        let len_bytes = about.as_ref().map_or(0, std::fs::Metadata::len);
+        let changed_at = about.and_then(|about| about.modified().ok());
+        let path = file.path.canonicalize().unwrap_or_else(|_| file.path.clone());
+        identity.update(format!("{} {changed_at:?}\n", path.display()).as_bytes());
         let mut members = vec![(file.extension.as_str(), len_bytes, Content::File(file.path.clone()))];
         if let Some(class) = &file.class {
             members.push(("cls", class.len() as u64, Content::Text(class.clone())));
@@ -52,6 +59,7 @@ pub fn of_files(name: &str, files: Vec<ImageFile>) -> Result<Shard, PipelineErro
             end_bytes += len_bytes.div_ceil(BLOCK_BYTES).max(1) * BLOCK_BYTES;
         }
     }
+    store.identity = identity.digest();
     let index = builder.finish(end_bytes).map_err(|reason| bad(Path::new(""), reason))?;
     Ok(Shard::new(Arc::new(store), index))
 }
@@ -61,6 +69,8 @@ struct Files {
     name: String,
     /// Members and their offsets in bytes, in ascending order.
     members: Vec<(u64, Content)>,
+    /// Hash of the paths of all files, and of the times at which they were changed.
+    identity: u64,
 }
 
 /// Content of a member.
@@ -76,10 +86,7 @@ impl Store for Files {
             Some(Content::Text(text)) if text.len() == buffer.len() => {
                 buffer.copy_from_slice(text.as_bytes())
             }
-            Some(Content::File(path)) => read_whole(path, buffer).map_err(|reason| {
-                let member = path.display().to_string();
-                PipelineError::BadMember { path: self.name.clone().into(), member, reason }
-            })?,
+            Some(Content::File(path)) => self.read_file(path, buffer)?,
             _ => {
                 let reason = format!("nothing of {} bytes begins at byte {offset_bytes}", buffer.len());
                 let member = String::new();
@@ -92,16 +99,36 @@ impl Store for Files {
     fn name(&self) -> String {
         self.name.clone()
     }
+
+    fn identity(&self) -> u64 {
+        self.identity
+    }
 }
 
-/// Fills `buffer` with the file at `path`, which must be as long.
-fn read_whole(path: &Path, buffer: &mut [u8]) -> Result<(), String> {
-    let mut file = File::open(path).map_err(|error| format!("it cannot be opened: {error}"))?;
-    let len_bytes = file.metadata().map_err(|error| format!("it cannot be read: {error}"))?.len();
-    if len_bytes != buffer.len() as u64 {
-        return Err(format!("its length is no longer {} bytes", buffer.len()));
+impl Files {
+    /// Fills `buffer` with the file at `path`, which must be as long.
+    ///
+    /// # Errors
+    /// [`PipelineError::BadMember`] for a file that is gone, may not be read or has another length; [`PipelineError::Io`] for a
+    /// failure of the disk or the network, which says nothing about the file.
+    fn read_file(&self, path: &Path, buffer: &mut [u8]) -> Result<(), PipelineError> {
+        let bad = |reason: String| PipelineError::BadMember {
+            path: self.name.clone().into(),
+            member: path.display().to_string(),
+            reason,
+        };
+        let failed = |error: std::io::Error| match error.kind() {
+            ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::UnexpectedEof => {
+                bad(format!("it cannot be read: {error}"))
+            }
+            _ => PipelineError::io("read", path, error),
+        };
+        let mut file = File::open(path).map_err(failed)?;
+        if file.metadata().map_err(failed)?.len() != buffer.len() as u64 {
+            return Err(bad(format!("its length is no longer {} bytes", buffer.len())));
+        }
+        file.read_exact(buffer).map_err(failed)
     }
-    file.read_exact(buffer).map_err(|error| format!("it cannot be read: {error}"))
 }
 
 #[cfg(test)]
@@ -132,6 +159,18 @@ mod tests {
         assert_eq!(shard.members(2).expect("read").len(), 2);
     }
 
+    /// Folders with the same names and lengths are different images, by their paths.
+    #[test]
+    fn equal_names_and_lengths_are_not_the_same_files() {
+        let folders = [tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder")];
+        let [a, b] = folders.each_ref().map(|folder| {
+            of_files("photos", vec![file(folder.path(), "a", &[7; 700], None)])
+                .expect("indexed")
+                .fingerprint()
+        });
+        assert_ne!(a, b);
+    }
+
     /// What happens to a file after the list was made concerns its sample only.
     #[test]
     fn files_that_change_or_vanish_are_bad_samples() {
@@ -140,7 +179,7 @@ mod tests {
         let shard = of_files("photos", files).expect("indexed");
         std::fs::write(folder.path().join("a.jpg"), [7; 701]).expect("written");
         std::fs::remove_file(folder.path().join("b.jpg")).expect("removed");
-        for (i, reason) in [(0, "700 bytes"), (1, "cannot be opened")] {
+        for (i, reason) in [(0, "700 bytes"), (1, "cannot be read")] {
             let error = shard.image(i).expect_err("a bad sample");
             assert!(error.is_sample_error() && error.to_string().contains(reason), "{error}");
         }

@@ -70,6 +70,12 @@ impl Shard {
         &self.index
     }
 
+    /// Returns a hash that identifies the samples: their keys, offsets, lengths and checks, and for files in place of a shard
+    /// their paths and times.
+    pub fn fingerprint(&self) -> u64 {
+        self.index.fingerprint() ^ self.store.identity()
+    }
+
     /// Returns the shard's share of the cache; `None` for a shard that is read in place.
     pub fn cache_use(&self) -> Option<CacheUse> {
         self.store.cache_use()

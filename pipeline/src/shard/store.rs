@@ -20,6 +20,12 @@ pub trait Store: Send + Sync {
     /// Returns the name of the shard, for messages and ledgers.
     fn name(&self) -> String;
 
+    /// Returns a hash of what tells the bytes from others of the same names and lengths, where the index has no checks; 0 if
+    /// there is nothing of the kind.
+    fn identity(&self) -> u64 {
+        0
+    }
+
     /// Returns the shard's share of the cache; `None` for a shard that is read in place.
     fn cache_use(&self) -> Option<CacheUse> {
         None

@@ -5,13 +5,17 @@
 
 use std::fs::File;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use parquet::errors::ParquetError;
 use parquet::file::metadata::KeyValue;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{Field, Row};
+use parquet::schema::types::Type;
 use serde_json::{Map, Value};
 
+use crate::PipelineError;
 use crate::remote::Sink;
 
 /// Names of the column of classes.
@@ -28,60 +32,76 @@ const FORMATS: [(&[u8], &str); 7] = [
     (b"MM\0*", "tif"),
 ];
 
-/// Writes the rows of the Parquet file `file` to `sink` as a tar. The same file gives the same bytes.
+/// Writes the rows of the Parquet file `file`, called `name`, to `sink` as a tar. The same file gives the same bytes.
 ///
 /// # Errors
-/// [`io::ErrorKind::InvalidData`] for a file that is not Parquet or has no column of images, and errors of the sink.
-pub(super) fn write_tar(file: File, sink: &mut dyn Sink) -> io::Result<()> {
-    let bad = |error: ParquetError| io::Error::new(io::ErrorKind::InvalidData, error.to_string());
-    let reader = SerializedFileReader::new(file).map_err(bad)?;
-    let names = class_names(reader.metadata().file_metadata().key_value_metadata());
+/// [`PipelineError::NotParquet`] within the error for a file that is damaged or has no column of images, and errors of the sink.
+pub(super) fn write_tar(name: &str, file: File, sink: &mut dyn Sink) -> io::Result<()> {
+    let bad = |reason: String| io::Error::other(PipelineError::NotParquet { path: name.into(), reason });
+    // The library panics on types that it does not know and on dates out of range.
+    let written = catch_unwind(AssertUnwindSafe(|| write_rows(file, sink, &bad)));
+    written.unwrap_or_else(|_| Err(bad("it has values that cannot be read".into())))
+}
+
+fn write_rows(file: File, sink: &mut dyn Sink, bad: &dyn Fn(String) -> io::Error) -> io::Result<()> {
+    let not_read = |error: ParquetError| bad(error.to_string());
+    let reader = SerializedFileReader::new(file).map_err(not_read)?;
+    let metadata = reader.metadata().file_metadata();
+    let names = class_names(metadata.key_value_metadata());
+    let images = image_columns(metadata.schema());
+    if images.is_empty() {
+        return Err(bad("it has no column of images: a group with a field `bytes`".into()));
+    }
     sink.restart(None)?;
     let mut tar = tar::Builder::new(sink);
-    for (number, row) in reader.get_row_iter(None).map_err(bad)?.enumerate() {
-        append(&mut tar, number, &row.map_err(bad)?, &names)?;
+    for (number, row) in reader.get_row_iter(None).map_err(not_read)?.enumerate() {
+        append(&mut tar, number, &row.map_err(not_read)?, &images, &names)?;
     }
     tar.finish()
 }
 
-/// Appends the members of a row, whose key is its number.
+/// Names of the columns of images: groups with a field `bytes`.
+fn image_columns(schema: &Type) -> Vec<String> {
+    let is_bytes = |field: &Arc<Type>| field.name() == "bytes" && field.is_primitive();
+    let columns = schema.get_fields().iter();
+    let images = columns.filter(|column| column.is_group() && column.get_fields().iter().any(is_bytes));
+    images.map(|column| column.name().to_string()).collect()
+}
+
+/// Appends the members of a row, whose key is its number. A row without an image has none in the tar: it is a bad sample.
 fn append(
     tar: &mut tar::Builder<&mut dyn Sink>,
     number: usize,
     row: &Row,
+    images: &[String],
     names: &[String],
 ) -> io::Result<()> {
-    let (mut image, mut class) = (None, None);
-    let (mut others, mut columns) = (Vec::new(), Map::new());
+    let (mut class, mut columns) = (None, Map::new());
     for (name, field) in row.get_column_iter() {
-        match (image_of(field), class_of(field)) {
-            (Some((bytes, path)), _) => {
-                let extension = extension(bytes);
+        let place = images.iter().position(|image| image == name);
+        match (place, class_of(field)) {
+            (Some(place), _) => {
+                let Some((bytes, path)) = image_of(field) else { continue };
                 if let Some(path) = path {
                     columns.insert(format!("{name}.path"), path.into());
                 }
-                match image {
-                    None => image = Some((extension.to_string(), bytes)),
-                    Some(_) => others.push((format!("{name}.{extension}"), bytes)),
+                let extension = extension(bytes);
+                // The first column is the sample's image, which readers find by its format alone.
+                match place {
+                    0 => member(tar, number, extension, bytes)?,
+                    _ => member(tar, number, &format!("{name}.{extension}"), bytes)?,
                 }
             }
             (None, Some(value)) if CLASS_COLUMNS.contains(&name.as_str()) => class = Some(value),
             _ => drop(columns.insert(name.clone(), field.to_json_value())),
         }
     }
-    let Some((extension, bytes)) = image else {
-        let reason = "it has no column of images: a group with a field `bytes`";
-        return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
-    };
-    member(tar, number, &extension, bytes)?;
-    for (extension, bytes) in &others {
-        member(tar, number, extension, bytes)?;
-    }
-    if let Some(class) = class {
+    if let Some(class) = &class {
         let name = class.parse().ok().and_then(|number: usize| names.get(number));
-        member(tar, number, "cls", name.unwrap_or(&class).as_bytes())?;
+        member(tar, number, "cls", name.unwrap_or(class).as_bytes())?;
     }
-    if !columns.is_empty() {
+    // Each row is a sample, even one that holds nothing.
+    if !columns.is_empty() || class.is_none() {
         member(tar, number, "json", Value::Object(columns).to_string().as_bytes())?;
     }
     Ok(())

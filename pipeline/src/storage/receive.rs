@@ -58,6 +58,11 @@ pub(crate) fn receive<'c>(
     };
     let md5 = source.md5.as_ref().map(|_| Md5::new());
     let (transferred, md5) = if source.url.is_parquet() {
+        let name = source.url.to_string();
+        if let (ShardUrl::File(path), None) = (&source.url, &source.md5) {
+            let file = File::open(path).map_err(|error| PipelineError::io("open", path, error))?;
+            return write_tar(&name, file, sink).map_err(|error| failed(&source.url, Failure::Sink(error)));
+        }
         // Its directory is at its end: a file must be there as a whole.
         let whole =
             tempfile::tempfile_in(folder).map_err(|error| PipelineError::io("write in", folder, error))?;
@@ -65,7 +70,7 @@ pub(crate) fn receive<'c>(
         let mut hashing = HashingSink { sink: &mut whole, md5 };
         let transferred = transfer(&mut hashing);
         let md5 = hashing.md5;
-        (transferred.and_then(|()| write_tar(whole.0, sink).map_err(Failure::Sink)), md5)
+        (transferred.and_then(|()| write_tar(&name, whole.0, sink).map_err(Failure::Sink)), md5)
     } else if source.url.is_gzip() {
         let mut unpacking = DecompressingSink { sink, decoder: MultiGzDecoder::new(Vec::new()) };
         let mut hashing = HashingSink { sink: &mut unpacking, md5 };

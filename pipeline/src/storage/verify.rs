@@ -26,7 +26,7 @@ pub(super) fn verify(
     }
     let other = |reason| PipelineError::ShardMismatch { shard: shard.name(), reason };
     // The MD5 of a compressed shard is that of the compressed bytes, which are not kept.
-    let md5 = source.md5.as_ref().filter(|_| !source.url.is_gzip());
+    let md5 = source.md5.as_ref().filter(|_| !source.url.is_gzip() && !source.url.is_parquet());
     let (xxh3, found) =
         hash::of_file(file, md5.is_some()).map_err(|e| PipelineError::io("read", &name, e))?;
     match (md5, found) {

@@ -40,7 +40,7 @@ def pretrain(recipe, images, workdir, *flags, settings=None, show_progress=True)
 
     `recipe` is the name or the file of a recipe; `images` a folder, a list of shards, or what else `ocelli pretrain --shards`
     takes; `settings` a dictionary of recipe keys and values, such as `{"optim.batch_size": 32}`. The same call continues a run.
-    Warnings are printed, and a progress bar is drawn where tqdm is installed, in a notebook too. An interrupt ends the run
+    Warnings are printed, and progress as a bar where tqdm is installed, in a notebook too, else as a line a second. An interrupt ends the run
     with a checkpoint, and raises KeyboardInterrupt.
     """
     images = [images] if isinstance(images, (str, os.PathLike)) else images
@@ -50,22 +50,27 @@ def pretrain(recipe, images, workdir, *flags, settings=None, show_progress=True)
     command += ["--log-format", "json", "--log-every", "1"]
     # A process group of its own: an interrupt of the notebook reaches the program once, from here.
     running = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               start_new_session=True)
+                               encoding="utf-8", errors="replace", start_new_session=True)
     show = _Progress(show_progress)
     last = collections.deque(maxlen=20)
     interrupted = False
-    while True:
-        try:
-            for line in running.stderr:
-                last.append(show.line(line))
-            break
-        except KeyboardInterrupt:
-            # A second one ends it at once.
-            running.send_signal(signal.SIGKILL if interrupted else signal.SIGTERM)
-            interrupted = True
-    out = running.stdout.read()
-    code = running.wait()
-    show.close()
+    try:
+        while True:
+            try:
+                for line in running.stderr:
+                    last.append(show.line(line))
+                break
+            except KeyboardInterrupt:
+                # A second one ends it at once.
+                running.send_signal(signal.SIGKILL if interrupted else signal.SIGTERM)
+                interrupted = True
+        out = running.stdout.read()
+        code = running.wait()
+    finally:
+        show.close()
+        if running.poll() is None:
+            # Nobody reads its messages any more: it saves and ends.
+            running.terminate()
     if interrupted:
         raise KeyboardInterrupt
     if code != 0:
@@ -90,7 +95,7 @@ class _Progress:
         try:
             said = json.loads(line)
             level, text = said["level"], said["message"]
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, TypeError):
             said, level, text = {}, "warning", line.rstrip()
         if self.is_shown and "step" in said and self.tqdm:
             if self.bar is None:

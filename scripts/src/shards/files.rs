@@ -87,7 +87,10 @@ pub(crate) fn entries(input: &Path) -> anyhow::Result<FoundFiles> {
 /// sub-folder, the name of the first folder below `root`.
 fn folder(root: &Path) -> anyhow::Result<FoundFiles> {
     let mut found = FoundFiles::default();
-    for file in walkdir::WalkDir::new(root).follow_links(true).sort_by_file_name() {
+    // The work directory of a run has pictures of its own.
+    let is_run = |path: &Path| path.join("plan.toml").is_file() || path.join("starts.jsonl").is_file();
+    let files = walkdir::WalkDir::new(root).follow_links(true).sort_by_file_name().into_iter();
+    for file in files.filter_entry(|entry| entry.depth() == 0 || !is_run(entry.path())) {
         let path = match file {
             Ok(file) => file.into_path(),
             // A broken link, or a folder that may not be read.

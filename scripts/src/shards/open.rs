@@ -33,14 +33,15 @@ pub(crate) fn open_dataset(specs: &[String], storage: &Storage) -> anyhow::Resul
     Ok(Dataset::new(shards)?)
 }
 
-/// Returns `true` if `spec` is a folder with images in it or below it, and no shard in it.
+/// Returns `true` if `spec` is a folder with images in it or below it, and no shard or Parquet file in it.
 pub(crate) fn is_folder_of_images(spec: &str) -> anyhow::Result<bool> {
     let folder = Path::new(spec);
     if !folder.is_dir() {
         return Ok(false);
     }
     let entries = std::fs::read_dir(folder).with_context(|| format!("cannot read {spec}"))?;
-    if entries.flatten().any(|entry| pipeline::url::is_shard(&entry.path())) {
+    let is_set = |path: &Path| path.extension().is_some_and(|extension| extension == "parquet");
+    if entries.flatten().any(|entry| pipeline::url::is_shard(&entry.path()) || is_set(&entry.path())) {
         return Ok(false);
     }
     let mut files = walkdir::WalkDir::new(folder).follow_links(true).into_iter().flatten();

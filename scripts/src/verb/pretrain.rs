@@ -98,7 +98,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         fault: args.inject_fault.clone(),
         initial: args.initial.clone(),
     };
-    let (plan, outcome) = pretrain(recipe, &target, storage, |plan| probes(args, plan, storage))?;
+    let (plan, outcome) =
+        pretrain(recipe, &target, storage, |plan| probes(args, plan, launch.rank, storage))?;
     if outcome == Outcome::Stopped {
         if launch.rank == 0 {
             let has_checkpoint = !steps(&args.workdir.join("checkpoints")).is_empty();
@@ -148,7 +149,7 @@ fn print_bad_samples(workdir: &Path) {
 }
 
 /// Creates the probes that the flags request.
-fn probes(args: &Args, plan: &Plan, storage: &Storage) -> anyhow::Result<Vec<Box<dyn Probe>>> {
+fn probes(args: &Args, plan: &Plan, rank: usize, storage: &Storage) -> anyhow::Result<Vec<Box<dyn Probe>>> {
     if args.probe_train.is_empty() {
         return Ok(Vec::new());
     }
@@ -162,8 +163,11 @@ fn probes(args: &Args, plan: &Plan, storage: &Storage) -> anyhow::Result<Vec<Box
         args.probe_protocols.iter().map(|name| Protocol::named(name)).collect::<Result<Vec<_>, _>>();
     let protocols = protocols.map_err(anyhow::Error::msg)?;
     let split = Split::of(&protocols, images(&args.probe_train)?, images(&args.probe_test)?)?;
-    for warning in Check::of(&split.train, &split.test)?.warnings() {
-        say(format!("warning: probe: {warning}"));
+    // Once for a run: images of equal length are compared byte for byte.
+    if rank == 0 && !args.workdir.join("plan.toml").exists() {
+        for warning in Check::of(&split.train, &split.test)?.warnings() {
+            say(format!("warning: probe: {warning}"));
+        }
     }
     let (workdir, plan) = (args.workdir.clone(), plan.clone());
     Ok(vec![Box::new(InTraining { split, protocols, workdir, plan })])

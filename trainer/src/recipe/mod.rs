@@ -117,8 +117,8 @@ pub struct DataConfig {
     pub shards: Vec<String>,
     /// Number of shards whose samples are shuffled together; 16 by default.
     pub window_shards: usize,
-    /// Share of unusable samples, in 0..=1, above which the run stops; 0.01 by default. Of the first hundred samples, as many may
-    /// be unusable as of a hundred.
+    /// Share of unusable samples, in 0..=1, above which the run stops; 0.01 by default. It is judged from the first hundred samples
+    /// on, and three are never too many unless it is 0.
     pub max_bad_rate: f64,
     /// Largest image in pixels; larger ones are refused.
     pub max_pixels: u64,

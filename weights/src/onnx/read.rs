@@ -56,6 +56,9 @@ fn array(tensor: &TensorMessage) -> Result<Option<Array>, String> {
         INT8 => (None, 1),
         _ => return Ok(None),
     };
+    if shape.contains(&0) {
+        return Err(format!("its shape {shape:?} is empty"));
+    }
     let n_bytes = shape.iter().try_fold(element_bytes, |n: usize, dim| n.checked_mul(*dim));
     if n_bytes != Some(bytes.len()) {
         return Err(format!("{} bytes do not have shape {shape:?}", bytes.len()));

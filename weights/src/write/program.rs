@@ -15,14 +15,16 @@ pub(super) struct Program {
     pub text: String,
 }
 
-/// Returns the program that computes the feature of `photo.jpg` by the file or folder `path`.
+/// Returns the program that computes the feature of `photo.jpg`, or of a folder of images, by the file or folder `path`.
 pub(super) fn program(path: &Path, format: Format, export: &Export<'_>) -> Program {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    // Names stand in quotes.
+    let name = name.replace('\\', "\\\\").replace('"', "\\\"");
     let python = |text: String| Program { language: "python", text };
     match format {
         Format::Safetensors => Program {
             language: "sh",
-            text: format!("ocelli embed --checkpoint {name} --images photos --out features.parquet\n"),
+            text: format!("ocelli embed --checkpoint \"{name}\" --images photos --out features.parquet\n"),
         },
         Format::Timm if format.is_folder(path) => python(timm_folder(&name)),
         Format::Transformers => python(transformers_folder(&name, export)),

@@ -6,7 +6,7 @@ use trainer::bench::step::matrix_peak;
 use trainer::estimate::{
     EFFICIENCY, Fabric, GPUS, Gpu, ModelCost, Placement, StepTime, step_flops, step_time,
 };
-use trainer::step::precision::Precision;
+use trainer::step::precision::{Arithmetic, Precision};
 
 use super::flags::Args;
 use crate::cluster::machine;
@@ -16,6 +16,9 @@ pub(super) const GB: f64 = 1e9;
 
 /// Rows of the matrix whose product measures a CPU: large enough to reach its rate, small enough to be fast.
 const MATRIX_ROWS: usize = 768;
+
+/// Share of a GPU's memory that a run uses, as it does when it starts.
+const USABLE: f64 = 0.8;
 
 /// Bandwidth within a node if no GPU and no flag states it, in GB/s.
 const LOCAL_GB_S: f64 = 370.0;
@@ -30,6 +33,8 @@ pub(super) struct Hardware {
     pub(super) ranks: Vec<usize>,
     /// Rate of computation.
     speed: Speed,
+    /// Whether the recipe computes in 32 bits.
+    is_f32: bool,
     fabric: Fabric,
 }
 
@@ -54,9 +59,10 @@ impl Hardware {
                 ),
             },
         };
-        let ranks_per_node = args.ranks_per_node.unwrap_or(if gpu.is_some() { 8 } else { 1 });
+        let is_own = gpu.is_none() && args.tflops.is_none();
+        let ranks_per_node = args.ranks_per_node.unwrap_or(if is_own { 1 } else { 8 });
         let own_bytes = || machine::room(ranks_per_node, 1, &Opened::cpu()).bytes;
-        let memory_gb = args.memory_gb.or(gpu.map(|gpu| gpu.memory_gb));
+        let memory_gb = args.memory_gb.or(gpu.map(|gpu| USABLE * gpu.memory_gb));
         let link_gb_s = args.local_gb_s.or(gpu.map(|gpu| gpu.link_gb_s)).unwrap_or(LOCAL_GB_S);
         let speed = match (args.tflops, gpu) {
             (Some(tflops), _) => Speed::Sustained(tflops * 1e12, "as given"),
@@ -66,13 +72,13 @@ impl Hardware {
                 Speed::Sustained(peak, "measured on this machine: a lower bound of the time")
             }
         };
-        let is_one = gpu.is_none() && args.tflops.is_none();
-        let ranks = if is_one { vec![1] } else { vec![1, 8, 64] };
+        let ranks = if is_own { vec![1] } else { vec![1, 8, 64] };
         Ok(Self {
             memory_bytes: memory_gb.map_or_else(own_bytes, |gb| gb * GB),
             ranks_per_node,
             ranks: if args.ranks.is_empty() { ranks } else { args.ranks.clone() },
             speed,
+            is_f32: precision.compute != Arithmetic::Bf16,
             fabric: Fabric {
                 ranks_per_node,
                 local_bytes_per_s: link_gb_s * GB,
@@ -88,9 +94,14 @@ impl Hardware {
         let memory = format!("{:.1} GB of memory a rank", self.memory_bytes / GB);
         match self.speed {
             Speed::OfGpu(gpu) => format!(
-                "{}: {memory}; time at {:.0} % of what its data sheet allows ({} TFLOP/s in 16 bits, {} GB/s), by which published \
-                 runs come out within a factor of 1.5",
+                "{}: {memory} (80 %); time in 16 bits{} at {:.0} % of what its data sheet allows ({} TFLOP/s, {} GB/s), by which \
+                 published runs come out within a factor of 1.5",
                 gpu.name,
+                if self.is_f32 {
+                    ", which optim.precision.compute=bf16 sets: the recipe computes in f32"
+                } else {
+                    ""
+                },
                 100.0 * EFFICIENCY,
                 gpu.tflops,
                 gpu.memory_gb_s

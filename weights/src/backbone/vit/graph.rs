@@ -80,12 +80,15 @@ pub(super) fn separated(arrays: &mut Arrays, config: &VitConfig) -> Result<Model
     if config.positions == Positions::Rope {
         return Ok(ModelConfig::Vit(config.clone()));
     }
-    let positions = arrays.remove("pos_embed.patches");
-    let positions = positions.ok_or("it has no positions of patches")?.values;
-    let n = positions.len() / d;
-    let values = [vec![0.0; d], positions].concat();
+    let positions = arrays.remove("pos_embed.patches").ok_or("it has no positions of patches")?;
+    let n = positions.shape.get(1).copied().unwrap_or(0);
+    let side = n.isqrt();
+    if positions.shape != [1, n, d] || side == 0 || side * side != n {
+        return Err(format!("its positions of patches have shape {:?}, not [1, n², {d}]", positions.shape));
+    }
+    let values = [vec![0.0; d], positions.values].concat();
     arrays.insert("pos_embed".into(), Array { shape: vec![1, 1 + n, d], values });
-    Ok(ModelConfig::Vit(VitConfig { image_px: n.isqrt() * config.patch_px, ..config.clone() }))
+    Ok(ModelConfig::Vit(VitConfig { image_px: side * config.patch_px, ..config.clone() }))
 }
 
 /// Cosines and sines of all tokens, `[1, 1, 1 + R + N, D_h]` each; a prefix token is not rotated.
