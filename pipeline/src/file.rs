@@ -96,6 +96,17 @@ pub fn open_lock(path: &Path) -> io::Result<File> {
     File::options().create(true).write(true).truncate(false).custom_flags(flags.bits() as i32).open(path)
 }
 
+/// Creates the folder that a file at `path` is to be in.
+///
+/// # Errors
+/// When the folder cannot be created.
+pub fn create_parent(path: &Path) -> io::Result<()> {
+    match path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        Some(parent) => fs::create_dir_all(parent),
+        None => Ok(()),
+    }
+}
+
 /// Writes `path` and waits until it is on the disk.
 ///
 /// # Errors

@@ -91,7 +91,7 @@ pub fn is_shard(path: &Path) -> bool {
 }
 
 /// Returns whether `path` has the name of a Parquet file.
-fn is_parquet(path: &Path) -> bool {
+pub fn is_parquet(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "parquet")
 }
 
@@ -189,6 +189,11 @@ impl ShardUrl {
     /// Returns whether the URL names a Parquet file, by the file name.
     pub fn is_parquet(&self) -> bool {
         !matches!(self, Self::Pipe(_)) && self.file_name().ends_with(".parquet")
+    }
+
+    /// Returns whether the shard is stored as the tar that is read, not in a form that is turned into it.
+    pub(crate) fn is_plain_tar(&self) -> bool {
+        !self.is_gzip() && !self.is_parquet()
     }
 
     /// Returns whether the URL names a wids list of shards, by the file name.

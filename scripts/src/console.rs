@@ -19,6 +19,9 @@ pub(crate) enum LogFormat {
     Json,
 }
 
+/// Seconds between two lines of progress, if no flag says otherwise.
+const LINE_EVERY_S: f64 = 30.0;
+
 /// Flags about messages.
 #[derive(Clone, Copy, clap::Args)]
 #[group(id = "messages")]
@@ -51,7 +54,7 @@ pub(crate) struct ConsoleFlags {
     #[arg(
         long,
         global = true,
-        default_value_t = 30.0,
+        default_value_t = LINE_EVERY_S,
         value_parser = positive_seconds,
         value_name = "SECONDS",
         help_heading = "Messages",
@@ -84,7 +87,8 @@ pub(crate) fn speak(flags: ConsoleFlags) {
 }
 
 fn flags() -> ConsoleFlags {
-    let before = ConsoleFlags { quiet: false, verbose: false, log_format: LogFormat::Text, log_every: 30.0 };
+    let before =
+        ConsoleFlags { quiet: false, verbose: false, log_format: LogFormat::Text, log_every: LINE_EVERY_S };
     FLAGS.get().copied().unwrap_or(before)
 }
 

@@ -32,7 +32,7 @@ pub struct ImageFile {
 ///
 /// # Errors
 /// [`PipelineError::BadMember`] for a file that the index cannot hold.
-pub fn of_files(name: &str, files: Vec<ImageFile>) -> Result<Shard, PipelineError> {
+pub fn of_files(name: &str, files: &[ImageFile]) -> Result<Shard, PipelineError> {
     let mut builder = IndexBuilder::new();
     let mut store = Files { name: name.into(), members: Vec::with_capacity(files.len()), identity: 0 };
     let mut identity = Xxh3::new();
@@ -149,7 +149,7 @@ mod tests {
             file(folder.path(), "b", &[], None),
             file(folder.path(), "c", &[9; 512], Some("3")),
         ];
-        let shard = of_files("photos", files).expect("indexed");
+        let shard = of_files("photos", &files).expect("indexed");
         assert_eq!((shard.len(), shard.key(2)), (3, "c"));
         assert_eq!(shard.image(0).expect("read"), [7; 700]);
         assert_eq!(shard.image(1).expect("read"), [0; 0]);
@@ -164,9 +164,7 @@ mod tests {
     fn equal_names_and_lengths_are_not_the_same_files() {
         let folders = [tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder")];
         let [a, b] = folders.each_ref().map(|folder| {
-            of_files("photos", vec![file(folder.path(), "a", &[7; 700], None)])
-                .expect("indexed")
-                .fingerprint()
+            of_files("photos", &[file(folder.path(), "a", &[7; 700], None)]).expect("indexed").fingerprint()
         });
         assert_ne!(a, b);
     }
@@ -176,7 +174,7 @@ mod tests {
     fn files_that_change_or_vanish_are_bad_samples() {
         let folder = tempfile::tempdir().expect("a folder");
         let files = vec![file(folder.path(), "a", &[7; 700], None), file(folder.path(), "b", &[8; 10], None)];
-        let shard = of_files("photos", files).expect("indexed");
+        let shard = of_files("photos", &files).expect("indexed");
         std::fs::write(folder.path().join("a.jpg"), [7; 701]).expect("written");
         std::fs::remove_file(folder.path().join("b.jpg")).expect("removed");
         for (i, reason) in [(0, "700 bytes"), (1, "cannot be read")] {

@@ -76,8 +76,8 @@ impl Fetcher {
     ) -> Result<Arc<File>, PipelineError> {
         let check = |filling: &PartialShard<'_>| -> Result<(), PipelineError> {
             let Some((expected_bytes, checksum)) = expected else {
-                // A compressed stream has a checksum of its own at its end.
-                if source.url.is_gzip() || source.url.is_parquet() || filling.is_whole_tar() {
+                // A compressed stream has a checksum of its own at its end, and a Parquet file its directory.
+                if !source.url.is_plain_tar() || filling.is_whole_tar() {
                     return Ok(());
                 }
                 let reason = "it does not end as a tar does, and nothing said how long it is: perhaps not all \

@@ -83,10 +83,7 @@ impl Storage {
             _ => self.open_cached(source)?,
         };
         // A list states the length of the compressed bytes, which are not kept.
-        let (says, has) = (
-            source.len_bytes.filter(|_| !source.url.is_gzip() && !source.url.is_parquet()),
-            shard.index().shard_bytes,
-        );
+        let (says, has) = (source.len_bytes.filter(|_| source.url.is_plain_tar()), shard.index().shard_bytes);
         match says {
             Some(says) if says != has => {
                 let reason = format!("its list says {says} bytes, it has {has}");

@@ -25,8 +25,8 @@ pub(super) fn verify(
         return Err(PipelineError::BadIndex { path: index_path.to_path_buf(), reason });
     }
     let other = |reason| PipelineError::ShardMismatch { shard: shard.name(), reason };
-    // The MD5 of a compressed shard is that of the compressed bytes, which are not kept.
-    let md5 = source.md5.as_ref().filter(|_| !source.url.is_gzip() && !source.url.is_parquet());
+    // The MD5 is that of the stored bytes, which are kept only if they are a tar.
+    let md5 = source.md5.as_ref().filter(|_| source.url.is_plain_tar());
     let (xxh3, found) =
         hash::of_file(file, md5.is_some()).map_err(|e| PipelineError::io("read", &name, e))?;
     match (md5, found) {

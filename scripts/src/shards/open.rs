@@ -7,6 +7,7 @@ use augment::DecodeRules;
 use augment::facts::facts;
 use pipeline::shard::IMAGE_EXTENSIONS;
 use pipeline::shard::files::{ImageFile, of_files};
+use pipeline::url::{is_parquet, is_shard};
 use pipeline::{Dataset, SampleId, Shard, Storage};
 
 use super::files::{SampleFile, entries, extensions, is_image, print_skipped};
@@ -40,8 +41,8 @@ pub(crate) fn is_folder_of_images(spec: &str) -> anyhow::Result<bool> {
         return Ok(false);
     }
     let entries = std::fs::read_dir(folder).with_context(|| format!("cannot read {spec}"))?;
-    let is_set = |path: &Path| path.extension().is_some_and(|extension| extension == "parquet");
-    if entries.flatten().any(|entry| pipeline::url::is_shard(&entry.path()) || is_set(&entry.path())) {
+    let mut paths = entries.flatten().map(|entry| entry.path());
+    if paths.any(|path| is_shard(&path) || is_parquet(&path)) {
         return Ok(false);
     }
     let mut files = walkdir::WalkDir::new(folder).follow_links(true).into_iter().flatten();
@@ -52,35 +53,28 @@ pub(crate) fn is_folder_of_images(spec: &str) -> anyhow::Result<bool> {
 fn shards_of_folder(spec: &str) -> anyhow::Result<Vec<Shard>> {
     let found = entries(Path::new(spec))?;
     print_skipped(&found.skipped);
-    let mut keys = Keys::default();
-    let files = found.entries.into_iter().map(|entry| (keys.of(&entry.name), entry));
-    let (readable, others): (Vec<_>, Vec<_>) = files.partition(|(_, entry)| extension_of(entry).is_some());
-    if let Some((_, first)) = others.first() {
+    let (mut keys, mut files, mut others) = (Keys::default(), Vec::new(), Vec::new());
+    for entry in found.entries {
+        let key = keys.of(&entry.name);
+        match extension_of(&entry) {
+            Some(extension) => files.push(ImageFile { key, extension, path: entry.path, class: entry.class }),
+            None => others.push(entry.name),
+        }
+    }
+    if let Some(first) = others.first() {
         say(format!(
-            "warning: {spec}: {} images are of formats that only `ocelli shards pack` reads, such as {}: skipped",
-            others.len(),
-            first.name
+            "warning: {spec}: {} images are of formats that only `ocelli shards pack` reads, such as {first}: skipped",
+            others.len()
         ));
     }
-    if readable.is_empty() {
+    if files.is_empty() {
         bail!(pipeline::PipelineError::NoImages {
             path: spec.into(),
             wanted: extensions().collect::<Vec<_>>().join(", "),
         });
     }
-    let mut files: Vec<ImageFile> =
-        readable.into_iter().filter_map(|(key, entry)| file(key, entry)).collect();
     shuffle(&mut files, 0);
-    let mut shards = Vec::new();
-    while !files.is_empty() {
-        let rest = files.split_off(files.len().min(FILES_PER_SHARD));
-        shards.push(of_files(spec, std::mem::replace(&mut files, rest))?);
-    }
-    Ok(shards)
-}
-
-fn file(key: String, entry: SampleFile) -> Option<ImageFile> {
-    Some(ImageFile { key, extension: extension_of(&entry)?, path: entry.path, class: entry.class })
+    files.chunks(FILES_PER_SHARD).map(|files| Ok(of_files(spec, files)?)).collect()
 }
 
 /// Extension under which the loader finds the image; `None` if it cannot read the format in place.

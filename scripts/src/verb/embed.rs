@@ -74,9 +74,8 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     if let Some(there) = files_of(&out, format).iter().find(|path| path.exists() && !args.overwrite) {
         bail!("{} exists; --overwrite replaces it", there.display());
     }
-    if let Some(parent) = out.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
-    }
+    pipeline::file::create_parent(&out)
+        .with_context(|| format!("cannot make the folder of {}", out.display()))?;
     let device = args.compute.open(&launch)?.device;
     let open = args.network.open(&args.checkpoint, &device)?;
     let (source, name) = source(args, storage)?;

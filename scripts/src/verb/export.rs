@@ -110,9 +110,8 @@ pub(crate) fn write(
     precision: Precision,
     overwrite: bool,
 ) -> anyhow::Result<Vec<PathBuf>> {
-    if let Some(parent) = out.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
-    }
+    pipeline::file::create_parent(out)
+        .with_context(|| format!("cannot make the folder of {}", out.display()))?;
     let export = Export {
         model: &backbone.model,
         tensors: &backbone.tensors,

@@ -3,14 +3,11 @@
 use crate::file::Arrays;
 
 /// Networks, and a part of a parameter's name that only these have. The first that fits is meant.
-const NETWORKS: [(&str, &str); 15] = [
+const NETWORKS: [(&str, &str); 12] = [
     (".grn.", "a ConvNeXt V2"),
     ("denseblock1.", "a DenseNet"),
     ("decoder_blocks.", "a masked autoencoder with its decoder"),
     ("rel_pos_h", "a transformer with relative positions, as in SAM and ViTDet"),
-    ("patches_resolution", "a Swin transformer"),
-    ("patch_merging", "a Swin transformer"),
-    ("downsample.reduction.", "a Swin transformer"),
     ("reduction.weight", "a Swin transformer"),
     ("relative_position_bias_table", "a transformer with relative positions, as in Swin and BEiT"),
     ("attn_pool.", "a transformer that pools by attention, as in SigLIP"),

@@ -94,17 +94,18 @@ impl Hardware {
         let memory = format!("{:.1} GB of memory a rank", self.memory_bytes / GB);
         match self.speed {
             Speed::OfGpu(gpu) => format!(
-                "{}: {memory} (80 %); time in 16 bits{} at {:.0} % of what its data sheet allows ({} TFLOP/s, {} GB/s), by which \
-                 published runs come out within a factor of 1.5",
+                "{}: {memory}, of {}; time in 16 bits at {:.0} % of what its data sheet allows ({} TFLOP/s, {} GB/s), by which \
+                 published runs come out within a factor of 1.5{}",
                 gpu.name,
-                if self.is_f32 {
-                    ", which optim.precision.compute=bf16 sets: the recipe computes in f32"
-                } else {
-                    ""
-                },
+                gpu.memory_gb,
                 100.0 * EFFICIENCY,
                 gpu.tflops,
-                gpu.memory_gb_s
+                gpu.memory_gb_s,
+                if self.is_f32 {
+                    "\nthe recipe computes in 32 bits: --set optim.precision.compute=bf16"
+                } else {
+                    ""
+                }
             ),
             Speed::Sustained(flops, how) => format!("{memory}; {:.3} TFLOP/s, {how}", flops / 1e12),
         }
