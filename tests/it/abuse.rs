@@ -1,4 +1,4 @@
-//! Recipes with absurd values: every key of four runs, each with seventeen values. Slow: set `RUN_SLOW_TESTS=1`.
+//! Recipes with absurd values: every key of five runs, each with seventeen values. Slow: set `RUN_SLOW_TESTS=1`.
 
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
