@@ -139,6 +139,14 @@ pub enum EvalError {
         /// Why.
         reason: String,
     },
+    /// A file of features cannot be used.
+    #[error("{} cannot be used as features: {reason}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
     /// The image size is not a multiple of the network's stride.
     #[error("image size {image_px} px is not a multiple of the network's stride, {stride_px} px")]
     ImageSize {
@@ -164,5 +172,10 @@ impl EvalError {
     /// Returns an [`EvalError::Write`].
     pub(crate) fn write(path: &Path, error: impl std::fmt::Display) -> Self {
         Self::Write { path: path.to_path_buf(), reason: error.to_string() }
+    }
+
+    /// Returns an [`EvalError::Read`].
+    pub(crate) fn read(path: &Path, error: impl std::fmt::Display) -> Self {
+        Self::Read { path: path.to_path_buf(), reason: error.to_string() }
     }
 }

@@ -210,6 +210,12 @@ pub enum PipelineError {
         /// Size limit of the cache, in bytes.
         max_bytes: u64,
     },
+    /// Shares of sources or weights of samples do not fit the data set.
+    #[error("data.mix and data.weights: {reason}")]
+    Sampling {
+        /// Why.
+        reason: String,
+    },
     /// A shard writer would overwrite an existing file.
     #[error("{} exists; choose another output folder or delete it", path.display())]
     Exists {

@@ -30,6 +30,7 @@ pub use read::dataset::{Dataset, Sample, SampleId};
 pub use read::loader::{Item, Loader, LoaderConfig};
 pub use read::order::Order;
 pub use read::quarantine::Quarantine;
+pub use read::sampling::{MixedSource, Sampling};
 pub use read::share::Share;
 pub use remote::RetryPolicy;
 pub use shard::Shard;

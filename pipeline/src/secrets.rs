@@ -57,6 +57,13 @@ pub fn address_without_secrets(address: &str) -> String {
     }
 }
 
+/// Splits a part that names a source of a mix, such as `web=https://…`.
+fn named_source(part: &str) -> Option<(&str, &str)> {
+    let (name, rest) = part.split_once('=')?;
+    let is_name = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
+    (is_name && (has_scheme(rest) || rest.starts_with("pipe:"))).then_some((name, rest))
+}
+
 fn has_scheme(part: &str) -> bool {
     part.split_once("://").is_some_and(|(scheme, _)| is_remote(scheme))
 }
@@ -66,6 +73,9 @@ fn is_remote(scheme: &str) -> bool {
 }
 
 fn part_without_secrets(part: &str) -> String {
+    if let Some((name, rest)) = named_source(part) {
+        return format!("{name}={}", part_without_secrets(rest));
+    }
     if is_malformed(part) {
         return REDACTED_ADDRESS.into();
     }
@@ -281,6 +291,17 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// The name of a source stays, and what follows it is redacted as it is without a name.
+    #[test]
+    fn sources_of_a_mix_keep_their_names() {
+        for list in ["https://u:secret@h/a.tar?token=abc", "pipe:curl -u me:secret x", "s3://b/{0..9}.tar"] {
+            let named = redact_list(&format!("web={list}"));
+            assert_eq!(named, format!("web={}", redact_list(list)));
+            assert!(!named.contains("secret") && redact_list(&named) == named, "{named}");
+        }
+        assert_eq!(redact_list("year=2020/a.tar"), "year=2020/a.tar");
+    }
 
     #[test]
     fn what_is_written_names_the_same_shards() {

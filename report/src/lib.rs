@@ -2,19 +2,21 @@
 //!
 //! A [`Run`] holds the contents of those files, a [`Gallery`] holds pictures of the features that its network computes
 //! from a few images, and [`html`] puts several runs side by side on one page. None of them writes into a work directory,
-//! so that a run in progress is not disturbed. [`picture`] draws charts and sheets of images into the files that its
+//! so that a run in progress is not disturbed. [`map_html`] draws the clusters of a data set. [`picture`] draws charts and sheets of images into the files that its
 //! callers name.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub(crate) mod error;
 pub(crate) mod gallery;
+pub(crate) mod map;
 pub(crate) mod page;
 pub mod picture;
 pub(crate) mod run;
 
 pub use error::ReportError;
 pub use gallery::{Gallery, GalleryOptions};
+pub use map::{ClusterMap, DrawnCluster, MapTile, map_html};
 pub use page::{Report, html};
 pub use run::Run;
 pub use run::overview::Overview;

@@ -3,6 +3,7 @@
 
 use std::process::ExitCode;
 
+use curate::CurateError;
 use eval::EvalError;
 use networks::NetworkError;
 use pipeline::PipelineError;
@@ -51,6 +52,9 @@ pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
                 ReportError::Read { .. } | ReportError::Picture { .. } | ReportError::Encode(_) => DATA,
             });
         }
+        if let Some(error) = cause.downcast_ref::<CurateError>() {
+            return Some(of_curate(error));
+        }
         cause.downcast_ref::<EvalError>().map(of_eval)
     });
     // Errors without a type of their own come from the flags.
@@ -74,7 +78,19 @@ fn of_eval(error: &EvalError) -> u8 {
         | EvalError::Mask { .. }
         | EvalError::OneClass { .. }
         | EvalError::Io { .. }
+        | EvalError::Read { .. }
         | EvalError::Write { .. } => DATA,
+    }
+}
+
+fn of_curate(error: &CurateError) -> u8 {
+    match error {
+        CurateError::Ranks(error) => of_engine(error),
+        CurateError::TooManyClusters { .. }
+        | CurateError::NoClusters
+        | CurateError::Levels { .. }
+        | CurateError::Widths { .. } => CONFIGURATION,
+        CurateError::Shape { .. } | CurateError::NotFinite { .. } | CurateError::Save(_) => DATA,
     }
 }
 
@@ -128,7 +144,9 @@ fn of_engine(error: &EngineError) -> u8 {
 
 fn of_pipeline(error: &PipelineError) -> u8 {
     match error {
-        PipelineError::InvalidShardList { .. } | PipelineError::UnevenShare { .. } => CONFIGURATION,
+        PipelineError::InvalidShardList { .. }
+        | PipelineError::UnevenShare { .. }
+        | PipelineError::Sampling { .. } => CONFIGURATION,
         _ => DATA,
     }
 }

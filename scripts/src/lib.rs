@@ -9,6 +9,7 @@ mod console;
 
 mod backbone;
 mod cluster;
+mod curation;
 mod evaluation;
 mod exit;
 mod forecast;
@@ -59,6 +60,8 @@ enum Verb {
     Probe(verb::probe::Args),
     /// Write the features of images as .npy, .parquet or .safetensors.
     Embed(verb::embed::Args),
+    /// Choose images by their features: without near-duplicates, evenly over clusters, like given ones.
+    Curate(verb::curate::Args),
     /// List the runs below a folder: step, loss, best score, state, time left.
     Runs(verb::runs::Args),
     /// Write one HTML page about a run, or about several side by side.
@@ -111,6 +114,7 @@ pub fn main() -> ExitCode {
         Verb::Pretrain(args) => verb::pretrain::run(&args, &storage),
         Verb::Probe(args) => verb::probe::run(&args, &storage, &folder),
         Verb::Embed(args) => verb::embed::run(&args, &storage, &folder),
+        Verb::Curate(args) => verb::curate::run(&args, &storage, &folder),
         Verb::Runs(args) => verb::runs::run(&args),
         Verb::Report(args) => verb::report::run(&args, &storage),
         Verb::Track(args) => verb::track::run(&args),

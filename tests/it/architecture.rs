@@ -7,7 +7,7 @@ use crate::graph::circle;
 use crate::sources::{Crate, File};
 
 /// Members of the workspace, each with its folder and its allowed dependencies, as drawn in ARCHITECTURE.md.
-const ARROWS: [(&str, &str, &[&str]); 11] = [
+const ARROWS: [(&str, &str, &[&str]); 12] = [
     ("pipeline", "pipeline", &[]),
     ("augment", "augment", &[]),
     ("kernels", "trainer/kernels", &[]),
@@ -15,19 +15,23 @@ const ARROWS: [(&str, &str, &[&str]); 11] = [
     ("networks", "trainer/networks", &["augment", "kernels"]),
     ("trainer", "trainer", &["pipeline", "augment", "kernels", "ranks", "networks"]),
     ("eval", "eval", &["pipeline", "augment", "kernels", "networks"]),
+    ("curate", "curate", &["kernels", "ranks"]),
     ("report", "report", &["pipeline", "augment", "kernels", "networks", "trainer", "eval"]),
     ("weights", "weights", &["pipeline", "augment", "networks"]),
     (
         "scripts",
         "scripts",
-        &["pipeline", "augment", "kernels", "ranks", "networks", "trainer", "eval", "report", "weights"],
+        &[
+            "pipeline", "augment", "kernels", "ranks", "networks", "trainer", "eval", "curate", "report",
+            "weights",
+        ],
     ),
     (
         "tests",
         "tests",
         &[
-            "pipeline", "augment", "kernels", "ranks", "networks", "trainer", "eval", "report", "weights",
-            "scripts",
+            "pipeline", "augment", "kernels", "ranks", "networks", "trainer", "eval", "curate", "report",
+            "weights", "scripts",
         ],
     ),
 ];
@@ -283,7 +287,7 @@ fn generic_code_names_no_method_and_no_backbone() {
         ("backbone/", listed("networks/src/backbone/registry.rs")),
     ];
     for krate in crates().iter().filter(|krate| {
-        ["kernels", "ranks", "networks", "trainer", "eval", "report"].contains(&krate.name.as_str())
+        ["kernels", "ranks", "networks", "trainer", "eval", "curate", "report"].contains(&krate.name.as_str())
     }) {
         for file in krate.files.iter().filter(|file| file.path != PRESETS) {
             // Published protocols have the names of their papers, whatever the method of what they score.

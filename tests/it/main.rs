@@ -13,6 +13,8 @@ mod beginnings;
 /// Every kernel of a step, compiled for NVIDIA GPUs without one.
 #[cfg(feature = "cuda")]
 mod cuda_kernels;
+
+mod curate;
 /// Damage that a program could overlook.
 mod damage;
 /// Equal batches for any ranks, threads and restarts.
@@ -50,6 +52,8 @@ mod launchers;
 /// Methods and backbones from shards to an exported backbone.
 mod methods;
 /// Runs of several processes, started by mpirun, and their end if one dies.
+mod mixing;
+
 #[cfg(feature = "mpi")]
 mod mpi;
 /// Behavior without the feature `mpi`.

@@ -8,8 +8,9 @@ use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 
 /// Crates of this workspace.
-const MEMBERS: [&str; 10] = [
-    "pipeline", "augment", "kernels", "ranks", "networks", "trainer", "eval", "report", "weights", "scripts",
+const MEMBERS: [&str; 11] = [
+    "pipeline", "augment", "kernels", "ranks", "networks", "trainer", "eval", "curate", "report", "weights",
+    "scripts",
 ];
 
 /// Conditions of code that is compiled only for tests.

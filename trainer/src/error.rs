@@ -35,8 +35,8 @@ pub enum TrainError {
     },
     /// The shards are not those that a run began with.
     #[error(
-        "the shards are not those that the run in {} began with: as many samples, but other keys, lengths or order; give \
-         those shards, or choose another --workdir", workdir.display()
+        "the shards are not those that the run in {} began with: as many samples, but other keys, lengths, order or \
+         weights; give those shards, or choose another --workdir", workdir.display()
     )]
     DataMismatch {
         /// The work directory.

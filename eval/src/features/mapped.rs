@@ -1,34 +1,52 @@
 //! Memory-mapped files of numbers: pages that do not fit in memory are read again when they are needed.
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
 
 use memmap2::Mmap;
 
-/// A file of f32 numbers in native byte order.
+/// A file of f32 numbers in native byte order, or a part of one.
 #[derive(Debug)]
-pub(crate) struct Mapped(Option<Mmap>);
+pub(crate) struct Mapped {
+    map: Option<Mmap>,
+    bytes: Range<usize>,
+}
 
 impl Mapped {
     /// Maps `path`.
     pub(crate) fn open(path: &Path) -> std::io::Result<Self> {
+        Self::open_from(path, 0, None)
+    }
+
+    /// Maps `n` numbers of `path` from byte `start` on, a multiple of 4, or all that follow.
+    ///
+    /// # Errors
+    /// Errors of the file, [`std::io::ErrorKind::UnexpectedEof`] if it holds fewer numbers.
+    pub(crate) fn open_from(path: &Path, start: usize, n: Option<usize>) -> std::io::Result<Self> {
         let file = File::open(path)?;
-        if file.metadata()?.len() == 0 {
-            // An empty file cannot be mapped.
-            return Ok(Self(None));
+        let len = file.metadata()?.len() as usize;
+        let n_there = len.saturating_sub(start) / 4;
+        let n = n.unwrap_or(n_there);
+        if n > n_there {
+            let text = format!("{n} numbers expected after byte {start}, but there are {n_there}");
+            return Err(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, text));
         }
-        // SAFETY: the files of the cache are written under another name, renamed and never changed afterwards; a
-        // removed file stays readable until it is unmapped. The map is read-only, so that nothing here writes through
-        // it.
+        if n == 0 {
+            // An empty file cannot be mapped.
+            return Ok(Self { map: None, bytes: 0..0 });
+        }
+        // SAFETY: the files of the cache and of features are written under another name, renamed and never changed
+        // afterwards; a removed file stays readable until it is unmapped. The map is read-only, so that nothing here
+        // writes through it.
         #[allow(unsafe_code)]
         let map = unsafe { Mmap::map(&file)? };
-        Ok(Self(Some(map)))
+        Ok(Self { map: Some(map), bytes: start..start + 4 * n })
     }
 
     /// Returns the numbers.
     pub(crate) fn values(&self) -> &[f32] {
-        // A map starts at a page boundary, so that its floats are aligned. Bytes after the last whole float are left
-        // out.
-        self.0.as_deref().map_or(&[], |bytes| bytemuck::cast_slice(&bytes[..bytes.len() / 4 * 4]))
+        // A map starts at a page boundary, and its part at a multiple of 4 bytes, so that its floats are aligned.
+        self.map.as_deref().map_or(&[], |bytes| bytemuck::cast_slice(&bytes[self.bytes.clone()]))
     }
 }

@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use kernels::rows::scale_to_unit_length;
+
 use super::columns::Columns;
 use super::table::Table;
 
@@ -84,13 +86,7 @@ impl FeatureSet {
     pub fn copy_normalized(&self, range: Range<usize>, out: &mut [f32]) {
         for (i, out) in range.zip(out.chunks_exact_mut(self.width())) {
             out.copy_from_slice(self.row(i));
-            normalize(out);
+            scale_to_unit_length(out);
         }
     }
-}
-
-/// Scales a row to unit length.
-pub(crate) fn normalize(row: &mut [f32]) {
-    let norm = row.iter().map(|v| v * v).sum::<f32>().sqrt().max(1e-12);
-    row.iter_mut().for_each(|v| *v /= norm);
 }

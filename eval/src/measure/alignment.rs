@@ -4,7 +4,7 @@
 //! mean over pairs of views of an image of ‖u - v‖²,  u, v rows of unit length
 //! ```
 
-use crate::features::set::normalize;
+use kernels::rows::scale_to_unit_length;
 
 /// Computes the alignment of rows, `[n, n_views, D]`.
 pub(crate) fn alignment(rows: &[f32], n_views: usize, d: usize) -> f64 {
@@ -25,7 +25,7 @@ pub(crate) fn alignment(rows: &[f32], n_views: usize, d: usize) -> f64 {
 /// Scales rows of `d` numbers to unit length.
 pub(crate) fn unit_rows(rows: &[f32], d: usize) -> Vec<f32> {
     let mut out = rows.to_vec();
-    out.chunks_exact_mut(d).for_each(normalize);
+    out.chunks_exact_mut(d).for_each(scale_to_unit_length);
     out
 }
 

@@ -6,13 +6,10 @@
 //!
 //! If images have several classes, the score of a class is its share of the votes, and the number is the mean average
 //! precision (as in DINOv3's evaluation).
-//!
-//! Similarities are computed in blocks, `[queries, D] · [D, candidates]`, keeping the largest: the full matrix is never
-//! in memory.
 
 use std::ops::Range;
 
-use kernels::ops::gemm::{Mat, gemm};
+use kernels::rows::{Rows, nearest_rows};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -24,13 +21,6 @@ use crate::features::set::FeatureSet;
 use crate::score::outcome::Outcome;
 use crate::score::ranked::Ranked;
 use crate::score::{Predictions, argmax};
-
-/// Maximum number of queries per block of a thread: many, so that the cost of scaling candidates to unit length is
-/// negligible.
-const QUERIES: usize = 512;
-
-/// Number of candidates per block. The block stays in a core's cache.
-const CANDIDATES: usize = 1024;
 
 /// The protocol's settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -167,89 +157,24 @@ pub fn neighbors(
     k: usize,
     leave_one_out: bool,
 ) -> Vec<Vec<(u32, f32)>> {
-    let k = k.min(train.len());
-    let share = test.len().div_ceil(rayon::current_num_threads()).clamp(1, QUERIES);
-    let blocks: Vec<Range<usize>> = blocks(test.len(), share).collect();
-    let search = |queries: &Range<usize>| search_block(train, test, queries.clone(), k, leave_one_out);
-    blocks.par_iter().flat_map_iter(search).collect()
+    nearest_rows(&UnitRows(train), &UnitRows(test), k, leave_one_out)
 }
 
-fn search_block(
-    train: &FeatureSet,
-    test: &FeatureSet,
-    queries: Range<usize>,
-    k: usize,
-    leave_one_out: bool,
-) -> Vec<Vec<(u32, f32)>> {
-    let (d, n_queries) = (test.width(), queries.len());
-    let mut query_rows = vec![0.0; n_queries * d];
-    test.copy_normalized(queries.clone(), &mut query_rows);
-    let mut candidate_rows = vec![0.0; CANDIDATES * d];
-    let mut cosines = vec![0.0; n_queries * CANDIDATES];
-    let mut best: Vec<TopK> = queries.clone().map(|_| TopK::new(k)).collect();
-    for candidates in blocks(train.len(), CANDIDATES) {
-        let n = candidates.len();
-        train.copy_normalized(candidates.clone(), &mut candidate_rows);
-        let (a, b) = (Mat::rows(&query_rows, d), Mat::rows(&candidate_rows, d).t());
-        gemm([n_queries, d, n], 1.0, a, b, 0.0, &mut cosines, n);
-        for ((query, best), cosines) in queries.clone().zip(&mut best).zip(cosines.chunks_exact(n)) {
-            for (candidate, cosine) in candidates.clone().zip(cosines) {
-                if !(leave_one_out && candidate == query) {
-                    best.offer(candidate as u32, *cosine);
-                }
-            }
-        }
-    }
-    best.into_iter().map(TopK::sorted).collect()
-}
+/// Rows of a set, scaled to unit length.
+struct UnitRows<'a>(&'a FeatureSet);
 
-fn blocks(n: usize, len: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..n).step_by(len).map(move |start| start..n.min(start + len))
-}
-
-/// Collector of the `k` best candidates, pruned whenever it holds 2 `k`.
-struct TopK {
-    k: usize,
-    found: Vec<(u32, f32)>,
-    /// Similarity that a candidate must exceed to enter the `k` best.
-    bar: f32,
-}
-
-impl TopK {
-    fn new(k: usize) -> Self {
-        Self { k, found: Vec::with_capacity(2 * k), bar: f32::NEG_INFINITY }
+impl Rows for UnitRows<'_> {
+    fn len(&self) -> usize {
+        self.0.len()
     }
 
-    #[inline(always)]
-    fn offer(&mut self, row: u32, cosine: f32) {
-        // Rows are offered in order, so that a tie with the worst of the best loses by its higher index. NaN compares
-        // as false and is never a neighbor.
-        if cosine > self.bar {
-            self.found.push((row, cosine));
-            if self.found.len() == 2 * self.k.max(1) {
-                self.keep_best();
-            }
-        }
+    fn width(&self) -> usize {
+        self.0.width()
     }
 
-    fn keep_best(&mut self) {
-        if self.found.len() > self.k {
-            self.found.select_nth_unstable_by(self.k, better);
-            self.found.truncate(self.k);
-            self.bar = self.found.iter().map(|(_, cosine)| *cosine).fold(f32::INFINITY, f32::min);
-        }
+    fn copy(&self, range: Range<usize>, out: &mut [f32]) {
+        self.0.copy_normalized(range, out);
     }
-
-    fn sorted(mut self) -> Vec<(u32, f32)> {
-        self.keep_best();
-        self.found.sort_unstable_by(better);
-        self.found
-    }
-}
-
-/// Orders by descending similarity. Ties go to the lower index, so that the result is deterministic.
-fn better(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
-    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
 #[cfg(test)]
@@ -317,7 +242,7 @@ mod tests {
                 let cosine = |i: usize| (0..d).map(|c| unit[i * d + c] * unit[query * d + c]).sum::<f32>();
                 let mut all: Vec<(u32, f32)> = (0..n).map(|i| (i as u32, cosine(i))).collect();
                 all.retain(|(i, _)| !(leave_one_out && *i as usize == *query));
-                all.sort_by(better);
+                all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
                 all.truncate(k);
                 prop_assert_eq!(near.len(), all.len());
                 for (a, b) in near.iter().zip(&all) {

@@ -2,6 +2,7 @@
 
 use xxhash_rust::xxh3::Xxh3;
 
+use super::sampling::Sampling;
 use crate::shard::{IMAGE_EXTENSIONS, Shard};
 use crate::{PipelineError, Storage};
 
@@ -11,6 +12,7 @@ pub struct Dataset {
     /// Number of samples before each shard, in the order of the list.
     starts: Vec<u64>,
     n_samples: u64,
+    sampling: Sampling,
 }
 
 /// Number of a sample in its data set, in the order of the shard list. It identifies the sample
@@ -51,7 +53,7 @@ impl Dataset {
             starts.push(n_samples);
             n_samples += shard.len() as u64;
         }
-        let dataset = Self { shards, starts, n_samples };
+        let dataset = Self { shards, starts, n_samples, sampling: Sampling::default() };
         let any_image =
             dataset.shards.iter().any(|shard| (0..shard.len()).any(|i| shard.image_bytes(i).is_some()));
         if !any_image {
@@ -62,6 +64,60 @@ impl Dataset {
             });
         }
         Ok(dataset)
+    }
+
+    /// Sets how often samples are shown.
+    ///
+    /// # Errors
+    /// [`PipelineError::Sampling`] if sources have other shards than the data set, weights are not one for each sample, or no sample of a
+    /// source can be shown.
+    pub fn sampled(mut self, sampling: Sampling) -> Result<Self, PipelineError> {
+        let refused = |reason: String| Err(PipelineError::Sampling { reason });
+        let n_shards: usize = sampling.sources.iter().map(|source| source.n_shards).sum();
+        if !sampling.sources.is_empty() && n_shards != self.shards.len() {
+            return refused(format!("{n_shards} shards of sources, {} of the data set", self.shards.len()));
+        }
+        if let Some(source) =
+            sampling.sources.iter().find(|source| !(source.share > 0.0 && source.share.is_finite()))
+        {
+            return refused(format!(
+                "the share of {} is {}: a number above 0 is needed",
+                source.name, source.share
+            ));
+        }
+        if let Some(weights) = &sampling.weights {
+            if weights.len() as u64 != self.n_samples {
+                return refused(format!("{} weights for {} samples", weights.len(), self.n_samples));
+            }
+            if let Some(weight) = weights.iter().find(|weight| !(weight.is_finite() && **weight >= 0.0)) {
+                return refused(format!("a weight is {weight}: numbers from 0 up are needed"));
+            }
+        }
+        let mut shards = 0;
+        let whole = [("the data set".to_string(), self.shards.len())];
+        let parts: Vec<(String, usize)> = match sampling.sources.as_slice() {
+            [] => whole.to_vec(),
+            sources => sources.iter().map(|source| (source.name.clone(), source.n_shards)).collect(),
+        };
+        for (name, n_shards) in parts {
+            let start = self.starts.get(shards).copied().unwrap_or(self.n_samples) as usize;
+            let end = self.starts.get(shards + n_shards).copied().unwrap_or(self.n_samples) as usize;
+            let any = match &sampling.weights {
+                Some(weights) => weights[start..end].iter().any(|weight| *weight > 0.0),
+                None => end > start,
+            };
+            if !any {
+                return refused(format!("no sample of {name} would be shown"));
+            }
+            shards += n_shards;
+        }
+        self.sampling = sampling;
+        Ok(self)
+    }
+
+    /// Returns how often samples are shown.
+    pub fn sampling(&self) -> &Sampling {
+        &self.sampling
     }
 
     /// Returns the number of samples in all shards, usable or not.
@@ -94,7 +150,9 @@ impl Dataset {
     pub fn check_cache(&self, window_shards: usize) -> Result<(), PipelineError> {
         let mut uses: Vec<_> = self.shards.iter().filter_map(Shard::cache_use).collect();
         uses.sort_unstable_by_key(|cached| std::cmp::Reverse(cached.len_bytes));
-        let windows = uses.iter().take(window_shards.max(1).saturating_mul(2));
+        // Each source of a mix has windows of its own.
+        let n_sources = self.sampling.sources.len().max(1);
+        let windows = uses.iter().take(window_shards.max(1).saturating_mul(2).saturating_mul(n_sources));
         let needed_bytes = windows.fold(0u64, |sum, cached| sum.saturating_add(cached.len_bytes));
         match uses.first() {
             Some(cached) if cached.max_bytes < needed_bytes => {
@@ -175,8 +233,8 @@ impl Dataset {
         hash.digest()
     }
 
-    /// Returns a hash of the keys of the samples and the lengths of their images, in order: equal for the same shards,
-    /// wherever they are, with or without a sidecar.
+    /// Returns a hash of the keys of the samples and the lengths of their images, in order, and of how often they are shown: equal for the
+    /// same shards, wherever they are, with or without a sidecar.
     pub fn samples_fingerprint(&self) -> u64 {
         let mut hash = Xxh3::new();
         for shard in &self.shards {
@@ -187,10 +245,17 @@ impl Dataset {
                 hash.update(&shard.image_bytes(i).unwrap_or(u64::MAX).to_le_bytes());
             }
         }
+        self.sampling.add_to(&mut hash);
         hash.digest()
     }
 
-    fn locate(&self, id: SampleId) -> (&Shard, usize) {
+    /// Returns the shards, in the order of the list.
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    /// Returns the shard that holds sample `id`, and the number of the sample in it.
+    pub fn locate(&self, id: SampleId) -> (&Shard, usize) {
         let shard = self.starts.partition_point(|start| *start <= id.0) - 1;
         (&self.shards[shard], (id.0 - self.starts[shard]) as usize)
     }

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use crossbeam::channel::{Receiver, Sender, bounded, select, unbounded};
 
-use super::order::Place;
+use super::place::Place;
 use super::stats::ReadStats;
 use crate::{Cursor, Dataset, Order, PipelineError, Quarantine, Sample, Share};
 
@@ -41,6 +41,8 @@ pub struct Item {
     pub slot: usize,
     /// Number of the pass over the data.
     pub epoch: u64,
+    /// Number of times that the sample has been shown before in this epoch: more than 0 only for samples with a large weight.
+    pub repeat: u64,
     /// Zero for the sample that the order names, `k` for its `k`-th substitute.
     pub attempt: u64,
     /// The sample.
@@ -306,7 +308,15 @@ fn fetch(
                     shared.lock().bytes_in_flight += bytes;
                     Permit { shared: Arc::clone(shared), bytes }
                 });
-                return Ok(Item { batch, slot, epoch: place.epoch, attempt, sample, _permit: permit });
+                return Ok(Item {
+                    batch,
+                    slot,
+                    epoch: place.epoch,
+                    repeat: place.repeat,
+                    attempt,
+                    sample,
+                    _permit: permit,
+                });
             }
             Err(error) if error.is_sample_error() => {
                 shared.quarantine.report(&shared.dataset, id, &error.to_string())?;

@@ -1,273 +1,154 @@
 //! The order of the data: a pure function from position to sample.
 //!
-//! Positions count samples in one endless stream; epoch `e` is positions `[e·n, (e+1)·n)`. Within
-//! an epoch the shards are permuted, taken in windows of `window_shards`, and the samples of a
-//! window are permuted together: reads stay within a few shards while neighbors come from all of
-//! them. The order does not depend on the world size. Starting at any position costs no more than
-//! the shard permutation of its epoch.
+//! Positions count samples in one endless stream. A data set of one source is read in epochs ([`super::epochs`]). Several sources are mixed
+//! by their shares ([`super::mix`]), each read in epochs of its own. The order does not depend on the world size, and starting at any
+//! position costs no more than the shard permutation of its epoch.
 
-use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::collections::HashSet;
 
+use super::epochs::Epochs;
+use super::mix::Mix;
+use super::place::{Lookahead, Place};
+use super::sampling::Sampling;
+use crate::Dataset;
 use crate::hash::mix;
-
-/// Number of rounds of the Feistel network that permutes a window. Four already yield a pseudo-random
-/// permutation when the round function is random (Luby and Rackoff 1988); two more are for a round
-/// function that is merely a good mixer.
-const FEISTEL_ROUNDS: u64 = 6;
 
 /// The order of one data set under one seed.
 #[derive(Debug)]
 pub struct Order {
-    seed: u64,
-    window_shards: usize,
-    shard_sizes: Vec<u64>,
-    n_samples: u64,
-    epoch: Mutex<Option<Arc<EpochOrder>>>,
+    streams: Vec<Stream>,
+    /// `None` if there is one stream.
+    mix: Option<Mix>,
 }
 
-/// Sample at a position of the stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Place {
-    /// Number of the pass over the data.
-    pub epoch: u64,
-    /// Number of the shard in the list.
-    pub shard: usize,
-    /// Number of the sample in the shard.
-    pub sample: u64,
-}
-
-/// Shards that are read from a position on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Lookahead {
-    /// The first position after the window.
-    pub end: u64,
-    /// The shards of the window, then those of the next one.
-    pub shards: Vec<usize>,
-}
-
+/// A source in its own order.
 #[derive(Debug)]
-struct EpochOrder {
-    epoch: u64,
-    windows: Vec<Window>,
-}
-
-/// Samples that are permuted together: positions `range` of the epoch, from `shards`.
-#[derive(Debug)]
-struct Window {
-    range: Range<u64>,
-    /// Pairs of (shard, number of samples before it in the window).
-    shards: Vec<(usize, u64)>,
-    key: u64,
+struct Stream {
+    epochs: Epochs,
+    /// Number of shards before those of the source, in the list of all.
+    first_shard: usize,
 }
 
 impl Order {
     /// Creates the order of shards with `shard_sizes` samples each. A `window_shards` of zero counts as one.
     pub fn new(seed: u64, shard_sizes: Vec<u64>, window_shards: usize) -> Self {
-        let n_samples = shard_sizes.iter().sum();
-        Self { seed, window_shards: window_shards.max(1), shard_sizes, n_samples, epoch: Mutex::new(None) }
+        let epochs = Epochs::new(seed, shard_sizes, window_shards);
+        Self { streams: vec![Stream { epochs, first_shard: 0 }], mix: None }
     }
 
-    /// Returns the number of samples of one epoch.
-    pub fn n_samples(&self) -> u64 {
-        self.n_samples
+    /// Creates the order of `dataset`, by its [`Sampling`].
+    pub fn of(dataset: &Dataset, seed: u64, window_shards: usize) -> Self {
+        let (sizes, sampling) = (dataset.shard_sizes(), dataset.sampling());
+        if *sampling == Sampling::default() {
+            return Self::new(seed, sizes, window_shards);
+        }
+        let counts: Vec<usize> = match sampling.sources.as_slice() {
+            [] => vec![sizes.len()],
+            sources => sources.iter().map(|source| source.n_shards).collect(),
+        };
+        let (mut streams, mut first_shard, mut first_sample) = (Vec::new(), 0, 0);
+        for (number, n_shards) in counts.into_iter().enumerate() {
+            let sizes = sizes[first_shard..first_shard + n_shards].to_vec();
+            let n_samples = sizes.iter().sum::<u64>() as usize;
+            // Sources with as many shards of the same sizes are read in different orders.
+            let seed = if number == 0 { seed } else { seed ^ mix(number as u64) };
+            let epochs = Epochs::new(seed, sizes, window_shards);
+            let weights = sampling.weights.as_ref().map(|all| &all[first_sample..first_sample + n_samples]);
+            let epochs = match weights {
+                Some(weights) => epochs.weighted(weights),
+                None => epochs,
+            };
+            streams.push(Stream { epochs, first_shard });
+            (first_shard, first_sample) = (first_shard + n_shards, first_sample + n_samples);
+        }
+        let shares: Vec<f64> = sampling.sources.iter().map(|source| source.share).collect();
+        Self { streams, mix: (shares.len() > 1).then(|| Mix::new(seed, &shares)) }
     }
 
     /// Returns the sample at `position` of the endless stream, or, for `attempt > 0`, the `attempt`-th
-    /// substitute for it: the sample `attempt` positions further in the same epoch, cyclically.
+    /// substitute for it: the sample `attempt` positions further in the same epoch of the same source, cyclically.
     ///
     /// # Panics
     /// Panics if the data set is empty, which [`crate::Dataset::open`] refuses.
     pub fn place(&self, position: u64, attempt: u64) -> Place {
-        assert!(self.n_samples > 0, "an order needs at least one sample");
-        let epoch = position / self.n_samples;
-        let within = (position % self.n_samples + attempt) % self.n_samples;
-        let order = self.epoch(epoch);
-        let at = order.windows.partition_point(|window| window.range.end <= within);
-        let window = &order.windows[at];
-        let len = window.range.end - window.range.start;
-        let permuted = permute(within - window.range.start, len, window.key);
-        let slot = window.shards.partition_point(|(_, before)| *before <= permuted) - 1;
-        let (shard, before) = window.shards[slot];
-        Place { epoch, shard, sample: permuted - before }
+        let (source, within) = self.mix.as_ref().map_or((0, position), |mix| mix.locate(position));
+        let stream = &self.streams[source];
+        let place = stream.epochs.place(within, attempt);
+        Place { shard: stream.first_shard + place.shard, ..place }
     }
 
-    /// Returns the shards of the window that contains `position`, and of the window after it.
+    /// Returns the shards of the window that contains `position`, and of the window after it; of each source, if there are several.
     pub fn ahead(&self, position: u64) -> Lookahead {
-        let (epoch, within) = (position / self.n_samples, position % self.n_samples);
-        let order = self.epoch(epoch);
-        let at = order.windows.partition_point(|window| window.range.end <= within);
-        let end = epoch * self.n_samples + order.windows[at].range.end;
-        let mut windows = vec![&order.windows[at]];
-        // The last window of an epoch is followed by the first of the next.
-        let following;
-        match order.windows.get(at + 1) {
-            Some(next) => windows.push(next),
-            None => {
-                following = self.build_epoch(epoch + 1);
-                windows.extend(following.windows.first());
+        let Some(mix) = &self.mix else { return self.streams[0].epochs.ahead(position) };
+        let block = mix.block(position);
+        let mut shards = Vec::new();
+        for (stream, range) in self.streams.iter().zip(&block.of_source) {
+            let mut at = range.start;
+            // Windows up to the end of the block, and the one after it.
+            while at < range.end {
+                let ahead = stream.epochs.ahead(at);
+                shards.extend(ahead.shards.iter().map(|shard| stream.first_shard + shard));
+                at = ahead.end;
             }
         }
-        let shards = windows.iter().flat_map(|window| window.shards.iter().map(|(shard, _)| *shard));
-        Lookahead { end, shards: shards.collect() }
+        let mut seen = HashSet::new();
+        shards.retain(|shard| seen.insert(*shard));
+        Lookahead { end: block.end, shards }
     }
 
-    fn epoch(&self, epoch: u64) -> Arc<EpochOrder> {
-        // A poisoned lock only means that another thread panicked between two plain assignments.
-        let mut cached = self.epoch.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        match cached.as_ref() {
-            Some(order) if order.epoch == epoch => Arc::clone(order),
-            _ => {
-                let order = Arc::new(self.build_epoch(epoch));
-                *cached = Some(Arc::clone(&order));
-                order
-            }
-        }
+    /// Returns the number of samples that each source gives up to `position`.
+    pub fn n_given(&self, position: u64) -> Vec<u64> {
+        self.mix.as_ref().map_or(vec![position], |mix| mix.n_given(position))
     }
-
-    fn build_epoch(&self, epoch: u64) -> EpochOrder {
-        let key = mix(self.seed ^ mix(epoch.wrapping_add(0x6f63_656c_6c69)));
-        let mut shards: Vec<usize> =
-            (0..self.shard_sizes.len()).filter(|shard| self.shard_sizes[*shard] > 0).collect();
-        for i in (1..shards.len()).rev() {
-            let j = bounded(mix(key ^ mix(i as u64)), i as u64 + 1) as usize;
-            shards.swap(i, j);
-        }
-        let mut start = 0;
-        let windows = shards
-            .chunks(self.window_shards)
-            .enumerate()
-            .map(|(w, chunk)| {
-                let mut before = 0;
-                let shards = chunk
-                    .iter()
-                    .map(|shard| {
-                        let entry = (*shard, before);
-                        before += self.shard_sizes[*shard];
-                        entry
-                    })
-                    .collect();
-                let range = start..start + before;
-                start = range.end;
-                Window { range, shards, key: mix(key.wrapping_add(w as u64 + 1)) }
-            })
-            .collect();
-        EpochOrder { epoch, windows }
-    }
-}
-
-/// Permutes `0..n` under `key`: a Feistel network on the next even number of bits, repeated until the value falls
-/// inside the range (cycle walking).
-fn permute(index: u64, n: u64, key: u64) -> u64 {
-    if n <= 1 {
-        return 0;
-    }
-    let half_bits = (64 - (n - 1).leading_zeros()).div_ceil(2).max(1);
-    let mask = (1u64 << half_bits) - 1;
-    let mut value = index;
-    loop {
-        let (mut left, mut right) = (value >> half_bits, value & mask);
-        for round in 0..FEISTEL_ROUNDS {
-            let f = mix(key ^ mix(right.wrapping_add(round << 56))) & mask;
-            (left, right) = (right, left ^ f);
-        }
-        value = (left << half_bits) | right;
-        if value < n {
-            return value;
-        }
-    }
-}
-
-/// Maps 64 random bits to a uniform number in `0..n`, by the high half of a product.
-fn bounded(random: u64, n: u64) -> u64 {
-    ((u128::from(random) * u128::from(n)) >> 64) as u64
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use super::*;
     use proptest::prelude::*;
-    use std::collections::HashSet;
+
+    fn mixed(shares: &[f64], weights: &[f64]) -> Order {
+        let sizes = |source: usize| vec![7 + source as u64, 5, 9];
+        let streams = (0..shares.len()).map(|source| {
+            let epochs = Epochs::new(source as u64, sizes(source), 2);
+            let n = sizes(source).iter().sum::<u64>() as usize;
+            let of_source: Vec<f64> = (0..n).map(|i| weights[i % weights.len()]).collect();
+            Stream { epochs: epochs.weighted(&of_source), first_shard: 3 * source }
+        });
+        Order { streams: streams.collect(), mix: Some(Mix::new(5, shares)) }
+    }
 
     proptest! {
-        /// Fetching the shards ahead provides every shard before it is read.
+        /// Each source gives what its share says; shards are announced before they are read; a sample and its repeat come once an epoch.
         #[test]
-        fn what_lies_ahead_comes(sizes in proptest::collection::vec(0u64..9, 1..9), window in 1usize..5, seed: u64) {
-            prop_assume!(sizes.iter().sum::<u64>() > 0);
-            let order = Order::new(seed, sizes, window);
+        fn mixes_are_exact(weights in proptest::collection::vec(0.1f64..9.0, 1..9)) {
+            let order = mixed(&[0.25, 0.75], &weights);
             let mut ahead = order.ahead(0);
-            let mut known: Vec<usize> = Vec::new();
-            for position in 0..3 * order.n_samples() {
+            let mut seen: HashMap<Place, u64> = HashMap::new();
+            let mut counts = vec![0, 0];
+            for position in 0..2500 {
                 if position >= ahead.end {
-                    known = ahead.shards;
                     ahead = order.ahead(position);
                 }
-                let shard = order.place(position, 0).shard;
-                prop_assert!(ahead.shards.contains(&shard));
-                prop_assert!(known.is_empty() || known.contains(&shard), "it was not seen coming");
-                prop_assert!(ahead.shards.len() <= 2 * window && ahead.end > position);
+                let place = order.place(position, 0);
+                prop_assert!(ahead.shards.contains(&place.shard));
+                prop_assert_eq!(place, mixed(&[0.25, 0.75], &weights).place(position, 0));
+                *seen.entry(place).or_default() += 1;
+                counts[place.shard / 3] += 1;
             }
-        }
-
-        #[test]
-        fn every_epoch_visits_every_sample_once(
-            sizes in proptest::collection::vec(0u64..40, 1..12),
-            window in 1usize..5,
-            seed: u64,
-        ) {
-            prop_assume!(sizes.iter().sum::<u64>() > 0);
-            let order = Order::new(seed, sizes.clone(), window);
-            let n = order.n_samples();
-            for epoch in 0..3 {
-                let seen: HashSet<_> = (0..n)
-                    .map(|p| order.place(epoch * n + p, 0))
-                    .inspect(|place| assert!(place.sample < sizes[place.shard] && place.epoch == epoch))
-                    .collect();
-                prop_assert_eq!(seen.len() as u64, n);
-            }
-        }
-
-        #[test]
-        fn a_position_means_the_same_wherever_one_enters(seed: u64, position in 0u64..10_000) {
-            let sizes = vec![13, 7, 29, 1];
-            let walked = Order::new(seed, sizes.clone(), 2);
-            for p in 0..position.min(500) { walked.place(p, 0); }
-            let entered = Order::new(seed, sizes, 2);
-            prop_assert_eq!(walked.place(position, 0), entered.place(position, 0));
+            prop_assert_eq!(order.n_given(2500), counts);
+            prop_assert!(seen.values().all(|count| *count == 1), "no view is shown twice");
         }
     }
 
+    /// An order of a data set without shares and weights is that of its shards.
     #[test]
-    fn epochs_and_seeds_differ() {
-        let epoch = |seed, epoch: u64| -> Vec<Place> {
-            let order = Order::new(seed, vec![50, 50], 2);
-            (0..100).map(|p| Place { epoch: 0, ..order.place(epoch * 100 + p, 0) }).collect()
-        };
-        assert_ne!(epoch(1, 0), epoch(1, 1));
-        assert_ne!(epoch(1, 0), epoch(2, 0));
-    }
-
-    /// Each of the 24 orders of four samples is about equally frequent: chi-square with 23 degrees
-    /// of freedom stays under its 99.9 % point.
-    #[test]
-    fn small_windows_are_permuted_evenly() {
-        let mut counts = std::collections::HashMap::new();
-        let order = Order::new(7, vec![4], 1);
-        let n_epochs = 4800;
-        for epoch in 0..n_epochs {
-            let key: Vec<u64> = (0..4).map(|p| order.place(epoch * 4 + p, 0).sample).collect();
-            *counts.entry(key).or_insert(0.0) += 1.0;
-        }
-        let expected = n_epochs as f64 / 24.0;
-        assert_eq!(counts.len(), 24);
-        let chi_square: f64 = counts.values().map(|c: &f64| (c - expected).powi(2) / expected).sum();
-        assert!(chi_square < 49.7, "chi-square {chi_square}");
-    }
-
-    #[test]
-    fn substitutes_walk_the_permutation_and_stay_in_the_epoch() {
-        let order = Order::new(3, vec![10], 1);
-        assert_eq!(order.place(4, 1), order.place(5, 0));
-        assert_eq!(order.place(9, 1), Place { epoch: 0, ..order.place(0, 0) });
+    fn one_source_is_read_in_epochs() {
+        let order = Order::new(3, vec![10, 4], 1);
+        let alone = Epochs::new(3, vec![10, 4], 1);
+        assert!((0..40).all(|position| order.place(position, 1) == alone.place(position, 1)));
+        assert_eq!(order.n_given(17), [17]);
     }
 }

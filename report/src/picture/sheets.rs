@@ -166,6 +166,87 @@ pub fn neighbor_sheet(
     sheet(path, &borrowed, TILE_PX, &format!("left: {what}; right: its nearest neighbors{frames}"))
 }
 
+/// An image in a sheet, with its caption.
+pub struct Captioned {
+    /// The image.
+    pub image: Rgb8,
+    /// Text below the image.
+    pub caption: String,
+    /// Whether the image is marked, by a red frame.
+    pub is_marked: bool,
+}
+
+/// Writes images, each with its caption, as a PNG, with `legend` below them.
+///
+/// # Errors
+/// [`ReportError::Picture`].
+pub fn image_sheet(path: &Path, images: &[Captioned], legend: &str) -> Result<(), ReportError> {
+    let tile = |one: &Captioned| MarkedTile::new(path, &one.image, &one.caption, one.is_marked);
+    let tiles: Vec<MarkedTile> = images.iter().map(tile).collect::<Result<_, _>>()?;
+    let rows: Vec<&[MarkedTile]> = tiles.chunks(SHEET_COLUMNS).collect();
+    marked_sheet(path, &rows, legend)
+}
+
+/// Two images in a sheet of pairs.
+pub struct Pair {
+    /// The images, each with its caption.
+    pub images: [(String, Rgb8); 2],
+    /// Whether the pair is marked, by a red frame around its second image.
+    pub is_marked: bool,
+}
+
+/// Writes rows of pairs of images as a PNG, with `legend` below them.
+///
+/// # Errors
+/// [`ReportError::Picture`].
+pub fn image_pairs(path: &Path, rows: &[Vec<Pair>], legend: &str) -> Result<(), ReportError> {
+    let mut made: Vec<Vec<MarkedTile>> = Vec::with_capacity(rows.len());
+    for row in rows {
+        let mut tiles = Vec::with_capacity(2 * row.len());
+        for pair in row {
+            let [(key, first), (caption, second)] = &pair.images;
+            tiles.push(MarkedTile::new(path, first, key, false)?);
+            tiles.push(MarkedTile::new(path, second, caption, pair.is_marked)?);
+        }
+        made.push(tiles);
+    }
+    let rows: Vec<&[MarkedTile]> = made.iter().map(Vec::as_slice).collect();
+    marked_sheet(path, &rows, legend)
+}
+
+/// A scaled image with its caption, marked or not.
+struct MarkedTile {
+    planes: Vec<u8>,
+    caption: [String; 1],
+    is_marked: bool,
+}
+
+/// Side of a [`MarkedTile`] in pixels.
+const MARKED_TILE_PX: u32 = 112;
+
+impl MarkedTile {
+    fn new(path: &Path, image: &Rgb8, caption: &str, is_marked: bool) -> Result<Self, ReportError> {
+        let failed = |reason: String| ReportError::Picture { path: path.to_path_buf(), reason };
+        let square = Transform::resizing(MARKED_TILE_PX, MARKED_TILE_PX).map_err(failed)?;
+        let planes = square.apply(image).map_err(|error| failed(error.to_string()))?;
+        Ok(Self { planes, caption: [caption.to_string()], is_marked })
+    }
+}
+
+fn marked_sheet(path: &Path, rows: &[&[MarkedTile]], legend: &str) -> Result<(), ReportError> {
+    let mut tiles: Vec<Vec<Tile<'_>>> = Vec::with_capacity(rows.len());
+    for row in rows {
+        let tiles_of_row = row.iter().map(|tile| Tile {
+            planes: &tile.planes,
+            size_px: MARKED_TILE_PX as usize,
+            frame: tile.is_marked.then_some([200, 50, 40]),
+            caption: &tile.caption,
+        });
+        tiles.push(tiles_of_row.collect());
+    }
+    sheet(path, &tiles, MARKED_TILE_PX, legend)
+}
+
 /// Writes rows of images, each with its key, as a PNG, the first of each row in a green frame, with `legend` below them.
 ///
 /// # Errors

@@ -1,6 +1,7 @@
 //! Writing shards: lists, labels, names, encodings, and jobs that rewrite shards.
 
 pub(crate) mod classes;
+pub(crate) mod column;
 pub(crate) mod encode;
 pub(crate) mod files;
 pub(crate) mod hold;
@@ -12,4 +13,6 @@ pub(crate) mod open;
 pub(crate) mod order;
 pub(crate) mod pack;
 pub(crate) mod rewrite;
+pub(crate) mod sampled;
+pub(crate) mod samples;
 pub(crate) mod synth;

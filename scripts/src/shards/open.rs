@@ -24,6 +24,11 @@ const HEADERS_READ: u64 = 200;
 
 /// Opens the shards that `specs` name, and the images of folders among them.
 pub(crate) fn open_dataset(specs: &[String], storage: &Storage) -> anyhow::Result<Dataset> {
+    Ok(Dataset::new(open_shards(specs, storage)?)?)
+}
+
+/// Opens the shards that `specs` name, and shards of the images of folders among them.
+pub(super) fn open_shards(specs: &[String], storage: &Storage) -> anyhow::Result<Vec<Shard>> {
     let mut shards = Vec::new();
     for spec in specs {
         match is_folder_of_images(spec)? {
@@ -31,7 +36,7 @@ pub(crate) fn open_dataset(specs: &[String], storage: &Storage) -> anyhow::Resul
             false => shards.extend(storage.open_all(&storage.sources(std::slice::from_ref(spec))?)?),
         }
     }
-    Ok(Dataset::new(shards)?)
+    Ok(shards)
 }
 
 /// Returns `true` if `spec` is a folder with images in it or below it, and no shard or Parquet file in it.

@@ -1,6 +1,7 @@
 //! Verbs of the program, one file or folder each.
 
 pub(crate) mod bench;
+pub(crate) mod curate;
 pub(crate) mod doctor;
 pub(crate) mod embed;
 pub(crate) mod export;

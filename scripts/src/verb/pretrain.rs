@@ -30,6 +30,7 @@ use crate::progress::Activity;
 use crate::run_progress::RunProgress;
 use crate::shards::classes::with_names;
 use crate::shards::open::{note_turned, open_dataset};
+use crate::shards::sampled::open_sampled;
 use crate::signals::Signals;
 use crate::{frozen, initial, pictures, recipes};
 
@@ -204,7 +205,7 @@ pub(crate) fn pretrain(
         let _shown = (launch.rank == 0).then(|| Activity::new("opening the weights and the images …"));
         let initial = initial::prepare(&mut recipe, target.workdir, &target.initial, launch.rank)?;
         let frozen = frozen::open(&mut recipe, Some(target.workdir))?;
-        let dataset = Arc::new(open_dataset(&recipe.data.shards, storage)?);
+        let dataset = Arc::new(open_sampled(&recipe.data, storage)?);
         let mut plan = trainer::resolve(recipe, dataset.n_samples())?;
         plan.data_fingerprint = format!("{:016x}", dataset.samples_fingerprint());
         let room = machine::room(launch.n_local.unwrap_or(1), n_sharers, &device);

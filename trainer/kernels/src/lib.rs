@@ -4,3 +4,4 @@
 
 pub mod device;
 pub mod ops;
+pub mod rows;

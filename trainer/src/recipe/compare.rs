@@ -5,7 +5,9 @@ use super::plan::Plan;
 /// Returns the first key outside `[run]` in which the plans differ, with both values.
 pub(crate) fn difference(plan: &Plan, other: &Plan) -> Option<(String, String, String)> {
     let flat = |plan: &Plan, other: &Plan| {
-        let values = plan.recipe.values().into_iter().filter(|(key, _)| !key.starts_with("run."));
+        // The fingerprint holds the weights, wherever their list is.
+        let is_compared = |key: &str| !key.starts_with("run.") && key != "data.weights";
+        let values = plan.recipe.values().into_iter().filter(|(key, _)| is_compared(key));
         let mut flat: Vec<(String, String)> = values.map(|(key, value)| (key, value.to_string())).collect();
         flat.push(("n_samples".into(), plan.n_samples.to_string()));
         if !plan.data_fingerprint.is_empty() && !other.data_fingerprint.is_empty() {

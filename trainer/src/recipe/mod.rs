@@ -12,6 +12,8 @@ mod schema;
 mod values;
 pub(crate) mod warnings;
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use augment::DecodeRules;
@@ -115,6 +117,16 @@ pub struct DataConfig {
     /// Shard lists; `--shards` replaces them. Plans omit their secrets, since each start opens the shards given to it.
     #[serde(serialize_with = "redact_list")]
     pub shards: Vec<String>,
+    /// Shares of sources that are mixed, relative to one another and by name, such as `{ web = 0.7, photos = 0.3 }`; `--shards web=FOLDER
+    /// photos=FOLDER` names the shards of each. Of every thousand images in a row, each source gives its share. An epoch is as many images
+    /// as all sources have together.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub mix: BTreeMap<String, f64>,
+    /// List of weights, a .jsonl, .csv or .tsv with columns `key` and `weight`, and `shard` where keys are not unique, such as the
+    /// list.jsonl of `ocelli curate balance --weights`. An image is shown as often as its weight says, relative to the others of its source;
+    /// one that is not in the list is not shown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weights: Option<PathBuf>,
     /// Number of shards whose samples are shuffled together; 16 by default.
     pub window_shards: usize,
     /// Share of unusable samples, in 0..=1, above which the run stops; 0.01 by default. It is judged from the first hundred samples
@@ -146,6 +158,8 @@ impl Default for DataConfig {
         let rules = DecodeRules::default();
         Self {
             shards: Vec::new(),
+            mix: BTreeMap::new(),
+            weights: None,
             window_shards: 16,
             max_bad_rate: 0.01,
             max_pixels: rules.max_pixels,

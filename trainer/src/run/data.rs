@@ -38,7 +38,8 @@ impl EncodedImage for ShardImage {
         SampleKey {
             seed: self.seed,
             epoch: self.item.epoch,
-            sample: self.item.sample.id.0,
+            // Fewer than 2^40 samples have fewer than 2^24 repeats each: every showing has views of its own.
+            sample: self.item.sample.id.0 ^ (self.item.repeat << 40),
             attempt: self.item.attempt,
         }
     }
@@ -129,7 +130,7 @@ pub fn stream(
     cursor: Cursor,
     quarantine: Arc<Quarantine>,
 ) -> BatchPool<ShardSource> {
-    let order = Order::new(config.seed, dataset.shard_sizes(), config.window_shards);
+    let order = Order::of(&dataset, config.seed, config.window_shards);
     let loader = Loader::start(dataset, order, share, cursor, quarantine, config.loader);
     let pool = PoolConfig {
         n_threads: config.n_threads,

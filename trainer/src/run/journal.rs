@@ -4,9 +4,11 @@ use std::path::Path;
 
 use burn_tensor::Tensor;
 use networks::probe::Probe;
+use pipeline::Dataset;
 use ranks::peers::Peers;
 
 use super::evaluated::evaluated_network;
+use super::given::Given;
 use super::health::Concern;
 use super::heartbeat::HeartbeatWriter;
 use super::job::{Observer, Progress};
@@ -32,18 +34,25 @@ pub(super) struct Journal {
     /// Telemetry of rank 0.
     telemetry: Option<Telemetry>,
     stragglers: Stragglers,
+    given: Given,
 }
 
 impl Journal {
     /// Opens the journal of `rank` in `workdir`, for a run of `plan` that continues at `next_step`.
-    pub(super) fn open(workdir: &Path, plan: &Plan, rank: usize, next_step: u64) -> Result<Self, TrainError> {
+    pub(super) fn open(
+        workdir: &Path,
+        plan: &Plan,
+        dataset: &Dataset,
+        rank: usize,
+        next_step: u64,
+    ) -> Result<Self, TrainError> {
         let open = || {
             let mut telemetry = Telemetry::open(workdir, next_step)?;
             telemetry.write_plan(next_step, plan)?;
             Ok::<_, TrainError>(telemetry)
         };
         let telemetry = (rank == 0).then(open).transpose()?;
-        Ok(Self { telemetry, stragglers: Stragglers::default() })
+        Ok(Self { telemetry, stragglers: Stragglers::default(), given: Given::of(dataset, plan) })
     }
 
     /// Goes back from `step` to `next_step` and records the reason: rows from there on will be written again.
@@ -145,6 +154,7 @@ impl Journal {
         let method = trainer.state.method.as_ref();
         let mut row = row_of(plan, step, scheduled_values, report, embeddings, &timing, method);
         row.extend(slow.row);
+        row.extend(self.given.at(done));
         if trainer.topology().rank == 0 {
             let mut warnings = collapse_warnings(plan, step, report, &row, method);
             warnings.extend(slow.warnings.into_iter().map(|warning| (Concern::SlowRank, warning)));

@@ -5,6 +5,7 @@ pub mod data;
 mod evaluated;
 pub mod events;
 pub mod fault;
+mod given;
 pub(crate) mod health;
 pub(crate) mod heartbeat;
 mod job;

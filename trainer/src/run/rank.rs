@@ -90,7 +90,8 @@ impl<'a> Run<'a> {
             checkpoint::prune(&folder, first, plan.recipe.run.keep_checkpoints);
         }
         observer.started(first, plan.total_steps);
-        let journal = Journal::open(job.workdir, &plan, topology.rank, first).inspect_err(failed)?;
+        let journal =
+            Journal::open(job.workdir, &plan, &job.dataset, topology.rank, first).inspect_err(failed)?;
         let stream = Stream::open(job, &plan, &trainer).inspect_err(failed)?;
         Ok(Self {
             schedules: plan.schedules(),

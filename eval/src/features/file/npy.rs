@@ -1,12 +1,14 @@
 //! NumPy's format.
 
 use std::fs::File;
-use std::io::BufWriter;
+use std::io::{BufReader, BufWriter, Seek};
 use std::path::Path;
 
-use npyz::WriterBuilder;
+use npyz::{DType, NpyFile, NpyHeader, Order, WriterBuilder};
 
+use super::found::Found;
 use crate::EvalError;
+use crate::features::mapped::Mapped;
 use crate::features::table::Table;
 
 /// Writes the rows, `[n, width]`.
@@ -19,4 +21,40 @@ pub(super) fn write(path: &Path, table: &Table) -> Result<(), EvalError> {
         writer.finish()
     };
     written().map_err(|source| EvalError::io("write", path, source))
+}
+
+/// Reads an array `[n, width]` of f32, which is mapped, or of f64.
+pub(super) fn read(path: &Path) -> Result<Found, EvalError> {
+    let refused = |reason: String| EvalError::read(path, reason);
+    let file = File::open(path).map_err(|source| EvalError::io("open", path, source))?;
+    let mut reader = BufReader::new(file);
+    let header = NpyHeader::from_reader(&mut reader).map_err(|error| refused(error.to_string()))?;
+    let start = reader.stream_position().map_err(|source| EvalError::io("read", path, source))?;
+    let array = NpyFile::with_header(header, reader);
+    let [n, width] = *array.shape() else {
+        return Err(refused(format!("its shape is {:?}, not [rows, columns]", array.shape())));
+    };
+    let (n, width) = (n as usize, width as usize);
+    let n_numbers = n.checked_mul(width).ok_or_else(|| refused("its shape is too large".into()))?;
+    let dtype = array.dtype();
+    let name = match &dtype {
+        DType::Plain(plain) => plain.to_string(),
+        other => other.descr(),
+    };
+    if array.order() != Order::C {
+        return Err(refused(
+            "its columns are stored one after the other, not its rows (Fortran order)".into(),
+        ));
+    }
+    match name.as_str() {
+        "<f4" => {
+            let mapped = Mapped::open_from(path, start as usize, Some(n_numbers));
+            Ok(Found::File(width, mapped.map_err(|error| refused(error.to_string()))?))
+        }
+        "<f8" => {
+            let values: Vec<f64> = array.into_vec().map_err(|error| refused(error.to_string()))?;
+            Ok(Found::Memory(width, values.into_iter().map(|value| value as f32).collect()))
+        }
+        other => Err(refused(format!("its numbers are {other}, not <f4 (float32) or <f8 (float64)"))),
+    }
 }

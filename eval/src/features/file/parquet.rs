@@ -4,14 +4,18 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
+use parquet::column::reader::get_typed_column_reader;
 use parquet::data_type::{ByteArray, ByteArrayType, FloatType, Int32Type};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
+use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
+use parquet::record::{Field, RowAccessor};
 use parquet::schema::parser::parse_message_type;
 use serde_json::Value;
 
+use super::found::{Found, ImageName};
 use crate::EvalError;
 use crate::features::table::Table;
 use crate::images::ImageSet;
@@ -106,4 +110,86 @@ fn levels(there: impl Iterator<Item = bool>) -> Vec<i16> {
 
 fn missing() -> ParquetError {
     ParquetError::General("the schema has fewer columns than are written".into())
+}
+
+/// Reads the column `features`, lists of equal length, with the columns that name images, and the description of the features.
+pub(super) fn read(path: &Path) -> Result<(Found, Vec<ImageName>, Value), EvalError> {
+    let file = File::open(path).map_err(|source| EvalError::io("open", path, source))?;
+    let refused = |error: ParquetError| EvalError::read(path, error);
+    let reader = SerializedFileReader::new(file).map_err(refused)?;
+    let (width, values) = read_features(&reader).map_err(refused)?;
+    let images = read_images(&reader).map_err(refused)?;
+    let metadata = reader.metadata().file_metadata().key_value_metadata();
+    let about = metadata.into_iter().flatten().find(|entry| entry.key == "ocelli.features");
+    let about = about.and_then(|entry| serde_json::from_str(entry.value.as_deref()?).ok());
+    Ok((Found::Memory(width, values), images, about.unwrap_or(Value::Null)))
+}
+
+/// Reads the lists of floats, `[n, width]`.
+fn read_features(reader: &SerializedFileReader<File>) -> Result<(usize, Vec<f32>), ParquetError> {
+    let schema = reader.metadata().file_metadata().schema_descr();
+    let is_features =
+        |column: &usize| schema.column(*column).path().parts().first().is_some_and(|p| p == "features");
+    let column = (0..schema.num_columns()).find(is_features);
+    let column = column.ok_or_else(|| ParquetError::General("it has no column `features`".into()))?;
+    if schema.column(column).physical_type() != parquet::basic::Type::FLOAT {
+        return Err(ParquetError::General("the column `features` does not hold lists of floats".into()));
+    }
+    let (mut values, mut n_rows) = (Vec::new(), 0);
+    for group in 0..reader.num_row_groups() {
+        let group = reader.get_row_group(group)?;
+        let mut column = get_typed_column_reader::<FloatType>(group.get_column_reader(column)?);
+        let (mut definitions, mut repetitions) = (Vec::new(), Vec::new());
+        let n = group.metadata().num_rows() as usize;
+        let (mut n_read, before) = (0, repetitions.len());
+        while n_read < n {
+            let (records, ..) = column.read_records(
+                n - n_read,
+                Some(&mut definitions),
+                Some(&mut repetitions),
+                &mut values,
+            )?;
+            if records == 0 {
+                return Err(ParquetError::General("a row group ends early".into()));
+            }
+            n_read += records;
+        }
+        n_rows += n;
+        let width = (repetitions.len() - before) / n.max(1);
+        // A repetition level of 0 starts a list: lists are equally long if it is there every `width` numbers.
+        let starts = repetitions.iter().enumerate();
+        if width == 0 || starts.into_iter().any(|(i, level)| (*level == 0) != i.is_multiple_of(width)) {
+            return Err(ParquetError::General("the lists of `features` have different lengths".into()));
+        }
+    }
+    let width = values.len() / n_rows.max(1);
+    match n_rows > 0 && width * n_rows == values.len() {
+        true => Ok((width, values)),
+        false => Err(ParquetError::General("the lists of `features` have different lengths".into())),
+    }
+}
+
+/// Reads the names and classes of the images.
+fn read_images(reader: &SerializedFileReader<File>) -> Result<Vec<ImageName>, ParquetError> {
+    let schema = reader.metadata().file_metadata().schema();
+    let fields: Vec<_> =
+        schema.get_fields().iter().filter(|field| field.name() != "features").cloned().collect();
+    let projection =
+        parquet::schema::types::Type::group_type_builder(schema.name()).with_fields(fields).build()?;
+    let mut images = Vec::new();
+    for row in reader.get_row_iter(Some(projection))? {
+        let row = row?;
+        let mut image = ImageName { shard: None, key: String::new(), label: None, class: None };
+        for (number, (name, field)) in row.get_column_iter().enumerate() {
+            match (name.as_str(), field) {
+                ("shard", Field::Str(text)) => image.shard = Some(text.clone()),
+                ("key", Field::Str(text)) => image.key.clone_from(text),
+                ("class", Field::Str(text)) => image.class = Some(text.clone()),
+                ("label", Field::Int(_)) => image.label = u32::try_from(row.get_int(number)?).ok(),
+                _ => {}
+            }
+        }
+        images.push(image);
+    }
+    Ok(images)
 }

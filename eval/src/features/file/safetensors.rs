@@ -3,10 +3,12 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize_to_file};
 use serde_json::{Value, json};
 
+use super::found::Found;
 use crate::EvalError;
+use crate::features::mapped::Mapped;
 use crate::features::table::Table;
 use crate::images::ImageSet;
 
@@ -27,4 +29,27 @@ pub(super) fn write(path: &Path, table: &Table, images: &ImageSet, about: &Value
         ("ocelli.classes".to_string(), json!(images.classes()).to_string()),
     ]);
     serialize_to_file(tensors, Some(metadata), path).map_err(|error| EvalError::write(path, error))
+}
+
+/// Reads the tensor `features`, `[n, width]` of f32, which is mapped, and the description of the features.
+pub(super) fn read(path: &Path) -> Result<(Found, Value), EvalError> {
+    let refused = |reason: String| EvalError::read(path, reason);
+    let whole = Mapped::open(path).map_err(|source| EvalError::io("open", path, source))?;
+    let bytes: &[u8] = bytemuck::cast_slice(whole.values());
+    let (n_header, metadata) =
+        SafeTensors::read_metadata(bytes).map_err(|error| refused(error.to_string()))?;
+    let tensor = metadata.info("features").ok_or_else(|| refused("it has no tensor `features`".into()))?;
+    let (&[_, width], Dtype::F32) = (tensor.shape.as_slice(), tensor.dtype) else {
+        let (shape, dtype) = (&tensor.shape, tensor.dtype);
+        return Err(refused(format!("`features` is {dtype:?} of {shape:?}, not F32 of [rows, columns]")));
+    };
+    // The offsets are those of the shape: reading the metadata has compared them.
+    let (start, end) = (8 + n_header + tensor.data_offsets.0, 8 + n_header + tensor.data_offsets.1);
+    let about = metadata.metadata().as_ref().and_then(|texts| texts.get("ocelli.features"));
+    let about = about.and_then(|text| serde_json::from_str(text).ok()).unwrap_or(Value::Null);
+    if !start.is_multiple_of(4) {
+        return Err(refused("its numbers are not aligned".into()));
+    }
+    let mapped = Mapped::open_from(path, start, Some((end - start) / 4));
+    Ok((Found::File(width, mapped.map_err(|error| refused(error.to_string()))?), about))
 }

@@ -1,5 +1,6 @@
 //! `ocelli bench`: measures how a step and the loader spend their time.
 
+mod clusters;
 mod compare;
 mod device;
 mod loader;
@@ -29,6 +30,8 @@ enum Verb {
     Device(device::Args),
     /// Time protocols of `ocelli probe` on noise, for a number of features of a width.
     Probe(probe::Args),
+    /// Time k-means on features or on noise.
+    Clusters(clusters::Args),
     /// Time the data path alone, by stage: read, decode, augment.
     Loader(loader::Args),
 }
@@ -39,6 +42,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         Verb::Shard(args) => shard::run(args),
         Verb::Device(args) => device::run(args),
         Verb::Probe(args) => probe::run(args),
+        Verb::Clusters(args) => clusters::run(args),
         Verb::Loader(args) => loader::run(args, storage),
     }
 }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use augment::ViewRng;
-use pipeline::shard::write::{ShardLimits, ShardWriter};
+use pipeline::shard::write::ShardLimits;
 use pipeline::{Shard, Source, Storage};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -18,6 +18,7 @@ use crate::shards::classes::{copy_classes, names_beside};
 use crate::shards::hold::hold;
 use crate::shards::names::shard_list;
 use crate::shards::rewrite::{claim, inputs_of};
+use crate::shards::samples::{check_keys, write_samples};
 
 /// Flags that the three verbs have in common.
 #[derive(clap::Args)]
@@ -313,7 +314,9 @@ fn write(
         bail!("{name:?} cannot be the name of shards");
     }
     if !common.renumber {
-        check_keys(shards, parts)?;
+        for (_, places) in parts {
+            check_keys(places.iter().map(|place| (&shards[place.shard], place.number)))?;
+        }
     }
     let _held = hold(&common.out)?;
     claim(inputs_of(sources, shards, &common.out)?, &common.out, verb, &settings, false)?;
@@ -323,17 +326,9 @@ fn write(
     let progress = bar(n_samples as u64, verb);
     let mut report = BTreeMap::new();
     for (prefix, places) in parts {
-        let mut writer = ShardWriter::resume(&common.out, prefix, limits)?;
-        for (number, place) in places.iter().enumerate() {
-            let shard = &shards[place.shard];
-            let members = shard.members(place.number)?;
-            let members: Vec<(&str, &[u8])> =
-                members.iter().map(|(ext, bytes)| (ext.as_str(), bytes.as_slice())).collect();
-            let renumbered = common.renumber.then(|| format!("{number:08}"));
-            writer.add(renumbered.as_deref().unwrap_or(shard.key(place.number)), &members)?;
-            progress.inc(1);
-        }
-        let n_shards = writer.finish()?.len();
+        let samples: Vec<(&Shard, usize)> =
+            places.iter().map(|place| (&shards[place.shard], place.number)).collect();
+        let n_shards = write_samples(&common.out, prefix, limits, &samples, common.renumber, &progress)?;
         report.insert(prefix.clone(), json!({ "samples": places.len(), "shards": n_shards }));
     }
     progress.finish_and_clear();
@@ -346,21 +341,4 @@ fn write(
         out!("{}", json!(report));
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Checks that keys differ: two adjacent samples with the same key would become one sample.
-fn check_keys(shards: &[Shard], parts: &[(String, Vec<SamplePosition>)]) -> anyhow::Result<()> {
-    for (_, places) in parts {
-        let mut seen = HashSet::new();
-        for place in places {
-            let key = shards[place.shard].key(place.number);
-            if !seen.insert(key) {
-                bail!(
-                    "key {key} occurs twice, the second time in {}; give --renumber",
-                    shards[place.shard].name()
-                );
-            }
-        }
-    }
-    Ok(())
 }

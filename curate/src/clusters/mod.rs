@@ -1,0 +1,16 @@
+//! Clusters of rows, and clusters of clusters.
+
+mod empty;
+mod kmeans;
+mod levels;
+mod nearest;
+mod resampling;
+mod seeds;
+mod split;
+mod sums;
+mod tree;
+
+pub use kmeans::{Centers, Clustering, KMeans};
+pub use levels::{Hierarchy, HierarchySettings, LevelSettings};
+pub use resampling::Resampling;
+pub use tree::Tree;

@@ -1,0 +1,70 @@
+//! The nearest center of every row, found by all ranks together.
+
+use std::ops::Range;
+
+use kernels::rows::{NearestCenter, Rows, find_nearest_centers};
+use ranks::communicator::Communicator;
+
+use crate::rows::part_of_rank;
+use crate::{CurateError, Progress};
+
+/// Number of rows that are compared before progress is told: a multiple of a block.
+pub(super) const STRIDE: usize = 128 * NearestCenter::BLOCK_ROWS;
+
+/// All rows with their nearest centers.
+pub(super) struct Divided {
+    /// Centers, `[K, D]`.
+    pub(super) centers: Vec<f32>,
+    /// Nearest center of each row.
+    pub(super) nearest: Vec<NearestCenter>,
+}
+
+/// Returns the nearest of `centers` of every row; all ranks call it.
+pub(super) fn divided(
+    rows: &dyn Rows,
+    centers: &[f32],
+    ranks: &Communicator,
+    progress: &dyn Progress,
+) -> Result<Vec<NearestCenter>, CurateError> {
+    let topology = ranks.topology();
+    let part = part_of_rank(rows.len(), topology.rank, topology.world_size);
+    let mut nearest = vec![NearestCenter::NONE; part.len()];
+    progress.begins("distances", part.len() as u64);
+    find_nearest(rows, part, centers, 0, &mut nearest, Some(progress));
+    gathered(&nearest, ranks)
+}
+
+/// Returns the nearest centers of all ranks' parts.
+pub(super) fn gathered(
+    nearest: &[NearestCenter],
+    ranks: &Communicator,
+) -> Result<Vec<NearestCenter>, CurateError> {
+    let words: Vec<u32> =
+        nearest.iter().flat_map(|nearest| [nearest.cell, nearest.distance.to_bits()]).collect();
+    let parts = ranks.gather_bytes("nearest centers", bytemuck::cast_slice(&words).to_vec())?;
+    let mut all = Vec::new();
+    for part in parts {
+        let words: Vec<u32> = bytemuck::pod_collect_to_vec(&part);
+        let one = |pair: &[u32]| NearestCenter { cell: pair[0], distance: f32::from_bits(pair[1]) };
+        all.extend(words.chunks_exact(2).map(one));
+    }
+    Ok(all)
+}
+
+/// Compares rows `range` with `centers`, which are numbered from `first_cell` on, a stride at a time.
+pub(super) fn find_nearest(
+    rows: &dyn Rows,
+    range: Range<usize>,
+    centers: &[f32],
+    first_cell: u32,
+    nearest: &mut [NearestCenter],
+    progress: Option<&dyn Progress>,
+) {
+    for (number, nearest) in nearest.chunks_mut(STRIDE).enumerate() {
+        let start = range.start + number * STRIDE;
+        find_nearest_centers(rows, start..start + nearest.len(), centers, first_cell, nearest);
+        if let Some(progress) = progress {
+            progress.advances(nearest.len() as u64);
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! Curation of data sets by features of their images.
+//!
+//! [`clusters`] divides rows of features into clusters, and clusters into clusters of their own; [`selection`] decides which
+//! images to keep, and how often to show each. Results depend neither on the number of threads nor on that of ranks.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod clusters;
+mod draw;
+mod error;
+mod progress;
+mod rows;
+pub mod selection;
+
+pub use error::CurateError;
+pub use progress::{Progress, Silent};
+pub use rows::{FeatureRows, Metric, Numbers, SelectedRows, part_of_rank};

@@ -1,0 +1,149 @@
+//! Rows of features, in memory or mapped from files.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use kernels::rows::{NearestCenter, Rows, scale_to_unit_length};
+use rayon::prelude::*;
+
+use crate::CurateError;
+
+/// Numbers of consecutive rows, wherever they are.
+pub type Numbers = Arc<dyn AsRef<[f32]> + Send + Sync>;
+
+/// Distance by which rows are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Metric {
+    /// Rows are scaled to unit length, so that the squared distance is 2 - 2 · cosine similarity.
+    Cosine,
+    /// Rows are compared as they are.
+    Euclidean,
+}
+
+/// Rows of features, `[n, width]`, in one or several parts.
+#[derive(Clone)]
+pub struct FeatureRows {
+    parts: Vec<Numbers>,
+    /// Number of rows before each part, and of all.
+    starts: Vec<usize>,
+    width: usize,
+    metric: Metric,
+}
+
+impl FeatureRows {
+    /// Returns the rows of `parts`, one after the other.
+    ///
+    /// # Errors
+    /// [`CurateError::Shape`].
+    pub fn new(width: usize, parts: Vec<Numbers>, metric: Metric) -> Result<Self, CurateError> {
+        let mut starts = vec![0];
+        for part in &parts {
+            let n_numbers = (**part).as_ref().len();
+            if width == 0 || !n_numbers.is_multiple_of(width) {
+                return Err(CurateError::Shape { n_numbers, width });
+            }
+            starts.push(starts[starts.len() - 1] + n_numbers / width);
+        }
+        Ok(Self { parts, starts, width, metric })
+    }
+
+    /// Returns the distance by which rows are compared.
+    pub fn metric(&self) -> Metric {
+        self.metric
+    }
+
+    /// Returns the largest absolute value of a column in rows `range`, as they are compared.
+    ///
+    /// # Errors
+    /// [`CurateError::NotFinite`] for the first row that is not finite, or whose squared length is not.
+    pub fn largest(&self, range: Range<usize>) -> Result<f32, CurateError> {
+        let largest_of_row = |row: usize| -> Result<f32, usize> {
+            let values = self.stored(row);
+            // Distances are sums of squares: a row whose own overflows has none.
+            let squares: f32 = values.iter().map(|v| v * v).sum();
+            match squares.is_finite() {
+                true => Ok(values.iter().fold(0.0, |most: f32, v| most.max(v.abs()))),
+                false => Err(row),
+            }
+        };
+        let found: Vec<Result<f32, usize>> = range
+            .into_par_iter()
+            .fold(|| Ok(0.0f32), |most, row| earlier(most, largest_of_row(row)))
+            .collect();
+        let most = found.into_iter().fold(Ok(0.0f32), earlier);
+        let most = most.map_err(|row| CurateError::NotFinite { row })?;
+        Ok(if self.metric == Metric::Cosine { 1.0 } else { most })
+    }
+
+    /// Returns row `i` as it is stored.
+    fn stored(&self, i: usize) -> &[f32] {
+        let part = self.starts.partition_point(|start| *start <= i) - 1;
+        let start = (i - self.starts[part]) * self.width;
+        &(*self.parts[part]).as_ref()[start..start + self.width]
+    }
+}
+
+/// Returns the larger value, or the error of the lower row.
+fn earlier(a: Result<f32, usize>, b: Result<f32, usize>) -> Result<f32, usize> {
+    match (a, b) {
+        (Ok(a), Ok(b)) => Ok(a.max(b)),
+        (Err(a), Err(b)) => Err(a.min(b)),
+        (Err(row), _) | (_, Err(row)) => Err(row),
+    }
+}
+
+impl Rows for FeatureRows {
+    fn len(&self) -> usize {
+        self.starts[self.parts.len()]
+    }
+
+    fn width(&self) -> usize {
+        self.width
+    }
+
+    fn copy(&self, range: Range<usize>, out: &mut [f32]) {
+        for (i, out) in range.zip(out.chunks_exact_mut(self.width)) {
+            out.copy_from_slice(self.stored(i));
+            if self.metric == Metric::Cosine {
+                scale_to_unit_length(out);
+            }
+        }
+    }
+}
+
+/// Some of the rows of a set.
+pub struct SelectedRows<'a> {
+    rows: &'a dyn Rows,
+    indices: &'a [u32],
+}
+
+impl<'a> SelectedRows<'a> {
+    /// Returns the rows with these indices, in this order.
+    pub fn new(rows: &'a dyn Rows, indices: &'a [u32]) -> Self {
+        Self { rows, indices }
+    }
+}
+
+impl Rows for SelectedRows<'_> {
+    fn len(&self) -> usize {
+        self.indices.len()
+    }
+
+    fn width(&self) -> usize {
+        self.rows.width()
+    }
+
+    fn copy(&self, range: Range<usize>, out: &mut [f32]) {
+        for (index, out) in self.indices[range].iter().zip(out.chunks_exact_mut(self.rows.width())) {
+            self.rows.copy(*index as usize..*index as usize + 1, out);
+        }
+    }
+}
+
+/// Returns the rows, of `n`, that rank `rank` of `world_size` compares: whole blocks, so that the bits of distances are the same on any
+/// number of ranks.
+pub fn part_of_rank(n: usize, rank: usize, world_size: usize) -> Range<usize> {
+    let n_blocks = n.div_ceil(NearestCenter::BLOCK_ROWS);
+    let start = |rank: usize| (rank * n_blocks / world_size * NearestCenter::BLOCK_ROWS).min(n);
+    start(rank)..start(rank + 1)
+}

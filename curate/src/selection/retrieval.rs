@@ -1,0 +1,160 @@
+//! Retrieval of images like given ones, as DINOv2 built LVD-142M (Oquab et al. 2023, section 3): the nearest images of each query where
+//! queries are many, images out of the queries' clusters where they are few.
+
+use std::collections::BTreeMap;
+
+use kernels::rows::{NearestCenter, Rows, find_nearest_centers, nearest_rows};
+
+use crate::draw::Draw;
+use crate::rows::SelectedRows;
+use crate::{CurateError, Progress};
+
+/// Number of queries that are searched for before progress is told.
+const STRIDE: usize = 4096;
+
+/// A retrieved row.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Retrieved {
+    /// Index of the row.
+    pub row: u32,
+    /// Index of the query.
+    pub query: u32,
+    /// Cosine similarity of the two.
+    pub similarity: f32,
+}
+
+/// Returns the rows that are among the `k` most similar ones of some query, in their order, each with the query that is most similar to
+/// it. Rows and queries have unit length.
+///
+/// # Errors
+/// [`CurateError::Widths`].
+pub fn nearest_images(
+    rows: &dyn Rows,
+    queries: &dyn Rows,
+    k: usize,
+    progress: &dyn Progress,
+) -> Result<Vec<Retrieved>, CurateError> {
+    check_widths(rows, queries)?;
+    progress.begins("neighbors", queries.len() as u64);
+    let mut best: BTreeMap<u32, Retrieved> = BTreeMap::new();
+    let numbers: Vec<u32> = (0..queries.len() as u32).collect();
+    for block in numbers.chunks(STRIDE) {
+        let found = nearest_rows(rows, &SelectedRows::new(queries, block), k, false);
+        for (query, near) in block.iter().zip(found) {
+            for (row, similarity) in near {
+                let one = Retrieved { row, query: *query, similarity };
+                let entry = best.entry(row).or_insert(one);
+                if similarity > entry.similarity {
+                    *entry = one;
+                }
+            }
+        }
+        progress.advances(block.len() as u64);
+    }
+    Ok(best.into_values().collect())
+}
+
+/// Returns the most similar of `others` for each of `rows`, which both have unit length; `query` is the number of the other row.
+///
+/// # Errors
+/// [`CurateError::Widths`].
+pub fn most_similar(
+    rows: &dyn Rows,
+    others: &dyn Rows,
+    progress: &dyn Progress,
+) -> Result<Vec<Retrieved>, CurateError> {
+    check_widths(others, rows)?;
+    progress.begins("neighbors", rows.len() as u64);
+    let mut found = Vec::with_capacity(rows.len());
+    let numbers: Vec<u32> = (0..rows.len() as u32).collect();
+    for block in numbers.chunks(STRIDE) {
+        let near = nearest_rows(others, &SelectedRows::new(rows, block), 1, false);
+        found.extend(block.iter().zip(near).filter_map(|(row, near)| {
+            let (query, similarity) = *near.first()?;
+            Some(Retrieved { row: *row, query, similarity })
+        }));
+        progress.advances(block.len() as u64);
+    }
+    Ok(found)
+}
+
+/// Returns up to `n` random rows of each cluster that holds a query, for each query in it, in their order, each with the most similar
+/// query of its cluster. `centers` are those of the clusters, and `clusters` holds the one of each row.
+///
+/// # Errors
+/// [`CurateError::Widths`].
+pub fn from_clusters(
+    rows: &dyn Rows,
+    queries: &dyn Rows,
+    centers: &[f32],
+    clusters: &[u32],
+    n: usize,
+    seed: u64,
+) -> Result<Vec<Retrieved>, CurateError> {
+    check_widths(rows, queries)?;
+    let mut nearest = vec![NearestCenter::NONE; queries.len()];
+    find_nearest_centers(queries, 0..queries.len(), centers, 0, &mut nearest);
+    let mut queries_of: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    for (query, nearest) in (0u32..).zip(&nearest) {
+        queries_of.entry(nearest.cell).or_default().push(query);
+    }
+    let mut members: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    for (row, cluster) in (0u32..).zip(clusters).filter(|(_, cluster)| queries_of.contains_key(cluster)) {
+        members.entry(*cluster).or_default().push(row);
+    }
+    let draw = Draw::new(seed, "retrieval from clusters");
+    let mut retrieved = Vec::new();
+    for (cluster, mut rows_of) in members {
+        let own = &queries_of[&cluster];
+        rows_of.sort_by_key(|row| (draw.bits(u64::from(*row)), *row));
+        rows_of.truncate(n.saturating_mul(own.len()));
+        rows_of.sort_unstable();
+        let chosen = SelectedRows::new(rows, &rows_of);
+        let near = nearest_rows(&SelectedRows::new(queries, own), &chosen, 1, false);
+        for (row, near) in rows_of.iter().zip(near) {
+            let Some((query, similarity)) = near.first() else { continue };
+            retrieved.push(Retrieved { row: *row, query: own[*query as usize], similarity: *similarity });
+        }
+    }
+    retrieved.sort_by_key(|one| one.row);
+    Ok(retrieved)
+}
+
+fn check_widths(rows: &dyn Rows, queries: &dyn Rows) -> Result<(), CurateError> {
+    match rows.width() == queries.width() {
+        true => Ok(()),
+        false => Err(CurateError::Widths { width: queries.width(), other: rows.width() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{FeatureRows, Metric, Silent};
+
+    fn rows(width: usize, values: &[f32]) -> FeatureRows {
+        FeatureRows::new(width, vec![Arc::new(values.to_vec())], Metric::Cosine).unwrap()
+    }
+
+    #[test]
+    fn a_row_near_two_queries_is_retrieved_once_for_the_nearer_one() {
+        let all = rows(2, &[1.0, 0.0, 1.0, 0.2, 0.0, 1.0, -1.0, 0.0]);
+        let queries = rows(2, &[1.0, -0.1, 1.0, 0.3]);
+        let found = nearest_images(&all, &queries, 2, &Silent).unwrap();
+        let pairs: Vec<(u32, u32)> = found.iter().map(|one| (one.row, one.query)).collect();
+        assert_eq!(pairs, [(0, 0), (1, 1)]);
+        let error = nearest_images(&all, &rows(1, &[1.0]), 2, &Silent).unwrap_err().to_string();
+        assert!(error.contains("rows of 1") && error.contains("rows of 2"), "{error}");
+    }
+
+    #[test]
+    fn clusters_of_queries_give_as_many_rows_as_asked_for() {
+        let all = rows(2, &[1.0, 0.0, 1.0, 0.1, 1.0, 0.2, 0.0, 1.0, 0.1, 1.0]);
+        let centers = [1.0, 0.1, 0.05, 1.0];
+        let found = from_clusters(&all, &rows(2, &[1.0, 0.05]), &centers, &[0, 0, 0, 1, 1], 2, 0).unwrap();
+        assert_eq!(found.len(), 2);
+        assert!(found.iter().all(|one| one.row < 3 && one.query == 0), "{found:?}");
+    }
+}

@@ -1,0 +1,66 @@
+//! Writing of features, with the images that the rows are of.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::format::{Format, about_of, rows_of};
+use super::{npy, parquet, safetensors};
+use crate::EvalError;
+use crate::features::table::Table;
+use crate::images::ImageSet;
+
+/// Writes `table`, the rows of `images`, to `path`; `about` describes how they were computed.
+///
+/// # Errors
+/// [`EvalError::Io`] and [`EvalError::Write`].
+pub fn write(
+    path: &Path,
+    format: Format,
+    table: &Table,
+    images: &ImageSet,
+    about: &Value,
+) -> Result<(), EvalError> {
+    // Each file appears complete: it is renamed once it is written.
+    let half = pipeline::file::temporary(path);
+    let written = match format {
+        Format::Npy => npy::write(&half, table),
+        Format::Parquet => parquet::write(&half, table, images, about),
+        Format::Safetensors => safetensors::write(&half, table, images, about),
+    };
+    written.inspect_err(|_| {
+        // A failed removal must not hide the first error.
+        let _ = std::fs::remove_file(&half);
+    })?;
+    if format != Format::Parquet {
+        write_rows(&rows_of(path), table, images)?;
+    }
+    if format == Format::Npy {
+        let about_path = about_of(path);
+        let text = format!("{about:#}\n");
+        pipeline::file::replace(&about_path, text.as_bytes())
+            .map_err(|source| EvalError::io("write", &about_path, source))?;
+    }
+    std::fs::rename(&half, path).map_err(|source| EvalError::io("rename", &half, source))
+}
+
+/// Writes the image of each row, one line each.
+fn write_rows(path: &Path, table: &Table, images: &ImageSet) -> Result<(), EvalError> {
+    let mut text = String::new();
+    for image in &table.images {
+        text.push_str(&row(images, *image as usize).to_string());
+        text.push('\n');
+    }
+    pipeline::file::replace(path, text.as_bytes()).map_err(|source| EvalError::io("write", path, source))
+}
+
+/// Returns the shard, key, label and class of image `i`.
+fn row(images: &ImageSet, i: usize) -> Value {
+    let (shard, key) = images.describe(i);
+    let label = images.label(i);
+    let class = label.map(|label| &images.classes()[label as usize]);
+    match shard {
+        Some(shard) => json!({ "shard": shard, "key": key, "label": label, "class": class }),
+        None => json!({ "name": key, "label": label, "class": class }),
+    }
+}

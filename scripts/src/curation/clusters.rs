@@ -1,0 +1,249 @@
+//! Clusters: flags, their cost told before it is paid, and the file that keeps them.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use curate::clusters::{Centers, Hierarchy, HierarchySettings, LevelSettings, Resampling};
+use curate::FeatureRows;
+use kernels::rows::{NearestCenter, Rows, find_nearest_centers};
+use ranks::communicator::Communicator;
+use serde_json::{Value, json};
+
+use super::progress::Bars;
+use super::saved::{read, read_centers, write};
+use crate::cluster::machine::available_bytes;
+use crate::console::say;
+use crate::progress::stretch;
+
+/// File of the clusters in an output folder.
+pub(crate) const FILE: &str = "clusters.safetensors";
+
+/// File of the centers of a k-means that has not ended.
+const UNFINISHED: &str = "clusters.part.safetensors";
+
+/// Number of rows and of centers by which the speed of products is measured.
+const MEASURED: [usize; 2] = [4096, 512];
+
+/// Flags of clusters.
+#[derive(clap::Args)]
+pub(crate) struct ClusterFlags {
+    /// Number of clusters of each level, the lowest first, with commas [default: a fiftieth of the images, and a tenth of that].
+    #[arg(long, value_delimiter = ',', value_name = "N")]
+    clusters: Vec<usize>,
+    /// Number of clusters into which each of a level is split, by level, with commas; 1 leaves them whole [default: 1].
+    #[arg(long, value_delimiter = ',', value_name = "N")]
+    splits: Vec<usize>,
+    /// Number of rows of each cluster, those nearest to its center, by which centers are computed again, by level, with commas; 1 leaves
+    /// out this step, which makes clusters more alike in density [default: half of the mean size of a cluster].
+    #[arg(long, value_delimiter = ',', value_name = "N")]
+    resample_rows: Vec<usize>,
+    /// Number of times that centers are computed again.
+    #[arg(long, default_value_t = 10, value_name = "N")]
+    resample_times: usize,
+    /// Clusters of another folder that `ocelli curate` has written for the same features, in place of new ones.
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["clusters", "splits", "resample_rows"])]
+    clusters_of: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) limits: KMeansFlags,
+}
+
+/// Flags of k-means.
+#[derive(clap::Args)]
+pub(crate) struct KMeansFlags {
+    /// Largest number of iterations of k-means.
+    #[arg(long, default_value_t = 50, value_name = "N")]
+    pub(crate) iterations: usize,
+    /// Seed of centers and of random choices.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Gigabytes of memory that may be used besides the features, which are mapped from their files [default: what is available].
+    #[arg(long, value_name = "GB")]
+    memory_gb: Option<f64>,
+}
+
+impl ClusterFlags {
+    /// Returns the clusters of `rows`, by the flags, or by what the flags say nothing of for `n` rows.
+    pub(crate) fn run(
+        &self,
+        rows: &FeatureRows,
+        out: &Path,
+        ranks: &Communicator,
+    ) -> anyhow::Result<Hierarchy> {
+        if let Some(folder) = &self.clusters_of {
+            return read(&folder.join(FILE), rows);
+        }
+        let levels = self.levels(rows.len())?;
+        let settings =
+            HierarchySettings { levels, n_iterations: self.limits.iterations, seed: self.limits.seed };
+        run(&settings, rows, out, &self.limits, ranks)
+    }
+
+    /// Returns the settings as part of the identity of a job.
+    pub(crate) fn identity(&self) -> Value {
+        json!({
+            "clusters": self.clusters, "splits": self.splits, "resample_rows": self.resample_rows,
+            "resample_times": self.resample_times, "clusters_of": self.clusters_of,
+            "iterations": self.limits.iterations, "seed": self.limits.seed,
+        })
+    }
+
+    fn levels(&self, n_rows: usize) -> anyhow::Result<Vec<LevelSettings>> {
+        let numbers = match self.clusters.as_slice() {
+            [] => default_clusters(n_rows),
+            given => given.to_vec(),
+        };
+        let of_level = |given: &[usize], level: usize, name: &str| -> anyhow::Result<Option<usize>> {
+            match given.len() {
+                0 => Ok(None),
+                n if n == numbers.len() => Ok(Some(given[level])),
+                n => bail!(
+                    "--{name} has {n} numbers, and there are {} levels: give one for each",
+                    numbers.len()
+                ),
+            }
+        };
+        let (mut levels, mut n_below) = (Vec::new(), n_rows);
+        for (level, n_clusters) in numbers.iter().enumerate() {
+            let half = (n_below / (*n_clusters).max(1) / 2).max(1);
+            let n_rows = of_level(&self.resample_rows, level, "resample-rows")?.unwrap_or(half);
+            let n_splits = of_level(&self.splits, level, "splits")?.unwrap_or(1);
+            let resampling = Resampling { n_times: self.resample_times, n_rows };
+            levels.push(LevelSettings { n_clusters: *n_clusters, n_splits, resampling });
+            n_below = n_clusters.saturating_mul(n_splits);
+        }
+        Ok(levels)
+    }
+}
+
+/// Returns the numbers of clusters for `n` rows: 50 rows in each of the lowest level, and ten of these in each of the next.
+fn default_clusters(n: usize) -> Vec<usize> {
+    let lowest = (n / 50).clamp(2.min(n), n.max(1));
+    match lowest / 10 {
+        0 | 1 => vec![lowest],
+        next => vec![lowest, next],
+    }
+}
+
+/// Divides `rows`, goes on where an earlier call has been stopped, and keeps the clusters in `out`. All ranks call it.
+pub(crate) fn run(
+    settings: &HierarchySettings,
+    rows: &FeatureRows,
+    out: &Path,
+    flags: &KMeansFlags,
+    ranks: &Communicator,
+) -> anyhow::Result<Hierarchy> {
+    let (file, unfinished) = (out.join(FILE), out.join(UNFINISHED));
+    if file.exists() {
+        return read(&file, rows);
+    }
+    let n = rows.len();
+    let largest = rows.largest(0..n)?;
+    let is_first = ranks.topology().rank == 0;
+    check_memory(settings, rows, flags)?;
+    if is_first {
+        tell_cost(settings, rows, ranks.topology().world_size);
+    }
+    let start = match read_centers(&unfinished, rows.width()) {
+        // Seeds of another k-means cannot be there: the folder belongs to this job.
+        Some(centers) => {
+            say(format!("going on after iteration {} of k-means", centers.n_iterations));
+            Some(centers)
+        }
+        None => None,
+    };
+    // What one rank reads, another may not have seen yet.
+    let start = agreed(start, ranks)?;
+    let bars = Bars::new(is_first.then(|| unfinished.clone()), rows.width());
+    let found = settings.run(rows, largest, start, ranks, &bars)?;
+    drop(bars);
+    if is_first {
+        write(&file, &found, rows).with_context(|| format!("cannot write {}", file.display()))?;
+        // A file that is left behind is not read once the clusters are there.
+        let _ = std::fs::remove_file(&unfinished);
+    }
+    Ok(found)
+}
+
+/// Returns the centers that rank 0 has read.
+fn agreed(start: Option<Centers>, ranks: &Communicator) -> anyhow::Result<Option<Centers>> {
+    let n_iterations = start.as_ref().map_or(0, |centers| centers.n_iterations) as u64;
+    let values = start.map(|centers| centers.values).unwrap_or_default();
+    let bytes = [n_iterations.to_ne_bytes().as_slice(), bytemuck::cast_slice(&values)].concat();
+    let bytes = ranks.broadcast("saved centers", bytes)?;
+    let (head, values) = bytes.split_at(8);
+    let n_iterations = u64::from_ne_bytes(head.try_into().unwrap_or_default()) as usize;
+    let values: Vec<f32> = bytemuck::pod_collect_to_vec(values);
+    Ok((!values.is_empty()).then_some(Centers { values, n_iterations }))
+}
+
+/// Refuses clusters that need more memory than there is, or than the flag allows.
+fn check_memory(settings: &HierarchySettings, rows: &FeatureRows, flags: &KMeansFlags) -> anyhow::Result<()> {
+    let (n, d) = (rows.len() as f64, rows.width() as f64);
+    let k = settings.levels.iter().map(|level| level.n_clusters as f64).fold(0.0, f64::max);
+    let k_whole = settings.levels.iter().map(|level| (level.n_clusters * level.n_splits) as f64).sum::<f64>();
+    // Centers before and after an iteration, sums over this rank and over all in f64; cells and distances of all rows, twice.
+    let needed = k * d * (2.0 * 4.0 + 2.0 * 8.0) + k_whole * d * 4.0 + n * 2.0 * 8.0;
+    let limit = flags.memory_gb.map(|gb| gb * 1e9).or_else(available_bytes);
+    match limit {
+        Some(limit) if needed > limit => bail!(
+            "{} clusters of {} rows of {} need about {:.1} GB of memory, and {:.1} GB may be used: take fewer clusters, and --splits \
+             to divide them",
+            k,
+            rows.len(),
+            rows.width(),
+            needed / 1e9,
+            limit / 1e9
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Prints how long the clusters may take at the speed of this machine.
+fn tell_cost(settings: &HierarchySettings, rows: &FeatureRows, n_ranks: usize) {
+    let products = n_products(settings, rows.len() as f64);
+    let flops = 2.0 * products * rows.width() as f64 / n_ranks as f64;
+    let per_s = flops_per_second(rows);
+    let numbers: Vec<String> =
+        settings.levels.iter().map(|level| (level.n_clusters * level.n_splits).to_string()).collect();
+    let (n, d, numbers) = (rows.len(), rows.width(), numbers.join(", "));
+    let seconds = flops / per_s;
+    let duration = match seconds < 2.0 {
+        true => String::new(),
+        false => format!(": at most {}, at {:.0} GFLOP/s of this machine", stretch(seconds), per_s / 1e9),
+    };
+    say(format!("{n} x {d} features into {numbers} clusters{duration}"));
+}
+
+/// Returns the number of products of a row and a center that all levels need at most.
+fn n_products(settings: &HierarchySettings, n_rows: f64) -> f64 {
+    let (mut n, mut sum) = (n_rows, 0.0);
+    let iterations = settings.n_iterations as f64;
+    for level in &settings.levels {
+        let k = level.n_clusters as f64;
+        // Seeds and the last distances cost an iteration each.
+        sum += n * k * (iterations + 2.0);
+        let sampled = (level.resampling.n_rows as f64 * k).min(n);
+        if level.resampling.n_rows > 1 {
+            sum += level.resampling.n_times as f64 * (sampled * k * (iterations + 2.0) + n * k);
+        }
+        if level.n_splits > 1 {
+            sum += n * level.n_splits as f64 * (iterations + 2.0);
+        }
+        n = k * level.n_splits as f64;
+    }
+    sum
+}
+
+/// Returns the floating-point operations per second of comparing some of `rows` with some centers.
+fn flops_per_second(rows: &FeatureRows) -> f64 {
+    let (n, k) = (rows.len().min(MEASURED[0]), rows.len().min(MEASURED[1]));
+    let mut centers = vec![0.0; k * rows.width()];
+    rows.copy(0..k, &mut centers);
+    let mut nearest = vec![NearestCenter::NONE; n];
+    // The first call starts threads and reads the rows.
+    find_nearest_centers(rows, 0..n, &centers, 0, &mut nearest);
+    let start = Instant::now();
+    find_nearest_centers(rows, 0..n, &centers, 0, &mut nearest);
+    2.0 * (n * k * rows.width()) as f64 / start.elapsed().as_secs_f64().max(1e-9)
+}

@@ -1,0 +1,43 @@
+//! Groups of images by a column: classes, or a column of a list.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::bail;
+use curate::clusters::Tree;
+use eval::features::file::ImageName;
+
+use crate::shards::column::Column;
+
+/// Name of the group of images that have no value in the column.
+const NONE: &str = "(none)";
+
+/// Returns the groups of images as a tree of one level, with the names of the groups: the classes of `names`, or `column` of the list at
+/// `path`.
+pub(crate) fn groups(
+    names: &[ImageName],
+    column: &str,
+    path: Option<&Path>,
+) -> anyhow::Result<(Tree, Vec<String>)> {
+    let values: Vec<String> = match path {
+        None if column == "class" => {
+            names.iter().map(|name| name.class.clone().unwrap_or_else(|| NONE.into())).collect()
+        }
+        None => bail!("--by {column}: only `class` needs no --list"),
+        Some(path) => {
+            let list = Column::read(path, column)?;
+            let value =
+                |name: &ImageName| list.of(name.shard.as_deref(), &name.key).unwrap_or(NONE).to_string();
+            names.iter().map(value).collect()
+        }
+    };
+    if values.iter().all(|value| value == NONE) {
+        bail!("no image has a value in the column {column}");
+    }
+    let mut numbers: BTreeMap<&str, u32> = values.iter().map(|value| (value.as_str(), 0)).collect();
+    (0..).zip(numbers.values_mut()).for_each(|(number, value)| *value = number);
+    let parents = values.iter().map(|value| numbers[value.as_str()]).collect();
+    let group_names: Vec<String> = numbers.keys().map(|name| name.to_string()).collect();
+    let n_groups = group_names.len();
+    Ok((Tree::new(vec![parents], vec![n_groups]), group_names))
+}

@@ -1,0 +1,231 @@
+//! Features to curate by, and the images that they are of.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use curate::{FeatureRows, Metric, Numbers};
+use eval::features::file::{ImageName, read};
+use eval::{FeatureKind, ImageSet, Source, Table, features};
+use pipeline::secrets::redact_list;
+use pipeline::{Dataset, SampleId, Shard, Storage};
+use serde_json::{Value, json};
+
+use super::match_images::matched;
+use crate::cluster::compute;
+use crate::cluster::launch::Launch;
+use crate::evaluation::flags::{CacheFlags, StageBar};
+use crate::evaluation::network::NetworkFlags;
+use crate::evaluation::scores::set_name;
+use crate::shards::classes::with_names;
+use crate::shards::open::open_dataset;
+
+/// Flags for features and their images.
+#[derive(clap::Args)]
+pub(crate) struct InputFlags {
+    /// Files of features: .npy, .parquet or .safetensors, as `ocelli embed` writes them; several are one set.
+    #[arg(long, num_args = 1.., value_name = "FILE", required_unless_present = "checkpoint", conflicts_with = "checkpoint")]
+    features: Vec<PathBuf>,
+    /// Network that computes the features instead: a run, a checkpoint, or weights, as for `ocelli embed`.
+    #[arg(long, requires = "shards")]
+    checkpoint: Option<PathBuf>,
+    /// Images that the features are of: shards or folders. Needed for --checkpoint and --pack, for pictures, and for choosing
+    /// the best of several copies.
+    #[arg(long, num_args = 1.., value_name = "SHARDS|FOLDER")]
+    shards: Vec<String>,
+    #[command(flatten)]
+    network: NetworkFlags,
+    #[command(flatten)]
+    cache: CacheFlags,
+    #[command(flatten)]
+    pub(crate) compute: compute::ComputeFlags,
+}
+
+/// Features with their images.
+pub(crate) struct Input {
+    /// The features.
+    pub(crate) rows: FeatureRows,
+    /// Image of each row.
+    pub(crate) names: Vec<ImageName>,
+    /// The images, if shards are given.
+    pub(crate) images: Option<Images>,
+    /// Identity of the input: files, or weights and images.
+    pub(crate) identity: Vec<Value>,
+    /// Fingerprint of the weights that computed the features, if known.
+    pub(crate) weights: Option<String>,
+}
+
+/// The images of rows.
+pub(crate) struct Images {
+    pub(crate) dataset: Arc<Dataset>,
+    /// Shards as the user named them.
+    pub(crate) specs: Vec<String>,
+    /// Sample of each row.
+    of_row: Vec<SampleId>,
+}
+
+impl Images {
+    /// Returns the sample of row `row`: its shard and its number there.
+    pub(crate) fn locate(&self, row: usize) -> (&Shard, usize) {
+        self.dataset.locate(self.of_row[row])
+    }
+
+    /// Returns the encoded image of row `row`.
+    pub(crate) fn bytes(&self, row: usize) -> Result<Vec<u8>, pipeline::PipelineError> {
+        let (shard, number) = self.locate(row);
+        shard.image(number)
+    }
+}
+
+/// Rows of a table, as `curate` takes them.
+struct TableRows(Table);
+
+impl AsRef<[f32]> for TableRows {
+    fn as_ref(&self) -> &[f32] {
+        self.0.rows()
+    }
+}
+
+impl InputFlags {
+    /// Opens features and images. `folder` is that of the cache.
+    pub(crate) fn open(
+        &self,
+        metric: Metric,
+        launch: &Launch,
+        storage: &Storage,
+        folder: &Path,
+    ) -> anyhow::Result<Input> {
+        let dataset = match self.shards.as_slice() {
+            [] => None,
+            specs => Some(Arc::new(open_dataset(specs, storage)?)),
+        };
+        match (&self.checkpoint, dataset) {
+            (Some(_), Some(_)) if launch.world_size > 1 => {
+                bail!(
+                    "over several ranks, --features is needed: `ocelli embed` computes them, over ranks too"
+                )
+            }
+            (Some(checkpoint), Some(dataset)) => {
+                self.computed(checkpoint, dataset, &self.shards, metric, launch, storage, folder)
+            }
+            (_, dataset) => self.read(dataset, metric),
+        }
+    }
+
+    /// Computes the features of other images, `specs`, by the network of the flags.
+    pub(crate) fn open_others(
+        &self,
+        specs: &[String],
+        metric: Metric,
+        launch: &Launch,
+        storage: &Storage,
+        folder: &Path,
+    ) -> anyhow::Result<Input> {
+        let Some(checkpoint) = &self.checkpoint else {
+            bail!("--like needs --checkpoint, or give --like-features")
+        };
+        let dataset = Arc::new(open_dataset(specs, storage)?);
+        self.computed(checkpoint, dataset, specs, metric, launch, storage, folder)
+    }
+
+    /// Computes the features of `dataset` by the network in `checkpoint`, or takes them from the cache.
+    #[expect(clippy::too_many_arguments, reason = "what was opened before, and where to keep features")]
+    fn computed(
+        &self,
+        checkpoint: &Path,
+        dataset: Arc<Dataset>,
+        specs: &[String],
+        metric: Metric,
+        launch: &Launch,
+        storage: &Storage,
+        folder: &Path,
+    ) -> anyhow::Result<Input> {
+        let device = self.compute.open(launch)?.device;
+        let open = self.network.open(checkpoint, &device)?;
+        let source = Source::Shards(Arc::clone(&dataset));
+        let images = ImageSet::open(source, open.transform, open.rules, set_name(specs))?;
+        let images = with_names(images, specs, storage)?;
+        let kind = FeatureKind::Vectors { n_levels: 1, average: false };
+        let table = {
+            let progress = StageBar::new();
+            features(self.cache.open(folder).as_ref(), &open.network, &images, kind, &progress)?
+        };
+        let of_row: Vec<SampleId> = table.images.iter().map(|image| SampleId(u64::from(*image))).collect();
+        let name = |image: &u32| {
+            let (shard, key) = images.describe(*image as usize);
+            let label = images.label(*image as usize);
+            let class = label.map(|label| images.classes()[label as usize].clone());
+            ImageName { shard, key, label, class }
+        };
+        let names = table.images.iter().map(name).collect();
+        let n_bad = images.len() - table.len();
+        if n_bad > 0 {
+            crate::console::say(format!("warning: {n_bad} images could not be decoded and are left out"));
+        }
+        let weights = format!("{:016x}", open.network.fingerprint());
+        let identity = vec![json!({
+            "weights": weights, "transform": open.transform.to_string(),
+            "images": format!("{:016x}", dataset.fingerprint()),
+        })];
+        let width = table.columns.width();
+        let parts: Vec<Numbers> = vec![Arc::new(TableRows((*table).clone()))];
+        let rows = FeatureRows::new(width, parts, metric)?;
+        let images = Images { dataset, specs: specs.to_vec(), of_row };
+        Ok(Input { rows, names, images: Some(images), identity, weights: Some(weights) })
+    }
+
+    /// Reads the files of features.
+    fn read(&self, dataset: Option<Arc<Dataset>>, metric: Metric) -> anyhow::Result<Input> {
+        let set = read_features(&self.features, metric)?;
+        let images = match dataset {
+            None => None,
+            Some(dataset) => {
+                let of_row = matched(&dataset, &set.names)
+                    .with_context(|| format!("--shards {}", redact_list(&self.shards.join(" "))))?;
+                Some(Images { dataset, specs: self.shards.clone(), of_row })
+            }
+        };
+        Ok(Input { rows: set.rows, names: set.names, images, identity: set.identity, weights: set.weights })
+    }
+}
+
+/// Features of one or several files.
+pub(crate) struct FeatureFiles {
+    pub(crate) rows: FeatureRows,
+    pub(crate) names: Vec<ImageName>,
+    pub(crate) identity: Vec<Value>,
+    /// Fingerprint of the weights, if a file states it.
+    pub(crate) weights: Option<String>,
+}
+
+/// Reads files of features as one set.
+pub(crate) fn read_features(paths: &[PathBuf], metric: Metric) -> anyhow::Result<FeatureFiles> {
+    let (mut parts, mut names, mut identity) = (Vec::<Numbers>::new(), Vec::new(), Vec::new());
+    let mut first: Option<(usize, Option<String>)> = None;
+    for path in paths {
+        let file = read(path)?;
+        let (width, weights) =
+            (file.table.columns.width(), file.about["weights"].as_str().map(str::to_string));
+        match &first {
+            None => first = Some((width, weights)),
+            Some((other, _)) if *other != width => {
+                bail!("{} has rows of {width}, {} of {other}", path.display(), paths[0].display())
+            }
+            Some((_, of_others)) if *of_others != weights => {
+                bail!("{} and {} are features of different weights", path.display(), paths[0].display())
+            }
+            Some(_) => {}
+        }
+        let start = names.len();
+        let numbered =
+            |row: usize| ImageName { shard: None, key: (start + row).to_string(), label: None, class: None };
+        let n = file.table.len();
+        names.extend(file.images.unwrap_or_else(|| (0..n).map(numbered).collect()));
+        let real = path.canonicalize().unwrap_or_else(|_| path.clone());
+        let len = std::fs::metadata(path).map_or(0, |about| about.len());
+        identity.push(json!([real, len, file.about["weights"]]));
+        parts.push(Arc::new(TableRows(file.table)));
+    }
+    let Some((width, weights)) = first else { bail!("--features names no file") };
+    Ok(FeatureFiles { rows: FeatureRows::new(width, parts, metric)?, names, identity, weights })
+}

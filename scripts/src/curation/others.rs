@@ -1,0 +1,67 @@
+//! Other images than those that are curated: queries, or an evaluation set.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+use curate::{FeatureRows, Metric};
+use eval::features::file::ImageName;
+use kernels::rows::Rows;
+use pipeline::Storage;
+use serde_json::Value;
+
+use super::input::{Images, Input, InputFlags, read_features};
+use crate::cluster::launch::Launch;
+
+/// Flags for the other images.
+#[derive(clap::Args)]
+pub(crate) struct OtherFlags {
+    /// The other images: shards or folders, whose features --checkpoint computes.
+    #[arg(long, num_args = 1.., value_name = "SHARDS|FOLDER", requires = "checkpoint", required_unless_present = "like_features", conflicts_with = "like_features")]
+    like: Vec<String>,
+    /// Files of features of the other images, by the same network.
+    #[arg(long, num_args = 1.., value_name = "FILE")]
+    like_features: Vec<PathBuf>,
+}
+
+/// The other images and their features.
+pub(crate) struct Others {
+    pub(crate) rows: FeatureRows,
+    pub(crate) names: Vec<ImageName>,
+    pub(crate) images: Option<Images>,
+    pub(crate) identity: Vec<Value>,
+}
+
+impl OtherFlags {
+    /// Opens the other images, which must have features of the network that `input` has been computed by.
+    pub(crate) fn open(
+        &self,
+        flags: &InputFlags,
+        input: &Input,
+        launch: &Launch,
+        storage: &Storage,
+        folder: &Path,
+    ) -> anyhow::Result<Others> {
+        let (others, weights) = match self.like.as_slice() {
+            [] => {
+                let files = read_features(&self.like_features, Metric::Cosine)?;
+                let (rows, names, identity) = (files.rows, files.names, files.identity);
+                (Others { rows, names, images: None, identity }, files.weights)
+            }
+            specs => {
+                let other = flags.open_others(specs, Metric::Cosine, launch, storage, folder)?;
+                let Input { rows, names, images, identity, weights } = other;
+                (Others { rows, names, images, identity }, weights)
+            }
+        };
+        if let (Some(here), Some(there)) = (&input.weights, &weights)
+            && here != there
+        {
+            bail!("the features are of other weights than those of the images that they are compared with");
+        }
+        if others.rows.width() != input.rows.width() {
+            let (width, other) = (others.rows.width(), input.rows.width());
+            bail!(curate::CurateError::Widths { width, other });
+        }
+        Ok(others)
+    }
+}

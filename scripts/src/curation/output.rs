@@ -1,0 +1,256 @@
+//! Output of a verb of `ocelli curate`: a list of all images, a list of the kept ones, and shards.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use eval::features::file::ImageName;
+use pipeline::Storage;
+use pipeline::secrets::redact_list;
+use pipeline::shard::write::ShardLimits;
+use serde_json::{Map, Value, json};
+
+use super::clusters;
+use super::input::{Images, Input};
+use crate::cluster::launch::Launch;
+use crate::progress::bar;
+use crate::shards::classes::copy_classes;
+use crate::shards::hold::hold;
+use crate::shards::names::shard_list;
+use crate::shards::open::is_folder_of_images;
+use crate::shards::rewrite::claim;
+use crate::shards::samples::{check_keys, write_samples};
+
+/// List of all images, one line each.
+pub(crate) const LIST: &str = "list.jsonl";
+
+/// List of the kept images: shard, tab, key.
+const KEPT: &str = "keep.txt";
+
+/// Flags of the output.
+#[derive(clap::Args)]
+pub(crate) struct OutputFlags {
+    /// Folder to write lists, pictures and shards to. A call that was stopped continues there.
+    #[arg(long)]
+    pub(crate) out: PathBuf,
+    /// Write the kept images as shards into the folder, with their names, labels and all other members.
+    #[arg(long, requires = "shards")]
+    pub(crate) pack: bool,
+    /// Prefix of the shards' names.
+    #[arg(long, default_value = "train")]
+    prefix: String,
+    /// Largest number of samples of a shard.
+    #[arg(long, default_value_t = 10_000)]
+    samples_per_shard: u64,
+    /// Largest size of a shard, in bytes.
+    #[arg(long, default_value_t = 1 << 30)]
+    bytes_per_shard: u64,
+    /// Give samples new keys, by number. Needed if different shards have the same keys.
+    #[arg(long)]
+    renumber: bool,
+    /// Start over in a folder that holds the output of another call, which is deleted.
+    #[arg(long)]
+    overwrite: bool,
+    /// End with one line of JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Columns of a row of the list, besides names and classes.
+pub(crate) type ListColumns<'a> = &'a dyn Fn(usize) -> Vec<(&'static str, Value)>;
+
+/// An output folder that belongs to this call.
+pub(crate) struct Output<'a> {
+    flags: &'a OutputFlags,
+    storage: &'a Storage,
+    /// Whether this process writes: the first rank does.
+    pub(crate) is_writer: bool,
+    _held: Option<File>,
+}
+
+impl OutputFlags {
+    /// Takes possession of the folder, which holds nothing or the output of the same call.
+    pub(crate) fn claim<'a>(
+        &'a self,
+        verb: &'static str,
+        mut settings: Value,
+        input: &Input,
+        launch: &Launch,
+        storage: &'a Storage,
+    ) -> anyhow::Result<Output<'a>> {
+        if self.pack && !self.renumber {
+            let images = input.images.as_ref().context("--pack needs --shards")?;
+            check_keys((0..input.names.len()).map(|row| images.locate(row)))?;
+        }
+        let is_writer = launch.rank == 0;
+        if !is_writer {
+            return Ok(Output { flags: self, storage, is_writer, _held: None });
+        }
+        let specs = input.images.iter().flat_map(|images| &images.specs);
+        settings["shards"] = json!(specs.map(|spec| redact_list(spec)).collect::<Vec<_>>());
+        settings["pack"] =
+            json!([self.pack, self.prefix, self.samples_per_shard, self.bytes_per_shard, self.renumber]);
+        self.check_strangers()?;
+        let held = hold(&self.out)?;
+        claim(input.identity.clone(), &self.out, verb, &settings, self.overwrite)?;
+        if self.overwrite {
+            // The results of another call must not be taken for those of this one.
+            let _ = std::fs::remove_file(self.out.join(clusters::FILE));
+        }
+        Ok(Output { flags: self, storage, is_writer, _held: held })
+    }
+
+    /// Refuses a folder with files of these names that no call has written.
+    fn check_strangers(&self) -> anyhow::Result<()> {
+        if self.out.join("job.json").exists() {
+            return Ok(());
+        }
+        for name in [LIST, KEPT, clusters::FILE] {
+            if self.out.join(name).exists() {
+                bail!(
+                    "{} has a {name} that is none of this program's; choose another --out",
+                    self.out.display()
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Output<'_> {
+    /// Returns the path of `name` in the folder.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.flags.out.join(name)
+    }
+
+    /// Writes the lists, with `columns` for each row, and the kept images as shards if that is asked for; prints what is kept, and `summary`
+    /// as JSON.
+    pub(crate) fn write(
+        &self,
+        input: &Input,
+        kept: &[bool],
+        columns: ListColumns<'_>,
+        mut summary: Map<String, Value>,
+    ) -> anyhow::Result<()> {
+        if !self.is_writer {
+            return Ok(());
+        }
+        self.write_list(&input.names, kept, columns)?;
+        let n_kept = kept.iter().filter(|is_kept| **is_kept).count();
+        out!("{n_kept} of {} images kept: {}", kept.len(), self.path(LIST).display());
+        if self.flags.pack {
+            let images = input.images.as_ref().context("--pack needs --shards")?;
+            let n_shards = self.pack(images, kept)?;
+            out!("shards: {}", shard_list(&self.flags.out, &self.flags.prefix, n_shards));
+            summary.insert("shards".into(), json!(n_shards));
+        }
+        summary.insert("images".into(), json!(kept.len()));
+        summary.insert("kept".into(), json!(n_kept));
+        if self.flags.json {
+            out!("{}", Value::Object(summary));
+        }
+        Ok(())
+    }
+
+    fn write_list(&self, names: &[ImageName], kept: &[bool], columns: ListColumns<'_>) -> anyhow::Result<()> {
+        let (mut list, mut keep) = (Lines::create(self.path(LIST))?, Lines::create(self.path(KEPT))?);
+        for (row, (name, is_kept)) in names.iter().zip(kept).enumerate() {
+            let mut line = json!({ "key": name.key, "keep": is_kept });
+            for (key, value) in
+                [("shard", json!(name.shard)), ("label", json!(name.label)), ("class", json!(name.class))]
+            {
+                if !value.is_null() {
+                    line[key] = value;
+                }
+            }
+            for (key, value) in columns(row) {
+                line[key] = value;
+            }
+            list.push(&line.to_string())?;
+            match (&name.shard, is_kept) {
+                (Some(shard), true) => keep.push(&format!("{shard}\t{}", name.key))?,
+                (None, true) => keep.push(&name.key)?,
+                _ => {}
+            }
+        }
+        list.finish()?;
+        keep.finish()
+    }
+
+    fn pack(&self, images: &Images, kept: &[bool]) -> anyhow::Result<usize> {
+        let samples: Vec<_> =
+            (0..kept.len()).filter(|row| kept[*row]).map(|row| images.locate(row)).collect();
+        if samples.is_empty() {
+            bail!("no image is kept");
+        }
+        copy_class_names(&images.specs, self.storage, &self.flags.out)?;
+        let limits = ShardLimits {
+            max_samples: self.flags.samples_per_shard.max(1),
+            max_bytes: self.flags.bytes_per_shard,
+        };
+        let progress = bar(samples.len() as u64, "pack");
+        let n_shards = write_samples(
+            &self.flags.out,
+            &self.flags.prefix,
+            limits,
+            &samples,
+            self.flags.renumber,
+            &progress,
+        )?;
+        progress.finish_and_clear();
+        Ok(n_shards)
+    }
+}
+
+/// Copies the list of class names beside the first of the shards `specs`, if there is one.
+fn copy_class_names(specs: &[String], storage: &Storage, out: &Path) -> anyhow::Result<()> {
+    let shards: Vec<String> =
+        specs.iter().filter(|spec| !is_folder_of_images(spec).unwrap_or(false)).cloned().collect();
+    match shards.is_empty() {
+        true => Ok(()),
+        false => copy_classes(&storage.sources(&shards)?, out, false),
+    }
+}
+
+/// Returns a number with six significant digits, as many as a single-precision number holds for certain.
+pub(crate) fn six_digits(value: f32) -> Value {
+    format!("{value:.5e}").parse().map_or(Value::Null, |value: f64| json!(value))
+}
+
+/// A file of lines, which gets its name when it is complete.
+struct Lines {
+    path: PathBuf,
+    temporary: PathBuf,
+    writer: BufWriter<File>,
+}
+
+impl Lines {
+    fn create(path: PathBuf) -> anyhow::Result<Self> {
+        let temporary = pipeline::file::temporary(&path);
+        let file =
+            File::create(&temporary).with_context(|| format!("cannot create {}", temporary.display()))?;
+        Ok(Self { path, temporary, writer: BufWriter::new(file) })
+    }
+
+    fn push(&mut self, line: &str) -> anyhow::Result<()> {
+        writeln!(self.writer, "{line}").with_context(|| format!("cannot write {}", self.temporary.display()))
+    }
+
+    fn finish(mut self) -> anyhow::Result<()> {
+        let written = self.writer.flush().and_then(|()| std::fs::rename(&self.temporary, &self.path));
+        written.with_context(|| format!("cannot write {}", self.path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_lists_are_short() {
+        assert_eq!(six_digits(0.976_881_8).to_string(), "0.976882");
+        assert_eq!(six_digits(1.0).to_string(), "1.0");
+        assert_eq!(six_digits(-0.000_123_456_78).to_string(), "-0.000123457");
+    }
+}

@@ -1,0 +1,96 @@
+//! Clusters on disk, finished or not.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use curate::clusters::{Centers, Hierarchy, Tree};
+use curate::{FeatureRows, Metric};
+use kernels::rows::Rows;
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView, serialize};
+use serde_json::{Value, json};
+
+/// Writes the centers of a k-means that has not ended.
+pub(super) fn save_centers(
+    path: &Path,
+    centers: &[f32],
+    width: usize,
+    n_iterations: usize,
+) -> std::io::Result<()> {
+    let shape = vec![centers.len() / width.max(1), width];
+    let view =
+        TensorView::new(Dtype::F32, shape, bytemuck::cast_slice(centers)).map_err(std::io::Error::other)?;
+    let about = HashMap::from([("n_iterations".to_string(), n_iterations.to_string())]);
+    let bytes = serialize([("centers", view)], Some(about)).map_err(std::io::Error::other)?;
+    pipeline::file::replace(path, &bytes)
+}
+
+/// Reads the centers of a k-means that has not ended; `None` if there are none of this width.
+pub(super) fn read_centers(path: &Path, width: usize) -> Option<Centers> {
+    let bytes = std::fs::read(path).ok()?;
+    let (_, metadata) = SafeTensors::read_metadata(&bytes).ok()?;
+    let n_iterations = metadata.metadata().as_ref()?.get("n_iterations")?.parse().ok()?;
+    let file = SafeTensors::deserialize(&bytes).ok()?;
+    let tensor = file.tensor("centers").ok().filter(|tensor| tensor.shape().get(1) == Some(&width))?;
+    Some(Centers { values: bytemuck::pod_collect_to_vec(tensor.data()), n_iterations })
+}
+
+/// Writes the clusters of `rows`: by level, counted from 1 at the bottom, `centers` `[K, D]` and `parents` `[N]` or `[K below]`; and
+/// `distances` `[N]` of rows.
+pub(super) fn write(path: &Path, found: &Hierarchy, rows: &FeatureRows) -> anyhow::Result<()> {
+    let mut tensors = Vec::new();
+    for (level, centers) in found.centers.iter().enumerate() {
+        let shape = vec![centers.len() / rows.width(), rows.width()];
+        let view = TensorView::new(Dtype::F32, shape, bytemuck::cast_slice(centers))?;
+        tensors.push((format!("level{}.centers", level + 1), view));
+        let parents = found.tree.parents(level);
+        let view = TensorView::new(Dtype::U32, vec![parents.len()], bytemuck::cast_slice(parents))?;
+        tensors.push((format!("level{}.parents", level + 1), view));
+    }
+    let distances = bytemuck::cast_slice(&found.distances);
+    tensors.push(("distances".into(), TensorView::new(Dtype::F32, vec![found.distances.len()], distances)?));
+    let metric = match rows.metric() {
+        Metric::Cosine => "cosine",
+        Metric::Euclidean => "euclidean",
+    };
+    let about = json!({ "inertia": found.inertia, "metric": metric, "rows": rows.len() });
+    let about = HashMap::from([("ocelli.clusters".to_string(), about.to_string())]);
+    Ok(pipeline::file::replace(path, &serialize(tensors, Some(about))?)?)
+}
+
+/// Reads the clusters of `rows`.
+pub(super) fn read(path: &Path, rows: &FeatureRows) -> anyhow::Result<Hierarchy> {
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let damaged = || format!("{} is not a file of clusters", path.display());
+    let (_, metadata) = SafeTensors::read_metadata(&bytes).with_context(damaged)?;
+    let about =
+        metadata.metadata().as_ref().and_then(|texts| texts.get("ocelli.clusters")).with_context(damaged)?;
+    let about: Value = serde_json::from_str(about).with_context(damaged)?;
+    let file = SafeTensors::deserialize(&bytes).with_context(damaged)?;
+    let (mut centers, mut parents, mut n_clusters) = (Vec::new(), Vec::new(), Vec::new());
+    for level in 1.. {
+        let Ok(tensor) = file.tensor(&format!("level{level}.centers")) else { break };
+        let [k, width] = *tensor.shape() else { bail!(damaged()) };
+        if width != rows.width() {
+            bail!("{} has centers of {width} numbers, the features have {}", path.display(), rows.width());
+        }
+        centers.push(bytemuck::pod_collect_to_vec(tensor.data()));
+        n_clusters.push(k);
+        let tensor = file.tensor(&format!("level{level}.parents")).with_context(damaged)?;
+        parents.push(bytemuck::pod_collect_to_vec::<u8, u32>(tensor.data()));
+    }
+    let fits = |level: usize| {
+        let n_children = if level == 0 { rows.len() } else { n_clusters[level - 1] };
+        let of_level: &Vec<u32> = &parents[level];
+        of_level.len() == n_children && of_level.iter().all(|parent| (*parent as usize) < n_clusters[level])
+    };
+    if n_clusters.is_empty() || !(0..n_clusters.len()).all(fits) {
+        let n = parents.first().map_or(0, Vec::len);
+        bail!("{} has clusters of {n} rows, and there are {} features", path.display(), rows.len());
+    }
+    let distances = file.tensor("distances").with_context(damaged)?;
+    let inertia = about["inertia"].as_f64().unwrap_or(f64::NAN);
+    let distances = bytemuck::pod_collect_to_vec(distances.data());
+    Ok(Hierarchy { centers, tree: Tree::new(parents, n_clusters), distances, inertia })
+}

@@ -1,0 +1,99 @@
+//! `ocelli bench clusters`: measures k-means on features of a file, or on noise.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use augment::ViewRng;
+use curate::clusters::KMeans;
+use curate::{FeatureRows, Metric, Silent};
+use kernels::rows::Rows;
+use ranks::communicator::Communicator;
+use serde_json::json;
+
+use super::compare::{CompareFlag, compared};
+use crate::curation::input::read_features;
+
+/// Flags of `bench clusters`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// File of features, scaled to unit length; without one, rows are noise around centers.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["rows", "width"])]
+    features: Option<PathBuf>,
+    /// Number of rows of noise.
+    #[arg(long, default_value_t = 100_000)]
+    rows: usize,
+    /// Width of a row of noise.
+    #[arg(long, default_value_t = 384)]
+    width: usize,
+    /// Number of clusters.
+    #[arg(long, default_value_t = 1000)]
+    clusters: usize,
+    /// Number of iterations after the seeds.
+    #[arg(long, default_value_t = 10)]
+    iterations: usize,
+    /// Number of times that k-means is run.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    repeats: u32,
+    #[command(flatten)]
+    compare: CompareFlag,
+    /// End with one line of JSON: median seconds of seeds and of all, inertia.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let before = args.compare.read()?;
+    let rows = match &args.features {
+        Some(path) => read_features(std::slice::from_ref(path), Metric::Cosine)?.rows,
+        None => noise(args)?,
+    };
+    let largest = rows.largest(0..rows.len())?;
+    let (mut seeds_s, mut seconds, mut inertia) = (Vec::new(), Vec::new(), 0.0);
+    for _ in 0..args.repeats {
+        let run = |n_iterations: usize| -> anyhow::Result<(f64, f64)> {
+            let settings = KMeans { n_clusters: args.clusters, n_iterations, seed: 0 };
+            let start = Instant::now();
+            let found = settings.run(&rows, largest, None, &Communicator::solo(), &Silent)?;
+            Ok((start.elapsed().as_secs_f64(), found.inertia))
+        };
+        seeds_s.push(run(0)?.0);
+        let (all_s, of_all) = run(args.iterations)?;
+        seconds.push(all_s);
+        inertia = of_all;
+    }
+    let median = |values: &mut Vec<f64>| {
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    };
+    let (n, d, k) = (rows.len(), rows.width(), args.clusters);
+    let (seeds_s, all_s) = (median(&mut seeds_s), median(&mut seconds));
+    let per_iteration_s = (all_s - seeds_s) / args.iterations.max(1) as f64;
+    out!("{n} x {d} features into {k} clusters");
+    out!("seeds and distances   {seeds_s:>8.2} s");
+    out!("{:>3} iterations        {all_s:>8.2} s in total, {per_iteration_s:.2} s each", args.iterations);
+    out!("products of an iteration at {:.0} GFLOP/s", 2e-9 * (n * d * k) as f64 / per_iteration_s.max(1e-9));
+    out!("inertia               {inertia:>12.2}");
+    let figures = json!({ "seeds_s": seeds_s, "seconds": all_s, "inertia": inertia });
+    if let Some(before) = before {
+        compared(&before, &figures).iter().for_each(|line| out!("{line}"));
+    }
+    if args.json {
+        out!("{figures}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Draws rows of noise around as many centers as there are clusters.
+fn noise(args: &Args) -> anyhow::Result<FeatureRows> {
+    let mut centers = ViewRng::from_words([1, 0, 0, 0]);
+    let centers: Vec<f32> = (0..args.clusters.max(1) * args.width).map(|_| centers.normal()).collect();
+    let mut rng = ViewRng::from_words([2, 0, 0, 0]);
+    let mut values = Vec::with_capacity(args.rows * args.width);
+    for i in 0..args.rows {
+        let center = &centers[i % args.clusters.max(1) * args.width..][..args.width];
+        values.extend(center.iter().map(|center| center + 4.0 * (rng.uniform() - 0.5)));
+    }
+    Ok(FeatureRows::new(args.width, vec![Arc::new(values)], Metric::Cosine)?)
+}

@@ -1,0 +1,165 @@
+//! `ocelli curate balance`: chooses images evenly over clusters, or weighs all images so.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::bail;
+use clap::ValueEnum;
+use curate::Metric;
+use curate::clusters::{Hierarchy, Tree};
+use curate::selection::{Order, sample, weights};
+use kernels::rows::Rows;
+use pipeline::Storage;
+use serde_json::{Map, Value, json};
+
+use crate::cluster::launch::Launch;
+use crate::console::say;
+use crate::curation::clusters::ClusterFlags;
+use crate::curation::groups::groups;
+use crate::curation::input::InputFlags;
+use crate::curation::output::{OutputFlags, six_digits};
+use crate::curation::ranks::connect;
+
+/// Flags of `curate balance`.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  ocelli curate balance --checkpoint runs/mine --shards data/ --count 100000 --out balanced/ --pack\n  ocelli curate balance --features features.npy --clusters 20000,1000,50 --count 100000 --out balanced/\n  ocelli curate balance --features features.npy --by class --count 5000 --weights --out weighted/"
+)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    input: InputFlags,
+    /// Number of images to choose.
+    #[arg(long, value_name = "N")]
+    count: usize,
+    /// Keep all images, with a column `weight` in the list for `data.weights` of a recipe: the probability with which an image would
+    /// be among the N.
+    #[arg(long)]
+    weights: bool,
+    /// Balance groups of this column instead of clusters: `class`, or a column of --list.
+    #[arg(long, value_name = "COLUMN", conflicts_with_all = ["clusters", "clusters_of"])]
+    by: Option<String>,
+    /// List of images with the column of --by: a list.jsonl, or a .csv or .tsv with a header; images are found by `key`, and by
+    /// `shard` where that is a column.
+    #[arg(long, value_name = "FILE", requires = "by")]
+    list: Option<PathBuf>,
+    /// Images of a cluster that are chosen first.
+    #[arg(long, value_enum, default_value_t = Choice::Random)]
+    order: Choice,
+    /// Distance by which features are compared.
+    #[arg(long, value_enum, default_value_t = Distance::Cosine)]
+    metric: Distance,
+    #[command(flatten)]
+    clusters: ClusterFlags,
+    #[command(flatten)]
+    output: OutputFlags,
+}
+
+/// Images of a cluster that are chosen first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Choice {
+    /// Random images.
+    Random,
+    /// Images nearest to the center.
+    Nearest,
+}
+
+/// Distance by which features are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Distance {
+    /// Cosine: features are scaled to unit length.
+    Cosine,
+    /// Euclidean: features as they are.
+    Euclidean,
+}
+
+pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
+    let launch = Launch::from_env()?;
+    let metric = match args.metric {
+        Distance::Cosine => Metric::Cosine,
+        Distance::Euclidean => Metric::Euclidean,
+    };
+    if args.by.is_some() && args.order == Choice::Nearest {
+        bail!("--order nearest is for clusters, which have centers; groups of --by have none");
+    }
+    let input = args.input.open(metric, &launch, storage, folder)?;
+    let n = input.rows.len();
+    if args.count == 0 || args.count > n {
+        bail!("--count {} of {n} images: a number from 1 to {n} is needed", args.count);
+    }
+    let settings = json!({
+        "count": args.count, "weights": args.weights, "by": args.by, "list": args.list,
+        "order": format!("{:?}", args.order), "metric": format!("{metric:?}"), "clusters": args.clusters.identity(),
+    });
+    let output = args.output.claim("balance", settings, &input, &launch, storage)?;
+    let ranks = connect(&launch, &args.input.compute)?;
+    let (found, names) = match &args.by {
+        Some(column) => {
+            let (tree, names) = groups(&input.names, column, args.list.as_deref())?;
+            (Hierarchy { centers: Vec::new(), tree, distances: Vec::new(), inertia: 0.0 }, Some(names))
+        }
+        None => (args.clusters.run(&input.rows, &args.output.out, &ranks)?, None),
+    };
+    ranks.finish()?;
+    let seed = args.clusters.limits.seed;
+    let order = match args.order {
+        Choice::Random => Order::Random,
+        Choice::Nearest => Order::Nearest(&found.distances),
+    };
+    let chosen = sample(&found.tree, args.count, order, seed);
+    let mut kept = vec![args.weights; n];
+    chosen.iter().for_each(|row| kept[*row as usize] = true);
+    let weights = args.weights.then(|| weights(&found.tree, args.count as f64));
+    if output.is_writer {
+        tell_sizes(&found.tree, args.count);
+    }
+    let columns = |row: usize| columns_of(&found, names.as_deref(), weights.as_deref(), row);
+    output.write(&input, &kept, &columns, Map::from_iter([("count".to_string(), json!(args.count))]))?;
+    if args.weights && output.is_writer {
+        say("note: train with the weights by --set data.weights=LIST, the path of list.jsonl");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the sizes of clusters by level, and how evenly what is chosen is divided.
+fn tell_sizes(tree: &Tree, count: usize) {
+    let shares = weights(tree, count as f64);
+    for (level, sizes) in tree.sizes().iter().enumerate() {
+        let mut sizes = sizes.clone();
+        sizes.sort_unstable();
+        let at = |share: f64| sizes[((sizes.len() - 1) as f64 * share) as usize];
+        out!(
+            "level {}: {} clusters of {} to {} images, median {}",
+            level + 1,
+            sizes.len(),
+            at(0.0),
+            at(1.0),
+            at(0.5)
+        );
+    }
+    let most = shares.iter().copied().fold(0.0, f64::max);
+    let least = shares.iter().copied().fold(f64::INFINITY, f64::min);
+    out!("an image is chosen with a probability of {least:.4} to {most:.4}, by the size of its cluster");
+}
+
+fn columns_of(
+    found: &Hierarchy,
+    names: Option<&[String]>,
+    weights: Option<&[f64]>,
+    row: usize,
+) -> Vec<(&'static str, Value)> {
+    let mut columns = Vec::new();
+    let mut cluster = row as u32;
+    let mut clusters = Vec::new();
+    for level in 0..found.tree.n_levels() {
+        cluster = found.tree.parents(level)[cluster as usize];
+        clusters.push(cluster);
+    }
+    match names {
+        Some(names) => columns.push(("group", json!(names[clusters[0] as usize]))),
+        // The lowest level first.
+        None => columns.push(("clusters", json!(clusters))),
+    }
+    columns.extend(found.distances.get(row).map(|distance| ("squared_distance", six_digits(*distance))));
+    columns.extend(weights.map(|weights| ("weight", json!(weights[row]))));
+    columns
+}

@@ -1,0 +1,180 @@
+//! `ocelli curate map`: draws clusters as a page.
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use curate::Metric;
+use curate::clusters::Hierarchy;
+use eval::features::file::ImageName;
+use kernels::rows::Rows;
+use pipeline::Storage;
+use rayon::prelude::*;
+use report::{ClusterMap, DrawnCluster, MapTile, map_html};
+use serde_json::{Map, json};
+
+use crate::cluster::launch::Launch;
+use crate::curation::clusters::ClusterFlags;
+use crate::curation::input::{Images, Input, InputFlags};
+use crate::curation::output::OutputFlags;
+use crate::curation::pairs::image;
+use crate::curation::ranks::connect;
+
+/// Number of classes that are named for a cluster.
+const N_CLASSES: usize = 4;
+
+/// Name of the page.
+const PAGE: &str = "map.html";
+
+/// Flags of `curate map`.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  ocelli curate map --checkpoint runs/mine --shards data/ --clusters 200,20 --out map/\n  ocelli curate map --features features.npy --shards data/ --clusters-of balanced/ --kept balanced/keep.txt --out map/"
+)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    input: InputFlags,
+    /// Images that are kept: the keep.txt of another verb.
+    #[arg(long, value_name = "FILE")]
+    kept: Option<PathBuf>,
+    /// Level whose clusters are drawn, counted from 1 at the bottom [default: the highest].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    level: Option<u32>,
+    /// Largest number of clusters that are drawn: the largest half of them, and the smallest.
+    #[arg(long, default_value_t = 60, value_name = "N")]
+    max_clusters: usize,
+    /// Largest number of images that are drawn of a cluster, spread over its distances from the center.
+    #[arg(long, default_value_t = 18, value_name = "N")]
+    max_images: usize,
+    #[command(flatten)]
+    clusters: ClusterFlags,
+    #[command(flatten)]
+    output: OutputFlags,
+}
+
+pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
+    let launch = Launch::from_env()?;
+    let input = args.input.open(Metric::Cosine, &launch, storage, folder)?;
+    let kept = args.kept.as_deref().map(|path| read_kept(path, &input.names)).transpose()?;
+    let settings = json!({
+        "kept": args.kept, "level": args.level, "max_clusters": args.max_clusters, "max_images": args.max_images,
+        "clusters": args.clusters.identity(),
+    });
+    let output = args.output.claim("map", settings, &input, &launch, storage)?;
+    let Some(images) = &input.images else { bail!("a map shows images: give --shards") };
+    let ranks = connect(&launch, &args.input.compute)?;
+    let found = args.clusters.run(&input.rows, &args.output.out, &ranks)?;
+    ranks.finish()?;
+    if output.is_writer {
+        let level = args.level.map_or(found.tree.n_levels(), |level| level as usize);
+        if level > found.tree.n_levels() {
+            bail!("--level {level}: there are {} levels of clusters", found.tree.n_levels());
+        }
+        let map = map(args, &input, images, &found, kept.as_deref(), level - 1)?;
+        let path = output.path(PAGE);
+        pipeline::file::replace(&path, map_html(&map).as_bytes())
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        out!("{} clusters of level {level}: {}", map.sizes.len(), path.display());
+    }
+    let all = vec![true; input.rows.len()];
+    let cluster = |row: usize| vec![("clusters", json!(clusters_of(&found, row)))];
+    output.write(&input, kept.as_deref().unwrap_or(&all), &cluster, Map::new())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the clusters of a row, the lowest level first.
+fn clusters_of(found: &Hierarchy, row: usize) -> Vec<u32> {
+    let mut cluster = row as u32;
+    let levels = 0..found.tree.n_levels();
+    levels
+        .map(|level| {
+            cluster = found.tree.parents(level)[cluster as usize];
+            cluster
+        })
+        .collect()
+}
+
+/// Reads which images are kept: a line is a key, or shard, tab and key.
+fn read_kept(path: &Path, names: &[ImageName]) -> anyhow::Result<Vec<bool>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let lines: HashSet<&str> = text.lines().collect();
+    let is_kept = |name: &ImageName| {
+        let exact = name.shard.as_ref().map(|shard| format!("{shard}\t{}", name.key));
+        lines.contains(name.key.as_str()) || exact.is_some_and(|line| lines.contains(line.as_str()))
+    };
+    let kept: Vec<bool> = names.iter().map(is_kept).collect();
+    match kept.contains(&true) {
+        true => Ok(kept),
+        false => bail!("{} names none of these images", path.display()),
+    }
+}
+
+fn map(
+    args: &Args,
+    input: &Input,
+    images: &Images,
+    found: &Hierarchy,
+    kept: Option<&[bool]>,
+    level: usize,
+) -> anyhow::Result<ClusterMap> {
+    let mut members: Vec<Vec<usize>> = vec![Vec::new(); found.tree.n_clusters(level)];
+    for row in 0..input.rows.len() {
+        members[clusters_of(found, row)[level] as usize].push(row);
+    }
+    let n_kept = |rows: &[usize]| kept.map(|kept| rows.iter().filter(|row| kept[**row]).count());
+    let mut order: Vec<usize> = (0..members.len()).collect();
+    order.sort_by_key(|cluster| (std::cmp::Reverse(members[*cluster].len()), *cluster));
+    let sizes = order.iter().map(|cluster| {
+        let rows = &members[*cluster];
+        [rows.len(), n_kept(rows).unwrap_or(rows.len())]
+    });
+    let sizes = sizes.collect();
+    if order.len() > args.max_clusters {
+        let (first, last) = (args.max_clusters.div_ceil(2), args.max_clusters / 2);
+        order.drain(first..order.len() - last);
+    }
+    let draw = |cluster: &usize| drawn(args, input, images, found, kept, (*cluster, &members[*cluster]));
+    let clusters: anyhow::Result<Vec<DrawnCluster>> = order.par_iter().map(draw).collect();
+    Ok(ClusterMap {
+        name: images.specs.join(" "),
+        n_images: input.rows.len(),
+        n_kept: kept.map(|kept| kept.iter().filter(|is_kept| **is_kept).count()),
+        n_clusters: (0..found.tree.n_levels()).map(|level| found.tree.n_clusters(level)).collect(),
+        sizes,
+        level: level + 1,
+        clusters: clusters?,
+        about: "Clusters are those of hierarchical k-means of the features, by cosine similarity.".into(),
+    })
+}
+
+/// Returns a cluster with images that are spread over the distances of its rows from their centers.
+fn drawn(
+    args: &Args,
+    input: &Input,
+    images: &Images,
+    found: &Hierarchy,
+    kept: Option<&[bool]>,
+    (cluster, rows): (usize, &[usize]),
+) -> anyhow::Result<DrawnCluster> {
+    let mut rows = rows.to_vec();
+    rows.sort_by(|a, b| found.distances[*a].total_cmp(&found.distances[*b]).then(a.cmp(b)));
+    let n = args.max_images.min(rows.len());
+    let mut tiles = Vec::with_capacity(n);
+    for row in (0..n).map(|i| rows[i * rows.len() / n]) {
+        let Some(pixels) = image(images, row) else { continue };
+        let name = &input.names[row];
+        let caption = name.class.as_ref().map_or(name.key.clone(), |class| format!("{}, {class}", name.key));
+        tiles.push(MapTile::new(pixels, caption, kept.map(|kept| kept[row]))?);
+    }
+    let mut classes: HashMap<&str, usize> = HashMap::new();
+    for class in rows.iter().filter_map(|row| input.names[*row].class.as_deref()) {
+        *classes.entry(class).or_default() += 1;
+    }
+    let mut classes: Vec<(String, usize)> =
+        classes.into_iter().map(|(name, n)| (name.to_string(), n)).collect();
+    classes.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    classes.truncate(N_CLASSES);
+    let n_kept = kept.map(|kept| rows.iter().filter(|row| kept[**row]).count());
+    Ok(DrawnCluster { number: cluster as u32, n_images: rows.len(), n_kept, classes, tiles })
+}

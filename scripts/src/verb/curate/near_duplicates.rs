@@ -1,0 +1,140 @@
+//! `ocelli curate near-duplicates`: groups of images whose features are nearly the same, of which the best is kept.
+
+use std::cmp::Reverse;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::bail;
+use curate::selection::{Cells, Duplicates, NearestKept};
+use curate::{FeatureRows, Metric};
+use kernels::rows::Rows;
+use pipeline::Storage;
+use ranks::communicator::Communicator;
+use serde_json::{Map, Value, json};
+
+use crate::cluster::launch::Launch;
+use crate::console::say;
+use crate::curation::cells::CellFlags;
+use crate::curation::input::{Input, InputFlags};
+use crate::curation::output::{OutputFlags, six_digits};
+use crate::curation::pairs::draw_pairs;
+use crate::curation::progress::Bars;
+use crate::curation::quality::{Quality, qualities};
+use crate::curation::ranks::connect;
+
+/// Flags of `curate near-duplicates`.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  ocelli curate near-duplicates --checkpoint runs/mine --shards data/ --out unique/ --pack\n  ocelli curate near-duplicates --features features.npy --threshold 0.97 --out unique/"
+)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    input: InputFlags,
+    /// Cosine similarity from which on two images are near-duplicates. What it should be depends on the network and on the
+    /// images: pairs.png shows pairs above and below it.
+    #[arg(long, default_value_t = 0.95, value_name = "COSINE")]
+    threshold: f32,
+    #[command(flatten)]
+    cells: CellFlags,
+    #[command(flatten)]
+    output: OutputFlags,
+}
+
+pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
+    if !(args.threshold > -1.0 && args.threshold <= 1.0) {
+        bail!("--threshold {}: a cosine similarity above -1 and at most 1 is needed", args.threshold);
+    }
+    let launch = Launch::from_env()?;
+    let input = args.input.open(Metric::Cosine, &launch, storage, folder)?;
+    input.rows.largest(0..input.rows.len())?;
+    let settings = json!({ "threshold": args.threshold.to_string(), "cells": args.cells.identity() });
+    let output = args.output.claim("near-duplicates", settings, &input, &launch, storage)?;
+    let ranks = connect(&launch, &args.input.compute)?;
+    let quality = match &input.images {
+        Some(images) => Some(qualities(images, input.rows.len())?),
+        None => {
+            say(
+                "note: without --shards, the first of several near-duplicates is kept; with them, the one with the most pixels, \
+                 then the sharpest",
+            );
+            None
+        }
+    };
+    let cells = args.cells.cells(&input.rows, &args.output.out, &ranks)?;
+    let found = find(&input.rows, cells, quality.as_deref(), args.threshold, &ranks)?;
+    ranks.finish()?;
+    let kept: Vec<bool> = (0..input.rows.len()).map(|row| found.original(row).is_none()).collect();
+    let n_copies = kept.iter().filter(|is_kept| !**is_kept).count();
+    if output.is_writer {
+        let groups = group_sizes(&found);
+        out!(
+            "{n_copies} near-duplicates of {} images, at a cosine similarity of {} or more",
+            groups.len(),
+            args.threshold
+        );
+        if let Some(images) = &input.images {
+            let path = output.path("pairs.png");
+            if draw_pairs(&path, images, &input.names, &found)? {
+                out!("pairs around the threshold: {}", path.display());
+            }
+        }
+    }
+    let columns = |row: usize| columns_of(&input, &found, quality.as_deref(), row);
+    let summary = Map::from_iter([
+        ("near_duplicates".to_string(), json!(n_copies)),
+        ("threshold".into(), six_digits(args.threshold)),
+    ]);
+    output.write(&input, &kept, &columns, summary)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Finds the near-duplicates in `cells`, the images with the best `quality` first.
+fn find(
+    rows: &FeatureRows,
+    cells: Cells,
+    quality: Option<&[Quality]>,
+    threshold: f32,
+    ranks: &Communicator,
+) -> anyhow::Result<Duplicates> {
+    let ranking = cells.ranked(|row| {
+        let quality = quality.map(|quality| quality[row as usize]);
+        // Sharpness is finite and not negative, so that its bits are in its order.
+        Reverse(quality.map(|quality| (quality.n_pixels, quality.sharpness.max(0.0).to_bits())))
+    });
+    let bars = Bars::new(None, rows.width());
+    Ok(Duplicates::find(rows, &ranking, threshold, ranks, &bars)?)
+}
+
+/// Returns the number of near-duplicates of each row that has any.
+fn group_sizes(found: &Duplicates) -> std::collections::BTreeMap<u32, usize> {
+    let mut sizes = std::collections::BTreeMap::new();
+    for row in 0..found.nearest.len() {
+        if let Some(original) = found.original(row) {
+            *sizes.entry(original.row).or_default() += 1;
+        }
+    }
+    sizes
+}
+
+fn columns_of(
+    input: &Input,
+    found: &Duplicates,
+    quality: Option<&[Quality]>,
+    row: usize,
+) -> Vec<(&'static str, Value)> {
+    let mut columns = Vec::new();
+    // The group is named by the row of the image that is kept.
+    let original = found.original(row);
+    columns.push(("group", json!(original.map_or(row as u32, |original| original.row))));
+    if let Some(NearestKept { row: nearest, similarity }) = found.nearest[row] {
+        let name = &input.names[nearest as usize];
+        columns.push(("nearest_key", json!(name.key)));
+        columns.extend(name.shard.as_ref().map(|shard| ("nearest_shard", json!(shard))));
+        columns.push(("similarity", six_digits(similarity)));
+    }
+    if let Some(quality) = quality {
+        columns.push(("pixels", json!(quality[row].n_pixels)));
+        columns.push(("sharpness", json!((quality[row].sharpness * 100.0).round() / 100.0)));
+    }
+    columns
+}

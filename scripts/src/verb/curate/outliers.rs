@@ -1,0 +1,90 @@
+//! `ocelli curate outliers`: images that are unlike all others.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::bail;
+use curate::Metric;
+use curate::selection::mean_similarities;
+use kernels::rows::Rows;
+use pipeline::Storage;
+use serde_json::{Map, json};
+
+use crate::cluster::launch::Launch;
+use crate::curation::cells::CellFlags;
+use crate::curation::input::InputFlags;
+use crate::curation::output::{OutputFlags, six_digits};
+use crate::curation::pairs::draw_images;
+use crate::curation::progress::Bars;
+use crate::curation::ranks::connect;
+
+/// Flags of `curate outliers`.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  ocelli curate outliers --checkpoint runs/mine --shards data/ --out outliers/\n  ocelli curate outliers --features features.npy --share 0.02 --out outliers/"
+)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    input: InputFlags,
+    /// Number of most similar images over which an image's similarity is averaged.
+    #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    neighbors: u32,
+    /// Share of the images that is left out: those with the lowest means.
+    #[arg(long, default_value_t = 0.01, value_name = "SHARE")]
+    share: f64,
+    #[command(flatten)]
+    cells: CellFlags,
+    #[command(flatten)]
+    output: OutputFlags,
+}
+
+pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
+    if !(0.0..1.0).contains(&args.share) {
+        bail!("--share {}: a number from 0 to below 1 is needed", args.share);
+    }
+    let launch = Launch::from_env()?;
+    let input = args.input.open(Metric::Cosine, &launch, storage, folder)?;
+    let n = input.rows.len();
+    input.rows.largest(0..n)?;
+    let settings = json!({ "neighbors": args.neighbors, "share": args.share.to_string(), "cells": args.cells.identity() });
+    let output = args.output.claim("outliers", settings, &input, &launch, storage)?;
+    let ranks = connect(&launch, &args.input.compute)?;
+    let cells = args.cells.cells(&input.rows, &args.output.out, &ranks)?;
+    let means = {
+        let bars = Bars::new(None, input.rows.width());
+        mean_similarities(&input.rows, &cells, args.neighbors as usize, &ranks, &bars)?
+    };
+    ranks.finish()?;
+    let mut order: Vec<usize> = (0..n).collect();
+    order.sort_by(|a, b| means[*a].total_cmp(&means[*b]).then(a.cmp(b)));
+    let n_out = (n as f64 * args.share) as usize;
+    let mut kept = vec![true; n];
+    order[..n_out].iter().for_each(|row| kept[*row] = false);
+    if output.is_writer {
+        let at = |share: f64| means[order[((n - 1) as f64 * share) as usize]];
+        out!(
+            "mean cosine similarity to the {} most similar images: {:.3} to {:.3}, median {:.3}",
+            args.neighbors,
+            at(0.0),
+            at(1.0),
+            at(0.5)
+        );
+        if let Some(images) = &input.images {
+            let path = output.path("outliers.png");
+            let shown: Vec<(usize, String, bool)> =
+                order.iter().take(60).map(|row| (*row, format!("{:.3}", means[*row]), !kept[*row])).collect();
+            if draw_images(
+                &path,
+                images,
+                &shown,
+                "most unlike others first, with their mean similarity; red: left out",
+            )? {
+                out!("the most outlying images: {}", path.display());
+            }
+        }
+    }
+    let columns = |row: usize| vec![("mean_similarity", six_digits(means[row]))];
+    let summary = Map::from_iter([("outliers".to_string(), json!(n_out))]);
+    output.write(&input, &kept, &columns, summary)?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,85 @@
+//! `ocelli curate remove`: removes images that are too much like those of an evaluation set, which would make its scores mean less.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::bail;
+use curate::Metric;
+use curate::selection::most_similar;
+use kernels::rows::Rows;
+use pipeline::Storage;
+use serde_json::{Map, json};
+
+use crate::cluster::launch::Launch;
+use crate::curation::input::InputFlags;
+use crate::curation::others::OtherFlags;
+use crate::curation::output::{OutputFlags, six_digits};
+use crate::curation::pairs::{Match, draw_matches};
+use crate::curation::progress::Bars;
+
+/// Flags of `curate remove`.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  ocelli curate remove --checkpoint runs/mine --shards data/ --like test/ --out clean/ --pack\n  ocelli curate remove --features features.npy --like-features test.npy --threshold 0.9 --out clean/"
+)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    input: InputFlags,
+    #[command(flatten)]
+    like: OtherFlags,
+    /// Cosine similarity from which on an image is removed. What it should be depends on the network and on the images: pairs.png shows
+    /// pairs above and below it.
+    #[arg(long, default_value_t = 0.95, value_name = "COSINE")]
+    threshold: f32,
+    #[command(flatten)]
+    output: OutputFlags,
+}
+
+pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
+    if !(args.threshold > -1.0 && args.threshold <= 1.0) {
+        bail!("--threshold {}: a cosine similarity above -1 and at most 1 is needed", args.threshold);
+    }
+    let launch = Launch::from_env()?;
+    let input = args.input.open(Metric::Cosine, &launch, storage, folder)?;
+    let like = args.like.open(&args.input, &input, &launch, storage, folder)?;
+    let settings = json!({ "like": like.identity, "threshold": args.threshold.to_string() });
+    let output = args.output.claim("remove", settings, &input, &launch, storage)?;
+    let n = input.rows.len();
+    input.rows.largest(0..n)?;
+    like.rows.largest(0..like.rows.len())?;
+    let found = {
+        let bars = Bars::new(None, input.rows.width());
+        most_similar(&input.rows, &like.rows, &bars)?
+    };
+    let kept: Vec<bool> = found.iter().map(|one| one.similarity < args.threshold).collect();
+    if output.is_writer {
+        let n_removed = kept.iter().filter(|is_kept| !**is_kept).count();
+        out!(
+            "{n_removed} images are like one of {} others, at a cosine similarity of {} or more",
+            like.rows.len(),
+            args.threshold
+        );
+        if let (Some(images), Some(others)) = (&input.images, &like.images) {
+            let matches = |one: &curate::selection::Retrieved| Match {
+                row: one.row as usize,
+                other: one.query as usize,
+                similarity: one.similarity,
+            };
+            let path = output.path("pairs.png");
+            let all: Vec<Match> = found.iter().map(matches).collect();
+            if draw_matches(&path, (images, &all), (others, &like.names), args.threshold)? {
+                out!("pairs around the threshold: {}", path.display());
+            }
+        }
+    }
+    let columns = |row: usize| {
+        let one = &found[row];
+        let name = &like.names[one.query as usize];
+        let mut columns = vec![("like_key", json!(name.key)), ("similarity", six_digits(one.similarity))];
+        columns.extend(name.shard.as_ref().map(|shard| ("like_shard", json!(shard))));
+        columns
+    };
+    let summary = Map::from_iter([("threshold".to_string(), six_digits(args.threshold))]);
+    output.write(&input, &kept, &columns, summary)?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,92 @@
+//! `ocelli curate retrieve`: keeps the images that are most like given ones.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::ValueEnum;
+use curate::Metric;
+use curate::selection::{Retrieved, from_clusters, nearest_images};
+use kernels::rows::Rows;
+use pipeline::Storage;
+use serde_json::{Map, json};
+
+use crate::cluster::launch::Launch;
+use crate::curation::clusters::ClusterFlags;
+use crate::curation::input::InputFlags;
+use crate::curation::others::OtherFlags;
+use crate::curation::output::{OutputFlags, six_digits};
+use crate::curation::progress::Bars;
+use crate::curation::ranks::connect;
+
+/// Flags of `curate retrieve`.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  ocelli curate retrieve --checkpoint runs/mine --shards data/ --like queries/ --count 4 --out found/ --pack\n  ocelli curate retrieve --features features.npy --like-features queries.npy --by cluster --count 100 --out found/"
+)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    input: InputFlags,
+    #[command(flatten)]
+    like: OtherFlags,
+    /// Number of images for each given one.
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    count: u32,
+    /// Take the nearest images of each given one, or random images of its cluster, as DINOv2 did where given images are few.
+    #[arg(long, value_enum, default_value_t = By::Image)]
+    by: By,
+    #[command(flatten)]
+    clusters: ClusterFlags,
+    #[command(flatten)]
+    output: OutputFlags,
+}
+
+/// Images that are taken for a given one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum By {
+    /// The nearest images.
+    Image,
+    /// Random images of its cluster.
+    Cluster,
+}
+
+pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
+    let launch = Launch::from_env()?;
+    let input = args.input.open(Metric::Cosine, &launch, storage, folder)?;
+    let like = args.like.open(&args.input, &input, &launch, storage, folder)?;
+    let settings = json!({
+        "like": like.identity, "count": args.count, "by": format!("{:?}", args.by), "clusters": args.clusters.identity(),
+    });
+    let output = args.output.claim("retrieve", settings, &input, &launch, storage)?;
+    let n = input.rows.len();
+    input.rows.largest(0..n)?;
+    like.rows.largest(0..like.rows.len())?;
+    let found: Vec<Retrieved> = match args.by {
+        By::Image => {
+            let bars = Bars::new(None, input.rows.width());
+            nearest_images(&input.rows, &like.rows, args.count as usize, &bars)?
+        }
+        By::Cluster => {
+            let ranks = connect(&launch, &args.input.compute)?;
+            let clusters = args.clusters.run(&input.rows, &args.output.out, &ranks)?;
+            ranks.finish()?;
+            let (parents, seed) = (clusters.tree.parents(0), args.clusters.limits.seed);
+            from_clusters(&input.rows, &like.rows, &clusters.centers[0], parents, args.count as usize, seed)?
+        }
+    };
+    let by_row: HashMap<u32, Retrieved> = found.iter().map(|one| (one.row, *one)).collect();
+    let kept: Vec<bool> = (0..n as u32).map(|row| by_row.contains_key(&row)).collect();
+    if output.is_writer {
+        out!("{} images like {} given ones", found.len(), like.rows.len());
+    }
+    let columns = |row: usize| match by_row.get(&(row as u32)) {
+        Some(one) => vec![
+            ("query", json!(like.names[one.query as usize].key)),
+            ("similarity", six_digits(one.similarity)),
+        ],
+        None => Vec::new(),
+    };
+    let summary = Map::from_iter([("queries".to_string(), json!(like.rows.len()))]);
+    output.write(&input, &kept, &columns, summary)?;
+    Ok(ExitCode::SUCCESS)
+}

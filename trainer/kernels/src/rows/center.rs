@@ -1,0 +1,213 @@
+//! The nearest of several centers.
+//!
+//! ```text
+//! cell_i = argmin_j |x_i - c_j|² = argmax_j x_i · c_j - |c_j|² / 2      x [N, D]   c [K, D]
+//! ```
+//!
+//! Products are computed in blocks of rows and tiles of centers. Blocks begin at multiples of their length, counted from the
+//! first row of all, so that the bits of a distance depend neither on threads nor on the part of the rows that is asked for.
+
+use std::ops::Range;
+
+use multiversion::multiversion;
+use rayon::prelude::*;
+
+use super::{LANES, Rows, squared_length};
+use crate::ops::gemm::{Mat, gemm};
+
+/// Number of rows of a block.
+const BLOCK_ROWS: usize = 512;
+
+/// Number of centers of a tile, whose products with a block stay in a core's cache.
+const TILE_CENTERS: usize = 512;
+
+/// The nearest center of a row.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NearestCenter {
+    /// Number of the center.
+    pub cell: u32,
+    /// Squared distance to the center; infinite before any center has been compared.
+    pub distance: f32,
+}
+
+impl NearestCenter {
+    /// The value before any center has been compared.
+    pub const NONE: Self = Self { cell: u32::MAX, distance: f32::INFINITY };
+
+    /// Number of rows that are compared at once. Parts of rows that begin at multiples of it have the same bits as a whole.
+    pub const BLOCK_ROWS: usize = BLOCK_ROWS;
+}
+
+/// Compares rows `range` with `centers`, `[K, D]`, which are numbered from `first_cell` on, and stores each center that is nearer
+/// than the one in `nearest`. Of several centers at equal distance, the one with the lowest number is nearest. A row that is not
+/// finite is left as it is.
+///
+/// # Panics
+/// If `range` does not begin at a multiple of [`NearestCenter::BLOCK_ROWS`], or lengths do not fit.
+pub fn find_nearest_centers(
+    rows: &dyn Rows,
+    range: Range<usize>,
+    centers: &[f32],
+    first_cell: u32,
+    nearest: &mut [NearestCenter],
+) {
+    let d = rows.width();
+    assert!(range.start.is_multiple_of(BLOCK_ROWS) && range.len() == nearest.len(), "whole blocks");
+    assert!(d > 0 && centers.len().is_multiple_of(d), "centers have the width of rows");
+    let halves: Vec<f32> = centers.chunks_exact(d).map(|center| squared_length(center) / 2.0).collect();
+    let blocks = nearest.par_chunks_mut(BLOCK_ROWS).enumerate();
+    blocks.for_each_init(Scratch::default, |scratch, (number, nearest)| {
+        let start = range.start + number * BLOCK_ROWS;
+        scratch.compare(rows, start, centers, &halves, first_cell, nearest);
+    });
+}
+
+/// Buffers of a thread.
+#[derive(Default)]
+struct Scratch {
+    rows: Vec<f32>,
+    products: Vec<f32>,
+}
+
+impl Scratch {
+    fn compare(
+        &mut self,
+        rows: &dyn Rows,
+        start: usize,
+        centers: &[f32],
+        halves: &[f32],
+        first_cell: u32,
+        nearest: &mut [NearestCenter],
+    ) {
+        let (n, d) = (nearest.len(), rows.width());
+        self.rows.resize(n * d, 0.0);
+        rows.copy(start..start + n, &mut self.rows);
+        let mut best = vec![(f32::NEG_INFINITY, 0u32); n];
+        for (tile, halves) in halves.chunks(TILE_CENTERS).enumerate() {
+            let (first, k) = (tile * TILE_CENTERS, halves.len());
+            let centers = &centers[first * d..(first + k) * d];
+            self.products.resize(n * k, 0.0);
+            let (a, b) = (Mat::rows(&self.rows, d), Mat::rows(centers, d).t());
+            gemm([n, d, k], 1.0, a, b, 0.0, &mut self.products, k);
+            largest(&self.products, halves, first as u32, &mut best);
+        }
+        for ((nearest, (score, number)), row) in nearest.iter_mut().zip(best).zip(self.rows.chunks_exact(d)) {
+            // Rounding may put a row that lies on its center below zero.
+            let distance = (squared_length(row) - 2.0 * score).max(0.0);
+            if distance < nearest.distance {
+                *nearest = NearestCenter { cell: first_cell + number, distance };
+            }
+        }
+    }
+}
+
+/// Replaces `best` of each row of `products`, `[n, k]`, by the largest difference of a product and its half squared length, if that
+/// is larger, with its column counted from `first`.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn largest(products: &[f32], halves: &[f32], first: u32, best: &mut [(f32, u32)]) {
+    let k = halves.len();
+    let whole = k / LANES * LANES;
+    for (products, best) in products.chunks_exact(k).zip(best) {
+        let mut values = [f32::NEG_INFINITY; LANES];
+        let mut columns = [0u32; LANES];
+        let chunks = products.chunks_exact(LANES).zip(halves.chunks_exact(LANES));
+        for (start, (products, halves)) in (0..).step_by(LANES).zip(chunks) {
+            for lane in 0..LANES {
+                let value = products[lane] - halves[lane];
+                let is_larger = value > values[lane];
+                values[lane] = if is_larger { value } else { values[lane] };
+                columns[lane] = if is_larger { start } else { columns[lane] };
+            }
+        }
+        for lane in 0..LANES {
+            offer(best, values[lane], first + columns[lane] + lane as u32);
+        }
+        for column in whole..k {
+            offer(best, products[column] - halves[column], first + column as u32);
+        }
+    }
+}
+
+#[inline(always)]
+fn offer(best: &mut (f32, u32), value: f32, column: u32) {
+    if value > best.0 || (value == best.0 && value > f32::NEG_INFINITY && column < best.1) {
+        *best = (value, column);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    struct Matrix {
+        width: usize,
+        values: Vec<f32>,
+    }
+
+    impl Rows for Matrix {
+        fn len(&self) -> usize {
+            self.values.len() / self.width
+        }
+
+        fn width(&self) -> usize {
+            self.width
+        }
+
+        fn copy(&self, range: Range<usize>, out: &mut [f32]) {
+            out.copy_from_slice(&self.values[range.start * self.width..range.end * self.width]);
+        }
+    }
+
+    fn matrix(n: usize, width: usize, seed: usize) -> Matrix {
+        let value = |i: usize| ((i + seed) * 2_654_435_761 % 1000) as f32 / 500.0 - 1.0;
+        Matrix { width, values: (0..n * width).map(value).collect() }
+    }
+
+    fn find(rows: &Matrix, range: Range<usize>, centers: &Matrix) -> Vec<NearestCenter> {
+        let mut nearest = vec![NearestCenter::NONE; range.len()];
+        find_nearest_centers(rows, range, &centers.values, 0, &mut nearest);
+        nearest
+    }
+
+    proptest! {
+        /// The nearest center is the one that a loop over all distances in f64 finds, but for rounding.
+        #[test]
+        fn the_nearest_center_is_found(n in 1usize..700, k in 1usize..1100, d in 1usize..40) {
+            let (rows, centers) = (matrix(n, d, 1), matrix(k, d, 77));
+            let found = find(&rows, 0..n, &centers);
+            for (row, nearest) in rows.values.chunks_exact(d).zip(&found).step_by(37) {
+                let distance = |center: &[f32]| -> f64 {
+                    row.iter().zip(center).map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)).sum()
+                };
+                let all: Vec<f64> = centers.values.chunks_exact(d).map(distance).collect();
+                let least = all.iter().copied().fold(f64::INFINITY, f64::min);
+                prop_assert!((f64::from(nearest.distance) - least).abs() < 1e-4);
+                prop_assert!(all[nearest.cell as usize] - least < 1e-4);
+            }
+        }
+    }
+
+    /// Centers in two calls, and rows in two parts, give the bits of one call.
+    #[test]
+    fn parts_have_the_bits_of_the_whole() {
+        let (rows, centers) = (matrix(1100, 24, 3), matrix(700, 24, 5));
+        let whole = find(&rows, 0..1100, &centers);
+        let mut parts = find(&rows, 0..512, &centers);
+        parts.extend(find(&rows, 512..1100, &centers));
+        assert_eq!(whole, parts);
+        let mut nearest = vec![NearestCenter::NONE; 1100];
+        find_nearest_centers(&rows, 0..1100, &centers.values[..512 * 24], 0, &mut nearest);
+        find_nearest_centers(&rows, 0..1100, &centers.values[512 * 24..], 512, &mut nearest);
+        assert_eq!(whole, nearest);
+    }
+
+    #[test]
+    fn equal_centers_are_told_apart_by_number_and_nan_has_none() {
+        let rows = Matrix { width: 2, values: vec![1.0, 0.0, f32::NAN, 0.0] };
+        let centers = Matrix { width: 2, values: [[0.0, 1.0], [1.0, 0.5], [1.0, 0.5]].repeat(9).concat() };
+        let found = find(&rows, 0..2, &centers);
+        assert_eq!(found[0], NearestCenter { cell: 1, distance: 0.25 });
+        assert_eq!(found[1], NearestCenter::NONE);
+    }
+}
