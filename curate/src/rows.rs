@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use kernels::rows::{NearestCenter, Rows, scale_to_unit_length};
 use rayon::prelude::*;
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::CurateError;
 
@@ -45,6 +46,17 @@ impl FeatureRows {
             starts.push(starts[starts.len() - 1] + n_numbers / width);
         }
         Ok(Self { parts, starts, width, metric })
+    }
+
+    /// Returns a hash of the number and width of the rows and of up to 4,096 of them, spread evenly: equal for the same features,
+    /// wherever they are, and different for those of other weights or images.
+    pub fn fingerprint(&self) -> u64 {
+        const N_HASHED: usize = 4096;
+        let (n, mut hash) = (self.len(), Xxh3::new());
+        hash.update(&[n as u64, self.width as u64].map(u64::to_le_bytes).concat());
+        let n_hashed = n.min(N_HASHED);
+        (0..n_hashed).for_each(|i| hash.update(bytemuck::cast_slice(self.stored(i * n / n_hashed))));
+        hash.digest()
     }
 
     /// Returns the distance by which rows are compared.

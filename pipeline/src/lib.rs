@@ -21,6 +21,7 @@ pub mod remote;
 pub mod secrets;
 pub mod shard;
 mod source;
+pub mod source_name;
 pub(crate) mod storage;
 pub mod url;
 

@@ -8,6 +8,7 @@ use url::Url;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::braces::{expand_braces, split_list};
+use crate::source_name::split_source;
 
 /// Schemes of servers and object stores.
 pub(crate) const REMOTE_SCHEMES: [&str; 5] = ["http", "https", "s3", "gs", "az"];
@@ -57,13 +58,6 @@ pub fn address_without_secrets(address: &str) -> String {
     }
 }
 
-/// Splits a part that names a source of a mix, such as `web=https://…`.
-fn named_source(part: &str) -> Option<(&str, &str)> {
-    let (name, rest) = part.split_once('=')?;
-    let is_name = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
-    (is_name && (has_scheme(rest) || rest.starts_with("pipe:"))).then_some((name, rest))
-}
-
 fn has_scheme(part: &str) -> bool {
     part.split_once("://").is_some_and(|(scheme, _)| is_remote(scheme))
 }
@@ -73,7 +67,8 @@ fn is_remote(scheme: &str) -> bool {
 }
 
 fn part_without_secrets(part: &str) -> String {
-    if let Some((name, rest)) = named_source(part) {
+    // What has no colon has neither a scheme nor a command.
+    if let Some((name, rest)) = split_source(part).filter(|(_, rest)| rest.contains(':')) {
         return format!("{name}={}", part_without_secrets(rest));
     }
     if is_malformed(part) {
@@ -295,7 +290,12 @@ mod tests {
     /// The name of a source stays, and what follows it is redacted as it is without a name.
     #[test]
     fn sources_of_a_mix_keep_their_names() {
-        for list in ["https://u:secret@h/a.tar?token=abc", "pipe:curl -u me:secret x", "s3://b/{0..9}.tar"] {
+        for list in [
+            "https://u:secret@h/a.tar?token=abc",
+            "pipe:curl -u me:secret x",
+            "s3://b/{0..9}.tar",
+            "{https://u:secret@h/a.tar,x.tar}",
+        ] {
             let named = redact_list(&format!("web={list}"));
             assert_eq!(named, format!("web={}", redact_list(list)));
             assert!(!named.contains("secret") && redact_list(&named) == named, "{named}");

@@ -12,6 +12,7 @@ use url::Url;
 use crate::PipelineError;
 use crate::braces::{MAX_SHARDS, expand_braces, split_list};
 use crate::secrets::{self, REMOTE_SCHEMES, redact_list};
+use crate::source_name::split_source;
 
 /// Maximum number of characters of a list that a message quotes.
 const MAX_SHOWN_CHARS: usize = 500;
@@ -54,10 +55,12 @@ pub fn expand(specs: &[String]) -> Result<Vec<ShardUrl>, PipelineError> {
     Ok(urls)
 }
 
-/// Returns whether one of `specs` names a command.
+/// Returns whether one of `specs` names a command, perhaps behind the name of a source.
 pub fn contains_command(specs: &[String]) -> bool {
     let is_command = |url: &ShardUrl| matches!(url, ShardUrl::Pipe(_));
-    specs.iter().filter_map(|spec| named(spec).ok()).flatten().any(|url| is_command(&url))
+    let without_names = specs.iter().filter_map(|spec| Some(split_source(spec)?.1));
+    let all = specs.iter().map(String::as_str).chain(without_names);
+    all.filter_map(|spec| named(spec).ok()).flatten().any(|url| is_command(&url))
 }
 
 /// Expands `spec`, leaving folders and patterns as they are written.

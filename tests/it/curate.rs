@@ -181,11 +181,46 @@ fn a_run_curates_its_own_images() {
     assert!(printed(&world.ocelli(&args)).contains("2 clusters of level 2"));
     let page = fs::read_to_string(Path::new(&out).join("map.html")).unwrap();
     assert!(page.contains("\"n_clusters\":[5,2]") && page.contains("data:image/"), "the page has its data");
+    if let Some(browser) = crate::browser::browser() {
+        crate::browser::check_page(browser, &format!("{out}/map.html"), 10, 0);
+    }
     // Features that are computed and those of a file are the same rows.
     let file = world.text("x.npy");
     ok(&world.ocelli(&["embed", "--checkpoint", &run, "--shards", &shards, "--out", &file]));
     ok(&curate(&world, "near-duplicates", "of-file", &["--threshold", "0.9", "--shards", &shards]));
     assert_eq!(list(&world, "of-file"), list(&world, "near"));
+}
+
+/// Files that were written for other features, another distance or another list are refused, and inputs are not replaced.
+#[test]
+fn folders_belong_to_one_input() {
+    let world = world(&[0.0, 1.0, 90.0, 91.0, 180.0, 181.0, 270.0, 271.0]);
+    let balance =
+        |out: &str, more: &[&str]| curate(&world, "balance", out, &[&["--count", "4"], more].concat());
+    let clusters = ["--clusters", "4", "--resample-rows", "1"];
+    ok(&balance("a", &clusters));
+    let a = world.text("a");
+    let text = fails(&balance("b", &["--clusters-of", &a, "--metric", "euclidean"]), 2);
+    assert!(text.contains("cosine"), "{text}");
+    let list = world.text("own.csv");
+    let by_list = ["--by", "kind", "--list", &list];
+    fs::write(&list, "key,kind\n00000000,x\n").unwrap();
+    ok(&balance("c", &by_list));
+    fs::write(&list, "key,kind\n00000001,x\n").unwrap();
+    assert!(fails(&balance("c", &by_list), 2).contains("holds another job"));
+    ok(&balance("c", &[&by_list[..], &["--overwrite"]].concat()));
+    // Other features under the same name.
+    write_features(&world, "x", &[1.0, 0.5].repeat(8), 2, 8);
+    assert!(fails(&balance("a", &clusters), 2).contains("holds another job"));
+    assert!(fails(&balance("d", &["--clusters-of", &a]), 2).contains("other features"));
+    // The folder of the shards that are read.
+    let (shards, data) = (world.text("data/train-000000.tar"), world.text("data"));
+    let features = world.text("x.npy");
+    fs::write(world.path("data/job.json"), "{}").unwrap();
+    let args =
+        ["curate", "outliers", "--features", &features, "--shards", &shards, "--out", &data, "--overwrite"];
+    assert!(fails(&world.ocelli(&args), 2).contains("is in the output folder"));
+    assert!(world.shard().exists());
 }
 
 #[test]
@@ -229,7 +264,7 @@ fn mistakes_are_one_line() {
     }
 }
 
-/// K-means that was killed goes on from its saved centers and ends with the same clusters; ranks find them as well.
+/// Any number of ranks finds the clusters that one process finds.
 #[test]
 fn ranks_find_the_same_clusters() {
     let degrees: Vec<f32> = (0..1500).map(|i| (i * 7919 % 3600) as f32 / 10.0).collect();

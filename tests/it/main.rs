@@ -10,6 +10,8 @@ mod architecture;
 mod bad_input;
 /// Runs that begin with weights, with a checkpoint, or with more steps.
 mod beginnings;
+
+mod browser;
 /// Every kernel of a step, compiled for NVIDIA GPUs without one.
 #[cfg(feature = "cuda")]
 mod cuda_kernels;

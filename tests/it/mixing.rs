@@ -49,6 +49,27 @@ fn sources_are_mixed_by_their_shares() {
     assert!(text.contains("--set data.mix.many=0.5"), "{text}");
 }
 
+/// A recipe cannot run a command, whatever name stands before it, and names of sources do not hide passwords.
+#[test]
+fn names_of_sources_hide_nothing() {
+    let world = World::new(4);
+    let shared = fs::read_to_string(world.path("tiny.toml")).unwrap();
+    let marker = world.text("ran");
+    let list = format!("[data]\nshards = [\"own=pipe:touch {marker}\"]\nmix = {{ own = 1.0 }}\n");
+    let text = match shared.contains("[data]") {
+        true => shared.replacen("[data]", &list, 1),
+        false => format!("{shared}\n{list}"),
+    };
+    fs::write(world.path("shared.toml"), text).unwrap();
+    let (recipe, workdir) = (world.text("shared.toml"), world.text("w"));
+    let refused = world.ocelli(&["pretrain", "--recipe", &recipe, "--workdir", &workdir]);
+    assert!(fails(&refused, 2).contains("names a command"));
+    assert!(!world.path("ran").exists());
+    let name = ["--set", "data.mix={ \"my.web\" = 1.0 }"];
+    let text = fails(&pretrain(&world, "x", &["my.web=https://u:secret@h/a.tar"], &name), 2);
+    assert!(text.contains("letters, digits, _ and -") && !text.contains("secret"), "{text}");
+}
+
 /// Images are shown as their weights say; one that the list does not name is not shown; other weights are another data set.
 #[test]
 fn weights_are_obeyed() {

@@ -1,15 +1,12 @@
 //! `ocelli report` and `ocelli runs`, as a user calls them: the contents of a page, in a browser if there is one.
 
 use std::fs;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::browser::{browser, check_page};
 use crate::support::{World, fails, json_of, ok};
-
-/// Names that distributions give to the browser in which the page is opened.
-const BROWSERS: [&str; 4] = ["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"];
 
 /// Returns the data within a page.
 fn data_of(page: &str) -> Value {
@@ -158,57 +155,14 @@ fn runs_are_listed_with_their_states() {
 /// Skipped if there is no browser; `.ci/run` installs one.
 #[test]
 fn a_browser_opens_the_page_without_an_error() {
-    let Some(browser) = BROWSERS.iter().find(|name| Command::new(name).arg("--version").output().is_ok())
-    else {
-        return;
-    };
+    let Some(browser) = browser() else { return };
     let world = reported();
     let (run, other) = (world.text("run"), world.text("other"));
     for (runs, out) in [(vec![&run], world.text("one.html")), (vec![&run, &other], world.text("both.html"))] {
         let mut args = vec!["report", "--out", &out, "--n-images", "2"];
         args.extend(runs.iter().map(|run| run.as_str()));
         ok(&world.ocelli(&args));
-        check_in_browser(browser, &out, runs.len());
-    }
-}
-
-/// Checks what a browser makes of the page `out` about `n_runs` runs.
-fn check_in_browser(browser: &str, out: &str, n_runs: usize) {
-    // What the page itself says of its pictures and charts, at the end of its text.
-    let page = fs::read_to_string(out).unwrap().replace(
-        "</body>",
-        "<script>addEventListener('load', () => setTimeout(() => { const all = [...document.images]; \
-         document.body.append(`LOADED ${all.filter((i) => i.complete && i.naturalWidth > 0).length} OF ${all.length}, \
-         ${document.querySelectorAll('.chart path').length} LINES, \
-         ${(document.body.innerText.match(/\\[object|undefined|NaN/g) || []).length} SLIPS, \
-         ${document.documentElement.scrollWidth - innerWidth} TOO WIDE`); }, 300));</script></body>",
-    );
-    fs::write(out, page).unwrap();
-    for width in [400, 800, 1600] {
-        let output = Command::new(browser)
-            .args([
-                "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--enable-logging=stderr",
-                "--virtual-time-budget=3000",
-            ])
-            .args([&format!("--window-size={width},900"), "--dump-dom", &format!("file://{out}")])
-            .output()
-            .unwrap();
-        let (dom, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        let errors: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
-        assert!(errors.is_empty(), "{errors:#?}");
-        let (_, said) = dom.rsplit_once("LOADED ").unwrap_or_else(|| panic!("the script did not run: {dom}"));
-        let numbers: Vec<i64> = said
-            .split(|c: char| !c.is_ascii_digit() && c != '-')
-            .filter_map(|word| word.parse().ok())
-            .collect();
-        let [loaded, all, lines, slips, too_wide] = numbers[..5] else { panic!("{said}") };
-        assert_eq!(loaded, all, "pictures at {width} px");
-        let n_pictures = (n_runs * (2 + 4 + 9 + 5)) as i64;
-        assert!(all > n_pictures && lines > 10 * n_runs as i64, "{said}");
-        assert_eq!(slips, 0, "objects, undefined values and numbers that are none in the text: {dom}");
-        assert!(too_wide <= 0, "{too_wide} px too wide at {width} px");
+        let n_pictures = runs.len() * (2 + 4 + 9 + 5);
+        check_page(browser, &out, n_pictures, 10 * runs.len());
     }
 }

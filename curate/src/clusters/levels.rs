@@ -88,7 +88,11 @@ impl HierarchySettings {
         Ok(Hierarchy { centers, tree: Tree::new(parents, n_clusters), distances, inertia })
     }
 
-    fn check(&self, n_rows: usize) -> Result<(), CurateError> {
+    /// Checks that the levels fit `n_rows` rows.
+    ///
+    /// # Errors
+    /// [`CurateError::NoClusters`], [`CurateError::TooManyClusters`] and [`CurateError::Levels`].
+    pub fn check(&self, n_rows: usize) -> Result<(), CurateError> {
         if self.levels.is_empty()
             || self.levels.iter().any(|level| level.n_clusters == 0 || level.n_splits == 0)
         {
@@ -96,7 +100,7 @@ impl HierarchySettings {
         }
         let mut n_below = n_rows;
         for (number, level) in self.levels.iter().enumerate() {
-            let n_clusters = level.n_clusters * level.n_splits;
+            let n_clusters = level.n_clusters.saturating_mul(level.n_splits);
             if number == 0 && n_clusters > n_rows {
                 return Err(CurateError::TooManyClusters { n_clusters, n_rows });
             }

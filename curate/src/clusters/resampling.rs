@@ -22,8 +22,8 @@ pub struct Resampling {
     pub n_rows: usize,
 }
 
-/// Computes the centers of clusters again, on the rows that are nearest to them, of which `nearest` says. Returns the new ones, or `None`
-/// if that is to be done no time.
+/// Computes centers again on the rows nearest to them, as often as `resampling` says; `nearest` holds the nearest center of each row so far.
+/// Returns the new centers with the nearest one of each row, or `None` if there was nothing to do.
 pub(super) fn resample(
     rows: &dyn Rows,
     largest: f32,

@@ -150,9 +150,12 @@ impl Dataset {
     pub fn check_cache(&self, window_shards: usize) -> Result<(), PipelineError> {
         let mut uses: Vec<_> = self.shards.iter().filter_map(Shard::cache_use).collect();
         uses.sort_unstable_by_key(|cached| std::cmp::Reverse(cached.len_bytes));
-        // Each source of a mix has windows of its own.
-        let n_sources = self.sampling.sources.len().max(1);
-        let windows = uses.iter().take(window_shards.max(1).saturating_mul(2).saturating_mul(n_sources));
+        // Each source of a mix has windows of its own, and in a block of positions it may pass from one to the next.
+        let n_windows = match self.sampling.sources.len() {
+            0 => 2,
+            n_sources => 3 * n_sources,
+        };
+        let windows = uses.iter().take(window_shards.max(1).saturating_mul(n_windows));
         let needed_bytes = windows.fold(0u64, |sum, cached| sum.saturating_add(cached.len_bytes));
         match uses.first() {
             Some(cached) if cached.max_bytes < needed_bytes => {

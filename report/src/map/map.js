@@ -35,16 +35,17 @@ main.append(el("p", { class: "note" }, kept
   : `From the largest, ${number(most)} images, to the smallest.`));
 main.append(el("div", { class: "sizes", role: "img", "aria-label": "sizes of clusters" }, ...bars));
 
-main.append(el("h2", {}, map.clusters.length < map.sizes.length
-  ? `The ${number(map.clusters.length)} clusters that are shown, of ${number(map.sizes.length)}`
+const n_of_level = map.n_clusters[map.level - 1];
+main.append(el("h2", {}, map.clusters.length < n_of_level
+  ? `The ${number(map.clusters.length)} clusters that are shown, of ${number(n_of_level)}`
   : "Clusters"));
 for (const cluster of map.clusters) {
-  const classes = cluster.classes.map(([name, n]) => `${name} ${number(n)}`).join(", ");
+  const classes = cluster.classes.map(([name, n]) => `${name}: ${number(n)}`).join(", ");
   const size = cluster.n_kept === null ? `${number(cluster.n_images)} images` : `${number(cluster.n_images)} images, ${number(cluster.n_kept)} kept`;
   const tiles = cluster.tiles.map(({ tile, is_kept }) => el("figure", { class: is_kept === false ? "out" : "" },
-    el("img", { src: tile.src, alt: tile.caption, loading: "lazy" }), el("figcaption", {}, tile.caption)));
+    el("img", { src: tile.src, alt: tile.caption }), el("figcaption", {}, tile.caption)));
   main.append(el("section", { class: "cluster" },
-    el("h3", {}, `Cluster ${cluster.number}`, el("span", {}, size), classes ? el("span", {}, classes) : null),
+    el("h3", {}, `Cluster ${cluster.number}`, el("span", {}, size), classes ? el("span", {}, `most frequent classes ${classes}`) : null),
     el("div", { class: "sheet tiles" }, ...tiles)));
 }
 

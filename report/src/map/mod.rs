@@ -21,7 +21,7 @@ pub struct ClusterMap {
     pub n_kept: Option<usize>,
     /// Number of clusters of each level, the lowest first.
     pub n_clusters: Vec<usize>,
-    /// Sizes of all clusters of the drawn level, the largest first, before and after the choice.
+    /// Sizes of clusters of the drawn level, spread evenly over all, the largest first, before and after the choice.
     pub sizes: Vec<[usize; 2]>,
     /// The level whose clusters are drawn, counted from 1 at the bottom.
     pub level: usize,

@@ -4,13 +4,15 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use curate::clusters::{Centers, Hierarchy, HierarchySettings, LevelSettings, Resampling};
 use curate::FeatureRows;
+use curate::clusters::{Centers, Hierarchy, HierarchySettings, LevelSettings, Resampling};
 use kernels::rows::{NearestCenter, Rows, find_nearest_centers};
 use ranks::communicator::Communicator;
 use serde_json::{Value, json};
 
+use super::content::content_of;
 use super::progress::Bars;
+use super::ranks::together;
 use super::saved::{read, read_centers, write};
 use crate::cluster::machine::available_bytes;
 use crate::console::say;
@@ -20,7 +22,7 @@ use crate::progress::stretch;
 pub(crate) const FILE: &str = "clusters.safetensors";
 
 /// File of the centers of a k-means that has not ended.
-const UNFINISHED: &str = "clusters.part.safetensors";
+pub(super) const UNFINISHED: &str = "clusters.part.safetensors";
 
 /// Number of rows and of centers by which the speed of products is measured.
 const MEASURED: [usize; 2] = [4096, 512];
@@ -34,8 +36,8 @@ pub(crate) struct ClusterFlags {
     /// Number of clusters into which each of a level is split, by level, with commas; 1 leaves them whole [default: 1].
     #[arg(long, value_delimiter = ',', value_name = "N")]
     splits: Vec<usize>,
-    /// Number of rows of each cluster, those nearest to its center, by which centers are computed again, by level, with commas; 1 leaves
-    /// out this step, which makes clusters more alike in density [default: half of the mean size of a cluster].
+    /// Number of rows of each cluster, those nearest to its center, by which centers are computed again (resampling), by level, with
+    /// commas. This spreads centers more evenly than the images are; with 1, it is left out [default: half of the mean size of a cluster].
     #[arg(long, value_delimiter = ',', value_name = "N")]
     resample_rows: Vec<usize>,
     /// Number of times that centers are computed again.
@@ -57,13 +59,14 @@ pub(crate) struct KMeansFlags {
     /// Seed of centers and of random choices.
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Gigabytes of memory that may be used besides the features, which are mapped from their files [default: what is available].
+    /// Gigabytes of memory that each process may use besides features, which .npy of 32 bits and .safetensors leave in their files
+    /// [default: what is available].
     #[arg(long, value_name = "GB")]
     memory_gb: Option<f64>,
 }
 
 impl ClusterFlags {
-    /// Returns the clusters of `rows`, by the flags, or by what the flags say nothing of for `n` rows.
+    /// Returns the clusters of `rows`, as the flags and their defaults say, or those of another folder.
     pub(crate) fn run(
         &self,
         rows: &FeatureRows,
@@ -83,7 +86,7 @@ impl ClusterFlags {
     pub(crate) fn identity(&self) -> Value {
         json!({
             "clusters": self.clusters, "splits": self.splits, "resample_rows": self.resample_rows,
-            "resample_times": self.resample_times, "clusters_of": self.clusters_of,
+            "resample_times": self.resample_times, "clusters_of": content_of(self.clusters_of.as_ref().map(|folder| folder.join(FILE))),
             "iterations": self.limits.iterations, "seed": self.limits.seed,
         })
     }
@@ -134,25 +137,28 @@ pub(crate) fn run(
     ranks: &Communicator,
 ) -> anyhow::Result<Hierarchy> {
     let (file, unfinished) = (out.join(FILE), out.join(UNFINISHED));
-    if file.exists() {
-        return read(&file, rows);
-    }
-    let n = rows.len();
-    let largest = rows.largest(0..n)?;
     let is_first = ranks.topology().rank == 0;
-    check_memory(settings, rows, flags)?;
+    // The first rank decides: what it sees in the folder, others may not see yet.
+    let is_there = ranks.broadcast("clusters", vec![u8::from(file.exists())])? == [1];
+    if is_there {
+        return together(ranks, read(&file, rows));
+    }
+    let checked = rows.largest(0..rows.len()).map_err(anyhow::Error::from);
+    let checked = checked.and_then(|largest| {
+        settings.check(rows.len())?;
+        check_memory(settings, rows, flags)?;
+        Ok(largest)
+    });
+    let largest = together(ranks, checked)?;
+    let mut start = None;
     if is_first {
         tell_cost(settings, rows, ranks.topology().world_size);
-    }
-    let start = match read_centers(&unfinished, rows.width()) {
-        // Seeds of another k-means cannot be there: the folder belongs to this job.
-        Some(centers) => {
+        // Centers of another k-means cannot be there: the folder belongs to this job.
+        start = read_centers(&unfinished, rows.width());
+        if let Some(centers) = &start {
             say(format!("going on after iteration {} of k-means", centers.n_iterations));
-            Some(centers)
         }
-        None => None,
-    };
-    // What one rank reads, another may not have seen yet.
+    }
     let start = agreed(start, ranks)?;
     let bars = Bars::new(is_first.then(|| unfinished.clone()), rows.width());
     let found = settings.run(rows, largest, start, ranks, &bars)?;
@@ -181,7 +187,12 @@ fn agreed(start: Option<Centers>, ranks: &Communicator) -> anyhow::Result<Option
 fn check_memory(settings: &HierarchySettings, rows: &FeatureRows, flags: &KMeansFlags) -> anyhow::Result<()> {
     let (n, d) = (rows.len() as f64, rows.width() as f64);
     let k = settings.levels.iter().map(|level| level.n_clusters as f64).fold(0.0, f64::max);
-    let k_whole = settings.levels.iter().map(|level| (level.n_clusters * level.n_splits) as f64).sum::<f64>();
+    // Split centers are gathered from all ranks as bytes: five copies at a time.
+    let of_level = |level: &LevelSettings| {
+        let n_copies = if level.n_splits > 1 { 5.0 } else { 1.0 };
+        level.n_clusters as f64 * level.n_splits as f64 * n_copies
+    };
+    let k_whole = settings.levels.iter().map(of_level).sum::<f64>();
     // Centers before and after an iteration, sums over this rank and over all in f64; cells and distances of all rows, twice.
     let needed = k * d * (2.0 * 4.0 + 2.0 * 8.0) + k_whole * d * 4.0 + n * 2.0 * 8.0;
     let limit = flags.memory_gb.map(|gb| gb * 1e9).or_else(available_bytes);
@@ -204,8 +215,11 @@ fn tell_cost(settings: &HierarchySettings, rows: &FeatureRows, n_ranks: usize) {
     let products = n_products(settings, rows.len() as f64);
     let flops = 2.0 * products * rows.width() as f64 / n_ranks as f64;
     let per_s = flops_per_second(rows);
-    let numbers: Vec<String> =
-        settings.levels.iter().map(|level| (level.n_clusters * level.n_splits).to_string()).collect();
+    let numbers: Vec<String> = settings
+        .levels
+        .iter()
+        .map(|level| (level.n_clusters.saturating_mul(level.n_splits)).to_string())
+        .collect();
     let (n, d, numbers) = (rows.len(), rows.width(), numbers.join(", "));
     let seconds = flops / per_s;
     let duration = match seconds < 2.0 {

@@ -26,9 +26,11 @@ pub(crate) fn groups(
         None => bail!("--by {column}: only `class` needs no --list"),
         Some(path) => {
             let list = Column::read(path, column)?;
-            let value =
-                |name: &ImageName| list.of(name.shard.as_deref(), &name.key).unwrap_or(NONE).to_string();
-            names.iter().map(value).collect()
+            let value = |name: &ImageName| {
+                let value = list.of(name.shard.as_deref(), &name.key)?;
+                Ok(value.unwrap_or(NONE).to_string())
+            };
+            names.iter().map(value).collect::<anyhow::Result<_>>()?
         }
     };
     if values.iter().all(|value| value == NONE) {

@@ -200,7 +200,7 @@ pub(crate) struct FeatureFiles {
 
 /// Reads files of features as one set.
 pub(crate) fn read_features(paths: &[PathBuf], metric: Metric) -> anyhow::Result<FeatureFiles> {
-    let (mut parts, mut names, mut identity) = (Vec::<Numbers>::new(), Vec::new(), Vec::new());
+    let (mut parts, mut names) = (Vec::<Numbers>::new(), Vec::new());
     let mut first: Option<(usize, Option<String>)> = None;
     for path in paths {
         let file = read(path)?;
@@ -221,11 +221,13 @@ pub(crate) fn read_features(paths: &[PathBuf], metric: Metric) -> anyhow::Result
             |row: usize| ImageName { shard: None, key: (start + row).to_string(), label: None, class: None };
         let n = file.table.len();
         names.extend(file.images.unwrap_or_else(|| (0..n).map(numbered).collect()));
-        let real = path.canonicalize().unwrap_or_else(|_| path.clone());
-        let len = std::fs::metadata(path).map_or(0, |about| about.len());
-        identity.push(json!([real, len, file.about["weights"]]));
         parts.push(Arc::new(TableRows(file.table)));
     }
     let Some((width, weights)) = first else { bail!("--features names no file") };
-    Ok(FeatureFiles { rows: FeatureRows::new(width, parts, metric)?, names, identity, weights })
+    if u32::try_from(names.len()).is_err() {
+        bail!("{} rows of features: at most 2^32 can be curated at once", names.len());
+    }
+    let rows = FeatureRows::new(width, parts, metric)?;
+    let identity = vec![json!({ "features": format!("{:016x}", rows.fingerprint()), "weights": weights })];
+    Ok(FeatureFiles { rows, names, identity, weights })
 }

@@ -7,52 +7,58 @@ use anyhow::bail;
 use eval::features::file::ImageName;
 use pipeline::{Dataset, SampleId};
 
-/// Returns the sample of each of `names` in `dataset`: by shard and key, or by the key alone where it occurs once.
+use crate::shards::keys::Keys;
+
+/// Returns the sample of each of `names` in `dataset`: by key, and by shard where a name has one. Names without a shard may be files of a
+/// folder, whose keys are made from them.
 pub(super) fn matched(dataset: &Dataset, names: &[ImageName]) -> anyhow::Result<Vec<SampleId>> {
     let mut by_key: HashMap<String, Vec<SampleId>> = HashMap::new();
     for id in (0..dataset.n_samples()).map(SampleId) {
         let (shard, number) = dataset.locate(id);
         by_key.entry(shard.key(number).to_string()).or_default().push(id);
     }
-    let find = |(row, name): (usize, &ImageName)| {
-        let all = by_key.get(&name.key).or_else(|| by_key.get(without_extension(&name.key)));
-        match all.map(Vec::as_slice) {
-            None | Some([]) => bail!(
+    let mut keys = Keys::default();
+    let mut found = Vec::with_capacity(names.len());
+    for (row, name) in names.iter().enumerate() {
+        let candidates = match &name.shard {
+            Some(shard) => of_shard(dataset, by_key.get(&name.key), shard),
+            None => {
+                // Keys are numbered in the order of the files, as they were when the folder was opened.
+                let key = keys.of(&name.key);
+                by_key.get(&name.key).or_else(|| by_key.get(&key)).cloned().unwrap_or_default()
+            }
+        };
+        match candidates.as_slice() {
+            [one] => found.push(*one),
+            [] => bail!(
                 "row {row} of the features is of {}, which is not among the images: they are features of other images",
                 described(name)
             ),
-            Some([one]) => Ok(*one),
-            Some(several) => {
-                let is_in = |id: &&SampleId| {
-                    name.shard.as_deref().is_some_and(|shard| is_same(shard, &dataset.locate(**id).0.name()))
-                };
-                let found: Vec<&SampleId> = several.iter().filter(is_in).collect();
-                match found.as_slice() {
-                    [one] => Ok(**one),
-                    _ => bail!(
-                        "row {row} of the features is of {}, and {} of the images have this key: name the shards as they were \
-                         named when the features were computed",
-                        described(name),
-                        several.len()
-                    ),
-                }
-            }
+            several => bail!(
+                "row {row} of the features is of {}, and {} of the images are called so: name the shards as they were named when the \
+                 features were computed",
+                described(name),
+                several.len()
+            ),
         }
-    };
-    names.iter().enumerate().map(find).collect()
+    }
+    Ok(found)
 }
 
-/// Returns the key that a file has as a sample.
-fn without_extension(name: &str) -> &str {
-    match name.rsplit_once('.') {
-        Some((stem, extension)) if !extension.contains('/') => stem,
-        _ => name,
+/// Returns the samples that are in `shard`, as it is named, or else in shards with the same file name.
+fn of_shard(dataset: &Dataset, samples: Option<&Vec<SampleId>>, shard: &str) -> Vec<SampleId> {
+    let is_in = |id: &&SampleId, is_same: &dyn Fn(&str) -> bool| is_same(&dataset.locate(**id).0.name());
+    let all = samples.map(Vec::as_slice).unwrap_or_default();
+    let exact: Vec<SampleId> = all.iter().filter(|id| is_in(id, &|name| name == shard)).copied().collect();
+    match exact.is_empty() {
+        true => all.iter().filter(|id| is_in(id, &|name| is_same_file(shard, name))).copied().collect(),
+        false => exact,
     }
 }
 
 /// Returns whether two names of shards are those of the same file, perhaps in another folder.
-fn is_same(a: &str, b: &str) -> bool {
-    a == b || Path::new(a).file_name() == Path::new(b).file_name()
+fn is_same_file(a: &str, b: &str) -> bool {
+    Path::new(a).file_name() == Path::new(b).file_name()
 }
 
 /// Returns shard and key in words.

@@ -15,10 +15,10 @@ use crate::cluster::launch::Launch;
 /// Flags for the other images.
 #[derive(clap::Args)]
 pub(crate) struct OtherFlags {
-    /// The other images: shards or folders, whose features --checkpoint computes.
+    /// Images to compare with, such as queries or an evaluation set: shards or folders, whose features --checkpoint computes.
     #[arg(long, num_args = 1.., value_name = "SHARDS|FOLDER", requires = "checkpoint", required_unless_present = "like_features", conflicts_with = "like_features")]
     like: Vec<String>,
-    /// Files of features of the other images, by the same network.
+    /// Files of features of the images to compare with, by the same network, instead of --like.
     #[arg(long, num_args = 1.., value_name = "FILE")]
     like_features: Vec<PathBuf>,
 }

@@ -28,6 +28,22 @@ pub(crate) const LIST: &str = "list.jsonl";
 /// List of the kept images: shard, tab, key.
 const KEPT: &str = "keep.txt";
 
+/// Files that calls write, besides shards.
+const RESULTS: [&str; 8] =
+    [LIST, KEPT, PAIRS, OUTLIERS, MAP, QUALITIES, clusters::FILE, clusters::UNFINISHED];
+
+/// Sheet of pairs around a threshold.
+pub(crate) const PAIRS: &str = "pairs.png";
+
+/// Sheet of the most outlying images.
+pub(crate) const OUTLIERS: &str = "outliers.png";
+
+/// Page of clusters.
+pub(crate) const MAP: &str = "map.html";
+
+/// Qualities of the images that have been looked at.
+pub(crate) const QUALITIES: &str = "quality.txt";
+
 /// Flags of the output.
 #[derive(clap::Args)]
 pub(crate) struct OutputFlags {
@@ -52,7 +68,7 @@ pub(crate) struct OutputFlags {
     /// Start over in a folder that holds the output of another call, which is deleted.
     #[arg(long)]
     overwrite: bool,
-    /// End with one line of JSON.
+    /// End with one line of JSON: images, kept, shards, and numbers of the verb.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -89,15 +105,20 @@ impl OutputFlags {
         }
         let specs = input.images.iter().flat_map(|images| &images.specs);
         settings["shards"] = json!(specs.map(|spec| redact_list(spec)).collect::<Vec<_>>());
+        let samples = input.images.as_ref().map(|images| images.dataset.samples_fingerprint());
+        settings["samples"] = json!(samples.map(|hash| format!("{hash:016x}")));
         settings["pack"] =
             json!([self.pack, self.prefix, self.samples_per_shard, self.bytes_per_shard, self.renumber]);
         self.check_strangers()?;
-        let held = hold(&self.out)?;
-        claim(input.identity.clone(), &self.out, verb, &settings, self.overwrite)?;
-        if self.overwrite {
-            // The results of another call must not be taken for those of this one.
-            let _ = std::fs::remove_file(self.out.join(clusters::FILE));
+        if let Some(images) = &input.images {
+            self.check_inputs(images)?;
         }
+        let held = hold(&self.out)?;
+        if self.overwrite && self.out.join("job.json").exists() {
+            // First: the results of another call must not be taken for those of this one.
+            self.remove_results()?;
+        }
+        claim(input.identity.clone(), &self.out, verb, &settings, self.overwrite)?;
         Ok(Output { flags: self, storage, is_writer, _held: held })
     }
 
@@ -106,12 +127,40 @@ impl OutputFlags {
         if self.out.join("job.json").exists() {
             return Ok(());
         }
-        for name in [LIST, KEPT, clusters::FILE] {
+        for name in RESULTS {
             if self.out.join(name).exists() {
                 bail!(
                     "{} has a {name} that is none of this program's; choose another --out",
                     self.out.display()
                 );
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a folder that holds shards which are read: they would be replaced.
+    fn check_inputs(&self, images: &Images) -> anyhow::Result<()> {
+        let out = self.out.canonicalize().ok();
+        for shard in images.dataset.shards() {
+            let folder = Path::new(&shard.name())
+                .canonicalize()
+                .ok()
+                .and_then(|path| Some(path.parent()?.to_path_buf()));
+            if out.is_some() && folder == out {
+                bail!("{} is in the output folder; choose another --out", shard.name());
+            }
+        }
+        Ok(())
+    }
+
+    fn remove_results(&self) -> anyhow::Result<()> {
+        for name in RESULTS {
+            let path = self.out.join(name);
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(error).with_context(|| format!("cannot remove {}", path.display()));
+                }
+                _ => {}
             }
         }
         Ok(())

@@ -14,8 +14,8 @@ use super::input::Images;
 /// Number of pairs in a row of the sheet.
 const PAIRS_PER_ROW: usize = 4;
 
-/// Distances of the rows' similarities from the threshold.
-const STEPS: [f32; 8] = [0.04, 0.02, 0.01, 0.003, -0.003, -0.01, -0.03, -0.1];
+/// Distances of the rows from a similarity of 1, relative to that of the threshold.
+const STEPS: [f32; 8] = [0.2, 0.5, 0.8, 0.97, 1.03, 1.3, 1.8, 3.0];
 
 /// An image and the most similar one that it is compared with.
 #[derive(Debug, Clone, Copy)]
@@ -55,8 +55,9 @@ pub(crate) fn draw_matches(
     let (above, below) = sorted.split_at(n_above);
     let (mut rows, mut shown) = (Vec::new(), HashSet::new());
     for step in STEPS {
-        let side = if step > 0.0 { above } else { below };
-        let away = |one: &Match| (one.similarity - threshold - step).abs();
+        let side = if step < 1.0 { above } else { below };
+        let wanted = 1.0 - step * (1.0 - threshold);
+        let away = |one: &Match| (one.similarity - wanted).abs();
         let mut near: Vec<Match> = side.iter().filter(|one| !shown.contains(&one.row)).copied().collect();
         near.sort_by(|a, b| away(a).total_cmp(&away(b)).then(a.row.cmp(&b.row)));
         near.truncate(PAIRS_PER_ROW);

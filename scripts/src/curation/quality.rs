@@ -1,7 +1,13 @@
 //! Quality of images, by which the best of several copies is chosen: pixels, then sharpness.
 
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::Context;
 use augment::DecodeRules;
 use augment::decode::decode;
+use pipeline::file;
 use rayon::prelude::*;
 
 use super::input::Images;
@@ -16,26 +22,68 @@ pub(crate) struct Quality {
     pub(crate) sharpness: f64,
 }
 
-/// Returns the quality of the image of each of `n` rows; zero for one that cannot be read.
-pub(crate) fn qualities(images: &Images, n: usize) -> anyhow::Result<Vec<Quality>> {
+/// Number of images whose qualities are computed before they are saved.
+const CHUNK: usize = 2048;
+
+/// Returns the quality of the image of each of `n` rows; zero for one that cannot be read. Qualities are saved at `path`, a line each, from
+/// which a call that was stopped continues.
+pub(crate) fn qualities(images: &Images, n: usize, path: &Path) -> anyhow::Result<Vec<Quality>> {
+    let failed = || format!("cannot write {}", path.display());
+    let mut all = saved(path);
+    all.truncate(n);
+    // A line that was cut off is written again.
+    let text: String = all.iter().map(Quality::line).collect();
+    file::replace(path, text.as_bytes()).with_context(failed)?;
+    let mut saved = OpenOptions::new().append(true).open(path).with_context(failed)?;
     let progress = bar(n as u64, "sharpness");
-    let one = |row: usize| {
+    progress.inc(all.len() as u64);
+    while all.len() < n {
+        let rows = all.len()..n.min(all.len() + CHUNK);
+        let found: Vec<anyhow::Result<Quality>> = rows
+            .into_par_iter()
+            .map(|row| {
+                progress.inc(1);
+                Quality::of(images, row)
+            })
+            .collect();
+        let found = found.into_iter().collect::<anyhow::Result<Vec<Quality>>>()?;
+        let text: String = found.iter().map(Quality::line).collect();
+        saved.write_all(text.as_bytes()).with_context(failed)?;
+        all.extend(found);
+    }
+    progress.finish_and_clear();
+    Ok(all)
+}
+
+/// Reads the qualities at `path` up to the first line that is not whole.
+fn saved(path: &Path) -> Vec<Quality> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    let one = |line: &str| {
+        let (n_pixels, sharpness) = line.split_once(' ')?;
+        Some(Quality { n_pixels: n_pixels.parse().ok()?, sharpness: sharpness.parse().ok()? })
+    };
+    whole.lines().map_while(one).collect()
+}
+
+impl Quality {
+    /// Returns the quality of the image of row `row`.
+    fn of(images: &Images, row: usize) -> anyhow::Result<Self> {
         let bytes = match images.bytes(row) {
             Err(error) if error.is_sample_error() => Vec::new(),
             bytes => bytes?,
         };
-        progress.inc(1);
-        let image = decode(&bytes, &DecodeRules::default()).ok();
-        let none = Quality { n_pixels: 0, sharpness: 0.0 };
-        Ok(image.map_or(none, |image| {
-            let (width, height) = (image.width_px as usize, image.height_px as usize);
-            let sharpness = sharpness(&image.data, width, height);
-            Quality { n_pixels: (width * height) as u64, sharpness }
-        }))
-    };
-    let all: Vec<anyhow::Result<Quality>> = (0..n).into_par_iter().map(one).collect();
-    progress.finish_and_clear();
-    all.into_iter().collect()
+        let Ok(image) = decode(&bytes, &DecodeRules::default()) else {
+            return Ok(Self { n_pixels: 0, sharpness: 0.0 });
+        };
+        let (width, height) = (image.width_px as usize, image.height_px as usize);
+        Ok(Self { n_pixels: (width * height) as u64, sharpness: sharpness(&image.data, width, height) })
+    }
+
+    /// Returns the line of a file: a number that is read again is the same.
+    fn line(&self) -> String {
+        format!("{} {:?}\n", self.n_pixels, self.sharpness)
+    }
 }
 
 /// Returns the variance of the Laplacian (four neighbors) of the gray image of `pixels`, `[height, width, 3]`.
@@ -64,6 +112,20 @@ fn sharpness(pixels: &[u8], width: usize, height: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn saved_qualities_are_read_up_to_a_line_that_was_cut_off() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("quality.txt");
+        let all = [(900, 1.0 / 3.0), (4, 0.0), (25, 1e-9)]
+            .map(|(n_pixels, sharpness)| Quality { n_pixels, sharpness });
+        let text: String = all.iter().map(Quality::line).collect();
+        std::fs::write(&path, &text).unwrap();
+        assert_eq!(saved(&path), all);
+        std::fs::write(&path, &text[..text.len() - 2]).unwrap();
+        assert_eq!(saved(&path), all[..2]);
+        assert_eq!(saved(&folder.path().join("none")), []);
+    }
 
     #[test]
     fn edges_are_sharper_than_ramps() {

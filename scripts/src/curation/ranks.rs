@@ -13,5 +13,12 @@ pub(crate) fn connect(launch: &Launch, compute: &ComputeFlags) -> anyhow::Result
         return Ok(Communicator::solo());
     }
     let device = compute.open(launch)?;
-    start::connect(launch, &RunConfig::default(), &device, compute.engine)
+    // One rank may look at images, or compare a large cell, while others wait for it.
+    let run = RunConfig { deadline_s: 24 * 3600, ..RunConfig::default() };
+    start::connect(launch, &run, &device, compute.engine)
+}
+
+/// Returns what this rank has done, if no rank has failed. All ranks call it.
+pub(crate) fn together<T>(ranks: &Communicator, done: anyhow::Result<T>) -> anyhow::Result<T> {
+    start::all_ready(ranks, done)
 }

@@ -50,16 +50,25 @@ pub(super) fn write(path: &Path, found: &Hierarchy, rows: &FeatureRows) -> anyho
     }
     let distances = bytemuck::cast_slice(&found.distances);
     tensors.push(("distances".into(), TensorView::new(Dtype::F32, vec![found.distances.len()], distances)?));
-    let metric = match rows.metric() {
-        Metric::Cosine => "cosine",
-        Metric::Euclidean => "euclidean",
-    };
-    let about = json!({ "inertia": found.inertia, "metric": metric, "rows": rows.len() });
+    let about = json!({
+        "inertia": found.inertia, "metric": metric_of(rows), "rows": rows.len(), "features": fingerprint_of(rows),
+    });
     let about = HashMap::from([("ocelli.clusters".to_string(), about.to_string())]);
     Ok(pipeline::file::replace(path, &serialize(tensors, Some(about))?)?)
 }
 
-/// Reads the clusters of `rows`.
+fn metric_of(rows: &FeatureRows) -> &'static str {
+    match rows.metric() {
+        Metric::Cosine => "cosine",
+        Metric::Euclidean => "euclidean",
+    }
+}
+
+fn fingerprint_of(rows: &FeatureRows) -> String {
+    format!("{:016x}", rows.fingerprint())
+}
+
+/// Reads the clusters of `rows`, which must be those of the same features and the same distance.
 pub(super) fn read(path: &Path, rows: &FeatureRows) -> anyhow::Result<Hierarchy> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let damaged = || format!("{} is not a file of clusters", path.display());
@@ -89,8 +98,17 @@ pub(super) fn read(path: &Path, rows: &FeatureRows) -> anyhow::Result<Hierarchy>
         let n = parents.first().map_or(0, Vec::len);
         bail!("{} has clusters of {n} rows, and there are {} features", path.display(), rows.len());
     }
+    if about["features"] != json!(fingerprint_of(rows)) {
+        bail!("{} has clusters of other features", path.display());
+    }
+    if about["metric"] != json!(metric_of(rows)) {
+        bail!("{} has clusters by {} distance, not {}", path.display(), about["metric"], metric_of(rows));
+    }
     let distances = file.tensor("distances").with_context(damaged)?;
     let inertia = about["inertia"].as_f64().unwrap_or(f64::NAN);
-    let distances = bytemuck::pod_collect_to_vec(distances.data());
+    let distances: Vec<f32> = bytemuck::pod_collect_to_vec(distances.data());
+    if distances.len() != rows.len() {
+        bail!(damaged());
+    }
     Ok(Hierarchy { centers, tree: Tree::new(parents, n_clusters), distances, inertia })
 }

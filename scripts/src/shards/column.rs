@@ -11,13 +11,16 @@ use super::list;
 /// Values of a column.
 pub(crate) struct Column {
     by_key: HashMap<String, String>,
+    /// By shard as it is named, and key.
     by_shard: HashMap<(String, String), String>,
+    /// By the name of the shard's file, and key; `None` if shards of the same name in several folders have different values.
+    by_file: HashMap<(String, String), Option<String>>,
 }
 
 impl Column {
     /// Reads `column` of the list at `path`, whose column `key` names images, with a column `shard` or without.
     pub(crate) fn read(path: &Path, column: &str) -> anyhow::Result<Self> {
-        let mut found = Self { by_key: HashMap::new(), by_shard: HashMap::new() };
+        let mut found = Self { by_key: HashMap::new(), by_shard: HashMap::new(), by_file: HashMap::new() };
         for row in list::read(path, "key")? {
             let text = |name: &str| match row.columns.get(name) {
                 None | Some(Value::Null) => None,
@@ -26,7 +29,12 @@ impl Column {
             };
             let Some(value) = text(column) else { continue };
             if let Some(shard) = text("shard") {
-                found.by_shard.insert((file_name(&shard), row.target.clone()), value.clone());
+                let of_file = found.by_file.entry((file_name(&shard), row.target.clone()));
+                let there = of_file.or_insert_with(|| Some(value.clone()));
+                if there.as_ref() != Some(&value) {
+                    *there = None;
+                }
+                found.by_shard.insert((shard, row.target.clone()), value.clone());
             }
             found.by_key.insert(row.target, value);
         }
@@ -36,15 +44,23 @@ impl Column {
         }
     }
 
-    /// Returns the value of the image `key` in `shard`: that of its shard and key, or of its key alone where the list names no shard.
-    pub(crate) fn of(&self, shard: Option<&str>, key: &str) -> Option<&str> {
-        let found = match shard {
-            Some(shard) if !self.by_shard.is_empty() => {
-                self.by_shard.get(&(file_name(shard), key.to_string()))
-            }
-            _ => self.by_key.get(key),
+    /// Returns the value of the image `key` in `shard`: that of the shard as it is named, else of a shard with the same file name in
+    /// another folder, or that of the key alone where the list names no shards.
+    pub(crate) fn of(&self, shard: Option<&str>, key: &str) -> anyhow::Result<Option<&str>> {
+        let Some(shard) = shard.filter(|_| !self.by_shard.is_empty()) else {
+            return Ok(self.by_key.get(key).map(String::as_str));
         };
-        found.map(String::as_str)
+        if let Some(value) = self.by_shard.get(&(shard.to_string(), key.to_string())) {
+            return Ok(Some(value));
+        }
+        match self.by_file.get(&(file_name(shard), key.to_string())) {
+            None => Ok(None),
+            Some(Some(value)) => Ok(Some(value)),
+            Some(None) => bail!(
+                "the list has several values for {key} in shards called {}: name the shards as the list does",
+                file_name(shard)
+            ),
+        }
     }
 }
 
@@ -52,4 +68,28 @@ impl Column {
 fn file_name(shard: &str) -> String {
     let name = Path::new(shard).file_name().unwrap_or_default();
     name.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn column(text: &str) -> Column {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("list.csv");
+        std::fs::write(&path, text).unwrap();
+        Column::read(&path, "weight").unwrap()
+    }
+
+    /// Shards of the same name in two folders are told apart; where they cannot be, that is an error.
+    #[test]
+    fn shards_of_one_name_in_two_folders_differ() {
+        let list = column("shard,key,weight\na/x.tar,1,5\nb/x.tar,1,7\na/y.tar,1,2\n");
+        assert_eq!(list.of(Some("a/x.tar"), "1").unwrap(), Some("5"));
+        assert_eq!(list.of(Some("b/x.tar"), "1").unwrap(), Some("7"));
+        assert_eq!(list.of(Some("moved/y.tar"), "1").unwrap(), Some("2"));
+        assert!(list.of(Some("moved/x.tar"), "1").unwrap_err().to_string().contains("several values for 1"));
+        assert_eq!(list.of(Some("moved/z.tar"), "1").unwrap(), None);
+        assert_eq!(column("key,weight\n1,5\n").of(Some("a/x.tar"), "1").unwrap(), Some("5"));
+    }
 }

@@ -3,6 +3,8 @@
 use std::path::Path;
 
 use anyhow::bail;
+use pipeline::secrets::redact_list;
+use pipeline::source_name::{is_source_name, split_source};
 use pipeline::{Dataset, MixedSource, SampleId, Sampling, Storage};
 use trainer::recipe::DataConfig;
 
@@ -39,16 +41,22 @@ pub(crate) fn open_sampled(data: &DataConfig, storage: &Storage) -> anyhow::Resu
 fn named_specs(data: &DataConfig) -> anyhow::Result<Vec<(String, Vec<String>)>> {
     let mut found: Vec<(String, Vec<String>)> =
         data.mix.keys().map(|name| (name.clone(), Vec::new())).collect();
-    let known = || data.mix.keys().cloned().collect::<Vec<_>>().join(", ");
+    if let Some(name) = data.mix.keys().find(|name| !is_source_name(name)) {
+        bail!("data.mix.{name}: the name of a source has letters, digits, _ and - only");
+    }
     for spec in &data.shards {
-        let named = spec.split_once('=').and_then(|(name, rest)| {
+        let named = split_source(spec).and_then(|(name, rest)| {
             let source = found.iter_mut().find(|(known, _)| known == name)?;
             Some((source, rest.to_string()))
         });
         match named {
             Some((source, rest)) => source.1.push(rest),
             None => {
-                bail!("--shards {spec}: data.mix has the sources {}: name one, as in NAME={spec}", known())
+                let known = data.mix.keys().cloned().collect::<Vec<_>>().join(", ");
+                bail!(
+                    "--shards {}: data.mix has the sources {known}: name one, as in NAME=SHARDS",
+                    redact_list(spec)
+                )
             }
         }
     }
@@ -61,11 +69,8 @@ fn named_specs(data: &DataConfig) -> anyhow::Result<Vec<(String, Vec<String>)>> 
 /// Refuses shards with names of sources where the recipe gives no shares.
 fn refuse_names(specs: &[String]) -> anyhow::Result<()> {
     for spec in specs {
-        let named = spec.split_once('=').filter(|(name, rest)| {
-            let is_name =
-                !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
-            is_name && !Path::new(spec).exists() && Path::new(rest).exists()
-        });
+        let named =
+            split_source(spec).filter(|(_, rest)| !Path::new(spec).exists() && Path::new(rest).exists());
         if let Some((name, _)) = named {
             bail!("--shards {spec}: give the shares of the sources too, as in --set data.mix.{name}=0.5");
         }
@@ -80,7 +85,7 @@ fn weights(path: &Path, dataset: &Dataset) -> anyhow::Result<Vec<f64>> {
     for id in (0..dataset.n_samples()).map(SampleId) {
         let (shard, number) = dataset.locate(id);
         let (name, key) = (shard.name(), shard.key(number));
-        let weight = match list.of(Some(&name), key) {
+        let weight = match list.of(Some(&name), key)? {
             Some(text) => match text.parse::<f64>() {
                 Ok(weight) => weight,
                 Err(_) => bail!("{}: the weight of {key} is {text:?}, which is no number", path.display()),

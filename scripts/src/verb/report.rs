@@ -168,7 +168,7 @@ fn own_shards(run: &Run, storage: &Storage) -> Result<(Arc<Dataset>, Vec<String>
     let folder = run.start.as_ref().map(|start| start.folder.clone()).unwrap_or_default();
     let hint = "choose images with `ocelli report --images`";
     let mut paths = Vec::new();
-    for spec in &run.status.plan.recipe.data.shards {
+    for spec in &run.status.plan.recipe.data.shard_lists() {
         let below = folder.join(spec).to_string_lossy().into_owned();
         if is_folder_of_images(&below).unwrap_or(false) {
             paths.push(below);

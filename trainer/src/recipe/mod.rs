@@ -19,6 +19,7 @@ use std::sync::LazyLock;
 use augment::DecodeRules;
 use networks::backbone::ModelConfig;
 use networks::patches::Normalization;
+use pipeline::source_name::split_source;
 use ranks::topology::Sharding;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
@@ -118,8 +119,8 @@ pub struct DataConfig {
     #[serde(serialize_with = "redact_list")]
     pub shards: Vec<String>,
     /// Shares of sources that are mixed, relative to one another and by name, such as `{ web = 0.7, photos = 0.3 }`; `--shards web=FOLDER
-    /// photos=FOLDER` names the shards of each. Of every thousand images in a row, each source gives its share. An epoch is as many images
-    /// as all sources have together.
+    /// photos=FOLDER` names the shards of each. Of every thousand images, counted from the first, each source gives its share, rounded to a
+    /// thousandth and at least that. An epoch is as many images as all sources have together.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub mix: BTreeMap<String, f64>,
     /// List of weights, a .jsonl, .csv or .tsv with columns `key` and `weight`, and `shard` where keys are not unique, such as the
@@ -147,6 +148,15 @@ fn redact_list<S: Serializer>(shards: &[String], serializer: S) -> Result<S::Ok,
 }
 
 impl DataConfig {
+    /// Returns the shard lists, without the names of sources.
+    pub fn shard_lists(&self) -> Vec<String> {
+        let without_name = |spec: &String| match split_source(spec) {
+            Some((name, rest)) if self.mix.contains_key(name) => rest.to_string(),
+            _ => spec.clone(),
+        };
+        self.shards.iter().map(without_name).collect()
+    }
+
     /// Returns the rules for decoding an image.
     pub fn rules(&self) -> DecodeRules {
         DecodeRules { max_pixels: self.max_pixels, apply_exif: self.apply_exif, background: self.background }

@@ -1,5 +1,7 @@
 //! Range checks for the values of a recipe.
 
+use pipeline::source_name::is_source_name;
+
 use super::Recipe;
 use super::flat::flatten;
 use super::optim::{Algorithm, OptimConfig, default_betas, default_momentum, default_trust};
@@ -15,6 +17,12 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
     let (optim, run) = (&recipe.optim, &recipe.run);
     within("optim.batch_size", optim.batch_size as f64, 1.0, MAX_COUNT)?;
     within("optim.micro_batches", optim.micro_batches as f64, 0.0, MAX_COUNT)?;
+    for (name, share) in &recipe.data.mix {
+        if !is_source_name(name) {
+            return Err(format!("data.mix.{name}: the name of a source has letters, digits, _ and - only"));
+        }
+        within(&format!("data.mix.{name}"), *share, f64::MIN_POSITIVE, MAX_VALUE)?;
+    }
     within("data.window_shards", recipe.data.window_shards as f64, 1.0, MAX_COUNT)?;
     within("run.checkpoint_every_minutes (0 for none)", run.checkpoint_every_minutes, 0.0, MAX_VALUE)?;
     within("run.deadline_s", run.deadline_s as f64, 1.0, 1e9)?;

@@ -38,7 +38,7 @@ impl EncodedImage for ShardImage {
         SampleKey {
             seed: self.seed,
             epoch: self.item.epoch,
-            // Fewer than 2^40 samples have fewer than 2^24 repeats each: every showing has views of its own.
+            // Samples are fewer than 2^40: every showing of an epoch has views of its own, up to 2^24 of one image.
             sample: self.item.sample.id.0 ^ (self.item.repeat << 40),
             attempt: self.item.attempt,
         }

@@ -47,6 +47,9 @@ pub(super) fn read(path: &Path) -> Result<Found, EvalError> {
         ));
     }
     match name.as_str() {
+        "<f4" if !start.is_multiple_of(4) => {
+            Ok(Found::Memory(width, array.into_vec().map_err(|error| refused(error.to_string()))?))
+        }
         "<f4" => {
             let mapped = Mapped::open_from(path, start as usize, Some(n_numbers));
             Ok(Found::File(width, mapped.map_err(|error| refused(error.to_string()))?))

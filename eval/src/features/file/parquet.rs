@@ -11,7 +11,7 @@ use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
-use parquet::record::{Field, RowAccessor};
+use parquet::record::Field;
 use parquet::schema::parser::parse_message_type;
 use serde_json::Value;
 
@@ -135,13 +135,17 @@ fn read_features(reader: &SerializedFileReader<File>) -> Result<(usize, Vec<f32>
     if schema.column(column).physical_type() != parquet::basic::Type::FLOAT {
         return Err(ParquetError::General("the column `features` does not hold lists of floats".into()));
     }
-    let (mut values, mut n_rows) = (Vec::new(), 0);
+    let uneven = || ParquetError::General("the lists of `features` have different lengths".into());
+    let (mut values, mut width) = (Vec::new(), 0);
     for group in 0..reader.num_row_groups() {
         let group = reader.get_row_group(group)?;
+        let n = group.metadata().num_rows() as usize;
+        if n == 0 {
+            continue;
+        }
         let mut column = get_typed_column_reader::<FloatType>(group.get_column_reader(column)?);
         let (mut definitions, mut repetitions) = (Vec::new(), Vec::new());
-        let n = group.metadata().num_rows() as usize;
-        let (mut n_read, before) = (0, repetitions.len());
+        let (mut n_read, n_before) = (0, values.len());
         while n_read < n {
             let (records, ..) = column.read_records(
                 n - n_read,
@@ -154,18 +158,19 @@ fn read_features(reader: &SerializedFileReader<File>) -> Result<(usize, Vec<f32>
             }
             n_read += records;
         }
-        n_rows += n;
-        let width = (repetitions.len() - before) / n.max(1);
-        // A repetition level of 0 starts a list: lists are equally long if it is there every `width` numbers.
-        let starts = repetitions.iter().enumerate();
-        if width == 0 || starts.into_iter().any(|(i, level)| (*level == 0) != i.is_multiple_of(width)) {
-            return Err(ParquetError::General("the lists of `features` have different lengths".into()));
+        let of_group = repetitions.len() / n;
+        width = if width == 0 { of_group } else { width };
+        // A repetition level of 0 starts a list: lists are equally long if it is there every `width` numbers. Numbers that are null are not
+        // among the values.
+        let starts_evenly =
+            || repetitions.iter().enumerate().all(|(i, level)| (*level == 0) == i.is_multiple_of(width));
+        if width == 0 || of_group != width || values.len() - n_before != n * width || !starts_evenly() {
+            return Err(uneven());
         }
     }
-    let width = values.len() / n_rows.max(1);
-    match n_rows > 0 && width * n_rows == values.len() {
-        true => Ok((width, values)),
-        false => Err(ParquetError::General("the lists of `features` have different lengths".into())),
+    match width {
+        0 => Err(ParquetError::General("it has no rows".into())),
+        width => Ok((width, values)),
     }
 }
 
@@ -179,13 +184,15 @@ fn read_images(reader: &SerializedFileReader<File>) -> Result<Vec<ImageName>, Pa
     let mut images = Vec::new();
     for row in reader.get_row_iter(Some(projection))? {
         let row = row?;
-        let mut image = ImageName { shard: None, key: String::new(), label: None, class: None };
-        for (number, (name, field)) in row.get_column_iter().enumerate() {
+        let key = images.len().to_string();
+        let mut image = ImageName { shard: None, key, label: None, class: None };
+        for (name, field) in row.get_column_iter() {
             match (name.as_str(), field) {
                 ("shard", Field::Str(text)) => image.shard = Some(text.clone()),
                 ("key", Field::Str(text)) => image.key.clone_from(text),
                 ("class", Field::Str(text)) => image.class = Some(text.clone()),
-                ("label", Field::Int(_)) => image.label = u32::try_from(row.get_int(number)?).ok(),
+                ("label", Field::Int(label)) => image.label = u32::try_from(*label).ok(),
+                ("label", Field::Long(label)) => image.label = u32::try_from(*label).ok(),
                 _ => {}
             }
         }

@@ -35,9 +35,8 @@ pub(super) fn write(path: &Path, table: &Table, images: &ImageSet, about: &Value
 pub(super) fn read(path: &Path) -> Result<(Found, Value), EvalError> {
     let refused = |reason: String| EvalError::read(path, reason);
     let whole = Mapped::open(path).map_err(|source| EvalError::io("open", path, source))?;
-    let bytes: &[u8] = bytemuck::cast_slice(whole.values());
     let (n_header, metadata) =
-        SafeTensors::read_metadata(bytes).map_err(|error| refused(error.to_string()))?;
+        SafeTensors::read_metadata(whole.whole()).map_err(|error| refused(error.to_string()))?;
     let tensor = metadata.info("features").ok_or_else(|| refused("it has no tensor `features`".into()))?;
     let (&[_, width], Dtype::F32) = (tensor.shape.as_slice(), tensor.dtype) else {
         let (shape, dtype) = (&tensor.shape, tensor.dtype);

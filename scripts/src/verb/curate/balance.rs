@@ -15,10 +15,11 @@ use serde_json::{Map, Value, json};
 use crate::cluster::launch::Launch;
 use crate::console::say;
 use crate::curation::clusters::ClusterFlags;
+use crate::curation::content::content_of;
 use crate::curation::groups::groups;
 use crate::curation::input::InputFlags;
 use crate::curation::output::{OutputFlags, six_digits};
-use crate::curation::ranks::connect;
+use crate::curation::ranks::{connect, together};
 
 /// Flags of `curate balance`.
 #[derive(clap::Args)]
@@ -35,7 +36,7 @@ pub(crate) struct Args {
     /// be among the N.
     #[arg(long)]
     weights: bool,
-    /// Balance groups of this column instead of clusters: `class`, or a column of --list.
+    /// Balance groups of this column instead of clusters: `class`, or a column of --list. Images without a value are a group of their own.
     #[arg(long, value_name = "COLUMN", conflicts_with_all = ["clusters", "clusters_of"])]
     by: Option<String>,
     /// List of images with the column of --by: a list.jsonl, or a .csv or .tsv with a header; images are found by `key`, and by
@@ -87,11 +88,12 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
         bail!("--count {} of {n} images: a number from 1 to {n} is needed", args.count);
     }
     let settings = json!({
-        "count": args.count, "weights": args.weights, "by": args.by, "list": args.list,
+        "count": args.count, "weights": args.weights, "by": args.by, "list": content_of(args.list.as_ref()),
         "order": format!("{:?}", args.order), "metric": format!("{metric:?}"), "clusters": args.clusters.identity(),
     });
-    let output = args.output.claim("balance", settings, &input, &launch, storage)?;
     let ranks = connect(&launch, &args.input.compute)?;
+    let claimed = args.output.claim("balance", settings, &input, &launch, storage);
+    let output = together(&ranks, claimed)?;
     let (found, names) = match &args.by {
         Some(column) => {
             let (tree, names) = groups(&input.names, column, args.list.as_deref())?;

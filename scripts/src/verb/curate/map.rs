@@ -10,22 +10,21 @@ use curate::clusters::Hierarchy;
 use eval::features::file::ImageName;
 use kernels::rows::Rows;
 use pipeline::Storage;
+use pipeline::secrets::redact_list;
 use rayon::prelude::*;
 use report::{ClusterMap, DrawnCluster, MapTile, map_html};
 use serde_json::{Map, json};
 
 use crate::cluster::launch::Launch;
 use crate::curation::clusters::ClusterFlags;
+use crate::curation::content::content_of;
 use crate::curation::input::{Images, Input, InputFlags};
-use crate::curation::output::OutputFlags;
+use crate::curation::output::{MAP, OutputFlags};
 use crate::curation::pairs::image;
-use crate::curation::ranks::connect;
+use crate::curation::ranks::{connect, together};
 
 /// Number of classes that are named for a cluster.
 const N_CLASSES: usize = 4;
-
-/// Name of the page.
-const PAGE: &str = "map.html";
 
 /// Flags of `curate map`.
 #[derive(clap::Args)]
@@ -41,7 +40,7 @@ pub(crate) struct Args {
     /// Level whose clusters are drawn, counted from 1 at the bottom [default: the highest].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     level: Option<u32>,
-    /// Largest number of clusters that are drawn: the largest half of them, and the smallest.
+    /// Largest number of clusters that are drawn: half of them are the largest clusters, half the smallest.
     #[arg(long, default_value_t = 60, value_name = "N")]
     max_clusters: usize,
     /// Largest number of images that are drawn of a cluster, spread over its distances from the center.
@@ -58,12 +57,13 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let input = args.input.open(Metric::Cosine, &launch, storage, folder)?;
     let kept = args.kept.as_deref().map(|path| read_kept(path, &input.names)).transpose()?;
     let settings = json!({
-        "kept": args.kept, "level": args.level, "max_clusters": args.max_clusters, "max_images": args.max_images,
+        "kept": content_of(args.kept.as_ref()), "level": args.level, "max_clusters": args.max_clusters, "max_images": args.max_images,
         "clusters": args.clusters.identity(),
     });
-    let output = args.output.claim("map", settings, &input, &launch, storage)?;
     let Some(images) = &input.images else { bail!("a map shows images: give --shards") };
     let ranks = connect(&launch, &args.input.compute)?;
+    let claimed = args.output.claim("map", settings, &input, &launch, storage);
+    let output = together(&ranks, claimed)?;
     let found = args.clusters.run(&input.rows, &args.output.out, &ranks)?;
     ranks.finish()?;
     if output.is_writer {
@@ -72,10 +72,10 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
             bail!("--level {level}: there are {} levels of clusters", found.tree.n_levels());
         }
         let map = map(args, &input, images, &found, kept.as_deref(), level - 1)?;
-        let path = output.path(PAGE);
+        let path = output.path(MAP);
         pipeline::file::replace(&path, map_html(&map).as_bytes())
             .with_context(|| format!("cannot write {}", path.display()))?;
-        out!("{} clusters of level {level}: {}", map.sizes.len(), path.display());
+        out!("{} clusters of level {level}: {}", found.tree.n_clusters(level - 1), path.display());
     }
     let all = vec![true; input.rows.len()];
     let cluster = |row: usize| vec![("clusters", json!(clusters_of(&found, row)))];
@@ -129,7 +129,7 @@ fn map(
         let rows = &members[*cluster];
         [rows.len(), n_kept(rows).unwrap_or(rows.len())]
     });
-    let sizes = sizes.collect();
+    let sizes = spread(&sizes.collect::<Vec<_>>());
     if order.len() > args.max_clusters {
         let (first, last) = (args.max_clusters.div_ceil(2), args.max_clusters / 2);
         order.drain(first..order.len() - last);
@@ -137,7 +137,7 @@ fn map(
     let draw = |cluster: &usize| drawn(args, input, images, found, kept, (*cluster, &members[*cluster]));
     let clusters: anyhow::Result<Vec<DrawnCluster>> = order.par_iter().map(draw).collect();
     Ok(ClusterMap {
-        name: images.specs.join(" "),
+        name: images.specs.iter().map(|spec| redact_list(spec)).collect::<Vec<_>>().join(" "),
         n_images: input.rows.len(),
         n_kept: kept.map(|kept| kept.iter().filter(|is_kept| **is_kept).count()),
         n_clusters: (0..found.tree.n_levels()).map(|level| found.tree.n_clusters(level)).collect(),
@@ -146,6 +146,13 @@ fn map(
         clusters: clusters?,
         about: "Clusters are those of hierarchical k-means of the features, by cosine similarity.".into(),
     })
+}
+
+/// Returns sizes that are spread evenly over `sizes`, at most as many as a page has room for bars.
+fn spread(sizes: &[[usize; 2]]) -> Vec<[usize; 2]> {
+    const MAX_BARS: usize = 200;
+    let n = sizes.len().min(MAX_BARS);
+    (0..n).map(|i| sizes[i * sizes.len() / n]).collect()
 }
 
 /// Returns a cluster with images that are spread over the distances of its rows from their centers.

@@ -16,11 +16,11 @@ use crate::cluster::launch::Launch;
 use crate::console::say;
 use crate::curation::cells::CellFlags;
 use crate::curation::input::{Input, InputFlags};
-use crate::curation::output::{OutputFlags, six_digits};
+use crate::curation::output::{Output, OutputFlags, PAIRS, QUALITIES, six_digits};
 use crate::curation::pairs::draw_pairs;
 use crate::curation::progress::Bars;
 use crate::curation::quality::{Quality, qualities};
-use crate::curation::ranks::connect;
+use crate::curation::ranks::{connect, together};
 
 /// Flags of `curate near-duplicates`.
 #[derive(clap::Args)]
@@ -48,20 +48,14 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let input = args.input.open(Metric::Cosine, &launch, storage, folder)?;
     input.rows.largest(0..input.rows.len())?;
     let settings = json!({ "threshold": args.threshold.to_string(), "cells": args.cells.identity() });
-    let output = args.output.claim("near-duplicates", settings, &input, &launch, storage)?;
     let ranks = connect(&launch, &args.input.compute)?;
-    let quality = match &input.images {
-        Some(images) => Some(qualities(images, input.rows.len())?),
-        None => {
-            say(
-                "note: without --shards, the first of several near-duplicates is kept; with them, the one with the most pixels, \
-                 then the sharpest",
-            );
-            None
-        }
-    };
+    let claimed = args.output.claim("near-duplicates", settings, &input, &launch, storage);
+    let output = together(&ranks, claimed)?;
+    let quality = quality_of(&input, &output, &ranks)?;
     let cells = args.cells.cells(&input.rows, &args.output.out, &ranks)?;
-    let found = find(&input.rows, cells, quality.as_deref(), args.threshold, &ranks)?;
+    // Equal rows of unit length have a product of 1 but for rounding.
+    let threshold = args.threshold.min(1.0 - 1e-6);
+    let found = find(&input.rows, cells, quality.as_deref(), threshold, &ranks)?;
     ranks.finish()?;
     let kept: Vec<bool> = (0..input.rows.len()).map(|row| found.original(row).is_none()).collect();
     let n_copies = kept.iter().filter(|is_kept| !**is_kept).count();
@@ -72,8 +66,15 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
             groups.len(),
             args.threshold
         );
+        if 2 * n_copies > kept.len() {
+            say(format!(
+                "warning: {} % of the images are near-duplicates: pairs.png (with --shards) shows whether {} is too low for this network",
+                100 * n_copies / kept.len(),
+                args.threshold
+            ));
+        }
         if let Some(images) = &input.images {
-            let path = output.path("pairs.png");
+            let path = output.path(PAIRS);
             if draw_pairs(&path, images, &input.names, &found)? {
                 out!("pairs around the threshold: {}", path.display());
             }
@@ -86,6 +87,33 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     ]);
     output.write(&input, &kept, &columns, summary)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the quality of each image, which the first rank looks at; `None` without images.
+fn quality_of(
+    input: &Input,
+    output: &Output<'_>,
+    ranks: &Communicator,
+) -> anyhow::Result<Option<Vec<Quality>>> {
+    let Some(images) = &input.images else {
+        if output.is_writer {
+            say(
+                "note: without --shards, the first of several near-duplicates is kept; with them, the one with the most \
+                 pixels, then the sharpest",
+            );
+        }
+        return Ok(None);
+    };
+    let found = match output.is_writer {
+        true => qualities(images, input.rows.len(), &output.path(QUALITIES)),
+        false => Ok(Vec::new()),
+    };
+    let found = together(ranks, found)?;
+    let words: Vec<[u64; 2]> = found.iter().map(|one| [one.n_pixels, one.sharpness.to_bits()]).collect();
+    let bytes = ranks.broadcast("qualities", bytemuck::cast_slice(&words).to_vec())?;
+    let words: Vec<[u64; 2]> = bytemuck::pod_collect_to_vec(&bytes);
+    let one = |[n_pixels, bits]: [u64; 2]| Quality { n_pixels, sharpness: f64::from_bits(bits) };
+    Ok(Some(words.into_iter().map(one).collect()))
 }
 
 /// Finds the near-duplicates in `cells`, the images with the best `quality` first.

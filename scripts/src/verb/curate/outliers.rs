@@ -13,10 +13,10 @@ use serde_json::{Map, json};
 use crate::cluster::launch::Launch;
 use crate::curation::cells::CellFlags;
 use crate::curation::input::InputFlags;
-use crate::curation::output::{OutputFlags, six_digits};
+use crate::curation::output::{OUTLIERS, OutputFlags, six_digits};
 use crate::curation::pairs::draw_images;
 use crate::curation::progress::Bars;
-use crate::curation::ranks::connect;
+use crate::curation::ranks::{connect, together};
 
 /// Flags of `curate outliers`.
 #[derive(clap::Args)]
@@ -47,8 +47,9 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let n = input.rows.len();
     input.rows.largest(0..n)?;
     let settings = json!({ "neighbors": args.neighbors, "share": args.share.to_string(), "cells": args.cells.identity() });
-    let output = args.output.claim("outliers", settings, &input, &launch, storage)?;
     let ranks = connect(&launch, &args.input.compute)?;
+    let claimed = args.output.claim("outliers", settings, &input, &launch, storage);
+    let output = together(&ranks, claimed)?;
     let cells = args.cells.cells(&input.rows, &args.output.out, &ranks)?;
     let means = {
         let bars = Bars::new(None, input.rows.width());
@@ -57,7 +58,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     ranks.finish()?;
     let mut order: Vec<usize> = (0..n).collect();
     order.sort_by(|a, b| means[*a].total_cmp(&means[*b]).then(a.cmp(b)));
-    let n_out = (n as f64 * args.share) as usize;
+    let n_out = (n as f64 * args.share).round() as usize;
     let mut kept = vec![true; n];
     order[..n_out].iter().for_each(|row| kept[*row] = false);
     if output.is_writer {
@@ -70,7 +71,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
             at(0.5)
         );
         if let Some(images) = &input.images {
-            let path = output.path("outliers.png");
+            let path = output.path(OUTLIERS);
             let shown: Vec<(usize, String, bool)> =
                 order.iter().take(60).map(|row| (*row, format!("{:.3}", means[*row]), !kept[*row])).collect();
             if draw_images(

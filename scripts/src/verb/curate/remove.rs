@@ -13,7 +13,7 @@ use serde_json::{Map, json};
 use crate::cluster::launch::Launch;
 use crate::curation::input::InputFlags;
 use crate::curation::others::OtherFlags;
-use crate::curation::output::{OutputFlags, six_digits};
+use crate::curation::output::{OutputFlags, PAIRS, six_digits};
 use crate::curation::pairs::{Match, draw_matches};
 use crate::curation::progress::Bars;
 
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
         let bars = Bars::new(None, input.rows.width());
         most_similar(&input.rows, &like.rows, &bars)?
     };
-    let kept: Vec<bool> = found.iter().map(|one| one.similarity < args.threshold).collect();
+    let kept: Vec<bool> = found.iter().map(|one| one.similarity < args.threshold.min(1.0 - 1e-6)).collect();
     if output.is_writer {
         let n_removed = kept.iter().filter(|is_kept| !**is_kept).count();
         out!(
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
                 other: one.query as usize,
                 similarity: one.similarity,
             };
-            let path = output.path("pairs.png");
+            let path = output.path(PAIRS);
             let all: Vec<Match> = found.iter().map(matches).collect();
             if draw_matches(&path, (images, &all), (others, &like.names), args.threshold)? {
                 out!("pairs around the threshold: {}", path.display());

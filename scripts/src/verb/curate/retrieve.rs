@@ -17,7 +17,7 @@ use crate::curation::input::InputFlags;
 use crate::curation::others::OtherFlags;
 use crate::curation::output::{OutputFlags, six_digits};
 use crate::curation::progress::Bars;
-use crate::curation::ranks::connect;
+use crate::curation::ranks::{connect, together};
 
 /// Flags of `curate retrieve`.
 #[derive(clap::Args)]
@@ -57,7 +57,9 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let settings = json!({
         "like": like.identity, "count": args.count, "by": format!("{:?}", args.by), "clusters": args.clusters.identity(),
     });
-    let output = args.output.claim("retrieve", settings, &input, &launch, storage)?;
+    let ranks = connect(&launch, &args.input.compute)?;
+    let claimed = args.output.claim("retrieve", settings, &input, &launch, storage);
+    let output = together(&ranks, claimed)?;
     let n = input.rows.len();
     input.rows.largest(0..n)?;
     like.rows.largest(0..like.rows.len())?;
@@ -67,13 +69,12 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
             nearest_images(&input.rows, &like.rows, args.count as usize, &bars)?
         }
         By::Cluster => {
-            let ranks = connect(&launch, &args.input.compute)?;
             let clusters = args.clusters.run(&input.rows, &args.output.out, &ranks)?;
-            ranks.finish()?;
             let (parents, seed) = (clusters.tree.parents(0), args.clusters.limits.seed);
             from_clusters(&input.rows, &like.rows, &clusters.centers[0], parents, args.count as usize, seed)?
         }
     };
+    ranks.finish()?;
     let by_row: HashMap<u32, Retrieved> = found.iter().map(|one| (one.row, *one)).collect();
     let kept: Vec<bool> = (0..n as u32).map(|row| by_row.contains_key(&row)).collect();
     if output.is_writer {

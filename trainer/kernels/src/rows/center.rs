@@ -92,8 +92,10 @@ impl Scratch {
             largest(&self.products, halves, first as u32, &mut best);
         }
         for ((nearest, (score, number)), row) in nearest.iter_mut().zip(best).zip(self.rows.chunks_exact(d)) {
-            // Rounding may put a row that lies on its center below zero.
-            let distance = (squared_length(row) - 2.0 * score).max(0.0);
+            // A row that lies on its center is at distance zero but for rounding.
+            let squares = squared_length(row);
+            let distance = squares - 2.0 * score;
+            let distance = if distance < 4.0 * f32::EPSILON * squares { 0.0 } else { distance };
             if distance < nearest.distance {
                 *nearest = NearestCenter { cell: first_cell + number, distance };
             }

@@ -9,8 +9,9 @@ use rayon::prelude::*;
 use super::{Rows, blocks};
 use crate::ops::gemm::{Mat, gemm};
 
-/// Maximum number of queries per block of a thread: many, so that the cost of copying candidates is negligible.
-const QUERIES: usize = 512;
+/// Number of queries per block, whatever the number of threads, so that the bits of a product do not depend on it; many, so that the cost of
+/// copying candidates is negligible.
+const QUERIES: usize = 256;
 
 /// Number of candidates per block. The block stays in a core's cache.
 const CANDIDATES: usize = 1024;
@@ -25,8 +26,7 @@ pub fn nearest_rows(
     excludes_itself: bool,
 ) -> Vec<Vec<(u32, f32)>> {
     let k = k.min(candidates.len());
-    let share = queries.len().div_ceil(rayon::current_num_threads()).clamp(1, QUERIES);
-    let all: Vec<Range<usize>> = blocks(0..queries.len(), share).collect();
+    let all: Vec<Range<usize>> = blocks(0..queries.len(), QUERIES).collect();
     let search = |range: &Range<usize>| search_block(candidates, queries, range.clone(), k, excludes_itself);
     all.par_iter().flat_map_iter(search).collect()
 }
