@@ -17,14 +17,20 @@ fn world(degrees: &[f32]) -> World {
     world
 }
 
-/// Writes features of the world's first `n` images under `name`.
-fn write_features(world: &World, name: &str, rows: &[f32], width: usize, n: usize) {
+/// Returns a NumPy file of `rows`, `[n, width]`.
+fn npy(rows: &[f32], width: usize) -> Vec<u8> {
+    let n = rows.len() / width;
     let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({n}, {width}), }}");
     let header = format!("{header:<117}\n");
     let bytes: Vec<u8> = rows.iter().flat_map(|value| value.to_le_bytes()).collect();
     let len = (header.len() as u16).to_le_bytes();
-    let file = [b"\x93NUMPY\x01\x00", &len[..], header.as_bytes(), &bytes].concat();
-    fs::write(world.path(&format!("{name}.npy")), file).unwrap();
+    [b"\x93NUMPY\x01\x00", &len[..], header.as_bytes(), &bytes].concat()
+}
+
+/// Writes features of the world's first `n` images under `name`.
+fn write_features(world: &World, name: &str, rows: &[f32], width: usize, n: usize) {
+    assert_eq!(rows.len(), n * width);
+    fs::write(world.path(&format!("{name}.npy")), npy(rows, width)).unwrap();
     let dataset = world.dataset();
     let line = |i: usize| {
         let (shard, key, _) = dataset.describe(SampleId(i as u64));
@@ -264,37 +270,40 @@ fn mistakes_are_one_line() {
     }
 }
 
-/// Any number of ranks finds the clusters that one process finds.
-#[test]
-fn ranks_find_the_same_clusters() {
-    let degrees: Vec<f32> = (0..1500).map(|i| (i * 7919 % 3600) as f32 / 10.0).collect();
-    let world = World::new(4);
-    let rows: Vec<f32> = degrees.iter().flat_map(|a| [a.to_radians().cos(), a.to_radians().sin()]).collect();
-    let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (1500, 2), }";
-    let header = format!("{header:<117}\n");
-    let bytes: Vec<u8> = rows.iter().flat_map(|value| value.to_le_bytes()).collect();
-    let len = (header.len() as u16).to_le_bytes();
-    fs::write(world.path("x.npy"), [b"\x93NUMPY\x01\x00", &len[..], header.as_bytes(), &bytes].concat())
-        .unwrap();
-    let args = ["--clusters", "60,6", "--count", "300", "--resample-times", "2"];
-    ok(&curate(&world, "balance", "alone", &args));
-    assert_eq!(list(&world, "alone").iter().filter(|row| row["keep"] == true).count(), 300);
-    #[cfg(feature = "mpi")]
-    over_ranks(&world, &args);
-}
-
+/// The verbs whose work ranks divide, with their settings.
 #[cfg(feature = "mpi")]
-fn over_ranks(world: &World, args: &[&str]) {
-    let (features, out) = (world.text("x.npy"), world.text("ranks"));
-    let args: Vec<String> = [&["curate", "balance", "--features", &features, "--out", &out], args]
-        .concat()
-        .iter()
-        .map(ToString::to_string)
-        .collect();
-    let done = crate::mpirun::mpirun(3, world.folder.path(), &args).output().unwrap();
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    for file in ["list.jsonl", "clusters.safetensors"] {
-        let (alone, ranks) = (world.path("alone").join(file), world.path("ranks").join(file));
-        assert!(fs::read(alone).unwrap() == fs::read(ranks).unwrap(), "{file} differs");
+const OVER_RANKS: [(&str, &[&str]); 4] = [
+    ("balance", &["--clusters", "60,6", "--count", "300", "--resample-times", "2", "--splits", "2,1"]),
+    ("near-duplicates", &["--threshold", "0.99999", "--cells", "1"]),
+    ("near-duplicates", &["--threshold", "0.99999", "--cells", "7"]),
+    ("outliers", &["--share", "0.05"]),
+];
+
+/// Processes under mpirun write what one process writes, byte for byte.
+#[cfg(feature = "mpi")]
+#[test]
+fn processes_under_mpirun_write_what_one_does() {
+    let world = World::new(4);
+    let degrees = (0..1500).map(|i| (i * 7919 % 3600) as f32 / 10.0 + (i % 7) as f32 * 0.001);
+    let rows: Vec<f32> = degrees.flat_map(|a| [a.to_radians().cos(), a.to_radians().sin()]).collect();
+    fs::write(world.path("x.npy"), npy(&rows, 2)).unwrap();
+    for (number, (verb, args)) in OVER_RANKS.into_iter().enumerate() {
+        let (alone, ranks) = (format!("alone{number}"), format!("ranks{number}"));
+        ok(&curate(&world, verb, &alone, args));
+        let (features, out) = (world.text("x.npy"), world.text(&ranks));
+        let args = [&["curate", verb, "--features", &features, "--out", &out], args].concat();
+        let args: Vec<String> = args.iter().map(ToString::to_string).collect();
+        let done = crate::mpirun::mpirun(3, world.folder.path(), &args).output().unwrap();
+        let said =
+            |rank: usize| fs::read_to_string(world.path(&format!("stderr-{rank}"))).unwrap_or_default();
+        assert!(done.status.success(), "{verb}: {}", said(0));
+        for file in ["list.jsonl", "keep.txt", "clusters.safetensors"] {
+            let (alone, ranks) = (world.path(&alone).join(file), world.path(&ranks).join(file));
+            assert_eq!(alone.exists(), ranks.exists());
+            assert!(
+                !alone.exists() || fs::read(alone).unwrap() == fs::read(ranks).unwrap(),
+                "{verb}: {file} differs"
+            );
+        }
     }
 }
