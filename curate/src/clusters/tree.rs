@@ -43,6 +43,16 @@ impl Tree {
         &self.parents[level]
     }
 
+    /// Returns the clusters of a row, the lowest level first.
+    pub fn clusters_of(&self, row: usize) -> Vec<u32> {
+        let mut number = row as u32;
+        let of_level = |parents: &Vec<u32>| {
+            number = parents[number as usize];
+            number
+        };
+        self.parents.iter().map(of_level).collect()
+    }
+
     /// Returns the numbers of rows of the clusters of each level, the lowest first.
     pub fn sizes(&self) -> Vec<Vec<u64>> {
         let mut below = vec![1u64; self.n_rows()];

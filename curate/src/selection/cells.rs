@@ -18,7 +18,8 @@ impl Cells {
     }
 
     /// Returns cells whose rows are listed, in their order.
-    pub fn from_rows(cells: Vec<Vec<u32>>) -> Self {
+    #[cfg(test)]
+    pub(crate) fn from_rows(cells: Vec<Vec<u32>>) -> Self {
         Self(cells)
     }
 
@@ -33,10 +34,5 @@ impl Cells {
     /// Returns the rows of each cell.
     pub fn rows(&self) -> &[Vec<u32>] {
         &self.0
-    }
-
-    /// Returns the number of pairs of rows that are compared.
-    pub fn n_pairs(&self) -> u64 {
-        self.0.iter().map(|rows| rows.len() as u64 * (rows.len() as u64).saturating_sub(1) / 2).sum()
     }
 }

@@ -5,15 +5,6 @@ const { map, version } = JSON.parse(document.getElementById("data").textContent)
 const main = document.getElementById("main");
 const number = (value) => value.toLocaleString("en");
 
-function el(name, attributes, ...children) {
-  const node = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes || {})) {
-    if (key === "class") node.className = value; else node.setAttribute(key, value);
-  }
-  node.append(...children.filter((child) => child !== null && child !== undefined));
-  return node;
-}
-
 const kept = map.n_kept !== null;
 document.getElementById("title").textContent = `Clusters of ${map.name}`;
 document.title = `Clusters of ${map.name}`;

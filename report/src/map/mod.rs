@@ -73,6 +73,7 @@ pub fn map_html(map: &ClusterMap) -> String {
     let data = data.to_string().replace('<', "\\u003c");
     let parts = [
         ("/*style*/", include_str!("../page/page.css")),
+        ("/*elements*/", include_str!("../page/elements.js")),
         ("/*script*/", include_str!("map.js")),
         // Last, so that nothing in the data is taken for one of the other placeholders.
         ("/*data*/", &data),

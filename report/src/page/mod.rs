@@ -43,6 +43,7 @@ pub fn html(reports: &[Report], made_at_s: u64) -> String {
     let mut page = include_str!("page.html").to_string();
     let parts = [
         ("/*style*/", include_str!("page.css")),
+        ("/*elements*/", include_str!("elements.js")),
         ("/*charts*/", include_str!("charts.js")),
         ("/*script*/", include_str!("page.js")),
         // Last, so that nothing in the data is taken for one of the other placeholders.

@@ -6,15 +6,6 @@ const runs = data.runs;
 const several = runs.length > 1;
 const main = document.getElementById("main");
 
-function el(name, attributes, ...children) {
-  const node = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes || {})) {
-    if (key === "class") node.className = value; else node.setAttribute(key, value);
-  }
-  node.append(...children.filter((child) => child !== null && child !== undefined));
-  return node;
-}
-
 const dot = (run) => { const node = el("span", { class: "dot" }); node.style.background = color(run); return node; };
 const named = (run) => el("span", { class: "named" }, dot(run), runs[run].overview.name);
 

@@ -176,30 +176,18 @@ impl InputFlags {
 
     /// Reads the files of features.
     fn read(&self, dataset: Option<Arc<Dataset>>, metric: Metric) -> anyhow::Result<Input> {
-        let set = read_features(&self.features, metric)?;
-        let images = match dataset {
-            None => None,
-            Some(dataset) => {
-                let of_row = matched(&dataset, &set.names)
-                    .with_context(|| format!("--shards {}", redact_list(&self.shards.join(" "))))?;
-                Some(Images { dataset, specs: self.shards.clone(), of_row })
-            }
-        };
-        Ok(Input { rows: set.rows, names: set.names, images, identity: set.identity, weights: set.weights })
+        let mut input = read_features(&self.features, metric)?;
+        if let Some(dataset) = dataset {
+            let of_row = matched(&dataset, &input.names)
+                .with_context(|| format!("--shards {}", redact_list(&self.shards.join(" "))))?;
+            input.images = Some(Images { dataset, specs: self.shards.clone(), of_row });
+        }
+        Ok(input)
     }
 }
 
-/// Features of one or several files.
-pub(crate) struct FeatureFiles {
-    pub(crate) rows: FeatureRows,
-    pub(crate) names: Vec<ImageName>,
-    pub(crate) identity: Vec<Value>,
-    /// Fingerprint of the weights, if a file states it.
-    pub(crate) weights: Option<String>,
-}
-
-/// Reads files of features as one set.
-pub(crate) fn read_features(paths: &[PathBuf], metric: Metric) -> anyhow::Result<FeatureFiles> {
+/// Reads files of features as one set, without images.
+pub(crate) fn read_features(paths: &[PathBuf], metric: Metric) -> anyhow::Result<Input> {
     let (mut parts, mut names) = (Vec::<Numbers>::new(), Vec::new());
     let mut first: Option<(usize, Option<String>)> = None;
     for path in paths {
@@ -229,5 +217,5 @@ pub(crate) fn read_features(paths: &[PathBuf], metric: Metric) -> anyhow::Result
     }
     let rows = FeatureRows::new(width, parts, metric)?;
     let identity = vec![json!({ "features": format!("{:016x}", rows.fingerprint()), "weights": weights })];
-    Ok(FeatureFiles { rows, names, identity, weights })
+    Ok(Input { rows, names, images: None, identity, weights })
 }

@@ -13,3 +13,4 @@ pub(crate) mod progress;
 pub(crate) mod quality;
 pub(crate) mod ranks;
 pub(crate) mod saved;
+pub(crate) mod threshold;

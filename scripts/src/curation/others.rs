@@ -3,13 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use curate::{FeatureRows, Metric};
-use eval::features::file::ImageName;
+use curate::Metric;
 use kernels::rows::Rows;
 use pipeline::Storage;
-use serde_json::Value;
 
-use super::input::{Images, Input, InputFlags, read_features};
+use super::input::{Input, InputFlags, read_features};
 use crate::cluster::launch::Launch;
 
 /// Flags for the other images.
@@ -23,14 +21,6 @@ pub(crate) struct OtherFlags {
     like_features: Vec<PathBuf>,
 }
 
-/// The other images and their features.
-pub(crate) struct Others {
-    pub(crate) rows: FeatureRows,
-    pub(crate) names: Vec<ImageName>,
-    pub(crate) images: Option<Images>,
-    pub(crate) identity: Vec<Value>,
-}
-
 impl OtherFlags {
     /// Opens the other images, which must have features of the network that `input` has been computed by.
     pub(crate) fn open(
@@ -40,20 +30,12 @@ impl OtherFlags {
         launch: &Launch,
         storage: &Storage,
         folder: &Path,
-    ) -> anyhow::Result<Others> {
-        let (others, weights) = match self.like.as_slice() {
-            [] => {
-                let files = read_features(&self.like_features, Metric::Cosine)?;
-                let (rows, names, identity) = (files.rows, files.names, files.identity);
-                (Others { rows, names, images: None, identity }, files.weights)
-            }
-            specs => {
-                let other = flags.open_others(specs, Metric::Cosine, launch, storage, folder)?;
-                let Input { rows, names, images, identity, weights } = other;
-                (Others { rows, names, images, identity }, weights)
-            }
+    ) -> anyhow::Result<Input> {
+        let others = match self.like.as_slice() {
+            [] => read_features(&self.like_features, Metric::Cosine)?,
+            specs => flags.open_others(specs, Metric::Cosine, launch, storage, folder)?,
         };
-        if let (Some(here), Some(there)) = (&input.weights, &weights)
+        if let (Some(here), Some(there)) = (&input.weights, &others.weights)
             && here != there
         {
             bail!("the features are of other weights than those of the images that they are compared with");

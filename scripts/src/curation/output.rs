@@ -8,7 +8,6 @@ use anyhow::{Context, bail};
 use eval::features::file::ImageName;
 use pipeline::Storage;
 use pipeline::secrets::redact_list;
-use pipeline::shard::write::ShardLimits;
 use serde_json::{Map, Value, json};
 
 use super::clusters;
@@ -20,7 +19,7 @@ use crate::shards::hold::hold;
 use crate::shards::names::shard_list;
 use crate::shards::open::is_folder_of_images;
 use crate::shards::rewrite::claim;
-use crate::shards::samples::{check_keys, write_samples};
+use crate::shards::samples::{LimitFlags, check_keys, write_samples};
 
 /// List of all images, one line each.
 pub(crate) const LIST: &str = "list.jsonl";
@@ -56,15 +55,8 @@ pub(crate) struct OutputFlags {
     /// Prefix of the shards' names.
     #[arg(long, default_value = "train")]
     prefix: String,
-    /// Largest number of samples of a shard.
-    #[arg(long, default_value_t = 10_000)]
-    samples_per_shard: u64,
-    /// Largest size of a shard, in bytes.
-    #[arg(long, default_value_t = 1 << 30)]
-    bytes_per_shard: u64,
-    /// Give samples new keys, by number. Needed if different shards have the same keys.
-    #[arg(long)]
-    renumber: bool,
+    #[command(flatten)]
+    limits: LimitFlags,
     /// Start over in a folder that holds the output of another call, which is deleted.
     #[arg(long)]
     overwrite: bool,
@@ -95,7 +87,7 @@ impl OutputFlags {
         launch: &Launch,
         storage: &'a Storage,
     ) -> anyhow::Result<Output<'a>> {
-        if self.pack && !self.renumber {
+        if self.pack && !self.limits.renumber {
             let images = input.images.as_ref().context("--pack needs --shards")?;
             check_keys((0..input.names.len()).map(|row| images.locate(row)))?;
         }
@@ -107,8 +99,7 @@ impl OutputFlags {
         settings["shards"] = json!(specs.map(|spec| redact_list(spec)).collect::<Vec<_>>());
         let samples = input.images.as_ref().map(|images| images.dataset.samples_fingerprint());
         settings["samples"] = json!(samples.map(|hash| format!("{hash:016x}")));
-        settings["pack"] =
-            json!([self.pack, self.prefix, self.samples_per_shard, self.bytes_per_shard, self.renumber]);
+        settings["pack"] = json!([self.pack, self.prefix, self.limits.identity()]);
         self.check_strangers()?;
         if let Some(images) = &input.images {
             self.check_inputs(images)?;
@@ -234,19 +225,9 @@ impl Output<'_> {
             bail!("no image is kept");
         }
         copy_class_names(&images.specs, self.storage, &self.flags.out)?;
-        let limits = ShardLimits {
-            max_samples: self.flags.samples_per_shard.max(1),
-            max_bytes: self.flags.bytes_per_shard,
-        };
         let progress = bar(samples.len() as u64, "pack");
-        let n_shards = write_samples(
-            &self.flags.out,
-            &self.flags.prefix,
-            limits,
-            &samples,
-            self.flags.renumber,
-            &progress,
-        )?;
+        let n_shards =
+            write_samples(&self.flags.out, &self.flags.prefix, &self.flags.limits, &samples, &progress)?;
         progress.finish_and_clear();
         Ok(n_shards)
     }

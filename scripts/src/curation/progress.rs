@@ -5,17 +5,16 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use curate::Progress;
-use indicatif::ProgressBar;
 
 use super::saved::save_centers;
-use crate::progress::bar;
+use crate::evaluation::flags::StageBar;
 
 /// Least time between two saves of k-means.
 const SAVE_EVERY: Duration = Duration::from_secs(30);
 
 /// Bars, one for each stage, and the file that k-means saves its centers to.
 pub(crate) struct Bars {
-    bar: ProgressBar,
+    bar: StageBar,
     centers: Option<PathBuf>,
     width: usize,
     saved: Mutex<Instant>,
@@ -24,19 +23,17 @@ pub(crate) struct Bars {
 impl Bars {
     /// Creates the bars. With a path, k-means saves its centers, of this width, there.
     pub(crate) fn new(centers: Option<PathBuf>, width: usize) -> Self {
-        Self { bar: bar(0, ""), centers, width, saved: Mutex::new(Instant::now()) }
+        Self { bar: StageBar::new(), centers, width, saved: Mutex::new(Instant::now()) }
     }
 }
 
 impl Progress for Bars {
     fn begins(&self, stage: &str, n_rows: u64) {
-        self.bar.set_prefix(stage.to_string());
-        self.bar.set_length(n_rows);
-        self.bar.reset();
+        eval::Progress::begins(&self.bar, stage, n_rows as usize);
     }
 
     fn advances(&self, n_rows: u64) {
-        self.bar.inc(n_rows);
+        eval::Progress::seen(&self.bar, n_rows as usize);
     }
 
     fn save(&self, centers: &[f32], n_iterations: usize) -> std::io::Result<()> {
@@ -47,11 +44,5 @@ impl Progress for Bars {
         }
         *saved = Instant::now();
         save_centers(path, centers, self.width, n_iterations)
-    }
-}
-
-impl Drop for Bars {
-    fn drop(&mut self) {
-        self.bar.finish_and_clear();
     }
 }

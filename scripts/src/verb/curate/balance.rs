@@ -150,12 +150,7 @@ fn columns_of(
     row: usize,
 ) -> Vec<(&'static str, Value)> {
     let mut columns = Vec::new();
-    let mut cluster = row as u32;
-    let mut clusters = Vec::new();
-    for level in 0..found.tree.n_levels() {
-        cluster = found.tree.parents(level)[cluster as usize];
-        clusters.push(cluster);
-    }
+    let clusters = found.tree.clusters_of(row);
     match names {
         Some(names) => columns.push(("group", json!(names[clusters[0] as usize]))),
         // The lowest level first.

@@ -1,6 +1,6 @@
 //! `ocelli curate map`: draws clusters as a page.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -22,6 +22,7 @@ use crate::curation::input::{Images, Input, InputFlags};
 use crate::curation::output::{MAP, OutputFlags};
 use crate::curation::pairs::image;
 use crate::curation::ranks::{connect, together};
+use crate::shards::samples::KeyList;
 
 /// Number of classes that are named for a cluster.
 const N_CLASSES: usize = 4;
@@ -78,32 +79,15 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
         out!("{} clusters of level {level}: {}", found.tree.n_clusters(level - 1), path.display());
     }
     let all = vec![true; input.rows.len()];
-    let cluster = |row: usize| vec![("clusters", json!(clusters_of(&found, row)))];
+    let cluster = |row: usize| vec![("clusters", json!(found.tree.clusters_of(row)))];
     output.write(&input, kept.as_deref().unwrap_or(&all), &cluster, Map::new())?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the clusters of a row, the lowest level first.
-fn clusters_of(found: &Hierarchy, row: usize) -> Vec<u32> {
-    let mut cluster = row as u32;
-    let levels = 0..found.tree.n_levels();
-    levels
-        .map(|level| {
-            cluster = found.tree.parents(level)[cluster as usize];
-            cluster
-        })
-        .collect()
-}
-
 /// Reads which images are kept: a line is a key, or shard, tab and key.
 fn read_kept(path: &Path, names: &[ImageName]) -> anyhow::Result<Vec<bool>> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let lines: HashSet<&str> = text.lines().collect();
-    let is_kept = |name: &ImageName| {
-        let exact = name.shard.as_ref().map(|shard| format!("{shard}\t{}", name.key));
-        lines.contains(name.key.as_str()) || exact.is_some_and(|line| lines.contains(line.as_str()))
-    };
-    let kept: Vec<bool> = names.iter().map(is_kept).collect();
+    let list = KeyList::read(path)?;
+    let kept: Vec<bool> = names.iter().map(|name| list.names(name.shard.as_deref(), &name.key)).collect();
     match kept.contains(&true) {
         true => Ok(kept),
         false => bail!("{} names none of these images", path.display()),
@@ -120,7 +104,7 @@ fn map(
 ) -> anyhow::Result<ClusterMap> {
     let mut members: Vec<Vec<usize>> = vec![Vec::new(); found.tree.n_clusters(level)];
     for row in 0..input.rows.len() {
-        members[clusters_of(found, row)[level] as usize].push(row);
+        members[found.tree.clusters_of(row)[level] as usize].push(row);
     }
     let n_kept = |rows: &[usize]| kept.map(|kept| rows.iter().filter(|row| kept[**row]).count());
     let mut order: Vec<usize> = (0..members.len()).collect();

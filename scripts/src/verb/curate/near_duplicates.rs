@@ -4,7 +4,6 @@ use std::cmp::Reverse;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::bail;
 use curate::selection::{Cells, Duplicates, NearestKept};
 use curate::{FeatureRows, Metric};
 use kernels::rows::Rows;
@@ -21,6 +20,7 @@ use crate::curation::pairs::draw_pairs;
 use crate::curation::progress::Bars;
 use crate::curation::quality::{Quality, qualities};
 use crate::curation::ranks::{connect, together};
+use crate::curation::threshold::ThresholdFlag;
 
 /// Flags of `curate near-duplicates`.
 #[derive(clap::Args)]
@@ -30,10 +30,8 @@ use crate::curation::ranks::{connect, together};
 pub(crate) struct Args {
     #[command(flatten)]
     input: InputFlags,
-    /// Cosine similarity from which on two images are near-duplicates. What it should be depends on the network and on the
-    /// images: pairs.png shows pairs above and below it.
-    #[arg(long, default_value_t = 0.95, value_name = "COSINE")]
-    threshold: f32,
+    #[command(flatten)]
+    threshold: ThresholdFlag,
     #[command(flatten)]
     cells: CellFlags,
     #[command(flatten)]
@@ -41,21 +39,18 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
-    if !(args.threshold > -1.0 && args.threshold <= 1.0) {
-        bail!("--threshold {}: a cosine similarity above -1 and at most 1 is needed", args.threshold);
-    }
+    let threshold = args.threshold.threshold;
     let launch = Launch::from_env()?;
     let input = args.input.open(Metric::Cosine, &launch, storage, folder)?;
     input.rows.largest(0..input.rows.len())?;
-    let settings = json!({ "threshold": args.threshold.to_string(), "cells": args.cells.identity() });
+    let settings = json!({ "threshold": threshold.to_string(), "cells": args.cells.identity() });
     let ranks = connect(&launch, &args.input.compute)?;
     let claimed = args.output.claim("near-duplicates", settings, &input, &launch, storage);
     let output = together(&ranks, claimed)?;
     let quality = quality_of(&input, &output, &ranks)?;
     let cells = args.cells.cells(&input.rows, &args.output.out, &ranks)?;
-    // Equal rows of unit length have a product of 1 but for rounding.
-    let threshold = args.threshold.min(1.0 - 1e-6);
-    let found = find(&input.rows, cells, quality.as_deref(), threshold, &ranks)?;
+    let least = args.threshold.least_product();
+    let found = find(&input.rows, cells, quality.as_deref(), least, &ranks)?;
     ranks.finish()?;
     let kept: Vec<bool> = (0..input.rows.len()).map(|row| found.original(row).is_none()).collect();
     let n_copies = kept.iter().filter(|is_kept| !**is_kept).count();
@@ -64,13 +59,13 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
         out!(
             "{n_copies} near-duplicates of {} images, at a cosine similarity of {} or more",
             groups.len(),
-            args.threshold
+            threshold
         );
         if 2 * n_copies > kept.len() {
             say(format!(
                 "warning: {} % of the images are near-duplicates: pairs.png (with --shards) shows whether {} is too low for this network",
                 100 * n_copies / kept.len(),
-                args.threshold
+                threshold
             ));
         }
         if let Some(images) = &input.images {
@@ -83,7 +78,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let columns = |row: usize| columns_of(&input, &found, quality.as_deref(), row);
     let summary = Map::from_iter([
         ("near_duplicates".to_string(), json!(n_copies)),
-        ("threshold".into(), six_digits(args.threshold)),
+        ("threshold".into(), six_digits(threshold)),
     ]);
     output.write(&input, &kept, &columns, summary)?;
     Ok(ExitCode::SUCCESS)

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::bail;
 use curate::Metric;
 use curate::selection::most_similar;
 use kernels::rows::Rows;
@@ -16,6 +15,7 @@ use crate::curation::others::OtherFlags;
 use crate::curation::output::{OutputFlags, PAIRS, six_digits};
 use crate::curation::pairs::{Match, draw_matches};
 use crate::curation::progress::Bars;
+use crate::curation::threshold::ThresholdFlag;
 
 /// Flags of `curate remove`.
 #[derive(clap::Args)]
@@ -27,22 +27,18 @@ pub(crate) struct Args {
     input: InputFlags,
     #[command(flatten)]
     like: OtherFlags,
-    /// Cosine similarity from which on an image is removed. What it should be depends on the network and on the images: pairs.png shows
-    /// pairs above and below it.
-    #[arg(long, default_value_t = 0.95, value_name = "COSINE")]
-    threshold: f32,
+    #[command(flatten)]
+    threshold: ThresholdFlag,
     #[command(flatten)]
     output: OutputFlags,
 }
 
 pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
-    if !(args.threshold > -1.0 && args.threshold <= 1.0) {
-        bail!("--threshold {}: a cosine similarity above -1 and at most 1 is needed", args.threshold);
-    }
+    let threshold = args.threshold.threshold;
     let launch = Launch::from_env()?;
     let input = args.input.open(Metric::Cosine, &launch, storage, folder)?;
     let like = args.like.open(&args.input, &input, &launch, storage, folder)?;
-    let settings = json!({ "like": like.identity, "threshold": args.threshold.to_string() });
+    let settings = json!({ "like": like.identity, "threshold": threshold.to_string() });
     let output = args.output.claim("remove", settings, &input, &launch, storage)?;
     let n = input.rows.len();
     input.rows.largest(0..n)?;
@@ -51,13 +47,13 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
         let bars = Bars::new(None, input.rows.width());
         most_similar(&input.rows, &like.rows, &bars)?
     };
-    let kept: Vec<bool> = found.iter().map(|one| one.similarity < args.threshold.min(1.0 - 1e-6)).collect();
+    let kept: Vec<bool> = found.iter().map(|one| one.similarity < args.threshold.least_product()).collect();
     if output.is_writer {
         let n_removed = kept.iter().filter(|is_kept| !**is_kept).count();
         out!(
             "{n_removed} images are like one of {} others, at a cosine similarity of {} or more",
             like.rows.len(),
-            args.threshold
+            threshold
         );
         if let (Some(images), Some(others)) = (&input.images, &like.images) {
             let matches = |one: &curate::selection::Retrieved| Match {
@@ -67,7 +63,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
             };
             let path = output.path(PAIRS);
             let all: Vec<Match> = found.iter().map(matches).collect();
-            if draw_matches(&path, (images, &all), (others, &like.names), args.threshold)? {
+            if draw_matches(&path, (images, &all), (others, &like.names), threshold)? {
                 out!("pairs around the threshold: {}", path.display());
             }
         }
@@ -79,7 +75,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
         columns.extend(name.shard.as_ref().map(|shard| ("like_shard", json!(shard))));
         columns
     };
-    let summary = Map::from_iter([("threshold".to_string(), six_digits(args.threshold))]);
+    let summary = Map::from_iter([("threshold".to_string(), six_digits(threshold))]);
     output.write(&input, &kept, &columns, summary)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -6,9 +6,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use augment::ViewRng;
-use pipeline::shard::write::ShardLimits;
 use pipeline::{Shard, Source, Storage};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -18,7 +17,7 @@ use crate::shards::classes::{copy_classes, names_beside};
 use crate::shards::hold::hold;
 use crate::shards::names::shard_list;
 use crate::shards::rewrite::{claim, inputs_of};
-use crate::shards::samples::{check_keys, write_samples};
+use crate::shards::samples::{KeyList, LimitFlags, check_keys, write_samples};
 
 /// Flags that the three verbs have in common.
 #[derive(clap::Args)]
@@ -29,15 +28,8 @@ pub(crate) struct Common {
     /// Folder that receives the shards. A job that was stopped continues there.
     #[arg(long)]
     out: PathBuf,
-    /// Largest number of samples of a shard.
-    #[arg(long, default_value_t = 10_000)]
-    samples_per_shard: u64,
-    /// Largest size of a shard, in bytes.
-    #[arg(long, default_value_t = 1 << 30)]
-    bytes_per_shard: u64,
-    /// Give samples new keys, by number. Needed if different shards have the same keys.
-    #[arg(long)]
-    renumber: bool,
+    #[command(flatten)]
+    limits: LimitFlags,
     /// End with one line of JSON.
     #[arg(long)]
     json: bool,
@@ -210,14 +202,10 @@ pub(crate) fn subset(args: &SubsetArgs, storage: &Storage) -> anyhow::Result<Exi
     let (sources, shards) = open(&args.common, storage)?;
     let mut places = all(&shards);
     if let Some(path) = &args.keys {
-        let text =
-            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        // A line names a key, or a shard and a key: keys of different shards may be the same.
-        let lines: HashSet<&str> = text.lines().collect();
+        let list = KeyList::read(path)?;
         places.retain(|place| {
             let shard = &shards[place.shard];
-            let key = shard.key(place.number);
-            lines.contains(key) || lines.contains(format!("{}\t{key}", shard.name()).as_str())
+            list.names(Some(&shard.name()), shard.key(place.number))
         });
     }
     if !args.classes.is_empty() {
@@ -305,7 +293,7 @@ fn write(
     parts: &[(String, Vec<SamplePosition>)],
 ) -> anyhow::Result<ExitCode> {
     settings["shards"] = json!(common.shards.iter().map(|spec| redact_list(spec)).collect::<Vec<_>>());
-    settings["limits"] = json!([common.samples_per_shard, common.bytes_per_shard, common.renumber]);
+    settings["limits"] = common.limits.identity();
     let n_samples: usize = parts.iter().map(|(_, places)| places.len()).sum();
     if n_samples == 0 {
         bail!("no samples were selected");
@@ -313,7 +301,7 @@ fn write(
     if let Some((name, _)) = parts.iter().find(|(name, _)| !is_file_name(name)) {
         bail!("{name:?} cannot be the name of shards");
     }
-    if !common.renumber {
+    if !common.limits.renumber {
         for (_, places) in parts {
             check_keys(places.iter().map(|place| (&shards[place.shard], place.number)))?;
         }
@@ -321,14 +309,12 @@ fn write(
     let _held = hold(&common.out)?;
     claim(inputs_of(sources, shards, &common.out)?, &common.out, verb, &settings, false)?;
     copy_classes(sources, &common.out, false)?;
-    let limits =
-        ShardLimits { max_samples: common.samples_per_shard.max(1), max_bytes: common.bytes_per_shard };
     let progress = bar(n_samples as u64, verb);
     let mut report = BTreeMap::new();
     for (prefix, places) in parts {
         let samples: Vec<(&Shard, usize)> =
             places.iter().map(|place| (&shards[place.shard], place.number)).collect();
-        let n_shards = write_samples(&common.out, prefix, limits, &samples, common.renumber, &progress)?;
+        let n_shards = write_samples(&common.out, prefix, &common.limits, &samples, &progress)?;
         report.insert(prefix.clone(), json!({ "samples": places.len(), "shards": n_shards }));
     }
     progress.finish_and_clear();
