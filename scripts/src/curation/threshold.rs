@@ -1,0 +1,27 @@
+//! The similarity from which on two images are too much alike.
+
+/// Product of two equal rows of unit length, at least: it is 1 but for rounding.
+const EQUAL: f32 = 1.0 - 1e-6;
+
+/// Flag of the threshold.
+#[derive(clap::Args)]
+pub(crate) struct ThresholdFlag {
+    /// Cosine similarity from which on two images are too much alike. What it should be depends on the network and on the images:
+    /// pairs.png shows pairs above and below it.
+    #[arg(long, default_value_t = 0.95, value_name = "COSINE", value_parser = cosine)]
+    pub(crate) threshold: f32,
+}
+
+impl ThresholdFlag {
+    /// Returns the least product of rows that are too much alike.
+    pub(crate) fn least_product(&self) -> f32 {
+        self.threshold.min(EQUAL)
+    }
+}
+
+fn cosine(text: &str) -> Result<f32, String> {
+    match text.parse() {
+        Ok(value) if value > -1.0 && value <= 1.0 => Ok(value),
+        _ => Err("expected a cosine similarity, above -1 and at most 1".into()),
+    }
+}
