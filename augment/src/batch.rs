@@ -14,15 +14,15 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
 use crate::decode::Decoder;
 use crate::stats::{Stage, StageStats, StageTimes};
-use crate::{AugmentError, DecodeRules, Rgb8, SampleKey, ViewMaker, ViewMix, Views};
+use crate::{AugmentError, DecodeRules, Image, SampleKey, ViewMaker, ViewMix, Views};
 
 /// Interval at which a thread that waits for a batch checks whether it should stop.
 const STOP_POLL: Duration = Duration::from_millis(100);
 
 /// An encoded image with its slot in a batch.
 pub trait EncodedImage: Send + 'static {
-    /// Returns the encoded bytes.
-    fn bytes(&self) -> &[u8];
+    /// Returns the encoded files: one, or those of the channels of an image that is not RGB.
+    fn files(&self) -> Vec<&[u8]>;
     /// Returns the number of the global batch.
     fn batch(&self) -> u64;
     /// Returns the slot in the batch.
@@ -124,7 +124,7 @@ impl<S: Source> BatchPool<S> {
                     stats: Arc::clone(&stats),
                     maker: ViewMaker::default(),
                     decoder: Decoder::default(),
-                    decoded: Rgb8::default(),
+                    decoded: Image::default(),
                     spares: spares.clone(),
                 };
                 let sender = sender.clone();
@@ -235,7 +235,7 @@ struct Worker<S: Source> {
     stats: Arc<StageStats>,
     maker: ViewMaker,
     decoder: Decoder,
-    decoded: Rgb8,
+    decoded: Image,
     spares: Receiver<Views>,
 }
 
@@ -260,7 +260,7 @@ impl<S: Source> Worker<S> {
         loop {
             match self.views(&image, &mut views, &mut times) {
                 Ok(()) => {
-                    self.stats.record(&times, image.bytes().len());
+                    self.stats.record(&times, image.files().iter().map(|file| file.len()).sum());
                     return Ok(Finished {
                         batch: image.batch(),
                         slot: image.slot(),
@@ -285,7 +285,7 @@ impl<S: Source> Worker<S> {
         // matter afterwards: every image overwrites them.
         catch_unwind(AssertUnwindSafe(|| {
             let start = Instant::now();
-            let decoded = self.decoder.decode_into(image.bytes(), &self.rules, &mut self.decoded);
+            let decoded = self.decoded.decode_again(&image.files(), &self.rules, &mut self.decoder);
             times.add(Stage::Decode, start.elapsed());
             decoded?;
             let multicrop = self.mix.of_batch(image.key().seed, image.batch());

@@ -30,8 +30,48 @@ pub(crate) struct Coefficients {
     /// Weights, `stride` pairs per output; unused ones are zero.
     pairs: Vec<Pair>,
     stride: usize,
-    values: Vec<f64>,
+    window: Window,
     weights: Vec<i32>,
+}
+
+/// Inputs and weights of one output.
+#[derive(Debug, Default)]
+pub(crate) struct Window {
+    values: Vec<f64>,
+}
+
+impl Window {
+    /// Computes the weights of output `x` of a resize from `n_in` to `n_out` pixels, and returns the first input that it reads.
+    pub(crate) fn set(&mut self, [n_in, n_out]: [usize; 2], x: usize, interpolation: Interpolation) -> usize {
+        let (filter, radius) = interpolation.filter();
+        let scale = n_in as f64 / n_out as f64;
+        let filter_scale = scale.max(1.0);
+        let support = radius * filter_scale;
+        let center = (x as f64 + 0.5) * scale;
+        // `as usize` truncates, and maps negative numbers to zero, as Pillow does.
+        let first = (center - support + 0.5) as usize;
+        let last = ((center + support + 0.5) as usize).min(n_in);
+        let inverse = 1.0 / filter_scale;
+        self.values.clear();
+        self.values.extend((first..last).map(|i| filter((i as f64 - center + 0.5) * inverse)));
+        first
+    }
+
+    /// Returns the weights, whose sum is 1.
+    pub(crate) fn normalized(&self) -> impl Iterator<Item = f64> {
+        let sum: f64 = self.values.iter().sum();
+        self.values.iter().map(move |value| if sum == 0.0 { *value } else { value / sum })
+    }
+}
+
+impl Interpolation {
+    /// Returns the filter, and the distance in pixels at which it ends.
+    fn filter(self) -> (fn(f64) -> f64, f64) {
+        match self {
+            Self::Bicubic => (bicubic, 2.0),
+            Self::Bilinear => (bilinear, 1.0),
+        }
+    }
 }
 
 impl Coefficients {
@@ -43,13 +83,8 @@ impl Coefficients {
         outputs: Range<usize>,
         interpolation: Interpolation,
     ) -> Range<usize> {
-        let (filter, radius): (fn(f64) -> f64, f64) = match interpolation {
-            Interpolation::Bicubic => (bicubic, 2.0),
-            Interpolation::Bilinear => (bilinear, 1.0),
-        };
-        let scale = n_in as f64 / n_out as f64;
-        let filter_scale = scale.max(1.0);
-        let support = radius * filter_scale;
+        let (_, radius) = interpolation.filter();
+        let support = radius * (n_in as f64 / n_out as f64).max(1.0);
         // Inputs per output, and one more so that they can start at an even index.
         self.stride = (support.ceil() as usize * 2 + 2).div_ceil(2);
         self.bounds.clear();
@@ -57,23 +92,13 @@ impl Coefficients {
         self.pairs.resize(outputs.len() * self.stride, Pair::default());
         let (mut start, mut end) = (None, 0);
         for (x, pairs) in outputs.zip(self.pairs.chunks_exact_mut(self.stride)) {
-            let center = (x as f64 + 0.5) * scale;
-            // `as usize` truncates, and maps negative numbers to zero, as Pillow does.
-            let first = (center - support + 0.5) as usize;
-            let last = ((center + support + 0.5) as usize).min(n_in);
-            let inverse = 1.0 / filter_scale;
-            self.values.clear();
-            self.values.extend((first..last).map(|i| filter((i as f64 - center + 0.5) * inverse)));
-            let sum: f64 = self.values.iter().sum();
-            let fixed = |value: &f64| {
-                let value = if sum == 0.0 { *value } else { value / sum };
-                (value * f64::from(1 << FRACTION_BITS)).round() as i32
-            };
+            let first = self.window.set([n_in, n_out], x, interpolation);
             let start = *start.get_or_insert(first);
-            end = last;
+            end = first + self.window.values.len();
             self.weights.clear();
             self.weights.resize((first - start) % 2, 0);
-            self.weights.extend(self.values.iter().map(fixed));
+            let fixed = |value: f64| (value * f64::from(1 << FRACTION_BITS)).round() as i32;
+            self.weights.extend(self.window.normalized().map(fixed));
             for (pair, weights) in pairs.iter_mut().zip(self.weights.chunks(2)) {
                 *pair = Pair::of([weights[0], weights.get(1).copied().unwrap_or(0)]);
             }

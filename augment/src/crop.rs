@@ -31,6 +31,9 @@ impl CropBox {
     }
 }
 
+/// Aspect ratios of torchvision's random-resized crop.
+pub(crate) const VIEW_RATIO: [f64; 2] = [3.0 / 4.0, 4.0 / 3.0];
+
 /// Number of tries before the centered fallback.
 const MAX_TRIES: usize = 10;
 
@@ -125,7 +128,7 @@ mod tests {
         ViewRng::new(SampleKey { seed: 3, epoch: 0, sample, attempt: 0 }, 0, Operation::Crop)
     }
 
-    const RATIO: [f64; 2] = [3.0 / 4.0, 4.0 / 3.0];
+    const RATIO: [f64; 2] = VIEW_RATIO;
 
     proptest! {
         #[test]

@@ -229,7 +229,7 @@ mod tests {
                 let mut bytes = encode(image.clone(), format);
                 if at < bytes.len() { bytes[at] = value; }
                 bytes.truncate(len);
-                let _ = decode(&bytes, &DecodeRules { max_pixels: 1 << 20, apply_exif: true, background: Some([9; 3]) });
+                let _ = decode(&bytes, &DecodeRules { max_pixels: 1 << 20, apply_exif: true, background: Some([9; 3]), ..DecodeRules::default() });
             }
         }
     }

@@ -1,5 +1,8 @@
 //! Errors of decoding and augmentation.
 
+use crate::crop::CropBox;
+use crate::format::PixelFormat;
+
 /// An error of making views of an image, or of a multi-crop.
 #[derive(Debug, thiserror::Error)]
 pub enum AugmentError {
@@ -19,6 +22,17 @@ pub enum AugmentError {
     /// The image has no pixels.
     #[error("the image is empty")]
     Empty,
+    /// The pixels are not of the expected format.
+    #[error("{found} in place of {expected} (data.channels, data.bits)")]
+    Format {
+        /// Format of the pixels, in words.
+        found: String,
+        /// Format that was expected.
+        expected: PixelFormat,
+    },
+    /// The files of a sample do not fit together.
+    #[error("bands do not fit together: {0}")]
+    Bands(String),
     /// Resizing failed.
     #[error("cannot resize: {0}")]
     Resize(String),
@@ -30,4 +44,12 @@ pub enum AugmentError {
         /// Reason why it is invalid.
         reason: String,
     },
+}
+
+impl AugmentError {
+    /// Creates the error for a box that is not inside an image of `source_px`, or whose part is not inside `size_px`.
+    pub(crate) fn outside(crop: CropBox, source_px: [u32; 2], size_px: [u32; 2]) -> Self {
+        let ([from_width, from_height], [width_px, height_px]) = (source_px, size_px);
+        Self::Resize(format!("{crop:?} of an image of {from_width} x {from_height} to {width_px} x {height_px}"))
+    }
 }

@@ -5,7 +5,7 @@ use std::io::Cursor;
 use image::metadata::Orientation;
 use image::{ColorType, ImageDecoder, ImageFormat, ImageReader};
 
-use crate::{AugmentError, jpeg};
+use crate::{AugmentError, DecodeRules, bands, jpeg};
 
 /// Color format of the pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,12 +18,14 @@ pub enum ColorKind {
     Rgba,
     /// Four inks.
     Cmyk,
+    /// Any number of bands, or an array.
+    Bands,
 }
 
 /// Properties of an image, from its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Facts {
-    /// Name of the format: `jpeg`, `png`, `webp`, `bmp`, `gif`, `tiff` or `pnm`.
+    /// Name of the format: `jpeg`, `png`, `webp`, `bmp`, `gif`, `tiff`, `pnm` or `npy`.
     pub format: &'static str,
     /// Number of pixels per row.
     pub width_px: u32,
@@ -45,6 +47,18 @@ pub fn facts(bytes: &[u8]) -> Result<Facts, AugmentError> {
     if bytes.starts_with(&jpeg::MAGIC) {
         return of_jpeg(bytes);
     }
+    if let Some(format) = bands::format_of(bytes) {
+        return of_photograph(bytes).or_else(|_| of_bands(bytes, format));
+    }
+    of_photograph(bytes)
+}
+
+fn of_bands(bytes: &[u8], format: &'static str) -> Result<Facts, AugmentError> {
+    let bands::Found { width_px, height_px, .. } = bands::found(&[bytes], &DecodeRules::default())?;
+    Ok(Facts { format, width_px, height_px, color: ColorKind::Bands, progressive: false, turned: false })
+}
+
+fn of_photograph(bytes: &[u8]) -> Result<Facts, AugmentError> {
     let broken = |reason: String| AugmentError::Decode(reason);
     let reader = ImageReader::new(Cursor::new(bytes))
         .with_guessed_format()

@@ -1,12 +1,13 @@
 //! Augmented views of one encoded image under one seed.
 //!
-//! [`decode`] turns bytes into RGB, [`multicrop`] specifies the views that a method takes of an image, [`mix`] varies their sizes
+//! [`decode`] turns bytes into RGB, [`bands`] into images of other channels and depths, [`multicrop`] specifies the views that a method takes of an image, [`mix`] varies their sizes
 //! from batch to batch, [`views`] makes them, [`seed`] is the counter-based RNG that makes every view a pure function of (run seed,
 //! epoch, sample, view, operation), and [`batch`] does all of it on N threads and returns ordered batches. Semantics are those of
 //! torchvision on Pillow 12, operation by operation.
 //!
 //! The crate knows nothing about files, shards, tensors or training.
 
+pub mod bands;
 pub(crate) mod batch;
 pub mod blur;
 mod coefficients;
@@ -15,7 +16,9 @@ pub mod crop;
 pub mod decode;
 pub(crate) mod error;
 pub mod facts;
+pub(crate) mod format;
 pub mod hue;
+pub mod image;
 mod jpeg;
 pub(crate) mod mix;
 pub(crate) mod multicrop;
@@ -35,6 +38,8 @@ pub const VIEWS_VERSION: u32 = 2;
 pub use batch::{Batch, BatchPool, EncodedImage, PoolConfig, Source};
 pub use coefficients::Interpolation;
 pub use error::AugmentError;
+pub use format::{Depth, MAX_CHANNELS, PixelFormat};
+pub use image::Image;
 pub use mix::{SizeChoice, ViewMix};
 pub use multicrop::{BlurRule, CropSpec, GroupSpec, MultiCrop};
 pub use pixels::{DecodeRules, Rgb8};

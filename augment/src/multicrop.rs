@@ -4,8 +4,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::AugmentError;
+use crate::ViewRng;
 use crate::coefficients::Interpolation;
 use crate::color::Jitter;
+use crate::format::PixelFormat;
 
 /// Specification of `count` views that are made alike, in the form in which a recipe writes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -36,6 +38,12 @@ pub struct CropSpec {
     pub blur_taps: usize,
     /// Probability of solarizing.
     pub solarize_p: f32,
+    /// Probability of a rotation by one, two or three quarters of a turn, each as likely as the others; 0 by default.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub rotate_p: f32,
+    /// Probability with which each channel is set to 0, except that one always remains; 0 by default.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub channel_drop_p: f32,
     /// Index of an earlier crop with as many views, whose boxes and flips this crop shares, at its own size and with
     /// its own colors. The `scale` and `flip_p` of the earlier crop apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -79,11 +87,50 @@ pub struct GroupSpec {
 /// Maximum number of views of one kind.
 const MAX_VIEWS: usize = 1024;
 
+fn is_zero(p: &f32) -> bool {
+    *p == 0.0
+}
+
 impl CropSpec {
+    /// Draws the number of quarters by which a view is rotated; `None` if it is not.
+    pub(crate) fn n_quarters(&self, rng: &mut ViewRng) -> Option<u32> {
+        (self.rotate_p > 0.0 && rng.chance(self.rotate_p)).then(|| 1 + rng.below(3))
+    }
+
+    /// Sets drawn ones of the channels of a view to 0.
+    pub(crate) fn drop_channels<'a, T: Default + Clone + 'a>(
+        &self,
+        rng: &mut ViewRng,
+        channels: impl ExactSizeIterator<Item = &'a mut [T]>,
+    ) {
+        if self.channel_drop_p == 0.0 {
+            return;
+        }
+        let kept = rng.below(channels.len() as u32) as usize;
+        for (number, channel) in channels.enumerate() {
+            if rng.chance(self.channel_drop_p) && number != kept {
+                channel.fill(T::default());
+            }
+        }
+    }
+
+    /// Returns the name of an operation of the crop that only 8-bit RGB has, if there is one.
+    fn color_operation(&self) -> Option<&'static str> {
+        let Self { jitter, .. } = self;
+        [
+            (jitter.p > 0.0 && jitter.saturation > 0.0, "jitter.saturation"),
+            (jitter.p > 0.0 && jitter.hue > 0.0, "jitter.hue"),
+            (self.gray_p > 0.0, "gray_p"),
+            (self.solarize_p > 0.0, "solarize_p"),
+        ]
+        .into_iter()
+        .find_map(|(is_used, name)| is_used.then_some(name))
+    }
+
     /// Returns the crop without changes of color and blur.
     fn undistorted(&self) -> Self {
         let jitter = Jitter { brightness: 0.0, contrast: 0.0, saturation: 0.0, hue: 0.0, p: 0.0 };
-        Self { jitter, gray_p: 0.0, blur_p: 0.0, solarize_p: 0.0, ..self.clone() }
+        Self { jitter, gray_p: 0.0, blur_p: 0.0, solarize_p: 0.0, channel_drop_p: 0.0, ..self.clone() }
     }
 }
 
@@ -119,6 +166,32 @@ impl MultiCrop {
         self
     }
 
+    /// Changes the views to those of images of any channels: without the operations that only 8-bit RGB has, with rotations by
+    /// quarters of a turn, and with channels dropped from views that are changed in color.
+    pub fn of_channels(mut self, rotate_p: f32, channel_drop_p: f32) -> Self {
+        for crop in &mut self.crops {
+            (crop.jitter.saturation, crop.jitter.hue, crop.gray_p, crop.solarize_p) = (0.0, 0.0, 0.0, 0.0);
+            crop.rotate_p = rotate_p;
+            crop.channel_drop_p = if crop.like.is_none() { channel_drop_p } else { 0.0 };
+        }
+        self
+    }
+
+    /// Checks that images of `format` have all operations of the views.
+    ///
+    /// # Errors
+    /// [`AugmentError::Recipe`], which names the first operation that only 8-bit RGB has.
+    pub fn check_format(&self, format: PixelFormat) -> Result<(), AugmentError> {
+        let mut used = self.crops.iter().enumerate().filter_map(|(i, crop)| Some((i, crop.color_operation()?)));
+        match used.next().filter(|_| !format.is_rgb8()) {
+            None => Ok(()),
+            Some((i, name)) => Err(AugmentError::Recipe {
+                field: format!("crops[{i}].{name}"),
+                reason: format!("exists for 8-bit RGB only, not for {format}"),
+            }),
+        }
+    }
+
     fn dino_family(global: [f64; 2], local: [f64; 2], global_px: u32, local_px: u32, n_local: usize) -> Self {
         let base = CropSpec {
             count: 1,
@@ -132,6 +205,8 @@ impl MultiCrop {
             blur_sigma: [0.1, 2.0],
             blur_taps: 0,
             solarize_p: 0.0,
+            rotate_p: 0.0,
+            channel_drop_p: 0.0,
             like: None,
             own_statistics: false,
         };
@@ -191,7 +266,8 @@ impl MultiCrop {
                     "must be the number of an earlier crop with as many views and a place of its own",
                 );
             }
-            let chances = [crop.flip_p, crop.gray_p, crop.blur_p, crop.solarize_p, crop.jitter.p];
+            let CropSpec { flip_p, gray_p, blur_p, solarize_p, rotate_p, channel_drop_p, .. } = *crop;
+            let chances = [flip_p, gray_p, blur_p, solarize_p, rotate_p, channel_drop_p, crop.jitter.p];
             if !chances.iter().all(|p| (0.0..=1.0).contains(p)) {
                 return bad(i, "*_p", "probabilities lie in 0..=1");
             }

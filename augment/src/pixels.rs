@@ -1,6 +1,7 @@
 //! Decoded images, and rules for decoding them.
 
 use crate::AugmentError;
+use crate::format::PixelFormat;
 
 /// 8-bit RGB, rows from the top, three bytes per pixel.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -16,18 +17,21 @@ pub struct Rgb8 {
 /// Limits and options of the decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeRules {
-    /// Maximum number of pixels; larger images are refused from their header, before anything is allocated.
+    /// Maximum number of pixels of three channels, and of others in proportion; larger images are refused from their header, before
+    /// anything is allocated.
     pub max_pixels: u64,
     /// `true` if EXIF orientation is applied.
     pub apply_exif: bool,
     /// Color behind transparent pixels; without one, alpha is dropped, as Pillow's `convert("RGB")` does.
     pub background: Option<[u8; 3]>,
+    /// Format of the pixels that are decoded.
+    pub format: PixelFormat,
 }
 
 impl Default for DecodeRules {
     fn default() -> Self {
         // Pillow warns of a decompression bomb at 89 megapixels.
-        Self { max_pixels: 89_478_485, apply_exif: false, background: None }
+        Self { max_pixels: 89_478_485, apply_exif: false, background: None, format: PixelFormat::RGB8 }
     }
 }
 

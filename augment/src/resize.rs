@@ -62,12 +62,9 @@ impl BoxResizer {
         interpolation: Interpolation,
         out: &mut Planes,
     ) -> Result<(), AugmentError> {
-        if !crop.is_inside([image.width_px, image.height_px]) || !part.is_inside(size_px) {
-            let [width_px, height_px] = size_px;
-            return Err(AugmentError::Resize(format!(
-                "{crop:?} of an image of {} x {} to {width_px} x {height_px}",
-                image.width_px, image.height_px
-            )));
+        let source_px = [image.width_px, image.height_px];
+        if !crop.is_inside(source_px) || !part.is_inside(size_px) {
+            return Err(AugmentError::outside(crop, source_px, size_px));
         }
         let sides = |from: u32, to: u32| [from as usize, to as usize];
         let outputs = |start: u32, len: u32| start as usize..(start + len) as usize;

@@ -36,6 +36,10 @@ pub enum Operation {
     Blur = 5,
     /// Solarize.
     Solarize = 6,
+    /// Rotation by quarters of a turn.
+    Rotate = 7,
+    /// Choice of the channels that are dropped.
+    ChannelDrop = 8,
 }
 
 /// Stream of random numbers of one operation on one view.

@@ -1,7 +1,7 @@
 //! Times of the stages of an image, available while the pool runs.
 
 use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
@@ -41,6 +41,26 @@ pub const STAGES: [(Stage, &str); 6] = [
 /// Times of one image by stage.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StageTimes([Duration; STAGES.len()]);
+
+/// Clock that adds the time since its last lap to a stage.
+pub(crate) struct Clock<'a> {
+    last: Instant,
+    times: &'a mut StageTimes,
+}
+
+impl<'a> Clock<'a> {
+    /// Starts the clock.
+    pub(crate) fn start(times: &'a mut StageTimes) -> Self {
+        Self { last: Instant::now(), times }
+    }
+
+    /// Adds the time since the last lap to `stage`.
+    pub(crate) fn lap(&mut self, stage: Stage) {
+        let now = Instant::now();
+        self.times.add(stage, now - self.last);
+        self.last = now;
+    }
+}
 
 /// Times of all images since the last reset.
 #[derive(Debug)]

@@ -7,9 +7,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::bands::{PlaneResizer, store};
 use crate::coefficients::Interpolation;
 use crate::crop::CropBox;
 use crate::error::AugmentError;
+use crate::image::Image;
 use crate::pixels::Rgb8;
 use crate::planes::Planes;
 use crate::resize::BoxResizer;
@@ -66,21 +68,37 @@ impl Transform {
     /// [`AugmentError::Resize`] if the image has no pixels.
     pub fn apply(&self, image: &Rgb8) -> Result<Vec<u8>, AugmentError> {
         let source_px = [image.width_px, image.height_px];
-        let side_px = self.size_px;
-        let (resized_px, corner_px) = self.place(source_px);
-        let [left_px, top_px] = corner_px.map(|corner| corner as u32);
-        let part = CropBox { left_px, top_px, width_px: side_px, height_px: side_px };
+        let (resized_px, part) = self.part(source_px);
         let mut out = Planes::default();
         let whole = CropBox::whole(source_px);
-        BoxResizer::default().resize_part(
-            image,
-            whole,
-            resized_px,
-            part,
-            Interpolation::Bicubic,
-            &mut out,
-        )?;
+        let bicubic = Interpolation::Bicubic;
+        BoxResizer::default().resize_part(image, whole, resized_px, part, bicubic, &mut out)?;
         Ok(out.data)
+    }
+
+    /// Applies the transform to `image` of any format: `[C, s, s]`, as bytes or as values of more bytes with the lowest first.
+    ///
+    /// # Errors
+    /// [`AugmentError::Resize`] if the image has no pixels.
+    pub fn apply_to(&self, image: &Image) -> Result<Vec<u8>, AugmentError> {
+        let bands = match image {
+            Image::Rgb(image) => return self.apply(image),
+            Image::Bands(bands) => bands,
+        };
+        let (resized_px, part) = self.part(image.size_px());
+        let whole = CropBox::whole(image.size_px());
+        let bicubic = Interpolation::Bicubic;
+        let values = PlaneResizer::default().resize_part(bands, whole, resized_px, part, bicubic)?;
+        let mut out = Vec::with_capacity(values.len() * bands.depth.bytes());
+        store(&values, bands.depth, &mut out);
+        Ok(out)
+    }
+
+    /// Returns the resized width and height of an image of `source_px`, and the square in it.
+    fn part(&self, source_px: [u32; 2]) -> ([u32; 2], CropBox) {
+        let (resized_px, corner_px) = self.place(source_px);
+        let [left_px, top_px] = corner_px.map(|corner| corner as u32);
+        (resized_px, CropBox { left_px, top_px, width_px: self.size_px, height_px: self.size_px })
     }
 
     /// Returns the resized width and height of an image of `source_px`, and the upper left corner of the square in it.

@@ -1,27 +1,25 @@
 //! Generation of the views of an image.
 //!
 //! ```text
-//! view = solarize(p) ∘ blur(p, σ) ∘ gray(p) ∘ jitter(p) ∘ flip(p) ∘ resize ∘ random box
+//! view = drop(p) ∘ solarize(p) ∘ blur(p, σ) ∘ gray(p) ∘ jitter(p) ∘ rotation(p) ∘ flip(p) ∘ resize ∘ random box
 //! ```
+//!
+//! This is 8-bit RGB; other formats are in [`crate::bands`].
 
-use std::time::Instant;
-
+use crate::bands::{BandViewMaker, rotate};
 use crate::blur::Blur;
 use crate::color;
-use crate::crop::random_resized_crop;
+use crate::crop::{VIEW_RATIO, random_resized_crop};
 use crate::resize::BoxResizer;
 use crate::seed::Operation;
 use crate::solarize::solarize;
-use crate::stats::{Stage, StageTimes};
-use crate::{AugmentError, CropSpec, MultiCrop, Planes, Rgb8, SampleKey, ViewRng};
-
-/// Aspect ratios of torchvision's random-resized crop.
-const RATIO: [f64; 2] = [3.0 / 4.0, 4.0 / 3.0];
+use crate::stats::{Clock, Stage, StageTimes};
+use crate::{AugmentError, CropSpec, Image, MultiCrop, Planes, Rgb8, SampleKey, ViewRng};
 
 /// The views of one image, ready for the network.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Views {
-    /// One buffer per group: `[n_views, 3, size, size]` bytes, planes R, G, B.
+    /// One buffer per group: `[n_views, C, size, size]`, channel by channel, as bytes or as values of more bytes with the lowest first.
     pub groups: Vec<Vec<u8>>,
 }
 
@@ -31,6 +29,8 @@ pub struct ViewMaker {
     resizer: BoxResizer,
     blur: Blur,
     view: Planes,
+    turned: Vec<u8>,
+    bands: BandViewMaker,
 }
 
 impl ViewMaker {
@@ -40,7 +40,7 @@ impl ViewMaker {
     /// [`AugmentError::Empty`] for an image without pixels.
     pub fn make(
         &mut self,
-        image: &Rgb8,
+        image: &Image,
         multicrop: &MultiCrop,
         key: SampleKey,
     ) -> Result<Views, AugmentError> {
@@ -55,13 +55,13 @@ impl ViewMaker {
     /// As [`ViewMaker::make`].
     pub fn make_into(
         &mut self,
-        image: &Rgb8,
+        image: &Image,
         multicrop: &MultiCrop,
         key: SampleKey,
         views: &mut Views,
         times: &mut StageTimes,
     ) -> Result<(), AugmentError> {
-        if image.data.is_empty() {
+        if image.size_px().contains(&0) {
             return Err(AugmentError::Empty);
         }
         views.groups.resize_with(multicrop.groups().len(), Vec::new);
@@ -69,17 +69,25 @@ impl ViewMaker {
         let mut placed = (0..).zip(multicrop.placed());
         for (group, spec) in views.groups.iter_mut().zip(multicrop.groups()) {
             for (number, (crop, place, placed)) in placed.by_ref().take(spec.n_views) {
-                let mut clock = Clock { last: Instant::now(), times: &mut *times };
-                self.augment(image, [crop, placed], key, [number, place], &mut clock)?;
-                group.extend_from_slice(&self.view.data);
+                let mut clock = Clock::start(times);
+                let (crops, numbers) = ([crop, placed], [number, place]);
+                match image {
+                    Image::Rgb(image) => {
+                        self.augment(image, crops, key, numbers, &mut clock)?;
+                        group.extend_from_slice(&self.view.data);
+                    }
+                    Image::Bands(image) => {
+                        self.bands.augment(image, crops, key, numbers, (group, &mut clock))?;
+                    }
+                }
                 clock.lap(Stage::Other);
             }
         }
         Ok(())
     }
 
-    /// Makes view `number` of `image` by `crop`, into `self.view`, with the box and the flip of view `place`, whose
-    /// crop is `placed`.
+    /// Makes view `number` of `image` by `crop`, into `self.view`, with the place of view `place`, its box, flip
+    /// and rotation, whose crop is `placed`.
     fn augment(
         &mut self,
         image: &Rgb8,
@@ -91,12 +99,17 @@ impl ViewMaker {
         let rng = |operation| ViewRng::new(key, number, operation);
         let (w, h) = (image.width_px, image.height_px);
         let mut draws = ViewRng::new(key, place, Operation::Crop);
-        let region = random_resized_crop(&mut draws, w, h, placed.scale, RATIO);
+        let region = random_resized_crop(&mut draws, w, h, placed.scale, VIEW_RATIO);
         clock.lap(Stage::Other);
         self.resizer.resize(image, region, [crop.size_px; 2], crop.interpolation, &mut self.view)?;
         clock.lap(Stage::Resize);
         if ViewRng::new(key, place, Operation::Flip).chance(placed.flip_p) {
             self.view.flip();
+        }
+        if let Some(n_quarters) = placed.n_quarters(&mut ViewRng::new(key, place, Operation::Rotate)) {
+            let side = crop.size_px as usize;
+            let turned = &mut self.turned;
+            self.view.channels_mut().into_iter().for_each(|plane| rotate(plane, side, n_quarters, turned));
         }
         clock.lap(Stage::Other);
         let mut draws = rng(Operation::Jitter);
@@ -119,21 +132,8 @@ impl ViewMaker {
         if rng(Operation::Solarize).chance(crop.solarize_p) {
             solarize(&mut self.view);
         }
+        crop.drop_channels(&mut rng(Operation::ChannelDrop), self.view.channels_mut().into_iter());
         Ok(())
-    }
-}
-
-/// Clock that adds the time since its last lap to a stage.
-struct Clock<'a> {
-    last: Instant,
-    times: &'a mut StageTimes,
-}
-
-impl Clock<'_> {
-    fn lap(&mut self, stage: Stage) {
-        let now = Instant::now();
-        self.times.add(stage, now - self.last);
-        self.last = now;
     }
 }
 
@@ -143,10 +143,10 @@ mod tests {
     use crate::BlurRule;
     use proptest::prelude::*;
 
-    fn noise(width_px: u32, height_px: u32) -> Rgb8 {
+    fn noise(width_px: u32, height_px: u32) -> Image {
         let data =
             (0..3 * width_px * height_px).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-        Rgb8::new(width_px, height_px, data)
+        Rgb8::new(width_px, height_px, data).into()
     }
 
     proptest! {
@@ -167,8 +167,9 @@ mod tests {
     /// noise and flat parts, and the views use every operation.
     #[test]
     fn the_bytes_of_views_are_pinned() {
-        let mut image = noise(300, 200);
+        let Image::Rgb(mut image) = noise(300, 200) else { panic!("8-bit RGB") };
         image.data[..3 * 300 * 60].fill(77);
+        let image = image.into();
         let mut multicrop = MultiCrop::dinov2(112, 48, 8, BlurRule::Paper);
         multicrop.crops[1].solarize_p = 1.0;
         let mut maker = ViewMaker::default();

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::bail;
+use augment::{DecodeRules, Depth};
 use kernels::device::Device;
 use networks::backbone::Readout;
 use networks::layout::UnitLayout;
@@ -59,8 +60,9 @@ impl Backbone {
     /// Creates the backbone of `checkpoint` with the tensors, and the name of their network, that were read from it.
     fn of_checkpoint(checkpoint: Checkpoint, (tensors, which): (Vec<NamedTensor>, String)) -> Self {
         let manifest = checkpoint.manifest;
-        let (model, colors) = (manifest.plan.recipe.model.clone(), manifest.plan.recipe.data.normalization);
-        let preprocessing = Preprocessing::of_size(model.image_px() as u32, colors);
+        let recipe = &manifest.plan.recipe;
+        let (model, pixels) = (recipe.model.clone(), recipe.data.pixels());
+        let preprocessing = Preprocessing::of_size(model.image_px() as u32, pixels);
         Self { model, tensors, preprocessing, which, manifest: Some(manifest), origin: "ocelli" }
     }
 
@@ -79,9 +81,17 @@ impl Backbone {
         self.tensors.iter().any(|tensor| masked.contains(&tensor.name) && !plain.contains(&tensor.name))
     }
 
+    /// Returns the rules for decoding images: those of the run, or the usual ones in the format that the weights take.
+    pub(crate) fn rules(&self) -> DecodeRules {
+        match &self.manifest {
+            Some(manifest) => manifest.plan.recipe.data.rules(),
+            None => DecodeRules { format: self.preprocessing.pixels.format(), ..DecodeRules::default() },
+        }
+    }
+
     /// Returns the network with these weights on `device`.
     pub(crate) fn network(&self, n_workers: usize, device: &Device) -> Result<Network, NetworkError> {
-        Network::new(&self.model, self.preprocessing.normalization, &self.tensors, n_workers, device)
+        Network::new(&self.model, self.preprocessing.pixels.clone(), &self.tensors, n_workers, device)
     }
 }
 
@@ -127,10 +137,13 @@ pub(crate) struct WeightFlags {
     /// Number of attention heads of a file's network [default: as its config.json says, else one for each 64 channels].
     #[arg(long, value_name = "N")]
     heads: Option<usize>,
-    /// Color normalization of a file's network: imagenet, half (0.5, as many of timm's), or `R,G,B/R,G,B`, means and deviations
+    /// Normalization of a file's network: imagenet, half (0.5, as many of timm's), or `R,G,B/R,G,B`, a mean and a deviation for each channel
     /// [default: as the file says, else imagenet].
     #[arg(long, value_name = "COLORS", value_parser = normalization)]
     normalization: Option<Normalization>,
+    /// Bits of a channel's values for a file's network: 8, 16 or 32 (floating point) [default: as the file says, else 8].
+    #[arg(long = "bits", value_name = "BITS", value_parser = depth)]
+    depth: Option<Depth>,
 }
 
 impl WeightFlags {
@@ -138,7 +151,8 @@ impl WeightFlags {
         Hints {
             library: self.source,
             heads: self.heads,
-            normalization: self.normalization,
+            normalization: self.normalization.clone(),
+            depth: self.depth,
             network: network.map(str::to_string),
         }
     }
@@ -153,18 +167,22 @@ impl WeightFlags {
     }
 }
 
-/// Parses `imagenet`, `half`, or `R,G,B/R,G,B`: means and deviations.
+/// Parses the number of bits of a value.
+pub(crate) fn depth(text: &str) -> Result<Depth, String> {
+    text.parse::<u8>().map_err(|error| error.to_string())?.try_into()
+}
+
+/// Parses `imagenet`, `half`, or `R,G,B/R,G,B`: means and deviations, of three channels or of others.
 fn normalization(text: &str) -> Result<Normalization, String> {
     match text {
         "imagenet" => return Ok(Normalization::default()),
-        "half" => return Ok(Normalization { mean: [0.5; 3], std: [0.5; 3] }),
+        "half" => return Ok(Normalization::half(3)),
         _ => {}
     }
-    let three = |text: &str| {
-        let numbers: Vec<f32> = text.split(',').filter_map(|number| number.trim().parse().ok()).collect();
-        <[f32; 3]>::try_from(numbers).ok()
+    let numbers = |text: &str| -> Option<Vec<f32>> {
+        text.split(',').map(|number| number.trim().parse().ok()).collect()
     };
-    let parts = text.split_once('/').and_then(|(mean, std)| Some((three(mean)?, three(std)?)));
+    let parts = text.split_once('/').and_then(|(mean, std)| Some((numbers(mean)?, numbers(std)?)));
     match parts {
         Some((mean, std)) => {
             let normalization = Normalization { mean, std };

@@ -48,7 +48,7 @@ pub(crate) fn open(recipe: &mut Recipe, workdir: Option<&Path>) -> anyhow::Resul
             frozen.weights.clone_from(&begun.weights);
         }
         frozen.fingerprint = fingerprint;
-        frozen.normalization = Some(backbone.preprocessing.normalization);
+        frozen.normalization = Some(backbone.preprocessing.pixels.normalization.clone());
         frozen.heads = backbone.head_shapes();
         frozen.saw_masks = has_heads && backbone.saw_masks();
         frozen.model = Some(backbone.model);

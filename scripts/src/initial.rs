@@ -52,9 +52,10 @@ pub(crate) fn prepare(
     rank: usize,
 ) -> anyhow::Result<Option<Vec<NamedTensor>>> {
     if let Some(path) = &flags.init {
-        let heads = recipe.init.as_ref().is_some_and(|init| init.heads);
-        recipe.init =
-            Some(InitConfig { weights: path.display().to_string(), fingerprint: String::new(), heads });
+        let (heads, first_layer) =
+            recipe.init.as_ref().map_or((false, None), |init| (init.heads, init.first_layer));
+        let weights = path.display().to_string();
+        recipe.init = Some(InitConfig { weights, fingerprint: String::new(), heads, first_layer });
     }
     // A fork has the networks of its checkpoint.
     if flags.fork.is_some() && recipe.init.as_ref().is_some_and(|init| init.weights.is_empty()) {
@@ -99,7 +100,7 @@ pub(crate) fn check(
 /// Checks that the run `from` has the backbone of `recipe`, by the keys on which the meaning of weights depends.
 fn check_fork(recipe: &Recipe, from: &Path) -> anyhow::Result<()> {
     let forked = Checkpoint::open(from)?.manifest.plan.recipe;
-    match fitted(&forked.model, Vec::new(), &recipe.model) {
+    match fitted(&forked.model, Vec::new(), &recipe.model, None) {
         Ok(_) if forked.model.params() == recipe.model.params() => Ok(()),
         // Weights that a run starts with are resampled, the state of a run is not.
         Ok(_) => bail!(
@@ -175,12 +176,13 @@ fn weights(
     let of_heads = backbone.head_shapes();
     let (heads, tensors): (Vec<_>, Vec<_>) =
         backbone.tensors.into_iter().partition(|tensor| of_heads.contains_key(&tensor.name));
-    let mut tensors = fitted(&backbone.model, tensors, &recipe.model).map_err(|reason| {
+    let mut tensors = fitted(&backbone.model, tensors, &recipe.model, init.first_layer).map_err(|reason| {
         anyhow::anyhow!("{} does not fit recipe {}: {reason}", path.display(), recipe.name)
     })?;
     tensors.extend(heads);
-    if backbone.preprocessing.normalization != recipe.data.normalization {
-        let theirs = backbone.preprocessing.normalization;
+    let theirs = &backbone.preprocessing.pixels.normalization;
+    let is_comparable = theirs.n_channels() == recipe.data.channels;
+    if is_comparable && *theirs != recipe.data.normalization {
         say(format!(
             "warning: {} was trained on other colors: --set 'data.normalization={{mean={:?},std={:?}}}' has them",
             path.display(),
@@ -192,7 +194,7 @@ fn weights(
     if !init.fingerprint.is_empty() && init.fingerprint != fingerprint {
         bail!("{} holds other weights than the recipe's init.fingerprint says", path.display());
     }
-    recipe.init = Some(InitConfig { weights: init.weights.clone(), fingerprint, heads: init.heads });
+    recipe.init = Some(InitConfig { fingerprint, ..init.clone() });
     Ok(Some(tensors))
 }
 

@@ -30,7 +30,7 @@ fn pack(world: &World, name: &str, numbers: std::ops::Range<usize>, class: impl 
     for i in numbers {
         let image = dataset.read(pipeline::SampleId(i as u64)).unwrap().image;
         let class = class(i);
-        let mut members: Vec<(&str, &[u8])> = vec![("jpg", &image)];
+        let mut members: Vec<(&str, &[u8])> = vec![("jpg", image.bytes())];
         members.extend(class.iter().map(|class| ("cls", class.as_bytes())));
         writer.add(&format!("{i:08}"), &members).unwrap();
     }

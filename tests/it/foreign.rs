@@ -21,7 +21,7 @@ fn shards_of_webdataset_are_read() {
     for i in 0..3u32 {
         let sample = dataset.read(SampleId(u64::from(i))).unwrap();
         assert_eq!((sample.key.as_str(), sample.label), (format!("train/n0{i}/img_{i}").as_str(), Some(i)));
-        let image = decode(&sample.image, &Default::default()).unwrap();
+        let image = decode(sample.image.bytes(), &Default::default()).unwrap();
         assert_eq!((image.width_px, image.height_px), (24, 16));
         assert!(image.data[0].abs_diff(40 * i as u8) < 8, "the jpg, not the mask");
     }
@@ -34,7 +34,7 @@ fn shards_of_img2dataset_are_read() {
     assert_eq!(dataset.n_samples(), 3);
     let sample = dataset.read(SampleId(2)).unwrap();
     assert_eq!((sample.key.as_str(), sample.label), ("000000002", None));
-    assert!(decode(&sample.image, &Default::default()).is_ok());
+    assert!(decode(sample.image.bytes(), &Default::default()).is_ok());
 }
 
 /// A wids index names both, relative to itself.

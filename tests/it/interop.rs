@@ -249,11 +249,11 @@ fn exports_are_read_again() {
     for (name, model) in MODELS {
         let model: ModelConfig = toml::from_str(model).unwrap();
         let tensors = shaken(&model);
-        let preprocessing = Preprocessing::of_size(32, Normalization { mean: [0.5; 3], std: [0.25; 3] });
+        let preprocessing = Preprocessing::of_size(32, Normalization { mean: vec![0.5; 3], std: vec![0.25; 3] });
         let export = Export {
             model: &model,
             tensors: &tensors,
-            preprocessing,
+            preprocessing: preprocessing.clone(),
             which: "student",
             precision: Precision::F32,
             card: &card,
@@ -284,8 +284,8 @@ fn exports_are_read_again() {
             }
             if extension != ".pth" {
                 assert_eq!(
-                    again.preprocessing.normalization,
-                    preprocessing.normalization,
+                    again.preprocessing.pixels,
+                    preprocessing.pixels,
                     "{}",
                     path.display()
                 );

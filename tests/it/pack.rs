@@ -69,7 +69,7 @@ fn a_folder_keeps_names_and_says_what_it_skips() {
     // A bitmap is packed without loss.
     let dataset = open(&world, &out).unwrap();
     let id = (0..5).find(|id| dataset.read(SampleId(*id)).unwrap().key == "dog/a_b").unwrap();
-    let png = image::load_from_memory(&dataset.read(SampleId(id)).unwrap().image).unwrap();
+    let png = image::load_from_memory(dataset.read(SampleId(id)).unwrap().image.bytes()).unwrap();
     assert_eq!(png.to_rgb8(), picture(3, 20));
     let failures = std::fs::read_to_string(world.path("packed/train.failures.jsonl")).unwrap();
     assert!(failures.contains("dog/broken.bmp") && failures.contains("dog/holiday.jpg"), "{failures}");

@@ -92,7 +92,7 @@ fn resizing_shrinks_what_is_large_and_leaves_the_rest() {
     let report = json_of(&run(&[]));
     assert_eq!((&report["changed"], &report["kept"]), (&3.into(), &3.into()), "{report}");
     let shard = Shard::open(&world.path("out/a-000000.tar")).unwrap();
-    let decoded = image::load_from_memory(&shard.image(0).unwrap()).unwrap();
+    let decoded = image::load_from_memory(shard.image(0).unwrap().bytes()).unwrap();
     assert_eq!((decoded.width(), decoded.height()), (100, 60));
     assert_eq!(shard.label(0).unwrap(), Some(0), "the other members stay");
     let before = Shard::open(&world.path("in/a-000000.tar")).unwrap();

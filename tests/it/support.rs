@@ -182,7 +182,7 @@ pub(crate) type Known = (String, Vec<u8>, Option<u32>);
 /// Reads all samples.
 pub(crate) fn samples(dataset: &Dataset) -> Vec<Known> {
     let all = (0..dataset.n_samples()).map(|id| dataset.read(SampleId(id)).unwrap());
-    all.map(|sample| (sample.key, sample.image, sample.label)).collect()
+    all.map(|sample| (sample.key, sample.image.bytes().to_vec(), sample.label)).collect()
 }
 
 pub(crate) fn open(world: &World, spec: &str) -> Result<Dataset, PipelineError> {

@@ -47,7 +47,7 @@ fn every_backbone_is_read_as_it_was_written() {
             model: &model,
             tensors: &tensors,
             preprocessing: Preprocessing {
-                normalization: Default::default(),
+                pixels: networks::Normalization::half(model.n_channels()).into(),
                 transform: augment::Transform { resize_px: px, size_px: px },
             },
             which: "network",
@@ -83,7 +83,7 @@ fn check(model: &ModelConfig, tensors: &[NamedTensor], format: Format, again: cr
     // DINOv2 has a LayerScale in every network.
     let gains_scale = again.tensors.len() > tensors.len();
     if !gains_scale {
-        let there = fitted(&again.model, again.tensors.clone(), model);
+        let there = fitted(&again.model, again.tensors.clone(), model, None);
         assert!(there.is_ok(), "{model:?} as {format:?}: {there:?}");
     }
     for ours in tensors {
@@ -134,7 +134,7 @@ fn graphs_of_all_precisions_are_read_as_they_were_rounded() {
     for model in ModelConfig::examples() {
         let tensors = tensors(&model);
         for precision in Precision::ALL {
-            let preprocessing = Preprocessing::of_size(model.image_px() as u32, Default::default());
+            let preprocessing = Preprocessing::of_size(model.image_px() as u32, networks::Normalization::half(model.n_channels()));
             let (which, card) = ("network", &card);
             let export = Export { model: &model, tensors: &tensors, preprocessing, which, precision, card };
             let folder = tempfile::tempdir().unwrap();
@@ -177,7 +177,7 @@ fn files_that_do_not_fit_are_refused() {
     let export = Export {
         model: &model,
         tensors: &tensors,
-        preprocessing: Preprocessing::of_size(model.image_px() as u32, Default::default()),
+        preprocessing: Preprocessing::of_size(model.image_px() as u32, networks::Normalization::half(model.n_channels())),
         which: "network",
         precision: Precision::F32,
         card: &card,

@@ -4,3 +4,8 @@
 pub(crate) fn decimal(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_| f64::from(value))
 }
+
+/// Converts each of `values` as [`decimal`] does.
+pub(crate) fn decimals(values: &[f32]) -> Vec<f64> {
+    values.iter().copied().map(decimal).collect()
+}

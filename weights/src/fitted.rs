@@ -1,6 +1,6 @@
 //! Fitting weights to the backbone of a recipe.
 
-use networks::{ModelConfig, NamedTensor};
+use networks::{FirstLayer, ModelConfig, NamedTensor};
 use serde_json::{Map, Value};
 
 use crate::backbone::exchange_of;
@@ -10,7 +10,8 @@ use crate::resized::resized;
 const FREE_KEYS: [&str; 2] = ["drop_path", "image_px"];
 
 /// Fits `tensors` of `from` to the backbone `to`, which must be the same but for settings of training; a position
-/// embedding is resampled as the code of `from` does it.
+/// embedding is resampled as the code of `from` does it, and `first_layer` converts the first layer if `to` takes images of other
+/// channels.
 ///
 /// # Errors
 /// A message with the keys that differ and both values of each.
@@ -18,8 +19,21 @@ pub fn fitted(
     from: &ModelConfig,
     tensors: Vec<NamedTensor>,
     to: &ModelConfig,
+    first_layer: Option<FirstLayer>,
 ) -> Result<Vec<NamedTensor>, String> {
-    let (here, there) = (keys(to), keys(from));
+    let (from, tensors) = match first_layer {
+        Some(rule) if from.n_channels() != to.n_channels() => rule.convert(from, tensors, to.n_channels()),
+        _ => (from.clone(), tensors),
+    };
+    if from.n_channels() != to.n_channels() {
+        return Err(format!(
+            "it takes images of {} channels, and data.channels is {}: --set init.first_layer=repeat gives each channel the kernel of \
+             red, green or blue in turn, init.first_layer=mean their mean",
+            from.n_channels(),
+            to.n_channels()
+        ));
+    }
+    let (here, there) = (keys(to), keys(&from));
     let mut names: Vec<&String> = here.keys().chain(there.keys()).collect();
     names.sort_unstable();
     names.dedup();
@@ -32,8 +46,8 @@ pub fn fitted(
         })
         .collect();
     match said.is_empty() {
-        true => Ok(resized(from, tensors, to.image_px()).1),
-        false => Err(format!("{}; {}", said.join("; "), remedy(from, &names))),
+        true => Ok(resized(&from, tensors, to.image_px()).1),
+        false => Err(format!("{}; {}", said.join("; "), remedy(&from, &names))),
     }
 }
 
@@ -77,13 +91,13 @@ mod tests {
     #[test]
     fn what_differs_is_named() {
         let there = vit("image_px=16\nheads=2");
-        assert!(fitted(&there, Vec::new(), &vit("image_px=16\nheads=2\ndrop_path=0.1")).is_ok());
-        let error = fitted(&there, Vec::new(), &vit("image_px=16\nheads=3\nlayer_scale=0.1")).unwrap_err();
+        assert!(fitted(&there, Vec::new(), &vit("image_px=16\nheads=2\ndrop_path=0.1"), None).is_ok());
+        let error = fitted(&there, Vec::new(), &vit("image_px=16\nheads=3\nlayer_scale=0.1"), None).unwrap_err();
         assert!(error.contains("model.heads is 3 in the recipe and 2 in the weights"), "{error}");
         assert!(error.contains("model.layer_scale is \"some\" in the recipe and absent"), "{error}");
         assert!(error.ends_with("; --set model=from_init takes the backbone of the weights"), "{error}");
         let scaled = vit("image_px=16\nheads=2\nlayer_scale=0.5\npositions='rope'");
-        let error = fitted(&scaled, Vec::new(), &vit("image_px=16\nheads=2")).unwrap_err();
+        let error = fitted(&scaled, Vec::new(), &vit("image_px=16\nheads=2"), None).unwrap_err();
         let fits = "; --set model.layer_scale=0.5 --set model.positions=rope --set model.rope_base=100.0 fits it, or";
         assert!(error.contains(fits), "{error}");
     }
@@ -96,8 +110,22 @@ mod tests {
             shape: vec![1, 17, 12],
             values: (0..17 * 12).map(|i| i as f32).collect(),
         };
-        let found = fitted(&there, vec![embedding.clone()], &vit("image_px=8\nheads=2")).unwrap().remove(0);
+        let found = fitted(&there, vec![embedding.clone()], &vit("image_px=8\nheads=2"), None).unwrap().remove(0);
         assert_eq!(found.shape, [1, 5, 12]);
         assert_eq!(found.values[..12], embedding.values[..12], "the class token's stays");
+    }
+
+    #[test]
+    fn other_channels_need_a_rule_for_the_first_layer() {
+        let (there, here) = (vit("image_px=16\nheads=2"), vit("image_px=16\nheads=2\nchannels=5"));
+        let kernels = NamedTensor {
+            name: "patch_embed.proj.weight".into(),
+            shape: vec![12, 3, 4, 4],
+            values: vec![0.5; 12 * 3 * 16],
+        };
+        let error = fitted(&there, vec![kernels.clone()], &here, None).unwrap_err();
+        assert!(error.contains("data.channels is 5: --set init.first_layer=repeat"), "{error}");
+        let found = fitted(&there, vec![kernels], &here, Some(FirstLayer::Mean)).unwrap().remove(0);
+        assert_eq!((found.shape, found.values[0]), (vec![12, 5, 4, 4], 0.3));
     }
 }

@@ -1,14 +1,15 @@
 //! Preprocessing of images for a network.
 
 use augment::Transform;
-use networks::Normalization;
+use networks::Pixels;
 use serde::{Deserialize, Serialize};
 
 /// Preprocessing that is stored with weights: with any other, a network computes different features.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Preprocessing {
-    /// Mean and standard deviation by which colors in 0..=1 are normalized.
-    pub normalization: Normalization,
+    /// Pixels that the network takes, with the constants that normalize them.
+    #[serde(flatten)]
+    pub pixels: Pixels,
     /// Bicubic resize and center crop.
     #[serde(flatten)]
     pub transform: Transform,
@@ -16,8 +17,8 @@ pub struct Preprocessing {
 
 impl Preprocessing {
     /// Returns DINO's preprocessing for images of `size_px`: a resize to 256 px for 224 px, and in proportion.
-    pub fn of_size(size_px: u32, normalization: Normalization) -> Self {
-        Self { normalization, transform: Transform::new(size_px) }
+    pub fn of_size(size_px: u32, pixels: impl Into<Pixels>) -> Self {
+        Self { pixels: pixels.into(), transform: Transform::new(size_px) }
     }
 
     /// Checks sizes and colors.
@@ -26,7 +27,7 @@ impl Preprocessing {
     /// A message that says what is wrong.
     pub fn validate(&self) -> Result<(), String> {
         self.transform.validate()?;
-        self.normalization.validate()
+        self.pixels.normalization.validate()
     }
 
     /// Ratio of the crop's side to the resized short side, timm's `crop_pct`.

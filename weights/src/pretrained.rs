@@ -1,5 +1,6 @@
 //! A backbone that was read from a file, and the hints for reading it.
 
+use augment::Depth;
 use networks::ModelConfig;
 use networks::NamedTensor;
 use networks::Normalization;
@@ -16,6 +17,8 @@ pub struct Hints {
     pub heads: Option<usize>,
     /// Mean and standard deviation by which colors are normalized.
     pub normalization: Option<Normalization>,
+    /// Type of the pixels' values.
+    pub depth: Option<Depth>,
     /// Name of the network to read, in a file that holds several.
     pub network: Option<String>,
 }

@@ -2,11 +2,14 @@
 
 use std::path::Path;
 
+use augment::Depth;
+use networks::Pixels;
+
 use crate::backbone::{Reader, readers};
 use crate::error::WeightsError;
 use crate::exported::exported;
 use crate::library::Library;
-use crate::metadata::UNNAMED;
+use crate::metadata::{PREPROCESSING, UNNAMED};
 use crate::preprocessing::Preprocessing;
 use crate::pretrained::{Hints, Pretrained};
 use crate::source::{Found, Source, config, unsupported};
@@ -23,15 +26,12 @@ pub fn read(path: &Path, hints: &Hints) -> Result<Pretrained, WeightsError> {
     }
     let unknown = |reason: String| WeightsError::unknown(path, reason);
     let read = recognized(&source, hints).and_then(|(reader, found)| foreign(&reader, found, &source, hints));
-    let mut read = read.map_err(|reason| {
+    let read = read.map_err(|reason| {
         unknown(match unsupported(&source.arrays) {
             Some(network) => format!("it seems to be {network}, which is not supported: {reason}"),
             None => reason,
         })
     })?;
-    if let Some(normalization) = hints.normalization {
-        read.preprocessing.normalization = normalization;
-    }
     checked(path, read)
 }
 
@@ -69,12 +69,17 @@ fn foreign(reader: &Reader, mut found: Found, source: &Source, hints: &Hints) ->
     let library = recognized.library;
     // Before anything is allocated by its sizes.
     recognized.model.validate()?;
+    // ImageNet's constants are those of three channels; of others, a file or a hint must tell.
     let otherwise =
-        Preprocessing::of_size(u32::try_from(recognized.size_px).unwrap_or(u32::MAX), Default::default());
+        Preprocessing::of_size(u32::try_from(recognized.size_px).unwrap_or(u32::MAX), Pixels::default());
     let is_known = matches!(library, Library::Dino | Library::Dinov2 | Library::Torchvision)
         || hints.normalization.is_some();
     config::check_activation(source, recognized.activation)?;
-    let preprocessing = config::preprocessing(source, otherwise, is_known, &mut assumed)?;
+    let mut preprocessing = config::preprocessing(source, otherwise, is_known, &mut assumed)?;
+    if let Some(normalization) = &hints.normalization {
+        preprocessing.pixels.normalization = normalization.clone();
+    }
+    preprocessing.pixels.depth = hints.depth.or(stated_depth(source)).unwrap_or_default();
     if library == Library::Torchvision {
         assumed.push("torchvision resizes bilinearly; images are resized bicubically here".into());
     }
@@ -83,9 +88,23 @@ fn foreign(reader: &Reader, mut found: Found, source: &Source, hints: &Hints) ->
     Ok(Pretrained { model, preprocessing, tensors, which: UNNAMED.into(), origin: library.name(), assumed })
 }
 
-/// Checks the preprocessing, and that all values are finite: a single other value makes all features meaningless.
+/// Returns the type of the pixels' values, if this program wrote the file.
+fn stated_depth(source: &Source) -> Option<Depth> {
+    let preprocessing: Preprocessing = serde_json::from_str(source.metadata.get(PREPROCESSING)?).ok()?;
+    Some(preprocessing.pixels.depth)
+}
+
+/// Checks the preprocessing, that it has constants for the channels of the network, and that all values are finite: a single other value makes all features meaningless.
 fn checked(path: &Path, read: Pretrained) -> Result<Pretrained, WeightsError> {
     read.preprocessing.validate().map_err(|reason| WeightsError::malformed(path, reason))?;
+    let (n_channels, n_constants) =
+        (read.model.n_channels(), read.preprocessing.pixels.normalization.n_channels());
+    if n_constants != n_channels {
+        let reason = format!(
+            "its images have {n_channels} channels, and {n_constants} means and deviations are known: --normalization gives them"
+        );
+        return Err(WeightsError::unknown(path, reason));
+    }
     match read.tensors.iter().find(|tensor| !tensor.values.iter().all(|value| value.is_finite())) {
         Some(tensor) => {
             let reason = format!("its parameter {} holds numbers that are not finite", tensor.name);

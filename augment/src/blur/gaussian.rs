@@ -20,7 +20,7 @@ pub(super) struct GaussianBlur {
 }
 
 /// Returns `exp(-x² / 2σ²)` over the `n_taps` integers around 0, normalized.
-fn taps(n_taps: usize, sigma: f32) -> Vec<f32> {
+pub(crate) fn taps(n_taps: usize, sigma: f32) -> Vec<f32> {
     let half = (n_taps / 2) as f32;
     let weight = |i: usize| {
         let x = (i as f32 - half) / sigma;
@@ -111,7 +111,7 @@ fn pad(row: &[u8], radius: usize, padded: &mut [f32]) {
 }
 
 /// Maps `index` into `0..len` by reflection that does not repeat the edge.
-fn reflect(index: isize, len: usize) -> usize {
+pub(crate) fn reflect(index: isize, len: usize) -> usize {
     if len == 1 {
         return 0;
     }

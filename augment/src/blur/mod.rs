@@ -2,7 +2,7 @@
 
 mod box_kernel;
 mod box_pass;
-mod gaussian;
+pub(crate) mod gaussian;
 mod pillow;
 
 use crate::Planes;

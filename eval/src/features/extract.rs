@@ -2,6 +2,8 @@
 
 use std::sync::mpsc::sync_channel;
 
+use augment::PixelFormat;
+use augment::bands::Bands;
 use kernels::device::host::to_host;
 use networks::Network;
 use rayon::prelude::*;
@@ -95,11 +97,12 @@ pub(crate) fn table(
 pub fn pixels(images: &ImageSet) -> Result<Table, EvalError> {
     let size_px = images.transform.size_px as usize;
     let step = size_px.div_ceil(32);
-    let width = 3 * (size_px / step).pow(2);
+    let format = images.format();
+    let width = format.n_channels * (size_px / step).pow(2);
     let (mut numbers, mut rows) = (Vec::new(), Vec::new());
     each_batch(images, BATCH, &NoProgress, |of_batch, views| {
         numbers.extend_from_slice(of_batch);
-        rows.extend(views.iter().flat_map(|view| pooled(view, size_px, step)));
+        rows.extend(views.iter().flat_map(|view| pooled(view, format, [size_px, step])));
         Ok(())
     })?;
     match numbers.is_empty() {
@@ -117,7 +120,7 @@ pub struct Attention {
     pub grid: [usize; 2],
 }
 
-/// Returns the attention of the class tokens of `views`, `[3, size, size]` as bytes; `None` if the backbone has no
+/// Returns the attention of the class tokens of `views`, `[C, size, size]` as stored values; `None` if the backbone has no
 /// attention or no class token.
 pub fn attention_of(network: &Network, views: &[&[u8]], size_px: usize) -> Option<Attention> {
     let (weights, grid) = network.class_attention(views, size_px)?;
@@ -164,7 +167,7 @@ pub(crate) fn check_finite(images: &ImageSet, numbers: &[u32], rows: &[f32]) -> 
     Err(EvalError::NotFinite { split: images.name.clone(), image: images.describe(image).1 })
 }
 
-/// Computes the rows of `views`, `[3, size, size]` as bytes, and their columns.
+/// Computes the rows of `views`, `[C, size, size]` as stored values, and their columns.
 pub(crate) fn rows_of(
     network: &Network,
     views: &[&[u8]],
@@ -214,19 +217,20 @@ fn patches(network: &Network, views: &[&[u8]], size_px: usize) -> (Columns, Vec<
 }
 
 /// Averages squares of `step` x `step` pixels and scales the means to -1..=1.
-fn pooled(planes: &[u8], size_px: usize, step: usize) -> Vec<f32> {
+fn pooled(view: &[u8], format: PixelFormat, [size_px, step]: [usize; 2]) -> Vec<f32> {
     let n = size_px / step;
-    let mut out = Vec::with_capacity(3 * n * n);
-    for plane in planes.chunks_exact(size_px * size_px) {
+    let half = format.depth.unit() / 2.0;
+    let mut out = Vec::with_capacity(format.n_channels * n * n);
+    for plane in Bands::of_bytes(view, format, size_px as u32).channels() {
         for y in 0..n {
             for x in 0..n {
-                let sum: u32 = (0..step)
+                let sum: f32 = (0..step)
                     .flat_map(|dy| {
                         let start = (y * step + dy) * size_px + x * step;
-                        plane[start..start + step].iter().map(|v| u32::from(*v))
+                        &plane[start..start + step]
                     })
                     .sum();
-                out.push(sum as f32 / (step * step) as f32 / 127.5 - 1.0);
+                out.push(sum / (step * step) as f32 / half - 1.0);
             }
         }
     }

@@ -130,14 +130,14 @@ fn n_shared(train: &ImageSet, test: &ImageSet) -> Result<usize, EvalError> {
         if candidates.is_empty() {
             continue;
         }
-        let Some(bytes) = test.bytes(i)? else { continue };
-        let hash = xxh3_128(&bytes);
+        let Some(image) = test.encoded(i)? else { continue };
+        let hash = xxh3_128(image.bytes());
         let mut seen = HashSet::new();
         for j in candidates {
             let of_candidate = match hashes.get(&j) {
                 Some(hash) => *hash,
                 None => {
-                    let hash = train.bytes(j)?.map(|bytes| xxh3_128(&bytes));
+                    let hash = train.encoded(j)?.map(|image| xxh3_128(image.bytes()));
                     hashes.insert(j, hash);
                     hash
                 }

@@ -6,8 +6,8 @@ pub(crate) mod source;
 
 use std::collections::{BTreeSet, HashMap};
 
-use augment::decode::decode;
-use augment::{DecodeRules, MultiCrop, Rgb8, SampleKey, ViewMaker};
+use augment::{DecodeRules, Image, MultiCrop, PixelFormat, SampleKey, ViewMaker};
+use pipeline::shard::image::EncodedImage;
 use rayon::prelude::*;
 
 use crate::EvalError;
@@ -202,7 +202,7 @@ impl ImageSet {
     /// [`EvalError::Mask`] if the sizes differ, and errors of [`ImageSet::mask`].
     pub(crate) fn check_mask(&self, i: usize) -> Result<(), EvalError> {
         let (Some(mask), Some(image)) = (self.decoded_mask(i)?, self.decoded(i)?) else { return Ok(()) };
-        let ([width, height], mask) = ([image.width_px, image.height_px], mask.size_px());
+        let ([width, height], mask) = (image.size_px(), mask.size_px());
         match [width, height] == mask {
             true => Ok(()),
             false => {
@@ -238,23 +238,36 @@ impl ImageSet {
         self.source.describe(self.indices[i])
     }
 
-    /// Returns image `i` after the transform as `[3, size, size]` bytes; `None` if it cannot be decoded.
+    /// Returns image `i` after the transform as `[C, size, size]` stored values; `None` if it cannot be decoded.
     ///
     /// # Errors
     /// [`EvalError::Data`] if it cannot be read: a score over the readable images only would be misleading.
     pub fn image(&self, i: usize) -> Result<Option<Vec<u8>>, EvalError> {
-        Ok(self.decoded(i)?.and_then(|image| self.transform.apply(&image).ok()))
+        Ok(self.decoded(i)?.and_then(|image| self.transform.apply_to(&image).ok()))
+    }
+
+    /// Returns a picture of image `i` for people after the transform, `[3, size, size]` as bytes; `None` if it cannot be decoded.
+    ///
+    /// # Errors
+    /// Errors of [`ImageSet::image`].
+    pub fn picture(&self, i: usize) -> Result<Option<Vec<u8>>, EvalError> {
+        Ok(self.decoded(i)?.and_then(|image| self.transform.apply(&image.picture()).ok()))
+    }
+
+    /// Returns the format of the images' pixels.
+    pub fn format(&self) -> PixelFormat {
+        self.rules.format
     }
 
     /// Returns image `i` without the transform; `None` if it cannot be decoded.
     ///
     /// # Errors
     /// Errors of [`ImageSet::image`].
-    pub(crate) fn decoded(&self, i: usize) -> Result<Option<Rgb8>, EvalError> {
-        Ok(self.bytes(i)?.and_then(|bytes| decode(&bytes, &self.rules).ok()))
+    pub(crate) fn decoded(&self, i: usize) -> Result<Option<Image>, EvalError> {
+        Ok(self.encoded(i)?.and_then(|encoded| Image::decode(&encoded.files(), &self.rules).ok()))
     }
 
-    /// Returns the views that `multicrop` makes of image `i`, by size, `[V, 3, size, size]` each, drawn from `seed` and
+    /// Returns the views that `multicrop` makes of image `i`, by size, `[V, C, size, size]` each, drawn from `seed` and
     /// `epoch`; `None` if it cannot be decoded.
     ///
     /// # Errors
@@ -271,9 +284,9 @@ impl ImageSet {
         Ok(made.ok().map(|views| views.groups))
     }
 
-    /// Returns the encoded bytes of image `i`; `None` if the image is missing.
-    pub(crate) fn bytes(&self, i: usize) -> Result<Option<Vec<u8>>, EvalError> {
-        Ok(self.source.bytes(self.indices[i])?)
+    /// Returns the encoded image `i`; `None` if the image is missing.
+    pub(crate) fn encoded(&self, i: usize) -> Result<Option<EncodedImage>, EvalError> {
+        Ok(self.source.encoded(self.indices[i])?)
     }
 
     /// Returns the length and short check of image `i`, like [`Source::len_and_check`].

@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use pipeline::shard::MASK_EXTENSIONS;
+use pipeline::shard::image::EncodedImage;
 use pipeline::{Dataset, PipelineError, SampleId};
-
-/// Extensions of masks, in order of preference.
-const MASK_EXTENSIONS: [&str; 3] = ["seg.png", "mask.png", "output.png"];
 
 /// A source of images by index.
 #[derive(Debug, Clone)]
@@ -53,11 +52,11 @@ impl Source {
         }
     }
 
-    /// Returns the encoded bytes of image `index`; `None` if the image is missing.
+    /// Returns the encoded image `index`; `None` if the image is missing.
     ///
     /// # Errors
     /// [`PipelineError`] if a shard or file cannot be read.
-    pub fn bytes(&self, index: u64) -> Result<Option<Vec<u8>>, PipelineError> {
+    pub fn encoded(&self, index: u64) -> Result<Option<EncodedImage>, PipelineError> {
         match self {
             Self::Shards(dataset) => match dataset.read(SampleId(index)) {
                 Ok(sample) => Ok(Some(sample.image)),
@@ -68,7 +67,7 @@ impl Source {
                 Err(error) => Err(error),
             },
             Self::Files(files) => match std::fs::read(&files[index as usize].path) {
-                Ok(bytes) => Ok(Some(bytes)),
+                Ok(bytes) => Ok(Some(bytes.into())),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
                 Err(error) => Err(PipelineError::io("read", &files[index as usize].path, error)),
             },

@@ -3,6 +3,7 @@
 use xxhash_rust::xxh3::Xxh3;
 
 use super::sampling::Sampling;
+use crate::shard::image::EncodedImage;
 use crate::shard::{IMAGE_EXTENSIONS, Shard};
 use crate::{PipelineError, Storage};
 
@@ -28,7 +29,7 @@ pub struct Sample {
     /// Key of the sample in its shard.
     pub key: String,
     /// The encoded image.
-    pub image: Vec<u8>,
+    pub image: EncodedImage,
     /// The class, if the sample has one.
     pub label: Option<u32>,
 }
@@ -224,8 +225,12 @@ impl Dataset {
     /// bytes, if known: images that differ in either are different.
     pub fn image_check(&self, id: SampleId) -> Option<(u64, Option<u16>)> {
         let (shard, i) = self.locate(id);
-        let member = shard.index().member(i, &IMAGE_EXTENSIONS)?;
-        Some((member.len_bytes, member.check))
+        let members = shard.index().image_members(i);
+        let len_bytes = members.iter().map(|member| member.len_bytes).sum();
+        // A band that moves to the place of another one is another image.
+        let join = |check: u16, next: Option<u16>| Some(check.rotate_left(1) ^ next?);
+        let check = members.iter().map(|member| member.check).try_fold(0, join);
+        (!members.is_empty()).then_some((len_bytes, check))
     }
 
     /// Returns a hash that identifies the samples: equal for the same members in the same order, wherever they are, but for

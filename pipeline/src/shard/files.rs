@@ -151,9 +151,9 @@ mod tests {
         ];
         let shard = of_files("photos", &files).expect("indexed");
         assert_eq!((shard.len(), shard.key(2)), (3, "c"));
-        assert_eq!(shard.image(0).expect("read"), [7; 700]);
-        assert_eq!(shard.image(1).expect("read"), [0; 0]);
-        assert_eq!(shard.image(2).expect("read"), [9; 512]);
+        assert_eq!(shard.image(0).expect("read").bytes(), [7; 700]);
+        assert_eq!(shard.image(1).expect("read").bytes(), [0; 0]);
+        assert_eq!(shard.image(2).expect("read").bytes(), [9; 512]);
         assert_eq!(shard.classes(0).expect("read"), ["cat"]);
         assert_eq!((shard.label(1).expect("read"), shard.label(2).expect("read")), (None, Some(3)));
         assert_eq!(shard.members(2).expect("read").len(), 2);

@@ -1,6 +1,7 @@
 //! One shard that is open for reading: its bytes and its index.
 
 pub mod files;
+pub mod image;
 pub(crate) mod index;
 mod open;
 pub mod sidecar;
@@ -13,11 +14,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::PipelineError;
+use crate::shard::image::EncodedImage;
 use crate::shard::index::{Member, ShardIndex, short_checksum};
 use crate::shard::store::{CacheUse, LocalStore, Store};
 
 /// Extensions of images, in order of preference.
-pub const IMAGE_EXTENSIONS: [&str; 16] = [
+pub const IMAGE_EXTENSIONS: [&str; 17] = [
     "jpg",
     "jpeg",
     "png",
@@ -34,7 +36,11 @@ pub const IMAGE_EXTENSIONS: [&str; 16] = [
     "input.jpeg",
     "input.png",
     "input.webp",
+    "npy",
 ];
+
+/// Extensions of masks, which have a class for each pixel, in order of preference.
+pub const MASK_EXTENSIONS: [&str; 3] = ["seg.png", "mask.png", "output.png"];
 
 /// Extensions of members that hold classes as text, numbers or names.
 const CLASS_EXTENSIONS: [&str; 3] = ["cls", "cls2", "output.cls"];
@@ -113,7 +119,11 @@ impl Shard {
 
     /// Returns the length of sample `i`'s encoded image in bytes, if it has one.
     pub fn image_bytes(&self, i: usize) -> Option<u64> {
-        self.index.member(i, &IMAGE_EXTENSIONS).map(|member| member.len_bytes)
+        if let Some(member) = self.index.member(i, &IMAGE_EXTENSIONS) {
+            return Some(member.len_bytes);
+        }
+        let bands = self.index.image_members(i);
+        (!bands.is_empty()).then(|| bands.iter().map(|member| member.len_bytes).sum())
     }
 
     /// Returns the encoded image of sample `i`.
@@ -121,13 +131,18 @@ impl Shard {
     /// # Errors
     /// [`PipelineError::MissingField`] when it holds no image, [`PipelineError::Changed`] when its bytes
     /// are not those that were indexed, and errors of the store.
-    pub fn image(&self, i: usize) -> Result<Vec<u8>, PipelineError> {
-        let member = self.index.member(i, &IMAGE_EXTENSIONS).ok_or_else(|| PipelineError::MissingField {
+    pub fn image(&self, i: usize) -> Result<EncodedImage, PipelineError> {
+        let mut members = self.index.image_members(i).into_iter();
+        let first = members.next().ok_or_else(|| PipelineError::MissingField {
             shard: self.name(),
             key: self.key(i).to_string(),
             wanted: IMAGE_EXTENSIONS.join(", "),
         })?;
-        self.bytes_of(i, &member)
+        let mut image = EncodedImage::from(self.bytes_of(i, &first)?);
+        for member in members {
+            image.push(&self.bytes_of(i, &member)?);
+        }
+        Ok(image)
     }
 
     /// Returns the class of sample `i`, if it has a class member that holds a number.

@@ -16,8 +16,8 @@ pub(super) fn sheet(network: &Network, images: &ImageSet) -> Result<Sheet, Repor
     let size_px = images.transform.size_px as usize;
     let mut sheet = Sheet::default();
     for image in 0..images.len() {
-        let Some(planes) = images.image(image)? else { continue };
-        let Some(attention) = attention_of(network, &[&planes], size_px) else { return Ok(sheet) };
+        let (Some(view), Some(planes)) = (images.image(image)?, images.picture(image)?) else { continue };
+        let Some(attention) = attention_of(network, &[&view], size_px) else { return Ok(sheet) };
         let n_shown = attention.heads.len().min(MAX_HEADS);
         let n = attention.grid[0] * attention.grid[1];
         let mean: Vec<f32> = (0..n)

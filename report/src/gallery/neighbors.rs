@@ -23,11 +23,11 @@ pub(super) fn sheet(images: &ImageSet, table: Arc<Table>, n_rows: usize) -> Resu
     let mut sheet = Sheet { headings: vec!["image".into(), "nearest".into()], rows: Vec::new() };
     for (row, near) in found.iter().enumerate() {
         let query = queries.image(row);
-        let Some(planes) = images.image(query)? else { continue };
+        let Some(planes) = images.picture(query)? else { continue };
         let mut tiles = vec![Tile::of_planes(&planes, size_px, caption(images, query))?];
         let others = near.iter().map(|(i, cosine)| (all.image(*i as usize), cosine));
         for (image, cosine) in others.filter(|(image, _)| *image != query).take(N_NEIGHBORS) {
-            let Some(planes) = images.image(image)? else { continue };
+            let Some(planes) = images.picture(image)? else { continue };
             let caption = format!("{}, cosine {cosine:.3}", caption(images, image));
             let mark = images.label(query).zip(images.label(image));
             let mark = mark.map(|(a, b)| if a == b { "same" } else { "other" });

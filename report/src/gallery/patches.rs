@@ -23,7 +23,7 @@ pub(super) fn sheet(network: &Network, images: &ImageSet) -> Result<Sheet, Repor
         principal::coordinates(&rows, d).iter().map(|row| row.map(|v| (255.0 * v).round() as u8)).collect();
     let mut sheet = Sheet { headings: vec!["image".into(), "patches".into()], rows: Vec::new() };
     for (image, grid) in shown.iter().zip(colors.chunks_exact(side * side)) {
-        let Some(planes) = images.image(*image as usize)? else { continue };
+        let Some(planes) = images.picture(*image as usize)? else { continue };
         let caption = caption(images, *image as usize);
         let patches = format!("{caption}: {side} x {side} patches");
         sheet.rows.push(vec![

@@ -41,7 +41,7 @@ pub(crate) fn shown(bad: &[BadSample], dataset: Option<&Dataset>, folder: &Path)
         let (shard, key, _) = dataset.describe(id);
         if let Some(found) = wanted.get_mut(&(shard, key)) {
             n_missing -= 1;
-            *found = dataset.read(id).ok().and_then(|sample| tile(&sample.image));
+            *found = dataset.read(id).ok().and_then(|sample| tile(sample.image.bytes()));
         }
     }
     bad.iter()

@@ -1,9 +1,10 @@
 //! Sheets of images: views, thumbnails, nearest neighbors, groups of copies.
 
+use std::borrow::Cow;
 use std::path::Path;
 
-use augment::{AugmentError, DecodeRules, SampleKey, Transform, decode};
-use augment::{MultiCrop, Rgb8, ViewMaker};
+use augment::image::picture_of_view;
+use augment::{AugmentError, DecodeRules, GroupSpec, Image, MultiCrop, PixelFormat, Rgb8, SampleKey, Transform, ViewMaker, Views};
 use eval::{EvalError, FeatureSet, ImageSet, neighbors};
 use pipeline::{Dataset, Sample, SampleId};
 
@@ -34,27 +35,34 @@ pub fn contact_sheet(
         let Some(sample) = readable(dataset, SampleId(id))? else { continue };
         let key = SampleKey { seed, epoch: 0, sample: id, attempt: 0 };
         // A damaged image has no views to show; the run that follows reports it.
-        let Ok(image) = decode::decode(&sample.image, rules) else { continue };
+        let Ok(image) = Image::decode(&sample.image.files(), rules) else { continue };
         let Ok(views) = maker.make(&image, multicrop, key) else { continue };
         made.push(views);
     }
     let groups = multicrop.groups();
-    let rows: Vec<Vec<Tile<'_>>> = made
-        .iter()
-        .map(|views| {
-            let tiles = views.groups.iter().zip(&groups).flat_map(|(bytes, group)| {
-                let size_px = group.size_px as usize;
-                bytes.chunks_exact(3 * size_px * size_px).map(move |planes| Tile {
-                    planes,
-                    size_px,
-                    frame: None,
-                    caption: &[],
-                })
-            });
-            tiles.collect()
-        })
-        .collect();
+    let pictures: Vec<Vec<(Cow<'_, [u8]>, u32)>> =
+        made.iter().map(|views| pictures_of(views, &groups, rules.format)).collect();
+    let rows: Vec<Vec<Tile<'_>>> = pictures.iter().map(|row| row.iter().map(tile_of).collect()).collect();
     sheet(path, &rows, TILE_PX.max(groups.first().map_or(0, |g| g.size_px.min(128))), "")
+}
+
+/// Returns a picture of each view, with the side of the view.
+fn pictures_of<'a>(
+    views: &'a Views,
+    groups: &[GroupSpec],
+    format: PixelFormat,
+) -> Vec<(Cow<'a, [u8]>, u32)> {
+    let mut pictures = Vec::new();
+    for (bytes, GroupSpec { size_px, .. }) in views.groups.iter().zip(groups) {
+        let len = format.bytes_per_pixel() * (size_px * size_px) as usize;
+        let of_view = |view| (picture_of_view(view, format, *size_px), *size_px);
+        pictures.extend(bytes.chunks_exact(len).map(of_view));
+    }
+    pictures
+}
+
+fn tile_of<'a>((planes, size_px): &'a (Cow<'_, [u8]>, u32)) -> Tile<'a> {
+    Tile { planes, size_px: *size_px as usize, frame: None, caption: &[] }
 }
 
 /// Draws `images` after their transform, each with its key and, if it has one, its class as `named` formats it. Images
@@ -65,7 +73,7 @@ pub fn contact_sheet(
 pub fn thumbnails(path: &Path, images: &ImageSet, named: impl Fn(&str) -> String) -> Result<(), ReportError> {
     let mut made = Vec::new();
     for i in 0..images.len() {
-        let planes = match images.image(i) {
+        let planes = match images.picture(i) {
             Ok(Some(planes)) => planes,
             Ok(None) => continue,
             Err(EvalError::Data(error)) if error.is_sample_error() => continue,
@@ -131,7 +139,7 @@ pub fn neighbor_sheet(
         let size_px = set.transform.size_px as usize;
         let black = || vec![0; 3 * size_px * size_px];
         // Features of the image exist: if it cannot be decoded now, a black tile is all that is lost.
-        (set.image(image).ok().flatten().unwrap_or_else(black), size_px, frame)
+        (set.picture(image).ok().flatten().unwrap_or_else(black), size_px, frame)
     };
     let mut framed = false;
     let mut made = Vec::with_capacity(found.len());

@@ -8,6 +8,7 @@ use curate::{FeatureRows, Metric, Numbers};
 use eval::features::file::{ImageName, read};
 use eval::{FeatureKind, ImageSet, Source, Table, features};
 use pipeline::secrets::redact_list;
+use pipeline::shard::image::EncodedImage;
 use pipeline::{Dataset, SampleId, Shard, Storage};
 use serde_json::{Value, json};
 
@@ -71,7 +72,7 @@ impl Images {
     }
 
     /// Returns the encoded image of row `row`.
-    pub(crate) fn bytes(&self, row: usize) -> Result<Vec<u8>, pipeline::PipelineError> {
+    pub(crate) fn encoded(&self, row: usize) -> Result<EncodedImage, pipeline::PipelineError> {
         let (shard, number) = self.locate(row);
         shard.image(number)
     }

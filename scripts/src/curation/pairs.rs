@@ -3,8 +3,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use augment::decode::decode;
-use augment::{DecodeRules, Rgb8};
+use augment::{DecodeRules, Image, Rgb8};
 use curate::selection::Duplicates;
 use eval::features::file::ImageName;
 use report::picture::sheets::{Captioned, Pair, image_pairs, image_sheet};
@@ -100,5 +99,6 @@ pub(crate) fn draw_images(
 
 /// Returns the image of row `row`; `None` for one that cannot be read.
 pub(crate) fn image(images: &Images, row: usize) -> Option<Rgb8> {
-    decode(&images.bytes(row).ok()?, &DecodeRules::default()).ok()
+    let encoded = images.encoded(row).ok()?;
+    Image::decode_any(&encoded.files(), &DecodeRules::default()).ok().map(Image::picture)
 }

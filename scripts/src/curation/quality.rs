@@ -5,8 +5,7 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::Context;
-use augment::DecodeRules;
-use augment::decode::decode;
+use augment::{DecodeRules, Image};
 use pipeline::file;
 use rayon::prelude::*;
 
@@ -69,13 +68,14 @@ fn saved(path: &Path) -> Vec<Quality> {
 impl Quality {
     /// Returns the quality of the image of row `row`.
     fn of(images: &Images, row: usize) -> anyhow::Result<Self> {
-        let bytes = match images.bytes(row) {
-            Err(error) if error.is_sample_error() => Vec::new(),
-            bytes => bytes?,
+        let encoded = match images.encoded(row) {
+            Err(error) if error.is_sample_error() => Default::default(),
+            encoded => encoded?,
         };
-        let Ok(image) = decode(&bytes, &DecodeRules::default()) else {
+        let Ok(image) = Image::decode_any(&encoded.files(), &DecodeRules::default()) else {
             return Ok(Self { n_pixels: 0, sharpness: 0.0 });
         };
+        let image = image.picture();
         let (width, height) = (image.width_px as usize, image.height_px as usize);
         Ok(Self { n_pixels: (width * height) as u64, sharpness: sharpness(&image.data, width, height) })
     }

@@ -51,8 +51,8 @@ impl NetworkFlags {
         let usual = backbone.preprocessing.transform;
         let transform = self.transform(usual, network.model.stride_px())?;
         check_memory(&network, device, transform.size_px)?;
+        let rules = backbone.rules();
         let Backbone { which, manifest, .. } = backbone;
-        let rules = manifest.as_ref().map_or_else(DecodeRules::default, |run| run.plan.recipe.data.rules());
         Ok(OpenNetwork { network, which, transform, rules, manifest, usual_px: usual.size_px })
     }
 
@@ -96,7 +96,16 @@ impl OpenNetwork {
         let size_px = self.transform.size_px;
         self.manifest
             .as_ref()
-            .map_or_else(|| MultiCrop::dino(size_px, size_px, 0), |run| run.plan.multicrop())
+            .map_or_else(|| self.usual_views(size_px), |run| run.plan.multicrop())
+    }
+
+    /// DINO's views of `size_px`, without the operations that the network's images do not have.
+    fn usual_views(&self, size_px: u32) -> MultiCrop {
+        let views = MultiCrop::dino(size_px, size_px, 0);
+        match self.rules.format.is_rgb8() {
+            true => views,
+            false => views.of_channels(0.0, 0.0),
+        }
     }
 
     /// Warnings about settings that do not fit the weights, a sentence each.
@@ -140,14 +149,16 @@ pub(crate) fn about(described: &Described<'_>, checkpoint: Option<&Path>) -> Net
         ("recipe", json!(described.recipe)),
         ("weights", json!(format!("{:016x}", network.fingerprint()))),
         ("model", as_written(&network.model)),
-        ("normalization", as_written(&network.normalization)),
+        ("normalization", as_written(&network.pixels.normalization)),
     ];
+    let format = network.pixels.format();
+    let format = (!format.is_rgb8()).then(|| ("pixels", json!(format.to_string())));
     NetworkInfo {
         step: described.step,
         network: described.which.to_string(),
         transform: Some(described.transform),
         transform_in_words: Some(described.transform.to_string()),
-        more: more.into_iter().map(|(key, value)| (key.to_string(), value)).collect(),
+        more: more.into_iter().chain(format).map(|(key, value)| (key.to_string(), value)).collect(),
     }
 }
 

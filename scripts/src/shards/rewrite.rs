@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use indicatif::ProgressBar;
+use pipeline::shard::image::is_band;
 use pipeline::shard::write::ShardFile;
 use pipeline::url::ShardUrl;
 use pipeline::{Shard, Source, Storage, file};
@@ -91,6 +92,17 @@ impl Item<'_> {
     pub(crate) fn image(&self) -> Option<&(String, Vec<u8>)> {
         use pipeline::shard::IMAGE_EXTENSIONS;
         IMAGE_EXTENSIONS.iter().find_map(|wanted| self.members.iter().find(|(ext, _)| ext == wanted))
+    }
+
+    /// Files of the sample's image: one, or one for each band.
+    pub(crate) fn files(&self) -> Vec<&[u8]> {
+        match self.image() {
+            Some((_, bytes)) => vec![bytes],
+            None => {
+                let bands = self.members.iter().filter(|(extension, _)| is_band(extension));
+                bands.map(|(_, bytes)| bytes.as_slice()).collect()
+            }
+        }
     }
 
     /// Key of the sample.

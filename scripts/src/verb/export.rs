@@ -13,6 +13,7 @@ use networks::Network;
 use pipeline::Storage;
 use pipeline::secrets::redact_list;
 use serde_json::json;
+use trainer::Plan;
 use trainer::checkpoint::Manifest;
 use weights::{Card, Export, Format, Precision, Preprocessing, Score, rounded};
 
@@ -71,7 +72,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         if px == 0 || !(px as usize).is_multiple_of(stride_px) {
             bail!(eval::EvalError::ImageSize { image_px: px as usize, stride_px });
         }
-        backbone.preprocessing = Preprocessing::of_size(px, backbone.preprocessing.normalization);
+        backbone.preprocessing = Preprocessing::of_size(px, backbone.preprocessing.pixels.clone());
         backbone.preprocessing.validate().map_err(anyhow::Error::msg)?;
         (backbone.model, backbone.tensors) =
             weights::resized(&backbone.model, std::mem::take(&mut backbone.tensors), px as usize);
@@ -115,7 +116,7 @@ pub(crate) fn write(
     let export = Export {
         model: &backbone.model,
         tensors: &backbone.tensors,
-        preprocessing: backbone.preprocessing,
+        preprocessing: backbone.preprocessing.clone(),
         which: &backbone.which,
         precision,
         card,
@@ -151,6 +152,17 @@ pub(crate) fn card_of(path: &Path, backbone: &Backbone) -> anyhow::Result<Card> 
     })
 }
 
+/// Says how the first layer of a run's initial weights became that of other channels, if it did.
+fn first_layer(plan: &Plan) -> String {
+    match plan.recipe.init.as_ref().and_then(|init| Some((init.first_layer?, &init.weights))) {
+        Some((rule, weights)) => format!(
+            " It began with {weights}, whose first layer was converted to {} channels: {rule}.",
+            plan.recipe.data.channels
+        ),
+        None => String::new(),
+    }
+}
+
 /// Describes the training images of a checkpoint.
 fn trained_on(manifest: &Manifest) -> String {
     let plan = &manifest.plan;
@@ -164,13 +176,14 @@ fn trained_on(manifest: &Manifest) -> String {
         shards => shards.join(", "),
     };
     format!(
-        "Trained on {} images ({}) for {} of {} steps of {} images: {:.1} epochs.",
+        "Trained on {} images ({}) for {} of {} steps of {} images: {:.1} epochs.{}",
         plan.n_samples,
         shards,
         manifest.step,
         plan.total_steps,
         plan.recipe.optim.batch_size,
         images as f64 / plan.n_samples.max(1) as f64,
+        first_layer(plan),
     )
 }
 
@@ -180,8 +193,7 @@ fn scored(args: &Args, backbone: &Backbone, storage: &Storage) -> anyhow::Result
     let transform = Transform { resize_px: resize_px.max(size_px), size_px };
     let images = |specs: &[String]| -> anyhow::Result<ImageSet> {
         let source = Source::Shards(Arc::new(open_dataset(specs, storage)?));
-        let rules = augment::DecodeRules::default();
-        with_names(ImageSet::open(source, transform, rules, set_name(specs))?, specs, storage)
+        with_names(ImageSet::open(source, transform, backbone.rules(), set_name(specs))?, specs, storage)
     };
     let device = Opened::cpu().device;
     let protocols = [Protocol::named("knn").map_err(anyhow::Error::msg)?];
@@ -195,8 +207,8 @@ fn scored(args: &Args, backbone: &Backbone, storage: &Storage) -> anyhow::Result
             ..tensor.clone()
         };
         let tensors: Vec<NamedTensor> = backbone.tensors.iter().map(stored).collect();
-        let normalization = backbone.preprocessing.normalization;
-        let network = Network::new(&backbone.model, normalization, &tensors, 0, &device)?;
+        let pixels = backbone.preprocessing.pixels.clone();
+        let network = Network::new(&backbone.model, pixels, &tensors, 0, &device)?;
         let found = split.score(&network, &protocols, None, &NoProgress)?;
         scores.extend(found.numbers().map(|(_, scored)| Score {
             name: format!("{} on {}, {transform}", scored.metric, split.test.name),

@@ -13,7 +13,7 @@ use crate::features::Features;
 use crate::init::fill;
 use crate::layout::UnitLayout;
 use crate::leaves::Leaves;
-use crate::patches::{Normalization, PixelInput};
+use crate::patches::{PixelInput, Pixels};
 use crate::tensor::{NamedTensor, by_name, values_of};
 use crate::unit::{Context, Draws, GroupShape, StatSets, Unit};
 
@@ -21,8 +21,8 @@ use crate::unit::{Context, Draws, GroupShape, StatSets, Unit};
 pub struct Network {
     /// Configuration of the backbone.
     pub model: ModelConfig,
-    /// Normalization of its pixels.
-    pub normalization: Normalization,
+    /// Pixels that it takes.
+    pub pixels: Pixels,
     units: Vec<Box<dyn Unit>>,
     layouts: Vec<UnitLayout>,
     flats: Vec<Tensor<1>>,
@@ -37,7 +37,7 @@ impl Network {
     /// [`NetworkError::Weights`] for a parameter that is missing, has another shape or is not finite.
     pub fn new(
         model: &ModelConfig,
-        normalization: Normalization,
+        pixels: impl Into<Pixels>,
         tensors: &[NamedTensor],
         n_workers: usize,
         device: &Device,
@@ -52,13 +52,13 @@ impl Network {
             }
             Ok(values)
         };
-        Self::with_flats(model, normalization, n_workers, device, flat)
+        Self::with_flats(model, pixels.into(), n_workers, device, flat)
     }
 
     /// Creates a network with initial weights of `seed`.
     pub fn random(
         model: &ModelConfig,
-        normalization: Normalization,
+        pixels: impl Into<Pixels>,
         seed: u64,
         n_workers: usize,
         device: &Device,
@@ -70,14 +70,14 @@ impl Network {
             }
             Ok::<_, Infallible>(values)
         };
-        let Ok(network) = Self::with_flats(model, normalization, n_workers, device, flat);
+        let Ok(network) = Self::with_flats(model, pixels.into(), n_workers, device, flat);
         network
     }
 
     /// Creates a network; `flat` returns the flat buffer of each unit.
     fn with_flats<E>(
         model: &ModelConfig,
-        normalization: Normalization,
+        pixels: Pixels,
         n_workers: usize,
         device: &Device,
         flat: impl Fn(&UnitLayout) -> Result<Vec<f32>, E>,
@@ -92,7 +92,7 @@ impl Network {
         // A GPU is kept busy by one thread.
         let workers = Workers::on(device, n_or_all_cores(n_workers));
         let (model, device) = (model.clone(), device.clone());
-        Ok(Self { model, normalization, units, layouts, flats, workers, device })
+        Ok(Self { model, pixels, units, layouts, flats, workers, device })
     }
 
     /// Returns all parameters with their values.
@@ -101,20 +101,20 @@ impl Network {
         units.flat_map(|(layout, flat)| layout.tensors(&to_host(flat.clone()))).collect()
     }
 
-    /// Returns one vector for each of `images`, `[3, size, size]` as bytes: `[B, D]`.
+    /// Returns one vector for each of `images`, `[C, size, size]` as stored values: `[B, D]`.
     pub fn embed(&self, images: &[&[u8]], size_px: usize) -> Tensor<2> {
         let x = self.features(images, size_px).pooled().x;
         let [b, _, d] = x.dims();
         x.reshape([b, d])
     }
 
-    /// Returns all features of `images`, `[3, size, size]` as bytes: `[B, P + N, D]`.
+    /// Returns all features of `images`, `[C, size, size]` as stored values: `[B, P + N, D]`.
     pub fn features(&self, images: &[&[u8]], size_px: usize) -> Features {
         // One level is requested, and one is returned.
         self.through(images, size_px, &[self.units.len() - 1], None).pop().expect("one level")
     }
 
-    /// Returns the features of `images`, `[3, size, size]` as bytes, at each of the last `n` levels of the backbone, or
+    /// Returns the features of `images`, `[C, size, size]` as stored values, at each of the last `n` levels of the backbone, or
     /// at all if it has fewer, `[B, P + N, D]` each: the blocks of a transformer, each after the last norm, or the
     /// stages of a convolutional network.
     pub fn levels(&self, images: &[&[u8]], size_px: usize, n: usize) -> Vec<Features> {
@@ -132,7 +132,7 @@ impl Network {
             n_views: 1,
             n_prefix: 0,
             grid: [size_px / cell_px; 2],
-            width: 3 * cell_px * cell_px,
+            width: self.model.n_channels() * cell_px * cell_px,
             n_masked: 0,
         };
         let mut shapes = vec![pixels];
@@ -146,16 +146,20 @@ impl Network {
         largest * size_of::<f32>() as f64
     }
 
+    fn input(&self) -> PixelInput {
+        PixelInput { cell_px: self.model.cell_px(), pixels: self.pixels.clone() }
+    }
+
     /// Returns the number of levels that [`Network::levels`] can return.
     pub fn n_levels(&self) -> usize {
         self.model.levels().units.len()
     }
 
-    /// Returns the attention of the class token of each of `images`, `[3, size, size]` as bytes, to each patch in the
+    /// Returns the attention of the class token of each of `images`, `[C, size, size]` as stored values, to each patch in the
     /// last unit with attention, per head, `[B, H, N]`, and the grid of the patches; `None` for a backbone without
     /// attention or class token. A row sums to 1 less the attention to prefix tokens.
     pub fn class_attention(&self, images: &[&[u8]], size_px: usize) -> Option<(Tensor<3>, [usize; 2])> {
-        let input = PixelInput { cell_px: self.model.cell_px(), normalization: self.normalization };
+        let input = self.input();
         let mut groups = vec![input.features(images, size_px, &self.device)];
         let mut found = None;
         for unit in 0..self.units.len() {
@@ -180,7 +184,7 @@ impl Network {
         ends: &[usize],
         readout: Option<usize>,
     ) -> Vec<Features> {
-        let input = PixelInput { cell_px: self.model.cell_px(), normalization: self.normalization };
+        let input = self.input();
         let slices = self.workers.map(self.workers.slices(images.len()), |_, range| {
             let mut groups = vec![input.features(&images[range], size_px, &self.device)];
             let mut read = Vec::with_capacity(ends.len());
@@ -212,7 +216,7 @@ impl Network {
     /// Returns a hash of the weights, the configuration and the normalization: equal for equal networks from any file.
     pub fn fingerprint(&self) -> u64 {
         let mut hash = Xxh3::new();
-        hash.update(format!("{:?} {:?}", self.model, self.normalization).as_bytes());
+        hash.update(format!("{:?} {:?}", self.model, self.pixels).as_bytes());
         for flat in &self.flats {
             with_slice(flat, |values| hash.update(bytemuck::cast_slice(values)));
         }

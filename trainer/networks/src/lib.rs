@@ -5,6 +5,7 @@
 pub mod backbone;
 pub mod batch_norm;
 mod error;
+mod first_layer;
 pub mod features;
 pub mod head;
 mod inference;
@@ -24,5 +25,6 @@ pub mod unit;
 pub use backbone::kinds::*;
 pub use error::NetworkError;
 pub use inference::Network;
-pub use patches::Normalization;
+pub use first_layer::FirstLayer;
+pub use patches::{Normalization, Pixels};
 pub use tensor::NamedTensor;

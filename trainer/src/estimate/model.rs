@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use augment::{GroupSpec, MultiCrop};
 use networks::backbone::ModelConfig;
 use networks::head::Head;
-use networks::patches::PixelInput;
+use networks::patches::{PixelInput, Pixels};
 use networks::unit::{GroupShape, Unit};
 
 use crate::error::TrainError;
@@ -135,7 +135,7 @@ fn of_views(
             let rule = method.masks().filter(|rule| rule.size == size);
             let n_masked = rule.map_or(0, |rule| rule.expected_cells(n_views, grid));
             let drops = spec.moves == Moves::ByGradient;
-            GroupShape { n_views, n_prefix: 0, grid, width: 3 * cell_px * cell_px, n_masked, drops }
+            GroupShape { n_views, n_prefix: 0, grid, width: own.n_channels() * cell_px * cell_px, n_masked, drops }
         };
         let shapes = spec.sizes().into_iter().map(of_size).collect();
         let mut network = of_network(spec, spec.units(model), shapes);
@@ -148,13 +148,13 @@ fn of_views(
     let specs = method.networks();
     let (trained, others): (Vec<_>, Vec<_>) = specs.iter().partition(|spec| spec.moves == Moves::ByGradient);
     let mut inputs: Vec<PixelInput> = Vec::new();
-    let recipe = PixelInput { cell_px: model.cell_px(), normalization: Default::default() };
-    for input in specs.iter().map(|spec| spec.input(recipe)) {
+    let recipe = PixelInput { cell_px: model.cell_px(), pixels: Pixels::default() };
+    for input in specs.iter().map(|spec| spec.input(recipe.clone())) {
         if !inputs.contains(&input) {
             inputs.push(input);
         }
     }
-    let pixels = views.iter().map(|group| group.n_views * 3 * (group.size_px * group.size_px) as usize);
+    let pixels = views.iter().map(|group| group.n_views * model.n_channels() * (group.size_px * group.size_px) as usize);
     ModelCost {
         name: name.to_string(),
         // Plans check that each method has exactly one; presets use the same methods.

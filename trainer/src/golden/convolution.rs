@@ -8,7 +8,7 @@ use networks::batch_norm::BatchNorm;
 use networks::features::Features;
 use networks::layout::UnitLayout;
 use networks::leaves::Leaves;
-use networks::patches::{Normalization, PixelInput};
+use networks::patches::{PixelInput, Pixels};
 use networks::unit::{Context, Draws, StatSets, Unit};
 use ranks::topology::Topology;
 
@@ -189,7 +189,7 @@ fn networks_equal_torchvision() {
         let model: ModelConfig = toml::from_str(&recipe).unwrap();
         let units = model.units(Readout::Pooled);
         let shards: Vec<UnitShard> = units.iter().map(|unit| filled(unit.as_ref())).collect();
-        let input = PixelInput { cell_px: 1, normalization: Normalization::default() };
+        let input = PixelInput { cell_px: 1, pixels: Pixels::default() };
         let input = input.features(&[&images(name, size_px)], size_px, &Device::flex());
         let is_tiny = name == "tiny";
         let leaves: Vec<_> =

@@ -6,7 +6,7 @@ use networks::features::Features;
 use networks::head::mlp::Mlp;
 use networks::head::prototypes::{Lengths, Prototypes};
 use networks::leaves::Leaves;
-use networks::patches::{Normalization, PixelInput};
+use networks::patches::{PixelInput, Pixels};
 use networks::unit::{Context, Draws, StatSets, Unit};
 use ranks::topology::Topology;
 
@@ -46,7 +46,7 @@ fn the_vision_transformer_equals_timm() {
         let shards = shards(&golden, &format!("{kind}.param"), &units);
         let leaves: Vec<_> =
             shards.iter().map(|shard| Leaves::new(&shard.layout, &shard.weights, true)).collect();
-        let input = PixelInput { cell_px: model.cell_px(), normalization: Normalization::default() };
+        let input = PixelInput { cell_px: model.cell_px(), pixels: Pixels::default() };
         let sizes = [16, 8, 24];
         let of_size = |size: usize| {
             let images = golden.bytes(&format!("{kind}.{size}.images"));

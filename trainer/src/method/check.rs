@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn followers_and_heads_fit_their_network() {
-        let backbone = Backbone::Own(ModelConfig::examples().remove(0), Normalization::default());
+        let backbone = Backbone::Own(Box::new(ModelConfig::examples().remove(0)), Normalization::default());
         let other = NetworkSpec { backbone, ..follower("b", "a", Vec::new()) };
         assert_refused(check_networks(&[trained(), other]), "another backbone");
         let unit = |name: &str, normalizes| -> Box<dyn Unit> {
@@ -267,7 +267,7 @@ mod tests {
         assert_eq!(check_evaluated(&networks, "a"), Ok(()));
         assert_refused(check_evaluated(&networks, "b"), "no such network");
         assert_refused(check_evaluated(&networks, "f"), "is frozen");
-        let backbone = Backbone::Own(ModelConfig::examples().remove(0), Normalization::default());
+        let backbone = Backbone::Own(Box::new(ModelConfig::examples().remove(0)), Normalization::default());
         let own = NetworkSpec { backbone, ..trained() };
         assert_refused(check_evaluated(&[own], "a"), "not the recipe's");
     }

@@ -142,7 +142,7 @@ impl MethodRecipe for Config {
             weights: "runs/large".into(),
             fingerprint: "f".into(),
             model: networks::ModelConfig::examples().into_iter().next(),
-            normalization: Some(networks::Normalization { mean: [0.5; 3], std: [0.5; 3] }),
+            normalization: Some(networks::Normalization::half(3)),
             heads: shapes("head", [24, 16, 8]).into_iter().chain(shapes("patch_head", [20, 12, 6])).collect(),
             saw_masks: true,
         };

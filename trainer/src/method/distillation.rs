@@ -99,7 +99,7 @@ impl MethodRecipe for Config {
             ));
         }
         Ok(Box::new(Distillation {
-            teacher: Backbone::Own(model.clone(), *normalization),
+            teacher: Backbone::Own(Box::new(model.clone()), normalization.clone()),
             widths: [cx.model.width(), model.width()],
             config: self.clone(),
             views: cx.views.clone(),
@@ -117,7 +117,7 @@ impl MethodRecipe for Config {
         // The first and the last kind: attention without statistics over the batch, and statistics without attention.
         let models = ModelConfig::examples();
         let example = |model: &ModelConfig, distance| {
-            let normalization = Some(networks::Normalization { mean: [0.5; 3], std: [0.5; 3] });
+            let normalization = Some(networks::Normalization::half(3));
             let model = Some(model.clone());
             let teacher = FrozenWeights {
                 weights: "w".into(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use networks::backbone::{ModelConfig, Readout};
 use networks::head::{Head, readout};
-use networks::patches::{Normalization, PixelInput};
+use networks::patches::{Normalization, PixelInput, Pixels};
 use networks::unit::Unit;
 
 use schemars::JsonSchema;
@@ -43,7 +43,7 @@ pub enum Backbone {
     /// The recipe's backbone.
     OfRecipe,
     /// A backbone of its own, with the normalization of its pixels.
-    Own(ModelConfig, Normalization),
+    Own(Box<ModelConfig>, Normalization),
 }
 
 /// Rule by which the weights of a network change. Exactly one network of a method moves by gradient: the trained network.
@@ -155,7 +155,8 @@ impl NetworkSpec {
         match &self.backbone {
             Backbone::OfRecipe => recipe,
             Backbone::Own(model, normalization) => {
-                PixelInput { cell_px: model.cell_px(), normalization: *normalization }
+                let pixels = Pixels { normalization: normalization.clone(), depth: recipe.pixels.depth };
+                PixelInput { cell_px: model.cell_px(), pixels }
             }
         }
     }

@@ -37,6 +37,9 @@ pub struct PresetSizes {
     /// Sizes of the views by share of the batches, in place of `global_px` and `local_px`; none by default.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mix: Vec<SizeChoice>,
+    /// Views of images that are not 8-bit RGB; absent for RGB. With it, even if it is empty, views have no operations that only RGB has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub channels: Option<ChannelViews>,
 }
 
 fn default_global_scale() -> [f64; 2] {
@@ -69,6 +72,9 @@ pub struct Dinov2Views {
     /// Sizes of the views by share of the batches, in place of `global_px`, `local_px` and `gram_px`; none by default.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mix: Vec<SizeChoice>,
+    /// Views of images that are not 8-bit RGB; absent for RGB. With it, even if it is empty, views have no operations that only RGB has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub channels: Option<ChannelViews>,
 }
 
 fn default_flip_p() -> f32 {
@@ -88,10 +94,24 @@ pub struct MocoV3Views {
     /// Smallest and largest area of a view over that of the image: from 0.08, the default, for transformers, 0.2 for ResNet-50.
     #[serde(default = "default_moco_v3_scale")]
     pub scale: [f64; 2],
+    /// Views of images that are not 8-bit RGB; absent for RGB. With it, even if it is empty, views have no operations that only RGB has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub channels: Option<ChannelViews>,
 }
 
 fn default_moco_v3_scale() -> [f64; 2] {
     [0.08, 1.0]
+}
+
+/// Views of images of any channels: brightness and contrast change in each channel by a factor of its own, and hue, saturation, gray and
+/// solarization are left out.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ChannelViews {
+    /// Probability of a rotation by one, two or three quarters of a turn; 0 by default.
+    pub rotate_p: f32,
+    /// Probability with which each channel is set to 0, except that one always remains; 0 by default.
+    pub drop_p: f32,
 }
 
 /// List of views.
@@ -147,7 +167,21 @@ impl ViewsConfig {
             | Self::Custom(CustomViews { mix, .. }) => mix.as_slice(),
             Self::MocoV3(_) => &[],
         };
-        ViewMix::new(self.as_written()?, choices).map_err(|error| format!("views.{error}"))
+        let mut views = self.as_written()?;
+        if let Some(ChannelViews { rotate_p, drop_p }) = self.channels() {
+            views = views.of_channels(*rotate_p, *drop_p);
+        }
+        ViewMix::new(views, choices).map_err(|error| format!("views.{error}"))
+    }
+
+    /// Returns the settings for images that are not 8-bit RGB, if a preset has them.
+    fn channels(&self) -> Option<&ChannelViews> {
+        match self {
+            Self::Dino(views) => views.channels.as_ref(),
+            Self::Dinov2(views) => views.channels.as_ref(),
+            Self::MocoV3(views) => views.channels.as_ref(),
+            Self::Custom(_) => None,
+        }
     }
 
     /// Converts the settings into a multi-crop in the sizes that they state.

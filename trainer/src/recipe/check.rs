@@ -4,6 +4,7 @@ use augment::ViewMix;
 use networks::backbone::ModelConfig;
 
 use super::ViewsConfig;
+use super::channels::check_channels;
 use super::optim::LrSchedule;
 use super::plan::Plan;
 use super::values::check_values;
@@ -31,6 +32,7 @@ pub(crate) fn check(plan: &Plan) -> Result<(), TrainError> {
         let of = format!("the network {}", network.name);
         check_sizes(&views, &network.sizes(), network.model(&recipe.model), &of).map_err(bad)?;
     }
+    check_channels(recipe, &views, &networks).map_err(bad)?;
     method::check::check_masks_fit(&networks, &recipe.model).map_err(bad)?;
     check_repeats(&recipe.views, &networks, all.len()).map_err(bad)?;
     let has_stages = |network: &NetworkSpec| {

@@ -1,5 +1,6 @@
 //! The recipe as written, a TOML file in which unknown keys are errors, and the plan that it resolves into.
 
+mod channels;
 pub(crate) mod check;
 pub(crate) mod compare;
 mod flat;
@@ -16,9 +17,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use augment::DecodeRules;
+use augment::{DecodeRules, Depth, PixelFormat};
+use networks::FirstLayer;
 use networks::backbone::ModelConfig;
-use networks::patches::Normalization;
+use networks::patches::{Normalization, Pixels};
 use pipeline::source_name::split_source;
 use ranks::topology::Sharding;
 use schemars::JsonSchema;
@@ -77,6 +79,7 @@ impl Recipe {
     /// [`TrainError::Recipe`] with all keys that are missing, unknown or of another form, and what is expected.
     pub fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Self, TrainError> {
         parse::recipe(text, overrides, form(), None)
+            .map(Self::with_channels_of_data)
             .map_err(|reason| TrainError::Recipe { recipe: origin.into(), reason })
     }
 
@@ -96,6 +99,7 @@ impl Recipe {
             toml::Table::try_from(model).map_err(|error| error.to_string())
         };
         parse::recipe(text, overrides, form(), Some(&mut table_of))
+            .map(Self::with_channels_of_data)
             .map_err(|reason| TrainError::Recipe { recipe: origin.into(), reason })
     }
 
@@ -133,14 +137,26 @@ pub struct DataConfig {
     /// Share of unusable samples, in 0..=1, above which the run stops; 0.01 by default. It is judged from the first hundred samples
     /// on, and three are never too many unless it is 0.
     pub max_bad_rate: f64,
-    /// Largest image in pixels; larger ones are refused.
+    /// Largest image in pixels of three channels, and in proportion for more; larger ones are refused.
     pub max_pixels: u64,
     /// True if the EXIF orientation of an image is applied.
     pub apply_exif: bool,
-    /// Color behind transparent pixels: red, green and blue in 0..=255. Without it, the transparency of pixels is ignored.
+    /// Color behind transparent pixels of RGB images: red, green and blue in 0..=255. Without it, the transparency of pixels is ignored.
     pub background: Option<[u8; 3]>,
-    /// Mean subtracted from colors, and standard deviation by which they are divided; ImageNet's by default.
+    /// Number of channels of an image; 3 by default. Other than 3, the images are PNG, TIFF with any number of bands or pages, `.npy`, or
+    /// samples of several files, one for each band, such as `tile.b02.tif` and `tile.b08.tif`.
+    #[serde(skip_serializing_if = "is_rgb")]
+    pub channels: usize,
+    /// Bits of a channel's values: 8, the default, 16, or 32 for floating point, as which numbers of any type are read.
+    #[serde(rename = "bits", skip_serializing_if = "Depth::is_eight")]
+    pub depth: Depth,
+    /// Mean subtracted from each channel, and standard deviation by which it is divided, where 1 is the largest value of 8 or 16 bits;
+    /// ImageNet's by default, for three channels. `ocelli shards stats` measures those of other images.
     pub normalization: Normalization,
+}
+
+fn is_rgb(channels: &usize) -> bool {
+    *channels == PixelFormat::RGB8.n_channels
 }
 
 fn redact_list<S: Serializer>(shards: &[String], serializer: S) -> Result<S::Ok, S::Error> {
@@ -157,9 +173,24 @@ impl DataConfig {
         self.shards.iter().map(without_name).collect()
     }
 
+    /// Returns the format of the pixels.
+    pub fn format(&self) -> PixelFormat {
+        PixelFormat { n_channels: self.channels, depth: self.depth }
+    }
+
+    /// Returns the pixels that the networks take.
+    pub fn pixels(&self) -> Pixels {
+        Pixels { normalization: self.normalization.clone(), depth: self.depth }
+    }
+
     /// Returns the rules for decoding an image.
     pub fn rules(&self) -> DecodeRules {
-        DecodeRules { max_pixels: self.max_pixels, apply_exif: self.apply_exif, background: self.background }
+        DecodeRules {
+            max_pixels: self.max_pixels,
+            apply_exif: self.apply_exif,
+            background: self.background,
+            format: self.format(),
+        }
     }
 }
 
@@ -175,6 +206,8 @@ impl Default for DataConfig {
             max_pixels: rules.max_pixels,
             apply_exif: rules.apply_exif,
             background: rules.background,
+            channels: rules.format.n_channels,
+            depth: rules.format.depth,
             normalization: Normalization::default(),
         }
     }
@@ -194,6 +227,10 @@ pub struct InitConfig {
     /// Starts heads with those of the run that the weights come from, which must have the same sizes; at random by default.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub heads: bool,
+    /// Kernels of the first layer where data.channels is not that of the weights: those of red, green and blue in turn, or their mean, either
+    /// scaled so that gray images keep their features. Absent, such weights are refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_layer: Option<FirstLayer>,
 }
 
 /// Settings that do not change what is learned.

@@ -212,8 +212,7 @@ impl Plan {
 
     /// Returns the conversion of pixels into the input of the first unit.
     pub fn pixel_input(&self) -> PixelInput {
-        let normalization = self.recipe.data.normalization;
-        PixelInput { cell_px: self.recipe.model.cell_px(), normalization }
+        PixelInput { cell_px: self.recipe.model.cell_px(), pixels: self.recipe.data.pixels() }
     }
 
     /// Returns the views of an image: those of the first choice of sizes, if batches differ in them.

@@ -22,8 +22,8 @@ pub struct ShardImage {
 }
 
 impl EncodedImage for ShardImage {
-    fn bytes(&self) -> &[u8] {
-        &self.item.sample.image
+    fn files(&self) -> Vec<&[u8]> {
+        self.item.sample.image.files()
     }
 
     fn batch(&self) -> u64 {

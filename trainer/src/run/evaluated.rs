@@ -23,6 +23,6 @@ pub(super) fn evaluated_network(trainer: &Trainer, plan: &Plan) -> Result<Option
     if trainer.topology().rank != 0 {
         return Ok(None);
     }
-    let (model, normalization) = (&plan.recipe.model, plan.recipe.data.normalization);
-    Ok(Some(Network::new(model, normalization, &tensors, plan.n_workers, trainer.device())?))
+    let (model, pixels) = (&plan.recipe.model, plan.recipe.data.pixels());
+    Ok(Some(Network::new(model, pixels, &tensors, plan.n_workers, trainer.device())?))
 }

@@ -8,7 +8,7 @@ use super::precision::Precision;
 use crate::optim::LayerRates;
 
 /// Configuration of the training step.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct StepConfig {
     /// Seed of the run, for initial weights and drop-path.
     pub seed: u64,

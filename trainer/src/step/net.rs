@@ -75,7 +75,7 @@ impl Nets {
     pub(crate) fn new(specs: Vec<NetworkSpec>, model: &ModelConfig, input: PixelInput) -> Self {
         let mut inputs = Vec::new();
         let of_spec = |spec: NetworkSpec| {
-            let own = spec.input(input);
+            let own = spec.input(input.clone());
             let number = inputs.iter().position(|known| *known == own).unwrap_or(inputs.len());
             if number == inputs.len() {
                 inputs.push(own);
@@ -208,7 +208,7 @@ mod tests {
     use kernels::device::host::to_host;
     use networks::head::Reads;
     use networks::head::projection::{Normalizes, Projection};
-    use networks::patches::Normalization;
+    use networks::patches::Pixels;
     use ranks::fixed::FixedPoint;
     use ranks::topology::Topology;
 
@@ -228,7 +228,7 @@ mod tests {
 
     fn nets(specs: Vec<NetworkSpec>) -> Nets {
         let model = ModelConfig::examples().remove(0);
-        let input = PixelInput { cell_px: model.cell_px(), normalization: Normalization::default() };
+        let input = PixelInput { cell_px: model.cell_px(), pixels: Pixels::default() };
         Nets::new(specs, &model, input)
     }
 

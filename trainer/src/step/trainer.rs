@@ -72,7 +72,7 @@ impl Trainer {
         config: StepConfig,
         device: Device,
     ) -> Self {
-        let nets = Nets::new(method.networks(), model, config.input);
+        let nets = Nets::new(method.networks(), model, config.input.clone());
         let state_device = if config.offload { Device::flex() } else { device.clone() };
         let of_net = |net: &Net| {
             let moments = if net.moves == Moves::ByGradient { optimizer.moments() } else { &[] };

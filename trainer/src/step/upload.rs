@@ -11,7 +11,7 @@
 
 use std::thread::JoinHandle;
 
-use augment::Batch;
+use augment::{Batch, Depth, PixelFormat};
 use burn_tensor::{DType, Device, Int, Tensor};
 use crossbeam::channel::{Receiver, Sender, bounded};
 use kernels::device::readback::failure;
@@ -24,10 +24,10 @@ use super::batch::{MicroBatch, SlicedImages};
 /// Views of one size, on the device.
 #[derive(Debug, Clone)]
 enum SentViews {
-    /// Bytes, `[n, 3, size, size]`.
+    /// Bytes, `[n, C, size, size]`.
     Bytes(Box<Tensor<4, Int>>),
-    /// Normalized vectors, `[n, N, 3·p·p]` in f32, for each pixel input of the networks: for a device that does not support
-    /// bytes.
+    /// Normalized vectors, `[n, N, C·p·p]` in f32, for each pixel input of the networks: for a device that does not support
+    /// bytes, and for other depths.
     Vectors(Vec<Tensor<3>>),
 }
 
@@ -93,17 +93,28 @@ impl BatchUploader {
         self.inputs.iter().map(of_input).collect()
     }
 
+    /// Returns the format of the views, which is the same for all networks.
+    fn format(&self) -> PixelFormat {
+        self.inputs.first().map_or(PixelFormat::RGB8, |input| input.pixels.format())
+    }
+
     /// Returns the sides of the groups' views, which may differ from batch to batch.
     fn sizes_px(&self, batch: &Batch) -> Vec<usize> {
-        let side = |(group, n_views): (&Vec<u8>, &usize)| (group.len() / (3 * n_views)).isqrt();
+        let bytes_per_pixel = self.format().bytes_per_pixel();
+        let side = |(group, n_views): (&Vec<u8>, &usize)| (group.len() / (bytes_per_pixel * n_views)).isqrt();
         let groups = batch.samples.first().map_or(&[][..], |views| &views.groups);
         groups.iter().zip(&self.n_views).map(side).collect()
     }
 
-    /// Sends views as bytes, a quarter of the size of vectors, if the device supports that type.
+    /// Sends views of 8 bits as bytes, a quarter of the size of vectors, if the device supports that type.
     fn send_views(&self, views: &[&[u8]], size_px: usize) -> SentViews {
-        match self.device != Device::flex() && self.device.supports_dtype(DType::U8) {
-            true => SentViews::Bytes(Box::new(copy_to_device(&self.device, views, size_px))),
+        let format = self.format();
+        let are_bytes = format.depth == Depth::Eight && self.device.supports_dtype(DType::U8);
+        match self.device != Device::flex() && are_bytes {
+            true => {
+                let bytes = copy_to_device(&self.device, views, format.n_channels, size_px);
+                SentViews::Bytes(Box::new(bytes))
+            }
             false => {
                 let vectors = |input: &PixelInput| input.features(views, size_px, &self.device).x;
                 SentViews::Vectors(self.inputs.iter().map(vectors).collect())

@@ -102,7 +102,7 @@ impl Exchange for ConvnextConfig {
             // Architectures differ by depths and widths alone.
             architecture: "convnext_tiny",
             arguments,
-            first_conv: "stem.0",
+            first_conv: Some("stem.0"),
             classifier: "head.fc",
             pool: "avg",
         })
@@ -113,7 +113,7 @@ impl Exchange for ConvnextConfig {
         Ok(json!({
             "model_type": "dinov3_convnext",
             "architectures": ["DINOv3ConvNextModel"],
-            "num_channels": 3,
+            "num_channels": self.channels,
             "hidden_sizes": widths(self),
             "depths": self.depths,
             "hidden_act": "gelu",
@@ -243,9 +243,9 @@ fn of_shapes(found: &Found) -> Result<ModelConfig, String> {
     let shape =
         |name: &str| in_file(found.anchor, name).and_then(|name| found.shape(&name).map(<[usize]>::to_vec));
     let stem = shape("stem.0.weight");
-    let Some([width, 3, patch_px, _]) = stem.as_deref().and_then(|shape| <[usize; 4]>::try_from(shape).ok())
+    let Some([width, channels, patch_px, _]) = stem.as_deref().and_then(|shape| <[usize; 4]>::try_from(shape).ok())
     else {
-        return Err(format!("its first convolution has shape {stem:?}, not [D, 3, p, p]"));
+        return Err(format!("its first convolution has shape {stem:?}, not [D, C, p, p]"));
     };
     let depth = |stage: usize| {
         let is_there = |n: &usize| shape(&format!("stages.{stage}.blocks.{n}.conv_dw.weight")).is_some();
@@ -259,6 +259,7 @@ fn of_shapes(found: &Found) -> Result<ModelConfig, String> {
         patch_px,
         layer_scale: 1e-6,
         drop_path: 0.0,
+        channels,
     };
     Ok(ModelConfig::Convnext(config))
 }

@@ -15,7 +15,7 @@ mod resnet;
 mod toy;
 mod vit;
 
-use networks::{ModelConfig, NamedTensor};
+use networks::{ModelConfig, NamedTensor, RGB_CHANNELS};
 use serde_json::{Map, Value};
 
 use crate::export::Export;
@@ -163,8 +163,8 @@ pub(crate) struct TimmModel {
     pub architecture: &'static str,
     /// Arguments that differ from the architecture's.
     pub arguments: Value,
-    /// Name of the first convolution.
-    pub first_conv: &'static str,
+    /// Name of the first convolution, whose kernels timm may convert from three channels to others.
+    pub first_conv: Option<&'static str>,
     /// Name of the classifier.
     pub classifier: &'static str,
     /// Pooling: `token` or `avg`.
@@ -203,6 +203,23 @@ impl Reader {
     fn of<E: Exchange>() -> Self {
         Self { kind: E::kind(), anchors: E::anchors(), recognizes: E::recognizes, recognized: E::recognized }
     }
+}
+
+/// Returns timm's constructor of the network in `export`, with the channels of its images.
+///
+/// # Errors
+/// A message, if timm has no such network.
+pub(crate) fn timm_model(export: &Export<'_>) -> Result<TimmModel, String> {
+    let mut model = exchange_of(export.model).timm(export)?;
+    let channels = export.model.n_channels();
+    if channels != RGB_CHANNELS {
+        if let Value::Object(arguments) = &mut model.arguments {
+            arguments.insert("in_chans".into(), channels.into());
+        }
+        // timm would repeat the kernels of the first convolution, as if they were for three channels.
+        model.first_conv = None;
+    }
+    Ok(model)
 }
 
 fn no_such(library: Library) -> String {

@@ -63,7 +63,7 @@ impl Exchange for RegnetConfig {
         Ok(TimmModel {
             architecture: timm_architecture(self)?,
             arguments: json!({}),
-            first_conv: "stem.conv",
+            first_conv: Some("stem.conv"),
             classifier: "head.fc",
             pool: "avg",
         })
@@ -76,7 +76,7 @@ impl Exchange for RegnetConfig {
         Ok(json!({
             "model_type": "regnet",
             "architectures": ["RegNetModel"],
-            "num_channels": 3,
+            "num_channels": self.channels,
             "embedding_size": 32,
             "hidden_sizes": widths,
             "depths": depths,
@@ -193,7 +193,9 @@ fn in_branch(part: &str, numbers: [usize; 3]) -> Option<(usize, &str)> {
 
 /// Returns the published RegNetY whose parameters are all in `found`.
 fn of_shapes(found: &Found, names: impl Fn(&str) -> Vec<String>) -> Result<ModelConfig, String> {
-    let of_size = |size| ModelConfig::RegnetY(RegnetConfig { image_px: IMAGE_PX, size });
+    let stem = names("stem.0.weight").first().and_then(|name| found.shape(name)?.get(1)).copied();
+    let channels = stem.unwrap_or_default();
+    let of_size = |size| ModelConfig::RegnetY(RegnetConfig { image_px: IMAGE_PX, size, channels });
     let fits = |model: &ModelConfig| {
         model.params().iter().all(|(name, shape)| {
             names(name).first().and_then(|name| found.shape(name)) == Some(shape.as_slice())
@@ -233,10 +235,8 @@ fn published() -> Vec<(Size, Option<&'static str>)> {
 /// Checks that torchvision's rule makes the widths of this design.
 fn check_torchvision(config: &RegnetConfig) -> Result<(), String> {
     let Size::Design(design) = config.size else { return Ok(()) };
-    let by_its_rule = RegnetConfig {
-        image_px: config.image_px,
-        size: Size::Design(Design { keeps_width: true, ..design }),
-    };
+    let by_its_rule =
+        RegnetConfig { size: Size::Design(Design { keeps_width: true, ..design }), ..config.clone() };
     match by_its_rule.stages() == config.stages() {
         true => Ok(()),
         false => Err("torchvision rounds the widths of this RegNetY up (keeps_width)".into()),
@@ -246,7 +246,7 @@ fn check_torchvision(config: &RegnetConfig) -> Result<(), String> {
 /// Returns the name of the architecture in timm.
 fn timm_architecture(config: &RegnetConfig) -> Result<&'static str, String> {
     let stages = config.stages();
-    let of_size = |size| RegnetConfig { image_px: config.image_px, size };
+    let of_size = |size| RegnetConfig { size, ..config.clone() };
     let same = published().into_iter().find(|(size, _)| of_size(*size).stages() == stages);
     match same {
         Some((_, Some(name))) => Ok(name),

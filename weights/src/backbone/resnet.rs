@@ -58,7 +58,7 @@ impl Exchange for ResnetConfig {
             // The architecture with this kind of branch; the numbers of branches are arguments.
             architecture: if is_bottleneck { "resnet50" } else { "resnet18" },
             arguments: json!({ "layers": depths }),
-            first_conv: "conv1",
+            first_conv: Some("conv1"),
             classifier: "fc",
             pool: "avg",
         })
@@ -74,7 +74,7 @@ impl Exchange for ResnetConfig {
         Ok(json!({
             "model_type": "resnet",
             "architectures": ["ResNetModel"],
-            "num_channels": 3,
+            "num_channels": self.channels,
             "embedding_size": self.width,
             "hidden_sizes": widths,
             "depths": depths,
@@ -175,16 +175,17 @@ fn of_shapes(found: &Found, names: impl Fn(&str) -> Vec<String>) -> Result<Model
     let layers = depths.iter().sum::<usize>() * if is_bottleneck { 3 } else { 2 } + 2;
     let stem = names("conv1.weight").first().and_then(|name| Some(found.shape(name)?.to_vec()));
     let stem = stem.unwrap_or_default();
-    let (width, kind) = match stem.as_slice() {
-        [width, 3, 7, 7] => (*width, StemKind::Imagenet),
-        [width, 3, 3, 3] => (*width, StemKind::Small),
+    let ([width, channels], kind) = match stem.as_slice() {
+        [width, channels, 7, 7] => ([*width, *channels], StemKind::Imagenet),
+        [width, channels, 3, 3] => ([*width, *channels], StemKind::Small),
         _ => {
-            return Err(format!("the first convolution of its ResNet has shape {stem:?}, not [64, 3, 7, 7]"));
+            return Err(format!("the first convolution of its ResNet has shape {stem:?}, not [64, C, 7, 7]"));
         }
     };
     check_branches(found, &names, width)?;
     let image_px = if kind == StemKind::Small { 32 } else { IMAGE_PX };
-    let config = ResnetConfig { image_px, depth: layers, width, stem: kind, zero_init_residual: false };
+    let config =
+        ResnetConfig { image_px, depth: layers, width, stem: kind, zero_init_residual: false, channels };
     let model = ModelConfig::Resnet(config.clone());
     model.validate().map_err(|_| format!("a ResNet with {depths:?} branches is not supported"))?;
     match config.stages() == (depths, is_bottleneck) {

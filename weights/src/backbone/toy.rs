@@ -1,6 +1,6 @@
 //! Exchange of the backbone that is for tests only, with a library that stores it under other names.
 
-use networks::{ModelConfig, ToyConfig};
+use networks::{ModelConfig, RGB_CHANNELS, ToyConfig};
 use serde_json::json;
 
 use super::renamed::renamed;
@@ -32,7 +32,7 @@ impl Exchange for ToyConfig {
         let Some(&[width, 48]) = found.shape(ANCHOR) else {
             return Err(format!("{ANCHOR} has shape {:?}, not [D, 48]", found.shape(ANCHOR)));
         };
-        let model = ModelConfig::Toy(Self { width });
+        let model = ModelConfig::Toy(Self { width, channels: RGB_CHANNELS });
         Ok(Recognized {
             size_px: model.image_px(),
             model,
@@ -53,7 +53,7 @@ impl Exchange for ToyConfig {
         Ok(TimmModel {
             architecture: "toy",
             arguments: json!({ "width": self.width }),
-            first_conv: "toy_stem",
+            first_conv: Some("toy_stem"),
             classifier: "head",
             pool: "avg",
         })

@@ -174,11 +174,11 @@ impl<'a> Graph<'a> {
         name.into()
     }
 
-    /// Finishes the graph. Its input is a batch of images, of `side` pixels or of any size; the two `outputs` are named
+    /// Finishes the graph. Its input is a batch of images of `channels`, and of `side` pixels or of any size; the two `outputs` are named
     /// `embedding` and `patches`.
     pub(crate) fn finish(
         mut self,
-        side: Option<usize>,
+        [channels, side]: [Option<usize>; 2],
         outputs: [&Value; 2],
         cells: Option<usize>,
         width: usize,
@@ -197,7 +197,7 @@ impl<'a> Graph<'a> {
             node: self.nodes,
             name: "backbone".into(),
             initializer: self.initializers,
-            input: vec![batch_of(PIXELS, &[number(3), named(side, "height"), named(side, "width")])],
+            input: vec![batch_of(PIXELS, &[named(channels, "channels"), named(side, "height"), named(side, "width")])],
             output: vec![
                 batch_of("embedding", &[number(width)]),
                 batch_of("patches", &[named(cells, "cells"), number(width)]),

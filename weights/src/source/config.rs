@@ -18,11 +18,11 @@ pub(crate) fn preprocessing(
     assumed: &mut Vec<String>,
 ) -> Result<Preprocessing, String> {
     let mut said = match &source.preprocessor {
-        Some(said) => of_transformers(said, otherwise)?,
+        Some(said) => of_transformers(said, &otherwise)?,
         None => None,
     };
-    if let (None, Some(config)) = (said, &source.config) {
-        said = of_timm(config, otherwise)?;
+    if let (None, Some(config)) = (&said, &source.config) {
+        said = of_timm(config, &otherwise)?;
     }
     let Some((preprocessing, interpolation)) = said else {
         if !is_known {
@@ -44,7 +44,7 @@ pub(crate) fn preprocessing(
 /// Returns the preprocessing of `preprocessor_config.json`, if it has one, and the name of its interpolation.
 fn of_transformers(
     said: &Value,
-    otherwise: Preprocessing,
+    otherwise: &Preprocessing,
 ) -> Result<Option<(Preprocessing, &'static str)>, String> {
     let Some(normalization) = normalization(said, ["image_mean", "image_std"])? else { return Ok(None) };
     let side = |value: &Value| {
@@ -67,13 +67,13 @@ fn of_transformers(
         Some(0) => "nearest",
         _ => "bicubic",
     };
-    Ok(Some((Preprocessing { normalization, transform: Transform { resize_px, size_px } }, interpolation)))
+    Ok(Some((Preprocessing { pixels: normalization.into(), transform: Transform { resize_px, size_px } }, interpolation)))
 }
 
 /// Returns the preprocessing of timm's `config.json`, if it has one, and the name of its interpolation.
 fn of_timm(
     config: &Value,
-    otherwise: Preprocessing,
+    otherwise: &Preprocessing,
 ) -> Result<Option<(Preprocessing, &'static str)>, String> {
     let config = config.get("pretrained_cfg").unwrap_or(config);
     let Some(normalization) = normalization(config, ["mean", "std"])? else { return Ok(None) };
@@ -86,7 +86,7 @@ fn of_timm(
         Some("bilinear") => "bilinear",
         _ => "bicubic",
     };
-    Ok(Some((Preprocessing { normalization, transform: Transform { resize_px, size_px } }, interpolation)))
+    Ok(Some((Preprocessing { pixels: normalization.into(), transform: Transform { resize_px, size_px } }, interpolation)))
 }
 
 /// Checks that a configuration names no activation but `known`, the one that Ocelli's networks have.
@@ -117,13 +117,12 @@ fn normalization(said: &Value, keys: [&str; 2]) -> Result<Option<Normalization>,
     if mean.is_null() && std.is_null() {
         return Ok(None);
     }
-    let three = |value: &Value| -> Option<[f32; 3]> {
-        let numbers: Option<Vec<f32>> = value.as_array()?.iter().map(|v| Some(v.as_f64()? as f32)).collect();
-        numbers?.try_into().ok()
+    let numbers = |value: &Value| -> Option<Vec<f32>> {
+        value.as_array()?.iter().map(|value| Some(value.as_f64()? as f32)).collect()
     };
     let [mean_key, std_key] = keys;
-    let (Some(mean), Some(std)) = (three(mean), three(std)) else {
-        return Err(format!("{mean_key} is {mean} and {std_key} is {std}: three numbers each are needed"));
+    let (Some(mean), Some(std)) = (numbers(mean), numbers(std)) else {
+        return Err(format!("{mean_key} is {mean} and {std_key} is {std}: a number for each channel is needed"));
     };
     let normalization = Normalization { mean, std };
     normalization.validate().map_err(|reason| format!("{mean_key}, {std_key}: {reason}"))?;
@@ -163,7 +162,7 @@ mod tests {
         let sizes = |mut said: Value| {
             said["image_mean"] = json!([0.5, 0.5, 0.5]);
             said["image_std"] = json!([0.5, 0.5, 0.5]);
-            let (found, _) = of_transformers(&said, otherwise).unwrap().unwrap();
+            let (found, _) = of_transformers(&said, &otherwise).unwrap().unwrap();
             [found.transform.resize_px, found.transform.size_px]
         };
         let side = |px: u32| json!({ "height": px, "width": px });

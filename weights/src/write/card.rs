@@ -3,6 +3,8 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use augment::Depth;
+
 use super::format::Format;
 use super::program::{Program, program};
 use crate::backbone::exchange_of;
@@ -32,15 +34,22 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
     }
     let Program { language, text } = program(path, format, export);
     let _ = writeln!(out, "## Use\n\n```{language}\n{text}```\n");
-    let Preprocessing { normalization, transform } = &export.preprocessing;
+    let Preprocessing { pixels, transform } = &export.preprocessing;
+    let format = pixels.format();
+    let values = match (format.is_rgb8(), format.depth) {
+        (true, _) => "colors in 0..1".into(),
+        (false, Depth::Float) => "values".into(),
+        (false, depth) => format!("values over {}", depth.unit()),
+    };
     let _ = writeln!(
         out,
-        "Images: RGB, short side resized to {} px (bicubic, antialiased), the middle {1} × {1} px, colors in 0..1 minus \
-         {2:?} over {3:?}. One vector an image: {4}.\n",
+        "Images: {}, short side resized to {} px (bicubic, antialiased), the middle {2} × {2} px, {values} minus {3:?} over {4:?}. \
+         One vector an image: {5}.\n",
+        if format.is_rgb8() { "RGB".into() } else { format.to_string() },
         transform.resize_px,
         transform.size_px,
-        normalization.mean,
-        normalization.std,
+        pixels.normalization.mean,
+        pixels.normalization.std,
         exchange_of(export.model).pooling(),
     );
     if !card.scores.is_empty() {

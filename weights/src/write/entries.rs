@@ -12,7 +12,7 @@ pub(super) fn entries(export: &Export<'_>) -> HashMap<String, String> {
     HashMap::from([
         (MODEL.into(), json(serde_json::to_string(export.model))),
         (PREPROCESSING.into(), json(serde_json::to_string(&export.preprocessing))),
-        (NORMALIZATION.into(), json(serde_json::to_string(&export.preprocessing.normalization))),
+        (NORMALIZATION.into(), json(serde_json::to_string(&export.preprocessing.pixels.normalization))),
         (NETWORK.into(), export.which.into()),
         (POOLING.into(), exchange_of(export.model).pooling().into()),
         ("format".into(), "pt".into()),

@@ -1,5 +1,6 @@
 //! Writing a network as a file or folder for other libraries.
 
+mod band_program;
 mod card;
 mod entries;
 mod format;
@@ -11,9 +12,9 @@ mod transformers;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use networks::NamedTensor;
+use networks::{NamedTensor, RGB_CHANNELS};
 
-use crate::backbone::{exchange_of, ours};
+use crate::backbone::{exchange_of, ours, timm_model};
 use crate::error::WeightsError;
 use crate::export::Export;
 use crate::file::{Arrays, pytorch, safetensors};
@@ -111,12 +112,15 @@ fn files_of(
     let arrays = |library| exchange.arrays(library, export).map_err(unsupported);
     match format {
         Format::Safetensors => one(ours(export)),
+        Format::Torchvision if export.model.n_channels() != RGB_CHANNELS => {
+            Err(unsupported("torchvision's networks take images of three channels".into()))
+        }
         Format::Torchvision => one(arrays(Library::Torchvision)?),
         Format::Dinov2 => one(arrays(Library::Dinov2)?),
         Format::Dinov3 => one(arrays(Library::Dinov3)?),
         Format::Timm if !is_folder => one(arrays(Library::Timm)?),
         Format::Timm => {
-            let config = timm::config(&exchange.timm(export).map_err(unsupported)?, export);
+            let config = timm::config(&timm_model(export).map_err(unsupported)?, export);
             let weights = path.join("model.safetensors");
             let bytes = in_file(&weights, &arrays(Library::Timm)?, format, export)?;
             Ok(vec![(path.join("config.json"), pretty(&config)), (weights, bytes)])

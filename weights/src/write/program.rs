@@ -2,12 +2,15 @@
 
 use std::path::Path;
 
+use networks::Pixels;
 use serde_json::Value;
 
+use super::band_program;
 use super::format::Format;
-use crate::backbone::{PythonNetwork, exchange_of};
+use crate::backbone::{PythonNetwork, exchange_of, timm_model};
 use crate::export::Export;
 use crate::library::Library;
+use crate::preprocessing::Preprocessing;
 
 /// A program and the language of its text, as Markdown names it.
 pub(super) struct Program {
@@ -21,6 +24,10 @@ pub(super) fn program(path: &Path, format: Format, export: &Export<'_>) -> Progr
     // Names stand in quotes.
     let name = name.replace('\\', "\\\\").replace('"', "\\\"");
     let python = |text: String| Program { language: "python", text };
+    let is_rgb = export.preprocessing.pixels.format().is_rgb8();
+    if !is_rgb && format != Format::Safetensors {
+        return python(band_program::text(path, &name, format, export));
+    }
     match format {
         Format::Safetensors => Program {
             language: "sh",
@@ -92,41 +99,16 @@ print(feature.shape, patches.shape)
 
 /// Program for a file of parameters, whose network the library's own code makes.
 fn state_dict(path: &Path, name: &str, format: Format, export: &Export<'_>) -> String {
-    let exchange = exchange_of(export.model);
-    let network = match format {
-        Format::Timm => exchange
-            .timm(export)
-            .ok()
-            .map(|model| timm_network(model.architecture, &model.arguments, model.pool)),
-        Format::Torchvision => exchange.python(Library::Torchvision),
-        Format::Dinov2 => exchange.python(Library::Dinov2),
-        _ => exchange.python(Library::Dinov3),
+    let Some(Loaded { imports, lines }) = loaded(path, name, format, export) else {
+        return parameters(path, name, format);
     };
     let (resize_px, px, mean, std) = preprocessing(export);
-    let (import, load) = match path.extension().is_some_and(|extension| extension == "safetensors") {
-        true => ("from safetensors.torch import load_file\n", format!("load_file(\"{name}\")")),
-        false => ("", format!("torch.load(\"{name}\", weights_only=True)")),
-    };
-    let Some(PythonNetwork { imports, expression, without_classifier }) = network else {
-        return format!(
-            "import torch
-{import}
-# {} has no constructor of this network; the parameters have the names of its networks.
-for name, tensor in {load}.items():
-    print(name, tuple(tensor.shape))
-",
-            format.name()
-        );
-    };
     format!(
         "import torch
 {imports}from PIL import Image
-{import}from torchvision import transforms
+from torchvision import transforms
 
-model = {expression}
-{without_classifier}model.load_state_dict({load})
-model.eval()
-transform = transforms.Compose([
+{lines}transform = transforms.Compose([
     transforms.Resize({resize_px}, interpolation=transforms.InterpolationMode.BICUBIC),
     transforms.CenterCrop({px}),
     transforms.ToTensor(),
@@ -137,6 +119,54 @@ with torch.no_grad():
     feature = model(image[None])
 print(feature.shape)
 "
+    )
+}
+
+/// Python code that loads a network as `model`.
+pub(super) struct Loaded {
+    /// Import statements beside that of torch.
+    pub imports: String,
+    /// Statements.
+    pub lines: String,
+}
+
+/// Returns the code that makes the network of a file of parameters and loads them; `None` if the library has no constructor of it.
+pub(super) fn loaded(path: &Path, name: &str, format: Format, export: &Export<'_>) -> Option<Loaded> {
+    let exchange = exchange_of(export.model);
+    let PythonNetwork { imports, expression, without_classifier } = match format {
+        Format::Timm => timm_model(export)
+            .ok()
+            .map(|model| timm_network(model.architecture, &model.arguments, model.pool)),
+        Format::Torchvision => exchange.python(Library::Torchvision),
+        Format::Dinov2 => exchange.python(Library::Dinov2),
+        _ => exchange.python(Library::Dinov3),
+    }?;
+    let (import, load) = load(path, name);
+    Some(Loaded {
+        imports: format!("{imports}{import}"),
+        lines: format!("model = {expression}\n{without_classifier}model.load_state_dict({load})\nmodel.eval()\n"),
+    })
+}
+
+/// Returns the import and the expression that read the parameters of a file.
+fn load(path: &Path, name: &str) -> (&'static str, String) {
+    match path.extension().is_some_and(|extension| extension == "safetensors") {
+        true => ("from safetensors.torch import load_file\n", format!("load_file(\"{name}\")")),
+        false => ("", format!("torch.load(\"{name}\", weights_only=True)")),
+    }
+}
+
+/// Program that prints the parameters of a file, for a network that the library's code does not make.
+pub(super) fn parameters(path: &Path, name: &str, format: Format) -> String {
+    let (import, load) = load(path, name);
+    format!(
+        "import torch
+{import}
+# {} has no constructor of this network; the parameters have the names of its networks.
+for name, tensor in {load}.items():
+    print(name, tuple(tensor.shape))
+",
+        format.name()
     )
 }
 
@@ -165,9 +195,12 @@ fn literal(value: &Value) -> String {
     }
 }
 
-/// Returns the size of the short side, the side of the crop, and means and deviations of the colors.
-fn preprocessing(export: &Export<'_>) -> (u32, u32, String, String) {
-    let (transform, colors) = (export.preprocessing.transform, export.preprocessing.normalization);
-    let list = |values: [f32; 3]| format!("[{}, {}, {}]", values[0], values[1], values[2]);
-    (transform.resize_px, transform.size_px, list(colors.mean), list(colors.std))
+/// Returns the size of the short side, the side of the crop, and means and deviations of the channels.
+pub(super) fn preprocessing(export: &Export<'_>) -> (u32, u32, String, String) {
+    let Preprocessing { transform, pixels: Pixels { normalization: colors, .. } } = &export.preprocessing;
+    let list = |values: &[f32]| {
+        let numbers: Vec<String> = values.iter().map(f32::to_string).collect();
+        format!("[{}]", numbers.join(", "))
+    };
+    (transform.resize_px, transform.size_px, list(&colors.mean), list(&colors.std))
 }

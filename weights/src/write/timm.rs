@@ -3,12 +3,13 @@
 use serde_json::{Value, json};
 
 use crate::backbone::TimmModel;
-use crate::decimal::decimal;
+use crate::decimal::decimals;
 use crate::export::Export;
 
 /// Returns the contents of a folder's `config.json`.
 pub(super) fn config(model: &TimmModel, export: &Export<'_>) -> Value {
     let preprocessing = &export.preprocessing;
+    let normalization = &preprocessing.pixels.normalization;
     let px = preprocessing.transform.size_px;
     json!({
         "architecture": model.architecture,
@@ -19,13 +20,13 @@ pub(super) fn config(model: &TimmModel, export: &Export<'_>) -> Value {
         "pretrained_cfg": {
             "tag": "ocelli",
             "custom_load": false,
-            "input_size": [3, px, px],
+            "input_size": [export.model.n_channels(), px, px],
             "fixed_input_size": model.pool == "token",
             "interpolation": "bicubic",
             "crop_pct": preprocessing.crop_share(),
             "crop_mode": "center",
-            "mean": preprocessing.normalization.mean.map(decimal),
-            "std": preprocessing.normalization.std.map(decimal),
+            "mean": decimals(&normalization.mean),
+            "std": decimals(&normalization.std),
             "num_classes": 0,
             "pool_size": null,
             "first_conv": model.first_conv,

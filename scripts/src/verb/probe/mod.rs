@@ -146,7 +146,7 @@ pub(crate) fn baselines(
     protocols: &[Protocol],
     device: &Device,
 ) -> anyhow::Result<Table> {
-    let random = Network::random(&network.model, network.normalization, 0, 0, device);
+    let random = Network::random(&network.model, network.pixels.clone(), 0, 0, device);
     let of_random = {
         let progress = StageBar::new();
         split.score(&random, protocols, None, &progress)?

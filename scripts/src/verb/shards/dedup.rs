@@ -15,9 +15,8 @@ use std::process::ExitCode;
 
 use augment::Interpolation;
 use augment::crop::CropBox;
-use augment::decode::decode;
 use augment::resize::BoxResizer;
-use augment::{DecodeRules, Planes, Rgb8};
+use augment::{DecodeRules, Image, Planes, Rgb8};
 use pipeline::{Shard, Source, Storage};
 use rayon::prelude::*;
 use report::picture::sheets;
@@ -130,16 +129,16 @@ fn fingerprints(shards: &[Shard]) -> anyhow::Result<Vec<SampleEntry>> {
             if shard.image_bytes(number).is_none() {
                 return Ok(None);
             }
-            let bytes = match shard.image(number) {
+            let encoded = match shard.image(number) {
                 Err(error) if error.is_sample_error() => return Ok(None),
-                bytes => bytes?,
+                encoded => encoded?,
             };
-            let image = decode(&bytes, &DecodeRules::default()).ok();
+            let image = Image::decode_any(&encoded.files(), &DecodeRules::default()).ok().map(Image::picture);
             let n_pixels =
                 image.as_ref().map_or(0, |image| u64::from(image.width_px) * u64::from(image.height_px));
             let difference = image.and_then(|image| difference_hash(&image));
-            let quality = (n_pixels, bytes.len() as u64);
-            let print = Fingerprint { content: xxh3_128(&bytes), quality, difference };
+            let quality = (n_pixels, encoded.len() as u64);
+            let print = Fingerprint { content: xxh3_128(encoded.bytes()), quality, difference };
             Ok(Some(SampleEntry { shard: number_of_shard, number, print }))
         };
         let found: anyhow::Result<Vec<_>> = (0..shard.len()).into_par_iter().map(look).collect();
@@ -223,8 +222,9 @@ fn draw(path: &Path, shards: &[Shard], entries: &[SampleEntry], copies: &[Copy])
     let image = |number: usize| {
         let entry = &entries[number];
         let shard = &shards[entry.shard];
-        let image = decode(&shard.image(entry.number).ok()?, &DecodeRules::default()).ok()?;
-        Some((shard.key(entry.number).to_string(), image))
+        let encoded = shard.image(entry.number).ok()?;
+        let image = Image::decode_any(&encoded.files(), &DecodeRules::default()).ok()?;
+        Some((shard.key(entry.number).to_string(), image.picture()))
     };
     let row = |(of, copies): (&usize, &Vec<usize>)| -> Vec<(String, Rgb8)> {
         let shown = std::iter::once(of).chain(copies.iter().take(MAX_SHOWN_COPIES));

@@ -4,8 +4,7 @@ use std::process::ExitCode;
 
 use pipeline::Storage;
 
-use augment::decode::decode;
-use augment::{DecodeRules, Rgb8};
+use augment::{DecodeRules, Image};
 use serde_json::json;
 
 use crate::shards::rewrite::{Item, Job, RewriteFlags, Verdict, rewrite};
@@ -45,26 +44,44 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 
 /// Reason to drop a sample, if any.
 fn flaw(args: &Args, item: &Item<'_>) -> Option<String> {
-    let Some((_, bytes)) = item.image() else { return Some("no image".into()) };
-    let image = match decode(bytes, &DecodeRules::default()) {
+    let files = item.files();
+    if files.is_empty() {
+        return Some("no image".into());
+    }
+    let image = match Image::decode_any(&files, &DecodeRules::default()) {
         Ok(image) => image,
         Err(error) => return Some(error.to_string()),
     };
-    let (short, long) = (image.width_px.min(image.height_px), image.width_px.max(image.height_px));
+    let [width, height] = image.size_px();
+    let (short, long) = (width.min(height), width.max(height));
     if short < args.min_side {
-        return Some(format!("{} x {} px is too small", image.width_px, image.height_px));
+        return Some(format!("{width} x {height} px is too small"));
     }
     if f64::from(long) > args.max_aspect * f64::from(short) {
-        return Some(format!("{} x {} px is too long", image.width_px, image.height_px));
+        return Some(format!("{width} x {height} px is too long"));
     }
     let deviation = gray_deviation(&image);
     (deviation < args.min_deviation).then(|| format!("blank: gray levels deviate by {deviation:.2}"))
 }
 
-fn gray_deviation(image: &Rgb8) -> f64 {
-    let gray =
-        image.data.chunks_exact(3).map(|p| f64::from(p.iter().map(|v| u32::from(*v)).sum::<u32>()) / 3.0);
-    let (n, sum, squares) = gray.fold((0.0, 0.0, 0.0), |(n, s, q), v| (n + 1.0, s + v, q + v * v));
+/// Returns the deviation of the means over the channels, in units of which 255 are the largest value of 8 or 16 bits, or 1.
+fn gray_deviation(image: &Image) -> f64 {
+    let gray: Vec<f64> = match image {
+        Image::Rgb(image) => image
+            .data
+            .chunks_exact(3)
+            .map(|pixel| f64::from(pixel.iter().map(|value| u32::from(*value)).sum::<u32>()) / 3.0)
+            .collect(),
+        Image::Bands(image) => {
+            let scale = 255.0 / f64::from(image.depth.unit()) / image.format().n_channels as f64;
+            let mut gray = vec![0.0; image.n_pixels()];
+            for channel in image.channels() {
+                gray.iter_mut().zip(channel).for_each(|(gray, value)| *gray += f64::from(*value) * scale);
+            }
+            gray
+        }
+    };
+    let (n, sum, squares) = gray.into_iter().fold((0.0, 0.0, 0.0), |(n, s, q), v| (n + 1.0, s + v, q + v * v));
     let mean = sum / n;
     (squares / n - mean * mean).max(0.0).sqrt()
 }

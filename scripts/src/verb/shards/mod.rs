@@ -1,5 +1,6 @@
 //! `ocelli shards`: make, check and list shards.
 
+mod constants;
 mod dedup;
 mod extract;
 mod filter;

@@ -7,7 +7,7 @@ use pipeline::Storage;
 use anyhow::Context;
 use augment::decode::decode;
 use augment::facts::facts;
-use augment::{DecodeRules, Rgb8};
+use augment::{DecodeRules, Depth, Rgb8, bands};
 use fast_image_resize::images::{Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 use serde_json::json;
@@ -21,7 +21,8 @@ use crate::shards::rewrite::{Item, Job, RewriteFlags, Verdict, rewrite};
 pub(crate) struct Args {
     #[command(flatten)]
     flags: RewriteFlags,
-    /// Short side in pixels; images with a smaller or equal short side are unchanged. Keep twice the
+    /// Short side in pixels; images with a smaller or equal short side are unchanged, and so are images of 16 bits, of floating point and of
+    /// more than four channels. Keep twice the
     /// size of the largest view. 0 keeps all sizes.
     #[arg(long, default_value_t = 512)]
     short_side: u32,
@@ -53,6 +54,11 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 
 fn resized(args: &Args, item: &Item<'_>) -> anyhow::Result<Verdict> {
     let (_, bytes) = item.image().context("no image")?;
+    // What a JPEG cannot hold stays as it is.
+    let found = bands::found(&[bytes], &DecodeRules::default())?;
+    if found.depth != Depth::Eight || found.n_channels > 4 {
+        return Ok(Verdict::Keep);
+    }
     let facts = facts(bytes)?;
     let short = facts.width_px.min(facts.height_px);
     let shrinks = args.short_side > 0 && short > args.short_side;

@@ -5,15 +5,16 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use augment::decode::decode;
 use augment::facts::{ColorKind, Facts, facts};
-use augment::{BlurRule, DecodeRules, MultiCrop, SampleKey, ViewMaker};
+use augment::{BlurRule, DecodeRules, Depth, Image, MultiCrop, PixelFormat, SampleKey, ViewMaker, bands};
 use pipeline::{Shard, Storage};
 use rayon::prelude::*;
 use report::picture::histogram::{Histogram, draw_histograms};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::constants::ChannelSums;
+use crate::backbone::depth;
 use crate::progress::bar;
 
 /// Number of images whose views are timed for the prediction.
@@ -21,11 +22,15 @@ const N_TIMED: usize = 64;
 
 /// Flags of `shards stats`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  ocelli shards stats 'data/train-*.tar' --picture sizes.png")]
+#[command(
+    after_help = "Examples:\n  ocelli shards stats 'data/train-*.tar' --picture sizes.png\n  ocelli shards stats tiles/ --channels 13 --bits 16"
+)]
 pub(crate) struct Args {
     /// Shards: paths, patterns such as 'train-*.tar', folders, or URLs.
     #[arg(required = true)]
     shards: Vec<String>,
+    #[command(flatten)]
+    format: FormatFlags,
     /// Also draw the distributions of sizes into this PNG.
     #[arg(long)]
     picture: Option<PathBuf>,
@@ -34,13 +39,34 @@ pub(crate) struct Args {
     json: bool,
 }
 
+/// Flags of the format of pixels.
+#[derive(clap::Args)]
+struct FormatFlags {
+    /// Number of channels of an image, as the recipe's data.channels.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    channels: usize,
+    /// Bits of a channel's values, as the recipe's data.bits: 8, 16 or 32 (floating point).
+    #[arg(long = "bits", value_name = "BITS", default_value = "8", value_parser = depth)]
+    depth: Depth,
+}
+
+impl FormatFlags {
+    fn rules(&self) -> anyhow::Result<DecodeRules> {
+        let format = PixelFormat { n_channels: self.channels, depth: self.depth };
+        format.validate().map_err(|reason| anyhow::anyhow!("--channels: {reason}"))?;
+        Ok(DecodeRules { format, ..DecodeRules::default() })
+    }
+}
+
 /// Statistics of one sample.
 struct SampleStats {
     facts: Option<Facts>,
     bytes: u64,
     hash: u128,
-    /// Sums and sums of squares of each channel, and pixels.
-    sums: Option<([f64; 3], [f64; 3], f64)>,
+    /// Sums over the pixels; `None` for an image that cannot be decoded in the format.
+    sums: Option<ChannelSums>,
+    /// Format that the headers state, of an image that cannot be decoded in the expected one.
+    other: Option<PixelFormat>,
     decode_s: f64,
     classes: Vec<String>,
 }
@@ -62,13 +88,14 @@ struct Stats {
     heights: Vec<f64>,
     aspects: Vec<f64>,
     sizes_kb: Vec<f64>,
-    sum: [f64; 3],
-    squares: [f64; 3],
-    n_pixels: f64,
+    sums: ChannelSums,
+    /// Numbers of images of other formats, by format.
+    others: BTreeMap<String, u64>,
     decode_s: f64,
 }
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
+    let rules = args.format.rules()?;
     let shards = storage.open_all(&storage.sources(&args.shards)?)?;
     let shard_mb: Vec<f64> = shards.iter().map(|shard| shard.index().shard_bytes as f64 / 1e6).collect();
     let progress = bar(shards.iter().map(|shard| shard.len() as u64).sum(), "stats");
@@ -77,7 +104,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     for shard in &shards {
         let look = |i: usize| {
             progress.inc(1);
-            found(shard, i)
+            found(shard, i, &rules)
         };
         let found: Result<Vec<Option<SampleStats>>, _> = (0..shard.len()).into_par_iter().map(look).collect();
         for found in found? {
@@ -85,8 +112,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         }
     }
     progress.finish_and_clear();
-    let predicted = predicted_images_per_s(&shards);
-    print(&stats, &shard_mb, predicted);
+    let predicted = predicted_images_per_s(&shards, &rules);
+    print(&stats, &shard_mb, predicted, rules.format);
     if let Some(path) = &args.picture {
         draw_histograms(path, &stats.histograms())?;
         out!("picture: {}", path.display());
@@ -97,36 +124,34 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn found(shard: &Shard, i: usize) -> Result<Option<SampleStats>, pipeline::PipelineError> {
+fn found(
+    shard: &Shard,
+    i: usize,
+    rules: &DecodeRules,
+) -> Result<Option<SampleStats>, pipeline::PipelineError> {
     if shard.image_bytes(i).is_none() {
         return Ok(None);
     }
     let read = shard.classes(i).and_then(|classes| Ok((classes, shard.image(i)?)));
-    let (classes, bytes) = match read {
+    let (classes, encoded) = match read {
         // An empty image is counted as one that cannot be decoded.
-        Err(error) if error.is_sample_error() => (Vec::new(), Vec::new()),
+        Err(error) if error.is_sample_error() => Default::default(),
         read => read?,
     };
+    let files = encoded.files();
     let start = Instant::now();
-    let image = decode(&bytes, &DecodeRules::default()).ok();
+    let image = Image::decode(&files, rules).ok();
     let decode_s = start.elapsed().as_secs_f64();
-    let sums = image.map(|image| {
-        let (mut sum, mut squares) = ([0u64; 3], [0u64; 3]);
-        for pixel in image.data.chunks_exact(3) {
-            for c in 0..3 {
-                sum[c] += u64::from(pixel[c]);
-                squares[c] += u64::from(pixel[c]) * u64::from(pixel[c]);
-            }
-        }
-        let scaled = |sums: [u64; 3], by: f64| sums.map(|v| v as f64 / by);
-        (scaled(sum, 255.0), scaled(squares, 255.0 * 255.0), image.data.len() as f64 / 3.0)
-    });
-    let hash = xxh3_128(&bytes);
+    let stated = || {
+        let bands::Found { n_channels, depth, .. } = bands::found(&files, rules).ok()?;
+        Some(PixelFormat { n_channels, depth })
+    };
     Ok(Some(SampleStats {
-        facts: facts(&bytes).ok(),
-        bytes: bytes.len() as u64,
-        hash,
-        sums,
+        facts: files.first().and_then(|file| facts(file).ok()),
+        bytes: encoded.len() as u64,
+        hash: xxh3_128(encoded.bytes()),
+        other: image.is_none().then(stated).flatten().filter(|found| *found != rules.format),
+        sums: image.as_ref().map(ChannelSums::of),
         decode_s,
         classes,
     }))
@@ -146,8 +171,11 @@ impl Stats {
         let seen = hashes.entry(found.hash).or_default();
         *seen += 1;
         self.n_duplicates += u64::from(*seen > 1);
-        let (Some(facts), Some((sum, squares, n_pixels))) = (found.facts, found.sums) else {
+        let (Some(facts), Some(sums)) = (found.facts, found.sums) else {
             self.n_bad += 1;
+            if let Some(format) = found.other {
+                *self.others.entry(format.to_string()).or_default() += 1;
+            }
             return;
         };
         *self.formats.entry(facts.format).or_default() += 1;
@@ -158,21 +186,8 @@ impl Stats {
         self.heights.push(f64::from(facts.height_px));
         self.aspects.push(f64::from(facts.width_px) / f64::from(facts.height_px));
         self.sizes_kb.push(found.bytes as f64 / 1e3);
-        for c in 0..3 {
-            self.sum[c] += sum[c];
-            self.squares[c] += squares[c];
-        }
-        self.n_pixels += n_pixels;
+        self.sums.add(&sums);
         self.decode_s += found.decode_s;
-    }
-
-    /// Mean and standard deviation of each channel, for values in 0..1.
-    fn channels(&self) -> ([f64; 3], [f64; 3]) {
-        let mean = self.sum.map(|sum| sum / self.n_pixels.max(1.0));
-        let deviation = std::array::from_fn(|c| {
-            (self.squares[c] / self.n_pixels.max(1.0) - mean[c] * mean[c]).max(0.0).sqrt()
-        });
-        (mean, deviation)
     }
 
     fn histograms(&self) -> Vec<Histogram> {
@@ -187,7 +202,7 @@ impl Stats {
     }
 
     fn to_json(&self, shard_mb: &[f64], predicted: f64) -> Value {
-        let (mean, deviation) = self.channels();
+        let (mean, deviation) = self.sums.constants();
         let quantiles = |values: &[f64]| {
             let [low, p50, high] = quantiles(values);
             json!({ "min": low, "p50": p50, "max": high })
@@ -201,6 +216,7 @@ impl Stats {
             "unlabeled": self.n_unlabeled,
             "formats": self.formats,
             "colors": self.colors,
+            "other_pixels": self.others,
             "progressive": self.n_progressive,
             "exif_turned": self.n_turned,
             "width_px": quantiles(&self.widths),
@@ -221,6 +237,7 @@ fn color_name(color: ColorKind) -> &'static str {
         ColorKind::Gray => "gray",
         ColorKind::Rgba => "alpha",
         ColorKind::Cmyk => "cmyk",
+        ColorKind::Bands => "bands",
     }
 }
 
@@ -234,8 +251,11 @@ fn quantiles(values: &[f64]) -> [f64; 3] {
 }
 
 /// Predicts images per second: DINOv2's multi-crop on some images spread over the set, on one thread, times the cores.
-fn predicted_images_per_s(shards: &[Shard]) -> f64 {
-    let multicrop = MultiCrop::dinov2(224, 96, 8, BlurRule::Paper);
+fn predicted_images_per_s(shards: &[Shard], rules: &DecodeRules) -> f64 {
+    let mut multicrop = MultiCrop::dinov2(224, 96, 8, BlurRule::Paper);
+    if !rules.format.is_rgb8() {
+        multicrop = multicrop.of_channels(0.0, 0.0);
+    }
     let mut maker = ViewMaker::default();
     let n_samples: usize = shards.iter().map(Shard::len).sum();
     let every = (n_samples / N_TIMED).max(1);
@@ -243,10 +263,10 @@ fn predicted_images_per_s(shards: &[Shard]) -> f64 {
     let mut n_done = 0u32;
     let mut seconds = 0.0;
     for (number, (shard, i)) in all.enumerate().step_by(every).take(N_TIMED) {
-        let Ok(bytes) = shard.image(i) else { continue };
+        let Ok(encoded) = shard.image(i) else { continue };
         let start = Instant::now();
         let key = SampleKey { seed: 0, epoch: 0, sample: number as u64, attempt: 0 };
-        let Ok(image) = decode(&bytes, &DecodeRules::default()) else { continue };
+        let Ok(image) = Image::decode(&encoded.files(), rules) else { continue };
         if maker.make(&image, &multicrop, key).is_ok() {
             seconds += start.elapsed().as_secs_f64();
             n_done += 1;
@@ -256,7 +276,7 @@ fn predicted_images_per_s(shards: &[Shard]) -> f64 {
     if seconds > 0.0 { cores * f64::from(n_done) / seconds } else { 0.0 }
 }
 
-fn print(stats: &Stats, shard_mb: &[f64], predicted: f64) {
+fn print(stats: &Stats, shard_mb: &[f64], predicted: f64, format: PixelFormat) {
     let line = |name: &str, values: &[f64], unit: &str| {
         let [low, p50, high] = quantiles(values);
         out!("{name:<16} {low:>10.1} {p50:>10.1} {high:>10.1}  {unit}");
@@ -282,11 +302,30 @@ fn print(stats: &Stats, shard_mb: &[f64], predicted: f64) {
     out!("formats          {}; {} progressive", list(&stats.formats), stats.n_progressive);
     let applies = if stats.n_turned > 0 { " (applied by data.apply_exif=true only)" } else { "" };
     out!("colors           {}; {} rotated by EXIF{applies}", list(&stats.colors), stats.n_turned);
-    let (mean, deviation) = stats.channels();
-    let three = |v: [f64; 3]| v.map(|v| format!("{v:.3}")).join(" ");
-    out!("channels         mean {}, deviation {}", three(mean), three(deviation));
+    print_constants(stats, format);
     out!(
         "speed            {:.1} ms to decode an image; about {predicted:.0} images/s of DINOv2 multi-crop here",
         1e3 * stats.decode_s / (stats.widths.len().max(1) as f64)
     );
+}
+
+/// Prints the constants of each channel, and how a recipe states them if pixels are not 8-bit RGB.
+fn print_constants(stats: &Stats, format: PixelFormat) {
+    for (other, n) in &stats.others {
+        out!("other pixels     {n} images have {other}, not {format}");
+    }
+    let (mean, deviation) = stats.sums.constants();
+    let list = |values: &[f64], separator: &str, n_digits: usize| {
+        values.iter().map(|value| format!("{value:.n_digits$}")).collect::<Vec<_>>().join(separator)
+    };
+    if format.is_rgb8() {
+        out!("channels         mean {}, deviation {}", list(&mean, " ", 3), list(&deviation, " ", 3));
+        return;
+    }
+    out!("channels         {format}; for a recipe:");
+    out!("  [data]");
+    out!("  channels = {}", format.n_channels);
+    out!("  bits = {}", format.depth.bits());
+    let [mean, deviation] = [&mean, &deviation].map(|values| list(values, ", ", 6));
+    out!("  normalization = {{ mean = [{mean}], std = [{deviation}] }}");
 }

@@ -3,8 +3,7 @@
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use augment::DecodeRules;
-use augment::decode::decode;
+use augment::{DecodeRules, Image};
 use pipeline::{Dataset, PipelineError, SampleId, Shard, Source, Storage};
 use rayon::prelude::*;
 use serde_json::json;
@@ -36,7 +35,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         let flaw = match dataset.read(id) {
             Ok(sample) => {
                 bytes.fetch_add(sample.image.len() as u64, Ordering::Relaxed);
-                decode(&sample.image, &DecodeRules::default()).err().map(|error| error.to_string())
+                let decoded = Image::decode_any(&sample.image.files(), &DecodeRules::default());
+                decoded.err().map(|error| error.to_string())
             }
             Err(error) if error.is_sample_error() => Some(error.to_string()),
             Err(error) => return Err(error.into()),

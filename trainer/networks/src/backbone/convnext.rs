@@ -14,7 +14,7 @@ use kernels::ops::{Window, conv, depthwise_branch, grid_mean, in_f32, layer_norm
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{BackboneConfig, Levels, Readout};
+use super::{BackboneConfig, Levels, Readout, is_rgb, rgb_channels};
 use crate::features::Features;
 use crate::params::{Init, ParamSpec};
 use crate::unit::{Context, Cost, DropRule, GroupShape, StageOutput, Unit};
@@ -53,6 +53,9 @@ pub struct Config {
     /// Drop-path rate of the last block; the rates of blocks before it grow linearly from 0.
     #[serde(default)]
     pub drop_path: f32,
+    /// Number of channels of an image; 3 by default. A recipe sets data.channels, which this follows.
+    #[serde(default = "rgb_channels", skip_serializing_if = "is_rgb")]
+    pub channels: usize,
 }
 
 fn default_patch_px() -> usize {
@@ -108,7 +111,7 @@ impl BackboneConfig for Config {
 
     fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>> {
         let mut units: Vec<Box<dyn Unit>> =
-            vec![Box::new(Stem { patch_px: self.patch_px, width: self.width })];
+            vec![Box::new(Stem { n_channels: self.channels, patch_px: self.patch_px, width: self.width })];
         for (stage, depth) in self.depths.into_iter().enumerate() {
             if stage > 0 {
                 let name = format!("stages.{stage}.downsample");
@@ -132,6 +135,14 @@ impl BackboneConfig for Config {
         self.stage_width(3)
     }
 
+    fn n_channels(&self) -> usize {
+        self.channels
+    }
+
+    fn set_n_channels(&mut self, n_channels: usize) {
+        self.channels = n_channels;
+    }
+
     fn cell_px(&self) -> usize {
         self.patch_px
     }
@@ -153,8 +164,9 @@ impl BackboneConfig for Config {
             patch_px: 1,
             layer_scale: 0.7,
             drop_path: 0.0,
+            channels: rgb_channels(),
         };
-        vec![small.clone(), Self { width: 4, patch_px: 2, drop_path: 0.3, ..small }]
+        vec![small.clone(), Self { width: 4, patch_px: 2, drop_path: 0.3, channels: 5, ..small }]
     }
 }
 
@@ -177,6 +189,7 @@ fn norm(name: &str, x: Tensor<3>, cx: &Context<'_>) -> Tensor<3> {
 
 /// First unit: a projection of patches, and a norm.
 struct Stem {
+    n_channels: usize,
     patch_px: usize,
     width: usize,
 }
@@ -188,7 +201,7 @@ impl Unit for Stem {
 
     fn params(&self) -> Vec<ParamSpec> {
         let (d, p) = (self.width, self.patch_px);
-        let projection = weight_and_bias("0", [d, 3, p, p]);
+        let projection = weight_and_bias("0", [d, self.n_channels, p, p]);
         let projection = projection.map(|param| ParamSpec { projects_patches: true, ..param });
         projection.into_iter().chain(gain_and_bias("1", d)).collect()
     }
@@ -205,7 +218,7 @@ impl Unit for Stem {
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
-        let (d, input) = (self.width as f64, (3 * self.patch_px * self.patch_px) as f64);
+        let (d, input) = (self.width as f64, (self.n_channels * self.patch_px * self.patch_px) as f64);
         let cost = Cost { flops: 2.0 * rows as f64 * input * d, graph: rows as f64 * (input + d) };
         (cost, groups.iter().map(|group| GroupShape { width: self.width, ..*group }).collect())
     }

@@ -1,5 +1,6 @@
 //! Configurations of all backbones, for code that names them, such as conversions of other libraries' weights.
 
+pub use super::RGB_CHANNELS;
 pub use super::convnext::Config as ConvnextConfig;
 pub use super::registry::ModelConfig;
 pub use super::regnet::{Config as RegnetConfig, Design, NamedSize, Size};

@@ -16,7 +16,27 @@ mod vit;
 
 pub use registry::ModelConfig;
 
+use augment::{Depth, PixelFormat};
+
 use super::unit::Unit;
+
+/// Number of channels of photographs.
+pub const RGB_CHANNELS: usize = 3;
+
+/// Returns [`RGB_CHANNELS`], the default of every backbone.
+fn rgb_channels() -> usize {
+    RGB_CHANNELS
+}
+
+/// Returns whether this is the number of channels of photographs, which configurations leave out.
+fn is_rgb(n_channels: &usize) -> bool {
+    *n_channels == RGB_CHANNELS
+}
+
+/// Checks the number of channels of an image.
+fn check_channels(n_channels: usize) -> Result<(), String> {
+    PixelFormat { n_channels, depth: Depth::default() }.validate().map_err(|reason| format!("model.channels: {reason}"))
+}
 
 /// Features that a backbone returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +75,7 @@ pub trait BackboneConfig {
     /// The key and the reason, in words.
     fn validate(&self) -> Result<(), String>;
 
-    /// Returns the units, of which the first takes cells of `cell_px` × `cell_px` pixels as vectors `[B·V, N, 3·p·p]`
+    /// Returns the units, of which the first takes cells of `cell_px` × `cell_px` pixels as vectors `[B·V, N, C·p·p]`
     /// ([`super::patches`]).
     fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>>;
 
@@ -75,6 +95,12 @@ pub trait BackboneConfig {
 
     /// Returns the number of channels of the features.
     fn width(&self) -> usize;
+
+    /// Returns the number of channels of an image.
+    fn n_channels(&self) -> usize;
+
+    /// Sets the number of channels of an image.
+    fn set_n_channels(&mut self, n_channels: usize);
 
     /// Returns the side of a cell of the input, in pixels.
     fn cell_px(&self) -> usize;

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{BackboneConfig, Levels, Readout, convnext, regnet, resnet, vit};
+use super::{BackboneConfig, Levels, Readout, check_channels, convnext, regnet, resnet, vit};
 use crate::layout::{ParamSlot, UnitLayout};
 use crate::unit::Unit;
 
@@ -19,6 +19,12 @@ macro_rules! backbones {
 
         impl ModelConfig {
             fn config(&self) -> &dyn BackboneConfig {
+                match self {
+                    $($(#[cfg($cfg)])? Self::$name(config) => config,)*
+                }
+            }
+
+            fn config_mut(&mut self) -> &mut dyn BackboneConfig {
                 match self {
                     $($(#[cfg($cfg)])? Self::$name(config) => config,)*
                 }
@@ -58,6 +64,7 @@ impl ModelConfig {
     /// # Errors
     /// The key and the reason, in words.
     pub fn validate(&self) -> Result<(), String> {
+        check_channels(self.n_channels())?;
         self.config().validate()
     }
 
@@ -100,6 +107,17 @@ impl ModelConfig {
     /// Returns the number of channels of the features.
     pub fn width(&self) -> usize {
         self.config().width()
+    }
+
+    /// Returns the number of channels of an image.
+    pub fn n_channels(&self) -> usize {
+        self.config().n_channels()
+    }
+
+    /// Returns the backbone for images of `n_channels`.
+    pub fn with_channels(mut self, n_channels: usize) -> Self {
+        self.config_mut().set_n_channels(n_channels);
+        self
     }
 
     /// Returns the side of a cell of the input, in which pixels reach the first unit, in pixels.

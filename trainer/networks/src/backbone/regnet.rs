@@ -21,7 +21,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::convolution::{Branch, Layer, Stem};
 use super::excitation::Excitation;
-use super::{BackboneConfig, Levels, Readout};
+use super::{BackboneConfig, Levels, Readout, is_rgb, rgb_channels};
 use crate::batch_norm::BatchNorm;
 use crate::unit::Unit;
 
@@ -48,6 +48,9 @@ pub struct Config {
     pub image_px: usize,
     /// Published size, or a custom design.
     pub size: Size,
+    /// Number of channels of an image; 3 by default. A recipe sets data.channels, which this follows.
+    #[serde(default = "rgb_channels", skip_serializing_if = "is_rgb")]
+    pub channels: usize,
 }
 
 /// A size: the name of a published one, or a table with a design.
@@ -305,7 +308,7 @@ impl BackboneConfig for Config {
         let stem = Layer {
             conv: "0".into(),
             norm: BatchNorm::new("1", STEM_WIDTH),
-            input: 3,
+            input: self.channels,
             kernel: 3,
             stride: 2,
             groups: 1,
@@ -333,6 +336,14 @@ impl BackboneConfig for Config {
         self.stages().last().map_or(STEM_WIDTH, |stage| stage.width)
     }
 
+    fn n_channels(&self) -> usize {
+        self.channels
+    }
+
+    fn set_n_channels(&mut self, n_channels: usize) {
+        self.channels = n_channels;
+    }
+
     fn cell_px(&self) -> usize {
         1
     }
@@ -348,7 +359,7 @@ impl BackboneConfig for Config {
     #[cfg(feature = "testing")]
     fn examples() -> Vec<Self> {
         let design = Design { depth: 3, w_0: 8, w_a: 6.0, w_m: 2.0, group_width: 4, keeps_width: false };
-        vec![Self { image_px: 16, size: Size::Design(design) }]
+        vec![Self { image_px: 16, size: Size::Design(design), channels: rgb_channels() }]
     }
 }
 
@@ -361,7 +372,7 @@ mod tests {
     #[test]
     fn sizes_are_the_published_ones() {
         let of = |size: NamedSize| {
-            let config = Config { image_px: 224, size: Size::Named(size) };
+            let config = Config { image_px: 224, size: Size::Named(size), channels: rgb_channels() };
             let units = config.units(Readout::Pooled);
             let trained = units.iter().flat_map(|unit| unit.params());
             let trained = trained.filter(|param| param.role.is_trained());

@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::convolution::{Branch, Layer, Stem};
-use super::{BackboneConfig, Levels, Readout};
+use super::{BackboneConfig, Levels, Readout, is_rgb, rgb_channels};
 use crate::batch_norm::BatchNorm;
 use crate::unit::Unit;
 
@@ -33,6 +33,9 @@ pub struct Config {
     /// Starts the gain of each branch's last normalization at zero, so that the branch starts as its skip connection.
     #[serde(default)]
     pub zero_init_residual: bool,
+    /// Number of channels of an image; 3 by default. A recipe sets data.channels, which this follows.
+    #[serde(default = "rgb_channels", skip_serializing_if = "is_rgb")]
+    pub channels: usize,
 }
 
 /// Kind of the first unit.
@@ -77,7 +80,7 @@ impl Config {
             StemKind::Imagenet => (7, 2),
             StemKind::Small => (3, 1),
         };
-        let layer = layer("conv1", "bn1", [3, self.width], kernel, stride);
+        let layer = layer("conv1", "bn1", [self.channels, self.width], kernel, stride);
         Stem { name: ".stem", layer, pools: self.stem == StemKind::Imagenet }
     }
 
@@ -152,6 +155,14 @@ impl BackboneConfig for Config {
         8 * self.width * if bottleneck { 4 } else { 1 }
     }
 
+    fn n_channels(&self) -> usize {
+        self.channels
+    }
+
+    fn set_n_channels(&mut self, n_channels: usize) {
+        self.channels = n_channels;
+    }
+
     fn cell_px(&self) -> usize {
         1
     }
@@ -169,9 +180,15 @@ impl BackboneConfig for Config {
 
     #[cfg(feature = "testing")]
     fn examples() -> Vec<Self> {
-        let basic =
-            Self { image_px: 16, depth: 10, width: 8, stem: StemKind::Small, zero_init_residual: false };
-        vec![basic.clone(), Self { depth: 14, width: 4, ..basic }]
+        let basic = Self {
+            image_px: 16,
+            depth: 10,
+            width: 8,
+            stem: StemKind::Small,
+            zero_init_residual: false,
+            channels: rgb_channels(),
+        };
+        vec![basic.clone(), Self { depth: 14, width: 4, channels: 2, ..basic }]
     }
 }
 

@@ -1,7 +1,7 @@
 //! A backbone for tests: cells of pixels, a batch normalization over the whole batch, and a projection.
 //!
 //! ```text
-//! h = W₁ · cells + b₁              [B, N, 3p²] → [B, N, D]
+//! h = W₁ · cells + b₁              [B, N, Cp²] → [B, N, D]
 //! y = W₂ · gelu(norm(h)) + b₂
 //! ```
 
@@ -10,7 +10,7 @@ use kernels::ops::{gelu, linear, normalize};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{BackboneConfig, Levels, Readout};
+use super::{BackboneConfig, Levels, Readout, is_rgb, rgb_channels};
 use crate::batch_norm::BatchNorm;
 use crate::features::Features;
 use crate::params::{Init, ParamSpec};
@@ -22,6 +22,9 @@ use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
 pub struct Config {
     /// Channels.
     pub width: usize,
+    /// Number of channels of an image; 3 by default. A recipe sets data.channels, which this follows.
+    #[serde(default = "rgb_channels", skip_serializing_if = "is_rgb")]
+    pub channels: usize,
 }
 
 impl BackboneConfig for Config {
@@ -31,7 +34,7 @@ impl BackboneConfig for Config {
 
     fn units(&self, _: Readout) -> Vec<Box<dyn Unit>> {
         vec![
-            Box::new(Affine { name: "stem", input: 3 * 4 * 4, width: self.width }),
+            Box::new(Affine { name: "stem", input: self.channels * 4 * 4, width: self.width }),
             Box::new(Norm(BatchNorm { gain: Some(1.2), ..BatchNorm::new("norm", self.width) })),
             Box::new(Affine { name: "project", input: self.width, width: self.width }),
         ]
@@ -43,6 +46,14 @@ impl BackboneConfig for Config {
 
     fn width(&self) -> usize {
         self.width
+    }
+
+    fn n_channels(&self) -> usize {
+        self.channels
+    }
+
+    fn set_n_channels(&mut self, n_channels: usize) {
+        self.channels = n_channels;
     }
 
     fn cell_px(&self) -> usize {
@@ -58,7 +69,7 @@ impl BackboneConfig for Config {
     }
 
     fn examples() -> Vec<Self> {
-        vec![Self { width: 6 }]
+        vec![Self { width: 6, channels: rgb_channels() }]
     }
 }
 

@@ -14,7 +14,7 @@ use super::transformer::initial_weights::{InitialWeights, Initialization};
 use super::transformer::norm::Norm;
 use super::transformer::pos_embed::{self, Positions};
 use super::transformer::rope::{Rope, rotations};
-use super::{BackboneConfig, Levels, Readout};
+use super::{BackboneConfig, Levels, Readout, is_rgb, rgb_channels};
 use crate::interpolation::Resampling;
 use crate::unit::{CoordinateDraw, CoordinateRule, DropCount, DropRule, Unit};
 
@@ -107,6 +107,9 @@ pub struct Config {
     /// need about `1/√width`, or their branches start too small to matter.
     #[serde(default = "default_init_std")]
     pub init_std: f32,
+    /// Number of channels of an image; 3 by default. A recipe sets data.channels, which this follows.
+    #[serde(default = "rgb_channels", skip_serializing_if = "is_rgb")]
+    pub channels: usize,
 }
 
 fn default_norm_epsilon() -> f64 {
@@ -164,6 +167,7 @@ impl Config {
             pos_antialias: false,
             norm_epsilon: default_norm_epsilon(),
             local_class_norm: false,
+            channels: rgb_channels(),
         }
     }
 
@@ -187,7 +191,7 @@ impl Config {
 
     /// Creates the units, with a token for masked patches if `takes_masks`.
     fn with_masks(&self, readout: Readout, takes_masks: bool) -> Vec<Box<dyn Unit>> {
-        let sizes = [self.patch_px, self.width, self.image_px / self.patch_px, self.registers];
+        let sizes = [self.channels, self.patch_px, self.width, self.image_px / self.patch_px, self.registers];
         let initial_weights = self.initial_weights();
         let kinds = [self.freeze_patches, takes_masks];
         let embed = Embed::new(sizes, initial_weights, self.positions, kinds, self.resampling());
@@ -336,6 +340,14 @@ impl BackboneConfig for Config {
         self.width
     }
 
+    fn n_channels(&self) -> usize {
+        self.channels
+    }
+
+    fn set_n_channels(&mut self, n_channels: usize) {
+        self.channels = n_channels;
+    }
+
     fn cell_px(&self) -> usize {
         self.patch_px
     }
@@ -383,6 +395,7 @@ impl BackboneConfig for Config {
             registers: 2,
             local_class_norm: true,
             heads: 3,
+            channels: 4,
             ..plain.clone()
         };
         vec![plain, full, with_registers, fixed, rotary]

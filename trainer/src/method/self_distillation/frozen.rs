@@ -48,6 +48,6 @@ impl FrozenTeacher {
         for head in std::iter::once(&head).chain(&patch_head) {
             head.check("teacher.heads: ", "teacher.heads: ")?;
         }
-        Ok(Self { model: model.clone(), normalization: *normalization, head, patch_head })
+        Ok(Self { model: model.clone(), normalization: normalization.clone(), head, patch_head })
     }
 }

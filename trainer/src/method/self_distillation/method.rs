@@ -215,7 +215,7 @@ impl SelfDistillation {
     fn networks_with(&self, frozen: &FrozenTeacher) -> Vec<NetworkSpec> {
         let FrozenTeacher { model, normalization, head, patch_head } = frozen;
         let teacher = NetworkSpec {
-            backbone: Backbone::Own(model.clone(), *normalization),
+            backbone: Backbone::Own(Box::new(model.clone()), normalization.clone()),
             heads: self.heads_of(head, patch_head.as_ref(), model.width()),
             moves: Moves::Frozen,
             ..self.network(TEACHER, 1, false)

@@ -1,6 +1,6 @@
 //! Python code that builds vision transformers in torchvision, DINOv2 and DINOv3.
 
-use networks::{MlpKind, QkvBias, VitConfig};
+use networks::{MlpKind, QkvBias, RGB_CHANNELS, VitConfig};
 
 use super::write::ratio_for;
 use crate::backbone::PythonNetwork;
@@ -73,8 +73,9 @@ fn in_dinov3(config: &VitConfig) -> PythonNetwork {
 }
 
 fn sizes(config: &VitConfig) -> String {
+    let channels = if config.channels == RGB_CHANNELS { String::new() } else { format!("in_chans={}, ", config.channels) };
     format!(
-        "patch_size={}, embed_dim={}, depth={}, num_heads={}",
+        "{channels}patch_size={}, embed_dim={}, depth={}, num_heads={}",
         config.patch_px, config.width, config.depth, config.heads
     )
 }

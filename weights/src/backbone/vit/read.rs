@@ -148,6 +148,7 @@ fn refuse_others(found: &Found) -> Result<(), String> {
 
 /// Sizes that the shapes determine.
 struct Sizes {
+    channels: usize,
     patch_px: usize,
     grid: usize,
     width: usize,
@@ -165,8 +166,8 @@ struct Sizes {
 impl Sizes {
     fn of(found: &mut Found, names: &Names, hints: &Hints, source: &Source) -> Result<Self, String> {
         let patches = found.shape(found.anchor).unwrap_or_default().to_vec();
-        let &[width, 3, patch_px, side] = patches.as_slice() else {
-            return Err(format!("{} has shape {patches:?}, not [D, 3, P, P]", found.anchor));
+        let &[width, channels, patch_px, side] = patches.as_slice() else {
+            return Err(format!("{} has shape {patches:?}, not [D, C, P, P]", found.anchor));
         };
         if width == 0 || patch_px == 0 || width > MAX_CHANNELS {
             return Err(format!("{} has shape {patches:?}", found.anchor));
@@ -207,6 +208,7 @@ impl Sizes {
             found.take(&name);
         }
         Ok(Self {
+            channels,
             patch_px,
             grid,
             width,
@@ -252,6 +254,7 @@ impl Sizes {
             pos_antialias,
             norm_epsilon,
             positions: if self.is_rotary { Positions::Rope } else { Positions::Learned },
+            channels: self.channels,
             ..VitConfig::of_sizes([
                 self.grid * self.patch_px,
                 self.patch_px,

@@ -195,7 +195,7 @@ fn sizes(config: &VitConfig, hidden: usize) -> Value {
 }
 
 fn constructor(architecture: &'static str, arguments: Value) -> TimmModel {
-    TimmModel { architecture, arguments, first_conv: "patch_embed.proj", classifier: "head", pool: "token" }
+    TimmModel { architecture, arguments, first_conv: Some("patch_embed.proj"), classifier: "head", pool: "token" }
 }
 
 /// Returns a ratio with which a library computes `hidden` channels from `width`, rounding down.
@@ -224,7 +224,7 @@ fn rotary_transformers(config: &VitConfig) -> Value {
         "drop_path_rate": 0.0,
         "image_size": config.image_px,
         "patch_size": config.patch_px,
-        "num_channels": 3,
+        "num_channels": config.channels,
         "num_register_tokens": config.registers,
         "query_bias": config.qkv_bias != QkvBias::None,
         "key_bias": config.qkv_bias == QkvBias::All,
@@ -254,7 +254,7 @@ pub(super) fn transformers(config: &VitConfig) -> Result<Value, String> {
         "layer_norm_eps": config.norm_epsilon,
         "image_size": config.image_px,
         "patch_size": config.patch_px,
-        "num_channels": 3,
+        "num_channels": config.channels,
         "qkv_bias": config.qkv_bias != QkvBias::None,
     });
     if is_plain(config) {

@@ -1,7 +1,7 @@
 //! Conversion of pixels to tokens: patch projection, class token, registers and position embedding.
 //!
 //! ```text
-//! patches [B, N, 3p²] → [cls; patches · Wᵀ + b] + pos          [B, 1+N, D]
+//! patches [B, N, Cp²] → [cls; patches · Wᵀ + b] + pos          [B, 1+N, D]
 //!                     → [cls; registers; patches]              [B, 1+R+N, D]
 //! ```
 //!
@@ -26,6 +26,7 @@ use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
 
 /// Patch projection, class token, registers and position embedding.
 pub(in crate::backbone) struct Embed {
+    n_channels: usize,
     patch_px: usize,
     width: usize,
     /// Cells along a side of the images that the position embedding is made for.
@@ -41,11 +42,11 @@ pub(in crate::backbone) struct Embed {
 }
 
 impl Embed {
-    /// Embeds patches of `patch_px` into `width` channels, with a position embedding for `grid` × `grid` of them that
+    /// Embeds patches of `patch_px` and `n_channels` into tokens of `width` channels, with a position embedding for `grid` × `grid` of them that
     /// is resampled for others. With `freezes_patches` the projection of patches keeps its initial values; with
     /// `takes_masks` there is a token for masked patches.
     pub(in crate::backbone) fn new(
-        [patch_px, width, grid, n_registers]: [usize; 4],
+        [n_channels, patch_px, width, grid, n_registers]: [usize; 5],
         initial_weights: InitialWeights,
         positions: Positions,
         [freezes_patches, takes_masks]: [bool; 2],
@@ -53,6 +54,7 @@ impl Embed {
     ) -> Self {
         let matrices = Mutex::default();
         Self {
+            n_channels,
             patch_px,
             width,
             grid,
@@ -124,11 +126,11 @@ impl Unit for Embed {
     }
 
     fn params(&self) -> Vec<ParamSpec> {
-        let (d, p) = (self.width, self.patch_px);
+        let (d, p, c) = (self.width, self.patch_px, self.n_channels);
         let n = self.grid * self.grid;
-        let [init, bias] = self.initial_weights.patches(d, 3 * p * p);
+        let [init, bias] = self.initial_weights.patches(d, c * p * p);
         let mut patches = [
-            ParamSpec::weight("patch_embed.proj.weight", [d, 3, p, p], init),
+            ParamSpec::weight("patch_embed.proj.weight", [d, c, p, p], init),
             ParamSpec { init: bias, ..ParamSpec::vector("patch_embed.proj.bias", d, 0.0) },
         ];
         patches = patches.map(|param| ParamSpec { projects_patches: true, ..param });
@@ -161,9 +163,9 @@ impl Unit for Embed {
     }
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        let (d, p) = (self.width, self.patch_px);
+        let (d, p, c) = (self.width, self.patch_px, self.n_channels);
         let embed = |group: &Features| {
-            let weight = cx.leaves.get::<4>("patch_embed.proj.weight").reshape([d, 3 * p * p]);
+            let weight = cx.leaves.get::<4>("patch_embed.proj.weight").reshape([d, c * p * p]);
             let patches = linear(cx.rounded(group.x.clone()), weight, cx.leaves.get("patch_embed.proj.bias"));
             let patches = self.masked(patches, group, cx.leaves);
             let class = cx.leaves.get::<3>("cls_token");
@@ -190,7 +192,7 @@ impl Unit for Embed {
         let outputs: Vec<GroupShape> = groups.iter().map(of_group).collect();
         let patches: usize = groups.iter().map(GroupShape::n_rows).sum();
         let tokens: usize = outputs.iter().map(GroupShape::n_rows).sum();
-        let flops = 2.0 * patches as f64 * (3 * p * p * width) as f64;
+        let flops = 2.0 * patches as f64 * (self.n_channels * p * p * width) as f64;
         (Cost { flops, graph: 2.0 * (tokens * width) as f64 }, outputs)
     }
 }

@@ -1,0 +1,187 @@
+//! Files of a sample as one image of many channels.
+
+use super::{Bands, npy, picture, tiff};
+use crate::format::{Depth, PixelFormat};
+use crate::{AugmentError, DecodeRules};
+
+/// Size of an image in pixels, and the number of its channels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub width_px: u32,
+    pub height_px: u32,
+    pub n_channels: usize,
+}
+
+/// Type of the values of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Whole numbers in 0..=255.
+    Eight,
+    /// Whole numbers in 0..=65535.
+    Sixteen,
+    /// Any other numbers.
+    Other,
+}
+
+/// Channels of one file.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Layer {
+    pub shape: Shape,
+    pub kind: Kind,
+    /// Values, `[C, H, W]`.
+    pub values: Vec<f32>,
+}
+
+/// Pixels that the headers of a sample's files state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Found {
+    /// Number of pixels per row.
+    pub width_px: u32,
+    /// Number of rows.
+    pub height_px: u32,
+    /// Number of channels of all files.
+    pub n_channels: usize,
+    /// Smallest depth that holds the values.
+    pub depth: Depth,
+}
+
+impl Shape {
+    /// Returns the number of values, or the largest number if there are more.
+    pub(super) fn n_values(&self) -> usize {
+        let pixels = (self.width_px as usize).saturating_mul(self.height_px as usize);
+        pixels.saturating_mul(self.n_channels)
+    }
+}
+
+impl Kind {
+    fn depth(self) -> Depth {
+        match self {
+            Self::Eight => Depth::Eight,
+            Self::Sixteen => Depth::Sixteen,
+            Self::Other => Depth::Float,
+        }
+    }
+}
+
+impl DecodeRules {
+    /// Checks the size and the number of channels that a header states, before anything is allocated.
+    pub(super) fn check_bands(&self, shape: Shape) -> Result<(), AugmentError> {
+        self.check(shape.width_px, shape.height_px)?;
+        let Shape { width_px, height_px, n_channels } = shape;
+        match n_channels {
+            0 => Err(AugmentError::Empty),
+            n if n > self.format.n_channels => Err(self.wrong(n, "")),
+            n if shape.n_values() as u64 > self.max_values() => {
+                let max_pixels = self.max_values() / n as u64;
+                Err(AugmentError::TooManyPixels { width_px, height_px, max_pixels })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the largest number of values in all channels: that of a photograph with the largest number of pixels.
+    pub(super) fn max_values(&self) -> u64 {
+        self.max_pixels.saturating_mul(3)
+    }
+
+    /// Returns the error for `n_channels` channels of another format.
+    fn wrong(&self, n_channels: usize, kind: &str) -> AugmentError {
+        let channels = if n_channels == 1 { "channel" } else { "channels" };
+        AugmentError::Format { found: format!("{n_channels} {channels}{kind}"), expected: self.format }
+    }
+}
+
+/// Decodes `files`, whose channels follow one another, as one image of the format of `rules`. PNG, TIFF, `.npy` and what
+/// [`crate::decode::decode`] reads are recognized by their content. If the format is floating point, numbers of any type are taken as
+/// they are.
+///
+/// # Errors
+/// [`AugmentError::TooManyPixels`] by the headers alone; [`AugmentError::Bands`] for files of different sizes or types;
+/// [`AugmentError::Format`] for another number of channels or another type; [`AugmentError::Decode`] for damaged files and for values
+/// that are not finite.
+pub fn decode(files: &[&[u8]], rules: &DecodeRules) -> Result<Bands, AugmentError> {
+    let mut layers = Vec::with_capacity(files.len());
+    for bytes in files {
+        layers.push(match format_of(bytes) {
+            Some("npy") => npy::decode(bytes, rules)?,
+            Some(_) => tiff::decode(bytes, rules)?,
+            None => picture::decode(bytes, rules)?,
+        });
+        check_alike(&layers[0], &layers[layers.len() - 1], layers.len())?;
+        let n_channels = layers.iter().map(|layer| layer.shape.n_channels).sum();
+        if n_channels > rules.format.n_channels {
+            return Err(rules.wrong(n_channels, ""));
+        }
+    }
+    let Some(first) = layers.first() else { return Err(AugmentError::Empty) };
+    let PixelFormat { n_channels, depth } = rules.format;
+    let Shape { width_px, height_px, .. } = first.shape;
+    let found: usize = layers.iter().map(|layer| layer.shape.n_channels).sum();
+    let kind = first.kind;
+    if found != n_channels || depth != Depth::Float && kind.depth() != depth {
+        let bits = match kind {
+            Kind::Eight => " of 8 bits",
+            Kind::Sixteen => " of 16 bits",
+            Kind::Other => " of other numbers than 8 or 16 bits without sign",
+        };
+        return Err(rules.wrong(found, bits));
+    }
+    let mut values = Vec::with_capacity(found * layers[0].values.len());
+    layers.into_iter().for_each(|layer| values.extend(layer.values));
+    if depth == Depth::Float && !values.iter().all(|value| value.is_finite()) {
+        return Err(AugmentError::Decode("a pixel is not a finite number".into()));
+    }
+    Ok(Bands { width_px, height_px, depth, values })
+}
+
+/// Returns what the headers of `files` state. The number of channels that `rules` expect tells the axes of arrays apart.
+///
+/// # Errors
+/// As [`decode`], for what headers show.
+pub fn found(files: &[&[u8]], rules: &DecodeRules) -> Result<Found, AugmentError> {
+    let mut all: Option<Found> = None;
+    for bytes in files {
+        let (shape, kind) = match format_of(bytes) {
+            Some("npy") => npy::header(bytes, rules)?,
+            Some(_) => tiff::header(bytes)?,
+            None => picture::header(bytes)?,
+        };
+        let n_channels = all.map_or(0, |all| all.n_channels) + shape.n_channels;
+        let (width_px, height_px) = (shape.width_px, shape.height_px);
+        all = Some(Found { width_px, height_px, n_channels, depth: kind.depth() });
+    }
+    all.ok_or(AugmentError::Empty)
+}
+
+/// Returns the name of the format of `bytes`, if it is one that holds any number of channels.
+pub fn format_of(bytes: &[u8]) -> Option<&'static str> {
+    match () {
+        () if bytes.starts_with(npy::MAGIC) => Some("npy"),
+        () if tiff::is_tiff(bytes) => Some("tiff"),
+        () => None,
+    }
+}
+
+/// Checks that the layer of file `number` has the size and the type of the first one.
+fn check_alike(first: &Layer, layer: &Layer, number: usize) -> Result<(), AugmentError> {
+    let size = |layer: &Layer| [layer.shape.width_px, layer.shape.height_px];
+    let bits = |kind: Kind| match kind {
+        Kind::Eight => "8 bits",
+        Kind::Sixteen => "16 bits",
+        Kind::Other => "other numbers",
+    };
+    let ([w, h], [width, height]) = (size(first), size(layer));
+    if [w, h] != [width, height] {
+        return Err(AugmentError::Bands(format!(
+            "file {number} has {width} x {height} pixels, file 1 {w} x {h}"
+        )));
+    }
+    match first.kind == layer.kind {
+        true => Ok(()),
+        false => Err(AugmentError::Bands(format!(
+            "file {number} has {}, file 1 {}",
+            bits(layer.kind),
+            bits(first.kind)
+        ))),
+    }
+}

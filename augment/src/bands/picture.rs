@@ -1,0 +1,63 @@
+//! PNG, JPEG and the other formats of photographs as channels: one for gray, three for RGB, and one more for alpha.
+
+use std::io::Cursor;
+
+use image::metadata::Orientation;
+use image::{ColorType, DynamicImage, ImageDecoder, ImageReader};
+
+use super::decode::{Kind, Layer, Shape};
+use super::npy::apart;
+use crate::{AugmentError, DecodeRules};
+
+/// Decodes an image with the channels and the depth that it has.
+pub(super) fn decode(bytes: &[u8], rules: &DecodeRules) -> Result<Layer, AugmentError> {
+    let mut decoder = open(bytes)?;
+    let (shape, kind) = of(&decoder);
+    rules.check_bands(shape)?;
+    let orientation = match rules.apply_exif {
+        true => decoder.orientation().unwrap_or(Orientation::NoTransforms),
+        false => Orientation::NoTransforms,
+    };
+    let mut image = DynamicImage::from_decoder(decoder).map_err(broken)?;
+    image.apply_orientation(orientation);
+    let (width_px, height_px) = (image.width(), image.height());
+    let pixels: Vec<f32> = match image {
+        DynamicImage::ImageLuma16(image) => wide(image.as_raw()),
+        DynamicImage::ImageLumaA16(image) => wide(image.as_raw()),
+        DynamicImage::ImageRgb16(image) => wide(image.as_raw()),
+        DynamicImage::ImageRgba16(image) => wide(image.as_raw()),
+        DynamicImage::ImageRgb32F(image) => image.into_raw(),
+        DynamicImage::ImageRgba32F(image) => image.into_raw(),
+        image => image.as_bytes().iter().map(|byte| f32::from(*byte)).collect(),
+    };
+    let values = apart(&pixels, shape.n_channels);
+    Ok(Layer { shape: Shape { width_px, height_px, ..shape }, kind, values })
+}
+
+/// Returns the shape and the type of an image, from its header.
+pub(super) fn header(bytes: &[u8]) -> Result<(Shape, Kind), AugmentError> {
+    open(bytes).map(|decoder| of(&decoder))
+}
+
+fn open(bytes: &[u8]) -> Result<impl ImageDecoder, AugmentError> {
+    let reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format();
+    reader.map_err(|error| AugmentError::Decode(error.to_string()))?.into_decoder().map_err(broken)
+}
+
+fn of(decoder: &impl ImageDecoder) -> (Shape, Kind) {
+    let ((width_px, height_px), color) = (decoder.dimensions(), decoder.color_type());
+    let kind = match color {
+        ColorType::L16 | ColorType::La16 | ColorType::Rgb16 | ColorType::Rgba16 => Kind::Sixteen,
+        ColorType::Rgb32F | ColorType::Rgba32F => Kind::Other,
+        _ => Kind::Eight,
+    };
+    (Shape { width_px, height_px, n_channels: usize::from(color.channel_count()) }, kind)
+}
+
+fn broken(error: image::ImageError) -> AugmentError {
+    AugmentError::Decode(error.to_string())
+}
+
+fn wide(values: &[u16]) -> Vec<f32> {
+    values.iter().map(|value| f32::from(*value)).collect()
+}

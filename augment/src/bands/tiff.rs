@@ -1,0 +1,159 @@
+//! TIFF as channels: the bands of all pages, in strips or tiles, stored channel by channel or pixel by pixel.
+
+use std::io::Cursor;
+
+use tiff::ColorType;
+use tiff::decoder::{Decoder, DecodingResult, Limits};
+use tiff::tags::{PlanarConfiguration, SampleFormat, Tag};
+
+use super::decode::{Kind, Layer, Shape};
+use super::npy::apart;
+use crate::format::MAX_CHANNELS;
+use crate::{AugmentError, DecodeRules};
+
+/// Bits of a page's kind that mark it as a smaller copy or as a mask.
+const COPY_OR_MASK: u32 = 1 | 4;
+
+/// Largest size of a value, in bytes.
+const MAX_VALUE_BYTES: usize = 8;
+
+pub(super) type Pages<'a> = Decoder<Cursor<&'a [u8]>>;
+
+/// Returns whether `bytes` begin like a TIFF or BigTIFF.
+pub(super) fn is_tiff(bytes: &[u8]) -> bool {
+    [b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"].iter().any(|magic| bytes.starts_with(*magic))
+}
+
+/// Decodes the bands of all pages. Smaller copies and masks, which programs for maps add, are passed over.
+pub(super) fn decode(bytes: &[u8], rules: &DecodeRules) -> Result<Layer, AugmentError> {
+    let mut limits = Limits::default();
+    limits.decoding_buffer_size =
+        usize::try_from(rules.max_values()).unwrap_or(usize::MAX).saturating_mul(MAX_VALUE_BYTES);
+    limits.intermediate_buffer_size = limits.decoding_buffer_size;
+    let mut pages = open(bytes)?.with_limits(limits);
+    let mut all: Option<Layer> = None;
+    while let Some((shape, kind)) = next_page(&mut pages)? {
+        let n_before = all.as_ref().map_or(0, |all| all.shape.n_channels);
+        rules.check_bands(Shape { n_channels: n_before + shape.n_channels, ..shape })?;
+        let values = values(&mut pages, shape)?;
+        match &mut all {
+            None => all = Some(Layer { shape, kind, values }),
+            Some(all) => {
+                check_alike([(all.shape, all.kind), (shape, kind)])?;
+                all.shape.n_channels += shape.n_channels;
+                all.values.extend(values);
+            }
+        }
+        if !pages.more_images() {
+            break;
+        }
+        pages.next_image().map_err(broken)?;
+    }
+    all.ok_or(AugmentError::Empty)
+}
+
+/// Returns the shape of all pages together, and the type of the values.
+pub(super) fn header(bytes: &[u8]) -> Result<(Shape, Kind), AugmentError> {
+    let mut pages = open(bytes)?;
+    let mut all: Option<(Shape, Kind)> = None;
+    while let Some(page) = next_page(&mut pages)? {
+        match &mut all {
+            None => all = Some(page),
+            Some(all) => {
+                check_alike([*all, page])?;
+                all.0.n_channels += page.0.n_channels;
+            }
+        }
+        if !pages.more_images() || all.is_some_and(|(shape, _)| shape.n_channels > MAX_CHANNELS) {
+            break;
+        }
+        pages.next_image().map_err(broken)?;
+    }
+    all.ok_or(AugmentError::Empty)
+}
+
+/// Opens the pages of `bytes`.
+pub(super) fn open(bytes: &[u8]) -> Result<Pages<'_>, AugmentError> {
+    Decoder::new(Cursor::new(bytes)).map_err(broken)
+}
+
+/// Goes on to the next page that is an image of its own, beginning with the current one; returns its shape and type.
+fn next_page(pages: &mut Pages<'_>) -> Result<Option<(Shape, Kind)>, AugmentError> {
+    loop {
+        let kind = pages.find_tag_unsigned::<u32>(Tag::NewSubfileType).map_err(broken)?.unwrap_or(0);
+        if kind & COPY_OR_MASK == 0 {
+            return page(pages).map(Some);
+        }
+        if !pages.more_images() {
+            return Ok(None);
+        }
+        pages.next_image().map_err(broken)?;
+    }
+}
+
+/// Returns the shape and the type of the current page.
+fn page(pages: &mut Pages<'_>) -> Result<(Shape, Kind), AugmentError> {
+    let (width_px, height_px) = pages.dimensions().map_err(broken)?;
+    let color = pages.colortype().map_err(broken)?;
+    if let ColorType::Palette(_) | ColorType::YCbCr(_) | ColorType::Lab(_) = color {
+        return Err(AugmentError::Decode(format!("TIFF: pixels are {color:?}, not bands")));
+    }
+    let formats = pages.find_tag_unsigned_vec::<u16>(Tag::SampleFormat).map_err(broken)?.unwrap_or_default();
+    let is_unsigned = formats.iter().all(|format| *format == SampleFormat::Uint.to_u16());
+    let kind = match color.bit_depth() {
+        8 if is_unsigned => Kind::Eight,
+        16 if is_unsigned => Kind::Sixteen,
+        8.. => Kind::Other,
+        bits => return Err(AugmentError::Decode(format!("TIFF: {bits} bits a channel are not supported"))),
+    };
+    Ok((Shape { width_px, height_px, n_channels: usize::from(color.num_samples()) }, kind))
+}
+
+/// Decodes the current page: `[C, H, W]`.
+fn values(pages: &mut Pages<'_>, shape: Shape) -> Result<Vec<f32>, AugmentError> {
+    let planar = pages.find_tag_unsigned::<u16>(Tag::PlanarConfiguration).map_err(broken)?;
+    let is_planar = planar == Some(PlanarConfiguration::Planar.to_u16());
+    let mut decoded = DecodingResult::U8(Vec::new());
+    pages.read_image_to_buffer(&mut decoded).map_err(broken)?;
+    macro_rules! cast {
+        ($values:expr) => {
+            $values.into_iter().map(|value| value as f32).collect()
+        };
+    }
+    let values: Vec<f32> = match decoded {
+        DecodingResult::U8(values) => cast!(values),
+        DecodingResult::U16(values) => cast!(values),
+        DecodingResult::U32(values) => cast!(values),
+        DecodingResult::U64(values) => cast!(values),
+        DecodingResult::F16(values) => values.into_iter().map(f32::from).collect(),
+        DecodingResult::F32(values) => values,
+        DecodingResult::F64(values) => cast!(values),
+        DecodingResult::I8(values) => cast!(values),
+        DecodingResult::I16(values) => cast!(values),
+        DecodingResult::I32(values) => cast!(values),
+        DecodingResult::I64(values) => cast!(values),
+    };
+    if values.len() != shape.n_values() {
+        let reason = format!("TIFF: {} values in place of {}", values.len(), shape.n_values());
+        return Err(AugmentError::Decode(reason));
+    }
+    Ok(if is_planar { values } else { apart(&values, shape.n_channels) })
+}
+
+fn check_alike([(first, kind), (shape, other)]: [(Shape, Kind); 2]) -> Result<(), AugmentError> {
+    let sides = |shape: Shape| [shape.width_px, shape.height_px];
+    let ([w, h], [width, height]) = (sides(first), sides(shape));
+    if [w, h] != [width, height] {
+        return Err(AugmentError::Bands(format!(
+            "a page of the TIFF has {width} x {height} pixels, the first {w} x {h}"
+        )));
+    }
+    match kind == other {
+        true => Ok(()),
+        false => Err(AugmentError::Bands("pages of the TIFF have values of different types".into())),
+    }
+}
+
+pub(super) fn broken(error: tiff::TiffError) -> AugmentError {
+    AugmentError::Decode(format!("TIFF: {error}"))
+}

@@ -1,0 +1,84 @@
+//! Sums over the pixels of images, from which the constants of each channel come.
+
+use augment::Image;
+
+/// Sums of the values of each channel and of their squares, in units of the largest value of 8 or 16 bits, or of 1.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct ChannelSums {
+    sums: Vec<f64>,
+    squares: Vec<f64>,
+    n_pixels: f64,
+}
+
+impl ChannelSums {
+    /// Computes the sums of `image`.
+    pub(super) fn of(image: &Image) -> Self {
+        let image = match image {
+            Image::Rgb(image) => {
+                let (mut sum, mut squares) = ([0u64; 3], [0u64; 3]);
+                for pixel in image.data.as_chunks::<3>().0 {
+                    for c in 0..3 {
+                        sum[c] += u64::from(pixel[c]);
+                        squares[c] += u64::from(pixel[c]) * u64::from(pixel[c]);
+                    }
+                }
+                let scaled = |sums: [u64; 3], by: f64| sums.map(|sum| sum as f64 / by).to_vec();
+                let n_pixels = image.data.len() as f64 / 3.0;
+                return Self { sums: scaled(sum, 255.0), squares: scaled(squares, 255.0 * 255.0), n_pixels };
+            }
+            Image::Bands(bands) => bands,
+        };
+        let unit = f64::from(image.depth.unit());
+        let values = |channel: &[f32], power: i32| -> f64 {
+            channel.iter().map(|value| (f64::from(*value) / unit).powi(power)).sum()
+        };
+        Self {
+            sums: image.channels().map(|channel| values(channel, 1)).collect(),
+            squares: image.channels().map(|channel| values(channel, 2)).collect(),
+            n_pixels: image.n_pixels() as f64,
+        }
+    }
+
+    /// Adds the sums of further pixels of the same channels.
+    pub(super) fn add(&mut self, other: &Self) {
+        let add = |sums: &mut Vec<f64>, other: &[f64]| {
+            sums.resize(other.len(), 0.0);
+            sums.iter_mut().zip(other).for_each(|(sum, other)| *sum += other);
+        };
+        add(&mut self.sums, &other.sums);
+        add(&mut self.squares, &other.squares);
+        self.n_pixels += other.n_pixels;
+    }
+
+    /// Returns the mean and the standard deviation of each channel.
+    pub(super) fn constants(&self) -> (Vec<f64>, Vec<f64>) {
+        let n = self.n_pixels.max(1.0);
+        let mean: Vec<f64> = self.sums.iter().map(|sum| sum / n).collect();
+        let deviation = self.squares.iter().zip(&mean);
+        let deviation = deviation.map(|(squares, mean)| (squares / n - mean * mean).max(0.0).sqrt()).collect();
+        (mean, deviation)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use augment::bands::Bands;
+    use augment::{Depth, Rgb8};
+
+    use super::*;
+
+    #[test]
+    fn constants_are_those_of_all_pixels() {
+        let image = |values: &[f32]| {
+            Image::from(Bands { width_px: 2, height_px: 1, depth: Depth::Sixteen, values: values.to_vec() })
+        };
+        let mut sums = ChannelSums::of(&image(&[0.0, 65_535.0, 13_107.0, 13_107.0]));
+        sums.add(&ChannelSums::of(&image(&[0.0, 65_535.0, 13_107.0, 13_107.0])));
+        let (mean, deviation) = sums.constants();
+        let close = |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-7);
+        assert!(close(&mean, &[0.5, 0.2]) && close(&deviation, &[0.5, 0.0]), "{mean:?} {deviation:?}");
+        let rgb = ChannelSums::of(&Rgb8::new(2, 1, vec![0, 51, 255, 255, 51, 255]).into());
+        let (mean, deviation) = rgb.constants();
+        assert!(close(&mean, &[0.5, 0.2, 1.0]) && close(&deviation, &[0.5, 0.0, 0.0]), "{mean:?} {deviation:?}");
+    }
+}

@@ -1,0 +1,105 @@
+//! The channels of images: the backbone, the constants and the views of a recipe must be for the same ones.
+
+use augment::ViewMix;
+use networks::backbone::RGB_CHANNELS;
+
+use super::Recipe;
+use crate::method::network::NetworkSpec;
+
+impl Recipe {
+    /// Gives the backbone the channels of the data, unless the recipe gives it others.
+    pub(super) fn with_channels_of_data(mut self) -> Self {
+        if self.model.n_channels() == RGB_CHANNELS {
+            self.model = self.model.with_channels(self.data.channels);
+        }
+        self
+    }
+}
+
+/// Checks that constants and backbones of `recipe` are for the channels of its data, and that images of its format have all operations
+/// of `views`.
+///
+/// # Errors
+/// A message with the key and what is wrong with it.
+pub(super) fn check_channels(recipe: &Recipe, views: &ViewMix, networks: &[NetworkSpec]) -> Result<(), String> {
+    let (data, format) = (&recipe.data, recipe.data.format());
+    format.validate().map_err(|reason| format!("data.channels: {reason}"))?;
+    let n_channels = format.n_channels;
+    let n_constants = data.normalization.n_channels();
+    if n_constants != n_channels {
+        return Err(format!(
+            "data.normalization has constants of {n_constants} channels, and data.channels is {n_channels}: `ocelli shards stats \
+             --channels {n_channels} --bits {}` measures those of a data set",
+            format.depth.bits()
+        ));
+    }
+    if recipe.model.n_channels() != n_channels {
+        let of_model = recipe.model.n_channels();
+        return Err(format!(
+            "model.channels is {of_model} and data.channels {n_channels}: set data.channels alone, which the model follows"
+        ));
+    }
+    if data.background.is_some() && !format.is_rgb8() {
+        return Err(format!("data.background is for 8-bit RGB, not for {format}"));
+    }
+    let other = networks.iter().find(|network| network.model(&recipe.model).n_channels() != n_channels);
+    if let Some(network) = other {
+        return Err(format!(
+            "the network {} takes images of {} channels, and data.channels is {n_channels}: both see the same views",
+            network.name,
+            network.model(&recipe.model).n_channels()
+        ));
+    }
+    views.first().check_format(format).map_err(|error| {
+        format!("views.{error}; --set views.channels={{}} makes the views of a preset without such operations")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resolve;
+
+    const RECIPE: &str = "name = 'r'\n[model]\narch = 'vit'\nimage_px = 16\npatch_px = 4\nwidth = 8\ndepth = 1\nheads = 2\n[method]\nname = 'toy'\n\
+         scores = 5\n[views]\npreset = 'dino'\nglobal_px = 16\nlocal_px = 8\nn_local = 2\n[optim]\nbatch_size = 4\n\
+         length = { steps = 2 }\nlr = 0.1\nwarmup = { steps = 0 }\n";
+
+    fn resolved(overrides: &[&str]) -> Result<crate::Plan, String> {
+        let overrides: Vec<String> = overrides.iter().map(|entry| entry.to_string()).collect();
+        let recipe = Recipe::parse(RECIPE, "r", &overrides).map_err(|error| error.to_string())?;
+        resolve(recipe, 8).map_err(|error| error.to_string())
+    }
+
+    const CONSTANTS: &str = "data.normalization={ mean = [0.1, 0.2, 0.3, 0.4, 0.5], std = [0.1, 0.1, 0.1, 0.1, 0.1] }";
+
+    #[test]
+    fn the_model_follows_the_data() {
+        let set = ["data.channels=5", "data.bits=16", CONSTANTS, "views.channels={ rotate_p = 0.5 }"];
+        let plan = resolved(&set).expect("a plan");
+        assert_eq!(plan.recipe.model.n_channels(), 5);
+        assert_eq!(plan.multicrop().crops[2].rotate_p, 0.5);
+        assert_eq!(plan.recipe.data.rules().format, plan.pixel_input().pixels.format());
+        // The plan of a run is a recipe.
+        let again = Recipe::parse(&plan.to_toml(), "plan", &[]).expect("a recipe");
+        assert_eq!(again, plan.recipe);
+        let rgb = resolved(&[]).expect("a plan");
+        assert!(!rgb.to_toml().contains("channels") && !rgb.to_toml().contains("bits"), "older plans are the same");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named() {
+        let refused = |overrides: &[&str]| resolved(overrides).expect_err("refused");
+        assert!(refused(&["data.channels=5"]).contains("ocelli shards stats --channels 5 --bits 8"));
+        assert!(refused(&["data.channels=0"]).contains("data.channels: 0 channels"));
+        assert!(refused(&["data.bits=12"]).contains("12 bits a channel: 8, 16 or 32"));
+        assert!(refused(&["data.channels=5", CONSTANTS]).contains("views.crops[0].jitter.saturation: exists for 8-bit RGB only"));
+        assert!(refused(&["data.bits=16"]).contains("views.channels={}"), "RGB of 16 bits has other views, too");
+        let both = refused(&["data.channels=5", CONSTANTS, "model.channels=4", "views.channels={}"]);
+        assert!(both.contains("model.channels is 4 and data.channels 5"), "{both}");
+        let background = ["data.bits=16", "views.channels={}", "data.background=[1, 2, 3]"];
+        assert!(refused(&background).contains("data.background"));
+        let uneven = "data.normalization={ mean = [0.1, 0.2], std = [0.1] }";
+        assert!(refused(&[uneven]).contains("2 means and 1 deviations"));
+        assert!(refused(&["views.channels={ drop_p = 2.0 }"]).contains("*_p"));
+    }
+}

@@ -1,0 +1,62 @@
+//! Programs for model cards of networks whose images are not 8-bit RGB.
+
+use std::path::Path;
+
+use augment::Depth;
+
+use super::format::Format;
+use super::program::{Loaded, loaded, parameters, preprocessing};
+use crate::backbone::exchange_of;
+use crate::export::Export;
+
+/// Returns the program that computes the feature of `image.npy` by the file or folder `path`.
+pub(super) fn text(path: &Path, name: &str, format: Format, export: &Export<'_>) -> String {
+    let network = match format {
+        Format::Timm if format.is_folder(path) => Some(Loaded {
+            imports: "import timm\n".into(),
+            lines: format!("model = timm.create_model(\"local-dir:{name}\", pretrained=True).eval()\n"),
+        }),
+        Format::Transformers => Some(Loaded {
+            imports: "from transformers import AutoModel\n".into(),
+            lines: format!("model = AutoModel.from_pretrained(\"{name}\").eval()\n"),
+        }),
+        Format::Onnx => Some(Loaded {
+            imports: "import onnxruntime\n".into(),
+            lines: format!("session = onnxruntime.InferenceSession(\"{name}\")\n"),
+        }),
+        _ => loaded(path, name, format, export),
+    };
+    let Some(Loaded { imports, lines }) = network else { return parameters(path, name, format) };
+    let feature = match format {
+        Format::Onnx => "feature, patches = session.run(None, {\"pixels\": pixels.numpy()})\n".into(),
+        Format::Transformers => {
+            let feature = exchange_of(export.model).feature_in_transformers();
+            format!("with torch.no_grad():\n    output = model(pixel_values=pixels)\nfeature = output.{feature}\n")
+        }
+        _ => "with torch.no_grad():\n    feature = model(pixels)\n".to_string(),
+    };
+    format!("import numpy\nimport torch\n{imports}\n{}{lines}{feature}print(feature.shape)\n", image(export))
+}
+
+/// Returns the statements that make `pixels`, `[1, C, S, S]`, of an array.
+fn image(export: &Export<'_>) -> String {
+    let format = export.preprocessing.pixels.format();
+    let (resize_px, px, mean, std) = preprocessing(export);
+    // Stored values are whole numbers, except those of floating point.
+    let rounded = match format.depth {
+        Depth::Float => String::new(),
+        depth => format!(".round().clamp(0, {})", depth.unit()),
+    };
+    let unit = format.depth.unit();
+    format!(
+        "# An array [C, H, W]: {format}.
+pixels = torch.from_numpy(numpy.load(\"image.npy\").astype(\"float32\"))[None]
+height, width = pixels.shape[2:]
+size = [{resize_px} * height // min(height, width), {resize_px} * width // min(height, width)]
+pixels = torch.nn.functional.interpolate(pixels, size=size, mode=\"bicubic\", antialias=True){rounded}
+top, left = [round((side - {px}) / 2) for side in size]
+mean, std = [torch.tensor(values)[:, None, None] for values in ({mean}, {std})]
+pixels = (pixels[:, :, top:top + {px}, left:left + {px}] / {unit} - mean) / std
+"
+    )
+}
