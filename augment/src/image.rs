@@ -78,7 +78,10 @@ impl Image {
             *self = Self::default();
         }
         match (files, self) {
-            ([bytes], Self::Rgb(image)) => decoder.decode_into(bytes, rules, image),
+            ([bytes], Self::Rgb(image)) => {
+                let decoded = decoder.decode_into(bytes, rules, image);
+                decoded.map_err(|error| other_format(bytes, rules).unwrap_or(error))
+            }
             (files, _) => {
                 let found = format!("{} files, each with channels of its own,", files.len());
                 Err(AugmentError::Format { found, expected: rules.format })
@@ -109,6 +112,14 @@ impl Image {
             Self::Bands(image) => bands::preview(&image),
         }
     }
+}
+
+/// Returns the error for an image that cannot be decoded as 8-bit RGB because its header states another format; `None` if it does not.
+fn other_format(bytes: &[u8], rules: &DecodeRules) -> Option<AugmentError> {
+    let found = bands::found(&[bytes], rules).ok()?;
+    let format = PixelFormat { n_channels: found.n_channels, depth: found.depth };
+    let is_other = !format.is_rgb8() && bands::format_of(bytes).is_some();
+    is_other.then(|| AugmentError::Format { found: format.to_string(), expected: rules.format })
 }
 
 /// Returns the planes of a picture, `[3, S, S]`, of the bytes of a square view of `size_px`, `[C, S, S]` in `format`.

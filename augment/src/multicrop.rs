@@ -166,13 +166,17 @@ impl MultiCrop {
         self
     }
 
-    /// Changes the views to those of images of any channels: without the operations that only 8-bit RGB has, with rotations by
-    /// quarters of a turn, and with channels dropped from views that are changed in color.
+    /// Changes the views to those of images of any channels: without the operations that only 8-bit RGB has, and with rotations by
+    /// quarters of a turn and dropped channels where a crop has none; a crop in the place of another one drops none.
     pub fn of_channels(mut self, rotate_p: f32, channel_drop_p: f32) -> Self {
         for crop in &mut self.crops {
             (crop.jitter.saturation, crop.jitter.hue, crop.gray_p, crop.solarize_p) = (0.0, 0.0, 0.0, 0.0);
-            crop.rotate_p = rotate_p;
-            crop.channel_drop_p = if crop.like.is_none() { channel_drop_p } else { 0.0 };
+            if crop.rotate_p == 0.0 {
+                crop.rotate_p = rotate_p;
+            }
+            if crop.channel_drop_p == 0.0 && crop.like.is_none() {
+                crop.channel_drop_p = channel_drop_p;
+            }
         }
         self
     }

@@ -3,7 +3,7 @@
 use xxhash_rust::xxh3::Xxh3;
 
 use super::sampling::Sampling;
-use crate::shard::image::EncodedImage;
+use crate::shard::image::{EncodedImage, image_members};
 use crate::shard::{IMAGE_EXTENSIONS, Shard};
 use crate::{PipelineError, Storage};
 
@@ -225,7 +225,7 @@ impl Dataset {
     /// bytes, if known: images that differ in either are different.
     pub fn image_check(&self, id: SampleId) -> Option<(u64, Option<u16>)> {
         let (shard, i) = self.locate(id);
-        let members = shard.index().image_members(i);
+        let members = image_members(shard.index(), i);
         let len_bytes = members.iter().map(|member| member.len_bytes).sum();
         // A band that moves to the place of another one is another image.
         let join = |check: u16, next: Option<u16>| Some(check.rotate_left(1) ^ next?);

@@ -3,7 +3,30 @@
 use std::cmp::Ordering;
 
 use super::index::{Member, ShardIndex};
-use super::{IMAGE_EXTENSIONS, MASK_EXTENSIONS};
+
+/// Extensions of images, in order of preference.
+pub const IMAGE_EXTENSIONS: [&str; 17] = [
+    "jpg",
+    "jpeg",
+    "png",
+    "webp",
+    "bmp",
+    "gif",
+    "tif",
+    "tiff",
+    "pbm",
+    "pgm",
+    "pnm",
+    "ppm",
+    "input.jpg",
+    "input.jpeg",
+    "input.png",
+    "input.webp",
+    "npy",
+];
+
+/// Extensions of masks, which have a class for each pixel, in order of preference.
+pub const MASK_EXTENSIONS: [&str; 3] = ["seg.png", "mask.png", "output.png"];
 
 /// The encoded image of a sample.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -49,18 +72,15 @@ impl EncodedImage {
     }
 }
 
-impl ShardIndex {
-    /// Returns the members that are the image of sample `i`: the first of [`IMAGE_EXTENSIONS`] that the sample has, or else all
-    /// members such as `b02.tif` and `b08.tif`, in the order of their names, in which numbers count by value.
-    pub fn image_members(&self, i: usize) -> Vec<Member<'_>> {
-        if let Some(member) = self.member(i, &IMAGE_EXTENSIONS) {
-            return vec![member];
-        }
-        let mut bands: Vec<Member<'_>> =
-            self.members(i).filter(|member| is_band(member.extension)).collect();
-        bands.sort_by(|a, b| by_name(a.extension, b.extension));
-        bands
+/// Returns the members of `index` that are the image of sample `i`: the first of [`IMAGE_EXTENSIONS`] that the sample has, or else
+/// all members such as `b02.tif` and `b08.tif`, in the order of their names, in which numbers count by value.
+pub(crate) fn image_members(index: &ShardIndex, i: usize) -> Vec<Member<'_>> {
+    if let Some(member) = index.member(i, &IMAGE_EXTENSIONS) {
+        return vec![member];
     }
+    let mut bands: Vec<Member<'_>> = index.members(i).filter(|member| is_band(member.extension)).collect();
+    bands.sort_by(|a, b| by_name(a.extension, b.extension));
+    bands
 }
 
 /// Returns whether `extension` is that of a band: a name and the extension of an image.
@@ -112,7 +132,7 @@ mod tests {
         builder.push("b", Member { extension: "png", offset_bytes: 0, len_bytes: 1, check: None }).expect("valid");
         builder.push("b", Member { extension: "nir.png", offset_bytes: 0, len_bytes: 1, check: None }).expect("valid");
         let index = builder.finish(10_000).expect("valid");
-        let names = |i| index.image_members(i).iter().map(|member| member.extension.to_string()).collect::<Vec<_>>();
+        let names = |i| image_members(&index, i).iter().map(|member| member.extension.to_string()).collect::<Vec<_>>();
         assert_eq!(names(0), ["b2.tif", "b08.tif", "b8a.tif", "b09.tif", "b10.tif"]);
         assert_eq!(names(1), ["png"], "an image is not a band");
     }

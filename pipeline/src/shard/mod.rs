@@ -14,33 +14,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::PipelineError;
-use crate::shard::image::EncodedImage;
+use crate::shard::image::{EncodedImage, image_members};
 use crate::shard::index::{Member, ShardIndex, short_checksum};
 use crate::shard::store::{CacheUse, LocalStore, Store};
 
-/// Extensions of images, in order of preference.
-pub const IMAGE_EXTENSIONS: [&str; 17] = [
-    "jpg",
-    "jpeg",
-    "png",
-    "webp",
-    "bmp",
-    "gif",
-    "tif",
-    "tiff",
-    "pbm",
-    "pgm",
-    "pnm",
-    "ppm",
-    "input.jpg",
-    "input.jpeg",
-    "input.png",
-    "input.webp",
-    "npy",
-];
-
-/// Extensions of masks, which have a class for each pixel, in order of preference.
-pub const MASK_EXTENSIONS: [&str; 3] = ["seg.png", "mask.png", "output.png"];
+pub use image::{IMAGE_EXTENSIONS, MASK_EXTENSIONS};
 
 /// Extensions of members that hold classes as text, numbers or names.
 const CLASS_EXTENSIONS: [&str; 3] = ["cls", "cls2", "output.cls"];
@@ -122,7 +100,7 @@ impl Shard {
         if let Some(member) = self.index.member(i, &IMAGE_EXTENSIONS) {
             return Some(member.len_bytes);
         }
-        let bands = self.index.image_members(i);
+        let bands = image_members(&self.index, i);
         (!bands.is_empty()).then(|| bands.iter().map(|member| member.len_bytes).sum())
     }
 
@@ -132,7 +110,7 @@ impl Shard {
     /// [`PipelineError::MissingField`] when it holds no image, [`PipelineError::Changed`] when its bytes
     /// are not those that were indexed, and errors of the store.
     pub fn image(&self, i: usize) -> Result<EncodedImage, PipelineError> {
-        let mut members = self.index.image_members(i).into_iter();
+        let mut members = image_members(&self.index, i).into_iter();
         let first = members.next().ok_or_else(|| PipelineError::MissingField {
             shard: self.name(),
             key: self.key(i).to_string(),

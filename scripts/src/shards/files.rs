@@ -133,7 +133,7 @@ pub(crate) fn name_of(path: &Path) -> String {
 }
 
 /// Reads the class and the columns from the files with the name of the image at `path`, as `shards extract` writes them.
-fn beside(path: &Path) -> anyhow::Result<(Option<String>, Map<String, Value>)> {
+pub(super) fn beside(path: &Path) -> anyhow::Result<(Option<String>, Map<String, Value>)> {
     let text = |extension: &str| -> anyhow::Result<Option<String>> {
         let path = path.with_extension(extension);
         match path.is_file() {

@@ -1,5 +1,6 @@
 //! Writing shards: lists, labels, names, encodings, and jobs that rewrite shards.
 
+pub(crate) mod bands;
 pub(crate) mod classes;
 pub(crate) mod column;
 pub(crate) mod encode;

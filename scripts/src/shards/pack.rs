@@ -5,13 +5,16 @@ use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use augment::bands::{self, MapData};
 use augment::facts::facts;
+use augment::{DecodeRules, Depth};
 use image::{DynamicImage, ImageFormat};
 use pipeline::file;
 use pipeline::shard::IMAGE_EXTENSIONS;
 use pipeline::shard::write::{ShardLimits, ShardWriter};
 use serde_json::{Value, json};
 
+use super::bands::{BandFile, Sample, joined};
 use super::classes::{Classes, write_classes};
 use super::files::{CONVERTED, SampleFile, entries, extension, extensions, print_skipped};
 use super::hold::hold;
@@ -65,13 +68,18 @@ pub(crate) struct PackJob<'a> {
     pub(crate) overwrite: bool,
     /// Seed of the order in which samples are packed.
     pub(crate) seed: u64,
+    /// `true` if files such as `tile.b02.tif` are bands of one image.
+    pub(crate) joins_bands: bool,
 }
 
 /// Packs the images of `job`.
 pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
     let found = entries(job.input)?;
     let _held = hold(job.out)?;
-    let mut entries = found.entries;
+    let entries: Vec<Sample> = match job.joins_bands {
+        true => joined(found.entries)?,
+        false => found.entries.into_iter().map(Sample::from).collect(),
+    };
     let nothing = || pipeline::PipelineError::NoImages {
         path: job.input.to_path_buf(),
         wanted: extensions().collect::<Vec<_>>().join(", "),
@@ -79,23 +87,23 @@ pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
     if entries.is_empty() {
         bail!(nothing());
     }
-    let labels = entries.iter().filter_map(|entry| entry.class.as_ref());
+    let labels = entries.iter().filter_map(|sample| sample.entry.class.as_ref());
     let classes = Classes::of(job.classes, job.out, job.overwrite, labels)?;
     // Keys in the order of the list, for any seed.
     let mut keys = Keys::default();
-    let mut named: Vec<(String, SampleFile)> =
-        entries.drain(..).map(|entry| (keys.of(&entry.name), entry)).collect();
+    let mut named: Vec<(String, Sample)> =
+        entries.into_iter().map(|sample| (keys.of(&sample.entry.name), sample)).collect();
     shuffle(&mut named, job.seed);
     let mut writer = ShardWriter::new(job.out, job.prefix, job.limits)?;
     let progress = bar(named.len() as u64, "pack");
     let (mut failures, mut found_classes, mut n_turned) = (Vec::new(), BTreeSet::new(), 0);
-    for (key, entry) in &named {
+    for (key, sample @ Sample { entry, .. }) in &named {
         progress.inc(1);
         let label = entry.class.as_ref().map(|class| classes.number(class)).transpose()?;
-        match image_of(&entry.path) {
-            Ok((extension, image)) => {
-                n_turned += usize::from(facts(&image).is_ok_and(|facts| facts.turned));
-                add(&mut writer, key, entry, (&extension, &image), label)?;
+        match files_of(sample) {
+            Ok(files) => {
+                n_turned += usize::from(files.iter().any(|(_, file)| facts(file).is_ok_and(|facts| facts.turned)));
+                add(&mut writer, key, entry, &files, label)?;
                 found_classes.extend(&entry.class);
             }
             Err(error) => {
@@ -128,12 +136,26 @@ pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
     })
 }
 
-/// Adds a sample: its image, its class, and its columns, with its name if the key differs from it.
+/// Reads the files of the image of `sample`: extension in the shard, and bytes.
+fn files_of(sample: &Sample) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+    let read = |file: &BandFile| match &file.extension {
+        None => image_of(&file.path),
+        Some(extension) => Ok((extension.clone(), read_image(&file.path)?)),
+    };
+    let files: Vec<(String, Vec<u8>)> = sample.files.iter().map(read).collect::<anyhow::Result<_>>()?;
+    if files.len() > 1 {
+        let all: Vec<&[u8]> = files.iter().map(|(_, bytes)| bytes.as_slice()).collect();
+        bands::found(&all, &DecodeRules::default())?;
+    }
+    Ok(files)
+}
+
+/// Adds a sample: its image, its class, and its columns, with its name if the key differs from it, and with the map data of its image.
 fn add(
     writer: &mut ShardWriter,
     key: &str,
     entry: &SampleFile,
-    (extension, image): (&str, &[u8]),
+    files: &[(String, Vec<u8>)],
     label: Option<usize>,
 ) -> anyhow::Result<()> {
     let label = label.map(|label| label.to_string());
@@ -141,24 +163,60 @@ fn add(
     if Path::new(&entry.name).with_extension("") != Path::new(key) {
         columns.entry("name").or_insert(Value::String(entry.name.clone()));
     }
+    if let Some((_, first)) = files.first()
+        && let Ok(Some(map)) = bands::map_data(first)
+    {
+        for (name, value) in map_columns(&map) {
+            columns.entry(name).or_insert(value);
+        }
+    }
     let columns = (!columns.is_empty()).then(|| Value::Object(columns).to_string());
-    let mut members: Vec<(&str, &[u8])> = vec![(extension, image)];
+    let mut members: Vec<(&str, &[u8])> =
+        files.iter().map(|(extension, bytes)| (extension.as_str(), bytes.as_slice())).collect();
     members.extend(label.iter().map(|label| ("cls", label.as_bytes())));
     members.extend(columns.iter().map(|columns| ("json", columns.as_bytes())));
     Ok(writer.add(key, &members)?)
 }
 
-/// Reads the image at `path`: its extension in the shard, and its bytes. A format that the loader does not read is converted
-/// to PNG, which loses nothing but further pages and precision beyond 8 bits per color.
+/// Returns the columns of the map data of a GeoTIFF: `map_epsg`, `map_x` and `map_y` of the upper left corner, `map_pixel_width`,
+/// `map_pixel_height` and `map_no_data`.
+fn map_columns(map: &MapData) -> impl Iterator<Item = (&'static str, Value)> {
+    let [x, y] = map.corner.map_or([None; 2], |corner| corner.map(Some));
+    let [width, height] = map.pixel_size.map_or([None; 2], |size| size.map(Some));
+    let numbers = [("map_x", x), ("map_y", y), ("map_pixel_width", width), ("map_pixel_height", height)];
+    let numbers = numbers.into_iter().filter_map(|(name, value)| Some((name, Value::from(value?))));
+    let epsg = map.epsg.map(|code| ("map_epsg", Value::from(code)));
+    let no_data = map.no_data.clone().map(|text| ("map_no_data", Value::from(text)));
+    epsg.into_iter().chain(numbers).chain(no_data)
+}
+
+/// Reads the file of an image, whose header must be readable: an extension may be wrong, and links may lead anywhere.
+fn read_image(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    facts(&bytes).with_context(|| format!("{} is not a readable image", path.display()))?;
+    Ok(bytes)
+}
+
+/// Returns whether a TIFF holds what a PNG of 8 bits cannot: other channels than gray or RGB, other values, or map data.
+fn is_more_than_a_picture(bytes: &[u8]) -> bool {
+    let is_more = |found: bands::Found| found.depth != Depth::Eight || ![1, 3].contains(&found.n_channels);
+    let has_map = bands::map_data(bytes).is_ok_and(|map| map.is_some());
+    bands::format_of(bytes).is_some()
+        && (has_map || bands::found(&[bytes], &DecodeRules::default()).is_ok_and(is_more))
+}
+
+/// Reads the image at `path`: its extension in the shard, and its bytes. A format that few other programs read in shards is converted
+/// to PNG, unless it is a TIFF that a PNG cannot hold.
 fn image_of(path: &Path) -> anyhow::Result<(String, Vec<u8>)> {
     let extension = extension(path).unwrap_or_default();
-    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     if !CONVERTED.contains(&extension.as_str()) {
         if !IMAGE_EXTENSIONS.contains(&extension.as_str()) {
             bail!("{} does not have the extension of an image", path.display());
         }
-        // An extension may be wrong: files are renamed, and links may lead anywhere.
-        facts(&bytes).with_context(|| format!("{} is not a readable image", path.display()))?;
+        return Ok((extension, read_image(path)?));
+    }
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    if is_more_than_a_picture(&bytes) {
         return Ok((extension, bytes));
     }
     let image = match extension.as_str() {
@@ -171,7 +229,11 @@ fn image_of(path: &Path) -> anyhow::Result<(String, Vec<u8>)> {
         image @ (DynamicImage::ImageLuma8(_)
         | DynamicImage::ImageLumaA8(_)
         | DynamicImage::ImageRgb8(_)
-        | DynamicImage::ImageRgba8(_)) => image,
+        | DynamicImage::ImageRgba8(_)
+        | DynamicImage::ImageLuma16(_)
+        | DynamicImage::ImageLumaA16(_)
+        | DynamicImage::ImageRgb16(_)
+        | DynamicImage::ImageRgba16(_)) => image,
         image => DynamicImage::ImageRgb8(image.to_rgb8()),
     };
     let mut png = Cursor::new(Vec::new());

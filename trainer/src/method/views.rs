@@ -108,9 +108,9 @@ fn default_moco_v3_scale() -> [f64; 2] {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ChannelViews {
-    /// Probability of a rotation by one, two or three quarters of a turn; 0 by default.
+    /// Probability of a rotation by one, two or three quarters of a turn, for views that state none; 0 by default.
     pub rotate_p: f32,
-    /// Probability with which each channel is set to 0, except that one always remains; 0 by default.
+    /// Probability with which each channel is set to 0, except that one always remains, for views that state none; 0 by default.
     pub drop_p: f32,
 }
 
@@ -123,6 +123,9 @@ pub struct CustomViews {
     /// Sizes of the views by share of the batches, in place of those of `crops`; none by default.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mix: Vec<SizeChoice>,
+    /// Views of images that are not 8-bit RGB; absent for RGB. With it, even if it is empty, views have no operations that only RGB has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub channels: Option<ChannelViews>,
 }
 
 impl ViewsConfig {
@@ -174,13 +177,13 @@ impl ViewsConfig {
         ViewMix::new(views, choices).map_err(|error| format!("views.{error}"))
     }
 
-    /// Returns the settings for images that are not 8-bit RGB, if a preset has them.
+    /// Returns the settings for images that are not 8-bit RGB, if there are such.
     fn channels(&self) -> Option<&ChannelViews> {
         match self {
             Self::Dino(views) => views.channels.as_ref(),
             Self::Dinov2(views) => views.channels.as_ref(),
             Self::MocoV3(views) => views.channels.as_ref(),
-            Self::Custom(_) => None,
+            Self::Custom(views) => views.channels.as_ref(),
         }
     }
 
@@ -213,7 +216,7 @@ impl ViewsConfig {
 #[cfg(test)]
 impl From<MultiCrop> for ViewsConfig {
     fn from(views: MultiCrop) -> Self {
-        Self::Custom(CustomViews { crops: views.crops, mix: Vec::new() })
+        Self::Custom(CustomViews { crops: views.crops, mix: Vec::new(), channels: None })
     }
 }
 

@@ -51,7 +51,7 @@ pub(super) fn check_channels(recipe: &Recipe, views: &ViewMix, networks: &[Netwo
         ));
     }
     views.first().check_format(format).map_err(|error| {
-        format!("views.{error}; --set views.channels={{}} makes the views of a preset without such operations")
+        format!("views.{error}; --set views.channels={{}} leaves such operations out")
     })
 }
 

@@ -33,6 +33,11 @@ fn is_rgb(n_channels: &usize) -> bool {
     *n_channels == RGB_CHANNELS
 }
 
+/// Returns whether this is the default of its type, which configurations leave out.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 /// Checks the number of channels of an image.
 fn check_channels(n_channels: usize) -> Result<(), String> {
     PixelFormat { n_channels, depth: Depth::default() }.validate().map_err(|reason| format!("model.channels: {reason}"))

@@ -14,7 +14,7 @@ use super::transformer::initial_weights::{InitialWeights, Initialization};
 use super::transformer::norm::Norm;
 use super::transformer::pos_embed::{self, Positions};
 use super::transformer::rope::{Rope, rotations};
-use super::{BackboneConfig, Levels, Readout, is_rgb, rgb_channels};
+use super::{BackboneConfig, Levels, Readout, is_default, is_rgb, rgb_channels};
 use crate::interpolation::Resampling;
 use crate::unit::{CoordinateDraw, CoordinateRule, DropCount, DropRule, Unit};
 
@@ -122,10 +122,6 @@ fn default_rope_base() -> f64 {
 
 fn default_mlp_multiple() -> usize {
     8
-}
-
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
 }
 
 fn default_init_std() -> f32 {

@@ -18,6 +18,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         classes: args.classes.as_deref(),
         overwrite: args.web.overwrite,
         seed: args.seed,
+        joins_bands: args.bands,
     })?;
     let Packed { n_samples, n_classes, paths, .. } = &packed;
     out!("{n_samples} samples of {n_classes} class(es) in {} shard(s):", paths.len());

@@ -30,6 +30,10 @@ pub(crate) struct Args {
     /// Seed of the order in which samples are packed.
     #[arg(long, default_value_t = 0)]
     pub(super) seed: u64,
+    /// Join files that hold one band of an image each, such as tile.b02.tif and tile.b08.tif, into one sample: its channels in the order of
+    /// their names, in which numbers count by value.
+    #[arg(long, conflicts_with = "urls")]
+    pub(super) bands: bool,
     /// End with one line of JSON.
     #[arg(long)]
     pub(super) json: bool,

@@ -1,0 +1,78 @@
+//! Files that hold one band of an image each, such as `tile.b02.tif` and `tile.b08.tif`.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use pipeline::shard::image::is_band;
+
+use super::files::{SampleFile, beside, extension};
+
+/// File of a sample's image, with its extension in the shard.
+pub(crate) struct BandFile {
+    /// Band and format, such as `b02.tif`; `None` for a file that is the whole image.
+    pub(crate) extension: Option<String>,
+    pub(crate) path: PathBuf,
+}
+
+/// Sample, and the files of its image.
+pub(crate) struct Sample {
+    /// Name, class and columns; the path is that of the first file.
+    pub(crate) entry: SampleFile,
+    pub(crate) files: Vec<BandFile>,
+}
+
+impl From<SampleFile> for Sample {
+    fn from(entry: SampleFile) -> Self {
+        let files = vec![BandFile { extension: None, path: entry.path.clone() }];
+        Self { entry, files }
+    }
+}
+
+/// Joins `entries` whose names differ in the band alone into samples, in the order of the first file of each. Class and columns are
+/// those beside the common name, such as `tile.cls` and `tile.json`, or else those of the first file.
+///
+/// # Errors
+/// When a file beside the images cannot be read.
+pub(crate) fn joined(entries: Vec<SampleFile>) -> anyhow::Result<Vec<Sample>> {
+    let mut samples: Vec<Sample> = Vec::new();
+    let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
+    for entry in entries {
+        let Some((common, band)) = parts(&entry.name) else {
+            samples.push(entry.into());
+            continue;
+        };
+        let file = BandFile { extension: Some(band), path: entry.path.clone() };
+        if let Some(number) = numbers.get(&common) {
+            samples[*number].files.push(file);
+            continue;
+        }
+        let format = extension(&entry.path).unwrap_or_default();
+        let (class, columns) = beside(&entry.path.with_extension("").with_extension(&format))?;
+        let mut entry = SampleFile { name: format!("{common}.{format}"), class: class.or(entry.class), ..entry };
+        entry.columns.extend(columns);
+        numbers.insert(common, samples.len());
+        samples.push(Sample { entry, files: vec![file] });
+    }
+    Ok(samples)
+}
+
+/// Splits `folder/tile.b02.tif` into `folder/tile` and `b02.tif`; `None` for a name without a band.
+fn parts(name: &str) -> Option<(String, String)> {
+    let start = name.rfind('/').map_or(0, |slash| slash + 1);
+    let (rest, format) = name[start..].rsplit_once('.')?;
+    let (stem, band) = rest.rsplit_once('.')?;
+    let extension = format!("{band}.{format}").to_lowercase();
+    (!stem.is_empty() && is_band(&extension)).then(|| (format!("{}{stem}", &name[..start]), extension))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_split_at_the_band() {
+        let of = |name: &str| parts(name).map(|(common, band)| format!("{common} {band}"));
+        assert_eq!(of("a.b/tile.1.B02.TIF").as_deref(), Some("a.b/tile.1 b02.tif"));
+        assert_eq!((of("a.b/tile.tif"), of(".b02.tif"), of("tile.seg.png")), (None, None, None));
+    }
+}
