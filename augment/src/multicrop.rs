@@ -186,7 +186,8 @@ impl MultiCrop {
     /// # Errors
     /// [`AugmentError::Recipe`], which names the first operation that only 8-bit RGB has.
     pub fn check_format(&self, format: PixelFormat) -> Result<(), AugmentError> {
-        let mut used = self.crops.iter().enumerate().filter_map(|(i, crop)| Some((i, crop.color_operation()?)));
+        let mut used =
+            self.crops.iter().enumerate().filter_map(|(i, crop)| Some((i, crop.color_operation()?)));
         match used.next().filter(|_| !format.is_rgb8()) {
             None => Ok(()),
             Some((i, name)) => Err(AugmentError::Recipe {

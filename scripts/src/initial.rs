@@ -176,9 +176,10 @@ fn weights(
     let of_heads = backbone.head_shapes();
     let (heads, tensors): (Vec<_>, Vec<_>) =
         backbone.tensors.into_iter().partition(|tensor| of_heads.contains_key(&tensor.name));
-    let mut tensors = fitted(&backbone.model, tensors, &recipe.model, init.first_layer).map_err(|reason| {
-        anyhow::anyhow!("{} does not fit recipe {}: {reason}", path.display(), recipe.name)
-    })?;
+    let mut tensors =
+        fitted(&backbone.model, tensors, &recipe.model, init.first_layer).map_err(|reason| {
+            anyhow::anyhow!("{} does not fit recipe {}: {reason}", path.display(), recipe.name)
+        })?;
     tensors.extend(heads);
     let theirs = &backbone.preprocessing.pixels.normalization;
     let is_comparable = theirs.n_channels() == recipe.data.channels;

@@ -249,7 +249,8 @@ fn exports_are_read_again() {
     for (name, model) in MODELS {
         let model: ModelConfig = toml::from_str(model).unwrap();
         let tensors = shaken(&model);
-        let preprocessing = Preprocessing::of_size(32, Normalization { mean: vec![0.5; 3], std: vec![0.25; 3] });
+        let preprocessing =
+            Preprocessing::of_size(32, Normalization { mean: vec![0.5; 3], std: vec![0.25; 3] });
         let export = Export {
             model: &model,
             tensors: &tensors,
@@ -283,12 +284,7 @@ fn exports_are_read_again() {
                 assert!(theirs.contains(&(name.clone(), numel)), "{name} in {}", path.display());
             }
             if extension != ".pth" {
-                assert_eq!(
-                    again.preprocessing.pixels,
-                    preprocessing.pixels,
-                    "{}",
-                    path.display()
-                );
+                assert_eq!(again.preprocessing.pixels, preprocessing.pixels, "{}", path.display());
                 assert_eq!(again.preprocessing.transform.size_px, 32);
             }
             assert!(weights::write(&path, format, &export, false).is_err(), "overwritten unasked");

@@ -8,6 +8,7 @@ mod abuse;
 mod architecture;
 /// Messages and exit codes for bad input.
 mod bad_input;
+mod bands;
 /// Runs that begin with weights, with a checkpoint, or with more steps.
 mod beginnings;
 

@@ -61,8 +61,7 @@ fn image_of(dataset: &pipeline::Dataset, id: u64) -> Vec<u8> {
 #[test]
 fn parquet_files_are_shards() {
     let world = World::new(6);
-    let images: Vec<Vec<u8>> =
-        (0..6).map(|id| image_of(&world.dataset(), id)).collect();
+    let images: Vec<Vec<u8>> = (0..6).map(|id| image_of(&world.dataset(), id)).collect();
     std::fs::create_dir(world.path("hub")).unwrap();
     write_parquet(&world.path("hub/train-00000.parquet"), &images[..4], true);
     write_parquet(&world.path("hub/train-00001.parquet"), &images[4..], true);

@@ -134,7 +134,10 @@ fn graphs_of_all_precisions_are_read_as_they_were_rounded() {
     for model in ModelConfig::examples() {
         let tensors = tensors(&model);
         for precision in Precision::ALL {
-            let preprocessing = Preprocessing::of_size(model.image_px() as u32, networks::Normalization::half(model.n_channels()));
+            let preprocessing = Preprocessing::of_size(
+                model.image_px() as u32,
+                networks::Normalization::half(model.n_channels()),
+            );
             let (which, card) = ("network", &card);
             let export = Export { model: &model, tensors: &tensors, preprocessing, which, precision, card };
             let folder = tempfile::tempdir().unwrap();
@@ -177,7 +180,10 @@ fn files_that_do_not_fit_are_refused() {
     let export = Export {
         model: &model,
         tensors: &tensors,
-        preprocessing: Preprocessing::of_size(model.image_px() as u32, networks::Normalization::half(model.n_channels())),
+        preprocessing: Preprocessing::of_size(
+            model.image_px() as u32,
+            networks::Normalization::half(model.n_channels()),
+        ),
         which: "network",
         precision: Precision::F32,
         card: &card,

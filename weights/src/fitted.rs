@@ -92,7 +92,8 @@ mod tests {
     fn what_differs_is_named() {
         let there = vit("image_px=16\nheads=2");
         assert!(fitted(&there, Vec::new(), &vit("image_px=16\nheads=2\ndrop_path=0.1"), None).is_ok());
-        let error = fitted(&there, Vec::new(), &vit("image_px=16\nheads=3\nlayer_scale=0.1"), None).unwrap_err();
+        let error =
+            fitted(&there, Vec::new(), &vit("image_px=16\nheads=3\nlayer_scale=0.1"), None).unwrap_err();
         assert!(error.contains("model.heads is 3 in the recipe and 2 in the weights"), "{error}");
         assert!(error.contains("model.layer_scale is \"some\" in the recipe and absent"), "{error}");
         assert!(error.ends_with("; --set model=from_init takes the backbone of the weights"), "{error}");
@@ -110,7 +111,8 @@ mod tests {
             shape: vec![1, 17, 12],
             values: (0..17 * 12).map(|i| i as f32).collect(),
         };
-        let found = fitted(&there, vec![embedding.clone()], &vit("image_px=8\nheads=2"), None).unwrap().remove(0);
+        let found =
+            fitted(&there, vec![embedding.clone()], &vit("image_px=8\nheads=2"), None).unwrap().remove(0);
         assert_eq!(found.shape, [1, 5, 12]);
         assert_eq!(found.values[..12], embedding.values[..12], "the class token's stays");
     }

@@ -50,7 +50,8 @@ mod tests {
     /// Eight-bit RGB is blurred by another implementation.
     #[test]
     fn the_blur_is_torchvisions() {
-        let data: Vec<u8> = (0..3 * 17 * 17u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let data: Vec<u8> =
+            (0..3 * 17 * 17u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         let mut ours: Vec<f32> = data.iter().map(|byte| f32::from(*byte)).collect();
         BandBlur::default().apply(&mut ours, 17, 9, 1.3);
         let mut planes = Planes { width_px: 17, height_px: 17, data };

@@ -107,7 +107,8 @@ pub fn decode(files: &[&[u8]], rules: &DecodeRules) -> Result<Bands, AugmentErro
             Some(_) => tiff::decode(bytes, rules)?,
             None => picture::decode(bytes, rules)?,
         });
-        check_alike(&layers[0], &layers[layers.len() - 1], layers.len())?;
+        let described = |layer: &Layer| (layer.shape, layer.kind);
+        check_alike([described(&layers[0]), described(&layers[layers.len() - 1])], layers.len())?;
         let n_channels = layers.iter().map(|layer| layer.shape.n_channels).sum();
         if n_channels > rules.format.n_channels {
             return Err(rules.wrong(n_channels, ""));
@@ -139,18 +140,20 @@ pub fn decode(files: &[&[u8]], rules: &DecodeRules) -> Result<Bands, AugmentErro
 /// # Errors
 /// As [`decode`], for what headers show.
 pub fn found(files: &[&[u8]], rules: &DecodeRules) -> Result<Found, AugmentError> {
-    let mut all: Option<Found> = None;
+    let mut all: Vec<(Shape, Kind)> = Vec::with_capacity(files.len());
     for bytes in files {
-        let (shape, kind) = match format_of(bytes) {
+        all.push(match format_of(bytes) {
             Some("npy") => npy::header(bytes, rules)?,
             Some(_) => tiff::header(bytes)?,
             None => picture::header(bytes)?,
-        };
-        let n_channels = all.map_or(0, |all| all.n_channels) + shape.n_channels;
-        let (width_px, height_px) = (shape.width_px, shape.height_px);
-        all = Some(Found { width_px, height_px, n_channels, depth: kind.depth() });
+        });
+        check_alike([all[0], all[all.len() - 1]], all.len())?;
     }
-    all.ok_or(AugmentError::Empty)
+    let Some((Shape { width_px, height_px, .. }, kind)) = all.first() else {
+        return Err(AugmentError::Empty);
+    };
+    let n_channels = all.iter().map(|(shape, _)| shape.n_channels).sum();
+    Ok(Found { width_px: *width_px, height_px: *height_px, n_channels, depth: kind.depth() })
 }
 
 /// Returns the name of the format of `bytes`, if it is one that holds any number of channels.
@@ -162,26 +165,27 @@ pub fn format_of(bytes: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// Checks that the layer of file `number` has the size and the type of the first one.
-fn check_alike(first: &Layer, layer: &Layer, number: usize) -> Result<(), AugmentError> {
-    let size = |layer: &Layer| [layer.shape.width_px, layer.shape.height_px];
+/// Checks that file `number` has the size and the type of the first one.
+fn check_alike(
+    [(first, kind), (shape, other)]: [(Shape, Kind); 2],
+    number: usize,
+) -> Result<(), AugmentError> {
     let bits = |kind: Kind| match kind {
         Kind::Eight => "8 bits",
         Kind::Sixteen => "16 bits",
         Kind::Other => "other numbers",
     };
-    let ([w, h], [width, height]) = (size(first), size(layer));
+    let size = |shape: Shape| [shape.width_px, shape.height_px];
+    let ([w, h], [width, height]) = (size(first), size(shape));
     if [w, h] != [width, height] {
         return Err(AugmentError::Bands(format!(
             "file {number} has {width} x {height} pixels, file 1 {w} x {h}"
         )));
     }
-    match first.kind == layer.kind {
+    match kind == other {
         true => Ok(()),
-        false => Err(AugmentError::Bands(format!(
-            "file {number} has {}, file 1 {}",
-            bits(layer.kind),
-            bits(first.kind)
-        ))),
+        false => {
+            Err(AugmentError::Bands(format!("file {number} has {}, file 1 {}", bits(other), bits(kind))))
+        }
     }
 }

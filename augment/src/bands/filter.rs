@@ -35,7 +35,9 @@ impl Taps {
         out.clear();
         out.resize(self.rows.len() * width, 0.0);
         for ((first, weights), out) in self.rows.iter().zip(out.chunks_exact_mut(width)) {
-            for (weight, row) in self.weights[weights.clone()].iter().zip(input[first * width..].chunks_exact(width)) {
+            for (weight, row) in
+                self.weights[weights.clone()].iter().zip(input[first * width..].chunks_exact(width))
+            {
                 add_weighted(out, *weight, row);
             }
         }

@@ -60,7 +60,8 @@ pub fn map_data(bytes: &[u8]) -> Result<Option<MapData>, AugmentError> {
         }
         _ => {}
     }
-    let keys = pages.find_tag_unsigned_vec::<u16>(Tag::GeoKeyDirectoryTag).map_err(broken)?.unwrap_or_default();
+    let keys =
+        pages.find_tag_unsigned_vec::<u16>(Tag::GeoKeyDirectoryTag).map_err(broken)?.unwrap_or_default();
     found.epsg = epsg(&keys);
     let no_data = pages.find_tag(Tag::GdalNodata).map_err(broken)?;
     found.no_data = no_data.and_then(|value| value.into_string().ok()).map(|text| text.trim().to_string());
@@ -92,7 +93,8 @@ mod tests {
         let mut image = encoder.new_image::<colortype::Gray16>(2, 2).expect("a page");
         let tags = image.encoder();
         tags.write_tag(Tag::ModelPixelScaleTag, &[10.0, 10.0, 0.0][..]).expect("a tag");
-        tags.write_tag(Tag::ModelTiepointTag, &[1.0, 2.0, 0.0, 600_010.0, 4_999_980.0, 0.0][..]).expect("a tag");
+        tags.write_tag(Tag::ModelTiepointTag, &[1.0, 2.0, 0.0, 600_010.0, 4_999_980.0, 0.0][..])
+            .expect("a tag");
         let keys = [1u16, 1, 0, 2, 1024, 0, 1, 1, 3072, 0, 1, 32_632];
         tags.write_tag(Tag::GeoKeyDirectoryTag, &keys[..]).expect("a tag");
         tags.write_tag(Tag::GdalNodata, "0").expect("a tag");

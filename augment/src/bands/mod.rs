@@ -23,8 +23,8 @@ mod views;
 use crate::format::{Depth, PixelFormat};
 
 pub use decode::{Found, decode, format_of, found};
-pub use preview::preview;
 pub use map_data::{MapData, map_data};
+pub use preview::preview;
 
 pub(crate) use resize::PlaneResizer;
 pub(crate) use store::store;

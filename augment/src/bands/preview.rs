@@ -40,7 +40,10 @@ mod tests {
         let values = (0..100).map(|i| 1000.0 + i as f32).chain((0..100).map(|i| -(i as f32))).collect();
         let mut image = Bands { width_px: 10, height_px: 10, depth: Depth::Float, values };
         let picture = preview(&image);
-        assert_eq!((picture.data[0], picture.data[3 * 99], picture.data[3 * 50 + 1]), (0, 255, picture.data[3 * 50]));
+        assert_eq!(
+            (picture.data[0], picture.data[3 * 99], picture.data[3 * 50 + 1]),
+            (0, 255, picture.data[3 * 50])
+        );
         image.values.truncate(100);
         image.values.fill(7.0);
         assert_eq!(preview(&image).data, [0; 300]);

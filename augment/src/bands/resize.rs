@@ -1,7 +1,7 @@
 //! Crop, then resize, channel by channel: the filters of Pillow, in 32-bit floating point.
 
-use super::filter::{Taps, transpose};
 use super::Bands;
+use super::filter::{Taps, transpose};
 use crate::AugmentError;
 use crate::coefficients::{Interpolation, Window};
 use crate::crop::CropBox;
@@ -46,7 +46,8 @@ impl PlaneResizer {
         fill(&mut self.across, [crop.width_px, size_px[0]], part.left_px..part.left_px + part.width_px);
         fill(&mut self.down, [crop.height_px, size_px[1]], part.top_px..part.top_px + part.height_px);
         let (width, height) = (crop.width_px as usize, crop.height_px as usize);
-        let mut out = Vec::with_capacity(image.format().n_channels * (part.width_px * part.height_px) as usize);
+        let mut out =
+            Vec::with_capacity(image.format().n_channels * (part.width_px * part.height_px) as usize);
         for channel in image.channels() {
             self.rows.clear();
             let rows = channel.chunks_exact(image.width_px as usize).skip(crop.top_px as usize).take(height);
@@ -98,7 +99,8 @@ mod tests {
     /// Pillow 13.
     #[test]
     fn values_equal_pillows_in_floating_point() {
-        let values: Vec<f32> = (0..28).map(|i| ((37 * (i / 7) + 11 * (i % 7) * (i % 7)) % 1000) as f32).collect();
+        let values: Vec<f32> =
+            (0..28).map(|i| ((37 * (i / 7) + 11 * (i % 7) * (i % 7)) % 1000) as f32).collect();
         let bands = Bands { width_px: 7, height_px: 4, depth: Depth::Float, values };
         let crop = CropBox { left_px: 1, top_px: 0, width_px: 5, height_px: 4 };
         let out = PlaneResizer::default()

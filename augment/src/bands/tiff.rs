@@ -7,7 +7,6 @@ use tiff::decoder::{Decoder, DecodingResult, Limits};
 use tiff::tags::{PlanarConfiguration, SampleFormat, Tag};
 
 use super::decode::{Kind, Layer, Shape};
-use super::npy::apart;
 use crate::format::MAX_CHANNELS;
 use crate::{AugmentError, DecodeRules};
 
@@ -109,18 +108,49 @@ fn page(pages: &mut Pages<'_>) -> Result<(Shape, Kind), AugmentError> {
     Ok((Shape { width_px, height_px, n_channels: usize::from(color.num_samples()) }, kind))
 }
 
-/// Decodes the current page: `[C, H, W]`.
+/// Decodes the current page, strip by strip or tile by tile: `[C, H, W]`.
 fn values(pages: &mut Pages<'_>, shape: Shape) -> Result<Vec<f32>, AugmentError> {
     let planar = pages.find_tag_unsigned::<u16>(Tag::PlanarConfiguration).map_err(broken)?;
     let is_planar = planar == Some(PlanarConfiguration::Planar.to_u16());
-    let mut decoded = DecodingResult::U8(Vec::new());
-    pages.read_image_to_buffer(&mut decoded).map_err(broken)?;
+    let [width, height] = [shape.width_px, shape.height_px].map(|side| side as usize);
+    let [across, down] = <[u32; 2]>::from(pages.chunk_dimensions()).map(|side| side.max(1) as usize);
+    let n_columns = width.div_ceil(across);
+    let per_plane = n_columns * height.div_ceil(down);
+    let (n_planes, n_interleaved) = if is_planar { (shape.n_channels, 1) } else { (1, shape.n_channels) };
+    let mut out = vec![0.0; shape.n_values()];
+    for number in 0..n_planes * per_plane {
+        let (plane, place) = (number / per_plane, number % per_plane);
+        let (left, top) = (place % n_columns * across, place / n_columns * down);
+        let (columns, rows) = (across.min(width - left), down.min(height - top));
+        let number =
+            u32::try_from(number).map_err(|_| AugmentError::Decode("TIFF: too many tiles".into()))?;
+        let chunk = numbers(pages.read_chunk(number).map_err(broken)?);
+        // The library cuts tiles off at the edge of the image in the first plane alone.
+        let [stored_columns, stored_rows] =
+            <[u32; 2]>::from(pages.chunk_data_dimensions(number)).map(|side| side as usize);
+        let fits = stored_columns >= columns && stored_rows >= rows;
+        if !fits || chunk.len() != stored_columns * stored_rows * n_interleaved {
+            return Err(AugmentError::Decode("TIFF: a tile or strip has another size".into()));
+        }
+        for (y, row) in chunk.chunks_exact(stored_columns * n_interleaved).take(rows).enumerate() {
+            for channel in 0..n_interleaved {
+                let start = ((plane + channel) * height + top + y) * width + left;
+                let values = row.iter().skip(channel).step_by(n_interleaved);
+                out[start..start + columns].iter_mut().zip(values).for_each(|(out, value)| *out = *value);
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// Converts decoded values of any type.
+fn numbers(decoded: DecodingResult) -> Vec<f32> {
     macro_rules! cast {
         ($values:expr) => {
             $values.into_iter().map(|value| value as f32).collect()
         };
     }
-    let values: Vec<f32> = match decoded {
+    match decoded {
         DecodingResult::U8(values) => cast!(values),
         DecodingResult::U16(values) => cast!(values),
         DecodingResult::U32(values) => cast!(values),
@@ -132,12 +162,7 @@ fn values(pages: &mut Pages<'_>, shape: Shape) -> Result<Vec<f32>, AugmentError>
         DecodingResult::I16(values) => cast!(values),
         DecodingResult::I32(values) => cast!(values),
         DecodingResult::I64(values) => cast!(values),
-    };
-    if values.len() != shape.n_values() {
-        let reason = format!("TIFF: {} values in place of {}", values.len(), shape.n_values());
-        return Err(AugmentError::Decode(reason));
     }
-    Ok(if is_planar { values } else { apart(&values, shape.n_channels) })
 }
 
 fn check_alike([(first, kind), (shape, other)]: [(Shape, Kind); 2]) -> Result<(), AugmentError> {

@@ -53,7 +53,8 @@ impl BandViewMaker {
             view.chunks_exact_mut(side).for_each(<[f32]>::reverse);
         }
         if let Some(n_quarters) = placed.n_quarters(&mut placed_rng(Operation::Rotate)) {
-            view.chunks_exact_mut(side * side).for_each(|plane| rotate(plane, side, n_quarters, &mut self.turned));
+            view.chunks_exact_mut(side * side)
+                .for_each(|plane| rotate(plane, side, n_quarters, &mut self.turned));
         }
         clock.lap(Stage::Other);
         let mut draws = rng(Operation::Jitter);
@@ -156,7 +157,10 @@ mod tests {
         let mut multicrop = MultiCrop::single(8).of_channels(0.0, 1.0);
         let n_kept = |multicrop: &MultiCrop, sample| {
             let views = ViewMaker::default().make(&image, multicrop, key(sample)).expect("views");
-            views.groups[0].chunks_exact(4 * 64).filter(|channel| channel.iter().any(|byte| *byte != 0)).count()
+            views.groups[0]
+                .chunks_exact(4 * 64)
+                .filter(|channel| channel.iter().any(|byte| *byte != 0))
+                .count()
         };
         assert!((0..20).all(|sample| n_kept(&multicrop, sample) == 1));
         multicrop.crops[0].channel_drop_p = 0.5;

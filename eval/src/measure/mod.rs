@@ -98,8 +98,10 @@ fn views_of(
         let made = indices.iter().zip(made).filter_map(|(i, views)| Some((*i as u32, views?)));
         let (numbers, made): (Vec<u32>, Vec<Vec<u8>>) =
             made.map(|(number, mut views)| (number, views.remove(0))).unzip();
-        let views: Vec<&[u8]> =
-            made.iter().flat_map(|views| views.chunks_exact(images.format().bytes_per_pixel() * size_px * size_px)).collect();
+        let views: Vec<&[u8]> = made
+            .iter()
+            .flat_map(|views| views.chunks_exact(images.format().bytes_per_pixel() * size_px * size_px))
+            .collect();
         if !views.is_empty() {
             let (_, of_views) = rows_of(network, &views, size_px, wanted);
             check_finite(images, &numbers, &of_views)?;

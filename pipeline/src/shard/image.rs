@@ -129,10 +129,16 @@ mod tests {
             let member = Member { extension, offset_bytes: 512 * number, len_bytes: 1, check: None };
             builder.push("a", member).expect("valid");
         }
-        builder.push("b", Member { extension: "png", offset_bytes: 0, len_bytes: 1, check: None }).expect("valid");
-        builder.push("b", Member { extension: "nir.png", offset_bytes: 0, len_bytes: 1, check: None }).expect("valid");
+        builder
+            .push("b", Member { extension: "png", offset_bytes: 0, len_bytes: 1, check: None })
+            .expect("valid");
+        builder
+            .push("b", Member { extension: "nir.png", offset_bytes: 0, len_bytes: 1, check: None })
+            .expect("valid");
         let index = builder.finish(10_000).expect("valid");
-        let names = |i| image_members(&index, i).iter().map(|member| member.extension.to_string()).collect::<Vec<_>>();
+        let names = |i| {
+            image_members(&index, i).iter().map(|member| member.extension.to_string()).collect::<Vec<_>>()
+        };
         assert_eq!(names(0), ["b2.tif", "b08.tif", "b8a.tif", "b09.tif", "b10.tif"]);
         assert_eq!(names(1), ["png"], "an image is not a band");
     }

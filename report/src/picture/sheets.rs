@@ -4,7 +4,10 @@ use std::borrow::Cow;
 use std::path::Path;
 
 use augment::image::picture_of_view;
-use augment::{AugmentError, DecodeRules, GroupSpec, Image, MultiCrop, PixelFormat, Rgb8, SampleKey, Transform, ViewMaker, Views};
+use augment::{
+    AugmentError, DecodeRules, GroupSpec, Image, MultiCrop, PixelFormat, Rgb8, SampleKey, Transform,
+    ViewMaker, Views,
+};
 use eval::{EvalError, FeatureSet, ImageSet, neighbors};
 use pipeline::{Dataset, Sample, SampleId};
 
@@ -47,11 +50,7 @@ pub fn contact_sheet(
 }
 
 /// Returns a picture of each view, with the side of the view.
-fn pictures_of<'a>(
-    views: &'a Views,
-    groups: &[GroupSpec],
-    format: PixelFormat,
-) -> Vec<(Cow<'a, [u8]>, u32)> {
+fn pictures_of<'a>(views: &'a Views, groups: &[GroupSpec], format: PixelFormat) -> Vec<(Cow<'a, [u8]>, u32)> {
     let mut pictures = Vec::new();
     for (bytes, GroupSpec { size_px, .. }) in views.groups.iter().zip(groups) {
         let len = format.bytes_per_pixel() * (size_px * size_px) as usize;

@@ -94,9 +94,7 @@ impl OpenNetwork {
     /// Views that the network was trained on; DINO's if its run is not known.
     pub(crate) fn multicrop(&self) -> MultiCrop {
         let size_px = self.transform.size_px;
-        self.manifest
-            .as_ref()
-            .map_or_else(|| self.usual_views(size_px), |run| run.plan.multicrop())
+        self.manifest.as_ref().map_or_else(|| self.usual_views(size_px), |run| run.plan.multicrop())
     }
 
     /// DINO's views of `size_px`, without the operations that the network's images do not have.

@@ -48,7 +48,8 @@ pub(crate) fn joined(entries: Vec<SampleFile>) -> anyhow::Result<Vec<Sample>> {
         }
         let format = extension(&entry.path).unwrap_or_default();
         let (class, columns) = beside(&entry.path.with_extension("").with_extension(&format))?;
-        let mut entry = SampleFile { name: format!("{common}.{format}"), class: class.or(entry.class), ..entry };
+        let mut entry =
+            SampleFile { name: format!("{common}.{format}"), class: class.or(entry.class), ..entry };
         entry.columns.extend(columns);
         numbers.insert(common, samples.len());
         samples.push(Sample { entry, files: vec![file] });

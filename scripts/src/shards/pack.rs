@@ -102,7 +102,8 @@ pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
         let label = entry.class.as_ref().map(|class| classes.number(class)).transpose()?;
         match files_of(sample) {
             Ok(files) => {
-                n_turned += usize::from(files.iter().any(|(_, file)| facts(file).is_ok_and(|facts| facts.turned)));
+                n_turned +=
+                    usize::from(files.iter().any(|(_, file)| facts(file).is_ok_and(|facts| facts.turned)));
                 add(&mut writer, key, entry, &files, label)?;
                 found_classes.extend(&entry.class);
             }

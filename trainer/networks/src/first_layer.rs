@@ -88,7 +88,11 @@ mod tests {
                 let pixels = Pixels::from(Normalization::half(channels));
                 let plane: Vec<u8> = (0..size * size).map(|i| (i * 37 % 251) as u8).collect();
                 let network = Network::new(model, pixels, tensors, 1, &device).expect("a network");
-                network.embed(&[&plane.repeat(channels)], size).into_data().try_to_vec::<f32>().expect("features")
+                network
+                    .embed(&[&plane.repeat(channels)], size)
+                    .into_data()
+                    .try_to_vec::<f32>()
+                    .expect("features")
             };
             let gray = Pixels::from(Normalization::half(n));
             let tensors = Network::random(&model, gray, 3, 1, &device).tensors();
@@ -109,7 +113,10 @@ mod tests {
     #[test]
     fn kernels_are_taken_in_turn_or_as_their_mean() {
         let values = [1.0, 2.0, 6.0, 10.0, 20.0, 60.0];
-        assert_eq!(FirstLayer::Repeat.kernels(&values, [2, 3, 4]), [0.75, 1.5, 4.5, 0.75, 7.5, 15.0, 45.0, 7.5]);
+        assert_eq!(
+            FirstLayer::Repeat.kernels(&values, [2, 3, 4]),
+            [0.75, 1.5, 4.5, 0.75, 7.5, 15.0, 45.0, 7.5]
+        );
         assert_eq!(FirstLayer::Mean.kernels(&values, [2, 3, 1]), [9.0, 90.0]);
     }
 }

@@ -5,8 +5,8 @@
 pub mod backbone;
 pub mod batch_norm;
 mod error;
-mod first_layer;
 pub mod features;
+mod first_layer;
 pub mod head;
 mod inference;
 pub mod init;
@@ -24,7 +24,7 @@ pub mod unit;
 
 pub use backbone::kinds::*;
 pub use error::NetworkError;
-pub use inference::Network;
 pub use first_layer::FirstLayer;
+pub use inference::Network;
 pub use patches::{Normalization, Pixels};
 pub use tensor::NamedTensor;

@@ -128,7 +128,9 @@ impl PixelInput {
                 for (channel, (scale, shift)) in constants.iter().enumerate() {
                     for row in 0..p {
                         let start = channel * plane + corner + row * size_px;
-                        out.extend(view[start..start + p].iter().map(|stored| value(*stored) * scale - shift));
+                        out.extend(
+                            view[start..start + p].iter().map(|stored| value(*stored) * scale - shift),
+                        );
                     }
                 }
             }
@@ -141,7 +143,8 @@ impl PixelInput {
         let [n, n_channels, size_px, _] = bytes.dims();
         let (grid, p, device) = (size_px / self.cell_px, self.cell_px, bytes.device());
         let by_channel = |values: Vec<f32>| {
-            Tensor::<1>::from_data(TensorData::new(values, [n_channels]), &device).reshape([1, n_channels, 1, 1])
+            Tensor::<1>::from_data(TensorData::new(values, [n_channels]), &device)
+                .reshape([1, n_channels, 1, 1])
         };
         let (scales, shifts) = self.pixels.scales_and_shifts().unzip();
         let x = bytes.cast(FloatDType::F32) * by_channel(scales) - by_channel(shifts);

@@ -135,7 +135,14 @@ fn of_views(
             let rule = method.masks().filter(|rule| rule.size == size);
             let n_masked = rule.map_or(0, |rule| rule.expected_cells(n_views, grid));
             let drops = spec.moves == Moves::ByGradient;
-            GroupShape { n_views, n_prefix: 0, grid, width: own.n_channels() * cell_px * cell_px, n_masked, drops }
+            GroupShape {
+                n_views,
+                n_prefix: 0,
+                grid,
+                width: own.n_channels() * cell_px * cell_px,
+                n_masked,
+                drops,
+            }
         };
         let shapes = spec.sizes().into_iter().map(of_size).collect();
         let mut network = of_network(spec, spec.units(model), shapes);
@@ -154,7 +161,9 @@ fn of_views(
             inputs.push(input);
         }
     }
-    let pixels = views.iter().map(|group| group.n_views * model.n_channels() * (group.size_px * group.size_px) as usize);
+    let pixels = views
+        .iter()
+        .map(|group| group.n_views * model.n_channels() * (group.size_px * group.size_px) as usize);
     ModelCost {
         name: name.to_string(),
         // Plans check that each method has exactly one; presets use the same methods.

@@ -21,7 +21,11 @@ impl Recipe {
 ///
 /// # Errors
 /// A message with the key and what is wrong with it.
-pub(super) fn check_channels(recipe: &Recipe, views: &ViewMix, networks: &[NetworkSpec]) -> Result<(), String> {
+pub(super) fn check_channels(
+    recipe: &Recipe,
+    views: &ViewMix,
+    networks: &[NetworkSpec],
+) -> Result<(), String> {
     let (data, format) = (&recipe.data, recipe.data.format());
     format.validate().map_err(|reason| format!("data.channels: {reason}"))?;
     let n_channels = format.n_channels;
@@ -50,9 +54,10 @@ pub(super) fn check_channels(recipe: &Recipe, views: &ViewMix, networks: &[Netwo
             network.model(&recipe.model).n_channels()
         ));
     }
-    views.first().check_format(format).map_err(|error| {
-        format!("views.{error}; --set views.channels={{}} leaves such operations out")
-    })
+    views
+        .first()
+        .check_format(format)
+        .map_err(|error| format!("views.{error}; --set views.channels={{}} leaves such operations out"))
 }
 
 #[cfg(test)]
@@ -70,7 +75,8 @@ mod tests {
         resolve(recipe, 8).map_err(|error| error.to_string())
     }
 
-    const CONSTANTS: &str = "data.normalization={ mean = [0.1, 0.2, 0.3, 0.4, 0.5], std = [0.1, 0.1, 0.1, 0.1, 0.1] }";
+    const CONSTANTS: &str =
+        "data.normalization={ mean = [0.1, 0.2, 0.3, 0.4, 0.5], std = [0.1, 0.1, 0.1, 0.1, 0.1] }";
 
     #[test]
     fn the_model_follows_the_data() {
@@ -83,7 +89,10 @@ mod tests {
         let again = Recipe::parse(&plan.to_toml(), "plan", &[]).expect("a recipe");
         assert_eq!(again, plan.recipe);
         let rgb = resolved(&[]).expect("a plan");
-        assert!(!rgb.to_toml().contains("channels") && !rgb.to_toml().contains("bits"), "older plans are the same");
+        assert!(
+            !rgb.to_toml().contains("channels") && !rgb.to_toml().contains("bits"),
+            "older plans are the same"
+        );
     }
 
     #[test]
@@ -92,8 +101,14 @@ mod tests {
         assert!(refused(&["data.channels=5"]).contains("ocelli shards stats --channels 5 --bits 8"));
         assert!(refused(&["data.channels=0"]).contains("data.channels: 0 channels"));
         assert!(refused(&["data.bits=12"]).contains("12 bits a channel: 8, 16 or 32"));
-        assert!(refused(&["data.channels=5", CONSTANTS]).contains("views.crops[0].jitter.saturation: exists for 8-bit RGB only"));
-        assert!(refused(&["data.bits=16"]).contains("views.channels={}"), "RGB of 16 bits has other views, too");
+        assert!(
+            refused(&["data.channels=5", CONSTANTS])
+                .contains("views.crops[0].jitter.saturation: exists for 8-bit RGB only")
+        );
+        assert!(
+            refused(&["data.bits=16"]).contains("views.channels={}"),
+            "RGB of 16 bits has other views, too"
+        );
         let both = refused(&["data.channels=5", CONSTANTS, "model.channels=4", "views.channels={}"]);
         assert!(both.contains("model.channels is 4 and data.channels 5"), "{both}");
         let background = ["data.bits=16", "views.channels={}", "data.background=[1, 2, 3]"];

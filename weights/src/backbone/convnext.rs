@@ -243,7 +243,8 @@ fn of_shapes(found: &Found) -> Result<ModelConfig, String> {
     let shape =
         |name: &str| in_file(found.anchor, name).and_then(|name| found.shape(&name).map(<[usize]>::to_vec));
     let stem = shape("stem.0.weight");
-    let Some([width, channels, patch_px, _]) = stem.as_deref().and_then(|shape| <[usize; 4]>::try_from(shape).ok())
+    let Some([width, channels, patch_px, _]) =
+        stem.as_deref().and_then(|shape| <[usize; 4]>::try_from(shape).ok())
     else {
         return Err(format!("its first convolution has shape {stem:?}, not [D, C, p, p]"));
     };

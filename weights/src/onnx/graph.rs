@@ -197,7 +197,10 @@ impl<'a> Graph<'a> {
             node: self.nodes,
             name: "backbone".into(),
             initializer: self.initializers,
-            input: vec![batch_of(PIXELS, &[named(channels, "channels"), named(side, "height"), named(side, "width")])],
+            input: vec![batch_of(
+                PIXELS,
+                &[named(channels, "channels"), named(side, "height"), named(side, "width")],
+            )],
             output: vec![
                 batch_of("embedding", &[number(width)]),
                 batch_of("patches", &[named(cells, "cells"), number(width)]),

@@ -67,7 +67,10 @@ fn of_transformers(
         Some(0) => "nearest",
         _ => "bicubic",
     };
-    Ok(Some((Preprocessing { pixels: normalization.into(), transform: Transform { resize_px, size_px } }, interpolation)))
+    Ok(Some((
+        Preprocessing { pixels: normalization.into(), transform: Transform { resize_px, size_px } },
+        interpolation,
+    )))
 }
 
 /// Returns the preprocessing of timm's `config.json`, if it has one, and the name of its interpolation.
@@ -86,7 +89,10 @@ fn of_timm(
         Some("bilinear") => "bilinear",
         _ => "bicubic",
     };
-    Ok(Some((Preprocessing { pixels: normalization.into(), transform: Transform { resize_px, size_px } }, interpolation)))
+    Ok(Some((
+        Preprocessing { pixels: normalization.into(), transform: Transform { resize_px, size_px } },
+        interpolation,
+    )))
 }
 
 /// Checks that a configuration names no activation but `known`, the one that Ocelli's networks have.
@@ -122,7 +128,9 @@ fn normalization(said: &Value, keys: [&str; 2]) -> Result<Option<Normalization>,
     };
     let [mean_key, std_key] = keys;
     let (Some(mean), Some(std)) = (numbers(mean), numbers(std)) else {
-        return Err(format!("{mean_key} is {mean} and {std_key} is {std}: a number for each channel is needed"));
+        return Err(format!(
+            "{mean_key} is {mean} and {std_key} is {std}: a number for each channel is needed"
+        ));
     };
     let normalization = Normalization { mean, std };
     normalization.validate().map_err(|reason| format!("{mean_key}, {std_key}: {reason}"))?;

@@ -31,7 +31,9 @@ pub(super) fn text(path: &Path, name: &str, format: Format, export: &Export<'_>)
         Format::Onnx => "feature, patches = session.run(None, {\"pixels\": pixels.numpy()})\n".into(),
         Format::Transformers => {
             let feature = exchange_of(export.model).feature_in_transformers();
-            format!("with torch.no_grad():\n    output = model(pixel_values=pixels)\nfeature = output.{feature}\n")
+            format!(
+                "with torch.no_grad():\n    output = model(pixel_values=pixels)\nfeature = output.{feature}\n"
+            )
         }
         _ => "with torch.no_grad():\n    feature = model(pixels)\n".to_string(),
     };

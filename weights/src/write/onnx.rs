@@ -39,7 +39,12 @@ pub(super) fn bytes_of(export: &Export<'_>) -> Result<Vec<u8>, String> {
     let drawn = exchange_of(export.model).draw(&mut graph, px)?;
     let side = drawn.has_fixed_size.then_some(px);
     let cells = side.map(|px| (px / stride_px) * (px / stride_px));
-    let graph = graph.finish([Some(export.model.n_channels()), side], [&drawn.embedding, &drawn.patches], cells, export.model.width());
+    let graph = graph.finish(
+        [Some(export.model.n_channels()), side],
+        [&drawn.embedding, &drawn.patches],
+        cells,
+        export.model.width(),
+    );
     let mut entries = entries(export);
     entries.remove("format");
     let mut metadata: Vec<MetadataEntry> =

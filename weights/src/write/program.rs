@@ -144,7 +144,9 @@ pub(super) fn loaded(path: &Path, name: &str, format: Format, export: &Export<'_
     let (import, load) = load(path, name);
     Some(Loaded {
         imports: format!("{imports}{import}"),
-        lines: format!("model = {expression}\n{without_classifier}model.load_state_dict({load})\nmodel.eval()\n"),
+        lines: format!(
+            "model = {expression}\n{without_classifier}model.load_state_dict({load})\nmodel.eval()\n"
+        ),
     })
 }
 

@@ -55,7 +55,8 @@ impl ChannelSums {
         let n = self.n_pixels.max(1.0);
         let mean: Vec<f64> = self.sums.iter().map(|sum| sum / n).collect();
         let deviation = self.squares.iter().zip(&mean);
-        let deviation = deviation.map(|(squares, mean)| (squares / n - mean * mean).max(0.0).sqrt()).collect();
+        let deviation =
+            deviation.map(|(squares, mean)| (squares / n - mean * mean).max(0.0).sqrt()).collect();
         (mean, deviation)
     }
 }
@@ -79,6 +80,9 @@ mod tests {
         assert!(close(&mean, &[0.5, 0.2]) && close(&deviation, &[0.5, 0.0]), "{mean:?} {deviation:?}");
         let rgb = ChannelSums::of(&Rgb8::new(2, 1, vec![0, 51, 255, 255, 51, 255]).into());
         let (mean, deviation) = rgb.constants();
-        assert!(close(&mean, &[0.5, 0.2, 1.0]) && close(&deviation, &[0.5, 0.0, 0.0]), "{mean:?} {deviation:?}");
+        assert!(
+            close(&mean, &[0.5, 0.2, 1.0]) && close(&deviation, &[0.5, 0.0, 0.0]),
+            "{mean:?} {deviation:?}"
+        );
     }
 }

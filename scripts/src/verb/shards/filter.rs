@@ -81,7 +81,8 @@ fn gray_deviation(image: &Image) -> f64 {
             gray
         }
     };
-    let (n, sum, squares) = gray.into_iter().fold((0.0, 0.0, 0.0), |(n, s, q), v| (n + 1.0, s + v, q + v * v));
+    let (n, sum, squares) =
+        gray.into_iter().fold((0.0, 0.0, 0.0), |(n, s, q), v| (n + 1.0, s + v, q + v * v));
     let mean = sum / n;
     (squares / n - mean * mean).max(0.0).sqrt()
 }

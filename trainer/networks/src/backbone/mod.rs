@@ -40,7 +40,9 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 
 /// Checks the number of channels of an image.
 fn check_channels(n_channels: usize) -> Result<(), String> {
-    PixelFormat { n_channels, depth: Depth::default() }.validate().map_err(|reason| format!("model.channels: {reason}"))
+    PixelFormat { n_channels, depth: Depth::default() }
+        .validate()
+        .map_err(|reason| format!("model.channels: {reason}"))
 }
 
 /// Features that a backbone returns.

@@ -73,7 +73,11 @@ fn in_dinov3(config: &VitConfig) -> PythonNetwork {
 }
 
 fn sizes(config: &VitConfig) -> String {
-    let channels = if config.channels == RGB_CHANNELS { String::new() } else { format!("in_chans={}, ", config.channels) };
+    let channels = if config.channels == RGB_CHANNELS {
+        String::new()
+    } else {
+        format!("in_chans={}, ", config.channels)
+    };
     format!(
         "{channels}patch_size={}, embed_dim={}, depth={}, num_heads={}",
         config.patch_px, config.width, config.depth, config.heads

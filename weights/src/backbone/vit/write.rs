@@ -195,7 +195,13 @@ fn sizes(config: &VitConfig, hidden: usize) -> Value {
 }
 
 fn constructor(architecture: &'static str, arguments: Value) -> TimmModel {
-    TimmModel { architecture, arguments, first_conv: Some("patch_embed.proj"), classifier: "head", pool: "token" }
+    TimmModel {
+        architecture,
+        arguments,
+        first_conv: Some("patch_embed.proj"),
+        classifier: "head",
+        pool: "token",
+    }
 }
 
 /// Returns a ratio with which a library computes `hidden` channels from `width`, rounding down.
