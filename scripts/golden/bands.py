@@ -28,7 +28,7 @@ def main():
     wide.tofile(FOLDER / "wide.bin")
     narrow.tofile(FOLDER / "narrow.bin")
     pixels = wide.transpose(1, 2, 0)
-    signed = (wide.astype("int32") - 30000).astype("int16")
+    signed = (wide.astype("int32") % 30000 - 15000).astype("int16")
     floats = (wide.astype("float32") - 30000) / 16
     gray = {"photometric": "minisblack", "metadata": None}
 
